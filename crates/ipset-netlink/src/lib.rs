@@ -1,0 +1,1 @@
+//! ipset over nfnetlink: many entries in one message.

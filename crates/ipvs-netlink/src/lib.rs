@@ -1,0 +1,1 @@
+//! IPVS over generic netlink.

@@ -1,0 +1,1 @@
+//! The node daemon: kube-proxy in IPVS mode.

@@ -1,0 +1,1 @@
+//! Netlink transport: many messages in one send, errors by sequence number.

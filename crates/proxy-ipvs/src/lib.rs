@@ -1,0 +1,1 @@
+//! The IPVS mode of kube-proxy.

@@ -1,0 +1,1 @@
+//! What every proxy mode shares: the model of Services and endpoints.

@@ -1,0 +1,1 @@
+//! Wanted, actual, pending: one table, one invariant.

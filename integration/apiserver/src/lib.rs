@@ -1,0 +1,1 @@
+//! An API server fixture that lists and watches over HTTP.

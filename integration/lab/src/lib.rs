@@ -1,0 +1,1 @@
+//! The lab: a real kernel with IPVS, and nodes, pods and outside hosts as network namespaces.
