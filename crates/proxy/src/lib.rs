@@ -1,1 +1,31 @@
-//! What every proxy mode shares: the model of Services and endpoints.
+//! What every proxy mode shares: the model of Services and endpoints, and who serves which traffic.
+//!
+//! ```text
+//!   sources ──Event──▶ Model ──Changes──▶ Mode::update ──▶ Mode::sync ──▶ SyncReport
+//!                        │                     ▲
+//!                        └── ServiceView ──────┤   one Service and its slices
+//!            NodeFacts ────────────────────────┘   this node: name, zone, addresses
+//! ```
+//!
+//! Everything here is pure: no clock, no I/O, no kernel, no Kubernetes client. Sources decode what they read into the
+//! compact types of [`object`]; a mode (`proxy-ipvs`) compiles a [`ServiceView`] into the kernel entries it wants.
+
+mod detect;
+mod event;
+mod mode;
+mod model;
+mod names;
+mod node;
+pub mod object;
+mod topology;
+
+pub use detect::LocalDetector;
+pub use event::{Event, Kind};
+pub use mode::{Conflict, Failure, Mode, SyncReport};
+pub use model::{Changes, Model, ServiceView};
+pub use names::{IpFamily, NamespacedName, Protocol, ServicePortName};
+pub use node::{NodeFacts, NodePortAddresses};
+pub use object::{
+    Endpoint, EndpointPort, EndpointSlice, Node, Placement, Service, ServicePort, ServiceType,
+};
+pub use topology::{Backends, Target};

@@ -1,0 +1,40 @@
+//! What a source says: one small vocabulary for the API watch and for a folder of manifests.
+
+use std::sync::Arc;
+
+use crate::names::NamespacedName;
+use crate::object::{EndpointSlice, Node, Service};
+
+/// The kinds that are watched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// v1 Service.
+    Service,
+    /// discovery.k8s.io/v1 EndpointSlice.
+    EndpointSlice,
+    /// v1 Node, the own one only.
+    Node,
+}
+
+/// One thing that a source says. A list is a `ListStarted`, its objects as `…Applied`, and a `ListComplete`; objects
+/// that a complete list does not name are gone. A list that breaks off is followed by another `ListStarted`, and until one
+/// completes nothing is taken away.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Event {
+    /// A list of this kind begins.
+    ListStarted(Kind),
+    /// The list of this kind has been told whole.
+    ListComplete(Kind),
+    /// A Service was added or changed.
+    ServiceApplied(Service),
+    /// A Service was deleted, or is no longer one that this proxy serves.
+    ServiceDeleted(NamespacedName),
+    /// A slice was added or changed.
+    SliceApplied(EndpointSlice),
+    /// A slice (by its own name) was deleted, or is no longer one that this proxy reads.
+    SliceDeleted(NamespacedName),
+    /// The own Node was added or changed.
+    NodeApplied(Node),
+    /// The own Node was deleted.
+    NodeDeleted(Arc<str>),
+}

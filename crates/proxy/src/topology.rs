@@ -1,0 +1,173 @@
+//! Who serves cluster traffic and who serves local traffic of one Service port.
+//!
+//! The rules are upstream's (`CategorizeEndpoints`, KEP-1669 for terminating endpoints, KEP-2433 and KEP-3015 for hints):
+//! ready endpoints, narrowed by hints if every ready one has them; if none is ready, those that serve while terminating.
+
+use std::net::IpAddr;
+
+use crate::model::ServiceView;
+use crate::names::{IpFamily, Protocol};
+use crate::node::NodeFacts;
+use crate::object::{Endpoint, Service, ServicePort};
+
+/// Address and port of an endpoint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Target {
+    /// The pod's address.
+    pub ip: IpAddr,
+    /// The pod's port.
+    pub port: u16,
+}
+
+/// The endpoints of one Service port in one family, each list sorted and without duplicates.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Backends {
+    /// Who serves traffic that may go anywhere. Empty if nobody asks: a Service whose internal policy is Local and that
+    /// cannot be reached from outside.
+    pub cluster: Vec<Target>,
+    /// Who serves traffic that must stay on this node. Empty if no policy of the Service is Local.
+    pub local: Vec<Target>,
+    /// Every endpoint on this node, whatever its state: these may call themselves (hairpin).
+    pub on_node: Vec<Target>,
+}
+
+impl Backends {
+    /// Finds who serves `port`.
+    pub fn resolve(view: &ServiceView<'_>, port: &ServicePort, node: &NodeFacts) -> Self {
+        let candidates = merge(view, port.name.as_ref(), port.protocol, node.family);
+        let external = is_externally_reachable(view.service, port, node.family);
+        let uses_cluster = !view.service.internal_local || external;
+        let uses_local = view.service.internal_local || (view.service.external_local && external);
+        let is_local =
+            |c: &Candidate<'_>| c.endpoint.placement.node.as_deref() == Some(&*node.name);
+        let mut backends = Self {
+            on_node: candidates
+                .iter()
+                .filter(|c| is_local(c))
+                .map(|c| c.target)
+                .collect(),
+            ..Self::default()
+        };
+        if uses_cluster {
+            let ready: Vec<_> = candidates.iter().filter(|c| c.endpoint.ready).collect();
+            let scope = Scope::of(&ready, node);
+            backends.cluster = ready
+                .into_iter()
+                .filter(|c| scope.admits(c.endpoint, node))
+                .map(|c| c.target)
+                .collect();
+            if backends.cluster.is_empty() {
+                backends.cluster = dying(&candidates).map(|c| c.target).collect();
+            }
+        }
+        if uses_local {
+            backends.local = candidates
+                .iter()
+                .filter(|c| c.endpoint.ready && is_local(c))
+                .map(|c| c.target)
+                .collect();
+            if backends.local.is_empty() {
+                backends.local = dying(&candidates)
+                    .filter(|c| is_local(c))
+                    .map(|c| c.target)
+                    .collect();
+            }
+        }
+        backends
+    }
+}
+
+/// An endpoint under the port it serves.
+struct Candidate<'a> {
+    target: Target,
+    endpoint: &'a Endpoint,
+}
+
+/// Endpoints that serve though their pods are going.
+fn dying<'a, 'b>(candidates: &'b [Candidate<'a>]) -> impl Iterator<Item = &'b Candidate<'a>> {
+    candidates
+        .iter()
+        .filter(|c| c.endpoint.serving && c.endpoint.terminating)
+}
+
+/// Whether traffic from outside can reach the port, as upstream's `ExternallyAccessible`.
+fn is_externally_reachable(service: &Service, port: &ServicePort, family: IpFamily) -> bool {
+    let own = |ip: &IpAddr| IpFamily::of(*ip) == family;
+    port.node_port.is_some()
+        || service.external_ips.iter().any(own)
+        || service.ingress_ips.iter().any(own)
+}
+
+/// All slices' endpoints of a port, sorted, one for each address and port. Where slices disagree, an endpoint that is not
+/// terminating wins: its address was given to a new pod.
+fn merge<'a>(
+    view: &ServiceView<'a>,
+    port: &str,
+    protocol: Protocol,
+    family: IpFamily,
+) -> Vec<Candidate<'a>> {
+    let mut found = Vec::new();
+    for slice in view.slices().filter(|slice| slice.family == family) {
+        for number in slice
+            .ports
+            .iter()
+            .filter(|p| &*p.name == port && p.protocol == protocol)
+            .map(|p| p.port)
+        {
+            found.extend(slice.endpoints.iter().map(|endpoint| Candidate {
+                target: Target {
+                    ip: endpoint.address,
+                    port: number,
+                },
+                endpoint,
+            }));
+        }
+    }
+    found.sort_by_key(|c| (c.target, c.endpoint.terminating));
+    found.dedup_by_key(|c| c.target);
+    found
+}
+
+/// How far hints narrow the ready endpoints.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Scope {
+    /// Not at all.
+    Cluster,
+    /// To endpoints meant for this zone.
+    Zone,
+    /// To endpoints meant for this node.
+    Node,
+}
+
+impl Scope {
+    /// Hints count only if every ready endpoint has them and at least one is meant for us: a hint set that is half
+    /// written or forgot this node must not cut it off.
+    fn of(ready: &[&Candidate<'_>], node: &NodeFacts) -> Self {
+        let holds = |scope: Self, is_hinted: fn(&Endpoint) -> bool| {
+            ready.iter().all(|c| is_hinted(c.endpoint))
+                && ready.iter().any(|c| scope.admits(c.endpoint, node))
+        };
+        if holds(Self::Node, |e| !e.placement.for_nodes.is_empty()) {
+            Self::Node
+        } else if holds(Self::Zone, |e| !e.placement.for_zones.is_empty()) {
+            Self::Zone
+        } else {
+            Self::Cluster
+        }
+    }
+
+    fn admits(self, endpoint: &Endpoint, node: &NodeFacts) -> bool {
+        match self {
+            Self::Cluster => true,
+            Self::Zone => node
+                .zone
+                .as_deref()
+                .is_some_and(|z| endpoint.placement.for_zones.iter().any(|h| **h == *z)),
+            Self::Node => endpoint
+                .placement
+                .for_nodes
+                .iter()
+                .any(|h| **h == *node.name),
+        }
+    }
+}
