@@ -1,1 +1,435 @@
 //! Wanted, actual, pending: one table, one invariant.
+//!
+//! ```text
+//!   claim(owner, entries) ─▶ wanted ─┐
+//!                                    ├─ differ? ─▶ pending ─▶ (the caller writes) ─▶ set_actual / fail
+//!   observe(dump) ─────────▶ actual ─┘
+//! ```
+//!
+//! After every call, `pending` holds exactly the keys whose wanted value is not their actual one. Start, change, a failed
+//! write and drift are therefore one path: they differ only in what became pending.
+//!
+//! Several owners may claim one key (two ports of a Service share an address). The claim of the smallest owner is the wanted
+//! value, so the outcome of a conflict does not depend on the order of events, and the next owner takes over when the first lets
+//! go. The table knows neither a clock (an [`Instant`] is passed in) nor the kernel; it never writes.
+
+use std::hash::Hash;
+use std::time::{Duration, Instant};
+
+use hashbrown::{HashMap, HashSet};
+use smallvec::SmallVec;
+
+/// The delay after a first failed write; it doubles with each further one.
+const FIRST_RETRY: Duration = Duration::from_millis(500);
+/// The longest delay between two tries.
+const LAST_RETRY: Duration = Duration::from_secs(30);
+
+/// What is wanted by whom, and what is there, for one kind of kernel entry.
+#[derive(Debug)]
+pub struct Table<K, V, O> {
+    rows: HashMap<K, Row<V, O>>,
+    keys_of: HashMap<O, Box<[K]>>,
+    pending: HashSet<K>,
+    contested: HashSet<K>,
+    retries: HashMap<K, Retry>,
+}
+
+#[derive(Debug)]
+struct Row<V, O> {
+    /// Sorted by owner; the first is the wanted value.
+    claims: SmallVec<[(O, V); 1]>,
+    actual: Option<V>,
+}
+
+impl<V, O> Row<V, O> {
+    fn wanted(&self) -> Option<&V> {
+        self.claims.first().map(|(_, value)| value)
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Retry {
+    failures: u32,
+    due: Instant,
+}
+
+impl<K, V, O> Default for Table<K, V, O> {
+    fn default() -> Self {
+        Self {
+            rows: HashMap::new(),
+            keys_of: HashMap::new(),
+            pending: HashSet::new(),
+            contested: HashSet::new(),
+            retries: HashMap::new(),
+        }
+    }
+}
+
+impl<K, V, O> Table<K, V, O>
+where
+    K: Clone + Eq + Hash,
+    V: Clone + Eq,
+    O: Clone + Eq + Hash + Ord,
+{
+    /// An empty table.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Makes `entries` all that `owner` claims. Of two entries with one key the first counts. Costs O(entries of this owner).
+    pub fn claim(&mut self, owner: &O, entries: impl IntoIterator<Item = (K, V)>) {
+        let mut fresh: HashMap<K, V> = HashMap::new();
+        let mut keys = Vec::new();
+        for (key, value) in entries {
+            if let hashbrown::hash_map::Entry::Vacant(vacant) = fresh.entry(key.clone()) {
+                vacant.insert(value);
+                keys.push(key);
+            }
+        }
+        let before = if keys.is_empty() {
+            self.keys_of.remove(owner)
+        } else {
+            self.keys_of.insert(owner.clone(), keys.clone().into())
+        };
+        for key in before
+            .into_iter()
+            .flatten()
+            .filter(|key| !fresh.contains_key(key))
+        {
+            self.set_claim(&key, owner, None);
+        }
+        for key in keys {
+            let value = fresh.remove(&key);
+            self.set_claim(&key, owner, value);
+        }
+    }
+
+    /// Drops all that `owner` claims.
+    pub fn release(&mut self, owner: &O) {
+        self.claim(owner, []);
+    }
+
+    /// Replaces the value that `owner` claims for one key, if it claims it.
+    pub fn amend(&mut self, owner: &O, key: &K, value: V) {
+        if self
+            .rows
+            .get(key)
+            .is_some_and(|row| row.claims.iter().any(|(o, _)| o == owner))
+        {
+            self.set_claim(key, owner, Some(value));
+        }
+    }
+
+    fn set_claim(&mut self, key: &K, owner: &O, value: Option<V>) {
+        let row = self.rows.entry_ref(key).or_insert_with(|| Row {
+            claims: SmallVec::new(),
+            actual: None,
+        });
+        let before = row.wanted().cloned();
+        match (row.claims.binary_search_by(|(o, _)| o.cmp(owner)), value) {
+            (Ok(at), Some(value)) => {
+                if let Some(claim) = row.claims.get_mut(at) {
+                    claim.1 = value;
+                }
+            }
+            (Ok(at), None) => {
+                row.claims.remove(at);
+            }
+            (Err(at), Some(value)) => row.claims.insert(at, (owner.clone(), value)),
+            (Err(_), None) => {}
+        }
+        if row.claims.len() > 1 {
+            self.contested.insert(key.clone());
+        } else {
+            self.contested.remove(key);
+        }
+        if row.wanted() != before.as_ref() {
+            // What failed was the old value: the new one deserves a try at once.
+            self.retries.remove(key);
+        }
+        self.settle(key);
+    }
+
+    /// Restores the invariant for one key.
+    fn settle(&mut self, key: &K) {
+        let Some(row) = self.rows.get(key) else {
+            self.pending.remove(key);
+            self.retries.remove(key);
+            return;
+        };
+        if row.wanted() != row.actual.as_ref() {
+            self.pending.insert(key.clone());
+            return;
+        }
+        self.pending.remove(key);
+        self.retries.remove(key);
+        if row.claims.is_empty() {
+            self.rows.remove(key);
+        }
+    }
+
+    /// Takes a dump for what is there: keys it does not hold are not there.
+    pub fn observe(&mut self, dump: impl IntoIterator<Item = (K, V)>) {
+        let mut gone: HashSet<K> = self
+            .rows
+            .iter()
+            .filter(|(_, row)| row.actual.is_some())
+            .map(|(key, _)| key.clone())
+            .collect();
+        for (key, value) in dump {
+            gone.remove(&key);
+            self.set_actual(&key, Some(value));
+        }
+        for key in gone {
+            self.set_actual(&key, None);
+        }
+    }
+
+    /// Says what is now there for one key, after a write or a look at it.
+    pub fn set_actual(&mut self, key: &K, actual: Option<V>) {
+        match self.rows.get_mut(key) {
+            Some(row) => {
+                // Equal values share their memory from here on, if cloning shares it.
+                row.actual = match (row.wanted(), actual) {
+                    (Some(wanted), Some(actual)) if *wanted == actual => Some(wanted.clone()),
+                    (_, actual) => actual,
+                };
+            }
+            None if actual.is_some() => {
+                self.rows.insert(
+                    key.clone(),
+                    Row {
+                        claims: SmallVec::new(),
+                        actual,
+                    },
+                );
+            }
+            None => {}
+        }
+        self.settle(key);
+    }
+
+    /// Says that the write of a key succeeded: what was wanted is there.
+    pub fn set_written(&mut self, key: &K) {
+        let wanted = self.wanted(key).cloned();
+        self.set_actual(key, wanted);
+    }
+
+    /// Says that the write of a key failed: it stays pending, and is due again after a delay that doubles each time.
+    pub fn fail(&mut self, key: &K, now: Instant) {
+        if !self.pending.contains(key) {
+            return;
+        }
+        let retry = self.retries.entry_ref(key).or_insert(Retry {
+            failures: 0,
+            due: now,
+        });
+        let delay = FIRST_RETRY
+            .saturating_mul(1 << retry.failures.min(16))
+            .min(LAST_RETRY);
+        retry.failures = retry.failures.saturating_add(1);
+        retry.due = now + delay;
+    }
+
+    /// The value wanted for a key.
+    pub fn wanted(&self, key: &K) -> Option<&V> {
+        self.rows.get(key)?.wanted()
+    }
+
+    /// The value that is there.
+    pub fn actual(&self, key: &K) -> Option<&V> {
+        self.rows.get(key)?.actual.as_ref()
+    }
+
+    /// Whose claim is the wanted value.
+    pub fn owner(&self, key: &K) -> Option<&O> {
+        self.rows.get(key)?.claims.first().map(|(owner, _)| owner)
+    }
+
+    /// The keys that an owner claims, whether or not it wins them.
+    pub fn keys_of(&self, owner: &O) -> &[K] {
+        self.keys_of.get(owner).map_or(&[], |keys| keys)
+    }
+
+    /// Keys whose wanted value is not the actual one and whose next try is due, in no order.
+    pub fn due(&self, now: Instant) -> impl Iterator<Item = &K> {
+        self.pending
+            .iter()
+            .filter(move |key| self.retries.get(*key).is_none_or(|retry| retry.due <= now))
+    }
+
+    /// How many keys are pending, due or not.
+    pub fn pending_len(&self) -> usize {
+        self.pending.len()
+    }
+
+    /// When the next failed write is due again.
+    pub fn next_retry(&self) -> Option<Instant> {
+        self.retries.values().map(|retry| retry.due).min()
+    }
+
+    /// Makes every failed write due at once.
+    pub fn retry_now(&mut self) {
+        self.retries.clear();
+    }
+
+    /// Keys that more than one owner claims, with the claims, the winner's first.
+    pub fn contested(&self) -> impl Iterator<Item = (&K, &[(O, V)])> {
+        self.contested
+            .iter()
+            .filter_map(|key| self.rows.get(key).map(|row| (key, row.claims.as_slice())))
+    }
+
+    /// All that is wanted, in no order.
+    pub fn iter_wanted(&self) -> impl Iterator<Item = (&K, &V)> {
+        self.rows
+            .iter()
+            .filter_map(|(key, row)| row.wanted().map(|value| (key, value)))
+    }
+
+    /// All that is there, in no order.
+    pub fn iter_actual(&self) -> impl Iterator<Item = (&K, &V)> {
+        self.rows
+            .iter()
+            .filter_map(|(key, row)| row.actual.as_ref().map(|value| (key, value)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    type T = Table<u8, u8, u8>;
+
+    fn due(table: &T, now: Instant) -> Vec<u8> {
+        let mut keys: Vec<_> = table.due(now).copied().collect();
+        keys.sort_unstable();
+        keys
+    }
+
+    #[test]
+    fn smallest_owner_wins_and_the_next_takes_over() {
+        let mut table = T::new();
+        table.claim(&2, [(1, 20)]);
+        table.claim(&1, [(1, 10)]);
+        assert_eq!((table.wanted(&1), table.owner(&1)), (Some(&10), Some(&1)));
+        assert_eq!(table.contested().count(), 1);
+        table.release(&1);
+        assert_eq!(
+            (table.wanted(&1), table.contested().count()),
+            (Some(&20), 0)
+        );
+    }
+
+    #[test]
+    fn a_failed_write_comes_back_later_and_later_until_the_wish_changes() {
+        let now = Instant::now();
+        let mut table = T::new();
+        table.claim(&1, [(1, 1), (2, 2)]);
+        table.fail(&1, now);
+        assert_eq!(due(&table, now), [2]);
+        assert_eq!(table.next_retry(), Some(now + FIRST_RETRY));
+        assert_eq!(due(&table, now + FIRST_RETRY), [1, 2]);
+        table.fail(&1, now);
+        assert_eq!(table.next_retry(), Some(now + FIRST_RETRY * 2));
+        for _ in 0..100 {
+            table.fail(&1, now);
+        }
+        assert_eq!(table.next_retry(), Some(now + LAST_RETRY));
+        table.claim(&1, [(1, 3), (2, 2)]);
+        assert_eq!(due(&table, now), [1, 2]);
+    }
+
+    #[test]
+    fn drift_becomes_pending_and_foreign_rows_go_when_they_are_gone() {
+        let now = Instant::now();
+        let mut table = T::new();
+        table.claim(&1, [(1, 1)]);
+        table.set_written(&1);
+        assert_eq!(table.pending_len(), 0);
+        table.observe([(1, 9), (7, 7)]);
+        assert_eq!(due(&table, now), [1, 7]);
+        table.set_actual(&7, None);
+        table.set_written(&1);
+        assert_eq!((table.pending_len(), table.rows.len()), (0, 1));
+    }
+
+    #[derive(Debug, Clone)]
+    enum Step {
+        Claim(u8, Vec<(u8, u8)>),
+        Amend(u8, u8, u8),
+        Observe(Vec<(u8, u8)>),
+        SetActual(u8, Option<u8>),
+        Written(u8),
+        Fail(u8),
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        let small = 0u8..6;
+        let pairs = || proptest::collection::vec((0u8..6, 0u8..3), 0..5);
+        prop_oneof![
+            (small.clone(), pairs()).prop_map(|(o, e)| Step::Claim(o, e)),
+            (small.clone(), small.clone(), 0u8..3).prop_map(|(o, k, v)| Step::Amend(o, k, v)),
+            pairs().prop_map(Step::Observe),
+            (small.clone(), proptest::option::of(0u8..3)).prop_map(|(k, v)| Step::SetActual(k, v)),
+            small.clone().prop_map(Step::Written),
+            small.prop_map(Step::Fail),
+        ]
+    }
+
+    proptest! {
+        /// The invariant, and that the table agrees with the plainest possible account of claims and actual values.
+        #[test]
+        fn pending_is_wanted_not_actual(steps in proptest::collection::vec(step(), 0..40)) {
+            let now = Instant::now();
+            let mut table = T::new();
+            let mut claims = std::collections::BTreeMap::<(u8, u8), u8>::new();
+            let mut actual = std::collections::BTreeMap::<u8, u8>::new();
+            for step in steps {
+                let wanted_of = |claims: &std::collections::BTreeMap<(u8, u8), u8>, key: u8| {
+                    claims.range((key, 0)..=(key, u8::MAX)).next().map(|(_, value)| *value)
+                };
+                match step {
+                    Step::Claim(owner, entries) => {
+                        claims.retain(|(_, o), _| *o != owner);
+                        for (key, value) in &entries {
+                            claims.entry((*key, owner)).or_insert(*value);
+                        }
+                        table.claim(&owner, entries);
+                    }
+                    Step::Amend(owner, key, value) => {
+                        claims.entry((key, owner)).and_modify(|v| *v = value);
+                        table.amend(&owner, &key, value);
+                    }
+                    Step::Observe(dump) => {
+                        actual = dump.iter().copied().collect();
+                        table.observe(dump);
+                    }
+                    Step::SetActual(key, value) => {
+                        match value {
+                            Some(value) => actual.insert(key, value),
+                            None => actual.remove(&key),
+                        };
+                        table.set_actual(&key, value);
+                    }
+                    Step::Written(key) => {
+                        match wanted_of(&claims, key) {
+                            Some(value) => actual.insert(key, value),
+                            None => actual.remove(&key),
+                        };
+                        table.set_written(&key);
+                    }
+                    Step::Fail(key) => table.fail(&key, now),
+                }
+                for key in 0..6 {
+                    let wanted = wanted_of(&claims, key);
+                    prop_assert_eq!(table.wanted(&key).copied(), wanted);
+                    prop_assert_eq!(table.actual(&key).copied(), actual.get(&key).copied());
+                    prop_assert_eq!(table.pending.contains(&key), wanted != actual.get(&key).copied());
+                    prop_assert!(table.pending.contains(&key) || !table.retries.contains_key(&key));
+                }
+            }
+        }
+    }
+}
