@@ -1,1 +1,35 @@
 //! Netlink transport: many messages in one send, errors by sequence number.
+//!
+//! The kernel works a netlink send off before `send` returns, message by message, and reports
+//! every failure whether or not an acknowledgement was asked for. So a [`Batch`] of any length
+//! costs a few system calls: [`Connection::execute`] asks for one acknowledgement, on the last
+//! message of each send, and everything that was not refused before it was done.
+//!
+//! ```text
+//!  Batch ── push(kind, flags, |Writer|) ──▶ index          Connection::execute ──▶ [Reply] by index
+//!  Connection::{request, dump} ──▶ Dump ── iter() ──▶ (kind, payload) ──▶ Attributes ──▶ Attribute
+//! ```
+//!
+//! The same rules hold for rtnetlink, nfnetlink (ipset, conntrack) and generic netlink.
+//! Not here: multicast groups, nf\_tables transactions, and the meaning of any message.
+//!
+//! Source: `include/uapi/linux/netlink.h`, `net/netlink/af_netlink.c` (`netlink_rcv_skb`,
+//! `netlink_ack`, `netlink_dump`).
+
+mod attributes;
+mod batch;
+mod connection;
+mod error;
+mod message;
+mod worker;
+
+pub use attributes::{Attribute, Attributes, Malformed};
+pub use batch::{Batch, Message, Writer};
+pub use connection::{Buffers, Connection, Dump, Protocol, Reply};
+pub use error::{Error, Refusal};
+pub use netlink_packet_core::{NLM_F_APPEND, NLM_F_CREATE, NLM_F_ECHO, NLM_F_EXCL, NLM_F_REPLACE};
+pub use worker::{Gone, Worker};
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -1,0 +1,199 @@
+//! Reading attributes (`struct nlattr`): length, kind, payload, padded to 4 bytes.
+//!
+//! Everything here reads bytes that someone else wrote, so every length is checked and nothing
+//! panics. Unknown kinds are handed out like any other: skipping them is the caller's match arm.
+
+use std::str;
+
+/// `NLA_F_NESTED | NLA_F_NET_BYTEORDER`: the two flag bits of an attribute's kind.
+const FLAGS: u16 = 0xc000;
+pub(crate) const NESTED: u16 = 0x8000;
+pub(crate) const HEADER: usize = 4;
+
+/// Netlink's alignment of messages and attributes.
+pub(crate) const fn align(len: usize) -> usize {
+    len.next_multiple_of(4)
+}
+
+/// Bytes that are not the netlink they should be.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Malformed {
+    /// A message header whose length does not fit the datagram.
+    #[error("netlink message of length {length} in {available} received bytes")]
+    Message {
+        /// What the header says, 0 if there is not even a header.
+        length: usize,
+        /// Bytes left in the datagram.
+        available: usize,
+    },
+    /// An attribute header whose length does not fit the payload.
+    #[error("netlink attribute of length {length} in {available} bytes of payload")]
+    Attribute {
+        /// What the header says, 0 if there is not even a header.
+        length: usize,
+        /// Bytes left in the payload.
+        available: usize,
+    },
+    /// An attribute payload that is too short or too long for its type.
+    #[error("netlink attribute {kind} has {actual} bytes of payload, not {expected}")]
+    Size {
+        /// The attribute's kind, without flag bits; 0 for a fixed header.
+        kind: u16,
+        /// Bytes that its type has.
+        expected: usize,
+        /// Bytes that it came with.
+        actual: usize,
+    },
+    /// A string attribute that is not UTF-8.
+    #[error("netlink attribute {kind} is not a UTF-8 string")]
+    Text {
+        /// The attribute's kind, without flag bits.
+        kind: u16,
+    },
+    /// An attribute that the message cannot be understood without.
+    #[error("netlink attribute {kind} ({name}) is missing")]
+    Missing {
+        /// The attribute's kind, without flag bits.
+        kind: u16,
+        /// The attribute's name in the kernel's header.
+        name: &'static str,
+    },
+    /// A value outside of what its attribute can mean.
+    #[error("netlink attribute {kind} ({name}) has the meaningless value {value}")]
+    Value {
+        /// The attribute's kind, without flag bits.
+        kind: u16,
+        /// The attribute's name in the kernel's header.
+        name: &'static str,
+        /// The value found.
+        value: u64,
+    },
+}
+
+/// Iterator over the attributes of a payload. A length that does not fit ends it with one `Err`.
+///
+/// ```
+/// # use netlink_batch::Attributes;
+/// let payload = [6, 0, 1, 0, 0, 80, 0, 0]; // length 6, kind 1, big-endian 80, padding
+/// let port = Attributes::new(&payload).next().unwrap().unwrap();
+/// assert_eq!((port.kind, port.be16()), (1, Ok(80)));
+/// ```
+#[derive(Debug, Clone)]
+pub struct Attributes<'a>(&'a [u8]);
+
+impl<'a> Attributes<'a> {
+    /// Attributes of `payload`, which starts at the first attribute: a family's fixed header
+    /// must have been cut off (see [`Attributes::after`]).
+    pub fn new(payload: &'a [u8]) -> Self {
+        Self(payload)
+    }
+
+    /// Attributes behind a fixed header of `header` bytes (`genlmsghdr` 4, `nfgenmsg` 4,
+    /// `ifaddrmsg` 8, `ifinfomsg` 16 ...).
+    pub fn after(header: usize, payload: &'a [u8]) -> Result<Self, Malformed> {
+        match payload.get(align(header)..) {
+            Some(rest) => Ok(Self(rest)),
+            None if payload.len() >= header => Ok(Self(&[])),
+            None => Err(Malformed::Size {
+                kind: 0,
+                expected: header,
+                actual: payload.len(),
+            }),
+        }
+    }
+}
+
+impl<'a> Iterator for Attributes<'a> {
+    type Item = Result<Attribute<'a>, Malformed>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.0.is_empty() {
+            return None;
+        }
+        let rest = std::mem::take(&mut self.0);
+        let Some(&[l0, l1, k0, k1]) = rest.first_chunk() else {
+            return Some(Err(Malformed::Attribute {
+                length: 0,
+                available: rest.len(),
+            }));
+        };
+        let length = usize::from(u16::from_ne_bytes([l0, l1]));
+        let Some(payload) = rest.get(HEADER..length) else {
+            return Some(Err(Malformed::Attribute {
+                length,
+                available: rest.len(),
+            }));
+        };
+        self.0 = rest.get(align(length)..).unwrap_or_default();
+        Some(Ok(Attribute {
+            kind: u16::from_ne_bytes([k0, k1]) & !FLAGS,
+            payload,
+        }))
+    }
+}
+
+/// One attribute. The number readers want exactly their size.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Attribute<'a> {
+    /// Kind (`nla_type`) without `NLA_F_NESTED` and `NLA_F_NET_BYTEORDER`.
+    pub kind: u16,
+    /// Payload without header and padding.
+    pub payload: &'a [u8],
+}
+
+impl<'a> Attribute<'a> {
+    /// The payload, if it has exactly `N` bytes.
+    pub fn array<const N: usize>(&self) -> Result<[u8; N], Malformed> {
+        self.payload.try_into().map_err(|_| Malformed::Size {
+            kind: self.kind,
+            expected: N,
+            actual: self.payload.len(),
+        })
+    }
+
+    /// One byte.
+    pub fn u8(&self) -> Result<u8, Malformed> {
+        self.array().map(|[byte]| byte)
+    }
+
+    /// 16 bits in native order.
+    pub fn u16(&self) -> Result<u16, Malformed> {
+        self.array().map(u16::from_ne_bytes)
+    }
+
+    /// 32 bits in native order.
+    pub fn u32(&self) -> Result<u32, Malformed> {
+        self.array().map(u32::from_ne_bytes)
+    }
+
+    /// 64 bits in native order.
+    pub fn u64(&self) -> Result<u64, Malformed> {
+        self.array().map(u64::from_ne_bytes)
+    }
+
+    /// 16 bits in network order.
+    pub fn be16(&self) -> Result<u16, Malformed> {
+        self.array().map(u16::from_be_bytes)
+    }
+
+    /// 32 bits in network order.
+    pub fn be32(&self) -> Result<u32, Malformed> {
+        self.array().map(u32::from_be_bytes)
+    }
+
+    /// The text up to the first NUL, or all of it.
+    pub fn string(&self) -> Result<&'a str, Malformed> {
+        let text = self
+            .payload
+            .split(|byte| *byte == 0)
+            .next()
+            .unwrap_or_default();
+        str::from_utf8(text).map_err(|_| Malformed::Text { kind: self.kind })
+    }
+
+    /// The attributes inside.
+    pub fn nested(&self) -> Attributes<'a> {
+        Attributes::new(self.payload)
+    }
+}

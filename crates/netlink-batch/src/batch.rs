@@ -1,0 +1,219 @@
+//! Writing messages: a [`Batch`] is one buffer of finished messages, ready to be cut into sends.
+//!
+//! Lengths are written behind the content, so a message is never built twice. What cannot be
+//! said (an attribute over 65,535 bytes) makes its message void: it is not sent, and its reply is
+//! a refusal with `EMSGSIZE`, so that one monster does not stop the others.
+
+use std::fmt;
+use std::ops::Range;
+
+use netlink_packet_core::NLM_F_REQUEST;
+
+use crate::attributes::{self, NESTED, align};
+use crate::message::{self, Messages};
+
+/// Messages to be sent together. Sequence numbers are assigned at send time; a message is known
+/// by its index.
+#[derive(Default, Clone)]
+pub struct Batch {
+    bytes: Vec<u8>,
+    /// Where each message ends in `bytes`. A void message has no bytes.
+    ends: Vec<usize>,
+}
+
+/// A message of a [`Batch`], read back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Message<'a> {
+    /// `nlmsg_type`.
+    pub kind: u16,
+    /// `nlmsg_flags`.
+    pub flags: u16,
+    /// All behind the `nlmsghdr`.
+    pub payload: &'a [u8],
+}
+
+impl Batch {
+    /// An empty batch.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Messages pushed so far.
+    pub fn len(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// Whether nothing was pushed.
+    pub fn is_empty(&self) -> bool {
+        self.ends.is_empty()
+    }
+
+    /// Forgets the messages and keeps the memory, so that one batch can be used again and again.
+    pub fn clear(&mut self) {
+        self.bytes.clear();
+        self.ends.clear();
+    }
+
+    /// Bytes of all messages, headers included.
+    pub fn byte_len(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// Appends one message (`nlmsghdr` and what `payload` writes), with `NLM_F_REQUEST` added to
+    /// `flags`; returns its index.
+    pub fn push(&mut self, kind: u16, flags: u16, payload: impl FnOnce(&mut Writer<'_>)) -> usize {
+        let start = self.bytes.len();
+        self.bytes
+            .extend_from_slice(&message::header(kind, flags | NLM_F_REQUEST));
+        let mut writer = Writer {
+            bytes: &mut self.bytes,
+            start,
+            overlong: false,
+        };
+        payload(&mut writer);
+        let (len, overlong) = (writer.len(), writer.overlong);
+        match u32::try_from(len) {
+            Ok(len) if !overlong => message::patch(&mut self.bytes, start, &len.to_ne_bytes()),
+            _ => self.bytes.truncate(start),
+        }
+        self.ends.push(self.bytes.len());
+        self.ends.len() - 1
+    }
+
+    /// The message at `index`; `None` if there is none or if it is void (an attribute was longer
+    /// than 65,535 bytes).
+    pub fn get(&self, index: usize) -> Option<Message<'_>> {
+        let message = Messages::new(self.raw(index)?).next()?.ok()?;
+        Some(Message {
+            kind: message.kind,
+            flags: message.flags,
+            payload: message.payload,
+        })
+    }
+
+    /// All bytes of one message; empty if it is void.
+    pub(crate) fn raw(&self, index: usize) -> Option<&[u8]> {
+        let start = match index.checked_sub(1) {
+            Some(before) => *self.ends.get(before)?,
+            None => 0,
+        };
+        self.bytes.get(Range {
+            start,
+            end: *self.ends.get(index)?,
+        })
+    }
+}
+
+impl fmt::Debug for Batch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list()
+            .entries((0..self.len()).map(|index| self.get(index)))
+            .finish()
+    }
+}
+
+/// Writes the payload of one message, keeping 4-byte alignment and lengths.
+pub struct Writer<'a> {
+    bytes: &'a mut Vec<u8>,
+    start: usize,
+    overlong: bool,
+}
+
+impl fmt::Debug for Writer<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Writer")
+            .field("len", &self.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Writer<'_> {
+    /// Raw bytes, padded to 4: a family's fixed header (`genlmsghdr`, `nfgenmsg`, `ifaddrmsg` ...).
+    pub fn bytes(&mut self, raw: &[u8]) {
+        self.bytes.extend_from_slice(raw);
+        self.pad();
+    }
+
+    /// An attribute with this payload.
+    pub fn attr(&mut self, kind: u16, payload: &[u8]) {
+        self.attribute(kind, |writer| writer.bytes.extend_from_slice(payload));
+    }
+
+    /// An attribute of one byte.
+    pub fn attr_u8(&mut self, kind: u16, value: u8) {
+        self.attr(kind, &[value]);
+    }
+
+    /// 16 bits in native order.
+    pub fn attr_u16(&mut self, kind: u16, value: u16) {
+        self.attr(kind, &value.to_ne_bytes());
+    }
+
+    /// 32 bits in native order.
+    pub fn attr_u32(&mut self, kind: u16, value: u32) {
+        self.attr(kind, &value.to_ne_bytes());
+    }
+
+    /// 64 bits in native order.
+    pub fn attr_u64(&mut self, kind: u16, value: u64) {
+        self.attr(kind, &value.to_ne_bytes());
+    }
+
+    /// 16 bits in network order. `NLA_F_NET_BYTEORDER`, which few families look at, is up to the
+    /// caller to add to `kind`.
+    pub fn attr_be16(&mut self, kind: u16, value: u16) {
+        self.attr(kind, &value.to_be_bytes());
+    }
+
+    /// 32 bits in network order, like [`Writer::attr_be16`].
+    pub fn attr_be32(&mut self, kind: u16, value: u32) {
+        self.attr(kind, &value.to_be_bytes());
+    }
+
+    /// Text with a NUL behind it. The text should have none inside.
+    pub fn attr_str(&mut self, kind: u16, text: &str) {
+        self.attribute(kind, |writer| {
+            writer.bytes.extend_from_slice(text.as_bytes());
+            writer.bytes.push(0);
+        });
+    }
+
+    /// An attribute of attributes, with `NLA_F_NESTED` set.
+    pub fn nest(&mut self, kind: u16, inner: impl FnOnce(&mut Writer<'_>)) {
+        self.attribute(kind | NESTED, |writer| {
+            let mut nested = Writer {
+                bytes: &mut *writer.bytes,
+                start: writer.start,
+                overlong: false,
+            };
+            inner(&mut nested);
+            writer.overlong |= nested.overlong;
+        });
+    }
+
+    /// Bytes of this message so far, its 16-byte header included. An attribute's length is a
+    /// `u16`: whoever nests many entries in one must stop in time.
+    #[allow(clippy::len_without_is_empty, reason = "a message is never empty")]
+    pub fn len(&self) -> usize {
+        self.bytes.len() - self.start
+    }
+
+    fn attribute(&mut self, kind: u16, payload: impl FnOnce(&mut Self)) {
+        let at = self.bytes.len();
+        let [k0, k1] = kind.to_ne_bytes();
+        self.bytes.extend_from_slice(&[0, 0, k0, k1]);
+        payload(self);
+        match u16::try_from(self.bytes.len() - at) {
+            Ok(len) => message::patch(self.bytes, at, &len.to_ne_bytes()),
+            Err(_) => self.overlong = true,
+        }
+        self.pad();
+    }
+
+    fn pad(&mut self) {
+        let len = self.start + align(self.len());
+        self.bytes.resize(len, 0);
+    }
+}
+
+const _: () = assert!(message::HEADER.is_multiple_of(4) && attributes::HEADER == 4);

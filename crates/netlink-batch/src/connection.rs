@@ -1,0 +1,532 @@
+//! The socket, and the three ways to talk over it: execute a batch, request, dump.
+//!
+//! A connection's kernel side is synchronous: when `send` returns, every answer (for a dump, its
+//! next part) is already queued. So nothing here ever waits: what an empty queue has not
+//! delivered was lost, and is said to be. Answers carry the sequence number of their message;
+//! each send takes new numbers, so an answer that was left over cannot be taken for a later one.
+//!
+//! ```text
+//!  Connection ─▶ Exchange<L: Link> ── protocol logic, is tested on scripted bytes
+//!                    └─▶ Link = netlink_sys::Socket
+//! ```
+
+use std::fmt;
+use std::io::{self, ErrorKind};
+use std::thread;
+use std::time::Duration;
+
+use libc::{EMSGSIZE, ENOBUFS, EPERM, MSG_DONTWAIT, MSG_TRUNC};
+use netlink_packet_core::{
+    NLM_F_ACK, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR, NLMSG_NOOP,
+};
+use netlink_sys::constants::{NETLINK_GENERIC, NETLINK_NETFILTER, NETLINK_ROUTE};
+use netlink_sys::{Socket, SocketAddr};
+use rustix::net::sockopt;
+
+use crate::attributes::align;
+use crate::batch::{Batch, Writer};
+use crate::error::{Error, Refusal};
+use crate::message::{self, Messages};
+
+/// Most messages and bytes of one send. Each refusal costs 832 bytes of receive buffer and each
+/// message holds its subsystem's lock, so more would not be faster, only harder on others.
+const CHUNK_MESSAGES: usize = 512;
+const CHUNK_BYTES: usize = 128 * 1024;
+/// One datagram: a refusal that echoes a whole chunk (ipset does), or a part of a dump (32 KiB).
+const DATAGRAM: usize = 2 * CHUNK_BYTES;
+const DUMP_ATTEMPTS: u32 = 6;
+/// Before the second attempt; doubled before each further one.
+const DUMP_PAUSE: Duration = Duration::from_millis(2);
+
+/// The kernel's netlink protocols that a connection can speak.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Protocol {
+    /// `NETLINK_ROUTE`: links, addresses, routes. Requests are checked strictly
+    /// (`NETLINK_GET_STRICT_CHK`, Linux 4.20): a dump needs its family's full fixed header, and
+    /// filters by what is set in it.
+    Route,
+    /// `NETLINK_NETFILTER`: ipset, conntrack.
+    Netfilter,
+    /// `NETLINK_GENERIC`: IPVS and others, by family id.
+    Generic,
+}
+
+impl fmt::Display for Protocol {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Route => "NETLINK_ROUTE",
+            Self::Netfilter => "NETLINK_NETFILTER",
+            Self::Generic => "NETLINK_GENERIC",
+        })
+    }
+}
+
+/// Socket buffer sizes in bytes. The kernel doubles them, and without `CAP_NET_ADMIN` limits them
+/// to `net.core.{r,w}mem_max`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Buffers {
+    /// For the kernel's answers. Too small, and answers are lost: [`Reply::Unknown`].
+    pub receive: usize,
+    /// For what is sent at once.
+    pub send: usize,
+}
+
+impl Default for Buffers {
+    /// 8 MiB to receive, 1 MiB to send.
+    fn default() -> Self {
+        Self {
+            receive: 8 << 20,
+            send: 1 << 20,
+        }
+    }
+}
+
+/// What became of one message of a [`Batch`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Reply {
+    /// The kernel did it.
+    Done,
+    /// The kernel did not do it, and says why.
+    Refused(Refusal),
+    /// The acknowledgement was lost (`ENOBUFS`): the kernel may or may not have done it. Dump and
+    /// compare.
+    Unknown,
+}
+
+impl Reply {
+    /// The error number of a refusal.
+    pub fn errno(&self) -> Option<i32> {
+        match self {
+            Self::Refused(refusal) => Some(refusal.errno),
+            Self::Done | Self::Unknown => None,
+        }
+    }
+}
+
+/// Received messages in one buffer.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Dump {
+    bytes: Vec<u8>,
+    len: usize,
+}
+
+impl Dump {
+    /// Number of messages.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are no messages.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Kind (`nlmsg_type`) and payload (fixed header and attributes) of each message.
+    pub fn iter(&self) -> impl Iterator<Item = (u16, &[u8])> {
+        Messages::new(&self.bytes)
+            .flatten()
+            .map(|message| (message.kind, message.payload))
+    }
+
+    fn push(&mut self, message: &[u8]) {
+        self.bytes.extend_from_slice(message);
+        self.bytes.resize(align(self.bytes.len()), 0);
+        self.len += 1;
+    }
+}
+
+/// A netlink socket. Calls block for as long as the kernel works; it belongs to one thread at a
+/// time, and to the network namespace of the thread that opened it.
+#[derive(Debug)]
+pub struct Connection(Exchange<Socket>);
+
+impl Connection {
+    /// Opens a connection with buffers large enough for every answer of a send.
+    pub fn open(protocol: Protocol) -> Result<Self, Error> {
+        Self::open_with(protocol, Buffers::default())
+    }
+
+    /// Opens a connection with chosen buffer sizes.
+    pub fn open_with(protocol: Protocol, buffers: Buffers) -> Result<Self, Error> {
+        let open = || -> io::Result<Socket> {
+            let mut socket = Socket::new(match protocol {
+                Protocol::Route => NETLINK_ROUTE,
+                Protocol::Netfilter => NETLINK_NETFILTER,
+                Protocol::Generic => NETLINK_GENERIC,
+            })?;
+            socket.bind_auto()?;
+            socket.connect(&SocketAddr::new(0, 0))?;
+            // FORCE needs CAP_NET_ADMIN; the plain option is silently cut to the sysctl's limit.
+            sockopt::set_socket_recv_buffer_size_force(&socket, buffers.receive)
+                .or_else(|_| sockopt::set_socket_recv_buffer_size(&socket, buffers.receive))?;
+            sockopt::set_socket_send_buffer_size_force(&socket, buffers.send)
+                .or_else(|_| sockopt::set_socket_send_buffer_size(&socket, buffers.send))?;
+            // Old kernels lack these. Answers are then larger, or have no text, and are understood.
+            let _ = socket.set_cap_ack(true);
+            let _ = socket.set_ext_ack(true);
+            if protocol == Protocol::Route {
+                let _ = socket.set_netlink_get_strict_chk(true);
+            }
+            Ok(socket)
+        };
+        match open() {
+            Ok(socket) => Ok(Self(Exchange::new(socket, protocol))),
+            Err(source) => Err(Error::Open { protocol, source }),
+        }
+    }
+
+    /// Sends all messages, in sends of at most 128 KiB and 512 messages (a larger message goes
+    /// alone), and gives one [`Reply`] per message, by index. An acknowledgement is asked for on
+    /// the last message of each send only. A refused message does not stop those after it.
+    ///
+    /// On `Err` part of the batch may have been done: dump and compare.
+    pub fn execute(&mut self, batch: &Batch) -> Result<Vec<Reply>, Error> {
+        self.0.execute(batch)
+    }
+
+    /// One request that the kernel answers by itself, without a dump; the answering messages.
+    /// `NLM_F_REQUEST` and `NLM_F_ACK` are added to `flags`.
+    pub fn request(
+        &mut self,
+        kind: u16,
+        flags: u16,
+        payload: impl Fn(&mut Writer<'_>),
+    ) -> Result<Dump, Error> {
+        self.0.request(kind, flags, &payload)
+    }
+
+    /// A dump: `NLM_F_DUMP` is added to `flags`. When the kernel says that the table changed
+    /// meanwhile (`NLM_F_DUMP_INTR`) it is retried from the start, a few times within 0.1 s, then
+    /// [`Error::Interrupted`].
+    pub fn dump(
+        &mut self,
+        kind: u16,
+        flags: u16,
+        payload: impl Fn(&mut Writer<'_>),
+    ) -> Result<Dump, Error> {
+        self.0.dump(kind, flags, &payload)
+    }
+}
+
+/// The kernel's end of a socket.
+trait Link {
+    fn send(&mut self, bytes: &[u8]) -> io::Result<()>;
+    /// Takes one datagram into the empty `buffer`, without waiting; gives its true length.
+    fn receive(&mut self, buffer: &mut Vec<u8>) -> io::Result<usize>;
+}
+
+impl Link for Socket {
+    fn send(&mut self, bytes: &[u8]) -> io::Result<()> {
+        Socket::send(self, bytes, 0).map(drop)
+    }
+
+    fn receive(&mut self, buffer: &mut Vec<u8>) -> io::Result<usize> {
+        self.recv(buffer, MSG_DONTWAIT | MSG_TRUNC)
+    }
+}
+
+/// One step of emptying the receive queue.
+enum Received {
+    /// A datagram is in `Exchange::datagram`.
+    Datagram,
+    /// Answers were lost (`ENOBUFS`, or a datagram larger than ever seen).
+    Loss,
+    /// Nothing is left.
+    Empty,
+}
+
+#[derive(Debug)]
+struct Exchange<L> {
+    link: L,
+    protocol: Protocol,
+    /// Of the next message.
+    sequence: u32,
+    /// Bytes that one send may have; falls when the socket takes less.
+    chunk_bytes: usize,
+    outgoing: Vec<u8>,
+    datagram: Vec<u8>,
+}
+
+impl<L: Link> Exchange<L> {
+    fn new(link: L, protocol: Protocol) -> Self {
+        Self {
+            link,
+            protocol,
+            sequence: 1,
+            chunk_bytes: CHUNK_BYTES,
+            outgoing: Vec::new(),
+            datagram: Vec::with_capacity(DATAGRAM),
+        }
+    }
+
+    fn execute(&mut self, batch: &Batch) -> Result<Vec<Reply>, Error> {
+        let mut replies = Vec::with_capacity(batch.len());
+        while replies.len() < batch.len() {
+            self.execute_chunk(batch, &mut replies)?;
+        }
+        Ok(replies)
+    }
+
+    /// Sends the messages from `replies.len()` on that fit one send, and adds their replies; adds
+    /// none if the socket takes less at once than was believed.
+    fn execute_chunk(&mut self, batch: &Batch, replies: &mut Vec<Reply>) -> Result<(), Error> {
+        let first = self.sequence;
+        self.outgoing.clear();
+        let mut known: Vec<Option<Reply>> = Vec::with_capacity(CHUNK_MESSAGES);
+        let mut last = None;
+        let mut sent = 0_usize;
+        while let Some(message) = batch.raw(replies.len() + known.len()) {
+            let full =
+                sent == CHUNK_MESSAGES || self.outgoing.len() + message.len() > self.chunk_bytes;
+            if full && sent > 0 {
+                break;
+            }
+            if message.is_empty() {
+                known.push(Some(too_long("an attribute is longer than 65,535 bytes")));
+                continue;
+            }
+            let at = self.outgoing.len();
+            self.outgoing.extend_from_slice(message);
+            self.outgoing.resize(align(self.outgoing.len()), 0);
+            message::set_sequence(
+                &mut self.outgoing,
+                at,
+                self.sequence.wrapping_add(as_u32(known.len())),
+            );
+            last = Some((known.len(), at));
+            sent += 1;
+            known.push(None);
+        }
+        self.sequence = self.sequence.wrapping_add(as_u32(known.len()));
+
+        let Some((last, at)) = last else {
+            replies.extend(known.into_iter().flatten());
+            return Ok(());
+        };
+        let asked = batch
+            .get(replies.len() + last)
+            .map_or(NLM_F_REQUEST, |message| message.flags);
+        message::set_flags(&mut self.outgoing, at, asked | NLM_F_ACK);
+        match self.send() {
+            Err(error) if error.raw_os_error() == Some(EMSGSIZE) && sent > 1 => {
+                self.chunk_bytes = self.outgoing.len() / 2;
+                return Ok(());
+            }
+            Err(error) if error.raw_os_error() == Some(EMSGSIZE) => {
+                replies.extend(known.into_iter().map(|reply| {
+                    reply
+                        .unwrap_or_else(|| too_long("the message exceeds the socket's send buffer"))
+                }));
+                return Ok(());
+            }
+            sent => sent.map_err(|source| Error::Io {
+                doing: "send",
+                source,
+            })?,
+        }
+
+        let (mut acknowledged, mut loss) = (false, false);
+        while !acknowledged {
+            match self.receive()? {
+                Received::Empty => break,
+                Received::Loss => loss = true,
+                Received::Datagram => {
+                    for message in Messages::new(&self.datagram) {
+                        let message = message?;
+                        let index = message.sequence.wrapping_sub(first) as usize;
+                        // An earlier send's answer, or data that a batch does not ask for.
+                        let Some(reply) = known.get_mut(index) else {
+                            continue;
+                        };
+                        if message.kind != NLMSG_ERROR {
+                            continue;
+                        }
+                        acknowledged |= index == last;
+                        *reply = Some(message.refusal()?.map_or(Reply::Done, Reply::Refused));
+                    }
+                }
+            }
+        }
+        // nfnetlink refuses an unprivileged send as a whole, on its first message.
+        if !acknowledged
+            && known
+                .first()
+                .and_then(Option::as_ref)
+                .and_then(Reply::errno)
+                == Some(EPERM)
+        {
+            return Err(Error::Permission {
+                protocol: self.protocol,
+            });
+        }
+        let silence = if acknowledged && !loss {
+            Reply::Done
+        } else {
+            Reply::Unknown
+        };
+        replies.extend(
+            known
+                .into_iter()
+                .map(|reply| reply.unwrap_or_else(|| silence.clone())),
+        );
+        Ok(())
+    }
+
+    fn request(
+        &mut self,
+        kind: u16,
+        flags: u16,
+        payload: &dyn Fn(&mut Writer<'_>),
+    ) -> Result<Dump, Error> {
+        let sequence = self.send_one(kind, flags | NLM_F_ACK, payload)?;
+        self.collect(sequence).map(|(answer, _)| answer)
+    }
+
+    fn dump(
+        &mut self,
+        kind: u16,
+        flags: u16,
+        payload: &dyn Fn(&mut Writer<'_>),
+    ) -> Result<Dump, Error> {
+        let mut pause = DUMP_PAUSE;
+        let mut attempt = 1;
+        loop {
+            // A dump is not acknowledged; asking makes a request end that is, against all
+            // expectation, not a dump.
+            let sequence = self.send_one(kind, flags | NLM_F_DUMP | NLM_F_ACK, payload)?;
+            let failure = match self.collect(sequence) {
+                Ok((dump, false)) => return Ok(dump),
+                Ok((_, true)) => Error::Interrupted {
+                    attempts: DUMP_ATTEMPTS,
+                },
+                Err(Error::LostReply) => Error::LostReply,
+                Err(error) => {
+                    // While a dump is unfinished the socket can begin no other (EBUSY).
+                    while !matches!(self.receive()?, Received::Empty) {}
+                    return Err(error);
+                }
+            };
+            if attempt == DUMP_ATTEMPTS {
+                return Err(failure);
+            }
+            thread::sleep(pause);
+            pause *= 2;
+            attempt += 1;
+        }
+    }
+
+    fn send_one(
+        &mut self,
+        kind: u16,
+        flags: u16,
+        payload: &dyn Fn(&mut Writer<'_>),
+    ) -> Result<u32, Error> {
+        let mut batch = Batch::new();
+        batch.push(kind, flags, payload);
+        let sequence = self.sequence;
+        self.sequence = self.sequence.wrapping_add(1);
+        self.outgoing.clear();
+        self.outgoing
+            .extend_from_slice(batch.raw(0).unwrap_or_default());
+        if self.outgoing.is_empty() {
+            return Err(io_send(io::Error::from_raw_os_error(EMSGSIZE)));
+        }
+        message::set_sequence(&mut self.outgoing, 0, sequence);
+        self.send().map_err(io_send)?;
+        Ok(sequence)
+    }
+
+    /// The answers to `sequence` up to their end, and whether the kernel flagged them as an
+    /// interrupted dump. What is left of them after an `Err` of [`Error::LostReply`] is nothing.
+    fn collect(&mut self, sequence: u32) -> Result<(Dump, bool), Error> {
+        let (mut dump, mut interrupted, mut loss) = (Dump::default(), false, false);
+        loop {
+            match self.receive()? {
+                Received::Empty => return Err(Error::LostReply),
+                Received::Loss => loss = true,
+                Received::Datagram => {
+                    for message in Messages::new(&self.datagram) {
+                        let message = message?;
+                        if message.sequence != sequence {
+                            continue;
+                        }
+                        interrupted |= message.flags & NLM_F_DUMP_INTR != 0;
+                        let end = match message.kind {
+                            NLMSG_ERROR => message.refusal()?,
+                            NLMSG_DONE => message.dump_refusal(),
+                            NLMSG_NOOP => continue,
+                            _ => {
+                                dump.push(message.raw);
+                                continue;
+                            }
+                        };
+                        return match end {
+                            Some(refusal) if refusal.errno == EPERM => Err(Error::Permission {
+                                protocol: self.protocol,
+                            }),
+                            Some(refusal) => Err(Error::Refused(refusal)),
+                            None if loss => Err(Error::LostReply),
+                            None => Ok((dump, interrupted)),
+                        };
+                    }
+                }
+            }
+        }
+    }
+
+    fn send(&mut self) -> io::Result<()> {
+        loop {
+            match self.link.send(&self.outgoing) {
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                result => return result,
+            }
+        }
+    }
+
+    fn receive(&mut self) -> Result<Received, Error> {
+        loop {
+            self.datagram.clear();
+            return match self.link.receive(&mut self.datagram) {
+                Ok(length) if length > self.datagram.len() => {
+                    self.datagram.clear();
+                    self.datagram.reserve(length);
+                    Ok(Received::Loss)
+                }
+                Ok(_) => Ok(Received::Datagram),
+                Err(error) => match (error.kind(), error.raw_os_error()) {
+                    (ErrorKind::Interrupted, _) => continue,
+                    (ErrorKind::WouldBlock, _) => Ok(Received::Empty),
+                    (_, Some(ENOBUFS)) => Ok(Received::Loss),
+                    _ => Err(Error::Io {
+                        doing: "receive",
+                        source: error,
+                    }),
+                },
+            };
+        }
+    }
+}
+
+fn io_send(source: io::Error) -> Error {
+    Error::Io {
+        doing: "send",
+        source,
+    }
+}
+
+fn too_long(why: &str) -> Reply {
+    Reply::Refused(Refusal {
+        errno: EMSGSIZE,
+        message: Some(why.to_owned()),
+        request: Vec::new(),
+    })
+}
+
+/// Of a count of messages in memory; sequence numbers wrap.
+#[allow(clippy::cast_possible_truncation, reason = "sequence numbers wrap")]
+fn as_u32(count: usize) -> u32 {
+    count as u32
+}
+
+#[cfg(test)]
+mod tests;

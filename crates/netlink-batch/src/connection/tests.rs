@@ -1,0 +1,360 @@
+//! The protocol logic, fed with bytes that a kernel could send.
+
+use std::collections::VecDeque;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::Malformed;
+
+const EBUSY: i32 = 16;
+const EEXIST: i32 = 17;
+
+/// A kernel that answers from a script: one list of receive results for each send.
+#[derive(Debug, Default)]
+struct Script {
+    answers: VecDeque<Vec<io::Result<Vec<u8>>>>,
+    queue: VecDeque<io::Result<Vec<u8>>>,
+    sent: Vec<Vec<u8>>,
+    /// Sends over this many bytes get `EMSGSIZE`.
+    takes: Option<usize>,
+}
+
+impl Link for Script {
+    fn send(&mut self, bytes: &[u8]) -> io::Result<()> {
+        if self.takes.is_some_and(|takes| bytes.len() > takes) {
+            return Err(io::Error::from_raw_os_error(EMSGSIZE));
+        }
+        self.sent.push(bytes.to_vec());
+        self.queue
+            .extend(self.answers.pop_front().unwrap_or_default());
+        Ok(())
+    }
+
+    fn receive(&mut self, buffer: &mut Vec<u8>) -> io::Result<usize> {
+        let datagram = self
+            .queue
+            .pop_front()
+            .unwrap_or(Err(ErrorKind::WouldBlock.into()))?;
+        buffer.extend_from_slice(&datagram);
+        Ok(datagram.len())
+    }
+}
+
+fn exchange(answers: impl IntoIterator<Item = Vec<io::Result<Vec<u8>>>>) -> Exchange<Script> {
+    let script = Script {
+        answers: answers.into_iter().collect(),
+        ..Script::default()
+    };
+    Exchange::new(script, Protocol::Route)
+}
+
+fn message(kind: u16, flags: u16, sequence: u32, payload: &[u8]) -> Vec<u8> {
+    let mut bytes = message::header(kind, flags).to_vec();
+    bytes.extend_from_slice(payload);
+    let length = as_u32(bytes.len());
+    message::patch(&mut bytes, 0, &length.to_ne_bytes());
+    message::set_sequence(&mut bytes, 0, sequence);
+    bytes
+}
+
+/// `NLMSG_ERROR` for `sequence`, capped as with `NETLINK_CAP_ACK`.
+fn verdict(sequence: u32, errno: i32) -> Vec<u8> {
+    let mut payload = (-errno).to_ne_bytes().to_vec();
+    payload.extend(message(20, 5, sequence, &[]));
+    message(NLMSG_ERROR, 0x100, sequence, &payload)
+}
+
+fn done(flags: u16, sequence: u32, error: i32) -> Vec<u8> {
+    message(NLMSG_DONE, flags, sequence, &error.to_ne_bytes())
+}
+
+fn batch(count: usize) -> Batch {
+    let mut batch = Batch::new();
+    for index in 0..count {
+        batch.push(20, 0, |writer| writer.attr_u32(1, as_u32(index)));
+    }
+    batch
+}
+
+fn sequences(sent: &[u8]) -> Vec<(u32, bool)> {
+    Messages::new(sent)
+        .map(|message| message.unwrap())
+        .map(|message| (message.sequence, message.flags & NLM_F_ACK != 0))
+        .collect()
+}
+
+fn refused(errno: i32) -> Reply {
+    Reply::Refused(Refusal {
+        errno,
+        message: None,
+        request: Vec::new(),
+    })
+}
+
+#[test]
+fn only_the_last_message_asks_and_silence_before_it_is_consent() {
+    let mut exchange = exchange([vec![Ok(verdict(2, EEXIST)), Ok(verdict(3, 0))]]);
+    assert_eq!(
+        exchange.execute(&batch(3)).unwrap(),
+        [Reply::Done, refused(EEXIST), Reply::Done]
+    );
+    assert_eq!(
+        sequences(&exchange.link.sent[0]),
+        [(1, false), (2, false), (3, true)]
+    );
+}
+
+#[test]
+fn sends_hold_512_messages_and_128_kib() {
+    let mut many = exchange([vec![Ok(verdict(512, 0))], vec![Ok(verdict(600, 0))]]);
+    assert_eq!(many.execute(&batch(600)).unwrap(), vec![Reply::Done; 600]);
+    assert_eq!(
+        many.link
+            .sent
+            .iter()
+            .map(|sent| sequences(sent).len())
+            .collect::<Vec<_>>(),
+        [512, 88]
+    );
+
+    let mut large = Batch::new();
+    for _ in 0..3 {
+        large.push(20, 0, |writer| writer.attr(1, &vec![0; 60_000]));
+    }
+    let mut exchange = exchange([vec![Ok(verdict(2, 0))], vec![Ok(verdict(3, 0))]]);
+    assert_eq!(exchange.execute(&large).unwrap(), vec![Reply::Done; 3]);
+}
+
+#[test]
+fn a_socket_that_takes_less_gets_smaller_sends() {
+    let mut small = exchange([]);
+    small.link.takes = Some(100);
+    // 24 bytes each: 240, then at most 120 (rejected), then at most 60. Nothing is answered.
+    assert_eq!(small.execute(&batch(10)).unwrap(), vec![Reply::Unknown; 10]);
+    assert!(
+        small
+            .link
+            .sent
+            .iter()
+            .all(|sent| sequences(sent).len() == 2)
+    );
+    assert_eq!(small.link.sent.len(), 5);
+
+    small.link.takes = Some(20);
+    let replies = small.execute(&batch(2)).unwrap();
+    assert_eq!(
+        replies.iter().map(Reply::errno).collect::<Vec<_>>(),
+        [Some(EMSGSIZE); 2]
+    );
+}
+
+#[test]
+fn a_void_message_is_refused_and_the_others_are_sent() {
+    let mut batch = batch(1);
+    batch.push(20, 0, |writer| {
+        writer.nest(1, |writer| writer.attr(2, &vec![0; 65_532]));
+    });
+    batch.push(20, 0, |writer| writer.attr_u32(1, 2));
+    batch.push(20, 0, |writer| writer.attr(2, &vec![0; 70_000]));
+    let mut exchange = exchange([vec![Ok(verdict(3, 0))]]);
+    let replies = exchange.execute(&batch).unwrap();
+    assert_eq!(
+        replies.iter().map(Reply::errno).collect::<Vec<_>>(),
+        [None, Some(EMSGSIZE), None, Some(EMSGSIZE)]
+    );
+    assert_eq!(sequences(&exchange.link.sent[0]), [(1, false), (3, true)]);
+}
+
+#[test]
+fn late_answers_are_not_taken_for_later_ones() {
+    let mut exchange = exchange([
+        vec![
+            Err(io::Error::from_raw_os_error(ENOBUFS)),
+            Ok(verdict(1, EEXIST)),
+        ],
+        // Of the first send (2), foreign (0, 77), then our own.
+        vec![
+            Ok(verdict(2, EBUSY)),
+            Ok(verdict(0, EBUSY)),
+            Ok(verdict(77, EBUSY)),
+            Ok(verdict(4, 0)),
+        ],
+    ]);
+    assert_eq!(
+        exchange.execute(&batch(2)).unwrap(),
+        [refused(EEXIST), Reply::Unknown]
+    );
+    assert_eq!(
+        exchange.execute(&batch(2)).unwrap(),
+        [Reply::Done, Reply::Done]
+    );
+}
+
+#[test]
+fn a_loss_makes_silence_unknown_even_if_the_last_is_acknowledged() {
+    let enobufs = || Err(io::Error::from_raw_os_error(ENOBUFS));
+    let mut exchange = exchange([vec![Ok(verdict(1, EEXIST)), enobufs(), Ok(verdict(3, 0))]]);
+    assert_eq!(
+        exchange.execute(&batch(3)).unwrap(),
+        [refused(EEXIST), Reply::Unknown, Reply::Done]
+    );
+}
+
+#[test]
+fn sequence_numbers_wrap() {
+    let mut exchange = exchange([vec![Ok(verdict(u32::MAX, EEXIST)), Ok(verdict(1, 0))]]);
+    exchange.sequence = u32::MAX;
+    assert_eq!(
+        exchange.execute(&batch(3)).unwrap(),
+        [refused(EEXIST), Reply::Done, Reply::Done]
+    );
+}
+
+#[test]
+fn a_whole_send_refused_for_lack_of_rights_is_one_error() {
+    let mut exchange = exchange([vec![Ok(verdict(1, EPERM))]]);
+    assert!(matches!(
+        exchange.execute(&batch(3)),
+        Err(Error::Permission { .. })
+    ));
+}
+
+#[test]
+fn refusals_carry_text_and_the_echoed_request() {
+    let request = message(20, 5, 1, b"lineno 7");
+    let mut payload = (-4103_i32).to_ne_bytes().to_vec();
+    payload.extend(&request);
+    payload.extend([10, 0, 1, 0]);
+    payload.extend(b"taken\0\0\0");
+    let mut exchange = exchange([vec![Ok(message(NLMSG_ERROR, 0x200, 1, &payload))]]);
+    let replies = exchange.execute(&batch(1)).unwrap();
+    let [Reply::Refused(refusal)] = replies.as_slice() else {
+        panic!("{replies:?}")
+    };
+    assert_eq!(
+        (refusal.errno, refusal.request.as_slice()),
+        (4103, b"lineno 7".as_slice())
+    );
+    assert_eq!(refusal.to_string(), "error 4103: taken");
+}
+
+#[test]
+fn answers_single_and_multi_part() {
+    let mut single = exchange([vec![Ok(message(9, 0, 1, b"one.")), Ok(verdict(1, 0))]]);
+    let answer = single.request(8, 0, &|_| ()).unwrap();
+    assert_eq!(answer.iter().collect::<Vec<_>>(), [(9, b"one.".as_slice())]);
+
+    // The first part is two messages in one datagram; odd lengths are padded.
+    let mut part = message(9, 2, 1, b"first");
+    part.resize(align(part.len()), 0);
+    part.extend(message(9, 2, 1, b"second"));
+    let mut multi = exchange([vec![
+        Ok(part),
+        Ok(message(9, 2, 1, b"third")),
+        Ok(done(2, 1, 0)),
+    ]]);
+    let answer = multi.request(8, 0, &|_| ()).unwrap();
+    let payloads: Vec<_> = answer.iter().map(|(_, payload)| payload).collect();
+    assert_eq!(payloads, [b"first".as_slice(), b"second", b"third"]);
+    assert_eq!(answer.len(), 3);
+}
+
+#[test]
+fn an_interrupted_dump_is_retried_from_the_start() {
+    let mut exchange = exchange([
+        vec![Ok(message(9, 2, 1, b"old.")), Ok(done(2 | 16, 1, 0))],
+        vec![Ok(message(9, 2 | 16, 2, b"old.")), Ok(done(2, 2, 0))],
+        vec![Ok(message(9, 2, 3, b"new.")), Ok(done(2, 3, 0))],
+    ]);
+    let dump = exchange.dump(8, 0, &|_| ()).unwrap();
+    assert_eq!(dump.iter().collect::<Vec<_>>(), [(9, b"new.".as_slice())]);
+    assert_eq!(exchange.link.sent.len(), 3);
+}
+
+#[test]
+fn a_dump_that_is_always_interrupted_fails() {
+    let mut exchange = exchange((1..=6).map(|sequence| vec![Ok(done(16, sequence, 0))]));
+    assert!(matches!(
+        exchange.dump(8, 0, &|_| ()),
+        Err(Error::Interrupted { attempts: 6 })
+    ));
+    assert_eq!(exchange.link.sent.len(), 6);
+}
+
+#[test]
+fn a_dump_without_an_end_was_lost() {
+    let mut exchange = exchange([
+        vec![Ok(message(9, 2, 1, b"part"))],
+        vec![Ok(message(9, 2, 2, b"all.")), Ok(done(2, 2, 0))],
+    ]);
+    assert_eq!(exchange.dump(8, 0, &|_| ()).unwrap().len(), 1);
+    assert!(matches!(
+        exchange.request(8, 0, &|_| ()),
+        Err(Error::LostReply)
+    ));
+}
+
+#[test]
+fn the_error_inside_done_is_seen() {
+    let mut exchange = exchange([vec![Ok(message(9, 2, 1, b"part")), Ok(done(2, 1, -2))]]);
+    let Err(Error::Refused(refusal)) = exchange.dump(8, 0, &|_| ()) else {
+        panic!("no error")
+    };
+    assert_eq!(refusal.errno, 2);
+}
+
+#[test]
+fn nonsense_ends_a_dump_and_the_rest_of_it_is_thrown_away() {
+    let mut short = message(9, 2, 1, b"part");
+    short[0] = 99;
+    let mut exchange = exchange([vec![Ok(short), Ok(message(9, 2, 1, b"part"))]]);
+    assert!(matches!(
+        exchange.dump(8, 0, &|_| ()),
+        Err(Error::Malformed(Malformed::Message {
+            length: 99,
+            available: 20
+        }))
+    ));
+    assert!(exchange.link.queue.is_empty());
+}
+
+#[test]
+fn a_truncated_datagram_is_a_loss_and_makes_room() {
+    struct Truncating(usize);
+    impl Link for Truncating {
+        fn send(&mut self, _: &[u8]) -> io::Result<()> {
+            Ok(())
+        }
+        fn receive(&mut self, buffer: &mut Vec<u8>) -> io::Result<usize> {
+            self.0 += 1;
+            match self.0 {
+                1 => Ok(1 << 20),
+                2 => {
+                    assert!(buffer.capacity() >= 1 << 20);
+                    buffer.extend(verdict(1, 0));
+                    Ok(buffer.len())
+                }
+                _ => Err(ErrorKind::WouldBlock.into()),
+            }
+        }
+    }
+    let mut exchange = Exchange::new(Truncating(0), Protocol::Generic);
+    assert_eq!(exchange.execute(&batch(1)).unwrap(), [Reply::Done]);
+}
+
+proptest! {
+    #[test]
+    fn arbitrary_datagrams_never_panic(datagrams: Vec<Vec<u8>>) {
+        let answers = || [datagrams.iter().cloned().map(Ok).collect::<Vec<_>>()];
+        let _ = exchange(answers()).execute(&batch(3));
+        let _ = exchange(answers()).request(8, 0, &|_| ());
+    }
+
+    #[test]
+    fn arbitrary_errors_never_panic(kind in 2..4_u16, flags: u16, payload: Vec<u8>) {
+        let answer = || [vec![Ok(message(kind, flags, 1, &payload))]];
+        let _ = exchange(answer()).execute(&batch(3));
+        let _ = exchange(answer()).request(8, 0, &|_| ());
+    }
+}

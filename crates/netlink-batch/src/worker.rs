@@ -1,0 +1,160 @@
+//! A thread that owns sockets, for async callers.
+//!
+//! The kernel does its work inside `send`, on the sender's thread, so a large batch would stop a
+//! runtime for as long. A [`Worker`] takes closures instead. If one panics the thread ends, with
+//! the value, since half-done work on a socket cannot be trusted; all callers then get [`Gone`].
+
+use std::fmt;
+use std::future::Future;
+use std::panic::resume_unwind;
+use std::sync::mpsc;
+use std::thread::{self, JoinHandle};
+
+use futures::channel::oneshot;
+
+type Job<T> = Box<dyn FnOnce(&mut T) + Send>;
+
+/// The worker's thread has ended because a closure panicked. Spawn a new one, and dump.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the worker thread has ended by a panic; its cause is on standard error")]
+pub struct Gone;
+
+/// A thread that owns a `T` and runs closures on it, in the order of the calls.
+///
+/// Dropping it waits for the closures that were queued, then ends the thread.
+pub struct Worker<T> {
+    jobs: Option<mpsc::Sender<Job<T>>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl<T> fmt::Debug for Worker<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Worker")
+            .field("thread", &self.thread)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<T: 'static> Worker<T> {
+    /// Starts a thread called `name` (15 bytes are visible in `top`) and makes the value on it;
+    /// returns when it is made. It belongs to the caller's network namespace.
+    ///
+    /// Panics if the system has no thread left, like [`std::thread::spawn`], and if `build` does.
+    pub fn spawn<E, F>(name: &str, build: F) -> Result<Self, E>
+    where
+        F: FnOnce() -> Result<T, E> + Send + 'static,
+        E: Send + 'static,
+    {
+        let (jobs, queue) = mpsc::channel::<Job<T>>();
+        let (built, verdict) = mpsc::channel();
+        let thread = thread::Builder::new()
+            .name(name.to_owned())
+            .spawn(move || {
+                let mut value = match build() {
+                    Ok(value) => value,
+                    Err(error) => return drop(built.send(Err(error))),
+                };
+                // The caller waits for this, so it is there.
+                let _ = built.send(Ok(()));
+                for job in queue {
+                    job(&mut value);
+                }
+            })
+            .expect("the system has no thread left");
+        match verdict.recv() {
+            Ok(Ok(())) => Ok(Self {
+                jobs: Some(jobs),
+                thread: Some(thread),
+            }),
+            Ok(Err(error)) => Err(error),
+            Err(_) => match thread.join() {
+                Err(panic) => resume_unwind(panic),
+                Ok(()) => unreachable!("the thread ends without a verdict only by a panic"),
+            },
+        }
+    }
+
+    /// Runs `f` on the value. It is queued at once, and runs even if the future is dropped.
+    pub fn call<R, F>(&self, f: F) -> impl Future<Output = Result<R, Gone>> + Send + use<R, F, T>
+    where
+        R: Send + 'static,
+        F: FnOnce(&mut T) -> R + Send + 'static,
+    {
+        let (done, outcome) = oneshot::channel();
+        let job: Job<T> = Box::new(move |value| drop(done.send(f(value))));
+        // If the thread is gone the job is dropped, and with it the sender: that is Gone below.
+        let _ = self.jobs.as_ref().map(|jobs| jobs.send(job));
+        async move { outcome.await.map_err(|_| Gone) }
+    }
+}
+
+impl<T> Drop for Worker<T> {
+    fn drop(&mut self) {
+        self.jobs = None;
+        if let Some(thread) = self.thread.take() {
+            // A panic in there was reported when it happened.
+            let _ = thread.join();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::convert::Infallible;
+    use std::rc::Rc;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use futures::executor::block_on;
+    use futures::future::join;
+
+    use super::*;
+
+    #[test]
+    fn runs_calls_in_order_on_a_value_that_cannot_move_between_threads() {
+        let worker = Worker::spawn("count", || Ok::<_, Infallible>(Rc::new(Cell::new(0)))).unwrap();
+        let calls: Vec<_> = (0..100)
+            .map(|_| worker.call(|n| n.replace(n.get() + 1)))
+            .collect();
+        for (expected, call) in calls.into_iter().enumerate() {
+            assert_eq!(block_on(call), Ok(expected));
+        }
+    }
+
+    #[test]
+    fn failure_to_build_is_the_callers() {
+        let failed = Worker::<()>::spawn("fails", || Err("no socket"));
+        assert_eq!(failed.unwrap_err(), "no socket");
+    }
+
+    #[test]
+    #[should_panic(expected = "built on sand")]
+    fn panic_while_building_is_the_callers() {
+        let _ = Worker::<()>::spawn("panics", || -> Result<(), ()> { panic!("built on sand") });
+    }
+
+    #[test]
+    fn a_panic_leaves_no_caller_hanging() {
+        let worker = Worker::spawn("panics", || Ok::<_, Infallible>(())).unwrap();
+        let first = worker.call(|()| panic!("on purpose"));
+        let second = worker.call(|()| 2);
+        assert_eq!(
+            block_on(join(first, second)),
+            (Err::<(), _>(Gone), Err(Gone))
+        );
+        assert_eq!(block_on(worker.call(|()| 3)), Err(Gone));
+    }
+
+    #[test]
+    fn dropping_it_finishes_what_was_queued() {
+        let done = Arc::new(AtomicU32::new(0));
+        let counter = Arc::clone(&done);
+        let worker = Worker::spawn("drops", || Ok::<_, Infallible>(counter)).unwrap();
+        for _ in 0..10 {
+            drop(worker.call(|done| done.fetch_add(1, Ordering::Relaxed)));
+        }
+        drop(worker);
+        assert_eq!(done.load(Ordering::Relaxed), 10);
+    }
+}
