@@ -31,24 +31,47 @@ pub struct Model {
 struct List {
     /// Once true, always true: what a list told stays known while the next one runs.
     has_completed: bool,
-    /// Names that a running list has not confirmed yet; gone when it completes.
+    /// A list that named everything has completed. Stays true once nothing is `unreadable`: what cannot be read later is
+    /// either known in an older state, or so new that the kernel holds nothing of it.
+    was_whole: bool,
+    /// Names that the running list, or one that was not whole, has not confirmed; gone when one completes whole.
     unconfirmed: Option<HashSet<NamespacedName>>,
+    /// Objects that exist and of which nothing was ever known.
+    unreadable: HashSet<NamespacedName>,
 }
 
 impl List {
     fn start<'a>(&mut self, known: impl Iterator<Item = &'a NamespacedName>) {
+        self.was_whole = self.is_whole();
+        self.unreadable.clear();
         self.unconfirmed = Some(known.cloned().collect());
     }
 
     fn confirm(&mut self, name: &NamespacedName) {
+        self.unreadable.remove(name);
         if let Some(unconfirmed) = &mut self.unconfirmed {
             unconfirmed.remove(name);
         }
     }
 
-    fn complete(&mut self) -> HashSet<NamespacedName> {
+    fn confirm_unreadable(&mut self, name: NamespacedName, is_known: bool) {
+        self.confirm(&name);
+        if !is_known && !self.is_whole() {
+            self.unreadable.insert(name);
+        }
+    }
+
+    fn complete(&mut self, is_whole: bool) -> HashSet<NamespacedName> {
         self.has_completed = true;
+        if !is_whole {
+            return HashSet::new();
+        }
+        self.was_whole = true;
         self.unconfirmed.take().unwrap_or_default()
+    }
+
+    fn is_whole(&self) -> bool {
+        self.was_whole && self.unreadable.is_empty()
     }
 }
 
@@ -94,21 +117,31 @@ impl Model {
         match event {
             Event::ListStarted(Kind::Service) => self.service_list.start(self.services.keys()),
             Event::ListStarted(Kind::EndpointSlice) => {
-                self.slice_list.start(self.service_of.keys())
+                self.slice_list.start(self.service_of.keys());
             }
             Event::ListStarted(Kind::Node) => self.node_list.start(std::iter::empty()),
-            Event::ListComplete(Kind::Service) => {
-                for name in self.service_list.complete() {
-                    self.delete_service(&name);
+            Event::ListComplete { kind, is_whole } => match kind {
+                Kind::Service => {
+                    for name in self.service_list.complete(is_whole) {
+                        self.delete_service(&name);
+                    }
                 }
-            }
-            Event::ListComplete(Kind::EndpointSlice) => {
-                for name in self.slice_list.complete() {
-                    self.delete_slice(&name);
+                Kind::EndpointSlice => {
+                    for name in self.slice_list.complete(is_whole) {
+                        self.delete_slice(&name);
+                    }
                 }
+                Kind::Node => {
+                    self.node_list.complete(is_whole);
+                }
+            },
+            Event::Unreadable(Kind::Service, name) => {
+                let is_known = self.services.contains_key(&name);
+                self.service_list.confirm_unreadable(name, is_known);
             }
-            Event::ListComplete(Kind::Node) => {
-                self.node_list.complete();
+            Event::Unreadable(Kind::EndpointSlice, name) => {
+                let is_known = self.service_of.contains_key(&name);
+                self.slice_list.confirm_unreadable(name, is_known);
             }
             Event::ServiceApplied(service) => self.apply_service(service),
             Event::ServiceDeleted(name) => self.delete_service(&name),
@@ -121,14 +154,19 @@ impl Model {
                 }
             }
             // The Node object may be deleted while the node still serves: what was known of it stays in use.
-            Event::NodeDeleted(_) => {}
+            Event::NodeDeleted(_) | Event::Unreadable(Kind::Node, _) => {}
         }
     }
 
-    /// Whether Services and slices have both been listed once: before that, nothing may be deleted from the kernel, and
-    /// nothing is programmed.
+    /// Whether Services and slices have both been listed once: before that, nothing is programmed.
     pub fn is_complete(&self) -> bool {
         self.service_list.has_completed && self.slice_list.has_completed
+    }
+
+    /// Whether every Service and slice that exists is, or was, known. Before that, what the kernel holds and no known
+    /// Service wants may belong to one that could not be read, and so may not be deleted. Once true, always true.
+    pub fn is_whole(&self) -> bool {
+        self.service_list.is_whole() && self.slice_list.is_whole()
     }
 
     /// Whether the own Node has been listed once (it need not exist).
@@ -233,5 +271,126 @@ impl Model {
             self.placements
                 .retain(|placement| Arc::strong_count(placement) > 1);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::object::ServiceType;
+
+    fn name(name: &str) -> NamespacedName {
+        NamespacedName::new("default", name)
+    }
+
+    fn service(service: &str) -> Event {
+        Event::ServiceApplied(Service {
+            name: name(service),
+            uid: "".into(),
+            created: None,
+            kind: ServiceType::ClusterIp,
+            cluster_ips: ["10.96.0.10".parse().unwrap()].into_iter().collect(),
+            external_ips: Vec::new(),
+            ingress_ips: Vec::new(),
+            ports: [].into_iter().collect(),
+            affinity_seconds: None,
+            internal_local: false,
+            external_local: false,
+            source_ranges: Vec::new(),
+            health_check_node_port: None,
+        })
+    }
+
+    fn complete(kind: Kind, is_whole: bool) -> Event {
+        Event::ListComplete { kind, is_whole }
+    }
+
+    fn unreadable(service: &str) -> Event {
+        Event::Unreadable(Kind::Service, name(service))
+    }
+
+    /// A model whose slices are listed, after these events.
+    fn model(events: impl IntoIterator<Item = Event>) -> Model {
+        let mut model = Model::new();
+        model.apply(Event::ListStarted(Kind::EndpointSlice));
+        model.apply(complete(Kind::EndpointSlice, true));
+        for event in events {
+            model.apply(event);
+        }
+        model
+    }
+
+    fn names(model: &Model) -> Vec<&str> {
+        let mut names: Vec<_> = model.service_names().map(NamespacedName::name).collect();
+        names.sort_unstable();
+        names
+    }
+
+    const START: Event = Event::ListStarted(Kind::Service);
+
+    #[test]
+    fn a_whole_list_takes_away_what_it_does_not_name() {
+        let mut model = model([START, service("a"), service("b")]);
+        assert!(!model.is_complete());
+        model.apply(complete(Kind::Service, true));
+        assert!(model.is_complete() && model.is_whole());
+        model.take_changes();
+        for event in [START, service("b"), START, service("b")] {
+            model.apply(event);
+        }
+        assert_eq!(names(&model), ["a", "b"], "a broken list takes nothing");
+        model.apply(complete(Kind::Service, true));
+        assert_eq!(names(&model), ["b"]);
+        assert_eq!(model.take_changes().services, [name("a")].into());
+    }
+
+    #[test]
+    fn a_list_that_is_not_whole_takes_nothing_away_until_it_is() {
+        let mut model = model([START, service("a"), complete(Kind::Service, false)]);
+        assert!(model.is_complete() && !model.is_whole());
+        for event in [START, complete(Kind::Service, false)] {
+            model.apply(event);
+        }
+        assert_eq!(names(&model), ["a"]);
+        model.apply(complete(Kind::Service, true));
+        assert_eq!(names(&model), [""; 0]);
+        assert!(model.is_whole());
+    }
+
+    #[test]
+    fn an_unreadable_object_stays_as_it_was_known() {
+        let mut model = model([START, service("a"), complete(Kind::Service, true)]);
+        for event in [START, unreadable("a"), complete(Kind::Service, true)] {
+            model.apply(event);
+        }
+        assert_eq!(names(&model), ["a"]);
+        model.apply(unreadable("new"));
+        assert!(model.is_whole(), "nothing of it can be in the kernel");
+    }
+
+    #[test]
+    fn an_object_never_read_keeps_the_model_from_being_whole() {
+        let first = [
+            START,
+            unreadable("a"),
+            unreadable("b"),
+            complete(Kind::Service, true),
+        ];
+        let mut healed = model(first.clone());
+        assert!(healed.is_complete() && !healed.is_whole());
+        healed.apply(Event::ServiceDeleted(name("a")));
+        assert!(!healed.is_whole());
+        healed.apply(service("b"));
+        assert!(healed.is_whole());
+
+        let mut gone = model(first);
+        for event in [START, unreadable("a"), complete(Kind::Service, true)] {
+            gone.apply(event);
+        }
+        assert!(!gone.is_whole());
+        for event in [START, complete(Kind::Service, true)] {
+            gone.apply(event);
+        }
+        assert!(gone.is_whole());
     }
 }
