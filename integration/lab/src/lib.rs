@@ -1,1 +1,85 @@
 //! The lab: a real kernel with IPVS, and nodes, pods and outside hosts as network namespaces.
+//!
+//! Two halves. The *runner* ([`run`], the `lab` command) carries a command to where IPVS is real: fresh
+//! namespaces of the host's kernel if that has IPVS and we are root, otherwise a User Mode Linux guest
+//! whose root is an overlay over the host's. The *world* ([`World`]) is built in there: a fabric, nodes
+//! on it, pods on the nodes, outside hosts, and servers that say who they are and whom they saw.
+//!
+//! ```text
+//!  host                          │ lab (UML guest, or namespaces of the host)
+//!  lab run -- CMD  or  enter() ──┼─▶ init (PID 1, this same binary) ──▶ CMD, or the test binary again
+//!        ▲  output, exit status  │                                          │ World::new
+//!        └──────── work dir ◀────┼── stdout, stderr, status                 ▼
+//!                                │            fabric ── node ── cni0 ── pod, pod …
+//! ```
+//!
+//! A test binary with its own `main` enters the lab with one line, and a test is then a short story:
+//!
+//! ```no_run
+//! # use std::time::Duration;
+//! lab::enter(Duration::from_secs(120)); // returns inside the lab only
+//! let mut world = lab::World::new("story")?;
+//! let node = world.node("node1", "172.35.0.100/24", "192.167.1.1/24")?;
+//! let pod = world.pod(&node, "nginx-1", "192.167.1.123")?;
+//! pod.serve_tcp(80)?;
+//! let answer = node.ask_tcp("192.167.1.123:80".parse()?, Duration::from_secs(1))?;
+//! assert_eq!(answer.who, "nginx-1");
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! What it will not do: emulate IPVS, reach the internet from the guest, or use more than one CPU (a
+//! User Mode Linux that crosses CPUs is several times slower).
+
+mod doctor;
+mod init;
+mod job;
+mod lane;
+mod runner;
+mod signals;
+//mod world;
+
+use std::ffi::OsString;
+use std::time::Duration;
+
+pub use doctor::{Finding, doctor};
+pub use init::maybe_init;
+pub use lane::{Lane, Missing};
+pub use runner::{Options, run};
+pub use rustix::process::Signal;
+
+/// Whether this process runs in the lab (`LAB=1`, which the lab's init sets).
+pub fn in_lab() -> bool {
+    std::env::var_os("LAB").is_some_and(|lab| lab == "1")
+}
+
+/// Call first in a test binary's `main`: returns inside the lab. Outside it, runs this same binary with
+/// the same arguments in the lab, and exits with its status (124 after `limit`, 125 if the guest died,
+/// 127 if there is neither IPVS nor User Mode Linux here). `LAB_LANE`, `LAB_KERNEL` and `LAB_MEMORY`
+/// choose as the runner's flags do.
+///
+/// `--list` needs no kernel: then it returns outside the lab too.
+pub fn enter(limit: Duration) {
+    maybe_init();
+    if in_lab() || std::env::args_os().any(|argument| argument == "--list") {
+        return;
+    }
+    let status = match std::env::current_exe() {
+        Ok(exe) => {
+            let argv: Vec<OsString> = std::iter::once(exe.into())
+                .chain(std::env::args_os().skip(1))
+                .collect();
+            run(
+                &argv,
+                &Options {
+                    timeout: limit,
+                    ..Options::from_env()
+                },
+            )
+        }
+        Err(error) => {
+            eprintln!("lab: cannot find this program's own file: {error}");
+            125
+        }
+    };
+    std::process::exit(status);
+}

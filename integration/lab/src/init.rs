@@ -1,0 +1,304 @@
+//! PID 1 of the lab: makes the place, runs the command, reaps, reports, switches off.
+//!
+//! In User Mode Linux the kernel starts it on a read-only hostfs of the host's root. It puts an overlay
+//! over that (upper layer in memory) and moves into it, so the guest sees the host's files and nothing
+//! that it does to them leaves the guest; only the kept folders are the host's own. In the host lane it
+//! is PID 1 of fresh namespaces and the files are the host's.
+//!
+//! ```text
+//!  work dir (hostfs, rw, held open only by init)   stdout, stderr, status
+//!    root/        tmpfs
+//!      upper/ work/
+//!      new/       overlay(lower = hostfs of /, ro) ─ pivot_root here
+//!         proc sys dev run (own) · /lib/modules/RELEASE ─▶ the kernel's modules · kept folders (hostfs, rw)
+//! ```
+
+use std::ffi::{CString, OsStr};
+use std::fs::{DirBuilder, File};
+use std::io::{self, Read, Write as _};
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::{DirBuilderExt as _, symlink};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context as _, Result, bail};
+use rustix::io::Errno;
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+use rustix::process::{Pid, WaitOptions, chdir, pivot_root, wait};
+use rustix::system::{RebootCommand, finit_module, reboot, sethostname, uname};
+
+use crate::job::Job;
+use crate::signals::kill_all_others;
+
+/// Call first in `main` of every program that the runner may start as the guest's init (the program that
+/// called [`crate::run`]). Does nothing unless this is PID 1 and was started as `PROGRAM init WORKDIR`.
+pub fn maybe_init() {
+    let mut args = std::env::args_os().skip(1);
+    // Behind them, User Mode Linux puts more of the kernel's command line (console=tty0).
+    let (verb, dir) = (args.next(), args.next());
+    if std::process::id() != 1 || verb.is_none_or(|verb| verb != "init") {
+        return;
+    }
+    if let Some(dir) = dir
+        .map(PathBuf::from)
+        .filter(|dir| dir.join("argv").is_file())
+    {
+        init(&dir);
+    }
+}
+
+fn init(dir: &Path) -> ! {
+    let job = Job::read(dir);
+    let host = job.as_ref().is_ok_and(|job| job.lane == "host");
+    let done = job.context("cannot read the job").and_then(|job| {
+        let report = if host {
+            enter_namespaces().map(|()| Report::open(dir))
+        } else {
+            enter_guest(dir, &job)
+        };
+        let mut report = report.context("cannot set up the lab")??;
+        let status = execute(&job, &report);
+        // Only a whole line counts, and only now: everything written before it is there.
+        writeln!(report.status, "{status}").context("cannot write the status")
+    });
+    if let Err(error) = done {
+        // The console if there is one; the runner shows its end when no status came.
+        eprintln!("lab: init: {error:#}");
+    }
+    if host {
+        std::process::exit(0);
+    }
+    rustix::fs::sync();
+    let _ = reboot(RebootCommand::PowerOff);
+    // PID 1 must not end: the kernel would panic.
+    loop {
+        std::thread::park();
+    }
+}
+
+/// What goes back to the runner.
+struct Report {
+    stdout: File,
+    stderr: File,
+    status: File,
+}
+
+impl Report {
+    fn open(dir: &Path) -> Result<Self> {
+        let open = |name: &str| {
+            File::options()
+                .append(true)
+                .open(dir.join(name))
+                .with_context(|| format!("cannot open {name}"))
+        };
+        Ok(Self {
+            stdout: open("stdout")?,
+            stderr: open("stderr")?,
+            status: open("status")?,
+        })
+    }
+}
+
+/// Host lane: `unshare` made the namespaces, with private mount propagation.
+fn enter_namespaces() -> Result<()> {
+    attach("proc", Path::new("/proc"), "proc", "")?;
+    attach("sysfs", Path::new("/sys"), "sysfs", "")?;
+    std::fs::create_dir_all("/run/netns").context("/run/netns")?;
+    attach("tmpfs", Path::new("/run/netns"), "tmpfs", "mode=755")?;
+    loopback_up()
+}
+
+fn enter_guest(dir: &Path, job: &Job) -> Result<Result<Report>> {
+    attach("hostfs", dir, "hostfs", dir)?;
+    let report = Report::open(dir);
+    let base = dir.join("root");
+    std::fs::create_dir(&base).context("cannot write to the work dir")?;
+    attach("tmpfs", &base, "tmpfs", "mode=755,size=75%")?;
+    let new = base.join("new");
+    for name in ["upper", "work", "new"] {
+        std::fs::create_dir(base.join(name)).context("cannot write to a tmpfs")?;
+    }
+    load_overlay(job.modules.as_deref())?;
+    let layers = format!(
+        "lowerdir=/,upperdir={0}/upper,workdir={0}/work",
+        base.display()
+    );
+    attach("overlay", &new, "overlay", layers)?;
+
+    let inner = |path: &str| new.join(path);
+    for path in ["proc", "sys", "dev", "run", "tmp"] {
+        make_dir(&inner(path))?;
+    }
+    attach("proc", &inner("proc"), "proc", "")?;
+    attach("sysfs", &inner("sys"), "sysfs", "")?;
+    attach("devtmpfs", &inner("dev"), "devtmpfs", "mode=755")?;
+    attach("tmpfs", &inner("run"), "tmpfs", "mode=755")?;
+    for path in ["dev/pts", "dev/shm", "run/netns", "run/lock"] {
+        make_dir(&inner(path))?;
+    }
+    attach("devpts", &inner("dev/pts"), "devpts", "")?;
+    attach("tmpfs", &inner("dev/shm"), "tmpfs", "mode=1777")?;
+    for (name, target) in [
+        ("fd", "fd"),
+        ("stdin", "fd/0"),
+        ("stdout", "fd/1"),
+        ("stderr", "fd/2"),
+    ] {
+        let _ = symlink(
+            Path::new("/proc/self").join(target),
+            inner("dev").join(name),
+        );
+    }
+    // Tests do not need it; programs that look for it find it.
+    let _ = attach("cgroup2", &inner("sys/fs/cgroup"), "cgroup2", "");
+    if let Some(modules) = &job.modules {
+        let release = inner("lib/modules").join(OsStr::from_bytes(uname().release().to_bytes()));
+        make_dir(&inner("lib/modules"))?;
+        if release.symlink_metadata().is_err() {
+            symlink(modules, &release)
+                .with_context(|| format!("cannot make {}", release.display()))?;
+        }
+    }
+    for folder in &job.keep {
+        let here = new.join(folder.strip_prefix("/").unwrap_or(folder));
+        make_dir(&here)?;
+        attach("hostfs", &here, "hostfs", folder)?;
+    }
+
+    // Stacks the old root under the new one and takes it away: nothing but the open report is left of it.
+    chdir(&new).context("chdir")?;
+    pivot_root(".", ".").context("pivot_root")?;
+    unmount(".", UnmountFlags::DETACH).context("cannot detach the old root")?;
+    chdir("/").context("chdir")?;
+    sethostname(b"lab").context("sethostname")?;
+    loopback_up()?;
+    Ok(report)
+}
+
+/// Overlayfs is a module in Debian's package; `modprobe` would look for it where it cannot be yet.
+fn load_overlay(modules: Option<&Path>) -> Result<()> {
+    let Some(file) = modules
+        .map(|dir| dir.join("kernel/fs/overlayfs/overlay.ko"))
+        .filter(|file| file.is_file())
+    else {
+        return Ok(()); // built in, or the mount says that it is not
+    };
+    let module = File::open(&file).with_context(|| file.display().to_string())?;
+    match finit_module(&module, c"", 0) {
+        Ok(()) | Err(Errno::EXIST) => Ok(()),
+        Err(error) => Err(error).with_context(|| format!("cannot load {}", file.display())),
+    }
+}
+
+fn attach(source: &str, target: &Path, kind: &str, data: impl AsRef<OsStr>) -> Result<()> {
+    let data = CString::new(data.as_ref().as_bytes())?;
+    mount(
+        source,
+        target,
+        kind,
+        MountFlags::empty(),
+        Some(data.as_c_str()),
+    )
+    .with_context(|| format!("cannot mount {kind} on {}", target.display()))
+}
+
+fn make_dir(path: &Path) -> Result<()> {
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o755)
+        .create(path)
+        .with_context(|| format!("cannot make {}", path.display()))
+}
+
+fn loopback_up() -> Result<()> {
+    let path = crate::job::sane_path(None);
+    let status = Command::new("ip")
+        .args(["link", "set", "lo", "up"])
+        .env("PATH", path)
+        .status();
+    match status.context("cannot start ip; apt-get install -y iproute2")? {
+        status if status.success() => Ok(()),
+        status => bail!("ip link set lo up: {status}"),
+    }
+}
+
+/// Runs the command to its end, takes everything that it left running with it, and returns its status as
+/// a shell would.
+fn execute(job: &Job, report: &Report) -> i32 {
+    let complain = |text: String, status| {
+        let _ = writeln!(&report.stderr, "lab: {text}");
+        status
+    };
+    let Some((program, args)) = job.argv.split_first() else {
+        return complain("no command".into(), 125);
+    };
+    if !job.cwd.is_dir() {
+        return complain(
+            format!("{}: no such folder in the lab", job.cwd.display()),
+            125,
+        );
+    }
+    let child = Command::new(program)
+        .args(args)
+        .env_clear()
+        .envs(job.env.iter().map(|(name, value)| (name, value)))
+        .current_dir(&job.cwd)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn();
+    let mut child = match child {
+        Ok(child) => child,
+        Err(error) => {
+            let status = if error.kind() == io::ErrorKind::NotFound {
+                127
+            } else {
+                126
+            };
+            return complain(
+                format!("cannot start {}: {error}", program.display()),
+                status,
+            );
+        }
+    };
+    // Pipes, not the files themselves: a program that opens /dev/stdout again would cut a file off.
+    let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
+    let pid = Pid::from_child(&child);
+    std::thread::scope(|scope| {
+        scope.spawn(|| stdout.map(|from| pump(from, &report.stdout)));
+        scope.spawn(|| stderr.map(|from| pump(from, &report.stderr)));
+        let status = reap_until(pid);
+        kill_all_others();
+        // Until nobody is left, so that the pipes end.
+        while matches!(wait(WaitOptions::empty()), Ok(_) | Err(Errno::INTR)) {}
+        status
+    })
+}
+
+/// Waits for every child, as PID 1 has to, until it is `pid` that ended.
+fn reap_until(pid: Pid) -> i32 {
+    loop {
+        match wait(WaitOptions::empty()) {
+            Ok(Some((ended, status))) if ended == pid => {
+                return status
+                    .exit_status()
+                    .unwrap_or_else(|| 128 + status.terminating_signal().unwrap_or(0));
+            }
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(_) => return 125, // no child left, and the command's end not seen: cannot be
+        }
+    }
+}
+
+fn pump(mut from: impl Read, mut to: &File) {
+    let mut buffer = vec![0; 1 << 16];
+    loop {
+        match from.read(&mut buffer) {
+            Ok(0) => return,
+            // The host's disk being full must not stop the command.
+            Ok(length) => drop(to.write_all(buffer.get(..length).unwrap_or_default())),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(_) => return,
+        }
+    }
+}

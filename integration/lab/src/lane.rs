@@ -1,0 +1,202 @@
+//! Where IPVS is real on this machine: the host's own kernel, or one of two User Mode Linux kernels.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::str::FromStr;
+
+/// Debian's packaged User Mode Linux: the kernel and the folder that holds its modules by release.
+const PACKAGED: &str = "/usr/bin/linux.uml";
+const PACKAGED_MODULES: &str = "/usr/lib/uml/modules";
+
+/// Which kernel a command runs on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Lane {
+    /// The host's kernel, in fresh network, mount and PID namespaces. The host's files are *not* protected.
+    Host,
+    /// Debian's packaged User Mode Linux: modules, iptables-legacy only.
+    A,
+    /// Another User Mode Linux (`--kernel`), everything built in: iptables-nft too, boots in half a second.
+    B,
+}
+
+impl fmt::Display for Lane {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Host => "host",
+            Self::A => "A",
+            Self::B => "B",
+        })
+    }
+}
+
+impl FromStr for Lane {
+    type Err = String;
+
+    /// `host`, `A`, `B`, or `uml`, which is another word for `A`.
+    fn from_str(name: &str) -> Result<Self, String> {
+        match name {
+            "host" => Ok(Self::Host),
+            "A" | "a" | "uml" => Ok(Self::A),
+            "B" | "b" => Ok(Self::B),
+            other => Err(format!("no lane `{other}`: choose host, A (or uml) or B")),
+        }
+    }
+}
+
+/// What the chosen lane needs and is not there, with the next step.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Missing {
+    /// No packaged User Mode Linux, and no IPVS in the host's kernel.
+    #[error(
+        "no IPVS here: the host's kernel does not offer it, and {0} is missing; apt-get install -y user-mode-linux"
+    )]
+    Uml(PathBuf),
+    /// The kernel that was asked for is not an executable file.
+    #[error(
+        "{0} is not an executable kernel; build it, or leave --kernel away for Debian's package"
+    )]
+    Kernel(PathBuf),
+    /// Lane B has no default kernel.
+    #[error("lane B needs its kernel: --kernel PATH, or LAB_KERNEL in the environment")]
+    NoKernel,
+    /// The host lane was asked for and cannot be.
+    #[error(
+        "the host's kernel cannot be used: run as root with CAP_SYS_ADMIN (network, mount and PID namespaces)"
+    )]
+    Host,
+}
+
+/// A lane that can be used here.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Kernel {
+    Host,
+    Uml {
+        lane: Lane,
+        kernel: PathBuf,
+        modules: Option<PathBuf>,
+    },
+}
+
+impl Kernel {
+    /// What was asked for, or the best that is there: the host's kernel, then Debian's package.
+    pub(crate) fn choose(lane: Option<Lane>, kernel: Option<&Path>) -> Result<Self, Missing> {
+        let lane = match (lane, kernel) {
+            (Some(lane), _) => lane,
+            (None, Some(_)) => Lane::B,
+            (None, None) if host_has_ipvs() && can_unshare() => Lane::Host,
+            (None, None) => Lane::A,
+        };
+        match (lane, kernel) {
+            (Lane::Host, _) if can_unshare() => Ok(Self::Host),
+            (Lane::Host, _) => Err(Missing::Host),
+            (Lane::B, None) => Err(Missing::NoKernel),
+            (_, Some(path)) if !executable(path) => Err(Missing::Kernel(path.to_owned())),
+            (Lane::A, None) if !executable(Path::new(PACKAGED)) => {
+                Err(Missing::Uml(PACKAGED.into()))
+            }
+            (lane, path) => Ok(Self::Uml {
+                lane,
+                kernel: path.unwrap_or(Path::new(PACKAGED)).to_owned(),
+                modules: if lane == Lane::A {
+                    packaged_modules()
+                } else {
+                    None
+                },
+            }),
+        }
+    }
+
+    pub(crate) fn lane(&self) -> Lane {
+        match self {
+            Self::Host => Lane::Host,
+            Self::Uml { lane, .. } => *lane,
+        }
+    }
+}
+
+impl fmt::Display for Kernel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Host => f.write_str("lane host: this kernel, in fresh namespaces"),
+            Self::Uml {
+                lane,
+                kernel,
+                modules,
+            } => {
+                write!(f, "lane {lane}: User Mode Linux {}", kernel.display())?;
+                modules
+                    .iter()
+                    .try_for_each(|dir| write!(f, ", modules {}", dir.display()))
+            }
+        }
+    }
+}
+
+/// The package holds one release's modules, in a folder of that release's name.
+fn packaged_modules() -> Option<PathBuf> {
+    let mut releases: Vec<PathBuf> = std::fs::read_dir(PACKAGED_MODULES)
+        .ok()?
+        .flatten()
+        .map(|entry| entry.path())
+        .collect();
+    releases.sort();
+    releases.pop()
+}
+
+fn executable(path: &Path) -> bool {
+    path.is_file() && rustix::fs::access(path, rustix::fs::Access::EXEC_OK).is_ok()
+}
+
+/// Asks the kernel for IPVS; a module that is not loaded is loaded, which only root can.
+fn host_has_ipvs() -> bool {
+    let there = || Path::new("/proc/net/ip_vs").exists();
+    rustix::process::geteuid().is_root()
+        && (there() || succeeds("modprobe", &["-q", "ip_vs"]) && there())
+}
+
+fn can_unshare() -> bool {
+    succeeds("unshare", &["--net", "--mount", "--pid", "--fork", "true"])
+}
+
+fn succeeds(program: &str, args: &[&str]) -> bool {
+    Command::new(program)
+        .args(args)
+        .env(
+            "PATH",
+            crate::job::sane_path(std::env::var_os("PATH").as_deref()),
+        )
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .is_ok_and(|status| status.success())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lanes_have_names() {
+        for lane in [Lane::Host, Lane::A, Lane::B] {
+            assert_eq!(lane.to_string().parse(), Ok(lane));
+        }
+        assert_eq!("uml".parse(), Ok(Lane::A));
+        assert!("C".parse::<Lane>().is_err());
+    }
+
+    #[test]
+    fn a_kernel_of_ones_own_is_lane_b_without_modules() {
+        let kernel = Path::new("/bin/sh");
+        let Ok(Kernel::Uml { lane, modules, .. }) = Kernel::choose(None, Some(kernel)) else {
+            panic!("not chosen")
+        };
+        assert_eq!((lane, modules), (Lane::B, None));
+        assert_eq!(Kernel::choose(Some(Lane::B), None), Err(Missing::NoKernel));
+        assert_eq!(
+            Kernel::choose(None, Some(Path::new("/nonexistent"))),
+            Err(Missing::Kernel("/nonexistent".into()))
+        );
+    }
+}
