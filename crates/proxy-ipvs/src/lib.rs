@@ -1,1 +1,30 @@
-//! The IPVS mode of kube-proxy.
+//! The IPVS mode of kube-proxy: what one Service wants, what the kernel holds, and the writes between the two.
+//!
+//! ```text
+//!  ServiceView ─▶ compile ─▶ Fragment ─▶ tables (wanted │ actual) ─▶ Plan ─▶ Kernel::apply ─▶ Outcomes ─┐
+//!                                                  ▲    ▲                                             │
+//!                          Kernel::dump ─ Snapshot ┘    └─────────────────────────────────────────────┘
+//! ```
+//!
+//! [`Proxier`] holds the tables and is the [`Mode`](proxy::Mode). Everything up to the plan is pure; a [`Kernel`] is netlink on
+//! a thread of its own, or the strict fake of the tests.
+
+mod compile;
+mod config;
+mod drain;
+pub mod fake;
+mod kernel;
+mod plan;
+mod proxier;
+mod rules;
+mod server;
+mod sets;
+
+pub use compile::{Fragment, Owner, compile};
+pub use config::Config;
+pub use kernel::{Kernel, KernelError, Snapshot};
+pub use plan::{Op, Outcome, Plan, Stage};
+pub use proxier::Proxier;
+pub use rules::{Rules, Shim, Table};
+pub use server::{Properties, RealServer, VirtualServer, VirtualServerKey};
+pub use sets::{Member, Set, SetKind};

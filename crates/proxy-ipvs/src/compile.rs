@@ -1,0 +1,302 @@
+//! Turns one Service into the kernel entries it wants, for one family. Pure: no clock, no I/O, no log, no kernel.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use proxy::{
+    Backends, IpFamily, NodeFacts, Service, ServicePort, ServicePortName, ServiceView, Target,
+};
+
+use crate::config::Config;
+use crate::server::{Properties, RealServer, VirtualServer, VirtualServerKey};
+use crate::sets::{Member, Set};
+
+/// Who wants an entry. Owners are ordered by age, then by name: of two that claim one address and port the first wins.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Owner {
+    /// `metadata.creationTimestamp`; a Service without one is taken for the youngest.
+    pub created: i64,
+    /// The Service port.
+    pub name: ServicePortName,
+}
+
+/// The kernel entries that one Service port wants.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Fragment {
+    /// Whose they are.
+    pub owner: Owner,
+    /// Virtual servers.
+    pub servers: Vec<(VirtualServerKey, VirtualServer)>,
+    /// Set members.
+    pub members: Vec<(Set, Member)>,
+    /// Addresses to bind to `kube-ipvs0`.
+    pub addresses: Vec<IpAddr>,
+    /// Load-balancer addresses whose source ranges leave this node out: it may not open connections to them.
+    pub forbidden_to_node: Vec<VirtualServerKey>,
+}
+
+/// Compiles a Service into one fragment for each of its ports; none if it has no address of this family.
+pub fn compile(
+    view: &ServiceView<'_>,
+    node: &NodeFacts,
+    node_ports: &[IpAddr],
+    config: &Config,
+) -> Vec<Fragment> {
+    let Some(cluster_ip) = view.service.cluster_ip(node.family) else {
+        return Vec::new();
+    };
+    view.service
+        .ports
+        .iter()
+        .map(|port| Compiler::new(view, port, node, config).compile(cluster_ip, node_ports))
+        .collect()
+}
+
+struct Compiler<'a> {
+    service: &'a Service,
+    port: &'a ServicePort,
+    node: &'a NodeFacts,
+    properties: Properties,
+    backends: Backends,
+    /// Destinations for traffic that may go anywhere, and for traffic under a Local policy.
+    cluster: Arc<[RealServer]>,
+    local: Arc<[RealServer]>,
+    fragment: Fragment,
+}
+
+impl<'a> Compiler<'a> {
+    fn new(
+        view: &ServiceView<'a>,
+        port: &'a ServicePort,
+        node: &'a NodeFacts,
+        config: &Config,
+    ) -> Self {
+        let service = view.service;
+        let backends = Backends::resolve(view, port, node);
+        let cluster = destinations(&backends.cluster);
+        // As upstream since k/k#97081: a Local policy without a local endpoint falls back to the cluster's endpoints.
+        let local = if backends.local.is_empty() {
+            cluster.clone()
+        } else {
+            destinations(&backends.local)
+        };
+        let name = ServicePortName {
+            service: service.name.clone(),
+            port: port.name.clone(),
+            protocol: port.protocol,
+        };
+        Self {
+            service,
+            port,
+            node,
+            properties: properties(service, config),
+            backends,
+            cluster,
+            local,
+            fragment: Fragment {
+                owner: Owner {
+                    created: service.created.unwrap_or(i64::MAX),
+                    name,
+                },
+                servers: Vec::new(),
+                members: Vec::new(),
+                addresses: Vec::new(),
+                forbidden_to_node: Vec::new(),
+            },
+        }
+    }
+
+    fn compile(mut self, cluster_ip: IpAddr, node_ports: &[IpAddr]) -> Fragment {
+        self.hairpin();
+        self.cluster_ip(cluster_ip);
+        for ip in self.own(&self.service.external_ips) {
+            self.external_ip(ip);
+        }
+        for ip in self.own(&self.service.ingress_ips) {
+            self.ingress_ip(ip);
+        }
+        match self.port.node_port {
+            // As upstream: a NodePort that no address serves has no health check either.
+            Some(_) if node_ports.is_empty() => {}
+            Some(number) => {
+                self.node_port(number, node_ports);
+                self.health_check();
+            }
+            None => self.health_check(),
+        }
+        self.fragment
+    }
+
+    fn own(&self, addresses: &[IpAddr]) -> Vec<IpAddr> {
+        addresses
+            .iter()
+            .copied()
+            .filter(|ip| IpFamily::of(*ip) == self.node.family)
+            .collect()
+    }
+
+    /// A pod that is sent to itself needs another source address, or it would answer itself directly.
+    fn hairpin(&mut self) {
+        let protocol = self.port.protocol;
+        let members = self.backends.on_node.iter().map(|target| {
+            (
+                Set::LoopBack,
+                Member::AddressPortAddress(target.ip, protocol, target.port, target.ip),
+            )
+        });
+        self.fragment.members.extend(members);
+    }
+
+    fn cluster_ip(&mut self, ip: IpAddr) {
+        self.member(Set::ClusterIp, ip);
+        self.serve(ip, self.port.port, self.service.internal_local);
+        self.bind(ip);
+    }
+
+    fn external_ip(&mut self, ip: IpAddr) {
+        self.member(
+            if self.service.external_local {
+                Set::ExternalIpLocal
+            } else {
+                Set::ExternalIp
+            },
+            ip,
+        );
+        self.serve(ip, self.port.port, self.service.external_local);
+        self.bind(ip);
+    }
+
+    fn ingress_ip(&mut self, ip: IpAddr) {
+        self.member(Set::LoadBalancer, ip);
+        if self.service.external_local {
+            self.member(Set::LoadBalancerLocal, ip);
+        }
+        self.source_ranges(ip);
+        self.serve(ip, self.port.port, self.service.external_local);
+        self.bind(ip);
+    }
+
+    /// `loadBalancerSourceRanges`: who may use a load-balancer address.
+    fn source_ranges(&mut self, ip: IpAddr) {
+        let (protocol, port) = (self.port.protocol, self.port.port);
+        let own = |net: &&ipnet::IpNet| IpFamily::of(net.addr()) == self.node.family;
+        let ranges: Vec<_> = self
+            .service
+            .source_ranges
+            .iter()
+            .filter(own)
+            .copied()
+            .collect();
+        if ranges.is_empty() {
+            return;
+        }
+        self.member(Set::LoadBalancerFirewall, ip);
+        for net in &ranges {
+            let member = Member::AddressPortNet(ip, protocol, port, net.trunc());
+            self.fragment
+                .members
+                .push((Set::LoadBalancerSourceCidr, member));
+        }
+        if self
+            .node
+            .ip
+            .is_some_and(|node_ip| ranges.iter().any(|net| net.contains(&node_ip)))
+        {
+            // What the node sends to a load-balancer address carries that address as its source.
+            let member = Member::AddressPortAddress(ip, protocol, port, ip);
+            self.fragment
+                .members
+                .push((Set::LoadBalancerSourceIp, member));
+        } else {
+            self.fragment.forbidden_to_node.push(VirtualServerKey {
+                address: ip,
+                port,
+                protocol,
+            });
+        }
+    }
+
+    fn node_port(&mut self, number: u16, addresses: &[IpAddr]) {
+        let protocol = self.port.protocol;
+        let mut sets = vec![Set::node_port(protocol)];
+        if self.service.external_local {
+            sets.push(Set::node_port_local(protocol));
+        }
+        for set in sets {
+            if set.kind() == crate::sets::SetKind::Port {
+                self.fragment.members.push((set, Member::Port(number)));
+            } else {
+                let members = addresses
+                    .iter()
+                    .map(|ip| (set, Member::AddressPort(*ip, protocol, number)));
+                self.fragment.members.extend(members);
+            }
+        }
+        for ip in addresses {
+            self.serve(*ip, number, self.service.external_local);
+        }
+    }
+
+    fn health_check(&mut self) {
+        if let Some(port) = self.service.health_check_node_port {
+            self.fragment
+                .members
+                .push((Set::HealthCheckNodePort, Member::Port(port)));
+        }
+    }
+
+    fn member(&mut self, set: Set, ip: IpAddr) {
+        self.fragment.members.push((
+            set,
+            Member::AddressPort(ip, self.port.protocol, self.port.port),
+        ));
+    }
+
+    fn serve(&mut self, address: IpAddr, port: u16, is_local: bool) {
+        let destinations = if is_local {
+            self.local.clone()
+        } else {
+            self.cluster.clone()
+        };
+        let key = VirtualServerKey {
+            address,
+            port,
+            protocol: self.port.protocol,
+        };
+        let server = VirtualServer {
+            properties: self.properties.clone(),
+            destinations,
+        };
+        self.fragment.servers.push((key, server));
+    }
+
+    /// An address that the node carries already must stay on its own interface: bound to `kube-ipvs0` as well, it would
+    /// be lost to the node when the Service goes (k/k#75290).
+    fn bind(&mut self, ip: IpAddr) {
+        if !self.node.interface_addresses.contains(&ip) {
+            self.fragment.addresses.push(ip);
+            self.fragment
+                .members
+                .push((Set::IpvsIps, Member::Address(ip)));
+        }
+    }
+}
+
+fn destinations(targets: &[Target]) -> Arc<[RealServer]> {
+    targets.iter().copied().map(RealServer::new).collect()
+}
+
+fn properties(service: &Service, config: &Config) -> Properties {
+    let mut flags = 0;
+    if service.affinity_seconds.is_some() {
+        flags |= Properties::PERSISTENT;
+    }
+    if &*config.scheduler == "mh" {
+        flags |= Properties::MH_PORT;
+    }
+    Properties {
+        scheduler: config.scheduler.clone(),
+        flags,
+        timeout: service.affinity_seconds.unwrap_or(0),
+    }
+}

@@ -1,0 +1,44 @@
+//! What the flags say to this mode, for one IP family.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ipnet::IpNet;
+use proxy::LocalDetector;
+
+/// Settings of the IPVS mode for one family.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Config {
+    /// `--ipvs-scheduler`; any scheduler that the kernel has.
+    pub scheduler: Arc<str>,
+    /// `--masquerade-all`.
+    pub masquerade_all: bool,
+    /// `1 << --iptables-masquerade-bit`.
+    pub masquerade_mark: u32,
+    /// How traffic of this node's pods is told apart.
+    pub detector: LocalDetector,
+    /// `--ipvs-exclude-cidrs`: virtual servers in these are never removed, unless this proxy wants them.
+    pub exclude_cidrs: Vec<IpNet>,
+    /// `--bind-address`, if it names this node's address; it counts before those of the Node object.
+    pub node_ip: Option<IpAddr>,
+    /// `--ipvs-sync-period`: the shim is read back at most once in it.
+    pub sync_period: Duration,
+    /// Whether iptables knows `--random-fully` (1.6.2 and later).
+    pub random_fully: bool,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            scheduler: "rr".into(),
+            masquerade_all: false,
+            masquerade_mark: 1 << 14,
+            detector: LocalDetector::None,
+            exclude_cidrs: Vec::new(),
+            node_ip: None,
+            sync_period: Duration::from_secs(30),
+            random_fully: true,
+        }
+    }
+}

@@ -1,0 +1,54 @@
+//! The kernel as this mode sees it: data in, data out.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use proxy::Target;
+
+use crate::plan::{Outcome, Plan};
+use crate::rules::Rules;
+use crate::server::{VirtualServer, VirtualServerKey};
+use crate::sets::{Member, Set};
+
+/// What can be read and written, for one IP family. Two implementations: netlink, and a strict fake that refuses
+/// what the kernel refuses.
+pub trait Kernel: Send + 'static {
+    /// Reads everything of this family. `with_rules` also reads the shim back, which costs a process.
+    fn dump(&mut self, with_rules: bool) -> Result<Snapshot, KernelError>;
+
+    /// Does each write of the plan, in order. One that fails does not stop those after it. One outcome for each write.
+    fn apply(&mut self, plan: &Plan) -> Vec<Outcome>;
+
+    /// Active plus inactive connections of each destination of these virtual servers. One that is gone is left out.
+    fn connections(
+        &mut self,
+        keys: &[VirtualServerKey],
+    ) -> Result<BTreeMap<VirtualServerKey, BTreeMap<Target, u32>>, KernelError>;
+}
+
+/// What the kernel holds, of one family; ours and foreign.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Snapshot {
+    /// Whether `kube-ipvs0` exists.
+    pub has_link: bool,
+    /// Addresses on it, without IPv6 link-local ones.
+    pub bound: BTreeSet<IpAddr>,
+    /// Addresses on every other interface, without loopback and IPv6 link-local ones.
+    pub interface_addresses: BTreeSet<IpAddr>,
+    /// Our sets that exist, with their members.
+    pub sets: BTreeMap<Set, BTreeSet<Member>>,
+    /// All virtual servers, each with its destinations.
+    pub servers: BTreeMap<VirtualServerKey, VirtualServer>,
+    /// The shim, if it was read.
+    pub rules: Option<Rules>,
+}
+
+/// The kernel could not be read. Says what was being read, why it failed, and the next step.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("cannot read {what}: {reason}")]
+pub struct KernelError {
+    /// `the virtual servers`, `the ipsets`, ...
+    pub what: &'static str,
+    /// Why, and what to do.
+    pub reason: String,
+}

@@ -1,0 +1,141 @@
+//! Writes as data: what is to be done, in order, and what became of each.
+//!
+//! A [`Plan`] can be printed, counted and tested; only a [`Kernel`](crate::kernel::Kernel) carries it out. A sync makes at most
+//! one plan for each [`Stage`]. Make before break:
+//!
+//! ```text
+//!   Make      link, sets ─▶ members ─▶ rules ─▶ virtual servers ─▶ destinations ─▶ addresses
+//!   Break     addresses ─▶ destinations ─▶ virtual servers
+//!   Forget    rules ─▶ members
+//! ```
+
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use proxy::Target;
+
+use crate::rules::Rules;
+use crate::server::{Properties, RealServer, VirtualServerKey};
+use crate::sets::{Member, Set};
+
+/// The three parts of a sync. What a later one takes away depends on what an earlier one achieved: a set member says whose a
+/// virtual server is, so it goes only after that is gone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stage {
+    /// All that is added or changed.
+    Make,
+    /// What serves no more.
+    Break,
+    /// What said that it was ours.
+    Forget,
+}
+
+impl Stage {
+    /// In the order of a sync.
+    pub const ALL: [Self; 3] = [Self::Make, Self::Break, Self::Forget];
+}
+
+/// One write.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Op {
+    /// Create the dummy link `kube-ipvs0`; it stays down.
+    CreateLink,
+    /// Create a set that can hold this many members, if it does not exist.
+    CreateSet(Set, u32),
+    /// Add a member.
+    AddMember(Set, Member),
+    /// Remove a member.
+    RemoveMember(Set, Member),
+    /// Bring the shim from the second to the first: one `iptables-restore`.
+    WriteRules {
+        /// What is to be there.
+        wanted: Arc<Rules>,
+        /// What is there now.
+        installed: Arc<Rules>,
+    },
+    /// Add a virtual server, without destinations.
+    AddServer(VirtualServerKey, Properties),
+    /// Change scheduler, flags or time-out; connections and destinations stay.
+    SetServer(VirtualServerKey, Properties),
+    /// Remove a virtual server with its destinations.
+    RemoveServer(VirtualServerKey),
+    /// Add a destination.
+    AddDestination(VirtualServerKey, RealServer),
+    /// Change weight or thresholds; its connections stay.
+    SetDestination(VirtualServerKey, RealServer),
+    /// Remove a destination.
+    RemoveDestination(VirtualServerKey, Target),
+    /// Bind an address to `kube-ipvs0`, with the full prefix length.
+    BindAddress(IpAddr),
+    /// Unbind an address from `kube-ipvs0`.
+    UnbindAddress(IpAddr),
+}
+
+impl fmt::Display for Op {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::CreateLink => f.write_str("create link kube-ipvs0"),
+            Self::CreateSet(set, _) => write!(f, "create set {set:?}"),
+            Self::AddMember(set, member) => write!(f, "add {member} to set {set:?}"),
+            Self::RemoveMember(set, member) => write!(f, "remove {member} from set {set:?}"),
+            Self::WriteRules { wanted, .. } => write!(f, "write {} iptables rules", wanted.len()),
+            Self::AddServer(key, _) => write!(f, "add virtual server {key}"),
+            Self::SetServer(key, _) => write!(f, "change virtual server {key}"),
+            Self::RemoveServer(key) => write!(f, "remove virtual server {key}"),
+            Self::AddDestination(key, real) => {
+                write!(f, "add destination {} to {key}", Where(real.target))
+            }
+            Self::SetDestination(key, real) => {
+                write!(
+                    f,
+                    "set destination {} of {key} to weight {}",
+                    Where(real.target),
+                    real.weight
+                )
+            }
+            Self::RemoveDestination(key, target) => {
+                write!(f, "remove destination {} from {key}", Where(*target))
+            }
+            Self::BindAddress(address) => write!(f, "bind {address} to kube-ipvs0"),
+            Self::UnbindAddress(address) => write!(f, "unbind {address} from kube-ipvs0"),
+        }
+    }
+}
+
+struct Where(Target);
+
+impl fmt::Display for Where {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        std::net::SocketAddr::new(self.0.ip, self.0.port).fmt(f)
+    }
+}
+
+/// Writes in the order they are to be done.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Plan {
+    /// The writes.
+    pub ops: Vec<Op>,
+}
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.ops.iter().try_for_each(|op| writeln!(f, "{op}"))
+    }
+}
+
+/// What became of one write.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outcome {
+    /// It is as wanted now (also: what was to be removed was gone already).
+    Done,
+    /// The kernel refused.
+    Refused {
+        /// Why, in words, with the next step for the operator.
+        reason: String,
+        /// The refusal says that the kernel does not hold what was believed (exists, or does not): read it again.
+        is_surprise: bool,
+    },
+    /// The acknowledgement was lost: read the kernel again.
+    Unknown,
+}

@@ -1,0 +1,898 @@
+//! The IPVS mode: tables between the compiler and the kernel, and the sync that empties what is pending.
+
+use std::collections::BTreeSet;
+use std::future::Future;
+use std::net::IpAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Instant;
+
+use hashbrown::{HashMap, HashSet};
+use netlink_batch::Worker;
+use proxy::{
+    Changes, Conflict, Failure, IpFamily, Mode, Model, NamespacedName, NodeFacts, Protocol,
+    ServicePortName, SyncReport, Target,
+};
+use reconcile::Table;
+
+use crate::compile::{Fragment, Owner, compile};
+use crate::config::Config;
+use crate::drain::Drains;
+use crate::kernel::{Kernel, KernelError, Snapshot};
+use crate::plan::{Op, Outcome, Plan, Stage};
+use crate::rules::{Rules, Shim};
+use crate::server::{Properties, RealServer, VirtualServer, VirtualServerKey};
+use crate::sets::{Member, Set};
+
+/// How many members a set can hold, as upstream creates it; more where more are wanted.
+const SET_SIZE: u32 = 65_536;
+
+/// What must exist before anything else.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+enum Foundation {
+    Link,
+    Set(Set),
+}
+
+/// The IPVS mode for one IP family.
+pub struct Proxier<K: Kernel> {
+    config: Config,
+    node: NodeFacts,
+    /// The addresses that serve NodePorts.
+    node_ports: Vec<IpAddr>,
+    kernel: Worker<K>,
+    /// Who claims entries for each Service, so that a Service that changes or goes releases what it no longer wants.
+    owners: HashMap<NamespacedName, Vec<Owner>>,
+    foundation: Table<Foundation, (), ()>,
+    /// By the number of the set.
+    members: [Table<Member, (), Owner>; Set::COUNT],
+    rules: Table<(), Arc<Rules>, ()>,
+    servers: Table<VirtualServerKey, VirtualServer, Owner>,
+    addresses: Table<IpAddr, (), Owner>,
+    forbidden_to_node: Table<VirtualServerKey, (), Owner>,
+    /// What the wanted rules were last made from: the sets that hold something, and `forbidden_version`.
+    shim: Option<(BTreeSet<Set>, u64)>,
+    forbidden_version: u64,
+    drains: Drains,
+    /// True once the sources have told everything: before that, nothing may be taken away.
+    may_delete: bool,
+    needs_resync: bool,
+    rules_read: Option<Instant>,
+}
+
+impl<K: Kernel> Proxier<K> {
+    /// A proxier that wants nothing yet and has not looked at the kernel.
+    pub fn new(config: Config, node: NodeFacts, kernel: Worker<K>) -> Self {
+        let mut foundation = Table::new();
+        let sets = Set::all().map(Foundation::Set);
+        foundation.claim(
+            &(),
+            [Foundation::Link]
+                .into_iter()
+                .chain(sets)
+                .map(|key| (key, ())),
+        );
+        Self {
+            config,
+            node,
+            node_ports: Vec::new(),
+            kernel,
+            owners: HashMap::new(),
+            foundation,
+            members: std::array::from_fn(|_| Table::new()),
+            rules: Table::new(),
+            servers: Table::new(),
+            addresses: Table::new(),
+            forbidden_to_node: Table::new(),
+            shim: None,
+            forbidden_version: 0,
+            drains: Drains::default(),
+            may_delete: false,
+            needs_resync: true,
+            rules_read: None,
+        }
+    }
+
+    /// The fact of this node as last seen.
+    pub fn node(&self) -> &NodeFacts {
+        &self.node
+    }
+
+    fn table(&mut self, set: Set) -> &mut Table<Member, (), Owner> {
+        #[allow(clippy::indexing_slicing, reason = "Set::COUNT is the number of sets")]
+        &mut self.members[set as usize]
+    }
+
+    // ---- update: what is wanted ----
+
+    /// Takes over what the Node object says; true if something changed that entries depend on.
+    fn refresh_node(&mut self, model: &Model) -> bool {
+        let family = self.node.family;
+        let object = model.node();
+        let ip = self.config.node_ip.or_else(|| {
+            object.and_then(|node| {
+                node.addresses
+                    .iter()
+                    .copied()
+                    .find(|ip| IpFamily::of(*ip) == family)
+            })
+        });
+        let zone = object.and_then(|node| node.zone.clone());
+        let has_changed = (self.node.ip, &self.node.zone) != (ip, &zone);
+        self.node.ip = ip;
+        self.node.zone = zone;
+        has_changed
+    }
+
+    /// Computes again which addresses serve NodePorts; true if they changed.
+    fn refresh_node_ports(&mut self) -> bool {
+        let bound = self.addresses.iter_actual().map(|(address, ())| *address);
+        let node_ports = self.node.serving_node_ports(bound);
+        let has_changed = node_ports != self.node_ports;
+        self.node_ports = node_ports;
+        has_changed
+    }
+
+    fn update_all(&mut self, model: &Model) {
+        let known: HashSet<NamespacedName> = self
+            .owners
+            .keys()
+            .chain(model.service_names())
+            .cloned()
+            .collect();
+        for name in known {
+            self.update_service(model, &name);
+        }
+    }
+
+    fn update_service(&mut self, model: &Model, name: &NamespacedName) {
+        let fragments = model
+            .view(name)
+            .map(|view| compile(&view, &self.node, &self.node_ports, &self.config))
+            .unwrap_or_default();
+        let owners: Vec<Owner> = fragments
+            .iter()
+            .map(|fragment| fragment.owner.clone())
+            .collect();
+        let before = if owners.is_empty() {
+            self.owners.remove(name)
+        } else {
+            self.owners.insert(name.clone(), owners.clone())
+        };
+        for gone in before
+            .into_iter()
+            .flatten()
+            .filter(|owner| !owners.contains(owner))
+        {
+            self.claim(Fragment {
+                owner: gone,
+                servers: Vec::new(),
+                members: Vec::new(),
+                addresses: Vec::new(),
+                forbidden_to_node: Vec::new(),
+            });
+        }
+        for fragment in fragments {
+            self.claim(fragment);
+        }
+    }
+
+    fn claim(&mut self, fragment: Fragment) {
+        let Fragment {
+            owner,
+            servers,
+            members,
+            addresses,
+            forbidden_to_node,
+        } = fragment;
+        for set in Set::all() {
+            let own = members
+                .iter()
+                .filter(|(of, _)| *of == set)
+                .map(|(_, member)| (*member, ()));
+            self.table(set).claim(&owner, own);
+        }
+        let servers: Vec<_> = servers
+            .into_iter()
+            .map(|(key, server)| (key, self.with_leftovers(key, server)))
+            .collect();
+        self.servers.claim(&owner, servers);
+        self.addresses
+            .claim(&owner, addresses.into_iter().map(|address| (address, ())));
+        if !forbidden_to_node.is_empty() || !self.forbidden_to_node.keys_of(&owner).is_empty() {
+            self.forbidden_version += 1;
+            self.forbidden_to_node
+                .claim(&owner, forbidden_to_node.into_iter().map(|key| (key, ())));
+        }
+    }
+
+    /// Adds what the kernel holds beyond the endpoints: removed TCP ones drain at weight 0; while the sources have not told
+    /// everything, what is there stays as it is.
+    fn with_leftovers(&mut self, key: VirtualServerKey, server: VirtualServer) -> VirtualServer {
+        let leftovers: Vec<RealServer> = self
+            .servers
+            .actual(&key)
+            .into_iter()
+            .flat_map(|actual| actual.destinations.iter().copied())
+            .filter(|real| server.destination(real.target).is_none())
+            .collect();
+        let kept: Vec<RealServer> = if !self.may_delete {
+            leftovers
+        } else if key.protocol == Protocol::Tcp {
+            self.drains
+                .set(key, leftovers.iter().map(|real| real.target).collect());
+            leftovers
+                .into_iter()
+                .map(|real| real.with_weight(0))
+                .collect()
+        } else {
+            Vec::new()
+        };
+        if kept.is_empty() {
+            return server;
+        }
+        let mut destinations: Vec<RealServer> =
+            server.destinations.iter().copied().chain(kept).collect();
+        destinations.sort_unstable_by_key(|real| real.target);
+        VirtualServer {
+            destinations: destinations.into(),
+            ..server
+        }
+    }
+
+    /// Drops from the wanted destinations those that drain and that `is_over` names.
+    fn end_drains(&mut self, key: &VirtualServerKey, is_over: impl Fn(Target) -> bool) {
+        let (Some(wanted), Some(owner)) = (
+            self.servers.wanted(key).cloned(),
+            self.servers.owner(key).cloned(),
+        ) else {
+            self.drains.forget(key);
+            return;
+        };
+        let (over, left): (BTreeSet<_>, BTreeSet<_>) = self
+            .drains
+            .targets(key)
+            .partition(|target| is_over(*target));
+        if over.is_empty() {
+            return;
+        }
+        self.drains.set(*key, left);
+        let destinations = wanted
+            .destinations
+            .iter()
+            .filter(|real| !over.contains(&real.target))
+            .copied()
+            .collect();
+        self.servers.amend(
+            &owner,
+            key,
+            VirtualServer {
+                destinations,
+                ..wanted
+            },
+        );
+    }
+
+    /// Makes the rules wanted that fit a stage: what is about to be filled needs its rules before, what is still filled
+    /// keeps them until it is empty.
+    fn want_rules(&mut self, stage: Stage) {
+        let is_filled = |set: Set| {
+            self.members
+                .get(set as usize)
+                .is_some_and(|table| match stage {
+                    Stage::Make | Stage::Break => !table.is_empty(),
+                    Stage::Forget => table.wanted_len() > 0,
+                })
+        };
+        let filled: BTreeSet<Set> = Set::all().filter(|set| is_filled(*set)).collect();
+        let shim = (filled, self.forbidden_version);
+        if self.shim.as_ref() == Some(&shim) {
+            return;
+        }
+        let rules = Shim {
+            family: self.node.family,
+            filled: shim.0.clone(),
+            forbidden_to_node: self
+                .forbidden_to_node
+                .iter_wanted()
+                .map(|(key, ())| *key)
+                .collect(),
+        }
+        .rules(&self.config);
+        self.rules.claim(&(), [((), Arc::new(rules))]);
+        self.shim = Some(shim);
+    }
+
+    // ---- observe: what is there ----
+
+    fn observe(&mut self, model: &Model, snapshot: Snapshot, now: Instant) {
+        self.addresses
+            .observe(snapshot.bound.iter().map(|address| (*address, ())));
+        let is_moved = self.node.interface_addresses != snapshot.interface_addresses;
+        self.node
+            .interface_addresses
+            .clone_from(&snapshot.interface_addresses);
+        if self.refresh_node_ports() || is_moved {
+            self.update_all(model);
+        }
+        let sets = snapshot.sets.keys().map(|set| Foundation::Set(*set));
+        let link = snapshot.has_link.then_some(Foundation::Link);
+        self.foundation
+            .observe(link.into_iter().chain(sets).map(|key| (key, ())));
+        for set in Set::all() {
+            let members = snapshot.sets.get(&set).into_iter().flatten();
+            self.table(set).observe(members.map(|member| (*member, ())));
+        }
+        let ours: Vec<_> = snapshot
+            .servers
+            .iter()
+            .filter(|(key, _)| self.servers.wanted(key).is_some() || self.is_ours(key, &snapshot))
+            .map(|(key, server)| (*key, server.clone()))
+            .collect();
+        self.servers.observe(ours);
+        let differing: Vec<_> = self.servers.due(now).copied().collect();
+        for key in differing {
+            self.settle_leftovers(key);
+        }
+        if let Some(rules) = snapshot.rules {
+            self.rules
+                .observe((!rules.is_empty()).then(|| ((), Arc::new(rules))));
+            self.rules_read = Some(now);
+        }
+        self.needs_resync = false;
+    }
+
+    /// Decides again what drains at a virtual server whose actual destinations have changed by themselves.
+    fn settle_leftovers(&mut self, key: VirtualServerKey) {
+        let (Some(wanted), Some(owner)) = (
+            self.servers.wanted(&key).cloned(),
+            self.servers.owner(&key).cloned(),
+        ) else {
+            return;
+        };
+        let endpoints = wanted
+            .destinations
+            .iter()
+            .filter(|real| !self.drains.contains(&key, real.target));
+        let compiled = VirtualServer {
+            destinations: endpoints.copied().collect(),
+            ..wanted
+        };
+        let amended = self.with_leftovers(key, compiled);
+        self.servers.amend(&owner, &key, amended);
+    }
+
+    /// Whether a virtual server in a snapshot is one that this proxy, an earlier run of it, or upstream has made.
+    fn is_ours(&self, key: &VirtualServerKey, snapshot: &Snapshot) -> bool {
+        if self
+            .config
+            .exclude_cidrs
+            .iter()
+            .any(|net| net.contains(&key.address))
+        {
+            return false;
+        }
+        let holds = |set: Set, member: Member| {
+            snapshot
+                .sets
+                .get(&set)
+                .is_some_and(|set| set.contains(&member))
+        };
+        let by_address = Member::AddressPort(key.address, key.protocol, key.port);
+        let node_port = match Set::node_port(key.protocol) {
+            Set::NodePortSctp => by_address,
+            _ => Member::Port(key.port),
+        };
+        snapshot.bound.contains(&key.address)
+            || [
+                Set::ClusterIp,
+                Set::ExternalIp,
+                Set::ExternalIpLocal,
+                Set::LoadBalancer,
+            ]
+            .into_iter()
+            .any(|set| holds(set, by_address))
+            || (snapshot.interface_addresses.contains(&key.address)
+                && holds(Set::node_port(key.protocol), node_port))
+    }
+
+    // ---- plan ----
+
+    fn plan(&mut self, stage: Stage, now: Instant) -> Plan {
+        match stage {
+            Stage::Make => self.plan_make(now),
+            Stage::Break => self.plan_break(now),
+            Stage::Forget => self.plan_forget(now),
+        }
+    }
+
+    fn plan_make(&mut self, now: Instant) -> Plan {
+        self.want_rules(Stage::Make);
+        let mut ops = Vec::new();
+        for key in sorted(self.foundation.due(now)) {
+            ops.push(match key {
+                Foundation::Link => Op::CreateLink,
+                Foundation::Set(set) => Op::CreateSet(set, self.set_size(set)),
+            });
+        }
+        for (set, table) in Set::all().zip(&self.members) {
+            let added = sorted(table.due(now))
+                .into_iter()
+                .filter(|member| table.wanted(member).is_some());
+            ops.extend(added.map(|member| Op::AddMember(set, member)));
+        }
+        ops.extend(self.write_rules(now));
+        let mut keys: Vec<_> = self
+            .servers
+            .due(now)
+            .filter_map(|key| Some((rank(&self.servers.owner(key)?.name), *key)))
+            .collect();
+        keys.sort_unstable();
+        for (_, key) in keys {
+            self.make_server(key, &mut ops);
+        }
+        let added = sorted(self.addresses.due(now))
+            .into_iter()
+            .filter(|a| self.addresses.wanted(a).is_some());
+        ops.extend(added.map(Op::BindAddress));
+        Plan { ops }
+    }
+
+    fn set_size(&self, set: Set) -> u32 {
+        let wanted = self.members.get(set as usize).map_or(0, Table::wanted_len);
+        u32::try_from(wanted)
+            .unwrap_or(u32::MAX)
+            .checked_next_power_of_two()
+            .unwrap_or(u32::MAX)
+            .max(SET_SIZE)
+    }
+
+    fn write_rules(&self, now: Instant) -> Option<Op> {
+        self.rules.due(now).next()?;
+        let wanted = self.rules.wanted(&())?.clone();
+        let installed = self.rules.actual(&()).cloned().unwrap_or_default();
+        Some(Op::WriteRules { wanted, installed })
+    }
+
+    fn make_server(&self, key: VirtualServerKey, ops: &mut Vec<Op>) {
+        let Some(wanted) = self.servers.wanted(&key) else {
+            return;
+        };
+        let actual = self.servers.actual(&key);
+        match actual {
+            None => ops.push(Op::AddServer(key, wanted.properties.clone())),
+            Some(actual) if actual.properties != wanted.properties => {
+                ops.push(Op::SetServer(key, wanted.properties.clone()));
+            }
+            Some(_) => {}
+        }
+        for real in wanted.destinations.iter() {
+            match actual.and_then(|actual| actual.destination(real.target)) {
+                None => ops.push(Op::AddDestination(key, *real)),
+                Some(there) if there != real => ops.push(Op::SetDestination(key, *real)),
+                Some(_) => {}
+            }
+        }
+    }
+
+    fn plan_break(&self, now: Instant) -> Plan {
+        let mut ops = Vec::new();
+        let removed = sorted(self.addresses.due(now))
+            .into_iter()
+            .filter(|a| self.addresses.wanted(a).is_none());
+        ops.extend(removed.map(Op::UnbindAddress));
+        let mut removed_servers = Vec::new();
+        for key in sorted(self.servers.due(now)) {
+            let Some(actual) = self.servers.actual(&key) else {
+                continue;
+            };
+            match self.servers.wanted(&key) {
+                None => removed_servers.push(Op::RemoveServer(key)),
+                Some(wanted) => {
+                    let gone = actual.destinations.iter().map(|real| real.target);
+                    let gone = gone.filter(|target| wanted.destination(*target).is_none());
+                    ops.extend(gone.map(|target| Op::RemoveDestination(key, target)));
+                }
+            }
+        }
+        ops.extend(removed_servers);
+        Plan { ops }
+    }
+
+    fn plan_forget(&mut self, now: Instant) -> Plan {
+        self.want_rules(Stage::Forget);
+        let mut ops = Vec::new();
+        ops.extend(self.write_rules(now));
+        for (set, table) in Set::all().zip(&self.members) {
+            let removed = sorted(table.due(now))
+                .into_iter()
+                .filter(|member| table.wanted(member).is_none());
+            let free = removed.filter(|member| !self.is_evidence(set, member));
+            ops.extend(free.map(|member| Op::RemoveMember(set, member)));
+        }
+        Plan { ops }
+    }
+
+    /// Whether a member still says that a virtual server which could not be removed yet is ours.
+    fn is_evidence(&self, set: Set, member: &Member) -> bool {
+        let is_left = |address: IpAddr, protocol: Protocol, port: u16| {
+            let key = VirtualServerKey {
+                address,
+                port,
+                protocol,
+            };
+            self.servers.actual(&key).is_some() && self.servers.wanted(&key).is_none()
+        };
+        match (set, *member) {
+            (Set::NodePortTcp, Member::Port(port)) => self
+                .node
+                .interface_addresses
+                .iter()
+                .any(|address| is_left(*address, Protocol::Tcp, port)),
+            (Set::NodePortUdp, Member::Port(port)) => self
+                .node
+                .interface_addresses
+                .iter()
+                .any(|address| is_left(*address, Protocol::Udp, port)),
+            (set, Member::AddressPort(address, protocol, port)) if set.marks_ownership() => {
+                is_left(address, protocol, port)
+            }
+            _ => false,
+        }
+    }
+
+    // ---- book: what became of it ----
+
+    fn book(&mut self, plan: &Plan, outcomes: Vec<Outcome>, now: Instant, report: &mut SyncReport) {
+        let mut drafts: HashMap<VirtualServerKey, Option<Draft>> = HashMap::new();
+        let mut failed: HashMap<VirtualServerKey, ()> = HashMap::new();
+        for (op, outcome) in plan.ops.iter().zip(outcomes) {
+            let is_done = match outcome {
+                Outcome::Done => {
+                    report.written += 1;
+                    true
+                }
+                Outcome::Unknown => {
+                    self.needs_resync = true;
+                    false
+                }
+                Outcome::Refused {
+                    reason,
+                    is_surprise,
+                } => {
+                    self.needs_resync |= is_surprise;
+                    // A virtual server that was refused takes its destinations with it: say it once.
+                    let is_first = server_of(op).is_none_or(|key| failed.insert(key, ()).is_none());
+                    if is_first {
+                        let failure = Failure {
+                            object: op.to_string(),
+                            owner: self.owner_of(op),
+                            reason,
+                        };
+                        report.failures.push(failure);
+                    }
+                    false
+                }
+            };
+            self.book_one(op, is_done, now, &mut drafts);
+        }
+        for (key, draft) in drafts {
+            self.servers.set_actual(&key, draft.map(Draft::into_server));
+            if failed.contains_key(&key) {
+                self.servers.fail(&key, now);
+            }
+            if self.servers.wanted(&key).is_none() {
+                self.drains.forget(&key);
+            }
+        }
+    }
+
+    fn book_one(
+        &mut self,
+        op: &Op,
+        is_done: bool,
+        now: Instant,
+        drafts: &mut HashMap<VirtualServerKey, Option<Draft>>,
+    ) {
+        match op {
+            Op::CreateLink => book_entry(&mut self.foundation, &Foundation::Link, is_done, now),
+            Op::CreateSet(set, _) => {
+                book_entry(&mut self.foundation, &Foundation::Set(*set), is_done, now);
+            }
+            Op::AddMember(set, member) | Op::RemoveMember(set, member) => {
+                book_entry(self.table(*set), member, is_done, now);
+            }
+            Op::WriteRules { .. } => {
+                book_entry(&mut self.rules, &(), is_done, now);
+                if !is_done {
+                    // Nobody knows what a refused restore has left: look before the next try.
+                    self.rules_read = None;
+                    self.needs_resync = true;
+                }
+            }
+            Op::BindAddress(address) | Op::UnbindAddress(address) => {
+                book_entry(&mut self.addresses, address, is_done, now);
+            }
+            Op::AddServer(key, _)
+            | Op::SetServer(key, _)
+            | Op::RemoveServer(key)
+            | Op::AddDestination(key, _)
+            | Op::SetDestination(key, _)
+            | Op::RemoveDestination(key, _) => {
+                let draft = drafts
+                    .entry(*key)
+                    .or_insert_with(|| self.servers.actual(key).map(Draft::of));
+                if is_done {
+                    Draft::apply(draft, op);
+                }
+            }
+        }
+    }
+
+    fn owner_of(&self, op: &Op) -> Option<ServicePortName> {
+        let owner = match op {
+            Op::AddMember(set, member) => self.members.get(*set as usize)?.owner(member),
+            Op::BindAddress(address) => self.addresses.owner(address),
+            _ => self.servers.owner(&server_of(op)?),
+        };
+        owner.map(|owner| owner.name.clone())
+    }
+
+    fn pending(&self) -> usize {
+        let members: usize = self.members.iter().map(Table::pending_len).sum();
+        self.foundation.pending_len()
+            + members
+            + self.rules.pending_len()
+            + self.servers.pending_len()
+            + self.addresses.pending_len()
+    }
+
+    fn conflicts(&self) -> Vec<Conflict> {
+        let losers = self.servers.contested().flat_map(|(key, claims)| {
+            let (winner, losers) = claims
+                .split_first()
+                .map_or((None, claims), |(first, rest)| (Some(first), rest));
+            losers.iter().filter_map(move |loser| {
+                Some(Conflict {
+                    object: key.to_string(),
+                    winner: winner?.0.name.clone(),
+                    loser: loser.0.name.clone(),
+                })
+            })
+        });
+        let mut conflicts: Vec<_> = losers.collect();
+        conflicts.sort_by(|a, b| (&a.object, &a.loser).cmp(&(&b.object, &b.loser)));
+        conflicts
+    }
+
+    async fn run_sync(&mut self, now: Instant) -> SyncReport {
+        let started = Instant::now();
+        let mut report = SyncReport::default();
+        for stage in Stage::ALL {
+            if self.needs_resync || (stage != Stage::Make && !self.may_delete) {
+                break;
+            }
+            if stage == Stage::Break {
+                self.look_at_drains(now, &mut report).await;
+            }
+            let plan = self.plan(stage, now);
+            if plan.ops.is_empty() {
+                continue;
+            }
+            let applied = self.kernel.call(move |kernel| {
+                let outcomes = kernel.apply(&plan);
+                (plan, outcomes)
+            });
+            match applied.await {
+                Ok((plan, outcomes)) => self.book(&plan, outcomes, now, &mut report),
+                Err(gone) => {
+                    report.failures.push(failure("the kernel thread", &gone));
+                    break;
+                }
+            }
+        }
+        report.pending = self.pending();
+        report.conflicts = self.conflicts();
+        report.took = started.elapsed();
+        report
+    }
+
+    /// Looks at the connections of what drains and is due; what has none left is no longer wanted.
+    async fn look_at_drains(&mut self, now: Instant, report: &mut SyncReport) {
+        let keys = self.drains.take_due(now);
+        if keys.is_empty() {
+            return;
+        }
+        let asked = keys.clone();
+        match self
+            .kernel
+            .call(move |kernel| kernel.connections(&asked))
+            .await
+        {
+            Ok(Ok(connections)) => {
+                for key in keys {
+                    match connections.get(&key) {
+                        Some(of) => self.end_drains(&key, |target| {
+                            of.get(&target).is_none_or(|open| *open == 0)
+                        }),
+                        None => self.needs_resync = true,
+                    }
+                }
+            }
+            Ok(Err(error)) => report
+                .failures
+                .push(failure("draining destinations", &error)),
+            Err(gone) => report
+                .failures
+                .push(failure("draining destinations", &gone)),
+        }
+    }
+
+    async fn run_resync(&mut self, model: &Model, now: Instant) -> Result<(), Failure> {
+        let with_rules = self
+            .rules_read
+            .is_none_or(|read| now.duration_since(read) >= self.config.sync_period);
+        let dump: Result<Snapshot, KernelError> = self
+            .kernel
+            .call(move |kernel| kernel.dump(with_rules))
+            .await
+            .map_err(|gone| failure("the kernel thread", &gone))?;
+        let snapshot = dump.map_err(|error| failure("the kernel's state", &error))?;
+        self.may_delete = model.is_complete() && model.is_whole();
+        self.refresh_node(model);
+        self.observe(model, snapshot, now);
+        Ok(())
+    }
+}
+
+impl<K: Kernel> Mode for Proxier<K> {
+    fn family(&self) -> IpFamily {
+        self.node.family
+    }
+
+    fn update(&mut self, model: &Model, changes: &Changes) {
+        self.may_delete = model.is_complete() && model.is_whole();
+        let is_node_new = changes.node && (self.refresh_node(model) | self.refresh_node_ports());
+        if is_node_new {
+            self.update_all(model);
+            return;
+        }
+        for name in &changes.services {
+            self.update_service(model, name);
+        }
+    }
+
+    fn sync(&mut self, now: Instant) -> Pin<Box<dyn Future<Output = SyncReport> + Send + '_>> {
+        Box::pin(self.run_sync(now))
+    }
+
+    fn resync<'a>(
+        &'a mut self,
+        model: &'a Model,
+        now: Instant,
+    ) -> Pin<Box<dyn Future<Output = Result<(), Failure>> + Send + 'a>> {
+        Box::pin(self.run_resync(model, now))
+    }
+
+    fn next_due(&self) -> Option<Instant> {
+        let retries = self.members.iter().map(Table::next_retry).chain([
+            self.foundation.next_retry(),
+            self.rules.next_retry(),
+            self.servers.next_retry(),
+            self.addresses.next_retry(),
+            self.drains.next_due(),
+        ]);
+        retries.flatten().min()
+    }
+
+    fn needs_resync(&self) -> bool {
+        self.needs_resync
+    }
+}
+
+/// A virtual server while the outcomes of its writes are booked.
+struct Draft {
+    properties: Properties,
+    destinations: Vec<RealServer>,
+}
+
+impl Draft {
+    fn of(server: &VirtualServer) -> Self {
+        Self {
+            properties: server.properties.clone(),
+            destinations: server.destinations.to_vec(),
+        }
+    }
+
+    fn into_server(self) -> VirtualServer {
+        VirtualServer {
+            properties: self.properties,
+            destinations: self.destinations.into(),
+        }
+    }
+
+    fn apply(draft: &mut Option<Self>, op: &Op) {
+        match (op, draft.as_mut()) {
+            (Op::AddServer(_, properties), _) => {
+                *draft = Some(Self {
+                    properties: properties.clone(),
+                    destinations: Vec::new(),
+                });
+            }
+            (Op::SetServer(_, properties), Some(server)) => server.properties = properties.clone(),
+            (Op::RemoveServer(_), _) => *draft = None,
+            (Op::AddDestination(_, real) | Op::SetDestination(_, real), Some(server)) => {
+                match server
+                    .destinations
+                    .binary_search_by_key(&real.target, |d| d.target)
+                {
+                    Ok(at) => {
+                        if let Some(there) = server.destinations.get_mut(at) {
+                            *there = *real;
+                        }
+                    }
+                    Err(at) => server.destinations.insert(at, *real),
+                }
+            }
+            (Op::RemoveDestination(_, target), Some(server)) => {
+                if let Ok(at) = server
+                    .destinations
+                    .binary_search_by_key(target, |d| d.target)
+                {
+                    server.destinations.remove(at);
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+fn server_of(op: &Op) -> Option<VirtualServerKey> {
+    match op {
+        Op::AddServer(key, _)
+        | Op::SetServer(key, _)
+        | Op::RemoveServer(key)
+        | Op::AddDestination(key, _)
+        | Op::SetDestination(key, _)
+        | Op::RemoveDestination(key, _) => Some(*key),
+        _ => None,
+    }
+}
+
+/// Books the outcome of a write that brought one key to its wanted state.
+fn book_entry<K, V, O>(table: &mut Table<K, V, O>, key: &K, is_done: bool, now: Instant)
+where
+    K: Clone + Eq + std::hash::Hash,
+    V: Clone + Eq,
+    O: Clone + Eq + std::hash::Hash + Ord,
+{
+    if is_done {
+        table.set_written(key);
+    } else {
+        table.fail(key, now);
+    }
+}
+
+fn sorted<'a, T: Ord + Copy + 'a>(keys: impl Iterator<Item = &'a T>) -> Vec<T> {
+    let mut keys: Vec<T> = keys.copied().collect();
+    keys.sort_unstable();
+    keys
+}
+
+fn failure(object: &str, reason: &dyn std::fmt::Display) -> Failure {
+    Failure {
+        object: object.to_owned(),
+        owner: None,
+        reason: reason.to_string(),
+    }
+}
+
+/// At a cold start the API server's own Service comes first, then DNS: everything else on the node waits for these
+/// (k/k#133773).
+fn rank(name: &ServicePortName) -> u8 {
+    match (name.service.namespace(), name.service.name()) {
+        ("default", "kubernetes") => 0,
+        ("kube-system", name) if name.contains("dns") => 1,
+        _ => 2,
+    }
+}

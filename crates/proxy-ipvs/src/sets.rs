@@ -1,0 +1,329 @@
+//! The `KUBE-*` sets: one row for each, with upstream's name, type and comment.
+//!
+//! Source: upstream's `pkg/proxy/ipvs/ipset.go` and `proxier.go`. The sets carry no comments themselves; a set's comment is
+//! that of the iptables rules that match it. IPv6 sets are named `KUBE-6-…` and cut to the kernel's 31 characters
+//! (`IPSET_MAXNAMELEN` less the final NUL).
+
+use std::fmt;
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use proxy::{IpFamily, Protocol};
+
+/// One of the sets that the shim matches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(u8)]
+#[allow(missing_docs, reason = "each is described by its row in ROWS")]
+pub enum Set {
+    LoopBack,
+    ClusterIp,
+    ExternalIp,
+    ExternalIpLocal,
+    LoadBalancer,
+    LoadBalancerLocal,
+    LoadBalancerFirewall,
+    LoadBalancerSourceCidr,
+    LoadBalancerSourceIp,
+    NodePortTcp,
+    NodePortLocalTcp,
+    NodePortUdp,
+    NodePortLocalUdp,
+    NodePortSctp,
+    NodePortLocalSctp,
+    HealthCheckNodePort,
+    IpvsIps,
+}
+
+/// What the members of a set are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum SetKind {
+    /// `hash:ip`
+    Address,
+    /// `hash:ip,port`
+    AddressPort,
+    /// `hash:ip,port,ip`
+    AddressPortAddress,
+    /// `hash:ip,port,net`
+    AddressPortNet,
+    /// `bitmap:port` with range 0-65535
+    Port,
+}
+
+struct Row {
+    set: Set,
+    suffix: &'static str,
+    kind: SetKind,
+    comment: &'static str,
+}
+
+const fn row(set: Set, suffix: &'static str, kind: SetKind, comment: &'static str) -> Row {
+    Row {
+        set,
+        suffix,
+        kind,
+        comment,
+    }
+}
+
+/// In the order of [`Set`], so that a set's number is its row's index.
+const ROWS: [Row; 17] = [
+    row(
+        Set::LoopBack,
+        "LOOP-BACK",
+        SetKind::AddressPortAddress,
+        "Kubernetes endpoints dst ip:port, source ip for solving hairpin purpose",
+    ),
+    row(
+        Set::ClusterIp,
+        "CLUSTER-IP",
+        SetKind::AddressPort,
+        "Kubernetes service cluster ip + port for masquerade purpose",
+    ),
+    row(
+        Set::ExternalIp,
+        "EXTERNAL-IP",
+        SetKind::AddressPort,
+        "Kubernetes service external ip + port for masquerade and filter purpose",
+    ),
+    row(
+        Set::ExternalIpLocal,
+        "EXTERNAL-IP-LOCAL",
+        SetKind::AddressPort,
+        "Kubernetes service external ip + port with externalTrafficPolicy=local",
+    ),
+    row(
+        Set::LoadBalancer,
+        "LOAD-BALANCER",
+        SetKind::AddressPort,
+        "Kubernetes service lb portal",
+    ),
+    row(
+        Set::LoadBalancerLocal,
+        "LOAD-BALANCER-LOCAL",
+        SetKind::AddressPort,
+        "Kubernetes service load balancer ip + port with externalTrafficPolicy=local",
+    ),
+    row(
+        Set::LoadBalancerFirewall,
+        "LOAD-BALANCER-FW",
+        SetKind::AddressPort,
+        "Kubernetes service load balancer ip + port for load balancer with sourceRange",
+    ),
+    row(
+        Set::LoadBalancerSourceCidr,
+        "LOAD-BALANCER-SOURCE-CIDR",
+        SetKind::AddressPortNet,
+        "Kubernetes service load balancer ip + port + source cidr for packet filter purpose",
+    ),
+    row(
+        Set::LoadBalancerSourceIp,
+        "LOAD-BALANCER-SOURCE-IP",
+        SetKind::AddressPortAddress,
+        "Kubernetes service load balancer ip + port + source IP for packet filter purpose",
+    ),
+    row(
+        Set::NodePortTcp,
+        "NODE-PORT-TCP",
+        SetKind::Port,
+        "Kubernetes nodeport TCP port for masquerade purpose",
+    ),
+    row(
+        Set::NodePortLocalTcp,
+        "NODE-PORT-LOCAL-TCP",
+        SetKind::Port,
+        "Kubernetes nodeport TCP port with externalTrafficPolicy=local",
+    ),
+    row(
+        Set::NodePortUdp,
+        "NODE-PORT-UDP",
+        SetKind::Port,
+        "Kubernetes nodeport UDP port for masquerade purpose",
+    ),
+    row(
+        Set::NodePortLocalUdp,
+        "NODE-PORT-LOCAL-UDP",
+        SetKind::Port,
+        "Kubernetes nodeport UDP port with externalTrafficPolicy=local",
+    ),
+    row(
+        Set::NodePortSctp,
+        "NODE-PORT-SCTP-HASH",
+        SetKind::AddressPort,
+        "Kubernetes nodeport SCTP port for masquerade purpose with type 'hash ip:port'",
+    ),
+    row(
+        Set::NodePortLocalSctp,
+        "NODE-PORT-LOCAL-SCTP-HASH",
+        SetKind::AddressPort,
+        "Kubernetes nodeport SCTP port with externalTrafficPolicy=local with type 'hash ip:port'",
+    ),
+    row(
+        Set::HealthCheckNodePort,
+        "HEALTH-CHECK-NODE-PORT",
+        SetKind::Port,
+        "Kubernetes health check node port",
+    ),
+    row(
+        Set::IpvsIps,
+        "IPVS-IPS",
+        SetKind::Address,
+        "Addresses on the ipvs interface",
+    ),
+];
+
+/// The kernel's longest set name.
+const MAX_NAME: usize = 31;
+
+impl Set {
+    /// Every set, in the order of their numbers.
+    pub fn all() -> impl Iterator<Item = Self> {
+        ROWS.iter().map(|row| row.set)
+    }
+
+    /// How many sets there are.
+    pub const COUNT: usize = ROWS.len();
+
+    fn row(self) -> &'static Row {
+        #[allow(
+            clippy::indexing_slicing,
+            reason = "ROWS has a row for each Set, in their order: see the test"
+        )]
+        &ROWS[self as usize]
+    }
+
+    /// Its name in the kernel.
+    pub fn name(self, family: IpFamily) -> String {
+        let prefix = match family {
+            IpFamily::V4 => "KUBE-",
+            IpFamily::V6 => "KUBE-6-",
+        };
+        let mut name = format!("{prefix}{}", self.row().suffix);
+        name.truncate(MAX_NAME);
+        name
+    }
+
+    /// The set of this family with a name, if it is one of ours.
+    pub fn by_name(name: &str, family: IpFamily) -> Option<Self> {
+        Self::all().find(|set| set.name(family) == name)
+    }
+
+    /// The type of its members.
+    pub fn kind(self) -> SetKind {
+        self.row().kind
+    }
+
+    /// The comment of the rules that match it.
+    pub fn comment(self) -> &'static str {
+        self.row().comment
+    }
+
+    /// Whether its members say which virtual servers are ours, so that a member must outlive its virtual server.
+    pub fn marks_ownership(self) -> bool {
+        matches!(
+            self,
+            Self::ClusterIp
+                | Self::ExternalIp
+                | Self::ExternalIpLocal
+                | Self::LoadBalancer
+                | Self::NodePortTcp
+                | Self::NodePortUdp
+                | Self::NodePortSctp
+        )
+    }
+
+    /// The set that holds the NodePorts of a protocol.
+    pub fn node_port(protocol: Protocol) -> Self {
+        match protocol {
+            Protocol::Tcp => Self::NodePortTcp,
+            Protocol::Udp => Self::NodePortUdp,
+            Protocol::Sctp => Self::NodePortSctp,
+        }
+    }
+
+    /// The set that holds those with `externalTrafficPolicy: Local`.
+    pub fn node_port_local(protocol: Protocol) -> Self {
+        match protocol {
+            Protocol::Tcp => Self::NodePortLocalTcp,
+            Protocol::Udp => Self::NodePortLocalUdp,
+            Protocol::Sctp => Self::NodePortLocalSctp,
+        }
+    }
+}
+
+/// A member of a set. Displayed as `ipset` writes it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Member {
+    /// `ADDRESS`
+    Address(IpAddr),
+    /// `ADDRESS,PROTOCOL:PORT`
+    AddressPort(IpAddr, Protocol, u16),
+    /// `ADDRESS,PROTOCOL:PORT,ADDRESS`
+    AddressPortAddress(IpAddr, Protocol, u16, IpAddr),
+    /// `ADDRESS,PROTOCOL:PORT,NETWORK`
+    AddressPortNet(IpAddr, Protocol, u16, IpNet),
+    /// `PORT`
+    Port(u16),
+}
+
+impl fmt::Display for Member {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Address(address) => write!(f, "{address}"),
+            Self::AddressPort(address, protocol, port) => {
+                write!(f, "{address},{}:{port}", protocol.lower())
+            }
+            Self::AddressPortAddress(address, protocol, port, second) => {
+                write!(f, "{address},{}:{port},{second}", protocol.lower())
+            }
+            Self::AddressPortNet(address, protocol, port, net) => {
+                write!(f, "{address},{}:{port},{net}", protocol.lower())
+            }
+            Self::Port(port) => write!(f, "{port}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sets_number_is_its_rows_index() {
+        for (index, set) in Set::all().enumerate() {
+            assert_eq!(set as usize, index);
+        }
+    }
+
+    #[test]
+    fn names_are_upstreams() {
+        assert_eq!(Set::LoopBack.name(IpFamily::V4), "KUBE-LOOP-BACK");
+        assert_eq!(
+            Set::LoadBalancerSourceCidr.name(IpFamily::V6),
+            "KUBE-6-LOAD-BALANCER-SOURCE-CID"
+        );
+        assert_eq!(
+            Set::NodePortLocalSctp.name(IpFamily::V6),
+            "KUBE-6-NODE-PORT-LOCAL-SCTP-HAS"
+        );
+        for family in IpFamily::ALL {
+            for set in Set::all() {
+                assert_eq!(Set::by_name(&set.name(family), family), Some(set));
+            }
+        }
+        assert_eq!(Set::by_name("KUBE-CLUSTER-IP", IpFamily::V6), None);
+    }
+
+    #[test]
+    fn members_read_as_ipset_writes_them() {
+        let ip: IpAddr = "10.0.0.1".parse().unwrap();
+        assert_eq!(
+            Member::AddressPortAddress(ip, Protocol::Tcp, 80, ip).to_string(),
+            "10.0.0.1,tcp:80,10.0.0.1"
+        );
+        let net = "10.1.0.0/16".parse().unwrap();
+        assert_eq!(
+            Member::AddressPortNet(ip, Protocol::Sctp, 80, net).to_string(),
+            "10.0.0.1,sctp:80,10.1.0.0/16"
+        );
+    }
+}
