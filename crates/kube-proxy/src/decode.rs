@@ -1,0 +1,2 @@
+//! Kubernetes objects to our own compact ones.
+pub(crate) mod address;

@@ -1,0 +1,210 @@
+//! Values and names as Go programs take them on their command line.
+//!
+//! Flags of existing manifests were written for Go's `strconv`, `time` and pflag. Their readings are wider than Rust's
+//! (`T`, `1h30m`, `0x10`, `--proxy_mode`), and here they are followed to the letter.
+
+use std::ffi::OsString;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use crate::decode::address;
+
+/// A boolean as `strconv.ParseBool` takes it.
+pub(super) fn bool(text: &str) -> Result<bool, &'static str> {
+    match text {
+        "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(true),
+        "0" | "f" | "F" | "false" | "FALSE" | "False" => Ok(false),
+        _ => Err("give true or false"),
+    }
+}
+
+/// A 32-bit integer as `strconv.ParseInt` with base 0 takes it: `14`, `0xe`, `0o16`, `016`, `0b1110`, `1_4`.
+pub(super) fn int(text: &str) -> Result<i32, &'static str> {
+    const WRONG: &str = "give a whole number";
+    let (sign, digits) = match text.strip_prefix('-') {
+        Some(digits) => ("-", digits),
+        None => ("", text.strip_prefix('+').unwrap_or(text)),
+    };
+    let lower = digits.to_ascii_lowercase();
+    let (radix, digits) = [("0x", 16), ("0o", 8), ("0b", 2), ("0", 8)]
+        .into_iter()
+        .find_map(|(prefix, radix)| Some((radix, lower.strip_prefix(prefix)?)))
+        .filter(|(_, digits)| !digits.is_empty())
+        .unwrap_or((10, &lower));
+    if digits.starts_with(['+', '-']) {
+        return Err(WRONG);
+    }
+    let digits = digits.replace('_', "");
+    i32::from_str_radix(&format!("{sign}{digits}"), radix).map_err(|_| WRONG)
+}
+
+/// A duration as `time.ParseDuration` takes it; a negative one is refused, as no flag here means anything by it.
+pub(super) fn duration(text: &str) -> Result<Duration, &'static str> {
+    const WRONG: &str = "give a duration such as 30s, 1m30s, 500ms or 0";
+    let rest = text.strip_prefix('+').unwrap_or(text);
+    if rest.starts_with('-') {
+        return Err("a negative duration has no meaning here; give one such as 30s, or 0");
+    }
+    if rest == "0" {
+        return Ok(Duration::ZERO);
+    }
+    let (mut rest, mut total) = (rest, 0_u64);
+    loop {
+        let number_end = rest
+            .find(|c: char| !c.is_ascii_digit() && c != '.')
+            .ok_or(WRONG)?;
+        let (number, after) = rest.split_at(number_end);
+        let unit_end = after
+            .find(|c: char| c.is_ascii_digit() || c == '.')
+            .unwrap_or(after.len());
+        let (unit, after) = after.split_at(unit_end);
+        total = total
+            .checked_add(nanoseconds(number, unit).ok_or(WRONG)?)
+            .filter(|total| i64::try_from(*total).is_ok())
+            .ok_or("the duration is too long; give less than 292 years")?;
+        if after.is_empty() {
+            return Ok(Duration::from_nanos(total));
+        }
+        rest = after;
+    }
+}
+
+/// `number` (digits with at most one point among them) of a unit, in nanoseconds.
+fn nanoseconds(number: &str, unit: &str) -> Option<u64> {
+    let unit: u64 = match unit {
+        "ns" => 1,
+        "us" | "\u{b5}s" | "\u{3bc}s" => 1_000,
+        "ms" => 1_000_000,
+        "s" => 1_000_000_000,
+        "m" => 60 * 1_000_000_000,
+        "h" => 3_600 * 1_000_000_000,
+        _ => return None,
+    };
+    let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
+    if (whole.is_empty() && fraction.is_empty()) || fraction.contains('.') {
+        return None;
+    }
+    let whole: u64 = if whole.is_empty() {
+        0
+    } else {
+        whole.parse().ok()?
+    };
+    let mut nanoseconds = whole.checked_mul(unit)?;
+    let mut place = unit;
+    for digit in fraction.bytes() {
+        place /= 10;
+        nanoseconds = nanoseconds.checked_add(u64::from(digit - b'0') * place)?;
+    }
+    Some(nanoseconds)
+}
+
+/// An IP address.
+pub(super) fn ip(text: &str) -> Result<IpAddr, &'static str> {
+    address::ip(text.trim()).ok_or("give an IPv4 or IPv6 address")
+}
+
+/// Flag names with `_` for `-`, as pflag's normalisation in Kubernetes components allows: `--proxy_mode=ipvs`.
+pub(super) fn normalise(argument: OsString) -> OsString {
+    let Some(text) = argument.to_str().filter(|text| text.starts_with("--")) else {
+        return argument;
+    };
+    let name = text.split('=').next().unwrap_or(text);
+    if !name.contains('_') {
+        return argument;
+    }
+    let (name, value) = text.split_at(name.len());
+    (name.replace('_', "-") + value).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn booleans() {
+        for yes in ["1", "t", "T", "true", "TRUE", "True"] {
+            assert_eq!(bool(yes), Ok(true), "{yes}");
+        }
+        for no in ["0", "f", "F", "false", "FALSE", "False"] {
+            assert_eq!(bool(no), Ok(false), "{no}");
+        }
+        for wrong in ["", "yes", "tRUE", "2", " true"] {
+            assert!(bool(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn integers() {
+        for (text, value) in [
+            ("14", 14),
+            ("-1", -1),
+            ("+7", 7),
+            ("0", 0),
+            ("0x1f", 31),
+            ("0X1F", 31),
+            ("017", 15),
+            ("0o17", 15),
+            ("0b101", 5),
+            ("1_000", 1000),
+        ] {
+            assert_eq!(int(text), Ok(value), "{text}");
+        }
+        for wrong in ["", "x", "1.5", "0x", "--1", "0x-1", "2147483648", "1 "] {
+            assert!(int(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn durations() {
+        for (text, milliseconds) in [
+            ("0", 0),
+            ("0s", 0),
+            ("30s", 30_000),
+            ("1h2m3.5s", 3_723_500),
+            ("300ms", 300),
+            ("1.5h", 5_400_000),
+            (".5s", 500),
+            ("1.s", 1_000),
+            ("+1m", 60_000),
+            ("1000us", 1),
+            ("1000\u{b5}s", 1),
+        ] {
+            assert_eq!(
+                duration(text),
+                Ok(Duration::from_millis(milliseconds)),
+                "{text}"
+            );
+        }
+        for wrong in [
+            "", "30", "s", "1d", "-1s", ".", ".s", "1..5s", "1 s", "1s ", "1e3s", "+", "9999999h",
+            "3000000h",
+        ] {
+            assert!(duration(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn only_flag_names_are_normalised() {
+        let normal = |text: &str| normalise(text.into()).into_string().unwrap();
+        assert_eq!(normal("--proxy_mode=a_b"), "--proxy-mode=a_b");
+        assert_eq!(normal("--proxy_mode"), "--proxy-mode");
+        assert_eq!(normal("a_b"), "a_b");
+        assert_eq!(normal("-v=2"), "-v=2");
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_text_is_read_or_refused(text in "\\PC*") {
+            let _ = (bool(&text), int(&text), duration(&text), ip(&text));
+            normalise(text.into());
+        }
+
+        #[test]
+        fn whole_seconds_come_back(seconds in 0_u64..9_000_000_000) {
+            proptest::prop_assert_eq!(
+                duration(&format!("{seconds}s")),
+                Ok(Duration::from_secs(seconds))
+            );
+        }
+    }
+}

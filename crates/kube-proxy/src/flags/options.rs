@@ -1,0 +1,372 @@
+//! What the flags mean, typed and checked.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use ipnet::IpNet;
+use proxy::{IpFamily, LocalDetector, Node, NodePortAddresses};
+
+use super::Flags;
+use crate::decode::address;
+
+/// The longest name of a network interface (`IFNAMSIZ` less its NUL).
+const INTERFACE_NAME_MAX: usize = 15;
+
+/// What is meant.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Options {
+    /// Where Services come from.
+    pub source: ObjectSource,
+    /// This node's name, lower-cased.
+    pub node_name: String,
+    /// `--bind-address`; unspecified (`0.0.0.0`, `::`) if the node's IP comes from its Node object. Its family is the
+    /// primary one.
+    pub bind_address: IpAddr,
+    /// How traffic of this node's pods is told apart.
+    pub detect_local: DetectLocal,
+    /// Which addresses serve NodePorts.
+    pub node_port_addresses: NodePortAddresses,
+    /// Whether all traffic to cluster IPs is masqueraded.
+    pub masquerade_all: bool,
+    /// The bit of the packet mark that says "masquerade", 0 to 31.
+    pub masquerade_bit: u8,
+    /// Which iptables commands to use.
+    pub iptables_backend: IptablesBackend,
+    /// The IPVS scheduler of every virtual server.
+    pub scheduler: String,
+    /// Networks in which virtual servers of others are left alone.
+    pub exclude_cidrs: Vec<IpNet>,
+    /// Whether `arp_ignore` and `arp_announce` are set.
+    pub strict_arp: bool,
+    /// Timeouts of IPVS connections.
+    pub timeouts: IpvsTimeouts,
+    /// The longest time between two comparisons with the kernel, more than zero.
+    pub sync_period: Duration,
+    /// The shortest time between the end of a sync and the start of the next, at most `sync_period`.
+    pub min_sync_period: Duration,
+    /// Log verbosity, 0 to 10.
+    pub verbosity: u8,
+}
+
+/// Where Services come from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ObjectSource {
+    /// A folder of manifests.
+    Manifests(PathBuf),
+    /// An API server; in-cluster if both are `None`.
+    Api {
+        /// `--kubeconfig`.
+        kubeconfig: Option<PathBuf>,
+        /// `--master`, overriding the URL of the kubeconfig.
+        master: Option<String>,
+    },
+}
+
+/// `--detect-local-mode` with what it needs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum DetectLocal {
+    /// By the cluster's pod networks, one of each family at most; of a family without one, traffic is not told apart.
+    ClusterCidr(Vec<IpNet>),
+    /// By the pod networks in the own Node object.
+    NodeCidr,
+    /// By the bridge that pods are attached to.
+    BridgeInterface(String),
+    /// By the prefix of the names of pods' interfaces.
+    InterfaceNamePrefix(String),
+}
+
+impl DetectLocal {
+    /// The detector of one family, given the own Node as far as it is known.
+    pub fn detector(&self, family: IpFamily, node: Option<&Node>) -> LocalDetector {
+        let first = |nets: &[IpNet]| {
+            nets.iter()
+                .find(|net| IpFamily::of(net.addr()) == family)
+                .map_or(LocalDetector::None, |net| LocalDetector::SourceNet(*net))
+        };
+        match self {
+            Self::ClusterCidr(nets) => first(nets),
+            Self::NodeCidr => node.map_or(LocalDetector::None, |node| first(&node.pod_cidrs)),
+            Self::BridgeInterface(name) => LocalDetector::Bridge(name.clone()),
+            Self::InterfaceNamePrefix(prefix) => LocalDetector::InterfacePrefix(prefix.clone()),
+        }
+    }
+}
+
+/// `--iptables-backend`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum IptablesBackend {
+    /// What the node already uses, else what works.
+    Auto,
+    /// `iptables-legacy-restore` and its siblings.
+    Legacy,
+    /// `iptables-nft-restore` and its siblings.
+    Nft,
+}
+
+/// Timeouts of IPVS connections; zero leaves the kernel's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct IpvsTimeouts {
+    /// Idle TCP connections.
+    pub tcp: Duration,
+    /// TCP connections after a FIN.
+    pub tcp_fin: Duration,
+    /// Idle UDP flows.
+    pub udp: Duration,
+}
+
+/// A flag whose value can be read but not be meant.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("invalid value '{value}' for '--{flag}': {advice}")]
+pub struct UnusableFlag {
+    /// The flag, without its dashes.
+    pub flag: &'static str,
+    /// The value it has.
+    pub value: String,
+    /// What is wrong with it, and what is allowed.
+    pub advice: String,
+}
+
+impl UnusableFlag {
+    pub(super) fn new(flag: &'static str, value: &str, advice: impl Into<String>) -> Self {
+        Self {
+            flag,
+            value: value.to_owned(),
+            advice: advice.into(),
+        }
+    }
+}
+
+impl Options {
+    /// Works out what `flags` mean.
+    pub fn new(flags: &Flags) -> Result<Self, UnusableFlag> {
+        if !matches!(&*flags.proxy_mode, "" | "ipvs") {
+            return Err(UnusableFlag::new(
+                "proxy-mode",
+                &flags.proxy_mode,
+                "this build has one mode: ipvs",
+            ));
+        }
+        let Ok(masquerade_bit @ 0..=31) = u8::try_from(flags.iptables_masquerade_bit) else {
+            return Err(UnusableFlag::new(
+                "iptables-masquerade-bit",
+                &flags.iptables_masquerade_bit.to_string(),
+                "a packet mark has the bits 0 to 31",
+            ));
+        };
+        let sync_period = flags.ipvs_sync_period;
+        if sync_period.is_zero() {
+            return Err(UnusableFlag::new(
+                "ipvs-sync-period",
+                "0s",
+                "must be longer than 0, for example 30s",
+            ));
+        }
+        if flags.ipvs_min_sync_period > sync_period {
+            return Err(UnusableFlag::new(
+                "ipvs-min-sync-period",
+                &format!("{:?}", flags.ipvs_min_sync_period),
+                format!("must not be longer than --ipvs-sync-period, which is {sync_period:?}"),
+            ));
+        }
+        let timeouts = IpvsTimeouts {
+            tcp: timeout("ipvs-tcp-timeout", flags.ipvs_tcp_timeout)?,
+            tcp_fin: timeout("ipvs-tcpfin-timeout", flags.ipvs_tcpfin_timeout)?,
+            udp: timeout("ipvs-udp-timeout", flags.ipvs_udp_timeout)?,
+        };
+        Ok(Self {
+            source: source(flags)?,
+            detect_local: detect_local(flags)?,
+            node_port_addresses: node_port_addresses(flags)?,
+            exclude_cidrs: nets("ipvs-exclude-cidrs", &flags.ipvs_exclude_cidrs)?,
+            iptables_backend: match &*flags.iptables_backend {
+                "auto" => IptablesBackend::Auto,
+                "legacy" => IptablesBackend::Legacy,
+                "nft" => IptablesBackend::Nft,
+                other => {
+                    return Err(UnusableFlag::new(
+                        "iptables-backend",
+                        other,
+                        "give auto, legacy or nft",
+                    ));
+                }
+            },
+            node_name: node_name(&flags.hostname_override)?,
+            bind_address: flags.bind_address,
+            masquerade_all: flags.masquerade_all,
+            masquerade_bit,
+            scheduler: match &*flags.ipvs_scheduler {
+                "" => "rr".to_owned(),
+                name => name.to_owned(),
+            },
+            strict_arp: flags.ipvs_strict_arp,
+            timeouts,
+            sync_period,
+            min_sync_period: flags.ipvs_min_sync_period,
+            verbosity: flags
+                .verbosity
+                .clamp(0, 10)
+                .unsigned_abs()
+                .try_into()
+                .unwrap_or(10),
+        })
+    }
+}
+
+fn source(flags: &Flags) -> Result<ObjectSource, UnusableFlag> {
+    let kubeconfig = (!flags.kubeconfig.is_empty()).then(|| PathBuf::from(&flags.kubeconfig));
+    let master = (!flags.master.is_empty()).then(|| flags.master.clone());
+    let Some(folder) = &flags.manifests else {
+        return Ok(ObjectSource::Api { kubeconfig, master });
+    };
+    let unusable = |advice| UnusableFlag::new("manifests", &folder.to_string_lossy(), advice);
+    if kubeconfig.is_some() || master.is_some() {
+        Err(unusable(
+            "Services come from manifests or from an API server, not both: give this, or --kubeconfig and --master",
+        ))
+    } else if folder.is_empty() {
+        Err(unusable("give a folder"))
+    } else {
+        Ok(ObjectSource::Manifests(folder.into()))
+    }
+}
+
+fn node_name(given: &str) -> Result<String, UnusableFlag> {
+    let name = if given.is_empty() {
+        rustix::system::uname()
+            .nodename()
+            .to_string_lossy()
+            .into_owned()
+    } else {
+        given.to_owned()
+    };
+    match name.trim() {
+        "" => Err(UnusableFlag::new(
+            "hostname-override",
+            given,
+            "a node has a name: give it here, or set the host's name",
+        )),
+        name => Ok(name.to_lowercase()),
+    }
+}
+
+fn detect_local(flags: &Flags) -> Result<DetectLocal, UnusableFlag> {
+    let cluster_nets = match flags.cluster_cidr.as_deref() {
+        None => Vec::new(),
+        Some(given) => {
+            let nets = nets("cluster-cidr", &given.split(',').collect::<Vec<_>>())?;
+            for family in IpFamily::ALL {
+                let of_family = nets
+                    .iter()
+                    .filter(|net| IpFamily::of(net.addr()) == family)
+                    .count();
+                if of_family > 1 {
+                    return Err(UnusableFlag::new(
+                        "cluster-cidr",
+                        given,
+                        format!("{of_family} {family} networks; give at most one of each family"),
+                    ));
+                }
+            }
+            nets
+        }
+    };
+    match &*flags.detect_local_mode {
+        "" | "ClusterCIDR" => Ok(DetectLocal::ClusterCidr(cluster_nets)),
+        "NodeCIDR" => Ok(DetectLocal::NodeCidr),
+        "BridgeInterface" => interface(
+            "pod-bridge-interface",
+            &flags.pod_bridge_interface,
+            "BridgeInterface",
+        )
+        .map(DetectLocal::BridgeInterface),
+        "InterfaceNamePrefix" => interface(
+            "pod-interface-name-prefix",
+            &flags.pod_interface_name_prefix,
+            "InterfaceNamePrefix",
+        )
+        .map(DetectLocal::InterfaceNamePrefix),
+        other => Err(UnusableFlag::new(
+            "detect-local-mode",
+            other,
+            "give ClusterCIDR, NodeCIDR, BridgeInterface or InterfaceNamePrefix",
+        )),
+    }
+}
+
+fn interface(flag: &'static str, name: &str, mode: &str) -> Result<String, UnusableFlag> {
+    if name.is_empty() {
+        Err(UnusableFlag::new(
+            flag,
+            name,
+            format!("--detect-local-mode={mode} needs it: give the interface's name"),
+        ))
+    } else if name.len() > INTERFACE_NAME_MAX
+        || name.contains(|c: char| c == '/' || c.is_whitespace())
+    {
+        Err(UnusableFlag::new(
+            flag,
+            name,
+            format!(
+                "an interface's name has at most {INTERFACE_NAME_MAX} characters, and neither / nor spaces"
+            ),
+        ))
+    } else {
+        Ok(name.to_owned())
+    }
+}
+
+fn node_port_addresses(flags: &Flags) -> Result<NodePortAddresses, UnusableFlag> {
+    const FLAG: &str = "nodeport-addresses";
+    let given: Vec<&str> = items(&flags.nodeport_addresses).collect();
+    if given.is_empty() {
+        Ok(NodePortAddresses::All)
+    } else if given == ["primary"] {
+        Ok(NodePortAddresses::Primary)
+    } else if given.contains(&"primary") {
+        Err(UnusableFlag::new(
+            FLAG,
+            &given.join(","),
+            "\"primary\" stands alone: give it, or networks",
+        ))
+    } else {
+        nets(FLAG, &given).map(NodePortAddresses::Within)
+    }
+}
+
+/// Networks of a flag that may be given several times, each time with several.
+fn nets<T: AsRef<str>>(flag: &'static str, given: &[T]) -> Result<Vec<IpNet>, UnusableFlag> {
+    given
+        .iter()
+        .flat_map(|list| split(list.as_ref()))
+        .map(|text| {
+            address::net(text).ok_or_else(|| {
+                UnusableFlag::new(flag, text, "give networks such as 10.0.0.0/16 or fd00::/64")
+            })
+        })
+        .collect()
+}
+
+fn items(given: &[String]) -> impl Iterator<Item = &str> {
+    given
+        .iter()
+        .filter(|list| !list.is_empty())
+        .flat_map(|list| split(list))
+}
+
+fn split(list: &str) -> impl Iterator<Item = &str> {
+    list.split(',').map(str::trim)
+}
+
+fn timeout(flag: &'static str, timeout: Duration) -> Result<Duration, UnusableFlag> {
+    // The kernel multiplies seconds by HZ (at most 1000) in a signed 32-bit number.
+    const MAX: Duration = Duration::from_secs(i32::MAX as u64 / 1000);
+    if timeout > MAX {
+        return Err(UnusableFlag::new(
+            flag,
+            &format!("{timeout:?}"),
+            format!("the kernel takes at most {}s", MAX.as_secs()),
+        ));
+    }
+    Ok(timeout)
+}
