@@ -105,6 +105,15 @@ impl<K: Kernel> Proxier<K> {
 
     // ---- update: what is wanted ----
 
+    /// Takes over what the model says beyond single Services; true if every Service has to be compiled again.
+    fn learn(&mut self, model: &Model, is_node_new: bool) -> bool {
+        let may_delete = model.is_complete() && model.is_whole();
+        let may_now = may_delete && !self.may_delete;
+        self.may_delete = may_delete;
+        let is_node_changed = is_node_new && (self.refresh_node(model) | self.refresh_node_ports());
+        may_now || is_node_changed
+    }
+
     /// Takes over what the Node object says; true if something changed that entries depend on.
     fn refresh_node(&mut self, model: &Model) -> bool {
         let family = self.node.family;
@@ -326,7 +335,7 @@ impl<K: Kernel> Proxier<K> {
         let ours: Vec<_> = snapshot
             .servers
             .iter()
-            .filter(|(key, _)| self.servers.wanted(key).is_some() || self.is_ours(key, &snapshot))
+            .filter(|(key, _)| self.is_known(key) || self.is_ours(key, &snapshot))
             .map(|(key, server)| (*key, server.clone()))
             .collect();
         self.servers.observe(ours);
@@ -360,6 +369,11 @@ impl<K: Kernel> Proxier<K> {
         };
         let amended = self.with_leftovers(key, compiled);
         self.servers.amend(&owner, &key, amended);
+    }
+
+    /// Whether this proxy wants a virtual server, or has made or adopted it.
+    fn is_known(&self, key: &VirtualServerKey) -> bool {
+        self.servers.wanted(key).is_some() || self.servers.actual(key).is_some()
     }
 
     /// Whether a virtual server in a snapshot is one that this proxy, an earlier run of it, or upstream has made.
@@ -545,7 +559,7 @@ impl<K: Kernel> Proxier<K> {
 
     fn book(&mut self, plan: &Plan, outcomes: Vec<Outcome>, now: Instant, report: &mut SyncReport) {
         let mut drafts: HashMap<VirtualServerKey, Option<Draft>> = HashMap::new();
-        let mut failed: HashMap<VirtualServerKey, ()> = HashMap::new();
+        let mut failed: HashSet<VirtualServerKey> = HashSet::new();
         for (op, outcome) in plan.ops.iter().zip(outcomes) {
             let is_done = match outcome {
                 Outcome::Done => {
@@ -560,10 +574,11 @@ impl<K: Kernel> Proxier<K> {
                     reason,
                     is_surprise,
                 } => {
-                    self.needs_resync |= is_surprise;
-                    // A virtual server that was refused takes its destinations with it: say it once.
-                    let is_first = server_of(op).is_none_or(|key| failed.insert(key, ()).is_none());
+                    // A virtual server that was refused takes its destinations with it: that is no surprise, and
+                    // it is said once.
+                    let is_first = server_of(op).is_none_or(|key| failed.insert(key));
                     if is_first {
+                        self.needs_resync |= is_surprise;
                         let failure = Failure {
                             object: op.to_string(),
                             owner: self.owner_of(op),
@@ -578,7 +593,7 @@ impl<K: Kernel> Proxier<K> {
         }
         for (key, draft) in drafts {
             self.servers.set_actual(&key, draft.map(Draft::into_server));
-            if failed.contains_key(&key) {
+            if failed.contains(&key) {
                 self.servers.fail(&key, now);
             }
             if self.servers.wanted(&key).is_none() {
@@ -738,8 +753,9 @@ impl<K: Kernel> Proxier<K> {
             .await
             .map_err(|gone| failure("the kernel thread", &gone))?;
         let snapshot = dump.map_err(|error| failure("the kernel's state", &error))?;
-        self.may_delete = model.is_complete() && model.is_whole();
-        self.refresh_node(model);
+        if self.learn(model, false) {
+            self.update_all(model);
+        }
         self.observe(model, snapshot, now);
         Ok(())
     }
@@ -751,9 +767,7 @@ impl<K: Kernel> Mode for Proxier<K> {
     }
 
     fn update(&mut self, model: &Model, changes: &Changes) {
-        self.may_delete = model.is_complete() && model.is_whole();
-        let is_node_new = changes.node && (self.refresh_node(model) | self.refresh_node_ports());
-        if is_node_new {
+        if self.learn(model, changes.node) {
             self.update_all(model);
             return;
         }

@@ -1,0 +1,735 @@
+//! The proxier on the strict fake kernel: what is written, in which order, and how much.
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test stops at the first surprise"
+)]
+
+mod support;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use proxy::{Event, IpFamily, Kind, Protocol, ServicePort};
+use proxy_ipvs::fake::{FakeKernel, Work};
+use proxy_ipvs::{Config, Member, Op, Properties, RealServer, Rules, Set, VirtualServer};
+use support::{World, ip, name, server, service, slice};
+
+const PAIR: [&str; 2] = ["10.244.1.5@node1", "10.244.2.5@node2"];
+
+fn web() -> World {
+    let mut world = World::new();
+    world.service(service("default/web", "10.96.0.10", 80));
+    world.slice(slice("default/web", &PAIR));
+    let mut world = world.listed();
+    assert_eq!(world.sync().pending, 0);
+    world.work();
+    world
+}
+
+#[test]
+fn a_first_sync_makes_before_it_serves() {
+    let mut world = World::new();
+    world.service(service("default/web", "10.96.0.10", 80));
+    world.slice(slice("default/web", &PAIR));
+    let mut world = world.listed();
+    let report = world.sync();
+    assert_eq!((report.pending, report.failures.len()), (0, 0));
+    let order: Vec<_> = world
+        .written()
+        .into_iter()
+        .filter(|op| !op.starts_with("create set"))
+        .collect();
+    let rules = order[4].clone();
+    assert!(
+        rules.starts_with("write ") && rules.ends_with(" iptables rules"),
+        "{rules}"
+    );
+    assert_eq!(
+        order,
+        [
+            "create link kube-ipvs0",
+            "add 10.244.1.5,tcp:8080,10.244.1.5 to set LoopBack",
+            "add 10.96.0.10,tcp:80 to set ClusterIp",
+            "add 10.96.0.10 to set IpvsIps",
+            &rules,
+            "add virtual server 10.96.0.10:80/TCP",
+            "add destination 10.244.1.5:8080 to 10.96.0.10:80/TCP",
+            "add destination 10.244.2.5:8080 to 10.96.0.10:80/TCP",
+            "bind 10.96.0.10 to kube-ipvs0",
+        ]
+    );
+}
+
+#[test]
+fn deletes_run_the_other_way_and_leave_nothing() {
+    let mut world = web();
+    world.delete_service("default/web");
+    assert_eq!(world.sync().pending, 0);
+    let order = world.written();
+    assert_eq!(
+        order[..2],
+        [
+            "unbind 10.96.0.10 from kube-ipvs0".to_owned(),
+            "remove virtual server 10.96.0.10:80/TCP".to_owned()
+        ]
+    );
+    assert!(
+        order[2].starts_with("write "),
+        "rules of sets that fall empty go after their virtual servers"
+    );
+    assert_eq!(order.len(), 6, "{order:?}");
+    let state = world.kernel.state();
+    assert!(state.snapshot.servers.is_empty() && state.snapshot.bound.is_empty());
+    assert!(
+        state
+            .snapshot
+            .sets
+            .values()
+            .all(std::collections::BTreeSet::is_empty)
+    );
+    assert_eq!(state.snapshot.sets.len(), Set::COUNT);
+}
+
+#[test]
+fn nothing_happens_until_both_lists_are_complete() {
+    let foreign = web();
+    let mut world = foreign.restarted(Config::default());
+    world.service(service("default/other", "10.96.0.11", 80));
+    world.sync();
+    assert!(
+        !world
+            .written()
+            .iter()
+            .any(|op| op.starts_with("remove") || op.starts_with("unbind"))
+    );
+    assert!(world.destinations("10.96.0.10:80").is_some());
+    let mut world = world.listed();
+    world.sync();
+    assert_eq!(world.destinations("10.96.0.10:80"), None);
+}
+
+#[test]
+fn a_list_that_is_not_whole_takes_nothing_away() {
+    let mut world = web().restarted(Config::default());
+    world.service(service("default/web", "10.96.0.10", 80));
+    world.slice(slice("default/web", &["10.244.1.5@node1"]));
+    for kind in [Kind::Service, Kind::EndpointSlice, Kind::Node] {
+        world.model.apply(Event::ListComplete {
+            kind,
+            is_whole: kind != Kind::EndpointSlice,
+        });
+    }
+    world.sync();
+    assert_eq!(
+        world.destinations("10.96.0.10:80").unwrap(),
+        ["10.244.1.5:8080=1", "10.244.2.5:8080=1"]
+    );
+    assert_eq!(world.written(), Vec::<String>::new());
+    world.model.apply(Event::ListComplete {
+        kind: Kind::EndpointSlice,
+        is_whole: true,
+    });
+    world.resync();
+    world.sync();
+    assert_eq!(
+        world.destinations("10.96.0.10:80").unwrap(),
+        ["10.244.1.5:8080=1"]
+    );
+}
+
+#[test]
+fn a_restart_on_a_programmed_kernel_writes_nothing() {
+    let mut world = web().restarted(Config::default());
+    world.service(service("default/web", "10.96.0.10", 80));
+    world.slice(slice("default/web", &PAIR));
+    let mut world = world.listed();
+    world.sync();
+    assert_eq!(
+        world.work(),
+        (
+            Work {
+                messages: 0,
+                processes: 1,
+                dumps: 1
+            },
+            Vec::new()
+        )
+    );
+}
+
+/// The work counted at 10,000 Services: what one changed endpoint costs does not depend on their number.
+#[test]
+fn one_change_among_ten_thousand_services_costs_what_it_must() {
+    let mut world = World::new();
+    for number in 0..10_000u32 {
+        let at = format!("default/s{number}");
+        world.service(service(
+            &at,
+            &format!("10.{}.{}.1", 100 + number / 250, number % 250),
+            80,
+        ));
+        world.slice(slice(&at, &["10.244.1.5@node2", "10.244.2.5@node2"]));
+    }
+    let mut world = world.listed();
+    assert_eq!(world.sync().pending, 0);
+    world.work();
+
+    // A remote endpoint more: one message for the one virtual server.
+    world.slice(slice(
+        "default/s77",
+        &["10.244.1.5@node2", "10.244.2.5@node2", "10.244.3.5@node2"],
+    ));
+    world.sync();
+    let (work, ops) = world.work();
+    assert_eq!(
+        work,
+        Work {
+            messages: 1,
+            ..Work::default()
+        }
+    );
+    assert!(matches!(&ops[..], [Op::AddDestination(..)]));
+
+    // A local endpoint more, the first one: the loop-back member needs its rule, once.
+    let local = [
+        "10.244.1.5@node2",
+        "10.244.2.5@node2",
+        "10.244.3.5@node2",
+        "10.244.9.9@node1",
+    ];
+    world.slice(slice("default/s77", &local));
+    world.sync();
+    assert_eq!(
+        world.work().0,
+        Work {
+            messages: 2,
+            processes: 1,
+            ..Work::default()
+        }
+    );
+
+    // Another local one: one message for the loop-back member, one for the virtual server, no process.
+    let more = [&local[..], &["10.244.9.10@node1"]].concat();
+    world.slice(slice("default/s77", &more));
+    world.sync();
+    assert_eq!(
+        world.work().0,
+        Work {
+            messages: 2,
+            ..Work::default()
+        }
+    );
+
+    // It goes, without connections: weight 0, remove, and the loop-back member.
+    world.slice(slice("default/s77", &local));
+    world.sync();
+    assert_eq!(
+        world.work().0,
+        Work {
+            messages: 3,
+            ..Work::default()
+        }
+    );
+
+    // One Service more: three members, the virtual server, two destinations, the address.
+    world.service(service("default/new", "10.99.0.1", 80));
+    world.slice(slice(
+        "default/new",
+        &["10.244.1.5@node2", "10.244.2.5@node2"],
+    ));
+    world.sync();
+    assert_eq!(
+        world.work().0,
+        Work {
+            messages: 6,
+            ..Work::default()
+        }
+    );
+
+    // The same object again changes nothing.
+    world.slice(slice(
+        "default/new",
+        &["10.244.1.5@node2", "10.244.2.5@node2"],
+    ));
+    world.sync();
+    assert_eq!(world.work().0, Work::default());
+
+    // A resync without drift reads, and writes nothing; the shim is read back once in a sync period.
+    world.resync();
+    world.sync();
+    assert_eq!(
+        world.work().0,
+        Work {
+            dumps: 1,
+            ..Work::default()
+        }
+    );
+    world.wait(Duration::from_secs(30));
+    world.resync();
+    world.sync();
+    assert_eq!(
+        world.work().0,
+        Work {
+            dumps: 1,
+            processes: 1,
+            ..Work::default()
+        }
+    );
+}
+
+#[test]
+fn drift_is_repaired_by_exactly_what_differs() {
+    let mut world = web();
+    {
+        let mut state = world.kernel.state();
+        state.snapshot.servers.clear();
+        state.snapshot.bound.clear();
+        state
+            .snapshot
+            .sets
+            .get_mut(&Set::ClusterIp)
+            .unwrap()
+            .clear();
+        state.snapshot.rules = Some(Rules::default());
+    }
+    world.wait(Duration::from_secs(30));
+    world.resync();
+    assert_eq!(world.sync().pending, 0);
+    let (work, ops) = world.work();
+    assert_eq!(ops.len(), 6, "{ops:?}");
+    assert_eq!(work.processes, 2, "read back, then restored");
+    assert_eq!(
+        world.destinations("10.96.0.10:80").unwrap(),
+        ["10.244.1.5:8080=1", "10.244.2.5:8080=1"]
+    );
+}
+
+#[test]
+fn foreign_state_is_not_touched() {
+    let kernel = FakeKernel::new(IpFamily::V4, &[ip("192.168.99.10")]);
+    let properties = Properties {
+        scheduler: "wrr".into(),
+        flags: 0,
+        timeout: 0,
+    };
+    let foreign = VirtualServer {
+        properties,
+        destinations: Arc::new([]),
+    };
+    for at in ["9.9.9.9:9", "192.168.99.10:6443", "10.96.0.10:81"] {
+        kernel
+            .state()
+            .snapshot
+            .servers
+            .insert(server(at), foreign.clone());
+    }
+    let mut world = World::with(Config::default(), kernel);
+    world.service(service("default/web", "10.96.0.10", 80));
+    let mut world = world.listed();
+    world.sync();
+    world.delete_service("default/web");
+    world.sync();
+    let left: Vec<_> = world
+        .kernel
+        .state()
+        .snapshot
+        .servers
+        .keys()
+        .map(ToString::to_string)
+        .collect();
+    assert_eq!(
+        left,
+        [
+            "9.9.9.9:9/TCP",
+            "10.96.0.10:81/TCP",
+            "192.168.99.10:6443/TCP"
+        ]
+    );
+}
+
+#[test]
+fn leftovers_of_an_earlier_run_are_ours_by_address_set_or_node_port() {
+    let kernel = FakeKernel::new(IpFamily::V4, &[ip("192.168.99.10")]);
+    {
+        let properties = Properties {
+            scheduler: "rr".into(),
+            flags: 0,
+            timeout: 0,
+        };
+        let left = VirtualServer {
+            properties,
+            destinations: Arc::new([RealServer::new(proxy::Target {
+                ip: ip("10.244.9.9"),
+                port: 80,
+            })]),
+        };
+        let mut state = kernel.state();
+        for at in [
+            "10.50.0.1:80",
+            "10.51.0.1:80",
+            "192.168.99.10:30080",
+            "10.52.0.1:80",
+        ] {
+            state.snapshot.servers.insert(server(at), left.clone());
+        }
+        state.snapshot.has_link = true;
+        state.snapshot.bound = [ip("10.50.0.1"), ip("10.52.0.1")].into();
+        let member = Member::AddressPort(ip("10.51.0.1"), Protocol::Tcp, 80);
+        state.snapshot.sets.insert(Set::ClusterIp, [member].into());
+        state
+            .snapshot
+            .sets
+            .insert(Set::NodePortTcp, [Member::Port(30080)].into());
+        state
+            .sizes
+            .extend([(Set::ClusterIp, 65_536), (Set::NodePortTcp, 65_536)]);
+    }
+    let config = Config {
+        exclude_cidrs: vec!["10.52.0.0/16".parse().unwrap()],
+        ..Config::default()
+    };
+    let mut world = World::with(config, kernel).listed();
+    assert_eq!(world.sync().pending, 0);
+    let state = world.kernel.state();
+    let left: Vec<_> = state
+        .snapshot
+        .servers
+        .keys()
+        .map(ToString::to_string)
+        .collect();
+    assert_eq!(
+        left,
+        ["10.52.0.1:80/TCP"],
+        "excluded networks keep their virtual servers"
+    );
+    assert!(state.snapshot.bound.is_empty());
+    assert!(
+        state
+            .snapshot
+            .sets
+            .values()
+            .all(std::collections::BTreeSet::is_empty)
+    );
+}
+
+#[test]
+fn a_virtual_server_that_cannot_be_removed_keeps_the_proof_that_it_is_ours() {
+    let mut world = web();
+    let refused = "remove virtual server 10.96.0.10:80/TCP".to_owned();
+    world
+        .kernel
+        .state()
+        .refusals
+        .insert(refused.clone(), "busy".into());
+    world.delete_service("default/web");
+    let report = world.sync();
+    assert_eq!(report.failures.len(), 1);
+    let member = Member::AddressPort(ip("10.96.0.10"), Protocol::Tcp, 80);
+    assert!(world.kernel.state().snapshot.sets[&Set::ClusterIp].contains(&member));
+    world.kernel.state().refusals.clear();
+    world.wait(Duration::from_secs(1));
+    assert_eq!(world.sync().pending, 0);
+    assert!(world.kernel.state().snapshot.sets[&Set::ClusterIp].is_empty());
+}
+
+#[test]
+fn a_refused_object_stays_pending_and_stops_nothing_else() {
+    let mut world = World::new();
+    world.service(service("default/bad", "10.96.0.66", 80));
+    world.slice(slice("default/bad", &PAIR));
+    world.service(service("default/web", "10.96.0.10", 80));
+    world.slice(slice("default/web", &PAIR));
+    let refused = "add virtual server 10.96.0.66:80/TCP".to_owned();
+    world
+        .kernel
+        .state()
+        .refusals
+        .insert(refused, "not today".into());
+    let mut world = world.listed();
+    let report = world.sync();
+    assert_eq!(
+        report.failures.len(),
+        1,
+        "said once, not for each destination: {:?}",
+        report.failures
+    );
+    assert_eq!(
+        report.failures[0].to_string(),
+        "add virtual server 10.96.0.66:80/TCP (of Service default/bad): not today"
+    );
+    assert_eq!(world.destinations("10.96.0.10:80").unwrap().len(), 2);
+    assert!(world.proxier_due_within(Duration::from_secs(1)));
+    world.kernel.state().refusals.clear();
+    world.work();
+    world.sync();
+    assert_eq!(world.work().0.messages, 0, "not before its time");
+    world.wait(Duration::from_secs(1));
+    assert_eq!(world.sync().pending, 0);
+    assert_eq!(world.destinations("10.96.0.66:80").unwrap().len(), 2);
+}
+
+#[test]
+fn lost_acknowledgements_are_answered_by_a_dump() {
+    let mut world = web();
+    world.kernel.state().lose_acknowledgements = true;
+    world.service(service("default/two", "10.96.0.11", 80));
+    let report = world.sync();
+    assert_eq!(report.pending, 0);
+    let (work, _) = world.work();
+    assert_eq!(work.dumps, 1, "dumped, compared, nothing written twice");
+    assert!(world.destinations("10.96.0.11:80").is_some());
+}
+
+#[test]
+fn an_unreadable_kernel_is_an_error_that_changes_nothing() {
+    let mut world = web();
+    world.kernel.state().unreadable = Some("interrupted".into());
+    let error = futures::executor::block_on({
+        use proxy::Mode as _;
+        world.proxier.resync(&world.model, world.now)
+    });
+    assert_eq!(
+        error.unwrap_err().to_string(),
+        "the kernel's state: cannot read the virtual servers: interrupted"
+    );
+    world.sync();
+    assert_eq!(world.written(), Vec::<String>::new());
+}
+
+#[test]
+fn a_removed_endpoint_with_connections_drains_and_returns_with_them() {
+    let mut world = web();
+    let target = proxy::Target {
+        ip: ip("10.244.2.5"),
+        port: 8080,
+    };
+    world
+        .kernel
+        .state()
+        .connections
+        .insert((server("10.96.0.10:80"), target), 3);
+    world.slice(slice("default/web", &PAIR[..1]));
+    world.sync();
+    assert_eq!(
+        world.destinations("10.96.0.10:80").unwrap(),
+        ["10.244.1.5:8080=1", "10.244.2.5:8080=0"]
+    );
+    world.work();
+    // It comes back: its weight is set, nothing is deleted.
+    world.slice(slice("default/web", &PAIR));
+    world.sync();
+    assert_eq!(
+        world.written(),
+        ["set destination 10.244.2.5:8080 of 10.96.0.10:80/TCP to weight 1"]
+    );
+    // It goes again, and is deleted once its connections have ended.
+    world.slice(slice("default/web", &PAIR[..1]));
+    world.sync();
+    world.kernel.state().connections.clear();
+    world.wait(Duration::from_secs(10));
+    world.sync();
+    assert_eq!(
+        world.destinations("10.96.0.10:80").unwrap(),
+        ["10.244.1.5:8080=1"]
+    );
+    // After that, nothing is due any more.
+    assert!(!world.proxier_due_within(Duration::from_secs(3600)));
+}
+
+#[test]
+fn drains_are_recognised_after_a_restart() {
+    let mut world = web();
+    let target = proxy::Target {
+        ip: ip("10.244.2.5"),
+        port: 8080,
+    };
+    world
+        .kernel
+        .state()
+        .connections
+        .insert((server("10.96.0.10:80"), target), 1);
+    world.slice(slice("default/web", &PAIR[..1]));
+    world.sync();
+    let mut world = world.restarted(Config::default());
+    world.service(service("default/web", "10.96.0.10", 80));
+    world.slice(slice("default/web", &PAIR[..1]));
+    let mut world = world.listed();
+    world.work();
+    world.sync();
+    assert_eq!(world.work().0.messages, 0, "it has weight 0 already");
+    world.kernel.state().connections.clear();
+    world.wait(Duration::from_secs(10));
+    world.sync();
+    assert_eq!(
+        world.destinations("10.96.0.10:80").unwrap(),
+        ["10.244.1.5:8080=1"]
+    );
+}
+
+#[test]
+fn udp_endpoints_are_removed_at_once() {
+    let mut world = World::new();
+    let mut dns = service("kube-system/kube-dns", "10.96.0.53", 53);
+    dns.ports = [ServicePort {
+        name: "".into(),
+        protocol: Protocol::Udp,
+        port: 53,
+        node_port: None,
+    }]
+    .into_iter()
+    .collect();
+    world.service(dns);
+    let mut endpoints = slice("kube-system/kube-dns", &PAIR);
+    endpoints.ports[0].protocol = Protocol::Udp;
+    world.slice(endpoints.clone());
+    let mut world = world.listed();
+    world.sync();
+    world.work();
+    endpoints.endpoints.pop();
+    world.slice(endpoints);
+    world.sync();
+    assert_eq!(
+        world.written(),
+        ["remove destination 10.244.2.5:8080 from 10.96.0.53:53/UDP"]
+    );
+}
+
+#[test]
+fn of_two_services_that_claim_one_address_the_older_wins_until_it_goes() {
+    let mut world = World::new();
+    for (at, cluster_ip, created) in [
+        ("default/old", "10.96.0.1", 100),
+        ("default/a-new", "10.96.0.2", 200),
+    ] {
+        let mut claimant = service(at, cluster_ip, 80);
+        claimant.external_ips = vec![ip("198.51.100.7")];
+        claimant.created = Some(created);
+        world.service(claimant);
+    }
+    world.slice(slice("default/old", &["10.244.1.1@node1"]));
+    world.slice(slice("default/a-new", &["10.244.1.2@node1"]));
+    let mut world = world.listed();
+    let report = world.sync();
+    let [conflict] = &report.conflicts[..] else {
+        panic!("{:?}", report.conflicts)
+    };
+    assert_eq!(
+        (
+            conflict.object.as_str(),
+            conflict.winner.to_string().as_str(),
+            conflict.loser.to_string().as_str()
+        ),
+        ("198.51.100.7:80/TCP", "default/old", "default/a-new")
+    );
+    assert_eq!(
+        world.destinations("198.51.100.7:80").unwrap(),
+        ["10.244.1.1:8080=1"]
+    );
+    world.delete_service("default/old");
+    assert!(world.sync().conflicts.is_empty());
+    assert_eq!(
+        world.destinations("198.51.100.7:80").unwrap(),
+        ["10.244.1.2:8080=1"]
+    );
+    assert!(
+        world
+            .kernel
+            .state()
+            .snapshot
+            .bound
+            .contains(&ip("198.51.100.7"))
+    );
+}
+
+#[test]
+fn a_new_node_address_serves_the_node_ports() {
+    let mut world = World::new();
+    let mut web = service("default/web", "10.96.0.10", 80);
+    web.ports[0].node_port = Some(30080);
+    world.service(web);
+    world.slice(slice("default/web", &PAIR));
+    let mut world = world.listed();
+    world.sync();
+    assert!(world.destinations("192.168.99.10:30080").is_some());
+    world
+        .kernel
+        .state()
+        .snapshot
+        .interface_addresses
+        .insert(ip("192.168.99.11"));
+    world.resync();
+    world.sync();
+    assert_eq!(world.destinations("192.168.99.11:30080").unwrap().len(), 2);
+    world
+        .kernel
+        .state()
+        .snapshot
+        .interface_addresses
+        .remove(&ip("192.168.99.10"));
+    world.resync();
+    world.sync();
+    assert_eq!(world.destinations("192.168.99.10:30080"), None);
+}
+
+#[test]
+fn a_service_address_that_the_node_carries_is_served_but_not_bound() {
+    let mut world = World::new();
+    let mut web = service("default/web", "10.96.0.10", 80);
+    web.external_ips = vec![ip("192.168.99.10")];
+    world.service(web);
+    let mut world = world.listed();
+    world.sync();
+    assert!(world.destinations("192.168.99.10:80").is_some());
+    assert_eq!(
+        world.kernel.state().snapshot.bound,
+        [ip("10.96.0.10")].into()
+    );
+}
+
+#[test]
+fn the_api_server_comes_first_then_dns() {
+    let mut world = World::new();
+    for (at, cluster_ip) in [
+        ("default/a", "10.96.0.2"),
+        ("kube-system/kube-dns", "10.96.0.53"),
+        ("default/kubernetes", "10.96.0.99"),
+    ] {
+        world.service(service(at, cluster_ip, 80));
+    }
+    let mut world = world.listed();
+    world.sync();
+    let servers: Vec<_> = world
+        .written()
+        .into_iter()
+        .filter(|op| op.starts_with("add virtual"))
+        .collect();
+    assert_eq!(
+        servers,
+        [
+            "add virtual server 10.96.0.99:80/TCP",
+            "add virtual server 10.96.0.53:80/TCP",
+            "add virtual server 10.96.0.2:80/TCP",
+        ]
+    );
+}
+
+#[test]
+fn a_set_is_made_larger_where_it_must_be() {
+    let mut world = World::new();
+    let pods: Vec<String> = (0..70_000u32)
+        .map(|n| format!("10.{}.{}.{}@node1", n >> 16, (n >> 8) & 255, n & 255))
+        .collect();
+    let pods: Vec<&str> = pods.iter().map(String::as_str).collect();
+    world.service(service("default/web", "10.96.0.10", 80));
+    let mut waiting = slice("default/web", &pods);
+    for pod in &mut waiting.endpoints {
+        (pod.ready, pod.serving) = (false, false);
+    }
+    world.slice(waiting);
+    let mut world = world.listed();
+    assert_eq!(world.sync().pending, 0);
+    assert_eq!(world.kernel.state().sizes[&Set::LoopBack], 131_072);
+    assert_eq!(world.kernel.state().sizes[&Set::ClusterIp], 65_536);
+    assert!(world.model.view(&name("default/web")).is_some());
+}
