@@ -1,1 +1,43 @@
-//! ipset over nfnetlink: many entries in one message.
+//! [ipset](https://ipset.netfilter.org) over nfnetlink: no C library, no `ipset` processes, many entries in one
+//! message.
+//!
+//! ```no_run
+//! use ipset_netlink::{Definition, Entry, Family, IpProtocol, Ipset, Outcome, SetType};
+//!
+//! # fn main() -> Result<(), ipset_netlink::Error> {
+//! let mut ipset = Ipset::open()?;
+//! ipset.create("web", &Definition::new(SetType::HashIpPort, Family::Inet))?;
+//! let entry = Entry::IpPort { ip: [10, 0, 0, 1].into(), protocol: IpProtocol::TCP, port: 80 };
+//! assert_eq!(ipset.add("web", &[entry])?, [Outcome::Done]);
+//! assert_eq!(ipset.list("web")?.entries, [entry]);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! ```text
+//!  Ipset ── create, destroy, flush, rename, swap ──▶ Definition { SetType, Family, size }
+//!    │
+//!    ├───── add, delete, update ──▶ Change { set, Action, [Entry] } ──▶ Outcome of each entry
+//!    │
+//!    └───── list, headers ◀── Set { Header, [Entry] }
+//! ```
+//!
+//! Adding what is there and deleting what is absent succeed, as with `ipset -exist`. It speaks the hash and bitmap
+//! types of [`SetType`], without per-entry timeouts, counters and comments; sets of other types are listed by
+//! their header. It neither loads kernel modules nor starts processes; the kernel itself loads the module of a set
+//! type where it can.
+//!
+//! Protocol: `linux/netfilter/ipset/ip_set.h`, versions 6 (Linux 2.6.39) and 7 (Linux 4.20).
+
+#[cfg(test)]
+mod captured;
+mod entry;
+mod error;
+mod ipset;
+mod set;
+mod wire;
+
+pub use entry::{Entry, IpProtocol, ParseError};
+pub use error::{Error, Reason};
+pub use ipset::{Action, Change, Ipset, Outcome};
+pub use set::{Definition, Family, Header, Set, SetType};

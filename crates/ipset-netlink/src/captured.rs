@@ -1,0 +1,75 @@
+//! Bytes of `tests/data`, for unit tests.
+
+use crate::set::Set;
+
+const REQUESTS: &str = include_str!("../tests/data/requests.hex");
+const REPLIES: &str = include_str!("../tests/data/replies.hex");
+
+/// A message: ipset's command, and what stands behind the `nlmsghdr`.
+pub(crate) type Message = (u16, Vec<u8>);
+
+/// What `ipset restore` sent.
+pub(crate) fn requests() -> Vec<Message> {
+    REQUESTS
+        .lines()
+        .filter(|line| !line.starts_with('#'))
+        .map(message)
+        .collect()
+}
+
+/// The lines given to `ipset restore` that begin so, without that.
+pub(crate) fn script(begin: &str) -> Vec<&'static str> {
+    REQUESTS
+        .lines()
+        .filter_map(|line| line.strip_prefix("# ")?.strip_prefix(begin))
+        .collect()
+}
+
+/// The kernel's reply to `request`.
+pub(crate) fn reply(request: &str) -> Vec<Message> {
+    let heading = format!("# {request}");
+    let lines = REPLIES.lines().skip_while(|line| **line != heading).skip(1);
+    lines
+        .take_while(|line| !line.starts_with('#'))
+        .map(message)
+        .collect()
+}
+
+/// The decoded reply to `ipset list`.
+pub(crate) fn sets(request: &str) -> Vec<Set> {
+    Set::decode_list(reply(request).iter().map(|(_, payload)| payload.as_slice())).unwrap()
+}
+
+fn message(line: &str) -> Message {
+    let (command, hex) = line.split_once(' ').unwrap();
+    let byte = |at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap();
+    (
+        command.parse().unwrap(),
+        (0..hex.len()).step_by(2).map(byte).collect(),
+    )
+}
+
+/// A message as it should compare: line numbers and padding (which `ipset` leaves to chance) are 0.
+pub(crate) fn comparable(payload: &[u8]) -> Vec<u8> {
+    let mut comparable = payload.to_vec();
+    blank(&mut comparable[4..]);
+    comparable
+}
+
+fn blank(mut attributes: &mut [u8]) {
+    while let [l0, l1, k0, k1, ..] = *attributes {
+        let (length, kind) = (
+            usize::from(u16::from_ne_bytes([l0, l1])),
+            u16::from_ne_bytes([k0, k1]),
+        );
+        let (attribute, rest) = attributes.split_at_mut(length.next_multiple_of(4));
+        let (content, padding) = attribute[4..].split_at_mut(length - 4);
+        padding.fill(0);
+        match kind & 0x3fff {
+            9 => content.fill(0),
+            _ if kind & 0x8000 != 0 => blank(content),
+            _ => {}
+        }
+        attributes = rest;
+    }
+}

@@ -1,0 +1,404 @@
+//! One entry of a set: its notation, and its bytes.
+//!
+//! All entries are made of the same few parts, of which each set type wants some, so encoding and decoding go
+//! through [`Parts`] and do not name the types one by one.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::str::FromStr;
+
+use ipnet::IpNet;
+use netlink_batch::{Attribute, Attributes, Malformed, Writer};
+
+use crate::wire::{NET_BYTEORDER, NOMATCH, address, attr, data};
+use crate::{Family, SetType};
+
+/// An entry of a set; each variant belongs to one [`SetType`].
+///
+/// Displayed as `ipset` writes it, `10.0.0.1,tcp:80,10.0.0.1`, except that ICMP types and protocols other than
+/// TCP, UDP, SCTP, UDP-Lite and ICMP stay numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Entry {
+    /// Of `hash:ip`.
+    Ip(IpAddr),
+    /// Of `hash:ip,port`.
+    IpPort {
+        /// Address.
+        ip: IpAddr,
+        /// Protocol of the port.
+        protocol: IpProtocol,
+        /// Port; of ICMP type × 256 + code.
+        port: u16,
+    },
+    /// Of `hash:ip,port,ip`.
+    IpPortIp {
+        /// First address.
+        ip: IpAddr,
+        /// Protocol of the port.
+        protocol: IpProtocol,
+        /// Port.
+        port: u16,
+        /// Second address, of the same family.
+        ip2: IpAddr,
+    },
+    /// Of `hash:ip,port,net`.
+    IpPortNet {
+        /// Address.
+        ip: IpAddr,
+        /// Protocol of the port.
+        protocol: IpProtocol,
+        /// Port.
+        port: u16,
+        /// Network of the same family, prefix length 1 or more. The kernel clears its host bits, so that only a
+        /// network without any ([`IpNet::trunc`]) reads back as it was written.
+        net: IpNet,
+    },
+    /// Of `bitmap:port`.
+    Port(u16),
+}
+
+/// An IP protocol number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct IpProtocol(pub u8);
+
+impl IpProtocol {
+    /// TCP.
+    pub const TCP: IpProtocol = IpProtocol(6);
+    /// UDP.
+    pub const UDP: IpProtocol = IpProtocol(17);
+    /// SCTP.
+    pub const SCTP: IpProtocol = IpProtocol(132);
+
+    const ICMP: IpProtocol = IpProtocol(1);
+    const ICMP6: IpProtocol = IpProtocol(58);
+
+    const NAMES: [(IpProtocol, &str); 6] = [
+        (IpProtocol::TCP, "tcp"),
+        (IpProtocol::UDP, "udp"),
+        (IpProtocol::SCTP, "sctp"),
+        (IpProtocol(136), "udplite"),
+        (IpProtocol::ICMP, "icmp"),
+        (IpProtocol::ICMP6, "ipv6-icmp"),
+    ];
+}
+
+impl fmt::Display for IpProtocol {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match Self::NAMES.iter().find(|(protocol, _)| protocol == self) {
+            Some((_, name)) => f.write_str(name),
+            None => self.0.fmt(f),
+        }
+    }
+}
+
+impl FromStr for IpProtocol {
+    type Err = ParseError;
+
+    fn from_str(text: &str) -> Result<IpProtocol, ParseError> {
+        match Self::NAMES.iter().find(|(_, name)| *name == text) {
+            Some((protocol, _)) => Ok(*protocol),
+            None => text
+                .parse()
+                .map(IpProtocol)
+                .map_err(|_| ParseError::new(text, "an IP protocol")),
+        }
+    }
+}
+
+/// A text that is no entry.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{text:?} is not {wanted}")]
+pub struct ParseError {
+    text: String,
+    wanted: &'static str,
+}
+
+impl ParseError {
+    fn new(text: &str, wanted: &'static str) -> ParseError {
+        ParseError {
+            text: text.to_owned(),
+            wanted,
+        }
+    }
+}
+
+impl Entry {
+    /// Reads an entry in `ipset`'s notation, as [`Entry`] displays it and `ipset save` mostly does: protocol and
+    /// port are both given, ICMP type and code as numbers.
+    ///
+    /// The type is needed because `10.0.0.1,tcp:80,10.0.0.2` is an entry of both `hash:ip,port,ip` and
+    /// `hash:ip,port,net`.
+    pub fn parse(text: &str, set_type: SetType) -> Result<Entry, ParseError> {
+        let wrong = || ParseError::new(text, set_type.notation());
+        let fields: Vec<&str> = text.split(',').collect();
+        let ip = |field: &str| field.parse::<IpAddr>().map_err(|_| wrong());
+        let entry = match (set_type, fields.as_slice()) {
+            (SetType::BitmapPort, [port]) => Entry::Port(port.parse().map_err(|_| wrong())?),
+            (SetType::HashIp, [first]) => Entry::Ip(ip(first)?),
+            (SetType::HashIpPort, [first, port]) => {
+                let (protocol, port) = protocol_port(port)?;
+                Entry::IpPort {
+                    ip: ip(first)?,
+                    protocol,
+                    port,
+                }
+            }
+            (SetType::HashIpPortIp, [first, port, second]) => {
+                let (protocol, port) = protocol_port(port)?;
+                Entry::IpPortIp {
+                    ip: ip(first)?,
+                    protocol,
+                    port,
+                    ip2: ip(second)?,
+                }
+            }
+            (SetType::HashIpPortNet, [first, port, second]) => {
+                let (protocol, port) = protocol_port(port)?;
+                let net = match second.parse() {
+                    Ok(net) => net,
+                    Err(_) => IpNet::from(ip(second)?),
+                };
+                Entry::IpPortNet {
+                    ip: ip(first)?,
+                    protocol,
+                    port,
+                    net,
+                }
+            }
+            _ => return Err(wrong()),
+        };
+        Ok(entry)
+    }
+
+    /// The type of the sets that this entry can be in.
+    pub const fn set_type(&self) -> SetType {
+        match self {
+            Entry::Ip(_) => SetType::HashIp,
+            Entry::IpPort { .. } => SetType::HashIpPort,
+            Entry::IpPortIp { .. } => SetType::HashIpPortIp,
+            Entry::IpPortNet { .. } => SetType::HashIpPortNet,
+            Entry::Port(_) => SetType::BitmapPort,
+        }
+    }
+
+    /// Whether this entry can be in a set of that type and family (a bitmap of ports has none).
+    pub(crate) fn fits(&self, set_type: SetType, family: Option<Family>) -> bool {
+        let Parts { ip, ip2, .. } = self.parts();
+        let of_family = |ip: IpAddr| family == Some(Family::of(ip));
+        self.set_type() == set_type && ip.is_none_or(of_family) && ip2.is_none_or(of_family)
+    }
+
+    fn parts(&self) -> Parts {
+        match *self {
+            Entry::Ip(ip) => Parts {
+                ip: Some(ip),
+                ..Parts::default()
+            },
+            Entry::IpPort { ip, protocol, port } => Parts {
+                ip: Some(ip),
+                protocol: Some(protocol.0),
+                port: Some(port),
+                ..Parts::default()
+            },
+            Entry::IpPortIp {
+                ip,
+                protocol,
+                port,
+                ip2,
+            } => Parts {
+                ip: Some(ip),
+                protocol: Some(protocol.0),
+                port: Some(port),
+                ip2: Some(ip2),
+                prefix2: None,
+            },
+            Entry::IpPortNet {
+                ip,
+                protocol,
+                port,
+                net,
+            } => Parts {
+                ip: Some(ip),
+                protocol: Some(protocol.0),
+                port: Some(port),
+                ip2: Some(net.addr()),
+                // As the tool does: a host is an address without a prefix length.
+                prefix2: (net.prefix_len() < net.max_prefix_len()).then(|| net.prefix_len()),
+            },
+            Entry::Port(port) => Parts {
+                port: Some(port),
+                ..Parts::default()
+            },
+        }
+    }
+
+    /// Writes the entry as one `DATA` attribute that carries `line`, which a refusal will name.
+    pub(crate) fn encode(&self, w: &mut Writer<'_>, line: u32) {
+        let parts = self.parts();
+        w.nest(attr::DATA, |w| {
+            if let Some(ip) = parts.ip {
+                encode_ip(w, data::IP, ip);
+            }
+            if let Some(port) = parts.port {
+                w.attr_be16(data::PORT | NET_BYTEORDER, port);
+            }
+            if let Some(protocol) = parts.protocol {
+                w.attr_u8(data::PROTO, protocol);
+            }
+            if let Some(ip2) = parts.ip2 {
+                encode_ip(w, data::IP2, ip2);
+            }
+            if let Some(prefix) = parts.prefix2 {
+                w.attr_u8(data::CIDR2, prefix);
+            }
+            w.attr_be32(attr::LINENO | NET_BYTEORDER, line);
+        });
+    }
+
+    /// Reads the attributes of one `DATA`. `None`: an entry that [`Entry`] cannot express.
+    pub(crate) fn decode(
+        attributes: Attributes<'_>,
+        set_type: SetType,
+    ) -> Result<Option<Entry>, Malformed> {
+        let mut parts = Parts::default();
+        for attribute in attributes {
+            let attribute = attribute?;
+            match attribute.kind {
+                data::IP => parts.ip = decode_ip(&attribute)?,
+                data::PORT => parts.port = Some(attribute.be16()?),
+                data::PROTO => parts.protocol = Some(attribute.u8()?),
+                data::IP2 => parts.ip2 = decode_ip(&attribute)?,
+                data::CIDR2 => parts.prefix2 = Some(attribute.u8()?),
+                data::CADT_FLAGS if attribute.be32()? & NOMATCH != 0 => return Ok(None),
+                _ => {}
+            }
+        }
+        Ok(parts.entry(set_type))
+    }
+}
+
+impl fmt::Display for Entry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Entry::Ip(ip) => ip.fmt(f),
+            Entry::IpPort { ip, protocol, port } => write!(f, "{ip},{}", Port(*protocol, *port)),
+            Entry::IpPortIp {
+                ip,
+                protocol,
+                port,
+                ip2,
+            } => write!(f, "{ip},{},{ip2}", Port(*protocol, *port)),
+            Entry::IpPortNet {
+                ip,
+                protocol,
+                port,
+                net,
+            } => {
+                write!(f, "{ip},{},", Port(*protocol, *port))?;
+                if net.prefix_len() == net.max_prefix_len() {
+                    net.addr().fmt(f)
+                } else {
+                    net.fmt(f)
+                }
+            }
+            Entry::Port(port) => port.fmt(f),
+        }
+    }
+}
+
+/// What entries are made of.
+#[derive(Default)]
+struct Parts {
+    ip: Option<IpAddr>,
+    protocol: Option<u8>,
+    port: Option<u16>,
+    ip2: Option<IpAddr>,
+    prefix2: Option<u8>,
+}
+
+impl Parts {
+    /// The entry of that type, unless a part of it is missing.
+    fn entry(&self, set_type: SetType) -> Option<Entry> {
+        if set_type == SetType::BitmapPort {
+            return self.port.map(Entry::Port);
+        }
+        let ip = self.ip?;
+        if set_type == SetType::HashIp {
+            return Some(Entry::Ip(ip));
+        }
+        let (protocol, port) = (IpProtocol(self.protocol?), self.port?);
+        if set_type == SetType::HashIpPort {
+            return Some(Entry::IpPort { ip, protocol, port });
+        }
+        let ip2 = self.ip2?;
+        if set_type == SetType::HashIpPortIp {
+            return Some(Entry::IpPortIp {
+                ip,
+                protocol,
+                port,
+                ip2,
+            });
+        }
+        let net = match self.prefix2 {
+            Some(prefix) => IpNet::new(ip2, prefix).ok()?,
+            None => IpNet::from(ip2),
+        };
+        Some(Entry::IpPortNet {
+            ip,
+            protocol,
+            port,
+            net,
+        })
+    }
+}
+
+/// `tcp:80`, `icmp:3/1`.
+struct Port(IpProtocol, u16);
+
+impl fmt::Display for Port {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Port(protocol, port) = *self;
+        match protocol {
+            IpProtocol::ICMP | IpProtocol::ICMP6 => {
+                write!(f, "{protocol}:{}/{}", port >> 8, port & 0xff)
+            }
+            _ => write!(f, "{protocol}:{port}"),
+        }
+    }
+}
+
+fn protocol_port(text: &str) -> Result<(IpProtocol, u16), ParseError> {
+    let wrong = || ParseError::new(text, "protocol:port, as in tcp:80");
+    let (protocol, port) = text.split_once(':').ok_or_else(wrong)?;
+    let port = match port.split_once('/') {
+        None => port.parse().map_err(|_| wrong())?,
+        Some((icmp_type, code)) => u16::from_be_bytes([
+            icmp_type.parse().map_err(|_| wrong())?,
+            code.parse().map_err(|_| wrong())?,
+        ]),
+    };
+    Ok((protocol.parse()?, port))
+}
+
+fn encode_ip(w: &mut Writer<'_>, kind: u16, ip: IpAddr) {
+    w.nest(kind, |w| match ip {
+        IpAddr::V4(ip) => w.attr(address::IPV4 | NET_BYTEORDER, &ip.octets()),
+        IpAddr::V6(ip) => w.attr(address::IPV6 | NET_BYTEORDER, &ip.octets()),
+    });
+}
+
+fn decode_ip(attribute: &Attribute<'_>) -> Result<Option<IpAddr>, Malformed> {
+    for inner in attribute.nested() {
+        let inner = inner?;
+        let ip = match inner.kind {
+            address::IPV4 => <[u8; 4]>::try_from(inner.payload).ok().map(IpAddr::from),
+            address::IPV6 => <[u8; 16]>::try_from(inner.payload).ok().map(IpAddr::from),
+            _ => continue,
+        };
+        return Ok(ip);
+    }
+    Ok(None)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,544 @@
+//! The calls: which messages they send, and what the answers mean.
+//!
+//! Entries go many to a message. The kernel works through a message's entries in order and stops at the first
+//! that it refuses, whose line number it reports; so the call goes on behind it, with ever smaller messages: a
+//! set that is full refuses thousands, and must not cost thousands of large messages.
+
+use netlink_batch::{Batch, Connection, Dump, NLM_F_EXCL, Protocol, Refusal, Reply, Writer};
+
+use crate::set::CommandAttributes;
+use crate::wire::{LIST_HEADER, MAX_NAME, NET_BYTEORDER, attr, command, errno, message};
+use crate::{Definition, Entry, Error, Header, Reason, Set};
+
+/// Newest and oldest protocol version spoken here.
+const PROTOCOL: u8 = 7;
+const PROTOCOL_MIN: u8 = 6;
+
+/// Bytes of entries in one message. The length of an attribute is a `u16`, so 64 KiB would be the end; a refusal
+/// echoes the whole message, so half of that spares the receive buffer and still holds 400 to 1300 entries.
+const MESSAGE_BYTES: usize = 32 * 1024;
+
+/// Most entries in one message: at first, and after each refusal.
+const MESSAGE_ENTRIES: [usize; 4] = [usize::MAX, 64, 8, 1];
+
+/// The kernel's sets, in the network namespace of the thread that opened it.
+///
+/// Calls block for as long as the kernel works.
+#[derive(Debug)]
+pub struct Ipset {
+    connection: Connection,
+    protocol: u8,
+}
+
+/// Entries to add to one set, or to delete from it.
+#[derive(Clone, Copy, Debug)]
+pub struct Change<'a> {
+    /// Name of the set.
+    pub set: &'a str,
+    /// Add or delete.
+    pub action: Action,
+    /// The entries.
+    pub entries: &'a [Entry],
+}
+
+/// What to do with entries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Action {
+    /// Afterwards they are in the set.
+    Add,
+    /// Afterwards they are not in the set.
+    Delete,
+}
+
+/// What became of an entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Outcome {
+    /// It is as wanted.
+    Done,
+    /// The kernel refused it, or it cannot be in that set.
+    Refused(Reason),
+    /// The kernel's answer was lost: list the set to see.
+    Unknown,
+}
+
+impl Ipset {
+    /// Opens a connection and agrees on a protocol version.
+    pub fn open() -> Result<Ipset, Error> {
+        let mut connection =
+            Connection::open(Protocol::Netfilter).map_err(|error| match error {
+                // Not even nfnetlink is loaded.
+                netlink_batch::Error::Open { source, .. }
+                    if source.raw_os_error() == Some(errno::EPROTONOSUPPORT) =>
+                {
+                    Error::NoIpset
+                }
+                error => Error::Netlink(error),
+            })?;
+        let answer = connection.request(message(command::PROTOCOL), 0, |w| {
+            preamble(w, PROTOCOL, None);
+        });
+        let answer = answer.map_err(|error| match error {
+            // What nfnetlink says of a subsystem that it cannot load.
+            netlink_batch::Error::Refused(Refusal {
+                errno: errno::EINVAL,
+                ..
+            }) => Error::NoIpset,
+            error => Error::Netlink(error),
+        })?;
+        let attributes = only_message(&answer, command::PROTOCOL)?;
+        let Some(max) = attributes.protocol else {
+            return Err(Error::Answer {
+                action: action(command::PROTOCOL),
+                fault: "no version",
+            });
+        };
+        let protocol = max.min(PROTOCOL);
+        let min = attributes.protocol_min.unwrap_or(max);
+        if protocol < min.max(PROTOCOL_MIN) {
+            return Err(Error::Version { min, max });
+        }
+        Ok(Ipset {
+            connection,
+            protocol,
+        })
+    }
+
+    /// The protocol version in use: 7, or 6 with a kernel before 4.20.
+    pub fn protocol(&self) -> u8 {
+        self.protocol
+    }
+
+    /// Makes an empty set. A set of that name that [`Header::matches`] is left as it is, entries included.
+    ///
+    /// Gives whether it was made. A set of that name but another type, family, maxelem, range of ports or option
+    /// is [`Error::Mismatch`].
+    pub fn create(&mut self, name: &str, wanted: &Definition) -> Result<bool, Error> {
+        valid_name(name)?;
+        let revision = self.revision(wanted)?;
+        let encode = |w: &mut Writer<'_>| wanted.encode(w, revision);
+        // Without EXCL the kernel takes a set of the *other family* for the same one and reports success.
+        match self.command(command::CREATE, NLM_F_EXCL, name, encode) {
+            Err(Error::Refused {
+                reason: Reason::NameTaken,
+                ..
+            }) => {}
+            result => return result.map(|()| true),
+        }
+        let exists = self.header(name)?;
+        if exists.matches(wanted) {
+            Ok(false)
+        } else {
+            Err(Error::Mismatch {
+                exists: Box::new(exists),
+                wanted: *wanted,
+            })
+        }
+    }
+
+    /// Removes a set, which no rule and no other set may refer to ([`Reason::InUse`]).
+    pub fn destroy(&mut self, name: &str) -> Result<(), Error> {
+        // Without EXCL newer kernels report success for a set that is not there, older ones do not.
+        self.command(command::DESTROY, NLM_F_EXCL, name, |_| {})
+    }
+
+    /// Removes all entries of a set.
+    pub fn flush(&mut self, name: &str) -> Result<(), Error> {
+        self.command(command::FLUSH, 0, name, |_| {})
+    }
+
+    /// Renames a set that nothing refers to. The new name must be free ([`Reason::NameTaken`]).
+    pub fn rename(&mut self, from: &str, to: &str) -> Result<(), Error> {
+        valid_name(to)?;
+        self.command(command::RENAME, 0, from, |w| w.attr_str(attr::SETNAME2, to))
+    }
+
+    /// Exchanges two sets of one type and family in one step: rules that refer to one see the other's entries.
+    pub fn swap(&mut self, one: &str, other: &str) -> Result<(), Error> {
+        valid_name(other)?;
+        self.command(command::SWAP, 0, one, |w| w.attr_str(attr::SETNAME2, other))
+    }
+
+    /// Adds entries to a set; those that are there stay. One [`Outcome`] for each, in order.
+    ///
+    /// See [`Ipset::update`].
+    pub fn add(&mut self, set: &str, entries: &[Entry]) -> Result<Vec<Outcome>, Error> {
+        self.update(&[Change {
+            set,
+            action: Action::Add,
+            entries,
+        }])
+        .map(|mut outcomes| outcomes.pop().unwrap_or_default())
+    }
+
+    /// Deletes entries from a set; those that are not there are no error. One [`Outcome`] for each, in order.
+    ///
+    /// See [`Ipset::update`].
+    pub fn delete(&mut self, set: &str, entries: &[Entry]) -> Result<Vec<Outcome>, Error> {
+        self.update(&[Change {
+            set,
+            action: Action::Delete,
+            entries,
+        }])
+        .map(|mut outcomes| outcomes.pop().unwrap_or_default())
+    }
+
+    /// Adds to and deletes from any number of sets, in the order of `changes`, in as few sends as possible.
+    ///
+    /// Gives for each change the [`Outcome`] of each of its entries. What is wrong with one entry or one set is
+    /// reported there and does not touch the others; among them are a set that does not exist, and one whose
+    /// type or family is not that of the entry. What stands behind a refused entry is written later, possibly
+    /// after the changes that follow. An `Err` is a failure of the socket, after which any part of the changes
+    /// may have been made.
+    pub fn update(&mut self, changes: &[Change<'_>]) -> Result<Vec<Vec<Outcome>>, Error> {
+        let mut outcomes = Vec::with_capacity(changes.len());
+        for change in changes {
+            outcomes.push(self.expected(change)?);
+        }
+        let parts = changes
+            .iter()
+            .zip(&mut outcomes)
+            .map(|(change, outcomes)| Part {
+                change: *change,
+                outcomes,
+            });
+        write(parts.collect(), self.protocol, |batch| {
+            self.connection.execute(batch)
+        })?;
+        Ok(outcomes)
+    }
+
+    /// All sets of the network namespace, with their entries.
+    pub fn list_all(&mut self) -> Result<Vec<Set>, Error> {
+        self.dump(None, false)
+    }
+
+    /// One set with its entries.
+    pub fn list(&mut self, name: &str) -> Result<Set, Error> {
+        only_set(self.dump(Some(name), false)?)
+    }
+
+    /// All sets of the network namespace, without their entries.
+    pub fn headers(&mut self) -> Result<Vec<Header>, Error> {
+        Ok(self
+            .dump(None, true)?
+            .into_iter()
+            .map(|set| set.header)
+            .collect())
+    }
+
+    /// One set without its entries.
+    pub fn header(&mut self, name: &str) -> Result<Header, Error> {
+        only_set(self.dump(Some(name), true)?).map(|set| set.header)
+    }
+
+    /// What can be said of a change before it is sent: an entry that does not fit its set is refused here, because
+    /// the kernel would add what it understands of it. The others are not known yet.
+    fn expected(&mut self, change: &Change<'_>) -> Result<Vec<Outcome>, Error> {
+        let refused = |reason| Ok(vec![Outcome::Refused(reason); change.entries.len()]);
+        if change.entries.is_empty() {
+            return Ok(Vec::new());
+        }
+        let answer = match self.ask(command::HEADER, 0, change.set, |_| {}) {
+            Ok(answer) => answer,
+            Err(Error::Refused { reason, .. }) => return refused(reason),
+            Err(Error::Name { .. }) => return refused(Reason::InvalidName),
+            Err(error) => return Err(error),
+        };
+        let Some((set_type, family)) = only_message(&answer, command::HEADER)?.set_type() else {
+            return refused(Reason::TypeMismatch);
+        };
+        let outcome = |entry: &Entry| {
+            if entry.fits(set_type, family) {
+                Outcome::Unknown
+            } else {
+                Outcome::Refused(Reason::TypeMismatch)
+            }
+        };
+        Ok(change.entries.iter().map(outcome).collect())
+    }
+
+    /// The newest revision of a set type that the kernel and this crate have in common.
+    fn revision(&mut self, wanted: &Definition) -> Result<u8, Error> {
+        let set_type = wanted.set_type();
+        let protocol = self.protocol;
+        let answer = self.connection.request(message(command::TYPE), 0, |w| {
+            preamble(w, protocol, None);
+            wanted.encode_type(w);
+        });
+        let answer = answer.map_err(|error| match error {
+            netlink_batch::Error::Refused(Refusal {
+                errno: errno::ENOENT | errno::FIND_TYPE,
+                ..
+            }) => Error::NoType {
+                type_name: set_type.name(),
+                module: set_type.module(),
+            },
+            error => Error::Netlink(error),
+        })?;
+        let attributes = only_message(&answer, command::TYPE)?;
+        let Some(max) = attributes.revision else {
+            return Err(Error::Answer {
+                action: action(command::TYPE),
+                fault: "no revision",
+            });
+        };
+        let min = attributes.protocol_min.unwrap_or(max);
+        let ours = set_type.revision();
+        if min > ours {
+            return Err(Error::Revision {
+                type_name: set_type.name(),
+                min,
+                ours,
+            });
+        }
+        Ok(max.min(ours))
+    }
+
+    fn dump(&mut self, name: Option<&str>, headers: bool) -> Result<Vec<Set>, Error> {
+        name.map_or(Ok(()), valid_name)?;
+        let protocol = self.protocol;
+        let dump = self.connection.dump(message(command::LIST), 0, |w| {
+            preamble(w, protocol, name);
+            if headers {
+                w.attr_be32(attr::FLAGS | NET_BYTEORDER, LIST_HEADER);
+            }
+        });
+        let dump = dump.map_err(|error| refused(error, command::LIST, name.unwrap_or("(any)")))?;
+        Set::decode_list(dump.iter().map(|(_, payload)| payload))
+    }
+
+    /// Carries out a command on one set.
+    fn command(
+        &mut self,
+        number: u16,
+        flags: u16,
+        name: &str,
+        rest: impl Fn(&mut Writer<'_>),
+    ) -> Result<(), Error> {
+        self.ask(number, flags, name, rest).map(drop)
+    }
+
+    /// Sends a command about one set; the kernel's answer.
+    fn ask(
+        &mut self,
+        number: u16,
+        flags: u16,
+        name: &str,
+        rest: impl Fn(&mut Writer<'_>),
+    ) -> Result<Dump, Error> {
+        valid_name(name)?;
+        let protocol = self.protocol;
+        let answer = self.connection.request(message(number), flags, |w| {
+            preamble(w, protocol, Some(name));
+            rest(w);
+        });
+        answer.map_err(|error| refused(error, number, name))
+    }
+}
+
+/// Sends what is `Unknown` in `parts`, and goes on until all of it is concluded, or its answer lost.
+fn write<E>(
+    mut parts: Vec<Part<'_>>,
+    protocol: u8,
+    mut execute: impl FnMut(&Batch) -> Result<Vec<Reply>, E>,
+) -> Result<(), E> {
+    let mut batch = Batch::new();
+    for most in MESSAGE_ENTRIES {
+        batch.clear();
+        let mut sent = Vec::new();
+        for mut part in parts {
+            while part.outcomes.contains(&Outcome::Unknown) {
+                let count = part.push(&mut batch, protocol, most);
+                let (message, rest) = part.split_at(count);
+                sent.push(message);
+                part = rest;
+            }
+        }
+        if sent.is_empty() {
+            break;
+        }
+        let replies = execute(&batch)?;
+        parts = sent
+            .into_iter()
+            .zip(replies)
+            .filter_map(|(part, reply)| part.settle(&reply))
+            .collect();
+    }
+    Ok(())
+}
+
+/// Entries of a change that go into one message, or into several.
+struct Part<'a> {
+    change: Change<'a>,
+    /// As many as the change has entries. Those still `Unknown` are to be sent.
+    outcomes: &'a mut [Outcome],
+}
+
+impl<'a> Part<'a> {
+    /// Appends a message with the first entries of this part, no more than `most`; gives how many of the part it
+    /// takes care of. Lines count from 1, so that 0 in a refusal is none of them.
+    fn push(&self, batch: &mut Batch, protocol: u8, most: usize) -> usize {
+        let command = match self.change.action {
+            Action::Add => command::ADD,
+            Action::Delete => command::DELETE,
+        };
+        let (mut covered, mut written) = (0, 0);
+        batch.push(message(command), 0, |w| {
+            preamble(w, protocol, Some(self.change.set));
+            w.attr_be32(attr::LINENO | NET_BYTEORDER, 0);
+            w.nest(attr::ADT, |w| {
+                let full = w.len() + MESSAGE_BYTES;
+                for ((entry, outcome), line) in
+                    self.change.entries.iter().zip(&*self.outcomes).zip(1..)
+                {
+                    if written == most || w.len() >= full {
+                        break;
+                    }
+                    covered += 1;
+                    if *outcome == Outcome::Unknown {
+                        entry.encode(w, line);
+                        written += 1;
+                    }
+                }
+            });
+        });
+        covered
+    }
+
+    fn split_at(self, count: usize) -> (Part<'a>, Part<'a>) {
+        let (entries, rest) = self.change.entries.split_at(count);
+        let (outcomes, rest_outcomes) = self.outcomes.split_at_mut(count);
+        let part = Part {
+            change: Change {
+                entries,
+                ..self.change
+            },
+            outcomes,
+        };
+        let rest = Part {
+            change: Change {
+                entries: rest,
+                ..self.change
+            },
+            outcomes: rest_outcomes,
+        };
+        (part, rest)
+    }
+
+    /// Notes the reply to the message of this part; gives what stands behind a refused entry.
+    fn settle(self, reply: &Reply) -> Option<Part<'a>> {
+        let refusal = match reply {
+            Reply::Unknown => return None,
+            Reply::Done => {
+                self.conclude(Outcome::Done);
+                return None;
+            }
+            Reply::Refused(refusal) => refusal,
+        };
+        let line = CommandAttributes::decode(&refusal.request)
+            .ok()
+            .and_then(|attributes| attributes.line);
+        // Lines count from 1; any other is not of an entry.
+        let index = line.and_then(|line| (line as usize).checked_sub(1));
+        let refused = index.and_then(|index| self.change.entries.get(index));
+        let bitmap = matches!(refused, Some(Entry::Port(_)));
+        let outcome = Outcome::Refused(Reason::from_errno(refusal.errno, command::ADD, bitmap));
+        let (Some(index), Some(_)) = (index, refused) else {
+            self.conclude(outcome);
+            return None;
+        };
+        let (before, from) = self.split_at(index);
+        let (refused, behind) = from.split_at(1);
+        before.conclude(Outcome::Done);
+        refused.conclude(outcome);
+        Some(behind)
+    }
+
+    /// Gives all that are not known yet this outcome.
+    fn conclude(self, as_this: Outcome) {
+        for outcome in self.outcomes {
+            if *outcome == Outcome::Unknown {
+                *outcome = as_this;
+            }
+        }
+    }
+}
+
+/// Opens every message: `struct nfgenmsg`, the protocol version, the set that it is about.
+fn preamble(w: &mut Writer<'_>, protocol: u8, name: Option<&str>) {
+    const AF_INET: u8 = 2;
+    w.bytes(&[AF_INET, 0, 0, 0]);
+    w.attr_u8(attr::PROTOCOL, protocol);
+    if let Some(name) = name {
+        w.attr_str(attr::SETNAME, name);
+    }
+}
+
+fn valid_name(name: &str) -> Result<(), Error> {
+    let fault = match name {
+        "" => "it is empty",
+        _ if name.len() > MAX_NAME => "it is longer than 31 bytes",
+        _ if name.contains('\0') => "it holds a NUL",
+        _ => return Ok(()),
+    };
+    Err(Error::Name {
+        name: name.to_owned(),
+        fault,
+    })
+}
+
+fn only_message(answer: &Dump, number: u16) -> Result<CommandAttributes<'_>, Error> {
+    match answer.iter().next() {
+        Some((_, payload)) => Ok(CommandAttributes::decode(payload)?),
+        None => Err(Error::Answer {
+            action: action(number),
+            fault: "it is empty",
+        }),
+    }
+}
+
+fn only_set(sets: Vec<Set>) -> Result<Set, Error> {
+    sets.into_iter().next().ok_or(Error::Answer {
+        action: action(command::LIST),
+        fault: "it is empty",
+    })
+}
+
+/// An error of the transport in the words of the command.
+fn refused(error: netlink_batch::Error, number: u16, name: &str) -> Error {
+    let (action, name) = (action(number), name.to_owned());
+    match error {
+        netlink_batch::Error::Refused(refusal) => {
+            // No command but ADD and DELETE answers with a set type's own numbers, except CREATE of a bitmap.
+            let reason = Reason::from_errno(refusal.errno, number, true);
+            Error::Refused {
+                action,
+                name,
+                reason,
+            }
+        }
+        // Who only read may ask again.
+        netlink_batch::Error::LostReply if !matches!(number, command::LIST | command::HEADER) => {
+            Error::Unknown { action, name }
+        }
+        error => Error::Netlink(error),
+    }
+}
+
+/// What a command does, to be followed by "set" and its name.
+fn action(number: u16) -> &'static str {
+    match number {
+        command::CREATE => "create",
+        command::DESTROY => "destroy",
+        command::FLUSH => "flush",
+        command::RENAME => "rename",
+        command::SWAP => "swap",
+        command::LIST => "list",
+        command::HEADER => "look up",
+        command::TYPE => "look up the type of",
+        _ => "agree on a protocol for",
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,491 @@
+//! What a set is, and how a list of sets is read.
+//!
+//! A list answers with several messages for a large set. The first of a set's messages carries type and header,
+//! the ones that follow only its name and more entries, and sets are never interleaved.
+
+use std::fmt;
+use std::net::IpAddr;
+
+use netlink_batch::{Attribute, Attributes, Malformed, Writer};
+
+use crate::wire::{NET_BYTEORDER, WITH_FORCEADD, attr, data};
+use crate::{Entry, Error};
+
+/// Bytes of `struct nfgenmsg`, which opens every message.
+const NFGENMSG: usize = 4;
+
+/// The set types that this crate speaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum SetType {
+    /// `hash:ip`
+    HashIp,
+    /// `hash:ip,port`
+    HashIpPort,
+    /// `hash:ip,port,ip`
+    HashIpPortIp,
+    /// `hash:ip,port,net`
+    HashIpPortNet,
+    /// `bitmap:port`: ports without protocol and address.
+    BitmapPort,
+}
+
+impl SetType {
+    /// All of them.
+    pub const ALL: [SetType; 5] = [
+        SetType::HashIp,
+        SetType::HashIpPort,
+        SetType::HashIpPortIp,
+        SetType::HashIpPortNet,
+        SetType::BitmapPort,
+    ];
+
+    /// The kernel's name, as `hash:ip,port`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            SetType::HashIp => "hash:ip",
+            SetType::HashIpPort => "hash:ip,port",
+            SetType::HashIpPortIp => "hash:ip,port,ip",
+            SetType::HashIpPortNet => "hash:ip,port,net",
+            SetType::BitmapPort => "bitmap:port",
+        }
+    }
+
+    pub(crate) fn from_name(name: &str) -> Option<SetType> {
+        SetType::ALL
+            .into_iter()
+            .find(|set_type| set_type.name() == name)
+    }
+
+    /// The kernel module of the type.
+    pub(crate) const fn module(self) -> &'static str {
+        match self {
+            SetType::HashIp => "ip_set_hash_ip",
+            SetType::HashIpPort => "ip_set_hash_ipport",
+            SetType::HashIpPortIp => "ip_set_hash_ipportip",
+            SetType::HashIpPortNet => "ip_set_hash_ipportnet",
+            SetType::BitmapPort => "ip_set_bitmap_port",
+        }
+    }
+
+    /// Newest revision whose meaning is known here; newer ones only add options (those of `ipset` 7.17).
+    pub(crate) const fn revision(self) -> u8 {
+        match self {
+            SetType::HashIp | SetType::HashIpPortIp => 6,
+            SetType::HashIpPort => 7,
+            SetType::HashIpPortNet => 8,
+            SetType::BitmapPort => 3,
+        }
+    }
+
+    /// How an entry is written.
+    pub(crate) const fn notation(self) -> &'static str {
+        match self {
+            SetType::HashIp => "an address",
+            SetType::HashIpPort => "address,protocol:port",
+            SetType::HashIpPortIp => "address,protocol:port,address",
+            SetType::HashIpPortNet => "address,protocol:port,network",
+            SetType::BitmapPort => "a port",
+        }
+    }
+}
+
+impl fmt::Display for SetType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Address family of a hash.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Family {
+    /// IPv4
+    Inet,
+    /// IPv6
+    Inet6,
+}
+
+impl Family {
+    /// The family of an address; of an IPv4-mapped IPv6 address it is [`Family::Inet6`].
+    pub const fn of(ip: IpAddr) -> Family {
+        match ip {
+            IpAddr::V4(_) => Family::Inet,
+            IpAddr::V6(_) => Family::Inet6,
+        }
+    }
+
+    const fn number(self) -> u8 {
+        match self {
+            Family::Inet => 2,
+            Family::Inet6 => 10,
+        }
+    }
+
+    fn from_number(number: u8) -> Option<Family> {
+        [Family::Inet, Family::Inet6]
+            .into_iter()
+            .find(|family| family.number() == number)
+    }
+}
+
+impl fmt::Display for Family {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Family::Inet => "inet",
+            Family::Inet6 => "inet6",
+        })
+    }
+}
+
+/// How a set is made: its type and size.
+///
+/// ```
+/// use ipset_netlink::{Definition, Family, SetType};
+///
+/// let set = Definition::new(SetType::HashIpPort, Family::Inet6).with_maxelem(1000);
+/// assert_eq!(set.to_string(), "hash:ip,port family inet6 hashsize 1024 maxelem 1000");
+/// let ports = Definition::new(SetType::BitmapPort, Family::Inet6).with_ports(30000, 32767);
+/// assert_eq!(ports.to_string(), "bitmap:port range 30000-32767");
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Definition {
+    set_type: SetType,
+    size: Size,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Size {
+    Hash {
+        family: Family,
+        hashsize: u32,
+        maxelem: u32,
+    },
+    Ports {
+        first: u16,
+        last: u16,
+    },
+}
+
+impl Definition {
+    /// With `ipset`'s defaults: a hash of that family with hashsize 1024 and maxelem 65536, or a bitmap of all
+    /// 65536 ports, which has no family.
+    pub const fn new(set_type: SetType, family: Family) -> Definition {
+        let size = match set_type {
+            SetType::BitmapPort => Size::Ports {
+                first: 0,
+                last: u16::MAX,
+            },
+            _ => Size::Hash {
+                family,
+                hashsize: 1024,
+                maxelem: 65536,
+            },
+        };
+        Definition { set_type, size }
+    }
+
+    /// How many buckets the hash starts with; the kernel rounds up to a power of two of at least 64, and grows
+    /// the hash as it fills. Growing is slow: say what is expected. A bitmap has none.
+    #[must_use]
+    pub const fn with_hashsize(mut self, buckets: u32) -> Definition {
+        if let Size::Hash { hashsize, .. } = &mut self.size {
+            *hashsize = buckets;
+        }
+        self
+    }
+
+    /// How many entries the hash may hold. A bitmap has no such limit. Since Linux 5.7 a hash of more
+    /// than 1024 buckets takes some more before it says that it is full: it counts by region.
+    #[must_use]
+    pub const fn with_maxelem(mut self, entries: u32) -> Definition {
+        if let Size::Hash { maxelem, .. } = &mut self.size {
+            *maxelem = entries;
+        }
+        self
+    }
+
+    /// First and last port that the bitmap may hold. A hash has no such limit.
+    #[must_use]
+    pub const fn with_ports(mut self, from: u16, to: u16) -> Definition {
+        if let Size::Ports { first, last } = &mut self.size {
+            (*first, *last) = if from <= to { (from, to) } else { (to, from) };
+        }
+        self
+    }
+
+    /// The type.
+    pub const fn set_type(&self) -> SetType {
+        self.set_type
+    }
+
+    /// The family of a hash.
+    pub const fn family(&self) -> Option<Family> {
+        match self.size {
+            Size::Hash { family, .. } => Some(family),
+            Size::Ports { .. } => None,
+        }
+    }
+
+    /// Buckets of a hash, now.
+    pub const fn hashsize(&self) -> Option<u32> {
+        match self.size {
+            Size::Hash { hashsize, .. } => Some(hashsize),
+            Size::Ports { .. } => None,
+        }
+    }
+
+    /// How many entries a hash may hold.
+    pub const fn maxelem(&self) -> Option<u32> {
+        match self.size {
+            Size::Hash { maxelem, .. } => Some(maxelem),
+            Size::Ports { .. } => None,
+        }
+    }
+
+    /// Whether both hold the same entries: all is equal but the hashsize, which the kernel changes by itself.
+    fn holds_the_same(self, other: Definition) -> bool {
+        let without_hashsize = |definition: Definition| definition.with_hashsize(0);
+        without_hashsize(self) == without_hashsize(other)
+    }
+
+    /// Writes all of a `TYPE` request but what names the type's revision.
+    pub(crate) fn encode_type(self, w: &mut Writer<'_>) {
+        w.attr_str(attr::TYPENAME, self.set_type.name());
+        w.attr_u8(attr::FAMILY, self.family().map_or(0, Family::number));
+    }
+
+    /// Writes all of a `CREATE` request but the set's name.
+    pub(crate) fn encode(self, w: &mut Writer<'_>, revision: u8) {
+        w.attr_str(attr::TYPENAME, self.set_type.name());
+        w.attr_u8(attr::REVISION, revision);
+        w.attr_u8(attr::FAMILY, self.family().map_or(0, Family::number));
+        w.nest(attr::DATA, |w| match self.size {
+            Size::Hash {
+                hashsize, maxelem, ..
+            } => {
+                w.attr_be32(data::HASHSIZE | NET_BYTEORDER, hashsize);
+                w.attr_be32(data::MAXELEM | NET_BYTEORDER, maxelem);
+            }
+            Size::Ports { first, last } => {
+                w.attr_be16(data::PORT | NET_BYTEORDER, first);
+                w.attr_be16(data::PORT_TO | NET_BYTEORDER, last);
+            }
+        });
+    }
+}
+
+impl fmt::Display for Definition {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.set_type.fmt(f)?;
+        match self.size {
+            Size::Hash {
+                family,
+                hashsize,
+                maxelem,
+            } => {
+                write!(f, " family {family} hashsize {hashsize} maxelem {maxelem}")
+            }
+            Size::Ports { first, last } => write!(f, " range {first}-{last}"),
+        }
+    }
+}
+
+/// A set in the kernel, without its entries.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// Name; what is not UTF-8 in it is replaced.
+    pub name: String,
+    /// The kernel's name of the type, for example `hash:ip,port`.
+    pub type_name: String,
+    /// Revision of the type that it was made with.
+    pub revision: u8,
+    /// Type and size; `None` if the type is not one of [`SetType`].
+    pub definition: Option<Definition>,
+    /// Options that change which entries the set holds, or for how long, in `ipset`'s words: `timeout 300`,
+    /// `netmask 24`, `forceadd`. This crate makes sets without any. Counters and comments are not among them.
+    pub options: Vec<String>,
+    /// How many rules and sets refer to it.
+    pub references: u32,
+    /// How many entries it has; old kernels (before 4.9) do not say.
+    pub entries: Option<u32>,
+    /// Bytes of kernel memory.
+    pub memory: u32,
+}
+
+impl Header {
+    /// Whether this set does what a set made as `wanted` would do. The hashsize does not matter.
+    pub fn matches(&self, wanted: &Definition) -> bool {
+        self.options.is_empty()
+            && self
+                .definition
+                .is_some_and(|there| there.holds_the_same(*wanted))
+    }
+
+    fn decode(attributes: &CommandAttributes<'_>) -> Result<Header, Error> {
+        let set_type = SetType::from_name(attributes.type_name.unwrap_or_default());
+        let mut header = Header {
+            name: String::from_utf8_lossy(attributes.name.unwrap_or_default()).into_owned(),
+            type_name: attributes.type_name.unwrap_or_default().to_owned(),
+            revision: attributes.revision.unwrap_or_default(),
+            definition: None,
+            options: Vec::new(),
+            references: 0,
+            entries: None,
+            memory: 0,
+        };
+        let (mut hashsize, mut maxelem, mut first, mut last) = (None, None, None, None);
+        for attribute in attributes.data.iter().flat_map(Attribute::nested) {
+            let attribute = attribute?;
+            match attribute.kind {
+                data::HASHSIZE => hashsize = Some(attribute.be32()?),
+                data::MAXELEM => maxelem = Some(attribute.be32()?),
+                data::PORT => first = Some(attribute.be16()?),
+                data::PORT_TO => last = Some(attribute.be16()?),
+                data::TIMEOUT => header
+                    .options
+                    .push(format!("timeout {}", attribute.be32()?)),
+                data::NETMASK => header.options.push(format!("netmask {}", attribute.u8()?)),
+                data::BITMASK => header.options.push("bitmask".to_owned()),
+                data::CADT_FLAGS if attribute.be32()? & WITH_FORCEADD != 0 => {
+                    header.options.push("forceadd".to_owned());
+                }
+                data::ELEMENTS => header.entries = Some(attribute.be32()?),
+                data::REFERENCES => header.references = attribute.be32()?,
+                data::MEMSIZE => header.memory = attribute.be32()?,
+                _ => {}
+            }
+        }
+        header.definition = set_type.and_then(|set_type| {
+            let size = if set_type == SetType::BitmapPort {
+                let (first, last) = (first?, last?);
+                Size::Ports { first, last }
+            } else {
+                let family = Family::from_number(attributes.family?)?;
+                let (hashsize, maxelem) = (hashsize?, maxelem?);
+                Size::Hash {
+                    family,
+                    hashsize,
+                    maxelem,
+                }
+            };
+            Some(Definition { set_type, size })
+        });
+        Ok(header)
+    }
+}
+
+impl fmt::Display for Header {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.definition {
+            Some(definition) => definition.fmt(f)?,
+            None => f.write_str(&self.type_name)?,
+        }
+        self.options
+            .iter()
+            .try_for_each(|option| write!(f, " {option}"))
+    }
+}
+
+/// A set in the kernel, with its entries.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Set {
+    /// What it is.
+    pub header: Header,
+    /// Its entries, in the kernel's order, which means nothing.
+    pub entries: Vec<Entry>,
+    /// How many more it has that [`Entry`] cannot express: those of another type, and exceptions (`nomatch`).
+    pub others: usize,
+}
+
+impl Set {
+    /// Reads the answers to a `LIST`, without their `nlmsghdr`.
+    pub(crate) fn decode_list<'a>(
+        messages: impl Iterator<Item = &'a [u8]>,
+    ) -> Result<Vec<Set>, Error> {
+        let mut sets: Vec<Set> = Vec::new();
+        let mut name = None;
+        for payload in messages {
+            let attributes = CommandAttributes::decode(payload)?;
+            if attributes.type_name.is_some() {
+                let header = Header::decode(&attributes)?;
+                let entries =
+                    Vec::with_capacity(header.entries.map_or(0, |n| n.min(65536) as usize));
+                sets.push(Set {
+                    header,
+                    entries,
+                    others: 0,
+                });
+                name = attributes.name;
+            }
+            let Some(set) = sets.last_mut().filter(|_| attributes.name == name) else {
+                return Err(Error::Answer {
+                    action: "list",
+                    fault: "entries of a set that was not introduced",
+                });
+            };
+            let set_type = SetType::from_name(&set.header.type_name);
+            for attribute in attributes.adt.iter().flat_map(Attribute::nested) {
+                let attribute = attribute?;
+                if attribute.kind != attr::DATA {
+                    continue;
+                }
+                let entry = match set_type {
+                    Some(set_type) => Entry::decode(attribute.nested(), set_type)?,
+                    None => None,
+                };
+                match entry {
+                    Some(entry) => set.entries.push(entry),
+                    None => set.others += 1,
+                }
+            }
+        }
+        Ok(sets)
+    }
+}
+
+/// The attributes of one message.
+#[derive(Default)]
+pub(crate) struct CommandAttributes<'a> {
+    pub(crate) protocol: Option<u8>,
+    /// Also the type's least revision: both have the same number.
+    pub(crate) protocol_min: Option<u8>,
+    /// Without its NUL. Anything but UTF-8 is possible, as whoever made the set may call it what he likes.
+    name: Option<&'a [u8]>,
+    pub(crate) type_name: Option<&'a str>,
+    pub(crate) revision: Option<u8>,
+    pub(crate) family: Option<u8>,
+    /// The line of a refused entry.
+    pub(crate) line: Option<u32>,
+    data: Option<Attribute<'a>>,
+    adt: Option<Attribute<'a>>,
+}
+
+impl<'a> CommandAttributes<'a> {
+    pub(crate) fn decode(payload: &'a [u8]) -> Result<CommandAttributes<'a>, Malformed> {
+        let mut found = CommandAttributes::default();
+        for attribute in Attributes::after(NFGENMSG, payload)? {
+            let attribute = attribute?;
+            match attribute.kind {
+                attr::PROTOCOL => found.protocol = Some(attribute.u8()?),
+                attr::PROTOCOL_MIN => found.protocol_min = Some(attribute.u8()?),
+                attr::SETNAME => found.name = attribute.payload.split(|byte| *byte == 0).next(),
+                attr::TYPENAME => found.type_name = Some(attribute.string()?),
+                attr::REVISION => found.revision = Some(attribute.u8()?),
+                attr::FAMILY => found.family = Some(attribute.u8()?),
+                attr::LINENO => found.line = Some(attribute.be32()?),
+                attr::DATA => found.data = Some(attribute),
+                attr::ADT => found.adt = Some(attribute),
+                _ => {}
+            }
+        }
+        Ok(found)
+    }
+
+    /// What a `HEADER` answer says of a set: its type, if it is one of ours, and its family, if it has one.
+    pub(crate) fn set_type(&self) -> Option<(SetType, Option<Family>)> {
+        let set_type = SetType::from_name(self.type_name?)?;
+        Some((set_type, self.family.and_then(Family::from_number)))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,215 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::captured::{reply, sets};
+
+#[test]
+fn a_list_reads_as_what_was_made() {
+    let sets = sets("ipset list");
+    let mut lines = Vec::new();
+    for set in &sets {
+        lines.push(format!("{}: {}", set.header.name, set.header));
+        let mut entries = set.entries.clone();
+        entries.sort_unstable();
+        lines.extend(entries.iter().map(Entry::to_string));
+    }
+    // Comments and counters are left out; what cannot be expressed is counted below.
+    let expected = [
+        "ip4: hash:ip family inet hashsize 1024 maxelem 65536",
+        "10.0.0.1",
+        "10.0.0.2",
+        "ip6: hash:ip family inet6 hashsize 1024 maxelem 65536",
+        "fd00::1",
+        "port4: hash:ip,port family inet hashsize 64 maxelem 10",
+        "10.0.0.1,tcp:80",
+        "10.0.0.1,udp:53",
+        "port6: hash:ip,port family inet6 hashsize 1024 maxelem 65536",
+        "fd00::1,sctp:9999",
+        "portip4: hash:ip,port,ip family inet hashsize 1024 maxelem 65536",
+        "10.0.0.1,tcp:80,10.0.0.1",
+        "portip6: hash:ip,port,ip family inet6 hashsize 1024 maxelem 65536",
+        "fd00::1,tcp:80,fd00::1",
+        "portnet4: hash:ip,port,net family inet hashsize 1024 maxelem 65536",
+        "10.0.0.1,tcp:80,10.1.2.0/24",
+        "10.0.0.1,tcp:80,10.1.2.7",
+        "portnet6: hash:ip,port,net family inet6 hashsize 1024 maxelem 65536",
+        "fd00::1,udp:53,fd00:1::/64",
+        "except: hash:ip,port,net family inet hashsize 1024 maxelem 65536",
+        "ports: bitmap:port range 30000-32767",
+        "30000",
+        "30001",
+        "timed: hash:ip family inet hashsize 1024 maxelem 65536 netmask 24 timeout 300 forceadd",
+        "10.0.1.0",
+        "nets: hash:net",
+    ];
+    assert_eq!(lines, expected);
+
+    let others = |name: &str| {
+        sets.iter()
+            .find(|set| set.header.name == name)
+            .unwrap()
+            .others
+    };
+    assert_eq!((others("ip4"), others("except"), others("nets")), (0, 1, 1));
+}
+
+#[test]
+fn headers_carry_counts() {
+    let terse = sets("ipset list -terse");
+    let header = &terse
+        .iter()
+        .find(|set| set.header.name == "ip4")
+        .unwrap()
+        .header;
+    assert_eq!(
+        (header.entries, header.references, header.revision),
+        (Some(2), 0, 6)
+    );
+    assert!(header.memory > 0);
+    assert!(
+        terse
+            .iter()
+            .all(|set| set.entries.is_empty() && set.others == 0)
+    );
+    let full: Vec<_> = sets("ipset list")
+        .into_iter()
+        .map(|set| set.header)
+        .collect();
+    assert_eq!(
+        terse.into_iter().map(|set| set.header).collect::<Vec<_>>(),
+        full
+    );
+}
+
+#[test]
+fn a_set_in_several_messages_is_one() {
+    let messages = reply("ipset list");
+    let (_, portnet4) = messages
+        .iter()
+        .find(|(_, payload)| payload.windows(8).any(|w| w == b"portnet4"))
+        .unwrap();
+    let whole = Set::decode_list([portnet4.as_slice()].into_iter()).unwrap();
+
+    // As the kernel continues a set: name and entries again, no type and no header.
+    let mut batch = netlink_batch::Batch::new();
+    batch.push(0, 0, |w| {
+        w.bytes(&[2, 0, 0, 0]);
+        w.attr_str(attr::SETNAME, "portnet4");
+        w.nest(attr::ADT, |w| {
+            whole[0].entries.iter().for_each(|entry| entry.encode(w, 0));
+        });
+    });
+    let more = batch.get(0).unwrap().payload;
+    let sets = Set::decode_list([portnet4.as_slice(), more].into_iter()).unwrap();
+    assert_eq!(sets.len(), 1);
+    assert_eq!(
+        sets[0].entries,
+        [whole[0].entries.clone(), whole[0].entries.clone()].concat()
+    );
+
+    // Nothing begins so.
+    let error = Set::decode_list([more].into_iter()).unwrap_err();
+    assert!(error.to_string().contains("not introduced"), "{error}");
+}
+
+#[test]
+fn a_name_may_be_anything() {
+    let mut messages: Vec<_> = reply("ipset list")
+        .into_iter()
+        .map(|(_, payload)| payload)
+        .collect();
+    for payload in &mut messages {
+        if let Some(at) = payload.windows(5).position(|w| w == b"port6") {
+            payload[at] = 0xff;
+        }
+    }
+    let sets = Set::decode_list(messages.iter().map(Vec::as_slice)).unwrap();
+    assert!(sets.iter().any(|set| set.header.name == "\u{fffd}ort6"));
+}
+
+#[test]
+fn only_what_decides_membership_must_match() {
+    let sets = sets("ipset list");
+    let header = |name: &str| {
+        &sets
+            .iter()
+            .find(|set| set.header.name == name)
+            .unwrap()
+            .header
+    };
+    let plain = Definition::new(SetType::HashIp, Family::Inet);
+    assert!(header("ip4").matches(&plain));
+    assert!(header("ip4").matches(&plain.with_hashsize(4096)));
+    assert!(!header("ip4").matches(&plain.with_maxelem(10)));
+    assert!(!header("ip6").matches(&plain));
+    assert!(!header("port4").matches(&plain));
+    assert!(!header("timed").matches(&plain));
+    assert!(!header("nets").matches(&plain));
+    // Counters and comments do not matter.
+    assert!(
+        header("port4")
+            .matches(&Definition::new(SetType::HashIpPort, Family::Inet).with_maxelem(10))
+    );
+    // A bitmap has no family.
+    let ports = Definition::new(SetType::BitmapPort, Family::Inet6).with_ports(32767, 30000);
+    assert!(header("ports").matches(&ports));
+    assert!(!header("ports").matches(&Definition::new(SetType::BitmapPort, Family::Inet)));
+}
+
+#[test]
+fn header_and_type_answers() {
+    let read = |request: &str| {
+        let (_, payload) = reply(request).remove(0);
+        let attributes = CommandAttributes::decode(&payload).unwrap();
+        (
+            attributes.protocol,
+            attributes.protocol_min,
+            attributes.revision,
+            attributes.set_type(),
+        )
+    };
+    assert_eq!(read("version"), (Some(7), Some(6), None, None));
+    let port4 = (SetType::HashIpPort, Some(Family::Inet));
+    assert_eq!(
+        read("revisions of hash:ip,port"),
+        (Some(7), Some(0), Some(7), Some(port4))
+    );
+    let ports = (SetType::BitmapPort, None);
+    assert_eq!(
+        read("revisions of bitmap:port"),
+        (Some(7), Some(0), Some(3), Some(ports))
+    );
+    assert_eq!(
+        read("type of port6"),
+        (
+            Some(7),
+            None,
+            Some(7),
+            Some((SetType::HashIpPort, Some(Family::Inet6)))
+        )
+    );
+    assert_eq!(read("type of ports"), (Some(7), None, Some(3), Some(ports)));
+    assert_eq!(read("type of nets"), (Some(7), None, Some(7), None));
+}
+
+proptest! {
+    #[test]
+    fn foreign_bytes_never_panic(messages in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..200), 0..4)) {
+        let _ = Set::decode_list(messages.iter().map(Vec::as_slice));
+    }
+
+    #[test]
+    fn damaged_bytes_never_panic(
+        damage in proptest::collection::vec((0..12_usize, 0..300_usize, any::<u8>()), 1..6),
+        cut in 0..400_usize,
+    ) {
+        let mut messages: Vec<_> = reply("ipset list").into_iter().map(|(_, payload)| payload).collect();
+        for (message, at, byte) in damage {
+            if let Some(there) = messages.get_mut(message).and_then(|message| message.get_mut(at)) {
+                *there = byte;
+            }
+        }
+        messages[0].truncate(cut);
+        let _ = Set::decode_list(messages.iter().map(Vec::as_slice));
+    }
+}
