@@ -1,1 +1,39 @@
-//! IPVS over generic netlink.
+//! IPVS over generic netlink: the kernel's layer 4 load balancer, without `ipvsadm`.
+//!
+//! ```text
+//!  Service { ServiceKey, scheduler, flags .. } ─┐
+//!  Destination { DestinationKey, weight .. }  ──┴─▶ Family::{new,set,del}_* ─▶ Batch ─┐
+//!                                                                                   ▼
+//!  ServiceEntry, DestinationEntry (with Statistics), Info, Timeouts ◀──────────── Ipvs
+//! ```
+//!
+//! Writing is split from sending: a [`Family`] turns objects into messages of a
+//! [`Batch`](netlink_batch::Batch), any number and any mix, and [`Ipvs::execute`] sends them in
+//! few system calls and says what became of each. Reading is a call each.
+//!
+//! Words are the kernel's: a *service* is a virtual address that is balanced over
+//! *destinations*. Not here: connection synchronisation (the `DAEMON` commands) and the
+//! connection table, which is in `/proc/net/ip_vs_conn`.
+//!
+//! Source: `include/uapi/linux/ip_vs.h`, `net/netfilter/ipvs/ip_vs_ctl.c`.
+
+mod destination;
+mod error;
+mod family;
+mod ipvs;
+mod name;
+mod service;
+mod statistics;
+mod uapi;
+
+pub use destination::{Destination, DestinationEntry, DestinationKey, Forward, Tunnel};
+pub use error::Error;
+pub use family::Family;
+pub use ipvs::{Info, Ipvs, Timeouts};
+pub use name::{BadName, Name};
+pub use service::{AddressFamily, Flags, Protocol, Service, ServiceEntry, ServiceKey};
+pub use statistics::Statistics;
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

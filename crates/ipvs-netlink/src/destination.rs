@@ -1,0 +1,215 @@
+//! Destinations: the servers that a service's connections go to.
+
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+
+use netlink_batch::{Malformed, Writer};
+
+use crate::service::AddressFamily;
+use crate::statistics::Statistics;
+use crate::uapi::{self, dest, top};
+
+/// What identifies a destination within its service.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct DestinationKey {
+    /// The server's address.
+    pub address: IpAddr,
+    /// The server's port; the service's own unless masqueraded.
+    pub port: u16,
+}
+
+impl From<SocketAddr> for DestinationKey {
+    fn from(address: SocketAddr) -> Self {
+        Self {
+            address: address.ip(),
+            port: address.port(),
+        }
+    }
+}
+
+impl fmt::Display for DestinationKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        SocketAddr::new(self.address, self.port).fmt(f)
+    }
+}
+
+impl DestinationKey {
+    /// Writes the attributes that identify a destination.
+    pub(crate) fn encode(self, writer: &mut Writer<'_>) {
+        writer.attr_u16(
+            dest::ADDR_FAMILY,
+            AddressFamily::from(self.address).number(),
+        );
+        uapi::write_address(writer, dest::ADDR, self.address);
+        writer.attr_be16(dest::PORT, self.port);
+    }
+}
+
+/// How packets get to a destination, `IP_VS_CONN_F_FWD_MASK`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Forward {
+    /// Network address translation.
+    #[default]
+    Masq,
+    /// The destination is this host.
+    Local,
+    /// In a tunnel, see [`Tunnel`].
+    Tunnel,
+    /// With the destination's link-layer address.
+    Route,
+    /// Past IPVS, for a cache cluster.
+    Bypass,
+    /// A number that has no meaning yet, 5 to 7.
+    Other(u8),
+}
+
+impl Forward {
+    fn number(self) -> u32 {
+        match self {
+            Self::Masq => 0,
+            Self::Local => 1,
+            Self::Tunnel => 2,
+            Self::Route => 3,
+            Self::Bypass => 4,
+            Self::Other(number) => u32::from(number & 7),
+        }
+    }
+}
+
+impl From<u32> for Forward {
+    /// Of `IPVS_DEST_ATTR_FWD_METHOD`, whose higher bits are flags of connections.
+    fn from(number: u32) -> Self {
+        match number & 7 {
+            0 => Self::Masq,
+            1 => Self::Local,
+            2 => Self::Tunnel,
+            3 => Self::Route,
+            4 => Self::Bypass,
+            5 => Self::Other(5),
+            6 => Self::Other(6),
+            _ => Self::Other(7),
+        }
+    }
+}
+
+/// Encapsulation for [`Forward::Tunnel`] (Linux 5.2).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub struct Tunnel {
+    /// `IP_VS_CONN_F_TUNNEL_TYPE_*`: 0 IPIP, 1 GUE, 2 GRE.
+    pub kind: u8,
+    /// UDP port of GUE.
+    pub port: u16,
+    /// `IP_VS_TUNNEL_ENCAP_FLAG_*`: 1 checksum, 2 remote checksum.
+    pub flags: u16,
+}
+
+/// A destination as it is to be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Destination {
+    /// What identifies it.
+    pub key: DestinationKey,
+    /// How packets get there.
+    pub forward: Forward,
+    /// Its share of new connections, up to 2,147,483,647. 0 lets the present ones end.
+    pub weight: u32,
+    /// Connections at which it gets no new ones; 0 for no limit.
+    pub upper_threshold: u32,
+    /// Connections below which it gets new ones again; 0 for three quarters of the upper one.
+    pub lower_threshold: u32,
+    /// Its tunnel.
+    pub tunnel: Tunnel,
+}
+
+impl Destination {
+    /// A masqueraded destination without thresholds.
+    pub fn new(key: impl Into<DestinationKey>, weight: u32) -> Self {
+        Self {
+            key: key.into(),
+            forward: Forward::Masq,
+            weight,
+            upper_threshold: 0,
+            lower_threshold: 0,
+            tunnel: Tunnel::default(),
+        }
+    }
+
+    pub(crate) fn encode(&self, writer: &mut Writer<'_>) {
+        self.key.encode(writer);
+        writer.attr_u32(dest::FWD_METHOD, self.forward.number());
+        writer.attr_u32(dest::WEIGHT, self.weight);
+        writer.attr_u8(dest::TUN_TYPE, self.tunnel.kind);
+        writer.attr_be16(dest::TUN_PORT, self.tunnel.port);
+        writer.attr_u16(dest::TUN_FLAGS, self.tunnel.flags);
+        writer.attr_u32(dest::U_THRESH, self.upper_threshold);
+        writer.attr_u32(dest::L_THRESH, self.lower_threshold);
+    }
+}
+
+/// A destination as the kernel has it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DestinationEntry {
+    /// The destination.
+    pub destination: Destination,
+    /// Established connections.
+    pub active: u32,
+    /// Connections in other states: beginning, ending, or UDP.
+    pub inactive: u32,
+    /// Persistence templates.
+    pub persistent: u32,
+    /// Its counters.
+    pub statistics: Statistics,
+}
+
+impl DestinationEntry {
+    /// Reads the payload of an `IPVS_CMD_NEW_DEST` message, `genlmsghdr` included. `family` is
+    /// that of the service, for kernels (before 3.18) that do not name the destination's own.
+    pub fn decode(payload: &[u8], mut family: AddressFamily) -> Result<Self, Malformed> {
+        let (mut address, mut port, mut forward, mut weight) = (None, None, None, None);
+        let (mut upper_threshold, mut lower_threshold, mut tunnel) = (0, 0, Tunnel::default());
+        let (mut active, mut inactive, mut persistent) = (0, 0, 0);
+        let (mut narrow, mut wide) = (None, None);
+        for attribute in uapi::nested(payload, top::DEST, "IPVS_CMD_ATTR_DEST")? {
+            let attribute = attribute?;
+            match attribute.kind {
+                dest::ADDR_FAMILY => {
+                    family = AddressFamily::decode(&attribute, "IPVS_DEST_ATTR_ADDR_FAMILY")?;
+                }
+                dest::ADDR => address = Some(attribute),
+                dest::PORT => port = Some(attribute.be16()?),
+                dest::FWD_METHOD => forward = Some(Forward::from(attribute.u32()?)),
+                dest::WEIGHT => weight = Some(attribute.u32()?),
+                dest::U_THRESH => upper_threshold = attribute.u32()?,
+                dest::L_THRESH => lower_threshold = attribute.u32()?,
+                dest::ACTIVE_CONNS => active = attribute.u32()?,
+                dest::INACT_CONNS => inactive = attribute.u32()?,
+                dest::PERSIST_CONNS => persistent = attribute.u32()?,
+                dest::TUN_TYPE => tunnel.kind = attribute.u8()?,
+                dest::TUN_PORT => tunnel.port = attribute.be16()?,
+                dest::TUN_FLAGS => tunnel.flags = attribute.u16()?,
+                dest::STATS => narrow = Some(Statistics::decode(attribute.nested())?),
+                dest::STATS64 => wide = Some(Statistics::decode(attribute.nested())?),
+                _ => {}
+            }
+        }
+        let missing = |kind, name| Malformed::Missing { kind, name };
+        let address = address.ok_or_else(|| missing(dest::ADDR, "IPVS_DEST_ATTR_ADDR"))?;
+        Ok(Self {
+            destination: Destination {
+                key: DestinationKey {
+                    address: uapi::read_address(&address, family)?,
+                    port: port.ok_or_else(|| missing(dest::PORT, "IPVS_DEST_ATTR_PORT"))?,
+                },
+                forward: forward
+                    .ok_or_else(|| missing(dest::FWD_METHOD, "IPVS_DEST_ATTR_FWD_METHOD"))?,
+                weight: weight.ok_or_else(|| missing(dest::WEIGHT, "IPVS_DEST_ATTR_WEIGHT"))?,
+                upper_threshold,
+                lower_threshold,
+                tunnel,
+            },
+            active,
+            inactive,
+            persistent,
+            statistics: wide.or(narrow).unwrap_or_default(),
+        })
+    }
+}

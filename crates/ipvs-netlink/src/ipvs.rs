@@ -1,0 +1,232 @@
+//! Talking to the kernel.
+
+use netlink_batch::{Attributes, Batch, Connection, Dump, Malformed, Protocol, Reply, Writer};
+
+use crate::destination::DestinationEntry;
+use crate::error::Error;
+use crate::family::Family;
+use crate::service::{ServiceEntry, ServiceKey};
+use crate::uapi::{self, command, info, top};
+
+const ENOENT: i32 = 2;
+const ESRCH: i32 = 3;
+
+/// nlctrl, the generic netlink family that knows the others (`include/uapi/linux/genetlink.h`).
+mod control {
+    pub(super) const ID: u16 = 16;
+    /// `CTRL_CMD_GETFAMILY`, and its version.
+    pub(super) const GET_FAMILY: [u8; 4] = [3, 1, 0, 0];
+    pub(super) const FAMILY_ID: u16 = 1;
+    pub(super) const FAMILY_NAME: u16 = 2;
+}
+
+/// What IPVS says of itself.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Info {
+    /// Version of IPVS: major, minor, patch in a byte each (0x010201 is 1.2.1).
+    pub version: u32,
+    /// Slots of the connection table.
+    pub table_size: u32,
+}
+
+/// How long idle connections are kept, in seconds. One setting for the network namespace.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Timeouts {
+    /// Established TCP. To set it, 0 means to leave it as it is, as for the others.
+    pub tcp: u32,
+    /// TCP after a FIN.
+    pub tcp_fin: u32,
+    /// UDP.
+    pub udp: u32,
+}
+
+/// A connection to the kernel's IPVS, of the network namespace of the thread that opened it.
+#[derive(Debug)]
+pub struct Ipvs {
+    connection: Connection,
+    family: Family,
+}
+
+impl Ipvs {
+    /// Opens a connection. Asking for the family makes the kernel load the module `ip_vs` if it
+    /// can; [`Error::FamilyMissing`] if it cannot.
+    pub fn open() -> Result<Self, Error> {
+        let mut connection = Connection::open(Protocol::Generic)?;
+        let answer = connection.request(control::ID, 0, |message| {
+            message.bytes(&control::GET_FAMILY);
+            message.attr_str(control::FAMILY_NAME, uapi::NAME);
+        });
+        Ok(Self {
+            family: Family::from_id(family_id(answer)?),
+            connection,
+        })
+    }
+
+    /// What writes messages for [`Ipvs::execute`].
+    pub fn family(&self) -> Family {
+        self.family
+    }
+
+    /// Sends a batch; one [`Reply`] per message, by index. See [`Connection::execute`].
+    pub fn execute(&mut self, batch: &Batch) -> Result<Vec<Reply>, Error> {
+        Ok(self.connection.execute(batch)?)
+    }
+
+    /// Version and table size.
+    pub fn info(&mut self) -> Result<Info, Error> {
+        let answer = self.get(command::GET_INFO, |_| {})?;
+        let mut read = Info::default();
+        for attribute in Attributes::after(uapi::HEADER, first(&answer)?)? {
+            let attribute = attribute?;
+            match attribute.kind {
+                info::VERSION => read.version = attribute.u32()?,
+                info::CONN_TAB_SIZE => read.table_size = attribute.u32()?,
+                _ => {}
+            }
+        }
+        Ok(read)
+    }
+
+    /// All services, of both address families. The kernel answers in parts and does not say if
+    /// the table changed between them: while others write, a service may be missing or double.
+    pub fn services(&mut self) -> Result<Vec<ServiceEntry>, Error> {
+        let dump = self.connection.dump(self.family.id(), 0, |message| {
+            message.bytes(&uapi::header(command::GET_SERVICE));
+        })?;
+        Ok(dump
+            .iter()
+            .map(|(_, payload)| ServiceEntry::decode(payload))
+            .collect::<Result<_, _>>()?)
+    }
+
+    /// One service, if there is one with this key.
+    pub fn service(&mut self, key: &ServiceKey) -> Result<Option<ServiceEntry>, Error> {
+        let answer = self.get(command::GET_SERVICE, |message| {
+            message.nest(top::SERVICE, |nest| key.encode(nest));
+        });
+        match answer {
+            Ok(answer) => Ok(Some(ServiceEntry::decode(first(&answer)?)?)),
+            Err(netlink_batch::Error::Refused(refusal)) if refusal.errno == ESRCH => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// The destinations of a service; none if there is no such service. Answered in parts, like
+    /// [`Ipvs::services`].
+    pub fn destinations(&mut self, key: &ServiceKey) -> Result<Vec<DestinationEntry>, Error> {
+        let dump = self.connection.dump(self.family.id(), 0, |message| {
+            message.bytes(&uapi::header(command::GET_DEST));
+            message.nest(top::SERVICE, |nest| key.encode(nest));
+        })?;
+        let decode = |(_, payload)| DestinationEntry::decode(payload, key.family());
+        Ok(dump.iter().map(decode).collect::<Result<_, _>>()?)
+    }
+
+    /// The timeouts of connections.
+    pub fn timeouts(&mut self) -> Result<Timeouts, Error> {
+        let answer = self.get(command::GET_CONFIG, |_| {})?;
+        let mut read = Timeouts::default();
+        for attribute in Attributes::after(uapi::HEADER, first(&answer)?)? {
+            let attribute = attribute?;
+            match attribute.kind {
+                top::TIMEOUT_TCP => read.tcp = attribute.u32()?,
+                top::TIMEOUT_TCP_FIN => read.tcp_fin = attribute.u32()?,
+                top::TIMEOUT_UDP => read.udp = attribute.u32()?,
+                _ => {}
+            }
+        }
+        Ok(read)
+    }
+
+    /// Sets the timeouts of connections. `EINVAL` for more than the kernel can count.
+    pub fn set_timeouts(&mut self, timeouts: &Timeouts) -> Result<(), Error> {
+        self.one(|family, batch| family.set_timeouts(batch, timeouts))
+    }
+
+    /// Deletes all services.
+    pub fn flush(&mut self) -> Result<(), Error> {
+        self.one(Family::flush)
+    }
+
+    /// Zeroes the counters of a service and its destinations, or all.
+    pub fn zero(&mut self, service: Option<&ServiceKey>) -> Result<(), Error> {
+        self.one(|family, batch| family.zero(batch, service))
+    }
+
+    fn get(
+        &mut self,
+        command: u8,
+        attributes: impl Fn(&mut Writer<'_>),
+    ) -> Result<Dump, netlink_batch::Error> {
+        self.connection.request(self.family.id(), 0, |message| {
+            message.bytes(&uapi::header(command));
+            attributes(message);
+        })
+    }
+
+    fn one(&mut self, push: impl FnOnce(Family, &mut Batch) -> usize) -> Result<(), Error> {
+        let mut batch = Batch::new();
+        push(self.family, &mut batch);
+        match self.connection.execute(&batch)?.pop() {
+            Some(Reply::Done) => Ok(()),
+            Some(Reply::Refused(refusal)) => Err(refusal.into()),
+            Some(Reply::Unknown) | None => Err(netlink_batch::Error::LostReply.into()),
+        }
+    }
+}
+
+fn first(answer: &Dump) -> Result<&[u8], netlink_batch::Error> {
+    // Acknowledged, but the answer before that is not there.
+    answer
+        .iter()
+        .next()
+        .map(|(_, payload)| payload)
+        .ok_or(netlink_batch::Error::LostReply)
+}
+
+fn family_id(answer: Result<Dump, netlink_batch::Error>) -> Result<u16, Error> {
+    let answer = match answer {
+        Err(netlink_batch::Error::Refused(refusal)) if refusal.errno == ENOENT => {
+            return Err(Error::FamilyMissing);
+        }
+        answer => answer?,
+    };
+    for attribute in Attributes::after(uapi::HEADER, first(&answer)?)? {
+        let attribute = attribute?;
+        if attribute.kind == control::FAMILY_ID {
+            return Ok(attribute.u16()?);
+        }
+    }
+    Err(Malformed::Missing {
+        kind: control::FAMILY_ID,
+        name: "CTRL_ATTR_FAMILY_ID",
+    }
+    .into())
+}
+
+#[cfg(test)]
+mod tests {
+    use netlink_batch::Refusal;
+
+    use super::*;
+
+    #[test]
+    fn a_missing_family_says_what_to_run() {
+        let refused = |errno| {
+            Err(Refusal {
+                errno,
+                message: None,
+                request: Vec::new(),
+            }
+            .into())
+        };
+        let error = family_id(refused(ENOENT)).unwrap_err();
+        assert!(matches!(error, Error::FamilyMissing));
+        assert!(error.to_string().contains("`modprobe ip_vs`"), "{error}");
+        assert!(matches!(family_id(refused(ESRCH)), Err(Error::Netlink(_))));
+        assert!(matches!(
+            family_id(Ok(Dump::default())),
+            Err(Error::Netlink(netlink_batch::Error::LostReply))
+        ));
+    }
+}

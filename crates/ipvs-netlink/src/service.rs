@@ -1,0 +1,320 @@
+//! Services: a virtual address, or a mark on packets, that is balanced over destinations.
+
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+
+use bitflags::bitflags;
+use netlink_batch::{Attribute, Malformed, Writer};
+
+use crate::name::Name;
+use crate::statistics::Statistics;
+use crate::uapi::{self, service, top};
+
+/// `AF_INET` or `AF_INET6`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum AddressFamily {
+    /// IPv4.
+    Inet,
+    /// IPv6.
+    Inet6,
+}
+
+impl AddressFamily {
+    pub(crate) fn number(self) -> u16 {
+        match self {
+            Self::Inet => 2,
+            Self::Inet6 => 10,
+        }
+    }
+
+    pub(crate) fn decode(attribute: &Attribute<'_>, name: &'static str) -> Result<Self, Malformed> {
+        match attribute.u16()? {
+            2 => Ok(Self::Inet),
+            10 => Ok(Self::Inet6),
+            value => Err(Malformed::Value {
+                kind: attribute.kind,
+                name,
+                value: value.into(),
+            }),
+        }
+    }
+}
+
+impl From<IpAddr> for AddressFamily {
+    fn from(address: IpAddr) -> Self {
+        if address.is_ipv4() {
+            Self::Inet
+        } else {
+            Self::Inet6
+        }
+    }
+}
+
+/// IP protocol number.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Protocol(pub u8);
+
+impl Protocol {
+    /// `IPPROTO_TCP`
+    pub const TCP: Self = Self(6);
+    /// `IPPROTO_UDP`
+    pub const UDP: Self = Self(17);
+    /// `IPPROTO_SCTP`
+    pub const SCTP: Self = Self(132);
+}
+
+impl fmt::Display for Protocol {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::TCP => f.pad("TCP"),
+            Self::UDP => f.pad("UDP"),
+            Self::SCTP => f.pad("SCTP"),
+            Self(number) => write!(f, "protocol {number}"),
+        }
+    }
+}
+
+impl fmt::Debug for Protocol {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// What identifies a service.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum ServiceKey {
+    /// Packets to this address and port.
+    Address {
+        /// TCP, UDP or SCTP.
+        protocol: Protocol,
+        /// The virtual address.
+        address: IpAddr,
+        /// The virtual port. 0, for all ports, is for persistent services only.
+        port: u16,
+    },
+    /// Packets that a firewall rule has marked.
+    Fwmark {
+        /// IPv4 or IPv6 packets.
+        family: AddressFamily,
+        /// The mark, not 0.
+        mark: u32,
+    },
+}
+
+impl ServiceKey {
+    /// The key of an address and port.
+    pub fn new(protocol: Protocol, address: IpAddr, port: u16) -> Self {
+        Self::Address {
+            protocol,
+            address,
+            port,
+        }
+    }
+
+    /// Its address family.
+    pub fn family(&self) -> AddressFamily {
+        match *self {
+            Self::Address { address, .. } => address.into(),
+            Self::Fwmark { family, .. } => family,
+        }
+    }
+
+    /// Writes the attributes that identify a service.
+    pub(crate) fn encode(&self, writer: &mut Writer<'_>) {
+        writer.attr_u16(service::AF, self.family().number());
+        match *self {
+            Self::Address {
+                protocol,
+                address,
+                port,
+            } => {
+                writer.attr_u16(service::PROTOCOL, protocol.0.into());
+                uapi::write_address(writer, service::ADDR, address);
+                writer.attr_be16(service::PORT, port);
+            }
+            Self::Fwmark { mark, .. } => writer.attr_u32(service::FWMARK, mark),
+        }
+    }
+}
+
+impl fmt::Display for ServiceKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::Address {
+                protocol,
+                address,
+                port,
+            } => {
+                write!(f, "{protocol} {}", SocketAddr::new(address, port))
+            }
+            Self::Fwmark {
+                family: AddressFamily::Inet,
+                mark,
+            } => write!(f, "FWM {mark}"),
+            Self::Fwmark {
+                family: AddressFamily::Inet6,
+                mark,
+            } => write!(f, "FWM {mark} IPv6"),
+        }
+    }
+}
+
+bitflags! {
+    /// `IP_VS_SVC_F_*`. Bits that are not named here are kept.
+    #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+    pub struct Flags: u32 {
+        /// A client's connections go to the destination of its first one.
+        const PERSISTENT = 0x1;
+        /// Set by the kernel on every service; of no effect in a request.
+        const HASHED = 0x2;
+        /// Every packet is scheduled on its own (UDP).
+        const ONE_PACKET = 0x4;
+        /// The scheduler's first flag. `sh` and `mh`: fall back to another destination if the
+        /// chosen one has weight 0.
+        const SCHED_1 = 0x8;
+        /// The scheduler's second flag. `sh` and `mh`: hash the source port too.
+        const SCHED_2 = 0x10;
+        /// The scheduler's third flag.
+        const SCHED_3 = 0x20;
+
+        const _ = !0;
+    }
+}
+
+/// A service as it is to be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Service {
+    /// What identifies it.
+    pub key: ServiceKey,
+    /// Its scheduler.
+    pub scheduler: Name,
+    /// Its flags. They replace those of an existing service, all of them.
+    pub flags: Flags,
+    /// How long a client keeps its destination without connections, in seconds; for
+    /// [`Flags::PERSISTENT`].
+    pub timeout: u32,
+    /// Which clients are one client to persistence. IPv4: a netmask as a number (255.255.255.0
+    /// is 0xffffff00). IPv6: a prefix length, 1 to 128; the kernel refuses others.
+    pub netmask: u32,
+    /// Its persistence engine (`sip`).
+    pub persistence_engine: Option<Name>,
+}
+
+impl Service {
+    /// A service without persistence, whose clients are single addresses.
+    pub fn new(key: ServiceKey, scheduler: Name) -> Self {
+        Self {
+            key,
+            scheduler,
+            flags: Flags::empty(),
+            timeout: 0,
+            netmask: Self::single_client(key.family()),
+            persistence_engine: None,
+        }
+    }
+
+    /// The netmask that makes every address a client of its own.
+    pub fn single_client(family: AddressFamily) -> u32 {
+        match family {
+            AddressFamily::Inet => u32::MAX,
+            AddressFamily::Inet6 => 128,
+        }
+    }
+
+    pub(crate) fn encode(&self, writer: &mut Writer<'_>) {
+        self.key.encode(writer);
+        writer.attr_str(service::SCHED_NAME, self.scheduler.as_str());
+        if let Some(engine) = &self.persistence_engine {
+            writer.attr_str(service::PE_NAME, engine.as_str());
+        }
+        // struct ip_vs_flags: the flags, and which of them are meant: all.
+        let [f0, f1, f2, f3] = self.flags.bits().to_ne_bytes();
+        writer.attr(service::FLAGS, &[f0, f1, f2, f3, 0xff, 0xff, 0xff, 0xff]);
+        writer.attr_u32(service::TIMEOUT, self.timeout);
+        match self.key.family() {
+            AddressFamily::Inet => writer.attr_be32(service::NETMASK, self.netmask),
+            AddressFamily::Inet6 => writer.attr_u32(service::NETMASK, self.netmask),
+        }
+    }
+}
+
+/// A service as the kernel has it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ServiceEntry {
+    /// The service; its flags have [`Flags::HASHED`].
+    pub service: Service,
+    /// Its counters.
+    pub statistics: Statistics,
+}
+
+impl ServiceEntry {
+    /// Reads the payload of an `IPVS_CMD_NEW_SERVICE` message, `genlmsghdr` included.
+    pub fn decode(payload: &[u8]) -> Result<Self, Malformed> {
+        let (mut family, mut protocol, mut address, mut port) = (None, None, None, None);
+        let (mut mark, mut scheduler, mut engine, mut netmask) = (None, None, None, None);
+        let (mut flags, mut timeout) = (Flags::empty(), 0);
+        let (mut narrow, mut wide) = (None, None);
+        for attribute in uapi::nested(payload, top::SERVICE, "IPVS_CMD_ATTR_SERVICE")? {
+            let attribute = attribute?;
+            match attribute.kind {
+                service::AF => {
+                    family = Some(AddressFamily::decode(&attribute, "IPVS_SVC_ATTR_AF")?);
+                }
+                service::PROTOCOL => protocol = Some(attribute.u16()?),
+                service::ADDR => address = Some(attribute),
+                service::PORT => port = Some(attribute.be16()?),
+                service::FWMARK => mark = Some(attribute.u32()?),
+                service::SCHED_NAME => scheduler = Some(name(&attribute)?),
+                service::PE_NAME => engine = Some(name(&attribute)?),
+                service::FLAGS => {
+                    let [f0, f1, f2, f3, ..] = attribute.array::<8>()?;
+                    flags = Flags::from_bits_retain(u32::from_ne_bytes([f0, f1, f2, f3]));
+                }
+                service::TIMEOUT => timeout = attribute.u32()?,
+                service::NETMASK => netmask = Some(attribute),
+                service::STATS => narrow = Some(Statistics::decode(attribute.nested())?),
+                service::STATS64 => wide = Some(Statistics::decode(attribute.nested())?),
+                _ => {}
+            }
+        }
+        let missing = |kind, name| Malformed::Missing { kind, name };
+        let family = family.ok_or_else(|| missing(service::AF, "IPVS_SVC_ATTR_AF"))?;
+        let key = if let Some(mark) = mark {
+            ServiceKey::Fwmark { family, mark }
+        } else {
+            let (kind, name) = (service::PROTOCOL, "IPVS_SVC_ATTR_PROTOCOL");
+            let protocol = protocol.ok_or_else(|| missing(kind, name))?;
+            let value = protocol.into();
+            let protocol =
+                u8::try_from(protocol).map_err(|_| Malformed::Value { kind, name, value })?;
+            let address = address.ok_or_else(|| missing(service::ADDR, "IPVS_SVC_ATTR_ADDR"))?;
+            ServiceKey::Address {
+                protocol: Protocol(protocol),
+                address: uapi::read_address(&address, family)?,
+                port: port.ok_or_else(|| missing(service::PORT, "IPVS_SVC_ATTR_PORT"))?,
+            }
+        };
+        Ok(Self {
+            service: Service {
+                key,
+                scheduler: scheduler
+                    .ok_or_else(|| missing(service::SCHED_NAME, "IPVS_SVC_ATTR_SCHED_NAME"))?,
+                flags,
+                timeout,
+                netmask: match (netmask, family) {
+                    (None, _) => Service::single_client(family),
+                    (Some(mask), AddressFamily::Inet) => mask.be32()?,
+                    (Some(length), AddressFamily::Inet6) => length.u32()?,
+                },
+                persistence_engine: engine,
+            },
+            statistics: wide.or(narrow).unwrap_or_default(),
+        })
+    }
+}
+
+fn name(attribute: &Attribute<'_>) -> Result<Name, Malformed> {
+    attribute.string()?.parse().map_err(|_| Malformed::Text {
+        kind: attribute.kind,
+    })
+}

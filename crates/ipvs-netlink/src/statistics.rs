@@ -1,0 +1,65 @@
+//! Counters of a service or destination.
+
+use netlink_batch::{Attribute, Attributes, Malformed};
+
+use crate::uapi::stats;
+
+/// Counters since creation or the last zeroing, and rates as the kernel estimates them (a moving
+/// average). The kernel renews both every two seconds, so they lag behind by as much.
+///
+/// 64 bits since Linux 4.1; before, the kernel's 32-bit counters (bytes: 64) wrap.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Statistics {
+    /// Connections scheduled.
+    pub connections: u64,
+    /// Packets from clients.
+    pub incoming_packets: u64,
+    /// Packets to clients; only with forwarding that passes them through here (masquerading).
+    pub outgoing_packets: u64,
+    /// Bytes from clients.
+    pub incoming_bytes: u64,
+    /// Bytes to clients, like `outgoing_packets`.
+    pub outgoing_bytes: u64,
+    /// Connections per second.
+    pub connection_rate: u64,
+    /// Packets per second from clients.
+    pub incoming_packet_rate: u64,
+    /// Packets per second to clients.
+    pub outgoing_packet_rate: u64,
+    /// Bytes per second from clients.
+    pub incoming_byte_rate: u64,
+    /// Bytes per second to clients.
+    pub outgoing_byte_rate: u64,
+}
+
+impl Statistics {
+    /// Reads `STATS` or `STATS64`, which have the same attributes in different widths.
+    pub(crate) fn decode(attributes: Attributes<'_>) -> Result<Self, Malformed> {
+        let mut read = Self::default();
+        for attribute in attributes {
+            let attribute = attribute?;
+            let counter = match attribute.kind {
+                stats::CONNS => &mut read.connections,
+                stats::INPKTS => &mut read.incoming_packets,
+                stats::OUTPKTS => &mut read.outgoing_packets,
+                stats::INBYTES => &mut read.incoming_bytes,
+                stats::OUTBYTES => &mut read.outgoing_bytes,
+                stats::CPS => &mut read.connection_rate,
+                stats::INPPS => &mut read.incoming_packet_rate,
+                stats::OUTPPS => &mut read.outgoing_packet_rate,
+                stats::INBPS => &mut read.incoming_byte_rate,
+                stats::OUTBPS => &mut read.outgoing_byte_rate,
+                _ => continue,
+            };
+            *counter = number(&attribute)?;
+        }
+        Ok(read)
+    }
+}
+
+fn number(attribute: &Attribute<'_>) -> Result<u64, Malformed> {
+    match attribute.payload.len() {
+        4 => attribute.u32().map(u64::from),
+        _ => attribute.u64(),
+    }
+}
