@@ -2,8 +2,9 @@
 //!
 //! In User Mode Linux the kernel starts it on a read-only hostfs of the host's root. It puts an overlay
 //! over that (upper layer in memory) and moves into it, so the guest sees the host's files and nothing
-//! that it does to them leaves the guest; only the kept folders are the host's own. In the host lane it
-//! is PID 1 of fresh namespaces and the files are the host's.
+//! that it does to them leaves the guest; only the kept folders are the host's own. (That is against
+//! accidents. A guest that means harm can mount hostfs anew: run the lab as an unprivileged user against
+//! that.) In the host lane it is PID 1 of fresh namespaces and the files are the host's.
 //!
 //! ```text
 //!  work dir (hostfs, rw, held open only by init)   stdout, stderr, status

@@ -36,7 +36,7 @@ mod job;
 mod lane;
 mod runner;
 mod signals;
-//mod world;
+mod world;
 
 use std::ffi::OsString;
 use std::time::Duration;
@@ -46,6 +46,10 @@ pub use init::maybe_init;
 pub use lane::{Lane, Missing};
 pub use runner::{Options, run};
 pub use rustix::process::Signal;
+pub use world::{
+    Addresses, Answer, Connection, Dial, Error, Failure, Node, Output, Place, Running, Server,
+    Transport, World,
+};
 
 /// Whether this process runs in the lab (`LAB=1`, which the lab's init sets).
 pub fn in_lab() -> bool {

@@ -1,1 +1,493 @@
-fn main() {}
+//! The world, in the lab: what a test of the daemon builds on has to hold by itself.
+
+use std::error::Error;
+use std::net::SocketAddr;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use lab::{Failure, Node, Place, Signal, Transport, World};
+use libtest_mimic::{Arguments, Failed, Trial};
+
+const SOON: Duration = Duration::from_secs(5);
+/// For asks that are to fail by time: as short as a loaded machine allows.
+const BRIEF: Duration = Duration::from_millis(700);
+
+/// A test and its name.
+type Story = (&'static str, fn() -> Outcome);
+type Outcome = Result<(), Box<dyn Error>>;
+
+fn main() {
+    lab::enter(Duration::from_mins(2));
+    let stories: &[Story] = &[
+        ("pods_reach_each_other", pods_reach_each_other),
+        ("ipv6_and_dual_stack", ipv6_and_dual_stack),
+        ("connections_are_kept", connections_are_kept),
+        ("a_flow_keeps_its_port", a_flow_keeps_its_port),
+        ("udp_and_sctp", udp_and_sctp),
+        ("failures_are_told_apart", failures_are_told_apart),
+        (
+            "outside_hosts_go_where_they_are_sent",
+            outside_hosts_go_where_they_are_sent,
+        ),
+        ("curl_is_answered", curl_is_answered),
+        ("ipvs_by_hand", ipvs_by_hand),
+        (
+            "bridged_packets_meet_iptables",
+            bridged_packets_meet_iptables,
+        ),
+        ("programs_live_at_a_place", programs_live_at_a_place),
+        ("a_removed_pod_is_gone", a_removed_pod_is_gone),
+        (
+            "a_world_leaves_nothing_behind",
+            a_world_leaves_nothing_behind,
+        ),
+        (
+            "a_namespace_starts_with_lo_only",
+            a_namespace_starts_with_lo_only,
+        ),
+        ("wrong_addresses_are_named", wrong_addresses_are_named),
+        (
+            "vector_registers_survive_switches",
+            vector_registers_survive_switches,
+        ),
+    ];
+    let run =
+        |story: fn() -> Outcome| move || story().map_err(|error| Failed::from(error.to_string()));
+    let trials = stories
+        .iter()
+        .map(|&(name, story)| Trial::test(name, run(story)))
+        .collect();
+    // One at a time: there is one CPU, and stories about time limits should not wait for it.
+    let arguments = Arguments {
+        test_threads: Some(1),
+        ..Arguments::from_args()
+    };
+    libtest_mimic::run(&arguments, trials).exit();
+}
+
+/// Two nodes, two pods on the first and one on the second, and an outside host; all of them dual-stack.
+struct Small {
+    world: World,
+    node1: Node,
+    node2: Node,
+    a1: Place,
+    a2: Place,
+    b1: Place,
+    outside: Place,
+}
+
+fn small() -> Result<Small, lab::Error> {
+    let mut world = World::new("small")?;
+    let node1 = world.node(
+        "node1",
+        "172.35.0.100/24 fd35::100/64",
+        "192.167.1.1/24 fd67:1::1/64",
+    )?;
+    let node2 = world.node(
+        "node2",
+        "172.35.0.101/24 fd35::101/64",
+        "192.167.2.1/24 fd67:2::1/64",
+    )?;
+    let a1 = world.pod(&node1, "a1", "192.167.1.123 fd67:1::123")?;
+    let a2 = world.pod(&node1, "a2", "192.167.1.124 fd67:1::124")?;
+    let b1 = world.pod(&node2, "b1", "192.167.2.206 fd67:2::206")?;
+    let outside = world.host("outside", "172.35.0.9/24 fd35::9/64")?;
+    Ok(Small {
+        world,
+        node1,
+        node2,
+        a1,
+        a2,
+        b1,
+        outside,
+    })
+}
+
+fn at(address: &str) -> SocketAddr {
+    address.parse().expect("an address and a port")
+}
+
+fn pods_reach_each_other() -> Outcome {
+    let small = small()?;
+    small.a1.serve_tcp(80)?;
+    small.b1.serve_tcp(80)?;
+    for (from, to, who, source) in [
+        (&small.a1, "192.167.2.206:80", "b1", "192.167.1.123"),
+        (&small.a2, "192.167.1.123:80", "a1", "192.167.1.124"),
+        (&small.node1, "192.167.2.206:80", "b1", "172.35.0.100"),
+        (&small.node2, "192.167.1.123:80", "a1", "172.35.0.101"),
+        (&small.a1, "127.0.0.1:80", "a1", "127.0.0.1"),
+    ] {
+        let answer = from.ask_tcp(at(to), SOON)?;
+        assert_eq!(
+            (&*answer.who, &*answer.seen_source.ip().to_string()),
+            (who, source),
+            "{} to {to}",
+            from.name()
+        );
+    }
+    Ok(())
+}
+
+fn ipv6_and_dual_stack() -> Outcome {
+    let small = small()?;
+    let server = small.b1.serve_tcp(80)?;
+    small.b1.serve_udp(53)?;
+    let source = |answer: lab::Answer| answer.seen_source.ip().to_string();
+    assert_eq!(
+        source(small.a1.ask_tcp(at("[fd67:2::206]:80"), SOON)?),
+        "fd67:1::123"
+    );
+    assert_eq!(
+        source(small.a1.ask_udp(at("[fd67:2::206]:53"), SOON)?),
+        "fd67:1::123"
+    );
+    assert_eq!(
+        source(small.a1.ask_tcp(at("192.167.2.206:80"), SOON)?),
+        "192.167.1.123"
+    );
+    assert_eq!(server.answers(), 2);
+    Ok(())
+}
+
+fn connections_are_kept() -> Outcome {
+    let small = small()?;
+    let server = small.b1.serve_tcp(80)?;
+    let mut connection = small.a1.open_tcp(at("192.167.2.206:80"), SOON)?;
+    let first = connection.ask()?;
+    assert_eq!(first.seen_source, connection.source()?);
+    assert_eq!(connection.ask()?, first);
+    assert_ne!(
+        small.a1.ask_tcp(at("192.167.2.206:80"), SOON)?.seen_source,
+        first.seen_source
+    );
+    server.stop();
+    assert!(matches!(
+        connection.ask(),
+        Err(Failure::Closed | Failure::Reset)
+    ));
+    assert_eq!(
+        small.a1.ask_tcp(at("192.167.2.206:80"), SOON),
+        Err(Failure::Refused)
+    );
+    Ok(())
+}
+
+fn a_flow_keeps_its_port() -> Outcome {
+    let small = small()?;
+    small.b1.serve_tcp(80)?;
+    small.b1.serve_udp(53)?;
+    for (transport, to) in [
+        (Transport::Tcp, "192.167.2.206:80"),
+        (Transport::Udp, "192.167.2.206:53"),
+    ] {
+        let dial = small
+            .a1
+            .dial(transport, at(to))
+            .from_port(40_000)
+            .from_ip("192.167.1.123".parse()?);
+        for _ in 0..3 {
+            let answer = dial.clone().reset_on_close().ask()?;
+            assert_eq!(answer.seen_source, at("192.167.1.123:40000"));
+        }
+    }
+    Ok(())
+}
+
+fn udp_and_sctp() -> Outcome {
+    let small = small()?;
+    small.b1.serve_udp(53)?;
+    let mut flow = small
+        .a1
+        .dial(Transport::Udp, at("192.167.2.206:53"))
+        .open()?;
+    let first = flow.ask()?;
+    assert_eq!((&*first.who, first.seen_source), ("b1", flow.source()?));
+    assert_eq!(flow.ask()?, first);
+    small.b1.serve_sctp(9)?;
+    assert_eq!(
+        small
+            .a1
+            .ask_sctp(at("192.167.2.206:9"), SOON)?
+            .seen_source
+            .ip()
+            .to_string(),
+        "192.167.1.123"
+    );
+    Ok(())
+}
+
+fn failures_are_told_apart() -> Outcome {
+    let small = small()?;
+    assert_eq!(
+        small.a1.ask_tcp(at("192.167.2.206:81"), SOON),
+        Err(Failure::Refused)
+    );
+    assert_eq!(
+        small.a1.ask_udp(at("192.167.2.206:81"), SOON),
+        Err(Failure::Refused)
+    );
+    // A host without a route says so itself; a node that has none tells the pod.
+    assert_eq!(
+        small.outside.ask_tcp(at("10.96.0.10:80"), SOON),
+        Err(Failure::Unreachable)
+    );
+    assert_eq!(
+        small.a1.ask_tcp(at("10.96.0.10:80"), SOON),
+        Err(Failure::Unreachable)
+    );
+    small
+        .b1
+        .read(["iptables-legacy", "-A", "INPUT", "-p", "tcp", "-j", "DROP"])?;
+    let started = Instant::now();
+    assert_eq!(
+        small.a1.ask_tcp(at("192.167.2.206:81"), BRIEF),
+        Err(Failure::TimedOut)
+    );
+    assert!(
+        started.elapsed() >= BRIEF && started.elapsed() < 4 * BRIEF,
+        "{:?}",
+        started.elapsed()
+    );
+    Ok(())
+}
+
+fn outside_hosts_go_where_they_are_sent() -> Outcome {
+    let small = small()?;
+    small.b1.serve_tcp(80)?;
+    let ask = || small.outside.ask_tcp(at("192.167.2.206:80"), SOON);
+    assert_eq!(ask(), Err(Failure::Unreachable));
+    small
+        .world
+        .route(&small.outside, "192.167.0.0/16", &small.node1)?;
+    assert_eq!(ask()?.seen_source.ip().to_string(), "172.35.0.9");
+    Ok(())
+}
+
+fn curl_is_answered() -> Outcome {
+    let small = small()?;
+    small.b1.serve_tcp(80)?;
+    let both = [
+        "curl",
+        "-sS",
+        "--max-time",
+        "5",
+        "http://192.167.2.206/",
+        "http://[fd67:2::206]/",
+    ];
+    let text = small.a1.read(both)?;
+    let lines: Vec<&str> = text.lines().collect();
+    assert!(
+        matches!(lines[..], [four, six] if four.starts_with("b1 192.167.1.123:") && six.starts_with("b1 [fd67:1::123]:")),
+        "{text}"
+    );
+    Ok(())
+}
+
+/// One virtual server made with `ipvsadm`: the lab's point is that this is the real thing.
+fn ipvs_by_hand() -> Outcome {
+    let small = small()?;
+    small.a1.serve_tcp(80)?;
+    small.b1.serve_tcp(80)?;
+    for command in [
+        "ip link add kube-ipvs0 type dummy",
+        "ip address add 10.96.0.10/32 dev kube-ipvs0",
+        "ipvsadm -A -t 10.96.0.10:80 -s rr",
+        "ipvsadm -a -t 10.96.0.10:80 -r 192.167.1.123:80 -m",
+        "ipvsadm -a -t 10.96.0.10:80 -r 192.167.2.206:80 -m",
+        "sysctl -qw net.ipv4.vs.conntrack=1",
+    ] {
+        small.node1.read(command.split(' '))?;
+    }
+    let mut seen = Vec::new();
+    for _ in 0..4 {
+        let answer = small.a2.ask_tcp(at("10.96.0.10:80"), SOON)?;
+        assert_eq!(answer.seen_source.ip().to_string(), "192.167.1.124");
+        seen.push(answer.who);
+    }
+    seen.sort();
+    assert_eq!(seen, ["a1", "a1", "b1", "b1"]);
+    assert!(!small.node2.read(["ipvsadm", "-Ln"])?.contains("10.96.0.10"));
+    Ok(())
+}
+
+/// Pods of one node talk over its bridge; that iptables sees those packets is what kube-proxy relies on.
+fn bridged_packets_meet_iptables() -> Outcome {
+    let small = small()?;
+    small.a1.serve_tcp(80)?;
+    small.a2.ask_tcp(at("192.167.1.123:80"), SOON)?;
+    small.node1.read([
+        "iptables-legacy",
+        "-A",
+        "FORWARD",
+        "-p",
+        "tcp",
+        "-j",
+        "REJECT",
+        "--reject-with",
+        "tcp-reset",
+    ])?;
+    assert_eq!(
+        small.a2.ask_tcp(at("192.167.1.123:80"), SOON),
+        Err(Failure::Refused)
+    );
+    Ok(())
+}
+
+fn programs_live_at_a_place() -> Outcome {
+    let small = small()?;
+    let links = small.node1.read(["ls", "/sys/class/net"])?;
+    assert!(
+        links.contains("cni0") && !links.contains("fabric"),
+        "{links}"
+    );
+    let output = small
+        .a1
+        .run(["sh", "-c", "echo out; echo err >&2; exit 4"])?;
+    assert_eq!(
+        (output.status.code(), &*output.stdout, &*output.stderr),
+        (Some(4), "out\n", "err\n")
+    );
+    assert!(small.a1.read(["false"]).is_err());
+
+    let mut daemon = small.node1.spawn([
+        "sh",
+        "-c",
+        "trap 'echo bye; exit 0' TERM; echo ready; while :; do sleep 0.05; done",
+    ])?;
+    daemon.wait_for("ready", SOON)?;
+    daemon.signal(Signal::TERM);
+    assert_eq!(daemon.wait_for("bye", SOON)?, "bye");
+    assert!(daemon.wait(SOON)?.status.success());
+
+    let forgotten = small.node1.spawn(["sleep", "60"])?;
+    let alive = format!("/proc/{}", forgotten.id());
+    assert!(std::path::Path::new(&alive).exists());
+    drop(forgotten);
+    assert!(!std::path::Path::new(&alive).exists());
+    Ok(())
+}
+
+fn a_removed_pod_is_gone() -> Outcome {
+    let mut small = small()?;
+    small.b1.serve_tcp(80)?;
+    let mut connection = small.a1.open_tcp(at("192.167.2.206:80"), BRIEF)?;
+    connection.ask()?;
+    small.world.remove(&small.b1);
+    assert!(connection.ask().is_err());
+    let again = small.world.pod(&small.node2, "b1-again", "192.167.2.206")?;
+    again.serve_tcp(80)?;
+    assert_eq!(
+        small.a1.ask_tcp(at("192.167.2.206:80"), SOON)?.who,
+        "b1-again"
+    );
+    Ok(())
+}
+
+fn a_world_leaves_nothing_behind() -> Outcome {
+    let names = || std::fs::read_dir("/run/netns").map_or(0, Iterator::count);
+    let before = names();
+    let small = small()?;
+    assert_eq!(names(), before + 7);
+    let pod = small.a1.clone();
+    let mut stray = Command::new("ip")
+        .args(["netns", "exec", small.a2.netns_name(), "sleep", "60"])
+        .spawn()?;
+    // Until it is where it is going: ip first enters the namespace, then becomes the program.
+    while std::fs::read_to_string(format!("/proc/{}/comm", stray.id()))? != "sleep\n" {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    drop(small);
+    assert_eq!(names(), before);
+    assert!(!stray.wait()?.success(), "what ran there was killed");
+    assert!(pod.serve_tcp(80).is_err());
+    Ok(())
+}
+
+fn a_namespace_starts_with_lo_only() -> Outcome {
+    let mut world = World::new("lone")?;
+    let host = world.host("host", "172.35.0.9/24")?;
+    let mut links: Vec<String> = host
+        .read(["ls", "/sys/class/net"])?
+        .split_whitespace()
+        .map(Into::into)
+        .collect();
+    links.retain(|link| link != "bonding_masters");
+    assert_eq!(links, ["eth0", "lo"]);
+    Ok(())
+}
+
+fn wrong_addresses_are_named() -> Outcome {
+    let mut world = World::new("wrong")?;
+    let node = world.node("node", "172.35.0.100/24", "192.167.1.1/24")?;
+    for (address, part) in [
+        ("192.167.9.1", "in no pod range of node"),
+        ("192.167.1.300", "192.167.1.300"),
+    ] {
+        let error = world
+            .pod(&node, "pod", address)
+            .expect_err("must be refused")
+            .to_string();
+        assert!(error.contains(part), "{error}");
+    }
+    let error = world
+        .node("six", "fd35::1/64", "192.167.1.1/24")
+        .and_then(|six| world.route(&six, "10.0.0.0/8", &six));
+    assert!(
+        error
+            .expect_err("no IPv4 way")
+            .to_string()
+            .contains("no address of its family")
+    );
+    Ok(())
+}
+
+/// User Mode Linux saves and restores the vector registers of each thread itself (and `xstate.c` has a part
+/// in it): several that keep theirs busy, on one CPU, must not see each other's.
+#[cfg(target_arch = "x86_64")]
+fn vector_registers_survive_switches() -> Outcome {
+    /// Puts into `$seen` what `$given` has become in a register while a long loop ran.
+    macro_rules! hold {
+        ($mov:literal, $register:literal, $given:expr, $seen:expr) => {
+            std::arch::asm!(
+                concat!($mov, " ", $register, ", [{given}]"), "2:", "dec {rounds}", "jnz 2b",
+                concat!($mov, " [{seen}], ", $register),
+                given = in(reg) $given.as_ptr(), seen = in(reg) $seen.as_mut_ptr(),
+                rounds = inout(reg) 200_000_000u64 => _, out("xmm15") _
+            )
+        };
+    }
+    fn held(given: [u64; 8]) -> [u64; 8] {
+        // Where a register is narrower than eight lanes, the rest is as given.
+        let mut seen = given;
+        #[allow(
+            unsafe_code,
+            reason = "only assembly keeps a value in a register for sure"
+        )]
+        // SAFETY: each form runs only where the CPU has it, and reads and writes within the two arrays.
+        unsafe {
+            if is_x86_feature_detected!("avx512f") {
+                seen = [0; 8];
+                hold!("vmovupd", "zmm15", given, seen);
+            } else if is_x86_feature_detected!("avx") {
+                seen[..4].fill(0);
+                hold!("vmovupd", "ymm15", given, seen);
+            } else {
+                seen[..2].fill(0);
+                hold!("movupd", "xmm15", given, seen);
+            }
+        }
+        seen
+    }
+    let given = [1, 2, 3, 4].map(|seed| [1, 2, 3, 4, 5, 6, 7, 8].map(|lane| 10 * seed + lane));
+    let threads = given.map(|given| (given, std::thread::spawn(move || held(given))));
+    for (given, thread) in threads {
+        assert_eq!(thread.join().map_err(|_| "panicked")?, given);
+    }
+    Ok(())
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn vector_registers_survive_switches() -> Outcome {
+    Ok(()) // there is no User Mode Linux
+}

@@ -1,0 +1,639 @@
+//! A world to test in: one fabric, nodes and outside hosts on it, pods on the nodes.
+//!
+//! ```text
+//!            fabric (bridge in its own network namespace)
+//!       ┌─────────┬──────┴───┐
+//!    eth0│     eth0│      eth0│
+//!     node1      node2       host        nodes route each other's pod ranges
+//!       cni0       cni0                  bridge with the gateway addresses; hairpin; bridged
+//!      ┌──┴──┐      │                    packets go through iptables, as in real clusters
+//!   eth0│  eth0│  eth0│
+//!     pod    pod    pod                  default route through the gateway
+//! ```
+//!
+//! Each place is a network namespace; all share the lab's files and processes. What is built is what a
+//! cluster has *before* kube-proxy: no Service address leads anywhere.
+
+mod dial;
+mod netns;
+mod running;
+mod server;
+
+use std::ffi::OsStr;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::ops::Deref;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Once};
+use std::time::Duration;
+
+use ipnet::IpNet;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, sockopt};
+
+pub use dial::{Answer, Connection, Dial, Failure, Transport};
+pub use running::{Output, Running};
+pub use server::Server;
+
+use netns::Netns;
+use server::{Listening, Servers};
+
+/// The limit of [`Place::run`].
+const RUN_LIMIT: Duration = Duration::from_mins(1);
+
+/// No duplicate address detection and no router advertisements: an IPv6 address works at once and stays.
+const QUIET_IPV6: [(&str, &str); 6] = [
+    ("net/ipv6/conf/all/accept_dad", "0"),
+    ("net/ipv6/conf/default/accept_dad", "0"),
+    ("net/ipv6/conf/all/accept_ra", "0"),
+    ("net/ipv6/conf/default/accept_ra", "0"),
+    ("net/ipv6/conf/all/router_solicitations", "0"),
+    ("net/ipv6/conf/default/router_solicitations", "0"),
+];
+
+const FORWARDING: [(&str, &str); 2] = [
+    ("net/ipv4/ip_forward", "1"),
+    ("net/ipv6/conf/all/forwarding", "1"),
+];
+
+/// What hinders a world from being built.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The process is not in the lab, where it may change the network.
+    #[error(
+        "a world can be built in the lab only: start with `lab run --`, or call lab::enter() first in main"
+    )]
+    NotInLab,
+    /// The kernel lacks something.
+    #[error("the kernel has no {what}: {next}")]
+    Missing {
+        /// The module.
+        what: &'static str,
+        /// What to do about it.
+        next: &'static str,
+    },
+    /// An address that cannot be read or that does not fit where it is to go.
+    #[error("{text}: {why}")]
+    Address {
+        /// The address.
+        text: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// A program failed, did not start or took too long.
+    #[error("{command}: {text}")]
+    Command {
+        /// Program and arguments.
+        command: String,
+        /// What went wrong, with what the program said.
+        text: String,
+    },
+    /// A step failed.
+    #[error("{step}: {source}")]
+    Io {
+        /// The step.
+        step: String,
+        /// The reason.
+        source: io::Error,
+    },
+}
+
+/// One or several addresses, each with a prefix length or not: a string (separated by commas or blanks;
+/// `""` for none), an [`IpNet`], an [`IpAddr`], or a list of such.
+pub trait Addresses {
+    /// The addresses; one without a prefix length stands alone (/32, /128).
+    fn addresses(&self) -> Result<Vec<IpNet>, Error>;
+}
+
+impl Addresses for str {
+    fn addresses(&self) -> Result<Vec<IpNet>, Error> {
+        let parts = self
+            .split(|letter: char| letter == ',' || letter.is_whitespace())
+            .filter(|part| !part.is_empty());
+        parts
+            .map(|part| {
+                let net = part
+                    .parse::<IpNet>()
+                    .or_else(|_| part.parse::<IpAddr>().map(IpNet::from));
+                net.map_err(|error| Error::Address {
+                    text: part.to_owned(),
+                    why: error.to_string(),
+                })
+            })
+            .collect()
+    }
+}
+
+impl Addresses for IpNet {
+    fn addresses(&self) -> Result<Vec<IpNet>, Error> {
+        Ok(vec![*self])
+    }
+}
+
+impl Addresses for IpAddr {
+    fn addresses(&self) -> Result<Vec<IpNet>, Error> {
+        Ok(vec![IpNet::from(*self)])
+    }
+}
+
+impl<T: Addresses> Addresses for [T] {
+    fn addresses(&self) -> Result<Vec<IpNet>, Error> {
+        let lists = self
+            .iter()
+            .map(Addresses::addresses)
+            .collect::<Result<Vec<_>, _>>()?;
+        Ok(lists.into_iter().flatten().collect())
+    }
+}
+
+impl<T: Addresses, const N: usize> Addresses for [T; N] {
+    fn addresses(&self) -> Result<Vec<IpNet>, Error> {
+        self.as_slice().addresses()
+    }
+}
+
+impl<T: Addresses> Addresses for Vec<T> {
+    fn addresses(&self) -> Result<Vec<IpNet>, Error> {
+        self.as_slice().addresses()
+    }
+}
+
+impl<T: Addresses + ?Sized> Addresses for &T {
+    fn addresses(&self) -> Result<Vec<IpNet>, Error> {
+        (**self).addresses()
+    }
+}
+
+/// The fabric and all that is on it. Dropped, it removes every namespace, link, server and process of
+/// its own.
+#[derive(Debug)]
+pub struct World {
+    /// First part of every namespace's name; unique.
+    prefix: String,
+    /// All that were made, those of places that could not be finished too.
+    namespaces: Vec<Netns>,
+    fabric: Netns,
+    nodes: Vec<Node>,
+    /// How many cables were laid; each port has its number.
+    cables: u32,
+    servers: Arc<Servers>,
+}
+
+impl World {
+    /// An empty fabric. `name` tells worlds apart for those who look at `ip netns`; it need not be unique.
+    pub fn new(name: &str) -> Result<Self, Error> {
+        static WORLDS: AtomicU32 = AtomicU32::new(0);
+        if !crate::in_lab() {
+            return Err(Error::NotInLab);
+        }
+        load_modules()?;
+        let prefix = format!(
+            "{name}-{}-{}",
+            std::process::id(),
+            WORLDS.fetch_add(1, Ordering::Relaxed)
+        );
+        let servers = Servers::start().map_err(|source| Error::Io {
+            step: "cannot start the thread that serves".into(),
+            source,
+        })?;
+        let fabric = Netns::new(format!("{prefix}-fabric"), &QUIET_IPV6)?;
+        let world = Self {
+            prefix,
+            namespaces: vec![fabric.clone()],
+            fabric,
+            nodes: Vec::new(),
+            cables: 0,
+            servers: Arc::new(servers),
+        };
+        // The fabric is wire: its packets meet no iptables.
+        world.fabric.sysctl(&bridged_through_iptables("0"))?;
+        world.fabric.ip(&[
+            "link add fabric type bridge mcast_snooping 0".into(),
+            "link set fabric up".into(),
+        ])?;
+        Ok(world)
+    }
+
+    /// A node on the fabric with `addresses`, and with a pod bridge that has `gateways`: each is the gateway
+    /// of its range (`"192.167.1.1/24"`); `""` for a node without pods. It forwards, passes bridged packets
+    /// through iptables, and it and the nodes before it route each other's pod ranges.
+    pub fn node(
+        &mut self,
+        name: &str,
+        addresses: impl Addresses,
+        gateways: impl Addresses,
+    ) -> Result<Node, Error> {
+        let gateways = gateways.addresses()?;
+        let node = Node {
+            place: self.host(name, addresses)?,
+            gateways,
+        };
+        node.netns().sysctl(&FORWARDING)?;
+        node.netns().sysctl(&bridged_through_iptables("1"))?;
+        // An address of its own: a bridge without one takes that of its lowest port, and changes it when a
+        // pod comes, while the other pods still remember the old one.
+        let mut lines =
+            vec!["link add cni0 address 02:00:00:00:00:01 type bridge mcast_snooping 0".to_owned()];
+        lines.extend(
+            node.gateways
+                .iter()
+                .map(|gateway| add_address(gateway, "cni0")),
+        );
+        lines.push("link set cni0 up".into());
+        for other in &self.nodes {
+            lines.extend(other.routes_to_pods(&node));
+            other.netns().ip(&node.routes_to_pods(other))?;
+        }
+        node.netns().ip(&lines)?;
+        self.nodes.push(node.clone());
+        Ok(node)
+    }
+
+    /// An outside host on the fabric: it knows the fabric's range, and else what [`route`](Self::route) tells it.
+    pub fn host(&mut self, name: &str, addresses: impl Addresses) -> Result<Place, Error> {
+        let addresses = addresses.addresses()?;
+        let fabric = self.fabric.clone();
+        self.connect(name, addresses, &fabric, "fabric", &[])
+    }
+
+    /// A pod on `node` with `addresses`, each in the range of one of the node's gateways, which is its
+    /// default route.
+    pub fn pod(
+        &mut self,
+        node: &Node,
+        name: &str,
+        addresses: impl Addresses,
+    ) -> Result<Place, Error> {
+        let (mut own, mut routes) = (Vec::new(), Vec::new());
+        for address in addresses.addresses()? {
+            let ip = address.addr();
+            let gateway = node
+                .gateways
+                .iter()
+                .find(|gateway| gateway.contains(&ip))
+                .ok_or_else(|| Error::Address {
+                    text: ip.to_string(),
+                    why: format!("in no pod range of {}", node.name()),
+                })?;
+            own.push(IpNet::new(ip, gateway.prefix_len()).unwrap_or(address));
+            let route = format!("route add default via {}", gateway.addr());
+            if !routes.contains(&route) {
+                routes.push(route);
+            }
+        }
+        self.connect(name, own, node.netns(), "cni0", &routes)
+    }
+
+    /// Lets `from` send what is for `ranges` by way of `via`: its first address of the family.
+    pub fn route(&self, from: &Place, ranges: impl Addresses, via: &Place) -> Result<(), Error> {
+        let lines = ranges.addresses()?.into_iter().map(|range| {
+            let gateway = via.ip_like(&range).ok_or_else(|| Error::Address {
+                text: range.to_string(),
+                why: format!("{} has no address of its family", via.name()),
+            })?;
+            Ok(format!("route add {} via {gateway}", range.trunc()))
+        });
+        from.netns().ip(&lines.collect::<Result<Vec<_>, Error>>()?)
+    }
+
+    /// Takes a place away: its servers, its processes, its links. Its handles are of no more use.
+    pub fn remove(&mut self, place: &Place) {
+        self.servers.stop_at(place.netns().name());
+        netns::remove(std::slice::from_ref(place.netns()));
+        self.namespaces.retain(|one| one != place.netns());
+        self.nodes.retain(|node| node.netns() != place.netns());
+    }
+
+    /// Makes a place and a cable from its `eth0` to `bridge` in `switch`.
+    fn connect(
+        &mut self,
+        name: &str,
+        addresses: Vec<IpNet>,
+        switch: &Netns,
+        bridge: &str,
+        routes: &[String],
+    ) -> Result<Place, Error> {
+        let netns = Netns::new(format!("{}-{name}", self.prefix), &QUIET_IPV6)?;
+        self.namespaces.push(netns.clone());
+        let port = format!("port{}", self.cables);
+        self.cables += 1;
+        switch.ip(&[
+            format!(
+                "link add {port} up master {bridge} type veth peer name eth0 netns {}",
+                netns.name()
+            ),
+            // A pod that calls its own Service is sent back out of the port that it came in by.
+            format!("link set {port} type bridge_slave hairpin on"),
+        ])?;
+        let mut lines = vec!["link set lo up".to_owned()];
+        lines.extend(
+            addresses
+                .first()
+                .map(|address| format!("link set eth0 address {}", mac_of(address.addr()))),
+        );
+        lines.extend(addresses.iter().map(|address| add_address(address, "eth0")));
+        lines.push("link set eth0 up".into());
+        lines.extend_from_slice(routes);
+        netns.ip(&lines)?;
+        let inner = Inner {
+            name: name.to_owned(),
+            addresses,
+            netns,
+            servers: Arc::clone(&self.servers),
+        };
+        Ok(Place(Arc::new(inner)))
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        self.servers.end();
+        netns::remove(&self.namespaces);
+    }
+}
+
+/// A node, an outside host or a pod: a network namespace with a name and addresses. Clones are the same
+/// place; it lasts as long as its world.
+#[derive(Debug, Clone)]
+pub struct Place(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    name: String,
+    addresses: Vec<IpNet>,
+    netns: Netns,
+    servers: Arc<Servers>,
+}
+
+impl Place {
+    /// The name that its servers answer with.
+    pub fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    /// The addresses of its `eth0`, as they were given.
+    pub fn addresses(&self) -> &[IpNet] {
+        &self.0.addresses
+    }
+
+    /// The name that `ip netns` knows it by.
+    pub fn netns_name(&self) -> &str {
+        self.netns().name()
+    }
+
+    fn netns(&self) -> &Netns {
+        &self.0.netns
+    }
+
+    /// The first address of the same family.
+    fn ip_like(&self, net: &IpNet) -> Option<IpAddr> {
+        self.addresses()
+            .iter()
+            .map(IpNet::addr)
+            .find(|ip| ip.is_ipv4() == net.addr().is_ipv4())
+    }
+
+    /// Serves on a TCP port of every address that it has or gets.
+    pub fn serve_tcp(&self, port: u16) -> Result<Server, Error> {
+        self.serve_stream(port, ipproto::TCP)
+    }
+
+    /// Serves on an SCTP port likewise. Fails where the kernel has no SCTP.
+    pub fn serve_sctp(&self, port: u16) -> Result<Server, Error> {
+        self.serve_stream(port, ipproto::SCTP)
+    }
+
+    /// Serves on a UDP port of each of its own addresses and of loopback, so that every answer leaves from
+    /// the address that was asked.
+    pub fn serve_udp(&self, port: u16) -> Result<Server, Error> {
+        let loopback = [
+            IpAddr::V4(Ipv4Addr::LOCALHOST),
+            IpAddr::V6(Ipv6Addr::LOCALHOST),
+        ];
+        let ips: Vec<IpAddr> = self
+            .addresses()
+            .iter()
+            .map(IpNet::addr)
+            .chain(loopback)
+            .collect();
+        self.serve(port, || {
+            ips.iter()
+                .map(|&ip| {
+                    let socket = UdpSocket::bind((ip, port))?;
+                    socket.set_nonblocking(true)?;
+                    Ok(Listening::Datagram(socket))
+                })
+                .collect()
+        })
+    }
+
+    fn serve_stream(&self, port: u16, protocol: rustix::net::Protocol) -> Result<Server, Error> {
+        self.serve(port, || {
+            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+            let socket = rustix::net::socket_with(
+                AddressFamily::INET6,
+                SocketType::STREAM,
+                flags,
+                Some(protocol),
+            )?;
+            sockopt::set_socket_reuseaddr(&socket, true)?;
+            sockopt::set_ipv6_v6only(&socket, false)?;
+            rustix::net::bind(&socket, &SocketAddr::from((Ipv6Addr::UNSPECIFIED, port)))?;
+            rustix::net::listen(&socket, 1024)?;
+            Ok(vec![Listening::Stream(socket.into())])
+        })
+    }
+
+    fn serve(
+        &self,
+        port: u16,
+        listen: impl FnOnce() -> io::Result<Vec<Listening>> + Send,
+    ) -> Result<Server, Error> {
+        let sockets = self.netns().enter(listen).map_err(|source| Error::Io {
+            step: format!("{} cannot serve on port {port}", self.name()),
+            source,
+        })?;
+        Ok(self.0.servers.add(self.name(), self.netns_name(), sockets))
+    }
+
+    /// A connection to be opened from here.
+    pub fn dial(&self, transport: Transport, to: SocketAddr) -> Dial<'_> {
+        Dial::new(self, transport, to)
+    }
+
+    /// Connects, asks once and closes.
+    pub fn ask_tcp(&self, to: SocketAddr, timeout: Duration) -> Result<Answer, Failure> {
+        self.dial(Transport::Tcp, to).timeout(timeout).ask()
+    }
+
+    /// Sends one datagram and waits for its answer.
+    pub fn ask_udp(&self, to: SocketAddr, timeout: Duration) -> Result<Answer, Failure> {
+        self.dial(Transport::Udp, to).timeout(timeout).ask()
+    }
+
+    /// Associates, asks once and closes.
+    pub fn ask_sctp(&self, to: SocketAddr, timeout: Duration) -> Result<Answer, Failure> {
+        self.dial(Transport::Sctp, to).timeout(timeout).ask()
+    }
+
+    /// Connects, to ask several times.
+    pub fn open_tcp(&self, to: SocketAddr, timeout: Duration) -> Result<Connection, Failure> {
+        self.dial(Transport::Tcp, to).timeout(timeout).open()
+    }
+
+    /// A command that starts here, with a `/sys` of this place (by `ip netns exec`, which turns into the
+    /// program: the process id is the program's).
+    pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
+        let mut command = Command::new("ip");
+        command
+            .args(["netns", "exec", self.netns_name()])
+            .arg(program);
+        command
+    }
+
+    /// Starts program and arguments here; its output is kept.
+    pub fn spawn<S: AsRef<OsStr>>(
+        &self,
+        argv: impl IntoIterator<Item = S>,
+    ) -> Result<Running, Error> {
+        let mut argv = argv.into_iter();
+        let program = argv.next();
+        let mut command = self.command(program.as_ref().map_or(OsStr::new(""), AsRef::as_ref));
+        command.args(argv);
+        Running::start(command)
+    }
+
+    /// Runs program and arguments here to their end, one minute at most.
+    pub fn run<S: AsRef<OsStr>>(&self, argv: impl IntoIterator<Item = S>) -> Result<Output, Error> {
+        self.spawn(argv)?.wait(RUN_LIMIT)
+    }
+
+    /// The standard output of a program that must succeed.
+    pub fn read<S: AsRef<OsStr>>(
+        &self,
+        argv: impl IntoIterator<Item = S>,
+    ) -> Result<String, Error> {
+        let mut running = self.spawn(argv)?;
+        let output = running.wait(RUN_LIMIT)?;
+        if output.status.success() {
+            return Ok(output.stdout);
+        }
+        Err(Error::Command {
+            command: running.command().to_owned(),
+            text: format!("{}: {}", output.status, output.stderr.trim_end()),
+        })
+    }
+}
+
+/// A place that forwards, with a bridge `cni0` for pods.
+#[derive(Debug, Clone)]
+pub struct Node {
+    place: Place,
+    gateways: Vec<IpNet>,
+}
+
+impl Node {
+    /// The pod ranges on it.
+    pub fn pod_ranges(&self) -> impl Iterator<Item = IpNet> {
+        self.gateways.iter().map(IpNet::trunc)
+    }
+
+    /// How `from` gets to its pods, as far as both have an address of the family.
+    fn routes_to_pods(&self, from: &Place) -> Vec<String> {
+        let ranges = self
+            .pod_ranges()
+            .filter(|range| from.ip_like(range).is_some());
+        ranges
+            .filter_map(|range| Some(format!("route add {range} via {}", self.ip_like(&range)?)))
+            .collect()
+    }
+}
+
+impl Deref for Node {
+    type Target = Place;
+
+    fn deref(&self) -> &Place {
+        &self.place
+    }
+}
+
+/// A locally administered address that belongs to the IP address: a pod that gets the address of one that
+/// went is found at once, though neighbours still remember it.
+fn mac_of(ip: IpAddr) -> String {
+    let mut hasher = DefaultHasher::new();
+    ip.hash(&mut hasher);
+    let [_, _, _, b1, b2, b3, b4, b5] = hasher.finish().to_be_bytes();
+    format!("02:{b1:02x}:{b2:02x}:{b3:02x}:{b4:02x}:{b5:02x}")
+}
+
+fn add_address(address: &IpNet, link: &str) -> String {
+    let nodad = if address.addr().is_ipv6() {
+        " nodad"
+    } else {
+        ""
+    };
+    format!("addr add {address} dev {link}{nodad}")
+}
+
+fn bridged_through_iptables(value: &str) -> [(&'static str, &str); 2] {
+    [
+        ("net/bridge/bridge-nf-call-iptables", value),
+        ("net/bridge/bridge-nf-call-ip6tables", value),
+    ]
+}
+
+/// Once per process: what worlds, and the daemon in them, are made of. What is built in needs no loading,
+/// so only the outcome counts; a link type that is missing is named by the `ip` that wants it.
+fn load_modules() -> Result<(), Error> {
+    static LOADED: Once = Once::new();
+    LOADED.call_once(|| {
+        let _ = Command::new("modprobe")
+            .args(["-q", "-a", "bridge", "br_netfilter", "veth", "dummy"])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .status();
+    });
+    if Path::new("/proc/sys/net/bridge/bridge-nf-call-iptables").exists() {
+        return Ok(());
+    }
+    Err(Error::Missing {
+        what: "br_netfilter",
+        next: "run `modprobe br_netfilter`, or `lab doctor` outside the lab",
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_come_in_many_forms() {
+        let both: Vec<IpNet> = vec![
+            "10.0.0.1/24".parse().unwrap(),
+            "fd00::1/64".parse().unwrap(),
+        ];
+        assert_eq!("10.0.0.1/24, fd00::1/64".addresses().unwrap(), both);
+        assert_eq!(["10.0.0.1/24", "fd00::1/64"].addresses().unwrap(), both);
+        assert_eq!(both.addresses().unwrap(), both);
+        assert_eq!(
+            "10.0.0.1".addresses().unwrap(),
+            ["10.0.0.1/32".parse().unwrap()]
+        );
+        assert_eq!("".addresses().unwrap(), []);
+        let error = "10.0.0.1/24 10.0.0.256"
+            .addresses()
+            .unwrap_err()
+            .to_string();
+        assert!(error.starts_with("10.0.0.256"), "{error}");
+    }
+
+    #[test]
+    fn outside_the_lab_there_is_no_world() {
+        if !crate::in_lab() {
+            assert!(matches!(World::new("x"), Err(Error::NotInLab)));
+        }
+    }
+}

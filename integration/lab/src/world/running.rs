@@ -1,0 +1,293 @@
+//! Programs that run at a place, their output kept, never outliving their handle.
+
+use std::io::Read;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::Error;
+
+/// What a program said and how it ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Output {
+    /// How it ended.
+    pub status: ExitStatus,
+    /// Its standard output; bytes that are not UTF-8 replaced.
+    pub stdout: String,
+    /// Its standard error, likewise.
+    pub stderr: String,
+}
+
+/// A program at work; killed when dropped.
+#[derive(Debug)]
+pub struct Running {
+    command: String,
+    child: Child,
+    heard: Arc<Heard>,
+    /// Lines that [`next_line`](Self::next_line) has given out.
+    told: usize,
+}
+
+#[derive(Debug, Default)]
+struct Heard {
+    text: Mutex<Text>,
+    more: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Text {
+    stdout: Vec<u8>,
+    stderr: Vec<u8>,
+    /// Both, by line, as they came.
+    lines: Vec<String>,
+    ended: u8,
+}
+
+#[derive(Clone, Copy)]
+enum Stream {
+    Stdout,
+    Stderr,
+}
+
+impl Running {
+    pub(super) fn start(mut command: Command) -> Result<Self, Error> {
+        let name = std::iter::once(command.get_program())
+            .chain(command.get_args())
+            .map(|part| part.to_string_lossy())
+            .collect::<Vec<_>>()
+            .join(" ");
+        let failed = |error: std::io::Error| Error::Command {
+            command: name.clone(),
+            text: error.to_string(),
+        };
+        let mut child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .map_err(failed)?;
+        let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
+        let running = Self {
+            command: name.clone(),
+            child,
+            heard: Arc::default(),
+            told: 0,
+        };
+        if let (Some(stdout), Some(stderr)) = (stdout, stderr) {
+            running.listen(stdout, Stream::Stdout).map_err(failed)?;
+            running.listen(stderr, Stream::Stderr).map_err(failed)?;
+        }
+        Ok(running)
+    }
+
+    fn listen(&self, mut from: impl Read + Send + 'static, stream: Stream) -> std::io::Result<()> {
+        let heard = Arc::clone(&self.heard);
+        let listen = move || {
+            let (mut buffer, mut line) = ([0; 4096], Vec::new());
+            loop {
+                let length = match from.read(&mut buffer) {
+                    Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
+                    read => read.unwrap_or(0),
+                };
+                let bytes = buffer.get(..length).unwrap_or_default();
+                let mut text = heard.text.lock().unwrap_or_else(PoisonError::into_inner);
+                match stream {
+                    Stream::Stdout => text.stdout.extend_from_slice(bytes),
+                    Stream::Stderr => text.stderr.extend_from_slice(bytes),
+                }
+                line.extend_from_slice(bytes);
+                while let Some(end) = line.iter().position(|&byte| byte == b'\n') {
+                    let whole: Vec<u8> = line.drain(..=end).collect();
+                    text.lines
+                        .push(String::from_utf8_lossy(whole.trim_ascii_end()).into_owned());
+                }
+                if length == 0 {
+                    if !line.is_empty() {
+                        text.lines.push(String::from_utf8_lossy(&line).into_owned());
+                    }
+                    text.ended += 1;
+                    heard.more.notify_all();
+                    return;
+                }
+                heard.more.notify_all();
+            }
+        };
+        std::thread::Builder::new()
+            .name("output".into())
+            .spawn(listen)
+            .map(drop)
+    }
+
+    /// Program and arguments.
+    pub(super) fn command(&self) -> &str {
+        &self.command
+    }
+
+    fn text(&self) -> MutexGuard<'_, Text> {
+        self.heard
+            .text
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until `enough` says so of what was heard, or both streams ended, or the time is over.
+    fn wait_text(&self, timeout: Duration, enough: impl Fn(&Text) -> bool) -> MutexGuard<'_, Text> {
+        let waited = self
+            .heard
+            .more
+            .wait_timeout_while(self.text(), timeout, |text| !enough(text) && text.ended < 2);
+        waited.unwrap_or_else(PoisonError::into_inner).0
+    }
+
+    /// The next line of either stream; `None` after the last.
+    pub fn next_line(&mut self, timeout: Duration) -> Result<Option<String>, Error> {
+        let told = self.told;
+        let text = self.wait_text(timeout, |text| text.lines.len() > told);
+        let (line, ended) = (text.lines.get(told).cloned(), text.ended == 2);
+        drop(text);
+        if line.is_none() && !ended {
+            return Err(self.late("say another line", timeout));
+        }
+        self.told += usize::from(line.is_some());
+        Ok(line)
+    }
+
+    /// The next line of either stream that contains `part`; those before it are passed over. Fails if the
+    /// program ends without it, with all that it said.
+    pub fn wait_for(&mut self, part: &str, timeout: Duration) -> Result<String, Error> {
+        let deadline = Instant::now() + timeout;
+        loop {
+            match self.next_line(deadline.saturating_duration_since(Instant::now())) {
+                Ok(Some(line)) if line.contains(part) => return Ok(line),
+                Ok(Some(_)) => {}
+                Ok(None) => {
+                    return Err(Error::Command {
+                        command: self.command.clone(),
+                        text: format!("ended without saying {part:?}; it said:\n{}", self.said()),
+                    });
+                }
+                Err(_) => return Err(self.late(&format!("say {part:?}"), timeout)),
+            }
+        }
+    }
+
+    fn late(&self, what: &str, timeout: Duration) -> Error {
+        Error::Command {
+            command: self.command.clone(),
+            text: format!(
+                "did not {what} within {} s; it said:\n{}",
+                timeout.as_secs_f64(),
+                self.said()
+            ),
+        }
+    }
+
+    /// All lines so far, both streams, as they came.
+    pub fn said(&self) -> String {
+        self.text().lines.join("\n")
+    }
+
+    /// Its process id.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Sends a signal; nothing happens if it has ended already.
+    pub fn signal(&mut self, signal: Signal) {
+        if matches!(self.child.try_wait(), Ok(None)) {
+            let _ = kill_process(Pid::from_child(&self.child), signal);
+        }
+    }
+
+    /// Waits for its end; `None` if it goes on.
+    fn ended(&mut self, timeout: Duration) -> Option<ExitStatus> {
+        let deadline = Instant::now() + timeout;
+        loop {
+            if let Ok(Some(status)) = self.child.try_wait() {
+                return Some(status);
+            }
+            if Instant::now() >= deadline {
+                return None;
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// Waits for its end and gives its output. Fails if it goes on for longer.
+    pub fn wait(&mut self, timeout: Duration) -> Result<Output, Error> {
+        // The streams end with the program, so that this wakes up at once.
+        let started = Instant::now();
+        drop(self.wait_text(timeout, |_| false));
+        let status = self
+            .ended(timeout.saturating_sub(started.elapsed()))
+            .ok_or_else(|| self.late("end", timeout))?;
+        let text = self.text();
+        let string = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        Ok(Output {
+            status,
+            stdout: string(&text.stdout),
+            stderr: string(&text.stderr),
+        })
+    }
+
+    /// SIGTERM, then wait for its end as [`wait`](Self::wait) does.
+    pub fn stop(&mut self, timeout: Duration) -> Result<Output, Error> {
+        self.signal(Signal::TERM);
+        self.wait(timeout)
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SOON: Duration = Duration::from_secs(10);
+
+    fn sh(script: &str) -> Running {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        Running::start(command).unwrap()
+    }
+
+    #[test]
+    fn output_is_kept_apart_and_by_line() {
+        let mut running =
+            sh("echo one; sleep 0.05; echo two >&2; sleep 0.05; printf three; exit 3");
+        assert_eq!(running.wait_for("two", SOON).unwrap(), "two");
+        assert_eq!(running.next_line(SOON).unwrap().as_deref(), Some("three"));
+        assert_eq!(running.next_line(SOON).unwrap(), None);
+        let output = running.wait(SOON).unwrap();
+        assert_eq!(
+            (output.status.code(), &*output.stdout, &*output.stderr),
+            (Some(3), "one\nthree", "two\n")
+        );
+    }
+
+    #[test]
+    fn waiting_has_limits() {
+        let mut running = sh("echo up; exec sleep 60");
+        let error = running
+            .wait_for("down", Duration::from_millis(200))
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("down") && error.contains("up"), "{error}");
+        assert!(running.wait(Duration::from_millis(10)).is_err());
+        assert_eq!(running.stop(SOON).unwrap().status.code(), None);
+        assert!(
+            sh("echo up")
+                .wait_for("down", SOON)
+                .unwrap_err()
+                .to_string()
+                .contains("ended")
+        );
+    }
+}
