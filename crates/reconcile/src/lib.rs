@@ -32,6 +32,7 @@ pub struct Table<K, V, O> {
     pending: HashSet<K>,
     contested: HashSet<K>,
     retries: HashMap<K, Retry>,
+    wanted_len: usize,
 }
 
 #[derive(Debug)]
@@ -61,6 +62,7 @@ impl<K, V, O> Default for Table<K, V, O> {
             pending: HashSet::new(),
             contested: HashSet::new(),
             retries: HashMap::new(),
+            wanted_len: 0,
         }
     }
 }
@@ -121,7 +123,7 @@ where
     }
 
     fn set_claim(&mut self, key: &K, owner: &O, value: Option<V>) {
-        let row = self.rows.entry_ref(key).or_insert_with(|| Row {
+        let row = self.rows.entry(key.clone()).or_insert_with(|| Row {
             claims: SmallVec::new(),
             actual: None,
         });
@@ -143,6 +145,8 @@ where
         } else {
             self.contested.remove(key);
         }
+        self.wanted_len =
+            self.wanted_len + usize::from(row.wanted().is_some()) - usize::from(before.is_some());
         if row.wanted() != before.as_ref() {
             // What failed was the old value: the new one deserves a try at once.
             self.retries.remove(key);
@@ -220,7 +224,7 @@ where
         if !self.pending.contains(key) {
             return;
         }
-        let retry = self.retries.entry_ref(key).or_insert(Retry {
+        let retry = self.retries.entry(key.clone()).or_insert(Retry {
             failures: 0,
             due: now,
         });
@@ -261,6 +265,16 @@ where
     /// How many keys are pending, due or not.
     pub fn pending_len(&self) -> usize {
         self.pending.len()
+    }
+
+    /// How many keys are wanted.
+    pub fn wanted_len(&self) -> usize {
+        self.wanted_len
+    }
+
+    /// Whether nothing is wanted and nothing is there.
+    pub fn is_empty(&self) -> bool {
+        self.rows.is_empty()
     }
 
     /// When the next failed write is due again.
@@ -422,6 +436,8 @@ mod tests {
                     }
                     Step::Fail(key) => table.fail(&key, now),
                 }
+                let wanted_len = (0..6).filter(|key| wanted_of(&claims, *key).is_some()).count();
+                prop_assert_eq!(table.wanted_len(), wanted_len);
                 for key in 0..6 {
                     let wanted = wanted_of(&claims, key);
                     prop_assert_eq!(table.wanted(&key).copied(), wanted);

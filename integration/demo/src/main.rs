@@ -1,0 +1,45 @@
+//! The demo: two small clusters out of network namespaces, our daemon on the example manifests, real traffic, and an
+//! account of who answered. Exits 0 only if everything that it claims was seen.
+
+mod account;
+mod nginx;
+mod svc;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use account::Account;
+use anyhow::Context as _;
+use clap::Parser;
+
+/// The whole demo, boot included, takes well under a minute; more means that something hangs.
+const LIMIT: Duration = Duration::from_mins(5);
+
+/// Shows Services carried by kernel IPVS, programmed by kube-proxy from a folder of manifests.
+#[derive(Debug, Parser)]
+struct Arguments {
+    /// The kube-proxy binary to show
+    #[arg(long, value_name = "PATH")]
+    kube_proxy: PathBuf,
+    /// The folder of example manifests
+    #[arg(long, value_name = "DIR")]
+    examples: PathBuf,
+}
+
+fn main() -> ExitCode {
+    lab::enter(LIMIT);
+    let arguments = Arguments::parse();
+    let mut account = Account::new();
+    for (what, show) in [
+        ("nginx", nginx::show as fn(&Arguments, &mut Account) -> _),
+        ("svc", svc::show),
+    ] {
+        if let Err(error) =
+            show(&arguments, &mut account).with_context(|| format!("example {what}"))
+        {
+            account.failed(&format!("{error:#}"));
+        }
+    }
+    account.close()
+}

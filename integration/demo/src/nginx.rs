@@ -1,0 +1,126 @@
+//! First example: three nginx pods behind a ClusterIP, a NodePort and a LoadBalancer Service, on a node that runs one of them.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use lab::World;
+
+use crate::Arguments;
+use crate::account::{Account, count, members, start, tally, virtual_servers, wait_for};
+
+const VIRTUAL_SERVERS: [&str; 6] = [
+    "10.103.1.234:80",
+    "10.96.98.173:80",
+    "10.97.229.148:80",
+    "172.35.0.100:30781",
+    "172.35.0.100:30915",
+    "172.35.0.200:80",
+];
+const PODS: [&str; 3] = ["192.167.1.123", "192.167.2.206", "192.167.2.231"];
+const REQUESTS: usize = 9;
+
+pub(crate) fn show(arguments: &Arguments, account: &mut Account) -> Result<()> {
+    account.part("nginx: one node programmed by kube-proxy, three pods, three Services");
+    let mut world = World::new("nginx")?;
+    let node = world.node("node-100", "172.35.0.100/24", "192.167.1.1/24")?;
+    let other = world.node("node-101", "172.35.0.101/24", "192.167.2.1/24")?;
+    for (name, at, address) in [
+        ("nginx-123", &node, PODS[0]),
+        ("nginx-206", &other, PODS[1]),
+        ("nginx-231", &other, PODS[2]),
+    ] {
+        world.pod(at, name, address)?.serve_tcp(80)?;
+    }
+    let client = world.host("client", "172.35.0.9/24")?;
+    world.route(&client, "10.96.0.0/12", &node)?;
+    account.say("node-100 (172.35.0.100) runs pod 192.167.1.123; node-101, without a daemon, runs the other two;");
+    account.say("a client outside (172.35.0.9) sends what is for 10.96.0.0/12 to node-100.");
+
+    let manifests = arguments.examples.join("nginx");
+    let flags = [
+        "--cluster-cidr=192.167.0.0/16",
+        "--nodeport-addresses=primary",
+    ];
+    let mut daemon = start(&arguments.kube_proxy, &node, "node-100", &manifests, &flags)?;
+    let took = wait_for(&node, &mut daemon, |servers| {
+        servers.len() == VIRTUAL_SERVERS.len()
+            && servers
+                .values()
+                .all(|server| server.reals.len() == PODS.len())
+    })?;
+    account.say(&format!(
+        "kube-proxy {} on {}: programmed after {took:.1?}.",
+        flags.join(" "),
+        "examples/nginx"
+    ));
+    account.say("");
+    account.say("SERVICE                TYPE          CLUSTER-IP     EXTERNAL-IP   PORT(S)");
+    account.say("my-nginx-cluster       ClusterIP     10.103.1.234   <none>        80/TCP");
+    account.say("my-nginx-nodeport      NodePort      10.97.229.148  <none>        80:30915/TCP");
+    account.say("my-nginx-loadbalancer  LoadBalancer  10.96.98.173   172.35.0.200  80:30781/TCP");
+    account.say("");
+
+    let found = virtual_servers(&node)?;
+    let keys: Vec<&str> = found.keys().map(String::as_str).collect();
+    account.claim(
+        "exactly six virtual servers",
+        keys == VIRTUAL_SERVERS,
+        &keys.join(" "),
+    );
+    let reals: Vec<String> = PODS.iter().map(|pod| format!("{pod}:80 -m -w 1")).collect();
+    let are_equal = found
+        .values()
+        .all(|server| server.properties == "-s rr" && server.reals == reals);
+    account.claim(
+        "each rr, with three Masq real servers of weight 1",
+        are_equal,
+        &reals.join(", "),
+    );
+    for (set, wanted) in [
+        (
+            "KUBE-CLUSTER-IP",
+            &[
+                "10.103.1.234,tcp:80",
+                "10.96.98.173,tcp:80",
+                "10.97.229.148,tcp:80",
+            ][..],
+        ),
+        ("KUBE-LOAD-BALANCER", &["172.35.0.200,tcp:80"]),
+        ("KUBE-NODE-PORT-TCP", &["30781", "30915"]),
+        ("KUBE-LOOP-BACK", &["192.167.1.123,tcp:80,192.167.1.123"]),
+    ] {
+        let found = members(&node, set)?;
+        account.claim(
+            &format!("{set} holds exactly these"),
+            found == wanted,
+            &found.join(" "),
+        );
+    }
+
+    for server in VIRTUAL_SERVERS {
+        let to = server.parse()?;
+        let answers: Result<Vec<_>, _> = (0..REQUESTS)
+            .map(|_| client.ask_tcp(to, Duration::from_secs(5)))
+            .collect();
+        match answers {
+            Ok(answers) => {
+                let counts = count(&answers);
+                account.claim(
+                    &format!("{server} answers from all three pods"),
+                    counts.len() == 3,
+                    &tally(&counts),
+                );
+            }
+            Err(failure) => account.failed(&format!("{server} was asked: {failure}")),
+        }
+    }
+    account.show(
+        "ipvsadm -Ln   # on node-100, after the traffic",
+        &node.read(["ipvsadm", "-Ln"])?,
+    );
+    account.show(
+        "ip -4 -brief address show kube-ipvs0",
+        &node.read(["ip", "-4", "-brief", "address", "show", "kube-ipvs0"])?,
+    );
+    Ok(())
+}
