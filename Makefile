@@ -1,0 +1,32 @@
+# Everything that this repository does, on a Debian machine with Rust. `make help` lists it.
+
+SHELL := /bin/bash
+CARGO ?= cargo
+TARGET ?= $(or $(CARGO_TARGET_DIR),target)/debug
+
+.PHONY: help demo test lint build deps doctor advisories
+
+help: ## Say what can be made
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: deps ## Show real Services carried by real IPVS, with an account of who answered
+	$(CARGO) build --locked -p kube-proxy -p lab -p demo
+	$(TARGET)/demo --kube-proxy $(TARGET)/kube-proxy --examples manifests/examples
+
+test: deps ## Run everything: lints, unit tests, and the lab with a real IPVS kernel
+	integration/test
+
+lint: ## Formatting, clippy, licences and sources of dependencies
+	integration/test lint
+
+build: ## The release binary
+	$(CARGO) build --locked --release -p kube-proxy
+
+deps: ## Install what the lab needs from Debian's packages (says what)
+	@integration/deps
+
+doctor: ## Say which kernel the lab would use, and what is missing
+	$(CARGO) run -q --locked -p lab -- doctor
+
+advisories: ## Check dependencies against the RustSec database (needs to reach it)
+	$(CARGO) deny check advisories || { echo "make advisories: failed; if the database could not be fetched, nothing was checked" >&2; exit 1; }
