@@ -262,7 +262,8 @@ fn execute(job: &Job, report: &Report) -> i32 {
             );
         }
     };
-    // Pipes, not the files themselves: a program that opens /dev/stdout again would cut a file off.
+    // Pipes, not the files themselves: a program that opens /dev/stdout again would cut a file off. The price:
+    // when the kernel panics, what was written in the last moment is lost.
     let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
     let pid = Pid::from_child(&child);
     std::thread::scope(|scope| {

@@ -225,13 +225,14 @@ fn the_time_limit_kills() {
     assert!(scratch.is_clean());
 }
 
+/// What was written in the very last moment is still in the guest's pipe, and dies with it: hence the pause.
 #[test]
 fn a_dead_guest_is_reported_with_its_last_words() {
     let scratch = Scratch::new("dead");
     let output = scratch
         .sh(
             &["--lane", "A"],
-            "echo up; echo c >/proc/sysrq-trigger; sleep 100",
+            "echo up; sleep 0.5; echo c >/proc/sysrq-trigger; sleep 100",
         )
         .output()
         .unwrap();

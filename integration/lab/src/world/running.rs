@@ -217,11 +217,18 @@ impl Running {
 
     /// Waits for its end and gives its output. Fails if it goes on for longer.
     pub fn wait(&mut self, timeout: Duration) -> Result<Output, Error> {
-        // The streams end with the program, so that this wakes up at once.
-        let started = Instant::now();
-        drop(self.wait_text(timeout, |_| false));
+        let deadline = Instant::now() + timeout;
+        let left = || deadline.saturating_duration_since(Instant::now());
+        // The streams end with the program, and wake us; unless it left somebody behind who holds them.
+        let slice = Duration::from_millis(50);
+        while self.wait_text(left().min(slice), |_| false).ended < 2 && !left().is_zero() {
+            if matches!(self.child.try_wait(), Ok(Some(_))) {
+                drop(self.wait_text(slice, |_| false));
+                break;
+            }
+        }
         let status = self
-            .ended(timeout.saturating_sub(started.elapsed()))
+            .ended(left())
             .ok_or_else(|| self.late("end", timeout))?;
         let text = self.text();
         let string = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
@@ -289,5 +296,13 @@ mod tests {
                 .to_string()
                 .contains("ended")
         );
+    }
+
+    #[test]
+    fn those_left_behind_are_not_waited_for() {
+        let started = Instant::now();
+        let output = sh("sleep 5 & echo done").wait(SOON).unwrap();
+        assert_eq!(output.stdout, "done\n");
+        assert!(started.elapsed() < Duration::from_secs(4));
     }
 }
