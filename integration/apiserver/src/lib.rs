@@ -1,1 +1,49 @@
 //! An API server fixture that lists and watches over HTTP.
+//!
+//! It serves what a kube-proxy asks for (Services, EndpointSlices, Nodes, ServiceCIDRs, Events, Namespaces) with the
+//! semantics that a client relies on: one resource version that only grows, paged and consistent lists, watches that
+//! resume, selectors, bookmarks, streamed initial lists, and the defaults that an API server fills in. Objects are
+//! edited over HTTP (kubectl works) or in-process:
+//!
+//! ```no_run
+//! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+//! use apiserver::{Kind, Options, Server};
+//! let server = Server::start(Options::default()).await?;
+//! server.apply_yaml("{apiVersion: v1, kind: Service, metadata: {name: web}, spec: {ports: [{port: 80}]}}")?;
+//! assert_eq!(server.list(Kind::Service).len(), 1);
+//! println!("http://{}", server.address());
+//! # Ok(()) }
+//! ```
+//!
+//! ```text
+//!  HTTP ─▶ server ─▶ route ─┬─▶ list, watch ─▶ cluster (objects, history, resource version)
+//!           (log)           └─▶ write ───────▶    ▲  defaults, validation, allocation of addresses and ports
+//!  tests ───────────────── apply, delete ─────────┘
+//! ```
+//!
+//! Objects are kept serialised, so a list or a watch copies bytes and nothing else; that is what lets a benchmark feed
+//! tens of thousands of Services through it.
+//!
+//! What it does not do: TLS, authentication, admission, controllers (deleting a Namespace deletes nothing else, no
+//! EndpointSlice appears by itself), server-side apply, strategic merging of lists, `dryRun`, Tables. Events of the
+//! core group and of `events.k8s.io` are kept apart, where a real server shows each in both.
+
+mod cluster;
+mod defaults;
+mod discovery;
+mod list;
+mod object;
+mod protobuf;
+mod resource;
+mod route;
+mod selector;
+mod server;
+mod status;
+mod time;
+mod watch;
+mod write;
+
+pub use cluster::{ApplyError, Cluster};
+pub use resource::Kind;
+pub use server::{Options, Request, Server};
+pub use status::Status;

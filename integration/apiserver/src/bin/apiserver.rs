@@ -1,0 +1,116 @@
+//! The fixture as a program: `apiserver --objects DIR --kubeconfig-out FILE`. Prints the address that it listens on,
+//! and serves until it is interrupted.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use apiserver::{Options, Server};
+use clap::Parser;
+use ipnet::IpNet;
+use tokio::signal::unix::{SignalKind, signal};
+
+/// An API server fixture: lists and watches Services, EndpointSlices and Nodes over plain HTTP.
+#[derive(Debug, Parser)]
+struct Flags {
+    /// The address to listen on; port 0 takes a free one, which is printed.
+    #[arg(long, default_value = "127.0.0.1:0")]
+    listen: SocketAddr,
+    /// YAML or JSON files, or folders of them, to start with.
+    #[arg(long, num_args = 1.., value_name = "DIR_OR_FILE")]
+    objects: Vec<PathBuf>,
+    /// Where to write a kubeconfig.
+    #[arg(long, value_name = "FILE")]
+    kubeconfig_out: Option<PathBuf>,
+    /// Answer requests for streamed initial lists like a server without WatchList.
+    #[arg(long)]
+    no_watch_list: bool,
+    /// How often watches get a bookmark, such as 500ms, 5s, 1m.
+    #[arg(long, default_value = "1m", value_parser = duration)]
+    bookmark_interval: Duration,
+    /// Ranges of cluster IPs; the first one's family is the default.
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "10.96.0.0/12,fd00:96::/112"
+    )]
+    service_cidrs: Vec<IpNet>,
+    /// Create the Service default/kubernetes.
+    #[arg(long)]
+    kubernetes_service: bool,
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> Result<()> {
+    tracing_subscriber::fmt()
+        .with_writer(std::io::stderr)
+        .init();
+    let flags = Flags::parse();
+    let server = Server::start(Options {
+        address: flags.listen,
+        watch_list: !flags.no_watch_list,
+        bookmark_interval: flags.bookmark_interval,
+        service_cidrs: flags.service_cidrs,
+        kubernetes_service: flags.kubernetes_service,
+        ..Options::default()
+    })
+    .await
+    .with_context(|| format!("cannot listen on {}", flags.listen))?;
+    for path in &flags.objects {
+        load(&server, path)?;
+    }
+    if let Some(path) = &flags.kubeconfig_out {
+        std::fs::write(path, server.kubeconfig())
+            .with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    println!("{}", server.address());
+
+    let mut terminated = signal(SignalKind::terminate()).context("cannot wait for SIGTERM")?;
+    tokio::select! {
+        interrupted = tokio::signal::ctrl_c() => interrupted.context("cannot wait for SIGINT")?,
+        _ = terminated.recv() => {}
+    }
+    server.stop().await;
+    Ok(())
+}
+
+/// Applies a file, or the files of a folder in the order of their names.
+fn load(server: &Server, path: &Path) -> Result<()> {
+    let read = || format!("cannot read {}", path.display());
+    if !path.is_dir() {
+        let text = std::fs::read_to_string(path).with_context(read)?;
+        let count = server
+            .apply_yaml(&text)
+            .with_context(|| format!("{} is not all applied", path.display()))?;
+        tracing::info!(count, path = %path.display(), "applied");
+        return Ok(());
+    }
+    let entries: std::io::Result<Vec<_>> = std::fs::read_dir(path)
+        .with_context(read)?
+        .map(|entry| entry.map(|entry| entry.path()))
+        .collect();
+    let mut entries = entries.with_context(read)?;
+    entries.retain(|path| {
+        path.extension()
+            .is_some_and(|name| ["yaml", "yml", "json"].iter().any(|known| name == *known))
+    });
+    entries.sort();
+    entries.iter().try_for_each(|entry| load(server, entry))
+}
+
+fn duration(text: &str) -> Result<Duration, String> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let unit = match text.get(digits.len()..) {
+        Some("ms") => Duration::from_millis(1),
+        Some("s") => Duration::from_secs(1),
+        Some("m") => Duration::from_mins(1),
+        _ => return Err("must be a number with ms, s or m".into()),
+    };
+    let number: u32 = digits
+        .parse()
+        .map_err(|error| format!("{digits:?}: {error}"))?;
+    unit.checked_mul(number)
+        .filter(|duration| !duration.is_zero())
+        .ok_or_else(|| "must be above 0".into())
+}

@@ -1,0 +1,415 @@
+//! The objects, their history and the one resource version that numbers every change.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::hash::{BuildHasher, RandomState};
+use std::ops::Bound;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use serde_json::{Value, json};
+use tokio::sync::watch;
+
+use crate::Options;
+use crate::defaults::{Allocations, nth};
+use crate::object::{Change, Key, Object};
+use crate::resource::Kind;
+use crate::selector::Scope;
+use crate::status::Status;
+
+/// The state of an API server, shared by those that serve it and those that edit it in-process. A clone is a handle to
+/// the same state; it outlives its server, so that another can be started on it.
+#[derive(Debug, Clone)]
+pub struct Cluster {
+    state: Arc<Mutex<State>>,
+    /// The latest resource version; woken watches read the history.
+    changed: Arc<watch::Sender<u64>>,
+}
+
+/// Why [`Cluster::apply_yaml`] stopped. Objects before the one named stay applied.
+#[derive(Debug, thiserror::Error)]
+pub enum ApplyError {
+    /// The text is not YAML.
+    #[error("cannot read the YAML: {0}")]
+    Yaml(#[from] Box<serde_saphyr::Error>),
+    /// An object was refused.
+    #[error("document {document} ({object}) is refused")]
+    Refused {
+        /// Which document of the text, from 1.
+        document: usize,
+        /// Kind, namespace and name, as far as the object says them.
+        object: String,
+        /// Why.
+        #[source]
+        status: Box<Status>,
+    },
+}
+
+impl Cluster {
+    /// An empty cluster but for the Namespaces and the `ServiceCIDR` that a real one starts with, and the Service
+    /// `default/kubernetes` if the options want it. What only a server needs of the options is not used.
+    pub fn new(options: &Options) -> Self {
+        let cidrs = options.service_cidrs.clone();
+        let mut state = State {
+            version: 0,
+            compacted: 0,
+            history: options.history.max(1),
+            collections: BTreeMap::new(),
+            allocations: Allocations::new(cidrs.clone(), options.node_ports.clone()),
+            uids: RandomState::new(),
+        };
+        let mut objects: Vec<Value> = ["default", "kube-node-lease", "kube-public", "kube-system"]
+            .iter()
+            .map(|name| json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": name } }))
+            .collect();
+        objects.push(json!({
+            "apiVersion": "networking.k8s.io/v1", "kind": "ServiceCIDR", "metadata": { "name": "kubernetes" },
+            "spec": { "cidrs": cidrs.iter().map(ToString::to_string).collect::<Vec<_>>() },
+            "status": { "conditions": [{
+                "type": "Ready", "status": "True", "reason": "", "message": "Kubernetes Service CIDR is ready",
+                "lastTransitionTime": crate::time::now(),
+            }] },
+        }));
+        if let (true, Some(cidr)) = (options.kubernetes_service, cidrs.first()) {
+            objects.push(json!({
+                "apiVersion": "v1", "kind": "Service",
+                "metadata": {
+                    "name": "kubernetes", "namespace": "default",
+                    "labels": { "component": "apiserver", "provider": "kubernetes" },
+                },
+                "spec": {
+                    "clusterIP": nth(cidr, 1),
+                    "ports": [{ "name": "https", "port": 443, "targetPort": 6443 }],
+                },
+            }));
+        }
+        for object in objects {
+            state
+                .apply(object)
+                .expect("what a cluster starts with is valid");
+        }
+        let changed = Arc::new(watch::Sender::new(state.version));
+        Self {
+            state: Arc::new(Mutex::new(state)),
+            changed,
+        }
+    }
+
+    /// Creates or replaces an object, its status included if it has one. Identity (uid, creation time) and values that
+    /// were allocated stay; a `resourceVersion` in the object is not looked at. Returns the object as stored.
+    pub fn apply(&self, object: Value) -> Result<Value, Status> {
+        let (kind, object) = self.write(|state| state.apply(object))?;
+        Ok(object.value(kind))
+    }
+
+    /// Applies every object of a YAML (or JSON) text: several documents, and lists. Returns how many there were.
+    pub fn apply_yaml(&self, text: &str) -> Result<usize, ApplyError> {
+        // JSON is YAML too, but as JSON it is read many times faster, and benchmarks bring much of it.
+        let documents: Vec<Value> = if let Ok(document) = serde_json::from_str(text) {
+            vec![document]
+        } else {
+            // Their files are beyond any budget made for strangers' input.
+            let options = serde_saphyr::options! { budget: None };
+            serde_saphyr::from_multiple_with_options(text, options).map_err(Box::new)?
+        };
+        let mut count = 0;
+        for (index, document) in documents.into_iter().enumerate() {
+            for object in items(document) {
+                let named = describe(&object);
+                self.apply(object).map_err(|status| ApplyError::Refused {
+                    document: index + 1,
+                    object: named,
+                    status: Box::new(status),
+                })?;
+                count += 1;
+            }
+        }
+        Ok(count)
+    }
+
+    /// Deletes an object; `namespace` is empty for a kind that has none.
+    pub fn delete(&self, kind: Kind, namespace: &str, name: &str) -> Result<(), Status> {
+        self.write(|state| state.delete(kind, &(namespace.into(), name.into())))
+            .map(drop)
+    }
+
+    /// An object as it is now.
+    pub fn get(&self, kind: Kind, namespace: &str, name: &str) -> Option<Value> {
+        let object = self.lock().get(kind, &(namespace.into(), name.into()))?;
+        Some(object.value(kind))
+    }
+
+    /// All objects of a kind, by namespace and name.
+    pub fn list(&self, kind: Kind) -> Vec<Value> {
+        let objects: Vec<_> = self.lock().objects(kind).cloned().collect();
+        objects.iter().map(|object| object.value(kind)).collect()
+    }
+
+    /// The Events that clients have posted, of both API groups.
+    pub fn events(&self) -> Vec<Value> {
+        [Kind::CoreEvent, Kind::Event]
+            .into_iter()
+            .flat_map(|kind| self.list(kind))
+            .collect()
+    }
+
+    /// The resource version of the latest change.
+    pub fn version(&self) -> u64 {
+        self.lock().version
+    }
+
+    /// Forgets the history: a watch or a paged list that goes on from before now gets 410 Expired. Watches that are
+    /// under way go on. etcd does this every five minutes.
+    pub fn compact(&self) {
+        let mut state = self.lock();
+        state.compacted = state.version;
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
+        // A panic in a test's thread must not take the server's state with it: every write is complete or not begun.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn write<T>(
+        &self,
+        edit: impl FnOnce(&mut State) -> Result<T, Status>,
+    ) -> Result<T, Status> {
+        let mut state = self.lock();
+        let result = edit(&mut state)?;
+        self.changed
+            .send_if_modified(|version| std::mem::replace(version, state.version) != state.version);
+        Ok(result)
+    }
+
+    pub(crate) fn subscribe(&self) -> watch::Receiver<u64> {
+        self.changed.subscribe()
+    }
+}
+
+/// The objects of a document: those of a list, the one it is, or none.
+fn items(mut document: Value) -> Vec<Value> {
+    let text = |name: &str| {
+        document
+            .get(name)
+            .and_then(Value::as_str)
+            .unwrap_or_default()
+            .to_owned()
+    };
+    let (api_version, kind) = (text("apiVersion"), text("kind"));
+    match (
+        kind.strip_suffix("List"),
+        document.get_mut("items").map(Value::take),
+    ) {
+        (Some(kind), Some(Value::Array(mut items))) => {
+            // In a ServiceList the items need not say that they are Services.
+            for item in items
+                .iter_mut()
+                .filter_map(Value::as_object_mut)
+                .filter(|_| !kind.is_empty())
+            {
+                item.entry("apiVersion")
+                    .or_insert_with(|| api_version.clone().into());
+                item.entry("kind").or_insert_with(|| kind.into());
+            }
+            items
+        }
+        _ if document.is_null() => Vec::new(),
+        _ => vec![document],
+    }
+}
+
+fn describe(object: &Value) -> String {
+    let text = |path: &str| {
+        object
+            .pointer(path)
+            .and_then(Value::as_str)
+            .unwrap_or("?")
+            .to_owned()
+    };
+    match object
+        .pointer("/metadata/namespace")
+        .and_then(Value::as_str)
+    {
+        Some(namespace) => format!("{} {namespace}/{}", text("/kind"), text("/metadata/name")),
+        None => format!("{} {}", text("/kind"), text("/metadata/name")),
+    }
+}
+
+/// What the lock guards. The writes are in [`crate::write`].
+#[derive(Debug)]
+pub(crate) struct State {
+    pub(crate) version: u64,
+    /// History up to here counts as gone.
+    compacted: u64,
+    /// How many changes each collection keeps.
+    history: usize,
+    collections: BTreeMap<Kind, Collection>,
+    pub(crate) allocations: Allocations,
+    uids: RandomState,
+}
+
+#[derive(Debug, Default)]
+struct Collection {
+    objects: BTreeMap<Key, Arc<Object>>,
+    changes: VecDeque<Change>,
+    /// The version of the last change that was dropped from `changes`.
+    dropped: u64,
+}
+
+/// One page of a collection as it was at a version.
+#[derive(Debug)]
+pub(crate) struct Page {
+    pub(crate) version: u64,
+    pub(crate) objects: Vec<Arc<Object>>,
+    /// Keys behind the page, whether the selectors match them or not.
+    pub(crate) remaining: usize,
+    /// The last key that was looked at.
+    pub(crate) last: Option<Key>,
+}
+
+impl State {
+    pub(crate) fn get(&self, kind: Kind, key: &Key) -> Option<Arc<Object>> {
+        self.collections.get(&kind)?.objects.get(key).cloned()
+    }
+
+    pub(crate) fn objects(&self, kind: Kind) -> impl Iterator<Item = &Arc<Object>> {
+        self.collections
+            .get(&kind)
+            .into_iter()
+            .flat_map(|collection| collection.objects.values())
+    }
+
+    /// The oldest version from which the history of `kind` is whole.
+    pub(crate) fn oldest(&self, kind: Kind) -> u64 {
+        self.compacted.max(self.dropped(kind))
+    }
+
+    /// The version from which a watch under way must not be: it has lost changes.
+    fn dropped(&self, kind: Kind) -> u64 {
+        self.collections
+            .get(&kind)
+            .map_or(0, |collection| collection.dropped)
+    }
+
+    /// Up to `limit` changes after `after`, and the version up to which they are all; None if some are lost.
+    pub(crate) fn changes(
+        &self,
+        kind: Kind,
+        after: u64,
+        limit: usize,
+    ) -> Option<(Vec<Change>, u64)> {
+        if after < self.dropped(kind) {
+            return None;
+        }
+        let changes: Vec<Change> = self.later(kind, after).take(limit).cloned().collect();
+        let until = match changes.last() {
+            Some(last) if changes.len() == limit => last.version,
+            _ => self.version,
+        };
+        Some((changes, until))
+    }
+
+    fn later(&self, kind: Kind, after: u64) -> impl Iterator<Item = &Change> {
+        self.collections
+            .get(&kind)
+            .into_iter()
+            .flat_map(move |collection| {
+                let start = collection
+                    .changes
+                    .partition_point(|change| change.version <= after);
+                collection.changes.range(start..)
+            })
+    }
+
+    /// The objects of `scope` behind the key `after` as they were at `version`, at most `limit` (0: all). The history
+    /// must reach back to `version`.
+    pub(crate) fn page(
+        &self,
+        kind: Kind,
+        scope: &Scope,
+        version: u64,
+        after: Option<&Key>,
+        limit: usize,
+    ) -> Page {
+        // The past is the present with the later changes undone: of each object touched since, what its first such
+        // change found.
+        let mut past: HashMap<&Key, Option<&Arc<Object>>> = HashMap::new();
+        for change in self.later(kind, version) {
+            past.entry(&change.object.key)
+                .or_insert(change.before.as_ref());
+        }
+        let from = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let present = self.collections.get(&kind).into_iter();
+        let present = present
+            .flat_map(|collection| collection.objects.range::<Key, _>((from, Bound::Unbounded)));
+        let mut candidates: Vec<&Arc<Object>> = present
+            .filter(|(key, _)| !past.contains_key(key))
+            .map(|(_, object)| object)
+            .chain(
+                past.iter()
+                    .filter(|(key, _)| after.is_none_or(|after| **key > after))
+                    .filter_map(|(_, was)| *was),
+            )
+            .filter(|object| scope.contains(object))
+            .collect();
+        if !past.is_empty() {
+            candidates.sort_by(|a, b| a.key.cmp(&b.key));
+        }
+
+        let mut page = Page {
+            version,
+            objects: Vec::new(),
+            remaining: candidates.len(),
+            last: None,
+        };
+        for object in candidates {
+            if limit > 0 && page.objects.len() == limit {
+                break;
+            }
+            page.remaining -= 1;
+            page.last = Some(object.key.clone());
+            if scope.matches(object) {
+                page.objects.push(object.clone());
+            }
+        }
+        page
+    }
+
+    /// Stores `object`, or removes it if `deleted`, under the next version, which is the object's.
+    pub(crate) fn record(&mut self, kind: Kind, object: Arc<Object>, deleted: bool) {
+        let collection = self.collections.entry(kind).or_default();
+        let before = if deleted {
+            collection.objects.remove(&object.key)
+        } else {
+            collection
+                .objects
+                .insert(object.key.clone(), object.clone())
+        };
+        self.version = object.version;
+        if collection.changes.len() == self.history
+            && let Some(lost) = collection.changes.pop_front()
+        {
+            collection.dropped = lost.version;
+        }
+        collection.changes.push_back(Change {
+            version: object.version,
+            before,
+            object,
+            deleted,
+        });
+    }
+
+    /// A version 4 UUID that no other object of this cluster has.
+    pub(crate) fn uid(&self) -> String {
+        let (a, b) = (
+            self.uids.hash_one((self.version, 'a')),
+            self.uids.hash_one((self.version, 'b')),
+        );
+        format!(
+            "{:08x}-{:04x}-4{:03x}-{:04x}-{:012x}",
+            a >> 32,
+            (a >> 16) & 0xffff,
+            a & 0xfff,
+            0x8000 | ((b >> 48) & 0x3fff),
+            b & 0xffff_ffff_ffff,
+        )
+    }
+}

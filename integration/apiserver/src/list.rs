@@ -1,0 +1,194 @@
+//! LIST: a page of a consistent snapshot, streamed.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures::{Stream, stream};
+use hyper::body::Frame;
+use serde_json::json;
+
+use crate::cluster::{Cluster, Page};
+use crate::object::{Key, Object};
+use crate::resource::Kind;
+use crate::route::Query;
+use crate::selector::Scope;
+use crate::status::Status;
+
+/// How many bytes go into one chunk of a response, give or take an object.
+pub(crate) const CHUNK: usize = 64 << 10;
+
+/// The page that a query asks for, with its `continue` token if there is more.
+pub(crate) fn page(
+    cluster: &Cluster,
+    kind: Kind,
+    scope: &Scope,
+    query: &Query,
+) -> Result<(Page, String), Status> {
+    let state = cluster.lock();
+    let current = state.version;
+    let matching = query.text("resourceVersionMatch");
+    let asked = query.number("resourceVersion")?;
+    let mut limit = usize::try_from(query.number("limit")?.unwrap_or(0)).unwrap_or(usize::MAX);
+
+    if query.flag("sendInitialEvents").is_some() {
+        return Err(Status::invalid_options(
+            "sendInitialEvents",
+            "is for watches",
+        ));
+    }
+    let (version, after) = match (query.text("continue"), matching) {
+        ("", "") => match asked {
+            // Served from the watch cache, which has no pages.
+            Some(0) => {
+                limit = 0;
+                (current, None)
+            }
+            // A resource version with a limit has always meant exactly that version.
+            Some(version) if limit > 0 => (version, None),
+            Some(version) if version > current => return Err(Status::too_large(version, current)),
+            _ => (current, None),
+        },
+        ("", "Exact") => match asked {
+            None => {
+                return Err(Status::invalid_options(
+                    "resourceVersionMatch",
+                    "needs a resourceVersion",
+                ));
+            }
+            Some(0) => {
+                return Err(Status::invalid_options(
+                    "resourceVersionMatch",
+                    "Exact has no version 0",
+                ));
+            }
+            Some(version) => (version, None),
+        },
+        ("", "NotOlderThan") => match asked {
+            None => {
+                return Err(Status::invalid_options(
+                    "resourceVersionMatch",
+                    "needs a resourceVersion",
+                ));
+            }
+            Some(version) if version > current => return Err(Status::too_large(version, current)),
+            Some(version) => {
+                limit = if version == 0 { 0 } else { limit };
+                (current, None)
+            }
+        },
+        ("", _) => {
+            return Err(Status::invalid_options(
+                "resourceVersionMatch",
+                "must be Exact or NotOlderThan",
+            ));
+        }
+        (token, "") => {
+            if asked.is_some_and(|version| version > 0) {
+                return Err(Status::bad_request(
+                    "resourceVersion: the continue token has one already",
+                ));
+            }
+            let (version, after) = read_token(token)
+                .ok_or_else(|| Status::bad_request(format!("continue: {token:?} is no token")))?;
+            (version.unwrap_or(current), Some(after))
+        }
+        _ => {
+            return Err(Status::invalid_options(
+                "resourceVersionMatch",
+                "does not go with continue",
+            ));
+        }
+    };
+    if version > current {
+        return Err(Status::too_large(version, current));
+    }
+    if version < state.oldest(kind) {
+        let message = format!(
+            "resource version {version} is too old: list again, or go on without consistency"
+        );
+        let on = after.map(|after| token(None, &after));
+        return Err(Status {
+            continue_token: on,
+            ..Status::expired(message)
+        });
+    }
+    let page = state.page(kind, scope, version, after.as_ref(), limit);
+    let on = match &page.last {
+        Some(last) if page.remaining > 0 => token(Some(version), last),
+        _ => String::new(),
+    };
+    Ok((page, on))
+}
+
+/// The body of a List, in chunks.
+pub(crate) fn body(
+    kind: Kind,
+    page: Page,
+    on: &str,
+    selects: bool,
+) -> impl Stream<Item = Result<Frame<Bytes>, Infallible>> + use<> {
+    let resource = kind.resource();
+    let mut metadata = json!({ "resourceVersion": page.version.to_string() });
+    if let (false, Some(metadata)) = (on.is_empty(), metadata.as_object_mut()) {
+        metadata.insert("continue".into(), on.into());
+        // How many more a selector matches is not counted.
+        if !selects {
+            metadata.insert("remainingItemCount".into(), page.remaining.into());
+        }
+    }
+    let head = format!(
+        r#"{{"kind":"{}List","apiVersion":"{}","metadata":{metadata},"items":["#,
+        resource.kind,
+        resource.api_version(),
+    );
+    stream::iter(Chunks {
+        next: Some(head.into_bytes()),
+        objects: page.objects.into_iter(),
+        first: true,
+    })
+}
+
+struct Chunks {
+    /// What the next chunk begins with; None after the last.
+    next: Option<Vec<u8>>,
+    objects: std::vec::IntoIter<Arc<Object>>,
+    first: bool,
+}
+
+impl Iterator for Chunks {
+    type Item = Result<Frame<Bytes>, Infallible>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let mut chunk = self.next.take()?;
+        while chunk.len() < CHUNK {
+            let Some(object) = self.objects.next() else {
+                chunk.extend_from_slice(b"]}\n");
+                return Some(Ok(Frame::data(chunk.into())));
+            };
+            if !std::mem::take(&mut self.first) {
+                chunk.push(b',');
+            }
+            object.write_item(&mut chunk);
+        }
+        self.next = Some(Vec::with_capacity(CHUNK + CHUNK / 4));
+        Some(Ok(Frame::data(chunk.into())))
+    }
+}
+
+/// A continue token: the snapshot's version, or `-` for whatever is current, and the last key of the page before.
+fn token(version: Option<u64>, (namespace, name): &Key) -> String {
+    let version = version.map_or_else(|| "-".to_owned(), |version| version.to_string());
+    format!("{version}/{namespace}/{name}")
+}
+
+fn read_token(token: &str) -> Option<(Option<u64>, Key)> {
+    let (version, key) = token.split_once('/')?;
+    let (namespace, name) = key.split_once('/')?;
+    let version = if version == "-" {
+        None
+    } else {
+        Some(version.parse().ok()?)
+    };
+    Some((version, (namespace.into(), name.into())))
+}

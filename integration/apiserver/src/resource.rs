@@ -1,0 +1,205 @@
+//! The resources that are served: one row each.
+
+/// A kind of object, and with it the collection that holds its objects.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Kind {
+    /// `v1` Namespace. Exists for its own sake: other objects do not need theirs to exist.
+    Namespace,
+    /// `v1` Node.
+    Node,
+    /// `v1` Service.
+    Service,
+    /// `v1` Event.
+    CoreEvent,
+    /// `events.k8s.io/v1` Event.
+    Event,
+    /// `discovery.k8s.io/v1` EndpointSlice.
+    EndpointSlice,
+    /// `networking.k8s.io/v1` `ServiceCIDR`.
+    ServiceCidr,
+}
+
+/// What the server knows about a [`Kind`].
+#[derive(Debug)]
+pub(crate) struct Resource {
+    /// API group, empty for the core group.
+    pub(crate) group: &'static str,
+    /// The name of the kind on the wire.
+    pub(crate) kind: &'static str,
+    /// The name of the collection in a path.
+    pub(crate) plural: &'static str,
+    pub(crate) short: &'static [&'static str],
+    pub(crate) namespaced: bool,
+    pub(crate) status: bool,
+    /// Fields that a field selector may name, besides `metadata.name` and `metadata.namespace`.
+    pub(crate) fields: &'static [&'static str],
+    /// What a bookmark carries besides metadata: an object of a Go server shows the empty fields that have no `omitempty`.
+    pub(crate) empty: &'static str,
+}
+
+/// The version that every served group has.
+pub(crate) const VERSION: &str = "v1";
+
+const RESOURCES: &[(Kind, Resource)] = &[
+    (
+        Kind::Namespace,
+        Resource {
+            group: "",
+            kind: "Namespace",
+            plural: "namespaces",
+            short: &["ns"],
+            namespaced: false,
+            status: true,
+            fields: &["status.phase"],
+            empty: r#","spec":{},"status":{}"#,
+        },
+    ),
+    (
+        Kind::Node,
+        Resource {
+            group: "",
+            kind: "Node",
+            plural: "nodes",
+            short: &["no"],
+            namespaced: false,
+            status: true,
+            fields: &["spec.unschedulable"],
+            empty: r#","spec":{},"status":{"daemonEndpoints":{"kubeletEndpoint":{"Port":0}},"nodeInfo":{"machineID":"","systemUUID":"","bootID":"","kernelVersion":"","osImage":"","containerRuntimeVersion":"","kubeletVersion":"","kubeProxyVersion":"","operatingSystem":"","architecture":""}}"#,
+        },
+    ),
+    (
+        Kind::Service,
+        Resource {
+            group: "",
+            kind: "Service",
+            plural: "services",
+            short: &["svc"],
+            namespaced: true,
+            status: true,
+            fields: &["spec.clusterIP", "spec.type"],
+            empty: r#","spec":{},"status":{"loadBalancer":{}}"#,
+        },
+    ),
+    (
+        Kind::CoreEvent,
+        Resource {
+            group: "",
+            kind: "Event",
+            plural: "events",
+            short: &["ev"],
+            namespaced: true,
+            status: false,
+            fields: &[
+                "involvedObject.kind",
+                "involvedObject.namespace",
+                "involvedObject.name",
+                "involvedObject.uid",
+                "reason",
+                "reportingComponent",
+                "type",
+            ],
+            empty: r#","involvedObject":{},"source":{},"firstTimestamp":null,"lastTimestamp":null,"eventTime":null,"reportingComponent":"","reportingInstance":"""#,
+        },
+    ),
+    (
+        Kind::Event,
+        Resource {
+            group: "events.k8s.io",
+            kind: "Event",
+            plural: "events",
+            short: &["ev"],
+            namespaced: true,
+            status: false,
+            fields: &[
+                "regarding.kind",
+                "regarding.namespace",
+                "regarding.name",
+                "regarding.uid",
+                "reason",
+                "reportingController",
+                "type",
+            ],
+            empty: r#","eventTime":null,"regarding":{},"deprecatedSource":{},"deprecatedFirstTimestamp":null,"deprecatedLastTimestamp":null"#,
+        },
+    ),
+    (
+        Kind::EndpointSlice,
+        Resource {
+            group: "discovery.k8s.io",
+            kind: "EndpointSlice",
+            plural: "endpointslices",
+            short: &[],
+            namespaced: true,
+            status: false,
+            fields: &[],
+            empty: r#","addressType":"","endpoints":null,"ports":null"#,
+        },
+    ),
+    (
+        Kind::ServiceCidr,
+        Resource {
+            group: "networking.k8s.io",
+            kind: "ServiceCIDR",
+            plural: "servicecidrs",
+            short: &[],
+            namespaced: false,
+            status: true,
+            fields: &[],
+            empty: r#","spec":{},"status":{}"#,
+        },
+    ),
+];
+
+impl Kind {
+    /// Every kind and its row.
+    pub(crate) fn all() -> impl Iterator<Item = (Self, &'static Resource)> {
+        RESOURCES.iter().map(|(kind, resource)| (*kind, resource))
+    }
+
+    pub(crate) fn resource(self) -> &'static Resource {
+        let row = RESOURCES.iter().find(|(kind, _)| *kind == self);
+        &row.expect("every kind has a row").1
+    }
+
+    /// The kind of an object that says `apiVersion` and `kind`.
+    pub(crate) fn of(api_version: &str, kind: &str) -> Option<Self> {
+        Self::all()
+            .find(|(_, row)| row.kind == kind && row.api_version() == api_version)
+            .map(|(kind, _)| kind)
+    }
+
+    /// The kind that a path names: `group` is empty for the core group.
+    pub(crate) fn at(group: &str, plural: &str) -> Option<Self> {
+        Self::all()
+            .find(|(_, row)| row.group == group && row.plural == plural)
+            .map(|(kind, _)| kind)
+    }
+}
+
+impl Resource {
+    pub(crate) fn api_version(&self) -> String {
+        if self.group.is_empty() {
+            VERSION.to_owned()
+        } else {
+            format!("{}/{VERSION}", self.group)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bookmarks_are_json() {
+        for (kind, row) in Kind::all() {
+            let text = format!("{{\"metadata\":{{}}{}}}", row.empty);
+            assert!(
+                serde_json::from_str::<serde_json::Value>(&text).is_ok(),
+                "{kind:?}: {text}"
+            );
+            assert_eq!(Kind::of(&row.api_version(), row.kind), Some(kind));
+            assert_eq!(Kind::at(row.group, row.plural), Some(kind));
+        }
+    }
+}

@@ -1,0 +1,244 @@
+//! Paths and queries: what a request is about.
+
+use crate::resource::{Kind, VERSION};
+use crate::status::Status;
+use crate::write::Part;
+
+/// What a path names.
+#[derive(Debug, PartialEq)]
+pub(crate) enum Target {
+    /// `/healthz`, `/livez`, `/readyz`, with whatever check is asked for.
+    Health,
+    /// `/version`
+    Version,
+    /// `/api`
+    CoreVersions,
+    /// `/apis`
+    Groups,
+    /// `/apis/GROUP`
+    Group(String),
+    /// `/api/v1` (the group is empty), `/apis/GROUP/v1`
+    Resources(String),
+    /// All objects of a kind, or those of a namespace.
+    Collection {
+        kind: Kind,
+        namespace: Option<String>,
+    },
+    /// One object, or its status.
+    Object {
+        kind: Kind,
+        namespace: String,
+        name: String,
+        part: Part,
+    },
+}
+
+impl Target {
+    pub(crate) fn parse(path: &str) -> Result<Self, Status> {
+        let unknown = || Status::no_such_path(path);
+        let segments: Option<Vec<String>> = path
+            .split('/')
+            .filter(|segment| !segment.is_empty())
+            .map(|segment| decode(segment, false))
+            .collect();
+        let segments = segments.ok_or_else(unknown)?;
+        let segments: Vec<&str> = segments.iter().map(String::as_str).collect();
+        let (group, rest) = match segments.as_slice() {
+            ["healthz" | "livez" | "readyz", ..] => return Ok(Self::Health),
+            ["version"] => return Ok(Self::Version),
+            ["api"] => return Ok(Self::CoreVersions),
+            ["apis"] => return Ok(Self::Groups),
+            ["apis", group] => return Ok(Self::Group((*group).into())),
+            ["api", version, rest @ ..] if *version == VERSION => ("", rest),
+            ["apis", group, version, rest @ ..] if *version == VERSION => (*group, rest),
+            _ => return Err(unknown()),
+        };
+        let (namespace, rest) = match rest {
+            [] => return Ok(Self::Resources(group.into())),
+            // `/api/v1/namespaces/NAME` and its status are the Namespace itself.
+            ["namespaces", namespace, rest @ ..] if !matches!(rest, [] | ["status"]) => {
+                (Some(*namespace), rest)
+            }
+            rest => (None, rest),
+        };
+        let (plural, rest) = rest.split_first().ok_or_else(unknown)?;
+        let kind = Kind::at(group, plural).ok_or_else(unknown)?;
+        let row = kind.resource();
+        if namespace.is_some() && !row.namespaced {
+            return Err(unknown());
+        }
+        let (name, part) = match rest {
+            [] => {
+                return Ok(Self::Collection {
+                    kind,
+                    namespace: namespace.map(str::to_owned),
+                });
+            }
+            [name] => (*name, Part::Main),
+            [name, "status"] if row.status => (*name, Part::Status),
+            _ => return Err(unknown()),
+        };
+        if row.namespaced && namespace.is_none() {
+            return Err(unknown());
+        }
+        Ok(Self::Object {
+            kind,
+            namespace: namespace.unwrap_or_default().into(),
+            name: name.into(),
+            part,
+        })
+    }
+}
+
+/// The parameters of a query, decoded. Of a name that comes twice the first counts, as in Go.
+#[derive(Debug, Default)]
+pub(crate) struct Query(Vec<(String, String)>);
+
+impl Query {
+    pub(crate) fn parse(text: &str) -> Result<Self, Status> {
+        let pairs = text.split('&').filter(|pair| !pair.is_empty()).map(|pair| {
+            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+            Some((decode(name, true)?, decode(value, true)?))
+        });
+        let pairs: Option<Vec<_>> = pairs.collect();
+        pairs
+            .map(Self)
+            .ok_or_else(|| Status::bad_request(format!("query {text:?}: broken percent-encoding")))
+    }
+
+    /// The value of a parameter; empty if it is not given.
+    pub(crate) fn text(&self, name: &str) -> &str {
+        self.0
+            .iter()
+            .find(|(given, _)| given == name)
+            .map_or("", |(_, value)| value)
+    }
+
+    /// A number; None if it is not given.
+    pub(crate) fn number(&self, name: &str) -> Result<Option<u64>, Status> {
+        match self.text(name) {
+            "" => Ok(None),
+            text => text
+                .parse()
+                .map(Some)
+                .map_err(|_| Status::bad_request(format!("{name}: {text:?} is no number"))),
+        }
+    }
+
+    /// A boolean as Go's converter reads it: given without a value is true. None if it is not given.
+    pub(crate) fn flag(&self, name: &str) -> Option<bool> {
+        let (_, value) = self.0.iter().find(|(given, _)| given == name)?;
+        Some(!matches!(
+            value.to_ascii_lowercase().as_str(),
+            "false" | "0"
+        ))
+    }
+}
+
+fn decode(text: &str, plus_is_space: bool) -> Option<String> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.bytes();
+    while let Some(byte) = rest.next() {
+        bytes.push(match byte {
+            b'%' => {
+                let mut digit = || char::from(rest.next()?).to_digit(16);
+                u8::try_from(digit()? * 16 + digit()?).ok()?
+            }
+            b'+' if plus_is_space => b' ',
+            byte => byte,
+        });
+    }
+    String::from_utf8(bytes).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn paths() {
+        let all = |kind| Target::Collection {
+            kind,
+            namespace: None,
+        };
+        let one = |kind, namespace: &str, name: &str, part| Target::Object {
+            kind,
+            namespace: namespace.into(),
+            name: name.into(),
+            part,
+        };
+        for (path, target) in [
+            ("/readyz/ping", Target::Health),
+            ("/api", Target::CoreVersions),
+            ("/api/v1", Target::Resources(String::new())),
+            (
+                "/apis/discovery.k8s.io",
+                Target::Group("discovery.k8s.io".into()),
+            ),
+            (
+                "/apis/discovery.k8s.io/v1",
+                Target::Resources("discovery.k8s.io".into()),
+            ),
+            ("/api/v1/services", all(Kind::Service)),
+            ("/api/v1/namespaces", all(Kind::Namespace)),
+            (
+                "/api/v1/namespaces/a",
+                one(Kind::Namespace, "", "a", Part::Main),
+            ),
+            (
+                "/api/v1/namespaces/a/status",
+                one(Kind::Namespace, "", "a", Part::Status),
+            ),
+            (
+                "/api/v1/namespaces/a/services/b/status",
+                one(Kind::Service, "a", "b", Part::Status),
+            ),
+            ("/api/v1/nodes/n%31", one(Kind::Node, "", "n1", Part::Main)),
+            (
+                "/apis/networking.k8s.io/v1/servicecidrs",
+                all(Kind::ServiceCidr),
+            ),
+        ] {
+            assert_eq!(Target::parse(path), Ok(target), "{path}");
+        }
+        for path in [
+            "/",
+            "/api/v2",
+            "/api/v1/pods",
+            "/api/v1/services/web",
+            "/api/v1/namespaces/a/nodes",
+            "/apis/x/v1/services",
+            "/apis/discovery.k8s.io/v1/namespaces/a/endpointslices/b/status",
+            "/api/v1/nodes/%zz",
+            "/api/v1/nodes/a/b",
+        ] {
+            assert_eq!(
+                Target::parse(path).map_err(|status| status.code),
+                Err(404),
+                "{path}"
+            );
+        }
+    }
+
+    #[test]
+    fn queries() {
+        let query = Query::parse("a=%21x%2Cb+c&limit=5&watch&off=false&limit=6").unwrap();
+        assert_eq!(query.text("a"), "!x,b c");
+        assert_eq!(query.number("limit"), Ok(Some(5)));
+        assert_eq!(
+            (query.flag("watch"), query.flag("off"), query.flag("none")),
+            (Some(true), Some(false), None)
+        );
+        assert_eq!(query.number("a").map_err(|status| status.code), Err(400));
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_comes_gets_an_answer(text in "[a-z0-9/%&=+é]{0,32}") {
+            let _ = Target::parse(&text);
+            let _ = Query::parse(&text);
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! `Status`, the object that says no.
+//!
+//! Clients decide by `code` and `reason` (and `details.causes` for a resource version from the future), so these are as
+//! the real server has them; the messages are for people.
+
+use serde_json::{Value, json};
+
+use crate::resource::{Kind, Resource};
+
+/// A refusal, as a `v1` Status carries it.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[error("{message} ({reason}, {code})")]
+pub struct Status {
+    /// The HTTP status code.
+    pub code: u16,
+    /// The machine-readable reason, such as `NotFound`.
+    pub reason: &'static str,
+    /// What was refused and why; names the object and the field.
+    pub message: String,
+    /// `details` of the Status, or null.
+    pub details: Value,
+    /// `metadata.continue`: a token with which an expired paged list can go on, at the price of consistency.
+    pub continue_token: Option<String>,
+}
+
+impl Status {
+    fn new(code: u16, reason: &'static str, message: impl Into<String>) -> Self {
+        Self {
+            code,
+            reason,
+            message: message.into(),
+            details: Value::Null,
+            continue_token: None,
+        }
+    }
+
+    fn about(mut self, resource: &Resource, name: &str) -> Self {
+        self.details = json!({ "name": name, "group": resource.group, "kind": resource.plural });
+        self
+    }
+
+    pub(crate) fn bad_request(message: impl Into<String>) -> Self {
+        Self::new(400, "BadRequest", message)
+    }
+
+    pub(crate) fn no_such_path(path: &str) -> Self {
+        Self::new(404, "NotFound", format!("{path} is not served"))
+    }
+
+    pub(crate) fn not_found(kind: Kind, name: &str) -> Self {
+        let resource = kind.resource();
+        Self::new(
+            404,
+            "NotFound",
+            format!("{} {name:?} not found", resource.plural),
+        )
+        .about(resource, name)
+    }
+
+    pub(crate) fn already_exists(kind: Kind, name: &str) -> Self {
+        let resource = kind.resource();
+        Self::new(
+            409,
+            "AlreadyExists",
+            format!("{} {name:?} already exists", resource.plural),
+        )
+        .about(resource, name)
+    }
+
+    pub(crate) fn conflict(kind: Kind, name: &str, field: &str, given: &str, held: &str) -> Self {
+        let resource = kind.resource();
+        let message = format!(
+            "{} {name:?}: metadata.{field} is {held}, not {given}; read it again",
+            resource.plural
+        );
+        Self::new(409, "Conflict", message).about(resource, name)
+    }
+
+    pub(crate) fn invalid(kind: Kind, name: &str, field: &str, why: &str) -> Self {
+        let resource = kind.resource();
+        Self {
+            details: json!({
+                "name": name, "group": resource.group, "kind": resource.kind,
+                "causes": [{ "reason": "FieldValueInvalid", "message": why, "field": field }],
+            }),
+            ..Self::new(
+                422,
+                "Invalid",
+                format!("{} {name:?} is invalid: {field}: {why}", resource.kind),
+            )
+        }
+    }
+
+    /// List or watch options that contradict each other or that this server does not have.
+    pub(crate) fn invalid_options(field: &str, why: &str) -> Self {
+        Self {
+            details: json!({
+                "group": "meta.k8s.io", "kind": "ListOptions",
+                "causes": [{ "reason": "FieldValueForbidden", "message": why, "field": field }],
+            }),
+            ..Self::new(
+                422,
+                "Invalid",
+                format!("ListOptions is invalid: {field}: {why}"),
+            )
+        }
+    }
+
+    /// The history that the request needs is gone.
+    pub(crate) fn expired(message: impl Into<String>) -> Self {
+        Self::new(410, "Expired", message)
+    }
+
+    /// A resource version that is still to come.
+    pub(crate) fn too_large(asked: u64, current: u64) -> Self {
+        let message = format!("Too large resource version: {asked}, current: {current}");
+        Self {
+            details: json!({
+                "causes": [{ "reason": "ResourceVersionTooLarge", "message": "Too large resource version" }],
+                "retryAfterSeconds": 1,
+            }),
+            ..Self::new(504, "Timeout", message)
+        }
+    }
+
+    pub(crate) fn method_not_allowed(method: &str, path: &str) -> Self {
+        Self::new(
+            405,
+            "MethodNotAllowed",
+            format!("{path} does not take {method}"),
+        )
+    }
+
+    pub(crate) fn not_acceptable(accept: &str) -> Self {
+        Self::new(
+            406,
+            "NotAcceptable",
+            format!("only application/json is served, and Accept is {accept:?}"),
+        )
+    }
+
+    pub(crate) fn too_long(limit: usize) -> Self {
+        Self::new(
+            413,
+            "RequestEntityTooLarge",
+            format!("the body is longer than {limit} bytes"),
+        )
+    }
+
+    pub(crate) fn unsupported_media(given: &str, wanted: &str) -> Self {
+        Self::new(
+            415,
+            "UnsupportedMediaType",
+            format!("Content-Type is {given:?}; taken here: {wanted}"),
+        )
+    }
+
+    /// The `v1` Status.
+    pub fn to_json(&self) -> Value {
+        let mut metadata = json!({});
+        if let (Some(token), Some(metadata)) = (&self.continue_token, metadata.as_object_mut()) {
+            metadata.insert("continue".into(), token.clone().into());
+        }
+        let mut status = json!({
+            "kind": "Status", "apiVersion": "v1", "metadata": metadata,
+            "status": "Failure", "message": self.message, "reason": self.reason, "code": self.code,
+        });
+        if let (false, Some(status)) = (self.details.is_null(), status.as_object_mut()) {
+            status.insert("details".into(), self.details.clone());
+        }
+        status
+    }
+}

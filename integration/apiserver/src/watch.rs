@@ -1,0 +1,240 @@
+//! WATCH: the changes after a resource version, as a stream of events.
+//!
+//! ```text
+//!  start ─┬─ too old a version ────────────────▶ ERROR 410, end
+//!         ├─ initial objects ─▶ ADDED… [─▶ BOOKMARK initial-events-end] ─┐
+//!         └─ a version ──────────────────────────────────────────────────┴─▶ changes, BOOKMARK… ─▶ timeout, end
+//! ```
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures::{Stream, stream};
+use hyper::body::Frame;
+use serde_json::json;
+use tokio::sync::watch::Receiver;
+use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at, sleep_until};
+
+use crate::cluster::Cluster;
+use crate::list::CHUNK;
+use crate::object::{Change, Object};
+use crate::resource::Kind;
+use crate::route::Query;
+use crate::selector::Scope;
+use crate::status::Status;
+
+/// How long a watch lasts that does not say: what a real server has for a minimum.
+const TIMEOUT: Duration = Duration::from_mins(30);
+
+/// How many changes are taken from the history at once.
+const BATCH: usize = 256;
+
+/// What of the server's options concerns watches.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Policy {
+    /// Whether `sendInitialEvents` is known.
+    pub(crate) watch_list: bool,
+    pub(crate) bookmark_interval: Duration,
+}
+
+struct Watch {
+    cluster: Cluster,
+    kind: Kind,
+    scope: Scope,
+    changed: Receiver<u64>,
+    /// All changes up to here have been sent.
+    sent: u64,
+    initial: std::vec::IntoIter<Arc<Object>>,
+    /// A bookmark is to say that the initial events are over.
+    mark_end: bool,
+    bookmarks: Option<Interval>,
+    deadline: Instant,
+    /// The refusal that is the only thing to send.
+    refusal: Option<Status>,
+    over: bool,
+}
+
+/// Starts a watch. An error is one of the request; what is wrong with the history comes as an event.
+pub(crate) fn start(
+    cluster: &Cluster,
+    kind: Kind,
+    scope: Scope,
+    query: &Query,
+    policy: Policy,
+) -> Result<impl Stream<Item = Result<Frame<Bytes>, Infallible>> + use<>, Status> {
+    let asked = query.number("resourceVersion")?.unwrap_or(0);
+    let send_initial = query.flag("sendInitialEvents");
+    match (send_initial, query.text("resourceVersionMatch")) {
+        (None, "") => {}
+        (None, _) => {
+            let why = "is for a watch with sendInitialEvents only";
+            return Err(Status::invalid_options("resourceVersionMatch", why));
+        }
+        (Some(_), _) if !policy.watch_list => {
+            return Err(Status::invalid_options(
+                "sendInitialEvents",
+                "the feature WatchList is off",
+            ));
+        }
+        (Some(_), "NotOlderThan") => {}
+        (Some(_), _) => {
+            return Err(Status::invalid_options(
+                "resourceVersionMatch",
+                "must be NotOlderThan with sendInitialEvents",
+            ));
+        }
+    }
+    if !query.text("continue").is_empty() {
+        return Err(Status::invalid_options("continue", "is for lists"));
+    }
+    let timeout = query
+        .number("timeoutSeconds")?
+        .filter(|seconds| *seconds > 0);
+    let bookmarks = query.flag("allowWatchBookmarks") == Some(true);
+    let now = Instant::now();
+    let timeout = timeout.map_or(TIMEOUT, |seconds| Duration::from_secs(seconds.min(1 << 32)));
+
+    let changed = cluster.subscribe();
+    let state = cluster.lock();
+    let current = state.version;
+    if send_initial == Some(true) && asked > current {
+        return Err(Status::too_large(asked, current));
+    }
+    // Without a version to start from, a watch begins with what there is.
+    let with_initial = send_initial.unwrap_or(asked == 0);
+    let from_now = with_initial || asked == 0;
+    let oldest = state.oldest(kind);
+    let watch = Watch {
+        cluster: cluster.clone(),
+        kind,
+        changed,
+        sent: if from_now { current } else { asked },
+        initial: if with_initial {
+            state.page(kind, &scope, current, None, 0).objects
+        } else {
+            Vec::new()
+        }
+        .into_iter(),
+        mark_end: send_initial == Some(true) && bookmarks,
+        bookmarks: bookmarks.then(|| {
+            let mut interval =
+                interval_at(now + policy.bookmark_interval, policy.bookmark_interval);
+            interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
+            interval
+        }),
+        deadline: now + timeout,
+        refusal: (!from_now && asked < oldest)
+            .then(|| Status::expired(format!("too old resource version: {asked} ({oldest})"))),
+        over: false,
+        scope,
+    };
+    drop(state);
+    Ok(stream::unfold(watch, async |mut watch| {
+        Some((Ok(Frame::data(watch.next().await?)), watch))
+    }))
+}
+
+impl Watch {
+    /// The next chunk of whole events; None at the end.
+    async fn next(&mut self) -> Option<Bytes> {
+        if let Some(status) = self.refusal.take() {
+            self.over = true;
+            return Some(error(&status));
+        }
+        let mut chunk = Vec::new();
+        while chunk.len() < CHUNK
+            && let Some(object) = self.initial.next()
+        {
+            self.event("ADDED", &object, &mut chunk);
+        }
+        loop {
+            if !chunk.is_empty() {
+                return Some(chunk.into());
+            }
+            if self.over || Instant::now() >= self.deadline {
+                return None;
+            }
+            if std::mem::take(&mut self.mark_end) {
+                return Some(self.bookmark(true));
+            }
+            // Seen before it is read: what comes in between wakes us once more.
+            self.changed.borrow_and_update();
+            let changes = self.cluster.lock().changes(self.kind, self.sent, BATCH);
+            let Some((changes, until)) = changes else {
+                self.over = true;
+                let message = format!(
+                    "the history after {} is gone: the watch was too slow",
+                    self.sent
+                );
+                return Some(error(&Status::expired(message)));
+            };
+            for change in &changes {
+                self.change(change, &mut chunk);
+            }
+            let idle = changes.len() < BATCH;
+            self.sent = until;
+            if !chunk.is_empty() || !idle {
+                continue;
+            }
+            let tick = async {
+                match &mut self.bookmarks {
+                    Some(interval) => _ = interval.tick().await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = sleep_until(self.deadline) => return None,
+                () = tick => return Some(self.bookmark(false)),
+                changed = self.changed.changed() => self.over = changed.is_err(),
+            }
+        }
+    }
+
+    /// Writes what a change is to this watch: an object may come into its scope, or leave it.
+    fn change(&self, change: &Change, chunk: &mut Vec<u8>) {
+        let was = change
+            .before
+            .as_ref()
+            .filter(|before| self.scope.matches(before));
+        let is = !change.deleted && self.scope.matches(&change.object);
+        match (was, is) {
+            (None, true) => self.event("ADDED", &change.object, chunk),
+            (Some(_), true) => self.event("MODIFIED", &change.object, chunk),
+            (Some(_), false) if change.deleted => self.event("DELETED", &change.object, chunk),
+            // It lives on, but not here: what was here, at the version at which it left.
+            (Some(before), false) => self.event(
+                "DELETED",
+                &before.at_version(self.kind, change.version),
+                chunk,
+            ),
+            (None, false) => {}
+        }
+    }
+
+    fn event(&self, what: &str, object: &Object, chunk: &mut Vec<u8>) {
+        chunk.extend_from_slice(format!(r#"{{"type":"{what}","object":"#).as_bytes());
+        object.write(self.kind, chunk);
+        chunk.extend_from_slice(b"}\n");
+    }
+
+    fn bookmark(&self, end_of_initial: bool) -> Bytes {
+        let resource = self.kind.resource();
+        let mut metadata = json!({ "resourceVersion": self.sent.to_string() });
+        if let (true, Some(metadata)) = (end_of_initial, metadata.as_object_mut()) {
+            metadata.insert(
+                "annotations".into(),
+                json!({ "k8s.io/initial-events-end": "true" }),
+            );
+        }
+        let (kind, version, empty) = (resource.kind, resource.api_version(), resource.empty);
+        let object =
+            format!(r#"{{"kind":"{kind}","apiVersion":"{version}","metadata":{metadata}{empty}}}"#);
+        format!("{{\"type\":\"BOOKMARK\",\"object\":{object}}}\n").into()
+    }
+}
+
+fn error(status: &Status) -> Bytes {
+    format!("{{\"type\":\"ERROR\",\"object\":{}}}\n", status.to_json()).into()
+}

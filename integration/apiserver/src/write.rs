@@ -1,0 +1,423 @@
+//! Writes: what a client may say about an object, what the server says, and what stays.
+
+use std::sync::Arc;
+
+use serde_json::{Map, Value, json};
+
+use crate::cluster::State;
+use crate::defaults;
+use crate::object::{Key, Object};
+use crate::resource::Kind;
+use crate::status::Status;
+
+/// Which part of an object a write is for; the other part stays as it is.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Part {
+    Main,
+    Status,
+}
+
+impl State {
+    /// See [`crate::Cluster::apply`].
+    pub(crate) fn apply(&mut self, mut object: Value) -> Result<(Kind, Arc<Object>), Status> {
+        let kind = kind_of(&object)?;
+        let key = identify(kind, &mut object, None, None)?;
+        metadata(&mut object)?.remove("resourceVersion");
+        if let Some(held) = self.get(kind, &key)
+            && object.get("status").is_none()
+        {
+            carry(&mut object, &held.value(kind), "status");
+        }
+        Ok((kind, self.store(kind, &key, object)?))
+    }
+
+    /// POST. `namespace` is the path's.
+    pub(crate) fn create(
+        &mut self,
+        kind: Kind,
+        namespace: Option<&str>,
+        mut object: Value,
+    ) -> Result<Arc<Object>, Status> {
+        expect_kind(kind, &mut object)?;
+        generate_name(&self.uid(), &mut object)?;
+        let key = identify(kind, &mut object, namespace, None)?;
+        if self.get(kind, &key).is_some() {
+            return Err(Status::already_exists(kind, &key.1));
+        }
+        if metadata(&mut object)?
+            .remove("resourceVersion")
+            .is_some_and(|version| version != "")
+        {
+            return Err(Status::bad_request(
+                "metadata.resourceVersion: must not be set on what is created",
+            ));
+        }
+        if kind == Kind::Service
+            && let Some(object) = object.as_object_mut()
+        {
+            object.remove("status");
+        }
+        self.store(kind, &key, object)
+    }
+
+    /// PUT.
+    pub(crate) fn replace(
+        &mut self,
+        kind: Kind,
+        key: &Key,
+        part: Part,
+        mut object: Value,
+    ) -> Result<Arc<Object>, Status> {
+        expect_kind(kind, &mut object)?;
+        identify(kind, &mut object, Some(&key.0), Some(&key.1))?;
+        let held = self
+            .get(kind, key)
+            .ok_or_else(|| Status::not_found(kind, &key.1))?
+            .value(kind);
+        for field in ["resourceVersion", "uid"] {
+            let pointer = format!("/metadata/{field}");
+            let text = |object: &Value| {
+                object
+                    .pointer(&pointer)
+                    .and_then(Value::as_str)
+                    .unwrap_or_default()
+                    .to_owned()
+            };
+            let (given, is) = (text(&object), text(&held));
+            if !given.is_empty() && given != is {
+                return Err(Status::conflict(kind, &key.1, field, &given, &is));
+            }
+        }
+        let object = match part {
+            Part::Status => {
+                let mut whole = held;
+                carry(&mut whole, &object, "status");
+                whole
+            }
+            Part::Main if kind.resource().status => {
+                carry(&mut object, &held, "status");
+                object
+            }
+            Part::Main => object,
+        };
+        self.store(kind, key, object)
+    }
+
+    /// PATCH with a JSON merge patch (RFC 7386). The directives of a strategic merge patch are left out.
+    pub(crate) fn patch(
+        &mut self,
+        kind: Kind,
+        key: &Key,
+        part: Part,
+        patch: &Value,
+    ) -> Result<Arc<Object>, Status> {
+        let mut object = self
+            .get(kind, key)
+            .ok_or_else(|| Status::not_found(kind, &key.1))?
+            .value(kind);
+        merge(&mut object, patch);
+        self.replace(kind, key, part, object)
+    }
+
+    /// DELETE. Returns the object as it last was.
+    pub(crate) fn delete(&mut self, kind: Kind, key: &Key) -> Result<Arc<Object>, Status> {
+        let held = self
+            .get(kind, key)
+            .ok_or_else(|| Status::not_found(kind, &key.1))?;
+        if kind == Kind::Service {
+            self.allocations.hold(key, Some(&held.value(kind)), None);
+        }
+        let object = Arc::new(held.at_version(kind, self.version + 1));
+        self.record(kind, object.clone(), true);
+        Ok(object)
+    }
+
+    /// Completes and keeps `object`. What changes nothing makes no new version and wakes no watch.
+    fn store(&mut self, kind: Kind, key: &Key, mut object: Value) -> Result<Arc<Object>, Status> {
+        let held = self.get(kind, key);
+        let old = held.as_ref().map(|held| held.value(kind));
+        let version = self.version + 1;
+        let (uid, created) = (self.uid(), crate::time::now());
+        // An EndpointSlice counts its generations, the other kinds here have none.
+        let counts = kind == Kind::EndpointSlice;
+
+        let fields = metadata(&mut object)?;
+        if let Some(old) = old.as_ref().and_then(|old| old.get("metadata")) {
+            for field in ["uid", "creationTimestamp", "generation", "resourceVersion"] {
+                match old.get(field) {
+                    Some(value) => fields.insert(field.into(), value.clone()),
+                    None => fields.remove(field),
+                };
+            }
+        } else {
+            fields.insert("uid".into(), uid.into());
+            fields.insert("creationTimestamp".into(), created.into());
+            fields.remove("generation");
+            if counts {
+                fields.insert("generation".into(), 1.into());
+            }
+        }
+        defaults::fill(kind, key, &mut object, old.as_ref(), &mut self.allocations)
+            .map_err(|invalid| Status::invalid(kind, &key.1, &invalid.field, &invalid.why))?;
+
+        if let (Some(held), Some(old)) = (held, &old) {
+            if object == *old {
+                return Ok(held);
+            }
+            if counts && generation_of(&object) != generation_of(old) {
+                let next = old
+                    .pointer("/metadata/generation")
+                    .and_then(Value::as_u64)
+                    .unwrap_or(0)
+                    + 1;
+                metadata(&mut object)?.insert("generation".into(), next.into());
+            }
+        }
+        metadata(&mut object)?.insert("resourceVersion".into(), version.to_string().into());
+        if kind == Kind::Service {
+            self.allocations.hold(key, old.as_ref(), Some(&object));
+        }
+        let stored = Arc::new(Object::new(kind, version, &object));
+        self.record(kind, stored.clone(), false);
+        Ok(stored)
+    }
+}
+
+/// What a new generation of an EndpointSlice is made by: its labels and all but its metadata.
+fn generation_of(slice: &Value) -> (Option<&Value>, Vec<(&String, &Value)>) {
+    let body = slice
+        .as_object()
+        .into_iter()
+        .flatten()
+        .filter(|(name, _)| *name != "metadata");
+    (slice.pointer("/metadata/labels"), body.collect())
+}
+
+fn kind_of(object: &Value) -> Result<Kind, Status> {
+    let text = |name: &str| object.get(name).and_then(Value::as_str).unwrap_or_default();
+    let (api_version, kind) = (text("apiVersion"), text("kind"));
+    Kind::of(api_version, kind).ok_or_else(|| {
+        Status::bad_request(format!(
+            "apiVersion {api_version:?}, kind {kind:?}: not a kind served here"
+        ))
+    })
+}
+
+/// A body may leave out its kind, but not say another.
+fn expect_kind(kind: Kind, object: &mut Value) -> Result<(), Status> {
+    let resource = kind.resource();
+    let fields = object
+        .as_object_mut()
+        .ok_or_else(|| Status::bad_request("the body is not an object"))?;
+    fields
+        .entry("apiVersion")
+        .or_insert_with(|| resource.api_version().into());
+    fields.entry("kind").or_insert_with(|| resource.kind.into());
+    match kind_of(object)? {
+        given if given == kind => Ok(()),
+        _ => Err(Status::bad_request(format!(
+            "kind: the path is of {} {}",
+            resource.api_version(),
+            resource.kind
+        ))),
+    }
+}
+
+fn metadata(object: &mut Value) -> Result<&mut Map<String, Value>, Status> {
+    let object = object
+        .as_object_mut()
+        .ok_or_else(|| Status::bad_request("the body is not an object"))?;
+    let metadata = object.entry("metadata").or_insert_with(|| json!({}));
+    metadata
+        .as_object_mut()
+        .ok_or_else(|| Status::bad_request("metadata: must be an object"))
+}
+
+fn generate_name(seed: &str, object: &mut Value) -> Result<(), Status> {
+    let fields = metadata(object)?;
+    let text = |name: &str| fields.get(name).and_then(Value::as_str).unwrap_or_default();
+    if let ("", prefix @ [_, ..]) = (text("name"), text("generateName").as_bytes()) {
+        let name = format!(
+            "{}{}",
+            String::from_utf8_lossy(prefix),
+            seed.get(..5).unwrap_or_default()
+        );
+        fields.insert("name".into(), name.into());
+    }
+    Ok(())
+}
+
+/// The object's key, after its namespace has been defaulted and both have been compared with the path's.
+fn identify(
+    kind: Kind,
+    object: &mut Value,
+    path_namespace: Option<&str>,
+    path_name: Option<&str>,
+) -> Result<Key, Status> {
+    let fields = metadata(object)?;
+    for (field, fits) in [
+        ("name", Value::is_string as fn(&Value) -> bool),
+        ("namespace", Value::is_string),
+        ("labels", is_map_of_strings),
+        ("annotations", is_map_of_strings),
+    ] {
+        // An unquoted `n` or `on` in YAML is a boolean.
+        if fields
+            .get(field)
+            .is_some_and(|value| !value.is_null() && !fits(value))
+        {
+            let message = format!(
+                "metadata.{field}: must be made of strings; quote what YAML reads as a boolean or number"
+            );
+            return Err(Status::bad_request(message));
+        }
+    }
+    let text = |name: &str| {
+        fields
+            .get(name)
+            .and_then(Value::as_str)
+            .unwrap_or_default()
+            .to_owned()
+    };
+    let (mut namespace, mut name) = (text("namespace"), text("name"));
+    if kind.resource().namespaced {
+        if namespace.is_empty() {
+            path_namespace
+                .unwrap_or("default")
+                .clone_into(&mut namespace);
+        }
+        if path_namespace.is_some_and(|path| path != namespace) {
+            return Err(Status::bad_request(
+                "metadata.namespace: is not the namespace of the path",
+            ));
+        }
+        fields.insert("namespace".into(), namespace.clone().into());
+    } else {
+        namespace.clear();
+        fields.remove("namespace");
+    }
+    if let Some(path) = path_name {
+        if name.is_empty() {
+            path.clone_into(&mut name);
+            fields.insert("name".into(), name.clone().into());
+        }
+        if path != name {
+            return Err(Status::bad_request(
+                "metadata.name: is not the name in the path",
+            ));
+        }
+    }
+    if name.is_empty() {
+        return Err(Status::invalid(
+            kind,
+            "",
+            "metadata.name",
+            "name or generateName is required",
+        ));
+    }
+    for (field, value) in [("metadata.namespace", &namespace), ("metadata.name", &name)] {
+        let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "-.".contains(c);
+        if value.len() > 253 || !value.chars().all(fits) {
+            return Err(Status::invalid(
+                kind,
+                &name,
+                field,
+                "must be a lowercase RFC 1123 subdomain",
+            ));
+        }
+    }
+    Ok((namespace.into(), name.into()))
+}
+
+fn is_map_of_strings(value: &Value) -> bool {
+    value
+        .as_object()
+        .is_some_and(|map| map.values().all(Value::is_string))
+}
+
+fn carry(to: &mut Value, from: &Value, field: &str) {
+    if let Some(to) = to.as_object_mut() {
+        match from.get(field) {
+            Some(value) => _ = to.insert(field.into(), value.clone()),
+            None => _ = to.remove(field),
+        }
+    }
+}
+
+/// RFC 7386, section 2.
+fn merge(target: &mut Value, patch: &Value) {
+    let Value::Object(patch) = patch else {
+        patch.clone_into(target);
+        return;
+    };
+    if !target.is_object() {
+        *target = json!({});
+    }
+    let Value::Object(target) = target else {
+        return;
+    };
+    for (name, value) in patch.iter().filter(|(name, _)| !name.starts_with('$')) {
+        if value.is_null() {
+            target.remove(name);
+        } else {
+            merge(target.entry(name).or_insert(Value::Null), value);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The cases of RFC 7386, appendix A.
+    #[test]
+    fn merge_patches() {
+        for (target, patch, result) in [
+            (
+                json!({ "a": "b" }),
+                json!({ "a": "c" }),
+                json!({ "a": "c" }),
+            ),
+            (
+                json!({ "a": "b" }),
+                json!({ "b": "c" }),
+                json!({ "a": "b", "b": "c" }),
+            ),
+            (json!({ "a": "b" }), json!({ "a": null }), json!({})),
+            (
+                json!({ "a": ["b"] }),
+                json!({ "a": "c" }),
+                json!({ "a": "c" }),
+            ),
+            (
+                json!({ "a": "c" }),
+                json!({ "a": ["b"] }),
+                json!({ "a": ["b"] }),
+            ),
+            (
+                json!({ "a": { "b": "c" } }),
+                json!({ "a": { "b": "d", "c": null } }),
+                json!({ "a": { "b": "d" } }),
+            ),
+            (
+                json!([1, 2]),
+                json!({ "a": "b", "c": null }),
+                json!({ "a": "b" }),
+            ),
+            (
+                json!({}),
+                json!({ "a": { "bb": { "ccc": null } } }),
+                json!({ "a": { "bb": {} } }),
+            ),
+            (
+                json!({ "a": [1] }),
+                json!({ "$setElementOrder/a": [2], "a": [2] }),
+                json!({ "a": [2] }),
+            ),
+        ] {
+            let mut merged = target.clone();
+            merge(&mut merged, &patch);
+            assert_eq!(merged, result, "{target} with {patch}");
+        }
+    }
+}
