@@ -1,0 +1,1202 @@
+//! What a client sees, over real HTTP.
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    reason = "a test stops at the first surprise"
+)]
+#![allow(
+    clippy::needless_pass_by_value,
+    reason = "json!() stands where it is used"
+)]
+
+mod client;
+
+use std::time::{Duration, Instant};
+
+use apiserver::{Cluster, Kind, Options, Server};
+use client::{Client, connect, json as answer, names, request, version};
+use http_body_util::BodyExt;
+use serde_json::{Value, json};
+
+const SERVICES: &str = "/api/v1/services";
+
+async fn serve(options: Options) -> (Server, Client) {
+    let server = Server::start(options).await.unwrap();
+    let client = Client {
+        address: server.address(),
+    };
+    (server, client)
+}
+
+async fn with_services(all: &[&str]) -> (Server, Client) {
+    let (server, client) = serve(Options::default()).await;
+    for name in all {
+        server.apply(service(name, json!({}))).unwrap();
+    }
+    (server, client)
+}
+
+fn service(name: &str, labels: Value) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Service", "metadata": { "name": name, "labels": labels },
+        "spec": { "ports": [{ "port": 80 }] },
+    })
+}
+
+fn watch(query: &str) -> String {
+    format!("{SERVICES}?watch=true&{query}")
+}
+
+mod list {
+    use super::*;
+
+    #[tokio::test]
+    async fn pages_are_of_one_snapshot() {
+        let (server, client) = with_services(&["a", "b", "c", "d", "e"]).await;
+        let first = client.get(&format!("{SERVICES}?limit=2")).await;
+        assert_eq!(
+            (&first["kind"], &first["apiVersion"]),
+            (&"ServiceList".into(), &"v1".into())
+        );
+        assert_eq!(names(&first), ["a", "b"]);
+        assert_eq!(first["metadata"]["remainingItemCount"], 3);
+        assert_eq!(
+            first["items"][0].get("kind"),
+            None,
+            "items of a list have no kind"
+        );
+
+        server.apply(service("c", json!({ "new": "yes" }))).unwrap();
+        server.apply(service("bb", json!({}))).unwrap();
+        server.delete(Kind::Service, "default", "d").unwrap();
+
+        let on = |page: &Value| {
+            format!(
+                "{SERVICES}?limit=2&continue={}",
+                page["metadata"]["continue"].as_str().unwrap()
+            )
+        };
+        let second = client.get(&on(&first)).await;
+        assert_eq!(names(&second), ["c", "d"]);
+        assert_eq!(
+            second["items"][0]["metadata"].get("labels"),
+            Some(&json!({}))
+        );
+        assert_eq!(version(&second), version(&first));
+        let third = client.get(&on(&second)).await;
+        assert_eq!(names(&third), ["e"]);
+        assert_eq!(
+            (
+                third["metadata"].get("continue"),
+                third["metadata"].get("remainingItemCount")
+            ),
+            (None, None)
+        );
+
+        let now = client.get(SERVICES).await;
+        assert_eq!(names(&now), ["a", "b", "bb", "c", "e"]);
+        assert_eq!(version(&now), version(&first) + 3);
+    }
+
+    #[tokio::test]
+    async fn pages_with_a_selector_do_not_count_what_remains() {
+        let (server, client) = with_services(&["a", "b", "c"]).await;
+        server.apply(service("b", json!({ "tier": "x" }))).unwrap();
+        let first = client
+            .get(&format!("{SERVICES}?limit=1&labelSelector=tier%3Dx"))
+            .await;
+        assert_eq!(names(&first), ["b"]);
+        assert_eq!(first["metadata"].get("remainingItemCount"), None);
+        // Keys remain, whether they match is known only when they are read.
+        let token = first["metadata"]["continue"].as_str().unwrap();
+        let last = client
+            .get(&format!(
+                "{SERVICES}?limit=1&labelSelector=tier%3Dx&continue={token}"
+            ))
+            .await;
+        assert_eq!(
+            (names(&last).len(), last["metadata"].get("continue")),
+            (0, None)
+        );
+    }
+
+    #[tokio::test]
+    async fn an_expired_page_can_go_on_without_consistency() {
+        let (server, client) = with_services(&["a", "b", "c"]).await;
+        let first = client.get(&format!("{SERVICES}?limit=1")).await;
+        server.delete(Kind::Service, "default", "b").unwrap();
+        server.compact();
+        let token = first["metadata"]["continue"].as_str().unwrap();
+        let (code, status) = client
+            .send(
+                "GET",
+                &format!("{SERVICES}?limit=1&continue={token}"),
+                &[],
+                b"",
+            )
+            .await;
+        assert_eq!((code, &status["reason"]), (410, &"Expired".into()));
+        let token = status["metadata"]["continue"].as_str().unwrap();
+        let rest = client
+            .get(&format!("{SERVICES}?limit=1&continue={token}"))
+            .await;
+        assert_eq!(names(&rest), ["c"]);
+        assert_eq!(version(&rest), server.version());
+    }
+
+    #[tokio::test]
+    async fn resource_versions() {
+        let (server, client) = with_services(&["a", "b"]).await;
+        let (then, path) = (server.version(), |query: String| {
+            format!("{SERVICES}?{query}")
+        });
+        server.apply(service("c", json!({}))).unwrap();
+
+        let any = client.get(&path("resourceVersion=0&limit=1".into())).await;
+        assert_eq!(names(&any), ["a", "b", "c"], "the watch cache has no pages");
+        for exactly in ["&resourceVersionMatch=Exact", "&limit=5"] {
+            let list = client
+                .get(&path(format!("resourceVersion={then}{exactly}")))
+                .await;
+            assert_eq!((names(&list), version(&list)), (vec!["a", "b"], then));
+        }
+        for newer in ["", "&resourceVersionMatch=NotOlderThan"] {
+            let list = client
+                .get(&path(format!("resourceVersion={then}{newer}")))
+                .await;
+            assert_eq!(
+                (names(&list), version(&list)),
+                (vec!["a", "b", "c"], then + 1)
+            );
+        }
+        for future in [
+            "",
+            "&resourceVersionMatch=Exact",
+            "&resourceVersionMatch=NotOlderThan",
+        ] {
+            let asked = path(format!("resourceVersion={}{future}", then + 9));
+            let (code, status) = client.send("GET", &asked, &[], b"").await;
+            assert_eq!((code, &status["reason"]), (504, &"Timeout".into()));
+            assert_eq!(
+                status["details"]["causes"][0]["reason"],
+                "ResourceVersionTooLarge"
+            );
+        }
+        let one = format!(
+            "/api/v1/namespaces/default/services/a?resourceVersion={}",
+            then + 9
+        );
+        assert_eq!(client.refused(&one).await.0, 504);
+        for contradiction in [
+            "resourceVersionMatch=Exact",
+            "resourceVersionMatch=Exact&resourceVersion=0",
+            "resourceVersionMatch=Newest&resourceVersion=1",
+            "resourceVersionMatch=NotOlderThan&resourceVersion=1&continue=1/a/b",
+            "sendInitialEvents=true",
+        ] {
+            assert_eq!(
+                client.refused(&path(contradiction.into())).await,
+                (422, "Invalid".into()),
+                "{contradiction}"
+            );
+        }
+        for nonsense in [
+            "resourceVersion=x",
+            "limit=x",
+            "continue=x",
+            "continue=1/a/b&resourceVersion=5",
+        ] {
+            assert_eq!(
+                client.refused(&path(nonsense.into())).await.0,
+                400,
+                "{nonsense}"
+            );
+        }
+        server.compact();
+        let old = path(format!("resourceVersion={then}&resourceVersionMatch=Exact"));
+        assert_eq!(client.refused(&old).await, (410, "Expired".into()));
+    }
+
+    #[tokio::test]
+    async fn selectors_and_namespaces() {
+        let (server, client) = serve(Options::default()).await;
+        assert_eq!(
+            server.apply_yaml(include_str!("data/shop.yaml")).unwrap(),
+            7
+        );
+        for (query, wanted) in [
+            ("labelSelector=tier", vec!["cart", "front", "headless"]),
+            (
+                "labelSelector=tier%20in%20(back,x),!service.kubernetes.io/service-proxy-name",
+                vec!["cart"],
+            ),
+            (
+                "labelSelector=tier!%3Dback",
+                vec!["front", "outside", "vip"],
+            ),
+            (
+                "fieldSelector=spec.clusterIP!%3DNone",
+                vec!["cart", "front", "outside", "vip"],
+            ),
+            ("fieldSelector=metadata.name%3Dcart", vec!["cart"]),
+            ("fieldSelector=metadata.namespace%3Dother", vec!["headless"]),
+        ] {
+            assert_eq!(
+                names(&client.get(&format!("{SERVICES}?{query}")).await),
+                wanted,
+                "{query}"
+            );
+        }
+        assert_eq!(
+            names(&client.get("/api/v1/namespaces/other/services").await),
+            ["headless"]
+        );
+        let slices = "/apis/discovery.k8s.io/v1/endpointslices?labelSelector=kubernetes.io/service-name%3Dcart";
+        assert_eq!(names(&client.get(slices).await), ["cart-1"]);
+        for broken in ["labelSelector=a%20b", "fieldSelector=spec.ports%3D1"] {
+            assert_eq!(
+                client.refused(&format!("{SERVICES}?{broken}")).await,
+                (400, "BadRequest".into())
+            );
+        }
+    }
+
+    #[tokio::test]
+    async fn a_long_list_comes_in_chunks() {
+        let (server, client) = serve(Options::default()).await;
+        let all: Vec<String> = (0..1000)
+            .map(|number| format!("service-{number:04}"))
+            .collect();
+        for name in &all {
+            server.apply(service(name, json!({}))).unwrap();
+        }
+        let mut connection = connect(client.address).await;
+        let response = connection
+            .send_request(request("GET", SERVICES, &[], Vec::new()))
+            .await
+            .unwrap();
+        assert_eq!(response.headers()["transfer-encoding"], "chunked");
+        let (code, list) = answer(response).await;
+        assert_eq!(
+            (code, names(&list)),
+            (200, all.iter().map(String::as_str).collect())
+        );
+    }
+}
+
+mod watching {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_watch_goes_on_from_a_version() {
+        let (server, client) = with_services(&["a"]).await;
+        let then = server.version();
+        server.apply(service("b", json!({}))).unwrap();
+        let mut events = client
+            .watch(&watch(&format!("resourceVersion={then}")))
+            .await;
+        server.apply(service("a", json!({ "new": "yes" }))).unwrap();
+        server.apply(service("a", json!({ "new": "yes" }))).unwrap();
+        server.delete(Kind::Service, "default", "b").unwrap();
+
+        for (number, (what, name)) in [("ADDED", "b"), ("MODIFIED", "a"), ("DELETED", "b")]
+            .into_iter()
+            .enumerate()
+        {
+            let event = events.next().await.unwrap();
+            let object = &event["object"];
+            assert_eq!(
+                (&event["type"], &object["metadata"]["name"]),
+                (&what.into(), &name.into())
+            );
+            assert_eq!(
+                (&object["kind"], &object["apiVersion"]),
+                (&"Service".into(), &"v1".into())
+            );
+            assert_eq!(
+                version(object),
+                then + 1 + number as u64,
+                "a change that changes nothing is none"
+            );
+        }
+    }
+
+    #[tokio::test]
+    async fn objects_come_into_a_selector_and_leave_it() {
+        let (server, client) = with_services(&[]).await;
+        let then = server.version();
+        let mut events = client
+            .watch(&watch(&format!(
+                "resourceVersion={then}&labelSelector=tier%3Dx"
+            )))
+            .await;
+        for labels in [
+            json!({}),
+            json!({ "tier": "x" }),
+            json!({ "tier": "x", "more": "" }),
+            json!({ "tier": "y" }),
+        ] {
+            server.apply(service("a", labels)).unwrap();
+        }
+        server.delete(Kind::Service, "default", "a").unwrap();
+        server.apply(service("b", json!({ "tier": "x" }))).unwrap();
+        server.delete(Kind::Service, "default", "b").unwrap();
+
+        assert_eq!(events.short().await, "ADDED a");
+        assert_eq!(events.short().await, "MODIFIED a");
+        let left = events.next().await.unwrap();
+        assert_eq!(left["type"], "DELETED");
+        assert_eq!(
+            left["object"]["metadata"]["labels"],
+            json!({ "tier": "x", "more": "" }),
+            "as it last was in scope"
+        );
+        assert_eq!(
+            version(&left["object"]),
+            then + 4,
+            "at the version at which it left"
+        );
+        assert_eq!(events.short().await, "ADDED b");
+        assert_eq!(events.short().await, "DELETED b");
+    }
+
+    #[tokio::test]
+    async fn without_a_version_it_begins_with_what_there_is() {
+        let (server, client) = with_services(&["a"]).await;
+        server.apply_yaml("{apiVersion: v1, kind: Service, metadata: {name: x, namespace: other}, spec: {ports: [{port: 1}]}}").unwrap();
+        for version in ["", "resourceVersion=0"] {
+            let path = format!("/api/v1/namespaces/default/services?watch=1&{version}");
+            let mut events = client.watch(&path).await;
+            assert_eq!(events.short().await, "ADDED a");
+            let name = format!("b{}", version.len());
+            server.apply(service(&name, json!({}))).unwrap();
+            assert_eq!(events.short().await, format!("ADDED {name}"));
+            server.delete(Kind::Service, "default", &name).unwrap();
+        }
+    }
+
+    #[tokio::test]
+    async fn bookmarks_tell_the_version_of_everything() {
+        let options = Options {
+            bookmark_interval: Duration::from_millis(50),
+            ..Options::default()
+        };
+        let (server, client) = serve(options).await;
+        let then = server.version();
+        let mut events = client
+            .watch(&watch(&format!(
+                "resourceVersion={then}&allowWatchBookmarks=true"
+            )))
+            .await;
+        server
+            .apply_yaml("{apiVersion: v1, kind: Node, metadata: {name: node1}}")
+            .unwrap();
+        let bookmark = loop {
+            let event = events.next().await.unwrap();
+            assert_eq!(event["type"], "BOOKMARK");
+            if version(&event["object"]) > then {
+                break event;
+            }
+        };
+        assert_eq!(
+            (
+                &bookmark["object"]["kind"],
+                &bookmark["object"]["apiVersion"]
+            ),
+            (&"Service".into(), &"v1".into())
+        );
+        assert_eq!(version(&bookmark["object"]), server.version());
+
+        let mut plain = client
+            .watch(&watch(&format!("resourceVersion={then}&timeoutSeconds=1")))
+            .await;
+        assert_eq!(
+            plain.next().await,
+            None,
+            "who does not ask gets no bookmarks"
+        );
+    }
+
+    #[tokio::test]
+    async fn the_timeout_ends_it_cleanly() {
+        let (server, client) = with_services(&[]).await;
+        let begin = Instant::now();
+        let mut events = client
+            .watch(&watch(&format!(
+                "resourceVersion={}&timeoutSeconds=1",
+                server.version()
+            )))
+            .await;
+        assert_eq!(events.next().await, None);
+        assert!((1.0..5.0).contains(&begin.elapsed().as_secs_f32()));
+    }
+
+    #[tokio::test]
+    async fn a_streamed_list_has_a_marked_end() {
+        let (server, client) = with_services(&["a", "b"]).await;
+        let streamed =
+            "sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true";
+        let mut events = client
+            .watch(&watch(&format!("{streamed}&labelSelector=!none")))
+            .await;
+        assert_eq!(events.short().await, "ADDED a");
+        assert_eq!(events.short().await, "ADDED b");
+        let end = events.next().await.unwrap();
+        assert_eq!(end["type"], "BOOKMARK");
+        assert_eq!(
+            end["object"]["metadata"]["annotations"],
+            json!({ "k8s.io/initial-events-end": "true" })
+        );
+        assert_eq!(version(&end["object"]), server.version());
+        server.apply(service("c", json!({}))).unwrap();
+        assert_eq!(events.short().await, "ADDED c");
+
+        let mut none = client
+            .watch(&watch(
+                "sendInitialEvents=false&resourceVersionMatch=NotOlderThan",
+            ))
+            .await;
+        server.apply(service("d", json!({}))).unwrap();
+        assert_eq!(none.short().await, "ADDED d");
+        for contradiction in [
+            "sendInitialEvents=true",
+            "resourceVersionMatch=NotOlderThan",
+            "continue=1/a/b",
+        ] {
+            assert_eq!(
+                client.refused(&watch(contradiction)).await,
+                (422, "Invalid".into()),
+                "{contradiction}"
+            );
+        }
+        let future = format!("{streamed}&resourceVersion={}", server.version() + 1);
+        assert_eq!(
+            client.refused(&watch(&future)).await,
+            (504, "Timeout".into())
+        );
+    }
+
+    #[tokio::test]
+    async fn an_older_server_has_no_streamed_lists() {
+        let (_server, client) = serve(Options {
+            watch_list: false,
+            ..Options::default()
+        })
+        .await;
+        let streamed = watch("sendInitialEvents=true&resourceVersionMatch=NotOlderThan");
+        assert_eq!(client.refused(&streamed).await, (422, "Invalid".into()));
+    }
+
+    async fn expired(client: &Client, version: u64) {
+        let mut events = client
+            .watch(&watch(&format!("resourceVersion={version}")))
+            .await;
+        let event = events.next().await.unwrap();
+        assert_eq!(
+            (&event["type"], &event["object"]["code"]),
+            (&"ERROR".into(), &410.into())
+        );
+        assert_eq!(event["object"]["reason"], "Expired");
+        assert_eq!(events.next().await, None);
+    }
+
+    #[tokio::test]
+    async fn history_ends_somewhere() {
+        let (server, client) = serve(Options {
+            history: 2,
+            ..Options::default()
+        })
+        .await;
+        let then = server.version();
+        for name in ["a", "b", "c"] {
+            server.apply(service(name, json!({}))).unwrap();
+        }
+        expired(&client, then).await;
+        let mut events = client
+            .watch(&watch(&format!("resourceVersion={}", then + 1)))
+            .await;
+        assert_eq!(events.short().await, "ADDED b");
+        assert_eq!(events.short().await, "ADDED c");
+
+        server.compact();
+        expired(&client, then + 1).await;
+        server.apply(service("d", json!({}))).unwrap();
+        assert_eq!(
+            events.short().await,
+            "ADDED d",
+            "a watch under way lives through a compaction"
+        );
+    }
+
+    #[tokio::test]
+    async fn a_burst_arrives_whole_and_in_order() {
+        let (server, client) = with_services(&[]).await;
+        let mut events = client
+            .watch(&watch(&format!("resourceVersion={}", server.version())))
+            .await;
+        for number in 0..1000 {
+            server
+                .apply(service(&format!("s{number}"), json!({})))
+                .unwrap();
+        }
+        for number in 0..1000 {
+            assert_eq!(events.short().await, format!("ADDED s{number}"));
+        }
+    }
+}
+
+mod writing {
+    use super::*;
+
+    const WEB: &str = "/api/v1/namespaces/default/services/web";
+    const DEFAULT: &str = "/api/v1/namespaces/default/services";
+
+    #[tokio::test]
+    async fn create_read_replace_patch_delete() {
+        let (server, client) = with_services(&[]).await;
+        let before = server.version();
+        let (code, created) = client
+            .write("POST", DEFAULT, &service("web", json!({})))
+            .await;
+        assert_eq!(code, 201);
+        assert_eq!(version(&created), before + 1);
+        assert_eq!(created["metadata"]["namespace"], "default");
+        assert_eq!(created["metadata"]["uid"].as_str().unwrap().len(), 36);
+        assert!(
+            created["metadata"]["creationTimestamp"]
+                .as_str()
+                .unwrap()
+                .ends_with('Z')
+        );
+        assert_eq!(client.get(WEB).await, created);
+
+        let (code, again) = client
+            .write("POST", DEFAULT, &service("web", json!({})))
+            .await;
+        assert_eq!((code, &again["reason"]), (409, &"AlreadyExists".into()));
+        let (code, same) = client.write("PUT", WEB, &created).await;
+        assert_eq!((code, &same), (200, &created));
+        let (_, changed) = client
+            .write("PUT", WEB, &service("web", json!({ "a": "1", "b": "2" })))
+            .await;
+        assert_eq!(version(&changed), before + 2);
+        for kept in [
+            "/metadata/uid",
+            "/metadata/creationTimestamp",
+            "/spec/clusterIP",
+        ] {
+            assert_eq!(changed.pointer(kept), created.pointer(kept), "{kept}");
+        }
+        let (code, conflict) = client.write("PUT", WEB, &created).await;
+        assert_eq!((code, &conflict["reason"]), (409, &"Conflict".into()));
+        let mut moved = changed.clone();
+        moved["spec"]["clusterIP"] = "10.96.7.7".into();
+        moved["spec"]["clusterIPs"] = json!(["10.96.7.7"]);
+        assert_eq!(
+            client.write("PUT", WEB, &moved).await.0,
+            422,
+            "a cluster IP stays"
+        );
+
+        let patch = json!({ "metadata": { "labels": { "a": null, "c": "3" } } });
+        let (code, patched) = client.write("PATCH", WEB, &patch).await;
+        assert_eq!(
+            (code, &patched["metadata"]["labels"]),
+            (200, &json!({ "b": "2", "c": "3" }))
+        );
+
+        let (code, gone) = client.write("DELETE", WEB, &json!({})).await;
+        assert_eq!((code, &gone["status"]), (200, &"Success".into()));
+        assert_eq!(client.refused(WEB).await, (404, "NotFound".into()));
+        for method in ["PUT", "PATCH", "DELETE"] {
+            assert_eq!(
+                client
+                    .write(method, WEB, &service("web", json!({})))
+                    .await
+                    .0,
+                404
+            );
+        }
+    }
+
+    #[tokio::test]
+    async fn status_is_written_apart() {
+        let (_server, client) = with_services(&[]).await;
+        let ingress = |ip: &str| json!({ "loadBalancer": { "ingress": [{ "ip": ip }] } });
+        let mut web = service("web", json!({}));
+        web["spec"]["type"] = "LoadBalancer".into();
+        web["status"] = ingress("203.0.113.1");
+        let (_, created) = client.write("POST", DEFAULT, &web).await;
+        assert_eq!(
+            created["status"],
+            json!({ "loadBalancer": {} }),
+            "what is created has no status yet"
+        );
+
+        let mut update = created.clone();
+        update["status"] = ingress("203.0.113.2");
+        update["spec"]["ports"][0]["port"] = 81.into();
+        let (code, updated) = client.write("PUT", &format!("{WEB}/status"), &update).await;
+        assert_eq!(code, 200);
+        assert_eq!(
+            updated["status"]["loadBalancer"]["ingress"],
+            json!([{ "ip": "203.0.113.2", "ipMode": "VIP" }])
+        );
+        assert_eq!(updated["spec"], created["spec"]);
+        let (_, kept) = client.write("PUT", WEB, &web).await;
+        assert_eq!(kept["status"], updated["status"]);
+        let patch = json!({ "status": { "loadBalancer": { "ingress": null } } });
+        let (_, patched) = client
+            .write("PATCH", &format!("{WEB}/status"), &patch)
+            .await;
+        assert_eq!(patched["status"], json!({ "loadBalancer": {} }));
+        assert_eq!(
+            client
+                .write("DELETE", &format!("{WEB}/status"), &json!({}))
+                .await
+                .0,
+            405
+        );
+    }
+
+    #[tokio::test]
+    async fn endpoint_slices_count_generations() {
+        let (server, client) = serve(Options::default()).await;
+        server.apply_yaml(include_str!("data/shop.yaml")).unwrap();
+        let path = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices/cart-1";
+        for (patch, generation) in [
+            (json!({ "metadata": { "annotations": { "a": "b" } } }), 1),
+            (json!({ "metadata": { "labels": { "a": "b" } } }), 2),
+            (json!({ "endpoints": [] }), 3),
+        ] {
+            let (_, slice) = client.write("PATCH", path, &patch).await;
+            assert_eq!(slice["metadata"]["generation"], generation, "{patch}");
+        }
+    }
+
+    #[tokio::test]
+    async fn what_a_server_fills_in() {
+        let (server, client) = serve(Options {
+            kubernetes_service: true,
+            ..Options::default()
+        })
+        .await;
+        server.apply_yaml(include_str!("data/shop.yaml")).unwrap();
+        let spec = async |namespace: &str, name: &str| {
+            client
+                .get(&format!("/api/v1/namespaces/{namespace}/services/{name}"))
+                .await["spec"]
+                .clone()
+        };
+        assert_eq!(
+            spec("default", "cart").await,
+            json!({
+                "type": "ClusterIP", "selector": { "app": "cart" }, "sessionAffinity": "None",
+                "clusterIP": "10.96.1.0", "clusterIPs": ["10.96.1.0"],
+                "ipFamilies": ["IPv4"], "ipFamilyPolicy": "SingleStack", "internalTrafficPolicy": "Cluster",
+                "ports": [{ "port": 80, "protocol": "TCP", "targetPort": 80 }],
+            }),
+        );
+        assert_eq!(
+            spec("default", "front").await,
+            json!({
+                "type": "LoadBalancer", "selector": { "app": "front" }, "sessionAffinity": "ClientIP",
+                "sessionAffinityConfig": { "clientIP": { "timeoutSeconds": 10800 } },
+                "clusterIP": "10.96.10.10", "clusterIPs": ["10.96.10.10"],
+                "ipFamilies": ["IPv4"], "ipFamilyPolicy": "SingleStack",
+                "internalTrafficPolicy": "Cluster", "externalTrafficPolicy": "Local",
+                "allocateLoadBalancerNodePorts": true, "healthCheckNodePort": 30001,
+                "ports": [
+                    { "name": "http", "port": 80, "protocol": "TCP", "targetPort": "web", "nodePort": 30000 },
+                    { "name": "dns", "port": 53, "protocol": "UDP", "targetPort": 53, "nodePort": 30053 },
+                ],
+            }),
+        );
+        let front = client
+            .get("/api/v1/namespaces/default/services/front")
+            .await;
+        let ingress =
+            json!([{ "ip": "203.0.113.10", "ipMode": "VIP" }, { "hostname": "front.example" }]);
+        assert_eq!(
+            front["status"]["loadBalancer"]["ingress"], ingress,
+            "what is applied in-process keeps its status"
+        );
+        let headless = spec("other", "headless").await;
+        assert_eq!(headless["clusterIPs"], json!(["None"]));
+        assert_eq!(
+            (&headless["ipFamilies"], &headless["ipFamilyPolicy"]),
+            (&json!(["IPv4", "IPv6"]), &"RequireDualStack".into())
+        );
+        assert_eq!(
+            spec("default", "outside").await,
+            json!({ "type": "ExternalName", "externalName": "example.com", "sessionAffinity": "None" }),
+        );
+        assert_eq!(
+            spec("default", "vip").await["externalTrafficPolicy"],
+            "Cluster"
+        );
+        assert_eq!(
+            spec("default", "kubernetes").await["clusterIP"],
+            "10.96.0.1"
+        );
+        assert_eq!(
+            spec("default", "kubernetes").await["ports"][0]["name"],
+            "https"
+        );
+
+        let slice = client
+            .get("/apis/discovery.k8s.io/v1/namespaces/default/endpointslices/cart-1")
+            .await;
+        assert_eq!(
+            slice["ports"],
+            json!([{ "name": "", "port": 8080, "protocol": "TCP" }])
+        );
+        assert_eq!(
+            slice["endpoints"],
+            json!([{ "addresses": ["10.244.1.5"], "nodeName": "node1" }])
+        );
+        let node = client.get("/api/v1/nodes/node1").await;
+        assert_eq!(node["spec"]["podCIDRs"], json!(["10.244.1.0/24"]));
+        assert_eq!(
+            node["metadata"]["labels"]["topology.kubernetes.io/zone"], "on",
+            "quoted is a string"
+        );
+        let cidrs = client.get("/apis/networking.k8s.io/v1/servicecidrs").await;
+        assert_eq!(
+            cidrs["items"][0]["spec"]["cidrs"],
+            json!(["10.96.0.0/12", "fd00:96::/112"])
+        );
+        let namespaces = client.get("/api/v1/namespaces").await;
+        assert!(names(&namespaces).contains(&"kube-system"));
+    }
+
+    #[tokio::test]
+    async fn node_ports_stay_with_their_ports() {
+        let (server, client) = with_services(&[]).await;
+        let typed = |kind: &str| {
+            let mut web = service("web", json!({}));
+            web["spec"]["type"] = kind.into();
+            web
+        };
+        let (_, first) = client.write("POST", DEFAULT, &typed("NodePort")).await;
+        let port = &first["spec"]["ports"][0]["nodePort"];
+        assert!((30000..=32767).contains(&port.as_u64().unwrap()));
+        assert_eq!(
+            &client.write("PUT", WEB, &typed("NodePort")).await.1["spec"]["ports"][0]["nodePort"],
+            port
+        );
+        let (_, plain) = client.write("PUT", WEB, &typed("ClusterIP")).await;
+        assert_eq!(plain["spec"]["ports"][0].get("nodePort"), None);
+
+        // Free again, as is the address of what is deleted.
+        let mut other = typed("NodePort");
+        other["metadata"]["name"] = "other".into();
+        other["spec"]["ports"][0]["nodePort"] = port.clone();
+        assert_eq!(client.write("POST", DEFAULT, &other).await.0, 201);
+        server.delete(Kind::Service, "default", "web").unwrap();
+        let mut heir = service("heir", json!({}));
+        heir["spec"]["clusterIP"] = first["spec"]["clusterIP"].clone();
+        assert_eq!(client.write("POST", DEFAULT, &heir).await.0, 201);
+        heir["metadata"]["name"] = "second".into();
+        let (code, status) = client.write("POST", DEFAULT, &heir).await;
+        assert_eq!(
+            (code, &status["details"]["causes"][0]["field"]),
+            (422, &"spec.clusterIPs[0]".into())
+        );
+    }
+
+    #[tokio::test]
+    async fn to_two_families_and_back() {
+        let (_server, client) = with_services(&["web"]).await;
+        let policy = async |policy: &str| {
+            let patch = json!({ "spec": { "ipFamilyPolicy": policy } });
+            client.write("PATCH", WEB, &patch).await.1["spec"]["clusterIPs"].clone()
+        };
+        assert_eq!(
+            policy("PreferDualStack").await,
+            json!(["10.96.1.0", "fd00:96::100"])
+        );
+        let (_, kept) = client.write("PUT", WEB, &service("web", json!({}))).await;
+        assert_eq!(kept["spec"]["ipFamilyPolicy"], "PreferDualStack");
+        assert_eq!(policy("SingleStack").await, json!(["10.96.1.0"]));
+    }
+
+    #[tokio::test]
+    async fn what_is_wrong_is_named() {
+        let (_server, client) = with_services(&["web"]).await;
+        let mut versioned = service("v", json!({}));
+        versioned["metadata"]["resourceVersion"] = "5".into();
+        let slice = json!({ "kind": "EndpointSlice", "apiVersion": "discovery.k8s.io/v1", "metadata": { "name": "a" } });
+        let slices = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices";
+        for (method, path, body, code, word) in [
+            (
+                "POST",
+                DEFAULT,
+                service("", json!({})),
+                422,
+                "metadata.name",
+            ),
+            (
+                "POST",
+                DEFAULT,
+                json!({ "metadata": { "name": false } }),
+                400,
+                "metadata.name",
+            ),
+            (
+                "POST",
+                DEFAULT,
+                service("A_b", json!({})),
+                422,
+                "metadata.name",
+            ),
+            (
+                "POST",
+                DEFAULT,
+                service("a", json!({ "x": 1 })),
+                400,
+                "metadata.labels",
+            ),
+            ("POST", DEFAULT, versioned, 400, "metadata.resourceVersion"),
+            (
+                "POST",
+                DEFAULT,
+                json!({ "kind": "Pod", "apiVersion": "v1" }),
+                400,
+                "Pod",
+            ),
+            (
+                "POST",
+                DEFAULT,
+                json!({ "kind": "Node", "apiVersion": "v1" }),
+                400,
+                "kind",
+            ),
+            (
+                "POST",
+                DEFAULT,
+                json!({ "metadata": { "name": "a" } }),
+                422,
+                "spec.ports",
+            ),
+            ("POST", DEFAULT, json!([]), 400, "object"),
+            ("POST", slices, slice, 422, "addressType"),
+            ("POST", SERVICES, service("a", json!({})), 405, "POST"),
+            (
+                "PUT",
+                WEB,
+                service("other", json!({})),
+                400,
+                "metadata.name",
+            ),
+            ("DELETE", DEFAULT, json!({}), 405, "DELETE"),
+            (
+                "POST",
+                "/api/v1/namespaces/x/services?dryRun=All",
+                service("a", json!({})),
+                400,
+                "dryRun",
+            ),
+            ("POST", "/api/v1/pods", json!({}), 404, "/api/v1/pods"),
+        ] {
+            let (got, status) = client.write(method, path, &body).await;
+            assert_eq!(got, code, "{method} {path} {body}: {status}");
+            assert!(
+                status["message"].as_str().unwrap().contains(word),
+                "{status}"
+            );
+        }
+        for (content, code) in [
+            ("application/apply-patch+yaml", 415),
+            ("application/strategic-merge-patch+json", 200),
+        ] {
+            assert_eq!(
+                client
+                    .send("PATCH", WEB, &[("content-type", content)], b"{}")
+                    .await
+                    .0,
+                code
+            );
+        }
+        assert_eq!(client.send("POST", DEFAULT, &[], b"{").await.0, 400);
+        assert_eq!(
+            client
+                .send("POST", DEFAULT, &[("content-type", "text/plain")], b"{}")
+                .await
+                .0,
+            415
+        );
+        assert_eq!(
+            client
+                .send("POST", DEFAULT, &[], &vec![b' '; (3 << 20) + 1])
+                .await
+                .0,
+            413
+        );
+    }
+}
+
+#[tokio::test]
+async fn json_where_protobuf_is_preferred() {
+    let (_server, client) = with_services(&["a"]).await;
+    for accept in [
+        "application/vnd.kubernetes.protobuf, */*",
+        "application/json;as=Table;v=v1;g=meta.k8s.io,application/json",
+    ] {
+        let (code, list) = client
+            .send("GET", SERVICES, &[("accept", accept)], b"")
+            .await;
+        assert_eq!((code, names(&list)), (200, vec!["a"]));
+    }
+    let (code, status) = client
+        .send(
+            "GET",
+            SERVICES,
+            &[("accept", "application/vnd.kubernetes.protobuf")],
+            b"",
+        )
+        .await;
+    assert_eq!((code, &status["reason"]), (406, &"NotAcceptable".into()));
+}
+
+#[tokio::test]
+async fn events_are_kept() {
+    let (server, client) = serve(Options::default()).await;
+    let posted = json!({ "metadata": { "generateName": "node1." }, "reason": "Starting", "involvedObject": { "name": "node1" } });
+    let (code, event) = client
+        .write("POST", "/api/v1/namespaces/default/events", &posted)
+        .await;
+    assert_eq!(code, 201);
+    assert_eq!(
+        event["metadata"]["name"].as_str().unwrap().len(),
+        "node1.".len() + 5
+    );
+
+    // Event{metadata: {name: e1, namespace: default}, reason: Synced} in client-go's envelope.
+    let protobuf = b"k8s\0\x0a\x19\x0a\x10events.k8s.io/v1\x12\x05Event\x12\x19\x0a\x0d\x0a\x02e1\x1a\x07default\x3a\x06Synced\x42\0\x1a\0\x22\0";
+    let headers = [
+        ("content-type", "application/vnd.kubernetes.protobuf"),
+        ("accept", "application/vnd.kubernetes.protobuf, */*"),
+    ];
+    let path = "/apis/events.k8s.io/v1/namespaces/default/events";
+    let (code, event) = client.send("POST", path, &headers, protobuf).await;
+    assert_eq!(
+        (code, &event["reason"], &event["kind"]),
+        (201, &"Synced".into(), &"Event".into()),
+        "{event}"
+    );
+    assert_eq!(
+        client
+            .send(
+                "POST",
+                "/api/v1/namespaces/default/services",
+                &headers,
+                protobuf
+            )
+            .await
+            .0,
+        415
+    );
+
+    let reasons: Vec<_> = server
+        .events()
+        .iter()
+        .map(|event| event["reason"].clone())
+        .collect();
+    assert_eq!(reasons, ["Starting", "Synced"]);
+    let selected = client
+        .get("/api/v1/events?fieldSelector=involvedObject.name%3Dnode1,reason%3DStarting")
+        .await;
+    assert_eq!(names(&selected).len(), 1);
+    assert_eq!(
+        names(&client.get("/apis/events.k8s.io/v1/events").await),
+        ["e1"]
+    );
+}
+
+#[tokio::test]
+async fn discovery() {
+    let (_server, client) = serve(Options::default()).await;
+    assert_eq!(client.get("/api").await["versions"], json!(["v1"]));
+    let groups = client.get("/apis").await;
+    let groups: Vec<&str> = groups["groups"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|group| group["name"].as_str().unwrap())
+        .collect();
+    assert_eq!(
+        groups,
+        ["events.k8s.io", "discovery.k8s.io", "networking.k8s.io"]
+    );
+    assert_eq!(
+        client.get("/apis/discovery.k8s.io").await["preferredVersion"]["version"],
+        "v1"
+    );
+    let core = client.get("/api/v1").await;
+    let core: Vec<&str> = core["resources"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|row| row["name"].as_str().unwrap())
+        .collect();
+    assert_eq!(
+        core,
+        [
+            "namespaces",
+            "namespaces/status",
+            "nodes",
+            "nodes/status",
+            "services",
+            "services/status",
+            "events"
+        ]
+    );
+    assert_eq!(
+        client.get("/apis/discovery.k8s.io/v1").await["groupVersion"],
+        "discovery.k8s.io/v1"
+    );
+    assert_eq!(client.get("/version").await["minor"], "36");
+    assert_eq!(client.refused("/apis/batch").await.0, 404);
+    let mut connection = connect(client.address).await;
+    let ready = connection
+        .send_request(request("GET", "/readyz", &[], Vec::new()))
+        .await
+        .unwrap();
+    assert_eq!(ready.into_body().collect().await.unwrap().to_bytes(), "ok");
+}
+
+#[tokio::test]
+async fn one_connection_takes_many_requests_and_all_are_logged() {
+    let (server, client) = with_services(&["a"]).await;
+    let mut connection = connect(client.address).await;
+    for path in ["/version", "/api/v1/services?limit=1"] {
+        let response = connection
+            .send_request(request(
+                "GET",
+                path,
+                &[("user-agent", "test/1")],
+                Vec::new(),
+            ))
+            .await
+            .unwrap();
+        assert_eq!(answer(response).await.0, 200);
+        connection.ready().await.unwrap();
+    }
+    let requests = server.requests();
+    assert_eq!(requests.len(), 2);
+    assert_eq!(
+        (requests[1].method.as_str(), requests[1].path.as_str()),
+        ("GET", SERVICES)
+    );
+    assert_eq!(
+        (requests[1].query.as_str(), requests[1].user_agent.as_str()),
+        ("limit=1", "test/1")
+    );
+}
+
+#[tokio::test]
+async fn a_cluster_outlives_its_server() {
+    let (server, client) = with_services(&["a"]).await;
+    let then = server.version();
+    let events = client
+        .watch(&watch(&format!("resourceVersion={then}")))
+        .await;
+    let cluster: Cluster = server.cluster().clone();
+    let address = server.address();
+    server.stop().await;
+    assert!(events.broken().await);
+    assert!(tokio::net::TcpStream::connect(address).await.is_err());
+
+    cluster.apply(service("b", json!({}))).unwrap();
+    let _server = Server::start_on(
+        cluster,
+        Options {
+            address,
+            ..Options::default()
+        },
+    )
+    .await
+    .unwrap();
+    let mut events = client
+        .watch(&watch(&format!("resourceVersion={then}")))
+        .await;
+    assert_eq!(events.short().await, "ADDED b");
+}
+
+#[test]
+fn a_thread_of_its_own_on_a_given_socket() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let server = Server::spawn(Options {
+        listener: Some(listener),
+        ..Options::default()
+    })
+    .unwrap();
+    assert_eq!(server.address(), address);
+    server.apply(service("a", json!({}))).unwrap();
+    let client = Client { address };
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    runtime.block_on(async {
+        assert_eq!(names(&client.get(SERVICES).await), ["a"]);
+        let mut events = client
+            .watch(&watch(&format!("resourceVersion={}", server.version())))
+            .await;
+        server.apply(service("b", json!({}))).unwrap();
+        assert_eq!(
+            events.short().await,
+            "ADDED b",
+            "an edit from another thread wakes the watch"
+        );
+        drop(server);
+        assert!(events.broken().await);
+    });
+    assert!(std::net::TcpStream::connect(address).is_err());
+}
+
+#[test]
+fn yaml() {
+    let cluster = Cluster::new(&Options::default());
+    assert_eq!(
+        cluster.apply_yaml(include_str!("data/list.yaml")).unwrap(),
+        3
+    );
+    assert_eq!(cluster.list(Kind::Service).len(), 2);
+    assert_eq!(cluster.apply_yaml("").unwrap(), 0);
+    assert!(cluster.get(Kind::Service, "shop", "b").is_some());
+
+    let text = "{apiVersion: v1, kind: Node, metadata: {name: node1, labels: {zone: off}}}";
+    let refused = cluster
+        .apply_yaml(&format!("{}\n---\n{text}", text.replace("off", "'off'")))
+        .unwrap_err();
+    assert_eq!(
+        refused.to_string(),
+        "document 2 (Node node1) is refused",
+        "off is a boolean, as for kubectl"
+    );
+    assert_eq!(
+        cluster.get(Kind::Node, "", "node1").unwrap()["metadata"]["labels"]["zone"],
+        "off"
+    );
+    assert!(matches!(
+        cluster.apply_yaml("a: [").unwrap_err(),
+        apiserver::ApplyError::Yaml(_)
+    ));
+    assert_eq!(
+        cluster
+            .apply(json!({ "kind": "Service" }))
+            .unwrap_err()
+            .code,
+        400
+    );
+    assert_eq!(
+        cluster
+            .delete(Kind::Service, "shop", "zzz")
+            .unwrap_err()
+            .reason,
+        "NotFound"
+    );
+}
