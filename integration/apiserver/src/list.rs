@@ -192,3 +192,23 @@ fn read_token(token: &str) -> Option<(Option<u64>, Key)> {
     };
     Some((version, (namespace.into(), name.into())))
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn tokens_come_back(version: Option<u64>, namespace in "[a-z0-9-]{0,8}", name in "[a-z0-9.-]{1,8}") {
+            let key: Key = (namespace.into(), name.into());
+            prop_assert_eq!(read_token(&token(version, &key)), Some((version, key)));
+        }
+
+        #[test]
+        fn whatever_comes_gets_an_answer(text in "[0-9a-z/.-]{0,16}") {
+            let _ = read_token(&text);
+        }
+    }
+}
