@@ -1,0 +1,246 @@
+//! Who serves cluster traffic, and who local traffic: the rules as a table.
+//!
+//! An endpoint is written `NAME STATE @NODE [for:NODE,…] [zones:ZONE,…]`; states are `ready`, `dying` (serving while terminating),
+//! `dead` (terminating, not serving) and `starting` (neither). We are `n1`, in zone `z1`.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+
+use proxy::{
+    Backends, Endpoint, EndpointPort, EndpointSlice, Event, IpFamily, Model, NamespacedName,
+    NodeFacts, Placement, Protocol, Service, ServicePort, ServiceType, Target,
+};
+
+fn endpoint(text: &str) -> Endpoint {
+    let mut words = text.split_whitespace();
+    let number: u8 = words.next().unwrap().parse().unwrap();
+    let (ready, serving, terminating) = match words.next().unwrap() {
+        "ready" => (true, true, false),
+        "dying" => (false, true, true),
+        "dead" => (false, false, true),
+        "starting" => (false, false, false),
+        other => panic!("no state {other}"),
+    };
+    let mut placement = Placement::default();
+    let names = |list: &str| list.split(',').map(Box::from).collect();
+    for word in words {
+        if let Some(node) = word.strip_prefix('@') {
+            placement.node = Some(node.into());
+        } else if let Some(nodes) = word.strip_prefix("for:") {
+            placement.for_nodes = names(nodes);
+        } else if let Some(zones) = word.strip_prefix("zones:") {
+            placement.for_zones = names(zones);
+        }
+    }
+    Endpoint {
+        address: address(number),
+        ready,
+        serving,
+        terminating,
+        placement: Arc::new(placement),
+    }
+}
+
+fn address(number: u8) -> IpAddr {
+    IpAddr::V4(Ipv4Addr::new(10, 0, 0, number))
+}
+
+fn slice(name: &str, port_name: &str, port: u16, endpoints: &[&str]) -> EndpointSlice {
+    EndpointSlice {
+        name: NamespacedName::new("default", name),
+        service: NamespacedName::new("default", "web"),
+        family: IpFamily::V4,
+        ports: [EndpointPort {
+            name: port_name.into(),
+            protocol: Protocol::Tcp,
+            port,
+        }]
+        .into_iter()
+        .collect(),
+        endpoints: endpoints.iter().map(|text| endpoint(text)).collect(),
+        change_trigger: None,
+    }
+}
+
+fn web() -> Service {
+    Service {
+        name: NamespacedName::new("default", "web"),
+        uid: "".into(),
+        created: None,
+        kind: ServiceType::ClusterIp,
+        cluster_ips: [IpAddr::V4(Ipv4Addr::new(10, 96, 0, 1))]
+            .into_iter()
+            .collect(),
+        external_ips: Vec::new(),
+        ingress_ips: Vec::new(),
+        ports: [ServicePort {
+            name: "".into(),
+            protocol: Protocol::Tcp,
+            port: 80,
+            node_port: None,
+        }]
+        .into_iter()
+        .collect(),
+        affinity_seconds: None,
+        internal_local: false,
+        external_local: false,
+        source_ranges: Vec::new(),
+        health_check_node_port: None,
+    }
+}
+
+fn resolve(service: Service, slices: Vec<EndpointSlice>) -> Backends {
+    let mut node = NodeFacts::new(IpFamily::V4, "n1");
+    node.zone = Some("z1".into());
+    let mut model = Model::new();
+    let (name, port) = (service.name.clone(), service.ports[0].clone());
+    model.apply(Event::ServiceApplied(service));
+    for slice in slices {
+        model.apply(Event::SliceApplied(slice));
+    }
+    Backends::resolve(&model.view(&name).unwrap(), &port, &node)
+}
+
+fn numbers(targets: &[Target]) -> Vec<u8> {
+    targets
+        .iter()
+        .map(|target| (1..=9).find(|n| address(*n) == target.ip).unwrap())
+        .collect()
+}
+
+fn cluster(endpoints: &[&str]) -> Vec<u8> {
+    numbers(&resolve(web(), vec![slice("a", "", 8080, endpoints)]).cluster)
+}
+
+#[test]
+fn cluster_traffic_goes_to_ready_endpoints() {
+    assert_eq!(
+        cluster(&[
+            "1 ready @n1",
+            "2 ready @n2",
+            "3 starting @n2",
+            "4 dying @n2"
+        ]),
+        [1, 2]
+    );
+    assert_eq!(
+        cluster(&["1 dying @n1", "2 dead @n2", "3 starting @n2"]),
+        [1],
+        "none is ready: those that still serve"
+    );
+    assert_eq!(cluster(&["1 dead @n1", "2 starting @n2"]), [0u8; 0]);
+}
+
+#[test]
+fn hints_count_only_if_all_have_them_and_one_is_for_us() {
+    assert_eq!(cluster(&["1 ready zones:z1", "2 ready zones:z2"]), [1]);
+    assert_eq!(
+        cluster(&["1 ready zones:z1,z2", "2 ready zones:z2,z1"]),
+        [1, 2]
+    );
+    assert_eq!(
+        cluster(&["1 ready zones:z1", "2 ready"]),
+        [1, 2],
+        "one has none"
+    );
+    assert_eq!(
+        cluster(&["1 ready zones:z3", "2 ready zones:z2"]),
+        [1, 2],
+        "none is for us"
+    );
+    assert_eq!(
+        cluster(&["1 ready for:n1 zones:z2", "2 ready for:n2 zones:z1"]),
+        [1],
+        "nodes before zones"
+    );
+    assert_eq!(
+        cluster(&["1 ready for:n2 zones:z2", "2 ready for:n2 zones:z1"]),
+        [2],
+        "else zones"
+    );
+    assert_eq!(
+        cluster(&["1 ready zones:z1", "2 starting"]),
+        [1],
+        "only ready ones need hints"
+    );
+    assert_eq!(
+        cluster(&["1 dying zones:z2", "2 dying zones:z1"]),
+        [1, 2],
+        "dying ones are not narrowed"
+    );
+}
+
+#[test]
+fn local_traffic_stays_on_the_node() {
+    let endpoints = ["1 ready @n1", "2 ready @n2", "3 dying @n1"];
+    let local = |service: Service, endpoints: &[&str]| {
+        resolve(service, vec![slice("a", "", 8080, endpoints)])
+    };
+    let internal = || Service {
+        internal_local: true,
+        ..web()
+    };
+    let found = local(internal(), &endpoints);
+    assert_eq!(
+        (numbers(&found.local), numbers(&found.cluster)),
+        (vec![1], vec![]),
+        "nobody asks for the others"
+    );
+    let found = local(internal(), &["2 ready @n2", "3 dying @n1", "4 dead @n1"]);
+    assert_eq!(numbers(&found.local), [3]);
+    let mut reachable = internal();
+    reachable.ports[0].node_port = Some(30080);
+    let found = local(reachable, &["2 ready @n2"]);
+    assert_eq!(
+        (numbers(&found.local), numbers(&found.cluster)),
+        (vec![], vec![2])
+    );
+    let external = Service {
+        external_local: true,
+        external_ips: vec![address(99)],
+        ..web()
+    };
+    let found = local(external, &endpoints);
+    assert_eq!(
+        (numbers(&found.local), numbers(&found.cluster)),
+        (vec![1], vec![1, 2])
+    );
+    let unreachable = Service {
+        external_local: true,
+        ..web()
+    };
+    assert_eq!(
+        numbers(&local(unreachable, &endpoints).local),
+        [0u8; 0],
+        "nothing comes from outside"
+    );
+    let found = local(web(), &endpoints);
+    assert_eq!(
+        (numbers(&found.local), numbers(&found.on_node)),
+        (vec![], vec![1, 3]),
+        "hairpin: whatever the state"
+    );
+}
+
+#[test]
+fn slices_are_merged_by_address_and_port() {
+    let found = resolve(
+        web(),
+        vec![
+            slice("a", "", 8080, &["2 dying @n1", "1 ready @n1"]),
+            slice("b", "", 8080, &["2 ready @n2"]),
+            slice("c", "", 9090, &["1 ready @n1"]),
+            slice("d", "other", 7070, &["5 ready @n1"]),
+            EndpointSlice {
+                family: IpFamily::V6,
+                ..slice("e", "", 8080, &["6 ready @n1"])
+            },
+        ],
+    );
+    let text: Vec<_> = found
+        .cluster
+        .iter()
+        .map(|t| format!("{}:{}", t.ip, t.port))
+        .collect();
+    assert_eq!(text, ["10.0.0.1:8080", "10.0.0.1:9090", "10.0.0.2:8080"]);
+}
