@@ -534,7 +534,7 @@ fn a_removed_endpoint_with_connections_drains_and_returns_with_them() {
         ["10.244.1.5:8080=1"]
     );
     // After that, nothing is due any more.
-    assert!(!world.proxier_due_within(Duration::from_secs(3600)));
+    assert!(!world.proxier_due_within(Duration::from_hours(1)));
 }
 
 #[test]

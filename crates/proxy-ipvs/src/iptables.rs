@@ -1,0 +1,435 @@
+//! The only processes of this mode: `iptables-save` to read the shim back and `iptables-restore` to write it.
+//!
+//! iptables has two backends that do not see each other's rules, and a host's kubelet, CNI and kube-proxy must agree on
+//! one. It is chosen once, at start, for both families, and called by its own name (`iptables-nft-restore`), never by
+//! what the distribution's `iptables` happens to be: in a container that says nothing about the host.
+//!
+//! Not here: what the rules are (`rules.rs`), and anything that costs a process for each rule.
+
+use std::cmp::Reverse;
+use std::fmt::{self, Write as _};
+use std::io;
+use std::path::Path;
+use std::time::Duration;
+
+use proxy::IpFamily;
+
+use crate::program::{Finished, Program};
+
+/// Longest time that a restore may take: 5 s of it is its own wait for the lock of legacy iptables.
+const RESTORE_LIMIT: Duration = Duration::from_secs(10);
+/// A save prints the rules of others, too, of which there may be very many.
+const SAVE_LIMIT: Duration = Duration::from_secs(30);
+/// First version with `iptables-restore -w` and `MASQUERADE --random-fully`.
+const MODERN: [u32; 3] = [1, 6, 2];
+/// Chains by which the kubelet tells which backend it uses (KEP-3178), in table mangle.
+const HINTS: [&str; 2] = [":KUBE-IPTABLES-HINT ", ":KUBE-KUBELET-CANARY "];
+/// Changes nothing, and yet makes the kernel take table nat, a match and a target. Neither a save nor `--test` does: both
+/// succeed with the nft backend on a kernel that cannot do NAT with nftables.
+const PROBE: &str = "*nat\n:KUBE-PROXY-PROBE - [0:0]\n\
+    -A KUBE-PROXY-PROBE -m addrtype --dst-type LOCAL -j MARK --set-xmark 0x0/0x0\n\
+    -F KUBE-PROXY-PROBE\n-X KUBE-PROXY-PROBE\nCOMMIT\n";
+
+/// Which of the kernel's two packet filters iptables writes to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Backend {
+    /// nftables, through `nft_compat`.
+    Nft,
+    /// `ip_tables`.
+    Legacy,
+}
+
+impl Backend {
+    /// Preferred first, as upstream's iptables-wrappers do where nothing speaks for either.
+    const ALL: [Self; 2] = [Self::Nft, Self::Legacy];
+}
+
+impl fmt::Display for Backend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Nft => "nft",
+            Self::Legacy => "legacy",
+        })
+    }
+}
+
+/// Why iptables cannot be used, or did not do what it was to do.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum IptablesError {
+    /// There is no such program.
+    #[error("`{0}` is not here: install the package iptables (in a container: in its image)")]
+    Missing(String),
+    /// No backend that is installed, or the one asked for, can write to this kernel.
+    #[error(
+        "no backend of iptables works here ({0}): load its kernel modules (`modprobe -a iptable_nat iptable_filter`, or `modprobe -a nft_compat nft_chain_nat`) or choose another with --iptables-backend"
+    )]
+    Unusable(String),
+    /// The kernel has no IPv6.
+    #[error(
+        "there is no IPv6 here (no /proc/net/if_inet6): run `modprobe ipv6`, and look for ipv6.disable=1 in /proc/cmdline"
+    )]
+    NoIpv6,
+    /// It could not be started, or read from.
+    #[error("cannot run {program}: {source}")]
+    Run {
+        /// Which program.
+        program: String,
+        /// Why not.
+        source: io::Error,
+    },
+    /// It did not end in time, and was killed.
+    #[error("{program} did not end within {} s and was killed: look at what keeps the machine, or the lock /run/xtables.lock, busy (`fuser -v /run/xtables.lock`)", limit.as_secs())]
+    TimedOut {
+        /// Which program.
+        program: String,
+        /// The time it had.
+        limit: Duration,
+    },
+    /// It said no.
+    #[error("{program} failed: {said}")]
+    Failed {
+        /// Which program.
+        program: String,
+        /// What it said, the line of the input that it names, and the next step.
+        said: String,
+    },
+}
+
+/// The iptables programs of one backend, for both families.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Iptables {
+    backend: Backend,
+    /// Between `iptables` and `-save` in the programs' names.
+    infix: &'static str,
+    is_modern: bool,
+}
+
+impl Iptables {
+    /// Chooses the backend, for the network namespace of the calling thread: the one asked for; else the one that the
+    /// kubelet's hints are in; else the one with `KUBE-*` chains, of whoever; else the one with more rules; else nft. One
+    /// that does not work is not chosen. Starts up to seven processes.
+    pub fn choose(wanted: Option<Backend>) -> Result<Self, IptablesError> {
+        let is_wanted = |found: &Self| wanted.is_none_or(|backend| backend == found.backend);
+        let mut found: Vec<Self> = Backend::ALL
+            .into_iter()
+            .filter_map(Self::named)
+            .filter(is_wanted)
+            .collect();
+        if found.is_empty() {
+            found.extend(Self::plain()?.filter(is_wanted));
+        }
+        if found.is_empty() {
+            let infix = wanted.map_or_else(String::new, |backend| format!("-{backend}"));
+            return Err(IptablesError::Missing(format!("iptables{infix}-restore")));
+        }
+        if found.len() > 1 {
+            found.sort_by_cached_key(|iptables| Reverse(iptables.evidence()));
+        }
+        let mut reasons = Vec::new();
+        for iptables in found {
+            let works = |family| iptables.restore(family, PROBE);
+            match works(IpFamily::V4).or_else(|error| works(IpFamily::V6).map_err(|_| error)) {
+                Ok(()) => return Ok(iptables),
+                Err(error) => reasons.push(error.to_string()),
+            }
+        }
+        Err(IptablesError::Unusable(reasons.join("; ")))
+    }
+
+    /// What was chosen.
+    pub fn backend(&self) -> Backend {
+        self.backend
+    }
+
+    /// Whether it knows `MASQUERADE --random-fully` (1.6.2).
+    pub fn random_fully(&self) -> bool {
+        self.is_modern
+    }
+
+    /// Whether it can write rules of a family here. Starts one process.
+    pub fn check(&self, family: IpFamily) -> Result<(), IptablesError> {
+        if family == IpFamily::V6 && !Path::new("/proc/thread-self/net/if_inet6").exists() {
+            return Err(IptablesError::NoIpv6);
+        }
+        self.restore(family, PROBE)
+    }
+
+    /// All tables in use.
+    pub(crate) fn save(&self, family: IpFamily) -> Result<String, IptablesError> {
+        let program = self.program(family, "save")?;
+        run(&program, &[], "", SAVE_LIMIT).map(|finished| finished.stdout)
+    }
+
+    /// Applies `text` without touching chains that it does not name: each of its tables whole, or not at all.
+    pub(crate) fn restore(&self, family: IpFamily, text: &str) -> Result<(), IptablesError> {
+        let program = self.program(family, "restore")?;
+        let arguments: &[&str] = if self.is_modern {
+            &["-w", "5", "--noflush"]
+        } else {
+            &["--noflush"]
+        };
+        run(&program, arguments, text, RESTORE_LIMIT).map(drop)
+    }
+
+    /// The programs that are named after the backend. These are there since 1.8.
+    fn named(backend: Backend) -> Option<Self> {
+        let iptables = Self {
+            backend,
+            infix: match backend {
+                Backend::Nft => "-nft",
+                Backend::Legacy => "-legacy",
+            },
+            is_modern: true,
+        };
+        let has = |verb| iptables.program(IpFamily::V4, verb).is_ok();
+        (has("save") && has("restore")).then_some(iptables)
+    }
+
+    /// The programs of old, or of a host with only one backend: they tell what they are.
+    fn plain() -> Result<Option<Self>, IptablesError> {
+        let Some(program) = Program::find("iptables-save") else {
+            return Ok(None);
+        };
+        let (version, backend) = version(&run(&program, &["--version"], "", SAVE_LIMIT)?.stdout);
+        Ok(Some(Self {
+            backend,
+            infix: "",
+            is_modern: version >= MODERN,
+        }))
+    }
+
+    fn program(&self, family: IpFamily, verb: &str) -> Result<Program, IptablesError> {
+        let stem = match family {
+            IpFamily::V4 => "iptables",
+            IpFamily::V6 => "ip6tables",
+        };
+        let name = format!("{stem}{}-{verb}", self.infix);
+        Program::find(&name).ok_or(IptablesError::Missing(name))
+    }
+
+    fn evidence(&self) -> Evidence {
+        let mut evidence = Evidence::default();
+        for saved in IpFamily::ALL
+            .iter()
+            .filter_map(|family| self.save(*family).ok())
+        {
+            evidence.add(&saved);
+        }
+        evidence
+    }
+}
+
+/// What speaks for a backend, the strongest first.
+#[derive(Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+struct Evidence {
+    has_hint: bool,
+    has_chains: bool,
+    rules: usize,
+}
+
+impl Evidence {
+    fn add(&mut self, saved: &str) {
+        for line in saved.lines() {
+            self.has_hint |= HINTS.iter().any(|hint| line.starts_with(hint));
+            self.has_chains |= line.starts_with(":KUBE-");
+            self.rules += usize::from(line.starts_with("-A "));
+        }
+    }
+}
+
+/// Reads `iptables-save v1.8.9 (nf_tables)`. Before 1.8 there was only legacy, and nothing in parentheses.
+fn version(text: &str) -> ([u32; 3], Backend) {
+    let number = text
+        .split_whitespace()
+        .find_map(|word| word.strip_prefix('v'));
+    let mut version = [0; 3];
+    for (part, text) in version
+        .iter_mut()
+        .zip(number.unwrap_or_default().split('.'))
+    {
+        *part = text.parse().unwrap_or(0);
+    }
+    let is_nft = text.contains("(nf_tables)");
+    (
+        version,
+        if is_nft {
+            Backend::Nft
+        } else {
+            Backend::Legacy
+        },
+    )
+}
+
+fn run(
+    program: &Program,
+    arguments: &[&str],
+    input: &str,
+    limit: Duration,
+) -> Result<Finished, IptablesError> {
+    let name = || {
+        let name = program.path().file_name().unwrap_or_default();
+        name.to_string_lossy().into_owned()
+    };
+    match program.run(arguments, input, limit) {
+        Ok(finished) if finished.status.success() => Ok(finished),
+        Ok(finished) => Err(IptablesError::Failed {
+            program: name(),
+            said: match explain(&finished.stderr, input) {
+                said if said.is_empty() => finished.status.to_string(),
+                said => said,
+            },
+        }),
+        Err(error) if error.kind() == io::ErrorKind::TimedOut => Err(IptablesError::TimedOut {
+            program: name(),
+            limit,
+        }),
+        Err(source) => Err(IptablesError::Run {
+            program: name(),
+            source,
+        }),
+    }
+}
+
+/// What iptables said, made readable: its first lines, the input line that it blames, and what to do.
+fn explain(stderr: &str, input: &str) -> String {
+    let lines = stderr.lines().map(str::trim).filter(|line| {
+        !(line.is_empty()
+            || line.starts_with("Try `")
+            || line.starts_with("Error occurred at line"))
+    });
+    let mut said = lines.take(4).collect::<Vec<_>>().join("; ");
+    let blamed = stderr
+        .match_indices("line")
+        .filter_map(|(at, word)| stderr.get(at + word.len()..))
+        .find_map(|rest| {
+            let rest = rest.trim_start_matches([':', ' ']);
+            let digits = rest
+                .find(|c: char| !c.is_ascii_digit())
+                .unwrap_or(rest.len());
+            rest.get(..digits)?.parse::<usize>().ok()
+        })
+        .and_then(|number| Some((number, input.lines().nth(number.checked_sub(1)?)?)));
+    if let Some((number, line)) = blamed {
+        let _ = write!(said, "; line {number} is `{line}`");
+    }
+    let next = if said.contains("xtables lock")
+        || said.contains("xtables.lock") && said.contains("unavailable")
+    {
+        "find who holds the lock (`fuser -v /run/xtables.lock`); it will be tried again"
+    } else if said.contains("ermission denied") || said.contains("must be root") {
+        "run as root, or with CAP_NET_ADMIN and CAP_NET_RAW and a writable /run/xtables.lock"
+    } else if said.contains("Set ") && said.contains("exist") {
+        "see why the set could not be made; the rules will be tried again"
+    } else if blamed.is_some_and(|(_, line)| line == "COMMIT")
+        || [
+            "initialize table",
+            "missing kernel module",
+            "TABLE_ADD",
+            "RULE_APPEND",
+            "Couldn't load",
+        ]
+        .iter()
+        .any(|sign| said.contains(sign))
+    {
+        "a kernel module that the rules need may be missing: see `dmesg`, and run `modprobe -a xt_set xt_comment xt_mark \
+         xt_addrtype xt_conntrack xt_physdev xt_ipvs xt_MASQUERADE` and the modules of the backend"
+    } else {
+        return said;
+    };
+    let _ = write!(said, "; {next}");
+    said
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_tell_backend_and_age() {
+        let read = |text| version(text);
+        assert_eq!(
+            read("iptables-save v1.8.9 (legacy)\n"),
+            ([1, 8, 9], Backend::Legacy)
+        );
+        assert_eq!(
+            read("iptables-nft-save v1.8.9 (nf_tables)\n"),
+            ([1, 8, 9], Backend::Nft)
+        );
+        assert_eq!(read("iptables-save v1.6.1\n"), ([1, 6, 1], Backend::Legacy));
+        assert_eq!(read("iptables-save v1.10\n"), ([1, 10, 0], Backend::Legacy));
+        assert_eq!(read("nonsense"), ([0, 0, 0], Backend::Legacy));
+        assert!(
+            read("v1.6.1").0 < MODERN && read("v1.6.2").0 >= MODERN && read("v2.0").0 >= MODERN
+        );
+    }
+
+    #[test]
+    fn hints_count_more_than_chains_and_chains_more_than_rules() {
+        let of = |saved: &str| {
+            let mut evidence = Evidence::default();
+            evidence.add(saved);
+            evidence
+        };
+        let hint = of("*mangle\n:PREROUTING ACCEPT [0:0]\n:KUBE-KUBELET-CANARY - [0:0]\nCOMMIT\n");
+        let chains = of("*nat\n:KUBE-SERVICES - [0:0]\n-A KUBE-SERVICES -j RETURN\nCOMMIT\n");
+        let rules = of(
+            "*filter\n:INPUT DROP [1:2]\n-A INPUT -j ACCEPT\n-A INPUT -j KUBE-SERVICES\nCOMMIT\n",
+        );
+        let nothing =
+            of("# Warning: iptables-legacy tables present, use iptables-legacy-save to see them\n");
+        assert!(hint > chains && chains > rules && rules > nothing);
+        assert!(!of(":KUBE-IPTABLES-HINTS - [0:0]").has_hint);
+        assert_eq!(nothing, Evidence::default());
+    }
+
+    // What iptables 1.8.9 really says, on Linux 6.1.
+
+    const INPUT: &str =
+        "*nat\n:KUBE-X - [0:0]\n-A KUBE-X -m set --match-set NOPE dst -j RETURN\nCOMMIT\n";
+
+    #[test]
+    fn the_line_that_iptables_blames_is_shown() {
+        let said = explain(
+            "iptables-restore v1.8.9 (legacy): Set NOPE doesn't exist.\n\nError occurred at line: 3\n\
+             Try `iptables-restore -h' or 'iptables-restore --help' for more information.\n",
+            INPUT,
+        );
+        assert_eq!(
+            said,
+            "iptables-restore v1.8.9 (legacy): Set NOPE doesn't exist.; line 3 is `-A KUBE-X -m set --match-set NOPE dst \
+             -j RETURN`; see why the set could not be made; the rules will be tried again"
+        );
+    }
+
+    #[test]
+    fn missing_modules_are_suspected_where_the_kernel_refuses_a_table() {
+        for stderr in [
+            "Warning: Extension physdev revision 0 not supported, missing kernel module?\niptables-restore: line 4 failed\n",
+            "iptables-restore v1.8.9 (legacy): iptables-restore: unable to initialize table 'nat'\nError occurred at line: 1\n",
+            "iptables-nft-restore v1.8.9 (nf_tables): \nline 2: TABLE_ADD failed (Operation not supported): table nat\n\
+             line 2: CHAIN_USER_ADD failed (No such file or directory): chain KUBE-X\n",
+        ] {
+            let said = explain(stderr, INPUT);
+            assert!(said.contains("modprobe -a xt_set"), "{said}");
+            assert!(said.contains("; line "), "{said}");
+        }
+    }
+
+    #[test]
+    fn other_refusals_have_their_own_next_step() {
+        let lock = "Can't lock /run/xtables.lock: Resource temporarily unavailable\n\
+             Another app is currently holding the xtables lock. Stopped waiting after 5s.\n";
+        assert!(explain(lock, INPUT).contains("fuser"));
+        let rights = "Fatal: can't open lock file /run/xtables.lock: Permission denied\n";
+        assert!(explain(rights, INPUT).contains("CAP_NET_RAW"));
+        assert_eq!(explain("no reason\n", INPUT), "no reason");
+        assert_eq!(
+            explain("line 99999999999999999999 line 0 line", INPUT)
+                .matches(" is `")
+                .count(),
+            0
+        );
+        assert_eq!(explain("", ""), "");
+    }
+}

@@ -1,0 +1,257 @@
+//! The real kernel: IPVS, ipset and rtnetlink for one IP family, and iptables for the shim.
+//!
+//! ```text
+//!   NetlinkKernel ─┬─ Servers ── generic netlink ── virtual servers and destinations
+//!                  ├─ Sets ───── nfnetlink ──────── the KUBE-* sets
+//!                  ├─ Addresses ─ rtnetlink ─────── kube-ipvs0, its addresses, those of other interfaces
+//!                  └─ Iptables ── processes ─────── the shim
+//! ```
+//!
+//! Its calls block for as long as the kernel works, so it lives on a thread of its own ([`netlink_batch::Worker`]), and in
+//! the network namespace of the thread that opened it. Consecutive writes of one kind go to the kernel together. Every
+//! refusal becomes a sentence with a next step: error numbers mean different things from write to write, and those used here
+//! were seen on Linux 6.1.
+
+mod addresses;
+mod reason;
+mod servers;
+mod sets;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use ipvs_netlink::Ipvs;
+use proxy::{IpFamily, Target};
+
+use crate::iptables::{Iptables, IptablesError};
+use crate::kernel::{Kernel, KernelError, Snapshot};
+use crate::plan::{Op, Outcome, Plan};
+use crate::program::Program;
+use crate::rules::Rules;
+use crate::server::VirtualServerKey;
+use addresses::Addresses;
+use reason::refused;
+use servers::Servers;
+use sets::Sets;
+
+/// Time for `modprobe ip_vs`.
+const MODPROBE_LIMIT: Duration = Duration::from_secs(30);
+
+/// The kernel, for one IP family.
+#[derive(Debug)]
+pub struct NetlinkKernel {
+    family: IpFamily,
+    iptables: Iptables,
+    sockets: Sockets,
+}
+
+#[derive(Debug)]
+struct Sockets {
+    servers: Servers,
+    sets: Sets,
+    addresses: Addresses,
+}
+
+/// This machine cannot carry the IPVS mode. Says what is missing, and the next step.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// The kernel has no IPVS, and it could not be loaded.
+    #[error(
+        "cannot use IPVS: this kernel offers none and has not loaded it; {tried}. Run `modprobe ip_vs` on the host, or boot a kernel with CONFIG_IP_VS"
+    )]
+    NoIpvs {
+        /// What became of `modprobe ip_vs`.
+        tried: String,
+    },
+    /// IPVS cannot be used.
+    #[error("cannot use IPVS: {0}")]
+    Ipvs(#[source] ipvs_netlink::Error),
+    /// ipset cannot be used: missing, or without `CAP_NET_ADMIN`.
+    #[error("cannot use ipset: {0}")]
+    Ipset(#[source] ipset_netlink::Error),
+    /// Links and addresses cannot be read.
+    #[error("cannot use rtnetlink: {0}")]
+    Route(#[source] netlink_batch::Error),
+    /// iptables cannot write rules of this family.
+    #[error("cannot use iptables: {0}")]
+    Iptables(#[from] IptablesError),
+}
+
+impl NetlinkKernel {
+    /// Opens the sockets and looks whether all that is needed is there. IPVS is brought in by asking for it and, where the
+    /// kernel does not load it so, by one `modprobe ip_vs`.
+    pub fn open(family: IpFamily, iptables: Iptables) -> Result<Self, OpenError> {
+        let sockets = match Sockets::open(family) {
+            Err(OpenError::NoIpvs { .. }) => {
+                let tried = modprobe_ip_vs();
+                Sockets::open(family).map_err(|error| match error {
+                    OpenError::NoIpvs { .. } => OpenError::NoIpvs { tried },
+                    error => error,
+                })
+            }
+            sockets => sockets,
+        }?;
+        iptables.check(family)?;
+        Ok(Self {
+            family,
+            iptables,
+            sockets,
+        })
+    }
+
+    /// Sets how long IPVS keeps idle connections (`ipvsadm --set`), for both families of the network namespace. Whole
+    /// seconds; zero leaves a time-out as it is.
+    pub fn set_timeouts(
+        &mut self,
+        tcp: Duration,
+        tcp_fin: Duration,
+        udp: Duration,
+    ) -> Result<(), ipvs_netlink::Error> {
+        self.sockets.servers.set_timeouts(tcp, tcp_fin, udp)
+    }
+
+    fn apply_run(&mut self, kind: Kind, run: &[Op]) -> Vec<Outcome> {
+        match kind {
+            Kind::Link => run
+                .iter()
+                .map(|_| self.sockets.addresses.create_link())
+                .collect(),
+            Kind::Set => run.iter().map(|op| self.sockets.sets.create(op)).collect(),
+            Kind::Member => self.sockets.sets.apply(run),
+            Kind::Rules => run.iter().map(|op| self.write_rules(op)).collect(),
+            Kind::Server => self.sockets.servers.apply(run),
+            Kind::Address => self.sockets.addresses.apply(run),
+        }
+    }
+
+    fn write_rules(&self, op: &Op) -> Outcome {
+        let Op::WriteRules { wanted, installed } = op else {
+            return Outcome::Unknown;
+        };
+        match self
+            .iptables
+            .restore(self.family, &wanted.restore_text(installed))
+        {
+            Ok(()) => Outcome::Done,
+            Err(error) => refused(error.to_string()),
+        }
+    }
+}
+
+impl Sockets {
+    fn open(family: IpFamily) -> Result<Self, OpenError> {
+        let ipvs = Ipvs::open().map_err(|error| match error {
+            ipvs_netlink::Error::FamilyMissing => OpenError::NoIpvs {
+                tried: "`modprobe` is only tried at start".to_owned(),
+            },
+            error => OpenError::Ipvs(error),
+        })?;
+        Ok(Self {
+            servers: Servers::new(ipvs, family),
+            sets: Sets::open(family).map_err(OpenError::Ipset)?,
+            addresses: Addresses::open(family).map_err(OpenError::Route)?,
+        })
+    }
+}
+
+/// What was tried, and how it ended.
+fn modprobe_ip_vs() -> String {
+    let Some(modprobe) = Program::find("modprobe") else {
+        return "there is no `modprobe` here".to_owned();
+    };
+    match modprobe.run(&["ip_vs"], "", MODPROBE_LIMIT) {
+        Ok(finished) if finished.status.success() => "`modprobe ip_vs` did not help".to_owned(),
+        Ok(finished) => format!("`modprobe ip_vs` said: {}", finished.stderr.trim()),
+        Err(error) => format!("`modprobe ip_vs` could not be run: {error}"),
+    }
+}
+
+/// Which writes may go to the kernel together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Link,
+    Set,
+    Member,
+    Rules,
+    Server,
+    Address,
+}
+
+impl Kind {
+    fn of(op: &Op) -> Self {
+        match op {
+            Op::CreateLink => Self::Link,
+            Op::CreateSet(..) => Self::Set,
+            Op::AddMember(..) | Op::RemoveMember(..) => Self::Member,
+            Op::WriteRules { .. } => Self::Rules,
+            Op::AddServer(..)
+            | Op::SetServer(..)
+            | Op::RemoveServer(..)
+            | Op::AddDestination(..)
+            | Op::SetDestination(..)
+            | Op::RemoveDestination(..) => Self::Server,
+            Op::BindAddress(_) | Op::UnbindAddress(_) => Self::Address,
+        }
+    }
+}
+
+impl Kernel for NetlinkKernel {
+    fn dump(&mut self, with_rules: bool) -> Result<Snapshot, KernelError> {
+        // New sockets: a module that was reloaded meanwhile has another number, and a socket that failed is not used again.
+        self.sockets = Sockets::open(self.family).map_err(|error| match error {
+            OpenError::Ipset(error) => unreadable("the ipsets", &error),
+            OpenError::Route(error) => unreadable("the addresses of this node", &error),
+            error => unreadable("the virtual servers", &error),
+        })?;
+        let Sockets {
+            servers,
+            sets,
+            addresses,
+        } = &mut self.sockets;
+        let found = addresses
+            .dump()
+            .map_err(|error| unreadable("the addresses of this node", &error))?;
+        Ok(Snapshot {
+            has_link: found.has_link,
+            bound: found.bound,
+            interface_addresses: found.others,
+            sets: sets
+                .dump()
+                .map_err(|error| unreadable("the ipsets", &error))?,
+            servers: servers
+                .dump()
+                .map_err(|error| unreadable("the virtual servers", &error))?,
+            rules: with_rules
+                .then(|| self.iptables.save(self.family))
+                .transpose()
+                .map_err(|error| unreadable("the iptables rules", &error))?
+                .map(|saved| Rules::parse(&saved)),
+        })
+    }
+
+    fn apply(&mut self, plan: &Plan) -> Vec<Outcome> {
+        plan.ops
+            .chunk_by(|one, next| Kind::of(one) == Kind::of(next))
+            .filter_map(|run| Some((Kind::of(run.first()?), run)))
+            .flat_map(|(kind, run)| self.apply_run(kind, run))
+            .collect()
+    }
+
+    fn connections(
+        &mut self,
+        keys: &[VirtualServerKey],
+    ) -> Result<BTreeMap<VirtualServerKey, BTreeMap<Target, u32>>, KernelError> {
+        self.sockets
+            .servers
+            .connections(keys)
+            .map_err(|error| unreadable("the connections of virtual servers", &error))
+    }
+}
+
+fn unreadable(what: &'static str, error: &dyn std::error::Error) -> KernelError {
+    KernelError {
+        what,
+        reason: error.to_string(),
+    }
+}

@@ -1,0 +1,369 @@
+//! The link `kube-ipvs0` and the addresses of this node, over rtnetlink.
+//!
+//! The link is a dummy that is never set up: an address on it is local to this node all the same, and is announced to nobody.
+//! A link of that name but another kind is taken as it is, as upstream does.
+//!
+//! Source: `include/uapi/linux/rtnetlink.h`, `if_link.h`, `if_addr.h`; `net/ipv4/devinet.c`, `net/ipv6/addrconf.c`.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use netlink_batch::{
+    Attributes, Batch, Connection, Error, Malformed, NLM_F_CREATE, NLM_F_EXCL, Protocol, Refusal,
+    Reply,
+};
+use proxy::IpFamily;
+
+use super::reason::{refused, said, surprise, unsent};
+use crate::plan::{Op, Outcome};
+
+const LINK: &str = "kube-ipvs0";
+
+const RTM_NEWLINK: u16 = 16;
+const RTM_GETLINK: u16 = 18;
+const RTM_NEWADDR: u16 = 20;
+const RTM_DELADDR: u16 = 21;
+const RTM_GETADDR: u16 = 22;
+
+/// `struct ifinfomsg`
+const IFINFOMSG: usize = 16;
+const IFLA_IFNAME: u16 = 3;
+const IFLA_LINKINFO: u16 = 18;
+const IFLA_INFO_KIND: u16 = 1;
+
+/// `struct ifaddrmsg`
+const IFADDRMSG: usize = 8;
+const IFA_ADDRESS: u16 = 1;
+const IFA_LOCAL: u16 = 2;
+/// Nobody else can be asked on a link that is down, and each question would be a job for the kernel's work queue.
+const IFA_F_NODAD: u8 = 0x02;
+const IFA_F_PERMANENT: u8 = 0x80;
+
+/// Links and addresses of one family.
+#[derive(Debug)]
+pub(super) struct Addresses {
+    connection: Connection,
+    family: IpFamily,
+    /// Addresses on the link that have another prefix length than this proxy gives: to remove one its own must be named.
+    foreign_prefixes: BTreeMap<IpAddr, u8>,
+}
+
+/// What a dump found, without loopback and IPv6 link-local addresses.
+#[derive(Debug)]
+pub(super) struct Found {
+    pub(super) has_link: bool,
+    /// On the link.
+    pub(super) bound: BTreeSet<IpAddr>,
+    /// On every other interface.
+    pub(super) others: BTreeSet<IpAddr>,
+}
+
+/// One answer to `RTM_GETADDR`.
+struct Held {
+    index: u32,
+    prefix: u8,
+    address: IpAddr,
+}
+
+impl Addresses {
+    pub(super) fn open(family: IpFamily) -> Result<Self, Error> {
+        Ok(Self {
+            connection: Connection::open(Protocol::Route)?,
+            family,
+            foreign_prefixes: BTreeMap::new(),
+        })
+    }
+
+    pub(super) fn dump(&mut self) -> Result<Found, Error> {
+        let link = self.link()?;
+        let header = ifaddrmsg(self.family, 0, 0, 0);
+        let dump = self
+            .connection
+            .dump(RTM_GETADDR, 0, |message| message.bytes(&header))?;
+        let mut found = Found {
+            has_link: link.is_some(),
+            bound: BTreeSet::new(),
+            others: BTreeSet::new(),
+        };
+        self.foreign_prefixes.clear();
+        for (_, payload) in dump.iter() {
+            let Some(held) = Held::decode(payload)? else {
+                continue;
+            };
+            if !counts(held.address) || IpFamily::of(held.address) != self.family {
+                continue;
+            }
+            if Some(held.index) != link {
+                found.others.insert(held.address);
+                continue;
+            }
+            if held.prefix != full_prefix(held.address) {
+                self.foreign_prefixes.insert(held.address, held.prefix);
+            }
+            found.bound.insert(held.address);
+        }
+        Ok(found)
+    }
+
+    pub(super) fn create_link(&mut self) -> Outcome {
+        let mut batch = Batch::new();
+        batch.push(RTM_NEWLINK, NLM_F_CREATE | NLM_F_EXCL, |message| {
+            message.bytes(&[0; IFINFOMSG]);
+            message.attr_str(IFLA_IFNAME, LINK);
+            message.nest(IFLA_LINKINFO, |info| info.attr_str(IFLA_INFO_KIND, "dummy"));
+        });
+        let refusal = match self
+            .connection
+            .execute(&batch)
+            .map(|mut replies| replies.pop())
+        {
+            Ok(Some(Reply::Refused(refusal))) => refusal,
+            Ok(Some(Reply::Done)) => return Outcome::Done,
+            Ok(Some(Reply::Unknown) | None) => return Outcome::Unknown,
+            Err(error) => return unsent(&error),
+        };
+        match refusal.errno {
+            libc::EEXIST => Outcome::Done,
+            libc::EOPNOTSUPP => refused(said(
+                &refusal,
+                "the kernel has no dummy links: run `modprobe dummy` on the host (CONFIG_DUMMY)",
+            )),
+            _ => refused(said(
+                &refusal,
+                "try `ip link add kube-ipvs0 type dummy` by hand",
+            )),
+        }
+    }
+
+    /// Binds and unbinds.
+    pub(super) fn apply(&mut self, run: &[Op]) -> Vec<Outcome> {
+        let index = match self.link() {
+            Ok(Some(index)) => index,
+            Ok(None) => return run.iter().map(without_link).collect(),
+            Err(error) => return run.iter().map(|_| unsent(&error)).collect(),
+        };
+        let mut batch = Batch::new();
+        for op in run {
+            match op {
+                Op::BindAddress(address) => {
+                    let flags = match address {
+                        IpAddr::V4(_) => IFA_F_PERMANENT,
+                        IpAddr::V6(_) => IFA_F_PERMANENT | IFA_F_NODAD,
+                    };
+                    let prefix = full_prefix(*address);
+                    push(&mut batch, RTM_NEWADDR, *address, prefix, flags, index);
+                }
+                Op::UnbindAddress(address) => {
+                    let foreign = self.foreign_prefixes.get(address).copied();
+                    let prefix = foreign.unwrap_or_else(|| full_prefix(*address));
+                    push(&mut batch, RTM_DELADDR, *address, prefix, 0, index);
+                }
+                _ => {}
+            }
+        }
+        match self.connection.execute(&batch) {
+            Ok(replies) => run
+                .iter()
+                .zip(replies)
+                .map(|(op, reply)| outcome(op, reply))
+                .collect(),
+            Err(error) => run.iter().map(|_| unsent(&error)).collect(),
+        }
+    }
+
+    /// The number of the link, if it exists.
+    fn link(&mut self) -> Result<Option<u32>, Error> {
+        let answer = self.connection.request(RTM_GETLINK, 0, |message| {
+            message.bytes(&[0; IFINFOMSG]);
+            message.attr_str(IFLA_IFNAME, LINK);
+        });
+        let answer = match answer {
+            Err(Error::Refused(Refusal {
+                errno: libc::ENODEV,
+                ..
+            })) => return Ok(None),
+            answer => answer?,
+        };
+        let index = answer.iter().next().map(|(_, payload)| match payload {
+            [_, _, _, _, index @ ..] => word(index),
+            _ => None,
+        });
+        match index {
+            Some(Some(index)) => Ok(Some(index)),
+            Some(None) => Err(short(IFINFOMSG, 0).into()),
+            None => Err(Error::LostReply),
+        }
+    }
+}
+
+impl Held {
+    fn decode(payload: &[u8]) -> Result<Option<Self>, Malformed> {
+        let [_, prefix, _, _, index @ ..] = payload else {
+            return Err(short(IFADDRMSG, payload.len()));
+        };
+        let index = word(index).ok_or_else(|| short(IFADDRMSG, payload.len()))?;
+        let (mut local, mut address) = (None, None);
+        for attribute in Attributes::after(IFADDRMSG, payload)? {
+            let attribute = attribute?;
+            let ip = || match attribute.payload.len() {
+                4 => attribute.array::<4>().map(IpAddr::from),
+                _ => attribute.array::<16>().map(IpAddr::from),
+            };
+            match attribute.kind {
+                IFA_LOCAL => local = Some(ip()?),
+                IFA_ADDRESS => address = Some(ip()?),
+                _ => {}
+            }
+        }
+        // Between two points IFA_ADDRESS is the other end's; without another end IPv6 has no IFA_LOCAL.
+        Ok(local.or(address).map(|address| Self {
+            index,
+            prefix: *prefix,
+            address,
+        }))
+    }
+}
+
+fn push(batch: &mut Batch, kind: u16, address: IpAddr, prefix: u8, flags: u8, index: u32) {
+    // NLM_F_EXCL's bit means NLM_F_BULK in a removal.
+    let request = if kind == RTM_NEWADDR {
+        NLM_F_CREATE | NLM_F_EXCL
+    } else {
+        0
+    };
+    batch.push(kind, request, |message| {
+        message.bytes(&ifaddrmsg(IpFamily::of(address), prefix, flags, index));
+        for attribute in [IFA_LOCAL, IFA_ADDRESS] {
+            match address {
+                IpAddr::V4(v4) => message.attr(attribute, &v4.octets()),
+                IpAddr::V6(v6) => message.attr(attribute, &v6.octets()),
+            }
+        }
+    });
+}
+
+fn ifaddrmsg(family: IpFamily, prefix: u8, flags: u8, index: u32) -> [u8; IFADDRMSG] {
+    let family = match family {
+        IpFamily::V4 => 2,
+        IpFamily::V6 => 10,
+    };
+    let [a, b, c, d] = index.to_ne_bytes();
+    [family, prefix, flags, 0, a, b, c, d]
+}
+
+fn outcome(op: &Op, reply: Reply) -> Outcome {
+    let refusal = match reply {
+        Reply::Done => return Outcome::Done,
+        Reply::Unknown => return Outcome::Unknown,
+        Reply::Refused(refusal) => refusal,
+    };
+    match (op, refusal.errno) {
+        (Op::BindAddress(_), libc::EEXIST)
+        | (Op::UnbindAddress(_), libc::EADDRNOTAVAIL | libc::ENODEV) => Outcome::Done,
+        (_, libc::ENODEV) => surprise(said(
+            &refusal,
+            "the link kube-ipvs0 is gone; it is made again",
+        )),
+        (Op::BindAddress(IpAddr::V6(_)), libc::EACCES) => refused(said(
+            &refusal,
+            "run `sysctl -w net.ipv6.conf.kube-ipvs0.disable_ipv6=0`, and look where it is set to 1 (/etc/sysctl.d)",
+        )),
+        (Op::BindAddress(IpAddr::V6(_)), libc::EOPNOTSUPP) => refused(said(
+            &refusal,
+            "the kernel has no IPv6: run `modprobe ipv6`, and look for ipv6.disable=1 in /proc/cmdline",
+        )),
+        (Op::BindAddress(_), libc::EINVAL | libc::EADDRNOTAVAIL) => refused(said(
+            &refusal,
+            "it is no address that a node can have: correct the Service",
+        )),
+        _ => refused(said(
+            &refusal,
+            "try it with `ip address` on kube-ipvs0 by hand",
+        )),
+    }
+}
+
+fn without_link(op: &Op) -> Outcome {
+    match op {
+        Op::UnbindAddress(_) => Outcome::Done,
+        _ => surprise("ENODEV, there is no link kube-ipvs0; it is made again".to_owned()),
+    }
+}
+
+fn full_prefix(address: IpAddr) -> u8 {
+    match address {
+        IpAddr::V4(_) => 32,
+        IpAddr::V6(_) => 128,
+    }
+}
+
+/// Whether an address makes a difference to upstream.
+fn counts(address: IpAddr) -> bool {
+    match address {
+        IpAddr::V4(v4) => !v4.is_loopback(),
+        IpAddr::V6(v6) => !v6.is_loopback() && !v6.is_unicast_link_local(),
+    }
+}
+
+fn word(bytes: &[u8]) -> Option<u32> {
+    bytes.first_chunk().map(|word| u32::from_ne_bytes(*word))
+}
+
+fn short(expected: usize, actual: usize) -> Malformed {
+    Malformed::Size {
+        kind: 0,
+        expected,
+        actual,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn message(attributes: &[(u16, IpAddr)]) -> Vec<u8> {
+        let mut batch = Batch::new();
+        batch.push(RTM_NEWADDR, 0, |message| {
+            message.bytes(&ifaddrmsg(IpFamily::V4, 32, 0, 7));
+            for (kind, address) in attributes {
+                match address {
+                    IpAddr::V4(v4) => message.attr(*kind, &v4.octets()),
+                    IpAddr::V6(v6) => message.attr(*kind, &v6.octets()),
+                }
+            }
+        });
+        batch.get(0).unwrap().payload.to_vec()
+    }
+
+    #[test]
+    fn the_own_end_of_a_point_to_point_link_counts() {
+        let (own, other) = ("10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap());
+        let held = Held::decode(&message(&[(IFA_ADDRESS, other), (IFA_LOCAL, own)]))
+            .unwrap()
+            .unwrap();
+        assert_eq!((held.address, held.prefix, held.index), (own, 32, 7));
+        let six = "fd00::1".parse().unwrap();
+        let held = Held::decode(&message(&[(IFA_ADDRESS, six)]))
+            .unwrap()
+            .unwrap();
+        assert_eq!(held.address, six);
+        assert!(Held::decode(&message(&[])).unwrap().is_none());
+    }
+
+    #[test]
+    fn loopback_and_link_local_addresses_do_not_count() {
+        let counted = ["10.0.0.1", "169.254.0.1", "fd00::1", "2001:db8::1"];
+        assert!(counted.iter().all(|text| counts(text.parse().unwrap())));
+        let passed = ["127.0.0.1", "127.1.2.3", "::1", "fe80::1"];
+        assert!(!passed.iter().any(|text| counts(text.parse().unwrap())));
+    }
+
+    proptest! {
+        #[test]
+        fn foreign_bytes_never_panic(payload in proptest::collection::vec(any::<u8>(), 0..64)) {
+            let _ = Held::decode(&payload);
+        }
+    }
+}

@@ -1,0 +1,226 @@
+//! The `KUBE-*` sets of one family, over nfnetlink.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use ipset_netlink::{
+    Action, Change, Definition, Entry, Error, Family, Header, IpProtocol, Ipset, Reason, SetType,
+};
+use proxy::{IpFamily, Protocol};
+
+use super::reason::{refused, surprise, unsent};
+use crate::plan::{Op, Outcome};
+use crate::sets::{Member, Set, SetKind};
+
+/// The sets of one family.
+#[derive(Debug)]
+pub(super) struct Sets {
+    ipset: Ipset,
+    family: IpFamily,
+}
+
+impl Sets {
+    pub(super) fn open(family: IpFamily) -> Result<Self, Error> {
+        Ok(Self {
+            ipset: Ipset::open()?,
+            family,
+        })
+    }
+
+    /// Our sets, one by one: those of others may be huge. A set with the name of one of ours but of another type counts as
+    /// absent, so that it is to be made, which says what is wrong with it.
+    pub(super) fn dump(&mut self) -> Result<BTreeMap<Set, BTreeSet<Member>>, Error> {
+        let mut sets = BTreeMap::new();
+        for set in Set::all() {
+            let found = match self.ipset.list(&set.name(self.family)) {
+                Err(Error::Refused {
+                    reason: Reason::NoSuchSet,
+                    ..
+                }) => continue,
+                found => found?,
+            };
+            if serves_as(&found.header, set, self.family) {
+                // What this proxy cannot express it does not write, and so cannot have written.
+                sets.insert(set, found.entries.iter().filter_map(member).collect());
+            }
+        }
+        Ok(sets)
+    }
+
+    pub(super) fn create(&mut self, op: &Op) -> Outcome {
+        let Op::CreateSet(set, size) = op else {
+            return Outcome::Unknown;
+        };
+        let wanted = definition(*set, self.family).with_maxelem(*size);
+        match self.ipset.create(&set.name(self.family), &wanted) {
+            Ok(_) => Outcome::Done,
+            // Another size only: it holds what it holds.
+            Err(Error::Mismatch { exists, .. }) if serves_as(&exists, *set, self.family) => {
+                Outcome::Done
+            }
+            Err(Error::Mismatch { exists, wanted }) => refused(format!(
+                "set {0} exists as `{exists}`, wanted is `{wanted}`; when no rule uses it run `ipset destroy {0}`, and it is \
+                 made anew",
+                exists.name
+            )),
+            Err(Error::Unknown { .. }) => Outcome::Unknown,
+            Err(Error::Netlink(error)) => unsent(&error),
+            Err(error) => refused(error.to_string()),
+        }
+    }
+
+    /// Adds and removes members.
+    pub(super) fn apply(&mut self, run: &[Op]) -> Vec<Outcome> {
+        let writes: Vec<_> = run.iter().filter_map(write).collect();
+        // What goes into one set in one direction, in a row, is one change.
+        let runs: Vec<_> = writes
+            .chunk_by(|one, next| (one.0, one.1) == (next.0, next.1))
+            .filter_map(|writes| {
+                let (set, action, _) = *writes.first()?;
+                let entries: Vec<Entry> = writes.iter().map(|(_, _, entry)| *entry).collect();
+                Some((set.name(self.family), action, entries))
+            })
+            .collect();
+        let changes: Vec<Change<'_>> = runs
+            .iter()
+            .map(|(set, action, entries)| Change {
+                set,
+                action: *action,
+                entries,
+            })
+            .collect();
+        match self.ipset.update(&changes) {
+            Ok(outcomes) => outcomes
+                .into_iter()
+                .flatten()
+                .zip(&writes)
+                .map(|(outcome, (set, action, _))| self.outcome(outcome, *set, *action))
+                .collect(),
+            Err(Error::Netlink(error)) => run.iter().map(|_| unsent(&error)).collect(),
+            Err(error) => run.iter().map(|_| refused(error.to_string())).collect(),
+        }
+    }
+
+    fn outcome(&self, outcome: ipset_netlink::Outcome, set: Set, action: Action) -> Outcome {
+        let reason = match outcome {
+            ipset_netlink::Outcome::Done => return Outcome::Done,
+            ipset_netlink::Outcome::Unknown => return Outcome::Unknown,
+            ipset_netlink::Outcome::Refused(reason) => reason,
+        };
+        let name = set.name(self.family);
+        match (action, reason) {
+            (Action::Delete, Reason::NoSuchSet) => Outcome::Done,
+            (Action::Add, Reason::NoSuchSet) => {
+                surprise(format!("{name}: {reason}; it is made again"))
+            }
+            (_, Reason::Full) => refused(format!(
+                "{name}: {reason}: whoever made it gave it too little room; when no rule uses it run `ipset destroy \
+                 {name}`, and it is made anew with enough"
+            )),
+            (_, Reason::TypeMismatch) => refused(format!(
+                "{name}: {reason}; when no rule uses it run `ipset destroy {name}`, and it is made anew"
+            )),
+            _ => refused(format!("{name}: {reason}; try it with `ipset` by hand")),
+        }
+    }
+}
+
+/// Whether a set can hold what the set of this name is for, whatever its size.
+fn serves_as(header: &Header, set: Set, family: IpFamily) -> bool {
+    let size = header.definition.and_then(|there| there.maxelem());
+    header.matches(&definition(set, family).with_maxelem(size.unwrap_or_default()))
+}
+
+fn definition(set: Set, family: IpFamily) -> Definition {
+    let set_type = match set.kind() {
+        SetKind::Address => SetType::HashIp,
+        SetKind::AddressPort => SetType::HashIpPort,
+        SetKind::AddressPortAddress => SetType::HashIpPortIp,
+        SetKind::AddressPortNet => SetType::HashIpPortNet,
+        SetKind::Port => SetType::BitmapPort,
+    };
+    let family = match family {
+        IpFamily::V4 => Family::Inet,
+        IpFamily::V6 => Family::Inet6,
+    };
+    Definition::new(set_type, family)
+}
+
+fn write(op: &Op) -> Option<(Set, Action, Entry)> {
+    match op {
+        Op::AddMember(set, member) => Some((*set, Action::Add, entry(*member))),
+        Op::RemoveMember(set, member) => Some((*set, Action::Delete, entry(*member))),
+        _ => None,
+    }
+}
+
+fn entry(member: Member) -> Entry {
+    let number = |protocol: Protocol| IpProtocol(protocol.number());
+    match member {
+        Member::Address(ip) => Entry::Ip(ip),
+        Member::AddressPort(ip, protocol, port) => Entry::IpPort {
+            ip,
+            protocol: number(protocol),
+            port,
+        },
+        Member::AddressPortAddress(ip, protocol, port, ip2) => Entry::IpPortIp {
+            ip,
+            protocol: number(protocol),
+            port,
+            ip2,
+        },
+        Member::AddressPortNet(ip, protocol, port, net) => Entry::IpPortNet {
+            ip,
+            protocol: number(protocol),
+            port,
+            net,
+        },
+        Member::Port(port) => Entry::Port(port),
+    }
+}
+
+fn member(entry: &Entry) -> Option<Member> {
+    let known = |protocol: IpProtocol| Protocol::from_number(protocol.0);
+    Some(match *entry {
+        Entry::Ip(ip) => Member::Address(ip),
+        Entry::IpPort { ip, protocol, port } => Member::AddressPort(ip, known(protocol)?, port),
+        Entry::IpPortIp {
+            ip,
+            protocol,
+            port,
+            ip2,
+        } => Member::AddressPortAddress(ip, known(protocol)?, port, ip2),
+        Entry::IpPortNet {
+            ip,
+            protocol,
+            port,
+            net,
+        } => Member::AddressPortNet(ip, known(protocol)?, port, net),
+        Entry::Port(port) => Member::Port(port),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn members_survive_the_way_to_the_kernel() {
+        let (ip, net) = ("fd00::1".parse().unwrap(), "fd00:1::/64".parse().unwrap());
+        for there in [
+            Member::Address(ip),
+            Member::AddressPort(ip, Protocol::Sctp, 9),
+            Member::AddressPortAddress(ip, Protocol::Udp, 53, ip),
+            Member::AddressPortNet(ip, Protocol::Tcp, 80, net),
+            Member::Port(30000),
+        ] {
+            assert_eq!(member(&entry(there)), Some(there));
+            assert_eq!(entry(there).to_string(), there.to_string());
+        }
+        let icmp = Entry::IpPort {
+            ip,
+            protocol: IpProtocol(1),
+            port: 0,
+        };
+        assert_eq!(member(&icmp), None);
+    }
+}

@@ -1,0 +1,161 @@
+//! Running the few programs that have no netlink replacement, with a time limit and without a shell.
+
+use std::ffi::OsString;
+use std::io::{self, Read, Write as _};
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process_group};
+
+/// Where system programs are, should `PATH` not say so.
+const SYSTEM_PATH: &str = "/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin";
+
+/// A program that was found.
+#[derive(Debug, Clone)]
+pub(crate) struct Program(PathBuf);
+
+/// What a program left when it ended.
+#[derive(Debug)]
+pub(crate) struct Finished {
+    pub(crate) status: ExitStatus,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+impl Program {
+    /// Looks in `PATH`, then where system programs are.
+    pub(crate) fn find(name: &str) -> Option<Self> {
+        std::env::split_paths(&search_path())
+            .map(|dir| dir.join(name))
+            .find(|file| file.is_file())
+            .map(Self)
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// Runs it in the calling thread's network namespace, with `PATH` as its only variable, and waits. Past `limit` it is
+    /// killed, with what it started, and that is [`io::ErrorKind::TimedOut`].
+    pub(crate) fn run(
+        &self,
+        arguments: &[&str],
+        input: &str,
+        limit: Duration,
+    ) -> io::Result<Finished> {
+        let deadline = Instant::now() + limit;
+        let mut child = Command::new(&self.0)
+            .args(arguments)
+            .env_clear()
+            .env("PATH", search_path())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .process_group(0)
+            .spawn()?;
+        let (stdin, stdout, stderr) =
+            (child.stdin.take(), child.stdout.take(), child.stderr.take());
+        let (closed, ends) = mpsc::channel();
+        let (stdout, stderr, in_time) = thread::scope(|scope| {
+            // A program that does not read to the end says why on stderr.
+            scope.spawn(move || stdin.map(|mut stdin| stdin.write_all(input.as_bytes())));
+            let stdout = scope.spawn({
+                let closed = closed.clone();
+                move || read(stdout, &closed)
+            });
+            let stderr = scope.spawn(move || read(stderr, &closed));
+            let in_time = (0..2).all(|_| {
+                let left = deadline.saturating_duration_since(Instant::now());
+                ends.recv_timeout(left).is_ok()
+            });
+            if !in_time {
+                kill(&mut child);
+            }
+            (
+                stdout.join().unwrap_or_default(),
+                stderr.join().unwrap_or_default(),
+                in_time,
+            )
+        });
+        let status = child.wait()?;
+        if !in_time {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        Ok(Finished {
+            status,
+            stdout,
+            stderr,
+        })
+    }
+}
+
+fn search_path() -> OsString {
+    let mut path = std::env::var_os("PATH").unwrap_or_default();
+    if !path.is_empty() {
+        path.push(":");
+    }
+    path.push(SYSTEM_PATH);
+    path
+}
+
+fn read(stream: Option<impl Read>, closed: &mpsc::Sender<()>) -> String {
+    let mut bytes = Vec::new();
+    if let Some(mut stream) = stream {
+        // What could be read before an error still counts.
+        let _ = stream.read_to_end(&mut bytes);
+    }
+    // The receiver has gone only if the time was up.
+    let _ = closed.send(());
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+fn kill(child: &mut Child) {
+    // It leads a group of its own, so that what it started (modprobe) does not keep its pipes open.
+    if let Some(group) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
+        let _ = kill_process_group(group, Signal::KILL);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_gets_its_input_and_gives_both_streams() {
+        let shell = Program::find("sh").unwrap();
+        let script = [
+            "-c",
+            "cat; echo said >&2; env | grep -vE '^(PATH|PWD|_|SHLVL)='; exit 3",
+        ];
+        let long = "0123456789\n".repeat(100_000);
+        let finished = shell.run(&script, &long, Duration::from_secs(20)).unwrap();
+        assert_eq!(finished.status.code(), Some(3));
+        assert_eq!(
+            (finished.stdout, finished.stderr),
+            (long, "said\n".to_owned())
+        );
+    }
+
+    #[test]
+    fn a_program_that_hangs_is_killed_with_its_children() {
+        let shell = Program::find("sh").unwrap();
+        let started = Instant::now();
+        let limit = Duration::from_millis(100);
+        let error = shell.run(&["-c", "sleep 60; true"], "", limit).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        assert!(started.elapsed() < Duration::from_secs(30));
+    }
+
+    #[test]
+    fn a_program_need_not_read_its_input() {
+        let program = Program::find("true").unwrap();
+        let long = "x".repeat(1 << 20);
+        let finished = program.run(&[], &long, Duration::from_secs(20)).unwrap();
+        assert!(finished.status.success());
+        assert!(Program::find("there-is-no-such-program").is_none());
+    }
+}

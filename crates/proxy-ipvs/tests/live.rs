@@ -1,0 +1,917 @@
+//! The proxier on the real kernel: netlink, ipset, iptables. The judges are `ipvsadm`, `ipset`, `iptables-save` and `ip`.
+//!
+//! Each test is a node of its own: a network namespace with `eth0` (192.168.99.10/24 and fd00:99::10/64) and nothing else.
+//! `tests/dualstack/` is what upstream's kube-proxy 1.36.2 left in the kernel for the same objects on the same node.
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "a test stops at the first surprise"
+)]
+
+mod support;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
+use std::process::Command;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use futures::executor::block_on;
+use netlink_batch::Worker;
+use proxy::{
+    Event, IpFamily, Kind, LocalDetector, Mode as _, Model, NodeFacts, Protocol, Service,
+    SyncReport,
+};
+use proxy_ipvs::{
+    Config, Iptables, Kernel, Member, NetlinkKernel, Op, Outcome, Plan, Properties, Proxier,
+    RealServer, Rules, Set, Shim, VirtualServerKey,
+};
+use rustix::thread::{
+    CapabilitySet, CapabilitySets, UnshareFlags, set_capabilities, unshare_unsafe,
+};
+use support::{NODE, ip, name, server, service, slice};
+
+/// Runs a story on a thread of its own, on a node of its own.
+fn on_a_node(story: impl FnOnce() + Send + 'static) {
+    let story = move || {
+        #[allow(unsafe_code, reason = "there is no safe call")]
+        // SAFETY: only the calling thread's network namespace changes, on which no memory safety depends.
+        let unshared = unsafe { unshare_unsafe(UnshareFlags::NEWNET) };
+        unshared.expect("this test makes a network namespace: run it in the lab");
+        sh(
+            "modprobe ipv6; ip link set lo up; ip link add eth0 type veth peer name peer0
+            ip addr add 192.168.99.10/24 dev eth0; ip -6 addr add fd00:99::10/64 dev eth0 nodad
+            ip link set peer0 up; ip link set eth0 up; ip route add default dev eth0",
+        );
+        story();
+    };
+    if let Err(panic) = thread::spawn(story).join() {
+        std::panic::resume_unwind(panic);
+    }
+}
+
+/// Runs a script in the calling thread's network namespace; what it printed.
+fn sh(script: &str) -> String {
+    let output = Command::new("sh").args(["-ec", script]).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{script}: {said}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// Both proxiers of a node, and what their daemon would hold.
+struct Node {
+    model: Model,
+    iptables: Iptables,
+    proxiers: Vec<Proxier<NetlinkKernel>>,
+    now: Instant,
+}
+
+fn config(family: IpFamily, iptables: Iptables) -> Config {
+    let pods = match family {
+        IpFamily::V4 => "10.244.0.0/16",
+        IpFamily::V6 => "fd00:244::/56",
+    };
+    Config {
+        detector: LocalDetector::SourceNet(pods.parse().unwrap()),
+        random_fully: iptables.random_fully(),
+        ..Config::default()
+    }
+}
+
+impl Node {
+    fn new() -> Self {
+        Self::with(|_| {})
+    }
+
+    /// A daemon that starts, with all lists told and empty.
+    fn with(change: impl Fn(&mut Config)) -> Self {
+        let iptables = Iptables::choose(None).unwrap();
+        let proxier = |family| {
+            let mut config = config(family, iptables);
+            change(&mut config);
+            let kernel = Worker::spawn("kernel", move || NetlinkKernel::open(family, iptables));
+            Proxier::new(config, NodeFacts::new(family, NODE), kernel.unwrap())
+        };
+        let mut model = Model::new();
+        for kind in [Kind::Service, Kind::EndpointSlice, Kind::Node] {
+            model.apply(Event::ListStarted(kind));
+            model.apply(Event::ListComplete {
+                kind,
+                is_whole: true,
+            });
+        }
+        model.apply(Event::NodeApplied(proxy::Node {
+            name: NODE.into(),
+            addresses: vec![ip("192.168.99.10"), ip("fd00:99::10")],
+            ..proxy::Node::default()
+        }));
+        Self {
+            model,
+            iptables,
+            proxiers: IpFamily::ALL.map(proxier).into(),
+            now: Instant::now(),
+        }
+    }
+
+    fn add(&mut self, service: Service, endpoints: &[&[&str]]) {
+        for endpoints in endpoints {
+            self.endpoints(&service, endpoints);
+        }
+        self.model.apply(Event::ServiceApplied(service));
+    }
+
+    /// Replaces the slice of one family.
+    fn endpoints(&mut self, of: &Service, endpoints: &[&str]) {
+        let at = format!("{}/{}", of.name.namespace(), of.name.name());
+        let mut slice = slice(&at, endpoints);
+        slice.name = name(&format!("{at}-{}", slice.family));
+        slice.ports[0].protocol = of.ports[0].protocol;
+        self.model.apply(Event::SliceApplied(slice));
+    }
+
+    fn delete(&mut self, at: &str) {
+        self.model.apply(Event::ServiceDeleted(name(at)));
+    }
+
+    /// What the daemon does with the events so far: one report for each family.
+    fn sync(&mut self) -> Vec<SyncReport> {
+        let changes = self.model.take_changes();
+        let (model, now) = (&self.model, self.now);
+        let sync = |proxier: &mut Proxier<NetlinkKernel>| {
+            proxier.update(model, &changes);
+            for _ in 0..4 {
+                if proxier.needs_resync() {
+                    block_on(proxier.resync(model, now)).unwrap();
+                }
+                let report = block_on(proxier.sync(now));
+                if !proxier.needs_resync() {
+                    return report;
+                }
+            }
+            panic!("the kernel stays uncertain");
+        };
+        self.proxiers.iter_mut().map(sync).collect()
+    }
+
+    /// A sync after which all is as wanted; how many writes that took.
+    fn settle(&mut self) -> usize {
+        let reports = self.sync();
+        for report in &reports {
+            assert!(
+                report.failures.is_empty() && report.pending == 0,
+                "{report:?}"
+            );
+        }
+        reports.iter().map(|report| report.written).sum()
+    }
+
+    /// Reads the kernel, rules included, and brings it back to what is wanted; how many writes that took.
+    fn resettle(&mut self) -> usize {
+        self.now += Duration::from_secs(31);
+        for proxier in &mut self.proxiers {
+            block_on(proxier.resync(&self.model, self.now)).unwrap();
+        }
+        self.settle()
+    }
+
+    /// All that is in the kernel and that the golden dumps hold.
+    fn dump(&self) -> Dump {
+        let backend = self.iptables.backend();
+        Dump {
+            servers: lines(&sh("ipvsadm -Sn")),
+            sets: lines(&sh("ipset save")),
+            rules: rules(&sh(&format!("iptables-{backend}-save"))),
+            rules6: rules(&sh(&format!("ip6tables-{backend}-save"))),
+            bound: lines(&sh(
+                "ip -o addr show dev kube-ipvs0 | awk '$4 !~ /^fe80/ {print $4}'",
+            )),
+        }
+    }
+}
+
+/// What is in the kernel, without order where it says nothing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Dump {
+    servers: BTreeSet<String>,
+    sets: BTreeSet<String>,
+    rules: BTreeMap<String, Vec<String>>,
+    rules6: BTreeMap<String, Vec<String>>,
+    bound: BTreeSet<String>,
+}
+
+impl Dump {
+    /// Destinations of a virtual server: `10.244.1.5:8080=1`.
+    fn destinations(&self, at: &str) -> Vec<String> {
+        let prefix = format!("-a {at} -r ");
+        let lines = self.servers.iter();
+        let destinations = lines.filter_map(|line| line.strip_prefix(&prefix));
+        destinations
+            .map(|line| line.replace(" -m -w ", "="))
+            .collect()
+    }
+}
+
+fn lines(text: &str) -> BTreeSet<String> {
+    let without_chance = |line: &str| {
+        let end = line.find(" bucketsize").unwrap_or(line.len());
+        line[..end].to_owned()
+    };
+    text.lines().map(without_chance).collect()
+}
+
+/// `TABLE CHAIN` with its rules in order: our chains, and built-in ones that have rules.
+fn rules(saved: &str) -> BTreeMap<String, Vec<String>> {
+    let (mut table, mut chains) = (String::new(), BTreeMap::<String, Vec<String>>::new());
+    for line in saved.lines() {
+        if let Some(name) = line.strip_prefix('*') {
+            name.clone_into(&mut table);
+        } else if let Some(rule) = line.strip_prefix("-A ") {
+            let chain = rule.split(' ').next().unwrap();
+            let chain = chains.entry(format!("{table} {chain}")).or_default();
+            chain.push(line.to_owned());
+        } else if line.starts_with(":KUBE-") {
+            let chain = line[1..].split(' ').next().unwrap();
+            chains.entry(format!("{table} {chain}")).or_default();
+        }
+    }
+    chains
+}
+
+fn golden() -> Dump {
+    Dump {
+        servers: lines(include_str!("dualstack/ipvsadm-save")),
+        sets: lines(include_str!("dualstack/ipset-save")),
+        rules: rules(include_str!("dualstack/iptables-save")),
+        rules6: rules(include_str!("dualstack/ip6tables-save")),
+        bound: lines(include_str!("dualstack/kube-ipvs0-addresses")),
+    }
+}
+
+fn kubernetes() -> Service {
+    service("default/kubernetes", "10.96.0.1", 443)
+}
+
+/// The Service of the golden case: every kind of address, both families.
+fn web() -> Service {
+    let mut web = service("default/web", "10.96.10.10", 80);
+    web.cluster_ips.push(ip("fd00:96::10"));
+    web.kind = proxy::ServiceType::LoadBalancer;
+    web.ports[0].node_port = Some(30080);
+    web.external_ips = vec![ip("198.51.100.7"), ip("2001:db8:1::7")];
+    web.ingress_ips = vec![ip("203.0.113.10"), ip("2001:db8::10")];
+    web.source_ranges = ["198.51.100.0/24", "2001:db8:2::/64", "fd00:99::/64"]
+        .map(|net| net.parse().unwrap())
+        .into();
+    web
+}
+
+const PODS: [&str; 3] = ["10.244.1.5@node1", "10.244.2.5@node2", "10.244.3.5@node2"];
+const PODS6: [&str; 2] = ["fd00:244:1::5@node1", "fd00:244:2::5@node2"];
+
+/// A node that serves the golden case.
+fn golden_node() -> Node {
+    let mut node = Node::new();
+    node.add(kubernetes(), &[]);
+    node.add(web(), &[&PODS, &PODS6]);
+    node.settle();
+    node
+}
+
+#[test]
+#[ignore = "needs a kernel with IPVS: run by make test in the lab"]
+fn the_kernel_holds_what_upstream_would_have_left() {
+    on_a_node(|| {
+        let mut node = golden_node();
+        let (found, golden) = (node.dump(), golden());
+        assert_eq!(found.servers, golden.servers);
+        assert_eq!(found.sets, golden.sets);
+        assert_eq!(found.rules, golden.rules);
+        assert_eq!(found.rules6, golden.rules6);
+        assert_eq!(found.bound, golden.bound);
+        let link = sh("ip -o -d link show kube-ipvs0");
+        assert!(link.contains("dummy") && !link.contains("UP"), "{link}");
+
+        assert_eq!(node.resettle(), 0, "a resync without drift writes nothing");
+        let mut restarted = golden_node();
+        assert_eq!(restarted.dump(), golden, "a restart changes nothing");
+        assert_eq!(restarted.resettle(), 0);
+    });
+}
+
+#[test]
+#[ignore = "needs a kernel with IPVS: run by make test in the lab"]
+fn protocols_affinity_and_schedulers() {
+    on_a_node(|| {
+        let mut node = Node::with(|config| config.scheduler = "mh".into());
+        for (at, cluster_ip, protocol) in [
+            ("kube-system/dns", "10.96.10.10", Protocol::Udp),
+            ("default/calls", "10.96.10.11", Protocol::Sctp),
+            ("default/sticky", "fd00:96::12", Protocol::Tcp),
+        ] {
+            let mut service = service(at, cluster_ip, 53);
+            service.ports[0].protocol = protocol;
+            if protocol == Protocol::Tcp {
+                service.affinity_seconds = Some(300);
+                node.add(service, &[&["fd00:244:2::5@node2"]]);
+            } else {
+                service.ports[0].node_port = Some(30053);
+                node.add(service, &[&["10.244.1.5@node1"]]);
+            }
+        }
+        node.settle();
+        let found = node.dump();
+        let servers = [
+            "-A --sctp-service 10.96.10.11:53 -s mh -b mh-port",
+            "-A --sctp-service 192.168.99.10:30053 -s mh -b mh-port",
+            "-A -t [fd00:96::12]:53 -s mh -p 300 -b mh-port",
+            "-A -u 10.96.10.10:53 -s mh -b mh-port",
+            "-A -u 192.168.99.10:30053 -s mh -b mh-port",
+            "-a --sctp-service 10.96.10.11:53 -r 10.244.1.5:8080 -m -w 1",
+            "-a --sctp-service 192.168.99.10:30053 -r 10.244.1.5:8080 -m -w 1",
+            "-a -t [fd00:96::12]:53 -r [fd00:244:2::5]:8080 -m -w 1",
+            "-a -u 10.96.10.10:53 -r 10.244.1.5:8080 -m -w 1",
+            "-a -u 192.168.99.10:30053 -r 10.244.1.5:8080 -m -w 1",
+        ];
+        assert_eq!(found.servers, servers.map(str::to_owned).into());
+        for entry in [
+            "add KUBE-NODE-PORT-SCTP-HASH 192.168.99.10,sctp:30053",
+            "add KUBE-NODE-PORT-UDP 30053",
+            "add KUBE-CLUSTER-IP 10.96.10.11,sctp:53",
+            "add KUBE-LOOP-BACK 10.244.1.5,sctp:8080,10.244.1.5",
+        ] {
+            assert!(found.sets.contains(entry), "{entry}");
+        }
+        assert_eq!(node.resettle(), 0);
+    });
+}
+
+#[test]
+#[ignore = "needs a kernel with IPVS: run by make test in the lab"]
+fn every_rule_reads_back_as_it_was_wanted() {
+    on_a_node(|| {
+        let iptables = Iptables::choose(None).unwrap();
+        for family in IpFamily::ALL {
+            let mut kernel = NetlinkKernel::open(family, iptables).unwrap();
+            let sets = Set::all().map(|set| Op::CreateSet(set, 65_536)).collect();
+            assert_done(&kernel.apply(&Plan { ops: sets }));
+            let (net, address) = match family {
+                IpFamily::V4 => ("10.244.0.0/16", "203.0.113.10"),
+                IpFamily::V6 => ("fd00:244::/56", "2001:db8::10"),
+            };
+            let detectors = [
+                LocalDetector::None,
+                LocalDetector::SourceNet(net.parse().unwrap()),
+                LocalDetector::Bridge("cni0".into()),
+                LocalDetector::InterfacePrefix("veth".into()),
+            ];
+            let mut installed = Arc::new(Rules::default());
+            for detector in detectors {
+                for (masquerade_all, random_fully) in [(false, true), (true, false)] {
+                    let key = |port, protocol| VirtualServerKey {
+                        address: ip(address),
+                        port,
+                        protocol,
+                    };
+                    let protocols = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
+                    let shim = Shim {
+                        family,
+                        filled: Set::all().collect(),
+                        forbidden_to_node: protocols.map(|protocol| key(80, protocol)).into(),
+                    };
+                    let wanted = Arc::new(shim.rules(&Config {
+                        detector: detector.clone(),
+                        masquerade_all,
+                        random_fully,
+                        masquerade_mark: 1 << 31,
+                        ..Config::default()
+                    }));
+                    let ops = vec![Op::WriteRules {
+                        wanted: wanted.clone(),
+                        installed,
+                    }];
+                    assert_done(&kernel.apply(&Plan { ops }));
+                    assert_eq!(kernel.dump(true).unwrap().rules.as_ref(), Some(&*wanted));
+                    installed = wanted;
+                }
+            }
+        }
+    });
+}
+
+fn assert_done(outcomes: &[Outcome]) {
+    assert!(
+        outcomes.iter().all(|outcome| *outcome == Outcome::Done),
+        "{outcomes:?}"
+    );
+}
+
+#[test]
+#[ignore = "needs a kernel with IPVS: run by make test in the lab"]
+fn what_goes_goes_and_what_is_not_ours_stays() {
+    on_a_node(|| {
+        let mut node = golden_node();
+        let backend = node.iptables.backend();
+        sh(&format!(
+            "ipvsadm -A -t 9.9.9.9:9 -s rr; ipvsadm -a -t 9.9.9.9:9 -r 9.9.9.8:9 -g
+             ipvsadm -A -t 192.168.99.10:9 -s wrr; ipvsadm -A -f 7 -s rr; ipvsadm -A -f 8 -6 -s rr
+             ipset create OTHER hash:net; ipset add OTHER 10.0.0.0/8
+             iptables-{backend} -t nat -N OTHER; iptables-{backend} -t nat -A OTHER -j RETURN
+             iptables-{backend} -t nat -I PREROUTING -j OTHER
+             iptables-{backend} -N KUBE-ROUTER-FOREIGN
+             ip addr add 192.168.99.11/32 dev eth0"
+        ));
+        let before = node.dump();
+        let interfaces = sh("ip -o addr show dev eth0");
+        let mut foreign = before.servers.clone();
+        foreign.retain(|line| !golden().servers.contains(line));
+        assert_eq!(foreign.len(), 5, "{foreign:?}");
+
+        node.endpoints(&web(), &PODS[..2]);
+        node.settle();
+        let found = node.dump();
+        for at in [
+            "-t 10.96.10.10:80",
+            "-t 192.168.99.10:30080",
+            "-t 198.51.100.7:80",
+        ] {
+            let left = ["10.244.1.5:8080=1", "10.244.2.5:8080=1"];
+            assert_eq!(found.destinations(at), left, "{at}");
+        }
+
+        for at in ["default/web", "default/kubernetes"] {
+            node.delete(at);
+        }
+        node.settle();
+        let found = node.dump();
+        assert_eq!(found.servers, foreign);
+        assert_eq!(found.bound, BTreeSet::new());
+        let entries = found.sets.iter().filter(|line| line.starts_with("add"));
+        assert_eq!(entries.collect::<Vec<_>>(), ["add OTHER 10.0.0.0/8"]);
+        assert_eq!(found.rules["nat OTHER"], ["-A OTHER -j RETURN"]);
+        assert_eq!(found.rules["nat PREROUTING"][0], "-A PREROUTING -j OTHER");
+        assert!(found.rules.contains_key("filter KUBE-ROUTER-FOREIGN"));
+        assert_eq!(sh("ip -o addr show dev eth0"), interfaces);
+        assert_eq!(node.resettle(), 0);
+    });
+}
+
+#[test]
+#[ignore = "needs a kernel with IPVS: run by make test in the lab"]
+fn damage_is_repaired() {
+    on_a_node(|| {
+        let mut node = golden_node();
+        let intact = node.dump();
+        let backend = node.iptables.backend();
+        let damages = [
+            "ipvsadm -C".to_owned(),
+            "ipvsadm -d -t 10.96.10.10:80 -r 10.244.1.5:8080; ipvsadm -E -t [fd00:96::10]:80 -s wrr -p 60".to_owned(),
+            "ipvsadm -e -t 10.96.10.10:80 -r 10.244.1.5:8080 -m -w 9".to_owned(),
+            "ipset flush".to_owned(),
+            "ipset add KUBE-NODE-PORT-TCP 1; ipset del KUBE-6-LOAD-BALANCER 2001:db8::10,tcp:80".to_owned(),
+            format!("iptables-{backend} -t nat -F KUBE-SERVICES"),
+            format!("iptables-{backend}-save | sed 's/:KUBE-[A-Z-]* .*//; /KUBE-/d' | iptables-{backend}-restore"),
+            format!("ip6tables-{backend} -t filter -D INPUT 1; ip6tables-{backend} -t nat -F"),
+            "ip addr del 10.96.10.10/32 dev kube-ipvs0; ip -6 addr del fd00:96::10/128 dev kube-ipvs0".to_owned(),
+            "ip addr add 10.1.2.3/24 dev kube-ipvs0; ip -6 addr add fd00::7/64 dev kube-ipvs0".to_owned(),
+            "ip link del kube-ipvs0".to_owned(),
+            "iptables-legacy -F; ip6tables-legacy -F; iptables-legacy -t nat -F; ip6tables-legacy -t nat -F; ipset destroy || ipset flush".to_owned(),
+        ];
+        for damage in damages {
+            sh(&damage);
+            assert_ne!(node.dump_or_nothing(), Some(intact.clone()), "{damage}");
+            assert_ne!(node.resettle(), 0, "{damage}");
+            assert_eq!(node.dump(), intact, "{damage}");
+            assert_eq!(node.resettle(), 0, "{damage}");
+        }
+    });
+}
+
+impl Node {
+    fn dump_or_nothing(&self) -> Option<Dump> {
+        let has_link = sh("ip -o link").contains("kube-ipvs0");
+        has_link.then(|| self.dump())
+    }
+}
+
+#[test]
+#[ignore = "needs a kernel with IPVS: run by make test in the lab"]
+fn open_connections_drain() {
+    on_a_node(|| {
+        // The node's own addresses stand for pods: IPVS forwards to them all the same.
+        sh("ip addr add 10.244.1.5/32 dev lo; ip addr add 10.244.2.5/32 dev lo");
+        let listener = TcpListener::bind("10.244.1.5:8080").unwrap();
+        let mut node = Node::new();
+        let web = service("default/web", "10.96.10.10", 80);
+        node.add(web.clone(), &[&["10.244.1.5@node1"]]);
+        node.settle();
+        let mut client = TcpStream::connect("10.96.10.10:80").unwrap();
+        let (mut served, _) = listener.accept().unwrap();
+
+        node.endpoints(&web, &["10.244.2.5@node1"]);
+        node.settle();
+        let draining = ["10.244.1.5:8080=0", "10.244.2.5:8080=1"];
+        assert_eq!(node.dump().destinations("-t 10.96.10.10:80"), draining);
+        client.write_all(b"still there?").unwrap();
+        let mut heard = [0; 12];
+        served.read_exact(&mut heard).unwrap();
+        assert_eq!(&heard, b"still there?");
+
+        node.endpoints(&web, &["10.244.1.5@node1", "10.244.2.5@node1"]);
+        node.settle();
+        let both = ["10.244.1.5:8080=1", "10.244.2.5:8080=1"];
+        assert_eq!(node.dump().destinations("-t 10.96.10.10:80"), both);
+
+        node.endpoints(&web, &["10.244.2.5@node1"]);
+        node.settle();
+        // A reset leaves IPVS' state CLOSE, which lasts 10 s.
+        rustix::net::sockopt::set_socket_linger(&client, Some(Duration::ZERO)).unwrap();
+        drop(client);
+        let started = Instant::now();
+        while node.dump().destinations("-t 10.96.10.10:80") == draining {
+            assert!(
+                started.elapsed() < Duration::from_mins(1),
+                "it drains for ever"
+            );
+            thread::sleep(Duration::from_millis(500));
+            node.now = Instant::now() + Duration::from_mins(1);
+            node.settle();
+        }
+        assert!(
+            started.elapsed() > Duration::from_secs(2),
+            "it was not drained"
+        );
+        assert_eq!(
+            node.dump().destinations("-t 10.96.10.10:80"),
+            ["10.244.2.5:8080=1"]
+        );
+    });
+}
+
+#[test]
+#[ignore = "needs a kernel with IPVS: run by make test in the lab"]
+fn two_thousand_services_at_once() {
+    on_a_node(|| {
+        let mut node = Node::new();
+        for number in 0..2000 {
+            let (high, low) = (number / 250, number % 250 + 1);
+            let at = format!("default/s{number}");
+            let endpoints = [1, 2].map(|pod| format!("10.24{}.{high}.{low}@node{pod}", 3 + pod));
+            let endpoints = endpoints.each_ref().map(String::as_str);
+            node.add(
+                service(&at, &format!("10.96.{high}.{low}"), 80),
+                &[&endpoints],
+            );
+        }
+        node.settle();
+        let found = node.dump();
+        assert_eq!(found.servers.len(), 3 * 2000);
+        let entries = found.sets.iter().filter(|line| line.starts_with("add"));
+        assert_eq!(entries.count(), 3 * 2000);
+        assert_eq!(found.bound.len(), 2000);
+        assert_eq!(node.resettle(), 0);
+
+        node.endpoints(
+            &service("default/s7", "10.96.0.8", 80),
+            &["10.244.0.8@node1"],
+        );
+        assert_eq!(node.settle(), 2, "weight 0, then gone");
+        for number in 0..2000 {
+            node.delete(&format!("default/s{number}"));
+        }
+        node.settle();
+        let found = node.dump();
+        assert!(found.servers.is_empty() && found.bound.is_empty());
+        assert!(!found.sets.iter().any(|line| line.starts_with("add")));
+    });
+}
+
+/// What became of one write.
+fn apply(kernel: &mut NetlinkKernel, ops: impl Into<Vec<Op>>) -> Vec<Outcome> {
+    let plan = Plan { ops: ops.into() };
+    let outcomes = kernel.apply(&plan);
+    assert_eq!(outcomes.len(), plan.ops.len());
+    outcomes
+}
+
+fn refusal(outcome: &Outcome) -> (&str, bool) {
+    match outcome {
+        Outcome::Refused {
+            reason,
+            is_surprise,
+        } => (reason, *is_surprise),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn properties(scheduler: &str) -> Properties {
+    Properties {
+        scheduler: scheduler.into(),
+        flags: 0,
+        timeout: 0,
+    }
+}
+
+fn real(at: &str) -> RealServer {
+    let at: std::net::SocketAddr = at.parse().unwrap();
+    RealServer::new(proxy::Target {
+        ip: at.ip(),
+        port: at.port(),
+    })
+}
+
+fn open(family: IpFamily) -> NetlinkKernel {
+    NetlinkKernel::open(family, Iptables::choose(None).unwrap()).unwrap()
+}
+
+#[test]
+#[ignore = "needs a kernel with IPVS: run by make test in the lab"]
+fn refusals_have_reasons_and_stop_nothing() {
+    on_a_node(|| {
+        let mut kernel = open(IpFamily::V4);
+        let (good, bad, long) = (
+            server("10.0.0.1:80"),
+            server("10.0.0.2:80"),
+            server("10.0.0.3:80"),
+        );
+        let outcomes = apply(
+            &mut kernel,
+            [
+                Op::AddServer(bad, properties("nonesuch")),
+                Op::AddDestination(bad, real("10.1.0.1:80")),
+                Op::AddServer(good, properties("rr")),
+                Op::AddServer(long, properties("a-name-of-more-than-15-bytes")),
+                Op::AddDestination(good, real("10.1.0.1:80")),
+                Op::AddDestination(good, real("224.0.0.1:80")),
+                Op::AddDestination(good, real("10.1.0.2:80")),
+            ],
+        );
+        for (index, says) in [
+            (0, "modprobe ip_vs_nonesuch"),
+            (1, "was refused"),
+            (3, "--ipvs-scheduler"),
+            (5, "EndpointSlice"),
+        ] {
+            let (reason, is_surprise) = refusal(&outcomes[index]);
+            assert!(reason.contains(says) && !is_surprise, "{index}: {reason}");
+        }
+        assert_done(&[&outcomes[2..3], &outcomes[4..5], &outcomes[6..]].concat());
+
+        // What is there, or is not, against what was believed.
+        let outcomes = apply(
+            &mut kernel,
+            [
+                Op::AddServer(good, properties("rr")),
+                Op::AddDestination(good, real("10.1.0.1:80")),
+                Op::SetServer(bad, properties("rr")),
+                Op::AddDestination(bad, real("10.1.0.1:80")),
+                Op::SetDestination(bad, real("10.1.0.1:80")),
+                Op::SetDestination(good, real("10.1.0.9:80")),
+                Op::AddMember(
+                    Set::ClusterIp,
+                    Member::AddressPort(ip("10.0.0.1"), Protocol::Tcp, 80),
+                ),
+                Op::BindAddress(ip("10.0.0.1")),
+            ],
+        );
+        for outcome in &outcomes {
+            let (reason, is_surprise) = refusal(outcome);
+            assert!(is_surprise, "{reason}");
+        }
+        // And SetServer tells a missing scheduler from a missing virtual server.
+        let outcomes = apply(&mut kernel, [Op::SetServer(good, properties("nonesuch"))]);
+        assert!(!refusal(&outcomes[0]).1);
+
+        // What is to go may be gone.
+        assert_done(&apply(
+            &mut kernel,
+            [
+                Op::RemoveServer(bad),
+                Op::RemoveDestination(bad, real("10.1.0.1:80").target),
+                Op::RemoveDestination(good, real("10.1.0.9:80").target),
+                Op::RemoveMember(
+                    Set::ClusterIp,
+                    Member::AddressPort(ip("10.0.0.1"), Protocol::Tcp, 80),
+                ),
+                Op::UnbindAddress(ip("10.0.0.1")),
+                Op::CreateLink,
+                Op::CreateLink,
+                Op::UnbindAddress(ip("10.0.0.1")),
+                Op::BindAddress(ip("10.0.0.1")),
+                Op::BindAddress(ip("10.0.0.1")),
+                Op::RemoveServer(good),
+            ],
+        ));
+    });
+}
+
+#[test]
+#[ignore = "needs a kernel with IPVS: run by make test in the lab"]
+fn sets_of_another_kind_are_named_with_the_way_out() {
+    on_a_node(|| {
+        sh("ipset create KUBE-CLUSTER-IP hash:ip; ipset create KUBE-6-CLUSTER-IP hash:ip,port family inet
+            ipset create KUBE-LOOP-BACK hash:ip,port,ip timeout 60; ipset create KUBE-NODE-PORT-TCP bitmap:port range 1-9
+            ipset create KUBE-EXTERNAL-IP hash:ip,port maxelem 2");
+        let mut kernel = open(IpFamily::V4);
+        let sets = kernel.dump(false).unwrap().sets;
+        assert_eq!(
+            sets.keys().collect::<Vec<_>>(),
+            [&Set::ExternalIp],
+            "another size is no other kind"
+        );
+        let outcomes = apply(
+            &mut kernel,
+            [
+                Op::CreateSet(Set::ClusterIp, 65_536),
+                Op::CreateSet(Set::LoopBack, 65_536),
+                Op::CreateSet(Set::NodePortTcp, 65_536),
+                Op::CreateSet(Set::ExternalIp, 65_536),
+                Op::AddMember(
+                    Set::ClusterIp,
+                    Member::AddressPort(ip("10.0.0.1"), Protocol::Tcp, 80),
+                ),
+            ],
+        );
+        let (reason, is_surprise) = refusal(&outcomes[0]);
+        assert!(!is_surprise);
+        assert!(
+            reason.contains("exists as `hash:ip family inet"),
+            "{reason}"
+        );
+        assert!(
+            reason.contains("`ipset destroy KUBE-CLUSTER-IP`"),
+            "{reason}"
+        );
+        assert!(refusal(&outcomes[1]).0.contains("timeout 60"));
+        assert!(refusal(&outcomes[2]).0.contains("range 1-9"));
+        assert_eq!(outcomes[3], Outcome::Done);
+        assert!(refusal(&outcomes[4]).0.contains("ipset destroy"));
+        let adds = (1..4).map(|port| {
+            Op::AddMember(
+                Set::ExternalIp,
+                Member::AddressPort(ip("10.0.0.1"), Protocol::Tcp, port),
+            )
+        });
+        let outcomes = apply(&mut kernel, adds.collect::<Vec<_>>());
+        assert_done(&outcomes[..2]);
+        assert!(refusal(&outcomes[2]).0.contains("full"));
+
+        let mut kernel = open(IpFamily::V6);
+        assert!(kernel.dump(false).unwrap().sets.is_empty());
+        let outcomes = apply(&mut kernel, [Op::CreateSet(Set::ClusterIp, 65_536)]);
+        assert!(refusal(&outcomes[0]).0.contains("family inet6"));
+    });
+}
+
+#[test]
+#[ignore = "needs a kernel with IPVS: run by make test in the lab"]
+fn one_bad_scheduler_takes_nothing_else_down() {
+    on_a_node(|| {
+        let mut node = Node::with(|config| config.scheduler = "nonesuch".into());
+        node.add(service("default/web", "10.96.10.10", 80), &[&PODS]);
+        let report = node.sync().remove(0);
+        let [failure] = &report.failures[..] else {
+            panic!("{report:?}");
+        };
+        assert_eq!(failure.object, "add virtual server 10.96.10.10:80/TCP");
+        assert!(
+            failure.reason.contains("modprobe ip_vs_nonesuch"),
+            "{failure}"
+        );
+        assert_eq!(report.pending, 1);
+        let found = node.dump();
+        assert!(
+            found
+                .sets
+                .contains("add KUBE-CLUSTER-IP 10.96.10.10,tcp:80")
+        );
+        assert!(found.servers.is_empty() && found.rules.contains_key("nat KUBE-SERVICES"));
+    });
+}
+
+#[test]
+#[ignore = "needs a kernel with IPVS: run by make test in the lab"]
+fn rules_that_fail_say_which_line() {
+    on_a_node(|| {
+        let mut kernel = open(IpFamily::V4);
+        let shim = Shim {
+            family: IpFamily::V4,
+            filled: Set::all().collect(),
+            forbidden_to_node: BTreeSet::new(),
+        };
+        let ops = [Op::WriteRules {
+            wanted: Arc::new(shim.rules(&Config::default())),
+            installed: Arc::new(Rules::default()),
+        }];
+        let outcomes = apply(&mut kernel, ops);
+        let (reason, _) = refusal(&outcomes[0]);
+        assert!(
+            reason.contains("` is `-A KUBE-") || reason.contains("is `-A KUBE-"),
+            "{reason}"
+        );
+        assert!(reason.contains("why the set could not be made"), "{reason}");
+        let saved = kernel.dump(true).unwrap().rules.unwrap();
+        assert!(saved.is_empty(), "each table changes whole or not at all");
+    });
+}
+
+#[test]
+#[ignore = "needs a kernel with IPVS: run by make test in the lab"]
+fn a_link_of_another_kind_serves() {
+    on_a_node(|| {
+        sh("ip link add kube-ipvs0 type bridge");
+        let mut node = golden_node();
+        assert_eq!(node.dump().bound, golden().bound);
+        assert_eq!(node.resettle(), 0);
+    });
+}
+
+#[test]
+#[ignore = "needs a kernel with IPVS: run by make test in the lab"]
+fn without_ipv6_each_address_says_so() {
+    on_a_node(|| {
+        let mut kernel = open(IpFamily::V6);
+        assert_done(&apply(&mut kernel, [Op::CreateLink]));
+        sh("sysctl -qw net.ipv6.conf.kube-ipvs0.disable_ipv6=1");
+        let outcomes = apply(
+            &mut kernel,
+            [
+                Op::BindAddress(ip("fd00::1")),
+                Op::BindAddress(ip("ff02::1")),
+            ],
+        );
+        let (reason, is_surprise) = refusal(&outcomes[0]);
+        assert!(
+            reason.contains("disable_ipv6=0") && !is_surprise,
+            "{reason}"
+        );
+        sh("sysctl -qw net.ipv6.conf.kube-ipvs0.disable_ipv6=0");
+        let outcomes = apply(
+            &mut kernel,
+            [
+                Op::BindAddress(ip("ff02::1")),
+                Op::BindAddress(ip("fd00::1")),
+            ],
+        );
+        assert!(
+            refusal(&outcomes[0]).0.contains("correct the Service"),
+            "{outcomes:?}"
+        );
+        assert_eq!(outcomes[1], Outcome::Done);
+    });
+}
+
+#[test]
+#[ignore = "needs a kernel with IPVS: run by make test in the lab"]
+fn without_rights_the_capability_is_named() {
+    on_a_node(|| {
+        let iptables = Iptables::choose(None).unwrap();
+        let mut kernel = open(IpFamily::V4);
+        let none = CapabilitySets {
+            effective: CapabilitySet::empty(),
+            permitted: CapabilitySet::empty(),
+            inheritable: CapabilitySet::empty(),
+        };
+        set_capabilities(None, none).unwrap();
+        let outcomes = apply(
+            &mut kernel,
+            [
+                Op::CreateLink,
+                Op::CreateSet(Set::ClusterIp, 65_536),
+                Op::AddMember(
+                    Set::ClusterIp,
+                    Member::AddressPort(ip("10.0.0.1"), Protocol::Tcp, 80),
+                ),
+                Op::AddServer(server("10.0.0.1:80"), properties("rr")),
+                Op::AddServer(server("10.0.0.2:80"), properties("rr")),
+                Op::BindAddress(ip("10.0.0.1")),
+            ],
+        );
+        for outcome in &outcomes[..5] {
+            let (reason, is_surprise) = refusal(outcome);
+            assert!(reason.contains("CAP_NET_ADMIN") && !is_surprise, "{reason}");
+        }
+        let error = NetlinkKernel::open(IpFamily::V4, iptables)
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("CAP_NET_ADMIN"), "{error}");
+        let error = kernel.dump(false).unwrap_err().to_string();
+        assert!(error.contains("CAP_NET_ADMIN"), "{error}");
+    });
+}
+
+#[test]
+#[ignore = "needs a kernel with IPVS: run by make test in the lab"]
+fn time_outs_are_set() {
+    on_a_node(|| {
+        let mut kernel = open(IpFamily::V4);
+        let seconds = Duration::from_secs;
+        kernel
+            .set_timeouts(seconds(700), seconds(0), seconds(70))
+            .unwrap();
+        let shown = sh("ipvsadm -L --timeout");
+        assert!(shown.contains("700 120 70"), "{shown}");
+    });
+}

@@ -1,0 +1,156 @@
+//! What a kernel that lacks modules makes of the real kernel's messages. It takes modules away and switches their loading
+//! off, so it runs where the kernel is thrown away afterwards: lane A of the lab.
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "a test stops at the first surprise"
+)]
+
+mod support;
+
+use std::fs;
+use std::process::Command;
+use std::sync::Arc;
+
+use proxy::{IpFamily, Protocol};
+use proxy_ipvs::{
+    Backend, Config, Iptables, Kernel as _, NetlinkKernel, Op, Outcome, Plan, Properties, Rules,
+    Set, Shim, VirtualServerKey,
+};
+use support::ip;
+
+const LOADER: &str = "/proc/sys/kernel/modprobe";
+
+/// While it lives, the kernel loads no module by itself.
+struct NoLoading(String);
+
+impl NoLoading {
+    fn begin() -> Self {
+        let loader = fs::read_to_string(LOADER).unwrap();
+        fs::write(LOADER, "/bin/false").unwrap();
+        Self(loader)
+    }
+}
+
+impl Drop for NoLoading {
+    fn drop(&mut self) {
+        fs::write(LOADER, &self.0).unwrap();
+    }
+}
+
+fn modprobe(arguments: &str) {
+    let words = arguments.split(' ');
+    assert!(
+        Command::new("modprobe")
+            .args(words)
+            .status()
+            .unwrap()
+            .success()
+    );
+}
+
+fn is_loaded(module: &str) -> bool {
+    let modules = fs::read_to_string("/proc/modules").unwrap();
+    modules
+        .lines()
+        .any(|line| line.split(' ').next() == Some(module))
+}
+
+#[test]
+#[ignore = "needs a kernel to throw away: run by make test in the lab"]
+fn missing_modules_are_named() {
+    if std::env::var("LAB_LANE").as_deref() != Ok("A") {
+        eprintln!("not in lane A: this kernel is not thrown away, or has no modules to miss");
+        return;
+    }
+    for module in [
+        "ip_vs_wrr",
+        "ip_vs",
+        "dummy",
+        "ip_set",
+        "iptable_nat",
+        "ip_set_hash_ipport",
+    ] {
+        assert!(
+            !is_loaded(module),
+            "{module} is loaded: this test needs a lab of its own"
+        );
+    }
+    let loading = NoLoading::begin();
+
+    let error = Iptables::choose(None).unwrap_err().to_string();
+    assert!(error.contains("modprobe -a iptable_nat"), "{error}");
+    modprobe("-a iptable_nat iptable_filter xt_addrtype xt_mark");
+    let iptables = Iptables::choose(None).unwrap();
+    assert_eq!(
+        iptables.backend(),
+        Backend::Legacy,
+        "this kernel has no nft NAT"
+    );
+    let error = Iptables::choose(Some(Backend::Nft))
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("Failed to initialize nft"), "{error}");
+
+    let open = |family| NetlinkKernel::open(family, iptables);
+    let error = open(IpFamily::V4).unwrap_err().to_string();
+    assert!(
+        is_loaded("ip_vs"),
+        "the kernel does not load it, so open does: {error}"
+    );
+    assert!(error.contains("modprobe ip_set"), "{error}");
+    modprobe("ip_set");
+    let mut kernel = open(IpFamily::V4).unwrap();
+
+    let key = VirtualServerKey {
+        address: ip("10.0.0.1"),
+        port: 80,
+        protocol: Protocol::Tcp,
+    };
+    let properties = Properties {
+        scheduler: "wrr".into(),
+        flags: 0,
+        timeout: 0,
+    };
+    let shim = Shim {
+        family: IpFamily::V4,
+        filled: [].into(),
+        forbidden_to_node: [key].into(),
+    };
+    let rules = Op::WriteRules {
+        wanted: Arc::new(shim.rules(&Config::default())),
+        installed: Arc::new(Rules::default()),
+    };
+    let sets = Set::all().map(|set| Op::CreateSet(set, 65_536));
+    let ops = [Op::CreateLink, Op::AddServer(key, properties)];
+    let plan = Plan {
+        ops: ops.into_iter().chain(sets).chain([rules]).collect(),
+    };
+    let outcomes = kernel.apply(&plan);
+    let refusals: Vec<String> = outcomes
+        .into_iter()
+        .map(|outcome| match outcome {
+            Outcome::Refused {
+                reason,
+                is_surprise: false,
+            } => reason,
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    for (index, says) in [
+        (0, "modprobe dummy"),
+        (1, "modprobe ip_vs_wrr"),
+        (2, "modprobe ip_set_hash_ipportip"),
+        (plan.ops.len() - 1, "modprobe -a xt_set"),
+    ] {
+        assert!(refusals[index].contains(says), "{}", refusals[index]);
+    }
+
+    drop(loading);
+    let outcomes = kernel.apply(&plan);
+    assert!(
+        outcomes.iter().all(|outcome| *outcome == Outcome::Done),
+        "{outcomes:?}"
+    );
+}
