@@ -3,3 +3,9 @@
 pub mod decode;
 pub mod flags;
 pub mod logging;
+pub mod source;
+mod addresses;
+mod mode;
+mod report;
+pub mod run;
+mod sysctl;

@@ -1,0 +1,63 @@
+//! This node's own Node.
+
+use ipnet::IpNet;
+use proxy::{Kind, Node};
+
+use super::{Decoded, Findings, Object, Unnamed, address, wire};
+
+/// Reads a Node.
+pub(crate) fn node(wire: wire::Node) -> Result<Decoded, Unnamed> {
+    let mut metadata = wire.metadata.unwrap_or_default();
+    let mut findings = Findings::new(Kind::Node, &mut metadata)?;
+    if !findings.is_kind(wire.kind.as_deref()) {
+        return Ok(findings.unusable());
+    }
+    let given = wire
+        .status
+        .unwrap_or_default()
+        .addresses
+        .unwrap_or_default();
+    let mut addresses = Vec::new();
+    for kind in ["InternalIP", "ExternalIP"] {
+        for (i, given) in given.iter().enumerate() {
+            if given.kind.as_deref() == Some(kind) {
+                let field = || format!("status.addresses[{i}].address");
+                let text = given.address.as_deref().unwrap_or_default();
+                addresses.extend(findings.address(field, text));
+            }
+        }
+    }
+    let spec = wire.spec.unwrap_or_default();
+    let given: Vec<Box<str>> = match spec.pod_cidrs {
+        Some(nets) if !nets.is_empty() => nets,
+        _ => spec.pod_cidr.into_iter().collect(),
+    };
+    let pod_cidrs = given
+        .iter()
+        .enumerate()
+        .filter_map(|(i, text)| pod_cidr(&mut findings, i, text))
+        .collect();
+    let node = Node {
+        name: findings.key.name.name().into(),
+        addresses,
+        zone: metadata
+            .labels
+            .and_then(|labels| labels.zone)
+            .filter(|zone| !zone.is_empty())
+            .map(Into::into),
+        pod_cidrs,
+    };
+    Ok(findings.proxied(Object::Node(node)))
+}
+
+fn pod_cidr(findings: &mut Findings, i: usize, text: &str) -> Option<IpNet> {
+    let net = address::net(text);
+    if net.is_none() && !text.is_empty() {
+        findings.text(
+            format!("spec.podCIDRs[{i}]"),
+            text,
+            "not a network such as 10.244.1.0/24; it is left out until it is corrected",
+        );
+    }
+    net
+}

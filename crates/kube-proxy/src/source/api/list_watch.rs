@@ -1,0 +1,500 @@
+//! One kind of object, listed and then watched for ever.
+//!
+//! ```text
+//!          ┌────────────── list: streamed, or in pages ◀──────────┐ expired
+//!          ▼                                                      │
+//!   watch from a resource version ─ ended ─▶ watch from the last one seen
+//! ```
+//!
+//! `kube::runtime::watcher` does the same, but does not fit here: it never falls back from a streamed list that the server
+//! does not know, it reconnects without any delay to a server that closes at once, one object that does not decode costs
+//! it the whole page, and it cannot tell an empty list of Services from an empty list of something else, after which
+//! everything would be deleted.
+//!
+//! Bodies are parsed into borrowed slices, one per object, and each object straight into its compact form.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::io::{AsyncBufRead, AsyncBufReadExt, AsyncReadExt};
+use kube::Client;
+use kube::api::{ListParams, WatchParams};
+use kube::core::Request;
+use kube::runtime::utils::Backoff;
+use kube::runtime::watcher::DefaultBackoff;
+use proxy::{Event, Kind};
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep, timeout};
+use tracing::{debug, warn};
+
+use super::outage::{Failure, Outage};
+use super::root_cause;
+use crate::decode::{self, kind_name};
+use crate::source::Complaints;
+
+/// Objects to a page: 500 slices of 50 endpoints are 8 MB of JSON.
+const PAGE: u32 = 500;
+/// How long a page, or the beginning of a watch, may take.
+const ANSWER: Duration = Duration::from_mins(1);
+/// How long a streamed list may stay silent before the server is taken to know none.
+const FIRST_EVENT: Duration = Duration::from_secs(30);
+/// A watch that is silent for longer than the server was asked to keep it open is dead.
+const WATCH_SECONDS: u32 = 290;
+const SILENCE: Duration = Duration::from_secs(WATCH_SECONDS as u64 + 5);
+/// A watch that has been open for so long is one, even if nothing has happened yet.
+const SETTLED: Duration = Duration::from_secs(1);
+/// Longer events and pages than these are not Kubernetes': etcd takes objects of 1.5 MB.
+const LONGEST_EVENT: u64 = 64 << 20;
+const LONGEST_PAGE: u64 = 1 << 30;
+
+/// What to list and watch.
+pub(super) struct Resource {
+    pub(super) kind: Kind,
+    /// The path that all objects of the kind are under.
+    pub(super) path: &'static str,
+    pub(super) labels: Option<&'static str>,
+    pub(super) fields: Option<String>,
+}
+
+/// Lists and watches one kind of object.
+pub(super) struct ListWatch {
+    client: Client,
+    resource: Resource,
+    outage: Arc<Outage>,
+    events: mpsc::Sender<Event>,
+    /// Whether the server streams lists (KEP-3157), as far as is known.
+    can_stream: bool,
+    /// Everything up to here is known.
+    version: Option<String>,
+    /// Whether the connection at hand has brought anything.
+    has_progressed: bool,
+    complaints: Complaints,
+}
+
+/// Why a connection ended before its time.
+#[derive(Debug)]
+enum End {
+    /// Nobody listens to the events any more.
+    Unheard,
+    /// The resource version is too old.
+    Expired,
+    /// The server does not stream lists.
+    Unstreamed(String),
+    Failed(Failure),
+}
+
+impl End {
+    fn nonsense(what: impl Into<String>) -> Self {
+        Self::Failed(Failure::Nonsense(what.into()))
+    }
+
+    fn unreachable(error: &dyn std::error::Error) -> Self {
+        Self::Failed(Failure::Unreachable(root_cause(error)))
+    }
+
+    fn silent(limit: Duration) -> Self {
+        Self::Failed(Failure::Unreachable(format!("no answer for {limit:?}")))
+    }
+}
+
+impl From<kube::Error> for End {
+    fn from(error: kube::Error) -> Self {
+        match error {
+            kube::Error::Api(status) => Self::status(status.code, &status.message),
+            other => Self::unreachable(&other),
+        }
+    }
+}
+
+impl End {
+    fn status(code: u16, message: &str) -> Self {
+        if code == 410 {
+            return Self::Expired;
+        }
+        Self::Failed(Failure::Refused {
+            code,
+            message: message.chars().take(200).collect(),
+        })
+    }
+}
+
+impl ListWatch {
+    pub(super) fn new(
+        client: Client,
+        resource: Resource,
+        outage: Arc<Outage>,
+        events: mpsc::Sender<Event>,
+    ) -> Self {
+        Self {
+            client,
+            resource,
+            outage,
+            events,
+            can_stream: true,
+            version: None,
+            has_progressed: false,
+            complaints: Complaints::default(),
+        }
+    }
+
+    /// Until nobody listens any more.
+    pub(super) async fn run(mut self) {
+        let name = kind_name(self.resource.kind);
+        let mut backoff = DefaultBackoff::default();
+        loop {
+            self.has_progressed = false;
+            let began = Instant::now();
+            let result = match self.version.clone() {
+                Some(version) => self.watch(&version).await,
+                None if self.can_stream => self.list_streamed().await,
+                None => self.list_in_pages().await,
+            };
+            if self.has_progressed {
+                backoff.reset();
+            }
+            match result {
+                Ok(()) if self.has_progressed || began.elapsed() >= SETTLED => continue,
+                Ok(()) => {
+                    let failure = Failure::Nonsense("a watch that ends at once".to_owned());
+                    self.outage.begin(self.resource.kind, failure);
+                }
+                Err(End::Unheard) => return,
+                Err(End::Unstreamed(why)) => {
+                    debug!("{name}s: the server does not stream lists ({why}); listing in pages");
+                    self.can_stream = false;
+                    continue;
+                }
+                Err(End::Expired) => {
+                    debug!("{name}s: the server has forgotten what changed since; listing again");
+                    self.version = None;
+                    if self.has_progressed {
+                        continue;
+                    }
+                }
+                Err(End::Failed(failure)) => {
+                    // A version from before the server's storage was restored is no use either.
+                    if let Failure::Refused {
+                        code: 400 | 404 | 422 | 504,
+                        ..
+                    } = failure
+                    {
+                        self.version = None;
+                    }
+                    self.outage.begin(self.resource.kind, failure);
+                }
+            }
+            sleep(backoff.next().unwrap_or(ANSWER)).await;
+        }
+    }
+
+    /// A watch that begins with all objects, and goes on.
+    async fn list_streamed(&mut self) -> Result<(), End> {
+        let reader = match self.open_watch("", true).await {
+            Err(End::Failed(Failure::Refused {
+                code: 400 | 422,
+                message,
+            })) => {
+                return Err(End::Unstreamed(message));
+            }
+            reader => reader?,
+        };
+        self.send(Event::ListStarted(self.resource.kind)).await?;
+        self.follow(reader, true).await
+    }
+
+    async fn watch(&mut self, version: &str) -> Result<(), End> {
+        let reader = self.open_watch(version, false).await?;
+        self.follow(reader, false).await
+    }
+
+    async fn open_watch(
+        &self,
+        version: &str,
+        is_list: bool,
+    ) -> Result<impl AsyncBufRead + Unpin + use<>, End> {
+        let params = WatchParams {
+            label_selector: self.resource.labels.map(str::to_owned),
+            field_selector: self.resource.fields.clone(),
+            timeout: Some(WATCH_SECONDS),
+            bookmarks: true,
+            send_initial_events: is_list,
+        };
+        let request = Request::new(self.resource.path)
+            .watch(&params, version)
+            .map_err(kube::Error::BuildRequest)?;
+        let answer = timeout(ANSWER, self.client.request_stream(request)).await;
+        let reader = answer.map_err(|_| End::silent(ANSWER))??;
+        Ok(Box::pin(reader))
+    }
+
+    /// Reads a watch to its end. With `is_list`, objects come first that are the list.
+    async fn follow(
+        &mut self,
+        mut reader: impl AsyncBufRead + Unpin,
+        is_list: bool,
+    ) -> Result<(), End> {
+        let mut list = is_list.then_some(Listing { is_whole: true });
+        let mut line = Vec::new();
+        let mut patience = if is_list { FIRST_EVENT } else { SETTLED };
+        loop {
+            let room = LONGEST_EVENT.saturating_sub(line.len() as u64);
+            let mut limited = (&mut reader).take(room);
+            // What was read when the time is over stays in `line`.
+            let read = timeout(patience, limited.read_until(b'\n', &mut line)).await;
+            match read {
+                Err(_) if patience == SETTLED => {
+                    self.progressed();
+                    patience = SILENCE;
+                    continue;
+                }
+                Err(_) if list.is_some() && line.is_empty() && patience == FIRST_EVENT => {
+                    return Err(End::Unstreamed(format!("no event for {FIRST_EVENT:?}")));
+                }
+                Err(_) if list.is_some() => return Err(End::silent(SILENCE)),
+                // As when the server closes: the next connection shows whether it is away.
+                Err(_) => return Ok(()),
+                Ok(Err(error)) if list.is_some() => return Err(End::unreachable(&error)),
+                Ok(Err(error)) => {
+                    debug!("{}s: {}", kind_name(self.resource.kind), root_cause(&error));
+                    return Ok(());
+                }
+                Ok(Ok(_)) => {}
+            }
+            let Some(text) = line.strip_suffix(b"\n") else {
+                if line.len() as u64 >= LONGEST_EVENT {
+                    return Err(End::nonsense(format!(
+                        "an event of more than {LONGEST_EVENT} bytes"
+                    )));
+                }
+                return match list {
+                    Some(_) => Err(End::nonsense("a list that ends before it is complete")),
+                    None => Ok(()),
+                };
+            };
+            if !text.iter().all(u8::is_ascii_whitespace) {
+                self.event(text, &mut list).await?;
+                patience = SILENCE;
+            }
+            line.clear();
+        }
+    }
+
+    /// Takes one event of a watch.
+    async fn event(&mut self, line: &[u8], list: &mut Option<Listing>) -> Result<(), End> {
+        let Line { kind, object } = serde_json::from_slice(line)
+            .map_err(|error| End::nonsense(format!("{error} in {:?}", excerpt(line))))?;
+        let version = match &*kind {
+            "ADDED" | "MODIFIED" => {
+                let (version, is_named) = self.tell(object.get()).await?;
+                if let Some(list) = list {
+                    list.is_whole &= is_named;
+                }
+                version
+            }
+            "DELETED" => match decode::key_from_json(self.resource.kind, object.get()) {
+                Ok((key, version)) => {
+                    self.complaints.forget(&key);
+                    self.send(key.into_deletion()).await?;
+                    version
+                }
+                Err(unnamed) => {
+                    warn!("the API server deleted a {unnamed}");
+                    None
+                }
+            },
+            "BOOKMARK" => {
+                let Bookmark { metadata } = serde_json::from_str(object.get())
+                    .map_err(|error| End::nonsense(format!("a bookmark: {error}")))?;
+                let annotations = metadata.annotations.unwrap_or_default();
+                if annotations.initial_events_end.is_some()
+                    && let Some(list) = list.take()
+                {
+                    self.complete(list).await?;
+                }
+                Some(metadata.resource_version)
+            }
+            "ERROR" => {
+                let status: Status = serde_json::from_str(object.get()).unwrap_or_default();
+                return Err(End::status(status.code, &status.message));
+            }
+            other => return Err(End::nonsense(format!("an event of type {other:?}"))),
+        };
+        // While the list is told, a version says nothing about what is still to come.
+        if list.is_none() {
+            if let Some(version) = version {
+                self.version = Some(version.into());
+            }
+            self.progressed();
+        }
+        Ok(())
+    }
+
+    async fn list_in_pages(&mut self) -> Result<(), End> {
+        let kind = self.resource.kind;
+        let mut list = Listing { is_whole: true };
+        let mut position: Option<String> = None;
+        loop {
+            let params = ListParams {
+                label_selector: self.resource.labels.map(str::to_owned),
+                field_selector: self.resource.fields.clone(),
+                limit: Some(PAGE),
+                continue_token: position.clone(),
+                ..ListParams::default()
+            };
+            let request = Request::new(self.resource.path)
+                .list(&params)
+                .map_err(kube::Error::BuildRequest)?;
+            let client = self.client.clone();
+            let body = timeout(ANSWER, async move {
+                let reader = client.request_stream(request).await?;
+                let mut body = Vec::new();
+                let read = Box::pin(reader)
+                    .take(LONGEST_PAGE)
+                    .read_to_end(&mut body)
+                    .await;
+                read.map_err(|error| End::unreachable(&error))?;
+                Ok::<_, End>(body)
+            })
+            .await
+            .map_err(|_| End::silent(ANSWER))??;
+            let page: Page<'_> = serde_json::from_slice(&body)
+                .map_err(|error| End::nonsense(format!("{error} in {:?}", excerpt(&body))))?;
+            let wanted = format!("{}List", kind_name(kind));
+            if page.kind.as_deref() != Some(&*wanted) {
+                let got = page.kind.unwrap_or_default();
+                return Err(End::nonsense(format!(
+                    "kind {got:?} where a {wanted} was asked for"
+                )));
+            }
+            if position.is_none() {
+                self.send(Event::ListStarted(kind)).await?;
+            }
+            for object in page.items.unwrap_or_default() {
+                let (_, is_named) = self.tell(object.get()).await?;
+                list.is_whole &= is_named;
+            }
+            let metadata = page.metadata;
+            match metadata.continue_token.filter(|token| !token.is_empty()) {
+                Some(token) if position.as_deref() == Some(&*token) => {
+                    return Err(End::nonsense("a list that goes on for ever"));
+                }
+                Some(token) => position = Some(token.into_owned()),
+                None => {
+                    let version = metadata
+                        .resource_version
+                        .filter(|version| !version.is_empty());
+                    let version =
+                        version.ok_or_else(|| End::nonsense("a list without a resourceVersion"))?;
+                    self.complete(list).await?;
+                    self.version = Some(version.into_owned());
+                    self.progressed();
+                    return Ok(());
+                }
+            }
+        }
+    }
+
+    /// Tells of one object; its resource version, and whether it could be named.
+    async fn tell(&mut self, object: &str) -> Result<(Option<Box<str>>, bool), End> {
+        let mut decoded = match decode::from_json(self.resource.kind, object) {
+            Ok(decoded) => decoded,
+            Err(unnamed) => {
+                warn!("from the API server, a {unnamed}");
+                return Ok((None, false));
+            }
+        };
+        let problems = std::mem::take(&mut decoded.problems);
+        for complaint in self.complaints.of(&decoded.key, problems) {
+            warn!("{complaint}");
+        }
+        let version = decoded.version.take();
+        self.send(decoded.into_event()).await?;
+        Ok((version, true))
+    }
+
+    async fn complete(&self, list: Listing) -> Result<(), End> {
+        self.send(Event::ListComplete {
+            kind: self.resource.kind,
+            is_whole: list.is_whole,
+        })
+        .await
+    }
+
+    fn progressed(&mut self) {
+        self.has_progressed = true;
+        self.outage.end(self.resource.kind);
+    }
+
+    async fn send(&self, event: Event) -> Result<(), End> {
+        self.events.send(event).await.map_err(|_| End::Unheard)
+    }
+}
+
+/// What is noted of a list while it is told.
+#[derive(Debug)]
+struct Listing {
+    is_whole: bool,
+}
+
+/// The beginning of an answer, to recognise it by.
+fn excerpt(body: &[u8]) -> Cow<'_, str> {
+    String::from_utf8_lossy(body.get(..60).unwrap_or(body))
+}
+
+/// A page of a list.
+#[derive(Deserialize)]
+struct Page<'a> {
+    #[serde(borrow)]
+    kind: Option<Cow<'a, str>>,
+    #[serde(borrow, default)]
+    metadata: PageMetadata<'a>,
+    #[serde(borrow)]
+    items: Option<Vec<&'a RawValue>>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct PageMetadata<'a> {
+    #[serde(borrow)]
+    resource_version: Option<Cow<'a, str>>,
+    #[serde(borrow, rename = "continue")]
+    continue_token: Option<Cow<'a, str>>,
+}
+
+/// An event of a watch.
+#[derive(Deserialize)]
+struct Line<'a> {
+    #[serde(borrow, rename = "type")]
+    kind: Cow<'a, str>,
+    #[serde(borrow)]
+    object: &'a RawValue,
+}
+
+#[derive(Deserialize)]
+struct Bookmark {
+    metadata: BookmarkMetadata,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct BookmarkMetadata {
+    resource_version: Box<str>,
+    annotations: Option<BookmarkAnnotations>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct BookmarkAnnotations {
+    #[serde(rename = "k8s.io/initial-events-end")]
+    initial_events_end: Option<Box<str>>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Status {
+    code: u16,
+    message: String,
+}
