@@ -1,11 +1,11 @@
 //! The node daemon: kube-proxy in IPVS mode.
 
+mod addresses;
 pub mod decode;
 pub mod flags;
 pub mod logging;
-pub mod source;
-mod addresses;
 mod mode;
 mod report;
 pub mod run;
+pub mod source;
 mod sysctl;

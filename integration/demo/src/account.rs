@@ -1,12 +1,14 @@
 //! What the demo prints, and whether all of it was as claimed.
 
 use std::collections::BTreeMap;
+use std::fs;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use lab::{Answer, Place, Running};
+use serde_json::Value;
 
 /// How long the daemon may take to program a node.
 const PROGRAMMED_WITHIN: Duration = Duration::from_secs(20);
@@ -35,6 +37,33 @@ impl Account {
     #[allow(clippy::unused_self, reason = "the account is what is printed")]
     pub(crate) fn say(&self, text: &str) {
         println!("   {text}");
+    }
+
+    /// The Services in a folder of manifests, as `kubectl get services` shows them.
+    #[allow(clippy::unused_self, reason = "the account is what is printed")]
+    pub(crate) fn services(&self, manifests: &Path) -> Result<()> {
+        let mut rows =
+            vec![["SERVICE", "TYPE", "CLUSTER-IP", "EXTERNAL-IP", "PORT(S)"].map(str::to_owned)];
+        rows.extend(services(manifests)?);
+        let width = |column: usize| {
+            rows.iter()
+                .filter_map(|row| row.get(column))
+                .map(String::len)
+                .max()
+                .unwrap_or(0)
+        };
+        let widths: [usize; 5] = std::array::from_fn(width);
+        println!();
+        for row in &rows {
+            let cells: Vec<_> = row
+                .iter()
+                .zip(widths)
+                .map(|(cell, width)| format!("{cell:width$}"))
+                .collect();
+            println!("   {}", cells.join("  ").trim_end());
+        }
+        println!();
+        Ok(())
     }
 
     /// Output of a tool, indented.
@@ -79,6 +108,61 @@ impl Account {
             println!("  - {failure}");
         }
         ExitCode::FAILURE
+    }
+}
+
+/// A row for each Service in a folder: name, type, cluster IP, load-balancer IPs, ports.
+fn services(manifests: &Path) -> Result<Vec<[String; 5]>> {
+    let mut rows = Vec::new();
+    for entry in fs::read_dir(manifests)? {
+        let text = fs::read_to_string(entry?.path())?;
+        let objects: Vec<Value> = serde_saphyr::from_multiple(&text)?;
+        rows.extend(
+            objects
+                .iter()
+                .filter(|object| object["kind"] == "Service")
+                .map(row),
+        );
+    }
+    rows.sort();
+    Ok(rows)
+}
+
+fn row(service: &Value) -> [String; 5] {
+    let port = |port: &Value| {
+        let outside = match text(port, "/nodePort") {
+            number if number.is_empty() => number,
+            number => format!(":{number}"),
+        };
+        let protocol = port
+            .get("protocol")
+            .and_then(Value::as_str)
+            .unwrap_or("TCP");
+        format!("{}{outside}/{protocol}", text(port, "/port"))
+    };
+    [
+        text(service, "/metadata/name"),
+        text(service, "/spec/type"),
+        text(service, "/spec/clusterIP"),
+        list(service, "/status/loadBalancer/ingress", |ingress| {
+            text(ingress, "/ip")
+        }),
+        list(service, "/spec/ports", port),
+    ]
+}
+
+fn text(value: &Value, at: &str) -> String {
+    match value.pointer(at) {
+        Some(Value::String(text)) => text.clone(),
+        Some(other) => other.to_string(),
+        None => String::new(),
+    }
+}
+
+fn list(value: &Value, at: &str, cell: impl Fn(&Value) -> String) -> String {
+    match value.pointer(at).and_then(Value::as_array) {
+        Some(values) => values.iter().map(cell).collect::<Vec<_>>().join(","),
+        None => "<none>".to_owned(),
     }
 }
 

@@ -53,12 +53,7 @@ pub(crate) fn show(arguments: &Arguments, account: &mut Account) -> Result<()> {
         flags.join(" "),
         "examples/nginx"
     ));
-    account.say("");
-    account.say("SERVICE                TYPE          CLUSTER-IP     EXTERNAL-IP   PORT(S)");
-    account.say("my-nginx-cluster       ClusterIP     10.103.1.234   <none>        80/TCP");
-    account.say("my-nginx-nodeport      NodePort      10.97.229.148  <none>        80:30915/TCP");
-    account.say("my-nginx-loadbalancer  LoadBalancer  10.96.98.173   172.35.0.200  80:30781/TCP");
-    account.say("");
+    account.services(&manifests)?;
 
     let found = virtual_servers(&node)?;
     let keys: Vec<&str> = found.keys().map(String::as_str).collect();

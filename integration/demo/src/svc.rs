@@ -61,11 +61,7 @@ pub(crate) fn show(arguments: &Arguments, account: &mut Account) -> Result<()> {
         })?;
     }
     account.say("kube-proxy runs on node1 to node4; pod1 to pod3 (10.10.1.2, 10.10.2.2, 10.10.3.3) on the first three.");
-    account.say("");
-    account.say("SERVICE        TYPE       CLUSTER-IP    PORT(S)");
-    account.say("svc-clusterip  ClusterIP  10.200.1.201  9000/TCP");
-    account.say("svc-nodeport   NodePort   10.200.1.202  9000:30900/TCP");
-    account.say("");
+    account.services(&manifests)?;
 
     let answers = ask(&client, CLUSTER_IP, 99)?;
     let counts = count(&answers);

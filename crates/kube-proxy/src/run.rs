@@ -1,0 +1,293 @@
+//! The daemon's loop: a few triggers, one body.
+//!
+//! ```text
+//!   event ┐
+//!   retry │            ┌─▶ drain the queued events into the model
+//!   tick  ├─ select! ──┼─▶ resync, if the kernel may have changed by itself
+//!   node  │            ├─▶ update ─▶ sync, for each family
+//!   stop  ┘            └─▶ say what happened
+//! ```
+//!
+//! Draining is what coalesces: however many events arrive while a sync runs, they are one update after it.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use futures::future::FutureExt as _;
+use futures::stream::{BoxStream, StreamExt as _};
+use proxy::{Event, Mode, Model};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::time::{Instant, sleep_until};
+use tracing::{error, info, warn};
+
+use crate::addresses::AddressChanges;
+use crate::flags::Options;
+use crate::report::Reporter;
+use crate::{mode, source, sysctl};
+
+/// How many queued events are taken in before the kernel is written, so that a flood cannot put that off for ever.
+const MAX_DRAINED: usize = 50_000;
+/// How long node address changes are collected: they come in bursts.
+const ADDRESS_SETTLE: Duration = Duration::from_millis(50);
+/// The first delay before a kernel that could not be read is read again; doubles up to the sync period.
+const FIRST_REREAD: Duration = Duration::from_secs(1);
+/// How often a start that still waits for its sources says so.
+const WAITING_NOTICE: Duration = Duration::from_secs(10);
+/// How long the start waits for the own Node, as upstream.
+const NODE_PATIENCE: Duration = Duration::from_secs(30);
+
+/// Serves until SIGTERM or SIGINT. Whatever is programmed stays: a restart must not cost a connection.
+pub async fn run(options: Options) -> Result<()> {
+    let mut stop = Stop::subscribe()?;
+    let kernels = mode::open(&options).await?;
+    let written = sysctl::apply(options.strict_arp)?;
+    if !written.is_empty() {
+        info!(sysctls = written.join(" "), "kernel settings written");
+    }
+    // Subscribed before anything is read, so that no change falls between.
+    let addresses =
+        AddressChanges::subscribe().context("cannot subscribe to address changes (rtnetlink)")?;
+    let mut events = source::open(&options.source, &options.node_name).await?;
+    let mut model = Model::new();
+    tokio::select! {
+        () = gather(&mut events, &mut model, &options) => {}
+        () = stop.requested() => return Ok(()),
+    }
+    let modes = kernels.into_modes(&options, &model);
+    Daemon::new(options, events, addresses, model, modes)
+        .serve(stop)
+        .await
+}
+
+/// Takes in events until Services and EndpointSlices have been told, and the own Node, if it comes in time.
+async fn gather(events: &mut BoxStream<'static, Event>, model: &mut Model, options: &Options) {
+    let started = Instant::now();
+    let mut notice = started + WAITING_NOTICE;
+    let needs_node = matches!(options.source, crate::flags::ObjectSource::Api { .. });
+    loop {
+        let is_node_known =
+            !needs_node || model.node().is_some() || started.elapsed() >= NODE_PATIENCE;
+        if model.is_complete() && model.is_node_listed() && is_node_known {
+            if needs_node && model.node().is_none() {
+                warn!(
+                    node = options.node_name,
+                    "the Node object does not exist; going on without its addresses and zone. Check --hostname-override"
+                );
+            }
+            return;
+        }
+        tokio::select! {
+            event = events.next() => match event {
+                Some(event) => model.apply(event),
+                None => return,
+            },
+            () = sleep_until(notice) => {
+                notice += WAITING_NOTICE;
+                let awaited = if model.is_complete() { "the own Node" } else { "Services and EndpointSlices" };
+                info!(waiting_for = awaited, "nothing is programmed before the first lists are complete");
+            }
+        }
+    }
+}
+
+struct Daemon {
+    options: Options,
+    events: BoxStream<'static, Event>,
+    addresses: AddressChanges,
+    model: Model,
+    families: Vec<Family>,
+    /// Before this, no sync starts because of events.
+    not_before: Instant,
+    next_tick: Instant,
+}
+
+/// One family's mode, and what the loop keeps about it.
+struct Family {
+    mode: Box<dyn Mode>,
+    reporter: Reporter,
+    /// The kernel is to be read before the next sync, because of something seen outside.
+    wants_resync: bool,
+    /// After a failed read: no further one before this.
+    reread: Option<(Instant, Duration)>,
+}
+
+impl Daemon {
+    fn new(
+        options: Options,
+        events: BoxStream<'static, Event>,
+        addresses: AddressChanges,
+        model: Model,
+        modes: Vec<Box<dyn Mode>>,
+    ) -> Self {
+        let now = Instant::now();
+        let families = modes
+            .into_iter()
+            .map(|mode| Family {
+                reporter: Reporter::new(mode.family()),
+                mode,
+                wants_resync: true,
+                reread: None,
+            })
+            .collect();
+        let next_tick = now + options.sync_period;
+        Self {
+            options,
+            events,
+            addresses,
+            model,
+            families,
+            not_before: now,
+            next_tick,
+        }
+    }
+
+    async fn serve(mut self, mut stop: Stop) -> Result<()> {
+        let mut is_listening = true;
+        loop {
+            self.sync().await;
+            let due = self.next_due();
+            tokio::select! {
+                biased;
+                () = stop.requested() => {
+                    info!("stopping; everything programmed stays in the kernel");
+                    return Ok(());
+                }
+                event = self.events.next() => match event {
+                    Some(event) => self.drain(event),
+                    None => anyhow::bail!("the source of Services has ended"),
+                },
+                changed = self.addresses.next(), if is_listening => match changed {
+                    Ok(()) => {
+                        tokio::time::sleep(ADDRESS_SETTLE).await;
+                        self.want_resync();
+                    }
+                    Err(error) => {
+                        is_listening = false;
+                        error!(%error, "address changes can no longer be followed; they are seen at the next resync");
+                    }
+                },
+                () = sleep_until(self.next_tick) => {
+                    self.next_tick = Instant::now() + self.options.sync_period;
+                    self.want_resync();
+                }
+                () = sleep_until(due) => {}
+            }
+        }
+    }
+
+    /// Takes in an event and all that are queued behind it.
+    fn drain(&mut self, first: Event) {
+        self.model.apply(first);
+        for _ in 0..MAX_DRAINED {
+            match self.events.next().now_or_never() {
+                Some(Some(event)) => self.model.apply(event),
+                _ => break,
+            }
+        }
+    }
+
+    fn want_resync(&mut self) {
+        for family in &mut self.families {
+            family.wants_resync = true;
+        }
+    }
+
+    /// When something is due without a further event.
+    fn next_due(&self) -> Instant {
+        let events = self.model.has_changes().then_some(self.not_before);
+        let families = self.families.iter().filter_map(Family::next_due);
+        families.chain(events).min().unwrap_or(self.next_tick)
+    }
+
+    async fn sync(&mut self) {
+        let now = Instant::now();
+        let has_due = self
+            .families
+            .iter()
+            .any(|family| family.next_due().is_some_and(|due| due <= now));
+        let takes_events = self.model.has_changes() && now >= self.not_before;
+        if !has_due && !takes_events {
+            return;
+        }
+        let changes = if now >= self.not_before {
+            self.model.take_changes()
+        } else {
+            proxy::Changes::default()
+        };
+        for family in &mut self.families {
+            family.mode.update(&self.model, &changes);
+            family.sync(&self.model, self.options.sync_period).await;
+        }
+        if !changes.is_empty() {
+            self.not_before = Instant::now() + self.options.min_sync_period;
+        }
+    }
+}
+
+impl Family {
+    fn next_due(&self) -> Option<Instant> {
+        match self.reread {
+            // Without knowing the kernel nothing can be written.
+            Some((at, _)) => Some(at),
+            None if self.wants_resync || self.mode.needs_resync() => Some(Instant::now()),
+            None => self.mode.next_due().map(Instant::from_std),
+        }
+    }
+
+    async fn sync(&mut self, model: &Model, longest: Duration) {
+        if self.wants_resync || self.mode.needs_resync() {
+            let now = Instant::now();
+            if self.reread.is_some_and(|(at, _)| now < at) {
+                return;
+            }
+            let result = self.mode.resync(model, now.into_std()).await;
+            match result {
+                Ok(()) => {
+                    self.reread = None;
+                    self.wants_resync = false;
+                    self.reporter.readable();
+                }
+                Err(failure) => {
+                    let delay = self
+                        .reread
+                        .map_or(FIRST_REREAD, |(_, delay)| (delay * 2).min(longest));
+                    self.reread = Some((now + delay, delay));
+                    self.reporter.unreadable(&failure);
+                    return;
+                }
+            }
+        }
+        let report = self.mode.sync(std::time::Instant::now()).await;
+        self.reporter.synced(&report);
+        if self.mode.needs_resync() {
+            // The kernel was not as believed: read it again, but never in a tight circle.
+            self.reread = Some((
+                Instant::now() + Duration::from_millis(100),
+                Duration::from_millis(100),
+            ));
+        }
+    }
+}
+
+/// SIGTERM and SIGINT.
+struct Stop {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Stop {
+    fn subscribe() -> Result<Self> {
+        let subscribe = |kind| signal(kind).context("cannot listen for signals");
+        Ok(Self {
+            terminate: subscribe(SignalKind::terminate())?,
+            interrupt: subscribe(SignalKind::interrupt())?,
+        })
+    }
+
+    async fn requested(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
+}
