@@ -8,7 +8,8 @@
 //! ```
 //!
 //! Its calls block for as long as the kernel works, so it lives on a thread of its own ([`netlink_batch::Worker`]), and in
-//! the network namespace of the thread that opened it. Consecutive writes of one kind go to the kernel together. Every
+//! the network namespace of the thread that opened it. A dump begins with new sockets: a module that was reloaded meanwhile
+//! has another number, and a socket that failed is not used again. Consecutive writes of one kind go to the kernel together. Every
 //! refusal becomes a sentence with a next step: error numbers mean different things from write to write, and those used here
 //! were seen on Linux 6.1.
 
@@ -20,7 +21,6 @@ mod sets;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use ipvs_netlink::Ipvs;
 use proxy::{IpFamily, Target};
 
 use crate::iptables::{Iptables, IptablesError};
@@ -83,10 +83,12 @@ impl NetlinkKernel {
     /// kernel does not load it so, by one `modprobe ip_vs`.
     pub fn open(family: IpFamily, iptables: Iptables) -> Result<Self, OpenError> {
         let sockets = match Sockets::open(family) {
-            Err(OpenError::NoIpvs { .. }) => {
+            Err(OpenError::Ipvs(ipvs_netlink::Error::FamilyMissing)) => {
                 let tried = modprobe_ip_vs();
                 Sockets::open(family).map_err(|error| match error {
-                    OpenError::NoIpvs { .. } => OpenError::NoIpvs { tried },
+                    OpenError::Ipvs(ipvs_netlink::Error::FamilyMissing) => {
+                        OpenError::NoIpvs { tried }
+                    }
                     error => error,
                 })
             }
@@ -141,14 +143,8 @@ impl NetlinkKernel {
 
 impl Sockets {
     fn open(family: IpFamily) -> Result<Self, OpenError> {
-        let ipvs = Ipvs::open().map_err(|error| match error {
-            ipvs_netlink::Error::FamilyMissing => OpenError::NoIpvs {
-                tried: "`modprobe` is only tried at start".to_owned(),
-            },
-            error => OpenError::Ipvs(error),
-        })?;
         Ok(Self {
-            servers: Servers::new(ipvs, family),
+            servers: Servers::open(family).map_err(OpenError::Ipvs)?,
             sets: Sets::open(family).map_err(OpenError::Ipset)?,
             addresses: Addresses::open(family).map_err(OpenError::Route)?,
         })
@@ -198,12 +194,6 @@ impl Kind {
 
 impl Kernel for NetlinkKernel {
     fn dump(&mut self, with_rules: bool) -> Result<Snapshot, KernelError> {
-        // New sockets: a module that was reloaded meanwhile has another number, and a socket that failed is not used again.
-        self.sockets = Sockets::open(self.family).map_err(|error| match error {
-            OpenError::Ipset(error) => unreadable("the ipsets", &error),
-            OpenError::Route(error) => unreadable("the addresses of this node", &error),
-            error => unreadable("the virtual servers", &error),
-        })?;
         let Sockets {
             servers,
             sets,

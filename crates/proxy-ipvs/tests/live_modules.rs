@@ -15,8 +15,8 @@ use std::sync::Arc;
 
 use proxy::{IpFamily, Protocol};
 use proxy_ipvs::{
-    Backend, Config, Iptables, Kernel as _, NetlinkKernel, Op, Outcome, Plan, Properties, Rules,
-    Set, Shim, VirtualServerKey,
+    Backend, Config, Iptables, Kernel as _, Member, NetlinkKernel, Op, Outcome, Plan, Properties,
+    Rules, Set, Shim, VirtualServerKey,
 };
 use support::ip;
 
@@ -124,8 +124,17 @@ fn missing_modules_are_named() {
     };
     let sets = Set::all().map(|set| Op::CreateSet(set, 65_536));
     let ops = [Op::CreateLink, Op::AddServer(key, properties)];
+    // What hangs on a refused one is refused too, and no surprise.
+    let dependents = [
+        Op::AddMember(
+            Set::ClusterIp,
+            Member::AddressPort(key.address, key.protocol, key.port),
+        ),
+        Op::BindAddress(key.address),
+        rules,
+    ];
     let plan = Plan {
-        ops: ops.into_iter().chain(sets).chain([rules]).collect(),
+        ops: ops.into_iter().chain(sets).chain(dependents).collect(),
     };
     let outcomes = kernel.apply(&plan);
     let refusals: Vec<String> = outcomes
@@ -142,10 +151,14 @@ fn missing_modules_are_named() {
         (0, "modprobe dummy"),
         (1, "modprobe ip_vs_wrr"),
         (2, "modprobe ip_set_hash_ipportip"),
+        (plan.ops.len() - 3, "no set of that name"),
+        (plan.ops.len() - 2, "no link kube-ipvs0"),
         (plan.ops.len() - 1, "modprobe -a xt_set"),
     ] {
         assert!(refusals[index].contains(says), "{}", refusals[index]);
     }
+
+    assert!(kernel.dump(true).is_ok_and(|found| !found.has_link));
 
     drop(loading);
     let outcomes = kernel.apply(&plan);

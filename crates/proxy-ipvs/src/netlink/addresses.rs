@@ -46,6 +46,8 @@ pub(super) struct Addresses {
     family: IpFamily,
     /// Addresses on the link that have another prefix length than this proxy gives: to remove one its own must be named.
     foreign_prefixes: BTreeMap<IpAddr, u8>,
+    /// Whether the link could not be made: that addresses have none is no surprise then.
+    is_link_refused: bool,
 }
 
 /// What a dump found, without loopback and IPv6 link-local addresses.
@@ -71,10 +73,12 @@ impl Addresses {
             connection: Connection::open(Protocol::Route)?,
             family,
             foreign_prefixes: BTreeMap::new(),
+            is_link_refused: false,
         })
     }
 
     pub(super) fn dump(&mut self) -> Result<Found, Error> {
+        self.connection = Connection::open(Protocol::Route)?;
         let link = self.link()?;
         let header = ifaddrmsg(self.family, 0, 0, 0);
         let dump = self
@@ -106,6 +110,12 @@ impl Addresses {
     }
 
     pub(super) fn create_link(&mut self) -> Outcome {
+        let outcome = self.try_create_link();
+        self.is_link_refused = outcome != Outcome::Done;
+        outcome
+    }
+
+    fn try_create_link(&mut self) -> Outcome {
         let mut batch = Batch::new();
         batch.push(RTM_NEWLINK, NLM_F_CREATE | NLM_F_EXCL, |message| {
             message.bytes(&[0; IFINFOMSG]);
@@ -139,7 +149,7 @@ impl Addresses {
     pub(super) fn apply(&mut self, run: &[Op]) -> Vec<Outcome> {
         let index = match self.link() {
             Ok(Some(index)) => index,
-            Ok(None) => return run.iter().map(without_link).collect(),
+            Ok(None) => return run.iter().map(|op| self.without_link(op)).collect(),
             Err(error) => return run.iter().map(|_| unsent(&error)).collect(),
         };
         let mut batch = Batch::new();
@@ -168,6 +178,16 @@ impl Addresses {
                 .map(|(op, reply)| outcome(op, reply))
                 .collect(),
             Err(error) => run.iter().map(|_| unsent(&error)).collect(),
+        }
+    }
+
+    fn without_link(&self, op: &Op) -> Outcome {
+        match op {
+            Op::UnbindAddress(_) => Outcome::Done,
+            _ if self.is_link_refused => {
+                refused("ENODEV, there is no link kube-ipvs0; it could not be made".to_owned())
+            }
+            _ => surprise("ENODEV, there is no link kube-ipvs0; it is made again".to_owned()),
         }
     }
 
@@ -280,13 +300,6 @@ fn outcome(op: &Op, reply: Reply) -> Outcome {
             &refusal,
             "try it with `ip address` on kube-ipvs0 by hand",
         )),
-    }
-}
-
-fn without_link(op: &Op) -> Outcome {
-    match op {
-        Op::UnbindAddress(_) => Outcome::Done,
-        _ => surprise("ENODEV, there is no link kube-ipvs0; it is made again".to_owned()),
     }
 }
 

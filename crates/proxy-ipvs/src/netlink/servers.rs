@@ -23,18 +23,19 @@ pub(super) struct Servers {
 }
 
 impl Servers {
-    pub(super) fn new(ipvs: Ipvs, family: IpFamily) -> Self {
-        Self {
-            ipvs,
+    pub(super) fn open(family: IpFamily) -> Result<Self, Error> {
+        Ok(Self {
+            ipvs: Ipvs::open()?,
             family: match family {
                 IpFamily::V4 => AddressFamily::Inet,
                 IpFamily::V6 => AddressFamily::Inet6,
             },
-        }
+        })
     }
 
     /// All of this family, but those for marked packets and for other protocols than ours: these are not for Services.
     pub(super) fn dump(&mut self) -> Result<BTreeMap<VirtualServerKey, VirtualServer>, Error> {
+        self.ipvs = Ipvs::open()?;
         let mut schedulers: BTreeSet<Arc<str>> = BTreeSet::new();
         let mut servers = BTreeMap::new();
         for entry in self.ipvs.services()? {

@@ -16,6 +16,8 @@ use crate::sets::{Member, Set, SetKind};
 pub(super) struct Sets {
     ipset: Ipset,
     family: IpFamily,
+    /// Sets that could not be made: that their members have no set is no surprise.
+    refused: BTreeSet<Set>,
 }
 
 impl Sets {
@@ -23,12 +25,14 @@ impl Sets {
         Ok(Self {
             ipset: Ipset::open()?,
             family,
+            refused: BTreeSet::new(),
         })
     }
 
     /// Our sets, one by one: those of others may be huge. A set with the name of one of ours but of another type counts as
     /// absent, so that it is to be made, which says what is wrong with it.
     pub(super) fn dump(&mut self) -> Result<BTreeMap<Set, BTreeSet<Member>>, Error> {
+        self.ipset = Ipset::open()?;
         let mut sets = BTreeMap::new();
         for set in Set::all() {
             let found = match self.ipset.list(&set.name(self.family)) {
@@ -50,11 +54,21 @@ impl Sets {
         let Op::CreateSet(set, size) = op else {
             return Outcome::Unknown;
         };
-        let wanted = definition(*set, self.family).with_maxelem(*size);
+        let outcome = self.try_create(*set, *size);
+        if outcome == Outcome::Done {
+            self.refused.remove(set);
+        } else {
+            self.refused.insert(*set);
+        }
+        outcome
+    }
+
+    fn try_create(&mut self, set: Set, size: u32) -> Outcome {
+        let wanted = definition(set, self.family).with_maxelem(size);
         match self.ipset.create(&set.name(self.family), &wanted) {
             Ok(_) => Outcome::Done,
             // Another size only: it holds what it holds.
-            Err(Error::Mismatch { exists, .. }) if serves_as(&exists, *set, self.family) => {
+            Err(Error::Mismatch { exists, .. }) if serves_as(&exists, set, self.family) => {
                 Outcome::Done
             }
             Err(Error::Mismatch { exists, wanted }) => refused(format!(
@@ -109,6 +123,9 @@ impl Sets {
         let name = set.name(self.family);
         match (action, reason) {
             (Action::Delete, Reason::NoSuchSet) => Outcome::Done,
+            (Action::Add, Reason::NoSuchSet) if self.refused.contains(&set) => {
+                refused(format!("{name}: {reason}; it could not be made"))
+            }
             (Action::Add, Reason::NoSuchSet) => {
                 surprise(format!("{name}: {reason}; it is made again"))
             }

@@ -1,0 +1,170 @@
+//! iptables on the running kernel, in a network namespace of each test's own: which backend is chosen, and whether rules
+//! read back as they were written. Which backends work depends on the kernel: nft does not in Debian's User Mode Linux.
+//!
+//! Needs root, `iptables` and `ipset`, but no IPVS; so the rule that matches IPVS connections is left to `live.rs`.
+#![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
+
+use std::collections::BTreeSet;
+use std::io::Write as _;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::thread;
+
+use proxy::{IpFamily, LocalDetector};
+use proxy_ipvs::{Backend, Config, Iptables, Rules, Set, SetKind, Shim};
+use rustix::thread::{UnshareFlags, unshare_unsafe};
+
+fn in_namespace(story: impl FnOnce() + Send + 'static) {
+    let story = move || {
+        #[allow(unsafe_code, reason = "there is no safe call")]
+        // SAFETY: only the calling thread's network namespace changes, on which no memory safety depends.
+        let unshared = unsafe { unshare_unsafe(UnshareFlags::NEWNET) };
+        unshared.expect("this test makes a network namespace: run it as root");
+        story();
+    };
+    if let Err(panic) = thread::spawn(story).join() {
+        std::panic::resume_unwind(panic);
+    }
+}
+
+/// Runs a command line on `input`; what it printed, if it succeeded.
+fn run(command: &str, input: &str) -> Result<String, String> {
+    let words: Vec<&str> = command.split(' ').collect();
+    let (program, arguments) = words.split_first().unwrap();
+    let mut child = Command::new(program)
+        .args(arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect(program);
+    child
+        .stdin
+        .take()
+        .unwrap()
+        .write_all(input.as_bytes())
+        .unwrap();
+    let output = child.wait_with_output().unwrap();
+    if output.status.success() {
+        Ok(String::from_utf8(output.stdout).unwrap())
+    } else {
+        Err(String::from_utf8(output.stderr).unwrap())
+    }
+}
+
+fn works(backend: Backend) -> bool {
+    run(
+        &format!("iptables-{backend}-restore --noflush"),
+        "*nat\n:WORKS - [0:0]\n-X WORKS\nCOMMIT\n",
+    )
+    .is_ok()
+}
+
+#[test]
+fn hints_then_chains_then_rules_choose_the_backend() {
+    in_namespace(|| {
+        let chosen = || Iptables::choose(None).unwrap().backend();
+        let has_nft = works(Backend::Nft);
+        let or_legacy = |backend| if has_nft { backend } else { Backend::Legacy };
+        assert_eq!(
+            chosen(),
+            or_legacy(Backend::Nft),
+            "nothing speaks for either"
+        );
+
+        run("iptables-legacy -A FORWARD -j ACCEPT", "").unwrap();
+        assert_eq!(chosen(), Backend::Legacy, "by its rules");
+        if has_nft {
+            run("ip6tables-nft -t nat -N KUBE-SERVICES", "").unwrap();
+            assert_eq!(chosen(), Backend::Nft, "by a KUBE chain");
+        }
+        run("iptables-legacy -t mangle -N KUBE-KUBELET-CANARY", "").unwrap();
+        assert_eq!(chosen(), Backend::Legacy, "by the kubelet's hint");
+
+        let asked = Iptables::choose(Some(Backend::Nft)).map(|iptables| iptables.backend());
+        assert_eq!(
+            asked.ok(),
+            has_nft.then_some(Backend::Nft),
+            "the operator's word counts, if it can"
+        );
+    });
+}
+
+#[test]
+fn a_look_leaves_nothing_behind() {
+    in_namespace(|| {
+        let iptables = Iptables::choose(None).unwrap();
+        for (family, program) in [(IpFamily::V4, "iptables"), (IpFamily::V6, "ip6tables")] {
+            let checked = iptables.check(family);
+            if family == IpFamily::V6 && !Path::new("/proc/thread-self/net/if_inet6").exists() {
+                let error = checked.unwrap_err().to_string();
+                assert!(error.contains("modprobe ipv6"), "{error}");
+                continue;
+            }
+            checked.unwrap();
+            let saved = run(&format!("{program}-{}-save", iptables.backend()), "").unwrap();
+            assert!(!saved.contains("KUBE"), "{saved}");
+        }
+        assert!(iptables.random_fully());
+    });
+}
+
+#[test]
+fn rules_read_back_as_they_were_wanted_with_each_backend() {
+    in_namespace(|| {
+        let backends: Vec<_> = [Backend::Nft, Backend::Legacy]
+            .into_iter()
+            .filter(|backend| works(*backend))
+            .collect();
+        assert!(!backends.is_empty());
+        for (family, program) in [(IpFamily::V4, "iptables"), (IpFamily::V6, "ip6tables")] {
+            let (inet, net) = match family {
+                IpFamily::V4 => ("inet", "10.244.0.0/16"),
+                IpFamily::V6 => ("inet6", "fd00:244::/56"),
+            };
+            for set in Set::all() {
+                let kind = match set.kind() {
+                    SetKind::Address => "hash:ip",
+                    SetKind::AddressPort => "hash:ip,port",
+                    SetKind::AddressPortAddress => "hash:ip,port,ip",
+                    SetKind::AddressPortNet => "hash:ip,port,net",
+                    SetKind::Port => "bitmap:port range 0-65535",
+                };
+                let options = if kind.starts_with("hash") {
+                    format!(" family {inet}")
+                } else {
+                    String::new()
+                };
+                run(
+                    &format!("ipset create {} {kind}{options}", set.name(family)),
+                    "",
+                )
+                .unwrap();
+            }
+            for backend in &backends {
+                let mut installed = Rules::default();
+                for detector in [
+                    LocalDetector::None,
+                    LocalDetector::SourceNet(net.parse().unwrap()),
+                    LocalDetector::Bridge("cni0".into()),
+                    LocalDetector::InterfacePrefix("veth".into()),
+                ] {
+                    let shim = Shim {
+                        family,
+                        filled: Set::all().collect(),
+                        forbidden_to_node: BTreeSet::new(),
+                    };
+                    let wanted = shim.rules(&Config {
+                        detector,
+                        ..Config::default()
+                    });
+                    let restore = format!("{program}-{backend}-restore -w 5 --noflush");
+                    run(&restore, &wanted.restore_text(&installed)).unwrap();
+                    installed =
+                        Rules::parse(&run(&format!("{program}-{backend}-save"), "").unwrap());
+                    assert_eq!(installed, wanted, "{program}-{backend}");
+                }
+            }
+        }
+    });
+}
