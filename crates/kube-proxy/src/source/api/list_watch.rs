@@ -147,16 +147,20 @@ impl ListWatch {
         loop {
             self.has_progressed = false;
             let began = Instant::now();
+            let is_paged = self.version.is_none() && !self.can_stream;
             let result = match self.version.clone() {
                 Some(version) => self.watch(&version).await,
                 None if self.can_stream => self.list_streamed().await,
                 None => self.list_in_pages().await,
             };
-            if self.has_progressed {
+            let is_settled = began.elapsed() >= SETTLED;
+            if self.has_progressed && is_settled {
                 backoff.reset();
             }
             match result {
-                Ok(()) if self.has_progressed || began.elapsed() >= SETTLED => continue,
+                Ok(()) if is_paged || is_settled => continue,
+                // Closed soon, but not in vain: no outage, and no hurry either.
+                Ok(()) if self.has_progressed => {}
                 Ok(()) => {
                     let failure = Failure::Nonsense("a watch that ends at once".to_owned());
                     self.outage.begin(self.resource.kind, failure);
@@ -170,7 +174,7 @@ impl ListWatch {
                 Err(End::Expired) => {
                     debug!("{name}s: the server has forgotten what changed since; listing again");
                     self.version = None;
-                    if self.has_progressed {
+                    if is_settled {
                         continue;
                     }
                 }
@@ -193,10 +197,11 @@ impl ListWatch {
     /// A watch that begins with all objects, and goes on.
     async fn list_streamed(&mut self) -> Result<(), End> {
         let reader = match self.open_watch("", true).await {
-            Err(End::Failed(Failure::Refused {
-                code: 400 | 422,
-                message,
-            })) => {
+            // A server that does not know the option says Invalid; what stands before it may say anything else. Only what
+            // pages would meet as well is no reason to try them.
+            Err(End::Failed(Failure::Refused { code, message }))
+                if !matches!(code, 401 | 403 | 429 | 500..) =>
+            {
                 return Err(End::Unstreamed(message));
             }
             reader => reader?,

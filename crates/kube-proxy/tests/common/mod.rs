@@ -1,0 +1,161 @@
+//! What tests of sources share: a stream read with a limit to waiting, and a server that says what it is told to.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use futures::StreamExt;
+use futures::stream::BoxStream;
+use kube_proxy::source::api::Server;
+use proxy::{Event, Model, NamespacedName};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::net::{TcpListener, TcpStream};
+
+/// What a source said so far, as the daemon keeps it.
+pub(crate) struct Told {
+    events: BoxStream<'static, Event>,
+    pub(crate) model: Model,
+    /// Every event.
+    pub(crate) log: Vec<Event>,
+}
+
+impl Told {
+    pub(crate) async fn by(url: impl fmt::Display, node: &str) -> Self {
+        let server = Server::new(None, Some(&url.to_string())).await.unwrap();
+        Self {
+            events: server.stream(node).boxed(),
+            model: Model::new(),
+            log: Vec::new(),
+        }
+    }
+
+    /// Reads events until the model is as wanted.
+    pub(crate) async fn until(&mut self, what: &str, is_so: impl Fn(&Model) -> bool) {
+        let limit = Duration::from_secs(40);
+        let waited = tokio::time::timeout(limit, async {
+            while !is_so(&self.model) {
+                let event = self.events.next().await.expect("a stream without an end");
+                self.log.push(event.clone());
+                self.model.apply(event);
+            }
+        });
+        let is_in_time = waited.await.is_ok();
+        assert!(
+            is_in_time,
+            "{what}: not so after {limit:?}; told: {:#?}",
+            self.log
+        );
+    }
+
+    pub(crate) async fn until_listed(&mut self) {
+        self.until("everything is listed", |model| {
+            model.is_complete() && model.is_node_listed()
+        })
+        .await;
+    }
+
+    pub(crate) async fn until_services(&mut self, names: &[&str]) {
+        let wanted: BTreeSet<_> = names.iter().copied().collect();
+        self.until(&format!("the Services are {names:?}"), |model| {
+            services(model) == wanted
+        })
+        .await;
+    }
+
+    /// Reads what comes within a moment.
+    pub(crate) async fn for_a_moment(&mut self) {
+        let _ =
+            tokio::time::timeout(Duration::from_millis(1500), self.until("never", |_| false)).await;
+    }
+}
+
+pub(crate) fn services(model: &Model) -> BTreeSet<&str> {
+    model.service_names().map(NamespacedName::name).collect()
+}
+
+pub(crate) fn name(name: &str) -> NamespacedName {
+    NamespacedName::new("default", name)
+}
+
+/// An answer: its status and body. A body of a watch stays open after it has been written.
+pub(crate) type Answer = (u16, String);
+
+/// An HTTP server that answers each path with query as it is told to.
+pub(crate) struct Scripted {
+    pub(crate) address: SocketAddr,
+    /// The requests' paths and queries so far.
+    pub(crate) requests: Arc<Mutex<Vec<String>>>,
+    task: tokio::task::JoinHandle<()>,
+}
+
+impl Scripted {
+    pub(crate) async fn new(
+        answer: impl Fn(&str) -> Answer + Send + Sync + 'static,
+    ) -> io::Result<Self> {
+        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        let address = listener.local_addr()?;
+        let requests = Arc::new(Mutex::new(Vec::new()));
+        let log = Arc::clone(&requests);
+        let answer = Arc::new(answer);
+        let task = tokio::spawn(async move {
+            let mut connections = tokio::task::JoinSet::new();
+            while let Ok((connection, _)) = listener.accept().await {
+                let (answer, log) = (Arc::clone(&answer), Arc::clone(&log));
+                connections.spawn(async move {
+                    // A client that goes away is no failure of the test.
+                    let _ = serve(connection, &*answer, &log).await;
+                });
+            }
+        });
+        Ok(Self {
+            address,
+            requests,
+            task,
+        })
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    pub(crate) fn asked(&self, part: &str) -> usize {
+        let requests = self.requests.lock().unwrap();
+        requests.iter().filter(|asked| asked.contains(part)).count()
+    }
+}
+
+impl Drop for Scripted {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+async fn serve(
+    connection: TcpStream,
+    answer: &(impl Fn(&str) -> Answer + ?Sized),
+    log: &Mutex<Vec<String>>,
+) -> io::Result<()> {
+    let mut connection = BufReader::new(connection);
+    let mut request = String::new();
+    connection.read_line(&mut request).await?;
+    let mut header = String::new();
+    while connection.read_line(&mut header).await? > 2 {
+        header.clear();
+    }
+    let target = request.split(' ').nth(1).unwrap_or_default().to_owned();
+    log.lock().unwrap().push(target.clone());
+    let (status, body) = answer(&target);
+    let head = format!(
+        "HTTP/1.1 {status} X\r\nContent-Type: application/json\r\nConnection: close\r\n\r\n"
+    );
+    connection.write_all(head.as_bytes()).await?;
+    connection.write_all(body.as_bytes()).await?;
+    connection.flush().await?;
+    if target.contains("watch=true") && status == 200 && body.ends_with('\n') {
+        std::future::pending::<()>().await;
+    }
+    connection.shutdown().await
+}
