@@ -35,8 +35,23 @@ fn serve(options: Options) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            error!("{error:#}");
+            error!("{}", told(&error));
             ExitCode::FAILURE
         }
     }
+}
+
+/// An error with its causes, none of them twice: most of our errors tell theirs themselves.
+fn told(error: &anyhow::Error) -> String {
+    error
+        .chain()
+        .skip(1)
+        .map(ToString::to_string)
+        .fold(error.to_string(), |text, cause| {
+            if text.contains(&cause) {
+                text
+            } else {
+                format!("{text}: {cause}")
+            }
+        })
 }
