@@ -34,7 +34,7 @@ impl Told {
 
     /// Reads events until the model is as wanted.
     pub(crate) async fn until(&mut self, what: &str, is_so: impl Fn(&Model) -> bool) {
-        let limit = Duration::from_secs(40);
+        let limit = Duration::from_mins(2);
         let waited = tokio::time::timeout(limit, async {
             while !is_so(&self.model) {
                 let event = self.events.next().await.expect("a stream without an end");

@@ -147,18 +147,19 @@ impl ListWatch {
         loop {
             self.has_progressed = false;
             let began = Instant::now();
-            let is_paged = self.version.is_none() && !self.can_stream;
+            let is_list = self.version.is_none();
             let result = match self.version.clone() {
                 Some(version) => self.watch(&version).await,
                 None if self.can_stream => self.list_streamed().await,
                 None => self.list_in_pages().await,
             };
             let is_settled = began.elapsed() >= SETTLED;
-            if self.has_progressed && is_settled {
+            // A list that is told and lost again at once is not to be repeated in a hurry.
+            if self.has_progressed && (is_settled || !is_list) {
                 backoff.reset();
             }
             match result {
-                Ok(()) if is_paged || is_settled => continue,
+                Ok(()) if is_settled || (is_list && !self.can_stream) => continue,
                 // Closed soon, but not in vain: no outage, and no hurry either.
                 Ok(()) if self.has_progressed => {}
                 Ok(()) => {
