@@ -1,0 +1,24 @@
+//! Bytes of `tests/data`, for unit tests.
+
+const REPLIES: &str = include_str!("../tests/data/replies.hex");
+const REQUESTS: &str = include_str!("../tests/data/requests.hex");
+
+/// What stands behind the `nlmsghdr` of each flow that the kernel told.
+pub(crate) fn replies() -> Vec<Vec<u8>> {
+    messages(REPLIES)
+}
+
+/// The same of each delete that `conntrack` sent, for the same flows in the same order.
+pub(crate) fn requests() -> Vec<Vec<u8>> {
+    messages(REQUESTS)
+}
+
+fn messages(text: &str) -> Vec<Vec<u8>> {
+    let lines = text.lines().filter(|line| !line.starts_with('#'));
+    lines
+        .map(|hex| {
+            let byte = |at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap();
+            (0..hex.len()).step_by(2).map(byte).collect()
+        })
+        .collect()
+}

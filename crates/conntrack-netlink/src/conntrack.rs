@@ -1,0 +1,140 @@
+//! The calls: which messages they send, and what the answers mean.
+
+use netlink_batch::{Batch, Connection, Dump, Malformed, Refusal, Reply, Writer};
+
+use crate::Error;
+use crate::flow::{Family, Flow, Protocol, header};
+use crate::wire::{attr, command, errno, filter, message, proto, tuple};
+
+/// The kernel's table of tracked connections, in the network namespace of the thread that opened it.
+///
+/// Calls block for as long as the kernel works.
+#[derive(Debug)]
+pub struct Conntrack {
+    connection: Connection,
+}
+
+/// A part of the table as it was when it was dumped: the flows of one family and protocol, still as bytes, about 250 of
+/// them a flow.
+#[derive(Debug, Clone)]
+pub struct Table {
+    dump: Dump,
+    family: Family,
+    protocol: Protocol,
+}
+
+/// What became of a flow that was to be deleted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outcome {
+    /// It was deleted.
+    Deleted,
+    /// It had ended already; if another flow has its tuples now, that one stays.
+    Absent,
+    /// The kernel refused. `EBUSY`: its packets bypass the kernel's network stack (flow offload).
+    Refused(Refusal),
+    /// The kernel's answer was lost: dump to see.
+    Unknown,
+}
+
+impl Conntrack {
+    /// Opens a connection. Asks nothing yet: that the kernel lacks connection tracking is said by the first dump.
+    pub fn open() -> Result<Self, Error> {
+        let connection = Connection::open(netlink_batch::Protocol::Netfilter);
+        let connection = connection.map_err(|error| match error {
+            // Not even nfnetlink is there.
+            netlink_batch::Error::Open { source, .. }
+                if source.raw_os_error() == Some(errno::EPROTONOSUPPORT) =>
+            {
+                Error::NoConntrack
+            }
+            error => Error::Netlink(error),
+        })?;
+        Ok(Self { connection })
+    }
+
+    /// All flows of one family and protocol, in every zone. Kernels since 5.8 pick them; from older ones the flows of all
+    /// protocols come, and the others are passed over here.
+    ///
+    /// The kernel tells flows that begin or end meanwhile or not.
+    pub fn dump(&mut self, family: Family, protocol: Protocol) -> Result<Table, Error> {
+        let dump = self
+            .connection
+            .dump(message(command::GET), 0, |w| {
+                write_filter(w, family, protocol);
+            })
+            .map_err(refused)?;
+        Ok(Table {
+            dump,
+            family,
+            protocol,
+        })
+    }
+
+    /// Deletes flows as they were dumped, in as few sends as possible: one [`Outcome`] for each, in order. Entries of
+    /// another flow that has one of their tuples now are left alone.
+    ///
+    /// An `Err` is a failure of the socket, after which any of them may have been deleted.
+    pub fn delete(&mut self, flows: &[Flow]) -> Result<Vec<Outcome>, Error> {
+        let mut batch = Batch::new();
+        for flow in flows {
+            batch.push(message(command::DELETE), 0, |w| flow.write_key(w));
+        }
+        let replies = self.connection.execute(&batch)?;
+        if replies
+            .iter()
+            .any(|reply| reply.errno() == Some(errno::EPERM))
+        {
+            let protocol = netlink_batch::Protocol::Netfilter;
+            return Err(netlink_batch::Error::Permission { protocol }.into());
+        }
+        Ok(replies.into_iter().map(Outcome::from).collect())
+    }
+}
+
+impl Table {
+    /// Its flows, one after the other, in no order.
+    pub fn flows(&self) -> impl Iterator<Item = Result<Flow, Malformed>> {
+        let is_wanted =
+            |flow: &Flow| flow.family() == self.family && flow.protocol == self.protocol;
+        self.dump
+            .iter()
+            .filter(|(kind, _)| *kind == message(command::NEW))
+            .filter_map(|(_, payload)| Flow::decode(payload).transpose())
+            .filter(move |flow| flow.as_ref().map_or(true, is_wanted))
+    }
+}
+
+impl From<Reply> for Outcome {
+    fn from(reply: Reply) -> Self {
+        match reply {
+            Reply::Done => Self::Deleted,
+            Reply::Refused(refusal) if refusal.errno == errno::ENOENT => Self::Absent,
+            Reply::Refused(refusal) => Self::Refused(refusal),
+            Reply::Unknown => Self::Unknown,
+        }
+    }
+}
+
+fn write_filter(w: &mut Writer<'_>, family: Family, protocol: Protocol) {
+    w.bytes(&header(family));
+    w.nest(attr::TUPLE_ORIG, |w| {
+        w.nest(tuple::PROTO, |w| w.attr_u8(proto::NUM, protocol.number()));
+    });
+    w.nest(attr::FILTER, |w| {
+        w.attr_u32(filter::ORIG_FLAGS, filter::PROTO_NUM);
+    });
+}
+
+fn refused(error: netlink_batch::Error) -> Error {
+    match error {
+        // What nfnetlink says of a subsystem that it cannot load.
+        netlink_batch::Error::Refused(Refusal {
+            errno: errno::EINVAL,
+            ..
+        }) => Error::NoConntrack,
+        error => Error::Netlink(error),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,23 @@
+//! What can go wrong as a whole. A flow that was not deleted is an [`Outcome`](crate::Outcome).
+
+use netlink_batch::Malformed;
+
+/// Why a call failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The kernel has no ctnetlink and did not load it by itself.
+    #[error(
+        "the kernel offers no connection tracking over netlink: run `modprobe nf_conntrack_netlink` (in a container: on the host)"
+    )]
+    NoConntrack,
+    /// The socket failed, the kernel refused, `CAP_NET_ADMIN` is missing, or an answer makes no sense.
+    #[error(transparent)]
+    Netlink(#[from] netlink_batch::Error),
+}
+
+impl From<Malformed> for Error {
+    fn from(malformed: Malformed) -> Self {
+        Self::Netlink(malformed.into())
+    }
+}

@@ -1,0 +1,64 @@
+//! Numbers of the protocol: `linux/netfilter/nfnetlink_conntrack.h`; the filter's bits are those of the kernel's
+//! `net/netfilter/nf_internals.h`.
+
+/// A command's netlink message type: nfnetlink's subsystem number, then ctnetlink's command.
+pub(crate) const fn message(command: u16) -> u16 {
+    const NFNL_SUBSYS_CTNETLINK: u16 = 1;
+    NFNL_SUBSYS_CTNETLINK << 8 | command
+}
+
+/// Bytes of `struct nfgenmsg`: family, version, resource id.
+pub(crate) const HEADER: usize = 4;
+
+pub(crate) mod command {
+    pub(crate) const NEW: u16 = 0;
+    pub(crate) const GET: u16 = 1;
+    pub(crate) const DELETE: u16 = 2;
+}
+
+/// Attributes of a flow.
+pub(crate) mod attr {
+    pub(crate) const TUPLE_ORIG: u16 = 1;
+    pub(crate) const TUPLE_REPLY: u16 = 2;
+    pub(crate) const STATUS: u16 = 3;
+    pub(crate) const MARK: u16 = 8;
+    pub(crate) const ID: u16 = 12;
+    pub(crate) const ZONE: u16 = 18;
+    pub(crate) const FILTER: u16 = 25;
+}
+
+/// Attributes inside a tuple.
+pub(crate) mod tuple {
+    pub(crate) const IP: u16 = 1;
+    pub(crate) const PROTO: u16 = 2;
+    pub(crate) const ZONE: u16 = 3;
+}
+
+/// Attributes inside `tuple::IP`.
+pub(crate) mod ip {
+    pub(crate) const V4_SRC: u16 = 1;
+    pub(crate) const V4_DST: u16 = 2;
+    pub(crate) const V6_SRC: u16 = 3;
+    pub(crate) const V6_DST: u16 = 4;
+}
+
+/// Attributes inside `tuple::PROTO`.
+pub(crate) mod proto {
+    pub(crate) const NUM: u16 = 1;
+    pub(crate) const SRC_PORT: u16 = 2;
+    pub(crate) const DST_PORT: u16 = 3;
+}
+
+/// Attributes inside `attr::FILTER`: which parts of the tuple given with it are to be equal.
+pub(crate) mod filter {
+    pub(crate) const ORIG_FLAGS: u16 = 1;
+    /// `CTA_FILTER_F_CTA_PROTO_NUM`.
+    pub(crate) const PROTO_NUM: u32 = 1 << 3;
+}
+
+pub(crate) mod errno {
+    pub(crate) const EPERM: i32 = 1;
+    pub(crate) const ENOENT: i32 = 2;
+    pub(crate) const EINVAL: i32 = 22;
+    pub(crate) const EPROTONOSUPPORT: i32 = 93;
+}

@@ -1,0 +1,233 @@
+//! Against the running kernel, in a network namespace of each test's own. `conntrack` makes the flows and is the judge.
+//!
+//! Needs root, `conntrack`, and a kernel with `nf_conntrack_netlink`.
+#![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
+
+use std::process::Command;
+
+use conntrack_netlink::{Conntrack, Family, Flow, Outcome, Protocol};
+use rustix::thread::{
+    CapabilitySet, CapabilitySets, UnshareFlags, set_capabilities, unshare_unsafe,
+};
+
+/// A connection in a new network namespace, in which the calling thread stays.
+fn new_namespace() -> Conntrack {
+    assert!(
+        rustix::process::geteuid().is_root(),
+        "this test makes a network namespace: run it as root"
+    );
+    #[allow(unsafe_code, reason = "there is no safe call")]
+    // SAFETY: only the calling thread's network namespace changes, on which no memory safety depends.
+    let unshared = unsafe { unshare_unsafe(UnshareFlags::NEWNET) };
+    unshared.expect("cannot make a network namespace: run this test with CAP_SYS_ADMIN");
+    Conntrack::open().unwrap()
+}
+
+/// Runs `conntrack`; its output without what changes from moment to moment.
+fn tool(arguments: &str) -> Vec<String> {
+    let output = Command::new("conntrack")
+        .args(arguments.split(' '))
+        .output()
+        .expect("install conntrack to run this test");
+    assert!(
+        output.status.success(),
+        "conntrack {arguments}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let text = String::from_utf8(output.stdout).unwrap();
+    // udp      17 599 src=10.0.0.1 ...
+    let line = |line: &str| line.split_once(" src=").unwrap().1.to_owned();
+    let mut lines: Vec<_> = text.lines().map(line).collect();
+    lines.sort();
+    lines
+}
+
+/// Makes a UDP flow to 10.96.0.10:53 that 10.244.2.10:5353 answers.
+fn udp(source_port: u16) {
+    tool(&format!(
+        "-I -p udp -s 10.244.1.99 --sport {source_port} -d 10.96.0.10 --dport 53 -r 10.244.2.10 --reply-port-src 5353 \
+         -q 10.244.1.99 --reply-port-dst {source_port} -t 600"
+    ));
+}
+
+fn flows(conntrack: &mut Conntrack, family: Family, protocol: Protocol) -> Vec<Flow> {
+    let table = conntrack.dump(family, protocol).unwrap();
+    let mut flows: Vec<_> = table.flows().map(Result::unwrap).collect();
+    flows.sort_by_key(|flow| flow.original.source.port());
+    flows
+}
+
+#[test]
+#[ignore = "needs a kernel with nf_conntrack_netlink: run by make test in the lab"]
+fn a_dump_holds_what_was_asked_for() {
+    let mut conntrack = new_namespace();
+    assert_eq!(flows(&mut conntrack, Family::Inet, Protocol::Udp), []);
+    udp(40000);
+    udp(40001);
+    tool("-I -p udp -s fd44:1::99 --sport 40002 -d fd96::10 --dport 53 -t 600");
+    tool(
+        "-I -p tcp -s 10.244.1.99 --sport 40003 -d 10.96.0.1 --dport 443 -t 600 --state ESTABLISHED",
+    );
+
+    let ends = |flow: &Flow| {
+        let ends = [
+            flow.original.source,
+            flow.original.destination,
+            flow.reply.source,
+            flow.reply.destination,
+        ];
+        ends.map(|end| end.to_string()).join(" ")
+    };
+    let udp: Vec<_> = flows(&mut conntrack, Family::Inet, Protocol::Udp)
+        .iter()
+        .map(ends)
+        .collect();
+    assert_eq!(
+        udp,
+        [
+            "10.244.1.99:40000 10.96.0.10:53 10.244.2.10:5353 10.244.1.99:40000",
+            "10.244.1.99:40001 10.96.0.10:53 10.244.2.10:5353 10.244.1.99:40001",
+        ]
+    );
+    let ports = |flows: Vec<Flow>| -> Vec<_> {
+        flows
+            .iter()
+            .map(|flow| flow.original.source.port())
+            .collect()
+    };
+    assert_eq!(
+        ports(flows(&mut conntrack, Family::Inet6, Protocol::Udp)),
+        [40002]
+    );
+    assert_eq!(
+        ports(flows(&mut conntrack, Family::Inet, Protocol::Tcp)),
+        [40003]
+    );
+    assert_eq!(flows(&mut conntrack, Family::Inet6, Protocol::Tcp), []);
+}
+
+#[test]
+#[ignore = "needs a kernel with nf_conntrack_netlink: run by make test in the lab"]
+fn the_flows_that_are_named_are_deleted_and_no_others() {
+    let mut conntrack = new_namespace();
+    udp(40000);
+    udp(40001);
+    udp(40002);
+    tool("-I -p udp -s fd44:1::99 --sport 40000 -d fd96::10 --dport 53 -t 600");
+    let all = flows(&mut conntrack, Family::Inet, Protocol::Udp);
+    assert_eq!(all.len(), 3);
+
+    let named = [all[2], all[0]];
+    assert_eq!(
+        conntrack.delete(&named).unwrap(),
+        [Outcome::Deleted, Outcome::Deleted]
+    );
+    assert_eq!(flows(&mut conntrack, Family::Inet, Protocol::Udp), [all[1]]);
+    assert_eq!(tool("-L -f ipv4").len(), 1);
+    assert_eq!(tool("-L -f ipv6").len(), 1);
+
+    assert_eq!(
+        conntrack.delete(&all).unwrap(),
+        [Outcome::Absent, Outcome::Deleted, Outcome::Absent]
+    );
+    assert_eq!(conntrack.delete(&[]).unwrap(), []);
+    let six = flows(&mut conntrack, Family::Inet6, Protocol::Udp);
+    assert_eq!(conntrack.delete(&six).unwrap(), [Outcome::Deleted]);
+    assert_eq!(tool("-L -f ipv6"), [""; 0]);
+}
+
+#[test]
+#[ignore = "needs a kernel with nf_conntrack_netlink: run by make test in the lab"]
+fn zones_tell_flows_with_one_tuple_apart() {
+    let mut conntrack = new_namespace();
+    let in_zone = |zone: &str, answerer: &str| {
+        let made = Command::new("conntrack")
+            .args("-I -p udp -s 10.244.1.99 --sport 40000 -d 10.96.0.10 --dport 53 -t 600 --reply-port-src 53".split(' '))
+            .args("--reply-port-dst 40000 -q 10.244.1.99".split(' '))
+            .args(["-r", answerer])
+            .args(zone.split(' '))
+            .output();
+        let said = String::from_utf8(made.unwrap().stderr).unwrap();
+        assert!(
+            said.contains("have been created") || said.contains("Operation not supported"),
+            "{said}"
+        );
+        said.contains("have been created")
+    };
+    udp(40000);
+    if !in_zone("-w 7", "10.244.2.10") {
+        eprintln!("skipped: this kernel has no zones (CONFIG_NF_CONNTRACK_ZONES)");
+        return;
+    }
+    assert!(in_zone("--orig-zone 9", "10.244.2.11"));
+    let mut all = flows(&mut conntrack, Family::Inet, Protocol::Udp);
+    all.sort_by_key(|flow| flow.zone + flow.original.zone);
+    let zones: Vec<_> = all
+        .iter()
+        .map(|flow| (flow.zone, flow.original.zone))
+        .collect();
+    assert_eq!(zones, [(0, 0), (7, 0), (0, 9)]);
+    for (index, flow) in all.iter().enumerate() {
+        assert_eq!(conntrack.delete(&[*flow]).unwrap(), [Outcome::Deleted]);
+        assert_eq!(tool("-L -p udp").len(), 2 - index);
+    }
+}
+
+#[test]
+#[ignore = "needs a kernel with nf_conntrack_netlink: run by make test in the lab"]
+fn a_flow_with_another_id_stays() {
+    let mut conntrack = new_namespace();
+    udp(40000);
+    let flows = flows(&mut conntrack, Family::Inet, Protocol::Udp);
+    let earlier = Flow {
+        id: !flows[0].id,
+        ..flows[0]
+    };
+    assert_eq!(conntrack.delete(&[earlier]).unwrap(), [Outcome::Absent]);
+    assert_eq!(tool("-L").len(), 1);
+    assert_eq!(conntrack.delete(&flows).unwrap(), [Outcome::Deleted]);
+    assert_eq!(tool("-L"), [""; 0]);
+}
+
+#[test]
+#[ignore = "needs a kernel with nf_conntrack_netlink: run by make test in the lab"]
+fn thousands_of_flows_in_one_call() {
+    const COUNT: u16 = 3000;
+    let mut conntrack = new_namespace();
+    // conntrack reads flows from standard input since 1.4.7.
+    let line =
+        |port| format!("-A -p udp -s 10.244.1.99 --sport {port} -d 10.96.0.10 --dport 53 -t 600\n");
+    let lines: Vec<String> = (1..=COUNT).map(line).collect();
+    let file = std::env::temp_dir().join(format!("conntrack-netlink-{}", std::process::id()));
+    std::fs::write(&file, lines.concat()).unwrap();
+    tool(&format!("-R {}", file.display()));
+    std::fs::remove_file(&file).unwrap();
+
+    let all = flows(&mut conntrack, Family::Inet, Protocol::Udp);
+    assert_eq!(all.len(), usize::from(COUNT));
+    let (kept, named) = all.split_first().unwrap();
+    assert_eq!(
+        conntrack.delete(named).unwrap(),
+        vec![Outcome::Deleted; named.len()]
+    );
+    assert_eq!(flows(&mut conntrack, Family::Inet, Protocol::Udp), [*kept]);
+}
+
+#[test]
+#[ignore = "needs a kernel with nf_conntrack_netlink: run by make test in the lab"]
+fn without_the_right_to_it_the_capability_is_named() {
+    let mut conntrack = new_namespace();
+    udp(40000);
+    let flow = flows(&mut conntrack, Family::Inet, Protocol::Udp);
+    let none = CapabilitySets {
+        effective: CapabilitySet::empty(),
+        permitted: CapabilitySet::empty(),
+        inheritable: CapabilitySet::empty(),
+    };
+    set_capabilities(None, none).unwrap();
+    let mut conntrack = Conntrack::open().unwrap();
+    let dump = conntrack.dump(Family::Inet, Protocol::Udp).unwrap_err();
+    assert!(dump.to_string().contains("CAP_NET_ADMIN"), "{dump}");
+    let delete = conntrack.delete(&flow).unwrap_err();
+    assert!(delete.to_string().contains("CAP_NET_ADMIN"), "{delete}");
+}
