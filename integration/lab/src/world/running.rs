@@ -52,7 +52,8 @@ enum Stream {
 }
 
 impl Running {
-    pub(super) fn start(mut command: Command) -> Result<Self, Error> {
+    /// Starts a command in the network namespace that this thread is in; at a place, see [`Place::spawn`](super::Place::spawn).
+    pub fn start(mut command: Command) -> Result<Self, Error> {
         let name = std::iter::once(command.get_program())
             .chain(command.get_args())
             .map(|part| part.to_string_lossy())
