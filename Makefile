@@ -3,8 +3,10 @@
 SHELL := /bin/bash
 CARGO ?= cargo
 TARGET ?= $(or $(CARGO_TARGET_DIR),target)/debug
+MODE ?= ipvs
+CASES ?= integration/golden/cases/$(MODE)
 
-.PHONY: help demo test lint build deps doctor advisories
+.PHONY: help demo test golden lint build deps doctor advisories
 
 help: ## Say what can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -15,6 +17,10 @@ demo: deps ## Show real Services carried by real IPVS, with an account of who an
 
 test: deps ## Run everything: lints, unit tests, and the lab with a real IPVS kernel
 	integration/test
+
+golden: deps ## Compare what is left in the kernel with upstream's dumps: CASES=DIR MODE=ipvs|iptables
+	$(CARGO) build --locked -p kube-proxy -p golden
+	$(TARGET)/golden --kube-proxy $(TARGET)/kube-proxy --mode $(MODE) --cases "$(CASES)"
 
 lint: ## Formatting, clippy, licences and sources of dependencies
 	integration/test lint

@@ -1,0 +1,243 @@
+//! Where we differ from upstream on purpose: all of it that a dump can show.
+//!
+//! Each row changes what is expected, and what it expects then is compared like everything else: a difference that is not
+//! there fails the case. By default there is none; a row applies where the surroundings call for it.
+//!
+//! No dump shows that of two Services which claim one address and port the older one has it (upstream: either, by chance),
+//! nor that a set grows where upstream's is full at 65,536 entries (it logs, and the rest is not served).
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::node::Dumps;
+use crate::table::Table;
+
+/// The lines that are expected of each table that a case has.
+pub(crate) type Expected = BTreeMap<Table, Vec<String>>;
+
+/// What a case found before the daemon started.
+#[derive(Debug, Default)]
+pub(crate) struct Before {
+    /// Empty without a `pre.sh`.
+    pub(crate) dumps: Dumps,
+    /// Addresses of the node, on all interfaces but `lo` and `kube-ipvs0`.
+    pub(crate) node: BTreeSet<String>,
+}
+
+/// One difference.
+struct Difference {
+    expect: fn(&Before, &mut Expected),
+}
+
+const DIFFERENCES: [Difference; 2] = [
+    // Virtual servers of others survive, also without --ipvs-exclude-cidrs: keepalived or an administrator may serve on the
+    // same node, and upstream deletes whatever it does not know (kubernetes/kube-proxy#6, k/k#55857 for --cleanup).
+    Difference {
+        expect: foreign_virtual_servers_survive,
+    },
+    // An address that the node carries on another interface is not bound to kube-ipvs0, also if it is a ClusterIP, which
+    // upstream binds always: it would be lost to the node when the Service goes (k/k#75290).
+    Difference {
+        expect: addresses_of_the_node_are_not_bound,
+    },
+];
+
+/// What is expected of us where upstream leaves `expected`.
+pub(crate) fn ours(before: &Before, mut expected: Expected) -> Expected {
+    for difference in &DIFFERENCES {
+        (difference.expect)(before, &mut expected);
+    }
+    expected
+}
+
+fn foreign_virtual_servers_survive(before: &Before, expected: &mut Expected) {
+    let Some(servers) = expected.get_mut(&Table::IpvsadmSave) else {
+        return;
+    };
+    let dump = |table: Table| {
+        before
+            .dumps
+            .get(&table)
+            .map(|dump| table.clean(dump))
+            .unwrap_or_default()
+    };
+    let bound: BTreeSet<String> = dump(Table::KubeIpvs0Addresses)
+        .iter()
+        .map(|line| without_prefix(line))
+        .collect();
+    let members = dump(Table::IpsetSave);
+    let is_member = |sets: &[&str], member: &str| {
+        let mut names = sets.iter().flat_map(|set| {
+            [
+                format!("add KUBE-{set} {member}"),
+                format!("add KUBE-6-{set} {member}"),
+            ]
+        });
+        names.any(|line| members.contains(&line))
+    };
+    // Whatever an earlier run, or upstream, has made is told by the address or by the sets.
+    let is_foreign = |server: &Server<'_>| {
+        let Server {
+            address,
+            port,
+            protocol,
+        } = server;
+        let at = format!("{address},{protocol}:{port}");
+        !bound.contains(*address)
+            && !is_member(
+                &[
+                    "CLUSTER-IP",
+                    "EXTERNAL-IP",
+                    "EXTERNAL-IP-LOCAL",
+                    "LOAD-BALANCER",
+                ],
+                &at,
+            )
+            && !(before.node.contains(*address)
+                && (is_member(&[&format!("NODE-PORT-{}", protocol.to_uppercase())], port)
+                    || is_member(&["NODE-PORT-SCTP-HASH"], &at)))
+    };
+    let key = |line: &str| {
+        line.split_whitespace()
+            .skip(1)
+            .take(2)
+            .map(str::to_owned)
+            .collect::<Vec<_>>()
+    };
+    let kept: BTreeSet<_> = servers.iter().map(|line| key(line)).collect();
+    for line in dump(Table::IpvsadmSave) {
+        if !kept.contains(&key(&line)) && Server::of(&line).is_none_or(|server| is_foreign(&server))
+        {
+            servers.push(line);
+        }
+    }
+    *servers = Table::IpvsadmSave.clean(&servers.join("\n"));
+}
+
+fn addresses_of_the_node_are_not_bound(before: &Before, expected: &mut Expected) {
+    if let Some(addresses) = expected.get_mut(&Table::KubeIpvs0Addresses) {
+        addresses.retain(|line| !before.node.contains(&without_prefix(line)));
+    }
+    if let Some(sets) = expected.get_mut(&Table::IpsetSave) {
+        let address = |line: &str| {
+            let member = ["add KUBE-IPVS-IPS ", "add KUBE-6-IPVS-IPS "]
+                .iter()
+                .find_map(|add| line.strip_prefix(add));
+            member.map(str::to_owned)
+        };
+        sets.retain(|line| address(line).is_none_or(|address| !before.node.contains(&address)));
+    }
+}
+
+/// `10.96.0.1/32` → `10.96.0.1`
+pub(crate) fn without_prefix(line: &str) -> String {
+    line.split('/').next().unwrap_or_default().to_owned()
+}
+
+/// Which virtual server a line of `ipvsadm -Sn` is about.
+struct Server<'a> {
+    address: &'a str,
+    port: &'a str,
+    protocol: &'static str,
+}
+
+impl<'a> Server<'a> {
+    /// None for one of a firewall mark.
+    fn of(line: &'a str) -> Option<Self> {
+        let mut words = line.split_whitespace().skip(1);
+        let protocol = match words.next()? {
+            "-t" => "tcp",
+            "-u" => "udp",
+            "--sctp-service" => "sctp",
+            _ => return None,
+        };
+        let (address, port) = words.next()?.rsplit_once(':')?;
+        Some(Self {
+            address: address.trim_matches(['[', ']']),
+            port,
+            protocol,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lines(text: &str) -> Vec<String> {
+        text.split('\n').map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn what_nothing_says_is_ours_is_expected_to_survive() {
+        let server = |at: &str| format!("-A -t {at} -s rr\n-a -t {at} -r 10.9.9.9:80 -m -w 1\n");
+        let wanted = server("10.96.0.10:80");
+        let before = Before {
+            dumps: Dumps::from([
+                (
+                    Table::IpvsadmSave,
+                    [
+                        &*server("9.9.9.9:9"),
+                        &*server("[fd09::9]:9"),
+                        "-A -f 7 -s rr\n",
+                        &*server("10.96.0.10:80"),
+                        &*server("10.0.0.1:80"),
+                        &*server("10.0.0.2:80"),
+                        &*server("192.168.99.10:30080"),
+                        &*server("192.168.99.10:80"),
+                    ]
+                    .concat(),
+                ),
+                (Table::KubeIpvs0Addresses, "10.0.0.1/32\n".into()),
+                (
+                    Table::IpsetSave,
+                    "add KUBE-LOAD-BALANCER 10.0.0.2,tcp:80\nadd KUBE-NODE-PORT-TCP 30080\n".into(),
+                ),
+            ]),
+            node: ["192.168.99.10".to_owned()].into(),
+        };
+        let found = ours(
+            &before,
+            Expected::from([(Table::IpvsadmSave, Table::IpvsadmSave.clean(&wanted))]),
+        );
+        let wanted = [
+            &*wanted,
+            &*server("9.9.9.9:9"),
+            &*server("[fd09::9]:9"),
+            "-A -f 7 -s rr\n",
+            &*server("192.168.99.10:80"),
+        ];
+        assert_eq!(
+            found.get(&Table::IpvsadmSave).unwrap(),
+            &Table::IpvsadmSave.clean(&wanted.concat())
+        );
+    }
+
+    #[test]
+    fn addresses_of_the_node_are_expected_nowhere_on_the_device() {
+        let before = Before {
+            node: ["10.96.0.10".to_owned()].into(),
+            ..Before::default()
+        };
+        let expected = Expected::from([
+            (
+                Table::KubeIpvs0Addresses,
+                lines("10.96.0.1/32\n10.96.0.10/32"),
+            ),
+            (
+                Table::IpsetSave,
+                lines(
+                    "add KUBE-CLUSTER-IP 10.96.0.10,tcp:80\nadd KUBE-IPVS-IPS 10.96.0.1\nadd KUBE-IPVS-IPS 10.96.0.10",
+                ),
+            ),
+        ]);
+        let found = ours(&before, expected);
+        assert_eq!(
+            found.get(&Table::KubeIpvs0Addresses).unwrap(),
+            &lines("10.96.0.1/32")
+        );
+        assert_eq!(
+            found.get(&Table::IpsetSave).unwrap(),
+            &lines("add KUBE-CLUSTER-IP 10.96.0.10,tcp:80\nadd KUBE-IPVS-IPS 10.96.0.1")
+        );
+    }
+}

@@ -1,0 +1,323 @@
+//! The surroundings of a case: node1 in the network namespace of this process, which nobody else uses, and the daemon on it.
+//!
+//! ```text
+//!  this namespace                          another one
+//!  lo ── API server, kube-proxy            nothing, but the other end of the wire
+//!  eth0 192.168.99.10/24 fd00:99::10/64 ── eth0
+//! ```
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::fs;
+use std::net::IpAddr;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use apiserver::{Kind, Options, Server};
+use lab::Running;
+use serde_json::Value;
+
+use crate::case::Case;
+use crate::differences::{Before, without_prefix};
+use crate::table::Table;
+
+/// How long the daemon may take to its first sync, on a loaded machine.
+const SYNCED_WITHIN: Duration = Duration::from_secs(30);
+/// How long one command may take.
+const DONE_WITHIN: Duration = Duration::from_secs(20);
+/// How long a health-check node port may take to listen after the first sync.
+const LISTENS_WITHIN: Duration = Duration::from_secs(2);
+
+const NODE_IPS: [&str; 2] = ["192.168.99.10", "fd00:99::10"];
+/// Gateways that nobody has: the routes are what counts.
+const NETWORK: [&str; 7] = [
+    "link set lo up",
+    "link add eth0 type veth peer name eth0 netns PEER",
+    "addr add 192.168.99.10/24 dev eth0",
+    "addr add fd00:99::10/64 dev eth0 nodad",
+    "link set eth0 up",
+    "route add default via 192.168.99.1",
+    "route add default via fd00:99::1",
+];
+/// Loaded before the first look at the settings, as they were when the dumps were made; some bring settings.
+const MODULES: [&str; 6] = [
+    "ipv6",
+    "veth",
+    "dummy",
+    "ip_vs",
+    "nf_conntrack",
+    "nfnetlink_acct",
+];
+/// A namespace may inherit these from the machine; every node of a case starts with 0.
+const OFF: [&str; 2] = ["net/ipv4/ip_forward", "net/ipv4/conf/all/route_localnet"];
+/// The commands that a `pre.sh` calls by the names that some distributions give to their nft cousins.
+const LEGACY: [&str; 6] = [
+    "iptables",
+    "iptables-save",
+    "iptables-restore",
+    "ip6tables",
+    "ip6tables-save",
+    "ip6tables-restore",
+];
+
+/// What tools print of the kernel's state.
+pub(crate) type Dumps = BTreeMap<Table, String>;
+
+/// Runs a case: builds its surroundings, starts the daemon, and dumps what is there after the first sync of both families.
+/// Returns what was there before the daemon, and after. `--proxy-mode` is `mode`; `is_initial`: this is the kernel's
+/// initial network namespace.
+pub(crate) fn run(
+    case: &Case,
+    mode: &str,
+    kube_proxy: &Path,
+    is_initial: bool,
+) -> Result<(Before, Dumps)> {
+    let scratch = Scratch::new()?;
+    // What is built in needs no loading, so only the outcome counts.
+    let _ = finished(Command::new("modprobe").args(["-q", "-a"]).args(MODULES));
+    let _peer = Peer::connect()?;
+    for key in OFF {
+        fs::write(Path::new("/proc/sys").join(key), "0")
+            .with_context(|| format!("cannot set {key}"))?;
+    }
+    if is_initial {
+        // Whether the table of a small guest has to grow says something about the guest.
+        let size = "/sys/module/nf_conntrack/parameters/hashsize";
+        fs::write(size, "65536").with_context(|| format!("cannot write {size}"))?;
+    }
+    let settings_before = settings(Path::new("/proc/sys/net"))?;
+    let mut before = Before::default();
+    if case.has_pre {
+        let legacy = scratch.legacy_tools()?;
+        let path = std::env::var("PATH").unwrap_or_default();
+        let mut shell = Command::new("sh");
+        shell
+            .arg("pre.sh")
+            .current_dir(&case.folder)
+            .env("PATH", format!("{}:{path}", legacy.display()));
+        output(&mut shell)?;
+        before.dumps = dumps()?;
+    }
+    before.node = addresses_on(|device| !matches!(device, "lo" | "kube-ipvs0"))?
+        .iter()
+        .map(|address| without_prefix(address))
+        .collect();
+
+    let server = Server::spawn(Options {
+        kubernetes_service: true,
+        ..Options::default()
+    })
+    .context("cannot start the API server fixture")?;
+    server.apply_yaml(&case.objects).context("objects.yaml")?;
+    let kubeconfig = scratch.0.join("kubeconfig");
+    fs::write(&kubeconfig, server.kubeconfig())?;
+    let mut command = Command::new(kube_proxy);
+    command
+        .arg(format!("--proxy-mode={mode}"))
+        .arg(format!("--kubeconfig={}", kubeconfig.display()))
+        // The dumps are those of the legacy backend.
+        .arg("--iptables-backend=legacy")
+        .args(&case.flags);
+    let mut daemon = Running::start(command)?;
+    for _family in 0..2 {
+        daemon.wait_for("first sync done", SYNCED_WITHIN)?;
+    }
+
+    let mut found = dumps()?;
+    let after = settings(Path::new("/proc/sys/net"))?;
+    let changes = after
+        .iter()
+        .filter(|(key, value)| settings_before.get(*key).is_some_and(|old| old != *value));
+    let changes = changes
+        .flat_map(|(key, value)| [key.as_str(), ":", value, "\n"])
+        .collect();
+    found.insert(Table::SysctlChanges, changes);
+    if let Some(expected) = case.expected.get(&Table::HealthCheckNodePort) {
+        found.insert(
+            Table::HealthCheckNodePort,
+            health_checks(&server, expected)?,
+        );
+    }
+    let output = daemon.stop(DONE_WITHIN)?;
+    ensure!(
+        output.status.success(),
+        "kube-proxy ended with {}; it said:\n{}",
+        output.status,
+        daemon.said()
+    );
+    Ok((before, found))
+}
+
+fn dumps() -> Result<Dumps> {
+    let command = |words: &str| {
+        let mut words = words.split(' ');
+        output(Command::new(words.next().unwrap_or_default()).args(words))
+    };
+    let bound = addresses_on(|device| device == "kube-ipvs0")?;
+    Ok(Dumps::from([
+        (Table::IpvsadmSave, command("ipvsadm -Sn")?),
+        (Table::IpsetSave, command("ipset save")?),
+        (Table::IptablesSave, command("iptables-legacy-save")?),
+        (Table::Ip6tablesSave, command("ip6tables-legacy-save")?),
+        (Table::KubeIpvs0Addresses, bound.join("\n")),
+        (Table::IpvsTimeouts, command("ipvsadm -l --timeout")?),
+    ]))
+}
+
+/// Addresses with their prefix lengths, by line: `10.96.0.1/32`.
+fn addresses_on(is_wanted: impl Fn(&str) -> bool) -> Result<Vec<String>> {
+    let lines = output(Command::new("ip").args(["-oneline", "address", "show"]))?;
+    // `7: kube-ipvs0    inet 10.96.0.1/32 scope global kube-ipvs0\ …`
+    let address = |line: &str| {
+        let mut words = line.split_whitespace().skip(1);
+        let is_wanted = is_wanted(words.next()?);
+        words.nth(1).filter(|_| is_wanted).map(str::to_owned)
+    };
+    Ok(lines.lines().filter_map(address).collect())
+}
+
+/// Asks every health-check node port over IPv4, then over IPv6, as long as the answers are not those expected: the ports
+/// are opened beside the kernel's first sync, not by it.
+fn health_checks(server: &Server, expected: &str) -> Result<String> {
+    let table = Table::HealthCheckNodePort;
+    let expected = table.clean(expected);
+    let services = server.list(Kind::Service);
+    let ports: Vec<u64> = services
+        .iter()
+        .filter_map(|service| {
+            service
+                .pointer("/spec/healthCheckNodePort")
+                .and_then(Value::as_u64)
+        })
+        .collect();
+    let deadline = Instant::now() + LISTENS_WITHIN;
+    loop {
+        let mut answers = String::new();
+        for port in &ports {
+            for ip in NODE_IPS {
+                let host = match ip.parse()? {
+                    IpAddr::V4(ip) => ip.to_string(),
+                    IpAddr::V6(ip) => format!("[{ip}]"),
+                };
+                let mut curl = Command::new("curl");
+                curl.args(["--silent", "--include", "--globoff", "--max-time", "5"])
+                    .arg(format!("http://{host}:{port}/"));
+                // Refused is an answer too, but not a text.
+                let (_, answer, _) = finished(&mut curl)?;
+                answers.push_str(&answer);
+                answers.push('\n');
+            }
+        }
+        if table.clean(&answers) == expected || Instant::now() > deadline {
+            return Ok(answers);
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// Every readable file below a folder of /proc/sys, by its path from `net` on.
+fn settings(folder: &Path) -> Result<BTreeMap<String, String>> {
+    let mut found = BTreeMap::new();
+    let mut folders = vec![folder.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in
+            fs::read_dir(&folder).with_context(|| format!("cannot read {}", folder.display()))?
+        {
+            let entry = entry?;
+            if entry.file_type()?.is_dir() {
+                folders.push(entry.path());
+            } else if let Ok(value) = fs::read_to_string(entry.path()) {
+                // Some can only be written, or only when they were.
+                let path = entry.path();
+                let key = path
+                    .strip_prefix("/proc/sys")
+                    .unwrap_or(&path)
+                    .display()
+                    .to_string();
+                found.insert(key, value.split_whitespace().collect::<Vec<_>>().join(" "));
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// The standard output of a command that must succeed.
+fn output(command: &mut Command) -> Result<String> {
+    let (is_success, stdout, stderr) = finished(command)?;
+    ensure!(is_success, "{command:?} failed: {}", stderr.trim_end());
+    Ok(stdout)
+}
+
+fn finished(command: &mut Command) -> Result<(bool, String, String)> {
+    let output = command
+        .output()
+        .with_context(|| format!("cannot run {command:?}"))?;
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    Ok((
+        output.status.success(),
+        text(&output.stdout),
+        text(&output.stderr),
+    ))
+}
+
+/// The namespace of the wire's other end.
+struct Peer(String);
+
+impl Peer {
+    /// Makes the namespace, the wire to it, and this end's addresses and routes.
+    fn connect() -> Result<Self> {
+        let peer = Self(format!("golden-{}", std::process::id()));
+        let ip =
+            |line: &str| output(Command::new("ip").args(line.replace("PEER", &peer.0).split(' ')));
+        ip("netns add PEER")?;
+        for line in NETWORK {
+            ip(line)?;
+        }
+        ip("-n PEER link set eth0 up")?;
+        Ok(peer)
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        let _ = finished(Command::new("ip").args(["netns", "del", &self.0]));
+    }
+}
+
+/// A folder of this run.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new() -> Result<Self> {
+        let folder = std::env::temp_dir().join(format!("golden-{}", std::process::id()));
+        fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        Ok(Self(folder))
+    }
+
+    /// A folder in which `iptables` is `iptables-legacy`.
+    fn legacy_tools(&self) -> Result<PathBuf> {
+        let folder = self.0.join("bin");
+        fs::create_dir_all(&folder)?;
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        for tool in LEGACY {
+            let legacy = tool.replacen("tables", "tables-legacy", 1);
+            let Some(file) = std::env::split_paths(&path)
+                .map(|folder| folder.join(&legacy))
+                .find(|file| file.is_file())
+            else {
+                bail!("{legacy} is not installed");
+            };
+            symlink(file, folder.join(OsStr::new(tool)))?;
+        }
+        Ok(folder)
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}

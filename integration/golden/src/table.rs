@@ -1,0 +1,383 @@
+//! What is compared, table by table, and what of it is chance.
+//!
+//! Every dump becomes a list of lines in which only what matters is left, in an order that only what matters decides.
+//! Two dumps are equal if their lines are.
+
+use std::collections::BTreeMap;
+
+/// One dump of a case, in the order in which differences are shown: causes before what follows from them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Table {
+    /// `ipvsadm -Sn`
+    IpvsadmSave,
+    /// `ipset save`
+    IpsetSave,
+    /// `iptables-legacy-save`
+    IptablesSave,
+    /// `ip6tables-legacy-save`
+    Ip6tablesSave,
+    /// The addresses on `kube-ipvs0` with their prefix lengths.
+    KubeIpvs0Addresses,
+    /// `ipvsadm -l --timeout`
+    IpvsTimeouts,
+    /// `path:value` for each file below /proc/sys whose value has changed.
+    SysctlChanges,
+    /// The HTTP answers of the health-check node ports.
+    HealthCheckNodePort,
+}
+
+/// Upstream walks a hash map of service ports, so in these chains the order of different ports' rules is chance.
+const ANY_ORDER: [&str; 5] = [
+    "KUBE-SERVICES",
+    "KUBE-NODEPORTS",
+    "KUBE-EXTERNAL-SERVICES",
+    "KUBE-PROXY-FIREWALL",
+    "KUBE-IPVS-OUT-FILTER",
+];
+
+impl Table {
+    pub(crate) const ALL: [Self; 8] = [
+        Self::IpvsadmSave,
+        Self::IpsetSave,
+        Self::IptablesSave,
+        Self::Ip6tablesSave,
+        Self::KubeIpvs0Addresses,
+        Self::IpvsTimeouts,
+        Self::SysctlChanges,
+        Self::HealthCheckNodePort,
+    ];
+
+    /// The file of a case that holds it.
+    pub(crate) fn file(self) -> &'static str {
+        match self {
+            Self::IpvsadmSave => "ipvsadm-save",
+            Self::IpsetSave => "ipset-save",
+            Self::IptablesSave => "iptables-save",
+            Self::Ip6tablesSave => "ip6tables-save",
+            Self::KubeIpvs0Addresses => "kube-ipvs0-addresses",
+            Self::IpvsTimeouts => "ipvs-timeouts",
+            Self::SysctlChanges => "sysctl-changes",
+            Self::HealthCheckNodePort => "health-check-node-port",
+        }
+    }
+
+    /// What of a dump matters.
+    pub(crate) fn clean(self, dump: &str) -> Vec<String> {
+        match self {
+            Self::IpvsadmSave => virtual_servers(dump),
+            Self::IpsetSave => sorted(dump, |line| Some(without_seeds(line))),
+            Self::IptablesSave | Self::Ip6tablesSave => rules(dump),
+            Self::KubeIpvs0Addresses => sorted(dump, |line| {
+                (!line.starts_with("fe80:")).then(|| line.to_owned())
+            }),
+            Self::IpvsTimeouts => lines(dump).map(str::to_owned).collect(),
+            Self::SysctlChanges => sorted(dump, |line| is_setting(line).then(|| line.to_owned())),
+            Self::HealthCheckNodePort => answers(dump),
+        }
+    }
+}
+
+fn lines(dump: &str) -> impl Iterator<Item = &str> {
+    dump.lines()
+        .map(str::trim_end)
+        .filter(|line| !line.is_empty())
+}
+
+fn sorted(dump: &str, clean: impl Fn(&str) -> Option<String>) -> Vec<String> {
+    let mut lines: Vec<String> = lines(dump).filter_map(clean).collect();
+    lines.sort();
+    lines
+}
+
+/// Virtual servers sorted, each followed by its real servers, sorted.
+fn virtual_servers(dump: &str) -> Vec<String> {
+    let mut servers = BTreeMap::<String, Vec<String>>::new();
+    // A line of either kind is `-A|-a -t|-u|… ADDRESS …`.
+    for line in lines(dump) {
+        let key = line
+            .split_whitespace()
+            .skip(1)
+            .take(2)
+            .collect::<Vec<_>>()
+            .join(" ");
+        servers.entry(key).or_default().push(line.to_owned());
+    }
+    servers
+        .into_values()
+        .flat_map(|mut lines| {
+            lines.sort(); // `-A` is before `-a`
+            lines
+        })
+        .collect()
+}
+
+/// Without the hash's seed and the bucket size, which is the tool's and the kernel's choice.
+fn without_seeds(line: &str) -> String {
+    let mut words = Vec::new();
+    let mut rest = line.split_whitespace();
+    while let Some(word) = rest.next() {
+        if ["initval", "bucketsize"].contains(&word) {
+            rest.next();
+        } else {
+            words.push(word);
+        }
+    }
+    words.join(" ")
+}
+
+/// Rules by table and chain, those of a chain in order, as `nat -A KUBE-SERVICES …`; chains as `nat :KUBE-SERVICES -`. A
+/// built-in chain without rules that accepts says nothing.
+fn rules(dump: &str) -> Vec<String> {
+    let mut table = "";
+    let mut chains = BTreeMap::<(&str, &str), Vec<(Option<&str>, &str)>>::new();
+    let mut cleaned = Vec::new();
+    for line in lines(dump) {
+        if let Some(name) = line.strip_prefix('*') {
+            table = name;
+        } else if let Some(chain) = line.strip_prefix(':') {
+            let mut words = chain.split_whitespace();
+            if let (Some(name), Some(policy)) = (words.next(), words.next())
+                && policy != "ACCEPT"
+            {
+                cleaned.push(format!("{table} :{name} {policy}"));
+            }
+        } else if let Some(rule) = line.strip_prefix("-A ") {
+            let chain = rule.split_whitespace().next().unwrap_or_default();
+            chains
+                .entry((table, chain))
+                .or_default()
+                .push((service_port(chain, rule), line));
+        }
+    }
+    cleaned.sort();
+    for ((table, _), mut rules) in chains {
+        // Stable: the order of one port's rules is no chance. The rules between blocks stay where they are.
+        for block in rules.chunk_by_mut(|one, other| one.0.is_some() && other.0.is_some()) {
+            block.sort_by_key(|(port, _)| *port);
+        }
+        cleaned.extend(rules.iter().map(|(_, rule)| format!("{table} {rule}")));
+    }
+    cleaned
+}
+
+/// The service port that a rule is for, if it is one of those that stand in any order: the comment's first word
+/// (`default/web:http cluster IP`), or, without a comment, the whole rule.
+fn service_port<'a>(chain: &str, rule: &'a str) -> Option<&'a str> {
+    if !ANY_ORDER.contains(&chain) {
+        return None;
+    }
+    let Some((_, comment)) = rule.split_once("--comment ") else {
+        return (chain == "KUBE-IPVS-OUT-FILTER").then_some(rule);
+    };
+    comment
+        .trim_start_matches('"')
+        .split([' ', '"'])
+        .next()
+        .filter(|word| word.contains('/'))
+}
+
+/// Whether a key is somebody's setting: `br_netfilter` comes with a match of iptables and brings its own, a device that
+/// the daemon makes had none before, and how many connections there are is nobody's.
+fn is_setting(line: &str) -> bool {
+    let key = line.split(':').next().unwrap_or_default();
+    !key.starts_with("net/bridge/")
+        && !key.contains("/kube-ipvs0/")
+        && key != "net/netfilter/nf_conntrack_count"
+}
+
+/// HTTP answers one after the other: names of headers in lower case, headers sorted, without the date.
+fn answers(dump: &str) -> Vec<String> {
+    let mut cleaned: Vec<String> = Vec::new();
+    let mut headers: Option<Vec<String>> = None;
+    for line in dump.lines().map(str::trim_end) {
+        if line.starts_with("HTTP/") {
+            cleaned.push(line.to_owned());
+            headers = Some(Vec::new());
+        } else if let Some(mut some) = headers.take() {
+            if line.is_empty() {
+                some.sort();
+                cleaned.append(&mut some);
+            } else {
+                some.extend(header(line));
+                headers = Some(some);
+            }
+        } else if !line.is_empty() {
+            cleaned.push(line.to_owned());
+        }
+    }
+    cleaned.extend(headers.into_iter().flatten());
+    cleaned
+}
+
+fn header(line: &str) -> Option<String> {
+    let (name, value) = line.split_once(':').unwrap_or((line, ""));
+    let name = name.to_ascii_lowercase();
+    (name != "date").then(|| format!("{name}: {}", value.trim()))
+}
+
+/// The lines that differ: `expected: …` and `found:    …`, in order.
+pub(crate) fn differing(expected: &[String], found: &[String]) -> Vec<String> {
+    // How many lines the tails from (i, j) on have in common at most.
+    let mut common = vec![vec![0_usize; found.len() + 1]; expected.len() + 1];
+    let at = |common: &Vec<Vec<usize>>, i: usize, j: usize| {
+        common
+            .get(i)
+            .and_then(|row| row.get(j))
+            .copied()
+            .unwrap_or(0)
+    };
+    for (i, line) in expected.iter().enumerate().rev() {
+        for (j, other) in found.iter().enumerate().rev() {
+            let longest = if line == other {
+                at(&common, i + 1, j + 1) + 1
+            } else {
+                at(&common, i + 1, j).max(at(&common, i, j + 1))
+            };
+            if let Some(cell) = common.get_mut(i).and_then(|row| row.get_mut(j)) {
+                *cell = longest;
+            }
+        }
+    }
+    let (mut i, mut j) = (0, 0);
+    let mut lines = Vec::new();
+    loop {
+        match (expected.get(i), found.get(j)) {
+            (Some(line), Some(other)) if line == other => (i, j) = (i + 1, j + 1),
+            (Some(line), other)
+                if other.is_none() || at(&common, i + 1, j) >= at(&common, i, j + 1) =>
+            {
+                lines.push(format!("expected: {line}"));
+                i += 1;
+            }
+            (_, Some(other)) => {
+                lines.push(format!("found:    {other}"));
+                j += 1;
+            }
+            (_, None) => return lines,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn equal(table: Table, one: &str, other: &str) -> bool {
+        table.clean(one) == table.clean(other)
+    }
+
+    #[test]
+    fn files_are_distinct_and_the_order_is_that_of_the_enum() {
+        let mut all = Table::ALL;
+        all.sort();
+        assert_eq!(all, Table::ALL);
+        let files: std::collections::BTreeSet<_> = all.iter().map(|table| table.file()).collect();
+        assert_eq!(files.len(), all.len());
+    }
+
+    #[test]
+    fn virtual_servers_have_no_order_but_own_their_real_servers() {
+        let one = "-A -t 10.0.0.2:80 -s rr\n-a -t 10.0.0.2:80 -r 1.1.1.2:1 -m -w 1\n-a -t 10.0.0.2:80 -r 1.1.1.1:1 -m -w 1\n-A -t 10.0.0.1:80 -s rr\n";
+        let cleaned = Table::IpvsadmSave.clean(one);
+        assert_eq!(cleaned.first().unwrap(), "-A -t 10.0.0.1:80 -s rr");
+        assert_eq!(
+            cleaned.get(2).unwrap(),
+            "-a -t 10.0.0.2:80 -r 1.1.1.1:1 -m -w 1"
+        );
+        assert!(!equal(
+            Table::IpvsadmSave,
+            one,
+            &one.replace("1.1.1.2:1 -m -w 1", "1.1.1.2:1 -m -w 0")
+        ));
+    }
+
+    #[test]
+    fn seeds_of_sets_are_chance() {
+        let one = "create A hash:ip family inet hashsize 1024 maxelem 65536 bucketsize 12 initval 0xa2\nadd A 1.1.1.1\n";
+        let other = "add A 1.1.1.1\ncreate A hash:ip family inet hashsize 1024 maxelem 65536";
+        assert!(equal(Table::IpsetSave, one, other));
+        assert!(!equal(
+            Table::IpsetSave,
+            one,
+            &other.replace("65536", "131072")
+        ));
+    }
+
+    #[test]
+    fn empty_built_in_chains_say_nothing_but_policies_and_own_chains_do() {
+        let empty = "*mangle\n:INPUT ACCEPT [0:0]\nCOMMIT\n*nat\n:KUBE-A - [0:0]\nCOMMIT\n";
+        assert_eq!(Table::IptablesSave.clean(empty), ["nat :KUBE-A -"]);
+        assert_eq!(
+            Table::IptablesSave.clean("*filter\n:INPUT DROP [3:4]\n"),
+            ["filter :INPUT DROP"]
+        );
+    }
+
+    #[test]
+    fn the_order_of_rules_counts_but_not_that_of_ports() {
+        let rule = |chain: &str, comment: &str, verdict: &str| {
+            format!("-A {chain} -m comment --comment \"{comment}\" -j {verdict}\n")
+        };
+        let same = |one: &[&str], other: &[&str]| {
+            let dump = |rules: &[&str]| format!("*nat\n{}COMMIT\n", rules.concat());
+            equal(Table::IptablesSave, &dump(one), &dump(other))
+        };
+        let nodeports = |comment, verdict| rule("KUBE-NODEPORTS", comment, verdict);
+        let [local, web, dns, last] = &[
+            nodeports("default/web", "LOCAL"),
+            nodeports("default/web", "WEB"),
+            nodeports("default/dns:x health check", "DNS"),
+            nodeports("this must be the last rule", "LAST"),
+        ];
+        assert!(same(&[local, web, dns, last], &[dns, local, web, last]));
+        assert!(!same(&[local, web, dns, last], &[web, local, dns, last]));
+        assert!(!same(&[web, dns, last], &[web, last, dns]));
+
+        let of_one_service = |verdict| rule("KUBE-SVC-X", "default/web", verdict);
+        let [one, two] = &[of_one_service("ONE"), of_one_service("TWO")];
+        assert!(!same(&[one, two], &[two, one]));
+
+        let [one, two] = ["1.1.1.1", "1.1.1.2"]
+            .map(|vip| format!("-A KUBE-IPVS-OUT-FILTER -s {vip}/32 -j DROP\n"));
+        assert!(same(&[&one, &two], &[&two, &one]));
+        assert!(!same(&[&one, &two], &[&one]));
+    }
+
+    #[test]
+    fn only_settings_are_compared() {
+        let changes = "net/ipv4/ip_forward:1\nnet/bridge/bridge-nf-call-iptables:1\nnet/netfilter/nf_conntrack_count:3\nnet/ipv4/conf/kube-ipvs0/forwarding:1\n";
+        assert_eq!(
+            Table::SysctlChanges.clean(changes),
+            ["net/ipv4/ip_forward:1"]
+        );
+    }
+
+    #[test]
+    fn answers_have_no_date_and_no_case_in_headers() {
+        let one = "HTTP/1.1 200 OK\r\nX-A: b\r\nDate: today\r\nContent-Length: 2\r\n\r\n{}\r\nHTTP/1.1 503 X\r\n\r\nno\r\n";
+        let other = "HTTP/1.1 200 OK\ncontent-length: 2\nx-a: b\n\n{}\n\nHTTP/1.1 503 X\n\nno\n";
+        assert!(equal(Table::HealthCheckNodePort, one, other));
+        assert!(!equal(
+            Table::HealthCheckNodePort,
+            one,
+            &other.replace("x-a: b", "x-a: B")
+        ));
+        assert!(!equal(
+            Table::HealthCheckNodePort,
+            one,
+            &other.replace("{}", "{ }")
+        ));
+    }
+
+    #[test]
+    fn what_differs_is_shown_in_order() {
+        let lines = |text: &str| text.split(' ').map(str::to_owned).collect::<Vec<_>>();
+        assert!(differing(&lines("a b c"), &lines("a b c")).is_empty());
+        assert_eq!(
+            differing(&lines("a b c d"), &lines("a x c d e")),
+            ["expected: b", "found:    x", "found:    e"]
+        );
+        assert_eq!(differing(&lines("a b"), &lines("b a")).len(), 2);
+        assert_eq!(differing(&lines("a"), &[]), ["expected: a"]);
+    }
+}
