@@ -17,6 +17,7 @@ mod model;
 mod names;
 mod node;
 pub mod object;
+mod stale_flows;
 mod topology;
 
 pub use detect::LocalDetector;
@@ -28,4 +29,5 @@ pub use node::{NodeFacts, NodePortAddresses};
 pub use object::{
     Endpoint, EndpointPort, EndpointSlice, Node, Placement, Service, ServicePort, ServiceType,
 };
+pub use stale_flows::{UdpPort, UdpServices, udp_ports};
 pub use topology::{Backends, Target};

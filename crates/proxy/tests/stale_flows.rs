@@ -1,0 +1,323 @@
+//! Which UDP flows are stale: the rule as a table.
+//!
+//! A flow is written `DESTINATION ANSWERER`: whereto it was opened, and whom its answers come from.
+#![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use proxy::{
+    Endpoint, EndpointPort, EndpointSlice, Event, IpFamily, Model, NamespacedName, Placement,
+    Protocol, Service, ServicePort, ServiceType, UdpServices, udp_ports,
+};
+
+const V4: IpFamily = IpFamily::V4;
+const V6: IpFamily = IpFamily::V6;
+
+fn name(name: &str) -> NamespacedName {
+    NamespacedName::new("default", name)
+}
+
+fn ips<T: FromIterator<IpAddr>>(text: &str) -> T {
+    text.split_whitespace()
+        .map(|ip| ip.parse().unwrap())
+        .collect()
+}
+
+/// A Service with a port `dns`, 53, over TCP and over UDP.
+fn service(service: &str, cluster_ips: &str, external_ips: &str) -> Service {
+    let port = |protocol, node_port| ServicePort {
+        name: "dns".into(),
+        protocol,
+        port: 53,
+        node_port,
+    };
+    Service {
+        name: name(service),
+        uid: "".into(),
+        created: None,
+        kind: ServiceType::LoadBalancer,
+        cluster_ips: ips(cluster_ips),
+        external_ips: ips(external_ips),
+        ingress_ips: Vec::new(),
+        ports: [port(Protocol::Tcp, None), port(Protocol::Udp, None)]
+            .into_iter()
+            .collect(),
+        affinity_seconds: None,
+        internal_local: false,
+        external_local: false,
+        source_ranges: Vec::new(),
+        health_check_node_port: None,
+    }
+}
+
+/// A slice whose endpoints serve DNS over UDP on `number` and over TCP on 8053. An endpoint is an address, with `~` before
+/// it if it serves while terminating, `-` if it does not serve.
+fn slice(slice: &str, service: &str, number: u16, endpoints: &str) -> EndpointSlice {
+    let port = |protocol, port| EndpointPort {
+        name: "dns".into(),
+        protocol,
+        port,
+    };
+    let endpoint = |text: &str| Endpoint {
+        address: text.trim_start_matches(['~', '-']).parse().unwrap(),
+        ready: !text.starts_with(['~', '-']),
+        serving: !text.starts_with('-'),
+        terminating: text.starts_with('~'),
+        placement: Arc::new(Placement::default()),
+    };
+    let endpoints: Vec<_> = endpoints.split_whitespace().map(endpoint).collect();
+    EndpointSlice {
+        name: name(slice),
+        service: name(service),
+        family: endpoints
+            .first()
+            .map_or(V4, |one| IpFamily::of(one.address)),
+        ports: [port(Protocol::Tcp, 8053), port(Protocol::Udp, number)]
+            .into_iter()
+            .collect(),
+        endpoints,
+        change_trigger: None,
+    }
+}
+
+/// What the daemon keeps for one family.
+struct World {
+    family: IpFamily,
+    model: Model,
+    services: UdpServices,
+}
+
+impl World {
+    fn new(family: IpFamily) -> Self {
+        Self {
+            family,
+            model: Model::new(),
+            services: UdpServices::default(),
+        }
+    }
+
+    /// Takes in events; whether flows are to be compared.
+    fn tell(&mut self, events: impl IntoIterator<Item = Event>) -> bool {
+        events.into_iter().for_each(|event| self.model.apply(event));
+        let mut has_changed = false;
+        for name in self.model.take_changes().services {
+            let view = self.model.view(&name);
+            let ports = view.map_or(Vec::new(), |view| udp_ports(&view, self.family));
+            has_changed |= self.services.set(&name, ports);
+        }
+        has_changed
+    }
+
+    /// On a node with the addresses 172.35.0.100 and fd35::100.
+    fn is_stale(&self, flow: &str) -> bool {
+        let (destination, answerer) = flow.split_once(' ').unwrap();
+        let node_ports: Vec<IpAddr> = ips("172.35.0.100 fd35::100");
+        self.services.is_stale(
+            destination.parse().unwrap(),
+            answerer.trim().parse().unwrap(),
+            &node_ports,
+        )
+    }
+}
+
+/// Service `dns` with everything: four kinds of ways in, and slices with different ports, in both families.
+fn dns() -> Vec<Event> {
+    let mut dns = service("dns", "10.96.0.10 fd96::10", "192.0.2.20 2001:db8::20");
+    dns.ingress_ips = ips("192.0.2.10 2001:db8::10");
+    dns.ports.get_mut(1).unwrap().node_port = Some(30053);
+    vec![
+        Event::ServiceApplied(dns),
+        Event::SliceApplied(slice(
+            "dns-1",
+            "dns",
+            5353,
+            "10.244.1.10 ~10.244.1.11 -10.244.1.12",
+        )),
+        Event::SliceApplied(slice("dns-2", "dns", 5354, "10.244.2.10")),
+        Event::SliceApplied(slice("dns-6", "dns", 5353, "fd44:1::10")),
+    ]
+}
+
+#[test]
+fn a_flow_of_a_service_that_no_serving_endpoint_answers_is_stale() {
+    let table = [
+        ("10.96.0.10:53 10.244.1.10:5353", false, "a ready endpoint"),
+        (
+            "10.96.0.10:53 10.244.1.11:5353",
+            false,
+            "serves while terminating",
+        ),
+        (
+            "10.96.0.10:53 10.244.2.10:5354",
+            false,
+            "another slice, another port",
+        ),
+        ("10.96.0.10:53 10.244.1.12:5353", true, "does not serve"),
+        ("10.96.0.10:53 10.244.9.99:5353", true, "is no endpoint"),
+        ("10.96.0.10:53 10.244.1.10:5354", true, "not its port"),
+        ("10.96.0.10:53 10.244.1.10:8053", true, "its port for TCP"),
+        (
+            "10.96.0.10:53 10.96.0.10:53",
+            true,
+            "opened before there was the Service",
+        ),
+        (
+            "10.96.0.10:54 10.96.0.10:54",
+            false,
+            "no port of the Service",
+        ),
+        ("192.0.2.10:53 10.244.1.10:5353", false, "load-balancer IP"),
+        ("192.0.2.10:53 10.244.9.99:5353", true, "load-balancer IP"),
+        ("192.0.2.20:53 10.244.1.10:5353", false, "external IP"),
+        ("192.0.2.20:53 10.244.9.99:5353", true, "external IP"),
+        ("172.35.0.100:30053 10.244.1.10:5353", false, "node port"),
+        ("172.35.0.100:30053 10.244.9.99:5353", true, "node port"),
+        (
+            "172.35.0.100:53 172.35.0.100:53",
+            false,
+            "the node's own port",
+        ),
+        (
+            "172.35.0.101:30053 172.35.0.101:30053",
+            false,
+            "another node's node port",
+        ),
+        (
+            "10.96.0.10:30053 10.96.0.10:30053",
+            false,
+            "node ports are at nodes",
+        ),
+        ("198.51.100.1:53 198.51.100.1:53", false, "passes through"),
+        (
+            "10.244.1.10:5353 10.244.1.10:5353",
+            false,
+            "straight to a pod",
+        ),
+        ("[fd96::10]:53 [fd44:9::99]:5353", false, "the other family"),
+    ];
+    let mut world = World::new(V4);
+    world.tell(dns());
+    for (flow, is_stale, why) in table {
+        assert_eq!(world.is_stale(flow), is_stale, "{flow}: {why}");
+    }
+}
+
+#[test]
+fn both_families_have_the_same_rule() {
+    let mut world = World::new(V6);
+    world.tell(dns());
+    for at in [
+        "[fd96::10]:53",
+        "[2001:db8::10]:53",
+        "[2001:db8::20]:53",
+        "[fd35::100]:30053",
+    ] {
+        assert!(!world.is_stale(&format!("{at} [fd44:1::10]:5353")), "{at}");
+        assert!(world.is_stale(&format!("{at} [fd44:9::99]:5353")), "{at}");
+    }
+    assert!(!world.is_stale("10.96.0.10:53 10.244.9.99:5353"));
+}
+
+#[test]
+fn without_a_serving_endpoint_there_is_nowhere_to_go() {
+    let mut world = World::new(V4);
+    world.tell([
+        Event::ServiceApplied(service("dns", "10.96.0.10", "")),
+        Event::SliceApplied(slice("dns-1", "dns", 5353, "-10.244.1.10")),
+    ]);
+    assert!(!world.is_stale("10.96.0.10:53 10.244.1.10:5353"));
+    world.tell([Event::SliceApplied(slice(
+        "dns-1",
+        "dns",
+        5353,
+        "10.244.1.11",
+    ))]);
+    assert!(world.is_stale("10.96.0.10:53 10.244.1.10:5353"));
+    world.tell([Event::SliceDeleted(name("dns-1"))]);
+    assert!(!world.is_stale("10.96.0.10:53 10.244.1.10:5353"));
+}
+
+#[test]
+fn a_service_that_is_gone_has_no_flows() {
+    let mut world = World::new(V4);
+    world.tell(dns());
+    assert!(world.is_stale("10.96.0.10:53 10.244.9.99:5353"));
+    assert!(world.tell([Event::ServiceDeleted(name("dns"))]));
+    for at in ["10.96.0.10:53", "192.0.2.10:53", "172.35.0.100:30053"] {
+        assert!(!world.is_stale(&format!("{at} 10.244.9.99:5353")), "{at}");
+    }
+}
+
+#[test]
+fn where_two_services_claim_an_address_the_endpoints_of_both_will_do() {
+    let mut world = World::new(V4);
+    world.tell([
+        Event::ServiceApplied(service("one", "10.96.0.1", "192.0.2.1")),
+        Event::SliceApplied(slice("one-1", "one", 5353, "10.244.1.1")),
+        Event::ServiceApplied(service("two", "10.96.0.2", "192.0.2.1")),
+        Event::SliceApplied(slice("two-1", "two", 5353, "10.244.1.2")),
+    ]);
+    let flows = [
+        "192.0.2.1:53 10.244.1.1:5353",
+        "192.0.2.1:53 10.244.1.2:5353",
+    ];
+    assert_eq!(flows.map(|flow| world.is_stale(flow)), [false, false]);
+    assert!(world.is_stale("192.0.2.1:53 10.244.1.3:5353"));
+    assert!(world.is_stale("10.96.0.1:53 10.244.1.2:5353"));
+    world.tell([Event::ServiceDeleted(name("one"))]);
+    assert_eq!(flows.map(|flow| world.is_stale(flow)), [true, false]);
+}
+
+#[test]
+fn an_external_ip_that_is_the_nodes_shares_it_with_node_ports() {
+    let mut world = World::new(V4);
+    let mut other = service("other", "10.96.0.2", "172.35.0.100");
+    other.ports.iter_mut().for_each(|port| port.port = 30053);
+    world.tell(dns());
+    world.tell([
+        Event::ServiceApplied(other),
+        Event::SliceApplied(slice("other-1", "other", 5353, "10.244.1.2")),
+    ]);
+    for (answerer, is_stale) in [
+        ("10.244.1.2", false),
+        ("10.244.1.10", false),
+        ("10.244.1.3", true),
+    ] {
+        let flow = format!("172.35.0.100:30053 {answerer}:5353");
+        assert_eq!(world.is_stale(&flow), is_stale, "{flow}");
+    }
+}
+
+#[test]
+fn flows_are_compared_only_when_who_serves_udp_has_changed() {
+    let mut world = World::new(V4);
+    assert!(world.tell(dns()));
+    let endpoints = |list| [Event::SliceApplied(slice("dns-1", "dns", 5353, list))];
+    let has_changed = world.tell(endpoints("10.244.1.10 ~10.244.1.11"));
+    assert!(!has_changed, "the one that is gone did not serve");
+    assert!(
+        !world.tell(endpoints("10.244.1.10 10.244.1.11")),
+        "both serve, as before"
+    );
+    assert!(
+        !world.tell(endpoints("10.244.1.11 10.244.1.10")),
+        "in another order"
+    );
+    assert!(world.tell(endpoints("10.244.1.10")));
+    let six = [Event::SliceApplied(slice(
+        "dns-6",
+        "dns",
+        5353,
+        "fd44:1::11",
+    ))];
+    assert!(!world.tell(six), "the other family's");
+
+    let mut web = service("web", "10.96.0.3", "");
+    web.ports.truncate(1);
+    let over_tcp = [
+        Event::ServiceApplied(web),
+        Event::SliceApplied(slice("web-1", "web", 5353, "10.244.1.20")),
+    ];
+    assert!(!world.tell(over_tcp), "no UDP");
+}
