@@ -40,7 +40,8 @@ impl NodeFacts {
 
     /// The addresses that NodePorts are served on, sorted.
     ///
-    /// `bound` are the addresses on `kube-ipvs0`: upstream's filter by CIDR sees those too, all-addresses does not.
+    /// `bound` are the addresses on `kube-ipvs0`: upstream's filter by CIDR sees those too, all-addresses (also when it is
+    /// spelled `0.0.0.0/0`) does not.
     pub fn serving_node_ports(&self, bound: impl IntoIterator<Item = IpAddr>) -> Vec<IpAddr> {
         match &self.node_port_addresses {
             NodePortAddresses::All => self.interface_addresses.iter().copied().collect(),
@@ -52,14 +53,13 @@ impl NodeFacts {
                     .collect()
             }
             NodePortAddresses::Within(cidrs) => {
-                let mut own = cidrs
+                let own: Vec<_> = cidrs
                     .iter()
                     .filter(|cidr| family_of(cidr) == self.family)
-                    .peekable();
-                if own.peek().is_none() {
+                    .collect();
+                if own.is_empty() || own.iter().any(|cidr| cidr.prefix_len() == 0) {
                     return self.interface_addresses.iter().copied().collect();
                 }
-                let own: Vec<_> = own.collect();
                 let all: BTreeSet<IpAddr> = self
                     .interface_addresses
                     .iter()
@@ -124,6 +124,8 @@ mod tests {
         assert_eq!(within("192.168.0.0/16"), ["192.168.0.10"]);
         // As upstream: a network filter also sees what is bound to kube-ipvs0,
         assert_eq!(within("10.0.0.0/8"), ["10.0.0.1", "10.96.0.1"]);
+        // but a network that holds everything is no filter,
+        assert_eq!(within("0.0.0.0/0"), ["10.0.0.1", "192.168.0.10"]);
         // and a family without a network of its own is not filtered.
         assert_eq!(within("fd00::/8"), ["10.0.0.1", "192.168.0.10"]);
     }
