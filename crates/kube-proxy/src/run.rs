@@ -177,12 +177,17 @@ impl Daemon {
 
     /// Takes in an event and all that are queued behind it.
     fn drain(&mut self, first: Event) {
+        let was_whole = self.model.is_whole();
         self.model.apply(first);
         for _ in 0..MAX_DRAINED {
             match self.events.next().now_or_never() {
                 Some(Some(event)) => self.model.apply(event),
                 _ => break,
             }
+        }
+        if !was_whole && self.model.is_whole() {
+            // What had to stay may go now, though no object has changed.
+            self.want_resync();
         }
     }
 
@@ -194,8 +199,12 @@ impl Daemon {
 
     /// When something is due without a further event.
     fn next_due(&self) -> Instant {
+        let now = Instant::now();
         let events = self.model.has_changes().then_some(self.not_before);
-        let families = self.families.iter().filter_map(Family::next_due);
+        let families = self
+            .families
+            .iter()
+            .filter_map(|family| family.next_due(now));
         families.chain(events).min().unwrap_or(self.next_tick)
     }
 
@@ -204,7 +213,7 @@ impl Daemon {
         let has_due = self
             .families
             .iter()
-            .any(|family| family.next_due().is_some_and(|due| due <= now));
+            .any(|family| family.next_due(now).is_some_and(|due| due <= now));
         let takes_events = self.model.has_changes() && now >= self.not_before;
         if !has_due && !takes_events {
             return;
@@ -225,11 +234,11 @@ impl Daemon {
 }
 
 impl Family {
-    fn next_due(&self) -> Option<Instant> {
+    fn next_due(&self, now: Instant) -> Option<Instant> {
         match self.reread {
             // Without knowing the kernel nothing can be written.
             Some((at, _)) => Some(at),
-            None if self.wants_resync || self.mode.needs_resync() => Some(Instant::now()),
+            None if self.wants_resync || self.mode.needs_resync() => Some(now),
             None => self.mode.next_due().map(Instant::from_std),
         }
     }
