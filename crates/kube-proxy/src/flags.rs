@@ -166,6 +166,10 @@ pub struct Flags {
     #[arg(long = "ipvs-min-sync-period", value_name = "DURATION", default_value = "1s", value_parser = go::duration, allow_hyphen_values = true)]
     pub ipvs_min_sync_period: Duration,
 
+    /// How long a removed endpoint may keep its TCP connections; 0: until they end
+    #[arg(long = "ipvs-drain-timeout", value_name = "DURATION", default_value = "0s", value_parser = go::duration, allow_hyphen_values = true)]
+    pub ipvs_drain_timeout: Duration,
+
     /// Log verbosity: 4 adds decisions, 6 adds every step
     #[arg(short = 'v', long = "v", value_name = "LEVEL", default_value = "0", value_parser = go::int, allow_hyphen_values = true)]
     pub verbosity: i32,

@@ -88,6 +88,7 @@ fn config(options: &Options, family: IpFamily, model: &Model, random_fully: bool
         exclude_cidrs: options.exclude_cidrs.clone(),
         node_ip: (!bind.is_unspecified() && IpFamily::of(bind) == family).then_some(bind),
         sync_period: options.sync_period,
+        drain_timeout: options.drain_timeout,
         random_fully,
     }
 }

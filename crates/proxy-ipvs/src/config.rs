@@ -24,6 +24,8 @@ pub struct Config {
     pub node_ip: Option<IpAddr>,
     /// `--ipvs-sync-period`: the shim is read back at most once in it.
     pub sync_period: Duration,
+    /// `--ipvs-drain-timeout`: how long a removed endpoint may keep its connections; `None`: until they end.
+    pub drain_timeout: Option<Duration>,
     /// Whether iptables knows `--random-fully` (1.6.2 and later).
     pub random_fully: bool,
 }
@@ -38,6 +40,7 @@ impl Default for Config {
             exclude_cidrs: Vec::new(),
             node_ip: None,
             sync_period: Duration::from_secs(30),
+            drain_timeout: None,
             random_fully: true,
         }
     }

@@ -4,6 +4,9 @@
 //! it, it is still not among the endpoints, and so it goes on draining; an endpoint that returns is wanted at its weight
 //! again and keeps its connections (upstream deletes and re-adds it). Only draining destinations are looked at, soon after
 //! removal and then with back-off. UDP and SCTP are not drained, as upstream.
+//!
+//! A limit (`--ipvs-drain-timeout`) ends a drain that still has connections. The kernel does not say since when a destination
+//! has weight 0, so the time counts from when it was first looked at; after a restart, anew.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -16,52 +19,73 @@ const FIRST_LOOK: Duration = Duration::from_millis(250);
 const LAST_LOOK: Duration = Duration::from_secs(8);
 
 /// What drains, by virtual server.
-#[derive(Debug, Default)]
-pub(crate) struct Drains(BTreeMap<VirtualServerKey, Drain>);
+#[derive(Debug)]
+pub(crate) struct Drains {
+    servers: BTreeMap<VirtualServerKey, Drain>,
+    /// How long a drain may last.
+    timeout: Option<Duration>,
+}
 
 #[derive(Debug, Default)]
 struct Drain {
-    targets: BTreeSet<Target>,
+    /// When each was first looked at; `None`: not yet.
+    targets: BTreeMap<Target, Option<Instant>>,
     looks: u32,
     /// `None`: at the next sync.
     due: Option<Instant>,
 }
 
 impl Drains {
+    /// Nothing drains; what will may do so for `timeout`, or for ever.
+    pub(crate) fn new(timeout: Option<Duration>) -> Self {
+        Self {
+            servers: BTreeMap::new(),
+            timeout,
+        }
+    }
+
     /// Makes `targets` all that drains at a virtual server. What is new among them is due for a look at once.
     pub(crate) fn set(&mut self, key: VirtualServerKey, targets: BTreeSet<Target>) {
         if targets.is_empty() {
-            self.0.remove(&key);
+            self.servers.remove(&key);
             return;
         }
-        let drain = self.0.entry(key).or_default();
-        if !targets.is_subset(&drain.targets) {
-            *drain = Drain::default();
+        let drain = self.servers.entry(key).or_default();
+        let is_new = |target| !drain.targets.contains_key(target);
+        if targets.iter().any(is_new) {
+            (drain.looks, drain.due) = (0, None);
         }
-        drain.targets = targets;
+        drain.targets = targets
+            .into_iter()
+            .map(|target| (target, drain.targets.get(&target).copied().flatten()))
+            .collect();
     }
 
     /// Forgets a virtual server.
     pub(crate) fn forget(&mut self, key: &VirtualServerKey) {
-        self.0.remove(key);
+        self.servers.remove(key);
     }
 
     /// Whether a destination drains.
     pub(crate) fn contains(&self, key: &VirtualServerKey, target: Target) -> bool {
-        self.0
+        self.servers
             .get(key)
-            .is_some_and(|drain| drain.targets.contains(&target))
+            .is_some_and(|drain| drain.targets.contains_key(&target))
     }
 
     /// The virtual servers to look at now; their next look is put off.
     pub(crate) fn take_due(&mut self, now: Instant) -> Vec<VirtualServerKey> {
         let mut keys = Vec::new();
-        for (key, drain) in &mut self.0 {
+        for (key, drain) in &mut self.servers {
             if drain.due.is_none_or(|due| due <= now) {
                 let delay = FIRST_LOOK
                     .saturating_mul(1 << drain.looks.min(16))
                     .min(LAST_LOOK);
-                drain.due = Some(now + delay);
+                let ends = drain.targets.values_mut().filter_map(|since| {
+                    let since = *since.get_or_insert(now);
+                    since.checked_add(self.timeout?).filter(|end| *end > now)
+                });
+                drain.due = ends.chain([now + delay]).min();
                 drain.looks += 1;
                 keys.push(*key);
             }
@@ -69,16 +93,34 @@ impl Drains {
         keys
     }
 
-    /// What drains at a virtual server.
-    pub(crate) fn targets(&self, key: &VirtualServerKey) -> impl Iterator<Item = Target> + use<'_> {
-        self.0
+    /// What has drained at a virtual server for as long as it may.
+    pub(crate) fn expired(&self, key: &VirtualServerKey, now: Instant) -> BTreeSet<Target> {
+        let has_expired = |since: Option<Instant>| {
+            since
+                .zip(self.timeout)
+                .is_some_and(|(since, timeout)| now.saturating_duration_since(since) >= timeout)
+        };
+        let targets = self
+            .servers
             .get(key)
             .into_iter()
-            .flat_map(|drain| drain.targets.iter().copied())
+            .flat_map(|drain| &drain.targets);
+        targets
+            .filter(|(_, since)| has_expired(**since))
+            .map(|(target, _)| *target)
+            .collect()
+    }
+
+    /// What drains at a virtual server.
+    pub(crate) fn targets(&self, key: &VirtualServerKey) -> impl Iterator<Item = Target> + use<'_> {
+        self.servers
+            .get(key)
+            .into_iter()
+            .flat_map(|drain| drain.targets.keys().copied())
     }
 
     /// When the next look is due.
     pub(crate) fn next_due(&self) -> Option<Instant> {
-        self.0.values().filter_map(|drain| drain.due).min()
+        self.servers.values().filter_map(|drain| drain.due).min()
     }
 }

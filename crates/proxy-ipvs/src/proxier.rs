@@ -73,6 +73,7 @@ impl<K: Kernel> Proxier<K> {
                 .map(|key| (key, ())),
         );
         Self {
+            drains: Drains::new(config.drain_timeout),
             config,
             node,
             node_ports: Vec::new(),
@@ -86,7 +87,6 @@ impl<K: Kernel> Proxier<K> {
             forbidden_to_node: Table::new(),
             shim: None,
             forbidden_version: 0,
-            drains: Drains::default(),
             may_delete: false,
             needs_resync: true,
             rules_read: None,
@@ -712,7 +712,7 @@ impl<K: Kernel> Proxier<K> {
         report
     }
 
-    /// Looks at the connections of what drains and is due; what has none left is no longer wanted.
+    /// Looks at the connections of what drains and is due; what has none left, or has had its time, is no longer wanted.
     async fn look_at_drains(&mut self, now: Instant, report: &mut SyncReport) {
         let keys = self.drains.take_due(now);
         if keys.is_empty() {
@@ -726,9 +726,11 @@ impl<K: Kernel> Proxier<K> {
         {
             Ok(Ok(connections)) => {
                 for key in keys {
+                    let expired = self.drains.expired(&key, now);
                     match connections.get(&key) {
                         Some(of) => self.end_drains(&key, |target| {
                             of.get(&target).is_none_or(|open| *open == 0)
+                                || expired.contains(&target)
                         }),
                         None => self.needs_resync = true,
                     }

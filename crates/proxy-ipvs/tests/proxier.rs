@@ -567,6 +567,100 @@ fn drains_are_recognised_after_a_restart() {
     );
 }
 
+/// A node on which 10.244.2.5 and 10.244.3.5 have connections that never end.
+fn stubborn(timeout: Option<Duration>) -> World {
+    let kernel = FakeKernel::new(IpFamily::V4, &[ip("192.168.99.10")]);
+    for pod in ["10.244.2.5", "10.244.3.5"] {
+        let target = proxy::Target {
+            ip: ip(pod),
+            port: 8080,
+        };
+        let at = (server("10.96.0.10:80"), target);
+        kernel.state().connections.insert(at, 1);
+    }
+    let config = Config {
+        drain_timeout: timeout,
+        ..Config::default()
+    };
+    let mut world = World::with(config, kernel);
+    world.service(service("default/web", "10.96.0.10", 80));
+    world.slice(slice(
+        "default/web",
+        &[PAIR[0], PAIR[1], "10.244.3.5@node2"],
+    ));
+    let mut world = world.listed();
+    world.sync();
+    world
+}
+
+#[test]
+fn a_drain_lasts_no_longer_than_it_may() {
+    let mut world = stubborn(Some(Duration::from_secs(20)));
+    world.slice(slice("default/web", &[PAIR[0], "10.244.3.5@node2"]));
+    world.sync();
+    world.wait(Duration::from_secs(15));
+    // A second one that goes later has its own time, and does not prolong that of the first.
+    world.slice(slice("default/web", &PAIR[..1]));
+    world.sync();
+    assert_eq!(
+        world.destinations("10.96.0.10:80").unwrap(),
+        [
+            "10.244.1.5:8080=1",
+            "10.244.2.5:8080=0",
+            "10.244.3.5:8080=0"
+        ]
+    );
+    for _ in 0..5 {
+        world.wait(Duration::from_secs(1));
+        world.sync();
+    }
+    assert_eq!(
+        world.destinations("10.96.0.10:80").unwrap(),
+        ["10.244.1.5:8080=1", "10.244.3.5:8080=0"]
+    );
+    world.wait(Duration::from_secs(14));
+    world.sync();
+    assert!(
+        world.proxier_due_within(Duration::from_secs(1)),
+        "woken at the limit, not at the next look"
+    );
+    world.wait(Duration::from_secs(1));
+    world.sync();
+    assert_eq!(
+        world.destinations("10.96.0.10:80").unwrap(),
+        ["10.244.1.5:8080=1"]
+    );
+}
+
+#[test]
+fn an_endpoint_that_returned_has_its_whole_time_again() {
+    let mut world = stubborn(Some(Duration::from_secs(20)));
+    for _ in 0..2 {
+        world.slice(slice("default/web", &[PAIR[0], "10.244.3.5@node2"]));
+        world.sync();
+        world.wait(Duration::from_secs(15));
+        world.sync();
+        assert_eq!(world.destinations("10.96.0.10:80").unwrap().len(), 3);
+        world.slice(slice(
+            "default/web",
+            &[PAIR[0], PAIR[1], "10.244.3.5@node2"],
+        ));
+        world.sync();
+    }
+}
+
+#[test]
+fn a_drain_has_no_limit_unless_one_is_given() {
+    let mut world = stubborn(None);
+    world.slice(slice("default/web", &PAIR[..1]));
+    world.sync();
+    for _ in 0..30 {
+        world.wait(Duration::from_hours(1));
+        world.sync();
+    }
+    assert_eq!(world.destinations("10.96.0.10:80").unwrap().len(), 3);
+}
+
 #[test]
 fn udp_endpoints_are_removed_at_once() {
     let mut world = World::new();

@@ -41,6 +41,8 @@ pub struct Options {
     pub strict_arp: bool,
     /// Timeouts of IPVS connections.
     pub timeouts: IpvsTimeouts,
+    /// How long a removed endpoint may keep its TCP connections; `None`: until they end.
+    pub drain_timeout: Option<Duration>,
     /// The longest time between two comparisons with the kernel, more than zero.
     pub sync_period: Duration,
     /// The shortest time between the end of a sync and the start of the next, at most `sync_period`.
@@ -201,6 +203,8 @@ impl Options {
             },
             strict_arp: flags.ipvs_strict_arp,
             timeouts,
+            drain_timeout: (!flags.ipvs_drain_timeout.is_zero())
+                .then_some(flags.ipvs_drain_timeout),
             sync_period,
             min_sync_period: flags.ipvs_min_sync_period,
             verbosity: flags

@@ -47,6 +47,7 @@ fn the_defaults_are_upstreams() {
             exclude_cidrs: vec![],
             strict_arp: false,
             timeouts: IpvsTimeouts::default(),
+            drain_timeout: None,
             sync_period: Duration::from_secs(30),
             min_sync_period: Duration::from_secs(1),
             verbosity: 0,
@@ -168,6 +169,9 @@ fn every_flag_reaches_its_option() {
                     == [900, 30, 120]
             },
         ),
+        (&["--ipvs-drain-timeout=5m"], |o| {
+            o.drain_timeout == Some(Duration::from_mins(5))
+        }),
         (&["--ipvs-sync-period=1h2m3.5s"], |o| {
             o.sync_period == Duration::from_millis(3_723_500)
         }),
@@ -228,6 +232,10 @@ fn errors_name_the_flag_the_value_and_what_is_allowed() {
         (
             "--ipvs-tcp-timeout=9999h",
             &["--ipvs-tcp-timeout", "at most"],
+        ),
+        (
+            "--ipvs-drain-timeout=-1s",
+            &["--ipvs-drain-timeout", "negative"],
         ),
         (
             "--iptables-masquerade-bit=32",
