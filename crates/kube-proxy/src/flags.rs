@@ -16,7 +16,7 @@ use std::time::Duration;
 use clap::{ArgAction, Parser};
 
 pub use options::{
-    DetectLocal, IptablesBackend, IpvsTimeouts, ObjectSource, Options, UnusableFlag,
+    Conntrack, DetectLocal, IptablesBackend, IpvsTimeouts, ObjectSource, Options, UnusableFlag,
 };
 
 /// What was typed.
@@ -169,6 +169,34 @@ pub struct Flags {
     /// How long a removed endpoint may keep its TCP connections; 0: until they end
     #[arg(long = "ipvs-drain-timeout", value_name = "DURATION", default_value = "0s", value_parser = go::duration, allow_hyphen_values = true)]
     pub ipvs_drain_timeout: Duration,
+
+    /// Entries of the connection tracking table for each CPU (sysctl nf_conntrack_max); 0 leaves the kernel's, whatever --conntrack-min says
+    #[arg(long, value_name = "COUNT", default_value = "32768", value_parser = go::int, allow_hyphen_values = true)]
+    pub conntrack_max_per_core: i32,
+
+    /// Entries of the connection tracking table that there are at least, whatever --conntrack-max-per-core comes to
+    #[arg(long, value_name = "COUNT", default_value = "131072", value_parser = go::int, allow_hyphen_values = true)]
+    pub conntrack_min: i32,
+
+    /// Idle timeout of established TCP connections in connection tracking; 0 leaves the kernel's
+    #[arg(long, value_name = "DURATION", default_value = "24h", value_parser = go::duration, allow_hyphen_values = true)]
+    pub conntrack_tcp_timeout_established: Duration,
+
+    /// Timeout of TCP connections in CLOSE_WAIT in connection tracking; 0 leaves the kernel's
+    #[arg(long, value_name = "DURATION", default_value = "1h", value_parser = go::duration, allow_hyphen_values = true)]
+    pub conntrack_tcp_timeout_close_wait: Duration,
+
+    /// Take TCP segments outside of the window for valid, which connection tracking otherwise calls INVALID
+    #[arg(long, value_name = "BOOL", default_value = "false", value_parser = go::bool, num_args = 0..=1, require_equals = true, default_missing_value = "true", action = ArgAction::Set)]
+    pub conntrack_tcp_be_liberal: bool,
+
+    /// Idle timeout of UDP flows without an answer in connection tracking; 0 leaves the kernel's
+    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = go::duration, allow_hyphen_values = true)]
+    pub conntrack_udp_timeout: Duration,
+
+    /// Idle timeout of UDP flows with answers in connection tracking; 0 leaves the kernel's
+    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = go::duration, allow_hyphen_values = true)]
+    pub conntrack_udp_timeout_stream: Duration,
 
     /// Log verbosity: 4 adds decisions, 6 adds every step
     #[arg(short = 'v', long = "v", value_name = "LEVEL", default_value = "0", value_parser = go::int, allow_hyphen_values = true)]

@@ -40,7 +40,7 @@ const NODE_PATIENCE: Duration = Duration::from_secs(30);
 pub async fn run(options: Options) -> Result<()> {
     let mut stop = Stop::subscribe()?;
     let kernels = mode::open(&options).await?;
-    let written = sysctl::apply(options.strict_arp)?;
+    let written = sysctl::apply(&options)?;
     if !written.is_empty() {
         info!(sysctls = written.join(" "), "kernel settings written");
     }

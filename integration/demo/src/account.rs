@@ -179,6 +179,8 @@ pub(crate) fn start(
         "--manifests".into(),
         manifests.into(),
         format!("--hostname-override={name}").into(),
+        // Only the initial network namespace may size the connection tracking table.
+        "--conntrack-max-per-core=0".into(),
     ];
     argv.extend(flags.iter().map(Into::into));
     node.spawn(argv)

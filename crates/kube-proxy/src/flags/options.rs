@@ -43,6 +43,8 @@ pub struct Options {
     pub timeouts: IpvsTimeouts,
     /// How long a removed endpoint may keep its TCP connections; `None`: until they end.
     pub drain_timeout: Option<Duration>,
+    /// Settings of connection tracking.
+    pub conntrack: Conntrack,
     /// The longest time between two comparisons with the kernel, more than zero.
     pub sync_period: Duration,
     /// The shortest time between the end of a sync and the start of the next, at most `sync_period`.
@@ -115,6 +117,25 @@ pub struct IpvsTimeouts {
     pub tcp_fin: Duration,
     /// Idle UDP flows.
     pub udp: Duration,
+}
+
+/// Settings of connection tracking; zero leaves the kernel's. Times are not shorter than a second, in which the kernel counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Conntrack {
+    /// Entries for each CPU.
+    pub max_per_core: u32,
+    /// Entries at least, if `max_per_core` is not zero.
+    pub min: u32,
+    /// Idle established TCP connections.
+    pub tcp_established: Duration,
+    /// TCP connections in `CLOSE_WAIT`.
+    pub tcp_close_wait: Duration,
+    /// Whether TCP segments outside of the window are valid.
+    pub tcp_be_liberal: bool,
+    /// UDP flows without an answer.
+    pub udp: Duration,
+    /// UDP flows with answers.
+    pub udp_stream: Duration,
 }
 
 /// A flag whose value can be read but not be meant.
@@ -205,6 +226,7 @@ impl Options {
             timeouts,
             drain_timeout: (!flags.ipvs_drain_timeout.is_zero())
                 .then_some(flags.ipvs_drain_timeout),
+            conntrack: conntrack(flags)?,
             sync_period,
             min_sync_period: flags.ipvs_min_sync_period,
             verbosity: flags
@@ -373,4 +395,40 @@ fn timeout(flag: &'static str, timeout: Duration) -> Result<Duration, UnusableFl
         ));
     }
     Ok(timeout)
+}
+
+fn conntrack(flags: &Flags) -> Result<Conntrack, UnusableFlag> {
+    let count = |flag, count: i32| {
+        u32::try_from(count).map_err(|_| {
+            UnusableFlag::new(flag, &count.to_string(), "give a number of entries, or 0")
+        })
+    };
+    let timeout = |flag, timeout: Duration| {
+        if timeout.is_zero() || timeout >= Duration::from_secs(1) {
+            return Ok(timeout);
+        }
+        Err(UnusableFlag::new(
+            flag,
+            &format!("{timeout:?}"),
+            "the kernel counts whole seconds: give 1s or more, or 0 to leave the kernel's",
+        ))
+    };
+    Ok(Conntrack {
+        max_per_core: count("conntrack-max-per-core", flags.conntrack_max_per_core)?,
+        min: count("conntrack-min", flags.conntrack_min)?,
+        tcp_established: timeout(
+            "conntrack-tcp-timeout-established",
+            flags.conntrack_tcp_timeout_established,
+        )?,
+        tcp_close_wait: timeout(
+            "conntrack-tcp-timeout-close-wait",
+            flags.conntrack_tcp_timeout_close_wait,
+        )?,
+        tcp_be_liberal: flags.conntrack_tcp_be_liberal,
+        udp: timeout("conntrack-udp-timeout", flags.conntrack_udp_timeout)?,
+        udp_stream: timeout(
+            "conntrack-udp-timeout-stream",
+            flags.conntrack_udp_timeout_stream,
+        )?,
+    })
 }

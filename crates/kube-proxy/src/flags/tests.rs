@@ -48,6 +48,13 @@ fn the_defaults_are_upstreams() {
             strict_arp: false,
             timeouts: IpvsTimeouts::default(),
             drain_timeout: None,
+            conntrack: Conntrack {
+                max_per_core: 32_768,
+                min: 131_072,
+                tcp_established: Duration::from_hours(24),
+                tcp_close_wait: Duration::from_hours(1),
+                ..Conntrack::default()
+            },
             sync_period: Duration::from_secs(30),
             min_sync_period: Duration::from_secs(1),
             verbosity: 0,
@@ -172,6 +179,31 @@ fn every_flag_reaches_its_option() {
         (&["--ipvs-drain-timeout=5m"], |o| {
             o.drain_timeout == Some(Duration::from_mins(5))
         }),
+        (
+            &[
+                "--conntrack-max-per-core=0 --conntrack-min=0",
+                "--conntrack_max_per_core 0 --conntrack-min 0",
+            ],
+            |o| (o.conntrack.max_per_core, o.conntrack.min) == (0, 0),
+        ),
+        (
+            &["--conntrack-tcp-timeout-established=2h --conntrack-tcp-timeout-close-wait=0"],
+            |o| {
+                (o.conntrack.tcp_established, o.conntrack.tcp_close_wait)
+                    == (Duration::from_hours(2), Duration::ZERO)
+            },
+        ),
+        (
+            &[
+                "--conntrack-tcp-be-liberal",
+                "--conntrack-tcp-be-liberal=true",
+            ],
+            |o| o.conntrack.tcp_be_liberal,
+        ),
+        (
+            &["--conntrack-udp-timeout=30s --conntrack-udp-timeout-stream=2m"],
+            |o| [o.conntrack.udp, o.conntrack.udp_stream].map(|d| d.as_secs()) == [30, 120],
+        ),
         (&["--ipvs-sync-period=1h2m3.5s"], |o| {
             o.sync_period == Duration::from_millis(3_723_500)
         }),
@@ -236,6 +268,35 @@ fn errors_name_the_flag_the_value_and_what_is_allowed() {
         (
             "--ipvs-drain-timeout=-1s",
             &["--ipvs-drain-timeout", "negative"],
+        ),
+        (
+            "--conntrack-max-per-core=-1",
+            &["--conntrack-max-per-core", "'-1'", "or 0"],
+        ),
+        ("--conntrack-min=-1", &["--conntrack-min", "'-1'", "or 0"]),
+        (
+            "--conntrack-min=many",
+            &["--conntrack-min", "'many'", "number"],
+        ),
+        (
+            "--conntrack-tcp-timeout-established=1ms",
+            &["--conntrack-tcp-timeout-established", "1ms", "1s or more"],
+        ),
+        (
+            "--conntrack-tcp-timeout-close-wait=1d",
+            &["--conntrack-tcp-timeout-close-wait", "1d", "30s"],
+        ),
+        (
+            "--conntrack-tcp-be-liberal=maybe",
+            &["--conntrack-tcp-be-liberal", "maybe", "true or false"],
+        ),
+        (
+            "--conntrack-udp-timeout=999ms",
+            &["--conntrack-udp-timeout", "999ms", "1s or more"],
+        ),
+        (
+            "--conntrack-udp-timeout-stream=-1s",
+            &["--conntrack-udp-timeout-stream", "negative"],
         ),
         (
             "--iptables-masquerade-bit=32",
