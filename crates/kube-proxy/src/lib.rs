@@ -3,6 +3,8 @@
 mod addresses;
 pub mod decode;
 pub mod flags;
+pub mod health;
+mod health_check;
 pub mod logging;
 mod mode;
 mod report;

@@ -10,6 +10,7 @@
 //!
 //! Draining is what coalesces: however many events arrive while a sync runs, they are one update after it.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
@@ -22,6 +23,8 @@ use tracing::{error, info, warn};
 
 use crate::addresses::AddressChanges;
 use crate::flags::Options;
+use crate::health::Health;
+use crate::health_check::HealthChecks;
 use crate::report::Reporter;
 use crate::{mode, source, sysctl};
 
@@ -105,6 +108,8 @@ struct Daemon {
 struct Family {
     mode: Box<dyn Mode>,
     reporter: Reporter,
+    health: Arc<Health>,
+    health_checks: HealthChecks,
     /// The kernel is to be read before the next sync, because of something seen outside.
     wants_resync: bool,
     /// After a failed read: no further one before this.
@@ -120,10 +125,13 @@ impl Daemon {
         modes: Vec<Box<dyn Mode>>,
     ) -> Self {
         let now = Instant::now();
+        let health = Arc::new(Health::new(options.sync_period));
         let families = modes
             .into_iter()
             .map(|mode| Family {
                 reporter: Reporter::new(mode.family()),
+                health: Arc::clone(&health),
+                health_checks: HealthChecks::new(mode.family(), &options, Arc::clone(&health)),
                 mode,
                 wants_resync: true,
                 reread: None,
@@ -225,6 +233,7 @@ impl Daemon {
         };
         for family in &mut self.families {
             family.mode.update(&self.model, &changes);
+            family.health_checks.note(&changes);
             family.sync(&self.model, self.options.sync_period).await;
         }
         if !changes.is_empty() {
@@ -244,6 +253,8 @@ impl Family {
     }
 
     async fn sync(&mut self, model: &Model, longest: Duration) {
+        self.health
+            .begin(self.mode.family(), Instant::now().into_std());
         if self.wants_resync || self.mode.needs_resync() {
             let now = Instant::now();
             if self.reread.is_some_and(|(at, _)| now < at) {
@@ -274,6 +285,11 @@ impl Family {
                 Instant::now() + Duration::from_millis(100),
                 Duration::from_millis(100),
             ));
+        } else {
+            self.health
+                .complete(self.mode.family(), Instant::now().into_std());
+            let node_ports = self.mode.node_port_addresses();
+            self.health_checks.update(model, node_ports).await;
         }
     }
 }

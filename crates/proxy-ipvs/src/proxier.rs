@@ -804,6 +804,10 @@ impl<K: Kernel> Mode for Proxier<K> {
     fn needs_resync(&self) -> bool {
         self.needs_resync
     }
+
+    fn node_port_addresses(&self) -> &[IpAddr] {
+        &self.node_ports
+    }
 }
 
 /// A virtual server while the outcomes of its writes are booked.

@@ -12,6 +12,7 @@
 
 mod detect;
 mod event;
+mod health;
 mod mode;
 mod model;
 mod names;
@@ -22,6 +23,7 @@ mod topology;
 
 pub use detect::LocalDetector;
 pub use event::{Event, Kind};
+pub use health::HealthCheck;
 pub use mode::{Conflict, Failure, Mode, SyncReport};
 pub use model::{Changes, Model, ServiceView};
 pub use names::{IpFamily, NamespacedName, Protocol, ServicePortName};

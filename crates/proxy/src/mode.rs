@@ -1,6 +1,7 @@
 //! What a proxy mode is to the daemon.
 
 use std::future::Future;
+use std::net::IpAddr;
 use std::pin::Pin;
 use std::time::{Duration, Instant};
 
@@ -31,6 +32,9 @@ pub trait Mode: Send {
 
     /// Whether the kernel's state has become uncertain, so that a [`resync`](Self::resync) must come before the next sync.
     fn needs_resync(&self) -> bool;
+
+    /// The node's addresses that serve NodePorts, as of the last [`resync`](Self::resync).
+    fn node_port_addresses(&self) -> &[IpAddr];
 }
 
 /// What one sync did.

@@ -1,0 +1,317 @@
+//! The HTTP servers of Services' health-check node ports (`spec.healthCheckNodePort`).
+//!
+//! ```text
+//!   load balancer ──GET any path──▶ node:healthCheckNodePort
+//!                 ◀── 200, if an endpoint on this node is ready and the proxy keeps up; else 503
+//! ```
+//!
+//! One server for each Service and family, on all addresses or on those of `--nodeport-addresses`. A server changes only after
+//! a complete sync, so that what it says is in the kernel. A port that something else has is tried again at each sync.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::convert::Infallible;
+use std::io;
+use std::mem;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use http::{HeaderName, HeaderValue, Response, StatusCode, header};
+use http_body_util::Full;
+use hyper::body::Bytes;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use proxy::{Changes, HealthCheck, IpFamily, Model, NamespacedName, NodePortAddresses};
+use serde::Serialize;
+use serde_json::Serializer;
+use serde_json::ser::PrettyFormatter;
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::task::JoinSet;
+use tracing::{debug, error, info};
+
+use crate::flags::Options;
+use crate::health::Health;
+
+/// The ready endpoints on this node, for balancers that weigh nodes by it.
+const WEIGHT: HeaderName = HeaderName::from_static("x-load-balancing-endpoint-weight");
+/// Connections of one server at a time. The port is open to all: more wait until others have ended.
+const MAX_CONNECTIONS: usize = 256;
+/// How long a connection may take to send a request, or be idle.
+const READ_TIMEOUT: Duration = Duration::from_mins(1);
+/// How long accepting rests after it failed, as it does without free file descriptors.
+const ACCEPT_REST: Duration = Duration::from_secs(1);
+/// Connections that wait to be accepted.
+const BACKLOG: u32 = 128;
+
+/// The servers of one family.
+pub(crate) struct HealthChecks {
+    family: IpFamily,
+    node: String,
+    health: Arc<Health>,
+    /// Whether to listen on the addresses of NodePorts only, not on all.
+    is_selective: bool,
+    addresses: BTreeSet<IpAddr>,
+    servers: HashMap<NamespacedName, Server>,
+    /// Services to look at after the next complete sync.
+    changed: HashSet<NamespacedName>,
+}
+
+/// The server of one Service.
+struct Server {
+    port: u16,
+    answer: Arc<Answer>,
+    /// Where it listens.
+    addresses: BTreeSet<IpAddr>,
+    /// One for each of `addresses`.
+    tasks: JoinSet<()>,
+    /// Whether the log says that it cannot listen.
+    is_reported: bool,
+}
+
+/// What a server says.
+struct Answer {
+    service: NamespacedName,
+    local_endpoints: AtomicUsize,
+    health: Arc<Health>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Body<'a> {
+    service: ServiceName<'a>,
+    local_endpoints: usize,
+    service_proxy_healthy: bool,
+}
+
+#[derive(Serialize)]
+struct ServiceName<'a> {
+    namespace: &'a str,
+    name: &'a str,
+}
+
+impl HealthChecks {
+    /// No server yet.
+    pub(crate) fn new(family: IpFamily, options: &Options, health: Arc<Health>) -> Self {
+        Self {
+            family,
+            node: options.node_name.clone(),
+            health,
+            is_selective: is_selective(&options.node_port_addresses, family),
+            addresses: BTreeSet::new(),
+            servers: HashMap::new(),
+            changed: HashSet::new(),
+        }
+    }
+
+    /// Remembers what changed, for [`update`](Self::update).
+    pub(crate) fn note(&mut self, changes: &Changes) {
+        self.changed.extend(changes.services.iter().cloned());
+    }
+
+    /// After a complete sync: brings the servers of all noted Services to what the model says. `node_ports` are the addresses
+    /// that serve NodePorts.
+    pub(crate) async fn update(&mut self, model: &Model, node_ports: &[IpAddr]) {
+        let addresses = if self.is_selective {
+            node_ports.iter().copied().collect()
+        } else {
+            BTreeSet::from([wildcard(self.family)])
+        };
+        if addresses != self.addresses {
+            self.addresses = addresses;
+            self.changed.extend(self.servers.keys().cloned());
+        }
+        let checks: Vec<_> = mem::take(&mut self.changed)
+            .into_iter()
+            .map(|name| {
+                let view = model.view(&name);
+                let check = view.and_then(|view| HealthCheck::of(&view, self.family, &self.node));
+                (name, check)
+            })
+            .collect();
+        // First close, then open: a port may go from one Service to another.
+        for (name, check) in &checks {
+            self.close(name, check.map(|check| check.port)).await;
+        }
+        for (name, check) in checks {
+            if let Some(check) = check {
+                self.open(name, check);
+            }
+        }
+    }
+
+    /// Closes the server of a Service, unless it is on this port, and on no address that it should not be on.
+    async fn close(&mut self, name: &NamespacedName, port: Option<u16>) {
+        let is_right = self.servers.get(name).is_none_or(|server| {
+            Some(server.port) == port && server.addresses.is_subset(&self.addresses)
+        });
+        if !is_right && let Some(mut server) = self.servers.remove(name) {
+            // Waits until the ports are free.
+            server.tasks.shutdown().await;
+            debug!(family = %self.family, service = %name, port = server.port, "health checks of the Service are closed");
+        }
+    }
+
+    fn open(&mut self, name: NamespacedName, check: HealthCheck) {
+        let server = self.servers.entry(name.clone()).or_insert_with(|| Server {
+            port: check.port,
+            answer: Arc::new(Answer {
+                service: name.clone(),
+                local_endpoints: AtomicUsize::new(0),
+                health: Arc::clone(&self.health),
+            }),
+            addresses: BTreeSet::new(),
+            tasks: JoinSet::new(),
+            is_reported: false,
+        });
+        server
+            .answer
+            .local_endpoints
+            .store(check.local_endpoints, Ordering::Relaxed);
+        if let Err((address, error)) = server.listen(&self.addresses) {
+            if !mem::replace(&mut server.is_reported, true) {
+                error!(
+                    family = %self.family, service = %name, port = check.port, %address, %error,
+                    "cannot listen for the health checks of the Service, so its load balancer may leave this node out; \
+                     it is tried again at each sync. See what has the port: ss -ltnp"
+                );
+            }
+            self.changed.insert(name);
+        } else if mem::take(&mut server.is_reported) {
+            info!(family = %self.family, service = %name, port = check.port, "health checks of the Service are answered now");
+        }
+    }
+}
+
+impl Server {
+    /// Listens wherever it does not yet; says where it could not.
+    fn listen(&mut self, addresses: &BTreeSet<IpAddr>) -> Result<(), (IpAddr, io::Error)> {
+        let mut result = Ok(());
+        for address in addresses.difference(&self.addresses.clone()) {
+            match listen(SocketAddr::new(*address, self.port)) {
+                Ok(listener) => {
+                    self.addresses.insert(*address);
+                    self.tasks.spawn(serve(listener, Arc::clone(&self.answer)));
+                }
+                Err(error) => result = Err((*address, error)),
+            }
+        }
+        result
+    }
+}
+
+impl Answer {
+    fn response(&self, now: Instant) -> Response<Full<Bytes>> {
+        let local_endpoints = self.local_endpoints.load(Ordering::Relaxed);
+        let is_healthy = self.health.is_healthy(now);
+        let body = Body {
+            service: ServiceName {
+                namespace: self.service.namespace(),
+                name: self.service.name(),
+            },
+            local_endpoints,
+            service_proxy_healthy: is_healthy,
+        };
+        let mut response = Response::new(Full::new(body.to_json().into()));
+        *response.status_mut() = if local_endpoints > 0 && is_healthy {
+            StatusCode::OK
+        } else {
+            StatusCode::SERVICE_UNAVAILABLE
+        };
+        response.headers_mut().extend([
+            (
+                header::CONTENT_TYPE,
+                HeaderValue::from_static("application/json"),
+            ),
+            (
+                header::X_CONTENT_TYPE_OPTIONS,
+                HeaderValue::from_static("nosniff"),
+            ),
+            (WEIGHT, local_endpoints.into()),
+        ]);
+        response
+    }
+}
+
+impl Body<'_> {
+    /// Indented with tabs, as upstream's.
+    fn to_json(&self) -> Vec<u8> {
+        let mut json = Vec::new();
+        let tabs = PrettyFormatter::with_indent(b"\t");
+        // Neither strings nor numbers can fail, nor can writing to a Vec.
+        let _ = self.serialize(&mut Serializer::with_formatter(&mut json, tabs));
+        json
+    }
+}
+
+/// Whether the flag names some addresses of a family. A network that holds all counts as none, as upstream.
+fn is_selective(addresses: &NodePortAddresses, family: IpFamily) -> bool {
+    match addresses {
+        NodePortAddresses::All => false,
+        NodePortAddresses::Primary => true,
+        NodePortAddresses::Within(nets) => {
+            let mut of_family = nets
+                .iter()
+                .filter(|net| IpFamily::of(net.addr()) == family)
+                .peekable();
+            of_family.peek().is_some() && of_family.all(|net| net.prefix_len() > 0)
+        }
+    }
+}
+
+fn wildcard(family: IpFamily) -> IpAddr {
+    match family {
+        IpFamily::V4 => Ipv4Addr::UNSPECIFIED.into(),
+        IpFamily::V6 => Ipv6Addr::UNSPECIFIED.into(),
+    }
+}
+
+/// Listens on an address of one family only: the other one has a server of its own, with its own count.
+fn listen(at: SocketAddr) -> io::Result<TcpListener> {
+    let socket = match at {
+        SocketAddr::V4(_) => TcpSocket::new_v4()?,
+        SocketAddr::V6(_) => {
+            let socket = TcpSocket::new_v6()?;
+            rustix::net::sockopt::set_ipv6_v6only(&socket, true)?;
+            socket
+        }
+    };
+    socket.set_reuseaddr(true)?;
+    socket.bind(at)?;
+    socket.listen(BACKLOG)
+}
+
+/// Answers until it is aborted, and its connections with it.
+async fn serve(listener: TcpListener, answer: Arc<Answer>) {
+    let mut connections = JoinSet::new();
+    loop {
+        tokio::select! {
+            accepted = listener.accept(), if connections.len() < MAX_CONNECTIONS => match accepted {
+                Ok((stream, _)) => {
+                    connections.spawn(converse(stream, Arc::clone(&answer)));
+                }
+                Err(error) => {
+                    debug!(%error, service = %answer.service, "cannot accept a health check");
+                    tokio::time::sleep(ACCEPT_REST).await;
+                }
+            },
+            Some(_) = connections.join_next() => {}
+        }
+    }
+}
+
+async fn converse(stream: TcpStream, answer: Arc<Answer>) {
+    let respond = service_fn(async |_| Ok::<_, Infallible>(answer.response(Instant::now())));
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(READ_TIMEOUT)
+        .title_case_headers(true)
+        .serve_connection(TokioIo::new(stream), respond);
+    if let Err(error) = connection.await {
+        debug!(%error, service = %answer.service, "a health check broke off");
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,285 @@
+use super::*;
+use proxy::{
+    Endpoint, EndpointPort, EndpointSlice, Event, Placement, Protocol, Service, ServiceType,
+};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+fn name() -> NamespacedName {
+    NamespacedName::new("default", "web")
+}
+
+/// A port that nothing has.
+fn free_port() -> u16 {
+    let any = std::net::TcpListener::bind("0.0.0.0:0").unwrap();
+    any.local_addr().unwrap().port()
+}
+
+/// A node `node1` with the Service `default/web`, which has a health-check node port and two endpoints here.
+struct World {
+    port: u16,
+    model: Model,
+    checks: HealthChecks,
+    health: Arc<Health>,
+}
+
+impl World {
+    async fn new(line: &str) -> Self {
+        let line = format!("kube-proxy --hostname-override=node1 {line}");
+        let Ok(crate::flags::Command::Run(options)) = crate::flags::parse(line.split_whitespace())
+        else {
+            panic!("{line}");
+        };
+        let health = Arc::new(Health::new(options.sync_period));
+        let mut world = Self {
+            port: free_port(),
+            model: Model::new(),
+            checks: HealthChecks::new(IpFamily::V4, &options, Arc::clone(&health)),
+            health,
+        };
+        world.service(Some(world.port));
+        world.endpoints(&["node1", "node1", "node2"]);
+        world.update(&["127.0.0.1"]).await;
+        world
+    }
+
+    fn service(&mut self, port: Option<u16>) {
+        self.model.apply(Event::ServiceApplied(Service {
+            name: name(),
+            uid: "".into(),
+            created: None,
+            kind: ServiceType::LoadBalancer,
+            cluster_ips: ["10.96.0.1".parse().unwrap()].into_iter().collect(),
+            external_ips: Vec::new(),
+            ingress_ips: Vec::new(),
+            ports: [].into_iter().collect(),
+            affinity_seconds: None,
+            internal_local: false,
+            external_local: true,
+            source_ranges: Vec::new(),
+            health_check_node_port: port,
+        }));
+    }
+
+    /// One ready endpoint on each of these nodes.
+    fn endpoints(&mut self, nodes: &[&str]) {
+        let endpoint = |(number, node): (u8, &&str)| Endpoint {
+            address: [10, 0, 0, number].into(),
+            ready: true,
+            serving: true,
+            terminating: false,
+            placement: Arc::new(Placement {
+                node: Some((*node).into()),
+                ..Placement::default()
+            }),
+        };
+        self.model.apply(Event::SliceApplied(EndpointSlice {
+            name: NamespacedName::new("default", "web-a"),
+            service: name(),
+            family: IpFamily::V4,
+            ports: [EndpointPort {
+                name: "".into(),
+                protocol: Protocol::Tcp,
+                port: 80,
+            }]
+            .into_iter()
+            .collect(),
+            endpoints: (1..).zip(nodes).map(endpoint).collect(),
+            change_trigger: None,
+        }));
+    }
+
+    async fn update(&mut self, node_ports: &[&str]) {
+        let node_ports: Vec<IpAddr> = node_ports.iter().map(|ip| ip.parse().unwrap()).collect();
+        let changes = self.model.take_changes();
+        self.checks.note(&changes);
+        self.checks.update(&self.model, &node_ports).await;
+    }
+
+    /// What a request is answered, or that the port is closed.
+    async fn get(&self, address: &str, request: &str) -> Result<String, io::ErrorKind> {
+        let stream = TcpStream::connect((address, self.port)).await;
+        let mut stream = stream.map_err(|error| error.kind())?;
+        let head = format!("{request} HTTP/1.1\r\nHost: node1\r\nConnection: close\r\n\r\n");
+        stream.write_all(head.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        let (before, date) = answer.split_once("Date: ").unwrap();
+        let (_, after) = date.split_once("\r\n").unwrap();
+        Ok(format!("{before}{after}").replace('\r', ""))
+    }
+
+    /// Status and weight, `200 ×2`, or `closed`.
+    async fn told(&self) -> String {
+        let Ok(answer) = self.get("127.0.0.1", "GET /").await else {
+            return "closed".into();
+        };
+        let word_after = |text: &str| {
+            let (_, rest) = answer.split_once(text).unwrap();
+            rest.split_whitespace().next().unwrap().to_owned()
+        };
+        let weight = word_after("X-Load-Balancing-Endpoint-Weight: ");
+        format!("{} ×{weight}", word_after("HTTP/1.1 "))
+    }
+}
+
+/// As upstream 1.36.2 answers, but for the order of its headers and for Connection.
+#[tokio::test]
+async fn the_answer_is_upstreams() {
+    let world = World::new("").await;
+    for request in ["GET /", "GET /healthz?a=b", "POST /"] {
+        assert_eq!(
+            world.get("127.0.0.1", request).await.unwrap(),
+            "HTTP/1.1 200 OK\n\
+             Content-Type: application/json\n\
+             X-Content-Type-Options: nosniff\n\
+             X-Load-Balancing-Endpoint-Weight: 2\n\
+             Connection: close\n\
+             Content-Length: 114\n\
+             \n\
+             {\n\
+             \t\"service\": {\n\
+             \t\t\"namespace\": \"default\",\n\
+             \t\t\"name\": \"web\"\n\
+             \t},\n\
+             \t\"localEndpoints\": 2,\n\
+             \t\"serviceProxyHealthy\": true\n\
+             }",
+            "{request}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_node_without_endpoints_or_that_lags_is_unavailable() {
+    let mut world = World::new("").await;
+    world.endpoints(&["node2"]);
+    world.update(&[]).await;
+    assert_eq!(world.told().await, "503 ×0");
+    world.endpoints(&["node1"]);
+    world.update(&[]).await;
+    assert_eq!(world.told().await, "200 ×1");
+    let long_ago = Instant::now().checked_sub(Duration::from_mins(1)).unwrap();
+    world.health.begin(IpFamily::V6, long_ago);
+    assert_eq!(world.told().await, "503 ×1");
+    world.health.complete(IpFamily::V6, Instant::now());
+    assert_eq!(world.told().await, "200 ×1");
+}
+
+#[tokio::test]
+async fn what_changed_is_told_after_the_next_complete_sync() {
+    let mut world = World::new("").await;
+    world.endpoints(&["node1"]);
+    let changes = world.model.take_changes();
+    world.checks.note(&changes);
+    assert_eq!(world.told().await, "200 ×2");
+    world.update(&[]).await;
+    assert_eq!(world.told().await, "200 ×1");
+}
+
+#[tokio::test]
+async fn the_port_is_closed_when_it_or_its_service_goes() {
+    let mut world = World::new("").await;
+    let before = mem::replace(&mut world.port, free_port());
+    world.service(Some(world.port));
+    world.update(&[]).await;
+    assert_eq!(world.told().await, "200 ×2");
+    let now = mem::replace(&mut world.port, before);
+    assert_eq!(world.told().await, "closed");
+    world.port = now;
+    world.model.apply(Event::ServiceDeleted(name()));
+    world.update(&[]).await;
+    assert_eq!(world.told().await, "closed");
+    assert!(world.checks.servers.is_empty() && world.checks.changed.is_empty());
+}
+
+/// A connection that a balancer keeps open goes with its server.
+#[tokio::test]
+async fn a_server_takes_its_connections_with_it() {
+    let mut world = World::new("").await;
+    let mut stream = TcpStream::connect(("127.0.0.1", world.port)).await.unwrap();
+    stream
+        .write_all(b"GET / HTTP/1.1\r\nHost: n\r\n\r\n")
+        .await
+        .unwrap();
+    let mut buffer = [0; 1024];
+    assert!(stream.read(&mut buffer).await.unwrap() > 0);
+    world.service(None);
+    world.update(&[]).await;
+    assert_eq!(stream.read(&mut buffer).await.unwrap_or(0), 0);
+}
+
+#[tokio::test]
+async fn a_taken_port_is_tried_again() {
+    let mut world = World::new("").await;
+    world.port = free_port();
+    let other = std::net::TcpListener::bind(("0.0.0.0", world.port)).unwrap();
+    world.service(Some(world.port));
+    world.update(&[]).await;
+    assert!(world.checks.servers[&name()].is_reported);
+    world.update(&[]).await;
+    drop(other);
+    world.update(&[]).await;
+    assert!(!world.checks.servers[&name()].is_reported);
+    assert_eq!(world.told().await, "200 ×2");
+    assert!(world.checks.changed.is_empty(), "nothing is left to try");
+}
+
+#[tokio::test]
+async fn two_services_may_swap_their_ports() {
+    let mut world = World::new("").await;
+    let other = NamespacedName::new("default", "other");
+    let service = |world: &World| world.model.view(&name()).unwrap().service.clone();
+    let mut second = service(&world);
+    (second.name, second.health_check_node_port) = (other.clone(), Some(free_port()));
+    world.model.apply(Event::ServiceApplied(second.clone()));
+    world.update(&[]).await;
+    let mut first = service(&world);
+    mem::swap(
+        &mut first.health_check_node_port,
+        &mut second.health_check_node_port,
+    );
+    world.model.apply(Event::ServiceApplied(first));
+    world.model.apply(Event::ServiceApplied(second));
+    world.update(&[]).await;
+    assert!(
+        world
+            .checks
+            .servers
+            .values()
+            .all(|server| !server.is_reported)
+    );
+    assert_eq!(world.told().await, "503 ×0", "this is the other's now");
+}
+
+#[tokio::test]
+async fn only_the_addresses_of_node_ports_are_listened_on() {
+    let mut world = World::new("--nodeport-addresses=127.0.0.0/8").await;
+    let is_open = async |world: &World, address| world.get(address, "GET /").await.is_ok();
+    assert!(is_open(&world, "127.0.0.1").await);
+    assert!(!is_open(&world, "127.0.0.2").await);
+    world.update(&["127.0.0.1", "127.0.0.2"]).await;
+    assert!(is_open(&world, "127.0.0.1").await && is_open(&world, "127.0.0.2").await);
+    world.update(&["127.0.0.2"]).await;
+    assert!(!is_open(&world, "127.0.0.1").await);
+    assert!(is_open(&world, "127.0.0.2").await);
+}
+
+#[test]
+fn a_network_that_holds_all_addresses_selects_none() {
+    let within = |nets: &[&str]| {
+        NodePortAddresses::Within(nets.iter().map(|net| net.parse().unwrap()).collect())
+    };
+    for (addresses, v4, v6) in [
+        (NodePortAddresses::All, false, false),
+        (NodePortAddresses::Primary, true, true),
+        (within(&["10.0.0.0/8"]), true, false),
+        (within(&["10.0.0.0/8", "fd00::/8"]), true, true),
+        (within(&["10.0.0.0/8", "0.0.0.0/0", "::/0"]), false, false),
+    ] {
+        assert_eq!(
+            IpFamily::ALL.map(|family| is_selective(&addresses, family)),
+            [v4, v6],
+            "{addresses:?}"
+        );
+    }
+}

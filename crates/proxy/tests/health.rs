@@ -1,0 +1,143 @@
+//! What a health-check node port counts.
+//!
+//! An endpoint is written `ADDRESS@NODE STATE`; states are `ready`, `dying` (serving while terminating) and `starting`.
+#![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
+
+use std::sync::Arc;
+
+use proxy::{
+    Endpoint, EndpointPort, EndpointSlice, Event, HealthCheck, IpFamily, Model, NamespacedName,
+    Placement, Protocol, Service, ServiceType,
+};
+
+fn endpoint(text: &str) -> Endpoint {
+    let (place, state) = text.split_once(' ').unwrap();
+    let (address, node) = place.split_once('@').unwrap();
+    Endpoint {
+        address: address.parse().unwrap(),
+        ready: state == "ready",
+        serving: state != "starting",
+        terminating: state == "dying",
+        placement: Arc::new(Placement {
+            node: Some(node.into()),
+            ..Placement::default()
+        }),
+    }
+}
+
+fn slice(name: &str, port: Option<u16>, endpoints: &[&str]) -> Event {
+    let endpoints: Vec<_> = endpoints.iter().map(|text| endpoint(text)).collect();
+    Event::SliceApplied(EndpointSlice {
+        name: NamespacedName::new("default", name),
+        service: NamespacedName::new("default", "web"),
+        family: IpFamily::of(endpoints.first().unwrap().address),
+        ports: port
+            .map(|port| EndpointPort {
+                name: "".into(),
+                protocol: Protocol::Tcp,
+                port,
+            })
+            .into_iter()
+            .collect(),
+        endpoints,
+        change_trigger: None,
+    })
+}
+
+fn service(cluster_ips: &[&str], port: Option<u16>) -> Event {
+    Event::ServiceApplied(Service {
+        name: NamespacedName::new("default", "web"),
+        uid: "".into(),
+        created: None,
+        kind: ServiceType::LoadBalancer,
+        cluster_ips: cluster_ips.iter().map(|ip| ip.parse().unwrap()).collect(),
+        external_ips: Vec::new(),
+        ingress_ips: Vec::new(),
+        ports: [].into_iter().collect(),
+        affinity_seconds: None,
+        internal_local: false,
+        external_local: true,
+        source_ranges: Vec::new(),
+        health_check_node_port: port,
+    })
+}
+
+/// What is told over IPv4 and IPv6 at `n1`.
+fn told(events: impl IntoIterator<Item = Event>) -> [Option<usize>; 2] {
+    let mut model = Model::new();
+    for event in events {
+        model.apply(event);
+    }
+    let view = model.view(&NamespacedName::new("default", "web")).unwrap();
+    IpFamily::ALL.map(|family| {
+        let check = HealthCheck::of(&view, family, "n1")?;
+        assert_eq!(check.port, 31999);
+        Some(check.local_endpoints)
+    })
+}
+
+const DUAL: [&str; 2] = ["10.96.0.1", "fd00:96::1"];
+
+#[test]
+fn only_ready_endpoints_on_this_node_count() {
+    let endpoints = [
+        "10.0.0.1@n1 ready",
+        "10.0.0.2@n1 ready",
+        "10.0.0.3@n1 dying",
+        "10.0.0.4@n1 starting",
+        "10.0.0.5@n2 ready",
+    ];
+    let events = [
+        service(&DUAL[..1], Some(31999)),
+        slice("a", Some(80), &endpoints),
+    ];
+    assert_eq!(told(events), [Some(2), None]);
+}
+
+#[test]
+fn terminating_endpoints_alone_are_none() {
+    let events = [
+        service(&DUAL[..1], Some(31999)),
+        slice("a", Some(80), &["10.0.0.1@n1 dying"]),
+    ];
+    assert_eq!(told(events), [Some(0), None]);
+}
+
+#[test]
+fn an_address_counts_once() {
+    let events = [
+        service(&DUAL[..1], Some(31999)),
+        slice("a", Some(80), &["10.0.0.1@n1 ready", "10.0.0.2@n1 dying"]),
+        // Another port of the same pod, and the address of a pod that went given to a new one.
+        slice("b", Some(81), &["10.0.0.1@n1 ready", "10.0.0.2@n1 ready"]),
+    ];
+    assert_eq!(told(events), [Some(2), None]);
+}
+
+#[test]
+fn each_family_counts_its_own() {
+    let events = [
+        service(&DUAL, Some(31999)),
+        slice("a", Some(80), &["10.0.0.1@n1 ready", "10.0.0.2@n1 ready"]),
+        slice("b", Some(80), &["fd00::1@n1 ready"]),
+    ];
+    assert_eq!(told(events), [Some(2), Some(1)]);
+}
+
+#[test]
+fn endpoints_without_a_port_serve_nothing() {
+    let events = [
+        service(&DUAL[..1], Some(31999)),
+        slice("a", None, &["10.0.0.1@n1 ready"]),
+    ];
+    assert_eq!(told(events), [Some(0), None]);
+}
+
+#[test]
+fn a_service_without_the_port_is_not_told_of() {
+    let events = [
+        service(&DUAL, None),
+        slice("a", Some(80), &["10.0.0.1@n1 ready"]),
+    ];
+    assert_eq!(told(events), [None, None]);
+}
