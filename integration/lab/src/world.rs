@@ -458,6 +458,15 @@ impl Place {
         Ok(self.0.servers.add(self.name(), self.netns_name(), sockets))
     }
 
+    /// Runs `inside` in a thread of its own that is in this place, and returns when that is done. A socket stays where it
+    /// was made, so what is returned can be used anywhere.
+    pub fn enter<T: Send>(
+        &self,
+        inside: impl FnOnce() -> io::Result<T> + Send,
+    ) -> io::Result<T> {
+        self.netns().enter(inside)
+    }
+
     /// A connection to be opened from here.
     pub fn dial(&self, transport: Transport, to: SocketAddr) -> Dial<'_> {
         Dial::new(self, transport, to)
