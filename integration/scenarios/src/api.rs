@@ -1,0 +1,187 @@
+//! The API server fixture at a place of the world, and what answers nonsense in its stead.
+
+use std::fs::File;
+use std::io::{self, Read as _, Write as _};
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::AsFd as _;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, anyhow};
+use apiserver::{Cluster, Kind, Options, Request, Server};
+use lab::Place;
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+
+/// An API server with its objects, which outlive its being away.
+#[derive(Debug)]
+pub struct ApiServer {
+    place: Place,
+    address: SocketAddr,
+    watch_list: bool,
+    objects: Cluster,
+    server: Option<Server>,
+}
+
+impl ApiServer {
+    /// Objects without a server: `node1` is all there is. `watch_list`: whether it will stream initial lists.
+    pub(crate) fn new(place: &Place, address: SocketAddr, watch_list: bool) -> Result<Self> {
+        let objects = Cluster::new(&Options::default());
+        objects.apply_yaml(
+            "{apiVersion: v1, kind: Node, metadata: {name: node1}, \
+             status: {addresses: [{type: InternalIP, address: 172.35.0.100}, {type: InternalIP, address: 'fd35::100'}]}}",
+        )?;
+        Ok(Self {
+            place: place.clone(),
+            address,
+            watch_list,
+            objects,
+            server: None,
+        })
+    }
+
+    /// Creates or replaces objects.
+    pub fn apply(&self, yaml: &(impl ToString + ?Sized)) -> Result<()> {
+        self.objects.apply_yaml(&yaml.to_string())?;
+        Ok(())
+    }
+
+    /// Deletes a Service of the namespace default.
+    pub fn delete_service(&self, name: &str) -> Result<()> {
+        self.delete(Kind::Service, name)
+    }
+
+    /// Deletes an EndpointSlice of the namespace default.
+    pub fn delete_slice(&self, name: &str) -> Result<()> {
+        self.delete(Kind::EndpointSlice, name)
+    }
+
+    fn delete(&self, kind: Kind, name: &str) -> Result<()> {
+        self.objects
+            .delete(kind, "default", name)
+            .map_err(|status| anyhow!("{name} cannot be deleted: {status:?}"))
+    }
+
+    /// Forgets all history, as etcd does: who comes back has to list again.
+    pub fn compact(&self) {
+        self.objects.compact();
+    }
+
+    /// Starts to serve, on the same port as before.
+    pub fn start(&mut self) -> Result<()> {
+        let listener = Some(listen(&self.place, self.address)?);
+        let options = Options {
+            listener,
+            watch_list: self.watch_list,
+            ..Options::default()
+        };
+        self.server = Some(Server::spawn_on(self.objects.clone(), options)?);
+        Ok(())
+    }
+
+    /// Goes away; all connections are cut.
+    pub fn stop(&mut self) {
+        self.server = None;
+    }
+
+    /// The requests since its start.
+    pub fn requests(&self) -> Vec<Request> {
+        self.server
+            .as_ref()
+            .map(Server::requests)
+            .unwrap_or_default()
+    }
+
+    /// How a client reaches it.
+    pub fn kubeconfig(&self) -> String {
+        format!(
+            "apiVersion: v1\nkind: Config\ncurrent-context: lab\n\
+             clusters: [{{name: lab, cluster: {{server: 'http://{}'}}}}]\n\
+             contexts: [{{name: lab, context: {{cluster: lab, user: lab}}}}]\nusers: [{{name: lab, user: {{}}}}]\n",
+            self.address
+        )
+    }
+
+    /// Something on its port that answers requests with these bodies as JSON, in turn. It must not be serving.
+    pub fn nonsense(&self, bodies: &'static [&'static str]) -> Result<Nonsense> {
+        Nonsense::start(listen(&self.place, self.address)?, bodies)
+    }
+}
+
+/// Answers every request with nonsense, until it is dropped.
+#[derive(Debug)]
+pub struct Nonsense {
+    stop: Arc<AtomicBool>,
+    answers: Arc<AtomicUsize>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Nonsense {
+    fn start(listener: TcpListener, bodies: &'static [&'static str]) -> Result<Self> {
+        listener.set_nonblocking(true)?;
+        let stop = Arc::new(AtomicBool::new(false));
+        let answers = Arc::new(AtomicUsize::new(0));
+        let (is_over, answered) = (Arc::clone(&stop), Arc::clone(&answers));
+        let mut bodies = bodies.iter().cycle();
+        let serve = move || {
+            while !is_over.load(Ordering::Relaxed) {
+                match listener.accept() {
+                    Ok((mut socket, _)) => {
+                        // Whoever does not like it goes away; that is no concern here.
+                        let _ = socket.set_nonblocking(false);
+                        let _ = socket.set_read_timeout(Some(Duration::from_secs(1)));
+                        let _ = socket.read(&mut [0; 8192]);
+                        let _ = socket
+                            .write_all(http(bodies.next().copied().unwrap_or_default()).as_bytes());
+                        answered.fetch_add(1, Ordering::Relaxed);
+                    }
+                    Err(_) => std::thread::sleep(Duration::from_millis(10)),
+                }
+            }
+        };
+        let thread = std::thread::Builder::new()
+            .name("nonsense".into())
+            .spawn(serve)?;
+        Ok(Self {
+            stop,
+            answers,
+            thread: Some(thread),
+        })
+    }
+
+    /// How often it has answered.
+    pub fn answers(&self) -> usize {
+        self.answers.load(Ordering::Relaxed)
+    }
+}
+
+fn http(body: &str) -> String {
+    format!(
+        "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
+        body.len()
+    )
+}
+
+impl Drop for Nonsense {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// A socket that listens at a place: made by a thread that moves there and ends.
+fn listen(place: &Place, address: SocketAddr) -> Result<TcpListener> {
+    let name = Path::new("/run/netns").join(place.netns_name());
+    let listen = move || {
+        move_into_link_name_space(File::open(name)?.as_fd(), Some(LinkNameSpaceType::Network))?;
+        TcpListener::bind(address)
+    };
+    let made: io::Result<TcpListener> = std::thread::spawn(listen)
+        .join()
+        .unwrap_or_else(|_| Err(io::Error::other("the thread panicked")));
+    made.with_context(|| format!("{} cannot listen on {address}", place.name()))
+}

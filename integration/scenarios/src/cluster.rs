@@ -1,0 +1,393 @@
+//! The cluster of a story: nodes, pods and an outside host, and the daemon on node1.
+
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::fs;
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use ipnet::IpNet;
+use lab::{Node, Output, Place, Running, Signal, Transport, World};
+
+use crate::api::ApiServer;
+use crate::kernel::{self, VirtualServers};
+use crate::object::Service;
+
+/// How long anything may take that happens at once, on a loaded machine.
+pub const SOON: Duration = Duration::from_secs(10);
+/// How long one question may take.
+pub(crate) const ANSWERED_WITHIN: Duration = Duration::from_secs(5);
+/// How often the kernel is looked at while something is awaited.
+const GLANCE: Duration = Duration::from_millis(20);
+
+/// Where the API server listens, at the outside host.
+const API: &str = "172.35.0.9:6443";
+/// What the outside host sends to node1.
+const SERVICE_RANGES: &str = "10.96.0.0/16 192.0.2.0/24 fd96::/112 2001:db8::/64";
+
+/// Nodes, pods, an outside host, and at most one daemon at a time, on node1.
+///
+/// Both pods serve on TCP and UDP port 8080, in both families.
+#[derive(Debug)]
+pub struct Cluster {
+    /// To add to it.
+    pub world: World,
+    /// Where the daemon runs: 172.35.0.100, fd35::100; pods in 10.244.1.0/24, fd44:1::/64.
+    pub node1: Node,
+    /// Has no daemon: 172.35.0.101, fd35::101; pods in 10.244.2.0/24, fd44:2::/64.
+    pub node2: Node,
+    /// A pod on node1: 10.244.1.10, fd44:1::10.
+    pub near: Place,
+    /// A pod on node2: 10.244.2.10, fd44:2::10.
+    pub far: Place,
+    /// A pod on node1 that serves nothing: 10.244.1.99, fd44:1::99.
+    pub client: Place,
+    /// Beside the nodes: 172.35.0.9, fd35::9.
+    pub outside: Place,
+    /// Put in front of the daemon's command line.
+    pub prefix: Vec<OsString>,
+    /// How long what is awaited may take: [`SOON`], unless the story knows better.
+    pub patience: Duration,
+    folder: PathBuf,
+    daemon: Option<Running>,
+    /// What daemons that have ended said.
+    said: String,
+}
+
+impl Cluster {
+    /// Without a daemon, and with an empty folder of manifests.
+    pub(crate) fn new(name: &str) -> Result<Self> {
+        let mut world = World::new("story")?;
+        let node1 = world.node(
+            "node1",
+            "172.35.0.100/24 fd35::100/64",
+            "10.244.1.1/24 fd44:1::1/64",
+        )?;
+        let node2 = world.node(
+            "node2",
+            "172.35.0.101/24 fd35::101/64",
+            "10.244.2.1/24 fd44:2::1/64",
+        )?;
+        let near = world.pod(&node1, "near", "10.244.1.10 fd44:1::10")?;
+        let far = world.pod(&node2, "far", "10.244.2.10 fd44:2::10")?;
+        let client = world.pod(&node1, "client", "10.244.1.99 fd44:1::99")?;
+        let outside = world.host("outside", "172.35.0.9/24 fd35::9/64")?;
+        world.route(&outside, SERVICE_RANGES, &node1)?;
+        for pod in [&near, &far] {
+            pod.serve_tcp(8080)?;
+            pod.serve_udp(8080)?;
+        }
+        // Part of a PATH at times, where colons separate.
+        let name = name.replace(':', "-");
+        let folder = std::env::temp_dir().join(format!("scenarios-{}-{name}", std::process::id()));
+        fs::create_dir_all(folder.join("manifests"))?;
+        let prefix = Vec::new();
+        Ok(Self {
+            world,
+            node1,
+            node2,
+            near,
+            far,
+            client,
+            outside,
+            prefix,
+            patience: SOON,
+            folder,
+            daemon: None,
+            said: String::new(),
+        })
+    }
+
+    /// A folder for the story's own files.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// The folder of manifests.
+    pub fn manifests(&self) -> PathBuf {
+        self.folder.join("manifests")
+    }
+
+    // ---- objects ----
+
+    /// Writes a Service's file, in place.
+    pub fn apply(&self, service: &Service) -> Result<()> {
+        self.write(service.name(), &service.to_string())
+    }
+
+    /// Writes the file NAME.yaml, in place.
+    pub fn write(&self, name: &str, text: &str) -> Result<()> {
+        let file = self.manifests().join(format!("{name}.yaml"));
+        fs::write(&file, text).with_context(|| format!("cannot write {}", file.display()))
+    }
+
+    /// Deletes the file NAME.yaml.
+    pub fn delete(&self, name: &str) -> Result<()> {
+        let file = self.manifests().join(format!("{name}.yaml"));
+        fs::remove_file(&file).with_context(|| format!("cannot delete {}", file.display()))
+    }
+
+    /// An API server at the outside host, which does not serve yet. `watch_list`: whether it will stream initial lists.
+    pub fn api_server(&self, watch_list: bool) -> Result<ApiServer> {
+        ApiServer::new(&self.outside, at(API), watch_list)
+    }
+
+    // ---- the daemon ----
+
+    /// Starts the daemon on the manifests, with further flags, and waits for its first sync.
+    pub fn start(&mut self, flags: &[&str]) -> Result<()> {
+        self.launch(flags)?;
+        self.await_first_sync()
+    }
+
+    /// Starts the daemon on an API server, without waiting.
+    pub fn launch_on(&mut self, api: &ApiServer, flags: &[&str]) -> Result<()> {
+        let kubeconfig = self.folder.join("kubeconfig");
+        fs::write(&kubeconfig, api.kubeconfig())?;
+        let kubeconfig = format!("--kubeconfig={}", kubeconfig.display());
+        self.launch_with(&[&[kubeconfig.as_str()], flags].concat())
+    }
+
+    /// Starts the daemon on the manifests, without waiting.
+    pub fn launch(&mut self, flags: &[&str]) -> Result<()> {
+        let manifests = format!("--manifests={}", self.manifests().display());
+        self.launch_with(&[&[manifests.as_str()], flags].concat())
+    }
+
+    /// Starts the daemon with flags that say where objects come from, without waiting.
+    pub fn launch_with(&mut self, flags: &[&str]) -> Result<()> {
+        ensure!(self.daemon.is_none(), "there is a daemon already");
+        let mut argv = self.prefix.clone();
+        argv.push(kube_proxy()?.into());
+        // A later flag overrides an earlier one.
+        let common = [
+            "--hostname-override=node1",
+            "--cluster-cidr=10.244.0.0/16,fd44::/16",
+            // Only the initial network namespace may size the connection tracking table.
+            "--conntrack-max-per-core=0",
+            "--ipvs-min-sync-period=0s",
+            "--v=4",
+        ];
+        argv.extend(common.iter().chain(flags).map(Into::into));
+        self.daemon = Some(self.node1.spawn(argv)?);
+        Ok(())
+    }
+
+    /// Waits until both families have been synced once.
+    pub fn await_first_sync(&mut self) -> Result<()> {
+        for _family in 0..2 {
+            self.await_line("first sync done")?;
+        }
+        Ok(())
+    }
+
+    /// The next line of the daemon with `part` in it; those before it are passed over.
+    pub fn await_line(&mut self, part: &str) -> Result<String> {
+        let daemon = self.daemon.as_mut().context("there is no daemon")?;
+        Ok(daemon.wait_for(part, self.patience)?)
+    }
+
+    /// SIGTERM; the daemon must end well, and say so.
+    pub fn stop(&mut self) -> Result<()> {
+        let output = self.end(true)?;
+        ensure!(
+            output.status.success(),
+            "kube-proxy ended with {}",
+            output.status
+        );
+        Ok(())
+    }
+
+    /// Waits until the daemon, which cannot go on, has ended with status 1; returns what it said on standard error.
+    pub fn refusal(&mut self) -> Result<String> {
+        let output = self.end(false)?;
+        ensure!(
+            output.status.code() == Some(1),
+            "kube-proxy ended with {}",
+            output.status
+        );
+        Ok(output.stderr)
+    }
+
+    fn end(&mut self, by_signal: bool) -> Result<Output> {
+        let mut daemon = self.daemon.take().context("there is no daemon")?;
+        let output = if by_signal {
+            daemon.stop(SOON)
+        } else {
+            daemon.wait(SOON)
+        };
+        self.said.push_str(&daemon.said());
+        self.said.push_str("\n-- it ended\n");
+        Ok(output?)
+    }
+
+    /// Sends the daemon a signal.
+    pub fn signal(&mut self, signal: Signal) -> Result<()> {
+        let daemon = self.daemon.as_mut().context("there is no daemon")?;
+        daemon.signal(signal);
+        Ok(())
+    }
+
+    /// All that the daemons of this story have said.
+    pub fn said(&self) -> String {
+        self.said.clone() + &self.daemon.as_ref().map(Running::said).unwrap_or_default()
+    }
+
+    // ---- the kernel of node1 ----
+
+    /// Its virtual servers.
+    pub fn servers(&self) -> Result<VirtualServers> {
+        kernel::virtual_servers(&self.node1)
+    }
+
+    /// The destinations of one of them with their weights, blank-separated; empty if there is no such virtual server.
+    pub fn reals(&self, server: &str) -> Result<String> {
+        Ok(self
+            .servers()?
+            .get(server)
+            .map(|server| server.weights().join(" "))
+            .unwrap_or_default())
+    }
+
+    /// Members of a set.
+    pub fn members(&self, set: &str) -> Result<BTreeSet<String>> {
+        kernel::members(&self.node1, set)
+    }
+
+    /// Its addresses with their devices: `kube-ipvs0 10.96.0.10/32`.
+    pub fn addresses(&self) -> Result<BTreeSet<String>> {
+        kernel::addresses(&self.node1)
+    }
+
+    /// All that a proxy may touch, as text that is equal when the state is.
+    pub fn state(&self) -> Result<String> {
+        kernel::state(&self.node1)
+    }
+
+    /// Runs a shell command on node1, which must succeed.
+    pub fn sh(&self, script: &str) -> Result<String> {
+        Ok(self.node1.read(["sh", "-ec", script])?)
+    }
+
+    // ---- waiting ----
+
+    /// Waits until something holds, and says how long it took.
+    pub fn until(&self, what: &str, mut holds: impl FnMut() -> Result<bool>) -> Result<Duration> {
+        let started = Instant::now();
+        loop {
+            if holds()? {
+                return Ok(started.elapsed());
+            }
+            let patience = self.patience;
+            ensure!(
+                started.elapsed() < patience,
+                "{what}: not so within {patience:?}"
+            );
+            std::thread::sleep(GLANCE);
+        }
+    }
+
+    /// Waits until node1 serves exactly what a Service says: its virtual servers with its endpoints at weight 1, what else
+    /// there is draining at weight 0, and its addresses.
+    pub fn until_served(&self, service: &Service) -> Result<Duration> {
+        let node: Vec<IpAddr> = self.node1.addresses().iter().map(IpNet::addr).collect();
+        let wanted = service.wanted(&node);
+        let mut missing = String::new();
+        let took = self.until("the virtual servers", || {
+            let servers = self.servers()?;
+            missing = wanted
+                .iter()
+                .filter(|(key, reals)| !servers.get(key).is_some_and(|server| server.serves(reals)))
+                .fold(String::new(), |text, (key, reals)| {
+                    format!("{text}\n{key} → {}", reals.join(" "))
+                });
+            Ok(missing.is_empty())
+        });
+        let took =
+            took.with_context(|| format!("Service {} is not served:{missing}", service.name()))?;
+        let bound = |ip: IpAddr| format!("kube-ipvs0 {ip}/{}", if ip.is_ipv4() { 32 } else { 128 });
+        let more = self.until("its addresses on kube-ipvs0", || {
+            let addresses = self.addresses()?;
+            Ok(service.vips().all(|ip| addresses.contains(&bound(ip))))
+        });
+        Ok(took + more.with_context(|| format!("Service {}", service.name()))?)
+    }
+
+    /// Waits until there is no virtual server `TCP 10.96.0.10:80`.
+    pub fn until_gone(&self, server: &str) -> Result<Duration> {
+        self.until(&format!("{server} is gone"), || {
+            Ok(!self.servers()?.contains_key(server))
+        })
+    }
+
+    /// Waits until a virtual server has these destinations, as [`reals`](Self::reals) shows them.
+    pub fn until_reals(&self, server: &str, reals: &str) -> Result<Duration> {
+        let mut found = String::new();
+        let took = self.until("the destinations", || {
+            found = self.reals(server)?;
+            Ok(found == reals)
+        });
+        took.with_context(|| format!("{server} has {found:?} instead of {reals:?}"))
+    }
+
+    /// Waits until a question over TCP is answered.
+    pub fn until_answered(&self, from: &Place, to: &str) -> Result<Duration> {
+        let mut last = None;
+        let took = self.until("an answer", || {
+            last = from
+                .dial(Transport::Tcp, at(to))
+                .timeout(Duration::from_millis(500))
+                .ask()
+                .err();
+            Ok(last.is_none())
+        });
+        took.with_context(|| format!("{} asks {to}: {last:?}", from.name()))
+    }
+
+    /// Fails if anything of TCP answers there.
+    pub fn refuses(&self, from: &Place, to: &str) -> Result<()> {
+        match from
+            .dial(Transport::Tcp, at(to))
+            .timeout(Duration::from_millis(700))
+            .ask()
+        {
+            Ok(answer) => bail!("{} asks {to}, and {} answers", from.name(), answer.who),
+            Err(_) => Ok(()),
+        }
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.folder);
+    }
+}
+
+/// Reads an address and port.
+///
+/// # Panics
+/// If it is none: it is written in a story.
+#[allow(clippy::panic, reason = "a story with a slip in it")]
+pub fn at(address: &str) -> SocketAddr {
+    address
+        .parse()
+        .unwrap_or_else(|_| panic!("{address} is no address and port"))
+}
+
+/// The daemon: beside the folder of the running test binary.
+pub(crate) fn kube_proxy() -> Result<PathBuf> {
+    let exe = std::env::current_exe().context("cannot find this program's own file")?;
+    let target = exe
+        .parent()
+        .and_then(Path::parent)
+        .context("this program's file is in no target folder")?;
+    let file = target.join("kube-proxy");
+    ensure!(
+        file.is_file(),
+        "there is no {}: run `cargo build -p kube-proxy`",
+        file.display()
+    );
+    Ok(file)
+}

@@ -1,0 +1,107 @@
+//! What the kernel holds, as the operator's tools print it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use anyhow::Result;
+use lab::Place;
+
+/// By protocol, address and port: `TCP 10.96.0.10:80`. Those of a firewall mark are `FWM 7`.
+pub type VirtualServers = BTreeMap<String, VirtualServer>;
+
+/// One virtual server.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub struct VirtualServer {
+    /// Scheduler and flags: `rr`, `rr -p 10800`.
+    pub properties: String,
+    /// Weights by address and port.
+    pub reals: BTreeMap<String, u32>,
+}
+
+impl VirtualServer {
+    /// The destinations with their weights: `10.244.1.10:8080*1`.
+    pub fn weights(&self) -> Vec<String> {
+        self.reals
+            .iter()
+            .map(|(at, weight)| format!("{at}*{weight}"))
+            .collect()
+    }
+}
+
+impl VirtualServer {
+    /// Whether these destinations are the ones with a weight, and it is 1.
+    pub(crate) fn serves(&self, reals: &[String]) -> bool {
+        let weighty = self.reals.iter().filter(|(_, weight)| **weight != 0);
+        let wanted: BTreeMap<_, _> = reals.iter().map(|real| (real, &1)).collect();
+        weighty.collect::<BTreeMap<_, _>>() == wanted
+    }
+}
+
+/// The virtual servers of a place.
+pub(crate) fn virtual_servers(place: &Place) -> Result<VirtualServers> {
+    let mut servers = VirtualServers::new();
+    for line in place.read(["ipvsadm", "-Sn"])?.lines() {
+        let mut words = line.split_whitespace();
+        let (Some(verb), Some(protocol), Some(at)) = (words.next(), words.next(), words.next())
+        else {
+            continue;
+        };
+        let protocol = match protocol {
+            "-t" => "TCP",
+            "-u" => "UDP",
+            "-f" => "FWM",
+            _ => "SCTP",
+        };
+        let server = servers.entry(format!("{protocol} {at}")).or_default();
+        let rest: Vec<&str> = words.collect();
+        match (verb, rest.as_slice()) {
+            ("-a", ["-r", real, "-m", "-w", weight]) => {
+                server.reals.insert((*real).to_owned(), weight.parse()?);
+            }
+            ("-A", ["-s", properties @ ..]) => server.properties = properties.join(" "),
+            _ => anyhow::bail!("ipvsadm -Sn says what is not understood here: {line}"),
+        }
+    }
+    Ok(servers)
+}
+
+/// Members of a set; none if there is no such set.
+pub(crate) fn members(place: &Place, set: &str) -> Result<BTreeSet<String>> {
+    let saved = place.run(["ipset", "save", set])?.stdout;
+    let members = saved
+        .lines()
+        .filter_map(|line| line.strip_prefix("add ")?.split_once(' '));
+    Ok(members
+        .map(|(_, member)| member.trim().to_owned())
+        .collect())
+}
+
+/// Addresses with their devices: `kube-ipvs0 10.96.0.10/32`.
+pub(crate) fn addresses(place: &Place) -> Result<BTreeSet<String>> {
+    let lines = place.read(["ip", "-oneline", "address", "show"])?;
+    let address = |line: &str| {
+        let mut words = line.split_whitespace().skip(1);
+        Some(format!("{} {}", words.next()?, words.nth(1)?))
+    };
+    Ok(lines.lines().filter_map(address).collect())
+}
+
+/// All that a proxy may touch, a line each: virtual servers, sets, rules of both families and backends (without their
+/// counters), links and addresses. Lines whose order says nothing are sorted.
+pub(crate) fn state(place: &Place) -> Result<String> {
+    let part = |script: &str| place.read(["sh", "-c", script]);
+    let rules = part(
+        "for c in iptables-legacy ip6tables-legacy iptables-nft ip6tables-nft; do $c-save 2>/dev/null | sed \"s/^/$c /\"; done",
+    )?;
+    let rules = rules.lines().filter(|line| !line.contains(" #"));
+    // `:INPUT ACCEPT [7:420]` counts packets.
+    let rules = rules.map(|line| line.split(" [").next().unwrap_or(line).to_owned());
+    let rest = part("ipvsadm -Sn; ipset save")?;
+    let mut lines: Vec<String> = rest
+        .lines()
+        .map(str::to_owned)
+        .chain(addresses(place)?)
+        .collect();
+    lines.sort();
+    lines.extend(rules);
+    Ok(lines.join("\n"))
+}

@@ -1,0 +1,31 @@
+//! The daemon in the lab: what its end-to-end stories are told with.
+//!
+//! A story runs the real `kube-proxy` on a node made of a network namespace, sends real packets, and looks at the kernel
+//! with the tools of an operator (`ipvsadm`, `ipset`, `iptables-save`, `ip`). What the daemon says is looked at only where
+//! the message is the point.
+//!
+//! ```text
+//!   outside ──┬── node1 (kube-proxy) ── cni0 ── near, client
+//!   172.35.0.9│   172.35.0.100                  10.244.1.10, .99
+//!             └── node2 ─────────────── cni0 ── far
+//!                 172.35.0.101                  10.244.2.10          the same for IPv6, see cluster.rs
+//! ```
+//!
+//! The outside host sends what is for Service addresses to node1. Objects come from the cluster's folder of manifests,
+//! or from the API server fixture on the outside host.
+
+mod api;
+mod cluster;
+mod kernel;
+mod object;
+mod programs;
+mod story;
+mod traffic;
+
+pub use api::{ApiServer, Nonsense};
+pub use cluster::{Cluster, SOON, at};
+pub use kernel::{VirtualServer, VirtualServers};
+pub use object::{Port, Service, sctp, tcp, udp};
+pub use programs::Programs;
+pub use story::{Outcome, Story, tell};
+pub use traffic::{Tally, tally};

@@ -1,0 +1,337 @@
+//! Services with their endpoints, written tersely and rendered as the YAML that users write.
+
+use std::fmt::{self, Write as _};
+use std::net::IpAddr;
+
+/// A port of a Service.
+#[derive(Debug, Clone)]
+pub struct Port {
+    protocol: &'static str,
+    number: u16,
+    target: u16,
+    name: &'static str,
+    node: Option<u16>,
+}
+
+/// TCP port `port`, served by the endpoints on `target`.
+pub fn tcp(port: u16, target: u16) -> Port {
+    Port {
+        protocol: "TCP",
+        number: port,
+        target,
+        name: "",
+        node: None,
+    }
+}
+
+/// The same over UDP.
+pub fn udp(port: u16, target: u16) -> Port {
+    Port {
+        protocol: "UDP",
+        ..tcp(port, target)
+    }
+}
+
+/// The same over SCTP.
+pub fn sctp(port: u16, target: u16) -> Port {
+    Port {
+        protocol: "SCTP",
+        ..tcp(port, target)
+    }
+}
+
+impl Port {
+    /// With a name: necessary where a Service has several.
+    #[must_use]
+    pub fn named(self, name: &'static str) -> Self {
+        Self { name, ..self }
+    }
+
+    /// With a node port.
+    #[must_use]
+    pub fn node_port(self, node_port: u16) -> Self {
+        Self {
+            node: Some(node_port),
+            ..self
+        }
+    }
+}
+
+/// A Service `default/NAME` and its EndpointSlices; displayed as YAML.
+#[derive(Debug, Clone)]
+pub struct Service {
+    name: String,
+    cluster_ips: Vec<IpAddr>,
+    ports: Vec<Port>,
+    external_ips: Vec<String>,
+    ingress: Vec<String>,
+    endpoints: Vec<IpAddr>,
+    spec: String,
+    metadata: String,
+}
+
+impl Service {
+    /// A Service of type ClusterIP with these addresses, one or one of each family, separated by blanks.
+    pub fn new(name: &str, cluster_ips: &str) -> Self {
+        Self {
+            name: name.to_owned(),
+            cluster_ips: ips(cluster_ips),
+            ports: Vec::new(),
+            external_ips: Vec::new(),
+            ingress: Vec::new(),
+            endpoints: Vec::new(),
+            spec: String::new(),
+            metadata: String::new(),
+        }
+    }
+
+    /// One more port. A node port makes the Service a NodePort one.
+    #[must_use]
+    pub fn port(mut self, port: Port) -> Self {
+        self.ports.push(port);
+        self
+    }
+
+    /// Its endpoints, all of them; those of 10.244.1.0/24 and fd44:1::/64 are on node1, others on node2.
+    #[must_use]
+    pub fn endpoints(self, endpoints: &str) -> Self {
+        Self {
+            endpoints: ips(endpoints),
+            ..self
+        }
+    }
+
+    /// External addresses, separated by blanks.
+    #[must_use]
+    pub fn external(self, external_ips: &str) -> Self {
+        Self {
+            external_ips: words(external_ips),
+            ..self
+        }
+    }
+
+    /// Addresses that a load balancer has given it: makes it a LoadBalancer Service.
+    #[must_use]
+    pub fn ingress(self, ingress: &str) -> Self {
+        Self {
+            ingress: words(ingress),
+            ..self
+        }
+    }
+
+    /// `sessionAffinity: ClientIP` for so many seconds.
+    #[must_use]
+    pub fn affinity(self, seconds: u32) -> Self {
+        let config = format!("{{clientIP: {{timeoutSeconds: {seconds}}}}}");
+        self.spec(&format!(
+            "sessionAffinity: ClientIP, sessionAffinityConfig: {config}"
+        ))
+    }
+
+    /// Fields of `spec` in YAML's flow style.
+    #[must_use]
+    pub fn spec(self, spec: &str) -> Self {
+        Self {
+            spec: format!(", {spec}"),
+            ..self
+        }
+    }
+
+    /// Fields of `metadata` in YAML's flow style.
+    #[must_use]
+    pub fn metadata(self, metadata: &str) -> Self {
+        Self {
+            metadata: format!(", {metadata}"),
+            ..self
+        }
+    }
+
+    /// Its name, which is also that of its file.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The virtual servers that it is to have on a node with these addresses, as `TCP 10.96.0.10:80`, each with its
+    /// destinations, as `10.244.1.10:8080`.
+    pub(crate) fn wanted(&self, node: &[IpAddr]) -> Vec<(String, Vec<String>)> {
+        let vips: Vec<IpAddr> = self.vips().collect();
+        let mut wanted = Vec::new();
+        for port in &self.ports {
+            let at_node_port = port
+                .node
+                .into_iter()
+                .flat_map(|number| node.iter().map(move |ip| (*ip, number)));
+            let at = vips.iter().map(|ip| (*ip, port.number)).chain(at_node_port);
+            wanted.extend(
+                at.filter(|(ip, _)| self.has_family(*ip))
+                    .map(|(ip, number)| {
+                        let endpoints = self
+                            .endpoints
+                            .iter()
+                            .filter(|endpoint| endpoint.is_ipv4() == ip.is_ipv4());
+                        let reals = endpoints
+                            .map(|endpoint| socket(*endpoint, port.target))
+                            .collect();
+                        (format!("{} {}", port.protocol, socket(ip, number)), reals)
+                    }),
+            );
+        }
+        wanted
+    }
+
+    /// Its own addresses.
+    pub(crate) fn vips(&self) -> impl Iterator<Item = IpAddr> {
+        let further = self
+            .external_ips
+            .iter()
+            .chain(&self.ingress)
+            .filter_map(|ip| ip.parse().ok());
+        self.cluster_ips
+            .iter()
+            .copied()
+            .chain(further)
+            .filter(|ip| self.has_family(*ip))
+    }
+
+    fn has_family(&self, ip: IpAddr) -> bool {
+        self.cluster_ips
+            .iter()
+            .any(|own| own.is_ipv4() == ip.is_ipv4())
+    }
+
+    fn kind(&self) -> &'static str {
+        if !self.ingress.is_empty() {
+            "LoadBalancer"
+        } else if self.ports.iter().any(|port| port.node.is_some()) {
+            "NodePort"
+        } else {
+            "ClusterIP"
+        }
+    }
+}
+
+impl fmt::Display for Service {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            name,
+            spec,
+            metadata,
+            ..
+        } = self;
+        let families: Vec<&str> = self.cluster_ips.iter().map(|ip| family(*ip)).collect();
+        let policy = if families.len() > 1 {
+            "RequireDualStack"
+        } else {
+            "SingleStack"
+        };
+        let ports = self.ports.iter().map(|port| {
+            let mut text = format!(
+                "{{name: {:?}, protocol: {}, port: {}, targetPort: {}",
+                port.name, port.protocol, port.number, port.target
+            );
+            if let Some(number) = port.node {
+                let _ = write!(text, ", nodePort: {number}");
+            }
+            text + "}"
+        });
+        let cluster_ips = quoted(&self.cluster_ips);
+        writeln!(
+            f,
+            "apiVersion: v1\nkind: Service\nmetadata: {{name: {name}, namespace: default{metadata}}}"
+        )?;
+        writeln!(
+            f,
+            "spec: {{type: {}, clusterIP: {}, clusterIPs: [{}], ipFamilies: [{}], ipFamilyPolicy: {policy}, \
+             externalIPs: [{}], ports: [{}]{spec}}}",
+            self.kind(),
+            cluster_ips.first().map_or("\"\"", String::as_str),
+            cluster_ips.join(", "),
+            families.join(", "),
+            quoted(&self.external_ips).join(", "),
+            ports.collect::<Vec<_>>().join(", "),
+        )?;
+        let ingress: Vec<String> = self
+            .ingress
+            .iter()
+            .map(|ip| format!("{{ip: {ip:?}}}"))
+            .collect();
+        writeln!(
+            f,
+            "status: {{loadBalancer: {{ingress: [{}]}}}}",
+            ingress.join(", ")
+        )?;
+        for family in families {
+            self.slice(f, family)?;
+        }
+        Ok(())
+    }
+}
+
+impl Service {
+    fn slice(&self, f: &mut fmt::Formatter<'_>, family: &str) -> fmt::Result {
+        let name = &self.name;
+        writeln!(
+            f,
+            "---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\naddressType: {family}"
+        )?;
+        writeln!(
+            f,
+            "metadata: {{name: {name}-{}, namespace: default, labels: {{kubernetes.io/service-name: {name}}}}}",
+            family.to_lowercase()
+        )?;
+        writeln!(f, "ports:")?;
+        for port in &self.ports {
+            writeln!(
+                f,
+                "- {{name: {:?}, protocol: {}, port: {}}}",
+                port.name, port.protocol, port.target
+            )?;
+        }
+        let endpoints: Vec<_> = self
+            .endpoints
+            .iter()
+            .filter(|ip| crate::object::family(**ip) == family)
+            .collect();
+        writeln!(
+            f,
+            "endpoints:{}",
+            if endpoints.is_empty() { " []" } else { "" }
+        )?;
+        for ip in endpoints {
+            let text = ip.to_string();
+            let is_near = text.starts_with("10.244.1.") || text.starts_with("fd44:1:");
+            let node = if is_near { "node1" } else { "node2" };
+            writeln!(
+                f,
+                "- {{addresses: [{text:?}], nodeName: {node}, conditions: {{ready: true}}}}"
+            )?;
+        }
+        Ok(())
+    }
+}
+
+fn family(ip: IpAddr) -> &'static str {
+    if ip.is_ipv4() { "IPv4" } else { "IPv6" }
+}
+
+fn socket(ip: IpAddr, port: u16) -> String {
+    std::net::SocketAddr::new(ip, port).to_string()
+}
+
+fn words(text: &str) -> Vec<String> {
+    text.split_whitespace().map(str::to_owned).collect()
+}
+
+#[allow(clippy::panic, reason = "a story with a slip in it")]
+fn ips(text: &str) -> Vec<IpAddr> {
+    text.split_whitespace()
+        .map(|ip| ip.parse().unwrap_or_else(|_| panic!("{ip} is no address")))
+        .collect()
+}
+
+fn quoted<T: ToString>(values: &[T]) -> Vec<String> {
+    values
+        .iter()
+        .map(|value| format!("{:?}", value.to_string()))
+        .collect()
+}

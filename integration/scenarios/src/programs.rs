@@ -1,0 +1,71 @@
+//! Which programs the daemon starts: wrappers in front of its PATH write down each call and then become the program.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::PathBuf;
+
+use anyhow::{Context as _, Result};
+
+use crate::cluster::Cluster;
+
+/// All that a kube-proxy in IPVS mode is known to start, upstream's included.
+const PROGRAMS: [&str; 12] = [
+    "iptables-legacy-restore",
+    "iptables-legacy-save",
+    "ip6tables-legacy-restore",
+    "ip6tables-legacy-save",
+    "iptables-nft-restore",
+    "iptables-nft-save",
+    "ip6tables-nft-restore",
+    "ip6tables-nft-save",
+    "modprobe",
+    "ipset",
+    "ipvsadm",
+    "ip",
+];
+
+/// The calls so far. A restore that only tries whether rules can be written is a `probe`.
+#[derive(Debug)]
+pub struct Programs(PathBuf);
+
+impl Programs {
+    /// Puts the wrappers in front of the PATH of daemons that are started from now on.
+    pub fn record(cluster: &mut Cluster) -> Result<Self> {
+        let folder = cluster.folder().join("bin");
+        fs::create_dir_all(&folder)?;
+        let log = folder.join("calls");
+        fs::write(&log, "")?;
+        let search = std::env::var("PATH").unwrap_or_default();
+        for name in PROGRAMS {
+            let Some(real) = std::env::split_paths(&search)
+                .map(|dir| dir.join(name))
+                .find(|file| file.is_file())
+            else {
+                continue;
+            };
+            let (real, log) = (real.display(), log.display());
+            let script = if name.ends_with("-restore") {
+                format!(
+                    "#!/bin/sh\ninput=$(cat)\ncase $input in *KUBE-PROXY-PROBE*) what=probe;; *) what=write;; esac\n\
+                     echo {name} $what >>{log}\nprintf '%s\\n' \"$input\" | {real} \"$@\"\n"
+                )
+            } else {
+                format!("#!/bin/sh\necho {name} >>{log}\nexec {real} \"$@\"\n")
+            };
+            let file = folder.join(name);
+            fs::write(&file, script)?;
+            fs::set_permissions(&file, fs::Permissions::from_mode(0o755))?;
+        }
+        let path = format!("PATH={}:{search}", folder.display());
+        cluster.prefix = vec!["env".into(), path.into()];
+        Ok(Self(log))
+    }
+
+    /// The calls since the last time this was asked: `iptables-legacy-save`, `iptables-legacy-restore write`.
+    pub fn take(&self) -> Result<Vec<String>> {
+        let text = fs::read_to_string(&self.0)
+            .with_context(|| format!("cannot read {}", self.0.display()))?;
+        fs::write(&self.0, "")?;
+        Ok(text.lines().map(str::to_owned).collect())
+    }
+}

@@ -1,0 +1,120 @@
+//! Endpoints go away under open connections.
+
+use std::time::{Duration, Instant};
+
+use lab::{Connection, Place, Transport};
+use scenarios::{Cluster, Outcome, Service, Tally, at, tally, tcp, udp};
+
+const CLUSTER_IP: &str = "10.96.0.10:80";
+
+/// A connection that is answered by the pod `who`; it ends with a reset, as does every other one that was tried, so that
+/// IPVS forgets it soon: it remembers a connection that was closed in order for two minutes.
+fn open_to(who: &str, from: &Place, transport: Transport) -> anyhow::Result<Connection> {
+    for _ in 0..4 {
+        let mut connection = from
+            .dial(transport, at(CLUSTER_IP))
+            .reset_on_close()
+            .open()?;
+        if connection.ask()?.who == who {
+            return Ok(connection);
+        }
+    }
+    anyhow::bail!("{who} does not answer")
+}
+
+pub(crate) fn an_open_connection_is_served_to_its_end(c: &mut Cluster) -> Outcome {
+    let web = Service::new("web", "10.96.0.10")
+        .port(tcp(80, 8080))
+        .endpoints("10.244.1.10 10.244.2.10");
+    let without = web.clone().endpoints("10.244.1.10");
+    c.apply(&web)?;
+    c.start(&[])?;
+    c.until_served(&web)?;
+    let mut kept = open_to("far", &c.client, Transport::Tcp)?;
+
+    c.apply(&without)?;
+    c.until_reals("TCP 10.96.0.10:80", "10.244.1.10:8080*1 10.244.2.10:8080*0")?;
+    assert_eq!(kept.ask()?.who, "far");
+    let only_near = Tally::from([("near from 10.244.1.99".to_owned(), 4)]);
+    assert_eq!(
+        tally(&c.client, Transport::Tcp, at(CLUSTER_IP), 4)?,
+        only_near
+    );
+
+    // It returns with its connection, and goes once more; the daemon is started anew meanwhile.
+    c.apply(&web)?;
+    c.until_served(&web)?;
+    assert_eq!(kept.ask()?.who, "far");
+    c.apply(&without)?;
+    c.until_reals("TCP 10.96.0.10:80", "10.244.1.10:8080*1 10.244.2.10:8080*0")?;
+    c.stop()?;
+    c.start(&[])?;
+    assert_eq!(
+        c.reals("TCP 10.96.0.10:80")?,
+        "10.244.1.10:8080*1 10.244.2.10:8080*0"
+    );
+    assert_eq!(kept.ask()?.who, "far");
+
+    // A connection that was reset is remembered for ten seconds; drains are looked at every eight at least.
+    drop(kept);
+    let closed = Instant::now();
+    while c.reals("TCP 10.96.0.10:80")? != "10.244.1.10:8080*1" {
+        assert!(
+            closed.elapsed() < Duration::from_secs(25),
+            "still there: {:?}",
+            c.reals("TCP 10.96.0.10:80")?
+        );
+        std::thread::sleep(Duration::from_millis(250));
+    }
+    Ok(())
+}
+
+pub(crate) fn udp_moves_at_once(c: &mut Cluster) -> Outcome {
+    let dns = Service::new("dns", "10.96.0.10")
+        .port(udp(80, 8080))
+        .endpoints("10.244.1.10 10.244.2.10");
+    c.apply(&dns)?;
+    c.start(&[])?;
+    c.until_served(&dns)?;
+    let mut flow = c
+        .client
+        .dial(Transport::Udp, at(CLUSTER_IP))
+        .timeout(Duration::from_millis(300))
+        .open()?;
+    let (left, next) = match &*flow.ask()?.who {
+        "near" => ("10.244.2.10", "far"),
+        _ => ("10.244.1.10", "near"),
+    };
+    let moved = dns.endpoints(left);
+    c.apply(&moved)?;
+    c.until_served(&moved)?;
+    // A datagram may be lost to the destination that is gone; the next one is not.
+    let answer = flow.ask().or_else(|_| flow.ask())?;
+    assert_eq!(answer.who, next);
+    Ok(())
+}
+
+/// One endpoint comes and goes while the other one stays, and other Services come and go.
+pub(crate) fn no_question_is_lost_by_changes(c: &mut Cluster) -> Outcome {
+    let web = Service::new("web", "10.96.0.10").port(tcp(80, 8080).node_port(30080));
+    let (both, near) = (
+        web.clone().endpoints("10.244.1.10 10.244.2.10"),
+        web.endpoints("10.244.1.10"),
+    );
+    let other = Service::new("other", "10.96.0.11")
+        .port(tcp(80, 8080))
+        .external("192.0.2.20")
+        .endpoints("10.244.2.10");
+    c.apply(&both)?;
+    c.start(&[])?;
+    c.until_served(&both)?;
+    for _ in 0..8 {
+        c.apply(&near)?;
+        c.apply(&other)?;
+        tally(&c.client, Transport::Tcp, at(CLUSTER_IP), 40)?;
+        c.apply(&both)?;
+        c.delete("other")?;
+        tally(&c.outside, Transport::Tcp, at("172.35.0.100:30080"), 40)?;
+    }
+    c.until_served(&both).map(drop)
+}

@@ -1,0 +1,54 @@
+//! Somebody else changes what is ours.
+
+use std::time::Duration;
+
+use lab::Signal;
+use scenarios::{Cluster, Outcome, Service, tcp};
+
+const SYNC_PERIOD: Duration = Duration::from_secs(1);
+
+const DAMAGE: [&str; 11] = [
+    "ipvsadm -C",
+    "ipvsadm -d -t 10.96.0.10:80 -r 10.244.2.10:8080",
+    "ipvsadm -e -t 10.96.0.10:80 -r 10.244.2.10:8080 -m -w 5",
+    "ipvsadm -E -t [fd96::10]:80 -s wlc",
+    "ipset flush",
+    "ipset add KUBE-CLUSTER-IP 10.96.0.99,tcp:1; ipset del KUBE-CLUSTER-IP 10.96.0.10,tcp:80",
+    "iptables-legacy -t nat -F KUBE-SERVICES",
+    "ip6tables-legacy -t nat -F; ip6tables-legacy -F",
+    "iptables-legacy -t nat -D PREROUTING -m comment --comment 'kubernetes service portals' -j KUBE-SERVICES",
+    "ip address flush dev kube-ipvs0; ip address add 10.96.0.98/32 dev kube-ipvs0",
+    "ip link del kube-ipvs0",
+];
+
+pub(crate) fn damage_is_repaired(c: &mut Cluster) -> Outcome {
+    let web = Service::new("web", "10.96.0.10 fd96::10")
+        .port(tcp(80, 8080).node_port(30080))
+        .endpoints("10.244.1.10 10.244.2.10 fd44:1::10");
+    c.apply(&web)?;
+    c.start(&["--iptables-backend=legacy", "--ipvs-sync-period=1s"])?;
+    c.until_served(&web)?;
+    let whole = c.state()?;
+    for damage in DAMAGE {
+        // Some of it would be repaired before it is seen.
+        c.signal(Signal::STOP)?;
+        c.sh(damage)?;
+        assert_ne!(c.state()?, whole, "{damage} has damaged something");
+        c.signal(Signal::CONT)?;
+        let took = c
+            .until("it is repaired", || Ok(c.state()? == whole))
+            .map_err(|error| error.context(damage))?;
+        // And as long again for looking at it.
+        assert!(took < 2 * SYNC_PERIOD, "{damage}: repaired after {took:?}");
+        for (from, to) in [
+            (&c.client, "10.96.0.10:80"),
+            (&c.client, "[fd96::10]:80"),
+            (&c.outside, "10.96.0.10:80"),
+            (&c.outside, "172.35.0.100:30080"),
+        ] {
+            c.until_answered(from, to)
+                .map_err(|error| error.context(damage))?;
+        }
+    }
+    Ok(())
+}

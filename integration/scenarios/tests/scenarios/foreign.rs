@@ -1,0 +1,66 @@
+//! What others have put into the kernel.
+
+use scenarios::{Cluster, Outcome, Service, tcp};
+
+/// Virtual servers (one on a node address, one by mark), sets, chains and rules between ours, addresses, a device.
+const FOREIGN: &str = "
+    ipvsadm -A -t 172.35.0.100:8443 -s wlc; ipvsadm -a -t 172.35.0.100:8443 -r 10.244.1.10:8080 -m -w 7
+    ipvsadm -A -u 198.51.100.7:53 -s sh -p 77
+    ipvsadm -A -t [2001:db8:7::7]:80 -s rr
+    ipvsadm -A -f 7 -s rr; ipvsadm -a -f 7 -r 10.244.2.10 -m -w 1
+    ipset create MINE hash:ip; ipset add MINE 198.51.100.1
+    ipset create KUBE-MINE hash:net,iface; ipset add KUBE-MINE 198.51.100.0/24,eth0
+    for c in iptables-legacy ip6tables-legacy; do
+      $c -t nat -N MINE; $c -t nat -A MINE -p udp --dport 7 -j RETURN; $c -t nat -A PREROUTING -j MINE
+      $c -t nat -N KUBE-MINE; $c -t nat -A KUBE-MINE -p tcp -j RETURN
+      $c -A INPUT -p icmp -j ACCEPT; $c -A FORWARD -p tcp --dport 7 -j REJECT; $c -t mangle -A OUTPUT -p udp -j RETURN
+    done
+    iptables-legacy -A INPUT -m set --match-set MINE src -j DROP
+    ip link add mine0 type dummy; ip address add 198.51.100.99/32 dev mine0
+    ip address add 192.0.2.50/32 dev eth0; ip address add 2001:db8::50/128 dev eth0
+";
+
+fn web() -> Service {
+    Service::new("web", "10.96.0.10 fd96::10")
+        .port(tcp(80, 8080).node_port(30080))
+        .external("192.0.2.20")
+        .endpoints("10.244.1.10 10.244.2.10 fd44:1::10")
+}
+
+pub(crate) fn what_is_not_ours_stays(c: &mut Cluster) -> Outcome {
+    c.sh(FOREIGN)?;
+    let foreign = c.state()?;
+    let is_framing =
+        |line: &&str| line.ends_with("COMMIT") || line.contains("-save *") || line.contains(" *");
+    let foreign: Vec<&str> = foreign.lines().filter(|line| !is_framing(line)).collect();
+    let remains = |c: &Cluster, after: &str| -> Outcome {
+        let state = c.state()?;
+        let left: Vec<&str> = state
+            .lines()
+            .filter(|line| foreign.contains(line))
+            .collect();
+        assert_eq!(left, foreign, "after {after}");
+        Ok(())
+    };
+    let flags = ["--iptables-backend=legacy", "--ipvs-sync-period=1s"];
+    c.apply(&web())?;
+    c.start(&flags)?;
+    c.until_served(&web())?;
+    remains(c, "the first sync")?;
+    c.until_answered(&c.outside, "172.35.0.100:8443")?;
+
+    c.apply(&web().endpoints("10.244.2.10"))?;
+    c.until_served(&web().endpoints("10.244.2.10"))?;
+    remains(c, "a change")?;
+    std::thread::sleep(std::time::Duration::from_millis(1500));
+    remains(c, "a resync")?;
+
+    c.stop()?;
+    c.start(&flags)?;
+    remains(c, "a restart")?;
+    c.delete("web")?;
+    c.until_gone("TCP 10.96.0.10:80")?;
+    c.until_gone("TCP 172.35.0.100:30080")?;
+    remains(c, "the end of the last Service")?;
+    c.until_answered(&c.outside, "172.35.0.100:8443").map(drop)
+}

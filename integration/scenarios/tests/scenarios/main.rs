@@ -1,0 +1,57 @@
+//! What the daemon does, told with real packets through a real kernel. See `scenarios::Cluster` for the cast.
+
+mod addresses;
+mod api;
+mod conflicts;
+mod drain;
+mod drift;
+mod economy;
+mod foreign;
+mod manifests;
+mod refusals;
+mod restart;
+mod ways_in;
+mod wrong;
+
+use std::path::Path;
+use std::time::Duration;
+
+use scenarios::{Story, tell};
+
+macro_rules! stories {
+    ($($module:ident: $($name:ident $(if $possible:expr)?),+;)+) => {
+        &[$($(Story {
+            name: concat!(stringify!($module), "::", stringify!($name)),
+            tell: $module::$name,
+            is_possible: || true $(&& $possible)?,
+        }),+),+]
+    };
+}
+
+/// The lab's own limit; each story has a shorter one.
+const LIMIT: Duration = Duration::from_mins(8);
+
+fn main() {
+    let stories: &[Story] = stories! {
+        // The first one, as it needs a kernel that has never loaded IPVS.
+        refusals: no_ip_vs if is_ip_vs_loadable(), no_rights, unknown_flag, no_folder, no_kubeconfig;
+        ways_in: over_tcp, over_udp, over_sctp, several_ports, session_affinity, an_address_of_the_node_itself, other_objects_are_left_out;
+        manifests: added_edited_deleted, renamed_into_place, a_broken_file_keeps_what_it_held, broken_at_the_start;
+        api: streamed_lists, paged_lists, away_at_the_start, away_for_a_while, nonsense;
+        restart: nothing_is_written_and_connections_live;
+        foreign: what_is_not_ours_stays;
+        drift: damage_is_repaired;
+        addresses: node_ports_follow;
+        drain: an_open_connection_is_served_to_its_end, udp_moves_at_once, no_question_is_lost_by_changes;
+        conflicts: the_older_service_wins;
+        wrong: wrong_objects_are_named, a_scheduler_that_the_kernel_lacks, an_endpoint_that_the_kernel_refuses, a_set_in_the_way;
+        economy: changes_start_no_program;
+    };
+    tell(stories, LIMIT)
+}
+
+/// Whether `ip_vs` is a module that is not loaded yet, in a kernel that is this lab's own.
+fn is_ip_vs_loadable() -> bool {
+    let is_guest = std::env::var_os("LAB_LANE").is_none_or(|lane| lane != "host");
+    is_guest && !Path::new("/sys/module/ip_vs").exists()
+}

@@ -1,0 +1,147 @@
+//! A folder of manifests, edited while the daemon runs.
+
+use std::fs;
+use std::time::Duration;
+
+use lab::Transport;
+use scenarios::{Cluster, Outcome, Service, at, tally, tcp};
+
+/// A change is in the kernel well below this, seen by polling with `ipvsadm`.
+const FOLLOWED_WITHIN: Duration = Duration::from_secs(1);
+
+fn web() -> Service {
+    Service::new("web", "10.96.0.10 fd96::10")
+        .port(tcp(80, 8080))
+        .endpoints("10.244.1.10 10.244.2.10 fd44:1::10")
+}
+
+pub(crate) fn added_edited_deleted(c: &mut Cluster) -> Outcome {
+    c.start(&[])?;
+    c.apply(&web())?;
+    let added = c.until_served(&web())?;
+    assert_eq!(
+        tally(&c.client, Transport::Tcp, at("10.96.0.10:80"), 2)?.len(),
+        2
+    );
+
+    let edited = Service::new("web", "10.96.0.10 fd96::10")
+        .port(tcp(81, 8080))
+        .endpoints("10.244.2.10 fd44:2::10");
+    c.apply(&edited)?;
+    let changed = c.until_served(&edited)?;
+    c.until_gone("TCP 10.96.0.10:80")?;
+    assert_eq!(
+        c.client.ask_tcp(at("10.96.0.10:81"), scenarios::SOON)?.who,
+        "far"
+    );
+    assert_eq!(
+        c.client.ask_tcp(at("[fd96::10]:81"), scenarios::SOON)?.who,
+        "far"
+    );
+    c.refuses(&c.client, "10.96.0.10:80")?;
+
+    c.delete("web")?;
+    let gone = c.until("nothing is left", || {
+        Ok(c.servers()?.is_empty()
+            && !c
+                .addresses()?
+                .iter()
+                .any(|address| address.starts_with("kube-ipvs0")))
+    })?;
+    assert_eq!(
+        c.members("KUBE-CLUSTER-IP")?.len() + c.members("KUBE-LOOP-BACK")?.len(),
+        0
+    );
+    c.refuses(&c.client, "10.96.0.10:81")?;
+    assert!(
+        added.max(changed).max(gone) < FOLLOWED_WITHIN,
+        "followed after {added:?}, {changed:?}, {gone:?}"
+    );
+    Ok(())
+}
+
+/// As editors and mounted ConfigMaps do it.
+pub(crate) fn renamed_into_place(c: &mut Cluster) -> Outcome {
+    c.apply(&web())?;
+    c.start(&[])?;
+    c.until_served(&web())?;
+    let edited = web().endpoints("10.244.2.10");
+    let two = format!(
+        "{edited}---\n{}",
+        Service::new("dns", "10.96.0.53")
+            .port(tcp(53, 8080))
+            .endpoints("10.244.1.10")
+    );
+    let aside = c.folder().join("aside");
+    fs::write(&aside, two)?;
+    fs::rename(aside, c.manifests().join("web.yaml"))?;
+    c.until_served(&edited)?;
+    assert_eq!(
+        c.client.ask_tcp(at("10.96.0.53:53"), scenarios::SOON)?.who,
+        "near"
+    );
+    Ok(())
+}
+
+pub(crate) fn a_broken_file_keeps_what_it_held(c: &mut Cluster) -> Outcome {
+    c.apply(&web())?;
+    c.start(&[])?;
+    c.until_served(&web())?;
+    c.write(
+        "web",
+        "apiVersion: v1\nkind: Service\nmetadata: {name: web\nspec: {}\n",
+    )?;
+    let line = c.await_line("web.yaml:")?;
+    assert!(
+        line.contains("web.yaml:3") || line.contains("web.yaml:4"),
+        "its line is named: {line}"
+    );
+    assert!(line.contains("corrected"), "the next step is named: {line}");
+
+    // The rest is followed meanwhile.
+    let dns = Service::new("dns", "10.96.0.53")
+        .port(tcp(53, 8080))
+        .endpoints("10.244.1.10");
+    c.apply(&dns)?;
+    c.until_served(&dns)?;
+    c.until_served(&web())?;
+    assert_eq!(
+        tally(&c.client, Transport::Tcp, at("10.96.0.10:80"), 2)?.len(),
+        2
+    );
+
+    let repaired = web().endpoints("10.244.2.10");
+    c.apply(&repaired)?;
+    c.until_served(&repaired).map(drop)
+}
+
+/// Nothing is taken away while nobody knows what the file held.
+pub(crate) fn broken_at_the_start(c: &mut Cluster) -> Outcome {
+    let dns = Service::new("dns", "10.96.0.53")
+        .port(tcp(53, 8080))
+        .endpoints("10.244.1.10");
+    c.apply(&web())?;
+    c.apply(&dns)?;
+    c.start(&[])?;
+    c.until_served(&web())?;
+    c.stop()?;
+    c.write("web", "kind: [")?;
+    let moved = dns.endpoints("10.244.2.10");
+    c.apply(&moved)?;
+    c.launch(&[])?;
+    let line = c.await_line("web.yaml:1")?;
+    assert!(line.contains("correct"), "{line}");
+    c.await_first_sync()?;
+    assert_eq!(
+        tally(&c.client, Transport::Tcp, at("10.96.0.10:80"), 2)?.len(),
+        2
+    );
+    c.until("dns has its new endpoint", || {
+        Ok(c.reals("TCP 10.96.0.53:53")?.contains("10.244.2.10:8080*1"))
+    })?;
+
+    // Known again, and so others may go.
+    c.delete("web")?;
+    c.until_gone("TCP 10.96.0.10:80")?;
+    c.until_served(&moved).map(drop)
+}

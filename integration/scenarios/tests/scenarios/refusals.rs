@@ -1,0 +1,137 @@
+//! Starts that cannot be: each says what is wrong and what to do, and ends with status 1.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+
+use scenarios::{Cluster, Outcome, Service, tcp};
+
+fn says(said: &str, parts: &[&str]) {
+    for part in parts {
+        assert!(
+            said.contains(part),
+            "{part:?} is not in what it said:\n{said}"
+        );
+    }
+}
+
+/// The path of the program by which the kernel loads modules; put back when dropped.
+struct Modprobe(String);
+
+const MODPROBE: &str = "/proc/sys/kernel/modprobe";
+
+impl Modprobe {
+    fn take_away() -> std::io::Result<Self> {
+        let before = fs::read_to_string(MODPROBE)?;
+        fs::write(MODPROBE, "/nonexistent")?;
+        Ok(Self(before))
+    }
+}
+
+impl Drop for Modprobe {
+    fn drop(&mut self) {
+        let _ = fs::write(MODPROBE, self.0.trim_end());
+    }
+}
+
+pub(crate) fn no_ip_vs(c: &mut Cluster) -> Outcome {
+    let web = Service::new("web", "10.96.0.10")
+        .port(tcp(80, 8080))
+        .endpoints("10.244.1.10");
+    c.apply(&web)?;
+    // Everything else is there.
+    c.sh("modprobe -a iptable_nat iptable_filter ip6table_nat ip6table_filter xt_addrtype xt_mark ip_set")?;
+    let bin = c.folder().join("bin");
+    fs::create_dir_all(&bin)?;
+    fs::write(
+        bin.join("modprobe"),
+        "#!/bin/sh\necho \"modprobe: FATAL: Module $1 not found\" >&2; exit 1\n",
+    )?;
+    fs::set_permissions(bin.join("modprobe"), fs::Permissions::from_mode(0o755))?;
+    let path = format!(
+        "PATH={}:{}",
+        bin.display(),
+        std::env::var("PATH").unwrap_or_default()
+    );
+    c.prefix = vec!["env".into(), path.into()];
+    let taken_away = Modprobe::take_away()?;
+    c.launch(&[])?;
+    let said = c.refusal();
+    drop(taken_away);
+    says(
+        &said?,
+        &[
+            "IPVS",
+            "Module ip_vs not found",
+            "Run `modprobe ip_vs` on the host",
+        ],
+    );
+
+    // The kernel loads it where it can: nobody has to.
+    c.prefix.clear();
+    c.start(&[])?;
+    c.until_served(&web)?;
+    c.until_answered(&c.client, "10.96.0.10:80").map(drop)
+}
+
+pub(crate) fn no_rights(c: &mut Cluster) -> Outcome {
+    let web = Service::new("web", "10.96.0.10")
+        .port(tcp(80, 8080))
+        .endpoints("10.244.1.10");
+    c.apply(&web)?;
+    c.start(&[])?;
+    c.until_served(&web)?;
+    c.stop()?;
+    let before = c.state()?;
+    c.prefix = [
+        "setpriv",
+        "--bounding-set=-net_admin",
+        "--inh-caps=-net_admin",
+    ]
+    .map(Into::into)
+    .to_vec();
+    c.launch(&[])?;
+    says(&c.refusal()?, &["CAP_NET_ADMIN", "root"]);
+    assert_eq!(c.state()?, before);
+    c.until_answered(&c.client, "10.96.0.10:80").map(drop)
+}
+
+pub(crate) fn unknown_flag(c: &mut Cluster) -> Outcome {
+    for (flag, parts) in [
+        (
+            "--ipvs-shceduler=wrr",
+            ["'--ipvs-shceduler'", "'--ipvs-scheduler'"],
+        ),
+        ("--proxy-mode=iptables", ["--proxy-mode", "ipvs"]),
+        ("--ipvs-sync-period=1", ["--ipvs-sync-period", "'1'"]),
+    ] {
+        c.launch(&[flag])?;
+        says(&c.refusal()?, &parts);
+    }
+    assert!(c.servers()?.is_empty());
+    Ok(())
+}
+
+pub(crate) fn no_folder(c: &mut Cluster) -> Outcome {
+    c.launch_with(&["--manifests=/nonexistent/manifests"])?;
+    says(
+        &c.refusal()?,
+        &[
+            "/nonexistent/manifests",
+            "No such file",
+            "create the folder, or correct --manifests",
+        ],
+    );
+    Ok(())
+}
+
+pub(crate) fn no_kubeconfig(c: &mut Cluster) -> Outcome {
+    c.launch_with(&["--kubeconfig=/nonexistent/kubeconfig"])?;
+    says(&c.refusal()?, &["/nonexistent/kubeconfig", "No such file"]);
+
+    let broken = c.folder().join("broken");
+    fs::write(&broken, "apiVersion: v1\nclusters: {[\n")?;
+    let flag = format!("--kubeconfig={}", broken.display());
+    c.launch_with(&[&flag])?;
+    says(&c.refusal()?, &[&*broken.to_string_lossy(), "line 2"]);
+    Ok(())
+}

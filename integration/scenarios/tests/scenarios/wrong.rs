@@ -1,0 +1,155 @@
+//! Wrong objects, and a kernel that refuses some: each is named, with what to do; the rest goes on.
+
+use scenarios::{Cluster, Outcome, Service, at, tcp, udp};
+
+fn web() -> Service {
+    Service::new("web", "10.96.0.10")
+        .port(tcp(80, 8080))
+        .endpoints("10.244.1.10 10.244.2.10")
+}
+
+pub(crate) fn wrong_objects_are_named(c: &mut Cluster) -> Outcome {
+    c.apply(&web())?;
+    c.start(&[])?;
+    c.until_served(&web())?;
+    let wrong = "
+{apiVersion: v1, kind: Service, metadata: {name: six}, spec: {clusterIP: 'fd96::7', ipFamilies: [IPv4], ports: [{port: 80}]}}
+---
+{apiVersion: v1, kind: Service, metadata: {name: half}, spec: {clusterIP: 10.96.0.20, externalIPs: ['2001:db8::20', 192.0.2.20], ports: [{port: 80}]}}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: half-1, labels: {kubernetes.io/service-name: half}}
+addressType: IPv4
+ports: [{port: 8080}]
+endpoints: [{addresses: []}, {addresses: ['fd44:1::10']}, {addresses: [10.244.2.10]}]
+";
+    c.write("wrong", wrong)?;
+    c.until_answered(&c.client, "10.96.0.20:80")?;
+    c.until_answered(&c.outside, "192.0.2.20:80")?;
+    assert_eq!(c.reals("TCP 10.96.0.20:80")?, "10.244.2.10:8080*1");
+    assert!(
+        !c.servers()?
+            .keys()
+            .any(|key| key.contains("fd96::7") || key.contains("2001:db8"))
+    );
+    let said = c.said();
+    for parts in [
+        ["Service default/six", "fd96::7", "ipFamilies"],
+        [
+            "Service default/half",
+            "spec.externalIPs[0]",
+            "2001:db8::20",
+        ],
+        [
+            "EndpointSlice default/half-1",
+            "endpoints[0].addresses",
+            "left out",
+        ],
+        [
+            "EndpointSlice default/half-1",
+            "endpoints[1].addresses[0]",
+            "fd44:1::10",
+        ],
+    ] {
+        let is_said = said
+            .lines()
+            .any(|line| parts.iter().all(|part| line.contains(part)));
+        assert!(is_said, "no line has {parts:?}");
+    }
+
+    // A Service that becomes wrong keeps what it had.
+    let broken = web().to_string().replace("10.96.0.10", "10.96.0.1000");
+    c.write("web", &broken)?;
+    c.await_line("10.96.0.1000")?;
+    c.until_served(&web())?;
+    c.until_answered(&c.client, "10.96.0.10:80").map(drop)
+}
+
+pub(crate) fn a_scheduler_that_the_kernel_lacks(c: &mut Cluster) -> Outcome {
+    let dns = Service::new("dns", "10.96.0.53")
+        .port(udp(53, 8080))
+        .endpoints("10.244.1.10");
+    c.apply(&web())?;
+    c.start(&[])?;
+    c.until_served(&web())?;
+    c.stop()?;
+    c.apply(&dns)?;
+    c.launch(&["--ipvs-scheduler=nosuch"])?;
+    let line = c.await_line("ip_vs_nosuch")?;
+    assert!(
+        line.contains("--ipvs-scheduler") && line.contains("modprobe ip_vs_nosuch"),
+        "{line}"
+    );
+    // What was programmed serves on, and what needs no scheduler is done.
+    c.await_first_sync()?;
+    c.until_served(&web())?;
+    c.until_answered(&c.client, "10.96.0.10:80")?;
+    assert!(c.members("KUBE-CLUSTER-IP")?.contains("10.96.0.53,udp:53"));
+    assert!(!c.servers()?.contains_key("UDP 10.96.0.53:53"));
+    c.stop()?;
+    c.start(&["--ipvs-scheduler=wlc"])?;
+    c.until_served(&dns)?;
+    assert!(
+        c.servers()?
+            .values()
+            .all(|server| server.properties == "wlc")
+    );
+    Ok(())
+}
+
+/// IPVS takes no broadcast address for a destination.
+pub(crate) fn an_endpoint_that_the_kernel_refuses(c: &mut Cluster) -> Outcome {
+    let refused = Service::new("half", "10.96.0.20")
+        .port(tcp(80, 8080))
+        .endpoints("10.244.1.255 10.244.2.10");
+    c.apply(&refused)?;
+    c.apply(&web())?;
+    c.start(&[])?;
+    c.until_served(&web())?;
+    c.until_reals("TCP 10.96.0.20:80", "10.244.2.10:8080*1")?;
+    assert_eq!(
+        c.client.ask_tcp(at("10.96.0.20:80"), scenarios::SOON)?.who,
+        "far"
+    );
+    let said = c.said();
+    let line = said
+        .lines()
+        .find(|line| line.contains("10.244.1.255"))
+        .unwrap_or_default();
+    assert!(
+        line.contains("default/half") && line.contains("correct the EndpointSlice"),
+        "{line}"
+    );
+    let corrected = refused.endpoints("10.244.1.10 10.244.2.10");
+    c.apply(&corrected)?;
+    c.until_served(&corrected).map(drop)
+}
+
+/// Somebody else's set has a name of ours and another type.
+pub(crate) fn a_set_in_the_way(c: &mut Cluster) -> Outcome {
+    c.sh("ipset create KUBE-NODE-PORT-UDP hash:ip")?;
+    c.apply(&web())?;
+    c.apply(
+        &Service::new("dns", "10.96.0.53")
+            .port(udp(53, 8080).node_port(30053))
+            .endpoints("10.244.1.10"),
+    )?;
+    c.launch(&["--ipvs-sync-period=2s"])?;
+    let line = c.await_line("KUBE-NODE-PORT-UDP")?;
+    assert!(line.contains("ipset"), "{line}");
+    c.until_served(&web())?;
+    c.until_answered(&c.client, "10.96.0.10:80")?;
+    // It is taken out of the way, with the rule that holds it, and all is done without a restart.
+    c.sh("iptables-legacy -t nat -F KUBE-NODE-PORT || true; ipset destroy KUBE-NODE-PORT-UDP")?;
+    c.until("the set is filled", || {
+        Ok(c.members("KUBE-NODE-PORT-UDP")?.contains("30053"))
+    })?;
+    c.until("its rule rewrites the source", || {
+        let answer = c
+            .outside
+            .ask_udp(at("172.35.0.100:30053"), scenarios::SOON)?;
+        Ok(answer.seen_source.ip().to_string() == "10.244.1.1")
+    })
+    .map(drop)
+}
