@@ -1,6 +1,7 @@
 //! The node daemon: kube-proxy in IPVS mode.
 
 mod addresses;
+mod conntrack;
 pub mod decode;
 pub mod flags;
 pub mod health;

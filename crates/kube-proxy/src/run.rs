@@ -22,6 +22,7 @@ use tokio::time::{Instant, sleep_until};
 use tracing::{error, info, warn};
 
 use crate::addresses::AddressChanges;
+use crate::conntrack::StaleFlows;
 use crate::flags::Options;
 use crate::health::Health;
 use crate::health_check::HealthChecks;
@@ -110,6 +111,7 @@ struct Family {
     reporter: Reporter,
     health: Arc<Health>,
     health_checks: HealthChecks,
+    stale_flows: StaleFlows,
     /// The kernel is to be read before the next sync, because of something seen outside.
     wants_resync: bool,
     /// After a failed read: no further one before this.
@@ -131,6 +133,7 @@ impl Daemon {
             .map(|mode| Family {
                 reporter: Reporter::new(mode.family()),
                 health: Arc::clone(&health),
+                stale_flows: StaleFlows::new(mode.family()),
                 health_checks: HealthChecks::new(mode.family(), &options, Arc::clone(&health)),
                 mode,
                 wants_resync: true,
@@ -234,6 +237,7 @@ impl Daemon {
         for family in &mut self.families {
             family.mode.update(&self.model, &changes);
             family.health_checks.note(&changes);
+            family.stale_flows.note(&self.model, &changes);
             family.sync(&self.model, self.options.sync_period).await;
         }
         if !changes.is_empty() {
@@ -289,6 +293,7 @@ impl Family {
             self.health
                 .complete(self.mode.family(), Instant::now().into_std());
             let node_ports = self.mode.node_port_addresses();
+            self.stale_flows.compare(model, node_ports);
             self.health_checks.update(model, node_ports).await;
         }
     }

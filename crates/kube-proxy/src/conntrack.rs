@@ -1,0 +1,246 @@
+//! Deletes tracked UDP flows that lead to endpoints that are gone, so that a client that never stops sending is moved.
+//!
+//! ```text
+//!   after a sync ── UDP ports of changed Services ──▶ Worker: UdpServices ── if any changed ──▶ dump, compare, delete
+//! ```
+//!
+//! IPVS forgets its own entry of a flow when a destination is removed, and with it the tracked one (`expire_nodest_conn`,
+//! Linux 5.9). What is left are flows that IPVS never knew: opened before there was the Service, or while this program was
+//! not running, or answered by somebody else's NAT. Flows are compared and never flushed (k/k#122740), in conntrack's
+//! default zone only: other zones are their makers'.
+//!
+//! Nothing waits for this. What arrives while a table is read is looked at together, after it.
+
+use std::collections::HashSet;
+use std::convert::Infallible;
+use std::mem;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use anyhow::{Context as _, Result, bail};
+use conntrack_netlink::{Conntrack, Flow, Outcome};
+use netlink_batch::Worker;
+use proxy::{Changes, IpFamily, Model, NamespacedName, Protocol, UdpPort, UdpServices, udp_ports};
+use tracing::{debug, error, info};
+
+/// Stale flows of one family.
+#[derive(Debug)]
+pub(crate) struct StaleFlows {
+    family: IpFamily,
+    worker: Worker<Cleaner>,
+    /// Services that the worker knows UDP ports of.
+    known: HashSet<NamespacedName>,
+    /// What the worker is to be told.
+    updates: Vec<Update>,
+    /// Calls that the worker has not begun.
+    queued: Arc<AtomicUsize>,
+}
+
+/// A Service and its UDP ports.
+type Update = (NamespacedName, Vec<UdpPort>);
+
+impl StaleFlows {
+    /// Starts the worker. It opens its socket when there is something to compare.
+    pub(crate) fn new(family: IpFamily) -> Self {
+        let cleaner = move || {
+            Ok::<_, Infallible>(Cleaner {
+                family,
+                services: UdpServices::default(),
+                is_due: false,
+                failure: None,
+            })
+        };
+        let Ok(worker) = Worker::spawn(&format!("conntrack-{family}"), cleaner);
+        Self {
+            family,
+            worker,
+            known: HashSet::new(),
+            updates: Vec::new(),
+            queued: Arc::default(),
+        }
+    }
+
+    /// Takes in what changed, to be compared after the next complete sync.
+    pub(crate) fn note(&mut self, model: &Model, changes: &Changes) {
+        for name in &changes.services {
+            let view = model.view(name).filter(|view| {
+                let mut ports = view.service.ports.iter();
+                ports.any(|port| port.protocol == Protocol::Udp)
+            });
+            let was_known = match view {
+                Some(_) => !self.known.insert(name.clone()),
+                None => self.known.remove(name),
+            };
+            if was_known || view.is_some() {
+                let ports = view.map(|view| udp_ports(&view, self.family));
+                self.updates.push((name.clone(), ports.unwrap_or_default()));
+            }
+        }
+    }
+
+    /// After a complete sync: has the flows compared if a UDP Service or its endpoints changed, or if that failed before.
+    /// `node_ports` are the addresses at which NodePorts are served.
+    pub(crate) fn compare(&mut self, model: &Model, node_ports: &[IpAddr]) {
+        let updates = mem::take(&mut self.updates);
+        let node_ports = node_ports.to_vec();
+        // While an object could not be read, who answers may be an endpoint that is not known.
+        let may_delete = model.is_whole();
+        self.queued.fetch_add(1, Ordering::Relaxed);
+        let queued = Arc::clone(&self.queued);
+        // The call is made though nobody waits for it.
+        drop(self.worker.call(move |cleaner| {
+            cleaner.take(updates);
+            let is_last = queued.fetch_sub(1, Ordering::Relaxed) == 1;
+            if is_last && may_delete {
+                cleaner.clean(&node_ports);
+            }
+        }));
+    }
+}
+
+/// What the worker owns.
+#[derive(Debug)]
+struct Cleaner {
+    family: IpFamily,
+    services: UdpServices,
+    /// Something changed since the flows were last compared.
+    is_due: bool,
+    /// What was last said of a failure.
+    failure: Option<String>,
+}
+
+impl Cleaner {
+    fn take(&mut self, updates: Vec<Update>) {
+        for (service, ports) in updates {
+            self.is_due |= self.services.set(&service, ports);
+        }
+    }
+
+    fn clean(&mut self, node_ports: &[IpAddr]) {
+        if !self.is_due {
+            return;
+        }
+        let family = self.family;
+        match self.try_clean(node_ports) {
+            Ok((compared, deleted)) => {
+                self.is_due = false;
+                if self.failure.take().is_some() {
+                    info!(%family, "stale UDP flows can be deleted again");
+                }
+                if deleted > 0 {
+                    info!(%family, compared, deleted, "stale UDP flows deleted");
+                } else {
+                    debug!(%family, compared, "no UDP flow is stale");
+                }
+            }
+            Err(failure) => {
+                let text = format!("{failure:#}");
+                if self.failure.as_ref() != Some(&text) {
+                    error!(
+                        %family,
+                        "stale UDP flows stay, and their clients may get no answer: {text}. It is tried again after each sync"
+                    );
+                    self.failure = Some(text);
+                }
+            }
+        }
+    }
+
+    /// How many flows were compared, and how many of them deleted.
+    fn try_clean(&self, node_ports: &[IpAddr]) -> Result<(usize, usize)> {
+        let family = match self.family {
+            IpFamily::V4 => conntrack_netlink::Family::Inet,
+            IpFamily::V6 => conntrack_netlink::Family::Inet6,
+        };
+        let mut conntrack = Conntrack::open()?;
+        let table = conntrack
+            .dump(family, conntrack_netlink::Protocol::Udp)
+            .context("cannot list tracked flows")?;
+        let (mut compared, mut stale) = (0, Vec::new());
+        for flow in table.flows() {
+            let flow = flow.context("cannot read a tracked flow")?;
+            compared += 1;
+            if self.is_stale(&flow, node_ports) {
+                stale.push(flow);
+            }
+        }
+        drop(table);
+        let outcomes = conntrack
+            .delete(&stale)
+            .context("cannot delete tracked flows")?;
+        let mut deleted = 0;
+        for (flow, outcome) in stale.iter().zip(outcomes) {
+            let (from, to) = (flow.original.source, flow.original.destination);
+            match outcome {
+                Outcome::Deleted => deleted += 1,
+                Outcome::Absent => {}
+                Outcome::Refused(refusal) => bail!("the flow from {from} to {to}: {refusal}"),
+                Outcome::Unknown => bail!("the flow from {from} to {to}: the answer was lost"),
+            }
+        }
+        Ok((compared, deleted))
+    }
+
+    fn is_stale(&self, flow: &Flow, node_ports: &[IpAddr]) -> bool {
+        let is_default_zone = [flow.zone, flow.original.zone, flow.reply.zone] == [0; 3];
+        let (destination, answerer) = (flow.original.destination, flow.reply.source);
+        is_default_zone && self.services.is_stale(destination, answerer, node_ports)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proxy::{Event, Service, ServicePort, ServiceType};
+
+    use super::*;
+
+    fn service(name: &str, protocols: &[Protocol]) -> Event {
+        let port = |protocol: &Protocol| ServicePort {
+            name: protocol.lower().into(),
+            protocol: *protocol,
+            port: 53,
+            node_port: None,
+        };
+        Event::ServiceApplied(Service {
+            name: NamespacedName::new("default", name),
+            uid: "".into(),
+            created: None,
+            kind: ServiceType::ClusterIp,
+            cluster_ips: [IpAddr::from([10, 96, 0, 10])].into_iter().collect(),
+            external_ips: Vec::new(),
+            ingress_ips: Vec::new(),
+            ports: protocols.iter().map(port).collect(),
+            affinity_seconds: None,
+            internal_local: false,
+            external_local: false,
+            source_ranges: Vec::new(),
+            health_check_node_port: None,
+        })
+    }
+
+    #[test]
+    fn the_worker_is_told_of_udp_services_and_of_their_end() {
+        let (mut model, mut flows) = (Model::new(), StaleFlows::new(IpFamily::V4));
+        let mut told = |event| {
+            model.apply(event);
+            let changes = model.take_changes();
+            flows.note(&model, &changes);
+            let updates = mem::take(&mut flows.updates);
+            let about = |(name, ports): Update| format!("{}: {}", name.name(), ports.len());
+            updates
+                .into_iter()
+                .map(about)
+                .collect::<Vec<_>>()
+                .join(", ")
+        };
+        let (tcp, udp) = (Protocol::Tcp, Protocol::Udp);
+        let gone = |name| Event::ServiceDeleted(NamespacedName::new("default", name));
+        assert_eq!(told(service("web", &[tcp])), "");
+        assert_eq!(told(gone("web")), "");
+        assert_eq!(told(service("dns", &[tcp, udp])), "dns: 1");
+        assert_eq!(told(service("dns", &[tcp])), "dns: 0");
+        assert_eq!(told(service("dns", &[udp])), "dns: 1");
+        assert_eq!(told(gone("dns")), "dns: 0");
+    }
+}
