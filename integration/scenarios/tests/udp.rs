@@ -1,0 +1,412 @@
+//! UDP clients that never stop sending, as DNS clients do: they are moved when their endpoint goes, and nobody else is.
+//!
+//! The judges are the answers, and `conntrack` for the tracked flows.
+
+use std::collections::BTreeMap;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use lab::{Connection, Place, Transport};
+use scenarios::{Cluster, Outcome, Service, Story, at, tell, udp};
+
+const NEAR: &str = "10.244.1.10 fd44:1::10";
+const FAR: &str = "10.244.2.10 fd44:2::10";
+
+/// How often a client sends.
+const PACE: Duration = Duration::from_millis(50);
+/// How soon it is moved.
+const MOVED_WITHIN: Duration = Duration::from_secs(1);
+
+fn main() {
+    let stories = [
+        story(
+            "every_way_in_moves_with_its_endpoint",
+            every_way_in_moves_with_its_endpoint,
+        ),
+        story(
+            "flows_from_before_the_service_are_served",
+            flows_from_before_the_service_are_served,
+        ),
+        story(
+            "a_restart_deletes_what_is_stale_and_nothing_else",
+            a_restart_deletes_what_is_stale_and_nothing_else,
+        ),
+        story(
+            "a_busy_table_stays_and_delays_nobody",
+            a_busy_table_stays_and_delays_nobody,
+        ),
+        Story {
+            is_possible: is_ctnetlink_a_module,
+            ..story(
+                "without_ctnetlink_the_log_says_what_to_do",
+                without_ctnetlink_the_log_says_what_to_do,
+            )
+        },
+    ];
+    tell(&stories, Duration::from_mins(4))
+}
+
+fn story(name: &'static str, tell: fn(&mut Cluster) -> Outcome) -> Story {
+    Story {
+        name,
+        tell,
+        is_possible: || true,
+    }
+}
+
+/// A dual-stack Service of UDP port 53 with every way in.
+fn dns() -> Service {
+    Service::new("dns", "10.96.0.10 fd96::10")
+        .port(udp(53, 8080).node_port(30053))
+        .external("192.0.2.20 2001:db8::20")
+        .ingress("192.0.2.10 2001:db8::10")
+        .endpoints(NEAR)
+}
+
+/// A UDP client with one source port.
+struct Client {
+    flow: Connection,
+    about: String,
+}
+
+impl Client {
+    fn new(from: &Place, to: &str) -> Result<Self> {
+        let flow = from.dial(Transport::Udp, at(to)).timeout(PACE).open()?;
+        let about = format!("{} asks {to}", from.name());
+        Ok(Self { flow, about })
+    }
+
+    /// Sends, and waits for an answer until it would be time to send again.
+    fn ask(&mut self) -> Option<String> {
+        Some(self.flow.ask().ok()?.who)
+    }
+}
+
+/// Nobody is answered.
+fn ask_in_vain(clients: &mut [Client]) -> Outcome {
+    for client in clients {
+        let answer = client.ask().or_else(|| client.ask());
+        ensure!(answer.is_none(), "{}: {answer:?}", client.about);
+    }
+    Ok(())
+}
+
+/// All go on sending until `who` answers each of them; how long that took. Afterwards nobody else answers.
+fn until_all_ask(clients: &mut [Client], who: &str, limit: Duration) -> Result<Duration> {
+    let started = Instant::now();
+    let mut others: Vec<&mut Client> = clients.iter_mut().collect();
+    while !others.is_empty() {
+        std::thread::sleep(PACE);
+        others = others
+            .into_iter()
+            .filter_map(|client| (client.ask().as_deref() != Some(who)).then_some(client))
+            .collect();
+        let about = || {
+            others
+                .iter()
+                .map(|client| client.about.clone())
+                .collect::<Vec<_>>()
+                .join(", ")
+        };
+        ensure!(
+            started.elapsed() < limit || others.is_empty(),
+            "not answered by {who} within {limit:?}: {}",
+            about()
+        );
+    }
+    let took = started.elapsed();
+    for client in clients {
+        let answer = client.ask();
+        ensure!(
+            answer.as_deref() == Some(who),
+            "{}: {answer:?}, and not {who} any more",
+            client.about
+        );
+    }
+    Ok(took)
+}
+
+/// The tracked UDP flows of node1: the id of each and who answers it, by source and destination.
+fn flows(c: &Cluster) -> Result<BTreeMap<String, (String, String)>> {
+    let text = c.sh("conntrack -L -f ipv4 -p udp -o id 2>/dev/null; conntrack -L -f ipv6 -p udp -o id 2>/dev/null")?;
+    let flow = |line: &str| {
+        let of = |key: &str, nth| {
+            line.split_whitespace()
+                .filter_map(|word| word.strip_prefix(key))
+                .nth(nth)
+        };
+        let key = format!(
+            "{} {} > {} {}",
+            of("src=", 0)?,
+            of("sport=", 0)?,
+            of("dst=", 0)?,
+            of("dport=", 0)?
+        );
+        Some((
+            key,
+            (
+                of("id=", 0)?.to_owned(),
+                format!("{} {}", of("src=", 1)?, of("sport=", 1)?),
+            ),
+        ))
+    };
+    text.lines()
+        .map(|line| flow(line).with_context(|| format!("conntrack says {line}")))
+        .collect()
+}
+
+/// Whether a flow goes to `DESTINATION PORT`.
+fn to(flow: &str, destination: &str) -> bool {
+    flow.ends_with(&format!("> {destination}"))
+}
+
+fn every_way_in_moves_with_its_endpoint(c: &mut Cluster) -> Outcome {
+    let other = Service::new("other", "10.96.0.11 fd96::11")
+        .port(udp(53, 8080))
+        .endpoints(NEAR);
+    c.apply(&dns())?;
+    c.apply(&other)?;
+    c.outside.serve_udp(30053)?;
+    c.world
+        .route(&c.outside, "10.244.0.0/16 fd44::/16", &c.node1)?;
+    c.start(&[])?;
+    c.until_served(&dns())?;
+    c.until_served(&other)?;
+    let mut clients = Vec::new();
+    for (from, tos) in [
+        (&c.client, "10.96.0.10:53 [fd96::10]:53 192.0.2.20:53"),
+        (&c.node1, "10.96.0.10:53 [fd96::10]:53"),
+        (
+            &c.outside,
+            "172.35.0.100:30053 [fd35::100]:30053 192.0.2.10:53 [2001:db8::10]:53 192.0.2.20:53 [2001:db8::20]:53",
+        ),
+    ] {
+        for to in tos.split(' ') {
+            clients.push(Client::new(from, to)?);
+        }
+    }
+    // Of another Service; through the node to a foreign port that has the node port's number; and the node's own.
+    let mut staying = vec![
+        Client::new(&c.client, "10.96.0.11:53")?,
+        Client::new(&c.outside, "10.96.0.11:53")?,
+        Client::new(&c.client, "[fd96::11]:53")?,
+    ];
+    let mut foreign = vec![
+        Client::new(&c.client, "172.35.0.9:30053")?,
+        Client::new(&c.client, "[fd35::9]:30053")?,
+        Client::new(&c.node1, "172.35.0.9:30053")?,
+    ];
+    until_all_ask(&mut clients, "near", scenarios::SOON)?;
+    until_all_ask(&mut staying, "near", scenarios::SOON)?;
+    until_all_ask(&mut foreign, "outside", scenarios::SOON)?;
+    let before = flows(c)?;
+
+    c.apply(&dns().endpoints(FAR))?;
+    let took = until_all_ask(&mut clients, "far", MOVED_WITHIN)?;
+    println!("    {} clients moved within {took:.0?}", clients.len());
+    c.until_served(&dns().endpoints(FAR))?;
+
+    // The others have not sent since, so that nothing could have made their entries anew.
+    let after = flows(c)?;
+    let is_other = |flow: &str| to(flow, "10.96.0.11 53") || to(flow, "fd96::11 53");
+    let is_foreign = |flow: &str| to(flow, "172.35.0.9 30053") || to(flow, "fd35::9 30053");
+    let mut kept = 0;
+    for (flow, (id, answerer)) in &before {
+        if is_other(flow) || is_foreign(flow) {
+            assert_eq!(
+                after.get(flow),
+                Some(&(id.clone(), answerer.clone())),
+                "{flow}"
+            );
+            kept += 1;
+        }
+    }
+    assert_eq!(kept, staying.len() + foreign.len());
+    let stale: Vec<_> = after
+        .iter()
+        .filter(|(flow, (_, answerer))| !is_other(flow) && answerer.starts_with("10.244.1.10 "))
+        .collect();
+    assert_eq!(stale, []);
+    until_all_ask(&mut staying, "near", MOVED_WITHIN)?;
+    until_all_ask(&mut foreign, "outside", MOVED_WITHIN)?;
+    // IPVS remembers nobody at the endpoint that went, but for the other Service.
+    let entries = c.sh("ipvsadm -Lnc")?;
+    let stale: Vec<_> = entries
+        .lines()
+        .filter(|line| line.contains("10.244.1.10:8080") && !line.contains("10.96.0.11:53"))
+        .collect();
+    assert_eq!(stale, [""; 0]);
+    Ok(())
+}
+
+/// Flows that IPVS never saw: the node forwarded them before it had the Service, and nothing of IPVS forgets them.
+fn flows_from_before_the_service_are_served(c: &mut Cluster) -> Outcome {
+    c.start(&[])?;
+    // Without the Service its addresses are somewhere else: behind a pod, which drops what is sent there.
+    c.sh(
+        "for a in 192.0.2.0/24 10.96.0.0/16; do ip route add $a via 10.244.1.99; done
+        for a in 2001:db8::/64 fd96::/112; do ip -6 route add $a via fd44:1::99; done",
+    )?;
+    let mut clients = Vec::new();
+    for to in [
+        "10.96.0.10:53",
+        "192.0.2.10:53",
+        "192.0.2.20:53",
+        "[2001:db8::20]:53",
+        "[2001:db8::10]:53",
+    ] {
+        clients.push(Client::new(&c.outside, to)?);
+    }
+    ask_in_vain(&mut clients)?;
+    let before = flows(c)?;
+    let tracked = before
+        .iter()
+        .find(|(flow, _)| to(flow, "192.0.2.20 53"))
+        .map(|(_, (_, answerer))| answerer.as_str());
+    assert_eq!(tracked, Some("192.0.2.20 53"), "{before:?}");
+
+    let dns = dns().endpoints(FAR);
+    c.apply(&dns)?;
+    c.until_served(&dns)?;
+    let took = until_all_ask(&mut clients, "far", MOVED_WITHIN)?;
+    println!("    {} clients served within {took:.0?}", clients.len());
+    assert!(c.said().contains("stale UDP flows deleted"));
+    Ok(())
+}
+
+fn a_restart_deletes_what_is_stale_and_nothing_else(c: &mut Cluster) -> Outcome {
+    let other = Service::new("other", "10.96.0.11")
+        .port(udp(53, 8080))
+        .endpoints(NEAR);
+    c.apply(&dns())?;
+    c.apply(&other)?;
+    c.start(&[])?;
+    c.until_served(&dns())?;
+    c.until_served(&other)?;
+    let mut clients = Vec::new();
+    for (from, to) in [
+        (&c.client, "10.96.0.10:53"),
+        (&c.outside, "172.35.0.100:30053"),
+        (&c.outside, "[fd96::10]:53"),
+    ] {
+        clients.push(Client::new(from, to)?);
+    }
+    let mut staying = vec![Client::new(&c.client, "10.96.0.11:53")?];
+    until_all_ask(&mut clients, "near", scenarios::SOON)?;
+    until_all_ask(&mut staying, "near", scenarios::SOON)?;
+    let before = flows(c)?;
+    assert!(before.len() >= 4, "{before:?}");
+
+    c.stop()?;
+    c.start(&[])?;
+    until_compared(c, 2)?;
+    assert!(!c.said().contains("stale UDP flows deleted"));
+    assert_eq!(flows(c)?, before);
+
+    // The endpoint is replaced while nobody looks.
+    c.stop()?;
+    c.apply(&dns().endpoints(FAR))?;
+    until_all_ask(&mut clients, "near", scenarios::SOON)?;
+    c.start(&[])?;
+    until_all_ask(&mut clients, "far", MOVED_WITHIN)?;
+    let kept = |flows: BTreeMap<String, _>| {
+        flows
+            .into_iter()
+            .find(|(flow, _)| to(flow, "10.96.0.11 53"))
+    };
+    assert!(kept(before.clone()).is_some());
+    assert_eq!(kept(flows(c)?), kept(before));
+    until_all_ask(&mut staying, "near", MOVED_WITHIN)?;
+    Ok(())
+}
+
+/// Waits until the flows of both families have been compared by so many daemons.
+fn until_compared(c: &Cluster, daemons: usize) -> Result<Duration> {
+    let count = || {
+        c.said()
+            .lines()
+            .filter(|line| line.contains("UDP flow"))
+            .count()
+    };
+    c.until("flows are compared", || Ok(count() >= 2 * daemons))
+}
+
+/// Thousands of foreign flows, to somewhere else's port of the node port's number. The guest's table holds 8192.
+fn a_busy_table_stays_and_delays_nobody(c: &mut Cluster) -> Outcome {
+    const FOREIGN: usize = 5_000;
+    c.apply(&dns())?;
+    c.start(&[])?;
+    c.until_served(&dns())?;
+    until_compared(c, 1)?;
+    c.sh(&format!(
+        "seq 1 {FOREIGN} | awk '{{ printf \"-A -p udp -s 198.51.100.1 --sport %d -d 203.0.113.1 --dport 30053 -t 600\\n\", $1 }}' >/tmp/flows
+        conntrack -R /tmp/flows >/dev/null 2>&1; rm /tmp/flows"
+    ))?;
+    let foreign = || -> Result<usize> {
+        Ok(flows(c)?
+            .keys()
+            .filter(|flow| to(flow, "203.0.113.1 30053"))
+            .count())
+    };
+    assert_eq!(foreign()?, FOREIGN);
+    let mut client = [Client::new(&c.client, "10.96.0.10:53")?];
+    until_all_ask(&mut client, "near", MOVED_WITHIN)?;
+    let mut slowest = Duration::ZERO;
+    for endpoints in [FAR, NEAR, FAR, NEAR, FAR] {
+        c.apply(&dns().endpoints(endpoints))?;
+        let who = if endpoints == FAR { "far" } else { "near" };
+        slowest = slowest.max(until_all_ask(&mut client, who, MOVED_WITHIN)?);
+    }
+    println!("    with {FOREIGN} foreign flows, moved within {slowest:.0?}");
+    assert_eq!(foreign()?, FOREIGN);
+    Ok(())
+}
+
+/// Said once for each family, with the next step; all else is served, and what could not be done is done later.
+fn without_ctnetlink_the_log_says_what_to_do(c: &mut Cluster) -> Outcome {
+    // The module cannot be loaded on demand.
+    c.sh("sysctl -q kernel.modprobe=/bin/false; rmmod nf_conntrack_netlink")?;
+    c.start(&[])?;
+    c.sh("ip route add 192.0.2.0/24 via 10.244.1.99")?;
+    let mut from_before = [Client::new(&c.outside, "192.0.2.20:53")?];
+    ask_in_vain(&mut from_before)?;
+    let dns = dns().endpoints(FAR);
+    c.apply(&dns)?;
+    c.until_served(&dns)?;
+    let said = |part: &str| c.said().lines().filter(|line| line.contains(part)).count();
+    c.until("it is said", || {
+        Ok(said("run `modprobe nf_conntrack_netlink`") == 2)
+    })?;
+    let other = Service::new("other", "10.96.0.11")
+        .port(udp(53, 8080))
+        .endpoints("10.244.1.10");
+    c.apply(&other)?;
+    c.until_served(&other)?;
+    let mut client = [Client::new(&c.client, "10.96.0.11:53")?];
+    until_all_ask(&mut client, "near", MOVED_WITHIN)?;
+    ask_in_vain(&mut from_before)?;
+
+    // With any next sync.
+    c.sh("modprobe nf_conntrack_netlink; sysctl -q kernel.modprobe=/sbin/modprobe")?;
+    c.delete("other")?;
+    c.until("it is done", || Ok(said("can be deleted again") == 2))?;
+    until_all_ask(&mut from_before, "far", MOVED_WITHIN)?;
+    assert_eq!(
+        said("run `modprobe nf_conntrack_netlink`"),
+        2,
+        "no more than once"
+    );
+    Ok(())
+}
+
+/// Whether ctnetlink is a module of a kernel that is this lab's own.
+fn is_ctnetlink_a_module() -> bool {
+    let is_guest = std::env::var_os("LAB_LANE").is_none_or(|lane| lane != "host");
+    let file = || {
+        Command::new("modinfo")
+            .args(["-F", "filename", "nf_conntrack_netlink"])
+            .output()
+    };
+    is_guest && file().is_ok_and(|output| output.stdout.starts_with(b"/"))
+}
