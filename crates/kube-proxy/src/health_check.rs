@@ -31,6 +31,7 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::task::JoinSet;
 use tracing::{debug, error, info};
 
+use crate::events::{Event, Recorder};
 use crate::flags::Options;
 use crate::health::Health;
 
@@ -50,6 +51,7 @@ pub(crate) struct HealthChecks {
     family: IpFamily,
     node: String,
     health: Arc<Health>,
+    recorder: Recorder,
     /// Whether to listen on the addresses of NodePorts only, not on all.
     is_selective: bool,
     addresses: BTreeSet<IpAddr>,
@@ -93,11 +95,17 @@ struct ServiceName<'a> {
 
 impl HealthChecks {
     /// No server yet.
-    pub(crate) fn new(family: IpFamily, options: &Options, health: Arc<Health>) -> Self {
+    pub(crate) fn new(
+        family: IpFamily,
+        options: &Options,
+        health: Arc<Health>,
+        recorder: Recorder,
+    ) -> Self {
         Self {
             family,
             node: options.node_name.clone(),
             health,
+            recorder,
             is_selective: is_selective(&options.node_port_addresses, family),
             addresses: BTreeSet::new(),
             servers: HashMap::new(),
@@ -136,7 +144,7 @@ impl HealthChecks {
         }
         for (name, check) in checks {
             if let Some(check) = check {
-                self.open(name, check);
+                self.open(name, check, model);
             }
         }
     }
@@ -153,7 +161,7 @@ impl HealthChecks {
         }
     }
 
-    fn open(&mut self, name: NamespacedName, check: HealthCheck) {
+    fn open(&mut self, name: NamespacedName, check: HealthCheck, model: &Model) {
         let server = self.servers.entry(name.clone()).or_insert_with(|| Server {
             port: check.port,
             answer: Arc::new(Answer {
@@ -176,6 +184,9 @@ impl HealthChecks {
                     "cannot listen for the health checks of the Service, so its load balancer may leave this node out; \
                      it is tried again at each sync. See what has the port: ss -ltnp"
                 );
+                let at = SocketAddr::new(address, check.port);
+                let event = Event::health_check_failed(&name, model, &self.node, at, &error);
+                self.recorder.record(event);
             }
             self.changed.insert(name);
         } else if mem::take(&mut server.is_reported) {

@@ -3,6 +3,7 @@
 mod addresses;
 mod conntrack;
 pub mod decode;
+pub mod events;
 pub mod flags;
 pub mod health;
 mod health_check;

@@ -2,8 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use proxy::{Failure, IpFamily, SyncReport};
+use proxy::{Failure, IpFamily, Model, SyncReport};
 use tracing::{debug, error, info, warn};
+
+use crate::events::{Event, Recorder};
 
 /// How many failures are named one by one; a kernel that refuses everything must not flood the log.
 const MAX_NAMED: usize = 20;
@@ -12,6 +14,7 @@ const MAX_NAMED: usize = 20;
 #[derive(Debug)]
 pub(crate) struct Reporter {
     family: IpFamily,
+    recorder: Recorder,
     failing: BTreeSet<String>,
     conflicts: BTreeSet<String>,
     unreadable: Option<String>,
@@ -20,9 +23,10 @@ pub(crate) struct Reporter {
 
 impl Reporter {
     /// A reporter that has said nothing yet.
-    pub(crate) fn new(family: IpFamily) -> Self {
+    pub(crate) fn new(family: IpFamily, recorder: Recorder) -> Self {
         Self {
             family,
+            recorder,
             failing: BTreeSet::new(),
             conflicts: BTreeSet::new(),
             unreadable: None,
@@ -30,8 +34,8 @@ impl Reporter {
         }
     }
 
-    /// After a sync.
-    pub(crate) fn synced(&mut self, report: &SyncReport) {
+    /// After a sync of what the model says.
+    pub(crate) fn synced(&mut self, report: &SyncReport, model: &Model) {
         let family = self.family;
         let failing: BTreeSet<String> = report.failures.iter().map(ToString::to_string).collect();
         let fresh: Vec<_> = failing.difference(&self.failing).collect();
@@ -46,18 +50,18 @@ impl Reporter {
             self.failing.clear();
         }
         self.failing.extend(failing);
-        let conflicts: BTreeSet<String> = report
-            .conflicts
-            .iter()
-            .map(|conflict| {
-                format!(
-                    "{} is claimed by Services {} and {}: the former has it, as the older one or the first by name",
-                    conflict.object, conflict.winner, conflict.loser
-                )
-            })
-            .collect();
-        for conflict in conflicts.difference(&self.conflicts) {
-            warn!(%family, "{conflict}");
+        let mut conflicts = BTreeSet::new();
+        for conflict in &report.conflicts {
+            let text = format!(
+                "{} is claimed by Services {} and {}: the former has it, as the older one or the first by name",
+                conflict.object, conflict.winner, conflict.loser
+            );
+            if !self.conflicts.contains(&text) {
+                warn!(%family, "{text}");
+                self.recorder
+                    .record(Event::address_conflict(conflict, model));
+            }
+            conflicts.insert(text);
         }
         self.conflicts = conflicts;
         let (written, pending, took) = (report.written, report.pending, report.took);
@@ -83,5 +87,47 @@ impl Reporter {
         if self.unreadable.take().is_some() {
             info!(family = %self.family, "the kernel can be read again");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proxy::{Conflict, NamespacedName, Protocol, ServicePortName};
+
+    use super::*;
+
+    #[test]
+    fn a_new_conflict_is_an_event() {
+        let name = |name| ServicePortName {
+            service: NamespacedName::new("default", name),
+            port: "".into(),
+            protocol: Protocol::Tcp,
+        };
+        let conflict = |winner, loser| Conflict {
+            object: "192.0.2.20:80/TCP".to_owned(),
+            winner: name(winner),
+            loser: name(loser),
+        };
+        let model = Model::new();
+        let (recorder, mut recorded) = Recorder::queued();
+        let mut reporter = Reporter::new(IpFamily::V4, recorder);
+        let mut told = |conflicts: &[Conflict]| {
+            let conflicts = conflicts.to_vec();
+            let report = SyncReport {
+                conflicts,
+                ..SyncReport::default()
+            };
+            reporter.synced(&report, &model);
+            std::iter::from_fn(|| recorded.try_recv().ok())
+                .map(|recorded| recorded.event)
+                .collect::<Vec<_>>()
+        };
+        let event = |conflict: &Conflict| Event::address_conflict(conflict, &model);
+        let (first, second) = (conflict("a", "b"), conflict("a", "c"));
+        assert_eq!(told(std::slice::from_ref(&first)), [event(&first)]);
+        assert_eq!(told(std::slice::from_ref(&first)), []);
+        assert_eq!(told(&[first.clone(), second.clone()]), [event(&second)]);
+        assert_eq!(told(&[second]), []);
+        assert_eq!(told(std::slice::from_ref(&first)), [event(&first)]);
     }
 }

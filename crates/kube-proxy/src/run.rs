@@ -23,6 +23,7 @@ use tracing::{error, info, warn};
 
 use crate::addresses::AddressChanges;
 use crate::conntrack::StaleFlows;
+use crate::events::{self, Recorder};
 use crate::flags::Options;
 use crate::health::Health;
 use crate::health_check::HealthChecks;
@@ -51,14 +52,18 @@ pub async fn run(options: Options) -> Result<()> {
     // Subscribed before anything is read, so that no change falls between.
     let addresses =
         AddressChanges::subscribe().context("cannot subscribe to address changes (rtnetlink)")?;
-    let mut events = source::open(&options.source, &options.node_name).await?;
+    let (mut events, client) = source::open(&options.source, &options.node_name).await?;
     let mut model = Model::new();
     tokio::select! {
         () = gather(&mut events, &mut model, &options) => {}
         () = stop.requested() => return Ok(()),
     }
     let modes = kernels.into_modes(&options, &model);
-    Daemon::new(options, events, addresses, model, modes)
+    let recorder = client.map_or_else(Recorder::off, |client| {
+        Recorder::start(client, &options.node_name)
+    });
+    recorder.record(events::Event::starting(&options.node_name));
+    Daemon::new(options, events, addresses, model, modes, &recorder)
         .serve(stop)
         .await
 }
@@ -125,16 +130,22 @@ impl Daemon {
         addresses: AddressChanges,
         model: Model,
         modes: Vec<Box<dyn Mode>>,
+        recorder: &Recorder,
     ) -> Self {
         let now = Instant::now();
         let health = Arc::new(Health::new(options.sync_period));
         let families = modes
             .into_iter()
             .map(|mode| Family {
-                reporter: Reporter::new(mode.family()),
+                reporter: Reporter::new(mode.family(), recorder.clone()),
                 health: Arc::clone(&health),
                 stale_flows: StaleFlows::new(mode.family()),
-                health_checks: HealthChecks::new(mode.family(), &options, Arc::clone(&health)),
+                health_checks: HealthChecks::new(
+                    mode.family(),
+                    &options,
+                    Arc::clone(&health),
+                    recorder.clone(),
+                ),
                 mode,
                 wants_resync: true,
                 reread: None,
@@ -282,7 +293,7 @@ impl Family {
             }
         }
         let report = self.mode.sync(std::time::Instant::now()).await;
-        self.reporter.synced(&report);
+        self.reporter.synced(&report, model);
         if self.mode.needs_resync() {
             // The kernel was not as believed: read it again, but never in a tight circle.
             self.reread = Some((

@@ -11,6 +11,7 @@ use std::path::PathBuf;
 
 use futures::StreamExt;
 use futures::stream::BoxStream;
+use kube::Client;
 use proxy::Event;
 
 use crate::decode::{Key, Problem};
@@ -41,16 +42,16 @@ pub enum StartError {
     },
 }
 
-/// Opens the source that the flags name; `node` is this node's name.
+/// Opens the source that the flags name, and the client of its API server, if it is one; `node` is this node's name.
 pub async fn open(
     source: &ObjectSource,
     node: &str,
-) -> Result<BoxStream<'static, Event>, StartError> {
+) -> Result<(BoxStream<'static, Event>, Option<Client>), StartError> {
     match source {
-        ObjectSource::Manifests(folder) => Ok(manifests::stream(folder, node)?.boxed()),
+        ObjectSource::Manifests(folder) => Ok((manifests::stream(folder, node)?.boxed(), None)),
         ObjectSource::Api { kubeconfig, master } => {
             let server = api::Server::new(kubeconfig.as_deref(), master.as_deref()).await?;
-            Ok(server.stream(node).boxed())
+            Ok((server.stream(node).boxed(), Some(server.client().clone())))
         }
     }
 }

@@ -3,6 +3,9 @@ use proxy::{
     Endpoint, EndpointPort, EndpointSlice, Event, Placement, Protocol, Service, ServiceType,
 };
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::sync::mpsc;
+
+use crate::events::Recorded;
 
 fn name() -> NamespacedName {
     NamespacedName::new("default", "web")
@@ -20,6 +23,7 @@ struct World {
     model: Model,
     checks: HealthChecks,
     health: Arc<Health>,
+    recorded: mpsc::Receiver<Recorded>,
 }
 
 impl World {
@@ -30,11 +34,13 @@ impl World {
             panic!("{line}");
         };
         let health = Arc::new(Health::new(options.sync_period));
+        let (recorder, recorded) = Recorder::queued();
         let mut world = Self {
             port: free_port(),
             model: Model::new(),
-            checks: HealthChecks::new(IpFamily::V4, &options, Arc::clone(&health)),
+            checks: HealthChecks::new(IpFamily::V4, &options, Arc::clone(&health), recorder),
             health,
+            recorded,
         };
         world.service(Some(world.port));
         world.endpoints(&["node1", "node1", "node2"]);
@@ -45,7 +51,7 @@ impl World {
     fn service(&mut self, port: Option<u16>) {
         self.model.apply(Event::ServiceApplied(Service {
             name: name(),
-            uid: "".into(),
+            uid: "2fd4".into(),
             created: None,
             kind: ServiceType::LoadBalancer,
             cluster_ips: ["10.96.0.1".parse().unwrap()].into_iter().collect(),
@@ -217,6 +223,13 @@ async fn a_taken_port_is_tried_again() {
     world.update(&[]).await;
     assert!(world.checks.servers[&name()].is_reported);
     world.update(&[]).await;
+    let event = world.recorded.try_recv().unwrap().event;
+    let in_use = io::Error::from_raw_os_error(rustix::io::Errno::ADDRINUSE.raw_os_error());
+    let at = format!("0.0.0.0:{}", world.port);
+    let expected =
+        crate::events::Event::health_check_failed(&name(), &world.model, "node1", at, &in_use);
+    assert_eq!(event, expected);
+    assert!(world.recorded.try_recv().is_err(), "it is told once");
     drop(other);
     world.update(&[]).await;
     assert!(!world.checks.servers[&name()].is_reported);

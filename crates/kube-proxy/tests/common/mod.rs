@@ -11,7 +11,7 @@ use futures::StreamExt;
 use futures::stream::BoxStream;
 use kube_proxy::source::api::Server;
 use proxy::{Event, Model, NamespacedName};
-use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 
 /// What a source said so far, as the daemon keeps it.
@@ -141,10 +141,15 @@ async fn serve(
     let mut connection = BufReader::new(connection);
     let mut request = String::new();
     connection.read_line(&mut request).await?;
-    let mut header = String::new();
+    let (mut header, mut length) = (String::new(), 0);
     while connection.read_line(&mut header).await? > 2 {
+        if let Some(value) = header.to_lowercase().strip_prefix("content-length:") {
+            length = value.trim().parse().unwrap_or(0);
+        }
         header.clear();
     }
+    // What is left unread when the connection is closed may cost the client the answer.
+    connection.read_exact(&mut vec![0; length]).await?;
     let target = request.split(' ').nth(1).unwrap_or_default().to_owned();
     log.lock().unwrap().push(target.clone());
     let (status, body) = answer(&target);

@@ -1,0 +1,410 @@
+//! Kubernetes events: what `kubectl describe` shows of what happened to an object (`events.k8s.io/v1`, KEP-383).
+//!
+//! ```text
+//!   the daemon ─record─▶ queue, bounded ─▶ a task: told lately? ─▶ POST, with back-off for a while
+//! ```
+//!
+//! Events are a courtesy. They never hold up the daemon, and one that cannot be told is dropped with a debug line: what
+//! matters is in the log too. An event is told once within [`ONCE_IN`]; there are no series. One that says the same on every
+//! node has the same name on every node, so that the first node creates it and the others find it there: the clash of two
+//! Services is one event, not one for each node of the cluster.
+
+use std::collections::HashMap;
+use std::fmt::Display;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::ObjectReference;
+use k8s_openapi::api::events::v1;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
+use k8s_openapi::jiff::Timestamp;
+use kube::api::PostParams;
+use kube::core::Status;
+use kube::runtime::watcher::DefaultBackoff;
+use kube::{Api, Client};
+use proxy::{Conflict, Model, NamespacedName};
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep, timeout};
+use tracing::{debug, warn};
+
+/// How long the same event is not told again.
+pub const ONCE_IN: Duration = Duration::from_mins(10);
+/// How many events may wait, and how many different ones are told within [`ONCE_IN`].
+pub const MOST: usize = 256;
+/// How long telling an event is tried.
+const PATIENCE: Duration = Duration::from_mins(2);
+/// How long the API server may take to answer.
+const ANSWER: Duration = Duration::from_secs(10);
+/// The API server's limits, in bytes (`pkg/apis/core/validation/events.go`).
+const LONGEST_NOTE: usize = 1024;
+const LONGEST_INSTANCE: usize = 128;
+/// An event's name is a DNS subdomain: what it regards, a point, and 16 hexadecimal digits.
+const LONGEST_PREFIX: usize = 253 - 17;
+/// `reportingController`, as upstream.
+const CONTROLLER: &str = "kube-proxy";
+
+/// Something that happened to an object.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Event {
+    is_warning: bool,
+    reason: &'static str,
+    action: &'static str,
+    note: String,
+    kind: &'static str,
+    /// Empty for a Node.
+    namespace: String,
+    name: String,
+    uid: Option<String>,
+    /// Whether every node has the same to say.
+    is_everywhere: bool,
+}
+
+impl Event {
+    /// Normal, on the Node: the proxy begins to serve it. Reason and action are upstream's, and that the uid is the Node's
+    /// name, which is what `kubectl describe node` looks for.
+    pub fn starting(node: &str) -> Self {
+        Self {
+            is_warning: false,
+            reason: "Starting",
+            action: "StartKubeProxy",
+            note: "kube-proxy starts to carry Services by IPVS".to_owned(),
+            kind: "Node",
+            namespace: String::new(),
+            name: node.to_owned(),
+            uid: Some(node.to_owned()),
+            is_everywhere: false,
+        }
+    }
+
+    /// A warning on the Service that goes without an address and port because another one has it. Upstream is silent.
+    pub fn address_conflict(conflict: &Conflict, model: &Model) -> Self {
+        let Conflict {
+            object,
+            winner,
+            loser,
+        } = conflict;
+        let note = format!(
+            "{object} is claimed by Service {winner} too, which has it as the older one or the first by name. \
+             This Service takes it over when that one no longer claims it"
+        );
+        Self {
+            is_everywhere: true,
+            ..Self::service_warning(
+                &loser.service,
+                model,
+                ("AddressConflict", "SyncProxyRules"),
+                note,
+            )
+        }
+    }
+
+    /// A warning on the Service whose health checks this node cannot answer. Reason and action are upstream's.
+    pub fn health_check_failed(
+        service: &NamespacedName,
+        model: &Model,
+        node: &str,
+        at: impl Display,
+        error: &std::io::Error,
+    ) -> Self {
+        let note = format!(
+            "node {node} cannot listen on {at} for the health checks of the Service, so its load balancer may leave \
+             this node out: {error}"
+        );
+        let reason_and_action = ("FailedToStartServiceHealthcheck", "Listen");
+        Self::service_warning(service, model, reason_and_action, note)
+    }
+
+    /// With the uid that the model knows: `kubectl describe service` looks for it.
+    fn service_warning(
+        service: &NamespacedName,
+        model: &Model,
+        (reason, action): (&'static str, &'static str),
+        note: String,
+    ) -> Self {
+        let uid = model.view(service).map(|view| view.service.uid.to_string());
+        Self {
+            is_warning: true,
+            reason,
+            action,
+            note,
+            kind: "Service",
+            namespace: service.namespace().to_owned(),
+            name: service.name().to_owned(),
+            uid: uid.filter(|uid| !uid.is_empty()),
+            is_everywhere: false,
+        }
+    }
+
+    /// The same for equal events, whatever process computes it.
+    fn digest(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        self.hash(&mut hasher);
+        hasher.finish()
+    }
+
+    /// The API's object.
+    fn object(&self, instance: &str, time: Timestamp) -> v1::Event {
+        let suffix = if self.is_everywhere {
+            i128::from(self.digest())
+        } else {
+            time.as_nanosecond()
+        };
+        let prefix = first_bytes(&self.name, LONGEST_PREFIX).trim_end_matches(['.', '-']);
+        let namespace = if self.namespace.is_empty() {
+            "default"
+        } else {
+            &self.namespace
+        };
+        let kind_of_event = if self.is_warning { "Warning" } else { "Normal" };
+        v1::Event {
+            metadata: ObjectMeta {
+                name: Some(format!("{prefix}.{suffix:016x}")),
+                namespace: Some(namespace.to_owned()),
+                ..ObjectMeta::default()
+            },
+            event_time: Some(MicroTime(time)),
+            type_: Some(kind_of_event.to_owned()),
+            reason: Some(self.reason.to_owned()),
+            action: Some(self.action.to_owned()),
+            note: Some(first_bytes(&self.note, LONGEST_NOTE).to_owned()),
+            regarding: Some(ObjectReference {
+                api_version: Some("v1".to_owned()),
+                kind: Some(self.kind.to_owned()),
+                name: Some(self.name.clone()),
+                namespace: (!self.namespace.is_empty()).then(|| self.namespace.clone()),
+                uid: self.uid.clone(),
+                ..ObjectReference::default()
+            }),
+            reporting_controller: Some(CONTROLLER.to_owned()),
+            reporting_instance: Some(instance.to_owned()),
+            ..v1::Event::default()
+        }
+    }
+}
+
+/// At most so many bytes of a text, in whole characters.
+fn first_bytes(text: &str, most: usize) -> &str {
+    let (first, _) = text.split_at(text.floor_char_boundary(most));
+    first
+}
+
+/// Where events are recorded. A clone records to the same place.
+#[derive(Debug, Clone)]
+pub struct Recorder {
+    queue: Option<mpsc::Sender<Recorded>>,
+}
+
+/// An event, and when it was.
+#[derive(Debug)]
+pub(crate) struct Recorded {
+    pub(crate) event: Event,
+    time: Timestamp,
+    since: Instant,
+}
+
+impl Recorder {
+    /// For a source that has no API server: nothing is told.
+    pub fn off() -> Self {
+        Self { queue: None }
+    }
+
+    /// Tells an API server, on a task of its own that ends with the last clone. `node` is this node's name. Needs a tokio
+    /// runtime.
+    pub fn start(client: Client, node: &str) -> Self {
+        let (recorder, queue) = Self::queued();
+        let teller = Teller {
+            client,
+            instance: first_bytes(&format!("{CONTROLLER}-{node}"), LONGEST_INSTANCE).to_owned(),
+            told: HashMap::new(),
+            is_forbidden: false,
+        };
+        tokio::spawn(teller.run(queue));
+        recorder
+    }
+
+    /// With the other end of the queue.
+    pub(crate) fn queued() -> (Self, mpsc::Receiver<Recorded>) {
+        let (queue, received) = mpsc::channel(MOST);
+        (Self { queue: Some(queue) }, received)
+    }
+
+    /// Records an event. Returns at once; when too many wait, the event is dropped.
+    pub fn record(&self, event: Event) {
+        let Some(queue) = &self.queue else {
+            return;
+        };
+        let recorded = Recorded {
+            event,
+            time: Timestamp::now(),
+            since: Instant::now(),
+        };
+        if let Err(mpsc::error::TrySendError::Full(Recorded { event, .. })) =
+            queue.try_send(recorded)
+        {
+            debug!(
+                reason = event.reason,
+                name = event.name,
+                "event dropped: {MOST} others wait"
+            );
+        }
+    }
+}
+
+/// Tells events to an API server, one after the other.
+struct Teller {
+    client: Client,
+    instance: String,
+    /// When each event was last told, by its digest.
+    told: HashMap<u64, Instant>,
+    /// Whether the log says that events are forbidden.
+    is_forbidden: bool,
+}
+
+/// How telling an event went.
+enum Told {
+    /// It is there, or it never will be.
+    Done,
+    /// It may be later.
+    NotYet(String),
+}
+
+impl Teller {
+    async fn run(mut self, mut queue: mpsc::Receiver<Recorded>) {
+        while let Some(recorded) = queue.recv().await {
+            let event = &recorded.event;
+            let (digest, now) = (event.digest(), Instant::now());
+            self.told
+                .retain(|_, told| now.duration_since(*told) < ONCE_IN);
+            if self.told.contains_key(&digest) {
+                continue;
+            }
+            let is_flood = self.told.len() >= MOST;
+            if !is_flood && self.tell(&recorded).await {
+                self.told.insert(digest, Instant::now());
+            } else {
+                let why = if is_flood {
+                    "too many different ones"
+                } else {
+                    "the API server is away"
+                };
+                debug!(
+                    reason = event.reason,
+                    name = event.name,
+                    "event dropped: {why}"
+                );
+            }
+        }
+    }
+
+    /// Tries until it is done, or too old.
+    async fn tell(&mut self, recorded: &Recorded) -> bool {
+        let object = recorded.event.object(&self.instance, recorded.time);
+        let mut backoff = DefaultBackoff::default();
+        loop {
+            let Told::NotYet(why) = self.create(&object).await else {
+                return true;
+            };
+            debug!(reason = recorded.event.reason, "event not told yet: {why}");
+            let delay = backoff.next().unwrap_or(PATIENCE);
+            if recorded.since.elapsed() + delay > PATIENCE {
+                return false;
+            }
+            sleep(delay).await;
+        }
+    }
+
+    async fn create(&mut self, object: &v1::Event) -> Told {
+        let namespace = object.metadata.namespace.as_deref().unwrap_or_default();
+        let api: Api<v1::Event> = Api::namespaced(self.client.clone(), namespace);
+        match timeout(ANSWER, api.create(&PostParams::default(), object)).await {
+            Ok(Ok(_)) => {
+                self.is_forbidden = false;
+                Told::Done
+            }
+            Ok(Err(kube::Error::Api(status))) => self.refused(&status),
+            Ok(Err(error)) => Told::NotYet(error.to_string()),
+            Err(_) => Told::NotYet(format!("no answer for {ANSWER:?}")),
+        }
+    }
+
+    fn refused(&mut self, status: &Status) -> Told {
+        let message = first_bytes(&status.message, 200);
+        match status.code {
+            408 | 429 | 500.. => return Told::NotYet(message.to_owned()),
+            // Another node has told it, or we have, and the answer was lost.
+            409 => {}
+            403 if !is_terminating(status) && !self.is_forbidden => {
+                self.is_forbidden = true;
+                warn!(
+                    "the API server forbids Kubernetes events ({message}); they are in this log only. Bind the ClusterRole \
+                     system:node-proxier, or allow `create` on `events` in the API group events.k8s.io"
+                );
+            }
+            code => debug!("event refused: {code} {message}"),
+        }
+        Told::Done
+    }
+}
+
+/// Whether an object is forbidden only because its namespace is being deleted.
+fn is_terminating(status: &Status) -> bool {
+    let causes = status.details.iter().flat_map(|details| &details.causes);
+    causes
+        .into_iter()
+        .any(|cause| cause.reason == "NamespaceTerminating")
+}
+
+#[cfg(test)]
+mod tests {
+    use proxy::{Protocol, ServicePortName};
+
+    use super::*;
+
+    fn conflict(object: &str) -> Event {
+        let port = |name: &str| ServicePortName {
+            service: NamespacedName::new("shop", name),
+            port: "http".into(),
+            protocol: Protocol::Tcp,
+        };
+        let conflict = Conflict {
+            object: object.to_owned(),
+            winner: port("older"),
+            loser: port("younger"),
+        };
+        Event::address_conflict(&conflict, &Model::new())
+    }
+
+    /// Of each event: its name, and the whole of it.
+    fn told(event: &Event, node: &str, nanoseconds: i128) -> (String, v1::Event) {
+        let time = Timestamp::from_nanosecond(nanoseconds).unwrap();
+        let object = event.object(&format!("kube-proxy-{node}"), time);
+        (object.metadata.name.clone().unwrap(), object)
+    }
+
+    #[test]
+    fn a_conflict_has_one_name_on_all_nodes() {
+        let of = |object: &str, node, time| told(&conflict(object), node, time).0;
+        let name = of("192.0.2.1:80/TCP", "node1", 1);
+        assert!(name.starts_with("younger."), "{name}");
+        assert_eq!(name, of("192.0.2.1:80/TCP", "node2", 2));
+        assert_ne!(name, of("192.0.2.1:81/TCP", "node1", 1));
+    }
+
+    #[test]
+    fn each_start_has_its_own_name() {
+        let of = |time| told(&Event::starting("node1"), "node1", time).0;
+        assert_eq!(of(0x1234_5678_9abc_def0), "node1.123456789abcdef0");
+        assert_ne!(of(1), of(2));
+    }
+
+    #[test]
+    fn lengths_are_bounded() {
+        let (_, object) = told(&conflict(&"ü".repeat(1000)), "n", 1);
+        let note = object.note.unwrap();
+        assert_eq!(note, "ü".repeat(512));
+        let node = "a.".repeat(126) + "a";
+        let (name, _) = told(&Event::starting(&node), "n", 1);
+        // No label may end before a point that is not there.
+        assert_eq!(name, format!("{}a.0000000000000001", "a.".repeat(117)));
+    }
+}

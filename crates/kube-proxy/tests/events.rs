@@ -1,0 +1,316 @@
+//! Kubernetes events against the API server fixture, and against servers that refuse them or are away.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "a test stops at the first surprise"
+)]
+
+#[allow(dead_code, reason = "what tests of sources share, too")]
+mod common;
+
+use std::io::{self, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use apiserver::{Options, Server};
+use common::Scripted;
+use kube::Client;
+use kube_proxy::events::{Event, MOST, Recorder};
+use kube_proxy::source::api;
+use proxy::{Conflict, Model, NamespacedName, Protocol, Service, ServicePortName, ServiceType};
+use serde_json::{Value, json};
+use tracing::instrument::WithSubscriber as _;
+
+async fn client(url: &str) -> Client {
+    let server = api::Server::new(None, Some(url)).await.ok().unwrap();
+    server.client().clone()
+}
+
+async fn fixture() -> (Server, Client) {
+    let server = Server::start(Options::default()).await.unwrap();
+    let client = client(&format!("http://{}", server.address())).await;
+    (server, client)
+}
+
+/// Two Services that claim the same addresses, both with uids.
+fn model() -> Model {
+    let mut model = Model::new();
+    for (name, uid) in [("older", "uid-1"), ("younger", "uid-2")] {
+        model.apply(proxy::Event::ServiceApplied(Service {
+            name: NamespacedName::new("shop", name),
+            uid: uid.into(),
+            created: None,
+            kind: ServiceType::ClusterIp,
+            cluster_ips: ["10.96.0.1".parse().unwrap()].into_iter().collect(),
+            external_ips: vec!["192.0.2.20".parse().unwrap()],
+            ingress_ips: Vec::new(),
+            ports: [].into_iter().collect(),
+            affinity_seconds: None,
+            internal_local: false,
+            external_local: false,
+            source_ranges: Vec::new(),
+            health_check_node_port: None,
+        }));
+    }
+    model
+}
+
+/// Of port `port` of 192.0.2.20.
+fn conflict(port: usize) -> Event {
+    let name = |name| ServicePortName {
+        service: NamespacedName::new("shop", name),
+        port: "http".into(),
+        protocol: Protocol::Tcp,
+    };
+    let conflict = Conflict {
+        object: format!("192.0.2.20:{port}/TCP"),
+        winner: name("older"),
+        loser: name("younger"),
+    };
+    Event::address_conflict(&conflict, &model())
+}
+
+async fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !is_so() {
+        assert!(started.elapsed() < Duration::from_mins(1), "{what}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// Once the Node's event is there, and so all recorded before it: all others.
+async fn others(server: &Server, recorder: &Recorder) -> Vec<Value> {
+    let is_nodes = |event: &Value| event["regarding"]["kind"] == "Node";
+    recorder.record(Event::starting("node1"));
+    let cluster = server.cluster();
+    until("the last one is told", || {
+        cluster.events().iter().any(is_nodes)
+    })
+    .await;
+    let mut events = cluster.events();
+    events.retain(|event| !is_nodes(event));
+    events
+}
+
+/// An event without what differs from run to run, which must be there.
+fn constant(mut event: Value) -> Value {
+    let time = event["eventTime"].take();
+    let time = time.as_str().unwrap();
+    assert!(time.ends_with('Z') && time.contains('.'), "{time}");
+    let prefix = format!("{}.", event["regarding"]["name"].as_str().unwrap());
+    let name = event["metadata"]["name"].as_str().unwrap();
+    let suffix = name.strip_prefix(&prefix).unwrap();
+    assert_eq!(suffix.len(), 16, "{name}");
+    let namespace = event["metadata"]["namespace"].take();
+    event["metadata"] = json!({ "namespace": namespace });
+    event
+}
+
+#[tokio::test]
+async fn the_start_is_told_on_the_node_as_upstream_does() {
+    let (server, client) = fixture().await;
+    Recorder::start(client, "node1").record(Event::starting("node1"));
+    until("it is told", || !server.cluster().events().is_empty()).await;
+    let event = server.cluster().events().pop().unwrap();
+    assert_eq!(
+        constant(event),
+        json!({
+            "apiVersion": "events.k8s.io/v1", "kind": "Event", "metadata": {"namespace": "default"}, "eventTime": null,
+            "type": "Normal", "reason": "Starting", "action": "StartKubeProxy",
+            "note": "kube-proxy starts to carry Services by IPVS",
+            "regarding": {"apiVersion": "v1", "kind": "Node", "name": "node1", "uid": "node1"},
+            "reportingController": "kube-proxy", "reportingInstance": "kube-proxy-node1",
+        })
+    );
+}
+
+#[tokio::test]
+async fn a_conflict_is_one_event_on_the_loser_however_often_and_wherever_it_is_seen() {
+    let (server, client) = fixture().await;
+    let recorders = ["node1", "node2"].map(|node| Recorder::start(client.clone(), node));
+    for recorder in &recorders {
+        recorder.record(conflict(80));
+        recorder.record(conflict(80));
+    }
+    for recorder in &recorders {
+        others(&server, recorder).await;
+    }
+    let [event] = &others(&server, &recorders[0]).await[..] else {
+        panic!("{:?}", server.cluster().events());
+    };
+    let mut event = constant(event.clone());
+    let instance = event["reportingInstance"].take();
+    assert!(["kube-proxy-node1", "kube-proxy-node2"].contains(&instance.as_str().unwrap()));
+    assert_eq!(
+        event,
+        json!({
+            "apiVersion": "events.k8s.io/v1", "kind": "Event", "metadata": {"namespace": "shop"}, "eventTime": null,
+            "type": "Warning", "reason": "AddressConflict", "action": "SyncProxyRules",
+            "note": "192.0.2.20:80/TCP is claimed by Service shop/older:http too, which has it as the older one or the \
+                     first by name. This Service takes it over when that one no longer claims it",
+            "regarding": {"apiVersion": "v1", "kind": "Service", "namespace": "shop", "name": "younger", "uid": "uid-2"},
+            "reportingController": "kube-proxy", "reportingInstance": null,
+        })
+    );
+    let posts = server.requests();
+    let posts = posts.iter().filter(|request| request.method == "POST");
+    assert!(
+        posts.clone().count() <= 2 + 3,
+        "each node tells a conflict once: {posts:?}"
+    );
+}
+
+#[tokio::test]
+async fn a_health_check_port_that_is_taken_is_told_on_the_service() {
+    let (server, client) = fixture().await;
+    let recorder = Recorder::start(client, "node1");
+    let service = NamespacedName::new("shop", "younger");
+    let taken = io::Error::from_raw_os_error(98);
+    recorder.record(Event::health_check_failed(
+        &service,
+        &model(),
+        "node1",
+        "[::]:30999",
+        &taken,
+    ));
+    let event = constant(others(&server, &recorder).await.remove(0));
+    assert_eq!(event["type"], "Warning");
+    assert_eq!(event["reason"], "FailedToStartServiceHealthcheck");
+    assert_eq!(event["action"], "Listen");
+    assert_eq!(event["regarding"]["uid"], "uid-2");
+    let note = event["note"].as_str().unwrap();
+    for part in ["node1", "[::]:30999", "in use"] {
+        assert!(note.contains(part), "{note}");
+    }
+}
+
+/// Not even the queue of a server that is away holds anyone up; what fits into it is told when the server comes.
+#[tokio::test]
+async fn a_server_that_is_away_blocks_nobody() {
+    let (server, client) = fixture().await;
+    let (address, cluster) = (server.address(), server.cluster().clone());
+    server.stop().await;
+    let recorder = Recorder::start(client, "node1");
+    let started = Instant::now();
+    for port in 0..10_000 {
+        recorder.record(conflict(port));
+    }
+    assert!(started.elapsed() < Duration::from_secs(5));
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(cluster.events(), [Value::Null; 0]);
+    let options = Options {
+        address,
+        ..Options::default()
+    };
+    let _server = Server::start_on(cluster.clone(), options).await.unwrap();
+    until("those that fit are told", || cluster.events().len() >= MOST).await;
+    recorder.record(conflict(10_001));
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    assert_eq!(cluster.events().len(), MOST, "no more than that");
+}
+
+/// In lines of our own. Those of libraries are heard at high verbosity only.
+const OWN: &str = "kube_proxy::events";
+
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Log {
+    fn lines(&self, part: &str) -> usize {
+        let text = String::from_utf8(self.0.lock().unwrap().clone()).unwrap();
+        text.lines().filter(|line| line.contains(part)).count()
+    }
+}
+
+/// Runs a story; what it says at INFO and above comes into the log.
+async fn logged(story: impl Future<Output = ()>) -> Log {
+    let log = Log::default();
+    let writer = log.clone();
+    let subscriber = tracing_subscriber::fmt()
+        .with_ansi(false)
+        .with_writer(move || writer.clone())
+        .finish();
+    // The task that the story spawns is in the same thread.
+    let guard = tracing::subscriber::set_default(subscriber);
+    story.with_current_subscriber().await;
+    drop(guard);
+    log
+}
+
+fn refusal(code: u16, cause: &str) -> (u16, String) {
+    let status = json!({
+        "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "reason": "Forbidden",
+        "message": "events.events.k8s.io is forbidden: User \"system:kube-proxy\" cannot create it",
+        "details": {"causes": [{"reason": cause}]},
+    });
+    (code, status.to_string())
+}
+
+#[tokio::test]
+async fn what_is_forbidden_is_said_once_with_the_rule_to_add() {
+    let log = logged(async {
+        let server = Scripted::new(|_| refusal(403, "")).await.unwrap();
+        let recorder = Recorder::start(client(&server.url()).await, "node1");
+        for port in 1..=3 {
+            recorder.record(conflict(port));
+        }
+        until("each is tried", || server.asked("/shop/events") == 3).await;
+        tokio::time::sleep(Duration::from_millis(1500)).await;
+        assert_eq!(server.asked("/shop/events"), 3, "and not again");
+    })
+    .await;
+    assert_eq!(log.lines(OWN), 1);
+    assert_eq!(log.lines("`create` on `events`"), 1);
+}
+
+#[tokio::test]
+async fn a_namespace_that_is_being_deleted_is_no_lack_of_rights() {
+    let log = logged(async {
+        let server = Scripted::new(|_| refusal(403, "NamespaceTerminating")).await;
+        let server = server.unwrap();
+        let recorder = Recorder::start(client(&server.url()).await, "node1");
+        recorder.record(conflict(80));
+        until("it is tried", || server.asked("/shop/events") == 1).await;
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    })
+    .await;
+    assert_eq!(log.lines(OWN), 0);
+}
+
+#[tokio::test]
+async fn a_server_that_is_not_well_is_asked_again_after_a_while() {
+    let is_well = Arc::new(AtomicBool::new(false));
+    let state = Arc::clone(&is_well);
+    let log = logged(async {
+        let server = Scripted::new(move |_| {
+            let is_well = state.load(Ordering::SeqCst);
+            refusal(if is_well { 409 } else { 503 }, "")
+        })
+        .await
+        .unwrap();
+        let recorder = Recorder::start(client(&server.url()).await, "node1");
+        recorder.record(conflict(80));
+        until("it is tried", || server.asked("/shop/events") > 0).await;
+        is_well.store(true, Ordering::SeqCst);
+        tokio::time::sleep(Duration::from_secs(4)).await;
+        recorder.record(conflict(80));
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        let asked = server.asked("/shop/events");
+        assert_eq!(asked, 2, "until it is there, and never again");
+    })
+    .await;
+    assert_eq!(log.lines(OWN), 0, "no line about it");
+}
