@@ -27,6 +27,8 @@ pub struct Work {
     pub processes: usize,
     /// Times that everything was read.
     pub dumps: usize,
+    /// Virtual servers whose connections were read.
+    pub looks: usize,
 }
 
 /// What the fake kernel holds.
@@ -36,8 +38,6 @@ pub struct State {
     pub family: IpFamily,
     /// Everything that a dump shows.
     pub snapshot: Snapshot,
-    /// Sizes of the sets.
-    pub sizes: BTreeMap<Set, u32>,
     /// The schedulers it has.
     pub schedulers: BTreeSet<&'static str>,
     /// Open connections of destinations.
@@ -68,7 +68,6 @@ impl FakeKernel {
                 rules: Some(Rules::default()),
                 ..Snapshot::default()
             },
-            sizes: BTreeMap::new(),
             schedulers: ["rr", "wrr", "lc", "wlc", "sh", "mh"].into(),
             connections: BTreeMap::new(),
             refusals: BTreeMap::new(),
@@ -126,7 +125,8 @@ impl Kernel for FakeKernel {
         &mut self,
         keys: &[VirtualServerKey],
     ) -> Result<BTreeMap<VirtualServerKey, BTreeMap<Target, u32>>, KernelError> {
-        let state = self.state();
+        let mut state = self.state();
+        state.work.looks += keys.len();
         let open = |key: &VirtualServerKey, target| {
             state.connections.get(&(*key, target)).copied().unwrap_or(0)
         };
@@ -201,13 +201,14 @@ impl State {
             Op::CreateLink => self.snapshot.has_link = true,
             Op::CreateSet(set, size) => {
                 self.snapshot.sets.entry(*set).or_default();
-                self.sizes.entry(*set).or_insert(*size);
+                let holds = self.snapshot.set_sizes.entry(*set).or_insert(*size);
+                *holds = (*holds).max(*size);
             }
             Op::AddMember(set, member) => {
                 if !fits(*set, member, self.family) {
                     return Err(("the member does not fit the set's type or family", false));
                 }
-                let size = self.sizes.get(set).copied().unwrap_or(0) as usize;
+                let size = self.snapshot.set_sizes.get(set).copied().unwrap_or(0) as usize;
                 let members = self
                     .snapshot
                     .sets

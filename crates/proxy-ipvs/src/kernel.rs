@@ -37,6 +37,8 @@ pub struct Snapshot {
     pub interface_addresses: BTreeSet<IpAddr>,
     /// Our sets that exist, with their members.
     pub sets: BTreeMap<Set, BTreeSet<Member>>,
+    /// How many members each of them can hold.
+    pub set_sizes: BTreeMap<Set, u32>,
     /// All virtual servers, each with its destinations.
     pub servers: BTreeMap<VirtualServerKey, VirtualServer>,
     /// The shim, if it was read.

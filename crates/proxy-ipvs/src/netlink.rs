@@ -202,13 +202,15 @@ impl Kernel for NetlinkKernel {
         let found = addresses
             .dump()
             .map_err(|error| unreadable("the addresses of this node", &error))?;
+        let sets = sets
+            .dump()
+            .map_err(|error| unreadable("the ipsets", &error))?;
         Ok(Snapshot {
             has_link: found.has_link,
             bound: found.bound,
             interface_addresses: found.others,
-            sets: sets
-                .dump()
-                .map_err(|error| unreadable("the ipsets", &error))?,
+            sets: sets.members,
+            set_sizes: sets.sizes,
             servers: servers
                 .dump()
                 .map_err(|error| unreadable("the virtual servers", &error))?,

@@ -41,7 +41,8 @@ impl Stage {
 pub enum Op {
     /// Create the dummy link `kube-ipvs0`; it stays down.
     CreateLink,
-    /// Create a set that can hold this many members, if it does not exist.
+    /// Create a set that can hold this many members. One that exists and is too small is replaced by a larger one with the
+    /// same members.
     CreateSet(Set, u32),
     /// Add a member.
     AddMember(Set, Member),
@@ -76,7 +77,7 @@ impl fmt::Display for Op {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::CreateLink => f.write_str("create link kube-ipvs0"),
-            Self::CreateSet(set, _) => write!(f, "create set {set:?}"),
+            Self::CreateSet(set, size) => write!(f, "create set {set:?} for {size} members"),
             Self::AddMember(set, member) => write!(f, "add {member} to set {set:?}"),
             Self::RemoveMember(set, member) => write!(f, "remove {member} from set {set:?}"),
             Self::WriteRules { wanted, .. } => write!(f, "write {} iptables rules", wanted.len()),

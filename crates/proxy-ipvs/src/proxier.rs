@@ -5,7 +5,7 @@ use std::future::Future;
 use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use hashbrown::{HashMap, HashSet};
 use netlink_batch::Worker;
@@ -27,6 +27,9 @@ use crate::sets::{Member, Set};
 /// How many members a set can hold, as upstream creates it; more where more are wanted.
 const SET_SIZE: u32 = 65_536;
 
+/// Longer than any delay before a next try.
+const LONG: Duration = Duration::from_hours(1);
+
 /// What must exist before anything else.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 enum Foundation {
@@ -43,7 +46,8 @@ pub struct Proxier<K: Kernel> {
     kernel: Worker<K>,
     /// Who claims entries for each Service, so that a Service that changes or goes releases what it no longer wants.
     owners: HashMap<NamespacedName, Vec<Owner>>,
-    foundation: Table<Foundation, (), ()>,
+    /// With how many members each set must be able to hold; 0 for the link.
+    foundation: Table<Foundation, u32, ()>,
     /// By the number of the set.
     members: [Table<Member, (), Owner>; Set::COUNT],
     rules: Table<(), Arc<Rules>, ()>,
@@ -64,14 +68,8 @@ impl<K: Kernel> Proxier<K> {
     /// A proxier that wants nothing yet and has not looked at the kernel.
     pub fn new(config: Config, node: NodeFacts, kernel: Worker<K>) -> Self {
         let mut foundation = Table::new();
-        let sets = Set::all().map(Foundation::Set);
-        foundation.claim(
-            &(),
-            [Foundation::Link]
-                .into_iter()
-                .chain(sets)
-                .map(|key| (key, ())),
-        );
+        let sets = Set::all().map(|set| (Foundation::Set(set), SET_SIZE));
+        foundation.claim(&(), [(Foundation::Link, 0)].into_iter().chain(sets));
         Self {
             drains: Drains::new(config.drain_timeout),
             config,
@@ -201,11 +199,24 @@ impl<K: Kernel> Proxier<K> {
                 .map(|(_, member)| (*member, ()));
             self.table(set).claim(&owner, own);
         }
+        // Of two entries with one key the first counts.
+        let mut keys = HashSet::new();
         let servers: Vec<_> = servers
             .into_iter()
-            .map(|(key, server)| (key, self.with_leftovers(key, server)))
+            .filter(|(key, _)| keys.insert(*key))
+            .map(|(key, server)| (key, self.to_claim(&owner, key, server)))
+            .collect();
+        let released: Vec<_> = self
+            .servers
+            .keys_of(&owner)
+            .iter()
+            .filter(|key| !keys.contains(*key) && self.servers.owner(key) == Some(&owner))
+            .copied()
             .collect();
         self.servers.claim(&owner, servers);
+        for key in released {
+            self.take_over(key);
+        }
         self.addresses
             .claim(&owner, addresses.into_iter().map(|address| (address, ())));
         if !forbidden_to_node.is_empty() || !self.forbidden_to_node.keys_of(&owner).is_empty() {
@@ -215,37 +226,87 @@ impl<K: Kernel> Proxier<K> {
         }
     }
 
-    /// Adds what the kernel holds beyond the endpoints: removed TCP ones drain at weight 0; while the sources have not told
-    /// everything, what is there stays as it is.
-    fn with_leftovers(&mut self, key: VirtualServerKey, server: VirtualServer) -> VirtualServer {
+    // ---- leftovers: what the kernel holds beyond the endpoints ----
+    //
+    // Of the claims for a virtual server, the first one has them among its destinations, and `drains` names them; the others
+    // are as they were compiled.
+
+    /// What an owner is to claim for a virtual server.
+    fn to_claim(
+        &mut self,
+        owner: &Owner,
+        key: VirtualServerKey,
+        compiled: VirtualServer,
+    ) -> VirtualServer {
+        match self.servers.owner(&key) {
+            Some(first) if first < owner => return compiled,
+            Some(first) if first > owner => {
+                if let Some((second, its)) = self.compiled(&key) {
+                    self.servers.amend(&second, &key, its);
+                }
+            }
+            _ => {}
+        }
+        self.with_leftovers(key, compiled)
+    }
+
+    /// The next owner gets what the one before has left.
+    fn take_over(&mut self, key: VirtualServerKey) {
+        let owner = self.servers.owner(&key).cloned();
+        if let (Some(owner), Some(compiled)) = (owner, self.servers.wanted(&key).cloned()) {
+            let claim = self.with_leftovers(key, compiled);
+            self.servers.amend(&owner, &key, claim);
+        }
+    }
+
+    /// The first claim without leftovers, and whose it is.
+    fn compiled(&self, key: &VirtualServerKey) -> Option<(Owner, VirtualServer)> {
+        let wanted = self.servers.wanted(key)?;
+        let endpoints = wanted
+            .destinations
+            .iter()
+            .filter(|real| !self.drains.contains(key, real.target));
+        let compiled = VirtualServer {
+            destinations: endpoints.copied().collect(),
+            properties: wanted.properties.clone(),
+        };
+        Some((self.servers.owner(key)?.clone(), compiled))
+    }
+
+    /// Adds the leftovers: removed TCP endpoints drain at weight 0; while the sources have not told everything, what is there
+    /// stays as it is.
+    fn with_leftovers(&mut self, key: VirtualServerKey, compiled: VirtualServer) -> VirtualServer {
+        let is_drained = key.protocol == Protocol::Tcp;
         let leftovers: Vec<RealServer> = self
             .servers
             .actual(&key)
             .into_iter()
             .flat_map(|actual| actual.destinations.iter().copied())
-            .filter(|real| server.destination(real.target).is_none())
+            .filter(|real| compiled.destination(real.target).is_none())
+            .filter(|_| is_drained || !self.may_delete)
+            .map(|real| {
+                if self.may_delete {
+                    real.with_weight(0)
+                } else {
+                    real
+                }
+            })
             .collect();
-        let kept: Vec<RealServer> = if !self.may_delete {
-            leftovers
-        } else if key.protocol == Protocol::Tcp {
-            self.drains
-                .set(key, leftovers.iter().map(|real| real.target).collect());
-            leftovers
-                .into_iter()
-                .map(|real| real.with_weight(0))
-                .collect()
-        } else {
-            Vec::new()
-        };
-        if kept.is_empty() {
-            return server;
+        self.drains
+            .set(key, leftovers.iter().map(|real| real.target).collect());
+        if leftovers.is_empty() {
+            return compiled;
         }
-        let mut destinations: Vec<RealServer> =
-            server.destinations.iter().copied().chain(kept).collect();
+        let mut destinations: Vec<RealServer> = compiled
+            .destinations
+            .iter()
+            .copied()
+            .chain(leftovers)
+            .collect();
         destinations.sort_unstable_by_key(|real| real.target);
         VirtualServer {
             destinations: destinations.into(),
-            ..server
+            ..compiled
         }
     }
 
@@ -324,10 +385,10 @@ impl<K: Kernel> Proxier<K> {
         if self.refresh_node_ports() || is_moved {
             self.update_all(model);
         }
-        let sets = snapshot.sets.keys().map(|set| Foundation::Set(*set));
-        let link = snapshot.has_link.then_some(Foundation::Link);
-        self.foundation
-            .observe(link.into_iter().chain(sets).map(|key| (key, ())));
+        let sizes = snapshot.set_sizes.iter();
+        let sets = sizes.map(|(set, size)| (Foundation::Set(*set), *size));
+        let link = snapshot.has_link.then_some((Foundation::Link, 0));
+        self.foundation.observe(link.into_iter().chain(sets));
         for set in Set::all() {
             let members = snapshot.sets.get(&set).into_iter().flatten();
             self.table(set).observe(members.map(|member| (*member, ())));
@@ -339,7 +400,8 @@ impl<K: Kernel> Proxier<K> {
             .map(|(key, server)| (*key, server.clone()))
             .collect();
         self.servers.observe(ours);
-        let differing: Vec<_> = self.servers.due(now).copied().collect();
+        // Also those whose next try is not due yet.
+        let differing: Vec<_> = self.servers.due(now + LONG).copied().collect();
         for key in differing {
             self.settle_leftovers(key);
         }
@@ -351,24 +413,12 @@ impl<K: Kernel> Proxier<K> {
         self.needs_resync = false;
     }
 
-    /// Decides again what drains at a virtual server whose actual destinations have changed by themselves.
+    /// Decides again what is left over at a virtual server whose actual destinations have changed by themselves.
     fn settle_leftovers(&mut self, key: VirtualServerKey) {
-        let (Some(wanted), Some(owner)) = (
-            self.servers.wanted(&key).cloned(),
-            self.servers.owner(&key).cloned(),
-        ) else {
-            return;
-        };
-        let endpoints = wanted
-            .destinations
-            .iter()
-            .filter(|real| !self.drains.contains(&key, real.target));
-        let compiled = VirtualServer {
-            destinations: endpoints.copied().collect(),
-            ..wanted
-        };
-        let amended = self.with_leftovers(key, compiled);
-        self.servers.amend(&owner, &key, amended);
+        if let Some((owner, compiled)) = self.compiled(&key) {
+            let claim = self.with_leftovers(key, compiled);
+            self.servers.amend(&owner, &key, claim);
+        }
     }
 
     /// Whether this proxy wants a virtual server, or has made or adopted it.
@@ -422,11 +472,13 @@ impl<K: Kernel> Proxier<K> {
 
     fn plan_make(&mut self, now: Instant) -> Plan {
         self.want_rules(Stage::Make);
+        self.want_room();
         let mut ops = Vec::new();
         for key in sorted(self.foundation.due(now)) {
+            let size = self.foundation.wanted(&key).copied().unwrap_or(SET_SIZE);
             ops.push(match key {
                 Foundation::Link => Op::CreateLink,
-                Foundation::Set(set) => Op::CreateSet(set, self.set_size(set)),
+                Foundation::Set(set) => Op::CreateSet(set, size),
             });
         }
         for (set, table) in Set::all().zip(&self.members) {
@@ -452,13 +504,17 @@ impl<K: Kernel> Proxier<K> {
         Plan { ops }
     }
 
-    fn set_size(&self, set: Set) -> u32 {
-        let wanted = self.members.get(set as usize).map_or(0, Table::wanted_len);
-        u32::try_from(wanted)
-            .unwrap_or(u32::MAX)
-            .checked_next_power_of_two()
-            .unwrap_or(u32::MAX)
-            .max(SET_SIZE)
+    /// Wants each set as large as its members need, and never smaller than it is.
+    fn want_room(&mut self) {
+        for (set, table) in Set::all().zip(&self.members) {
+            let needed = u32::try_from(table.wanted_len().next_power_of_two()).unwrap_or(u32::MAX);
+            let key = Foundation::Set(set);
+            let there = self.foundation.actual(&key).copied().unwrap_or(SET_SIZE);
+            let size = needed.max(there);
+            if self.foundation.wanted(&key) != Some(&size) {
+                self.foundation.amend(&(), &key, size);
+            }
+        }
     }
 
     fn write_rules(&self, now: Instant) -> Option<Op> {
@@ -714,7 +770,15 @@ impl<K: Kernel> Proxier<K> {
 
     /// Looks at the connections of what drains and is due; what has none left, or has had its time, is no longer wanted.
     async fn look_at_drains(&mut self, now: Instant, report: &mut SyncReport) {
-        let keys = self.drains.take_due(now);
+        let mut keys = self.drains.take_due(now);
+        // A virtual server that goes takes along what drains.
+        keys.retain(|key| {
+            let is_wanted = self.servers.wanted(key).is_some();
+            if !is_wanted {
+                self.drains.forget(key);
+            }
+            is_wanted
+        });
         if keys.is_empty() {
             return;
         }
@@ -726,14 +790,23 @@ impl<K: Kernel> Proxier<K> {
         {
             Ok(Ok(connections)) => {
                 for key in keys {
+                    let Some(of) = connections.get(&key) else {
+                        self.needs_resync = true;
+                        continue;
+                    };
                     let expired = self.drains.expired(&key, now);
-                    match connections.get(&key) {
-                        Some(of) => self.end_drains(&key, |target| {
-                            of.get(&target).is_none_or(|open| *open == 0)
-                                || expired.contains(&target)
-                        }),
-                        None => self.needs_resync = true,
-                    }
+                    let actual = self.servers.actual(&key).cloned();
+                    // Until its weight is 0, a destination without connections gets the next one.
+                    let drains = |target| {
+                        let real = actual
+                            .as_ref()
+                            .and_then(|server| server.destination(target));
+                        real.is_none_or(|real| real.weight == 0)
+                    };
+                    self.end_drains(&key, |target| {
+                        let has_ended = of.get(&target).is_none_or(|open| *open == 0);
+                        (has_ended && drains(target)) || expired.contains(&target)
+                    });
                 }
             }
             Ok(Err(error)) => report
@@ -746,9 +819,11 @@ impl<K: Kernel> Proxier<K> {
     }
 
     async fn run_resync(&mut self, model: &Model, now: Instant) -> Result<(), Failure> {
+        // The second family's turn comes a little early when the first had less to do than last time.
+        let period = self.config.sync_period;
         let with_rules = self
             .rules_read
-            .is_none_or(|read| now.duration_since(read) >= self.config.sync_period);
+            .is_none_or(|read| now.duration_since(read) >= period - period / 8);
         let dump: Result<Snapshot, KernelError> = self
             .kernel
             .call(move |kernel| kernel.dump(with_rules))
@@ -796,7 +871,8 @@ impl<K: Kernel> Mode for Proxier<K> {
             self.rules.next_retry(),
             self.servers.next_retry(),
             self.addresses.next_retry(),
-            self.drains.next_due(),
+            // Nothing is looked at that could not be removed.
+            self.drains.next_due().filter(|_| self.may_delete),
         ]);
         retries.flatten().min()
     }

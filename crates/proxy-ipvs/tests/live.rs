@@ -767,6 +767,38 @@ fn sets_of_another_kind_are_named_with_the_way_out() {
 
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
+fn a_set_that_is_too_small_is_replaced_under_the_rules_that_use_it() {
+    on_a_node(|| {
+        sh(
+            "ipset create KUBE-CLUSTER-IP hash:ip,port family inet hashsize 64 maxelem 2
+            ipset add KUBE-CLUSTER-IP 10.96.0.1,tcp:443
+            ipset create KUBE-GROWING hash:ip
+            iptables-legacy -A INPUT -m set --match-set KUBE-CLUSTER-IP dst,dst -j RETURN",
+        );
+        let mut kernel = open(IpFamily::V4);
+        let member = |n: u8| {
+            let address = format!("10.96.1.{n}").parse().unwrap();
+            Op::AddMember(
+                Set::ClusterIp,
+                Member::AddressPort(address, Protocol::Tcp, 80),
+            )
+        };
+        let mut ops = vec![Op::CreateSet(Set::ClusterIp, 8)];
+        ops.extend((1..=6).map(member));
+        assert_done(&apply(&mut kernel, ops));
+        let saved = sh("ipset save");
+        assert!(
+            saved.contains("KUBE-CLUSTER-IP hash:ip,port family inet")
+                && saved.contains("maxelem 8")
+        );
+        assert_eq!(saved.matches("add KUBE-CLUSTER-IP").count(), 7, "{saved}");
+        assert!(!saved.contains("KUBE-GROWING"), "{saved}");
+        assert!(sh("iptables-legacy-save").contains("--match-set KUBE-CLUSTER-IP dst,dst"));
+    });
+}
+
+#[test]
+#[ignore = "needs a kernel with IPVS: run by make test in the lab"]
 fn one_bad_scheduler_takes_nothing_else_down() {
     on_a_node(|| {
         let mut node = Node::with(|config| config.scheduler = "nonesuch".into());

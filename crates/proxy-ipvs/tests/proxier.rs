@@ -151,7 +151,8 @@ fn a_restart_on_a_programmed_kernel_writes_nothing() {
             Work {
                 messages: 0,
                 processes: 1,
-                dumps: 1
+                dumps: 1,
+                looks: 0
             },
             Vec::new()
         )
@@ -228,6 +229,7 @@ fn one_change_among_ten_thousand_services_costs_what_it_must() {
         world.work().0,
         Work {
             messages: 3,
+            looks: 1,
             ..Work::default()
         }
     );
@@ -265,7 +267,8 @@ fn one_change_among_ten_thousand_services_costs_what_it_must() {
             ..Work::default()
         }
     );
-    world.wait(Duration::from_secs(30));
+    // A tick may come a little early.
+    world.wait(Duration::from_secs(29));
     world.resync();
     world.sync();
     assert_eq!(
@@ -382,7 +385,8 @@ fn leftovers_of_an_earlier_run_are_ours_by_address_set_or_node_port() {
             .sets
             .insert(Set::NodePortTcp, [Member::Port(30080)].into());
         state
-            .sizes
+            .snapshot
+            .set_sizes
             .extend([(Set::ClusterIp, 65_536), (Set::NodePortTcp, 65_536)]);
     }
     let config = Config {
@@ -823,7 +827,42 @@ fn a_set_is_made_larger_where_it_must_be() {
     world.slice(waiting);
     let mut world = world.listed();
     assert_eq!(world.sync().pending, 0);
-    assert_eq!(world.kernel.state().sizes[&Set::LoopBack], 131_072);
-    assert_eq!(world.kernel.state().sizes[&Set::ClusterIp], 65_536);
+    assert_eq!(
+        world.kernel.state().snapshot.set_sizes[&Set::LoopBack],
+        131_072
+    );
+    assert_eq!(
+        world.kernel.state().snapshot.set_sizes[&Set::ClusterIp],
+        65_536
+    );
     assert!(world.model.view(&name("default/web")).is_some());
+}
+
+#[test]
+fn a_set_grows_when_it_gets_too_small_and_never_shrinks() {
+    let mut world = web();
+    world
+        .kernel
+        .state()
+        .snapshot
+        .set_sizes
+        .insert(Set::ClusterIp, 2);
+    world.resync();
+    world.sync();
+    assert_eq!(
+        world.written(),
+        Vec::<String>::new(),
+        "large enough for one"
+    );
+    for number in 1..=2 {
+        let at = format!("default/more-{number}");
+        world.service(service(&at, &format!("10.97.0.{number}"), 80));
+    }
+    assert_eq!(world.sync().pending, 0);
+    assert_eq!(world.written()[0], "create set ClusterIp for 4 members");
+    for number in 1..=2 {
+        world.delete_service(&format!("default/more-{number}"));
+    }
+    assert_eq!(world.sync().pending, 0);
+    assert_eq!(world.kernel.state().snapshot.set_sizes[&Set::ClusterIp], 4);
 }

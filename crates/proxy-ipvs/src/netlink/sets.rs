@@ -31,9 +31,9 @@ impl Sets {
 
     /// Our sets, one by one: those of others may be huge. A set with the name of one of ours but of another type counts as
     /// absent, so that it is to be made, which says what is wrong with it.
-    pub(super) fn dump(&mut self) -> Result<BTreeMap<Set, BTreeSet<Member>>, Error> {
+    pub(super) fn dump(&mut self) -> Result<Dump, Error> {
         self.ipset = Ipset::open()?;
-        let mut sets = BTreeMap::new();
+        let mut dump = Dump::default();
         for set in Set::all() {
             let found = match self.ipset.list(&set.name(self.family)) {
                 Err(Error::Refused {
@@ -43,11 +43,13 @@ impl Sets {
                 found => found?,
             };
             if serves_as(&found.header, set, self.family) {
+                dump.sizes.insert(set, size(&found.header));
                 // What this proxy cannot express it does not write, and so cannot have written.
-                sets.insert(set, found.entries.iter().filter_map(member).collect());
+                let members = found.entries.iter().filter_map(member).collect();
+                dump.members.insert(set, members);
             }
         }
-        Ok(sets)
+        Ok(dump)
     }
 
     pub(super) fn create(&mut self, op: &Op) -> Outcome {
@@ -67,9 +69,19 @@ impl Sets {
         let wanted = definition(set, self.family).with_maxelem(size);
         match self.ipset.create(&set.name(self.family), &wanted) {
             Ok(_) => Outcome::Done,
-            // Another size only: it holds what it holds.
+            // Another size only.
             Err(Error::Mismatch { exists, .. }) if serves_as(&exists, set, self.family) => {
-                Outcome::Done
+                if self::size(&exists) >= size {
+                    return Outcome::Done;
+                }
+                match self.grow(&set.name(self.family), &wanted) {
+                    Ok(()) => Outcome::Done,
+                    Err(error) => refused(format!(
+                        "{} holds {} members at most and cannot be replaced by a larger one: {error}",
+                        exists.name,
+                        self::size(&exists)
+                    )),
+                }
             }
             Err(Error::Mismatch { exists, wanted }) => refused(format!(
                 "set {0} exists as `{exists}`, wanted is `{wanted}`; when no rule uses it run `ipset destroy {0}`, and it is \
@@ -80,6 +92,30 @@ impl Sets {
             Err(Error::Netlink(error)) => unsent(&error),
             Err(error) => refused(error.to_string()),
         }
+    }
+
+    /// Puts a larger set in the place of one, with the same entries. The kernel cannot resize a set beyond its `maxelem`, but
+    /// it swaps two of one type at once, so that rules which match it never miss a member.
+    fn grow(&mut self, name: &str, wanted: &Definition) -> Result<(), Error> {
+        const SPARE: &str = "KUBE-GROWING";
+        let entries = self.ipset.list(name)?.entries;
+        match self.ipset.destroy(SPARE) {
+            Err(Error::Refused {
+                reason: Reason::NoSuchSet,
+                ..
+            }) => {}
+            left_over => left_over?,
+        }
+        self.ipset.create(SPARE, wanted)?;
+        let filled = self.ipset.add(SPARE, &entries).and_then(|outcomes| {
+            let failure = outcomes
+                .into_iter()
+                .find_map(|outcome| add_failure(outcome, SPARE));
+            failure.map_or(Ok(()), Err)
+        });
+        let grown = filled.and_then(|()| self.ipset.swap(SPARE, name));
+        let destroyed = self.ipset.destroy(SPARE);
+        grown.and(destroyed)
     }
 
     /// Adds and removes members.
@@ -138,6 +174,32 @@ impl Sets {
             )),
             _ => refused(format!("{name}: {reason}; try it with `ipset` by hand")),
         }
+    }
+}
+
+/// What there is of our sets.
+#[derive(Debug, Default)]
+pub(super) struct Dump {
+    pub(super) members: BTreeMap<Set, BTreeSet<Member>>,
+    pub(super) sizes: BTreeMap<Set, u32>,
+}
+
+/// How many members a set can hold; a bitmap has room for every port.
+fn size(header: &Header) -> u32 {
+    let maxelem = header.definition.and_then(|there| there.maxelem());
+    maxelem.unwrap_or(u32::MAX)
+}
+
+fn add_failure(outcome: ipset_netlink::Outcome, set: &str) -> Option<Error> {
+    let (action, name) = ("add entries to", set.to_owned());
+    match outcome {
+        ipset_netlink::Outcome::Done => None,
+        ipset_netlink::Outcome::Refused(reason) => Some(Error::Refused {
+            action,
+            name,
+            reason,
+        }),
+        ipset_netlink::Outcome::Unknown => Some(Error::Unknown { action, name }),
     }
 }
 
