@@ -460,10 +460,7 @@ impl Place {
 
     /// Runs `inside` in a thread of its own that is in this place, and returns when that is done. A socket stays where it
     /// was made, so what is returned can be used anywhere.
-    pub fn enter<T: Send>(
-        &self,
-        inside: impl FnOnce() -> io::Result<T> + Send,
-    ) -> io::Result<T> {
+    pub fn enter<T: Send>(&self, inside: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
         self.netns().enter(inside)
     }
 
