@@ -823,7 +823,7 @@ impl<K: Kernel> Proxier<K> {
         let period = self.config.sync_period;
         let with_rules = self
             .rules_read
-            .is_none_or(|read| now.duration_since(read) >= period - period / 8);
+            .is_none_or(|read| now.duration_since(read) >= period.saturating_sub(period / 8));
         let dump: Result<Snapshot, KernelError> = self
             .kernel
             .call(move |kernel| kernel.dump(with_rules))
