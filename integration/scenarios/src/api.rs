@@ -14,6 +14,7 @@ use anyhow::{Context as _, Result, anyhow};
 use apiserver::{Cluster, Kind, Options, Request, Server};
 use lab::Place;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use serde_json::Value;
 
 /// An API server with its objects, which outlive its being away.
 #[derive(Debug)]
@@ -62,6 +63,16 @@ impl ApiServer {
         self.objects
             .delete(kind, "default", name)
             .map_err(|status| anyhow!("{name} cannot be deleted: {status:?}"))
+    }
+
+    /// A Service of the namespace default, as it is there.
+    pub fn service(&self, name: &str) -> Option<Value> {
+        self.objects.get(Kind::Service, "default", name)
+    }
+
+    /// The Events that have been posted, by namespace and name.
+    pub fn events(&self) -> Vec<Value> {
+        self.objects.events()
     }
 
     /// Forgets all history, as etcd does: who comes back has to list again.
