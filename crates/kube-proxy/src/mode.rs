@@ -39,7 +39,7 @@ pub(crate) async fn open(options: &Options) -> Result<Kernels> {
         let kernel = Worker::spawn(&format!("netlink-{family}"), move || {
             NetlinkKernel::open(family, for_kernel)
         })
-        .with_context(|| format!("cannot use IPVS for {family}"))?;
+        .with_context(|| format!("cannot serve {family}"))?;
         opened.push((family, kernel));
     }
     if let Some((_, kernel)) = opened.first() {

@@ -44,6 +44,7 @@ const NODE_PATIENCE: Duration = Duration::from_secs(30);
 /// Serves until SIGTERM or SIGINT. Whatever is programmed stays: a restart must not cost a connection.
 pub async fn run(options: Options) -> Result<()> {
     let mut stop = Stop::subscribe()?;
+    let (mut events, client) = source::open(&options.source, &options.node_name).await?;
     let kernels = mode::open(&options).await?;
     let written = sysctl::apply(&options)?;
     if !written.is_empty() {
@@ -52,7 +53,6 @@ pub async fn run(options: Options) -> Result<()> {
     // Subscribed before anything is read, so that no change falls between.
     let addresses =
         AddressChanges::subscribe().context("cannot subscribe to address changes (rtnetlink)")?;
-    let (mut events, client) = source::open(&options.source, &options.node_name).await?;
     let mut model = Model::new();
     tokio::select! {
         () = gather(&mut events, &mut model, &options) => {}
