@@ -204,7 +204,7 @@ impl<K: Kernel> Proxier<K> {
         let servers: Vec<_> = servers
             .into_iter()
             .filter(|(key, _)| keys.insert(*key))
-            .map(|(key, server)| (key, self.to_claim(&owner, key, server)))
+            .map(|(key, server)| (key, self.claim_of(&owner, key, server)))
             .collect();
         let released: Vec<_> = self
             .servers
@@ -232,7 +232,7 @@ impl<K: Kernel> Proxier<K> {
     // are as they were compiled.
 
     /// What an owner is to claim for a virtual server.
-    fn to_claim(
+    fn claim_of(
         &mut self,
         owner: &Owner,
         key: VirtualServerKey,
@@ -871,8 +871,7 @@ impl<K: Kernel> Mode for Proxier<K> {
             self.rules.next_retry(),
             self.servers.next_retry(),
             self.addresses.next_retry(),
-            // Nothing is looked at that could not be removed.
-            self.drains.next_due().filter(|_| self.may_delete),
+            self.drains.next_due(),
         ]);
         retries.flatten().min()
     }

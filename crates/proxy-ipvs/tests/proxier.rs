@@ -5,6 +5,8 @@
     reason = "a test stops at the first surprise"
 )]
 
+#[path = "proxier/drains.rs"]
+mod drains;
 mod support;
 
 use std::sync::Arc;

@@ -1,0 +1,606 @@
+//! Draining on the strict fake kernel: who drains, when it is looked at, and what happens to it meanwhile.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use proptest::prelude::*;
+use proxy::{Event, IpFamily, Kind, Mode as _, Target};
+use proxy_ipvs::fake::FakeKernel;
+use proxy_ipvs::{Config, Op, RealServer, VirtualServerKey};
+
+use super::support::{World, ip, server, service, slice};
+
+const WEB: &str = "10.96.0.10:80";
+/// An address that two Services claim.
+const SHARED: &str = "198.51.100.7:80";
+
+fn at(pod: &str) -> Target {
+    Target {
+        ip: ip(pod),
+        port: 8080,
+    }
+}
+
+/// A Service has these endpoints, all of them on another node.
+fn endpoints(world: &mut World, of: &str, pods: &[&str]) {
+    let pods: Vec<String> = pods.iter().map(|pod| format!("{pod}@node2")).collect();
+    let pods: Vec<&str> = pods.iter().map(String::as_str).collect();
+    world.slice(slice(of, &pods));
+}
+
+/// A pod has so many open connections at a virtual server.
+fn open(world: &World, of: &str, pod: &str, count: u32) {
+    let mut state = world.kernel.state();
+    state.connections.insert((server(of), at(pod)), count);
+}
+
+/// Somebody else writes the destinations of a virtual server.
+fn edit(world: &World, of: &str, change: impl FnOnce(&mut Vec<RealServer>)) {
+    let mut state = world.kernel.state();
+    if let Some(server) = state.snapshot.servers.get_mut(&server(of)) {
+        let mut destinations = server.destinations.to_vec();
+        change(&mut destinations);
+        server.destinations = destinations.into();
+    }
+}
+
+fn refuse(world: &World, op: &str) {
+    let mut state = world.kernel.state();
+    state.refusals.insert(op.to_owned(), "not today".to_owned());
+}
+
+fn tell_slices(world: &mut World, is_whole: bool) {
+    world.model.apply(Event::ListComplete {
+        kind: Kind::EndpointSlice,
+        is_whole,
+    });
+}
+
+/// A synced world in which `default/web` has these endpoints.
+fn web(pods: &[&str]) -> World {
+    let mut world = World::new();
+    world.service(service("default/web", "10.96.0.10", 80));
+    endpoints(&mut world, "default/web", pods);
+    let mut world = world.listed();
+    assert_eq!(world.sync().pending, 0);
+    world.work();
+    world
+}
+
+/// `default/old` and `default/new`, which claim one external address.
+fn claimant(world: &mut World, at: &str, cluster_ip: &str) {
+    let mut claimant = service(at, cluster_ip, 80);
+    claimant.external_ips = vec![ip("198.51.100.7")];
+    claimant.created = Some(if at == "default/old" { 100 } else { 200 });
+    world.service(claimant);
+}
+
+fn conflict() -> World {
+    let mut world = World::new();
+    claimant(&mut world, "default/old", "10.96.0.1");
+    claimant(&mut world, "default/new", "10.96.0.2");
+    endpoints(&mut world, "default/old", &["10.244.2.1"]);
+    endpoints(&mut world, "default/new", &["10.244.2.2"]);
+    let mut world = world.listed();
+    world.sync();
+    world
+}
+
+/// Lets time pass as the daemon does, from one timer to the next; the milliseconds at which connections were read, and of
+/// how many virtual servers.
+fn looks(world: &mut World, lasting: Duration) -> Vec<(u128, usize)> {
+    let started = world.now;
+    let mut looks = Vec::new();
+    loop {
+        world.sync();
+        let count = world.work().0.looks;
+        if count > 0 {
+            looks.push(((world.now - started).as_millis(), count));
+        }
+        let due = world.proxier.next_due();
+        let Some(due) = due.filter(|due| *due <= started + lasting) else {
+            world.now = started + lasting;
+            return looks;
+        };
+        assert!(due > world.now, "the timer goes off without end");
+        world.now = due;
+    }
+}
+
+#[test]
+fn what_drains_is_looked_at_soon_and_then_less_and_less_often() {
+    let mut world = web(&["10.244.2.1", "10.244.2.2", "10.244.2.3", "10.244.2.4"]);
+    for other in 0..100 {
+        let at = format!("default/other-{other}");
+        world.service(service(&at, &format!("10.97.0.{other}"), 80));
+        endpoints(&mut world, &at, &["10.244.2.9"]);
+    }
+    world.sync();
+    world.work();
+    for pod in ["10.244.2.2", "10.244.2.3", "10.244.2.4"] {
+        open(&world, WEB, pod, 5);
+    }
+    endpoints(&mut world, "default/web", &["10.244.2.1"]);
+    let times = looks(&mut world, Duration::from_mins(10));
+    assert!(
+        times.iter().all(|(_, servers)| *servers == 1),
+        "three drain at one virtual server, and a hundred do not: {times:?}"
+    );
+    let millis: Vec<u128> = times.iter().map(|(millis, _)| *millis).collect();
+    assert_eq!(
+        millis[..8],
+        [0, 250, 750, 1750, 3750, 7750, 15_750, 23_750],
+        "right after the weight was written, and then with back-off"
+    );
+    assert_eq!(times.len(), 80, "once in eight seconds in the end");
+
+    // The last connection ends: one look more, and nothing is due any more.
+    world.kernel.state().connections.clear();
+    assert_eq!(looks(&mut world, Duration::from_mins(10)).len(), 1);
+    assert_eq!(world.destinations(WEB).unwrap(), ["10.244.2.1:8080=1"]);
+    assert_eq!(world.proxier.next_due(), None);
+}
+
+#[test]
+fn one_that_goes_later_is_looked_at_soon_as_well() {
+    let mut world = web(&["10.244.2.1", "10.244.2.2", "10.244.2.3"]);
+    open(&world, WEB, "10.244.2.2", 1);
+    open(&world, WEB, "10.244.2.3", 1);
+    endpoints(&mut world, "default/web", &["10.244.2.1", "10.244.2.3"]);
+    looks(&mut world, Duration::from_secs(60));
+    endpoints(&mut world, "default/web", &["10.244.2.1"]);
+    let times = looks(&mut world, Duration::from_secs(1));
+    assert_eq!(times, [(0, 1), (250, 1), (750, 1)]);
+    // One that returns does not hurry the looks at the other.
+    endpoints(&mut world, "default/web", &["10.244.2.1", "10.244.2.3"]);
+    assert_eq!(looks(&mut world, Duration::from_millis(700)), []);
+}
+
+#[test]
+fn nothing_is_looked_at_while_endpoints_only_come() {
+    let mut world = web(&["10.244.2.1"]);
+    endpoints(&mut world, "default/web", &["10.244.2.1", "10.244.2.2"]);
+    assert_eq!(looks(&mut world, Duration::from_hours(1)), []);
+    world.resync();
+    assert_eq!(looks(&mut world, Duration::from_hours(1)), []);
+}
+
+#[test]
+fn the_loser_of_a_conflict_drains_nothing() {
+    let mut world = conflict();
+    // Whatever happens to the loser, and however idle the winner's endpoint is.
+    for pods in [
+        &["10.244.2.2"][..],
+        &["10.244.2.2", "10.244.2.3"],
+        &["10.244.2.3"],
+    ] {
+        endpoints(&mut world, "default/new", pods);
+        looks(&mut world, Duration::from_mins(1));
+        world.resync();
+        looks(&mut world, Duration::from_mins(1));
+        assert_eq!(world.destinations(SHARED).unwrap(), ["10.244.2.1:8080=1"]);
+    }
+}
+
+#[test]
+fn who_takes_over_an_address_drains_what_was_there() {
+    let mut world = conflict();
+    open(&world, SHARED, "10.244.2.1", 1);
+    world.delete_service("default/old");
+    world.sync();
+    assert_eq!(
+        world.destinations(SHARED).unwrap(),
+        ["10.244.2.1:8080=0", "10.244.2.2:8080=1"]
+    );
+    // The older one is back: now the endpoint of the other goes, and its own has its weight again.
+    open(&world, SHARED, "10.244.2.2", 1);
+    claimant(&mut world, "default/old", "10.96.0.1");
+    world.sync();
+    assert_eq!(
+        world.destinations(SHARED).unwrap(),
+        ["10.244.2.1:8080=1", "10.244.2.2:8080=0"]
+    );
+    world.kernel.state().connections.clear();
+    looks(&mut world, Duration::from_secs(10));
+    assert_eq!(world.destinations(SHARED).unwrap(), ["10.244.2.1:8080=1"]);
+}
+
+#[test]
+fn a_draining_endpoint_serves_again_for_who_takes_over() {
+    let mut world = conflict();
+    endpoints(&mut world, "default/new", &["10.244.2.1", "10.244.2.2"]);
+    endpoints(&mut world, "default/old", &["10.244.2.3"]);
+    open(&world, SHARED, "10.244.2.1", 1);
+    world.sync();
+    assert_eq!(
+        world.destinations(SHARED).unwrap(),
+        ["10.244.2.1:8080=0", "10.244.2.3:8080=1"]
+    );
+    world.delete_service("default/old");
+    looks(&mut world, Duration::from_mins(1));
+    assert_eq!(
+        world.destinations(SHARED).unwrap(),
+        ["10.244.2.1:8080=1", "10.244.2.2:8080=1"]
+    );
+}
+
+#[test]
+fn a_deleted_service_drains_nothing() {
+    let mut world = web(&["10.244.2.1", "10.244.2.2"]);
+    open(&world, WEB, "10.244.2.2", 1);
+    endpoints(&mut world, "default/web", &["10.244.2.1"]);
+    world.sync();
+    world.work();
+    world.delete_service("default/web");
+    world.wait(Duration::from_mins(1));
+    assert_eq!(looks(&mut world, Duration::from_hours(1)), []);
+    assert_eq!(world.destinations(WEB), None);
+    // It is made anew: nothing of the former one is left.
+    world.service(service("default/web", "10.96.0.10", 80));
+    assert_eq!(looks(&mut world, Duration::from_hours(1)), []);
+    assert_eq!(world.destinations(WEB).unwrap(), ["10.244.2.1:8080=1"]);
+}
+
+#[test]
+fn a_change_of_the_service_leaves_its_drains_alone() {
+    let mut world = web(&["10.244.2.1", "10.244.2.2"]);
+    open(&world, WEB, "10.244.2.2", 1);
+    endpoints(&mut world, "default/web", &["10.244.2.1"]);
+    world.sync();
+    world.work();
+    let mut sticky = service("default/web", "10.96.0.10", 80);
+    sticky.affinity_seconds = Some(10_800);
+    world.service(sticky.clone());
+    world.sync();
+    assert_eq!(world.written(), ["change virtual server 10.96.0.10:80/TCP"]);
+    // Another name of its port makes it another owner.
+    sticky.ports[0].name = "http".into();
+    let mut named = slice("default/web", &["10.244.2.1@node2"]);
+    named.ports[0].name = "http".into();
+    world.service(sticky);
+    world.slice(named);
+    world.sync();
+    assert_eq!(world.written(), Vec::<String>::new());
+    world.kernel.state().connections.clear();
+    looks(&mut world, Duration::from_secs(10));
+    assert_eq!(world.destinations(WEB).unwrap(), ["10.244.2.1:8080=1"]);
+}
+
+#[test]
+fn what_others_do_to_draining_destinations_is_undone_or_accepted() {
+    let mut world = web(&["10.244.2.1", "10.244.2.2", "10.244.2.3"]);
+    open(&world, WEB, "10.244.2.2", 1);
+    open(&world, WEB, "10.244.2.3", 1);
+    endpoints(&mut world, "default/web", &["10.244.2.1"]);
+    world.sync();
+    world.work();
+    world.resync();
+    world.sync();
+    assert_eq!(world.written(), Vec::<String>::new(), "nothing has changed");
+
+    // One gets a weight, one goes, and one comes that nobody wants.
+    edit(&world, WEB, |destinations| {
+        let real = |pod, weight| RealServer::new(at(pod)).with_weight(weight);
+        *destinations = vec![
+            real("10.244.2.1", 1),
+            real("10.244.2.2", 7),
+            real("10.244.2.9", 1),
+        ];
+    });
+    open(&world, WEB, "10.244.2.9", 1);
+    world.resync();
+    world.sync();
+    assert_eq!(
+        world.written(),
+        [
+            "set destination 10.244.2.2:8080 of 10.96.0.10:80/TCP to weight 0",
+            "set destination 10.244.2.9:8080 of 10.96.0.10:80/TCP to weight 0",
+        ]
+    );
+    world.kernel.state().connections.clear();
+    looks(&mut world, Duration::from_secs(10));
+    assert_eq!(world.destinations(WEB).unwrap(), ["10.244.2.1:8080=1"]);
+}
+
+#[test]
+fn a_destination_that_is_gone_is_not_made_again_to_be_drained() {
+    let mut world = web(&["10.244.2.1", "10.244.2.2"]);
+    refuse(
+        &world,
+        "add destination 10.244.2.66:8080 to 10.96.0.10:80/TCP",
+    );
+    open(&world, WEB, "10.244.2.2", 1);
+    endpoints(&mut world, "default/web", &["10.244.2.1", "10.244.2.66"]);
+    // The virtual server has failed and waits for its next try, when the draining one goes.
+    world.sync();
+    edit(&world, WEB, |destinations| {
+        destinations.retain(|real| real.target != at("10.244.2.2"));
+    });
+    world.resync();
+    world.kernel.state().refusals.clear();
+    world.work();
+    world.wait(Duration::from_secs(1));
+    world.sync();
+    assert_eq!(
+        world.written(),
+        ["add destination 10.244.2.66:8080 to 10.96.0.10:80/TCP"]
+    );
+}
+
+#[test]
+fn a_destination_whose_weight_cannot_be_written_is_not_removed() {
+    let mut world = web(&["10.244.2.1", "10.244.2.2"]);
+    refuse(
+        &world,
+        "set destination 10.244.2.2:8080 of 10.96.0.10:80/TCP to weight 0",
+    );
+    endpoints(&mut world, "default/web", &["10.244.2.1"]);
+    looks(&mut world, Duration::from_mins(1));
+    assert_eq!(
+        world.destinations(WEB).unwrap(),
+        ["10.244.2.1:8080=1", "10.244.2.2:8080=1"],
+        "it may get a connection at any moment"
+    );
+    world.kernel.state().refusals.clear();
+    looks(&mut world, Duration::from_mins(1));
+    assert_eq!(world.destinations(WEB).unwrap(), ["10.244.2.1:8080=1"]);
+}
+
+#[test]
+fn after_a_restart_drains_wait_until_the_sources_have_told_everything() {
+    let mut world = web(&["10.244.2.1", "10.244.2.2", "10.244.2.3"]);
+    open(&world, WEB, "10.244.2.2", 1);
+    endpoints(&mut world, "default/web", &["10.244.2.1", "10.244.2.3"]);
+    world.sync();
+    let mut world = world.restarted(Config::default());
+    world.service(service("default/web", "10.96.0.10", 80));
+    endpoints(&mut world, "default/web", &["10.244.2.1"]);
+    for kind in [Kind::Service, Kind::Node] {
+        let is_whole = true;
+        world.model.apply(Event::ListComplete { kind, is_whole });
+    }
+    tell_slices(&mut world, false);
+    // Its connections have ended, and a further endpoint has gone: both are left as they are.
+    world.kernel.state().connections.clear();
+    world.work();
+    assert_eq!(looks(&mut world, Duration::from_hours(1)), []);
+    assert_eq!(
+        world.destinations(WEB).unwrap(),
+        [
+            "10.244.2.1:8080=1",
+            "10.244.2.2:8080=0",
+            "10.244.2.3:8080=1"
+        ]
+    );
+    tell_slices(&mut world, true);
+    world.resync();
+    assert_eq!(looks(&mut world, Duration::from_hours(1)), [(0, 1)]);
+    assert_eq!(world.destinations(WEB).unwrap(), ["10.244.2.1:8080=1"]);
+}
+
+// ---- whatever happens ----
+
+const PODS: [&str; 4] = ["10.244.2.1", "10.244.2.2", "10.244.2.3", "10.244.2.4"];
+/// Two claimants of one address, with their own ones; the first is the older one.
+const SERVICES: [(&str, &str); 2] = [("default/old", "10.96.0.1"), ("default/new", "10.96.0.2")];
+const SERVERS: [&str; 3] = ["10.96.0.1:80", "10.96.0.2:80", SHARED];
+
+#[derive(Debug, Clone)]
+enum Step {
+    /// A Service has the pods of these bits as endpoints.
+    Endpoints(usize, u8),
+    Create(usize),
+    Delete(usize),
+    /// A virtual server has so many connections to a pod.
+    Connections(usize, usize, u32),
+    /// Milliseconds pass.
+    Wait(u64),
+    Resync,
+    /// Somebody gives a destination a weight, which a resync sees.
+    Weigh(usize, usize, u32),
+    /// Somebody removes a destination, which a resync sees.
+    Remove(usize, usize),
+    /// The daemon starts anew; whether the sources tell it everything.
+    Restart(bool),
+    /// They do now.
+    Whole,
+    LoseAcknowledgements,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let (of, at, pod) = (0..2usize, 0..3usize, 0..4usize);
+    prop_oneof![
+        4 => (of.clone(), 0..16u8).prop_map(|(of, bits)| Step::Endpoints(of, bits)),
+        2 => of.clone().prop_map(Step::Create),
+        1 => of.prop_map(Step::Delete),
+        4 => (at.clone(), pod.clone(), 0..2u32).prop_map(|(at, pod, n)| Step::Connections(at, pod, n)),
+        4 => (0..20_000u64).prop_map(Step::Wait),
+        1 => Just(Step::Resync),
+        1 => (at.clone(), pod.clone(), 0..3u32).prop_map(|(at, pod, n)| Step::Weigh(at, pod, n)),
+        1 => (at, pod).prop_map(|(at, pod)| Step::Remove(at, pod)),
+        1 => any::<bool>().prop_map(Step::Restart),
+        1 => Just(Step::Whole),
+        1 => Just(Step::LoseAcknowledgements),
+    ]
+}
+
+/// What the API says, and the node that is to follow it.
+struct Story {
+    world: World,
+    exists: [bool; 2],
+    endpoints: [u8; 2],
+    is_whole: bool,
+}
+
+impl Story {
+    fn new() -> Self {
+        let kernel = FakeKernel::new(IpFamily::V4, &[ip("192.168.99.10")]);
+        Self {
+            world: World::with(Config::default(), kernel).listed(),
+            exists: [true; 2],
+            endpoints: [0; 2],
+            is_whole: true,
+        }
+    }
+
+    fn pods(&self, of: usize) -> Vec<&'static str> {
+        let is_endpoint = |bit: &usize| self.endpoints[of] & (1 << bit) != 0;
+        (0..PODS.len())
+            .filter(is_endpoint)
+            .map(|bit| PODS[bit])
+            .collect()
+    }
+
+    fn tell(&mut self, of: usize) {
+        let (name, cluster_ip) = SERVICES[of];
+        if self.exists[of] {
+            claimant(&mut self.world, name, cluster_ip);
+        } else {
+            self.world.delete_service(name);
+        }
+        let pods = self.pods(of);
+        endpoints(&mut self.world, name, &pods);
+    }
+
+    fn take(&mut self, step: &Step) {
+        match *step {
+            Step::Endpoints(of, bits) => {
+                self.endpoints[of] = bits;
+                self.tell(of);
+            }
+            Step::Create(of) | Step::Delete(of) => {
+                self.exists[of] = matches!(step, Step::Create(_));
+                self.tell(of);
+            }
+            Step::Connections(of, pod, count) => open(&self.world, SERVERS[of], PODS[pod], count),
+            Step::Wait(millis) => self.world.wait(Duration::from_millis(millis)),
+            Step::Resync => self.world.resync(),
+            Step::Weigh(of, pod, weight) => {
+                edit(&self.world, SERVERS[of], |destinations| {
+                    for real in destinations {
+                        if real.target == at(PODS[pod]) {
+                            *real = real.with_weight(weight);
+                        }
+                    }
+                });
+                self.world.resync();
+            }
+            Step::Remove(of, pod) => {
+                edit(&self.world, SERVERS[of], |destinations| {
+                    destinations.retain(|real| real.target != at(PODS[pod]));
+                });
+                self.world.resync();
+            }
+            Step::Restart(is_whole) => {
+                let now = self.world.now;
+                let kernel = self.world.kernel.clone();
+                self.world = World::with(Config::default(), kernel);
+                self.world.now = now;
+                self.is_whole = is_whole;
+                self.tell(0);
+                self.tell(1);
+                for kind in [Kind::Service, Kind::Node] {
+                    let is_whole = true;
+                    self.world
+                        .model
+                        .apply(Event::ListComplete { kind, is_whole });
+                }
+                tell_slices(&mut self.world, is_whole);
+            }
+            Step::Whole => {
+                self.is_whole = true;
+                tell_slices(&mut self.world, true);
+                // As the daemon does.
+                self.world.resync();
+            }
+            Step::LoseAcknowledgements => self.world.kernel.state().lose_acknowledgements = true,
+        }
+    }
+
+    /// The endpoints of each virtual server that is wanted.
+    fn wanted(&self) -> BTreeMap<VirtualServerKey, BTreeSet<Target>> {
+        let mut wanted = BTreeMap::new();
+        // The older one comes last, and wins.
+        for of in [1, 0].into_iter().filter(|of| self.exists[*of]) {
+            let endpoints: BTreeSet<Target> = self.pods(of).into_iter().map(at).collect();
+            wanted.insert(server(SERVERS[of]), endpoints.clone());
+            wanted.insert(server(SHARED), endpoints);
+        }
+        wanted
+    }
+
+    /// Syncs, and looks at what was done and at what is there.
+    fn sync(&mut self) -> Result<(), TestCaseError> {
+        let connections = self.world.kernel.state().connections.clone();
+        self.world.work();
+        self.world.sync();
+        let (_, done) = self.world.work();
+        for op in &done {
+            match op {
+                Op::RemoveDestination(key, target) => {
+                    let open = connections.get(&(*key, *target)).copied();
+                    prop_assert_eq!(open.unwrap_or(0), 0, "connections are cut: {}", op);
+                }
+                Op::AddDestination(_, real) => prop_assert_ne!(real.weight, 0, "{}", op),
+                _ => {}
+            }
+        }
+        let wanted = self.wanted();
+        let servers = self.world.kernel.state().snapshot.servers.clone();
+        for (key, endpoints) in &wanted {
+            let Some(server) = servers.get(key) else {
+                return Err(TestCaseError::fail(format!("{key} is missing")));
+            };
+            for endpoint in endpoints {
+                let weight = server.destination(*endpoint).map(|real| real.weight);
+                prop_assert_eq!(weight, Some(1), "{} at {}", endpoint.ip, key);
+            }
+            let mut left = server
+                .destinations
+                .iter()
+                .filter(|real| !endpoints.contains(&real.target));
+            prop_assert!(
+                !self.is_whole || left.all(|real| real.weight == 0),
+                "{} has {:?}",
+                key,
+                server.destinations
+            );
+        }
+        prop_assert!(!self.is_whole || servers.len() == wanted.len());
+        let due = self.world.proxier.next_due();
+        prop_assert!(
+            due.is_none_or(|due| due > self.world.now),
+            "the timer goes off without end"
+        );
+        Ok(())
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Endpoints have their weight at once; what is none gets no new connection, and loses none that it has; and in the end
+    /// nothing is left over and nothing is due.
+    #[test]
+    fn endpoints_serve_and_leftovers_drain(steps in proptest::collection::vec(step(), 1..40)) {
+        let mut story = Story::new();
+        story.tell(0);
+        story.tell(1);
+        story.sync()?;
+        for step in &steps {
+            story.take(step);
+            story.sync()?;
+        }
+        story.take(&Step::Whole);
+        story.world.kernel.state().connections.clear();
+        story.sync()?;
+        while let Some(due) = story.world.proxier.next_due() {
+            story.world.now = due;
+            story.sync()?;
+        }
+        let left: BTreeMap<_, BTreeSet<_>> = story.world.kernel.state().snapshot.servers.iter()
+            .map(|(key, server)| (*key, server.destinations.iter().map(|real| real.target).collect()))
+            .collect();
+        prop_assert_eq!(left, story.wanted());
+    }
+}
