@@ -1,0 +1,211 @@
+//! The rolling update: every endpoint is replaced, one after the other, again and again, while clients ask.
+
+use std::collections::VecDeque;
+use std::fmt::Write as _;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use lab::{Node, Place};
+use scenarios::{ApiServer, Cluster, Outcome, at};
+
+use crate::load::{Account, Client, Load, Manner};
+use crate::web::Web;
+
+/// How long the load lasts.
+const LASTS: Duration = Duration::from_secs(64);
+/// After that long, a pod that goes may be given no new connection: the daemon collects changes for a second.
+const SETTLED: Duration = Duration::from_secs(2);
+/// How long a pod may take to end once it is out of the EndpointSlice.
+const GRACE: Duration = Duration::from_secs(5);
+const CLUSTER_IP: &str = "10.96.0.10:80";
+const NODE_PORT: &str = "172.35.0.100:30080";
+
+/// An endpoint and the pod behind it.
+#[derive(Debug)]
+struct Pod {
+    place: Place,
+    address: String,
+    node: Node,
+    web: Web,
+}
+
+/// The Service `web` and its pods; addresses of pods that have gone are used again, the oldest first.
+#[derive(Debug)]
+struct Rollout {
+    api: ApiServer,
+    pods: VecDeque<Pod>,
+    free: Vec<(Node, VecDeque<String>)>,
+    made: usize,
+    /// The longest that the last connection of a pod lasted.
+    longest_end: Duration,
+}
+
+impl Rollout {
+    fn new(c: &Cluster, api: ApiServer) -> Self {
+        let range = |prefix: &str| (20..23).map(|last| format!("{prefix}.{last}")).collect();
+        Self {
+            api,
+            pods: VecDeque::new(),
+            free: vec![
+                (c.node1.clone(), range("10.244.1")),
+                (c.node2.clone(), range("10.244.2")),
+            ],
+            made: 0,
+            longest_end: Duration::ZERO,
+        }
+    }
+
+    /// A pod more, which serves; it is not an endpoint yet.
+    fn pod(&mut self, c: &mut Cluster) -> Result<Pod> {
+        let (node, addresses) = self
+            .free
+            .iter_mut()
+            .max_by_key(|(_, addresses)| addresses.len())
+            .context("there are no nodes")?;
+        let address = addresses.pop_front().context("no address is free")?;
+        self.made += 1;
+        let place = c
+            .world
+            .pod(node, &format!("web-{}", self.made), address.as_str())?;
+        Ok(Pod {
+            web: Web::serve(&place, 8080)?,
+            place,
+            address,
+            node: node.clone(),
+        })
+    }
+
+    /// Replaces the oldest pod, through the whole life of both.
+    fn replace(&mut self, c: &mut Cluster) -> Result<()> {
+        let new = self.pod(c)?;
+        let old = self.pods.pop_front().context("there are no pods")?;
+        self.pods.push_back(new);
+        // The kubelet tells it to finish at about the time when it becomes an endpoint that terminates.
+        self.publish(Some(&old))?;
+        old.web.leave();
+        std::thread::sleep(SETTLED);
+        let accepted = old.web.accepted();
+        self.publish(None)?;
+        let left = Instant::now();
+        let Pod {
+            place,
+            address,
+            node,
+            web,
+        } = old;
+        std::thread::sleep(Duration::from_millis(200));
+        anyhow::ensure!(
+            web.accepted() == accepted,
+            "{} at {address} still got connections {SETTLED:?} after it had begun to terminate",
+            place.name()
+        );
+        let cut = web.end(GRACE);
+        anyhow::ensure!(cut == 0, "{} had to cut {cut} connections", place.name());
+        self.longest_end = self.longest_end.max(left.elapsed());
+        c.world.remove(&place);
+        for (of, addresses) in &mut self.free {
+            if of.name() == node.name() {
+                addresses.push_back(address.clone());
+            }
+        }
+        Ok(())
+    }
+
+    /// Tells the endpoints: the pods are ready; the one that goes still serves.
+    fn publish(&self, going: Option<&Pod>) -> Result<()> {
+        let mut slice = "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\naddressType: IPv4\n\
+             metadata: {name: web-1, namespace: default, labels: {kubernetes.io/service-name: web}}\n\
+             ports: [{name: '', protocol: TCP, port: 8080}]\nendpoints:\n"
+            .to_owned();
+        let ready = self.pods.iter().map(|pod| (pod, true));
+        for (pod, is_ready) in ready.chain(going.map(|pod| (pod, false))) {
+            writeln!(
+                slice,
+                "- {{addresses: [{}], nodeName: {}, conditions: {{ready: {is_ready}, serving: true, terminating: {}}}}}",
+                pod.address,
+                pod.node.name(),
+                !is_ready
+            )?;
+        }
+        self.api.apply(&slice)
+    }
+}
+
+/// The clients: where, how, and the source ports that each has.
+fn start_clients(c: &Cluster, load: &mut Load) -> Result<()> {
+    let mut ports = 40_000..;
+    let mut start = |place: &Place, to: &str, manner, count: u16, rest: u64| {
+        let first = ports.next().unwrap_or_default();
+        let _ = ports.nth(usize::from(count));
+        let client = Client {
+            manner,
+            to: at(to),
+            ports: first..first + count,
+            rest: Duration::from_millis(rest),
+        };
+        load.start(place, client)
+    };
+    for (place, to) in [(&c.client, CLUSTER_IP), (&c.outside, NODE_PORT)] {
+        for count in [1, 4] {
+            start(place, to, Manner::New, count, 10)?;
+            start(place, to, Manner::Reset, count, 10)?;
+        }
+        for _ in 0..3 {
+            start(place, to, Manner::Kept, 1, 20)?;
+        }
+        for _ in 0..2 {
+            start(place, to, Manner::Slow, 2, 0)?;
+        }
+    }
+    start(&c.node1, CLUSTER_IP, Manner::New, 4, 10)?;
+    start(&c.node1, CLUSTER_IP, Manner::Kept, 1, 20)
+}
+
+pub(crate) fn a_rolling_update_fails_no_request(c: &mut Cluster) -> Outcome {
+    let mut api = c.api_server(true)?;
+    api.apply(
+        "apiVersion: v1\nkind: Service\nmetadata: {name: web, namespace: default}\n\
+         spec: {type: NodePort, clusterIP: 10.96.0.10, clusterIPs: [10.96.0.10], ipFamilies: [IPv4], \
+         ports: [{protocol: TCP, port: 80, targetPort: 8080, nodePort: 30080}]}",
+    )?;
+    api.start()?;
+    let mut rollout = Rollout::new(c, api);
+    for _ in 0..4 {
+        let pod = rollout.pod(c)?;
+        rollout.pods.push_back(pod);
+    }
+    rollout.publish(None)?;
+    // As upstream collects changes by default.
+    c.launch_on(&rollout.api, &["--ipvs-min-sync-period=1s"])?;
+    c.await_first_sync()?;
+
+    let mut load = Load::new();
+    start_clients(c, &mut load)?;
+    let started = Instant::now();
+    let mut replaced = 0;
+    while started.elapsed() < LASTS {
+        rollout.replace(c)?;
+        replaced += 1;
+    }
+    let lasted = started.elapsed();
+    let accounts = load.stop()?;
+
+    let mut sum = Account::default();
+    for (manner, account) in accounts {
+        println!("    {manner:?}: {account}");
+        sum.add(account);
+    }
+    println!(
+        "    rolling update: {lasted:.0?}, {replaced} pods replaced, {sum}; the last connection \
+         of a pod that went was closed {:.1?} after it had left the EndpointSlice",
+        rollout.longest_end
+    );
+    assert_eq!(sum.failures, 0, "{:#?}", sum.told);
+    assert!(replaced >= 12, "only {replaced} pods were replaced");
+    assert_eq!(
+        sum.by_pod.len(),
+        replaced + rollout.pods.len(),
+        "each pod had its share"
+    );
+    Ok(())
+}

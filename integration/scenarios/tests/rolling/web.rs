@@ -1,0 +1,172 @@
+//! A web server in a pod that goes as well-behaved ones do: it finishes the open requests, and then closes.
+//!
+//! ```text
+//!   serves ── leave() ──▶ answers what still comes with `Connection: close` ── end() ──▶ waits for the last connection,
+//!                                                                                        and stops listening
+//! ```
+
+use std::io::{self, Read as _, Write as _};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use lab::Place;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+
+/// The path of a request that takes [`SLOW`] to answer.
+pub(crate) const SLOW_PATH: &str = "/slow";
+/// How long that takes.
+pub(crate) const SLOW: Duration = Duration::from_secs(1);
+/// How often a waiting thread looks whether it is to end.
+const GLANCE: Duration = Duration::from_millis(100);
+/// Nothing comes for so long: nothing more is under way.
+const QUIET: Duration = Duration::from_millis(300);
+
+/// The server; dropped, it cuts what is open.
+#[derive(Debug)]
+pub(crate) struct Web {
+    state: Arc<State>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct State {
+    name: String,
+    is_leaving: AtomicBool,
+    is_over: AtomicBool,
+    open: AtomicUsize,
+    accepted: AtomicUsize,
+}
+
+impl Web {
+    /// Serves HTTP at a pod; each answer is its name.
+    pub(crate) fn serve(place: &Place, port: u16) -> Result<Self> {
+        let listener = place.enter(|| {
+            let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, port))?;
+            set_socket_timeout(&listener, Timeout::Recv, Some(GLANCE))?;
+            Ok(listener)
+        })?;
+        let state = Arc::new(State {
+            name: place.name().to_owned(),
+            is_leaving: AtomicBool::new(false),
+            is_over: AtomicBool::new(false),
+            open: AtomicUsize::new(0),
+            accepted: AtomicUsize::new(0),
+        });
+        let served = Arc::clone(&state);
+        let accept = move || {
+            while !served.is_over.load(Ordering::SeqCst) {
+                if let Ok((socket, peer)) = listener.accept() {
+                    served.accept(socket, peer);
+                }
+            }
+        };
+        let thread = std::thread::Builder::new()
+            .name(place.name().to_owned())
+            .spawn(accept)?;
+        Ok(Self {
+            state,
+            thread: Some(thread),
+        })
+    }
+
+    /// From now on, each connection is closed after the next answer on it.
+    pub(crate) fn leave(&self) {
+        self.state.is_leaving.store(true, Ordering::SeqCst);
+    }
+
+    /// How many connections it has been given so far.
+    pub(crate) fn accepted(&self) -> usize {
+        self.state.accepted.load(Ordering::SeqCst)
+    }
+
+    /// Waits until its connections are closed and no further one comes, but no longer than `grace`; then it is over. Says
+    /// how many connections it had to cut.
+    pub(crate) fn end(mut self, grace: Duration) -> usize {
+        let deadline = Instant::now() + grace;
+        let mut seen = (self.accepted(), Instant::now());
+        while Instant::now() < deadline {
+            if self.accepted() != seen.0 || self.state.open.load(Ordering::SeqCst) > 0 {
+                seen = (self.accepted(), Instant::now());
+            }
+            if seen.1.elapsed() >= QUIET {
+                break;
+            }
+            std::thread::sleep(GLANCE / 4);
+        }
+        let cut = self.state.open.load(Ordering::SeqCst);
+        self.stop();
+        cut
+    }
+
+    fn stop(&mut self) {
+        self.state.is_over.store(true, Ordering::SeqCst);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Web {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+impl State {
+    fn accept(self: &Arc<Self>, socket: TcpStream, _peer: SocketAddr) {
+        self.accepted.fetch_add(1, Ordering::SeqCst);
+        self.open.fetch_add(1, Ordering::SeqCst);
+        let state = Arc::clone(self);
+        let serve = move || {
+            // Whoever breaks off has counted it as a failure on its side.
+            let _ = state.converse(socket);
+            state.open.fetch_sub(1, Ordering::SeqCst);
+        };
+        if std::thread::Builder::new().spawn(serve).is_err() {
+            self.open.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+
+    /// Answers the requests on one connection until either side closes.
+    fn converse(&self, mut socket: TcpStream) -> io::Result<()> {
+        socket.set_read_timeout(Some(GLANCE))?;
+        socket.set_nodelay(true)?;
+        let mut input = Vec::new();
+        let mut buffer = [0; 1024];
+        loop {
+            match socket.read(&mut buffer) {
+                Ok(0) => return Ok(()),
+                Ok(length) => input.extend_from_slice(buffer.get(..length).unwrap_or_default()),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Err(error),
+            }
+            if self.is_over.load(Ordering::SeqCst) {
+                return Ok(());
+            }
+            if !input.ends_with(b"\r\n\r\n") {
+                continue;
+            }
+            let request = String::from_utf8_lossy(&input).into_owned();
+            input.clear();
+            if request.split(' ').nth(1) == Some(SLOW_PATH) {
+                std::thread::sleep(SLOW);
+            }
+            let is_last = self.is_leaving.load(Ordering::SeqCst)
+                || request.contains("\r\nConnection: close\r\n");
+            let connection = if is_last { "close" } else { "keep-alive" };
+            let body = &self.name;
+            let answer = format!(
+                "HTTP/1.1 200 OK\r\nContent-Length: {}\r\nConnection: {connection}\r\n\r\n{body}",
+                body.len()
+            );
+            socket.write_all(answer.as_bytes())?;
+            if is_last {
+                return Ok(());
+            }
+        }
+    }
+}
