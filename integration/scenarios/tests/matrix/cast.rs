@@ -1,0 +1,104 @@
+//! Who asks, and what: Services that can be reached in every way, known by a number.
+
+use std::net::SocketAddr;
+
+use lab::Place;
+use scenarios::{Cluster, Outcome, Service, at, sctp, tcp, udp};
+
+/// The ways to a Service of [`service`].
+pub(crate) const WAYS: [&str; 4] = ["ClusterIP", "NodePort", "LoadBalancer", "externalIP"];
+/// Who asks.
+pub(crate) const PLACES: [&str; 3] = ["pod", "node", "outside"];
+
+/// A Service of type LoadBalancer with external IPs, on port 80 of TCP, UDP and SCTP in both families.
+pub(crate) fn service(number: usize) -> Service {
+    let node_port = node_port(number);
+    Service::new(
+        &format!("web{number}"),
+        &format!("10.96.1.{number} fd96::1{number}"),
+    )
+    .port(tcp(80, 8080).named("tcp").node_port(node_port))
+    .port(udp(80, 8080).named("udp").node_port(node_port))
+    .port(sctp(80, 8080).named("sctp").node_port(node_port))
+    .ingress(&format!("192.0.2.1{number} 2001:db8::1{number}"))
+    .external(&format!("192.0.2.2{number} 2001:db8::2{number}"))
+}
+
+/// One that has its ClusterIP only.
+pub(crate) fn inner_service(number: usize) -> Service {
+    Service::new(&format!("inner{number}"), &format!("10.96.2.{number}")).port(tcp(80, 8080))
+}
+
+/// A way to Service `number`, by IPv4.
+pub(crate) fn v4(way: &str, number: usize) -> SocketAddr {
+    at(&match way {
+        "ClusterIP" => format!("10.96.1.{number}:80"),
+        "ClusterIP only" => format!("10.96.2.{number}:80"),
+        "NodePort" => format!("172.35.0.100:{}", node_port(number)),
+        "LoadBalancer" => format!("192.0.2.1{number}:80"),
+        _ => format!("192.0.2.2{number}:80"),
+    })
+}
+
+/// A way to Service `number`, by IPv6.
+pub(crate) fn v6(way: &str, number: usize) -> SocketAddr {
+    at(&match way {
+        "ClusterIP" => format!("[fd96::1{number}]:80"),
+        "NodePort" => format!("[fd35::100]:{}", node_port(number)),
+        "LoadBalancer" => format!("[2001:db8::1{number}]:80"),
+        _ => format!("[2001:db8::2{number}]:80"),
+    })
+}
+
+fn node_port(number: usize) -> u16 {
+    30_080 + u16::try_from(number).unwrap_or_default()
+}
+
+/// The `spec` of Services with these policies.
+pub(crate) fn policies(external_local: bool, internal_local: bool) -> String {
+    let policy = |is_local| if is_local { "Local" } else { "Cluster" };
+    format!(
+        "externalTrafficPolicy: {}, internalTrafficPolicy: {}",
+        policy(external_local),
+        policy(internal_local)
+    )
+}
+
+/// Starts the daemon, and waits until what it has programmed is there.
+pub(crate) fn start(c: &mut Cluster, flags: &[&str]) -> Outcome {
+    c.start(flags)?;
+    // An IPv6 address leads nowhere before the kernel's own worker has made its route.
+    c.until("routes of the IPv6 addresses", || {
+        let addresses = c.addresses()?;
+        let addresses = addresses
+            .iter()
+            .filter(|line| line.starts_with("kube-ipvs0 ") && line.contains(':'));
+        let routes = c.sh("ip -6 route show table local dev kube-ipvs0")?;
+        Ok(routes.lines().count() == addresses.count())
+    })?;
+    Ok(())
+}
+
+/// One of [`PLACES`].
+pub(crate) fn place<'a>(c: &'a Cluster, name: &str) -> &'a Place {
+    match name {
+        "pod" => &c.client,
+        "node" => &c.node1,
+        _ => &c.outside,
+    }
+}
+
+/// Lets what node2's pods send to the outside host go by way of node1. Otherwise an answer to a client that was not
+/// masqueraded would pass by the node that has to translate it, and who was asked could not be seen.
+pub(crate) fn answers_come_back(c: &Cluster) -> Outcome {
+    c.node1.read([
+        "sysctl",
+        "-qw",
+        "net.ipv4.conf.all.send_redirects=0",
+        "net.ipv4.conf.eth0.send_redirects=0",
+    ])?;
+    c.node2
+        .read(["sysctl", "-qw", "net.ipv6.conf.eth0.accept_redirects=0"])?;
+    c.world.route(&c.node2, "172.35.0.9 fd35::9", &c.node1)?;
+    Ok(())
+}

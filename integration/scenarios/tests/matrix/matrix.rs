@@ -1,0 +1,115 @@
+//! Every row of the table, with real packets.
+
+use std::fmt::Write as _;
+
+use anyhow::{Context as _, ensure};
+use lab::Transport;
+use scenarios::{Cluster, Outcome};
+
+use crate::cast::{answers_come_back, inner_service, place, policies, service, start, v4, v6};
+use crate::see::see;
+use crate::table::{self, Row, SECTIONS};
+
+/// The daemon's flags for the three columns. A story's daemon knows the pods' networks; here, without that of the family,
+/// it cannot tell local traffic.
+const MODES: [&[&str]; 3] = [&[], &["--cluster-cidr=fd44::/16"], &["--masquerade-all"]];
+
+const DOCUMENT: &str = include_str!("../../../../docs/packet-matrix.md");
+
+pub(crate) fn every_row(c: &mut Cluster) -> Outcome {
+    set_up(c)?;
+    let mut seen = vec![<[String; 3]>::default(); rows().count()];
+    for (mode, flags) in MODES.iter().enumerate() {
+        start(c, flags)?;
+        for (cells, (number, row)) in seen.iter_mut().zip(rows()) {
+            let cell = cells.iter_mut().zip(row.seen).nth(mode);
+            let (cell, expected) = cell.context("a column for each mode")?;
+            *cell = see(
+                c,
+                place(c, row.from),
+                Transport::Tcp,
+                v4(row.to, number),
+                expected,
+            );
+        }
+        c.stop()?;
+    }
+    let document = table::document_of(seen.iter().cloned());
+    println!("{document}");
+
+    let mut wrong = String::new();
+    for ((number, row), seen) in rows().zip(&seen) {
+        let Row { from, to, .. } = row;
+        if *seen != row.seen {
+            let _ = writeln!(
+                wrong,
+                "{number}: {from} to {to}: {seen:?}, not {:?}",
+                row.seen
+            );
+        }
+        if !row.is_sound() {
+            let _ = writeln!(
+                wrong,
+                "{number}: {from} to {to}: iptables mode and the reason do not fit what is seen"
+            );
+        }
+    }
+    ensure!(wrong.is_empty(), "rows that are not as expected:\n{wrong}");
+    ensure!(
+        DOCUMENT == document,
+        "docs/packet-matrix.md is out of date; its first lines say how it is made"
+    );
+    Ok(())
+}
+
+/// UDP and SCTP, and TCP and UDP over IPv6: all as TCP over IPv4, but for internalTrafficPolicy, which knows no protocols.
+pub(crate) fn other_protocols(c: &mut Cluster) -> Outcome {
+    c.near.serve_sctp(8080)?;
+    c.far.serve_sctp(8080)?;
+    set_up(c)?;
+    start(c, &[])?;
+    let mut wrong = String::new();
+    for (transport, to) in [
+        (Transport::Udp, v4 as fn(&str, usize) -> _),
+        (Transport::Sctp, v4),
+        (Transport::Tcp, v6),
+        (Transport::Udp, v6),
+    ] {
+        for (number, row) in rows().filter(|(number, _)| [0, 1, 5].contains(number)) {
+            let ([expected, ..], to) = (row.seen, to(row.to, number));
+            let seen = see(c, place(c, row.from), transport, to, expected);
+            if seen != expected {
+                let _ = writeln!(
+                    wrong,
+                    "{transport:?}, {} to {} {to}: {seen}, not {expected}",
+                    row.from, row.to
+                );
+            }
+        }
+    }
+    ensure!(wrong.is_empty(), "not as over TCP and IPv4:\n{wrong}");
+    Ok(())
+}
+
+/// The Services of all sections, and the way back.
+fn set_up(c: &Cluster) -> Outcome {
+    answers_come_back(c)?;
+    for (number, section) in SECTIONS.iter().enumerate() {
+        let endpoints = if section.is_here {
+            "10.244.1.10 10.244.2.10 fd44:1::10 fd44:2::10"
+        } else {
+            "10.244.2.10 fd44:2::10"
+        };
+        let policies = policies(section.external_local, section.internal_local);
+        c.apply(&service(number).endpoints(endpoints).spec(&policies))?;
+        let policy = policies.split(", ").last().unwrap_or_default();
+        c.apply(&inner_service(number).endpoints(endpoints).spec(policy))?;
+    }
+    Ok(())
+}
+
+/// The rows with the numbers of their sections.
+fn rows() -> impl Iterator<Item = (usize, Row)> {
+    let sections = SECTIONS.iter().enumerate();
+    sections.flat_map(|(number, section)| section.rows().map(move |row| (number, row)))
+}

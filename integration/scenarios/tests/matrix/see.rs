@@ -1,0 +1,108 @@
+//! What is seen when a place asks an address: who answers, and whom the endpoint saw.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::time::Duration;
+
+use lab::{Failure, Place, Transport};
+use scenarios::{Cluster, SOON};
+
+/// How long to wait for an answer that is not expected. All places are on one machine: answers take milliseconds.
+const BRIEFLY: Duration = Duration::from_millis(300);
+
+/// Asks an address so often that each endpoint has its turn, and says what came of it: `both kept`, `local masq`,
+/// `remote vip`, `timeout`. See the document for the words.
+///
+/// `expected` says how long to wait. What is not expected is looked at twice: the port that MASQUERADE picks at random may
+/// be the one that there was, which is all that tells the node from the node masqueraded.
+pub(crate) fn see(
+    c: &Cluster,
+    from: &Place,
+    transport: Transport,
+    to: SocketAddr,
+    expected: &str,
+) -> String {
+    let look = || look(c, from, transport, to, expected);
+    Some(look())
+        .filter(|seen| seen == expected)
+        .unwrap_or_else(look)
+}
+
+fn look(c: &Cluster, from: &Place, transport: Transport, to: SocketAddr, expected: &str) -> String {
+    // Two endpoints at most, in turn (rr).
+    let [one, other] = [(); 2].map(|()| ask(c, from, transport, to, expected));
+    match (one, other) {
+        (Ok((one, source)), Ok((other, same))) if one != other && source == same => {
+            format!("both {source}")
+        }
+        (one, other) => {
+            let word = |seen| match seen {
+                Ok((who, source)) => format!("{who} {source}"),
+                Err(failure) => failure,
+            };
+            let words = BTreeSet::from([word(one), word(other)]);
+            Vec::from_iter(words).join(", ")
+        }
+    }
+}
+
+/// Asks once: the endpoint and what became of the source, or how it failed.
+fn ask(
+    c: &Cluster,
+    from: &Place,
+    transport: Transport,
+    to: SocketAddr,
+    expected: &str,
+) -> Result<(&'static str, String), String> {
+    let patience = if expected.contains("timeout") {
+        BRIEFLY
+    } else {
+        SOON
+    };
+    let answered = (|| {
+        let mut connection = from
+            .dial(transport, to)
+            .from_port(unused_port())
+            .timeout(patience)
+            .reset_on_close()
+            .open()?;
+        let source = connection.source().map_err(Failure::from)?;
+        Ok((connection.ask()?, source))
+    })();
+    let (answer, source) = answered.map_err(|failure| {
+        let word = match failure {
+            Failure::Refused => "refused",
+            Failure::Unreachable => "unreachable",
+            Failure::TimedOut => "timeout",
+            // EPERM: a rule or IPVS dropped it on its way out.
+            Failure::Other(text) if text.contains("os error 1)") => "not sent",
+            other => return other.to_string(),
+        };
+        word.to_owned()
+    })?;
+    let has = |place: &Place, ip| place.addresses().iter().any(|net| net.addr() == ip);
+    let saw = answer.seen_source;
+    let source = if saw == source {
+        let own = has(from, saw.ip());
+        if own { "kept" } else { "vip" }.to_owned()
+    } else if has(&c.node1, saw.ip())
+        || ["10.244.1.1", "fd44:1::1"].contains(&&*saw.ip().to_string())
+    {
+        "masq".to_owned()
+    } else {
+        format!("seen as {saw}")
+    };
+    match &*answer.who {
+        "near" => Ok(("local", source)),
+        "far" => Ok(("remote", source)),
+        other => Err(format!("answered by {other}")),
+    }
+}
+
+/// A source port that nobody has used before: one that is used again within seconds meets the traces of its last
+/// connection in conntrack, and where the source is kept nothing gives it another.
+fn unused_port() -> u16 {
+    static NEXT: AtomicU16 = AtomicU16::new(10_000);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}

@@ -1,0 +1,346 @@
+//! The table, as it is expected, and its rendering as a document.
+
+use std::fmt::Write as _;
+
+/// Services of one kind, and a row for each who and where.
+pub(crate) struct Section {
+    /// `externalTrafficPolicy: Local`
+    pub(crate) external_local: bool,
+    /// `internalTrafficPolicy: Local`
+    pub(crate) internal_local: bool,
+    /// Whether one of its endpoints is on the node; another one is elsewhere.
+    pub(crate) is_here: bool,
+    rows: &'static str,
+}
+
+/// Who asks where, and what is seen with local detection, without, and with `--masquerade-all`.
+#[derive(Clone, Copy)]
+pub(crate) struct Row {
+    pub(crate) from: &'static str,
+    pub(crate) to: &'static str,
+    pub(crate) seen: [&'static str; 3],
+    /// What iptables mode would do, where that is something else: one for all three, or one for each.
+    iptables: &'static str,
+    why: &'static str,
+}
+
+/// Why something differs from iptables mode.
+const REASONS: [(&str, &str); 6] = [
+    (
+        "A",
+        "Every service address is an address of the node, and the kernel gives what the node itself sends there that address as its \
+         source. It has to be rewritten. In iptables mode the source is the node's address from the start.",
+    ),
+    (
+        "B",
+        "A virtual server has one list of destinations for all clients, so what comes from inside the cluster is pinned to the local \
+         endpoint too; iptables mode sends it anywhere \
+         ([k/k#93456](https://github.com/kubernetes/kubernetes/issues/93456)). As upstream.",
+    ),
+    (
+        "C",
+        "Without a local endpoint the virtual server gets the others, for the sake of clients inside of the cluster \
+         ([k/k#97081](https://github.com/kubernetes/kubernetes/pull/97081)), and clients outside are forwarded too; iptables mode drops \
+         what these send. As upstream.",
+    ),
+    (
+        "D",
+        "The list is that of C, and nothing that goes to an address of a Service with externalTrafficPolicy Local is ever masqueraded. \
+         As upstream.",
+    ),
+    (
+        "E",
+        "D, and the source is the service address (A), to which the other node does not answer. As upstream.",
+    ),
+    (
+        "F",
+        "Without a local endpoint, the ClusterIP of a Service that can be reached from outside too gets the other endpoints; that of one \
+         that cannot has no destination, and IPVS refuses at once. iptables mode drops in both cases. As upstream.",
+    ),
+];
+
+/// What the other stories of this test see, as the document's last part.
+const BESIDE: &str = "
+## Beside the table
+
+The same for all policies, places and ways unless said otherwise; in both families.
+
+- **UDP and SCTP, and IPv6**: as TCP over IPv4 in the table.
+- **No endpoints**: refused at once, by IPVS itself (a TCP client and a UDP client get an ICMP port unreachable; on the node itself a
+  UDP client's send fails). The kernel limits such messages to one a second and client (`net.ipv4.icmp_ratelimit`) after a burst; in
+  iptables mode, whose rules reject with the same message, too.
+- **A port that the Service does not expose**: refused at once, also where a process on the node listens on all addresses
+  ([k/k#72236](https://github.com/kubernetes/kubernetes/issues/72236)), and also a node port asked at a service address. The rules of
+  KUBE-IPVS-FILTER do so, upstream's since 1.27.
+- **A pod that asks a Service whose only endpoint it is** reaches itself, masqueraded, in every way and with all policies.
+- **Terminating endpoints** that still serve answer where no ready one does: no ready one at all, or, where the policy says Local, no
+  ready one here. Where there is neither here, all others do (C, F).
+- **loadBalancerSourceRanges** hold for the load balancer's addresses alone: who is in no range gets a timeout. The node itself is
+  allowed if a range holds an address of its Node object. iptables mode does the same.
+- **ICMP echo** to a service address is refused (port unreachable), by the rule that refuses ports that are not exposed. An address of
+  the node answers, whether it has a node port or not. In iptables mode nobody has the address of a Service, and what a ping to it comes to
+  is the network's affair.
+";
+
+pub(crate) const SECTIONS: [Section; 8] = [
+    Section {
+        external_local: false,
+        internal_local: false,
+        is_here: true,
+        rows: "
+pod     | ClusterIP     | both kept   | both kept   | both masq   |
+pod     | NodePort      | both masq   | both masq   | both masq   |
+pod     | LoadBalancer  | both masq   | both masq   | both masq   |
+pod     | externalIP    | both masq   | both masq   | both masq   |
+node    | ClusterIP     | both masq   | both masq   | both masq   | both masq / both kept / both masq | A
+node    | NodePort      | both masq   | both masq   | both masq   |
+node    | LoadBalancer  | both masq   | both masq   | both masq   |
+node    | externalIP    | both masq   | both masq   | both masq   |
+outside | ClusterIP     | both masq   | both kept   | both masq   |
+outside | NodePort      | both masq   | both masq   | both masq   |
+outside | LoadBalancer  | both masq   | both masq   | both masq   |
+outside | externalIP    | both masq   | both masq   | both masq   |
+",
+    },
+    Section {
+        external_local: true,
+        internal_local: false,
+        is_here: true,
+        rows: "
+pod     | ClusterIP     | both kept   | both kept   | both masq   |
+pod     | NodePort      | local kept  | local kept  | local kept  | both kept / local kept / both kept | B
+pod     | LoadBalancer  | local kept  | local kept  | local kept  | both kept / local kept / both kept | B
+pod     | externalIP    | local kept  | local kept  | local kept  | both kept / local kept / both kept | B
+node    | ClusterIP     | both masq   | both masq   | both masq   | both masq / both kept / both masq | A
+node    | NodePort      | local kept  | local kept  | local kept  | both masq | B
+node    | LoadBalancer  | local vip   | local vip   | local vip   | both masq | A, B
+node    | externalIP    | local vip   | local vip   | local vip   | both masq | A, B
+outside | ClusterIP     | both masq   | both kept   | both masq   |
+outside | NodePort      | local kept  | local kept  | local kept  |
+outside | LoadBalancer  | local kept  | local kept  | local kept  |
+outside | externalIP    | local kept  | local kept  | local kept  |
+",
+    },
+    Section {
+        external_local: false,
+        internal_local: true,
+        is_here: true,
+        rows: "
+pod     | ClusterIP     | local kept  | local kept  | local masq  |
+pod     | NodePort      | both masq   | both masq   | both masq   |
+pod     | LoadBalancer  | both masq   | both masq   | both masq   |
+pod     | externalIP    | both masq   | both masq   | both masq   |
+node    | ClusterIP     | local masq  | local masq  | local masq  | local masq / local kept / local masq | A
+node    | NodePort      | both masq   | both masq   | both masq   |
+node    | LoadBalancer  | both masq   | both masq   | both masq   |
+node    | externalIP    | both masq   | both masq   | both masq   |
+outside | ClusterIP     | local masq  | local kept  | local masq  |
+outside | NodePort      | both masq   | both masq   | both masq   |
+outside | LoadBalancer  | both masq   | both masq   | both masq   |
+outside | externalIP    | both masq   | both masq   | both masq   |
+",
+    },
+    Section {
+        external_local: true,
+        internal_local: true,
+        is_here: true,
+        rows: "
+pod     | ClusterIP     | local kept  | local kept  | local masq  |
+pod     | NodePort      | local kept  | local kept  | local kept  | both kept / local kept / both kept | B
+pod     | LoadBalancer  | local kept  | local kept  | local kept  | both kept / local kept / both kept | B
+pod     | externalIP    | local kept  | local kept  | local kept  | both kept / local kept / both kept | B
+node    | ClusterIP     | local masq  | local masq  | local masq  | local masq / local kept / local masq | A
+node    | NodePort      | local kept  | local kept  | local kept  | both masq | B
+node    | LoadBalancer  | local vip   | local vip   | local vip   | both masq | A, B
+node    | externalIP    | local vip   | local vip   | local vip   | both masq | A, B
+outside | ClusterIP     | local masq  | local kept  | local masq  |
+outside | NodePort      | local kept  | local kept  | local kept  |
+outside | LoadBalancer  | local kept  | local kept  | local kept  |
+outside | externalIP    | local kept  | local kept  | local kept  |
+",
+    },
+    Section {
+        external_local: false,
+        internal_local: false,
+        is_here: false,
+        rows: "
+pod     | ClusterIP     | remote kept | remote kept | remote masq |
+pod     | NodePort      | remote masq | remote masq | remote masq |
+pod     | LoadBalancer  | remote masq | remote masq | remote masq |
+pod     | externalIP    | remote masq | remote masq | remote masq |
+node    | ClusterIP     | remote masq | remote masq | remote masq | remote masq / remote kept / remote masq | A
+node    | NodePort      | remote masq | remote masq | remote masq |
+node    | LoadBalancer  | remote masq | remote masq | remote masq |
+node    | externalIP    | remote masq | remote masq | remote masq |
+outside | ClusterIP     | remote masq | remote kept | remote masq |
+outside | NodePort      | remote masq | remote masq | remote masq |
+outside | LoadBalancer  | remote masq | remote masq | remote masq |
+outside | externalIP    | remote masq | remote masq | remote masq |
+",
+    },
+    Section {
+        external_local: true,
+        internal_local: false,
+        is_here: false,
+        rows: "
+pod     | ClusterIP     | remote kept | remote kept | remote masq |
+pod     | NodePort      | remote kept | remote kept | remote kept | remote kept / timeout / remote kept | C
+pod     | LoadBalancer  | remote kept | remote kept | remote kept | remote kept / timeout / remote kept | C
+pod     | externalIP    | remote kept | remote kept | remote kept | remote kept / timeout / remote kept | C
+node    | ClusterIP     | remote masq | remote masq | remote masq | remote masq / remote kept / remote masq | A
+node    | NodePort      | remote kept | remote kept | remote kept | remote masq | D
+node    | LoadBalancer  | timeout     | timeout     | timeout     | remote masq | E
+node    | externalIP    | timeout     | timeout     | timeout     | remote masq | E
+outside | ClusterIP     | remote masq | remote kept | remote masq |
+outside | NodePort      | remote kept | remote kept | remote kept | timeout | C
+outside | LoadBalancer  | remote kept | remote kept | remote kept | timeout | C
+outside | externalIP    | remote kept | remote kept | remote kept | timeout | C
+",
+    },
+    Section {
+        external_local: false,
+        internal_local: true,
+        is_here: false,
+        rows: "
+pod     | ClusterIP     | remote kept | remote kept | remote masq | timeout | F
+pod     | NodePort      | remote masq | remote masq | remote masq |
+pod     | LoadBalancer  | remote masq | remote masq | remote masq |
+pod     | externalIP    | remote masq | remote masq | remote masq |
+node    | ClusterIP     | remote masq | remote masq | remote masq | timeout | F
+node    | NodePort      | remote masq | remote masq | remote masq |
+node    | LoadBalancer  | remote masq | remote masq | remote masq |
+node    | externalIP    | remote masq | remote masq | remote masq |
+outside | ClusterIP     | remote masq | remote kept | remote masq | timeout | F
+outside | NodePort      | remote masq | remote masq | remote masq |
+outside | LoadBalancer  | remote masq | remote masq | remote masq |
+outside | externalIP    | remote masq | remote masq | remote masq |
+pod     | ClusterIP only | refused    | refused     | refused     | timeout | F
+node    | ClusterIP only | refused    | refused     | refused     | timeout | F
+outside | ClusterIP only | refused    | refused     | refused     | timeout | F
+",
+    },
+    Section {
+        external_local: true,
+        internal_local: true,
+        is_here: false,
+        rows: "
+pod     | ClusterIP     | remote kept | remote kept | remote masq | timeout | F
+pod     | NodePort      | remote kept | remote kept | remote kept | remote kept / timeout / remote kept | C
+pod     | LoadBalancer  | remote kept | remote kept | remote kept | remote kept / timeout / remote kept | C
+pod     | externalIP    | remote kept | remote kept | remote kept | remote kept / timeout / remote kept | C
+node    | ClusterIP     | remote masq | remote masq | remote masq | timeout | F
+node    | NodePort      | remote kept | remote kept | remote kept | remote masq | D
+node    | LoadBalancer  | timeout     | timeout     | timeout     | remote masq | E
+node    | externalIP    | timeout     | timeout     | timeout     | remote masq | E
+outside | ClusterIP     | remote masq | remote kept | remote masq | timeout | F
+outside | NodePort      | remote kept | remote kept | remote kept | timeout | C
+outside | LoadBalancer  | remote kept | remote kept | remote kept | timeout | C
+outside | externalIP    | remote kept | remote kept | remote kept | timeout | C
+",
+    },
+];
+
+impl Section {
+    /// Its rows, in order.
+    pub(crate) fn rows(&self) -> impl Iterator<Item = Row> {
+        self.rows.trim().lines().map(|line| {
+            let mut cells = line.split('|').map(str::trim);
+            let mut next = || cells.next().unwrap_or_default();
+            Row {
+                from: next(),
+                to: next(),
+                seen: [next(), next(), next()],
+                iptables: next(),
+                why: next(),
+            }
+        })
+    }
+
+    fn title(&self) -> String {
+        let policies = match (self.external_local, self.internal_local) {
+            (false, false) => "Both policies Cluster",
+            (true, false) => "externalTrafficPolicy Local",
+            (false, true) => "internalTrafficPolicy Local",
+            (true, true) => "Both policies Local",
+        };
+        let endpoints = if self.is_here {
+            "one endpoint here, one elsewhere"
+        } else {
+            "an endpoint elsewhere only"
+        };
+        format!("{policies}, {endpoints}")
+    }
+}
+
+impl Row {
+    /// Whether what is said of iptables mode and why fits to what is seen.
+    pub(crate) fn is_sound(&self) -> bool {
+        if self.iptables.is_empty() {
+            return self.why.is_empty();
+        }
+        let iptables: Vec<_> = self.iptables.split(" / ").collect();
+        let differs = iptables
+            .iter()
+            .cycle()
+            .zip(self.seen)
+            .any(|(iptables, seen)| *iptables != seen);
+        let has_reasons = self
+            .why
+            .split(", ")
+            .all(|why| REASONS.iter().any(|(name, _)| *name == why));
+        matches!(iptables.len(), 1 | 3) && differs && has_reasons
+    }
+}
+
+const INTRODUCTION: &str = "\
+# The packet matrix
+
+Who reaches what on a node that runs `kube-proxy` in IPVS mode: real packets, seen by the test that holds this table
+(`integration/scenarios/tests/matrix`). Where iptables mode, whose semantics are the meant ones, would do something else, its column
+says what, and the last one why. All of it follows from a kernel state that is upstream's IPVS mode's too, for the same objects.
+
+This file is made by `cargo test -p scenarios --test matrix -- --print > docs/packet-matrix.md`; the test fails where it is out of date.
+
+Asked from: a **pod** on this node, the **node** itself, and a host **outside** that sends what is for the address to this node. The
+modes: local traffic **detected** (`--cluster-cidr`), **not detected**, and **`--masquerade-all`**.
+
+Who answers: the endpoint on this node (**local**), the one on another node (**remote**), **both** in turn, or none: **refused** at once,
+or **timeout**. Whom the endpoint sees: the client (**kept**), an address of this node in its stead (**masq**), or the service address,
+which is the client's own where the node itself asks (**vip**). Answers to the host outside come back by way of this node.
+";
+
+/// The document: the table with what is seen, row after row.
+pub(crate) fn document_of(mut seen: impl Iterator<Item = [String; 3]>) -> String {
+    let mut text = INTRODUCTION.to_owned();
+    for section in &SECTIONS {
+        let _ = writeln!(
+            text,
+            "\n## {}\n\n| from | to | detected | not detected | masquerade-all | iptables mode would | why |\n\
+             |---|---|---|---|---|---|---|",
+            section.title()
+        );
+        for row in section.rows() {
+            let seen = seen.next().unwrap_or_default().join(" | ");
+            let _ = writeln!(
+                text,
+                "| {} | {} | {seen} | {} | {} |",
+                row.from, row.to, row.iptables, row.why
+            );
+        }
+    }
+    text.push_str("\n## Why\n");
+    for (name, reason) in REASONS {
+        let _ = write!(text, "\n- **{name}** {reason}");
+    }
+    text + "\n" + BESIDE
+}
+
+/// The document out of the expected table.
+pub(crate) fn document() -> String {
+    document_of(
+        SECTIONS
+            .iter()
+            .flat_map(Section::rows)
+            .map(|row| row.seen.map(str::to_owned)),
+    )
+}
