@@ -6,7 +6,7 @@
 //! ```
 //!
 //! Defaults that an API server fills in are filled in here too, as manifests lack them. What an API server would have
-//! refused is found here as well: a part that is wrong is left out and reported as a [`Problem`] by name, and the rest of
+//! refused is found here as well: a part that is wrong is left out and reported as a `Problem` by name, and the rest of
 //! the object is used. An object of which nothing is left is `Unusable`; whoever asked keeps what it knew of it before.
 
 pub(crate) mod address;

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! `kube` does what is common to all clients: kubeconfig, credentials, TLS, HTTP. Listing and watching is done here, in
-//! [`list_watch`], which says why.
+//! `list_watch`, which says why.
 
 mod list_watch;
 mod outage;
