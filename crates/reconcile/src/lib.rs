@@ -156,7 +156,7 @@ where
 
     /// Restores the invariant for one key.
     fn settle(&mut self, key: &K) {
-        let Some(row) = self.rows.get(key) else {
+        let Some(row) = self.rows.get_mut(key) else {
             self.pending.remove(key);
             self.retries.remove(key);
             return;
@@ -165,6 +165,8 @@ where
             self.pending.insert(key.clone());
             return;
         }
+        // Equal values share their memory from here on, if cloning shares it.
+        row.actual = row.wanted().cloned();
         self.pending.remove(key);
         self.retries.remove(key);
         if row.claims.is_empty() {
@@ -192,13 +194,7 @@ where
     /// Says what is now there for one key, after a write or a look at it.
     pub fn set_actual(&mut self, key: &K, actual: Option<V>) {
         match self.rows.get_mut(key) {
-            Some(row) => {
-                // Equal values share their memory from here on, if cloning shares it.
-                row.actual = match (row.wanted(), actual) {
-                    (Some(wanted), Some(actual)) if *wanted == actual => Some(wanted.clone()),
-                    (_, actual) => actual,
-                };
-            }
+            Some(row) => row.actual = actual,
             None if actual.is_some() => {
                 self.rows.insert(
                     key.clone(),
@@ -262,6 +258,11 @@ where
             .filter(move |key| self.retries.get(*key).is_none_or(|retry| retry.due <= now))
     }
 
+    /// Keys whose wanted value is not the actual one, due or not, in no order.
+    pub fn pending(&self) -> impl Iterator<Item = &K> {
+        self.pending.iter()
+    }
+
     /// How many keys are pending, due or not.
     pub fn pending_len(&self) -> usize {
         self.pending.len()
@@ -280,11 +281,6 @@ where
     /// When the next failed write is due again.
     pub fn next_retry(&self) -> Option<Instant> {
         self.retries.values().map(|retry| retry.due).min()
-    }
-
-    /// Makes every failed write due at once.
-    pub fn retry_now(&mut self) {
-        self.retries.clear();
     }
 
     /// Keys that more than one owner claims, with the claims, the winner's first.
@@ -311,6 +307,8 @@ where
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
     use proptest::prelude::*;
 
@@ -367,6 +365,20 @@ mod tests {
         table.set_actual(&7, None);
         table.set_written(&1);
         assert_eq!((table.pending_len(), table.rows.len()), (0, 1));
+    }
+
+    #[test]
+    fn what_is_wanted_and_there_is_held_once() {
+        let mut table = Table::<u8, Arc<str>, u8>::new();
+        table.claim(&1, [(1, "a".into())]);
+        table.observe([(1, "a".into())]);
+        let is_shared = |table: &Table<u8, Arc<str>, u8>| {
+            let both = table.wanted(&1).zip(table.actual(&1));
+            both.is_some_and(|(wanted, actual)| Arc::ptr_eq(wanted, actual))
+        };
+        assert!(is_shared(&table), "after a dump");
+        table.claim(&1, [(1, "a".into())]);
+        assert!(is_shared(&table), "after a claim of the same");
     }
 
     #[derive(Debug, Clone)]
