@@ -10,6 +10,9 @@ use crate::event::{Event, Kind};
 use crate::names::NamespacedName;
 use crate::object::{EndpointSlice, Node, Placement, Service};
 
+/// So many placements are not worth a look at which of them are in use.
+const FEW_PLACEMENTS: usize = 64;
+
 /// All Services, slices and the own Node. Costs O(event) to keep and O(changed Services) to read.
 #[derive(Debug, Default)]
 pub struct Model {
@@ -24,6 +27,8 @@ pub struct Model {
     node_list: List,
     changes: Changes,
     placements: HashSet<Arc<Placement>>,
+    /// How many of them were in use when the others were last dropped.
+    placements_used: usize,
 }
 
 /// Where the list of one kind stands.
@@ -267,9 +272,10 @@ impl Model {
 
     /// Drops shared placements that no endpoint uses, each time their number has doubled: amortised O(1).
     fn forget_placements(&mut self) {
-        if self.placements.len() == self.placements.capacity() {
+        if self.placements.len() > 2 * self.placements_used + FEW_PLACEMENTS {
             self.placements
                 .retain(|placement| Arc::strong_count(placement) > 1);
+            self.placements_used = self.placements.len();
         }
     }
 }
@@ -277,7 +283,8 @@ impl Model {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::object::ServiceType;
+    use crate::names::IpFamily;
+    use crate::object::{Endpoint, ServiceType};
 
     fn name(name: &str) -> NamespacedName {
         NamespacedName::new("default", name)
@@ -327,6 +334,33 @@ mod tests {
     }
 
     const START: Event = Event::ListStarted(Kind::Service);
+
+    #[test]
+    fn placements_of_nodes_that_are_gone_are_dropped() {
+        let mut model = Model::new();
+        for generation in 0..100 {
+            let endpoints = (0..100).map(|number| Endpoint {
+                address: [10, 244, 0, number].into(),
+                ready: true,
+                serving: true,
+                terminating: false,
+                placement: Arc::new(Placement {
+                    node: Some(format!("node-{generation}-{number}").into()),
+                    ..Placement::default()
+                }),
+            });
+            model.apply(Event::SliceApplied(EndpointSlice {
+                name: name("web-a"),
+                service: name("web"),
+                family: IpFamily::V4,
+                ports: [].into_iter().collect(),
+                endpoints: endpoints.collect(),
+                change_trigger: None,
+            }));
+        }
+        let held = model.placements.len();
+        assert!(held <= 3 * 100 + FEW_PLACEMENTS, "{held} are held");
+    }
 
     #[test]
     fn a_whole_list_takes_away_what_it_does_not_name() {
