@@ -5,7 +5,7 @@ use std::future::Future;
 use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use hashbrown::{HashMap, HashSet};
 use netlink_batch::Worker;
@@ -26,9 +26,6 @@ use crate::sets::{Member, Set};
 
 /// How many members a set can hold, as upstream creates it; more where more are wanted.
 const SET_SIZE: u32 = 65_536;
-
-/// Longer than any delay before a next try.
-const LONG: Duration = Duration::from_hours(1);
 
 /// What must exist before anything else.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -89,11 +86,6 @@ impl<K: Kernel> Proxier<K> {
             needs_resync: true,
             rules_read: None,
         }
-    }
-
-    /// The fact of this node as last seen.
-    pub fn node(&self) -> &NodeFacts {
-        &self.node
     }
 
     fn table(&mut self, set: Set) -> &mut Table<Member, (), Owner> {
@@ -400,8 +392,7 @@ impl<K: Kernel> Proxier<K> {
             .map(|(key, server)| (*key, server.clone()))
             .collect();
         self.servers.observe(ours);
-        // Also those whose next try is not due yet.
-        let differing: Vec<_> = self.servers.due(now + LONG).copied().collect();
+        let differing: Vec<_> = self.servers.pending().copied().collect();
         for key in differing {
             self.settle_leftovers(key);
         }
