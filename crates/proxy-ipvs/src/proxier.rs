@@ -51,7 +51,7 @@ pub struct Proxier<K: Kernel> {
     servers: Table<VirtualServerKey, VirtualServer, Owner>,
     addresses: Table<IpAddr, (), Owner>,
     forbidden_to_node: Table<VirtualServerKey, (), Owner>,
-    /// What the wanted rules were last made from: the sets that hold something, and `forbidden_version`.
+    /// What the wanted rules were last made from: the sets that they match, and `forbidden_version`.
     shim: Option<(BTreeSet<Set>, u64)>,
     forbidden_version: u64,
     drains: Drains,
@@ -335,18 +335,13 @@ impl<K: Kernel> Proxier<K> {
         );
     }
 
-    /// Makes the rules wanted that fit a stage: what is about to be filled needs its rules before, what is still filled
-    /// keeps them until it is empty.
-    fn want_rules(&mut self, stage: Stage) {
-        let is_filled = |set: Set| {
-            self.members
-                .get(set as usize)
-                .is_some_and(|table| match stage {
-                    Stage::Make | Stage::Break => !table.is_empty(),
-                    Stage::Forget => table.wanted_len() > 0,
-                })
-        };
-        let filled: BTreeSet<Set> = Set::all().filter(|set| is_filled(*set)).collect();
+    /// Makes the rules wanted that match each set of which members are wanted, and those in `still` that hold something yet.
+    fn want_rules(&mut self, still: impl Fn(Set) -> bool) {
+        let filled: BTreeSet<Set> = Set::all()
+            .zip(&self.members)
+            .filter(|(set, table)| table.wanted_len() > 0 || (!table.is_empty() && still(*set)))
+            .map(|(set, _)| set)
+            .collect();
         let shim = (filled, self.forbidden_version);
         if self.shim.as_ref() == Some(&shim) {
             return;
@@ -462,7 +457,10 @@ impl<K: Kernel> Proxier<K> {
     }
 
     fn plan_make(&mut self, now: Instant) -> Plan {
-        self.want_rules(Stage::Make);
+        // What is about to be filled needs its rules before; what empties keeps those it has until its virtual servers are
+        // gone, and does not get them back while a member cannot be removed.
+        let had = self.shim.as_ref().map(|(filled, _)| filled.clone());
+        self.want_rules(|set| had.as_ref().is_none_or(|had| had.contains(&set)));
         self.want_room();
         let mut ops = Vec::new();
         for key in sorted(self.foundation.due(now)) {
@@ -561,7 +559,7 @@ impl<K: Kernel> Proxier<K> {
     }
 
     fn plan_forget(&mut self, now: Instant) -> Plan {
-        self.want_rules(Stage::Forget);
+        self.want_rules(|_| false);
         let mut ops = Vec::new();
         ops.extend(self.write_rules(now));
         for (set, table) in Set::all().zip(&self.members) {

@@ -440,6 +440,26 @@ fn a_virtual_server_that_cannot_be_removed_keeps_the_proof_that_it_is_ours() {
 }
 
 #[test]
+fn rules_do_not_come_back_for_a_member_that_stays() {
+    for stays in [
+        "remove virtual server 10.96.0.10:80/TCP",
+        "remove 10.96.0.10,tcp:80 from set ClusterIp",
+    ] {
+        let mut world = web();
+        let refuse = |text: &str| {
+            let refusal = (text.to_owned(), "busy".to_owned());
+            world.kernel.state().refusals.extend([refusal]);
+        };
+        refuse(stays);
+        world.delete_service("default/web");
+        world.sync();
+        assert_eq!(world.work().0.processes, 1, "the rules go");
+        world.sync();
+        assert_eq!(world.work().0.processes, 0, "{stays}");
+    }
+}
+
+#[test]
 fn a_refused_object_stays_pending_and_stops_nothing_else() {
     let mut world = World::new();
     world.service(service("default/bad", "10.96.0.66", 80));
