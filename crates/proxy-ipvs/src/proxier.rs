@@ -63,7 +63,8 @@ pub struct Proxier<K: Kernel> {
 
 impl<K: Kernel> Proxier<K> {
     /// A proxier that wants nothing yet and has not looked at the kernel.
-    pub fn new(config: Config, node: NodeFacts, kernel: Worker<K>) -> Self {
+    pub fn new(config: Config, mut node: NodeFacts, kernel: Worker<K>) -> Self {
+        node.ip = config.node_ip.or(node.ip);
         let mut foundation = Table::new();
         let sets = Set::all().map(|set| (Foundation::Set(set), SET_SIZE));
         foundation.claim(&(), [(Foundation::Link, 0)].into_iter().chain(sets));

@@ -460,6 +460,24 @@ fn rules_do_not_come_back_for_a_member_that_stays() {
 }
 
 #[test]
+fn the_address_given_counts_without_a_node_object() {
+    let config = Config {
+        node_ip: Some(ip("192.168.99.10")),
+        ..Config::default()
+    };
+    let kernel = FakeKernel::new(IpFamily::V4, &[ip("192.168.99.10")]);
+    let mut world = World::with(config, kernel);
+    let mut balanced = service("default/web", "10.96.0.10", 80);
+    balanced.ingress_ips = vec![ip("192.0.2.1")];
+    balanced.source_ranges = vec!["192.168.99.0/24".parse().unwrap()];
+    world.service(balanced);
+    let mut world = world.listed();
+    world.sync();
+    let sources = &world.kernel.state().snapshot.sets[&Set::LoadBalancerSourceIp];
+    assert_eq!(sources.len(), 1, "the node is within the source ranges");
+}
+
+#[test]
 fn a_refused_object_stays_pending_and_stops_nothing_else() {
     let mut world = World::new();
     world.service(service("default/bad", "10.96.0.66", 80));
