@@ -747,6 +747,7 @@ impl<K: Kernel> Proxier<K> {
             match applied.await {
                 Ok((plan, outcomes)) => self.book(&plan, outcomes, now, &mut report),
                 Err(gone) => {
+                    self.needs_resync = true;
                     report.failures.push(failure("the kernel thread", &gone));
                     break;
                 }

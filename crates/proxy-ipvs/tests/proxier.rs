@@ -9,12 +9,19 @@
 mod drains;
 mod support;
 
+use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use proxy::{Event, IpFamily, Kind, Protocol, ServicePort};
+use futures::executor::block_on;
+use netlink_batch::Worker;
+use proxy::{Event, IpFamily, Kind, Mode as _, Model, NodeFacts, Protocol, ServicePort, Target};
 use proxy_ipvs::fake::{FakeKernel, Work};
-use proxy_ipvs::{Config, Member, Op, Properties, RealServer, Rules, Set, VirtualServer};
+use proxy_ipvs::{
+    Config, Kernel, KernelError, Member, Op, Outcome, Plan, Properties, Proxier, RealServer, Rules,
+    Set, Snapshot, VirtualServer, VirtualServerKey,
+};
 use support::{World, ip, name, server, service, slice};
 
 const PAIR: [&str; 2] = ["10.244.1.5@node1", "10.244.2.5@node2"];
@@ -364,7 +371,7 @@ fn leftovers_of_an_earlier_run_are_ours_by_address_set_or_node_port() {
         };
         let left = VirtualServer {
             properties,
-            destinations: Arc::new([RealServer::new(proxy::Target {
+            destinations: Arc::new([RealServer::new(Target {
                 ip: ip("10.244.9.9"),
                 port: 80,
             })]),
@@ -477,6 +484,40 @@ fn the_address_given_counts_without_a_node_object() {
     assert_eq!(sources.len(), 1, "the node is within the source ranges");
 }
 
+/// A kernel whose thread ends at the first write.
+struct Doomed;
+
+impl Kernel for Doomed {
+    fn dump(&mut self, _with_rules: bool) -> Result<Snapshot, KernelError> {
+        Ok(Snapshot::default())
+    }
+
+    fn apply(&mut self, _plan: &Plan) -> Vec<Outcome> {
+        panic!("on purpose")
+    }
+
+    fn connections(
+        &mut self,
+        _keys: &[VirtualServerKey],
+    ) -> Result<BTreeMap<VirtualServerKey, BTreeMap<Target, u32>>, KernelError> {
+        Ok(BTreeMap::new())
+    }
+}
+
+#[test]
+fn a_kernel_thread_that_ended_leaves_the_kernel_uncertain() {
+    let Ok(worker) = Worker::spawn("doomed", || Ok::<_, Infallible>(Doomed));
+    let node = NodeFacts::new(IpFamily::V4, support::NODE);
+    let mut proxier = Proxier::new(Config::default(), node, worker);
+    let (model, now) = (Model::new(), Instant::now());
+    block_on(proxier.resync(&model, now)).unwrap();
+    assert!(!proxier.needs_resync());
+    let report = block_on(proxier.sync(now));
+    assert_eq!(report.failures.len(), 1);
+    assert!(proxier.needs_resync(), "no sync is complete after that");
+    block_on(proxier.resync(&model, now)).unwrap_err();
+}
+
 #[test]
 fn a_refused_object_stays_pending_and_stops_nothing_else() {
     let mut world = World::new();
@@ -529,7 +570,7 @@ fn lost_acknowledgements_are_answered_by_a_dump() {
 fn an_unreadable_kernel_is_an_error_that_changes_nothing() {
     let mut world = web();
     world.kernel.state().unreadable = Some("interrupted".into());
-    let error = futures::executor::block_on({
+    let error = block_on({
         use proxy::Mode as _;
         world.proxier.resync(&world.model, world.now)
     });
@@ -544,7 +585,7 @@ fn an_unreadable_kernel_is_an_error_that_changes_nothing() {
 #[test]
 fn a_removed_endpoint_with_connections_drains_and_returns_with_them() {
     let mut world = web();
-    let target = proxy::Target {
+    let target = Target {
         ip: ip("10.244.2.5"),
         port: 8080,
     };
@@ -584,7 +625,7 @@ fn a_removed_endpoint_with_connections_drains_and_returns_with_them() {
 #[test]
 fn drains_are_recognised_after_a_restart() {
     let mut world = web();
-    let target = proxy::Target {
+    let target = Target {
         ip: ip("10.244.2.5"),
         port: 8080,
     };
@@ -615,7 +656,7 @@ fn drains_are_recognised_after_a_restart() {
 fn stubborn(timeout: Option<Duration>) -> World {
     let kernel = FakeKernel::new(IpFamily::V4, &[ip("192.168.99.10")]);
     for pod in ["10.244.2.5", "10.244.3.5"] {
-        let target = proxy::Target {
+        let target = Target {
             ip: ip(pod),
             port: 8080,
         };
