@@ -24,6 +24,8 @@ const SAVE_LIMIT: Duration = Duration::from_secs(30);
 const MODERN: [u32; 3] = [1, 6, 2];
 /// Chains by which the kubelet tells which backend it uses (KEP-3178), in table mangle.
 const HINTS: [&str; 2] = [":KUBE-IPTABLES-HINT ", ":KUBE-KUBELET-CANARY "];
+/// What the nft backend says (`Failed to initialize nft: `) where the kernel has no nftables.
+const UNSUPPORTED: &str = "Protocol not supported";
 /// Changes nothing, and yet makes the kernel take table nat, a match and a target. Neither a save nor `--test` does: both
 /// succeed with the nft backend on a kernel that cannot do NAT with nftables.
 const PROBE: &str = "*nat\n:KUBE-PROXY-PROBE - [0:0]\n\
@@ -96,6 +98,13 @@ pub enum IptablesError {
     },
 }
 
+impl IptablesError {
+    /// Whether the kernel cannot hold any rules of this backend, so that there are none.
+    pub(crate) fn is_unsupported(&self) -> bool {
+        matches!(self, Self::Failed { said, .. } if said.contains(UNSUPPORTED))
+    }
+}
+
 /// The iptables programs of one backend, for both families.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Iptables {
@@ -110,6 +119,41 @@ impl Iptables {
     /// kubelet's hints are in; else the one with `KUBE-*` chains, of whoever; else the one with more rules; else nft. One
     /// that does not work is not chosen. Starts up to seven processes.
     pub fn choose(wanted: Option<Backend>) -> Result<Self, IptablesError> {
+        let mut reasons = Vec::new();
+        for iptables in Self::candidates(wanted)? {
+            let works = |family| iptables.restore(family, PROBE);
+            match works(IpFamily::V4).or_else(|error| works(IpFamily::V6).map_err(|_| error)) {
+                Ok(()) => return Ok(iptables),
+                Err(error) => reasons.push(error.to_string()),
+            }
+        }
+        Err(IptablesError::Unusable(reasons.join("; ")))
+    }
+
+    /// Chooses like [`choose`](Self::choose), but by looking alone: whether it can write is not tried, only whether it can
+    /// read.
+    pub fn look(wanted: Option<Backend>) -> Result<Self, IptablesError> {
+        let mut reasons = Vec::new();
+        for iptables in Self::candidates(wanted)? {
+            match iptables.save(IpFamily::V4) {
+                Ok(_) => return Ok(iptables),
+                Err(error) => reasons.push(error.to_string()),
+            }
+        }
+        Err(IptablesError::Unusable(reasons.join("; ")))
+    }
+
+    /// All that are installed.
+    pub(crate) fn installed() -> Result<Vec<Self>, IptablesError> {
+        let mut found: Vec<Self> = Backend::ALL.into_iter().filter_map(Self::named).collect();
+        if found.is_empty() {
+            found.extend(Self::plain()?);
+        }
+        Ok(found)
+    }
+
+    /// Those that are wanted, the one that most speaks for first.
+    fn candidates(wanted: Option<Backend>) -> Result<Vec<Self>, IptablesError> {
         let is_wanted = |found: &Self| wanted.is_none_or(|backend| backend == found.backend);
         let mut found: Vec<Self> = Backend::ALL
             .into_iter()
@@ -126,15 +170,7 @@ impl Iptables {
         if found.len() > 1 {
             found.sort_by_cached_key(|iptables| Reverse(iptables.evidence()));
         }
-        let mut reasons = Vec::new();
-        for iptables in found {
-            let works = |family| iptables.restore(family, PROBE);
-            match works(IpFamily::V4).or_else(|error| works(IpFamily::V6).map_err(|_| error)) {
-                Ok(()) => return Ok(iptables),
-                Err(error) => reasons.push(error.to_string()),
-            }
-        }
-        Err(IptablesError::Unusable(reasons.join("; ")))
+        Ok(found)
     }
 
     /// What was chosen.
@@ -149,10 +185,14 @@ impl Iptables {
 
     /// Whether it can write rules of a family here. Starts one process.
     pub fn check(&self, family: IpFamily) -> Result<(), IptablesError> {
-        if family == IpFamily::V6 && !Path::new("/proc/thread-self/net/if_inet6").exists() {
-            return Err(IptablesError::NoIpv6);
-        }
+        exists(family)?;
         self.restore(family, PROBE)
+    }
+
+    /// Whether it can read rules of a family here. Starts one process.
+    pub fn check_reading(&self, family: IpFamily) -> Result<(), IptablesError> {
+        exists(family)?;
+        self.save(family).map(drop)
     }
 
     /// All tables in use.
@@ -163,13 +203,23 @@ impl Iptables {
 
     /// Applies `text` without touching chains that it does not name: each of its tables whole, or not at all.
     pub(crate) fn restore(&self, family: IpFamily, text: &str) -> Result<(), IptablesError> {
+        self.restore_within(RESTORE_LIMIT, family, text)
+    }
+
+    /// The same with a time limit of its own, for a text that may be very long.
+    pub(crate) fn restore_within(
+        &self,
+        limit: Duration,
+        family: IpFamily,
+        text: &str,
+    ) -> Result<(), IptablesError> {
         let program = self.program(family, "restore")?;
         let arguments: &[&str] = if self.is_modern {
             &["-w", "5", "--noflush"]
         } else {
             &["--noflush"]
         };
-        run(&program, arguments, text, RESTORE_LIMIT).map(drop)
+        run(&program, arguments, text, limit).map(drop)
     }
 
     /// The programs that are named after the backend. These are there since 1.8.
@@ -218,6 +268,14 @@ impl Iptables {
         }
         evidence
     }
+}
+
+/// Whether the kernel has a family.
+pub(crate) fn exists(family: IpFamily) -> Result<(), IptablesError> {
+    if family == IpFamily::V6 && !Path::new("/proc/thread-self/net/if_inet6").exists() {
+        return Err(IptablesError::NoIpv6);
+    }
+    Ok(())
 }
 
 /// What speaks for a backend, the strongest first.

@@ -45,6 +45,31 @@ pub struct Snapshot {
     pub rules: Option<Rules>,
 }
 
+impl Snapshot {
+    /// Whether a virtual server is one that a kube-proxy in IPVS mode has made: its address is on `kube-ipvs0`, one of the sets
+    /// names it, or it serves a NodePort.
+    pub fn says_ours(&self, key: &VirtualServerKey) -> bool {
+        let holds =
+            |set: Set, member: Member| self.sets.get(&set).is_some_and(|set| set.contains(&member));
+        let by_address = Member::AddressPort(key.address, key.protocol, key.port);
+        let node_port = match Set::node_port(key.protocol) {
+            Set::NodePortSctp => by_address,
+            _ => Member::Port(key.port),
+        };
+        self.bound.contains(&key.address)
+            || [
+                Set::ClusterIp,
+                Set::ExternalIp,
+                Set::ExternalIpLocal,
+                Set::LoadBalancer,
+            ]
+            .into_iter()
+            .any(|set| holds(set, by_address))
+            || (self.interface_addresses.contains(&key.address)
+                && holds(Set::node_port(key.protocol), node_port))
+    }
+}
+
 /// The kernel could not be read. Says what was being read, why it failed, and the next step.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("cannot read {what}: {reason}")]

@@ -9,6 +9,7 @@
 //! [`Proxier`] holds the tables and is the [`Mode`](proxy::Mode). Everything up to the plan is pure; a [`Kernel`] is netlink on
 //! a thread of its own, or the strict fake of the tests.
 
+mod cleanup;
 mod compile;
 mod config;
 mod drain;
@@ -27,7 +28,7 @@ pub use compile::{Fragment, Owner, compile};
 pub use config::Config;
 pub use iptables::{Backend, Iptables, IptablesError};
 pub use kernel::{Kernel, KernelError, Snapshot};
-pub use netlink::{NetlinkKernel, OpenError};
+pub use netlink::{Cleanup, NetlinkKernel, OpenError, clean_up};
 pub use plan::{Op, Outcome, Plan, Stage};
 pub use proxier::Proxier;
 pub use rules::{Rules, Shim, Table};

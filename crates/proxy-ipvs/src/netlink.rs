@@ -14,6 +14,7 @@
 //! were seen on Linux 6.1.
 
 mod addresses;
+mod cleanup;
 mod reason;
 mod servers;
 mod sets;
@@ -30,6 +31,7 @@ use crate::program::Program;
 use crate::rules::Rules;
 use crate::server::VirtualServerKey;
 use addresses::Addresses;
+pub use cleanup::{Cleanup, clean_up};
 use reason::refused;
 use servers::Servers;
 use sets::Sets;

@@ -415,36 +415,8 @@ impl<K: Kernel> Proxier<K> {
 
     /// Whether a virtual server in a snapshot is one that this proxy, an earlier run of it, or upstream has made.
     fn is_ours(&self, key: &VirtualServerKey, snapshot: &Snapshot) -> bool {
-        if self
-            .config
-            .exclude_cidrs
-            .iter()
-            .any(|net| net.contains(&key.address))
-        {
-            return false;
-        }
-        let holds = |set: Set, member: Member| {
-            snapshot
-                .sets
-                .get(&set)
-                .is_some_and(|set| set.contains(&member))
-        };
-        let by_address = Member::AddressPort(key.address, key.protocol, key.port);
-        let node_port = match Set::node_port(key.protocol) {
-            Set::NodePortSctp => by_address,
-            _ => Member::Port(key.port),
-        };
-        snapshot.bound.contains(&key.address)
-            || [
-                Set::ClusterIp,
-                Set::ExternalIp,
-                Set::ExternalIpLocal,
-                Set::LoadBalancer,
-            ]
-            .into_iter()
-            .any(|set| holds(set, by_address))
-            || (snapshot.interface_addresses.contains(&key.address)
-                && holds(Set::node_port(key.protocol), node_port))
+        let excluded = &self.config.exclude_cidrs;
+        !excluded.iter().any(|net| net.contains(&key.address)) && snapshot.says_ours(key)
     }
 
     // ---- plan ----

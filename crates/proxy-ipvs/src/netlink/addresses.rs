@@ -10,7 +10,7 @@ use std::net::IpAddr;
 
 use netlink_batch::{
     Attributes, Batch, Connection, Error, Malformed, NLM_F_CREATE, NLM_F_EXCL, Protocol, Refusal,
-    Reply,
+    Reply, Writer,
 };
 use proxy::IpFamily;
 
@@ -20,6 +20,7 @@ use crate::plan::{Op, Outcome};
 const LINK: &str = "kube-ipvs0";
 
 const RTM_NEWLINK: u16 = 16;
+const RTM_DELLINK: u16 = 17;
 const RTM_GETLINK: u16 = 18;
 const RTM_NEWADDR: u16 = 20;
 const RTM_DELADDR: u16 = 21;
@@ -145,6 +146,37 @@ impl Addresses {
         }
     }
 
+    /// The kind of the link: `dummy`, `veth`, ...; empty for hardware. `None` if there is no such link.
+    pub(super) fn link_kind(&mut self) -> Result<Option<String>, Error> {
+        let answer = self.connection.request(RTM_GETLINK, 0, by_name);
+        let answer = match answer {
+            Err(Error::Refused(Refusal {
+                errno: libc::ENODEV,
+                ..
+            })) => return Ok(None),
+            answer => answer?,
+        };
+        let (_, payload) = answer.iter().next().ok_or(Error::LostReply)?;
+        Ok(Some(kind(payload)?))
+    }
+
+    /// Removes the link with its addresses. What is gone already is removed.
+    pub(super) fn remove_link(&mut self) -> Result<(), Error> {
+        let mut batch = Batch::new();
+        batch.push(RTM_DELLINK, 0, by_name);
+        match self.connection.execute(&batch)?.pop() {
+            Some(
+                Reply::Done
+                | Reply::Refused(Refusal {
+                    errno: libc::ENODEV,
+                    ..
+                }),
+            ) => Ok(()),
+            Some(Reply::Refused(refusal)) => Err(Error::Refused(refusal)),
+            Some(Reply::Unknown) | None => Err(Error::LostReply),
+        }
+    }
+
     /// Binds and unbinds.
     pub(super) fn apply(&mut self, run: &[Op]) -> Vec<Outcome> {
         let index = match self.link() {
@@ -193,10 +225,7 @@ impl Addresses {
 
     /// The number of the link, if it exists.
     fn link(&mut self) -> Result<Option<u32>, Error> {
-        let answer = self.connection.request(RTM_GETLINK, 0, |message| {
-            message.bytes(&[0; IFINFOMSG]);
-            message.attr_str(IFLA_IFNAME, LINK);
-        });
+        let answer = self.connection.request(RTM_GETLINK, 0, by_name);
         let answer = match answer {
             Err(Error::Refused(Refusal {
                 errno: libc::ENODEV,
@@ -214,6 +243,29 @@ impl Addresses {
             None => Err(Error::LostReply),
         }
     }
+}
+
+/// The content of a message about the link.
+fn by_name(message: &mut Writer<'_>) {
+    message.bytes(&[0; IFINFOMSG]);
+    message.attr_str(IFLA_IFNAME, LINK);
+}
+
+/// The kind in an answer to `RTM_GETLINK`; empty for hardware.
+fn kind(payload: &[u8]) -> Result<String, Malformed> {
+    for attribute in Attributes::after(IFINFOMSG, payload)? {
+        let attribute = attribute?;
+        if attribute.kind != IFLA_LINKINFO {
+            continue;
+        }
+        for part in attribute.nested() {
+            let part = part?;
+            if part.kind == IFLA_INFO_KIND {
+                return Ok(part.string()?.to_owned());
+            }
+        }
+    }
+    Ok(String::new())
 }
 
 impl Held {
@@ -376,7 +428,7 @@ mod tests {
     proptest! {
         #[test]
         fn foreign_bytes_never_panic(payload in proptest::collection::vec(any::<u8>(), 0..64)) {
-            let _ = Held::decode(&payload);
+            let _ = (Held::decode(&payload), kind(&payload));
         }
     }
 }

@@ -11,6 +11,9 @@ use super::reason::{refused, surprise, unsent};
 use crate::plan::{Op, Outcome};
 use crate::sets::{Member, Set, SetKind};
 
+/// The name that a set has while it is filled to replace a smaller one.
+const SPARE: &str = "KUBE-GROWING";
+
 /// The sets of one family.
 #[derive(Debug)]
 pub(super) struct Sets {
@@ -97,15 +100,8 @@ impl Sets {
     /// Puts a larger set in the place of one, with the same entries. The kernel cannot resize a set beyond its `maxelem`, but
     /// it swaps two of one type at once, so that rules which match it never miss a member.
     fn grow(&mut self, name: &str, wanted: &Definition) -> Result<(), Error> {
-        const SPARE: &str = "KUBE-GROWING";
         let entries = self.ipset.list(name)?.entries;
-        match self.ipset.destroy(SPARE) {
-            Err(Error::Refused {
-                reason: Reason::NoSuchSet,
-                ..
-            }) => {}
-            left_over => left_over?,
-        }
+        self.destroy(SPARE)?;
         self.ipset.create(SPARE, wanted)?;
         let filled = self.ipset.add(SPARE, &entries).and_then(|outcomes| {
             let failure = outcomes
@@ -116,6 +112,25 @@ impl Sets {
         let grown = filled.and_then(|()| self.ipset.swap(SPARE, name));
         let destroyed = self.ipset.destroy(SPARE);
         grown.and(destroyed)
+    }
+
+    /// The names of all sets that may exist, whatever their type.
+    pub(super) fn names(&self) -> impl Iterator<Item = String> + use<> {
+        let family = self.family;
+        Set::all()
+            .map(move |set| set.name(family))
+            .chain([SPARE.to_owned()])
+    }
+
+    /// Destroys a set; false if there was none.
+    pub(super) fn destroy(&mut self, name: &str) -> Result<bool, Error> {
+        match self.ipset.destroy(name) {
+            Err(Error::Refused {
+                reason: Reason::NoSuchSet,
+                ..
+            }) => Ok(false),
+            destroyed => destroyed.map(|()| true),
+        }
     }
 
     /// Adds and removes members.
