@@ -104,6 +104,22 @@ impl NetlinkKernel {
         })
     }
 
+    /// Opens the sockets to read only: nothing is loaded but what the kernel loads by itself when it is asked, and iptables is
+    /// not tried.
+    pub fn open_to_read(family: IpFamily, iptables: Iptables) -> Result<Self, OpenError> {
+        iptables.check_reading(family)?;
+        Ok(Self {
+            family,
+            iptables,
+            sockets: Sockets::open(family)?,
+        })
+    }
+
+    /// How long IPVS keeps idle connections: TCP, TCP after a FIN, UDP.
+    pub fn timeouts(&mut self) -> Result<[Duration; 3], ipvs_netlink::Error> {
+        self.sockets.servers.timeouts()
+    }
+
     /// Sets how long IPVS keeps idle connections (`ipvsadm --set`), for both families of the network namespace. Whole
     /// seconds; zero leaves a time-out as it is.
     pub fn set_timeouts(

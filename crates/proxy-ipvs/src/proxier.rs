@@ -698,6 +698,29 @@ impl<K: Kernel> Proxier<K> {
         conflicts
     }
 
+    /// What a sync would write, in order, each plan as if all before it had been done; nothing is written. Call
+    /// [`update`](Mode::update) and [`resync`](Mode::resync) before.
+    pub async fn preview(mut self, now: Instant) -> Result<Vec<Plan>, Failure> {
+        let mut report = SyncReport::default();
+        let mut plans = Vec::new();
+        for stage in Stage::ALL {
+            if stage != Stage::Make && !self.may_delete {
+                break;
+            }
+            if stage == Stage::Break {
+                self.look_at_drains(now, &mut report).await;
+            }
+            let plan = self.plan(stage, now);
+            let outcomes = vec![Outcome::Done; plan.ops.len()];
+            self.book(&plan, outcomes, now, &mut report);
+            plans.push(plan);
+        }
+        match report.failures.pop() {
+            Some(failure) => Err(failure),
+            None => Ok(plans),
+        }
+    }
+
     async fn run_sync(&mut self, now: Instant) -> SyncReport {
         let started = Instant::now();
         let mut report = SyncReport::default();

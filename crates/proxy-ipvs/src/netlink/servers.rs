@@ -81,6 +81,11 @@ impl Servers {
         Ok(connections)
     }
 
+    pub(super) fn timeouts(&mut self) -> Result<[Duration; 3], Error> {
+        let Timeouts { tcp, tcp_fin, udp } = self.ipvs.timeouts()?;
+        Ok([tcp, tcp_fin, udp].map(|seconds| Duration::from_secs(seconds.into())))
+    }
+
     pub(super) fn set_timeouts(
         &mut self,
         tcp: Duration,
