@@ -607,6 +607,9 @@ impl<K: Kernel> Proxier<K> {
                     false
                 }
             };
+            if !is_done && matches!(op, Op::WriteRules { .. }) {
+                report.failed_restores += 1;
+            }
             self.book_one(op, is_done, now, &mut drafts);
         }
         for (key, draft) in drafts {

@@ -46,6 +46,8 @@ pub struct SyncReport {
     pub written: usize,
     /// Writes that it refused, or that could not be tried. They stay pending and are tried again with back-off.
     pub failures: Vec<Failure>,
+    /// How many of these are tables of rules that `iptables-restore` did not take.
+    pub failed_restores: usize,
     /// Entries that still differ from what is wanted.
     pub pending: usize,
     /// Service ports that claim an address and port which another one has.

@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 use std::mem;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use hashbrown::{HashMap, HashSet};
 
 use crate::event::{Event, Kind};
-use crate::names::NamespacedName;
+use crate::names::{IpFamily, NamespacedName};
 use crate::object::{EndpointSlice, Node, Placement, Service};
 
 /// So many placements are not worth a look at which of them are in use.
@@ -22,6 +23,9 @@ pub struct Model {
     /// Which Service a slice was for: a deletion names the slice only, and its label may have changed.
     service_of: HashMap<NamespacedName, NamespacedName>,
     node: Option<Node>,
+    /// Whether the own Node exists, as far as was told: by an event, or by a list that did not name it.
+    has_node: Option<bool>,
+    is_node_named: bool,
     service_list: List,
     slice_list: List,
     node_list: List,
@@ -87,6 +91,13 @@ pub struct Changes {
     pub services: HashSet<NamespacedName>,
     /// Whether the own Node changed.
     pub node: bool,
+    /// How often a Service changed.
+    pub service_changes: usize,
+    /// How often an EndpointSlice did.
+    pub slice_changes: usize,
+    /// When what led to the slices' changes happened, by [`EndpointSlice::change_trigger`]. Not for slices that are gone:
+    /// theirs is of the change before.
+    pub triggers: Vec<(IpFamily, SystemTime)>,
 }
 
 impl Changes {
@@ -124,7 +135,10 @@ impl Model {
             Event::ListStarted(Kind::EndpointSlice) => {
                 self.slice_list.start(self.service_of.keys());
             }
-            Event::ListStarted(Kind::Node) => self.node_list.start(std::iter::empty()),
+            Event::ListStarted(Kind::Node) => {
+                self.is_node_named = false;
+                self.node_list.start(std::iter::empty());
+            }
             Event::ListComplete { kind, is_whole } => match kind {
                 Kind::Service => {
                     for name in self.service_list.complete(is_whole) {
@@ -137,6 +151,9 @@ impl Model {
                     }
                 }
                 Kind::Node => {
+                    if is_whole {
+                        self.has_node = Some(self.is_node_named);
+                    }
                     self.node_list.complete(is_whole);
                 }
             },
@@ -153,13 +170,22 @@ impl Model {
             Event::SliceApplied(slice) => self.apply_slice(slice),
             Event::SliceDeleted(name) => self.delete_slice(&name),
             Event::NodeApplied(node) => {
+                self.has_node = Some(true);
+                self.is_node_named = true;
                 if self.node.as_ref() != Some(&node) {
                     self.node = Some(node);
                     self.changes.node = true;
                 }
             }
             // The Node object may be deleted while the node still serves: what was known of it stays in use.
-            Event::NodeDeleted(_) | Event::Unreadable(Kind::Node, _) => {}
+            Event::NodeDeleted(_) => {
+                self.has_node = Some(false);
+                self.is_node_named = false;
+            }
+            Event::Unreadable(Kind::Node, _) => {
+                self.has_node = Some(true);
+                self.is_node_named = true;
+            }
         }
     }
 
@@ -189,6 +215,11 @@ impl Model {
         !self.changes.is_empty()
     }
 
+    /// What [`take_changes`](Self::take_changes) would return.
+    pub fn changes(&self) -> &Changes {
+        &self.changes
+    }
+
     /// One Service with its slices; `None` if there is no such Service.
     pub fn view(&self, name: &NamespacedName) -> Option<ServiceView<'_>> {
         let service = self.services.get(name)?;
@@ -208,11 +239,17 @@ impl Model {
         self.node.as_ref()
     }
 
+    /// Whether the own Node exists; `None` before that was told. What [`node`](Self::node) says stays when it is deleted.
+    pub fn has_node(&self) -> Option<bool> {
+        self.has_node
+    }
+
     fn apply_service(&mut self, service: Service) {
         self.service_list.confirm(&service.name);
         if self.services.get(&service.name) == Some(&service) {
             return;
         }
+        self.changes.service_changes += 1;
         self.changes.services.insert(service.name.clone());
         self.services.insert(service.name.clone(), service);
     }
@@ -220,6 +257,7 @@ impl Model {
     fn delete_service(&mut self, name: &NamespacedName) {
         self.service_list.confirm(name);
         if self.services.remove(name).is_some() {
+            self.changes.service_changes += 1;
             self.changes.services.insert(name.clone());
         }
     }
@@ -248,6 +286,9 @@ impl Model {
         }
         self.service_of
             .insert(slice.name.clone(), slice.service.clone());
+        self.changes.slice_changes += 1;
+        let trigger = slice.change_trigger.map(|at| (slice.family, at));
+        self.changes.triggers.extend(trigger);
         self.changes.services.insert(slice.service.clone());
         self.slices
             .entry(slice.service.clone())
@@ -267,6 +308,7 @@ impl Model {
                 self.slices.remove(&service);
             }
         }
+        self.changes.slice_changes += 1;
         self.changes.services.insert(service);
     }
 
@@ -282,6 +324,8 @@ impl Model {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::names::IpFamily;
     use crate::object::{Endpoint, ServiceType};
@@ -376,6 +420,56 @@ mod tests {
         model.apply(complete(Kind::Service, true));
         assert_eq!(names(&model), ["b"]);
         assert_eq!(model.take_changes().services, [name("a")].into());
+    }
+
+    #[test]
+    fn the_own_node_is_gone_by_an_event_or_by_a_list_without_it() {
+        let node = || {
+            Event::NodeApplied(Node {
+                name: "n".into(),
+                ..Node::default()
+            })
+        };
+        let list = |model: &mut Model, node: Option<Event>| {
+            model.apply(Event::ListStarted(Kind::Node));
+            node.into_iter().for_each(|node| model.apply(node));
+            model.apply(complete(Kind::Node, true));
+            model.has_node()
+        };
+        let mut model = Model::new();
+        assert_eq!(model.has_node(), None);
+        assert_eq!(list(&mut model, None), Some(false));
+        assert_eq!(list(&mut model, Some(node())), Some(true));
+        model.apply(Event::NodeDeleted("n".into()));
+        assert_eq!(model.has_node(), Some(false));
+        model.apply(node());
+        assert_eq!(model.has_node(), Some(true));
+        assert_eq!(list(&mut model, None), Some(false));
+        assert!(model.node().is_some(), "what was known of it stays");
+    }
+
+    #[test]
+    fn changes_are_counted_with_what_triggered_them() {
+        let at = |seconds| Some(SystemTime::UNIX_EPOCH + Duration::from_secs(seconds));
+        let slice = |change_trigger| {
+            Event::SliceApplied(EndpointSlice {
+                name: name("a-1"),
+                service: name("a"),
+                family: IpFamily::V6,
+                ports: [].into_iter().collect(),
+                endpoints: Vec::new(),
+                change_trigger,
+            })
+        };
+        let mut model = model([service("a"), service("a"), slice(at(1)), slice(at(1))]);
+        model.apply(slice(at(2)));
+        let changes = model.take_changes();
+        assert_eq!((changes.service_changes, changes.slice_changes), (1, 2));
+        let triggers = [1, 2].map(|seconds| (IpFamily::V6, at(seconds).unwrap()));
+        assert_eq!(changes.triggers, triggers);
+        model.apply(Event::SliceDeleted(name("a-1")));
+        let changes = model.take_changes();
+        assert_eq!((changes.slice_changes, changes.triggers.len()), (1, 0));
     }
 
     #[test]

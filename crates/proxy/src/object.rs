@@ -144,4 +144,7 @@ pub struct Node {
     pub zone: Option<Arc<str>>,
     /// `spec.podCIDRs`.
     pub pod_cidrs: Vec<IpNet>,
+    /// It is being deleted, or has the taint by which the cluster autoscaler marks a node that it is about to delete: load
+    /// balancers are to send elsewhere (KEP-3836).
+    pub is_leaving: bool,
 }

@@ -5,6 +5,9 @@ use proxy::{Kind, Node};
 
 use super::{Decoded, Findings, Object, Unnamed, address, wire};
 
+/// The taint of a node that the cluster autoscaler is about to delete.
+const TO_BE_DELETED: &str = "ToBeDeletedByClusterAutoscaler";
+
 /// Reads a Node.
 pub(crate) fn node(wire: wire::Node) -> Result<Decoded, Unnamed> {
     let mut metadata = wire.metadata.unwrap_or_default();
@@ -37,6 +40,8 @@ pub(crate) fn node(wire: wire::Node) -> Result<Decoded, Unnamed> {
         .enumerate()
         .filter_map(|(i, text)| pod_cidr(&mut findings, i, text))
         .collect();
+    let taints = spec.taints.unwrap_or_default();
+    let is_doomed = taints.iter().any(|taint| &*taint.key == TO_BE_DELETED);
     let node = Node {
         name: findings.key.name.name().into(),
         addresses,
@@ -46,6 +51,7 @@ pub(crate) fn node(wire: wire::Node) -> Result<Decoded, Unnamed> {
             .filter(|zone| !zone.is_empty())
             .map(Into::into),
         pod_cidrs,
+        is_leaving: is_doomed || metadata.deletion_timestamp.is_some(),
     };
     Ok(findings.proxied(Object::Node(node)))
 }

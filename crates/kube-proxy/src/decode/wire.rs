@@ -20,6 +20,7 @@ pub(crate) struct Metadata {
     pub(crate) namespace: Option<Box<str>>,
     pub(crate) uid: Option<Box<str>>,
     pub(crate) creation_timestamp: Option<Box<str>>,
+    pub(crate) deletion_timestamp: Option<IgnoredAny>,
     pub(crate) resource_version: Option<Box<str>>,
     pub(crate) labels: Option<Labels>,
     pub(crate) annotations: Option<Annotations>,
@@ -185,6 +186,13 @@ pub(crate) struct NodeSpec {
     pub(crate) pod_cidr: Option<Box<str>>,
     #[serde(rename = "podCIDRs")]
     pub(crate) pod_cidrs: Option<Vec<Box<str>>>,
+    pub(crate) taints: Option<Vec<Taint>>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Taint {
+    pub(crate) key: Box<str>,
 }
 
 #[derive(Debug, Default, Deserialize)]
