@@ -1,6 +1,7 @@
 //! What the log says about syncs: what is new, once, by name; not the same failure at every retry.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
 
 use proxy::{Failure, IpFamily, Model, SyncReport};
 use tracing::{debug, error, info, warn};
@@ -9,13 +10,16 @@ use crate::events::{Event, Recorder};
 
 /// How many failures are named one by one; a kernel that refuses everything must not flood the log.
 const MAX_NAMED: usize = 20;
+/// A failure that was not seen for so long is new again. What fails is tried again more often.
+const REMEMBERED: Duration = Duration::from_mins(2);
 
 /// Says what is new in each report of one family.
 #[derive(Debug)]
 pub(crate) struct Reporter {
     family: IpFamily,
     recorder: Recorder,
-    failing: BTreeSet<String>,
+    /// With when each was last seen.
+    failing: BTreeMap<String, Instant>,
     conflicts: BTreeSet<String>,
     unreadable: Option<String>,
     has_synced: bool,
@@ -27,18 +31,21 @@ impl Reporter {
         Self {
             family,
             recorder,
-            failing: BTreeSet::new(),
+            failing: BTreeMap::new(),
             conflicts: BTreeSet::new(),
             unreadable: None,
             has_synced: false,
         }
     }
 
-    /// After a sync of what the model says.
-    pub(crate) fn synced(&mut self, report: &SyncReport, model: &Model) {
+    /// After a sync of what the model says, at `now`.
+    pub(crate) fn synced(&mut self, report: &SyncReport, model: &Model, now: Instant) {
         let family = self.family;
         let failing: BTreeSet<String> = report.failures.iter().map(ToString::to_string).collect();
-        let fresh: Vec<_> = failing.difference(&self.failing).collect();
+        let fresh: Vec<_> = failing
+            .iter()
+            .filter(|failure| !self.failing.contains_key(*failure))
+            .collect();
         for failure in fresh.iter().take(MAX_NAMED) {
             error!(%family, "cannot {failure}; it is tried again");
         }
@@ -49,7 +56,10 @@ impl Reporter {
             info!(%family, "all that had failed is done");
             self.failing.clear();
         }
-        self.failing.extend(failing);
+        self.failing
+            .retain(|_, seen| now.saturating_duration_since(*seen) < REMEMBERED);
+        self.failing
+            .extend(failing.into_iter().map(|failure| (failure, now)));
         let mut conflicts = BTreeSet::new();
         for conflict in &report.conflicts {
             let text = format!(
@@ -97,6 +107,29 @@ mod tests {
     use super::*;
 
     #[test]
+    fn failures_are_not_remembered_for_ever() {
+        let mut reporter = Reporter::new(IpFamily::V4, Recorder::off());
+        let mut now = Instant::now();
+        for number in 0..1000 {
+            now += Duration::from_secs(1);
+            let failures = ["always".to_owned(), number.to_string()].map(|object| Failure {
+                object,
+                owner: None,
+                reason: "busy".to_owned(),
+            });
+            let report = SyncReport {
+                failures: failures.into(),
+                pending: 2,
+                ..SyncReport::default()
+            };
+            reporter.synced(&report, &Model::new(), now);
+        }
+        let remembered = reporter.failing.len();
+        assert!(remembered <= 121, "{remembered} are remembered");
+        assert!(reporter.failing.contains_key("always: busy"));
+    }
+
+    #[test]
     fn a_new_conflict_is_an_event() {
         let name = |name| ServicePortName {
             service: NamespacedName::new("default", name),
@@ -117,7 +150,7 @@ mod tests {
                 conflicts,
                 ..SyncReport::default()
             };
-            reporter.synced(&report, &model);
+            reporter.synced(&report, &model, Instant::now());
             std::iter::from_fn(|| recorded.try_recv().ok())
                 .map(|recorded| recorded.event)
                 .collect::<Vec<_>>()

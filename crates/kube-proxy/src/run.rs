@@ -293,7 +293,8 @@ impl Family {
             }
         }
         let report = self.mode.sync(std::time::Instant::now()).await;
-        self.reporter.synced(&report, model);
+        self.reporter
+            .synced(&report, model, Instant::now().into_std());
         if self.mode.needs_resync() {
             // The kernel was not as believed: read it again, but never in a tight circle.
             self.reread = Some((
