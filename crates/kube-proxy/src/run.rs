@@ -32,7 +32,7 @@ use crate::{mode, source, sysctl};
 
 /// How many queued events are taken in before the kernel is written, so that a flood cannot put that off for ever.
 const MAX_DRAINED: usize = 50_000;
-/// How long node address changes are collected: they come in bursts.
+/// How soon after a change of the node's addresses the next resync comes: they change in bursts.
 const ADDRESS_SETTLE: Duration = Duration::from_millis(50);
 /// The first delay before a kernel that could not be read is read again; doubles up to the sync period.
 const FIRST_REREAD: Duration = Duration::from_secs(1);
@@ -107,6 +107,7 @@ struct Daemon {
     families: Vec<Family>,
     /// Before this, no sync starts because of events.
     not_before: Instant,
+    /// When the kernel is next read unasked.
     next_tick: Instant,
 }
 
@@ -174,24 +175,22 @@ impl Daemon {
                     info!("stopping; everything programmed stays in the kernel");
                     return Ok(());
                 }
-                event = self.events.next() => match event {
-                    Some(event) => self.drain(event),
-                    None => anyhow::bail!("the source of Services has ended"),
-                },
+                // What is rare comes before events: a flood of those must not put it off.
+                () = sleep_until(self.next_tick) => {
+                    self.next_tick = Instant::now() + self.options.sync_period;
+                    self.want_resync();
+                }
                 changed = self.addresses.next(), if is_listening => match changed {
-                    Ok(()) => {
-                        tokio::time::sleep(ADDRESS_SETTLE).await;
-                        self.want_resync();
-                    }
+                    Ok(()) => self.next_tick = self.next_tick.min(Instant::now() + ADDRESS_SETTLE),
                     Err(error) => {
                         is_listening = false;
                         error!(%error, "address changes can no longer be followed; they are seen at the next resync");
                     }
                 },
-                () = sleep_until(self.next_tick) => {
-                    self.next_tick = Instant::now() + self.options.sync_period;
-                    self.want_resync();
-                }
+                event = self.events.next() => match event {
+                    Some(event) => self.drain(event),
+                    None => anyhow::bail!("the source of Services has ended"),
+                },
                 () = sleep_until(due) => {}
             }
         }
