@@ -18,6 +18,7 @@ use futures::future::FutureExt as _;
 use futures::stream::{BoxStream, StreamExt as _};
 use proxy::{Event, Mode, Model};
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::task::{unconstrained, yield_now};
 use tokio::time::{Instant, sleep_until};
 use tracing::{error, info, warn};
 
@@ -96,6 +97,27 @@ async fn gather(events: &mut BoxStream<'static, Event>, model: &mut Model, optio
                 info!(waiting_for = awaited, "nothing is programmed before the first lists are complete");
             }
         }
+    }
+}
+
+/// Takes in an event and all that the source has to tell behind it, which may be more than its queue holds.
+async fn drain(events: &mut BoxStream<'static, Event>, model: &mut Model, first: Event) {
+    model.apply(first);
+    let mut drained = 0;
+    loop {
+        let before = drained;
+        // Unconstrained: tokio lets a task receive 128 messages, then says that there are none until it has waited.
+        while drained < MAX_DRAINED
+            && let Some(Some(event)) = unconstrained(events.next()).now_or_never()
+        {
+            model.apply(event);
+            drained += 1;
+        }
+        if drained == before || drained == MAX_DRAINED {
+            return;
+        }
+        // The source goes on where its queue was full.
+        yield_now().await;
     }
 }
 
@@ -188,7 +210,7 @@ impl Daemon {
                     }
                 },
                 event = self.events.next() => match event {
-                    Some(event) => self.drain(event),
+                    Some(event) => self.drain(event).await,
                     None => anyhow::bail!("the source of Services has ended"),
                 },
                 () = sleep_until(due) => {}
@@ -197,15 +219,9 @@ impl Daemon {
     }
 
     /// Takes in an event and all that are queued behind it.
-    fn drain(&mut self, first: Event) {
+    async fn drain(&mut self, first: Event) {
         let was_whole = self.model.is_whole();
-        self.model.apply(first);
-        for _ in 0..MAX_DRAINED {
-            match self.events.next().now_or_never() {
-                Some(Some(event)) => self.model.apply(event),
-                _ => break,
-            }
-        }
+        drain(&mut self.events, &mut self.model, first).await;
         if !was_whole && self.model.is_whole() {
             // What had to stay may go now, though no object has changed.
             self.want_resync();
@@ -330,5 +346,45 @@ impl Stop {
             _ = self.terminate.recv() => {}
             _ = self.interrupt.recv() => {}
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::stream::poll_fn;
+    use proxy::{EndpointSlice, IpFamily, NamespacedName};
+    use tokio::sync::mpsc;
+
+    use super::*;
+
+    fn stream(mut received: mpsc::Receiver<Event>) -> BoxStream<'static, Event> {
+        poll_fn(move |context| received.poll_recv(context)).boxed()
+    }
+
+    fn slice(number: usize) -> Event {
+        let name = |name: &str| NamespacedName::new("default", name);
+        Event::SliceApplied(EndpointSlice {
+            name: name(&format!("web-{number}")),
+            service: name(&format!("web{number}")),
+            family: IpFamily::V4,
+            ports: [].into_iter().collect(),
+            endpoints: Vec::new(),
+            change_trigger: None,
+        })
+    }
+
+    #[tokio::test]
+    async fn all_that_is_told_at_once_is_one_update() {
+        let (told, received) = mpsc::channel(300);
+        tokio::spawn(async move {
+            for number in 0..1000 {
+                told.send(slice(number)).await.unwrap();
+            }
+            std::future::pending::<()>().await;
+        });
+        let (mut events, mut model) = (stream(received), Model::new());
+        let first = events.next().await.unwrap();
+        drain(&mut events, &mut model, first).await;
+        assert_eq!(model.take_changes().services.len(), 1000);
     }
 }
