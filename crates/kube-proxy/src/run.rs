@@ -71,17 +71,34 @@ pub async fn run(options: Options) -> Result<()> {
 
 /// Takes in events until Services and EndpointSlices have been told, and the own Node, if it comes in time.
 async fn gather(events: &mut BoxStream<'static, Event>, model: &mut Model, options: &Options) {
+    let needs_node = matches!(options.source, crate::flags::ObjectSource::Api { .. });
+    gather_within(events, model, needs_node, NODE_PATIENCE).await;
+}
+
+/// Waits so long for the own Node. Where it is not needed, to be told that there is none will do.
+async fn gather_within(
+    events: &mut BoxStream<'static, Event>,
+    model: &mut Model,
+    needs_node: bool,
+    patience: Duration,
+) {
     let started = Instant::now();
     let mut notice = started + WAITING_NOTICE;
-    let needs_node = matches!(options.source, crate::flags::ObjectSource::Api { .. });
+    let enough = started + patience;
     loop {
-        let is_node_known =
-            !needs_node || model.node().is_some() || started.elapsed() >= NODE_PATIENCE;
-        if model.is_complete() && model.is_node_listed() && is_node_known {
-            if needs_node && model.node().is_none() {
+        let is_patient = Instant::now() < enough;
+        let is_listed = model.is_node_listed();
+        let is_node_known = model.node().is_some() || (is_listed && !needs_node);
+        if model.is_complete() && (is_node_known || !is_patient) {
+            if !is_node_known {
+                let why = if is_listed {
+                    "it does not exist; check --hostname-override"
+                } else {
+                    "it cannot be listed; check that this may list and watch nodes"
+                };
                 warn!(
-                    node = options.node_name,
-                    "the Node object does not exist; going on without its addresses and zone. Check --hostname-override"
+                    why,
+                    "going on without the own Node, its addresses and its zone"
                 );
             }
             return;
@@ -91,6 +108,7 @@ async fn gather(events: &mut BoxStream<'static, Event>, model: &mut Model, optio
                 Some(event) => model.apply(event),
                 None => return,
             },
+            () = sleep_until(enough), if is_patient => {}
             () = sleep_until(notice) => {
                 notice += WAITING_NOTICE;
                 let awaited = if model.is_complete() { "the own Node" } else { "Services and EndpointSlices" };
@@ -352,8 +370,9 @@ impl Stop {
 #[cfg(test)]
 mod tests {
     use futures::stream::poll_fn;
-    use proxy::{EndpointSlice, IpFamily, NamespacedName};
+    use proxy::{EndpointSlice, IpFamily, Kind, NamespacedName};
     use tokio::sync::mpsc;
+    use tokio::time::timeout;
 
     use super::*;
 
@@ -371,6 +390,23 @@ mod tests {
             endpoints: Vec::new(),
             change_trigger: None,
         })
+    }
+
+    #[tokio::test]
+    async fn a_start_goes_on_without_a_node_that_cannot_be_listed() {
+        let (told, received) = mpsc::channel(10);
+        for kind in [Kind::Service, Kind::EndpointSlice] {
+            let complete = Event::ListComplete {
+                kind,
+                is_whole: true,
+            };
+            told.send(complete).await.unwrap();
+        }
+        let (mut events, mut model) = (stream(received), Model::new());
+        let patience = Duration::from_millis(20);
+        let gathered = gather_within(&mut events, &mut model, true, patience);
+        timeout(WAITING_NOTICE / 2, gathered).await.unwrap();
+        assert!(model.is_complete());
     }
 
     #[tokio::test]
