@@ -1,6 +1,8 @@
 //! The node daemon: kube-proxy in IPVS mode.
 
 mod addresses;
+pub mod check;
+pub mod cleanup;
 mod conntrack;
 pub mod decode;
 pub mod events;

@@ -3,7 +3,7 @@
 use anyhow::{Context as _, Result};
 use netlink_batch::Worker;
 use proxy::{IpFamily, Mode, Model, NodeFacts};
-use proxy_ipvs::{Backend, Config, Iptables, NetlinkKernel, Proxier};
+use proxy_ipvs::{Backend, Config, Iptables, IptablesError, NetlinkKernel, OpenError, Proxier};
 use tracing::info;
 
 use crate::flags::{IptablesBackend, Options};
@@ -17,35 +17,31 @@ pub(crate) struct Kernels {
 /// Opens the kernel for IPVS mode. Fails if the primary family, that of `--bind-address`, cannot be served; the other one is
 /// left out then.
 pub(crate) async fn open(options: &Options) -> Result<Kernels> {
-    let backend = match options.iptables_backend {
+    let iptables = Iptables::choose(backend(options)).context("cannot use iptables")?;
+    let kernels = Kernels::open(options, iptables, Iptables::check, NetlinkKernel::open)?;
+    if let Some((_, kernel)) = kernels.opened.first() {
+        set_timeouts(kernel, options).await?;
+    }
+    Ok(kernels)
+}
+
+/// Opens the kernel as [`open`] does, but only to read: nothing in it changes.
+pub(crate) fn open_to_read(options: &Options) -> Result<Kernels> {
+    let iptables = Iptables::look(backend(options)).context("cannot use iptables")?;
+    Kernels::open(
+        options,
+        iptables,
+        Iptables::check_reading,
+        NetlinkKernel::open_to_read,
+    )
+}
+
+fn backend(options: &Options) -> Option<Backend> {
+    match options.iptables_backend {
         IptablesBackend::Auto => None,
         IptablesBackend::Legacy => Some(Backend::Legacy),
         IptablesBackend::Nft => Some(Backend::Nft),
-    };
-    let iptables = Iptables::choose(backend).context("cannot use iptables")?;
-    info!(backend = %iptables.backend(), "iptables");
-    let primary = IpFamily::of(options.bind_address);
-    let mut opened = Vec::new();
-    for family in IpFamily::ALL {
-        if let Err(error) = iptables.check(family) {
-            anyhow::ensure!(
-                family != primary,
-                "cannot serve {family}, the primary family: {error}"
-            );
-            info!(%family, reason = %error, "this family is left out");
-            continue;
-        }
-        let for_kernel = iptables;
-        let kernel = Worker::spawn(&format!("netlink-{family}"), move || {
-            NetlinkKernel::open(family, for_kernel)
-        })
-        .with_context(|| format!("cannot serve {family}"))?;
-        opened.push((family, kernel));
     }
-    if let Some((_, kernel)) = opened.first() {
-        set_timeouts(kernel, options).await?;
-    }
-    Ok(Kernels { iptables, opened })
 }
 
 /// The time-outs are the network namespace's, not a family's.
@@ -62,19 +58,83 @@ async fn set_timeouts(kernel: &Worker<NetlinkKernel>, options: &Options) -> Resu
 }
 
 impl Kernels {
+    fn open(
+        options: &Options,
+        iptables: Iptables,
+        check: fn(&Iptables, IpFamily) -> Result<(), IptablesError>,
+        open: fn(IpFamily, Iptables) -> Result<NetlinkKernel, OpenError>,
+    ) -> Result<Self> {
+        info!(backend = %iptables.backend(), "iptables");
+        let primary = IpFamily::of(options.bind_address);
+        let mut opened = Vec::new();
+        for family in IpFamily::ALL {
+            if let Err(error) = check(&iptables, family) {
+                anyhow::ensure!(
+                    family != primary,
+                    "cannot serve {family}, the primary family: {error}"
+                );
+                info!(%family, reason = %error, "this family is left out");
+                continue;
+            }
+            let kernel =
+                Worker::spawn(&format!("netlink-{family}"), move || open(family, iptables))
+                    .with_context(|| format!("cannot serve {family}"))?;
+            opened.push((family, kernel));
+        }
+        Ok(Self { iptables, opened })
+    }
+
+    /// The IPVS time-outs that are not as the flags say, a line each.
+    pub(crate) async fn pending_timeouts(&self, options: &Options) -> Result<Vec<String>> {
+        let Some((_, kernel)) = self.opened.first() else {
+            return Ok(Vec::new());
+        };
+        let found = kernel
+            .call(NetlinkKernel::timeouts)
+            .await?
+            .context("cannot read the IPVS time-outs")?;
+        let wanted = options.timeouts;
+        let wanted = [
+            ("TCP", wanted.tcp),
+            ("TCP after a FIN", wanted.tcp_fin),
+            ("UDP", wanted.udp),
+        ];
+        let differing = wanted
+            .into_iter()
+            .zip(found)
+            .filter(|((_, wanted), found)| {
+                // The kernel counts in seconds, and zero leaves it as it is.
+                wanted.as_secs() > 0 && wanted.as_secs() != found.as_secs()
+            });
+        Ok(differing
+            .map(|((what, wanted), found)| {
+                let (wanted, found) = (wanted.as_secs(), found.as_secs());
+                format!("set the IPVS time-out of {what} to {wanted} s (it is {found} s)")
+            })
+            .collect())
+    }
+
     /// One mode for each family, for a node of which the model may know the object.
     pub(crate) fn into_modes(self, options: &Options, model: &Model) -> Vec<Box<dyn Mode>> {
+        let proxiers = self.into_proxiers(options, model).into_iter();
+        proxiers
+            .map(|proxier| -> Box<dyn Mode> { Box::new(proxier) })
+            .collect()
+    }
+
+    /// The same, with their type.
+    pub(crate) fn into_proxiers(
+        self,
+        options: &Options,
+        model: &Model,
+    ) -> Vec<Proxier<NetlinkKernel>> {
         let random_fully = self.iptables.random_fully();
-        let into_mode = |(family, kernel)| -> Box<dyn Mode> {
+        let into_proxier = |(family, kernel)| {
             let mut node = NodeFacts::new(family, &options.node_name);
             node.node_port_addresses = options.node_port_addresses.clone();
-            Box::new(Proxier::new(
-                config(options, family, model, random_fully),
-                node,
-                kernel,
-            ))
+            Proxier::new(config(options, family, model, random_fully), node, kernel)
         };
-        self.opened.into_iter().map(into_mode).collect()
+        self.opened.into_iter().map(into_proxier).collect()
     }
 }
 

@@ -3,6 +3,7 @@
 //! Written only where they differ, so that a container which may not write /proc/sys works on a node that is set up already.
 //! Never undone: others may rely on them by then.
 
+use std::fmt;
 use std::fs;
 use std::io;
 use std::path::Path;
@@ -38,6 +39,19 @@ struct Facts {
 }
 
 impl Facts {
+    fn new(options: &Options) -> Self {
+        let release = rustix::system::uname()
+            .release()
+            .to_string_lossy()
+            .into_owned();
+        Self {
+            kernel: version(&release),
+            cpus: online_cpus(),
+            strict_arp: options.strict_arp,
+            conntrack: options.conntrack,
+        }
+    }
+
     fn conntrack_max(&self) -> Option<u64> {
         let per_core = u64::from(self.conntrack.max_per_core);
         (per_core > 0).then(|| {
@@ -68,7 +82,7 @@ const fn flagged(path: &'static str, value: fn(&Facts) -> Option<u64>, off: &'st
 }
 
 /// In the order they are written. Why: see the comment of each.
-const ROWS: [Row; 14] = [
+static ROWS: [Row; 14] = [
     // Masquerading of IPVS connections is done by conntrack.
     fixed("proc/sys/net/ipv4/vs/conntrack", |_| Some(1)),
     // Before 5.9, a reused source port was rescheduled with one second of delay (k/k#70747); from 5.9 on the kernel's
@@ -182,36 +196,50 @@ pub(crate) struct SysctlError {
     source: io::Error,
 }
 
+/// A setting that has not the value that it is to have.
+struct Difference {
+    row: &'static Row,
+    value: u64,
+    found: String,
+}
+
+impl fmt::Display for Difference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { row, value, found } = self;
+        write!(f, "set {} to {value} (it is {found})", row.name())
+    }
+}
+
 /// Brings every setting to its value; returns those that were written. `ip_vs` must be loaded, which loads `nf_conntrack`.
 pub(crate) fn apply(options: &Options) -> Result<Vec<String>, SysctlError> {
-    let release = rustix::system::uname()
-        .release()
-        .to_string_lossy()
-        .into_owned();
-    apply_below(
-        Path::new("/"),
-        &Facts {
-            kernel: version(&release),
-            cpus: online_cpus(),
-            strict_arp: options.strict_arp,
-            conntrack: options.conntrack,
-        },
-    )
+    apply_below(Path::new("/"), &Facts::new(options))
+}
+
+/// What [`apply`] would write, a line each.
+pub(crate) fn pending(options: &Options) -> Vec<String> {
+    let facts = Facts::new(options);
+    differences(Path::new("/"), &facts)
+        .map(|difference| difference.to_string())
+        .collect()
+}
+
+fn differences(root: &Path, facts: &Facts) -> impl Iterator<Item = Difference> {
+    ROWS.iter().filter_map(move |row| {
+        let value = (row.value)(facts)?;
+        let found = fs::read_to_string(root.join(row.path)).map(|text| text.trim().to_owned());
+        let is_met = found.as_deref().is_ok_and(|found| row.is_met(found, value));
+        (!is_met).then(|| Difference {
+            row,
+            value,
+            found: found.unwrap_or_else(|_| "unreadable".to_owned()),
+        })
+    })
 }
 
 fn apply_below(root: &Path, facts: &Facts) -> Result<Vec<String>, SysctlError> {
     let mut written = Vec::new();
-    for row in &ROWS {
-        let Some(value) = (row.value)(facts) else {
-            continue;
-        };
-        let path = root.join(row.path);
-        let found = fs::read_to_string(&path).map(|text| text.trim().to_owned());
-        if found.as_deref().is_ok_and(|found| row.is_met(found, value)) {
-            continue;
-        }
-        let found = found.unwrap_or_else(|_| "unreadable".to_owned());
-        match fs::write(&path, value.to_string()) {
+    for Difference { row, value, found } in differences(root, facts) {
+        match fs::write(root.join(row.path), value.to_string()) {
             Ok(()) => written.push(row.name()),
             // Container engines mount /sys read-only at times; a table with few buckets is slow, but works. As upstream.
             Err(source) if row.is_minimum && source.kind() == io::ErrorKind::ReadOnlyFilesystem => {
@@ -301,6 +329,11 @@ mod tests {
     fn only_what_differs_is_written() {
         let (root, mut facts) = kernel("differs", (6, 1));
         fs::write(root.join("proc/sys/net/ipv4/ip_forward"), "1\n").unwrap();
+        let told: Vec<String> = differences(&root, &facts)
+            .map(|difference| difference.to_string())
+            .collect();
+        assert_eq!(told.len(), 3);
+        assert_eq!(told[0], "set net.ipv4.vs.conntrack to 1 (it is 0)");
         let written = apply_below(&root, &facts).unwrap();
         assert_eq!(
             written,

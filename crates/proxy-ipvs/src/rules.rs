@@ -548,6 +548,31 @@ impl Rules {
         text
     }
 
+    /// What is different from `installed`, for the operator, a line each.
+    pub fn differences(&self, installed: &Self) -> Vec<String> {
+        let (wanted, there) = (self.lines(), installed.lines());
+        let tell = |verb: &'static str| {
+            move |(table, line): &(Table, String)| {
+                format!("{verb} in table {}: {line}", table.name())
+            }
+        };
+        let mut differences: Vec<String> = wanted.difference(&there).map(tell("add")).collect();
+        differences.extend(there.difference(&wanted).map(tell("remove")));
+        if differences.is_empty() && self != installed {
+            differences.push("put the rules of a chain in another order".to_owned());
+        }
+        differences
+    }
+
+    fn lines(&self) -> BTreeSet<(Table, String)> {
+        let chains = self.chains.iter().flat_map(|((table, name), lines)| {
+            let chain = [format!("-N {name}")];
+            let lines = chain.into_iter().chain(lines.iter().cloned());
+            lines.map(|line| (*table, line))
+        });
+        chains.chain(self.jumps.iter().cloned()).collect()
+    }
+
     /// How many rules it holds, for reports.
     pub fn len(&self) -> usize {
         self.chains.values().map(Vec::len).sum::<usize>() + self.jumps.len()
@@ -591,6 +616,27 @@ mod tests {
                 .rules(&Config::default())
                 .restore_text(&found)
                 .contains("OTHER")
+        );
+    }
+
+    #[test]
+    fn differences_are_told_by_the_line() {
+        let rules = |filled: &[Set]| shim(IpFamily::V4, filled).rules(&Config::default());
+        let (few, more) = (rules(&[]), rules(&[Set::LoadBalancerLocal]));
+        let line = "in table nat: -A KUBE-LOAD-BALANCER -m comment --comment \"Kubernetes service load balancer ip + port with \
+                    externalTrafficPolicy=local\" -m set --match-set KUBE-LOAD-BALANCER-LOCAL dst,dst -j RETURN";
+        assert_eq!(more.differences(&few), [format!("add {line}")]);
+        assert_eq!(few.differences(&more), [format!("remove {line}")]);
+        assert!(few.differences(&few).is_empty());
+        assert_eq!(
+            few.differences(&Rules::default()).len(),
+            few.len() + CHAINS.len()
+        );
+        let mut turned = few.clone();
+        turned.chains.values_mut().for_each(|lines| lines.reverse());
+        assert_eq!(
+            turned.differences(&few),
+            ["put the rules of a chain in another order"]
         );
     }
 

@@ -1,0 +1,62 @@
+//! `--cleanup`: takes away what a kube-proxy has left on this node, and says what became of it.
+
+use std::fmt::Write as _;
+use std::process::ExitCode;
+
+use anyhow::Result;
+use proxy_ipvs::Cleanup;
+
+use crate::flags::Options;
+
+/// Takes away all that IPVS mode and upstream's iptables mode leave in the kernel, in both IP families. Prints what was removed;
+/// what is left, with the next step, goes to standard error, and makes the exit status 1.
+pub async fn cleanup(options: &Options) -> Result<ExitCode> {
+    let excluded = options.exclude_cidrs.clone();
+    // Blocks on the kernel and on iptables; nothing else happens meanwhile.
+    let cleanup = tokio::task::spawn_blocking(move || proxy_ipvs::clean_up(&excluded)).await?;
+    print!("{}", told(&cleanup));
+    for line in &cleanup.left {
+        eprintln!("kube-proxy: left: {line}");
+    }
+    Ok(if cleanup.left.is_empty() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
+
+fn told(cleanup: &Cleanup) -> String {
+    let mut text = String::new();
+    for line in &cleanup.removed {
+        let _ = writeln!(text, "removed  {line}");
+    }
+    for line in &cleanup.absent {
+        let _ = writeln!(text, "nothing  in {line}");
+    }
+    if cleanup.removed.is_empty() && cleanup.left.is_empty() {
+        text.push_str("nothing of a kube-proxy was here\n");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_not_there_is_told_apart_from_what_was_removed() {
+        let mut cleanup = Cleanup {
+            absent: vec!["IPVS: this kernel has not loaded it".to_owned()],
+            ..Cleanup::default()
+        };
+        assert_eq!(
+            told(&cleanup),
+            "nothing  in IPVS: this kernel has not loaded it\nnothing of a kube-proxy was here\n"
+        );
+        cleanup.removed.push("IPv4: 17 ipsets".to_owned());
+        assert_eq!(
+            told(&cleanup),
+            "removed  IPv4: 17 ipsets\nnothing  in IPVS: this kernel has not loaded it\n"
+        );
+    }
+}
