@@ -4,19 +4,26 @@
 //! A flag is one field of [`Flags`]: its name, its default, how its text is read, and its help. What a value means
 //! together with the others, and whether that is allowed, is decided in [`Options`].
 //!
-//! What is not here: the configuration file, and flags of parts that do not exist yet. An unknown flag is an error.
+//! With `--config`, a file takes the place of the flags that it has fields for: see [`crate::config`].
+//!
+//! An unknown flag is an error, as upstream. A flag that means nothing here is taken, and a warning says so if it is given.
 
-mod go;
+pub(crate) mod go;
 mod options;
 
 use std::ffi::OsString;
 use std::net::IpAddr;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use clap::{ArgAction, Parser};
+use clap::parser::ValueSource;
+use clap::{ArgAction, CommandFactory as _, FromArgMatches as _, Parser};
+
+use crate::config::{self, Configuration, ConfigurationError};
 
 pub use options::{
-    Conntrack, DetectLocal, IptablesBackend, IpvsTimeouts, ObjectSource, Options, UnusableFlag,
+    Conntrack, DetectLocal, IptablesBackend, IpvsTimeouts, LogFormat, ObjectSource, Options,
+    UnusableFlag,
 };
 
 /// What was typed.
@@ -33,6 +40,32 @@ pub use options::{
     reason = "a flag may be absent, bare, or have a value"
 )]
 pub struct Flags {
+    /// File with a KubeProxyConfiguration (kubeproxy.config.k8s.io/v1alpha1). With it, flags that it has a field for are ignored, but for --hostname-override and those of the log
+    #[arg(
+        long,
+        value_name = "FILE",
+        default_value = "",
+        allow_hyphen_values = true
+    )]
+    pub config: OsString,
+
+    /// Write the configuration that these flags make to a file, and exit
+    #[arg(
+        long,
+        value_name = "FILE",
+        default_value = "",
+        allow_hyphen_values = true
+    )]
+    pub write_config_to: OsString,
+
+    /// Take away what IPVS mode and iptables mode leave in the kernel, and exit
+    #[arg(long, value_name = "BOOL", default_value = "false", value_parser = go::bool, num_args = 0..=1, require_equals = true, default_missing_value = "true", action = ArgAction::Set)]
+    pub cleanup: bool,
+
+    /// Do what needs privileges (sysctls, IPVS timeouts), and exit
+    #[arg(long, value_name = "BOOL", default_value = "false", value_parser = go::bool, num_args = 0..=1, require_equals = true, default_missing_value = "true", action = ArgAction::Set)]
+    pub init_only: bool,
+
     /// Folder of Kubernetes manifests (*.yaml, *.yml, *.json) to serve instead of a cluster's objects; watched for changes
     #[arg(long, value_name = "DIR", allow_hyphen_values = true)]
     pub manifests: Option<OsString>,
@@ -64,11 +97,41 @@ pub struct Flags {
     )]
     pub hostname_override: String,
 
+    /// Requests per second to the API server; no effect
+    #[arg(
+        long,
+        value_name = "NUMBER",
+        default_value = "5",
+        allow_hyphen_values = true
+    )]
+    pub kube_api_qps: f32,
+
+    /// Requests to the API server at once; no effect
+    #[arg(long, value_name = "COUNT", default_value = "10", value_parser = go::int, allow_hyphen_values = true)]
+    pub kube_api_burst: i32,
+
+    /// Encoding to ask the API server for; no effect, it is JSON
+    #[arg(
+        long,
+        value_name = "TYPE",
+        default_value = "application/vnd.kubernetes.protobuf",
+        allow_hyphen_values = true
+    )]
+    pub kube_api_content_type: String,
+
+    /// How often objects are looked at without a change; no effect
+    #[arg(long, value_name = "DURATION", default_value = "15m", value_parser = go::duration, allow_hyphen_values = true)]
+    pub config_sync_period: Duration,
+
+    /// Kubernetes feature gates; no effect
+    #[arg(long, value_name = "NAME=BOOL,...", value_parser = go::gate, allow_hyphen_values = true, value_delimiter = ',', action = ArgAction::Append)]
+    pub feature_gates: Vec<(String, bool)>,
+
     /// How Services are carried; this build has: ipvs
     #[arg(
         long,
         value_name = "MODE",
-        default_value = "",
+        default_value = "ipvs",
         allow_hyphen_values = true
     )]
     pub proxy_mode: String,
@@ -76,6 +139,53 @@ pub struct Flags {
     /// This node's IP, if not 0.0.0.0 or ::, instead of the one in its Node object; its family is the primary one
     #[arg(long, value_name = "IP", default_value = "0.0.0.0", value_parser = go::ip, allow_hyphen_values = true)]
     pub bind_address: IpAddr,
+
+    /// Exit if --healthz-bind-address or --metrics-bind-address cannot be bound
+    #[arg(long, value_name = "BOOL", default_value = "false", value_parser = go::bool, num_args = 0..=1, require_equals = true, default_missing_value = "true", action = ArgAction::Set)]
+    pub bind_address_hard_fail: bool,
+
+    /// Address of the health server; empty: none
+    #[arg(
+        long,
+        value_name = "IP:PORT",
+        default_value = "0.0.0.0:10256",
+        allow_hyphen_values = true
+    )]
+    pub healthz_bind_address: String,
+
+    /// Address of the metrics server; empty: none
+    #[arg(
+        long,
+        value_name = "IP:PORT",
+        default_value = "127.0.0.1:10249",
+        allow_hyphen_values = true
+    )]
+    pub metrics_bind_address: String,
+
+    /// Port of the health server, if --healthz-bind-address has none; 0: no health server
+    #[arg(long, value_name = "PORT", default_value = "10256", value_parser = go::int, allow_hyphen_values = true, hide = true)]
+    pub healthz_port: i32,
+
+    /// Port of the metrics server, if --metrics-bind-address has none; 0: no metrics server
+    #[arg(long, value_name = "PORT", default_value = "10249", value_parser = go::int, allow_hyphen_values = true, hide = true)]
+    pub metrics_port: i32,
+
+    /// Go profiles on the metrics server; no effect
+    #[arg(long, value_name = "BOOL", default_value = "false", value_parser = go::bool, num_args = 0..=1, require_equals = true, default_missing_value = "true", action = ArgAction::Set)]
+    pub profiling: bool,
+
+    /// Show metrics that were hidden in this version; no effect
+    #[arg(
+        long,
+        value_name = "VERSION",
+        default_value = "",
+        allow_hyphen_values = true
+    )]
+    pub show_hidden_metrics_for_version: String,
+
+    /// How unwilling the kernel is to kill this process when memory is short, -1000 to 1000
+    #[arg(long, value_name = "SCORE", default_value = "-999", value_parser = go::int, allow_hyphen_values = true)]
+    pub oom_score_adj: i32,
 
     /// Networks of the cluster's pods, one of each family at most: with --detect-local-mode=ClusterCIDR, traffic to cluster IPs from elsewhere is masqueraded
     #[arg(long, value_name = "CIDRS", allow_hyphen_values = true)]
@@ -119,6 +229,18 @@ pub struct Flags {
     /// Bit of the packet mark that says "masquerade", 0 to 31
     #[arg(long, value_name = "BIT", default_value = "14", value_parser = go::int, allow_hyphen_values = true)]
     pub iptables_masquerade_bit: i32,
+
+    /// Longest time between two syncs of iptables mode; no effect in ipvs mode
+    #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = go::duration, allow_hyphen_values = true)]
+    pub iptables_sync_period: Duration,
+
+    /// Shortest time between two syncs of iptables mode; no effect in ipvs mode
+    #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = go::duration, allow_hyphen_values = true)]
+    pub iptables_min_sync_period: Duration,
+
+    /// NodePorts on 127.0.0.1 in iptables mode; no effect in ipvs mode
+    #[arg(long, value_name = "BOOL", default_value = "true", value_parser = go::bool, num_args = 0..=1, require_equals = true, default_missing_value = "true", action = ArgAction::Set)]
+    pub iptables_localhost_nodeports: bool,
 
     /// Which iptables commands to use: legacy, nft, or auto for what the node already uses
     #[arg(
@@ -202,6 +324,62 @@ pub struct Flags {
     #[arg(short = 'v', long = "v", value_name = "LEVEL", default_value = "0", value_parser = go::int, allow_hyphen_values = true)]
     pub verbosity: i32,
 
+    /// Log verbosity of single source files; no effect
+    #[arg(
+        long,
+        value_name = "PATTERN=LEVEL,...",
+        default_value = "",
+        allow_hyphen_values = true
+    )]
+    pub vmodule: String,
+
+    /// Form of the log: text or json
+    #[arg(
+        long,
+        value_name = "FORMAT",
+        default_value = "text",
+        allow_hyphen_values = true
+    )]
+    pub logging_format: String,
+
+    /// How long log lines may be held back; no effect, none is
+    #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = go::duration, allow_hyphen_values = true)]
+    pub log_flush_frequency: Duration,
+
+    /// Log buffer; no effect
+    #[arg(long, value_name = "SIZE", default_value = "0", value_parser = go::quantity, allow_hyphen_values = true)]
+    pub log_json_info_buffer_size: String,
+
+    /// Log informative lines to standard output; no effect
+    #[arg(long, value_name = "BOOL", default_value = "false", value_parser = go::bool, num_args = 0..=1, require_equals = true, default_missing_value = "true", action = ArgAction::Set)]
+    pub log_json_split_stream: bool,
+
+    /// Log buffer; no effect
+    #[arg(long, value_name = "SIZE", default_value = "0", value_parser = go::quantity, allow_hyphen_values = true)]
+    pub log_text_info_buffer_size: String,
+
+    /// Log informative lines to standard output; no effect
+    #[arg(long, value_name = "BOOL", default_value = "false", value_parser = go::bool, num_args = 0..=1, require_equals = true, default_missing_value = "true", action = ArgAction::Set)]
+    pub log_text_split_stream: bool,
+
+    /// No effect
+    #[arg(
+        long,
+        value_name = "FILES",
+        default_value = "/proc/sys/kernel/random/boot_id",
+        allow_hyphen_values = true
+    )]
+    pub boot_id_file: String,
+
+    /// No effect
+    #[arg(
+        long,
+        value_name = "FILES",
+        default_value = "/etc/machine-id,/var/lib/dbus/machine-id",
+        allow_hyphen_values = true
+    )]
+    pub machine_id_file: String,
+
     /// Print the version and exit
     #[arg(
         long,
@@ -220,6 +398,8 @@ pub enum Command {
     Run(Box<Options>),
     /// Print this (help or version) to standard output, and exit with 0.
     Print(String),
+    /// Write this text to the file, and exit with 0.
+    Write(PathBuf, String),
 }
 
 /// Why a command line cannot be used. Exit with 1, as upstream does.
@@ -231,9 +411,19 @@ pub enum CommandLineError {
     /// A value that cannot be meant.
     #[error(transparent)]
     Meaning(#[from] UnusableFlag),
+    /// The file that `--config` names.
+    #[error(transparent)]
+    Configuration(#[from] ConfigurationError),
 }
 
-/// Reads a command line, the program's name first.
+impl Flags {
+    /// What nothing typed says.
+    pub(crate) fn defaults() -> Self {
+        Self::parse_from(["kube-proxy"])
+    }
+}
+
+/// Reads a command line, the program's name first, and the configuration file that it names.
 pub fn parse<A: Into<OsString>>(
     arguments: impl IntoIterator<Item = A>,
 ) -> Result<Command, CommandLineError> {
@@ -247,19 +437,84 @@ pub fn parse<A: Into<OsString>>(
             go::normalise(argument)
         }
     });
-    let flags = match Flags::try_parse_from(arguments) {
-        Ok(flags) => flags,
+    let read = Flags::command()
+        .try_get_matches_from(arguments)
+        .and_then(|typed| Ok((Flags::from_arg_matches(&typed)?, typed)));
+    let (flags, typed) = match read {
+        Ok(read) => read,
         Err(error) if !error.use_stderr() => return Ok(Command::Print(error.to_string())),
         Err(error) => return Err(CommandLineError::Syntax(error)),
     };
     match flags.version.as_deref() {
-        None | Some("false") => Ok(Command::Run(Box::new(Options::new(&flags)?))),
-        Some("true" | "raw") => Ok(Command::Print(format!(
-            "kube-proxy-ipvs v{}\n",
-            env!("CARGO_PKG_VERSION")
-        ))),
-        Some(value) => Err(UnusableFlag::new("version", value, "give true or false").into()),
+        None | Some("false") => {}
+        Some("true" | "raw") => {
+            return Ok(Command::Print(format!(
+                "kube-proxy-ipvs v{}\n",
+                env!("CARGO_PKG_VERSION")
+            )));
+        }
+        Some(value) => {
+            return Err(UnusableFlag::new("version", value, "give true, raw or false").into());
+        }
     }
+    let is_given = |flag: &str| {
+        // clap's name of a flag is the field's.
+        let id = match flag {
+            "v" => "verbosity".to_owned(),
+            other => other.replace('-', "_"),
+        };
+        typed.value_source(&id) == Some(ValueSource::CommandLine)
+    };
+    let (flags, configuration, said) = if flags.config.is_empty() {
+        (flags, Configuration::default(), Vec::new())
+    } else {
+        with_file(flags, is_given)?
+    };
+    if !flags.write_config_to.is_empty() {
+        let text = config::render(configuration, flags.clone());
+        return Ok(Command::Write(flags.write_config_to.into(), text));
+    }
+    let is_of_file = |flag: &str| {
+        let wins = config::wins_over_file(flag) && is_given(flag);
+        !flags.config.is_empty() && !wins
+    };
+    let mut options = Options::new(&flags).map_err(|error| match config::field_of(error.flag) {
+        Some(field) if is_of_file(error.flag) => {
+            ConfigurationError::of(Path::new(&flags.config), field, &error).into()
+        }
+        _ => CommandLineError::from(error),
+    })?;
+    options.configuration = configuration.completed(&flags);
+    options.warnings.extend(said);
+    options
+        .warnings
+        .extend(options.configuration.without_effect());
+    Ok(Command::Run(Box::new(options)))
+}
+
+/// The flags with the file's fields in place of theirs, the file, and warnings about it.
+fn with_file(
+    mut flags: Flags,
+    is_given: impl Fn(&str) -> bool,
+) -> Result<(Flags, Configuration, Vec<String>), ConfigurationError> {
+    let file = PathBuf::from(&flags.config);
+    let (configuration, mut warnings) = config::read(&file)?;
+    let place = file.display();
+    for warning in &mut warnings {
+        *warning = format!("{place}: {warning}");
+    }
+    let wrong = |error: UnusableFlag| {
+        let field = config::field_of(error.flag).unwrap_or_default();
+        ConfigurationError::of(&file, field, &error)
+    };
+    configuration
+        .clone()
+        .put(&mut flags, is_given)
+        .map_err(wrong)?;
+    // Upstream's file has an address for each server, and no port beside it.
+    let defaults = Flags::defaults();
+    (flags.healthz_port, flags.metrics_port) = (defaults.healthz_port, defaults.metrics_port);
+    Ok((flags, configuration, warnings))
 }
 
 #[cfg(test)]

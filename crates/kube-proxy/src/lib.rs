@@ -1,8 +1,7 @@
 //! The node daemon: kube-proxy in IPVS mode.
 
 mod addresses;
-pub mod check;
-pub mod cleanup;
+pub mod config;
 mod conntrack;
 pub mod decode;
 pub mod events;

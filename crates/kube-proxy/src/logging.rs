@@ -1,17 +1,26 @@
 //! What goes to standard error, and how.
 //!
-//! One event is one line of plain text, whatever its message holds, so that log collectors need no rules. Verbosity is
+//! One event is one line, of plain text or JSON, whatever its message holds, so that log collectors need no rules. Verbosity is
 //! klog's: what is said at the default 0 matters to an operator; 4 and more are for debugging. Libraries below us are
 //! heard only at high verbosity: what they have to say about a failure, our own lines say once and with the next step.
 
+use std::fmt;
 use std::io::{self, IsTerminal, Write};
+use std::time::{SystemTime, UNIX_EPOCH};
 
-use tracing::Level;
+use serde_json::{Map, Value};
+use tracing::field::{Field, Visit};
 use tracing::level_filters::LevelFilter;
+use tracing::{Event, Level, Subscriber};
+use tracing_subscriber::Layer;
 use tracing_subscriber::filter::Targets;
-use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields, MakeWriter};
 use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::util::{SubscriberInitExt, TryInitError};
+
+use crate::flags::LogFormat;
 
 /// Our own crates, by the names that their events carry.
 const OWN: [&str; 7] = [
@@ -25,15 +34,98 @@ const OWN: [&str; 7] = [
 ];
 
 /// Starts logging to standard error. Fails if logging was already started.
-pub fn start(verbosity: u8) -> Result<(), TryInitError> {
-    let lines = tracing_subscriber::fmt::layer()
-        .with_ansi(io::stderr().is_terminal())
-        .with_target(verbosity >= 6)
-        .with_writer(Lines(io::stderr));
+pub fn start(verbosity: u8, format: LogFormat) -> Result<(), TryInitError> {
+    let lines = tracing_subscriber::fmt::layer();
+    let lines: Box<dyn Layer<_> + Send + Sync> = match format {
+        LogFormat::Text => lines
+            .with_ansi(io::stderr().is_terminal())
+            .with_target(verbosity >= 6)
+            .with_writer(Lines(io::stderr))
+            .boxed(),
+        LogFormat::Json => lines.event_format(Json).with_writer(io::stderr).boxed(),
+    };
     tracing_subscriber::registry()
         .with(lines)
         .with(targets(verbosity))
         .try_init()
+}
+
+/// Kubernetes' JSON lines: `ts` is milliseconds since 1970, `v` the verbosity, which errors lack; then `msg` and the fields.
+struct Json;
+
+impl<S, N> FormatEvent<S, N> for Json
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+{
+    fn format_event(
+        &self,
+        _: &FmtContext<'_, S, N>,
+        mut writer: Writer<'_>,
+        event: &Event<'_>,
+    ) -> fmt::Result {
+        let mut object = Object(Map::new());
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        let milliseconds = now.unwrap_or_default().as_secs_f64() * 1000.0;
+        object.0.insert("ts".to_owned(), milliseconds.into());
+        let metadata = event.metadata();
+        if let (Some(file), Some(line)) = (metadata.file(), metadata.line()) {
+            object
+                .0
+                .insert("caller".to_owned(), format!("{file}:{line}").into());
+        }
+        event.record(&mut object);
+        let verbosity = match *metadata.level() {
+            Level::ERROR => None,
+            Level::WARN | Level::INFO => Some(0),
+            Level::DEBUG => Some(4),
+            Level::TRACE => Some(6),
+        };
+        if let Some(verbosity) = verbosity {
+            object.0.insert("v".to_owned(), verbosity.into());
+        }
+        writeln!(writer, "{}", Value::Object(object.0))
+    }
+}
+
+/// An event's fields, as they are recorded.
+struct Object(Map<String, Value>);
+
+impl Object {
+    fn put(&mut self, field: &Field, value: impl Into<Value>) {
+        let name = match field.name() {
+            "message" => "msg",
+            "error" => "err",
+            other => other,
+        };
+        self.0.insert(name.to_owned(), value.into());
+    }
+}
+
+impl Visit for Object {
+    fn record_f64(&mut self, field: &Field, value: f64) {
+        self.put(field, value);
+    }
+
+    fn record_i64(&mut self, field: &Field, value: i64) {
+        self.put(field, value);
+    }
+
+    fn record_u64(&mut self, field: &Field, value: u64) {
+        self.put(field, value);
+    }
+
+    fn record_bool(&mut self, field: &Field, value: bool) {
+        self.put(field, value);
+    }
+
+    fn record_str(&mut self, field: &Field, value: &str) {
+        self.put(field, value);
+    }
+
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        self.put(field, format!("{value:?}"));
+    }
 }
 
 /// Which events are said at a verbosity.
@@ -129,6 +221,43 @@ mod tests {
     fn an_event_is_one_line() {
         let said = logged(0, || tracing::info!("the server said \"a\r\nb\n\""));
         assert_eq!(said, " INFO the server said \"a\\r\\nb\\n\"\n");
+    }
+
+    #[test]
+    fn json_is_kubernetes_json() {
+        let memory = Memory::default();
+        let writer = memory.clone();
+        let lines = tracing_subscriber::fmt::layer()
+            .event_format(Json)
+            .with_writer(move || writer.clone());
+        let subscriber = tracing_subscriber::registry().with(lines);
+        tracing::subscriber::with_default(subscriber, || {
+            tracing::warn!(node = "node1", count = 3_u8, "said \"a\nb\"");
+            tracing::error!(error = %"ENOENT", "failed");
+        });
+        let text = String::from_utf8(memory.0.lock().unwrap().clone()).unwrap();
+        let lines: Vec<Value> = text
+            .lines()
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect();
+        let [warning, error] = lines.as_slice() else {
+            panic!("{text}");
+        };
+        assert_eq!(warning["msg"], "said \"a\nb\"");
+        assert_eq!(
+            (&warning["node"], &warning["count"]),
+            (&"node1".into(), &3.into())
+        );
+        assert_eq!((&warning["v"], &error["v"]), (&0.into(), &Value::Null));
+        assert_eq!(
+            (&error["msg"], &error["err"]),
+            (&"failed".into(), &"ENOENT".into())
+        );
+        assert!(error["ts"].as_f64().unwrap() > 1.7e12, "{error}");
+        assert!(
+            error["caller"].as_str().unwrap().contains("logging.rs:"),
+            "{error}"
+        );
     }
 
     #[test]

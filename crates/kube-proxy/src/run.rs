@@ -47,10 +47,7 @@ pub async fn run(options: Options) -> Result<()> {
     let mut stop = Stop::subscribe()?;
     let (mut events, client) = source::open(&options.source, &options.node_name).await?;
     let kernels = mode::open(&options).await?;
-    let written = sysctl::apply(&options)?;
-    if !written.is_empty() {
-        info!(sysctls = written.join(" "), "kernel settings written");
-    }
+    set_sysctls(&options)?;
     // Subscribed before anything is read, so that no change falls between.
     let addresses =
         AddressChanges::subscribe().context("cannot subscribe to address changes (rtnetlink)")?;
@@ -69,12 +66,22 @@ pub async fn run(options: Options) -> Result<()> {
         .await
 }
 
+/// What needs privileges, alone (`--init-only`): the IPVS time-outs and sysctls.
+pub async fn init(options: &Options) -> Result<()> {
+    mode::open(options).await?;
+    set_sysctls(options)
+}
+
+fn set_sysctls(options: &Options) -> Result<()> {
+    let written = sysctl::apply(options)?;
+    if !written.is_empty() {
+        info!(sysctls = written.join(" "), "kernel settings written");
+    }
+    Ok(())
+}
+
 /// Takes in events until Services and EndpointSlices have been told, and the own Node, if it comes in time.
-pub(crate) async fn gather(
-    events: &mut BoxStream<'static, Event>,
-    model: &mut Model,
-    options: &Options,
-) {
+async fn gather(events: &mut BoxStream<'static, Event>, model: &mut Model, options: &Options) {
     let needs_node = matches!(options.source, crate::flags::ObjectSource::Api { .. });
     gather_within(events, model, needs_node, NODE_PATIENCE).await;
 }

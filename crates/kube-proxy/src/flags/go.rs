@@ -4,7 +4,7 @@
 //! (`T`, `1h30m`, `0x10`, `--proxy_mode`), and here they are followed to the letter.
 
 use std::ffi::OsString;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use crate::decode::address;
@@ -39,7 +39,7 @@ pub(super) fn int(text: &str) -> Result<i32, &'static str> {
 }
 
 /// A duration as `time.ParseDuration` takes it; a negative one is refused, as no flag here means anything by it.
-pub(super) fn duration(text: &str) -> Result<Duration, &'static str> {
+pub(crate) fn duration(text: &str) -> Result<Duration, &'static str> {
     const WRONG: &str = "give a duration such as 30s, 1m30s, 500ms or 0";
     let rest = text.strip_prefix('+').unwrap_or(text);
     if rest.starts_with('-') {
@@ -99,8 +99,77 @@ fn nanoseconds(number: &str, unit: &str) -> Option<u64> {
 }
 
 /// An IP address.
-pub(super) fn ip(text: &str) -> Result<IpAddr, &'static str> {
+pub(crate) fn ip(text: &str) -> Result<IpAddr, &'static str> {
     address::ip(text.trim()).ok_or("give an IPv4 or IPv6 address")
+}
+
+/// One of a list of feature gates, `Name=true`; nothing is a gate without a name.
+pub(super) fn gate(text: &str) -> Result<(String, bool), &'static str> {
+    const WRONG: &str = "give feature gates such as Name=true,Other=false";
+    if text.is_empty() {
+        return Ok((String::new(), false));
+    }
+    let (name, value) = text.split_once('=').ok_or(WRONG)?;
+    let value = bool(value.trim()).map_err(|_| WRONG)?;
+    Ok((name.trim().to_owned(), value))
+}
+
+/// A quantity as Kubernetes' `resource.ParseQuantity` takes it (`0`, `64Ki`, `1.5M`, `1e3`), as text.
+pub(super) fn quantity(text: &str) -> Result<String, &'static str> {
+    let end = text
+        .find(|c: char| !c.is_ascii_digit() && !matches!(c, '.' | '+' | '-'))
+        .unwrap_or(text.len());
+    let (number, suffix) = text.split_at(end);
+    let is_exponent = suffix
+        .strip_prefix(['e', 'E'])
+        .is_some_and(|exponent| exponent.parse::<i32>().is_ok());
+    let is_suffix = matches!(
+        suffix,
+        "" | "n"
+            | "u"
+            | "m"
+            | "k"
+            | "M"
+            | "G"
+            | "T"
+            | "P"
+            | "E"
+            | "Ki"
+            | "Mi"
+            | "Gi"
+            | "Ti"
+            | "Pi"
+            | "Ei"
+    );
+    if number.parse::<f64>().is_ok() && (is_suffix || is_exponent) {
+        Ok(text.to_owned())
+    } else {
+        Err("give a size such as 0 or 64Ki")
+    }
+}
+
+/// Where a server listens: nowhere if `text` is empty or, as its deprecated flag says it, `port` is 0. `port` is appended to an
+/// address without one.
+pub(super) fn listen(text: &str, port: i32) -> Result<Option<SocketAddr>, &'static str> {
+    const WRONG: &str = "give IP:port such as 0.0.0.0:10256 or [::]:10256, an IP alone, or nothing to have no server";
+    let port = u16::try_from(port).map_err(|_| "a port is a number up to 65535")?;
+    if text.is_empty() || port == 0 {
+        return Ok(None);
+    }
+    if let Ok(ip) = ip(text) {
+        return Ok(Some((ip, port).into()));
+    }
+    let (host, port) = text.rsplit_once(':').ok_or(WRONG)?;
+    let host = match host.strip_prefix('[') {
+        Some(host) => host.strip_suffix(']').ok_or(WRONG)?,
+        None if host.contains(':') => return Err(WRONG),
+        None => host,
+    };
+    let (ip, port) = (
+        ip(host).map_err(|_| WRONG)?,
+        port.parse().map_err(|_| WRONG)?,
+    );
+    Ok(Some(SocketAddr::new(ip, port)))
 }
 
 /// Flag names with `_` for `-`, as pflag's normalisation in Kubernetes components allows: `--proxy_mode=ipvs`.
@@ -184,6 +253,55 @@ mod tests {
     }
 
     #[test]
+    fn gates() {
+        assert_eq!(gate("A=true"), Ok(("A".to_owned(), true)));
+        assert_eq!(gate(" A = F"), Ok(("A".to_owned(), false)));
+        assert_eq!(gate(""), Ok((String::new(), false)));
+        for wrong in ["A", "A=", "A=maybe"] {
+            assert!(gate(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn quantities() {
+        for text in ["0", "64Ki", "1.5M", "1e3", "12E", "-1"] {
+            assert_eq!(quantity(text), Ok(text.to_owned()), "{text}");
+        }
+        for wrong in ["", "Ki", "1KiB", "1e", "1.2.3", "one"] {
+            assert!(quantity(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn places_to_listen() {
+        let at = |text| listen(text, 10256).map(|at| at.map(|at| at.to_string()));
+        for (text, place) in [
+            ("0.0.0.0:10256", Some("0.0.0.0:10256")),
+            ("127.0.0.1:0", Some("127.0.0.1:0")),
+            ("10.0.0.1", Some("10.0.0.1:10256")),
+            ("::", Some("[::]:10256")),
+            ("fd00::1", Some("[fd00::1]:10256")),
+            ("[::1]:80", Some("[::1]:80")),
+            ("", None),
+        ] {
+            assert_eq!(at(text), Ok(place.map(str::to_owned)), "{text}");
+        }
+        for wrong in [
+            "node:80",
+            "[::1]",
+            "10.0.0.1:",
+            "10.0.0.1:65536",
+            ":80",
+            "[::1:80",
+            "fd00::1:g",
+        ] {
+            assert!(at(wrong).is_err(), "{wrong}");
+        }
+        assert_eq!(listen("0.0.0.0:80", 0), Ok(None));
+        assert!(listen("", -1).is_err());
+    }
+
+    #[test]
     fn only_flag_names_are_normalised() {
         let normal = |text: &str| normalise(text.into()).into_string().unwrap();
         assert_eq!(normal("--proxy_mode=a_b"), "--proxy-mode=a_b");
@@ -195,7 +313,7 @@ mod tests {
     proptest::proptest! {
         #[test]
         fn any_text_is_read_or_refused(text in "\\PC*") {
-            let _ = (bool(&text), int(&text), duration(&text), ip(&text));
+            let _ = (bool(&text), int(&text), duration(&text), ip(&text), gate(&text), quantity(&text), listen(&text, 1));
             normalise(text.into());
         }
 

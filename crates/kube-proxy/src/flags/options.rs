@@ -1,13 +1,14 @@
 //! What the flags mean, typed and checked.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
 use ipnet::IpNet;
 use proxy::{IpFamily, LocalDetector, Node, NodePortAddresses};
 
-use super::Flags;
+use super::{Flags, go};
+use crate::config::Configuration;
 use crate::decode::address;
 
 /// The longest name of a network interface (`IFNAMSIZ` less its NUL).
@@ -15,6 +16,7 @@ const INTERFACE_NAME_MAX: usize = 15;
 
 /// What is meant.
 #[derive(Debug, Clone, PartialEq)]
+#[allow(clippy::struct_excessive_bools, reason = "one bool is one flag")]
 pub struct Options {
     /// Where Services come from.
     pub source: ObjectSource,
@@ -23,6 +25,12 @@ pub struct Options {
     /// `--bind-address`; unspecified (`0.0.0.0`, `::`) if the node's IP comes from its Node object. Its family is the
     /// primary one.
     pub bind_address: IpAddr,
+    /// Where the health server listens, if there is one.
+    pub healthz_address: Option<SocketAddr>,
+    /// Where the metrics server listens, if there is one.
+    pub metrics_address: Option<SocketAddr>,
+    /// Whether a server that cannot listen is a reason to exit.
+    pub bind_address_hard_fail: bool,
     /// How traffic of this node's pods is told apart.
     pub detect_local: DetectLocal,
     /// Which addresses serve NodePorts.
@@ -49,8 +57,29 @@ pub struct Options {
     pub sync_period: Duration,
     /// The shortest time between the end of a sync and the start of the next, at most `sync_period`.
     pub min_sync_period: Duration,
+    /// `/proc/self/oom_score_adj`, -1000 to 1000.
+    pub oom_score_adj: i16,
+    /// Whether to exit once what needs privileges is done.
+    pub init_only: bool,
     /// Log verbosity, 0 to 10.
     pub verbosity: u8,
+    /// Form of the log.
+    pub log_format: LogFormat,
+    /// The file to follow, `--config`.
+    pub configuration_file: Option<PathBuf>,
+    /// All of it as a file would say it, also what is accepted without effect.
+    pub configuration: Configuration,
+    /// What the operator should know about what was given, a line each.
+    pub warnings: Vec<String>,
+}
+
+/// `--logging-format`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LogFormat {
+    /// Lines for people.
+    Text,
+    /// A JSON object to a line.
+    Json,
 }
 
 /// Where Services come from.
@@ -151,7 +180,7 @@ pub struct UnusableFlag {
 }
 
 impl UnusableFlag {
-    pub(super) fn new(flag: &'static str, value: &str, advice: impl Into<String>) -> Self {
+    pub(crate) fn new(flag: &'static str, value: &str, advice: impl Into<String>) -> Self {
         Self {
             flag,
             value: value.to_owned(),
@@ -167,7 +196,14 @@ impl Options {
             return Err(UnusableFlag::new(
                 "proxy-mode",
                 &flags.proxy_mode,
-                "this build has one mode: ipvs",
+                "the modes of this build are: ipvs",
+            ));
+        }
+        if flags.cleanup {
+            return Err(UnusableFlag::new(
+                "cleanup",
+                "true",
+                "this build does not clean up yet; use the kube-proxy that left it",
             ));
         }
         let Ok(masquerade_bit @ 0..=31) = u8::try_from(flags.iptables_masquerade_bit) else {
@@ -216,6 +252,42 @@ impl Options {
             },
             node_name: node_name(&flags.hostname_override)?,
             bind_address: flags.bind_address,
+            healthz_address: listen(
+                "healthz-bind-address",
+                &flags.healthz_bind_address,
+                flags.healthz_port,
+            )?,
+            metrics_address: listen(
+                "metrics-bind-address",
+                &flags.metrics_bind_address,
+                flags.metrics_port,
+            )?,
+            bind_address_hard_fail: flags.bind_address_hard_fail,
+            oom_score_adj: match i16::try_from(flags.oom_score_adj) {
+                Ok(score @ -1000..=1000) => score,
+                _ => {
+                    return Err(UnusableFlag::new(
+                        "oom-score-adj",
+                        &flags.oom_score_adj.to_string(),
+                        "give -1000 to 1000",
+                    ));
+                }
+            },
+            init_only: flags.init_only,
+            log_format: match &*flags.logging_format {
+                "text" => LogFormat::Text,
+                "json" => LogFormat::Json,
+                other => {
+                    return Err(UnusableFlag::new(
+                        "logging-format",
+                        other,
+                        "give text or json",
+                    ));
+                }
+            },
+            configuration_file: (!flags.config.is_empty()).then(|| (&flags.config).into()),
+            configuration: Configuration::of(flags),
+            warnings: warnings(flags),
             masquerade_all: flags.masquerade_all,
             masquerade_bit,
             scheduler: match &*flags.ipvs_scheduler {
@@ -237,6 +309,45 @@ impl Options {
                 .unwrap_or(10),
         })
     }
+}
+
+fn listen(flag: &'static str, text: &str, port: i32) -> Result<Option<SocketAddr>, UnusableFlag> {
+    go::listen(text, port).map_err(|advice| UnusableFlag::new(flag, text, advice))
+}
+
+/// What is deprecated, and what is chosen silently otherwise.
+fn warnings(flags: &Flags) -> Vec<String> {
+    let defaults = Flags::defaults();
+    let mut warnings = Vec::new();
+    let mut warn = |applies: bool, text: &str| {
+        if applies {
+            warnings.push(text.to_owned());
+        }
+    };
+    warn(
+        flags.proxy_mode.is_empty(),
+        "the proxy mode is empty: ipvs is used here, where kube-proxy would use iptables; set mode (--proxy-mode) to ipvs",
+    );
+    warn(
+        flags.healthz_port != defaults.healthz_port,
+        "--healthz-port is deprecated; use --healthz-bind-address",
+    );
+    warn(
+        flags.metrics_port != defaults.metrics_port,
+        "--metrics-port is deprecated; use --metrics-bind-address",
+    );
+    for (flag, value, default) in [
+        ("boot-id-file", &flags.boot_id_file, defaults.boot_id_file),
+        (
+            "machine-id-file",
+            &flags.machine_id_file,
+            defaults.machine_id_file,
+        ),
+    ] {
+        let text = format!("--{flag} has no effect: it is left over from another program");
+        warn(*value != default, &text);
+    }
+    warnings
 }
 
 fn source(flags: &Flags) -> Result<ObjectSource, UnusableFlag> {

@@ -38,6 +38,9 @@ fn the_defaults_are_upstreams() {
             },
             node_name: String::new(),
             bind_address: "0.0.0.0".parse().unwrap(),
+            healthz_address: Some("0.0.0.0:10256".parse().unwrap()),
+            metrics_address: Some("127.0.0.1:10249".parse().unwrap()),
+            bind_address_hard_fail: false,
             detect_local: DetectLocal::ClusterCidr(vec![]),
             node_port_addresses: NodePortAddresses::All,
             masquerade_all: false,
@@ -57,9 +60,187 @@ fn the_defaults_are_upstreams() {
             },
             sync_period: Duration::from_secs(30),
             min_sync_period: Duration::from_secs(1),
+            oom_score_adj: -999,
+            init_only: false,
             verbosity: 0,
+            log_format: LogFormat::Text,
+            configuration_file: None,
+            configuration: Configuration::of(&Flags::defaults()),
+            warnings: vec![],
         }
     );
+}
+
+/// Flags of kube-proxy 1.36 with their defaults, as its `--help` spells them.
+const UPSTREAM: [(&str, &str); 61] = [
+    ("bind-address", "0.0.0.0"),
+    ("bind-address-hard-fail", "false"),
+    ("boot-id-file", "/proc/sys/kernel/random/boot_id"),
+    ("cleanup", "false"),
+    ("cluster-cidr", ""),
+    ("config", ""),
+    ("config-sync-period", "15m"),
+    ("conntrack-max-per-core", "32768"),
+    ("conntrack-min", "131072"),
+    ("conntrack-tcp-be-liberal", "false"),
+    ("conntrack-tcp-timeout-close-wait", "1h"),
+    ("conntrack-tcp-timeout-established", "24h"),
+    ("conntrack-udp-timeout", "0s"),
+    ("conntrack-udp-timeout-stream", "0s"),
+    ("detect-local-mode", "ClusterCIDR"),
+    ("feature-gates", ""),
+    ("healthz-bind-address", "0.0.0.0:10256"),
+    ("healthz-port", "10256"),
+    ("help", ""),
+    ("hostname-override", ""),
+    ("init-only", "false"),
+    ("iptables-localhost-nodeports", "true"),
+    ("iptables-masquerade-bit", "14"),
+    ("iptables-min-sync-period", "1s"),
+    ("iptables-sync-period", "30s"),
+    ("ipvs-exclude-cidrs", ""),
+    ("ipvs-min-sync-period", "1s"),
+    ("ipvs-scheduler", ""),
+    ("ipvs-strict-arp", "false"),
+    ("ipvs-sync-period", "30s"),
+    ("ipvs-tcp-timeout", "0s"),
+    ("ipvs-tcpfin-timeout", "0s"),
+    ("ipvs-udp-timeout", "0s"),
+    ("kube-api-burst", "10"),
+    (
+        "kube-api-content-type",
+        "application/vnd.kubernetes.protobuf",
+    ),
+    ("kube-api-qps", "5"),
+    ("kubeconfig", ""),
+    ("log-flush-frequency", "5s"),
+    ("log-json-info-buffer-size", "0"),
+    ("log-json-split-stream", "false"),
+    ("log-text-info-buffer-size", "0"),
+    ("log-text-split-stream", "false"),
+    ("logging-format", "text"),
+    (
+        "machine-id-file",
+        "/etc/machine-id,/var/lib/dbus/machine-id",
+    ),
+    ("masquerade-all", "false"),
+    ("master", ""),
+    ("metrics-bind-address", "127.0.0.1:10249"),
+    ("metrics-port", "10249"),
+    ("nodeport-addresses", ""),
+    ("oom-score-adj", "-999"),
+    ("pod-bridge-interface", ""),
+    ("pod-interface-name-prefix", ""),
+    ("profiling", "false"),
+    // Upstream's is empty, and means iptables.
+    ("proxy-mode", "ipvs"),
+    ("show-hidden-metrics-for-version", ""),
+    ("v", "0"),
+    ("version", ""),
+    ("vmodule", ""),
+    ("write-config-to", ""),
+    // Ours.
+    ("manifests", ""),
+    ("iptables-backend", "auto"),
+];
+
+#[test]
+fn every_flag_of_upstream_is_taken_with_its_default() {
+    let mut command = Flags::command();
+    command.build();
+    for (name, default) in UPSTREAM {
+        let flag = command
+            .get_arguments()
+            .find(|flag| flag.get_long() == Some(name))
+            .unwrap_or_else(|| panic!("no --{name}"));
+        let ours: Vec<_> = flag
+            .get_default_values()
+            .iter()
+            .map(|d| d.to_str().unwrap())
+            .collect();
+        assert_eq!(ours.join(","), default, "--{name}");
+        assert_eq!(
+            flag.is_hide_set(),
+            name.ends_with("z-port") || name == "metrics-port"
+        );
+    }
+    let flags = command.get_arguments().map(|flag| flag.get_long().unwrap());
+    let ours_alone: Vec<_> = flags
+        .filter(|name| !UPSTREAM.iter().any(|(known, _)| known == name))
+        .collect();
+    assert_eq!(ours_alone, ["ipvs-drain-timeout"]);
+}
+
+#[test]
+fn what_is_deprecated_or_means_nothing_is_taken_with_a_warning() {
+    for (line, parts) in [
+        (
+            "--healthz-port=10257",
+            &["--healthz-port", "deprecated", "--healthz-bind-address"][..],
+        ),
+        (
+            "--metrics-port=0",
+            &["--metrics-port", "deprecated", "--metrics-bind-address"],
+        ),
+        ("--proxy-mode=∅", &["mode is empty", "ipvs"]),
+        ("--boot-id-file=/x", &["--boot-id-file", "no effect"]),
+        ("--machine-id-file=/x", &["--machine-id-file", "no effect"]),
+        (
+            "--kube-api-qps=50",
+            &["--kube-api-qps", "clientConnection.qps", "few"],
+        ),
+        ("--kube-api-burst=100", &["--kube-api-burst", "few"]),
+        (
+            "--kube-api-content-type=application/json",
+            &["--kube-api-content-type", "JSON"],
+        ),
+        (
+            "--config-sync-period=1h",
+            &["--config-sync-period", "no effect"],
+        ),
+        ("--profiling=true", &["--profiling", "no effect"]),
+        (
+            "--show-hidden-metrics-for-version=1.35",
+            &["--show-hidden-metrics-for-version"],
+        ),
+        (
+            "--feature-gates=NoSuch=true,Other=false --feature_gates=Third=T",
+            &["--feature-gates", "no feature gates"],
+        ),
+        (
+            "--iptables-sync-period=1m",
+            &["--iptables-sync-period", "iptables mode"],
+        ),
+        (
+            "--iptables-min-sync-period=0",
+            &["--iptables-min-sync-period", "iptables mode"],
+        ),
+        (
+            "--iptables-localhost-nodeports=false",
+            &["--iptables-localhost-nodeports", "iptables mode"],
+        ),
+        ("--vmodule=proxier=4", &["--vmodule", "no effect"]),
+        (
+            "--log-flush-frequency=1s",
+            &["--log-flush-frequency", "at once"],
+        ),
+        (
+            "--log-json-split-stream=1 --log-json-info-buffer-size=64Ki",
+            &["logging.options", "at once"],
+        ),
+        (
+            "--log-text-split-stream=true --log-text-info-buffer-size=1M",
+            &["logging.options"],
+        ),
+    ] {
+        let warnings = options(line).warnings;
+        let [warning] = warnings.as_slice() else {
+            panic!("{line}: {warnings:?}");
+        };
+        for part in parts {
+            assert!(warning.contains(part), "{line}: {warning:?} lacks {part:?}");
+        }
+    }
 }
 
 /// One row per flag: how it is typed, in several ways, and what must come of it.
@@ -102,6 +283,42 @@ fn every_flag_reaches_its_option() {
             &["--cluster-cidr=10.244.0.0/16,fd00:244::/56"],
             |o| matches!(&o.detect_local, DetectLocal::ClusterCidr(nets) if nets.len() == 2),
         ),
+        (
+            &[
+                "--healthz-bind-address=∅ --metrics-bind-address=",
+                "--healthz-port=0 --metrics-port=0",
+            ],
+            |o| (o.healthz_address, o.metrics_address) == (None, None),
+        ),
+        (
+            &[
+                "--healthz-bind-address=[::]:10256",
+                "--healthz-bind-address=::",
+                "--healthz-bind-address=:: --healthz-port=10256",
+            ],
+            |o| o.healthz_address == "[::]:10256".parse().ok(),
+        ),
+        (
+            &[
+                "--metrics-bind-address=0.0.0.0 --metrics-port=9",
+                "--metrics-bind-address=0.0.0.0:9 --metrics-port=10",
+            ],
+            |o| o.metrics_address == "0.0.0.0:9".parse().ok(),
+        ),
+        (
+            &["--bind-address-hard-fail=1", "--bind-address-hard-fail"],
+            |o| o.bind_address_hard_fail,
+        ),
+        (&["--oom-score-adj=-1000", "--oom-score-adj -1000"], |o| {
+            o.oom_score_adj == -1000
+        }),
+        (&["--init-only=true", "--init-only"], |o| o.init_only),
+        (&["--cleanup=false --write-config-to= --config="], |o| {
+            !o.init_only && o.configuration_file.is_none()
+        }),
+        (&["--logging-format=json", "--logging_format json"], |o| {
+            o.log_format == LogFormat::Json
+        }),
         (&["--detect-local-mode=NodeCIDR"], |o| {
             o.detect_local == DetectLocal::NodeCidr
         }),
@@ -238,6 +455,39 @@ fn errors_name_the_flag_the_value_and_what_is_allowed() {
         (
             "--proxy-mode=iptables",
             &["--proxy-mode", "iptables", "ipvs"],
+        ),
+        (
+            "--proxy-mode=nftables",
+            &["--proxy-mode", "nftables", "modes", "ipvs"],
+        ),
+        (
+            "--healthz-bind-address=node1",
+            &["--healthz-bind-address", "node1", "IP:port"],
+        ),
+        (
+            "--metrics-bind-address=0.0.0.0 --metrics-port=65536",
+            &["--metrics-bind-address", "65535"],
+        ),
+        (
+            "--oom-score-adj=1001",
+            &["--oom-score-adj", "1001", "-1000 to 1000"],
+        ),
+        (
+            "--feature-gates=A",
+            &["--feature-gates", "'A'", "Name=true"],
+        ),
+        ("--kube-api-qps=many", &["--kube-api-qps", "many"]),
+        (
+            "--logging-format=xml",
+            &["--logging-format", "xml", "text or json"],
+        ),
+        (
+            "--log-text-info-buffer-size=big",
+            &["--log-text-info-buffer-size", "big", "64Ki"],
+        ),
+        (
+            "--config=/no/such/file",
+            &["cannot read", "/no/such/file", "No such file"],
         ),
         (
             "--masquerade-all=yes",
@@ -389,7 +639,6 @@ fn help_and_version_are_printed() {
 
 #[test]
 fn every_flag_has_a_test_row_and_help() {
-    use clap::CommandFactory;
     let tests = include_str!("tests.rs");
     for flag in Flags::command().get_arguments() {
         let name = flag.get_long().unwrap();

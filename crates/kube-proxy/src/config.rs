@@ -1,0 +1,308 @@
+//! The configuration file: KubeProxyConfiguration of `kubeproxy.config.k8s.io/v1alpha1`.
+//!
+//! ```text
+//!   file ─▶ file::read ─▶ Configuration ─▶ put ─┐
+//!                                               ├─▶ Flags ─▶ Options
+//!   command line ───────────────────────────────┘
+//! ```
+//!
+//! A field and its flag are one setting in two spellings ([`settings`] has a row for each), so a file is read into the flags
+//! that say the same, and what they mean is decided in one place. Backwards, flags are written as a file.
+//!
+//! What is not here: other versions of the format, and the merging of several files. Neither exists upstream.
+
+mod file;
+mod settings;
+mod watch;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::Duration;
+
+use serde::de::{self, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use crate::flags::{Flags, go};
+
+pub use file::ConfigurationError;
+pub(crate) use file::read;
+pub(crate) use settings::{field_of, wins_over_file};
+pub use watch::changed;
+
+/// What `apiVersion` must say.
+const API_VERSION: &str = "kubeproxy.config.k8s.io/v1alpha1";
+/// What `kind` must say.
+const KIND: &str = "KubeProxyConfiguration";
+
+/// A configuration as its file spells it. A field that is `None` is not given, and has its default.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+#[allow(missing_docs, reason = "the fields are upstream's, one by one")]
+pub struct Configuration {
+    pub api_version: Option<String>,
+    pub bind_address: Option<String>,
+    pub bind_address_hard_fail: Option<bool>,
+    #[serde(deserialize_with = "or_default")]
+    pub client_connection: ClientConnection,
+    #[serde(rename = "clusterCIDR")]
+    pub cluster_cidr: Option<String>,
+    pub config_sync_period: Option<Period>,
+    #[serde(deserialize_with = "or_default")]
+    pub conntrack: Conntrack,
+    #[serde(deserialize_with = "or_default")]
+    pub detect_local: DetectLocal,
+    pub detect_local_mode: Option<String>,
+    pub enable_profiling: Option<bool>,
+    pub feature_gates: Option<BTreeMap<String, bool>>,
+    pub healthz_bind_address: Option<String>,
+    pub hostname_override: Option<String>,
+    #[serde(deserialize_with = "or_default")]
+    pub iptables: Iptables,
+    #[serde(deserialize_with = "or_default")]
+    pub ipvs: Ipvs,
+    pub kind: Option<String>,
+    #[serde(deserialize_with = "or_default")]
+    pub logging: Logging,
+    pub metrics_bind_address: Option<String>,
+    pub mode: Option<String>,
+    #[serde(deserialize_with = "or_default")]
+    pub nftables: Nftables,
+    pub node_port_addresses: Option<Vec<String>>,
+    pub oom_score_adj: Option<i32>,
+    pub port_range: Option<String>,
+    pub show_hidden_metrics_for_version: Option<String>,
+    pub windows_run_as_service: Option<bool>,
+    #[serde(deserialize_with = "or_default")]
+    pub winkernel: Winkernel,
+}
+
+/// The text that `--write-config-to` writes: what `flags` say, but for the periods of syncs, which upstream does not write
+/// either.
+pub(crate) fn render(file: Configuration, mut flags: Flags) -> String {
+    let defaults = Flags::defaults();
+    if flags.config.is_empty() {
+        flags.iptables_sync_period = defaults.iptables_sync_period;
+        flags.iptables_min_sync_period = defaults.iptables_min_sync_period;
+        flags.ipvs_sync_period = defaults.ipvs_sync_period;
+        flags.ipvs_min_sync_period = Duration::ZERO;
+    }
+    serde_saphyr::to_string(&file.completed(&flags)).unwrap_or_default()
+}
+
+/// `clientConnection`.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+#[allow(missing_docs, reason = "the fields are upstream's, one by one")]
+pub struct ClientConnection {
+    pub accept_content_types: Option<String>,
+    pub burst: Option<i32>,
+    pub content_type: Option<String>,
+    pub kubeconfig: Option<String>,
+    pub qps: Option<f32>,
+}
+
+/// `conntrack`.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+#[allow(missing_docs, reason = "the fields are upstream's, one by one")]
+pub struct Conntrack {
+    pub max_per_core: Option<i32>,
+    pub min: Option<i32>,
+    pub tcp_be_liberal: Option<bool>,
+    pub tcp_close_wait_timeout: Option<Period>,
+    pub tcp_established_timeout: Option<Period>,
+    pub udp_stream_timeout: Option<Period>,
+    pub udp_timeout: Option<Period>,
+}
+
+/// `detectLocal`.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+#[allow(missing_docs, reason = "the fields are upstream's, one by one")]
+pub struct DetectLocal {
+    pub bridge_interface: Option<String>,
+    pub interface_name_prefix: Option<String>,
+}
+
+/// `iptables`. The masquerading is ipvs mode's too.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+#[allow(missing_docs, reason = "the fields are upstream's, one by one")]
+pub struct Iptables {
+    pub localhost_node_ports: Option<bool>,
+    pub masquerade_all: Option<bool>,
+    pub masquerade_bit: Option<i32>,
+    pub min_sync_period: Option<Period>,
+    pub sync_period: Option<Period>,
+}
+
+/// `ipvs`.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+#[allow(missing_docs, reason = "the fields are upstream's, one by one")]
+pub struct Ipvs {
+    #[serde(rename = "excludeCIDRs")]
+    pub exclude_cidrs: Option<Vec<String>>,
+    pub min_sync_period: Option<Period>,
+    pub scheduler: Option<String>,
+    #[serde(rename = "strictARP")]
+    pub strict_arp: Option<bool>,
+    pub sync_period: Option<Period>,
+    pub tcp_fin_timeout: Option<Period>,
+    pub tcp_timeout: Option<Period>,
+    pub udp_timeout: Option<Period>,
+}
+
+/// `logging`.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+#[allow(missing_docs, reason = "the fields are upstream's, one by one")]
+pub struct Logging {
+    #[serde(deserialize_with = "period_or_nanoseconds")]
+    pub flush_frequency: Option<Period>,
+    pub format: Option<String>,
+    #[serde(deserialize_with = "or_default")]
+    pub options: LoggingOptions,
+    pub verbosity: Option<i32>,
+    pub vmodule: Option<Vec<FileVerbosity>>,
+}
+
+/// `logging.options`.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+#[allow(missing_docs, reason = "the fields are upstream's, one by one")]
+pub struct LoggingOptions {
+    #[serde(deserialize_with = "or_default")]
+    pub json: LoggingBuffer,
+    #[serde(deserialize_with = "or_default")]
+    pub text: LoggingBuffer,
+}
+
+/// `logging.options.json` and `logging.options.text`.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+#[allow(missing_docs, reason = "the fields are upstream's, one by one")]
+pub struct LoggingBuffer {
+    pub info_buffer_size: Option<String>,
+    pub split_stream: Option<bool>,
+}
+
+/// An item of `logging.vmodule`.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+#[allow(missing_docs, reason = "the fields are upstream's, one by one")]
+pub struct FileVerbosity {
+    pub file_pattern: String,
+    pub verbosity: u32,
+}
+
+/// `nftables`.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+#[allow(missing_docs, reason = "the fields are upstream's, one by one")]
+pub struct Nftables {
+    pub masquerade_all: Option<bool>,
+    pub masquerade_bit: Option<i32>,
+    pub min_sync_period: Option<Period>,
+    pub sync_period: Option<Period>,
+}
+
+/// `winkernel`.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+#[allow(missing_docs, reason = "the fields are upstream's, one by one")]
+pub struct Winkernel {
+    #[serde(rename = "enableDSR")]
+    pub enable_dsr: Option<bool>,
+    pub forward_health_check_vip: Option<bool>,
+    pub network_name: Option<String>,
+    pub root_hns_endpoint_name: Option<String>,
+    pub source_vip: Option<String>,
+}
+
+/// `null` is the default, as everywhere in a Kubernetes object.
+fn or_default<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(
+    deserializer: D,
+) -> Result<T, D::Error> {
+    Option::deserialize(deserializer).map(Option::unwrap_or_default)
+}
+
+/// A time span as `metav1.Duration` spells it: `1m30s`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Period(pub Duration);
+
+impl<'de> Deserialize<'de> for Period {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(PeriodText)
+    }
+}
+
+struct PeriodText;
+
+impl Visitor<'_> for PeriodText {
+    type Value = Period;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a duration with its unit, such as 30s")
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<Period, E> {
+        go::duration(text)
+            .map(Period)
+            .map_err(|advice| E::custom(format!("invalid value '{text}': {advice}")))
+    }
+}
+
+/// `logging.flushFrequency` may be a number of nanoseconds as well.
+fn period_or_nanoseconds<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<Period>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged, expecting = "give a duration such as 5s, or nanoseconds")]
+    enum Either {
+        Nanoseconds(u64),
+        Period(Period),
+    }
+    Ok(
+        Option::deserialize(deserializer)?.map(|either| match either {
+            Either::Nanoseconds(count) => Period(Duration::from_nanos(count)),
+            Either::Period(period) => period,
+        }),
+    )
+}
+
+impl Serialize for Period {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+/// As Go's `time.Duration` prints itself: `24h0m0s`, `1m30s`, `1.5s`, `500ms`, `0s`.
+impl fmt::Display for Period {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let whole = self.0.as_secs();
+        if whole == 0 {
+            // Rust's own form of what is shorter than a second is Go's: `500ms`, `1.5µs`.
+            return if self.0.is_zero() {
+                f.write_str("0s")
+            } else {
+                write!(f, "{:?}", self.0)
+            };
+        }
+        let (hours, minutes) = (whole / 3600, whole / 60 % 60);
+        if hours > 0 {
+            write!(f, "{hours}h")?;
+        }
+        if hours > 0 || minutes > 0 {
+            write!(f, "{minutes}m")?;
+        }
+        let fraction = format!("{:09}", self.0.subsec_nanos());
+        match fraction.trim_end_matches('0') {
+            "" => write!(f, "{}s", whole % 60),
+            fraction => write!(f, "{}.{fraction}s", whole % 60),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

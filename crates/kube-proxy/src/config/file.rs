@@ -1,0 +1,162 @@
+//! Reading the file: strictly, and if that fails for names alone, leniently with a warning.
+
+use std::path::{Path, PathBuf};
+use std::{fs, io};
+
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use serde_saphyr::DuplicateKeyPolicy;
+
+use super::settings::in_terms_of_fields;
+use super::{API_VERSION, Configuration, KIND};
+use crate::flags::{Flags, UnusableFlag};
+
+/// A configuration file cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigurationError {
+    /// It cannot be read or written.
+    #[error("cannot {verb} the configuration file {}: {source}", file.display())]
+    File {
+        /// `read` or `write`.
+        verb: &'static str,
+        /// The file.
+        file: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// It is no KubeProxyConfiguration.
+    #[error("{}{}: {message}", file.display(), line.map(|line| format!(", line {line}")).unwrap_or_default())]
+    Syntax {
+        /// The file.
+        file: PathBuf,
+        /// The line, counted from 1, where one is to blame.
+        line: Option<u64>,
+        /// What is wrong, and what is allowed.
+        message: String,
+    },
+    /// A field has a value that cannot be meant.
+    #[error("{}: invalid value '{value}' for {field}: {advice}", file.display())]
+    Meaning {
+        /// The file.
+        file: PathBuf,
+        /// The field's path.
+        field: &'static str,
+        /// Its value.
+        value: String,
+        /// What is wrong with it, and what is allowed.
+        advice: String,
+    },
+}
+
+impl ConfigurationError {
+    /// An error about a flag that `file` has said as a field.
+    pub(crate) fn of(file: &Path, field: &'static str, error: &UnusableFlag) -> Self {
+        Self::Meaning {
+            file: file.to_owned(),
+            field,
+            value: error.value.clone(),
+            advice: in_terms_of_fields(&error.advice),
+        }
+    }
+}
+
+/// Reads a file, with warnings about what it says in vain.
+pub(crate) fn read(file: &Path) -> Result<(Configuration, Vec<String>), ConfigurationError> {
+    let text = fs::read_to_string(file).map_err(|source| ConfigurationError::File {
+        verb: "read",
+        file: file.to_owned(),
+        source,
+    })?;
+    parse(&text).map_err(|(line, message)| ConfigurationError::Syntax {
+        file: file.to_owned(),
+        line,
+        message,
+    })
+}
+
+/// Reads a file's text; an error is a line, if one is to blame, and what is wrong.
+pub(crate) fn parse(text: &str) -> Result<(Configuration, Vec<String>), (Option<u64>, String)> {
+    let mut warnings = Vec::new();
+    let strict = yaml::<Value>(text, DuplicateKeyPolicy::Error);
+    let tree = match strict {
+        Ok(tree) => tree,
+        Err(strict) => {
+            let tree =
+                yaml(text, DuplicateKeyPolicy::LastWins).map_err(|error| blame(text, &error))?;
+            warnings.push(format!(
+                "a field is given twice, and the last one counts: {}",
+                message(&strict)
+            ));
+            tree
+        }
+    };
+    let says = |name: &str| tree.get(name).and_then(Value::as_str).unwrap_or_default();
+    if (says("apiVersion"), says("kind")) != (API_VERSION, KIND) {
+        let found = format!("'{}' of '{}'", says("kind"), says("apiVersion"));
+        return Err((
+            None,
+            format!("this is {found}; give a {KIND} of {API_VERSION}"),
+        ));
+    }
+    let configuration: Configuration =
+        yaml(text, DuplicateKeyPolicy::LastWins).map_err(|error| blame(text, &error))?;
+    let mut unknown = Vec::new();
+    find_unknown(
+        "",
+        &tree,
+        &Configuration::of(&Flags::defaults()).tree(),
+        &mut unknown,
+    );
+    for path in unknown {
+        warnings.push(format!(
+            "unknown field {path} is left out; check its spelling"
+        ));
+    }
+    Ok((configuration, warnings))
+}
+
+fn yaml<T: DeserializeOwned>(
+    text: &str,
+    duplicates: DuplicateKeyPolicy,
+) -> Result<T, serde_saphyr::Error> {
+    let options = serde_saphyr::options! { with_snippet: false, duplicate_keys: duplicates };
+    serde_saphyr::from_str_with_options(text, options)
+}
+
+fn message(error: &serde_saphyr::Error) -> String {
+    error
+        .without_snippet()
+        .render_with_formatter(&serde_saphyr::UserMessageFormatter)
+}
+
+/// The line that an error is about, and the error with what the line says.
+fn blame(text: &str, error: &serde_saphyr::Error) -> (Option<u64>, String) {
+    let told = message(error);
+    let told = told
+        .get(..told.rfind(" at line ").unwrap_or(told.len()))
+        .unwrap_or(&told);
+    let line = error.location().map(|location| location.line());
+    let said = line
+        .and_then(|line| {
+            text.lines()
+                .nth(usize::try_from(line).ok()?.checked_sub(1)?)
+        })
+        .map(|line| format!("{told}, in `{}`", line.trim()));
+    (line, said.unwrap_or_else(|| told.to_owned()))
+}
+
+/// The paths of fields in `tree` that `known` lacks. A map without fields of its own takes any.
+fn find_unknown(prefix: &str, tree: &Value, known: &Value, unknown: &mut Vec<String>) {
+    let (Some(tree), Some(known)) = (tree.as_object(), known.as_object()) else {
+        return;
+    };
+    if known.is_empty() {
+        return;
+    }
+    for (name, value) in tree {
+        match known.get(name) {
+            Some(known) => find_unknown(&format!("{prefix}{name}."), value, known, unknown),
+            None => unknown.push(format!("{prefix}{name}")),
+        }
+    }
+}

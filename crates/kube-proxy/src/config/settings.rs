@@ -1,0 +1,360 @@
+//! The settings that are a field and a flag: one row each.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::{API_VERSION, Configuration, FileVerbosity, KIND, Period};
+use crate::flags::{Flags, UnusableFlag, go};
+
+/// Reads and writes the rows' flags; a row is the field's path, the same in Rust, the flag's name, and the same in Rust.
+macro_rules! rows {
+    ($($path:literal [$($field:tt)+] $name:literal [$flag:ident];)+) => {
+        /// The path of each field that has a flag, and the flag's name.
+        pub(super) const ROWS: &[(&str, &str)] = &[$(($path, $name)),+];
+
+        impl Configuration {
+            /// Sets the fields to what the flags say.
+            fn take(&mut self, flags: &Flags) {
+                $(self.$($field)+ = Some(Spelling::to_field(&flags.$flag));)+
+            }
+
+            /// Sets the flags to what the fields say; those for which `keeps` is true, and those of which nothing is said,
+            /// stay as they are.
+            fn give(self, flags: &mut Flags, keeps: impl Fn(&str) -> bool) -> Result<(), UnusableFlag> {
+                $(if let Some(field) = self.$($field)+.filter(|_| !keeps($name)) {
+                    flags.$flag = Spelling::from_field(field)
+                        .map_err(|(value, advice)| UnusableFlag::new($name, &value, advice))?;
+                })+
+                Ok(())
+            }
+        }
+    };
+}
+
+rows! {
+    "bindAddress" [bind_address] "bind-address" [bind_address];
+    "bindAddressHardFail" [bind_address_hard_fail] "bind-address-hard-fail" [bind_address_hard_fail];
+    "clientConnection.burst" [client_connection.burst] "kube-api-burst" [kube_api_burst];
+    "clientConnection.contentType" [client_connection.content_type] "kube-api-content-type" [kube_api_content_type];
+    "clientConnection.kubeconfig" [client_connection.kubeconfig] "kubeconfig" [kubeconfig];
+    "clientConnection.qps" [client_connection.qps] "kube-api-qps" [kube_api_qps];
+    "clusterCIDR" [cluster_cidr] "cluster-cidr" [cluster_cidr];
+    "configSyncPeriod" [config_sync_period] "config-sync-period" [config_sync_period];
+    "conntrack.maxPerCore" [conntrack.max_per_core] "conntrack-max-per-core" [conntrack_max_per_core];
+    "conntrack.min" [conntrack.min] "conntrack-min" [conntrack_min];
+    "conntrack.tcpBeLiberal" [conntrack.tcp_be_liberal] "conntrack-tcp-be-liberal" [conntrack_tcp_be_liberal];
+    "conntrack.tcpCloseWaitTimeout" [conntrack.tcp_close_wait_timeout] "conntrack-tcp-timeout-close-wait" [conntrack_tcp_timeout_close_wait];
+    "conntrack.tcpEstablishedTimeout" [conntrack.tcp_established_timeout] "conntrack-tcp-timeout-established" [conntrack_tcp_timeout_established];
+    "conntrack.udpStreamTimeout" [conntrack.udp_stream_timeout] "conntrack-udp-timeout-stream" [conntrack_udp_timeout_stream];
+    "conntrack.udpTimeout" [conntrack.udp_timeout] "conntrack-udp-timeout" [conntrack_udp_timeout];
+    "detectLocal.bridgeInterface" [detect_local.bridge_interface] "pod-bridge-interface" [pod_bridge_interface];
+    "detectLocal.interfaceNamePrefix" [detect_local.interface_name_prefix] "pod-interface-name-prefix" [pod_interface_name_prefix];
+    "detectLocalMode" [detect_local_mode] "detect-local-mode" [detect_local_mode];
+    "enableProfiling" [enable_profiling] "profiling" [profiling];
+    "featureGates" [feature_gates] "feature-gates" [feature_gates];
+    "healthzBindAddress" [healthz_bind_address] "healthz-bind-address" [healthz_bind_address];
+    "hostnameOverride" [hostname_override] "hostname-override" [hostname_override];
+    "iptables.localhostNodePorts" [iptables.localhost_node_ports] "iptables-localhost-nodeports" [iptables_localhost_nodeports];
+    "iptables.masqueradeAll" [iptables.masquerade_all] "masquerade-all" [masquerade_all];
+    "iptables.masqueradeBit" [iptables.masquerade_bit] "iptables-masquerade-bit" [iptables_masquerade_bit];
+    "iptables.minSyncPeriod" [iptables.min_sync_period] "iptables-min-sync-period" [iptables_min_sync_period];
+    "iptables.syncPeriod" [iptables.sync_period] "iptables-sync-period" [iptables_sync_period];
+    "ipvs.excludeCIDRs" [ipvs.exclude_cidrs] "ipvs-exclude-cidrs" [ipvs_exclude_cidrs];
+    "ipvs.minSyncPeriod" [ipvs.min_sync_period] "ipvs-min-sync-period" [ipvs_min_sync_period];
+    "ipvs.scheduler" [ipvs.scheduler] "ipvs-scheduler" [ipvs_scheduler];
+    "ipvs.strictARP" [ipvs.strict_arp] "ipvs-strict-arp" [ipvs_strict_arp];
+    "ipvs.syncPeriod" [ipvs.sync_period] "ipvs-sync-period" [ipvs_sync_period];
+    "ipvs.tcpFinTimeout" [ipvs.tcp_fin_timeout] "ipvs-tcpfin-timeout" [ipvs_tcpfin_timeout];
+    "ipvs.tcpTimeout" [ipvs.tcp_timeout] "ipvs-tcp-timeout" [ipvs_tcp_timeout];
+    "ipvs.udpTimeout" [ipvs.udp_timeout] "ipvs-udp-timeout" [ipvs_udp_timeout];
+    "logging.flushFrequency" [logging.flush_frequency] "log-flush-frequency" [log_flush_frequency];
+    "logging.format" [logging.format] "logging-format" [logging_format];
+    "logging.options.json.infoBufferSize" [logging.options.json.info_buffer_size] "log-json-info-buffer-size" [log_json_info_buffer_size];
+    "logging.options.json.splitStream" [logging.options.json.split_stream] "log-json-split-stream" [log_json_split_stream];
+    "logging.options.text.infoBufferSize" [logging.options.text.info_buffer_size] "log-text-info-buffer-size" [log_text_info_buffer_size];
+    "logging.options.text.splitStream" [logging.options.text.split_stream] "log-text-split-stream" [log_text_split_stream];
+    "logging.verbosity" [logging.verbosity] "v" [verbosity];
+    "logging.vmodule" [logging.vmodule] "vmodule" [vmodule];
+    "metricsBindAddress" [metrics_bind_address] "metrics-bind-address" [metrics_bind_address];
+    "mode" [mode] "proxy-mode" [proxy_mode];
+    "nodePortAddresses" [node_port_addresses] "nodeport-addresses" [nodeport_addresses];
+    "oomScoreAdj" [oom_score_adj] "oom-score-adj" [oom_score_adj];
+    "showHiddenMetricsForVersion" [show_hidden_metrics_for_version] "show-hidden-metrics-for-version" [show_hidden_metrics_for_version];
+}
+
+/// Settings that are accepted and change nothing, by the path of the field or of its section, and why.
+const WITHOUT_EFFECT: &[(&str, &str)] = &[
+    (
+        "clientConnection.acceptContentTypes",
+        "objects are read as JSON",
+    ),
+    (
+        "clientConnection.burst",
+        "requests are few: lists, watches and events",
+    ),
+    ("clientConnection.contentType", "objects are read as JSON"),
+    (
+        "clientConnection.qps",
+        "requests are few: lists, watches and events",
+    ),
+    (
+        "configSyncPeriod",
+        "no object is looked at without a change",
+    ),
+    ("enableProfiling", "profiles are of Go programs"),
+    ("featureGates", "this build has no feature gates"),
+    ("iptables.localhostNodePorts", "it is of iptables mode"),
+    ("iptables.minSyncPeriod", "it is of iptables mode"),
+    ("iptables.syncPeriod", "it is of iptables mode"),
+    ("logging.flushFrequency", "every line is written at once"),
+    (
+        "logging.options",
+        "every line is written at once, to standard error",
+    ),
+    ("logging.vmodule", "verbosity is one for all source files"),
+    ("nftables", "it is of nftables mode"),
+    ("portRange", "it was of userspace mode"),
+    ("showHiddenMetricsForVersion", "no metrics are hidden"),
+    ("windowsRunAsService", "it is of Windows"),
+    ("winkernel", "it is of Windows"),
+];
+
+/// The path of the field that `flag` is in a file, if it is one.
+pub(crate) fn field_of(flag: &str) -> Option<&'static str> {
+    ROWS.iter().find(|(_, name)| *name == flag).map(|row| row.0)
+}
+
+/// `text` with flags replaced by the fields that they are in a file.
+pub(super) fn in_terms_of_fields(text: &str) -> String {
+    // The longest first: one name may begin with another.
+    let mut rows: Vec<_> = ROWS.iter().collect();
+    rows.sort_by_key(|(_, name)| std::cmp::Reverse(name.len()));
+    rows.into_iter()
+        .fold(text.to_owned(), |text, (path, name)| {
+            text.replace(&format!("--{name}"), path)
+        })
+}
+
+/// Flags that are heard with a file too: upstream's log flags and `--hostname-override`.
+pub(crate) fn wins_over_file(flag: &str) -> bool {
+    matches!(flag, "hostname-override" | "v" | "vmodule") || flag.starts_with("log")
+}
+
+impl Configuration {
+    /// What the flags say, as a file, whose other fields have their defaults.
+    pub fn of(flags: &Flags) -> Self {
+        Self::default().completed(flags)
+    }
+
+    /// With the fields that are flags from `flags`, and the others' defaults.
+    pub(crate) fn completed(mut self, flags: &Flags) -> Self {
+        self.take(flags);
+        self.api_version = Some(API_VERSION.to_owned());
+        self.kind = Some(KIND.to_owned());
+        for lists in [&mut self.ipvs.exclude_cidrs, &mut self.node_port_addresses] {
+            lists.take_if(|list| list.is_empty());
+        }
+        for text in [
+            &mut self.client_connection.accept_content_types,
+            &mut self.port_range,
+            &mut self.winkernel.network_name,
+            &mut self.winkernel.root_hns_endpoint_name,
+            &mut self.winkernel.source_vip,
+        ] {
+            text.get_or_insert_default();
+        }
+        for switch in [
+            &mut self.nftables.masquerade_all,
+            &mut self.windows_run_as_service,
+            &mut self.winkernel.enable_dsr,
+            &mut self.winkernel.forward_health_check_vip,
+        ] {
+            switch.get_or_insert_default();
+        }
+        let nftables = &mut self.nftables;
+        nftables.masquerade_bit.get_or_insert(14);
+        nftables
+            .min_sync_period
+            .take_if(|period| period.0.is_zero());
+        nftables.sync_period.take_if(|period| period.0.is_zero());
+        nftables
+            .min_sync_period
+            .get_or_insert(Period(Duration::from_secs(1)));
+        nftables
+            .sync_period
+            .get_or_insert(Period(Duration::from_secs(30)));
+        self
+    }
+
+    /// Replaces what flags say by what a file says, or leaves to its defaults, but for those that are given (`is_given`) and win.
+    pub(crate) fn put(
+        mut self,
+        flags: &mut Flags,
+        is_given: impl Fn(&str) -> bool,
+    ) -> Result<(), UnusableFlag> {
+        self.unset_zeros();
+        let is_v6 = self
+            .bind_address
+            .as_deref()
+            .and_then(|text| go::ip(text).ok())
+            .is_some_and(|ip| ip.is_ipv6());
+        if is_v6 {
+            self.healthz_bind_address
+                .get_or_insert("[::]:10256".to_owned());
+            self.metrics_bind_address
+                .get_or_insert("[::1]:10249".to_owned());
+        }
+        // A period of ipvs mode that upstream's defaults of the file forget.
+        self.ipvs.min_sync_period.get_or_insert_default();
+        let mut file = Flags::defaults();
+        self.give(&mut file, |_| false)?;
+        let mut whole = Self::default();
+        whole.take(&file);
+        whole.give(flags, |flag| wins_over_file(flag) && is_given(flag))
+    }
+
+    /// Empty and zero are the default where upstream cannot tell them from nothing.
+    fn unset_zeros(&mut self) {
+        for text in [
+            &mut self.bind_address,
+            &mut self.client_connection.content_type,
+            &mut self.cluster_cidr,
+            &mut self.detect_local_mode,
+            &mut self.healthz_bind_address,
+            &mut self.logging.format,
+            &mut self.metrics_bind_address,
+        ] {
+            text.take_if(|text| text.is_empty());
+        }
+        for period in [
+            &mut self.config_sync_period,
+            &mut self.iptables.min_sync_period,
+            &mut self.iptables.sync_period,
+            &mut self.ipvs.sync_period,
+            &mut self.logging.flush_frequency,
+        ] {
+            period.take_if(|period| period.0.is_zero());
+        }
+        self.client_connection.burst.take_if(|burst| *burst == 0);
+        self.client_connection.qps.take_if(|qps| *qps == 0.0);
+    }
+
+    /// One line for each setting that differs from its default and changes nothing.
+    pub(crate) fn without_effect(&self) -> Vec<String> {
+        let (set, default) = (self.tree(), Self::of(&Flags::defaults()).tree());
+        WITHOUT_EFFECT
+            .iter()
+            .filter(|(path, _)| at(&set, path) != at(&default, path))
+            .map(|(path, why)| match ROWS.iter().find(|row| row.0 == *path) {
+                Some((_, flag)) => format!("--{flag} ({path}) has no effect: {why}"),
+                None => format!("{path} has no effect: {why}"),
+            })
+            .collect()
+    }
+
+    pub(super) fn tree(&self) -> Value {
+        serde_json::to_value(self).unwrap_or_default()
+    }
+}
+
+fn at<'a>(tree: &'a Value, path: &str) -> Option<&'a Value> {
+    path.split('.').try_fold(tree, |tree, name| tree.get(name))
+}
+
+/// A value as a flag has it, and as a field has it. What a field holds and a flag cannot is returned, with what is allowed.
+trait Spelling<F>: Sized {
+    fn to_field(&self) -> F;
+    fn from_field(field: F) -> Result<Self, (String, &'static str)>;
+}
+
+macro_rules! spelled_alike {
+    ($($value:ty),+) => {
+        $(impl Spelling<$value> for $value {
+            fn to_field(&self) -> $value {
+                self.clone()
+            }
+
+            fn from_field(field: $value) -> Result<Self, (String, &'static str)> {
+                Ok(field)
+            }
+        })+
+    };
+}
+
+spelled_alike!(bool, i32, f32, String, Vec<String>);
+
+impl Spelling<Period> for Duration {
+    fn to_field(&self) -> Period {
+        Period(*self)
+    }
+
+    fn from_field(field: Period) -> Result<Self, (String, &'static str)> {
+        Ok(field.0)
+    }
+}
+
+impl Spelling<String> for IpAddr {
+    fn to_field(&self) -> String {
+        self.to_string()
+    }
+
+    fn from_field(field: String) -> Result<Self, (String, &'static str)> {
+        go::ip(&field).map_err(|advice| (field, advice))
+    }
+}
+
+impl Spelling<String> for std::ffi::OsString {
+    fn to_field(&self) -> String {
+        self.to_string_lossy().into_owned()
+    }
+
+    fn from_field(field: String) -> Result<Self, (String, &'static str)> {
+        Ok(field.into())
+    }
+}
+
+impl Spelling<String> for Option<String> {
+    fn to_field(&self) -> String {
+        self.clone().unwrap_or_default()
+    }
+
+    fn from_field(field: String) -> Result<Self, (String, &'static str)> {
+        Ok(Some(field).filter(|text| !text.is_empty()))
+    }
+}
+
+impl Spelling<BTreeMap<String, bool>> for Vec<(String, bool)> {
+    fn to_field(&self) -> BTreeMap<String, bool> {
+        let named = self.iter().filter(|(name, _)| !name.is_empty());
+        named.cloned().collect()
+    }
+
+    fn from_field(field: BTreeMap<String, bool>) -> Result<Self, (String, &'static str)> {
+        Ok(field.into_iter().collect())
+    }
+}
+
+/// `--vmodule`.
+impl Spelling<Vec<FileVerbosity>> for String {
+    fn to_field(&self) -> Vec<FileVerbosity> {
+        let items = self.split(',').filter_map(|item| {
+            let (pattern, verbosity) = item.split_once('=')?;
+            Some(FileVerbosity {
+                file_pattern: pattern.to_owned(),
+                verbosity: verbosity.parse().ok()?,
+            })
+        });
+        items.collect()
+    }
+
+    fn from_field(field: Vec<FileVerbosity>) -> Result<Self, (String, &'static str)> {
+        let items: Vec<String> = field
+            .iter()
+            .map(|item| format!("{}={}", item.file_pattern, item.verbosity))
+            .collect();
+        Ok(items.join(","))
+    }
+}

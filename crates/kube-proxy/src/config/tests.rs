@@ -1,0 +1,516 @@
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::{env, fs};
+
+use proxy::NodePortAddresses;
+
+use super::*;
+use crate::flags::{self, Command, DetectLocal, LogFormat, ObjectSource, Options};
+
+const KUBEADM: &str = include_str!("kubeadm.yaml");
+const HEADER: &str = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n";
+
+/// A file of its own folder, both gone when it is dropped.
+struct File(PathBuf);
+
+impl File {
+    fn new(text: &str) -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let folder = env::temp_dir().join(format!("configuration-{}-{number}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let file = Self(folder.join("config.conf"));
+        file.write(text);
+        file
+    }
+
+    fn write(&self, text: &str) {
+        fs::write(&self.0, text).unwrap();
+    }
+
+    /// What a command line with this file comes to.
+    fn with(&self, line: &str) -> Result<Command, String> {
+        let config = format!("--config={}", self.0.display());
+        let line = ["kube-proxy", &config]
+            .into_iter()
+            .chain(line.split_whitespace());
+        flags::parse(line).map_err(|error| error.to_string())
+    }
+
+    fn options(&self, line: &str) -> Options {
+        match self.with(line) {
+            Ok(Command::Run(options)) => *options,
+            other => panic!("{line}: {other:?}"),
+        }
+    }
+}
+
+impl Drop for File {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(self.0.parent().unwrap());
+    }
+}
+
+fn options(fields: &str) -> Options {
+    File::new(&format!("{HEADER}{fields}")).options("")
+}
+
+fn error(text: &str) -> String {
+    match File::new(text).with("") {
+        Err(error) => error,
+        Ok(command) => panic!("{text} was taken: {command:?}"),
+    }
+}
+
+/// Without what says where it came from.
+fn bare(mut options: Options) -> Options {
+    options.configuration_file = None;
+    options.warnings.clear();
+    options
+}
+
+#[test]
+fn kubeadms_file_means_the_defaults_and_says_that_ipvs_is_used() {
+    let options = File::new(KUBEADM).options("--hostname-override=Node1");
+    let [warning] = options.warnings.as_slice() else {
+        panic!("{:?}", options.warnings);
+    };
+    assert!(
+        warning.contains("mode is empty: ipvs is used here"),
+        "{warning}"
+    );
+    let Ok(Command::Run(by_flags)) = flags::parse([
+        "kube-proxy",
+        "--kubeconfig=/var/lib/kube-proxy/kubeconfig.conf",
+        "--hostname-override=node1",
+        "--cluster-cidr=10.244.0.0/16",
+        "--ipvs-min-sync-period=0",
+        "--proxy-mode=",
+    ]) else {
+        panic!();
+    };
+    let mut by_flags = bare(*by_flags);
+    by_flags.configuration.hostname_override = Some("Node1".into());
+    assert_eq!(bare(options), by_flags);
+}
+
+#[test]
+fn an_empty_file_has_upstreams_defaults() {
+    let Ok(Command::Run(by_flags)) = flags::parse(["kube-proxy", "--ipvs-min-sync-period=0"])
+    else {
+        panic!();
+    };
+    let empty = options("");
+    assert_eq!(empty.warnings, Vec::<String>::new());
+    assert_eq!(bare(empty), *by_flags);
+}
+
+/// One row per field that has a flag, with another value than its default.
+#[test]
+fn every_field_reaches_its_option() {
+    type Check = fn(&Options) -> bool;
+    let rows: &[(&str, Check)] = &[
+        ("bindAddress: fd00::1", |o| {
+            o.bind_address.is_ipv6()
+                && o.healthz_address == "[::]:10256".parse().ok()
+                && o.metrics_address == "[::1]:10249".parse().ok()
+        }),
+        ("bindAddressHardFail: true", |o| o.bind_address_hard_fail),
+        (
+            "clientConnection: {kubeconfig: /k}",
+            |o| matches!(&o.source, ObjectSource::Api { kubeconfig: Some(k), .. } if k.ends_with("k")),
+        ),
+        (
+            "clusterCIDR: 10.0.0.0/8,fd00::/8",
+            |o| matches!(&o.detect_local, DetectLocal::ClusterCidr(nets) if nets.len() == 2),
+        ),
+        ("conntrack: {maxPerCore: 0, min: 5}", |o| {
+            (o.conntrack.max_per_core, o.conntrack.min) == (0, 5)
+        }),
+        (
+            "conntrack: {tcpBeLiberal: yes, tcpCloseWaitTimeout: 1m, tcpEstablishedTimeout: 0s}",
+            |o| {
+                o.conntrack.tcp_be_liberal
+                    && o.conntrack.tcp_close_wait == Duration::from_mins(1)
+                    && o.conntrack.tcp_established.is_zero()
+            },
+        ),
+        ("conntrack: {udpTimeout: 1s, udpStreamTimeout: 2s}", |o| {
+            [o.conntrack.udp, o.conntrack.udp_stream].map(|d| d.as_secs()) == [1, 2]
+        }),
+        (
+            "detectLocalMode: BridgeInterface\ndetectLocal: {bridgeInterface: cni0}",
+            |o| o.detect_local == DetectLocal::BridgeInterface("cni0".into()),
+        ),
+        (
+            "detectLocalMode: InterfaceNamePrefix\ndetectLocal: {interfaceNamePrefix: cali}",
+            |o| o.detect_local == DetectLocal::InterfaceNamePrefix("cali".into()),
+        ),
+        ("healthzBindAddress: 10.0.0.1", |o| {
+            o.healthz_address == "10.0.0.1:10256".parse().ok()
+        }),
+        ("metricsBindAddress: 0.0.0.0:9", |o| {
+            o.metrics_address == "0.0.0.0:9".parse().ok()
+        }),
+        ("hostnameOverride: Web", |o| o.node_name == "web"),
+        ("iptables: {masqueradeAll: true, masqueradeBit: 0}", |o| {
+            o.masquerade_all && o.masquerade_bit == 0
+        }),
+        ("ipvs: {excludeCIDRs: [10.1.0.0/16, fd00::/8]}", |o| {
+            o.exclude_cidrs.len() == 2
+        }),
+        ("ipvs: {minSyncPeriod: 2s, syncPeriod: 1m30s}", |o| {
+            [o.min_sync_period, o.sync_period].map(|d| d.as_secs()) == [2, 90]
+        }),
+        ("ipvs: {scheduler: mh, strictARP: true}", |o| {
+            o.scheduler == "mh" && o.strict_arp
+        }),
+        (
+            "ipvs: {tcpTimeout: 1s, tcpFinTimeout: 2s, udpTimeout: 3s}",
+            |o| {
+                [o.timeouts.tcp, o.timeouts.tcp_fin, o.timeouts.udp].map(|d| d.as_secs())
+                    == [1, 2, 3]
+            },
+        ),
+        ("logging: {format: json, verbosity: 4}", |o| {
+            o.log_format == LogFormat::Json && o.verbosity == 4
+        }),
+        ("mode: ipvs", |o| o.warnings.is_empty()),
+        ("nodePortAddresses: [primary]", |o| {
+            o.node_port_addresses == NodePortAddresses::Primary
+        }),
+        ("oomScoreAdj: 0", |o| o.oom_score_adj == 0),
+    ];
+    for (fields, check) in rows {
+        let options = options(fields);
+        assert!(check(&options), "{fields}: {options:?}");
+        assert_eq!(options.warnings, Vec::<String>::new(), "{fields}");
+    }
+}
+
+#[test]
+fn what_means_nothing_here_is_taken_with_a_warning() {
+    for (fields, parts) in [
+        (
+            "clientConnection: {qps: 50}",
+            &["--kube-api-qps (clientConnection.qps)", "no effect"][..],
+        ),
+        (
+            "featureGates: {NoSuch: true, KubeProxyIPVS: false}",
+            &["featureGates", "no feature gates"],
+        ),
+        (
+            "nftables: {masqueradeBit: 3}",
+            &["nftables", "nftables mode"],
+        ),
+        ("winkernel: {enableDSR: true}", &["winkernel", "Windows"]),
+        ("portRange: 1-2", &["portRange", "no effect"]),
+        (
+            "logging: {vmodule: [{filePattern: proxier, verbosity: 4}]}",
+            &["logging.vmodule"],
+        ),
+        (
+            "logging: {flushFrequency: 1000000000}",
+            &["logging.flushFrequency"],
+        ),
+        ("mode: ''", &["mode is empty", "iptables"]),
+        (
+            "ipvs: {syncPeriodd: 1s}",
+            &["unknown field ipvs.syncPeriodd", "config.conf"],
+        ),
+        ("nosuch: {a: 1}", &["unknown field nosuch"]),
+        (
+            "oomScoreAdj: 1\noomScoreAdj: -999",
+            &["twice", "oomScoreAdj"],
+        ),
+    ] {
+        let options = options(fields);
+        let [warning] = options.warnings.as_slice() else {
+            panic!("{fields}: {:?}", options.warnings);
+        };
+        for part in parts {
+            assert!(
+                warning.contains(part),
+                "{fields}: {warning:?} lacks {part:?}"
+            );
+        }
+        assert_eq!(options.oom_score_adj, -999);
+    }
+}
+
+#[test]
+fn errors_name_the_field_the_value_and_what_is_allowed() {
+    for (fields, parts) in [
+        (
+            "mode: nftables",
+            &["config.conf", "'nftables' for mode", "ipvs"][..],
+        ),
+        (
+            "bindAddress: node1",
+            &["'node1' for bindAddress", "IPv4 or IPv6"],
+        ),
+        (
+            "healthzBindAddress: a:b",
+            &["healthzBindAddress", "IP:port"],
+        ),
+        ("metricsBindAddress: a", &["metricsBindAddress", "IP:port"]),
+        ("clusterCIDR: 10.0.0.0", &["clusterCIDR", "10.0.0.0/16"]),
+        (
+            "ipvs: {minSyncPeriod: 1m}",
+            &["ipvs.minSyncPeriod", "longer than ipvs.syncPeriod"],
+        ),
+        (
+            "ipvs:\n  syncPeriod: -1s",
+            &["line 4", "syncPeriod: -1s", "negative"],
+        ),
+        (
+            "ipvs:\n  syncPeriod: 30",
+            &["line 4", "syncPeriod: 30", "30s"],
+        ),
+        ("logging: {flushFrequency: soon}", &["line 3", "such as 5s"]),
+        (
+            "iptables: {masqueradeBit: 32}",
+            &["iptables.masqueradeBit", "0 to 31"],
+        ),
+        (
+            "oomScoreAdj: 1001",
+            &["oomScoreAdj", "'1001'", "-1000 to 1000"],
+        ),
+        ("oomScoreAdj: high", &["line 3", "oomScoreAdj: high"]),
+        ("conntrack: {min: -1}", &["conntrack.min", "'-1'"]),
+        (
+            "detectLocalMode: Magic",
+            &["detectLocalMode", "'Magic'", "NodeCIDR"],
+        ),
+        (
+            "detectLocalMode: BridgeInterface",
+            &["detectLocal.bridgeInterface", "needs it"],
+        ),
+        (
+            "nodePortAddresses: [10.0.0.1]",
+            &["nodePortAddresses", "10.0.0.1"],
+        ),
+        (
+            "logging: {format: xml}",
+            &["logging.format", "text or json"],
+        ),
+        ("ipvs: [", &["line 3"]),
+    ] {
+        let text = error(&format!("{HEADER}{fields}"));
+        for part in parts {
+            assert!(text.contains(part), "{fields}: {text:?} lacks {part:?}");
+        }
+    }
+    for text in [
+        "",
+        "kind: KubeProxyConfiguration",
+        "apiVersion: v1\nkind: Service",
+    ] {
+        let error = error(text);
+        assert!(error.contains("v1alpha1"), "{error}");
+    }
+}
+
+#[test]
+fn a_file_takes_the_place_of_flags_but_for_those_of_the_log_and_the_name() {
+    let file = File::new(&format!(
+        "{HEADER}hostnameOverride: of-file\nipvs: {{scheduler: sh}}\nlogging: {{verbosity: 2}}\n"
+    ));
+    let of_file = file.options(
+        "--ipvs-scheduler=mh --masquerade-all --nodeport-addresses=10.0.0.0/8 --cluster-cidr=10.0.0.0/8 \
+         --ipvs-exclude-cidrs=10.0.0.0/8 --proxy-mode=iptables --healthz-port=0",
+    );
+    assert_eq!(of_file, file.options(""));
+    assert_eq!(
+        (&*of_file.scheduler, &*of_file.node_name),
+        ("sh", "of-file")
+    );
+    assert_eq!(of_file.verbosity, 2);
+    let won = file.options("--hostname-override=given -v=5 --logging-format=json");
+    assert_eq!((&*won.node_name, won.verbosity), ("given", 5));
+    assert_eq!(won.log_format, LogFormat::Json);
+    // What is no field is heard as ever.
+    let others = file.options("--master=https://a --iptables-backend=nft --ipvs-drain-timeout=1m");
+    assert_eq!(others.drain_timeout, Some(Duration::from_mins(1)));
+    assert!(matches!(
+        others.source,
+        ObjectSource::Api {
+            master: Some(_),
+            ..
+        }
+    ));
+    let error = file.with("--logging-format=xml").unwrap_err();
+    assert!(error.contains("--logging-format"), "{error}");
+}
+
+fn written(line: &str) -> (PathBuf, String) {
+    let line = format!("kube-proxy --write-config-to=/w {line}");
+    match flags::parse(line.split_whitespace()) {
+        Ok(Command::Write(file, text)) => (file, text),
+        other => panic!("{line}: {other:?}"),
+    }
+}
+
+#[test]
+fn the_default_configuration_is_written_as_upstream_writes_it() {
+    let (file, text) = written("");
+    assert_eq!(file, PathBuf::from("/w"));
+    for line in [
+        "bindAddress: \"0.0.0.0\"\n",
+        "  contentType: application/vnd.kubernetes.protobuf\n",
+        "configSyncPeriod: 15m0s\n",
+        "  tcpEstablishedTimeout: 24h0m0s\n",
+        "featureGates: {}\n",
+        "healthzBindAddress: 0.0.0.0:10256\n",
+        "  excludeCIDRs: null\n",
+        "ipvs:\n",
+        "  minSyncPeriod: 0s\n",
+        "  syncPeriod: 30s\n",
+        "nodePortAddresses: null\n",
+        "oomScoreAdj: -999\n",
+    ] {
+        assert!(text.contains(line), "{text}\nlacks {line:?}");
+    }
+    assert!(!written("--ipvs-sync-period=7s").1.contains("7s"));
+}
+
+#[test]
+fn what_is_written_reads_as_what_it_was_written_from() {
+    for line in [
+        "--hostname-override=n",
+        "--hostname-override=n --ipvs-scheduler=mh --nodeport-addresses=10.0.0.0/8,fd00::/8 --feature-gates=A=true \
+         --bind-address=:: --oom-score-adj=5 --conntrack-udp-timeout=1m30s --vmodule=a=1,b=2 --kube-api-qps=2.5",
+    ] {
+        let file = File::new(&written(line).1);
+        let typed = format!("kube-proxy --ipvs-min-sync-period=0 {line}");
+        let Ok(Command::Run(typed)) = flags::parse(typed.split_whitespace()) else {
+            panic!("{typed}");
+        };
+        assert_eq!(bare(file.options("")), bare(*typed), "{line}");
+    }
+}
+
+/// The tree that tells unknown fields knows each field of kubeadm's file, and each row's path is in it.
+#[test]
+fn fields_are_where_their_paths_say() {
+    let mut tree = Configuration::of(&Flags::defaults()).tree();
+    tree.as_object_mut()
+        .unwrap()
+        .retain(|name, _| name != "featureGates");
+    let kubeadm: serde_json::Value = serde_saphyr::from_str(KUBEADM).unwrap();
+    let names = |tree: &serde_json::Value| -> BTreeSet<String> {
+        tree.as_object().unwrap().keys().cloned().collect()
+    };
+    let ours = names(&tree);
+    let missing: Vec<_> = ours.difference(&names(&kubeadm)).cloned().collect();
+    assert_eq!(missing, ["windowsRunAsService"]);
+    for (path, flag) in settings::ROWS {
+        let field = path.split('.').try_fold(&tree, |tree, name| tree.get(name));
+        assert!(
+            field.is_some() || *path == "featureGates",
+            "{path}, --{flag}"
+        );
+    }
+}
+
+#[test]
+fn periods_are_printed_as_go_prints_them() {
+    for (milliseconds, text) in [
+        (0, "0s"),
+        (500, "500ms"),
+        (1_500, "1.5s"),
+        (30_000, "30s"),
+        (60_000, "1m0s"),
+        (90_050, "1m30.05s"),
+        (3_600_000, "1h0m0s"),
+        (86_400_000, "24h0m0s"),
+    ] {
+        assert_eq!(
+            Period(Duration::from_millis(milliseconds)).to_string(),
+            text
+        );
+    }
+}
+
+/// Follows a file until it says something else; says whether it does within a while after `change`.
+async fn is_changed_by(file: &File, change: impl FnOnce()) -> bool {
+    let used = file.options("").configuration;
+    let reread = || match file.with("") {
+        Ok(Command::Run(options)) => Ok(options.configuration),
+        Ok(other) => panic!("{other:?}"),
+        Err(error) => Err(error),
+    };
+    let followed = changed(&file.0, &used, reread);
+    let changing = async {
+        tokio::time::sleep(Duration::from_millis(400)).await;
+        change();
+        tokio::time::sleep(Duration::from_millis(800)).await;
+    };
+    tokio::select! {
+        () = followed => true,
+        () = changing => false,
+    }
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap()
+}
+
+#[test]
+fn only_a_file_that_says_something_else_has_changed() {
+    runtime().block_on(async {
+        let file = File::new(KUBEADM);
+        assert!(!is_changed_by(&file, || {}).await, "nothing happened");
+        let same = format!("# a comment\n{KUBEADM}").replace("qps: 0", "qps: 5");
+        assert!(
+            !is_changed_by(&file, || file.write(&same)).await,
+            "the same, in other words"
+        );
+        assert!(
+            !is_changed_by(&file, || file.write("kind: [")).await,
+            "a broken file"
+        );
+        file.write(KUBEADM);
+        let other = KUBEADM.replace("scheduler: \"\"", "scheduler: sh");
+        assert!(is_changed_by(&file, || file.write(&other)).await);
+    });
+}
+
+#[test]
+fn a_config_map_that_is_mounted_changes_by_its_link() {
+    use std::os::unix::fs::symlink;
+    runtime().block_on(async {
+        let file = File::new("");
+        let folder = file.0.parent().unwrap();
+        let publish = |version: &str, text: &str| {
+            fs::create_dir(folder.join(version)).unwrap();
+            fs::write(folder.join(version).join("config.conf"), text).unwrap();
+            symlink(version, folder.join("..new")).unwrap();
+            fs::rename(folder.join("..new"), folder.join("..data")).unwrap();
+        };
+        fs::remove_file(&file.0).unwrap();
+        symlink("..data/config.conf", &file.0).unwrap();
+        publish("..1", KUBEADM);
+        assert!(!is_changed_by(&file, || publish("..2", KUBEADM)).await);
+        let other = KUBEADM.replace("10.244.0.0/16", "10.245.0.0/16");
+        assert!(is_changed_by(&file, || publish("..3", &other)).await);
+    });
+}
+
+proptest::proptest! {
+    #[test]
+    fn any_text_is_read_or_refused(text in "(\\PC|\n|: |- ){0,60}") {
+        let _ = file::parse(&text);
+        let _ = file::parse(&format!("{HEADER}{text}"));
+    }
+
+    #[test]
+    fn a_period_comes_back(nanoseconds in 0_u64..9_000_000_000_000_000_000) {
+        let period = Duration::from_nanos(nanoseconds);
+        proptest::prop_assert_eq!(go::duration(&Period(period).to_string()), Ok(period));
+    }
+}
