@@ -1,6 +1,8 @@
 //! The node daemon: kube-proxy in IPVS mode.
 
 mod addresses;
+pub mod check;
+pub mod cleanup;
 pub mod config;
 mod conntrack;
 pub mod decode;

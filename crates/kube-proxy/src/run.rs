@@ -81,7 +81,11 @@ fn set_sysctls(options: &Options) -> Result<()> {
 }
 
 /// Takes in events until Services and EndpointSlices have been told, and the own Node, if it comes in time.
-async fn gather(events: &mut BoxStream<'static, Event>, model: &mut Model, options: &Options) {
+pub(crate) async fn gather(
+    events: &mut BoxStream<'static, Event>,
+    model: &mut Model,
+    options: &Options,
+) {
     let needs_node = matches!(options.source, crate::flags::ObjectSource::Api { .. });
     gather_within(events, model, needs_node, NODE_PATIENCE).await;
 }
