@@ -224,13 +224,12 @@ impl Daemon {
         loop {
             self.sync().await;
             let due = self.next_due();
+            // Not biased: none of these may put off another for ever.
             tokio::select! {
-                biased;
                 () = stop.requested() => {
                     info!("stopping; everything programmed stays in the kernel");
                     return Ok(());
                 }
-                // What is rare comes before events: a flood of those must not put it off.
                 () = sleep_until(self.next_tick) => {
                     self.next_tick = Instant::now() + self.options.sync_period;
                     self.want_resync();
