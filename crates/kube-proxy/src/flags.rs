@@ -19,6 +19,7 @@ use std::time::Duration;
 use clap::parser::ValueSource;
 use clap::{ArgAction, CommandFactory as _, FromArgMatches as _, Parser};
 
+use crate::check::Output;
 use crate::config::{self, Configuration, ConfigurationError};
 
 pub use options::{
@@ -31,6 +32,8 @@ pub use options::{
 #[command(
     name = "kube-proxy",
     about = "Carries Kubernetes Services by the kernel's IPVS.",
+    after_help = "kube-proxy check [FLAGS] [-o text|json|yaml] says what a start with these flags would change in the kernel, and \
+                  changes nothing. Exit status 0: nothing; 1: something; 2: it cannot be said.",
     disable_version_flag = true,
     args_override_self = true
 )]
@@ -396,6 +399,10 @@ pub struct Flags {
 pub enum Command {
     /// Run the daemon.
     Run(Box<Options>),
+    /// Say what the daemon would write, and exit: `check` stands in front of the flags.
+    Check(Box<Options>, Output),
+    /// Take down what a kube-proxy has left (`--cleanup`), and exit.
+    Cleanup(Box<Options>),
     /// Print this (help or version) to standard output, and exit with 0.
     Print(String),
     /// Write this text to the file, and exit with 0.
@@ -427,8 +434,10 @@ impl Flags {
 pub fn parse<A: Into<OsString>>(
     arguments: impl IntoIterator<Item = A>,
 ) -> Result<Command, CommandLineError> {
+    let mut arguments: Vec<OsString> = arguments.into_iter().map(Into::into).collect();
+    let output = take_check(&mut arguments)?;
     let mut is_value = false;
-    let arguments = arguments.into_iter().map(Into::into).map(|argument| {
+    let arguments = arguments.into_iter().map(|argument| {
         // Everything behind `--` is no flag.
         is_value |= argument == "--";
         if is_value {
@@ -489,7 +498,49 @@ pub fn parse<A: Into<OsString>>(
     options
         .warnings
         .extend(options.configuration.without_effect());
-    Ok(Command::Run(Box::new(options)))
+    let options = Box::new(options);
+    Ok(match output {
+        Some(output) => Command::Check(options, output),
+        None if flags.cleanup => Command::Cleanup(options),
+        None => Command::Run(options),
+    })
+}
+
+/// Takes `check` and its `-o` out of a command line, if it begins so; the form of the answer.
+fn take_check(arguments: &mut Vec<OsString>) -> Result<Option<Output>, UnusableFlag> {
+    if arguments.get(1).is_none_or(|first| first != "check") {
+        return Ok(None);
+    }
+    arguments.remove(1);
+    let mut form = "text".to_owned();
+    let mut rest = Vec::with_capacity(arguments.len());
+    let mut given = arguments.drain(..);
+    while let Some(argument) = given.next() {
+        let text = argument.to_string_lossy();
+        form = match text.split_once('=') {
+            Some(("-o" | "--output", value)) => value.to_owned(),
+            None if text == "-o" || text == "--output" => {
+                let value = given.next().unwrap_or_default();
+                value.to_string_lossy().into_owned()
+            }
+            _ => {
+                rest.push(argument);
+                continue;
+            }
+        };
+    }
+    drop(given);
+    *arguments = rest;
+    match &*form {
+        "text" => Ok(Some(Output::Text)),
+        "json" => Ok(Some(Output::Json)),
+        "yaml" => Ok(Some(Output::Yaml)),
+        other => Err(UnusableFlag::new(
+            "output",
+            other,
+            "give text, json or yaml",
+        )),
+    }
 }
 
 /// The flags with the file's fields in place of theirs, the file, and warnings about it.

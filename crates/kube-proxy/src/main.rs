@@ -2,13 +2,25 @@
 
 use std::process::ExitCode;
 
+use kube_proxy::config::Configuration;
 use kube_proxy::flags::{self, Command, CommandLineError, Options};
-use kube_proxy::{config, logging, run};
+use kube_proxy::{check, cleanup, config, logging, run};
 use tracing::{error, warn};
+
+/// Exit status of `kube-proxy check`: neither 0, nothing would change, nor 1, something would.
+const CANNOT_SAY: u8 = 2;
 
 fn main() -> ExitCode {
     match flags::parse(std::env::args_os()) {
-        Ok(Command::Run(options)) => serve(*options),
+        Ok(Command::Run(options)) => live(&options, ExitCode::FAILURE, follow(&options)),
+        Ok(Command::Check(options, output)) => live(
+            &options,
+            ExitCode::from(CANNOT_SAY),
+            check::check((*options).clone(), output),
+        ),
+        Ok(Command::Cleanup(options)) => {
+            live(&options, ExitCode::FAILURE, cleanup::cleanup(&options))
+        }
         Ok(Command::Print(text)) => {
             print!("{text}");
             ExitCode::SUCCESS
@@ -22,55 +34,71 @@ fn main() -> ExitCode {
         },
         Err(error) => {
             eprintln!("kube-proxy: {error}");
-            ExitCode::FAILURE
+            let is_check = std::env::args_os()
+                .nth(1)
+                .is_some_and(|first| first == "check");
+            ExitCode::from(if is_check { CANNOT_SAY } else { 1 })
         }
     }
 }
 
-fn serve(options: Options) -> ExitCode {
+/// Starts what every life needs, and lives it; `failed` is the exit status if it ends in an error.
+fn live(
+    options: &Options,
+    failed: ExitCode,
+    life: impl Future<Output = anyhow::Result<ExitCode>>,
+) -> ExitCode {
     if let Err(error) = logging::start(options.verbosity, options.log_format) {
         eprintln!("kube-proxy: cannot start logging: {error}");
-        return ExitCode::FAILURE;
+        return failed;
     }
     for warning in &options.warnings {
         warn!("{warning}");
     }
-    set_oom_score(options.oom_score_adj);
     // One thread for everything that waits; what blocks, the netlink sockets, has threads of its own.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build();
     let result = runtime
         .map_err(anyhow::Error::from)
-        .and_then(|runtime| runtime.block_on(follow(options)));
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            error!("{}", told(&error));
-            ExitCode::FAILURE
-        }
-    }
+        .and_then(|runtime| runtime.block_on(life));
+    result.unwrap_or_else(|error| {
+        error!("{}", told(&error));
+        failed
+    })
 }
 
 /// Runs as long as the configuration file says what it said: what it says anew takes a new start.
-async fn follow(options: Options) -> anyhow::Result<()> {
+async fn follow(options: &Options) -> anyhow::Result<ExitCode> {
     if options.init_only {
-        return run::init(&options).await;
+        run::init(options).await?;
+        return Ok(ExitCode::SUCCESS);
     }
-    let Some(file) = options.configuration_file.clone() else {
-        return run::run(options).await;
-    };
-    let used = options.configuration.clone();
-    let reread = || match flags::parse(std::env::args_os())? {
-        Command::Run(options) => Ok(options.configuration),
-        Command::Print(_) | Command::Write(..) => Ok::<_, CommandLineError>(used.clone()),
-    };
-    tokio::select! {
-        result = run::run(options) => result,
-        () = config::changed(&file, &used, reread) => anyhow::bail!(
+    set_oom_score(options.oom_score_adj);
+    let changed = async {
+        let Some(file) = &options.configuration_file else {
+            return std::future::pending().await;
+        };
+        config::changed(file, &options.configuration, reread).await;
+        anyhow::anyhow!(
             "the configuration file {} has changed: exiting, to be started again with it; everything programmed stays in the kernel",
             file.display()
-        ),
+        )
+    };
+    tokio::select! {
+        result = run::run(options.clone()) => result.map(|()| ExitCode::SUCCESS),
+        changed = changed => Err(changed),
+    }
+}
+
+/// The configuration as the same command line has it now.
+fn reread() -> Result<Configuration, CommandLineError> {
+    match flags::parse(std::env::args_os())? {
+        Command::Run(options) | Command::Check(options, _) | Command::Cleanup(options) => {
+            Ok(options.configuration)
+        }
+        // The command line was one to run with, and has not changed.
+        Command::Print(_) | Command::Write(..) => Ok(Configuration::default()),
     }
 }
 

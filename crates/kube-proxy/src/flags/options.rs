@@ -199,13 +199,6 @@ impl Options {
                 "the modes of this build are: ipvs",
             ));
         }
-        if flags.cleanup {
-            return Err(UnusableFlag::new(
-                "cleanup",
-                "true",
-                "this build does not clean up yet; use the kube-proxy that left it",
-            ));
-        }
         let Ok(masquerade_bit @ 0..=31) = u8::try_from(flags.iptables_masquerade_bit) else {
             return Err(UnusableFlag::new(
                 "iptables-masquerade-bit",

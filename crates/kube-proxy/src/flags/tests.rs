@@ -680,3 +680,26 @@ proptest::proptest! {
         let _ = parse(["kube-proxy".to_owned()].into_iter().chain(words));
     }
 }
+
+#[test]
+fn what_to_do_is_read_besides_what_is_meant() {
+    let read = |line: &str| parse(line.split(' '));
+    for (line, wanted) in [
+        ("kube-proxy check --manifests=/m", Output::Text),
+        ("kube-proxy check -o json --manifests=/m", Output::Json),
+        ("kube-proxy check --manifests /m --output=yaml", Output::Yaml),
+        ("kube-proxy check --manifests=/m -o=text", Output::Text),
+    ] {
+        let Ok(Command::Check(options, output)) = read(line) else {
+            panic!("{line}");
+        };
+        assert_eq!(output, wanted, "{line}");
+        assert_eq!(options.source, ObjectSource::Manifests("/m".into()));
+    }
+    for line in ["check -o xml", "check -o", "check --nosuch", "-o json"] {
+        let line = format!("kube-proxy {line}");
+        assert!(read(&line).is_err(), "{line}");
+    }
+    let cleanup = read("kube-proxy --cleanup --ipvs-exclude-cidrs=10.0.0.0/8").unwrap();
+    assert!(matches!(cleanup, Command::Cleanup(options) if options.exclude_cidrs.len() == 1));
+}
