@@ -1,0 +1,92 @@
+//! Strategic merge patches, as far as the manifests use them (API conventions of Kubernetes, "Strategic Merge Patch").
+
+use serde_json::Value;
+
+/// What an element of a list is known by (`x-kubernetes-patch-merge-key` of the schema). Lists that are not here are
+/// replaced as a whole.
+fn merge_key(list: &str) -> Option<&'static str> {
+    match list {
+        "containers" | "initContainers" | "volumes" | "env" => Some("name"),
+        "volumeMounts" => Some("mountPath"),
+        _ => None,
+    }
+}
+
+/// Applies `patch` to `target`: objects field by field, `null` removes, lists by their merge key or as a whole, and
+/// `$patch: delete` removes an element of a list.
+pub fn merge(target: &mut Value, patch: &Value) {
+    let (Value::Object(fields), Value::Object(patches)) = (&mut *target, patch) else {
+        patch.clone_into(target);
+        return;
+    };
+    for (name, patch) in patches {
+        match (fields.get_mut(name), patch) {
+            (_, Value::Null) => {
+                fields.remove(name);
+            }
+            (Some(Value::Array(list)), Value::Array(patches)) if merge_key(name).is_some() => {
+                for patch in patches {
+                    merge_element(list, patch, merge_key(name).unwrap_or_default());
+                }
+            }
+            (Some(field), _) => merge(field, patch),
+            (None, _) => {
+                fields.insert(name.clone(), patch.clone());
+            }
+        }
+    }
+}
+
+fn merge_element(list: &mut Vec<Value>, patch: &Value, key: &str) {
+    let found = list
+        .iter()
+        .position(|element| element.get(key).is_some() && element.get(key) == patch.get(key));
+    let is_deletion = patch.get("$patch").is_some_and(|word| word == "delete");
+    match found {
+        Some(index) if is_deletion => {
+            list.remove(index);
+        }
+        Some(index) => {
+            if let Some(element) = list.get_mut(index) {
+                merge(element, patch);
+            }
+        }
+        None => list.push(patch.clone()),
+    }
+}
+
+/// The paths at which two values differ, like `spec.containers.0.image`.
+pub fn differences(left: &Value, right: &Value) -> Vec<String> {
+    let mut paths = Vec::new();
+    compare(left, right, "", &mut paths);
+    paths
+}
+
+fn compare(left: &Value, right: &Value, path: &str, paths: &mut Vec<String>) {
+    let below = |name: &str| match path {
+        "" => name.to_owned(),
+        path => format!("{path}.{name}"),
+    };
+    match (left, right) {
+        (Value::Object(lefts), Value::Object(rights)) => {
+            for (name, left) in lefts {
+                compare(
+                    left,
+                    rights.get(name).unwrap_or(&Value::Null),
+                    &below(name),
+                    paths,
+                );
+            }
+            for name in rights.keys().filter(|name| !lefts.contains_key(*name)) {
+                paths.push(below(name));
+            }
+        }
+        (Value::Array(lefts), Value::Array(rights)) if lefts.len() == rights.len() => {
+            for (index, (left, right)) in lefts.iter().zip(rights).enumerate() {
+                compare(left, right, &below(&index.to_string()), paths);
+            }
+        }
+        _ if left == right => {}
+        _ => paths.push(path.to_owned()),
+    }
+}

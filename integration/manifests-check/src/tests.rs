@@ -1,0 +1,319 @@
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use kube_proxy::flags::{self, Command, Options};
+use serde_json::{Value, json};
+
+use crate::{build, check, differences, merge, read};
+
+const CONTAINER: &str = "/spec/template/spec/containers/0";
+const INIT_CONTAINER: &str = "/spec/template/spec/initContainers/0";
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+fn manifests() -> PathBuf {
+    root().join("manifests")
+}
+
+fn of_kind(objects: &[Value], kind: &str) -> Value {
+    let mut found = objects.iter().filter(|object| object["kind"] == kind);
+    let object = found.next().unwrap().clone();
+    assert!(found.next().is_none(), "two of {kind}");
+    object
+}
+
+fn daemon_set(folder: &str) -> Value {
+    of_kind(&build(&manifests().join(folder)).unwrap(), "DaemonSet")
+}
+
+fn kubeadm() -> Vec<Value> {
+    read(&Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/kubeadm.yaml")).unwrap()
+}
+
+/// A folder of this test's own.
+fn scratch(name: &str) -> PathBuf {
+    let folder =
+        std::env::temp_dir().join(format!("manifests-check-{name}-{}", std::process::id()));
+    fs::create_dir_all(&folder).unwrap();
+    folder
+}
+
+/// Runs `kustomize build` on the patch folder beside what kubectl wrote there.
+fn patched_kubeadm() -> Value {
+    let folder = scratch("patch");
+    for entry in fs::read_dir(manifests().join("kubeadm-patch")).unwrap() {
+        let path = entry.unwrap().path();
+        fs::copy(&path, folder.join(path.file_name().unwrap())).unwrap();
+    }
+    let live = of_kind(&kubeadm(), "DaemonSet");
+    fs::write(folder.join("kube-proxy.yaml"), live.to_string()).unwrap();
+    let objects = build(&folder).unwrap();
+    fs::remove_dir_all(folder).unwrap();
+    of_kind(&objects, "DaemonSet")
+}
+
+#[test]
+fn every_object_fits_its_schema() {
+    for folder in ["daemonset", "least-privilege/nft", "least-privilege/legacy"] {
+        let objects = build(&manifests().join(folder)).unwrap();
+        assert_eq!(objects.len(), 4, "{folder}");
+        for object in &objects {
+            check(object).unwrap_or_else(|error| panic!("{folder}: {error}"));
+        }
+    }
+    for object in kubeadm().iter().chain([&patched_kubeadm()]) {
+        check(object).unwrap();
+    }
+}
+
+#[test]
+fn a_field_that_does_not_exist_or_has_another_type_is_found() {
+    let good = daemon_set("daemonset");
+    for (path, name, value, said) in [
+        (
+            "/spec/template/spec",
+            "hostNetwrok",
+            json!(true),
+            "spec.template.spec.hostNetwrok",
+        ),
+        (
+            CONTAINER,
+            "volumeMount",
+            json!([]),
+            "containers.0.volumeMount",
+        ),
+        (
+            "/spec/template/spec",
+            "hostNetwork",
+            json!("yes"),
+            "expected a boolean",
+        ),
+        (
+            "",
+            "apiVersion",
+            json!("apps/v1beta2"),
+            "no schema for apps/v1beta2 DaemonSet",
+        ),
+    ] {
+        let mut bad = good.clone();
+        bad.pointer_mut(path).unwrap()[name] = value;
+        let error = check(&bad).unwrap_err().to_string();
+        assert!(error.contains(said), "{error}");
+    }
+}
+
+/// What a patch says is merged, and what it says with `null` and `$patch` is removed.
+#[test]
+fn patches_are_merged_strategically() {
+    let mut object = json!({
+        "a": 1, "b": 2, "command": ["x", "y"],
+        "containers": [{"name": "one", "image": "old", "volumeMounts": [{"mountPath": "/a"}, {"mountPath": "/b"}]}],
+    });
+    let patch = json!({
+        "b": null, "c": 3, "command": ["z"],
+        "containers": [
+            {"name": "one", "image": "new", "volumeMounts": [{"mountPath": "/a", "$patch": "delete"}]},
+            {"name": "two"},
+        ],
+    });
+    merge(&mut object, &patch);
+    let expected = json!({
+        "a": 1, "c": 3, "command": ["z"],
+        "containers": [{"name": "one", "image": "new", "volumeMounts": [{"mountPath": "/b"}]}, {"name": "two"}],
+    });
+    assert_eq!(object, expected);
+}
+
+#[test]
+fn the_patch_changes_the_image_and_nothing_else() {
+    let (before, after) = (of_kind(&kubeadm(), "DaemonSet"), patched_kubeadm());
+    assert_eq!(
+        differences(&before, &after),
+        ["spec.template.spec.containers.0.image"]
+    );
+    assert_eq!(
+        after.pointer(&format!("{CONTAINER}/image")),
+        daemon_set("daemonset").pointer(&format!("{CONTAINER}/image"))
+    );
+}
+
+/// A patch for another DaemonSet would be an error, not a silence.
+#[test]
+fn a_patch_without_its_target_is_an_error() {
+    let folder = scratch("target");
+    let patches = manifests().join("kubeadm-patch");
+    for name in ["kustomization.yaml", "image.yaml"] {
+        fs::copy(patches.join(name), folder.join(name)).unwrap();
+    }
+    fs::write(
+        folder.join("kube-proxy.yaml"),
+        of_kind(&kubeadm(), "ConfigMap").to_string(),
+    )
+    .unwrap();
+    let error = build(&folder).unwrap_err().to_string();
+    assert!(
+        error.contains("image.yaml patches apps/v1 DaemonSet kube-system kube-proxy"),
+        "{error}"
+    );
+    fs::remove_dir_all(folder).unwrap();
+}
+
+/// What ours says, kubeadm's says too, apart from these.
+#[test]
+fn ours_is_kubeadms_with_few_differences() {
+    let mut merged = of_kind(&kubeadm(), "DaemonSet");
+    let before = merged.clone();
+    merge(&mut merged, &daemon_set("daemonset"));
+    let mut paths = differences(&before, &merged);
+    paths.sort();
+    let container = "spec.template.spec.containers.0";
+    assert_eq!(
+        paths,
+        [
+            format!("{container}.image"),
+            format!("{container}.readinessProbe")
+        ]
+    );
+
+    let theirs = of_kind(&kubeadm(), "ConfigMap");
+    let ours = of_kind(&build(&manifests().join("daemonset")).unwrap(), "ConfigMap");
+    for (key, expected) in [
+        ("kubeconfig.conf", vec!["clusters.0.cluster.server"]),
+        ("config.conf", vec!["mode", "oomScoreAdj"]),
+    ] {
+        let [theirs, ours] = [&theirs, &ours].map(|map| {
+            serde_saphyr::from_str::<Value>(map["data"][key].as_str().unwrap()).unwrap()
+        });
+        assert_eq!(differences(&theirs, &ours), expected, "{key}");
+    }
+}
+
+#[test]
+fn the_account_has_the_role_of_kube_proxy_and_no_other() {
+    let objects = build(&manifests().join("daemonset")).unwrap();
+    let binding = of_kind(&objects, "ClusterRoleBinding");
+    let account = of_kind(&objects, "ServiceAccount");
+    assert_eq!(binding["roleRef"]["name"], "system:node-proxier");
+    let subject = json!({
+        "kind": "ServiceAccount",
+        "name": account["metadata"]["name"],
+        "namespace": account["metadata"]["namespace"],
+    });
+    assert_eq!(binding["subjects"], json!([subject]));
+    let pod = &daemon_set("daemonset")["spec"]["template"]["spec"];
+    assert_eq!(pod["serviceAccountName"], account["metadata"]["name"]);
+}
+
+/// What the API server asks beyond the schema: mounts have volumes, the selector finds the pods.
+#[test]
+fn references_inside_a_daemon_set_hold() {
+    for folder in ["daemonset", "least-privilege/nft", "least-privilege/legacy"] {
+        let daemon_set = daemon_set(folder);
+        let pod = &daemon_set["spec"]["template"]["spec"];
+        let list = |value: &Value, name: &str| value[name].as_array().cloned().unwrap_or_default();
+        let volumes: Vec<Value> = list(pod, "volumes")
+            .iter()
+            .map(|volume| volume["name"].clone())
+            .collect();
+        let mut images = Vec::new();
+        for container in [list(pod, "initContainers"), list(pod, "containers")].concat() {
+            images.push(container["image"].clone());
+            for mount in list(&container, "volumeMounts") {
+                assert!(volumes.contains(&mount["name"]), "{folder}: {mount}");
+            }
+        }
+        images.dedup();
+        assert_eq!(images.len(), 1, "{folder}: {images:?}");
+        let template = &daemon_set["spec"]["template"];
+        assert_eq!(
+            daemon_set["spec"]["selector"]["matchLabels"],
+            template["metadata"]["labels"]
+        );
+    }
+}
+
+#[test]
+fn least_privilege_is_what_it_says() {
+    for (folder, capabilities) in [
+        ("least-privilege/nft", json!(["NET_ADMIN"])),
+        ("least-privilege/legacy", json!(["NET_ADMIN", "NET_RAW"])),
+    ] {
+        let daemon_set = daemon_set(folder);
+        let container = daemon_set.pointer(CONTAINER).unwrap();
+        let expected = json!({
+            "privileged": false,
+            "allowPrivilegeEscalation": false,
+            "readOnlyRootFilesystem": true,
+            "runAsUser": 0,
+            "runAsGroup": 0,
+            "capabilities": {"drop": ["ALL"], "add": capabilities},
+            "seccompProfile": {"type": "RuntimeDefault"},
+        });
+        assert_eq!(container["securityContext"], expected, "{folder}");
+        let lock = json!({"name": "xtables-lock", "mountPath": "/run/xtables.lock"});
+        let mounts = container["volumeMounts"].as_array().unwrap();
+        assert!(
+            mounts.contains(&lock),
+            "{folder}: the lock is not writable: {mounts:?}"
+        );
+        assert!(
+            !mounts
+                .iter()
+                .any(|mount| mount["mountPath"] == "/lib/modules"),
+            "{folder}"
+        );
+        assert_eq!(
+            daemon_set["spec"]["template"]["spec"]["initContainers"]
+                .as_array()
+                .unwrap()
+                .len(),
+            1
+        );
+    }
+}
+
+/// The daemon takes its command lines, with the ConfigMap where they say it is.
+#[test]
+fn the_daemon_understands_its_command_lines() {
+    let options = |folder: &str, container: &str| -> Options {
+        let objects = build(&manifests().join(folder)).unwrap();
+        let files = scratch(&format!("{}-{}", folder.replace('/', "-"), container.len()));
+        for (name, text) in of_kind(&objects, "ConfigMap")["data"].as_object().unwrap() {
+            fs::write(files.join(name), text.as_str().unwrap()).unwrap();
+        }
+        let daemon_set = of_kind(&objects, "DaemonSet");
+        let command = daemon_set.pointer(container).unwrap()["command"].clone();
+        let arguments: Vec<String> = serde_json::from_value(command).unwrap();
+        assert_eq!(arguments[0], "/usr/local/bin/kube-proxy");
+        let parsed = flags::parse(arguments.iter().map(|argument| {
+            argument
+                .replace("/var/lib/kube-proxy", files.to_str().unwrap())
+                .replace("$(NODE_NAME)", "node-1")
+        }));
+        fs::remove_dir_all(files).unwrap();
+        match parsed.unwrap() {
+            Command::Run(options) => *options,
+            other => panic!("{folder}: {other:?}"),
+        }
+    };
+    for (folder, container, is_init, backend) in [
+        ("daemonset", CONTAINER, false, "Auto"),
+        ("least-privilege/nft", INIT_CONTAINER, true, "Nft"),
+        ("least-privilege/nft", CONTAINER, false, "Nft"),
+        ("least-privilege/legacy", INIT_CONTAINER, true, "Legacy"),
+        ("least-privilege/legacy", CONTAINER, false, "Legacy"),
+    ] {
+        let options = options(folder, container);
+        assert_eq!(options.warnings, Vec::<String>::new(), "{folder}");
+        assert_eq!(options.init_only, is_init, "{folder}");
+        assert_eq!(
+            format!("{:?}", options.iptables_backend),
+            backend,
+            "{folder}"
+        );
+        assert_eq!(options.node_name, "node-1");
+        assert_eq!(options.oom_score_adj, -997);
+    }
+}
