@@ -327,7 +327,6 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::names::IpFamily;
     use crate::object::{Endpoint, ServiceType};
 
     fn name(name: &str) -> NamespacedName {
@@ -432,7 +431,9 @@ mod tests {
         };
         let list = |model: &mut Model, node: Option<Event>| {
             model.apply(Event::ListStarted(Kind::Node));
-            node.into_iter().for_each(|node| model.apply(node));
+            if let Some(node) = node {
+                model.apply(node);
+            }
             model.apply(complete(Kind::Node, true));
             model.has_node()
         };
