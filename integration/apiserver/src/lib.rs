@@ -17,7 +17,7 @@
 //!
 //! ```text
 //!  HTTP ─▶ server ─▶ route ─┬─▶ list, watch ─▶ cluster (objects, history, resource version)
-//!           (log)           └─▶ write ───────▶    ▲  defaults, validation, allocation of addresses and ports
+//!       (log, faults)       └─▶ write ───────▶    ▲  defaults, validation, allocation of addresses and ports
 //!  tests ───────────────── apply, delete ─────────┘
 //! ```
 //!
@@ -31,6 +31,7 @@
 mod cluster;
 mod defaults;
 mod discovery;
+mod faults;
 mod list;
 mod object;
 mod protobuf;
@@ -44,6 +45,7 @@ mod watch;
 mod write;
 
 pub use cluster::{ApplyError, Cluster};
+pub use faults::{Asked, Fault, Faults, Rule};
 pub use resource::Kind;
-pub use server::{Options, Request, Server};
+pub use server::{Credentials, Options, Request, Server};
 pub use status::Status;

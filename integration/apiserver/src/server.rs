@@ -1,10 +1,11 @@
 //! The HTTP side: connections, what is accepted, which verb does what, and the log of requests.
 //!
-//! Every request comes through [`Service::serve`] and every watch through [`watch::start`]: whatever is to be answered
-//! otherwise than by the rules (refused, delayed, cut short) belongs in the first, before the request is looked at, or
-//! around the body that it returns.
+//! Every request comes through [`Service::serve`] and every watch through [`watch::start`]. What is to be answered
+//! otherwise than by the rules ([`crate::faults`]) is so in the first: before the request is looked at, or around the body
+//! that it returns.
 
 use std::convert::Infallible;
+use std::fmt;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::ops::{Deref, RangeInclusive};
@@ -12,11 +13,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures::Stream;
+use futures::{Stream, StreamExt};
 use http_body_util::combinators::UnsyncBoxBody;
-use http_body_util::{BodyExt, Full, LengthLimitError, Limited, StreamBody};
-use hyper::body::{Frame, Incoming};
-use hyper::header::{ACCEPT, CACHE_CONTROL, CONTENT_TYPE, HeaderName, HeaderValue, USER_AGENT};
+use http_body_util::{BodyDataStream, BodyExt, Full, LengthLimitError, Limited, StreamBody};
+use hyper::body::{Body as _, Frame, Incoming};
+use hyper::header::{
+    ACCEPT, AUTHORIZATION, CACHE_CONTROL, CONTENT_TYPE, HeaderName, HeaderValue, RETRY_AFTER,
+    USER_AGENT,
+};
 use hyper::{HeaderMap, Method, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use ipnet::IpNet;
@@ -26,6 +30,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 
 use crate::cluster::Cluster;
+use crate::faults::{Asked, Fault, Faults};
 use crate::object::Object;
 use crate::resource::Kind;
 use crate::route::{Query, Target};
@@ -38,6 +43,8 @@ use crate::{discovery, list, protobuf, watch};
 const BODY_LIMIT: usize = 3 << 20;
 
 type Body = UnsyncBoxBody<Bytes, Infallible>;
+/// A body that may break off.
+type SentBody = UnsyncBoxBody<Bytes, io::Error>;
 
 /// What a server and its cluster are like.
 #[derive(Debug)]
@@ -91,6 +98,25 @@ pub struct Request {
     pub user_agent: String,
     /// `Accept`; empty if there is none.
     pub accept: String,
+    /// `Authorization`; empty if there is none.
+    pub authorization: Credentials,
+}
+
+/// What a client says who it is by. Shown only to who asks for it by name, never in a log.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Credentials(String);
+
+impl Credentials {
+    /// The header's value.
+    pub fn reveal(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Credentials {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(if self.0.is_empty() { "none" } else { "hidden" })
+    }
 }
 
 /// A server that listens. It stops, and cuts its connections, when it is dropped; the [`Cluster`] that it serves, to
@@ -181,6 +207,11 @@ impl Server {
             .clone()
     }
 
+    /// What goes wrong with this server: nothing, until it is told to.
+    pub fn faults(&self) -> &Faults {
+        &self.service.faults
+    }
+
     /// A kubeconfig for this server, in YAML.
     pub fn kubeconfig(&self) -> String {
         format!(
@@ -235,6 +266,7 @@ struct Service {
     address: SocketAddr,
     watches: watch::Policy,
     log: Mutex<Vec<Request>>,
+    faults: Faults,
 }
 
 impl Service {
@@ -248,6 +280,7 @@ impl Service {
             address,
             watches,
             log: Mutex::default(),
+            faults: Faults::new(),
         })
     }
 
@@ -274,9 +307,7 @@ impl Service {
         if let Err(error) = stream.set_nodelay(true) {
             tracing::debug!(%error, "cannot set TCP_NODELAY");
         }
-        let answer = hyper::service::service_fn(async |request| {
-            Ok::<_, Infallible>(self.serve(request).await)
-        });
+        let answer = hyper::service::service_fn(async |request| self.serve(request).await);
         let connection = hyper::server::conn::http1::Builder::new();
         if let Err(error) = connection
             .serve_connection(TokioIo::new(stream), answer)
@@ -286,14 +317,17 @@ impl Service {
         }
     }
 
-    async fn serve(&self, request: hyper::Request<Incoming>) -> Response<Body> {
+    /// Answers a request, or closes its connection with an error.
+    async fn serve(&self, request: hyper::Request<Incoming>) -> io::Result<Response<SentBody>> {
         let uri = request.uri();
+        let authorization = header(request.headers(), &AUTHORIZATION);
         let logged = Request {
             method: request.method().to_string(),
             path: uri.path().to_owned(),
             query: uri.query().unwrap_or_default().to_owned(),
             user_agent: header(request.headers(), &USER_AGENT).to_owned(),
             accept: header(request.headers(), &ACCEPT).to_owned(),
+            authorization: Credentials(authorization.to_owned()),
         };
         tracing::debug!(
             method = logged.method,
@@ -301,13 +335,38 @@ impl Service {
             query = logged.query,
             "request"
         );
+        let (asked, kind) = asked(&logged);
         self.log
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .push(logged);
-        self.answer(request)
-            .await
-            .unwrap_or_else(|status| json_body(status.code, status.to_json().to_string()))
+        let fault = self.faults.meet(asked, kind);
+        let response = match fault {
+            Some(Fault::Drop) => {
+                return Err(io::Error::new(
+                    io::ErrorKind::ConnectionReset,
+                    "dropped, as told",
+                ));
+            }
+            Some(Fault::Silence) => std::future::pending().await,
+            Some(Fault::Refuse { code, retry_after }) => refusal(code, retry_after),
+            Some(Fault::Expire) => expiry(asked),
+            _ => self
+                .answer(request)
+                .await
+                .unwrap_or_else(|status| json_body(status.code, status.to_json().to_string())),
+        };
+        Ok(response.map(|body| {
+            // One that is in memory as a whole is sent as a whole, with its length.
+            if body.size_hint().exact().is_some() {
+                return body.map_err(|never| match never {}).boxed_unsync();
+            }
+            let data = BodyDataStream::new(body).map(|data| {
+                let Ok(data) = data;
+                data
+            });
+            StreamBody::new(self.faults.spoil(data, fault)).boxed_unsync()
+        }))
     }
 
     async fn answer(&self, request: hyper::Request<Incoming>) -> Result<Response<Body>, Status> {
@@ -425,6 +484,47 @@ impl Service {
         }
         let (page, on) = list::page(&self.cluster, kind, &scope, query)?;
         Ok(json_stream(list::body(kind, page, &on, scope.selects())))
+    }
+}
+
+/// What a request is for, as faults tell requests apart.
+fn asked(request: &Request) -> (Asked, Option<Kind>) {
+    let Ok(Target::Collection { kind, .. }) = Target::parse(&request.path) else {
+        return (Asked::Other, None);
+    };
+    let asked = match Query::parse(&request.query) {
+        Ok(query) if request.method == "GET" => {
+            if query.flag("watch") == Some(true) {
+                match query.flag("sendInitialEvents") {
+                    Some(true) => Asked::StreamedList,
+                    _ => Asked::Watch,
+                }
+            } else if query.text("continue").is_empty() {
+                Asked::List
+            } else {
+                Asked::NextPage
+            }
+        }
+        _ => Asked::Other,
+    };
+    (asked, Some(kind))
+}
+
+fn refusal(code: u16, retry_after: Option<u64>) -> Response<Body> {
+    let body = Full::from("refused, as told\n").boxed_unsync();
+    let mut response = respond(code, "text/plain; charset=utf-8", body);
+    if let Some(seconds) = retry_after {
+        let headers = response.headers_mut();
+        headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
+    }
+    response
+}
+
+fn expiry(asked: Asked) -> Response<Body> {
+    let status = Status::expired("the history is gone, as told");
+    match asked {
+        Asked::Watch | Asked::StreamedList => json_body(200, watch::error(&status)),
+        _ => json_body(status.code, status.to_json().to_string()),
     }
 }
 

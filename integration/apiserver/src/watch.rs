@@ -235,6 +235,7 @@ impl Watch {
     }
 }
 
-fn error(status: &Status) -> Bytes {
+/// The event that ends a watch.
+pub(crate) fn error(status: &Status) -> Bytes {
     format!("{{\"type\":\"ERROR\",\"object\":{}}}\n", status.to_json()).into()
 }

@@ -1,0 +1,315 @@
+//! What a server can be told to do wrong.
+//!
+//! A [`Rule`] spoils requests that are still to come: they are refused, not answered, or their bodies are cut, stopped
+//! or slowed. [`Faults::cut`] and [`Faults::freeze`] are for the bodies that are being sent already. The cluster knows
+//! nothing of all this: what is applied meanwhile is there when the faults are over.
+
+use std::io;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures::stream::{self, BoxStream};
+use futures::{Stream, StreamExt};
+use hyper::body::Frame;
+use tokio::sync::watch;
+
+use crate::resource::Kind;
+
+/// Enough for what was written before to leave.
+const FLUSH: Duration = Duration::from_millis(5);
+
+/// What goes wrong with a request. Lengths are of the body, in bytes, and a body that is shorter is left alone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// It is refused with this code: as plain text, as the filters in front of a real server refuse.
+    Refuse {
+        /// The HTTP status code, from 400 to 599.
+        code: u16,
+        /// The header `Retry-After`, in seconds.
+        retry_after: Option<u64>,
+    },
+    /// The history that it needs is gone: 410 to a list, an event `ERROR` to a watch.
+    Expire,
+    /// The connection is closed instead of an answer.
+    Drop,
+    /// There is no answer, and the connection stays open.
+    Silence,
+    /// The connection breaks after so much of the body.
+    CutAfter(usize),
+    /// The body ends after so much of it, as if that were all.
+    EndAfter(usize),
+    /// After so much of the body nothing comes any more, and the connection stays open.
+    StallAfter(usize),
+    /// The body comes in pieces of this size, with a pause before each.
+    Slow {
+        /// Bytes to a piece, at least 1.
+        piece: usize,
+        /// The pause.
+        pause: Duration,
+    },
+}
+
+/// What a request asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Asked {
+    /// A list, or the first page of one.
+    List,
+    /// A page behind the first.
+    NextPage,
+    /// A watch that begins with a list.
+    StreamedList,
+    /// A watch from a resource version.
+    Watch,
+    /// Anything else.
+    Other,
+}
+
+/// Which requests a fault is for: all, for ever, unless narrowed.
+#[derive(Debug, Clone)]
+pub struct Rule {
+    fault: Fault,
+    asked: Option<Asked>,
+    kind: Option<Kind>,
+    left: Option<usize>,
+}
+
+impl Rule {
+    /// Only requests for this.
+    #[must_use]
+    pub fn on(self, asked: Asked) -> Self {
+        Self {
+            asked: Some(asked),
+            ..self
+        }
+    }
+
+    /// Only requests for objects of this kind.
+    #[must_use]
+    pub fn of(self, kind: Kind) -> Self {
+        Self {
+            kind: Some(kind),
+            ..self
+        }
+    }
+
+    /// Only the next so many requests that the rule is for.
+    #[must_use]
+    pub fn times(self, count: usize) -> Self {
+        Self {
+            left: Some(count),
+            ..self
+        }
+    }
+}
+
+impl From<Fault> for Rule {
+    fn from(fault: Fault) -> Self {
+        Self {
+            fault,
+            asked: None,
+            kind: None,
+            left: None,
+        }
+    }
+}
+
+/// The faults of a server. A clone is a handle to the same.
+#[derive(Debug, Clone)]
+pub struct Faults {
+    rules: Arc<Mutex<Vec<Rule>>>,
+    bodies: Arc<watch::Sender<Bodies>>,
+}
+
+/// How often bodies under way were cut, and frozen.
+#[derive(Debug, Clone, Copy, Default)]
+struct Bodies {
+    cuts: u64,
+    freezes: u64,
+}
+
+impl Faults {
+    pub(crate) fn new() -> Self {
+        Self {
+            rules: Arc::default(),
+            bodies: Arc::new(watch::Sender::default()),
+        }
+    }
+
+    /// From now on, requests that the rule is for go wrong. Of several rules for a request, the oldest counts.
+    pub fn add(&self, rule: impl Into<Rule>) {
+        self.lock().push(rule.into());
+    }
+
+    /// From now on, nothing goes wrong with new requests. What is silent or slow already stays so.
+    pub fn clear(&self) {
+        self.lock().clear();
+    }
+
+    /// Breaks the connections on which a list or a watch is being sent.
+    pub fn cut(&self) {
+        self.bodies.send_modify(|bodies| bodies.cuts += 1);
+    }
+
+    /// The lists and watches that are being sent say nothing any more, nor do they end.
+    pub fn freeze(&self) {
+        self.bodies.send_modify(|bodies| bodies.freezes += 1);
+    }
+
+    /// The fault that a request meets.
+    pub(crate) fn meet(&self, asked: Asked, kind: Option<Kind>) -> Option<Fault> {
+        let mut rules = self.lock();
+        let rule = rules.iter_mut().find(|rule| {
+            rule.left != Some(0)
+                && rule.asked.is_none_or(|wanted| wanted == asked)
+                && rule.kind.is_none_or(|wanted| Some(wanted) == kind)
+        })?;
+        rule.left = rule.left.map(|left| left - 1);
+        Some(rule.fault)
+    }
+
+    /// A body as it goes out: cut and frozen with all others, and with a fault of its own.
+    pub(crate) fn spoil(
+        &self,
+        body: impl Stream<Item = Bytes> + Send + 'static,
+        fault: Option<Fault>,
+    ) -> impl Stream<Item = io::Result<Frame<Bytes>>> + Send + 'static {
+        let bodies = self.bodies.subscribe();
+        let began = *bodies.borrow();
+        let (left, piece, pause) = match fault {
+            Some(Fault::CutAfter(length) | Fault::EndAfter(length) | Fault::StallAfter(length)) => {
+                (Some(length), usize::MAX, Duration::ZERO)
+            }
+            Some(Fault::Slow { piece, pause }) => (None, piece.max(1), pause),
+            _ => (None, usize::MAX, Duration::ZERO),
+        };
+        let sent = Sent {
+            body: body.boxed(),
+            unsent: Bytes::new(),
+            fault,
+            left,
+            piece,
+            pause,
+            bodies,
+            began,
+        };
+        stream::unfold(Some(sent), async |sent| {
+            let mut sent = sent?;
+            let next = sent.next().await?;
+            let sent = next.is_ok().then_some(sent);
+            Some((next.map(Frame::data), sent))
+        })
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Rule>> {
+        self.rules.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A body that is being sent.
+struct Sent {
+    body: BoxStream<'static, Bytes>,
+    /// Taken from the body, and not sent yet.
+    unsent: Bytes,
+    fault: Option<Fault>,
+    /// Bytes until the fault.
+    left: Option<usize>,
+    piece: usize,
+    pause: Duration,
+    bodies: watch::Receiver<Bodies>,
+    began: Bodies,
+}
+
+impl Sent {
+    async fn next(&mut self) -> Option<io::Result<Bytes>> {
+        let mut bodies = self.bodies.clone();
+        let began = self.began;
+        // Nobody is left to cut it when the sender is gone.
+        let cut = async {
+            if bodies.wait_for(|now| now.cuts != began.cuts).await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        };
+        let next = tokio::select! {
+            biased;
+            () = cut => return Some(Err(broken())),
+            next = self.piece() => next,
+        };
+        if self.bodies.borrow().freezes == self.began.freezes {
+            return next;
+        }
+        let mut bodies = self.bodies.clone();
+        _ = bodies.wait_for(|now| now.cuts != began.cuts).await;
+        Some(Err(broken()))
+    }
+
+    async fn piece(&mut self) -> Option<io::Result<Bytes>> {
+        while self.unsent.is_empty() {
+            self.unsent = self.body.next().await?;
+        }
+        if self.left == Some(0) {
+            match self.fault {
+                Some(Fault::EndAfter(_)) => return None,
+                Some(Fault::StallAfter(_)) => std::future::pending().await,
+                _ => {
+                    tokio::time::sleep(FLUSH).await;
+                    return Some(Err(broken()));
+                }
+            }
+        }
+        if !self.pause.is_zero() {
+            tokio::time::sleep(self.pause).await;
+        }
+        let length = self.unsent.len().min(self.piece);
+        let length = length.min(self.left.unwrap_or(usize::MAX));
+        self.left = self.left.map(|left| left - length);
+        Some(Ok(self.unsent.split_to(length)))
+    }
+}
+
+fn broken() -> io::Error {
+    io::Error::new(io::ErrorKind::ConnectionReset, "cut, as told")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn sent(fault: Fault) -> (Vec<u8>, bool) {
+        let body = stream::iter([Bytes::from_static(b"one "), Bytes::from_static(b"two")]);
+        let faults = Faults::new();
+        let frames: Vec<_> = faults.spoil(body, Some(fault)).collect().await;
+        let is_whole = frames.iter().all(Result::is_ok);
+        let data = frames.into_iter().flatten().flat_map(Frame::into_data);
+        (data.flatten().collect(), is_whole)
+    }
+
+    #[tokio::test]
+    async fn bodies_are_cut_and_ended_where_they_are_told() {
+        assert_eq!(sent(Fault::CutAfter(5)).await, (b"one t".to_vec(), false));
+        assert_eq!(sent(Fault::EndAfter(5)).await, (b"one t".to_vec(), true));
+        assert_eq!(sent(Fault::EndAfter(4)).await, (b"one ".to_vec(), true));
+        assert_eq!(sent(Fault::CutAfter(7)).await, (b"one two".to_vec(), true));
+        let slow = Fault::Slow {
+            piece: 2,
+            pause: Duration::from_millis(1),
+        };
+        assert_eq!(sent(slow).await, (b"one two".to_vec(), true));
+    }
+
+    #[test]
+    fn a_rule_is_for_what_it_says_and_as_often() {
+        let faults = Faults::new();
+        let rule = Rule::from(Fault::Drop).on(Asked::List).of(Kind::Service);
+        faults.add(rule.times(1));
+        assert_eq!(faults.meet(Asked::Watch, Some(Kind::Service)), None);
+        assert_eq!(faults.meet(Asked::List, Some(Kind::Node)), None);
+        let met = faults.meet(Asked::List, Some(Kind::Service));
+        assert_eq!(met, Some(Fault::Drop));
+        assert_eq!(faults.meet(Asked::List, Some(Kind::Service)), None);
+        faults.add(Fault::Silence);
+        assert_eq!(faults.meet(Asked::Other, None), Some(Fault::Silence));
+        faults.clear();
+        assert_eq!(faults.meet(Asked::Other, None), None);
+    }
+}
