@@ -26,7 +26,7 @@ use crate::flags::{Flags, go};
 
 pub use file::ConfigurationError;
 pub(crate) use file::read;
-pub(crate) use settings::{field_of, wins_over_file};
+pub(crate) use settings::{field_of, fields_with_flags, wins_over_file};
 pub use watch::changed;
 
 /// What `apiVersion` must say.

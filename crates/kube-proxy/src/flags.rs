@@ -554,6 +554,16 @@ fn with_file(
     for warning in &mut warnings {
         *warning = format!("{place}: {warning}");
     }
+    let ignored: Vec<String> = config::fields_with_flags()
+        .filter(|(_, flag)| is_given(flag) && !config::wins_over_file(flag))
+        .map(|(field, flag)| format!("--{flag} ({field})"))
+        .collect();
+    if !ignored.is_empty() {
+        let ignored = ignored.join(", ");
+        warnings.push(format!(
+            "{place}: it counts, and not {ignored} of the command line"
+        ));
+    }
     let wrong = |error: UnusableFlag| {
         let field = config::field_of(error.flag).unwrap_or_default();
         ConfigurationError::of(&file, field, &error)

@@ -122,6 +122,11 @@ const WITHOUT_EFFECT: &[(&str, &str)] = &[
     ("winkernel", "it is of Windows"),
 ];
 
+/// The path of each field that has a flag, and the flag's name.
+pub(crate) fn fields_with_flags() -> impl Iterator<Item = (&'static str, &'static str)> {
+    ROWS.iter().copied()
+}
+
 /// The path of the field that `flag` is in a file, if it is one.
 pub(crate) fn field_of(flag: &str) -> Option<&'static str> {
     ROWS.iter().find(|(_, name)| *name == flag).map(|row| row.0)

@@ -181,6 +181,10 @@ fn every_field_reaches_its_option() {
             o.node_port_addresses == NodePortAddresses::Primary
         }),
         ("oomScoreAdj: 0", |o| o.oom_score_adj == 0),
+        (
+            "logging: {options: {json: {infoBufferSize: 0}}}\nipvs: null\nfeatureGates: null",
+            |o| o.scheduler == "rr",
+        ),
     ];
     for (fields, check) in rows {
         let options = options(fields);
@@ -321,7 +325,17 @@ fn a_file_takes_the_place_of_flags_but_for_those_of_the_log_and_the_name() {
         "--ipvs-scheduler=mh --masquerade-all --nodeport-addresses=10.0.0.0/8 --cluster-cidr=10.0.0.0/8 \
          --ipvs-exclude-cidrs=10.0.0.0/8 --proxy-mode=iptables --healthz-port=0",
     );
-    assert_eq!(of_file, file.options(""));
+    assert_eq!(bare(of_file.clone()), bare(file.options("")));
+    let [warning] = of_file.warnings.as_slice() else {
+        panic!("{:?}", of_file.warnings);
+    };
+    for part in [
+        "config.conf",
+        "--ipvs-scheduler (ipvs.scheduler)",
+        "--cluster-cidr",
+    ] {
+        assert!(warning.contains(part), "{warning}");
+    }
     assert_eq!(
         (&*of_file.scheduler, &*of_file.node_name),
         ("sh", "of-file")
