@@ -687,7 +687,10 @@ fn what_to_do_is_read_besides_what_is_meant() {
     for (line, wanted) in [
         ("kube-proxy check --manifests=/m", Output::Text),
         ("kube-proxy check -o json --manifests=/m", Output::Json),
-        ("kube-proxy check --manifests /m --output=yaml", Output::Yaml),
+        (
+            "kube-proxy check --manifests /m --output=yaml",
+            Output::Yaml,
+        ),
         ("kube-proxy check --manifests=/m -o=text", Output::Text),
     ] {
         let Ok(Command::Check(options, output)) = read(line) else {
