@@ -17,12 +17,15 @@ use std::mem;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail};
 use conntrack_netlink::{Conntrack, Flow, Outcome};
 use netlink_batch::Worker;
 use proxy::{Changes, IpFamily, Model, NamespacedName, Protocol, UdpPort, UdpServices, udp_ports};
 use tracing::{debug, error, info};
+
+use crate::metrics::Metrics;
 
 /// Stale flows of one family.
 #[derive(Debug)]
@@ -42,10 +45,11 @@ type Update = (NamespacedName, Vec<UdpPort>);
 
 impl StaleFlows {
     /// Starts the worker. It opens its socket when there is something to compare.
-    pub(crate) fn new(family: IpFamily) -> Self {
+    pub(crate) fn new(family: IpFamily, metrics: Metrics) -> Self {
         let cleaner = move || {
             Ok::<_, Infallible>(Cleaner {
                 family,
+                metrics,
                 services: UdpServices::default(),
                 is_due: false,
                 failure: None,
@@ -103,6 +107,7 @@ impl StaleFlows {
 #[derive(Debug)]
 struct Cleaner {
     family: IpFamily,
+    metrics: Metrics,
     services: UdpServices,
     /// Something changed since the flows were last compared.
     is_due: bool,
@@ -122,8 +127,11 @@ impl Cleaner {
             return;
         }
         let family = self.family;
+        let began = Instant::now();
         match self.try_clean(node_ports) {
             Ok((compared, deleted)) => {
+                self.metrics
+                    .flows_compared(family, began.elapsed(), deleted);
                 self.is_due = false;
                 if self.failure.take().is_some() {
                     info!(%family, "stale UDP flows can be deleted again");
@@ -221,7 +229,7 @@ mod tests {
 
     #[test]
     fn the_worker_is_told_of_udp_services_and_of_their_end() {
-        let (mut model, mut flows) = (Model::new(), StaleFlows::new(IpFamily::V4));
+        let (mut model, mut flows) = (Model::new(), StaleFlows::new(IpFamily::V4, Metrics::new()));
         let mut told = |event| {
             model.apply(event);
             let changes = model.take_changes();

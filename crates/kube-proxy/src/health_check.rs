@@ -9,42 +9,28 @@
 //! a complete sync, so that what it says is in the kernel. A port that something else has is tried again at each sync.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
-use std::convert::Infallible;
 use std::io;
 use std::mem;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use http::{HeaderName, HeaderValue, Response, StatusCode, header};
-use http_body_util::Full;
-use hyper::body::Bytes;
-use hyper::server::conn::http1;
-use hyper::service::service_fn;
-use hyper_util::rt::{TokioIo, TokioTimer};
+use http::{HeaderName, StatusCode};
 use proxy::{Changes, HealthCheck, IpFamily, Model, NamespacedName, NodePortAddresses};
 use serde::Serialize;
 use serde_json::Serializer;
 use serde_json::ser::PrettyFormatter;
-use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::task::JoinSet;
 use tracing::{debug, error, info};
 
 use crate::events::{Event, Recorder};
 use crate::flags::Options;
 use crate::health::Health;
+use crate::http_server;
 
 /// The ready endpoints on this node, for balancers that weigh nodes by it.
 const WEIGHT: HeaderName = HeaderName::from_static("x-load-balancing-endpoint-weight");
-/// Connections of one server at a time. The port is open to all: more wait until others have ended.
-const MAX_CONNECTIONS: usize = 256;
-/// How long a connection may take to send a request, or be idle.
-const READ_TIMEOUT: Duration = Duration::from_mins(1);
-/// How long accepting rests after it failed, as it does without free file descriptors.
-const ACCEPT_REST: Duration = Duration::from_secs(1);
-/// Connections that wait to be accepted.
-const BACKLOG: u32 = 128;
 
 /// The servers of one family.
 pub(crate) struct HealthChecks {
@@ -200,10 +186,15 @@ impl Server {
     fn listen(&mut self, addresses: &BTreeSet<IpAddr>) -> Result<(), (IpAddr, io::Error)> {
         let mut result = Ok(());
         for address in addresses.difference(&self.addresses.clone()) {
-            match listen(SocketAddr::new(*address, self.port)) {
+            // Of one family only: the other one has a server of its own, with its own count.
+            match http_server::listen_on(SocketAddr::new(*address, self.port), true) {
                 Ok(listener) => {
                     self.addresses.insert(*address);
-                    self.tasks.spawn(serve(listener, Arc::clone(&self.answer)));
+                    let answer = Arc::clone(&self.answer);
+                    let what = format!("the health checks of Service {}", answer.service);
+                    let respond = Arc::new(move |_: &_| answer.response(Instant::now()));
+                    self.tasks
+                        .spawn(http_server::serve(listener, what, respond));
                 }
                 Err(error) => result = Err((*address, error)),
             }
@@ -213,7 +204,7 @@ impl Server {
 }
 
 impl Answer {
-    fn response(&self, now: Instant) -> Response<Full<Bytes>> {
+    fn response(&self, now: Instant) -> http_server::Answer {
         let local_endpoints = self.local_endpoints.load(Ordering::Relaxed);
         let is_healthy = self.health.is_healthy(now);
         let body = Body {
@@ -224,23 +215,15 @@ impl Answer {
             local_endpoints,
             service_proxy_healthy: is_healthy,
         };
-        let mut response = Response::new(Full::new(body.to_json().into()));
-        *response.status_mut() = if local_endpoints > 0 && is_healthy {
+        let status = if local_endpoints > 0 && is_healthy {
             StatusCode::OK
         } else {
             StatusCode::SERVICE_UNAVAILABLE
         };
-        response.headers_mut().extend([
-            (
-                header::CONTENT_TYPE,
-                HeaderValue::from_static("application/json"),
-            ),
-            (
-                header::X_CONTENT_TYPE_OPTIONS,
-                HeaderValue::from_static("nosniff"),
-            ),
-            (WEIGHT, local_endpoints.into()),
-        ]);
+        let mut response = http_server::answer(status, "application/json", body.to_json());
+        response
+            .headers_mut()
+            .insert(WEIGHT, local_endpoints.into());
         response
     }
 }
@@ -275,52 +258,6 @@ fn wildcard(family: IpFamily) -> IpAddr {
     match family {
         IpFamily::V4 => Ipv4Addr::UNSPECIFIED.into(),
         IpFamily::V6 => Ipv6Addr::UNSPECIFIED.into(),
-    }
-}
-
-/// Listens on an address of one family only: the other one has a server of its own, with its own count.
-fn listen(at: SocketAddr) -> io::Result<TcpListener> {
-    let socket = match at {
-        SocketAddr::V4(_) => TcpSocket::new_v4()?,
-        SocketAddr::V6(_) => {
-            let socket = TcpSocket::new_v6()?;
-            rustix::net::sockopt::set_ipv6_v6only(&socket, true)?;
-            socket
-        }
-    };
-    socket.set_reuseaddr(true)?;
-    socket.bind(at)?;
-    socket.listen(BACKLOG)
-}
-
-/// Answers until it is aborted, and its connections with it.
-async fn serve(listener: TcpListener, answer: Arc<Answer>) {
-    let mut connections = JoinSet::new();
-    loop {
-        tokio::select! {
-            accepted = listener.accept(), if connections.len() < MAX_CONNECTIONS => match accepted {
-                Ok((stream, _)) => {
-                    connections.spawn(converse(stream, Arc::clone(&answer)));
-                }
-                Err(error) => {
-                    debug!(%error, service = %answer.service, "cannot accept a health check");
-                    tokio::time::sleep(ACCEPT_REST).await;
-                }
-            },
-            Some(_) = connections.join_next() => {}
-        }
-    }
-}
-
-async fn converse(stream: TcpStream, answer: Arc<Answer>) {
-    let respond = service_fn(async |_| Ok::<_, Infallible>(answer.response(Instant::now())));
-    let connection = http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(READ_TIMEOUT)
-        .title_case_headers(true)
-        .serve_connection(TokioIo::new(stream), respond);
-    if let Err(error) = connection.await {
-        debug!(%error, service = %answer.service, "a health check broke off");
     }
 }
 

@@ -11,12 +11,12 @@
 //! Draining is what coalesces: however many events arrive while a sync runs, they are one update after it.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use anyhow::{Context as _, Result};
 use futures::future::FutureExt as _;
 use futures::stream::{BoxStream, StreamExt as _};
-use proxy::{Event, Mode, Model};
+use proxy::{Changes, Event, Mode, Model};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::task::{unconstrained, yield_now};
 use tokio::time::{Instant, sleep_until};
@@ -28,8 +28,11 @@ use crate::events::{self, Recorder};
 use crate::flags::Options;
 use crate::health::Health;
 use crate::health_check::HealthChecks;
+use crate::healthz::Status;
+use crate::http_server::{self, Server};
+use crate::metrics::{Metrics, NoLocalEndpoints, Pages};
 use crate::report::Reporter;
-use crate::{mode, source, sysctl};
+use crate::{healthz, metrics, mode, source, sysctl};
 
 /// How many queued events are taken in before the kernel is written, so that a flood cannot put that off for ever.
 const MAX_DRAINED: usize = 50_000;
@@ -37,6 +40,8 @@ const MAX_DRAINED: usize = 50_000;
 const ADDRESS_SETTLE: Duration = Duration::from_millis(50);
 /// The first delay before a kernel that could not be read is read again; doubles up to the sync period.
 const FIRST_REREAD: Duration = Duration::from_secs(1);
+/// How many changes that are not in the kernel yet are measured, should it not be writable for long.
+const MAX_TRIGGERS: usize = 100_000;
 /// How often a start that still waits for its sources says so.
 const WAITING_NOTICE: Duration = Duration::from_secs(10);
 /// How long the start waits for the own Node, as upstream.
@@ -45,9 +50,12 @@ const NODE_PATIENCE: Duration = Duration::from_secs(30);
 /// Serves until SIGTERM or SIGINT. Whatever is programmed stays: a restart must not cost a connection.
 pub async fn run(options: Options) -> Result<()> {
     let mut stop = Stop::subscribe()?;
-    let (mut events, client) = source::open(&options.source, &options.node_name).await?;
+    let observed = Observed::new(&options);
+    let (mut events, client) =
+        source::open_counted(&options.source, &options.node_name, &observed.metrics).await?;
     let kernels = mode::open(&options).await?;
     set_sysctls(&options)?;
+    let _servers = observed.serve(&options)?;
     // Subscribed before anything is read, so that no change falls between.
     let addresses =
         AddressChanges::subscribe().context("cannot subscribe to address changes (rtnetlink)")?;
@@ -57,13 +65,18 @@ pub async fn run(options: Options) -> Result<()> {
         () = stop.requested() => return Ok(()),
     }
     let modes = kernels.into_modes(&options, &model);
+    let families = modes.iter().map(|mode| mode.family());
+    observed.status.expect(families.collect());
+    observed.status.note_node(&model);
     let recorder = client.map_or_else(Recorder::off, |client| {
         Recorder::start(client, &options.node_name)
     });
     recorder.record(events::Event::starting(&options.node_name));
-    Daemon::new(options, events, addresses, model, modes, &recorder)
-        .serve(stop)
-        .await
+    Daemon::new(
+        options, events, addresses, model, modes, &recorder, observed,
+    )
+    .serve(stop)
+    .await
 }
 
 /// What needs privileges, alone (`--init-only`): the IPVS time-outs and sysctls.
@@ -133,6 +146,42 @@ async fn gather_within(
     }
 }
 
+/// What the servers tell.
+struct Observed {
+    metrics: Metrics,
+    health: Arc<Health>,
+    status: Arc<Status>,
+}
+
+impl Observed {
+    fn new(options: &Options) -> Self {
+        let health = Arc::new(Health::new(options.sync_period));
+        let needs_node = matches!(options.source, crate::flags::ObjectSource::Api { .. });
+        Self {
+            metrics: Metrics::new(),
+            status: Arc::new(Status::new(Arc::clone(&health), needs_node)),
+            health,
+        }
+    }
+
+    /// Starts the servers of health and metrics; they end when they are dropped.
+    fn serve(&self, options: &Options) -> Result<Vec<Server>> {
+        let is_fatal = options.bind_address_hard_fail;
+        let mut servers = Vec::new();
+        if let Some(at) = options.healthz_address {
+            let (status, metrics) = (Arc::clone(&self.status), self.metrics.clone());
+            let respond = move |head: &_| status.respond(head, &metrics);
+            servers.push(http_server::start(healthz::PURPOSE, at, is_fatal, respond)?);
+        }
+        if let Some(at) = options.metrics_address {
+            let pages = Pages::new(self.metrics.clone(), &options.configuration);
+            let respond = move |head: &_| pages.respond(head);
+            servers.push(http_server::start(metrics::PURPOSE, at, is_fatal, respond)?);
+        }
+        Ok(servers)
+    }
+}
+
 /// Takes in an event and all that the source has to tell behind it, which may be more than its queue holds.
 async fn drain(events: &mut BoxStream<'static, Event>, model: &mut Model, first: Event) {
     model.apply(first);
@@ -159,6 +208,7 @@ struct Daemon {
     events: BoxStream<'static, Event>,
     addresses: AddressChanges,
     model: Model,
+    observed: Observed,
     families: Vec<Family>,
     /// Before this, no sync starts because of events.
     not_before: Instant,
@@ -173,6 +223,10 @@ struct Family {
     health: Arc<Health>,
     health_checks: HealthChecks,
     stale_flows: StaleFlows,
+    no_local_endpoints: NoLocalEndpoints,
+    metrics: Metrics,
+    /// When what is not in the kernel yet was triggered, to be measured once it is.
+    triggers: Vec<SystemTime>,
     /// The kernel is to be read before the next sync, because of something seen outside.
     wants_resync: bool,
     /// After a failed read: no further one before this.
@@ -187,19 +241,25 @@ impl Daemon {
         model: Model,
         modes: Vec<Box<dyn Mode>>,
         recorder: &Recorder,
+        observed: Observed,
     ) -> Self {
         let now = Instant::now();
-        let health = Arc::new(Health::new(options.sync_period));
+        let Observed {
+            health, metrics, ..
+        } = &observed;
         let families = modes
             .into_iter()
             .map(|mode| Family {
                 reporter: Reporter::new(mode.family(), recorder.clone()),
-                health: Arc::clone(&health),
-                stale_flows: StaleFlows::new(mode.family()),
+                health: Arc::clone(health),
+                stale_flows: StaleFlows::new(mode.family(), metrics.clone()),
+                no_local_endpoints: NoLocalEndpoints::new(mode.family(), &options.node_name),
+                metrics: metrics.clone(),
+                triggers: Vec::new(),
                 health_checks: HealthChecks::new(
                     mode.family(),
                     &options,
-                    Arc::clone(&health),
+                    Arc::clone(health),
                     recorder.clone(),
                 ),
                 mode,
@@ -213,6 +273,7 @@ impl Daemon {
             events,
             addresses,
             model,
+            observed,
             families,
             not_before: now,
             next_tick,
@@ -254,6 +315,11 @@ impl Daemon {
     async fn drain(&mut self, first: Event) {
         let was_whole = self.model.is_whole();
         drain(&mut self.events, &mut self.model, first).await;
+        self.observed.status.note_node(&self.model);
+        if self.model.has_changes() {
+            let families = self.families.iter().map(|family| family.mode.family());
+            self.observed.metrics.queued(self.model.changes(), families);
+        }
         if !was_whole && self.model.is_whole() {
             // What had to stay may go now, though no object has changed.
             self.want_resync();
@@ -288,14 +354,17 @@ impl Daemon {
             return;
         }
         let changes = if now >= self.not_before {
-            self.model.take_changes()
+            let changes = self.model.take_changes();
+            self.observed.metrics.taken(&changes);
+            changes
         } else {
-            proxy::Changes::default()
+            Changes::default()
         };
         for family in &mut self.families {
             family.mode.update(&self.model, &changes);
             family.health_checks.note(&changes);
             family.stale_flows.note(&self.model, &changes);
+            family.note(&self.model, &changes);
             family.sync(&self.model, self.options.sync_period).await;
         }
         if !changes.is_empty() {
@@ -314,7 +383,16 @@ impl Family {
         }
     }
 
+    /// What is to be measured of changes.
+    fn note(&mut self, model: &Model, changes: &Changes) {
+        self.no_local_endpoints.note(model, changes);
+        let triggers = self.metrics.triggers(changes, self.mode.family());
+        let room = MAX_TRIGGERS.saturating_sub(self.triggers.len());
+        self.triggers.extend(triggers.take(room));
+    }
+
     async fn sync(&mut self, model: &Model, longest: Duration) {
+        let began = Instant::now();
         self.health
             .begin(self.mode.family(), Instant::now().into_std());
         if self.wants_resync || self.mode.needs_resync() {
@@ -335,6 +413,8 @@ impl Family {
                         .map_or(FIRST_REREAD, |(_, delay)| (delay * 2).min(longest));
                     self.reread = Some((now + delay, delay));
                     self.reporter.unreadable(&failure);
+                    self.metrics
+                        .synced(self.mode.family(), began.elapsed(), None);
                     return;
                 }
             }
@@ -342,6 +422,9 @@ impl Family {
         let report = self.mode.sync(std::time::Instant::now()).await;
         self.reporter
             .synced(&report, model, Instant::now().into_std());
+        self.metrics
+            .synced(self.mode.family(), began.elapsed(), Some(&report));
+        self.no_local_endpoints.tell(&self.metrics);
         if self.mode.needs_resync() {
             // The kernel was not as believed: read it again, but never in a tight circle.
             self.reread = Some((
@@ -351,6 +434,8 @@ impl Family {
         } else {
             self.health
                 .complete(self.mode.family(), Instant::now().into_std());
+            self.metrics
+                .complete(self.mode.family(), self.triggers.drain(..));
             let node_ports = self.mode.node_port_addresses();
             self.stale_flows.compare(model, node_ports);
             self.health_checks.update(model, node_ports).await;

@@ -16,6 +16,7 @@ use proxy::Event;
 
 use crate::decode::{Key, Problem};
 use crate::flags::ObjectSource;
+use crate::metrics::Metrics;
 
 /// A source cannot be started.
 #[derive(Debug, thiserror::Error)]
@@ -47,10 +48,20 @@ pub async fn open(
     source: &ObjectSource,
     node: &str,
 ) -> Result<(BoxStream<'static, Event>, Option<Client>), StartError> {
+    open_counted(source, node, &Metrics::new()).await
+}
+
+/// The same, and `metrics` counts what is asked of the API server.
+pub async fn open_counted(
+    source: &ObjectSource,
+    node: &str,
+    metrics: &Metrics,
+) -> Result<(BoxStream<'static, Event>, Option<Client>), StartError> {
     match source {
         ObjectSource::Manifests(folder) => Ok((manifests::stream(folder, node)?.boxed(), None)),
         ObjectSource::Api { kubeconfig, master } => {
-            let server = api::Server::new(kubeconfig.as_deref(), master.as_deref()).await?;
+            let server =
+                api::Server::counted(kubeconfig.as_deref(), master.as_deref(), metrics).await?;
             Ok((server.stream(node).boxed(), Some(server.client().clone())))
         }
     }

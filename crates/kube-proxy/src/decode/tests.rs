@@ -542,7 +542,7 @@ fn a_node_is_read() {
 
 #[test]
 fn a_node_leaves_when_it_is_deleted_or_when_the_autoscaler_says_so() {
-    let is_leaving = |metadata: serde_json::Value, spec: serde_json::Value| {
+    let is_leaving = |metadata: Value, spec: Value| {
         let node = json!({"metadata": metadata, "spec": spec});
         let decoded = from_json(Kind::Node, &node.to_string()).unwrap();
         let Content::Proxied(Object::Node(node)) = decoded.content else {

@@ -1,8 +1,11 @@
+use std::time::Duration;
+
 use super::*;
 use proxy::{
     Endpoint, EndpointPort, EndpointSlice, Event, Placement, Protocol, Service, ServiceType,
 };
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 
 use crate::events::Recorded;

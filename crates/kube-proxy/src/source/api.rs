@@ -19,6 +19,7 @@ use std::task::{Context, Poll};
 
 use futures::Stream;
 use http::Uri;
+use kube::client::ClientBuilder;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use proxy::{Event, Kind};
@@ -26,6 +27,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
 use super::StartError;
+use crate::metrics::{CountRequests, Metrics};
 use list_watch::{ListWatch, Resource};
 use outage::Outage;
 
@@ -43,6 +45,15 @@ impl Server {
     /// Reads how to reach the server: from a kubeconfig, whose URL `master` overrides, from `master` alone, or from the
     /// Pod that this is. The server itself need not be there yet.
     pub async fn new(kubeconfig: Option<&Path>, master: Option<&str>) -> Result<Self, StartError> {
+        Self::counted(kubeconfig, master, &Metrics::new()).await
+    }
+
+    /// The same, and `metrics` counts the requests.
+    pub async fn counted(
+        kubeconfig: Option<&Path>,
+        master: Option<&str>,
+        metrics: &Metrics,
+    ) -> Result<Self, StartError> {
         let master = master.map(master_url).transpose()?;
         let mut config = match (kubeconfig, &master) {
             (Some(path), _) => from_kubeconfig(path).await?,
@@ -63,11 +74,19 @@ impl Server {
             .to_string()
             .trim_end_matches('/')
             .to_owned();
-        let client = Client::try_from(config).map_err(|error| StartError::Api {
+        let host = config.cluster_url.authority().map(|authority| {
+            let text = authority.as_str();
+            text.rsplit_once('@')
+                .map_or(text, |(_, host)| host)
+                .to_owned()
+        });
+        let client = ClientBuilder::try_from(config).map_err(|error| StartError::Api {
             what: format!("API server {url}"),
             reason: root_cause(&error),
             advice: "correct the credentials and certificates in the kubeconfig",
         })?;
+        let count = CountRequests::new(metrics.clone(), &host.unwrap_or_default());
+        let client = client.with_layer(&count).build();
         Ok(Self { client, url })
     }
 

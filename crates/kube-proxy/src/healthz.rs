@@ -1,0 +1,351 @@
+//! The proxy's own health, for load balancers, probes and operators (`--healthz-bind-address`).
+//!
+//! | path       | 200 when                                                                                    |
+//! |------------|---------------------------------------------------------------------------------------------|
+//! | `/livez`   | no update has waited for two sync periods                                                   |
+//! | `/healthz` | the same, and the Node is neither gone nor about to be: balancers are to send elsewhere then |
+//! | `/readyz`  | the first full sync of every family is in the kernel; ours alone                            |
+//!
+//! Else 503. Bodies and headers of the first two are upstream's (`pkg/proxy/healthcheck/proxy_health.go`).
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Instant, SystemTime};
+
+use http::StatusCode;
+use http::request::Parts;
+use k8s_openapi::jiff::Timestamp;
+use proxy::{IpFamily, Model};
+use serde::Serialize;
+
+use crate::health::Health;
+use crate::http_server::{Answer, Purpose, answer, not_found};
+use crate::metrics::Metrics;
+
+/// For the log.
+pub(crate) const PURPOSE: Purpose = Purpose {
+    name: "the proxy's health",
+    flag: "healthz-bind-address",
+};
+
+/// How Go writes a time that never was.
+const NEVER: &str = "0001-01-01T00:00:00Z";
+
+/// What the server tells. The loop writes it.
+#[derive(Debug)]
+pub(crate) struct Status {
+    health: Arc<Health>,
+    /// Whether Node objects are to be expected: a folder of manifests need not have any.
+    needs_node: bool,
+    is_node_eligible: AtomicBool,
+    /// The families that are served, once it is known what to serve.
+    families: OnceLock<Vec<IpFamily>>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct ProxyHealth {
+    last_updated: String,
+    current_time: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    node_eligible: Option<bool>,
+    healthy: bool,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    status: BTreeMap<String, FamilyHealth>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct FamilyHealth {
+    last_updated: String,
+    healthy: bool,
+}
+
+#[derive(Serialize)]
+struct Readiness {
+    ready: bool,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    awaiting: Vec<String>,
+}
+
+impl Status {
+    /// While starting up. `needs_node`: the own Node is expected to exist.
+    pub(crate) fn new(health: Arc<Health>, needs_node: bool) -> Self {
+        Self {
+            health,
+            needs_node,
+            is_node_eligible: AtomicBool::new(true),
+            families: OnceLock::new(),
+        }
+    }
+
+    /// The lists are complete: these families are to be synced.
+    pub(crate) fn expect(&self, families: Vec<IpFamily>) {
+        // There is one start.
+        let _ = self.families.set(families);
+    }
+
+    /// Takes in what is known of the own Node.
+    pub(crate) fn note_node(&self, model: &Model) {
+        let is_eligible = match (model.has_node(), model.node()) {
+            (Some(true), Some(node)) => !node.is_leaving,
+            (Some(false), None) => !self.needs_node,
+            (Some(false), Some(_)) => false,
+            // Not listed yet, or not readable: nothing speaks against it.
+            (None, _) | (Some(true), None) => true,
+        };
+        self.is_node_eligible.store(is_eligible, Ordering::Relaxed);
+    }
+
+    /// What a request is answered; `metrics` counts it.
+    pub(crate) fn respond(&self, head: &Parts, metrics: &Metrics) -> Answer {
+        match head.uri.path() {
+            "/healthz" => {
+                let is_eligible = self.is_node_eligible.load(Ordering::Relaxed);
+                let (status, answer) = self.health(Some(is_eligible));
+                metrics.healthz_answered(status);
+                answer
+            }
+            "/livez" => {
+                let (status, answer) = self.health(None);
+                metrics.livez_answered(status);
+                answer
+            }
+            "/readyz" => self.readiness(),
+            _ => not_found(),
+        }
+    }
+
+    fn health(&self, node_eligible: Option<bool>) -> (StatusCode, Answer) {
+        let (now, wall) = (Instant::now(), SystemTime::now());
+        let time = |at: Instant| {
+            let ago = now.saturating_duration_since(at);
+            wall.checked_sub(ago).map_or_else(|| NEVER.to_owned(), text)
+        };
+        let progress = self.health.progress();
+        let families = progress.iter().map(|(family, progress)| {
+            let health = FamilyHealth {
+                last_updated: progress.updated.map_or_else(|| NEVER.to_owned(), time),
+                healthy: self.health.keeps_up(progress, now),
+            };
+            (family.to_string(), health)
+        });
+        let status: BTreeMap<_, _> = families.collect();
+        let healthy = status.values().all(|family| family.healthy);
+        let code = code(healthy && node_eligible.unwrap_or(true));
+        let last_updated = if code == StatusCode::OK {
+            // Of all that is to be done, nothing is left to do. As upstream, since its 1.16.
+            text(wall)
+        } else {
+            let updated = progress.values().filter_map(|progress| progress.updated);
+            updated.max().map_or_else(|| NEVER.to_owned(), time)
+        };
+        let health = ProxyHealth {
+            last_updated,
+            current_time: text(wall),
+            node_eligible,
+            healthy,
+            status,
+        };
+        (code, json(code, &health))
+    }
+
+    fn readiness(&self) -> Answer {
+        let awaiting = match self.families.get() {
+            None => vec!["the first lists of Services and EndpointSlices, and the own Node".into()],
+            Some(families) => {
+                let progress = self.health.progress();
+                let is_synced = |family: &&IpFamily| {
+                    let progress = progress.get(*family);
+                    progress.is_some_and(|progress| progress.updated.is_some())
+                };
+                families
+                    .iter()
+                    .filter(|family| !is_synced(family))
+                    .map(|family| format!("the first full sync of {family}; the log says why it cannot be done, if it cannot"))
+                    .collect()
+            }
+        };
+        let ready = awaiting.is_empty();
+        json(code(ready), &Readiness { ready, awaiting })
+    }
+}
+
+fn code(is_well: bool) -> StatusCode {
+    if is_well {
+        StatusCode::OK
+    } else {
+        StatusCode::SERVICE_UNAVAILABLE
+    }
+}
+
+fn json(status: StatusCode, body: &impl Serialize) -> Answer {
+    // Neither strings nor booleans can fail.
+    let body = serde_json::to_vec(body).unwrap_or_default();
+    answer(status, "application/json", body)
+}
+
+/// RFC 3339 with nanoseconds, as Go writes it.
+fn text(at: SystemTime) -> String {
+    Timestamp::try_from(at).map_or_else(|_| NEVER.to_owned(), |at| at.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use proxy::{Event, Node};
+    use serde_json::Value;
+
+    use super::*;
+    use crate::http_server::{self, Server, tests::get};
+
+    const PERIOD: Duration = Duration::from_secs(30);
+
+    struct World {
+        health: Arc<Health>,
+        status: Arc<Status>,
+        metrics: Metrics,
+        server: Server,
+    }
+
+    impl World {
+        fn new() -> Self {
+            let health = Arc::new(Health::new(PERIOD));
+            let status = Arc::new(Status::new(Arc::clone(&health), true));
+            let metrics = Metrics::new();
+            let (answers, counts) = (Arc::clone(&status), metrics.clone());
+            let respond = move |head: &Parts| answers.respond(head, &counts);
+            let server =
+                http_server::start(PURPOSE, "127.0.0.1:0".parse().unwrap(), true, respond).unwrap();
+            Self {
+                health,
+                status,
+                metrics,
+                server,
+            }
+        }
+
+        /// The status of an answer, and its body.
+        async fn ask(&self, path: &str) -> (u16, Value) {
+            let (head, body) = get(&self.server, &format!("GET {path}")).await;
+            assert!(head.contains("Content-Type: application/json\n"), "{head}");
+            assert!(head.contains("X-Content-Type-Options: nosniff\n"), "{head}");
+            let code = head.split(' ').nth(1).unwrap().parse().unwrap();
+            (code, serde_json::from_str(&body).unwrap())
+        }
+
+        async fn codes(&self) -> [u16; 3] {
+            let mut codes = [0; 3];
+            for (code, path) in codes.iter_mut().zip(["/livez", "/healthz", "/readyz"]) {
+                *code = self.ask(path).await.0;
+            }
+            codes
+        }
+    }
+
+    fn node(is_leaving: bool) -> Event {
+        Event::NodeApplied(Node {
+            is_leaving,
+            ..Node::default()
+        })
+    }
+
+    #[tokio::test]
+    async fn ready_is_the_first_sync_of_every_family() {
+        let world = World::new();
+        assert_eq!(world.codes().await, [200, 200, 503]);
+        let (_, body) = world.ask("/readyz").await;
+        assert!(body["awaiting"][0].as_str().unwrap().contains("lists"));
+        world.status.expect(IpFamily::ALL.into());
+        world.health.complete(IpFamily::V4, Instant::now());
+        world.health.begin(IpFamily::V6, Instant::now());
+        let (code, body) = world.ask("/readyz").await;
+        assert_eq!((code, &body["ready"]), (503, &Value::Bool(false)));
+        let awaited = body["awaiting"].as_array().unwrap();
+        assert_eq!(awaited.len(), 1);
+        assert!(awaited[0].as_str().unwrap().contains("IPv6"));
+        world.health.complete(IpFamily::V6, Instant::now());
+        let ready = (200, serde_json::json!({"ready": true}));
+        assert_eq!(world.ask("/readyz").await, ready);
+        let late = Instant::now().checked_sub(PERIOD * 3).unwrap();
+        world.health.begin(IpFamily::V6, late);
+        assert_eq!(world.codes().await, [503, 503, 200], "what is served stays");
+    }
+
+    #[tokio::test]
+    async fn the_bodies_are_upstreams() {
+        let world = World::new();
+        let (_, body) = get(&world.server, "GET /livez").await;
+        let now = Timestamp::now().to_string();
+        let (day, _) = now.split_once('T').unwrap();
+        let start = format!(r#"{{"lastUpdated":"{day}T"#);
+        assert!(body.starts_with(&start), "{body}");
+        assert!(body.ends_with(r#"Z","healthy":true}"#), "{body}");
+
+        let ago = |age: Duration| Instant::now().checked_sub(age).unwrap();
+        world.health.complete(IpFamily::V4, ago(PERIOD * 4));
+        world.health.begin(IpFamily::V4, ago(PERIOD * 3));
+        world.health.begin(IpFamily::V6, Instant::now());
+        let (code, body) = world.ask("/healthz").await;
+        assert_eq!(code, 503);
+        let keys: Vec<_> = body.as_object().unwrap().keys().collect();
+        let wanted = [
+            "currentTime",
+            "healthy",
+            "lastUpdated",
+            "nodeEligible",
+            "status",
+        ];
+        assert_eq!(keys, wanted);
+        assert_eq!(body["nodeEligible"], true);
+        assert_eq!(body["healthy"], false);
+        assert_eq!(body["status"]["IPv4"]["healthy"], false);
+        assert_eq!(body["status"]["IPv4"]["lastUpdated"], body["lastUpdated"]);
+        let never = serde_json::json!({"lastUpdated": NEVER, "healthy": true});
+        assert_eq!(body["status"]["IPv6"], never);
+        let time = |field: &str| body[field].as_str().unwrap().parse::<Timestamp>().unwrap();
+        let age = time("currentTime").duration_since(time("lastUpdated"));
+        assert_eq!(age.as_secs(), 120);
+        assert!(world.ask("/livez").await.1.get("nodeEligible").is_none());
+        let (head, _) = get(&world.server, "GET /").await;
+        assert!(head.starts_with("HTTP/1.1 404 "), "{head}");
+        let text = world.metrics.classic();
+        assert!(
+            text.contains("kubeproxy_proxy_healthz_total{code=\"503\"} 1\n"),
+            "{text}"
+        );
+        assert!(
+            text.contains("kubeproxy_proxy_livez_total{code=\"503\"} 1\n"),
+            "{text}"
+        );
+        assert!(
+            text.contains("kubeproxy_proxy_livez_total{code=\"200\"} 1\n"),
+            "{text}"
+        );
+    }
+
+    #[tokio::test]
+    async fn a_node_that_goes_is_not_to_be_sent_to_but_lives() {
+        let world = World::new();
+        let mut model = Model::new();
+        let mut told = |event| {
+            model.apply(event);
+            world.status.note_node(&model);
+        };
+        told(node(false));
+        assert_eq!(world.codes().await, [200, 200, 503]);
+        told(node(true));
+        let (code, body) = world.ask("/healthz").await;
+        assert_eq!(
+            (code, &body["nodeEligible"], &body["healthy"]),
+            (503, &false.into(), &true.into())
+        );
+        assert_eq!(world.codes().await, [200, 503, 503]);
+        told(node(false));
+        assert_eq!(world.codes().await, [200, 200, 503]);
+        told(Event::NodeDeleted("".into()));
+        assert_eq!(world.codes().await, [200, 503, 503]);
+    }
+}

@@ -1,0 +1,45 @@
+//! From OpenMetrics, which the registry writes, to Prometheus' own text format, which every scraper reads.
+//!
+//! What differs: a counter's family is named with `_total`, there are neither units nor an end mark, and bucket bounds are
+//! written as Go does (`le="1"`, not `le="1.0"`): they are labels, and labels are to stay as they were. A family without a
+//! sample is left out.
+
+/// Version 0.0.4 of the text format.
+pub(super) fn classic(openmetrics: &str) -> String {
+    let mut text = String::with_capacity(openmetrics.len());
+    let mut help = "";
+    let mut header = None;
+    let mut is_histogram = false;
+    for line in openmetrics.lines() {
+        if let Some(named) = line.strip_prefix("# HELP ") {
+            help = named.split_once(' ').map_or("", |(_, help)| help);
+        } else if let Some(typed) = line.strip_prefix("# TYPE ") {
+            let (name, kind) = typed.split_once(' ').unwrap_or((typed, "untyped"));
+            let suffix = if kind == "counter" { "_total" } else { "" };
+            is_histogram = kind == "histogram";
+            header = Some(format!(
+                "# HELP {name}{suffix} {help}\n# TYPE {name}{suffix} {kind}\n"
+            ));
+        } else if !line.starts_with('#') {
+            text.push_str(&header.take().unwrap_or_default());
+            match bound(line).filter(|_| is_histogram) {
+                Some((before, bound, after)) => {
+                    let bound = bound.strip_suffix(".0").unwrap_or(bound);
+                    text.extend([before, bound, after]);
+                }
+                None => text.push_str(line),
+            }
+            text.push('\n');
+        }
+    }
+    text
+}
+
+/// The upper bound in a bucket's sample, and what is around it.
+fn bound(line: &str) -> Option<(&str, &str, &str)> {
+    const LABEL: &str = "le=\"";
+    let start = line.find("_bucket{")?;
+    let start = start + line.get(start..)?.find(LABEL)? + LABEL.len();
+    let end = start + line.get(start..)?.find('"')?;
+    Some((line.get(..start)?, line.get(start..end)?, line.get(end..)?))
+}

@@ -1,0 +1,90 @@
+//! Services that ask for endpoints on this node (a Local traffic policy), have endpoints, and none here.
+//!
+//! Counted as upstream counts in IPVS mode: once for a Service, whatever its ports, and under each Local policy that it has
+//! as soon as one of them leads to an address that finds nobody here.
+
+use std::collections::HashSet;
+
+use proxy::{
+    Backends, Changes, IpFamily, Model, NamespacedName, NodeFacts, ServicePort, ServiceView,
+};
+
+use super::Metrics;
+
+/// The Services of one family.
+#[derive(Debug)]
+pub(crate) struct NoLocalEndpoints {
+    node: NodeFacts,
+    internal: HashSet<NamespacedName>,
+    external: HashSet<NamespacedName>,
+}
+
+impl NoLocalEndpoints {
+    /// None yet, on the node of this name.
+    pub(crate) fn new(family: IpFamily, node: &str) -> Self {
+        Self {
+            node: NodeFacts::new(family, node),
+            internal: HashSet::new(),
+            external: HashSet::new(),
+        }
+    }
+
+    /// Looks again at what changed.
+    pub(crate) fn note(&mut self, model: &Model, changes: &Changes) {
+        for name in &changes.services {
+            let (mut internal, mut external) = (false, false);
+            if let Some(view) = model.view(name)
+                && view
+                    .service
+                    .ports
+                    .iter()
+                    .any(|port| self.lacks(&view, port))
+            {
+                internal = view.service.internal_local;
+                external = view.service.external_local;
+            }
+            for (is_in, names) in [
+                (internal, &mut self.internal),
+                (external, &mut self.external),
+            ] {
+                if is_in {
+                    names.insert(name.clone());
+                } else {
+                    names.remove(name);
+                }
+            }
+        }
+    }
+
+    /// Sets the metric.
+    pub(crate) fn tell(&self, metrics: &Metrics) {
+        metrics.no_local_endpoints(self.node.family, self.internal.len(), self.external.len());
+    }
+
+    fn lacks(&self, view: &ServiceView<'_>, port: &ServicePort) -> bool {
+        let service = view.service;
+        let family = self.node.family;
+        if service.cluster_ip(family).is_none() {
+            return false;
+        }
+        let mut outside = service.external_ips.iter().chain(&service.ingress_ips);
+        let is_outside = port.node_port.is_some() || outside.any(|ip| IpFamily::of(*ip) == family);
+        let is_asked = service.internal_local || (service.external_local && is_outside);
+        is_asked
+            && self.has_any(view, port)
+            && Backends::resolve(view, port, &self.node).local.is_empty()
+    }
+
+    /// Whether anybody anywhere serves the port.
+    fn has_any(&self, view: &ServiceView<'_>, port: &ServicePort) -> bool {
+        let mut slices = view.slices().filter(|slice| {
+            let mut ports = slice.ports.iter();
+            slice.family == self.node.family
+                && ports.any(|of| of.name == port.name && of.protocol == port.protocol)
+        });
+        slices.any(|slice| {
+            let mut endpoints = slice.endpoints.iter();
+            endpoints.any(|endpoint| endpoint.ready || (endpoint.serving && endpoint.terminating))
+        })
+    }
+}

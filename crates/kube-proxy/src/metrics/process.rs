@@ -1,0 +1,188 @@
+//! `process_*`, from `/proc/self`, as Prometheus' client libraries agree on them. What cannot be read is left out.
+
+use std::fmt;
+use std::fs;
+use std::time::Duration;
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
+use rustix::process::{Resource, getrlimit};
+
+/// Clock ticks in a second, as `/proc` counts them on every architecture that Kubernetes has.
+const TICKS: u64 = 100;
+
+/// Reads when it is asked.
+#[derive(Debug)]
+pub(super) struct Process;
+
+impl Collector for Process {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let mut encode = |name, help, metric: &dyn Encode| metric.encode(&mut encoder, name, help);
+        let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
+        let stat = Stat::read(&stat);
+        if let Some(stat) = &stat {
+            let cpu = seconds(stat.cpu_ticks);
+            encode(
+                "process_cpu_seconds",
+                "CPU time spent, user and system",
+                &ConstCounter::new(cpu),
+            )?;
+            encode(
+                "process_virtual_memory_bytes",
+                "Virtual memory",
+                &gauge(stat.virtual_bytes),
+            )?;
+            if let Some(booted) = booted() {
+                let started = ConstGauge::new(booted + seconds(stat.started_ticks));
+                encode(
+                    "process_start_time_seconds",
+                    "When the process started, since the epoch",
+                    &started,
+                )?;
+            }
+        }
+        if let Some(bytes) = resident_bytes() {
+            encode(
+                "process_resident_memory_bytes",
+                "Resident memory",
+                &gauge(bytes),
+            )?;
+        }
+        if let Ok(fds) = fs::read_dir("/proc/self/fd") {
+            // The one that reads the folder is among them.
+            let open = fds.count().saturating_sub(1) as u64;
+            encode("process_open_fds", "Open file descriptors", &gauge(open))?;
+        }
+        let limit = |resource| gauge(getrlimit(resource).current.unwrap_or(u64::MAX));
+        encode(
+            "process_max_fds",
+            "File descriptors that may be open",
+            &limit(Resource::Nofile),
+        )?;
+        encode(
+            "process_virtual_memory_max_bytes",
+            "Virtual memory that there may be",
+            &limit(Resource::As),
+        )?;
+        if let Some((received, sent)) = network_bytes() {
+            encode(
+                "process_network_receive_bytes",
+                "Bytes received over IPv4 in this network namespace",
+                &ConstCounter::new(received),
+            )?;
+            encode(
+                "process_network_transmit_bytes",
+                "Bytes sent over IPv4 in this network namespace",
+                &ConstCounter::new(sent),
+            )?;
+        }
+        Ok(())
+    }
+}
+
+/// A metric with its descriptor.
+trait Encode {
+    fn encode(&self, encoder: &mut DescriptorEncoder<'_>, name: &str, help: &str) -> fmt::Result;
+}
+
+impl<M: EncodeMetric> Encode for M {
+    fn encode(&self, encoder: &mut DescriptorEncoder<'_>, name: &str, help: &str) -> fmt::Result {
+        let metric = encoder.encode_descriptor(name, help, None, self.metric_type())?;
+        EncodeMetric::encode(self, metric)
+    }
+}
+
+/// A gauge of a number that may be as large as 2^64, as an unlimited limit is.
+#[allow(clippy::cast_precision_loss, reason = "metrics are doubles")]
+fn gauge(value: u64) -> ConstGauge<f64> {
+    ConstGauge::new(value as f64)
+}
+
+fn seconds(ticks: u64) -> f64 {
+    Duration::from_millis(ticks.saturating_mul(1000 / TICKS)).as_secs_f64()
+}
+
+/// The part of `/proc/PID/stat` that counts.
+#[derive(Debug, PartialEq, Eq)]
+struct Stat {
+    cpu_ticks: u64,
+    started_ticks: u64,
+    virtual_bytes: u64,
+}
+
+impl Stat {
+    fn read(text: &str) -> Option<Self> {
+        // The second field is the program's name, with anything in it.
+        let (_, after_name) = text.rsplit_once(')')?;
+        let fields: Vec<_> = after_name.split_whitespace().collect();
+        // proc(5) counts from 1, and the first one here is its 3.
+        let field = |number: usize| fields.get(number - 3)?.parse::<u64>().ok();
+        Some(Self {
+            cpu_ticks: field(14)?.saturating_add(field(15)?),
+            started_ticks: field(22)?,
+            virtual_bytes: field(23)?,
+        })
+    }
+}
+
+/// When the machine was started, in seconds since the epoch.
+fn booted() -> Option<f64> {
+    let stat = fs::read_to_string("/proc/stat").ok()?;
+    let seconds = stat.lines().find_map(|line| line.strip_prefix("btime "))?;
+    seconds.parse().ok()
+}
+
+fn resident_bytes() -> Option<u64> {
+    let status = fs::read_to_string("/proc/self/status").ok()?;
+    let value = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmRSS:"))?;
+    let kilobytes: u64 = value.trim().strip_suffix(" kB")?.parse().ok()?;
+    Some(kilobytes * 1024)
+}
+
+/// Received and sent.
+fn network_bytes() -> Option<(u64, u64)> {
+    octets(&fs::read_to_string("/proc/self/net/netstat").ok()?)
+}
+
+fn octets(netstat: &str) -> Option<(u64, u64)> {
+    let mut lines = netstat
+        .lines()
+        .filter_map(|line| line.strip_prefix("IpExt: "));
+    let (names, values) = (lines.next()?, lines.next()?);
+    let value = |wanted| {
+        let mut fields = names.split(' ').zip(values.split(' '));
+        let (_, value) = fields.find(|(name, _)| *name == wanted)?;
+        value.parse().ok()
+    };
+    Some((value("InOctets")?, value("OutOctets")?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_name_of_a_program_may_be_anything() {
+        let after = "R 1 2 3 0 -1 4194304 95 0 0 0 7 5 0 0 20 0 1 0 8801 2990080 396 1844";
+        let stat = Stat {
+            cpu_ticks: 12,
+            started_ticks: 8801,
+            virtual_bytes: 2_990_080,
+        };
+        assert_eq!(Stat::read(&format!("42 (a) R 1) {after}")), Some(stat));
+        assert_eq!(Stat::read("42 (a) R 1"), None);
+        assert_eq!(Stat::read(""), None);
+    }
+
+    #[test]
+    fn network_bytes_are_found_by_name() {
+        let text =
+            "TcpExt: A B\nTcpExt: 1 2\nIpExt: InNoRoutes InOctets OutOctets\nIpExt: 0 34 56\n";
+        assert_eq!(octets(text), Some((34, 56)));
+        assert_eq!(octets("IpExt: InOctets\nIpExt: 1\n"), None);
+    }
+}

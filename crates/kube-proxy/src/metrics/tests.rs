@@ -1,0 +1,431 @@
+use std::collections::{BTreeMap, BTreeSet};
+
+use proxy::{
+    Endpoint, EndpointPort, EndpointSlice, Event, Model, NamespacedName, Placement, Protocol,
+    Service, ServicePort, ServiceType,
+};
+
+use super::*;
+
+/// All that upstream's IPVS mode has, with types and labels.
+const UPSTREAM: &str = "\
+kubeproxy_conntrack_reconciler_deleted_entries_total counter ip_family
+kubeproxy_conntrack_reconciler_sync_duration_seconds histogram ip_family
+kubeproxy_network_programming_duration_seconds histogram ip_family
+kubeproxy_proxy_healthz_total counter code
+kubeproxy_proxy_livez_total counter code
+kubeproxy_sync_proxy_rules_duration_seconds histogram ip_family
+kubeproxy_sync_proxy_rules_endpoint_changes_pending gauge
+kubeproxy_sync_proxy_rules_endpoint_changes_total counter
+kubeproxy_sync_proxy_rules_iptables_restore_failures_total counter ip_family
+kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds gauge ip_family
+kubeproxy_sync_proxy_rules_last_timestamp_seconds gauge ip_family
+kubeproxy_sync_proxy_rules_no_local_endpoints_total gauge ip_family,traffic_policy
+kubeproxy_sync_proxy_rules_service_changes_pending gauge
+kubeproxy_sync_proxy_rules_service_changes_total counter
+kubernetes_build_info gauge build_date,compiler,git_commit,git_tree_state,git_version,go_version,major,minor,platform
+process_cpu_seconds_total counter
+process_max_fds gauge
+process_network_receive_bytes_total counter
+process_network_transmit_bytes_total counter
+process_open_fds gauge
+process_resident_memory_bytes gauge
+process_start_time_seconds gauge
+process_virtual_memory_bytes gauge
+process_virtual_memory_max_bytes gauge
+rest_client_request_duration_seconds histogram host,verb
+rest_client_requests_total counter code,host,method
+";
+
+/// A family as a scraper reads it.
+#[derive(Debug, Default)]
+struct Scraped {
+    kind: String,
+    samples: Vec<Sample>,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+struct Sample {
+    name: String,
+    labels: BTreeMap<String, String>,
+    value: f64,
+}
+
+impl Sample {
+    fn parse(line: &str) -> Self {
+        let (series, value) = line.rsplit_once(' ').unwrap();
+        let (name, labels) = match series.split_once('{') {
+            Some((name, labels)) => (name, labels.strip_suffix('}').unwrap()),
+            None => (series, ""),
+        };
+        let is_word = |text: &str| {
+            text.starts_with(|c: char| c.is_ascii_lowercase())
+                && text
+                    .chars()
+                    .all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_')
+        };
+        assert!(is_word(name), "{line}");
+        let mut parsed = BTreeMap::new();
+        for pair in labels.split_terminator(',') {
+            let (label, text) = pair.split_once('=').unwrap();
+            let text = text.strip_prefix('"').unwrap().strip_suffix('"').unwrap();
+            assert!(is_word(label) && !text.contains(['"', '\\']), "{line}");
+            assert_eq!(parsed.insert(label.into(), text.into()), None, "{line}");
+        }
+        Self {
+            name: name.to_owned(),
+            labels: parsed,
+            value: value.parse().unwrap(),
+        }
+    }
+}
+
+/// Reads version 0.0.4 of the text format, and takes nothing that a scraper might not.
+fn scrape(text: &str) -> BTreeMap<String, Scraped> {
+    let mut families = BTreeMap::<String, Scraped>::new();
+    let mut current = String::new();
+    let mut lines = text.lines().peekable();
+    assert!(text.ends_with('\n') && !text.contains("\n\n"));
+    while let Some(line) = lines.next() {
+        if let Some(help) = line.strip_prefix("# HELP ") {
+            let (name, help) = help.split_once(' ').unwrap();
+            assert!(!help.is_empty() && !families.contains_key(name), "{line}");
+            let typed = lines.next().unwrap().strip_prefix("# TYPE ").unwrap();
+            let (of, kind) = typed.split_once(' ').unwrap();
+            assert_eq!(of, name);
+            assert!(["counter", "gauge", "histogram"].contains(&kind), "{typed}");
+            assert!(!lines.peek().unwrap().starts_with('#'), "{name} is empty");
+            name.clone_into(&mut current);
+            families.entry(current.clone()).or_default().kind = kind.to_owned();
+            continue;
+        }
+        let sample = Sample::parse(line);
+        let family = families.get_mut(&current).unwrap();
+        let suffix = sample.name.strip_prefix(current.as_str()).unwrap();
+        let suffixes: &[&str] = match family.kind.as_str() {
+            "histogram" => &["_bucket", "_sum", "_count"],
+            _ => &[""],
+        };
+        assert!(suffixes.contains(&suffix), "{line} in {current}");
+        assert!(
+            family.kind != "counter" || current.ends_with("_total"),
+            "{line}"
+        );
+        let is_new =
+            |there: &Sample| (&there.name, &there.labels) != (&sample.name, &sample.labels);
+        assert!(family.samples.iter().all(is_new), "{line} is there twice");
+        family.samples.push(sample);
+    }
+    for (name, family) in families
+        .iter()
+        .filter(|(_, family)| family.kind == "histogram")
+    {
+        check_histogram(name, &family.samples);
+    }
+    families
+}
+
+/// Buckets grow, and the last one holds all.
+fn check_histogram(name: &str, samples: &[Sample]) {
+    for count in samples
+        .iter()
+        .filter(|sample| sample.name.ends_with("_count"))
+    {
+        let buckets = buckets(samples, &count.labels);
+        let is_sorted = buckets.is_sorted_by(|a, b| a.0 < b.0 && a.1 <= b.1);
+        assert!(is_sorted, "{name}: {buckets:?}");
+        assert_eq!(
+            buckets.last(),
+            Some(&(f64::INFINITY, count.value)),
+            "{name}"
+        );
+    }
+}
+
+/// The buckets of one series: upper bounds, and counts.
+fn buckets(samples: &[Sample], labels: &BTreeMap<String, String>) -> Vec<(f64, f64)> {
+    let of_series = samples.iter().filter_map(|sample| {
+        let mut own = sample.labels.clone();
+        let bound = own.remove("le")?;
+        (own == *labels).then(|| (bound.parse().unwrap(), sample.value))
+    });
+    of_series.collect()
+}
+
+/// After everything has happened once, in both families.
+fn busy() -> Metrics {
+    let metrics = Metrics::new();
+    let trigger = SystemTime::now() - Duration::from_millis(1);
+    let later = SystemTime::now() + Duration::from_mins(1);
+    let changes = Changes {
+        service_changes: 2,
+        slice_changes: 3,
+        triggers: vec![
+            (IpFamily::V4, SystemTime::UNIX_EPOCH),
+            (IpFamily::V4, later),
+        ],
+        ..Changes::default()
+    };
+    metrics.queued(&changes, IpFamily::ALL.into_iter());
+    metrics.taken(&changes);
+    let report = SyncReport {
+        failed_restores: 1,
+        ..SyncReport::default()
+    };
+    for family in IpFamily::ALL {
+        metrics.synced(family, Duration::from_millis(3), Some(&report));
+        metrics.synced(family, Duration::from_mins(1), None);
+        metrics.complete(family, [trigger, later].into_iter());
+        metrics.flows_compared(family, Duration::from_millis(2), 5);
+        metrics.no_local_endpoints(family, 1, 0);
+    }
+    metrics.healthz_answered(StatusCode::OK);
+    metrics.livez_answered(StatusCode::SERVICE_UNAVAILABLE);
+    metrics.requested("10.0.0.1:6443", "GET", "200", Duration::from_secs(1));
+    metrics
+}
+
+#[test]
+fn names_types_and_labels_are_upstreams() {
+    let families = scrape(&busy().classic());
+    let mut said = String::new();
+    for (name, family) in &families {
+        let labels: BTreeSet<_> = family
+            .samples
+            .iter()
+            .flat_map(|sample| sample.labels.keys().map(String::as_str))
+            .filter(|label| *label != "le")
+            .collect();
+        let labels = labels.into_iter().collect::<Vec<_>>().join(",");
+        let line = format!("{name} {} {labels}", family.kind);
+        said += line.trim_end();
+        said.push('\n');
+    }
+    assert_eq!(said, UPSTREAM);
+}
+
+#[test]
+fn bounds_are_written_as_go_does() {
+    let bounds = |name: &str| {
+        let text = busy().classic();
+        let start = format!("{name}_bucket{{");
+        let lines = text
+            .lines()
+            .filter(|line| line.starts_with(&start) && !line.contains("IPv6"));
+        let bound = |line: &str| {
+            let (_, rest) = line.split_once("le=\"").unwrap();
+            rest.split_once('"').unwrap().0.to_owned()
+        };
+        lines.map(bound).collect::<Vec<_>>()
+    };
+    assert_eq!(
+        bounds("kubeproxy_sync_proxy_rules_duration_seconds").join(" "),
+        "0.001 0.002 0.004 0.008 0.016 0.032 0.064 0.128 0.256 0.512 1.024 2.048 4.096 8.192 16.384 +Inf"
+    );
+    let network = bounds("kubeproxy_network_programming_duration_seconds");
+    assert_eq!(network.len(), 82);
+    assert_eq!(network[..5], ["0", "0.25", "0.5", "1", "2"]);
+    assert_eq!(
+        network[60..65],
+        ["58", "59", "60", "65", "70"].map(str::to_owned)[..]
+    );
+    assert_eq!(
+        network[73..],
+        [
+            "115", "120", "150", "180", "210", "240", "270", "300", "+Inf"
+        ]
+        .map(str::to_owned)[..]
+    );
+    let requests = bounds("rest_client_request_duration_seconds").join(" ");
+    assert_eq!(requests, "0.005 0.025 0.1 0.25 0.5 1 2 4 8 15 30 60 +Inf");
+}
+
+#[test]
+fn samples_say_what_happened() {
+    let families = scrape(&busy().classic());
+    let value = |name: &str, labels: &str| {
+        let family = families.values().flat_map(|family| &family.samples);
+        let wanted = Sample::parse(&format!("{name}{labels} 0"));
+        let mut found = family
+            .filter(|sample| (&sample.name, &sample.labels) == (&wanted.name, &wanted.labels));
+        found
+            .next()
+            .unwrap_or_else(|| panic!("{name}{labels}"))
+            .value
+    };
+    let is = |name: &str, labels: &str, wanted: f64| {
+        let value = value(&format!("kubeproxy_{name}"), labels);
+        assert!((value - wanted).abs() < 1e-6, "{name}{labels} is {value}");
+    };
+    let v6 = r#"{ip_family="IPv6"}"#;
+    is("sync_proxy_rules_service_changes_total", "", 2.0);
+    is("sync_proxy_rules_endpoint_changes_total", "", 3.0);
+    is("sync_proxy_rules_endpoint_changes_pending", "", 0.0);
+    is("sync_proxy_rules_duration_seconds_sum", v6, 60.003);
+    is("sync_proxy_rules_iptables_restore_failures_total", v6, 1.0);
+    is("conntrack_reconciler_deleted_entries_total", v6, 5.0);
+    is("network_programming_duration_seconds_count", v6, 2.0);
+    let early = r#"{ip_family="IPv6",le="0"}"#;
+    is("network_programming_duration_seconds_bucket", early, 1.0);
+    let internal = r#"{ip_family="IPv4",traffic_policy="internal"}"#;
+    is("sync_proxy_rules_no_local_endpoints_total", internal, 1.0);
+    is("proxy_livez_total", r#"{code="503"}"#, 1.0);
+    assert!(value("process_resident_memory_bytes", "") > 1e6);
+    assert!(value("process_open_fds", "") >= 3.0);
+    let started = value("process_start_time_seconds", "");
+    let now = seconds(SystemTime::now());
+    assert!((now - 3600.0..=now + 2.0).contains(&started), "{started}");
+    let synced = value("kubeproxy_sync_proxy_rules_last_timestamp_seconds", v6);
+    assert!((now - 60.0..=now + 1.0).contains(&synced), "{synced}");
+}
+
+#[test]
+fn only_changes_since_the_start_are_measured() {
+    let metrics = Metrics::new();
+    let at = |offset: i64| {
+        let offset = Duration::from_secs(offset.unsigned_abs());
+        metrics.started + offset
+    };
+    let before = metrics.started - Duration::from_secs(1);
+    let triggers = vec![
+        (IpFamily::V4, before),
+        (IpFamily::V4, at(1)),
+        (IpFamily::V6, at(2)),
+        (IpFamily::V4, at(3)),
+    ];
+    let changes = Changes {
+        triggers,
+        ..Changes::default()
+    };
+    let measured: Vec<_> = metrics.triggers(&changes, IpFamily::V4).collect();
+    assert_eq!(measured, [at(1), at(3)]);
+}
+
+#[test]
+fn openmetrics_says_the_same() {
+    let metrics = busy();
+    let text = metrics.openmetrics();
+    assert!(text.ends_with("# EOF\n"));
+    assert!(text.contains(
+        "# TYPE kubeproxy_proxy_livez counter\nkubeproxy_proxy_livez_total{code=\"503\"} 1\n"
+    ));
+    let samples = |text: &str| text.lines().filter(|line| !line.starts_with('#')).count();
+    assert_eq!(samples(&text), samples(&metrics.classic()));
+}
+
+#[test]
+fn nothing_has_happened_yet() {
+    let families = scrape(&Metrics::new().classic());
+    assert!(!families.contains_key("kubeproxy_sync_proxy_rules_duration_seconds"));
+    assert!(families.contains_key("kubeproxy_sync_proxy_rules_service_changes_total"));
+}
+
+/// A Service with these policies Local, on a node `here`.
+struct Policies {
+    internal: bool,
+    external: bool,
+    node_port: Option<u16>,
+}
+
+#[test]
+fn services_without_an_endpoint_here_are_counted() {
+    let (mut model, metrics) = (Model::new(), Metrics::new());
+    let mut counted = NoLocalEndpoints::new(IpFamily::V4, "here");
+    let mut told = |policies: Policies, endpoints: &[(&str, bool)]| {
+        model.apply(service(&policies));
+        model.apply(slice(endpoints));
+        let changes = model.take_changes();
+        counted.note(&model, &changes);
+        counted.tell(&metrics);
+        let text = metrics.classic();
+        ["internal", "external"].map(|policy| {
+            let series = format!("{{ip_family=\"IPv4\",traffic_policy=\"{policy}\"}} 1\n");
+            text.contains(&series)
+        })
+    };
+    let policies = |internal, external, node_port| Policies {
+        internal,
+        external,
+        node_port,
+    };
+    let there = [("there", true)];
+    assert_eq!(
+        told(policies(false, false, Some(30000)), &there),
+        [false, false]
+    );
+    assert_eq!(told(policies(true, false, None), &there), [true, false]);
+    assert_eq!(
+        told(policies(false, true, Some(30000)), &there),
+        [false, true]
+    );
+    assert_eq!(told(policies(false, true, None), &there), [false, false]);
+    assert_eq!(
+        told(policies(true, true, Some(30000)), &there),
+        [true, true]
+    );
+    let nobody = [("there", false), ("here", false)];
+    assert_eq!(
+        told(policies(true, true, Some(30000)), &nobody),
+        [false, false]
+    );
+    let both = [("there", true), ("here", true)];
+    assert_eq!(
+        told(policies(true, true, Some(30000)), &both),
+        [false, false]
+    );
+}
+
+fn name() -> NamespacedName {
+    NamespacedName::new("default", "web")
+}
+
+fn service(policies: &Policies) -> Event {
+    let port = ServicePort {
+        name: "".into(),
+        protocol: Protocol::Tcp,
+        port: 80,
+        node_port: policies.node_port,
+    };
+    Event::ServiceApplied(Service {
+        name: name(),
+        uid: "".into(),
+        created: None,
+        kind: ServiceType::ClusterIp,
+        cluster_ips: ["10.96.0.1".parse().unwrap()].into_iter().collect(),
+        external_ips: Vec::new(),
+        ingress_ips: Vec::new(),
+        ports: [port].into_iter().collect(),
+        affinity_seconds: None,
+        internal_local: policies.internal,
+        external_local: policies.external,
+        source_ranges: Vec::new(),
+        health_check_node_port: None,
+    })
+}
+
+/// Endpoints on these nodes, ready or not.
+fn slice(endpoints: &[(&str, bool)]) -> Event {
+    let endpoint = |(number, (node, ready)): (u8, &(&str, bool))| Endpoint {
+        address: [10, 0, 0, number].into(),
+        ready: *ready,
+        serving: *ready,
+        terminating: false,
+        placement: Arc::new(Placement {
+            node: Some((*node).into()),
+            ..Placement::default()
+        }),
+    };
+    let port = EndpointPort {
+        name: "".into(),
+        protocol: Protocol::Tcp,
+        port: 8080,
+    };
+    Event::SliceApplied(EndpointSlice {
+        name: NamespacedName::new("default", "web-a"),
+        service: name(),
+        family: IpFamily::V4,
+        ports: [port].into_iter().collect(),
+        endpoints: (1..).zip(endpoints).map(endpoint).collect(),
+        change_trigger: None,
+    })
+}
