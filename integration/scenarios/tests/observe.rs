@@ -1,0 +1,222 @@
+//! What looks at kube-proxy from outside: probes, load balancers, monitoring, and operators with curl.
+
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use lab::Place;
+use scenarios::{ApiServer, Cluster, Outcome, Service, Story, at, tcp, tell};
+
+const HEALTH: &str = "127.0.0.1:10256";
+const METRICS: &str = "127.0.0.1:10249";
+
+fn main() {
+    let story = |name, tell| Story {
+        name,
+        tell,
+        is_possible: || true,
+    };
+    let stories = [
+        story("every_page_is_where_it_was", every_page_is_where_it_was),
+        story("ready_is_the_first_full_sync", ready_is_the_first_full_sync),
+        story(
+            "a_node_about_to_go_is_left_out_by_balancers",
+            a_node_about_to_go_is_left_out_by_balancers,
+        ),
+        story(
+            "a_port_that_is_taken_is_told_and_tried_again",
+            a_port_that_is_taken_is_told_and_tried_again,
+        ),
+    ];
+    tell(&stories, Duration::from_mins(3))
+}
+
+/// Status and body of `GET http://SERVER/PATH`.
+fn get(from: &Place, server: &str, path: &str) -> Result<(u16, String)> {
+    let answer = from.enter(|| {
+        let mut stream = TcpStream::connect_timeout(&at(server), Duration::from_secs(5))?;
+        stream.set_read_timeout(Some(Duration::from_secs(5)))?;
+        let request = format!("GET {path} HTTP/1.1\r\nHost: node1\r\nConnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes())?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        Ok(answer)
+    })?;
+    let (head, body) = answer.split_once("\r\n\r\n").context("no HTTP answer")?;
+    let code = head.split(' ').nth(1).context("no status")?.parse()?;
+    Ok((code, body.to_owned()))
+}
+
+/// The status of a page of the health server.
+fn health(c: &Cluster, path: &str) -> Result<u16> {
+    Ok(get(&c.node1, HEALTH, path)?.0)
+}
+
+/// The value of a sample, by its name and labels.
+fn metric(c: &Cluster, series: &str) -> Result<Option<f64>> {
+    let (_, text) = get(&c.node1, METRICS, "/metrics")?;
+    let sample = text
+        .lines()
+        .find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
+    Ok(sample.map(str::parse).transpose()?)
+}
+
+fn web() -> Service {
+    Service::new("web", "10.96.0.10 fd96::10")
+        .port(tcp(80, 8080))
+        .endpoints("10.244.1.10 fd44:1::10")
+}
+
+fn every_page_is_where_it_was(c: &mut Cluster) -> Outcome {
+    c.apply(&web())?;
+    c.start(&[])?;
+    for (server, path, part) in [
+        (HEALTH, "/healthz", "\"nodeEligible\":true,\"healthy\":true"),
+        (HEALTH, "/livez", "\"healthy\":true,\"status\":{\"IPv4\":{"),
+        (HEALTH, "/readyz", "{\"ready\":true}"),
+        (METRICS, "/healthz", "ok"),
+        (METRICS, "/proxyMode", "ipvs"),
+        (METRICS, "/configz", "{\"kubeproxy.config.k8s.io\":{"),
+        (
+            METRICS,
+            "/metrics",
+            "# TYPE kubeproxy_sync_proxy_rules_duration_seconds histogram\n",
+        ),
+    ] {
+        let (code, body) = get(&c.node1, server, path)?;
+        ensure!(
+            code == 200 && body.contains(part),
+            "{server}{path}: {code} {body}"
+        );
+    }
+    for family in ["IPv4", "IPv6"] {
+        let syncs =
+            format!("kubeproxy_sync_proxy_rules_duration_seconds_count{{ip_family=\"{family}\"}}");
+        ensure!(
+            metric(c, &syncs)?.is_some_and(|count| count >= 1.0),
+            "{syncs}"
+        );
+    }
+    ensure!(metric(c, "kubeproxy_proxy_healthz_total{code=\"200\"}")? == Some(1.0));
+    // Balancers ask from outside, in either family; monitoring is the node's own, unless it is told otherwise.
+    for node in ["172.35.0.100", "[fd35::100]"] {
+        let (code, _) = get(&c.outside, &format!("{node}:10256"), "/healthz")?;
+        ensure!(code == 200, "{node}: {code}");
+        ensure!(get(&c.outside, &format!("{node}:10249"), "/metrics").is_err());
+    }
+    c.stop()
+}
+
+fn ready_is_the_first_full_sync(c: &mut Cluster) -> Outcome {
+    let mut api = c.api_server(true)?;
+    api.apply(&web())?;
+    c.launch_on(&api, &[])?;
+    c.until("the health server", || {
+        Ok(get(&c.node1, HEALTH, "/livez").is_ok())
+    })?;
+    let (code, body) = get(&c.node1, HEALTH, "/readyz")?;
+    ensure!(
+        code == 503 && body.contains("lists of Services"),
+        "{code} {body}"
+    );
+    ensure!(health(c, "/healthz")? == 200, "while starting up");
+    api.start()?;
+    c.until("readiness", || Ok(health(c, "/readyz")? == 200))?;
+    ensure!(
+        c.reals("TCP 10.96.0.10:80")? == "10.244.1.10:8080*1",
+        "{}",
+        c.reals("TCP 10.96.0.10:80")?
+    );
+    ensure!(c.servers()?.contains_key("TCP [fd96::10]:80"));
+    let lists = "rest_client_requests_total{code=\"200\",host=\"172.35.0.9:6443\",method=\"GET\"}";
+    ensure!(
+        metric(c, lists)?.is_some_and(|count| count >= 3.0),
+        "{lists}"
+    );
+    api.stop();
+    let failures =
+        "rest_client_requests_total{code=\"<error>\",host=\"172.35.0.9:6443\",method=\"GET\"}";
+    c.until(
+        "failures are counted",
+        || Ok(metric(c, failures)?.is_some()),
+    )?;
+    ensure!(health(c, "/readyz")? == 200, "what is served stays");
+    c.stop()
+}
+
+/// Applies the own Node with this `spec`.
+fn apply_node(api: &ApiServer, spec: &str) -> Result<()> {
+    api.apply(&format!(
+        "{{apiVersion: v1, kind: Node, metadata: {{name: node1}}, spec: {spec}, \
+         status: {{addresses: [{{type: InternalIP, address: 172.35.0.100}}]}}}}"
+    ))
+}
+
+fn a_node_about_to_go_is_left_out_by_balancers(c: &mut Cluster) -> Outcome {
+    let mut api = c.api_server(true)?;
+    api.apply(&web())?;
+    api.start()?;
+    c.launch_on(&api, &[])?;
+    c.await_first_sync()?;
+    ensure!(health(c, "/healthz")? == 200);
+    apply_node(
+        &api,
+        "{taints: [{key: ToBeDeletedByClusterAutoscaler, effect: NoSchedule}]}",
+    )?;
+    c.until("the taint counts", || Ok(health(c, "/healthz")? == 503))?;
+    let (_, body) = get(&c.node1, HEALTH, "/healthz")?;
+    ensure!(
+        body.contains("\"nodeEligible\":false,\"healthy\":true"),
+        "{body}"
+    );
+    ensure!(health(c, "/livez")? == 200, "it is not to be restarted");
+    apply_node(&api, "{}")?;
+    c.until("the taint is gone", || Ok(health(c, "/healthz")? == 200))?;
+
+    // A change that happened since the start is measured until it is in the kernel.
+    let measured = "kubeproxy_network_programming_duration_seconds_count{ip_family=\"IPv4\"}";
+    ensure!(
+        metric(c, measured)?.is_none(),
+        "nothing has changed since the start"
+    );
+    let now = c.sh("date -u +%Y-%m-%dT%H:%M:%S.%NZ")?;
+    api.apply(&format!(
+        "{{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, addressType: IPv4, \
+         metadata: {{name: web-more, namespace: default, labels: {{kubernetes.io/service-name: web}}, \
+         annotations: {{endpoints.kubernetes.io/last-change-trigger-time: '{}'}}}}, \
+         ports: [{{name: '', protocol: TCP, port: 8080}}], \
+         endpoints: [{{addresses: [10.244.2.10], conditions: {{ready: true}}}}]}}",
+        now.trim()
+    ))?;
+    c.until("the change is measured", || {
+        Ok(metric(c, measured)? == Some(1.0))
+    })?;
+    ensure!(c.reals("TCP 10.96.0.10:80")?.contains("10.244.2.10:8080"));
+    c.stop()
+}
+
+fn a_port_that_is_taken_is_told_and_tried_again(c: &mut Cluster) -> Outcome {
+    c.apply(&web())?;
+    let taken = c.node1.serve_tcp(10256)?;
+    c.start(&[])?;
+    let said = c.said();
+    for part in ["cannot listen on 0.0.0.0:10256", "--healthz-bind-address"] {
+        ensure!(said.contains(part), "{part}: {said}");
+    }
+    taken.stop();
+    c.until("the health server", || {
+        Ok(health(c, "/readyz").ok() == Some(200))
+    })?;
+    c.await_line("the proxy's health is served now")?;
+    c.stop()?;
+    let taken = c.node1.serve_tcp(10249)?;
+    c.launch(&["--bind-address-hard-fail"])?;
+    let refusal = c.refusal()?;
+    ensure!(
+        refusal.contains("cannot listen on 127.0.0.1:10249"),
+        "{refusal}"
+    );
+    taken.stop();
+    Ok(())
+}
