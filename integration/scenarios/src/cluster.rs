@@ -377,7 +377,7 @@ pub fn at(address: &str) -> SocketAddr {
 }
 
 /// The daemon: beside the folder of the running test binary.
-pub(crate) fn kube_proxy() -> Result<PathBuf> {
+pub fn kube_proxy() -> Result<PathBuf> {
     let exe = std::env::current_exe().context("cannot find this program's own file")?;
     let target = exe
         .parent()
