@@ -1,10 +1,14 @@
 //! One kind of object, listed and then watched for ever.
 //!
 //! ```text
-//!          ┌────────────── list: streamed, or in pages ◀──────────┐ expired
-//!          ▼                                                      │
+//!          ┌────────────── list: streamed, or in pages ◀──────────┐ expired, or
+//!          ▼                                                      │ of another life
 //!   watch from a resource version ─ ended ─▶ watch from the last one seen
 //! ```
+//!
+//! A server that comes back with its storage restored from a backup counts its resource versions from an earlier one. A
+//! watch from a version that is still to come stays silent until the count has got there, and what happens meanwhile is
+//! never told; so after a failure, before going on, the server is asked whether it has reached that version.
 //!
 //! `kube::runtime::watcher` does the same, but does not fit here: it never falls back from a streamed list that the server
 //! does not know, it reconnects without any delay to a server that closes at once, one object that does not decode costs
@@ -14,12 +18,17 @@
 //! Bodies are parsed into borrowed slices, one per object, and each object straight into its compact form.
 
 use std::borrow::Cow;
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::TryStreamExt;
 use futures::io::{AsyncBufRead, AsyncBufReadExt, AsyncReadExt};
+use http::header::RETRY_AFTER;
+use http_body_util::BodyExt;
 use kube::Client;
-use kube::api::{ListParams, WatchParams};
+use kube::api::{ListParams, VersionMatch, WatchParams};
+use kube::client::Body;
 use kube::core::Request;
 use kube::runtime::utils::Backoff;
 use kube::runtime::watcher::DefaultBackoff;
@@ -37,18 +46,23 @@ use crate::source::Complaints;
 
 /// Objects to a page: 500 slices of 50 endpoints are 8 MB of JSON.
 const PAGE: u32 = 500;
-/// How long a page, or the beginning of a watch, may take.
+/// How long a page may stand still, or the beginning of a watch take. Also the longest that a server may ask to be left
+/// alone.
 const ANSWER: Duration = Duration::from_mins(1);
 /// How long a streamed list may stay silent before the server is taken to know none.
 const FIRST_EVENT: Duration = Duration::from_secs(30);
-/// A watch that is silent for longer than the server was asked to keep it open is dead.
+/// How long a page may take altogether: a server forgets where a list was after five minutes.
+const WHOLE_PAGE: Duration = Duration::from_mins(5);
 const WATCH_SECONDS: u32 = 290;
-const SILENCE: Duration = Duration::from_secs(WATCH_SECONDS as u64 + 5);
+/// A watch that is silent for so long is opened anew: it may be dead, as a server sends a bookmark every minute; from one
+/// that does not, it costs a request.
+const SILENCE: Duration = Duration::from_secs(90);
 /// A watch that has been open for so long is one, even if nothing has happened yet.
 const SETTLED: Duration = Duration::from_secs(1);
 /// Longer events and pages than these are not Kubernetes': etcd takes objects of 1.5 MB.
 const LONGEST_EVENT: u64 = 64 << 20;
-const LONGEST_PAGE: u64 = 1 << 30;
+const LONGEST_PAGE: usize = 1 << 30;
+const LONGEST_REFUSAL: u64 = 64 << 10;
 
 /// What to list and watch.
 pub(super) struct Resource {
@@ -69,6 +83,12 @@ pub(super) struct ListWatch {
     can_stream: bool,
     /// Everything up to here is known.
     version: Option<String>,
+    /// The server has been away since, and may have come back as another.
+    is_in_doubt: bool,
+    /// How long the server asked to be left alone.
+    retry_after: Option<Duration>,
+    /// Since when everything has been known, if it has been on the connection at hand.
+    listed: Option<Instant>,
     /// Whether the connection at hand has brought anything.
     has_progressed: bool,
     complaints: Complaints,
@@ -135,6 +155,9 @@ impl ListWatch {
             events,
             can_stream: true,
             version: None,
+            is_in_doubt: false,
+            retry_after: None,
+            listed: None,
             has_progressed: false,
             complaints: Complaints::default(),
         }
@@ -146,14 +169,17 @@ impl ListWatch {
         let mut backoff = DefaultBackoff::default();
         loop {
             self.has_progressed = false;
-            let began = Instant::now();
             let is_list = self.version.is_none();
+            self.listed = (!is_list).then(Instant::now);
             let result = match self.version.clone() {
                 Some(version) => self.watch(&version).await,
                 None if self.can_stream => self.list_streamed().await,
                 None => self.list_in_pages().await,
             };
-            let is_settled = began.elapsed() >= SETTLED;
+            // How long the list took says nothing about the watch that follows it.
+            let is_settled = self
+                .listed
+                .is_some_and(|listed| listed.elapsed() >= SETTLED && self.has_progressed);
             // A list that is told and lost again at once is not to be repeated in a hurry.
             if self.has_progressed && (is_settled || !is_list) {
                 backoff.reset();
@@ -178,8 +204,14 @@ impl ListWatch {
                     if is_settled {
                         continue;
                     }
+                    if is_list && !self.has_progressed {
+                        let message = "the list expires before it is complete".to_owned();
+                        let failure = Failure::Refused { code: 410, message };
+                        self.outage.begin(self.resource.kind, failure);
+                    }
                 }
                 Err(End::Failed(failure)) => {
+                    self.is_in_doubt = true;
                     // A version from before the server's storage was restored is no use either.
                     if let Failure::Refused {
                         code: 400 | 404 | 422 | 504,
@@ -191,7 +223,8 @@ impl ListWatch {
                     self.outage.begin(self.resource.kind, failure);
                 }
             }
-            sleep(backoff.next().unwrap_or(ANSWER)).await;
+            let asked = self.retry_after.take().unwrap_or_default().min(ANSWER);
+            sleep(backoff.next().unwrap_or(ANSWER).max(asked)).await;
         }
     }
 
@@ -212,12 +245,61 @@ impl ListWatch {
     }
 
     async fn watch(&mut self, version: &str) -> Result<(), End> {
+        if self.is_in_doubt {
+            self.is_reached(version).await?;
+            self.is_in_doubt = false;
+        }
         let reader = self.open_watch(version, false).await?;
         self.follow(reader, false).await
     }
 
+    /// Asks for one object as of `version` or later; a server that has not got there says so.
+    async fn is_reached(&mut self, version: &str) -> Result<(), End> {
+        let params = ListParams {
+            label_selector: self.resource.labels.map(str::to_owned),
+            field_selector: self.resource.fields.clone(),
+            limit: Some(1),
+            resource_version: Some(version.to_owned()),
+            version_match: Some(VersionMatch::NotOlderThan),
+            ..ListParams::default()
+        };
+        let request = Request::new(self.resource.path)
+            .list(&params)
+            .map_err(kube::Error::BuildRequest)?;
+        // What is in the answer does not matter.
+        self.ask(request).await.map(drop)
+    }
+
+    /// Sends a request; the body of the answer, if it is not a refusal.
+    async fn ask(
+        &mut self,
+        request: http::Request<Vec<u8>>,
+    ) -> Result<impl AsyncBufRead + Unpin + use<>, End> {
+        let answer = timeout(ANSWER, self.client.send(request.map(Body::from))).await;
+        let answer = answer.map_err(|_| End::silent(ANSWER))??;
+        let status = answer.status();
+        let retry_after = answer.headers().get(RETRY_AFTER).cloned();
+        let body = answer.into_body().into_data_stream();
+        let mut reader = Box::pin(body.map_err(io::Error::other).into_async_read());
+        if status.is_success() {
+            return Ok(reader);
+        }
+        // Not a date, which no API server gives.
+        let seconds = retry_after.and_then(|value| value.to_str().ok()?.parse().ok());
+        self.retry_after = seconds.map(Duration::from_secs);
+        let mut text = Vec::new();
+        let mut limited = (&mut reader).take(LONGEST_REFUSAL);
+        // The status code says enough when its explanation does not come.
+        _ = timeout(ANSWER, limited.read_to_end(&mut text)).await;
+        let message = match serde_json::from_slice::<Status>(&text) {
+            Ok(status) => status.message,
+            Err(_) => String::from_utf8_lossy(&text).trim().to_owned(),
+        };
+        Err(End::status(status.as_u16(), &message))
+    }
+
     async fn open_watch(
-        &self,
+        &mut self,
         version: &str,
         is_list: bool,
     ) -> Result<impl AsyncBufRead + Unpin + use<>, End> {
@@ -231,9 +313,7 @@ impl ListWatch {
         let request = Request::new(self.resource.path)
             .watch(&params, version)
             .map_err(kube::Error::BuildRequest)?;
-        let answer = timeout(ANSWER, self.client.request_stream(request)).await;
-        let reader = answer.map_err(|_| End::silent(ANSWER))??;
-        Ok(Box::pin(reader))
+        self.ask(request).await
     }
 
     /// Reads a watch to its end. With `is_list`, objects come first that are the list.
@@ -265,6 +345,7 @@ impl ListWatch {
                 Ok(Err(error)) if list.is_some() => return Err(End::unreachable(&error)),
                 Ok(Err(error)) => {
                     debug!("{}s: {}", kind_name(self.resource.kind), root_cause(&error));
+                    self.is_in_doubt = true;
                     return Ok(());
                 }
                 Ok(Ok(_)) => {}
@@ -353,19 +434,9 @@ impl ListWatch {
             let request = Request::new(self.resource.path)
                 .list(&params)
                 .map_err(kube::Error::BuildRequest)?;
-            let client = self.client.clone();
-            let body = timeout(ANSWER, async move {
-                let reader = client.request_stream(request).await?;
-                let mut body = Vec::new();
-                let read = Box::pin(reader)
-                    .take(LONGEST_PAGE)
-                    .read_to_end(&mut body)
-                    .await;
-                read.map_err(|error| End::unreachable(&error))?;
-                Ok::<_, End>(body)
-            })
-            .await
-            .map_err(|_| End::silent(ANSWER))??;
+            let reader = self.ask(request).await?;
+            let body = timeout(WHOLE_PAGE, read_page(reader)).await;
+            let body = body.map_err(|_| End::silent(WHOLE_PAGE))??;
             let page: Page<'_> = serde_json::from_slice(&body)
                 .map_err(|error| End::nonsense(format!("{error} in {:?}", excerpt(&body))))?;
             let wanted = format!("{}List", kind_name(kind));
@@ -421,7 +492,9 @@ impl ListWatch {
         Ok((version, true))
     }
 
-    async fn complete(&self, list: Listing) -> Result<(), End> {
+    async fn complete(&mut self, list: Listing) -> Result<(), End> {
+        self.listed = Some(Instant::now());
+        self.is_in_doubt = false;
         self.send(Event::ListComplete {
             kind: self.resource.kind,
             is_whole: list.is_whole,
@@ -443,6 +516,28 @@ impl ListWatch {
 #[derive(Debug)]
 struct Listing {
     is_whole: bool,
+}
+
+/// Reads a page to its end, which may be long in coming as long as something comes.
+async fn read_page(mut reader: impl AsyncBufRead + Unpin) -> Result<Vec<u8>, End> {
+    let mut body = Vec::new();
+    loop {
+        let read = timeout(ANSWER, reader.fill_buf()).await;
+        let piece = read
+            .map_err(|_| End::silent(ANSWER))?
+            .map_err(|error| End::unreachable(&error))?;
+        let length = piece.len();
+        if length == 0 {
+            return Ok(body);
+        }
+        body.extend_from_slice(piece);
+        reader.consume_unpin(length);
+        if body.len() > LONGEST_PAGE {
+            return Err(End::nonsense(format!(
+                "a page of more than {LONGEST_PAGE} bytes"
+            )));
+        }
+    }
 }
 
 /// The beginning of an answer, to recognise it by.
