@@ -25,6 +25,10 @@ pub(crate) struct Told {
 impl Told {
     pub(crate) async fn by(url: impl fmt::Display, node: &str) -> Self {
         let server = Server::new(None, Some(&url.to_string())).await.unwrap();
+        Self::of(&server, node)
+    }
+
+    pub(crate) fn of(server: &Server, node: &str) -> Self {
         Self {
             events: server.stream(node).boxed(),
             model: Model::new(),
