@@ -112,6 +112,8 @@ async fn is_survived(fault: Fault, options: Options, is_compacted: bool) {
     let asked = server.requests().len() - before;
     assert!((6..=240).contains(&asked), "{what}: {asked} in 10 min");
     server.faults().clear();
+    // At worst a body has just gone silent, and its end finds the longest delay between attempts: 90 s, and up to 60 s.
+    listen(&mut told, Duration::from_mins(1)).await;
     told.until_services(&["new", "web"]).await;
     told.until_listed().await;
 }
