@@ -553,11 +553,17 @@ fn a_node_leaves_when_it_is_deleted_or_when_the_autoscaler_says_so() {
     let name = || json!({"name": "n"});
     let taint = |key: &str| json!({"taints": [{"key": "a", "effect": "NoSchedule"}, {"key": key}]});
     assert!(!is_leaving(name(), json!({})));
-    assert!(!is_leaving(name(), taint("node.kubernetes.io/unschedulable")));
+    assert!(!is_leaving(
+        name(),
+        taint("node.kubernetes.io/unschedulable")
+    ));
     assert!(is_leaving(name(), taint("ToBeDeletedByClusterAutoscaler")));
     let deleted = json!({"name": "n", "deletionTimestamp": "2026-01-01T00:00:00Z"});
     assert!(is_leaving(deleted, json!({})));
-    assert!(!is_leaving(json!({"name": "n", "deletionTimestamp": null}), json!({})));
+    assert!(!is_leaving(
+        json!({"name": "n", "deletionTimestamp": null}),
+        json!({})
+    ));
 }
 
 /// JSON of any shape, but with the field names that are read, so that conversions are reached.
