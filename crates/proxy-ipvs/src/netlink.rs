@@ -22,12 +22,11 @@ mod sets;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use iptables::{Iptables, IptablesError, Program};
 use proxy::{IpFamily, Target};
 
-use crate::iptables::{Iptables, IptablesError};
 use crate::kernel::{Kernel, KernelError, Snapshot};
 use crate::plan::{Op, Outcome, Plan};
-use crate::program::Program;
 use crate::rules::Rules;
 use crate::server::VirtualServerKey;
 use addresses::Addresses;

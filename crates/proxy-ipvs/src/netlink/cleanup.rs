@@ -13,13 +13,13 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
+use iptables::{Iptables, IptablesError};
 use proxy::IpFamily;
 
 use super::addresses::Addresses;
 use super::servers::Servers;
 use super::sets::Sets;
 use crate::cleanup::Leftovers;
-use crate::iptables::{self, Iptables, IptablesError};
 use crate::kernel::Snapshot;
 use crate::plan::{Op, Outcome};
 use crate::server::VirtualServerKey;
