@@ -16,6 +16,8 @@ use crate::program::{Finished, Input, Program};
 
 /// Longest time that a restore may take: 5 s of it is its own wait for the lock of legacy iptables.
 const RESTORE_LIMIT: Duration = Duration::from_secs(10);
+/// Further time for each MiB of rules that are there already.
+const MEBIBYTE_LIMIT: Duration = Duration::from_secs(10);
 /// A save prints the rules of others, too, of which there may be very many.
 const SAVE_LIMIT: Duration = Duration::from_secs(30);
 /// One that is read as it comes has so many rules of our own.
@@ -33,7 +35,7 @@ const PROBE: &str = "*nat\n:KUBE-PROXY-PROBE - [0:0]\n\
     -F KUBE-PROXY-PROBE\n-X KUBE-PROXY-PROBE\nCOMMIT\n";
 
 /// Which of the kernel's two packet filters iptables writes to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Backend {
     /// nftables, through `nft_compat`.
     Nft,
@@ -152,6 +154,12 @@ impl Iptables {
         Ok(found)
     }
 
+    /// The installed ones of other backends.
+    pub fn other_than(used: Self) -> impl Iterator<Item = Self> {
+        let installed = Backend::ALL.into_iter().filter_map(Self::named);
+        installed.filter(move |other| other.backend != used.backend)
+    }
+
     /// Those that are wanted, the one that most speaks for first.
     fn candidates(wanted: Option<Backend>) -> Result<Vec<Self>, IptablesError> {
         let is_wanted = |found: &Self| wanted.is_none_or(|backend| backend == found.backend);
@@ -232,8 +240,19 @@ impl Iptables {
         self.restore_within(RESTORE_LIMIT, family, text)
     }
 
-    /// The same with a time limit of its own, for a text that may be very long.
-    pub fn restore_within(
+    /// The same among rules of which so many characters are there: legacy iptables takes in a table whole and writes it whole.
+    pub fn restore_among(
+        &self,
+        saved: usize,
+        family: IpFamily,
+        text: &str,
+    ) -> Result<(), IptablesError> {
+        let mebibytes = u32::try_from(saved >> 20).unwrap_or(u32::MAX);
+        let limit = RESTORE_LIMIT.saturating_add(MEBIBYTE_LIMIT.saturating_mul(mebibytes));
+        self.restore_within(limit, family, text)
+    }
+
+    fn restore_within(
         &self,
         limit: Duration,
         family: IpFamily,

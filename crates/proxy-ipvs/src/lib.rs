@@ -22,11 +22,12 @@ mod rules;
 mod server;
 mod sets;
 
+pub use cleanup::{Leftovers, Place};
 pub use compile::{Fragment, Owner, compile};
 pub use config::Config;
 pub use iptables::{Backend, Iptables, IptablesError};
 pub use kernel::{Kernel, KernelError, Snapshot};
-pub use netlink::{Cleanup, NetlinkKernel, OpenError, clean_up};
+pub use netlink::{Cleanup, NetlinkKernel, OpenError, clean_up, prepare};
 pub use plan::{Op, Outcome, Plan, Stage};
 pub use proxier::Proxier;
 pub use rules::{Rules, Shim, Table};

@@ -15,6 +15,7 @@ use proxy::{
 };
 use reconcile::Table;
 
+use crate::cleanup::{Leftovers, Place};
 use crate::compile::{Fragment, Owner, compile};
 use crate::config::Config;
 use crate::drain::Drains;
@@ -48,6 +49,8 @@ pub struct Proxier<K: Kernel> {
     /// By the number of the set.
     members: [Table<Member, (), Owner>; Set::COUNT],
     rules: Table<(), Arc<Rules>, ()>,
+    /// What other modes have left; none of it is wanted.
+    leftovers: Table<Place, Arc<Leftovers>, ()>,
     servers: Table<VirtualServerKey, VirtualServer, Owner>,
     addresses: Table<IpAddr, (), Owner>,
     forbidden_to_node: Table<VirtualServerKey, (), Owner>,
@@ -78,6 +81,7 @@ impl<K: Kernel> Proxier<K> {
             foundation,
             members: std::array::from_fn(|_| Table::new()),
             rules: Table::new(),
+            leftovers: Table::new(),
             servers: Table::new(),
             addresses: Table::new(),
             forbidden_to_node: Table::new(),
@@ -397,6 +401,9 @@ impl<K: Kernel> Proxier<K> {
                 .observe((!rules.is_empty()).then(|| ((), Arc::new(rules))));
             self.rules_read = Some(now);
         }
+        if let Some(leftovers) = snapshot.leftovers {
+            self.leftovers.observe(leftovers);
+        }
         self.needs_resync = false;
     }
 
@@ -426,6 +433,7 @@ impl<K: Kernel> Proxier<K> {
             Stage::Make => self.plan_make(now),
             Stage::Break => self.plan_break(now),
             Stage::Forget => self.plan_forget(now),
+            Stage::Clear => self.plan_clear(now),
         }
     }
 
@@ -449,7 +457,9 @@ impl<K: Kernel> Proxier<K> {
                 .filter(|member| table.wanted(member).is_some());
             ops.extend(added.map(|member| Op::AddMember(set, member)));
         }
-        ops.extend(self.write_rules(now));
+        if !self.is_served_by_another_mode() {
+            ops.extend(self.write_rules(now));
+        }
         let mut keys: Vec<_> = self
             .servers
             .due(now)
@@ -545,6 +555,28 @@ impl<K: Kernel> Proxier<K> {
         Plan { ops }
     }
 
+    /// Only once the shim is there: before that, its chains may still lead into what is to go.
+    fn plan_clear(&self, now: Instant) -> Plan {
+        let is_ready = self.rules.pending_len() == 0;
+        let places = sorted(self.leftovers.due(now));
+        let leftovers = places.into_iter().filter(|_| is_ready).filter_map(|place| {
+            let found = self.leftovers.actual(&place)?;
+            Some(Op::RemoveLeftovers(place, Arc::clone(found)))
+        });
+        Plan {
+            ops: leftovers.collect(),
+        }
+    }
+
+    /// Whether the chains that the shim is going to fill lead into those of another mode.
+    fn is_served_by_another_mode(&self) -> bool {
+        let mut leftovers = self.leftovers.iter_actual();
+        self.rules.actual(&()).is_some_and(|installed| {
+            leftovers
+                .any(|(place, left)| matches!(place, Place::Beside(_)) && left.serve(installed))
+        })
+    }
+
     /// Whether a member still says that a virtual server which could not be removed yet is ours.
     fn is_evidence(&self, set: Set, member: &Member) -> bool {
         let is_left = |address: IpAddr, protocol: Protocol, port: u16| {
@@ -607,7 +639,7 @@ impl<K: Kernel> Proxier<K> {
                     false
                 }
             };
-            if !is_done && matches!(op, Op::WriteRules { .. }) {
+            if !is_done && matches!(op, Op::WriteRules { .. } | Op::RemoveLeftovers(..)) {
                 report.failed_restores += 1;
             }
             self.book_one(op, is_done, now, &mut drafts);
@@ -646,6 +678,9 @@ impl<K: Kernel> Proxier<K> {
                     self.needs_resync = true;
                 }
             }
+            Op::RemoveLeftovers(place, _) => {
+                book_entry(&mut self.leftovers, place, is_done, now);
+            }
             Op::BindAddress(address) | Op::UnbindAddress(address) => {
                 book_entry(&mut self.addresses, address, is_done, now);
             }
@@ -679,6 +714,7 @@ impl<K: Kernel> Proxier<K> {
         self.foundation.pending_len()
             + members
             + self.rules.pending_len()
+            + self.leftovers.pending_len()
             + self.servers.pending_len()
             + self.addresses.pending_len()
     }
@@ -858,6 +894,7 @@ impl<K: Kernel> Mode for Proxier<K> {
         let retries = self.members.iter().map(Table::next_retry).chain([
             self.foundation.next_retry(),
             self.rules.next_retry(),
+            self.leftovers.next_retry(),
             self.servers.next_retry(),
             self.addresses.next_retry(),
             self.drains.next_due(),

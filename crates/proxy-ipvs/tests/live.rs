@@ -16,6 +16,7 @@ use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::process::Command;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -23,11 +24,11 @@ use futures::executor::block_on;
 use netlink_batch::Worker;
 use proxy::{
     Event, IpFamily, Kind, LocalDetector, Mode as _, Model, NodeFacts, Protocol, Service,
-    SyncReport,
+    SyncReport, Target,
 };
 use proxy_ipvs::{
-    Config, Iptables, Kernel, Member, NetlinkKernel, Op, Outcome, Plan, Properties, Proxier,
-    RealServer, Rules, Set, Shim, VirtualServerKey,
+    Config, Iptables, Kernel, KernelError, Member, NetlinkKernel, Op, OpenError, Outcome, Plan,
+    Properties, Proxier, RealServer, Rules, Set, Shim, Snapshot, VirtualServerKey,
 };
 use rustix::thread::{
     CapabilitySet, CapabilitySets, UnshareFlags, set_capabilities, unshare_unsafe,
@@ -65,8 +66,33 @@ fn sh(script: &str) -> String {
 struct Node {
     model: Model,
     iptables: Iptables,
-    proxiers: Vec<Proxier<NetlinkKernel>>,
+    proxiers: Vec<Proxier<Metered>>,
+    /// How many netlink messages the writes of both have cost so far.
+    sent: Arc<AtomicU32>,
     now: Instant,
+}
+
+/// The kernel, and a meter of the messages that writes cost.
+struct Metered(NetlinkKernel, Arc<AtomicU32>);
+
+impl Kernel for Metered {
+    fn dump(&mut self, with_rules: bool) -> Result<Snapshot, KernelError> {
+        self.0.dump(with_rules)
+    }
+
+    fn apply(&mut self, plan: &Plan) -> Vec<Outcome> {
+        let before = self.0.sent();
+        let outcomes = self.0.apply(plan);
+        self.1.fetch_add(self.0.sent() - before, Ordering::Relaxed);
+        outcomes
+    }
+
+    fn connections(
+        &mut self,
+        keys: &[VirtualServerKey],
+    ) -> Result<BTreeMap<VirtualServerKey, BTreeMap<Target, u32>>, KernelError> {
+        self.0.connections(keys)
+    }
 }
 
 fn config(family: IpFamily, iptables: Iptables) -> Config {
@@ -89,10 +115,14 @@ impl Node {
     /// A daemon that starts, with all lists told and empty.
     fn with(change: impl Fn(&mut Config)) -> Self {
         let iptables = Iptables::choose(None).unwrap();
+        let sent = Arc::new(AtomicU32::new(0));
         let proxier = |family| {
             let mut config = config(family, iptables);
             change(&mut config);
-            let kernel = Worker::spawn("kernel", move || NetlinkKernel::open(family, iptables));
+            let meter = Arc::clone(&sent);
+            let kernel = Worker::spawn("kernel", move || {
+                Ok::<_, OpenError>(Metered(NetlinkKernel::open(family, iptables)?, meter))
+            });
             Proxier::new(config, NodeFacts::new(family, NODE), kernel.unwrap())
         };
         let mut model = Model::new();
@@ -112,6 +142,7 @@ impl Node {
             model,
             iptables,
             proxiers: IpFamily::ALL.map(proxier).into(),
+            sent,
             now: Instant::now(),
         }
     }
@@ -140,7 +171,7 @@ impl Node {
     fn sync(&mut self) -> Vec<SyncReport> {
         let changes = self.model.take_changes();
         let (model, now) = (&self.model, self.now);
-        let sync = |proxier: &mut Proxier<NetlinkKernel>| {
+        let sync = |proxier: &mut Proxier<Metered>| {
             proxier.update(model, &changes);
             for _ in 0..4 {
                 if proxier.needs_resync() {
@@ -166,6 +197,13 @@ impl Node {
             );
         }
         reports.iter().map(|report| report.written).sum()
+    }
+
+    /// A sync after which all is as wanted; how many netlink messages that took.
+    fn messages(&mut self) -> u32 {
+        self.sent.store(0, Ordering::Relaxed);
+        self.settle();
+        self.sent.load(Ordering::Relaxed)
     }
 
     /// Reads the kernel, rules included, and brings it back to what is wanted; how many writes that took.
@@ -298,6 +336,35 @@ fn the_kernel_holds_what_upstream_would_have_left() {
         let mut restarted = golden_node();
         assert_eq!(restarted.dump(), golden, "a restart changes nothing");
         assert_eq!(restarted.resettle(), 0);
+    });
+}
+
+#[test]
+#[ignore = "needs a kernel with IPVS: run by make test in the lab"]
+fn a_change_costs_a_message_for_each_thing_that_changed() {
+    on_a_node(|| {
+        let mut node = golden_node();
+        let mut pods = PODS.to_vec();
+        // The virtual servers of the golden case: cluster IP, external IP, load balancer, node port.
+        pods.push("10.244.3.6@node2");
+        node.endpoints(&web(), &pods);
+        assert_eq!(node.messages(), 4, "an endpoint elsewhere");
+        pods.push("10.244.1.6@node1");
+        node.endpoints(&web(), &pods);
+        assert_eq!(node.messages(), 4 + 1, "an endpoint here: also loop-back");
+        // Weight 0 and, as nothing is connected, removal at once; the loop-back member.
+        pods.pop();
+        node.endpoints(&web(), &pods);
+        assert_eq!(node.messages(), 4 + 4 + 1, "it goes");
+        let new = service("default/new", "10.96.10.20", 80);
+        node.add(new, &[&["10.244.2.7@node2", "10.244.2.8@node2"]]);
+        // Two members, the virtual server, two destinations; the address, and a look at which link it goes to.
+        assert_eq!(node.messages(), 2 + 1 + 2 + 2, "a Service more");
+        assert_eq!(node.messages(), 0);
+        node.resettle();
+        pods.push("10.244.3.7@node2");
+        node.endpoints(&web(), &pods);
+        assert_eq!(node.messages(), 4, "also after a dump");
     });
 }
 
@@ -618,7 +685,7 @@ fn properties(scheduler: &str) -> Properties {
 
 fn real(at: &str) -> RealServer {
     let at: std::net::SocketAddr = at.parse().unwrap();
-    RealServer::new(proxy::Target {
+    RealServer::new(Target {
         ip: at.ip(),
         port: at.port(),
     })

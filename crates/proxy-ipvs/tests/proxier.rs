@@ -8,6 +8,8 @@
 #[path = "proxier/drains.rs"]
 mod drains;
 mod support;
+#[path = "proxier/takeover.rs"]
+mod takeover;
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;

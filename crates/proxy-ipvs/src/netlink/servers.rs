@@ -33,6 +33,10 @@ impl Servers {
         })
     }
 
+    pub(super) fn sent(&self) -> u32 {
+        self.ipvs.sent()
+    }
+
     /// All of this family, but those for marked packets and for other protocols than ours: these are not for Services.
     pub(super) fn dump(&mut self) -> Result<BTreeMap<VirtualServerKey, VirtualServer>, Error> {
         self.ipvs = Ipvs::open()?;

@@ -32,6 +32,10 @@ impl Sets {
         })
     }
 
+    pub(super) fn sent(&self) -> u32 {
+        self.ipset.sent()
+    }
+
     /// Our sets, one by one: those of others may be huge. A set with the name of one of ours but of another type counts as
     /// absent, so that it is to be made, which says what is wrong with it.
     pub(super) fn dump(&mut self) -> Result<Dump, Error> {
