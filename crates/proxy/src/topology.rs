@@ -29,6 +29,10 @@ pub struct Backends {
     pub local: Vec<Target>,
     /// Every endpoint on this node, whatever its state: these may call themselves (hairpin).
     pub on_node: Vec<Target>,
+    /// Whether anybody anywhere serves, here or elsewhere; with hints and no Local policy: anybody that is meant for us.
+    pub any: bool,
+    /// How many endpoints there are, whatever their state.
+    pub total: usize,
 }
 
 impl Backends {
@@ -46,6 +50,7 @@ impl Backends {
                 .filter(|c| is_local(c))
                 .map(|c| c.target)
                 .collect(),
+            total: candidates.len(),
             ..Self::default()
         };
         if uses_cluster {
@@ -59,8 +64,11 @@ impl Backends {
             if backends.cluster.is_empty() {
                 backends.cluster = dying(&candidates).map(|c| c.target).collect();
             }
+            backends.any = !backends.cluster.is_empty();
         }
         if uses_local {
+            backends.any |=
+                candidates.iter().any(|c| c.endpoint.ready) || dying(&candidates).next().is_some();
             backends.local = candidates
                 .iter()
                 .filter(|c| c.endpoint.ready && is_local(c))
