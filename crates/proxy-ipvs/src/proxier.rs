@@ -44,6 +44,8 @@ pub struct Proxier<K: Kernel> {
     kernel: Worker<K>,
     /// Who claims entries for each Service, so that a Service that changes or goes releases what it no longer wants.
     owners: HashMap<NamespacedName, Vec<Owner>>,
+    /// Services that lost an address and port to another, or got it back, and so have other set members now.
+    disputed: Vec<NamespacedName>,
     /// With how many members each set must be able to hold; 0 for the link.
     foundation: Table<Foundation, u32, ()>,
     /// By the number of the set.
@@ -78,6 +80,7 @@ impl<K: Kernel> Proxier<K> {
             node_ports: Vec::new(),
             kernel,
             owners: HashMap::new(),
+            disputed: Vec::new(),
             foundation,
             members: std::array::from_fn(|_| Table::new()),
             rules: Table::new(),
@@ -144,7 +147,19 @@ impl<K: Kernel> Proxier<K> {
             .chain(model.service_names())
             .cloned()
             .collect();
-        for name in known {
+        self.update_services(model, &known);
+    }
+
+    fn update_services<'a>(
+        &mut self,
+        model: &Model,
+        names: impl IntoIterator<Item = &'a NamespacedName>,
+    ) {
+        for name in names {
+            self.update_service(model, name);
+        }
+        // Once more these claim the same virtual servers, so that nothing new becomes disputed.
+        while let Some(name) = self.disputed.pop() {
             self.update_service(model, &name);
         }
     }
@@ -189,13 +204,6 @@ impl<K: Kernel> Proxier<K> {
             addresses,
             forbidden_to_node,
         } = fragment;
-        for set in Set::all() {
-            let own = members
-                .iter()
-                .filter(|(of, _)| *of == set)
-                .map(|(_, member)| (*member, ()));
-            self.table(set).claim(&owner, own);
-        }
         // Of two entries with one key the first counts.
         let mut keys = HashSet::new();
         let servers: Vec<_> = servers
@@ -214,12 +222,31 @@ impl<K: Kernel> Proxier<K> {
         for key in released {
             self.take_over(key);
         }
+        // What the sets and rules say of an address and port is the winner's alone: a loser's source ranges or policy would
+        // change who may use it, and how.
+        let lost: HashSet<VirtualServerKey> = keys
+            .into_iter()
+            .filter(|key| self.servers.owner(key) != Some(&owner))
+            .collect();
+        for set in Set::all() {
+            let own = members
+                .iter()
+                .filter(|(of, member)| {
+                    let about = set.virtual_server(member);
+                    *of == set && about.is_none_or(|key| !lost.contains(&key))
+                })
+                .map(|(_, member)| (*member, ()));
+            self.table(set).claim(&owner, own);
+        }
         self.addresses
             .claim(&owner, addresses.into_iter().map(|address| (address, ())));
         if !forbidden_to_node.is_empty() || !self.forbidden_to_node.keys_of(&owner).is_empty() {
             self.forbidden_version += 1;
+            let own = forbidden_to_node
+                .into_iter()
+                .filter(|key| !lost.contains(key));
             self.forbidden_to_node
-                .claim(&owner, forbidden_to_node.into_iter().map(|key| (key, ())));
+                .claim(&owner, own.map(|key| (key, ())));
         }
     }
 
@@ -238,6 +265,7 @@ impl<K: Kernel> Proxier<K> {
         match self.servers.owner(&key) {
             Some(first) if first < owner => return compiled,
             Some(first) if first > owner => {
+                self.disputed.push(first.name.service.clone());
                 if let Some((second, its)) = self.compiled(&key) {
                     self.servers.amend(&second, &key, its);
                 }
@@ -251,6 +279,7 @@ impl<K: Kernel> Proxier<K> {
     fn take_over(&mut self, key: VirtualServerKey) {
         let owner = self.servers.owner(&key).cloned();
         if let (Some(owner), Some(compiled)) = (owner, self.servers.wanted(&key).cloned()) {
+            self.disputed.push(owner.name.service.clone());
             let claim = self.with_leftovers(key, compiled);
             self.servers.amend(&owner, &key, claim);
         }
@@ -476,10 +505,11 @@ impl<K: Kernel> Proxier<K> {
         Plan { ops }
     }
 
-    /// Wants each set as large as its members need, and never smaller than it is.
+    /// Wants each set as large as its members need, those that leave it after others have come included, and never smaller than
+    /// it is.
     fn want_room(&mut self) {
         for (set, table) in Set::all().zip(&self.members) {
-            let needed = u32::try_from(table.wanted_len().next_power_of_two()).unwrap_or(u32::MAX);
+            let needed = u32::try_from(table.len().next_power_of_two()).unwrap_or(u32::MAX);
             let key = Foundation::Set(set);
             let there = self.foundation.actual(&key).copied().unwrap_or(SET_SIZE);
             let size = needed.max(there);
@@ -545,12 +575,22 @@ impl<K: Kernel> Proxier<K> {
         self.want_rules(|_| false);
         let mut ops = Vec::new();
         ops.extend(self.write_rules(now));
+        let mut held = Vec::new();
         for (set, table) in Set::all().zip(&self.members) {
             let removed = sorted(table.due(now))
                 .into_iter()
                 .filter(|member| table.wanted(member).is_none());
-            let free = removed.filter(|member| !self.is_evidence(set, member));
-            ops.extend(free.map(|member| Op::RemoveMember(set, member)));
+            for member in removed {
+                if self.is_evidence(set, &member) {
+                    held.push((set, member));
+                } else {
+                    ops.push(Op::RemoveMember(set, member));
+                }
+            }
+        }
+        for (set, member) in held {
+            // It goes with its virtual server, whose next try is what has to be waited for.
+            self.table(set).hold(&member);
         }
         Plan { ops }
     }
@@ -719,6 +759,15 @@ impl<K: Kernel> Proxier<K> {
             + self.addresses.pending_len()
     }
 
+    fn failing(&self) -> usize {
+        let members: usize = self.members.iter().map(Table::failing_len).sum();
+        self.foundation.failing_len()
+            + members
+            + self.rules.failing_len()
+            + self.servers.failing_len()
+            + self.addresses.failing_len()
+    }
+
     fn conflicts(&self) -> Vec<Conflict> {
         let losers = self.servers.contested().flat_map(|(key, claims)| {
             let (winner, losers) = claims
@@ -788,6 +837,8 @@ impl<K: Kernel> Proxier<K> {
             }
         }
         report.pending = self.pending();
+        report.is_base_failing = self.foundation.failing_len() + self.rules.failing_len() > 0;
+        report.failing = self.failing();
         report.conflicts = self.conflicts();
         report.took = started.elapsed();
         report
@@ -873,9 +924,7 @@ impl<K: Kernel> Mode for Proxier<K> {
             self.update_all(model);
             return;
         }
-        for name in &changes.services {
-            self.update_service(model, name);
-        }
+        self.update_services(model, &changes.services);
     }
 
     fn sync(&mut self, now: Instant) -> Pin<Box<dyn Future<Output = SyncReport> + Send + '_>> {
