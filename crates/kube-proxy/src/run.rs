@@ -18,11 +18,13 @@ use futures::future::FutureExt as _;
 use futures::stream::{BoxStream, StreamExt as _};
 use proxy::{Changes, Event, Mode, Model};
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::mpsc;
 use tokio::task::{unconstrained, yield_now};
 use tokio::time::{Instant, sleep_until};
 use tracing::{error, info, warn};
 
 use crate::addresses::AddressChanges;
+use crate::config::Configz;
 use crate::conntrack::StaleFlows;
 use crate::events::{self, Recorder};
 use crate::flags::Options;
@@ -48,7 +50,10 @@ const WAITING_NOTICE: Duration = Duration::from_secs(10);
 const NODE_PATIENCE: Duration = Duration::from_secs(30);
 
 /// Serves until SIGTERM or SIGINT. Whatever is programmed stays: a restart must not cost a connection.
-pub async fn run(options: Options) -> Result<()> {
+///
+/// Options that come by `changed` take the place of those before. They may differ in what a changed configuration file can say
+/// without a new start ([`Change::Live`](crate::config::Change)).
+pub async fn run(options: Options, mut changed: mpsc::Receiver<Options>) -> Result<()> {
     let mut stop = Stop::subscribe()?;
     let observed = Observed::new(&options);
     let (mut events, client) =
@@ -75,13 +80,14 @@ pub async fn run(options: Options) -> Result<()> {
     Daemon::new(
         options, events, addresses, model, modes, &recorder, observed,
     )
-    .serve(stop)
+    .serve(stop, &mut changed)
     .await
 }
 
-/// What needs privileges, alone (`--init-only`): the IPVS time-outs and sysctls.
+/// What needs privileges, alone (`--init-only`): IPVS is loaded, its time-outs and the sysctls are set. No rule is written, and
+/// iptables need not be here.
 pub async fn init(options: &Options) -> Result<()> {
-    mode::open(options).await?;
+    mode::prepare(options).await?;
     set_sysctls(options)
 }
 
@@ -151,6 +157,7 @@ struct Observed {
     metrics: Metrics,
     health: Arc<Health>,
     status: Arc<Status>,
+    configz: Configz,
 }
 
 impl Observed {
@@ -161,6 +168,7 @@ impl Observed {
             metrics: Metrics::new(),
             status: Arc::new(Status::new(Arc::clone(&health), needs_node)),
             health,
+            configz: Configz::new(&options.configuration),
         }
     }
 
@@ -174,7 +182,7 @@ impl Observed {
             servers.push(http_server::start(healthz::PURPOSE, at, is_fatal, respond)?);
         }
         if let Some(at) = options.metrics_address {
-            let pages = Pages::new(self.metrics.clone(), &options.configuration);
+            let pages = Pages::new(self.metrics.clone(), self.configz.clone());
             let respond = move |head: &_| pages.respond(head);
             servers.push(http_server::start(metrics::PURPOSE, at, is_fatal, respond)?);
         }
@@ -280,7 +288,7 @@ impl Daemon {
         }
     }
 
-    async fn serve(mut self, mut stop: Stop) -> Result<()> {
+    async fn serve(mut self, mut stop: Stop, changed: &mut mpsc::Receiver<Options>) -> Result<()> {
         let mut is_listening = true;
         loop {
             self.sync().await;
@@ -306,7 +314,50 @@ impl Daemon {
                     Some(event) => self.drain(event).await,
                     None => anyhow::bail!("the source of Services has ended"),
                 },
+                Some(options) = changed.recv() => self.reconfigure(options).await,
                 () = sleep_until(due) => {}
+            }
+        }
+    }
+
+    /// Goes on with other options. Where modes depend on them, they are opened anew and find what is programmed, as after a
+    /// start, so that only what differs is written; the model and its watches stay.
+    async fn reconfigure(&mut self, options: Options) {
+        if let Err(error) = set_sysctls(&options) {
+            error!("the changed configuration is not in effect as a whole: {error:#}");
+        }
+        if mode::differ(&self.options, &options)
+            && let Err(error) = self.open_anew(&options).await
+        {
+            error!("the changed configuration is not in effect as a whole: {error:#}");
+        }
+        self.observed.health.set_sync_period(options.sync_period);
+        self.observed.configz.set(&options.configuration);
+        let now = Instant::now();
+        self.next_tick = self.next_tick.min(now + options.sync_period);
+        self.not_before = self.not_before.min(now + options.min_sync_period);
+        self.options = options;
+    }
+
+    async fn open_anew(&mut self, options: &Options) -> Result<()> {
+        let modes = mode::open(options).await?.into_modes(options, &self.model);
+        self.replace_modes(modes);
+        Ok(())
+    }
+
+    fn replace_modes(&mut self, modes: Vec<Box<dyn Mode>>) {
+        let everything = Changes {
+            services: self.model.service_names().cloned().collect(),
+            node: true,
+            ..Changes::default()
+        };
+        for mut mode in modes {
+            let mut families = self.families.iter_mut();
+            if let Some(family) = families.find(|family| family.mode.family() == mode.family()) {
+                mode.update(&self.model, &everything);
+                family.mode = mode;
+                family.wants_resync = true;
+                family.reread = None;
             }
         }
     }

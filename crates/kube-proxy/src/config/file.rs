@@ -7,9 +7,9 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use serde_saphyr::DuplicateKeyPolicy;
 
-use super::settings::in_terms_of_fields;
+use super::settings::{every_field, in_terms_of_fields};
 use super::{API_VERSION, Configuration, KIND};
-use crate::flags::{Flags, UnusableFlag};
+use crate::flags::UnusableFlag;
 
 /// A configuration file cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -101,12 +101,7 @@ pub(crate) fn parse(text: &str) -> Result<(Configuration, Vec<String>), (Option<
     let configuration: Configuration =
         yaml(text, DuplicateKeyPolicy::LastWins).map_err(|error| blame(text, &error))?;
     let mut unknown = Vec::new();
-    find_unknown(
-        "",
-        &tree,
-        &Configuration::of(&Flags::defaults()).tree(),
-        &mut unknown,
-    );
+    find_unknown("", &tree, &every_field(), &mut unknown);
     for path in unknown {
         warnings.push(format!(
             "unknown field {path} is left out; check its spelling"
