@@ -12,10 +12,9 @@
 
 use http::request::Parts;
 use http::{HeaderName, HeaderValue, Method, StatusCode, header};
-use serde::Serialize;
-use serde_json::json;
 
 use super::Metrics;
+use crate::config::Configz;
 use crate::http_server::{Answer, Purpose, answer, not_found, text};
 
 /// For the log.
@@ -34,17 +33,12 @@ const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=
 #[derive(Debug)]
 pub(crate) struct Pages {
     metrics: Metrics,
-    /// JSON.
-    configuration: String,
+    configz: Configz,
 }
 
 impl Pages {
-    pub(crate) fn new(metrics: Metrics, configuration: &impl Serialize) -> Self {
-        let configuration = json!({ "kubeproxy.config.k8s.io": configuration }).to_string();
-        Self {
-            metrics,
-            configuration,
-        }
+    pub(crate) fn new(metrics: Metrics, configz: Configz) -> Self {
+        Self { metrics, configz }
     }
 
     /// What a request is answered.
@@ -60,11 +54,7 @@ impl Pages {
             }
             "/metrics/slis" => self.scraped(CLASSIC, self.metrics.slis()),
             "/proxyMode" => text(StatusCode::OK, "ipvs"),
-            "/configz" => answer(
-                StatusCode::OK,
-                "application/json",
-                self.configuration.clone(),
-            ),
+            "/configz" => answer(StatusCode::OK, "application/json", self.configz.body()),
             "/healthz" => {
                 self.metrics.pinged();
                 let query = head.uri.query().unwrap_or_default();
@@ -113,7 +103,7 @@ mod tests {
     use crate::http_server::{self, Server, tests::get};
 
     fn server() -> Server {
-        let pages = Pages::new(Metrics::new(), &json!({"mode": "ipvs"}));
+        let pages = Pages::new(Metrics::new(), Configz::default());
         let respond = move |head: &Parts| pages.respond(head);
         http_server::start(PURPOSE, "127.0.0.1:0".parse().unwrap(), true, respond).unwrap()
     }
@@ -121,11 +111,7 @@ mod tests {
     #[tokio::test]
     async fn pages_are_upstreams() {
         let server = server();
-        for (page, wanted) in [
-            ("/proxyMode", "ipvs"),
-            ("/healthz", "ok"),
-            ("/configz", r#"{"kubeproxy.config.k8s.io":{"mode":"ipvs"}}"#),
-        ] {
+        for (page, wanted) in [("/proxyMode", "ipvs"), ("/healthz", "ok"), ("/configz", "")] {
             let (head, body) = get(&server, &format!("GET {page}")).await;
             assert!(head.starts_with("HTTP/1.1 200 OK\n"), "{page}: {head}");
             assert!(
