@@ -486,6 +486,18 @@ async fn what_cannot_heal_is_an_error_at_once() {
     let none = dir.join("none");
     let broken = write("broken", "clusters: [");
     let empty = write("empty", "apiVersion: v1\nkind: Config\n");
+    let with_user = |name: &str, user: &str| {
+        let text = fixture.kubeconfig();
+        let user = text.replace("user: {}", &format!("user: {{{user}}}"));
+        write(name, &user)
+    };
+    let exec = "exec: {apiVersion: client.authentication.k8s.io/v1, command: /bin/false, interactiveMode: Never}";
+    let exec = with_user("exec", exec);
+    let provider = with_user("provider", "auth-provider: {name: gcp}");
+    let no_key = with_user(
+        "no-key",
+        "client-certificate: /nowhere/crt, client-key: /nowhere/key",
+    );
     for (kubeconfig, master, parts) in [
         (
             Some(&none),
@@ -505,6 +517,21 @@ async fn what_cannot_heal_is_an_error_at_once() {
             Some(&empty),
             None,
             [empty.to_str().unwrap(), "current", "current-context"],
+        ),
+        (
+            Some(&exec),
+            None,
+            [exec.to_str().unwrap(), "an exec plugin", "tokenFile"],
+        ),
+        (
+            Some(&provider),
+            None,
+            [provider.to_str().unwrap(), "an auth-provider", "tokenFile"],
+        ),
+        (
+            Some(&no_key),
+            None,
+            [url(&fixture).as_str(), "No such file", "certificates"],
         ),
         (
             None,

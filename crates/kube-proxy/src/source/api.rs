@@ -6,11 +6,12 @@
 //!   the own Node ───┘        └─▶ Outage: says once that the server is away, and once that it is back
 //! ```
 //!
-//! `kube` does what is common to all clients: kubeconfig, credentials, TLS, HTTP. Listing and watching is done here, in
-//! `list_watch`, which says why.
+//! `kube` does what is common to all clients: kubeconfig, certificates, TLS, HTTP. Listing and watching is done here, in
+//! `list_watch`, which says why, and so is the token of a service account, in `token`.
 
 mod list_watch;
 mod outage;
+mod token;
 
 use std::path::Path;
 use std::pin::Pin;
@@ -67,6 +68,7 @@ impl Server {
         if let Some(url) = master {
             config.cluster_url = url;
         }
+        let token = token::FromFile::take(&mut config.auth_info);
         // Retrying is done here, where it is known what was lost.
         config.default_retry = false;
         let url = config
@@ -86,7 +88,7 @@ impl Server {
             advice: "correct the credentials and certificates in the kubeconfig",
         })?;
         let count = CountRequests::new(metrics.clone(), &host.unwrap_or_default());
-        let client = client.with_layer(&count).build();
+        let client = client.with_layer(&token).with_layer(&count).build();
         Ok(Self { client, url })
     }
 
@@ -166,6 +168,15 @@ async fn from_kubeconfig(path: &Path) -> Result<Config, StartError> {
     std::fs::read(path).map_err(|error| failed(&error, "correct --kubeconfig"))?;
     let kubeconfig =
         Kubeconfig::read_from(path).map_err(|error| failed(&error, "correct the file"))?;
+    if let Some(plugin) = plugin(&kubeconfig) {
+        return Err(StartError::Api {
+            what: format!("kubeconfig {}", path.display()),
+            reason: format!(
+                "its user's credentials come from {plugin}, which this program does not run"
+            ),
+            advice: "give the user a token, a tokenFile, or a client certificate with its key",
+        });
+    }
     Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default())
         .await
         .map_err(|error| {
@@ -174,6 +185,23 @@ async fn from_kubeconfig(path: &Path) -> Result<Config, StartError> {
                 "correct the file: it needs a current-context with a cluster",
             )
         })
+}
+
+/// The program or library that the current context's credentials come from, if they do.
+fn plugin(kubeconfig: &Kubeconfig) -> Option<&'static str> {
+    let context = kubeconfig.current_context.as_ref()?;
+    let mut contexts = kubeconfig.contexts.iter();
+    let context = contexts
+        .find(|one| one.name == *context)?
+        .context
+        .as_ref()?;
+    let mut users = kubeconfig.auth_infos.iter();
+    let user = users.find(|one| Some(&one.name) == context.user.as_ref())?;
+    match user.auth_info.as_ref()? {
+        user if user.exec.is_some() => Some("an exec plugin"),
+        user if user.auth_provider.is_some() => Some("an auth-provider"),
+        _ => None,
+    }
 }
 
 /// `--master`, with its scheme as client-go takes it: plain HTTP where none is given.
