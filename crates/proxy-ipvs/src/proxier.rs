@@ -28,6 +28,10 @@ use crate::sets::{Member, Set};
 /// How many members a set can hold, as upstream creates it; more where more are wanted.
 const SET_SIZE: u32 = 65_536;
 
+/// A plan ends at the virtual server with which it has so many writes, and another one follows: at 10,000 Services with 50
+/// endpoints each, the first sync would otherwise hold 100 MB of writes, messages and answers at once.
+const ENOUGH_OPS: usize = 32_768;
+
 /// What must exist before anything else.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 enum Foundation {
@@ -43,19 +47,19 @@ pub struct Proxier<K: Kernel> {
     node_ports: Vec<IpAddr>,
     kernel: Worker<K>,
     /// Who claims entries for each Service, so that a Service that changes or goes releases what it no longer wants.
-    owners: HashMap<NamespacedName, Vec<Owner>>,
+    owners: HashMap<NamespacedName, Vec<Arc<Owner>>>,
     /// Services that lost an address and port to another, or got it back, and so have other set members now.
     disputed: Vec<NamespacedName>,
     /// With how many members each set must be able to hold; 0 for the link.
     foundation: Table<Foundation, u32, ()>,
     /// By the number of the set.
-    members: [Table<Member, (), Owner>; Set::COUNT],
+    members: [Table<Member, (), Arc<Owner>>; Set::COUNT],
     rules: Table<(), Arc<Rules>, ()>,
     /// What other modes have left; none of it is wanted.
     leftovers: Table<Place, Arc<Leftovers>, ()>,
-    servers: Table<VirtualServerKey, VirtualServer, Owner>,
-    addresses: Table<IpAddr, (), Owner>,
-    forbidden_to_node: Table<VirtualServerKey, (), Owner>,
+    servers: Table<VirtualServerKey, VirtualServer, Arc<Owner>>,
+    addresses: Table<IpAddr, (), Arc<Owner>>,
+    forbidden_to_node: Table<VirtualServerKey, (), Arc<Owner>>,
     /// What the wanted rules were last made from: the sets that they match, and `forbidden_version`.
     shim: Option<(BTreeSet<Set>, u64)>,
     forbidden_version: u64,
@@ -96,7 +100,7 @@ impl<K: Kernel> Proxier<K> {
         }
     }
 
-    fn table(&mut self, set: Set) -> &mut Table<Member, (), Owner> {
+    fn table(&mut self, set: Set) -> &mut Table<Member, (), Arc<Owner>> {
         #[allow(clippy::indexing_slicing, reason = "Set::COUNT is the number of sets")]
         &mut self.members[set as usize]
     }
@@ -169,7 +173,7 @@ impl<K: Kernel> Proxier<K> {
             .view(name)
             .map(|view| compile(&view, &self.node, &self.node_ports, &self.config))
             .unwrap_or_default();
-        let owners: Vec<Owner> = fragments
+        let owners: Vec<Arc<Owner>> = fragments
             .iter()
             .map(|fragment| fragment.owner.clone())
             .collect();
@@ -258,7 +262,7 @@ impl<K: Kernel> Proxier<K> {
     /// What an owner is to claim for a virtual server.
     fn claim_of(
         &mut self,
-        owner: &Owner,
+        owner: &Arc<Owner>,
         key: VirtualServerKey,
         compiled: VirtualServer,
     ) -> VirtualServer {
@@ -286,7 +290,7 @@ impl<K: Kernel> Proxier<K> {
     }
 
     /// The first claim without leftovers, and whose it is.
-    fn compiled(&self, key: &VirtualServerKey) -> Option<(Owner, VirtualServer)> {
+    fn compiled(&self, key: &VirtualServerKey) -> Option<(Arc<Owner>, VirtualServer)> {
         let wanted = self.servers.wanted(key)?;
         let endpoints = wanted
             .destinations
@@ -497,6 +501,9 @@ impl<K: Kernel> Proxier<K> {
         keys.sort_unstable();
         for (_, key) in keys {
             self.make_server(key, &mut ops);
+            if ops.len() >= ENOUGH_OPS {
+                return Plan { ops };
+            }
         }
         let added = sorted(self.addresses.due(now))
             .into_iter()
@@ -565,6 +572,9 @@ impl<K: Kernel> Proxier<K> {
                     let gone = gone.filter(|target| wanted.destination(*target).is_none());
                     ops.extend(gone.map(|target| Op::RemoveDestination(key, target)));
                 }
+            }
+            if ops.len() >= ENOUGH_OPS {
+                return Plan { ops };
             }
         }
         ops.extend(removed_servers);
@@ -766,6 +776,7 @@ impl<K: Kernel> Proxier<K> {
             + self.rules.failing_len()
             + self.servers.failing_len()
             + self.addresses.failing_len()
+            + self.leftovers.failing_len()
     }
 
     fn conflicts(&self) -> Vec<Conflict> {
@@ -798,10 +809,16 @@ impl<K: Kernel> Proxier<K> {
             if stage == Stage::Break {
                 self.look_at_drains(now, &mut report).await;
             }
-            let plan = self.plan(stage, now);
-            let outcomes = vec![Outcome::Done; plan.ops.len()];
-            self.book(&plan, outcomes, now, &mut report);
-            plans.push(plan);
+            loop {
+                let plan = self.plan(stage, now);
+                let outcomes = vec![Outcome::Done; plan.ops.len()];
+                self.book(&plan, outcomes, now, &mut report);
+                let is_last = plan.ops.len() < ENOUGH_OPS;
+                plans.push(plan);
+                if is_last {
+                    break;
+                }
+            }
         }
         match report.failures.pop() {
             Some(failure) => Err(failure),
@@ -819,21 +836,9 @@ impl<K: Kernel> Proxier<K> {
             if stage == Stage::Break {
                 self.look_at_drains(now, &mut report).await;
             }
-            let plan = self.plan(stage, now);
-            if plan.ops.is_empty() {
-                continue;
-            }
-            let applied = self.kernel.call(move |kernel| {
-                let outcomes = kernel.apply(&plan);
-                (plan, outcomes)
-            });
-            match applied.await {
-                Ok((plan, outcomes)) => self.book(&plan, outcomes, now, &mut report),
-                Err(gone) => {
-                    self.needs_resync = true;
-                    report.failures.push(failure("the kernel thread", &gone));
-                    break;
-                }
+            // What a plan of many writes left over is what is due after it.
+            while self.carry_out(stage, now, &mut report).await >= ENOUGH_OPS && !self.needs_resync
+            {
             }
         }
         report.pending = self.pending();
@@ -842,6 +847,27 @@ impl<K: Kernel> Proxier<K> {
         report.conflicts = self.conflicts();
         report.took = started.elapsed();
         report
+    }
+
+    /// Plans, writes and books; how many writes that were.
+    async fn carry_out(&mut self, stage: Stage, now: Instant, report: &mut SyncReport) -> usize {
+        let plan = self.plan(stage, now);
+        let count = plan.ops.len();
+        if count == 0 {
+            return 0;
+        }
+        let applied = self.kernel.call(move |kernel| {
+            let outcomes = kernel.apply(&plan);
+            (plan, outcomes)
+        });
+        match applied.await {
+            Ok((plan, outcomes)) => self.book(&plan, outcomes, now, report),
+            Err(gone) => {
+                self.needs_resync = true;
+                report.failures.push(failure("the kernel thread", &gone));
+            }
+        }
+        count
     }
 
     /// Looks at the connections of what drains and is due; what has none left, or has had its time, is no longer wanted.

@@ -503,7 +503,7 @@ fn a_report_tells_a_node_that_is_late_from_one_bad_service() {
     let installed = world.kernel.state().snapshot.rules.clone().unwrap();
     world.kernel.state().snapshot.rules = Some(Rules::default());
     refuse(&world, &format!("write {} iptables rules", installed.len()));
-    world.wait(Duration::from_secs(60));
+    world.wait(Duration::from_mins(1));
     world.resync();
     let now = world.now;
     let report = block_on(world.proxier.sync(now));
@@ -1013,6 +1013,41 @@ fn the_api_server_comes_first_then_dns() {
             "add virtual server 10.96.0.2:80/TCP",
         ]
     );
+}
+
+#[test]
+fn much_is_written_in_several_plans_and_in_order() {
+    let services = 900u32;
+    let pods: Vec<String> = (0..100u32).map(|n| format!("10.244.1.{n}@node2")).collect();
+    let pods: Vec<&str> = pods.iter().map(String::as_str).collect();
+    let mut world = World::new();
+    for number in 0..services {
+        let at = format!("default/s{number}");
+        let address = format!("10.96.{}.{}", number / 250, number % 250 + 1);
+        world.service(service(&at, &address, 80));
+        world.slice(slice(&at, &pods));
+    }
+    let mut world = world.listed();
+    let report = world.sync();
+    assert_eq!((report.pending, report.failures.len()), (0, 0));
+    let (_, ops) = world.work();
+    let binds = |op: &Op| matches!(op, Op::BindAddress(_));
+    let first = ops.iter().position(binds).unwrap();
+    assert_eq!(ops.len() - first, 900, "addresses come behind all others");
+    let adds = |op: &&Op| matches!(op, Op::AddDestination(..));
+    assert_eq!(ops.iter().filter(adds).count(), 90_000);
+
+    // One message for each destination that drains, one for its removal; again everything in one sync.
+    for number in 0..services {
+        world.slice(slice(&format!("default/s{number}"), &pods[..50]));
+    }
+    assert_eq!(world.sync().pending, 0);
+    assert_eq!(world.work().1.len(), 90_000);
+    for number in 0..services {
+        world.delete_service(&format!("default/s{number}"));
+    }
+    assert_eq!(world.sync().pending, 0);
+    assert!(world.kernel.state().snapshot.servers.is_empty());
 }
 
 #[test]
