@@ -481,10 +481,6 @@ pub fn parse<A: Into<OsString>>(
     } else {
         with_file(flags, is_given)?
     };
-    if !flags.write_config_to.is_empty() {
-        let text = config::render(configuration, &flags);
-        return Ok(Command::Write(flags.write_config_to.into(), text));
-    }
     let is_of_file = |flag: &str| {
         let wins = config::wins_over_file(flag) && is_given(flag);
         !flags.config.is_empty() && !wins
@@ -495,6 +491,10 @@ pub fn parse<A: Into<OsString>>(
         }
         _ => CommandLineError::from(error),
     })?;
+    if !flags.write_config_to.is_empty() {
+        let text = config::render(configuration, &flags);
+        return Ok(Command::Write(flags.write_config_to.into(), text));
+    }
     options.configuration = configuration.completed(&flags);
     options.warnings.extend(said);
     let deprecated = DEPRECATED.iter().filter(|(flag, _)| is_given(flag));
@@ -530,12 +530,12 @@ fn normalised(arguments: Vec<OsString>) -> impl Iterator<Item = OsString> {
 fn told(error: &clap::Error) -> String {
     let context = |kind| error.get(kind).map(ToString::to_string).unwrap_or_default();
     let argument = context(ContextKind::InvalidArg);
-    // `--flag <VALUE>`, with `-v, ` before the one that has a short form.
-    let flag = argument.split(" <").next().unwrap_or(&argument);
-    let flag = flag.trim_start_matches("-v, ");
+    // `--flag <VALUE>`, `--flag[=<VALUE>]`, or `-v, --v <VALUE>`.
+    let flag = argument.split([' ', '[']).next().unwrap_or(&argument);
+    let flag = if flag == "-v," { "--v" } else { flag };
     match error.kind() {
         ErrorKind::UnknownArgument if !flag.starts_with('-') => format!(
-            "kube-proxy takes flags only, and was given '{flag}'; the value of a switch goes behind =, as in --masquerade-all=true"
+            "only flags are taken, and '{flag}' is none; the value of a switch goes behind =, as in --masquerade-all=true"
         ),
         ErrorKind::UnknownArgument => {
             let similar = context(ContextKind::SuggestedArg);

@@ -1,5 +1,7 @@
 //! What became of a configuration file that says something else: which fields, and whether they need a new start.
 
+use std::collections::BTreeMap;
+
 use serde_json::Value;
 
 use super::settings::{Change, ROWS};
@@ -8,8 +10,11 @@ use super::{Configuration, settings};
 impl Configuration {
     /// The paths of the fields that `new` says differently, sorted.
     pub fn differences(&self, new: &Self) -> Vec<String> {
-        let mut paths = Vec::new();
-        collect("", &self.tree(), &new.tree(), &mut paths);
+        let (old, new) = (leaves(&self.tree()), leaves(&new.tree()));
+        let mut paths: Vec<String> = old.keys().chain(new.keys()).cloned().collect();
+        paths.sort();
+        paths.dedup();
+        paths.retain(|path| old.get(path) != new.get(path));
         paths
     }
 }
@@ -21,27 +26,26 @@ pub fn change_of(path: &str) -> Change {
         .map_or(Change::Live, |row| row.change)
 }
 
-/// The path of each field, sorted; what a feature gate is called is none.
+/// The path of each field, sorted.
 pub fn fields() -> Vec<String> {
-    let mut paths = Vec::new();
-    collect("", &settings::every_field(), &Value::Null, &mut paths);
-    paths
+    leaves(&settings::every_field()).into_keys().collect()
 }
 
-fn collect(path: &str, old: &Value, new: &Value, paths: &mut Vec<String>) {
-    match old.as_object() {
-        // Its members are names that others chose.
-        Some(fields) if !fields.is_empty() && path != "featureGates" => {
-            for (name, old) in fields {
-                let path = if path.is_empty() {
-                    name.clone()
-                } else {
-                    format!("{path}.{name}")
-                };
-                collect(&path, old, new.get(name).unwrap_or(&Value::Null), paths);
+/// The fields that are no sections, by their paths. What a feature gate is called is none.
+fn leaves(tree: &Value) -> BTreeMap<String, Value> {
+    let mut found = BTreeMap::new();
+    let mut sections = vec![(String::new(), tree)];
+    while let Some((path, value)) = sections.pop() {
+        match value.as_object() {
+            Some(fields) if !fields.is_empty() && path != "featureGates" => {
+                let dot = if path.is_empty() { "" } else { "." };
+                let fields = fields.iter();
+                sections.extend(fields.map(|(name, value)| (format!("{path}{dot}{name}"), value)));
+            }
+            _ => {
+                found.insert(path, value.clone());
             }
         }
-        _ if old != new => paths.push(path.to_owned()),
-        _ => {}
     }
+    found
 }

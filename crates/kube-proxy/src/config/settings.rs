@@ -143,6 +143,17 @@ const WITHOUT_EFFECT: &[(&str, &str)] = &[
     ("winkernel", "it is of Windows"),
 ];
 
+/// Why the field at `path` changes nothing, if it is accepted without effect.
+#[cfg(test)]
+pub(super) fn why_without_effect(path: &str) -> Option<&'static str> {
+    let is_of = |section: &str| {
+        path.strip_prefix(section)
+            .is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+    };
+    let row = WITHOUT_EFFECT.iter().find(|(section, _)| is_of(section));
+    row.map(|(_, why)| *why)
+}
+
 /// The path of each field that has a flag, and the flag's name.
 pub(crate) fn fields_with_flags() -> impl Iterator<Item = (&'static str, &'static str)> {
     ROWS.iter().map(|row| (row.path, row.flag))

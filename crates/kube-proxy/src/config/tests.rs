@@ -281,7 +281,25 @@ fn errors_name_the_field_the_value_and_what_is_allowed() {
             "oomScoreAdj: 1001",
             &["oomScoreAdj", "'1001'", "-1000 to 1000"],
         ),
-        ("oomScoreAdj: high", &["line 3", "oomScoreAdj: high"]),
+        (
+            "oomScoreAdj: high",
+            &["line 3", "whole number", "oomScoreAdj: high"],
+        ),
+        (
+            "nodePortAddresses: primary",
+            &["line 3", "a list", "nodePortAddresses"],
+        ),
+        ("clusterCIDR: [a]", &["line 3", "a text", "clusterCIDR"]),
+        ("conntrack: 5", &["line 3", "fields", "conntrack"]),
+        ("featureGates: {A: 1}", &["line 3", "true or false"]),
+        (
+            "clientConnection: {qps: fast}",
+            &["line 3", "give a number"],
+        ),
+        (
+            "logging: {vmodule: [{filePattern: a, verbosity: -1}]}",
+            &["line 3", "0 or more"],
+        ),
         ("conntrack: {min: -1}", &["conntrack.min", "'-1'"]),
         (
             "detectLocalMode: Magic",
@@ -312,7 +330,11 @@ fn errors_name_the_field_the_value_and_what_is_allowed() {
         "apiVersion: v1\nkind: Service",
     ] {
         let error = error(text);
-        assert!(error.contains("v1alpha1"), "{error}");
+        assert!(
+            error.contains("apiVersion: kubeproxy.config.k8s.io/v1alpha1"),
+            "{error}"
+        );
+        assert!(!error.contains("''"), "{error}");
     }
 }
 
@@ -596,6 +618,63 @@ fn changes_are_named_and_known_to_be_live_or_not() {
             found.iter().all(|path| change_of(path) == change),
             "{fields}"
         );
+    }
+}
+
+/// The tables for operators name each flag and each field once, beside each other where they are one setting, and say of
+/// effect and change what the program does.
+#[test]
+fn the_documentation_has_every_flag_and_field() {
+    use clap::CommandFactory as _;
+    let text = include_str!("../../../../docs/flags.md");
+    let rows: Vec<[&str; 4]> = text
+        .lines()
+        .filter(|line| line.starts_with("| ") && !line.starts_with("| flag"))
+        .map(|line| {
+            let cells: Vec<_> = line.trim_matches('|').split(" | ").map(str::trim).collect();
+            cells.try_into().unwrap_or_else(|_| panic!("{line}"))
+        })
+        .collect();
+    let name = |cell: &'static str| {
+        let name = cell.trim_matches('`');
+        (name != "–").then_some(name)
+    };
+    let sorted = |mut names: Vec<String>| {
+        names.sort();
+        names
+    };
+    let mut command = Flags::command();
+    command.build();
+    let flags = command.get_arguments().filter_map(clap::Arg::get_long);
+    let told = rows.iter().filter_map(|[flag, ..]| name(flag));
+    assert_eq!(
+        sorted(told.map(str::to_owned).collect()),
+        sorted(flags.map(|flag| format!("--{flag}")).collect()),
+    );
+    let told = rows.iter().filter_map(|[_, field, ..]| name(field));
+    assert_eq!(sorted(told.map(str::to_owned).collect()), fields());
+    for [flag, field, effect, change] in rows {
+        let (flag, path) = (name(flag), name(field));
+        let field = flag.and_then(|flag| field_of(flag.trim_start_matches('-')));
+        assert!(flag.is_none() || field == path, "{flag:?}, {path:?}");
+        let has_effect = path.is_none_or(|path| settings::why_without_effect(path).is_none())
+            && !matches!(flag, Some("--boot-id-file" | "--machine-id-file"));
+        assert_eq!(
+            effect.starts_with("works"),
+            has_effect,
+            "{flag:?}, {path:?}"
+        );
+        assert_eq!(
+            effect.starts_with("no effect: "),
+            !has_effect,
+            "{flag:?}, {path:?}"
+        );
+        let wanted = match path {
+            None | Some("apiVersion" | "kind") => "–",
+            Some(path) if change_of(path) == Change::Restart => "restart",
+            Some(_) => "live",
+        };
+        assert_eq!(change, wanted, "{flag:?}, {path:?}");
     }
 }
 

@@ -224,6 +224,20 @@ impl Options {
                 format!("must not be longer than --ipvs-sync-period, which is {sync_period:?}"),
             ));
         }
+        if flags.config_sync_period.is_zero() {
+            return Err(UnusableFlag::new(
+                "config-sync-period",
+                "0s",
+                "must be longer than 0, for example 15m",
+            ));
+        }
+        if flags.kube_api_burst < 0 {
+            return Err(UnusableFlag::new(
+                "kube-api-burst",
+                &flags.kube_api_burst.to_string(),
+                "give 0 or more",
+            ));
+        }
         let timeouts = IpvsTimeouts {
             tcp: timeout("ipvs-tcp-timeout", flags.ipvs_tcp_timeout)?,
             tcp_fin: timeout("ipvs-tcpfin-timeout", flags.ipvs_tcpfin_timeout)?,

@@ -503,6 +503,18 @@ fn errors_name_the_flag_the_value_and_what_is_allowed() {
             "--kube-api-qps=many",
             &["--kube-api-qps", "'many'", "such as 5"],
         ),
+        (
+            "--kube-api-burst=-1",
+            &["--kube-api-burst", "'-1'", "0 or more"],
+        ),
+        (
+            "--config-sync-period=0",
+            &["--config-sync-period", "longer than 0"],
+        ),
+        (
+            "--write-config-to=/w --oom-score-adj=1001",
+            &["--oom-score-adj", "-1000 to 1000"],
+        ),
         ("--vmodule=proxier", &["--vmodule", "'proxier'", "=4"]),
         ("--vmodule=proxier=high", &["--vmodule", "=high'", "=4"]),
         (
@@ -519,7 +531,7 @@ fn errors_name_the_flag_the_value_and_what_is_allowed() {
         ),
         (
             "--masquerade-all=yes",
-            &["--masquerade-all", "yes", "true or false"],
+            &["'yes' for '--masquerade-all': give true or false"],
         ),
         (
             "--masquerade-all true",
