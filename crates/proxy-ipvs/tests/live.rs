@@ -43,7 +43,7 @@ fn on_a_node(story: impl FnOnce() + Send + 'static) {
         let unshared = unsafe { unshare_unsafe(UnshareFlags::NEWNET) };
         unshared.expect("this test makes a network namespace: run it in the lab");
         sh(
-            "modprobe ipv6; ip link set lo up; ip link add eth0 type veth peer name peer0
+            "modprobe -q ipv6 || true; ip link set lo up; ip link add eth0 type veth peer name peer0
             ip addr add 192.168.99.10/24 dev eth0; ip -6 addr add fd00:99::10/64 dev eth0 nodad
             ip link set peer0 up; ip link set eth0 up; ip route add default dev eth0",
         );
@@ -546,7 +546,7 @@ fn damage_is_repaired() {
             "ip addr del 10.96.10.10/32 dev kube-ipvs0; ip -6 addr del fd00:96::10/128 dev kube-ipvs0".to_owned(),
             "ip addr add 10.1.2.3/24 dev kube-ipvs0; ip -6 addr add fd00::7/64 dev kube-ipvs0".to_owned(),
             "ip link del kube-ipvs0".to_owned(),
-            "iptables-legacy -F; ip6tables-legacy -F; iptables-legacy -t nat -F; ip6tables-legacy -t nat -F; ipset destroy || ipset flush".to_owned(),
+            format!("for tables in iptables-{backend} ip6tables-{backend}; do $tables -F; $tables -t nat -F; done; ipset destroy || ipset flush"),
         ];
         for damage in damages {
             sh(&damage);
@@ -854,12 +854,13 @@ fn sets_of_another_kind_are_named_with_the_way_out() {
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
 fn a_set_that_is_too_small_is_replaced_under_the_rules_that_use_it() {
     on_a_node(|| {
-        sh(
+        let backend = Iptables::choose(None).unwrap().backend();
+        sh(&format!(
             "ipset create KUBE-CLUSTER-IP hash:ip,port family inet hashsize 64 maxelem 2
             ipset add KUBE-CLUSTER-IP 10.96.0.1,tcp:443
             ipset create KUBE-GROWING hash:ip
-            iptables-legacy -A INPUT -m set --match-set KUBE-CLUSTER-IP dst,dst -j RETURN",
-        );
+            iptables-{backend} -A INPUT -m set --match-set KUBE-CLUSTER-IP dst,dst -j RETURN"
+        ));
         let mut kernel = open(IpFamily::V4);
         let member = |n: u8| {
             let address = format!("10.96.1.{n}").parse().unwrap();
@@ -878,7 +879,9 @@ fn a_set_that_is_too_small_is_replaced_under_the_rules_that_use_it() {
         );
         assert_eq!(saved.matches("add KUBE-CLUSTER-IP").count(), 7, "{saved}");
         assert!(!saved.contains("KUBE-GROWING"), "{saved}");
-        assert!(sh("iptables-legacy-save").contains("--match-set KUBE-CLUSTER-IP dst,dst"));
+        assert!(
+            sh(&format!("iptables-{backend}-save")).contains("--match-set KUBE-CLUSTER-IP dst,dst")
+        );
     });
 }
 
