@@ -6,7 +6,7 @@ TARGET ?= $(or $(CARGO_TARGET_DIR),target)/debug
 MODE ?= ipvs
 CASES ?= integration/golden/cases/$(MODE)
 
-.PHONY: help demo test golden lint build deps doctor advisories
+.PHONY: help demo test golden lint build image deps doctor advisories
 
 help: ## Say what can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,6 +27,9 @@ lint: ## Formatting, clippy, licences and sources of dependencies
 
 build: ## The release binary
 	$(CARGO) build --locked --release -p kube-proxy
+
+image: ## The container image, as an OCI archive, and its SBOM (says what it installs)
+	@image/build
 
 deps: ## Install what the lab needs from Debian's packages (says what)
 	@integration/deps

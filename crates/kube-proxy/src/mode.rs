@@ -4,9 +4,14 @@ use anyhow::{Context as _, Result};
 use netlink_batch::Worker;
 use proxy::{IpFamily, Mode, Model, NodeFacts};
 use proxy_ipvs::{Backend, Config, Iptables, IptablesError, NetlinkKernel, OpenError, Proxier};
-use tracing::info;
+use tracing::{info, warn};
 
 use crate::flags::{IptablesBackend, Options};
+
+/// The modes that this build has, by the names that `--proxy-mode` knows them.
+pub(crate) const MODES: [&str; 1] = [DEFAULT_MODE];
+/// The mode where none is named.
+pub(crate) const DEFAULT_MODE: &str = "ipvs";
 
 /// The kernel, opened for each family that the node has. Nothing has been read or written yet.
 pub(crate) struct Kernels {
@@ -36,12 +41,72 @@ pub(crate) fn open_to_read(options: &Options) -> Result<Kernels> {
     )
 }
 
+/// Does what needs more privileges than serving, and what only a container with kernel modules in reach can: IPVS is loaded, and
+/// its time-outs are set.
+pub(crate) async fn prepare(options: &Options) -> Result<()> {
+    let wanted = options.timeouts;
+    let backend = backend(options);
+    let prepared = move || {
+        // iptables loads modules that its legacy backend needs when it is first used; here it may be missing.
+        if let Err(error) = Iptables::choose(backend) {
+            info!(reason = %error, "iptables is not prepared");
+        }
+        proxy_ipvs::prepare(wanted.tcp, wanted.tcp_fin, wanted.udp)
+    };
+    // Blocks on the kernel and on programs; nothing else happens meanwhile.
+    tokio::task::spawn_blocking(prepared).await??;
+    Ok(())
+}
+
 fn backend(options: &Options) -> Option<Backend> {
     match options.iptables_backend {
         IptablesBackend::Auto => None,
         IptablesBackend::Legacy => Some(Backend::Legacy),
         IptablesBackend::Nft => Some(Backend::Nft),
     }
+}
+
+/// Whether modes that are opened with these options would differ.
+pub(crate) fn differ(one: &Options, other: &Options) -> bool {
+    // Taken apart, so that an option that comes with time is thought of.
+    let settings = |options: &Options| {
+        let Options {
+            source: _,
+            node_name: _,
+            bind_address,
+            healthz_address: _,
+            metrics_address: _,
+            bind_address_hard_fail: _,
+            detect_local,
+            node_port_addresses,
+            masquerade_all,
+            masquerade_bit,
+            iptables_backend,
+            scheduler,
+            exclude_cidrs,
+            strict_arp: _,
+            timeouts,
+            drain_timeout,
+            conntrack: _,
+            sync_period,
+            min_sync_period: _,
+            oom_score_adj: _,
+            init_only: _,
+            verbosity: _,
+            vmodule: _,
+            log_format: _,
+            configuration_file: _,
+            configuration: _,
+            warnings: _,
+        } = options.clone();
+        (
+            (bind_address, detect_local, node_port_addresses),
+            (masquerade_all, masquerade_bit, iptables_backend),
+            (scheduler, exclude_cidrs, timeouts),
+            (drain_timeout, sync_period),
+        )
+    };
+    settings(one) != settings(other)
 }
 
 /// The time-outs are the network namespace's, not a family's.
@@ -76,10 +141,14 @@ impl Kernels {
                 info!(%family, reason = %error, "this family is left out");
                 continue;
             }
-            let kernel =
-                Worker::spawn(&format!("netlink-{family}"), move || open(family, iptables))
-                    .with_context(|| format!("cannot serve {family}"))?;
-            opened.push((family, kernel));
+            match Worker::spawn(&format!("netlink-{family}"), move || open(family, iptables)) {
+                Ok(kernel) => opened.push((family, kernel)),
+                Err(error) if family == primary => {
+                    return Err(error)
+                        .with_context(|| format!("cannot serve {family}, the primary family"));
+                }
+                Err(error) => warn!(%family, reason = %error, "this family is left out"),
+            }
         }
         Ok(Self { iptables, opened })
     }

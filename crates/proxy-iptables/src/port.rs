@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 use proxy::{
-    Backends, IpFamily, NodeFacts, Protocol, Service, ServicePort, ServicePortName, ServiceView,
+    Endpoints, IpFamily, NodeFacts, Protocol, Service, ServicePort, ServicePortName, ServiceView,
 };
 
 use crate::chain::{Chain, Hash, Purpose, Shared, Table};
@@ -152,10 +152,11 @@ pub fn compile(view: &ServiceView<'_>, node: &NodeFacts) -> Vec<ServedPort> {
         .filter(|net| IpFamily::of(net.addr()) == node.family)
         .copied()
         .collect();
+    let served = Endpoints::of(view, node);
     let compile = |(index, port): (usize, &ServicePort)| {
         let owner = Owner::new(service, port);
         let name = owner.name.to_string();
-        let backends = Backends::resolve(view, port, node);
+        let backends = served.serving(port);
         let endpoints = |targets: &[proxy::Target]| {
             let mut endpoints: Vec<Endpoint> = targets
                 .iter()

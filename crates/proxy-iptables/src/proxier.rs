@@ -574,6 +574,9 @@ impl<K: Kernel> Proxier<K> {
         counts.wanted = [filter + base(Table::Filter), nat + base(Table::Nat)];
         report.iptables = Some(counts);
         report.pending = self.pending();
+        report.failing =
+            self.base.failing_len() + self.slots.failing_len() + self.chains.failing_len();
+        report.is_base_failing = self.base.failing_len() > 0;
         report.conflicts = self.conflicts();
         report.took = started.elapsed();
         report

@@ -1,7 +1,7 @@
 //! Writes as data: what is to be done, in order, and what became of each.
 //!
-//! A [`Plan`] can be printed, counted and tested; only a [`Kernel`](crate::kernel::Kernel) carries it out. A sync makes at most
-//! one plan for each [`Stage`]. Make before break:
+//! A [`Plan`] can be printed, counted and tested; only a [`Kernel`](crate::kernel::Kernel) carries it out. A sync makes
+//! one plan for each [`Stage`], or several where there is much to do. Make before break:
 //!
 //! ```text
 //!   Make      link, sets ─▶ members ─▶ rules ─▶ virtual servers ─▶ destinations ─▶ addresses

@@ -28,6 +28,10 @@ use crate::sets::{Member, Set};
 /// How many members a set can hold, as upstream creates it; more where more are wanted.
 const SET_SIZE: u32 = 65_536;
 
+/// A plan ends at the virtual server with which it has so many writes, and another one follows: at 10,000 Services with 50
+/// endpoints each, the first sync would otherwise hold 100 MB of writes, messages and answers at once.
+const ENOUGH_OPS: usize = 32_768;
+
 /// What must exist before anything else.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 enum Foundation {
@@ -43,17 +47,19 @@ pub struct Proxier<K: Kernel> {
     node_ports: Vec<IpAddr>,
     kernel: Worker<K>,
     /// Who claims entries for each Service, so that a Service that changes or goes releases what it no longer wants.
-    owners: HashMap<NamespacedName, Vec<Owner>>,
+    owners: HashMap<NamespacedName, Vec<Arc<Owner>>>,
+    /// Services that lost an address and port to another, or got it back, and so have other set members now.
+    disputed: Vec<NamespacedName>,
     /// With how many members each set must be able to hold; 0 for the link.
     foundation: Table<Foundation, u32, ()>,
     /// By the number of the set.
-    members: [Table<Member, (), Owner>; Set::COUNT],
+    members: [Table<Member, (), Arc<Owner>>; Set::COUNT],
     rules: Table<(), Arc<Rules>, ()>,
     /// What other modes have left; none of it is wanted.
     leftovers: Table<Place, Arc<Leftovers>, ()>,
-    servers: Table<VirtualServerKey, VirtualServer, Owner>,
-    addresses: Table<IpAddr, (), Owner>,
-    forbidden_to_node: Table<VirtualServerKey, (), Owner>,
+    servers: Table<VirtualServerKey, VirtualServer, Arc<Owner>>,
+    addresses: Table<IpAddr, (), Arc<Owner>>,
+    forbidden_to_node: Table<VirtualServerKey, (), Arc<Owner>>,
     /// What the wanted rules were last made from: the sets that they match, and `forbidden_version`.
     shim: Option<(BTreeSet<Set>, u64)>,
     forbidden_version: u64,
@@ -78,6 +84,7 @@ impl<K: Kernel> Proxier<K> {
             node_ports: Vec::new(),
             kernel,
             owners: HashMap::new(),
+            disputed: Vec::new(),
             foundation,
             members: std::array::from_fn(|_| Table::new()),
             rules: Table::new(),
@@ -93,7 +100,7 @@ impl<K: Kernel> Proxier<K> {
         }
     }
 
-    fn table(&mut self, set: Set) -> &mut Table<Member, (), Owner> {
+    fn table(&mut self, set: Set) -> &mut Table<Member, (), Arc<Owner>> {
         #[allow(clippy::indexing_slicing, reason = "Set::COUNT is the number of sets")]
         &mut self.members[set as usize]
     }
@@ -144,7 +151,19 @@ impl<K: Kernel> Proxier<K> {
             .chain(model.service_names())
             .cloned()
             .collect();
-        for name in known {
+        self.update_services(model, &known);
+    }
+
+    fn update_services<'a>(
+        &mut self,
+        model: &Model,
+        names: impl IntoIterator<Item = &'a NamespacedName>,
+    ) {
+        for name in names {
+            self.update_service(model, name);
+        }
+        // Once more these claim the same virtual servers, so that nothing new becomes disputed.
+        while let Some(name) = self.disputed.pop() {
             self.update_service(model, &name);
         }
     }
@@ -154,7 +173,7 @@ impl<K: Kernel> Proxier<K> {
             .view(name)
             .map(|view| compile(&view, &self.node, &self.node_ports, &self.config))
             .unwrap_or_default();
-        let owners: Vec<Owner> = fragments
+        let owners: Vec<Arc<Owner>> = fragments
             .iter()
             .map(|fragment| fragment.owner.clone())
             .collect();
@@ -189,13 +208,6 @@ impl<K: Kernel> Proxier<K> {
             addresses,
             forbidden_to_node,
         } = fragment;
-        for set in Set::all() {
-            let own = members
-                .iter()
-                .filter(|(of, _)| *of == set)
-                .map(|(_, member)| (*member, ()));
-            self.table(set).claim(&owner, own);
-        }
         // Of two entries with one key the first counts.
         let mut keys = HashSet::new();
         let servers: Vec<_> = servers
@@ -214,12 +226,31 @@ impl<K: Kernel> Proxier<K> {
         for key in released {
             self.take_over(key);
         }
+        // What the sets and rules say of an address and port is the winner's alone: a loser's source ranges or policy would
+        // change who may use it, and how.
+        let lost: HashSet<VirtualServerKey> = keys
+            .into_iter()
+            .filter(|key| self.servers.owner(key) != Some(&owner))
+            .collect();
+        for set in Set::all() {
+            let own = members
+                .iter()
+                .filter(|(of, member)| {
+                    let about = set.virtual_server(member);
+                    *of == set && about.is_none_or(|key| !lost.contains(&key))
+                })
+                .map(|(_, member)| (*member, ()));
+            self.table(set).claim(&owner, own);
+        }
         self.addresses
             .claim(&owner, addresses.into_iter().map(|address| (address, ())));
         if !forbidden_to_node.is_empty() || !self.forbidden_to_node.keys_of(&owner).is_empty() {
             self.forbidden_version += 1;
+            let own = forbidden_to_node
+                .into_iter()
+                .filter(|key| !lost.contains(key));
             self.forbidden_to_node
-                .claim(&owner, forbidden_to_node.into_iter().map(|key| (key, ())));
+                .claim(&owner, own.map(|key| (key, ())));
         }
     }
 
@@ -231,13 +262,14 @@ impl<K: Kernel> Proxier<K> {
     /// What an owner is to claim for a virtual server.
     fn claim_of(
         &mut self,
-        owner: &Owner,
+        owner: &Arc<Owner>,
         key: VirtualServerKey,
         compiled: VirtualServer,
     ) -> VirtualServer {
         match self.servers.owner(&key) {
             Some(first) if first < owner => return compiled,
             Some(first) if first > owner => {
+                self.disputed.push(first.name.service.clone());
                 if let Some((second, its)) = self.compiled(&key) {
                     self.servers.amend(&second, &key, its);
                 }
@@ -251,13 +283,14 @@ impl<K: Kernel> Proxier<K> {
     fn take_over(&mut self, key: VirtualServerKey) {
         let owner = self.servers.owner(&key).cloned();
         if let (Some(owner), Some(compiled)) = (owner, self.servers.wanted(&key).cloned()) {
+            self.disputed.push(owner.name.service.clone());
             let claim = self.with_leftovers(key, compiled);
             self.servers.amend(&owner, &key, claim);
         }
     }
 
     /// The first claim without leftovers, and whose it is.
-    fn compiled(&self, key: &VirtualServerKey) -> Option<(Owner, VirtualServer)> {
+    fn compiled(&self, key: &VirtualServerKey) -> Option<(Arc<Owner>, VirtualServer)> {
         let wanted = self.servers.wanted(key)?;
         let endpoints = wanted
             .destinations
@@ -468,6 +501,9 @@ impl<K: Kernel> Proxier<K> {
         keys.sort_unstable();
         for (_, key) in keys {
             self.make_server(key, &mut ops);
+            if ops.len() >= ENOUGH_OPS {
+                return Plan { ops };
+            }
         }
         let added = sorted(self.addresses.due(now))
             .into_iter()
@@ -476,10 +512,11 @@ impl<K: Kernel> Proxier<K> {
         Plan { ops }
     }
 
-    /// Wants each set as large as its members need, and never smaller than it is.
+    /// Wants each set as large as its members need, those that leave it after others have come included, and never smaller than
+    /// it is.
     fn want_room(&mut self) {
         for (set, table) in Set::all().zip(&self.members) {
-            let needed = u32::try_from(table.wanted_len().next_power_of_two()).unwrap_or(u32::MAX);
+            let needed = u32::try_from(table.len().next_power_of_two()).unwrap_or(u32::MAX);
             let key = Foundation::Set(set);
             let there = self.foundation.actual(&key).copied().unwrap_or(SET_SIZE);
             let size = needed.max(there);
@@ -536,6 +573,9 @@ impl<K: Kernel> Proxier<K> {
                     ops.extend(gone.map(|target| Op::RemoveDestination(key, target)));
                 }
             }
+            if ops.len() >= ENOUGH_OPS {
+                return Plan { ops };
+            }
         }
         ops.extend(removed_servers);
         Plan { ops }
@@ -545,12 +585,22 @@ impl<K: Kernel> Proxier<K> {
         self.want_rules(|_| false);
         let mut ops = Vec::new();
         ops.extend(self.write_rules(now));
+        let mut held = Vec::new();
         for (set, table) in Set::all().zip(&self.members) {
             let removed = sorted(table.due(now))
                 .into_iter()
                 .filter(|member| table.wanted(member).is_none());
-            let free = removed.filter(|member| !self.is_evidence(set, member));
-            ops.extend(free.map(|member| Op::RemoveMember(set, member)));
+            for member in removed {
+                if self.is_evidence(set, &member) {
+                    held.push((set, member));
+                } else {
+                    ops.push(Op::RemoveMember(set, member));
+                }
+            }
+        }
+        for (set, member) in held {
+            // It goes with its virtual server, whose next try is what has to be waited for.
+            self.table(set).hold(&member);
         }
         Plan { ops }
     }
@@ -719,6 +769,16 @@ impl<K: Kernel> Proxier<K> {
             + self.addresses.pending_len()
     }
 
+    fn failing(&self) -> usize {
+        let members: usize = self.members.iter().map(Table::failing_len).sum();
+        self.foundation.failing_len()
+            + members
+            + self.rules.failing_len()
+            + self.servers.failing_len()
+            + self.addresses.failing_len()
+            + self.leftovers.failing_len()
+    }
+
     fn conflicts(&self) -> Vec<Conflict> {
         let losers = self.servers.contested().flat_map(|(key, claims)| {
             let (winner, losers) = claims
@@ -749,10 +809,16 @@ impl<K: Kernel> Proxier<K> {
             if stage == Stage::Break {
                 self.look_at_drains(now, &mut report).await;
             }
-            let plan = self.plan(stage, now);
-            let outcomes = vec![Outcome::Done; plan.ops.len()];
-            self.book(&plan, outcomes, now, &mut report);
-            plans.push(plan);
+            loop {
+                let plan = self.plan(stage, now);
+                let outcomes = vec![Outcome::Done; plan.ops.len()];
+                self.book(&plan, outcomes, now, &mut report);
+                let is_last = plan.ops.len() < ENOUGH_OPS;
+                plans.push(plan);
+                if is_last {
+                    break;
+                }
+            }
         }
         match report.failures.pop() {
             Some(failure) => Err(failure),
@@ -770,27 +836,38 @@ impl<K: Kernel> Proxier<K> {
             if stage == Stage::Break {
                 self.look_at_drains(now, &mut report).await;
             }
-            let plan = self.plan(stage, now);
-            if plan.ops.is_empty() {
-                continue;
-            }
-            let applied = self.kernel.call(move |kernel| {
-                let outcomes = kernel.apply(&plan);
-                (plan, outcomes)
-            });
-            match applied.await {
-                Ok((plan, outcomes)) => self.book(&plan, outcomes, now, &mut report),
-                Err(gone) => {
-                    self.needs_resync = true;
-                    report.failures.push(failure("the kernel thread", &gone));
-                    break;
-                }
+            // What a plan of many writes left over is what is due after it.
+            while self.carry_out(stage, now, &mut report).await >= ENOUGH_OPS && !self.needs_resync
+            {
             }
         }
         report.pending = self.pending();
+        report.is_base_failing = self.foundation.failing_len() + self.rules.failing_len() > 0;
+        report.failing = self.failing();
         report.conflicts = self.conflicts();
         report.took = started.elapsed();
         report
+    }
+
+    /// Plans, writes and books; how many writes that were.
+    async fn carry_out(&mut self, stage: Stage, now: Instant, report: &mut SyncReport) -> usize {
+        let plan = self.plan(stage, now);
+        let count = plan.ops.len();
+        if count == 0 {
+            return 0;
+        }
+        let applied = self.kernel.call(move |kernel| {
+            let outcomes = kernel.apply(&plan);
+            (plan, outcomes)
+        });
+        match applied.await {
+            Ok((plan, outcomes)) => self.book(&plan, outcomes, now, report),
+            Err(gone) => {
+                self.needs_resync = true;
+                report.failures.push(failure("the kernel thread", &gone));
+            }
+        }
+        count
     }
 
     /// Looks at the connections of what drains and is due; what has none left, or has had its time, is no longer wanted.
@@ -873,9 +950,7 @@ impl<K: Kernel> Mode for Proxier<K> {
             self.update_all(model);
             return;
         }
-        for name in &changes.services {
-            self.update_service(model, name);
-        }
+        self.update_services(model, &changes.services);
     }
 
     fn sync(&mut self, now: Instant) -> Pin<Box<dyn Future<Output = SyncReport> + Send + '_>> {

@@ -228,6 +228,10 @@ fn sctp_where_the_kernel_has_it() -> Outcome {
     Ok(())
 }
 
+fn iptables() -> String {
+    format!("iptables-{}", lab::iptables_backend())
+}
+
 fn failures_are_told_apart() -> Outcome {
     let small = small()?;
     assert_eq!(
@@ -249,7 +253,7 @@ fn failures_are_told_apart() -> Outcome {
     );
     small
         .b1
-        .read(["iptables-legacy", "-A", "INPUT", "-p", "tcp", "-j", "DROP"])?;
+        .read([&iptables(), "-A", "INPUT", "-p", "tcp", "-j", "DROP"])?;
     let started = Instant::now();
     assert_eq!(
         small.a1.ask_tcp(at("192.167.2.206:81"), BRIEF),
@@ -328,7 +332,7 @@ fn bridged_packets_meet_iptables() -> Outcome {
     small.a1.serve_tcp(80)?;
     small.a2.ask_tcp(at("192.167.1.123:80"), SOON)?;
     small.node1.read([
-        "iptables-legacy",
+        &iptables(),
         "-A",
         "FORWARD",
         "-p",

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use lab::{Node, Output, Place, Transport, World};
-use scenarios::{Cluster, Outcome, SOON, Story, at, kube_proxy, tell};
+use scenarios::{Cluster, Outcome, SOON, Story, at, kube_proxy, tell, with_backend};
 
 const OBJECTS: &str = include_str!("../../golden/cases/ipvs/dualstack/objects.yaml");
 const SETS: &str = include_str!("../../golden/cases/ipvs/dualstack/ipset-save");
@@ -82,7 +82,6 @@ impl Programmed {
             "--hostname-override=node1",
             "--cluster-cidr=10.244.0.0/16,fd00:244::/56",
             "--conntrack-max-per-core=0",
-            "--iptables-backend=legacy",
             // The golden node has no bridge with addresses of its own.
             "--nodeport-addresses=192.168.99.0/24,fd00:99::/64",
         ];
@@ -115,8 +114,8 @@ impl Programmed {
         for (command, input) in [
             ("ip -batch", links.as_str()),
             ("ipset restore -file", &(sets + "\n")),
-            ("iptables-legacy-restore --noflush", RULES),
-            ("ip6tables-legacy-restore --noflush", RULES6),
+            ("iptables-$backend-restore --noflush", RULES),
+            ("ip6tables-$backend-restore --noflush", RULES6),
         ] {
             let file = c.folder().join("input");
             std::fs::write(&file, input)?;
@@ -136,14 +135,14 @@ impl Programmed {
     }
 
     fn sh(&self, script: &str) -> Result<String> {
-        Ok(self.node.read(["sh", "-ec", script])?)
+        Ok(self.node.read(["sh", "-ec", &with_backend(script)])?)
     }
 
     /// All that a proxy may touch.
     fn state(&self) -> Result<String> {
         self.sh(
             "ipvsadm -Sn; ipset save | sort; ip -oneline address show dev kube-ipvs0 | grep -v fe80
-            for tables in iptables ip6tables; do $tables-legacy-save | grep -v '^#' | sed 's/ \\[.*//'; done
+            for tables in iptables ip6tables; do $tables-$backend-save | grep -v '^#' | sed 's/ \\[.*//'; done
             for key in ipv4.vs.conntrack ipv4.vs.expire_nodest_conn netfilter.nf_conntrack_tcp_timeout_close_wait; do
               sysctl net.$key; done",
         )
@@ -210,10 +209,10 @@ fn what_upstream_left_is_taken_over_while_connections_go_on(c: &mut Cluster) -> 
 fn a_dry_run_tells_what_differs_and_a_cleanup_leaves_nothing(c: &mut Cluster) -> Outcome {
     let p = Programmed::new(c)?;
     p.sh(
-        "ipvsadm -A -t 9.9.9.9:9 -s rr; ipset create OTHER hash:ip; iptables-legacy -t nat -N OTHER
+        "ipvsadm -A -t 9.9.9.9:9 -s rr; ipset create OTHER hash:ip; iptables-$backend -t nat -N OTHER
         ipvsadm -A -t 10.96.10.10:81 -s rr; ipvsadm -e -t 10.96.10.10:80 -r 10.244.2.5:8080 -m -w 7
         ipset del KUBE-CLUSTER-IP 10.96.0.1,tcp:443; ip address del 198.51.100.7/32 dev kube-ipvs0
-        iptables-legacy -t nat -D OUTPUT 1; sysctl -q net.ipv4.vs.conntrack=0",
+        iptables-$backend -t nat -D OUTPUT 1; sysctl -q net.ipv4.vs.conntrack=0",
     )?;
     let before = p.state()?;
     let output = p.kube_proxy(&["check"])?;
@@ -224,12 +223,12 @@ fn a_dry_run_tells_what_differs_and_a_cleanup_leaves_nothing(c: &mut Cluster) ->
         output.stdout,
         output.stderr
     );
-    let mut lines: Vec<&str> = output.stdout.lines().collect();
+    let (lines, counts) = output.stdout.split_once("\n\n").context("two parts")?;
+    let mut lines: Vec<&str> = lines.lines().collect();
     lines.sort_unstable();
     assert_eq!(
         lines,
         [
-            "6 changes; nothing was written",
             "IPv4     add 10.96.0.1,tcp:443 to set ClusterIp",
             "IPv4     add in table nat: -A OUTPUT -m comment --comment \"kubernetes service portals\" -j KUBE-SERVICES",
             "IPv4     bind 198.51.100.7 to kube-ipvs0",
@@ -238,6 +237,12 @@ fn a_dry_run_tells_what_differs_and_a_cleanup_leaves_nothing(c: &mut Cluster) ->
             "node     set net.ipv4.vs.conntrack to 1 (it is 0)",
         ]
     );
+    for part in [
+        "\nIPv4     virtual servers       0       0       1\n",
+        "\n6 changes; nothing was written\n",
+    ] {
+        assert!(counts.contains(part), "{counts}");
+    }
     let json = p.kube_proxy(&["check", "-o", "json"])?;
     let answer: serde_json::Value = serde_json::from_str(&json.stdout)?;
     let changes = answer
@@ -257,7 +262,7 @@ fn a_dry_run_tells_what_differs_and_a_cleanup_leaves_nothing(c: &mut Cluster) ->
         output.stderr
     );
     let left = p.sh(
-        "ipvsadm -Sn; ipset save -name; iptables-legacy-save; ip6tables-legacy-save; ip link",
+        "ipvsadm -Sn; ipset save -name; iptables-$backend-save; ip6tables-$backend-save; ip link",
     )?;
     assert!(
         !left.contains("KUBE") && !left.contains("kube-ipvs0"),

@@ -38,6 +38,11 @@ pub(super) fn int(text: &str) -> Result<i32, &'static str> {
     i32::from_str_radix(&format!("{sign}{digits}"), radix).map_err(|_| WRONG)
 }
 
+/// A floating-point number as `strconv.ParseFloat` takes it, but for hexadecimal ones.
+pub(super) fn float(text: &str) -> Result<f32, &'static str> {
+    text.parse().map_err(|_| "give a number such as 5 or 2.5")
+}
+
 /// A duration as `time.ParseDuration` takes it; a negative one is refused, as no flag here means anything by it.
 pub(crate) fn duration(text: &str) -> Result<Duration, &'static str> {
     const WRONG: &str = "give a duration such as 30s, 1m30s, 500ms or 0";
@@ -150,7 +155,7 @@ pub(super) fn quantity(text: &str) -> Result<String, &'static str> {
 
 /// Where a server listens: nowhere if `text` is empty or, as its deprecated flag says it, `port` is 0. `port` is appended to an
 /// address without one.
-pub(super) fn listen(text: &str, port: i32) -> Result<Option<SocketAddr>, &'static str> {
+pub(crate) fn listen(text: &str, port: i32) -> Result<Option<SocketAddr>, &'static str> {
     const WRONG: &str = "give IP:port such as 0.0.0.0:10256 or [::]:10256, an IP alone, or nothing to have no server";
     let port = u16::try_from(port).map_err(|_| "a port is a number up to 65535")?;
     if text.is_empty() || port == 0 {

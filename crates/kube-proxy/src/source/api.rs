@@ -6,11 +6,13 @@
 //!   the own Node ───┘        └─▶ Outage: says once that the server is away, and once that it is back
 //! ```
 //!
-//! `kube` does what is common to all clients: kubeconfig, credentials, TLS, HTTP. Listing and watching is done here, in
-//! `list_watch`, which says why.
+//! `kube` does what is common to all clients: kubeconfig, certificates, TLS, HTTP. Listing and watching is done here, in
+//! `list_watch`, which says why, and so is the token of a service account, in `token`.
 
+mod http_proxy;
 mod list_watch;
 mod outage;
+mod token;
 
 use std::path::Path;
 use std::pin::Pin;
@@ -20,7 +22,7 @@ use std::task::{Context, Poll};
 use futures::Stream;
 use http::Uri;
 use kube::client::ClientBuilder;
-use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::config::{Cluster, KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use proxy::{Event, Kind};
 use tokio::sync::mpsc;
@@ -55,18 +57,29 @@ impl Server {
         metrics: &Metrics,
     ) -> Result<Self, StartError> {
         let master = master.map(master_url).transpose()?;
-        let mut config = match (kubeconfig, &master) {
+        let (mut config, proxy) = match (kubeconfig, &master) {
             (Some(path), _) => from_kubeconfig(path).await?,
-            (None, Some(url)) => Config::new(url.clone()),
-            (None, None) => Config::incluster().map_err(|error| StartError::Api {
-                what: "the API server of this Pod".to_owned(),
-                reason: root_cause(&error),
-                advice: "outside of a cluster, give --kubeconfig, --master or --manifests",
-            })?,
+            (None, Some(url)) => (Config::new(url.clone()), None),
+            (None, None) => {
+                let config = Config::incluster().map_err(|error| StartError::Api {
+                    what: "the API server of this Pod".to_owned(),
+                    reason: root_cause(&error),
+                    advice: "outside of a cluster, give --kubeconfig, --master or --manifests",
+                })?;
+                (config, None)
+            }
         };
         if let Some(url) = master {
             config.cluster_url = url;
         }
+        let environment = |name: &str| std::env::var(name).ok();
+        config.proxy_url = http_proxy::choose(proxy.as_deref(), &config.cluster_url, environment)
+            .map_err(|reason| StartError::Api {
+            what: format!("API server {}", config.cluster_url),
+            reason,
+            advice: "correct it, or list the server in NO_PROXY",
+        })?;
+        let token = token::FromFile::take(&mut config.auth_info);
         // Retrying is done here, where it is known what was lost.
         config.default_retry = false;
         let url = config
@@ -86,7 +99,7 @@ impl Server {
             advice: "correct the credentials and certificates in the kubeconfig",
         })?;
         let count = CountRequests::new(metrics.clone(), &host.unwrap_or_default());
-        let client = client.with_layer(&count).build();
+        let client = client.with_layer(&token).with_layer(&count).build();
         Ok(Self { client, url })
     }
 
@@ -156,7 +169,8 @@ impl Stream for Events {
     }
 }
 
-async fn from_kubeconfig(path: &Path) -> Result<Config, StartError> {
+/// Also the `proxy-url` that it gives.
+async fn from_kubeconfig(path: &Path) -> Result<(Config, Option<String>), StartError> {
     let failed = |error: &dyn std::error::Error, advice| StartError::Api {
         what: format!("kubeconfig {}", path.display()),
         reason: root_cause(error),
@@ -164,16 +178,51 @@ async fn from_kubeconfig(path: &Path) -> Result<Config, StartError> {
     };
     // Read here first, for the plain reasons: it is not there, or may not be read.
     std::fs::read(path).map_err(|error| failed(&error, "correct --kubeconfig"))?;
-    let kubeconfig =
+    let mut kubeconfig =
         Kubeconfig::read_from(path).map_err(|error| failed(&error, "correct the file"))?;
-    Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default())
-        .await
-        .map_err(|error| {
-            failed(
-                &error,
-                "correct the file: it needs a current-context with a cluster",
-            )
-        })
+    if let Some(plugin) = plugin(&kubeconfig) {
+        return Err(StartError::Api {
+            what: format!("kubeconfig {}", path.display()),
+            reason: format!(
+                "its user's credentials come from {plugin}, which this program does not run"
+            ),
+            advice: "give the user a token, a tokenFile, or a client certificate with its key",
+        });
+    }
+    let proxy = cluster(&mut kubeconfig).and_then(|cluster| cluster.proxy_url.take());
+    let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await;
+    let advice = "correct the file: it needs a current-context with a cluster";
+    Ok((config.map_err(|error| failed(&error, advice))?, proxy))
+}
+
+/// The current context's.
+fn cluster(kubeconfig: &mut Kubeconfig) -> Option<&mut Cluster> {
+    let name = context(kubeconfig)?.cluster.clone();
+    let mut clusters = kubeconfig.clusters.iter_mut();
+    clusters.find(|one| one.name == name)?.cluster.as_mut()
+}
+
+fn context(kubeconfig: &Kubeconfig) -> Option<&kube::config::Context> {
+    let name = kubeconfig.current_context.as_ref()?;
+    let mut contexts = kubeconfig.contexts.iter();
+    contexts.find(|one| one.name == *name)?.context.as_ref()
+}
+
+/// The program or library that the current context's credentials come from, if they do.
+fn plugin(kubeconfig: &Kubeconfig) -> Option<&'static str> {
+    let context = kubeconfig.current_context.as_ref()?;
+    let mut contexts = kubeconfig.contexts.iter();
+    let context = contexts
+        .find(|one| one.name == *context)?
+        .context
+        .as_ref()?;
+    let mut users = kubeconfig.auth_infos.iter();
+    let user = users.find(|one| Some(&one.name) == context.user.as_ref())?;
+    match user.auth_info.as_ref()? {
+        user if user.exec.is_some() => Some("an exec plugin"),
+        user if user.auth_provider.is_some() => Some("an auth-provider"),
+        _ => None,
+    }
 }
 
 /// `--master`, with its scheme as client-go takes it: plain HTTP where none is given.

@@ -266,17 +266,9 @@ fn destination_key(target: Target) -> DestinationKey {
     }
 }
 
+/// Always a plain one.
 fn destination(real: &RealServer) -> Destination {
-    Destination {
-        forward: if real.masquerade {
-            Forward::Masq
-        } else {
-            Forward::Route
-        },
-        upper_threshold: real.upper_threshold,
-        lower_threshold: real.lower_threshold,
-        ..Destination::new(destination_key(real.target), real.weight)
-    }
+    Destination::new(destination_key(real.target), real.weight.into())
 }
 
 fn real_server(entry: &DestinationEntry) -> RealServer {
@@ -286,9 +278,8 @@ fn real_server(entry: &DestinationEntry) -> RealServer {
             ip: there.key.address,
             port: there.key.port,
         },
-        weight: there.weight,
-        upper_threshold: there.upper_threshold,
-        lower_threshold: there.lower_threshold,
-        masquerade: there.forward == Forward::Masq,
+        weight: u16::try_from(there.weight).unwrap_or(u16::MAX),
+        is_plain: there.forward == Forward::Masq
+            && (there.upper_threshold, there.lower_threshold) == (0, 0),
     }
 }

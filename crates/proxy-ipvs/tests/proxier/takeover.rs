@@ -85,7 +85,7 @@ fn nothing_is_removed_before_the_shim_is_there() {
         "{order:#?}"
     );
     world.kernel.state().refusals.clear();
-    world.wait(std::time::Duration::from_secs(60));
+    world.wait(std::time::Duration::from_mins(1));
     assert_eq!(world.sync().pending, 0);
     assert_eq!(world.written().len(), 2);
 }
@@ -107,7 +107,7 @@ fn a_refused_removal_is_told_and_tried_again() {
     );
     assert_eq!(report.failures[0].object, what);
     kernel.state().refusals.clear();
-    world.wait(std::time::Duration::from_secs(60));
+    world.wait(std::time::Duration::from_mins(1));
     assert_eq!(world.sync().pending, 0);
 }
 
