@@ -256,7 +256,8 @@ impl Plan {
                 writeln!(sink, "{line}")?;
             }
         }
-        for change in what.parts.iter().flat_map(|part| &part.slots) {
+        // At the head, so the last one first.
+        for change in what.parts.iter().flat_map(|part| part.slots.iter().rev()) {
             let chain = change.slot.chain;
             if chain.table() == table && !self.is_whole(chain) {
                 change.write(sink)?;
@@ -477,7 +478,8 @@ impl Plan {
             ));
         }
         for (table, command) in &self.guests {
-            lines.push(format!("in table {}: {command}", table.name()));
+            let rule = command.replacen("-I", "-A", 1);
+            lines.push(format!("add in table {}: {rule}", table.name()));
         }
         for Whole { chain, slots, tail } in &self.whole {
             let rules = slots.iter().map(|text| text.lines().count()).sum::<usize>() + tail.len();

@@ -32,9 +32,6 @@ const FEW_CHANGES: usize = 64;
 /// Reading all rules takes no more than this part of the time.
 const READING_SHARE: u32 = 50;
 
-/// Whose, where, and the rules there.
-type Row<'a> = (Option<&'a Arc<Owner>>, &'a Slot, &'a Arc<str>);
-
 /// The iptables mode for one IP family.
 #[allow(
     clippy::struct_excessive_bools,
@@ -307,9 +304,14 @@ impl<K: Kernel> Proxier<K> {
             .map(|(owner, mut part)| {
                 let port = owner.as_ref().and_then(|owner| self.by_owner.get(owner));
                 part.port = port.map(|(port, _)| Arc::clone(port));
-                part.owner = owner;
                 part.chains.sort_unstable();
-                part.slots.sort_unstable_by_key(|change| change.slot);
+                // In the order in which they are to stand.
+                let slots = owner
+                    .as_ref()
+                    .map_or(&[][..], |owner| self.slots.keys_of(owner));
+                let place = |slot: &Slot| slots.iter().position(|other| other == slot);
+                part.slots.sort_by_key(|change| place(&change.slot));
+                part.owner = owner;
                 part
             })
             .collect();
@@ -362,33 +364,35 @@ impl<K: Kernel> Proxier<K> {
 
     /// All rules of Services that are to be in these chains, in the order of their owners.
     fn texts_of(&self, chains: &BTreeSet<Shared>) -> BTreeMap<Shared, Vec<Arc<str>>> {
-        let mut rows: Vec<Row<'_>> = Vec::new();
-        if chains.is_empty() {
-            return BTreeMap::new();
-        }
-        let is_in = |slot: &Slot| chains.contains(&slot.chain);
-        for (slot, text) in self.slots.iter_wanted().filter(|(slot, _)| is_in(slot)) {
-            let text = match self.manner {
-                Manner::Together => Some(text),
-                // Only what the kernel has taken before.
-                Manner::Apart => self.slots.actual(slot),
-            };
-            rows.extend(text.map(|text| (self.slots.owner(slot), slot, text)));
-        }
-        let unwanted = self.slots.iter_actual().filter(|(slot, _)| is_in(slot));
-        let unwanted = unwanted.filter(|(slot, _)| self.slots.wanted(slot).is_none());
-        let stays = !self.may_delete || self.manner == Manner::Apart;
-        rows.extend(
-            unwanted
-                .filter(|_| stays)
-                .map(|(slot, text)| (None, slot, text)),
-        );
-        rows.sort_unstable_by(|one, other| {
-            (one.0.is_none(), one.0, one.1).cmp(&(other.0.is_none(), other.0, other.1))
-        });
         let mut texts: BTreeMap<Shared, Vec<Arc<str>>> = BTreeMap::new();
-        for (_, slot, text) in rows {
-            texts.entry(slot.chain).or_default().push(Arc::clone(text));
+        if chains.is_empty() {
+            return texts;
+        }
+        let mut put = |slot: &Slot, text: Option<&Arc<str>>| {
+            if let Some(text) = text.filter(|_| chains.contains(&slot.chain)) {
+                texts.entry(slot.chain).or_default().push(Arc::clone(text));
+            }
+        };
+        let is_apart = self.manner == Manner::Apart;
+        let mut owners: Vec<&Arc<Owner>> = self.by_owner.keys().collect();
+        owners.sort_unstable();
+        for owner in owners {
+            let slots = self.slots.keys_of(owner).iter();
+            for slot in slots.filter(|slot| self.slots.owner(slot) == Some(owner)) {
+                // What is tried apart stays out: only what the kernel has taken before.
+                if is_apart {
+                    put(slot, self.slots.actual(slot));
+                } else {
+                    put(slot, self.slots.wanted(slot));
+                }
+            }
+        }
+        if is_apart || !self.may_delete {
+            for (slot, text) in self.slots.iter_actual() {
+                if self.slots.wanted(slot).is_none() {
+                    put(slot, Some(text));
+                }
+            }
         }
         texts
     }

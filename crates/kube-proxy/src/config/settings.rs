@@ -7,8 +7,8 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::{API_VERSION, Configuration, FileVerbosity, KIND, Period};
+use crate::flags::ProxyMode;
 use crate::flags::{Flags, UnusableFlag, go};
-use crate::mode::DEFAULT_MODE;
 
 /// A field that has a flag.
 #[derive(Debug)]
@@ -191,7 +191,7 @@ impl Configuration {
         self.api_version = Some(API_VERSION.to_owned());
         self.kind = Some(KIND.to_owned());
         for (chosen, default) in [
-            (&mut self.mode, DEFAULT_MODE),
+            (&mut self.mode, ProxyMode::default().name()),
             (&mut self.detect_local_mode, "ClusterCIDR"),
         ] {
             chosen.take_if(|chosen| chosen.is_empty());

@@ -50,7 +50,32 @@ pub fn clean_up(excluded: &[IpNet]) -> Cleanup {
         family.remove_servers(excluded, &mut cleanup);
     }
     remove_link(&families, &mut cleanup);
-    remove_rules(&mut cleanup);
+    match Iptables::installed() {
+        Ok(installed) if installed.is_empty() => {
+            let missing = IptablesError::Missing("iptables-save".to_owned());
+            let line = format!("the iptables rules cannot be read: {missing}");
+            cleanup.left.push(line);
+        }
+        Ok(installed) => remove_rules(&installed, &mut cleanup),
+        Err(error) => cleanup.left.push(error.to_string()),
+    }
+    remove_tables(&mut cleanup);
+    for family in &mut families {
+        family.remove_sets(&mut cleanup);
+    }
+    cleanup
+}
+
+/// The same while iptables mode serves with `used`, of which no rule refers to a set any more: all but the rules of that.
+pub fn clean_up_beside(used: Iptables, excluded: &[IpNet]) -> Cleanup {
+    let mut cleanup = Cleanup::default();
+    let mut families = IpFamily::ALL.map(|family| Remains::read(family, &mut cleanup));
+    for family in &mut families {
+        family.remove_servers(excluded, &mut cleanup);
+    }
+    remove_link(&families, &mut cleanup);
+    let others: Vec<Iptables> = Iptables::other_than(used).collect();
+    remove_rules(&others, &mut cleanup);
     remove_tables(&mut cleanup);
     for family in &mut families {
         family.remove_sets(&mut cleanup);
@@ -257,17 +282,7 @@ fn unbind(families: &[Remains], cleanup: &mut Cleanup) {
     }
 }
 
-fn remove_rules(cleanup: &mut Cleanup) {
-    let installed = match Iptables::installed() {
-        Ok(installed) => installed,
-        Err(error) => return cleanup.left.push(error.to_string()),
-    };
-    if installed.is_empty() {
-        let missing = IptablesError::Missing("iptables-save".to_owned());
-        return cleanup
-            .left
-            .push(format!("the iptables rules cannot be read: {missing}"));
-    }
+fn remove_rules(installed: &[Iptables], cleanup: &mut Cleanup) {
     for family in IpFamily::ALL {
         if iptables::exists(family).is_err() {
             cleanup.miss(&format!(
@@ -275,7 +290,7 @@ fn remove_rules(cleanup: &mut Cleanup) {
             ));
             continue;
         }
-        for iptables in &installed {
+        for iptables in installed {
             let of = format!("iptables ({})", iptables.backend());
             let saved = match iptables.save(family) {
                 Ok(saved) => saved,
