@@ -400,16 +400,33 @@ impl<K: Kernel> Proxier<K> {
 
     // ---- observe: what is there ----
 
+    /// Takes over what the node's other interfaces carry, and computes again the Services that depend on it: those with a node
+    /// port, if other addresses serve these now, and those with an address that an interface has gained or lost.
+    fn take_interface_addresses(&mut self, model: &Model, found: &BTreeSet<IpAddr>) {
+        let before = std::mem::replace(&mut self.node.interface_addresses, found.clone());
+        let moved: BTreeSet<&IpAddr> = before.symmetric_difference(found).collect();
+        let has_other_ports = self.refresh_node_ports();
+        if moved.is_empty() && !has_other_ports {
+            return;
+        }
+        let depends = |name: &&NamespacedName| {
+            let service = model.view(name).map(|view| view.service);
+            service.is_some_and(|service| {
+                let external = service.external_ips.iter().chain(&service.ingress_ips);
+                let mut addresses = service.cluster_ips.iter().chain(external);
+                addresses.any(|address| moved.contains(address))
+                    || (has_other_ports
+                        && service.ports.iter().any(|port| port.node_port.is_some()))
+            })
+        };
+        let names: Vec<_> = model.service_names().filter(depends).cloned().collect();
+        self.update_services(model, &names);
+    }
+
     fn observe(&mut self, model: &Model, snapshot: Snapshot, now: Instant) {
         self.addresses
             .observe(snapshot.bound.iter().map(|address| (*address, ())));
-        let is_moved = self.node.interface_addresses != snapshot.interface_addresses;
-        self.node
-            .interface_addresses
-            .clone_from(&snapshot.interface_addresses);
-        if self.refresh_node_ports() || is_moved {
-            self.update_all(model);
-        }
+        self.take_interface_addresses(model, &snapshot.interface_addresses);
         let sizes = snapshot.set_sizes.iter();
         let sets = sizes.map(|(set, size)| (Foundation::Set(*set), *size));
         let link = snapshot.has_link.then_some((Foundation::Link, 0));
