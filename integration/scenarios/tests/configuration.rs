@@ -78,7 +78,7 @@ fn a_changed_file_is_applied_while_connections_live(c: &mut Cluster) -> Outcome 
     c.apply(&web())?;
     c.start(&[&map.flag()])?;
     c.until_served(&web())?;
-    let mut kept = vec![
+    let mut kept = [
         c.client.open_tcp(at("10.96.0.10:80"), SOON)?,
         c.client.open_tcp(at("[fd96::10]:80"), SOON)?,
         c.outside.open_tcp(at("172.35.0.100:30080"), SOON)?,
