@@ -141,7 +141,7 @@ pub(crate) fn a_set_in_the_way(c: &mut Cluster) -> Outcome {
     c.until_served(&web())?;
     c.until_answered(&c.client, "10.96.0.10:80")?;
     // It is taken out of the way, with the rule that holds it, and all is done without a restart.
-    c.sh("iptables-legacy -t nat -F KUBE-NODE-PORT || true; ipset destroy KUBE-NODE-PORT-UDP")?;
+    c.sh("iptables-$backend -t nat -F KUBE-NODE-PORT || true; ipset destroy KUBE-NODE-PORT-UDP")?;
     c.until("the set is filled", || {
         Ok(c.members("KUBE-NODE-PORT-UDP")?.contains("30053"))
     })?;
