@@ -574,12 +574,15 @@ pub fn as_typed<A: Into<OsString>>(arguments: impl IntoIterator<Item = A>) -> Ve
     let Some(typed) = typed else {
         return Vec::new();
     };
-    let mut lines: Vec<String> = command
+    let mut flags: Vec<_> = command
         .get_arguments()
-        .filter_map(|flag| Some(format!("--{}={:?}", flag.get_long()?, value(flag, &typed))))
+        .filter_map(|flag| Some((flag.get_long()?, value(flag, &typed))))
         .collect();
-    lines.sort();
-    lines
+    flags.sort();
+    flags
+        .into_iter()
+        .map(|(name, value)| format!("--{name}={value:?}"))
+        .collect()
 }
 
 /// The value of a flag as Go prints it.

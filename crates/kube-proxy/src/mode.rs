@@ -131,25 +131,11 @@ impl Kernels {
     ) -> Result<Self> {
         info!(backend = %iptables.backend(), "iptables");
         let primary = IpFamily::of(options.bind_address);
-        let mut opened = Vec::new();
-        for family in IpFamily::ALL {
-            if let Err(error) = check(&iptables, family) {
-                anyhow::ensure!(
-                    family != primary,
-                    "cannot serve {family}, the primary family: {error}"
-                );
-                info!(%family, reason = %error, "this family is left out");
-                continue;
-            }
-            match Worker::spawn(&format!("netlink-{family}"), move || open(family, iptables)) {
-                Ok(kernel) => opened.push((family, kernel)),
-                Err(error) if family == primary => {
-                    return Err(error)
-                        .with_context(|| format!("cannot serve {family}, the primary family"));
-                }
-                Err(error) => warn!(%family, reason = %error, "this family is left out"),
-            }
-        }
+        let opened = served(
+            primary,
+            |family| check(&iptables, family),
+            |family| Worker::spawn(&format!("netlink-{family}"), move || open(family, iptables)),
+        )?;
         Ok(Self { iptables, opened })
     }
 
@@ -207,6 +193,38 @@ impl Kernels {
     }
 }
 
+/// What is opened for each family that can be served; without the primary one, nothing is.
+fn served<K>(
+    primary: IpFamily,
+    check: impl Fn(IpFamily) -> Result<(), IptablesError>,
+    open: impl Fn(IpFamily) -> Result<K, OpenError>,
+) -> Result<Vec<(IpFamily, K)>> {
+    let mut opened = Vec::new();
+    for family in IpFamily::ALL {
+        // Half of all nodes have no IPv6: that is no warning.
+        let error = match check(family) {
+            Err(error) if family != primary => {
+                info!(%family, reason = %error, "this family is left out");
+                continue;
+            }
+            Err(error) => anyhow::Error::from(error),
+            Ok(()) => match open(family) {
+                Ok(kernel) => {
+                    opened.push((family, kernel));
+                    continue;
+                }
+                Err(error) => error.into(),
+            },
+        };
+        if family == primary {
+            return Err(error)
+                .with_context(|| format!("cannot serve {family}, the primary family"));
+        }
+        warn!(%family, reason = %error, "this family is left out");
+    }
+    Ok(opened)
+}
+
 fn config(options: &Options, family: IpFamily, model: &Model, random_fully: bool) -> Config {
     let bind = options.bind_address;
     Config {
@@ -219,5 +237,46 @@ fn config(options: &Options, family: IpFamily, model: &Model, random_fully: bool
         sync_period: options.sync_period,
         drain_timeout: options.drain_timeout,
         random_fully,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Which families are served where checking, or opening, one of them fails.
+    fn families(
+        primary: IpFamily,
+        unchecked: &[IpFamily],
+        unopened: &[IpFamily],
+    ) -> Result<Vec<IpFamily>> {
+        let unless = |fails| {
+            if fails {
+                Err(IptablesError::NoIpv6)
+            } else {
+                Ok(())
+            }
+        };
+        let check = |family| unless(unchecked.contains(&family));
+        let open = |family| Ok(unless(unopened.contains(&family))?);
+        let opened = served(primary, check, open)?;
+        Ok(opened.into_iter().map(|(family, ())| family).collect())
+    }
+
+    #[test]
+    fn a_secondary_family_that_fails_is_left_out_and_the_primary_one_is_not() {
+        use IpFamily::{V4, V6};
+        assert_eq!(families(V4, &[], &[]).unwrap(), [V4, V6]);
+        assert_eq!(families(V4, &[V6], &[]).unwrap(), [V4]);
+        assert_eq!(families(V4, &[], &[V6]).unwrap(), [V4]);
+        assert_eq!(families(V6, &[], &[V4]).unwrap(), [V6]);
+        for error in [families(V6, &[V6], &[]), families(V6, &[], &[V6])] {
+            let error = format!("{:#}", error.unwrap_err());
+            assert!(
+                error.starts_with("cannot serve IPv6, the primary family: "),
+                "{error}"
+            );
+            assert!(error.contains("modprobe ipv6"), "{error}");
+        }
     }
 }

@@ -700,7 +700,8 @@ fn flags_are_told_as_upstream_tells_them() {
                 --profiling=F --conntrack-min=0x20000 --feature-gates=B=true,A=0 --kube-api-qps=5.0 --hostname-override=no\"de";
     let told = as_typed(line.split_whitespace());
     assert_eq!(told.len(), UPSTREAM.len() + 1);
-    assert!(told.is_sorted(), "{told:?}");
+    let names = told.iter().map(|line| line.split('=').next());
+    assert!(names.is_sorted(), "{told:?}");
     for line in [
         "--bind-address=\"0.0.0.0\"",
         "--cluster-cidr=\"\"",
