@@ -171,9 +171,20 @@ impl Kernels {
 
     /// One mode for each family, for a node of which the model may know the object.
     pub(crate) fn into_modes(self, options: &Options, model: &Model) -> Vec<Box<dyn Mode>> {
+        let iptables = self.iptables;
         let proxiers = self.into_proxiers(options, model).into_iter();
         proxiers
-            .map(|proxier| -> Box<dyn Mode> { Box::new(proxier) })
+            .map(|proxier| -> Box<dyn Mode> {
+                let family = proxier.family();
+                let open = move || NetlinkKernel::open_to_read(family, iptables);
+                match Worker::spawn(&format!("reader-{family}"), open) {
+                    Ok(reader) => Box::new(proxier.with_reader(reader)),
+                    Err(error) => {
+                        warn!(%family, reason = %error, "events wait while the kernel is checked for drift");
+                        Box::new(proxier)
+                    }
+                }
+            })
             .collect()
     }
 

@@ -7,6 +7,8 @@
 
 #[path = "proxier/drains.rs"]
 mod drains;
+#[path = "proxier/drift.rs"]
+mod drift;
 mod support;
 #[path = "proxier/takeover.rs"]
 mod takeover;
