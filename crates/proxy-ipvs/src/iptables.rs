@@ -410,7 +410,8 @@ fn explain(stderr: &str, input: &str) -> String {
         .any(|sign| said.contains(sign))
     {
         "a kernel module that the rules need may be missing: see `dmesg`, and run `modprobe -a xt_set xt_comment xt_mark \
-         xt_addrtype xt_conntrack xt_physdev xt_ipvs xt_MASQUERADE` and the modules of the backend"
+         xt_addrtype xt_conntrack xt_physdev xt_ipvs xt_MASQUERADE` and the modules of the backend; legacy iptables needs \
+         CAP_NET_RAW, too"
     } else {
         return said;
     };
