@@ -90,8 +90,7 @@ fn kubeadms_file_means_the_defaults_and_says_that_ipvs_is_used() {
     ]) else {
         panic!();
     };
-    let mut by_flags = bare(*by_flags);
-    by_flags.configuration.hostname_override = Some("Node1".into());
+    let by_flags = bare(*by_flags);
     assert_eq!(bare(options), by_flags);
 }
 

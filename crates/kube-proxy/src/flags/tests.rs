@@ -287,6 +287,7 @@ fn every_flag_reaches_its_option() {
         (
             &[
                 "--bind-address=::",
+                "--bind-address=∅ --bind-address=::",
                 "--bind-address fd00::1 --bind-address ::",
             ],
             |o| o.bind_address.is_ipv6(),
@@ -310,6 +311,9 @@ fn every_flag_reaches_its_option() {
             ],
             |o| o.healthz_address == "[::]:10256".parse().ok(),
         ),
+        (&["--bind-address=∅ --healthz-port=99999"], |o| {
+            o.bind_address.is_unspecified() && o.healthz_address == "0.0.0.0:10256".parse().ok()
+        }),
         (
             &[
                 "--metrics-bind-address=0.0.0.0 --metrics-port=9",
