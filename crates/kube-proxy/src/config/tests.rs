@@ -105,6 +105,16 @@ fn an_empty_file_has_upstreams_defaults() {
     assert_eq!(bare(empty), *by_flags);
 }
 
+#[test]
+fn the_first_document_of_a_file_counts() {
+    let file = File::new(&format!(
+        "# kubeadm\n\n---\n{HEADER}oomScoreAdj: 7\n---\noomScoreAdj: 8\n"
+    ));
+    let options = file.options("");
+    assert_eq!(options.oom_score_adj, 7);
+    assert_eq!(options.warnings, Vec::<String>::new());
+}
+
 /// One row per field that has a flag, with another value than its default.
 #[test]
 fn every_field_reaches_its_option() {
