@@ -12,6 +12,8 @@ use std::process::Command;
 use anyhow::{Context as _, Error};
 use proxy_ipvs::{Backend, Iptables};
 
+use crate::capabilities;
+
 /// Becomes iptables if the first of `arguments`, the name this was called by, is one of iptables' names; returns only if it is
 /// none, or with the reason why that failed.
 pub fn stand_in(mut arguments: impl Iterator<Item = OsString>) -> Result<(), Error> {
@@ -19,6 +21,8 @@ pub fn stand_in(mut arguments: impl Iterator<Item = OsString>) -> Result<(), Err
     let Some((stem, verb)) = split(&called) else {
         return Ok(());
     };
+    // Whoever is not root needs it to read what there is; an error shows in what iptables says.
+    let _ = capabilities::pass_on();
     let backend = Iptables::look(None)?.backend();
     let program = named(stem, verb, backend);
     let error = Command::new(&program).args(arguments).exec();

@@ -394,7 +394,10 @@ fn explain(stderr: &str, input: &str) -> String {
         || said.contains("xtables.lock") && said.contains("unavailable")
     {
         "find who holds the lock (`fuser -v /run/xtables.lock`); it will be tried again"
-    } else if said.contains("ermission denied") || said.contains("must be root") {
+    } else if ["ermission denied", "must be root", "open socket to ipset"]
+        .iter()
+        .any(|sign| said.contains(sign))
+    {
         "run as root, or with CAP_NET_ADMIN and CAP_NET_RAW and a writable /run/xtables.lock"
     } else if said.contains("Set ") && said.contains("exist") {
         "see why the set could not be made; the rules will be tried again"
@@ -501,6 +504,9 @@ mod tests {
         assert!(explain(lock, INPUT).contains("fuser"));
         let rights = "Fatal: can't open lock file /run/xtables.lock: Permission denied\n";
         assert!(explain(rights, INPUT).contains("CAP_NET_RAW"));
+        // The match `set` asks ipset through a raw socket, in both backends.
+        let raw = "iptables-nft-restore v1.8.9 (nf_tables): Can't open socket to ipset.\n";
+        assert!(explain(raw, INPUT).contains("CAP_NET_RAW"));
         assert_eq!(explain("no reason\n", INPUT), "no reason");
         assert_eq!(
             explain("line 99999999999999999999 line 0 line", INPUT)
