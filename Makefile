@@ -15,7 +15,7 @@ demo: deps ## Show real Services carried by real IPVS, with an account of who an
 	$(CARGO) build --locked -p kube-proxy -p lab -p demo
 	$(TARGET)/demo --kube-proxy $(TARGET)/kube-proxy --examples manifests/examples
 
-test: deps ## Run everything: lints, unit tests, and the lab with a real IPVS kernel
+test: deps ## Run everything: lints, unit tests, the lab with a real IPVS kernel (LANE=B: on one with nftables, which it builds)
 	integration/test
 
 golden: deps ## Compare what is left in the kernel with upstream's dumps: CASES=DIR MODE=ipvs|iptables
@@ -31,11 +31,12 @@ build: ## The release binary
 image: ## The container image, as an OCI archive, and its SBOM (says what it installs)
 	@image/build
 
-deps: ## Install what the lab needs from Debian's packages (says what)
+deps: ## Install what the lab needs from Debian's packages (says what; LANE=B: and what builds its kernel)
 	@integration/deps
 
 doctor: ## Say which kernel the lab would use, and what is missing
 	$(CARGO) run -q --locked -p lab -- doctor
+	@integration/kernel/build --check
 
 advisories: ## Check dependencies against the RustSec database (needs to reach it)
 	$(CARGO) deny check advisories || { echo "make advisories: failed; if the database could not be fetched, nothing was checked" >&2; exit 1; }

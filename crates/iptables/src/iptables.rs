@@ -486,7 +486,10 @@ fn explain(stderr: &str, line: impl FnOnce(usize) -> Option<String>) -> String {
         || said.contains("xtables.lock") && said.contains("unavailable")
     {
         "find who holds the lock (`fuser -v /run/xtables.lock`); it will be tried again"
-    } else if said.contains("ermission denied") || said.contains("must be root") {
+    } else if ["ermission denied", "must be root", "open socket to ipset"]
+        .iter()
+        .any(|sign| said.contains(sign))
+    {
         "run as root, or with CAP_NET_ADMIN and CAP_NET_RAW and a writable /run/xtables.lock"
     } else if said.contains("Set ") && said.contains("exist") {
         "see why the set could not be made; the rules will be tried again"
@@ -502,7 +505,8 @@ fn explain(stderr: &str, line: impl FnOnce(usize) -> Option<String>) -> String {
         .any(|sign| said.contains(sign))
     {
         "a kernel module that the rules need may be missing: see `dmesg`, and run `modprobe -a xt_set xt_comment xt_mark \
-         xt_addrtype xt_conntrack xt_physdev xt_ipvs xt_MASQUERADE` and the modules of the backend"
+         xt_addrtype xt_conntrack xt_physdev xt_ipvs xt_MASQUERADE` and the modules of the backend; legacy iptables needs \
+         CAP_NET_RAW, too"
     } else {
         return said;
     };
@@ -600,6 +604,9 @@ mod tests {
         assert!(said_of(lock, INPUT).contains("fuser"));
         let rights = "Fatal: can't open lock file /run/xtables.lock: Permission denied\n";
         assert!(said_of(rights, INPUT).contains("CAP_NET_RAW"));
+        // The match `set` asks ipset through a raw socket, in both backends.
+        let raw = "iptables-nft-restore v1.8.9 (nf_tables): Can't open socket to ipset.\n";
+        assert!(said_of(raw, INPUT).contains("CAP_NET_RAW"));
         assert_eq!(said_of("no reason\n", INPUT), "no reason");
         assert_eq!(
             said_of("line 99999999999999999999 line 0 line", INPUT)

@@ -144,7 +144,7 @@ pub struct Flags {
     pub proxy_mode: String,
 
     /// This node's IP, if not 0.0.0.0 or ::, instead of the one in its Node object; its family is the primary one
-    #[arg(long, value_name = "IP", default_value = "0.0.0.0", value_parser = go::ip, allow_hyphen_values = true)]
+    #[arg(long, value_name = "IP", default_value = "0.0.0.0", value_parser = go::bind, allow_hyphen_values = true)]
     pub bind_address: IpAddr,
 
     /// Exit if --healthz-bind-address or --metrics-bind-address cannot be bound
@@ -476,6 +476,10 @@ pub fn parse<A: Into<OsString>>(
         };
         typed.value_source(&id) == Some(ValueSource::CommandLine)
     };
+    let mut flags = flags;
+    if !flags.hostname_override.trim().is_empty() {
+        flags.hostname_override = flags.hostname_override.trim().to_lowercase();
+    }
     let (flags, configuration, said) = if flags.config.is_empty() {
         (flags, Configuration::default(), Vec::new())
     } else {
@@ -574,12 +578,15 @@ pub fn as_typed<A: Into<OsString>>(arguments: impl IntoIterator<Item = A>) -> Ve
     let Some(typed) = typed else {
         return Vec::new();
     };
-    let mut lines: Vec<String> = command
+    let mut flags: Vec<_> = command
         .get_arguments()
-        .filter_map(|flag| Some(format!("--{}={:?}", flag.get_long()?, value(flag, &typed))))
+        .filter_map(|flag| Some((flag.get_long()?, value(flag, &typed))))
         .collect();
-    lines.sort();
-    lines
+    flags.sort();
+    flags
+        .into_iter()
+        .map(|(name, value)| format!("--{name}={value:?}"))
+        .collect()
 }
 
 /// The value of a flag as Go prints it.

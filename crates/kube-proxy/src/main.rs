@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use anyhow::anyhow;
 use kube_proxy::config::Change;
 use kube_proxy::flags::{self, Command, CommandLineError, Options};
-use kube_proxy::{check, cleanup, config, logging, run};
+use kube_proxy::{capabilities, check, cleanup, config, iptables, logging, run};
 use tokio::sync::mpsc;
 use tracing::{error, info, warn};
 
@@ -13,6 +13,10 @@ use tracing::{error, info, warn};
 const CANNOT_SAY: u8 = 2;
 
 fn main() -> ExitCode {
+    if let Err(error) = iptables::stand_in(std::env::args_os()) {
+        eprintln!("kube-proxy: {}", told(&error));
+        return ExitCode::FAILURE;
+    }
     match flags::parse(std::env::args_os()) {
         Ok(Command::Run(options)) => live(&options, ExitCode::FAILURE, follow(&options)),
         Ok(Command::Check(options, output)) => live(
@@ -61,6 +65,9 @@ fn live(
     }
     for warning in &options.warnings {
         warn!("{warning}");
+    }
+    if let Err(error) = capabilities::pass_on() {
+        warn!("capabilities cannot be passed on to iptables: {error}");
     }
     // One thread for everything that waits; what blocks, the netlink sockets, has threads of its own.
     let runtime = tokio::runtime::Builder::new_current_thread()

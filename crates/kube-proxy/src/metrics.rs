@@ -5,7 +5,7 @@
 //!   the loop, workers, servers ──▶ Metrics ──OpenMetrics──▶ exposition ──▶ /metrics, as text/plain; version=0.0.4
 //! ```
 //!
-//! A metric is a field and its row in [`Metrics::register`]; names, kinds, labels, help and buckets are facts of Kubernetes
+//! A metric is a field and its row in `Metrics::register`; names, kinds, labels, help and buckets are facts of Kubernetes
 //! 1.36. Beyond `kubeproxy_*` there are `rest_client_*`, `process_*`, `kubernetes_*`, and what Kubernetes counts of its own
 //! metrics; there is no Go here, hence no `go_*`. `/metrics/slis` is a registry of its own.
 

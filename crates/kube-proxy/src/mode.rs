@@ -50,28 +50,6 @@ pub(crate) fn open_to_read(options: &Options) -> Result<Kernels> {
     Ipvs::open(options, iptables, check, NetlinkKernel::open_to_read).map(Kernels::Ipvs)
 }
 
-/// The families that can be served.
-fn families(
-    options: &Options,
-    check: impl Fn(IpFamily) -> Result<(), IptablesError>,
-) -> Result<Vec<IpFamily>> {
-    let primary = IpFamily::of(options.bind_address);
-    let mut families = Vec::new();
-    for family in IpFamily::ALL {
-        match check(family) {
-            Ok(()) => families.push(family),
-            Err(error) => {
-                anyhow::ensure!(
-                    family != primary,
-                    "cannot serve {family}, the primary family: {error}"
-                );
-                info!(%family, reason = %error, "this family is left out");
-            }
-        }
-    }
-    Ok(families)
-}
-
 /// Does what needs more privileges than serving, and what only a container with kernel modules in reach can: IPVS is loaded, and
 /// its time-outs are set, for its mode.
 pub(crate) async fn prepare(options: &Options) -> Result<()> {
@@ -163,15 +141,14 @@ async fn set_timeouts(kernel: &Worker<NetlinkKernel>, options: &Options) -> Resu
 impl Kernels {
     /// One mode for each family, for a node of which the model may know the object.
     pub(crate) fn into_modes(self, options: &Options, model: &Model) -> Vec<Box<dyn Mode>> {
-        fn boxed<M: Mode + 'static>(proxiers: Vec<M>) -> Vec<Box<dyn Mode>> {
-            let proxiers = proxiers.into_iter();
-            proxiers
-                .map(|proxier| -> Box<dyn Mode> { Box::new(proxier) })
-                .collect()
-        }
         match self {
-            Self::Ipvs(kernels) => boxed(kernels.into_proxiers(options, model)),
-            Self::Iptables(kernels) => boxed(kernels.into_proxiers(options, model)),
+            Self::Ipvs(kernels) => kernels.into_modes(options, model),
+            Self::Iptables(kernels) => {
+                let proxiers = kernels.into_proxiers(options, model).into_iter();
+                proxiers
+                    .map(|proxier| -> Box<dyn Mode> { Box::new(proxier) })
+                    .collect()
+            }
         }
     }
 
@@ -201,17 +178,11 @@ impl Ipvs {
     ) -> Result<Self> {
         info!(backend = %iptables.backend(), "iptables");
         let primary = IpFamily::of(options.bind_address);
-        let mut opened = Vec::new();
-        for family in families(options, |family| check(&iptables, family))? {
-            match Worker::spawn(&format!("netlink-{family}"), move || open(family, iptables)) {
-                Ok(kernel) => opened.push((family, kernel)),
-                Err(error) if family == primary => {
-                    return Err(error)
-                        .with_context(|| format!("cannot serve {family}, the primary family"));
-                }
-                Err(error) => warn!(%family, reason = %error, "this family is left out"),
-            }
-        }
+        let opened = served(
+            primary,
+            |family| check(&iptables, family),
+            |family| Worker::spawn(&format!("netlink-{family}"), move || open(family, iptables)),
+        )?;
         Ok(Self { iptables, opened })
     }
 
@@ -244,6 +215,24 @@ impl Ipvs {
             .collect())
     }
 
+    fn into_modes(self, options: &Options, model: &Model) -> Vec<Box<dyn Mode>> {
+        let iptables = self.iptables;
+        let proxiers = self.into_proxiers(options, model).into_iter();
+        proxiers
+            .map(|proxier| -> Box<dyn Mode> {
+                let family = proxier.family();
+                let open = move || NetlinkKernel::open_to_read(family, iptables);
+                match Worker::spawn(&format!("reader-{family}"), open) {
+                    Ok(reader) => Box::new(proxier.with_reader(reader)),
+                    Err(error) => {
+                        warn!(%family, reason = %error, "events wait while the kernel is checked for drift");
+                        Box::new(proxier)
+                    }
+                }
+            })
+            .collect()
+    }
+
     /// One proxier for each family, for a node of which the model may know the object.
     pub(crate) fn into_proxiers(
         self,
@@ -258,6 +247,38 @@ impl Ipvs {
         };
         self.opened.into_iter().map(into_proxier).collect()
     }
+}
+
+/// What is opened for each family that can be served; without the primary one, nothing is.
+fn served<K>(
+    primary: IpFamily,
+    check: impl Fn(IpFamily) -> Result<(), IptablesError>,
+    open: impl Fn(IpFamily) -> Result<K, OpenError>,
+) -> Result<Vec<(IpFamily, K)>> {
+    let mut opened = Vec::new();
+    for family in IpFamily::ALL {
+        // Half of all nodes have no IPv6: that is no warning.
+        let error = match check(family) {
+            Err(error) if family != primary => {
+                info!(%family, reason = %error, "this family is left out");
+                continue;
+            }
+            Err(error) => anyhow::Error::from(error),
+            Ok(()) => match open(family) {
+                Ok(kernel) => {
+                    opened.push((family, kernel));
+                    continue;
+                }
+                Err(error) => error.into(),
+            },
+        };
+        if family == primary {
+            return Err(error)
+                .with_context(|| format!("cannot serve {family}, the primary family"));
+        }
+        warn!(%family, reason = %error, "this family is left out");
+    }
+    Ok(opened)
 }
 
 fn config(options: &Options, family: IpFamily, model: &Model, random_fully: bool) -> Config {
@@ -278,4 +299,45 @@ fn config(options: &Options, family: IpFamily, model: &Model, random_fully: bool
 fn node_ip(options: &Options, family: IpFamily) -> Option<IpAddr> {
     let bind = options.bind_address;
     (!bind.is_unspecified() && IpFamily::of(bind) == family).then_some(bind)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Which families are served where checking, or opening, one of them fails.
+    fn families(
+        primary: IpFamily,
+        unchecked: &[IpFamily],
+        unopened: &[IpFamily],
+    ) -> Result<Vec<IpFamily>> {
+        let unless = |fails| {
+            if fails {
+                Err(IptablesError::NoIpv6)
+            } else {
+                Ok(())
+            }
+        };
+        let check = |family| unless(unchecked.contains(&family));
+        let open = |family| Ok(unless(unopened.contains(&family))?);
+        let opened = served(primary, check, open)?;
+        Ok(opened.into_iter().map(|(family, ())| family).collect())
+    }
+
+    #[test]
+    fn a_secondary_family_that_fails_is_left_out_and_the_primary_one_is_not() {
+        use IpFamily::{V4, V6};
+        assert_eq!(families(V4, &[], &[]).unwrap(), [V4, V6]);
+        assert_eq!(families(V4, &[V6], &[]).unwrap(), [V4]);
+        assert_eq!(families(V4, &[], &[V6]).unwrap(), [V4]);
+        assert_eq!(families(V6, &[], &[V4]).unwrap(), [V6]);
+        for error in [families(V6, &[V6], &[]), families(V6, &[], &[V6])] {
+            let error = format!("{:#}", error.unwrap_err());
+            assert!(
+                error.starts_with("cannot serve IPv6, the primary family: "),
+                "{error}"
+            );
+            assert!(error.contains("modprobe ipv6"), "{error}");
+        }
+    }
 }

@@ -13,6 +13,7 @@ mod cleanup;
 mod compile;
 mod config;
 mod drain;
+mod drift;
 pub mod fake;
 mod kernel;
 mod netlink;

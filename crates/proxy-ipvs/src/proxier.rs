@@ -1,12 +1,13 @@
 //! The IPVS mode: tables between the compiler and the kernel, and the sync that empties what is pending.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Instant;
 
+use futures::FutureExt as _;
 use hashbrown::{HashMap, HashSet};
 use netlink_batch::Worker;
 use proxy::{
@@ -19,6 +20,7 @@ use crate::cleanup::{Leftovers, Place};
 use crate::compile::{Fragment, Owner, compile};
 use crate::config::Config;
 use crate::drain::Drains;
+use crate::drift::{Comparing, Drift, PIECE, Progress, READING, Touched};
 use crate::kernel::{Kernel, KernelError, Snapshot};
 use crate::plan::{Op, Outcome, Plan, Stage};
 use crate::rules::{Rules, Shim};
@@ -46,6 +48,9 @@ pub struct Proxier<K: Kernel> {
     /// The addresses that serve NodePorts.
     node_ports: Vec<IpAddr>,
     kernel: Worker<K>,
+    /// A second connection, which only reads.
+    reader: Option<Worker<K>>,
+    drift: Option<Drift>,
     /// Who claims entries for each Service, so that a Service that changes or goes releases what it no longer wants.
     owners: HashMap<NamespacedName, Vec<Arc<Owner>>>,
     /// Services that lost an address and port to another, or got it back, and so have other set members now.
@@ -83,6 +88,8 @@ impl<K: Kernel> Proxier<K> {
             node,
             node_ports: Vec::new(),
             kernel,
+            reader: None,
+            drift: None,
             owners: HashMap::new(),
             disputed: Vec::new(),
             foundation,
@@ -98,6 +105,13 @@ impl<K: Kernel> Proxier<K> {
             needs_resync: true,
             rules_read: None,
         }
+    }
+
+    /// The same with a second connection to the kernel, by which it is checked for drift while events go on. Without, they wait.
+    #[must_use]
+    pub fn with_reader(self, reader: Worker<K>) -> Self {
+        let reader = Some(reader);
+        Self { reader, ..self }
     }
 
     fn table(&mut self, set: Set) -> &mut Table<Member, (), Arc<Owner>> {
@@ -400,16 +414,33 @@ impl<K: Kernel> Proxier<K> {
 
     // ---- observe: what is there ----
 
+    /// Takes over what the node's other interfaces carry, and computes again the Services that depend on it: those with a node
+    /// port, if other addresses serve these now, and those with an address that an interface has gained or lost.
+    fn take_interface_addresses(&mut self, model: &Model, found: &BTreeSet<IpAddr>) {
+        let before = std::mem::replace(&mut self.node.interface_addresses, found.clone());
+        let moved: BTreeSet<&IpAddr> = before.symmetric_difference(found).collect();
+        let has_other_ports = self.refresh_node_ports();
+        if moved.is_empty() && !has_other_ports {
+            return;
+        }
+        let depends = |name: &&NamespacedName| {
+            let service = model.view(name).map(|view| view.service);
+            service.is_some_and(|service| {
+                let external = service.external_ips.iter().chain(&service.ingress_ips);
+                let mut addresses = service.cluster_ips.iter().chain(external);
+                addresses.any(|address| moved.contains(address))
+                    || (has_other_ports
+                        && service.ports.iter().any(|port| port.node_port.is_some()))
+            })
+        };
+        let names: Vec<_> = model.service_names().filter(depends).cloned().collect();
+        self.update_services(model, &names);
+    }
+
     fn observe(&mut self, model: &Model, snapshot: Snapshot, now: Instant) {
         self.addresses
             .observe(snapshot.bound.iter().map(|address| (*address, ())));
-        let is_moved = self.node.interface_addresses != snapshot.interface_addresses;
-        self.node
-            .interface_addresses
-            .clone_from(&snapshot.interface_addresses);
-        if self.refresh_node_ports() || is_moved {
-            self.update_all(model);
-        }
+        self.take_interface_addresses(model, &snapshot.interface_addresses);
         let sizes = snapshot.set_sizes.iter();
         let sets = sizes.map(|(set, size)| (Foundation::Set(*set), *size));
         let link = snapshot.has_link.then_some((Foundation::Link, 0));
@@ -438,6 +469,122 @@ impl<K: Kernel> Proxier<K> {
             self.leftovers.observe(leftovers);
         }
         self.needs_resync = false;
+    }
+
+    // ---- drift: whether what is there is still what was believed ----
+
+    /// Goes on with a check that is under way and due, by one piece.
+    fn check_drift(&mut self, now: Instant) {
+        let Some(mut drift) = self.drift.take_if(|drift| drift.due <= now) else {
+            return;
+        };
+        if self.needs_resync {
+            return;
+        }
+        let is_same = match &mut drift.progress {
+            Progress::Reading(dumping) => match dumping.now_or_never() {
+                None => {
+                    drift.due = now + READING;
+                    self.drift = Some(drift);
+                    return;
+                }
+                Some(Ok(Ok(snapshot))) if self.is_same_node(&snapshot) => {
+                    drift.progress = Progress::Comparing(Box::new(self.comparing(snapshot)));
+                    Some(true)
+                }
+                // Reading it again fails, too, and is reported then.
+                Some(_) => Some(false),
+            },
+            Progress::Comparing(comparing) => self.compare(comparing, &drift.touched, now),
+        };
+        match is_same {
+            Some(true) => {
+                drift.due = now;
+                self.drift = Some(drift);
+            }
+            Some(false) => self.needs_resync = true,
+            None => {}
+        }
+    }
+
+    /// Whether a dump says of the node's own addresses what was believed.
+    fn is_same_node(&self, snapshot: &Snapshot) -> bool {
+        let bound = snapshot.bound.iter().copied();
+        self.node.interface_addresses == snapshot.interface_addresses
+            && self.node.serving_node_ports(bound) == self.node_ports
+    }
+
+    fn comparing(&self, snapshot: Snapshot) -> Comparing {
+        let members = Set::all().zip(&self.members).flat_map(|(set, table)| {
+            let there = table.iter_actual();
+            there.map(move |(member, ())| (set, *member))
+        });
+        Comparing {
+            servers: self.servers.iter_actual().map(|(key, _)| *key).collect(),
+            members: members.collect(),
+            addresses: self.addresses.iter_actual().map(|(key, ())| *key).collect(),
+            snapshot,
+        }
+    }
+
+    /// Compares a piece; whether all of it was as believed, `None` when that was the last one.
+    fn compare(&mut self, rest: &mut Comparing, touched: &Touched, now: Instant) -> Option<bool> {
+        let mut room = PIECE;
+        while room > 0 {
+            room -= 1;
+            if let Some((key, there)) = rest.next_server() {
+                let actual = self.servers.actual(&key);
+                let destinations = actual.map_or(0, |actual| actual.destinations.len());
+                room = room.saturating_sub(destinations / 16);
+                let is_ours = self.is_known(&key) || self.is_ours(&key, &rest.snapshot);
+                if is_ours && actual != there.as_ref() && !touched.servers.contains(&key) {
+                    return Some(false);
+                }
+            } else if let Some((set, member, is_there)) = rest.next_member() {
+                let is_believed = self.table(set).actual(&member).is_some();
+                if is_there != is_believed && !touched.members.contains(&(set, member)) {
+                    return Some(false);
+                }
+            } else if let Some((address, is_there)) = rest.next_address() {
+                let is_believed = self.addresses.actual(&address).is_some();
+                if is_there != is_believed && !touched.addresses.contains(&address) {
+                    return Some(false);
+                }
+            } else {
+                let is_same = self.compare_rest(&mut rest.snapshot, touched, now);
+                return if is_same { None } else { Some(false) };
+            }
+        }
+        Some(true)
+    }
+
+    fn compare_rest(&mut self, rest: &mut Snapshot, touched: &Touched, now: Instant) -> bool {
+        let is_there = |key: &Foundation| match key {
+            Foundation::Link => rest.has_link.then_some(0),
+            Foundation::Set(set) => rest.set_sizes.get(set).copied(),
+        };
+        let keys = [Foundation::Link].into_iter();
+        let mut keys = keys.chain(Set::all().map(Foundation::Set));
+        // A set may be larger than it was made: one of ports has room for all.
+        let is_founded = keys.all(|key| is_there(&key).as_ref() >= self.foundation.actual(&key));
+        let rules = rest.rules.take();
+        let are_read = rules.is_some();
+        let are_same = rules.is_none_or(|rules| {
+            let actual = self.rules.actual(&()).map(|actual| &**actual);
+            actual == (!rules.is_empty()).then_some(&rules)
+        });
+        let leave_the_same = rest.leftovers.take().is_none_or(|leftovers| {
+            let actual = self.leftovers.iter_actual();
+            let actual: BTreeMap<_, _> = actual
+                .map(|(place, left)| (*place, Arc::clone(left)))
+                .collect();
+            actual == leftovers
+        });
+        let is_ruled = (are_same && leave_the_same) || touched.rules;
+        if are_read {
+            self.rules_read = is_ruled.then_some(now);
+        }
+        (is_founded || touched.foundation) && is_ruled
     }
 
     /// Decides again what is left over at a virtual server whose actual destinations have changed by themselves.
@@ -692,6 +839,9 @@ impl<K: Kernel> Proxier<K> {
             if !is_done && matches!(op, Op::WriteRules { .. } | Op::RemoveLeftovers(..)) {
                 report.failed_restores += 1;
             }
+            if let Some(drift) = &mut self.drift {
+                drift.touched.note(op);
+            }
             self.book_one(op, is_done, now, &mut drafts);
         }
         for (key, draft) in drafts {
@@ -841,6 +991,7 @@ impl<K: Kernel> Proxier<K> {
             {
             }
         }
+        self.check_drift(now);
         report.pending = self.pending();
         report.is_base_failing = self.foundation.failing_len() + self.rules.failing_len() > 0;
         report.failing = self.failing();
@@ -926,6 +1077,23 @@ impl<K: Kernel> Proxier<K> {
         let with_rules = self
             .rules_read
             .is_none_or(|read| now.duration_since(read) >= period.saturating_sub(period / 8));
+        if !self.needs_resync
+            && let Some(reader) = &self.reader
+        {
+            if self.drift.is_none() {
+                let dumping = reader.call(move |kernel| kernel.dump(with_rules));
+                self.drift = Some(Drift {
+                    progress: Progress::Reading(Box::pin(dumping)),
+                    touched: Touched::default(),
+                    due: now + READING,
+                });
+            }
+            if self.learn(model, false) {
+                self.update_all(model);
+            }
+            return Ok(());
+        }
+        self.drift = None;
         let dump: Result<Snapshot, KernelError> = self
             .kernel
             .call(move |kernel| kernel.dump(with_rules))
@@ -973,6 +1141,7 @@ impl<K: Kernel> Mode for Proxier<K> {
             self.servers.next_retry(),
             self.addresses.next_retry(),
             self.drains.next_due(),
+            self.drift.as_ref().map(|drift| drift.due),
         ]);
         retries.flatten().min()
     }

@@ -7,6 +7,8 @@
 
 #[path = "proxier/drains.rs"]
 mod drains;
+#[path = "proxier/drift.rs"]
+mod drift;
 mod support;
 #[path = "proxier/takeover.rs"]
 mod takeover;
@@ -986,6 +988,34 @@ fn a_service_address_that_the_node_carries_is_served_but_not_bound() {
         world.kernel.state().snapshot.bound,
         [ip("10.96.0.10")].into()
     );
+}
+
+#[test]
+fn an_address_is_bound_unless_another_interface_carries_it_meanwhile() {
+    let external = ip("192.168.99.20");
+    let mut world = World::new();
+    let mut web = service("default/web", "10.96.0.10", 80);
+    web.external_ips = vec![external];
+    world.service(web);
+    world.service(service("default/other", "10.96.0.11", 80));
+    let mut world = world.listed();
+    world.sync();
+    for is_carried in [true, false] {
+        let carried = |world: &World| world.kernel.state().snapshot.bound.contains(&external);
+        assert_eq!(carried(&world), is_carried);
+        let mut state = world.kernel.state();
+        let addresses = &mut state.snapshot.interface_addresses;
+        if is_carried {
+            addresses.insert(external);
+        } else {
+            addresses.remove(&external);
+        }
+        drop(state);
+        world.resync();
+        world.sync();
+        assert_eq!(carried(&world), !is_carried);
+        assert!(world.destinations("192.168.99.20:80").is_some());
+    }
 }
 
 #[test]

@@ -20,7 +20,8 @@ pub trait Mode: Send {
     fn sync(&mut self, now: Instant) -> Pin<Box<dyn Future<Output = SyncReport> + Send + '_>>;
 
     /// Reads the kernel and takes what is there for actual, so that whatever differs becomes pending. Called at start, after
-    /// lost acknowledgements, and once in each sync period.
+    /// lost acknowledgements, and once in each sync period. In the last case it may only begin to: the syncs that follow, due at
+    /// once, go on piece by piece, so that no event waits for the whole, and what differs shows as [`needs_resync`](Self::needs_resync).
     fn resync<'a>(
         &'a mut self,
         model: &'a Model,

@@ -76,6 +76,7 @@ pub(crate) fn read(file: &Path) -> Result<(Configuration, Vec<String>), Configur
 
 /// Reads a file's text; an error is a line, if one is to blame, and what is wrong.
 pub(crate) fn parse(text: &str) -> Result<(Configuration, Vec<String>), (Option<u64>, String)> {
+    let text = first_document(text);
     let mut warnings = Vec::new();
     let strict = yaml::<Value>(text, DuplicateKeyPolicy::Error);
     let tree = match strict {
@@ -112,6 +113,22 @@ pub(crate) fn parse(text: &str) -> Result<(Configuration, Vec<String>), (Option<
         ));
     }
     Ok((configuration, warnings))
+}
+
+/// What comes before a second YAML document: upstream reads no further.
+fn first_document(text: &str) -> &str {
+    let mut end = 0;
+    let mut has_begun = false;
+    for line in text.split_inclusive('\n') {
+        let is_marker = line.trim_end() == "---";
+        if is_marker && has_begun {
+            return text.get(..end).unwrap_or(text);
+        }
+        let said = line.trim_start();
+        has_begun |= !(is_marker || said.is_empty() || said.starts_with('#'));
+        end += line.len();
+    }
+    text
 }
 
 fn yaml<T: DeserializeOwned>(

@@ -207,7 +207,13 @@ impl Configuration {
             }
         }
         for lists in [&mut self.ipvs.exclude_cidrs, &mut self.node_port_addresses] {
-            lists.take_if(|list| list.is_empty());
+            // Typed lists may be several to a flag.
+            let items = lists.iter().flatten().flat_map(|list| list.split(','));
+            let items: Vec<_> = items
+                .map(str::trim)
+                .filter(|item| !item.is_empty())
+                .collect();
+            *lists = (!items.is_empty()).then(|| items.into_iter().map(str::to_owned).collect());
         }
         for text in [
             &mut self.client_connection.accept_content_types,

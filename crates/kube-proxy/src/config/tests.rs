@@ -90,8 +90,7 @@ fn kubeadms_file_means_the_defaults_and_says_that_ipvs_is_used() {
     ]) else {
         panic!();
     };
-    let mut by_flags = bare(*by_flags);
-    by_flags.configuration.hostname_override = Some("Node1".into());
+    let by_flags = bare(*by_flags);
     assert_eq!(bare(options), by_flags);
 }
 
@@ -104,6 +103,16 @@ fn an_empty_file_has_upstreams_defaults() {
     let empty = options("");
     assert_eq!(empty.warnings, Vec::<String>::new());
     assert_eq!(bare(empty), *by_flags);
+}
+
+#[test]
+fn the_first_document_of_a_file_counts() {
+    let file = File::new(&format!(
+        "# kubeadm\n\n---\n{HEADER}oomScoreAdj: 7\n---\noomScoreAdj: 8\n"
+    ));
+    let options = file.options("");
+    assert_eq!(options.oom_score_adj, 7);
+    assert_eq!(options.warnings, Vec::<String>::new());
 }
 
 /// One row per field that has a flag, with another value than its default.

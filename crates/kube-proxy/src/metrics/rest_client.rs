@@ -152,16 +152,13 @@ mod tests {
     #[tokio::test]
     async fn answers_and_their_absence_are_counted() {
         let metrics = Metrics::new();
-        let transport =
-            service_fn(
-                async |request: Request<Full<Bytes>>| match request.uri().path() {
-                    "/away" => Err("away"),
-                    _ => {
-                        let body = Full::new(Bytes::from_static(&[b' '; 300]));
-                        Ok(Response::builder().status(404).body(body).unwrap())
-                    }
-                },
-            );
+        let transport = service_fn(async |request: Request<Full<Bytes>>| {
+            if request.uri().path() == "/away" {
+                return Err("away");
+            }
+            let body = Full::new(Bytes::from_static(&[b' '; 300]));
+            Ok(Response::builder().status(404).body(body).unwrap())
+        });
         let mut client = CountRequests::new(metrics.clone(), "10.0.0.1:6443").layer(transport);
         for target in ["/away", "/a?limit=1", "/a?x=1", "/a?limit=1&watch=true"] {
             let request = Request::post(target).body(Full::from("to be")).unwrap();

@@ -7,6 +7,7 @@ use iptables::{Iptables, IptablesError};
 use netlink_batch::Worker;
 use proxy::{IpFamily, Model, NodeFacts};
 use proxy_iptables::{Config, IptablesKernel, Proxier, probe_counters};
+use proxy_ipvs::OpenError;
 use tracing::info;
 
 use super::node_ip;
@@ -58,12 +59,15 @@ impl Kernels {
         check: fn(&Iptables, IpFamily) -> Result<(), IptablesError>,
     ) -> Result<Self> {
         info!(backend = %iptables.backend(), "iptables");
-        let mut opened = Vec::new();
-        for family in super::families(options, |family| check(&iptables, family))? {
-            let open = move || Ok::<_, IptablesError>(IptablesKernel::new(family, iptables));
-            let kernel = Worker::spawn(&format!("iptables-{family}"), open)?;
-            opened.push((family, kernel));
-        }
+        let opened = super::served(
+            IpFamily::of(options.bind_address),
+            |family| check(&iptables, family),
+            |family| {
+                Worker::spawn(&format!("iptables-{family}"), move || {
+                    Ok::<_, OpenError>(IptablesKernel::new(family, iptables))
+                })
+            },
+        )?;
         Ok(Self {
             iptables,
             opened,

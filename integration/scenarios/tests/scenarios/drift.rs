@@ -14,9 +14,9 @@ const DAMAGE: [&str; 11] = [
     "ipvsadm -E -t [fd96::10]:80 -s wlc",
     "ipset flush",
     "ipset add KUBE-CLUSTER-IP 10.96.0.99,tcp:1; ipset del KUBE-CLUSTER-IP 10.96.0.10,tcp:80",
-    "iptables-legacy -t nat -F KUBE-SERVICES",
-    "ip6tables-legacy -t nat -F; ip6tables-legacy -F",
-    "iptables-legacy -t nat -D PREROUTING -m comment --comment 'kubernetes service portals' -j KUBE-SERVICES",
+    "iptables-$backend -t nat -F KUBE-SERVICES",
+    "ip6tables-$backend -t nat -F; ip6tables-$backend -F",
+    "iptables-$backend -t nat -D PREROUTING -m comment --comment 'kubernetes service portals' -j KUBE-SERVICES",
     "ip address flush dev kube-ipvs0; ip address add 10.96.0.98/32 dev kube-ipvs0",
     "ip link del kube-ipvs0",
 ];
@@ -26,7 +26,7 @@ pub(crate) fn damage_is_repaired(c: &mut Cluster) -> Outcome {
         .port(tcp(80, 8080).node_port(30080))
         .endpoints("10.244.1.10 10.244.2.10 fd44:1::10");
     c.apply(&web)?;
-    c.start(&["--iptables-backend=legacy", "--ipvs-sync-period=1s"])?;
+    c.start(&["--ipvs-sync-period=1s"])?;
     c.until_served(&web)?;
     let whole = c.state()?;
     for damage in DAMAGE {

@@ -616,3 +616,18 @@ struct Status {
     code: u16,
     message: String,
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn watches_do_not_end_in_step() {
+        let lengths: BTreeSet<_> = (0..1000).map(|_| any_of(WATCH_SECONDS)).collect();
+        assert!(lengths.iter().all(|length| WATCH_SECONDS.contains(length)));
+        assert!(lengths.len() > 50, "{lengths:?}");
+        assert_eq!(any_of(7..=7), 7);
+    }
+}
