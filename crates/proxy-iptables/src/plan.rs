@@ -88,6 +88,8 @@ pub(crate) struct Verdicts {
     /// One for each stale chain.
     pub(crate) stale: Vec<Verdict>,
     pub(crate) leftovers: Verdict,
+    /// How many restores were taken.
+    pub(crate) taken: usize,
     /// How many restores were refused.
     pub(crate) refused: usize,
     /// Why nothing would be taken now, whatever it is; the other verdicts say nothing then.
@@ -331,10 +333,13 @@ impl Applying<'_> {
         self.left = self.left.saturating_sub(1);
         let plan = self.plan;
         let result = self.kernel.restore(&mut |sink| plan.write(what, sink));
-        if let Err(refusal) = &result {
-            self.verdicts.refused += 1;
-            if refusal.is_general {
-                self.verdicts.general = Some(refusal.reason.as_str().into());
+        match &result {
+            Ok(()) => self.verdicts.taken += 1,
+            Err(refusal) => {
+                self.verdicts.refused += 1;
+                if refusal.is_general {
+                    self.verdicts.general = Some(refusal.reason.as_str().into());
+                }
             }
         }
         result

@@ -290,13 +290,14 @@ impl<K: Kernel> Proxier<K> {
                 _ => {}
             }
         }
+        let mut changed: BTreeMap<Option<&Arc<Owner>>, BTreeSet<Slot>> = BTreeMap::new();
         for slot in due {
-            let owner = self.slots.owner(&slot).cloned();
-            parts.entry(owner).or_default().slots.push(Change {
-                slot,
-                before: self.slots.actual(&slot).cloned(),
-                after: self.slots.wanted(&slot).cloned(),
-            });
+            let owner = self.slots.owner(&slot);
+            changed.entry(owner).or_default().insert(slot);
+        }
+        for (owner, slots) in changed {
+            let part = parts.entry(owner.cloned()).or_default();
+            part.slots = self.in_order(owner, &slots);
         }
         plan.stale.sort_unstable();
         plan.parts = parts
@@ -305,17 +306,33 @@ impl<K: Kernel> Proxier<K> {
                 let port = owner.as_ref().and_then(|owner| self.by_owner.get(owner));
                 part.port = port.map(|(port, _)| Arc::clone(port));
                 part.chains.sort_unstable();
-                // In the order in which they are to stand.
-                let slots = owner
-                    .as_ref()
-                    .map_or(&[][..], |owner| self.slots.keys_of(owner));
-                let place = |slot: &Slot| slots.iter().position(|other| other == slot);
-                part.slots.sort_by_key(|change| place(&change.slot));
                 part.owner = owner;
                 part
             })
             .collect();
         plan
+    }
+
+    /// The changes in slots, and what of their owner is in the same chains, in the order in which they are to stand: what is put
+    /// in anew comes first.
+    fn in_order(&self, owner: Option<&Arc<Owner>>, changed: &BTreeSet<Slot>) -> Vec<Change> {
+        let change = |slot: &Slot| Change {
+            slot: *slot,
+            before: self.slots.actual(slot).cloned(),
+            after: self.slots.wanted(slot).cloned(),
+        };
+        let Some(owner) = owner else {
+            return changed.iter().map(change).collect();
+        };
+        let chains: BTreeSet<Shared> = changed.iter().map(|slot| slot.chain).collect();
+        let own = self.slots.keys_of(owner).iter().filter(|slot| {
+            let is_settled = self.slots.actual(slot) == self.slots.wanted(slot);
+            changed.contains(*slot)
+                || (is_settled
+                    && chains.contains(&slot.chain)
+                    && self.slots.owner(slot) == Some(owner))
+        });
+        own.map(change).collect()
     }
 
     /// The slots to be written; those that nobody wants only if they may go.
@@ -410,6 +427,7 @@ impl<K: Kernel> Proxier<K> {
 
     fn book(&mut self, plan: &Plan, verdicts: &Verdicts, now: Instant, report: &mut SyncReport) {
         report.failed_restores += verdicts.refused;
+        report.written += verdicts.taken;
         let was_together = self.manner == Manner::Together;
         // Not in every case is it known what was written.
         self.needs_resync |= verdicts.refused > 0;
@@ -434,7 +452,6 @@ impl<K: Kernel> Proxier<K> {
                 Verdict::Done => {
                     self.base.set_written(&());
                     self.disordered.clear();
-                    report.written += 1;
                 }
                 Verdict::Refused(reason) => {
                     let what = "write the iptables rules that all Services need";
@@ -453,7 +470,6 @@ impl<K: Kernel> Proxier<K> {
                     for change in &part.slots {
                         self.slots.set_written(&change.slot);
                     }
-                    report.written += part.chains.len() + part.slots.len();
                     continue;
                 }
                 Verdict::Refused(reason) => {
@@ -470,7 +486,6 @@ impl<K: Kernel> Proxier<K> {
             match verdict {
                 Verdict::Done => {
                     self.chains.set_written(chain);
-                    report.written += 1;
                     continue;
                 }
                 Verdict::Refused(reason) => {
@@ -485,7 +500,6 @@ impl<K: Kernel> Proxier<K> {
             match &verdicts.leftovers {
                 Verdict::Done => {
                     self.leftovers = Leftovers::default();
-                    report.written += 1;
                 }
                 Verdict::Refused(reason) => {
                     let what = "remove the iptables rules that IPVS mode has left";
