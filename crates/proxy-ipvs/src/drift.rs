@@ -39,6 +39,8 @@ pub(crate) type Dumping =
 pub(crate) struct Drift {
     pub(crate) progress: Progress,
     pub(crate) touched: Touched,
+    /// When the dump began.
+    pub(crate) began: Instant,
     /// When the next sync is to go on with it.
     pub(crate) due: Instant,
 }

@@ -488,14 +488,18 @@ impl<K: Kernel> Proxier<K> {
                     self.drift = Some(drift);
                     return;
                 }
-                Some(Ok(Ok(snapshot))) if self.is_same_node(&snapshot) => {
+                // The rules first: what was read of them need not be read again when something else differs.
+                Some(Ok(Ok(snapshot)))
+                    if self.compare_base(&snapshot, &drift.touched, drift.began)
+                        && self.is_same_node(&snapshot) =>
+                {
                     drift.progress = Progress::Comparing(Box::new(self.comparing(snapshot)));
                     Some(true)
                 }
                 // Reading it again fails, too, and is reported then.
                 Some(_) => Some(false),
             },
-            Progress::Comparing(comparing) => self.compare(comparing, &drift.touched, now),
+            Progress::Comparing(comparing) => self.compare(comparing, &drift.touched),
         };
         match is_same {
             Some(true) => {
@@ -528,7 +532,7 @@ impl<K: Kernel> Proxier<K> {
     }
 
     /// Compares a piece; whether all of it was as believed, `None` when that was the last one.
-    fn compare(&mut self, rest: &mut Comparing, touched: &Touched, now: Instant) -> Option<bool> {
+    fn compare(&mut self, rest: &mut Comparing, touched: &Touched) -> Option<bool> {
         let mut room = PIECE;
         while room > 0 {
             room -= 1;
@@ -551,38 +555,36 @@ impl<K: Kernel> Proxier<K> {
                     return Some(false);
                 }
             } else {
-                let is_same = self.compare_rest(&mut rest.snapshot, touched, now);
-                return if is_same { None } else { Some(false) };
+                return None;
             }
         }
         Some(true)
     }
 
-    fn compare_rest(&mut self, rest: &mut Snapshot, touched: &Touched, now: Instant) -> bool {
+    /// Whether the link, the sets, the rules and what other modes have left are as believed.
+    fn compare_base(&mut self, snapshot: &Snapshot, touched: &Touched, began: Instant) -> bool {
         let is_there = |key: &Foundation| match key {
-            Foundation::Link => rest.has_link.then_some(0),
-            Foundation::Set(set) => rest.set_sizes.get(set).copied(),
+            Foundation::Link => snapshot.has_link.then_some(0),
+            Foundation::Set(set) => snapshot.set_sizes.get(set).copied(),
         };
         let keys = [Foundation::Link].into_iter();
         let mut keys = keys.chain(Set::all().map(Foundation::Set));
         // A set may be larger than it was made: one of ports has room for all.
         let is_founded = keys.all(|key| is_there(&key).as_ref() >= self.foundation.actual(&key));
-        let rules = rest.rules.take();
-        let are_read = rules.is_some();
-        let are_same = rules.is_none_or(|rules| {
+        let are_same = snapshot.rules.as_ref().is_none_or(|rules| {
             let actual = self.rules.actual(&()).map(|actual| &**actual);
-            actual == (!rules.is_empty()).then_some(&rules)
+            actual == (!rules.is_empty()).then_some(rules)
         });
-        let leave_the_same = rest.leftovers.take().is_none_or(|leftovers| {
+        let leave_the_same = snapshot.leftovers.as_ref().is_none_or(|leftovers| {
             let actual = self.leftovers.iter_actual();
             let actual: BTreeMap<_, _> = actual
                 .map(|(place, left)| (*place, Arc::clone(left)))
                 .collect();
-            actual == leftovers
+            actual == *leftovers
         });
         let is_ruled = (are_same && leave_the_same) || touched.rules;
-        if are_read {
-            self.rules_read = is_ruled.then_some(now);
+        if snapshot.rules.is_some() {
+            self.rules_read = is_ruled.then_some(began);
         }
         (is_founded || touched.foundation) && is_ruled
     }
@@ -1085,6 +1087,7 @@ impl<K: Kernel> Proxier<K> {
                 self.drift = Some(Drift {
                     progress: Progress::Reading(Box::pin(dumping)),
                     touched: Touched::default(),
+                    began: now,
                     due: now + READING,
                 });
             }

@@ -242,3 +242,33 @@ fn a_link_that_is_no_dummy_stays_without_service_addresses() {
         );
     });
 }
+
+#[test]
+#[ignore = "needs a kernel with IPVS: run by make test in the lab"]
+fn of_nftables_only_the_tables_of_kube_proxy_go() {
+    on_a_node(|| {
+        // Not every kernel has nftables for IP.
+        let has_nft = sh("nft add table ip kube-proxy 2>/dev/null && echo yes || true") == "yes\n";
+        if has_nft {
+            sh(
+                "nft add table ip6 kube-proxy; nft add chain ip kube-proxy x; nft add table ip other; nft add table inet kube-proxy",
+            );
+        }
+        let removed = clean_up(&[]).removed;
+        let tables = removed
+            .iter()
+            .filter(|line| line.ends_with("the nftables mode's table kube-proxy"));
+        assert_eq!(tables.count(), if has_nft { 2 } else { 0 }, "{removed:?}");
+        if has_nft {
+            let left = sh("nft list tables");
+            assert!(
+                left.contains("table ip other\n") && left.contains("table inet kube-proxy\n"),
+                "{left}"
+            );
+            assert!(
+                !left.contains("table ip kube-proxy") && !left.contains("ip6 kube-proxy"),
+                "{left}"
+            );
+        }
+    });
+}

@@ -1,6 +1,6 @@
 //! Somebody else changes what is ours.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lab::Signal;
 use scenarios::{Cluster, Outcome, Service, tcp};
@@ -28,7 +28,10 @@ pub(crate) fn damage_is_repaired(c: &mut Cluster) -> Outcome {
     c.apply(&web)?;
     c.start(&["--ipvs-sync-period=1s"])?;
     c.until_served(&web)?;
+    let looked = Instant::now();
     let whole = c.state()?;
+    // A look starts a dozen programs, which is slow on a busy machine.
+    let look = looked.elapsed();
     for damage in DAMAGE {
         // Some of it would be repaired before it is seen.
         c.signal(Signal::STOP)?;
@@ -38,8 +41,11 @@ pub(crate) fn damage_is_repaired(c: &mut Cluster) -> Outcome {
         let took = c
             .until("it is repaired", || Ok(c.state()? == whole))
             .map_err(|error| error.context(damage))?;
-        // And as long again for looking at it.
-        assert!(took < 2 * SYNC_PERIOD, "{damage}: repaired after {took:?}");
+        // And as long again for the repair; one look may come just too early.
+        assert!(
+            took < 2 * SYNC_PERIOD + 2 * look,
+            "{damage}: repaired after {took:?}, and a look takes {look:?}"
+        );
         for (from, to) in [
             (&c.client, "10.96.0.10:80"),
             (&c.client, "[fd96::10]:80"),
