@@ -116,6 +116,7 @@ async fn look(options: &Options) -> Result<Answer> {
             }
         }
         Kernels::Iptables(kernels) => {
+            let used = kernels.iptables();
             for mut proxier in kernels.into_proxiers(options, &model) {
                 let family = proxier.family();
                 proxier.update(&model, &told);
@@ -126,6 +127,18 @@ async fn look(options: &Options) -> Result<Answer> {
                 let lines = plans.iter().flat_map(proxy_iptables::Plan::lines);
                 changes.extend(lines.map(|line| rule_change(&of, line)));
                 counted.insert(of, plans.len());
+            }
+            if model.is_complete() && model.is_whole() {
+                let excluded = options.exclude_cidrs.clone();
+                let foresee = move || proxy_ipvs::foresee_beside(used, &excluded);
+                let left = tokio::task::spawn_blocking(foresee).await?;
+                *counted.entry("node".to_owned()).or_default() += left.removed.len();
+                changes.extend(
+                    left.removed
+                        .iter()
+                        .map(|line| Change::left_by_another(line)),
+                );
+                warnings.extend(left.left);
             }
         }
     }
@@ -199,6 +212,16 @@ impl Change {
             kind: "settings",
             action: Action::Change,
             write,
+        }
+    }
+
+    /// Of a line that says what would be removed.
+    fn left_by_another(line: &str) -> Self {
+        Self {
+            of: "node".to_owned(),
+            kind: "other modes",
+            action: Action::Remove,
+            write: format!("remove what another mode has left: {line}"),
         }
     }
 }

@@ -28,7 +28,9 @@ pub use compile::{Fragment, Owner, compile};
 pub use config::Config;
 pub use iptables::{Backend, Iptables, IptablesError};
 pub use kernel::{Kernel, KernelError, Snapshot};
-pub use netlink::{Cleanup, NetlinkKernel, OpenError, clean_up, clean_up_beside, prepare};
+pub use netlink::{
+    Cleanup, NetlinkKernel, OpenError, clean_up, clean_up_beside, foresee_beside, prepare,
+};
 pub use plan::{Op, Outcome, Plan, Stage};
 pub use proxier::Proxier;
 pub use rules::{Rules, Shim, Table};

@@ -33,7 +33,7 @@ use crate::plan::{Op, Outcome, Plan};
 use crate::rules::Rules;
 use crate::server::VirtualServerKey;
 use addresses::Addresses;
-pub use cleanup::{Cleanup, clean_up, clean_up_beside};
+pub use cleanup::{Cleanup, clean_up, clean_up_beside, foresee_beside};
 use reason::refused;
 use servers::Servers;
 use sets::Sets;

@@ -104,7 +104,7 @@ impl Kernels {
     }
 
     /// What is used.
-    pub(super) fn iptables(&self) -> Iptables {
+    pub(crate) fn iptables(&self) -> Iptables {
         self.iptables
     }
 }
