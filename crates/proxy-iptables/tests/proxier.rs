@@ -35,9 +35,13 @@ fn config() -> Config {
 }
 
 fn proxier(kernel: &FakeKernel) -> Proxier<FakeKernel> {
+    proxier_with(kernel, config())
+}
+
+fn proxier_with(kernel: &FakeKernel, config: Config) -> Proxier<FakeKernel> {
     let handle = kernel.clone();
     let worker = Worker::spawn("fake", move || Ok::<_, ()>(handle)).unwrap();
-    Proxier::new(config(), NodeFacts::new(IpFamily::V4, "node1"), worker)
+    Proxier::new(config, NodeFacts::new(IpFamily::V4, "node1"), worker)
 }
 
 impl World {
@@ -304,6 +308,63 @@ fn what_was_changed_by_hand_is_mended_once_a_period() {
     }
     world.tick(Duration::from_mins(1));
     assert_eq!(world.holds(), held);
+}
+
+#[test]
+fn without_nfacct_packets_go_the_same_way_uncounted() {
+    let held = |has_counters| {
+        let mut world = World::new();
+        let config = Config {
+            has_counters,
+            ..config()
+        };
+        world.proxier = proxier_with(&world.kernel, config);
+        let mut exposed = service(1);
+        exposed.ports[0].node_port = Some(30080);
+        world.apply(Event::ServiceApplied(exposed));
+        world.apply(slice(1, [1, 2]));
+        assert_eq!(world.sync().pending, 0);
+        let with = |chain: &str| -> Vec<String> {
+            let state = world.kernel.state();
+            let rules = state.tables.values().filter_map(|chains| chains.get(chain));
+            rules.flatten().cloned().collect()
+        };
+        (
+            with("KUBE-FORWARD"),
+            with("KUBE-NODEPORTS"),
+            world.kernel.saved(),
+        )
+    };
+    let (forward, node_ports, saved) = held(true);
+    let (bare_forward, bare_node_ports, bare) = held(false);
+    assert_eq!(
+        forward[0],
+        "-A KUBE-FORWARD -m conntrack --ctstate INVALID -m nfacct --nfacct-name  ct_state_invalid_dropped_pkts -j DROP"
+    );
+    assert_eq!(
+        bare_forward[0],
+        "-A KUBE-FORWARD -m conntrack --ctstate INVALID -j DROP"
+    );
+    // The rule that only counts comes before the one that is the same but for whom.
+    assert_eq!(node_ports[1..], bare_node_ports);
+    assert!(
+        node_ports[0].contains("-d 127.0.0.0/8 ")
+            && node_ports[0].contains("-m nfacct --nfacct-name  localhost_nps_accepted_pkts"),
+        "{node_ports:?}"
+    );
+    let uncounted = |text: &str| -> Vec<String> {
+        let lines = text.lines().filter(|line| !line.contains("localhost_nps"));
+        lines
+            .map(|line| {
+                line.replace(
+                    " -m nfacct --nfacct-name  ct_state_invalid_dropped_pkts",
+                    "",
+                )
+            })
+            .collect()
+    };
+    assert_eq!(uncounted(&saved), uncounted(&bare));
+    assert!(!bare.contains("nfacct"));
 }
 
 #[test]

@@ -1,9 +1,12 @@
-//! One mode follows the other on a node: connections are answered all the time, and nothing of the one before is left.
+//! One mode follows the other on a node, and nothing of the one before is left; and what is the iptables mode's alone.
+//!
+//! That requests are answered all the while is told in `migrate`.
 
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use scenarios::{Cluster, Outcome, Service, Story, tcp, tell, with_backend};
+use lab::Transport;
+use scenarios::{Cluster, Outcome, SOON, Service, Story, at, tcp, tell, udp, with_backend};
 
 const CLUSTER_IP: &str = "10.96.0.10:80";
 const NODE_PORT: &str = "172.35.0.100:30080";
@@ -28,6 +31,11 @@ fn main() {
         Story {
             name: "node_ports_are_served_on_localhost",
             tell: node_ports_are_served_on_localhost,
+            is_possible: || true,
+        },
+        Story {
+            name: "clients_stick_to_their_endpoint_until_it_goes",
+            tell: clients_stick_to_their_endpoint_until_it_goes,
             is_possible: || true,
         },
     ];
@@ -135,4 +143,55 @@ fn node_ports_are_served_on_localhost(c: &mut Cluster) -> Outcome {
         .concat(),
     )?;
     c.refuses(&c.node1, "127.0.0.1:30080")
+}
+
+fn clients_stick_to_their_endpoint_until_it_goes(c: &mut Cluster) -> Outcome {
+    const BOTH: &str = "10.244.1.10 10.244.2.10 fd44:1::10 fd44:2::10";
+    let web = Service::new("web", "10.96.0.10 fd96::10")
+        .port(tcp(80, 8080))
+        .affinity(60);
+    let dns = Service::new("dns", "10.96.0.11 fd96::11").port(udp(53, 8080));
+    c.apply(&web.clone().endpoints(BOTH))?;
+    c.apply(&dns.clone().endpoints("10.244.1.10 fd44:1::10"))?;
+    c.start(&IPTABLES_MODE)?;
+    let ask = |to| {
+        let dial = c.client.dial(Transport::Tcp, at(to)).timeout(SOON);
+        dial.ask().map(|answer| answer.who)
+    };
+    let ways = ["10.96.0.10:80", "[fd96::10]:80"];
+    for to in ways {
+        let first = ask(to)?;
+        // By chance once in 2²⁰.
+        for _ in 0..20 {
+            ensure!(ask(to)? == first, "{to} is not always {first}");
+        }
+    }
+    let mut flows = Vec::new();
+    for to in ["10.96.0.11:53", "[fd96::11]:53"] {
+        let dial = c.client.dial(Transport::Udp, at(to));
+        let mut flow = dial.timeout(Duration::from_millis(100)).open()?;
+        ensure!(flow.ask()?.who == "near", "{to}");
+        flows.push(flow);
+    }
+    for endpoints in ["10.244.2.10 fd44:2::10", "10.244.1.10 fd44:1::10"] {
+        let who = if endpoints.contains("244.2") {
+            "far"
+        } else {
+            "near"
+        };
+        c.apply(&web.clone().endpoints(endpoints))?;
+        c.apply(&dns.clone().endpoints(endpoints))?;
+        for to in ways {
+            c.until("the other endpoint to answer", || {
+                Ok(ask(to).is_ok_and(|answered| answered == who))
+            })?;
+        }
+        // From the same port all the time: the flow is forgotten with its endpoint.
+        for flow in &mut flows {
+            c.until("the flow to move", || {
+                Ok(flow.ask().is_ok_and(|answer| answer.who == who))
+            })?;
+        }
+    }
+    Ok(())
 }
