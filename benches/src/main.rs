@@ -1,0 +1,87 @@
+//! `bench`: how fast the daemon is, beside a bare loader, the kernel's own tools and other kube-proxies.
+//!
+//! ```text
+//!  bench run ──▶ for each cell: lab run -- bench cell JSON ──▶ one line of JSON ──▶ report.json ──▶ report.md, *.svg
+//!                                 control_plane, data_plane                            bench report
+//! ```
+//!
+//! Each cell has a kernel of its own, and counts only when that kernel, read back whole, holds what it must.
+
+mod control_plane;
+mod data_plane;
+mod report;
+mod run;
+mod schema;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context as _, Result, ensure};
+use clap::{Parser, Subcommand};
+use schema::{Cell, Outcome, Report};
+
+/// Measures kube-proxies on one kernel, one input and one setting.
+#[derive(Debug, Parser)]
+struct Cli {
+    #[command(subcommand)]
+    command: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// Measure, and write a report
+    Run(run::Run),
+    /// Measure one cell; in the lab
+    Cell {
+        /// The cell, as JSON
+        cell: String,
+    },
+    /// Draw the report of a report.json again
+    Report {
+        /// The file
+        json: PathBuf,
+    },
+}
+
+fn main() -> ExitCode {
+    lab::maybe_init();
+    let done = match Cli::parse().command {
+        Verb::Run(run) => run.run(),
+        Verb::Cell { cell } => measure(&cell),
+        Verb::Report { json } => draw(&json),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("bench: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Measures one cell, and prints what came of it as one line.
+fn measure(cell: &str) -> Result<()> {
+    ensure!(
+        lab::in_lab(),
+        "a cell is measured in the lab: lab run -- bench cell JSON"
+    );
+    let cell: Cell = serde_json::from_str(cell).context("cannot read the cell")?;
+    let outcome = if cell.axis.is_data_plane() {
+        data_plane::measure(&cell)
+    } else {
+        control_plane::measure(&cell)
+    };
+    let outcome = outcome.unwrap_or_else(|error| Outcome::Failed {
+        why: format!("{error:#}"),
+    });
+    println!("{}", serde_json::to_string(&outcome)?);
+    Ok(())
+}
+
+fn draw(json: &std::path::Path) -> Result<()> {
+    let text =
+        std::fs::read_to_string(json).with_context(|| format!("cannot read {}", json.display()))?;
+    let report: Report =
+        serde_json::from_str(&text).with_context(|| format!("{} is no report", json.display()))?;
+    report::draw(&report, json.parent().unwrap_or(std::path::Path::new("")))
+}
