@@ -8,12 +8,22 @@
 //! Each cell has a kernel of its own, and counts only when that kernel, read back whole, holds what it must.
 
 mod control_plane;
+mod counts;
 mod data_plane;
+mod floor;
+mod http;
+mod kernel;
+mod nat;
+mod objects;
+mod process;
 mod report;
 mod run;
 mod schema;
+mod stage;
+mod tools;
+mod wait;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, ensure};
@@ -35,6 +45,15 @@ enum Verb {
     Cell {
         /// The cell, as JSON
         cell: String,
+        /// File for what came of it, instead of standard output
+        #[arg(long, value_name = "FILE")]
+        into: Option<PathBuf>,
+    },
+    /// Be the bare loader of a cell; started by `cell`
+    #[command(hide = true)]
+    Floor {
+        #[arg(hide = true)]
+        cell: String,
     },
     /// Draw the report of a report.json again
     Report {
@@ -47,7 +66,8 @@ fn main() -> ExitCode {
     lab::maybe_init();
     let done = match Cli::parse().command {
         Verb::Run(run) => run.run(),
-        Verb::Cell { cell } => measure(&cell),
+        Verb::Cell { cell, into } => measure(&cell, into.as_deref()),
+        Verb::Floor { cell } => floor::run(&cell),
         Verb::Report { json } => draw(&json),
     };
     match done {
@@ -60,7 +80,7 @@ fn main() -> ExitCode {
 }
 
 /// Measures one cell, and prints what came of it as one line.
-fn measure(cell: &str) -> Result<()> {
+fn measure(cell: &str, into: Option<&Path>) -> Result<()> {
     ensure!(
         lab::in_lab(),
         "a cell is measured in the lab: lab run -- bench cell JSON"
@@ -74,14 +94,19 @@ fn measure(cell: &str) -> Result<()> {
     let outcome = outcome.unwrap_or_else(|error| Outcome::Failed {
         why: format!("{error:#}"),
     });
-    println!("{}", serde_json::to_string(&outcome)?);
+    let line = serde_json::to_string(&outcome)?;
+    match into {
+        Some(file) => std::fs::write(file, line)
+            .with_context(|| format!("cannot write {}", file.display()))?,
+        None => println!("{line}"),
+    }
     Ok(())
 }
 
-fn draw(json: &std::path::Path) -> Result<()> {
+fn draw(json: &Path) -> Result<()> {
     let text =
         std::fs::read_to_string(json).with_context(|| format!("cannot read {}", json.display()))?;
     let report: Report =
         serde_json::from_str(&text).with_context(|| format!("{} is no report", json.display()))?;
-    report::draw(&report, json.parent().unwrap_or(std::path::Path::new("")))
+    report::draw(&report, json.parent().unwrap_or(Path::new("")))
 }
