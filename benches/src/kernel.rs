@@ -39,7 +39,7 @@ const AF_INET: u8 = 2;
 const NAMED: usize = 5;
 
 /// The part of a state that all modes have: who serves an address and port.
-type Servers = BTreeMap<SocketAddrV4, BTreeSet<SocketAddrV4>>;
+pub(crate) type Servers = BTreeMap<SocketAddrV4, BTreeSet<SocketAddrV4>>;
 
 /// What a kernel must hold, or holds, of the objects.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -257,6 +257,15 @@ impl Kernel {
 
     // ---- all of it ----
 
+    /// All virtual servers.
+    pub(crate) fn servers(&self) -> Result<Servers> {
+        let text = self
+            .place
+            .enter(|| fs::read_to_string("/proc/thread-self/net/ip_vs"))
+            .context("cannot read /proc/net/ip_vs")?;
+        virtual_servers(&text)
+    }
+
     /// Reads everything.
     pub(crate) fn snapshot(&mut self) -> Result<Snapshot> {
         if self.mode == Mode::Iptables {
@@ -266,12 +275,8 @@ impl Kernel {
                 ..Snapshot::default()
             });
         }
-        let text = self
-            .place
-            .enter(|| fs::read_to_string("/proc/thread-self/net/ip_vs"))
-            .context("cannot read /proc/net/ip_vs")?;
         let mut snapshot = Snapshot {
-            servers: virtual_servers(&text)?,
+            servers: self.servers()?,
             local: self.local_routes()?,
             ..Snapshot::default()
         };

@@ -32,7 +32,7 @@ pub(crate) struct Run {
     /// Services, or Services x endpoints (2 if not said): 100,10000x50
     #[arg(long, value_delimiter = ',', default_value = "100,1000,10000")]
     sizes: Vec<Size>,
-    /// Only these axes: cold, restart, add, change, rolling, delete, idle, memory, big, first, connect, keptalive, udp, throughput
+    /// Only these axes: cold, restart, add, change, rolling, delete, idle, memory, big, first, connect, keptalive, udp, throughput, anatomy
     #[arg(long, value_delimiter = ',')]
     axes: Vec<Axis>,
     /// How often each is measured; counting is once more
@@ -229,6 +229,10 @@ impl Run {
                         if is_counting && !counts(axis, &subject.kind) {
                             continue;
                         }
+                        // Without Services their number makes no difference.
+                        if subject.kind == SubjectKind::Direct && self.sizes.first() != Some(&size) {
+                            continue;
+                        }
                         cells.push(Cell {
                             axis,
                             subject: subject.clone(),
@@ -263,6 +267,7 @@ impl Run {
         };
         match axis {
             Axis::Big => of(1, 10_000),
+            Axis::Anatomy => of(1, 2),
             Axis::Memory => of(
                 size.services.min(MANY),
                 if self.axes.len() == 1 {
@@ -371,6 +376,8 @@ impl Run {
 /// Whether a subject is measured on an axis.
 fn has(axis: Axis, subject: &SubjectKind) -> bool {
     match subject {
+        // It is made of pieces that are added to bare virtual servers.
+        subject if axis == Axis::Anatomy => *subject == SubjectKind::BareIpvs,
         SubjectKind::KubeProxy { .. } => true,
         SubjectKind::Floor => matches!(axis, Axis::Cold | Axis::Change | Axis::Memory | Axis::Big),
         SubjectKind::Tools => matches!(axis, Axis::Cold | Axis::Big),

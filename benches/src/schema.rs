@@ -43,10 +43,12 @@ pub(crate) enum Axis {
     Udp,
     /// Bytes in a second.
     Throughput,
+    /// What each piece of the shim adds to a first packet, at one Service.
+    Anatomy,
 }
 
 impl Axis {
-    pub(crate) const ALL: [Self; 14] = [
+    pub(crate) const ALL: [Self; 15] = [
         Self::Cold,
         Self::Restart,
         Self::Add,
@@ -61,6 +63,7 @@ impl Axis {
         Self::Keptalive,
         Self::Udp,
         Self::Throughput,
+        Self::Anatomy,
     ];
 
     /// Whether packets are measured, not writes.
@@ -85,6 +88,7 @@ impl Axis {
             Self::Keptalive => "keptalive",
             Self::Udp => "udp",
             Self::Throughput => "throughput",
+            Self::Anatomy => "anatomy",
         }
     }
 }

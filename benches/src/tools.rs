@@ -38,7 +38,7 @@ pub(crate) fn command(stage: &Stage) -> Result<Command> {
     Ok(command)
 }
 
-fn sets(objects: &Objects) -> String {
+pub(crate) fn sets(objects: &Objects) -> String {
     let mut text = String::new();
     let room = objects.services().max(65_536);
     for family in IpFamily::ALL {

@@ -1,0 +1,312 @@
+//! What each piece of the shim adds to the first packet of a flow, at one Service.
+//!
+//! ```text
+//!  step 0: routed to the pod   1: + a virtual server   2: + the filter table   …   n: the whole shim
+//! ```
+//!
+//! Each step has a node of its own that holds all up to this step, in one kernel, so that blocks of packets can take turns
+//! between the steps many times: what a rule costs is far less than what two guests, or two minutes, differ by. Rules come in
+//! the order in which a packet from a pod to a cluster IP meets them.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::fs;
+use std::net::{Ipv4Addr, SocketAddrV4};
+
+use anyhow::{Context as _, Result};
+use lab::Place;
+
+use super::packets::{Lane, Sender};
+use super::{POD, SERVERS, serving_host};
+use crate::objects::{Objects, PORT};
+use crate::schema::{Cell, Distribution, Measured, Outcome};
+use crate::stage::Stage;
+
+/// Flows in a block, and blocks of each step. Together with all steps few enough for the table of connections.
+const BLOCK: u16 = 64;
+const ROUNDS: usize = 15;
+/// Packets before each block: the node's own tables come back into the caches.
+const BEFORE: u16 = 8;
+/// The chain that no packet meets: rules in it make the kernel do what they need.
+const UNUSED: &str = "BENCH-UNUSED";
+
+/// Chains of a table, each with its rules from `-A` on.
+type Chains = BTreeMap<(String, String), Vec<String>>;
+/// A rule with its table.
+type Rule = (String, String);
+
+/// What a node has more than the one before.
+#[derive(Debug)]
+enum Step {
+    /// Commands.
+    Script(&'static str, String),
+    /// Rules of the shim.
+    Rules(String, Vec<Rule>),
+}
+
+impl Step {
+    fn title(&self) -> &str {
+        match self {
+            Self::Script(title, _) => title,
+            Self::Rules(title, _) => title,
+        }
+    }
+}
+
+/// Measures all steps.
+pub(crate) fn measure(cell: &Cell) -> Result<Outcome> {
+    let mut stage = Stage::new(cell)?;
+    let server = serving_host(&mut stage.world)?;
+    let [shim, _] = crate::floor::shim_texts()?;
+    let chains = parse(&shim);
+    let steps = steps(&stage.objects, &chains);
+    let service = SocketAddrV4::new(Objects::address(0), PORT);
+
+    let mut sender = Sender::new(&server)?;
+    let mut lanes = Vec::new();
+    for (number, third) in (0..steps.len()).zip(2_u8..) {
+        let address = format!("172.35.0.{}/24", 100 + u32::from(third));
+        let gateway = format!("10.200.{third}.1/24");
+        let node =
+            stage
+                .world
+                .node(&format!("step{number}"), address.as_str(), gateway.as_str())?;
+        let source = Ipv4Addr::new(10, 200, third, 2);
+        let client = stage.world.pod(
+            &node,
+            &format!("client{number}"),
+            source.to_string().as_str(),
+        )?;
+        stage.world.route(&node, SERVERS, &server)?;
+        stage
+            .world
+            .route(&server, format!("10.200.{third}.0/24").as_str(), &node)?;
+        let held = steps.get(..=number).unwrap_or_default();
+        build(&stage, &node, held, &chains)
+            .with_context(|| format!("step {number}, {}", held.last().map_or("", Step::title)))?;
+        let to = if number == 0 { POD } else { service };
+        let lane = Lane::open(&client, source, to)?;
+        sender.warm_up(&lane)?;
+        lanes.push(lane);
+    }
+
+    let mut values: Vec<Vec<f64>> = vec![Vec::new(); lanes.len()];
+    for _ in 0..ROUNDS {
+        for (lane, values) in lanes.iter().zip(&mut values) {
+            sender.new_flows(lane, BEFORE)?;
+            values.push(sender.new_flows(lane, BLOCK)?);
+        }
+    }
+    let mut measured = Measured::default();
+    for ((number, step), values) in steps.iter().enumerate().zip(values) {
+        let distribution = Distribution::of("ns", values).context("nothing was measured")?;
+        let name = format!("{number:02} {}", step.title());
+        measured.series.insert(name, distribution);
+    }
+    Ok(Outcome::Measured(Box::new(measured)))
+}
+
+/// Writes the steps into a node.
+fn build(stage: &Stage, node: &Place, steps: &[Step], chains: &Chains) -> Result<()> {
+    let mut script = String::new();
+    let mut rules: Vec<&Rule> = Vec::new();
+    for step in steps {
+        match step {
+            Step::Script(_, lines) => script.push_str(lines),
+            Step::Rules(_, more) => rules.extend(more),
+        }
+    }
+    let folder = stage.folder();
+    if !rules.is_empty() {
+        fs::write(folder.join("sets"), crate::tools::sets(&stage.objects))?;
+        fs::write(folder.join("rules"), restore_text(&rules, chains))?;
+        script.push_str("ipset restore < sets\niptables-restore --noflush < rules\n");
+    }
+    node.read(["sh", "-ec", &format!("cd '{}'\n{script}", folder.display())])?;
+    Ok(())
+}
+
+/// All steps.
+fn steps(objects: &Objects, chains: &Chains) -> Vec<Step> {
+    let at = SocketAddrV4::new(Objects::address(0), PORT);
+    let mut server = format!(
+        "ip link add kube-ipvs0 type dummy\nip addr add {}/32 dev kube-ipvs0\nipvsadm -A -t {at} -s rr\n",
+        at.ip()
+    );
+    for endpoint in objects.endpoints(0) {
+        _ = writeln!(server, "ipvsadm -a -t {at} -r {} -m", endpoint.at);
+    }
+    let mut steps = vec![
+        Step::Script("routed to the pod, no Service", String::new()),
+        Step::Script("a virtual server on kube-ipvs0, nothing else", server),
+        Step::Script(
+            "the filter table, empty",
+            format!("iptables -w -t filter -N {UNUSED}\n"),
+        ),
+        Step::Script(
+            "connection tracking",
+            format!("iptables -w -t filter -A {UNUSED} -m conntrack --ctstate NEW\n"),
+        ),
+        Step::Script(
+            "sysctl net.ipv4.vs.conntrack=1",
+            "sysctl -qw net.ipv4.vs.conntrack=1\n".into(),
+        ),
+        Step::Script(
+            "the nat table, empty",
+            format!("iptables -w -t nat -N {UNUSED}\n"),
+        ),
+    ];
+    let mut met: Vec<Rule> = Vec::new();
+    for (table, hook) in [
+        ("nat", "PREROUTING"),
+        ("filter", "INPUT"),
+        ("filter", "OUTPUT"),
+        ("nat", "POSTROUTING"),
+    ] {
+        walk(chains, table, hook, &mut met);
+    }
+    let all = chains
+        .iter()
+        .flat_map(|((table, _), rules)| rules.iter().map(|rule| (table.clone(), rule.clone())));
+    let rest: Vec<Rule> = all.filter(|rule| !met.contains(rule)).collect();
+    for rule in met {
+        steps.push(Step::Rules(short(&rule), vec![rule]));
+    }
+    steps.push(Step::Rules(
+        format!("the other {} rules, which it does not meet", rest.len()),
+        rest,
+    ));
+    steps
+}
+
+/// Adds the rules of a chain, each followed by those of the chain that it jumps to: what a packet of a pod meets. It is not
+/// masqueraded.
+fn walk(chains: &Chains, table: &str, chain: &str, met: &mut Vec<Rule>) {
+    let rules = chains.get(&(table.to_owned(), chain.to_owned()));
+    for line in rules.into_iter().flatten() {
+        let rule = (table.to_owned(), line.clone());
+        if met.contains(&rule) {
+            continue;
+        }
+        met.push(rule);
+        if let Some((_, target)) = line.rsplit_once(" -j ")
+            && target != "KUBE-MARK-MASQ"
+        {
+            walk(chains, table, target, met);
+        }
+    }
+}
+
+/// Reads the input of `iptables-restore`; what is inserted comes before what was there.
+fn parse(text: &str) -> Chains {
+    let mut chains = Chains::new();
+    let mut table = "";
+    for line in text.lines() {
+        if let Some(name) = line.strip_prefix('*') {
+            table = name;
+        } else if let Some(declared) = line.strip_prefix(':') {
+            let chain = declared.split_whitespace().next().unwrap_or_default();
+            chains
+                .entry((table.to_owned(), chain.to_owned()))
+                .or_default();
+        } else if let Some((verb, rest)) = line.split_once(' ')
+            && (verb == "-A" || verb == "-I")
+        {
+            let chain = rest.split_whitespace().next().unwrap_or_default();
+            let rules = chains
+                .entry((table.to_owned(), chain.to_owned()))
+                .or_default();
+            let place = if verb == "-I" { 0 } else { rules.len() };
+            rules.insert(place, format!("-A {rest}"));
+        }
+    }
+    chains
+}
+
+/// The input of `iptables-restore` for all chains and some rules.
+fn restore_text(rules: &[&Rule], chains: &Chains) -> String {
+    let mut text = String::new();
+    for table in ["nat", "filter"] {
+        _ = writeln!(text, "*{table}");
+        let names = chains.keys().filter(|(of, _)| of == table);
+        for (_, chain) in names.filter(|(_, chain)| chain.starts_with("KUBE-")) {
+            _ = writeln!(text, ":{chain} - [0:0]");
+        }
+        for (_, line) in rules.iter().filter(|(of, _)| of == table) {
+            _ = writeln!(text, "{line}");
+        }
+        text.push_str("COMMIT\n");
+    }
+    text
+}
+
+/// A rule without its comment: `nat KUBE-SERVICES -s 127.0.0.0/8 -j RETURN`.
+fn short((table, line): &Rule) -> String {
+    let line = line.strip_prefix("-A ").unwrap_or(line);
+    let line = match line.split_once("-m comment --comment \"") {
+        Some((before, after)) => {
+            let after = after.split_once("\" ").map_or("", |(_, after)| after);
+            format!("{before}{after}")
+        }
+        None => line.to_owned(),
+    };
+    format!("{table} {line}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SHIM: &str = "*nat
+:KUBE-SERVICES - [0:0]
+:KUBE-NODE-PORT - [0:0]
+:KUBE-MARK-MASQ - [0:0]
+-I PREROUTING -m comment --comment \"kubernetes service portals\" -j KUBE-SERVICES
+-A KUBE-MARK-MASQ -j MARK --set-xmark 0x4000/0x4000
+-A KUBE-SERVICES -m addrtype --dst-type LOCAL -j KUBE-NODE-PORT
+-A KUBE-SERVICES -m set --match-set KUBE-CLUSTER-IP dst,dst -j ACCEPT
+-A KUBE-NODE-PORT -p tcp -j KUBE-MARK-MASQ
+COMMIT
+*filter
+:KUBE-A - [0:0]
+:KUBE-B - [0:0]
+-I INPUT -j KUBE-A
+-I INPUT -j KUBE-B
+COMMIT
+";
+
+    #[test]
+    fn rules_come_as_a_packet_meets_them() {
+        let chains = parse(SHIM);
+        let steps = steps(&Objects::new("1".parse().unwrap()), &chains);
+        let titles: Vec<&str> = steps.iter().skip(6).map(Step::title).collect();
+        assert_eq!(
+            titles,
+            [
+                "nat PREROUTING -j KUBE-SERVICES",
+                "nat KUBE-SERVICES -m addrtype --dst-type LOCAL -j KUBE-NODE-PORT",
+                "nat KUBE-NODE-PORT -p tcp -j KUBE-MARK-MASQ",
+                "nat KUBE-SERVICES -m set --match-set KUBE-CLUSTER-IP dst,dst -j ACCEPT",
+                "filter INPUT -j KUBE-B",
+                "filter INPUT -j KUBE-A",
+                "the other 1 rules, which it does not meet",
+            ]
+        );
+    }
+
+    #[test]
+    fn every_rule_is_in_the_last_step() {
+        let chains = parse(SHIM);
+        let steps = steps(&Objects::new("1".parse().unwrap()), &chains);
+        let rules: Vec<&Rule> = steps
+            .iter()
+            .filter_map(|step| match step {
+                Step::Rules(_, rules) => Some(rules),
+                Step::Script(..) => None,
+            })
+            .flatten()
+            .collect();
+        let again = parse(&restore_text(&rules, &chains));
+        assert_eq!(again, chains);
+    }
+}
