@@ -7,7 +7,7 @@ use crate::schema::Counts;
 /// The system calls that are named in the report.
 const NAMED: usize = 12;
 
-/// Counts the lines of `strace -f -s 1000000 -o FILE`.
+/// Counts the lines of `strace -f -s 1000000 -o FILE`. Programs include the subject's own, where its start is in the trace.
 pub(crate) fn count(trace: &str) -> Counts {
     let mut counts = Counts::default();
     let mut by_name: BTreeMap<&str, u64> = BTreeMap::new();
@@ -17,6 +17,8 @@ pub(crate) fn count(trace: &str) -> Counts {
         let call = line
             .trim_start_matches(|c: char| c.is_ascii_digit())
             .trim_start();
+        counts.processes +=
+            u64::from(call.starts_with("<... execve resumed>") && call.ends_with("= 0"));
         let Some((name, rest)) = call.split_once('(') else {
             continue;
         };
@@ -37,8 +39,6 @@ pub(crate) fn count(trace: &str) -> Counts {
             counts.processes += 1;
         }
     }
-    // Its own start.
-    counts.processes = counts.processes.saturating_sub(1);
     let mut names: Vec<(&str, u64)> = by_name.into_iter().collect();
     names.sort_by_key(|(_, calls)| std::cmp::Reverse(*calls));
     names.truncate(NAMED);
@@ -58,35 +58,39 @@ fn is_write(message: &str) -> bool {
         .chars()
         .take_while(|c| !matches!(c, ',' | ' '))
         .collect();
-    let reads = [
-        "GET", "LIST", "HEADER", "PROTOCOL", "_TYPE", "NLMSG_", "NLCTRL", "nlctrl",
-    ];
-    if let Some(family) = kind.strip_prefix("0x") {
-        // A generic family known by its number only: the first byte of the content is the command. IPVS: the reading ones
-        // are IPVS_CMD_GET_SERVICE, GET_DEST, GET_DAEMON, GET_CONFIG and GET_INFO.
-        return !family.is_empty() && !matches!(command(rest), Some(4 | 8 | 11 | 13 | 15));
+    if kind == "IPVS" || kind.starts_with("0x") {
+        // A generic family: the first byte of the content is the command. IPVS_CMD_GET_SERVICE, GET_DEST, GET_DAEMON,
+        // GET_CONFIG and GET_INFO read.
+        return !matches!(command(rest), Some(4 | 8 | 11 | 13 | 15));
     }
+    let reads = [
+        "GET", "LIST", "HEADER", "PROTOCOL", "_TYPE", "NLMSG_", "nlctrl",
+    ];
     !reads.iter().any(|read| kind.contains(read))
 }
 
-/// The first byte of a content that strace writes as a string: `"\1\1\0\0..."`.
+/// The first byte of a content that strace writes as a string: `}, "\x08\x01..."`.
 fn command(message: &str) -> Option<u8> {
-    let (_, content) = message.split_once("}, \"\\")?;
-    let digits: String = content
-        .chars()
-        .take(3)
-        .take_while(|c| ('0'..='7').contains(c))
-        .collect();
-    if digits.is_empty() {
-        // strace's letters for the numbers that have one.
-        return match content.chars().next()? {
-            't' => Some(9),
-            'n' => Some(10),
-            'v' => Some(11),
-            'f' => Some(12),
-            'r' => Some(13),
-            _ => None,
-        };
+    let (_, content) = message.split_once("}, \"\\x")?;
+    u8::from_str_radix(content.get(..2)?, 16).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn calls_messages_and_programs_are_counted() {
+        let trace = r#"845   execve("/kube-proxy", ["/kube-proxy"], 0x1 /* 1 var */) = 0
+870   sendto(10, [{nlmsg_len=20, nlmsg_type=IPVS, nlmsg_flags=NLM_F_REQUEST, nlmsg_seq=2, nlmsg_pid=0}, "\x04\x01\x00\x00"], 20, 0, NULL, 0) = 20
+870   sendto(10, [[{nlmsg_len=20, nlmsg_type=IPVS, nlmsg_flags=NLM_F_REQUEST, nlmsg_seq=2, nlmsg_pid=0}, "\x05\x01\x00\x00"], [{nlmsg_len=20, nlmsg_type=RTM_NEWADDR, nlmsg_flags=0}, {ifa_family=AF_INET}]], 40, 0, NULL, 0 <unfinished ...>
+870   <... sendto resumed>) = 40
+846   execve("/usr/sbin/iptables-save", ["iptables-save"], 0x5 /* 1 var */ <unfinished ...>
+846   <... execve resumed>)             = 0
+846   +++ exited with 0 +++
+"#;
+        let counts = count(&trace.replace("\\\\", "\\"));
+        assert_eq!((counts.system_calls, counts.processes), (4, 2));
+        assert_eq!((counts.netlink_messages, counts.netlink_writes), (3, 2));
     }
-    u8::from_str_radix(&digits, 8).ok()
 }

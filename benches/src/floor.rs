@@ -60,7 +60,7 @@ pub(crate) fn run(cell: &str) -> Result<()> {
         floor.load()?;
         let changes = Changes::prepare(&objects, &cell, &floor.ipvs);
         pause()?;
-        changes.run(&mut floor.ipvs)?;
+        changes.run(&mut floor.ipvs, &mut floor.netfilter)?;
     } else {
         pause()?;
         floor.load()?;
@@ -239,16 +239,18 @@ fn members(objects: &Objects) -> Batch {
     let local = local
         .filter(|endpoint| endpoint.is_local)
         .map(|endpoint| endpoint.at);
-    add_members(&mut batch, LOOP_BACK, local, |data, at| {
-        address(data, 1, *at);
-        port(data, *at);
-        address(data, 20, *at);
-    });
-    add_members(&mut batch, CLUSTER_IP, all.clone().map(at), |data, at| {
-        address(data, 1, *at);
-        port(data, *at);
-    });
-    add_members(&mut batch, IPVS_IPS, all.map(at), |data, at| {
+    write_members(&mut batch, ADD, LOOP_BACK, local, loop_back);
+    write_members(
+        &mut batch,
+        ADD,
+        CLUSTER_IP,
+        all.clone().map(at),
+        |data, at| {
+            address(data, 1, *at);
+            port(data, *at);
+        },
+    );
+    write_members(&mut batch, ADD, IPVS_IPS, all.map(at), |data, at| {
         address(data, 1, *at);
     });
     batch
@@ -266,18 +268,29 @@ fn port(data: &mut Writer<'_>, at: SocketAddrV4) {
     data.attr_u8(7, 6);
 }
 
-/// `IPSET_CMD_ADD` (`include/uapi/linux/netfilter/ipset/ip_set.h`).
-fn add_members<T>(
+/// A local endpoint, with itself as the source.
+fn loop_back(data: &mut Writer<'_>, at: &SocketAddrV4) {
+    address(data, 1, *at);
+    port(data, *at);
+    address(data, 20, *at);
+}
+
+/// `IPSET_CMD_ADD` and `IPSET_CMD_DEL` of nfnetlink's subsystem 6 (`include/uapi/linux/netfilter/ipset/ip_set.h`).
+const ADD: u16 = 6 << 8 | 9;
+const DELETE: u16 = 6 << 8 | 10;
+
+/// Adds or deletes members, 32 KiB to a message.
+fn write_members<T>(
     batch: &mut Batch,
+    command: u16,
     set: &str,
     members: impl Iterator<Item = T>,
     encode: impl Fn(&mut Writer<'_>, &T),
 ) {
-    const ADD: u16 = 6 << 8 | 9;
     const MESSAGE_BYTES: usize = 32 * 1024;
     let mut members = members.peekable();
     while members.peek().is_some() {
-        batch.push(ADD, 0, |message| {
+        batch.push(command, 0, |message| {
             message.bytes(&[libc::AF_INET.to_le_bytes()[0], 0, 0, 0]);
             message.attr_u8(1, 7);
             message.attr_str(2, set);
@@ -340,8 +353,8 @@ fn addresses(objects: &Objects, link: u32) -> Batch {
     batch
 }
 
-/// The changes of the axis change: a destination more and one less, in one send.
-struct Changes(Vec<Batch>);
+/// The changes of the axis change: a destination more and one less in one send, and what the set of local endpoints loses.
+struct Changes(Vec<(Batch, Batch)>);
 
 impl Changes {
     fn prepare(objects: &Objects, cell: &Cell, ipvs: &Ipvs) -> Self {
@@ -351,23 +364,26 @@ impl Changes {
             let (service, index) = crate::control_plane::changed(cell.size, turn);
             let old = objects.endpoints(service).get(index).copied();
             let new = objects.replace(service, index, turn);
-            let mut batch = Batch::new();
+            let (mut servers, mut members) = (Batch::new(), Batch::new());
             let key = key(service);
-            family.new_destination(&mut batch, &key, &Destination::new(real(new.at), 1));
+            family.new_destination(&mut servers, &key, &Destination::new(real(new.at), 1));
             if let Some(old) = old {
-                family.del_destination(&mut batch, &key, &real(old.at));
+                family.del_destination(&mut servers, &key, &real(old.at));
+                let local = std::iter::once(old.at).filter(|_| old.is_local);
+                write_members(&mut members, DELETE, LOOP_BACK, local, loop_back);
             }
-            batch
+            (servers, members)
         });
         Self(turns.collect())
     }
 
     /// Sends one after another, and prints how long each took, in milliseconds.
-    fn run(&self, ipvs: &mut Ipvs) -> Result<()> {
+    fn run(&self, ipvs: &mut Ipvs, netfilter: &mut Connection) -> Result<()> {
         let mut took = Vec::with_capacity(self.0.len());
-        for batch in &self.0 {
+        for (servers, members) in &self.0 {
             let started = Instant::now();
-            accepted(&ipvs.execute(batch)?, "a change")?;
+            accepted(&ipvs.execute(servers)?, "a change")?;
+            accepted(&netfilter.execute(members)?, "a change's member")?;
             took.push(started.elapsed().as_secs_f64() * 1e3);
         }
         println!("changes_ms {}", serde_json::to_string(&took)?);

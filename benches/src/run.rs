@@ -230,7 +230,8 @@ impl Run {
                             continue;
                         }
                         // Without Services their number makes no difference.
-                        if subject.kind == SubjectKind::Direct && self.sizes.first() != Some(&size) {
+                        if subject.kind == SubjectKind::Direct && self.sizes.first() != Some(&size)
+                        {
                             continue;
                         }
                         cells.push(Cell {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::{Read as _, Seek as _, SeekFrom};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
@@ -36,6 +37,13 @@ pub(crate) fn measure(cell: &Cell) -> Result<Outcome> {
     }
     let fixture_before = stage.fixture_cpu_s()?;
     let (mut subject, started) = stage.start()?;
+    if cell.axis == Axis::Change && !is_kube_proxy {
+        // It makes the changes too, and is done when the last is.
+        for turn in 0..cell.changes {
+            let (service, index) = changed(cell.size, turn);
+            stage.objects.replace(service, index, turn);
+        }
+    }
     let (since, state) = match stage.until_programmed(&mut subject, started)? {
         Waited::Done(since, state) => (since, state),
         Waited::Not(outcome) => return Ok(outcome),
@@ -68,7 +76,7 @@ pub(crate) fn measure(cell: &Cell) -> Result<Outcome> {
     if cell.is_counting {
         // Times under strace mean nothing.
         measured = Measured {
-            counts: Some(counted(&stage)?),
+            counts: Some(counted(&stage, 0)?),
             state: measured.state,
             ..Measured::default()
         };
@@ -114,8 +122,8 @@ fn parts(log: &str, measured: &mut Measured) {
     }
 }
 
-/// Waits until strace has nothing more to write, and counts.
-fn counted(stage: &Stage) -> Result<crate::schema::Counts> {
+/// Waits until strace has nothing more to write, and counts what it wrote from a byte of its file on.
+fn counted(stage: &Stage, from: u64) -> Result<crate::schema::Counts> {
     let trace = stage.trace();
     let length = || fs::metadata(&trace).map(|file| file.len());
     let (mut before, mut since) = (length()?, Instant::now());
@@ -128,19 +136,32 @@ fn counted(stage: &Stage) -> Result<crate::schema::Counts> {
             (before, since) = (now, Instant::now());
         }
     }
-    let text = fs::read(&trace).context("strace wrote nothing")?;
-    Ok(counts::count(&String::from_utf8_lossy(&text)))
+    let mut file = fs::File::open(&trace).context("strace wrote nothing")?;
+    file.seek(SeekFrom::Start(from))?;
+    let mut text = Vec::new();
+    file.read_to_end(&mut text)?;
+    let mut counts = counts::count(&String::from_utf8_lossy(&text));
+    // Its own start is none that it caused.
+    counts.processes -= u64::from(from == 0 && counts.processes > 0);
+    Ok(counts)
 }
 
 /// Figures of a phase that begins now.
 struct Phase {
+    /// Bytes that strace has written before.
+    traced: u64,
     cpu_s: f64,
     fixture_cpu_s: f64,
 }
 
 impl Phase {
     fn begin(stage: &Stage, subject: &Process) -> Result<Self> {
+        if stage.cell.is_counting {
+            // Let it write what belongs to before.
+            std::thread::sleep(CALM);
+        }
         Ok(Self {
+            traced: fs::metadata(stage.trace()).map_or(0, |file| file.len()),
             cpu_s: subject.cpu_s()?,
             fixture_cpu_s: stage.fixture_cpu_s()?,
         })
@@ -184,7 +205,7 @@ fn restart(mut stage: Stage, subject: Process) -> Result<Outcome> {
         Err(outcome) => return Ok(outcome),
     };
     if stage.cell.is_counting {
-        let counts = counted(&stage)?;
+        let counts = counted(&stage, 0)?;
         return Ok(Outcome::Measured(Box::new(Measured {
             counts: Some(counts),
             state: Some(state),
@@ -246,12 +267,13 @@ fn change(stage: &mut Stage, mut subject: Process) -> Result<Outcome> {
     std::thread::sleep(SETTLE);
     let mut api = stage.api()?;
     let size = stage.cell.size;
-    let mut phase = Phase::begin(stage, &subject)?;
+    let mut phase = None;
     let mut took = Vec::new();
-    let (mut answered, total) = (Vec::new(), stage.cell.changes + WARM_UP);
-    for turn in 0..total {
-        if turn == WARM_UP {
-            phase = Phase::begin(stage, &subject)?;
+    let warm_up = if stage.cell.is_counting { 0 } else { WARM_UP };
+    let mut answered = Vec::new();
+    for turn in 0..stage.cell.changes + warm_up {
+        if turn == warm_up {
+            phase = Some(Phase::begin(stage, &subject)?);
             took.clear();
             answered.clear();
         }
@@ -268,10 +290,13 @@ fn change(stage: &mut Stage, mut subject: Process) -> Result<Outcome> {
         }
         took.push(started.elapsed().as_secs_f64() * 1e3);
     }
+    let phase = phase.context("no change is to be made")?;
     let mut outcome = finish(stage, subject, &phase, took)?;
-    if let (Outcome::Measured(measured), Some(answered)) =
-        (&mut outcome, Distribution::of("ms", answered))
-    {
+    if let (Outcome::Measured(measured), Some(answered), false) = (
+        &mut outcome,
+        Distribution::of("ms", answered),
+        stage.cell.is_counting,
+    ) {
         measured.series.insert("answered".into(), answered);
     }
     Ok(outcome)
@@ -401,7 +426,7 @@ fn finish(
     let count = took.len() as u64;
     if stage.cell.is_counting {
         measured = Measured {
-            counts: Some(counted(stage)?),
+            counts: Some(counted(stage, phase.traced)?),
             ..Measured::default()
         };
     } else {
@@ -433,7 +458,7 @@ fn whole(
     measured.state = Some(state);
     if stage.cell.is_counting {
         measured = Measured {
-            counts: Some(counted(stage)?),
+            counts: Some(counted(stage, phase.traced)?),
             state: measured.state,
             ..Measured::default()
         };
