@@ -60,6 +60,14 @@ enum Verb {
         /// The file
         json: PathBuf,
     },
+    /// Print the block for the README of a report.json: the main table and chart
+    Readme {
+        /// The file
+        json: PathBuf,
+        /// Where the charts lie, seen from the README
+        #[arg(long, value_name = "FOLDER", default_value = "docs/bench")]
+        charts: String,
+    },
 }
 
 fn main() -> ExitCode {
@@ -68,7 +76,11 @@ fn main() -> ExitCode {
         Verb::Run(run) => run.run(),
         Verb::Cell { cell, into } => measure(&cell, into.as_deref()),
         Verb::Floor { cell } => floor::run(&cell),
-        Verb::Report { json } => draw(&json),
+        Verb::Report { json } => read(&json)
+            .and_then(|report| report::draw(&report, json.parent().unwrap_or(Path::new("")))),
+        Verb::Readme { json, charts } => {
+            read(&json).map(|report| print!("{}", report::readme(&report, &charts)))
+        }
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -91,9 +103,18 @@ fn measure(cell: &str, into: Option<&Path>) -> Result<()> {
     } else {
         control_plane::measure(&cell)
     };
-    let outcome = outcome.unwrap_or_else(|error| Outcome::Failed {
+    let mut outcome = outcome.unwrap_or_else(|error| Outcome::Failed {
         why: format!("{error:#}"),
     });
+    if let Outcome::Measured(measured) = &mut outcome {
+        let kernel = rustix::system::uname();
+        let (release, machine) = (kernel.release(), kernel.machine());
+        measured.kernel = Some(format!(
+            "{} {}",
+            release.to_string_lossy(),
+            machine.to_string_lossy()
+        ));
+    }
     let line = serde_json::to_string(&outcome)?;
     match into {
         Some(file) => std::fs::write(file, line)
@@ -103,10 +124,8 @@ fn measure(cell: &str, into: Option<&Path>) -> Result<()> {
     Ok(())
 }
 
-fn draw(json: &Path) -> Result<()> {
+fn read(json: &Path) -> Result<Report> {
     let text =
         std::fs::read_to_string(json).with_context(|| format!("cannot read {}", json.display()))?;
-    let report: Report =
-        serde_json::from_str(&text).with_context(|| format!("{} is no report", json.display()))?;
-    report::draw(&report, json.parent().unwrap_or(Path::new("")))
+    serde_json::from_str(&text).with_context(|| format!("{} is no report", json.display()))
 }

@@ -271,6 +271,9 @@ pub(crate) struct Measured {
     /// Of a counting repeat.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) counts: Option<Counts>,
+    /// Release and machine of the guest's kernel.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) kernel: Option<String>,
     /// The kernel's state at the end, as it was read and found right.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) state: Option<State>,

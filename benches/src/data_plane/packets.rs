@@ -30,8 +30,6 @@ pub(crate) struct Lane {
     socket: OwnedFd,
     source: Ipv4Addr,
     to: SocketAddrV4,
-    /// The source port of the flow that is known.
-    known: u16,
 }
 
 impl Lane {
@@ -46,12 +44,7 @@ impl Lane {
                 Ok(socket)
             })
             .context("cannot open a raw socket")?;
-        Ok(Self {
-            socket,
-            source,
-            to,
-            known: 1_000,
-        })
+        Ok(Self { socket, source, to })
     }
 }
 
@@ -75,7 +68,7 @@ impl Sender {
     pub(crate) fn warm_up(&mut self, lane: &Lane) -> Result<()> {
         // The very first packets wait for neighbours to be found, and the rest with them.
         for _ in 0..3 {
-            self.send(lane, &[lane.known])?;
+            self.new_flows(lane, 1)?;
         }
         self.new_flows(lane, WARM_UP).map(drop)
     }
@@ -89,11 +82,6 @@ impl Sender {
         let ports: Vec<u16> = (self.port..end).collect();
         self.port = end;
         self.send(lane, &ports)
-    }
-
-    /// A block of packets of one flow: nanoseconds for each.
-    pub(crate) fn known_flow(&mut self, lane: &Lane, count: u16) -> Result<f64> {
-        self.send(lane, &vec![lane.known; count.into()])
     }
 
     fn send(&mut self, lane: &Lane, ports: &[u16]) -> Result<f64> {
