@@ -24,12 +24,9 @@ pub(crate) const CLUSTER_IP: &str = "KUBE-CLUSTER-IP";
 pub(crate) const IPVS_IPS: &str = "KUBE-IPVS-IPS";
 pub(crate) const LOOP_BACK: &str = "KUBE-LOOP-BACK";
 
-const RTM_GETADDR: u16 = 22;
 const RTM_GETROUTE: u16 = 26;
-/// `struct ifaddrmsg`, `struct rtmsg`
-const IFADDRMSG: usize = 8;
+/// `struct rtmsg`
 const RTMSG: usize = 12;
-const IFA_LOCAL: u16 = 2;
 const RTA_DST: u16 = 1;
 const RTN_LOCAL: u8 = 2;
 const RT_TABLE_LOCAL: u8 = 255;
@@ -102,6 +99,14 @@ impl Snapshot {
             .filter(|(at, reals)| self.servers.get(at) != Some(reals));
         let addresses = wanted.local.difference(&self.local).copied();
         servers.map(|(at, _)| *at.ip()).chain(addresses).collect()
+    }
+
+    /// Whether all that is wanted is here, whatever else is.
+    pub(crate) fn holds(&self, wanted: &Self) -> bool {
+        self.lacking(wanted).is_empty()
+            && self.cluster_ip.is_superset(&wanted.cluster_ip)
+            && self.ipvs_ips.is_superset(&wanted.ipvs_ips)
+            && self.loop_back.is_superset(&wanted.loop_back)
     }
 
     /// The first differences, in words; empty if there is none.
@@ -231,15 +236,9 @@ impl Kernel {
         self.nat.entries()
     }
 
-    /// Whether the nat table sends new connections for a Service to exactly these.
-    pub(crate) fn chains_hold(
-        &self,
-        address: Ipv4Addr,
-        wanted: &BTreeSet<SocketAddrV4>,
-    ) -> Result<bool> {
-        let saved = self.place.read(["iptables-save", "-t", "nat"])?;
-        let servers = crate::nat::servers(&saved)?;
-        Ok(servers.get(&SocketAddrV4::new(address, PORT)) == Some(wanted))
+    /// Whether the rules of the nat table name all of these addresses and not that one.
+    pub(crate) fn rules_name(&self, all: &[Ipv4Addr], but: Option<Ipv4Addr>) -> Result<bool> {
+        self.nat.names(all, but)
     }
 
     /// Writes to IPVS.
@@ -306,25 +305,6 @@ impl Kernel {
             }
         }
         Ok(snapshot)
-    }
-
-    /// How many addresses the device of Service addresses has.
-    pub(crate) fn addresses(&mut self) -> Result<u64> {
-        let dump = self.route.dump(RTM_GETADDR, 0, |message| {
-            message.bytes(&[AF_INET, 0, 0, 0, 0, 0, 0, 0]);
-        })?;
-        let mut count = 0;
-        for (_, payload) in dump.iter() {
-            for attribute in Attributes::after(IFADDRMSG, payload)? {
-                let attribute = attribute?;
-                if attribute.kind == IFA_LOCAL
-                    && is_service(Ipv4Addr::from(attribute.array::<4>()?))
-                {
-                    count += 1;
-                }
-            }
-        }
-        Ok(count)
     }
 
     fn local_routes(&mut self) -> Result<BTreeSet<Ipv4Addr>> {

@@ -2,25 +2,27 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::net::SocketAddrV4;
+use std::net::{Ipv4Addr, SocketAddrV4};
 use std::os::fd::{AsRawFd as _, OwnedFd};
 
 use anyhow::{Context as _, Result};
 use rustix::net::{AddressFamily, Protocol, SocketFlags, SocketType, socket_with};
 
-/// `IPT_SO_GET_INFO` (`include/uapi/linux/netfilter_ipv4/ip_tables.h`).
+/// `IPT_SO_GET_INFO`, `IPT_SO_GET_ENTRIES` (`include/uapi/linux/netfilter_ipv4/ip_tables.h`).
 const GET_INFO: libc::c_int = 64;
-
-/// `struct ipt_getinfo`
-#[repr(C)]
-struct Info {
-    name: [u8; 32],
-    valid_hooks: u32,
-    hook_entry: [u32; 5],
-    underflow: [u32; 5],
-    num_entries: u32,
-    size: u32,
-}
+const GET_ENTRIES: libc::c_int = 65;
+/// The name of the table, with which both questions begin.
+const NAME: [u8; 32] = {
+    let mut name = [0; 32];
+    name[0] = b'n';
+    name[1] = b'a';
+    name[2] = b't';
+    name
+};
+/// `struct ipt_getinfo`: name, hooks, the number of rules, and last their bytes.
+const INFO: usize = 84;
+/// `struct ipt_get_entries` up to the entries: name, bytes, padding.
+const ENTRIES: usize = 40;
 
 /// The nat table of IPv4, of the network namespace of the thread that opened it.
 #[derive(Debug)]
@@ -41,37 +43,79 @@ impl Nat {
     }
 
     /// How many rules there are, the ends of chains included; 0 if there is no table.
-    #[allow(unsafe_code, reason = "no crate offers this socket option")]
     pub(crate) fn entries(&self) -> Result<u64> {
-        let mut name = [0; 32];
-        name[..3].copy_from_slice(b"nat");
-        let mut info = Info {
-            name,
-            valid_hooks: 0,
-            hook_entry: [0; 5],
-            underflow: [0; 5],
-            num_entries: 0,
-            size: 0,
-        };
-        let mut length = u32::try_from(size_of::<Info>())?;
-        // SAFETY: the descriptor is open, and the kernel writes at most `length` bytes, the size of `info`, into `info`,
-        // which is plain numbers.
+        Ok(self.size()?.0.into())
+    }
+
+    /// Whether the rules name all of these addresses and not that one. An address is one aligned number in a rule, as a
+    /// match or as the target of a DNAT; no text is made of the rules.
+    pub(crate) fn names(&self, all: &[Ipv4Addr], but: Option<Ipv4Addr>) -> Result<bool> {
+        let (entries, size) = self.size()?;
+        if entries == 0 {
+            return Ok(false);
+        }
+        let mut answer = vec![0; ENTRIES + size as usize];
+        answer[..NAME.len()].copy_from_slice(&NAME);
+        answer[NAME.len()..NAME.len() + 4].copy_from_slice(&size.to_ne_bytes());
+        if let Err(error) = self.ask(GET_ENTRIES, &mut answer) {
+            return match error.raw_os_error() {
+                // It was replaced since its size was asked for.
+                Some(libc::EAGAIN | libc::EINVAL) => Ok(false),
+                _ => Err(error).context("cannot read the nat table"),
+            };
+        }
+        let mut missing: BTreeSet<[u8; 4]> = all.iter().map(Ipv4Addr::octets).collect();
+        let but = but.map(|address| address.octets());
+        for word in answer.get(ENTRIES..).unwrap_or_default().as_chunks::<4>().0 {
+            if Some(*word) == but {
+                return Ok(false);
+            }
+            // Addresses of the objects begin with 10, which spares most look-ups.
+            if word[0] == 10 {
+                missing.remove(word);
+            }
+        }
+        Ok(missing.is_empty())
+    }
+
+    /// The number of rules, and their bytes.
+    fn size(&self) -> Result<(u32, u32)> {
+        let mut info = [0; INFO];
+        info[..NAME.len()].copy_from_slice(&NAME);
+        match self.ask(GET_INFO, &mut info) {
+            Ok(()) => {}
+            Err(error) => {
+                return match error.raw_os_error() {
+                    Some(libc::ENOENT | libc::ENOPROTOOPT) => Ok((0, 0)),
+                    _ => Err(error).context("cannot read the length of the nat table"),
+                };
+            }
+        }
+        let [.., e0, e1, e2, e3, s0, s1, s2, s3] = info;
+        Ok((
+            u32::from_ne_bytes([e0, e1, e2, e3]),
+            u32::from_ne_bytes([s0, s1, s2, s3]),
+        ))
+    }
+
+    #[allow(unsafe_code, reason = "no crate offers these socket options")]
+    fn ask(&self, option: libc::c_int, answer: &mut [u8]) -> io::Result<()> {
+        let mut length = u32::try_from(answer.len()).map_err(io::Error::other)?;
+        // SAFETY: the descriptor is open, and the kernel reads and writes at most `length` bytes of `answer`, which is that
+        // long.
         let result = unsafe {
             libc::getsockopt(
                 self.0.as_raw_fd(),
                 libc::IPPROTO_IP,
-                GET_INFO,
-                (&raw mut info).cast(),
+                option,
+                answer.as_mut_ptr().cast(),
                 &raw mut length,
             )
         };
         if result == 0 {
-            return Ok(info.num_entries.into());
-        }
-        let error = io::Error::last_os_error();
-        match error.raw_os_error() {
-            Some(libc::ENOENT | libc::ENOPROTOOPT) => Ok(0),
-            _ => Err(error).context("cannot read the length of the nat table"),
+            Ok(())
+        } else {
+            Err(io::Error::last_os_error())
         }
     }
 }

@@ -96,11 +96,6 @@ impl Objects {
             .collect()
     }
 
-    /// Gives a Service other endpoints.
-    pub(crate) fn set_endpoints(&mut self, service: u32, endpoints: Vec<Endpoint>) {
-        self.others.insert(service, endpoints);
-    }
-
     /// Replaces an endpoint of a Service by one on another node whose address no other endpoint has; each `turn` has its own.
     pub(crate) fn replace(&mut self, service: u32, index: usize, turn: u32) -> Endpoint {
         let endpoint = Endpoint {

@@ -1,8 +1,9 @@
 //! Control plane: what it costs to write a state.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::{Read as _, Seek as _, SeekFrom};
+use std::net::{Ipv4Addr, SocketAddrV4};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
@@ -10,7 +11,6 @@ use ipvs_netlink::{Protocol, ServiceKey};
 use lab::Signal;
 
 use crate::counts;
-use crate::kernel::Kernel;
 use crate::objects::{NAMESPACE, Objects, PORT};
 use crate::process::{self, Process};
 use crate::schema::{Axis, Cell, Distribution, Measured, Mode, Outcome, Size, State, SubjectKind};
@@ -230,11 +230,22 @@ fn take_out(stage: &mut Stage) -> Result<()> {
             let key = ServiceKey::new(Protocol::TCP, last.into(), PORT);
             family.del_service(batch, &key);
         }),
-        Mode::Iptables => stage
-            .node
-            .read(["iptables", "-w", "-t", "nat", "-D", "KUBE-SERVICES", "1"])
-            .map(drop)
-            .context("cannot take a rule away"),
+        Mode::Iptables => {
+            let saved = stage.node.read(["iptables-save", "-t", "nat"])?;
+            let rule = format!("-A KUBE-SERVICES -d {last}/32 ");
+            let rule = saved.lines().find(|line| line.starts_with(&rule));
+            let rule = rule.with_context(|| format!("no rule for {last}"))?;
+            let text = format!("*nat\n{}\nCOMMIT\n", rule.replacen("-A", "-D", 1));
+            let file = stage.folder().join("take-out");
+            fs::write(&file, text)?;
+            let script = "iptables-restore --noflush < \"$1\"";
+            let argv = ["sh", "-ec", script, "sh", &file.display().to_string()];
+            stage
+                .node
+                .read(argv)
+                .map(drop)
+                .context("cannot take a rule away")
+        }
     }
 }
 
@@ -254,7 +265,7 @@ fn add(stage: &mut Stage, mut subject: Process) -> Result<Outcome> {
             api.post(&path("discovery.k8s.io/v1", "endpointslices", None), slice)?;
         }
         api.post(&path("v1", "services", None), &object)?;
-        if let Some(outcome) = until_served(stage, &mut subject, service, started)? {
+        if let Some(outcome) = until_served(stage, &mut subject, service, None, started)? {
             return Ok(outcome);
         }
         took.push(started.elapsed().as_secs_f64() * 1e3);
@@ -278,6 +289,8 @@ fn change(stage: &mut Stage, mut subject: Process) -> Result<Outcome> {
             answered.clear();
         }
         let (service, index) = changed(size, turn);
+        let before = stage.objects.endpoints(service);
+        let gone = before.get(index).map(|endpoint| *endpoint.at.ip());
         stage.objects.replace(service, index, turn);
         let slices = stage.objects.slices(service);
         let slice = slices.get(index / 100).context("no such slice")?;
@@ -285,7 +298,7 @@ fn change(stage: &mut Stage, mut subject: Process) -> Result<Outcome> {
         let started = Instant::now();
         api.put(&path, &slice.1)?;
         answered.push(started.elapsed().as_secs_f64() * 1e3);
-        if let Some(outcome) = until_served(stage, &mut subject, service, started)? {
+        if let Some(outcome) = until_served(stage, &mut subject, service, gone, started)? {
             return Ok(outcome);
         }
         took.push(started.elapsed().as_secs_f64() * 1e3);
@@ -370,21 +383,31 @@ fn idle(stage: &Stage, subject: &Process) -> Result<Measured> {
     Ok(measured)
 }
 
-/// Waits until one Service is as wanted; an outcome if it is not in time.
+/// Waits until one Service is as wanted, and an endpoint that it had is gone; an outcome if it is not in time. In the background:
+/// what the subject does next counts, as the next event would have to wait for it.
 fn until_served(
     stage: &mut Stage,
     subject: &mut Process,
     service: u32,
+    gone: Option<Ipv4Addr>,
     started: Instant,
 ) -> Result<Option<Outcome>> {
     let wanted = stage.objects.endpoints(service);
-    let wanted = wanted.iter().map(|endpoint| endpoint.at).collect();
+    let wanted: BTreeSet<SocketAddrV4> = wanted.iter().map(|endpoint| endpoint.at).collect();
     let address = Objects::address(service);
+    let mut named: Vec<Ipv4Addr> = wanted.iter().map(|at| *at.ip()).collect();
+    named.push(address);
     let limit = stage.limit();
     let mode = stage.mode();
     let _background = Background::enter()?;
     loop {
-        if is_served(&mut stage.kernel, mode, address, &wanted)? {
+        let is_served = match mode {
+            Mode::Ipvs => {
+                stage.kernel.reals(address)? == wanted && stage.kernel.is_local(address)?
+            }
+            Mode::Iptables => stage.kernel.rules_name(&named, gone)?,
+        };
+        if is_served {
             return Ok(None);
         }
         if started.elapsed() > limit {
@@ -397,18 +420,6 @@ fn until_served(
             bail!("the subject ended: {}", subject.said());
         }
     }
-}
-
-fn is_served(
-    kernel: &mut Kernel,
-    mode: Mode,
-    address: std::net::Ipv4Addr,
-    wanted: &std::collections::BTreeSet<std::net::SocketAddrV4>,
-) -> Result<bool> {
-    if mode == Mode::Iptables {
-        return kernel.chains_hold(address, wanted);
-    }
-    Ok(kernel.reals(address)? == *wanted && kernel.is_local(address)?)
 }
 
 /// The end of an axis whose steps were each seen: everything is compared once more.
