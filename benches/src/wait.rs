@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 
-use crate::kernel::{CLUSTER_IP, Kernel, Snapshot};
+use crate::kernel::{CLUSTER_IP, IPVS_IPS, Kernel, LOOP_BACK, Snapshot};
 use crate::objects::{Objects, PORT};
 use crate::schema::{Mode, Outcome, State};
 
@@ -148,7 +148,17 @@ fn seen(
         }
         looks.pop();
     }
-    Ok(kernel.members(CLUSTER_IP)? == wanted.cluster_ip.len() as u64)
+    let sets = [
+        (CLUSTER_IP, wanted.cluster_ip.len()),
+        (IPVS_IPS, wanted.ipvs_ips.len()),
+        (LOOP_BACK, wanted.loop_back.len()),
+    ];
+    for (set, members) in sets {
+        if kernel.members(set)? != members as u64 {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 fn over(kernel: &mut Kernel, limit: Duration) -> Result<Outcome> {
