@@ -6,7 +6,7 @@ TARGET ?= $(or $(CARGO_TARGET_DIR),target)/debug
 MODE ?= ipvs
 CASES ?= integration/golden/cases/$(MODE)
 
-.PHONY: help demo test golden lint build deps doctor advisories
+.PHONY: help demo test golden lint build image deps doctor advisories
 
 help: ## Say what can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -15,7 +15,7 @@ demo: deps ## Show real Services carried by real IPVS, with an account of who an
 	$(CARGO) build --locked -p kube-proxy -p lab -p demo
 	$(TARGET)/demo --kube-proxy $(TARGET)/kube-proxy --examples manifests/examples
 
-test: deps ## Run everything: lints, unit tests, and the lab with a real IPVS kernel
+test: deps ## Run everything: lints, unit tests, the lab with a real IPVS kernel (LANE=B: on one with nftables, which it builds)
 	integration/test
 
 golden: deps ## Compare what is left in the kernel with upstream's dumps: CASES=DIR MODE=ipvs|iptables
@@ -28,11 +28,15 @@ lint: ## Formatting, clippy, licences and sources of dependencies
 build: ## The release binary
 	$(CARGO) build --locked --release -p kube-proxy
 
-deps: ## Install what the lab needs from Debian's packages (says what)
+image: ## The container image, as an OCI archive, and its SBOM (says what it installs)
+	@image/build
+
+deps: ## Install what the lab needs from Debian's packages (says what; LANE=B: and what builds its kernel)
 	@integration/deps
 
 doctor: ## Say which kernel the lab would use, and what is missing
 	$(CARGO) run -q --locked -p lab -- doctor
+	@integration/kernel/build --check
 
 advisories: ## Check dependencies against the RustSec database (needs to reach it)
 	$(CARGO) deny check advisories || { echo "make advisories: failed; if the database could not be fetched, nothing was checked" >&2; exit 1; }

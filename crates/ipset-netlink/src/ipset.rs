@@ -4,11 +4,13 @@
 //! that it refuses, whose line number it reports; so the call goes on behind it, with ever smaller messages: a
 //! set that is full refuses thousands, and must not cost thousands of large messages.
 
+use std::collections::HashMap;
+
 use netlink_batch::{Batch, Connection, Dump, NLM_F_EXCL, Protocol, Refusal, Reply, Writer};
 
 use crate::set::CommandAttributes;
 use crate::wire::{LIST_HEADER, MAX_NAME, NET_BYTEORDER, attr, command, errno, message};
-use crate::{Definition, Entry, Error, Header, Reason, Set};
+use crate::{Definition, Entry, Error, Family, Header, Reason, Set, SetType};
 
 /// Newest and oldest protocol version spoken here.
 const PROTOCOL: u8 = 7;
@@ -28,7 +30,13 @@ const MESSAGE_ENTRIES: [usize; 4] = [usize::MAX, 64, 8, 1];
 pub struct Ipset {
     connection: Connection,
     protocol: u8,
+    /// Types of sets as last seen, so that an update need not ask. Another program may make a set anew as another one: then the
+    /// kernel refuses, or a list shows it.
+    types: HashMap<String, EntryType>,
 }
+
+/// What the entries of a set are: its type, if it is one of ours, and the family of a hash.
+type EntryType = Option<(SetType, Option<Family>)>;
 
 /// Entries to add to one set, or to delete from it.
 #[derive(Clone, Copy, Debug)]
@@ -100,12 +108,18 @@ impl Ipset {
         Ok(Ipset {
             connection,
             protocol,
+            types: HashMap::new(),
         })
     }
 
     /// The protocol version in use: 7, or 6 with a kernel before 4.20.
     pub fn protocol(&self) -> u8 {
         self.protocol
+    }
+
+    /// How many messages this has sent since it was opened; counts on from 0 after `u32::MAX`.
+    pub fn sent(&self) -> u32 {
+        self.connection.sent()
     }
 
     /// Makes an empty set. A set of that name that [`Header::matches`] is left as it is, entries included.
@@ -122,7 +136,12 @@ impl Ipset {
                 reason: Reason::NameTaken,
                 ..
             }) => {}
-            result => return result.map(|()| true),
+            result => {
+                result?;
+                let made = (wanted.set_type(), wanted.family());
+                self.types.insert(name.to_owned(), Some(made));
+                return Ok(true);
+            }
         }
         let exists = self.header(name)?;
         if exists.matches(wanted) {
@@ -137,6 +156,7 @@ impl Ipset {
 
     /// Removes a set, which no rule and no other set may refer to ([`Reason::InUse`]).
     pub fn destroy(&mut self, name: &str) -> Result<(), Error> {
+        self.types.remove(name);
         // Without EXCL newer kernels report success for a set that is not there, older ones do not.
         self.command(command::DESTROY, NLM_F_EXCL, name, |_| {})
     }
@@ -149,6 +169,8 @@ impl Ipset {
     /// Renames a set that nothing refers to. The new name must be free ([`Reason::NameTaken`]).
     pub fn rename(&mut self, from: &str, to: &str) -> Result<(), Error> {
         valid_name(to)?;
+        self.types.remove(from);
+        self.types.remove(to);
         self.command(command::RENAME, 0, from, |w| w.attr_str(attr::SETNAME2, to))
     }
 
@@ -186,25 +208,48 @@ impl Ipset {
     ///
     /// Gives for each change the [`Outcome`] of each of its entries. What is wrong with one entry or one set is
     /// reported there and does not touch the others; among them are a set that does not exist, and one whose
-    /// type or family is not that of the entry. What stands behind a refused entry is written later, possibly
+    /// type or family is not that of the entry. The kernel is asked for the type of a set that this connection has neither made
+    /// nor seen, and again when it refuses an entry: somebody else may have made the set anew meanwhile. Until it refuses
+    /// something or the set is listed, a new type goes unnoticed. What stands behind a refused entry is written later, possibly
     /// after the changes that follow. An `Err` is a failure of the socket, after which any part of the changes
     /// may have been made.
     pub fn update(&mut self, changes: &[Change<'_>]) -> Result<Vec<Vec<Outcome>>, Error> {
         let mut outcomes = Vec::with_capacity(changes.len());
+        let mut assumed = Vec::with_capacity(changes.len());
         for change in changes {
+            assumed.push(self.types.get(change.set).copied());
             outcomes.push(self.expected(change)?);
         }
-        let parts = changes
-            .iter()
-            .zip(&mut outcomes)
-            .map(|(change, outcomes)| Part {
-                change: *change,
-                outcomes,
-            });
+        self.write(changes, &mut outcomes)?;
+        let mut is_again = false;
+        for ((change, outcomes), assumed) in changes.iter().zip(&mut outcomes).zip(assumed) {
+            let is_refused = |outcome: &Outcome| matches!(outcome, Outcome::Refused(_));
+            if let Some(assumed) = assumed
+                && outcomes.iter().any(is_refused)
+            {
+                is_again |= self.expect_again(change, assumed, outcomes)?;
+            }
+        }
+        if is_again {
+            self.write(changes, &mut outcomes)?;
+        }
+        Ok(outcomes)
+    }
+
+    /// Sends what is `Unknown`.
+    fn write(
+        &mut self,
+        changes: &[Change<'_>],
+        outcomes: &mut [Vec<Outcome>],
+    ) -> Result<(), Error> {
+        let parts = changes.iter().zip(outcomes).map(|(change, outcomes)| Part {
+            change: *change,
+            outcomes,
+        });
         write(parts.collect(), self.protocol, |batch| {
             self.connection.execute(batch)
         })?;
-        Ok(outcomes)
+        Ok(())
     }
 
     /// All sets of the network namespace, with their entries.
@@ -238,13 +283,16 @@ impl Ipset {
         if change.entries.is_empty() {
             return Ok(Vec::new());
         }
-        let answer = match self.ask(command::HEADER, 0, change.set, |_| {}) {
-            Ok(answer) => answer,
-            Err(Error::Refused { reason, .. }) => return refused(reason),
-            Err(Error::Name { .. }) => return refused(Reason::InvalidName),
-            Err(error) => return Err(error),
+        let set = match self.types.get(change.set) {
+            Some(known) => *known,
+            None => match self.ask_type(change.set) {
+                Ok(set) => set,
+                Err(Error::Refused { reason, .. }) => return refused(reason),
+                Err(Error::Name { .. }) => return refused(Reason::InvalidName),
+                Err(error) => return Err(error),
+            },
         };
-        let Some((set_type, family)) = only_message(&answer, command::HEADER)?.set_type() else {
+        let Some((set_type, family)) = set else {
             return refused(Reason::TypeMismatch);
         };
         let outcome = |entry: &Entry| {
@@ -255,6 +303,39 @@ impl Ipset {
             }
         };
         Ok(change.entries.iter().map(outcome).collect())
+    }
+
+    /// Asks what a set is now that something was refused which was believed to fit it, and settles by that the outcomes: what is
+    /// to be sent again becomes `Unknown`. Gives whether there is such.
+    fn expect_again(
+        &mut self,
+        change: &Change<'_>,
+        assumed: EntryType,
+        outcomes: &mut [Outcome],
+    ) -> Result<bool, Error> {
+        self.types.remove(change.set);
+        let fresh = self.expected(change)?;
+        let is_another = self.types.get(change.set) != Some(&assumed);
+        let mut is_again = false;
+        for (outcome, fresh) in outcomes.iter_mut().zip(fresh) {
+            *outcome = match (*outcome, fresh) {
+                (_, Outcome::Refused(reason)) => Outcome::Refused(reason),
+                (Outcome::Refused(reason), _) if is_another || reason == Reason::NoSuchSet => {
+                    is_again = true;
+                    Outcome::Unknown
+                }
+                (outcome, _) => outcome,
+            };
+        }
+        Ok(is_again)
+    }
+
+    /// Asks the kernel what a set is, and remembers it.
+    fn ask_type(&mut self, set: &str) -> Result<EntryType, Error> {
+        let answer = self.ask(command::HEADER, 0, set, |_| {})?;
+        let found = only_message(&answer, command::HEADER)?.set_type();
+        self.types.insert(set.to_owned(), found);
+        Ok(found)
     }
 
     /// The newest revision of a set type that the kernel and this crate have in common.
@@ -304,7 +385,13 @@ impl Ipset {
             }
         });
         let dump = dump.map_err(|error| refused(error, command::LIST, name.unwrap_or("(any)")))?;
-        Set::decode_list(dump.iter().map(|(_, payload)| payload))
+        let sets = Set::decode_list(dump.iter().map(|(_, payload)| payload))?;
+        if let (Some(name), Some(set)) = (name, sets.first()) {
+            let found = set.header.definition;
+            let found = found.map(|there| (there.set_type(), there.family()));
+            self.types.insert(name.to_owned(), found);
+        }
+        Ok(sets)
     }
 
     /// Carries out a command on one set.

@@ -542,3 +542,51 @@ fn rename_swap_and_sets_in_use() {
     ipset.destroy("all").unwrap();
     ipset.destroy("two").unwrap();
 }
+
+#[test]
+fn a_change_is_one_message_whatever_happened_to_the_set() {
+    let mut ipset = new_namespace();
+    let set = Definition::new(SetType::HashIpPort, FOUR);
+    ipset.create("s", &set).unwrap();
+    let sent = |ipset: &mut Ipset, entries: &[Entry]| {
+        let before = ipset.sent();
+        let outcomes = ipset.add("s", entries).unwrap();
+        (outcomes, ipset.sent() - before)
+    };
+    let one = [numbered(1)];
+    assert_eq!(sent(&mut ipset, &one), (vec![Outcome::Done], 1), "made");
+    let mut other = Ipset::open().unwrap();
+    assert_eq!(sent(&mut other, &one), (vec![Outcome::Done], 2), "unknown");
+    assert_eq!(sent(&mut other, &one), (vec![Outcome::Done], 1), "asked");
+    let mut other = Ipset::open().unwrap();
+    other.list("s").unwrap();
+    assert_eq!(sent(&mut other, &one), (vec![Outcome::Done], 1), "listed");
+
+    // Somebody destroys it: that is asked again, and said.
+    ipset_tool("destroy s");
+    let gone = vec![Outcome::Refused(Reason::NoSuchSet)];
+    assert_eq!(sent(&mut ipset, &one), (gone.clone(), 2));
+    assert_eq!(sent(&mut ipset, &one), (gone, 1), "nothing is believed");
+
+    // Makes it anew as it was, then with another type or family: what was believed does not hide it.
+    let mismatch = vec![Outcome::Refused(Reason::TypeMismatch)];
+    // A type that understands part of an entry does not take that part.
+    for made in ["hash:ip", "hash:ip,port,ip", "hash:ip,port family inet6"] {
+        ipset_tool("create s hash:ip,port");
+        assert_eq!(sent(&mut ipset, &one).0, [Outcome::Done]);
+        ipset_tool("destroy s");
+        ipset_tool(&format!("create s {made}"));
+        assert_eq!(sent(&mut ipset, &one).0, mismatch, "{made}");
+        assert_eq!(saved("s").1.len(), 0);
+        ipset_tool("destroy s");
+    }
+
+    // The other way round, what was refused is in after one question.
+    ipset_tool("create s hash:ip");
+    assert_eq!(sent(&mut ipset, &one).0, mismatch);
+    ipset_tool("destroy s");
+    ipset_tool("create s hash:ip,port");
+    assert_eq!(sent(&mut ipset, &one), (vec![Outcome::Done], 2));
+    ipset.rename("s", "t").unwrap();
+    assert_eq!(ipset.add("t", &one).unwrap(), [Outcome::Done]);
+}

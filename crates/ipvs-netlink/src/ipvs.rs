@@ -72,6 +72,11 @@ impl Ipvs {
         Ok(self.connection.execute(batch)?)
     }
 
+    /// How many messages this has sent since it was opened; counts on from 0 after `u32::MAX`.
+    pub fn sent(&self) -> u32 {
+        self.connection.sent()
+    }
+
     /// Version and table size.
     pub fn info(&mut self) -> Result<Info, Error> {
         let answer = self.get(command::GET_INFO, |_| {})?;

@@ -2,19 +2,22 @@
 //!
 //! Only that something changed is told: what the addresses are is read with everything else. Changes on `kube-ipvs0` are
 //! our own, and link-local ones serve no NodePort, so neither counts. When the kernel had to drop messages, anything may
-//! have changed, which counts.
+//! have changed, which counts. It should not have to: a task of its own reads them, also while the loop waits for a sync that
+//! binds thousands, and there is room for many.
 
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::AsRawFd;
 
 use netlink_packet_core::{NetlinkMessage, NetlinkPayload};
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::address::{AddressAttribute, AddressMessage};
 use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
-use rustix::net::{AddressFamily, SocketType, netdevice};
+use rustix::net::{AddressFamily, SocketType, netdevice, sockopt};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+use tracing::debug;
 
 /// `RTNLGRP_IPV4_IFADDR` and `RTNLGRP_IPV6_IFADDR` of linux/rtnetlink.h.
 const GROUPS: [u32; 2] = [5, 9];
@@ -22,16 +25,67 @@ const GROUPS: [u32; 2] = [5, 9];
 /// The link that holds the service addresses.
 const SERVICE_LINK: &str = "kube-ipvs0";
 
-/// A subscription to address changes.
+/// Room for messages that wait to be read, in bytes; one of them takes about 800.
+const ROOM: usize = 8 << 20;
+
+/// A subscription to address changes. It ends when it is dropped.
+#[derive(Debug)]
 pub(crate) struct AddressChanges {
-    socket: AsyncFd<Socket>,
+    /// Holds one: changes that nobody has asked for yet are one change.
+    changed: mpsc::Receiver<io::Result<()>>,
+    task: JoinHandle<()>,
 }
 
 impl AddressChanges {
     /// Subscribes. Must be called within a tokio runtime.
     pub(crate) fn subscribe() -> io::Result<Self> {
+        let mut subscription = Subscription::new()?;
+        let (tell, changed) = mpsc::channel(1);
+        let task = tokio::spawn(async move {
+            loop {
+                let change = subscription.next().await;
+                let has_ended = change.is_err();
+                // One that is not taken yet says the same; but an end is not to be lost.
+                let is_unheard = if has_ended {
+                    tell.send(change).await.is_err()
+                } else {
+                    matches!(
+                        tell.try_send(change),
+                        Err(mpsc::error::TrySendError::Closed(_))
+                    )
+                };
+                if has_ended || is_unheard {
+                    return;
+                }
+            }
+        });
+        Ok(Self { changed, task })
+    }
+
+    /// Waits until an address that matters was added or removed. Cancel safe.
+    pub(crate) async fn next(&mut self) -> io::Result<()> {
+        let change = self.changed.recv().await;
+        change.unwrap_or_else(|| Err(io::Error::other("the subscription has ended")))
+    }
+}
+
+impl Drop for AddressChanges {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+struct Subscription {
+    socket: AsyncFd<Socket>,
+    /// The index of the link that holds the service addresses, as it was when its name was last looked up.
+    own_link: Option<u32>,
+}
+
+impl Subscription {
+    fn new() -> io::Result<Self> {
         let mut socket = Socket::new(NETLINK_ROUTE)?;
         socket.set_non_blocking(true)?;
+        make_room(&socket);
         socket.bind(&SocketAddr::new(0, 0))?;
         for group in GROUPS {
             socket.add_membership(group)?;
@@ -45,16 +99,21 @@ impl AddressChanges {
         let socket = unsafe { AsyncFd::register_with_interest(socket, Interest::READABLE) };
         Ok(Self {
             socket: socket.map_err(io::Error::from)?,
+            own_link: own_link(),
         })
     }
 
-    /// Waits until an address that matters was added or removed. Cancel safe: what was read was looked at whole.
-    pub(crate) async fn next(&mut self) -> io::Result<()> {
+    async fn next(&mut self) -> io::Result<()> {
         loop {
             let mut ready = self.socket.readable().await?;
             match ready.try_io(|socket| socket.get_ref().recv_from_full()) {
                 Ok(Ok((datagram, _))) => {
-                    if matters(&datagram, own_link()) {
+                    if !matters(&datagram, self.own_link) {
+                        continue;
+                    }
+                    // Our link may be a new one.
+                    self.own_link = own_link();
+                    if matters(&datagram, self.own_link) {
                         return Ok(());
                     }
                 }
@@ -62,6 +121,7 @@ impl AddressChanges {
                 Ok(Err(error))
                     if error.raw_os_error() == Some(rustix::io::Errno::NOBUFS.raw_os_error()) =>
                 {
+                    debug!("messages about addresses were lost");
                     return Ok(());
                 }
                 Ok(Err(error)) => return Err(error),
@@ -71,11 +131,12 @@ impl AddressChanges {
     }
 }
 
-impl std::fmt::Debug for AddressChanges {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("AddressChanges")
-            .field(&self.socket.as_raw_fd())
-            .finish()
+/// As much as may be: beyond `net.core.rmem_max` it takes CAP_NET_ADMIN in the initial user namespace.
+fn make_room(socket: &Socket) {
+    let is_made = sockopt::set_socket_recv_buffer_size_force(socket, ROOM)
+        .or_else(|_| sockopt::set_socket_recv_buffer_size(socket, ROOM));
+    if let Err(error) = is_made {
+        debug!(%error, "messages about addresses have little room");
     }
 }
 
@@ -145,5 +206,17 @@ mod tests {
         let both = [datagram(7, "10.96.0.1"), datagram(2, "192.168.0.1")].concat();
         assert!(matters(&both, Some(7)));
         assert!(matters(b"nonsense", Some(7)));
+    }
+
+    #[tokio::test]
+    async fn there_is_room_for_many_messages() {
+        let subscription = Subscription::new().unwrap();
+        let usual = std::fs::read_to_string("/proc/sys/net/core/rmem_default").unwrap();
+        let room = sockopt::socket_recv_buffer_size(subscription.socket.get_ref()).unwrap();
+        assert!(room >= usual.trim().parse().unwrap(), "{room}");
+        // The kernel doubles it, for its own bookkeeping.
+        let other = Socket::new(NETLINK_ROUTE).unwrap();
+        let may_force = sockopt::set_socket_recv_buffer_size_force(&other, ROOM).is_ok();
+        assert!(!may_force || room >= 2 * ROOM, "{room}");
     }
 }

@@ -4,6 +4,7 @@
 //! entries of UDP flows that turn stale, and what objects that change meanwhile bring. Asking for IPVS may make the kernel load
 //! its module, as `ipvsadm -L` does.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -19,13 +20,17 @@ use crate::{mode, run, source, sysctl};
 /// How long the first lists may take.
 const PATIENCE: Duration = Duration::from_mins(1);
 
+/// How many changes of one kind are listed for people.
+const LISTED: usize = 20;
+
 /// The form of the answer (`-o`).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Output {
     /// Lines for people.
     #[default]
     Text,
-    /// A JSON object: `wouldChange`, `warnings`, and `changes`, each with `of` and `write`.
+    /// A JSON object: `wouldChange`, `warnings`, `writes` (how many the kernel would see, by `node`, `IPv4` and `IPv6`), and
+    /// `changes`, each with `of`, `kind`, `action` (`add`, `change` or `remove`) and `write`, the same in words.
     Json,
     /// The same as YAML.
     Yaml,
@@ -37,15 +42,28 @@ pub enum Output {
 struct Answer {
     would_change: bool,
     warnings: Vec<String>,
+    /// By `node`, `IPv4` and `IPv6`. All rules of a family are one write.
+    writes: BTreeMap<String, usize>,
     changes: Vec<Change>,
 }
 
-/// One write, in the order they would be done.
+/// One change, in the order they would be made.
 #[derive(Debug, Serialize)]
 struct Change {
     /// `node`, `IPv4` or `IPv6`.
     of: String,
+    /// `virtual servers`, `rules`, ...
+    kind: &'static str,
+    action: Action,
     write: String,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Action {
+    Add,
+    Change,
+    Remove,
 }
 
 /// Prints what would change. Exit status 0: nothing would; 1: something would. An error is for exit status 2.
@@ -59,10 +77,12 @@ async fn look(options: &Options) -> Result<Answer> {
     let (mut events, _) = source::open(&options.source, &options.node_name).await?;
     let kernels = mode::open_to_read(options)?;
     let mut changes = Vec::new();
+    let mut counted = BTreeMap::new();
     let settings = kernels.pending_timeouts(options).await?;
     for write in settings.into_iter().chain(sysctl::pending(options)) {
-        changes.push(Change::new("node", write));
+        changes.push(Change::setting(write));
     }
+    counted.insert("node".to_owned(), changes.len());
     let mut model = Model::new();
     tokio::time::timeout(PATIENCE, run::gather(&mut events, &mut model, options))
         .await
@@ -72,7 +92,7 @@ async fn look(options: &Options) -> Result<Answer> {
                 PATIENCE.as_secs()
             )
         })?;
-    let mut warnings = Vec::new();
+    let mut warnings = options.warnings.clone();
     if !(model.is_complete() && model.is_whole()) {
         warnings.push(
             "some objects cannot be read: until that is mended nothing is removed".to_owned(),
@@ -85,29 +105,75 @@ async fn look(options: &Options) -> Result<Answer> {
         let failed = |failure| anyhow!("{family}: {failure}");
         proxier.resync(&model, now).await.map_err(failed)?;
         let plans = proxier.preview(now).await.map_err(failed)?;
-        let writes = plans.iter().flat_map(writes);
-        changes.extend(writes.map(|write| Change::new(&family.to_string(), write)));
+        let of = family.to_string();
+        changes.extend(plans.iter().flat_map(|plan| plan_changes(&of, plan)));
+        counted.insert(of, plans.iter().map(|plan| plan.ops.len()).sum());
     }
     Ok(Answer {
         would_change: !changes.is_empty(),
         warnings,
+        writes: counted,
         changes,
     })
 }
 
-/// What a plan does, a line each.
-fn writes(plan: &Plan) -> Vec<String> {
-    let told = |op: &Op| match op {
-        Op::WriteRules { wanted, installed } => wanted.differences(installed),
-        op => vec![op.to_string()],
+/// What a plan does, one change each.
+fn plan_changes(of: &str, plan: &Plan) -> Vec<Change> {
+    let of_rules = |line: String| {
+        let action = match line.split(' ').next() {
+            Some("add") => Action::Add,
+            Some("remove") => Action::Remove,
+            _ => Action::Change,
+        };
+        ("rules", action, line)
     };
-    plan.ops.iter().flat_map(told).collect()
+    let told = |op: &Op| match op {
+        Op::WriteRules { wanted, installed } => {
+            let lines = wanted.differences(installed).into_iter();
+            lines.map(of_rules).collect()
+        }
+        op => {
+            let (kind, action) = class(op);
+            vec![(kind, action, op.to_string())]
+        }
+    };
+    let changes = plan.ops.iter().flat_map(told);
+    changes
+        .map(|(kind, action, write)| Change {
+            of: of.to_owned(),
+            kind,
+            action,
+            write,
+        })
+        .collect()
+}
+
+fn class(op: &Op) -> (&'static str, Action) {
+    use Action::{Add, Change, Remove};
+    match op {
+        Op::CreateLink => ("link", Add),
+        Op::CreateSet(..) => ("sets", Add),
+        Op::AddMember(..) => ("set members", Add),
+        Op::RemoveMember(..) => ("set members", Remove),
+        Op::WriteRules { .. } => ("rules", Change),
+        Op::AddServer(..) => ("virtual servers", Add),
+        Op::SetServer(..) => ("virtual servers", Change),
+        Op::RemoveServer(..) => ("virtual servers", Remove),
+        Op::AddDestination(..) => ("destinations", Add),
+        Op::SetDestination(..) => ("destinations", Change),
+        Op::RemoveDestination(..) => ("destinations", Remove),
+        Op::BindAddress(..) => ("addresses", Add),
+        Op::UnbindAddress(..) => ("addresses", Remove),
+        Op::RemoveLeftovers(..) => ("other modes", Remove),
+    }
 }
 
 impl Change {
-    fn new(of: &str, write: String) -> Self {
+    fn setting(write: String) -> Self {
         Self {
-            of: of.to_owned(),
+            of: "node".to_owned(),
+            kind: "settings",
+            action: Action::Change,
             write,
         }
     }
@@ -127,11 +193,41 @@ impl Answer {
         for warning in &self.warnings {
             let _ = writeln!(text, "warning  {warning}");
         }
-        for Change { of, write } in &self.changes {
-            let _ = writeln!(text, "{of:<7}  {write}");
+        let mut counts: Vec<((&str, &str), [usize; 3])> = Vec::new();
+        for change in &self.changes {
+            let key = (change.of.as_str(), change.kind);
+            let index = counts.iter().position(|(of, _)| *of == key);
+            let index = index.unwrap_or_else(|| {
+                counts.push((key, [0; 3]));
+                counts.len() - 1
+            });
+            let Some((_, count)) = counts.get_mut(index) else {
+                continue;
+            };
+            let listed: usize = count.iter().sum();
+            if let Some(count) = count.get_mut(change.action as usize) {
+                *count += 1;
+            }
+            let _ = match listed {
+                ..LISTED => writeln!(text, "{:<7}  {}", change.of, change.write),
+                LISTED => writeln!(text, "{:<7}  more {}: see -o yaml", change.of, change.kind),
+                _ => Ok(()),
+            };
+        }
+        if self.changes.is_empty() {
+            text.push_str("nothing would change\n");
+            return text;
+        }
+        let _ = writeln!(
+            text,
+            "\n{:<25}{:>7}{:>8}{:>8}",
+            "", "add", "change", "remove"
+        );
+        for ((of, kind), [add, change, remove]) in &counts {
+            let _ = writeln!(text, "{of:<7}  {kind:<16}{add:>7}{change:>8}{remove:>8}");
         }
         let _ = match self.changes.len() {
-            0 => writeln!(text, "nothing would change"),
+            1 => writeln!(text, "1 change; nothing was written"),
             count => writeln!(text, "{count} changes; nothing was written"),
         };
         text
@@ -150,7 +246,17 @@ mod tests {
         Answer {
             would_change: !changes.is_empty(),
             warnings: vec!["look".to_owned()],
+            writes: [("IPv4".to_owned(), changes.len())].into(),
             changes,
+        }
+    }
+
+    fn member(port: u16) -> Change {
+        Change {
+            of: "IPv4".to_owned(),
+            kind: "set members",
+            action: Action::Add,
+            write: format!("add {port} to set NodePortTcp"),
         }
     }
 
@@ -162,19 +268,38 @@ mod tests {
             render(&none, Output::Text),
             "warning  look\nnothing would change\n"
         );
-        let one = answer(vec![Change::new("IPv4", "create \"x\": y".to_owned())]);
+        let one = answer(vec![member(80)]);
         assert_eq!(
             render(&one, Output::Text),
-            "warning  look\nIPv4     create \"x\": y\n1 changes; nothing was written\n"
+            "warning  look\nIPv4     add 80 to set NodePortTcp\n\n\
+             \x20                            add  change  remove\n\
+             IPv4     set members           1       0       0\n1 change; nothing was written\n"
         );
         let wanted = serde_json::json!({
             "wouldChange": true,
             "warnings": ["look"],
-            "changes": [{"of": "IPv4", "write": "create \"x\": y"}],
+            "writes": {"IPv4": 1},
+            "changes": [{
+                "of": "IPv4",
+                "kind": "set members",
+                "action": "add",
+                "write": "add 80 to set NodePortTcp",
+            }],
         });
         let json: serde_json::Value = serde_json::from_str(&render(&one, Output::Json)).unwrap();
         let yaml: serde_json::Value = serde_saphyr::from_str(&render(&one, Output::Yaml)).unwrap();
         assert_eq!((&json, &yaml), (&wanted, &wanted));
+    }
+
+    #[test]
+    fn of_many_changes_some_are_listed_and_all_are_counted() {
+        let text = answer((1..=1000).map(member).collect()).lines();
+        assert_eq!(text.matches("to set NodePortTcp").count(), LISTED);
+        assert_eq!(text.matches("more set members: see -o yaml").count(), 1);
+        assert!(
+            text.contains("set members        1000       0       0\n1000 changes;"),
+            "{text}"
+        );
     }
 
     #[test]
@@ -189,11 +314,23 @@ mod tests {
                 },
             ],
         };
+        let told: Vec<_> = plan_changes("IPv4", &plan)
+            .into_iter()
+            .map(|change| (change.kind, change.action, change.write))
+            .collect();
         assert_eq!(
-            writes(&plan),
+            told,
             [
-                "create set ClusterIp for 65536 members",
-                "remove in table nat: -A KUBE-SERVICES -j RETURN"
+                (
+                    "sets",
+                    Action::Add,
+                    "create set ClusterIp for 65536 members".to_owned()
+                ),
+                (
+                    "rules",
+                    Action::Remove,
+                    "remove in table nat: -A KUBE-SERVICES -j RETURN".to_owned()
+                )
             ]
         );
     }

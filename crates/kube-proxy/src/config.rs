@@ -11,7 +11,9 @@
 //!
 //! What is not here: other versions of the format, and the merging of several files. Neither exists upstream.
 
+mod configz;
 mod file;
+mod reload;
 mod settings;
 mod watch;
 
@@ -21,11 +23,15 @@ use std::time::Duration;
 
 use serde::de::{self, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::Value;
 
 use crate::flags::{Flags, go};
 
+pub use configz::Configz;
 pub use file::ConfigurationError;
 pub(crate) use file::read;
+pub use reload::{change_of, fields};
+pub use settings::Change;
 pub(crate) use settings::{field_of, fields_with_flags, wins_over_file};
 pub use watch::changed;
 
@@ -76,17 +82,46 @@ pub struct Configuration {
     pub winkernel: Winkernel,
 }
 
-/// The text that `--write-config-to` writes: what `flags` say, but for the periods of syncs, which upstream does not write
-/// either.
-pub(crate) fn render(file: Configuration, mut flags: Flags) -> String {
-    let defaults = Flags::defaults();
-    if flags.config.is_empty() {
-        flags.iptables_sync_period = defaults.iptables_sync_period;
-        flags.iptables_min_sync_period = defaults.iptables_min_sync_period;
-        flags.ipvs_sync_period = defaults.ipvs_sync_period;
-        flags.ipvs_min_sync_period = Duration::ZERO;
+/// The text that `--write-config-to` writes: what `flags` say, in upstream's order and spelling, which leaves out some fields
+/// that are empty.
+pub(crate) fn render(file: Configuration, flags: &Flags) -> String {
+    let mut tree = as_go(file.completed(flags).tree());
+    for (section, field) in [
+        ("", "featureGates"),
+        ("", "windowsRunAsService"),
+        ("/logging", "vmodule"),
+        ("/logging/options/json", "splitStream"),
+        ("/logging/options/text", "splitStream"),
+    ] {
+        let is_empty = |value: &Value| match value {
+            Value::Array(items) => items.is_empty(),
+            Value::Object(fields) => fields.is_empty(),
+            other => *other == Value::Bool(false),
+        };
+        if let Some(fields) = tree.pointer_mut(section).and_then(Value::as_object_mut)
+            && fields.get(field).is_some_and(is_empty)
+        {
+            fields.remove(field);
+        }
     }
-    serde_saphyr::to_string(&file.completed(&flags)).unwrap_or_default()
+    serde_saphyr::to_string(&tree).unwrap_or_default()
+}
+
+/// With whole numbers as Go prints them: `5`, not `5.0`.
+fn as_go(value: Value) -> Value {
+    match value {
+        Value::Object(fields) => fields
+            .into_iter()
+            .map(|(name, value)| (name, as_go(value)))
+            .collect(),
+        Value::Number(number) => {
+            let text = number.to_string();
+            text.strip_suffix(".0")
+                .and_then(|whole| whole.parse::<i64>().ok())
+                .map_or(Value::Number(number), Value::from)
+        }
+        other => other,
+    }
 }
 
 /// `clientConnection`.

@@ -23,7 +23,7 @@ use kube::core::Status;
 use kube::runtime::watcher::DefaultBackoff;
 use kube::{Api, Client};
 use proxy::{Conflict, Model, NamespacedName};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{debug, warn};
 
@@ -35,6 +35,8 @@ pub const MOST: usize = 256;
 const PATIENCE: Duration = Duration::from_mins(2);
 /// How long the API server may take to answer.
 const ANSWER: Duration = Duration::from_secs(10);
+/// How long the end of the process waits for an event to be told.
+const LAST_WORDS: Duration = Duration::from_secs(3);
 /// The API server's limits, in bytes (`pkg/apis/core/validation/events.go`).
 const LONGEST_NOTE: usize = 1024;
 const LONGEST_INSTANCE: usize = 128;
@@ -73,6 +75,17 @@ impl Event {
             name: node.to_owned(),
             uid: Some(node.to_owned()),
             is_everywhere: false,
+        }
+    }
+
+    /// A warning on the Node: a server of this process, of health or metrics, cannot listen. Reason and action are upstream's;
+    /// there it is told only if the process then ends (`--bind-address-hard-fail`), here also if it goes on trying.
+    pub fn listen_failed(node: &str, reason: &'static str, note: String) -> Self {
+        Self {
+            is_warning: true,
+            reason,
+            note,
+            ..Self::starting(node)
         }
     }
 
@@ -200,6 +213,8 @@ pub(crate) struct Recorded {
     pub(crate) event: Event,
     time: Timestamp,
     since: Instant,
+    /// Dropped with this, when it is told or given up.
+    _waiter: Option<oneshot::Sender<()>>,
 }
 
 impl Recorder {
@@ -230,6 +245,18 @@ impl Recorder {
 
     /// Records an event. Returns at once; when too many wait, the event is dropped.
     pub fn record(&self, event: Event) {
+        self.queue(event, None);
+    }
+
+    /// Records the last event before the process ends, and gives it some time to arrive.
+    pub async fn record_last(&self, event: Event) {
+        let (waiter, told) = oneshot::channel();
+        self.queue(event, Some(waiter));
+        // Nothing is ever sent: the other end goes when the event is told or given up.
+        _ = timeout(LAST_WORDS, told).await;
+    }
+
+    fn queue(&self, event: Event, waiter: Option<oneshot::Sender<()>>) {
         let Some(queue) = &self.queue else {
             return;
         };
@@ -237,6 +264,7 @@ impl Recorder {
             event,
             time: Timestamp::now(),
             since: Instant::now(),
+            _waiter: waiter,
         };
         if let Err(mpsc::error::TrySendError::Full(Recorded { event, .. })) =
             queue.try_send(recorded)

@@ -9,18 +9,21 @@
 //! An unknown flag is an error, as upstream. A flag that means nothing here is taken, and a warning says so if it is given.
 
 pub(crate) mod go;
+mod gone;
 mod options;
 
-use std::ffi::OsString;
+use std::error::Error as _;
+use std::ffi::{OsStr, OsString};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use clap::error::{ContextKind, ErrorKind};
 use clap::parser::ValueSource;
-use clap::{ArgAction, CommandFactory as _, FromArgMatches as _, Parser};
+use clap::{Arg, ArgAction, ArgMatches, CommandFactory as _, FromArgMatches as _, Parser};
 
 use crate::check::Output;
-use crate::config::{self, Configuration, ConfigurationError};
+use crate::config::{self, Configuration, ConfigurationError, Period};
 
 pub use options::{
     Conntrack, DetectLocal, IptablesBackend, IpvsTimeouts, LogFormat, ObjectSource, Options,
@@ -105,6 +108,7 @@ pub struct Flags {
         long,
         value_name = "NUMBER",
         default_value = "5",
+        value_parser = go::float,
         allow_hyphen_values = true
     )]
     pub kube_api_qps: f32,
@@ -140,7 +144,7 @@ pub struct Flags {
     pub proxy_mode: String,
 
     /// This node's IP, if not 0.0.0.0 or ::, instead of the one in its Node object; its family is the primary one
-    #[arg(long, value_name = "IP", default_value = "0.0.0.0", value_parser = go::ip, allow_hyphen_values = true)]
+    #[arg(long, value_name = "IP", default_value = "0.0.0.0", value_parser = go::bind, allow_hyphen_values = true)]
     pub bind_address: IpAddr,
 
     /// Exit if --healthz-bind-address or --metrics-bind-address cannot be bound
@@ -327,7 +331,7 @@ pub struct Flags {
     #[arg(short = 'v', long = "v", value_name = "LEVEL", default_value = "0", value_parser = go::int, allow_hyphen_values = true)]
     pub verbosity: i32,
 
-    /// Log verbosity of single source files; no effect
+    /// Log verbosity of single source files (of this program: proxier=4,sets=6); * and ? stand for any text and character
     #[arg(
         long,
         value_name = "PATTERN=LEVEL,...",
@@ -394,6 +398,12 @@ pub struct Flags {
     pub version: Option<String>,
 }
 
+/// Flags that go at some time, and what to use.
+const DEPRECATED: [(&str, &str); 2] = [
+    ("healthz-port", "healthz-bind-address"),
+    ("metrics-port", "metrics-bind-address"),
+];
+
 /// What to do about a command line.
 #[derive(Debug)]
 pub enum Command {
@@ -413,8 +423,8 @@ pub enum Command {
 #[derive(Debug, thiserror::Error)]
 pub enum CommandLineError {
     /// An unknown flag or a value that cannot be read.
-    #[error("{}", .0.to_string().trim_start_matches("error: ").trim_end())]
-    Syntax(#[source] clap::Error),
+    #[error("{0}")]
+    Syntax(String),
     /// A value that cannot be meant.
     #[error(transparent)]
     Meaning(#[from] UnusableFlag),
@@ -436,26 +446,18 @@ pub fn parse<A: Into<OsString>>(
 ) -> Result<Command, CommandLineError> {
     let mut arguments: Vec<OsString> = arguments.into_iter().map(Into::into).collect();
     let output = take_check(&mut arguments)?;
-    let mut is_value = false;
-    let arguments = arguments.into_iter().map(|argument| {
-        // Everything behind `--` is no flag.
-        is_value |= argument == "--";
-        if is_value {
-            argument
-        } else {
-            go::normalise(argument)
-        }
-    });
     let read = Flags::command()
-        .try_get_matches_from(arguments)
+        .try_get_matches_from(normalised(arguments))
         .and_then(|typed| Ok((Flags::from_arg_matches(&typed)?, typed)));
     let (flags, typed) = match read {
         Ok(read) => read,
         Err(error) if !error.use_stderr() => return Ok(Command::Print(error.to_string())),
-        Err(error) => return Err(CommandLineError::Syntax(error)),
+        Err(error) => return Err(CommandLineError::Syntax(told(&error))),
     };
     match flags.version.as_deref() {
         None | Some("false") => {}
+        // It is to be told as the version, and tells nothing here.
+        Some(version) if version.starts_with('v') => {}
         Some("true" | "raw") => {
             return Ok(Command::Print(format!(
                 "kube-proxy-ipvs v{}\n",
@@ -474,15 +476,15 @@ pub fn parse<A: Into<OsString>>(
         };
         typed.value_source(&id) == Some(ValueSource::CommandLine)
     };
+    let mut flags = flags;
+    if !flags.hostname_override.trim().is_empty() {
+        flags.hostname_override = flags.hostname_override.trim().to_lowercase();
+    }
     let (flags, configuration, said) = if flags.config.is_empty() {
         (flags, Configuration::default(), Vec::new())
     } else {
         with_file(flags, is_given)?
     };
-    if !flags.write_config_to.is_empty() {
-        let text = config::render(configuration, flags.clone());
-        return Ok(Command::Write(flags.write_config_to.into(), text));
-    }
     let is_of_file = |flag: &str| {
         let wins = config::wins_over_file(flag) && is_given(flag);
         !flags.config.is_empty() && !wins
@@ -493,8 +495,16 @@ pub fn parse<A: Into<OsString>>(
         }
         _ => CommandLineError::from(error),
     })?;
+    if !flags.write_config_to.is_empty() {
+        let text = config::render(configuration, &flags);
+        return Ok(Command::Write(flags.write_config_to.into(), text));
+    }
     options.configuration = configuration.completed(&flags);
     options.warnings.extend(said);
+    let deprecated = DEPRECATED.iter().filter(|(flag, _)| is_given(flag));
+    options.warnings.extend(
+        deprecated.map(|(flag, instead)| format!("--{flag} is deprecated; use --{instead}")),
+    );
     options
         .warnings
         .extend(options.configuration.without_effect());
@@ -504,6 +514,117 @@ pub fn parse<A: Into<OsString>>(
         None if flags.cleanup => Command::Cleanup(options),
         None => Command::Run(options),
     })
+}
+
+/// The flags with `_` for `-` in their names made right.
+fn normalised(arguments: Vec<OsString>) -> impl Iterator<Item = OsString> {
+    let mut is_value = false;
+    arguments.into_iter().map(move |argument| {
+        // Everything behind `--` is no flag.
+        is_value |= argument == "--";
+        if is_value {
+            argument
+        } else {
+            go::normalise(argument)
+        }
+    })
+}
+
+/// What is wrong with a command line, in one line.
+fn told(error: &clap::Error) -> String {
+    let context = |kind| error.get(kind).map(ToString::to_string).unwrap_or_default();
+    let argument = context(ContextKind::InvalidArg);
+    // `--flag <VALUE>`, `--flag[=<VALUE>]`, or `-v, --v <VALUE>`.
+    let flag = argument.split([' ', '[']).next().unwrap_or(&argument);
+    let flag = if flag == "-v," { "--v" } else { flag };
+    match error.kind() {
+        ErrorKind::UnknownArgument if !flag.starts_with('-') => format!(
+            "only flags are taken, and '{flag}' is none; the value of a switch goes behind =, as in --masquerade-all=true"
+        ),
+        ErrorKind::UnknownArgument => {
+            let similar = context(ContextKind::SuggestedArg);
+            match gone::advice(flag.trim_start_matches('-')) {
+                Some(advice) => format!("unknown flag: {flag}: {advice}"),
+                None if similar.is_empty() => {
+                    format!("unknown flag: {flag}; see kube-proxy --help")
+                }
+                None => format!("unknown flag: {flag}; is {similar} meant?"),
+            }
+        }
+        ErrorKind::ValueValidation => {
+            let (value, advice) = (context(ContextKind::InvalidValue), error.source());
+            let advice = advice.map(ToString::to_string).unwrap_or_default();
+            format!("invalid value '{value}' for '{flag}': {advice}")
+        }
+        ErrorKind::InvalidValue if context(ContextKind::InvalidValue).is_empty() => {
+            format!("flag needs a value: {flag}")
+        }
+        _ => {
+            let text = error.to_string();
+            let line = text.lines().next().unwrap_or_default();
+            line.trim_start_matches("error: ").to_owned()
+        }
+    }
+}
+
+/// The flags of a command line that can be read, with their values, as upstream logs them: `--v="2"`, sorted.
+pub fn as_typed<A: Into<OsString>>(arguments: impl IntoIterator<Item = A>) -> Vec<String> {
+    let mut arguments: Vec<OsString> = arguments.into_iter().map(Into::into).collect();
+    let mut command = Flags::command();
+    command.build();
+    let typed = take_check(&mut arguments)
+        .ok()
+        .and_then(|_| command.try_get_matches_from_mut(normalised(arguments)).ok());
+    let Some(typed) = typed else {
+        return Vec::new();
+    };
+    let mut flags: Vec<_> = command
+        .get_arguments()
+        .filter_map(|flag| Some((flag.get_long()?, value(flag, &typed))))
+        .collect();
+    flags.sort();
+    flags
+        .into_iter()
+        .map(|(name, value)| format!("--{name}={value:?}"))
+        .collect()
+}
+
+/// The value of a flag as Go prints it.
+fn value(flag: &Arg, typed: &ArgMatches) -> String {
+    let id = flag.get_id().as_str();
+    if matches!(id, "help" | "version") {
+        let given = typed.try_get_one::<String>(id).ok().flatten();
+        return given.map_or_else(|| "false".to_owned(), Clone::clone);
+    }
+    let given = typed.get_raw(id).into_iter().flatten();
+    let mut given: Vec<String> = given
+        .map(|value: &OsStr| value.to_string_lossy().into_owned())
+        .collect();
+    let names = flag.get_value_names().unwrap_or_default();
+    let kind = names.first().map_or("", |name| name.as_str());
+    let is_list = matches!(flag.get_action(), ArgAction::Append);
+    if kind == "CIDRS" && is_list {
+        return format!("[{}]", given.join(","));
+    }
+    if is_list {
+        let gates = given.iter().filter_map(|gate| go::gate(gate).ok());
+        let mut gates: Vec<String> = gates
+            .filter(|(name, _)| !name.is_empty())
+            .map(|(name, value)| format!("{name}={value}"))
+            .collect();
+        gates.sort();
+        return gates.join(",");
+    }
+    let last = given.pop().unwrap_or_default();
+    match kind {
+        "DURATION" => go::duration(&last)
+            .ok()
+            .map(|value| Period(value).to_string()),
+        "BOOL" => go::bool(&last).ok().map(|value| value.to_string()),
+        "NUMBER" => go::float(&last).ok().map(|value| value.to_string()),
+        _ => go::int(&last).ok().map(|value| value.to_string()),
+    }
+    .unwrap_or(last)
 }
 
 /// Takes `check` and its `-o` out of a command line, if it begins so; the form of the answer.

@@ -12,9 +12,9 @@ use proxy::IpFamily;
 const PATIENCE_IN_SYNC_PERIODS: u32 = 2;
 
 /// The health of all families.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Health {
-    patience: Duration,
+    patience: Mutex<Duration>,
     families: Mutex<BTreeMap<IpFamily, Progress>>,
 }
 
@@ -30,10 +30,14 @@ pub struct Progress {
 impl Health {
     /// Nothing has begun.
     pub fn new(sync_period: Duration) -> Self {
-        Self {
-            patience: sync_period.saturating_mul(PATIENCE_IN_SYNC_PERIODS),
-            families: Mutex::new(BTreeMap::new()),
-        }
+        let health = Self::default();
+        health.set_sync_period(sync_period);
+        health
+    }
+
+    /// From now on, an update may wait for as many of these.
+    pub fn set_sync_period(&self, sync_period: Duration) {
+        *self.patience() = sync_period.saturating_mul(PATIENCE_IN_SYNC_PERIODS);
     }
 
     /// A family has something to do.
@@ -63,9 +67,10 @@ impl Health {
 
     /// Whether a family with this progress is healthy.
     pub fn keeps_up(&self, progress: &Progress, now: Instant) -> bool {
+        let patience = *self.patience();
         progress
             .pending_since
-            .is_none_or(|since| now.saturating_duration_since(since) < self.patience)
+            .is_none_or(|since| now.saturating_duration_since(since) < patience)
     }
 
     /// Whether every family is.
@@ -73,6 +78,10 @@ impl Health {
         self.lock()
             .values()
             .all(|progress| self.keeps_up(progress, now))
+    }
+
+    fn patience(&self) -> MutexGuard<'_, Duration> {
+        self.patience.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<IpFamily, Progress>> {

@@ -27,6 +27,7 @@ use crate::metrics::Metrics;
 pub(crate) const PURPOSE: Purpose = Purpose {
     name: "the proxy's health",
     flag: "healthz-bind-address",
+    event: "FailedToStartProxierHealthcheck",
 };
 
 /// How Go writes a time that never was.

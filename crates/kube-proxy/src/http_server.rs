@@ -73,6 +73,8 @@ pub(crate) struct Purpose {
     pub(crate) name: &'static str,
     /// The flag that gives its address, without dashes.
     pub(crate) flag: &'static str,
+    /// The reason of the Kubernetes event that it cannot listen.
+    pub(crate) event: &'static str,
 }
 
 /// An address that could not be bound, where that is fatal.
@@ -87,9 +89,8 @@ pub(crate) struct ListenError {
 /// A server that ends when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Server {
-    /// Where it listens; `None` if it could not yet.
-    #[cfg_attr(not(test), expect(dead_code, reason = "for tests, which bind port 0"))]
-    pub(crate) address: Option<SocketAddr>,
+    /// Where it listens; or why it could not yet.
+    pub(crate) address: Result<SocketAddr, ListenError>,
     task: JoinHandle<()>,
 }
 
@@ -107,32 +108,27 @@ pub(crate) fn start(
     respond: impl Fn(&Parts) -> Answer + Send + Sync + 'static,
 ) -> Result<Server, ListenError> {
     let respond = Arc::new(respond);
-    let first = match listen(at) {
-        Ok(listener) => Ok(listener),
-        Err(source) => {
-            let error = ListenError {
-                purpose,
-                address: at,
-                source,
-            };
-            if is_fatal {
-                return Err(error);
-            }
+    let failed = |source| ListenError {
+        purpose,
+        address: at,
+        source,
+    };
+    let first = listen(at).and_then(|listener| Ok((listener.local_addr()?, listener)));
+    let (first, address) = match first.map_err(failed) {
+        Ok((address, listener)) => (Some(listener), Ok(address)),
+        Err(error) if is_fatal => return Err(error),
+        Err(error) => {
             error!("{error}. It is tried again every {RETRY:?}");
-            Err(())
+            (None, Err(error))
         }
     };
-    let address = first
-        .as_ref()
-        .ok()
-        .and_then(|listener| listener.local_addr().ok());
-    if let Some(address) = address {
+    if let Ok(address) = &address {
         info!(%address, "{} is served", purpose.name);
     }
     let task = tokio::spawn(async move {
         let listener = match first {
-            Ok(listener) => listener,
-            Err(()) => until_bound(purpose, at).await,
+            Some(listener) => listener,
+            None => until_bound(purpose, at).await,
         };
         serve(listener, purpose.name, respond).await;
     });
@@ -239,11 +235,12 @@ pub(crate) mod tests {
     const TEST: Purpose = Purpose {
         name: "tests",
         flag: "test-bind-address",
+        event: "FailedToStartTests",
     };
 
     /// What a server answers: head and body.
     pub(crate) async fn get(server: &Server, request: &str) -> (String, String) {
-        let address = server.address.expect("it listens");
+        let address = *server.address.as_ref().expect("it listens");
         let at = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), address.port());
         let mut stream = TcpStream::connect(at).await.unwrap();
         let (line, headers) = request.split_once('\n').unwrap_or((request, ""));
@@ -272,7 +269,7 @@ pub(crate) mod tests {
         let (head, body) = get(&server, "HEAD /abc").await;
         assert!(head.contains("Content-Length: 4"), "{head}");
         assert_eq!(body, "");
-        let port = server.address.unwrap().port();
+        let port = server.address.as_ref().unwrap().port();
         TcpStream::connect((Ipv6Addr::LOCALHOST, port))
             .await
             .unwrap();
@@ -289,7 +286,7 @@ pub(crate) mod tests {
             "{error}"
         );
         let server = start(TEST, at, false, echo).unwrap();
-        assert_eq!(server.address, None);
+        assert!(server.address.is_err());
         drop(taken);
         while TcpStream::connect(at).await.is_err() {
             sleep(RETRY).await;

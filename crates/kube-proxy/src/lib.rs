@@ -1,6 +1,7 @@
 //! The node daemon: kube-proxy in IPVS mode.
 
 mod addresses;
+pub mod capabilities;
 pub mod check;
 pub mod cleanup;
 pub mod config;
@@ -12,6 +13,7 @@ pub mod health;
 mod health_check;
 mod healthz;
 mod http_server;
+pub mod iptables;
 pub mod logging;
 pub mod metrics;
 mod mode;

@@ -3,24 +3,27 @@
 //! One event is one line, of plain text or JSON, whatever its message holds, so that log collectors need no rules. Verbosity is
 //! klog's: what is said at the default 0 matters to an operator; 4 and more are for debugging. Libraries below us are
 //! heard only at high verbosity: what they have to say about a failure, our own lines say once and with the next step.
+//! `--vmodule` gives single source files of ours another verbosity; it and the verbosity may change while the process runs.
 
 use std::fmt;
 use std::io::{self, IsTerminal, Write};
+use std::sync::OnceLock;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::{Map, Value};
 use tracing::field::{Field, Visit};
 use tracing::level_filters::LevelFilter;
-use tracing::{Event, Level, Subscriber};
+use tracing::{Event, Level, Metadata, Subscriber};
 use tracing_subscriber::Layer;
-use tracing_subscriber::filter::Targets;
+use tracing_subscriber::filter::FilterFn;
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields, MakeWriter};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::registry::LookupSpan;
+use tracing_subscriber::reload;
 use tracing_subscriber::util::{SubscriberInitExt, TryInitError};
 
-use crate::flags::LogFormat;
+use crate::flags::{LogFormat, Options};
 
 /// Our own crates, by the names that their events carry.
 const OWN: [&str; 7] = [
@@ -33,21 +36,39 @@ const OWN: [&str; 7] = [
     "netlink_batch",
 ];
 
+type Filter = FilterFn<Box<dyn Fn(&Metadata<'_>) -> bool + Send + Sync>>;
+
+/// Replaces the filter of the log that was started.
+static REPLACE: OnceLock<Box<dyn Fn(Filter) + Send + Sync>> = OnceLock::new();
+
 /// Starts logging to standard error. Fails if logging was already started.
-pub fn start(verbosity: u8, format: LogFormat) -> Result<(), TryInitError> {
+pub fn start(options: &Options) -> Result<(), TryInitError> {
     let lines = tracing_subscriber::fmt::layer();
-    let lines: Box<dyn Layer<_> + Send + Sync> = match format {
+    let lines: Box<dyn Layer<_> + Send + Sync> = match options.log_format {
         LogFormat::Text => lines
             .with_ansi(io::stderr().is_terminal())
-            .with_target(verbosity >= 6)
+            .with_target(options.verbosity >= 6)
             .with_writer(Lines(io::stderr))
             .boxed(),
         LogFormat::Json => lines.event_format(Json).with_writer(io::stderr).boxed(),
     };
+    let (filter, handle) = reload::Layer::new(filter(options.verbosity, &options.vmodule));
     tracing_subscriber::registry()
+        .with(filter)
         .with(lines)
-        .with(targets(verbosity))
-        .try_init()
+        .try_init()?;
+    let _ = REPLACE.set(Box::new(move |filter| {
+        // It fails only where nothing logs any more.
+        let _ = handle.reload(filter);
+    }));
+    Ok(())
+}
+
+/// Goes on with the verbosities that `options` say.
+pub fn set_verbosity(options: &Options) {
+    if let Some(replace) = REPLACE.get() {
+        replace(filter(options.verbosity, &options.vmodule));
+    }
 }
 
 /// Kubernetes' JSON lines: `ts` is milliseconds since 1970, `v` the verbosity, which errors lack; then `msg` and the fields.
@@ -128,18 +149,54 @@ impl Visit for Object {
     }
 }
 
-/// Which events are said at a verbosity.
-fn targets(verbosity: u8) -> Targets {
-    let (own, others) = match verbosity {
-        0..=3 => (Level::INFO, LevelFilter::OFF),
-        4..=5 => (Level::DEBUG, LevelFilter::OFF),
-        6..=7 => (Level::TRACE, LevelFilter::INFO),
-        8..=9 => (Level::TRACE, LevelFilter::DEBUG),
-        _ => (Level::TRACE, LevelFilter::TRACE),
+/// Which events are said: of our own, those of the file's verbosity; of others, those of the common one.
+fn filter(verbosity: u8, vmodule: &[(String, u8)]) -> Filter {
+    let others = match verbosity {
+        0..=5 => LevelFilter::OFF,
+        6..=7 => LevelFilter::INFO,
+        8..=9 => LevelFilter::DEBUG,
+        _ => LevelFilter::TRACE,
     };
-    Targets::new()
-        .with_default(others)
-        .with_targets(OWN.map(|target| (target, own)))
+    let vmodule = vmodule.to_vec();
+    FilterFn::new(Box::new(move |event| {
+        let target = event.target();
+        let name = target.split("::").next().unwrap_or(target);
+        if !OWN.contains(&name) {
+            return *event.level() <= others;
+        }
+        let file = event.file().unwrap_or_default();
+        let of_file = vmodule.iter().find(|(pattern, _)| names(pattern, file));
+        let own = match of_file.map_or(verbosity, |(_, verbosity)| *verbosity) {
+            0..=3 => Level::INFO,
+            4..=5 => Level::DEBUG,
+            _ => Level::TRACE,
+        };
+        *event.level() <= own
+    }))
+}
+
+/// Whether a pattern of `--vmodule` names a source file: without its folder and suffix, unless the pattern has a folder, as
+/// klog. `*` is any text, `?` any character.
+fn names(pattern: &str, file: &str) -> bool {
+    let file = file.strip_suffix(".rs").unwrap_or(file);
+    let name = if pattern.contains('/') {
+        file
+    } else {
+        file.rsplit('/').next().unwrap_or(file)
+    };
+    matches(pattern.as_bytes(), name.as_bytes())
+}
+
+fn matches(pattern: &[u8], name: &[u8]) -> bool {
+    match (pattern.split_first(), name.split_first()) {
+        (None, None) => true,
+        (Some((b'*', rest)), _) => (0..=name.len())
+            .filter_map(|from| name.get(from..))
+            .any(|name| matches(rest, name)),
+        (Some((b'?', pattern)), Some((_, name))) => matches(pattern, name),
+        (Some((one, pattern)), Some((other, name))) => one == other && matches(pattern, name),
+        _ => false,
+    }
 }
 
 /// Makes writers that keep an event on one line.
@@ -202,6 +259,10 @@ mod tests {
     }
 
     fn logged(verbosity: u8, say: impl FnOnce()) -> String {
+        logged_with(verbosity, &[], say)
+    }
+
+    fn logged_with(verbosity: u8, vmodule: &[(String, u8)], say: impl FnOnce()) -> String {
         let memory = Memory::default();
         let writer = memory.clone();
         let lines = tracing_subscriber::fmt::layer()
@@ -210,8 +271,8 @@ mod tests {
             .with_target(false)
             .with_writer(Lines(move || writer.clone()));
         let subscriber = tracing_subscriber::registry()
-            .with(lines)
-            .with(targets(verbosity));
+            .with(filter(verbosity, vmodule))
+            .with(lines);
         tracing::subscriber::with_default(subscriber, say);
         let bytes = memory.0.lock().unwrap().clone();
         String::from_utf8(bytes).unwrap()
@@ -270,5 +331,25 @@ mod tests {
         };
         let levels = |verbosity| logged(verbosity, say).lines().count();
         assert_eq!([0, 2, 4, 6, 10].map(levels), [1, 1, 2, 4, 4]);
+    }
+
+    #[test]
+    fn a_source_file_may_have_its_own_verbosity() {
+        let say = || tracing::debug!("debug");
+        for (pattern, is_said) in [
+            ("logging", true),
+            ("log*", true),
+            ("l?gging", true),
+            ("*/logging", true),
+            ("crates/kube-proxy/src/logging", true),
+            ("proxier", false),
+            ("logging.rs", false),
+            ("src/logging", false),
+        ] {
+            let said = logged_with(0, &[(pattern.to_owned(), 4)], say);
+            assert_eq!(!said.is_empty(), is_said, "{pattern}");
+        }
+        let quiet = [("logging".to_owned(), 0)];
+        assert_eq!(logged_with(6, &quiet, say), "");
     }
 }

@@ -2,15 +2,21 @@
 
 use std::process::ExitCode;
 
-use kube_proxy::config::Configuration;
+use anyhow::anyhow;
+use kube_proxy::config::Change;
 use kube_proxy::flags::{self, Command, CommandLineError, Options};
-use kube_proxy::{check, cleanup, config, logging, run};
-use tracing::{error, warn};
+use kube_proxy::{capabilities, check, cleanup, config, iptables, logging, run};
+use tokio::sync::mpsc;
+use tracing::{error, info, warn};
 
 /// Exit status of `kube-proxy check`: neither 0, nothing would change, nor 1, something would.
 const CANNOT_SAY: u8 = 2;
 
 fn main() -> ExitCode {
+    if let Err(error) = iptables::stand_in(std::env::args_os()) {
+        eprintln!("kube-proxy: {}", told(&error));
+        return ExitCode::FAILURE;
+    }
     match flags::parse(std::env::args_os()) {
         Ok(Command::Run(options)) => live(&options, ExitCode::FAILURE, follow(&options)),
         Ok(Command::Check(options, output)) => live(
@@ -48,12 +54,20 @@ fn live(
     failed: ExitCode,
     life: impl Future<Output = anyhow::Result<ExitCode>>,
 ) -> ExitCode {
-    if let Err(error) = logging::start(options.verbosity, options.log_format) {
+    if let Err(error) = logging::start(options) {
         eprintln!("kube-proxy: cannot start logging: {error}");
         return failed;
     }
+    if options.verbosity >= 1 {
+        for line in flags::as_typed(std::env::args_os()) {
+            info!("FLAG: {line}");
+        }
+    }
     for warning in &options.warnings {
         warn!("{warning}");
+    }
+    if let Err(error) = capabilities::pass_on() {
+        warn!("capabilities cannot be passed on to iptables: {error}");
     }
     // One thread for everything that waits; what blocks, the netlink sockets, has threads of its own.
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -68,37 +82,66 @@ fn live(
     })
 }
 
-/// Runs as long as the configuration file says what it said: what it says anew takes a new start.
+/// Runs, and goes on with what the configuration file says anew, unless that takes a new start.
 async fn follow(options: &Options) -> anyhow::Result<ExitCode> {
     if options.init_only {
         run::init(options).await?;
         return Ok(ExitCode::SUCCESS);
     }
     set_oom_score(options.oom_score_adj);
-    let changed = async {
-        let Some(file) = &options.configuration_file else {
-            return std::future::pending().await;
-        };
-        config::changed(file, &options.configuration, reread).await;
-        anyhow::anyhow!(
-            "the configuration file {} has changed: exiting, to be started again with it; everything programmed stays in the kernel",
-            file.display()
-        )
-    };
+    let (changed, changes) = mpsc::channel(1);
     tokio::select! {
-        result = run::run(options.clone()) => result.map(|()| ExitCode::SUCCESS),
-        changed = changed => Err(changed),
+        result = run::run(options.clone(), changes) => result.map(|()| ExitCode::SUCCESS),
+        outdated = reload(options.clone(), changed) => Err(outdated),
     }
 }
 
-/// The configuration as the same command line has it now.
-fn reread() -> Result<Configuration, CommandLineError> {
+/// Sends on what the configuration file says anew; returns when it says what takes a new start.
+async fn reload(mut used: Options, changed: mpsc::Sender<Options>) -> anyhow::Error {
+    let Some(file) = used.configuration_file.clone() else {
+        return std::future::pending().await;
+    };
+    loop {
+        let options = config::changed(&file, &used.configuration, reread).await;
+        let fields = used.configuration.differences(&options.configuration);
+        let restart = |field: &&String| config::change_of(field) == Change::Restart;
+        let lasting: Vec<&str> = fields.iter().filter(restart).map(String::as_str).collect();
+        let file = file.display();
+        if !lasting.is_empty() {
+            return anyhow!(
+                "the configuration file {file} has changed in {}: exiting, to be started again with it; everything programmed stays in the kernel",
+                lasting.join(", ")
+            );
+        }
+        info!(
+            "the configuration file {file} has changed in {}: applied without a new start",
+            fields.join(", ")
+        );
+        for warning in &options.warnings {
+            if !used.warnings.contains(warning) {
+                warn!("{warning}");
+            }
+        }
+        if options.oom_score_adj != used.oom_score_adj {
+            set_oom_score(options.oom_score_adj);
+        }
+        logging::set_verbosity(&options);
+        used = options.clone();
+        if changed.send(options).await.is_err() {
+            return std::future::pending().await;
+        }
+    }
+}
+
+/// The options as the same command line has them now.
+fn reread() -> Result<Options, CommandLineError> {
     match flags::parse(std::env::args_os())? {
         Command::Run(options) | Command::Check(options, _) | Command::Cleanup(options) => {
-            Ok(options.configuration)
+            Ok(*options)
         }
-        // The command line was one to run with, and has not changed.
-        Command::Print(_) | Command::Write(..) => Ok(Configuration::default()),
+        Command::Print(_) | Command::Write(..) => {
+            unreachable!("the command line was one to run with, and has not changed")
+        }
     }
 }
 

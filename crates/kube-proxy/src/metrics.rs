@@ -5,8 +5,9 @@
 //!   the loop, workers, servers ──▶ Metrics ──OpenMetrics──▶ exposition ──▶ /metrics, as text/plain; version=0.0.4
 //! ```
 //!
-//! A metric is a field and its row in [`Metrics::new`]. Beyond `kubeproxy_*` there are `rest_client_*`, `process_*` and
-//! `kubernetes_build_info`; there is no Go here, hence no `go_*`.
+//! A metric is a field and its row in `Metrics::register`; names, kinds, labels, help and buckets are facts of Kubernetes
+//! 1.36. Beyond `kubeproxy_*` there are `rest_client_*`, `process_*`, `kubernetes_*`, and what Kubernetes counts of its own
+//! metrics; there is no Go here, hence no `go_*`. `/metrics/slis` is a registry of its own.
 
 mod exposition;
 mod local_endpoints;
@@ -14,6 +15,7 @@ mod process;
 mod rest_client;
 mod server;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, SystemTime};
@@ -52,6 +54,12 @@ pub struct Metrics {
     flows_deleted: Family<OfFamily, Counter>,
     requests: Family<OfRequest, Counter>,
     request_duration: Family<OfVerb, Histogram, Buckets>,
+    request_wait: Family<OfVerb, Histogram, Buckets>,
+    request_size: Family<OfVerb, Histogram, Buckets>,
+    answer_size: Family<OfVerb, Histogram, Buckets>,
+    slis: Arc<Registry>,
+    check_result: Family<OfCheck, Gauge>,
+    check_results: Family<OfCheckStatus, Counter>,
 }
 
 type Seconds = Gauge<f64, AtomicU64>;
@@ -84,6 +92,38 @@ struct OfVerb {
     host: String,
     verb: String,
 }
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OfCheck {
+    name: &'static str,
+    r#type: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OfCheckStatus {
+    name: &'static str,
+    status: &'static str,
+    r#type: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OfFeature {
+    name: &'static str,
+    stage: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OfStability {
+    deprecated_version: &'static str,
+    stability_level: &'static str,
+}
+
+/// The feature gates of Kubernetes 1.36 that say what this program does anyway, as the mode would with them on. A gate that
+/// is stable has no stage.
+const FEATURES: [(&str, &str); 2] = [
+    ("AllowServiceExternalIPs", ""),
+    ("PreferSameTrafficDistribution", ""),
+];
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 #[allow(clippy::struct_field_names, reason = "the label is upstream's")]
@@ -127,8 +167,10 @@ enum Buckets {
     Sync,
     /// Quarters of a second, then seconds, then steps of 5 s and 30 s up to five minutes.
     NetworkProgramming,
-    /// Of client-go.
+    /// Of client-go, in seconds.
     Request,
+    /// Of client-go, in bytes: 64 to 16 Mi.
+    Size,
 }
 
 impl MetricConstructor<Histogram> for Buckets {
@@ -147,6 +189,10 @@ impl MetricConstructor<Histogram> for Buckets {
             Self::Request => Histogram::new([
                 0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0,
             ]),
+            Self::Size => {
+                let powers = [6, 8, 9, 10, 12, 14, 16, 18, 20, 22, 24];
+                Histogram::new(powers.map(|power| f64::from(1 << power)))
+            }
         }
     }
 }
@@ -173,103 +219,93 @@ impl Metrics {
             flows_deleted: Family::default(),
             requests: Family::default(),
             request_duration: Family::new_with_constructor(Buckets::Request),
+            request_wait: Family::new_with_constructor(Buckets::Request),
+            request_size: Family::new_with_constructor(Buckets::Size),
+            answer_size: Family::new_with_constructor(Buckets::Size),
+            slis: Arc::default(),
+            check_result: Family::default(),
+            check_results: Family::default(),
         };
         metrics.registry = Arc::new(metrics.register());
+        metrics.slis = Arc::new(metrics.register_slis());
         metrics
     }
 
-    /// Names of counters are without `_total`, which the encoder adds.
     fn register(&self) -> Registry {
-        let mut all = Registry::default();
-        let of = all.sub_registry_with_prefix("kubeproxy");
-        macro_rules! row {
-            ($field:ident, $name:literal, $help:literal) => {
-                of.register($name, $help, self.$field.clone());
+        let mut all = Rows::default();
+        macro_rules! rows {
+            ($($stability:ident $name:literal $field:ident $help:literal)*) => {
+                $(all.add(stringify!($stability), $name, $help, self.$field.clone());)*
             };
         }
-        row!(
-            sync_duration,
-            "sync_proxy_rules_duration_seconds",
-            "How long a sync took, the reading of the kernel included"
-        );
-        row!(
-            network_programming_duration,
-            "network_programming_duration_seconds",
-            "Time from a change of a pod or Service to its being in the kernel, one for each changed EndpointSlice"
-        );
-        row!(
-            last_synced,
-            "sync_proxy_rules_last_timestamp_seconds",
-            "When everything was last in the kernel"
-        );
-        row!(
-            last_queued,
-            "sync_proxy_rules_last_queued_timestamp_seconds",
-            "When a sync was last asked for"
-        );
-        row!(
-            endpoint_changes_pending,
-            "sync_proxy_rules_endpoint_changes_pending",
-            "Changes of EndpointSlices that wait for a sync"
-        );
-        row!(
-            endpoint_changes,
-            "sync_proxy_rules_endpoint_changes",
-            "Changes of EndpointSlices that were taken up"
-        );
-        row!(
-            service_changes_pending,
-            "sync_proxy_rules_service_changes_pending",
-            "Changes of Services that wait for a sync"
-        );
-        row!(
-            service_changes,
-            "sync_proxy_rules_service_changes",
-            "Changes of Services that were taken up"
-        );
-        // A gauge in spite of its name.
-        row!(
-            no_local_endpoints,
-            "sync_proxy_rules_no_local_endpoints_total",
-            "Services with a Local traffic policy and endpoints, but none on this node"
-        );
-        row!(
-            failed_restores,
-            "sync_proxy_rules_iptables_restore_failures",
-            "Rules that iptables-restore did not take"
-        );
-        row!(
-            healthz_answers,
-            "proxy_healthz",
-            "Answers of /healthz by status"
-        );
-        row!(livez_answers, "proxy_livez", "Answers of /livez by status");
-        row!(
-            flows_duration,
-            "conntrack_reconciler_sync_duration_seconds",
-            "How long a comparison of the tracked flows took"
-        );
-        row!(
-            flows_deleted,
-            "conntrack_reconciler_deleted_entries",
-            "Tracked flows that were stale and are deleted"
-        );
-        let requests = "Requests to the API server by status, method and host";
-        all.register("rest_client_requests", requests, self.requests.clone());
-        all.register(
-            "rest_client_request_duration_seconds",
-            "Time until the head of the API server's answer, by verb and host",
-            self.request_duration.clone(),
-        );
+        // Names of counters are without `_total`, which the encoder adds.
+        rows! {
+            ALPHA "kubeproxy_sync_proxy_rules_duration_seconds" sync_duration
+                "SyncProxyRules latency in seconds"
+            ALPHA "kubeproxy_network_programming_duration_seconds" network_programming_duration
+                "In Cluster Network Programming Latency in seconds"
+            ALPHA "kubeproxy_sync_proxy_rules_last_timestamp_seconds" last_synced
+                "The last time proxy rules were successfully synced"
+            ALPHA "kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds" last_queued
+                "The last time a sync of proxy rules was queued"
+            ALPHA "kubeproxy_sync_proxy_rules_endpoint_changes_pending" endpoint_changes_pending
+                "Pending proxy rules Endpoint changes"
+            ALPHA "kubeproxy_sync_proxy_rules_endpoint_changes" endpoint_changes
+                "Cumulative proxy rules Endpoint changes"
+            ALPHA "kubeproxy_sync_proxy_rules_service_changes_pending" service_changes_pending
+                "Pending proxy rules Service changes"
+            ALPHA "kubeproxy_sync_proxy_rules_service_changes" service_changes
+                "Cumulative proxy rules Service changes"
+            // A gauge in spite of its name.
+            ALPHA "kubeproxy_sync_proxy_rules_no_local_endpoints_total" no_local_endpoints
+                "Number of services with a Local traffic policy and no endpoints"
+            ALPHA "kubeproxy_sync_proxy_rules_iptables_restore_failures" failed_restores
+                "Cumulative proxy iptables restore failures"
+            ALPHA "kubeproxy_proxy_healthz" healthz_answers "Cumulative proxy healthz HTTP status"
+            ALPHA "kubeproxy_proxy_livez" livez_answers "Cumulative proxy livez HTTP status"
+            ALPHA "kubeproxy_conntrack_reconciler_sync_duration_seconds" flows_duration
+                "ReconcileConntrackFlowsLatency latency in seconds"
+            ALPHA "kubeproxy_conntrack_reconciler_deleted_entries" flows_deleted
+                "Cumulative conntrack flows deleted by conntrack reconciler"
+            ALPHA "rest_client_requests" requests
+                "Number of HTTP requests, partitioned by status code, method, and host."
+            ALPHA "rest_client_request_duration_seconds" request_duration
+                "Request latency in seconds. Broken down by verb, and host."
+            ALPHA "rest_client_rate_limiter_duration_seconds" request_wait
+                "Client side rate limiter latency in seconds. Broken down by verb, and host."
+            ALPHA "rest_client_request_size_bytes" request_size
+                "Request size in bytes. Broken down by verb and host."
+            ALPHA "rest_client_response_size_bytes" answer_size
+                "Response size in bytes. Broken down by verb and host."
+        }
         let build = Family::<Build, Gauge>::default();
         build.get_or_create(&Build::this()).set(1);
-        all.register(
-            "kubernetes_build_info",
-            "Always 1, labelled with what this is",
-            build,
-        );
-        all.register_collector(Box::new(process::Process));
-        all
+        let help = "A metric with a constant '1' value labeled by major, minor, git version, git commit, git tree state, \
+                    build date, Go version, and compiler from which Kubernetes was built, and platform on which it is running.";
+        all.add("BETA", "kubernetes_build_info", help, build);
+        let features = Family::<OfFeature, Gauge>::default();
+        for (name, stage) in FEATURES {
+            features.get_or_create(&OfFeature { name, stage }).set(1);
+        }
+        let help = "This metric records the data about the stage and enablement of a k8s feature.";
+        all.add("BETA", "kubernetes_feature_enabled", help, features);
+        all.finish()
+    }
+
+    fn register_slis(&self) -> Registry {
+        let mut rows = Rows::default();
+        let help = "This metric records the result of a single healthcheck.";
+        let result = self.check_result.clone();
+        rows.add("STABLE", "kubernetes_healthcheck", help, result);
+        let help = "This metric records the results of all healthcheck.";
+        let results = self.check_results.clone();
+        rows.add("STABLE", "kubernetes_healthchecks", help, results);
+        rows.registry
+    }
+
+    fn started_in_seconds(&self) -> u64 {
+        let since = self.started.duration_since(SystemTime::UNIX_EPOCH);
+        since.unwrap_or_default().as_secs()
     }
 
     /// What is pending after changes were told, and that a sync is asked for.
@@ -357,34 +393,91 @@ impl Metrics {
         self.livez_answers.get_or_create(&OfCode { code }).inc();
     }
 
+    /// `/healthz` of the metrics server was answered: the process is there.
+    fn pinged(&self) {
+        let (name, r#type, status) = ("ping", "healthz", "success");
+        let check = OfCheck { name, r#type };
+        self.check_result.get_or_create(&check).set(1);
+        let check = OfCheckStatus {
+            name,
+            status,
+            r#type,
+        };
+        self.check_results.get_or_create(&check).inc();
+    }
+
+    /// Forgets what `/metrics/slis` tells.
+    fn reset_slis(&self) {
+        self.check_result.clear();
+        self.check_results.clear();
+    }
+
     /// The API server has answered, or not: `code` is `<error>` then, as client-go's.
-    fn requested(&self, host: &str, method: &str, code: &str, took: Duration) {
-        self.requests
-            .get_or_create(&OfRequest {
-                code: code.to_owned(),
-                host: host.to_owned(),
-                method: method.to_owned(),
-            })
-            .inc();
-        self.request_duration
-            .get_or_create(&OfVerb {
-                host: host.to_owned(),
-                verb: method.to_owned(),
-            })
-            .observe(took.as_secs_f64());
+    fn requested(&self, host: &str, method: &str, code: &str) {
+        let of = OfRequest {
+            code: code.to_owned(),
+            host: host.to_owned(),
+            method: method.to_owned(),
+        };
+        self.requests.get_or_create(&of).inc();
     }
 
     /// All metrics as OpenMetrics text, version 1.0.0.
     pub fn openmetrics(&self) -> String {
-        let mut text = String::new();
-        // Writing to a String cannot fail.
-        let _ = prometheus_client::encoding::text::encode(&mut text, &self.registry);
-        text
+        exposition::openmetrics(&self.registry)
     }
 
     /// All metrics in Prometheus' own text format, version 0.0.4.
     pub fn classic(&self) -> String {
         exposition::classic(&self.openmetrics())
+    }
+
+    /// The metrics of health checks, in Prometheus' own text format.
+    fn slis(&self) -> String {
+        exposition::classic(&exposition::openmetrics(&self.slis))
+    }
+}
+
+/// A registry, and how many metrics of each stability it has.
+#[derive(Default)]
+struct Rows {
+    registry: Registry,
+    counts: BTreeMap<&'static str, u64>,
+}
+
+impl Rows {
+    fn add(
+        &mut self,
+        stability: &'static str,
+        name: &str,
+        help: &str,
+        metric: impl prometheus_client::registry::Metric,
+    ) {
+        let help = format!("[{stability}] {help}");
+        self.registry.register(name, help, metric);
+        *self.counts.entry(stability).or_default() += 1;
+    }
+
+    /// Adds what is known of the metrics themselves, and of the process.
+    fn finish(mut self) -> Registry {
+        let none = Counter::<u64>::default;
+        let help = "The count of disabled metrics.";
+        self.add("BETA", "disabled_metrics", help, none());
+        let help = "The count of hidden metrics.";
+        self.add("BETA", "hidden_metrics", help, none());
+        let registered = Family::<OfStability, Counter>::default();
+        let help =
+            "The count of registered metrics broken by stability level and deprecation version.";
+        self.add("BETA", "registered_metrics", help, registered.clone());
+        for (stability_level, count) in self.counts {
+            let of = OfStability {
+                deprecated_version: "",
+                stability_level,
+            };
+            registered.get_or_create(&of).inc_by(count);
+        }
+        self.registry.register_collector(Box::new(process::Process));
+        self.registry
     }
 }
 

@@ -4,9 +4,14 @@ use anyhow::{Context as _, Result};
 use netlink_batch::Worker;
 use proxy::{IpFamily, Mode, Model, NodeFacts};
 use proxy_ipvs::{Backend, Config, Iptables, IptablesError, NetlinkKernel, OpenError, Proxier};
-use tracing::info;
+use tracing::{info, warn};
 
 use crate::flags::{IptablesBackend, Options};
+
+/// The modes that this build has, by the names that `--proxy-mode` knows them.
+pub(crate) const MODES: [&str; 1] = [DEFAULT_MODE];
+/// The mode where none is named.
+pub(crate) const DEFAULT_MODE: &str = "ipvs";
 
 /// The kernel, opened for each family that the node has. Nothing has been read or written yet.
 pub(crate) struct Kernels {
@@ -36,12 +41,72 @@ pub(crate) fn open_to_read(options: &Options) -> Result<Kernels> {
     )
 }
 
+/// Does what needs more privileges than serving, and what only a container with kernel modules in reach can: IPVS is loaded, and
+/// its time-outs are set.
+pub(crate) async fn prepare(options: &Options) -> Result<()> {
+    let wanted = options.timeouts;
+    let backend = backend(options);
+    let prepared = move || {
+        // iptables loads modules that its legacy backend needs when it is first used; here it may be missing.
+        if let Err(error) = Iptables::choose(backend) {
+            info!(reason = %error, "iptables is not prepared");
+        }
+        proxy_ipvs::prepare(wanted.tcp, wanted.tcp_fin, wanted.udp)
+    };
+    // Blocks on the kernel and on programs; nothing else happens meanwhile.
+    tokio::task::spawn_blocking(prepared).await??;
+    Ok(())
+}
+
 fn backend(options: &Options) -> Option<Backend> {
     match options.iptables_backend {
         IptablesBackend::Auto => None,
         IptablesBackend::Legacy => Some(Backend::Legacy),
         IptablesBackend::Nft => Some(Backend::Nft),
     }
+}
+
+/// Whether modes that are opened with these options would differ.
+pub(crate) fn differ(one: &Options, other: &Options) -> bool {
+    // Taken apart, so that an option that comes with time is thought of.
+    let settings = |options: &Options| {
+        let Options {
+            source: _,
+            node_name: _,
+            bind_address,
+            healthz_address: _,
+            metrics_address: _,
+            bind_address_hard_fail: _,
+            detect_local,
+            node_port_addresses,
+            masquerade_all,
+            masquerade_bit,
+            iptables_backend,
+            scheduler,
+            exclude_cidrs,
+            strict_arp: _,
+            timeouts,
+            drain_timeout,
+            conntrack: _,
+            sync_period,
+            min_sync_period: _,
+            oom_score_adj: _,
+            init_only: _,
+            verbosity: _,
+            vmodule: _,
+            log_format: _,
+            configuration_file: _,
+            configuration: _,
+            warnings: _,
+        } = options.clone();
+        (
+            (bind_address, detect_local, node_port_addresses),
+            (masquerade_all, masquerade_bit, iptables_backend),
+            (scheduler, exclude_cidrs, timeouts),
+            (drain_timeout, sync_period),
+        )
+    };
+    settings(one) != settings(other)
 }
 
 /// The time-outs are the network namespace's, not a family's.
@@ -66,21 +131,11 @@ impl Kernels {
     ) -> Result<Self> {
         info!(backend = %iptables.backend(), "iptables");
         let primary = IpFamily::of(options.bind_address);
-        let mut opened = Vec::new();
-        for family in IpFamily::ALL {
-            if let Err(error) = check(&iptables, family) {
-                anyhow::ensure!(
-                    family != primary,
-                    "cannot serve {family}, the primary family: {error}"
-                );
-                info!(%family, reason = %error, "this family is left out");
-                continue;
-            }
-            let kernel =
-                Worker::spawn(&format!("netlink-{family}"), move || open(family, iptables))
-                    .with_context(|| format!("cannot serve {family}"))?;
-            opened.push((family, kernel));
-        }
+        let opened = served(
+            primary,
+            |family| check(&iptables, family),
+            |family| Worker::spawn(&format!("netlink-{family}"), move || open(family, iptables)),
+        )?;
         Ok(Self { iptables, opened })
     }
 
@@ -116,9 +171,20 @@ impl Kernels {
 
     /// One mode for each family, for a node of which the model may know the object.
     pub(crate) fn into_modes(self, options: &Options, model: &Model) -> Vec<Box<dyn Mode>> {
+        let iptables = self.iptables;
         let proxiers = self.into_proxiers(options, model).into_iter();
         proxiers
-            .map(|proxier| -> Box<dyn Mode> { Box::new(proxier) })
+            .map(|proxier| -> Box<dyn Mode> {
+                let family = proxier.family();
+                let open = move || NetlinkKernel::open_to_read(family, iptables);
+                match Worker::spawn(&format!("reader-{family}"), open) {
+                    Ok(reader) => Box::new(proxier.with_reader(reader)),
+                    Err(error) => {
+                        warn!(%family, reason = %error, "events wait while the kernel is checked for drift");
+                        Box::new(proxier)
+                    }
+                }
+            })
             .collect()
     }
 
@@ -138,6 +204,38 @@ impl Kernels {
     }
 }
 
+/// What is opened for each family that can be served; without the primary one, nothing is.
+fn served<K>(
+    primary: IpFamily,
+    check: impl Fn(IpFamily) -> Result<(), IptablesError>,
+    open: impl Fn(IpFamily) -> Result<K, OpenError>,
+) -> Result<Vec<(IpFamily, K)>> {
+    let mut opened = Vec::new();
+    for family in IpFamily::ALL {
+        // Half of all nodes have no IPv6: that is no warning.
+        let error = match check(family) {
+            Err(error) if family != primary => {
+                info!(%family, reason = %error, "this family is left out");
+                continue;
+            }
+            Err(error) => anyhow::Error::from(error),
+            Ok(()) => match open(family) {
+                Ok(kernel) => {
+                    opened.push((family, kernel));
+                    continue;
+                }
+                Err(error) => error.into(),
+            },
+        };
+        if family == primary {
+            return Err(error)
+                .with_context(|| format!("cannot serve {family}, the primary family"));
+        }
+        warn!(%family, reason = %error, "this family is left out");
+    }
+    Ok(opened)
+}
+
 fn config(options: &Options, family: IpFamily, model: &Model, random_fully: bool) -> Config {
     let bind = options.bind_address;
     Config {
@@ -150,5 +248,46 @@ fn config(options: &Options, family: IpFamily, model: &Model, random_fully: bool
         sync_period: options.sync_period,
         drain_timeout: options.drain_timeout,
         random_fully,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Which families are served where checking, or opening, one of them fails.
+    fn families(
+        primary: IpFamily,
+        unchecked: &[IpFamily],
+        unopened: &[IpFamily],
+    ) -> Result<Vec<IpFamily>> {
+        let unless = |fails| {
+            if fails {
+                Err(IptablesError::NoIpv6)
+            } else {
+                Ok(())
+            }
+        };
+        let check = |family| unless(unchecked.contains(&family));
+        let open = |family| Ok(unless(unopened.contains(&family))?);
+        let opened = served(primary, check, open)?;
+        Ok(opened.into_iter().map(|(family, ())| family).collect())
+    }
+
+    #[test]
+    fn a_secondary_family_that_fails_is_left_out_and_the_primary_one_is_not() {
+        use IpFamily::{V4, V6};
+        assert_eq!(families(V4, &[], &[]).unwrap(), [V4, V6]);
+        assert_eq!(families(V4, &[V6], &[]).unwrap(), [V4]);
+        assert_eq!(families(V4, &[], &[V6]).unwrap(), [V4]);
+        assert_eq!(families(V6, &[], &[V4]).unwrap(), [V6]);
+        for error in [families(V6, &[V6], &[]), families(V6, &[], &[V6])] {
+            let error = format!("{:#}", error.unwrap_err());
+            assert!(
+                error.starts_with("cannot serve IPv6, the primary family: "),
+                "{error}"
+            );
+            assert!(error.contains("modprobe ipv6"), "{error}");
+        }
     }
 }

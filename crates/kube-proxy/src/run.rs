@@ -16,20 +16,23 @@ use std::time::{Duration, SystemTime};
 use anyhow::{Context as _, Result};
 use futures::future::FutureExt as _;
 use futures::stream::{BoxStream, StreamExt as _};
+use ipnet::IpNet;
 use proxy::{Changes, Event, Mode, Model};
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::mpsc;
 use tokio::task::{unconstrained, yield_now};
 use tokio::time::{Instant, sleep_until};
 use tracing::{error, info, warn};
 
 use crate::addresses::AddressChanges;
+use crate::config::Configz;
 use crate::conntrack::StaleFlows;
 use crate::events::{self, Recorder};
-use crate::flags::Options;
+use crate::flags::{DetectLocal, Options};
 use crate::health::Health;
 use crate::health_check::HealthChecks;
 use crate::healthz::Status;
-use crate::http_server::{self, Server};
+use crate::http_server::{self, ListenError, Server};
 use crate::metrics::{Metrics, NoLocalEndpoints, Pages};
 use crate::report::Reporter;
 use crate::{healthz, metrics, mode, source, sysctl};
@@ -48,14 +51,20 @@ const WAITING_NOTICE: Duration = Duration::from_secs(10);
 const NODE_PATIENCE: Duration = Duration::from_secs(30);
 
 /// Serves until SIGTERM or SIGINT. Whatever is programmed stays: a restart must not cost a connection.
-pub async fn run(options: Options) -> Result<()> {
+///
+/// Options that come by `changed` take the place of those before. They may differ in what a changed configuration file can say
+/// without a new start ([`Change::Live`](crate::config::Change)).
+pub async fn run(options: Options, mut changed: mpsc::Receiver<Options>) -> Result<()> {
     let mut stop = Stop::subscribe()?;
     let observed = Observed::new(&options);
     let (mut events, client) =
         source::open_counted(&options.source, &options.node_name, &observed.metrics).await?;
     let kernels = mode::open(&options).await?;
     set_sysctls(&options)?;
-    let _servers = observed.serve(&options)?;
+    let recorder = client.map_or_else(Recorder::off, |client| {
+        Recorder::start(client, &options.node_name)
+    });
+    let _servers = observed.serve(&options, &recorder).await?;
     // Subscribed before anything is read, so that no change falls between.
     let addresses =
         AddressChanges::subscribe().context("cannot subscribe to address changes (rtnetlink)")?;
@@ -68,20 +77,18 @@ pub async fn run(options: Options) -> Result<()> {
     let families = modes.iter().map(|mode| mode.family());
     observed.status.expect(families.collect());
     observed.status.note_node(&model);
-    let recorder = client.map_or_else(Recorder::off, |client| {
-        Recorder::start(client, &options.node_name)
-    });
     recorder.record(events::Event::starting(&options.node_name));
     Daemon::new(
         options, events, addresses, model, modes, &recorder, observed,
     )
-    .serve(stop)
+    .serve(stop, &mut changed)
     .await
 }
 
-/// What needs privileges, alone (`--init-only`): the IPVS time-outs and sysctls.
+/// What needs privileges, alone (`--init-only`): IPVS is loaded, its time-outs and the sysctls are set. No rule is written, and
+/// iptables need not be here.
 pub async fn init(options: &Options) -> Result<()> {
-    mode::open(options).await?;
+    mode::prepare(options).await?;
     set_sysctls(options)
 }
 
@@ -151,6 +158,7 @@ struct Observed {
     metrics: Metrics,
     health: Arc<Health>,
     status: Arc<Status>,
+    configz: Configz,
 }
 
 impl Observed {
@@ -161,24 +169,46 @@ impl Observed {
             metrics: Metrics::new(),
             status: Arc::new(Status::new(Arc::clone(&health), needs_node)),
             health,
+            configz: Configz::new(&options.configuration),
         }
     }
 
     /// Starts the servers of health and metrics; they end when they are dropped.
-    fn serve(&self, options: &Options) -> Result<Vec<Server>> {
+    async fn serve(&self, options: &Options, recorder: &Recorder) -> Result<Vec<Server>> {
         let is_fatal = options.bind_address_hard_fail;
         let mut servers = Vec::new();
         if let Some(at) = options.healthz_address {
             let (status, metrics) = (Arc::clone(&self.status), self.metrics.clone());
             let respond = move |head: &_| status.respond(head, &metrics);
-            servers.push(http_server::start(healthz::PURPOSE, at, is_fatal, respond)?);
+            let started = http_server::start(healthz::PURPOSE, at, is_fatal, respond);
+            servers.push((healthz::PURPOSE, started));
         }
         if let Some(at) = options.metrics_address {
-            let pages = Pages::new(self.metrics.clone(), &options.configuration);
+            let pages = Pages::new(self.metrics.clone(), self.configz.clone());
             let respond = move |head: &_| pages.respond(head);
-            servers.push(http_server::start(metrics::PURPOSE, at, is_fatal, respond)?);
+            let started = http_server::start(metrics::PURPOSE, at, is_fatal, respond);
+            servers.push((metrics::PURPOSE, started));
         }
-        Ok(servers)
+        let mut running = Vec::new();
+        for (purpose, started) in servers {
+            let failed = |error: &ListenError| {
+                let note = error.to_string();
+                events::Event::listen_failed(&options.node_name, purpose.event, note)
+            };
+            match started {
+                Ok(server) => {
+                    if let Err(error) = &server.address {
+                        recorder.record(failed(error));
+                    }
+                    running.push(server);
+                }
+                Err(error) => {
+                    recorder.record_last(failed(&error)).await;
+                    return Err(error.into());
+                }
+            }
+        }
+        Ok(running)
     }
 }
 
@@ -210,6 +240,8 @@ struct Daemon {
     model: Model,
     observed: Observed,
     families: Vec<Family>,
+    /// Those of the own Node that modes were opened with.
+    pod_networks: Vec<IpNet>,
     /// Before this, no sync starts because of events.
     not_before: Instant,
     /// When the kernel is next read unasked.
@@ -268,10 +300,12 @@ impl Daemon {
             })
             .collect();
         let next_tick = now + options.sync_period;
+        let pod_networks = model.node().map(|node| node.pod_cidrs.clone());
         Self {
             options,
             events,
             addresses,
+            pod_networks: pod_networks.unwrap_or_default(),
             model,
             observed,
             families,
@@ -280,7 +314,7 @@ impl Daemon {
         }
     }
 
-    async fn serve(mut self, mut stop: Stop) -> Result<()> {
+    async fn serve(mut self, mut stop: Stop, changed: &mut mpsc::Receiver<Options>) -> Result<()> {
         let mut is_listening = true;
         loop {
             self.sync().await;
@@ -306,7 +340,73 @@ impl Daemon {
                     Some(event) => self.drain(event).await,
                     None => anyhow::bail!("the source of Services has ended"),
                 },
+                Some(options) = changed.recv() => self.reconfigure(options).await,
                 () = sleep_until(due) => {}
+            }
+        }
+    }
+
+    /// Goes on with other options. Where modes depend on them, they are opened anew and find what is programmed, as after a
+    /// start, so that only what differs is written; the model and its watches stay.
+    async fn reconfigure(&mut self, options: Options) {
+        if let Err(error) = set_sysctls(&options) {
+            error!("the changed configuration is not in effect as a whole: {error:#}");
+        }
+        if mode::differ(&self.options, &options)
+            && let Err(error) = self.open_anew(&options).await
+        {
+            error!("the changed configuration is not in effect as a whole: {error:#}");
+        }
+        self.observed.health.set_sync_period(options.sync_period);
+        self.observed.configz.set(&options.configuration);
+        let now = Instant::now();
+        self.next_tick = self.next_tick.min(now + options.sync_period);
+        self.not_before = self.not_before.min(now + options.min_sync_period);
+        self.options = options;
+    }
+
+    async fn open_anew(&mut self, options: &Options) -> Result<()> {
+        let modes = mode::open(options).await?.into_modes(options, &self.model);
+        self.replace_modes(modes);
+        Ok(())
+    }
+
+    /// Takes over the Node's pod networks where they say which traffic is local (`--detect-local-mode=NodeCIDR`): they may come
+    /// after the start. Upstream exits when they change. A Node that is gone, or has none, changes nothing.
+    async fn follow_pod_networks(&mut self) {
+        let networks = match (&self.options.detect_local, self.model.node()) {
+            (DetectLocal::NodeCidr, Some(node)) if !node.pod_cidrs.is_empty() => &node.pod_cidrs,
+            _ => return,
+        };
+        if *networks == self.pod_networks {
+            return;
+        }
+        let networks = networks.clone();
+        info!(?networks, "the Node has other pod networks");
+        let options = self.options.clone();
+        match self.open_anew(&options).await {
+            Ok(()) => self.pod_networks = networks,
+            Err(error) => {
+                error!(
+                    "the Node's pod networks are not in effect: {error:#}. It is tried again when the Node changes"
+                );
+            }
+        }
+    }
+
+    fn replace_modes(&mut self, modes: Vec<Box<dyn Mode>>) {
+        let everything = Changes {
+            services: self.model.service_names().cloned().collect(),
+            node: true,
+            ..Changes::default()
+        };
+        for mut mode in modes {
+            let mut families = self.families.iter_mut();
+            if let Some(family) = families.find(|family| family.mode.family() == mode.family()) {
+                mode.update(&self.model, &everything);
+                family.mode = mode;
+                family.wants_resync = true;
+                family.reread = None;
             }
         }
     }
@@ -316,6 +416,7 @@ impl Daemon {
         let was_whole = self.model.is_whole();
         drain(&mut self.events, &mut self.model, first).await;
         self.observed.status.note_node(&self.model);
+        self.follow_pod_networks().await;
         if self.model.has_changes() {
             let families = self.families.iter().map(|family| family.mode.family());
             self.observed.metrics.queued(self.model.changes(), families);
@@ -431,7 +532,7 @@ impl Family {
                 Instant::now() + Duration::from_millis(100),
                 Duration::from_millis(100),
             ));
-        } else {
+        } else if !report.is_base_failing {
             self.health
                 .complete(self.mode.family(), Instant::now().into_std());
             self.metrics
@@ -468,8 +569,12 @@ impl Stop {
 
 #[cfg(test)]
 mod tests {
+    use std::net::IpAddr;
+    use std::time::Instant as StdInstant;
+
+    use futures::future::BoxFuture;
     use futures::stream::poll_fn;
-    use proxy::{EndpointSlice, IpFamily, Kind, NamespacedName};
+    use proxy::{EndpointSlice, Failure, IpFamily, Kind, NamespacedName, SyncReport};
     use tokio::sync::mpsc;
     use tokio::time::timeout;
 
@@ -506,6 +611,114 @@ mod tests {
         let gathered = gather_within(&mut events, &mut model, true, patience);
         timeout(WAITING_NOTICE / 2, gathered).await.unwrap();
         assert!(model.is_complete());
+    }
+
+    fn options(arguments: &[&str]) -> Options {
+        let start = [
+            "kube-proxy",
+            "--manifests=/nowhere",
+            "--hostname-override=node1",
+        ];
+        let arguments = start.iter().chain(arguments);
+        match crate::flags::parse(arguments.map(std::ffi::OsString::from)) {
+            Ok(crate::flags::Command::Run(options)) => *options,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// A mode whose every sync ends like this.
+    struct Same(SyncReport);
+
+    impl Mode for Same {
+        fn family(&self) -> IpFamily {
+            IpFamily::V4
+        }
+        fn update(&mut self, _: &Model, _: &Changes) {}
+        fn sync(&mut self, _: StdInstant) -> BoxFuture<'_, SyncReport> {
+            Box::pin(async { self.0.clone() })
+        }
+        fn resync<'a>(
+            &'a mut self,
+            _: &'a Model,
+            _: StdInstant,
+        ) -> BoxFuture<'a, Result<(), Failure>> {
+            Box::pin(async { Ok(()) })
+        }
+        fn next_due(&self) -> Option<StdInstant> {
+            None
+        }
+        fn needs_resync(&self) -> bool {
+            false
+        }
+        fn node_port_addresses(&self) -> &[IpAddr] {
+            &[]
+        }
+    }
+
+    #[tokio::test]
+    async fn one_refused_object_is_no_illness_and_what_all_rely_on_is() {
+        for is_base_failing in [false, true] {
+            let options = options(&["--ipvs-sync-period=1s", "--ipvs-min-sync-period=0s"]);
+            let observed = Observed::new(&options);
+            let health = Arc::clone(&observed.health);
+            let report = SyncReport {
+                failing: 1,
+                pending: 1,
+                is_base_failing,
+                ..SyncReport::default()
+            };
+            let mode: Box<dyn Mode> = Box::new(Same(report));
+            let (_told, received) = mpsc::channel(1);
+            let mut daemon = Daemon::new(
+                options,
+                stream(received),
+                AddressChanges::subscribe().unwrap(),
+                Model::new(),
+                vec![mode],
+                &Recorder::off(),
+                observed,
+            );
+            let family = daemon.families.first_mut().unwrap();
+            for _ in 0..3 {
+                family.sync(&daemon.model, Duration::from_secs(1)).await;
+            }
+            let at = |seconds| StdInstant::now() + Duration::from_secs(seconds);
+            assert!(health.is_healthy(at(1)));
+            assert_eq!(health.is_healthy(at(3)), !is_base_failing);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_server_that_cannot_listen_is_an_event() {
+        let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let at = taken.local_addr().unwrap();
+        let healthz = (
+            healthz::PURPOSE,
+            format!("--healthz-bind-address={at}"),
+            "--metrics-bind-address=",
+        );
+        let metrics = (
+            metrics::PURPOSE,
+            format!("--metrics-bind-address={at}"),
+            "--healthz-bind-address=",
+        );
+        for (purpose, taken, off) in [healthz, metrics] {
+            for is_fatal in [false, true] {
+                let is_fatal_flag = format!("--bind-address-hard-fail={is_fatal}");
+                let options = options(&[&taken, off, &is_fatal_flag]);
+                let (recorder, mut recorded) = Recorder::queued();
+                let served = Observed::new(&options).serve(&options, &recorder).await;
+                assert_eq!(served.is_err(), is_fatal);
+                let event = recorded.recv().await.unwrap().event;
+                let error = match served {
+                    Ok(servers) => servers[0].address.as_ref().unwrap_err().to_string(),
+                    Err(error) => error.to_string(),
+                };
+                let wanted = events::Event::listen_failed("node1", purpose.event, error);
+                assert_eq!(event, wanted);
+                assert!(recorded.try_recv().is_err());
+            }
+        }
     }
 
     #[tokio::test]

@@ -176,7 +176,9 @@ impl Row {
         }
         let advice = match failure {
             io::ErrorKind::InvalidInput => "the kernel does not take this value here",
-            _ => "set it on the node itself, or let this process write /proc/sys and /sys",
+            _ => {
+                "set it on the node itself, or let this process, or one before it with --init-only, write /proc/sys and /sys"
+            }
         };
         match self.off {
             Some(off) => format!("{advice}, or leave it as it is with {off}"),
@@ -185,10 +187,15 @@ impl Row {
     }
 }
 
+/// Settings that could not be written; the others were.
+#[derive(Debug, thiserror::Error)]
+#[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
+pub(crate) struct SysctlErrors(Vec<SysctlError>);
+
 /// A setting that could not be read or written.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot set {name} to {value} (it is {found}): {source}; {advice}")]
-pub(crate) struct SysctlError {
+struct SysctlError {
     name: String,
     value: u64,
     found: String,
@@ -211,7 +218,7 @@ impl fmt::Display for Difference {
 }
 
 /// Brings every setting to its value; returns those that were written. `ip_vs` must be loaded, which loads `nf_conntrack`.
-pub(crate) fn apply(options: &Options) -> Result<Vec<String>, SysctlError> {
+pub(crate) fn apply(options: &Options) -> Result<Vec<String>, SysctlErrors> {
     apply_below(Path::new("/"), &Facts::new(options))
 }
 
@@ -236,8 +243,8 @@ fn differences(root: &Path, facts: &Facts) -> impl Iterator<Item = Difference> {
     })
 }
 
-fn apply_below(root: &Path, facts: &Facts) -> Result<Vec<String>, SysctlError> {
-    let mut written = Vec::new();
+fn apply_below(root: &Path, facts: &Facts) -> Result<Vec<String>, SysctlErrors> {
+    let (mut written, mut failures) = (Vec::new(), Vec::new());
     for Difference { row, value, found } in differences(root, facts) {
         match fs::write(root.join(row.path), value.to_string()) {
             Ok(()) => written.push(row.name()),
@@ -245,18 +252,20 @@ fn apply_below(root: &Path, facts: &Facts) -> Result<Vec<String>, SysctlError> {
             Err(source) if row.is_minimum && source.kind() == io::ErrorKind::ReadOnlyFilesystem => {
                 warn!(setting = row.name(), %found, wanted = value, "is on a read-only file system and stays too small; set it on the node itself");
             }
-            Err(source) => {
-                return Err(SysctlError {
-                    name: row.name(),
-                    value,
-                    found,
-                    advice: row.advice(source.kind()),
-                    source,
-                });
-            }
+            Err(source) => failures.push(SysctlError {
+                name: row.name(),
+                value,
+                found,
+                advice: row.advice(source.kind()),
+                source,
+            }),
         }
     }
-    Ok(written)
+    if failures.is_empty() {
+        Ok(written)
+    } else {
+        Err(SysctlErrors(failures))
+    }
 }
 
 fn online_cpus() -> u64 {
@@ -443,7 +452,15 @@ mod tests {
             ],
         );
         let error = error_without("proc/sys/net/ipv4/vs", &facts);
-        expect(error, &["net.ipv4.vs.conntrack", "modprobe ip_vs"]);
+        expect(
+            error,
+            &[
+                "net.ipv4.vs.conntrack",
+                "modprobe ip_vs",
+                "net.ipv4.vs.expire_nodest_conn",
+                "net.netfilter.nf_conntrack_max",
+            ],
+        );
         fs::remove_dir_all(root).unwrap();
     }
 }

@@ -372,19 +372,17 @@ async fn the_own_node_is_followed() {
     assert!(is(&told, "c", "192.0.2.11"));
 }
 
-/// In real time: `kube` reads the file again when what it has read is 50 s old.
 #[tokio::test]
-async fn a_token_that_is_rotated_is_used() {
+async fn a_token_is_used_as_soon_as_it_is_there() {
     let server = Server::start(Options::default()).await.unwrap();
     server.apply(service("web")).unwrap();
     let dir = std::env::temp_dir().join(format!("token-{}", std::process::id()));
     std::fs::create_dir(&dir).unwrap();
     let (token, kubeconfig) = (dir.join("token"), dir.join("kubeconfig"));
-    std::fs::write(&token, "first").unwrap();
-    // Beside the kubeconfig, as a relative path says.
-    let text = server
-        .kubeconfig()
-        .replace("user: {}", "user: {tokenFile: token}");
+    std::fs::write(&token, "first\n").unwrap();
+    // Beside the kubeconfig, as a relative path says; it counts more than a token that was written down once.
+    let user = "user: {tokenFile: token, token: written-down}";
+    let text = server.kubeconfig().replace("user: {}", user);
     std::fs::write(&kubeconfig, text).unwrap();
     let source = kube_proxy::source::api::Server::new(Some(&kubeconfig), None)
         .await
@@ -399,17 +397,38 @@ async fn a_token_that_is_rotated_is_used() {
     };
     assert!(tokens().iter().all(|token| token == "Bearer first"));
 
-    // As the kubelet does: another file takes its place.
+    // It has expired. As the kubelet does: another file takes its place.
+    let refused = Fault::Refuse {
+        code: 401,
+        retry_after: None,
+    };
+    server.faults().add(refused);
+    server.faults().cut();
+    listen(&mut told, Duration::from_secs(2)).await;
     std::fs::write(dir.join("new"), "second").unwrap();
     std::fs::rename(dir.join("new"), &token).unwrap();
-    let began = Instant::now();
-    while tokens().last().unwrap() != "Bearer second" {
-        assert!(began.elapsed() < Duration::from_secs(75), "{:?}", tokens());
-        listen(&mut told, Duration::from_secs(5)).await;
-        server.faults().cut();
-    }
+    let before = tokens().len();
+    server.faults().clear();
     server.apply(service("new")).unwrap();
+    let began = std::time::Instant::now();
     told.until_services(&["new", "web"]).await;
+    assert!(began.elapsed() < Duration::from_secs(10));
+    let since = tokens().split_off(before);
+    assert!(
+        since.iter().all(|token| token == "Bearer second"),
+        "{since:?}"
+    );
     assert!(!format!("{:?}", server.requests()).contains("second"));
+
+    // While there is none, nothing is asked, and nothing is lost.
+    std::fs::remove_file(&token).unwrap();
+    let before = tokens().len();
+    server.faults().cut();
+    server.apply(service("newer")).unwrap();
+    listen(&mut told, Duration::from_secs(2)).await;
+    assert_eq!(tokens().len(), before);
+    std::fs::write(&token, "third").unwrap();
+    told.until_services(&["new", "newer", "web"]).await;
+    assert_eq!(tokens().last().unwrap(), "Bearer third");
     std::fs::remove_dir_all(&dir).unwrap();
 }

@@ -10,14 +10,16 @@
 mod common;
 
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use apiserver::{Options, Server};
 use common::{Scripted, Told, name, services};
 use proxy::{Event, Kind};
 use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, copy_bidirectional};
+use tokio::net::{TcpListener, TcpStream};
 
 fn service(name: &str, ip: &str) -> Value {
     json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": name, "namespace": "default"},
@@ -440,7 +442,7 @@ async fn a_list_that_breaks_off_takes_nothing_away() {
 
 #[tokio::test]
 async fn bytes_that_are_not_http_are_survived() {
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let garbage = tokio::spawn(async move {
         use tokio::io::AsyncWriteExt;
@@ -486,6 +488,18 @@ async fn what_cannot_heal_is_an_error_at_once() {
     let none = dir.join("none");
     let broken = write("broken", "clusters: [");
     let empty = write("empty", "apiVersion: v1\nkind: Config\n");
+    let with_user = |name: &str, user: &str| {
+        let text = fixture.kubeconfig();
+        let user = text.replace("user: {}", &format!("user: {{{user}}}"));
+        write(name, &user)
+    };
+    let exec = "exec: {apiVersion: client.authentication.k8s.io/v1, command: /bin/false, interactiveMode: Never}";
+    let exec = with_user("exec", exec);
+    let provider = with_user("provider", "auth-provider: {name: gcp}");
+    let no_key = with_user(
+        "no-key",
+        "client-certificate: /nowhere/crt, client-key: /nowhere/key",
+    );
     for (kubeconfig, master, parts) in [
         (
             Some(&none),
@@ -505,6 +519,21 @@ async fn what_cannot_heal_is_an_error_at_once() {
             Some(&empty),
             None,
             [empty.to_str().unwrap(), "current", "current-context"],
+        ),
+        (
+            Some(&exec),
+            None,
+            [exec.to_str().unwrap(), "an exec plugin", "tokenFile"],
+        ),
+        (
+            Some(&provider),
+            None,
+            [provider.to_str().unwrap(), "an auth-provider", "tokenFile"],
+        ),
+        (
+            Some(&no_key),
+            None,
+            [url(&fixture).as_str(), "No such file", "certificates"],
         ),
         (
             None,
@@ -531,6 +560,48 @@ async fn what_cannot_heal_is_an_error_at_once() {
         }
     }
     std::fs::remove_dir_all(&dir).unwrap();
+}
+
+/// Takes one connection after the other to where `CONNECT` says, and keeps what was said.
+async fn tunnel(listener: TcpListener, asked: Arc<Mutex<Vec<String>>>) {
+    while let Ok((stream, _)) = listener.accept().await {
+        let mut client = BufReader::new(stream);
+        let (mut target, mut line) = (String::new(), String::new());
+        client.read_line(&mut target).await.unwrap();
+        while client.read_line(&mut line).await.unwrap() > 2 {
+            line.clear();
+        }
+        let target = target.split(' ').nth(1).unwrap().to_owned();
+        let mut server = TcpStream::connect(&target).await.unwrap();
+        asked.lock().unwrap().push(target);
+        client.write_all(b"HTTP/1.1 200 OK\r\n\r\n").await.unwrap();
+        tokio::spawn(async move { copy_bidirectional(&mut client, &mut server).await });
+    }
+}
+
+#[tokio::test]
+async fn a_proxy_that_the_kubeconfig_names_is_used() {
+    let server = Server::start(Options::default()).await.unwrap();
+    server.apply(service("web", "10.96.0.10")).unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let proxy = format!("proxy-url: \"http://{}\"", listener.local_addr().unwrap());
+    let asked = Arc::default();
+    tokio::spawn(tunnel(listener, Arc::clone(&asked)));
+    let path = std::env::temp_dir().join(format!("proxied-{}", std::process::id()));
+    let kubeconfig = server.kubeconfig();
+    let text = kubeconfig.replace("    server: ", &format!("    {proxy}\n    server: "));
+    std::fs::write(&path, text).unwrap();
+    let source = kube_proxy::source::api::Server::new(Some(&path), None).await;
+    let mut told = Told::of(&source.ok().unwrap(), "node1");
+    told.until_services(&["web"]).await;
+    let asked = asked.lock().unwrap().clone();
+    assert!(!asked.is_empty());
+    assert!(
+        asked
+            .iter()
+            .all(|target| *target == server.address().to_string())
+    );
+    std::fs::remove_file(&path).unwrap();
 }
 
 #[tokio::test]

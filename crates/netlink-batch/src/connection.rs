@@ -34,6 +34,8 @@ const CHUNK_MESSAGES: usize = 512;
 const CHUNK_BYTES: usize = 128 * 1024;
 /// One datagram: a refusal that echoes a whole chunk (ipset does), or a part of a dump (32 KiB).
 const DATAGRAM: usize = 2 * CHUNK_BYTES;
+/// 0 is of messages that the kernel sends unasked.
+const FIRST_SEQUENCE: u32 = 1;
 const DUMP_ATTEMPTS: u32 = 6;
 /// Before the second attempt; doubled before each further one.
 const DUMP_PAUSE: Duration = Duration::from_millis(2);
@@ -175,6 +177,11 @@ impl Connection {
         }
     }
 
+    /// How many messages this has sent, one for each attempt at a dump; counts on from 0 after `u32::MAX`.
+    pub fn sent(&self) -> u32 {
+        self.0.sequence.wrapping_sub(FIRST_SEQUENCE)
+    }
+
     /// Sends all messages, in sends of at most 128 KiB and 512 messages (a larger message goes
     /// alone), and gives one [`Reply`] per message, by index. An acknowledgement is asked for on
     /// the last message of each send only. A refused message does not stop those after it.
@@ -252,7 +259,7 @@ impl<L: Link> Exchange<L> {
         Self {
             link,
             protocol,
-            sequence: 1,
+            sequence: FIRST_SEQUENCE,
             chunk_bytes: CHUNK_BYTES,
             outgoing: Vec::new(),
             datagram: Vec::with_capacity(DATAGRAM),

@@ -1,5 +1,8 @@
 //! What a kube-proxy has left in iptables, and how to remove it: of this mode, and of upstream's iptables mode.
 //!
+//! All of it for `--cleanup`, and for the backend of iptables that is not used; beside the shim only what the shim does not
+//! share with the iptables mode: that serves until the shim is there, then goes.
+//!
 //! The names of the chains say whose they are. A jump into one of them is ours if it stands in a built-in chain and has one of
 //! kube-proxy's comments; any other one is somebody else's rule, so it stays, and the chain that it needs stays with it, empty.
 //!
@@ -9,7 +12,10 @@
 //! Source: upstream's `pkg/proxy/iptables/cleanup.go`, `pkg/proxy/ipvs/cleanup.go`.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
+
+use crate::iptables::Backend;
+use crate::rules::{self, Rules};
 
 /// By table: the chains of both modes, older names included.
 const CHAINS: [(&str, &[&str]); 3] = [
@@ -55,9 +61,29 @@ const BUILT_IN: [&str; 5] = ["PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTRO
 /// How the comments of all jumps into our chains begin.
 const COMMENTS: [&str; 2] = ["kubernetes ", "kube-proxy "];
 
+/// Where another mode, or a run with the other backend of iptables, has left something.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Place {
+    /// Beside the shim, in the same backend.
+    Beside(Backend),
+    /// In the backend that is not used.
+    Other(Backend),
+    /// In nftables: the table `kube-proxy` of upstream's nftables mode. Its [`Leftovers`] are empty: it goes as a whole.
+    Nftables,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Beside(backend) | Self::Other(backend) => write!(f, "iptables ({backend})"),
+            Self::Nftables => f.write_str("nftables"),
+        }
+    }
+}
+
 /// What a kube-proxy has left in iptables, of one family and backend.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Leftovers {
+pub struct Leftovers {
     tables: BTreeMap<&'static str, Chains>,
 }
 
@@ -71,52 +97,106 @@ struct Chains {
     holds: BTreeMap<String, String>,
 }
 
+/// Which chains and jumps of a kube-proxy are meant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Scope {
+    All,
+    BesideTheShim,
+}
+
+impl Scope {
+    fn includes(self, table: &str, chain: &str) -> bool {
+        is_known(table, chain) && (self == Self::All || !rules::is_chain_of_the_shim(table, chain))
+    }
+}
+
+/// Whether a chain is a kube-proxy's, in either mode.
+fn is_known(table: &str, chain: &str) -> bool {
+    CHAINS
+        .iter()
+        .any(|(known, names)| *known == table && names.contains(&chain))
+        || (table == "nat" && PREFIXES.iter().any(|prefix| chain.starts_with(prefix)))
+}
+
 impl Leftovers {
-    /// Finds them in what `iptables-save` printed.
-    pub(crate) fn parse(saved: &str) -> Self {
+    /// Finds all of them in what `iptables-save` printed.
+    pub(crate) fn all(saved: &str) -> Self {
+        Self::find(saved, Scope::All)
+    }
+
+    /// Finds those that the shim has no use for: of the iptables mode, and of older versions. A chain that is empty already and
+    /// stays because others jump to it is none.
+    pub fn beside_the_shim(saved: &str) -> Self {
+        let mut found = Self::find(saved, Scope::BesideTheShim);
+        for chains in found.tables.values_mut() {
+            let is_empty = |chain: &str| !saved.contains(&format!("\n-A {chain} "));
+            chains
+                .holds
+                .retain(|chain, _| !(is_empty(chain) && chains.names.remove(chain)));
+        }
+        found
+            .tables
+            .retain(|_, chains| !(chains.names.is_empty() && chains.jumps.is_empty()));
+        found
+    }
+
+    fn find(saved: &str, scope: Scope) -> Self {
         let mut tables: BTreeMap<_, Chains> = BTreeMap::new();
         let mut table = None;
         for line in saved.lines() {
             if let Some(name) = line.strip_prefix('*') {
-                table = CHAINS.into_iter().find(|(table, _)| *table == name.trim());
+                let name = name.trim();
+                table = CHAINS
+                    .iter()
+                    .find(|known| known.0 == name)
+                    .map(|known| known.0);
                 continue;
             }
-            let Some((table, names)) = table else {
+            let Some(table) = table else {
                 continue;
-            };
-            let is_ours = |chain: &str| {
-                names.contains(&chain)
-                    || (table == "nat" && PREFIXES.iter().any(|prefix| chain.starts_with(prefix)))
             };
             if let Some(declared) = line.strip_prefix(':') {
                 let name = declared.split(' ').next().unwrap_or_default();
-                if is_ours(name) {
-                    tables
-                        .entry(table)
-                        .or_default()
-                        .names
-                        .insert(name.to_owned());
+                if scope.includes(table, name) {
+                    let names = &mut tables.entry(table).or_default().names;
+                    names.insert(name.to_owned());
                 }
             } else if let Some(rule) = Rule::parse(line) {
-                let Some(target) = rule.target.as_ref().filter(|target| is_ours(target)) else {
+                let Some(target) = rule.target.as_ref().filter(|to| is_known(table, to)) else {
                     continue;
                 };
-                if is_ours(&rule.chain) {
+                let is_shared = !scope.includes(table, target);
+                if is_known(table, &rule.chain)
+                    || (is_shared && rules::is_jump_of_the_shim(table, line))
+                {
                     continue;
                 }
-                let found = tables.entry(table).or_default();
                 if rule.is_jump_of_ours() {
-                    found.jumps.push(line.to_owned());
-                } else {
-                    found.holds.insert(target.clone(), line.to_owned());
+                    let jumps = &mut tables.entry(table).or_default().jumps;
+                    jumps.push(line.to_owned());
+                } else if !is_shared {
+                    let holds = &mut tables.entry(table).or_default().holds;
+                    holds.insert(target.clone(), line.to_owned());
                 }
             }
         }
         Self { tables }
     }
 
+    /// Whether rules of the shim's chains, as they are, lead into these: then another mode serves.
+    pub fn serve(&self, installed: &Rules) -> bool {
+        installed.rules().any(|(table, line)| {
+            let Some(chains) = self.tables.get(table) else {
+                return false;
+            };
+            Rule::parse(line)
+                .and_then(|rule| rule.target)
+                .is_some_and(|target| chains.names.contains(&target))
+        })
+    }
+
     /// Whether there is nothing to remove.
-    pub(crate) fn is_empty(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         self.tables.is_empty()
     }
 
@@ -260,7 +340,7 @@ mod tests {
     }
 
     fn left_of(saved: &str) -> String {
-        after(saved, &Leftovers::parse(saved).restore_text())
+        after(saved, &Leftovers::all(saved).restore_text())
     }
 
     #[test]
@@ -272,9 +352,9 @@ mod tests {
             "{left}"
         );
         assert_eq!(left.matches("COMMIT").count(), 3);
-        let found = Leftovers::parse(UPSTREAM);
+        let found = Leftovers::all(UPSTREAM);
         assert_eq!((found.counts(), found.held().count()), ((18, 12), 0));
-        assert!(Leftovers::parse(&left).is_empty());
+        assert!(Leftovers::all(&left).is_empty());
     }
 
     #[test]
@@ -287,9 +367,77 @@ mod tests {
             };
             let rules = shim.rules(&Config::default());
             let saved = rules.restore_text(&Rules::default()).replace("-I ", "-A ");
-            assert_eq!(Leftovers::parse(&saved).counts(), (11, 9));
+            assert_eq!(Leftovers::all(&saved).counts(), (11, 9));
             assert_eq!(left_of(&saved), "*nat\nCOMMIT\n*filter\nCOMMIT\n");
         }
+    }
+
+    #[test]
+    fn beside_the_shim_goes_what_it_does_not_share() {
+        let shim = Shim {
+            family: IpFamily::V4,
+            filled: Set::all().collect(),
+            forbidden_to_node: BTreeSet::new(),
+        };
+        let rules = shim.rules(&Config::default());
+        let installed = Rules::parse(UPSTREAM);
+        let found = Leftovers::beside_the_shim(UPSTREAM);
+        assert!(found.serve(&installed) && !found.serve(&rules));
+        let left = after(UPSTREAM, &found.restore_text());
+        let chains: Vec<_> = left
+            .lines()
+            .filter(|line| line.starts_with(":KUBE"))
+            .collect();
+        let kept = [
+            ":KUBE-FIREWALL ",
+            ":KUBE-FORWARD ",
+            ":KUBE-PROXY-FIREWALL ",
+            ":KUBE-MARK-MASQ ",
+            ":KUBE-POSTROUTING ",
+            ":KUBE-SERVICES ",
+        ];
+        assert!(
+            chains.len() == kept.len()
+                && chains
+                    .iter()
+                    .zip(kept)
+                    .all(|(chain, kept)| chain.starts_with(kept)),
+            "{chains:?}"
+        );
+        // Of the jumps only those that the shim has too, and the kubelet's.
+        let jumps = left.lines().filter(|line| {
+            BUILT_IN
+                .iter()
+                .any(|chain| line.starts_with(&format!("-A {chain} ")))
+        });
+        let of_the_shim = |line: &str| {
+            ["nat", "filter"]
+                .iter()
+                .any(|table| rules::is_jump_of_the_shim(table, line))
+        };
+        assert!(jumps.clone().count() > 4);
+        assert!(
+            jumps
+                .clone()
+                .all(|line| of_the_shim(line) || line.contains("KUBE-FIREWALL")),
+            "{left}"
+        );
+        assert!(Leftovers::beside_the_shim(&left).is_empty());
+        let of_the_shim = rules.restore_text(&Rules::default()).replace("-I ", "-A ");
+        assert!(Leftovers::beside_the_shim(&of_the_shim).is_empty());
+    }
+
+    #[test]
+    fn beside_the_shim_a_chain_that_others_hold_is_emptied_once() {
+        let saved = "*nat\n:CNI-X - [0:0]\n:KUBE-NODEPORTS - [0:0]\n-A CNI-X -j KUBE-NODEPORTS\n\
+                     -A CNI-X -j KUBE-MARK-MASQ\n-A KUBE-NODEPORTS -j RETURN\nCOMMIT\n";
+        let found = Leftovers::beside_the_shim(saved);
+        assert_eq!(
+            found.restore_text(),
+            "*nat\n:KUBE-NODEPORTS - [0:0]\nCOMMIT\n"
+        );
+        let emptied = saved.replace("-A KUBE-NODEPORTS -j RETURN\n", "");
+        assert!(Leftovers::beside_the_shim(&emptied).is_empty());
     }
 
     #[test]
@@ -298,7 +446,7 @@ mod tests {
                        *raw\n:KUBE-PROXY-CANARY - [0:0]\nCOMMIT\n\
                        *filter\n:KUBE-POD-FW-X - [0:0]\n:KUBE-SVC-X - [0:0]\n:KUBE-FIREWALL - [0:0]\n-A INPUT -j KUBE-POD-FW-X\n\
                        -A INPUT -m comment --comment \"kubernetes -j KUBE-FORWARD\" -j ACCEPT\nCOMMIT\n";
-        let found = Leftovers::parse(foreign);
+        let found = Leftovers::all(foreign);
         assert!(found.is_empty(), "{found:?}");
         assert_eq!(found.restore_text(), "");
     }
@@ -307,7 +455,7 @@ mod tests {
     fn a_chain_that_others_use_stays_empty() {
         let saved = "*nat\n:CNI-X - [0:0]\n:KUBE-MARK-MASQ - [0:0]\n-A POSTROUTING -j KUBE-MARK-MASQ\n\
                      -A CNI-X -s 10.0.0.1/32 -g KUBE-MARK-MASQ\n-A KUBE-MARK-MASQ -j MARK --set-xmark 0x4000/0x4000\nCOMMIT\n";
-        let found = Leftovers::parse(saved);
+        let found = Leftovers::all(saved);
         assert_eq!(
             found.restore_text(),
             "*nat\n:KUBE-MARK-MASQ - [0:0]\nCOMMIT\n"
@@ -331,7 +479,7 @@ mod tests {
     proptest! {
         #[test]
         fn foreign_text_never_panics(saved in "(\\*nat\n|:KUBE-SVC-A - \\[0:0\\]\n|-A [A-Z \"\\\\-]*\n|.*\n){0,8}") {
-            let found = Leftovers::parse(&saved);
+            let found = Leftovers::all(&saved);
             let _ = (found.restore_text(), found.held().count(), found.counts());
         }
     }

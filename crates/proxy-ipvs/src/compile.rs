@@ -4,7 +4,8 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use proxy::{
-    Backends, IpFamily, NodeFacts, Service, ServicePort, ServicePortName, ServiceView, Target,
+    Backends, Endpoints, IpFamily, NodeFacts, Service, ServicePort, ServicePortName, ServiceView,
+    Target,
 };
 
 use crate::config::Config;
@@ -23,8 +24,8 @@ pub struct Owner {
 /// The kernel entries that one Service port wants.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fragment {
-    /// Whose they are.
-    pub owner: Owner,
+    /// Whose they are; each of them names it, so it is held once.
+    pub owner: Arc<Owner>,
     /// Virtual servers.
     pub servers: Vec<(VirtualServerKey, VirtualServer)>,
     /// Set members.
@@ -45,10 +46,14 @@ pub fn compile(
     let Some(cluster_ip) = view.service.cluster_ip(node.family) else {
         return Vec::new();
     };
-    view.service
-        .ports
-        .iter()
-        .map(|port| Compiler::new(view, port, node, config).compile(cluster_ip, node_ports))
+    let endpoints = Endpoints::of(view, node);
+    let ports = view.service.ports.iter();
+    ports
+        .map(|port| {
+            let backends = endpoints.serving(port);
+            Compiler::new(view.service, port, backends, node, config)
+                .compile(cluster_ip, node_ports)
+        })
         .collect()
 }
 
@@ -66,13 +71,12 @@ struct Compiler<'a> {
 
 impl<'a> Compiler<'a> {
     fn new(
-        view: &ServiceView<'a>,
+        service: &'a Service,
         port: &'a ServicePort,
+        backends: Backends,
         node: &'a NodeFacts,
         config: &Config,
     ) -> Self {
-        let service = view.service;
-        let backends = Backends::resolve(view, port, node);
         let cluster = destinations(&backends.cluster);
         // As upstream since k/k#97081: a Local policy without a local endpoint falls back to the cluster's endpoints.
         let local = if backends.local.is_empty() {
@@ -94,10 +98,10 @@ impl<'a> Compiler<'a> {
             cluster,
             local,
             fragment: Fragment {
-                owner: Owner {
+                owner: Arc::new(Owner {
                     created: service.created.unwrap_or(i64::MAX),
                     name,
-                },
+                }),
                 servers: Vec::new(),
                 members: Vec::new(),
                 addresses: Vec::new(),

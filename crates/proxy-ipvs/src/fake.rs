@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use proxy::{IpFamily, Target};
 
+use crate::cleanup::Place;
 use crate::kernel::{Kernel, KernelError, Snapshot};
 use crate::plan::{Op, Outcome, Plan};
 use crate::rules::Rules;
@@ -66,6 +67,7 @@ impl FakeKernel {
             snapshot: Snapshot {
                 interface_addresses: addresses.iter().copied().collect(),
                 rules: Some(Rules::default()),
+                leftovers: Some(BTreeMap::new()),
                 ..Snapshot::default()
             },
             schedulers: ["rr", "wrr", "lc", "wlc", "sh", "mh"].into(),
@@ -107,6 +109,7 @@ impl Kernel for FakeKernel {
         let mut snapshot = state.snapshot.clone();
         if !with_rules {
             snapshot.rules = None;
+            snapshot.leftovers = None;
         }
         Ok(snapshot)
     }
@@ -165,7 +168,7 @@ impl State {
                     Some((set, add, 1))
                 }
                 (None, _) => {
-                    if matches!(op, Op::WriteRules { .. }) {
+                    if matches!(op, Op::WriteRules { .. } | Op::RemoveLeftovers(..)) {
                         self.work.processes += 1;
                     } else {
                         self.work.messages += 1;
@@ -317,6 +320,16 @@ impl State {
             }
             Op::UnbindAddress(address) => {
                 self.snapshot.bound.remove(address);
+            }
+            Op::RemoveLeftovers(place, leftovers) => {
+                let installed = self.snapshot.rules.as_ref();
+                if matches!(place, Place::Beside(_))
+                    && installed.is_some_and(|installed| leftovers.serve(installed))
+                {
+                    return Err(("a rule leads into a chain that is to go", false));
+                }
+                let there = self.snapshot.leftovers.get_or_insert_default();
+                there.remove(place);
             }
         }
         Ok(())

@@ -18,6 +18,8 @@ use crate::program::{Finished, Program};
 
 /// Longest time that a restore may take: 5 s of it is its own wait for the lock of legacy iptables.
 const RESTORE_LIMIT: Duration = Duration::from_secs(10);
+/// Further time for each MiB of rules that are there already.
+const MEBIBYTE_LIMIT: Duration = Duration::from_secs(10);
 /// A save prints the rules of others, too, of which there may be very many.
 const SAVE_LIMIT: Duration = Duration::from_secs(30);
 /// First version with `iptables-restore -w` and `MASQUERADE --random-fully`.
@@ -33,7 +35,7 @@ const PROBE: &str = "*nat\n:KUBE-PROXY-PROBE - [0:0]\n\
     -F KUBE-PROXY-PROBE\n-X KUBE-PROXY-PROBE\nCOMMIT\n";
 
 /// Which of the kernel's two packet filters iptables writes to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Backend {
     /// nftables, through `nft_compat`.
     Nft,
@@ -152,6 +154,12 @@ impl Iptables {
         Ok(found)
     }
 
+    /// The installed ones of other backends.
+    pub(crate) fn other_than(used: Self) -> impl Iterator<Item = Self> {
+        let installed = Backend::ALL.into_iter().filter_map(Self::named);
+        installed.filter(move |other| other.backend != used.backend)
+    }
+
     /// Those that are wanted, the one that most speaks for first.
     fn candidates(wanted: Option<Backend>) -> Result<Vec<Self>, IptablesError> {
         let is_wanted = |found: &Self| wanted.is_none_or(|backend| backend == found.backend);
@@ -206,8 +214,19 @@ impl Iptables {
         self.restore_within(RESTORE_LIMIT, family, text)
     }
 
-    /// The same with a time limit of its own, for a text that may be very long.
-    pub(crate) fn restore_within(
+    /// The same among rules of which so many characters are there: legacy iptables takes in a table whole and writes it whole.
+    pub(crate) fn restore_among(
+        &self,
+        saved: usize,
+        family: IpFamily,
+        text: &str,
+    ) -> Result<(), IptablesError> {
+        let mebibytes = u32::try_from(saved >> 20).unwrap_or(u32::MAX);
+        let limit = RESTORE_LIMIT.saturating_add(MEBIBYTE_LIMIT.saturating_mul(mebibytes));
+        self.restore_within(limit, family, text)
+    }
+
+    fn restore_within(
         &self,
         limit: Duration,
         family: IpFamily,
@@ -375,7 +394,10 @@ fn explain(stderr: &str, input: &str) -> String {
         || said.contains("xtables.lock") && said.contains("unavailable")
     {
         "find who holds the lock (`fuser -v /run/xtables.lock`); it will be tried again"
-    } else if said.contains("ermission denied") || said.contains("must be root") {
+    } else if ["ermission denied", "must be root", "open socket to ipset"]
+        .iter()
+        .any(|sign| said.contains(sign))
+    {
         "run as root, or with CAP_NET_ADMIN and CAP_NET_RAW and a writable /run/xtables.lock"
     } else if said.contains("Set ") && said.contains("exist") {
         "see why the set could not be made; the rules will be tried again"
@@ -391,7 +413,8 @@ fn explain(stderr: &str, input: &str) -> String {
         .any(|sign| said.contains(sign))
     {
         "a kernel module that the rules need may be missing: see `dmesg`, and run `modprobe -a xt_set xt_comment xt_mark \
-         xt_addrtype xt_conntrack xt_physdev xt_ipvs xt_MASQUERADE` and the modules of the backend"
+         xt_addrtype xt_conntrack xt_physdev xt_ipvs xt_MASQUERADE` and the modules of the backend; legacy iptables needs \
+         CAP_NET_RAW, too"
     } else {
         return said;
     };
@@ -481,6 +504,9 @@ mod tests {
         assert!(explain(lock, INPUT).contains("fuser"));
         let rights = "Fatal: can't open lock file /run/xtables.lock: Permission denied\n";
         assert!(explain(rights, INPUT).contains("CAP_NET_RAW"));
+        // The match `set` asks ipset through a raw socket, in both backends.
+        let raw = "iptables-nft-restore v1.8.9 (nf_tables): Can't open socket to ipset.\n";
+        assert!(explain(raw, INPUT).contains("CAP_NET_RAW"));
         assert_eq!(explain("no reason\n", INPUT), "no reason");
         assert_eq!(
             explain("line 99999999999999999999 line 0 line", INPUT)

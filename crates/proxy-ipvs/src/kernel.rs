@@ -2,9 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use proxy::Target;
 
+use crate::cleanup::{Leftovers, Place};
 use crate::plan::{Outcome, Plan};
 use crate::rules::Rules;
 use crate::server::{VirtualServer, VirtualServerKey};
@@ -13,7 +15,8 @@ use crate::sets::{Member, Set};
 /// What can be read and written, for one IP family. Two implementations: netlink, and a strict fake that refuses
 /// what the kernel refuses.
 pub trait Kernel: Send + 'static {
-    /// Reads everything of this family. `with_rules` also reads the shim back, which costs a process.
+    /// Reads everything of this family. `with_rules` also reads the shim back, and what other modes have left, which costs a
+    /// process; the first time, one for each installed backend of iptables.
     fn dump(&mut self, with_rules: bool) -> Result<Snapshot, KernelError>;
 
     /// Does each write of the plan, in order. One that fails does not stop those after it. One outcome for each write.
@@ -43,6 +46,8 @@ pub struct Snapshot {
     pub servers: BTreeMap<VirtualServerKey, VirtualServer>,
     /// The shim, if it was read.
     pub rules: Option<Rules>,
+    /// What other modes have left, if it was looked for; where there is nothing, the place is not named.
+    pub leftovers: Option<BTreeMap<Place, Arc<Leftovers>>>,
 }
 
 impl Snapshot {

@@ -15,15 +15,18 @@
 
 mod addresses;
 mod cleanup;
+mod nftables;
 mod reason;
 mod servers;
 mod sets;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use proxy::{IpFamily, Target};
 
+use crate::cleanup::{Leftovers, Place};
 use crate::iptables::{Iptables, IptablesError};
 use crate::kernel::{Kernel, KernelError, Snapshot};
 use crate::plan::{Op, Outcome, Plan};
@@ -45,6 +48,10 @@ pub struct NetlinkKernel {
     family: IpFamily,
     iptables: Iptables,
     sockets: Sockets,
+    /// What is left outside the backend that is used. Looked for once: nobody adds to it while this proxy runs.
+    elsewhere: Option<BTreeMap<Place, Arc<Leftovers>>>,
+    /// Characters that `iptables-save` last printed: a restore takes its time with them, too.
+    saved: usize,
 }
 
 #[derive(Debug)]
@@ -84,23 +91,14 @@ impl NetlinkKernel {
     /// Opens the sockets and looks whether all that is needed is there. IPVS is brought in by asking for it and, where the
     /// kernel does not load it so, by one `modprobe ip_vs`.
     pub fn open(family: IpFamily, iptables: Iptables) -> Result<Self, OpenError> {
-        let sockets = match Sockets::open(family) {
-            Err(OpenError::Ipvs(ipvs_netlink::Error::FamilyMissing)) => {
-                let tried = modprobe_ip_vs();
-                Sockets::open(family).map_err(|error| match error {
-                    OpenError::Ipvs(ipvs_netlink::Error::FamilyMissing) => {
-                        OpenError::NoIpvs { tried }
-                    }
-                    error => error,
-                })
-            }
-            sockets => sockets,
-        }?;
+        let sockets = Sockets::open_loading(family)?;
         iptables.check(family)?;
         Ok(Self {
             family,
             iptables,
             sockets,
+            elsewhere: None,
+            saved: 0,
         })
     }
 
@@ -112,7 +110,21 @@ impl NetlinkKernel {
             family,
             iptables,
             sockets: Sockets::open(family)?,
+            elsewhere: None,
+            saved: 0,
         })
+    }
+
+    /// How many netlink messages this has sent since it was opened or last dumped; counts on from 0 after `u32::MAX`.
+    pub fn sent(&self) -> u32 {
+        let Sockets {
+            servers,
+            sets,
+            addresses,
+        } = &self.sockets;
+        [servers.sent(), sets.sent(), addresses.sent()]
+            .into_iter()
+            .fold(0, u32::wrapping_add)
     }
 
     /// How long IPVS keeps idle connections: TCP, TCP after a FIN, UDP.
@@ -142,6 +154,7 @@ impl NetlinkKernel {
             Kind::Rules => run.iter().map(|op| self.write_rules(op)).collect(),
             Kind::Server => self.sockets.servers.apply(run),
             Kind::Address => self.sockets.addresses.apply(run),
+            Kind::Leftovers => run.iter().map(|op| self.remove_leftovers(op)).collect(),
         }
     }
 
@@ -149,17 +162,96 @@ impl NetlinkKernel {
         let Op::WriteRules { wanted, installed } = op else {
             return Outcome::Unknown;
         };
-        match self
-            .iptables
-            .restore(self.family, &wanted.restore_text(installed))
-        {
+        let text = wanted.restore_text(installed);
+        match self.iptables.restore_among(self.saved, self.family, &text) {
             Ok(()) => Outcome::Done,
             Err(error) => refused(error.to_string()),
         }
     }
+
+    fn remove_leftovers(&mut self, op: &Op) -> Outcome {
+        let Op::RemoveLeftovers(place, leftovers) = op else {
+            return Outcome::Unknown;
+        };
+        let iptables = match place {
+            Place::Beside(_) => Some(self.iptables),
+            Place::Other(backend) => {
+                Iptables::other_than(self.iptables).find(|other| other.backend() == *backend)
+            }
+            Place::Nftables => None,
+        };
+        let removed = match iptables {
+            Some(iptables) => {
+                let text = leftovers.restore_text();
+                iptables
+                    .restore_among(self.saved.max(text.len()), self.family, &text)
+                    .map_err(|error| error.to_string())
+            }
+            None => nftables::remove_table(self.family).map_err(|error| error.to_string()),
+        };
+        match removed {
+            Ok(()) => {
+                if let Some(elsewhere) = &mut self.elsewhere {
+                    elsewhere.remove(place);
+                }
+                Outcome::Done
+            }
+            Err(error) => refused(format!(
+                "{error}; `kube-proxy --cleanup` on a node without a kube-proxy removes it, too"
+            )),
+        }
+    }
+
+    /// What other modes have left, given what `iptables-save` printed.
+    fn leftovers(&mut self, saved: &str) -> BTreeMap<Place, Arc<Leftovers>> {
+        let family = self.family;
+        let elsewhere = self.elsewhere.get_or_insert_with(|| {
+            let others = Iptables::other_than(self.iptables).filter_map(|other| {
+                // A backend that cannot be read holds nothing that takes packets.
+                let found = Leftovers::all(&other.save(family).ok()?);
+                (!found.is_empty()).then(|| (Place::Other(other.backend()), Arc::new(found)))
+            });
+            let table = nftables::has_table(family).unwrap_or(false);
+            let table = table.then(|| (Place::Nftables, Arc::default()));
+            others.chain(table).collect()
+        });
+        let mut leftovers = elsewhere.clone();
+        let beside = Leftovers::beside_the_shim(saved);
+        if !beside.is_empty() {
+            leftovers.insert(Place::Beside(self.iptables.backend()), Arc::new(beside));
+        }
+        leftovers
+    }
+}
+
+/// Brings IPVS in as [`NetlinkKernel::open`] does, and sets how long it keeps idle connections, as
+/// [`NetlinkKernel::set_timeouts`]. Needs no iptables, and writes no rule.
+pub fn prepare(tcp: Duration, tcp_fin: Duration, udp: Duration) -> Result<(), OpenError> {
+    let mut sockets = Sockets::open_loading(IpFamily::V4)?;
+    if [tcp, tcp_fin, udp] == [Duration::ZERO; 3] {
+        return Ok(());
+    }
+    let set = sockets.servers.set_timeouts(tcp, tcp_fin, udp);
+    set.map_err(OpenError::Ipvs)
 }
 
 impl Sockets {
+    /// Opens the sockets, with `modprobe ip_vs` where the kernel does not load it by itself.
+    fn open_loading(family: IpFamily) -> Result<Self, OpenError> {
+        match Self::open(family) {
+            Err(OpenError::Ipvs(ipvs_netlink::Error::FamilyMissing)) => {
+                let tried = modprobe_ip_vs();
+                Self::open(family).map_err(|error| match error {
+                    OpenError::Ipvs(ipvs_netlink::Error::FamilyMissing) => {
+                        OpenError::NoIpvs { tried }
+                    }
+                    error => error,
+                })
+            }
+            sockets => sockets,
+        }
+    }
+
     fn open(family: IpFamily) -> Result<Self, OpenError> {
         Ok(Self {
             servers: Servers::open(family).map_err(OpenError::Ipvs)?,
@@ -190,6 +282,7 @@ enum Kind {
     Rules,
     Server,
     Address,
+    Leftovers,
 }
 
 impl Kind {
@@ -206,6 +299,7 @@ impl Kind {
             | Op::SetDestination(..)
             | Op::RemoveDestination(..) => Self::Server,
             Op::BindAddress(_) | Op::UnbindAddress(_) => Self::Address,
+            Op::RemoveLeftovers(..) => Self::Leftovers,
         }
     }
 }
@@ -223,20 +317,25 @@ impl Kernel for NetlinkKernel {
         let sets = sets
             .dump()
             .map_err(|error| unreadable("the ipsets", &error))?;
+        let servers = servers
+            .dump()
+            .map_err(|error| unreadable("the virtual servers", &error))?;
+        let saved = with_rules
+            .then(|| self.iptables.save(self.family))
+            .transpose()
+            .map_err(|error| unreadable("the iptables rules", &error))?;
+        if let Some(saved) = &saved {
+            self.saved = saved.len();
+        }
         Ok(Snapshot {
             has_link: found.has_link,
             bound: found.bound,
             interface_addresses: found.others,
             sets: sets.members,
             set_sizes: sets.sizes,
-            servers: servers
-                .dump()
-                .map_err(|error| unreadable("the virtual servers", &error))?,
-            rules: with_rules
-                .then(|| self.iptables.save(self.family))
-                .transpose()
-                .map_err(|error| unreadable("the iptables rules", &error))?
-                .map(|saved| Rules::parse(&saved)),
+            servers,
+            leftovers: saved.as_ref().map(|saved| self.leftovers(saved)),
+            rules: saved.map(|saved| Rules::parse(&saved)),
         })
     }
 

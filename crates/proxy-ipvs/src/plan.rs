@@ -1,13 +1,17 @@
 //! Writes as data: what is to be done, in order, and what became of each.
 //!
-//! A [`Plan`] can be printed, counted and tested; only a [`Kernel`](crate::kernel::Kernel) carries it out. A sync makes at most
-//! one plan for each [`Stage`]. Make before break:
+//! A [`Plan`] can be printed, counted and tested; only a [`Kernel`](crate::kernel::Kernel) carries it out. A sync makes
+//! one plan for each [`Stage`], or several where there is much to do. Make before break:
 //!
 //! ```text
 //!   Make      link, sets ─▶ members ─▶ rules ─▶ virtual servers ─▶ destinations ─▶ addresses
 //!   Break     addresses ─▶ destinations ─▶ virtual servers
 //!   Forget    rules ─▶ members
+//!   Clear     what other modes have left
 //! ```
+//!
+//! Where the iptables mode serves, its rules come before IPVS: the shim, which replaces them, is written in Forget, when all is
+//! made that serves then.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -15,11 +19,12 @@ use std::sync::Arc;
 
 use proxy::Target;
 
+use crate::cleanup::{Leftovers, Place};
 use crate::rules::Rules;
 use crate::server::{Properties, RealServer, VirtualServerKey};
 use crate::sets::{Member, Set};
 
-/// The three parts of a sync. What a later one takes away depends on what an earlier one achieved: a set member says whose a
+/// The parts of a sync. What a later one takes away depends on what an earlier one achieved: a set member says whose a
 /// virtual server is, so it goes only after that is gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stage {
@@ -29,11 +34,13 @@ pub enum Stage {
     Break,
     /// What said that it was ours.
     Forget,
+    /// What other modes have left.
+    Clear,
 }
 
 impl Stage {
     /// In the order of a sync.
-    pub const ALL: [Self; 3] = [Self::Make, Self::Break, Self::Forget];
+    pub const ALL: [Self; 4] = [Self::Make, Self::Break, Self::Forget, Self::Clear];
 }
 
 /// One write.
@@ -71,6 +78,8 @@ pub enum Op {
     BindAddress(IpAddr),
     /// Unbind an address from `kube-ipvs0`.
     UnbindAddress(IpAddr),
+    /// Remove what another mode, or a run with the other backend, has left: at most one `iptables-restore`.
+    RemoveLeftovers(Place, Arc<Leftovers>),
 }
 
 impl fmt::Display for Op {
@@ -100,6 +109,20 @@ impl fmt::Display for Op {
             }
             Self::BindAddress(address) => write!(f, "bind {address} to kube-ipvs0"),
             Self::UnbindAddress(address) => write!(f, "unbind {address} from kube-ipvs0"),
+            Self::RemoveLeftovers(Place::Nftables, _) => {
+                f.write_str("remove the nftables mode's table kube-proxy")
+            }
+            Self::RemoveLeftovers(place, leftovers) => {
+                let (chains, jumps) = leftovers.counts();
+                let of = match place {
+                    Place::Other(_) => "a kube-proxy with this backend",
+                    _ => "the iptables mode",
+                };
+                write!(
+                    f,
+                    "remove {chains} chains and {jumps} jumps of {of} from {place}"
+                )
+            }
         }
     }
 }

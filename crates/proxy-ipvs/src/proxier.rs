@@ -1,12 +1,13 @@
 //! The IPVS mode: tables between the compiler and the kernel, and the sync that empties what is pending.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Instant;
 
+use futures::FutureExt as _;
 use hashbrown::{HashMap, HashSet};
 use netlink_batch::Worker;
 use proxy::{
@@ -15,9 +16,11 @@ use proxy::{
 };
 use reconcile::Table;
 
+use crate::cleanup::{Leftovers, Place};
 use crate::compile::{Fragment, Owner, compile};
 use crate::config::Config;
 use crate::drain::Drains;
+use crate::drift::{Comparing, Drift, PIECE, Progress, READING, Touched};
 use crate::kernel::{Kernel, KernelError, Snapshot};
 use crate::plan::{Op, Outcome, Plan, Stage};
 use crate::rules::{Rules, Shim};
@@ -26,6 +29,10 @@ use crate::sets::{Member, Set};
 
 /// How many members a set can hold, as upstream creates it; more where more are wanted.
 const SET_SIZE: u32 = 65_536;
+
+/// A plan ends at the virtual server with which it has so many writes, and another one follows: at 10,000 Services with 50
+/// endpoints each, the first sync would otherwise hold 100 MB of writes, messages and answers at once.
+const ENOUGH_OPS: usize = 32_768;
 
 /// What must exist before anything else.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -41,16 +48,23 @@ pub struct Proxier<K: Kernel> {
     /// The addresses that serve NodePorts.
     node_ports: Vec<IpAddr>,
     kernel: Worker<K>,
+    /// A second connection, which only reads.
+    reader: Option<Worker<K>>,
+    drift: Option<Drift>,
     /// Who claims entries for each Service, so that a Service that changes or goes releases what it no longer wants.
-    owners: HashMap<NamespacedName, Vec<Owner>>,
+    owners: HashMap<NamespacedName, Vec<Arc<Owner>>>,
+    /// Services that lost an address and port to another, or got it back, and so have other set members now.
+    disputed: Vec<NamespacedName>,
     /// With how many members each set must be able to hold; 0 for the link.
     foundation: Table<Foundation, u32, ()>,
     /// By the number of the set.
-    members: [Table<Member, (), Owner>; Set::COUNT],
+    members: [Table<Member, (), Arc<Owner>>; Set::COUNT],
     rules: Table<(), Arc<Rules>, ()>,
-    servers: Table<VirtualServerKey, VirtualServer, Owner>,
-    addresses: Table<IpAddr, (), Owner>,
-    forbidden_to_node: Table<VirtualServerKey, (), Owner>,
+    /// What other modes have left; none of it is wanted.
+    leftovers: Table<Place, Arc<Leftovers>, ()>,
+    servers: Table<VirtualServerKey, VirtualServer, Arc<Owner>>,
+    addresses: Table<IpAddr, (), Arc<Owner>>,
+    forbidden_to_node: Table<VirtualServerKey, (), Arc<Owner>>,
     /// What the wanted rules were last made from: the sets that they match, and `forbidden_version`.
     shim: Option<(BTreeSet<Set>, u64)>,
     forbidden_version: u64,
@@ -74,10 +88,14 @@ impl<K: Kernel> Proxier<K> {
             node,
             node_ports: Vec::new(),
             kernel,
+            reader: None,
+            drift: None,
             owners: HashMap::new(),
+            disputed: Vec::new(),
             foundation,
             members: std::array::from_fn(|_| Table::new()),
             rules: Table::new(),
+            leftovers: Table::new(),
             servers: Table::new(),
             addresses: Table::new(),
             forbidden_to_node: Table::new(),
@@ -89,7 +107,14 @@ impl<K: Kernel> Proxier<K> {
         }
     }
 
-    fn table(&mut self, set: Set) -> &mut Table<Member, (), Owner> {
+    /// The same with a second connection to the kernel, by which it is checked for drift while events go on. Without, they wait.
+    #[must_use]
+    pub fn with_reader(self, reader: Worker<K>) -> Self {
+        let reader = Some(reader);
+        Self { reader, ..self }
+    }
+
+    fn table(&mut self, set: Set) -> &mut Table<Member, (), Arc<Owner>> {
         #[allow(clippy::indexing_slicing, reason = "Set::COUNT is the number of sets")]
         &mut self.members[set as usize]
     }
@@ -140,7 +165,19 @@ impl<K: Kernel> Proxier<K> {
             .chain(model.service_names())
             .cloned()
             .collect();
-        for name in known {
+        self.update_services(model, &known);
+    }
+
+    fn update_services<'a>(
+        &mut self,
+        model: &Model,
+        names: impl IntoIterator<Item = &'a NamespacedName>,
+    ) {
+        for name in names {
+            self.update_service(model, name);
+        }
+        // Once more these claim the same virtual servers, so that nothing new becomes disputed.
+        while let Some(name) = self.disputed.pop() {
             self.update_service(model, &name);
         }
     }
@@ -150,7 +187,7 @@ impl<K: Kernel> Proxier<K> {
             .view(name)
             .map(|view| compile(&view, &self.node, &self.node_ports, &self.config))
             .unwrap_or_default();
-        let owners: Vec<Owner> = fragments
+        let owners: Vec<Arc<Owner>> = fragments
             .iter()
             .map(|fragment| fragment.owner.clone())
             .collect();
@@ -185,13 +222,6 @@ impl<K: Kernel> Proxier<K> {
             addresses,
             forbidden_to_node,
         } = fragment;
-        for set in Set::all() {
-            let own = members
-                .iter()
-                .filter(|(of, _)| *of == set)
-                .map(|(_, member)| (*member, ()));
-            self.table(set).claim(&owner, own);
-        }
         // Of two entries with one key the first counts.
         let mut keys = HashSet::new();
         let servers: Vec<_> = servers
@@ -210,12 +240,31 @@ impl<K: Kernel> Proxier<K> {
         for key in released {
             self.take_over(key);
         }
+        // What the sets and rules say of an address and port is the winner's alone: a loser's source ranges or policy would
+        // change who may use it, and how.
+        let lost: HashSet<VirtualServerKey> = keys
+            .into_iter()
+            .filter(|key| self.servers.owner(key) != Some(&owner))
+            .collect();
+        for set in Set::all() {
+            let own = members
+                .iter()
+                .filter(|(of, member)| {
+                    let about = set.virtual_server(member);
+                    *of == set && about.is_none_or(|key| !lost.contains(&key))
+                })
+                .map(|(_, member)| (*member, ()));
+            self.table(set).claim(&owner, own);
+        }
         self.addresses
             .claim(&owner, addresses.into_iter().map(|address| (address, ())));
         if !forbidden_to_node.is_empty() || !self.forbidden_to_node.keys_of(&owner).is_empty() {
             self.forbidden_version += 1;
+            let own = forbidden_to_node
+                .into_iter()
+                .filter(|key| !lost.contains(key));
             self.forbidden_to_node
-                .claim(&owner, forbidden_to_node.into_iter().map(|key| (key, ())));
+                .claim(&owner, own.map(|key| (key, ())));
         }
     }
 
@@ -227,13 +276,14 @@ impl<K: Kernel> Proxier<K> {
     /// What an owner is to claim for a virtual server.
     fn claim_of(
         &mut self,
-        owner: &Owner,
+        owner: &Arc<Owner>,
         key: VirtualServerKey,
         compiled: VirtualServer,
     ) -> VirtualServer {
         match self.servers.owner(&key) {
             Some(first) if first < owner => return compiled,
             Some(first) if first > owner => {
+                self.disputed.push(first.name.service.clone());
                 if let Some((second, its)) = self.compiled(&key) {
                     self.servers.amend(&second, &key, its);
                 }
@@ -247,13 +297,14 @@ impl<K: Kernel> Proxier<K> {
     fn take_over(&mut self, key: VirtualServerKey) {
         let owner = self.servers.owner(&key).cloned();
         if let (Some(owner), Some(compiled)) = (owner, self.servers.wanted(&key).cloned()) {
+            self.disputed.push(owner.name.service.clone());
             let claim = self.with_leftovers(key, compiled);
             self.servers.amend(&owner, &key, claim);
         }
     }
 
     /// The first claim without leftovers, and whose it is.
-    fn compiled(&self, key: &VirtualServerKey) -> Option<(Owner, VirtualServer)> {
+    fn compiled(&self, key: &VirtualServerKey) -> Option<(Arc<Owner>, VirtualServer)> {
         let wanted = self.servers.wanted(key)?;
         let endpoints = wanted
             .destinations
@@ -363,16 +414,33 @@ impl<K: Kernel> Proxier<K> {
 
     // ---- observe: what is there ----
 
+    /// Takes over what the node's other interfaces carry, and computes again the Services that depend on it: those with a node
+    /// port, if other addresses serve these now, and those with an address that an interface has gained or lost.
+    fn take_interface_addresses(&mut self, model: &Model, found: &BTreeSet<IpAddr>) {
+        let before = std::mem::replace(&mut self.node.interface_addresses, found.clone());
+        let moved: BTreeSet<&IpAddr> = before.symmetric_difference(found).collect();
+        let has_other_ports = self.refresh_node_ports();
+        if moved.is_empty() && !has_other_ports {
+            return;
+        }
+        let depends = |name: &&NamespacedName| {
+            let service = model.view(name).map(|view| view.service);
+            service.is_some_and(|service| {
+                let external = service.external_ips.iter().chain(&service.ingress_ips);
+                let mut addresses = service.cluster_ips.iter().chain(external);
+                addresses.any(|address| moved.contains(address))
+                    || (has_other_ports
+                        && service.ports.iter().any(|port| port.node_port.is_some()))
+            })
+        };
+        let names: Vec<_> = model.service_names().filter(depends).cloned().collect();
+        self.update_services(model, &names);
+    }
+
     fn observe(&mut self, model: &Model, snapshot: Snapshot, now: Instant) {
         self.addresses
             .observe(snapshot.bound.iter().map(|address| (*address, ())));
-        let is_moved = self.node.interface_addresses != snapshot.interface_addresses;
-        self.node
-            .interface_addresses
-            .clone_from(&snapshot.interface_addresses);
-        if self.refresh_node_ports() || is_moved {
-            self.update_all(model);
-        }
+        self.take_interface_addresses(model, &snapshot.interface_addresses);
         let sizes = snapshot.set_sizes.iter();
         let sets = sizes.map(|(set, size)| (Foundation::Set(*set), *size));
         let link = snapshot.has_link.then_some((Foundation::Link, 0));
@@ -397,7 +465,128 @@ impl<K: Kernel> Proxier<K> {
                 .observe((!rules.is_empty()).then(|| ((), Arc::new(rules))));
             self.rules_read = Some(now);
         }
+        if let Some(leftovers) = snapshot.leftovers {
+            self.leftovers.observe(leftovers);
+        }
         self.needs_resync = false;
+    }
+
+    // ---- drift: whether what is there is still what was believed ----
+
+    /// Goes on with a check that is under way and due, by one piece.
+    fn check_drift(&mut self, now: Instant) {
+        let Some(mut drift) = self.drift.take_if(|drift| drift.due <= now) else {
+            return;
+        };
+        if self.needs_resync {
+            return;
+        }
+        let is_same = match &mut drift.progress {
+            Progress::Reading(dumping) => match dumping.now_or_never() {
+                None => {
+                    drift.due = now + READING;
+                    self.drift = Some(drift);
+                    return;
+                }
+                // The rules first: what was read of them need not be read again when something else differs.
+                Some(Ok(Ok(snapshot)))
+                    if self.compare_base(&snapshot, &drift.touched, drift.began)
+                        && self.is_same_node(&snapshot) =>
+                {
+                    drift.progress = Progress::Comparing(Box::new(self.comparing(snapshot)));
+                    Some(true)
+                }
+                // Reading it again fails, too, and is reported then.
+                Some(_) => Some(false),
+            },
+            Progress::Comparing(comparing) => self.compare(comparing, &drift.touched),
+        };
+        match is_same {
+            Some(true) => {
+                drift.due = now;
+                self.drift = Some(drift);
+            }
+            Some(false) => self.needs_resync = true,
+            None => {}
+        }
+    }
+
+    /// Whether a dump says of the node's own addresses what was believed.
+    fn is_same_node(&self, snapshot: &Snapshot) -> bool {
+        let bound = snapshot.bound.iter().copied();
+        self.node.interface_addresses == snapshot.interface_addresses
+            && self.node.serving_node_ports(bound) == self.node_ports
+    }
+
+    fn comparing(&self, snapshot: Snapshot) -> Comparing {
+        let members = Set::all().zip(&self.members).flat_map(|(set, table)| {
+            let there = table.iter_actual();
+            there.map(move |(member, ())| (set, *member))
+        });
+        Comparing {
+            servers: self.servers.iter_actual().map(|(key, _)| *key).collect(),
+            members: members.collect(),
+            addresses: self.addresses.iter_actual().map(|(key, ())| *key).collect(),
+            snapshot,
+        }
+    }
+
+    /// Compares a piece; whether all of it was as believed, `None` when that was the last one.
+    fn compare(&mut self, rest: &mut Comparing, touched: &Touched) -> Option<bool> {
+        let mut room = PIECE;
+        while room > 0 {
+            room -= 1;
+            if let Some((key, there)) = rest.next_server() {
+                let actual = self.servers.actual(&key);
+                let destinations = actual.map_or(0, |actual| actual.destinations.len());
+                room = room.saturating_sub(destinations / 16);
+                let is_ours = self.is_known(&key) || self.is_ours(&key, &rest.snapshot);
+                if is_ours && actual != there.as_ref() && !touched.servers.contains(&key) {
+                    return Some(false);
+                }
+            } else if let Some((set, member, is_there)) = rest.next_member() {
+                let is_believed = self.table(set).actual(&member).is_some();
+                if is_there != is_believed && !touched.members.contains(&(set, member)) {
+                    return Some(false);
+                }
+            } else if let Some((address, is_there)) = rest.next_address() {
+                let is_believed = self.addresses.actual(&address).is_some();
+                if is_there != is_believed && !touched.addresses.contains(&address) {
+                    return Some(false);
+                }
+            } else {
+                return None;
+            }
+        }
+        Some(true)
+    }
+
+    /// Whether the link, the sets, the rules and what other modes have left are as believed.
+    fn compare_base(&mut self, snapshot: &Snapshot, touched: &Touched, began: Instant) -> bool {
+        let is_there = |key: &Foundation| match key {
+            Foundation::Link => snapshot.has_link.then_some(0),
+            Foundation::Set(set) => snapshot.set_sizes.get(set).copied(),
+        };
+        let keys = [Foundation::Link].into_iter();
+        let mut keys = keys.chain(Set::all().map(Foundation::Set));
+        // A set may be larger than it was made: one of ports has room for all.
+        let is_founded = keys.all(|key| is_there(&key).as_ref() >= self.foundation.actual(&key));
+        let are_same = snapshot.rules.as_ref().is_none_or(|rules| {
+            let actual = self.rules.actual(&()).map(|actual| &**actual);
+            actual == (!rules.is_empty()).then_some(rules)
+        });
+        let leave_the_same = snapshot.leftovers.as_ref().is_none_or(|leftovers| {
+            let actual = self.leftovers.iter_actual();
+            let actual: BTreeMap<_, _> = actual
+                .map(|(place, left)| (*place, Arc::clone(left)))
+                .collect();
+            actual == *leftovers
+        });
+        let is_ruled = (are_same && leave_the_same) || touched.rules;
+        if snapshot.rules.is_some() {
+            self.rules_read = is_ruled.then_some(began);
+        }
+        (is_founded || touched.foundation) && is_ruled
     }
 
     /// Decides again what is left over at a virtual server whose actual destinations have changed by themselves.
@@ -426,6 +615,7 @@ impl<K: Kernel> Proxier<K> {
             Stage::Make => self.plan_make(now),
             Stage::Break => self.plan_break(now),
             Stage::Forget => self.plan_forget(now),
+            Stage::Clear => self.plan_clear(now),
         }
     }
 
@@ -449,7 +639,9 @@ impl<K: Kernel> Proxier<K> {
                 .filter(|member| table.wanted(member).is_some());
             ops.extend(added.map(|member| Op::AddMember(set, member)));
         }
-        ops.extend(self.write_rules(now));
+        if !self.is_served_by_another_mode() {
+            ops.extend(self.write_rules(now));
+        }
         let mut keys: Vec<_> = self
             .servers
             .due(now)
@@ -458,6 +650,9 @@ impl<K: Kernel> Proxier<K> {
         keys.sort_unstable();
         for (_, key) in keys {
             self.make_server(key, &mut ops);
+            if ops.len() >= ENOUGH_OPS {
+                return Plan { ops };
+            }
         }
         let added = sorted(self.addresses.due(now))
             .into_iter()
@@ -466,10 +661,11 @@ impl<K: Kernel> Proxier<K> {
         Plan { ops }
     }
 
-    /// Wants each set as large as its members need, and never smaller than it is.
+    /// Wants each set as large as its members need, those that leave it after others have come included, and never smaller than
+    /// it is.
     fn want_room(&mut self) {
         for (set, table) in Set::all().zip(&self.members) {
-            let needed = u32::try_from(table.wanted_len().next_power_of_two()).unwrap_or(u32::MAX);
+            let needed = u32::try_from(table.len().next_power_of_two()).unwrap_or(u32::MAX);
             let key = Foundation::Set(set);
             let there = self.foundation.actual(&key).copied().unwrap_or(SET_SIZE);
             let size = needed.max(there);
@@ -526,6 +722,9 @@ impl<K: Kernel> Proxier<K> {
                     ops.extend(gone.map(|target| Op::RemoveDestination(key, target)));
                 }
             }
+            if ops.len() >= ENOUGH_OPS {
+                return Plan { ops };
+            }
         }
         ops.extend(removed_servers);
         Plan { ops }
@@ -535,14 +734,46 @@ impl<K: Kernel> Proxier<K> {
         self.want_rules(|_| false);
         let mut ops = Vec::new();
         ops.extend(self.write_rules(now));
+        let mut held = Vec::new();
         for (set, table) in Set::all().zip(&self.members) {
             let removed = sorted(table.due(now))
                 .into_iter()
                 .filter(|member| table.wanted(member).is_none());
-            let free = removed.filter(|member| !self.is_evidence(set, member));
-            ops.extend(free.map(|member| Op::RemoveMember(set, member)));
+            for member in removed {
+                if self.is_evidence(set, &member) {
+                    held.push((set, member));
+                } else {
+                    ops.push(Op::RemoveMember(set, member));
+                }
+            }
+        }
+        for (set, member) in held {
+            // It goes with its virtual server, whose next try is what has to be waited for.
+            self.table(set).hold(&member);
         }
         Plan { ops }
+    }
+
+    /// Only once the shim is there: before that, its chains may still lead into what is to go.
+    fn plan_clear(&self, now: Instant) -> Plan {
+        let is_ready = self.rules.pending_len() == 0;
+        let places = sorted(self.leftovers.due(now));
+        let leftovers = places.into_iter().filter(|_| is_ready).filter_map(|place| {
+            let found = self.leftovers.actual(&place)?;
+            Some(Op::RemoveLeftovers(place, Arc::clone(found)))
+        });
+        Plan {
+            ops: leftovers.collect(),
+        }
+    }
+
+    /// Whether the chains that the shim is going to fill lead into those of another mode.
+    fn is_served_by_another_mode(&self) -> bool {
+        let mut leftovers = self.leftovers.iter_actual();
+        self.rules.actual(&()).is_some_and(|installed| {
+            leftovers
+                .any(|(place, left)| matches!(place, Place::Beside(_)) && left.serve(installed))
+        })
     }
 
     /// Whether a member still says that a virtual server which could not be removed yet is ours.
@@ -607,8 +838,11 @@ impl<K: Kernel> Proxier<K> {
                     false
                 }
             };
-            if !is_done && matches!(op, Op::WriteRules { .. }) {
+            if !is_done && matches!(op, Op::WriteRules { .. } | Op::RemoveLeftovers(..)) {
                 report.failed_restores += 1;
+            }
+            if let Some(drift) = &mut self.drift {
+                drift.touched.note(op);
             }
             self.book_one(op, is_done, now, &mut drafts);
         }
@@ -646,6 +880,9 @@ impl<K: Kernel> Proxier<K> {
                     self.needs_resync = true;
                 }
             }
+            Op::RemoveLeftovers(place, _) => {
+                book_entry(&mut self.leftovers, place, is_done, now);
+            }
             Op::BindAddress(address) | Op::UnbindAddress(address) => {
                 book_entry(&mut self.addresses, address, is_done, now);
             }
@@ -679,8 +916,19 @@ impl<K: Kernel> Proxier<K> {
         self.foundation.pending_len()
             + members
             + self.rules.pending_len()
+            + self.leftovers.pending_len()
             + self.servers.pending_len()
             + self.addresses.pending_len()
+    }
+
+    fn failing(&self) -> usize {
+        let members: usize = self.members.iter().map(Table::failing_len).sum();
+        self.foundation.failing_len()
+            + members
+            + self.rules.failing_len()
+            + self.servers.failing_len()
+            + self.addresses.failing_len()
+            + self.leftovers.failing_len()
     }
 
     fn conflicts(&self) -> Vec<Conflict> {
@@ -713,10 +961,16 @@ impl<K: Kernel> Proxier<K> {
             if stage == Stage::Break {
                 self.look_at_drains(now, &mut report).await;
             }
-            let plan = self.plan(stage, now);
-            let outcomes = vec![Outcome::Done; plan.ops.len()];
-            self.book(&plan, outcomes, now, &mut report);
-            plans.push(plan);
+            loop {
+                let plan = self.plan(stage, now);
+                let outcomes = vec![Outcome::Done; plan.ops.len()];
+                self.book(&plan, outcomes, now, &mut report);
+                let is_last = plan.ops.len() < ENOUGH_OPS;
+                plans.push(plan);
+                if is_last {
+                    break;
+                }
+            }
         }
         match report.failures.pop() {
             Some(failure) => Err(failure),
@@ -734,27 +988,39 @@ impl<K: Kernel> Proxier<K> {
             if stage == Stage::Break {
                 self.look_at_drains(now, &mut report).await;
             }
-            let plan = self.plan(stage, now);
-            if plan.ops.is_empty() {
-                continue;
-            }
-            let applied = self.kernel.call(move |kernel| {
-                let outcomes = kernel.apply(&plan);
-                (plan, outcomes)
-            });
-            match applied.await {
-                Ok((plan, outcomes)) => self.book(&plan, outcomes, now, &mut report),
-                Err(gone) => {
-                    self.needs_resync = true;
-                    report.failures.push(failure("the kernel thread", &gone));
-                    break;
-                }
+            // What a plan of many writes left over is what is due after it.
+            while self.carry_out(stage, now, &mut report).await >= ENOUGH_OPS && !self.needs_resync
+            {
             }
         }
+        self.check_drift(now);
         report.pending = self.pending();
+        report.is_base_failing = self.foundation.failing_len() + self.rules.failing_len() > 0;
+        report.failing = self.failing();
         report.conflicts = self.conflicts();
         report.took = started.elapsed();
         report
+    }
+
+    /// Plans, writes and books; how many writes that were.
+    async fn carry_out(&mut self, stage: Stage, now: Instant, report: &mut SyncReport) -> usize {
+        let plan = self.plan(stage, now);
+        let count = plan.ops.len();
+        if count == 0 {
+            return 0;
+        }
+        let applied = self.kernel.call(move |kernel| {
+            let outcomes = kernel.apply(&plan);
+            (plan, outcomes)
+        });
+        match applied.await {
+            Ok((plan, outcomes)) => self.book(&plan, outcomes, now, report),
+            Err(gone) => {
+                self.needs_resync = true;
+                report.failures.push(failure("the kernel thread", &gone));
+            }
+        }
+        count
     }
 
     /// Looks at the connections of what drains and is due; what has none left, or has had its time, is no longer wanted.
@@ -813,6 +1079,24 @@ impl<K: Kernel> Proxier<K> {
         let with_rules = self
             .rules_read
             .is_none_or(|read| now.duration_since(read) >= period.saturating_sub(period / 8));
+        if !self.needs_resync
+            && let Some(reader) = &self.reader
+        {
+            if self.drift.is_none() {
+                let dumping = reader.call(move |kernel| kernel.dump(with_rules));
+                self.drift = Some(Drift {
+                    progress: Progress::Reading(Box::pin(dumping)),
+                    touched: Touched::default(),
+                    began: now,
+                    due: now + READING,
+                });
+            }
+            if self.learn(model, false) {
+                self.update_all(model);
+            }
+            return Ok(());
+        }
+        self.drift = None;
         let dump: Result<Snapshot, KernelError> = self
             .kernel
             .call(move |kernel| kernel.dump(with_rules))
@@ -837,9 +1121,7 @@ impl<K: Kernel> Mode for Proxier<K> {
             self.update_all(model);
             return;
         }
-        for name in &changes.services {
-            self.update_service(model, name);
-        }
+        self.update_services(model, &changes.services);
     }
 
     fn sync(&mut self, now: Instant) -> Pin<Box<dyn Future<Output = SyncReport> + Send + '_>> {
@@ -858,9 +1140,11 @@ impl<K: Kernel> Mode for Proxier<K> {
         let retries = self.members.iter().map(Table::next_retry).chain([
             self.foundation.next_retry(),
             self.rules.next_retry(),
+            self.leftovers.next_retry(),
             self.servers.next_retry(),
             self.addresses.next_retry(),
             self.drains.next_due(),
+            self.drift.as_ref().map(|drift| drift.due),
         ]);
         retries.flatten().min()
     }

@@ -111,6 +111,20 @@ const JUMPS: [(Table, &str, &str, &str); 9] = [
     ),
 ];
 
+/// Whether a chain is one of the shim's. The iptables mode has some of the same names.
+pub(crate) fn is_chain_of_the_shim(table: &str, chain: &str) -> bool {
+    CHAINS
+        .iter()
+        .any(|(of, name)| of.name() == table && *name == chain)
+}
+
+/// Whether a line of `iptables-save` is one of the shim's jumps.
+pub(crate) fn is_jump_of_the_shim(table: &str, line: &str) -> bool {
+    JUMPS
+        .iter()
+        .any(|jump| jump.0.name() == table && render_jump(jump) == line)
+}
+
 /// What a rule matches. Each is rendered as `iptables-save` does.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Match {
@@ -571,6 +585,13 @@ impl Rules {
             lines.map(|line| (*table, line))
         });
         chains.chain(self.jumps.iter().cloned()).collect()
+    }
+
+    /// The rules of its chains, each with its table.
+    pub(crate) fn rules(&self) -> impl Iterator<Item = (&'static str, &str)> {
+        self.chains
+            .iter()
+            .flat_map(|((table, _), lines)| lines.iter().map(|line| (table.name(), line.as_str())))
     }
 
     /// How many rules it holds, for reports.

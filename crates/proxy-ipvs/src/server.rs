@@ -73,31 +73,26 @@ impl VirtualServer {
 pub struct RealServer {
     /// Where it is.
     pub target: Target,
-    /// Its share of new connections; 0 while it drains.
-    pub weight: u32,
-    /// Connections above which it gets no new ones; 0 for no limit.
-    pub upper_threshold: u32,
-    /// Connections below which it gets new ones again; 0 for three quarters of the upper one.
-    pub lower_threshold: u32,
-    /// Whether packets reach it by network address translation (`ipvsadm -m`), the only way that this proxy uses.
-    pub masquerade: bool,
+    /// Its share of new connections; 0 while it drains. What is larger in the kernel counts as the largest here.
+    pub weight: u16,
+    /// Whether it is as this proxy makes them in every other respect: packets reach it by network address translation
+    /// (`ipvsadm -m`), and nothing limits its connections. There are 500,000 of these on a large node, so no more is kept.
+    pub is_plain: bool,
 }
 
 impl RealServer {
-    /// A real server as upstream makes it: masquerade, weight 1, no thresholds.
+    /// A real server as upstream makes it: network address translation, weight 1, no limits.
     pub fn new(target: Target) -> Self {
         Self {
             target,
             weight: 1,
-            upper_threshold: 0,
-            lower_threshold: 0,
-            masquerade: true,
+            is_plain: true,
         }
     }
 
     /// The same with another weight.
     #[must_use]
-    pub fn with_weight(self, weight: u32) -> Self {
+    pub fn with_weight(self, weight: u16) -> Self {
         Self { weight, ..self }
     }
 }

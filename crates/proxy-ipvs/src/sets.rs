@@ -10,6 +10,8 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use proxy::{IpFamily, Protocol};
 
+use crate::server::VirtualServerKey;
+
 /// One of the sets that the shim matches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
@@ -229,6 +231,22 @@ impl Set {
                 | Self::NodePortUdp
                 | Self::NodePortSctp
         )
+    }
+
+    /// The virtual server that a member is about. None for a loop-back member, which names an endpoint, and for a port, which is
+    /// served at several addresses.
+    pub(crate) fn virtual_server(self, member: &Member) -> Option<VirtualServerKey> {
+        match *member {
+            _ if self == Self::LoopBack => None,
+            Member::AddressPort(address, protocol, port)
+            | Member::AddressPortAddress(address, protocol, port, _)
+            | Member::AddressPortNet(address, protocol, port, _) => Some(VirtualServerKey {
+                address,
+                port,
+                protocol,
+            }),
+            Member::Address(_) | Member::Port(_) => None,
+        }
     }
 
     /// The set that holds the NodePorts of a protocol.

@@ -13,9 +13,10 @@ mod support;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read as _, Write as _};
-use std::net::{TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream};
 use std::process::Command;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -23,11 +24,11 @@ use futures::executor::block_on;
 use netlink_batch::Worker;
 use proxy::{
     Event, IpFamily, Kind, LocalDetector, Mode as _, Model, NodeFacts, Protocol, Service,
-    SyncReport,
+    SyncReport, Target,
 };
 use proxy_ipvs::{
-    Config, Iptables, Kernel, Member, NetlinkKernel, Op, Outcome, Plan, Properties, Proxier,
-    RealServer, Rules, Set, Shim, VirtualServerKey,
+    Config, Iptables, Kernel, KernelError, Member, NetlinkKernel, Op, OpenError, Outcome, Plan,
+    Properties, Proxier, RealServer, Rules, Set, Shim, Snapshot, VirtualServerKey,
 };
 use rustix::thread::{
     CapabilitySet, CapabilitySets, UnshareFlags, set_capabilities, unshare_unsafe,
@@ -42,7 +43,7 @@ fn on_a_node(story: impl FnOnce() + Send + 'static) {
         let unshared = unsafe { unshare_unsafe(UnshareFlags::NEWNET) };
         unshared.expect("this test makes a network namespace: run it in the lab");
         sh(
-            "modprobe ipv6; ip link set lo up; ip link add eth0 type veth peer name peer0
+            "modprobe -q ipv6 || true; ip link set lo up; ip link add eth0 type veth peer name peer0
             ip addr add 192.168.99.10/24 dev eth0; ip -6 addr add fd00:99::10/64 dev eth0 nodad
             ip link set peer0 up; ip link set eth0 up; ip route add default dev eth0",
         );
@@ -65,8 +66,33 @@ fn sh(script: &str) -> String {
 struct Node {
     model: Model,
     iptables: Iptables,
-    proxiers: Vec<Proxier<NetlinkKernel>>,
+    proxiers: Vec<Proxier<Metered>>,
+    /// How many netlink messages the writes of both have cost so far.
+    sent: Arc<AtomicU32>,
     now: Instant,
+}
+
+/// The kernel, and a meter of the messages that writes cost.
+struct Metered(NetlinkKernel, Arc<AtomicU32>);
+
+impl Kernel for Metered {
+    fn dump(&mut self, with_rules: bool) -> Result<Snapshot, KernelError> {
+        self.0.dump(with_rules)
+    }
+
+    fn apply(&mut self, plan: &Plan) -> Vec<Outcome> {
+        let before = self.0.sent();
+        let outcomes = self.0.apply(plan);
+        self.1.fetch_add(self.0.sent() - before, Ordering::Relaxed);
+        outcomes
+    }
+
+    fn connections(
+        &mut self,
+        keys: &[VirtualServerKey],
+    ) -> Result<BTreeMap<VirtualServerKey, BTreeMap<Target, u32>>, KernelError> {
+        self.0.connections(keys)
+    }
 }
 
 fn config(family: IpFamily, iptables: Iptables) -> Config {
@@ -89,10 +115,14 @@ impl Node {
     /// A daemon that starts, with all lists told and empty.
     fn with(change: impl Fn(&mut Config)) -> Self {
         let iptables = Iptables::choose(None).unwrap();
+        let sent = Arc::new(AtomicU32::new(0));
         let proxier = |family| {
             let mut config = config(family, iptables);
             change(&mut config);
-            let kernel = Worker::spawn("kernel", move || NetlinkKernel::open(family, iptables));
+            let meter = Arc::clone(&sent);
+            let kernel = Worker::spawn("kernel", move || {
+                Ok::<_, OpenError>(Metered(NetlinkKernel::open(family, iptables)?, meter))
+            });
             Proxier::new(config, NodeFacts::new(family, NODE), kernel.unwrap())
         };
         let mut model = Model::new();
@@ -112,6 +142,7 @@ impl Node {
             model,
             iptables,
             proxiers: IpFamily::ALL.map(proxier).into(),
+            sent,
             now: Instant::now(),
         }
     }
@@ -140,7 +171,7 @@ impl Node {
     fn sync(&mut self) -> Vec<SyncReport> {
         let changes = self.model.take_changes();
         let (model, now) = (&self.model, self.now);
-        let sync = |proxier: &mut Proxier<NetlinkKernel>| {
+        let sync = |proxier: &mut Proxier<Metered>| {
             proxier.update(model, &changes);
             for _ in 0..4 {
                 if proxier.needs_resync() {
@@ -166,6 +197,13 @@ impl Node {
             );
         }
         reports.iter().map(|report| report.written).sum()
+    }
+
+    /// A sync after which all is as wanted; how many netlink messages that took.
+    fn messages(&mut self) -> u32 {
+        self.sent.store(0, Ordering::Relaxed);
+        self.settle();
+        self.sent.load(Ordering::Relaxed)
     }
 
     /// Reads the kernel, rules included, and brings it back to what is wanted; how many writes that took.
@@ -298,6 +336,35 @@ fn the_kernel_holds_what_upstream_would_have_left() {
         let mut restarted = golden_node();
         assert_eq!(restarted.dump(), golden, "a restart changes nothing");
         assert_eq!(restarted.resettle(), 0);
+    });
+}
+
+#[test]
+#[ignore = "needs a kernel with IPVS: run by make test in the lab"]
+fn a_change_costs_a_message_for_each_thing_that_changed() {
+    on_a_node(|| {
+        let mut node = golden_node();
+        let mut pods = PODS.to_vec();
+        // The virtual servers of the golden case: cluster IP, external IP, load balancer, node port.
+        pods.push("10.244.3.6@node2");
+        node.endpoints(&web(), &pods);
+        assert_eq!(node.messages(), 4, "an endpoint elsewhere");
+        pods.push("10.244.1.6@node1");
+        node.endpoints(&web(), &pods);
+        assert_eq!(node.messages(), 4 + 1, "an endpoint here: also loop-back");
+        // Weight 0 and, as nothing is connected, removal at once; the loop-back member.
+        pods.pop();
+        node.endpoints(&web(), &pods);
+        assert_eq!(node.messages(), 4 + 4 + 1, "it goes");
+        let new = service("default/new", "10.96.10.20", 80);
+        node.add(new, &[&["10.244.2.7@node2", "10.244.2.8@node2"]]);
+        // Two members, the virtual server, two destinations; the address, and a look at which link it goes to.
+        assert_eq!(node.messages(), 2 + 1 + 2 + 2, "a Service more");
+        assert_eq!(node.messages(), 0);
+        node.resettle();
+        pods.push("10.244.3.7@node2");
+        node.endpoints(&web(), &pods);
+        assert_eq!(node.messages(), 4, "also after a dump");
     });
 }
 
@@ -479,7 +546,7 @@ fn damage_is_repaired() {
             "ip addr del 10.96.10.10/32 dev kube-ipvs0; ip -6 addr del fd00:96::10/128 dev kube-ipvs0".to_owned(),
             "ip addr add 10.1.2.3/24 dev kube-ipvs0; ip -6 addr add fd00::7/64 dev kube-ipvs0".to_owned(),
             "ip link del kube-ipvs0".to_owned(),
-            "iptables-legacy -F; ip6tables-legacy -F; iptables-legacy -t nat -F; ip6tables-legacy -t nat -F; ipset destroy || ipset flush".to_owned(),
+            format!("for tables in iptables-{backend} ip6tables-{backend}; do $tables -F; $tables -t nat -F; done; ipset destroy || ipset flush"),
         ];
         for damage in damages {
             sh(&damage);
@@ -618,7 +685,7 @@ fn properties(scheduler: &str) -> Properties {
 
 fn real(at: &str) -> RealServer {
     let at: std::net::SocketAddr = at.parse().unwrap();
-    RealServer::new(proxy::Target {
+    RealServer::new(Target {
         ip: at.ip(),
         port: at.port(),
     })
@@ -749,7 +816,8 @@ fn sets_of_another_kind_are_named_with_the_way_out() {
         assert!(refusal(&outcomes[1]).0.contains("timeout 60"));
         assert!(refusal(&outcomes[2]).0.contains("range 1-9"));
         assert_eq!(outcomes[3], Outcome::Done);
-        assert!(refusal(&outcomes[4]).0.contains("ipset destroy"));
+        let (reason, is_surprise) = refusal(&outcomes[4]);
+        assert!(reason.contains("could not be made") && !is_surprise);
         let adds = (1..4).map(|port| {
             Op::AddMember(
                 Set::ExternalIp,
@@ -758,7 +826,22 @@ fn sets_of_another_kind_are_named_with_the_way_out() {
         });
         let outcomes = apply(&mut kernel, adds.collect::<Vec<_>>());
         assert_done(&outcomes[..2]);
-        assert!(refusal(&outcomes[2]).0.contains("full"));
+        let (reason, is_surprise) = refusal(&outcomes[2]);
+        assert!(reason.contains("full") && is_surprise, "{reason}");
+
+        // While a rule uses it, to destroy it is no way out.
+        let backend = Iptables::choose(None).unwrap().backend();
+        sh(&format!(
+            "iptables-{backend} -A INPUT -m set --match-set KUBE-LOOP-BACK dst,dst,src -j RETURN"
+        ));
+        let outcomes = apply(&mut kernel, [Op::CreateSet(Set::LoopBack, 65_536)]);
+        let (reason, _) = refusal(&outcomes[0]);
+        assert!(
+            reason.contains("1 rules or sets use it")
+                && reason.contains("`kube-proxy --cleanup`")
+                && reason.contains("`iptables-save | grep KUBE-LOOP-BACK`"),
+            "{reason}"
+        );
 
         let mut kernel = open(IpFamily::V6);
         assert!(kernel.dump(false).unwrap().sets.is_empty());
@@ -771,12 +854,13 @@ fn sets_of_another_kind_are_named_with_the_way_out() {
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
 fn a_set_that_is_too_small_is_replaced_under_the_rules_that_use_it() {
     on_a_node(|| {
-        sh(
+        let backend = Iptables::choose(None).unwrap().backend();
+        sh(&format!(
             "ipset create KUBE-CLUSTER-IP hash:ip,port family inet hashsize 64 maxelem 2
             ipset add KUBE-CLUSTER-IP 10.96.0.1,tcp:443
             ipset create KUBE-GROWING hash:ip
-            iptables-legacy -A INPUT -m set --match-set KUBE-CLUSTER-IP dst,dst -j RETURN",
-        );
+            iptables-{backend} -A INPUT -m set --match-set KUBE-CLUSTER-IP dst,dst -j RETURN"
+        ));
         let mut kernel = open(IpFamily::V4);
         let member = |n: u8| {
             let address = format!("10.96.1.{n}").parse().unwrap();
@@ -795,7 +879,39 @@ fn a_set_that_is_too_small_is_replaced_under_the_rules_that_use_it() {
         );
         assert_eq!(saved.matches("add KUBE-CLUSTER-IP").count(), 7, "{saved}");
         assert!(!saved.contains("KUBE-GROWING"), "{saved}");
-        assert!(sh("iptables-legacy-save").contains("--match-set KUBE-CLUSTER-IP dst,dst"));
+        assert!(
+            sh(&format!("iptables-{backend}-save")).contains("--match-set KUBE-CLUSTER-IP dst,dst")
+        );
+    });
+}
+
+#[test]
+#[ignore = "needs a kernel with IPVS: run by make test in the lab"]
+fn a_set_of_the_size_that_upstream_gives_is_filled_to_the_last_member() {
+    on_a_node(|| {
+        let mut kernel = open(IpFamily::V4);
+        kernel.dump(false).unwrap();
+        let member = |number: u32| {
+            let address = IpAddr::from(Ipv4Addr::from(0x0af4_0000 + number));
+            Member::AddressPortAddress(address, Protocol::Tcp, 8080, address)
+        };
+        let add = |number| Op::AddMember(Set::LoopBack, member(number));
+        let mut ops = vec![Op::CreateSet(Set::LoopBack, 65_536)];
+        ops.extend((0..65_536).map(add));
+        assert_done(&apply(&mut kernel, ops));
+        // All of them once more, and some more. Since Linux 5.6 it takes more than its size while these meet parts of its table
+        // that are not full, but not many.
+        let all: Vec<Op> = (0..70_000).map(add).collect();
+        let outcomes = apply(&mut kernel, all.clone());
+        assert_done(&outcomes[..65_536]);
+        let full = outcomes.iter().find(|outcome| **outcome != Outcome::Done);
+        let (reason, is_surprise) = refusal(full.unwrap());
+        assert!(reason.contains("full") && is_surprise, "{reason}");
+        assert_done(&apply(&mut kernel, [Op::CreateSet(Set::LoopBack, 131_072)]));
+        assert_done(&apply(&mut kernel, all));
+        let snapshot = kernel.dump(false).unwrap();
+        assert_eq!(snapshot.set_sizes[&Set::LoopBack], 131_072);
+        assert_eq!(snapshot.sets[&Set::LoopBack].len(), 70_000);
     });
 }
 

@@ -23,7 +23,7 @@ fn on_a_node(story: impl FnOnce() + Send + 'static) {
         let unshared = unsafe { unshare_unsafe(UnshareFlags::NEWNET) };
         unshared.expect("this test makes a network namespace: run it in the lab");
         sh(
-            "modprobe -a ipv6 ip_vs dummy; ip link set lo up; ip link add eth0 type veth peer name peer0
+            "modprobe -q -a ipv6 ip_vs dummy || true; ip link set lo up; ip link add eth0 type veth peer name peer0
             ip addr add 192.168.99.10/24 dev eth0; ip -6 addr add fd00:99::10/64 dev eth0 nodad
             ip link set peer0 up; ip link set eth0 up
             ipvsadm -A -t 9.9.9.9:9 -s rr; ipvsadm -a -t 9.9.9.9:9 -r 10.0.0.1:9 -m
@@ -32,7 +32,7 @@ fn on_a_node(story: impl FnOnce() + Send + 'static) {
         );
         for tables in ["iptables", "ip6tables"] {
             feed(
-                &format!("{tables}-legacy-restore --noflush"),
+                &format!("{tables}-$backend-restore --noflush"),
                 "*nat\n:OTHER - [0:0]\n-A POSTROUTING -m comment --comment \"of others\" -j OTHER\n-A OTHER -j RETURN\nCOMMIT\n\
                  *filter\n:KUBE-FIREWALL - [0:0]\n-A INPUT -j KUBE-FIREWALL\n-A INPUT -p tcp -m tcp --dport 7 -j DROP\nCOMMIT\n\
                  *mangle\n:KUBE-KUBELET-CANARY - [0:0]\nCOMMIT\n",
@@ -42,6 +42,14 @@ fn on_a_node(story: impl FnOnce() + Send + 'static) {
     };
     if let Err(panic) = thread::spawn(story).join() {
         std::panic::resume_unwind(panic);
+    }
+}
+
+/// What the lab's lane is for; `$backend` in scripts.
+fn backend() -> &'static str {
+    match std::env::var("LAB_LANE").as_deref() {
+        Ok("B") => "nft",
+        _ => "legacy",
     }
 }
 
@@ -57,6 +65,7 @@ fn feed(command: &str, input: &str) {
 fn feed_sh(script: &str, input: &str) -> String {
     let mut child = Command::new("sh")
         .args(["-ec", script])
+        .env("backend", backend())
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -82,11 +91,11 @@ fn leave_ipvs_mode() {
         &([created, added].concat().join("\n") + "\n"),
     );
     feed(
-        "iptables-legacy-restore --noflush",
+        "iptables-$backend-restore --noflush",
         include_str!("dualstack/iptables-save"),
     );
     feed(
-        "ip6tables-legacy-restore --noflush",
+        "ip6tables-$backend-restore --noflush",
         include_str!("dualstack/ip6tables-save"),
     );
     feed("ipvsadm -R", include_str!("dualstack/ipvsadm-save"));
@@ -107,7 +116,7 @@ fn leave_iptables_mode() {
             .lines()
             .filter(|line| !line.contains("nfacct") && !line.contains("KUBE-FIREWALL"));
         let text = lines.collect::<Vec<_>>().join("\n") + "\n";
-        feed(&format!("{command}-legacy-restore --noflush"), &text);
+        feed(&format!("{command}-$backend-restore --noflush"), &text);
     }
 }
 
@@ -115,7 +124,7 @@ fn leave_iptables_mode() {
 fn state() -> String {
     sh(
         "ipvsadm -Sn; ipset save | sort; ip -o addr show | grep -v fe80 | sed 's/ valid_lft.*//'; ip -o link show | cut -d: -f2
-        for tables in iptables ip6tables; do $tables-legacy-save | grep -v '^#' | sed 's/ \\[.*//'; done",
+        for tables in iptables ip6tables; do $tables-$backend-save | grep -v '^#' | sed 's/ \\[.*//'; done",
     )
 }
 
@@ -148,12 +157,13 @@ fn of_the_ipvs_mode_nothing_stays_and_of_others_everything() {
         leave_ipvs_mode();
         let cleanup = clean_up(&[]);
         assert_eq!(state(), before);
+        let backend = backend();
         let removed = [
             "IPv4: 5 virtual servers",
             "IPv6: 4 virtual servers",
             "link kube-ipvs0 with 7 service addresses",
-            "IPv4: 11 chains and 9 jumps of iptables (legacy)",
-            "IPv6: 11 chains and 9 jumps of iptables (legacy)",
+            &format!("IPv4: 11 chains and 9 jumps of iptables ({backend})"),
+            &format!("IPv6: 11 chains and 9 jumps of iptables ({backend})"),
             "IPv4: 17 ipsets",
             "IPv6: 17 ipsets",
         ];
@@ -171,7 +181,7 @@ fn of_both_modes_at_once_nothing_stays() {
         clean_up(&[]);
         let before = state();
         leave_iptables_mode();
-        let upstream = sh("iptables-legacy-save; ip6tables-legacy-save");
+        let upstream = sh("iptables-$backend-save; ip6tables-$backend-save");
         assert!(upstream.matches(":KUBE-SEP-").count() > 3, "{upstream}");
         leave_ipvs_mode();
         let cleanup = clean_up(&[]);
@@ -185,8 +195,8 @@ fn of_both_modes_at_once_nothing_stays() {
 fn what_others_hold_on_to_is_told_and_the_rest_goes() {
     on_a_node(|| {
         leave_ipvs_mode();
-        sh("iptables-legacy -t nat -A OTHER -j KUBE-MARK-MASQ
-            iptables-legacy -A INPUT -m set --match-set KUBE-CLUSTER-IP dst -j ACCEPT");
+        sh("iptables-$backend -t nat -A OTHER -j KUBE-MARK-MASQ
+            iptables-$backend -A INPUT -m set --match-set KUBE-CLUSTER-IP dst -j ACCEPT");
         let cleanup = clean_up(&["203.0.113.0/24".parse().unwrap()]);
         assert!(
             matches!(&cleanup.left[..], [chain, set]
@@ -199,14 +209,14 @@ fn what_others_hold_on_to_is_told_and_the_rest_goes() {
         assert!(!left.contains("kube-ipvs0"), "{left}");
 
         sh(
-            "iptables-legacy -t nat -F OTHER; iptables-legacy -D INPUT -m set --match-set KUBE-CLUSTER-IP dst -j ACCEPT",
+            "iptables-$backend -t nat -F OTHER; iptables-$backend -D INPUT -m set --match-set KUBE-CLUSTER-IP dst -j ACCEPT",
         );
         let cleanup = clean_up(&[]);
         assert_eq!(
             cleanup.removed,
             [
-                "IPv4: 1 chain and 0 jumps of iptables (legacy)",
-                "IPv4: 1 ipset"
+                format!("IPv4: 1 chain and 0 jumps of iptables ({})", backend()),
+                "IPv4: 1 ipset".to_owned()
             ]
         );
         expect_all_gone(&cleanup);
@@ -230,5 +240,35 @@ fn a_link_that_is_no_dummy_stays_without_service_addresses() {
             left.contains("10.1.0.1/24") && !left.contains("10.96.0.10"),
             "{left}"
         );
+    });
+}
+
+#[test]
+#[ignore = "needs a kernel with IPVS: run by make test in the lab"]
+fn of_nftables_only_the_tables_of_kube_proxy_go() {
+    on_a_node(|| {
+        // Not every kernel has nftables for IP.
+        let has_nft = sh("nft add table ip kube-proxy 2>/dev/null && echo yes || true") == "yes\n";
+        if has_nft {
+            sh(
+                "nft add table ip6 kube-proxy; nft add chain ip kube-proxy x; nft add table ip other; nft add table inet kube-proxy",
+            );
+        }
+        let removed = clean_up(&[]).removed;
+        let tables = removed
+            .iter()
+            .filter(|line| line.ends_with("the nftables mode's table kube-proxy"));
+        assert_eq!(tables.count(), if has_nft { 2 } else { 0 }, "{removed:?}");
+        if has_nft {
+            let left = sh("nft list tables");
+            assert!(
+                left.contains("table ip other\n") && left.contains("table inet kube-proxy\n"),
+                "{left}"
+            );
+            assert!(
+                !left.contains("table ip kube-proxy") && !left.contains("ip6 kube-proxy"),
+                "{left}"
+            );
+        }
     });
 }

@@ -7,7 +7,11 @@
 
 #[path = "proxier/drains.rs"]
 mod drains;
+#[path = "proxier/drift.rs"]
+mod drift;
 mod support;
+#[path = "proxier/takeover.rs"]
+mod takeover;
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -446,6 +450,74 @@ fn a_virtual_server_that_cannot_be_removed_keeps_the_proof_that_it_is_ours() {
     assert!(world.kernel.state().snapshot.sets[&Set::ClusterIp].is_empty());
 }
 
+/// A member whose own removal failed, too, must not stay due while it is kept: the loop would not sleep.
+#[test]
+fn what_waits_for_a_virtual_server_is_not_due_before_it() {
+    let mut world = web();
+    let refuse = |text: &str| {
+        let refusal = (text.to_owned(), "busy".to_owned());
+        world.kernel.state().refusals.extend([refusal]);
+    };
+    refuse("remove 10.96.0.10,tcp:80 from set ClusterIp");
+    let key = server("10.96.0.10:80");
+    let there = world.kernel.state().snapshot.servers[&key].clone();
+    world.delete_service("default/web");
+    assert_eq!(world.sync().failing, 1);
+    // Somebody puts the virtual server back, by that member it is taken for ours, and it stays.
+    let refusal = "remove virtual server 10.96.0.10:80/TCP".to_owned();
+    let mut state = world.kernel.state();
+    state.refusals.insert(refusal, "busy".into());
+    state.snapshot.servers.insert(key, there);
+    drop(state);
+    world.resync();
+    for _ in 0..4 {
+        world.wait(Duration::from_secs(1));
+        let report = world.sync();
+        assert_eq!((report.pending, report.failing), (2, 1), "{report:?}");
+        assert!(!world.proxier_due_within(Duration::from_millis(1)));
+    }
+    world.kernel.state().refusals.clear();
+    world.wait(Duration::from_secs(30));
+    assert_eq!(world.sync().pending, 0);
+}
+
+#[test]
+fn a_report_tells_a_node_that_is_late_from_one_bad_service() {
+    let fails = |world: &mut World| {
+        let report = world.sync();
+        (
+            report.pending > 0,
+            report.failing,
+            report.failed_restores,
+            report.is_base_failing,
+        )
+    };
+    let refuse = |world: &World, refusal: &str| {
+        let refusal = (refusal.to_owned(), "no".to_owned());
+        world.kernel.state().refusals.extend([refusal]);
+    };
+    let mut world = web();
+    refuse(&world, "add virtual server 10.96.0.66:80/TCP");
+    world.service(service("default/bad", "10.96.0.66", 80));
+    assert_eq!(fails(&mut world), (true, 1, 0, false));
+
+    let mut world = web();
+    let installed = world.kernel.state().snapshot.rules.clone().unwrap();
+    world.kernel.state().snapshot.rules = Some(Rules::default());
+    refuse(&world, &format!("write {} iptables rules", installed.len()));
+    world.wait(Duration::from_mins(1));
+    world.resync();
+    let now = world.now;
+    let report = block_on(world.proxier.sync(now));
+    assert_eq!((report.failing, report.failed_restores), (1, 1));
+    assert!(report.is_base_failing && world.proxier.needs_resync());
+    // The next sync tries nothing, and still says so.
+    assert_eq!(fails(&mut world), (true, 1, 0, true));
+    world.kernel.state().refusals.clear();
+    world.wait(Duration::from_secs(1));
+    assert_eq!(fails(&mut world), (false, 0, 0, false));
+}
+
 #[test]
 fn rules_do_not_come_back_for_a_member_that_stays() {
     for stays in [
@@ -821,6 +893,58 @@ fn of_two_services_that_claim_one_address_the_older_wins_until_it_goes() {
     );
 }
 
+/// Whichever comes first, and whoever goes: the sets and rules are those of the winner alone.
+#[test]
+fn of_two_services_that_claim_one_address_only_the_winner_says_who_may_use_it() {
+    let claimant = |at: &str, cluster_ip: &str, created| {
+        let mut claimant = service(at, cluster_ip, 80);
+        claimant.kind = proxy::ServiceType::LoadBalancer;
+        claimant.ingress_ips = vec![ip("203.0.113.10")];
+        claimant.created = Some(created);
+        claimant
+    };
+    let open = claimant("default/open", "10.96.0.10", 1);
+    let mut closed = claimant("default/closed", "10.96.0.11", 2);
+    closed.source_ranges = vec!["198.51.100.0/24".parse().unwrap()];
+    closed.external_local = true;
+    let restricted = |world: &World| {
+        let state = world.kernel.state();
+        let members: usize = [
+            Set::LoadBalancerFirewall,
+            Set::LoadBalancerSourceCidr,
+            Set::LoadBalancerLocal,
+        ]
+        .iter()
+        .map(|set| state.snapshot.sets[set].len())
+        .sum();
+        let rules = state.snapshot.rules.as_ref().unwrap();
+        let text = rules.restore_text(&Rules::default());
+        (members, text.contains("203.0.113.10"))
+    };
+    for order in [[&open, &closed], [&closed, &open]] {
+        let mut world = World::new().listed();
+        for service in order {
+            world.service(service.clone());
+            world.sync();
+        }
+        assert_eq!(restricted(&world), (0, false));
+        let cluster_ips = [ip("10.96.0.10"), ip("10.96.0.11")];
+        for address in cluster_ips {
+            let member = Member::AddressPort(address, Protocol::Tcp, 80);
+            assert!(world.kernel.state().snapshot.sets[&Set::ClusterIp].contains(&member));
+        }
+        world.delete_service("default/open");
+        assert_eq!(world.sync().pending, 0);
+        assert_eq!(restricted(&world), (3, true), "it takes over");
+        world.service(open.clone());
+        assert_eq!(world.sync().pending, 0);
+        assert_eq!(restricted(&world), (0, false), "it loses it again");
+        world.delete_service("default/closed");
+        assert_eq!(world.sync().pending, 0);
+        assert_eq!(restricted(&world), (0, false));
+    }
+}
+
 #[test]
 fn a_new_node_address_serves_the_node_ports() {
     let mut world = World::new();
@@ -867,6 +991,34 @@ fn a_service_address_that_the_node_carries_is_served_but_not_bound() {
 }
 
 #[test]
+fn an_address_is_bound_unless_another_interface_carries_it_meanwhile() {
+    let external = ip("192.168.99.20");
+    let mut world = World::new();
+    let mut web = service("default/web", "10.96.0.10", 80);
+    web.external_ips = vec![external];
+    world.service(web);
+    world.service(service("default/other", "10.96.0.11", 80));
+    let mut world = world.listed();
+    world.sync();
+    for is_carried in [true, false] {
+        let carried = |world: &World| world.kernel.state().snapshot.bound.contains(&external);
+        assert_eq!(carried(&world), is_carried);
+        let mut state = world.kernel.state();
+        let addresses = &mut state.snapshot.interface_addresses;
+        if is_carried {
+            addresses.insert(external);
+        } else {
+            addresses.remove(&external);
+        }
+        drop(state);
+        world.resync();
+        world.sync();
+        assert_eq!(carried(&world), !is_carried);
+        assert!(world.destinations("192.168.99.20:80").is_some());
+    }
+}
+
+#[test]
 fn the_api_server_comes_first_then_dns() {
     let mut world = World::new();
     for (at, cluster_ip) in [
@@ -894,6 +1046,41 @@ fn the_api_server_comes_first_then_dns() {
 }
 
 #[test]
+fn much_is_written_in_several_plans_and_in_order() {
+    let services = 900u32;
+    let pods: Vec<String> = (0..100u32).map(|n| format!("10.244.1.{n}@node2")).collect();
+    let pods: Vec<&str> = pods.iter().map(String::as_str).collect();
+    let mut world = World::new();
+    for number in 0..services {
+        let at = format!("default/s{number}");
+        let address = format!("10.96.{}.{}", number / 250, number % 250 + 1);
+        world.service(service(&at, &address, 80));
+        world.slice(slice(&at, &pods));
+    }
+    let mut world = world.listed();
+    let report = world.sync();
+    assert_eq!((report.pending, report.failures.len()), (0, 0));
+    let (_, ops) = world.work();
+    let binds = |op: &Op| matches!(op, Op::BindAddress(_));
+    let first = ops.iter().position(binds).unwrap();
+    assert_eq!(ops.len() - first, 900, "addresses come behind all others");
+    let adds = |op: &&Op| matches!(op, Op::AddDestination(..));
+    assert_eq!(ops.iter().filter(adds).count(), 90_000);
+
+    // One message for each destination that drains, one for its removal; again everything in one sync.
+    for number in 0..services {
+        world.slice(slice(&format!("default/s{number}"), &pods[..50]));
+    }
+    assert_eq!(world.sync().pending, 0);
+    assert_eq!(world.work().1.len(), 90_000);
+    for number in 0..services {
+        world.delete_service(&format!("default/s{number}"));
+    }
+    assert_eq!(world.sync().pending, 0);
+    assert!(world.kernel.state().snapshot.servers.is_empty());
+}
+
+#[test]
 fn a_set_is_made_larger_where_it_must_be() {
     let mut world = World::new();
     let pods: Vec<String> = (0..70_000u32)
@@ -917,6 +1104,26 @@ fn a_set_is_made_larger_where_it_must_be() {
         65_536
     );
     assert!(world.model.view(&name("default/web")).is_some());
+}
+
+#[test]
+fn a_full_set_has_room_for_what_comes_before_what_goes() {
+    let mut world = World::new();
+    for number in 1..=4 {
+        let at = format!("default/s{number}");
+        world.service(service(&at, &format!("10.96.1.{number}"), 80));
+    }
+    let mut world = world.listed();
+    world.sync();
+    let sizes = [(Set::ClusterIp, 4)];
+    world.kernel.state().snapshot.set_sizes.extend(sizes);
+    world.resync();
+    world.work();
+    world.delete_service("default/s4");
+    world.service(service("default/s5", "10.96.1.5", 80));
+    let report = world.sync();
+    assert_eq!((report.pending, report.failures), (0, Vec::new()));
+    assert_eq!(world.written()[0], "create set ClusterIp for 8 members");
 }
 
 #[test]

@@ -32,4 +32,4 @@ pub use object::{
     Endpoint, EndpointPort, EndpointSlice, Node, Placement, Service, ServicePort, ServiceType,
 };
 pub use stale_flows::{UdpPort, UdpServices, udp_ports};
-pub use topology::{Backends, Target};
+pub use topology::{Backends, Endpoints, Target};

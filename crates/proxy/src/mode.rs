@@ -20,7 +20,8 @@ pub trait Mode: Send {
     fn sync(&mut self, now: Instant) -> Pin<Box<dyn Future<Output = SyncReport> + Send + '_>>;
 
     /// Reads the kernel and takes what is there for actual, so that whatever differs becomes pending. Called at start, after
-    /// lost acknowledgements, and once in each sync period.
+    /// lost acknowledgements, and once in each sync period. In the last case it may only begin to: the syncs that follow, due at
+    /// once, go on piece by piece, so that no event waits for the whole, and what differs shows as [`needs_resync`](Self::needs_resync).
     fn resync<'a>(
         &'a mut self,
         model: &'a Model,
@@ -48,8 +49,13 @@ pub struct SyncReport {
     pub failures: Vec<Failure>,
     /// How many of these are tables of rules that `iptables-restore` did not take.
     pub failed_restores: usize,
-    /// Entries that still differ from what is wanted.
+    /// Entries that still differ from what is wanted: refused, waiting for others, or for both initial lists.
     pub pending: usize,
+    /// How many of these were refused when they were last tried, in this sync or before, and wait for their next try.
+    pub failing: usize,
+    /// Whether what all Services rely on is among the failing ones (the link, a set, the rules): then this node is late whatever
+    /// else was written, and upstream's would say so, too. What fails otherwise is of single Services.
+    pub is_base_failing: bool,
     /// Service ports that claim an address and port which another one has.
     pub conflicts: Vec<Conflict>,
 }

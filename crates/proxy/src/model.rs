@@ -1,6 +1,5 @@
 //! The model: what the sources have said so far, and which Services changed since it was last asked.
 
-use std::collections::BTreeMap;
 use std::mem;
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -18,8 +17,9 @@ const FEW_PLACEMENTS: usize = 64;
 #[derive(Debug, Default)]
 pub struct Model {
     services: HashMap<NamespacedName, Service>,
-    /// By Service, then by slice, so that a Service's slices have a fixed order.
-    slices: HashMap<NamespacedName, BTreeMap<NamespacedName, EndpointSlice>>,
+    /// By Service, sorted by name, so that a Service's slices have a fixed order. Most Services have one, for which the node of a
+    /// tree would be ten times as large.
+    slices: HashMap<NamespacedName, Vec<EndpointSlice>>,
     /// Which Service a slice was for: a deletion names the slice only, and its label may have changed.
     service_of: HashMap<NamespacedName, NamespacedName>,
     node: Option<Node>,
@@ -112,13 +112,13 @@ impl Changes {
 pub struct ServiceView<'a> {
     /// The Service.
     pub service: &'a Service,
-    slices: Option<&'a BTreeMap<NamespacedName, EndpointSlice>>,
+    slices: &'a [EndpointSlice],
 }
 
 impl<'a> ServiceView<'a> {
     /// Its slices, of both families, in the order of their names.
     pub fn slices(&self) -> impl Iterator<Item = &'a EndpointSlice> + use<'a> {
-        self.slices.into_iter().flat_map(BTreeMap::values)
+        self.slices.iter()
     }
 }
 
@@ -225,7 +225,7 @@ impl Model {
         let service = self.services.get(name)?;
         Some(ServiceView {
             service,
-            slices: self.slices.get(name),
+            slices: self.slices.get(name).map_or(&[], Vec::as_slice),
         })
     }
 
@@ -264,10 +264,10 @@ impl Model {
 
     fn apply_slice(&mut self, mut slice: EndpointSlice) {
         self.slice_list.confirm(&slice.name);
-        let known = self
-            .service_of
-            .get(&slice.name)
-            .and_then(|service| self.slices.get(service)?.get(&slice.name));
+        let known = self.service_of.get(&slice.name).and_then(|service| {
+            let slices = self.slices.get(service)?;
+            slices.get(position(slices, &slice.name).ok()?)
+        });
         if known == Some(&slice) {
             return;
         }
@@ -290,10 +290,21 @@ impl Model {
         let trigger = slice.change_trigger.map(|at| (slice.family, at));
         self.changes.triggers.extend(trigger);
         self.changes.services.insert(slice.service.clone());
-        self.slices
-            .entry(slice.service.clone())
-            .or_default()
-            .insert(slice.name.clone(), slice);
+        slice.endpoints.shrink_to_fit();
+        let slices = self.slices.entry(slice.service.clone()).or_default();
+        match position(slices, &slice.name) {
+            Ok(at) => {
+                if let Some(known) = slices.get_mut(at) {
+                    *known = slice;
+                }
+            }
+            Err(at) => {
+                if slices.is_empty() {
+                    slices.reserve_exact(1);
+                }
+                slices.insert(at, slice);
+            }
+        }
         self.forget_placements();
     }
 
@@ -303,7 +314,9 @@ impl Model {
             return;
         };
         if let Some(slices) = self.slices.get_mut(&service) {
-            slices.remove(name);
+            if let Ok(at) = position(slices, name) {
+                slices.remove(at);
+            }
             if slices.is_empty() {
                 self.slices.remove(&service);
             }
@@ -320,6 +333,11 @@ impl Model {
             self.placements_used = self.placements.len();
         }
     }
+}
+
+/// Where a slice is among those of its Service, or would be.
+fn position(slices: &[EndpointSlice], name: &NamespacedName) -> Result<usize, usize> {
+    slices.binary_search_by(|slice| slice.name.cmp(name))
 }
 
 #[cfg(test)]

@@ -5,10 +5,12 @@
 
 use std::net::IpAddr;
 
+use smallvec::SmallVec;
+
 use crate::model::ServiceView;
-use crate::names::{IpFamily, Protocol};
+use crate::names::IpFamily;
 use crate::node::NodeFacts;
-use crate::object::{Endpoint, Service, ServicePort};
+use crate::object::{Endpoint, EndpointSlice, Service, ServicePort};
 
 /// Address and port of an endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -32,21 +34,99 @@ pub struct Backends {
 }
 
 impl Backends {
-    /// Finds who serves `port`.
+    /// Finds who serves `port`. For several ports of a Service, [`Endpoints`] sorts its endpoints once.
     pub fn resolve(view: &ServiceView<'_>, port: &ServicePort, node: &NodeFacts) -> Self {
-        let candidates = merge(view, port.name.as_ref(), port.protocol, node.family);
-        let external = is_externally_reachable(view.service, port, node.family);
-        let uses_cluster = !view.service.internal_local || external;
-        let uses_local = view.service.internal_local || (view.service.external_local && external);
-        let is_local =
-            |c: &Candidate<'_>| c.endpoint.placement.node.as_deref() == Some(&*node.name);
-        let mut backends = Self {
+        Endpoints::of(view, node).serving(port)
+    }
+}
+
+/// A Service's endpoints of one family, sorted by address.
+#[derive(Debug)]
+pub struct Endpoints<'a> {
+    service: &'a Service,
+    node: &'a NodeFacts,
+    slices: Vec<&'a EndpointSlice>,
+    sorted: Vec<Sliced<'a>>,
+}
+
+#[derive(Debug)]
+struct Sliced<'a> {
+    endpoint: &'a Endpoint,
+    /// The number of its slice.
+    slice: usize,
+    is_local: bool,
+}
+
+impl<'a> Endpoints<'a> {
+    /// Sorts the endpoints of a Service: O(n log n).
+    pub fn of(view: &ServiceView<'a>, node: &'a NodeFacts) -> Self {
+        let slices: Vec<_> = view
+            .slices()
+            .filter(|slice| slice.family == node.family)
+            .collect();
+        let of_slice = |(number, slice): (usize, &&'a EndpointSlice)| {
+            let endpoints = &slice.endpoints;
+            endpoints.iter().map(move |endpoint| Sliced {
+                endpoint,
+                slice: number,
+                is_local: endpoint.placement.node.as_deref() == Some(&*node.name),
+            })
+        };
+        let mut sorted: Vec<_> = slices.iter().enumerate().flat_map(of_slice).collect();
+        sorted.sort_by_key(|one| (one.endpoint.address, one.endpoint.terminating));
+        Self {
+            service: view.service,
+            node,
+            slices,
+            sorted,
+        }
+    }
+
+    /// All endpoints of a port, sorted, one for each address and port: O(n). Where slices disagree, an endpoint that is not
+    /// terminating wins: its address was given to a new pod.
+    fn candidates(&self, port: &ServicePort) -> Vec<Candidate<'a>> {
+        let numbers = |slice: &&EndpointSlice| -> SmallVec<[u16; 1]> {
+            let ports = slice.ports.iter();
+            ports
+                .filter(|p| p.name == port.name && p.protocol == port.protocol)
+                .map(|p| p.port)
+                .collect()
+        };
+        let numbers: Vec<_> = self.slices.iter().map(numbers).collect();
+        let mut found = Vec::with_capacity(self.sorted.len());
+        for one in &self.sorted {
+            let numbers = numbers.get(one.slice).into_iter().flatten();
+            found.extend(numbers.map(|number| Candidate {
+                target: Target {
+                    ip: one.endpoint.address,
+                    port: *number,
+                },
+                endpoint: one.endpoint,
+                is_local: one.is_local,
+            }));
+        }
+        // Not in order where an address is in several slices or has several numbers; a sort is linear but for these.
+        if !found.is_sorted_by(|one, next| one.target < next.target) {
+            found.sort_by_key(|c| (c.target, c.endpoint.terminating));
+            found.dedup_by_key(|c| c.target);
+        }
+        found
+    }
+
+    /// Finds who serves `port`: O(n).
+    pub fn serving(&self, port: &ServicePort) -> Backends {
+        let candidates = self.candidates(port);
+        let (service, node) = (self.service, self.node);
+        let external = is_externally_reachable(service, port, node.family);
+        let uses_cluster = !service.internal_local || external;
+        let uses_local = service.internal_local || (service.external_local && external);
+        let mut backends = Backends {
             on_node: candidates
                 .iter()
-                .filter(|c| is_local(c))
+                .filter(|c| c.is_local)
                 .map(|c| c.target)
                 .collect(),
-            ..Self::default()
+            ..Backends::default()
         };
         if uses_cluster {
             let ready: Vec<_> = candidates.iter().filter(|c| c.endpoint.ready).collect();
@@ -63,12 +143,12 @@ impl Backends {
         if uses_local {
             backends.local = candidates
                 .iter()
-                .filter(|c| c.endpoint.ready && is_local(c))
+                .filter(|c| c.endpoint.ready && c.is_local)
                 .map(|c| c.target)
                 .collect();
             if backends.local.is_empty() {
                 backends.local = dying(&candidates)
-                    .filter(|c| is_local(c))
+                    .filter(|c| c.is_local)
                     .map(|c| c.target)
                     .collect();
             }
@@ -81,6 +161,7 @@ impl Backends {
 struct Candidate<'a> {
     target: Target,
     endpoint: &'a Endpoint,
+    is_local: bool,
 }
 
 /// Endpoints that serve though their pods are going.
@@ -96,36 +177,6 @@ fn is_externally_reachable(service: &Service, port: &ServicePort, family: IpFami
     port.node_port.is_some()
         || service.external_ips.iter().any(own)
         || service.ingress_ips.iter().any(own)
-}
-
-/// All slices' endpoints of a port, sorted, one for each address and port. Where slices disagree, an endpoint that is not
-/// terminating wins: its address was given to a new pod.
-fn merge<'a>(
-    view: &ServiceView<'a>,
-    port: &str,
-    protocol: Protocol,
-    family: IpFamily,
-) -> Vec<Candidate<'a>> {
-    let mut found = Vec::new();
-    for slice in view.slices().filter(|slice| slice.family == family) {
-        for number in slice
-            .ports
-            .iter()
-            .filter(|p| &*p.name == port && p.protocol == protocol)
-            .map(|p| p.port)
-        {
-            found.extend(slice.endpoints.iter().map(|endpoint| Candidate {
-                target: Target {
-                    ip: endpoint.address,
-                    port: number,
-                },
-                endpoint,
-            }));
-        }
-    }
-    found.sort_by_key(|c| (c.target, c.endpoint.terminating));
-    found.dedup_by_key(|c| c.target);
-    found
 }
 
 /// How far hints narrow the ready endpoints.

@@ -13,6 +13,7 @@ mod differences;
 mod node;
 mod table;
 
+use std::fmt::Write as _;
 use std::fs;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -45,6 +46,13 @@ struct Arguments {
     /// The folder of cases
     #[arg(long, value_name = "DIR")]
     cases: PathBuf,
+    /// The daemon finds what upstream left for the case, and changes nothing; and then what it left for the case before it
+    /// in the list, and does what `kube-proxy check` has foretold
+    #[arg(long)]
+    adopt: bool,
+    /// In the lab: the daemon finds what upstream left for this case
+    #[arg(long, value_name = "CASE", hide = true)]
+    start: Option<String>,
     /// Only these cases
     names: Vec<String>,
     /// In the lab: run the cases, and append their verdicts to this file
@@ -165,6 +173,7 @@ impl Arguments {
         ]);
         argv.extend(["--verdicts".into(), verdicts.clone().into()]);
         argv.extend(is_initial.then(|| "--initial".into()));
+        argv.extend(self.adopt.then(|| "--adopt".into()));
         argv.push("--".into());
         argv.extend(names.iter().map(Into::into));
         let limit = CASE_LIMIT * u32::try_from(names.len()).unwrap_or(u32::MAX) + BOOT_LIMIT;
@@ -202,10 +211,17 @@ impl Arguments {
             .create(true)
             .append(true)
             .open(verdicts)?;
-        for name in &self.names {
-            let differing = self
-                .apart(name)
-                .unwrap_or_else(|error| indented(&format!("{error:#}")));
+        for (index, name) in self.names.iter().enumerate() {
+            let mut differing = String::new();
+            for start in self.starts(index) {
+                let this = self
+                    .apart(name, start)
+                    .unwrap_or_else(|error| indented(&format!("{error:#}")));
+                if let (false, Some(start)) = (this.is_empty(), start) {
+                    let _ = writeln!(differing, "  from what was left for {start}:");
+                }
+                differing.push_str(&this);
+            }
             let verdict = if differing.is_empty() {
                 "passed"
             } else {
@@ -218,8 +234,23 @@ impl Arguments {
         Ok(())
     }
 
+    /// For which cases the daemon of a case finds upstream's state; None: for no one.
+    fn starts(&self, index: usize) -> Vec<Option<&str>> {
+        if !self.adopt {
+            return vec![None];
+        }
+        // Those with a `pre.sh` hold things of others, too.
+        let is_plain =
+            |name: &&String| Case::read(&self.cases.join(name)).is_ok_and(|case| !case.has_pre);
+        let own = self.names.get(index);
+        let before = self.names.iter().take(index).rfind(is_plain);
+        let before = before.filter(|_| own.as_ref().is_some_and(is_plain));
+        let starts = own.into_iter().chain(before);
+        starts.map(|name| Some(name.as_str())).collect()
+    }
+
     /// Runs a case in a process of its own; what it says is what differs.
-    fn apart(&self, name: &str) -> Result<String> {
+    fn apart(&self, name: &str, start: Option<&str>) -> Result<String> {
         let own = std::env::current_exe()?;
         let mut command = if self.initial {
             Command::new(own)
@@ -237,6 +268,7 @@ impl Arguments {
             .arg("--cases")
             .arg(&self.cases)
             .args(self.initial.then_some("--initial"))
+            .args(start.map(|start| format!("--start={start}")))
             .arg("--")
             .arg(name);
         let mut running = Running::start(command)?;
@@ -254,7 +286,18 @@ impl Arguments {
         ensure!(lab::in_lab(), "--here is for the lab");
         let name = self.names.first().context("no case is named")?;
         let case = Case::read(&self.cases.join(name))?;
-        let (before, found) = node::run(&case, &self.mode, &self.kube_proxy, self.initial)?;
+        let start = self
+            .start
+            .as_ref()
+            .map(|start| Case::read(&self.cases.join(start)));
+        let start = start.transpose()?;
+        let (before, found) = node::run(
+            &case,
+            &self.mode,
+            &self.kube_proxy,
+            self.initial,
+            start.as_ref(),
+        )?;
         let expected = case
             .expected
             .iter()

@@ -53,8 +53,8 @@ const MODULES: [&str; 6] = [
 ];
 /// A namespace may inherit these from the machine; every node of a case starts with 0.
 const OFF: [&str; 2] = ["net/ipv4/ip_forward", "net/ipv4/conf/all/route_localnet"];
-/// The commands that a `pre.sh` calls by the names that some distributions give to their nft cousins.
-const LEGACY: [&str; 6] = [
+/// The commands that a `pre.sh` calls by names that mean the one or the other backend, as the distribution likes.
+const PLAIN: [&str; 6] = [
     "iptables",
     "iptables-save",
     "iptables-restore",
@@ -66,14 +66,16 @@ const LEGACY: [&str; 6] = [
 /// What tools print of the kernel's state.
 pub(crate) type Dumps = BTreeMap<Table, String>;
 
-/// Runs a case: builds its surroundings, starts the daemon, and dumps what is there after the first sync of both families.
+/// Runs a case: builds its surroundings, starts the daemon, ends it after the first sync of both families, and dumps what it leaves.
 /// Returns what was there before the daemon, and after. `--proxy-mode` is `mode`; `is_initial`: this is the kernel's
-/// initial network namespace.
+/// initial network namespace. With a `start` the daemon finds what upstream left for that case, and must make as many writes as
+/// `check` has foretold; none if it is this case.
 pub(crate) fn run(
     case: &Case,
     mode: &str,
     kube_proxy: &Path,
     is_initial: bool,
+    start: Option<&Case>,
 ) -> Result<(Before, Dumps)> {
     let scratch = Scratch::new()?;
     // What is built in needs no loading, so only the outcome counts.
@@ -90,14 +92,17 @@ pub(crate) fn run(
     }
     let settings_before = settings(Path::new("/proc/sys/net"))?;
     let mut before = Before::default();
-    if case.has_pre {
-        let legacy = scratch.legacy_tools()?;
+    if let Some(start) = start {
+        load(start, case, &scratch)?;
+        before.dumps = dumps()?;
+    } else if case.has_pre {
+        let tools = scratch.tools()?;
         let path = std::env::var("PATH").unwrap_or_default();
         let mut shell = Command::new("sh");
         shell
             .arg("pre.sh")
             .current_dir(&case.folder)
-            .env("PATH", format!("{}:{path}", legacy.display()));
+            .env("PATH", format!("{}:{path}", tools.display()));
         output(&mut shell)?;
         before.dumps = dumps()?;
     }
@@ -114,32 +119,40 @@ pub(crate) fn run(
     server.apply_yaml(&case.objects).context("objects.yaml")?;
     let kubeconfig = scratch.0.join("kubeconfig");
     fs::write(&kubeconfig, server.kubeconfig())?;
-    let mut command = Command::new(kube_proxy);
-    command
-        .arg(format!("--proxy-mode={mode}"))
-        .arg(format!("--kubeconfig={}", kubeconfig.display()))
-        // The dumps are those of the legacy backend.
-        .arg("--iptables-backend=legacy")
-        .args(&case.flags);
-    let mut daemon = Running::start(command)?;
+    let flags = [
+        format!("--proxy-mode={mode}"),
+        format!("--kubeconfig={}", kubeconfig.display()),
+        format!("--iptables-backend={}", lab::iptables_backend()),
+    ];
+    let command = |first: &[&str]| {
+        let mut command = Command::new(kube_proxy);
+        command.args(first).args(&flags).args(&case.flags);
+        command
+    };
+    let foretold = start
+        .map(|start| {
+            foretold(
+                &mut command(&["check", "--output=json"]),
+                start.folder == case.folder,
+            )
+        })
+        .transpose()?;
+    let mut daemon = Running::start(command(&[]))?;
+    let mut written = 0;
     for _family in 0..2 {
-        daemon.wait_for("first sync done", SYNCED_WITHIN)?;
+        let line = daemon.wait_for("first sync done", SYNCED_WITHIN)?;
+        written += writes(&line).with_context(|| format!("how many writes: {line}"))?;
     }
-
-    let mut found = dumps()?;
-    let after = settings(Path::new("/proc/sys/net"))?;
-    let changes = after
-        .iter()
-        .filter(|(key, value)| settings_before.get(*key).is_some_and(|old| old != *value));
-    let changes = changes
-        .flat_map(|(key, value)| [key.as_str(), ":", value, "\n"])
-        .collect();
-    found.insert(Table::SysctlChanges, changes);
-    if let Some(expected) = case.expected.get(&Table::HealthCheckNodePort) {
-        found.insert(
-            Table::HealthCheckNodePort,
-            health_checks(&server, expected)?,
+    if let Some(foretold) = foretold {
+        ensure!(
+            written == foretold,
+            "`check` foretold {foretold} writes, and the start made {written}"
         );
+    }
+    let mut found = Dumps::new();
+    if let Some(expected) = case.expected.get(&Table::HealthCheckNodePort) {
+        let answers = health_checks(&server, expected)?;
+        found.insert(Table::HealthCheckNodePort, answers);
     }
     let output = daemon.stop(DONE_WITHIN)?;
     ensure!(
@@ -148,7 +161,84 @@ pub(crate) fn run(
         output.status,
         daemon.said()
     );
+
+    // What it leaves is what it hands on.
+    found.extend(dumps()?);
+    let after = settings(Path::new("/proc/sys/net"))?;
+    let changes = after
+        .iter()
+        .filter(|(key, value)| settings_before.get(*key).is_some_and(|old| old != *value));
+    let changes = changes
+        .flat_map(|(key, value)| [key.as_str(), ":", value, "\n"])
+        .collect();
+    found.insert(Table::SysctlChanges, changes);
     Ok((before, found))
+}
+
+/// Makes the kernel hold what upstream left for the case `start`, with the operator's tools; with the settings of `case`, since
+/// no proxy undoes those of another.
+fn load(start: &Case, case: &Case, scratch: &Scratch) -> Result<()> {
+    let dump = |table: Table| {
+        let is_setting = matches!(table, Table::IpvsTimeouts | Table::SysctlChanges);
+        let of = if is_setting { case } else { start };
+        of.expected.get(&table).map_or("", String::as_str)
+    };
+    let (created, added): (Vec<&str>, Vec<&str>) = dump(Table::IpsetSave)
+        .lines()
+        .partition(|line| line.starts_with("create"));
+    let sets = [created, added, vec![""]].concat().join("\n");
+    let mut links = "link add kube-ipvs0 type dummy\n".to_owned();
+    for address in dump(Table::KubeIpvs0Addresses).lines() {
+        links.extend(["address add ", address, " dev kube-ipvs0\n"]);
+    }
+    let file = scratch.0.join("state");
+    let restore = |tables: &str| format!("{tables}-{}-restore", lab::iptables_backend());
+    for (command, input) in [
+        ("ip -batch -", links.as_str()),
+        ("ipset restore", &sets),
+        (&restore("iptables"), dump(Table::IptablesSave)),
+        (&restore("ip6tables"), dump(Table::Ip6tablesSave)),
+        ("ipvsadm -R", dump(Table::IpvsadmSave)),
+    ] {
+        fs::write(&file, input)?;
+        let mut words = command.split(' ');
+        let mut command = Command::new(words.next().unwrap_or_default());
+        output(command.args(words).stdin(fs::File::open(&file)?))?;
+    }
+    // `Timeout (tcp tcpfin udp): 900 120 300`
+    if let Some((_, seconds)) = dump(Table::IpvsTimeouts).split_once(": ") {
+        output(
+            Command::new("ipvsadm")
+                .arg("--set")
+                .args(seconds.split_whitespace()),
+        )?;
+    }
+    for line in dump(Table::SysctlChanges).lines() {
+        let (key, value) = line.split_once(':').context("sysctl-changes")?;
+        fs::write(Path::new("/proc/sys").join(key), value)
+            .with_context(|| format!("cannot set {key}"))?;
+    }
+    Ok(())
+}
+
+/// How many writes `check` foretells, of both families; nothing at all where the state is the wanted one, `is_own`.
+fn foretold(check: &mut Command, is_own: bool) -> Result<u64> {
+    let (_, stdout, stderr) = finished(check)?;
+    let answer: Value = serde_json::from_str(&stdout)
+        .with_context(|| format!("`check` said {stdout:?} {stderr:?}"))?;
+    let would_change = answer.pointer("/wouldChange").and_then(Value::as_bool);
+    ensure!(
+        !is_own || would_change == Some(false),
+        "`check` foretells changes where upstream left all that is wanted: {stdout}"
+    );
+    let of = |family| answer.pointer(family).and_then(Value::as_u64).unwrap_or(0);
+    Ok(of("/writes/IPv4") + of("/writes/IPv6"))
+}
+
+/// `… written=12 …`
+fn writes(line: &str) -> Option<u64> {
+    let (_, rest) = line.split_once("written=")?;
+    rest.split_whitespace().next()?.parse().ok()
 }
 
 fn dumps() -> Result<Dumps> {
@@ -156,12 +246,13 @@ fn dumps() -> Result<Dumps> {
         let mut words = words.split(' ');
         output(Command::new(words.next().unwrap_or_default()).args(words))
     };
+    let save = |tables: &str| command(&format!("{tables}-{}-save", lab::iptables_backend()));
     let bound = addresses_on(|device| device == "kube-ipvs0")?;
     Ok(Dumps::from([
         (Table::IpvsadmSave, command("ipvsadm -Sn")?),
         (Table::IpsetSave, command("ipset save")?),
-        (Table::IptablesSave, command("iptables-legacy-save")?),
-        (Table::Ip6tablesSave, command("ip6tables-legacy-save")?),
+        (Table::IptablesSave, save("iptables")?),
+        (Table::Ip6tablesSave, save("ip6tables")?),
         (Table::KubeIpvs0Addresses, bound.join("\n")),
         (Table::IpvsTimeouts, command("ipvsadm -l --timeout")?),
     ]))
@@ -297,18 +388,19 @@ impl Scratch {
         Ok(Self(folder))
     }
 
-    /// A folder in which `iptables` is `iptables-legacy`.
-    fn legacy_tools(&self) -> Result<PathBuf> {
+    /// A folder in which `iptables` is that of the lab's backend.
+    fn tools(&self) -> Result<PathBuf> {
         let folder = self.0.join("bin");
         fs::create_dir_all(&folder)?;
         let path = std::env::var_os("PATH").unwrap_or_default();
-        for tool in LEGACY {
-            let legacy = tool.replacen("tables", "tables-legacy", 1);
+        let backend = format!("tables-{}", lab::iptables_backend());
+        for tool in PLAIN {
+            let named = tool.replacen("tables", &backend, 1);
             let Some(file) = std::env::split_paths(&path)
-                .map(|folder| folder.join(&legacy))
+                .map(|folder| folder.join(&named))
                 .find(|file| file.is_file())
             else {
-                bail!("{legacy} is not installed");
+                bail!("{named} is not installed");
             };
             symlink(file, folder.join(OsStr::new(tool)))?;
         }

@@ -12,9 +12,9 @@ pub(crate) enum Table {
     IpvsadmSave,
     /// `ipset save`
     IpsetSave,
-    /// `iptables-legacy-save`
+    /// `iptables-save` of the lab's backend
     IptablesSave,
-    /// `ip6tables-legacy-save`
+    /// `ip6tables-save` of the lab's backend
     Ip6tablesSave,
     /// The addresses on `kube-ipvs0` with their prefix lengths.
     KubeIpvs0Addresses,

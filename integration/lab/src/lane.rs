@@ -58,7 +58,9 @@ pub enum Missing {
     )]
     Kernel(PathBuf),
     /// Lane B has no default kernel.
-    #[error("lane B needs its kernel: --kernel PATH, or LAB_KERNEL in the environment")]
+    #[error(
+        "lane B needs its kernel: --kernel PATH, or LAB_KERNEL in the environment (`integration/kernel/build` prints the path)"
+    )]
     NoKernel,
     /// The host lane was asked for and cannot be.
     #[error(
@@ -159,7 +161,7 @@ fn can_unshare() -> bool {
     succeeds("unshare", &["--net", "--mount", "--pid", "--fork", "true"])
 }
 
-fn succeeds(program: &str, args: &[&str]) -> bool {
+pub(crate) fn succeeds(program: &str, args: &[&str]) -> bool {
     Command::new(program)
         .args(args)
         .env(

@@ -39,6 +39,7 @@ mod signals;
 mod world;
 
 use std::ffi::OsString;
+use std::sync::OnceLock;
 use std::time::Duration;
 
 pub use doctor::{Finding, doctor};
@@ -54,6 +55,19 @@ pub use world::{
 /// Whether this process runs in the lab (`LAB=1`, which the lab's init sets).
 pub fn in_lab() -> bool {
     std::env::var_os("LAB").is_some_and(|lab| lab == "1")
+}
+
+/// The backend of iptables that stories use in this lab, as the commands are named: `nft` on lane B, whose kernel must
+/// have it, and on a host that can do NAT with it; else `legacy`.
+pub fn iptables_backend() -> &'static str {
+    static BACKEND: OnceLock<&str> = OnceLock::new();
+    BACKEND.get_or_init(|| {
+        let lane = std::env::var("LAB_LANE").unwrap_or_default();
+        let has_nft = lane == Lane::B.to_string()
+            || lane == Lane::Host.to_string()
+                && lane::succeeds("iptables-nft", &["-t", "nat", "-S"]);
+        if has_nft { "nft" } else { "legacy" }
+    })
 }
 
 /// Call first in a test binary's `main`: returns inside the lab. Outside it, runs this same binary with

@@ -300,8 +300,10 @@ impl Guest {
                     "panic=-1",
                     "oops=panic",
                 ]);
-                // Otherwise every new network namespace starts with tunl0 and sit0 beside lo.
+                // Otherwise every new network namespace starts with tunl0 and sit0 beside lo, and a kernel with
+                // dummy built in with dummy0.
                 command.arg("sysctl.net.core.fb_tunnels_only_for_init_net=2");
+                command.arg("dummy.numdummies=0");
                 command.arg("--").arg("init").arg(dir);
                 command
             }

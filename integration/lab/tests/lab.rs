@@ -48,6 +48,10 @@ fn main() {
         ),
         ("wrong_addresses_are_named", wrong_addresses_are_named),
         (
+            "the_kernel_takes_what_proxies_write",
+            the_kernel_takes_what_proxies_write,
+        ),
+        (
             "vector_registers_survive_switches",
             vector_registers_survive_switches,
         ),
@@ -228,6 +232,10 @@ fn sctp_where_the_kernel_has_it() -> Outcome {
     Ok(())
 }
 
+fn iptables() -> String {
+    format!("iptables-{}", lab::iptables_backend())
+}
+
 fn failures_are_told_apart() -> Outcome {
     let small = small()?;
     assert_eq!(
@@ -249,7 +257,7 @@ fn failures_are_told_apart() -> Outcome {
     );
     small
         .b1
-        .read(["iptables-legacy", "-A", "INPUT", "-p", "tcp", "-j", "DROP"])?;
+        .read([&iptables(), "-A", "INPUT", "-p", "tcp", "-j", "DROP"])?;
     let started = Instant::now();
     assert_eq!(
         small.a1.ask_tcp(at("192.167.2.206:81"), BRIEF),
@@ -295,6 +303,71 @@ fn curl_is_answered() -> Outcome {
     Ok(())
 }
 
+/// Each backend that this lane is for, and in both families, what kube-proxy of every mode writes; and all schedulers.
+fn the_kernel_takes_what_proxies_write() -> Outcome {
+    let small = small()?;
+    let is_b = std::env::var_os("LAB_LANE").is_some_and(|lane| lane == "B");
+    let mut backends = vec![lab::iptables_backend()];
+    let mut schedulers = "rr wrr lc wlc sh dh sed nq mh lblc lblcr fo ovf".to_owned();
+    if is_b {
+        backends = vec!["nft", "legacy"];
+        schedulers.push_str(" twos");
+        small
+            .node1
+            .read(["nfacct", "add", "ct_state_invalid_dropped_pkts"])?;
+    }
+    // The counters of nfacct and the zones of connections are lane B's only.
+    let more = if is_b {
+        "-A FORWARD -m conntrack --ctstate INVALID -m nfacct --nfacct-name ct_state_invalid_dropped_pkts -j DROP\n"
+    } else {
+        ""
+    };
+    let raw = if is_b {
+        "*raw\n-A PREROUTING -i eth0 -j CT --zone 7\nCOMMIT\n"
+    } else {
+        ""
+    };
+    for (tables, net, reject) in [
+        ("iptables", "10.96.0.10", "icmp-port-unreachable"),
+        ("ip6tables", "fd96::10", "icmp6-port-unreachable"),
+    ] {
+        let family = if tables == "iptables" {
+            "inet"
+        } else {
+            "inet6"
+        };
+        small
+            .node1
+            .read(format!("ipset create {tables} hash:ip,port family {family}").split(' '))?;
+        let rules = format!(
+            "*filter\n-A FORWARD -m comment --comment \"no endpoints\" -m addrtype --dst-type LOCAL -j REJECT --reject-with {reject}\n{more}COMMIT\n\
+             *nat\n:KUBE-SVC - [0:0]\n:KUBE-SEP - [0:0]\n-A PREROUTING -m set --match-set {tables} dst,dst -j KUBE-SVC\n\
+             -A KUBE-SVC -m recent --name sep --rcheck --seconds 10800 --reap -j KUBE-SEP\n\
+             -A KUBE-SVC -m statistic --mode random --probability 0.5 -j KUBE-SEP\n\
+             -A KUBE-SEP -s {net} -m physdev ! --physdev-is-in -j MARK --or-mark 0x4000\n\
+             -A KUBE-SEP -p tcp -m recent --name sep --set -j DNAT --to-destination {net}\n\
+             -A POSTROUTING -m mark --mark 0x4000/0x4000 -j MASQUERADE --random-fully\n\
+             -A POSTROUTING -m ipvs --ipvs -p udp -m multiport --dports 53,54 -m limit --limit 1/s -j RETURN\nCOMMIT\n{raw}"
+        );
+        for backend in &backends {
+            let script = format!("printf '%s' \"$1\" | {tables}-{backend}-restore -w 5 --noflush");
+            small
+                .node1
+                .read(["sh", "-ec", script.as_str(), "sh", rules.as_str()])?;
+            let saved = small.node1.read([format!("{tables}-{backend}-save")])?;
+            let count = |text: &str| text.lines().filter(|line| line.starts_with("-A")).count();
+            assert_eq!(count(&saved), count(&rules), "{tables}-{backend}: {saved}");
+        }
+    }
+    for (port, scheduler) in schedulers.split(' ').enumerate() {
+        let at = format!("10.96.0.10:{}", port + 1);
+        small
+            .node1
+            .read(["ipvsadm", "-A", "-t", at.as_str(), "-s", scheduler])?;
+    }
+    Ok(())
+}
+
 /// One virtual server made with `ipvsadm`: the lab's point is that this is the real thing.
 fn ipvs_by_hand() -> Outcome {
     let small = small()?;
@@ -328,7 +401,7 @@ fn bridged_packets_meet_iptables() -> Outcome {
     small.a1.serve_tcp(80)?;
     small.a2.ask_tcp(at("192.167.1.123:80"), SOON)?;
     small.node1.read([
-        "iptables-legacy",
+        &iptables(),
         "-A",
         "FORWARD",
         "-p",

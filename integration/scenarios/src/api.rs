@@ -59,9 +59,18 @@ impl ApiServer {
         self.delete(Kind::EndpointSlice, name)
     }
 
+    /// Deletes a Node.
+    pub fn delete_node(&self, name: &str) -> Result<()> {
+        self.delete_in("", Kind::Node, name)
+    }
+
     fn delete(&self, kind: Kind, name: &str) -> Result<()> {
+        self.delete_in("default", kind, name)
+    }
+
+    fn delete_in(&self, namespace: &str, kind: Kind, name: &str) -> Result<()> {
         self.objects
-            .delete(kind, "default", name)
+            .delete(kind, namespace, name)
             .map_err(|status| anyhow!("{name} cannot be deleted: {status:?}"))
     }
 

@@ -266,9 +266,9 @@ impl Cluster {
         kernel::state(&self.node1)
     }
 
-    /// Runs a shell command on node1, which must succeed.
+    /// Runs a shell command on node1, which must succeed; see [`with_backend`].
     pub fn sh(&self, script: &str) -> Result<String> {
-        Ok(self.node1.read(["sh", "-ec", script])?)
+        Ok(self.node1.read(["sh", "-ec", &with_backend(script)])?)
     }
 
     // ---- waiting ----
@@ -374,6 +374,11 @@ pub fn at(address: &str) -> SocketAddr {
     address
         .parse()
         .unwrap_or_else(|_| panic!("{address} is no address and port"))
+}
+
+/// A shell script in which `iptables-$backend` is the iptables of this lane.
+pub fn with_backend(script: &str) -> String {
+    format!("backend={}\n{script}", lab::iptables_backend())
 }
 
 /// The daemon: beside the folder of the running test binary.

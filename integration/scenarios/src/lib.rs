@@ -23,7 +23,7 @@ mod story;
 mod traffic;
 
 pub use api::{ApiServer, Nonsense};
-pub use cluster::{Cluster, SOON, at, kube_proxy};
+pub use cluster::{Cluster, SOON, at, kube_proxy, with_backend};
 pub use kernel::{VirtualServer, VirtualServers};
 pub use object::{Port, Service, sctp, tcp, udp};
 pub use programs::Programs;

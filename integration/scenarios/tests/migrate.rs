@@ -2,19 +2,67 @@
 //!
 //! The node is that of the golden cases; what upstream 1.36.2 left on it for `dualstack` is loaded with the operator's tools.
 
+use std::ops::Range;
+use std::os::unix::fs::PermissionsExt as _;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use lab::{Node, Output, Place, Transport, World};
-use scenarios::{Cluster, Outcome, SOON, Story, at, kube_proxy, tell};
+use lab::{Node, Output, Place, Running, Transport, World};
+use scenarios::{Cluster, Outcome, SOON, Story, at, kube_proxy, tell, with_backend};
 
-const OBJECTS: &str = include_str!("../../golden/cases/ipvs/dualstack/objects.yaml");
-const SETS: &str = include_str!("../../golden/cases/ipvs/dualstack/ipset-save");
-const SERVERS: &str = include_str!("../../golden/cases/ipvs/dualstack/ipvsadm-save");
-const RULES: &str = include_str!("../../golden/cases/ipvs/dualstack/iptables-save");
-const RULES6: &str = include_str!("../../golden/cases/ipvs/dualstack/ip6tables-save");
-const ADDRESSES: &str = include_str!("../../golden/cases/ipvs/dualstack/kube-ipvs0-addresses");
-const SETTINGS: &str = include_str!("../../golden/cases/ipvs/dualstack/sysctl-changes");
+/// What upstream left for a case, beside its objects.
+struct Left {
+    objects: &'static str,
+    sets: &'static str,
+    servers: &'static str,
+    rules: [&'static str; 2],
+    addresses: &'static str,
+    settings: &'static str,
+}
+
+macro_rules! golden {
+    ($case:literal / $file:literal) => {
+        include_str!(concat!("../../golden/cases/ipvs/", $case, "/", $file))
+    };
+    ($case:literal) => {
+        Left {
+            objects: golden!($case / "objects.yaml"),
+            sets: golden!($case / "ipset-save"),
+            servers: golden!($case / "ipvsadm-save"),
+            rules: [
+                golden!($case / "iptables-save"),
+                golden!($case / "ip6tables-save"),
+            ],
+            addresses: golden!($case / "kube-ipvs0-addresses"),
+            settings: golden!($case / "sysctl-changes"),
+        }
+    };
+}
+
+const DUALSTACK: Left = golden!("dualstack");
+/// A Service with a ClusterIP, a NodePort and a load-balancer address, and a pod on each node.
+const LOAD_BALANCER: Left = golden!("lb-ip");
+/// The same objects in upstream's iptables mode; without the rules that need counters of nfacct, for which there is no tool.
+const IPTABLES_MODE: Left = Left {
+    sets: "",
+    servers: "",
+    rules: [
+        include_str!("migrate/iptables-mode/iptables-save"),
+        include_str!("migrate/iptables-mode/ip6tables-save"),
+    ],
+    addresses: "",
+    settings: "net/ipv4/ip_forward:1\nnet/ipv4/conf/all/route_localnet:1\n",
+    ..LOAD_BALANCER
+};
+/// Between two requests of one way.
+const PAUSE: Duration = Duration::from_millis(20);
+/// Connections held open by each way.
+const HELD: usize = 2;
+const CLUSTER_IP: &str = "10.96.10.10:80";
+const NODE_PORT: &str = "192.168.99.10:30080";
+const LOAD_BALANCER_IP: &str = "203.0.113.10:80";
 
 /// The fixture of the golden cases has this Service beside their objects.
 const KUBERNETES: &str = "apiVersion: v1\nkind: Service\nmetadata: {name: kubernetes, namespace: default}\n\
@@ -27,6 +75,14 @@ fn main() {
         is_possible: || true,
     };
     let stories = [
+        story(
+            "no_request_fails_and_no_connection_ends_while_the_image_is_swapped_and_back",
+            no_request_fails_and_no_connection_ends_while_the_image_is_swapped_and_back,
+        ),
+        story(
+            "the_iptables_mode_serves_until_this_one_does_and_leaves_nothing",
+            the_iptables_mode_serves_until_this_one_does_and_leaves_nothing,
+        ),
         story(
             "what_upstream_left_is_taken_over_while_connections_go_on",
             what_upstream_left_is_taken_over_while_connections_go_on,
@@ -50,11 +106,13 @@ struct Programmed {
     client: Place,
     /// 10.244.2.5, 10.244.3.5.
     _far: [Place; 2],
+    /// Beside the nodes: 192.168.99.9; sends what is for load-balancer addresses to the node.
+    outside: Place,
     flags: Vec<String>,
 }
 
 impl Programmed {
-    fn new(c: &Cluster) -> Result<Self> {
+    fn new(c: &Cluster, left: &Left) -> Result<Self> {
         let mut world = World::new("golden")?;
         let node = world.node(
             "node1",
@@ -76,13 +134,16 @@ impl Programmed {
         for pod in far.iter().chain([&near]) {
             pod.serve_tcp(8080)?;
         }
-        c.write("objects", OBJECTS)?;
+        let outside = world.host("outside", "192.168.99.9/24")?;
+        world.route(&outside, "203.0.113.0/24", &node)?;
+        // Without kube-ipvs0 the node's own packets to service addresses need one; nobody gets them.
+        node.read(["ip", "route", "add", "default", "via", "192.168.99.9"])?;
+        c.write("objects", left.objects)?;
         c.write("kubernetes", KUBERNETES)?;
         let flags = [
             "--hostname-override=node1",
             "--cluster-cidr=10.244.0.0/16,fd00:244::/56",
             "--conntrack-max-per-core=0",
-            "--iptables-backend=legacy",
             // The golden node has no bridge with addresses of its own.
             "--nodeport-addresses=192.168.99.0/24,fd00:99::/64",
         ];
@@ -93,39 +154,45 @@ impl Programmed {
             near,
             client,
             _far: far,
+            outside,
             flags: flags
                 .map(str::to_owned)
                 .into_iter()
                 .chain([manifests])
                 .collect(),
         };
-        programmed.load(c)?;
+        programmed.load(c, left)?;
         Ok(programmed)
     }
 
     /// Makes the kernel hold what upstream left.
-    fn load(&self, c: &Cluster) -> Result<()> {
-        let (created, added): (Vec<&str>, Vec<&str>) =
-            SETS.lines().partition(|line| line.starts_with("create"));
+    fn load(&self, c: &Cluster, left: &Left) -> Result<()> {
+        let (created, added): (Vec<&str>, Vec<&str>) = left
+            .sets
+            .lines()
+            .partition(|line| line.starts_with("create"));
         let sets = [created, added].concat().join("\n");
-        let mut links = "link add kube-ipvs0 type dummy\n".to_owned();
-        for address in ADDRESSES.lines() {
+        let mut links = String::new();
+        if !left.addresses.is_empty() {
+            links.push_str("link add kube-ipvs0 type dummy\n");
+        }
+        for address in left.addresses.lines() {
             links.extend(["address add ", address, " dev kube-ipvs0\n"]);
         }
         for (command, input) in [
             ("ip -batch", links.as_str()),
             ("ipset restore -file", &(sets + "\n")),
-            ("iptables-legacy-restore --noflush", RULES),
-            ("ip6tables-legacy-restore --noflush", RULES6),
+            ("iptables-$backend-restore --noflush", left.rules[0]),
+            ("ip6tables-$backend-restore --noflush", left.rules[1]),
         ] {
             let file = c.folder().join("input");
             std::fs::write(&file, input)?;
             self.sh(&format!("{command} {}", file.display()))?;
         }
         let file = c.folder().join("input");
-        std::fs::write(&file, SERVERS)?;
+        std::fs::write(&file, left.servers)?;
         self.sh(&format!("ipvsadm -R <{}", file.display()))?;
-        for setting in SETTINGS.lines() {
+        for setting in left.settings.lines() {
             let (key, value) = setting.split_once(':').context("sysctl-changes")?;
             // Devices have other names here.
             self.sh(&format!(
@@ -136,17 +203,106 @@ impl Programmed {
     }
 
     fn sh(&self, script: &str) -> Result<String> {
-        Ok(self.node.read(["sh", "-ec", script])?)
+        Ok(self.node.read(["sh", "-ec", &with_backend(script)])?)
+    }
+
+    /// Waits until a command succeeds.
+    fn awaits(&self, script: &str) -> Result<()> {
+        let patient =
+            format!("for _ in $(seq 200); do if {script}; then exit; fi; sleep 0.05; done; exit 1");
+        self.sh(&patient).map(drop)
     }
 
     /// All that a proxy may touch.
     fn state(&self) -> Result<String> {
         self.sh(
             "ipvsadm -Sn; ipset save | sort; ip -oneline address show dev kube-ipvs0 | grep -v fe80
-            for tables in iptables ip6tables; do $tables-legacy-save | grep -v '^#' | sed 's/ \\[.*//'; done
+            for tables in iptables ip6tables; do $tables-$backend-save | grep -v '^#' | sed 's/ \\[.*//'; done
             for key in ipv4.vs.conntrack ipv4.vs.expire_nodest_conn netfilter.nf_conntrack_tcp_timeout_close_wait; do
               sysctl net.$key; done",
         )
+    }
+
+    /// Starts the daemon, with what `env` says in front of its command line, and waits for the first sync of both families.
+    fn start(&self, env: &[&str]) -> Result<Running> {
+        let program = kube_proxy()?.display().to_string();
+        let argv = env.iter().copied().chain([program.as_str()]);
+        let mut daemon = self
+            .node
+            .spawn(argv.chain(self.flags.iter().map(String::as_str)))?;
+        for _family in 0..2 {
+            daemon.wait_for("first sync done", SOON * 3)?;
+        }
+        Ok(daemon)
+    }
+
+    /// From where what is asked, so that all ways into the Service are there.
+    fn ways(&self) -> [(&Place, &str); 6] {
+        [
+            (&self.client, CLUSTER_IP),
+            (&self.client, NODE_PORT),
+            (&self.client, LOAD_BALANCER_IP),
+            (&self.outside, NODE_PORT),
+            (&self.outside, LOAD_BALANCER_IP),
+            (&self.node, CLUSTER_IP),
+        ]
+    }
+
+    /// Opens connections by each way, tells the story while each way is asked anew all the time, and asks the open ones again: the
+    /// same pods must answer, and nothing may have failed.
+    fn under_traffic(&self, story: impl FnOnce() -> Result<()>) -> Result<()> {
+        let ways = self.ways();
+        let mut open = Vec::new();
+        for ((from, to), ports) in ways.iter().zip(ports()) {
+            for port in ports.take(HELD) {
+                let dial = from.dial(Transport::Tcp, at(to)).from_port(port);
+                let mut connection = dial.timeout(SOON).open()?;
+                let who = connection.ask()?.who;
+                open.push((connection, who, format!("{} to {to}", from.name())));
+            }
+        }
+        let is_told = AtomicBool::new(false);
+        let ask = |(from, to): (&Place, &str), ports: Range<u16>| {
+            let mut times = 0;
+            for port in ports.skip(HELD) {
+                if times > 0 && is_told.load(Ordering::Relaxed) {
+                    return Ok::<usize, anyhow::Error>(times);
+                }
+                let dial = from
+                    .dial(Transport::Tcp, at(to))
+                    .from_port(port)
+                    .timeout(SOON);
+                let asked = dial.reset_on_close().ask();
+                asked.with_context(|| format!("{} asks {to}, time {times}", from.name()))?;
+                times += 1;
+                thread::sleep(PAUSE);
+            }
+            anyhow::bail!("{} has no port left to ask {to} from", from.name())
+        };
+        let ask = &ask;
+        let asked = thread::scope(|scope| {
+            let ways = ways.into_iter().zip(ports());
+            let ways: Vec<_> = ways
+                .map(|(way, ports)| scope.spawn(move || ask(way, ports)))
+                .collect();
+            let told = story();
+            is_told.store(true, Ordering::Relaxed);
+            let mut asked = Vec::new();
+            for way in ways {
+                match way.join() {
+                    Ok(times) => asked.push(times?),
+                    Err(panic) => std::panic::resume_unwind(panic),
+                }
+            }
+            told.map(|()| asked)
+        })?;
+        println!("    requests by way: {asked:?}");
+        for (connection, who, way) in &mut open {
+            let answer = connection.ask();
+            let answer = answer.with_context(|| format!("an open connection from {way}"))?;
+            assert_eq!(&answer.who, who);
+        }
+        Ok(())
     }
 
     /// Runs the daemon's program to its end.
@@ -158,8 +314,88 @@ impl Programmed {
     }
 }
 
+/// Source ports for each of [`Programmed::ways`]. They are disjoint: IPVS finds the connection of a packet on its way back by the
+/// client's address and port and the pod's alone, so that of two connections from one port to one pod, by different addresses of a
+/// Service, the older one would starve.
+fn ports() -> impl Iterator<Item = Range<u16>> {
+    (10_000..30_000)
+        .step_by(3_000)
+        .map(|first| first..first + 3_000)
+}
+
+fn no_request_fails_and_no_connection_ends_while_the_image_is_swapped_and_back(
+    c: &mut Cluster,
+) -> Outcome {
+    let p = Programmed::new(c, &LOAD_BALANCER)?;
+    let before = p.state()?;
+    p.under_traffic(|| {
+        let mut daemon = p.start(&[])?;
+        assert_eq!(p.state()?, before);
+        // A pod goes, and comes back while it drains.
+        let without = LOAD_BALANCER.objects.replace("10.244.3.5", "10.244.2.5");
+        let destination = "ipvsadm -Sn | grep -q -- '-a -t 10.96.10.10:80 -r 10.244.3.5:8080 -m -w";
+        for (objects, weight) in [(without.as_str(), 0), (LOAD_BALANCER.objects, 1)] {
+            c.write("objects", objects)?;
+            p.awaits(&format!("{destination} {weight}'"))?;
+        }
+        daemon.stop(SOON)?;
+        Ok(())
+    })?;
+    // What is handed back is what upstream leaves for these objects.
+    assert_eq!(p.state()?, before);
+    Ok(())
+}
+
+fn the_iptables_mode_serves_until_this_one_does_and_leaves_nothing(c: &mut Cluster) -> Outcome {
+    let p = Programmed::new(c, &IPTABLES_MODE)?;
+    p.sh(
+        "iptables-$backend -t mangle -N KUBE-KUBELET-CANARY; iptables-$backend -t nat -N KUBE-SVC
+        iptables-$backend -t nat -A KUBE-SVC -j RETURN",
+    )?;
+    // Each window between two writes becomes a second.
+    let slow = c.folder().join("slow");
+    std::fs::create_dir_all(&slow)?;
+    for tables in ["iptables", "ip6tables"] {
+        let name = format!("{tables}-{}-restore", lab::iptables_backend());
+        let script = format!(
+            "#!/bin/sh\ninput=$(cat)\ncase $input in *KUBE-PROXY-PROBE*) ;; *) sleep 1 ;; esac\n\
+             printf '%s\\n' \"$input\" | /usr/sbin/{name} \"$@\"\n"
+        );
+        let file = slow.join(name);
+        std::fs::write(&file, script)?;
+        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o755))?;
+    }
+    let path = format!("PATH={}:/usr/sbin:/usr/bin:/sbin:/bin", slow.display());
+    let foretold = p.kube_proxy(&["check"])?;
+    assert_eq!(foretold.status.code(), Some(1), "{}", foretold.stderr);
+    let line = "remove 12 chains and 8 jumps of the iptables mode from iptables";
+    assert!(foretold.stdout.contains(line), "{}", foretold.stdout);
+    p.under_traffic(|| {
+        p.start(&["env", &path])?.stop(SOON)?;
+        Ok(())
+    })?;
+    let state = p.state()?;
+    let chains = state.lines().filter(|line| line.starts_with(":KUBE-"));
+    // Those of the shim in both families, the kubelet's, and two that only look like it.
+    assert_eq!(chains.count(), 2 * 11 + 4, "{state}");
+    assert!(
+        !state.contains("-j DNAT") && !state.contains("KUBE-SVC-"),
+        "{state}"
+    );
+    for kept in [
+        ":KUBE-KUBELET-CANARY",
+        ":KUBE-FIREWALL",
+        "-A KUBE-SVC -j RETURN",
+    ] {
+        assert!(state.contains(kept), "{kept}: {state}");
+    }
+    let again = p.kube_proxy(&["check"])?;
+    assert_eq!(again.stdout, "nothing would change\n");
+    Ok(())
+}
+
 fn what_upstream_left_is_taken_over_while_connections_go_on(c: &mut Cluster) -> Outcome {
-    let p = Programmed::new(c)?;
+    let p = Programmed::new(c, &DUALSTACK)?;
     let before = p.state()?;
     let mut connections = Vec::new();
     for to in [
@@ -208,12 +444,12 @@ fn what_upstream_left_is_taken_over_while_connections_go_on(c: &mut Cluster) -> 
 }
 
 fn a_dry_run_tells_what_differs_and_a_cleanup_leaves_nothing(c: &mut Cluster) -> Outcome {
-    let p = Programmed::new(c)?;
+    let p = Programmed::new(c, &DUALSTACK)?;
     p.sh(
-        "ipvsadm -A -t 9.9.9.9:9 -s rr; ipset create OTHER hash:ip; iptables-legacy -t nat -N OTHER
+        "ipvsadm -A -t 9.9.9.9:9 -s rr; ipset create OTHER hash:ip; iptables-$backend -t nat -N OTHER
         ipvsadm -A -t 10.96.10.10:81 -s rr; ipvsadm -e -t 10.96.10.10:80 -r 10.244.2.5:8080 -m -w 7
         ipset del KUBE-CLUSTER-IP 10.96.0.1,tcp:443; ip address del 198.51.100.7/32 dev kube-ipvs0
-        iptables-legacy -t nat -D OUTPUT 1; sysctl -q net.ipv4.vs.conntrack=0",
+        iptables-$backend -t nat -D OUTPUT 1; sysctl -q net.ipv4.vs.conntrack=0",
     )?;
     let before = p.state()?;
     let output = p.kube_proxy(&["check"])?;
@@ -224,12 +460,12 @@ fn a_dry_run_tells_what_differs_and_a_cleanup_leaves_nothing(c: &mut Cluster) ->
         output.stdout,
         output.stderr
     );
-    let mut lines: Vec<&str> = output.stdout.lines().collect();
+    let (lines, counts) = output.stdout.split_once("\n\n").context("two parts")?;
+    let mut lines: Vec<&str> = lines.lines().collect();
     lines.sort_unstable();
     assert_eq!(
         lines,
         [
-            "6 changes; nothing was written",
             "IPv4     add 10.96.0.1,tcp:443 to set ClusterIp",
             "IPv4     add in table nat: -A OUTPUT -m comment --comment \"kubernetes service portals\" -j KUBE-SERVICES",
             "IPv4     bind 198.51.100.7 to kube-ipvs0",
@@ -238,6 +474,12 @@ fn a_dry_run_tells_what_differs_and_a_cleanup_leaves_nothing(c: &mut Cluster) ->
             "node     set net.ipv4.vs.conntrack to 1 (it is 0)",
         ]
     );
+    for part in [
+        "\nIPv4     virtual servers       0       0       1\n",
+        "\n6 changes; nothing was written\n",
+    ] {
+        assert!(counts.contains(part), "{counts}");
+    }
     let json = p.kube_proxy(&["check", "-o", "json"])?;
     let answer: serde_json::Value = serde_json::from_str(&json.stdout)?;
     let changes = answer
@@ -257,7 +499,7 @@ fn a_dry_run_tells_what_differs_and_a_cleanup_leaves_nothing(c: &mut Cluster) ->
         output.stderr
     );
     let left = p.sh(
-        "ipvsadm -Sn; ipset save -name; iptables-legacy-save; ip6tables-legacy-save; ip link",
+        "ipvsadm -Sn; ipset save -name; iptables-$backend-save; ip6tables-$backend-save; ip link",
     )?;
     assert!(
         !left.contains("KUBE") && !left.contains("kube-ipvs0"),

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use lab::Place;
-use scenarios::{ApiServer, Cluster, Outcome, Service, Story, at, tcp, tell};
+use scenarios::{ApiServer, Cluster, Outcome, Service, Story, at, tcp, tell, with_backend};
 
 const HEALTH: &str = "127.0.0.1:10256";
 const METRICS: &str = "127.0.0.1:10249";
@@ -23,6 +23,14 @@ fn main() {
         story(
             "a_node_about_to_go_is_left_out_by_balancers",
             a_node_about_to_go_is_left_out_by_balancers,
+        ),
+        story(
+            "a_node_without_its_sets_is_late_until_they_are_there",
+            a_node_without_its_sets_is_late_until_they_are_there,
+        ),
+        story(
+            "the_nodes_pod_networks_are_followed",
+            the_nodes_pod_networks_are_followed,
         ),
         story(
             "a_port_that_is_taken_is_told_and_tried_again",
@@ -193,6 +201,57 @@ fn a_node_about_to_go_is_left_out_by_balancers(c: &mut Cluster) -> Outcome {
         Ok(metric(c, measured)? == Some(1.0))
     })?;
     ensure!(c.reals("TCP 10.96.0.10:80")?.contains("10.244.2.10:8080"));
+    c.stop()
+}
+
+fn a_node_without_its_sets_is_late_until_they_are_there(c: &mut Cluster) -> Outcome {
+    const SET: &str = "KUBE-NODE-PORT-SCTP-HASH";
+    c.apply(&web())?;
+    c.start(&["--ipvs-sync-period=2s"])?;
+    ensure!(health(c, "/healthz")? == 200);
+    c.sh(&format!("ipset destroy {SET}; ipset create {SET} hash:ip"))?;
+    c.until("two sync periods are over", || {
+        Ok(health(c, "/healthz")? == 503)
+    })?;
+    ensure!(health(c, "/livez")? == 503);
+    let (_, body) = get(&c.node1, HEALTH, "/healthz")?;
+    ensure!(
+        body.contains("\"nodeEligible\":true,\"healthy\":false"),
+        "{body}"
+    );
+    c.until_answered(&c.client, "10.96.0.10:80")?;
+    c.sh(&format!("ipset destroy {SET}"))?;
+    c.until("the set is there", || Ok(health(c, "/healthz")? == 200))?;
+    c.stop()
+}
+
+fn the_nodes_pod_networks_are_followed(c: &mut Cluster) -> Outcome {
+    let mut api = c.api_server(true)?;
+    api.apply(&web())?;
+    apply_node(&api, "{}")?;
+    api.start()?;
+    c.launch_on(&api, &["--detect-local-mode=NodeCIDR"])?;
+    c.await_first_sync()?;
+    let rules = |part: &str| {
+        let save = c.sh(&with_backend("iptables-$backend-save -t nat"))?;
+        anyhow::Ok(save.contains(part))
+    };
+    ensure!(!rules("! -s 10.244")?, "the Node has no pod network yet");
+    let mut kept = c.client.open_tcp(at("10.96.0.10:80"), scenarios::SOON)?;
+    kept.ask()?;
+    for network in ["10.244.1.0/24", "10.244.9.0/24"] {
+        apply_node(
+            &api,
+            &format!("{{podCIDR: {network}, podCIDRs: [{network}]}}"),
+        )?;
+        c.until(network, || rules(&format!("! -s {network}")))?;
+        kept.ask()?;
+    }
+    api.delete_node("node1")?;
+    c.until("the Node is gone", || Ok(health(c, "/healthz")? == 503))?;
+    ensure!(rules("! -s 10.244.9.0/24")?, "what was known stays");
+    apply_node(&api, "{}")?;
+    c.until("the Node is back", || Ok(health(c, "/healthz")? == 200))?;
     c.stop()
 }
 

@@ -7,9 +7,9 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use serde_saphyr::DuplicateKeyPolicy;
 
-use super::settings::in_terms_of_fields;
+use super::settings::{every_field, in_terms_of_fields};
 use super::{API_VERSION, Configuration, KIND};
-use crate::flags::{Flags, UnusableFlag};
+use crate::flags::UnusableFlag;
 
 /// A configuration file cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -76,6 +76,7 @@ pub(crate) fn read(file: &Path) -> Result<(Configuration, Vec<String>), Configur
 
 /// Reads a file's text; an error is a line, if one is to blame, and what is wrong.
 pub(crate) fn parse(text: &str) -> Result<(Configuration, Vec<String>), (Option<u64>, String)> {
+    let text = first_document(text);
     let mut warnings = Vec::new();
     let strict = yaml::<Value>(text, DuplicateKeyPolicy::Error);
     let tree = match strict {
@@ -91,28 +92,43 @@ pub(crate) fn parse(text: &str) -> Result<(Configuration, Vec<String>), (Option<
         }
     };
     let says = |name: &str| tree.get(name).and_then(Value::as_str).unwrap_or_default();
-    if (says("apiVersion"), says("kind")) != (API_VERSION, KIND) {
-        let found = format!("'{}' of '{}'", says("kind"), says("apiVersion"));
-        return Err((
-            None,
-            format!("this is {found}; give a {KIND} of {API_VERSION}"),
-        ));
+    let found = (says("apiVersion"), says("kind"));
+    if found != (API_VERSION, KIND) {
+        let wrong = match found {
+            ("", "") => "apiVersion and kind are not given".to_owned(),
+            ("", _) => "apiVersion is not given".to_owned(),
+            (_, "") => "kind is not given".to_owned(),
+            (version, kind) => format!("this is a {kind} of {version}"),
+        };
+        let advice = format!("{wrong}; give kind: {KIND} and apiVersion: {API_VERSION}");
+        return Err((None, advice));
     }
     let configuration: Configuration =
         yaml(text, DuplicateKeyPolicy::LastWins).map_err(|error| blame(text, &error))?;
     let mut unknown = Vec::new();
-    find_unknown(
-        "",
-        &tree,
-        &Configuration::of(&Flags::defaults()).tree(),
-        &mut unknown,
-    );
+    find_unknown("", &tree, &every_field(), &mut unknown);
     for path in unknown {
         warnings.push(format!(
             "unknown field {path} is left out; check its spelling"
         ));
     }
     Ok((configuration, warnings))
+}
+
+/// What comes before a second YAML document: upstream reads no further.
+fn first_document(text: &str) -> &str {
+    let mut end = 0;
+    let mut has_begun = false;
+    for line in text.split_inclusive('\n') {
+        let is_marker = line.trim_end() == "---";
+        if is_marker && has_begun {
+            return text.get(..end).unwrap_or(text);
+        }
+        let said = line.trim_start();
+        has_begun |= !(is_marker || said.is_empty() || said.starts_with('#'));
+        end += line.len();
+    }
+    text
 }
 
 fn yaml<T: DeserializeOwned>(
@@ -129,12 +145,30 @@ fn message(error: &serde_saphyr::Error) -> String {
         .render_with_formatter(&serde_saphyr::UserMessageFormatter)
 }
 
+/// What the YAML reader says about a value of the wrong type, and what to do.
+const PLAIN: &[(&str, &str)] = &[
+    ("invalid i32", "give a whole number"),
+    ("invalid u32", "give a whole number, 0 or more"),
+    ("invalid floating point", "give a number"),
+    ("invalid boolean", "give true or false"),
+    (
+        "expected string scalar",
+        "give a text, not a list or fields",
+    ),
+    ("expected sequence start", "give a list, such as [a, b]"),
+    ("expected mapping start", "give fields with their values"),
+];
+
 /// The line that an error is about, and the error with what the line says.
 fn blame(text: &str, error: &serde_saphyr::Error) -> (Option<u64>, String) {
     let told = message(error);
     let told = told
         .get(..told.rfind(" at line ").unwrap_or(told.len()))
         .unwrap_or(&told);
+    let told = PLAIN
+        .iter()
+        .find(|(terse, _)| *terse == told)
+        .map_or(told, |(_, plain)| plain);
     let line = error.location().map(|location| location.line());
     let said = line
         .and_then(|line| {

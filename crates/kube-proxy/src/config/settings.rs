@@ -8,12 +8,34 @@ use serde_json::Value;
 
 use super::{API_VERSION, Configuration, FileVerbosity, KIND, Period};
 use crate::flags::{Flags, UnusableFlag, go};
+use crate::mode::DEFAULT_MODE;
 
-/// Reads and writes the rows' flags; a row is the field's path, the same in Rust, the flag's name, and the same in Rust.
+/// A field that has a flag.
+#[derive(Debug)]
+pub(super) struct Row {
+    /// The field's path.
+    pub(super) path: &'static str,
+    /// The flag's name.
+    pub(super) flag: &'static str,
+    /// How a changed file brings it into effect.
+    pub(super) change: Change,
+}
+
+/// How a setting that a changed file says anew comes into effect.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Change {
+    /// While the process runs.
+    Live,
+    /// By a new start: what depends on it is opened once.
+    Restart,
+}
+
+/// Reads and writes the rows' flags; a row is the field's path, the same in Rust, the flag's name, the same in Rust, and how a
+/// change comes into effect.
 macro_rules! rows {
-    ($($path:literal [$($field:tt)+] $name:literal [$flag:ident];)+) => {
-        /// The path of each field that has a flag, and the flag's name.
-        pub(super) const ROWS: &[(&str, &str)] = &[$(($path, $name)),+];
+    ($($path:literal [$($field:tt)+] $name:literal [$flag:ident] $change:ident;)+) => {
+        /// Each field that has a flag.
+        pub(super) const ROWS: &[Row] = &[$(Row { path: $path, flag: $name, change: Change::$change }),+];
 
         impl Configuration {
             /// Sets the fields to what the flags say.
@@ -35,54 +57,54 @@ macro_rules! rows {
 }
 
 rows! {
-    "bindAddress" [bind_address] "bind-address" [bind_address];
-    "bindAddressHardFail" [bind_address_hard_fail] "bind-address-hard-fail" [bind_address_hard_fail];
-    "clientConnection.burst" [client_connection.burst] "kube-api-burst" [kube_api_burst];
-    "clientConnection.contentType" [client_connection.content_type] "kube-api-content-type" [kube_api_content_type];
-    "clientConnection.kubeconfig" [client_connection.kubeconfig] "kubeconfig" [kubeconfig];
-    "clientConnection.qps" [client_connection.qps] "kube-api-qps" [kube_api_qps];
-    "clusterCIDR" [cluster_cidr] "cluster-cidr" [cluster_cidr];
-    "configSyncPeriod" [config_sync_period] "config-sync-period" [config_sync_period];
-    "conntrack.maxPerCore" [conntrack.max_per_core] "conntrack-max-per-core" [conntrack_max_per_core];
-    "conntrack.min" [conntrack.min] "conntrack-min" [conntrack_min];
-    "conntrack.tcpBeLiberal" [conntrack.tcp_be_liberal] "conntrack-tcp-be-liberal" [conntrack_tcp_be_liberal];
-    "conntrack.tcpCloseWaitTimeout" [conntrack.tcp_close_wait_timeout] "conntrack-tcp-timeout-close-wait" [conntrack_tcp_timeout_close_wait];
-    "conntrack.tcpEstablishedTimeout" [conntrack.tcp_established_timeout] "conntrack-tcp-timeout-established" [conntrack_tcp_timeout_established];
-    "conntrack.udpStreamTimeout" [conntrack.udp_stream_timeout] "conntrack-udp-timeout-stream" [conntrack_udp_timeout_stream];
-    "conntrack.udpTimeout" [conntrack.udp_timeout] "conntrack-udp-timeout" [conntrack_udp_timeout];
-    "detectLocal.bridgeInterface" [detect_local.bridge_interface] "pod-bridge-interface" [pod_bridge_interface];
-    "detectLocal.interfaceNamePrefix" [detect_local.interface_name_prefix] "pod-interface-name-prefix" [pod_interface_name_prefix];
-    "detectLocalMode" [detect_local_mode] "detect-local-mode" [detect_local_mode];
-    "enableProfiling" [enable_profiling] "profiling" [profiling];
-    "featureGates" [feature_gates] "feature-gates" [feature_gates];
-    "healthzBindAddress" [healthz_bind_address] "healthz-bind-address" [healthz_bind_address];
-    "hostnameOverride" [hostname_override] "hostname-override" [hostname_override];
-    "iptables.localhostNodePorts" [iptables.localhost_node_ports] "iptables-localhost-nodeports" [iptables_localhost_nodeports];
-    "iptables.masqueradeAll" [iptables.masquerade_all] "masquerade-all" [masquerade_all];
-    "iptables.masqueradeBit" [iptables.masquerade_bit] "iptables-masquerade-bit" [iptables_masquerade_bit];
-    "iptables.minSyncPeriod" [iptables.min_sync_period] "iptables-min-sync-period" [iptables_min_sync_period];
-    "iptables.syncPeriod" [iptables.sync_period] "iptables-sync-period" [iptables_sync_period];
-    "ipvs.excludeCIDRs" [ipvs.exclude_cidrs] "ipvs-exclude-cidrs" [ipvs_exclude_cidrs];
-    "ipvs.minSyncPeriod" [ipvs.min_sync_period] "ipvs-min-sync-period" [ipvs_min_sync_period];
-    "ipvs.scheduler" [ipvs.scheduler] "ipvs-scheduler" [ipvs_scheduler];
-    "ipvs.strictARP" [ipvs.strict_arp] "ipvs-strict-arp" [ipvs_strict_arp];
-    "ipvs.syncPeriod" [ipvs.sync_period] "ipvs-sync-period" [ipvs_sync_period];
-    "ipvs.tcpFinTimeout" [ipvs.tcp_fin_timeout] "ipvs-tcpfin-timeout" [ipvs_tcpfin_timeout];
-    "ipvs.tcpTimeout" [ipvs.tcp_timeout] "ipvs-tcp-timeout" [ipvs_tcp_timeout];
-    "ipvs.udpTimeout" [ipvs.udp_timeout] "ipvs-udp-timeout" [ipvs_udp_timeout];
-    "logging.flushFrequency" [logging.flush_frequency] "log-flush-frequency" [log_flush_frequency];
-    "logging.format" [logging.format] "logging-format" [logging_format];
-    "logging.options.json.infoBufferSize" [logging.options.json.info_buffer_size] "log-json-info-buffer-size" [log_json_info_buffer_size];
-    "logging.options.json.splitStream" [logging.options.json.split_stream] "log-json-split-stream" [log_json_split_stream];
-    "logging.options.text.infoBufferSize" [logging.options.text.info_buffer_size] "log-text-info-buffer-size" [log_text_info_buffer_size];
-    "logging.options.text.splitStream" [logging.options.text.split_stream] "log-text-split-stream" [log_text_split_stream];
-    "logging.verbosity" [logging.verbosity] "v" [verbosity];
-    "logging.vmodule" [logging.vmodule] "vmodule" [vmodule];
-    "metricsBindAddress" [metrics_bind_address] "metrics-bind-address" [metrics_bind_address];
-    "mode" [mode] "proxy-mode" [proxy_mode];
-    "nodePortAddresses" [node_port_addresses] "nodeport-addresses" [nodeport_addresses];
-    "oomScoreAdj" [oom_score_adj] "oom-score-adj" [oom_score_adj];
-    "showHiddenMetricsForVersion" [show_hidden_metrics_for_version] "show-hidden-metrics-for-version" [show_hidden_metrics_for_version];
+    "bindAddress" [bind_address] "bind-address" [bind_address] Restart;
+    "bindAddressHardFail" [bind_address_hard_fail] "bind-address-hard-fail" [bind_address_hard_fail] Restart;
+    "clientConnection.burst" [client_connection.burst] "kube-api-burst" [kube_api_burst] Live;
+    "clientConnection.contentType" [client_connection.content_type] "kube-api-content-type" [kube_api_content_type] Live;
+    "clientConnection.kubeconfig" [client_connection.kubeconfig] "kubeconfig" [kubeconfig] Restart;
+    "clientConnection.qps" [client_connection.qps] "kube-api-qps" [kube_api_qps] Live;
+    "clusterCIDR" [cluster_cidr] "cluster-cidr" [cluster_cidr] Live;
+    "configSyncPeriod" [config_sync_period] "config-sync-period" [config_sync_period] Live;
+    "conntrack.maxPerCore" [conntrack.max_per_core] "conntrack-max-per-core" [conntrack_max_per_core] Live;
+    "conntrack.min" [conntrack.min] "conntrack-min" [conntrack_min] Live;
+    "conntrack.tcpBeLiberal" [conntrack.tcp_be_liberal] "conntrack-tcp-be-liberal" [conntrack_tcp_be_liberal] Live;
+    "conntrack.tcpCloseWaitTimeout" [conntrack.tcp_close_wait_timeout] "conntrack-tcp-timeout-close-wait" [conntrack_tcp_timeout_close_wait] Live;
+    "conntrack.tcpEstablishedTimeout" [conntrack.tcp_established_timeout] "conntrack-tcp-timeout-established" [conntrack_tcp_timeout_established] Live;
+    "conntrack.udpStreamTimeout" [conntrack.udp_stream_timeout] "conntrack-udp-timeout-stream" [conntrack_udp_timeout_stream] Live;
+    "conntrack.udpTimeout" [conntrack.udp_timeout] "conntrack-udp-timeout" [conntrack_udp_timeout] Live;
+    "detectLocal.bridgeInterface" [detect_local.bridge_interface] "pod-bridge-interface" [pod_bridge_interface] Live;
+    "detectLocal.interfaceNamePrefix" [detect_local.interface_name_prefix] "pod-interface-name-prefix" [pod_interface_name_prefix] Live;
+    "detectLocalMode" [detect_local_mode] "detect-local-mode" [detect_local_mode] Live;
+    "enableProfiling" [enable_profiling] "profiling" [profiling] Live;
+    "featureGates" [feature_gates] "feature-gates" [feature_gates] Live;
+    "healthzBindAddress" [healthz_bind_address] "healthz-bind-address" [healthz_bind_address] Restart;
+    "hostnameOverride" [hostname_override] "hostname-override" [hostname_override] Restart;
+    "iptables.localhostNodePorts" [iptables.localhost_node_ports] "iptables-localhost-nodeports" [iptables_localhost_nodeports] Live;
+    "iptables.masqueradeAll" [iptables.masquerade_all] "masquerade-all" [masquerade_all] Live;
+    "iptables.masqueradeBit" [iptables.masquerade_bit] "iptables-masquerade-bit" [iptables_masquerade_bit] Live;
+    "iptables.minSyncPeriod" [iptables.min_sync_period] "iptables-min-sync-period" [iptables_min_sync_period] Live;
+    "iptables.syncPeriod" [iptables.sync_period] "iptables-sync-period" [iptables_sync_period] Live;
+    "ipvs.excludeCIDRs" [ipvs.exclude_cidrs] "ipvs-exclude-cidrs" [ipvs_exclude_cidrs] Live;
+    "ipvs.minSyncPeriod" [ipvs.min_sync_period] "ipvs-min-sync-period" [ipvs_min_sync_period] Live;
+    "ipvs.scheduler" [ipvs.scheduler] "ipvs-scheduler" [ipvs_scheduler] Live;
+    "ipvs.strictARP" [ipvs.strict_arp] "ipvs-strict-arp" [ipvs_strict_arp] Live;
+    "ipvs.syncPeriod" [ipvs.sync_period] "ipvs-sync-period" [ipvs_sync_period] Live;
+    "ipvs.tcpFinTimeout" [ipvs.tcp_fin_timeout] "ipvs-tcpfin-timeout" [ipvs_tcpfin_timeout] Live;
+    "ipvs.tcpTimeout" [ipvs.tcp_timeout] "ipvs-tcp-timeout" [ipvs_tcp_timeout] Live;
+    "ipvs.udpTimeout" [ipvs.udp_timeout] "ipvs-udp-timeout" [ipvs_udp_timeout] Live;
+    "logging.flushFrequency" [logging.flush_frequency] "log-flush-frequency" [log_flush_frequency] Live;
+    "logging.format" [logging.format] "logging-format" [logging_format] Restart;
+    "logging.options.json.infoBufferSize" [logging.options.json.info_buffer_size] "log-json-info-buffer-size" [log_json_info_buffer_size] Live;
+    "logging.options.json.splitStream" [logging.options.json.split_stream] "log-json-split-stream" [log_json_split_stream] Live;
+    "logging.options.text.infoBufferSize" [logging.options.text.info_buffer_size] "log-text-info-buffer-size" [log_text_info_buffer_size] Live;
+    "logging.options.text.splitStream" [logging.options.text.split_stream] "log-text-split-stream" [log_text_split_stream] Live;
+    "logging.verbosity" [logging.verbosity] "v" [verbosity] Live;
+    "logging.vmodule" [logging.vmodule] "vmodule" [vmodule] Live;
+    "metricsBindAddress" [metrics_bind_address] "metrics-bind-address" [metrics_bind_address] Restart;
+    "mode" [mode] "proxy-mode" [proxy_mode] Restart;
+    "nodePortAddresses" [node_port_addresses] "nodeport-addresses" [nodeport_addresses] Live;
+    "oomScoreAdj" [oom_score_adj] "oom-score-adj" [oom_score_adj] Live;
+    "showHiddenMetricsForVersion" [show_hidden_metrics_for_version] "show-hidden-metrics-for-version" [show_hidden_metrics_for_version] Live;
 }
 
 /// Settings that are accepted and change nothing, by the path of the field or of its section, and why.
@@ -114,7 +136,6 @@ const WITHOUT_EFFECT: &[(&str, &str)] = &[
         "logging.options",
         "every line is written at once, to standard error",
     ),
-    ("logging.vmodule", "verbosity is one for all source files"),
     ("nftables", "it is of nftables mode"),
     ("portRange", "it was of userspace mode"),
     ("showHiddenMetricsForVersion", "no metrics are hidden"),
@@ -122,25 +143,35 @@ const WITHOUT_EFFECT: &[(&str, &str)] = &[
     ("winkernel", "it is of Windows"),
 ];
 
+/// Why the field at `path` changes nothing, if it is accepted without effect.
+#[cfg(test)]
+pub(super) fn why_without_effect(path: &str) -> Option<&'static str> {
+    let is_of = |section: &str| {
+        path.strip_prefix(section)
+            .is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+    };
+    let row = WITHOUT_EFFECT.iter().find(|(section, _)| is_of(section));
+    row.map(|(_, why)| *why)
+}
+
 /// The path of each field that has a flag, and the flag's name.
 pub(crate) fn fields_with_flags() -> impl Iterator<Item = (&'static str, &'static str)> {
-    ROWS.iter().copied()
+    ROWS.iter().map(|row| (row.path, row.flag))
 }
 
 /// The path of the field that `flag` is in a file, if it is one.
 pub(crate) fn field_of(flag: &str) -> Option<&'static str> {
-    ROWS.iter().find(|(_, name)| *name == flag).map(|row| row.0)
+    ROWS.iter().find(|row| row.flag == flag).map(|row| row.path)
 }
 
 /// `text` with flags replaced by the fields that they are in a file.
 pub(super) fn in_terms_of_fields(text: &str) -> String {
     // The longest first: one name may begin with another.
     let mut rows: Vec<_> = ROWS.iter().collect();
-    rows.sort_by_key(|(_, name)| std::cmp::Reverse(name.len()));
-    rows.into_iter()
-        .fold(text.to_owned(), |text, (path, name)| {
-            text.replace(&format!("--{name}"), path)
-        })
+    rows.sort_by_key(|row| std::cmp::Reverse(row.flag.len()));
+    rows.into_iter().fold(text.to_owned(), |text, row| {
+        text.replace(&format!("--{}", row.flag), row.path)
+    })
 }
 
 /// Flags that are heard with a file too: upstream's log flags and `--hostname-override`.
@@ -159,8 +190,30 @@ impl Configuration {
         self.take(flags);
         self.api_version = Some(API_VERSION.to_owned());
         self.kind = Some(KIND.to_owned());
+        for (chosen, default) in [
+            (&mut self.mode, DEFAULT_MODE),
+            (&mut self.detect_local_mode, "ClusterCIDR"),
+        ] {
+            chosen.take_if(|chosen| chosen.is_empty());
+            chosen.get_or_insert_with(|| default.to_owned());
+        }
+        for (address, port) in [
+            (&mut self.healthz_bind_address, flags.healthz_port),
+            (&mut self.metrics_bind_address, flags.metrics_port),
+        ] {
+            // What cannot be read is refused elsewhere.
+            if let Some(Ok(at)) = address.as_deref().map(|text| go::listen(text, port)) {
+                *address = Some(at.map(|at| at.to_string()).unwrap_or_default());
+            }
+        }
         for lists in [&mut self.ipvs.exclude_cidrs, &mut self.node_port_addresses] {
-            lists.take_if(|list| list.is_empty());
+            // Typed lists may be several to a flag.
+            let items = lists.iter().flatten().flat_map(|list| list.split(','));
+            let items: Vec<_> = items
+                .map(str::trim)
+                .filter(|item| !item.is_empty())
+                .collect();
+            *lists = (!items.is_empty()).then(|| items.into_iter().map(str::to_owned).collect());
         }
         for text in [
             &mut self.client_connection.accept_content_types,
@@ -249,20 +302,36 @@ impl Configuration {
 
     /// One line for each setting that differs from its default and changes nothing.
     pub(crate) fn without_effect(&self) -> Vec<String> {
-        let (set, default) = (self.tree(), Self::of(&Flags::defaults()).tree());
-        WITHOUT_EFFECT
+        let (set, default) = (self.tree(), every_field());
+        let mut lines: Vec<String> = WITHOUT_EFFECT
             .iter()
             .filter(|(path, _)| at(&set, path) != at(&default, path))
-            .map(|(path, why)| match ROWS.iter().find(|row| row.0 == *path) {
-                Some((_, flag)) => format!("--{flag} ({path}) has no effect: {why}"),
-                None => format!("{path} has no effect: {why}"),
-            })
-            .collect()
+            .map(
+                |(path, why)| match ROWS.iter().find(|row| row.path == *path) {
+                    Some(Row { flag, .. }) => format!("--{flag} ({path}) has no effect: {why}"),
+                    None => format!("{path} has no effect: {why}"),
+                },
+            )
+            .collect();
+        let gates = self.feature_gates.as_ref();
+        if gates.and_then(|gates| gates.get("AllowServiceExternalIPs")) == Some(&false) {
+            lines.push(
+                "the feature gate AllowServiceExternalIPs=false is not heard: external IPs are served here; forbid them with the API server's admission plug-in DenyServiceExternalIPs"
+                    .to_owned(),
+            );
+        }
+        lines
     }
 
+    /// As JSON, with every field.
     pub(super) fn tree(&self) -> Value {
         serde_json::to_value(self).unwrap_or_default()
     }
+}
+
+/// A configuration with all its fields, as JSON.
+pub(super) fn every_field() -> Value {
+    Configuration::of(&Flags::defaults()).tree()
 }
 
 fn at<'a>(tree: &'a Value, path: &str) -> Option<&'a Value> {

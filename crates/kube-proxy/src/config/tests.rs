@@ -90,8 +90,7 @@ fn kubeadms_file_means_the_defaults_and_says_that_ipvs_is_used() {
     ]) else {
         panic!();
     };
-    let mut by_flags = bare(*by_flags);
-    by_flags.configuration.hostname_override = Some("Node1".into());
+    let by_flags = bare(*by_flags);
     assert_eq!(bare(options), by_flags);
 }
 
@@ -104,6 +103,16 @@ fn an_empty_file_has_upstreams_defaults() {
     let empty = options("");
     assert_eq!(empty.warnings, Vec::<String>::new());
     assert_eq!(bare(empty), *by_flags);
+}
+
+#[test]
+fn the_first_document_of_a_file_counts() {
+    let file = File::new(&format!(
+        "# kubeadm\n\n---\n{HEADER}oomScoreAdj: 7\n---\noomScoreAdj: 8\n"
+    ));
+    let options = file.options("");
+    assert_eq!(options.oom_score_adj, 7);
+    assert_eq!(options.warnings, Vec::<String>::new());
 }
 
 /// One row per field that has a flag, with another value than its default.
@@ -176,6 +185,10 @@ fn every_field_reaches_its_option() {
         ("logging: {format: json, verbosity: 4}", |o| {
             o.log_format == LogFormat::Json && o.verbosity == 4
         }),
+        (
+            "logging: {vmodule: [{filePattern: proxier, verbosity: 4}]}",
+            |o| o.vmodule == [("proxier".into(), 4)],
+        ),
         ("mode: ipvs", |o| o.warnings.is_empty()),
         ("nodePortAddresses: [primary]", |o| {
             o.node_port_addresses == NodePortAddresses::Primary
@@ -210,10 +223,6 @@ fn what_means_nothing_here_is_taken_with_a_warning() {
         ),
         ("winkernel: {enableDSR: true}", &["winkernel", "Windows"]),
         ("portRange: 1-2", &["portRange", "no effect"]),
-        (
-            "logging: {vmodule: [{filePattern: proxier, verbosity: 4}]}",
-            &["logging.vmodule"],
-        ),
         (
             "logging: {flushFrequency: 1000000000}",
             &["logging.flushFrequency"],
@@ -281,7 +290,25 @@ fn errors_name_the_field_the_value_and_what_is_allowed() {
             "oomScoreAdj: 1001",
             &["oomScoreAdj", "'1001'", "-1000 to 1000"],
         ),
-        ("oomScoreAdj: high", &["line 3", "oomScoreAdj: high"]),
+        (
+            "oomScoreAdj: high",
+            &["line 3", "whole number", "oomScoreAdj: high"],
+        ),
+        (
+            "nodePortAddresses: primary",
+            &["line 3", "a list", "nodePortAddresses"],
+        ),
+        ("clusterCIDR: [a]", &["line 3", "a text", "clusterCIDR"]),
+        ("conntrack: 5", &["line 3", "fields", "conntrack"]),
+        ("featureGates: {A: 1}", &["line 3", "true or false"]),
+        (
+            "clientConnection: {qps: fast}",
+            &["line 3", "give a number"],
+        ),
+        (
+            "logging: {vmodule: [{filePattern: a, verbosity: -1}]}",
+            &["line 3", "0 or more"],
+        ),
         ("conntrack: {min: -1}", &["conntrack.min", "'-1'"]),
         (
             "detectLocalMode: Magic",
@@ -312,7 +339,11 @@ fn errors_name_the_field_the_value_and_what_is_allowed() {
         "apiVersion: v1\nkind: Service",
     ] {
         let error = error(text);
-        assert!(error.contains("v1alpha1"), "{error}");
+        assert!(
+            error.contains("apiVersion: kubeproxy.config.k8s.io/v1alpha1"),
+            "{error}"
+        );
+        assert!(!error.contains("''"), "{error}");
     }
 }
 
@@ -326,9 +357,10 @@ fn a_file_takes_the_place_of_flags_but_for_those_of_the_log_and_the_name() {
          --ipvs-exclude-cidrs=10.0.0.0/8 --proxy-mode=iptables --healthz-port=0",
     );
     assert_eq!(bare(of_file.clone()), bare(file.options("")));
-    let [warning] = of_file.warnings.as_slice() else {
+    let [warning, deprecated] = of_file.warnings.as_slice() else {
         panic!("{:?}", of_file.warnings);
     };
+    assert!(deprecated.contains("--healthz-port"), "{deprecated}");
     for part in [
         "config.conf",
         "--ipvs-scheduler (ipvs.scheduler)",
@@ -370,23 +402,34 @@ fn written(line: &str) -> (PathBuf, String) {
 fn the_default_configuration_is_written_as_upstream_writes_it() {
     let (file, text) = written("");
     assert_eq!(file, PathBuf::from("/w"));
+    // Upstream's, but for the mode, and the period that is of it.
+    assert_eq!(
+        text.replace('"', ""),
+        include_str!("upstream-1.30.5.yaml")
+            .replace('"', "")
+            .replace("mode: iptables", "mode: ipvs")
+            .replacen("minSyncPeriod: 0s", "minSyncPeriod: 1s", 1),
+    );
     for line in [
         "bindAddress: \"0.0.0.0\"\n",
         "  contentType: application/vnd.kubernetes.protobuf\n",
         "configSyncPeriod: 15m0s\n",
         "  tcpEstablishedTimeout: 24h0m0s\n",
-        "featureGates: {}\n",
         "healthzBindAddress: 0.0.0.0:10256\n",
         "  excludeCIDRs: null\n",
         "ipvs:\n",
-        "  minSyncPeriod: 0s\n",
+        "  minSyncPeriod: 1s\n",
         "  syncPeriod: 30s\n",
         "nodePortAddresses: null\n",
         "oomScoreAdj: -999\n",
     ] {
         assert!(text.contains(line), "{text}\nlacks {line:?}");
     }
-    assert!(!written("--ipvs-sync-period=7s").1.contains("7s"));
+    assert!(
+        written("--ipvs-sync-period=7s")
+            .1
+            .contains("  syncPeriod: 7s\n")
+    );
 }
 
 #[test]
@@ -394,14 +437,21 @@ fn what_is_written_reads_as_what_it_was_written_from() {
     for line in [
         "--hostname-override=n",
         "--hostname-override=n --ipvs-scheduler=mh --nodeport-addresses=10.0.0.0/8,fd00::/8 --feature-gates=A=true \
-         --bind-address=:: --oom-score-adj=5 --conntrack-udp-timeout=1m30s --vmodule=a=1,b=2 --kube-api-qps=2.5",
+         --bind-address=:: --ipvs-min-sync-period=0 --oom-score-adj=5 --conntrack-udp-timeout=1m30s --vmodule=a=1,b=2 --kube-api-qps=2.5",
     ] {
         let file = File::new(&written(line).1);
-        let typed = format!("kube-proxy --ipvs-min-sync-period=0 {line}");
+        let typed = format!("kube-proxy {line}");
         let Ok(Command::Run(typed)) = flags::parse(typed.split_whitespace()) else {
             panic!("{typed}");
         };
-        assert_eq!(bare(file.options("")), bare(*typed), "{line}");
+        let read = file.options("");
+        let unspelled: Vec<_> = read
+            .warnings
+            .iter()
+            .filter(|warning| !warning.contains("no effect"))
+            .collect();
+        assert!(unspelled.is_empty(), "{unspelled:?}");
+        assert_eq!(bare(read), bare(*typed), "{line}");
     }
 }
 
@@ -412,14 +462,13 @@ fn fields_are_where_their_paths_say() {
     tree.as_object_mut()
         .unwrap()
         .retain(|name, _| name != "featureGates");
-    let kubeadm: serde_json::Value = serde_saphyr::from_str(KUBEADM).unwrap();
-    let names = |tree: &serde_json::Value| -> BTreeSet<String> {
-        tree.as_object().unwrap().keys().cloned().collect()
-    };
+    let kubeadm: Value = serde_saphyr::from_str(KUBEADM).unwrap();
+    let names =
+        |tree: &Value| -> BTreeSet<String> { tree.as_object().unwrap().keys().cloned().collect() };
     let ours = names(&tree);
     let missing: Vec<_> = ours.difference(&names(&kubeadm)).cloned().collect();
     assert_eq!(missing, ["windowsRunAsService"]);
-    for (path, flag) in settings::ROWS {
+    for settings::Row { path, flag, .. } in settings::ROWS {
         let field = path.split('.').try_fold(&tree, |tree, name| tree.get(name));
         assert!(
             field.is_some() || *path == "featureGates",
@@ -447,11 +496,11 @@ fn periods_are_printed_as_go_prints_them() {
     }
 }
 
-/// Follows a file until it says something else; says whether it does within a while after `change`.
-async fn is_changed_by(file: &File, change: impl FnOnce()) -> bool {
+/// Follows a file until it says something else; the fields that do, if any does within a while after `change`.
+async fn changed_by(file: &File, change: impl FnOnce()) -> Vec<String> {
     let used = file.options("").configuration;
     let reread = || match file.with("") {
-        Ok(Command::Run(options)) => Ok(options.configuration),
+        Ok(Command::Run(options)) => Ok(*options),
         Ok(other) => panic!("{other:?}"),
         Err(error) => Err(error),
     };
@@ -462,8 +511,8 @@ async fn is_changed_by(file: &File, change: impl FnOnce()) -> bool {
         tokio::time::sleep(Duration::from_millis(800)).await;
     };
     tokio::select! {
-        () = followed => true,
-        () = changing => false,
+        options = followed => used.differences(&options.configuration),
+        () = changing => Vec::new(),
     }
 }
 
@@ -478,19 +527,23 @@ fn runtime() -> tokio::runtime::Runtime {
 fn only_a_file_that_says_something_else_has_changed() {
     runtime().block_on(async {
         let file = File::new(KUBEADM);
-        assert!(!is_changed_by(&file, || {}).await, "nothing happened");
+        assert!(
+            changed_by(&file, || {}).await.is_empty(),
+            "nothing happened"
+        );
         let same = format!("# a comment\n{KUBEADM}").replace("qps: 0", "qps: 5");
         assert!(
-            !is_changed_by(&file, || file.write(&same)).await,
+            changed_by(&file, || file.write(&same)).await.is_empty(),
             "the same, in other words"
         );
         assert!(
-            !is_changed_by(&file, || file.write("kind: [")).await,
+            changed_by(&file, || file.write("kind: [")).await.is_empty(),
             "a broken file"
         );
         file.write(KUBEADM);
         let other = KUBEADM.replace("scheduler: \"\"", "scheduler: sh");
-        assert!(is_changed_by(&file, || file.write(&other)).await);
+        let fields = changed_by(&file, || file.write(&other)).await;
+        assert_eq!(fields, ["ipvs.scheduler"]);
     });
 }
 
@@ -509,10 +562,149 @@ fn a_config_map_that_is_mounted_changes_by_its_link() {
         fs::remove_file(&file.0).unwrap();
         symlink("..data/config.conf", &file.0).unwrap();
         publish("..1", KUBEADM);
-        assert!(!is_changed_by(&file, || publish("..2", KUBEADM)).await);
+        assert!(
+            changed_by(&file, || publish("..2", KUBEADM))
+                .await
+                .is_empty()
+        );
         let other = KUBEADM.replace("10.244.0.0/16", "10.245.0.0/16");
-        assert!(is_changed_by(&file, || publish("..3", &other)).await);
+        let fields = changed_by(&file, || publish("..3", &other)).await;
+        assert_eq!(fields, ["clusterCIDR"]);
     });
+}
+
+#[test]
+fn changes_are_named_and_known_to_be_live_or_not() {
+    let default = options("").configuration;
+    for (fields, paths, change) in [
+        (
+            "ipvs: {scheduler: sh}",
+            &["ipvs.scheduler"][..],
+            Change::Live,
+        ),
+        (
+            "ipvs: {syncPeriod: 1m, minSyncPeriod: 2s}",
+            &["ipvs.minSyncPeriod", "ipvs.syncPeriod"],
+            Change::Live,
+        ),
+        ("featureGates: {A: true}", &["featureGates"], Change::Live),
+        (
+            "nodePortAddresses: [primary]",
+            &["nodePortAddresses"],
+            Change::Live,
+        ),
+        (
+            "logging: {vmodule: [{filePattern: a, verbosity: 1}]}",
+            &["logging.vmodule"],
+            Change::Live,
+        ),
+        (
+            "winkernel: {sourceVip: a}",
+            &["winkernel.sourceVip"],
+            Change::Live,
+        ),
+        (
+            "metricsBindAddress: 0.0.0.0:1",
+            &["metricsBindAddress"],
+            Change::Restart,
+        ),
+        (
+            "hostnameOverride: b",
+            &["hostnameOverride"],
+            Change::Restart,
+        ),
+        // The same in other words.
+        (
+            "mode: ipvs\ndetectLocalMode: ''\nnodePortAddresses: []",
+            &[],
+            Change::Live,
+        ),
+        ("metricsBindAddress: 127.0.0.1", &[], Change::Live),
+    ] {
+        let found = default.differences(&options(fields).configuration);
+        assert_eq!(found, paths, "{fields}");
+        assert!(
+            found.iter().all(|path| change_of(path) == change),
+            "{fields}"
+        );
+    }
+}
+
+/// The tables for operators name each flag and each field once, beside each other where they are one setting, and say of
+/// effect and change what the program does.
+#[test]
+fn the_documentation_has_every_flag_and_field() {
+    use clap::CommandFactory as _;
+    let text = include_str!("../../../../docs/flags.md");
+    let rows: Vec<[&str; 4]> = text
+        .lines()
+        .filter(|line| line.starts_with("| ") && !line.starts_with("| flag"))
+        .map(|line| {
+            let cells: Vec<_> = line.trim_matches('|').split(" | ").map(str::trim).collect();
+            cells.try_into().unwrap_or_else(|_| panic!("{line}"))
+        })
+        .collect();
+    let name = |cell: &'static str| {
+        let name = cell.trim_matches('`');
+        (name != "–").then_some(name)
+    };
+    let sorted = |mut names: Vec<String>| {
+        names.sort();
+        names
+    };
+    let mut command = Flags::command();
+    command.build();
+    let flags = command.get_arguments().filter_map(clap::Arg::get_long);
+    let told = rows.iter().filter_map(|[flag, ..]| name(flag));
+    assert_eq!(
+        sorted(told.map(str::to_owned).collect()),
+        sorted(flags.map(|flag| format!("--{flag}")).collect()),
+    );
+    let told = rows.iter().filter_map(|[_, field, ..]| name(field));
+    assert_eq!(sorted(told.map(str::to_owned).collect()), fields());
+    for [flag, field, effect, change] in rows {
+        let (flag, path) = (name(flag), name(field));
+        let field = flag.and_then(|flag| field_of(flag.trim_start_matches('-')));
+        assert!(flag.is_none() || field == path, "{flag:?}, {path:?}");
+        let has_effect = path.is_none_or(|path| settings::why_without_effect(path).is_none())
+            && !matches!(flag, Some("--boot-id-file" | "--machine-id-file"));
+        assert_eq!(
+            effect.starts_with("works"),
+            has_effect,
+            "{flag:?}, {path:?}"
+        );
+        assert_eq!(
+            effect.starts_with("no effect: "),
+            !has_effect,
+            "{flag:?}, {path:?}"
+        );
+        let wanted = match path {
+            None | Some("apiVersion" | "kind") => "–",
+            Some(path) if change_of(path) == Change::Restart => "restart",
+            Some(_) => "live",
+        };
+        assert_eq!(change, wanted, "{flag:?}, {path:?}");
+    }
+}
+
+#[test]
+fn configz_is_spelled_as_upstreams_source() {
+    let configz = |fields: &str| Configz::new(&options(fields).configuration).body();
+    // Of upstream 1.30.5, with the fields where 1.36 has them.
+    let wanted = r#"{"kubeproxy.config.k8s.io":{"Linux":{"Conntrack":{"MaxPerCore":32768,"Min":131072,"TCPEstablishedTimeout":"24h0m0s","TCPCloseWaitTimeout":"1h0m0s","TCPBeLiberal":false,"UDPTimeout":"0s","UDPStreamTimeout":"0s"},"MasqueradeAll":true,"OOMScoreAdj":-999},"Windows":{"RunAsService":false},"FeatureGates":{},"ClientConnection":{"Kubeconfig":"","AcceptContentTypes":"","ContentType":"application/vnd.kubernetes.protobuf","QPS":5,"Burst":10},"Logging":{"format":"text","flushFrequency":"5s","verbosity":2,"options":{"text":{"infoBufferSize":"0"},"json":{"infoBufferSize":"0"}}},"HostnameOverride":"node1","BindAddress":"0.0.0.0","HealthzBindAddress":"0.0.0.0:10256","MetricsBindAddress":"127.0.0.1:10249","BindAddressHardFail":false,"EnableProfiling":false,"ShowHiddenMetricsForVersion":"","Mode":"ipvs","IPTables":{"MasqueradeBit":14,"LocalhostNodePorts":true},"IPVS":{"Scheduler":"wrr","ExcludeCIDRs":null,"StrictARP":true,"TCPTimeout":"15m0s","TCPFinTimeout":"0s","UDPTimeout":"0s"},"Winkernel":{"NetworkName":"","SourceVip":"","EnableDSR":false,"RootHnsEndpointName":"","ForwardHealthCheckVip":false},"NFTables":{"MasqueradeBit":14},"DetectLocalMode":"ClusterCIDR","DetectLocal":{"BridgeInterface":"","ClusterCIDRs":["10.10.0.0/16","fd00::/64"],"InterfaceNamePrefix":""},"NodePortAddresses":null,"SyncPeriod":"30s","MinSyncPeriod":"0s","ConfigSyncPeriod":"15m0s"}}"#;
+    let fields = "mode: ''\nhostnameOverride: node1\nclusterCIDR: 10.10.0.0/16,fd00::/64\niptables: {masqueradeAll: true}\n\
+                  ipvs: {scheduler: wrr, strictARP: true, tcpTimeout: 900s}\nlogging: {verbosity: 2}";
+    assert_eq!(configz(fields), wanted);
+    let other = configz(
+        "clientConnection: {qps: 2.5}\nnodePortAddresses: [10.0.0.0/8]\nlogging: {vmodule: [{filePattern: a, verbosity: 1}]}",
+    );
+    for part in [
+        r#""QPS":2.5,"#,
+        r#""NodePortAddresses":["10.0.0.0/8"]"#,
+        r#""vmodule":[{"filePattern":"a","verbosity":1}]"#,
+    ] {
+        assert!(other.contains(part), "{other}");
+    }
 }
 
 proptest::proptest! {

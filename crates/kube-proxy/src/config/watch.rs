@@ -12,19 +12,20 @@ use tokio::sync::Notify;
 use tracing::{info, warn};
 
 use super::Configuration;
+use crate::flags::Options;
 
 /// Quiet time after a change before the file is read: one save is several changes.
 const SETTLE: Duration = Duration::from_millis(200);
 
-/// Waits until `file` says something else than `used`. A file that cannot be read, or not be used, says nothing: it is
+/// Waits until `file` says something else than `used`; what it says now. A file that cannot be read, or not be used, says nothing: it is
 /// warned about, and what is in use stays in use. Never returns if the file cannot be watched, which is warned about too.
 ///
 /// `reread` reads the file as it was read for `used`.
 pub async fn changed<E: Display>(
     file: &Path,
     used: &Configuration,
-    reread: impl Fn() -> Result<Configuration, E>,
-) {
+    reread: impl Fn() -> Result<Options, E>,
+) -> Options {
     let changes = Arc::new(Notify::new());
     let watcher = watch(file, Arc::clone(&changes));
     if let Err(error) = &watcher {
@@ -38,8 +39,8 @@ pub async fn changed<E: Display>(
         changes.notified().await;
         tokio::time::sleep(SETTLE).await;
         match reread() {
-            Ok(configuration) if configuration == *used => complaint.clear(),
-            Ok(_) => return,
+            Ok(options) if options.configuration == *used => complaint.clear(),
+            Ok(options) => return options,
             Err(error) => {
                 let text = error.to_string();
                 if text != complaint {

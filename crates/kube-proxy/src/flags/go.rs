@@ -4,7 +4,7 @@
 //! (`T`, `1h30m`, `0x10`, `--proxy_mode`), and here they are followed to the letter.
 
 use std::ffi::OsString;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use crate::decode::address;
@@ -36,6 +36,11 @@ pub(super) fn int(text: &str) -> Result<i32, &'static str> {
     }
     let digits = digits.replace('_', "");
     i32::from_str_radix(&format!("{sign}{digits}"), radix).map_err(|_| WRONG)
+}
+
+/// A floating-point number as `strconv.ParseFloat` takes it, but for hexadecimal ones.
+pub(super) fn float(text: &str) -> Result<f32, &'static str> {
+    text.parse().map_err(|_| "give a number such as 5 or 2.5")
 }
 
 /// A duration as `time.ParseDuration` takes it; a negative one is refused, as no flag here means anything by it.
@@ -103,6 +108,14 @@ pub(crate) fn ip(text: &str) -> Result<IpAddr, &'static str> {
     address::ip(text.trim()).ok_or("give an IPv4 or IPv6 address")
 }
 
+/// The address of `--bind-address`: nothing is any of the node's.
+pub(super) fn bind(text: &str) -> Result<IpAddr, &'static str> {
+    if text.is_empty() {
+        return Ok(Ipv4Addr::UNSPECIFIED.into());
+    }
+    ip(text)
+}
+
 /// One of a list of feature gates, `Name=true`; nothing is a gate without a name.
 pub(super) fn gate(text: &str) -> Result<(String, bool), &'static str> {
     const WRONG: &str = "give feature gates such as Name=true,Other=false";
@@ -150,13 +163,13 @@ pub(super) fn quantity(text: &str) -> Result<String, &'static str> {
 
 /// Where a server listens: nowhere if `text` is empty or, as its deprecated flag says it, `port` is 0. `port` is appended to an
 /// address without one.
-pub(super) fn listen(text: &str, port: i32) -> Result<Option<SocketAddr>, &'static str> {
+pub(crate) fn listen(text: &str, port: i32) -> Result<Option<SocketAddr>, &'static str> {
     const WRONG: &str = "give IP:port such as 0.0.0.0:10256 or [::]:10256, an IP alone, or nothing to have no server";
-    let port = u16::try_from(port).map_err(|_| "a port is a number up to 65535")?;
     if text.is_empty() || port == 0 {
         return Ok(None);
     }
     if let Ok(ip) = ip(text) {
+        let port = u16::try_from(port).map_err(|_| "a port is a number up to 65535")?;
         return Ok(Some((ip, port).into()));
     }
     let (host, port) = text.rsplit_once(':').ok_or(WRONG)?;
@@ -298,7 +311,10 @@ mod tests {
             assert!(at(wrong).is_err(), "{wrong}");
         }
         assert_eq!(listen("0.0.0.0:80", 0), Ok(None));
-        assert!(listen("", -1).is_err());
+        assert!(listen("10.0.0.1", -1).is_err());
+        assert!(listen("10.0.0.1", 65536).is_err());
+        // It is not needed.
+        assert!(listen("10.0.0.1:80", 65536).is_ok());
     }
 
     #[test]

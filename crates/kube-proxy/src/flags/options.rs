@@ -10,6 +10,7 @@ use proxy::{IpFamily, LocalDetector, Node, NodePortAddresses};
 use super::{Flags, go};
 use crate::config::Configuration;
 use crate::decode::address;
+use crate::mode::{DEFAULT_MODE, MODES};
 
 /// The longest name of a network interface (`IFNAMSIZ` less its NUL).
 const INTERFACE_NAME_MAX: usize = 15;
@@ -63,6 +64,8 @@ pub struct Options {
     pub init_only: bool,
     /// Log verbosity, 0 to 10.
     pub verbosity: u8,
+    /// Log verbosity of single source files, by pattern; the first that matches counts.
+    pub vmodule: Vec<(String, u8)>,
     /// Form of the log.
     pub log_format: LogFormat,
     /// The file to follow, `--config`.
@@ -192,11 +195,11 @@ impl UnusableFlag {
 impl Options {
     /// Works out what `flags` mean.
     pub fn new(flags: &Flags) -> Result<Self, UnusableFlag> {
-        if !matches!(&*flags.proxy_mode, "" | "ipvs") {
+        if !flags.proxy_mode.is_empty() && !MODES.contains(&&*flags.proxy_mode) {
             return Err(UnusableFlag::new(
                 "proxy-mode",
                 &flags.proxy_mode,
-                "the modes of this build are: ipvs",
+                format!("the modes of this build are: {}", MODES.join(", ")),
             ));
         }
         let Ok(masquerade_bit @ 0..=31) = u8::try_from(flags.iptables_masquerade_bit) else {
@@ -219,6 +222,20 @@ impl Options {
                 "ipvs-min-sync-period",
                 &format!("{:?}", flags.ipvs_min_sync_period),
                 format!("must not be longer than --ipvs-sync-period, which is {sync_period:?}"),
+            ));
+        }
+        if flags.config_sync_period.is_zero() {
+            return Err(UnusableFlag::new(
+                "config-sync-period",
+                "0s",
+                "must be longer than 0, for example 15m",
+            ));
+        }
+        if flags.kube_api_burst < 0 {
+            return Err(UnusableFlag::new(
+                "kube-api-burst",
+                &flags.kube_api_burst.to_string(),
+                "give 0 or more",
             ));
         }
         let timeouts = IpvsTimeouts {
@@ -294,21 +311,39 @@ impl Options {
             conntrack: conntrack(flags)?,
             sync_period,
             min_sync_period: flags.ipvs_min_sync_period,
-            verbosity: flags
-                .verbosity
-                .clamp(0, 10)
-                .unsigned_abs()
-                .try_into()
-                .unwrap_or(10),
+            verbosity: u8::try_from(flags.verbosity.clamp(0, 10)).unwrap_or_default(),
+            vmodule: vmodule(&flags.vmodule)?,
         })
     }
+}
+
+fn vmodule(given: &str) -> Result<Vec<(String, u8)>, UnusableFlag> {
+    let items = given.split(',').map(str::trim);
+    items
+        .filter(|item| !item.is_empty())
+        .map(|item| {
+            let wrong = || {
+                UnusableFlag::new(
+                    "vmodule",
+                    item,
+                    "give source files and their verbosity, such as proxier=4,sets=6",
+                )
+            };
+            let (pattern, verbosity) = item.split_once('=').ok_or_else(wrong)?;
+            let verbosity: u32 = verbosity.trim().parse().map_err(|_| wrong())?;
+            Ok((
+                pattern.trim().to_owned(),
+                u8::try_from(verbosity).unwrap_or(10),
+            ))
+        })
+        .collect()
 }
 
 fn listen(flag: &'static str, text: &str, port: i32) -> Result<Option<SocketAddr>, UnusableFlag> {
     go::listen(text, port).map_err(|advice| UnusableFlag::new(flag, text, advice))
 }
 
-/// What is deprecated, and what is chosen silently otherwise.
+/// What means nothing, and what is chosen silently otherwise.
 fn warnings(flags: &Flags) -> Vec<String> {
     let defaults = Flags::defaults();
     let mut warnings = Vec::new();
@@ -319,15 +354,9 @@ fn warnings(flags: &Flags) -> Vec<String> {
     };
     warn(
         flags.proxy_mode.is_empty(),
-        "the proxy mode is empty: ipvs is used here, where kube-proxy would use iptables; set mode (--proxy-mode) to ipvs",
-    );
-    warn(
-        flags.healthz_port != defaults.healthz_port,
-        "--healthz-port is deprecated; use --healthz-bind-address",
-    );
-    warn(
-        flags.metrics_port != defaults.metrics_port,
-        "--metrics-port is deprecated; use --metrics-bind-address",
+        &format!(
+            "the proxy mode is empty: {DEFAULT_MODE} is used here, where upstream's kube-proxy would use iptables; set mode (--proxy-mode) to {DEFAULT_MODE}"
+        ),
     );
     for (flag, value, default) in [
         ("boot-id-file", &flags.boot_id_file, defaults.boot_id_file),

@@ -63,6 +63,7 @@ fn the_defaults_are_upstreams() {
             oom_score_adj: -999,
             init_only: false,
             verbosity: 0,
+            vmodule: vec![],
             log_format: LogFormat::Text,
             configuration_file: None,
             configuration: Configuration::of(&Flags::defaults()),
@@ -182,6 +183,8 @@ fn what_is_deprecated_or_means_nothing_is_taken_with_a_warning() {
             "--metrics-port=0",
             &["--metrics-port", "deprecated", "--metrics-bind-address"],
         ),
+        // Its default, but given.
+        ("--healthz-port=10256", &["--healthz-port", "deprecated"]),
         ("--proxy-mode=∅", &["mode is empty", "ipvs"]),
         ("--boot-id-file=/x", &["--boot-id-file", "no effect"]),
         ("--machine-id-file=/x", &["--machine-id-file", "no effect"]),
@@ -219,7 +222,6 @@ fn what_is_deprecated_or_means_nothing_is_taken_with_a_warning() {
             "--iptables-localhost-nodeports=false",
             &["--iptables-localhost-nodeports", "iptables mode"],
         ),
-        ("--vmodule=proxier=4", &["--vmodule", "no effect"]),
         (
             "--log-flush-frequency=1s",
             &["--log-flush-frequency", "at once"],
@@ -241,6 +243,16 @@ fn what_is_deprecated_or_means_nothing_is_taken_with_a_warning() {
             assert!(warning.contains(part), "{line}: {warning:?} lacks {part:?}");
         }
     }
+}
+
+#[test]
+fn a_gate_that_would_protect_is_warned_about_by_name() {
+    let warnings = options("--feature-gates=AllowServiceExternalIPs=false").warnings;
+    let [common, warning] = warnings.as_slice() else {
+        panic!("{warnings:?}");
+    };
+    assert!(common.contains("no feature gates"), "{common}");
+    assert!(warning.contains("DenyServiceExternalIPs"), "{warning}");
 }
 
 /// One row per flag: how it is typed, in several ways, and what must come of it.
@@ -275,6 +287,7 @@ fn every_flag_reaches_its_option() {
         (
             &[
                 "--bind-address=::",
+                "--bind-address=∅ --bind-address=::",
                 "--bind-address fd00::1 --bind-address ::",
             ],
             |o| o.bind_address.is_ipv6(),
@@ -298,6 +311,9 @@ fn every_flag_reaches_its_option() {
             ],
             |o| o.healthz_address == "[::]:10256".parse().ok(),
         ),
+        (&["--bind-address=∅ --healthz-port=99999"], |o| {
+            o.bind_address.is_unspecified() && o.healthz_address == "0.0.0.0:10256".parse().ok()
+        }),
         (
             &[
                 "--metrics-bind-address=0.0.0.0 --metrics-port=9",
@@ -432,6 +448,14 @@ fn every_flag_reaches_its_option() {
             &["-v=4", "-v 4", "-v4", "--v=4", "--v 4", "-v=1 --v=4"],
             |o| o.verbosity == 4,
         ),
+        (
+            &[
+                "--vmodule=proxier=4,sets*=6",
+                "--vmodule proxier=4,,sets*=6",
+            ],
+            |o| o.vmodule == [("proxier".into(), 4), ("sets*".into(), 6)],
+        ),
+        (&["--version=v1.36.2"], |o| o.verbosity == 0),
         (&["-v=-3"], |o| o.verbosity == 0),
         (&["-v=99"], |o| o.verbosity == 10),
         (&["--version=false"], |o| o.verbosity == 0),
@@ -450,7 +474,10 @@ fn errors_name_the_flag_the_value_and_what_is_allowed() {
     for (line, parts) in [
         (
             "--ipvs-strict-arpp",
-            &["--ipvs-strict-arpp", "--ipvs-strict-arp"][..],
+            &[
+                "unknown flag: --ipvs-strict-arpp",
+                "is --ipvs-strict-arp meant?",
+            ][..],
         ),
         (
             "--proxy-mode=iptables",
@@ -476,7 +503,24 @@ fn errors_name_the_flag_the_value_and_what_is_allowed() {
             "--feature-gates=A",
             &["--feature-gates", "'A'", "Name=true"],
         ),
-        ("--kube-api-qps=many", &["--kube-api-qps", "many"]),
+        (
+            "--kube-api-qps=many",
+            &["--kube-api-qps", "'many'", "such as 5"],
+        ),
+        (
+            "--kube-api-burst=-1",
+            &["--kube-api-burst", "'-1'", "0 or more"],
+        ),
+        (
+            "--config-sync-period=0",
+            &["--config-sync-period", "longer than 0"],
+        ),
+        (
+            "--write-config-to=/w --oom-score-adj=1001",
+            &["--oom-score-adj", "-1000 to 1000"],
+        ),
+        ("--vmodule=proxier", &["--vmodule", "'proxier'", "=4"]),
+        ("--vmodule=proxier=high", &["--vmodule", "=high'", "=4"]),
         (
             "--logging-format=xml",
             &["--logging-format", "xml", "text or json"],
@@ -491,10 +535,39 @@ fn errors_name_the_flag_the_value_and_what_is_allowed() {
         ),
         (
             "--masquerade-all=yes",
-            &["--masquerade-all", "yes", "true or false"],
+            &["'yes' for '--masquerade-all': give true or false"],
         ),
-        ("--masquerade-all true", &["true"]),
-        ("extra", &["extra"]),
+        (
+            "--masquerade-all true",
+            &["'true'", "--masquerade-all=true"],
+        ),
+        ("extra", &["'extra'"]),
+        ("-x", &["unknown flag: -x", "--help"]),
+        ("--nosuch=1", &["unknown flag: --nosuch", "--help"]),
+        (
+            "--cleanup_ipvs",
+            &["unknown flag: --cleanup-ipvs", "use --cleanup"],
+        ),
+        (
+            "--udp-timeout=250ms",
+            &["unknown flag: --udp-timeout", "userspace", "take it out"],
+        ),
+        (
+            "--proxy-port-range=0-0",
+            &["unknown flag: --proxy-port-range", "userspace"],
+        ),
+        (
+            "--conntrack-max=1",
+            &["unknown flag: --conntrack-max", "--conntrack-max-per-core"],
+        ),
+        (
+            "--resource-container=/x",
+            &["unknown flag: --resource-container", "take it out"],
+        ),
+        (
+            "--logtostderr=true",
+            &["unknown flag: --logtostderr", "1.26", "standard error"],
+        ),
         (
             "--ipvs-sync-period=30",
             &["--ipvs-sync-period", "'30'", "30s"],
@@ -613,13 +686,52 @@ fn errors_name_the_flag_the_value_and_what_is_allowed() {
         ),
         ("--version=maybe", &["--version", "maybe"]),
         ("-v=high", &["-v", "high", "number"]),
-        ("--kubeconfig", &["--kubeconfig"]),
+        ("--kubeconfig", &["flag needs a value: --kubeconfig"]),
+        ("-v", &["flag needs a value: --v"]),
     ] {
         let text = error(line);
+        assert!(!text.contains('\n'), "{line}: {text:?}");
         for part in parts {
             assert!(text.contains(part), "{line}: {text:?} lacks {part:?}");
         }
     }
+}
+
+/// Upstream's lines, from `kube-proxy -v=4` of 1.30.5, for flags that were typed in other words.
+#[test]
+fn flags_are_told_as_upstream_tells_them() {
+    let line = "kube-proxy --config_sync_period=900s -v 4 --nodeport-addresses=10.0.0.0/8 --nodeport-addresses=fd00::/8 \
+                --profiling=F --conntrack-min=0x20000 --feature-gates=B=true,A=0 --kube-api-qps=5.0 --hostname-override=no\"de";
+    let told = as_typed(line.split_whitespace());
+    assert_eq!(told.len(), UPSTREAM.len() + 1);
+    let names = told.iter().map(|line| line.split('=').next());
+    assert!(names.is_sorted(), "{told:?}");
+    for line in [
+        "--bind-address=\"0.0.0.0\"",
+        "--cluster-cidr=\"\"",
+        "--config-sync-period=\"15m0s\"",
+        "--conntrack-min=\"131072\"",
+        "--feature-gates=\"A=false,B=true\"",
+        "--help=\"false\"",
+        "--hostname-override=\"no\\\"de\"",
+        "--ipvs-exclude-cidrs=\"[]\"",
+        "--kube-api-qps=\"5\"",
+        "--log-json-info-buffer-size=\"0\"",
+        "--nodeport-addresses=\"[10.0.0.0/8,fd00::/8]\"",
+        "--profiling=\"false\"",
+        "--v=\"4\"",
+        "--version=\"false\"",
+        "--vmodule=\"\"",
+    ] {
+        assert!(
+            told.iter().any(|told| told == line),
+            "{told:#?} lacks {line}"
+        );
+    }
+    assert_eq!(
+        as_typed(["kube-proxy", "check", "-o", "json"]).len(),
+        told.len()
+    );
 }
 
 #[test]

@@ -4,6 +4,23 @@
 //! written as Go does (`le="1"`, not `le="1.0"`): they are labels, and labels are to stay as they were. A family without a
 //! sample is left out.
 
+use prometheus_client::registry::Registry;
+
+/// OpenMetrics, version 1.0.0.
+pub(super) fn openmetrics(registry: &Registry) -> String {
+    let mut encoded = String::new();
+    // Writing to a String cannot fail.
+    let _ = prometheus_client::encoding::text::encode(&mut encoded, registry);
+    let mut text = String::with_capacity(encoded.len());
+    for line in encoded.lines() {
+        // The registry ends each help with a point, wanted or not.
+        let is_help = line.starts_with("# HELP ");
+        let bare = line.strip_suffix('.').filter(|_| is_help);
+        text.extend([bare.unwrap_or(line), "\n"]);
+    }
+    text
+}
+
 /// Version 0.0.4 of the text format.
 pub(super) fn classic(openmetrics: &str) -> String {
     let mut text = String::with_capacity(openmetrics.len());

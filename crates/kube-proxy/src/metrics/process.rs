@@ -26,19 +26,19 @@ impl Collector for Process {
             let cpu = seconds(stat.cpu_ticks);
             encode(
                 "process_cpu_seconds",
-                "CPU time spent, user and system",
+                "Total user and system CPU time spent in seconds.",
                 &ConstCounter::new(cpu),
             )?;
             encode(
                 "process_virtual_memory_bytes",
-                "Virtual memory",
+                "Virtual memory size in bytes.",
                 &gauge(stat.virtual_bytes),
             )?;
             if let Some(booted) = booted() {
                 let started = ConstGauge::new(booted + seconds(stat.started_ticks));
                 encode(
                     "process_start_time_seconds",
-                    "When the process started, since the epoch",
+                    "Start time of the process since unix epoch in seconds.",
                     &started,
                 )?;
             }
@@ -46,35 +46,39 @@ impl Collector for Process {
         if let Some(bytes) = resident_bytes() {
             encode(
                 "process_resident_memory_bytes",
-                "Resident memory",
+                "Resident memory size in bytes.",
                 &gauge(bytes),
             )?;
         }
         if let Ok(fds) = fs::read_dir("/proc/self/fd") {
             // The one that reads the folder is among them.
             let open = fds.count().saturating_sub(1) as u64;
-            encode("process_open_fds", "Open file descriptors", &gauge(open))?;
+            encode(
+                "process_open_fds",
+                "Number of open file descriptors.",
+                &gauge(open),
+            )?;
         }
         let limit = |resource| gauge(getrlimit(resource).current.unwrap_or(u64::MAX));
         encode(
             "process_max_fds",
-            "File descriptors that may be open",
+            "Maximum number of open file descriptors.",
             &limit(Resource::Nofile),
         )?;
         encode(
             "process_virtual_memory_max_bytes",
-            "Virtual memory that there may be",
+            "Maximum amount of virtual memory available in bytes.",
             &limit(Resource::As),
         )?;
         if let Some((received, sent)) = network_bytes() {
             encode(
                 "process_network_receive_bytes",
-                "Bytes received over IPv4 in this network namespace",
+                "Number of bytes received by the process over the network.",
                 &ConstCounter::new(received),
             )?;
             encode(
                 "process_network_transmit_bytes",
-                "Bytes sent over IPv4 in this network namespace",
+                "Number of bytes sent by the process over the network.",
                 &ConstCounter::new(sent),
             )?;
         }
@@ -89,7 +93,9 @@ trait Encode {
 
 impl<M: EncodeMetric> Encode for M {
     fn encode(&self, encoder: &mut DescriptorEncoder<'_>, name: &str, help: &str) -> fmt::Result {
-        let metric = encoder.encode_descriptor(name, help, None, self.metric_type())?;
+        // With the point that a registry adds, see `exposition`.
+        let help = format!("{help}.");
+        let metric = encoder.encode_descriptor(name, &help, None, self.metric_type())?;
         EncodeMetric::encode(self, metric)
     }
 }

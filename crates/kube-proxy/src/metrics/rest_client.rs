@@ -1,4 +1,7 @@
 //! Counts what is asked of the API server, under client-go's names.
+//!
+//! A watch is counted, but has neither a duration nor a size: it lasts as long as it lasts. Nothing here waits for a rate
+//! limiter, which is told too: dashboards add that time to the requests'.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -6,9 +9,12 @@ use std::task::{Context, Poll};
 use std::time::Instant;
 
 use http::{Request, Response};
+use http_body_util::BodyExt as _;
+use http_body_util::combinators::MapFrame;
+use hyper::body::{Body, Bytes, Frame};
 use tower::{Layer, Service};
 
-use super::Metrics;
+use super::{Metrics, OfVerb};
 
 /// What the code is where no answer came, as client-go's.
 const NO_ANSWER: &str = "<error>";
@@ -45,14 +51,18 @@ impl<S> Layer<S> for CountRequests {
     }
 }
 
+type OnFrame = Box<dyn FnMut(Frame<Bytes>) -> Frame<Bytes> + Send>;
+
 impl<S, B, R> Service<Request<B>> for CountRequests<S>
 where
     S: Service<Request<B>, Response = Response<R>>,
     S::Future: Send + 'static,
+    B: Body,
+    R: Body<Data = Bytes>,
 {
-    type Response = S::Response;
+    type Response = Response<MapFrame<R, OnFrame>>;
     type Error = S::Error;
-    type Future = Pin<Box<dyn Future<Output = Result<S::Response, S::Error>> + Send>>;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, S::Error>> + Send>>;
 
     fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
         self.inner.poll_ready(context)
@@ -63,6 +73,19 @@ where
         let host = Arc::clone(&self.host);
         let method = request.method().clone();
         let metrics = self.metrics.clone();
+        let asked = (!is_watch(&request)).then(|| OfVerb {
+            host: host.to_string(),
+            verb: method.to_string(),
+        });
+        if let Some(of) = &asked {
+            metrics.request_wait.get_or_create(of).observe(0.0);
+            if let Some(bytes @ 1..) = request.body().size_hint().exact() {
+                metrics
+                    .request_size
+                    .get_or_create(of)
+                    .observe(double(bytes));
+            }
+        }
         let answer = self.inner.call(request);
         Box::pin(async move {
             let answer = answer.await;
@@ -70,14 +93,58 @@ where
                 Ok(answer) => answer.status().as_u16().to_string(),
                 Err(_) => NO_ANSWER.to_owned(),
             };
-            metrics.requested(&host, method.as_str(), &code, began.elapsed());
-            answer
+            metrics.requested(&host, method.as_str(), &code);
+            if let Some(of) = &asked {
+                let took = began.elapsed().as_secs_f64();
+                metrics.request_duration.get_or_create(of).observe(took);
+            }
+            let (head, body) = answer?.into_parts();
+            let size = asked.map(|of| Size {
+                metrics,
+                of,
+                bytes: 0,
+            });
+            Ok(Response::from_parts(head, body.map_frame(measured(size))))
         })
     }
 }
 
+fn is_watch<B>(request: &Request<B>) -> bool {
+    let query = request.uri().query().unwrap_or_default();
+    query.split('&').any(|pair| pair.starts_with("watch="))
+}
+
+fn measured(mut size: Option<Size>) -> OnFrame {
+    Box::new(move |frame| {
+        if let (Some(size), Some(data)) = (&mut size, frame.data_ref()) {
+            size.bytes += data.len() as u64;
+        }
+        frame
+    })
+}
+
+/// How long a body is; told when it has been read, or is read no further.
+struct Size {
+    metrics: Metrics,
+    of: OfVerb,
+    bytes: u64,
+}
+
+impl Drop for Size {
+    fn drop(&mut self) {
+        let size = self.metrics.answer_size.get_or_create(&self.of);
+        size.observe(double(self.bytes));
+    }
+}
+
+#[allow(clippy::cast_precision_loss, reason = "metrics are doubles")]
+fn double(bytes: u64) -> f64 {
+    bytes as f64
+}
+
 #[cfg(test)]
 mod tests {
+    use http_body_util::Full;
     use tower::service_fn;
 
     use super::*;
@@ -85,25 +152,38 @@ mod tests {
     #[tokio::test]
     async fn answers_and_their_absence_are_counted() {
         let metrics = Metrics::new();
-        let transport = service_fn(async |request: Request<()>| match request.uri().path() {
-            "/away" => Err("away"),
-            _ => Ok(Response::builder().status(404).body(()).unwrap()),
+        let transport = service_fn(async |request: Request<Full<Bytes>>| {
+            if request.uri().path() == "/away" {
+                return Err("away");
+            }
+            let body = Full::new(Bytes::from_static(&[b' '; 300]));
+            Ok(Response::builder().status(404).body(body).unwrap())
         });
         let mut client = CountRequests::new(metrics.clone(), "10.0.0.1:6443").layer(transport);
-        for path in ["away", "a", "a"] {
-            let uri = format!("/{path}?watch=1");
-            let request = Request::post(uri).body(()).unwrap();
-            let answer = client.call(request).await;
-            assert_eq!(answer.is_err(), path == "away");
+        for target in ["/away", "/a?limit=1", "/a?x=1", "/a?limit=1&watch=true"] {
+            let request = Request::post(target).body(Full::from("to be")).unwrap();
+            match client.call(request).await {
+                Ok(answer) => drop(answer.into_body().collect().await.unwrap()),
+                Err(_) => assert_eq!(target, "/away"),
+            }
         }
         let text = metrics.classic();
-        for (code, count) in [("404", 2), (NO_ANSWER, 1)] {
-            let labels = format!(r#"code="{code}",host="10.0.0.1:6443",method="POST""#);
-            let sample = format!("rest_client_requests_total{{{labels}}} {count}\n");
-            assert!(text.contains(&sample), "{sample}{text}");
+        let has = |sample: &str| assert!(text.contains(&format!("{sample}\n")), "{sample}\n{text}");
+        for (code, count) in [("404", 3), (NO_ANSWER, 1)] {
+            has(&format!(
+                r#"rest_client_requests_total{{code="{code}",host="10.0.0.1:6443",method="POST"}} {count}"#
+            ));
         }
-        let sample =
-            r#"rest_client_request_duration_seconds_count{host="10.0.0.1:6443",verb="POST"} 3"#;
-        assert!(text.contains(sample), "{text}");
+        let of = r#"{host="10.0.0.1:6443",verb="POST"}"#;
+        for (name, value) in [
+            ("request_duration_seconds_count", "3"),
+            ("rate_limiter_duration_seconds_count", "3"),
+            ("rate_limiter_duration_seconds_sum", "0.0"),
+            ("request_size_bytes_sum", "15.0"),
+            ("response_size_bytes_count", "2"),
+            ("response_size_bytes_sum", "600.0"),
+        ] {
+            has(&format!("rest_client_{name}{of} {value}"));
+        }
     }
 }

@@ -1,62 +1,83 @@
 //! The pages for monitoring and debugging (`--metrics-bind-address`).
 //!
-//! | path         | says                                                                          |
-//! |--------------|-------------------------------------------------------------------------------|
-//! | `/metrics`   | all metrics, as Prometheus' text, or as OpenMetrics where `Accept` asks for it |
-//! | `/proxyMode` | `ipvs`                                                                        |
-//! | `/configz`   | the configuration in effect, fields spelled as in its file                    |
-//! | `/healthz`   | `ok`: the process answers. For the proxy's health there is another server     |
+//! | path            | says                                                                           |
+//! |-----------------|--------------------------------------------------------------------------------|
+//! | `/metrics`      | all metrics, as Prometheus' text, or as OpenMetrics where `Accept` asks for it |
+//! | `/metrics/slis` | what `/healthz` here has answered; `DELETE` begins anew                        |
+//! | `/proxyMode`    | `ipvs`                                                                         |
+//! | `/configz`      | the configuration in effect, fields spelled as in its file                     |
+//! | `/healthz`      | `ok`: the process answers. For the proxy's health there is another server      |
+//!
+//! Methods and bodies of requests do not matter otherwise, as upstream.
 
 use http::request::Parts;
-use http::{StatusCode, header};
-use serde::Serialize;
-use serde_json::json;
+use http::{HeaderName, HeaderValue, Method, StatusCode, header};
 
 use super::Metrics;
+use crate::config::Configz;
 use crate::http_server::{Answer, Purpose, answer, not_found, text};
 
 /// For the log.
 pub(crate) const PURPOSE: Purpose = Purpose {
     name: "metrics",
     flag: "metrics-bind-address",
+    event: "FailedToStartMetricServer",
 };
 
 const CLASSIC: &str = "text/plain; version=0.0.4; charset=utf-8";
+/// When the process started, in seconds since the epoch: tells a scraper what a counter that begins anew means.
+const STARTED: HeaderName = HeaderName::from_static("process-start-time-unix");
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// What is told.
 #[derive(Debug)]
 pub(crate) struct Pages {
     metrics: Metrics,
-    /// JSON.
-    configuration: String,
+    configz: Configz,
 }
 
 impl Pages {
-    pub(crate) fn new(metrics: Metrics, configuration: &impl Serialize) -> Self {
-        let configuration = json!({ "kubeproxy.config.k8s.io": configuration }).to_string();
-        Self {
-            metrics,
-            configuration,
-        }
+    pub(crate) fn new(metrics: Metrics, configz: Configz) -> Self {
+        Self { metrics, configz }
     }
 
     /// What a request is answered.
     pub(crate) fn respond(&self, head: &Parts) -> Answer {
         match head.uri.path() {
             "/metrics" if asks_for_openmetrics(head) => {
-                answer(StatusCode::OK, OPENMETRICS, self.metrics.openmetrics())
+                self.scraped(OPENMETRICS, self.metrics.openmetrics())
             }
-            "/metrics" => answer(StatusCode::OK, CLASSIC, self.metrics.classic()),
+            "/metrics" => self.scraped(CLASSIC, self.metrics.classic()),
+            "/metrics/slis" if head.method == Method::DELETE => {
+                self.metrics.reset_slis();
+                text(StatusCode::OK, "metrics reset\n")
+            }
+            "/metrics/slis" => self.scraped(CLASSIC, self.metrics.slis()),
             "/proxyMode" => text(StatusCode::OK, "ipvs"),
-            "/configz" => answer(
-                StatusCode::OK,
-                "application/json",
-                self.configuration.clone(),
-            ),
-            "/healthz" | "/healthz/ping" => text(StatusCode::OK, "ok"),
+            "/configz" => answer(StatusCode::OK, "application/json", self.configz.body()),
+            "/healthz" => {
+                self.metrics.pinged();
+                let query = head.uri.query().unwrap_or_default();
+                let is_verbose = query
+                    .split('&')
+                    .any(|pair| pair == "verbose" || pair.starts_with("verbose="));
+                let body = if is_verbose {
+                    "[+]ping ok\nhealthz check passed\n"
+                } else {
+                    "ok"
+                };
+                text(StatusCode::OK, body)
+            }
+            "/healthz/ping" => text(StatusCode::OK, "ok"),
             _ => not_found(),
         }
+    }
+
+    fn scraped(&self, content_type: &'static str, metrics: String) -> Answer {
+        let mut answer = answer(StatusCode::OK, content_type, metrics);
+        let started = HeaderValue::from(self.metrics.started_in_seconds());
+        answer.headers_mut().insert(STARTED, started);
+        answer
     }
 }
 
@@ -82,7 +103,7 @@ mod tests {
     use crate::http_server::{self, Server, tests::get};
 
     fn server() -> Server {
-        let pages = Pages::new(Metrics::new(), &json!({"mode": "ipvs"}));
+        let pages = Pages::new(Metrics::new(), Configz::default());
         let respond = move |head: &Parts| pages.respond(head);
         http_server::start(PURPOSE, "127.0.0.1:0".parse().unwrap(), true, respond).unwrap()
     }
@@ -90,11 +111,7 @@ mod tests {
     #[tokio::test]
     async fn pages_are_upstreams() {
         let server = server();
-        for (page, wanted) in [
-            ("/proxyMode", "ipvs"),
-            ("/healthz", "ok"),
-            ("/configz", r#"{"kubeproxy.config.k8s.io":{"mode":"ipvs"}}"#),
-        ] {
+        for (page, wanted) in [("/proxyMode", "ipvs"), ("/healthz", "ok"), ("/configz", "")] {
             let (head, body) = get(&server, &format!("GET {page}")).await;
             assert!(head.starts_with("HTTP/1.1 200 OK\n"), "{page}: {head}");
             assert!(
@@ -106,6 +123,44 @@ mod tests {
         let (head, body) = get(&server, "GET /debug").await;
         assert!(head.starts_with("HTTP/1.1 404 Not Found\n"), "{head}");
         assert_eq!(body, "404 page not found\n");
+    }
+
+    #[tokio::test]
+    async fn any_method_will_do() {
+        let server = server();
+        for method in ["POST", "PUT", "OPTIONS"] {
+            let (head, body) = get(&server, &format!("{method} /proxyMode")).await;
+            assert!(head.starts_with("HTTP/1.1 200 OK\n"), "{method}: {head}");
+            assert_eq!(body, "ipvs", "{method}");
+        }
+        let (head, body) = get(&server, "HEAD /metrics").await;
+        assert!(head.starts_with("HTTP/1.1 200 OK\n"), "{head}");
+        assert!(head.contains("Process-Start-Time-Unix: 1"), "{head}");
+        assert_eq!(body, "");
+        let (_, body) = get(&server, "GET /healthz?verbose").await;
+        assert_eq!(body, "[+]ping ok\nhealthz check passed\n");
+    }
+
+    #[tokio::test]
+    async fn slis_are_of_health_checks() {
+        let server = server();
+        let slis = async || get(&server, "GET /metrics/slis").await.1;
+        assert_eq!(slis().await, "");
+        for _ in 0..2 {
+            get(&server, "GET /healthz").await;
+        }
+        let wanted = "\
+# HELP kubernetes_healthcheck [STABLE] This metric records the result of a single healthcheck.
+# TYPE kubernetes_healthcheck gauge
+kubernetes_healthcheck{name=\"ping\",type=\"healthz\"} 1
+# HELP kubernetes_healthchecks_total [STABLE] This metric records the results of all healthcheck.
+# TYPE kubernetes_healthchecks_total counter
+kubernetes_healthchecks_total{name=\"ping\",status=\"success\",type=\"healthz\"} 2
+";
+        assert_eq!(slis().await, wanted);
+        let (_, body) = get(&server, "DELETE /metrics/slis").await;
+        assert_eq!(body, "metrics reset\n");
+        assert_eq!(slis().await, "");
     }
 
     #[tokio::test]

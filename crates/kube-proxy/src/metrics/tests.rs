@@ -7,40 +7,15 @@ use proxy::{
 
 use super::*;
 
-/// All that upstream's IPVS mode has, with types and labels.
-const UPSTREAM: &str = "\
-kubeproxy_conntrack_reconciler_deleted_entries_total counter ip_family
-kubeproxy_conntrack_reconciler_sync_duration_seconds histogram ip_family
-kubeproxy_network_programming_duration_seconds histogram ip_family
-kubeproxy_proxy_healthz_total counter code
-kubeproxy_proxy_livez_total counter code
-kubeproxy_sync_proxy_rules_duration_seconds histogram ip_family
-kubeproxy_sync_proxy_rules_endpoint_changes_pending gauge
-kubeproxy_sync_proxy_rules_endpoint_changes_total counter
-kubeproxy_sync_proxy_rules_iptables_restore_failures_total counter ip_family
-kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds gauge ip_family
-kubeproxy_sync_proxy_rules_last_timestamp_seconds gauge ip_family
-kubeproxy_sync_proxy_rules_no_local_endpoints_total gauge ip_family,traffic_policy
-kubeproxy_sync_proxy_rules_service_changes_pending gauge
-kubeproxy_sync_proxy_rules_service_changes_total counter
-kubernetes_build_info gauge build_date,compiler,git_commit,git_tree_state,git_version,go_version,major,minor,platform
-process_cpu_seconds_total counter
-process_max_fds gauge
-process_network_receive_bytes_total counter
-process_network_transmit_bytes_total counter
-process_open_fds gauge
-process_resident_memory_bytes gauge
-process_start_time_seconds gauge
-process_virtual_memory_bytes gauge
-process_virtual_memory_max_bytes gauge
-rest_client_request_duration_seconds histogram host,verb
-rest_client_requests_total counter code,host,method
-";
+/// What Kubernetes 1.36 registers for a kube-proxy in IPVS mode and this program tells, with kinds, labels and help. From
+/// its metrics reference, and client_golang's process collector.
+const KUBERNETES: &str = include_str!("kubernetes-1.36.txt");
 
 /// A family as a scraper reads it.
 #[derive(Debug, Default)]
 struct Scraped {
     kind: String,
+    help: String,
     samples: Vec<Sample>,
 }
 
@@ -96,7 +71,9 @@ fn scrape(text: &str) -> BTreeMap<String, Scraped> {
             assert!(["counter", "gauge", "histogram"].contains(&kind), "{typed}");
             assert!(!lines.peek().unwrap().starts_with('#'), "{name} is empty");
             name.clone_into(&mut current);
-            families.entry(current.clone()).or_default().kind = kind.to_owned();
+            let family = families.entry(current.clone()).or_default();
+            family.kind = kind.to_owned();
+            family.help = help.to_owned();
             continue;
         }
         let sample = Sample::parse(line);
@@ -181,15 +158,25 @@ fn busy() -> Metrics {
     }
     metrics.healthz_answered(StatusCode::OK);
     metrics.livez_answered(StatusCode::SERVICE_UNAVAILABLE);
-    metrics.requested("10.0.0.1:6443", "GET", "200", Duration::from_secs(1));
+    metrics.requested("10.0.0.1:6443", "GET", "200");
+    let of = OfVerb {
+        host: "10.0.0.1:6443".to_owned(),
+        verb: "GET".to_owned(),
+    };
+    for histogram in [
+        &metrics.request_duration,
+        &metrics.request_wait,
+        &metrics.request_size,
+        &metrics.answer_size,
+    ] {
+        histogram.get_or_create(&of).observe(100.0);
+    }
     metrics
 }
 
 #[test]
-fn names_types_and_labels_are_upstreams() {
-    let families = scrape(&busy().classic());
-    let mut said = String::new();
-    for (name, family) in &families {
+fn names_kinds_labels_and_help_are_upstreams() {
+    let described = |(name, family): (&String, &Scraped)| {
         let labels: BTreeSet<_> = family
             .samples
             .iter()
@@ -198,10 +185,28 @@ fn names_types_and_labels_are_upstreams() {
             .collect();
         let labels = labels.into_iter().collect::<Vec<_>>().join(",");
         let line = format!("{name} {} {labels}", family.kind);
-        said += line.trim_end();
-        said.push('\n');
+        format!("{}\n  {}\n", line.trim_end(), family.help)
+    };
+    let families = scrape(&busy().classic());
+    let said: BTreeSet<_> = families.iter().map(described).collect();
+    let lines: Vec<_> = KUBERNETES.lines().collect();
+    let wanted: BTreeSet<_> = lines
+        .chunks(2)
+        .map(|pair| format!("{}\n", pair.join("\n")))
+        .collect();
+    assert_eq!(said, wanted);
+    let of_stability = |level: &str| {
+        let marked = KUBERNETES.matches(&format!("  [{level}] ")).count();
+        let labels = format!("{{deprecated_version=\"\",stability_level=\"{level}\"}}");
+        (
+            marked,
+            format!("registered_metrics_total{labels} {marked}\n"),
+        )
+    };
+    for level in ["ALPHA", "BETA"] {
+        let (marked, sample) = of_stability(level);
+        assert!(marked > 0 && busy().classic().contains(&sample), "{sample}");
     }
-    assert_eq!(said, UPSTREAM);
 }
 
 #[test]
@@ -236,8 +241,17 @@ fn bounds_are_written_as_go_does() {
         ]
         .map(str::to_owned)[..]
     );
-    let requests = bounds("rest_client_request_duration_seconds").join(" ");
-    assert_eq!(requests, "0.005 0.025 0.1 0.25 0.5 1 2 4 8 15 30 60 +Inf");
+    for name in ["request_duration", "rate_limiter_duration"] {
+        let of_name = bounds(&format!("rest_client_{name}_seconds")).join(" ");
+        assert_eq!(of_name, "0.005 0.025 0.1 0.25 0.5 1 2 4 8 15 30 60 +Inf");
+    }
+    for name in ["request_size", "response_size"] {
+        let of_name = bounds(&format!("rest_client_{name}_bytes")).join(" ");
+        assert_eq!(
+            of_name,
+            "64 256 512 1024 4096 16384 65536 262144 1048576 4194304 16777216 +Inf"
+        );
+    }
 }
 
 #[test]

@@ -78,6 +78,10 @@ impl Addresses {
         })
     }
 
+    pub(super) fn sent(&self) -> u32 {
+        self.connection.sent()
+    }
+
     pub(super) fn dump(&mut self) -> Result<Found, Error> {
         self.connection = Connection::open(Protocol::Route)?;
         let link = self.link()?;

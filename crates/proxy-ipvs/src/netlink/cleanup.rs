@@ -1,7 +1,7 @@
-//! Takes down all that a kube-proxy in IPVS or iptables mode has left in this network namespace, and nothing else.
+//! Takes down all that a kube-proxy in IPVS, iptables or nftables mode has left in this network namespace, and nothing else.
 //!
 //! ```text
-//!   virtual servers ─▶ link kube-ipvs0 ─▶ chains and jumps ─▶ sets
+//!   virtual servers ─▶ link kube-ipvs0 ─▶ chains and jumps, the nftables mode's table ─▶ sets
 //! ```
 //!
 //! What says whose a virtual server is (its address on the link, a set member) goes only after it. A part that fails is told
@@ -16,6 +16,7 @@ use ipnet::IpNet;
 use proxy::IpFamily;
 
 use super::addresses::Addresses;
+use super::nftables;
 use super::servers::Servers;
 use super::sets::Sets;
 use crate::cleanup::Leftovers;
@@ -25,8 +26,6 @@ use crate::plan::{Op, Outcome};
 use crate::server::VirtualServerKey;
 use crate::sets::{Member, Set};
 
-/// The iptables mode makes several chains for each Service and endpoint.
-const RESTORE_LIMIT: Duration = Duration::from_mins(5);
 /// The nft backend lets go of a set a little after its rules.
 const RELEASED_WITHIN: Duration = Duration::from_secs(2);
 
@@ -41,8 +40,8 @@ pub struct Cleanup {
     pub absent: Vec<String>,
 }
 
-/// Takes down, in the network namespace of the calling thread, what a kube-proxy in IPVS or iptables mode has left in both IP
-/// families and both backends of iptables. Virtual servers within `excluded` stay. Loads no kernel module. A kube-proxy that
+/// Takes down, in the network namespace of the calling thread, what a kube-proxy in any mode has left in both IP families and
+/// both backends of iptables. Virtual servers within `excluded` stay. Loads no kernel module. A kube-proxy that
 /// still runs makes it all again.
 pub fn clean_up(excluded: &[IpNet]) -> Cleanup {
     let mut cleanup = Cleanup::default();
@@ -52,6 +51,7 @@ pub fn clean_up(excluded: &[IpNet]) -> Cleanup {
     }
     remove_link(&families, &mut cleanup);
     remove_rules(&mut cleanup);
+    remove_tables(&mut cleanup);
     for family in &mut families {
         family.remove_sets(&mut cleanup);
     }
@@ -277,8 +277,8 @@ fn remove_rules(cleanup: &mut Cleanup) {
         }
         for iptables in &installed {
             let of = format!("iptables ({})", iptables.backend());
-            let leftovers = match iptables.save(family) {
-                Ok(saved) => Leftovers::parse(&saved),
+            let saved = match iptables.save(family) {
+                Ok(saved) => saved,
                 Err(error) if error.is_unsupported() => {
                     cleanup.miss(&format!("{of}: this kernel does not support it"));
                     continue;
@@ -292,10 +292,11 @@ fn remove_rules(cleanup: &mut Cleanup) {
                     continue;
                 }
             };
+            let leftovers = Leftovers::all(&saved);
             if leftovers.is_empty() {
                 continue;
             }
-            match iptables.restore_within(RESTORE_LIMIT, family, &leftovers.restore_text()) {
+            match iptables.restore_among(saved.len(), family, &leftovers.restore_text()) {
                 Ok(()) => {
                     let (chains, jumps) = leftovers.counts();
                     cleanup.removed.push(format!(
@@ -310,6 +311,29 @@ fn remove_rules(cleanup: &mut Cleanup) {
                 Err(error) => {
                     cleanup.leave(family, &format_args!("the chains of {of} stay"), &error);
                 }
+            }
+        }
+    }
+}
+
+/// The nftables mode's.
+fn remove_tables(cleanup: &mut Cleanup) {
+    for family in IpFamily::ALL {
+        let removed = nftables::has_table(family).and_then(|is_there| {
+            if is_there {
+                nftables::remove_table(family)?;
+            }
+            Ok(is_there)
+        });
+        match removed {
+            Ok(true) => {
+                let line = format!("{family}: the nftables mode's table kube-proxy");
+                cleanup.removed.push(line);
+            }
+            Ok(false) => {}
+            Err(error) => {
+                let what = &"the nftables mode's table kube-proxy";
+                cleanup.leave(family, what, &error);
             }
         }
     }

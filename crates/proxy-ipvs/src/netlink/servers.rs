@@ -33,6 +33,10 @@ impl Servers {
         })
     }
 
+    pub(super) fn sent(&self) -> u32 {
+        self.ipvs.sent()
+    }
+
     /// All of this family, but those for marked packets and for other protocols than ours: these are not for Services.
     pub(super) fn dump(&mut self) -> Result<BTreeMap<VirtualServerKey, VirtualServer>, Error> {
         self.ipvs = Ipvs::open()?;
@@ -262,17 +266,9 @@ fn destination_key(target: Target) -> DestinationKey {
     }
 }
 
+/// Always a plain one.
 fn destination(real: &RealServer) -> Destination {
-    Destination {
-        forward: if real.masquerade {
-            Forward::Masq
-        } else {
-            Forward::Route
-        },
-        upper_threshold: real.upper_threshold,
-        lower_threshold: real.lower_threshold,
-        ..Destination::new(destination_key(real.target), real.weight)
-    }
+    Destination::new(destination_key(real.target), real.weight.into())
 }
 
 fn real_server(entry: &DestinationEntry) -> RealServer {
@@ -282,9 +278,8 @@ fn real_server(entry: &DestinationEntry) -> RealServer {
             ip: there.key.address,
             port: there.key.port,
         },
-        weight: there.weight,
-        upper_threshold: there.upper_threshold,
-        lower_threshold: there.lower_threshold,
-        masquerade: there.forward == Forward::Masq,
+        weight: u16::try_from(there.weight).unwrap_or(u16::MAX),
+        is_plain: there.forward == Forward::Masq
+            && (there.upper_threshold, there.lower_threshold) == (0, 0),
     }
 }

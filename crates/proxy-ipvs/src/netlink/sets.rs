@@ -32,6 +32,10 @@ impl Sets {
         })
     }
 
+    pub(super) fn sent(&self) -> u32 {
+        self.ipset.sent()
+    }
+
     /// Our sets, one by one: those of others may be huge. A set with the name of one of ours but of another type counts as
     /// absent, so that it is to be made, which says what is wrong with it.
     pub(super) fn dump(&mut self) -> Result<Dump, Error> {
@@ -87,9 +91,9 @@ impl Sets {
                 }
             }
             Err(Error::Mismatch { exists, wanted }) => refused(format!(
-                "set {0} exists as `{exists}`, wanted is `{wanted}`; when no rule uses it run `ipset destroy {0}`, and it is \
-                 made anew",
-                exists.name
+                "set {} exists as `{exists}`, wanted is `{wanted}`; {}",
+                exists.name,
+                way_out(&exists)
             )),
             Err(Error::Unknown { .. }) => Outcome::Unknown,
             Err(Error::Netlink(error)) => unsent(&error),
@@ -174,21 +178,33 @@ impl Sets {
         let name = set.name(self.family);
         match (action, reason) {
             (Action::Delete, Reason::NoSuchSet) => Outcome::Done,
-            (Action::Add, Reason::NoSuchSet) if self.refused.contains(&set) => {
-                refused(format!("{name}: {reason}; it could not be made"))
+            (_, Reason::NoSuchSet | Reason::Full | Reason::TypeMismatch)
+                if self.refused.contains(&set) =>
+            {
+                refused(format!("{name}: {reason}; it could not be made as needed"))
             }
             (Action::Add, Reason::NoSuchSet) => {
                 surprise(format!("{name}: {reason}; it is made again"))
             }
-            (_, Reason::Full) => refused(format!(
-                "{name}: {reason}: whoever made it gave it too little room; when no rule uses it run `ipset destroy \
-                 {name}`, and it is made anew with enough"
-            )),
-            (_, Reason::TypeMismatch) => refused(format!(
-                "{name}: {reason}; when no rule uses it run `ipset destroy {name}`, and it is made anew"
+            (_, Reason::Full | Reason::TypeMismatch) => surprise(format!(
+                "{name}: {reason}: somebody else has made it anew; the kernel is read again"
             )),
             _ => refused(format!("{name}: {reason}; try it with `ipset` by hand")),
         }
+    }
+}
+
+/// How a set that is in the way can be removed, depending on whether a rule uses it. Ours may: they match it by its name, whatever
+/// it is.
+fn way_out(exists: &Header) -> String {
+    let name = &exists.name;
+    match exists.references {
+        0 => format!("nothing uses it: run `ipset destroy {name}`, and it is made anew"),
+        uses => format!(
+            "{uses} rules or sets use it, so that `ipset destroy` alone will not do: stop kube-proxy, remove its rules and sets \
+             with `kube-proxy --cleanup`, then rules of others that `iptables-save | grep {name}` still shows, run `ipset destroy \
+             {name}` if it is still there, and start kube-proxy"
+        ),
     }
 }
 

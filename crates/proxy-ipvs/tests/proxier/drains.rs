@@ -401,7 +401,7 @@ enum Step {
     Wait(u64),
     Resync,
     /// Somebody gives a destination a weight, which a resync sees.
-    Weigh(usize, usize, u32),
+    Weigh(usize, usize, u16),
     /// Somebody removes a destination, which a resync sees.
     Remove(usize, usize),
     /// The daemon starts anew; whether the sources tell it everything.
@@ -420,7 +420,7 @@ fn step() -> impl Strategy<Value = Step> {
         4 => (at.clone(), pod.clone(), 0..2u32).prop_map(|(at, pod, n)| Step::Connections(at, pod, n)),
         4 => (0..20_000u64).prop_map(Step::Wait),
         1 => Just(Step::Resync),
-        1 => (at.clone(), pod.clone(), 0..3u32).prop_map(|(at, pod, n)| Step::Weigh(at, pod, n)),
+        1 => (at.clone(), pod.clone(), 0..3u16).prop_map(|(at, pod, n)| Step::Weigh(at, pod, n)),
         1 => (at, pod).prop_map(|(at, pod)| Step::Remove(at, pod)),
         1 => any::<bool>().prop_map(Step::Restart),
         1 => Just(Step::Whole),

@@ -180,6 +180,14 @@ impl World {
         panic!("the kernel stays uncertain");
     }
 
+    /// The same with a second connection, by which the kernel is checked while events go on.
+    pub(crate) fn with_reader(mut self) -> Self {
+        let handle = self.kernel.clone();
+        let reader = Worker::spawn("reader", move || Ok::<_, std::convert::Infallible>(handle));
+        self.proxier = self.proxier.with_reader(reader.unwrap());
+        self
+    }
+
     pub(crate) fn resync(&mut self) {
         block_on(self.proxier.resync(&self.model, self.now)).unwrap();
     }

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use lab::{Connection, Dial, Failure, Place, Transport};
-use scenarios::{Cluster, Outcome, Service, Tally, at, sctp, tally, tcp, udp};
+use scenarios::{Cluster, Outcome, Service, Tally, at, sctp, tally, tcp, udp, with_backend};
 
 use crate::load::{connect, get};
 use crate::web::Web;
@@ -239,9 +239,9 @@ fn ask_and_go(c: &Cluster, going: Going, port: u16) -> Result<String> {
     let (answer, socket) = c.client.enter(open)?;
     let resets = |verb: &str| {
         let rule = format!(
-            "iptables-legacy {verb} OUTPUT -p tcp --sport {port} --tcp-flags RST RST -j DROP"
+            "iptables-$backend {verb} OUTPUT -p tcp --sport {port} --tcp-flags RST RST -j DROP"
         );
-        c.client.read(["sh", "-ec", rule.as_str()])
+        c.client.read(["sh", "-ec", &with_backend(&rule)])
     };
     if matches!(going, Going::Silently) {
         resets("-I")?;

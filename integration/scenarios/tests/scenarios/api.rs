@@ -147,7 +147,7 @@ pub(crate) fn nonsense(c: &mut Cluster) -> Outcome {
     ])?;
     c.until("each kind was answered", || Ok(nonsense.answers() >= 6))?;
     let said = c.said();
-    let line = said.lines().find(|line| line.contains("nonsense"));
+    let line = said.lines().find(|line| line.contains("answers nonsense"));
     let line = line.unwrap_or_default();
     assert!(
         line.contains("172.35.0.9:6443") && line.contains("check"),

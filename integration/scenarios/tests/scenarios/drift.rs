@@ -1,6 +1,6 @@
 //! Somebody else changes what is ours.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lab::Signal;
 use scenarios::{Cluster, Outcome, Service, tcp};
@@ -14,9 +14,9 @@ const DAMAGE: [&str; 11] = [
     "ipvsadm -E -t [fd96::10]:80 -s wlc",
     "ipset flush",
     "ipset add KUBE-CLUSTER-IP 10.96.0.99,tcp:1; ipset del KUBE-CLUSTER-IP 10.96.0.10,tcp:80",
-    "iptables-legacy -t nat -F KUBE-SERVICES",
-    "ip6tables-legacy -t nat -F; ip6tables-legacy -F",
-    "iptables-legacy -t nat -D PREROUTING -m comment --comment 'kubernetes service portals' -j KUBE-SERVICES",
+    "iptables-$backend -t nat -F KUBE-SERVICES",
+    "ip6tables-$backend -t nat -F; ip6tables-$backend -F",
+    "iptables-$backend -t nat -D PREROUTING -m comment --comment 'kubernetes service portals' -j KUBE-SERVICES",
     "ip address flush dev kube-ipvs0; ip address add 10.96.0.98/32 dev kube-ipvs0",
     "ip link del kube-ipvs0",
 ];
@@ -26,9 +26,12 @@ pub(crate) fn damage_is_repaired(c: &mut Cluster) -> Outcome {
         .port(tcp(80, 8080).node_port(30080))
         .endpoints("10.244.1.10 10.244.2.10 fd44:1::10");
     c.apply(&web)?;
-    c.start(&["--iptables-backend=legacy", "--ipvs-sync-period=1s"])?;
+    c.start(&["--ipvs-sync-period=1s"])?;
     c.until_served(&web)?;
+    let looked = Instant::now();
     let whole = c.state()?;
+    // A look starts a dozen programs, which is slow on a busy machine.
+    let look = looked.elapsed();
     for damage in DAMAGE {
         // Some of it would be repaired before it is seen.
         c.signal(Signal::STOP)?;
@@ -38,8 +41,11 @@ pub(crate) fn damage_is_repaired(c: &mut Cluster) -> Outcome {
         let took = c
             .until("it is repaired", || Ok(c.state()? == whole))
             .map_err(|error| error.context(damage))?;
-        // And as long again for looking at it.
-        assert!(took < 2 * SYNC_PERIOD, "{damage}: repaired after {took:?}");
+        // And as long again for the repair; one look may come just too early.
+        assert!(
+            took < 2 * SYNC_PERIOD + 2 * look,
+            "{damage}: repaired after {took:?}, and a look takes {look:?}"
+        );
         for (from, to) in [
             (&c.client, "10.96.0.10:80"),
             (&c.client, "[fd96::10]:80"),

@@ -10,12 +10,12 @@ const FOREIGN: &str = "
     ipvsadm -A -f 7 -s rr; ipvsadm -a -f 7 -r 10.244.2.10 -m -w 1
     ipset create MINE hash:ip; ipset add MINE 198.51.100.1
     ipset create KUBE-MINE hash:net,iface; ipset add KUBE-MINE 198.51.100.0/24,eth0
-    for c in iptables-legacy ip6tables-legacy; do
+    for c in iptables-$backend ip6tables-$backend; do
       $c -t nat -N MINE; $c -t nat -A MINE -p udp --dport 7 -j RETURN; $c -t nat -A PREROUTING -j MINE
       $c -t nat -N KUBE-MINE; $c -t nat -A KUBE-MINE -p tcp -j RETURN
       $c -A INPUT -p icmp -j ACCEPT; $c -A FORWARD -p tcp --dport 7 -j REJECT; $c -t mangle -A OUTPUT -p udp -j RETURN
     done
-    iptables-legacy -A INPUT -m set --match-set MINE src -j DROP
+    iptables-$backend -A INPUT -m set --match-set MINE src -j DROP
     ip link add mine0 type dummy; ip address add 198.51.100.99/32 dev mine0
     ip address add 192.0.2.50/32 dev eth0; ip address add 2001:db8::50/128 dev eth0
 ";
@@ -42,7 +42,7 @@ pub(crate) fn what_is_not_ours_stays(c: &mut Cluster) -> Outcome {
         assert_eq!(left, foreign, "after {after}");
         Ok(())
     };
-    let flags = ["--iptables-backend=legacy", "--ipvs-sync-period=1s"];
+    let flags = ["--ipvs-sync-period=1s"];
     c.apply(&web())?;
     c.start(&flags)?;
     c.until_served(&web())?;

@@ -8,6 +8,7 @@ mod drift;
 mod economy;
 mod foreign;
 mod manifests;
+mod nft;
 mod refusals;
 mod restart;
 mod ways_in;
@@ -46,8 +47,14 @@ fn main() {
         conflicts: the_older_service_wins;
         wrong: wrong_objects_are_named, a_scheduler_that_the_kernel_lacks, an_endpoint_that_the_kernel_refuses, a_set_in_the_way;
         economy: changes_start_no_program;
+        nft: is_chosen_where_nothing_speaks_for_either if has_nft(), the_kubelets_hint_moves_rules_under_open_connections if has_nft(), a_cleanup_takes_both_backends if has_nft(), flows_in_other_zones_stay if has_nft();
     };
     tell(stories, LIMIT)
+}
+
+/// Whether this lane's iptables is the nft one.
+fn has_nft() -> bool {
+    lab::iptables_backend() == "nft"
 }
 
 /// Whether `ip_vs` is a module that is not loaded yet, in a kernel that is this lab's own.

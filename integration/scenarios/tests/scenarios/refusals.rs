@@ -99,7 +99,7 @@ pub(crate) fn unknown_flag(c: &mut Cluster) -> Outcome {
     for (flag, parts) in [
         (
             "--ipvs-shceduler=wrr",
-            ["'--ipvs-shceduler'", "'--ipvs-scheduler'"],
+            ["--ipvs-shceduler;", "is --ipvs-scheduler meant"],
         ),
         ("--proxy-mode=iptables", ["--proxy-mode", "ipvs"]),
         ("--ipvs-sync-period=1", ["--ipvs-sync-period", "'1'"]),

@@ -16,9 +16,10 @@ pub(crate) fn nothing_is_written_and_connections_live(c: &mut Cluster) -> Outcom
     c.start(&[])?;
     c.until_served(&web)?;
     assert!(
-        programs
-            .take()?
-            .contains(&"iptables-legacy-restore write".to_owned()),
+        programs.take()?.contains(&format!(
+            "iptables-{}-restore write",
+            lab::iptables_backend()
+        )),
         "the wrappers work"
     );
     let mut kept = Vec::new();

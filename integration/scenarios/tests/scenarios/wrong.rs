@@ -136,12 +136,12 @@ pub(crate) fn a_set_in_the_way(c: &mut Cluster) -> Outcome {
             .endpoints("10.244.1.10"),
     )?;
     c.launch(&["--ipvs-sync-period=2s"])?;
-    let line = c.await_line("KUBE-NODE-PORT-UDP")?;
+    let line = c.await_line("set KUBE-NODE-PORT-UDP exists")?;
     assert!(line.contains("ipset"), "{line}");
     c.until_served(&web())?;
     c.until_answered(&c.client, "10.96.0.10:80")?;
     // It is taken out of the way, with the rule that holds it, and all is done without a restart.
-    c.sh("iptables-legacy -t nat -F KUBE-NODE-PORT || true; ipset destroy KUBE-NODE-PORT-UDP")?;
+    c.sh("iptables-$backend -t nat -F KUBE-NODE-PORT || true; ipset destroy KUBE-NODE-PORT-UDP")?;
     c.until("the set is filled", || {
         Ok(c.members("KUBE-NODE-PORT-UDP")?.contains("30053"))
     })?;

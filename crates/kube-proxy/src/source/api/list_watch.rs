@@ -18,6 +18,7 @@
 //! Bodies are parsed into borrowed slices, one per object, and each object straight into its compact form.
 
 use std::borrow::Cow;
+use std::hash::{BuildHasher as _, RandomState};
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -39,6 +40,7 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{debug, warn};
 
+use super::connection::Untrusted;
 use super::outage::{Failure, Outage};
 use super::root_cause;
 use crate::decode::{self, kind_name};
@@ -53,7 +55,10 @@ const ANSWER: Duration = Duration::from_mins(1);
 const FIRST_EVENT: Duration = Duration::from_secs(30);
 /// How long a page may take altogether: a server forgets where a list was after five minutes.
 const WHOLE_PAGE: Duration = Duration::from_mins(5);
-const WATCH_SECONDS: u32 = 290;
+/// How long a watch lasts, at least and at most: what all nodes opened when a server came back is not to end on all at once.
+const WATCH_SECONDS: std::ops::RangeInclusive<u32> = 180..=290;
+/// How long a watch that broke is left alone, at most: it may have broken on all nodes at once.
+const SPREAD: Duration = Duration::from_secs(1);
 /// A watch that is silent for so long is opened anew: it may be dead, as a server sends a bookmark every minute; from one
 /// that does not, it costs a request.
 const SILENCE: Duration = Duration::from_secs(90);
@@ -63,6 +68,13 @@ const SETTLED: Duration = Duration::from_secs(1);
 const LONGEST_EVENT: u64 = 64 << 20;
 const LONGEST_PAGE: usize = 1 << 30;
 const LONGEST_REFUSAL: u64 = 64 << 10;
+
+/// A number out of a range, another one in each process and at each call.
+fn any_of(range: std::ops::RangeInclusive<u32>) -> u32 {
+    let (first, last) = range.into_inner();
+    let random = RandomState::new().hash_one(()) % (u64::from(last - first) + 1);
+    first + u32::try_from(random).unwrap_or_default()
+}
 
 /// What to list and watch.
 pub(super) struct Resource {
@@ -111,8 +123,13 @@ impl End {
         Self::Failed(Failure::Nonsense(what.into()))
     }
 
-    fn unreachable(error: &dyn std::error::Error) -> Self {
-        Self::Failed(Failure::Unreachable(root_cause(error)))
+    fn unreachable(error: &(dyn std::error::Error + 'static)) -> Self {
+        let mut causes = std::iter::successors(Some(error), |error| error.source());
+        let untrusted = causes.find_map(|cause| cause.downcast_ref::<Untrusted>());
+        Self::Failed(match untrusted {
+            Some(untrusted) => Failure::Untrusted(untrusted.clone()),
+            None => Failure::Unreachable(root_cause(error)),
+        })
     }
 
     fn silent(limit: Duration) -> Self {
@@ -185,6 +202,12 @@ impl ListWatch {
                 backoff.reset();
             }
             match result {
+                // It broke in the middle.
+                Ok(()) if is_settled && self.is_in_doubt => {
+                    let most = u32::try_from(SPREAD.as_millis()).unwrap_or(u32::MAX);
+                    sleep(Duration::from_millis(any_of(0..=most).into())).await;
+                    continue;
+                }
                 Ok(()) if is_settled || (is_list && !self.can_stream) => continue,
                 // Closed soon, but not in vain: no outage, and no hurry either.
                 Ok(()) if self.has_progressed => {}
@@ -306,7 +329,7 @@ impl ListWatch {
         let params = WatchParams {
             label_selector: self.resource.labels.map(str::to_owned),
             field_selector: self.resource.fields.clone(),
-            timeout: Some(WATCH_SECONDS),
+            timeout: Some(any_of(WATCH_SECONDS)),
             bookmarks: true,
             send_initial_events: is_list,
         };
@@ -598,4 +621,19 @@ struct BookmarkAnnotations {
 struct Status {
     code: u16,
     message: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn watches_do_not_end_in_step() {
+        let lengths: BTreeSet<_> = (0..1000).map(|_| any_of(WATCH_SECONDS)).collect();
+        assert!(lengths.iter().all(|length| WATCH_SECONDS.contains(length)));
+        assert!(lengths.len() > 50, "{lengths:?}");
+        assert_eq!(any_of(7..=7), 7);
+    }
 }

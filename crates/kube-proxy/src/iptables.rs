@@ -1,0 +1,71 @@
+//! Called as `iptables`, kube-proxy becomes the iptables of the backend that the host uses.
+//!
+//! In the image `iptables`, `ip6tables` and their `-save` and `-restore` are links to kube-proxy. So whoever calls one of them in
+//! the pod sees the rules that kubelet and kube-proxy write, found by the same evidence, without a shell and without writing
+//! to the image. What does the same in Kubernetes' own images rewrites its links at the first call.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context as _, Error};
+use proxy_ipvs::{Backend, Iptables};
+
+use crate::capabilities;
+
+/// Becomes iptables if the first of `arguments`, the name this was called by, is one of iptables' names; returns only if it is
+/// none, or with the reason why that failed.
+pub fn stand_in(mut arguments: impl Iterator<Item = OsString>) -> Result<(), Error> {
+    let called = arguments.next().unwrap_or_default();
+    let Some((stem, verb)) = split(&called) else {
+        return Ok(());
+    };
+    // Whoever is not root needs it to read what there is; an error shows in what iptables says.
+    let _ = capabilities::pass_on();
+    let backend = Iptables::look(None)?.backend();
+    let program = named(stem, verb, backend);
+    let error = Command::new(&program).args(arguments).exec();
+    Err(error).with_context(|| format!("cannot run {program}"))
+}
+
+/// `/usr/sbin/iptables-save` is `iptables` and `-save`.
+fn split(called: &OsStr) -> Option<(&'static str, &'static str)> {
+    let name = Path::new(called).file_name()?.to_str()?;
+    let (stem, verb) = if let Some(verb) = name.strip_prefix("iptables") {
+        ("iptables", verb)
+    } else {
+        ("ip6tables", name.strip_prefix("ip6tables")?)
+    };
+    ["", "-save", "-restore"]
+        .into_iter()
+        .find(|one| *one == verb)
+        .map(|verb| (stem, verb))
+}
+
+fn named(stem: &str, verb: &str, backend: Backend) -> String {
+    format!("{stem}-{backend}{verb}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_names_without_a_backend_are_iptables() {
+        for (called, expected) in [
+            ("iptables", Some("iptables-nft")),
+            ("/usr/sbin/iptables-save", Some("iptables-nft-save")),
+            ("./ip6tables-restore", Some("ip6tables-nft-restore")),
+            ("ip6tables", Some("ip6tables-nft")),
+            ("/usr/local/bin/kube-proxy", None),
+            ("iptables-nft-save", None),
+            ("iptables-legacy", None),
+            ("", None),
+        ] {
+            let found = split(OsStr::new(called));
+            let found = found.map(|(stem, verb)| named(stem, verb, Backend::Nft));
+            assert_eq!(found.as_deref(), expected, "{called}");
+        }
+    }
+}

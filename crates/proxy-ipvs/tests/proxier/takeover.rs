@@ -1,0 +1,139 @@
+//! A node that another mode has programmed: it serves until all is made, then what it left goes.
+
+use std::sync::Arc;
+
+use proxy_ipvs::fake::FakeKernel;
+use proxy_ipvs::{Backend, Config, Leftovers, Place, Rules};
+
+use super::{IpFamily, Kind, PAIR, World, ip, service, slice};
+use proxy::Event;
+
+const SAVED: &str = include_str!("../iptables-mode/iptables-save");
+const BESIDE: Place = Place::Beside(Backend::Legacy);
+
+/// A node that upstream's iptables mode serves.
+fn programmed() -> World {
+    let kernel = FakeKernel::new(IpFamily::V4, &[ip("192.168.99.10")]);
+    {
+        let mut state = kernel.state();
+        state.snapshot.rules = Some(Rules::parse(SAVED));
+        let leftovers = Arc::new(Leftovers::beside_the_shim(SAVED));
+        state.snapshot.leftovers = Some([(BESIDE, leftovers)].into());
+    }
+    let mut world = World::with(Config::default(), kernel);
+    world.service(service("default/web", "10.96.0.10", 80));
+    world.slice(slice("default/web", &PAIR));
+    world
+}
+
+fn position(order: &[String], begin: &str) -> usize {
+    let found = order.iter().position(|op| op.starts_with(begin));
+    found.unwrap_or_else(|| panic!("no `{begin}`: {order:#?}"))
+}
+
+#[test]
+fn the_iptables_mode_serves_until_all_is_made_and_then_it_goes() {
+    let mut world = programmed().listed();
+    let report = world.sync();
+    assert_eq!((report.pending, report.failures.len()), (0, 0));
+    let order = world.written();
+    let (bound, rules) = (position(&order, "bind "), position(&order, "write "));
+    assert!(bound < rules, "{order:#?}");
+    assert_eq!(
+        order.last().unwrap(),
+        "remove 13 chains and 8 jumps of the iptables mode from iptables (legacy)"
+    );
+    world.resync();
+    assert_eq!((world.sync().written, world.written().len()), (0, 0));
+}
+
+#[test]
+fn while_not_all_can_be_read_the_iptables_mode_goes_on_serving() {
+    let mut world = programmed();
+    for kind in [Kind::Service, Kind::EndpointSlice, Kind::Node] {
+        let is_whole = kind != Kind::Service;
+        world.model.apply(Event::ListComplete { kind, is_whole });
+    }
+    world.sync();
+    let order = world.written();
+    position(&order, "bind ");
+    let touches = |op: &String| op.starts_with("write ") || op.contains("of the iptables mode");
+    assert!(!order.iter().any(touches), "{order:#?}");
+    let is_whole = true;
+    let kind = Kind::Service;
+    world.model.apply(Event::ListComplete { kind, is_whole });
+    world.resync();
+    assert_eq!(world.sync().pending, 0);
+    assert_eq!(world.written().len(), 2);
+}
+
+#[test]
+fn nothing_is_removed_before_the_shim_is_there() {
+    let mut world = programmed().listed();
+    let rules = {
+        let mut probe = programmed().listed();
+        probe.sync();
+        let order = probe.written();
+        order[position(&order, "write ")].clone()
+    };
+    world.kernel.state().refusals.insert(rules, "busy".into());
+    let report = world.sync();
+    assert!(report.pending >= 2, "{report:?}");
+    let order = world.written();
+    assert!(
+        !order.iter().any(|op| op.contains("iptables mode")),
+        "{order:#?}"
+    );
+    world.kernel.state().refusals.clear();
+    world.wait(std::time::Duration::from_mins(1));
+    assert_eq!(world.sync().pending, 0);
+    assert_eq!(world.written().len(), 2);
+}
+
+#[test]
+fn a_refused_removal_is_told_and_tried_again() {
+    let mut world = programmed().listed();
+    let kernel = world.kernel.clone();
+    let what = "remove 13 chains and 8 jumps of the iptables mode from iptables (legacy)";
+    kernel.state().refusals.insert(what.into(), "busy".into());
+    let report = world.sync();
+    assert_eq!(
+        (
+            report.pending,
+            report.failures.len(),
+            report.failed_restores
+        ),
+        (1, 1, 1)
+    );
+    assert_eq!(report.failures[0].object, what);
+    kernel.state().refusals.clear();
+    world.wait(std::time::Duration::from_mins(1));
+    assert_eq!(world.sync().pending, 0);
+}
+
+#[test]
+fn leftovers_that_no_rule_leads_to_do_not_hold_up_the_rules() {
+    let kernel = FakeKernel::new(IpFamily::V4, &[ip("192.168.99.10")]);
+    let leftovers = Arc::new(Leftovers::beside_the_shim(SAVED));
+    let places = [
+        (BESIDE, Arc::clone(&leftovers)),
+        (Place::Other(Backend::Nft), leftovers),
+        (Place::Nftables, Arc::default()),
+    ];
+    kernel.state().snapshot.leftovers = Some(places.into());
+    let mut world = World::with(Config::default(), kernel);
+    world.service(service("default/web", "10.96.0.10", 80));
+    world.slice(slice("default/web", &PAIR));
+    let mut world = world.listed();
+    assert_eq!(world.sync().pending, 0);
+    let order = world.written();
+    assert!(position(&order, "write ") < position(&order, "add virtual server"));
+    assert_eq!(
+        order[order.len() - 3..],
+        [
+            "remove 13 chains and 8 jumps of the iptables mode from iptables (legacy)",
+            "remove 13 chains and 8 jumps of a kube-proxy with this backend from iptables (nft)",
+            "remove the nftables mode's table kube-proxy",
+        ]
+    );
+}

@@ -1,0 +1,330 @@
+//! One container: a process with a root of its own and the rights that its pod gives it.
+//!
+//! `unshare` makes the namespaces and this test binary, started again, makes the rest and becomes the container's program.
+
+use std::fs;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use lab::{Output, Place, Running};
+use rustix::mount::{
+    MountFlags, MountPropagationFlags, UnmountFlags, mount, mount_bind, mount_bind_recursive,
+    mount_change, mount_remount, unmount,
+};
+use rustix::process::{Pid, Signal, chdir, kill_process, pivot_root};
+use rustix::thread::{
+    CapabilitySet, CapabilitySets, remove_capability_from_bounding_set, set_capabilities,
+    set_keep_capabilities, set_no_new_privs, set_thread_gid, set_thread_groups, set_thread_uid,
+};
+use serde::{Deserialize, Serialize};
+
+/// What containerd hides of `/proc` and `/sys` from a container that is not privileged.
+const MASKED: [&str; 9] = [
+    "/proc/acpi",
+    "/proc/asound",
+    "/proc/kcore",
+    "/proc/keys",
+    "/proc/latency_stats",
+    "/proc/timer_list",
+    "/proc/sched_debug",
+    "/proc/scsi",
+    "/sys/firmware",
+];
+/// What it can only read.
+const READ_ONLY: [&str; 5] = [
+    "/proc/bus",
+    "/proc/fs",
+    "/proc/irq",
+    "/proc/sys",
+    "/proc/sysrq-trigger",
+];
+const DEVICES: [&str; 6] = ["null", "zero", "full", "random", "urandom", "tty"];
+
+/// What makes the test binary a container: the first argument; the second is the file with the [`Spec`].
+const VERB: &str = "become-container";
+
+/// A folder or file of the host, at a place in the container.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Mount {
+    pub(crate) source: PathBuf,
+    pub(crate) target: PathBuf,
+    pub(crate) read_only: bool,
+}
+
+/// What a container runtime is told.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Spec {
+    /// The root file system.
+    pub root: PathBuf,
+    /// Program and arguments.
+    pub argv: Vec<String>,
+    /// The whole environment.
+    pub env: Vec<(String, String)>,
+    pub(crate) cwd: PathBuf,
+    pub(crate) mounts: Vec<Mount>,
+    /// Devices and `/sys` are the host's, nothing is masked.
+    pub privileged: bool,
+    pub(crate) read_only_root: bool,
+    /// The bounding set, as in a manifest (`NET_ADMIN`); `None` leaves all.
+    pub capabilities: Option<Vec<String>>,
+    /// Whether a program that is executed may gain rights that its caller lacks.
+    pub escalation: bool,
+    /// User and group.
+    pub user: u32,
+}
+
+/// A container at work. Dropped, it and all its processes end.
+#[derive(Debug)]
+pub struct Container {
+    running: Running,
+}
+
+impl Container {
+    /// Starts it at a place, in the network namespace there; `folder` takes a file of its own.
+    pub fn start(place: &Place, folder: &Path, spec: &Spec) -> Result<Self> {
+        let file = folder.join("container.json");
+        fs::write(&file, serde_json::to_vec(spec)?)?;
+        let exe = std::env::current_exe().context("cannot find this program's own file")?;
+        let running = place.spawn([
+            "unshare".as_ref(),
+            "--mount".as_ref(),
+            "--pid".as_ref(),
+            "--ipc".as_ref(),
+            "--fork".as_ref(),
+            "--kill-child".as_ref(),
+            exe.as_os_str(),
+            VERB.as_ref(),
+            file.as_os_str(),
+        ])?;
+        Ok(Self { running })
+    }
+
+    /// Waits until it has ended by itself.
+    pub fn wait(&mut self, timeout: Duration) -> Result<Output> {
+        Ok(self.running.wait(timeout)?)
+    }
+
+    /// Sends SIGTERM, as the kubelet does, and waits.
+    pub fn stop(&mut self, timeout: Duration) -> Result<Output> {
+        kill_process(self.process()?, Signal::TERM)?;
+        Ok(self.running.wait(timeout)?)
+    }
+
+    /// All lines so far.
+    pub fn said(&self) -> String {
+        self.running.said()
+    }
+
+    /// What the kernel says of its first process, in `/proc/PID/status`.
+    pub fn credentials(&self) -> Result<Credentials> {
+        let pid = self.process()?.as_raw_nonzero();
+        Ok(Credentials(fs::read_to_string(format!(
+            "/proc/{pid}/status"
+        ))?))
+    }
+
+    /// The child of `unshare`.
+    fn process(&self) -> Result<Pid> {
+        let parent = self.running.id();
+        for entry in fs::read_dir("/proc")?.flatten() {
+            let Some(pid) = entry
+                .file_name()
+                .to_str()
+                .and_then(|name| name.parse().ok())
+            else {
+                continue;
+            };
+            // It may have ended meanwhile.
+            let status = fs::read_to_string(entry.path().join("status")).unwrap_or_default();
+            if Credentials(status).field("PPid") == parent.to_string() {
+                return Pid::from_raw(pid).context("process 0");
+            }
+        }
+        bail!("the container has no process; it said:\n{}", self.said())
+    }
+}
+
+/// What a process may do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Credentials(String);
+
+impl Credentials {
+    /// A field of `/proc/PID/status`, blanks between its values: `NoNewPrivs`, `Uid`.
+    pub fn field(&self, name: &str) -> String {
+        let line = self.0.lines().find_map(|line| {
+            let (field, value) = line.split_once(':')?;
+            (field == name).then_some(value)
+        });
+        line.unwrap_or_default()
+            .split_whitespace()
+            .collect::<Vec<_>>()
+            .join(" ")
+    }
+
+    /// A set of capabilities (`CapEff`), as in a manifest, in the kernel's order.
+    pub fn capabilities(&self, set: &str) -> Result<Vec<String>> {
+        let bits = u64::from_str_radix(&self.field(set), 16).context(set.to_owned())?;
+        let set = CapabilitySet::from_bits_retain(bits);
+        Ok(set.iter_names().map(|(name, _)| name.to_owned()).collect())
+    }
+}
+
+/// Call first in `main`: becomes the container's program if that is what this was started for, and exits if that failed.
+pub fn maybe_container() {
+    let mut arguments = std::env::args_os().skip(1);
+    if arguments.next().is_none_or(|verb| verb != VERB) {
+        return;
+    }
+    let mut become_it = || -> Result<()> {
+        let file = arguments.next().context("no specification")?;
+        let spec: Spec = serde_json::from_slice(&fs::read(file)?)?;
+        isolate(&spec).context("cannot make the container's files")?;
+        restrict(&spec).context("cannot take rights away")?;
+        let (program, arguments) = spec.argv.split_first().context("no program")?;
+        let mut command = Command::new(program);
+        command.args(arguments).env_clear().envs(spec.env);
+        let error = command.current_dir(&spec.cwd).exec();
+        Err(error).with_context(|| format!("cannot start {program}"))
+    };
+    if let Err(error) = become_it() {
+        eprintln!("container: {error:#}");
+    }
+    std::process::exit(125);
+}
+
+/// Mounts what the container sees, and moves into it.
+fn isolate(spec: &Spec) -> Result<()> {
+    let inside = |path: &Path| spec.root.join(path.strip_prefix("/").unwrap_or(path));
+    mount_change(
+        "/",
+        MountPropagationFlags::PRIVATE | MountPropagationFlags::REC,
+    )?;
+    mount_bind(&spec.root, &spec.root)?;
+    let quiet = MountFlags::NOSUID | MountFlags::NOEXEC | MountFlags::NODEV;
+    mount("proc", inside("/proc".as_ref()), "proc", quiet, None)?;
+    let sys = if spec.privileged {
+        quiet
+    } else {
+        quiet | MountFlags::RDONLY
+    };
+    mount("sysfs", inside("/sys".as_ref()), "sysfs", sys, None)?;
+    let dev = inside("/dev".as_ref());
+    if spec.privileged {
+        mount_bind_recursive("/dev", &dev)?;
+    } else {
+        mount("tmpfs", &dev, "tmpfs", MountFlags::NOSUID, None)?;
+        for device in DEVICES {
+            fs::write(dev.join(device), "")?;
+            mount_bind(Path::new("/dev").join(device), dev.join(device))?;
+        }
+    }
+    for Mount {
+        source,
+        target,
+        read_only,
+    } in &spec.mounts
+    {
+        let target = inside(&real(&spec.root, target));
+        if source.is_dir() {
+            fs::create_dir_all(&target)?;
+        } else if !target.exists() {
+            fs::create_dir_all(target.parent().unwrap_or(&target))?;
+            fs::write(&target, "")?;
+        }
+        mount_bind_recursive(source, &target)
+            .with_context(|| format!("{} on {}", source.display(), target.display()))?;
+        if *read_only {
+            freeze(&target)?;
+        }
+    }
+    if !spec.privileged {
+        for path in READ_ONLY.map(|path| inside(path.as_ref())) {
+            if path.exists() {
+                mount_bind(&path, &path)?;
+                freeze(&path)?;
+            }
+        }
+        for path in MASKED.map(|path| inside(path.as_ref())) {
+            if path.is_dir() {
+                mount("tmpfs", &path, "tmpfs", MountFlags::RDONLY, None)?;
+            } else if path.exists() {
+                mount_bind("/dev/null", &path)?;
+            }
+        }
+    }
+    if spec.read_only_root {
+        freeze(&spec.root)?;
+    }
+    chdir(&spec.root)?;
+    pivot_root(".", ".")?;
+    unmount(".", UnmountFlags::DETACH)?;
+    chdir("/")?;
+    Ok(())
+}
+
+fn freeze(path: &Path) -> Result<()> {
+    mount_remount(path, MountFlags::BIND | MountFlags::RDONLY, "")
+        .with_context(|| format!("cannot make {} read-only", path.display()))
+}
+
+/// A path in the root, its links followed as far as they are there: `/var/run` is a link to `/run`.
+fn real(root: &Path, path: &Path) -> PathBuf {
+    let mut found = PathBuf::from("/");
+    for part in path.iter().skip(1) {
+        found.push(part);
+        let inside = root.join(found.strip_prefix("/").unwrap_or(&found));
+        if let Ok(link) = fs::read_link(inside) {
+            found.pop();
+            for part in &link {
+                match part.to_str() {
+                    Some("..") => drop(found.pop()),
+                    Some("/") => found = "/".into(),
+                    _ => found.push(part),
+                }
+            }
+        }
+    }
+    found
+}
+
+fn restrict(spec: &Spec) -> Result<()> {
+    // What the kubelet gives a node-critical pod.
+    fs::write("/proc/self/oom_score_adj", "-997")?;
+    if !spec.escalation {
+        set_no_new_privs(true)?;
+    }
+    let Some(names) = &spec.capabilities else {
+        return Ok(());
+    };
+    let mut held = CapabilitySet::empty();
+    for name in names {
+        held |= CapabilitySet::from_name(name)
+            .with_context(|| format!("there is no capability {name}"))?;
+    }
+    for (name, one) in CapabilitySet::all().iter_names() {
+        if !held.contains(one)
+            && let Err(error) = remove_capability_from_bounding_set(one)
+        {
+            // A kernel does not know those that are newer than it.
+            ensure!(error == rustix::io::Errno::INVAL, "{name}: {error}");
+        }
+    }
+    if spec.user != 0 {
+        set_keep_capabilities(true)?;
+        set_thread_groups(&[])?;
+        set_thread_gid(rustix::process::Gid::from_raw(spec.user))?;
+        set_thread_uid(rustix::process::Uid::from_raw(spec.user))?;
+    }
+    set_capabilities(
+        None,
+        CapabilitySets {
+            effective: held,
+            permitted: held,
+            inheritable: CapabilitySet::empty(),
+        },
+    )?;
+    Ok(())
+}

@@ -1,0 +1,321 @@
+//! The daemon run from the image as the manifests say: kubeadm's DaemonSet with the image swapped, and the least-privilege
+//! ones, with exactly the capabilities that the files grant, carrying real packets.
+
+#![allow(clippy::indexing_slicing, reason = "a story with a slip in it")]
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use image::{Container, Image, Pod, Spec, archive, maybe_container};
+use lab::{Output, Transport};
+use manifests_check::{build, merge, read};
+use scenarios::{ApiServer, Cluster, Outcome, SOON, Service, Story, at, tally, tcp, tell};
+use serde_json::{Value, json};
+
+/// What the least-privilege manifests grant; no less will do.
+const RIGHTS: [&str; 2] = ["NET_ADMIN", "NET_RAW"];
+const SERVER: &str = "http://172.35.0.9:6443";
+
+fn main() {
+    maybe_container();
+    let story = |name, tell| Story {
+        name,
+        tell,
+        is_possible: || true,
+    };
+    let stories = [
+        story(
+            "kubeadms_pod_with_the_image_swapped",
+            kubeadms_pod_with_the_image_swapped,
+        ),
+        story(
+            "the_least_privilege_of_legacy_iptables",
+            the_least_privilege_of_legacy_iptables,
+        ),
+        Story {
+            is_possible: has_nft,
+            ..story(
+                "the_least_privilege_of_nft_iptables",
+                the_least_privilege_of_nft_iptables,
+            )
+        },
+        story(
+            "iptables_without_a_raw_socket_is_told",
+            iptables_without_a_raw_socket_is_told,
+        ),
+        Story {
+            is_possible: has_nft,
+            ..story(
+                "another_user_passes_its_capabilities_on",
+                another_user_passes_its_capabilities_on,
+            )
+        },
+    ];
+    tell(&stories, Duration::from_mins(4))
+}
+
+/// On the host lane, that is up to the host.
+fn has_nft() -> bool {
+    lab::iptables_backend() == "nft"
+}
+
+fn manifests() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../manifests")
+}
+
+fn of_kind(objects: &[Value], kind: &str) -> Result<Value> {
+    let object = objects.iter().find(|object| object["kind"] == kind);
+    object.cloned().with_context(|| format!("no {kind}"))
+}
+
+/// What kubeadm makes, with our patch.
+fn kubeadm() -> Result<Vec<Value>> {
+    let mut objects =
+        read(&manifests().join("../integration/manifests-check/testdata/kubeadm.yaml"))?;
+    let patch = read(&manifests().join("kubeadm-patch/image.yaml"))?;
+    for object in objects
+        .iter_mut()
+        .filter(|object| object["kind"] == "DaemonSet")
+    {
+        merge(object, &patch[0]);
+    }
+    Ok(objects)
+}
+
+/// The files of the ConfigMap, with what differs from cluster to cluster as it is here.
+fn configuration(objects: &[Value], folder: &Path) -> Result<BTreeMap<String, String>> {
+    let config_map = of_kind(objects, "ConfigMap")?;
+    let files = config_map["data"].as_object().context("no data")?;
+    let mut found = BTreeMap::new();
+    for (name, text) in files {
+        let file = folder.join("text");
+        fs::write(&file, text.as_str().context("no text")?)?;
+        let mut documents = read(&file)?;
+        let document = &mut documents[0];
+        if name == "kubeconfig.conf" {
+            document["clusters"][0]["cluster"]["server"] = json!(SERVER);
+        } else {
+            document["clusterCIDR"] = json!("10.244.0.0/16,fd44::/16");
+            // Only the initial network namespace may size the connection tracking table.
+            document["conntrack"]["maxPerCore"] = json!(0);
+        }
+        found.insert(name.clone(), document.to_string());
+    }
+    Ok(found)
+}
+
+/// The image, unpacked once: unpacking it takes longer than most stories.
+fn image() -> Result<&'static Image> {
+    static IMAGE: OnceLock<Image> = OnceLock::new();
+    if let Some(image) = IMAGE.get() {
+        return Ok(image);
+    }
+    let folder = std::env::temp_dir().join(format!("image-{}", std::process::id()));
+    let image = Image::unpack(&archive()?, &folder)?;
+    Ok(IMAGE.get_or_init(|| image))
+}
+
+/// The cluster's API server and node1's pod.
+struct Deployed {
+    api: ApiServer,
+    pod: Pod,
+}
+
+impl Deployed {
+    fn new(c: &Cluster, objects: &[Value]) -> Result<Self> {
+        let image = image()?;
+        let files = configuration(objects, c.folder())?;
+        let daemon_set = of_kind(objects, "DaemonSet")?;
+        let pod = Pod::new(&daemon_set, "node1", image, &files, c.folder())?;
+        let mut api = c.api_server(true)?;
+        api.apply(&web("10.244.1.10"))?;
+        api.start()?;
+        Ok(Self { api, pod })
+    }
+
+    /// Runs what is to run first, and starts the container.
+    fn start(&self, c: &Cluster, spec: &Spec) -> Result<Container> {
+        for init in self.pod.init_containers()? {
+            run(c, &init, None)?;
+        }
+        Container::start(&c.node1, c.folder(), spec)
+    }
+}
+
+fn web(endpoint: &str) -> Service {
+    Service::new("web", "10.96.0.10")
+        .port(tcp(80, 8080).node_port(30080))
+        .endpoints(endpoint)
+}
+
+/// Runs a container, or another program with its rights, to its end; it must succeed.
+fn run(c: &Cluster, spec: &Spec, argv: Option<&[&str]>) -> Result<Output> {
+    let output = attempt(c, spec, argv)?;
+    assert!(output.status.success(), "{spec:?}: {output:?}");
+    Ok(output)
+}
+
+fn attempt(c: &Cluster, spec: &Spec, argv: Option<&[&str]>) -> Result<Output> {
+    let mut spec = spec.clone();
+    if let Some(argv) = argv {
+        spec.argv = argv.iter().map(|&one| one.to_owned()).collect();
+    }
+    Container::start(&c.node1, c.folder(), &spec)?.wait(SOON)
+}
+
+/// A ClusterIP and a NodePort answer, a change is applied, and an operator in the pod sees the rules.
+fn serves(c: &Cluster, deployed: &Deployed, spec: &Spec, container: &Container) -> Outcome {
+    let served = || -> Outcome {
+        c.until_served(&web("10.244.1.10"))?;
+        c.until_answered(&c.client, "10.96.0.10:80")?;
+        c.until_answered(&c.outside, "172.35.0.100:30080")?;
+        deployed.api.apply(&web("10.244.2.10"))?;
+        c.until_served(&web("10.244.2.10"))?;
+        for (from, to) in [
+            (&c.client, "10.96.0.10:80"),
+            (&c.outside, "172.35.0.100:30080"),
+        ] {
+            let tally = tally(from, Transport::Tcp, at(to), 3)?;
+            assert!(
+                tally.keys().all(|who| who.starts_with("far")),
+                "{to}: {tally:?}"
+            );
+        }
+        let ready =
+            c.sh("curl -sS -o /dev/null -w '%{http_code}' http://127.0.0.1:10256/readyz")?;
+        assert_eq!(ready, "200");
+        Ok(())
+    };
+    served().with_context(|| format!("the container said:\n{}", container.said()))?;
+    let requests = deployed.api.requests();
+    assert!(
+        requests
+            .iter()
+            .all(|request| request.authorization.reveal() == "Bearer token-of-the-account"),
+        "{requests:?}"
+    );
+    for tool in ["iptables-save", "ip6tables-save"] {
+        let rules = run(c, spec, Some(&[&format!("/usr/sbin/{tool}"), "-t", "nat"]))?.stdout;
+        assert!(rules.contains(":KUBE-SERVICES "), "{tool}: {rules}");
+    }
+    let listed = run(
+        c,
+        spec,
+        Some(&["/usr/sbin/iptables", "-t", "nat", "-S", "KUBE-SERVICES"]),
+    )?;
+    assert!(listed.stdout.contains("-N KUBE-SERVICES"), "{listed:?}");
+    Ok(())
+}
+
+fn ends(mut container: Container) -> Outcome {
+    let output = container.stop(SOON)?;
+    assert!(output.status.success(), "{output:?}");
+    Ok(())
+}
+
+fn kubeadms_pod_with_the_image_swapped(c: &mut Cluster) -> Outcome {
+    let deployed = Deployed::new(c, &kubeadm()?)?;
+    let spec = deployed.pod.container()?;
+    assert!(spec.privileged);
+    let container = deployed.start(c, &spec)?;
+    serves(c, &deployed, &spec, &container)?;
+    let rights = container.credentials()?;
+    assert!(
+        rights
+            .capabilities("CapEff")?
+            .contains(&"SYS_ADMIN".to_owned())
+    );
+    // What the daemon loads modules with, where the kernel does not by itself.
+    run(c, &spec, Some(&["/sbin/modprobe", "--version"]))?;
+    ends(container)
+}
+
+fn the_least_privilege_of_legacy_iptables(c: &mut Cluster) -> Outcome {
+    with_the_least_privilege(c, "legacy")
+}
+
+fn the_least_privilege_of_nft_iptables(c: &mut Cluster) -> Outcome {
+    with_the_least_privilege(c, "nft")
+}
+
+fn with_the_least_privilege(c: &Cluster, variant: &str) -> Outcome {
+    let deployed = Deployed::new(
+        c,
+        &build(&manifests().join("least-privilege").join(variant))?,
+    )?;
+    let spec = deployed.pod.container()?;
+    let container = deployed.start(c, &spec)?;
+    serves(c, &deployed, &spec, &container)?;
+
+    let rights = container.credentials()?;
+    for (set, expected) in [
+        ("CapEff", &RIGHTS[..]),
+        ("CapPrm", &RIGHTS),
+        ("CapBnd", &RIGHTS),
+        ("CapInh", &[]),
+        ("CapAmb", &[]),
+    ] {
+        assert_eq!(rights.capabilities(set)?, expected, "{set}");
+    }
+    assert_eq!(rights.field("NoNewPrivs"), "1");
+    assert_eq!(rights.field("Uid"), "0 0 0 0");
+    let write = [
+        "/usr/local/bin/kube-proxy",
+        "--write-config-to=/config.yaml",
+    ];
+    let refused = attempt(c, &spec, Some(&write))?;
+    assert!(
+        refused.stderr.contains("Read-only file system"),
+        "{refused:?}"
+    );
+
+    let rules = c.sh(&format!("iptables-{variant}-save"))?;
+    assert!(rules.contains(":KUBE-SERVICES "), "{rules}");
+    println!(
+        "    {variant}: CapEff {} ({})",
+        rights.field("CapEff"),
+        RIGHTS.join(", ")
+    );
+    ends(container)
+}
+
+fn iptables_without_a_raw_socket_is_told(c: &mut Cluster) -> Outcome {
+    let folder = Path::new("least-privilege").join(lab::iptables_backend());
+    let deployed = Deployed::new(c, &build(&manifests().join(folder))?)?;
+    let mut spec = deployed.pod.container()?;
+    spec.capabilities = Some(vec!["NET_ADMIN".into()]);
+    let container = deployed.start(c, &spec)?;
+    c.until("it is told", || {
+        let said = container.said();
+        Ok(said
+            .lines()
+            .any(|line| line.contains("ERROR") && line.contains("CAP_NET_RAW")))
+    })
+    .with_context(|| container.said())?;
+    Ok(())
+}
+
+/// Not what the manifests do: a program that has its capabilities by its file, run by a user who is not root.
+fn another_user_passes_its_capabilities_on(c: &mut Cluster) -> Outcome {
+    let deployed = Deployed::new(c, &build(&manifests().join("least-privilege/nft"))?)?;
+    let mut spec = deployed.pod.container()?;
+    let program = spec.root.join("usr/local/bin/kube-proxy");
+    c.sh(&format!(
+        "setcap cap_net_admin,cap_net_raw+p {}",
+        program.display()
+    ))?;
+    spec.user = 65532;
+    spec.escalation = true;
+    let container = deployed.start(c, &spec)?;
+    serves(c, &deployed, &spec, &container)?;
+    let rights = container.credentials()?;
+    for set in ["CapEff", "CapPrm", "CapAmb"] {
+        assert_eq!(rights.capabilities(set)?, RIGHTS, "{set}");
+    }
+    assert_eq!(rights.field("Uid"), "65532 65532 65532 65532");
+    ends(container)
+}

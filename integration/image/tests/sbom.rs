@@ -1,0 +1,103 @@
+//! The bill of materials beside the archive: SPDX 2.3 in shape, and of what is in the image.
+#![allow(clippy::indexing_slicing, clippy::unwrap_used)]
+
+use std::collections::BTreeSet;
+use std::fs;
+
+use serde_json::Value;
+
+fn sbom() -> Value {
+    let file = image::archive().unwrap().with_extension("spdx.json");
+    serde_json::from_slice(&fs::read(file).unwrap()).unwrap()
+}
+
+fn text<'a>(value: &'a Value, field: &str) -> &'a str {
+    value[field].as_str().unwrap_or_default()
+}
+
+fn list<'a>(value: &'a Value, field: &str) -> &'a [Value] {
+    value[field].as_array().map(Vec::as_slice).unwrap()
+}
+
+/// What the specification requires of a document and its packages, and references that lead somewhere.
+#[test]
+fn it_has_the_shape_of_spdx() {
+    let sbom = sbom();
+    assert_eq!(text(&sbom, "spdxVersion"), "SPDX-2.3");
+    assert_eq!(text(&sbom, "dataLicense"), "CC0-1.0");
+    assert_eq!(text(&sbom, "SPDXID"), "SPDXRef-DOCUMENT");
+    assert!(text(&sbom, "documentNamespace").starts_with("https://spdx.org/spdxdocs/"));
+    assert!(text(&sbom["creationInfo"], "created").ends_with('Z'));
+    assert!(!list(&sbom["creationInfo"], "creators").is_empty());
+    let mut ids = BTreeSet::from(["SPDXRef-DOCUMENT"]);
+    for package in list(&sbom, "packages") {
+        let id = text(package, "SPDXID");
+        let is_plain = |c: char| c.is_ascii_alphanumeric() || c == '.' || c == '-';
+        assert!(
+            id.starts_with("SPDXRef-") && id.chars().all(is_plain),
+            "{id}"
+        );
+        assert!(ids.insert(id), "{id} twice");
+        for field in [
+            "name",
+            "versionInfo",
+            "downloadLocation",
+            "licenseDeclared",
+            "copyrightText",
+        ] {
+            assert_ne!(text(package, field), "", "{field} of {id}");
+        }
+        assert!(!text(package, "licenseDeclared").contains('/'), "{id}");
+    }
+    for relation in list(&sbom, "relationships") {
+        for end in ["spdxElementId", "relatedSpdxElement"] {
+            assert!(ids.contains(text(relation, end)), "{relation}");
+        }
+    }
+}
+
+#[test]
+fn it_names_packages_and_linked_crates_and_nothing_else() {
+    let sbom = sbom();
+    let of_kind = |kind: &str| -> BTreeSet<String> {
+        let packages = list(&sbom, "packages").iter();
+        packages
+            .filter(|package| text(package, "SPDXID").starts_with(kind))
+            .map(|package| text(package, "name").to_owned())
+            .collect()
+    };
+    let debs = of_kind("SPDXRef-deb-");
+    for name in [
+        "iptables",
+        "kmod",
+        "libc6",
+        "libgcc-s1",
+        "libxtables12",
+        "netbase",
+    ] {
+        assert!(debs.contains(name), "{name}: {debs:?}");
+    }
+    assert!(!debs.contains("dash") && !debs.contains("dpkg"), "{debs:?}");
+    let crates = of_kind("SPDXRef-crate-");
+    for name in [
+        "tokio",
+        "rustls",
+        "kube-client",
+        "ipvs-netlink",
+        "proxy-ipvs",
+    ] {
+        assert!(crates.contains(name), "{name}: {crates:?}");
+    }
+    // Procedural macros, build scripts' and tests' are not in the program.
+    for name in ["syn", "serde_derive", "cc", "proptest", "apiserver"] {
+        assert!(!crates.contains(name), "{name}");
+    }
+    for package in list(&sbom, "packages") {
+        let purl = text(&package["externalRefs"][0], "referenceLocator");
+        let is_published = purl.starts_with("pkg:deb/") || purl.starts_with("pkg:cargo/");
+        assert!(
+            !is_published || package["checksums"][0]["checksumValue"].is_string(),
+            "{package}"
+        );
+    }
+}
