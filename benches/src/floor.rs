@@ -246,12 +246,12 @@ fn members(objects: &Objects) -> Batch {
         CLUSTER_IP,
         all.clone().map(at),
         |data, at| {
-            address(data, 1, *at);
-            port(data, *at);
+            address(data, 1, at);
+            port(data, at);
         },
     );
     write_members(&mut batch, ADD, IPVS_IPS, all.map(at), |data, at| {
-        address(data, 1, *at);
+        address(data, 1, at);
     });
     batch
 }
@@ -269,23 +269,23 @@ fn port(data: &mut Writer<'_>, at: SocketAddrV4) {
 }
 
 /// A local endpoint, with itself as the source.
-fn loop_back(data: &mut Writer<'_>, at: &SocketAddrV4) {
-    address(data, 1, *at);
-    port(data, *at);
-    address(data, 20, *at);
+fn loop_back(data: &mut Writer<'_>, at: SocketAddrV4) {
+    address(data, 1, at);
+    port(data, at);
+    address(data, 20, at);
 }
 
 /// `IPSET_CMD_ADD` and `IPSET_CMD_DEL` of nfnetlink's subsystem 6 (`include/uapi/linux/netfilter/ipset/ip_set.h`).
-const ADD: u16 = 6 << 8 | 9;
-const DELETE: u16 = 6 << 8 | 10;
+const ADD: u16 = 0x0609;
+const DELETE: u16 = 0x060a;
 
 /// Adds or deletes members, 32 KiB to a message.
-fn write_members<T>(
+fn write_members(
     batch: &mut Batch,
     command: u16,
     set: &str,
-    members: impl Iterator<Item = T>,
-    encode: impl Fn(&mut Writer<'_>, &T),
+    members: impl Iterator<Item = SocketAddrV4>,
+    encode: impl Fn(&mut Writer<'_>, SocketAddrV4),
 ) {
     const MESSAGE_BYTES: usize = 32 * 1024;
     let mut members = members.peekable();
@@ -303,7 +303,7 @@ fn write_members<T>(
                 {
                     line += 1;
                     list.nest(7, |data| {
-                        encode(data, &member);
+                        encode(data, member);
                         data.attr_be32(9 | BIG_ENDIAN, line);
                     });
                 }

@@ -54,9 +54,8 @@ impl Nat {
         if entries == 0 {
             return Ok(false);
         }
-        let mut answer = vec![0; ENTRIES + size as usize];
-        answer[..NAME.len()].copy_from_slice(&NAME);
-        answer[NAME.len()..NAME.len() + 4].copy_from_slice(&size.to_ne_bytes());
+        let mut answer = [&NAME[..], &size.to_ne_bytes()].concat();
+        answer.resize(ENTRIES + size as usize, 0);
         if let Err(error) = self.ask(GET_ENTRIES, &mut answer) {
             return match error.raw_os_error() {
                 // It was replaced since its size was asked for.
@@ -80,8 +79,8 @@ impl Nat {
 
     /// The number of rules, and their bytes.
     fn size(&self) -> Result<(u32, u32)> {
-        let mut info = [0; INFO];
-        info[..NAME.len()].copy_from_slice(&NAME);
+        let mut info = NAME.to_vec();
+        info.resize(INFO, 0);
         match self.ask(GET_INFO, &mut info) {
             Ok(()) => {}
             Err(error) => {
@@ -91,11 +90,13 @@ impl Nat {
                 };
             }
         }
-        let [.., e0, e1, e2, e3, s0, s1, s2, s3] = info;
-        Ok((
-            u32::from_ne_bytes([e0, e1, e2, e3]),
-            u32::from_ne_bytes([s0, s1, s2, s3]),
-        ))
+        match info.as_slice() {
+            [.., e0, e1, e2, e3, s0, s1, s2, s3] => Ok((
+                u32::from_ne_bytes([*e0, *e1, *e2, *e3]),
+                u32::from_ne_bytes([*s0, *s1, *s2, *s3]),
+            )),
+            _ => Ok((0, 0)),
+        }
     }
 
     #[allow(unsafe_code, reason = "no crate offers these socket options")]

@@ -107,6 +107,9 @@ impl Run {
             about: self.about(started.0, &subjects),
             measurements: Vec::new(),
         };
+        if !self.no_counting && said("strace", &["-V"]).is_empty() {
+            bail!("counting needs strace: apt-get install -y strace, or pass --no-counting");
+        }
         let shows = std::io::stderr().is_terminal();
         for (index, cell) in cells.iter().enumerate() {
             let title = format!(
@@ -141,14 +144,13 @@ impl Run {
     }
 
     fn folder(&self, now: SystemTime) -> Result<PathBuf> {
-        let folder = match &self.out {
-            Some(folder) => folder.clone(),
-            None => {
-                let own = std::env::current_exe()?;
-                let target = own.parent().and_then(Path::parent);
-                let target = target.context("this program's file is in no target folder")?;
-                target.join("bench").join(utc(now).replace(':', ""))
-            }
+        let folder = if let Some(folder) = &self.out {
+            folder.clone()
+        } else {
+            let own = std::env::current_exe()?;
+            let target = own.parent().and_then(Path::parent);
+            let target = target.context("this program's file is in no target folder")?;
+            target.join("bench").join(utc(now).replace(':', ""))
         };
         fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
         Ok(folder.canonicalize()?)
@@ -211,7 +213,7 @@ impl Run {
             self.axes.clone()
         };
         let mut cells = Vec::new();
-        for repeat in 0..self.repeats + 1 {
+        for repeat in 0..=self.repeats {
             let is_counting = repeat == self.repeats;
             if is_counting && self.no_counting {
                 break;
