@@ -23,10 +23,10 @@ use crate::schema::{Cell, Distribution, Measured, Outcome};
 use crate::stage::Stage;
 
 /// Flows in a block, and blocks of each step. Together with all steps few enough for the table of connections.
-const BLOCK: u16 = 64;
-const ROUNDS: usize = 15;
+const BLOCK: u16 = 48;
+const ROUNDS: usize = 24;
 /// Packets before each block: the node's own tables come back into the caches.
-const BEFORE: u16 = 8;
+const BEFORE: u16 = 6;
 /// The chain that no packet meets: rules in it make the kernel do what they need.
 const UNUSED: &str = "BENCH-UNUSED";
 

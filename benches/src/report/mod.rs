@@ -34,9 +34,10 @@ pub(crate) fn draw(report: &Report, folder: &Path) -> Result<()> {
     let mut text = "# How fast it is\n\n".to_owned();
     text.push_str(&about(report));
     text.push_str(&not_shown(report));
-    text.push_str("## In short\n\n");
-    text.push_str(&main_table(report));
-    text.push_str(&aims::table(report));
+    let (short, aims) = (main_table(report), aims::table(report));
+    if !short.is_empty() || !aims.is_empty() {
+        _ = write!(text, "## In short\n\n{short}{aims}");
+    }
     for axis in Axis::ALL {
         let metrics: Vec<&Metric> = SHOWN.iter().filter(|one| one.axis == axis).collect();
         if subjects(report, axis).is_empty() {
@@ -208,6 +209,9 @@ fn main_table(report: &Report) -> String {
             row.extend(cells.iter().map(brief));
             rows.push(row);
         }
+    }
+    if rows.is_empty() {
+        return String::new();
     }
     table(&head, &rows)
 }

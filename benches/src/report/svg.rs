@@ -39,17 +39,43 @@ struct Scale {
 }
 
 impl Scale {
-    /// From the decade below the least to that above the most.
-    fn decades(values: impl Iterator<Item = f64>, from: f64, to: f64) -> Self {
+    /// From one round number to another, the values between them.
+    fn round(values: impl Iterator<Item = f64>, from: f64, to: f64) -> Self {
         let (mut low, mut high) = (f64::INFINITY, 0.0_f64);
         for value in values.filter(|value| *value > 0.0) {
             (low, high) = (low.min(value), high.max(value));
         }
-        let low = 10_f64.powf(low.log10().floor());
-        let high = 10_f64.powf(high.log10().ceil()).max(low * 10.0);
+        let below = |value: f64| {
+            let decade = 10_f64.powf(value.log10().floor());
+            let part = if value >= 5.0 * decade {
+                5.0
+            } else if value >= 2.0 * decade {
+                2.0
+            } else {
+                1.0
+            };
+            part * decade
+        };
+        let low = below(low);
+        let mut top = below(high);
+        while top < high || top <= low {
+            top = next(top);
+        }
         Self {
             low,
-            high,
+            high: top,
+            from,
+            to,
+        }
+    }
+
+    /// From the least to the most of these.
+    fn exact(values: &[f64], from: f64, to: f64) -> Self {
+        let low = values.iter().copied().fold(f64::INFINITY, f64::min);
+        let high = values.iter().copied().fold(low, f64::max);
+        Self {
+            low,
+            high: high.max(low * 1.1),
             from,
             to,
         }
@@ -60,15 +86,32 @@ impl Scale {
         self.from + part.clamp(0.0, 1.0) * (self.to - self.from)
     }
 
+    /// 1, 2, 5, 10, ..., or decades where those would be many.
     fn ticks(&self) -> Vec<f64> {
-        let mut ticks = vec![self.low];
-        let mut tick = self.low * 10.0;
-        // A power of ten may come out a little above its decade.
+        let is_wide = self.high / self.low > 1_000.0;
+        let mut ticks = Vec::new();
+        let mut tick = self.low;
+        // A little above, because powers of ten come out so.
         while tick < self.high * 1.01 {
-            ticks.push(tick);
-            tick *= 10.0;
+            let is_decade = (tick.log10() - tick.log10().round()).abs() < 0.01;
+            if is_decade || !is_wide {
+                ticks.push(tick);
+            }
+            tick = next(tick);
         }
         ticks
+    }
+}
+
+/// The next of 1, 2, 5, 10, 20, ...
+fn next(round: f64) -> f64 {
+    let decade = 10_f64.powf((round * 1.01).log10().floor());
+    if round < 1.5 * decade {
+        2.0 * decade
+    } else if round < 3.0 * decade {
+        5.0 * decade
+    } else {
+        10.0 * decade
     }
 }
 
@@ -80,8 +123,11 @@ pub(super) fn lines(title: &str, unit: &str, lines: &[Line]) -> Option<String> {
             .flat_map(|line| line.points.iter().chain(&line.over))
     };
     all().next()?;
-    let x = Scale::decades(all().map(|point| point.0), LEFT, RIGHT);
-    let y = Scale::decades(all().map(|point| point.1), BOTTOM, TOP);
+    let mut sizes: Vec<f64> = all().map(|point| point.0).collect();
+    sizes.sort_by(f64::total_cmp);
+    sizes.dedup();
+    let x = Scale::exact(&sizes, LEFT, RIGHT);
+    let y = Scale::round(all().map(|point| point.1), BOTTOM, TOP);
     let mut svg = open(title, HEIGHT);
     _ = write!(
         svg,
@@ -98,7 +144,7 @@ pub(super) fn lines(title: &str, unit: &str, lines: &[Line]) -> Option<String> {
             thousands(tick)
         );
     }
-    for tick in x.ticks() {
+    for tick in sizes {
         let at = x.at(tick);
         _ = write!(
             svg,
@@ -186,6 +232,8 @@ fn names(svg: &mut String, lines: &[Line], y: Scale) {
 /// Draws horizontal bars on a linear scale from 0: a name, and its value.
 pub(super) fn bars(title: &str, unit: &str, bars: &[(String, f64)]) -> Option<String> {
     const ROW: f64 = 20.0;
+    /// Letters that have room.
+    const NAME: usize = 58;
     const FROM: f64 = 470.0;
     const TO: f64 = 690.0;
     let most = bars.iter().map(|bar| bar.1).max_by(f64::total_cmp)?;
@@ -201,10 +249,11 @@ pub(super) fn bars(title: &str, unit: &str, bars: &[(String, f64)]) -> Option<St
     let mut at = 62.0;
     for (name, value) in bars {
         let width = (TO - FROM) * (value / most).max(0.0);
-        let name: String = if name.chars().count() > 70 {
-            name.chars().take(69).chain(['…']).collect()
+        let name = name.replace("-m set --match-set ", "");
+        let name: String = if name.chars().count() > NAME {
+            name.chars().take(NAME - 1).chain(['…']).collect()
         } else {
-            name.clone()
+            name
         };
         _ = write!(
             svg,
@@ -262,12 +311,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ends_of_the_scale_are_decades() {
-        let scale = Scale::decades([3.0, 50_000.0].into_iter(), 0.0, 500.0);
-        assert_eq!(scale.ticks().len(), 6);
-        assert!((scale.at(1.0) - 0.0).abs() < 1e-9);
-        assert!((scale.at(100_000.0) - 500.0).abs() < 1e-9);
-        assert!((scale.at(1_000.0) - 300.0).abs() < 1e-9);
+    fn a_scale_ends_at_round_numbers() {
+        let scale = Scale::round([3.0, 48_000.0].into_iter(), 0.0, 500.0);
+        assert_eq!(scale.ticks().len(), 4, "10, 100, 1k and 10k");
+        assert!((scale.at(2.0) - 0.0).abs() < 1e-6);
+        assert!((scale.at(50_000.0) - 500.0).abs() < 1e-6);
+        let narrow = Scale::round([3_400.0, 9_980.0].into_iter(), 0.0, 1.0);
+        assert_eq!(narrow.ticks().len(), 3, "2k, 5k and 10k");
+        let one = Scale::round([1.0].into_iter(), 0.0, 1.0);
+        assert!(one.high > one.low);
         assert_eq!(
             [1.0, 0.1, 0.01, 1e3, 1e4].map(thousands),
             ["1", "0.1", "0.01", "1k", "10k"]
