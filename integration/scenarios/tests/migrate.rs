@@ -263,8 +263,7 @@ impl Programmed {
         }
         let is_told = AtomicBool::new(false);
         let ask = |(from, to): (&Place, &str), ports: Range<u16>| {
-            let mut times = 0;
-            for port in ports.skip(HELD) {
+            for (times, port) in ports.skip(HELD).enumerate() {
                 if times > 0 && is_told.load(Ordering::Relaxed) {
                     return Ok::<usize, anyhow::Error>(times);
                 }
@@ -274,7 +273,6 @@ impl Programmed {
                     .timeout(SOON);
                 let asked = dial.reset_on_close().ask();
                 asked.with_context(|| format!("{} asks {to}, time {times}", from.name()))?;
-                times += 1;
                 thread::sleep(PAUSE);
             }
             anyhow::bail!("{} has no port left to ask {to} from", from.name())
