@@ -84,7 +84,7 @@ fn servers(objects: &Objects) -> String {
     text
 }
 
-fn addresses(objects: &Objects) -> String {
+pub(crate) fn addresses(objects: &Objects) -> String {
     let mut text = "link add kube-ipvs0 type dummy\n".to_owned();
     for service in 0..objects.services() {
         _ = writeln!(

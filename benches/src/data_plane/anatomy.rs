@@ -1,12 +1,13 @@
-//! What each piece of the shim adds to the first packet of a flow, at one Service.
+//! What each piece of the shim adds to the first packet of a flow.
 //!
 //! ```text
-//!  step 0: routed to the pod   1: + a virtual server   2: + the filter table   …   n: the whole shim
+//!  step 0: routed to the pod   1: + virtual servers   2: + their addresses   …   n: the whole shim
 //! ```
 //!
 //! Each step has a node of its own that holds all up to this step, in one kernel, so that blocks of packets can take turns
 //! between the steps many times: what a rule costs is far less than what two guests, or two minutes, differ by. Rules come in
-//! the order in which a packet from a pod to a cluster IP meets them.
+//! the order in which a packet from a pod to a cluster IP meets them; at more Services than one, where every step has its own
+//! copy of all, those of a hook come together.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -17,9 +18,10 @@ use anyhow::{Context as _, Result};
 use lab::Place;
 
 use super::packets::{Lane, Sender};
-use super::{POD, SERVERS, serving_host};
+use super::{POD, SERVERS, SERVICES, serving_host, write_servers};
+use crate::kernel::Kernel;
 use crate::objects::{Objects, PORT};
-use crate::schema::{Cell, Distribution, Measured, Outcome};
+use crate::schema::{Cell, Distribution, Measured, Mode, Outcome};
 use crate::stage::Stage;
 
 /// Flows in a block, and blocks of each step. Together with all steps few enough for the table of connections.
@@ -37,18 +39,27 @@ type Rule = (String, String);
 
 /// What a node has more than the one before.
 #[derive(Debug)]
-enum Step {
+struct Step {
+    title: String,
+    add: Add,
+}
+
+#[derive(Debug)]
+enum Add {
+    Nothing,
+    /// All virtual servers.
+    Servers,
     /// Commands.
-    Script(&'static str, String),
-    /// Rules of the shim.
-    Rules(String, Vec<Rule>),
+    Script(String),
+    /// Rules of the shim, with the sets that they ask.
+    Rules(Vec<Rule>),
 }
 
 impl Step {
-    fn title(&self) -> &str {
-        match self {
-            Self::Script(title, _) => title,
-            Self::Rules(title, _) => title,
+    fn new(title: impl Into<String>, add: Add) -> Self {
+        Self {
+            title: title.into(),
+            add,
         }
     }
 }
@@ -60,7 +71,16 @@ pub(crate) fn measure(cell: &Cell) -> Result<Outcome> {
     let [shim, _] = crate::floor::shim_texts()?;
     let chains = parse(&shim);
     let steps = steps(&stage.objects, &chains);
-    let service = SocketAddrV4::new(Objects::address(0), PORT);
+    fs::write(
+        stage.folder().join("sets"),
+        crate::tools::sets(&stage.objects),
+    )?;
+    fs::write(
+        stage.folder().join("addresses"),
+        crate::tools::addresses(&stage.objects),
+    )?;
+    let last = stage.objects.services().saturating_sub(1);
+    let service = SocketAddrV4::new(Objects::address(last), PORT);
 
     let mut sender = Sender::new(&server)?;
     let mut lanes = Vec::new();
@@ -83,7 +103,7 @@ pub(crate) fn measure(cell: &Cell) -> Result<Outcome> {
             .route(&server, format!("10.200.{third}.0/24").as_str(), &node)?;
         let held = steps.get(..=number).unwrap_or_default();
         build(&stage, &node, held, &chains)
-            .with_context(|| format!("step {number}, {}", held.last().map_or("", Step::title)))?;
+            .with_context(|| format!("cannot build step {number}"))?;
         let to = if number == 0 { POD } else { service };
         let lane = Lane::open(&client, source, to)?;
         sender.warm_up(&lane)?;
@@ -100,7 +120,7 @@ pub(crate) fn measure(cell: &Cell) -> Result<Outcome> {
     let mut measured = Measured::default();
     for ((number, step), values) in steps.iter().enumerate().zip(values) {
         let distribution = Distribution::of("ns", values).context("nothing was measured")?;
-        let name = format!("{number:02} {}", step.title());
+        let name = format!("{number:02} {}", step.title);
         measured.series.insert(name, distribution);
     }
     Ok(Outcome::Measured(Box::new(measured)))
@@ -108,52 +128,54 @@ pub(crate) fn measure(cell: &Cell) -> Result<Outcome> {
 
 /// Writes the steps into a node.
 fn build(stage: &Stage, node: &Place, steps: &[Step], chains: &Chains) -> Result<()> {
-    let mut script = String::new();
+    let mut script = format!("cd '{}'\n", stage.folder().display());
     let mut rules: Vec<&Rule> = Vec::new();
     for step in steps {
-        match step {
-            Step::Script(_, lines) => script.push_str(lines),
-            Step::Rules(_, more) => rules.extend(more),
+        match &step.add {
+            Add::Nothing => {}
+            Add::Servers => {
+                let mut kernel = Kernel::open(node, Mode::Ipvs)?;
+                write_servers(&mut kernel, &stage.objects)?;
+                _ = writeln!(script, "ip route add local {SERVICES} dev lo");
+            }
+            Add::Script(lines) => script.push_str(lines),
+            Add::Rules(more) => rules.extend(more),
         }
     }
-    let folder = stage.folder();
     if !rules.is_empty() {
-        fs::write(folder.join("sets"), crate::tools::sets(&stage.objects))?;
-        fs::write(folder.join("rules"), restore_text(&rules, chains))?;
+        let text = restore_text(&rules, chains);
+        fs::write(stage.folder().join("rules"), text)?;
         script.push_str("ipset restore < sets\niptables-restore --noflush < rules\n");
     }
-    node.read(["sh", "-ec", &format!("cd '{}'\n{script}", folder.display())])?;
+    node.read(["sh", "-ec", &script]).map(drop)?;
     Ok(())
 }
 
 /// All steps.
 fn steps(objects: &Objects, chains: &Chains) -> Vec<Step> {
-    let at = SocketAddrV4::new(Objects::address(0), PORT);
-    let mut server = format!(
-        "ip link add kube-ipvs0 type dummy\nip addr add {}/32 dev kube-ipvs0\nipvsadm -A -t {at} -s rr\n",
-        at.ip()
-    );
-    for endpoint in objects.endpoints(0) {
-        _ = writeln!(server, "ipvsadm -a -t {at} -r {} -m", endpoint.at);
-    }
+    let script = |lines: &str| Add::Script(lines.replace("UNUSED", UNUSED));
     let mut steps = vec![
-        Step::Script("routed to the pod, no Service", String::new()),
-        Step::Script("a virtual server on kube-ipvs0, nothing else", server),
-        Step::Script(
+        Step::new("routed to the pod, no Service", Add::Nothing),
+        Step::new("virtual servers, local by one route", Add::Servers),
+        Step::new(
+            "their addresses on kube-ipvs0",
+            script("ip -batch addresses\n"),
+        ),
+        Step::new(
             "the filter table, empty",
-            format!("iptables -w -t filter -N {UNUSED}\n"),
+            script("iptables -w -t filter -N UNUSED\n"),
         ),
-        Step::Script(
+        Step::new(
             "connection tracking",
-            format!("iptables -w -t filter -A {UNUSED} -m conntrack --ctstate NEW\n"),
+            script("iptables -w -t filter -A UNUSED -m conntrack --ctstate NEW\n"),
         ),
-        Step::Script(
+        Step::new(
             "sysctl net.ipv4.vs.conntrack=1",
-            "sysctl -qw net.ipv4.vs.conntrack=1\n".into(),
+            script("sysctl -qw net.ipv4.vs.conntrack=1\n"),
         ),
-        Step::Script(
+        Step::new(
             "the nat table, empty",
-            format!("iptables -w -t nat -N {UNUSED}\n"),
+            script("iptables -w -t nat -N UNUSED\n"),
         ),
     ];
     let mut met: Vec<Rule> = Vec::new();
@@ -163,18 +185,28 @@ fn steps(objects: &Objects, chains: &Chains) -> Vec<Step> {
         ("filter", "OUTPUT"),
         ("nat", "POSTROUTING"),
     ] {
+        let before = met.len();
         walk(chains, table, hook, &mut met);
+        let new = met.get(before..).unwrap_or_default().to_vec();
+        if objects.services() == 1 {
+            steps.extend(
+                new.into_iter()
+                    .map(|rule| Step::new(short(&rule), Add::Rules(vec![rule]))),
+            );
+        } else {
+            steps.push(Step::new(
+                format!("{} rules of {table} {hook}", new.len()),
+                Add::Rules(new),
+            ));
+        }
     }
     let all = chains
         .iter()
         .flat_map(|((table, _), rules)| rules.iter().map(|rule| (table.clone(), rule.clone())));
     let rest: Vec<Rule> = all.filter(|rule| !met.contains(rule)).collect();
-    for rule in met {
-        steps.push(Step::Rules(short(&rule), vec![rule]));
-    }
-    steps.push(Step::Rules(
+    steps.push(Step::new(
         format!("the other {} rules, which it does not meet", rest.len()),
-        rest,
+        Add::Rules(rest),
     ));
     steps
 }
@@ -279,7 +311,11 @@ COMMIT
     fn rules_come_as_a_packet_meets_them() {
         let chains = parse(SHIM);
         let steps = steps(&Objects::new("1".parse().unwrap()), &chains);
-        let titles: Vec<&str> = steps.iter().skip(6).map(Step::title).collect();
+        let titles: Vec<&str> = steps
+            .iter()
+            .skip(7)
+            .map(|step| step.title.as_str())
+            .collect();
         assert_eq!(
             titles,
             [
@@ -297,12 +333,12 @@ COMMIT
     #[test]
     fn every_rule_is_in_the_last_step() {
         let chains = parse(SHIM);
-        let steps = steps(&Objects::new("1".parse().unwrap()), &chains);
+        let steps = steps(&Objects::new("2".parse().unwrap()), &chains);
         let rules: Vec<&Rule> = steps
             .iter()
-            .filter_map(|step| match step {
-                Step::Rules(_, rules) => Some(rules),
-                Step::Script(..) => None,
+            .filter_map(|step| match &step.add {
+                Add::Rules(rules) => Some(rules),
+                _ => None,
             })
             .flatten()
             .collect();

@@ -23,6 +23,7 @@ use ipvs_netlink::{Destination, DestinationKey, Name, Protocol, Service, Service
 use lab::{Place, Signal, World};
 use serde_json::json;
 
+use crate::kernel::Kernel;
 use crate::objects::{NAMESPACE, Objects, PORT, TARGET_PORT};
 use crate::process::Process;
 use crate::schema::{Axis, Cell, Distribution, Measured, Mode, Outcome, SubjectKind};
@@ -126,8 +127,19 @@ fn bare(stage: &mut Stage) -> Result<()> {
     stage
         .node
         .read(["ip", "route", "add", "local", SERVICES, "dev", "lo"])?;
-    let objects = stage.objects.clone();
-    stage.kernel.write_servers(|family, batch| {
+    write_servers(&mut stage.kernel, &stage.objects)?;
+    let (found, wanted) = (stage.kernel.servers()?, stage.wanted().servers);
+    ensure!(
+        found == wanted,
+        "{} virtual servers instead of {}",
+        found.len(),
+        wanted.len()
+    );
+    Ok(())
+}
+
+fn write_servers(kernel: &mut Kernel, objects: &Objects) -> Result<()> {
+    kernel.write_servers(|family, batch| {
         for service in 0..objects.services() {
             let key = ServiceKey::new(Protocol::TCP, Objects::address(service).into(), PORT);
             family.new_service(batch, &Service::new(key, Name::RR));
@@ -139,15 +151,7 @@ fn bare(stage: &mut Stage) -> Result<()> {
                 family.new_destination(batch, &key, &Destination::new(real, 1));
             }
         }
-    })?;
-    let (found, wanted) = (stage.kernel.servers()?, stage.wanted().servers);
-    ensure!(
-        found == wanted,
-        "{} virtual servers instead of {}",
-        found.len(),
-        wanted.len()
-    );
-    Ok(())
+    })
 }
 
 /// The first, the middle and the last Service, as far as they are different ones, and the pod.
