@@ -22,10 +22,10 @@ golden: deps ## Compare what is left in the kernel with upstream's dumps: CASES=
 	$(CARGO) build --locked -p kube-proxy -p golden
 	$(TARGET)/golden --kube-proxy $(TARGET)/kube-proxy --mode $(MODE) --cases "$(CASES)"
 
-bench: deps ## Measure, beside a bare loader and other kube-proxies: SIZES= AXES= REPEATS= SUBJECTS= FULL=1 KUBE_PROXY="NAME=PATH:MODE ..."
+bench: deps ## Measure, beside a bare loader and other kube-proxies: SIZES= AXES= REPEATS= SUBJECTS= MINUTES= FULL=1 KUBE_PROXY="NAME=PATH:MODE ..."
 	$(CARGO) build --locked --release -p bench -p kube-proxy -p apiserver
 	$(patsubst %/debug,%/release,$(TARGET))/bench run $(if $(SIZES),--sizes $(SIZES)) $(if $(AXES),--axes $(AXES)) \
-		$(if $(REPEATS),--repeats $(REPEATS)) $(if $(SUBJECTS),--subjects $(SUBJECTS)) $(if $(FULL),--full) \
+		$(if $(REPEATS),--repeats $(REPEATS)) $(if $(SUBJECTS),--subjects $(SUBJECTS)) $(if $(FULL),--full) $(if $(MINUTES),--minutes $(MINUTES)) \
 		$(if $(LANE),--lane $(LANE)) $(foreach other,$(KUBE_PROXY),--kube-proxy $(other))
 
 lint: ## Formatting, clippy, licences and sources of dependencies

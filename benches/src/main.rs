@@ -15,6 +15,7 @@ mod http;
 mod kernel;
 mod nat;
 mod objects;
+mod plan;
 mod process;
 mod report;
 mod run;
@@ -28,7 +29,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, ensure};
 use clap::{Parser, Subcommand};
-use schema::{Cell, Outcome, Report};
+use schema::{Cell, Outcome, Report, SubjectKind};
 
 /// Measures kube-proxies on one kernel, one input and one setting.
 #[derive(Debug, Parser)]
@@ -103,8 +104,12 @@ fn measure(cell: &str, into: Option<&Path>) -> Result<()> {
     } else {
         control_plane::measure(&cell)
     };
-    let mut outcome = outcome.unwrap_or_else(|error| Outcome::Failed {
-        why: format!("{error:#}"),
+    let mut outcome = outcome.unwrap_or_else(|error| {
+        let why = format!("{error:#}");
+        match refusal(&cell, &why) {
+            Some(why) => Outcome::Skipped { why },
+            None => Outcome::Failed { why },
+        }
     });
     if let Outcome::Measured(measured) = &mut outcome {
         let kernel = rustix::system::uname();
@@ -124,8 +129,46 @@ fn measure(cell: &str, into: Option<&Path>) -> Result<()> {
     Ok(())
 }
 
+/// A kube-proxy that ends with a word about its flags does not know the mode, or the flag, that it is to be measured with.
+fn refusal(cell: &Cell, why: &str) -> Option<String> {
+    let SubjectKind::KubeProxy { mode, flags, .. } = &cell.subject.kind else {
+        return None;
+    };
+    let words = flags
+        .iter()
+        .filter_map(|flag| Some(flag.split_once('=')?.0))
+        .chain(["--proxy-mode"]);
+    let about = |line: &&str| words.clone().any(|word| line.contains(word));
+    let said = why.split_once("the subject ended: ")?.1;
+    let line = said.lines().find(about)?.trim();
+    let with = [vec![format!("--proxy-mode={}", mode.name())], flags.clone()].concat();
+    Some(format!("it does not know {}: {line}", with.join(" ")))
+}
+
 fn read(json: &Path) -> Result<Report> {
     let text =
         std::fs::read_to_string(json).with_context(|| format!("cannot read {}", json.display()))?;
     serde_json::from_str(&text).with_context(|| format!("{} is no report", json.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_subject_that_refuses_its_mode_is_skipped() {
+        let cell: Cell = serde_json::from_str(
+            r#"{"axis": "cold", "size": {"services": 1, "endpoints": 2}, "repeat": 0, "is_counting": false,
+                "limit_s": 1, "changes": 1, "idle_s": 1, "subject": {"name": "x", "kind": "kube-proxy",
+                "path": "/x", "mode": "iptables", "flags": ["--ipvs-shim=lean"], "is_ours": true}}"#,
+        )
+        .unwrap();
+        let of = |said: &str| refusal(&cell, &format!("cold: the subject ended: {said}"));
+        let why =
+            of("INFO\nERROR --proxy-mode 'iptables': the modes of this build are: ipvs").unwrap();
+        assert!(why.starts_with("it does not know --proxy-mode=iptables --ipvs-shim=lean: ERROR"));
+        assert!(of("error: unexpected argument '--ipvs-shim' found").is_some());
+        assert_eq!(of("Segmentation fault"), None);
+        assert_eq!(refusal(&cell, "there is no --proxy-mode"), None);
+    }
 }

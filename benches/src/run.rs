@@ -1,8 +1,6 @@
-//! The host's side: which cells, in which order, within which limits.
-//!
-//! Cells are interleaved: for each repeat, for each size, for each axis, for each subject. So a change of the machine's speed
-//! meets all subjects alike, and an interrupted run has whole comparisons.
+//! The host's side: cells one after another, within the limits, and the report of what came of them.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::IsTerminal as _;
 use std::path::{Path, PathBuf};
@@ -13,9 +11,10 @@ use anyhow::{Context as _, Result, bail, ensure};
 use clap::Args;
 use lab::{Lane, Options};
 
+use crate::plan::{Asked, Plan};
 use crate::report;
 use crate::schema::{
-    About, Axis, Cell, Measurement, Mode, Outcome, Report, Size, Subject, SubjectKind,
+    About, Cell, LEAN, Measurement, Mode, NO_TIME, Outcome, Report, Size, Subject, SubjectKind,
 };
 use crate::stage::beside;
 
@@ -23,21 +22,27 @@ use crate::stage::beside;
 const VERSION: u32 = 1;
 /// What a cell may take on top of its limits: boot, surroundings, the fixture's start and a last look.
 const AROUND: Duration = Duration::from_mins(4);
-/// Above this many Services an axis has two endpoints each only.
-const MANY: u32 = 10_000;
+/// When no more cell is begun, of the hour that all may take with the build.
+const MINUTES: u64 = 48;
+/// What the last cell may take when the time of all is over.
+const GRACE: Duration = Duration::from_mins(4);
 
 /// Measures, and writes report.json, report.md and charts.
 #[derive(Debug, Args)]
 pub(crate) struct Run {
-    /// Services, or Services x endpoints (2 if not said): 100,10000x50
-    #[arg(long, value_delimiter = ',', default_value = "100,1000,10000")]
-    sizes: Vec<Size>,
-    /// Only these axes: cold, restart, add, change, rolling, delete, idle, memory, big, first, connect, keptalive, udp, throughput, anatomy
+    /// Services, or Services x endpoints (2 if not said): 100,10000x50 [default: by axis, up to 50000]
     #[arg(long, value_delimiter = ',')]
-    axes: Vec<Axis>,
+    sizes: Vec<Size>,
+    /// Only these axes, at the sizes or at one of their own: cold,change@50000 [default: cold, restart, add, change, rolling,
+    /// delete, idle, memory, big, first, connect, keptalive, udp, throughput, anatomy]
+    #[arg(long, value_delimiter = ',')]
+    axes: Vec<Asked>,
     /// How often each is measured; counting is once more
-    #[arg(long, default_value_t = 3)]
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     repeats: u32,
+    /// When no more cell is begun [default: 48, with --full none]
+    #[arg(long, value_name = "MINUTES", conflicts_with = "full")]
+    minutes: Option<u64>,
     /// Only these subjects, by name
     #[arg(long, value_delimiter = ',')]
     subjects: Vec<String>,
@@ -97,7 +102,7 @@ impl Run {
         let started = (SystemTime::now(), Instant::now());
         let folder = self.folder(started.0)?;
         let subjects = self.chosen_subjects()?;
-        let cells = self.cells(&subjects);
+        let cells = self.plan(&subjects).cells();
         ensure!(
             !cells.is_empty(),
             "nothing is to be measured with these arguments"
@@ -110,6 +115,9 @@ impl Run {
         if !self.no_counting && said("strace", &["-V"]).is_empty() {
             bail!("counting needs strace: apt-get install -y strace, or pass --no-counting");
         }
+        let minutes = self.minutes.or((!self.full).then_some(MINUTES));
+        let end = minutes.map(|minutes| started.1 + Duration::from_secs(minutes * 60));
+        let mut left_out = LeftOut::default();
         let shows = std::io::stderr().is_terminal();
         for (index, cell) in cells.iter().enumerate() {
             let title = format!(
@@ -125,7 +133,15 @@ impl Run {
             if shows {
                 eprint!("\r\x1b[K{title}");
             }
-            let measurement = self.measure(cell, &folder)?;
+            let measurement = match left_out.why(cell, end) {
+                Some(why) => Measurement {
+                    cell: cell.clone(),
+                    outcome: Outcome::Skipped { why },
+                    took_s: 0.0,
+                },
+                None => self.measure(cell, &folder, end)?,
+            };
+            left_out.learn(&measurement);
             let line = format!("{title}: {}", short(&measurement.outcome));
             if shows {
                 eprint!("\r\x1b[K");
@@ -140,7 +156,29 @@ impl Run {
         }
         report::draw(&report, &folder)?;
         println!("{}", folder.join("report.md").display());
+        let bad = |one: &&Measurement| {
+            matches!(one.outcome, Outcome::Failed { .. } | Outcome::Wrong { .. })
+        };
+        let bad = report.measurements.iter().filter(bad).count();
+        ensure!(
+            bad == 0,
+            "{bad} of {} cells failed or came out wrong: the end of the report says why",
+            cells.len()
+        );
         Ok(())
+    }
+
+    fn plan<'a>(&'a self, subjects: &'a [Subject]) -> Plan<'a> {
+        Plan {
+            axes: &self.axes,
+            sizes: &self.sizes,
+            subjects,
+            repeats: self.repeats,
+            is_counted: !self.no_counting,
+            is_full: self.full,
+            limit_s: self.limit.unwrap_or(if self.full { 1800 } else { 120 }),
+            changes: self.changes,
+        }
     }
 
     fn folder(&self, now: SystemTime) -> Result<PathBuf> {
@@ -172,18 +210,17 @@ impl Run {
             name: name.to_owned(),
             kind,
         };
-        let mut all = vec![ours("ipvs", Mode::Ipvs, &[])?];
-        // What this build cannot do yet it says itself, at a flag that it does not know or a mode that it refuses.
-        if offers(&beside("kube-proxy")?, &["--help"], "--ipvs-vip-mode") {
-            all.push(ours("ipvs-route", Mode::Ipvs, &["--ipvs-vip-mode=route"])?);
-        }
-        all.push(plain("floor", SubjectKind::Floor));
-        all.push(plain("tools", SubjectKind::Tools));
-        all.push(plain("bare-ipvs", SubjectKind::BareIpvs));
-        all.push(plain("direct", SubjectKind::Direct));
-        if self.subjects.iter().any(|name| name == "iptables") {
-            all.push(ours("iptables", Mode::Iptables, &[])?);
-        }
+        // What this build cannot do yet it says itself, in the first cell that asks it to.
+        let mut all = vec![
+            ours("ipvs", Mode::Ipvs, &[])?,
+            ours("ipvs-route", Mode::Ipvs, &["--ipvs-vip-mode=route"])?,
+            ours("ipvs-lean", Mode::Ipvs, &[LEAN])?,
+            ours("iptables", Mode::Iptables, &[])?,
+            plain("floor", SubjectKind::Floor),
+            plain("tools", SubjectKind::Tools),
+            plain("bare-ipvs", SubjectKind::BareIpvs),
+            plain("direct", SubjectKind::Direct),
+        ];
         for other in &self.others {
             let mut other = other.clone();
             if let SubjectKind::KubeProxy { path, .. } = &mut other.kind {
@@ -205,94 +242,8 @@ impl Run {
         Ok(all)
     }
 
-    /// All cells, in order.
-    fn cells(&self, subjects: &[Subject]) -> Vec<Cell> {
-        let axes = if self.axes.is_empty() {
-            Axis::ALL.to_vec()
-        } else {
-            self.axes.clone()
-        };
-        let mut cells = Vec::new();
-        for repeat in 0..=self.repeats {
-            let is_counting = repeat == self.repeats;
-            if is_counting && self.no_counting {
-                break;
-            }
-            for &size in &self.sizes {
-                for &axis in &axes {
-                    let Some(size) = self.size(axis, size) else {
-                        continue;
-                    };
-                    for subject in subjects {
-                        let once = matches!(axis, Axis::Idle | Axis::Memory);
-                        if !has(axis, &subject.kind) || (once && repeat > 0) {
-                            continue;
-                        }
-                        if is_counting && !counts(axis, &subject.kind) {
-                            continue;
-                        }
-                        // Without Services their number makes no difference.
-                        if subject.kind == SubjectKind::Direct && self.sizes.first() != Some(&size)
-                        {
-                            continue;
-                        }
-                        cells.push(Cell {
-                            axis,
-                            subject: subject.clone(),
-                            size,
-                            repeat,
-                            is_counting,
-                            limit_s: self.limit(is_counting),
-                            changes: if is_counting { 100 } else { self.changes },
-                            idle_s: if self.full { 600 } else { 60 },
-                        });
-                    }
-                }
-            }
-        }
-        // Idle, memory and big are at a size of their own, whatever the sizes are.
-        let mut seen = Vec::new();
-        cells.retain(|cell| {
-            let is_new = !seen.contains(cell);
-            seen.push(cell.clone());
-            is_new
-        });
-        cells
-    }
-
-    /// The size at which an axis is measured for one of the sizes asked for.
-    fn size(&self, axis: Axis, size: Size) -> Option<Size> {
-        let of = |services, endpoints| {
-            Some(Size {
-                services,
-                endpoints,
-            })
-        };
-        match axis {
-            Axis::Big => of(1, 10_000),
-            Axis::Anatomy => of(1, 2),
-            Axis::Memory => of(
-                size.services.min(MANY),
-                if self.axes.len() == 1 {
-                    size.endpoints
-                } else {
-                    50
-                },
-            ),
-            Axis::Idle => of(size.services.min(MANY), 2),
-            _ if self.full || size.services <= MANY || size.endpoints <= 2 => Some(size),
-            _ => None,
-        }
-    }
-
-    fn limit(&self, is_counting: bool) -> u64 {
-        let limit = self.limit.unwrap_or(if self.full { 1800 } else { 120 });
-        // strace makes everything slower.
-        if is_counting { limit * 2 } else { limit }
-    }
-
     /// Measures a cell in a guest of its own.
-    fn measure(&self, cell: &Cell, folder: &Path) -> Result<Measurement> {
+    fn measure(&self, cell: &Cell, folder: &Path, end: Option<Instant>) -> Result<Measurement> {
         let into = folder.join("cell.json");
         let _ = fs::remove_file(&into);
         let argv = [
@@ -305,6 +256,9 @@ impl Run {
         let given = Options::from_env();
         // What comes before, what is measured, and a whole second time for a state that comes out wrong.
         let limit = Duration::from_secs(cell.limit_s * 2 + cell.idle_s) + AROUND;
+        let rest = end.map(|end| (end + GRACE).saturating_duration_since(Instant::now()));
+        let is_cut = rest.is_some_and(|rest| rest < limit);
+        let limit = rest.unwrap_or(limit).min(limit);
         let endpoints = u64::from(cell.size.services) * u64::from(cell.size.endpoints);
         let memory = if endpoints > 150_000 { "4G" } else { "2G" };
         let options = Options {
@@ -328,6 +282,9 @@ impl Run {
             Ok(text) => {
                 serde_json::from_slice(&text).context("the cell's outcome is not understood")?
             }
+            Err(_) if status == 124 && is_cut => Outcome::Skipped {
+                why: NO_TIME.to_owned(),
+            },
             Err(_) if status == 124 => Outcome::Over {
                 limit_s: limit.as_secs(),
                 reached: "the guest's time was over".into(),
@@ -376,25 +333,43 @@ impl Run {
     }
 }
 
-/// Whether a subject is measured on an axis.
-fn has(axis: Axis, subject: &SubjectKind) -> bool {
-    match subject {
-        // It is made of pieces that are added to bare virtual servers.
-        subject if axis == Axis::Anatomy => *subject == SubjectKind::BareIpvs,
-        SubjectKind::KubeProxy { .. } => true,
-        SubjectKind::Floor => matches!(axis, Axis::Cold | Axis::Change | Axis::Memory | Axis::Big),
-        SubjectKind::Tools => matches!(axis, Axis::Cold | Axis::Big),
-        SubjectKind::BareIpvs | SubjectKind::Direct => axis.is_data_plane(),
-    }
+/// What is not begun, and why.
+#[derive(Debug, Default)]
+struct LeftOut {
+    /// Subjects that do not know their mode or flags.
+    refused: BTreeMap<String, String>,
+    /// Cells that took too long.
+    over: Vec<Cell>,
 }
 
-/// Whether a subject's system calls are counted on an axis.
-fn counts(axis: Axis, subject: &SubjectKind) -> bool {
-    matches!(subject, SubjectKind::KubeProxy { .. })
-        && matches!(
-            axis,
-            Axis::Cold | Axis::Restart | Axis::Add | Axis::Change | Axis::Rolling | Axis::Delete
-        )
+impl LeftOut {
+    /// Why a cell is not to be begun.
+    fn why(&self, cell: &Cell, end: Option<Instant>) -> Option<String> {
+        let is_repeat_of = |one: &Cell| {
+            let counts = one.is_counting == cell.is_counting;
+            counts && (one.axis, one.size, &one.subject) == (cell.axis, cell.size, &cell.subject)
+        };
+        if end.is_some_and(|end| Instant::now() > end) {
+            Some(NO_TIME.to_owned())
+        } else if let Some(why) = self.refused.get(&cell.subject.name) {
+            Some(why.clone())
+        } else if self.over.iter().any(is_repeat_of) {
+            Some("it took too long before".to_owned())
+        } else {
+            None
+        }
+    }
+
+    fn learn(&mut self, measurement: &Measurement) {
+        match &measurement.outcome {
+            Outcome::Skipped { why } if measurement.took_s > 0.0 && why != NO_TIME => {
+                let name = measurement.cell.subject.name.clone();
+                self.refused.insert(name, why.clone());
+            }
+            Outcome::Over { .. } => self.over.push(measurement.cell.clone()),
+            _ => {}
+        }
+    }
 }
 
 /// What came of a cell, in a few words.
@@ -404,6 +379,7 @@ fn short(outcome: &Outcome) -> String {
         Outcome::Over { limit_s, reached } => return format!("over {limit_s} s: {reached}"),
         Outcome::Wrong { differences } => return format!("WRONG: {differences}"),
         Outcome::Failed { why } => return format!("FAILED: {why}"),
+        Outcome::Skipped { why } => return format!("skipped: {why}"),
     };
     let mut words = Vec::new();
     words.extend(measured.wall_s.map(|wall| format!("{wall:.3} s")));
@@ -439,14 +415,6 @@ fn short(outcome: &Outcome) -> String {
         ));
     }
     words.join(", ")
-}
-
-/// Whether a program says a word.
-fn offers(program: &Path, arguments: &[&str], word: &str) -> bool {
-    Command::new(program)
-        .args(arguments)
-        .output()
-        .is_ok_and(|output| String::from_utf8_lossy(&output.stdout).contains(word))
 }
 
 /// What a program says; empty if it cannot be run.

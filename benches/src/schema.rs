@@ -166,6 +166,18 @@ pub(crate) enum SubjectKind {
     Direct,
 }
 
+/// Why a cell is not run after its run's time.
+pub(crate) const NO_TIME: &str = "the time of the whole run was over (--minutes)";
+/// The flag of our leaner shim.
+pub(crate) const LEAN: &str = "--ipvs-shim=lean";
+
+impl SubjectKind {
+    /// Whether the shim has other rules and sets than upstream's.
+    pub(crate) fn is_lean(&self) -> bool {
+        matches!(self, Self::KubeProxy { flags, .. } if flags.iter().any(|flag| flag == LEAN))
+    }
+}
+
 /// How much there is: `10000x2`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub(crate) struct Size {
@@ -238,6 +250,11 @@ pub(crate) enum Outcome {
     },
     /// Could not be measured.
     Failed {
+        /// Why.
+        why: String,
+    },
+    /// Was not measured: the subject does not know its mode or flags, or there was no time.
+    Skipped {
         /// Why.
         why: String,
     },

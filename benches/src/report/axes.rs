@@ -62,7 +62,7 @@ pub(super) fn explained(axis: Axis) -> &'static str {
         }
         Axis::Throughput => "Bytes on one connection from a pod to a pod of another host.",
         Axis::Anatomy => {
-            "The first packet of a new connection from a pod to a cluster IP, at one Service. Each row has all pieces of the rows above and one more, on a node of its own in the same kernel; blocks of packets take turns between the rows. A difference below about 100 ns is noise."
+            "The first packet of a new connection from a pod to a cluster IP. Each row has all pieces of the rows above and one more, on a node of its own in the same kernel; blocks of packets take turns between the rows. A difference below about 100 ns is noise."
         }
     }
 }

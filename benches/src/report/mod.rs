@@ -16,7 +16,7 @@ use std::path::Path;
 
 use anyhow::{Context as _, Result};
 
-use crate::schema::{Axis, Measured, Outcome, Report, Size};
+use crate::schema::{Axis, Measured, Measurement, NO_TIME, Outcome, Report, Size};
 use axes::{SHOWN, headline};
 use point::{Cell, Metric, cell, sizes, subjects};
 use svg::Line;
@@ -60,12 +60,18 @@ pub(crate) fn draw(report: &Report, folder: &Path) -> Result<()> {
             text.push_str(&figures(report, metric));
         }
         if axis == Axis::Anatomy {
-            let (table, chart) = anatomy(report);
-            if let Some(chart) = chart {
-                write("anatomy.svg", &chart)?;
-                text.push_str("![What each piece adds](anatomy.svg)\n\n");
+            for size in sizes(report, axis) {
+                let (table, chart) = anatomy(report, size);
+                if let Some(chart) = chart {
+                    let name = format!("anatomy-{size}.svg");
+                    write(&name, &chart)?;
+                    _ = write!(text, "![What each piece adds]({name})\n\n");
+                }
+                text.push_str(&table);
             }
-            text.push_str(&table);
+        }
+        if axis == Axis::Cold {
+            text.push_str(&surplus(report));
         }
         text.push_str(&parts(report, axis));
     }
@@ -176,6 +182,21 @@ fn not_shown(report: &Report) -> String {
         text.push_str("No other kube-proxy was measured in this run, upstream's neither.");
     }
     text.push_str("\n\n");
+    let left_out = left_out(report);
+    for subject in &report.about.subjects {
+        let is_begun = |one: &Measurement| {
+            one.cell.subject.name == *subject && !matches!(one.outcome, Outcome::Skipped { .. })
+        };
+        if !report.measurements.iter().any(is_begun) {
+            for ((_, why), _) in left_out.iter().filter(|((name, _), _)| *name == subject) {
+                _ = write!(text, "**{subject} was skipped:** {why}\n\n");
+            }
+        }
+    }
+    let is_late = left_out.keys().any(|(_, why)| *why == NO_TIME);
+    if is_late {
+        text.push_str("**Not all was run:** the time of the whole run was over. The end of this report says what is missing.\n\n");
+    }
     text
 }
 
@@ -316,10 +337,10 @@ fn chart(report: &Report, metric: &Metric) -> Option<String> {
 }
 
 /// What each piece of the shim adds: a table and a chart.
-fn anatomy(report: &Report) -> (String, Option<String>) {
+fn anatomy(report: &Report, size: Size) -> (String, Option<String>) {
     // All repeats of a step together: they are blocks of packets like the others.
     let mut steps: BTreeMap<&str, Vec<&crate::schema::Distribution>> = BTreeMap::new();
-    for measured in measured(report, Axis::Anatomy) {
+    for measured in measured(report, Axis::Anatomy, size) {
         for (step, values) in &measured.series {
             steps.entry(step).or_default().push(values);
         }
@@ -354,22 +375,26 @@ fn anatomy(report: &Report) -> (String, Option<String>) {
     }
     let head = ["+ piece", "min, ns", "adds", "median, ns", "adds", "spread"].map(str::to_owned);
     let text = format!(
-        "{}The spread is from the least to the 90th percentile.\n\n",
+        "{} Services.\n\n{}The spread is from the least to the 90th percentile.\n\n",
+        services(size),
         table(&head, &rows)
     );
     let chart = svg::bars(
-        "First packet of a flow at one Service, piece by piece",
+        &format!(
+            "First packet of a flow, piece by piece ({} Services × endpoints)",
+            services(size)
+        ),
         "ns for a packet, minimum, all pieces up to this one",
         &bars,
     );
     (text, chart)
 }
 
-fn measured(report: &Report, axis: Axis) -> impl Iterator<Item = &Measured> {
+fn measured(report: &Report, axis: Axis, size: Size) -> impl Iterator<Item = &Measured> {
     let of_axis = report
         .measurements
         .iter()
-        .filter(move |one| one.cell.axis == axis && !one.cell.is_counting);
+        .filter(move |one| one.cell.axis == axis && one.cell.size == size && !one.cell.is_counting);
     of_axis.filter_map(|one| match &one.outcome {
         Outcome::Measured(measured) => Some(&**measured),
         _ => None,
@@ -471,7 +496,7 @@ fn not_measured(report: &Report) -> String {
     let mut rows = Vec::new();
     for one in &report.measurements {
         let why = match &one.outcome {
-            Outcome::Measured(_) => continue,
+            Outcome::Measured(_) | Outcome::Skipped { .. } => continue,
             Outcome::Over { limit_s, reached } => format!("over {limit_s} s; then: {reached}"),
             Outcome::Wrong { differences } => format!("wrong state: {differences}"),
             Outcome::Failed { why } => format!("failed: {why}"),
@@ -490,9 +515,81 @@ fn not_measured(report: &Report) -> String {
         ]);
     }
     let head = ["axis", "Services × endpoints", "subject", "repeat", "why"].map(str::to_owned);
-    if rows.is_empty() {
-        format!("All {} cells were measured.\n", report.measurements.len())
-    } else {
-        format!("## Cells without a figure\n\n{}", table(&head, &rows))
+    let mut text = String::new();
+    if !rows.is_empty() {
+        _ = write!(text, "## Cells without a figure\n\n{}", table(&head, &rows));
     }
+    let left_out = left_out(report);
+    if !left_out.is_empty() {
+        let rows: Vec<Vec<String>> = left_out
+            .into_iter()
+            .map(|((subject, why), cells)| {
+                let points: BTreeSet<String> = cells
+                    .iter()
+                    .map(|cell| format!("{}@{}", cell.axis, cell.size))
+                    .collect();
+                let points: Vec<String> = points.into_iter().collect();
+                let why = why.split_whitespace().collect::<Vec<_>>().join(" ");
+                vec![
+                    subject.to_owned(),
+                    cells.len().to_string(),
+                    points.join(", "),
+                    why,
+                ]
+            })
+            .collect();
+        let head = ["subject", "cells", "of", "why"].map(str::to_owned);
+        _ = write!(
+            text,
+            "## Cells that were left out\n\n{}",
+            table(&head, &rows)
+        );
+    }
+    if text.is_empty() {
+        text = format!("All {} cells were measured.\n", report.measurements.len());
+    }
+    text
+}
+
+/// Cells that were not run, by subject and reason.
+fn left_out(report: &Report) -> BTreeMap<(&str, &str), Vec<&crate::schema::Cell>> {
+    let mut left_out: BTreeMap<(&str, &str), Vec<&crate::schema::Cell>> = BTreeMap::new();
+    for one in &report.measurements {
+        if let Outcome::Skipped { why } = &one.outcome {
+            let cells = left_out.entry((&one.cell.subject.name, why));
+            cells.or_default().push(&one.cell);
+        }
+    }
+    left_out
+}
+
+/// What addresses on a device cost more than routes to it, which is the kernel's own price.
+fn surplus(report: &Report) -> String {
+    let Some(metric) = headline().iter().find(|one| one.axis == Axis::Cold) else {
+        return String::new();
+    };
+    let of = |name, size| cell(report, metric, name, size).median();
+    let rows: Vec<Vec<String>> = sizes(report, Axis::Cold)
+        .into_iter()
+        .filter_map(|size| {
+            let (addresses, routes) = (of("ipvs", size)?, of("ipvs-route", size)?);
+            Some(vec![
+                services(size),
+                short(addresses),
+                short(routes),
+                short(addresses - routes),
+            ])
+        })
+        .collect();
+    if rows.is_empty() {
+        return String::new();
+    }
+    let head = [
+        "**the price of addresses**, s",
+        "ipvs",
+        "ipvs-route",
+        "surplus",
+    ]
+    .map(str::to_owned);
+    table(&head, &rows)
 }

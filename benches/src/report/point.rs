@@ -77,6 +77,8 @@ pub(super) enum Cell {
     Wrong,
     /// Not measured, though it should have been.
     Failed,
+    /// Left out, for a reason that the report gives.
+    Skipped,
     /// Nobody asked for it.
     Absent,
 }
@@ -100,10 +102,10 @@ impl Cell {
 /// Subjects that were measured on an axis, in the order of the columns.
 pub(super) fn subjects(report: &Report, axis: Axis) -> Vec<&str> {
     let has = |name: &str| {
-        report
-            .measurements
-            .iter()
-            .any(|one| one.cell.axis == axis && one.cell.subject.name == name)
+        report.measurements.iter().any(|one| {
+            let is_begun = !matches!(one.outcome, Outcome::Skipped { .. });
+            is_begun && one.cell.axis == axis && one.cell.subject.name == name
+        })
     };
     let names = report.about.subjects.iter().map(String::as_str);
     names.filter(|name| has(name)).collect()
@@ -141,16 +143,22 @@ pub(super) fn cell(report: &Report, metric: &Metric, subject: &str, size: Size) 
             _ => None,
         })
         .collect();
-    if let Some(point) = point(values, all.len(), metric.unit) {
+    let is_begun = |one: &&&Measurement| !matches!(one.outcome, Outcome::Skipped { .. });
+    let begun = all.iter().filter(is_begun).count();
+    if let Some(point) = point(values, begun, metric.unit) {
         return Cell::Point(point);
     }
-    let mut outcome = Cell::Absent;
+    let mut outcome = if begun == 0 && !all.is_empty() {
+        Cell::Skipped
+    } else {
+        Cell::Absent
+    };
     for one in all {
         match &one.outcome {
             Outcome::Over { limit_s, .. } => return Cell::Over(*limit_s),
             Outcome::Wrong { .. } => outcome = Cell::Wrong,
             Outcome::Failed { .. } if outcome == Cell::Absent => outcome = Cell::Failed,
-            Outcome::Measured(_) | Outcome::Failed { .. } => {}
+            Outcome::Measured(_) | Outcome::Failed { .. } | Outcome::Skipped { .. } => {}
         }
     }
     outcome

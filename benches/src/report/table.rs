@@ -89,6 +89,7 @@ pub(super) fn brief(cell: &Cell) -> String {
         Cell::Over(limit) => format!("over {limit} s"),
         Cell::Wrong => "**wrong state**".into(),
         Cell::Failed => "**failed**".into(),
+        Cell::Skipped => "skipped".into(),
         Cell::Absent => "–".into(),
     }
 }
