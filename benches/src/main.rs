@@ -65,9 +65,12 @@ enum Verb {
     Readme {
         /// The file
         json: PathBuf,
-        /// Where the charts lie, seen from the README
+        /// Put it into this file, between the lines `<!-- bench -->` and `<!-- /bench -->`, and the report into the folder
+        #[arg(long, value_name = "FILE")]
+        into: Option<PathBuf>,
+        /// Where the report lies, seen from the README
         #[arg(long, value_name = "FOLDER", default_value = "docs/bench")]
-        charts: String,
+        folder: String,
     },
 }
 
@@ -79,9 +82,7 @@ fn main() -> ExitCode {
         Verb::Floor { cell } => floor::run(&cell),
         Verb::Report { json } => read(&json)
             .and_then(|report| report::draw(&report, json.parent().unwrap_or(Path::new("")))),
-        Verb::Readme { json, charts } => {
-            read(&json).map(|report| print!("{}", report::readme(&report, &charts)))
-        }
+        Verb::Readme { json, into, folder } => readme(&json, into.as_deref(), &folder),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -129,6 +130,39 @@ fn measure(cell: &str, into: Option<&Path>) -> Result<()> {
     Ok(())
 }
 
+/// Prints the block for a README, or puts it there with the whole report beside it.
+fn readme(json: &Path, into: Option<&Path>, folder: &str) -> Result<()> {
+    let report = read(json)?;
+    let block = report::readme(&report, folder);
+    let Some(into) = into else {
+        print!("{block}");
+        return Ok(());
+    };
+    let name = || into.display().to_string();
+    let text = std::fs::read_to_string(into).with_context(name)?;
+    let text = between(&text, &block)
+        .with_context(|| format!("{} has no lines {BEGIN} and {END}", name()))?;
+    let folder = into.parent().unwrap_or(Path::new("")).join(folder);
+    std::fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
+    report::draw(&report, &folder)?;
+    let copy = folder.join("report.json");
+    if copy.canonicalize().ok() != json.canonicalize().ok() {
+        std::fs::copy(json, &copy).with_context(|| copy.display().to_string())?;
+    }
+    std::fs::write(into, text).with_context(name)
+}
+
+/// The lines around the block in a README.
+const BEGIN: &str = "<!-- bench -->";
+const END: &str = "<!-- /bench -->";
+
+/// The text with a block between the two lines.
+fn between(text: &str, block: &str) -> Option<String> {
+    let (before, rest) = text.split_once(BEGIN)?;
+    let (_, after) = rest.split_once(END)?;
+    Some(format!("{before}{BEGIN}\n{block}{END}{after}"))
+}
+
 /// A kube-proxy that ends with a word about its flags does not know the mode, or the flag, that it is to be measured with.
 fn refusal(cell: &Cell, why: &str) -> Option<String> {
     let SubjectKind::KubeProxy { mode, flags, .. } = &cell.subject.kind else {
@@ -154,6 +188,14 @@ fn read(json: &Path) -> Result<Report> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_block_takes_the_place_of_the_one_before() {
+        let text = format!("a\n{BEGIN}\nold\n{END}\nb\n");
+        let wanted = format!("a\n{BEGIN}\nnew\n{END}\nb\n");
+        assert_eq!(between(&text, "new\n"), Some(wanted));
+        assert_eq!(between("no lines", "new"), None);
+    }
 
     #[test]
     fn a_subject_that_refuses_its_mode_is_skipped() {

@@ -5,6 +5,7 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
+use rustix::time::{ClockId, clock_gettime};
 
 use crate::kernel::{CLUSTER_IP, IPVS_IPS, Kernel, LOOP_BACK, Snapshot};
 use crate::objects::{Objects, PORT};
@@ -14,6 +15,8 @@ use crate::schema::{Mode, Outcome, State};
 const SAMPLE: u32 = 100;
 /// Between two looks, at a state of many entries: a look takes two system calls, less than 2 % of this.
 const PAUSE: Duration = Duration::from_millis(5);
+/// How much longer than a look's CPU time a pause is at least: some looks read a whole table.
+const REST: u32 = 10;
 /// Between two readings of a whole state in which nothing is missing, but something is too many.
 const WHOLE_PAUSE: Duration = Duration::from_millis(50);
 
@@ -69,16 +72,20 @@ pub(crate) fn until(
 ) -> Result<Waited> {
     // Not in the background: a subject that goes on to look at what it wrote would hide when it was there.
     let mut looks = sample(services);
-    let mut unwanted_rules = None;
+    let mut unwanted = None;
     let deadline = started + limit;
     loop {
         // The cheap looks.
-        while !seen(kernel, mode, wanted, &mut looks, unwanted_rules)? {
+        loop {
+            let before = own_cpu();
+            if seen(kernel, mode, wanted, &mut looks, unwanted.as_ref())? {
+                break;
+            }
             alive()?;
             if Instant::now() > deadline {
                 return Ok(Waited::Not(over(kernel, limit)?));
             }
-            std::thread::sleep(PAUSE);
+            std::thread::sleep(PAUSE.max(own_cpu().saturating_sub(before) * REST));
         }
         let since = Instant::now();
         let rules = kernel.rules()?;
@@ -98,15 +105,32 @@ pub(crate) fn until(
                 }
             }));
         }
-        if mode == Mode::Iptables && !found.lacking(wanted).is_empty() {
-            unwanted_rules = Some(rules);
+        let lacking = found.lacking(wanted);
+        if mode == Mode::Iptables && !lacking.is_empty() {
+            let of = |address: &Ipv4Addr| wanted.servers.get(&SocketAddrV4::new(*address, PORT));
+            let reals = lacking.iter().take(SAMPLE as usize).filter_map(of);
+            let names = reals.flatten().map(|at| *at.ip()).collect();
+            unwanted = Some(Unwanted { rules, names });
             continue;
         }
-        looks = found.lacking(wanted).into_iter().collect();
+        looks = lacking.into_iter().collect();
         if looks.is_empty() {
             std::thread::sleep(WHOLE_PAUSE);
         }
     }
+}
+
+/// CPU time of this thread: what a look takes from the subject.
+fn own_cpu() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::try_from(time).unwrap_or_default()
+}
+
+/// A table that was not as wanted.
+struct Unwanted {
+    rules: u64,
+    /// Endpoints that some Services lacked: when the rules name them all, the whole is worth reading again.
+    names: Vec<Ipv4Addr>,
 }
 
 /// Services to look up: the first, the last, and some between them in no order that a program might have too.
@@ -120,22 +144,26 @@ fn sample(services: u32) -> Vec<Ipv4Addr> {
         .collect()
 }
 
-/// Whether these Services are as wanted; those that are need not be looked at again. `unwanted_rules`: a number of rules that
-/// a table had which was not as wanted.
+/// Whether these Services are as wanted; those that are need not be looked at again. `unwanted`: a table that was not.
 fn seen(
     kernel: &mut Kernel,
     mode: Mode,
     wanted: &Snapshot,
     looks: &mut Vec<Ipv4Addr>,
-    unwanted_rules: Option<u64>,
+    unwanted: Option<&Unwanted>,
 ) -> Result<bool> {
     if mode == Mode::Iptables {
         // A table is replaced as a whole; each destination takes three rules, each Service one.
         let reals: usize = wanted.servers.values().map(BTreeSet::len).sum();
         let rules = kernel.rules()?;
-        return Ok(
-            rules >= (wanted.servers.len() + 3 * reals) as u64 && Some(rules) != unwanted_rules
-        );
+        let are_enough = rules >= (wanted.servers.len() + 3 * reals) as u64;
+        return match unwanted {
+            // As many as before: others only if they name what was missing.
+            Some(unwanted) if are_enough && unwanted.rules == rules => {
+                kernel.rules_name(&unwanted.names, None)
+            }
+            _ => Ok(are_enough),
+        };
     }
     while let Some(&address) = looks.last() {
         let reals = wanted.servers.get(&SocketAddrV4::new(address, PORT));

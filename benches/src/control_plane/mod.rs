@@ -27,6 +27,8 @@ const SETTLE: Duration = Duration::from_secs(5);
 const CALM: Duration = Duration::from_secs(3);
 /// How many changes are made before those that count.
 const WARM_UP: u32 = 20;
+/// How many are made at least, however long they take.
+const LEAST: u32 = 20;
 
 /// Measures a cell of the axes cold to big. In the lab.
 pub(crate) fn measure(cell: &Cell) -> Result<Outcome> {
@@ -281,8 +283,13 @@ fn change(stage: &mut Stage, mut subject: Process) -> Result<Outcome> {
     let mut phase = None;
     let mut took = Vec::new();
     let warm_up = if stage.cell.is_counting { 0 } else { WARM_UP };
+    // Whoever is slow makes fewer, and the report says how many.
+    let (begun, enough) = (Instant::now(), stage.limit() / 2);
     let mut answered = Vec::new();
     for turn in 0..stage.cell.changes + warm_up {
+        if turn >= warm_up + LEAST && begun.elapsed() > enough {
+            break;
+        }
         if turn == warm_up {
             phase = Some(Phase::begin(stage, &subject)?);
             took.clear();

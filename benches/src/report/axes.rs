@@ -37,7 +37,7 @@ pub(super) fn explained(axis: Axis) -> &'static str {
             "From the request to the API until the kernel serves the new Service; 20 times."
         }
         Axis::Change => {
-            "One endpoint of one Service is replaced by another: from the request to the API until the kernel has it, one after another. So the API's own part is in it; the floor has none: its figure is the write alone."
+            "One endpoint of one Service is replaced by another: from the request to the API until the kernel has it, one after another. Whoever is slow makes fewer of them. The API's own part is in it; the floor has none: its figure is the write alone."
         }
         Axis::Rolling => {
             "100 endpoints of 100 Services replaced, one request after another without waiting, until the kernel has all."
@@ -102,6 +102,9 @@ pub(super) const SHOWN: &[Metric] = &[
         Unit::Milliseconds,
         |one| one.figures.get("cpu_ms_per_step").copied(),
     ),
+    figure(Axis::Change, "changes made", Unit::Count, |one| {
+        Some(f64::from(u32::try_from(one.series.get("all")?.n).ok()?))
+    }),
     wall(Axis::Rolling, "until the kernel has all"),
     cpu(Axis::Rolling),
     wall(Axis::Delete, "until nothing is left"),

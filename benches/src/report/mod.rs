@@ -81,15 +81,24 @@ pub(crate) fn draw(report: &Report, folder: &Path) -> Result<()> {
 }
 
 /// The block for the README.
-pub(crate) fn readme(report: &Report, charts: &str) -> String {
+pub(crate) fn readme(report: &Report, folder: &str) -> String {
     let about = &report.about;
     let mut text = main_table(report);
-    _ = write!(
+    _ = writeln!(
         text,
-        "![Cold start]({charts}/cold.svg)\n\nMedians of {} repeats on {}, {}, commit {}, {}; `bench {}`. A User Mode Linux \
+        "{}[The whole report]({folder}/report.md). Medians of {} on {}, {}, commit {}, {}; \
+         `bench {}`. A User Mode Linux \
          kernel makes system calls and processes many times dearer than they are on a real machine, so programs that make many \
-         of them look worse here; ratios hold better than figures.\n",
-        repeats(report),
+         of them look worse here; ratios hold better than figures.",
+        // Lines need two sizes.
+        main_chart(report).map_or_else(String::new, |axis| format!(
+            "![{}]({folder}/{axis}.svg)\n\n",
+            axes::title(axis)
+        )),
+        match repeats(report) {
+            1 => "one repeat".to_owned(),
+            repeats => format!("{repeats} repeats"),
+        },
         about.cpu,
         kernel(report),
         about.commit,
@@ -99,11 +108,21 @@ pub(crate) fn readme(report: &Report, charts: &str) -> String {
     text
 }
 
+/// The axis whose chart stands for all.
+fn main_chart(report: &Report) -> Option<Axis> {
+    [Axis::Cold, Axis::Change, Axis::First]
+        .into_iter()
+        .find(|axis| {
+            let metric = SHOWN.iter().find(|one| one.axis == *axis);
+            metric.is_some_and(|metric| chart(report, metric).is_some())
+        })
+}
+
 fn repeats(report: &Report) -> u32 {
     let counted = report
         .measurements
         .iter()
-        .filter(|one| !one.cell.is_counting);
+        .filter(|one| !one.cell.is_counting && !matches!(one.outcome, Outcome::Skipped { .. }));
     counted.map(|one| one.cell.repeat + 1).max().unwrap_or(0)
 }
 

@@ -26,6 +26,8 @@ pub(super) enum Unit {
     GigabitsPerSecond,
     PerMinute,
     MillisecondsPerMinute,
+    /// How many; more is better.
+    Count,
     /// One figure over another of the same guest; of rates, so that more is better.
     Share,
 }
@@ -41,6 +43,7 @@ impl Unit {
             Self::GigabitsPerSecond => "Gbit/s",
             Self::PerMinute => "per min",
             Self::MillisecondsPerMinute => "ms per min",
+            Self::Count => "number",
             Self::Share => "share",
         }
     }
@@ -49,7 +52,7 @@ impl Unit {
     pub(super) fn is_rate(self) -> bool {
         matches!(
             self,
-            Self::PerSecond | Self::GigabitsPerSecond | Self::Share
+            Self::PerSecond | Self::GigabitsPerSecond | Self::Count | Self::Share
         )
     }
 }
