@@ -70,7 +70,7 @@ pub(crate) struct Run {
     /// As `lab run --kernel`
     #[arg(long, value_name = "PATH")]
     kernel: Option<PathBuf>,
-    /// Folder for the report [default: bench/<time> in the target folder]
+    /// Folder for the report [default: bench/TIME in the target folder]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
 }
@@ -349,10 +349,10 @@ impl LeftOut {
             let counts = one.is_counting == cell.is_counting;
             counts && (one.axis, one.size, &one.subject) == (cell.axis, cell.size, &cell.subject)
         };
-        if end.is_some_and(|end| Instant::now() > end) {
-            Some(NO_TIME.to_owned())
-        } else if let Some(why) = self.refused.get(&cell.subject.name) {
+        if let Some(why) = self.refused.get(&cell.subject.name) {
             Some(why.clone())
+        } else if end.is_some_and(|end| Instant::now() > end) {
+            Some(NO_TIME.to_owned())
         } else if self.over.iter().any(is_repeat_of) {
             Some("it took too long before".to_owned())
         } else {
