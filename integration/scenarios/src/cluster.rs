@@ -256,7 +256,7 @@ impl Cluster {
         kernel::members(&self.node1, set)
     }
 
-    /// Its addresses with their devices: `kube-ipvs0 10.96.0.10/32`.
+    /// Its addresses with their devices: `kube-ipvs0 10.96.0.10/32`, or `kube-ipvs0 local 10.96.0.10` if it is a route.
     pub fn addresses(&self) -> Result<BTreeSet<String>> {
         kernel::addresses(&self.node1)
     }
@@ -310,7 +310,10 @@ impl Cluster {
         let bound = |ip: IpAddr| format!("kube-ipvs0 {ip}/{}", if ip.is_ipv4() { 32 } else { 128 });
         let more = self.until("its addresses on kube-ipvs0", || {
             let addresses = self.addresses()?;
-            Ok(service.vips().all(|ip| addresses.contains(&bound(ip))))
+            Ok(service.vips().all(|ip| {
+                addresses.contains(&bound(ip))
+                    || addresses.contains(&format!("kube-ipvs0 local {ip}"))
+            }))
         });
         Ok(took + more.with_context(|| format!("Service {}", service.name()))?)
     }
