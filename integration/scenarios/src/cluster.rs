@@ -56,6 +56,16 @@ pub struct Cluster {
     said: String,
 }
 
+/// The daemon's flags in every story.
+const COMMON: [&str; 5] = [
+    "--hostname-override=node1",
+    "--cluster-cidr=10.244.0.0/16,fd44::/16",
+    // Only the initial network namespace may size the connection tracking table.
+    "--conntrack-max-per-core=0",
+    "--ipvs-min-sync-period=0s",
+    "--v=4",
+];
+
 impl Cluster {
     /// Without a daemon, and with an empty folder of manifests.
     pub(crate) fn new(name: &str) -> Result<Self> {
@@ -162,17 +172,24 @@ impl Cluster {
         let mut argv = self.prefix.clone();
         argv.push(kube_proxy()?.into());
         // A later flag overrides an earlier one.
-        let common = [
-            "--hostname-override=node1",
-            "--cluster-cidr=10.244.0.0/16,fd44::/16",
-            // Only the initial network namespace may size the connection tracking table.
-            "--conntrack-max-per-core=0",
-            "--ipvs-min-sync-period=0s",
-            "--v=4",
-        ];
-        argv.extend(common.iter().chain(flags).map(Into::into));
+        argv.extend(COMMON.iter().chain(flags).map(Into::into));
         self.daemon = Some(self.node1.spawn(argv)?);
         Ok(())
+    }
+
+    /// What `kube-proxy check` says of the manifests and the node, a change a line.
+    pub fn check(&self, flags: &[&str]) -> Result<String> {
+        let (program, manifests) = (kube_proxy()?, self.manifests());
+        let given = [
+            program.display().to_string(),
+            "check".to_owned(),
+            format!("--manifests={}", manifests.display()),
+        ];
+        let given = given.iter().map(String::as_str);
+        let output = self
+            .node1
+            .run(given.chain(COMMON.iter().chain(flags).copied()))?;
+        Ok(output.stdout)
     }
 
     /// Waits until both families have been synced once.

@@ -19,7 +19,8 @@ fn vips(c: &Cluster) -> anyhow::Result<(usize, usize)> {
     let on_link = addresses
         .iter()
         .filter_map(|line| line.strip_prefix("kube-ipvs0 "));
-    let on_link = on_link.filter(|address| !address.starts_with("fe80"));
+    let is_vip = |address: &&str| !address.starts_with("fe80") && *address != "127.107.0.1/32";
+    let on_link = on_link.filter(is_vip);
     let (routes, addresses): (Vec<_>, Vec<_>) =
         on_link.partition(|address| address.starts_with("local "));
     Ok((addresses.len(), routes.len()))
@@ -44,6 +45,11 @@ pub(crate) fn it_changes_under_open_connections(c: &mut Cluster) -> Outcome {
     }
     for (flags, wanted) in [(&[ROUTES][..], (0, 4)), (&[], (4, 0))] {
         c.stop()?;
+        let foretold = c.check(flags)?;
+        for change in ["bind 10.96.0.10 to kube-ipvs0", "unbind fd96::10 from"] {
+            let found = foretold.lines().filter(|line| line.contains(change));
+            assert_eq!(found.count(), 1, "{change}: {foretold}");
+        }
         c.start(flags)?;
         c.until("the other form is gone", || Ok(vips(c)? == wanted))?;
         for connection in &mut kept {
@@ -59,6 +65,8 @@ pub(crate) fn it_changes_under_open_connections(c: &mut Cluster) -> Outcome {
         ] {
             c.until_answered(from, to)?;
         }
+        let foretold = c.check(flags)?;
+        assert!(!foretold.contains("kube-ipvs0"), "{foretold}");
     }
     Ok(())
 }
