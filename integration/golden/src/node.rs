@@ -146,8 +146,13 @@ impl Node {
             .lines()
             .partition(|line| line.starts_with("create"));
         let sets = [created, added, vec![""]].concat().join("\n");
-        let mut links = "link add kube-ipvs0 type dummy\n".to_owned();
-        for address in dump(Table::KubeIpvs0Addresses).lines() {
+        let addresses = dump(Table::KubeIpvs0Addresses);
+        let mut links = String::new();
+        // In IPVS mode there is always one.
+        if !addresses.is_empty() {
+            links.push_str("link add kube-ipvs0 type dummy\n");
+        }
+        for address in addresses.lines() {
             links.extend(["address add ", address, " dev kube-ipvs0\n"]);
         }
         for counter in COUNTERS {
