@@ -311,7 +311,7 @@ impl<K: Kernel> Proxier<K> {
             .iter()
             .filter(|real| !self.drains.contains(key, real.target));
         let compiled = VirtualServer {
-            destinations: endpoints.copied().collect(),
+            destinations: endpoints.collect(),
             properties: wanted.properties.clone(),
         };
         Some((self.servers.owner(key)?.clone(), compiled))
@@ -325,7 +325,7 @@ impl<K: Kernel> Proxier<K> {
             .servers
             .actual(&key)
             .into_iter()
-            .flat_map(|actual| actual.destinations.iter().copied())
+            .flat_map(|actual| actual.destinations.iter())
             .filter(|real| compiled.destination(real.target).is_none())
             .filter(|_| is_drained || !self.may_delete)
             .map(|real| {
@@ -341,12 +341,8 @@ impl<K: Kernel> Proxier<K> {
         if leftovers.is_empty() {
             return compiled;
         }
-        let mut destinations: Vec<RealServer> = compiled
-            .destinations
-            .iter()
-            .copied()
-            .chain(leftovers)
-            .collect();
+        let mut destinations: Vec<RealServer> =
+            compiled.destinations.iter().chain(leftovers).collect();
         destinations.sort_unstable_by_key(|real| real.target);
         VirtualServer {
             destinations: destinations.into(),
@@ -375,7 +371,6 @@ impl<K: Kernel> Proxier<K> {
             .destinations
             .iter()
             .filter(|real| !over.contains(&real.target))
-            .copied()
             .collect();
         self.servers.amend(
             &owner,
@@ -696,8 +691,8 @@ impl<K: Kernel> Proxier<K> {
         }
         for real in wanted.destinations.iter() {
             match actual.and_then(|actual| actual.destination(real.target)) {
-                None => ops.push(Op::AddDestination(key, *real)),
-                Some(there) if there != real => ops.push(Op::SetDestination(key, *real)),
+                None => ops.push(Op::AddDestination(key, real)),
+                Some(there) if there != real => ops.push(Op::SetDestination(key, real)),
                 Some(_) => {}
             }
         }

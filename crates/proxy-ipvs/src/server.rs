@@ -1,7 +1,7 @@
 //! Virtual servers and real servers, as values.
 
 use std::fmt;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
 use proxy::{Protocol, Target};
@@ -54,17 +54,13 @@ pub struct VirtualServer {
     /// Scheduler, flags, persistence.
     pub properties: Properties,
     /// Sorted by target, each target once.
-    pub destinations: Arc<[RealServer]>,
+    pub destinations: Destinations,
 }
 
 impl VirtualServer {
     /// The destination at a target.
-    pub fn destination(&self, target: Target) -> Option<&RealServer> {
-        let at = self
-            .destinations
-            .binary_search_by_key(&target, |d| d.target)
-            .ok()?;
-        self.destinations.get(at)
+    pub fn destination(&self, target: Target) -> Option<RealServer> {
+        self.destinations.find(target)
     }
 }
 
@@ -76,7 +72,7 @@ pub struct RealServer {
     /// Its share of new connections; 0 while it drains. What is larger in the kernel counts as the largest here.
     pub weight: u16,
     /// Whether it is as this proxy makes them in every other respect: packets reach it by network address translation
-    /// (`ipvsadm -m`), and nothing limits its connections. There are 500,000 of these on a large node, so no more is kept.
+    /// (`ipvsadm -m`), and nothing limits its connections. No more is kept.
     pub is_plain: bool,
 }
 
@@ -94,5 +90,177 @@ impl RealServer {
     #[must_use]
     pub fn with_weight(self, weight: u16) -> Self {
         Self { weight, ..self }
+    }
+}
+
+/// The destinations of a virtual server, sorted by target. Cheap to clone: they are shared. A large node has 500,000 of them, so
+/// where all are IPv4, each takes 10 bytes instead of 24.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Destinations(Packed);
+
+#[derive(Clone, PartialEq, Eq)]
+enum Packed {
+    /// If and only if all are.
+    V4(Arc<[RealServer4]>),
+    Any(Arc<[RealServer]>),
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct RealServer4 {
+    address: Ipv4Addr,
+    port: u16,
+    weight: u16,
+    is_plain: bool,
+}
+
+impl RealServer4 {
+    fn pack(real: &RealServer) -> Option<Self> {
+        match real.target.ip {
+            IpAddr::V4(address) => Some(Self {
+                address,
+                port: real.target.port,
+                weight: real.weight,
+                is_plain: real.is_plain,
+            }),
+            IpAddr::V6(_) => None,
+        }
+    }
+
+    fn target(&self) -> Target {
+        Target {
+            ip: self.address.into(),
+            port: self.port,
+        }
+    }
+
+    fn unpack(&self) -> RealServer {
+        RealServer {
+            target: self.target(),
+            weight: self.weight,
+            is_plain: self.is_plain,
+        }
+    }
+}
+
+impl Destinations {
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        match &self.0 {
+            Packed::V4(list) => list.len(),
+            Packed::Any(list) => list.len(),
+        }
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// All, by their targets.
+    pub fn iter(&self) -> impl Iterator<Item = RealServer> {
+        let (v4, any) = match &self.0 {
+            Packed::V4(list) => (&**list, &[][..]),
+            Packed::Any(list) => (&[][..], &**list),
+        };
+        v4.iter()
+            .map(RealServer4::unpack)
+            .chain(any.iter().copied())
+    }
+
+    /// The same as a list.
+    pub fn to_vec(&self) -> Vec<RealServer> {
+        self.iter().collect()
+    }
+
+    /// The one at a target.
+    fn find(&self, target: Target) -> Option<RealServer> {
+        match &self.0 {
+            Packed::V4(list) => {
+                let at = list.binary_search_by_key(&target, RealServer4::target);
+                list.get(at.ok()?).map(RealServer4::unpack)
+            }
+            Packed::Any(list) => {
+                let at = list.binary_search_by_key(&target, |real| real.target);
+                list.get(at.ok()?).copied()
+            }
+        }
+    }
+}
+
+impl From<&[RealServer]> for Destinations {
+    /// From a list that is sorted by target, each target once.
+    fn from(list: &[RealServer]) -> Self {
+        if list.iter().all(|real| real.target.ip.is_ipv4()) {
+            Self(Packed::V4(
+                list.iter().filter_map(RealServer4::pack).collect(),
+            ))
+        } else {
+            Self(Packed::Any(list.into()))
+        }
+    }
+}
+
+impl From<Vec<RealServer>> for Destinations {
+    fn from(list: Vec<RealServer>) -> Self {
+        list.as_slice().into()
+    }
+}
+
+impl<const N: usize> From<[RealServer; N]> for Destinations {
+    fn from(list: [RealServer; N]) -> Self {
+        list.as_slice().into()
+    }
+}
+
+impl FromIterator<RealServer> for Destinations {
+    fn from_iter<T: IntoIterator<Item = RealServer>>(list: T) -> Self {
+        Vec::from_iter(list).into()
+    }
+}
+
+impl fmt::Debug for Destinations {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.iter()).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn real(target: &str) -> RealServer {
+        let target: SocketAddr = target.parse().unwrap();
+        let weight = target.port() % 3;
+        RealServer {
+            target: Target {
+                ip: target.ip(),
+                port: target.port(),
+            },
+            weight,
+            is_plain: weight == 1,
+        }
+    }
+
+    #[test]
+    fn destinations_are_what_they_were_made_of_and_ipv4_is_packed() {
+        assert_eq!(size_of::<RealServer4>(), 10);
+        for targets in [
+            &["10.0.0.1:80", "10.0.0.1:81", "10.0.0.2:79", "10.1.0.0:1"][..],
+            &["[fd00::1]:80", "[fd00::1]:81", "[fd00::2]:79"],
+            &["10.0.0.1:80", "[fd00::1]:80"],
+            &[],
+        ] {
+            let reals: Vec<_> = targets.iter().map(|text| real(text)).collect();
+            let list = Destinations::from(reals.clone());
+            let is_v4 = targets.iter().all(|text| !text.contains('['));
+            assert_eq!(matches!(list.0, Packed::V4(_)), is_v4);
+            assert_eq!((list.to_vec(), list.len()), (reals.clone(), reals.len()));
+            for real in &reals {
+                assert_eq!(list.find(real.target), Some(*real));
+            }
+            for missing in ["10.0.0.1:82", "[fd00::1]:82"] {
+                assert_eq!(list.find(real(missing).target), None);
+            }
+        }
     }
 }

@@ -16,7 +16,8 @@ const FEW_PLACEMENTS: usize = 64;
 /// All Services, slices and the own Node. Costs O(event) to keep and O(changed Services) to read.
 #[derive(Debug, Default)]
 pub struct Model {
-    services: HashMap<NamespacedName, Service>,
+    /// Boxed: a hash table is up to twice as large as what it holds, and three times while it grows.
+    services: HashMap<NamespacedName, Box<Service>>,
     /// By Service, sorted by name, so that a Service's slices have a fixed order. Most Services have one, for which the node of a
     /// tree would be ten times as large.
     slices: HashMap<NamespacedName, Vec<EndpointSlice>>,
@@ -246,12 +247,13 @@ impl Model {
 
     fn apply_service(&mut self, service: Service) {
         self.service_list.confirm(&service.name);
-        if self.services.get(&service.name) == Some(&service) {
+        if self.services.get(&service.name).map(|known| &**known) == Some(&service) {
             return;
         }
         self.changes.service_changes += 1;
         self.changes.services.insert(service.name.clone());
-        self.services.insert(service.name.clone(), service);
+        self.services
+            .insert(service.name.clone(), Box::new(service));
     }
 
     fn delete_service(&mut self, name: &NamespacedName) {
@@ -278,10 +280,10 @@ impl Model {
         {
             self.delete_slice(&slice.name.clone());
         }
-        for endpoint in &mut slice.endpoints {
-            endpoint.placement = self
+        for placement in slice.endpoints.placements_mut() {
+            *placement = self
                 .placements
-                .get_or_insert_with(&endpoint.placement, Arc::clone)
+                .get_or_insert_with(&*placement, Arc::clone)
                 .clone();
         }
         self.service_of
@@ -290,7 +292,6 @@ impl Model {
         let trigger = slice.change_trigger.map(|at| (slice.family, at));
         self.changes.triggers.extend(trigger);
         self.changes.services.insert(slice.service.clone());
-        slice.endpoints.shrink_to_fit();
         let slices = self.slices.entry(slice.service.clone()).or_default();
         match position(slices, &slice.name) {
             Ok(at) => {
@@ -476,7 +477,7 @@ mod tests {
                 service: name("a"),
                 family: IpFamily::V6,
                 ports: [].into_iter().collect(),
-                endpoints: Vec::new(),
+                endpoints: Vec::new().into(),
                 change_trigger,
             })
         };

@@ -1,10 +1,10 @@
 //! Compact forms of the Kubernetes objects that matter here.
 //!
 //! A source decodes JSON or YAML straight into these. At 10,000 Services with 50 endpoints each the k8s-openapi types
-//! would hold hundreds of megabytes; an [`Endpoint`] here is 32 bytes. Fields are the API's, after its defaults
+//! would hold hundreds of megabytes; an IPv4 endpoint in an [`EndpointList`] is 16 bytes. Fields are the API's, after its defaults
 //! (`ready` nil is true, `protocol` absent is TCP, ...), so nothing later in the pipeline has to know defaults.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -91,7 +91,7 @@ pub struct EndpointSlice {
     /// `ports` that have a number.
     pub ports: SmallVec<[EndpointPort; 1]>,
     /// `endpoints`, each with its first address.
-    pub endpoints: Vec<Endpoint>,
+    pub endpoints: EndpointList,
     /// Annotation `endpoints.kubernetes.io/last-change-trigger-time`.
     pub change_trigger: Option<SystemTime>,
 }
@@ -122,6 +122,136 @@ pub struct Endpoint {
     pub placement: Arc<Placement>,
 }
 
+/// An endpoint in an [`EndpointList`], with the fields of [`Endpoint`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs, reason = "each is described at Endpoint")]
+pub struct EndpointView<'a> {
+    pub address: IpAddr,
+    pub ready: bool,
+    pub serving: bool,
+    pub terminating: bool,
+    pub placement: &'a Arc<Placement>,
+}
+
+impl From<EndpointView<'_>> for Endpoint {
+    fn from(view: EndpointView<'_>) -> Self {
+        let EndpointView {
+            address,
+            ready,
+            serving,
+            terminating,
+            placement,
+        } = view;
+        Self {
+            address,
+            ready,
+            serving,
+            terminating,
+            placement: Arc::clone(placement),
+        }
+    }
+}
+
+/// Endpoints, in half the memory where all are IPv4. There are 500,000 of these on a large node.
+#[derive(Clone, PartialEq, Eq)]
+pub struct EndpointList(Packed);
+
+#[derive(Clone, PartialEq, Eq)]
+enum Packed {
+    /// If and only if all are.
+    V4(Box<[Endpoint4]>),
+    Any(Box<[Endpoint]>),
+}
+
+#[derive(Clone, PartialEq, Eq)]
+struct Endpoint4 {
+    address: Ipv4Addr,
+    ready: bool,
+    serving: bool,
+    terminating: bool,
+    placement: Arc<Placement>,
+}
+
+impl EndpointList {
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        match &self.0 {
+            Packed::V4(list) => list.len(),
+            Packed::Any(list) => list.len(),
+        }
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// All, in their order.
+    pub fn iter(&self) -> impl Iterator<Item = EndpointView<'_>> {
+        let (v4, any) = match &self.0 {
+            Packed::V4(list) => (&**list, &[][..]),
+            Packed::Any(list) => (&[][..], &**list),
+        };
+        let v4 = v4.iter().map(|endpoint| EndpointView {
+            address: endpoint.address.into(),
+            ready: endpoint.ready,
+            serving: endpoint.serving,
+            terminating: endpoint.terminating,
+            placement: &endpoint.placement,
+        });
+        v4.chain(any.iter().map(|endpoint| EndpointView {
+            address: endpoint.address,
+            ready: endpoint.ready,
+            serving: endpoint.serving,
+            terminating: endpoint.terminating,
+            placement: &endpoint.placement,
+        }))
+    }
+
+    /// The placement of each, to be replaced by an equal one that is shared.
+    pub(crate) fn placements_mut(&mut self) -> impl Iterator<Item = &mut Arc<Placement>> {
+        let (v4, any) = match &mut self.0 {
+            Packed::V4(list) => (&mut **list, &mut [][..]),
+            Packed::Any(list) => (&mut [][..], &mut **list),
+        };
+        let any = any.iter_mut().map(|endpoint| &mut endpoint.placement);
+        v4.iter_mut()
+            .map(|endpoint| &mut endpoint.placement)
+            .chain(any)
+    }
+}
+
+impl FromIterator<Endpoint> for EndpointList {
+    fn from_iter<T: IntoIterator<Item = Endpoint>>(endpoints: T) -> Self {
+        Vec::from_iter(endpoints).into()
+    }
+}
+
+impl From<Vec<Endpoint>> for EndpointList {
+    fn from(endpoints: Vec<Endpoint>) -> Self {
+        let pack = |endpoint: &Endpoint| match endpoint.address {
+            IpAddr::V4(address) => Some(Endpoint4 {
+                address,
+                ready: endpoint.ready,
+                serving: endpoint.serving,
+                terminating: endpoint.terminating,
+                placement: Arc::clone(&endpoint.placement),
+            }),
+            IpAddr::V6(_) => None,
+        };
+        Self(match endpoints.iter().map(pack).collect() {
+            Some(packed) => Packed::V4(packed),
+            None => Packed::Any(endpoints.into()),
+        })
+    }
+}
+
+impl std::fmt::Debug for EndpointList {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_list().entries(self.iter()).finish()
+    }
+}
+
 /// Node and hints of an endpoint; shared between endpoints that have the same.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct Placement {
@@ -147,4 +277,39 @@ pub struct Node {
     /// It is being deleted, or has the taint by which the cluster autoscaler marks a node that it is about to delete: load
     /// balancers are to send elsewhere (KEP-3836).
     pub is_leaving: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn endpoint(address: &str) -> Endpoint {
+        Endpoint {
+            address: address.parse().unwrap(),
+            ready: address.ends_with('1'),
+            serving: address.ends_with('2'),
+            terminating: address.ends_with('3'),
+            placement: Arc::default(),
+        }
+    }
+
+    #[test]
+    fn a_list_gives_back_what_it_was_made_of_and_packs_ipv4() {
+        assert_eq!(size_of::<Endpoint4>(), 16);
+        for addresses in [
+            &["10.0.0.1", "10.0.0.2", "10.0.0.3"][..],
+            &["fd00::1", "fd00::2"],
+            &["10.0.0.1", "fd00::3"],
+            &[],
+        ] {
+            let endpoints: Vec<_> = addresses.iter().map(|text| endpoint(text)).collect();
+            let mut list = EndpointList::from(endpoints.clone());
+            let is_v4 = addresses.iter().all(|text| !text.contains(':'));
+            assert_eq!(matches!(list.0, Packed::V4(_)), is_v4);
+            assert_eq!(list.len(), endpoints.len());
+            let back: Vec<_> = list.iter().map(Endpoint::from).collect();
+            assert_eq!(back, endpoints);
+            assert_eq!(list.placements_mut().count(), endpoints.len());
+        }
+    }
 }
