@@ -24,6 +24,9 @@ const FIRST_RETRY: Duration = Duration::from_millis(500);
 /// The longest delay between two tries.
 const LAST_RETRY: Duration = Duration::from_secs(30);
 
+/// Room for so many keys is given back when none is pending.
+const MANY: usize = 1024;
+
 /// What is wanted by whom, and what is there, for one kind of kernel entry.
 #[derive(Debug)]
 pub struct Table<K, V, O> {
@@ -168,6 +171,10 @@ where
         // Equal values share their memory from here on, if cloning shares it.
         row.actual = row.wanted().cloned();
         self.pending.remove(key);
+        if self.pending.is_empty() && self.pending.capacity() > MANY {
+            // At a start all was pending; never again.
+            self.pending = HashSet::new();
+        }
         self.retries.remove(key);
         if row.claims.is_empty() {
             self.rows.remove(key);
