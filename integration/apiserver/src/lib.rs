@@ -1,4 +1,4 @@
-//! An API server fixture that lists and watches over HTTP.
+//! An API server fixture that lists and watches over HTTP and HTTPS.
 //!
 //! It serves what a kube-proxy asks for (Services, EndpointSlices, Nodes, ServiceCIDRs, Events, Namespaces) with the
 //! semantics that a client relies on: one resource version that only grows, paged and consistent lists, watches that
@@ -24,7 +24,10 @@
 //! Objects are kept serialised, so a list or a watch copies bytes and nothing else; that is what lets a benchmark feed
 //! tens of thousands of Services through it.
 //!
-//! What it does not do: TLS, authentication, admission, controllers (deleting a Namespace deletes nothing else, no
+//! It serves HTTP, or HTTPS with certificates of an [`Authority`] made on the spot, and asks for a bearer token or a client
+//! certificate where it is told to.
+//!
+//! What it does not do: HTTP/2, authorization, admission, controllers (deleting a Namespace deletes nothing else, no
 //! EndpointSlice appears by itself), server-side apply, strategic merging of lists, `dryRun`, Tables. Events of the
 //! core group and of `events.k8s.io` are kept apart, where a real server shows each in both.
 
@@ -41,6 +44,7 @@ mod selector;
 mod server;
 mod status;
 mod time;
+mod tls;
 mod watch;
 mod write;
 
@@ -49,3 +53,4 @@ pub use faults::{Asked, Fault, Faults, Rule};
 pub use resource::Kind;
 pub use server::{Credentials, Options, Request, Server};
 pub use status::Status;
+pub use tls::{Authority, Identity, Tls};

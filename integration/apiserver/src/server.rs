@@ -4,12 +4,14 @@
 //! otherwise than by the rules ([`crate::faults`]) is so in the first: before the request is looked at, or around the body
 //! that it returns.
 
+use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::fmt;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::ops::{Deref, RangeInclusive};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -25,9 +27,12 @@ use hyper::{HeaderMap, Method, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use ipnet::IpNet;
 use serde_json::{Value, json};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::ServerConfig;
 
 use crate::cluster::Cluster;
 use crate::faults::{Asked, Fault, Faults};
@@ -36,8 +41,9 @@ use crate::resource::Kind;
 use crate::route::{Query, Target};
 use crate::selector::Scope;
 use crate::status::Status;
+use crate::tls::Tls;
 use crate::write::Part;
-use crate::{discovery, list, protobuf, watch};
+use crate::{discovery, list, protobuf, tls, watch};
 
 /// The longest body that is read, in bytes, as the real server has it.
 const BODY_LIMIT: usize = 3 << 20;
@@ -65,6 +71,10 @@ pub struct Options {
     pub kubernetes_service: bool,
     /// How many changes of each kind a watch can go back.
     pub history: usize,
+    /// HTTPS instead of HTTP.
+    pub tls: Option<Tls>,
+    /// The bearer tokens that are good; without, everybody may ask (unless [`Tls::clients`] is given).
+    pub tokens: Option<Vec<String>>,
 }
 
 impl Default for Options {
@@ -81,6 +91,8 @@ impl Default for Options {
             node_ports: 30000..=32767,
             kubernetes_service: false,
             history: 100_000,
+            tls: None,
+            tokens: None,
         }
     }
 }
@@ -147,7 +159,7 @@ impl Server {
     )]
     pub async fn start_on(cluster: Cluster, mut options: Options) -> io::Result<Self> {
         let listener = bind(&mut options)?;
-        let service = Service::new(cluster, listener.local_addr()?, &options);
+        let service = Service::new(cluster, listener.local_addr()?, &options)?;
         let (stop, stopped) = oneshot::channel();
         let task = tokio::spawn(
             service
@@ -169,7 +181,7 @@ impl Server {
     /// The same with a cluster that exists already.
     pub fn spawn_on(cluster: Cluster, mut options: Options) -> io::Result<Self> {
         let listener = bind(&mut options)?;
-        let service = Service::new(cluster, listener.local_addr()?, &options);
+        let service = Service::new(cluster, listener.local_addr()?, &options)?;
         let (stop, stopped) = oneshot::channel();
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -212,13 +224,34 @@ impl Server {
         &self.service.faults
     }
 
-    /// A kubeconfig for this server, in YAML.
+    /// From now on these bearer tokens are good and no others: requests with another are answered with 401. What is
+    /// being answered goes on.
+    pub fn set_tokens(&self, tokens: &[&str]) {
+        let tokens = tokens.iter().map(|&token| token.to_owned()).collect();
+        *self.service.tokens() = Some(tokens);
+    }
+
+    /// How many connections have been accepted; with TLS, how many handshakes have been done.
+    pub fn connections(&self) -> usize {
+        self.service.connections.load(Ordering::Relaxed)
+    }
+
+    /// `http://` or `https://`, and the address.
+    pub fn url(&self) -> String {
+        let scheme = match self.service.tls {
+            Some(_) => "https",
+            None => "http",
+        };
+        format!("{scheme}://{}", self.address())
+    }
+
+    /// A kubeconfig for this server, in YAML. It names no authority and no credentials.
     pub fn kubeconfig(&self) -> String {
         format!(
-            "apiVersion: v1\nkind: Config\nclusters:\n- name: fixture\n  cluster:\n    server: http://{}\ncontexts:\n\
+            "apiVersion: v1\nkind: Config\nclusters:\n- name: fixture\n  cluster:\n    server: {}\ncontexts:\n\
              - name: fixture\n  context:\n    cluster: fixture\n    user: fixture\ncurrent-context: fixture\nusers:\n\
              - name: fixture\n  user: {{}}\n",
-            self.address(),
+            self.url(),
         )
     }
 
@@ -267,21 +300,36 @@ struct Service {
     watches: watch::Policy,
     log: Mutex<Vec<Request>>,
     faults: Faults,
+    tls: Option<Arc<ServerConfig>>,
+    /// Whether a client certificate will do instead of a token.
+    by_certificate: bool,
+    tokens: Mutex<Option<BTreeSet<String>>>,
+    connections: AtomicUsize,
 }
 
 impl Service {
-    fn new(cluster: Cluster, address: SocketAddr, options: &Options) -> Arc<Self> {
+    fn new(cluster: Cluster, address: SocketAddr, options: &Options) -> io::Result<Arc<Self>> {
         let watches = watch::Policy {
             watch_list: options.watch_list,
             bookmark_interval: options.bookmark_interval,
         };
-        Arc::new(Self {
+        let tls = options.tls.as_ref();
+        let tokens = options.tokens.as_ref();
+        Ok(Arc::new(Self {
             cluster,
             address,
             watches,
             log: Mutex::default(),
             faults: Faults::new(),
-        })
+            by_certificate: tls.is_some_and(|tls| tls.clients.is_some()),
+            tls: tls.map(tls::config).transpose()?,
+            tokens: Mutex::new(tokens.map(|tokens| tokens.iter().cloned().collect())),
+            connections: AtomicUsize::new(0),
+        }))
+    }
+
+    fn tokens(&self) -> MutexGuard<'_, Option<BTreeSet<String>>> {
+        self.tokens.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Serves connections until `stopped`. They end with it, as they belong to it.
@@ -307,7 +355,26 @@ impl Service {
         if let Err(error) = stream.set_nodelay(true) {
             tracing::debug!(%error, "cannot set TCP_NODELAY");
         }
-        let answer = hyper::service::service_fn(async |request| self.serve(request).await);
+        let Some(tls) = &self.tls else {
+            return self.talk(stream, false).await;
+        };
+        match TlsAcceptor::from(tls.clone()).accept(stream).await {
+            Ok(stream) => {
+                let has_certificate = stream.get_ref().1.peer_certificates().is_some();
+                self.talk(stream, has_certificate).await;
+            }
+            Err(error) => tracing::debug!(%error, "no TLS connection"),
+        }
+    }
+
+    async fn talk(
+        &self,
+        stream: impl AsyncRead + AsyncWrite + Unpin + Send,
+        has_certificate: bool,
+    ) {
+        self.connections.fetch_add(1, Ordering::Relaxed);
+        let answer =
+            hyper::service::service_fn(async |request| self.serve(request, has_certificate).await);
         let connection = hyper::server::conn::http1::Builder::new();
         if let Err(error) = connection
             .serve_connection(TokioIo::new(stream), answer)
@@ -318,7 +385,11 @@ impl Service {
     }
 
     /// Answers a request, or closes its connection with an error.
-    async fn serve(&self, request: hyper::Request<Incoming>) -> io::Result<Response<SentBody>> {
+    async fn serve(
+        &self,
+        request: hyper::Request<Incoming>,
+        has_certificate: bool,
+    ) -> io::Result<Response<SentBody>> {
         let uri = request.uri();
         let authorization = header(request.headers(), &AUTHORIZATION);
         let logged = Request {
@@ -335,6 +406,17 @@ impl Service {
             query = logged.query,
             "request"
         );
+        let is_allowed = {
+            let authorization = logged.authorization.reveal();
+            let tokens = self.tokens();
+            let by_certificate = self.by_certificate;
+            tls::is_allowed(
+                tokens.as_ref(),
+                by_certificate,
+                has_certificate,
+                authorization,
+            )
+        };
         let (asked, kind) = asked(&logged);
         self.log
             .lock()
@@ -351,6 +433,10 @@ impl Service {
             Some(Fault::Silence) => std::future::pending().await,
             Some(Fault::Refuse { code, retry_after }) => refusal(code, retry_after),
             Some(Fault::Expire) => expiry(asked),
+            _ if !is_allowed => {
+                let status = Status::unauthorized();
+                json_body(status.code, status.to_json().to_string())
+            }
             _ => self
                 .answer(request)
                 .await

@@ -1,8 +1,9 @@
 //! Golden equality: what our daemon leaves in the kernel is what kube-proxy 1.36.2 leaves there.
 //!
 //! ```text
-//!  golden ──▶ lab ──▶ one process for each case, in a network namespace of its own ──▶ `passed`, or the differing lines
-//!     └─────▶ one more guest for each case that needs the kernel's initial network namespace
+//!  golden ─┬▶ golden --part ──▶ lab ──▶ one process for each case, in a network namespace of its own ──▶ `passed`, or what differs
+//!          │         └─────▶ one more guest for each case that needs the kernel's initial network namespace
+//!          └▶ … one part for each CPU
 //! ```
 //!
 //! A case is a folder (`case.rs`), its surroundings are those in which the dumps were made (`node.rs`), what is compared
@@ -13,17 +14,20 @@ mod differences;
 mod node;
 mod table;
 
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
 use std::fs;
-use std::io::Write as _;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::num::NonZero;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
+use std::process::{Command, ExitCode, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use case::Case;
 use clap::Parser;
+use differences::Before;
 use lab::{Lane, Options, Running};
+use node::{Check, Dumps, Node, Program};
 
 /// How many differing lines of a table are shown.
 const SHOWN: usize = 6;
@@ -35,6 +39,7 @@ const CASE_LIMIT: Duration = Duration::from_mins(2);
 const BOOT_LIMIT: Duration = Duration::from_mins(1);
 
 /// Compares what the daemon leaves in the kernel with what kube-proxy left there, case by case.
+#[allow(clippy::struct_excessive_bools, reason = "one bool is one flag")]
 #[derive(Debug, Parser)]
 struct Arguments {
     /// The kube-proxy binary to run
@@ -46,13 +51,13 @@ struct Arguments {
     /// The folder of cases
     #[arg(long, value_name = "DIR")]
     cases: PathBuf,
-    /// The daemon finds what upstream left for the case, and changes nothing; and then what it left for the case before it
-    /// in the list, and does what `kube-proxy check` has foretold
+    /// The daemon finds what upstream left for the case, and changes nothing; every second node is then given the next case of
+    /// the list, and the daemon does what `kube-proxy check` has foretold
     #[arg(long)]
     adopt: bool,
-    /// In the lab: the daemon finds what upstream left for this case
+    /// In the lab, with `adopt`: the next case
     #[arg(long, value_name = "CASE", hide = true)]
-    start: Option<String>,
+    next: Option<String>,
     /// Only these cases
     names: Vec<String>,
     /// In the lab: run the cases, and append their verdicts to this file
@@ -61,6 +66,9 @@ struct Arguments {
     /// In the lab: run the one case in this network namespace, and print what differs
     #[arg(long, hide = true)]
     here: bool,
+    /// One of several guests at the same time: no summary
+    #[arg(long, hide = true)]
+    part: bool,
     /// In the lab: this network namespace is the kernel's initial one, and the case is to run there
     #[arg(long, hide = true)]
     initial: bool,
@@ -92,6 +100,16 @@ struct Score {
     skipped: usize,
 }
 
+impl fmt::Display for Score {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} passed, {} failed", self.passed, self.failed)?;
+        match self.skipped {
+            0 => Ok(()),
+            skipped => write!(f, ", {skipped} skipped"),
+        }
+    }
+}
+
 impl Arguments {
     /// Outside the lab: all cases, and whether they passed.
     fn compare(&self) -> Result<bool> {
@@ -104,6 +122,10 @@ impl Arguments {
         } else {
             self.names.clone()
         };
+        let guests = std::thread::available_parallelism().map_or(1, NonZero::get);
+        if !self.part && guests > 1 && names.len() > guests {
+            return self.part_by_part(&names, guests);
+        }
         let mut shared = Vec::new();
         let mut alone = Vec::new();
         for name in names {
@@ -134,12 +156,52 @@ impl Arguments {
                 }
             }
         }
-        let skipped = if score.skipped == 0 {
-            String::new()
-        } else {
-            format!(", {} skipped", score.skipped)
-        };
-        println!("{} passed, {} failed{skipped}", score.passed, score.failed);
+        if !self.part {
+            println!("{score}");
+        }
+        Ok(score.failed == 0)
+    }
+
+    /// A guest has one CPU: shares the cases out to as many processes as there are CPUs.
+    fn part_by_part(&self, names: &[String], guests: usize) -> Result<bool> {
+        // Even, so that a case and its next one stay together.
+        let size = names.len().div_ceil(guests).next_multiple_of(2);
+        let mut parts = Vec::new();
+        for names in names.chunks(size) {
+            let mut part = Command::new(std::env::current_exe()?);
+            part.arg("--part").arg("--kube-proxy").arg(&self.kube_proxy);
+            part.args(["--mode", &self.mode])
+                .arg("--cases")
+                .arg(&self.cases);
+            part.args(self.adopt.then_some("--adopt"))
+                .arg("--")
+                .args(names);
+            let mut part = part.stdout(Stdio::piped()).spawn()?;
+            let stdout = part.stdout.take().context("standard output")?;
+            let lines = std::thread::spawn(move || {
+                let mut score = Score::default();
+                for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+                    match line.split(' ').next() {
+                        Some("passed") => score.passed += 1,
+                        Some("skipped") => score.skipped += 1,
+                        _ => {}
+                    }
+                    println!("{line}");
+                }
+                score
+            });
+            parts.push((part, lines, names.len()));
+        }
+        let mut score = Score::default();
+        for (mut part, lines, count) in parts {
+            part.wait()?;
+            let of_part = lines.join().unwrap_or_default();
+            score.passed += of_part.passed;
+            score.skipped += of_part.skipped;
+            // Those of which nothing was heard, too.
+            score.failed += count - of_part.passed - of_part.skipped;
+        }
+        println!("{score}");
         Ok(score.failed == 0)
     }
 
@@ -212,16 +274,9 @@ impl Arguments {
             .append(true)
             .open(verdicts)?;
         for (index, name) in self.names.iter().enumerate() {
-            let mut differing = String::new();
-            for start in self.starts(index) {
-                let this = self
-                    .apart(name, start)
-                    .unwrap_or_else(|error| indented(&format!("{error:#}")));
-                if let (false, Some(start)) = (this.is_empty(), start) {
-                    let _ = writeln!(differing, "  from what was left for {start}:");
-                }
-                differing.push_str(&this);
-            }
+            let differing = self
+                .apart(name, self.next(index))
+                .unwrap_or_else(|error| indented(&format!("{error:#}")));
             let verdict = if differing.is_empty() {
                 "passed"
             } else {
@@ -234,23 +289,20 @@ impl Arguments {
         Ok(())
     }
 
-    /// For which cases the daemon of a case finds upstream's state; None: for no one.
-    fn starts(&self, index: usize) -> Vec<Option<&str>> {
-        if !self.adopt {
-            return vec![None];
-        }
+    /// Which case the node of a case is given after it. Every second has one, so that each case is found or given once more.
+    fn next(&self, index: usize) -> Option<&str> {
         // Those with a `pre.sh` hold things of others, too.
         let is_plain =
             |name: &&String| Case::read(&self.cases.join(name)).is_ok_and(|case| !case.has_pre);
-        let own = self.names.get(index);
-        let before = self.names.iter().take(index).rfind(is_plain);
-        let before = before.filter(|_| own.as_ref().is_some_and(is_plain));
-        let starts = own.into_iter().chain(before);
-        starts.map(|name| Some(name.as_str())).collect()
+        let [own, next] = self.names.chunks(2).nth(index / 2)? else {
+            return None;
+        };
+        let is_given = self.adopt && index.is_multiple_of(2) && is_plain(&own) && is_plain(&next);
+        is_given.then_some(next.as_str())
     }
 
     /// Runs a case in a process of its own; what it says is what differs.
-    fn apart(&self, name: &str, start: Option<&str>) -> Result<String> {
+    fn apart(&self, name: &str, next: Option<&str>) -> Result<String> {
         let own = std::env::current_exe()?;
         let mut command = if self.initial {
             Command::new(own)
@@ -268,7 +320,8 @@ impl Arguments {
             .arg("--cases")
             .arg(&self.cases)
             .args(self.initial.then_some("--initial"))
-            .args(start.map(|start| format!("--start={start}")))
+            .args(self.adopt.then_some("--adopt"))
+            .args(next.map(|next| format!("--next={next}")))
             .arg("--")
             .arg(name);
         let mut running = Running::start(command)?;
@@ -284,46 +337,63 @@ impl Arguments {
     /// In the namespace of a case: prints what differs, and says whether nothing did.
     fn here(&self) -> Result<bool> {
         ensure!(lab::in_lab(), "--here is for the lab");
-        let name = self.names.first().context("no case is named")?;
-        let case = Case::read(&self.cases.join(name))?;
-        let start = self
-            .start
-            .as_ref()
-            .map(|start| Case::read(&self.cases.join(start)));
-        let start = start.transpose()?;
-        let (before, found) = node::run(
-            &case,
-            &self.mode,
-            &self.kube_proxy,
-            self.initial,
-            start.as_ref(),
-        )?;
-        let expected = case
-            .expected
-            .iter()
-            .map(|(table, dump)| (*table, table.clean(dump)))
-            .collect();
-        let mut is_equal = true;
-        for (table, expected) in differences::ours(&before, expected) {
-            let found = found
-                .get(&table)
-                .map(|found| table.clean(found))
-                .unwrap_or_default();
-            let lines = table::differing(&expected, &found);
-            if !lines.is_empty() {
-                is_equal = false;
-                println!("  {}:", table.file());
-                lines
-                    .iter()
-                    .take(SHOWN)
-                    .for_each(|line| println!("    {line}"));
-                if lines.len() > SHOWN {
-                    println!("    and {} more", lines.len() - SHOWN);
-                }
+        let read = |name: &String| Case::read(&self.cases.join(name));
+        let case = read(self.names.first().context("no case is named")?)?;
+        let program = Program {
+            file: &self.kube_proxy,
+            mode: &self.mode,
+        };
+        let node = Node::new(self.initial)?;
+        let (mut before, check) = if self.adopt {
+            (node.load(&case)?, Check::Nothing)
+        } else {
+            (node.prepare(&case)?, Check::Unasked)
+        };
+        let found = node.serve(&case, program, check)?;
+        let mut differing = differing(&case, &before, &found);
+        if let (true, Some(name)) = (differing.is_empty(), &self.next) {
+            let next = read(name)?;
+            before.dumps = found;
+            node.settle(Some(&case), &next)?;
+            let found = node
+                .serve(&next, program, Check::Any)
+                .with_context(|| format!("given {name} then"))?;
+            let this = self::differing(&next, &before, &found);
+            if !this.is_empty() {
+                differing = format!("  given {name} then:\n{this}");
             }
         }
-        Ok(is_equal)
+        print!("{differing}");
+        Ok(differing.is_empty())
     }
+}
+
+/// What differs from what upstream left, by table.
+fn differing(case: &Case, before: &Before, found: &Dumps) -> String {
+    let expected = case
+        .expected
+        .iter()
+        .map(|(table, dump)| (*table, table.clean(dump)))
+        .collect();
+    let mut text = String::new();
+    for (table, expected) in differences::ours(before, expected) {
+        let found = found
+            .get(&table)
+            .map(|found| table.clean(found))
+            .unwrap_or_default();
+        let lines = table::differing(&expected, &found);
+        if lines.is_empty() {
+            continue;
+        }
+        text.extend(["  ", table.file(), ":\n"]);
+        for line in lines.iter().take(SHOWN) {
+            text.extend(["    ", line, "\n"]);
+        }
+        if lines.len() > SHOWN {
+            let _ = writeln!(text, "    and {} more", lines.len() - SHOWN);
+        }
+    }
+    text
 }
 
 /// The last lines of a text, moved to the right.

@@ -6,7 +6,7 @@
 //!  eth0 192.168.99.10/24 fd00:99::10/64 ── eth0
 //! ```
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::fs;
 use std::net::IpAddr;
@@ -66,169 +66,217 @@ const PLAIN: [&str; 6] = [
 /// What tools print of the kernel's state.
 pub(crate) type Dumps = BTreeMap<Table, String>;
 
-/// Runs a case: builds its surroundings, starts the daemon, ends it after the first sync of both families, and dumps what it leaves.
-/// Returns what was there before the daemon, and after. `--proxy-mode` is `mode`; `is_initial`: this is the kernel's
-/// initial network namespace. With a `start` the daemon finds what upstream left for that case, and must make as many writes as
-/// `check` has foretold; none if it is this case.
-pub(crate) fn run(
-    case: &Case,
-    mode: &str,
-    kube_proxy: &Path,
-    is_initial: bool,
-    start: Option<&Case>,
-) -> Result<(Before, Dumps)> {
-    let scratch = Scratch::new()?;
-    // What is built in needs no loading, so only the outcome counts.
-    let _ = finished(Command::new("modprobe").args(["-q", "-a"]).args(MODULES));
-    let _peer = Peer::connect()?;
-    for key in OFF {
-        fs::write(Path::new("/proc/sys").join(key), "0")
-            .with_context(|| format!("cannot set {key}"))?;
+/// What starts the daemon.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Program<'a> {
+    pub(crate) file: &'a Path,
+    /// `--proxy-mode`
+    pub(crate) mode: &'a str,
+}
+
+/// What `kube-proxy check` has to foretell of a start, which then must make as many writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Check {
+    /// It is not asked.
+    Unasked,
+    /// Nothing: the state is the wanted one.
+    Nothing,
+    /// Something, or nothing.
+    Any,
+}
+
+/// node1 in this namespace.
+#[derive(Debug)]
+pub(crate) struct Node {
+    scratch: Scratch,
+    _peer: Peer,
+    /// As they were before anything of a proxy.
+    settings: BTreeMap<String, String>,
+}
+
+impl Node {
+    /// Builds it. `is_initial`: this is the kernel's initial network namespace.
+    pub(crate) fn new(is_initial: bool) -> Result<Self> {
+        let scratch = Scratch::new()?;
+        // What is built in needs no loading, so only the outcome counts.
+        let _ = finished(Command::new("modprobe").args(["-q", "-a"]).args(MODULES));
+        let peer = Peer::connect(&scratch)?;
+        for key in OFF {
+            set(key, "0")?;
+        }
+        if is_initial {
+            // Whether the table of a small guest has to grow says something about the guest.
+            let size = "/sys/module/nf_conntrack/parameters/hashsize";
+            fs::write(size, "65536").with_context(|| format!("cannot write {size}"))?;
+        }
+        Ok(Self {
+            scratch,
+            _peer: peer,
+            settings: settings(Path::new("/proc/sys/net"))?,
+        })
     }
-    if is_initial {
-        // Whether the table of a small guest has to grow says something about the guest.
-        let size = "/sys/module/nf_conntrack/parameters/hashsize";
-        fs::write(size, "65536").with_context(|| format!("cannot write {size}"))?;
+
+    /// Lets the `pre.sh` of a case leave what it does, if there is one.
+    pub(crate) fn prepare(&self, case: &Case) -> Result<Before> {
+        let mut before = Before::default();
+        if case.has_pre {
+            let tools = self.scratch.tools()?;
+            let path = std::env::var("PATH").unwrap_or_default();
+            let mut shell = Command::new("sh");
+            shell
+                .arg("pre.sh")
+                .current_dir(&case.folder)
+                .env("PATH", format!("{}:{path}", tools.display()));
+            output(&mut shell)?;
+            before.dumps = dumps()?;
+        }
+        before.node = node_addresses()?;
+        Ok(before)
     }
-    let settings_before = settings(Path::new("/proc/sys/net"))?;
-    let mut before = Before::default();
-    if let Some(start) = start {
-        load(start, case, &scratch)?;
-        before.dumps = dumps()?;
-    } else if case.has_pre {
-        let tools = scratch.tools()?;
-        let path = std::env::var("PATH").unwrap_or_default();
-        let mut shell = Command::new("sh");
-        shell
-            .arg("pre.sh")
-            .current_dir(&case.folder)
-            .env("PATH", format!("{}:{path}", tools.display()));
-        output(&mut shell)?;
-        before.dumps = dumps()?;
+
+    /// Makes the kernel hold what upstream left for a case, with the operator's tools.
+    pub(crate) fn load(&self, case: &Case) -> Result<Before> {
+        let dump = |table: Table| case.expected.get(&table).map_or("", String::as_str);
+        let (created, added): (Vec<&str>, Vec<&str>) = dump(Table::IpsetSave)
+            .lines()
+            .partition(|line| line.starts_with("create"));
+        let sets = [created, added, vec![""]].concat().join("\n");
+        let mut links = "link add kube-ipvs0 type dummy\n".to_owned();
+        for address in dump(Table::KubeIpvs0Addresses).lines() {
+            links.extend(["address add ", address, " dev kube-ipvs0\n"]);
+        }
+        let restore = |tables: &str| format!("{tables}-{}-restore", lab::iptables_backend());
+        for (command, input) in [
+            ("ip -batch -", links.as_str()),
+            ("ipset restore", &sets),
+            (&restore("iptables"), dump(Table::IptablesSave)),
+            (&restore("ip6tables"), dump(Table::Ip6tablesSave)),
+            ("ipvsadm -R", dump(Table::IpvsadmSave)),
+        ] {
+            self.scratch.feed(command, input)?;
+        }
+        self.settle(None, case)?;
+        Ok(Before {
+            dumps: case.expected.clone(),
+            node: node_addresses()?,
+        })
     }
-    before.node = addresses_on(|device| !matches!(device, "lo" | "kube-ipvs0"))?
+
+    /// Gives the settings that upstream left for a case, in the place of those for the one before it: no proxy undoes them.
+    pub(crate) fn settle(&self, before: Option<&Case>, case: &Case) -> Result<()> {
+        let changes = |case: &Case| -> Result<Vec<(String, String)>> {
+            let lines = case
+                .expected
+                .get(&Table::SysctlChanges)
+                .map_or("", String::as_str);
+            let change = |line: &str| {
+                let (key, value) = line.split_once(':').context("sysctl-changes")?;
+                Ok((key.to_owned(), value.to_owned()))
+            };
+            lines.lines().map(change).collect()
+        };
+        for (key, _) in before.map(changes).transpose()?.unwrap_or_default() {
+            let value = self.settings.get(&key);
+            set(&key, value.with_context(|| format!("there is no {key}"))?)?;
+        }
+        for (key, value) in changes(case)? {
+            set(&key, &value)?;
+        }
+        // `Timeout (tcp tcpfin udp): 900 120 300`
+        let timeouts = case.expected.get(&Table::IpvsTimeouts);
+        if let Some((_, seconds)) = timeouts.and_then(|line| line.split_once(": ")) {
+            let mut command = Command::new("ipvsadm");
+            output(command.arg("--set").args(seconds.split_whitespace()))?;
+        }
+        Ok(())
+    }
+
+    /// Starts the daemon with the objects and flags of a case, ends it after the first sync of both families, and dumps what it
+    /// leaves.
+    pub(crate) fn serve(&self, case: &Case, program: Program<'_>, check: Check) -> Result<Dumps> {
+        let server = Server::spawn(Options {
+            kubernetes_service: true,
+            ..Options::default()
+        })
+        .context("cannot start the API server fixture")?;
+        server.apply_yaml(&case.objects).context("objects.yaml")?;
+        let kubeconfig = self.scratch.0.join("kubeconfig");
+        fs::write(&kubeconfig, server.kubeconfig())?;
+        let flags = [
+            format!("--proxy-mode={}", program.mode),
+            format!("--kubeconfig={}", kubeconfig.display()),
+            format!("--iptables-backend={}", lab::iptables_backend()),
+        ];
+        let command = |first: &[&str]| {
+            let mut command = Command::new(program.file);
+            command.args(first).args(&flags).args(&case.flags);
+            command
+        };
+        let foretold = if check == Check::Unasked {
+            None
+        } else {
+            let mut ask = command(&["check", "--output=json"]);
+            Some(foretold(&mut ask, check == Check::Nothing)?)
+        };
+        let mut daemon = Running::start(command(&[]))?;
+        let mut written = 0;
+        for _family in 0..2 {
+            let line = daemon.wait_for("first sync done", SYNCED_WITHIN)?;
+            written += writes(&line).with_context(|| format!("how many writes: {line}"))?;
+        }
+        if let Some(foretold) = foretold {
+            ensure!(
+                written == foretold,
+                "`check` foretold {foretold} writes, and the start made {written}"
+            );
+        }
+        let mut found = Dumps::new();
+        if let Some(expected) = case.expected.get(&Table::HealthCheckNodePort) {
+            let answers = health_checks(&server, expected)?;
+            found.insert(Table::HealthCheckNodePort, answers);
+        }
+        let output = daemon.stop(DONE_WITHIN)?;
+        ensure!(
+            output.status.success(),
+            "kube-proxy ended with {}; it said:\n{}",
+            output.status,
+            daemon.said()
+        );
+
+        // What it leaves is what it hands on.
+        found.extend(dumps()?);
+        let after = settings(Path::new("/proc/sys/net"))?;
+        let is_changed = |(key, value): &(&String, &String)| {
+            self.settings.get(*key).is_some_and(|old| old != *value)
+        };
+        let changes = after.iter().filter(is_changed);
+        let changes = changes.flat_map(|(key, value)| [key, ":", value, "\n"]);
+        found.insert(Table::SysctlChanges, changes.collect());
+        Ok(found)
+    }
+}
+
+fn set(key: &str, value: &str) -> Result<()> {
+    fs::write(Path::new("/proc/sys").join(key), value).with_context(|| format!("cannot set {key}"))
+}
+
+/// Addresses on all interfaces but `lo` and `kube-ipvs0`.
+fn node_addresses() -> Result<BTreeSet<String>> {
+    let addresses = addresses_on(|device| !matches!(device, "lo" | "kube-ipvs0"))?;
+    Ok(addresses
         .iter()
         .map(|address| without_prefix(address))
-        .collect();
-
-    let server = Server::spawn(Options {
-        kubernetes_service: true,
-        ..Options::default()
-    })
-    .context("cannot start the API server fixture")?;
-    server.apply_yaml(&case.objects).context("objects.yaml")?;
-    let kubeconfig = scratch.0.join("kubeconfig");
-    fs::write(&kubeconfig, server.kubeconfig())?;
-    let flags = [
-        format!("--proxy-mode={mode}"),
-        format!("--kubeconfig={}", kubeconfig.display()),
-        format!("--iptables-backend={}", lab::iptables_backend()),
-    ];
-    let command = |first: &[&str]| {
-        let mut command = Command::new(kube_proxy);
-        command.args(first).args(&flags).args(&case.flags);
-        command
-    };
-    let foretold = start
-        .map(|start| {
-            foretold(
-                &mut command(&["check", "--output=json"]),
-                start.folder == case.folder,
-            )
-        })
-        .transpose()?;
-    let mut daemon = Running::start(command(&[]))?;
-    let mut written = 0;
-    for _family in 0..2 {
-        let line = daemon.wait_for("first sync done", SYNCED_WITHIN)?;
-        written += writes(&line).with_context(|| format!("how many writes: {line}"))?;
-    }
-    if let Some(foretold) = foretold {
-        ensure!(
-            written == foretold,
-            "`check` foretold {foretold} writes, and the start made {written}"
-        );
-    }
-    let mut found = Dumps::new();
-    if let Some(expected) = case.expected.get(&Table::HealthCheckNodePort) {
-        let answers = health_checks(&server, expected)?;
-        found.insert(Table::HealthCheckNodePort, answers);
-    }
-    let output = daemon.stop(DONE_WITHIN)?;
-    ensure!(
-        output.status.success(),
-        "kube-proxy ended with {}; it said:\n{}",
-        output.status,
-        daemon.said()
-    );
-
-    // What it leaves is what it hands on.
-    found.extend(dumps()?);
-    let after = settings(Path::new("/proc/sys/net"))?;
-    let changes = after
-        .iter()
-        .filter(|(key, value)| settings_before.get(*key).is_some_and(|old| old != *value));
-    let changes = changes
-        .flat_map(|(key, value)| [key.as_str(), ":", value, "\n"])
-        .collect();
-    found.insert(Table::SysctlChanges, changes);
-    Ok((before, found))
+        .collect())
 }
 
-/// Makes the kernel hold what upstream left for the case `start`, with the operator's tools; with the settings of `case`, since
-/// no proxy undoes those of another.
-fn load(start: &Case, case: &Case, scratch: &Scratch) -> Result<()> {
-    let dump = |table: Table| {
-        let is_setting = matches!(table, Table::IpvsTimeouts | Table::SysctlChanges);
-        let of = if is_setting { case } else { start };
-        of.expected.get(&table).map_or("", String::as_str)
-    };
-    let (created, added): (Vec<&str>, Vec<&str>) = dump(Table::IpsetSave)
-        .lines()
-        .partition(|line| line.starts_with("create"));
-    let sets = [created, added, vec![""]].concat().join("\n");
-    let mut links = "link add kube-ipvs0 type dummy\n".to_owned();
-    for address in dump(Table::KubeIpvs0Addresses).lines() {
-        links.extend(["address add ", address, " dev kube-ipvs0\n"]);
-    }
-    let file = scratch.0.join("state");
-    let restore = |tables: &str| format!("{tables}-{}-restore", lab::iptables_backend());
-    for (command, input) in [
-        ("ip -batch -", links.as_str()),
-        ("ipset restore", &sets),
-        (&restore("iptables"), dump(Table::IptablesSave)),
-        (&restore("ip6tables"), dump(Table::Ip6tablesSave)),
-        ("ipvsadm -R", dump(Table::IpvsadmSave)),
-    ] {
-        fs::write(&file, input)?;
-        let mut words = command.split(' ');
-        let mut command = Command::new(words.next().unwrap_or_default());
-        output(command.args(words).stdin(fs::File::open(&file)?))?;
-    }
-    // `Timeout (tcp tcpfin udp): 900 120 300`
-    if let Some((_, seconds)) = dump(Table::IpvsTimeouts).split_once(": ") {
-        output(
-            Command::new("ipvsadm")
-                .arg("--set")
-                .args(seconds.split_whitespace()),
-        )?;
-    }
-    for line in dump(Table::SysctlChanges).lines() {
-        let (key, value) = line.split_once(':').context("sysctl-changes")?;
-        fs::write(Path::new("/proc/sys").join(key), value)
-            .with_context(|| format!("cannot set {key}"))?;
-    }
-    Ok(())
-}
-
-/// How many writes `check` foretells, of both families; nothing at all where the state is the wanted one, `is_own`.
-fn foretold(check: &mut Command, is_own: bool) -> Result<u64> {
+/// How many writes `check` foretells, of both families; an error if any, and `is_wanted`: the state is the wanted one.
+fn foretold(check: &mut Command, is_wanted: bool) -> Result<u64> {
     let (_, stdout, stderr) = finished(check)?;
     let answer: Value = serde_json::from_str(&stdout)
         .with_context(|| format!("`check` said {stdout:?} {stderr:?}"))?;
     let would_change = answer.pointer("/wouldChange").and_then(Value::as_bool);
     ensure!(
-        !is_own || would_change == Some(false),
+        !is_wanted || would_change == Some(false),
         "`check` foretells changes where upstream left all that is wanted: {stdout}"
     );
     let of = |family| answer.pointer(family).and_then(Value::as_u64).unwrap_or(0);
@@ -355,19 +403,17 @@ fn finished(command: &mut Command) -> Result<(bool, String, String)> {
 }
 
 /// The namespace of the wire's other end.
+#[derive(Debug)]
 struct Peer(String);
 
 impl Peer {
     /// Makes the namespace, the wire to it, and this end's addresses and routes.
-    fn connect() -> Result<Self> {
+    fn connect(scratch: &Scratch) -> Result<Self> {
         let peer = Self(format!("golden-{}", std::process::id()));
-        let ip =
-            |line: &str| output(Command::new("ip").args(line.replace("PEER", &peer.0).split(' ')));
-        ip("netns add PEER")?;
-        for line in NETWORK {
-            ip(line)?;
-        }
-        ip("-n PEER link set eth0 up")?;
+        output(Command::new("ip").args(["netns", "add", &peer.0]))?;
+        let lines = NETWORK.join("\n").replace("PEER", &peer.0);
+        scratch.feed("ip -batch -", &(lines + "\n"))?;
+        output(Command::new("ip").args(["-n", &peer.0, "link", "set", "eth0", "up"]))?;
         Ok(peer)
     }
 }
@@ -379,6 +425,7 @@ impl Drop for Peer {
 }
 
 /// A folder of this run.
+#[derive(Debug)]
 struct Scratch(PathBuf);
 
 impl Scratch {
@@ -386,6 +433,15 @@ impl Scratch {
         let folder = std::env::temp_dir().join(format!("golden-{}", std::process::id()));
         fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
         Ok(Self(folder))
+    }
+
+    /// Runs a command that reads `input`.
+    fn feed(&self, command: &str, input: &str) -> Result<()> {
+        let file = self.0.join("input");
+        fs::write(&file, input)?;
+        let mut words = command.split(' ');
+        let mut command = Command::new(words.next().unwrap_or_default());
+        output(command.args(words).stdin(fs::File::open(&file)?)).map(drop)
     }
 
     /// A folder in which `iptables` is that of the lab's backend.

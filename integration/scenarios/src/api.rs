@@ -11,7 +11,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow};
-use apiserver::{Cluster, Kind, Options, Request, Server};
+use apiserver::{Cluster, Kind, Options, Request, Server, Tls};
 use lab::Place;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use serde_json::Value;
@@ -24,6 +24,8 @@ pub struct ApiServer {
     watch_list: bool,
     objects: Cluster,
     server: Option<Server>,
+    /// And the token that it takes then.
+    tls: Option<(Tls, String)>,
 }
 
 impl ApiServer {
@@ -40,6 +42,7 @@ impl ApiServer {
             watch_list,
             objects,
             server: None,
+            tls: None,
         })
     }
 
@@ -89,12 +92,19 @@ impl ApiServer {
         self.objects.compact();
     }
 
+    /// From its next start on, it serves HTTPS, and this token is the one that is good.
+    pub fn secure(&mut self, tls: Tls, token: &str) {
+        self.tls = Some((tls, token.to_owned()));
+    }
+
     /// Starts to serve, on the same port as before.
     pub fn start(&mut self) -> Result<()> {
         let listener = Some(listen(&self.place, self.address)?);
         let options = Options {
             listener,
             watch_list: self.watch_list,
+            tls: self.tls.as_ref().map(|(tls, _)| tls.clone()),
+            tokens: self.tls.as_ref().map(|(_, token)| vec![token.clone()]),
             ..Options::default()
         };
         self.server = Some(Server::spawn_on(self.objects.clone(), options)?);

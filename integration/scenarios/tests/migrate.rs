@@ -2,6 +2,7 @@
 //!
 //! The node is that of the golden cases; what upstream 1.36.2 left on it for `dualstack` is loaded with the operator's tools.
 
+use std::ops::Range;
 use std::os::unix::fs::PermissionsExt as _;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -57,6 +58,8 @@ const IPTABLES_MODE: Left = Left {
 };
 /// Between two requests of one way.
 const PAUSE: Duration = Duration::from_millis(20);
+/// Connections held open by each way.
+const HELD: usize = 2;
 const CLUSTER_IP: &str = "10.96.10.10:80";
 const NODE_PORT: &str = "192.168.99.10:30080";
 const LOAD_BALANCER_IP: &str = "203.0.113.10:80";
@@ -245,32 +248,41 @@ impl Programmed {
         ]
     }
 
-    /// Opens connections, tells the story while each way is asked anew all the time, and asks the open ones again: the same pods
-    /// must answer, and nothing may have failed. The open ones are not masqueraded: among very many new ones, one that is may be
-    /// lost under IPVS, also when nothing is written.
+    /// Opens connections by each way, tells the story while each way is asked anew all the time, and asks the open ones again: the
+    /// same pods must answer, and nothing may have failed.
     fn under_traffic(&self, story: impl FnOnce() -> Result<()>) -> Result<()> {
+        let ways = self.ways();
         let mut open = Vec::new();
-        for _ in 0..4 {
-            let dial = self.client.dial(Transport::Tcp, at(CLUSTER_IP));
-            let mut connection = dial.timeout(SOON).open()?;
-            let who = connection.ask()?.who;
-            open.push((connection, who));
+        for ((from, to), ports) in ways.iter().zip(ports()) {
+            for port in ports.take(HELD) {
+                let dial = from.dial(Transport::Tcp, at(to)).from_port(port);
+                let mut connection = dial.timeout(SOON).open()?;
+                let who = connection.ask()?.who;
+                open.push((connection, who, format!("{} to {to}", from.name())));
+            }
         }
         let is_told = AtomicBool::new(false);
-        let ask = |(from, to): (&Place, &str)| {
-            let mut times = 0;
-            while times == 0 || !is_told.load(Ordering::Relaxed) {
-                let dial = from.dial(Transport::Tcp, at(to)).timeout(SOON);
+        let ask = |(from, to): (&Place, &str), ports: Range<u16>| {
+            for (times, port) in ports.skip(HELD).enumerate() {
+                if times > 0 && is_told.load(Ordering::Relaxed) {
+                    return Ok::<usize, anyhow::Error>(times);
+                }
+                let dial = from
+                    .dial(Transport::Tcp, at(to))
+                    .from_port(port)
+                    .timeout(SOON);
                 let asked = dial.reset_on_close().ask();
                 asked.with_context(|| format!("{} asks {to}, time {times}", from.name()))?;
-                times += 1;
                 thread::sleep(PAUSE);
             }
-            Ok::<usize, anyhow::Error>(times)
+            anyhow::bail!("{} has no port left to ask {to} from", from.name())
         };
         let ask = &ask;
         let asked = thread::scope(|scope| {
-            let ways = self.ways().map(|way| scope.spawn(move || ask(way)));
+            let ways = ways.into_iter().zip(ports());
+            let ways: Vec<_> = ways
+                .map(|(way, ports)| scope.spawn(move || ask(way, ports)))
+                .collect();
             let told = story();
             is_told.store(true, Ordering::Relaxed);
             let mut asked = Vec::new();
@@ -283,8 +295,9 @@ impl Programmed {
             told.map(|()| asked)
         })?;
         println!("    requests by way: {asked:?}");
-        for (connection, who) in &mut open {
-            let answer = connection.ask().context("an open connection")?;
+        for (connection, who, way) in &mut open {
+            let answer = connection.ask();
+            let answer = answer.with_context(|| format!("an open connection from {way}"))?;
             assert_eq!(&answer.who, who);
         }
         Ok(())
@@ -297,6 +310,15 @@ impl Programmed {
         let argv = [program.as_str()].into_iter().chain(first.iter().copied());
         Ok(self.node.run(argv.chain(flags))?)
     }
+}
+
+/// Source ports for each of [`Programmed::ways`]. They are disjoint: IPVS finds the connection of a packet on its way back by the
+/// client's address and port and the pod's alone, so that of two connections from one port to one pod, by different addresses of a
+/// Service, the older one would starve.
+fn ports() -> impl Iterator<Item = Range<u16>> {
+    (10_000..30_000)
+        .step_by(3_000)
+        .map(|first| first..first + 3_000)
 }
 
 fn no_request_fails_and_no_connection_ends_while_the_image_is_swapped_and_back(

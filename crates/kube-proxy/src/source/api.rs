@@ -6,30 +6,36 @@
 //!   the own Node ───┘        └─▶ Outage: says once that the server is away, and once that it is back
 //! ```
 //!
-//! `kube` does what is common to all clients: kubeconfig, certificates, TLS, HTTP. Listing and watching is done here, in
-//! `list_watch`, which says why, and so is the token of a service account, in `token`.
+//! `kube` does what is common to all clients: kubeconfig, TLS, HTTP. Listing and watching is done here, in `list_watch`,
+//! which says why, and so are the token of a service account, in `token`, and what certificates come from files, in
+//! `connection`.
 
+mod connection;
 mod http_proxy;
+mod in_cluster;
 mod list_watch;
 mod outage;
 mod token;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use futures::Stream;
 use http::Uri;
-use kube::client::ClientBuilder;
-use kube::config::{Cluster, KubeConfigOptions, Kubeconfig};
+use kube::client::{ClientBuilder, ConfigExt as _};
+use kube::config::{Cluster, KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::{Client, Config};
 use proxy::{Event, Kind};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
+use tower::Layer as _;
+use tower::util::option_layer;
 
 use super::StartError;
 use crate::metrics::{CountRequests, Metrics};
+use connection::{Connection, Files};
 use list_watch::{ListWatch, Resource};
 use outage::Outage;
 
@@ -57,22 +63,18 @@ impl Server {
         metrics: &Metrics,
     ) -> Result<Self, StartError> {
         let master = master.map(master_url).transpose()?;
-        let (mut config, proxy) = match (kubeconfig, &master) {
-            (Some(path), _) => from_kubeconfig(path).await?,
-            (None, Some(url)) => (Config::new(url.clone()), None),
-            (None, None) => {
-                let config = Config::incluster().map_err(|error| StartError::Api {
-                    what: "the API server of this Pod".to_owned(),
-                    reason: root_cause(&error),
-                    advice: "outside of a cluster, give --kubeconfig, --master or --manifests",
-                })?;
-                (config, None)
-            }
+        let Access {
+            mut config,
+            proxy,
+            files,
+        } = match (kubeconfig, &master) {
+            (Some(path), _) => from_file(path).await?,
+            (None, Some(url)) => Access::without_credentials(url),
+            (None, None) => of_this_pod(Path::new(in_cluster::FOLDER), environment).await?,
         };
         if let Some(url) = master {
             config.cluster_url = url;
         }
-        let environment = |name: &str| std::env::var(name).ok();
         config.proxy_url = http_proxy::choose(proxy.as_deref(), &config.cluster_url, environment)
             .map_err(|reason| StartError::Api {
             what: format!("API server {}", config.cluster_url),
@@ -93,11 +95,16 @@ impl Server {
                 .map_or(text, |(_, host)| host)
                 .to_owned()
         });
-        let client = ClientBuilder::try_from(config).map_err(|error| StartError::Api {
+        let wrong = |error: kube::Error| StartError::Api {
             what: format!("API server {url}"),
-            reason: root_cause(&error),
+            reason: error.to_string(),
             advice: "correct the credentials and certificates in the kubeconfig",
-        })?;
+        };
+        let (base, headers) = (config.base_uri_layer(), config.extra_headers_layer());
+        let authorization = option_layer(config.auth_layer().map_err(wrong)?);
+        let connection = Connection::new(config, files).map_err(wrong)?;
+        let connection = authorization.layer(headers.map_err(wrong)?.layer(connection));
+        let client = ClientBuilder::new(base.layer(connection), "default");
         let count = CountRequests::new(metrics.clone(), &host.unwrap_or_default());
         let client = client.with_layer(&token).with_layer(&count).build();
         Ok(Self { client, url })
@@ -169,30 +176,111 @@ impl Stream for Events {
     }
 }
 
-/// Also the `proxy-url` that it gives.
-async fn from_kubeconfig(path: &Path) -> Result<(Config, Option<String>), StartError> {
+/// What is known of a server and its client.
+struct Access {
+    config: Config,
+    /// `proxy-url`.
+    proxy: Option<String>,
+    files: Files,
+}
+
+impl Access {
+    fn without_credentials(url: &Uri) -> Self {
+        Self {
+            config: Config::new(url.clone()),
+            proxy: None,
+            files: Files::default(),
+        }
+    }
+
+    /// By the current context. `what` the kubeconfig is called.
+    async fn by(mut kubeconfig: Kubeconfig, what: &str) -> Result<Self, StartError> {
+        let proxy = cluster(&mut kubeconfig).and_then(|cluster| cluster.proxy_url.take());
+        let authority = cluster(&mut kubeconfig).and_then(|cluster| {
+            let is_inline = cluster.certificate_authority_data.is_some();
+            let is_used = !is_inline && cluster.insecure_skip_tls_verify != Some(true);
+            cluster.certificate_authority.clone().filter(|_| is_used)
+        });
+        let options = KubeConfigOptions::default();
+        let config = Config::from_custom_kubeconfig(kubeconfig, &options).await;
+        let config = config.map_err(|error| StartError::Api {
+            what: what.to_owned(),
+            advice: match error {
+                KubeconfigError::LoadCertificateAuthority(_)
+                | KubeconfigError::ParseCertificates(_) => {
+                    "correct its certificate-authority or certificate-authority-data, or the file that it names"
+                }
+                _ => "correct the file: it needs a current-context with a cluster",
+            },
+            reason: error.to_string(),
+        })?;
+        if config.root_cert.as_ref().is_some_and(Vec::is_empty) {
+            return Err(StartError::Api {
+                what: what.to_owned(),
+                reason: "there is no certificate in its certificate authority".to_owned(),
+                advice: "correct its certificate-authority or certificate-authority-data",
+            });
+        }
+        let user = &config.auth_info;
+        let file = |path: &Option<String>, is_inline: bool| {
+            let path = path.as_ref().filter(|_| !is_inline);
+            path.map(PathBuf::from)
+        };
+        let files = Files {
+            authority: authority.map(PathBuf::from),
+            certificate: file(
+                &user.client_certificate,
+                user.client_certificate_data.is_some(),
+            ),
+            key: file(&user.client_key, user.client_key_data.is_some()),
+        };
+        Ok(Self {
+            config,
+            proxy,
+            files,
+        })
+    }
+}
+
+fn environment(name: &str) -> Option<String> {
+    std::env::var(name).ok()
+}
+
+async fn of_this_pod(
+    folder: &Path,
+    variable: impl Fn(&str) -> Option<String>,
+) -> Result<Access, StartError> {
+    let what = "the API server of this Pod";
+    let kubeconfig = in_cluster::kubeconfig(folder, variable);
+    let kubeconfig = kubeconfig.map_err(|reason| StartError::Api {
+        what: what.to_owned(),
+        reason,
+        advice: "outside of a cluster, give --kubeconfig, --master or --manifests",
+    })?;
+    Access::by(kubeconfig, what).await
+}
+
+async fn from_file(path: &Path) -> Result<Access, StartError> {
+    let what = format!("kubeconfig {}", path.display());
     let failed = |error: &dyn std::error::Error, advice| StartError::Api {
-        what: format!("kubeconfig {}", path.display()),
+        what: what.clone(),
         reason: root_cause(error),
         advice,
     };
     // Read here first, for the plain reasons: it is not there, or may not be read.
     std::fs::read(path).map_err(|error| failed(&error, "correct --kubeconfig"))?;
-    let mut kubeconfig =
+    let kubeconfig =
         Kubeconfig::read_from(path).map_err(|error| failed(&error, "correct the file"))?;
     if let Some(plugin) = plugin(&kubeconfig) {
         return Err(StartError::Api {
-            what: format!("kubeconfig {}", path.display()),
+            what,
             reason: format!(
                 "its user's credentials come from {plugin}, which this program does not run"
             ),
             advice: "give the user a token, a tokenFile, or a client certificate with its key",
         });
     }
-    let proxy = cluster(&mut kubeconfig).and_then(|cluster| cluster.proxy_url.take());
-    let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await;
-    let advice = "correct the file: it needs a current-context with a cluster";
-    Ok((config.map_err(|error| failed(&error, advice))?, proxy))
+    Access::by(kubeconfig, &what).await
 }
 
 /// The current context's.

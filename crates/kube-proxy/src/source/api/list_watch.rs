@@ -40,6 +40,7 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{debug, warn};
 
+use super::connection::Untrusted;
 use super::outage::{Failure, Outage};
 use super::root_cause;
 use crate::decode::{self, kind_name};
@@ -122,8 +123,13 @@ impl End {
         Self::Failed(Failure::Nonsense(what.into()))
     }
 
-    fn unreachable(error: &dyn std::error::Error) -> Self {
-        Self::Failed(Failure::Unreachable(root_cause(error)))
+    fn unreachable(error: &(dyn std::error::Error + 'static)) -> Self {
+        let mut causes = std::iter::successors(Some(error), |error| error.source());
+        let untrusted = causes.find_map(|cause| cause.downcast_ref::<Untrusted>());
+        Self::Failed(match untrusted {
+            Some(untrusted) => Failure::Untrusted(untrusted.clone()),
+            None => Failure::Unreachable(root_cause(error)),
+        })
     }
 
     fn silent(limit: Duration) -> Self {

@@ -6,6 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use proxy::Kind;
 use tracing::{debug, info, warn};
 
+use super::connection::Untrusted;
 use crate::decode::kind_name;
 
 /// Why listing or watching failed.
@@ -13,6 +14,8 @@ use crate::decode::kind_name;
 pub(super) enum Failure {
     /// The server cannot be talked to.
     Unreachable(String),
+    /// It is there, but one side does not believe the other's certificate.
+    Untrusted(Untrusted),
     /// It answers with an error status.
     Refused { code: u16, message: String },
     /// It answers with something that no API server says.
@@ -23,6 +26,7 @@ impl Failure {
     /// Failures that are alike are one outage.
     fn is_like(&self, other: &Self) -> bool {
         match (self, other) {
+            (Self::Untrusted(one), Self::Untrusted(two)) => one.advice == two.advice,
             (Self::Unreachable(_), Self::Unreachable(_))
             | (Self::Nonsense(_), Self::Nonsense(_)) => true,
             (Self::Refused { code: one, .. }, Self::Refused { code: two, .. }) => one == two,
@@ -81,6 +85,10 @@ impl Outage {
             Failure::Unreachable(cause) => (
                 format!("cannot be reached: {cause}"),
                 "check that it runs and that this node reaches it",
+            ),
+            Failure::Untrusted(untrusted) => (
+                format!("cannot be talked to: {untrusted}"),
+                &*untrusted.advice,
             ),
             Failure::Refused { code, message } => (
                 format!("refuses to list or watch {kind}s: {message} ({code})"),

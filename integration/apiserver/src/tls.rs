@@ -1,0 +1,163 @@
+//! HTTPS, and who may ask: certificates made at run time, checked client certificates, and bearer tokens.
+//!
+//! As a real server does, it asks each client for a certificate and serves those without one by their token; unlike a real
+//! one, it ends the handshake when a certificate is not of the authority, where a real one answers 401. It speaks
+//! HTTP/1.1 only, and says so (ALPN).
+
+use std::collections::BTreeSet;
+use std::io;
+use std::sync::Arc;
+
+use rcgen::{
+    BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedName, DnType,
+    ExtendedKeyUsagePurpose, IsCa, KeyPair, KeyUsagePurpose, date_time_ymd,
+};
+use tokio_rustls::rustls::crypto::ring;
+use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tokio_rustls::rustls::server::WebPkiClientVerifier;
+use tokio_rustls::rustls::{RootCertStore, ServerConfig};
+
+/// What HTTPS needs.
+#[derive(Debug, Clone)]
+pub struct Tls {
+    /// What the server shows.
+    pub identity: Identity,
+    /// The authority of client certificates, in PEM. Who shows a certificate of it needs no token.
+    pub clients: Option<String>,
+}
+
+/// A certificate and its key, both in PEM.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Identity {
+    /// The certificate.
+    pub certificate: String,
+    /// Its private key, as PKCS#8.
+    pub key: String,
+}
+
+/// A certificate authority with a new key.
+#[derive(Debug)]
+pub struct Authority(CertifiedIssuer<'static, KeyPair>);
+
+impl Authority {
+    /// An authority called `name`.
+    pub fn new(name: &str) -> io::Result<Self> {
+        let mut params = named(&[], name)?;
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        let key = KeyPair::generate().map_err(io::Error::other)?;
+        let issuer = CertifiedIssuer::self_signed(params, key);
+        issuer.map(Self).map_err(io::Error::other)
+    }
+
+    /// Its certificate, in PEM.
+    pub fn certificate(&self) -> String {
+        self.0.pem()
+    }
+
+    /// For a server with these host names and addresses.
+    pub fn server(&self, names: &[&str]) -> io::Result<Identity> {
+        let mut params = named(names, "kube-apiserver")?;
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+        self.sign(&params)
+    }
+
+    /// The same, but it expired with the year 2000.
+    pub fn expired_server(&self, names: &[&str]) -> io::Result<Identity> {
+        let mut params = named(names, "kube-apiserver")?;
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+        params.not_before = date_time_ymd(2000, 1, 1);
+        params.not_after = date_time_ymd(2000, 12, 31);
+        self.sign(&params)
+    }
+
+    /// For a client, the user `name`.
+    pub fn client(&self, name: &str) -> io::Result<Identity> {
+        let mut params = named(&[], name)?;
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+        self.sign(&params)
+    }
+
+    fn sign(&self, params: &CertificateParams) -> io::Result<Identity> {
+        let key = KeyPair::generate().map_err(io::Error::other)?;
+        let certificate = params.signed_by(&key, &self.0).map_err(io::Error::other)?;
+        Ok(Identity {
+            certificate: certificate.pem(),
+            key: key.serialize_pem(),
+        })
+    }
+}
+
+fn named(names: &[&str], common: &str) -> io::Result<CertificateParams> {
+    let names: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();
+    let mut params = CertificateParams::new(names).map_err(io::Error::other)?;
+    params.distinguished_name = DistinguishedName::new();
+    params.distinguished_name.push(DnType::CommonName, common);
+    Ok(params)
+}
+
+/// As the TLS library wants it; the error says what of it cannot be used.
+pub(crate) fn config(tls: &Tls) -> io::Result<Arc<ServerConfig>> {
+    let provider = Arc::new(ring::default_provider());
+    let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
+        .with_safe_default_protocol_versions()
+        .map_err(io::Error::other)?;
+    let builder = match &tls.clients {
+        Some(authority) => {
+            let mut roots = RootCertStore::empty();
+            for certificate in certificates(authority)? {
+                roots.add(certificate).map_err(io::Error::other)?;
+            }
+            let verifier = WebPkiClientVerifier::builder_with_provider(roots.into(), provider);
+            let verifier = verifier.allow_unauthenticated().build();
+            builder.with_client_cert_verifier(verifier.map_err(io::Error::other)?)
+        }
+        None => builder.with_no_client_auth(),
+    };
+    let key = PrivateKeyDer::from_pem_slice(tls.identity.key.as_bytes());
+    let chain = certificates(&tls.identity.certificate)?;
+    let config = builder.with_single_cert(chain, key.map_err(io::Error::other)?);
+    let mut config = config.map_err(io::Error::other)?;
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    Ok(Arc::new(config))
+}
+
+fn certificates(pem: &str) -> io::Result<Vec<CertificateDer<'static>>> {
+    CertificateDer::pem_slice_iter(pem.as_bytes())
+        .collect::<Result<_, _>>()
+        .map_err(io::Error::other)
+}
+
+/// Whether a request may be answered: all may, unless there are `tokens` or `by_certificate`.
+pub(crate) fn is_allowed(
+    tokens: Option<&BTreeSet<String>>,
+    by_certificate: bool,
+    has_certificate: bool,
+    authorization: &str,
+) -> bool {
+    let has_token = || {
+        let token = authorization.strip_prefix("Bearer ");
+        tokens.is_some_and(|tokens| token.is_some_and(|token| tokens.contains(token)))
+    };
+    has_certificate || (tokens.is_none() && !by_certificate) || has_token()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_may_ask() {
+        let tokens = BTreeSet::from(["secret".to_owned()]);
+        assert!(is_allowed(None, false, false, ""));
+        assert!(!is_allowed(None, true, false, ""));
+        assert!(is_allowed(None, true, true, ""));
+        assert!(is_allowed(Some(&tokens), false, false, "Bearer secret"));
+        for wrong in ["", "secret", "Bearer old", "Basic secret"] {
+            assert!(!is_allowed(Some(&tokens), true, false, wrong), "{wrong}");
+        }
+        assert!(is_allowed(Some(&tokens), true, true, "Bearer old"));
+        assert!(!is_allowed(Some(&BTreeSet::new()), false, false, "Bearer "));
+    }
+}
