@@ -1,8 +1,8 @@
 //! Changes of this node's addresses, told by the kernel as they happen (rtnetlink multicast groups of rtnetlink(7)).
 //!
 //! Only that something changed is told: what the addresses are is read with everything else. Changes on `kube-ipvs0` are
-//! our own, and link-local ones serve no NodePort, so neither counts. When the kernel had to drop messages, anything may
-//! have changed, which counts. It should not have to: a task of its own reads them, also while the loop waits for a sync that
+//! our own, and link-local ones serve no NodePort, so neither counts; but that the link itself is gone does, with all its
+//! addresses. When the kernel had to drop messages, anything may have changed, which counts. It should not have to: a task of its own reads them, also while the loop waits for a sync that
 //! binds thousands, and there is room for many.
 
 use std::io;
@@ -19,8 +19,12 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tracing::debug;
 
-/// `RTNLGRP_IPV4_IFADDR` and `RTNLGRP_IPV6_IFADDR` of linux/rtnetlink.h.
-const GROUPS: [u32; 2] = [5, 9];
+/// `RTNLGRP_LINK`, `RTNLGRP_IPV4_IFADDR` and `RTNLGRP_IPV6_IFADDR` of linux/rtnetlink.h.
+const GROUPS: [u32; 3] = [1, 5, 9];
+
+/// Of linux/rtnetlink.h.
+const RTM_NEWLINK: u16 = 16;
+const RTM_DELLINK: u16 = 17;
 
 /// The link that holds the service addresses.
 const SERVICE_LINK: &str = "kube-ipvs0";
@@ -108,12 +112,16 @@ impl Subscription {
             let mut ready = self.socket.readable().await?;
             match ready.try_io(|socket| socket.get_ref().recv_from_full()) {
                 Ok(Ok((datagram, _))) => {
+                    if self.own_link.is_none() {
+                        self.own_link = own_link();
+                    }
                     if !matters(&datagram, self.own_link) {
                         continue;
                     }
-                    // Our link may be a new one.
-                    self.own_link = own_link();
-                    if matters(&datagram, self.own_link) {
+                    // Our link may be gone, or another one.
+                    let before = std::mem::replace(&mut self.own_link, own_link());
+                    let is_gone = before.is_some() && self.own_link != before;
+                    if is_gone || matters(&datagram, self.own_link) {
                         return Ok(());
                     }
                 }
@@ -145,9 +153,16 @@ fn own_link() -> Option<u32> {
     netdevice::name_to_index(&socket, SERVICE_LINK).ok()
 }
 
-/// Whether one of the messages in a datagram tells of an address that matters.
+/// Whether one of the messages in a datagram tells of an address that matters, or of the end of our link.
 fn matters(mut datagram: &[u8], own_link: Option<u32>) -> bool {
     while !datagram.is_empty() {
+        if let Some((kind, index, length)) = link(datagram) {
+            if kind == RTM_DELLINK && Some(index) == own_link {
+                return true;
+            }
+            datagram = after(datagram, length);
+            continue;
+        }
         let Ok(message) = NetlinkMessage::<RouteNetlinkMessage>::deserialize(datagram) else {
             // What cannot be read may be anything.
             return true;
@@ -160,12 +175,54 @@ fn matters(mut datagram: &[u8], own_link: Option<u32>) -> bool {
         {
             return true;
         }
-        let length = usize::try_from(message.header.length)
-            .unwrap_or(usize::MAX)
-            .next_multiple_of(4);
-        datagram = datagram.get(length..).unwrap_or_default();
+        datagram = after(datagram, message.header.length);
     }
     false
+}
+
+/// The kind, the link's index and the length of a message that a datagram begins with, if it tells of a link: a header
+/// (`struct nlmsghdr`), and `struct ifinfomsg`. Its attributes are many, change with the kernel, and do not matter.
+fn link(datagram: &[u8]) -> Option<(u16, u32, u32)> {
+    let [
+        l0,
+        l1,
+        l2,
+        l3,
+        k0,
+        k1,
+        _,
+        _,
+        _,
+        _,
+        _,
+        _,
+        _,
+        _,
+        _,
+        _,
+        _,
+        _,
+        _,
+        _,
+        i0,
+        i1,
+        i2,
+        i3,
+    ] = *datagram.first_chunk()?;
+    let length = u32::from_ne_bytes([l0, l1, l2, l3]);
+    let kind = u16::from_ne_bytes([k0, k1]);
+    let index = u32::from_ne_bytes([i0, i1, i2, i3]);
+    (matches!(kind, RTM_NEWLINK | RTM_DELLINK) && length >= 24).then_some((kind, index, length))
+}
+
+/// What follows a message of this length.
+fn after(datagram: &[u8], length: u32) -> &[u8] {
+    let length = usize::try_from(length)
+        .ok()
+        .and_then(|length| length.checked_next_multiple_of(4));
+    length
+        .and_then(|length| datagram.get(length..))
+        .unwrap_or_default()
 }
 
 fn is_link_local(message: &AddressMessage) -> bool {
@@ -206,6 +263,26 @@ mod tests {
         let both = [datagram(7, "10.96.0.1"), datagram(2, "192.168.0.1")].concat();
         assert!(matters(&both, Some(7)));
         assert!(matters(b"nonsense", Some(7)));
+    }
+
+    #[test]
+    fn of_links_only_the_end_of_ours_matters() {
+        let told = |kind: u16, index: u32| {
+            let mut bytes = vec![0; 36];
+            bytes[..4].copy_from_slice(&36_u32.to_ne_bytes());
+            bytes[4..6].copy_from_slice(&kind.to_ne_bytes());
+            bytes[20..24].copy_from_slice(&index.to_ne_bytes());
+            bytes
+        };
+        assert!(matters(&told(RTM_DELLINK, 7), Some(7)));
+        assert!(!matters(&told(RTM_DELLINK, 8), Some(7)));
+        assert!(!matters(&told(RTM_DELLINK, 7), None));
+        assert!(!matters(&told(RTM_NEWLINK, 7), Some(7)));
+        let then = [told(RTM_NEWLINK, 8), datagram(2, "192.168.0.1")].concat();
+        assert!(matters(&then, Some(7)));
+        let mut lying = told(RTM_NEWLINK, 8);
+        lying[..4].copy_from_slice(&u32::MAX.to_ne_bytes());
+        assert!(!matters(&lying, Some(7)));
     }
 
     #[tokio::test]
