@@ -1,7 +1,7 @@
 //! Compact forms of the Kubernetes objects that matter here.
 //!
 //! A source decodes JSON or YAML straight into these. At 10,000 Services with 50 endpoints each the k8s-openapi types
-//! would hold hundreds of megabytes; an IPv4 endpoint in an [`EndpointList`] is 16 bytes. Fields are the API's, after its defaults
+//! would hold hundreds of megabytes; an endpoint in an [`EndpointList`] is 5 bytes. Fields are the API's, after its defaults
 //! (`ready` nil is true, `protocol` absent is TCP, ...), so nothing later in the pipeline has to know defaults.
 
 use std::net::{IpAddr, Ipv4Addr};
@@ -152,31 +152,38 @@ impl From<EndpointView<'_>> for Endpoint {
     }
 }
 
-/// Endpoints, in half the memory where all are IPv4. There are 500,000 of these on a large node.
+/// Endpoints. A large node has 500,000 of them; where all are IPv4, and most alike but for their address, each takes 5 bytes.
 #[derive(Clone, PartialEq, Eq)]
 pub struct EndpointList(Packed);
 
 #[derive(Clone, PartialEq, Eq)]
 enum Packed {
-    /// If and only if all are.
-    V4(Box<[Endpoint4]>),
+    /// If and only if that is possible. States are in the order of their first use.
+    V4 {
+        states: Box<[State]>,
+        list: Box<[Endpoint4]>,
+    },
     Any(Box<[Endpoint]>),
 }
 
+/// All of an endpoint but its address.
 #[derive(Clone, PartialEq, Eq)]
-struct Endpoint4 {
-    address: Ipv4Addr,
+struct State {
     ready: bool,
     serving: bool,
     terminating: bool,
     placement: Arc<Placement>,
 }
 
+/// The address, and the number of the state.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Endpoint4(Ipv4Addr, u8);
+
 impl EndpointList {
     /// How many there are.
     pub fn len(&self) -> usize {
         match &self.0 {
-            Packed::V4(list) => list.len(),
+            Packed::V4 { list, .. } => list.len(),
             Packed::Any(list) => list.len(),
         }
     }
@@ -188,16 +195,19 @@ impl EndpointList {
 
     /// All, in their order.
     pub fn iter(&self) -> impl Iterator<Item = EndpointView<'_>> {
-        let (v4, any) = match &self.0 {
-            Packed::V4(list) => (&**list, &[][..]),
-            Packed::Any(list) => (&[][..], &**list),
+        let (states, v4, any) = match &self.0 {
+            Packed::V4 { states, list } => (&**states, &**list, &[][..]),
+            Packed::Any(list) => (&[][..], &[][..], &**list),
         };
-        let v4 = v4.iter().map(|endpoint| EndpointView {
-            address: endpoint.address.into(),
-            ready: endpoint.ready,
-            serving: endpoint.serving,
-            terminating: endpoint.terminating,
-            placement: &endpoint.placement,
+        let v4 = v4.iter().filter_map(|Endpoint4(address, number)| {
+            let state = states.get(usize::from(*number))?;
+            Some(EndpointView {
+                address: (*address).into(),
+                ready: state.ready,
+                serving: state.serving,
+                terminating: state.terminating,
+                placement: &state.placement,
+            })
         });
         v4.chain(any.iter().map(|endpoint| EndpointView {
             address: endpoint.address,
@@ -208,16 +218,31 @@ impl EndpointList {
         }))
     }
 
-    /// The placement of each, to be replaced by an equal one that is shared.
-    pub(crate) fn placements_mut(&mut self) -> impl Iterator<Item = &mut Arc<Placement>> {
-        let (v4, any) = match &mut self.0 {
-            Packed::V4(list) => (&mut **list, &mut [][..]),
-            Packed::Any(list) => (&mut [][..], &mut **list),
-        };
-        let any = any.iter_mut().map(|endpoint| &mut endpoint.placement);
-        v4.iter_mut()
-            .map(|endpoint| &mut endpoint.placement)
-            .chain(any)
+    /// None where one is IPv6, or too many states differ.
+    fn pack(endpoints: &[Endpoint]) -> Option<Packed> {
+        let mut states: Vec<State> = Vec::new();
+        let mut list = Vec::with_capacity(endpoints.len());
+        for endpoint in endpoints {
+            let IpAddr::V4(address) = endpoint.address else {
+                return None;
+            };
+            let state = State {
+                ready: endpoint.ready,
+                serving: endpoint.serving,
+                terminating: endpoint.terminating,
+                placement: Arc::clone(&endpoint.placement),
+            };
+            let known = states.iter().position(|known| *known == state);
+            let number = known.unwrap_or(states.len());
+            if known.is_none() {
+                states.push(state);
+            }
+            list.push(Endpoint4(address, number.try_into().ok()?));
+        }
+        Some(Packed::V4 {
+            states: states.into(),
+            list: list.into(),
+        })
     }
 }
 
@@ -229,20 +254,7 @@ impl FromIterator<Endpoint> for EndpointList {
 
 impl From<Vec<Endpoint>> for EndpointList {
     fn from(endpoints: Vec<Endpoint>) -> Self {
-        let pack = |endpoint: &Endpoint| match endpoint.address {
-            IpAddr::V4(address) => Some(Endpoint4 {
-                address,
-                ready: endpoint.ready,
-                serving: endpoint.serving,
-                terminating: endpoint.terminating,
-                placement: Arc::clone(&endpoint.placement),
-            }),
-            IpAddr::V6(_) => None,
-        };
-        Self(match endpoints.iter().map(pack).collect() {
-            Some(packed) => Packed::V4(packed),
-            None => Packed::Any(endpoints.into()),
-        })
+        Self(Self::pack(&endpoints).unwrap_or_else(|| Packed::Any(endpoints.into())))
     }
 }
 
@@ -295,21 +307,40 @@ mod tests {
 
     #[test]
     fn a_list_gives_back_what_it_was_made_of_and_packs_ipv4() {
-        assert_eq!(size_of::<Endpoint4>(), 16);
+        assert_eq!(size_of::<Endpoint4>(), 5);
         for addresses in [
-            &["10.0.0.1", "10.0.0.2", "10.0.0.3"][..],
+            &["10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.11"][..],
             &["fd00::1", "fd00::2"],
             &["10.0.0.1", "fd00::3"],
             &[],
         ] {
             let endpoints: Vec<_> = addresses.iter().map(|text| endpoint(text)).collect();
-            let mut list = EndpointList::from(endpoints.clone());
+            let list = EndpointList::from(endpoints.clone());
             let is_v4 = addresses.iter().all(|text| !text.contains(':'));
-            assert_eq!(matches!(list.0, Packed::V4(_)), is_v4);
+            assert_eq!(matches!(list.0, Packed::V4 { .. }), is_v4);
             assert_eq!(list.len(), endpoints.len());
             let back: Vec<_> = list.iter().map(Endpoint::from).collect();
             assert_eq!(back, endpoints);
-            assert_eq!(list.placements_mut().count(), endpoints.len());
+        }
+    }
+
+    #[test]
+    fn a_list_of_many_states_is_not_packed() {
+        let of_nodes = |count: usize| -> Vec<Endpoint> {
+            let placed = |node: usize| Endpoint {
+                placement: Arc::new(Placement {
+                    node: Some(format!("node{node}").into()),
+                    ..Placement::default()
+                }),
+                ..endpoint("10.0.0.1")
+            };
+            (0..count).map(placed).collect()
+        };
+        for (count, is_packed) in [(256, true), (257, false)] {
+            let list = EndpointList::from(of_nodes(count));
+            assert_eq!(matches!(list.0, Packed::V4 { .. }), is_packed);
+            let back: Vec<_> = list.iter().map(Endpoint::from).collect();
+            assert_eq!(back, of_nodes(count));
         }
     }
 }
