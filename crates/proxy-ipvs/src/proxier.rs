@@ -15,6 +15,7 @@ use proxy::{
     ServicePortName, SyncReport, Target,
 };
 use reconcile::Table;
+use smallvec::SmallVec;
 
 use crate::cleanup::{Leftovers, Place};
 use crate::compile::{Fragment, Owner, compile};
@@ -52,7 +53,7 @@ pub struct Proxier<K: Kernel> {
     reader: Option<Worker<K>>,
     drift: Option<Drift>,
     /// Who claims entries for each Service, so that a Service that changes or goes releases what it no longer wants.
-    owners: HashMap<NamespacedName, Vec<Arc<Owner>>>,
+    owners: HashMap<NamespacedName, SmallVec<[Arc<Owner>; 1]>>,
     /// Services that lost an address and port to another, or got it back, and so have other set members now.
     disputed: Vec<NamespacedName>,
     /// With how many members each set must be able to hold; 0 for the link.
@@ -187,7 +188,7 @@ impl<K: Kernel> Proxier<K> {
             .view(name)
             .map(|view| compile(&view, &self.node, &self.node_ports, &self.config))
             .unwrap_or_default();
-        let owners: Vec<Arc<Owner>> = fragments
+        let owners: SmallVec<[Arc<Owner>; 1]> = fragments
             .iter()
             .map(|fragment| fragment.owner.clone())
             .collect();

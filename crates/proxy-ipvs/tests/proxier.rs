@@ -15,7 +15,6 @@ mod takeover;
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::executor::block_on;
