@@ -83,7 +83,7 @@ async fn look(options: &Options) -> Result<Answer> {
         changes.push(Change::setting(write));
     }
     counted.insert("node".to_owned(), changes.len());
-    let mut model = Model::new();
+    let mut model = Model::of_node(&options.node_name);
     tokio::time::timeout(PATIENCE, run::gather(&mut events, &mut model, options))
         .await
         .with_context(|| {

@@ -34,5 +34,5 @@ pub use netlink::{Cleanup, NetlinkKernel, OpenError, clean_up, prepare};
 pub use plan::{Op, Outcome, Plan, Stage};
 pub use proxier::Proxier;
 pub use rules::{Rules, Shim, Table};
-pub use server::{Properties, RealServer, VirtualServer, VirtualServerKey};
+pub use server::{Destinations, Properties, RealServer, VirtualServer, VirtualServerKey};
 pub use sets::{Member, Set, SetKind};
