@@ -17,6 +17,7 @@ use anyhow::{Context as _, Result};
 use futures::future::FutureExt as _;
 use futures::stream::{BoxStream, StreamExt as _};
 use ipnet::IpNet;
+use iptables::Iptables;
 use proxy::{Changes, Event, Mode, Model};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
@@ -77,16 +78,20 @@ pub async fn run(options: Options, mut changed: mpsc::Receiver<Options>) -> Resu
         () = gather(&mut events, &mut model, &options) => {}
         () = stop.requested() => return Ok(()),
     }
+    let predecessor = kernels.clears_with().map(|iptables| Predecessor {
+        iptables,
+        excluded: options.exclude_cidrs.clone(),
+    });
     let modes = kernels.into_modes(&options, &model);
     let families = modes.iter().map(|mode| mode.family());
     observed.status.expect(families.collect());
     observed.status.note_node(&model);
     recorder.record(events::Event::starting(&options.node_name));
-    Daemon::new(
+    let mut daemon = Daemon::new(
         options, events, addresses, model, modes, &recorder, observed,
-    )
-    .serve(stop, &mut changed)
-    .await
+    );
+    daemon.predecessor = predecessor;
+    daemon.serve(stop, &mut changed).await
 }
 
 /// What needs privileges, alone (`--init-only`): IPVS is loaded, its time-outs and the sysctls are set. No rule is written, and
@@ -170,7 +175,7 @@ impl Observed {
         let health = Arc::new(Health::new(options.sync_period));
         let needs_node = matches!(options.source, crate::flags::ObjectSource::Api { .. });
         Self {
-            metrics: Metrics::new(),
+            metrics: Metrics::of_mode(options.mode),
             status: Arc::new(Status::new(Arc::clone(&health), needs_node)),
             health,
             configz: Configz::new(&options.configuration),
@@ -188,7 +193,7 @@ impl Observed {
             servers.push((healthz::PURPOSE, started));
         }
         if let Some(at) = options.metrics_address {
-            let pages = Pages::new(self.metrics.clone(), self.configz.clone());
+            let pages = Pages::new(self.metrics.clone(), self.configz.clone(), options.mode);
             let respond = move |head: &_| pages.respond(head);
             let started = http_server::start(metrics::PURPOSE, at, is_fatal, respond);
             servers.push((metrics::PURPOSE, started));
@@ -252,6 +257,33 @@ struct Daemon {
     next_tick: Instant,
     /// When memory is given back to the system.
     trim_at: Option<Instant>,
+    /// Until it is cleared.
+    predecessor: Option<Predecessor>,
+}
+
+/// What another mode may have left in the kernel, which goes once this one serves.
+struct Predecessor {
+    iptables: Iptables,
+    excluded: Vec<IpNet>,
+}
+
+impl Predecessor {
+    async fn clear(self) {
+        let Self { iptables, excluded } = self;
+        // Blocks on the kernel and on programs.
+        let clear = move || proxy_ipvs::clean_up_beside(iptables, &excluded);
+        match tokio::task::spawn_blocking(clear).await {
+            Ok(cleanup) => {
+                for line in cleanup.removed {
+                    info!("removed what another mode had left: {line}");
+                }
+                for line in cleanup.left {
+                    warn!("left by another mode: {line}");
+                }
+            }
+            Err(error) => error!(%error, "what another mode has left stays"),
+        }
+    }
 }
 
 /// One family's mode, and what the loop keeps about it.
@@ -269,6 +301,8 @@ struct Family {
     wants_resync: bool,
     /// After a failed read: no further one before this.
     reread: Option<(Instant, Duration)>,
+    /// Whether everything has been in the kernel once.
+    has_served: bool,
 }
 
 impl Daemon {
@@ -303,6 +337,7 @@ impl Daemon {
                 mode,
                 wants_resync: true,
                 reread: None,
+                has_served: false,
             })
             .collect();
         let next_tick = now + options.sync_period;
@@ -318,6 +353,7 @@ impl Daemon {
             not_before: now,
             next_tick,
             trim_at: None,
+            predecessor: None,
         }
     }
 
@@ -486,6 +522,12 @@ impl Daemon {
         if !changes.is_empty() {
             self.not_before = Instant::now() + self.options.min_sync_period;
         }
+        if self.model.is_whole()
+            && self.families.iter().all(|family| family.has_served)
+            && let Some(predecessor) = self.predecessor.take()
+        {
+            predecessor.clear().await;
+        }
     }
 }
 
@@ -554,6 +596,7 @@ impl Family {
                 Duration::from_millis(100),
             ));
         } else if !report.is_base_failing {
+            self.has_served |= report.pending == 0;
             self.health
                 .complete(self.mode.family(), Instant::now().into_std());
             self.metrics

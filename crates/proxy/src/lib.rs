@@ -24,7 +24,7 @@ mod topology;
 pub use detect::LocalDetector;
 pub use event::{Event, Kind};
 pub use health::HealthCheck;
-pub use mode::{Conflict, Failure, Mode, SyncReport};
+pub use mode::{Conflict, Failure, IptablesReport, Mode, SyncReport};
 pub use model::{Changes, Model, ServiceView};
 pub use names::{IpFamily, NamespacedName, Protocol, ServicePortName};
 pub use node::{NodeFacts, NodePortAddresses};

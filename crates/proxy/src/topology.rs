@@ -31,6 +31,10 @@ pub struct Backends {
     pub local: Vec<Target>,
     /// Every endpoint on this node, whatever its state: these may call themselves (hairpin).
     pub on_node: Vec<Target>,
+    /// Whether anybody anywhere serves, here or elsewhere; with hints and no Local policy: anybody that is meant for us.
+    pub any: bool,
+    /// How many endpoints there are, whatever their state.
+    pub total: usize,
 }
 
 impl Backends {
@@ -126,6 +130,7 @@ impl<'a> Endpoints<'a> {
                 .filter(|c| c.is_local)
                 .map(|c| c.target)
                 .collect(),
+            total: candidates.len(),
             ..Backends::default()
         };
         if uses_cluster {
@@ -139,8 +144,11 @@ impl<'a> Endpoints<'a> {
             if backends.cluster.is_empty() {
                 backends.cluster = dying(&candidates).map(|c| c.target).collect();
             }
+            backends.any = !backends.cluster.is_empty();
         }
         if uses_local {
+            backends.any |=
+                candidates.iter().any(|c| c.endpoint.ready) || dying(&candidates).next().is_some();
             backends.local = candidates
                 .iter()
                 .filter(|c| c.endpoint.ready && c.is_local)

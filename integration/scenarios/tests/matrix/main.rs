@@ -33,7 +33,7 @@ fn main() {
         return;
     }
     let stories: &[Story] = stories! {
-        matrix: every_row, other_protocols;
+        matrix: every_row, iptables_mode, other_protocols;
         edges: no_endpoints_is_refused, unexposed_ports_reach_no_process, a_pod_reaches_itself,
             terminating_endpoints_are_the_last_resort, source_ranges, icmp_echo;
     };
