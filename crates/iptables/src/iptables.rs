@@ -229,7 +229,7 @@ impl Iptables {
                 bytes.clear();
             }
         };
-        match program.stream(&arguments, &mut |_| Ok(()), &mut output, LONG_SAVE_LIMIT) {
+        match program.stream(&arguments, None, &mut output, LONG_SAVE_LIMIT) {
             Ok(finished) if finished.status.success() => Ok(()),
             result => Err(failure(&program, result, LONG_SAVE_LIMIT, |_| None)),
         }
@@ -274,7 +274,7 @@ impl Iptables {
         } else {
             &["--noflush"]
         };
-        match program.stream(arguments, text, &mut |_| {}, limit) {
+        match program.stream(arguments, Some(&mut *text), &mut |_| {}, limit) {
             Ok(finished) if finished.status.success() => Ok(()),
             result => Err(failure(&program, result, limit, |number| {
                 let mut finder = LineFinder::new(number);

@@ -1,14 +1,17 @@
 //! Running a program with a time limit and without a shell.
 
 use std::ffi::OsString;
-use std::io::{self, BufRead, BufReader, BufWriter, Read as _, Write};
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, BufWriter, Read, Seek as _, SeekFrom, Write};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::mpsc;
+use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process_group};
 
 /// Where system programs are, should `PATH` not say so.
@@ -55,9 +58,10 @@ impl Program {
     /// killed, with what it started, and that is [`io::ErrorKind::TimedOut`].
     pub fn run(&self, arguments: &[&str], input: &str, limit: Duration) -> io::Result<Finished> {
         let mut stdout = Vec::new();
+        let mut write = |sink: &mut dyn Write| sink.write_all(input.as_bytes());
         let mut finished = self.stream(
             arguments,
-            &mut |sink| sink.write_all(input.as_bytes()),
+            (!input.is_empty()).then_some(&mut write),
             // What could be read before an error still counts.
             &mut |source| drop(source.read_to_end(&mut stdout)),
             limit,
@@ -66,69 +70,86 @@ impl Program {
         Ok(finished)
     }
 
-    /// The same, with an input that is written, and an output that is read, piece by piece.
+    /// The same, with an input that is written, and an output that is read, piece by piece. Without an input it costs no
+    /// thread; with one, a thread.
     pub fn stream(
         &self,
         arguments: &[&str],
-        input: Input<'_>,
+        input: Option<Input<'_>>,
         output: Output<'_>,
         limit: Duration,
     ) -> io::Result<Finished> {
         let deadline = Instant::now() + limit;
+        // A file in memory takes all that it says, whoever reads when.
+        let mut stderr = File::from(memfd_create("stderr", MemfdFlags::CLOEXEC)?);
+        let stdin = match input {
+            Some(_) => Stdio::piped(),
+            None => Stdio::null(),
+        };
         let mut child = Command::new(&self.0)
             .args(arguments)
             .env_clear()
             .env("PATH", search_path())
-            .stdin(Stdio::piped())
+            .stdin(stdin)
             .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
+            .stderr(stderr.try_clone()?)
             .process_group(0)
             .spawn()?;
-        let (stdin, stdout, stderr) =
-            (child.stdin.take(), child.stdout.take(), child.stderr.take());
-        let (closed, ends) = mpsc::channel();
-        let (stderr, in_time) = thread::scope(|scope| {
-            // A program that does not read to the end says why on stderr.
-            scope.spawn(move || {
-                stdin.map(|stdin| {
+        let in_time = thread::scope(|scope| {
+            if let (Some(stdin), Some(input)) = (child.stdin.take(), input) {
+                // A program that does not read to the end says why on stderr.
+                scope.spawn(move || {
                     let mut sink = BufWriter::with_capacity(CHUNK, stdin);
                     input(&mut sink).and_then(|()| sink.flush())
-                })
-            });
-            let of_stdout = closed.clone();
-            scope.spawn(move || {
-                if let Some(stdout) = stdout {
-                    output(&mut BufReader::with_capacity(CHUNK, stdout));
-                }
-                // The receiver has gone only if the time was up.
-                let _ = of_stdout.send(());
-            });
-            let stderr = scope.spawn(move || {
-                let mut bytes = Vec::new();
-                if let Some(mut stderr) = stderr {
-                    let _ = stderr.read_to_end(&mut bytes);
-                }
-                let _ = closed.send(());
-                bytes
-            });
-            let in_time = (0..2).all(|_| {
-                let left = deadline.saturating_duration_since(Instant::now());
-                ends.recv_timeout(left).is_ok()
+                });
+            }
+            let in_time = child.stdout.take().is_none_or(|stdout| {
+                let until = Until { stdout, deadline };
+                let mut source = BufReader::with_capacity(CHUNK, until);
+                output(&mut source);
+                // It has ended when it, and whatever it started, has closed its output.
+                let ended = io::copy(&mut source, &mut io::sink());
+                ended.is_ok() || Instant::now() < deadline
             });
             if !in_time {
                 kill(&mut child);
             }
-            (stderr.join().unwrap_or_default(), in_time)
+            in_time
         });
         let status = child.wait()?;
         if !in_time {
             return Err(io::ErrorKind::TimedOut.into());
         }
+        let mut said = Vec::new();
+        stderr.seek(SeekFrom::Start(0))?;
+        stderr.read_to_end(&mut said)?;
         Ok(Finished {
             status,
             stdout: String::new(),
-            stderr: lossy(stderr),
+            stderr: lossy(said),
         })
+    }
+}
+
+/// A program's output, until then.
+struct Until {
+    stdout: ChildStdout,
+    deadline: Instant,
+}
+
+impl Read for Until {
+    /// [`io::ErrorKind::TimedOut`] past the deadline.
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        loop {
+            let left = self.deadline.saturating_duration_since(Instant::now());
+            let left = Timespec::try_from(left).map_err(io::Error::other)?;
+            match poll(&mut [PollFd::new(&self.stdout, PollFlags::IN)], Some(&left)) {
+                Ok(0) => return Err(io::ErrorKind::TimedOut.into()),
+                Ok(_) => return self.stdout.read(buffer),
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
     }
 }
 
