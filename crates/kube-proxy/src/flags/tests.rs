@@ -1,5 +1,6 @@
 use super::*;
 use proxy::{IpFamily, LocalDetector, Node, NodePortAddresses};
+use proxy_ipvs::ShimStyle;
 
 fn options(line: &str) -> Options {
     match read(line) {
@@ -50,6 +51,7 @@ fn the_defaults_are_upstreams() {
             exclude_cidrs: vec![],
             strict_arp: false,
             timeouts: IpvsTimeouts::default(),
+            shim: ShimStyle::Upstream,
             drain_timeout: None,
             conntrack: Conntrack {
                 max_per_core: 32_768,
@@ -169,7 +171,7 @@ fn every_flag_of_upstream_is_taken_with_its_default() {
     let ours_alone: Vec<_> = flags
         .filter(|name| !UPSTREAM.iter().any(|(known, _)| known == name))
         .collect();
-    assert_eq!(ours_alone, ["ipvs-drain-timeout"]);
+    assert_eq!(ours_alone, ["ipvs-drain-timeout", "ipvs-shim"]);
 }
 
 #[test]
@@ -409,6 +411,7 @@ fn every_flag_reaches_its_option() {
                     == [900, 30, 120]
             },
         ),
+        (&["--ipvs-shim=lean"], |o| o.shim == ShimStyle::Lean),
         (&["--ipvs-drain-timeout=5m"], |o| {
             o.drain_timeout == Some(Duration::from_mins(5))
         }),
@@ -587,6 +590,10 @@ fn errors_name_the_flag_the_value_and_what_is_allowed() {
         (
             "--ipvs-tcp-timeout=9999h",
             &["--ipvs-tcp-timeout", "at most"],
+        ),
+        (
+            "--ipvs-shim=fat",
+            &["--ipvs-shim", "'fat'", "upstream or lean"],
         ),
         (
             "--ipvs-drain-timeout=-1s",

@@ -1,7 +1,7 @@
 //! The packet matrix: who reaches what, by which endpoints, and whether the source is rewritten.
 //!
 //! `--print` prints docs/packet-matrix.md out of the table in `table.rs`; the test fails where the table is not what is
-//! observed, and where the document is not the table.
+//! observed, and where the document is not the table. Each story is told with either shim.
 
 mod cast;
 mod echo;
@@ -16,11 +16,21 @@ use scenarios::{Story, tell};
 
 macro_rules! stories {
     ($($module:ident: $($name:ident),+;)+) => {
-        &[$($(Story {
-            name: concat!(stringify!($module), "::", stringify!($name)),
-            tell: $module::$name,
-            is_possible: || true,
-        }),+),+]
+        &[$($(
+            Story {
+                name: concat!(stringify!($module), "::", stringify!($name)),
+                tell: $module::$name,
+                is_possible: || true,
+            },
+            Story {
+                name: concat!("lean::", stringify!($module), "::", stringify!($name)),
+                tell: |c| {
+                    c.flags.push("--ipvs-shim=lean".into());
+                    $module::$name(c)
+                },
+                is_possible: || true,
+            },
+        )+)+]
     };
 }
 
