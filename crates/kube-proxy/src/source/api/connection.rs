@@ -27,7 +27,7 @@ use hyper::rt::{Read, Write};
 use hyper_util::client::legacy;
 use hyper_util::client::legacy::connect::proxy::{SocksV5, Tunnel};
 use hyper_util::client::legacy::connect::{Connection as Connected, HttpConnector};
-use hyper_util::rt::TokioExecutor;
+use hyper_util::rt::{TokioExecutor, TokioTimer};
 use kube::Config;
 use kube::client::{Body, ConfigExt as _};
 use percent_encoding::percent_decode_str;
@@ -43,6 +43,9 @@ const IDLE: Duration = Duration::from_secs(15);
 const PROBES: Duration = Duration::from_secs(5);
 /// One that has answered nothing for so long is dead, also if it is not idle.
 const GONE: Duration = Duration::from_secs(30);
+/// A connection that has nothing to do for so long is closed: a request over one whose peer has vanished meanwhile would be
+/// another [`GONE`] lost.
+const SPARE: Duration = Duration::from_secs(5);
 
 type Pool = BoxCloneService<Request<Body>, Response<Incoming>, legacy::Error>;
 
@@ -217,7 +220,10 @@ where
     C::Error: Into<BoxError>,
 {
     let connector = config.rustls_https_connector_with_connector(connector)?;
-    let client = legacy::Client::builder(TokioExecutor::new()).build::<_, Body>(connector);
+    let client = legacy::Client::builder(TokioExecutor::new())
+        .pool_timer(TokioTimer::new())
+        .pool_idle_timeout(SPARE)
+        .build::<_, Body>(connector);
     Ok(BoxCloneService::new(client))
 }
 

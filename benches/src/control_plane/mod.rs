@@ -1,0 +1,497 @@
+//! Control plane: what it costs to write a state.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io::{Read as _, Seek as _, SeekFrom};
+use std::net::{Ipv4Addr, SocketAddrV4};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use ipvs_netlink::{Protocol, ServiceKey};
+use lab::Signal;
+
+use crate::counts;
+use crate::objects::{NAMESPACE, Objects, PORT};
+use crate::process::{self, Process};
+use crate::schema::{Axis, Cell, Distribution, Measured, Mode, Outcome, Size, State, SubjectKind};
+use crate::stage::Stage;
+use crate::wait::{Background, Waited};
+
+/// How many Services the axis add adds, one after another.
+const ADDED: u32 = 20;
+/// How many endpoints the axis rolling replaces.
+const ROLLED: u32 = 100;
+/// What a subject that is done gets for calming down.
+const SETTLE: Duration = Duration::from_secs(5);
+/// How long strace must have nothing to write for a subject to count as calm.
+const CALM: Duration = Duration::from_secs(3);
+/// How many changes are made before those that count.
+const WARM_UP: u32 = 20;
+/// How many are made at least, however long they take.
+const LEAST: u32 = 20;
+
+/// Measures a cell of the axes cold to big. In the lab.
+pub(crate) fn measure(cell: &Cell) -> Result<Outcome> {
+    let mut stage = Stage::new(cell)?;
+    let is_kube_proxy = matches!(cell.subject.kind, SubjectKind::KubeProxy { .. });
+    if is_kube_proxy {
+        stage.serve()?;
+    }
+    let fixture_before = stage.fixture_cpu_s()?;
+    let (mut subject, started) = stage.start()?;
+    if cell.axis == Axis::Change && !is_kube_proxy {
+        // It makes the changes too, and is done when the last is.
+        for turn in 0..cell.changes {
+            let (service, index) = changed(cell.size, turn);
+            stage.objects.replace(service, index, turn);
+        }
+    }
+    let (since, state) = match stage.until_programmed(&mut subject, started)? {
+        Waited::Done(since, state) => (since, state),
+        Waited::Not(outcome) => return Ok(outcome),
+    };
+    let mut measured = Measured {
+        wall_s: Some((since - started).as_secs_f64()),
+        cpu_s: Some(subject.cpu_s()?),
+        fixture_cpu_s: Some(stage.fixture_cpu_s()? - fixture_before),
+        peak_kib: Some(subject.memory_kib("VmHWM")?),
+        state: Some(state),
+        ..Measured::default()
+    };
+    match cell.axis {
+        Axis::Cold | Axis::Big => {}
+        Axis::Memory => {
+            std::thread::sleep(SETTLE);
+            measured.peak_kib = Some(subject.memory_kib("VmHWM")?);
+            measured.steady_kib = Some(subject.memory_kib("VmRSS")?);
+        }
+        Axis::Change if !is_kube_proxy => {}
+        axis if !is_kube_proxy => bail!("{} has no axis {axis}", cell.subject.name),
+        Axis::Restart => return restart(stage, subject),
+        Axis::Idle => measured = idle(&stage, &subject)?,
+        Axis::Add => return add(&mut stage, subject),
+        Axis::Change => return change(&mut stage, subject),
+        Axis::Rolling => return rolling(&mut stage, subject),
+        Axis::Delete => return delete(&mut stage, subject),
+        axis => bail!("{axis} is an axis of the data plane"),
+    }
+    if cell.is_counting {
+        // Times under strace mean nothing.
+        measured = Measured {
+            counts: Some(counted(&stage, 0)?),
+            state: measured.state,
+            ..Measured::default()
+        };
+    } else if !is_kube_proxy {
+        parts(&subject.log(), &mut measured);
+    }
+    Ok(Outcome::Measured(Box::new(measured)))
+}
+
+/// Which endpoint a change replaces: Services in a scattered order, then their next endpoints.
+pub(crate) fn changed(size: Size, turn: u32) -> (u32, usize) {
+    // A prime that divides no number of Services here, so that every Service has its turn before one has two.
+    const STEP: u32 = 7_919;
+    let service = u64::from(turn) * u64::from(STEP) % u64::from(size.services);
+    let index = turn / size.services % size.endpoints;
+    (u32::try_from(service).unwrap_or_default(), index as usize)
+}
+
+/// What a floor or the tools say of their parts: `write_sets_s 0.12`, or with a start and an end.
+fn parts(log: &str, measured: &mut Measured) {
+    for line in log.lines() {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let number = |text: &str| text.parse::<f64>().ok();
+        match words.as_slice() {
+            ["changes_ms", values] => {
+                let values = serde_json::from_str(values).unwrap_or_default();
+                if let Some(all) = Distribution::of("ms", values) {
+                    measured.series.insert("all".into(), all);
+                }
+            }
+            [part, seconds] if part.ends_with("_s") => {
+                if let Some(seconds) = number(seconds) {
+                    measured.figures.insert((*part).to_owned(), seconds);
+                }
+            }
+            [part, from, to] => {
+                if let (Some(from), Some(to)) = (number(from), number(to)) {
+                    measured.figures.insert(format!("{part}_s"), to - from);
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Waits until strace has nothing more to write, and counts what it wrote from a byte of its file on.
+fn counted(stage: &Stage, from: u64) -> Result<crate::schema::Counts> {
+    let trace = stage.trace();
+    let length = || fs::metadata(&trace).map(|file| file.len());
+    let (mut before, mut since) = (length()?, Instant::now());
+    let deadline = Instant::now() + stage.limit();
+    while since.elapsed() < CALM && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(200));
+        let now = length()?;
+        // An idle daemon's timers write a line now and then.
+        if now > before + 2_000 {
+            (before, since) = (now, Instant::now());
+        }
+    }
+    let mut file = fs::File::open(&trace).context("strace wrote nothing")?;
+    file.seek(SeekFrom::Start(from))?;
+    let mut text = Vec::new();
+    file.read_to_end(&mut text)?;
+    let mut counts = counts::count(&String::from_utf8_lossy(&text));
+    // Its own start is none that it caused.
+    counts.processes -= u64::from(from == 0 && counts.processes > 0);
+    Ok(counts)
+}
+
+/// Figures of a phase that begins now.
+struct Phase {
+    /// Bytes that strace has written before.
+    traced: u64,
+    cpu_s: f64,
+    fixture_cpu_s: f64,
+}
+
+impl Phase {
+    fn begin(stage: &Stage, subject: &Process) -> Result<Self> {
+        if stage.cell.is_counting {
+            // Let it write what belongs to before.
+            std::thread::sleep(CALM);
+        }
+        Ok(Self {
+            traced: fs::metadata(stage.trace()).map_or(0, |file| file.len()),
+            cpu_s: subject.cpu_s()?,
+            fixture_cpu_s: stage.fixture_cpu_s()?,
+        })
+    }
+
+    fn end(&self, stage: &Stage, subject: &Process) -> Result<Measured> {
+        Ok(Measured {
+            cpu_s: Some(subject.cpu_s()? - self.cpu_s),
+            fixture_cpu_s: Some(stage.fixture_cpu_s()? - self.fixture_cpu_s),
+            peak_kib: Some(subject.memory_kib("VmHWM")?),
+            ..Measured::default()
+        })
+    }
+}
+
+/// Until the kernel holds what the objects say by now: since when, and the state; or why not.
+fn settled(
+    stage: &mut Stage,
+    subject: &mut Process,
+    started: Instant,
+) -> Result<Result<(Instant, State), Outcome>> {
+    Ok(match stage.until_programmed(subject, started)? {
+        Waited::Done(since, state) => Ok((since, state)),
+        Waited::Not(outcome) => Err(outcome),
+    })
+}
+
+/// Stops the subject, takes one Service out of the kernel, and starts it again: the time until it has noticed. In a counting
+/// repeat nothing is taken out, and what it does is counted.
+fn restart(mut stage: Stage, subject: Process) -> Result<Outcome> {
+    subject.stop()?;
+    if stage.cell.is_counting {
+        let _ = fs::remove_file(stage.trace());
+    } else {
+        take_out(&mut stage)?;
+    }
+    let fixture_before = stage.fixture_cpu_s()?;
+    let (mut subject, started) = stage.start()?;
+    let (since, state) = match settled(&mut stage, &mut subject, started)? {
+        Ok(settled) => settled,
+        Err(outcome) => return Ok(outcome),
+    };
+    if stage.cell.is_counting {
+        let counts = counted(&stage, 0)?;
+        return Ok(Outcome::Measured(Box::new(Measured {
+            counts: Some(counts),
+            state: Some(state),
+            ..Measured::default()
+        })));
+    }
+    Ok(Outcome::Measured(Box::new(Measured {
+        wall_s: Some((since - started).as_secs_f64()),
+        cpu_s: Some(subject.cpu_s()?),
+        fixture_cpu_s: Some(stage.fixture_cpu_s()? - fixture_before),
+        peak_kib: Some(subject.memory_kib("VmHWM")?),
+        state: Some(state),
+        ..Measured::default()
+    })))
+}
+
+/// Takes the last Service out of the kernel.
+fn take_out(stage: &mut Stage) -> Result<()> {
+    let last = Objects::address(stage.objects.services().saturating_sub(1));
+    match stage.mode() {
+        Mode::Ipvs => stage.kernel.write_servers(|family, batch| {
+            let key = ServiceKey::new(Protocol::TCP, last.into(), PORT);
+            family.del_service(batch, &key);
+        }),
+        Mode::Iptables => {
+            let saved = stage.node.read(["iptables-save", "-t", "nat"])?;
+            let rule = format!("-A KUBE-SERVICES -d {last}/32 ");
+            let rule = saved.lines().find(|line| line.starts_with(&rule));
+            let rule = rule.with_context(|| format!("no rule for {last}"))?;
+            let text = format!("*nat\n{}\nCOMMIT\n", rule.replacen("-A", "-D", 1));
+            let file = stage.folder().join("take-out");
+            fs::write(&file, text)?;
+            let script = "iptables-restore --noflush < \"$1\"";
+            let argv = ["sh", "-ec", script, "sh", &file.display().to_string()];
+            stage
+                .node
+                .read(argv)
+                .map(drop)
+                .context("cannot take a rule away")
+        }
+    }
+}
+
+/// Adds Services, each after the one before is seen.
+fn add(stage: &mut Stage, mut subject: Process) -> Result<Outcome> {
+    std::thread::sleep(SETTLE);
+    let mut api = stage.api()?;
+    let phase = Phase::begin(stage, &subject)?;
+    let mut took = Vec::new();
+    let first = stage.objects.services();
+    for service in first..first + ADDED {
+        stage.objects.set_services(service + 1);
+        let object = Objects::service(service);
+        let slices = stage.objects.slices(service);
+        let started = Instant::now();
+        for (_, slice) in &slices {
+            api.post(&path("discovery.k8s.io/v1", "endpointslices", None), slice)?;
+        }
+        api.post(&path("v1", "services", None), &object)?;
+        if let Some(outcome) = until_served(stage, &mut subject, service, None, started)? {
+            return Ok(outcome);
+        }
+        took.push(started.elapsed().as_secs_f64() * 1e3);
+    }
+    finish(stage, subject, &phase, took)
+}
+
+/// Replaces one endpoint after another, each after the one before is seen.
+fn change(stage: &mut Stage, mut subject: Process) -> Result<Outcome> {
+    std::thread::sleep(SETTLE);
+    let mut api = stage.api()?;
+    let size = stage.cell.size;
+    let mut phase = None;
+    let mut took = Vec::new();
+    let warm_up = if stage.cell.is_counting { 0 } else { WARM_UP };
+    // Whoever is slow makes fewer, and the report says how many.
+    let (begun, enough) = (Instant::now(), stage.limit() / 2);
+    let mut answered = Vec::new();
+    for turn in 0..stage.cell.changes + warm_up {
+        if turn >= warm_up + LEAST && begun.elapsed() > enough {
+            break;
+        }
+        if turn == warm_up {
+            phase = Some(Phase::begin(stage, &subject)?);
+            took.clear();
+            answered.clear();
+        }
+        let (service, index) = changed(size, turn);
+        let before = stage.objects.endpoints(service);
+        let gone = before.get(index).map(|endpoint| *endpoint.at.ip());
+        stage.objects.replace(service, index, turn);
+        let slices = stage.objects.slices(service);
+        let slice = slices.get(index / 100).context("no such slice")?;
+        let path = path("discovery.k8s.io/v1", "endpointslices", Some(&slice.0));
+        let started = Instant::now();
+        api.put(&path, &slice.1)?;
+        answered.push(started.elapsed().as_secs_f64() * 1e3);
+        if let Some(outcome) = until_served(stage, &mut subject, service, gone, started)? {
+            return Ok(outcome);
+        }
+        took.push(started.elapsed().as_secs_f64() * 1e3);
+    }
+    let phase = phase.context("no change is to be made")?;
+    let mut outcome = finish(stage, subject, &phase, took)?;
+    if let (Outcome::Measured(measured), Some(answered), false) = (
+        &mut outcome,
+        Distribution::of("ms", answered),
+        stage.cell.is_counting,
+    ) {
+        measured.series.insert("answered".into(), answered);
+    }
+    Ok(outcome)
+}
+
+/// Replaces endpoints of as many Services without waiting between them.
+fn rolling(stage: &mut Stage, mut subject: Process) -> Result<Outcome> {
+    std::thread::sleep(SETTLE);
+    let mut api = stage.api()?;
+    let size = stage.cell.size;
+    let mut changes: BTreeMap<String, serde_json::Value> = BTreeMap::new();
+    for turn in 0..ROLLED {
+        let (service, index) = changed(size, turn);
+        stage.objects.replace(service, index, turn);
+        changes.extend(stage.objects.slices(service).into_iter().nth(index / 100));
+    }
+    let phase = Phase::begin(stage, &subject)?;
+    let started = Instant::now();
+    for (name, slice) in &changes {
+        api.put(
+            &path("discovery.k8s.io/v1", "endpointslices", Some(name)),
+            slice,
+        )?;
+    }
+    whole(stage, &mut subject, &phase, started)
+}
+
+/// Deletes everything while the subject is stopped, and lets it go on: what it does then is its own, not the API server's.
+fn delete(stage: &mut Stage, mut subject: Process) -> Result<Outcome> {
+    std::thread::sleep(SETTLE);
+    let mut api = stage.api()?;
+    subject.signal(Signal::STOP)?;
+    for service in 0..stage.objects.services() {
+        let name = Objects::name(service);
+        api.delete(&path("v1", "services", Some(&name)))?;
+        for (name, _) in stage.objects.slices(service) {
+            api.delete(&path("discovery.k8s.io/v1", "endpointslices", Some(&name)))?;
+        }
+    }
+    stage.objects.set_services(0);
+    let phase = Phase::begin(stage, &subject)?;
+    let started = Instant::now();
+    subject.signal(Signal::CONT)?;
+    whole(stage, &mut subject, &phase, started)
+}
+
+/// Looks at a subject that has nothing to do.
+fn idle(stage: &Stage, subject: &Process) -> Result<Measured> {
+    std::thread::sleep(SETTLE);
+    let phase = Phase::begin(stage, subject)?;
+    let (forks, waits) = (process::forks()?, subject.waits()?);
+    let started = Instant::now();
+    std::thread::sleep(Duration::from_secs(stage.cell.idle_s));
+    let seconds = started.elapsed().as_secs_f64();
+    let mut measured = phase.end(stage, subject)?;
+    measured.steady_kib = Some(subject.memory_kib("VmRSS")?);
+    measured.wall_s = Some(seconds);
+    let per_minute = |count: u64| per(count, seconds / 60.0);
+    let figures = [
+        ("wakeups_per_min", per_minute(subject.waits()? - waits)),
+        // Threads count too; this program starts none meanwhile.
+        ("processes_per_min", per_minute(process::forks()? - forks)),
+        (
+            "cpu_ms_per_min",
+            measured.cpu_s.unwrap_or_default() * 1e3 / (seconds / 60.0),
+        ),
+    ];
+    measured
+        .figures
+        .extend(figures.map(|(name, value)| (name.to_owned(), value)));
+    Ok(measured)
+}
+
+/// Waits until one Service is as wanted, and an endpoint that it had is gone; an outcome if it is not in time. In the background:
+/// what the subject does next counts, as the next event would have to wait for it.
+fn until_served(
+    stage: &mut Stage,
+    subject: &mut Process,
+    service: u32,
+    gone: Option<Ipv4Addr>,
+    started: Instant,
+) -> Result<Option<Outcome>> {
+    let wanted = stage.objects.endpoints(service);
+    let wanted: BTreeSet<SocketAddrV4> = wanted.iter().map(|endpoint| endpoint.at).collect();
+    let address = Objects::address(service);
+    let mut named: Vec<Ipv4Addr> = wanted.iter().map(|at| *at.ip()).collect();
+    named.push(address);
+    let limit = stage.limit();
+    let mode = stage.mode();
+    let _background = Background::enter()?;
+    loop {
+        let is_served = match mode {
+            Mode::Ipvs => {
+                stage.kernel.reals(address)? == wanted && stage.kernel.is_local(address)?
+            }
+            Mode::Iptables => stage.kernel.rules_name(&named, gone)?,
+        };
+        if is_served {
+            return Ok(None);
+        }
+        if started.elapsed() > limit {
+            return Ok(Some(Outcome::Over {
+                limit_s: limit.as_secs(),
+                reached: format!("Service {service} is not as it must be"),
+            }));
+        }
+        if subject.is_over() {
+            bail!("the subject ended: {}", subject.said());
+        }
+    }
+}
+
+/// The end of an axis whose steps were each seen: everything is compared once more.
+fn finish(
+    stage: &mut Stage,
+    mut subject: Process,
+    phase: &Phase,
+    took: Vec<f64>,
+) -> Result<Outcome> {
+    let mut measured = phase.end(stage, &subject)?;
+    let state = match settled(stage, &mut subject, Instant::now())? {
+        Ok((_, state)) => state,
+        Err(outcome) => return Ok(outcome),
+    };
+    let count = took.len() as u64;
+    if stage.cell.is_counting {
+        measured = Measured {
+            counts: Some(counted(stage, phase.traced)?),
+            ..Measured::default()
+        };
+    } else {
+        let cpu = measured.cpu_s.unwrap_or_default() * 1e3;
+        measured
+            .figures
+            .insert("cpu_ms_per_step".into(), 1.0 / per(count, cpu));
+    }
+    measured.state = Some(state);
+    if let Some(all) = Distribution::of("ms", took).filter(|_| !stage.cell.is_counting) {
+        measured.series.insert("all".into(), all);
+    }
+    Ok(Outcome::Measured(Box::new(measured)))
+}
+
+/// The end of an axis that is one step.
+fn whole(
+    stage: &mut Stage,
+    subject: &mut Process,
+    phase: &Phase,
+    started: Instant,
+) -> Result<Outcome> {
+    let (since, state) = match settled(stage, subject, started)? {
+        Ok(settled) => settled,
+        Err(outcome) => return Ok(outcome),
+    };
+    let mut measured = phase.end(stage, subject)?;
+    measured.wall_s = Some((since - started).as_secs_f64());
+    measured.state = Some(state);
+    if stage.cell.is_counting {
+        measured = Measured {
+            counts: Some(counted(stage, phase.traced)?),
+            state: measured.state,
+            ..Measured::default()
+        };
+    }
+    Ok(Outcome::Measured(Box::new(measured)))
+}
+
+/// `/api/v1/namespaces/bench/services/NAME`, or the collection.
+fn path(version: &str, plural: &str, name: Option<&str>) -> String {
+    let root = if version == "v1" { "api" } else { "apis" };
+    let name = name.map(|name| format!("/{name}")).unwrap_or_default();
+    format!("/{root}/{version}/namespaces/{NAMESPACE}/{plural}{name}")
+}
+
+#[allow(clippy::cast_precision_loss, reason = "counts stay far below 2^52")]
+fn per(count: u64, of: f64) -> f64 {
+    count as f64 / of
+}

@@ -1,0 +1,96 @@
+//! What a subject did, counted in strace's own words.
+
+use std::collections::BTreeMap;
+
+use crate::schema::Counts;
+
+/// The system calls that are named in the report.
+const NAMED: usize = 12;
+
+/// Counts the lines of `strace -f -s 1000000 -o FILE`. Programs include the subject's own, where its start is in the trace.
+pub(crate) fn count(trace: &str) -> Counts {
+    let mut counts = Counts::default();
+    let mut by_name: BTreeMap<&str, u64> = BTreeMap::new();
+    for line in trace.lines() {
+        // `123   sendto(5, ...) = 20`; the end of a call that another thread interrupted is `123 <... read resumed>`, and
+        // `123 +++ exited with 0 +++`, `123 --- SIGCHLD ...` are no calls.
+        let call = line
+            .trim_start_matches(|c: char| c.is_ascii_digit())
+            .trim_start();
+        counts.processes +=
+            u64::from(call.starts_with("<... execve resumed>") && call.ends_with("= 0"));
+        let Some((name, rest)) = call.split_once('(') else {
+            continue;
+        };
+        if !name
+            .bytes()
+            .all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_')
+        {
+            continue;
+        }
+        counts.system_calls += 1;
+        *by_name.entry(name).or_default() += 1;
+        if matches!(name, "sendto" | "sendmsg" | "sendmmsg") {
+            for message in rest.split("nlmsg_len=").skip(1) {
+                counts.netlink_messages += 1;
+                counts.netlink_writes += u64::from(is_write(message));
+            }
+        } else if name == "execve" && rest.ends_with("= 0") {
+            counts.processes += 1;
+        }
+    }
+    let mut names: Vec<(&str, u64)> = by_name.into_iter().collect();
+    names.sort_by_key(|(_, calls)| std::cmp::Reverse(*calls));
+    names.truncate(NAMED);
+    counts.by_name = names
+        .into_iter()
+        .map(|(name, calls)| (name.to_owned(), calls))
+        .collect();
+    counts
+}
+
+/// Whether a message, from its length on, asks the kernel to change something.
+fn is_write(message: &str) -> bool {
+    let Some((_, rest)) = message.split_once("nlmsg_type=") else {
+        return false;
+    };
+    let kind: String = rest
+        .chars()
+        .take_while(|c| !matches!(c, ',' | ' '))
+        .collect();
+    if kind == "IPVS" || kind.starts_with("0x") {
+        // A generic family: the first byte of the content is the command. IPVS_CMD_GET_SERVICE, GET_DEST, GET_DAEMON,
+        // GET_CONFIG and GET_INFO read.
+        return !matches!(command(rest), Some(4 | 8 | 11 | 13 | 15));
+    }
+    let reads = [
+        "GET", "LIST", "HEADER", "PROTOCOL", "_TYPE", "NLMSG_", "nlctrl",
+    ];
+    !reads.iter().any(|read| kind.contains(read))
+}
+
+/// The first byte of a content that strace writes as a string: `}, "\x08\x01..."`.
+fn command(message: &str) -> Option<u8> {
+    let (_, content) = message.split_once("}, \"\\x")?;
+    u8::from_str_radix(content.get(..2)?, 16).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn calls_messages_and_programs_are_counted() {
+        let trace = r#"845   execve("/kube-proxy", ["/kube-proxy"], 0x1 /* 1 var */) = 0
+870   sendto(10, [{nlmsg_len=20, nlmsg_type=IPVS, nlmsg_flags=NLM_F_REQUEST, nlmsg_seq=2, nlmsg_pid=0}, "\x04\x01\x00\x00"], 20, 0, NULL, 0) = 20
+870   sendto(10, [[{nlmsg_len=20, nlmsg_type=IPVS, nlmsg_flags=NLM_F_REQUEST, nlmsg_seq=2, nlmsg_pid=0}, "\x05\x01\x00\x00"], [{nlmsg_len=20, nlmsg_type=RTM_NEWADDR, nlmsg_flags=0}, {ifa_family=AF_INET}]], 40, 0, NULL, 0 <unfinished ...>
+870   <... sendto resumed>) = 40
+846   execve("/usr/sbin/iptables-save", ["iptables-save"], 0x5 /* 1 var */ <unfinished ...>
+846   <... execve resumed>)             = 0
+846   +++ exited with 0 +++
+"#;
+        let counts = count(&trace.replace("\\\\", "\\"));
+        assert_eq!((counts.system_calls, counts.processes), (4, 2));
+        assert_eq!((counts.netlink_messages, counts.netlink_writes), (3, 2));
+    }
+}

@@ -1,0 +1,315 @@
+//! Data plane: what a packet, a connection, a request costs that goes through a subject's state.
+//!
+//! ```text
+//!  client (pod of node1) ── node1: the subject's state ── fabric ── server: has the addresses of all endpoints
+//! ```
+//!
+//! So every Service of any number can be used, and the way to a pod without a Service is the same. The subject and the API
+//! fixture are stopped while packets are measured: the one CPU is the packets'. The axes take turns between the first, the
+//! middle and the last Service and the pod itself, block by block, so that what disturbs one disturbs all.
+//!
+//! Which Service is the first is what the kernel walks: in iptables mode the order of the rules as they are read back, else the
+//! order in which Services were made.
+
+mod anatomy;
+mod packets;
+mod traffic;
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddrV4};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use ipvs_netlink::{Destination, DestinationKey, Name, Protocol, Service, ServiceKey};
+use lab::{Place, Signal, World};
+use serde_json::json;
+
+use crate::kernel::Kernel;
+use crate::objects::{NAMESPACE, Objects, PORT, TARGET_PORT};
+use crate::process::Process;
+use crate::schema::{Axis, Cell, Distribution, Measured, Mode, Outcome, SubjectKind};
+use crate::stage::Stage;
+use crate::wait::Waited;
+
+/// The range that the server has whole: all endpoints are in it, no client is.
+const SERVERS: &str = "10.128.0.0/10";
+/// The range of Service addresses.
+const SERVICES: &str = "10.96.0.0/12";
+/// A pod that is no endpoint of any Service.
+const POD: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(10, 190, 0, 1), TARGET_PORT);
+/// The pod that asks.
+const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 200, 1, 2);
+/// The endpoint of the UDP Service.
+const UDP_POD: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(10, 191, 0, 1), TARGET_PORT);
+/// The series of what goes to the pod without a Service.
+const DIRECT: &str = "direct";
+/// What is left of the sync gets this long before packets are measured.
+const SETTLE: Duration = Duration::from_secs(1);
+/// Flows in a block of first packets; few enough that IPVS' table of connections (4096 buckets) stays as it is.
+const BLOCK: u16 = 128;
+const ROUNDS: usize = 21;
+
+/// A destination under the name of its series.
+type Target = (&'static str, SocketAddrV4);
+
+/// Measures a cell of the axes first, connect, keptalive, udp, throughput and anatomy. In the lab.
+pub(crate) fn measure(cell: &Cell) -> Result<Outcome> {
+    if cell.axis == Axis::Anatomy {
+        return anatomy::measure(cell);
+    }
+    let mut stage = Stage::new(cell)?;
+    let node = stage.node.clone();
+    let client = stage
+        .world
+        .pod(&node, "client", CLIENT.to_string().as_str())?;
+    let server = serving_host(&mut stage.world)?;
+    stage.world.route(&node, SERVERS, &server)?;
+    stage.world.route(&server, "10.200.1.0/24", &node)?;
+
+    let mut measured = Measured::default();
+    let subject = match programmed(&mut stage, &mut measured)? {
+        Ok(subject) => subject,
+        Err(outcome) => return Ok(outcome),
+    };
+    let targets = if cell.axis == Axis::Udp {
+        udp_targets(&mut stage, &client, &server)?
+    } else {
+        targets(&stage)?
+    };
+    if let Some(subject) = &subject {
+        std::thread::sleep(SETTLE);
+        subject.signal(Signal::STOP)?;
+    }
+    let series = match cell.axis {
+        Axis::First => first(&client, &server, &targets)?,
+        axis => traffic::measure(axis, &client, &server, &targets)?,
+    };
+    for (name, unit, values) in series {
+        let distribution = Distribution::of(unit, values).context("nothing was measured")?;
+        measured.series.insert(name, distribution);
+    }
+    Ok(Outcome::Measured(Box::new(measured)))
+}
+
+/// A host that answers for all endpoints.
+fn serving_host(world: &mut World) -> Result<Place> {
+    let server = world.host("server", "172.35.0.200/24")?;
+    server.read(["ip", "route", "add", "local", SERVERS, "dev", "lo"])?;
+    Ok(server)
+}
+
+/// Brings the state of the subject into the node; the process that did it, or why it is not there.
+fn programmed(
+    stage: &mut Stage,
+    measured: &mut Measured,
+) -> Result<Result<Option<Process>, Outcome>> {
+    match stage.cell.subject.kind {
+        SubjectKind::Direct => return Ok(Ok(None)),
+        SubjectKind::BareIpvs => {
+            bare(stage)?;
+            return Ok(Ok(None));
+        }
+        SubjectKind::KubeProxy { .. } => stage.serve()?,
+        SubjectKind::Floor => {}
+        SubjectKind::Tools => bail!("tools have no data plane of their own"),
+    }
+    let (mut subject, started) = stage.start()?;
+    Ok(match stage.until_programmed(&mut subject, started)? {
+        Waited::Done(_, state) => {
+            measured.state = Some(state);
+            Ok(Some(subject))
+        }
+        Waited::Not(outcome) => Err(outcome),
+    })
+}
+
+/// Virtual servers, and one route that makes their addresses local: nothing but the kernel's own table.
+fn bare(stage: &mut Stage) -> Result<()> {
+    stage
+        .node
+        .read(["ip", "route", "add", "local", SERVICES, "dev", "lo"])?;
+    write_servers(&mut stage.kernel, &stage.objects)?;
+    let (found, wanted) = (stage.kernel.servers()?, stage.wanted().servers);
+    ensure!(
+        found == wanted,
+        "{} virtual servers instead of {}",
+        found.len(),
+        wanted.len()
+    );
+    Ok(())
+}
+
+fn write_servers(kernel: &mut Kernel, objects: &Objects) -> Result<()> {
+    kernel.write_servers(|family, batch| {
+        for service in 0..objects.services() {
+            let key = ServiceKey::new(Protocol::TCP, Objects::address(service).into(), PORT);
+            family.new_service(batch, &Service::new(key, Name::RR));
+            for endpoint in objects.endpoints(service) {
+                let real = DestinationKey {
+                    address: IpAddr::V4(*endpoint.at.ip()),
+                    port: endpoint.at.port(),
+                };
+                family.new_destination(batch, &key, &Destination::new(real, 1));
+            }
+        }
+    })
+}
+
+/// The first, the middle and the last Service, as far as they are different ones, and the pod.
+fn targets(stage: &Stage) -> Result<Vec<Target>> {
+    let mut targets = Vec::new();
+    if stage.cell.subject.kind != SubjectKind::Direct {
+        let order = order(stage)?;
+        let last = order.len().saturating_sub(1);
+        let mut places = vec![("first", 0), ("middle", last / 2), ("last", last)];
+        places.dedup_by_key(|place| place.1);
+        for (name, index) in places {
+            let address = *order.get(index).context("there is no Service")?;
+            targets.push((name, SocketAddrV4::new(address, PORT)));
+        }
+    }
+    targets.push((DIRECT, POD));
+    Ok(targets)
+}
+
+/// The Services' addresses in the order that the kernel has them.
+fn order(stage: &Stage) -> Result<Vec<Ipv4Addr>> {
+    if stage.mode() == Mode::Ipvs {
+        return Ok((0..stage.objects.services())
+            .map(Objects::address)
+            .collect());
+    }
+    let saved = stage.node.read(["iptables-save", "-t", "nat"])?;
+    let order = rule_order(&saved);
+    ensure!(
+        order.len() == stage.objects.services() as usize,
+        "{} of {} Services have a rule in KUBE-SERVICES",
+        order.len(),
+        stage.objects.services()
+    );
+    Ok(order)
+}
+
+/// The addresses that KUBE-SERVICES sends on to a Service's chain, in order.
+fn rule_order(saved: &str) -> Vec<Ipv4Addr> {
+    let rules = saved
+        .lines()
+        .filter(|line| line.starts_with("-A KUBE-SERVICES ") && line.contains(" -j KUBE-SVC-"));
+    rules
+        .filter_map(|rule| {
+            let (_, rest) = rule.split_once(" -d ")?;
+            let (address, _) = rest.split_once('/')?;
+            address.parse().ok()
+        })
+        .collect()
+}
+
+/// Adds a UDP Service after all others, and waits until it answers.
+fn udp_targets(stage: &mut Stage, client: &Place, server: &Place) -> Result<Vec<Target>> {
+    traffic::serve_udp(server, POD)?;
+    traffic::serve_udp(server, UDP_POD)?;
+    let at = SocketAddrV4::new(Objects::address(stage.objects.services()), PORT);
+    match stage.cell.subject.kind {
+        SubjectKind::Direct => return Ok(vec![(DIRECT, POD)]),
+        SubjectKind::KubeProxy { .. } => {
+            let mut api = stage.api()?;
+            let (service, slice) = udp_objects(*at.ip());
+            let slices = format!("/apis/discovery.k8s.io/v1/namespaces/{NAMESPACE}/endpointslices");
+            api.post(&slices, &slice)?;
+            api.post(
+                &format!("/api/v1/namespaces/{NAMESPACE}/services"),
+                &service,
+            )?;
+        }
+        SubjectKind::BareIpvs => stage.kernel.write_servers(|family, batch| {
+            let key = ServiceKey::new(Protocol::UDP, (*at.ip()).into(), PORT);
+            family.new_service(batch, &Service::new(key, Name::RR));
+            let real = DestinationKey {
+                address: (*UDP_POD.ip()).into(),
+                port: UDP_POD.port(),
+            };
+            family.new_destination(batch, &key, &Destination::new(real, 1));
+        })?,
+        SubjectKind::Floor | SubjectKind::Tools => {
+            bail!("{} has no UDP Service", stage.cell.subject.name)
+        }
+    }
+    let asked = Instant::now();
+    while !traffic::answers_udp(client, at)? {
+        ensure!(
+            asked.elapsed() < stage.limit(),
+            "the UDP Service does not answer within {} s",
+            stage.cell.limit_s
+        );
+    }
+    Ok(vec![("last", at), (DIRECT, POD)])
+}
+
+fn udp_objects(address: Ipv4Addr) -> (serde_json::Value, serde_json::Value) {
+    let service = json!({
+        "apiVersion": "v1", "kind": "Service",
+        "metadata": { "name": "udp", "namespace": NAMESPACE },
+        "spec": {
+            "type": "ClusterIP",
+            "clusterIP": address,
+            "ports": [{ "name": "udp", "protocol": "UDP", "port": PORT, "targetPort": TARGET_PORT }],
+        },
+    });
+    let slice = json!({
+        "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
+        "metadata": {
+            "name": "udp-0", "namespace": NAMESPACE,
+            "labels": { "kubernetes.io/service-name": "udp" },
+        },
+        "addressType": "IPv4",
+        "ports": [{ "name": "udp", "protocol": "UDP", "port": TARGET_PORT }],
+        "endpoints": [{
+            "addresses": [UDP_POD.ip()],
+            "conditions": { "ready": true, "serving": true, "terminating": false },
+            "nodeName": "node2",
+        }],
+    });
+    (service, slice)
+}
+
+/// First packets: blocks of new flows to each target.
+fn first(
+    client: &Place,
+    server: &Place,
+    targets: &[Target],
+) -> Result<Vec<(String, &'static str, Vec<f64>)>> {
+    let mut sender = packets::Sender::new(server)?;
+    let mut lanes = Vec::new();
+    for &(_, to) in targets {
+        let lane = packets::Lane::open(client, CLIENT, to)?;
+        sender.warm_up(&lane)?;
+        lanes.push(lane);
+    }
+    let mut values: Vec<Vec<f64>> = vec![Vec::new(); lanes.len()];
+    for _ in 0..ROUNDS {
+        for (lane, values) in lanes.iter().zip(&mut values) {
+            values.push(sender.new_flows(lane, BLOCK)?);
+        }
+    }
+    let names = targets.iter().map(|(name, _)| (*name).to_owned());
+    Ok(names
+        .zip(values)
+        .map(|(name, values)| (name, "ns", values))
+        .collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn services_are_in_the_order_of_their_rules() {
+        let saved = "*nat
+-A KUBE-SERVICES -d 10.96.1.7/32 -p tcp -m comment --comment \"bench/svc-00007:http cluster IP\" -m tcp --dport 80 -j KUBE-SVC-AAAA
+-A KUBE-SERVICES -d 10.96.1.2/32 -p tcp -m tcp --dport 80 -j KUBE-SVC-BBBB
+-A KUBE-SERVICES -m addrtype --dst-type LOCAL -j KUBE-NODEPORTS
+-A KUBE-SVC-AAAA ! -s 10.128.0.0/9 -d 10.96.1.7/32 -p tcp -j KUBE-MARK-MASQ
+";
+        let order = ["10.96.1.7", "10.96.1.2"].map(|text| text.parse::<Ipv4Addr>().unwrap());
+        assert_eq!(rule_order(saved), order);
+    }
+}

@@ -1,0 +1,207 @@
+//! Packets in blocks: what one costs from the client's socket to the server's network stack.
+//!
+//! A raw socket sends a block of TCP SYNs with one `sendmmsg`; each is forwarded, all the way, within that call, because this
+//! kernel has one CPU. The server has no listener but counts what arrives; a packet that is lost fails the measurement. The
+//! clock's own system call is spread over the block.
+
+use std::fs::File;
+use std::io::{self, IoSlice};
+use std::net::{Ipv4Addr, SocketAddrV4};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt as _;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use lab::Place;
+use rustix::net::{
+    AddressFamily, MMsgHdr, SendAncillaryBuffer, SendFlags, SocketFlags, SocketType, connect,
+    ipproto, sendmmsg, socket_with,
+};
+
+/// IPv4 and TCP headers without options.
+const PACKET: usize = 40;
+/// Packets before the first block: neighbours get known, and the code and tables come into the CPU's caches.
+const WARM_UP: u16 = 16;
+const ARRIVED_WITHIN: Duration = Duration::from_secs(2);
+
+/// A raw socket from a client to an address and port.
+#[derive(Debug)]
+pub(crate) struct Lane {
+    socket: OwnedFd,
+    source: Ipv4Addr,
+    to: SocketAddrV4,
+}
+
+impl Lane {
+    /// Opens it in `client`, which has the address `source`.
+    pub(crate) fn open(client: &Place, source: Ipv4Addr, to: SocketAddrV4) -> Result<Self> {
+        let socket = client
+            .enter(|| {
+                let flags = SocketFlags::CLOEXEC;
+                let raw = Some(ipproto::RAW);
+                let socket = socket_with(AddressFamily::INET, SocketType::RAW, flags, raw)?;
+                connect(&socket, &SocketAddrV4::new(*to.ip(), 0))?;
+                Ok(socket)
+            })
+            .context("cannot open a raw socket")?;
+        Ok(Self { socket, source, to })
+    }
+}
+
+/// Sends blocks, and sees them arrive.
+#[derive(Debug)]
+pub(crate) struct Sender {
+    arrivals: Arrivals,
+    /// The source port of the next new flow: none is used twice in a guest.
+    port: u16,
+}
+
+impl Sender {
+    pub(crate) fn new(server: &Place) -> Result<Self> {
+        Ok(Self {
+            arrivals: Arrivals::open(server)?,
+            port: 1_024,
+        })
+    }
+
+    /// Makes the way known.
+    pub(crate) fn warm_up(&mut self, lane: &Lane) -> Result<()> {
+        // The very first packets wait for neighbours to be found, and the rest with them.
+        for _ in 0..3 {
+            self.new_flows(lane, 1)?;
+        }
+        self.new_flows(lane, WARM_UP).map(drop)
+    }
+
+    /// A block of first packets: nanoseconds for each.
+    pub(crate) fn new_flows(&mut self, lane: &Lane, count: u16) -> Result<f64> {
+        let end = self
+            .port
+            .checked_add(count)
+            .context("there are no more source ports")?;
+        let ports: Vec<u16> = (self.port..end).collect();
+        self.port = end;
+        self.send(lane, &ports)
+    }
+
+    fn send(&mut self, lane: &Lane, ports: &[u16]) -> Result<f64> {
+        let packets: Vec<[u8; PACKET]> = ports
+            .iter()
+            .map(|&port| syn(lane.source, port, lane.to))
+            .collect();
+        let slices: Vec<[IoSlice<'_>; 1]> = packets
+            .iter()
+            .map(|packet| [IoSlice::new(packet)])
+            .collect();
+        let mut control: Vec<SendAncillaryBuffer<'_, '_, '_>> = Vec::new();
+        control.resize_with(ports.len(), SendAncillaryBuffer::default);
+        let mut messages: Vec<MMsgHdr<'_>> = slices
+            .iter()
+            .zip(&mut control)
+            .map(|(slice, control)| MMsgHdr::new(slice, control))
+            .collect();
+        let before = self.arrivals.count()?;
+        let mut rest = messages.as_mut_slice();
+        let started = Instant::now();
+        while !rest.is_empty() {
+            let sent = sendmmsg(&lane.socket, rest, SendFlags::empty())
+                .with_context(|| format!("cannot send to {}", lane.to))?;
+            rest = rest.get_mut(sent..).unwrap_or_default();
+        }
+        let mut took = started.elapsed();
+        loop {
+            let arrived = self.arrivals.count()? - before;
+            if arrived == ports.len() as u64 {
+                break;
+            }
+            took = started.elapsed();
+            ensure!(
+                arrived < ports.len() as u64 && took < ARRIVED_WITHIN,
+                "of {} packets to {}, {arrived} arrived",
+                ports.len(),
+                lane.to
+            );
+        }
+        let count = u32::try_from(ports.len()).unwrap_or(u32::MAX);
+        Ok(took.as_secs_f64() * 1e9 / f64::from(count))
+    }
+}
+
+/// How many IPv4 packets have come to a place.
+#[derive(Debug)]
+struct Arrivals(File);
+
+impl Arrivals {
+    fn open(place: &Place) -> io::Result<Self> {
+        // The file stays that of the network namespace in which it was opened.
+        place
+            .enter(|| File::open("/proc/thread-self/net/snmp"))
+            .map(Self)
+    }
+
+    fn count(&self) -> Result<u64> {
+        let mut text = [0; 2048];
+        let length = self.0.read_at(&mut text, 0)?;
+        let text = std::str::from_utf8(text.get(..length).unwrap_or_default())?;
+        // Ip: Forwarding DefaultTTL InReceives ...
+        let values = text.lines().filter(|line| line.starts_with("Ip:")).nth(1);
+        values
+            .and_then(|values| values.split_whitespace().nth(3)?.parse().ok())
+            .context("/proc/net/snmp is not understood")
+    }
+}
+
+/// A SYN with right checksums; the kernel fills in the IPv4 header's.
+fn syn(source: Ipv4Addr, port: u16, to: SocketAddrV4) -> [u8; PACKET] {
+    let mut packet = Vec::with_capacity(PACKET);
+    packet.extend([0x45, 0, 0, 40, 0, 0, 0x40, 0, 64, 6, 0, 0]);
+    packet.extend(source.octets());
+    packet.extend(to.ip().octets());
+    let mut tcp = Vec::with_capacity(20);
+    tcp.extend(port.to_be_bytes());
+    tcp.extend(to.port().to_be_bytes());
+    tcp.extend([0, 0, 0, 1, 0, 0, 0, 0, 5 << 4, 2, 0xff, 0xff]);
+    let pseudo = [source.octets(), to.ip().octets(), [0, 6, 0, 20]].concat();
+    let sum = !sum(&[pseudo.as_slice(), tcp.as_slice()].concat());
+    packet.extend(tcp);
+    packet.extend(sum.to_be_bytes());
+    packet.extend([0, 0]);
+    let mut whole = [0; PACKET];
+    for (to, from) in whole.iter_mut().zip(packet) {
+        *to = from;
+    }
+    whole
+}
+
+/// The ones' complement sum of 16-bit words (RFC 1071).
+fn sum(bytes: &[u8]) -> u16 {
+    let mut sum: u32 = bytes
+        .chunks(2)
+        .map(|pair| match *pair {
+            [high, low] => u32::from(u16::from_be_bytes([high, low])),
+            [high] => u32::from(high) << 8,
+            _ => 0,
+        })
+        .sum();
+    while sum > 0xffff {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    u16::try_from(sum).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_syn_has_the_right_checksum() {
+        let to = "10.96.1.0:80".parse().unwrap();
+        let packet = syn(Ipv4Addr::new(10, 200, 1, 2), 1_024, to);
+        assert_eq!(packet.len(), PACKET);
+        // What is checked sums up to all ones.
+        let pseudo = [&packet[12..20], &[0, 6, 0, 20]].concat();
+        assert_eq!(sum(&[pseudo.as_slice(), &packet[20..]].concat()), 0xffff);
+        assert_eq!(packet[20..24], [4, 0, 0, 80]);
+        assert_eq!(packet[33], 2, "SYN");
+    }
+}

@@ -1,0 +1,79 @@
+//! Writes to the API fixture: HTTP/1.1 on one connection that is kept.
+
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::TcpStream;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use serde_json::Value;
+
+/// A connection to the fixture.
+#[derive(Debug)]
+pub(crate) struct Api(BufReader<TcpStream>);
+
+impl Api {
+    /// On a connected socket.
+    pub(crate) fn new(socket: TcpStream) -> Result<Self> {
+        socket.set_nodelay(true)?;
+        Ok(Self(BufReader::new(socket)))
+    }
+
+    pub(crate) fn post(&mut self, path: &str, object: &Value) -> Result<()> {
+        self.send("POST", path, &serde_json::to_vec(object)?)
+    }
+
+    pub(crate) fn put(&mut self, path: &str, object: &Value) -> Result<()> {
+        self.send("PUT", path, &serde_json::to_vec(object)?)
+    }
+
+    pub(crate) fn delete(&mut self, path: &str) -> Result<()> {
+        self.send("DELETE", path, b"")
+    }
+
+    /// Sends a request and reads its answer to the end.
+    fn send(&mut self, method: &str, path: &str, body: &[u8]) -> Result<()> {
+        let mut request = format!(
+            "{method} {path} HTTP/1.1\r\nhost: fixture\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
+            body.len()
+        )
+        .into_bytes();
+        request.extend_from_slice(body);
+        self.0.get_mut().write_all(&request)?;
+        let (status, answer) = self
+            .answer()
+            .with_context(|| format!("{method} {path} is not answered"))?;
+        ensure!(
+            (200..300).contains(&status),
+            "{method} {path}: {status} {}",
+            String::from_utf8_lossy(&answer)
+        );
+        Ok(())
+    }
+
+    fn answer(&mut self) -> Result<(u16, Vec<u8>)> {
+        let mut line = String::new();
+        self.0.read_line(&mut line)?;
+        let status = line
+            .split_whitespace()
+            .nth(1)
+            .and_then(|status| status.parse().ok())
+            .with_context(|| format!("no status line: {line:?}"))?;
+        let mut length = None;
+        loop {
+            line.clear();
+            self.0.read_line(&mut line)?;
+            let header = line.trim_end().to_ascii_lowercase();
+            if header.is_empty() {
+                break;
+            }
+            if let Some(value) = header.strip_prefix("content-length:") {
+                length = value.trim().parse().ok();
+            }
+        }
+        let Some(length) = length else {
+            bail!("an answer without a length");
+        };
+        let mut body = vec![0; length];
+        self.0.read_exact(&mut body)?;
+        Ok((status, body))
+    }
+}

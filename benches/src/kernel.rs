@@ -1,0 +1,435 @@
+//! The kernel of the node, read back: cheap looks while something is awaited, and all of it at the end.
+//!
+//! A subject is never asked whether it is done. While it works, a few entries are looked up by their keys, with the lowest
+//! priority that the scheduler has, so that it is not held up. When those are all there, everything is read and compared.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::fs;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::io;
+use std::net::{Ipv4Addr, SocketAddrV4};
+
+use anyhow::{Context as _, Result, ensure};
+use ipset_netlink::{Entry, Ipset, Reason};
+use ipvs_netlink::{DestinationEntry, Ipvs, ServiceKey};
+use lab::Place;
+use netlink_batch::{Attributes, Batch, Connection, Protocol, Reply};
+
+use crate::objects::{Objects, PORT};
+use crate::schema::{Mode, State};
+
+/// Sets with one member for each Service, or for each local endpoint.
+pub(crate) const CLUSTER_IP: &str = "KUBE-CLUSTER-IP";
+pub(crate) const IPVS_IPS: &str = "KUBE-IPVS-IPS";
+pub(crate) const LOOP_BACK: &str = "KUBE-LOOP-BACK";
+
+const RTM_GETROUTE: u16 = 26;
+/// `struct rtmsg`
+const RTMSG: usize = 12;
+const RTA_DST: u16 = 1;
+const RTN_LOCAL: u8 = 2;
+const RT_TABLE_LOCAL: u8 = 255;
+const AF_INET: u8 = 2;
+
+/// How many differences are named.
+const NAMED: usize = 5;
+
+/// The part of a state that all modes have: who serves an address and port.
+pub(crate) type Servers = BTreeMap<SocketAddrV4, BTreeSet<SocketAddrV4>>;
+
+/// What a kernel must hold, or holds, of the objects.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Snapshot {
+    /// Virtual servers, or Services in the nat table, with the destinations that get new connections.
+    pub(crate) servers: Servers,
+    /// IPVS: members of the set of cluster IPs.
+    pub(crate) cluster_ip: BTreeSet<SocketAddrV4>,
+    /// IPVS: members of the set of addresses.
+    pub(crate) ipvs_ips: BTreeSet<Ipv4Addr>,
+    /// IPVS: members of the set of local endpoints.
+    pub(crate) loop_back: BTreeSet<SocketAddrV4>,
+    /// IPVS: Service addresses that are local to this node: bound to the device, or routed to it.
+    pub(crate) local: BTreeSet<Ipv4Addr>,
+}
+
+impl Snapshot {
+    /// What a mode must make of the objects.
+    pub(crate) fn wanted(objects: &Objects, mode: Mode) -> Self {
+        let mut wanted = Self::default();
+        for service in 0..objects.services() {
+            let address = Objects::address(service);
+            let at = SocketAddrV4::new(address, PORT);
+            let endpoints = objects.endpoints(service);
+            wanted
+                .servers
+                .insert(at, endpoints.iter().map(|endpoint| endpoint.at).collect());
+            if mode == Mode::Ipvs {
+                wanted.cluster_ip.insert(at);
+                wanted.ipvs_ips.insert(address);
+                wanted.local.insert(address);
+                let local = endpoints.iter().filter(|endpoint| endpoint.is_local);
+                wanted.loop_back.extend(local.map(|endpoint| endpoint.at));
+            }
+        }
+        wanted
+    }
+
+    /// How much it is, with a digest.
+    pub(crate) fn state(&self, rules: u64) -> State {
+        let mut digest = DefaultHasher::new();
+        (&self.servers, &self.cluster_ip, &self.ipvs_ips).hash(&mut digest);
+        (&self.loop_back, &self.local).hash(&mut digest);
+        let members = self.cluster_ip.len() + self.ipvs_ips.len() + self.loop_back.len();
+        State {
+            servers: self.servers.len() as u64,
+            destinations: self.servers.values().map(|reals| reals.len() as u64).sum(),
+            members: members as u64,
+            addresses: self.local.len() as u64,
+            rules,
+            digest: format!("{:016x}", digest.finish()),
+        }
+    }
+
+    /// Services of which something is missing here.
+    pub(crate) fn lacking(&self, wanted: &Self) -> BTreeSet<Ipv4Addr> {
+        let servers = wanted
+            .servers
+            .iter()
+            .filter(|(at, reals)| self.servers.get(at) != Some(reals));
+        let addresses = wanted.local.difference(&self.local).copied();
+        servers.map(|(at, _)| *at.ip()).chain(addresses).collect()
+    }
+
+    /// Whether all that is wanted is here, whatever else is.
+    pub(crate) fn holds(&self, wanted: &Self) -> bool {
+        self.lacking(wanted).is_empty()
+            && self.cluster_ip.is_superset(&wanted.cluster_ip)
+            && self.ipvs_ips.is_superset(&wanted.ipvs_ips)
+            && self.loop_back.is_superset(&wanted.loop_back)
+    }
+
+    /// The first differences, in words; empty if there is none.
+    pub(crate) fn differences(&self, wanted: &Self) -> String {
+        let mut text = String::new();
+        for (at, reals) in &wanted.servers {
+            match self.servers.get(at) {
+                None => _ = writeln!(text, "virtual server {at} is missing"),
+                Some(found) if found != reals => {
+                    let few =
+                        |reals: &BTreeSet<_>| reals.iter().take(3).copied().collect::<Vec<_>>();
+                    _ = writeln!(
+                        text,
+                        "{at} has {} destinations {:?}.. instead of {} {:?}..",
+                        found.len(),
+                        few(found),
+                        reals.len(),
+                        few(reals)
+                    );
+                }
+                Some(_) => {}
+            }
+        }
+        for at in self
+            .servers
+            .keys()
+            .filter(|at| !wanted.servers.contains_key(at))
+        {
+            _ = writeln!(text, "virtual server {at} is too many");
+        }
+        compare(&mut text, CLUSTER_IP, &self.cluster_ip, &wanted.cluster_ip);
+        compare(&mut text, IPVS_IPS, &self.ipvs_ips, &wanted.ipvs_ips);
+        compare(&mut text, LOOP_BACK, &self.loop_back, &wanted.loop_back);
+        compare(&mut text, "local addresses", &self.local, &wanted.local);
+        let count = text.lines().count();
+        let mut first: String = text.lines().take(NAMED).collect::<Vec<_>>().join("; ");
+        if count > NAMED {
+            _ = write!(first, "; and {} more", count - NAMED);
+        }
+        first
+    }
+}
+
+fn compare<T: Ord + std::fmt::Display>(
+    text: &mut String,
+    what: &str,
+    found: &BTreeSet<T>,
+    wanted: &BTreeSet<T>,
+) {
+    for one in wanted.difference(found) {
+        _ = writeln!(text, "{what}: {one} is missing");
+    }
+    for one in found.difference(wanted) {
+        _ = writeln!(text, "{what}: {one} is too many");
+    }
+}
+
+/// The node's kernel.
+pub(crate) struct Kernel {
+    place: Place,
+    mode: Mode,
+    ipvs: Ipvs,
+    ipset: Ipset,
+    route: Connection,
+    nat: crate::nat::Nat,
+}
+
+impl Kernel {
+    /// Opens sockets in a place.
+    pub(crate) fn open(place: &Place, mode: Mode) -> Result<Self> {
+        let (ipvs, ipset, route, nat) = place.enter(|| {
+            Ok((
+                Ipvs::open().map_err(io::Error::other)?,
+                Ipset::open().map_err(io::Error::other)?,
+                Connection::open(Protocol::Route).map_err(io::Error::other)?,
+                crate::nat::Nat::open()?,
+            ))
+        })?;
+        Ok(Self {
+            place: place.clone(),
+            mode,
+            ipvs,
+            ipset,
+            route,
+            nat,
+        })
+    }
+
+    // ---- single entries ----
+
+    /// The destinations of a Service that get new connections; empty if there is no virtual server.
+    pub(crate) fn reals(&mut self, address: Ipv4Addr) -> Result<BTreeSet<SocketAddrV4>> {
+        let key = ServiceKey::new(ipvs_netlink::Protocol::TCP, address.into(), PORT);
+        let entries = self.ipvs.destinations(&key)?;
+        let weighty = entries.iter().filter(|entry| entry.destination.weight > 0);
+        Ok(weighty.filter_map(at).collect())
+    }
+
+    /// Whether an address is local to the node.
+    pub(crate) fn is_local(&mut self, address: Ipv4Addr) -> Result<bool> {
+        let answer = self.route.request(RTM_GETROUTE, 0, |message| {
+            message.bytes(&[AF_INET, 32, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+            message.attr(RTA_DST, &address.octets());
+        });
+        match answer {
+            // Nothing leads there.
+            Err(netlink_batch::Error::Refused(_)) => Ok(false),
+            answer => Ok(answer?
+                .iter()
+                .any(|(_, payload)| payload.get(7) == Some(&RTN_LOCAL))),
+        }
+    }
+
+    /// How many members a set has; 0 if there is none.
+    pub(crate) fn members(&mut self, set: &str) -> Result<u64> {
+        match self.ipset.header(set) {
+            Err(ipset_netlink::Error::Refused {
+                reason: Reason::NoSuchSet,
+                ..
+            }) => Ok(0),
+            header => Ok(header?.entries.unwrap_or(0).into()),
+        }
+    }
+
+    /// How many rules the nat table has, the ends of its chains included.
+    pub(crate) fn rules(&self) -> Result<u64> {
+        self.nat.entries()
+    }
+
+    /// Whether the rules of the nat table name all of these addresses and not that one.
+    pub(crate) fn rules_name(&self, all: &[Ipv4Addr], but: Option<Ipv4Addr>) -> Result<bool> {
+        self.nat.names(all, but)
+    }
+
+    /// Writes to IPVS.
+    pub(crate) fn write_servers(
+        &mut self,
+        write: impl FnOnce(ipvs_netlink::Family, &mut Batch),
+    ) -> Result<()> {
+        let mut batch = Batch::new();
+        write(self.ipvs.family(), &mut batch);
+        let replies = self.ipvs.execute(&batch)?;
+        let refused = replies.iter().find(|reply| **reply != Reply::Done);
+        ensure!(refused.is_none(), "IPVS refuses: {refused:?}");
+        Ok(())
+    }
+
+    // ---- all of it ----
+
+    /// All virtual servers.
+    pub(crate) fn servers(&self) -> Result<Servers> {
+        let text = self
+            .place
+            .enter(|| fs::read_to_string("/proc/thread-self/net/ip_vs"))
+            .context("cannot read /proc/net/ip_vs")?;
+        virtual_servers(&text)
+    }
+
+    /// Reads everything.
+    pub(crate) fn snapshot(&mut self) -> Result<Snapshot> {
+        if self.mode == Mode::Iptables {
+            let saved = self.place.read(["iptables-save", "-t", "nat"])?;
+            return Ok(Snapshot {
+                servers: crate::nat::servers(&saved)?,
+                ..Snapshot::default()
+            });
+        }
+        let mut snapshot = Snapshot {
+            servers: self.servers()?,
+            local: self.local_routes()?,
+            ..Snapshot::default()
+        };
+        for entry in self.list(CLUSTER_IP)? {
+            if let Entry::IpPort {
+                ip: std::net::IpAddr::V4(ip),
+                port,
+                ..
+            } = entry
+            {
+                snapshot.cluster_ip.insert(SocketAddrV4::new(ip, port));
+            }
+        }
+        for entry in self.list(IPVS_IPS)? {
+            if let Entry::Ip(std::net::IpAddr::V4(ip)) = entry {
+                snapshot.ipvs_ips.insert(ip);
+            }
+        }
+        for entry in self.list(LOOP_BACK)? {
+            if let Entry::IpPortIp {
+                ip: std::net::IpAddr::V4(ip),
+                port,
+                ..
+            } = entry
+            {
+                snapshot.loop_back.insert(SocketAddrV4::new(ip, port));
+            }
+        }
+        Ok(snapshot)
+    }
+
+    fn local_routes(&mut self) -> Result<BTreeSet<Ipv4Addr>> {
+        let dump = self.route.dump(RTM_GETROUTE, 0, |message| {
+            message.bytes(&[AF_INET, 0, 0, 0, RT_TABLE_LOCAL, 0, 0, 0, 0, 0, 0, 0]);
+        })?;
+        let mut found = BTreeSet::new();
+        for (_, payload) in dump.iter() {
+            let [_, 32, _, _, RT_TABLE_LOCAL, _, _, RTN_LOCAL, ..] = payload else {
+                continue;
+            };
+            for attribute in Attributes::after(RTMSG, payload)? {
+                let attribute = attribute?;
+                if attribute.kind == RTA_DST {
+                    found.insert(Ipv4Addr::from(attribute.array::<4>()?));
+                }
+            }
+        }
+        found.retain(|address| is_service(*address));
+        Ok(found)
+    }
+
+    fn list(&mut self, set: &str) -> Result<Vec<Entry>> {
+        match self.ipset.list(set) {
+            Err(ipset_netlink::Error::Refused {
+                reason: Reason::NoSuchSet,
+                ..
+            }) => Ok(Vec::new()),
+            list => Ok(list?.entries),
+        }
+    }
+}
+
+fn at(entry: &DestinationEntry) -> Option<SocketAddrV4> {
+    let key = entry.destination.key;
+    match key.address {
+        std::net::IpAddr::V4(ip) => Some(SocketAddrV4::new(ip, key.port)),
+        std::net::IpAddr::V6(_) => None,
+    }
+}
+
+/// Whether an address is in the range of Services, 10.96.0.0/12.
+fn is_service(address: Ipv4Addr) -> bool {
+    let [a, b, ..] = address.octets();
+    a == 10 && b & 0xf0 == 96
+}
+
+/// Reads `/proc/net/ip_vs`; destinations of weight 0 are left out.
+fn virtual_servers(text: &str) -> Result<Servers> {
+    let mut servers = Servers::new();
+    let mut current: Option<&mut BTreeSet<SocketAddrV4>> = None;
+    for line in text.lines().skip(3) {
+        let mut words = line.split_whitespace();
+        match words.next() {
+            Some("TCP") => {
+                let at = words.next().and_then(hex);
+                let at = at.with_context(|| format!("/proc/net/ip_vs: {line:?}"))?;
+                current = Some(servers.entry(at).or_default());
+            }
+            Some("->") => {
+                let at = words.next().and_then(hex);
+                let at = at.with_context(|| format!("/proc/net/ip_vs: {line:?}"))?;
+                let is_weighty = words.nth(1) != Some("0");
+                if let (Some(reals), true) = (current.as_mut(), is_weighty) {
+                    reals.insert(at);
+                }
+            }
+            _ => anyhow::bail!("/proc/net/ip_vs: {line:?} is not of the objects"),
+        }
+    }
+    Ok(servers)
+}
+
+/// Reads `0A600100:0050`.
+fn hex(text: &str) -> Option<SocketAddrV4> {
+    let (address, port) = text.split_once(':')?;
+    Some(SocketAddrV4::new(
+        Ipv4Addr::from_bits(u32::from_str_radix(address, 16).ok()?),
+        u16::from_str_radix(port, 16).ok()?,
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::schema::Size;
+
+    const PROC: &str = "IP Virtual Server version 1.2.1 (size=4096)
+Prot LocalAddress:Port Scheduler Flags
+  -> RemoteAddress:Port Forward Weight ActiveConn InActConn
+TCP  0A600100:0050 rr 
+  -> 0A800100:1F90      Masq    1      0          0         
+  -> 0A800101:1F90      Masq    0      0          0         
+TCP  0A600101:0050 rr 
+";
+
+    #[test]
+    fn the_kernels_table_is_read() {
+        let servers = virtual_servers(PROC).unwrap();
+        let reals: Vec<_> = servers[&"10.96.1.0:80".parse().unwrap()].iter().collect();
+        assert_eq!(reals, [&"10.128.1.0:8080".parse().unwrap()]);
+        assert!(servers[&"10.96.1.1:80".parse().unwrap()].is_empty());
+    }
+
+    #[test]
+    fn differences_are_named() {
+        let objects = Objects::new(Size {
+            services: 3,
+            endpoints: 2,
+        });
+        let wanted = Snapshot::wanted(&objects, Mode::Ipvs);
+        assert_eq!(wanted.differences(&wanted), "");
+        let mut found = wanted.clone();
+        found.local.pop_first();
+        found.servers.pop_last();
+        let text = found.differences(&wanted);
+        assert!(
+            text.contains("virtual server 10.96.1.2:80 is missing"),
+            "{text}"
+        );
+        assert!(
+            text.contains("local addresses: 10.96.1.0 is missing"),
+            "{text}"
+        );
+        assert_eq!(found.lacking(&wanted).len(), 2);
+        assert_ne!(found.state(0).digest, wanted.state(0).digest);
+    }
+}

@@ -1,0 +1,216 @@
+//! `bench`: how fast the daemon is, beside a bare loader, the kernel's own tools and other kube-proxies.
+//!
+//! ```text
+//!  bench run ──▶ for each cell: lab run -- bench cell JSON ──▶ one line of JSON ──▶ report.json ──▶ report.md, *.svg
+//!                                 control_plane, data_plane                            bench report
+//! ```
+//!
+//! Each cell has a kernel of its own, and counts only when that kernel, read back whole, holds what it must.
+
+mod control_plane;
+mod counts;
+mod data_plane;
+mod floor;
+mod http;
+mod kernel;
+mod nat;
+mod objects;
+mod plan;
+mod process;
+mod report;
+mod run;
+mod schema;
+mod stage;
+mod tools;
+mod wait;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context as _, Result, ensure};
+use clap::{Parser, Subcommand};
+use schema::{Cell, Outcome, Report, SubjectKind};
+
+/// Measures kube-proxies on one kernel, one input and one setting.
+#[derive(Debug, Parser)]
+struct Cli {
+    #[command(subcommand)]
+    command: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// Measure, and write a report
+    Run(run::Run),
+    /// Measure one cell; in the lab
+    Cell {
+        /// The cell, as JSON
+        cell: String,
+        /// File for what came of it, instead of standard output
+        #[arg(long, value_name = "FILE")]
+        into: Option<PathBuf>,
+    },
+    /// Be the bare loader of a cell; started by `cell`
+    #[command(hide = true)]
+    Floor {
+        #[arg(hide = true)]
+        cell: String,
+    },
+    /// Draw the report of a report.json again
+    Report {
+        /// The file
+        json: PathBuf,
+    },
+    /// Print the block for the README of a report.json: the main table and chart
+    Readme {
+        /// The file
+        json: PathBuf,
+        /// Put it into this file, between the lines `<!-- bench -->` and `<!-- /bench -->`, and the report into the folder
+        #[arg(long, value_name = "FILE")]
+        into: Option<PathBuf>,
+        /// Where the report lies, seen from the README
+        #[arg(long, value_name = "FOLDER", default_value = "docs/bench")]
+        folder: String,
+    },
+}
+
+fn main() -> ExitCode {
+    lab::maybe_init();
+    let done = match Cli::parse().command {
+        Verb::Run(run) => run.run(),
+        Verb::Cell { cell, into } => measure(&cell, into.as_deref()),
+        Verb::Floor { cell } => floor::run(&cell),
+        Verb::Report { json } => read(&json)
+            .and_then(|report| report::draw(&report, json.parent().unwrap_or(Path::new("")))),
+        Verb::Readme { json, into, folder } => readme(&json, into.as_deref(), &folder),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("bench: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Measures one cell, and prints what came of it as one line.
+fn measure(cell: &str, into: Option<&Path>) -> Result<()> {
+    ensure!(
+        lab::in_lab(),
+        "a cell is measured in the lab: lab run -- bench cell JSON"
+    );
+    let cell: Cell = serde_json::from_str(cell).context("cannot read the cell")?;
+    let outcome = if cell.axis.is_data_plane() {
+        data_plane::measure(&cell)
+    } else {
+        control_plane::measure(&cell)
+    };
+    let mut outcome = outcome.unwrap_or_else(|error| {
+        let why = format!("{error:#}");
+        match refusal(&cell, &why) {
+            Some(why) => Outcome::Skipped { why },
+            None => Outcome::Failed { why },
+        }
+    });
+    if let Outcome::Measured(measured) = &mut outcome {
+        let kernel = rustix::system::uname();
+        let (release, machine) = (kernel.release(), kernel.machine());
+        measured.kernel = Some(format!(
+            "{} {}",
+            release.to_string_lossy(),
+            machine.to_string_lossy()
+        ));
+    }
+    let line = serde_json::to_string(&outcome)?;
+    match into {
+        Some(file) => std::fs::write(file, line)
+            .with_context(|| format!("cannot write {}", file.display()))?,
+        None => println!("{line}"),
+    }
+    Ok(())
+}
+
+/// Prints the block for a README, or puts it there with the whole report beside it.
+fn readme(json: &Path, into: Option<&Path>, folder: &str) -> Result<()> {
+    let report = read(json)?;
+    let block = report::readme(&report, folder);
+    let Some(into) = into else {
+        print!("{block}");
+        return Ok(());
+    };
+    let name = || into.display().to_string();
+    let text = std::fs::read_to_string(into).with_context(name)?;
+    let text = between(&text, &block)
+        .with_context(|| format!("{} has no lines {BEGIN} and {END}", name()))?;
+    let folder = into.parent().unwrap_or(Path::new("")).join(folder);
+    std::fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
+    report::draw(&report, &folder)?;
+    let copy = folder.join("report.json");
+    if copy.canonicalize().ok() != json.canonicalize().ok() {
+        std::fs::copy(json, &copy).with_context(|| copy.display().to_string())?;
+    }
+    std::fs::write(into, text).with_context(name)
+}
+
+/// The lines around the block in a README.
+const BEGIN: &str = "<!-- bench -->";
+const END: &str = "<!-- /bench -->";
+
+/// The text with a block between the two lines.
+fn between(text: &str, block: &str) -> Option<String> {
+    let (before, rest) = text.split_once(BEGIN)?;
+    let (_, after) = rest.split_once(END)?;
+    Some(format!("{before}{BEGIN}\n{block}{END}{after}"))
+}
+
+/// A kube-proxy that ends with a word about its flags does not know the mode, or the flag, that it is to be measured with.
+fn refusal(cell: &Cell, why: &str) -> Option<String> {
+    let SubjectKind::KubeProxy { mode, flags, .. } = &cell.subject.kind else {
+        return None;
+    };
+    let words = flags
+        .iter()
+        .filter_map(|flag| Some(flag.split_once('=')?.0))
+        .chain(["--proxy-mode"]);
+    let about = |line: &&str| words.clone().any(|word| line.contains(word));
+    let said = why.split_once("the subject ended: ")?.1;
+    let line = said.lines().find(about)?.trim();
+    let with = [vec![format!("--proxy-mode={}", mode.name())], flags.clone()].concat();
+    Some(format!("it does not know {}: {line}", with.join(" ")))
+}
+
+fn read(json: &Path) -> Result<Report> {
+    let text =
+        std::fs::read_to_string(json).with_context(|| format!("cannot read {}", json.display()))?;
+    serde_json::from_str(&text).with_context(|| format!("{} is no report", json.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_block_takes_the_place_of_the_one_before() {
+        let text = format!("a\n{BEGIN}\nold\n{END}\nb\n");
+        let wanted = format!("a\n{BEGIN}\nnew\n{END}\nb\n");
+        assert_eq!(between(&text, "new\n"), Some(wanted));
+        assert_eq!(between("no lines", "new"), None);
+    }
+
+    #[test]
+    fn a_subject_that_refuses_its_mode_is_skipped() {
+        let cell: Cell = serde_json::from_str(
+            r#"{"axis": "cold", "size": {"services": 1, "endpoints": 2}, "repeat": 0, "is_counting": false,
+                "limit_s": 1, "changes": 1, "idle_s": 1, "subject": {"name": "x", "kind": "kube-proxy",
+                "path": "/x", "mode": "iptables", "flags": ["--ipvs-shim=lean"], "is_ours": true}}"#,
+        )
+        .unwrap();
+        let of = |said: &str| refusal(&cell, &format!("cold: the subject ended: {said}"));
+        let why =
+            of("INFO\nERROR --proxy-mode 'iptables': the modes of this build are: ipvs").unwrap();
+        assert!(why.starts_with("it does not know --proxy-mode=iptables --ipvs-shim=lean: ERROR"));
+        assert!(of("error: unexpected argument '--ipvs-shim' found").is_some());
+        assert_eq!(of("Segmentation fault"), None);
+        assert_eq!(refusal(&cell, "there is no --proxy-mode"), None);
+    }
+}

@@ -1,0 +1,242 @@
+//! The objects that every subject is given: made from their numbers alone, so that each run has the same.
+//!
+//! Service `i` is `bench/svc-<i>` with one TCP port 80 on 10.96.1.0 + i. Its endpoints are at port 8080 of addresses from
+//! 10.128.1.0 on, one node in 100 being ours, in slices of at most 100, as the real controller makes them.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::net::{Ipv4Addr, SocketAddrV4};
+use std::path::Path;
+
+use anyhow::{Context as _, Result};
+use serde_json::{Value, json};
+
+use crate::schema::Size;
+
+/// The namespace of all.
+pub(crate) const NAMESPACE: &str = "bench";
+/// The port of every Service.
+pub(crate) const PORT: u16 = 80;
+/// The port of every endpoint.
+pub(crate) const TARGET_PORT: u16 = 8080;
+/// The range of pods: `--cluster-cidr`.
+pub(crate) const CLUSTER_CIDR: &str = "10.128.0.0/9";
+
+const FIRST_SERVICE: u32 = u32::from_be_bytes([10, 96, 1, 0]);
+const FIRST_ENDPOINT: u32 = u32::from_be_bytes([10, 128, 1, 0]);
+/// Where addresses of endpoints that replace others come from.
+const FIRST_OTHER: u32 = u32::from_be_bytes([10, 192, 0, 0]);
+/// How many nodes share the endpoints; ours is the first.
+const NODES: u32 = 100;
+/// The controller's `--max-endpoints-per-slice`.
+const SLICE: usize = 100;
+/// Services or endpoints in one file: a file is in memory as a whole when it is read.
+const FILE: usize = 20_000;
+
+/// One endpoint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Endpoint {
+    /// Its address and port.
+    pub(crate) at: SocketAddrV4,
+    /// Whether it runs on this node.
+    pub(crate) is_local: bool,
+}
+
+/// The objects of a size, and what was changed since.
+#[derive(Debug, Clone)]
+pub(crate) struct Objects {
+    size: Size,
+    /// How many of the Services exist: from the first on.
+    services: u32,
+    /// Services with other endpoints than those of their number.
+    others: BTreeMap<u32, Vec<Endpoint>>,
+}
+
+impl Objects {
+    /// All of a size.
+    pub(crate) fn new(size: Size) -> Self {
+        Self {
+            size,
+            services: size.services,
+            others: BTreeMap::new(),
+        }
+    }
+
+    /// How many Services there are.
+    pub(crate) fn services(&self) -> u32 {
+        self.services
+    }
+
+    /// Sets how many Services there are, from the first on.
+    pub(crate) fn set_services(&mut self, services: u32) {
+        self.services = services;
+    }
+
+    /// The name of a Service, and of its first slice but for its `-0`.
+    pub(crate) fn name(service: u32) -> String {
+        format!("svc-{service:05}")
+    }
+
+    /// The cluster IP of a Service.
+    pub(crate) fn address(service: u32) -> Ipv4Addr {
+        Ipv4Addr::from_bits(FIRST_SERVICE + service)
+    }
+
+    /// The endpoints of a Service.
+    pub(crate) fn endpoints(&self, service: u32) -> Vec<Endpoint> {
+        if let Some(others) = self.others.get(&service) {
+            return others.clone();
+        }
+        let first = service * self.size.endpoints;
+        (first..first + self.size.endpoints)
+            .map(|number| Endpoint {
+                at: SocketAddrV4::new(Ipv4Addr::from_bits(FIRST_ENDPOINT + number), TARGET_PORT),
+                is_local: number % NODES == 0,
+            })
+            .collect()
+    }
+
+    /// Replaces an endpoint of a Service by one on another node whose address no other endpoint has; each `turn` has its own.
+    pub(crate) fn replace(&mut self, service: u32, index: usize, turn: u32) -> Endpoint {
+        let endpoint = Endpoint {
+            at: SocketAddrV4::new(Ipv4Addr::from_bits(FIRST_OTHER + turn), TARGET_PORT),
+            is_local: false,
+        };
+        let mut endpoints = self.endpoints(service);
+        if let Some(place) = endpoints.get_mut(index) {
+            *place = endpoint;
+        }
+        self.others.insert(service, endpoints);
+        endpoint
+    }
+
+    /// The Service as an API object.
+    pub(crate) fn service(service: u32) -> Value {
+        json!({
+            "apiVersion": "v1", "kind": "Service",
+            "metadata": { "name": Self::name(service), "namespace": NAMESPACE },
+            "spec": {
+                "type": "ClusterIP",
+                "clusterIP": Self::address(service),
+                "selector": { "app": Self::name(service) },
+                "ports": [{ "name": "http", "protocol": "TCP", "port": PORT, "targetPort": TARGET_PORT }],
+            },
+        })
+    }
+
+    /// The slices of a Service as API objects, with their names.
+    pub(crate) fn slices(&self, service: u32) -> Vec<(String, Value)> {
+        let owner = Self::name(service);
+        let endpoints = self.endpoints(service);
+        endpoints
+            .chunks(SLICE)
+            .enumerate()
+            .map(|(number, endpoints)| {
+                let name = format!("{owner}-{number}");
+                let slice = slice(&owner, &name, endpoints);
+                (name, slice)
+            })
+            .collect()
+    }
+
+    /// Writes all into files that the API fixture reads.
+    pub(crate) fn write(&self, folder: &Path) -> Result<()> {
+        fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        let node = json!({
+            "apiVersion": "v1", "kind": "Node", "metadata": { "name": "node1" },
+            "status": { "addresses": [{ "type": "InternalIP", "address": "172.35.0.100" }] },
+        });
+        write(folder, "node", &[node])?;
+        let mut services = Vec::new();
+        let mut slices = Vec::new();
+        let mut weight = 0;
+        for service in 0..self.services {
+            services.push(Self::service(service));
+            slices.extend(self.slices(service).into_iter().map(|(_, slice)| slice));
+            weight += 1 + self.size.endpoints as usize;
+            if weight >= FILE || service + 1 == self.services {
+                write(folder, &format!("services-{service:05}"), &services)?;
+                write(folder, &format!("slices-{service:05}"), &slices)?;
+                services.clear();
+                slices.clear();
+                weight = 0;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn slice(owner: &str, name: &str, endpoints: &[Endpoint]) -> Value {
+    let endpoints: Vec<Value> = endpoints
+        .iter()
+        .map(|endpoint| {
+            let node = if endpoint.is_local {
+                "node1".to_owned()
+            } else {
+                format!("node{}", 2 + endpoint.at.ip().to_bits() % (NODES - 1))
+            };
+            json!({
+                "addresses": [endpoint.at.ip()],
+                "conditions": { "ready": true, "serving": true, "terminating": false },
+                "nodeName": node,
+            })
+        })
+        .collect();
+    json!({
+        "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
+        "metadata": {
+            "name": name, "namespace": NAMESPACE,
+            "labels": { "kubernetes.io/service-name": owner },
+        },
+        "addressType": "IPv4",
+        "ports": [{ "name": "http", "protocol": "TCP", "port": TARGET_PORT }],
+        "endpoints": endpoints,
+    })
+}
+
+fn write(folder: &Path, name: &str, items: &[Value]) -> Result<()> {
+    let file = folder.join(format!("{name}.json"));
+    let list = json!({ "apiVersion": "v1", "kind": "List", "items": items });
+    fs::write(&file, serde_json::to_vec(&list)?)
+        .with_context(|| format!("cannot write {}", file.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn addresses_are_all_different_and_one_in_a_hundred_is_local() {
+        let objects = Objects::new(Size {
+            services: 1_000,
+            endpoints: 50,
+        });
+        let all: Vec<Endpoint> = (0..1_000).flat_map(|i| objects.endpoints(i)).collect();
+        let unique: BTreeSet<_> = all.iter().map(|endpoint| endpoint.at).collect();
+        assert_eq!(unique.len(), 50_000);
+        assert_eq!(all.iter().filter(|endpoint| endpoint.is_local).count(), 500);
+    }
+
+    #[test]
+    fn an_endpoint_is_replaced_in_its_place() {
+        let size = Size {
+            services: 2,
+            endpoints: 250,
+        };
+        let mut objects = Objects::new(size);
+        let before = objects.endpoints(1);
+        let new = objects.replace(1, 249, 7);
+        let after = objects.endpoints(1);
+        assert_eq!(after.last(), Some(&new));
+        assert_eq!(before.get(..249), after.get(..249));
+        assert_eq!(objects.endpoints(0), Objects::new(size).endpoints(0));
+        let names: Vec<String> = objects
+            .slices(1)
+            .into_iter()
+            .map(|(name, _)| name)
+            .collect();
+        assert_eq!(names, ["svc-00001-0", "svc-00001-1", "svc-00001-2"]);
+    }
+}

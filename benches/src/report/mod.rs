@@ -1,0 +1,614 @@
+//! The report, drawn from `report.json` alone: `report.md`, charts as SVG, and the block for the README.
+//!
+//! Each figure is the median of its repeats, with the best and the spread. What was not done in time, came out wrong or could
+//! not be measured stands where its figure would be, and why at the end.
+
+mod aims;
+mod axes;
+mod point;
+mod svg;
+mod table;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context as _, Result};
+
+use crate::schema::{Axis, Measured, Measurement, NO_TIME, Outcome, Report, Size};
+use axes::{SHOWN, headline};
+use point::{Cell, Metric, cell, sizes, subjects};
+use svg::Line;
+use table::{brief, count, full, short, table};
+
+/// What ratios are taken against, where it was measured; besides every other kube-proxy in iptables mode.
+const BASES: [&str; 4] = ["floor", "tools", "iptables", "bare-ipvs"];
+
+/// Writes `report.md` and the charts that it shows into `folder`.
+pub(crate) fn draw(report: &Report, folder: &Path) -> Result<()> {
+    let write = |name: &str, text: &str| {
+        let file = folder.join(name);
+        fs::write(&file, text).with_context(|| format!("cannot write {}", file.display()))
+    };
+    let mut text = "# How fast it is\n\n".to_owned();
+    text.push_str(&about(report));
+    text.push_str(&not_shown(report));
+    let (short, aims) = (main_table(report), aims::table(report));
+    if !short.is_empty() || !aims.is_empty() {
+        _ = write!(text, "## In short\n\n{short}{aims}");
+    }
+    for axis in Axis::ALL {
+        let metrics: Vec<&Metric> = SHOWN.iter().filter(|one| one.axis == axis).collect();
+        if subjects(report, axis).is_empty() {
+            continue;
+        }
+        _ = write!(
+            text,
+            "## {}\n\n{}\n\n",
+            axes::title(axis),
+            axes::explained(axis)
+        );
+        if let Some(metric) = metrics.first()
+            && let Some(chart) = chart(report, metric)
+        {
+            let name = format!("{axis}.svg");
+            write(&name, &chart)?;
+            _ = write!(text, "![{}]({name})\n\n", axes::title(axis));
+        }
+        for metric in metrics {
+            text.push_str(&figures(report, metric));
+        }
+        if axis == Axis::Anatomy {
+            for size in sizes(report, axis) {
+                let (table, chart) = anatomy(report, size);
+                if let Some(chart) = chart {
+                    let name = format!("anatomy-{size}.svg");
+                    write(&name, &chart)?;
+                    _ = write!(text, "![What each piece adds]({name})\n\n");
+                }
+                text.push_str(&table);
+            }
+        }
+        if axis == Axis::Cold {
+            text.push_str(&surplus(report));
+        }
+        text.push_str(&parts(report, axis));
+    }
+    text.push_str(&counted(report));
+    text.push_str(&not_measured(report));
+    write("report.md", &text)
+}
+
+/// The block for the README.
+pub(crate) fn readme(report: &Report, folder: &str) -> String {
+    let about = &report.about;
+    let mut text = main_table(report);
+    _ = writeln!(
+        text,
+        "{}[The whole report]({folder}/report.md). Medians of {} on {}, {}, commit {}, {}; \
+         `bench {}`. A User Mode Linux \
+         kernel makes system calls and processes many times dearer than they are on a real machine, so programs that make many \
+         of them look worse here; ratios hold better than figures.",
+        // Lines need two sizes.
+        main_chart(report).map_or_else(String::new, |axis| format!(
+            "![{}]({folder}/{axis}.svg)\n\n",
+            axes::title(axis)
+        )),
+        match repeats(report) {
+            1 => "one repeat".to_owned(),
+            repeats => format!("{repeats} repeats"),
+        },
+        about.cpu,
+        kernel(report),
+        about.commit,
+        about.started.split('T').next().unwrap_or_default(),
+        about.command,
+    );
+    text
+}
+
+/// The axis whose chart stands for all.
+fn main_chart(report: &Report) -> Option<Axis> {
+    [Axis::Cold, Axis::Change, Axis::First]
+        .into_iter()
+        .find(|axis| {
+            let metric = SHOWN.iter().find(|one| one.axis == *axis);
+            metric.is_some_and(|metric| chart(report, metric).is_some())
+        })
+}
+
+fn repeats(report: &Report) -> u32 {
+    let counted = report
+        .measurements
+        .iter()
+        .filter(|one| !one.cell.is_counting && !matches!(one.outcome, Outcome::Skipped { .. }));
+    counted.map(|one| one.cell.repeat + 1).max().unwrap_or(0)
+}
+
+/// The kernel as the guests say.
+fn kernel(report: &Report) -> String {
+    let kernels: BTreeSet<&str> = report
+        .measurements
+        .iter()
+        .filter_map(|one| match &one.outcome {
+            Outcome::Measured(measured) => measured.kernel.as_deref(),
+            _ => None,
+        })
+        .collect();
+    let kernels: Vec<&str> = kernels.into_iter().collect();
+    if kernels.is_empty() {
+        report.about.kernel.clone()
+    } else {
+        format!("Linux {}", kernels.join(", "))
+    }
+}
+
+fn about(report: &Report) -> String {
+    let about = &report.about;
+    let rows = [
+        ("Started", about.started.clone()),
+        ("Took", format!("{} min", about.seconds.div_ceil(60))),
+        ("Commit", about.commit.clone()),
+        ("Command", format!("`bench {}`", about.command)),
+        ("Kernel", format!("{} ({})", kernel(report), about.kernel)),
+        ("Lane of the lab", about.lane.clone()),
+        ("CPU", format!("{}; each guest is pinned to one", about.cpu)),
+        ("Memory of a guest", about.memory.clone()),
+        ("Load of the host at the start", about.load.clone()),
+        ("Repeats", repeats(report).to_string()),
+        (
+            "Limits",
+            if about.is_full {
+                "lifted"
+            } else {
+                "as `make bench`"
+            }
+            .into(),
+        ),
+        ("Subjects", about.subjects.join(", ")),
+    ];
+    let rows: Vec<Vec<String>> = rows
+        .into_iter()
+        .map(|(name, value)| vec![name.to_owned(), value])
+        .collect();
+    table(&["Run".into(), String::new()], &rows)
+}
+
+fn not_shown(report: &Report) -> String {
+    let mut text = "Each cell has a fresh kernel. A figure counts only when the kernel, read back whole, holds what it must. \
+        Figures are medians over the repeats; *best* is the least (of rates: the most), *spread* is (max − min) / median.\n\n\
+        **What this does not show.** "
+        .to_owned();
+    if report.about.lane != "host" {
+        text.push_str(
+            "User Mode Linux: computing is as fast as on the host, but a system call costs about 15 µs and starting a process \
+             3 to 8 ms, which is 30 to 130 times the real price. Programs that make many of them (the tools, iptables) are \
+             slower here than on a real machine; programs that batch look better beside them. ",
+        );
+    }
+    text.push_str(
+        "There is one CPU, shared by the subject, the API fixture and the packets: nothing runs at the same time, and no lock is \
+         contended. There is no network card; bytes in a second are copies in memory. Read ratios, not figures. ",
+    );
+    let others = report.measurements.iter().any(|one| {
+        matches!(
+            &one.cell.subject.kind,
+            crate::schema::SubjectKind::KubeProxy { is_ours: false, .. }
+        )
+    });
+    if !others {
+        text.push_str("No other kube-proxy was measured in this run, upstream's neither.");
+    }
+    text.push_str("\n\n");
+    let left_out = left_out(report);
+    for subject in &report.about.subjects {
+        let is_begun = |one: &Measurement| {
+            one.cell.subject.name == *subject && !matches!(one.outcome, Outcome::Skipped { .. })
+        };
+        if !report.measurements.iter().any(is_begun) {
+            for ((_, why), _) in left_out.iter().filter(|((name, _), _)| *name == subject) {
+                _ = write!(text, "**{subject} was skipped:** {why}\n\n");
+            }
+        }
+    }
+    let is_late = left_out.keys().any(|(_, why)| *why == NO_TIME);
+    if is_late {
+        text.push_str("**Not all was run:** the time of the whole run was over. The end of this report says what is missing.\n\n");
+    }
+    text
+}
+
+/// The headline figures: a row for each and each size, a column for each subject.
+fn main_table(report: &Report) -> String {
+    let names: Vec<&str> = report
+        .about
+        .subjects
+        .iter()
+        .map(String::as_str)
+        .filter(|name| {
+            headline()
+                .iter()
+                .any(|metric| subjects(report, metric.axis).contains(name))
+        })
+        .collect();
+    let mut head = vec![String::new(), "Services × endpoints".to_owned()];
+    head.extend(names.iter().map(|&name| name.to_owned()));
+    let mut rows = Vec::new();
+    for metric in headline() {
+        let mut title = format!("{}, {}", metric.title, metric.unit.name());
+        for size in sizes(report, metric.axis) {
+            let cells: Vec<Cell> = names
+                .iter()
+                .map(|name| cell(report, metric, name, size))
+                .collect();
+            if cells.iter().all(|cell| *cell == Cell::Absent) {
+                continue;
+            }
+            let mut row = vec![std::mem::take(&mut title), services(size)];
+            row.extend(cells.iter().map(brief));
+            rows.push(row);
+        }
+    }
+    if rows.is_empty() {
+        return String::new();
+    }
+    table(&head, &rows)
+}
+
+fn services(size: Size) -> String {
+    format!("{} × {}", count(size.services), count(size.endpoints))
+}
+
+/// A figure of all subjects at all sizes, and its ratios.
+fn figures(report: &Report, metric: &Metric) -> String {
+    let names = subjects(report, metric.axis);
+    let sizes = sizes(report, metric.axis);
+    let of = |name: &str, size| cell(report, metric, name, size);
+    let names: Vec<&str> = names
+        .into_iter()
+        .filter(|name| sizes.iter().any(|&size| of(name, size) != Cell::Absent))
+        .collect();
+    if names.is_empty() {
+        return String::new();
+    }
+    let title = format!("**{}**, {}", metric.title, metric.unit.name());
+    let row = |texts: &dyn Fn(Size) -> Vec<String>| -> Vec<Vec<String>> {
+        let rows = sizes.iter().map(|&size| {
+            let mut row = vec![services(size)];
+            row.extend(texts(size));
+            row
+        });
+        rows.collect()
+    };
+    let mut head = vec![title];
+    head.extend(names.iter().map(|&name| name.to_owned()));
+    let mut text = table(
+        &head,
+        &row(&|size| names.iter().map(|name| full(&of(name, size))).collect()),
+    );
+
+    let pairs: Vec<(&str, &str)> = names
+        .iter()
+        .filter(|name| name.starts_with("ipvs"))
+        .flat_map(|&ours| {
+            let bases = names
+                .iter()
+                .filter(|name| BASES.contains(name) || name.ends_with("-iptables"));
+            bases.map(move |&base| (ours, base))
+        })
+        .collect();
+    if !pairs.is_empty() {
+        let mut head = vec!["ratio".to_owned()];
+        head.extend(pairs.iter().map(|(ours, base)| format!("{ours} / {base}")));
+        text.push_str(&table(
+            &head,
+            &row(&|size| {
+                let ratios = pairs.iter().map(|(ours, base)| {
+                    let (ours, base) = (of(ours, size).median(), of(base, size).median());
+                    ours.zip(base)
+                        .filter(|(_, base)| *base > 0.0)
+                        .map_or_else(|| "–".to_owned(), |(ours, base)| short(ours / base))
+                });
+                ratios.collect()
+            }),
+        ));
+    }
+    text
+}
+
+/// A line for each subject over the number of Services, of the sizes with the fewest endpoints.
+fn chart(report: &Report, metric: &Metric) -> Option<String> {
+    let all = sizes(report, metric.axis);
+    let endpoints = all.iter().map(|size| size.endpoints).min()?;
+    let sizes: Vec<Size> = all
+        .into_iter()
+        .filter(|size| size.endpoints == endpoints)
+        .collect();
+    if sizes.len() < 2 {
+        return None;
+    }
+    let mut lines = Vec::new();
+    for name in subjects(report, metric.axis) {
+        let mut line = Line {
+            name: name.to_owned(),
+            ..Line::default()
+        };
+        for &size in &sizes {
+            let services = f64::from(size.services);
+            match cell(report, metric, name, size) {
+                Cell::Point(point) => line.points.push((services, point.median)),
+                Cell::Over(limit) => line
+                    .over
+                    .push((services, f64::from(u32::try_from(limit).ok()?))),
+                _ => {}
+            }
+        }
+        lines.push(line);
+    }
+    let title = format!(
+        "{}: {} ({} endpoints each)",
+        axes::title(metric.axis),
+        metric.title,
+        endpoints
+    );
+    svg::lines(&title, metric.unit.name(), &lines)
+}
+
+/// What each piece of the shim adds: a table and a chart.
+fn anatomy(report: &Report, size: Size) -> (String, Option<String>) {
+    // All repeats of a step together: they are blocks of packets like the others.
+    let mut steps: BTreeMap<&str, Vec<&crate::schema::Distribution>> = BTreeMap::new();
+    for measured in measured(report, Axis::Anatomy, size) {
+        for (step, values) in &measured.series {
+            steps.entry(step).or_default().push(values);
+        }
+    }
+    let (mut rows, mut bars) = (Vec::new(), Vec::new());
+    let mut before: Option<(f64, f64)> = None;
+    for (step, repeats) in steps {
+        let of = |one: fn(&crate::schema::Distribution) -> f64| -> Vec<f64> {
+            let mut values: Vec<f64> = repeats.iter().copied().map(one).collect();
+            values.sort_by(f64::total_cmp);
+            values
+        };
+        let least = of(|one| one.min).first().copied().unwrap_or_default();
+        let medians = of(|one| one.p50);
+        let median = medians.get(medians.len() / 2).copied().unwrap_or_default();
+        // The slowest tenth are interruptions of the guest.
+        let high = of(|one| one.p90).last().copied().unwrap_or_default();
+        let added = |now: f64, before: Option<f64>| {
+            before.map_or_else(|| "–".to_owned(), |before| format!("{:+.0}", now - before))
+        };
+        let name = step.split_once(' ').map_or(step, |(_, name)| name);
+        rows.push(vec![
+            name.to_owned(),
+            short(least),
+            added(least, before.map(|before| before.0)),
+            short(median),
+            added(median, before.map(|before| before.1)),
+            format!("{:.0} %", (high - least) / median * 100.0),
+        ]);
+        bars.push((name.to_owned(), least));
+        before = Some((least, median));
+    }
+    let head = ["+ piece", "min, ns", "adds", "median, ns", "adds", "spread"].map(str::to_owned);
+    let text = format!(
+        "{} Services.\n\n{}The spread is from the least to the 90th percentile.\n\n",
+        services(size),
+        table(&head, &rows)
+    );
+    let chart = svg::bars(
+        &format!(
+            "First packet of a flow, piece by piece ({} Services × endpoints)",
+            services(size)
+        ),
+        "ns for a packet, minimum, all pieces up to this one",
+        &bars,
+    );
+    (text, chart)
+}
+
+fn measured(report: &Report, axis: Axis, size: Size) -> impl Iterator<Item = &Measured> {
+    let of_axis = report
+        .measurements
+        .iter()
+        .filter(move |one| one.cell.axis == axis && one.cell.size == size && !one.cell.is_counting);
+    of_axis.filter_map(|one| match &one.outcome {
+        Outcome::Measured(measured) => Some(&**measured),
+        _ => None,
+    })
+}
+
+/// Where the time of floor and tools goes: their own account, `write_NAME_s`.
+fn parts(report: &Report, axis: Axis) -> String {
+    let mut values: BTreeMap<(&str, Size), BTreeMap<&str, Vec<f64>>> = BTreeMap::new();
+    for one in &report.measurements {
+        if let (true, false, Outcome::Measured(measured)) =
+            (one.cell.axis == axis, one.cell.is_counting, &one.outcome)
+        {
+            for (name, value) in &measured.figures {
+                if let Some(part) = name
+                    .strip_prefix("write_")
+                    .and_then(|name| name.strip_suffix("_s"))
+                {
+                    let point = values.entry((&one.cell.subject.name, one.cell.size));
+                    point.or_default().entry(part).or_default().push(*value);
+                }
+            }
+        }
+    }
+    if values.is_empty() {
+        return String::new();
+    }
+    let names: BTreeSet<&str> = values
+        .values()
+        .flat_map(|parts| parts.keys().copied())
+        .collect();
+    let mut head = vec![
+        "**where it goes**, s".to_owned(),
+        "Services × endpoints".into(),
+    ];
+    head.extend(names.iter().map(|&name| name.to_owned()));
+    let rows: Vec<Vec<String>> = values
+        .iter()
+        .map(|((subject, size), parts)| {
+            let mut row = vec![(*subject).to_owned(), services(*size)];
+            row.extend(names.iter().map(|name| {
+                let mut values = parts.get(name).cloned().unwrap_or_default();
+                values.sort_by(f64::total_cmp);
+                let median = values.get(values.len() / 2);
+                median.map_or_else(|| "–".to_owned(), |value| short(*value))
+            }));
+            row
+        })
+        .collect();
+    table(&head, &rows)
+}
+
+/// What strace counted.
+fn counted(report: &Report) -> String {
+    let number = |value: u64| count(u32::try_from(value).unwrap_or(u32::MAX));
+    let mut rows = Vec::new();
+    for axis in Axis::ALL {
+        for one in report
+            .measurements
+            .iter()
+            .filter(|one| one.cell.axis == axis)
+        {
+            if let Outcome::Measured(measured) = &one.outcome
+                && let Some(counts) = &measured.counts
+            {
+                rows.push(vec![
+                    axis.to_string(),
+                    services(one.cell.size),
+                    one.cell.subject.name.clone(),
+                    number(counts.system_calls),
+                    number(counts.netlink_messages),
+                    number(counts.netlink_writes),
+                    number(counts.processes),
+                ]);
+            }
+        }
+    }
+    if rows.is_empty() {
+        return String::new();
+    }
+    let head = [
+        "axis",
+        "Services × endpoints",
+        "subject",
+        "system calls",
+        "netlink messages",
+        "of them writes",
+        "processes started",
+    ]
+    .map(str::to_owned);
+    format!(
+        "## What was done, counted\n\nIn a repeat of its own under `strace -f`, whose times mean nothing and are not shown.\n\n{}",
+        table(&head, &rows)
+    )
+}
+
+/// Cells without figures, and why.
+fn not_measured(report: &Report) -> String {
+    let mut rows = Vec::new();
+    for one in &report.measurements {
+        let why = match &one.outcome {
+            Outcome::Measured(_) | Outcome::Skipped { .. } => continue,
+            Outcome::Over { limit_s, reached } => format!("over {limit_s} s; then: {reached}"),
+            Outcome::Wrong { differences } => format!("wrong state: {differences}"),
+            Outcome::Failed { why } => format!("failed: {why}"),
+        };
+        let why: Vec<&str> = why.split_whitespace().collect();
+        rows.push(vec![
+            one.cell.axis.to_string(),
+            services(one.cell.size),
+            one.cell.subject.name.clone(),
+            if one.cell.is_counting {
+                "counting".into()
+            } else {
+                (one.cell.repeat + 1).to_string()
+            },
+            why.join(" "),
+        ]);
+    }
+    let head = ["axis", "Services × endpoints", "subject", "repeat", "why"].map(str::to_owned);
+    let mut text = String::new();
+    if !rows.is_empty() {
+        _ = write!(text, "## Cells without a figure\n\n{}", table(&head, &rows));
+    }
+    let left_out = left_out(report);
+    if !left_out.is_empty() {
+        let rows: Vec<Vec<String>> = left_out
+            .into_iter()
+            .map(|((subject, why), cells)| {
+                let points: BTreeSet<String> = cells
+                    .iter()
+                    .map(|cell| format!("{}@{}", cell.axis, cell.size))
+                    .collect();
+                let points: Vec<String> = points.into_iter().collect();
+                let why = why.split_whitespace().collect::<Vec<_>>().join(" ");
+                vec![
+                    subject.to_owned(),
+                    cells.len().to_string(),
+                    points.join(", "),
+                    why,
+                ]
+            })
+            .collect();
+        let head = ["subject", "cells", "of", "why"].map(str::to_owned);
+        _ = write!(
+            text,
+            "## Cells that were left out\n\n{}",
+            table(&head, &rows)
+        );
+    }
+    if text.is_empty() {
+        text = format!("All {} cells were measured.\n", report.measurements.len());
+    }
+    text
+}
+
+/// Cells that were not run, by subject and reason.
+fn left_out(report: &Report) -> BTreeMap<(&str, &str), Vec<&crate::schema::Cell>> {
+    let mut left_out: BTreeMap<(&str, &str), Vec<&crate::schema::Cell>> = BTreeMap::new();
+    for one in &report.measurements {
+        if let Outcome::Skipped { why } = &one.outcome {
+            let cells = left_out.entry((&one.cell.subject.name, why));
+            cells.or_default().push(&one.cell);
+        }
+    }
+    left_out
+}
+
+/// What addresses on a device cost more than routes to it, which is the kernel's own price.
+fn surplus(report: &Report) -> String {
+    let Some(metric) = headline().iter().find(|one| one.axis == Axis::Cold) else {
+        return String::new();
+    };
+    let of = |name, size| cell(report, metric, name, size).median();
+    let rows: Vec<Vec<String>> = sizes(report, Axis::Cold)
+        .into_iter()
+        .filter_map(|size| {
+            let (addresses, routes) = (of("ipvs", size)?, of("ipvs-route", size)?);
+            Some(vec![
+                services(size),
+                short(addresses),
+                short(routes),
+                short(addresses - routes),
+            ])
+        })
+        .collect();
+    if rows.is_empty() {
+        return String::new();
+    }
+    let head = [
+        "**the price of addresses**, s",
+        "ipvs",
+        "ipvs-route",
+        "surplus",
+    ]
+    .map(str::to_owned);
+    table(&head, &rows)
+}

@@ -1,0 +1,206 @@
+//! Points: what all repeats of one axis, subject and size say together.
+
+use std::collections::BTreeSet;
+
+use crate::schema::{Axis, Measured, Measurement, Outcome, Report, Size, SubjectKind};
+
+/// A figure of an axis.
+#[derive(Clone, Copy)]
+pub(super) struct Metric {
+    pub(super) axis: Axis,
+    /// What it is, after the axis' own title.
+    pub(super) title: &'static str,
+    pub(super) unit: Unit,
+    /// Its value in one cell.
+    pub(super) of: fn(&Measured) -> Option<f64>,
+}
+
+/// How a figure is written, and which way is better.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Unit {
+    Seconds,
+    Milliseconds,
+    Nanoseconds,
+    Megabytes,
+    PerSecond,
+    GigabitsPerSecond,
+    PerMinute,
+    MillisecondsPerMinute,
+    /// How many; more is better.
+    Count,
+    /// One figure over another of the same guest; of rates, so that more is better.
+    Share,
+}
+
+impl Unit {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Seconds => "s",
+            Self::Milliseconds => "ms",
+            Self::Nanoseconds => "ns",
+            Self::Megabytes => "MB",
+            Self::PerSecond => "per s",
+            Self::GigabitsPerSecond => "Gbit/s",
+            Self::PerMinute => "per min",
+            Self::MillisecondsPerMinute => "ms per min",
+            Self::Count => "number",
+            Self::Share => "share",
+        }
+    }
+
+    /// Whether more is better.
+    pub(super) fn is_rate(self) -> bool {
+        matches!(
+            self,
+            Self::PerSecond | Self::GigabitsPerSecond | Self::Count | Self::Share
+        )
+    }
+}
+
+/// The repeats of a figure at one size, of one subject.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Point {
+    pub(super) median: f64,
+    /// The best: the least, of rates the most.
+    pub(super) best: f64,
+    /// (max - min) / median.
+    pub(super) spread: f64,
+    pub(super) repeats: usize,
+    /// Of how many.
+    pub(super) tried: usize,
+}
+
+/// What is to be written where a figure is wanted.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Cell {
+    Point(Point),
+    /// Not done within so many seconds.
+    Over(u64),
+    /// Measured, and wrong.
+    Wrong,
+    /// Not measured, though it should have been.
+    Failed,
+    /// Left out, for a reason that the report gives.
+    Skipped,
+    /// Nobody asked for it.
+    Absent,
+}
+
+impl Cell {
+    pub(super) fn median(&self) -> Option<f64> {
+        match self {
+            Self::Point(point) => Some(point.median),
+            _ => None,
+        }
+    }
+
+    pub(super) fn best(&self) -> Option<f64> {
+        match self {
+            Self::Point(point) => Some(point.best),
+            _ => None,
+        }
+    }
+}
+
+/// Subjects that were measured on an axis, in the order of the columns.
+pub(super) fn subjects(report: &Report, axis: Axis) -> Vec<&str> {
+    let has = |name: &str| {
+        report.measurements.iter().any(|one| {
+            let is_begun = !matches!(one.outcome, Outcome::Skipped { .. });
+            is_begun && one.cell.axis == axis && one.cell.subject.name == name
+        })
+    };
+    let names = report.about.subjects.iter().map(String::as_str);
+    names.filter(|name| has(name)).collect()
+}
+
+/// Sizes at which an axis was measured.
+pub(super) fn sizes(report: &Report, axis: Axis) -> Vec<Size> {
+    let of_axis = report
+        .measurements
+        .iter()
+        .filter(|one| one.cell.axis == axis);
+    let sizes: BTreeSet<Size> = of_axis.map(|one| one.cell.size).collect();
+    let mut sizes: Vec<Size> = sizes.into_iter().collect();
+    sizes.sort_by_key(|size| (size.endpoints, size.services));
+    sizes
+}
+
+/// A figure of a subject at a size.
+pub(super) fn cell(report: &Report, metric: &Metric, subject: &str, size: Size) -> Cell {
+    let all: Vec<&Measurement> = report
+        .measurements
+        .iter()
+        .filter(|one| {
+            let cell = &one.cell;
+            // Without Services their number makes no difference, and it is measured once.
+            let is_size = cell.size == size || cell.subject.kind == SubjectKind::Direct;
+            cell.axis == metric.axis && cell.subject.name == subject && is_size
+        })
+        .filter(|one| !one.cell.is_counting)
+        .collect();
+    let values: Vec<f64> = all
+        .iter()
+        .filter_map(|one| match &one.outcome {
+            Outcome::Measured(measured) => (metric.of)(measured),
+            _ => None,
+        })
+        .collect();
+    let is_begun = |one: &&&Measurement| !matches!(one.outcome, Outcome::Skipped { .. });
+    let begun = all.iter().filter(is_begun).count();
+    if let Some(point) = point(values, begun, metric.unit) {
+        return Cell::Point(point);
+    }
+    let mut outcome = if begun == 0 && !all.is_empty() {
+        Cell::Skipped
+    } else {
+        Cell::Absent
+    };
+    for one in all {
+        match &one.outcome {
+            Outcome::Over { limit_s, .. } => return Cell::Over(*limit_s),
+            Outcome::Wrong { .. } => outcome = Cell::Wrong,
+            Outcome::Failed { .. } if outcome == Cell::Absent => outcome = Cell::Failed,
+            Outcome::Measured(_) | Outcome::Failed { .. } | Outcome::Skipped { .. } => {}
+        }
+    }
+    outcome
+}
+
+fn point(mut values: Vec<f64>, tried: usize, unit: Unit) -> Option<Point> {
+    values.sort_by(f64::total_cmp);
+    let (min, max) = (*values.first()?, *values.last()?);
+    let middle = |index: usize| values.get(index).copied();
+    let upper = middle(values.len() / 2)?;
+    let median = if values.len().is_multiple_of(2) {
+        f64::midpoint(middle(values.len() / 2 - 1)?, upper)
+    } else {
+        upper
+    };
+    Some(Point {
+        median,
+        best: if unit.is_rate() { max } else { min },
+        spread: if median > 0.0 {
+            (max - min) / median
+        } else {
+            0.0
+        },
+        repeats: values.len(),
+        tried,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn repeats_become_a_point() {
+        let point = point(vec![4.0, 2.0, 3.0, 9.0], 5, Unit::Seconds).unwrap();
+        assert_eq!((point.median, point.best, point.spread), (3.5, 2.0, 2.0));
+        assert_eq!((point.repeats, point.tried), (4, 5));
+        assert_eq!(super::point(Vec::new(), 1, Unit::Seconds), None);
+        let rate = super::point(vec![4.0, 2.0], 2, Unit::PerSecond).unwrap();
+        assert_eq!((rate.median, rate.best), (3.0, 4.0));
+    }
+}

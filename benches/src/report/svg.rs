@@ -1,0 +1,342 @@
+//! Charts: lines over the number of Services, both axes logarithmic; and bars. Plain SVG without scripts, readable on a light
+//! and on a dark page: colours of middle lightness, text that follows the reader's scheme, no background.
+
+use std::fmt::Write as _;
+
+use super::table::short;
+
+/// One subject's line.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(super) struct Line {
+    pub(super) name: String,
+    /// Services, and the median.
+    pub(super) points: Vec<(f64, f64)>,
+    /// Services, and the time limit that was passed there.
+    pub(super) over: Vec<(f64, f64)>,
+}
+
+const WIDTH: f64 = 760.0;
+const HEIGHT: f64 = 400.0;
+const LEFT: f64 = 70.0;
+const RIGHT: f64 = 600.0;
+const TOP: f64 = 52.0;
+const BOTTOM: f64 = 346.0;
+/// Between the names at the ends of lines.
+const NAME_HEIGHT: f64 = 17.0;
+/// Seven that are told apart without regard to the eye (after Okabe and Ito), dashes where they begin again.
+const COLOURS: [&str; 7] = [
+    "#1f83c9", "#d9660a", "#0f9d76", "#c65b9a", "#b58a00", "#8a6fd1", "#7a8793",
+];
+const STYLE: &str = "<style>text{font:13px system-ui,sans-serif;fill:#24292f}.t{font-size:15px;font-weight:600}.s{font-size:12px;fill:#57606a}.g{stroke:#8c959f;stroke-opacity:.35}.a{stroke:#8c959f}@media(prefers-color-scheme:dark){text{fill:#e6edf3}.s{fill:#a6b0bb}}</style>";
+
+/// A logarithmic scale between two ends.
+#[derive(Debug, Clone, Copy)]
+struct Scale {
+    low: f64,
+    high: f64,
+    from: f64,
+    to: f64,
+}
+
+impl Scale {
+    /// From one round number to another, the values between them.
+    fn round(values: impl Iterator<Item = f64>, from: f64, to: f64) -> Self {
+        let (mut low, mut high) = (f64::INFINITY, 0.0_f64);
+        for value in values.filter(|value| *value > 0.0) {
+            (low, high) = (low.min(value), high.max(value));
+        }
+        let below = |value: f64| {
+            let decade = 10_f64.powf(value.log10().floor());
+            let part = if value >= 5.0 * decade {
+                5.0
+            } else if value >= 2.0 * decade {
+                2.0
+            } else {
+                1.0
+            };
+            part * decade
+        };
+        let low = below(low);
+        let mut top = below(high);
+        while top < high || top <= low {
+            top = next(top);
+        }
+        Self {
+            low,
+            high: top,
+            from,
+            to,
+        }
+    }
+
+    /// From the least to the most of these.
+    fn exact(values: &[f64], from: f64, to: f64) -> Self {
+        let low = values.iter().copied().fold(f64::INFINITY, f64::min);
+        let high = values.iter().copied().fold(low, f64::max);
+        Self {
+            low,
+            high: high.max(low * 1.1),
+            from,
+            to,
+        }
+    }
+
+    fn at(&self, value: f64) -> f64 {
+        let part = (value / self.low).log10() / (self.high / self.low).log10();
+        self.from + part.clamp(0.0, 1.0) * (self.to - self.from)
+    }
+
+    /// 1, 2, 5, 10, ..., or decades where those would be many.
+    fn ticks(&self) -> Vec<f64> {
+        let is_wide = self.high / self.low > 1_000.0;
+        let mut ticks = Vec::new();
+        let mut tick = self.low;
+        // A little above, because powers of ten come out so.
+        while tick < self.high * 1.01 {
+            let is_decade = (tick.log10() - tick.log10().round()).abs() < 0.01;
+            if is_decade || !is_wide {
+                ticks.push(tick);
+            }
+            tick = next(tick);
+        }
+        ticks
+    }
+}
+
+/// The next of 1, 2, 5, 10, 20, ...
+fn next(round: f64) -> f64 {
+    let decade = 10_f64.powf((round * 1.01).log10().floor());
+    if round < 1.5 * decade {
+        2.0 * decade
+    } else if round < 3.0 * decade {
+        5.0 * decade
+    } else {
+        10.0 * decade
+    }
+}
+
+/// Draws lines; `None` if there is not a single point.
+pub(super) fn lines(title: &str, unit: &str, lines: &[Line]) -> Option<String> {
+    let all = || {
+        lines
+            .iter()
+            .flat_map(|line| line.points.iter().chain(&line.over))
+    };
+    all().next()?;
+    let mut sizes: Vec<f64> = all().map(|point| point.0).collect();
+    sizes.sort_by(f64::total_cmp);
+    sizes.dedup();
+    let x = Scale::exact(&sizes, LEFT, RIGHT);
+    let y = Scale::round(all().map(|point| point.1), BOTTOM, TOP);
+    let mut svg = open(title, HEIGHT);
+    _ = write!(
+        svg,
+        "<text class=\"s\" x=\"{LEFT}\" y=\"42\">{}</text>",
+        escape(unit)
+    );
+    for tick in y.ticks() {
+        let at = y.at(tick);
+        _ = write!(
+            svg,
+            "<line class=\"g\" x1=\"{LEFT}\" x2=\"{RIGHT}\" y1=\"{at:.1}\" y2=\"{at:.1}\"/><text class=\"s\" x=\"{:.0}\" y=\"{:.1}\" text-anchor=\"end\">{}</text>",
+            LEFT - 8.0,
+            at + 4.0,
+            thousands(tick)
+        );
+    }
+    for tick in sizes {
+        let at = x.at(tick);
+        _ = write!(
+            svg,
+            "<line class=\"a\" x1=\"{at:.1}\" x2=\"{at:.1}\" y1=\"{BOTTOM}\" y2=\"{:.0}\"/><text class=\"s\" x=\"{at:.1}\" y=\"{:.0}\" text-anchor=\"middle\">{}</text>",
+            BOTTOM + 5.0,
+            BOTTOM + 20.0,
+            thousands(tick)
+        );
+    }
+    _ = write!(
+        svg,
+        "<line class=\"a\" x1=\"{LEFT}\" x2=\"{RIGHT}\" y1=\"{BOTTOM}\" y2=\"{BOTTOM}\"/><text class=\"s\" x=\"{:.0}\" y=\"{:.0}\" text-anchor=\"middle\">Services</text>",
+        f64::midpoint(LEFT, RIGHT),
+        BOTTOM + 40.0
+    );
+    for (line, (colour, dash)) in lines.iter().zip(looks()) {
+        let path: Vec<String> = line
+            .points
+            .iter()
+            .map(|(services, value)| format!("{:.1},{:.1}", x.at(*services), y.at(*value)))
+            .collect();
+        _ = write!(
+            svg,
+            "<polyline fill=\"none\" stroke=\"{colour}\" stroke-width=\"2\"{dash} points=\"{}\"/>",
+            path.join(" ")
+        );
+        for (services, value) in &line.points {
+            _ = write!(
+                svg,
+                "<circle cx=\"{:.1}\" cy=\"{:.1}\" r=\"3.5\" fill=\"{colour}\"/>",
+                x.at(*services),
+                y.at(*value)
+            );
+        }
+        // Not done in time: an arrow upwards from the limit.
+        for (services, limit) in &line.over {
+            let (at, from) = (x.at(*services), y.at(*limit));
+            _ = write!(
+                svg,
+                "<path d=\"M{:.1} {from:.1}h10l-5 -9z\" fill=\"{colour}\"><title>over {limit} s</title></path>",
+                at - 5.0
+            );
+        }
+    }
+    names(&mut svg, lines, y);
+    svg.push_str("</svg>\n");
+    Some(svg)
+}
+
+/// The names, each beside the end of its line as far as the others leave room.
+fn names(svg: &mut String, lines: &[Line], y: Scale) {
+    let mut ends: Vec<(f64, &str, &str)> = lines
+        .iter()
+        .zip(looks())
+        .filter_map(|(line, (colour, _))| {
+            let points = line.points.iter().chain(&line.over);
+            let end = points.max_by(|one, other| one.0.total_cmp(&other.0))?;
+            Some((y.at(end.1), line.name.as_str(), colour))
+        })
+        .collect();
+    ends.sort_by(|one, other| one.0.total_cmp(&other.0));
+    let mut lowest = TOP;
+    for end in &mut ends {
+        end.0 = end.0.max(lowest);
+        lowest = end.0 + NAME_HEIGHT;
+    }
+    // Back up where they were pushed out below.
+    let mut highest = BOTTOM;
+    for end in ends.iter_mut().rev() {
+        end.0 = end.0.min(highest);
+        highest = end.0 - NAME_HEIGHT;
+    }
+    for (at, name, colour) in ends {
+        _ = write!(
+            svg,
+            "<circle cx=\"{:.0}\" cy=\"{at:.1}\" r=\"4\" fill=\"{colour}\"/><text x=\"{:.0}\" y=\"{:.1}\">{}</text>",
+            RIGHT + 14.0,
+            RIGHT + 23.0,
+            at + 4.5,
+            escape(name)
+        );
+    }
+}
+
+/// Draws horizontal bars on a linear scale from 0: a name, and its value.
+pub(super) fn bars(title: &str, unit: &str, bars: &[(String, f64)]) -> Option<String> {
+    const ROW: f64 = 20.0;
+    /// Letters that have room.
+    const NAME: usize = 58;
+    const FROM: f64 = 470.0;
+    const TO: f64 = 690.0;
+    let most = bars.iter().map(|bar| bar.1).max_by(f64::total_cmp)?;
+    let mut svg = open(
+        title,
+        60.0 + ROW * f64::from(u32::try_from(bars.len()).ok()?),
+    );
+    _ = write!(
+        svg,
+        "<text class=\"s\" x=\"12\" y=\"42\">{}</text>",
+        escape(unit)
+    );
+    let mut at = 62.0;
+    for (name, value) in bars {
+        let width = (TO - FROM) * (value / most).max(0.0);
+        let name = name.replace("-m set --match-set ", "");
+        let name: String = if name.chars().count() > NAME {
+            name.chars().take(NAME - 1).chain(['…']).collect()
+        } else {
+            name
+        };
+        _ = write!(
+            svg,
+            "<text class=\"s\" x=\"{:.0}\" y=\"{at:.0}\" text-anchor=\"end\">{}</text><rect x=\"{FROM}\" y=\"{:.0}\" width=\"{width:.1}\" height=\"13\" fill=\"{}\"/><text class=\"s\" x=\"{:.1}\" y=\"{at:.0}\">{}</text>",
+            FROM - 8.0,
+            escape(&name),
+            at - 11.0,
+            COLOURS[0],
+            FROM + width + 6.0,
+            short(*value)
+        );
+        at += ROW;
+    }
+    svg.push_str("</svg>\n");
+    Some(svg)
+}
+
+fn open(title: &str, height: f64) -> String {
+    let title = escape(title);
+    format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" width=\"{WIDTH}\" height=\"{height}\" role=\"img\"><title>{title}</title>{STYLE}<text class=\"t\" x=\"12\" y=\"22\">{title}</text>"
+    )
+}
+
+/// A colour and a dash for each line, without an end.
+fn looks() -> impl Iterator<Item = (&'static str, &'static str)> {
+    ["", " stroke-dasharray=\"6 4\"", " stroke-dasharray=\"2 3\""]
+        .into_iter()
+        .cycle()
+        .flat_map(|dash| COLOURS.map(|colour| (colour, dash)))
+}
+
+/// `10k`
+fn thousands(value: f64) -> String {
+    if value >= 999_999.0 {
+        format!("{:.0}M", value / 1e6)
+    } else if value >= 999.0 {
+        format!("{:.0}k", value / 1e3)
+    } else if value >= 0.99 {
+        format!("{value:.0}")
+    } else {
+        let decimals = usize::from(value < 0.099) + usize::from(value < 0.0099) + 1;
+        format!("{value:.decimals$}")
+    }
+}
+
+fn escape(text: &str) -> String {
+    text.replace('&', "&amp;")
+        .replace('<', "&lt;")
+        .replace('>', "&gt;")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_scale_ends_at_round_numbers() {
+        let scale = Scale::round([3.0, 48_000.0].into_iter(), 0.0, 500.0);
+        assert_eq!(scale.ticks().len(), 4, "10, 100, 1k and 10k");
+        assert!((scale.at(2.0) - 0.0).abs() < 1e-6);
+        assert!((scale.at(50_000.0) - 500.0).abs() < 1e-6);
+        let narrow = Scale::round([3_400.0, 9_980.0].into_iter(), 0.0, 1.0);
+        assert_eq!(narrow.ticks().len(), 3, "2k, 5k and 10k");
+        let one = Scale::round([1.0].into_iter(), 0.0, 1.0);
+        assert!(one.high > one.low);
+        assert_eq!(
+            [1.0, 0.1, 0.01, 1e3, 1e4].map(thousands),
+            ["1", "0.1", "0.01", "1k", "10k"]
+        );
+    }
+
+    #[test]
+    fn a_chart_shows_lines_limits_and_names() {
+        let line = Line {
+            name: "a<b".into(),
+            points: vec![(1.0, 0.5), (100.0, 2.0)],
+            over: vec![(1_000.0, 120.0)],
+        };
+        let svg = lines("T", "s", &[line.clone(), line]).unwrap();
+        assert_eq!(svg.matches("<polyline").count(), 2);
+        assert!(svg.contains("over 120 s") && svg.contains("a&lt;b") && !svg.contains("script"));
+        assert_eq!(lines("T", "s", &[Line::default()]), None);
+        assert_eq!(bars("T", "ns", &[]), None);
+    }
+}

@@ -1,0 +1,406 @@
+//! What a cell is, what came of it, and the report: all that goes between the two sides, and all of `report.json`.
+//!
+//! ```text
+//!  run (host) ── Cell ──▶ lab run -- bench cell JSON ── Outcome ──▶ run ── Report ──▶ report.json ──▶ report (drawn)
+//! ```
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+/// What is asked of a subject.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Axis {
+    /// From exec to the whole state in an empty kernel.
+    Cold,
+    /// From exec to the end of the first sync on a kernel that holds the state already.
+    Restart,
+    /// One Service more.
+    Add,
+    /// One endpoint of one Service replaced, many times; each is seen in the kernel before the next.
+    Change,
+    /// 100 endpoints replaced, one object after another without waiting.
+    Rolling,
+    /// All Services deleted.
+    Delete,
+    /// Nothing happens.
+    Idle,
+    /// As cold; peak and steady memory.
+    Memory,
+    /// One Service with as many endpoints as the size says.
+    Big,
+    /// The first packet of a new flow.
+    First,
+    /// New connections in a second.
+    Connect,
+    /// Requests on a connection that is kept.
+    Keptalive,
+    /// Datagrams.
+    Udp,
+    /// Bytes in a second.
+    Throughput,
+    /// What each piece of the shim adds to a first packet, at one Service.
+    Anatomy,
+}
+
+impl Axis {
+    pub(crate) const ALL: [Self; 15] = [
+        Self::Cold,
+        Self::Restart,
+        Self::Add,
+        Self::Change,
+        Self::Rolling,
+        Self::Delete,
+        Self::Idle,
+        Self::Memory,
+        Self::Big,
+        Self::First,
+        Self::Connect,
+        Self::Keptalive,
+        Self::Udp,
+        Self::Throughput,
+        Self::Anatomy,
+    ];
+
+    /// Whether packets are measured, not writes.
+    pub(crate) fn is_data_plane(self) -> bool {
+        self >= Self::First
+    }
+
+    /// The word on the command line and in the report.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Cold => "cold",
+            Self::Restart => "restart",
+            Self::Add => "add",
+            Self::Change => "change",
+            Self::Rolling => "rolling",
+            Self::Delete => "delete",
+            Self::Idle => "idle",
+            Self::Memory => "memory",
+            Self::Big => "big",
+            Self::First => "first",
+            Self::Connect => "connect",
+            Self::Keptalive => "keptalive",
+            Self::Udp => "udp",
+            Self::Throughput => "throughput",
+            Self::Anatomy => "anatomy",
+        }
+    }
+}
+
+impl fmt::Display for Axis {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for Axis {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        let known = || Self::ALL.map(Self::name).join(", ");
+        Self::ALL
+            .into_iter()
+            .find(|axis| axis.name() == name)
+            .ok_or_else(|| format!("no axis `{name}`: there are {}", known()))
+    }
+}
+
+/// How a kube-proxy carries Services: `--proxy-mode`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Mode {
+    /// IPVS.
+    Ipvs,
+    /// iptables.
+    Iptables,
+}
+
+impl Mode {
+    /// The value of `--proxy-mode`.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Ipvs => "ipvs",
+            Self::Iptables => "iptables",
+        }
+    }
+}
+
+/// What is measured: a column of the report.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Subject {
+    /// Its name in the report.
+    pub(crate) name: String,
+    /// What it is.
+    #[serde(flatten)]
+    pub(crate) kind: SubjectKind,
+}
+
+/// What a subject is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "kebab-case")]
+pub(crate) enum SubjectKind {
+    /// A kube-proxy binary.
+    KubeProxy {
+        /// The binary.
+        path: PathBuf,
+        /// `--proxy-mode`.
+        mode: Mode,
+        /// Further flags.
+        flags: Vec<String>,
+        /// Whether it is built from this repository: flags of its own may be used.
+        is_ours: bool,
+    },
+    /// The bare loader: the same final state of the IPVS mode as messages encoded beforehand.
+    Floor,
+    /// `ipvsadm -R`, `ipset restore` and `ip -batch` with the same final state.
+    Tools,
+    /// Data plane: virtual servers and nothing else: no sets, no rules.
+    BareIpvs,
+    /// Data plane: no Service at all; the pod is asked directly.
+    Direct,
+}
+
+/// Why a cell is not run after its run's time.
+pub(crate) const NO_TIME: &str = "the time of the whole run was over (--minutes)";
+/// The flag of our leaner shim.
+pub(crate) const LEAN: &str = "--ipvs-shim=lean";
+
+impl SubjectKind {
+    /// Whether the shim has other rules and sets than upstream's.
+    pub(crate) fn is_lean(&self) -> bool {
+        matches!(self, Self::KubeProxy { flags, .. } if flags.iter().any(|flag| flag == LEAN))
+    }
+}
+
+/// How much there is: `10000x2`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub(crate) struct Size {
+    /// Services, of one TCP port each.
+    pub(crate) services: u32,
+    /// Endpoints of each.
+    pub(crate) endpoints: u32,
+}
+
+impl fmt::Display for Size {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&format!("{}x{}", self.services, self.endpoints))
+    }
+}
+
+impl FromStr for Size {
+    type Err = String;
+
+    /// `10000` (two endpoints each) or `10000x50`.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (services, endpoints) = text.split_once('x').unwrap_or((text, "2"));
+        let number = |text: &str| {
+            text.parse()
+                .ok()
+                .filter(|number| *number > 0)
+                .ok_or_else(|| format!("{text:?} is no size: write 10000 or 10000x50"))
+        };
+        Ok(Self {
+            services: number(services)?,
+            endpoints: number(endpoints)?,
+        })
+    }
+}
+
+/// One measurement, in a fresh guest of its own.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Cell {
+    pub(crate) axis: Axis,
+    pub(crate) subject: Subject,
+    pub(crate) size: Size,
+    /// From 0. Repeats of one axis, subject and size are one point of the report.
+    pub(crate) repeat: u32,
+    /// The subject runs under `strace -f`: what it does is counted, and its times mean nothing.
+    pub(crate) is_counting: bool,
+    /// The time limit, in seconds, of what is measured, and of what has to be there before each.
+    pub(crate) limit_s: u64,
+    /// How many changes the axis change makes.
+    pub(crate) changes: u32,
+    /// How long the axis idle looks, in seconds.
+    pub(crate) idle_s: u64,
+}
+
+/// What came of a cell.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "outcome", rename_all = "kebab-case")]
+pub(crate) enum Outcome {
+    /// Figures, of a state that was compared with what it must be.
+    Measured(Box<Measured>),
+    /// Not done within the time limit: a result, "over N s".
+    Over {
+        /// The limit.
+        limit_s: u64,
+        /// What was there by then.
+        reached: String,
+    },
+    /// Done, and the kernel holds something else than it must.
+    Wrong {
+        /// The first differences.
+        differences: String,
+    },
+    /// Could not be measured.
+    Failed {
+        /// Why.
+        why: String,
+    },
+    /// Was not measured: the subject does not know its mode or flags, or there was no time.
+    Skipped {
+        /// Why.
+        why: String,
+    },
+}
+
+/// Figures of a cell. What an axis does not have is absent.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct Measured {
+    /// Wall time of the whole, in seconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) wall_s: Option<f64>,
+    /// CPU time of the subject and the processes it started, user and system, in seconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) cpu_s: Option<f64>,
+    /// CPU time of the API fixture meanwhile, on the same CPU: part of the wall time.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) fixture_cpu_s: Option<f64>,
+    /// The subject's `VmHWM`, in KiB.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) peak_kib: Option<u64>,
+    /// The subject's `VmRSS` when all was done and a while had passed, in KiB.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) steady_kib: Option<u64>,
+    /// Distributions by name: `all` for change; `first`, `middle`, `last` and `direct` for the data plane.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) series: BTreeMap<String, Distribution>,
+    /// Further figures; the name ends in the unit: `write_sets_s`, `wakeups_per_s`, `connections_per_s`.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) figures: BTreeMap<String, f64>,
+    /// Of a counting repeat.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) counts: Option<Counts>,
+    /// Release and machine of the guest's kernel.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) kernel: Option<String>,
+    /// The kernel's state at the end, as it was read and found right.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) state: Option<State>,
+}
+
+/// Many values in short.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Distribution {
+    /// `ms`, `us`, `ns`, `per_s`.
+    pub(crate) unit: String,
+    pub(crate) n: usize,
+    pub(crate) min: f64,
+    pub(crate) p50: f64,
+    pub(crate) p90: f64,
+    pub(crate) p99: f64,
+    pub(crate) max: f64,
+}
+
+impl Distribution {
+    /// Of these values, by the nearest rank; `None` if there are none.
+    pub(crate) fn of(unit: &str, mut values: Vec<f64>) -> Option<Self> {
+        values.sort_by(f64::total_cmp);
+        let rank = |percent: usize| {
+            let index = (values.len() * percent).div_ceil(100).max(1) - 1;
+            values.get(index).copied()
+        };
+        Some(Self {
+            unit: unit.to_owned(),
+            n: values.len(),
+            min: *values.first()?,
+            p50: rank(50)?,
+            p90: rank(90)?,
+            p99: rank(99)?,
+            max: *values.last()?,
+        })
+    }
+}
+
+/// What a subject and its children did, counted by strace.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Counts {
+    pub(crate) system_calls: u64,
+    /// Messages sent to netlink sockets, counted in the sent bytes.
+    pub(crate) netlink_messages: u64,
+    /// Those of them that write, not read.
+    pub(crate) netlink_writes: u64,
+    /// Programs started (`execve`), its own not counted.
+    pub(crate) processes: u64,
+    /// The dearest system calls: name, and calls.
+    #[serde(default)]
+    pub(crate) by_name: BTreeMap<String, u64>,
+}
+
+/// How much the kernel holds, and a digest of all of it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct State {
+    pub(crate) servers: u64,
+    pub(crate) destinations: u64,
+    pub(crate) members: u64,
+    pub(crate) addresses: u64,
+    /// iptables rules of both tables.
+    pub(crate) rules: u64,
+    /// Equal for equal states.
+    pub(crate) digest: String,
+}
+
+/// A cell with what came of it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Measurement {
+    #[serde(flatten)]
+    pub(crate) cell: Cell,
+    #[serde(flatten)]
+    pub(crate) outcome: Outcome,
+    /// Wall time of the whole cell, boot included, in seconds.
+    pub(crate) took_s: f64,
+}
+
+/// `report.json`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Report {
+    /// Changes when what is written here changes its meaning.
+    pub(crate) version: u32,
+    pub(crate) about: About,
+    /// In the order in which they were made.
+    pub(crate) measurements: Vec<Measurement>,
+}
+
+/// Where and how a report was made.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct About {
+    /// UTC, `2026-11-21T11:45:00Z`.
+    pub(crate) started: String,
+    pub(crate) seconds: u64,
+    /// The commit that was measured; `-dirty` behind it if there were changes.
+    pub(crate) commit: String,
+    /// The arguments, to run it again.
+    pub(crate) command: String,
+    /// The lab's lane: `host`, `A` or `B`.
+    pub(crate) lane: String,
+    /// The kernel of the guest: `6.1.0 x86_64`.
+    pub(crate) kernel: String,
+    /// The model and number of the host's CPUs.
+    pub(crate) cpu: String,
+    /// Memory of the guest.
+    pub(crate) memory: String,
+    /// The 1-minute load of the host when it started.
+    pub(crate) load: String,
+    /// Whether the limits were lifted.
+    pub(crate) is_full: bool,
+    /// Subjects, in the order of the columns.
+    pub(crate) subjects: Vec<String>,
+}
