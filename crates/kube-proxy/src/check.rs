@@ -163,7 +163,7 @@ fn class(op: &Op) -> (&'static str, Action) {
         Op::SetDestination(..) => ("destinations", Change),
         Op::RemoveDestination(..) => ("destinations", Remove),
         Op::BindAddress(..) => ("addresses", Add),
-        Op::UnbindAddress(..) => ("addresses", Remove),
+        Op::UnbindAddress(..) | Op::UnbindOtherwise(..) => ("addresses", Remove),
         Op::RemoveLeftovers(..) => ("other modes", Remove),
     }
 }

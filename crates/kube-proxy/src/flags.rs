@@ -308,6 +308,15 @@ pub struct Flags {
     #[arg(long = "ipvs-drain-timeout", value_name = "DURATION", default_value = "0s", value_parser = go::duration, allow_hyphen_values = true)]
     pub ipvs_drain_timeout: Duration,
 
+    /// In which form kube-ipvs0 holds the service addresses: address, or route (cheaper to the kernel by the thousand)
+    #[arg(
+        long,
+        value_name = "address|route",
+        default_value = "address",
+        allow_hyphen_values = true
+    )]
+    pub ipvs_vip_mode: String,
+
     /// Entries of the connection tracking table for each CPU (sysctl nf_conntrack_max); 0 leaves the kernel's, whatever --conntrack-min says
     #[arg(long, value_name = "COUNT", default_value = "32768", value_parser = go::int, allow_hyphen_values = true)]
     pub conntrack_max_per_core: i32,

@@ -88,6 +88,7 @@ pub(crate) fn differ(one: &Options, other: &Options) -> bool {
             timeouts,
             shim,
             drain_timeout,
+            vip_mode,
             conntrack: _,
             sync_period,
             min_sync_period: _,
@@ -104,7 +105,7 @@ pub(crate) fn differ(one: &Options, other: &Options) -> bool {
             (bind_address, detect_local, node_port_addresses),
             (masquerade_all, masquerade_bit, iptables_backend, shim),
             (scheduler, exclude_cidrs, timeouts),
-            (drain_timeout, sync_period),
+            (drain_timeout, sync_period, vip_mode),
         )
     };
     settings(one) != settings(other)
@@ -132,10 +133,15 @@ impl Kernels {
     ) -> Result<Self> {
         info!(backend = %iptables.backend(), "iptables");
         let primary = IpFamily::of(options.bind_address);
+        let vip_mode = options.vip_mode;
         let opened = served(
             primary,
             |family| check(&iptables, family),
-            |family| Worker::spawn(&format!("netlink-{family}"), move || open(family, iptables)),
+            |family| {
+                Worker::spawn(&format!("netlink-{family}"), move || {
+                    Ok(open(family, iptables)?.with_vip_mode(vip_mode))
+                })
+            },
         )?;
         Ok(Self { iptables, opened })
     }
@@ -172,12 +178,15 @@ impl Kernels {
 
     /// One mode for each family, for a node of which the model may know the object.
     pub(crate) fn into_modes(self, options: &Options, model: &Model) -> Vec<Box<dyn Mode>> {
-        let iptables = self.iptables;
+        let (iptables, vip_mode) = (self.iptables, options.vip_mode);
         let proxiers = self.into_proxiers(options, model).into_iter();
         proxiers
             .map(|proxier| -> Box<dyn Mode> {
                 let family = proxier.family();
-                let open = move || NetlinkKernel::open_to_read(family, iptables);
+                let open = move || {
+                    NetlinkKernel::open_to_read(family, iptables)
+                        .map(|kernel| kernel.with_vip_mode(vip_mode))
+                };
                 match Worker::spawn(&format!("reader-{family}"), open) {
                     Ok(reader) => Box::new(proxier.with_reader(reader)),
                     Err(error) => {

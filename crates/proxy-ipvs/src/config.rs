@@ -17,6 +17,16 @@ pub enum ShimStyle {
     Lean,
 }
 
+/// `--ipvs-vip-mode`: in which form `kube-ipvs0` holds the service addresses. Either makes them local to the node.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum VipMode {
+    /// As addresses, as upstream. Each costs the kernel more the more there are.
+    #[default]
+    Address,
+    /// As routes of type local, which cost it the same however many there are.
+    Route,
+}
+
 /// Settings of the IPVS mode for one family.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {

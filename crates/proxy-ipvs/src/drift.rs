@@ -79,7 +79,9 @@ impl Touched {
                 self.members.insert((*set, *member));
             }
             Op::WriteRules { .. } | Op::RemoveLeftovers(..) => self.rules = true,
-            Op::BindAddress(address) | Op::UnbindAddress(address) => {
+            Op::BindAddress(address)
+            | Op::UnbindAddress(address)
+            | Op::UnbindOtherwise(address) => {
                 self.addresses.insert(*address);
             }
             Op::AddServer(key, _)

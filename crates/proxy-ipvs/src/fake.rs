@@ -321,6 +321,9 @@ impl State {
             Op::UnbindAddress(address) => {
                 self.snapshot.bound.remove(address);
             }
+            Op::UnbindOtherwise(address) => {
+                self.snapshot.bound_otherwise.remove(address);
+            }
             Op::RemoveLeftovers(place, leftovers) => {
                 let installed = self.snapshot.rules.as_ref();
                 if matches!(place, Place::Beside(_))

@@ -32,10 +32,12 @@ pub trait Kernel: Send + 'static {
 /// What the kernel holds, of one family; ours and foreign.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Snapshot {
-    /// Whether `kube-ipvs0` exists.
+    /// Whether `kube-ipvs0` exists, and is up where it has to be.
     pub has_link: bool,
-    /// Addresses on it, without IPv6 link-local ones.
+    /// Service addresses on it in the form of `--ipvs-vip-mode`, without IPv6 link-local ones.
     pub bound: BTreeSet<IpAddr>,
+    /// Those on it in the other form.
+    pub bound_otherwise: BTreeSet<IpAddr>,
     /// Addresses on every other interface, without loopback and IPv6 link-local ones.
     pub interface_addresses: BTreeSet<IpAddr>,
     /// Our sets that exist, with their members.
@@ -62,6 +64,7 @@ impl Snapshot {
             _ => Member::Port(key.port),
         };
         self.bound.contains(&key.address)
+            || self.bound_otherwise.contains(&key.address)
             || [
                 Set::ClusterIp,
                 Set::ExternalIp,

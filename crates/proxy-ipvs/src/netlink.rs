@@ -3,7 +3,7 @@
 //! ```text
 //!   NetlinkKernel ─┬─ Servers ── generic netlink ── virtual servers and destinations
 //!                  ├─ Sets ───── nfnetlink ──────── the KUBE-* sets
-//!                  ├─ Addresses ─ rtnetlink ─────── kube-ipvs0, its addresses, those of other interfaces
+//!                  ├─ Addresses ─ rtnetlink ─────── kube-ipvs0, its addresses or routes, addresses of other interfaces
 //!                  └─ Iptables ── processes ─────── the shim
 //! ```
 //!
@@ -27,6 +27,7 @@ use std::time::Duration;
 use proxy::{IpFamily, Target};
 
 use crate::cleanup::{Leftovers, Place};
+use crate::config::VipMode;
 use crate::iptables::{Iptables, IptablesError};
 use crate::kernel::{Kernel, KernelError, Snapshot};
 use crate::plan::{Op, Outcome, Plan};
@@ -113,6 +114,13 @@ impl NetlinkKernel {
             elsewhere: None,
             saved: 0,
         })
+    }
+
+    /// The same with service addresses in this form; without, they are addresses.
+    #[must_use]
+    pub fn with_vip_mode(mut self, vip_mode: VipMode) -> Self {
+        self.sockets.addresses.vip_mode = vip_mode;
+        self
     }
 
     /// How many netlink messages this has sent since it was opened or last dumped; counts on from 0 after `u32::MAX`.
@@ -298,7 +306,7 @@ impl Kind {
             | Op::AddDestination(..)
             | Op::SetDestination(..)
             | Op::RemoveDestination(..) => Self::Server,
-            Op::BindAddress(_) | Op::UnbindAddress(_) => Self::Address,
+            Op::BindAddress(_) | Op::UnbindAddress(_) | Op::UnbindOtherwise(_) => Self::Address,
             Op::RemoveLeftovers(..) => Self::Leftovers,
         }
     }
@@ -330,6 +338,7 @@ impl Kernel for NetlinkKernel {
         Ok(Snapshot {
             has_link: found.has_link,
             bound: found.bound,
+            bound_otherwise: found.bound_otherwise,
             interface_addresses: found.others,
             sets: sets.members,
             set_sizes: sets.sizes,

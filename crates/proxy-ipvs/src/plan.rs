@@ -46,7 +46,7 @@ impl Stage {
 /// One write.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Op {
-    /// Create the dummy link `kube-ipvs0`; it stays down.
+    /// Create the dummy link `kube-ipvs0`. It stays down, unless it is to hold IPv6 routes.
     CreateLink,
     /// Create a set that can hold this many members. One that exists and is too small is replaced by a larger one with the
     /// same members.
@@ -74,10 +74,12 @@ pub enum Op {
     SetDestination(VirtualServerKey, RealServer),
     /// Remove a destination.
     RemoveDestination(VirtualServerKey, Target),
-    /// Bind an address to `kube-ipvs0`, with the full prefix length.
+    /// Bind a service address to `kube-ipvs0`, with the full prefix length, in the form of `--ipvs-vip-mode`.
     BindAddress(IpAddr),
-    /// Unbind an address from `kube-ipvs0`.
+    /// Unbind a service address in that form from `kube-ipvs0`.
     UnbindAddress(IpAddr),
+    /// Unbind a service address in the other form from `kube-ipvs0`.
+    UnbindOtherwise(IpAddr),
     /// Remove what another mode, or a run with the other backend, has left: at most one `iptables-restore`.
     RemoveLeftovers(Place, Arc<Leftovers>),
 }
@@ -109,6 +111,10 @@ impl fmt::Display for Op {
             }
             Self::BindAddress(address) => write!(f, "bind {address} to kube-ipvs0"),
             Self::UnbindAddress(address) => write!(f, "unbind {address} from kube-ipvs0"),
+            Self::UnbindOtherwise(address) => write!(
+                f,
+                "unbind {address} from kube-ipvs0 as the other --ipvs-vip-mode has bound it"
+            ),
             Self::RemoveLeftovers(Place::Nftables, _) => {
                 f.write_str("remove the nftables mode's table kube-proxy")
             }

@@ -64,6 +64,8 @@ pub struct Proxier<K: Kernel> {
     leftovers: Table<Place, Arc<Leftovers>, ()>,
     servers: Table<VirtualServerKey, VirtualServer, Arc<Owner>>,
     addresses: Table<IpAddr, (), Arc<Owner>>,
+    /// Addresses in the form of the other `--ipvs-vip-mode`; none is wanted.
+    bound_otherwise: Table<IpAddr, (), ()>,
     forbidden_to_node: Table<VirtualServerKey, (), Arc<Owner>>,
     /// What the wanted rules were last made from: the sets that they match, and `forbidden_version`.
     shim: Option<(BTreeSet<Set>, u64)>,
@@ -98,6 +100,7 @@ impl<K: Kernel> Proxier<K> {
             leftovers: Table::new(),
             servers: Table::new(),
             addresses: Table::new(),
+            bound_otherwise: Table::new(),
             forbidden_to_node: Table::new(),
             shim: None,
             forbidden_version: 0,
@@ -440,6 +443,8 @@ impl<K: Kernel> Proxier<K> {
     fn observe(&mut self, model: &Model, snapshot: Snapshot, now: Instant) {
         self.addresses
             .observe(snapshot.bound.iter().map(|address| (*address, ())));
+        self.bound_otherwise
+            .observe(snapshot.bound_otherwise.iter().map(|ip| (*ip, ())));
         self.take_interface_addresses(model, &snapshot.interface_addresses);
         let sizes = snapshot.set_sizes.iter();
         let sets = sizes.map(|(set, size)| (Foundation::Set(*set), *size));
@@ -514,7 +519,9 @@ impl<K: Kernel> Proxier<K> {
     /// Whether a dump says of the node's own addresses what was believed.
     fn is_same_node(&self, snapshot: &Snapshot) -> bool {
         let bound = snapshot.bound.iter().copied();
-        self.node.interface_addresses == snapshot.interface_addresses
+        let otherwise = self.bound_otherwise.iter_actual().map(|(ip, ())| *ip);
+        otherwise.collect::<BTreeSet<_>>() == snapshot.bound_otherwise
+            && self.node.interface_addresses == snapshot.interface_addresses
             && self.node.serving_node_ports(bound) == self.node_ports
     }
 
@@ -709,6 +716,11 @@ impl<K: Kernel> Proxier<K> {
             .into_iter()
             .filter(|a| self.addresses.wanted(a).is_none());
         ops.extend(removed.map(Op::UnbindAddress));
+        // An address that is wanted has a place at all times.
+        let otherwise = sorted(self.bound_otherwise.due(now))
+            .into_iter()
+            .filter(|a| self.addresses.wanted(a).is_none() || self.addresses.actual(a).is_some());
+        ops.extend(otherwise.map(Op::UnbindOtherwise));
         let mut removed_servers = Vec::new();
         for key in sorted(self.servers.due(now)) {
             let Some(actual) = self.servers.actual(&key) else {
@@ -886,6 +898,9 @@ impl<K: Kernel> Proxier<K> {
             Op::BindAddress(address) | Op::UnbindAddress(address) => {
                 book_entry(&mut self.addresses, address, is_done, now);
             }
+            Op::UnbindOtherwise(address) => {
+                book_entry(&mut self.bound_otherwise, address, is_done, now);
+            }
             Op::AddServer(key, _)
             | Op::SetServer(key, _)
             | Op::RemoveServer(key)
@@ -919,6 +934,7 @@ impl<K: Kernel> Proxier<K> {
             + self.leftovers.pending_len()
             + self.servers.pending_len()
             + self.addresses.pending_len()
+            + self.bound_otherwise.pending_len()
     }
 
     fn failing(&self) -> usize {
@@ -928,6 +944,7 @@ impl<K: Kernel> Proxier<K> {
             + self.rules.failing_len()
             + self.servers.failing_len()
             + self.addresses.failing_len()
+            + self.bound_otherwise.failing_len()
             + self.leftovers.failing_len()
     }
 
@@ -1143,6 +1160,7 @@ impl<K: Kernel> Mode for Proxier<K> {
             self.leftovers.next_retry(),
             self.servers.next_retry(),
             self.addresses.next_retry(),
+            self.bound_otherwise.next_retry(),
             self.drains.next_due(),
             self.drift.as_ref().map(|drift| drift.due),
         ]);

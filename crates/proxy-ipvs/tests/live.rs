@@ -14,9 +14,9 @@ mod support;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read as _, Write as _};
 use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -28,7 +28,7 @@ use proxy::{
 };
 use proxy_ipvs::{
     Config, Iptables, Kernel, KernelError, Member, NetlinkKernel, Op, OpenError, Outcome, Plan,
-    Properties, Proxier, RealServer, Rules, Set, Shim, Snapshot, VirtualServerKey,
+    Properties, Proxier, RealServer, Rules, Set, Shim, Snapshot, VipMode, VirtualServerKey,
 };
 use rustix::thread::{
     CapabilitySet, CapabilitySets, UnshareFlags, set_capabilities, unshare_unsafe,
@@ -114,6 +114,11 @@ impl Node {
 
     /// A daemon that starts, with all lists told and empty.
     fn with(change: impl Fn(&mut Config)) -> Self {
+        Self::in_vip_mode(VipMode::Address, change)
+    }
+
+    /// The same with `--ipvs-vip-mode`.
+    fn in_vip_mode(vip_mode: VipMode, change: impl Fn(&mut Config)) -> Self {
         let iptables = Iptables::choose(None).unwrap();
         let sent = Arc::new(AtomicU32::new(0));
         let proxier = |family| {
@@ -121,7 +126,8 @@ impl Node {
             change(&mut config);
             let meter = Arc::clone(&sent);
             let kernel = Worker::spawn("kernel", move || {
-                Ok::<_, OpenError>(Metered(NetlinkKernel::open(family, iptables)?, meter))
+                let kernel = NetlinkKernel::open(family, iptables)?.with_vip_mode(vip_mode);
+                Ok::<_, OpenError>(Metered(kernel, meter))
             });
             Proxier::new(config, NodeFacts::new(family, NODE), kernel.unwrap())
         };
@@ -311,7 +317,10 @@ const PODS6: [&str; 2] = ["fd00:244:1::5@node1", "fd00:244:2::5@node2"];
 
 /// A node that serves the golden case.
 fn golden_node() -> Node {
-    let mut node = Node::new();
+    serving_golden(Node::new())
+}
+
+fn serving_golden(mut node: Node) -> Node {
     node.add(kubernetes(), &[]);
     node.add(web(), &[&PODS, &PODS6]);
     node.settle();
@@ -563,6 +572,118 @@ impl Node {
         let has_link = sh("ip -o link").contains("kube-ipvs0");
         has_link.then(|| self.dump())
     }
+}
+
+/// The service addresses that are routes.
+fn routes() -> BTreeSet<String> {
+    let routes = "route show table local dev kube-ipvs0 proto 107";
+    let routes = sh(&format!("ip -4 {routes}; ip -6 {routes}"));
+    let address = |line: &str| line.split(' ').nth(1).map(str::to_owned);
+    routes.lines().filter_map(address).collect()
+}
+
+/// Looks without pause where these addresses lead while something happens: to this node, each time.
+fn lead_here_while<T>(addresses: &BTreeSet<String>, happens: impl FnOnce() -> T) -> T {
+    let mut asking = Command::new("ip")
+        .args(["-batch", "-"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let (mut questions, mut answers) =
+        (asking.stdin.take().unwrap(), asking.stdout.take().unwrap());
+    let is_over = AtomicBool::new(false);
+    let (result, seen) = thread::scope(|scope| {
+        scope.spawn(|| {
+            let round = addresses.iter().map(|ip| format!("route get {ip}\n"));
+            let round: String = round.collect();
+            while !is_over.load(Ordering::Relaxed) {
+                questions.write_all(round.as_bytes()).unwrap();
+            }
+            drop(questions);
+        });
+        let seen = scope.spawn(move || {
+            let mut seen = String::new();
+            answers.read_to_string(&mut seen).unwrap();
+            seen
+        });
+        let result = happens();
+        is_over.store(true, Ordering::Relaxed);
+        (result, seen.join().unwrap())
+    });
+    assert!(asking.wait().unwrap().success());
+    let leads: Vec<_> = seen.lines().filter(|line| !line.starts_with(' ')).collect();
+    assert!(leads.len() > 20 * addresses.len(), "{} looks", leads.len());
+    let elsewhere = leads.iter().find(|line| !line.starts_with("local "));
+    assert_eq!(elsewhere, None);
+    result
+}
+
+#[test]
+#[ignore = "needs a kernel with IPVS: run by make test in the lab"]
+fn routes_take_the_place_of_addresses_and_addresses_theirs() {
+    on_a_node(|| {
+        let addressed = golden_node().dump();
+        let bound = addressed.bound.iter();
+        let all: BTreeSet<_> = bound
+            .map(|net| net.split('/').next().unwrap().to_owned())
+            .collect();
+        assert!(all.len() > 4 && routes().is_empty());
+
+        let route = || serving_golden(Node::in_vip_mode(VipMode::Route, |_| {}));
+        let mut node = lead_here_while(&all, route);
+        let routed = Dump {
+            bound: BTreeSet::from(["127.107.0.1/32".to_owned()]),
+            ..addressed.clone()
+        };
+        assert_eq!((node.dump(), routes()), (routed.clone(), all.clone()));
+        assert_eq!(node.resettle(), 0, "a resync without drift writes nothing");
+        assert_eq!(route().resettle(), 0, "nor does a restart");
+        for damage in [
+            "ip route del local 10.96.10.10 table local; ip -6 route del local fd00:96::10 dev kube-ipvs0 table local",
+            "ip link set kube-ipvs0 down",
+            "ip addr del 127.107.0.1/32 dev kube-ipvs0",
+            "ip link del kube-ipvs0",
+            "ip route add local 10.96.7.7 dev kube-ipvs0 table local proto 107",
+            "ip addr add 10.96.10.10/32 dev kube-ipvs0; ip addr add fd00:96::10/128 dev kube-ipvs0",
+        ] {
+            sh(damage);
+            assert_ne!(node.resettle(), 0, "{damage}");
+            assert_eq!(
+                (node.dump(), routes()),
+                (routed.clone(), all.clone()),
+                "{damage}"
+            );
+            assert_eq!(node.resettle(), 0, "{damage}");
+        }
+        // Routes of another protocol or on another link are not ours, and no virtual server is ours for them.
+        sh("ipvsadm -A -t 10.96.7.8:80 -s rr; ip route add local 10.96.7.8 dev kube-ipvs0 table local proto 107
+            ipvsadm -A -t 10.96.7.9:80 -s rr; ip route add local 10.96.7.9 dev lo table local proto 107
+            ip route add local 10.96.7.10 dev kube-ipvs0 table local proto 4
+            ip -6 route add local fd00:96::7 dev kube-ipvs0 table local proto 4");
+        node.resettle();
+        let servers = sh("ipvsadm -Sn");
+        assert!(!servers.contains("10.96.7.8") && servers.contains("10.96.7.9"));
+        let left = sh("ip route show table local; ip -6 route show table local");
+        for (foreign, there) in [
+            ("10.96.7.8", false),
+            ("10.96.7.9", true),
+            ("10.96.7.10", true),
+            ("fd00:96::7", true),
+        ] {
+            let found = left.contains(&format!("local {foreign} "));
+            assert_eq!(found, there, "{foreign}");
+        }
+        sh("ipvsadm -D -t 10.96.7.9:80");
+        node.delete("default/web");
+        node.settle();
+        assert_eq!(routes(), BTreeSet::from(["10.96.0.1".to_owned()]));
+
+        drop(route());
+        let mut node = lead_here_while(&all, golden_node);
+        assert_eq!((node.dump(), routes()), (addressed, BTreeSet::new()));
+        assert_eq!(node.resettle(), 0);
+    });
 }
 
 #[test]

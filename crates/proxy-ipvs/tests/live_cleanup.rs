@@ -174,6 +174,39 @@ fn of_the_ipvs_mode_nothing_stays_and_of_others_everything() {
 
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
+fn service_addresses_that_are_routes_go_too() {
+    on_a_node(|| {
+        let routes = "ip route show table local proto 107; ip -6 route show table local proto 107";
+        sh("ip link add kube-ipvs0 up type dummy
+            ipvsadm -A -t 10.96.0.10:80 -s rr; ipvsadm -A -t [fd00::10]:80 -s rr
+            ip route add local 10.96.0.10 dev kube-ipvs0 table local proto 107
+            ip -6 route add local fd00::10 dev kube-ipvs0 table local proto 107");
+        assert_eq!(sh(routes).lines().count(), 2);
+        let removed = clean_up(&[]).removed;
+        assert_eq!(
+            removed,
+            [
+                "IPv4: 1 virtual server",
+                "IPv6: 1 virtual server",
+                "link kube-ipvs0 with 2 service addresses"
+            ]
+        );
+        assert_eq!(sh(routes), "");
+        sh("ip link add kube-ipvs0 up type veth peer name other
+            ip route add local 10.96.0.10 dev kube-ipvs0 table local proto 107
+            ip route add local 10.96.0.11 dev kube-ipvs0 table local");
+        let cleanup = clean_up(&[]);
+        assert_eq!(cleanup.removed, ["IPv4: 1 service address"]);
+        let left = sh("ip route show table local dev kube-ipvs0");
+        assert!(
+            left.contains("10.96.0.11") && !left.contains("10.96.0.10"),
+            "{left}"
+        );
+    });
+}
+
+#[test]
+#[ignore = "needs a kernel with IPVS: run by make test in the lab"]
 fn of_both_modes_at_once_nothing_stays() {
     on_a_node(|| {
         leave_iptables_mode();

@@ -58,6 +58,16 @@ pub struct Cluster {
     said: String,
 }
 
+/// The daemon's flags in every story.
+const COMMON: [&str; 5] = [
+    "--hostname-override=node1",
+    "--cluster-cidr=10.244.0.0/16,fd44::/16",
+    // Only the initial network namespace may size the connection tracking table.
+    "--conntrack-max-per-core=0",
+    "--ipvs-min-sync-period=0s",
+    "--v=4",
+];
+
 impl Cluster {
     /// Without a daemon, and with an empty folder of manifests.
     pub(crate) fn new(name: &str) -> Result<Self> {
@@ -165,18 +175,25 @@ impl Cluster {
         let mut argv = self.prefix.clone();
         argv.push(kube_proxy()?.into());
         // A later flag overrides an earlier one.
-        let common = [
-            "--hostname-override=node1",
-            "--cluster-cidr=10.244.0.0/16,fd44::/16",
-            // Only the initial network namespace may size the connection tracking table.
-            "--conntrack-max-per-core=0",
-            "--ipvs-min-sync-period=0s",
-            "--v=4",
-        ];
-        argv.extend(common.iter().chain(flags).map(Into::into));
+        argv.extend(COMMON.iter().chain(flags).map(Into::into));
         argv.extend(self.flags.iter().cloned());
         self.daemon = Some(self.node1.spawn(argv)?);
         Ok(())
+    }
+
+    /// What `kube-proxy check` says of the manifests and the node, a change a line.
+    pub fn check(&self, flags: &[&str]) -> Result<String> {
+        let (program, manifests) = (kube_proxy()?, self.manifests());
+        let given = [
+            program.display().to_string(),
+            "check".to_owned(),
+            format!("--manifests={}", manifests.display()),
+        ];
+        let given = given.iter().map(String::as_str);
+        let output = self
+            .node1
+            .run(given.chain(COMMON.iter().chain(flags).copied()))?;
+        Ok(output.stdout)
     }
 
     /// Waits until both families have been synced once.
@@ -260,7 +277,7 @@ impl Cluster {
         kernel::members(&self.node1, set)
     }
 
-    /// Its addresses with their devices: `kube-ipvs0 10.96.0.10/32`.
+    /// Its addresses with their devices: `kube-ipvs0 10.96.0.10/32`, or `kube-ipvs0 local 10.96.0.10` if it is a route.
     pub fn addresses(&self) -> Result<BTreeSet<String>> {
         kernel::addresses(&self.node1)
     }
@@ -314,7 +331,10 @@ impl Cluster {
         let bound = |ip: IpAddr| format!("kube-ipvs0 {ip}/{}", if ip.is_ipv4() { 32 } else { 128 });
         let more = self.until("its addresses on kube-ipvs0", || {
             let addresses = self.addresses()?;
-            Ok(service.vips().all(|ip| addresses.contains(&bound(ip))))
+            Ok(service.vips().all(|ip| {
+                addresses.contains(&bound(ip))
+                    || addresses.contains(&format!("kube-ipvs0 local {ip}"))
+            }))
         });
         Ok(took + more.with_context(|| format!("Service {}", service.name()))?)
     }

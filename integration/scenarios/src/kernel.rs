@@ -75,14 +75,22 @@ pub(crate) fn members(place: &Place, set: &str) -> Result<BTreeSet<String>> {
         .collect())
 }
 
-/// Addresses with their devices: `kube-ipvs0 10.96.0.10/32`.
+/// Addresses with their devices: `kube-ipvs0 10.96.0.10/32`, and service addresses that are routes: `kube-ipvs0 local 10.96.0.10`.
 pub(crate) fn addresses(place: &Place) -> Result<BTreeSet<String>> {
     let lines = place.read(["ip", "-oneline", "address", "show"])?;
     let address = |line: &str| {
         let mut words = line.split_whitespace().skip(1);
         Some(format!("{} {}", words.next()?, words.nth(1)?))
     };
-    Ok(lines.lines().filter_map(address).collect())
+    let routes = "route show table local proto 107";
+    let routes = place.read(["sh", "-c", &format!("ip -4 {routes}; ip -6 {routes}")])?;
+    let route = |line: &str| {
+        let mut words = line.split_whitespace().skip(1);
+        let address = words.next()?;
+        Some(format!("{} local {address}", words.nth(1)?))
+    };
+    let routes = routes.lines().filter_map(route);
+    Ok(lines.lines().filter_map(address).chain(routes).collect())
 }
 
 /// All that a proxy may touch, a line each: virtual servers, sets, rules of both families and backends (without their

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 use proxy::{IpFamily, LocalDetector, Node, NodePortAddresses};
-use proxy_ipvs::ShimStyle;
+use proxy_ipvs::{ShimStyle, VipMode};
 
 use super::{Flags, go};
 use crate::config::Configuration;
@@ -55,6 +55,8 @@ pub struct Options {
     pub shim: ShimStyle,
     /// How long a removed endpoint may keep its TCP connections; `None`: until they end.
     pub drain_timeout: Option<Duration>,
+    /// In which form `kube-ipvs0` holds the service addresses.
+    pub vip_mode: VipMode,
     /// Settings of connection tracking.
     pub conntrack: Conntrack,
     /// The longest time between two comparisons with the kernel, more than zero.
@@ -322,6 +324,17 @@ impl Options {
             },
             drain_timeout: (!flags.ipvs_drain_timeout.is_zero())
                 .then_some(flags.ipvs_drain_timeout),
+            vip_mode: match &*flags.ipvs_vip_mode {
+                "address" => VipMode::Address,
+                "route" => VipMode::Route,
+                other => {
+                    return Err(UnusableFlag::new(
+                        "ipvs-vip-mode",
+                        other,
+                        "give address or route",
+                    ));
+                }
+            },
             conntrack: conntrack(flags)?,
             sync_period,
             min_sync_period: flags.ipvs_min_sync_period,

@@ -1,6 +1,6 @@
 use super::*;
 use proxy::{IpFamily, LocalDetector, Node, NodePortAddresses};
-use proxy_ipvs::ShimStyle;
+use proxy_ipvs::{ShimStyle, VipMode};
 
 fn options(line: &str) -> Options {
     match read(line) {
@@ -53,6 +53,7 @@ fn the_defaults_are_upstreams() {
             timeouts: IpvsTimeouts::default(),
             shim: ShimStyle::Upstream,
             drain_timeout: None,
+            vip_mode: VipMode::Address,
             conntrack: Conntrack {
                 max_per_core: 32_768,
                 min: 131_072,
@@ -171,7 +172,10 @@ fn every_flag_of_upstream_is_taken_with_its_default() {
     let ours_alone: Vec<_> = flags
         .filter(|name| !UPSTREAM.iter().any(|(known, _)| known == name))
         .collect();
-    assert_eq!(ours_alone, ["ipvs-drain-timeout", "ipvs-shim"]);
+    assert_eq!(
+        ours_alone,
+        ["ipvs-shim", "ipvs-drain-timeout", "ipvs-vip-mode"]
+    );
 }
 
 #[test]
@@ -415,6 +419,7 @@ fn every_flag_reaches_its_option() {
         (&["--ipvs-drain-timeout=5m"], |o| {
             o.drain_timeout == Some(Duration::from_mins(5))
         }),
+        (&["--ipvs-vip-mode=route"], |o| o.vip_mode == VipMode::Route),
         (
             &[
                 "--conntrack-max-per-core=0 --conntrack-min=0",
@@ -600,6 +605,10 @@ fn errors_name_the_flag_the_value_and_what_is_allowed() {
             &["--ipvs-drain-timeout", "negative"],
         ),
         (
+            "--ipvs-vip-mode=routes",
+            &["--ipvs-vip-mode", "'routes'", "address or route"],
+        ),
+        (
             "--conntrack-max-per-core=-1",
             &["--conntrack-max-per-core", "'-1'", "or 0"],
         ),
@@ -710,7 +719,7 @@ fn flags_are_told_as_upstream_tells_them() {
     let line = "kube-proxy --config_sync_period=900s -v 4 --nodeport-addresses=10.0.0.0/8 --nodeport-addresses=fd00::/8 \
                 --profiling=F --conntrack-min=0x20000 --feature-gates=B=true,A=0 --kube-api-qps=5.0 --hostname-override=no\"de";
     let told = as_typed(line.split_whitespace());
-    assert_eq!(told.len(), UPSTREAM.len() + 1);
+    assert_eq!(told.len(), UPSTREAM.len() + 3);
     let names = told.iter().map(|line| line.split('=').next());
     assert!(names.is_sorted(), "{told:?}");
     for line in [

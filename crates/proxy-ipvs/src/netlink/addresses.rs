@@ -1,12 +1,18 @@
-//! The link `kube-ipvs0` and the addresses of this node, over rtnetlink.
+//! The link `kube-ipvs0`, the service addresses on it, and the other addresses of this node, over rtnetlink.
 //!
-//! The link is a dummy that is never set up: an address on it is local to this node all the same, and is announced to nobody.
-//! A link of that name but another kind is taken as it is, as upstream does.
+//! The link is a dummy that is down: an address on it is local to this node all the same, and is announced to nobody.
+//! A link of that name but another kind is taken as it is, as upstream does. What makes an address local is a route of type
+//! local, which the kernel adds with it; with [`VipMode::Route`] that route is all there is, in the same table and by a protocol
+//! number that tells it from the kernel's. The link has to be ready for routes: IPv6 ones need it up, and the IPv4 ones go with its
+//! last IPv4 address, so that it keeps one which means nothing to anybody ([`ANCHOR`]).
 //!
-//! Source: `include/uapi/linux/rtnetlink.h`, `if_link.h`, `if_addr.h`; `net/ipv4/devinet.c`, `net/ipv6/addrconf.c`.
+//! Source: `include/uapi/linux/rtnetlink.h`, `if_link.h`, `if_addr.h`; `net/ipv4/devinet.c`, `fib_semantics.c`,
+//! `net/ipv6/addrconf.c`, `route.c`.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use netlink_batch::{
     Attributes, Batch, Connection, Error, Malformed, NLM_F_CREATE, NLM_F_EXCL, Protocol, Refusal,
@@ -15,6 +21,7 @@ use netlink_batch::{
 use proxy::IpFamily;
 
 use super::reason::{refused, said, surprise, unsent};
+use crate::config::VipMode;
 use crate::plan::{Op, Outcome};
 
 const LINK: &str = "kube-ipvs0";
@@ -22,15 +29,26 @@ const LINK: &str = "kube-ipvs0";
 const RTM_NEWLINK: u16 = 16;
 const RTM_DELLINK: u16 = 17;
 const RTM_GETLINK: u16 = 18;
+const RTM_SETLINK: u16 = 19;
 const RTM_NEWADDR: u16 = 20;
 const RTM_DELADDR: u16 = 21;
 const RTM_GETADDR: u16 = 22;
+const RTM_NEWROUTE: u16 = 24;
+const RTM_DELROUTE: u16 = 25;
+const RTM_GETROUTE: u16 = 26;
+
+const AF_INET: u8 = 2;
+const AF_INET6: u8 = 10;
 
 /// `struct ifinfomsg`
 const IFINFOMSG: usize = 16;
 const IFLA_IFNAME: u16 = 3;
 const IFLA_LINKINFO: u16 = 18;
 const IFLA_INFO_KIND: u16 = 1;
+const IFLA_AF_SPEC: u16 = 26;
+const IFLA_INET6_ADDR_GEN_MODE: u16 = 8;
+const IN6_ADDR_GEN_MODE_NONE: u8 = 1;
+const IFF_UP: u32 = 1;
 
 /// `struct ifaddrmsg`
 const IFADDRMSG: usize = 8;
@@ -40,25 +58,56 @@ const IFA_LOCAL: u16 = 2;
 const IFA_F_NODAD: u8 = 0x02;
 const IFA_F_PERMANENT: u8 = 0x80;
 
+/// `struct rtmsg`
+const RTMSG: usize = 12;
+const RTA_DST: u16 = 1;
+const RTA_OIF: u16 = 4;
+const RT_TABLE_LOCAL: u8 = 255;
+const RT_SCOPE_HOST: u8 = 254;
+const RTN_LOCAL: u8 = 2;
+const RTPROT_KERNEL: u8 = 2;
+/// Nobody's in `/etc/iproute2/rt_protos`: 'k'.
+const PROTOCOL: u8 = 107;
+
+/// Keeps IPv4 on the link when service addresses are routes: with the last address of a link, the kernel removes its routes
+/// (`fib_disable_ip`). Local to the node anyway, like all of 127.0.0.0/8, and of scope host, so nobody's source address.
+const ANCHOR: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 107, 0, 1));
+
+/// How long none of the kernel's own routes may appear until those missing are given up.
+const ROUTED_WITHIN: Duration = Duration::from_secs(2);
+
 /// Links and addresses of one family.
 #[derive(Debug)]
 pub(super) struct Addresses {
     connection: Connection,
     family: IpFamily,
+    /// The form of the service addresses.
+    pub(super) vip_mode: VipMode,
     /// Addresses on the link that have another prefix length than this proxy gives: to remove one its own must be named.
     foreign_prefixes: BTreeMap<IpAddr, u8>,
-    /// Whether the link could not be made: that addresses have none is no surprise then.
+    /// Whether a dump has found [`ANCHOR`].
+    is_anchored: bool,
+    /// Whether the link could not be made ready: that addresses have none is no surprise then.
     is_link_refused: bool,
 }
 
 /// What a dump found, without loopback and IPv6 link-local addresses.
 #[derive(Debug)]
 pub(super) struct Found {
+    /// Whether the link exists, and is ready for what it is to hold.
     pub(super) has_link: bool,
-    /// On the link.
+    /// On the link, in the form wanted.
     pub(super) bound: BTreeSet<IpAddr>,
+    /// On the link, in the other one.
+    pub(super) bound_otherwise: BTreeSet<IpAddr>,
     /// On every other interface.
     pub(super) others: BTreeSet<IpAddr>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Link {
+    index: u32,
+    is_up: bool,
 }
 
 /// One answer to `RTM_GETADDR`.
@@ -73,7 +122,9 @@ impl Addresses {
         Ok(Self {
             connection: Connection::open(Protocol::Route)?,
             family,
+            vip_mode: VipMode::Address,
             foreign_prefixes: BTreeMap::new(),
+            is_anchored: false,
             is_link_refused: false,
         })
     }
@@ -90,19 +141,23 @@ impl Addresses {
             .connection
             .dump(RTM_GETADDR, 0, |message| message.bytes(&header))?;
         let mut found = Found {
-            has_link: link.is_some(),
+            has_link: false,
             bound: BTreeSet::new(),
+            bound_otherwise: BTreeSet::new(),
             others: BTreeSet::new(),
         };
         self.foreign_prefixes.clear();
+        self.is_anchored = false;
         for (_, payload) in dump.iter() {
             let Some(held) = Held::decode(payload)? else {
                 continue;
             };
+            let is_on_link = Some(held.index) == link.map(|link| link.index);
+            self.is_anchored |= is_on_link && held.address == ANCHOR;
             if !counts(held.address) || IpFamily::of(held.address) != self.family {
                 continue;
             }
-            if Some(held.index) != link {
+            if !is_on_link {
                 found.others.insert(held.address);
                 continue;
             }
@@ -111,11 +166,62 @@ impl Addresses {
             }
             found.bound.insert(held.address);
         }
+        if let Some(link) = link {
+            found.has_link = match (self.vip_mode, self.family) {
+                (VipMode::Address, _) => true,
+                (VipMode::Route, IpFamily::V4) => self.is_anchored,
+                (VipMode::Route, IpFamily::V6) => link.is_up,
+            };
+            found.bound_otherwise = self.routes(link.index, PROTOCOL)?;
+        }
+        if self.vip_mode == VipMode::Route {
+            std::mem::swap(&mut found.bound, &mut found.bound_otherwise);
+        }
         Ok(found)
     }
 
+    /// Local routes on the link, of one protocol. Where the kernel does not filter (before Linux 4.20), others are passed over
+    /// here.
+    fn routes(&mut self, link: u32, protocol: u8) -> Result<BTreeSet<IpAddr>, Error> {
+        let header = rtmsg(self.family, 0, protocol, 0);
+        let dump = self
+            .connection
+            .dump(RTM_GETROUTE, 0, |message| message.bytes(&header))?;
+        let mut found = BTreeSet::new();
+        for (_, payload) in dump.iter() {
+            found.extend(route(payload, self.family, protocol, link)?);
+        }
+        Ok(found)
+    }
+
+    /// Waits until IPv6 addresses lead somewhere without our routes: the kernel makes theirs a little later, by a worker. One
+    /// that never gets it (marked `dadfailed`) holds nobody up for long.
+    fn await_kernel_routes(&mut self, link: u32) -> Result<(), Error> {
+        let mut missing = usize::MAX;
+        let mut deadline = Instant::now() + ROUTED_WITHIN;
+        loop {
+            let bound = self.dump()?.bound;
+            let left = bound.difference(&self.routes(link, RTPROT_KERNEL)?).count();
+            if left < missing {
+                missing = left;
+                deadline = Instant::now() + ROUTED_WITHIN;
+            }
+            if missing == 0 || Instant::now() >= deadline {
+                return Ok(());
+            }
+            sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// Creates the link where there is none, and makes it ready for what it is to hold.
     pub(super) fn create_link(&mut self) -> Outcome {
-        let outcome = self.try_create_link();
+        let mut outcome = self.try_create_link();
+        if outcome == Outcome::Done && self.vip_mode == VipMode::Route {
+            outcome = match self.family {
+                IpFamily::V4 => self.anchor(),
+                IpFamily::V6 => self.set_link_up(),
+            };
+        }
         self.is_link_refused = outcome != Outcome::Done;
         outcome
     }
@@ -147,6 +253,56 @@ impl Addresses {
                 &refusal,
                 "try `ip link add kube-ipvs0 type dummy` by hand",
             )),
+        }
+    }
+
+    fn anchor(&mut self) -> Outcome {
+        let index = match self.link() {
+            Ok(Some(link)) => link.index,
+            Ok(None) => return self.without_link(&Op::CreateLink),
+            Err(error) => return unsent(&error),
+        };
+        let mut batch = Batch::new();
+        push(&mut batch, RTM_NEWADDR, ANCHOR, 32, IFA_F_PERMANENT, index);
+        match self
+            .connection
+            .execute(&batch)
+            .map(|mut replies| replies.pop())
+        {
+            Ok(Some(reply)) => outcome(&Op::BindAddress(ANCHOR), reply),
+            Ok(None) => Outcome::Unknown,
+            Err(error) => unsent(&error),
+        }
+    }
+
+    fn set_link_up(&mut self) -> Outcome {
+        let mut batch = Batch::new();
+        // Not even a link-local address; a kernel that cannot do without gives it one, which hurts nobody.
+        batch.push(RTM_SETLINK, 0, |message| {
+            by_name(message);
+            message.nest(IFLA_AF_SPEC, |families| {
+                families.nest(u16::from(AF_INET6), |six| {
+                    six.attr_u8(IFLA_INET6_ADDR_GEN_MODE, IN6_ADDR_GEN_MODE_NONE);
+                });
+            });
+        });
+        batch.push(RTM_SETLINK, 0, |message| {
+            let [a, b, c, d] = IFF_UP.to_ne_bytes();
+            // The flags, and which of them count.
+            message.bytes(&[0, 0, 0, 0, 0, 0, 0, 0, a, b, c, d, a, b, c, d]);
+            message.attr_str(IFLA_IFNAME, LINK);
+        });
+        match self
+            .connection
+            .execute(&batch)
+            .map(|mut replies| replies.pop())
+        {
+            Ok(Some(Reply::Done)) => Outcome::Done,
+            Ok(Some(Reply::Refused(refusal))) => {
+                refused(said(&refusal, "try `ip link set kube-ipvs0 up` by hand"))
+            }
+            Ok(Some(Reply::Unknown) | None) => Outcome::Unknown,
+            Err(error) => unsent(&error),
         }
     }
 
@@ -184,13 +340,32 @@ impl Addresses {
     /// Binds and unbinds.
     pub(super) fn apply(&mut self, run: &[Op]) -> Vec<Outcome> {
         let index = match self.link() {
-            Ok(Some(index)) => index,
+            Ok(Some(link)) => link.index,
             Ok(None) => return run.iter().map(|op| self.without_link(op)).collect(),
             Err(error) => return run.iter().map(|_| unsent(&error)).collect(),
         };
+        let is_route = self.vip_mode == VipMode::Route;
+        let gives_up_routes =
+            !is_route && run.iter().any(|op| matches!(op, Op::UnbindOtherwise(_)));
+        if gives_up_routes
+            && self.family == IpFamily::V6
+            && let Err(error) = self.await_kernel_routes(index)
+        {
+            return run.iter().map(|_| unsent(&error)).collect();
+        }
         let mut batch = Batch::new();
         for op in run {
             match op {
+                Op::BindAddress(address) if is_route => {
+                    // Beside an address, whose own route has the same destination.
+                    push_route(&mut batch, RTM_NEWROUTE, NLM_F_CREATE, *address, index);
+                }
+                Op::UnbindAddress(address) if is_route => {
+                    push_route(&mut batch, RTM_DELROUTE, 0, *address, index);
+                }
+                Op::UnbindOtherwise(address) if !is_route => {
+                    push_route(&mut batch, RTM_DELROUTE, 0, *address, index);
+                }
                 Op::BindAddress(address) => {
                     let flags = match address {
                         IpAddr::V4(_) => IFA_F_PERMANENT,
@@ -199,13 +374,16 @@ impl Addresses {
                     let prefix = full_prefix(*address);
                     push(&mut batch, RTM_NEWADDR, *address, prefix, flags, index);
                 }
-                Op::UnbindAddress(address) => {
+                Op::UnbindAddress(address) | Op::UnbindOtherwise(address) => {
                     let foreign = self.foreign_prefixes.get(address).copied();
                     let prefix = foreign.unwrap_or_else(|| full_prefix(*address));
                     push(&mut batch, RTM_DELADDR, *address, prefix, 0, index);
                 }
                 _ => {}
             }
+        }
+        if gives_up_routes && self.is_anchored {
+            push(&mut batch, RTM_DELADDR, ANCHOR, 32, 0, index);
         }
         match self.connection.execute(&batch) {
             Ok(replies) => run
@@ -219,7 +397,7 @@ impl Addresses {
 
     fn without_link(&self, op: &Op) -> Outcome {
         match op {
-            Op::UnbindAddress(_) => Outcome::Done,
+            Op::UnbindAddress(_) | Op::UnbindOtherwise(_) => Outcome::Done,
             _ if self.is_link_refused => {
                 refused("ENODEV, there is no link kube-ipvs0; it could not be made".to_owned())
             }
@@ -227,8 +405,8 @@ impl Addresses {
         }
     }
 
-    /// The number of the link, if it exists.
-    fn link(&mut self) -> Result<Option<u32>, Error> {
+    /// The link, if it exists.
+    fn link(&mut self) -> Result<Option<Link>, Error> {
         let answer = self.connection.request(RTM_GETLINK, 0, by_name);
         let answer = match answer {
             Err(Error::Refused(Refusal {
@@ -237,12 +415,15 @@ impl Addresses {
             })) => return Ok(None),
             answer => answer?,
         };
-        let index = answer.iter().next().map(|(_, payload)| match payload {
-            [_, _, _, _, index @ ..] => word(index),
+        let link = answer.iter().next().map(|(_, payload)| match payload {
+            [_, _, _, _, index @ ..] => Some(Link {
+                index: word(index)?,
+                is_up: word(index.get(4..)?)? & IFF_UP != 0,
+            }),
             _ => None,
         });
-        match index {
-            Some(Some(index)) => Ok(Some(index)),
+        match link {
+            Some(Some(link)) => Ok(Some(link)),
             Some(None) => Err(short(IFINFOMSG, 0).into()),
             None => Err(Error::LostReply),
         }
@@ -308,7 +489,11 @@ fn push(batch: &mut Batch, kind: u16, address: IpAddr, prefix: u8, flags: u8, in
         0
     };
     batch.push(kind, request, |message| {
-        message.bytes(&ifaddrmsg(IpFamily::of(address), prefix, flags, index));
+        let mut header = ifaddrmsg(IpFamily::of(address), prefix, flags, index);
+        if address.is_loopback() {
+            header[3] = RT_SCOPE_HOST;
+        }
+        message.bytes(&header);
         for attribute in [IFA_LOCAL, IFA_ADDRESS] {
             match address {
                 IpAddr::V4(v4) => message.attr(attribute, &v4.octets()),
@@ -318,11 +503,75 @@ fn push(batch: &mut Batch, kind: u16, address: IpAddr, prefix: u8, flags: u8, in
     });
 }
 
-fn ifaddrmsg(family: IpFamily, prefix: u8, flags: u8, index: u32) -> [u8; IFADDRMSG] {
-    let family = match family {
-        IpFamily::V4 => 2,
-        IpFamily::V6 => 10,
+fn push_route(batch: &mut Batch, kind: u16, request: u16, address: IpAddr, index: u32) {
+    // Within scope host the kernel asks for no link that is up; IPv6 has no scopes.
+    let scope = if address.is_ipv4() { RT_SCOPE_HOST } else { 0 };
+    let header = rtmsg(IpFamily::of(address), full_prefix(address), PROTOCOL, scope);
+    batch.push(kind, request, |message| {
+        message.bytes(&header);
+        match address {
+            IpAddr::V4(v4) => message.attr(RTA_DST, &v4.octets()),
+            IpAddr::V6(v6) => message.attr(RTA_DST, &v6.octets()),
+        }
+        message.attr_u32(RTA_OIF, index);
+    });
+}
+
+fn rtmsg(family: IpFamily, prefix: u8, protocol: u8, scope: u8) -> [u8; RTMSG] {
+    let family = family_number(family);
+    [
+        family,
+        prefix,
+        0,
+        0,
+        RT_TABLE_LOCAL,
+        protocol,
+        scope,
+        RTN_LOCAL,
+        0,
+        0,
+        0,
+        0,
+    ]
+}
+
+/// The address in an answer to `RTM_GETROUTE`, if it is a local route of this protocol on this link.
+fn route(
+    payload: &[u8],
+    family: IpFamily,
+    protocol: u8,
+    link: u32,
+) -> Result<Option<IpAddr>, Malformed> {
+    let Some([found, prefix, _, _, table, by, _, kind]) = payload.first_chunk() else {
+        return Err(short(RTMSG, payload.len()));
     };
+    let (mut address, mut index) = (None, None);
+    for attribute in Attributes::after(RTMSG, payload)? {
+        let attribute = attribute?;
+        match attribute.kind {
+            RTA_DST if attribute.payload.len() == 4 => {
+                address = Some(attribute.array::<4>()?.into());
+            }
+            RTA_DST => address = Some(attribute.array::<16>()?.into()),
+            RTA_OIF => index = Some(attribute.u32()?),
+            _ => {}
+        }
+    }
+    let is_one = (*found, *table, *by, *kind)
+        == (family_number(family), RT_TABLE_LOCAL, protocol, RTN_LOCAL)
+        && index == Some(link);
+    Ok(address.filter(|address| is_one && *prefix == full_prefix(*address)))
+}
+
+fn family_number(family: IpFamily) -> u8 {
+    match family {
+        IpFamily::V4 => AF_INET,
+        IpFamily::V6 => AF_INET6,
+    }
+}
+
+fn ifaddrmsg(family: IpFamily, prefix: u8, flags: u8, index: u32) -> [u8; IFADDRMSG] {
+    let family = family_number(family);
     let [a, b, c, d] = index.to_ne_bytes();
     [family, prefix, flags, 0, a, b, c, d]
 }
@@ -335,7 +584,14 @@ fn outcome(op: &Op, reply: Reply) -> Outcome {
     };
     match (op, refusal.errno) {
         (Op::BindAddress(_), libc::EEXIST)
-        | (Op::UnbindAddress(_), libc::EADDRNOTAVAIL | libc::ENODEV) => Outcome::Done,
+        | (
+            Op::UnbindAddress(_) | Op::UnbindOtherwise(_),
+            libc::EADDRNOTAVAIL | libc::ESRCH | libc::ENODEV,
+        ) => Outcome::Done,
+        (_, libc::ENETDOWN) => surprise(said(
+            &refusal,
+            "the link kube-ipvs0 is down; it is set up again",
+        )),
         (_, libc::ENODEV) => surprise(said(
             &refusal,
             "the link kube-ipvs0 is gone; it is made again",
@@ -432,7 +688,7 @@ mod tests {
     proptest! {
         #[test]
         fn foreign_bytes_never_panic(payload in proptest::collection::vec(any::<u8>(), 0..64)) {
-            let _ = (Held::decode(&payload), kind(&payload));
+            let _ = (Held::decode(&payload), kind(&payload), route(&payload, IpFamily::V4, PROTOCOL, 7));
         }
     }
 }

@@ -76,6 +76,7 @@ impl Remains {
             Ok(there) => {
                 found.has_link = there.has_link;
                 found.bound = there.bound;
+                found.bound_otherwise = there.bound_otherwise;
                 found.interface_addresses = there.others;
             }
             Err(error) => {
@@ -217,10 +218,17 @@ fn remove_link(families: &[Remains], cleanup: &mut Cleanup) {
     match removed {
         Ok(None) => {}
         Ok(Some(kind)) if kind == "dummy" => {
-            let bound: usize = families.iter().map(|family| family.found.bound.len()).sum();
+            let bound = families.iter().map(|family| {
+                let Snapshot {
+                    bound,
+                    bound_otherwise,
+                    ..
+                } = &family.found;
+                bound.union(bound_otherwise).count()
+            });
             cleanup.removed.push(format!(
                 "link kube-ipvs0 with {}",
-                many(bound, "service address")
+                many(bound.sum(), "service address")
             ));
         }
         Ok(Some(kind)) => {
@@ -237,7 +245,7 @@ fn remove_link(families: &[Remains], cleanup: &mut Cleanup) {
     }
 }
 
-/// From a link that stays, takes away the addresses that a set says were bound to it.
+/// From a link that stays, takes away the addresses that a set says were bound to it, and the routes, which say it themselves.
 fn unbind(families: &[Remains], cleanup: &mut Cleanup) {
     for Remains { family, found, .. } in families {
         let bound = |address: &std::net::IpAddr| {
@@ -245,7 +253,11 @@ fn unbind(families: &[Remains], cleanup: &mut Cleanup) {
             set.is_some_and(|set| set.contains(&Member::Address(*address)))
         };
         let ours = found.bound.iter().copied().filter(bound);
-        let ops: Vec<Op> = ours.map(Op::UnbindAddress).collect();
+        let routes = found.bound_otherwise.iter().copied();
+        let ops: Vec<Op> = ours
+            .map(Op::UnbindAddress)
+            .chain(routes.map(Op::UnbindOtherwise))
+            .collect();
         match Addresses::open(*family).and_then(|mut addresses| {
             // A dump also learns with which prefix lengths they are there.
             addresses.dump()?;

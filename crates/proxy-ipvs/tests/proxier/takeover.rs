@@ -137,3 +137,81 @@ fn leftovers_that_no_rule_leads_to_do_not_hold_up_the_rules() {
         ]
     );
 }
+
+/// A node that a run with the other `--ipvs-vip-mode` has programmed.
+fn bound_otherwise() -> World {
+    let kernel = FakeKernel::new(IpFamily::V4, &[ip("192.168.99.10")]);
+    let mut world = World::with(Config::default(), kernel);
+    for (at, address) in [("default/web", "10.96.0.10"), ("default/old", "10.96.0.11")] {
+        world.service(service(at, address, 80));
+        world.slice(slice(at, &PAIR));
+    }
+    let mut world = world.listed();
+    world.sync();
+    world.work();
+    {
+        let snapshot = &mut world.kernel.state().snapshot;
+        snapshot.bound_otherwise = std::mem::take(&mut snapshot.bound);
+    }
+    let mut world = world.restarted(Config::default());
+    world.service(service("default/web", "10.96.0.10", 80));
+    world.slice(slice("default/web", &PAIR));
+    world
+}
+
+#[test]
+fn the_other_vip_mode_serves_until_this_one_does() {
+    let mut world = bound_otherwise().listed();
+    let report = world.sync();
+    assert_eq!((report.pending, report.failures.len()), (0, 0));
+    let order = world.written();
+    let otherwise =
+        |ip: &str| format!("unbind {ip} from kube-ipvs0 as the other --ipvs-vip-mode has bound it");
+    assert_eq!(
+        order[..4],
+        [
+            "bind 10.96.0.10 to kube-ipvs0".to_owned(),
+            otherwise("10.96.0.10"),
+            otherwise("10.96.0.11"),
+            // Its address on the link, in whichever form, says that it is ours.
+            "remove virtual server 10.96.0.11:80/TCP".to_owned(),
+        ]
+    );
+    world.resync();
+    assert_eq!((world.sync().written, world.written().len()), (0, 0));
+}
+
+#[test]
+fn an_address_that_cannot_be_bound_anew_stays_as_it_is() {
+    let mut world = bound_otherwise().listed();
+    let bind = "bind 10.96.0.10 to kube-ipvs0";
+    let refusal = (bind.to_owned(), "no".to_owned());
+    world.kernel.state().refusals.extend([refusal]);
+    assert!(world.sync().pending > 0);
+    let there = |world: &World| {
+        let state = world.kernel.state();
+        let (bound, otherwise) = (&state.snapshot.bound, &state.snapshot.bound_otherwise);
+        (
+            bound.len(),
+            otherwise.contains(&ip("10.96.0.10")),
+            otherwise.len(),
+        )
+    };
+    assert_eq!(there(&world), (0, true, 1));
+    world.kernel.state().refusals.clear();
+    world.wait(std::time::Duration::from_mins(1));
+    assert_eq!(world.sync().pending, 0);
+    assert_eq!(there(&world), (1, false, 0));
+}
+
+#[test]
+fn while_not_all_is_known_nothing_of_the_other_vip_mode_goes() {
+    let mut world = bound_otherwise();
+    world.sync();
+    let order = world.written();
+    position(&order, "bind 10.96.0.10 ");
+    assert!(
+        !order.iter().any(|op| op.starts_with("unbind ")),
+        "{order:#?}"
+    );
+}

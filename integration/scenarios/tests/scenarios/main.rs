@@ -11,6 +11,8 @@ mod manifests;
 mod nft;
 mod refusals;
 mod restart;
+mod shim;
+mod vip_mode;
 mod ways_in;
 mod wrong;
 
@@ -36,12 +38,14 @@ fn main() {
     let stories: &[Story] = stories! {
         // The first one, as it needs a kernel that has never loaded IPVS.
         refusals: no_ip_vs if is_ip_vs_loadable(), no_rights, unknown_flag, no_folder, no_kubeconfig;
-        ways_in: over_tcp, over_udp, over_sctp, several_ports, session_affinity, an_address_of_the_node_itself, other_objects_are_left_out;
+        ways_in: over_tcp, over_udp, over_sctp, by_routes_over_tcp, by_routes_over_udp, several_ports, session_affinity, an_address_of_the_node_itself, other_objects_are_left_out;
         manifests: added_edited_deleted, renamed_into_place, a_broken_file_keeps_what_it_held, broken_at_the_start;
         api: streamed_lists, paged_lists, away_at_the_start, away_for_a_while, nonsense;
         restart: nothing_is_written_and_connections_live;
+        shim: one_follows_the_other_under_traffic;
         foreign: what_is_not_ours_stays;
         drift: damage_is_repaired;
+        vip_mode: it_changes_under_open_connections, strict_arp_holds_for_routes;
         addresses: node_ports_follow;
         drain: an_open_connection_is_served_to_its_end, udp_moves_at_once, no_question_is_lost_by_changes;
         conflicts: the_older_service_wins;

@@ -31,14 +31,26 @@ pub(crate) fn over_sctp(c: &mut Cluster) -> Outcome {
     every_way_in(c, Transport::Sctp, sctp(80, 8080))
 }
 
+pub(crate) fn by_routes_over_tcp(c: &mut Cluster) -> Outcome {
+    every_way_in_with(c, &["--ipvs-vip-mode=route"], Transport::Tcp, tcp(80, 8080))
+}
+
+pub(crate) fn by_routes_over_udp(c: &mut Cluster) -> Outcome {
+    every_way_in_with(c, &["--ipvs-vip-mode=route"], Transport::Udp, udp(80, 8080))
+}
+
 fn every_way_in(c: &mut Cluster, transport: Transport, port: Port) -> Outcome {
+    every_way_in_with(c, &[], transport, port)
+}
+
+fn every_way_in_with(c: &mut Cluster, flags: &[&str], transport: Transport, port: Port) -> Outcome {
     let web = Service::new("web", "10.96.0.10 fd96::10")
         .port(port.node_port(30080))
         .external("192.0.2.20 2001:db8::20")
         .ingress("192.0.2.10 2001:db8::10")
         .endpoints(ENDPOINTS);
     c.apply(&web)?;
-    c.start(&[])?;
+    c.start(flags)?;
     c.until_served(&web)?;
     for (to, keeps_pods) in WAYS_IN {
         for from in [&c.client, &c.near, &*c.node1, &c.outside] {
