@@ -86,7 +86,7 @@ pub(crate) fn one_follows_the_other_under_traffic(c: &mut Cluster) -> Outcome {
 
 fn change(c: &mut Cluster, upstream: &str) -> Outcome {
     let rules = with_backend("iptables-$backend-save; ip6tables-$backend-save");
-    for _ in 0..3 {
+    for _ in 0..2 {
         c.stop()?;
         c.start(&[LEAN])?;
         let lean = c.state()?;
