@@ -132,7 +132,7 @@ fn measure(cell: &str, into: Option<&Path>) -> Result<()> {
 
 /// Prints the block for a README, or puts it there with the whole report beside it.
 fn readme(json: &Path, into: Option<&Path>, folder: &str) -> Result<()> {
-    let report = read(json)?;
+    let mut report = read(json)?;
     let block = report::readme(&report, folder);
     let Some(into) = into else {
         print!("{block}");
@@ -145,10 +145,15 @@ fn readme(json: &Path, into: Option<&Path>, folder: &str) -> Result<()> {
     let folder = into.parent().unwrap_or(Path::new("")).join(folder);
     std::fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
     report::draw(&report, &folder)?;
-    let copy = folder.join("report.json");
-    if copy.canonicalize().ok() != json.canonicalize().ok() {
-        std::fs::copy(json, &copy).with_context(|| copy.display().to_string())?;
+    // Where the programs lay is nobody's business.
+    for one in &mut report.measurements {
+        if let SubjectKind::KubeProxy { path, .. } = &mut one.cell.subject.kind {
+            *path = path.file_name().unwrap_or_default().into();
+        }
     }
+    let copy = folder.join("report.json");
+    let text_of_all = serde_json::to_vec_pretty(&report)?;
+    std::fs::write(&copy, text_of_all).with_context(|| copy.display().to_string())?;
     std::fs::write(into, text).with_context(name)
 }
 

@@ -87,7 +87,7 @@ impl Plan<'_> {
                         .iter()
                         .any(|cell| cell.axis == axis && cell.subject.kind == subject.kind);
                 let is_wanted = if is_counting {
-                    counts(axis, &subject.kind) && (!self.sizes.is_empty() || is_worth(axis, size))
+                    counts(axis, &subject.kind) && (self.is_full || is_worth(points, axis, size))
                 } else {
                     has(axis, &subject.kind)
                 };
@@ -163,9 +163,14 @@ impl Plan<'_> {
     }
 }
 
-/// Whether counting says something at a size that it does not say at another.
-fn is_worth(axis: Axis, size: Size) -> bool {
-    size.endpoints == 2 && (size.services == MANY || (axis == Axis::Change && size.services == 100))
+/// Whether counting says something at a size that it does not say at others: the largest, and of changes the smallest, too,
+/// as they are to be the same.
+fn is_worth(points: &[(Size, Axis)], axis: Axis, size: Size) -> bool {
+    let of_axis = points
+        .iter()
+        .filter(|point| point.1 == axis && point.0.services <= MANY && point.0.endpoints <= 2)
+        .map(|point| point.0);
+    of_axis.clone().max() == Some(size) || (axis == Axis::Change && of_axis.min() == Some(size))
 }
 
 /// Whether a subject is measured on an axis.
@@ -262,6 +267,8 @@ mod tests {
             "change@50000x2",
         ];
         assert_eq!(points(&cells), wanted);
+        let counted: Vec<Cell> = cells.into_iter().filter(|cell| cell.is_counting).collect();
+        assert_eq!(points(&counted), ["cold@100x2"]);
         assert!("cold@".parse::<Asked>().is_err() && "warm".parse::<Asked>().is_err());
     }
 

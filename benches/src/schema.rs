@@ -238,7 +238,8 @@ pub(crate) enum Outcome {
     Measured(Box<Measured>),
     /// Not done within the time limit: a result, "over N s".
     Over {
-        /// The limit.
+        /// The limit; in JSON by another name than the cell's, which it stands beside.
+        #[serde(rename = "over_s")]
         limit_s: u64,
         /// What was there by then.
         reached: String,
@@ -403,4 +404,58 @@ pub(crate) struct About {
     pub(crate) is_full: bool,
     /// Subjects, in the order of the columns.
     pub(crate) subjects: Vec<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_outcome_is_read_as_it_was_written() {
+        let text = || "why".to_owned();
+        let measured = Measured {
+            wall_s: Some(1.0),
+            counts: Some(Counts::default()),
+            state: Some(State::default()),
+            ..Measured::default()
+        };
+        let outcomes = [
+            Outcome::Measured(Box::new(measured)),
+            Outcome::Over {
+                limit_s: 120,
+                reached: text(),
+            },
+            Outcome::Wrong {
+                differences: text(),
+            },
+            Outcome::Failed { why: text() },
+            Outcome::Skipped { why: text() },
+        ];
+        for outcome in outcomes {
+            let one = Measurement {
+                cell: Cell {
+                    axis: Axis::Cold,
+                    subject: Subject {
+                        name: "ours".into(),
+                        kind: SubjectKind::KubeProxy {
+                            path: "kube-proxy".into(),
+                            mode: Mode::Ipvs,
+                            flags: vec![LEAN.into()],
+                            is_ours: true,
+                        },
+                    },
+                    size: "100".parse().unwrap(),
+                    repeat: 0,
+                    is_counting: false,
+                    limit_s: 60,
+                    changes: 1,
+                    idle_s: 1,
+                },
+                outcome,
+                took_s: 2.0,
+            };
+            let text = serde_json::to_string(&one).unwrap();
+            assert_eq!(serde_json::from_str::<Measurement>(&text).unwrap(), one);
+        }
+    }
 }

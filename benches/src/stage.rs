@@ -136,9 +136,9 @@ impl Stage {
             } => {
                 let mut command = if self.cell.is_counting {
                     let mut command = self.node.command("strace");
-                    // Everything that is sent, whole.
+                    // -D: the child is the subject, which signals are for. Everything that is sent, whole.
                     command
-                        .args(["-f", "-qq", "-s", "1000000", "-o"])
+                        .args(["-D", "-f", "-qq", "-s", "1000000", "-o"])
                         .arg(self.trace());
                     command.arg(path);
                     command

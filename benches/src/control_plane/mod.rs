@@ -127,12 +127,13 @@ fn parts(log: &str, measured: &mut Measured) {
 /// Waits until strace has nothing more to write, and counts what it wrote from a byte of its file on.
 fn counted(stage: &Stage, from: u64) -> Result<crate::schema::Counts> {
     let trace = stage.trace();
-    let length = || fs::metadata(&trace).map(|file| file.len());
-    let (mut before, mut since) = (length()?, Instant::now());
+    // It may not have begun to write yet.
+    let length = || fs::metadata(&trace).map_or(0, |file| file.len());
+    let (mut before, mut since) = (length(), Instant::now());
     let deadline = Instant::now() + stage.limit();
-    while since.elapsed() < CALM && Instant::now() < deadline {
+    while (before == 0 || since.elapsed() < CALM) && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(200));
-        let now = length()?;
+        let now = length();
         // An idle daemon's timers write a line now and then.
         if now > before + 2_000 {
             (before, since) = (now, Instant::now());

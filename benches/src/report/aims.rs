@@ -3,7 +3,7 @@
 use super::axes::{SHARE, SHOWN, last};
 use super::point::{Metric, Unit, cell};
 use super::table::{self, short};
-use crate::schema::{Axis, Outcome, Report, Size};
+use crate::schema::{Axis, Cell, Counts, Outcome, Report, Size};
 
 /// One aim: what it says, its figure, and whether it is met; no figure if this run does not have it.
 struct Aim {
@@ -68,6 +68,7 @@ fn aims(report: &Report) -> Vec<Aim> {
     };
     let lean = ["ipvs-lean", "ipvs"].into_iter().find_map(least);
     let requests = |axis: Axis, subject: &str| of(axis, SHARE, subject, "10000");
+    let started_when_idle = of(Axis::Idle, "processes started", "ipvs", "10000");
     let aim = |text, figure| Aim { text, figure };
     vec![
         aim(
@@ -98,7 +99,18 @@ fn aims(report: &Report) -> Vec<Aim> {
             "One endpoint changed at 50,000: median below 2 ms, the API's part included",
             below(change("median", "50000"), "ms", 2.0),
         ),
+        aim(
+            "One endpoint replaced by another: one message for each that comes and each that goes",
+            writes_for_change(report),
+        ),
         aim("Restart on a programmed kernel: no write", writes(report)),
+        aim(
+            "Idle at 10,000 × 2: at most the read-back of each family and resync period (30 s)",
+            started_when_idle.map(|count| {
+                let figure = format!("{} processes or threads per min", short(count));
+                (figure, count <= 4.0)
+            }),
+        ),
         aim(
             "Peak memory at 10,000 × 50: below 60 MB",
             below(
@@ -157,19 +169,27 @@ fn first_packet(of: fn(&crate::schema::Measured) -> Option<f64>) -> Metric {
 
 /// The netlink messages that write, of our IPVS mode, at the largest restart that was counted.
 fn writes(report: &Report) -> Option<(String, bool)> {
-    let restarts = report.measurements.iter().filter(|one| {
-        one.cell.axis == Axis::Restart && one.cell.is_counting && one.cell.subject.name == "ipvs"
+    let (_, counts) = counted(report, Axis::Restart)?;
+    let (writes, all) = (counts.netlink_writes, counts.netlink_messages);
+    Some((format!("{writes} of {all} messages"), writes == 0))
+}
+
+/// Those for each endpoint that was replaced.
+fn writes_for_change(report: &Report) -> Option<(String, bool)> {
+    let (cell, counts) = counted(report, Axis::Change)?;
+    let writes = f64::from(u32::try_from(counts.netlink_writes).ok()?) / f64::from(cell.changes);
+    // One in a hundred endpoints is local, and has an entry of its own.
+    Some((format!("{} messages", short(writes)), writes <= 2.05))
+}
+
+/// What our IPVS mode did on an axis at the largest size that was counted.
+fn counted(report: &Report, axis: Axis) -> Option<(&Cell, &Counts)> {
+    let ours = report.measurements.iter().filter(|one| {
+        one.cell.axis == axis && one.cell.is_counting && one.cell.subject.name == "ipvs"
     });
-    let counted = restarts.filter_map(|one| match &one.outcome {
-        Outcome::Measured(measured) => Some((one.cell.size, measured.counts.as_ref()?)),
+    ours.filter_map(|one| match &one.outcome {
+        Outcome::Measured(measured) => Some((&one.cell, measured.counts.as_ref()?)),
         _ => None,
-    });
-    let (_, counts) = counted.max_by_key(|(size, _)| size.services)?;
-    Some((
-        format!(
-            "{} of {} messages",
-            counts.netlink_writes, counts.netlink_messages
-        ),
-        counts.netlink_writes == 0,
-    ))
+    })
+    .max_by_key(|(cell, _)| cell.size.services)
 }

@@ -10,11 +10,12 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow};
-use proxy::{Mode as _, Model};
+use proxy::{IpFamily, Mode as _, Model};
 use proxy_ipvs::{Op, Plan};
 use serde::Serialize;
 
 use crate::flags::Options;
+use crate::mode::Kernels;
 use crate::{mode, run, source, sysctl};
 
 /// How long the first lists may take.
@@ -83,7 +84,7 @@ async fn look(options: &Options) -> Result<Answer> {
         changes.push(Change::setting(write));
     }
     counted.insert("node".to_owned(), changes.len());
-    let mut model = Model::new();
+    let mut model = Model::of_node(&options.node_name);
     tokio::time::timeout(PATIENCE, run::gather(&mut events, &mut model, options))
         .await
         .with_context(|| {
@@ -99,15 +100,47 @@ async fn look(options: &Options) -> Result<Answer> {
         );
     }
     let told = model.take_changes();
-    for mut proxier in kernels.into_proxiers(options, &model) {
-        let (family, now) = (proxier.family(), Instant::now());
-        proxier.update(&model, &told);
-        let failed = |failure| anyhow!("{family}: {failure}");
-        proxier.resync(&model, now).await.map_err(failed)?;
-        let plans = proxier.preview(now).await.map_err(failed)?;
-        let of = family.to_string();
-        changes.extend(plans.iter().flat_map(|plan| plan_changes(&of, plan)));
-        counted.insert(of, plans.iter().map(|plan| plan.ops.len()).sum());
+    let failed = |family: IpFamily| move |failure| anyhow!("{family}: {failure}");
+    let now = Instant::now();
+    match kernels {
+        Kernels::Ipvs(kernels) => {
+            for mut proxier in kernels.into_proxiers(options, &model) {
+                let family = proxier.family();
+                proxier.update(&model, &told);
+                let resynced = proxier.resync(&model, now).await;
+                resynced.map_err(failed(family))?;
+                let plans = proxier.preview(now).await.map_err(failed(family))?;
+                let of = family.to_string();
+                changes.extend(plans.iter().flat_map(|plan| plan_changes(&of, plan)));
+                counted.insert(of, plans.iter().map(|plan| plan.ops.len()).sum());
+            }
+        }
+        Kernels::Iptables(kernels) => {
+            let used = kernels.iptables();
+            for mut proxier in kernels.into_proxiers(options, &model) {
+                let family = proxier.family();
+                proxier.update(&model, &told);
+                let resynced = proxier.resync(&model, now).await;
+                resynced.map_err(failed(family))?;
+                let plans = proxier.preview(now);
+                let of = family.to_string();
+                let lines = plans.iter().flat_map(proxy_iptables::Plan::lines);
+                changes.extend(lines.map(|line| rule_change(&of, line)));
+                counted.insert(of, plans.len());
+            }
+            if model.is_complete() && model.is_whole() {
+                let excluded = options.exclude_cidrs.clone();
+                let foresee = move || proxy_ipvs::foresee_beside(used, &excluded);
+                let left = tokio::task::spawn_blocking(foresee).await?;
+                *counted.entry("node".to_owned()).or_default() += left.removed.len();
+                changes.extend(
+                    left.removed
+                        .iter()
+                        .map(|line| Change::left_by_another(line)),
+                );
+                warnings.extend(left.left);
+            }
+        }
     }
     Ok(Answer {
         would_change: !changes.is_empty(),
@@ -119,33 +152,37 @@ async fn look(options: &Options) -> Result<Answer> {
 
 /// What a plan does, one change each.
 fn plan_changes(of: &str, plan: &Plan) -> Vec<Change> {
-    let of_rules = |line: String| {
-        let action = match line.split(' ').next() {
-            Some("add") => Action::Add,
-            Some("remove") => Action::Remove,
-            _ => Action::Change,
-        };
-        ("rules", action, line)
-    };
     let told = |op: &Op| match op {
         Op::WriteRules { wanted, installed } => {
             let lines = wanted.differences(installed).into_iter();
-            lines.map(of_rules).collect()
+            lines.map(|line| rule_change(of, line)).collect()
         }
         op => {
             let (kind, action) = class(op);
-            vec![(kind, action, op.to_string())]
+            vec![Change {
+                of: of.to_owned(),
+                kind,
+                action,
+                write: op.to_string(),
+            }]
         }
     };
-    let changes = plan.ops.iter().flat_map(told);
-    changes
-        .map(|(kind, action, write)| Change {
-            of: of.to_owned(),
-            kind,
-            action,
-            write,
-        })
-        .collect()
+    plan.ops.iter().flat_map(told).collect()
+}
+
+/// A change of rules, of which the first word says what is done.
+fn rule_change(of: &str, line: String) -> Change {
+    let action = match line.split(' ').next() {
+        Some("add") => Action::Add,
+        Some("remove") => Action::Remove,
+        _ => Action::Change,
+    };
+    Change {
+        of: of.to_owned(),
+        kind: "rules",
+        action,
+        write: line,
+    }
 }
 
 fn class(op: &Op) -> (&'static str, Action) {
@@ -175,6 +212,16 @@ impl Change {
             kind: "settings",
             action: Action::Change,
             write,
+        }
+    }
+
+    /// Of a line that says what would be removed.
+    fn left_by_another(line: &str) -> Self {
+        Self {
+            of: "node".to_owned(),
+            kind: "other modes",
+            action: Action::Remove,
+            write: format!("remove what another mode has left: {line}"),
         }
     }
 }

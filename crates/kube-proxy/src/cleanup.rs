@@ -8,7 +8,7 @@ use proxy_ipvs::Cleanup;
 
 use crate::flags::Options;
 
-/// Takes away all that IPVS mode and upstream's iptables mode leave in the kernel, in both IP families. Prints what was removed;
+/// Takes away all that any mode leaves in the kernel, in both IP families. Prints what was removed;
 /// what is left, with the next step, goes to standard error, and makes the exit status 1.
 pub async fn cleanup(options: &Options) -> Result<ExitCode> {
     let excluded = options.exclude_cidrs.clone();

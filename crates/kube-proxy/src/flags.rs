@@ -27,7 +27,7 @@ use crate::config::{self, Configuration, ConfigurationError, Period};
 
 pub use options::{
     Conntrack, DetectLocal, IptablesBackend, IpvsTimeouts, LogFormat, ObjectSource, Options,
-    UnusableFlag,
+    ProxyMode, UnusableFlag,
 };
 
 /// What was typed.
@@ -134,7 +134,7 @@ pub struct Flags {
     #[arg(long, value_name = "NAME=BOOL,...", value_parser = go::gate, allow_hyphen_values = true, value_delimiter = ',', action = ArgAction::Append)]
     pub feature_gates: Vec<(String, bool)>,
 
-    /// How Services are carried; this build has: ipvs
+    /// How Services are carried: ipvs or iptables
     #[arg(
         long,
         value_name = "MODE",
@@ -237,7 +237,7 @@ pub struct Flags {
     #[arg(long, value_name = "BIT", default_value = "14", value_parser = go::int, allow_hyphen_values = true)]
     pub iptables_masquerade_bit: i32,
 
-    /// Longest time between two syncs of iptables mode; no effect in ipvs mode
+    /// Longest time between two comparisons with the kernel in iptables mode; no effect in ipvs mode
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = go::duration, allow_hyphen_values = true)]
     pub iptables_sync_period: Duration,
 

@@ -15,6 +15,7 @@ mod healthz;
 mod http_server;
 pub mod iptables;
 pub mod logging;
+pub mod memory;
 pub mod metrics;
 mod mode;
 mod report;

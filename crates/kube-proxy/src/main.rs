@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use anyhow::anyhow;
 use kube_proxy::config::Change;
 use kube_proxy::flags::{self, Command, CommandLineError, Options};
-use kube_proxy::{capabilities, check, cleanup, config, iptables, logging, run};
+use kube_proxy::{capabilities, check, cleanup, config, iptables, logging, memory, run};
 use tokio::sync::mpsc;
 use tracing::{error, info, warn};
 
@@ -17,6 +17,7 @@ fn main() -> ExitCode {
         eprintln!("kube-proxy: {}", told(&error));
         return ExitCode::FAILURE;
     }
+    memory::start();
     match flags::parse(std::env::args_os()) {
         Ok(Command::Run(options)) => live(&options, ExitCode::FAILURE, follow(&options)),
         Ok(Command::Check(options, output)) => live(

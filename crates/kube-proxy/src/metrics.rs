@@ -11,6 +11,7 @@
 
 mod exposition;
 mod local_endpoints;
+mod nfacct;
 mod process;
 mod rest_client;
 mod server;
@@ -29,6 +30,7 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets, line
 use prometheus_client::registry::Registry;
 use proxy::{Changes, IpFamily, SyncReport};
 
+use crate::flags::ProxyMode;
 pub(crate) use local_endpoints::NoLocalEndpoints;
 pub(crate) use rest_client::CountRequests;
 pub(crate) use server::{PURPOSE, Pages};
@@ -48,6 +50,11 @@ pub struct Metrics {
     service_changes: Counter,
     no_local_endpoints: Family<OfPolicy, Gauge>,
     failed_restores: Family<OfFamily, Counter>,
+    failed_partial_restores: Family<OfFamily, Counter>,
+    full_sync_duration: Family<OfFamily, Histogram, Buckets>,
+    partial_sync_duration: Family<OfFamily, Histogram, Buckets>,
+    rules: Family<OfTable, Gauge>,
+    rules_written: Family<OfTable, Gauge>,
     healthz_answers: Family<OfCode, Counter>,
     livez_answers: Family<OfCode, Counter>,
     flows_duration: Family<OfFamily, Histogram, Buckets>,
@@ -73,6 +80,12 @@ struct OfFamily {
 struct OfPolicy {
     ip_family: &'static str,
     traffic_policy: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OfTable {
+    ip_family: &'static str,
+    table: &'static str,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -198,8 +211,13 @@ impl MetricConstructor<Histogram> for Buckets {
 }
 
 impl Metrics {
-    /// Nothing has happened yet.
+    /// Those of IPVS mode; nothing has happened yet.
     pub fn new() -> Self {
+        Self::of_mode(ProxyMode::Ipvs)
+    }
+
+    /// Those of a mode; nothing has happened yet.
+    pub fn of_mode(mode: ProxyMode) -> Self {
         let mut metrics = Self {
             registry: Arc::default(),
             started: SystemTime::now(),
@@ -213,6 +231,11 @@ impl Metrics {
             service_changes: Counter::default(),
             no_local_endpoints: Family::default(),
             failed_restores: Family::default(),
+            failed_partial_restores: Family::default(),
+            full_sync_duration: Family::new_with_constructor(Buckets::Sync),
+            partial_sync_duration: Family::new_with_constructor(Buckets::Sync),
+            rules: Family::default(),
+            rules_written: Family::default(),
             healthz_answers: Family::default(),
             livez_answers: Family::default(),
             flows_duration: Family::new_with_constructor(Buckets::Sync),
@@ -226,12 +249,12 @@ impl Metrics {
             check_result: Family::default(),
             check_results: Family::default(),
         };
-        metrics.registry = Arc::new(metrics.register());
+        metrics.registry = Arc::new(metrics.register(mode));
         metrics.slis = Arc::new(metrics.register_slis());
         metrics
     }
 
-    fn register(&self) -> Registry {
+    fn register(&self, mode: ProxyMode) -> Registry {
         let mut all = Rows::default();
         macro_rules! rows {
             ($($stability:ident $name:literal $field:ident $help:literal)*) => {
@@ -277,6 +300,22 @@ impl Metrics {
                 "Request size in bytes. Broken down by verb and host."
             ALPHA "rest_client_response_size_bytes" answer_size
                 "Response size in bytes. Broken down by verb and host."
+        }
+        if mode == ProxyMode::Iptables {
+            rows! {
+                ALPHA "kubeproxy_sync_full_proxy_rules_duration_seconds" full_sync_duration
+                    "SyncProxyRules latency in seconds for full resyncs"
+                ALPHA "kubeproxy_sync_partial_proxy_rules_duration_seconds" partial_sync_duration
+                    "SyncProxyRules latency in seconds for partial resyncs"
+                ALPHA "kubeproxy_sync_proxy_rules_iptables_partial_restore_failures" failed_partial_restores
+                    "Cumulative proxy iptables partial restore failures"
+                // A gauge in spite of its name.
+                ALPHA "kubeproxy_sync_proxy_rules_iptables_total" rules
+                    "Total number of iptables rules owned by kube-proxy"
+                ALPHA "kubeproxy_sync_proxy_rules_iptables_last" rules_written
+                    "Number of iptables rules written by kube-proxy in last sync"
+            }
+            all.registry.register_collector(Box::new(nfacct::Counters));
         }
         let build = Family::<Build, Gauge>::default();
         build.get_or_create(&Build::this()).set(1);
@@ -343,10 +382,29 @@ impl Metrics {
         self.sync_duration
             .get_or_create(&of)
             .observe(took.as_secs_f64());
-        let failed = report.map_or(0, |report| report.failed_restores);
-        self.failed_restores
-            .get_or_create(&of)
-            .inc_by(failed as u64);
+        let failed = report.map_or(0, |report| report.failed_restores) as u64;
+        self.failed_restores.get_or_create(&of).inc_by(failed);
+        let Some(iptables) = report.and_then(|report| report.iptables) else {
+            return;
+        };
+        let partial = self.failed_partial_restores.get_or_create_owned(&of);
+        let durations = if iptables.is_full {
+            &self.full_sync_duration
+        } else {
+            partial.inc_by(failed);
+            &self.partial_sync_duration
+        };
+        durations.get_or_create(&of).observe(took.as_secs_f64());
+        let OfFamily { ip_family } = of;
+        let tell = |metric: &Family<OfTable, Gauge>, counts: [usize; 2]| {
+            for (table, count) in ["filter", "nat"].into_iter().zip(counts) {
+                set(&metric.get_or_create(&OfTable { ip_family, table }), count);
+            }
+        };
+        tell(&self.rules, iptables.wanted);
+        if let Some(written) = iptables.written {
+            tell(&self.rules_written, written);
+        }
     }
 
     /// Everything of a family is in the kernel, with the changes that were triggered then.

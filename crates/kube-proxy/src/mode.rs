@@ -1,4 +1,8 @@
-//! The modes that this build has, by name, and how one is opened for each IP family of the node.
+//! The modes that this build has, and how one is opened for each IP family of the node.
+
+mod iptables;
+
+use std::net::IpAddr;
 
 use anyhow::{Context as _, Result};
 use netlink_batch::Worker;
@@ -6,50 +10,59 @@ use proxy::{IpFamily, Mode, Model, NodeFacts};
 use proxy_ipvs::{Backend, Config, Iptables, IptablesError, NetlinkKernel, OpenError, Proxier};
 use tracing::{info, warn};
 
-use crate::flags::{IptablesBackend, Options};
-
-/// The modes that this build has, by the names that `--proxy-mode` knows them.
-pub(crate) const MODES: [&str; 1] = [DEFAULT_MODE];
-/// The mode where none is named.
-pub(crate) const DEFAULT_MODE: &str = "ipvs";
+use crate::flags::{IptablesBackend, Options, ProxyMode};
 
 /// The kernel, opened for each family that the node has. Nothing has been read or written yet.
-pub(crate) struct Kernels {
+pub(crate) enum Kernels {
+    /// For IPVS mode.
+    Ipvs(Ipvs),
+    /// For iptables mode.
+    Iptables(iptables::Kernels),
+}
+
+/// The kernel for IPVS mode.
+pub(crate) struct Ipvs {
     iptables: Iptables,
     opened: Vec<(IpFamily, Worker<NetlinkKernel>)>,
 }
 
-/// Opens the kernel for IPVS mode. Fails if the primary family, that of `--bind-address`, cannot be served; the other one is
-/// left out then.
+/// Opens the kernel for the mode that is asked for. Fails if the primary family, that of `--bind-address`, cannot be served; the
+/// other one is left out then.
 pub(crate) async fn open(options: &Options) -> Result<Kernels> {
+    if options.mode == ProxyMode::Iptables {
+        return iptables::Kernels::open(options).map(Kernels::Iptables);
+    }
     let iptables = Iptables::choose(backend(options)).context("cannot use iptables")?;
-    let kernels = Kernels::open(options, iptables, Iptables::check, NetlinkKernel::open)?;
+    let kernels = Ipvs::open(options, iptables, Iptables::check, NetlinkKernel::open)?;
     if let Some((_, kernel)) = kernels.opened.first() {
         set_timeouts(kernel, options).await?;
     }
-    Ok(kernels)
+    Ok(Kernels::Ipvs(kernels))
 }
 
 /// Opens the kernel as [`open`] does, but only to read: nothing in it changes.
 pub(crate) fn open_to_read(options: &Options) -> Result<Kernels> {
+    if options.mode == ProxyMode::Iptables {
+        return iptables::Kernels::open_to_read(options).map(Kernels::Iptables);
+    }
     let iptables = Iptables::look(backend(options)).context("cannot use iptables")?;
-    Kernels::open(
-        options,
-        iptables,
-        Iptables::check_reading,
-        NetlinkKernel::open_to_read,
-    )
+    let check = Iptables::check_reading;
+    Ipvs::open(options, iptables, check, NetlinkKernel::open_to_read).map(Kernels::Ipvs)
 }
 
 /// Does what needs more privileges than serving, and what only a container with kernel modules in reach can: IPVS is loaded, and
-/// its time-outs are set.
+/// its time-outs are set, for its mode.
 pub(crate) async fn prepare(options: &Options) -> Result<()> {
     let wanted = options.timeouts;
     let backend = backend(options);
+    let is_ipvs = options.mode == ProxyMode::Ipvs;
     let prepared = move || {
         // iptables loads modules that its legacy backend needs when it is first used; here it may be missing.
         if let Err(error) = Iptables::choose(backend) {
             info!(reason = %error, "iptables is not prepared");
+        }
+        if !is_ipvs {
+            return Ok(());
         }
         proxy_ipvs::prepare(wanted.tcp, wanted.tcp_fin, wanted.udp)
     };
@@ -71,6 +84,8 @@ pub(crate) fn differ(one: &Options, other: &Options) -> bool {
     // Taken apart, so that an option that comes with time is thought of.
     let settings = |options: &Options| {
         let Options {
+            mode,
+            localhost_node_ports,
             source: _,
             node_name: _,
             bind_address,
@@ -106,6 +121,7 @@ pub(crate) fn differ(one: &Options, other: &Options) -> bool {
             (masquerade_all, masquerade_bit, iptables_backend, shim),
             (scheduler, exclude_cidrs, timeouts),
             (drain_timeout, sync_period, vip_mode),
+            (mode, localhost_node_ports),
         )
     };
     settings(one) != settings(other)
@@ -125,6 +141,37 @@ async fn set_timeouts(kernel: &Worker<NetlinkKernel>, options: &Options) -> Resu
 }
 
 impl Kernels {
+    /// One mode for each family, for a node of which the model may know the object.
+    pub(crate) fn into_modes(self, options: &Options, model: &Model) -> Vec<Box<dyn Mode>> {
+        match self {
+            Self::Ipvs(kernels) => kernels.into_modes(options, model),
+            Self::Iptables(kernels) => {
+                let proxiers = kernels.into_proxiers(options, model).into_iter();
+                proxiers
+                    .map(|proxier| -> Box<dyn Mode> { Box::new(proxier) })
+                    .collect()
+            }
+        }
+    }
+
+    /// The IPVS time-outs that are not as the flags say, a line each.
+    pub(crate) async fn pending_timeouts(&self, options: &Options) -> Result<Vec<String>> {
+        match self {
+            Self::Ipvs(kernels) => kernels.pending_timeouts(options).await,
+            Self::Iptables(_) => Ok(Vec::new()),
+        }
+    }
+
+    /// The iptables that rules of iptables mode are written with; `None` in IPVS mode, which clears up by itself.
+    pub(crate) fn clears_with(&self) -> Option<Iptables> {
+        match self {
+            Self::Ipvs(_) => None,
+            Self::Iptables(kernels) => Some(kernels.iptables()),
+        }
+    }
+}
+
+impl Ipvs {
     fn open(
         options: &Options,
         iptables: Iptables,
@@ -146,8 +193,7 @@ impl Kernels {
         Ok(Self { iptables, opened })
     }
 
-    /// The IPVS time-outs that are not as the flags say, a line each.
-    pub(crate) async fn pending_timeouts(&self, options: &Options) -> Result<Vec<String>> {
+    async fn pending_timeouts(&self, options: &Options) -> Result<Vec<String>> {
         let Some((_, kernel)) = self.opened.first() else {
             return Ok(Vec::new());
         };
@@ -176,8 +222,7 @@ impl Kernels {
             .collect())
     }
 
-    /// One mode for each family, for a node of which the model may know the object.
-    pub(crate) fn into_modes(self, options: &Options, model: &Model) -> Vec<Box<dyn Mode>> {
+    fn into_modes(self, options: &Options, model: &Model) -> Vec<Box<dyn Mode>> {
         let (iptables, vip_mode) = (self.iptables, options.vip_mode);
         let proxiers = self.into_proxiers(options, model).into_iter();
         proxiers
@@ -198,7 +243,7 @@ impl Kernels {
             .collect()
     }
 
-    /// The same, with their type.
+    /// One proxier for each family, for a node of which the model may know the object.
     pub(crate) fn into_proxiers(
         self,
         options: &Options,
@@ -247,19 +292,24 @@ fn served<K>(
 }
 
 fn config(options: &Options, family: IpFamily, model: &Model, random_fully: bool) -> Config {
-    let bind = options.bind_address;
     Config {
         scheduler: options.scheduler.as_str().into(),
         masquerade_all: options.masquerade_all,
         masquerade_mark: 1 << options.masquerade_bit,
         detector: options.detect_local.detector(family, model.node()),
         exclude_cidrs: options.exclude_cidrs.clone(),
-        node_ip: (!bind.is_unspecified() && IpFamily::of(bind) == family).then_some(bind),
+        node_ip: node_ip(options, family),
         sync_period: options.sync_period,
         shim: options.shim,
         drain_timeout: options.drain_timeout,
         random_fully,
     }
+}
+
+/// `--bind-address`, if it names this node's address of a family.
+fn node_ip(options: &Options, family: IpFamily) -> Option<IpAddr> {
+    let bind = options.bind_address;
+    (!bind.is_unspecified() && IpFamily::of(bind) == family).then_some(bind)
 }
 
 #[cfg(test)]

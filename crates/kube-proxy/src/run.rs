@@ -17,6 +17,7 @@ use anyhow::{Context as _, Result};
 use futures::future::FutureExt as _;
 use futures::stream::{BoxStream, StreamExt as _};
 use ipnet::IpNet;
+use iptables::Iptables;
 use proxy::{Changes, Event, Mode, Model};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
@@ -35,7 +36,7 @@ use crate::healthz::Status;
 use crate::http_server::{self, ListenError, Server};
 use crate::metrics::{Metrics, NoLocalEndpoints, Pages};
 use crate::report::Reporter;
-use crate::{healthz, metrics, mode, source, sysctl};
+use crate::{healthz, memory, metrics, mode, source, sysctl};
 
 /// How many queued events are taken in before the kernel is written, so that a flood cannot put that off for ever.
 const MAX_DRAINED: usize = 50_000;
@@ -47,6 +48,10 @@ const FIRST_REREAD: Duration = Duration::from_secs(1);
 const MAX_TRIGGERS: usize = 100_000;
 /// How often a start that still waits for its sources says so.
 const WAITING_NOTICE: Duration = Duration::from_secs(10);
+/// After so many writes at once, memory is given back.
+const MANY_WRITES: usize = 1000;
+/// How long after them, or after the kernel was read: what used the memory is to be over.
+const TRIM_DELAY: Duration = Duration::from_secs(1);
 /// How long the start waits for the own Node, as upstream.
 const NODE_PATIENCE: Duration = Duration::from_secs(30);
 
@@ -68,21 +73,25 @@ pub async fn run(options: Options, mut changed: mpsc::Receiver<Options>) -> Resu
     // Subscribed before anything is read, so that no change falls between.
     let addresses =
         AddressChanges::subscribe().context("cannot subscribe to address changes (rtnetlink)")?;
-    let mut model = Model::new();
+    let mut model = Model::of_node(&options.node_name);
     tokio::select! {
         () = gather(&mut events, &mut model, &options) => {}
         () = stop.requested() => return Ok(()),
     }
+    let predecessor = kernels.clears_with().map(|iptables| Predecessor {
+        iptables,
+        excluded: options.exclude_cidrs.clone(),
+    });
     let modes = kernels.into_modes(&options, &model);
     let families = modes.iter().map(|mode| mode.family());
     observed.status.expect(families.collect());
     observed.status.note_node(&model);
     recorder.record(events::Event::starting(&options.node_name));
-    Daemon::new(
+    let mut daemon = Daemon::new(
         options, events, addresses, model, modes, &recorder, observed,
-    )
-    .serve(stop, &mut changed)
-    .await
+    );
+    daemon.predecessor = predecessor;
+    daemon.serve(stop, &mut changed).await
 }
 
 /// What needs privileges, alone (`--init-only`): IPVS is loaded, its time-outs and the sysctls are set. No rule is written, and
@@ -166,7 +175,7 @@ impl Observed {
         let health = Arc::new(Health::new(options.sync_period));
         let needs_node = matches!(options.source, crate::flags::ObjectSource::Api { .. });
         Self {
-            metrics: Metrics::new(),
+            metrics: Metrics::of_mode(options.mode),
             status: Arc::new(Status::new(Arc::clone(&health), needs_node)),
             health,
             configz: Configz::new(&options.configuration),
@@ -184,7 +193,7 @@ impl Observed {
             servers.push((healthz::PURPOSE, started));
         }
         if let Some(at) = options.metrics_address {
-            let pages = Pages::new(self.metrics.clone(), self.configz.clone());
+            let pages = Pages::new(self.metrics.clone(), self.configz.clone(), options.mode);
             let respond = move |head: &_| pages.respond(head);
             let started = http_server::start(metrics::PURPOSE, at, is_fatal, respond);
             servers.push((metrics::PURPOSE, started));
@@ -246,6 +255,35 @@ struct Daemon {
     not_before: Instant,
     /// When the kernel is next read unasked.
     next_tick: Instant,
+    /// When memory is given back to the system.
+    trim_at: Option<Instant>,
+    /// Until it is cleared.
+    predecessor: Option<Predecessor>,
+}
+
+/// What another mode may have left in the kernel, which goes once this one serves.
+struct Predecessor {
+    iptables: Iptables,
+    excluded: Vec<IpNet>,
+}
+
+impl Predecessor {
+    async fn clear(self) {
+        let Self { iptables, excluded } = self;
+        // Blocks on the kernel and on programs.
+        let clear = move || proxy_ipvs::clean_up_beside(iptables, &excluded);
+        match tokio::task::spawn_blocking(clear).await {
+            Ok(cleanup) => {
+                for line in cleanup.removed {
+                    info!("removed what another mode had left: {line}");
+                }
+                for line in cleanup.left {
+                    warn!("left by another mode: {line}");
+                }
+            }
+            Err(error) => error!(%error, "what another mode has left stays"),
+        }
+    }
 }
 
 /// One family's mode, and what the loop keeps about it.
@@ -263,6 +301,8 @@ struct Family {
     wants_resync: bool,
     /// After a failed read: no further one before this.
     reread: Option<(Instant, Duration)>,
+    /// Whether everything has been in the kernel once.
+    has_served: bool,
 }
 
 impl Daemon {
@@ -297,6 +337,7 @@ impl Daemon {
                 mode,
                 wants_resync: true,
                 reread: None,
+                has_served: false,
             })
             .collect();
         let next_tick = now + options.sync_period;
@@ -311,6 +352,8 @@ impl Daemon {
             families,
             not_before: now,
             next_tick,
+            trim_at: None,
+            predecessor: None,
         }
     }
 
@@ -342,6 +385,10 @@ impl Daemon {
                 },
                 Some(options) = changed.recv() => self.reconfigure(options).await,
                 () = sleep_until(due) => {}
+                () = sleep_until(self.trim_at.unwrap_or(due)), if self.trim_at.is_some() => {
+                    self.trim_at = None;
+                    memory::trim();
+                }
             }
         }
     }
@@ -466,10 +513,20 @@ impl Daemon {
             family.health_checks.note(&changes);
             family.stale_flows.note(&self.model, &changes);
             family.note(&self.model, &changes);
-            family.sync(&self.model, self.options.sync_period).await;
+            let takes_changes = !changes.is_empty();
+            let period = self.options.sync_period;
+            if family.sync(&self.model, takes_changes, period).await {
+                self.trim_at = Some(Instant::now() + TRIM_DELAY);
+            }
         }
         if !changes.is_empty() {
             self.not_before = Instant::now() + self.options.min_sync_period;
+        }
+        if self.model.is_whole()
+            && self.families.iter().all(|family| family.has_served)
+            && let Some(predecessor) = self.predecessor.take()
+        {
+            predecessor.clear().await;
         }
     }
 }
@@ -492,15 +549,18 @@ impl Family {
         self.triggers.extend(triggers.take(room));
     }
 
-    async fn sync(&mut self, model: &Model, longest: Duration) {
+    /// True after what takes much memory for a while: the kernel was read, or compared, or much was written.
+    async fn sync(&mut self, model: &Model, takes_changes: bool, longest: Duration) -> bool {
         let began = Instant::now();
+        let mut is_asked = takes_changes;
         self.health
             .begin(self.mode.family(), Instant::now().into_std());
         if self.wants_resync || self.mode.needs_resync() {
             let now = Instant::now();
             if self.reread.is_some_and(|(at, _)| now < at) {
-                return;
+                return false;
             }
+            is_asked = true;
             let result = self.mode.resync(model, now.into_std()).await;
             match result {
                 Ok(()) => {
@@ -516,15 +576,18 @@ impl Family {
                     self.reporter.unreadable(&failure);
                     self.metrics
                         .synced(self.mode.family(), began.elapsed(), None);
-                    return;
+                    return true;
                 }
             }
         }
         let report = self.mode.sync(std::time::Instant::now()).await;
         self.reporter
             .synced(&report, model, Instant::now().into_std());
-        self.metrics
-            .synced(self.mode.family(), began.elapsed(), Some(&report));
+        // A piece of the check for drift, or a look at what drains, is no sync of rules.
+        if is_asked || report.written > 0 || !report.failures.is_empty() {
+            self.metrics
+                .synced(self.mode.family(), began.elapsed(), Some(&report));
+        }
         self.no_local_endpoints.tell(&self.metrics);
         if self.mode.needs_resync() {
             // The kernel was not as believed: read it again, but never in a tight circle.
@@ -533,6 +596,7 @@ impl Family {
                 Duration::from_millis(100),
             ));
         } else if !report.is_base_failing {
+            self.has_served |= report.pending == 0;
             self.health
                 .complete(self.mode.family(), Instant::now().into_std());
             self.metrics
@@ -541,6 +605,8 @@ impl Family {
             self.stale_flows.compare(model, node_ports);
             self.health_checks.update(model, node_ports).await;
         }
+        // What was neither asked for nor wrote anything was a piece of the check.
+        !takes_changes || report.written >= MANY_WRITES
     }
 }
 
@@ -591,7 +657,7 @@ mod tests {
             service: name(&format!("web{number}")),
             family: IpFamily::V4,
             ports: [].into_iter().collect(),
-            endpoints: Vec::new(),
+            endpoints: Vec::new().into(),
             change_trigger: None,
         })
     }
@@ -680,11 +746,61 @@ mod tests {
             );
             let family = daemon.families.first_mut().unwrap();
             for _ in 0..3 {
-                family.sync(&daemon.model, Duration::from_secs(1)).await;
+                family
+                    .sync(&daemon.model, false, Duration::from_secs(1))
+                    .await;
             }
             let at = |seconds| StdInstant::now() + Duration::from_secs(seconds);
             assert!(health.is_healthy(at(1)));
             assert_eq!(health.is_healthy(at(3)), !is_base_failing);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_look_that_writes_nothing_is_no_sync_of_rules() {
+        let written = |written| SyncReport {
+            written,
+            ..SyncReport::default()
+        };
+        let refused = SyncReport {
+            failures: vec![Failure {
+                object: "virtual server 10.96.0.1:80/TCP".to_owned(),
+                owner: None,
+                reason: "out of memory".to_owned(),
+            }],
+            ..SyncReport::default()
+        };
+        // The first look reads the kernel.
+        for (report, takes_changes, wanted) in [
+            (written(0), false, 1),
+            (written(0), true, 3),
+            (written(1), false, 3),
+            (refused, false, 3),
+        ] {
+            let options = options(&["--ipvs-min-sync-period=0s"]);
+            let observed = Observed::new(&options);
+            let metrics = observed.metrics.clone();
+            let mode: Box<dyn Mode> = Box::new(Same(report));
+            let (_told, received) = mpsc::channel(1);
+            let mut daemon = Daemon::new(
+                options,
+                stream(received),
+                AddressChanges::subscribe().unwrap(),
+                Model::new(),
+                vec![mode],
+                &Recorder::off(),
+                observed,
+            );
+            let family = daemon.families.first_mut().unwrap();
+            for _ in 0..3 {
+                family
+                    .sync(&daemon.model, takes_changes, Duration::from_secs(1))
+                    .await;
+            }
+            let count = format!(
+                "kubeproxy_sync_proxy_rules_duration_seconds_count{{ip_family=\"IPv4\"}} {wanted}\n"
+            );
+            assert!(metrics.classic().contains(&count), "{wanted}");
         }
     }
 

@@ -1,4 +1,4 @@
-//! The kernel settings that IPVS and connection tracking need to serve Services, as upstream sets them.
+//! The kernel settings that a mode and connection tracking need to serve Services, as upstream sets them.
 //!
 //! Written only where they differ, so that a container which may not write /proc/sys works on a node that is set up already.
 //! Never undone: others may rely on them by then.
@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use tracing::warn;
 
-use crate::flags::{Conntrack, Options};
+use crate::flags::{Conntrack, Options, ProxyMode};
 
 /// Upstream's ceiling for what `--conntrack-max-per-core` comes to on a node with many CPUs.
 const CONNTRACK_MAX: u64 = 1_048_576;
@@ -34,7 +34,9 @@ struct Facts {
     kernel: (u32, u32),
     /// CPUs that are online, also those that this process may not use.
     cpus: u64,
+    mode: ProxyMode,
     strict_arp: bool,
+    serves_localhost: bool,
     conntrack: Conntrack,
 }
 
@@ -47,9 +49,16 @@ impl Facts {
         Self {
             kernel: version(&release),
             cpus: online_cpus(),
+            mode: options.mode,
             strict_arp: options.strict_arp,
+            serves_localhost: options.serves_localhost(),
             conntrack: options.conntrack,
         }
+    }
+
+    /// A value that only IPVS mode needs.
+    fn of_ipvs(&self, value: u64) -> Option<u64> {
+        (self.mode == ProxyMode::Ipvs).then_some(value)
     }
 
     fn conntrack_max(&self) -> Option<u64> {
@@ -82,28 +91,39 @@ const fn flagged(path: &'static str, value: fn(&Facts) -> Option<u64>, off: &'st
 }
 
 /// In the order they are written. Why: see the comment of each.
-static ROWS: [Row; 14] = [
+static ROWS: [Row; 15] = [
     // Masquerading of IPVS connections is done by conntrack.
-    fixed("proc/sys/net/ipv4/vs/conntrack", |_| Some(1)),
+    fixed("proc/sys/net/ipv4/vs/conntrack", |facts| facts.of_ipvs(1)),
     // Before 5.9, a reused source port was rescheduled with one second of delay (k/k#70747); from 5.9 on the kernel's
     // own default is right (k/k#93297). Before 4.1 there is no such setting.
     fixed("proc/sys/net/ipv4/vs/conn_reuse_mode", |facts| {
-        ((4, 1) <= facts.kernel && facts.kernel < (5, 9)).then_some(0)
+        facts
+            .of_ipvs(0)
+            .filter(|_| (4, 1) <= facts.kernel && facts.kernel < (5, 9))
     }),
     // Connections to a destination that was removed end at once, instead of timing out.
-    fixed("proc/sys/net/ipv4/vs/expire_nodest_conn", |_| Some(1)),
+    fixed("proc/sys/net/ipv4/vs/expire_nodest_conn", |facts| {
+        facts.of_ipvs(1)
+    }),
     // Session affinity lets go of a destination that drains (k/k#71809).
-    fixed("proc/sys/net/ipv4/vs/expire_quiescent_template", |_| {
-        Some(1)
+    fixed("proc/sys/net/ipv4/vs/expire_quiescent_template", |facts| {
+        facts.of_ipvs(1)
     }),
     // Service traffic is forwarded to pods.
-    fixed("proc/sys/net/ipv4/ip_forward", |_| Some(1)),
+    fixed("proc/sys/net/ipv4/ip_forward", |facts| facts.of_ipvs(1)),
+    // Packets from 127.0.0.1 may leave for a pod, and answers may come back; rules keep others out (k/k#90259).
+    Row {
+        off: Some("--iptables-localhost-nodeports=false"),
+        ..fixed("proc/sys/net/ipv4/conf/all/route_localnet", |facts| {
+            facts.serves_localhost.then_some(1)
+        })
+    },
     // Answer ARP only for addresses of the interface that is asked: service addresses belong to every node.
     fixed("proc/sys/net/ipv4/conf/all/arp_ignore", |facts| {
-        facts.strict_arp.then_some(1)
+        facts.of_ipvs(1).filter(|_| facts.strict_arp)
     }),
     fixed("proc/sys/net/ipv4/conf/all/arp_announce", |facts| {
-        facts.strict_arp.then_some(2)
+        facts.of_ipvs(2).filter(|_| facts.strict_arp)
     }),
     // Every connection to a Service has an entry; when the table is full, new ones are dropped. It is one table for all
     // network namespaces, and only the initial one may change it.
@@ -328,7 +348,9 @@ mod tests {
         let facts = Facts {
             kernel: version,
             cpus: 1,
+            mode: ProxyMode::Ipvs,
             strict_arp: false,
+            serves_localhost: false,
             conntrack: Conntrack::default(),
         };
         (root, facts)
@@ -415,7 +437,9 @@ mod tests {
             let facts = Facts {
                 kernel: (6, 1),
                 cpus,
+                mode: ProxyMode::Ipvs,
                 strict_arp: false,
+                serves_localhost: false,
                 conntrack,
             };
             assert_eq!(

@@ -49,7 +49,7 @@ fn url(server: &Server) -> String {
 fn endpoints(told: &Told, service: &str) -> Vec<String> {
     let view = told.model.view(&name(service)).unwrap();
     view.slices()
-        .flat_map(|slice| &slice.endpoints)
+        .flat_map(|slice| slice.endpoints.iter())
         .map(|endpoint| endpoint.address.to_string())
         .collect()
 }

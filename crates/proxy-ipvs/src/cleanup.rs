@@ -14,7 +14,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{self, Write as _};
 
-use crate::iptables::Backend;
+use iptables::Backend;
+
 use crate::rules::{self, Rules};
 
 /// By table: the chains of both modes, older names included.

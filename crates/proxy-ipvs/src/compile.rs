@@ -9,7 +9,7 @@ use proxy::{
 };
 
 use crate::config::Config;
-use crate::server::{Properties, RealServer, VirtualServer, VirtualServerKey};
+use crate::server::{Destinations, Properties, RealServer, VirtualServer, VirtualServerKey};
 use crate::sets::{Member, Set};
 
 /// Who wants an entry. Owners are ordered by age, then by name: of two that claim one address and port the first wins.
@@ -64,8 +64,8 @@ struct Compiler<'a> {
     properties: Properties,
     backends: Backends,
     /// Destinations for traffic that may go anywhere, and for traffic under a Local policy.
-    cluster: Arc<[RealServer]>,
-    local: Arc<[RealServer]>,
+    cluster: Destinations,
+    local: Destinations,
     fragment: Fragment,
 }
 
@@ -286,7 +286,7 @@ impl<'a> Compiler<'a> {
     }
 }
 
-fn destinations(targets: &[Target]) -> Arc<[RealServer]> {
+fn destinations(targets: &[Target]) -> Destinations {
     targets.iter().copied().map(RealServer::new).collect()
 }
 

@@ -258,7 +258,7 @@ impl State {
                 }
                 let server = VirtualServer {
                     properties: properties.clone(),
-                    destinations: Arc::new([]),
+                    destinations: [].into(),
                 };
                 self.snapshot.servers.insert(*key, server);
             }
@@ -290,11 +290,11 @@ impl State {
                 server
                     .destination(real.target)
                     .ok_or(("no such destination", true))?;
-                let edit = |there: &RealServer| {
+                let edit = |there: RealServer| {
                     if there.target == real.target {
                         *real
                     } else {
-                        *there
+                        there
                     }
                 };
                 server.destinations = server.destinations.iter().map(edit).collect();
@@ -305,7 +305,6 @@ impl State {
                     .destinations
                     .iter()
                     .filter(|real| real.target != *target)
-                    .copied()
                     .collect();
                 self.connections.remove(&(*key, *target));
             }

@@ -15,11 +15,9 @@ mod config;
 mod drain;
 mod drift;
 pub mod fake;
-mod iptables;
 mod kernel;
 mod netlink;
 mod plan;
-mod program;
 mod proxier;
 mod rules;
 mod server;
@@ -30,9 +28,11 @@ pub use compile::{Fragment, Owner, compile};
 pub use config::{Config, ShimStyle, VipMode};
 pub use iptables::{Backend, Iptables, IptablesError};
 pub use kernel::{Kernel, KernelError, Snapshot};
-pub use netlink::{Cleanup, NetlinkKernel, OpenError, clean_up, prepare};
+pub use netlink::{
+    Cleanup, NetlinkKernel, OpenError, clean_up, clean_up_beside, foresee_beside, prepare,
+};
 pub use plan::{Op, Outcome, Plan, Stage};
 pub use proxier::Proxier;
 pub use rules::{Rules, Shim, Table};
-pub use server::{Properties, RealServer, VirtualServer, VirtualServerKey};
+pub use server::{Destinations, Properties, RealServer, VirtualServer, VirtualServerKey};
 pub use sets::{Member, Set, SetKind};

@@ -24,18 +24,17 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use iptables::{Iptables, IptablesError, Program};
 use proxy::{IpFamily, Target};
 
 use crate::cleanup::{Leftovers, Place};
 use crate::config::VipMode;
-use crate::iptables::{Iptables, IptablesError};
 use crate::kernel::{Kernel, KernelError, Snapshot};
 use crate::plan::{Op, Outcome, Plan};
-use crate::program::Program;
 use crate::rules::Rules;
 use crate::server::VirtualServerKey;
 use addresses::Addresses;
-pub use cleanup::{Cleanup, clean_up};
+pub use cleanup::{Cleanup, clean_up, clean_up_beside, foresee_beside};
 use reason::refused;
 use servers::Servers;
 use sets::Sets;

@@ -15,6 +15,7 @@ use proxy::{
     ServicePortName, SyncReport, Target,
 };
 use reconcile::Table;
+use smallvec::SmallVec;
 
 use crate::cleanup::{Leftovers, Place};
 use crate::compile::{Fragment, Owner, compile};
@@ -52,7 +53,7 @@ pub struct Proxier<K: Kernel> {
     reader: Option<Worker<K>>,
     drift: Option<Drift>,
     /// Who claims entries for each Service, so that a Service that changes or goes releases what it no longer wants.
-    owners: HashMap<NamespacedName, Vec<Arc<Owner>>>,
+    owners: HashMap<NamespacedName, SmallVec<[Arc<Owner>; 1]>>,
     /// Services that lost an address and port to another, or got it back, and so have other set members now.
     disputed: Vec<NamespacedName>,
     /// With how many members each set must be able to hold; 0 for the link.
@@ -190,7 +191,7 @@ impl<K: Kernel> Proxier<K> {
             .view(name)
             .map(|view| compile(&view, &self.node, &self.node_ports, &self.config))
             .unwrap_or_default();
-        let owners: Vec<Arc<Owner>> = fragments
+        let owners: SmallVec<[Arc<Owner>; 1]> = fragments
             .iter()
             .map(|fragment| fragment.owner.clone())
             .collect();
@@ -314,7 +315,7 @@ impl<K: Kernel> Proxier<K> {
             .iter()
             .filter(|real| !self.drains.contains(key, real.target));
         let compiled = VirtualServer {
-            destinations: endpoints.copied().collect(),
+            destinations: endpoints.collect(),
             properties: wanted.properties.clone(),
         };
         Some((self.servers.owner(key)?.clone(), compiled))
@@ -328,7 +329,7 @@ impl<K: Kernel> Proxier<K> {
             .servers
             .actual(&key)
             .into_iter()
-            .flat_map(|actual| actual.destinations.iter().copied())
+            .flat_map(|actual| actual.destinations.iter())
             .filter(|real| compiled.destination(real.target).is_none())
             .filter(|_| is_drained || !self.may_delete)
             .map(|real| {
@@ -344,12 +345,8 @@ impl<K: Kernel> Proxier<K> {
         if leftovers.is_empty() {
             return compiled;
         }
-        let mut destinations: Vec<RealServer> = compiled
-            .destinations
-            .iter()
-            .copied()
-            .chain(leftovers)
-            .collect();
+        let mut destinations: Vec<RealServer> =
+            compiled.destinations.iter().chain(leftovers).collect();
         destinations.sort_unstable_by_key(|real| real.target);
         VirtualServer {
             destinations: destinations.into(),
@@ -378,7 +375,6 @@ impl<K: Kernel> Proxier<K> {
             .destinations
             .iter()
             .filter(|real| !over.contains(&real.target))
-            .copied()
             .collect();
         self.servers.amend(
             &owner,
@@ -703,8 +699,8 @@ impl<K: Kernel> Proxier<K> {
         }
         for real in wanted.destinations.iter() {
             match actual.and_then(|actual| actual.destination(real.target)) {
-                None => ops.push(Op::AddDestination(key, *real)),
-                Some(there) if there != real => ops.push(Op::SetDestination(key, *real)),
+                None => ops.push(Op::AddDestination(key, real)),
+                Some(there) if there != real => ops.push(Op::SetDestination(key, real)),
                 Some(_) => {}
             }
         }

@@ -1,7 +1,7 @@
 //! Virtual servers and real servers, as values.
 
 use std::fmt;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
 use proxy::{Protocol, Target};
@@ -54,17 +54,13 @@ pub struct VirtualServer {
     /// Scheduler, flags, persistence.
     pub properties: Properties,
     /// Sorted by target, each target once.
-    pub destinations: Arc<[RealServer]>,
+    pub destinations: Destinations,
 }
 
 impl VirtualServer {
     /// The destination at a target.
-    pub fn destination(&self, target: Target) -> Option<&RealServer> {
-        let at = self
-            .destinations
-            .binary_search_by_key(&target, |d| d.target)
-            .ok()?;
-        self.destinations.get(at)
+    pub fn destination(&self, target: Target) -> Option<RealServer> {
+        self.destinations.find(target)
     }
 }
 
@@ -76,7 +72,7 @@ pub struct RealServer {
     /// Its share of new connections; 0 while it drains. What is larger in the kernel counts as the largest here.
     pub weight: u16,
     /// Whether it is as this proxy makes them in every other respect: packets reach it by network address translation
-    /// (`ipvsadm -m`), and nothing limits its connections. There are 500,000 of these on a large node, so no more is kept.
+    /// (`ipvsadm -m`), and nothing limits its connections. No more is kept.
     pub is_plain: bool,
 }
 
@@ -94,5 +90,194 @@ impl RealServer {
     #[must_use]
     pub fn with_weight(self, weight: u16) -> Self {
         Self { weight, ..self }
+    }
+}
+
+/// The destinations of a virtual server, sorted by target. Cheap to clone: they are shared. A large node has 500,000 of them, so
+/// where all are IPv4 and differ by nothing but their address, which is the rule, each takes 4 bytes.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Destinations(Packed);
+
+#[derive(Clone, PartialEq, Eq)]
+enum Packed {
+    /// If and only if that is possible, and there is one.
+    Alike {
+        addresses: Arc<[Ipv4Addr]>,
+        port: u16,
+        weight: u16,
+        is_plain: bool,
+    },
+    Any(Arc<[RealServer]>),
+}
+
+impl Destinations {
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        match &self.0 {
+            Packed::Alike { addresses, .. } => addresses.len(),
+            Packed::Any(list) => list.len(),
+        }
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// All, by their targets.
+    pub fn iter(&self) -> impl Iterator<Item = RealServer> {
+        (0..self.len()).filter_map(|at| self.get(at))
+    }
+
+    fn get(&self, at: usize) -> Option<RealServer> {
+        match &self.0 {
+            Packed::Alike {
+                addresses,
+                port,
+                weight,
+                is_plain,
+            } => Some(RealServer {
+                target: Target {
+                    ip: IpAddr::V4(*addresses.get(at)?),
+                    port: *port,
+                },
+                weight: *weight,
+                is_plain: *is_plain,
+            }),
+            Packed::Any(list) => list.get(at).copied(),
+        }
+    }
+
+    /// The same as a list.
+    pub fn to_vec(&self) -> Vec<RealServer> {
+        self.iter().collect()
+    }
+
+    /// The one at a target.
+    fn find(&self, target: Target) -> Option<RealServer> {
+        let at = match (&self.0, target.ip) {
+            (
+                Packed::Alike {
+                    addresses, port, ..
+                },
+                IpAddr::V4(address),
+            ) if *port == target.port => addresses.binary_search(&address),
+            (Packed::Alike { .. }, _) => return None,
+            (Packed::Any(list), _) => list.binary_search_by_key(&target, |real| real.target),
+        };
+        self.get(at.ok()?)
+    }
+}
+
+impl From<&[RealServer]> for Destinations {
+    /// From a list that is sorted by target, each target once.
+    fn from(list: &[RealServer]) -> Self {
+        let any = || Packed::Any(list.into());
+        let Some(&first) = list.first() else {
+            return Self(any());
+        };
+        let address = |real: &RealServer| match real.target.ip {
+            IpAddr::V4(address) => {
+                let ip = first.target.ip;
+                let port = real.target.port;
+                let alike = RealServer {
+                    target: Target { ip, port },
+                    ..*real
+                };
+                (alike == first).then_some(address)
+            }
+            IpAddr::V6(_) => None,
+        };
+        let addresses: Option<Vec<Ipv4Addr>> = list.iter().map(address).collect();
+        Self(addresses.map_or_else(any, |addresses| Packed::Alike {
+            addresses: addresses.into(),
+            port: first.target.port,
+            weight: first.weight,
+            is_plain: first.is_plain,
+        }))
+    }
+}
+
+impl From<Vec<RealServer>> for Destinations {
+    fn from(list: Vec<RealServer>) -> Self {
+        list.as_slice().into()
+    }
+}
+
+impl<const N: usize> From<[RealServer; N]> for Destinations {
+    fn from(list: [RealServer; N]) -> Self {
+        list.as_slice().into()
+    }
+}
+
+impl FromIterator<RealServer> for Destinations {
+    fn from_iter<T: IntoIterator<Item = RealServer>>(list: T) -> Self {
+        Vec::from_iter(list).into()
+    }
+}
+
+impl fmt::Debug for Destinations {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.iter()).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn real(target: &str) -> RealServer {
+        let target: SocketAddr = target.parse().unwrap();
+        let weight = target.port() % 3;
+        RealServer {
+            target: Target {
+                ip: target.ip(),
+                port: target.port(),
+            },
+            weight,
+            is_plain: weight == 1,
+        }
+    }
+
+    #[test]
+    fn destinations_are_what_they_were_made_of_and_most_are_packed() {
+        for (targets, is_packed) in [
+            (&["10.0.0.1:80", "10.0.0.2:80", "10.1.0.0:80"][..], true),
+            (&["10.0.0.1:80"], true),
+            (&["10.0.0.1:80", "10.0.0.1:81", "10.0.0.2:79"], false),
+            (&["[fd00::1]:80", "[fd00::2]:80"], false),
+            (&["10.0.0.1:80", "[fd00::1]:80"], false),
+            (&[], false),
+        ] {
+            let reals: Vec<_> = targets.iter().map(|text| real(text)).collect();
+            let list = Destinations::from(reals.clone());
+            assert_eq!(matches!(list.0, Packed::Alike { .. }), is_packed);
+            assert_eq!((list.to_vec(), list.len()), (reals.clone(), reals.len()));
+            for real in &reals {
+                assert_eq!(list.find(real.target), Some(*real));
+            }
+            for missing in ["10.0.0.1:82", "10.0.0.0:80", "[fd00::1]:82"] {
+                assert_eq!(list.find(real(missing).target), None);
+            }
+        }
+    }
+
+    #[test]
+    fn destinations_that_differ_by_weight_or_forwarding_are_not_taken_for_alike() {
+        let plain = ["10.0.0.1:80", "10.0.0.2:80"].map(|text| RealServer {
+            weight: 1,
+            is_plain: true,
+            ..real(text)
+        });
+        let [one, other] = plain;
+        let foreign = RealServer {
+            is_plain: false,
+            ..other
+        };
+        for second in [other.with_weight(0), foreign] {
+            let list = Destinations::from([one, second]);
+            assert!(matches!(list.0, Packed::Any(_)) && list != plain.into());
+            assert_eq!(list.to_vec(), [one, second]);
+        }
     }
 }

@@ -15,12 +15,13 @@ mod takeover;
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::executor::block_on;
 use netlink_batch::Worker;
-use proxy::{Event, IpFamily, Kind, Mode as _, Model, NodeFacts, Protocol, ServicePort, Target};
+use proxy::{
+    Endpoint, Event, IpFamily, Kind, Mode as _, Model, NodeFacts, Protocol, ServicePort, Target,
+};
 use proxy_ipvs::fake::{FakeKernel, Work};
 use proxy_ipvs::{
     Config, Kernel, KernelError, Member, Op, Outcome, Plan, Properties, Proxier, RealServer, Rules,
@@ -331,7 +332,7 @@ fn foreign_state_is_not_touched() {
     };
     let foreign = VirtualServer {
         properties,
-        destinations: Arc::new([]),
+        destinations: [].into(),
     };
     for at in ["9.9.9.9:9", "192.168.99.10:6443", "10.96.0.10:81"] {
         kernel
@@ -375,10 +376,11 @@ fn leftovers_of_an_earlier_run_are_ours_by_address_set_or_node_port() {
         };
         let left = VirtualServer {
             properties,
-            destinations: Arc::new([RealServer::new(Target {
+            destinations: [RealServer::new(Target {
                 ip: ip("10.244.9.9"),
                 port: 80,
-            })]),
+            })]
+            .into(),
         };
         let mut state = kernel.state();
         for at in [
@@ -837,7 +839,12 @@ fn udp_endpoints_are_removed_at_once() {
     let mut world = world.listed();
     world.sync();
     world.work();
-    endpoints.endpoints.pop();
+    endpoints.endpoints = endpoints
+        .endpoints
+        .iter()
+        .take(1)
+        .map(Endpoint::from)
+        .collect();
     world.slice(endpoints);
     world.sync();
     assert_eq!(
@@ -1089,9 +1096,12 @@ fn a_set_is_made_larger_where_it_must_be() {
     let pods: Vec<&str> = pods.iter().map(String::as_str).collect();
     world.service(service("default/web", "10.96.0.10", 80));
     let mut waiting = slice("default/web", &pods);
-    for pod in &mut waiting.endpoints {
-        (pod.ready, pod.serving) = (false, false);
-    }
+    let pods = waiting.endpoints.iter().map(|pod| Endpoint {
+        ready: false,
+        serving: false,
+        ..pod.into()
+    });
+    waiting.endpoints = pods.collect();
     world.slice(waiting);
     let mut world = world.listed();
     assert_eq!(world.sync().pending, 0);

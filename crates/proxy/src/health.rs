@@ -29,7 +29,7 @@ impl HealthCheck {
         let endpoints = view
             .slices()
             .filter(|slice| slice.family == family && !slice.ports.is_empty())
-            .flat_map(|slice| &slice.endpoints);
+            .flat_map(|slice| slice.endpoints.iter());
         let addresses: HashSet<IpAddr> = endpoints
             .filter(|endpoint| endpoint.ready && endpoint.placement.node.as_deref() == Some(node))
             .map(|endpoint| endpoint.address)

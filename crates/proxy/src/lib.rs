@@ -24,12 +24,13 @@ mod topology;
 pub use detect::LocalDetector;
 pub use event::{Event, Kind};
 pub use health::HealthCheck;
-pub use mode::{Conflict, Failure, Mode, SyncReport};
+pub use mode::{Conflict, Failure, IptablesReport, Mode, SyncReport};
 pub use model::{Changes, Model, ServiceView};
 pub use names::{IpFamily, NamespacedName, Protocol, ServicePortName};
 pub use node::{NodeFacts, NodePortAddresses};
 pub use object::{
-    Endpoint, EndpointPort, EndpointSlice, Node, Placement, Service, ServicePort, ServiceType,
+    Endpoint, EndpointList, EndpointPort, EndpointSlice, EndpointView, Node, Placement, Service,
+    ServicePort, ServiceType,
 };
 pub use stale_flows::{UdpPort, UdpServices, udp_ports};
 pub use topology::{Backends, Endpoints, Target};

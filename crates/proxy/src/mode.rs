@@ -58,6 +58,19 @@ pub struct SyncReport {
     pub is_base_failing: bool,
     /// Service ports that claim an address and port which another one has.
     pub conflicts: Vec<Conflict>,
+    /// What iptables mode counts.
+    pub iptables: Option<IptablesReport>,
+}
+
+/// What one sync of iptables mode did.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct IptablesReport {
+    /// How many rules are wanted in filter and nat, those in chains of others left out.
+    pub wanted: [usize; 2],
+    /// How many of each this sync wrote; `None` if there was nothing to write.
+    pub written: Option<[usize; 2]>,
+    /// Whether everything was compared with the kernel, and not only changes written.
+    pub is_full: bool,
 }
 
 /// One thing that could not be done. Displayed as one line for the operator's log.

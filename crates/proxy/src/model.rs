@@ -1,5 +1,6 @@
 //! The model: what the sources have said so far, and which Services changed since it was last asked.
 
+use std::hash::Hash;
 use std::mem;
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -8,20 +9,25 @@ use hashbrown::{HashMap, HashSet};
 
 use crate::event::{Event, Kind};
 use crate::names::{IpFamily, NamespacedName};
-use crate::object::{EndpointSlice, Node, Placement, Service};
+use crate::object::{Endpoint, EndpointSlice, Node, Placement, Service};
 
-/// So many placements are not worth a look at which of them are in use.
-const FEW_PLACEMENTS: usize = 64;
+/// So many shared values are not worth a look at which of them are in use.
+const FEW_SHARED: usize = 64;
+/// Stands for all other nodes in hints; no node is called so.
+const ELSEWHERE: &str = "";
 
 /// All Services, slices and the own Node. Costs O(event) to keep and O(changed Services) to read.
 #[derive(Debug, Default)]
 pub struct Model {
-    services: HashMap<NamespacedName, Service>,
+    /// Boxed: a hash table is up to twice as large as what it holds, and three times while it grows.
+    services: HashMap<NamespacedName, Box<Service>>,
     /// By Service, sorted by name, so that a Service's slices have a fixed order. Most Services have one, for which the node of a
     /// tree would be ten times as large.
     slices: HashMap<NamespacedName, Vec<EndpointSlice>>,
     /// Which Service a slice was for: a deletion names the slice only, and its label may have changed.
     service_of: HashMap<NamespacedName, NamespacedName>,
+    /// Of endpoints on other nodes it is not kept on which.
+    own_node: Option<Box<str>>,
     node: Option<Node>,
     /// Whether the own Node exists, as far as was told: by an event, or by a list that did not name it.
     has_node: Option<bool>,
@@ -30,9 +36,36 @@ pub struct Model {
     slice_list: List,
     node_list: List,
     changes: Changes,
-    placements: HashSet<Arc<Placement>>,
-    /// How many of them were in use when the others were last dropped.
-    placements_used: usize,
+    placements: Shared<Placement>,
+    port_names: Shared<str>,
+}
+
+/// Equal values that are held once.
+#[derive(Debug)]
+struct Shared<T: ?Sized> {
+    known: HashSet<Arc<T>>,
+    /// How many were in use when the others were last dropped.
+    used: usize,
+}
+
+impl<T: ?Sized> Default for Shared<T> {
+    fn default() -> Self {
+        Self {
+            known: HashSet::new(),
+            used: 0,
+        }
+    }
+}
+
+impl<T: Eq + Hash + ?Sized> Shared<T> {
+    /// The one that is equal. Drops those that nobody uses, each time their number has doubled: amortised O(1).
+    fn one(&mut self, value: &Arc<T>) -> Arc<T> {
+        if self.known.len() > 2 * self.used + FEW_SHARED {
+            self.known.retain(|known| Arc::strong_count(known) > 1);
+            self.used = self.known.len();
+        }
+        Arc::clone(self.known.get_or_insert_with(value, Arc::clone))
+    }
 }
 
 /// Where the list of one kind stands.
@@ -126,6 +159,15 @@ impl Model {
     /// A model that knows nothing yet.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// The same, for the node of this name. It keeps less: whether an endpoint is on this node or meant for it, but not which
+    /// other nodes are named instead.
+    pub fn of_node(name: &str) -> Self {
+        Self {
+            own_node: Some(name.into()),
+            ..Self::default()
+        }
     }
 
     /// Takes in one event.
@@ -244,14 +286,19 @@ impl Model {
         self.has_node
     }
 
-    fn apply_service(&mut self, service: Service) {
+    fn apply_service(&mut self, mut service: Service) {
         self.service_list.confirm(&service.name);
-        if self.services.get(&service.name) == Some(&service) {
+        if self.services.get(&service.name).map(|known| &**known) == Some(&service) {
             return;
         }
         self.changes.service_changes += 1;
+        service.name = self.shared_name(service.name);
+        for port in &mut service.ports {
+            port.name = self.port_names.one(&port.name);
+        }
         self.changes.services.insert(service.name.clone());
-        self.services.insert(service.name.clone(), service);
+        self.services
+            .insert(service.name.clone(), Box::new(service));
     }
 
     fn delete_service(&mut self, name: &NamespacedName) {
@@ -264,6 +311,13 @@ impl Model {
 
     fn apply_slice(&mut self, mut slice: EndpointSlice) {
         self.slice_list.confirm(&slice.name);
+        let endpoints = slice.endpoints.iter().map(|endpoint| Endpoint {
+            placement: self
+                .placements
+                .one(&seen(endpoint.placement, self.own_node.as_deref())),
+            ..endpoint.into()
+        });
+        slice.endpoints = endpoints.collect();
         let known = self.service_of.get(&slice.name).and_then(|service| {
             let slices = self.slices.get(service)?;
             slices.get(position(slices, &slice.name).ok()?)
@@ -278,11 +332,9 @@ impl Model {
         {
             self.delete_slice(&slice.name.clone());
         }
-        for endpoint in &mut slice.endpoints {
-            endpoint.placement = self
-                .placements
-                .get_or_insert_with(&endpoint.placement, Arc::clone)
-                .clone();
+        slice.service = self.shared_name(slice.service);
+        for port in &mut slice.ports {
+            port.name = self.port_names.one(&port.name);
         }
         self.service_of
             .insert(slice.name.clone(), slice.service.clone());
@@ -290,7 +342,6 @@ impl Model {
         let trigger = slice.change_trigger.map(|at| (slice.family, at));
         self.changes.triggers.extend(trigger);
         self.changes.services.insert(slice.service.clone());
-        slice.endpoints.shrink_to_fit();
         let slices = self.slices.entry(slice.service.clone()).or_default();
         match position(slices, &slice.name) {
             Ok(at) => {
@@ -305,7 +356,6 @@ impl Model {
                 slices.insert(at, slice);
             }
         }
-        self.forget_placements();
     }
 
     fn delete_slice(&mut self, name: &NamespacedName) {
@@ -325,14 +375,31 @@ impl Model {
         self.changes.services.insert(service);
     }
 
-    /// Drops shared placements that no endpoint uses, each time their number has doubled: amortised O(1).
-    fn forget_placements(&mut self) {
-        if self.placements.len() > 2 * self.placements_used + FEW_PLACEMENTS {
-            self.placements
-                .retain(|placement| Arc::strong_count(placement) > 1);
-            self.placements_used = self.placements.len();
-        }
+    /// The name of a Service as something holds it already.
+    fn shared_name(&self, name: NamespacedName) -> NamespacedName {
+        let service = self.services.get_key_value(&name).map(|(known, _)| known);
+        let known = service.or_else(|| Some(self.slices.get_key_value(&name)?.0));
+        known.cloned().unwrap_or(name)
     }
+}
+
+/// What is kept of a placement on the node of this name.
+fn seen(placement: &Arc<Placement>, own_node: Option<&str>) -> Arc<Placement> {
+    let Some(own) = own_node else {
+        return Arc::clone(placement);
+    };
+    let is_elsewhere = placement.node.as_deref().is_some_and(|node| node != own);
+    let names_others = placement.for_nodes.iter().any(|node| **node != *own);
+    if !is_elsewhere && !names_others {
+        return Arc::clone(placement);
+    }
+    let mut seen = Placement::clone(placement);
+    seen.node = seen.node.filter(|_| !is_elsewhere);
+    if names_others {
+        let is_for_own = seen.for_nodes.iter().any(|node| **node == *own);
+        seen.for_nodes = [if is_for_own { own } else { ELSEWHERE }.into()].into();
+    }
+    Arc::new(seen)
 }
 
 /// Where a slice is among those of its Service, or would be.
@@ -419,8 +486,68 @@ mod tests {
                 change_trigger: None,
             }));
         }
-        let held = model.placements.len();
-        assert!(held <= 3 * 100 + FEW_PLACEMENTS, "{held} are held");
+        let held = model.placements.known.len();
+        assert!(held <= 3 * 100 + FEW_SHARED, "{held} are held");
+    }
+
+    #[test]
+    fn of_other_nodes_it_is_not_kept_which_they_are() {
+        let placed = |node: &str, hints: &[&str]| Endpoint {
+            address: [10, 244, 0, 1].into(),
+            ready: true,
+            serving: true,
+            terminating: false,
+            placement: Arc::new(Placement {
+                node: Some(node.into()),
+                for_nodes: hints.iter().map(|hint| (*hint).into()).collect(),
+                for_zones: ["a".into()].into(),
+            }),
+        };
+        let slice = |endpoints: &[Endpoint]| EndpointSlice {
+            name: name("a-1"),
+            service: name("a"),
+            family: IpFamily::V4,
+            ports: [].into_iter().collect(),
+            endpoints: endpoints.iter().cloned().collect(),
+            change_trigger: None,
+        };
+        let told = [
+            placed("own", &[]),
+            placed("own", &["own"]),
+            placed("other", &["other", "own"]),
+            placed("other", &["other"]),
+            placed("another", &["another"]),
+            placed("another", &[]),
+        ];
+        let mut model = Model::of_node("own");
+        model.apply(service("a"));
+        model.apply(Event::SliceApplied(slice(&told)));
+        let view = model.view(&name("a")).unwrap();
+        let endpoints = view.slices().flat_map(|slice| slice.endpoints.iter());
+        let kept: Vec<_> = endpoints
+            .map(|endpoint| {
+                let Placement {
+                    node,
+                    for_nodes,
+                    for_zones,
+                } = &**endpoint.placement;
+                assert_eq!(**for_zones, ["a".into()]);
+                let for_nodes: Vec<&str> = for_nodes.iter().map(|node| &**node).collect();
+                (node.as_deref(), for_nodes)
+            })
+            .collect();
+        let wanted = [
+            (Some("own"), vec![]),
+            (Some("own"), vec!["own"]),
+            (None, vec!["own"]),
+            (None, vec![ELSEWHERE]),
+            (None, vec![ELSEWHERE]),
+            (None, vec![]),
+        ];
+        assert_eq!(kept, wanted);
+        model.take_changes();
+        model.apply(Event::SliceApplied(slice(&told)));
+        assert!(!model.has_changes(), "the same is no change");
     }
 
     #[test]
@@ -476,7 +603,7 @@ mod tests {
                 service: name("a"),
                 family: IpFamily::V6,
                 ports: [].into_iter().collect(),
-                endpoints: Vec::new(),
+                endpoints: Vec::new().into(),
                 change_trigger,
             })
         };

@@ -1,10 +1,10 @@
 //! Compact forms of the Kubernetes objects that matter here.
 //!
 //! A source decodes JSON or YAML straight into these. At 10,000 Services with 50 endpoints each the k8s-openapi types
-//! would hold hundreds of megabytes; an [`Endpoint`] here is 32 bytes. Fields are the API's, after its defaults
+//! would hold hundreds of megabytes; an endpoint in an [`EndpointList`] is 5 bytes. Fields are the API's, after its defaults
 //! (`ready` nil is true, `protocol` absent is TCP, ...), so nothing later in the pipeline has to know defaults.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -91,7 +91,7 @@ pub struct EndpointSlice {
     /// `ports` that have a number.
     pub ports: SmallVec<[EndpointPort; 1]>,
     /// `endpoints`, each with its first address.
-    pub endpoints: Vec<Endpoint>,
+    pub endpoints: EndpointList,
     /// Annotation `endpoints.kubernetes.io/last-change-trigger-time`.
     pub change_trigger: Option<SystemTime>,
 }
@@ -122,6 +122,148 @@ pub struct Endpoint {
     pub placement: Arc<Placement>,
 }
 
+/// An endpoint in an [`EndpointList`], with the fields of [`Endpoint`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs, reason = "each is described at Endpoint")]
+pub struct EndpointView<'a> {
+    pub address: IpAddr,
+    pub ready: bool,
+    pub serving: bool,
+    pub terminating: bool,
+    pub placement: &'a Arc<Placement>,
+}
+
+impl From<EndpointView<'_>> for Endpoint {
+    fn from(view: EndpointView<'_>) -> Self {
+        let EndpointView {
+            address,
+            ready,
+            serving,
+            terminating,
+            placement,
+        } = view;
+        Self {
+            address,
+            ready,
+            serving,
+            terminating,
+            placement: Arc::clone(placement),
+        }
+    }
+}
+
+/// Endpoints. A large node has 500,000 of them; where all are IPv4, and most alike but for their address, each takes 5 bytes.
+#[derive(Clone, PartialEq, Eq)]
+pub struct EndpointList(Packed);
+
+#[derive(Clone, PartialEq, Eq)]
+enum Packed {
+    /// If and only if that is possible. States are in the order of their first use.
+    V4 {
+        states: Box<[State]>,
+        list: Box<[Endpoint4]>,
+    },
+    Any(Box<[Endpoint]>),
+}
+
+/// All of an endpoint but its address.
+#[derive(Clone, PartialEq, Eq)]
+struct State {
+    ready: bool,
+    serving: bool,
+    terminating: bool,
+    placement: Arc<Placement>,
+}
+
+/// The address, and the number of the state.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Endpoint4(Ipv4Addr, u8);
+
+impl EndpointList {
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        match &self.0 {
+            Packed::V4 { list, .. } => list.len(),
+            Packed::Any(list) => list.len(),
+        }
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// All, in their order.
+    pub fn iter(&self) -> impl Iterator<Item = EndpointView<'_>> {
+        let (states, v4, any) = match &self.0 {
+            Packed::V4 { states, list } => (&**states, &**list, &[][..]),
+            Packed::Any(list) => (&[][..], &[][..], &**list),
+        };
+        let v4 = v4.iter().filter_map(|Endpoint4(address, number)| {
+            let state = states.get(usize::from(*number))?;
+            Some(EndpointView {
+                address: (*address).into(),
+                ready: state.ready,
+                serving: state.serving,
+                terminating: state.terminating,
+                placement: &state.placement,
+            })
+        });
+        v4.chain(any.iter().map(|endpoint| EndpointView {
+            address: endpoint.address,
+            ready: endpoint.ready,
+            serving: endpoint.serving,
+            terminating: endpoint.terminating,
+            placement: &endpoint.placement,
+        }))
+    }
+
+    /// None where one is IPv6, or too many states differ.
+    fn pack(endpoints: &[Endpoint]) -> Option<Packed> {
+        let mut states: Vec<State> = Vec::new();
+        let mut list = Vec::with_capacity(endpoints.len());
+        for endpoint in endpoints {
+            let IpAddr::V4(address) = endpoint.address else {
+                return None;
+            };
+            let state = State {
+                ready: endpoint.ready,
+                serving: endpoint.serving,
+                terminating: endpoint.terminating,
+                placement: Arc::clone(&endpoint.placement),
+            };
+            let known = states.iter().position(|known| *known == state);
+            let number = known.unwrap_or(states.len());
+            if known.is_none() {
+                states.push(state);
+            }
+            list.push(Endpoint4(address, number.try_into().ok()?));
+        }
+        Some(Packed::V4 {
+            states: states.into(),
+            list: list.into(),
+        })
+    }
+}
+
+impl FromIterator<Endpoint> for EndpointList {
+    fn from_iter<T: IntoIterator<Item = Endpoint>>(endpoints: T) -> Self {
+        Vec::from_iter(endpoints).into()
+    }
+}
+
+impl From<Vec<Endpoint>> for EndpointList {
+    fn from(endpoints: Vec<Endpoint>) -> Self {
+        Self(Self::pack(&endpoints).unwrap_or_else(|| Packed::Any(endpoints.into())))
+    }
+}
+
+impl std::fmt::Debug for EndpointList {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_list().entries(self.iter()).finish()
+    }
+}
+
 /// Node and hints of an endpoint; shared between endpoints that have the same.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct Placement {
@@ -147,4 +289,58 @@ pub struct Node {
     /// It is being deleted, or has the taint by which the cluster autoscaler marks a node that it is about to delete: load
     /// balancers are to send elsewhere (KEP-3836).
     pub is_leaving: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn endpoint(address: &str) -> Endpoint {
+        Endpoint {
+            address: address.parse().unwrap(),
+            ready: address.ends_with('1'),
+            serving: address.ends_with('2'),
+            terminating: address.ends_with('3'),
+            placement: Arc::default(),
+        }
+    }
+
+    #[test]
+    fn a_list_gives_back_what_it_was_made_of_and_packs_ipv4() {
+        assert_eq!(size_of::<Endpoint4>(), 5);
+        for addresses in [
+            &["10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.11"][..],
+            &["fd00::1", "fd00::2"],
+            &["10.0.0.1", "fd00::3"],
+            &[],
+        ] {
+            let endpoints: Vec<_> = addresses.iter().map(|text| endpoint(text)).collect();
+            let list = EndpointList::from(endpoints.clone());
+            let is_v4 = addresses.iter().all(|text| !text.contains(':'));
+            assert_eq!(matches!(list.0, Packed::V4 { .. }), is_v4);
+            assert_eq!(list.len(), endpoints.len());
+            let back: Vec<_> = list.iter().map(Endpoint::from).collect();
+            assert_eq!(back, endpoints);
+        }
+    }
+
+    #[test]
+    fn a_list_of_many_states_is_not_packed() {
+        let of_nodes = |count: usize| -> Vec<Endpoint> {
+            let placed = |node: usize| Endpoint {
+                placement: Arc::new(Placement {
+                    node: Some(format!("node{node}").into()),
+                    ..Placement::default()
+                }),
+                ..endpoint("10.0.0.1")
+            };
+            (0..count).map(placed).collect()
+        };
+        for (count, is_packed) in [(256, true), (257, false)] {
+            let list = EndpointList::from(of_nodes(count));
+            assert_eq!(matches!(list.0, Packed::V4 { .. }), is_packed);
+            let back: Vec<_> = list.iter().map(Endpoint::from).collect();
+            assert_eq!(back, of_nodes(count));
+        }
+    }
 }

@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 use crate::model::ServiceView;
 use crate::names::IpFamily;
 use crate::node::NodeFacts;
-use crate::object::{Endpoint, EndpointSlice, Service, ServicePort};
+use crate::object::{EndpointSlice, EndpointView, Service, ServicePort};
 
 /// Address and port of an endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -31,6 +31,10 @@ pub struct Backends {
     pub local: Vec<Target>,
     /// Every endpoint on this node, whatever its state: these may call themselves (hairpin).
     pub on_node: Vec<Target>,
+    /// Whether anybody anywhere serves, here or elsewhere; with hints and no Local policy: anybody that is meant for us.
+    pub any: bool,
+    /// How many endpoints there are, whatever their state.
+    pub total: usize,
 }
 
 impl Backends {
@@ -51,7 +55,7 @@ pub struct Endpoints<'a> {
 
 #[derive(Debug)]
 struct Sliced<'a> {
-    endpoint: &'a Endpoint,
+    endpoint: EndpointView<'a>,
     /// The number of its slice.
     slice: usize,
     is_local: bool,
@@ -126,6 +130,7 @@ impl<'a> Endpoints<'a> {
                 .filter(|c| c.is_local)
                 .map(|c| c.target)
                 .collect(),
+            total: candidates.len(),
             ..Backends::default()
         };
         if uses_cluster {
@@ -133,14 +138,17 @@ impl<'a> Endpoints<'a> {
             let scope = Scope::of(&ready, node);
             backends.cluster = ready
                 .into_iter()
-                .filter(|c| scope.admits(c.endpoint, node))
+                .filter(|c| scope.admits(&c.endpoint, node))
                 .map(|c| c.target)
                 .collect();
             if backends.cluster.is_empty() {
                 backends.cluster = dying(&candidates).map(|c| c.target).collect();
             }
+            backends.any = !backends.cluster.is_empty();
         }
         if uses_local {
+            backends.any |=
+                candidates.iter().any(|c| c.endpoint.ready) || dying(&candidates).next().is_some();
             backends.local = candidates
                 .iter()
                 .filter(|c| c.endpoint.ready && c.is_local)
@@ -160,7 +168,7 @@ impl<'a> Endpoints<'a> {
 /// An endpoint under the port it serves.
 struct Candidate<'a> {
     target: Target,
-    endpoint: &'a Endpoint,
+    endpoint: EndpointView<'a>,
     is_local: bool,
 }
 
@@ -194,9 +202,9 @@ impl Scope {
     /// Hints count only if every ready endpoint has them and at least one is meant for us: a hint set that is half
     /// written or forgot this node must not cut it off.
     fn of(ready: &[&Candidate<'_>], node: &NodeFacts) -> Self {
-        let holds = |scope: Self, is_hinted: fn(&Endpoint) -> bool| {
-            ready.iter().all(|c| is_hinted(c.endpoint))
-                && ready.iter().any(|c| scope.admits(c.endpoint, node))
+        let holds = |scope: Self, is_hinted: fn(&EndpointView<'_>) -> bool| {
+            ready.iter().all(|c| is_hinted(&c.endpoint))
+                && ready.iter().any(|c| scope.admits(&c.endpoint, node))
         };
         if holds(Self::Node, |e| !e.placement.for_nodes.is_empty()) {
             Self::Node
@@ -207,7 +215,7 @@ impl Scope {
         }
     }
 
-    fn admits(self, endpoint: &Endpoint, node: &NodeFacts) -> bool {
+    fn admits(self, endpoint: &EndpointView<'_>, node: &NodeFacts) -> bool {
         match self {
             Self::Cluster => true,
             Self::Zone => node

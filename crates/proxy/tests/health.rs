@@ -39,7 +39,7 @@ fn slice(name: &str, port: Option<u16>, endpoints: &[&str]) -> Event {
             })
             .into_iter()
             .collect(),
-        endpoints,
+        endpoints: endpoints.into(),
         change_trigger: None,
     })
 }

@@ -76,7 +76,7 @@ fn slice(slice: &str, service: &str, number: u16, endpoints: &str) -> EndpointSl
         ports: [port(Protocol::Tcp, 8053), port(Protocol::Udp, number)]
             .into_iter()
             .collect(),
-        endpoints,
+        endpoints: endpoints.into(),
         change_trigger: None,
     }
 }

@@ -24,6 +24,9 @@ const FIRST_RETRY: Duration = Duration::from_millis(500);
 /// The longest delay between two tries.
 const LAST_RETRY: Duration = Duration::from_secs(30);
 
+/// Room for so many keys is given back when none is pending.
+const MANY: usize = 1024;
+
 /// What is wanted by whom, and what is there, for one kind of kernel entry.
 #[derive(Debug)]
 pub struct Table<K, V, O> {
@@ -39,12 +42,57 @@ pub struct Table<K, V, O> {
 struct Row<V, O> {
     /// Sorted by owner; the first is the wanted value.
     claims: SmallVec<[(O, V); 1]>,
-    actual: Option<V>,
+    actual: Actual<V>,
+}
+
+/// What is there. Nearly always that is what is wanted, which is then held once.
+#[derive(Debug)]
+enum Actual<V> {
+    Nothing,
+    Wanted,
+    Other(Box<V>),
 }
 
 impl<V, O> Row<V, O> {
     fn wanted(&self) -> Option<&V> {
         self.claims.first().map(|(_, value)| value)
+    }
+
+    fn actual(&self) -> Option<&V> {
+        match &self.actual {
+            Actual::Nothing => None,
+            Actual::Wanted => self.wanted(),
+            Actual::Other(value) => Some(value),
+        }
+    }
+}
+
+impl<V: Clone + Eq, O> Row<V, O> {
+    /// To be called before what is wanted changes.
+    fn keep_actual(&mut self) {
+        if let (Actual::Wanted, Some(value)) = (&self.actual, self.wanted()) {
+            self.actual = Actual::Other(Box::new(value.clone()));
+        }
+    }
+
+    fn set_actual(&mut self, actual: Option<V>) {
+        self.actual = match actual {
+            None => Actual::Nothing,
+            Some(value) if self.wanted() == Some(&value) => Actual::Wanted,
+            Some(value) => Actual::Other(Box::new(value)),
+        };
+    }
+
+    /// Whether what is wanted is there.
+    fn is_settled(&mut self) -> bool {
+        if matches!(&self.actual, Actual::Other(value) if self.wanted() == Some(&**value)) {
+            self.actual = Actual::Wanted;
+        }
+        match self.actual {
+            Actual::Nothing => self.claims.is_empty(),
+            Actual::Wanted => true,
+            Actual::Other(_) => false,
+        }
     }
 }
 
@@ -125,8 +173,9 @@ where
     fn set_claim(&mut self, key: &K, owner: &O, value: Option<V>) {
         let row = self.rows.entry(key.clone()).or_insert_with(|| Row {
             claims: SmallVec::new(),
-            actual: None,
+            actual: Actual::Nothing,
         });
+        row.keep_actual();
         let before = row.wanted().cloned();
         match (row.claims.binary_search_by(|(o, _)| o.cmp(owner)), value) {
             (Ok(at), Some(value)) => {
@@ -161,13 +210,15 @@ where
             self.retries.remove(key);
             return;
         };
-        if row.wanted() != row.actual.as_ref() {
+        if !row.is_settled() {
             self.pending.insert(key.clone());
             return;
         }
-        // Equal values share their memory from here on, if cloning shares it.
-        row.actual = row.wanted().cloned();
         self.pending.remove(key);
+        if self.pending.is_empty() && self.pending.capacity() > MANY {
+            // At a start all was pending; never again.
+            self.pending = HashSet::new();
+        }
         self.retries.remove(key);
         if row.claims.is_empty() {
             self.rows.remove(key);
@@ -179,7 +230,7 @@ where
         let mut gone: HashSet<K> = self
             .rows
             .iter()
-            .filter(|(_, row)| row.actual.is_some())
+            .filter(|(_, row)| row.actual().is_some())
             .map(|(key, _)| key.clone())
             .collect();
         for (key, value) in dump {
@@ -193,18 +244,16 @@ where
 
     /// Says what is now there for one key, after a write or a look at it.
     pub fn set_actual(&mut self, key: &K, actual: Option<V>) {
-        match self.rows.get_mut(key) {
-            Some(row) => row.actual = actual,
-            None if actual.is_some() => {
-                self.rows.insert(
-                    key.clone(),
-                    Row {
-                        claims: SmallVec::new(),
-                        actual,
-                    },
-                );
+        match (self.rows.get_mut(key), actual) {
+            (Some(row), actual) => row.set_actual(actual),
+            (None, Some(actual)) => {
+                let row = Row {
+                    claims: SmallVec::new(),
+                    actual: Actual::Other(Box::new(actual)),
+                };
+                self.rows.insert(key.clone(), row);
             }
-            None => {}
+            (None, None) => {}
         }
         self.settle(key);
     }
@@ -243,7 +292,7 @@ where
 
     /// The value that is there.
     pub fn actual(&self, key: &K) -> Option<&V> {
-        self.rows.get(key)?.actual.as_ref()
+        self.rows.get(key)?.actual()
     }
 
     /// Whose claim is the wanted value.
@@ -316,7 +365,7 @@ where
     pub fn iter_actual(&self) -> impl Iterator<Item = (&K, &V)> {
         self.rows
             .iter()
-            .filter_map(|(key, row)| row.actual.as_ref().map(|value| (key, value)))
+            .filter_map(|(key, row)| row.actual().map(|value| (key, value)))
     }
 }
 

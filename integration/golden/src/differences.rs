@@ -28,7 +28,7 @@ struct Difference {
     expect: fn(&Before, &mut Expected),
 }
 
-const DIFFERENCES: [Difference; 2] = [
+const DIFFERENCES: [Difference; 3] = [
     // Virtual servers of others survive, also without --ipvs-exclude-cidrs: keepalived or an administrator may serve on the
     // same node, and upstream deletes whatever it does not know (kubernetes/kube-proxy#6, k/k#55857 for --cleanup).
     Difference {
@@ -38,6 +38,10 @@ const DIFFERENCES: [Difference; 2] = [
     // upstream binds always: it would be lost to the node when the Service goes (k/k#75290).
     Difference {
         expect: addresses_of_the_node_are_not_bound,
+    },
+    // The rule that keeps neighbours from localhost is the kubelet's, too: nobody takes it away, as upstream.
+    Difference {
+        expect: the_kubelets_rule_stays,
     },
 ];
 
@@ -125,6 +129,26 @@ fn addresses_of_the_node_are_not_bound(before: &Before, expected: &mut Expected)
             member.map(str::to_owned)
         };
         sets.retain(|line| address(line).is_none_or(|address| !before.node.contains(&address)));
+    }
+}
+
+fn the_kubelets_rule_stays(before: &Before, expected: &mut Expected) {
+    let table = Table::IptablesSave;
+    let (Some(before), Some(rules)) = (before.dumps.get(&table), expected.get_mut(&table)) else {
+        return;
+    };
+    let is_it = |line: &&String| line.starts_with("filter -A KUBE-FIREWALL ");
+    let found = table.clean(before);
+    let place = rules
+        .iter()
+        .position(|line| line.starts_with("filter -A KUBE-FORWARD "));
+    if let Some(rule) = found
+        .iter()
+        .find(is_it)
+        .filter(|rule| !rules.contains(rule))
+    {
+        let place = place.unwrap_or(rules.len());
+        rules.insert(place, rule.clone());
     }
 }
 

@@ -51,6 +51,11 @@ const MODULES: [&str; 6] = [
     "nf_conntrack",
     "nfnetlink_acct",
 ];
+/// What rules of the iptables mode count with; they must be there before the rules.
+const COUNTERS: [&str; 2] = [
+    "ct_state_invalid_dropped_pkts",
+    "localhost_nps_accepted_pkts",
+];
 /// A namespace may inherit these from the machine; every node of a case starts with 0.
 const OFF: [&str; 2] = ["net/ipv4/ip_forward", "net/ipv4/conf/all/route_localnet"];
 /// The commands that a `pre.sh` calls by names that mean the one or the other backend, as the distribution likes.
@@ -141,9 +146,19 @@ impl Node {
             .lines()
             .partition(|line| line.starts_with("create"));
         let sets = [created, added, vec![""]].concat().join("\n");
-        let mut links = "link add kube-ipvs0 type dummy\n".to_owned();
-        for address in dump(Table::KubeIpvs0Addresses).lines() {
+        let addresses = dump(Table::KubeIpvs0Addresses);
+        let mut links = String::new();
+        // In IPVS mode there is always one.
+        if !addresses.is_empty() {
+            links.push_str("link add kube-ipvs0 type dummy\n");
+        }
+        for address in addresses.lines() {
             links.extend(["address add ", address, " dev kube-ipvs0\n"]);
+        }
+        for counter in COUNTERS {
+            if dump(Table::IptablesSave).contains(counter) {
+                output(Command::new("nfacct").args(["add", counter]))?;
+            }
         }
         let restore = |tables: &str| format!("{tables}-{}-restore", lab::iptables_backend());
         for (command, input) in [

@@ -84,6 +84,10 @@ fn main() {
             the_iptables_mode_serves_until_this_one_does_and_leaves_nothing,
         ),
         story(
+            "the_ipvs_mode_serves_until_the_iptables_mode_does_and_leaves_nothing",
+            the_ipvs_mode_serves_until_the_iptables_mode_does_and_leaves_nothing,
+        ),
+        story(
             "what_upstream_left_is_taken_over_while_connections_go_on",
             what_upstream_left_is_taken_over_while_connections_go_on,
         ),
@@ -251,10 +255,15 @@ impl Programmed {
     /// Opens connections by each way, tells the story while each way is asked anew all the time, and asks the open ones again: the
     /// same pods must answer, and nothing may have failed.
     fn under_traffic(&self, story: impl FnOnce() -> Result<()>) -> Result<()> {
+        self.under_traffic_holding(HELD, story)
+    }
+
+    /// The same with so many open connections by each way.
+    fn under_traffic_holding(&self, held: usize, story: impl FnOnce() -> Result<()>) -> Result<()> {
         let ways = self.ways();
         let mut open = Vec::new();
         for ((from, to), ports) in ways.iter().zip(ports()) {
-            for port in ports.take(HELD) {
+            for port in ports.take(held) {
                 let dial = from.dial(Transport::Tcp, at(to)).from_port(port);
                 let mut connection = dial.timeout(SOON).open()?;
                 let who = connection.ask()?.who;
@@ -263,7 +272,7 @@ impl Programmed {
         }
         let is_told = AtomicBool::new(false);
         let ask = |(from, to): (&Place, &str), ports: Range<u16>| {
-            for (times, port) in ports.skip(HELD).enumerate() {
+            for (times, port) in ports.skip(held).enumerate() {
                 if times > 0 && is_told.load(Ordering::Relaxed) {
                     return Ok::<usize, anyhow::Error>(times);
                 }
@@ -344,26 +353,32 @@ fn no_request_fails_and_no_connection_ends_while_the_image_is_swapped_and_back(
     Ok(())
 }
 
-fn the_iptables_mode_serves_until_this_one_does_and_leaves_nothing(c: &mut Cluster) -> Outcome {
-    let p = Programmed::new(c, &IPTABLES_MODE)?;
-    p.sh(
-        "iptables-$backend -t mangle -N KUBE-KUBELET-CANARY; iptables-$backend -t nat -N KUBE-SVC
-        iptables-$backend -t nat -A KUBE-SVC -j RETURN",
-    )?;
-    // Each window between two writes becomes a second.
+/// A `PATH` with which each window between two writes becomes a second. `arms`: what else becomes of an input, as in a shell's
+/// `case $input in`.
+fn slow_iptables(c: &Cluster, arms: &str) -> Result<String> {
     let slow = c.folder().join("slow");
     std::fs::create_dir_all(&slow)?;
     for tables in ["iptables", "ip6tables"] {
         let name = format!("{tables}-{}-restore", lab::iptables_backend());
         let script = format!(
-            "#!/bin/sh\ninput=$(cat)\ncase $input in *KUBE-PROXY-PROBE*) ;; *) sleep 1 ;; esac\n\
+            "#!/bin/sh\ninput=$(cat)\ncase $input in {arms} *KUBE-PROXY-PROBE*) ;; *) sleep 1 ;; esac\n\
              printf '%s\\n' \"$input\" | /usr/sbin/{name} \"$@\"\n"
         );
         let file = slow.join(name);
         std::fs::write(&file, script)?;
         std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o755))?;
     }
-    let path = format!("PATH={}:/usr/sbin:/usr/bin:/sbin:/bin", slow.display());
+    let slow = slow.display();
+    Ok(format!("PATH={slow}:/usr/sbin:/usr/bin:/sbin:/bin"))
+}
+
+fn the_iptables_mode_serves_until_this_one_does_and_leaves_nothing(c: &mut Cluster) -> Outcome {
+    let p = Programmed::new(c, &IPTABLES_MODE)?;
+    p.sh(
+        "iptables-$backend -t mangle -N KUBE-KUBELET-CANARY; iptables-$backend -t nat -N KUBE-SVC
+        iptables-$backend -t nat -A KUBE-SVC -j RETURN",
+    )?;
+    let path = slow_iptables(c, "")?;
     let foretold = p.kube_proxy(&["check"])?;
     assert_eq!(foretold.status.code(), Some(1), "{}", foretold.stderr);
     let line = "remove 12 chains and 8 jumps of the iptables mode from iptables";
@@ -389,6 +404,62 @@ fn the_iptables_mode_serves_until_this_one_does_and_leaves_nothing(c: &mut Clust
     }
     let again = p.kube_proxy(&["check"])?;
     assert_eq!(again.stdout, "nothing would change\n");
+    Ok(())
+}
+
+fn the_ipvs_mode_serves_until_the_iptables_mode_does_and_leaves_nothing(
+    c: &mut Cluster,
+) -> Outcome {
+    let mut p = Programmed::new(c, &LOAD_BALANCER)?;
+    p.flags.push("--proxy-mode=iptables".to_owned());
+    let before = p.state()?;
+    let foretold = p.kube_proxy(&["check", "-o", "json"])?;
+    assert_eq!(foretold.status.code(), Some(1), "{}", foretold.stderr);
+    for line in [
+        "remove what another mode has left: link kube-ipvs0 with ",
+        "remove what another mode has left: IPv4: 4 virtual servers",
+        "remove chain KUBE-IPVS-FILTER of table filter",
+    ] {
+        assert!(
+            foretold.stdout.contains(line),
+            "{line}: {}",
+            foretold.stdout
+        );
+    }
+    assert_eq!(p.state()?, before);
+    // Open connections are IPVS's, and end with it. An iptables without nfacct, at first.
+    let path = slow_iptables(c, "*nfacct*) exit 2 ;;")?;
+    p.under_traffic_holding(0, || {
+        let mut daemon = p.start(&["env", &path])?;
+        p.awaits("! ip link show kube-ipvs0 >/dev/null 2>&1 && [ -z \"$(ipset list -name)\" ]")?;
+        daemon.stop(SOON)?;
+        Ok(())
+    })?;
+    assert_eq!(p.sh("ipvsadm -Sn")?, "");
+    let saved = || p.sh("iptables-$backend-save; ip6tables-$backend-save");
+    let uncounted = saved()?;
+    for gone in ["IPVS", "match-set", "KUBE-LOAD-BALANCER", "nfacct"] {
+        assert!(!uncounted.contains(gone), "{gone}: {uncounted}");
+    }
+    // With nfacct, a little more; and while nothing is amiss, connections are held.
+    p.under_traffic(|| Ok(p.start(&[])?.stop(SOON).map(drop)?))?;
+    let counted = saved()?;
+    assert_eq!(
+        counted.matches("-m nfacct").count(),
+        2,
+        "of each family, what was INVALID: {counted}"
+    );
+    let again = p.kube_proxy(&["check"])?;
+    assert_eq!(again.stdout, "nothing would change\n");
+    let output = p.kube_proxy(&["--cleanup"])?;
+    assert_eq!(output.status.code(), Some(0), "{}", output.stderr);
+    let left = saved()?;
+    let left: Vec<&str> = left.lines().filter(|line| line.contains("KUBE-")).collect();
+    // The kubelet's.
+    assert!(
+        left.len() == 2 * 3 && left.iter().all(|line| line.contains("KUBE-FIREWALL")),
+        "{left:?}"
+    );
     Ok(())
 }
 

@@ -7,8 +7,8 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::{API_VERSION, Configuration, FileVerbosity, KIND, Period};
+use crate::flags::ProxyMode;
 use crate::flags::{Flags, UnusableFlag, go};
-use crate::mode::DEFAULT_MODE;
 
 /// A field that has a flag.
 #[derive(Debug)]
@@ -107,6 +107,22 @@ rows! {
     "showHiddenMetricsForVersion" [show_hidden_metrics_for_version] "show-hidden-metrics-for-version" [show_hidden_metrics_for_version] Live;
 }
 
+/// The same in one mode, because they are of the other.
+const WITHOUT_EFFECT_IN: &[(ProxyMode, &str, &str)] = &[
+    (ProxyMode::Ipvs, "iptables.localhostNodePorts", OF_IPTABLES),
+    (ProxyMode::Ipvs, "iptables.minSyncPeriod", OF_IPTABLES),
+    (ProxyMode::Ipvs, "iptables.syncPeriod", OF_IPTABLES),
+    (ProxyMode::Iptables, "ipvs.minSyncPeriod", OF_IPVS),
+    (ProxyMode::Iptables, "ipvs.scheduler", OF_IPVS),
+    (ProxyMode::Iptables, "ipvs.strictARP", OF_IPVS),
+    (ProxyMode::Iptables, "ipvs.syncPeriod", OF_IPVS),
+    (ProxyMode::Iptables, "ipvs.tcpFinTimeout", OF_IPVS),
+    (ProxyMode::Iptables, "ipvs.tcpTimeout", OF_IPVS),
+    (ProxyMode::Iptables, "ipvs.udpTimeout", OF_IPVS),
+];
+const OF_IPTABLES: &str = "it is of iptables mode";
+const OF_IPVS: &str = "it is of ipvs mode";
+
 /// Settings that are accepted and change nothing, by the path of the field or of its section, and why.
 const WITHOUT_EFFECT: &[(&str, &str)] = &[
     (
@@ -128,9 +144,6 @@ const WITHOUT_EFFECT: &[(&str, &str)] = &[
     ),
     ("enableProfiling", "profiles are of Go programs"),
     ("featureGates", "this build has no feature gates"),
-    ("iptables.localhostNodePorts", "it is of iptables mode"),
-    ("iptables.minSyncPeriod", "it is of iptables mode"),
-    ("iptables.syncPeriod", "it is of iptables mode"),
     ("logging.flushFrequency", "every line is written at once"),
     (
         "logging.options",
@@ -191,7 +204,7 @@ impl Configuration {
         self.api_version = Some(API_VERSION.to_owned());
         self.kind = Some(KIND.to_owned());
         for (chosen, default) in [
-            (&mut self.mode, DEFAULT_MODE),
+            (&mut self.mode, ProxyMode::default().name()),
             (&mut self.detect_local_mode, "ClusterCIDR"),
         ] {
             chosen.take_if(|chosen| chosen.is_empty());
@@ -303,11 +316,16 @@ impl Configuration {
     /// One line for each setting that differs from its default and changes nothing.
     pub(crate) fn without_effect(&self) -> Vec<String> {
         let (set, default) = (self.tree(), every_field());
-        let mut lines: Vec<String> = WITHOUT_EFFECT
+        let here = WITHOUT_EFFECT_IN
             .iter()
+            .filter(|(mode, ..)| self.mode.as_deref() == Some(mode.name()))
+            .map(|(_, path, why)| (*path, *why));
+        let everywhere = WITHOUT_EFFECT.iter().copied();
+        let mut lines: Vec<String> = everywhere
+            .chain(here)
             .filter(|(path, _)| at(&set, path) != at(&default, path))
             .map(
-                |(path, why)| match ROWS.iter().find(|row| row.path == *path) {
+                |(path, why)| match ROWS.iter().find(|row| row.path == path) {
                     Some(Row { flag, .. }) => format!("--{flag} ({path}) has no effect: {why}"),
                     None => format!("{path} has no effect: {why}"),
                 },

@@ -71,7 +71,7 @@ pub(crate) fn endpoint_slice(wire: wire::EndpointSlice) -> Result<Decoded, Unnam
         name: findings.key.name.clone(),
         family,
         ports,
-        endpoints,
+        endpoints: endpoints.into(),
         change_trigger: trigger.map(SystemTime::from),
     };
     Ok(findings.proxied(Object::EndpointSlice(slice)))

@@ -425,19 +425,17 @@ fn a_full_slice_is_read() {
             ("10.244.3.5".to_owned(), true, true, false),
         ]
     );
+    let placements: Vec<_> = slice.endpoints.iter().map(|e| e.placement).collect();
     assert_eq!(
-        *slice.endpoints[0].placement,
+        **placements[0],
         Placement {
             node: Some("node1".into()),
             for_nodes: ["node1".into()].into(),
             for_zones: ["a".into()].into(),
         }
     );
-    assert!(Arc::ptr_eq(
-        &slice.endpoints[1].placement,
-        &slice.endpoints[2].placement
-    ));
-    assert_eq!(*slice.endpoints[3].placement, Placement::default());
+    assert!(Arc::ptr_eq(placements[1], placements[2]));
+    assert_eq!(**placements[3], Placement::default());
 }
 
 #[test]

@@ -11,7 +11,6 @@ use proxy_ipvs::{ShimStyle, VipMode};
 use super::{Flags, go};
 use crate::config::Configuration;
 use crate::decode::address;
-use crate::mode::{DEFAULT_MODE, MODES};
 
 /// The longest name of a network interface (`IFNAMSIZ` less its NUL).
 const INTERFACE_NAME_MAX: usize = 15;
@@ -20,6 +19,8 @@ const INTERFACE_NAME_MAX: usize = 15;
 #[derive(Debug, Clone, PartialEq)]
 #[allow(clippy::struct_excessive_bools, reason = "one bool is one flag")]
 pub struct Options {
+    /// How Services are carried.
+    pub mode: ProxyMode,
     /// Where Services come from.
     pub source: ObjectSource,
     /// This node's name, lower-cased.
@@ -43,6 +44,8 @@ pub struct Options {
     pub masquerade_bit: u8,
     /// Which iptables commands to use.
     pub iptables_backend: IptablesBackend,
+    /// Whether iptables mode is to serve NodePorts on 127.0.0.1.
+    pub localhost_node_ports: bool,
     /// The IPVS scheduler of every virtual server.
     pub scheduler: String,
     /// Networks in which virtual servers of others are left alone.
@@ -79,6 +82,41 @@ pub struct Options {
     pub configuration: Configuration,
     /// What the operator should know about what was given, a line each.
     pub warnings: Vec<String>,
+}
+
+/// `--proxy-mode`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ProxyMode {
+    /// By virtual servers.
+    #[default]
+    Ipvs,
+    /// By rules.
+    Iptables,
+}
+
+impl ProxyMode {
+    /// All of them, the default first.
+    pub(crate) const ALL: [Self; 2] = [Self::Ipvs, Self::Iptables];
+
+    /// As the flag names it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Ipvs => "ipvs",
+            Self::Iptables => "iptables",
+        }
+    }
+
+    fn read(flag: &str) -> Result<Self, UnusableFlag> {
+        let mut modes = Self::ALL.into_iter();
+        let named = modes.find(|mode| mode.name() == flag);
+        named
+            .or(flag.is_empty().then(Self::default))
+            .ok_or_else(|| {
+                let modes = Self::ALL.map(Self::name).join(", ");
+                let advice = format!("the modes of this build are: {modes}");
+                UnusableFlag::new("proxy-mode", flag, advice)
+            })
+    }
 }
 
 /// `--logging-format`.
@@ -198,15 +236,24 @@ impl UnusableFlag {
 }
 
 impl Options {
+    /// Whether iptables mode serves NodePorts on 127.0.0.1: it is asked to, and `--nodeport-addresses` has that address.
+    pub(crate) fn serves_localhost(&self) -> bool {
+        let has_localhost = match &self.node_port_addresses {
+            NodePortAddresses::All => true,
+            NodePortAddresses::Primary => false,
+            NodePortAddresses::Within(cidrs) => {
+                let mut own = cidrs.iter().filter(|net| net.addr().is_ipv4()).peekable();
+                let first = IpAddr::from([127, 0, 0, 0]);
+                own.peek().is_none()
+                    || own.any(|net| net.addr().is_loopback() || net.contains(&first))
+            }
+        };
+        self.mode == ProxyMode::Iptables && self.localhost_node_ports && has_localhost
+    }
+
     /// Works out what `flags` mean.
     pub fn new(flags: &Flags) -> Result<Self, UnusableFlag> {
-        if !flags.proxy_mode.is_empty() && !MODES.contains(&&*flags.proxy_mode) {
-            return Err(UnusableFlag::new(
-                "proxy-mode",
-                &flags.proxy_mode,
-                format!("the modes of this build are: {}", MODES.join(", ")),
-            ));
-        }
+        let mode = ProxyMode::read(&flags.proxy_mode)?;
         let Ok(masquerade_bit @ 0..=31) = u8::try_from(flags.iptables_masquerade_bit) else {
             return Err(UnusableFlag::new(
                 "iptables-masquerade-bit",
@@ -214,19 +261,32 @@ impl Options {
                 "a packet mark has the bits 0 to 31",
             ));
         };
-        let sync_period = flags.ipvs_sync_period;
+        let (sync, min_sync) = match mode {
+            ProxyMode::Ipvs => (
+                ("ipvs-sync-period", flags.ipvs_sync_period),
+                ("ipvs-min-sync-period", flags.ipvs_min_sync_period),
+            ),
+            ProxyMode::Iptables => (
+                ("iptables-sync-period", flags.iptables_sync_period),
+                ("iptables-min-sync-period", flags.iptables_min_sync_period),
+            ),
+        };
+        let (sync_period, min_sync_period) = (sync.1, min_sync.1);
         if sync_period.is_zero() {
             return Err(UnusableFlag::new(
-                "ipvs-sync-period",
+                sync.0,
                 "0s",
                 "must be longer than 0, for example 30s",
             ));
         }
-        if flags.ipvs_min_sync_period > sync_period {
+        if min_sync_period > sync_period {
             return Err(UnusableFlag::new(
-                "ipvs-min-sync-period",
-                &format!("{:?}", flags.ipvs_min_sync_period),
-                format!("must not be longer than --ipvs-sync-period, which is {sync_period:?}"),
+                min_sync.0,
+                &format!("{min_sync_period:?}"),
+                format!(
+                    "must not be longer than --{}, which is {sync_period:?}",
+                    sync.0
+                ),
             ));
         }
         if flags.config_sync_period.is_zero() {
@@ -249,6 +309,8 @@ impl Options {
             udp: timeout("ipvs-udp-timeout", flags.ipvs_udp_timeout)?,
         };
         Ok(Self {
+            mode,
+            localhost_node_ports: flags.iptables_localhost_nodeports,
             source: source(flags)?,
             detect_local: detect_local(flags)?,
             node_port_addresses: node_port_addresses(flags)?,
@@ -337,7 +399,7 @@ impl Options {
             },
             conntrack: conntrack(flags)?,
             sync_period,
-            min_sync_period: flags.ipvs_min_sync_period,
+            min_sync_period,
             verbosity: u8::try_from(flags.verbosity.clamp(0, 10)).unwrap_or_default(),
             vmodule: vmodule(&flags.vmodule)?,
         })
@@ -381,9 +443,7 @@ fn warnings(flags: &Flags) -> Vec<String> {
     };
     warn(
         flags.proxy_mode.is_empty(),
-        &format!(
-            "the proxy mode is empty: {DEFAULT_MODE} is used here, where upstream's kube-proxy would use iptables; set mode (--proxy-mode) to {DEFAULT_MODE}"
-        ),
+        "the proxy mode is empty: ipvs is used here, where upstream's kube-proxy would use iptables; set mode (--proxy-mode) to ipvs, or to iptables",
     );
     for (flag, value, default) in [
         ("boot-id-file", &flags.boot_id_file, defaults.boot_id_file),

@@ -33,6 +33,8 @@ fn the_defaults_are_upstreams() {
     assert_eq!(
         defaults,
         Options {
+            mode: ProxyMode::Ipvs,
+            localhost_node_ports: true,
             source: ObjectSource::Api {
                 kubeconfig: None,
                 master: None
@@ -488,12 +490,8 @@ fn errors_name_the_flag_the_value_and_what_is_allowed() {
             ][..],
         ),
         (
-            "--proxy-mode=iptables",
-            &["--proxy-mode", "iptables", "ipvs"],
-        ),
-        (
             "--proxy-mode=nftables",
-            &["--proxy-mode", "nftables", "modes", "ipvs"],
+            &["--proxy-mode", "nftables", "modes", "ipvs, iptables"],
         ),
         (
             "--healthz-bind-address=node1",

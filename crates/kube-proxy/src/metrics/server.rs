@@ -4,7 +4,7 @@
 //! |-----------------|--------------------------------------------------------------------------------|
 //! | `/metrics`      | all metrics, as Prometheus' text, or as OpenMetrics where `Accept` asks for it |
 //! | `/metrics/slis` | what `/healthz` here has answered; `DELETE` begins anew                        |
-//! | `/proxyMode`    | `ipvs`                                                                         |
+//! | `/proxyMode`    | `ipvs` or `iptables`                                                           |
 //! | `/configz`      | the configuration in effect, fields spelled as in its file                     |
 //! | `/healthz`      | `ok`: the process answers. For the proxy's health there is another server      |
 //!
@@ -15,6 +15,7 @@ use http::{HeaderName, HeaderValue, Method, StatusCode, header};
 
 use super::Metrics;
 use crate::config::Configz;
+use crate::flags::ProxyMode;
 use crate::http_server::{Answer, Purpose, answer, not_found, text};
 
 /// For the log.
@@ -34,11 +35,16 @@ const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=
 pub(crate) struct Pages {
     metrics: Metrics,
     configz: Configz,
+    mode: ProxyMode,
 }
 
 impl Pages {
-    pub(crate) fn new(metrics: Metrics, configz: Configz) -> Self {
-        Self { metrics, configz }
+    pub(crate) fn new(metrics: Metrics, configz: Configz, mode: ProxyMode) -> Self {
+        Self {
+            metrics,
+            configz,
+            mode,
+        }
     }
 
     /// What a request is answered.
@@ -53,7 +59,7 @@ impl Pages {
                 text(StatusCode::OK, "metrics reset\n")
             }
             "/metrics/slis" => self.scraped(CLASSIC, self.metrics.slis()),
-            "/proxyMode" => text(StatusCode::OK, "ipvs"),
+            "/proxyMode" => text(StatusCode::OK, self.mode.name()),
             "/configz" => answer(StatusCode::OK, "application/json", self.configz.body()),
             "/healthz" => {
                 self.metrics.pinged();
@@ -103,7 +109,7 @@ mod tests {
     use crate::http_server::{self, Server, tests::get};
 
     fn server() -> Server {
-        let pages = Pages::new(Metrics::new(), Configz::default());
+        let pages = Pages::new(Metrics::new(), Configz::default(), ProxyMode::Ipvs);
         let respond = move |head: &Parts| pages.respond(head);
         http_server::start(PURPOSE, "127.0.0.1:0".parse().unwrap(), true, respond).unwrap()
     }

@@ -1,8 +1,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use proxy::{
-    Endpoint, EndpointPort, EndpointSlice, Event, Model, NamespacedName, Placement, Protocol,
-    Service, ServicePort, ServiceType,
+    Endpoint, EndpointPort, EndpointSlice, Event, IptablesReport, Model, NamespacedName, Placement,
+    Protocol, Service, ServicePort, ServiceType,
 };
 
 use super::*;
@@ -10,6 +10,8 @@ use super::*;
 /// What Kubernetes 1.36 registers for a kube-proxy in IPVS mode and this program tells, with kinds, labels and help. From
 /// its metrics reference, and client_golang's process collector.
 const KUBERNETES: &str = include_str!("kubernetes-1.36.txt");
+/// What it registers beside these in iptables mode; what nfacct counts is there where the kernel has it.
+const OF_IPTABLES: &str = include_str!("kubernetes-1.36-iptables.txt");
 
 /// A family as a scraper reads it.
 #[derive(Debug, Default)]
@@ -131,7 +133,11 @@ fn buckets(samples: &[Sample], labels: &BTreeMap<String, String>) -> Vec<(f64, f
 
 /// After everything has happened once, in both families.
 fn busy() -> Metrics {
-    let metrics = Metrics::new();
+    busy_in(ProxyMode::Ipvs)
+}
+
+fn busy_in(mode: ProxyMode) -> Metrics {
+    let metrics = Metrics::of_mode(mode);
     let trigger = SystemTime::now() - Duration::from_millis(1);
     let later = SystemTime::now() + Duration::from_mins(1);
     let changes = Changes {
@@ -147,11 +153,27 @@ fn busy() -> Metrics {
     metrics.taken(&changes);
     let report = SyncReport {
         failed_restores: 1,
+        iptables: (mode == ProxyMode::Iptables).then_some(IptablesReport {
+            wanted: [7, 40],
+            written: Some([0, 3]),
+            is_full: false,
+        }),
         ..SyncReport::default()
     };
     for family in IpFamily::ALL {
         metrics.synced(family, Duration::from_millis(3), Some(&report));
         metrics.synced(family, Duration::from_mins(1), None);
+        if let Some(counts) = report.iptables {
+            let full = IptablesReport {
+                is_full: true,
+                ..counts
+            };
+            let full = SyncReport {
+                iptables: Some(full),
+                ..SyncReport::default()
+            };
+            metrics.synced(family, Duration::from_secs(1), Some(&full));
+        }
         metrics.complete(family, [trigger, later].into_iter());
         metrics.flows_compared(family, Duration::from_millis(2), 5);
         metrics.no_local_endpoints(family, 1, 0);
@@ -187,14 +209,17 @@ fn names_kinds_labels_and_help_are_upstreams() {
         let line = format!("{name} {} {labels}", family.kind);
         format!("{}\n  {}\n", line.trim_end(), family.help)
     };
-    let families = scrape(&busy().classic());
-    let said: BTreeSet<_> = families.iter().map(described).collect();
-    let lines: Vec<_> = KUBERNETES.lines().collect();
-    let wanted: BTreeSet<_> = lines
-        .chunks(2)
-        .map(|pair| format!("{}\n", pair.join("\n")))
-        .collect();
-    assert_eq!(said, wanted);
+    for (mode, more) in [(ProxyMode::Ipvs, ""), (ProxyMode::Iptables, OF_IPTABLES)] {
+        let mut families = scrape(&busy_in(mode).classic());
+        families.retain(|name, _| !name.starts_with("kubeproxy_iptables_"));
+        let said: BTreeSet<_> = families.iter().map(described).collect();
+        let lines: Vec<_> = KUBERNETES.lines().chain(more.lines()).collect();
+        let wanted: BTreeSet<_> = lines
+            .chunks(2)
+            .map(|pair| format!("{}\n", pair.join("\n")))
+            .collect();
+        assert_eq!(said, wanted);
+    }
     let of_stability = |level: &str| {
         let marked = KUBERNETES.matches(&format!("  [{level}] ")).count();
         let labels = format!("{{deprecated_version=\"\",stability_level=\"{level}\"}}");
@@ -291,6 +316,54 @@ fn samples_say_what_happened() {
     assert!((now - 3600.0..=now + 2.0).contains(&started), "{started}");
     let synced = value("kubeproxy_sync_proxy_rules_last_timestamp_seconds", v6);
     assert!((now - 60.0..=now + 1.0).contains(&synced), "{synced}");
+}
+
+#[test]
+fn iptables_mode_counts_rules_and_tells_partial_syncs_apart() {
+    let of = |full: bool| {
+        let metrics = Metrics::of_mode(ProxyMode::Iptables);
+        let report = |written, failed_restores| SyncReport {
+            failed_restores,
+            iptables: Some(IptablesReport {
+                wanted: [7, 40],
+                written,
+                is_full: full,
+            }),
+            ..SyncReport::default()
+        };
+        for report in [report(Some([1, 3]), 2), report(None, 0)] {
+            metrics.synced(IpFamily::V4, Duration::from_millis(3), Some(&report));
+        }
+        metrics.classic()
+    };
+    let (full, partial) = (of(true), of(false));
+    for (line, text) in [
+        (
+            r#"iptables_total{ip_family="IPv4",table="filter"} 7"#,
+            &full,
+        ),
+        (r#"iptables_total{ip_family="IPv4",table="nat"} 40"#, &full),
+        // A sync that wrote nothing is no last one.
+        (r#"iptables_last{ip_family="IPv4",table="nat"} 3"#, &full),
+        (
+            r#"iptables_restore_failures_total{ip_family="IPv4"} 2"#,
+            &full,
+        ),
+        (
+            r#"iptables_partial_restore_failures_total{ip_family="IPv4"} 0"#,
+            &full,
+        ),
+        (
+            r#"iptables_partial_restore_failures_total{ip_family="IPv4"} 2"#,
+            &partial,
+        ),
+    ] {
+        let line = format!("kubeproxy_sync_proxy_rules_{line}\n");
+        assert!(text.contains(&line), "{line}{text}");
+    }
+    let full_syncs =
+        "kubeproxy_sync_full_proxy_rules_duration_seconds_count{ip_family=\"IPv4\"} 2\n";
+    assert!(full.contains(full_syncs) && !partial.contains(full_syncs));
 }
 
 #[test]

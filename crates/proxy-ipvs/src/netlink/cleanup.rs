@@ -13,6 +13,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
+use iptables::{Iptables, IptablesError};
 use proxy::IpFamily;
 
 use super::addresses::Addresses;
@@ -20,7 +21,6 @@ use super::nftables;
 use super::servers::Servers;
 use super::sets::Sets;
 use crate::cleanup::Leftovers;
-use crate::iptables::{self, Iptables, IptablesError};
 use crate::kernel::Snapshot;
 use crate::plan::{Op, Outcome};
 use crate::server::VirtualServerKey;
@@ -45,17 +45,54 @@ pub struct Cleanup {
 /// still runs makes it all again.
 pub fn clean_up(excluded: &[IpNet]) -> Cleanup {
     let mut cleanup = Cleanup::default();
-    let mut families = IpFamily::ALL.map(|family| Remains::read(family, &mut cleanup));
-    for family in &mut families {
-        family.remove_servers(excluded, &mut cleanup);
+    let installed = Iptables::installed().unwrap_or_else(|error| {
+        cleanup.left.push(error.to_string());
+        Vec::new()
+    });
+    if installed.is_empty() && cleanup.left.is_empty() {
+        let missing = IptablesError::Missing("iptables-save".to_owned());
+        let line = format!("the iptables rules cannot be read: {missing}");
+        cleanup.left.push(line);
     }
-    remove_link(&families, &mut cleanup);
-    remove_rules(&mut cleanup);
-    remove_tables(&mut cleanup);
-    for family in &mut families {
-        family.remove_sets(&mut cleanup);
-    }
+    take_down(&installed, excluded, Manner::Remove, &mut cleanup);
     cleanup
+}
+
+/// The same while iptables mode serves with `used`, of which no rule refers to a set any more: all but the rules of that.
+pub fn clean_up_beside(used: Iptables, excluded: &[IpNet]) -> Cleanup {
+    let mut cleanup = Cleanup::default();
+    let others: Vec<Iptables> = Iptables::other_than(used).collect();
+    take_down(&others, excluded, Manner::Remove, &mut cleanup);
+    cleanup
+}
+
+/// What [`clean_up_beside`] would remove; nothing is written.
+pub fn foresee_beside(used: Iptables, excluded: &[IpNet]) -> Cleanup {
+    let mut cleanup = Cleanup::default();
+    let others: Vec<Iptables> = Iptables::other_than(used).collect();
+    take_down(&others, excluded, Manner::Count, &mut cleanup);
+    cleanup
+}
+
+/// Whether things are removed, or only counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Manner {
+    Remove,
+    Count,
+}
+
+/// All in its order, with the rules of these iptables.
+fn take_down(iptables: &[Iptables], excluded: &[IpNet], manner: Manner, cleanup: &mut Cleanup) {
+    let mut families = IpFamily::ALL.map(|family| Remains::read(family, cleanup));
+    for family in &mut families {
+        family.remove_servers(excluded, manner, cleanup);
+    }
+    remove_link(&families, manner, cleanup);
+    remove_rules(iptables, manner, cleanup);
+    remove_tables(manner, cleanup);
+    for family in &mut families {
+        family.remove_sets(manner, cleanup);
+    }
 }
 
 /// What is there of one family.
@@ -115,7 +152,7 @@ impl Remains {
         }
     }
 
-    fn remove_servers(&mut self, excluded: &[IpNet], cleanup: &mut Cleanup) {
+    fn remove_servers(&mut self, excluded: &[IpNet], manner: Manner, cleanup: &mut Cleanup) {
         // Asking over netlink would load the module.
         if !Path::new("/proc/thread-self/net/ip_vs").exists() {
             cleanup.miss("IPVS: this kernel has not loaded it");
@@ -124,7 +161,10 @@ impl Remains {
         let removed = Servers::open(self.family).and_then(|mut servers| {
             let there = servers.dump()?;
             let ops = removals(&self.found, there.keys(), excluded);
-            let outcomes = servers.apply(&ops);
+            let outcomes = match manner {
+                Manner::Remove => servers.apply(&ops),
+                Manner::Count => vec![Outcome::Done; ops.len()],
+            };
             Ok((ops, outcomes))
         });
         let (ops, outcomes) = match removed {
@@ -139,7 +179,7 @@ impl Remains {
         self.is_free &= outcomes.iter().all(|outcome| *outcome == Outcome::Done);
     }
 
-    fn remove_sets(&mut self, cleanup: &mut Cleanup) {
+    fn remove_sets(&mut self, manner: Manner, cleanup: &mut Cleanup) {
         let Some(sets) = &mut self.sets else {
             return;
         };
@@ -150,8 +190,11 @@ impl Remains {
             }
             return;
         }
-        let mut destroyed = 0;
-        for name in sets.names() {
+        let mut destroyed = match manner {
+            Manner::Remove => 0,
+            Manner::Count => self.found.sets.len(),
+        };
+        for name in sets.names().filter(|_| manner == Manner::Remove) {
             match destroy(sets, &name) {
                 Ok(was_there) => destroyed += usize::from(was_there),
                 Err(error) => {
@@ -196,7 +239,7 @@ fn destroy(sets: &mut Sets, name: &str) -> Result<bool, ipset_netlink::Error> {
     }
 }
 
-fn remove_link(families: &[Remains], cleanup: &mut Cleanup) {
+fn remove_link(families: &[Remains], manner: Manner, cleanup: &mut Cleanup) {
     if !families.iter().any(|family| family.found.has_link) {
         return;
     }
@@ -210,7 +253,7 @@ fn remove_link(families: &[Remains], cleanup: &mut Cleanup) {
     }
     let removed = Addresses::open(IpFamily::V4).and_then(|mut addresses| {
         let kind = addresses.link_kind()?;
-        if kind.as_deref() == Some("dummy") {
+        if kind.as_deref() == Some("dummy") && manner == Manner::Remove {
             addresses.remove_link()?;
         }
         Ok(kind)
@@ -237,7 +280,7 @@ fn remove_link(families: &[Remains], cleanup: &mut Cleanup) {
                  kube-ipvs0`) if nobody needs it",
                 if kind.is_empty() { "hardware" } else { &kind }
             ));
-            unbind(families, cleanup);
+            unbind(families, manner, cleanup);
         }
         Err(error) => cleanup
             .left
@@ -246,7 +289,7 @@ fn remove_link(families: &[Remains], cleanup: &mut Cleanup) {
 }
 
 /// From a link that stays, takes away the addresses that a set says were bound to it, and the routes, which say it themselves.
-fn unbind(families: &[Remains], cleanup: &mut Cleanup) {
+fn unbind(families: &[Remains], manner: Manner, cleanup: &mut Cleanup) {
     for Remains { family, found, .. } in families {
         let bound = |address: &std::net::IpAddr| {
             let set = found.sets.get(&Set::IpvsIps);
@@ -261,7 +304,10 @@ fn unbind(families: &[Remains], cleanup: &mut Cleanup) {
         match Addresses::open(*family).and_then(|mut addresses| {
             // A dump also learns with which prefix lengths they are there.
             addresses.dump()?;
-            Ok(addresses.apply(&ops))
+            Ok(match manner {
+                Manner::Remove => addresses.apply(&ops),
+                Manner::Count => vec![Outcome::Done; ops.len()],
+            })
         }) {
             Ok(outcomes) => cleanup.count(*family, &ops, &outcomes, "service address"),
             Err(error) => cleanup.leave(*family, &"the addresses on kube-ipvs0", &error),
@@ -269,17 +315,7 @@ fn unbind(families: &[Remains], cleanup: &mut Cleanup) {
     }
 }
 
-fn remove_rules(cleanup: &mut Cleanup) {
-    let installed = match Iptables::installed() {
-        Ok(installed) => installed,
-        Err(error) => return cleanup.left.push(error.to_string()),
-    };
-    if installed.is_empty() {
-        let missing = IptablesError::Missing("iptables-save".to_owned());
-        return cleanup
-            .left
-            .push(format!("the iptables rules cannot be read: {missing}"));
-    }
+fn remove_rules(installed: &[Iptables], manner: Manner, cleanup: &mut Cleanup) {
     for family in IpFamily::ALL {
         if iptables::exists(family).is_err() {
             cleanup.miss(&format!(
@@ -287,7 +323,7 @@ fn remove_rules(cleanup: &mut Cleanup) {
             ));
             continue;
         }
-        for iptables in &installed {
+        for iptables in installed {
             let of = format!("iptables ({})", iptables.backend());
             let saved = match iptables.save(family) {
                 Ok(saved) => saved,
@@ -308,7 +344,13 @@ fn remove_rules(cleanup: &mut Cleanup) {
             if leftovers.is_empty() {
                 continue;
             }
-            match iptables.restore_among(saved.len(), family, &leftovers.restore_text()) {
+            let removed = match manner {
+                Manner::Remove => {
+                    iptables.restore_among(saved.len(), family, &leftovers.restore_text())
+                }
+                Manner::Count => Ok(()),
+            };
+            match removed {
                 Ok(()) => {
                     let (chains, jumps) = leftovers.counts();
                     cleanup.removed.push(format!(
@@ -329,10 +371,10 @@ fn remove_rules(cleanup: &mut Cleanup) {
 }
 
 /// The nftables mode's.
-fn remove_tables(cleanup: &mut Cleanup) {
+fn remove_tables(manner: Manner, cleanup: &mut Cleanup) {
     for family in IpFamily::ALL {
         let removed = nftables::has_table(family).and_then(|is_there| {
-            if is_there {
+            if is_there && manner == Manner::Remove {
                 nftables::remove_table(family)?;
             }
             Ok(is_there)

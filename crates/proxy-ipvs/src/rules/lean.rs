@@ -117,7 +117,7 @@ impl Shim {
         let ranges = [Set::LoadBalancerSourceCidr, Set::LoadBalancerSourceIp];
         let outside = ranges
             .into_iter()
-            .flat_map(|set| self.unless(set, "dst,dst,src"));
+            .filter_map(|set| self.unless(set, "dst,dst,src"));
         let limited = Match::InSet(Set::LoadBalancerFirewall, "dst,dst");
         vec![rule([limited].into_iter().chain(outside), "DROP")]
     }
@@ -139,7 +139,7 @@ impl Shim {
             .chain(
                 others
                     .into_iter()
-                    .flat_map(|(set, fields)| self.unless(set, fields)),
+                    .filter_map(|(set, fields)| self.unless(set, fields)),
             );
         vec![rule(matches, self.reject())]
     }
@@ -168,6 +168,10 @@ mod tests {
 
     /// What the rules can see of a packet.
     #[derive(Debug, Clone)]
+    #[allow(
+        clippy::struct_excessive_bools,
+        reason = "each is a question that a rule asks"
+    )]
     struct Packet {
         source: IpAddr,
         in_interface: &'static str,
@@ -214,7 +218,9 @@ mod tests {
                 Match::Mark(_) => self.is_marked,
                 Match::NotMark(_) => !self.is_marked,
                 Match::AddressType("--dst-type LOCAL") => self.is_to_local,
-                Match::AddressType(_) => !self.source.is_loopback() && self.in_interface != "",
+                Match::AddressType(_) => {
+                    !self.source.is_loopback() && !self.in_interface.is_empty()
+                }
                 Match::State(states) => states.split(',').any(|state| state == self.state),
                 Match::NotFromBridgePort => !self.is_from_bridge_port,
                 Match::ToVirtualServer(key) => self.through == Some(*key),

@@ -46,8 +46,9 @@ fn every_kind_of_damage_is_found_and_repaired() {
     type Damage = fn(&mut Snapshot) -> bool;
     let real = |it: &mut Snapshot| {
         let server = it.servers.get_mut(&server("10.96.0.10:80")).unwrap();
-        let real = server.destinations[0].with_weight(7);
-        server.destinations = [real, server.destinations[1]].into();
+        let mut destinations = server.destinations.to_vec();
+        destinations[0].weight = 7;
+        server.destinations = destinations.into();
         true
     };
     let set = |it: &mut Snapshot| {

@@ -100,7 +100,7 @@ pub(crate) fn slice(of: &str, endpoints: &[&str]) -> EndpointSlice {
         }]
         .into_iter()
         .collect(),
-        endpoints,
+        endpoints: endpoints.into(),
         change_trigger: None,
     }
 }
@@ -214,7 +214,7 @@ impl World {
     pub(crate) fn destinations(&self, at: &str) -> Option<Vec<String>> {
         let state = self.kernel.state();
         let server = state.snapshot.servers.get(&server(at))?;
-        let text = |real: &proxy_ipvs::RealServer| {
+        let text = |real: proxy_ipvs::RealServer| {
             format!("{}:{}={}", real.target.ip, real.target.port, real.weight)
         };
         Some(server.destinations.iter().map(text).collect())

@@ -1,7 +1,8 @@
 //! The packet matrix: who reaches what, by which endpoints, and whether the source is rewritten.
 //!
 //! `--print` prints docs/packet-matrix.md out of the table in `table.rs`; the test fails where the table is not what is
-//! observed, and where the document is not the table. Each story is told with either shim.
+//! observed, and where the document is not the table. Each story of IPVS mode is told with either
+//! shim.
 
 mod cast;
 mod echo;
@@ -47,5 +48,10 @@ fn main() {
         edges: no_endpoints_is_refused, unexposed_ports_reach_no_process, a_pod_reaches_itself,
             terminating_endpoints_are_the_last_resort, source_ranges, icmp_echo;
     };
-    tell(stories, LIMIT)
+    let iptables_mode = Story {
+        name: "matrix::iptables_mode",
+        tell: matrix::iptables_mode,
+        is_possible: || true,
+    };
+    tell(&[stories, &[iptables_mode]].concat(), LIMIT)
 }

@@ -7,7 +7,7 @@ use lab::Transport;
 use scenarios::{Cluster, Outcome};
 
 use crate::cast::{answers_come_back, inner_service, place, policies, service, start, v4, v6};
-use crate::see::see;
+use crate::see::{see, see_by_chance};
 use crate::table::{self, Row, SECTIONS};
 
 /// The daemon's flags for the three columns. A story's daemon knows the pods' networks; here, without that of the family,
@@ -59,6 +59,33 @@ pub(crate) fn every_row(c: &mut Cluster) -> Outcome {
         DOCUMENT == document,
         "docs/packet-matrix.md is out of date; its first lines say how it is made"
     );
+    Ok(())
+}
+
+/// The same in iptables mode, in which the column that is named after it comes true.
+pub(crate) fn iptables_mode(c: &mut Cluster) -> Outcome {
+    // No service address is one of the node: its own packets need a way before they are sent elsewhere.
+    c.node1
+        .read(["ip", "route", "replace", "default", "via", "172.35.0.9"])?;
+    set_up(c)?;
+    let mut wrong = String::new();
+    for (mode, flags) in MODES.iter().enumerate() {
+        let own = ["--proxy-mode=iptables", "--iptables-min-sync-period=0s"];
+        c.start(&[&own[..], flags].concat())?;
+        for (number, row) in rows() {
+            let expected = row.in_iptables_mode(mode);
+            let seen = see_by_chance(c, place(c, row.from), v4(row.to, number), expected);
+            if seen != expected {
+                let Row { from, to, .. } = row;
+                let _ = writeln!(
+                    wrong,
+                    "{number}: {from} to {to}, {flags:?}: {seen}, not {expected}"
+                );
+            }
+        }
+        c.stop()?;
+    }
+    ensure!(wrong.is_empty(), "rows that are not as expected:\n{wrong}");
     Ok(())
 }
 

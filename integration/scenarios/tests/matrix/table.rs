@@ -273,6 +273,16 @@ impl Section {
 }
 
 impl Row {
+    /// What is expected in iptables mode, in one of the three columns.
+    pub(crate) fn in_iptables_mode(&self, column: usize) -> &'static str {
+        let said = if self.iptables.is_empty() {
+            self.seen.get(column).copied()
+        } else {
+            self.iptables.split(" / ").cycle().nth(column)
+        };
+        said.unwrap_or_default()
+    }
+
     /// Whether what is said of iptables mode and why fits to what is seen.
     pub(crate) fn is_sound(&self) -> bool {
         if self.iptables.is_empty() {

@@ -101,7 +101,7 @@ pub(crate) fn unknown_flag(c: &mut Cluster) -> Outcome {
             "--ipvs-shceduler=wrr",
             ["--ipvs-shceduler;", "is --ipvs-scheduler meant"],
         ),
-        ("--proxy-mode=iptables", ["--proxy-mode", "ipvs"]),
+        ("--proxy-mode=nftables", ["--proxy-mode", "ipvs, iptables"]),
         ("--ipvs-sync-period=1", ["--ipvs-sync-period", "'1'"]),
     ] {
         c.launch(&[flag])?;

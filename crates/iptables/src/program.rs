@@ -1,7 +1,7 @@
-//! Running the few programs that have no netlink replacement, with a time limit and without a shell.
+//! Running a program with a time limit and without a shell.
 
 use std::ffi::OsString;
-use std::io::{self, Read, Write as _};
+use std::io::{self, BufRead, BufReader, BufWriter, Read as _, Write};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -14,37 +14,64 @@ use rustix::process::{Pid, Signal, kill_process_group};
 /// Where system programs are, should `PATH` not say so.
 const SYSTEM_PATH: &str = "/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin";
 
+/// How much is handed over at a time.
+const CHUNK: usize = 64 * 1024;
+
+/// What writes a program's standard input.
+pub type Input<'a> = &'a mut (dyn FnMut(&mut dyn Write) -> io::Result<()> + Send);
+/// What reads its standard output.
+pub type Output<'a> = &'a mut (dyn FnMut(&mut dyn BufRead) + Send);
+
 /// A program that was found.
 #[derive(Debug, Clone)]
-pub(crate) struct Program(PathBuf);
+pub struct Program(PathBuf);
 
 /// What a program left when it ended.
 #[derive(Debug)]
-pub(crate) struct Finished {
-    pub(crate) status: ExitStatus,
-    pub(crate) stdout: String,
-    pub(crate) stderr: String,
+pub struct Finished {
+    /// How it ended.
+    pub status: ExitStatus,
+    /// Standard output; empty if it was streamed.
+    pub stdout: String,
+    /// Standard error.
+    pub stderr: String,
 }
 
 impl Program {
     /// Looks in `PATH`, then where system programs are.
-    pub(crate) fn find(name: &str) -> Option<Self> {
+    pub fn find(name: &str) -> Option<Self> {
         std::env::split_paths(&search_path())
             .map(|dir| dir.join(name))
             .find(|file| file.is_file())
             .map(Self)
     }
 
-    pub(crate) fn path(&self) -> &Path {
+    /// Where it is.
+    pub fn path(&self) -> &Path {
         &self.0
     }
 
     /// Runs it in the calling thread's network namespace, with `PATH` as its only variable, and waits. Past `limit` it is
     /// killed, with what it started, and that is [`io::ErrorKind::TimedOut`].
-    pub(crate) fn run(
+    pub fn run(&self, arguments: &[&str], input: &str, limit: Duration) -> io::Result<Finished> {
+        let mut stdout = Vec::new();
+        let mut finished = self.stream(
+            arguments,
+            &mut |sink| sink.write_all(input.as_bytes()),
+            // What could be read before an error still counts.
+            &mut |source| drop(source.read_to_end(&mut stdout)),
+            limit,
+        )?;
+        finished.stdout = lossy(stdout);
+        Ok(finished)
+    }
+
+    /// The same, with an input that is written, and an output that is read, piece by piece.
+    pub fn stream(
         &self,
         arguments: &[&str],
-        input: &str,
+        input: Input<'_>,
+        output: Output<'_>,
         limit: Duration,
     ) -> io::Result<Finished> {
         let deadline = Instant::now() + limit;
@@ -60,14 +87,30 @@ impl Program {
         let (stdin, stdout, stderr) =
             (child.stdin.take(), child.stdout.take(), child.stderr.take());
         let (closed, ends) = mpsc::channel();
-        let (stdout, stderr, in_time) = thread::scope(|scope| {
+        let (stderr, in_time) = thread::scope(|scope| {
             // A program that does not read to the end says why on stderr.
-            scope.spawn(move || stdin.map(|mut stdin| stdin.write_all(input.as_bytes())));
-            let stdout = scope.spawn({
-                let closed = closed.clone();
-                move || read(stdout, &closed)
+            scope.spawn(move || {
+                stdin.map(|stdin| {
+                    let mut sink = BufWriter::with_capacity(CHUNK, stdin);
+                    input(&mut sink).and_then(|()| sink.flush())
+                })
             });
-            let stderr = scope.spawn(move || read(stderr, &closed));
+            let of_stdout = closed.clone();
+            scope.spawn(move || {
+                if let Some(stdout) = stdout {
+                    output(&mut BufReader::with_capacity(CHUNK, stdout));
+                }
+                // The receiver has gone only if the time was up.
+                let _ = of_stdout.send(());
+            });
+            let stderr = scope.spawn(move || {
+                let mut bytes = Vec::new();
+                if let Some(mut stderr) = stderr {
+                    let _ = stderr.read_to_end(&mut bytes);
+                }
+                let _ = closed.send(());
+                bytes
+            });
             let in_time = (0..2).all(|_| {
                 let left = deadline.saturating_duration_since(Instant::now());
                 ends.recv_timeout(left).is_ok()
@@ -75,11 +118,7 @@ impl Program {
             if !in_time {
                 kill(&mut child);
             }
-            (
-                stdout.join().unwrap_or_default(),
-                stderr.join().unwrap_or_default(),
-                in_time,
-            )
+            (stderr.join().unwrap_or_default(), in_time)
         });
         let status = child.wait()?;
         if !in_time {
@@ -87,8 +126,8 @@ impl Program {
         }
         Ok(Finished {
             status,
-            stdout,
-            stderr,
+            stdout: String::new(),
+            stderr: lossy(stderr),
         })
     }
 }
@@ -102,15 +141,9 @@ fn search_path() -> OsString {
     path
 }
 
-fn read(stream: Option<impl Read>, closed: &mpsc::Sender<()>) -> String {
-    let mut bytes = Vec::new();
-    if let Some(mut stream) = stream {
-        // What could be read before an error still counts.
-        let _ = stream.read_to_end(&mut bytes);
-    }
-    // The receiver has gone only if the time was up.
-    let _ = closed.send(());
-    String::from_utf8_lossy(&bytes).into_owned()
+fn lossy(bytes: Vec<u8>) -> String {
+    String::from_utf8(bytes)
+        .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned())
 }
 
 fn kill(child: &mut Child) {

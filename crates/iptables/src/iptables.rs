@@ -1,20 +1,18 @@
-//! The only processes of this mode: `iptables-save` to read the shim back and `iptables-restore` to write it.
+//! One process to read all rules of a family, and one to write any number of them.
 //!
 //! iptables has two backends that do not see each other's rules, and a host's kubelet, CNI and kube-proxy must agree on
 //! one. It is chosen once, at start, for both families, and called by its own name (`iptables-nft-restore`), never by
 //! what the distribution's `iptables` happens to be: in a container that says nothing about the host.
-//!
-//! Not here: what the rules are (`rules.rs`), and anything that costs a process for each rule.
 
 use std::cmp::Reverse;
 use std::fmt::{self, Write as _};
-use std::io;
+use std::io::{self, BufRead, Write};
 use std::path::Path;
 use std::time::Duration;
 
 use proxy::IpFamily;
 
-use crate::program::{Finished, Program};
+use crate::program::{Finished, Input, Program};
 
 /// Longest time that a restore may take: 5 s of it is its own wait for the lock of legacy iptables.
 const RESTORE_LIMIT: Duration = Duration::from_secs(10);
@@ -22,6 +20,8 @@ const RESTORE_LIMIT: Duration = Duration::from_secs(10);
 const MEBIBYTE_LIMIT: Duration = Duration::from_secs(10);
 /// A save prints the rules of others, too, of which there may be very many.
 const SAVE_LIMIT: Duration = Duration::from_secs(30);
+/// One that is read as it comes has so many rules of our own.
+const LONG_SAVE_LIMIT: Duration = Duration::from_mins(5);
 /// First version with `iptables-restore -w` and `MASQUERADE --random-fully`.
 const MODERN: [u32; 3] = [1, 6, 2];
 /// Chains by which the kubelet tells which backend it uses (KEP-3178), in table mangle.
@@ -102,7 +102,7 @@ pub enum IptablesError {
 
 impl IptablesError {
     /// Whether the kernel cannot hold any rules of this backend, so that there are none.
-    pub(crate) fn is_unsupported(&self) -> bool {
+    pub fn is_unsupported(&self) -> bool {
         matches!(self, Self::Failed { said, .. } if said.contains(UNSUPPORTED))
     }
 }
@@ -146,7 +146,7 @@ impl Iptables {
     }
 
     /// All that are installed.
-    pub(crate) fn installed() -> Result<Vec<Self>, IptablesError> {
+    pub fn installed() -> Result<Vec<Self>, IptablesError> {
         let mut found: Vec<Self> = Backend::ALL.into_iter().filter_map(Self::named).collect();
         if found.is_empty() {
             found.extend(Self::plain()?);
@@ -155,7 +155,7 @@ impl Iptables {
     }
 
     /// The installed ones of other backends.
-    pub(crate) fn other_than(used: Self) -> impl Iterator<Item = Self> {
+    pub fn other_than(used: Self) -> impl Iterator<Item = Self> {
         let installed = Backend::ALL.into_iter().filter_map(Self::named);
         installed.filter(move |other| other.backend != used.backend)
     }
@@ -204,18 +204,44 @@ impl Iptables {
     }
 
     /// All tables in use.
-    pub(crate) fn save(&self, family: IpFamily) -> Result<String, IptablesError> {
+    pub fn save(&self, family: IpFamily) -> Result<String, IptablesError> {
         let program = self.program(family, "save")?;
         run(&program, &[], "", SAVE_LIMIT).map(|finished| finished.stdout)
     }
 
+    /// The lines of one table, or of all tables in use, one after the other.
+    pub fn save_lines(
+        &self,
+        family: IpFamily,
+        table: Option<&str>,
+        line: &mut (dyn FnMut(&str) + Send),
+    ) -> Result<(), IptablesError> {
+        let program = self.program(family, "save")?;
+        let arguments: Vec<&str> = table.into_iter().flat_map(|table| ["-t", table]).collect();
+        let mut output = |source: &mut dyn BufRead| {
+            let mut bytes = Vec::new();
+            // What could be read before an error still counts, and then the program has failed.
+            while source
+                .read_until(b'\n', &mut bytes)
+                .is_ok_and(|read| read > 0)
+            {
+                line(String::from_utf8_lossy(&bytes).trim_end_matches('\n'));
+                bytes.clear();
+            }
+        };
+        match program.stream(&arguments, &mut |_| Ok(()), &mut output, LONG_SAVE_LIMIT) {
+            Ok(finished) if finished.status.success() => Ok(()),
+            result => Err(failure(&program, result, LONG_SAVE_LIMIT, |_| None)),
+        }
+    }
+
     /// Applies `text` without touching chains that it does not name: each of its tables whole, or not at all.
-    pub(crate) fn restore(&self, family: IpFamily, text: &str) -> Result<(), IptablesError> {
+    pub fn restore(&self, family: IpFamily, text: &str) -> Result<(), IptablesError> {
         self.restore_within(RESTORE_LIMIT, family, text)
     }
 
     /// The same among rules of which so many characters are there: legacy iptables takes in a table whole and writes it whole.
-    pub(crate) fn restore_among(
+    pub fn restore_among(
         &self,
         saved: usize,
         family: IpFamily,
@@ -232,13 +258,31 @@ impl Iptables {
         family: IpFamily,
         text: &str,
     ) -> Result<(), IptablesError> {
+        self.restore_from(limit, family, &mut |sink| sink.write_all(text.as_bytes()))
+    }
+
+    /// The same with a text that is written piece by piece; once more if it is refused, to find the line that is blamed.
+    pub fn restore_from(
+        &self,
+        limit: Duration,
+        family: IpFamily,
+        text: Input<'_>,
+    ) -> Result<(), IptablesError> {
         let program = self.program(family, "restore")?;
         let arguments: &[&str] = if self.is_modern {
             &["-w", "5", "--noflush"]
         } else {
             &["--noflush"]
         };
-        run(&program, arguments, text, limit).map(drop)
+        match program.stream(arguments, text, &mut |_| {}, limit) {
+            Ok(finished) if finished.status.success() => Ok(()),
+            result => Err(failure(&program, result, limit, |number| {
+                let mut finder = LineFinder::new(number);
+                // That it stops at the line is no failure.
+                let _ = text(&mut finder);
+                finder.found()
+            })),
+        }
     }
 
     /// The programs that are named after the backend. These are there since 1.8.
@@ -290,7 +334,7 @@ impl Iptables {
 }
 
 /// Whether the kernel has a family.
-pub(crate) fn exists(family: IpFamily) -> Result<(), IptablesError> {
+pub fn exists(family: IpFamily) -> Result<(), IptablesError> {
     if family == IpFamily::V6 && !Path::new("/proc/thread-self/net/if_inet6").exists() {
         return Err(IptablesError::NoIpv6);
     }
@@ -344,32 +388,80 @@ fn run(
     input: &str,
     limit: Duration,
 ) -> Result<Finished, IptablesError> {
-    let name = || {
-        let name = program.path().file_name().unwrap_or_default();
-        name.to_string_lossy().into_owned()
-    };
     match program.run(arguments, input, limit) {
         Ok(finished) if finished.status.success() => Ok(finished),
-        Ok(finished) => Err(IptablesError::Failed {
-            program: name(),
-            said: match explain(&finished.stderr, input) {
+        result => Err(failure(program, result, limit, |number| {
+            Some(input.lines().nth(number.checked_sub(1)?)?.to_owned())
+        })),
+    }
+}
+
+/// Why it did not succeed. `line` finds a line of the input by its number, from 1 on.
+fn failure(
+    program: &Program,
+    result: io::Result<Finished>,
+    limit: Duration,
+    line: impl FnOnce(usize) -> Option<String>,
+) -> IptablesError {
+    let name = program.path().file_name().unwrap_or_default();
+    let program = name.to_string_lossy().into_owned();
+    match result {
+        Ok(finished) => IptablesError::Failed {
+            program,
+            said: match explain(&finished.stderr, line) {
                 said if said.is_empty() => finished.status.to_string(),
                 said => said,
             },
-        }),
-        Err(error) if error.kind() == io::ErrorKind::TimedOut => Err(IptablesError::TimedOut {
-            program: name(),
-            limit,
-        }),
-        Err(source) => Err(IptablesError::Run {
-            program: name(),
-            source,
-        }),
+        },
+        Err(error) if error.kind() == io::ErrorKind::TimedOut => {
+            IptablesError::TimedOut { program, limit }
+        }
+        Err(source) => IptablesError::Run { program, source },
+    }
+}
+
+/// A sink that keeps one line of what is written to it, and takes nothing behind that.
+struct LineFinder {
+    /// How many lines are before it still; `None` when it is complete.
+    before: Option<usize>,
+    line: Vec<u8>,
+}
+
+impl LineFinder {
+    fn new(number: usize) -> Self {
+        Self {
+            before: number.checked_sub(1),
+            line: Vec::new(),
+        }
+    }
+
+    fn found(self) -> Option<String> {
+        let is_found = self.before.is_none() && !self.line.is_empty();
+        is_found.then(|| String::from_utf8_lossy(&self.line).into_owned())
+    }
+}
+
+impl Write for LineFinder {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        for byte in bytes {
+            match (self.before, byte) {
+                (None, _) => return Err(io::ErrorKind::WriteZero.into()),
+                (Some(0), b'\n') => self.before = None,
+                (Some(0), byte) => self.line.push(*byte),
+                (Some(before), b'\n') => self.before = Some(before - 1),
+                _ => {}
+            }
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 
 /// What iptables said, made readable: its first lines, the input line that it blames, and what to do.
-fn explain(stderr: &str, input: &str) -> String {
+fn explain(stderr: &str, line: impl FnOnce(usize) -> Option<String>) -> String {
     let lines = stderr.lines().map(str::trim).filter(|line| {
         !(line.is_empty()
             || line.starts_with("Try `")
@@ -386,8 +478,8 @@ fn explain(stderr: &str, input: &str) -> String {
                 .unwrap_or(rest.len());
             rest.get(..digits)?.parse::<usize>().ok()
         })
-        .and_then(|number| Some((number, input.lines().nth(number.checked_sub(1)?)?)));
-    if let Some((number, line)) = blamed {
+        .and_then(|number| Some((number, line(number)?)));
+    if let Some((number, line)) = &blamed {
         let _ = write!(said, "; line {number} is `{line}`");
     }
     let next = if said.contains("xtables lock")
@@ -466,12 +558,20 @@ mod tests {
 
     // What iptables 1.8.9 really says, on Linux 6.1.
 
+    fn said_of(stderr: &str, input: &str) -> String {
+        explain(stderr, |number| {
+            let mut finder = LineFinder::new(number);
+            let _ = finder.write(input.as_bytes());
+            finder.found()
+        })
+    }
+
     const INPUT: &str =
         "*nat\n:KUBE-X - [0:0]\n-A KUBE-X -m set --match-set NOPE dst -j RETURN\nCOMMIT\n";
 
     #[test]
     fn the_line_that_iptables_blames_is_shown() {
-        let said = explain(
+        let said = said_of(
             "iptables-restore v1.8.9 (legacy): Set NOPE doesn't exist.\n\nError occurred at line: 3\n\
              Try `iptables-restore -h' or 'iptables-restore --help' for more information.\n",
             INPUT,
@@ -491,7 +591,7 @@ mod tests {
             "iptables-nft-restore v1.8.9 (nf_tables): \nline 2: TABLE_ADD failed (Operation not supported): table nat\n\
              line 2: CHAIN_USER_ADD failed (No such file or directory): chain KUBE-X\n",
         ] {
-            let said = explain(stderr, INPUT);
+            let said = said_of(stderr, INPUT);
             assert!(said.contains("modprobe -a xt_set"), "{said}");
             assert!(said.contains("; line "), "{said}");
         }
@@ -501,19 +601,19 @@ mod tests {
     fn other_refusals_have_their_own_next_step() {
         let lock = "Can't lock /run/xtables.lock: Resource temporarily unavailable\n\
              Another app is currently holding the xtables lock. Stopped waiting after 5s.\n";
-        assert!(explain(lock, INPUT).contains("fuser"));
+        assert!(said_of(lock, INPUT).contains("fuser"));
         let rights = "Fatal: can't open lock file /run/xtables.lock: Permission denied\n";
-        assert!(explain(rights, INPUT).contains("CAP_NET_RAW"));
+        assert!(said_of(rights, INPUT).contains("CAP_NET_RAW"));
         // The match `set` asks ipset through a raw socket, in both backends.
         let raw = "iptables-nft-restore v1.8.9 (nf_tables): Can't open socket to ipset.\n";
-        assert!(explain(raw, INPUT).contains("CAP_NET_RAW"));
-        assert_eq!(explain("no reason\n", INPUT), "no reason");
+        assert!(said_of(raw, INPUT).contains("CAP_NET_RAW"));
+        assert_eq!(said_of("no reason\n", INPUT), "no reason");
         assert_eq!(
-            explain("line 99999999999999999999 line 0 line", INPUT)
+            said_of("line 99999999999999999999 line 0 line", INPUT)
                 .matches(" is `")
                 .count(),
             0
         );
-        assert_eq!(explain("", ""), "");
+        assert_eq!(said_of("", ""), "");
     }
 }

@@ -1,0 +1,12 @@
+//! The iptables programs, for the modes that write rules.
+//!
+//! [`Iptables`] is one backend of them for both IP families: `iptables-save` reads, `iptables-restore` writes, and nothing
+//! costs a process for each rule. [`Program`] runs them, and the few others that have no netlink replacement.
+//!
+//! Not here: what the rules are.
+
+mod iptables;
+mod program;
+
+pub use iptables::{Backend, Iptables, IptablesError, exists};
+pub use program::{Finished, Input, Output, Program};

@@ -1,0 +1,40 @@
+//! Gives back to the system what the allocator keeps after much was freed at once.
+//!
+//! A first sync, and each check for drift, hold tens of megabytes for a second: writes and their answers, or all that the kernel
+//! holds. glibc's allocator keeps freed memory below the last piece in use, in an arena for each thread, until it is asked. It is
+//! told once to use one arena, as threads here hardly ever allocate at the same time, and to give large pieces back at once. Other
+//! C libraries are left as they are.
+
+/// Sets the allocator up; before a thread starts.
+pub fn start() {
+    #[cfg(target_env = "gnu")]
+    for (option, value) in [
+        (libc::M_ARENA_MAX, 1),
+        // To set these is what keeps them from growing with what is freed.
+        (libc::M_MMAP_THRESHOLD, LARGE),
+        (libc::M_TRIM_THRESHOLD, LARGE),
+    ] {
+        #[allow(unsafe_code, reason = "there is no safe call")]
+        // SAFETY: mallopt takes and returns numbers; it is called before any other thread starts, with options of malloc.h.
+        unsafe {
+            // What an allocator does not know it leaves.
+            libc::mallopt(option, value);
+        }
+    }
+}
+
+/// From so many bytes on, an allocation is a mapping of its own; glibc's first value.
+#[cfg(target_env = "gnu")]
+const LARGE: libc::c_int = 128 * 1024;
+
+/// Gives back all whole pages that are free. Takes milliseconds where tens of megabytes are in use.
+pub(crate) fn trim() {
+    #[cfg(target_env = "gnu")]
+    {
+        #[allow(unsafe_code, reason = "there is no safe call")]
+        // SAFETY: malloc_trim takes a number, locks each arena, and touches only memory that nobody has.
+        unsafe {
+            libc::malloc_trim(0);
+        }
+    }
+}

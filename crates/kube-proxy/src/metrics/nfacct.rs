@@ -1,0 +1,42 @@
+//! What rules of iptables mode count with nfacct; absent where the kernel cannot.
+
+use std::fmt;
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
+use prometheus_client::metrics::counter::ConstCounter;
+use proxy_iptables::{Accounting, Counter};
+
+/// Reads when it is asked.
+#[derive(Debug)]
+pub(super) struct Counters;
+
+/// A counter, its metric without `_total`, and its help.
+const ROWS: [(Counter, &str, &str); 2] = [
+    (
+        Counter::InvalidDropped,
+        "kubeproxy_iptables_ct_state_invalid_dropped_packets",
+        "[ALPHA] packets dropped by iptables to work around conntrack problems",
+    ),
+    (
+        Counter::LocalhostNodePorts,
+        "kubeproxy_iptables_localhost_nodeports_accepted_packets",
+        "[ALPHA] Number of packets accepted on nodeports of loopback interface",
+    ),
+];
+
+impl Collector for Counters {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let Ok(mut accounting) = Accounting::open() else {
+            return Ok(());
+        };
+        for (counter, name, help) in ROWS {
+            if let Ok(Some(packets)) = accounting.packets(counter) {
+                let counter = ConstCounter::new(packets);
+                let metric = encoder.encode_descriptor(name, help, None, counter.metric_type())?;
+                counter.encode(metric)?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,238 @@
+//! The chains: those that every Service shares, by name, and those of single Service ports, by upstream's hashes.
+
+use std::fmt;
+use std::net::SocketAddr;
+
+use proxy::Protocol;
+use ring::digest::{SHA256, digest};
+
+/// An iptables table that this mode uses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Table {
+    /// `mangle`, for the canary alone.
+    Mangle,
+    /// `filter`
+    Filter,
+    /// `nat`
+    Nat,
+}
+
+impl Table {
+    /// In the order they are written, which is upstream's: who must not be served is rejected before it is no longer served.
+    pub const ALL: [Self; 3] = [Self::Mangle, Self::Filter, Self::Nat];
+
+    /// As iptables names it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Mangle => "mangle",
+            Self::Filter => "filter",
+            Self::Nat => "nat",
+        }
+    }
+}
+
+/// What a chain of a Service port is for. All are in table nat.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Purpose {
+    /// Chooses an endpoint of the whole cluster.
+    Cluster,
+    /// Chooses an endpoint of this node.
+    Local,
+    /// What comes to addresses outside of the cluster.
+    External,
+    /// Source ranges of load-balancer addresses.
+    Firewall,
+    /// One endpoint.
+    Endpoint,
+}
+
+impl Purpose {
+    const ALL: [Self; 5] = [
+        Self::Cluster,
+        Self::Local,
+        Self::External,
+        Self::Firewall,
+        Self::Endpoint,
+    ];
+
+    fn prefix(self) -> &'static str {
+        match self {
+            Self::Cluster => "KUBE-SVC-",
+            Self::Local => "KUBE-SVL-",
+            Self::External => "KUBE-EXT-",
+            Self::Firewall => "KUBE-FW-",
+            Self::Endpoint => "KUBE-SEP-",
+        }
+    }
+}
+
+/// What tells chains of one purpose apart: 16 characters of base32.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Hash([u8; 16]);
+
+impl Hash {
+    /// The hash of a Service port, `namespace/name:port`.
+    pub fn of_port(name: &str, protocol: Protocol) -> Self {
+        Self::of(format_args!("{name}{}", protocol.lower()))
+    }
+
+    /// The hash of one of its endpoints.
+    pub fn of_endpoint(name: &str, protocol: Protocol, endpoint: SocketAddr) -> Self {
+        Self::of(format_args!("{name}{}{endpoint}", protocol.lower()))
+    }
+
+    fn of(what: fmt::Arguments<'_>) -> Self {
+        /// RFC 4648.
+        const ALPHABET: [u8; 32] = *b"ABCDEFGHIJKLMNOPQRSTUVWXYZ234567";
+        let digest = digest(&SHA256, what.to_string().as_bytes());
+        let mut bytes = digest.as_ref().iter();
+        let mut hash = [0; 16];
+        // Five bytes are eight characters.
+        for eight in hash.chunks_exact_mut(8) {
+            let bits = bytes
+                .by_ref()
+                .take(5)
+                .fold(0_u64, |bits, byte| bits << 8 | u64::from(*byte));
+            for (at, character) in eight.iter_mut().enumerate() {
+                let five = usize::try_from(bits >> (35 - 5 * at) & 31).unwrap_or_default();
+                *character = ALPHABET.get(five).copied().unwrap_or_default();
+            }
+        }
+        Self(hash)
+    }
+}
+
+impl fmt::Display for Hash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(std::str::from_utf8(&self.0).unwrap_or_default())
+    }
+}
+
+impl fmt::Debug for Hash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// A chain of a Service port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Chain {
+    /// What it is for.
+    pub purpose: Purpose,
+    /// Whose it is.
+    pub hash: Hash,
+}
+
+impl Chain {
+    /// Reads a name; `None` if it is none of these chains'.
+    pub fn parse(name: &str) -> Option<Self> {
+        let (purpose, hash) = Purpose::ALL
+            .iter()
+            .find_map(|purpose| Some((*purpose, name.strip_prefix(purpose.prefix())?)))?;
+        let hash: [u8; 16] = hash.as_bytes().try_into().ok()?;
+        let is_base32 = |byte: &u8| matches!(byte, b'A'..=b'Z' | b'2'..=b'7');
+        hash.iter().all(is_base32).then_some(Self {
+            purpose,
+            hash: Hash(hash),
+        })
+    }
+}
+
+impl fmt::Display for Chain {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{}", self.purpose.prefix(), self.hash)
+    }
+}
+
+/// A chain that holds rules of every Service.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Shared {
+    /// filter `KUBE-SERVICES`: cluster IPs that nobody serves.
+    FilterServices,
+    /// filter `KUBE-EXTERNAL-SERVICES`: other addresses that nobody serves.
+    FilterExternal,
+    /// filter `KUBE-NODEPORTS`: health-check node ports.
+    FilterNodePorts,
+    /// filter `KUBE-PROXY-FIREWALL`: what source ranges leave out.
+    FilterFirewall,
+    /// nat `KUBE-SERVICES`: from addresses to the chains of Service ports. It ends with the way to the NodePorts.
+    NatServices,
+    /// nat `KUBE-NODEPORTS`
+    NatNodePorts,
+}
+
+impl Shared {
+    /// All of them.
+    pub const ALL: [Self; 6] = [
+        Self::FilterServices,
+        Self::FilterExternal,
+        Self::FilterNodePorts,
+        Self::FilterFirewall,
+        Self::NatServices,
+        Self::NatNodePorts,
+    ];
+
+    /// Its table.
+    pub fn table(self) -> Table {
+        match self {
+            Self::NatServices | Self::NatNodePorts => Table::Nat,
+            _ => Table::Filter,
+        }
+    }
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::FilterServices | Self::NatServices => "KUBE-SERVICES",
+            Self::FilterExternal => "KUBE-EXTERNAL-SERVICES",
+            Self::FilterNodePorts | Self::NatNodePorts => "KUBE-NODEPORTS",
+            Self::FilterFirewall => "KUBE-PROXY-FIREWALL",
+        }
+    }
+
+    /// The one with this name.
+    pub fn find(table: Table, name: &str) -> Option<Self> {
+        let mut all = Self::ALL.into_iter();
+        all.find(|chain| chain.table() == table && chain.name() == name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hashes_are_upstreams() {
+        let port = Hash::of_port("default/web", Protocol::Tcp);
+        assert_eq!(port.to_string(), "LOLE4ISW44XBNF3G");
+        let endpoint = |endpoint: &str| {
+            Hash::of_endpoint("default/web", Protocol::Tcp, endpoint.parse().unwrap()).to_string()
+        };
+        assert_eq!(endpoint("10.244.2.5:8080"), "CBTFKNOSRCMRXDOA");
+        assert_eq!(endpoint("[fd00:244:2::5]:8080"), "PPKD3DPOM23MUZZ7");
+        assert_eq!(
+            Hash::of_port("default/sc", Protocol::Sctp).to_string(),
+            "CABLGYWUANIJK2Y4"
+        );
+    }
+
+    #[test]
+    fn names_read_back() {
+        for purpose in Purpose::ALL {
+            let hash = Hash::of_port("a/b:c", Protocol::Udp);
+            let chain = Chain { purpose, hash };
+            assert_eq!(Chain::parse(&chain.to_string()), Some(chain));
+        }
+        for other in [
+            "KUBE-SVC-",
+            "KUBE-SVC-lole4isw44xbnf3g",
+            "KUBE-SERVICES",
+            "KUBE-SEP-ÄÄÄÄÄÄÄÄ",
+        ] {
+            assert_eq!(Chain::parse(other), None, "{other}");
+        }
+        for chain in Shared::ALL {
+            assert_eq!(Shared::find(chain.table(), chain.name()), Some(chain));
+        }
+    }
+}

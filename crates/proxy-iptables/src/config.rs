@@ -1,0 +1,50 @@
+//! What the flags, and the node, say to this mode, for one IP family.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use proxy::LocalDetector;
+
+/// Settings of the iptables mode for one family.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(
+    clippy::struct_excessive_bools,
+    reason = "each is a flag, or a fact about the node"
+)]
+pub struct Config {
+    /// `--masquerade-all`.
+    pub masquerade_all: bool,
+    /// `1 << --iptables-masquerade-bit`.
+    pub masquerade_mark: u32,
+    /// How traffic of this node's pods is told apart.
+    pub detector: LocalDetector,
+    /// Whether NodePorts are served on 127.0.0.0/8: `--iptables-localhost-nodeports`, where `--nodeport-addresses` has it. Never
+    /// with IPv6.
+    pub localhost_node_ports: bool,
+    /// Whether packets that connection tracking calls INVALID are let through: `nf_conntrack_tcp_be_liberal` is set.
+    pub lets_invalid_pass: bool,
+    /// Whether the kernel counts with nfacct; see [`Counter`](crate::Counter).
+    pub has_counters: bool,
+    /// `--bind-address`, if it names this node's address; it counts before those of the Node object.
+    pub node_ip: Option<IpAddr>,
+    /// `--iptables-sync-period`: how often the kernel is looked at.
+    pub sync_period: Duration,
+    /// Whether iptables knows `--random-fully` (1.6.2 and later).
+    pub random_fully: bool,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            masquerade_all: false,
+            masquerade_mark: 1 << 14,
+            detector: LocalDetector::None,
+            localhost_node_ports: false,
+            lets_invalid_pass: false,
+            has_counters: false,
+            node_ip: None,
+            sync_period: Duration::from_secs(30),
+            random_fully: true,
+        }
+    }
+}

@@ -1,0 +1,251 @@
+//! A kernel of the tests: it keeps what iptables keeps, refuses what iptables refuses, and then changes nothing of that table.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use iptables::Input;
+
+use crate::chain::Table;
+use crate::kernel::{Kernel, KernelError, Refusal};
+
+/// The longest name of a chain (`XT_EXTENSION_MAXNAMELEN`, with the byte that ends it).
+const MAX_NAME: usize = 28;
+
+/// A handle to one; clones are the same kernel.
+#[derive(Debug, Clone, Default)]
+pub struct FakeKernel(Arc<Mutex<State>>);
+
+/// What it holds, and how it is to behave.
+#[derive(Debug, Clone, Default)]
+pub struct State {
+    /// Chains with their rules, from `-A` on, by table.
+    pub tables: BTreeMap<Table, BTreeMap<String, Vec<String>>>,
+    /// The node's addresses.
+    pub addresses: BTreeSet<IpAddr>,
+    /// Rules that have one of these in them are refused.
+    pub refused: Vec<String>,
+    /// Why nothing is taken: the lock is held.
+    pub held: Option<String>,
+    /// The texts that were restored, or refused, since this was last emptied.
+    pub restores: Vec<String>,
+    /// The tables that were read since this was last emptied; `None` is all.
+    pub saves: Vec<Option<Table>>,
+}
+
+impl FakeKernel {
+    /// One without rules.
+    pub fn new(addresses: &[&str]) -> Self {
+        let kernel = Self::default();
+        let addresses = addresses.iter().filter_map(|ip| ip.parse().ok());
+        kernel.state().addresses = addresses.collect();
+        kernel.flush();
+        kernel
+    }
+
+    /// What it holds.
+    pub fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Empties all tables, as a firewall that is reloaded does.
+    pub fn flush(&self) {
+        let built_in = |names: &[&str]| {
+            let chains = names.iter().map(|name| ((*name).to_owned(), Vec::new()));
+            chains.collect::<BTreeMap<_, _>>()
+        };
+        let all = ["PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"];
+        self.state().tables = BTreeMap::from([
+            (Table::Mangle, built_in(&all)),
+            (Table::Filter, built_in(&["INPUT", "FORWARD", "OUTPUT"])),
+            (
+                Table::Nat,
+                built_in(&["PREROUTING", "INPUT", "OUTPUT", "POSTROUTING"]),
+            ),
+        ]);
+    }
+
+    /// Takes over what `iptables-save` printed.
+    pub fn load(&self, saved: &str) {
+        let mut state = self.state();
+        let mut table = None;
+        for line in saved.lines() {
+            if let Some(name) = line.strip_prefix('*') {
+                table = Table::ALL.into_iter().find(|table| table.name() == name);
+            }
+            let Some(chains) = table.and_then(|table| state.tables.get_mut(&table)) else {
+                continue;
+            };
+            if let Some(declared) = line.strip_prefix(':') {
+                chains.entry(first(declared)).or_default();
+            } else if let Some(rule) = line.strip_prefix("-A ") {
+                let rules = chains.entry(first(rule)).or_default();
+                rules.push(line.to_owned());
+            }
+        }
+    }
+
+    /// What `iptables-save` would print of all tables.
+    pub fn saved(&self) -> String {
+        let state = self.state();
+        let mut text = String::new();
+        for table in Table::ALL {
+            state.save(table, &mut |line| {
+                let _ = writeln!(text, "{line}");
+            });
+        }
+        text
+    }
+}
+
+fn first(words: &str) -> String {
+    words.split(' ').next().unwrap_or_default().to_owned()
+}
+
+impl State {
+    fn save(&self, table: Table, line: &mut dyn FnMut(&str)) {
+        let Some(chains) = self.tables.get(&table) else {
+            return;
+        };
+        line(&format!("*{}", table.name()));
+        for name in chains.keys() {
+            let policy = if is_built_in(name) { "ACCEPT" } else { "-" };
+            line(&format!(":{name} {policy} [0:0]"));
+        }
+        for rule in chains.values().flatten() {
+            line(rule);
+        }
+        line("COMMIT");
+    }
+
+    /// Carries out the commands of one table.
+    fn commit(&mut self, table: Table, commands: &[(usize, String)]) -> Result<(), String> {
+        let mut chains = self.tables.get(&table).cloned().unwrap_or_default();
+        for (number, command) in commands {
+            run(&mut chains, &self.refused, command)
+                .map_err(|why| format!("line {number} failed: {why}: {command}"))?;
+        }
+        for rule in chains.values().flatten() {
+            if let Some(target) = target(rule).filter(|target| target.starts_with("KUBE-"))
+                && !chains.contains_key(target)
+            {
+                return Err(format!("there is no chain {target}: {rule}"));
+            }
+        }
+        self.tables.insert(table, chains);
+        Ok(())
+    }
+}
+
+fn run(
+    chains: &mut BTreeMap<String, Vec<String>>,
+    refused: &[String],
+    command: &str,
+) -> Result<(), &'static str> {
+    if let Some(declared) = command.strip_prefix(':') {
+        let name = first(declared);
+        if name.len() > MAX_NAME {
+            return Err("the name of the chain is too long");
+        }
+        chains.insert(name, Vec::new());
+        return Ok(());
+    }
+    let (verb, rest) = command.split_once(' ').ok_or("what is that?")?;
+    let name = first(rest);
+    let line = format!("-A {rest}");
+    match verb {
+        "-A" | "-I" => {
+            if refused.iter().any(|part| line.contains(part)) {
+                return Err("the kernel lacks a module");
+            }
+            let rules = chains.get_mut(&name).ok_or("there is no such chain")?;
+            if verb == "-A" {
+                rules.push(line);
+            } else {
+                rules.insert(0, line);
+            }
+        }
+        "-D" => {
+            let rules = chains.get_mut(&name).ok_or("there is no such chain")?;
+            let at = rules.iter().position(|rule| *rule == line);
+            rules.remove(at.ok_or("there is no such rule")?);
+        }
+        "-X" => {
+            let mut rules = chains.values().flatten();
+            if rules.any(|rule| target(rule) == Some(name.as_str())) {
+                return Err("a rule leads to it");
+            }
+            let rules = chains.remove(&name).ok_or("there is no such chain")?;
+            if !rules.is_empty() {
+                return Err("it is not empty");
+            }
+        }
+        _ => return Err("what is that?"),
+    }
+    Ok(())
+}
+
+fn is_built_in(name: &str) -> bool {
+    ["PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"].contains(&name)
+}
+
+fn target(rule: &str) -> Option<&str> {
+    let (_, target) = rule.rsplit_once(" -j ")?;
+    target.split(' ').next()
+}
+
+impl Kernel for FakeKernel {
+    fn addresses(&mut self) -> Result<BTreeSet<IpAddr>, KernelError> {
+        Ok(self.state().addresses.clone())
+    }
+
+    fn save(
+        &mut self,
+        table: Option<Table>,
+        line: &mut (dyn FnMut(&str) + Send),
+    ) -> Result<(), KernelError> {
+        let mut state = self.state();
+        state.saves.push(table);
+        for each in Table::ALL {
+            if table.is_none_or(|table| table == each) {
+                state.save(each, line);
+            }
+        }
+        Ok(())
+    }
+
+    fn restore(&mut self, text: Input<'_>) -> Result<(), Refusal> {
+        let mut bytes = Vec::new();
+        // Writing to a Vec cannot fail.
+        let _ = text(&mut bytes);
+        let text = String::from_utf8_lossy(&bytes).into_owned();
+        let mut state = self.state();
+        state.restores.push(text.clone());
+        if let Some(reason) = &state.held {
+            return Err(Refusal {
+                reason: reason.clone(),
+                is_general: true,
+            });
+        }
+        let (mut table, mut commands) = (None, Vec::new());
+        for (at, line) in text.lines().enumerate() {
+            if let Some(name) = line.strip_prefix('*') {
+                table = Table::ALL.into_iter().find(|table| table.name() == name);
+                commands.clear();
+            } else if line == "COMMIT" {
+                let done = match table.take() {
+                    Some(table) => state.commit(table, &commands),
+                    None => Err("COMMIT without a table".to_owned()),
+                };
+                done.map_err(|reason| Refusal {
+                    reason,
+                    is_general: false,
+                })?;
+            } else {
+                commands.push((at + 1, line.to_owned()));
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,146 @@
+//! The kernel as this mode sees it: rules as text, in and out.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use iptables::{Input, Iptables, IptablesError};
+use netlink_batch::{Connection, Protocol};
+use netlink_packet_core::Parseable as _;
+use netlink_packet_route::AddressFamily;
+use netlink_packet_route::address::{AddressAttribute, AddressMessage};
+use proxy::IpFamily;
+
+use crate::chain::Table;
+
+/// Longest time that a restore may take. It waits 5 s for the lock; the rest is work: legacy iptables takes in a table whole and
+/// writes it whole, which with very many rules takes minutes.
+const RESTORE_LIMIT: Duration = Duration::from_mins(5);
+
+/// What can be read and written, for one IP family. Two implementations: the iptables programs, and a strict fake that refuses
+/// what they refuse.
+pub trait Kernel: Send + 'static {
+    /// The addresses of all interfaces of this node, those of localhost included.
+    fn addresses(&mut self) -> Result<BTreeSet<IpAddr>, KernelError>;
+
+    /// Tells each line of `iptables-save`, of one table or of all. Costs a process.
+    fn save(
+        &mut self,
+        table: Option<Table>,
+        line: &mut (dyn FnMut(&str) + Send),
+    ) -> Result<(), KernelError>;
+
+    /// Carries out what `text` writes, each of its tables whole or not at all: those before one that is refused stay done. Costs
+    /// a process.
+    fn restore(&mut self, text: Input<'_>) -> Result<(), Refusal>;
+}
+
+/// The kernel could not be read.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("cannot read {what}: {reason}")]
+pub struct KernelError {
+    /// `the iptables rules`, ...
+    pub what: &'static str,
+    /// Why, and what to do.
+    pub reason: String,
+}
+
+/// Rules were not taken.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{reason}")]
+pub struct Refusal {
+    /// Why, and what to do.
+    pub reason: String,
+    /// Whether others would not be taken either: the lock is held, rights are missing.
+    pub is_general: bool,
+}
+
+/// The kernel, through the iptables programs.
+#[derive(Debug)]
+pub struct IptablesKernel {
+    family: IpFamily,
+    iptables: Iptables,
+}
+
+impl IptablesKernel {
+    /// For one family, which iptables can write ([`Iptables::check`]).
+    pub fn new(family: IpFamily, iptables: Iptables) -> Self {
+        Self { family, iptables }
+    }
+
+    fn read_addresses(&self) -> Result<BTreeSet<IpAddr>, netlink_batch::Error> {
+        const RTM_GETADDR: u16 = 22;
+        let family = match self.family {
+            IpFamily::V4 => AddressFamily::Inet,
+            IpFamily::V6 => AddressFamily::Inet6,
+        };
+        // `struct ifaddrmsg`: family, prefix length, flags, scope, index.
+        let header = [u8::from(family), 0, 0, 0, 0, 0, 0, 0];
+        let mut connection = Connection::open(Protocol::Route)?;
+        let dump = connection.dump(RTM_GETADDR, 0, |message| message.bytes(&header))?;
+        Ok(dump
+            .iter()
+            .filter_map(|(_, payload)| address(payload))
+            .filter(|address| IpFamily::of(*address) == self.family)
+            .collect())
+    }
+}
+
+/// Between two points `IFA_ADDRESS` is the other end's; without another end IPv6 has no `IFA_LOCAL`.
+fn address(payload: &[u8]) -> Option<IpAddr> {
+    let message = AddressMessage::parse(payload).ok()?;
+    let (mut local, mut address) = (None, None);
+    for attribute in message.attributes {
+        match attribute {
+            AddressAttribute::Local(ip) => local = Some(ip),
+            AddressAttribute::Address(ip) => address = Some(ip),
+            _ => {}
+        }
+    }
+    local.or(address)
+}
+
+impl Kernel for IptablesKernel {
+    fn addresses(&mut self) -> Result<BTreeSet<IpAddr>, KernelError> {
+        self.read_addresses().map_err(|error| KernelError {
+            what: "the addresses of this node",
+            reason: error.to_string(),
+        })
+    }
+
+    fn save(
+        &mut self,
+        table: Option<Table>,
+        line: &mut (dyn FnMut(&str) + Send),
+    ) -> Result<(), KernelError> {
+        let saved = self
+            .iptables
+            .save_lines(self.family, table.map(Table::name), line);
+        saved.map_err(|error| KernelError {
+            what: "the iptables rules",
+            reason: error.to_string(),
+        })
+    }
+
+    fn restore(&mut self, text: Input<'_>) -> Result<(), Refusal> {
+        let restored = self.iptables.restore_from(RESTORE_LIMIT, self.family, text);
+        restored.map_err(|error| Refusal {
+            is_general: is_general(&error),
+            reason: error.to_string(),
+        })
+    }
+}
+
+fn is_general(error: &IptablesError) -> bool {
+    const SIGNS: [&str; 5] = [
+        "xtables lock",
+        "xtables.lock",
+        "ermission denied",
+        "must be root",
+        "initialize table",
+    ];
+    match error {
+        IptablesError::Failed { said, .. } => SIGNS.iter().any(|sign| said.contains(sign)),
+        _ => true,
+    }
+}

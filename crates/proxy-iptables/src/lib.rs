@@ -1,0 +1,34 @@
+//! The iptables mode of kube-proxy: what one Service wants, what the kernel holds, and the restores between the two.
+//!
+//! ```text
+//!  ServiceView ─▶ compile ─▶ ServedPort ─▶ tables (wanted │ actual) ─▶ Plan ─▶ one iptables-restore ─▶ Verdicts ─┐
+//!                                              ▲    ▲                                                    │
+//!                     iptables-save ─ Saved ───┘    └────────────────────────────────────────────────────┘
+//! ```
+//!
+//! [`Proxier`] holds the tables and is the [`Mode`](proxy::Mode). Everything up to the plan is pure; a [`Kernel`] is the iptables
+//! programs on a thread of its own, or the strict fake of the tests.
+//!
+//! The chains and rules are those of upstream's iptables mode; docs/iptables-mode.md says which they are, and why.
+
+mod base;
+mod chain;
+mod config;
+pub mod fake;
+mod kernel;
+mod nfacct;
+mod plan;
+mod port;
+mod proxier;
+mod rule;
+mod saved;
+
+pub use base::Base;
+pub use chain::{Chain, Hash, Purpose, Shared, Table};
+pub use config::Config;
+pub use kernel::{IptablesKernel, Kernel, KernelError, Refusal};
+pub use nfacct::{Accounting, Counter};
+pub use plan::Plan;
+pub use port::{Content, Owner, ServedPort, Slot, Style, compile};
+pub use proxier::{Proxier, probe_counters};
+pub use saved::{Leftovers, Reader, Saved};

@@ -1,0 +1,134 @@
+//! The kernel's named counters (nfnetlink_acct), which rules count with.
+//!
+//! A counter belongs to a network namespace, outlives the rules, and is read without reading any of them.
+//!
+//! Source: `include/uapi/linux/netfilter/nfnetlink_acct.h`.
+
+use netlink_batch::{
+    Attributes, Batch, Connection, Error, Malformed, NLM_F_CREATE, Protocol, Refusal, Reply, Writer,
+};
+
+/// `struct nfgenmsg`: family, version, resource id.
+const HEADER: [u8; 4] = [0; 4];
+const NEW: u16 = message(0);
+const GET: u16 = message(1);
+const NAME: u16 = 1;
+const PACKETS: u16 = 2;
+
+const fn message(command: u16) -> u16 {
+    const NFNL_SUBSYS_ACCT: u16 = 7;
+    NFNL_SUBSYS_ACCT << 8 | command
+}
+
+/// What is counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Counter {
+    /// Packets that were not forwarded because connection tracking calls them INVALID.
+    InvalidDropped,
+    /// Packets to NodePorts on 127.0.0.0/8 (the first of each connection).
+    LocalhostNodePorts,
+}
+
+impl Counter {
+    /// All of them.
+    pub const ALL: [Self; 2] = [Self::InvalidDropped, Self::LocalhostNodePorts];
+
+    /// As upstream names it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::InvalidDropped => "ct_state_invalid_dropped_pkts",
+            Self::LocalhostNodePorts => "localhost_nps_accepted_pkts",
+        }
+    }
+}
+
+/// The counters of the network namespace of the thread that opened it.
+#[derive(Debug)]
+pub struct Accounting {
+    connection: Connection,
+}
+
+impl Accounting {
+    /// Opens a connection. Whether the kernel counts is said by the first call.
+    pub fn open() -> Result<Self, Error> {
+        Connection::open(Protocol::Netfilter).map(|connection| Self { connection })
+    }
+
+    /// Makes all counters that are not there yet. `EINVAL`: the kernel has no nfacct and did not load it.
+    pub fn ensure(&mut self) -> Result<(), Error> {
+        let mut batch = Batch::new();
+        for counter in Counter::ALL {
+            batch.push(NEW, NLM_F_CREATE, |w| named(w, counter));
+        }
+        for reply in self.connection.execute(&batch)? {
+            match reply {
+                // Without NLM_F_REPLACE one that is there stays as it is.
+                Reply::Refused(Refusal { errno, .. })
+                    if errno == libc::EBUSY || errno == libc::EEXIST => {}
+                Reply::Refused(refusal) => return Err(Error::Refused(refusal)),
+                Reply::Unknown => return Err(Error::LostReply),
+                Reply::Done => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// How many packets were counted; `None` if there is no such counter.
+    pub fn packets(&mut self, counter: Counter) -> Result<Option<u64>, Error> {
+        let answer = self.connection.request(GET, 0, |w| named(w, counter));
+        match answer {
+            Ok(answer) => {
+                let (_, payload) = answer.iter().next().ok_or(Error::LostReply)?;
+                Ok(packets(payload)?)
+            }
+            Err(Error::Refused(refusal)) if refusal.errno == libc::ENOENT => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+fn named(w: &mut Writer<'_>, counter: Counter) {
+    w.bytes(&HEADER);
+    w.attr_str(NAME, counter.name());
+}
+
+fn packets(payload: &[u8]) -> Result<Option<u64>, Malformed> {
+    for attribute in Attributes::after(HEADER.len(), payload)? {
+        let attribute = attribute?;
+        if attribute.kind == PACKETS {
+            return attribute
+                .array()
+                .map(|bytes| Some(u64::from_be_bytes(bytes)));
+        }
+    }
+    Ok(None)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_fit_the_kernel() {
+        for counter in Counter::ALL {
+            // NFACCT_NAME_MAX, with the byte that ends it.
+            assert!(counter.name().len() < 32, "{counter:?}");
+        }
+    }
+
+    #[test]
+    fn packets_are_big_endian_and_garbage_is_no_panic() {
+        let answer = [
+            &HEADER[..],
+            &[6, 0, 1, 0, b'x', 0, 0, 0],
+            &[12, 0, 2, 0],
+            &7_u64.to_be_bytes(),
+        ]
+        .concat();
+        assert_eq!(packets(&answer).unwrap(), Some(7));
+        assert_eq!(packets(&HEADER).unwrap(), None);
+        for length in 0..answer.len() {
+            let _ = packets(&answer[..length]);
+        }
+    }
+}

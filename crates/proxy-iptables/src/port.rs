@@ -1,0 +1,583 @@
+//! One Service port: what it is compiled to, and the rules that this means. Pure: no clock, no I/O, no log, no kernel.
+//!
+//! ```text
+//!   ServiceView ─▶ compile ─▶ ServedPort ─┬─▶ slots    its rules in the chains that every Service shares
+//!                                         └─▶ chains   the chains of its own, rule by rule
+//! ```
+//!
+//! A [`ServedPort`] is kept, its rules are not: with 50 endpoints they are some 20 KiB, and are wanted only when they are written.
+//!
+//! Chains, rules, their order and comments are upstream's (docs/iptables-mode.md, sections 3 to 5).
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use ipnet::IpNet;
+use proxy::{
+    Endpoints, IpFamily, NodeFacts, Protocol, Service, ServicePort, ServicePortName, ServiceView,
+};
+
+use crate::chain::{Chain, Hash, Purpose, Shared, Table};
+use crate::config::Config;
+use crate::nfacct::Counter;
+use crate::rule::{Match, Rule, local, not_local};
+
+/// Who wants rules. Owners are ordered by importance, age and name: of two that claim one address and port the first wins, and
+/// rules are written in this order.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Owner {
+    /// The API server's own Service comes first, then DNS: everything else on the node waits for these (k/k#133773).
+    rank: u8,
+    /// `metadata.creationTimestamp`; a Service without one is taken for the youngest.
+    created: i64,
+    /// The Service port.
+    pub name: ServicePortName,
+}
+
+impl Owner {
+    fn new(service: &Service, port: &ServicePort) -> Arc<Self> {
+        let rank = match (service.name.namespace(), service.name.name()) {
+            ("default", "kubernetes") => 0,
+            ("kube-system", name) if name.contains("dns") => 1,
+            _ => 2,
+        };
+        Arc::new(Self {
+            rank,
+            created: service.created.unwrap_or(i64::MAX),
+            name: ServicePortName {
+                service: service.name.clone(),
+                port: port.name.clone(),
+                protocol: port.protocol,
+            },
+        })
+    }
+}
+
+/// A place in a shared chain: what is sent to one address and port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Slot {
+    /// The chain.
+    pub chain: Shared,
+    /// The address; `None` for those of this node.
+    pub address: Option<IpAddr>,
+    /// The protocol.
+    pub protocol: Protocol,
+    /// The port.
+    pub port: u16,
+}
+
+impl std::fmt::Display for Slot {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { port, protocol, .. } = self;
+        match self.address {
+            Some(address) => write!(f, "{}/{protocol}", SocketAddr::new(address, *port)),
+            None => write!(f, "port {port}/{protocol} of this node"),
+        }
+    }
+}
+
+/// How rules are written, beyond what a Service says.
+#[derive(Debug, Clone, Copy)]
+pub struct Style<'a> {
+    /// The flags.
+    pub config: &'a Config,
+    /// Comments that name endpoints are left out: there are very many (upstream: more than 1,000).
+    pub is_terse: bool,
+}
+
+/// An endpoint and its chain.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Endpoint {
+    at: SocketAddr,
+    hash: Hash,
+}
+
+impl Endpoint {
+    fn chain(&self) -> Chain {
+        Chain {
+            purpose: Purpose::Endpoint,
+            hash: self.hash,
+        }
+    }
+}
+
+/// A Service port in one family.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(
+    clippy::struct_excessive_bools,
+    reason = "each says something else about a Service"
+)]
+pub struct ServedPort {
+    /// Whose it is.
+    pub owner: Arc<Owner>,
+    /// How many endpoints it has, whatever their state.
+    pub endpoints: usize,
+    family: IpFamily,
+    /// `namespace/name:port`
+    name: String,
+    hash: Hash,
+    cluster_ip: IpAddr,
+    port: u16,
+    node_port: Option<u16>,
+    external_ips: Vec<IpAddr>,
+    ingress_ips: Vec<IpAddr>,
+    source_ranges: Vec<IpNet>,
+    /// Whether the source ranges have this node's address.
+    admits_node: bool,
+    affinity: Option<u32>,
+    internal_local: bool,
+    external_local: bool,
+    /// `healthCheckNodePort`, with the names of all ports of the Service; only the first one has it.
+    health_check: Option<(u16, Vec<String>)>,
+    /// As upstream orders them, by their text: `10.0.0.10:80` comes before `10.0.0.9:80`.
+    cluster: Vec<Endpoint>,
+    local: Vec<Endpoint>,
+    /// Whether anybody serves, here or elsewhere.
+    any: bool,
+}
+
+/// Compiles a Service into one entry for each of its ports; none if it has no address of this family.
+pub fn compile(view: &ServiceView<'_>, node: &NodeFacts) -> Vec<ServedPort> {
+    let service = view.service;
+    let Some(cluster_ip) = service.cluster_ip(node.family) else {
+        return Vec::new();
+    };
+    let own = |ips: &[IpAddr]| {
+        let own = ips.iter().filter(|ip| IpFamily::of(**ip) == node.family);
+        own.copied().collect::<Vec<_>>()
+    };
+    let source_ranges: Vec<IpNet> = service
+        .source_ranges
+        .iter()
+        .filter(|net| IpFamily::of(net.addr()) == node.family)
+        .copied()
+        .collect();
+    let served = Endpoints::of(view, node);
+    let compile = |(index, port): (usize, &ServicePort)| {
+        let owner = Owner::new(service, port);
+        let name = owner.name.to_string();
+        let backends = served.serving(port);
+        let endpoints = |targets: &[proxy::Target]| {
+            let mut endpoints: Vec<Endpoint> = targets
+                .iter()
+                .map(|target| SocketAddr::new(target.ip, target.port))
+                .map(|at| Endpoint {
+                    at,
+                    hash: Hash::of_endpoint(&name, port.protocol, at),
+                })
+                .collect();
+            endpoints.sort_by_cached_key(|endpoint| endpoint.at.to_string());
+            endpoints
+        };
+        let health_check = service
+            .health_check_node_port
+            .filter(|_| index == 0)
+            .map(|number| {
+                let names = service.ports.iter().map(|port| Owner::new(service, port));
+                (number, names.map(|of| of.name.to_string()).collect())
+            });
+        ServedPort {
+            hash: Hash::of_port(&name, port.protocol),
+            cluster: endpoints(&backends.cluster),
+            local: endpoints(&backends.local),
+            name,
+            owner,
+            endpoints: backends.total,
+            family: node.family,
+            cluster_ip,
+            port: port.port,
+            node_port: port.node_port,
+            external_ips: own(&service.external_ips),
+            ingress_ips: own(&service.ingress_ips),
+            admits_node: node
+                .ip
+                .is_some_and(|ip| source_ranges.iter().any(|net| net.contains(&ip))),
+            source_ranges: source_ranges.clone(),
+            affinity: service.affinity_seconds,
+            internal_local: service.internal_local,
+            external_local: service.external_local,
+            health_check,
+            any: backends.any,
+        }
+    };
+    service.ports.iter().enumerate().map(compile).collect()
+}
+
+impl ServedPort {
+    // ---- where traffic goes ----
+
+    fn chain(&self, purpose: Purpose) -> Chain {
+        let hash = self.hash;
+        Chain { purpose, hash }
+    }
+
+    fn policy_chain(&self, is_local: bool) -> Chain {
+        self.chain(if is_local {
+            Purpose::Local
+        } else {
+            Purpose::Cluster
+        })
+    }
+
+    /// Whether somebody serves under a policy. There is no way from Local to the endpoints of other nodes.
+    fn is_served(&self, is_local: bool) -> bool {
+        if is_local {
+            !self.local.is_empty()
+        } else {
+            self.any
+        }
+    }
+
+    fn is_reachable_from_outside(&self) -> bool {
+        self.node_port.is_some() || !self.external_ips.is_empty() || !self.ingress_ips.is_empty()
+    }
+
+    fn has_firewall(&self) -> bool {
+        self.any && !self.ingress_ips.is_empty() && !self.source_ranges.is_empty()
+    }
+
+    /// Why packets that nobody takes are stopped, and how.
+    fn stop(&self) -> (String, &'static str) {
+        if self.any {
+            (format!("{} has no local endpoints", self.name), "DROP")
+        } else {
+            let reject = match self.family {
+                IpFamily::V4 => "REJECT --reject-with icmp-port-unreachable",
+                IpFamily::V6 => "REJECT --reject-with icmp6-port-unreachable",
+            };
+            (format!("{} has no endpoints", self.name), reject)
+        }
+    }
+
+    /// Whether it uses modules of iptables that most others do not: where one is missing, those with it fail together.
+    pub(crate) fn traits(&self) -> (bool, Protocol, bool) {
+        let protocol = self.owner.name.protocol;
+        (self.affinity.is_some(), protocol, self.has_firewall())
+    }
+
+    // ---- shared chains ----
+
+    /// Its rules in shared chains, as lines that end with a line feed each.
+    pub fn slots(&self, style: Style<'_>) -> Vec<(Slot, Arc<str>)> {
+        let mut slots = Slots(Vec::new());
+        let protocol = self.owner.name.protocol;
+        let at = |chain: Shared, address: IpAddr| Slot {
+            chain,
+            address: Some(address),
+            protocol,
+            port: self.port,
+        };
+        let name = &self.name;
+        let to_service = |comment: String| {
+            move |slot: Slot| {
+                let address = slot.address.map(|ip| Match::Destination(ip.into()));
+                let matches = [
+                    Match::Protocol(protocol),
+                    Match::Comment(comment.clone()),
+                    Match::Port(protocol, slot.port),
+                ];
+                address.into_iter().chain(matches)
+            }
+        };
+        let (why, how) = self.stop();
+        let stopped = to_service(why.clone());
+        let internal = to_service(format!("{name} cluster IP"));
+        if self.is_served(self.internal_local) {
+            let slot = at(Shared::NatServices, self.cluster_ip);
+            let target = self.policy_chain(self.internal_local);
+            slots.push(slot, [Rule::new(internal(slot), target)]);
+        } else {
+            let slot = at(Shared::FilterServices, self.cluster_ip);
+            slots.push(slot, [Rule::new(stopped(slot), how)]);
+        }
+        let external = self.chain(Purpose::External);
+        let is_served_outside = self.is_served(self.external_local);
+        for ip in &self.external_ips {
+            if self.any {
+                let slot = at(Shared::NatServices, *ip);
+                let matches = to_service(format!("{name} external IP"))(slot);
+                slots.push(slot, [Rule::new(matches, external)]);
+            }
+        }
+        for ip in &self.ingress_ips {
+            if self.any {
+                let slot = at(Shared::NatServices, *ip);
+                let matches = to_service(format!("{name} loadbalancer IP"))(slot);
+                let target = if self.has_firewall() {
+                    self.chain(Purpose::Firewall)
+                } else {
+                    external
+                };
+                slots.push(slot, [Rule::new(matches, target)]);
+            }
+            if self.has_firewall() {
+                let slot = at(Shared::FilterFirewall, *ip);
+                let firewall = self.chain(Purpose::Firewall);
+                let comment = format!("{name} traffic not accepted by {firewall}");
+                slots.push(slot, [Rule::new(to_service(comment)(slot), "DROP")]);
+            }
+        }
+        if !is_served_outside {
+            for ip in self.external_ips.iter().chain(&self.ingress_ips) {
+                let slot = at(Shared::FilterExternal, *ip);
+                slots.push(slot, [Rule::new(stopped(slot), how)]);
+            }
+        }
+        if let Some(port) = self.node_port {
+            let at_node = |chain: Shared| Slot {
+                chain,
+                address: None,
+                protocol,
+                port,
+            };
+            if self.any {
+                let slot = at_node(Shared::NatNodePorts);
+                let matches = || to_service(name.clone())(slot);
+                let config = style.config;
+                let counted = (config.localhost_node_ports && config.has_counters).then(|| {
+                    let localhost = Match::Destination(crate::base::LOCALHOST);
+                    let counter = Match::Counted(Counter::LocalhostNodePorts);
+                    Rule::new(matches().chain([localhost, counter]), external)
+                });
+                let plain = Rule::new(matches(), external);
+                slots.push(slot, counted.into_iter().chain([plain]));
+            }
+            if !is_served_outside {
+                let slot = at_node(Shared::FilterExternal);
+                let rule = Rule::new(
+                    [
+                        Match::Protocol(protocol),
+                        Match::Comment(why),
+                        Match::AddressType("--dst-type LOCAL"),
+                        Match::Port(protocol, port),
+                    ],
+                    how,
+                );
+                slots.push(slot, [rule]);
+            }
+        }
+        if let Some((port, names)) = &self.health_check {
+            let slot = Slot {
+                chain: Shared::FilterNodePorts,
+                address: None,
+                protocol: Protocol::Tcp,
+                port: *port,
+            };
+            let rule = |name: &String| {
+                let matches = [
+                    Match::Protocol(Protocol::Tcp),
+                    Match::Comment(format!("{name} health check node port")),
+                    Match::Port(Protocol::Tcp, *port),
+                ];
+                Rule::new(matches, "ACCEPT")
+            };
+            slots.push(slot, names.iter().map(rule));
+        }
+        slots.0
+    }
+
+    // ---- chains of its own ----
+
+    /// Tells each rule of its own chains, those of one chain one after the other: `tell(chain, rule)`.
+    fn rules(&self, style: Style<'_>, tell: &mut dyn FnMut(Chain, Rule)) {
+        if !self.any {
+            return;
+        }
+        if self.is_reachable_from_outside() {
+            self.external_rules(style, tell);
+        }
+        if self.has_firewall() {
+            self.firewall_rules(tell);
+        }
+        for (is_local, endpoints) in [(false, &self.cluster), (true, &self.local)] {
+            if !endpoints.is_empty() {
+                self.policy_rules(is_local, endpoints, style, tell);
+            }
+        }
+        for endpoint in &self.cluster {
+            self.endpoint_rules(endpoint, style, tell);
+        }
+        for endpoint in &self.local {
+            let text = endpoint.at.to_string();
+            let found = self
+                .cluster
+                .binary_search_by(|other| other.at.to_string().cmp(&text));
+            if found.is_err() {
+                self.endpoint_rules(endpoint, style, tell);
+            }
+        }
+    }
+
+    fn external_rules(&self, style: Style<'_>, tell: &mut dyn FnMut(Chain, Rule)) {
+        let (chain, name) = (self.chain(Purpose::External), &self.name);
+        let of = |what: &str| Match::Comment(format!("{what} {name} external destinations"));
+        if self.external_local {
+            // What comes from a pod or from the node itself is taken as if it had gone out and come back through the load
+            // balancer: it is subject to no policy.
+            let cluster = self.chain(Purpose::Cluster);
+            let from_here = || Match::AddressType("--src-type LOCAL");
+            if let Some(from_pod) = local(&style.config.detector) {
+                tell(chain, Rule::new([of("pod traffic for"), from_pod], cluster));
+            }
+            let masquerade = [of("masquerade LOCAL traffic for"), from_here()];
+            tell(chain, Rule::new(masquerade, MARK_MASQ));
+            let route = [of("route LOCAL traffic for"), from_here()];
+            tell(chain, Rule::new(route, cluster));
+        } else {
+            tell(chain, Rule::new([of("masquerade traffic for")], MARK_MASQ));
+        }
+        if self.is_served(self.external_local) {
+            tell(chain, Rule::new([], self.policy_chain(self.external_local)));
+        }
+    }
+
+    fn firewall_rules(&self, tell: &mut dyn FnMut(Chain, Rule)) {
+        let (chain, name) = (self.chain(Purpose::Firewall), &self.name);
+        let ranges = self.source_ranges.iter().copied();
+        // What the node sends to a load-balancer address may carry that address as its source.
+        let own = self.ingress_ips.iter().filter(|_| self.admits_node);
+        for net in ranges.chain(own.map(|ip| IpNet::from(*ip))) {
+            let comment = Match::Comment(format!("{name} loadbalancer IP"));
+            let external = self.chain(Purpose::External);
+            tell(chain, Rule::new([Match::Source(net), comment], external));
+        }
+        let rest = format!("other traffic to {name} will be dropped by KUBE-PROXY-FIREWALL");
+        tell(chain, Rule::without_target([Match::Comment(rest)]));
+    }
+
+    /// The chain of a policy: who is masqueraded on the way to the cluster IP, then which endpoint.
+    fn policy_rules(
+        &self,
+        is_local: bool,
+        endpoints: &[Endpoint],
+        style: Style<'_>,
+        tell: &mut dyn FnMut(Chain, Rule),
+    ) {
+        let (chain, protocol) = (self.policy_chain(is_local), self.owner.name.protocol);
+        let config = style.config;
+        let from_outside = not_local(&config.detector).filter(|_| !config.masquerade_all);
+        if is_local == self.internal_local && (config.masquerade_all || from_outside.is_some()) {
+            let to_cluster_ip = [
+                Match::Destination(self.cluster_ip.into()),
+                Match::Protocol(protocol),
+                Match::Comment(format!("{} cluster IP", self.name)),
+                Match::Port(protocol, self.port),
+            ];
+            let matches = to_cluster_ip.into_iter().chain(from_outside);
+            tell(chain, Rule::new(matches, MARK_MASQ));
+        }
+        let to = |endpoint: &Endpoint| {
+            let comment = format!("{} -> {}", self.name, endpoint.at);
+            (!style.is_terse).then_some(Match::Comment(comment))
+        };
+        if let Some(seconds) = self.affinity {
+            for endpoint in endpoints {
+                let seen = Match::SeenWithin(endpoint.chain(), seconds, self.family);
+                let matches = to(endpoint).into_iter().chain([seen]);
+                tell(chain, Rule::new(matches, endpoint.chain()));
+            }
+        }
+        for (at, endpoint) in endpoints.iter().enumerate() {
+            let left = endpoints.len() - at;
+            let chance = (left > 1).then_some(Match::OneIn(left));
+            let matches = to(endpoint).into_iter().chain(chance);
+            tell(chain, Rule::new(matches, endpoint.chain()));
+        }
+    }
+
+    fn endpoint_rules(
+        &self,
+        endpoint: &Endpoint,
+        style: Style<'_>,
+        tell: &mut dyn FnMut(Chain, Rule),
+    ) {
+        let (chain, protocol) = (endpoint.chain(), self.owner.name.protocol);
+        let comment = || (!style.is_terse).then(|| Match::Comment(self.name.clone()));
+        // A pod that is sent to itself needs another source address, or it would answer itself directly.
+        let hairpin = comment()
+            .into_iter()
+            .chain([Match::Source(endpoint.at.ip().into())]);
+        tell(chain, Rule::new(hairpin, MARK_MASQ));
+        let remember = self.affinity.map(|_| Match::Remember(chain, self.family));
+        let matches = comment()
+            .into_iter()
+            .chain(remember)
+            .chain([Match::Protocol(protocol), Match::Module(protocol)]);
+        let target = format!("DNAT --to-destination {}", endpoint.at);
+        tell(chain, Rule::new(matches, target));
+    }
+
+    /// Its own chains, each with what stands for its content: how many rules, and a digest of their lines.
+    pub fn chains(&self, style: Style<'_>) -> Vec<(Chain, Content)> {
+        let mut chains: Vec<(Chain, Content)> = Vec::new();
+        let mut line = String::new();
+        self.rules(style, &mut |chain, rule| {
+            if chains.last().is_none_or(|(last, _)| *last != chain) {
+                chains.push((chain, Content::default()));
+            }
+            line.clear();
+            rule.render(chain, &mut line);
+            if let Some((_, content)) = chains.last_mut() {
+                content.add(&line);
+            }
+        });
+        chains
+    }
+
+    /// The lines of those of its own chains that are wanted, each ended by a line feed.
+    pub fn write(
+        &self,
+        style: Style<'_>,
+        wanted: &dyn Fn(Chain) -> bool,
+        write: &mut dyn FnMut(&str),
+    ) {
+        let mut line = String::new();
+        self.rules(style, &mut |chain, rule| {
+            if wanted(chain) {
+                line.clear();
+                rule.render(chain, &mut line);
+                line.push('\n');
+                write(&line);
+            }
+        });
+    }
+}
+
+/// Where packets are marked that are to be masqueraded.
+pub(crate) const MARK_MASQ: &str = "KUBE-MARK-MASQ";
+
+/// The table of a Service port's own chains.
+pub(crate) const OWN: Table = Table::Nat;
+
+/// Rules by slot, in the order they were made; of two with one slot the first counts.
+struct Slots(Vec<(Slot, Arc<str>)>);
+
+impl Slots {
+    fn push(&mut self, slot: Slot, rules: impl IntoIterator<Item = Rule>) {
+        let mut text = String::new();
+        for rule in rules {
+            rule.render(slot.chain.name(), &mut text);
+            text.push('\n');
+        }
+        self.0.push((slot, text.into()));
+    }
+}
+
+/// What stands for the rules of a chain: equal for equal rules, and for others with a probability of 2⁻⁶⁴.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Content {
+    /// How many.
+    pub rules: u32,
+    digest: u64,
+}
+
+impl Content {
+    /// Adds a rule behind the others: its line, without a line feed.
+    pub fn add(&mut self, line: &str) {
+        use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+        let mut hasher = DefaultHasher::new();
+        (self.digest, line).hash(&mut hasher);
+        self.digest = hasher.finish();
+        self.rules = self.rules.saturating_add(1);
+    }
+}

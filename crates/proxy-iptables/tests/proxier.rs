@@ -1,0 +1,634 @@
+//! What the iptables mode does, as short stories on the strict fake kernel.
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    reason = "a test stops at the first surprise"
+)]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use futures::executor::block_on;
+use netlink_batch::Worker;
+use proptest::prelude::*;
+use proxy::{
+    Endpoint, EndpointPort, EndpointSlice, Event, IpFamily, Kind, LocalDetector, Mode as _, Model,
+    NamespacedName, NodeFacts, Placement, Protocol, Service, ServicePort, ServiceType, SyncReport,
+};
+use proxy_iptables::fake::FakeKernel;
+use proxy_iptables::{Config, Proxier, Table};
+
+/// A node with a proxier, and what they know.
+struct World {
+    kernel: FakeKernel,
+    proxier: Proxier<FakeKernel>,
+    model: Model,
+    now: Instant,
+}
+
+fn config() -> Config {
+    Config {
+        detector: LocalDetector::SourceNet("10.244.0.0/16".parse().unwrap()),
+        localhost_node_ports: true,
+        ..Config::default()
+    }
+}
+
+fn proxier(kernel: &FakeKernel) -> Proxier<FakeKernel> {
+    proxier_with(kernel, config())
+}
+
+fn proxier_with(kernel: &FakeKernel, config: Config) -> Proxier<FakeKernel> {
+    let handle = kernel.clone();
+    let worker = Worker::spawn("fake", move || Ok::<_, ()>(handle)).unwrap();
+    Proxier::new(config, NodeFacts::new(IpFamily::V4, "node1"), worker)
+}
+
+impl World {
+    fn new() -> Self {
+        Self::on(FakeKernel::new(&["127.0.0.1", "192.168.0.10"]), true)
+    }
+
+    fn on(kernel: FakeKernel, is_whole: bool) -> Self {
+        let mut model = Model::new();
+        for kind in [Kind::Service, Kind::EndpointSlice, Kind::Node] {
+            model.apply(Event::ListStarted(kind));
+            model.apply(Event::ListComplete { kind, is_whole });
+        }
+        Self {
+            proxier: proxier(&kernel),
+            kernel,
+            model,
+            now: Instant::now(),
+        }
+    }
+
+    fn apply(&mut self, event: Event) {
+        self.model.apply(event);
+    }
+
+    /// What the daemon's loop does until nothing is left to do at once.
+    fn sync(&mut self) -> SyncReport {
+        let changes = self.model.take_changes();
+        self.proxier.update(&self.model, &changes);
+        let mut last = SyncReport::default();
+        for _ in 0..10 {
+            if self.proxier.needs_resync() {
+                block_on(self.proxier.resync(&self.model, self.now)).unwrap();
+            }
+            let report = block_on(self.proxier.sync(self.now));
+            let failures = [last.failures, report.failures.clone()].concat();
+            last = SyncReport { failures, ..report };
+            if !self.proxier.needs_resync() {
+                break;
+            }
+        }
+        last
+    }
+
+    /// The kernel is looked at, as once in each period.
+    fn tick(&mut self, later: Duration) -> SyncReport {
+        self.now += later;
+        block_on(self.proxier.resync(&self.model, self.now)).unwrap();
+        self.sync()
+    }
+
+    /// The texts that were restored since the last look.
+    fn restores(&self) -> Vec<String> {
+        std::mem::take(&mut self.kernel.state().restores)
+    }
+
+    fn chain(&self, table: Table, name: &str) -> Vec<String> {
+        self.kernel.state().tables[&table][name].clone()
+    }
+
+    /// The chains with their rules; those of shared chains have no order.
+    fn holds(&self) -> BTreeMap<(Table, String), Vec<String>> {
+        let state = self.kernel.state();
+        let mut all = BTreeMap::new();
+        for (table, chains) in &state.tables {
+            for (name, rules) in chains {
+                let mut rules = rules.clone();
+                if ["SERVICES", "NODEPORTS", "FIREWALL"]
+                    .iter()
+                    .any(|end| name.ends_with(end))
+                {
+                    rules.sort();
+                }
+                all.insert((*table, name.clone()), rules);
+            }
+        }
+        all
+    }
+}
+
+fn name(name: &str) -> NamespacedName {
+    NamespacedName::new("default", name)
+}
+
+fn service(number: u8) -> Service {
+    Service {
+        name: name(&format!("web-{number}")),
+        uid: "".into(),
+        created: Some(i64::from(number)),
+        kind: ServiceType::ClusterIp,
+        cluster_ips: [[10, 96, 1, number].into()].into_iter().collect(),
+        external_ips: Vec::new(),
+        ingress_ips: Vec::new(),
+        ports: [ServicePort {
+            name: "".into(),
+            protocol: Protocol::Tcp,
+            port: 80,
+            node_port: None,
+        }]
+        .into_iter()
+        .collect(),
+        affinity_seconds: None,
+        internal_local: false,
+        external_local: false,
+        source_ranges: Vec::new(),
+        health_check_node_port: None,
+    }
+}
+
+fn slice(number: u8, endpoints: impl IntoIterator<Item = u16>) -> Event {
+    let endpoint = |host: u16| {
+        let [high, low] = host.to_be_bytes();
+        Endpoint {
+            address: [10, 244, high, low].into(),
+            ready: true,
+            serving: true,
+            terminating: false,
+            placement: Placement {
+                node: Some(
+                    if host.is_multiple_of(2) {
+                        "node1"
+                    } else {
+                        "node2"
+                    }
+                    .into(),
+                ),
+                ..Placement::default()
+            }
+            .into(),
+        }
+    };
+    Event::SliceApplied(EndpointSlice {
+        name: name(&format!("web-{number}-a")),
+        service: name(&format!("web-{number}")),
+        family: IpFamily::V4,
+        ports: [EndpointPort {
+            name: "".into(),
+            protocol: Protocol::Tcp,
+            port: 8080,
+        }]
+        .into_iter()
+        .collect(),
+        endpoints: endpoints.into_iter().map(endpoint).collect(),
+        change_trigger: None,
+    })
+}
+
+/// A synced world with so many Services of two endpoints each.
+fn serving(services: u8) -> World {
+    let mut world = World::new();
+    for number in 1..=services {
+        world.apply(Event::ServiceApplied(service(number)));
+        world.apply(slice(number, [1, 2]));
+    }
+    assert_eq!(world.sync().pending, 0);
+    world.restores();
+    world.kernel.state().saves.clear();
+    world
+}
+
+fn lines_with(text: &str, part: &str) -> usize {
+    text.lines().filter(|line| line.contains(part)).count()
+}
+
+#[test]
+fn a_start_is_one_look_and_one_restore_and_a_second_start_is_none() {
+    let mut world = World::new();
+    world.apply(Event::ServiceApplied(service(1)));
+    world.apply(slice(1, [1, 2]));
+    let report = world.sync();
+    assert_eq!((report.written, report.pending), (1, 0));
+    assert_eq!(world.kernel.state().saves, [None]);
+    assert_eq!(world.chain(Table::Nat, "KUBE-SERVICES").len(), 2);
+    let (mut next, held) = (World::on(world.kernel.clone(), true), world.kernel.saved());
+    next.apply(Event::ServiceApplied(service(1)));
+    next.apply(slice(1, [1, 2]));
+    world.restores();
+    let report = next.sync();
+    assert_eq!((report.written, report.pending), (0, 0));
+    assert_eq!((next.kernel.saved(), next.restores().len()), (held, 0));
+}
+
+#[test]
+fn a_change_costs_the_same_among_few_and_among_many() {
+    let cost = |services| {
+        let mut world = serving(services);
+        world.apply(slice(1, [1, 2, 3]));
+        world.sync();
+        world.apply(Event::ServiceApplied(service(250)));
+        world.apply(slice(250, [1]));
+        world.sync();
+        world.apply(Event::ServiceDeleted(name("web-250")));
+        world.sync();
+        let restores = world.restores();
+        assert_eq!(restores.len(), 3);
+        restores
+            .iter()
+            .map(|text| text.lines().count())
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(cost(2), cost(200));
+    let mut world = serving(3);
+    world.apply(slice(1, [1, 2, 3]));
+    world.sync();
+    let text = world.restores().concat();
+    // The new endpoint's chain and the one that chooses; the other endpoints' chains are as they were.
+    assert_eq!(lines_with(&text, " - [0:0]"), 2, "{text}");
+    assert!(
+        !text.contains("*filter") && !text.contains("KUBE-SERVICES"),
+        "{text}"
+    );
+}
+
+#[test]
+fn what_no_service_wants_is_removed_with_it() {
+    let mut world = World::new();
+    world.sync();
+    let before = world.holds();
+    let mut with_all = service(1);
+    with_all.ports[0].node_port = Some(30080);
+    with_all.external_ips = vec!["198.51.100.7".parse().unwrap()];
+    with_all.ingress_ips = vec!["203.0.113.10".parse().unwrap()];
+    with_all.source_ranges = vec!["198.51.100.0/24".parse().unwrap()];
+    with_all.external_local = true;
+    with_all.health_check_node_port = Some(31999);
+    with_all.affinity_seconds = Some(10);
+    world.apply(Event::ServiceApplied(with_all));
+    world.apply(slice(1, [1, 2]));
+    world.sync();
+    assert!(world.holds().len() > before.len() + 5);
+    world.apply(Event::ServiceDeleted(name("web-1")));
+    assert_eq!(world.sync().pending, 0);
+    assert_eq!(world.holds(), before);
+}
+
+#[test]
+fn flushed_tables_are_noticed_by_the_canary_alone() {
+    let mut world = serving(2);
+    let held = world.kernel.saved();
+    world.tick(Duration::from_secs(5));
+    assert_eq!(world.kernel.state().saves, [Some(Table::Mangle)]);
+    world.kernel.flush();
+    world.kernel.state().saves.clear();
+    world.tick(Duration::from_secs(5));
+    assert_eq!(world.kernel.state().saves, [Some(Table::Mangle), None]);
+    assert_eq!(world.kernel.saved(), held);
+}
+
+#[test]
+fn what_was_changed_by_hand_is_mended_once_a_period() {
+    let mut world = serving(2);
+    let held = world.holds();
+    let foreign = "-A KUBE-SERVICES -s 9.9.9.9/32 -j ACCEPT".to_owned();
+    {
+        let mut state = world.kernel.state();
+        let nat = state.tables.get_mut(&Table::Nat).unwrap();
+        nat.get_mut("KUBE-SERVICES").unwrap().push(foreign);
+        nat.get_mut("KUBE-MARK-MASQ").unwrap().clear();
+        let endpoint = nat
+            .keys()
+            .find(|name| name.starts_with("KUBE-SEP-"))
+            .cloned();
+        nat.get_mut(&endpoint.unwrap()).unwrap().pop();
+    }
+    world.tick(Duration::from_mins(1));
+    assert_eq!(world.holds(), held);
+}
+
+#[test]
+fn without_nfacct_packets_go_the_same_way_uncounted() {
+    let held = |has_counters| {
+        let mut world = World::new();
+        let config = Config {
+            has_counters,
+            ..config()
+        };
+        world.proxier = proxier_with(&world.kernel, config);
+        let mut exposed = service(1);
+        exposed.ports[0].node_port = Some(30080);
+        world.apply(Event::ServiceApplied(exposed));
+        world.apply(slice(1, [1, 2]));
+        assert_eq!(world.sync().pending, 0);
+        let with = |chain: &str| -> Vec<String> {
+            let state = world.kernel.state();
+            let rules = state.tables.values().filter_map(|chains| chains.get(chain));
+            rules.flatten().cloned().collect()
+        };
+        (
+            with("KUBE-FORWARD"),
+            with("KUBE-NODEPORTS"),
+            world.kernel.saved(),
+        )
+    };
+    let (forward, node_ports, saved) = held(true);
+    let (bare_forward, bare_node_ports, bare) = held(false);
+    assert_eq!(
+        forward[0],
+        "-A KUBE-FORWARD -m conntrack --ctstate INVALID -m nfacct --nfacct-name  ct_state_invalid_dropped_pkts -j DROP"
+    );
+    assert_eq!(
+        bare_forward[0],
+        "-A KUBE-FORWARD -m conntrack --ctstate INVALID -j DROP"
+    );
+    // The rule that only counts comes before the one that is the same but for whom.
+    assert_eq!(node_ports[1..], bare_node_ports);
+    assert!(
+        node_ports[0].contains("-d 127.0.0.0/8 ")
+            && node_ports[0].contains("-m nfacct --nfacct-name  localhost_nps_accepted_pkts"),
+        "{node_ports:?}"
+    );
+    let uncounted = |text: &str| -> Vec<String> {
+        let lines = text.lines().filter(|line| !line.contains("localhost_nps"));
+        lines
+            .map(|line| {
+                line.replace(
+                    " -m nfacct --nfacct-name  ct_state_invalid_dropped_pkts",
+                    "",
+                )
+            })
+            .collect()
+    };
+    assert_eq!(uncounted(&saved), uncounted(&bare));
+    assert!(!bare.contains("nfacct"));
+}
+
+#[test]
+fn rules_of_others_stay() {
+    let kernel = FakeKernel::new(&[]);
+    let foreign = "*nat\n:CNI-X - [0:0]\n-A POSTROUTING -j CNI-X\n-A CNI-X -s 10.0.0.1/32 -j RETURN\nCOMMIT\n\
+                   *filter\n-A INPUT -j ACCEPT\nCOMMIT\n";
+    kernel.load(foreign);
+    let mut world = World::on(kernel, true);
+    world.apply(Event::ServiceApplied(service(1)));
+    world.sync();
+    for line in foreign.lines().filter(|line| line.starts_with("-A")) {
+        assert!(world.kernel.saved().contains(line), "{line}");
+    }
+}
+
+#[test]
+fn a_service_that_is_refused_stands_alone() {
+    let mut world = World::new();
+    world.kernel.state().refused = vec!["-m recent".to_owned()];
+    for number in 1..=20 {
+        let affinity_seconds = (number == 7 || number == 8).then_some(10);
+        world.apply(Event::ServiceApplied(Service {
+            affinity_seconds,
+            ..service(number)
+        }));
+        world.apply(slice(number, [1, 2]));
+    }
+    let report = world.sync();
+    let named: BTreeSet<String> = report
+        .failures
+        .iter()
+        .filter_map(|failure| Some(failure.owner.as_ref()?.to_string()))
+        .collect();
+    assert_eq!(
+        named,
+        ["default/web-7", "default/web-8"].map(str::to_owned).into()
+    );
+    let served = world.chain(Table::Nat, "KUBE-SERVICES");
+    assert_eq!(served.len(), 18 + 1);
+    assert!(served.last().unwrap().ends_with("-j KUBE-NODEPORTS"));
+    assert!(world.restores().len() < 32);
+    // Others change meanwhile.
+    world.apply(slice(1, [1, 2, 3]));
+    let report = world.sync();
+    assert!(report.failures.is_empty(), "{report:?}");
+    world.kernel.state().refused.clear();
+    world.now += Duration::from_mins(1);
+    assert_eq!(world.sync().pending, 0);
+    assert_eq!(world.chain(Table::Nat, "KUBE-SERVICES").len(), 20 + 1);
+}
+
+#[test]
+fn a_held_lock_is_said_once_and_tried_again() {
+    let mut world = serving(3);
+    world.kernel.state().held = Some("somebody holds the lock".to_owned());
+    for number in 1..=3 {
+        world.apply(slice(number, [1, 2, 3]));
+    }
+    let changes = world.model.take_changes();
+    world.proxier.update(&world.model, &changes);
+    let report = block_on(world.proxier.sync(world.now));
+    assert_eq!((report.failures.len(), report.failed_restores), (1, 1));
+    assert!(world.proxier.needs_resync() && report.pending > 0);
+    assert!(world.proxier.next_due().unwrap() > world.now);
+    world.kernel.state().held = None;
+    world.now += Duration::from_secs(1);
+    assert_eq!(world.sync().pending, 0);
+}
+
+#[test]
+fn of_two_services_with_one_address_the_older_one_has_it() {
+    let shared = |number| Service {
+        external_ips: vec!["198.51.100.7".parse().unwrap()],
+        ..service(number)
+    };
+    let mut world = World::new();
+    for number in [2, 1] {
+        world.apply(Event::ServiceApplied(shared(number)));
+        world.apply(slice(number, [u16::from(number)]));
+    }
+    let report = world.sync();
+    assert_eq!(report.conflicts.len(), 1);
+    assert_eq!(report.conflicts[0].winner.to_string(), "default/web-1");
+    let external = |world: &World| {
+        let rules = world.chain(Table::Nat, "KUBE-SERVICES");
+        let to: Vec<String> = rules
+            .into_iter()
+            .filter(|rule| rule.contains("198.51.100.7"))
+            .collect();
+        to.concat()
+    };
+    assert!(external(&world).contains("\"default/web-1 external IP\""));
+    world.apply(Event::ServiceDeleted(name("web-1")));
+    assert!(world.sync().conflicts.is_empty());
+    assert!(external(&world).contains("\"default/web-2 external IP\""));
+}
+
+#[test]
+fn nothing_is_taken_away_before_everything_is_known() {
+    let held = serving(2);
+    let mut world = World::on(held.kernel.clone(), false);
+    world.apply(Event::ServiceApplied(service(2)));
+    world.apply(slice(2, [1, 3]));
+    world.sync();
+    let served = world.chain(Table::Nat, "KUBE-SERVICES").concat();
+    assert!(
+        served.contains("web-1") && served.contains("web-2"),
+        "{served}"
+    );
+    for kind in [Kind::Service, Kind::EndpointSlice] {
+        world.apply(Event::ListComplete {
+            kind,
+            is_whole: true,
+        });
+    }
+    world.sync();
+    let served = world.chain(Table::Nat, "KUBE-SERVICES").concat();
+    assert!(
+        !served.contains("web-1") && served.contains("web-2"),
+        "{served}"
+    );
+}
+
+#[test]
+fn with_very_many_endpoints_comments_are_short() {
+    let mut world = serving(1);
+    world.apply(slice(1, 1..=1001));
+    world.sync();
+    let terse = world.kernel.saved();
+    assert!(!terse.contains(" -> "), "no endpoint is named");
+    assert!(terse.contains("\"default/web-1 cluster IP\""));
+    world.apply(slice(1, 1..=950));
+    world.sync();
+    assert!(
+        !world.kernel.saved().contains(" -> "),
+        "one that comes and goes changes nothing"
+    );
+    world.apply(slice(1, 1..=10));
+    world.sync();
+    assert!(
+        world
+            .kernel
+            .saved()
+            .contains("\"default/web-1 -> 10.244.0.10:8080\"")
+    );
+}
+
+#[test]
+fn what_ipvs_mode_has_left_goes_when_this_one_serves() {
+    let kernel = FakeKernel::new(&[]);
+    kernel.load(
+        "*nat\n:KUBE-SERVICES - [0:0]\n:KUBE-LOAD-BALANCER - [0:0]\n:KUBE-NODE-PORT - [0:0]\n\
+         -A OUTPUT -m comment --comment \"kubernetes service portals\" -j KUBE-SERVICES\n\
+         -A KUBE-SERVICES -m addrtype --dst-type LOCAL -j KUBE-NODE-PORT\n\
+         -A KUBE-SERVICES -m comment --comment \"Kubernetes service lb portal\" -m set --match-set KUBE-LOAD-BALANCER dst,dst -j KUBE-LOAD-BALANCER\nCOMMIT\n\
+         *filter\n:KUBE-IPVS-FILTER - [0:0]\n-A INPUT -m comment --comment \"kubernetes ipvs access filter\" -j KUBE-IPVS-FILTER\nCOMMIT\n",
+    );
+    let mut world = World::on(kernel, true);
+    world.apply(Event::ServiceApplied(service(1)));
+    world.apply(slice(1, [1]));
+    assert_eq!(world.sync().pending, 0);
+    let restores = world.restores();
+    assert_eq!(restores.len(), 2);
+    assert!(!restores[0].contains("KUBE-IPVS-FILTER"), "it serves first");
+    let saved = world.kernel.saved();
+    for gone in ["IPVS", "KUBE-NODE-PORT ", "KUBE-LOAD-BALANCER", "match-set"] {
+        assert!(!saved.contains(gone), "{gone}");
+    }
+}
+
+#[test]
+fn a_kernel_that_is_as_wanted_is_not_written() {
+    let mut world = serving(2);
+    world.sync();
+    world.tick(Duration::from_mins(1));
+    assert!(world.restores().is_empty());
+}
+
+/// What may happen to one of a few Services.
+#[derive(Debug, Clone)]
+enum Step {
+    Apply(u8, u8),
+    Delete(u8),
+    Endpoints(u8, Vec<u16>),
+    Flush,
+    Sync,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let number = || 1u8..5;
+    prop_oneof![
+        3 => (number(), 0u8..64).prop_map(|(number, kind)| Step::Apply(number, kind)),
+        1 => number().prop_map(Step::Delete),
+        4 => (number(), proptest::collection::vec(0u16..6, 0..4)).prop_map(|(n, e)| Step::Endpoints(n, e)),
+        1 => Just(Step::Flush),
+        4 => Just(Step::Sync),
+    ]
+}
+
+/// A Service of which each bit says something.
+fn varied(number: u8, bits: u8) -> Service {
+    let is = |bit: u8| bits & (1 << bit) != 0;
+    let mut varied = service(number);
+    if is(0) {
+        varied.ports[0].node_port = Some(30_000 + u16::from(number));
+    }
+    if is(1) {
+        // Two of them share one.
+        varied.external_ips = vec![[198, 51, 100, number / 2].into()];
+    }
+    if is(2) {
+        varied.ingress_ips = vec![[203, 0, 113, number].into()];
+        varied.source_ranges = vec!["192.0.2.0/24".parse().unwrap()];
+    }
+    varied.external_local = is(3);
+    varied.internal_local = is(4);
+    varied.affinity_seconds = is(5).then_some(30);
+    varied
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(100))]
+
+    /// Step by step the kernel comes to hold what a start with the same objects makes.
+    #[test]
+    fn steps_lead_where_a_start_leads(steps in proptest::collection::vec(step(), 1..25)) {
+        let mut world = World::new();
+        let mut services = BTreeMap::new();
+        let mut slices = BTreeMap::new();
+        for step in steps {
+            match step {
+                Step::Apply(number, bits) => {
+                    services.insert(number, bits);
+                    world.apply(Event::ServiceApplied(varied(number, bits)));
+                }
+                Step::Delete(number) => {
+                    services.remove(&number);
+                    world.apply(Event::ServiceDeleted(name(&format!("web-{number}"))));
+                }
+                Step::Endpoints(number, endpoints) => {
+                    let endpoints: BTreeSet<u16> = endpoints.into_iter().collect();
+                    world.apply(slice(number, endpoints.clone()));
+                    slices.insert(number, endpoints);
+                }
+                Step::Flush => {
+                    world.kernel.flush();
+                    world.tick(Duration::from_secs(1));
+                }
+                Step::Sync => drop(world.sync()),
+            }
+        }
+        let report = world.sync();
+        prop_assert_eq!((report.pending, report.failed_restores), (0, 0));
+        let mut fresh = World::new();
+        for (number, bits) in services {
+            fresh.apply(Event::ServiceApplied(varied(number, bits)));
+        }
+        for (number, endpoints) in slices {
+            fresh.apply(slice(number, endpoints));
+        }
+        fresh.sync();
+        prop_assert_eq!(world.holds(), fresh.holds());
+        let last = world.chain(Table::Nat, "KUBE-SERVICES");
+        prop_assert!(last.last().unwrap().ends_with("-j KUBE-NODEPORTS"));
+    }
+}

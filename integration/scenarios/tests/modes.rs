@@ -1,0 +1,197 @@
+//! One mode follows the other on a node, and nothing of the one before is left; and what is the iptables mode's alone.
+//!
+//! That requests are answered all the while is told in `migrate`.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+use lab::Transport;
+use scenarios::{Cluster, Outcome, SOON, Service, Story, at, tcp, tell, udp, with_backend};
+
+const CLUSTER_IP: &str = "10.96.0.10:80";
+const NODE_PORT: &str = "172.35.0.100:30080";
+const IPTABLES_MODE: [&str; 3] = [
+    "--proxy-mode=iptables",
+    "--iptables-min-sync-period=0s",
+    "--iptables-sync-period=1s",
+];
+
+fn main() {
+    let stories = [
+        Story {
+            name: "each_mode_clears_up_after_the_other",
+            tell: each_mode_clears_up_after_the_other,
+            is_possible: || true,
+        },
+        Story {
+            name: "a_flushed_table_is_filled_again",
+            tell: a_flushed_table_is_filled_again,
+            is_possible: || true,
+        },
+        Story {
+            name: "node_ports_are_served_on_localhost",
+            tell: node_ports_are_served_on_localhost,
+            is_possible: || true,
+        },
+        Story {
+            name: "clients_stick_to_their_endpoint_until_it_goes",
+            tell: clients_stick_to_their_endpoint_until_it_goes,
+            is_possible: || true,
+        },
+    ];
+    tell(&stories, Duration::from_mins(2))
+}
+
+fn set_up(c: &Cluster) -> Outcome {
+    // In iptables mode no service address is one of the node: its own packets need a way.
+    c.node1
+        .read(["ip", "route", "replace", "default", "via", "172.35.0.9"])?;
+    let port = tcp(80, 8080).node_port(30080);
+    let service = Service::new("web", "10.96.0.10").port(port);
+    c.apply(&service.endpoints("10.244.1.10 10.244.2.10"))?;
+    Ok(())
+}
+
+fn is_served(c: &Cluster) -> Outcome {
+    for place in [&c.client, &c.outside, &*c.node1] {
+        c.until_answered(place, CLUSTER_IP)?;
+        c.until_answered(place, NODE_PORT)?;
+    }
+    Ok(())
+}
+
+fn each_mode_clears_up_after_the_other(c: &mut Cluster) -> Outcome {
+    set_up(c)?;
+    for round in 0..2 {
+        c.start(&[])?;
+        is_served(c)?;
+        let rules = with_backend("iptables-$backend-save; ip6tables-$backend-save");
+        c.until("the rules of iptables mode to go", || {
+            let saved = c.sh(&rules)?;
+            Ok([
+                "KUBE-SVC-",
+                "KUBE-SEP-",
+                "KUBE-EXT-",
+                "KUBE-NODEPORTS",
+                "KUBE-PROXY-CANARY",
+            ]
+            .iter()
+            .all(|chain| !saved.contains(chain)))
+        })
+        .with_context(|| format!("round {round}"))?;
+        is_served(c)?;
+        c.stop()?;
+
+        c.start(&IPTABLES_MODE)?;
+        is_served(c)?;
+        c.until("what is of IPVS mode to go", || {
+            let saved = c.sh(&rules)?;
+            let left = c.sh("ipvsadm -Sn; ipset list -name; ip -o link show")?;
+            let is_left = saved.contains("IPVS")
+                || saved.contains("match-set")
+                || saved.contains("KUBE-LOAD-BALANCER")
+                || left.contains("KUBE-")
+                || left.contains("10.96.0.10")
+                || left.contains("kube-ipvs0");
+            Ok(!is_left)
+        })
+        .with_context(|| format!("round {round}"))?;
+        is_served(c)?;
+        c.stop()?;
+    }
+    Ok(())
+}
+
+fn a_flushed_table_is_filled_again(c: &mut Cluster) -> Outcome {
+    set_up(c)?;
+    c.start(&IPTABLES_MODE)?;
+    is_served(c)?;
+    let saved = with_backend("iptables-$backend-save | grep -v '^#' | sed 's/\\[.*//'");
+    let before = c.sh(&saved)?;
+    for table in ["mangle", "filter", "nat"] {
+        c.sh(&with_backend(&format!(
+            "iptables-$backend -t {table} -F; iptables-$backend -t {table} -X"
+        )))?;
+    }
+    c.until(
+        "the rules to be there again",
+        || Ok(c.sh(&saved)? == before),
+    )?;
+    is_served(c)
+}
+
+fn node_ports_are_served_on_localhost(c: &mut Cluster) -> Outcome {
+    set_up(c)?;
+    c.start(&IPTABLES_MODE)?;
+    c.until_answered(&c.node1, "127.0.0.1:30080")?;
+    let rules = c.sh(&with_backend("iptables-$backend-save"))?;
+    if rules.contains("-m nfacct") {
+        let count = c.sh("nfacct get localhost_nps_accepted_pkts")?;
+        let metrics = c.sh("curl -s http://127.0.0.1:10249/metrics")?;
+        let metric = "kubeproxy_iptables_localhost_nodeports_accepted_packets_total 1";
+        ensure!(
+            count.contains("pkts = 00000000000000000001") && metrics.contains(metric),
+            "{count}"
+        );
+    }
+    c.stop()?;
+    c.start(
+        &[
+            &IPTABLES_MODE[..],
+            &["--iptables-localhost-nodeports=false"],
+        ]
+        .concat(),
+    )?;
+    c.refuses(&c.node1, "127.0.0.1:30080")
+}
+
+fn clients_stick_to_their_endpoint_until_it_goes(c: &mut Cluster) -> Outcome {
+    const BOTH: &str = "10.244.1.10 10.244.2.10 fd44:1::10 fd44:2::10";
+    let web = Service::new("web", "10.96.0.10 fd96::10")
+        .port(tcp(80, 8080))
+        .affinity(60);
+    let dns = Service::new("dns", "10.96.0.11 fd96::11").port(udp(53, 8080));
+    c.apply(&web.clone().endpoints(BOTH))?;
+    c.apply(&dns.clone().endpoints("10.244.1.10 fd44:1::10"))?;
+    c.start(&IPTABLES_MODE)?;
+    let ask = |to| {
+        let dial = c.client.dial(Transport::Tcp, at(to)).timeout(SOON);
+        dial.ask().map(|answer| answer.who)
+    };
+    let ways = ["10.96.0.10:80", "[fd96::10]:80"];
+    for to in ways {
+        let first = ask(to)?;
+        // By chance once in 2²⁰.
+        for _ in 0..20 {
+            ensure!(ask(to)? == first, "{to} is not always {first}");
+        }
+    }
+    let mut flows = Vec::new();
+    for to in ["10.96.0.11:53", "[fd96::11]:53"] {
+        let dial = c.client.dial(Transport::Udp, at(to));
+        let mut flow = dial.timeout(Duration::from_millis(100)).open()?;
+        ensure!(flow.ask()?.who == "near", "{to}");
+        flows.push(flow);
+    }
+    for endpoints in ["10.244.2.10 fd44:2::10", "10.244.1.10 fd44:1::10"] {
+        let who = if endpoints.contains("244.2") {
+            "far"
+        } else {
+            "near"
+        };
+        c.apply(&web.clone().endpoints(endpoints))?;
+        c.apply(&dns.clone().endpoints(endpoints))?;
+        for to in ways {
+            c.until("the other endpoint to answer", || {
+                Ok(ask(to).is_ok_and(|answered| answered == who))
+            })?;
+        }
+        // From the same port all the time: the flow is forgotten with its endpoint.
+        for flow in &mut flows {
+            c.until("the flow to move", || {
+                Ok(flow.ask().is_ok_and(|answer| answer.who == who))
+            })?;
+        }
+    }
+    Ok(())
+}
