@@ -295,6 +295,15 @@ pub struct Flags {
     #[arg(long = "ipvs-min-sync-period", value_name = "DURATION", default_value = "1s", value_parser = go::duration, allow_hyphen_values = true)]
     pub ipvs_min_sync_period: Duration,
 
+    /// Which iptables rules stand by IPVS: upstream, or lean (fewer, cheaper to the first packet of a flow)
+    #[arg(
+        long,
+        value_name = "upstream|lean",
+        default_value = "upstream",
+        allow_hyphen_values = true
+    )]
+    pub ipvs_shim: String,
+
     /// How long a removed endpoint may keep its TCP connections; 0: until they end
     #[arg(long = "ipvs-drain-timeout", value_name = "DURATION", default_value = "0s", value_parser = go::duration, allow_hyphen_values = true)]
     pub ipvs_drain_timeout: Duration,

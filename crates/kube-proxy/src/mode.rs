@@ -101,6 +101,7 @@ pub(crate) fn differ(one: &Options, other: &Options) -> bool {
             exclude_cidrs,
             strict_arp: _,
             timeouts,
+            shim,
             drain_timeout,
             vip_mode,
             conntrack: _,
@@ -117,7 +118,7 @@ pub(crate) fn differ(one: &Options, other: &Options) -> bool {
         } = options.clone();
         (
             (bind_address, detect_local, node_port_addresses),
-            (masquerade_all, masquerade_bit, iptables_backend),
+            (masquerade_all, masquerade_bit, iptables_backend, shim),
             (scheduler, exclude_cidrs, timeouts),
             (drain_timeout, sync_period, vip_mode),
             (mode, localhost_node_ports),
@@ -299,6 +300,7 @@ fn config(options: &Options, family: IpFamily, model: &Model, random_fully: bool
         exclude_cidrs: options.exclude_cidrs.clone(),
         node_ip: node_ip(options, family),
         sync_period: options.sync_period,
+        shim: options.shim,
         drain_timeout: options.drain_timeout,
         random_fully,
     }

@@ -7,6 +7,16 @@ use std::time::Duration;
 use ipnet::IpNet;
 use proxy::LocalDetector;
 
+/// `--ipvs-shim`: which iptables rules masquerade and filter by the sets. Either gives the same verdict.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum ShimStyle {
+    /// Upstream's.
+    #[default]
+    Upstream,
+    /// Fewer, with fewer look-ups for a packet.
+    Lean,
+}
+
 /// `--ipvs-vip-mode`: in which form `kube-ipvs0` holds the service addresses. Either makes them local to the node.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum VipMode {
@@ -36,6 +46,8 @@ pub struct Config {
     pub sync_period: Duration,
     /// `--ipvs-drain-timeout`: how long a removed endpoint may keep its connections; `None`: until they end.
     pub drain_timeout: Option<Duration>,
+    /// `--ipvs-shim`.
+    pub shim: ShimStyle,
     /// Whether iptables knows `--random-fully` (1.6.2 and later).
     pub random_fully: bool,
 }
@@ -51,6 +63,7 @@ impl Default for Config {
             node_ip: None,
             sync_period: Duration::from_secs(30),
             drain_timeout: None,
+            shim: ShimStyle::default(),
             random_fully: true,
         }
     }

@@ -25,7 +25,7 @@ mod sets;
 
 pub use cleanup::{Leftovers, Place};
 pub use compile::{Fragment, Owner, compile};
-pub use config::{Config, VipMode};
+pub use config::{Config, ShimStyle, VipMode};
 pub use iptables::{Backend, Iptables, IptablesError};
 pub use kernel::{Kernel, KernelError, Snapshot};
 pub use netlink::{

@@ -1,10 +1,13 @@
 //! The shim: the few iptables rules that masquerade and filter by the sets. Data first; iptables text is one rendering.
 //!
-//! Chains, their order and their rules are upstream's (`pkg/proxy/ipvs/proxier.go`). The number of rules depends on which
-//! sets hold something, never on how many Services there are, except KUBE-IPVS-OUT-FILTER: one rule for each load-balancer
-//! address whose source ranges leave this node out.
+//! Chains, their order and their rules are upstream's (`pkg/proxy/ipvs/proxier.go`); `lean.rs` has rules that come to the same
+//! in the same chains, with less work for a packet. The number of rules depends on which sets hold something, never on how
+//! many Services there are, except KUBE-IPVS-OUT-FILTER: one rule for each load-balancer address whose source ranges leave
+//! this node out.
 //!
 //! A rule is rendered as `iptables-save` prints it, so that what is wanted can be compared with what is read back.
+
+mod lean;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{self, Write as _};
@@ -12,7 +15,7 @@ use std::fmt::{self, Write as _};
 use ipnet::IpNet;
 use proxy::{IpFamily, LocalDetector, Protocol};
 
-use crate::config::Config;
+use crate::config::{Config, ShimStyle};
 use crate::server::VirtualServerKey;
 use crate::sets::Set;
 
@@ -52,7 +55,7 @@ const CHAINS: [(Table, &str); 11] = [
     (Table::Filter, "KUBE-IPVS-OUT-FILTER"),
 ];
 
-/// The jumps into them from the built-in chains. Each missing one is put at the head of its chain, in this order, so that
+/// The jumps into them from the built-in chains: all of them, or the lean ones among them. Each missing one is put at the head of its chain, in this order, so that
 /// in a fresh table the last one comes first.
 const JUMPS: [(Table, &str, &str, &str); 9] = [
     (
@@ -135,6 +138,7 @@ enum Match {
     Comment(&'static str),
     /// Set and which fields of the packet: `dst,dst`.
     InSet(Set, &'static str),
+    NotInSet(Set, &'static str),
     Mark(u32),
     NotMark(u32),
     /// `addrtype` options.
@@ -177,42 +181,61 @@ impl Shim {
     /// The rules that this shim is made of.
     pub fn rules(&self, config: &Config) -> Rules {
         let mut rules = Rules::default();
-        for (table, name) in CHAINS {
-            let chain = match (table, name) {
-                (Table::Nat, "KUBE-SERVICES") => self.services(config),
-                (Table::Nat, "KUBE-POSTROUTING") => self.postrouting(config),
-                (Table::Nat, "KUBE-NODE-PORT") => self.node_ports(),
-                (Table::Nat, "KUBE-LOAD-BALANCER") => self.load_balancers(),
-                (Table::Nat, "KUBE-MARK-MASQ") => {
-                    vec![rule(
-                        [],
-                        set_mark(config.masquerade_mark, config.masquerade_mark),
-                    )]
-                }
-                (Table::Filter, "KUBE-FORWARD") => forward(config),
-                (Table::Filter, "KUBE-NODE-PORT") => {
-                    vec![set_rule(Set::HealthCheckNodePort, "dst", "ACCEPT")]
-                }
-                (Table::Filter, "KUBE-PROXY-FIREWALL") => self.if_filled(
-                    Set::LoadBalancerFirewall,
-                    "dst,dst",
-                    "KUBE-SOURCE-RANGES-FIREWALL",
-                ),
-                (Table::Filter, "KUBE-SOURCE-RANGES-FIREWALL") => self.source_ranges(),
-                (Table::Filter, "KUBE-IPVS-FILTER") => self.access_filter(),
-                _ => self.out_filter(),
-            };
+        for (table, name, chain) in self.chains(config) {
             let lines = chain
                 .iter()
                 .map(|rule| rule.render(name, self.family))
                 .collect();
             rules.chains.insert((table, name.to_owned()), lines);
         }
-        rules.jumps = JUMPS
-            .iter()
+        rules.jumps = self
+            .jumps(config)
             .map(|jump| (jump.0, render_jump(jump)))
             .collect();
         rules
+    }
+
+    /// All chains with their rules.
+    fn chains(&self, config: &Config) -> impl Iterator<Item = (Table, &'static str, Vec<Rule>)> {
+        CHAINS.into_iter().map(|(table, name)| {
+            let chain = match config.shim {
+                ShimStyle::Upstream => self.chain(table, name, config),
+                ShimStyle::Lean => self.lean_chain(table, name, config),
+            };
+            (table, name, chain)
+        })
+    }
+
+    fn jumps(
+        &self,
+        config: &Config,
+    ) -> impl Iterator<Item = &'static (Table, &'static str, &'static str, &'static str)> {
+        JUMPS.iter().filter(|(table, _, to, _)| match config.shim {
+            ShimStyle::Upstream => true,
+            ShimStyle::Lean => !self.lean_chain(*table, to, config).is_empty(),
+        })
+    }
+
+    fn chain(&self, table: Table, name: &str, config: &Config) -> Vec<Rule> {
+        match (table, name) {
+            (Table::Nat, "KUBE-SERVICES") => self.services(config),
+            (Table::Nat, "KUBE-POSTROUTING") => self.postrouting(config),
+            (Table::Nat, "KUBE-NODE-PORT") => self.node_ports(),
+            (Table::Nat, "KUBE-LOAD-BALANCER") => self.load_balancers(),
+            (Table::Nat, "KUBE-MARK-MASQ") => vec![rule([], mark(config))],
+            (Table::Filter, "KUBE-FORWARD") => forward(config),
+            (Table::Filter, "KUBE-NODE-PORT") => {
+                vec![set_rule(Set::HealthCheckNodePort, "dst", "ACCEPT")]
+            }
+            (Table::Filter, "KUBE-PROXY-FIREWALL") => self.if_filled(
+                Set::LoadBalancerFirewall,
+                "dst,dst",
+                "KUBE-SOURCE-RANGES-FIREWALL",
+            ),
+            (Table::Filter, "KUBE-SOURCE-RANGES-FIREWALL") => self.source_ranges(),
+            (Table::Filter, "KUBE-IPVS-FILTER") => self.access_filter(),
+            _ => self.out_filter(),
+        }
     }
 
     fn is_filled(&self, set: Set) -> bool {
@@ -233,18 +256,7 @@ impl Shim {
         chain.extend(self.if_filled(Set::LoadBalancer, "dst,dst", "KUBE-LOAD-BALANCER"));
         if self.is_filled(Set::ClusterIp) {
             let comment = Match::Comment(Set::ClusterIp.comment());
-            // Where local traffic cannot be told apart, at least what a Service's own address sent is masqueraded.
-            let (from, fields) = match &config.detector {
-                _ if config.masquerade_all => (None, "dst,dst"),
-                LocalDetector::None => (None, "src,dst"),
-                LocalDetector::SourceNet(net) => (Some(Match::NotSource(*net)), "dst,dst"),
-                LocalDetector::Bridge(name) => {
-                    (Some(Match::NotInInterface(name.clone())), "dst,dst")
-                }
-                LocalDetector::InterfacePrefix(prefix) => {
-                    (Some(Match::NotInInterface(format!("{prefix}+"))), "dst,dst")
-                }
-            };
+            let (from, fields) = not_local(config);
             let matches = from
                 .into_iter()
                 .chain([comment, Match::InSet(Set::ClusterIp, fields)]);
@@ -276,14 +288,9 @@ impl Shim {
         let mut chain = self.if_filled(Set::LoopBack, "dst,dst,src", "MASQUERADE");
         chain.push(rule([Match::NotMark(mark)], "RETURN"));
         chain.push(rule([], set_mark(mark, 0)));
-        let target = if config.random_fully {
-            "MASQUERADE --random-fully"
-        } else {
-            "MASQUERADE"
-        };
         chain.push(rule(
             [Match::Comment("kubernetes service traffic requiring SNAT")],
-            target,
+            masquerade(config),
         ));
         chain
     }
@@ -343,15 +350,18 @@ impl Shim {
             .into_iter()
             .map(|(set, fields)| rule([Match::InSet(set, fields)], "RETURN"))
             .collect();
-        let reject = match self.family {
-            IpFamily::V4 => "REJECT --reject-with icmp-port-unreachable",
-            IpFamily::V6 => "REJECT --reject-with icmp6-port-unreachable",
-        };
         chain.push(rule(
             [Match::State("NEW"), Match::InSet(Set::IpvsIps, "dst")],
-            reject,
+            self.reject(),
         ));
         chain
+    }
+
+    fn reject(&self) -> &'static str {
+        match self.family {
+            IpFamily::V4 => "REJECT --reject-with icmp-port-unreachable",
+            IpFamily::V6 => "REJECT --reject-with icmp6-port-unreachable",
+        }
     }
 
     fn out_filter(&self) -> Vec<Rule> {
@@ -390,6 +400,33 @@ fn set_rule(set: Set, fields: &'static str, target: &str) -> Rule {
         [Match::Comment(set.comment()), Match::InSet(set, fields)],
         target,
     )
+}
+
+/// Which packets to a cluster IP are to be masqueraded: a match, and the fields of the packet that the set is asked for. Where
+/// local traffic cannot be told apart, at least what a Service's own address sent is.
+fn not_local(config: &Config) -> (Option<Match>, &'static str) {
+    match &config.detector {
+        _ if config.masquerade_all => (None, "dst,dst"),
+        LocalDetector::None => (None, "src,dst"),
+        LocalDetector::SourceNet(net) => (Some(Match::NotSource(*net)), "dst,dst"),
+        LocalDetector::Bridge(name) => (Some(Match::NotInInterface(name.clone())), "dst,dst"),
+        LocalDetector::InterfacePrefix(prefix) => {
+            (Some(Match::NotInInterface(format!("{prefix}+"))), "dst,dst")
+        }
+    }
+}
+
+fn masquerade(config: &Config) -> &'static str {
+    if config.random_fully {
+        "MASQUERADE --random-fully"
+    } else {
+        "MASQUERADE"
+    }
+}
+
+/// The target that marks a packet to be masqueraded.
+fn mark(config: &Config) -> String {
+    set_mark(config.masquerade_mark, config.masquerade_mark)
 }
 
 fn set_mark(value: u32, mask: u32) -> String {
@@ -469,6 +506,9 @@ impl fmt::Display for Rendered<'_> {
             Match::InSet(set, fields) => {
                 write!(f, "-m set --match-set {} {fields}", set.name(*family))
             }
+            Match::NotInSet(set, fields) => {
+                write!(f, "-m set ! --match-set {} {fields}", set.name(*family))
+            }
             Match::Mark(mark) => write!(f, "-m mark --mark {mark:#x}/{mark:#x}"),
             Match::NotMark(mark) => write!(f, "-m mark ! --mark {mark:#x}/{mark:#x}"),
             Match::AddressType(options) => write!(f, "-m addrtype {options}"),
@@ -542,10 +582,15 @@ impl Rules {
                 let _ = writeln!(text, ":{name} - [0:0]");
             }
             for jump in JUMPS.iter().filter(|jump| jump.0 == table) {
-                let line = render_jump(jump);
-                if !installed.jumps.contains(&(table, line.clone())) {
-                    let _ = writeln!(text, "{}", line.replacen("-A", "-I", 1));
-                }
+                let jump = (table, render_jump(jump));
+                let (is_wanted, is_there) =
+                    (self.jumps.contains(&jump), installed.jumps.contains(&jump));
+                let verb = match (is_wanted, is_there) {
+                    (true, false) => "-I",
+                    (false, true) => "-D",
+                    _ => continue,
+                };
+                let _ = writeln!(text, "{}", jump.1.replacen("-A", verb, 1));
             }
             for lines in self
                 .chains

@@ -48,6 +48,8 @@ pub struct Cluster {
     pub outside: Place,
     /// Put in front of the daemon's command line.
     pub prefix: Vec<OsString>,
+    /// Put behind it, each time.
+    pub flags: Vec<OsString>,
     /// How long what is awaited may take: [`SOON`], unless the story knows better.
     pub patience: Duration,
     folder: PathBuf,
@@ -93,7 +95,7 @@ impl Cluster {
         let name = name.replace(':', "-");
         let folder = std::env::temp_dir().join(format!("scenarios-{}-{name}", std::process::id()));
         fs::create_dir_all(folder.join("manifests"))?;
-        let prefix = Vec::new();
+        let (prefix, flags) = (Vec::new(), Vec::new());
         Ok(Self {
             world,
             node1,
@@ -103,6 +105,7 @@ impl Cluster {
             client,
             outside,
             prefix,
+            flags,
             patience: SOON,
             folder,
             daemon: None,
@@ -173,6 +176,7 @@ impl Cluster {
         argv.push(kube_proxy()?.into());
         // A later flag overrides an earlier one.
         argv.extend(COMMON.iter().chain(flags).map(Into::into));
+        argv.extend(self.flags.iter().cloned());
         self.daemon = Some(self.node1.spawn(argv)?);
         Ok(())
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 use proxy::{IpFamily, LocalDetector, Node, NodePortAddresses};
-use proxy_ipvs::VipMode;
+use proxy_ipvs::{ShimStyle, VipMode};
 
 use super::{Flags, go};
 use crate::config::Configuration;
@@ -54,6 +54,8 @@ pub struct Options {
     pub strict_arp: bool,
     /// Timeouts of IPVS connections.
     pub timeouts: IpvsTimeouts,
+    /// Which iptables rules stand by IPVS.
+    pub shim: ShimStyle,
     /// How long a removed endpoint may keep its TCP connections; `None`: until they end.
     pub drain_timeout: Option<Duration>,
     /// In which form `kube-ipvs0` holds the service addresses.
@@ -371,6 +373,17 @@ impl Options {
             },
             strict_arp: flags.ipvs_strict_arp,
             timeouts,
+            shim: match &*flags.ipvs_shim {
+                "upstream" => ShimStyle::Upstream,
+                "lean" => ShimStyle::Lean,
+                other => {
+                    return Err(UnusableFlag::new(
+                        "ipvs-shim",
+                        other,
+                        "give upstream or lean",
+                    ));
+                }
+            },
             drain_timeout: (!flags.ipvs_drain_timeout.is_zero())
                 .then_some(flags.ipvs_drain_timeout),
             vip_mode: match &*flags.ipvs_vip_mode {

@@ -1,6 +1,6 @@
 use super::*;
 use proxy::{IpFamily, LocalDetector, Node, NodePortAddresses};
-use proxy_ipvs::VipMode;
+use proxy_ipvs::{ShimStyle, VipMode};
 
 fn options(line: &str) -> Options {
     match read(line) {
@@ -53,6 +53,7 @@ fn the_defaults_are_upstreams() {
             exclude_cidrs: vec![],
             strict_arp: false,
             timeouts: IpvsTimeouts::default(),
+            shim: ShimStyle::Upstream,
             drain_timeout: None,
             vip_mode: VipMode::Address,
             conntrack: Conntrack {
@@ -173,7 +174,10 @@ fn every_flag_of_upstream_is_taken_with_its_default() {
     let ours_alone: Vec<_> = flags
         .filter(|name| !UPSTREAM.iter().any(|(known, _)| known == name))
         .collect();
-    assert_eq!(ours_alone, ["ipvs-drain-timeout", "ipvs-vip-mode"]);
+    assert_eq!(
+        ours_alone,
+        ["ipvs-shim", "ipvs-drain-timeout", "ipvs-vip-mode"]
+    );
 }
 
 #[test]
@@ -413,6 +417,7 @@ fn every_flag_reaches_its_option() {
                     == [900, 30, 120]
             },
         ),
+        (&["--ipvs-shim=lean"], |o| o.shim == ShimStyle::Lean),
         (&["--ipvs-drain-timeout=5m"], |o| {
             o.drain_timeout == Some(Duration::from_mins(5))
         }),
@@ -590,6 +595,10 @@ fn errors_name_the_flag_the_value_and_what_is_allowed() {
             &["--ipvs-tcp-timeout", "at most"],
         ),
         (
+            "--ipvs-shim=fat",
+            &["--ipvs-shim", "'fat'", "upstream or lean"],
+        ),
+        (
             "--ipvs-drain-timeout=-1s",
             &["--ipvs-drain-timeout", "negative"],
         ),
@@ -708,7 +717,7 @@ fn flags_are_told_as_upstream_tells_them() {
     let line = "kube-proxy --config_sync_period=900s -v 4 --nodeport-addresses=10.0.0.0/8 --nodeport-addresses=fd00::/8 \
                 --profiling=F --conntrack-min=0x20000 --feature-gates=B=true,A=0 --kube-api-qps=5.0 --hostname-override=no\"de";
     let told = as_typed(line.split_whitespace());
-    assert_eq!(told.len(), UPSTREAM.len() + 2);
+    assert_eq!(told.len(), UPSTREAM.len() + 3);
     let names = told.iter().map(|line| line.split('=').next());
     assert!(names.is_sorted(), "{told:?}");
     for line in [

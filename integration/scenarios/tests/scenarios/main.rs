@@ -11,6 +11,7 @@ mod manifests;
 mod nft;
 mod refusals;
 mod restart;
+mod shim;
 mod vip_mode;
 mod ways_in;
 mod wrong;
@@ -41,6 +42,7 @@ fn main() {
         manifests: added_edited_deleted, renamed_into_place, a_broken_file_keeps_what_it_held, broken_at_the_start;
         api: streamed_lists, paged_lists, away_at_the_start, away_for_a_while, nonsense;
         restart: nothing_is_written_and_connections_live;
+        shim: one_follows_the_other_under_traffic;
         foreign: what_is_not_ours_stays;
         drift: damage_is_repaired;
         vip_mode: it_changes_under_open_connections, strict_arp_holds_for_routes;

@@ -1,0 +1,538 @@
+//! `--ipvs-shim=lean`: the verdicts of upstream's rules, in its chains, with less work for the first packet of a flow.
+//!
+//! - A chain without rules is not jumped into.
+//! - Cluster IPs, which most packets to Services are for, come first, and are looked up once.
+//! - What upstream decides by a chain of RETURNs is one rule with all conditions, the one that settles most packets first. What
+//!   belongs to a flow that is known already leaves the access filter at its first condition.
+//! - Sets that hold nothing are not asked, the routing table (`addrtype`) only for what a node port may be meant by, and
+//!   bridges (`physdev`) never.
+//!
+//! What an operator sees of it, and the two packets that differ: `docs/ipvs-shim.md`.
+
+use proxy::Protocol;
+
+use super::{Match, Rule, Shim, Table, forward, mark, masquerade, not_local, rule, set_mark};
+use crate::config::Config;
+use crate::sets::Set;
+
+impl Shim {
+    pub(super) fn lean_chain(&self, table: Table, name: &str, config: &Config) -> Vec<Rule> {
+        let mut chain = match (table, name) {
+            (Table::Nat, "KUBE-SERVICES") => self.lean_services(config),
+            (Table::Nat, "KUBE-POSTROUTING") => self.lean_postrouting(config),
+            (Table::Nat, "KUBE-NODE-PORT") => self.lean_node_ports(config),
+            (Table::Nat, "KUBE-LOAD-BALANCER") => self.lean_load_balancers(config),
+            // Plug-ins of the network jump into it, too.
+            (Table::Nat, "KUBE-MARK-MASQ") => vec![rule([], mark(config))],
+            (Table::Filter, "KUBE-FORWARD") => forward(config),
+            (Table::Filter, "KUBE-NODE-PORT") => {
+                self.if_filled(Set::HealthCheckNodePort, "dst", "ACCEPT")
+            }
+            (Table::Filter, "KUBE-PROXY-FIREWALL") => self.lean_firewall(),
+            (Table::Filter, "KUBE-IPVS-FILTER") => self.lean_access_filter(),
+            (Table::Filter, "KUBE-IPVS-OUT-FILTER") => self.out_filter(),
+            _ => Vec::new(),
+        };
+        for rule in &mut chain {
+            rule.matches
+                .retain(|part| !matches!(part, Match::Comment(_)));
+        }
+        chain
+    }
+
+    fn lean_services(&self, config: &Config) -> Vec<Rule> {
+        let mut chain = Vec::new();
+        if self.is_filled(Set::ClusterIp) {
+            let (from, fields) = not_local(config);
+            let matches = from
+                .into_iter()
+                .chain([Match::InSet(Set::ClusterIp, fields)]);
+            chain.push(rule(matches, mark(config)));
+            chain.push(to(Set::ClusterIp, "ACCEPT"));
+        }
+        if self.is_filled(Set::LoadBalancer) {
+            chain.push(to(Set::LoadBalancer, "KUBE-LOAD-BALANCER"));
+        }
+        if self.is_filled(Set::ExternalIp) {
+            chain.push(to(Set::ExternalIp, mark(config)));
+            chain.push(to(Set::ExternalIp, "ACCEPT"));
+        }
+        if self.is_filled(Set::ExternalIpLocal) {
+            chain.push(to(Set::ExternalIpLocal, "ACCEPT"));
+        }
+        if !self.lean_node_ports(config).is_empty() {
+            chain.push(rule([], "KUBE-NODE-PORT"));
+        }
+        if !chain.is_empty() {
+            chain.insert(0, rule([Match::Source(self.loopback())], "RETURN"));
+        }
+        chain
+    }
+
+    fn lean_load_balancers(&self, config: &Config) -> Vec<Rule> {
+        if !self.is_filled(Set::LoadBalancer) {
+            return Vec::new();
+        }
+        let not_pinned = self.unless(Set::LoadBalancerLocal, "dst,dst");
+        vec![rule(not_pinned, mark(config)), rule([], "ACCEPT")]
+    }
+
+    /// The look-up of the port is the cheapest, that of the address in the routing table the dearest.
+    fn lean_node_ports(&self, config: &Config) -> Vec<Rule> {
+        let protocols = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp].into_iter();
+        let filled = protocols.filter(|protocol| self.is_filled(Set::node_port(*protocol)));
+        let rule_of = |protocol| {
+            let fields = if protocol == Protocol::Sctp {
+                "dst,dst"
+            } else {
+                "dst"
+            };
+            let is_served = [
+                Match::Protocol(protocol),
+                Match::InSet(Set::node_port(protocol), fields),
+            ];
+            let matches = is_served
+                .into_iter()
+                .chain(self.unless(Set::node_port_local(protocol), fields))
+                .chain([Match::AddressType("--dst-type LOCAL")]);
+            rule(matches, mark(config))
+        };
+        filled.map(rule_of).collect()
+    }
+
+    fn lean_postrouting(&self, config: &Config) -> Vec<Rule> {
+        let mark = config.masquerade_mark;
+        let mut chain = self.if_filled(Set::LoopBack, "dst,dst,src", "MASQUERADE");
+        chain.push(rule([Match::NotMark(mark)], "RETURN"));
+        chain.push(rule([], set_mark(mark, 0)));
+        chain.push(rule([], masquerade(config)));
+        chain
+    }
+
+    /// Also for flows that are known: one that its source range no longer allows ends.
+    fn lean_firewall(&self) -> Vec<Rule> {
+        if !self.is_filled(Set::LoadBalancerFirewall) {
+            return Vec::new();
+        }
+        let ranges = [Set::LoadBalancerSourceCidr, Set::LoadBalancerSourceIp];
+        let outside = ranges
+            .into_iter()
+            .filter_map(|set| self.unless(set, "dst,dst,src"));
+        let limited = Match::InSet(Set::LoadBalancerFirewall, "dst,dst");
+        vec![rule([limited].into_iter().chain(outside), "DROP")]
+    }
+
+    fn lean_access_filter(&self) -> Vec<Rule> {
+        if !self.is_filled(Set::IpvsIps) {
+            return Vec::new();
+        }
+        let others = [
+            (Set::LoadBalancer, "dst,dst"),
+            (Set::ExternalIp, "dst,dst"),
+            (Set::ExternalIpLocal, "dst,dst"),
+            (Set::HealthCheckNodePort, "dst"),
+        ];
+        let matches = [Match::State("NEW")]
+            .into_iter()
+            .chain(self.unless(Set::ClusterIp, "dst,dst"))
+            .chain([Match::InSet(Set::IpvsIps, "dst")])
+            .chain(
+                others
+                    .into_iter()
+                    .filter_map(|(set, fields)| self.unless(set, fields)),
+            );
+        vec![rule(matches, self.reject())]
+    }
+
+    /// A set that holds nothing need not be asked.
+    fn unless(&self, set: Set, fields: &'static str) -> Option<Match> {
+        self.is_filled(set).then_some(Match::NotInSet(set, fields))
+    }
+}
+
+fn to(set: Set, target: impl Into<String>) -> Rule {
+    rule([Match::InSet(set, "dst,dst")], target)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::net::IpAddr;
+
+    use proxy::{IpFamily, LocalDetector};
+
+    use super::*;
+    use crate::config::ShimStyle;
+    use crate::rules::Rules;
+    use crate::server::VirtualServerKey;
+
+    /// What the rules can see of a packet.
+    #[derive(Debug, Clone)]
+    #[allow(
+        clippy::struct_excessive_bools,
+        reason = "each is a question that a rule asks"
+    )]
+    struct Packet {
+        source: IpAddr,
+        in_interface: &'static str,
+        protocol: Protocol,
+        state: &'static str,
+        is_to_local: bool,
+        is_from_bridge_port: bool,
+        /// A Service's own address sent it.
+        is_from_cluster_ip: bool,
+        is_source_in_range: bool,
+        /// The sets that its destination, or with it its source, is a member of.
+        sets: BTreeSet<Set>,
+        through: Option<VirtualServerKey>,
+        is_marked: bool,
+    }
+
+    impl Packet {
+        fn is_in(&self, set: Set, fields: &str) -> bool {
+            match (set, fields) {
+                (Set::ClusterIp, "src,dst") => self.is_from_cluster_ip,
+                (Set::LoadBalancerSourceCidr | Set::LoadBalancerSourceIp, _) => {
+                    self.is_source_in_range && self.sets.contains(&set)
+                }
+                // These are sets of ports of one protocol.
+                (Set::NodePortUdp | Set::NodePortLocalUdp, _) => {
+                    self.protocol == Protocol::Udp && self.sets.contains(&set)
+                }
+                _ => self.sets.contains(&set),
+            }
+        }
+
+        fn fits(&self, part: &Match) -> bool {
+            match part {
+                Match::Comment(_) => true,
+                Match::Source(net) => net.contains(&self.source),
+                Match::NotSource(net) => !net.contains(&self.source),
+                Match::NotInInterface(name) => match name.strip_suffix('+') {
+                    Some(prefix) => !self.in_interface.starts_with(prefix),
+                    None => self.in_interface != name,
+                },
+                Match::Protocol(protocol) => self.protocol == *protocol,
+                Match::InSet(set, fields) => self.is_in(*set, fields),
+                Match::NotInSet(set, fields) => !self.is_in(*set, fields),
+                Match::Mark(_) => self.is_marked,
+                Match::NotMark(_) => !self.is_marked,
+                Match::AddressType("--dst-type LOCAL") => self.is_to_local,
+                Match::AddressType(_) => {
+                    !self.source.is_loopback() && !self.in_interface.is_empty()
+                }
+                Match::State(states) => states.split(',').any(|state| state == self.state),
+                Match::NotFromBridgePort => !self.is_from_bridge_port,
+                Match::ToVirtualServer(key) => self.through == Some(*key),
+            }
+        }
+    }
+
+    /// The rules of a shim, and where they are jumped into from.
+    struct Made {
+        chains: Vec<(Table, &'static str, Vec<Rule>)>,
+        jumps: Vec<(Table, &'static str, &'static str)>,
+    }
+
+    impl Made {
+        fn new(filled: &BTreeSet<Set>, config: &Config) -> Self {
+            let shim = Shim {
+                family: IpFamily::V4,
+                filled: filled.clone(),
+                forbidden_to_node: [forbidden()].into(),
+            };
+            // Each is put at the head.
+            let mut jumps: Vec<_> = shim
+                .jumps(config)
+                .map(|jump| (jump.0, jump.1, jump.2))
+                .collect();
+            jumps.reverse();
+            Self {
+                chains: shim.chains(config).collect(),
+                jumps,
+            }
+        }
+
+        /// The way of a packet through one hook of a table: the target that ends it, if one does.
+        fn walk(&self, hook: (Table, &str), packet: &mut Packet) -> Option<String> {
+            let jumps = self.jumps.iter().filter(|jump| (jump.0, jump.1) == hook);
+            jumps
+                .map(|jump| jump.2)
+                .find_map(|chain| through(&self.chains, hook.0, chain, packet))
+        }
+
+        /// What becomes of a packet in each hook; marks go on from the first to the last.
+        fn verdicts(&self, packet: &Packet) -> Vec<(Option<String>, bool)> {
+            let mut packet = packet.clone();
+            let is_sent_here = packet.in_interface.is_empty();
+            [
+                (
+                    Table::Nat,
+                    if is_sent_here { "OUTPUT" } else { "PREROUTING" },
+                ),
+                (Table::Filter, "INPUT"),
+                (Table::Filter, "FORWARD"),
+                (Table::Filter, "OUTPUT"),
+                (Table::Nat, "POSTROUTING"),
+            ]
+            .map(|hook| {
+                let end = self.walk(hook, &mut packet);
+                (end, packet.is_marked)
+            })
+            .to_vec()
+        }
+    }
+
+    fn through(
+        chains: &[(Table, &'static str, Vec<Rule>)],
+        table: Table,
+        name: &str,
+        packet: &mut Packet,
+    ) -> Option<String> {
+        let (.., rules) = chains
+            .iter()
+            .find(|chain| (chain.0, chain.1) == (table, name))
+            .unwrap();
+        for rule in rules {
+            if !rule.matches.iter().all(|part| packet.fits(part)) {
+                continue;
+            }
+            let target = rule.target.split(' ').next().unwrap();
+            match target {
+                "RETURN" => return None,
+                "ACCEPT" | "DROP" | "REJECT" | "MASQUERADE" => return Some(target.to_owned()),
+                "MARK" => packet.is_marked = !rule.target.ends_with("/0x0"),
+                chain => {
+                    if let Some(end) = through(chains, table, chain, packet) {
+                        return Some(end);
+                    }
+                }
+            }
+        }
+        None
+    }
+
+    /// What a packet may be for: the sets, and whether the address is one of the node.
+    fn destinations() -> Vec<(Vec<Set>, bool)> {
+        use Set::*;
+        let limited = [LoadBalancer, LoadBalancerFirewall, IpvsIps];
+        let mut all = vec![
+            (vec![], false),
+            (vec![], true),
+            (vec![LoopBack], false),
+            // A port that no Service exposes.
+            (vec![IpvsIps], true),
+            (vec![ClusterIp, IpvsIps], true),
+            (vec![ClusterIp, LoopBack, IpvsIps], true),
+            (vec![LoadBalancer, IpvsIps], true),
+            (vec![LoadBalancer, LoadBalancerLocal, IpvsIps], true),
+            (vec![LoadBalancer, ExternalIp, IpvsIps], true),
+            (vec![ExternalIp, IpvsIps], true),
+            (vec![ExternalIpLocal, IpvsIps], true),
+            (
+                vec![LoadBalancer, LoadBalancerLocal, ExternalIpLocal, IpvsIps],
+                true,
+            ),
+            // On another interface.
+            (vec![ExternalIp], true),
+            (vec![LoadBalancer], true),
+            (vec![HealthCheckNodePort], true),
+            (vec![HealthCheckNodePort, IpvsIps], true),
+            (limited.to_vec(), true),
+            ([&limited[..], &[LoadBalancerSourceCidr]].concat(), true),
+            ([&limited[..], &[LoadBalancerSourceIp]].concat(), true),
+            (
+                [&limited[..], &[LoadBalancerLocal, LoadBalancerSourceCidr]].concat(),
+                true,
+            ),
+        ];
+        for protocol in [Protocol::Tcp, Protocol::Udp, Protocol::Sctp] {
+            let (port, local) = (Set::node_port(protocol), Set::node_port_local(protocol));
+            for is_local in [true, false] {
+                all.push((vec![port], is_local));
+                all.push((vec![port, local], is_local));
+                // A node port, asked at the address of a Service.
+                all.push((vec![port, IpvsIps], is_local));
+            }
+        }
+        all
+    }
+
+    /// From everywhere to a destination.
+    fn packets(sets: &BTreeSet<Set>, is_to_local: bool) -> Vec<Packet> {
+        let sources = [
+            ("10.244.1.9", "cni0", true, false),
+            ("10.244.1.9", "vethab12", false, false),
+            ("172.35.0.9", "eth0", false, false),
+            // The node itself: by its own address, a Service's, and localhost.
+            ("172.35.0.100", "", false, false),
+            ("10.96.0.10", "", false, true),
+            ("127.0.0.1", "", false, false),
+        ];
+        let mut all = Vec::new();
+        for (source, in_interface, is_from_bridge_port, is_from_cluster_ip) in sources {
+            for protocol in [Protocol::Tcp, Protocol::Udp, Protocol::Sctp] {
+                for state in ["NEW", "ESTABLISHED", "INVALID"] {
+                    for [is_source_in_range, is_marked] in
+                        [[false, false], [false, true], [true, false], [true, true]]
+                    {
+                        all.push(Packet {
+                            source: source.parse().unwrap(),
+                            in_interface,
+                            protocol,
+                            state,
+                            is_to_local,
+                            is_from_bridge_port,
+                            is_from_cluster_ip,
+                            is_source_in_range,
+                            sets: sets.clone(),
+                            through: is_from_cluster_ip.then(forbidden),
+                            is_marked,
+                        });
+                    }
+                }
+            }
+        }
+        all
+    }
+
+    fn forbidden() -> VirtualServerKey {
+        VirtualServerKey {
+            address: "10.96.0.10".parse().unwrap(),
+            port: 80,
+            protocol: Protocol::Tcp,
+        }
+    }
+
+    fn configs() -> Vec<(Config, Config)> {
+        let detectors = [
+            LocalDetector::None,
+            LocalDetector::SourceNet("10.244.0.0/16".parse().unwrap()),
+            LocalDetector::Bridge("cni0".into()),
+            LocalDetector::InterfacePrefix("veth".into()),
+        ];
+        let with = |detector: &LocalDetector, masquerade_all, shim| Config {
+            detector: detector.clone(),
+            masquerade_all,
+            shim,
+            ..Config::default()
+        };
+        let both = |detector, all| {
+            [ShimStyle::Upstream, ShimStyle::Lean].map(|shim| with(detector, all, shim))
+        };
+        let all = detectors
+            .iter()
+            .flat_map(|detector| [both(detector, false), both(detector, true)]);
+        all.map(|[upstream, lean]| (upstream, lean)).collect()
+    }
+
+    /// With all sets filled, and with none but a packet's own.
+    #[test]
+    fn every_packet_gets_upstreams_verdict() {
+        let everything: BTreeSet<Set> = Set::all().collect();
+        let (mut asked, mut rejected, mut marked) = (0, 0, 0);
+        for (upstream, lean) in configs() {
+            for (sets, is_to_local) in destinations() {
+                let sets: BTreeSet<Set> = sets.into_iter().collect();
+                let and_cluster_ip = &sets | &[Set::ClusterIp].into();
+                let packets = packets(&sets, is_to_local);
+                for filled in [&everything, &sets, &and_cluster_ip] {
+                    let [upstream, made] =
+                        [&upstream, &lean].map(|config| Made::new(filled, config));
+                    let possible = packets.iter().filter(|packet| {
+                        !packet.is_from_cluster_ip || filled.contains(&Set::ClusterIp)
+                    });
+                    for packet in possible {
+                        let wanted = upstream.verdicts(packet);
+                        let found = made.verdicts(packet);
+                        assert_eq!(found, wanted, "{packet:?}, {lean:?}, filled: {filled:?}");
+                        asked += 1;
+                        rejected += usize::from(wanted[1].0.as_deref() == Some("REJECT"));
+                        marked += usize::from(!packet.is_marked && wanted[0].1);
+                    }
+                }
+            }
+        }
+        assert!(asked > 100_000 && rejected > 1_000 && marked > 1_000);
+    }
+
+    fn texts(filled: &[Set]) -> [Rules; 2] {
+        let shim = Shim {
+            family: IpFamily::V4,
+            filled: filled.iter().copied().collect(),
+            forbidden_to_node: BTreeSet::new(),
+        };
+        [ShimStyle::Upstream, ShimStyle::Lean].map(|style| {
+            shim.rules(&Config {
+                shim: style,
+                detector: LocalDetector::SourceNet("10.244.0.0/16".parse().unwrap()),
+                ..Config::default()
+            })
+        })
+    }
+
+    #[test]
+    fn what_a_packet_to_a_cluster_ip_meets() {
+        let [_, lean] = texts(&[Set::ClusterIp, Set::IpvsIps, Set::LoopBack]);
+        let text = lean.restore_text(&Rules::default());
+        let lines: Vec<_> = text.lines().filter(|line| !line.starts_with(':')).collect();
+        assert_eq!(
+            lines,
+            [
+                "*nat",
+                "-I OUTPUT -m comment --comment \"kubernetes service portals\" -j KUBE-SERVICES",
+                "-I PREROUTING -m comment --comment \"kubernetes service portals\" -j KUBE-SERVICES",
+                "-I POSTROUTING -m comment --comment \"kubernetes postrouting rules\" -j KUBE-POSTROUTING",
+                "-A KUBE-MARK-MASQ -j MARK --set-xmark 0x4000/0x4000",
+                "-A KUBE-POSTROUTING -m set --match-set KUBE-LOOP-BACK dst,dst,src -j MASQUERADE",
+                "-A KUBE-POSTROUTING -m mark ! --mark 0x4000/0x4000 -j RETURN",
+                "-A KUBE-POSTROUTING -j MARK --set-xmark 0x4000/0x0",
+                "-A KUBE-POSTROUTING -j MASQUERADE --random-fully",
+                "-A KUBE-SERVICES -s 127.0.0.0/8 -j RETURN",
+                "-A KUBE-SERVICES ! -s 10.244.0.0/16 -m set --match-set KUBE-CLUSTER-IP dst,dst -j MARK --set-xmark 0x4000/0x4000",
+                "-A KUBE-SERVICES -m set --match-set KUBE-CLUSTER-IP dst,dst -j ACCEPT",
+                "COMMIT",
+                "*filter",
+                "-I FORWARD -m comment --comment \"kubernetes forwarding rules\" -j KUBE-FORWARD",
+                "-I INPUT -m comment --comment \"kubernetes ipvs access filter\" -j KUBE-IPVS-FILTER",
+                "-A KUBE-FORWARD -m mark --mark 0x4000/0x4000 -j ACCEPT",
+                "-A KUBE-FORWARD -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT",
+                "-A KUBE-IPVS-FILTER -m conntrack --ctstate NEW -m set ! --match-set KUBE-CLUSTER-IP dst,dst -m set --match-set KUBE-IPVS-IPS dst -j REJECT --reject-with icmp-port-unreachable",
+                "COMMIT",
+            ]
+        );
+    }
+
+    #[test]
+    fn one_shim_becomes_the_other_in_one_go() {
+        let all: Vec<_> = Set::all().collect();
+        let [upstream, lean] = texts(&[Set::ClusterIp, Set::IpvsIps]);
+        let jumps = |text: &str, verb: &str| -> Vec<String> {
+            let lines = text.lines().filter_map(|line| line.strip_prefix(verb));
+            let target = |line: &str| line.rsplit(' ').next().unwrap_or_default().to_owned();
+            lines.map(target).collect()
+        };
+        let unused = [
+            "KUBE-NODE-PORT",
+            "KUBE-PROXY-FIREWALL",
+            "KUBE-PROXY-FIREWALL",
+            "KUBE-IPVS-OUT-FILTER",
+        ];
+        let to_lean = lean.restore_text(&upstream);
+        assert_eq!(
+            (jumps(&to_lean, "-D "), jumps(&to_lean, "-I ")),
+            (unused.map(str::to_owned).to_vec(), vec![])
+        );
+        let back = upstream.restore_text(&lean);
+        assert_eq!(
+            (jumps(&back, "-D "), jumps(&back, "-I ")),
+            (vec![], unused.map(str::to_owned).to_vec())
+        );
+        // What it leaves is what upstream knows: names of chains, and jumps.
+        let [upstream, lean] = texts(&all);
+        assert!(lean.jumps.is_subset(&upstream.jumps));
+        assert!(lean.chains.keys().eq(upstream.chains.keys()));
+        let text = lean.restore_text(&Rules::default()).replace("-I ", "-A ");
+        assert_eq!(Rules::parse(&text), lean);
+    }
+}
