@@ -255,61 +255,7 @@ impl Programmed {
     /// Opens connections by each way, tells the story while each way is asked anew all the time, and asks the open ones again: the
     /// same pods must answer, and nothing may have failed.
     fn under_traffic(&self, story: impl FnOnce() -> Result<()>) -> Result<()> {
-        self.under_traffic_holding(HELD, story)
-    }
-
-    /// The same with so many open connections by each way.
-    fn under_traffic_holding(&self, held: usize, story: impl FnOnce() -> Result<()>) -> Result<()> {
-        let ways = self.ways();
-        let mut open = Vec::new();
-        for ((from, to), ports) in ways.iter().zip(ports()) {
-            for port in ports.take(held) {
-                let dial = from.dial(Transport::Tcp, at(to)).from_port(port);
-                let mut connection = dial.timeout(SOON).open()?;
-                let who = connection.ask()?.who;
-                open.push((connection, who, format!("{} to {to}", from.name())));
-            }
-        }
-        let is_told = AtomicBool::new(false);
-        let ask = |(from, to): (&Place, &str), ports: Range<u16>| {
-            for (times, port) in ports.skip(held).enumerate() {
-                if times > 0 && is_told.load(Ordering::Relaxed) {
-                    return Ok::<usize, anyhow::Error>(times);
-                }
-                let dial = from
-                    .dial(Transport::Tcp, at(to))
-                    .from_port(port)
-                    .timeout(SOON);
-                let asked = dial.reset_on_close().ask();
-                asked.with_context(|| format!("{} asks {to}, time {times}", from.name()))?;
-                thread::sleep(PAUSE);
-            }
-            anyhow::bail!("{} has no port left to ask {to} from", from.name())
-        };
-        let ask = &ask;
-        let asked = thread::scope(|scope| {
-            let ways = ways.into_iter().zip(ports());
-            let ways: Vec<_> = ways
-                .map(|(way, ports)| scope.spawn(move || ask(way, ports)))
-                .collect();
-            let told = story();
-            is_told.store(true, Ordering::Relaxed);
-            let mut asked = Vec::new();
-            for way in ways {
-                match way.join() {
-                    Ok(times) => asked.push(times?),
-                    Err(panic) => std::panic::resume_unwind(panic),
-                }
-            }
-            told.map(|()| asked)
-        })?;
-        println!("    requests by way: {asked:?}");
-        for (connection, who, way) in &mut open {
-            let answer = connection.ask();
-            let answer = answer.with_context(|| format!("an open connection from {way}"))?;
-            assert_eq!(&answer.who, who);
-        }
-        Ok(())
+        under_traffic_by(&self.ways(), HELD, story)
     }
 
     /// Runs the daemon's program to its end.
@@ -319,6 +265,63 @@ impl Programmed {
         let argv = [program.as_str()].into_iter().chain(first.iter().copied());
         Ok(self.node.run(argv.chain(flags))?)
     }
+}
+
+/// [`Programmed::under_traffic`] by these ways, with so many open connections by each.
+fn under_traffic_by(
+    ways: &[(&Place, &str)],
+    held: usize,
+    story: impl FnOnce() -> Result<()>,
+) -> Result<()> {
+    let mut open = Vec::new();
+    for ((from, to), ports) in ways.iter().zip(ports()) {
+        for port in ports.take(held) {
+            let dial = from.dial(Transport::Tcp, at(to)).from_port(port);
+            let mut connection = dial.timeout(SOON).open()?;
+            let who = connection.ask()?.who;
+            open.push((connection, who, format!("{} to {to}", from.name())));
+        }
+    }
+    let is_told = AtomicBool::new(false);
+    let ask = |(from, to): (&Place, &str), ports: Range<u16>| {
+        for (times, port) in ports.skip(held).enumerate() {
+            if times > 0 && is_told.load(Ordering::Relaxed) {
+                return Ok::<usize, anyhow::Error>(times);
+            }
+            let dial = from
+                .dial(Transport::Tcp, at(to))
+                .from_port(port)
+                .timeout(SOON);
+            let asked = dial.reset_on_close().ask();
+            asked.with_context(|| format!("{} asks {to}, time {times}", from.name()))?;
+            thread::sleep(PAUSE);
+        }
+        anyhow::bail!("{} has no port left to ask {to} from", from.name())
+    };
+    let ask = &ask;
+    let asked = thread::scope(|scope| {
+        let ways = ways.iter().copied().zip(ports());
+        let ways: Vec<_> = ways
+            .map(|(way, ports)| scope.spawn(move || ask(way, ports)))
+            .collect();
+        let told = story();
+        is_told.store(true, Ordering::Relaxed);
+        let mut asked = Vec::new();
+        for way in ways {
+            match way.join() {
+                Ok(times) => asked.push(times?),
+                Err(panic) => std::panic::resume_unwind(panic),
+            }
+        }
+        told.map(|()| asked)
+    })?;
+    println!("    requests by way: {asked:?}");
+    for (connection, who, way) in &mut open {
+        let answer = connection.ask();
+        let answer = answer.with_context(|| format!("an open connection from {way}"))?;
+        assert_eq!(&answer.who, who);
+    }
+    Ok(())
 }
 
 /// Source ports for each of [`Programmed::ways`]. They are disjoint: IPVS finds the connection of a packet on its way back by the
@@ -427,9 +430,12 @@ fn the_ipvs_mode_serves_until_the_iptables_mode_does_and_leaves_nothing(
         );
     }
     assert_eq!(p.state()?, before);
-    // Open connections are IPVS's, and end with it. An iptables without nfacct, at first.
+    // Open connections are IPVS's, and end with it. The node's own, to an address that it has, come from that address, and end
+    // with kube-ipvs0. An iptables without nfacct, at first.
     let path = slow_iptables(c, "*nfacct*) exit 2 ;;")?;
-    p.under_traffic_holding(0, || {
+    let ways = p.ways();
+    let (_own, ways) = ways.split_last().context("ways")?;
+    under_traffic_by(ways, 0, || {
         let mut daemon = p.start(&["env", &path])?;
         p.awaits("! ip link show kube-ipvs0 >/dev/null 2>&1 && [ -z \"$(ipset list -name)\" ]")?;
         daemon.stop(SOON)?;
