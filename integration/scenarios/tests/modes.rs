@@ -62,8 +62,8 @@ fn is_served(c: &Cluster) -> Outcome {
 
 fn each_mode_clears_up_after_the_other(c: &mut Cluster) -> Outcome {
     set_up(c)?;
-    for round in 0..2 {
-        c.start(&[])?;
+    for (round, shim) in ["upstream", "lean"].into_iter().enumerate() {
+        c.start(&[&format!("--ipvs-shim={shim}")])?;
         is_served(c)?;
         let rules = with_backend("iptables-$backend-save; ip6tables-$backend-save");
         c.until("the rules of iptables mode to go", || {
