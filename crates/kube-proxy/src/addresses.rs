@@ -13,6 +13,7 @@ use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::address::{AddressAttribute, AddressMessage};
 use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
 use rustix::net::{AddressFamily, SocketType, netdevice, sockopt};
+use socket2::{SockFilter, SockRef};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::mpsc;
@@ -25,6 +26,8 @@ const GROUPS: [u32; 3] = [1, 5, 9];
 /// Of linux/rtnetlink.h.
 const RTM_NEWLINK: u16 = 16;
 const RTM_DELLINK: u16 = 17;
+const RTM_NEWADDR: u16 = 20;
+const RTM_DELADDR: u16 = 21;
 
 /// The link that holds the service addresses.
 const SERVICE_LINK: &str = "kube-ipvs0";
@@ -101,10 +104,24 @@ impl Subscription {
         // SAFETY: a Socket owns its descriptor and closes it only when dropped; the AsyncFd owns the Socket, gives it out by
         // shared reference only, and deregisters it before dropping it.
         let socket = unsafe { AsyncFd::register_with_interest(socket, Interest::READABLE) };
-        Ok(Self {
+        let mut subscription = Self {
             socket: socket.map_err(io::Error::from)?,
-            own_link: own_link(),
-        })
+            own_link: None,
+        };
+        subscription.look_up_own_link();
+        Ok(subscription)
+    }
+
+    /// Has the kernel leave out what it would tell of our link's addresses. They come by the ten thousand at a first sync, each
+    /// for nothing.
+    fn look_up_own_link(&mut self) {
+        let before = std::mem::replace(&mut self.own_link, own_link());
+        if let Some(index) = self.own_link
+            && self.own_link != before
+            && let Err(error) = SockRef::from(self.socket.get_ref()).attach_filter(&unheard(index))
+        {
+            debug!(%error, "messages about service addresses are left out one by one");
+        }
     }
 
     async fn next(&mut self) -> io::Result<()> {
@@ -113,13 +130,14 @@ impl Subscription {
             match ready.try_io(|socket| socket.get_ref().recv_from_full()) {
                 Ok(Ok((datagram, _))) => {
                     if self.own_link.is_none() {
-                        self.own_link = own_link();
+                        self.look_up_own_link();
                     }
                     if !matters(&datagram, self.own_link) {
                         continue;
                     }
                     // Our link may be gone, or another one.
-                    let before = std::mem::replace(&mut self.own_link, own_link());
+                    let before = self.own_link;
+                    self.look_up_own_link();
                     let is_gone = before.is_some() && self.own_link != before;
                     if is_gone || matters(&datagram, self.own_link) {
                         return Ok(());
@@ -146,6 +164,26 @@ fn make_room(socket: &Socket) {
     if let Err(error) = is_made {
         debug!(%error, "messages about addresses have little room");
     }
+}
+
+/// A filter (classic BPF, linux/filter.h) that drops what tells of an address of this link. A notification is one message: a
+/// header (`struct nlmsghdr`), whose type is at 4, and `struct ifaddrmsg`, whose index is at 20. What is loaded counts as big
+/// endian.
+fn unheard(index: u32) -> [SockFilter; 7] {
+    const LOAD_HALF: u16 = 0x28;
+    const LOAD_WORD: u16 = 0x20;
+    const JUMP_IF_EQUAL: u16 = 0x15;
+    const RETURN: u16 = 0x06;
+    let kind = |kind: u16| u16::from_be_bytes(kind.to_ne_bytes()).into();
+    [
+        SockFilter::new(LOAD_HALF, 0, 0, 4),
+        SockFilter::new(JUMP_IF_EQUAL, 1, 0, kind(RTM_NEWADDR)),
+        SockFilter::new(JUMP_IF_EQUAL, 0, 3, kind(RTM_DELADDR)),
+        SockFilter::new(LOAD_WORD, 0, 0, 20),
+        SockFilter::new(JUMP_IF_EQUAL, 0, 1, index.to_be()),
+        SockFilter::new(RETURN, 0, 0, 0),
+        SockFilter::new(RETURN, 0, 0, u32::MAX),
+    ]
 }
 
 fn own_link() -> Option<u32> {
@@ -236,6 +274,7 @@ mod tests {
     use super::*;
     use netlink_packet_core::NetlinkHeader;
     use netlink_packet_route::AddressFamily as Family;
+    use std::os::unix::net::UnixDatagram;
 
     fn datagram(index: u32, address: &str) -> Vec<u8> {
         let mut message = AddressMessage::default();
@@ -283,6 +322,26 @@ mod tests {
         let mut lying = told(RTM_NEWLINK, 8);
         lying[..4].copy_from_slice(&u32::MAX.to_ne_bytes());
         assert!(!matters(&lying, Some(7)));
+    }
+
+    #[test]
+    fn the_kernel_leaves_out_what_is_unheard() {
+        // The kernel runs the filter on any kind of socket.
+        let (sender, receiver) = UnixDatagram::pair().unwrap();
+        receiver.set_nonblocking(true).unwrap();
+        SockRef::from(&receiver).attach_filter(&unheard(7)).unwrap();
+        let comes = |bytes: &[u8]| {
+            sender.send(bytes).unwrap();
+            receiver.recv(&mut [0; 512]).is_ok()
+        };
+        assert!(!comes(&datagram(7, "10.96.0.1")));
+        assert!(comes(&datagram(2, "192.168.0.1")));
+        let mut deletion = datagram(7, "10.96.0.1");
+        deletion[4..6].copy_from_slice(&RTM_DELADDR.to_ne_bytes());
+        assert!(!comes(&deletion));
+        let mut link = datagram(7, "10.96.0.1");
+        link[4..6].copy_from_slice(&RTM_DELLINK.to_ne_bytes());
+        assert!(comes(&link));
     }
 
     #[tokio::test]

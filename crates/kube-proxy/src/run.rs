@@ -149,7 +149,8 @@ async fn gather_within(
         }
         tokio::select! {
             event = events.next() => match event {
-                Some(event) => model.apply(event),
+                // As many as there are: each turn of this loop asks for the time, and sets timers.
+                Some(event) => drain(events, model, event).await,
                 None => return,
             },
             () = sleep_until(enough), if is_patient => {}

@@ -20,11 +20,13 @@
 use std::borrow::Cow;
 use std::hash::{BuildHasher as _, RandomState};
 use std::io;
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
-use futures::TryStreamExt;
 use futures::io::{AsyncBufRead, AsyncBufReadExt, AsyncReadExt};
+use futures::{TryStreamExt, poll};
 use http::header::RETRY_AFTER;
 use http_body_util::BodyExt;
 use kube::Client;
@@ -352,7 +354,12 @@ impl ListWatch {
             let room = LONGEST_EVENT.saturating_sub(line.len() as u64);
             let mut limited = (&mut reader).take(room);
             // What was read when the time is over stays in `line`.
-            let read = timeout(patience, limited.read_until(b'\n', &mut line)).await;
+            let mut reading = pin!(limited.read_until(b'\n', &mut line));
+            let read = match poll!(&mut reading) {
+                // Of many that have come together, only the last is worth a look at the clock.
+                Poll::Ready(read) => Ok(read),
+                Poll::Pending => timeout(patience, reading).await,
+            };
             match read {
                 Err(_) if patience == SETTLED => {
                     self.progressed();
