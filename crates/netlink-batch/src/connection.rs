@@ -28,9 +28,10 @@ use crate::batch::{Batch, Writer};
 use crate::error::{Error, Refusal};
 use crate::message::{self, Messages};
 
-/// Most messages and bytes of one send. Each refusal costs 832 bytes of receive buffer and each
+/// Most messages of one send. Each refusal costs 832 bytes of receive buffer and each
 /// message holds its subsystem's lock, so more would not be faster, only harder on others.
-const CHUNK_MESSAGES: usize = 512;
+pub const CHUNK_MESSAGES: usize = 512;
+/// Most bytes of one send.
 const CHUNK_BYTES: usize = 128 * 1024;
 /// One datagram: a refusal that echoes a whole chunk (ipset does), or a part of a dump (32 KiB).
 const DATAGRAM: usize = 2 * CHUNK_BYTES;

@@ -25,7 +25,7 @@ mod worker;
 
 pub use attributes::{Attribute, Attributes, Malformed};
 pub use batch::{Batch, Message, Writer};
-pub use connection::{Buffers, Connection, Dump, Protocol, Reply};
+pub use connection::{Buffers, CHUNK_MESSAGES, Connection, Dump, Protocol, Reply};
 pub use error::{Error, Refusal};
 pub use netlink_packet_core::{NLM_F_APPEND, NLM_F_CREATE, NLM_F_ECHO, NLM_F_EXCL, NLM_F_REPLACE};
 pub use worker::{Gone, Worker};

@@ -35,6 +35,12 @@ const SET_SIZE: u32 = 65_536;
 /// endpoints each, the first sync would otherwise hold 100 MB of writes, messages and answers at once.
 const ENOUGH_OPS: usize = 32_768;
 
+/// An answer to [`Kernel::connections`], and what was asked.
+struct Looked {
+    keys: Vec<VirtualServerKey>,
+    found: Result<BTreeMap<VirtualServerKey, BTreeMap<Target, u32>>, KernelError>,
+}
+
 /// What must exist before anything else.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 enum Foundation {
@@ -72,6 +78,8 @@ pub struct Proxier<K: Kernel> {
     shim: Option<(BTreeSet<Set>, u64)>,
     forbidden_version: u64,
     drains: Drains,
+    /// What drains and was looked at right after it was written.
+    looked: Option<Looked>,
     /// True once the sources have told everything: before that, nothing may be taken away.
     may_delete: bool,
     needs_resync: bool,
@@ -87,6 +95,7 @@ impl<K: Kernel> Proxier<K> {
         foundation.claim(&(), [(Foundation::Link, 0)].into_iter().chain(sets));
         Self {
             drains: Drains::new(config.drain_timeout),
+            looked: None,
             config,
             node,
             node_ports: Vec::new(),
@@ -815,63 +824,93 @@ impl<K: Kernel> Proxier<K> {
     // ---- book: what became of it ----
 
     fn book(&mut self, plan: &Plan, outcomes: Vec<Outcome>, now: Instant, report: &mut SyncReport) {
-        let mut drafts: HashMap<VirtualServerKey, Option<Draft>> = HashMap::new();
-        let mut failed: HashSet<VirtualServerKey> = HashSet::new();
-        for (op, outcome) in plan.ops.iter().zip(outcomes) {
-            let is_done = match outcome {
-                Outcome::Done => {
-                    report.written += 1;
-                    true
+        let mut outcomes = outcomes.into_iter();
+        let of_one = |one: &Op, next: &Op| {
+            let key = server_of(one);
+            key.is_some() && key == server_of(next)
+        };
+        // What is written to one virtual server stands in a row.
+        for run in plan.ops.chunk_by(of_one) {
+            let mut done: SmallVec<[bool; 16]> = SmallVec::new();
+            let mut is_refused = false;
+            for (op, outcome) in run.iter().zip(&mut outcomes) {
+                let is_refusal = matches!(outcome, Outcome::Refused { .. });
+                done.push(self.take_outcome(op, outcome, is_refused, report));
+                is_refused |= is_refusal;
+                if let Some(drift) = &mut self.drift {
+                    drift.touched.note(op);
                 }
-                Outcome::Unknown => {
-                    self.needs_resync = true;
-                    false
-                }
-                Outcome::Refused {
-                    reason,
-                    is_surprise,
-                } => {
-                    // A virtual server that was refused takes its destinations with it: that is no surprise, and
-                    // it is said once.
-                    let is_first = server_of(op).is_none_or(|key| failed.insert(key));
-                    if is_first {
-                        self.needs_resync |= is_surprise;
-                        let failure = Failure {
-                            object: op.to_string(),
-                            owner: self.owner_of(op),
-                            reason,
-                        };
-                        report.failures.push(failure);
+            }
+            match run.first().and_then(server_of) {
+                Some(key) => {
+                    self.book_server(&key, run, &done);
+                    if is_refused {
+                        self.servers.fail(&key, now);
                     }
-                    false
                 }
-            };
-            if !is_done && matches!(op, Op::WriteRules { .. } | Op::RemoveLeftovers(..)) {
-                report.failed_restores += 1;
-            }
-            if let Some(drift) = &mut self.drift {
-                drift.touched.note(op);
-            }
-            self.book_one(op, is_done, now, &mut drafts);
-        }
-        for (key, draft) in drafts {
-            self.servers.set_actual(&key, draft.map(Draft::into_server));
-            if failed.contains(&key) {
-                self.servers.fail(&key, now);
-            }
-            if self.servers.wanted(&key).is_none() {
-                self.drains.forget(&key);
+                None => {
+                    for (op, is_done) in run.iter().zip(done) {
+                        self.book_one(op, is_done, now);
+                    }
+                }
             }
         }
     }
 
-    fn book_one(
+    /// Whether a write was done; if not, why goes into the report.
+    fn take_outcome(
         &mut self,
         op: &Op,
-        is_done: bool,
-        now: Instant,
-        drafts: &mut HashMap<VirtualServerKey, Option<Draft>>,
-    ) {
+        outcome: Outcome,
+        is_said: bool,
+        report: &mut SyncReport,
+    ) -> bool {
+        match outcome {
+            Outcome::Done => {
+                report.written += 1;
+                return true;
+            }
+            Outcome::Unknown => self.needs_resync = true,
+            // A virtual server that was refused takes its destinations with it: that is no surprise, and it is said once.
+            Outcome::Refused { .. } if is_said => {}
+            Outcome::Refused {
+                reason,
+                is_surprise,
+            } => {
+                self.needs_resync |= is_surprise;
+                let failure = Failure {
+                    object: op.to_string(),
+                    owner: self.owner_of(op),
+                    reason,
+                };
+                report.failures.push(failure);
+            }
+        }
+        if matches!(op, Op::WriteRules { .. } | Op::RemoveLeftovers(..)) {
+            report.failed_restores += 1;
+        }
+        false
+    }
+
+    /// Books all that was written to one virtual server.
+    fn book_server(&mut self, key: &VirtualServerKey, run: &[Op], done: &[bool]) {
+        let is_all_done = done.len() == run.len() && !done.contains(&false);
+        if is_all_done && matches!(run.first(), Some(Op::AddServer(..))) {
+            // It was made with all that is wanted.
+            self.servers.set_written(key);
+        } else {
+            let mut draft = self.servers.actual(key).map(Draft::of);
+            for (op, _) in run.iter().zip(done).filter(|(_, is_done)| **is_done) {
+                Draft::apply(&mut draft, op);
+            }
+            self.servers.set_actual(key, draft.map(Draft::into_server));
+        }
+        if self.servers.wanted(key).is_none() {
+            self.drains.forget(key);
+        }
+    }
+
+    fn book_one(&mut self, op: &Op, is_done: bool, now: Instant) {
         match op {
             Op::CreateLink => book_entry(&mut self.foundation, &Foundation::Link, is_done, now),
             Op::CreateSet(set, _) => {
@@ -897,19 +936,13 @@ impl<K: Kernel> Proxier<K> {
             Op::UnbindOtherwise(address) => {
                 book_entry(&mut self.bound_otherwise, address, is_done, now);
             }
-            Op::AddServer(key, _)
-            | Op::SetServer(key, _)
-            | Op::RemoveServer(key)
-            | Op::AddDestination(key, _)
-            | Op::SetDestination(key, _)
-            | Op::RemoveDestination(key, _) => {
-                let draft = drafts
-                    .entry(*key)
-                    .or_insert_with(|| self.servers.actual(key).map(Draft::of));
-                if is_done {
-                    Draft::apply(draft, op);
-                }
-            }
+            // By `book_server`.
+            Op::AddServer(..)
+            | Op::SetServer(..)
+            | Op::RemoveServer(..)
+            | Op::AddDestination(..)
+            | Op::SetDestination(..)
+            | Op::RemoveDestination(..) => {}
         }
     }
 
@@ -992,8 +1025,8 @@ impl<K: Kernel> Proxier<K> {
     }
 
     async fn run_sync(&mut self, now: Instant) -> SyncReport {
-        let started = Instant::now();
         let mut report = SyncReport::default();
+        self.looked = None;
         for stage in Stage::ALL {
             if self.needs_resync || (stage != Stage::Make && !self.may_delete) {
                 break;
@@ -1011,7 +1044,7 @@ impl<K: Kernel> Proxier<K> {
         report.is_base_failing = self.foundation.failing_len() + self.rules.failing_len() > 0;
         report.failing = self.failing();
         report.conflicts = self.conflicts();
-        report.took = started.elapsed();
+        report.took = now.elapsed();
         report
     }
 
@@ -1022,12 +1055,22 @@ impl<K: Kernel> Proxier<K> {
         if count == 0 {
             return 0;
         }
+        // What drains is looked at before the next stage: in the same call, when it is the last one of this.
+        let asked = if stage == Stage::Make && self.may_delete && count < ENOUGH_OPS {
+            self.drains_due(now)
+        } else {
+            Vec::new()
+        };
         let applied = self.kernel.call(move |kernel| {
             let outcomes = kernel.apply(&plan);
-            (plan, outcomes)
+            let looked = (!asked.is_empty()).then(|| (kernel.connections(&asked), asked));
+            (plan, outcomes, looked)
         });
         match applied.await {
-            Ok((plan, outcomes)) => self.book(&plan, outcomes, now, report),
+            Ok((plan, outcomes, looked)) => {
+                self.looked = looked.map(|(found, keys)| Looked { keys, found });
+                self.book(&plan, outcomes, now, report);
+            }
             Err(gone) => {
                 self.needs_resync = true;
                 report.failures.push(failure("the kernel thread", &gone));
@@ -1036,8 +1079,8 @@ impl<K: Kernel> Proxier<K> {
         count
     }
 
-    /// Looks at the connections of what drains and is due; what has none left, or has had its time, is no longer wanted.
-    async fn look_at_drains(&mut self, now: Instant, report: &mut SyncReport) {
+    /// The virtual servers at which something drains that is to be looked at now.
+    fn drains_due(&mut self, now: Instant) -> Vec<VirtualServerKey> {
         let mut keys = self.drains.take_due(now);
         // A virtual server that goes takes along what drains.
         keys.retain(|key| {
@@ -1047,16 +1090,31 @@ impl<K: Kernel> Proxier<K> {
             }
             is_wanted
         });
-        if keys.is_empty() {
-            return;
-        }
-        let asked = keys.clone();
-        match self
-            .kernel
-            .call(move |kernel| kernel.connections(&asked))
-            .await
-        {
-            Ok(Ok(connections)) => {
+        keys
+    }
+
+    /// Looks at the connections of what drains and is due, unless that was done; what has none left, or has had its time, is no
+    /// longer wanted.
+    async fn look_at_drains(&mut self, now: Instant, report: &mut SyncReport) {
+        let looked = match self.looked.take() {
+            Some(looked) => Ok(looked),
+            None => {
+                let keys = self.drains_due(now);
+                if keys.is_empty() {
+                    return;
+                }
+                let look = move |kernel: &mut K| Looked {
+                    found: kernel.connections(&keys),
+                    keys,
+                };
+                self.kernel.call(look).await
+            }
+        };
+        match looked {
+            Ok(Looked {
+                keys,
+                found: Ok(connections),
+            }) => {
                 for key in keys {
                     let Some(of) = connections.get(&key) else {
                         self.needs_resync = true;
@@ -1077,7 +1135,9 @@ impl<K: Kernel> Proxier<K> {
                     });
                 }
             }
-            Ok(Err(error)) => report
+            Ok(Looked {
+                found: Err(error), ..
+            }) => report
                 .failures
                 .push(failure("draining destinations", &error)),
             Err(gone) => report

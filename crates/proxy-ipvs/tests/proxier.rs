@@ -176,7 +176,9 @@ fn a_restart_on_a_programmed_kernel_writes_nothing() {
 /// The work counted at 10,000 Services: what one changed endpoint costs does not depend on their number.
 #[test]
 fn one_change_among_ten_thousand_services_costs_what_it_must() {
-    let mut world = World::new();
+    const NODE_ADDRESSES: [&str; 3] = ["192.168.99.10", "192.168.98.10", "192.168.97.10"];
+    let kernel = FakeKernel::new(IpFamily::V4, &NODE_ADDRESSES.map(ip));
+    let mut world = World::with(Config::default(), kernel);
     for number in 0..10_000u32 {
         let at = format!("default/s{number}");
         world.service(service(
@@ -236,6 +238,25 @@ fn one_change_among_ten_thousand_services_costs_what_it_must() {
         }
     );
 
+    // One takes the place of another, which has no connections: the new one and weight 0 for the old one at once, then the old
+    // one's end.
+    let replaced = [&local[1..], &["10.244.1.6@node2", "10.244.9.10@node1"]].concat();
+    world.slice(slice("default/s77", &replaced));
+    world.sync();
+    let (work, ops) = world.work();
+    assert_eq!((work.messages, work.processes, work.looks), (3, 0, 1));
+    assert!(matches!(
+        &ops[..],
+        [
+            Op::SetDestination(..),
+            Op::AddDestination(..),
+            Op::RemoveDestination(..)
+        ]
+    ));
+    world.slice(slice("default/s77", &more));
+    world.sync();
+    world.work();
+
     // It goes, without connections: weight 0, remove, and the loop-back member.
     world.slice(slice("default/s77", &local));
     world.sync();
@@ -262,6 +283,36 @@ fn one_change_among_ten_thousand_services_costs_what_it_must() {
             ..Work::default()
         }
     );
+
+    // One with a node port at three addresses, which is four virtual servers with its own: one message for each.
+    let mut exposed = service("default/exposed", "10.99.0.2", 80);
+    exposed.kind = proxy::ServiceType::NodePort;
+    exposed.ports = exposed
+        .ports
+        .iter()
+        .map(|port| ServicePort {
+            node_port: Some(30080),
+            ..port.clone()
+        })
+        .collect();
+    world.service(exposed);
+    world.slice(slice("default/exposed", &["10.244.1.5@node2"]));
+    world.sync();
+    world.work();
+    world.slice(slice(
+        "default/exposed",
+        &["10.244.1.5@node2", "10.244.2.5@node2"],
+    ));
+    world.sync();
+    let (work, ops) = world.work();
+    assert_eq!(
+        work,
+        Work {
+            messages: 1 + NODE_ADDRESSES.len(),
+            ..Work::default()
+        }
+    );
+    assert!(ops.iter().all(|op| matches!(op, Op::AddDestination(..))));
 
     // The same object again changes nothing.
     world.slice(slice(

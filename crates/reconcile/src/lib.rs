@@ -24,6 +24,8 @@ const FIRST_RETRY: Duration = Duration::from_millis(500);
 /// The longest delay between two tries.
 const LAST_RETRY: Duration = Duration::from_secs(30);
 
+/// Among so many keys each is compared with the others; more are hashed.
+const FEW: usize = 8;
 /// Room for so many keys is given back when none is pending.
 const MANY: usize = 1024;
 
@@ -128,29 +130,43 @@ where
 
     /// Makes `entries` all that `owner` claims. Of two entries with one key the first counts. Costs O(entries of this owner).
     pub fn claim(&mut self, owner: &O, entries: impl IntoIterator<Item = (K, V)>) {
-        let mut fresh: HashMap<K, V> = HashMap::new();
-        let mut keys = Vec::new();
+        let mut fresh: SmallVec<[(K, V); 2]> = SmallVec::new();
+        let mut seen = HashSet::new();
         for (key, value) in entries {
-            if let hashbrown::hash_map::Entry::Vacant(vacant) = fresh.entry(key.clone()) {
-                vacant.insert(value);
-                keys.push(key);
+            // An owner mostly has one entry, or few.
+            let is_new = if fresh.len() < FEW {
+                fresh.iter().all(|(other, _)| *other != key)
+            } else {
+                if seen.is_empty() {
+                    seen.extend(fresh.iter().map(|(key, _)| key.clone()));
+                }
+                seen.insert(key.clone())
+            };
+            if is_new {
+                fresh.push((key, value));
             }
         }
-        let before = if keys.is_empty() {
+        if fresh.is_empty() && self.keys_of.is_empty() {
+            return;
+        }
+        let before = if fresh.is_empty() {
             self.keys_of.remove(owner)
         } else {
-            self.keys_of.insert(owner.clone(), keys.clone().into())
+            let keys = fresh.iter().map(|(key, _)| key.clone());
+            self.keys_of.insert(owner.clone(), keys.collect())
         };
-        for key in before
-            .into_iter()
-            .flatten()
-            .filter(|key| !fresh.contains_key(key))
-        {
+        let is_kept = |key: &K| {
+            if seen.is_empty() {
+                fresh.iter().any(|(other, _)| other == key)
+            } else {
+                seen.contains(key)
+            }
+        };
+        for key in before.into_iter().flatten().filter(|key| !is_kept(key)) {
             self.set_claim(&key, owner, None);
         }
-        for key in keys {
-            let value = fresh.remove(&key);
-            self.set_claim(&key, owner, value);
+        for (key, value) in fresh {
+            self.set_claim(&key, owner, Some(value));
         }
     }
 
@@ -191,14 +207,14 @@ where
         }
         if row.claims.len() > 1 {
             self.contested.insert(key.clone());
-        } else {
+        } else if !self.contested.is_empty() {
             self.contested.remove(key);
         }
         self.wanted_len =
             self.wanted_len + usize::from(row.wanted().is_some()) - usize::from(before.is_some());
         if row.wanted() != before.as_ref() {
             // What failed was the old value: the new one deserves a try at once.
-            self.retries.remove(key);
+            self.forgive(key);
         }
         self.settle(key);
     }
@@ -207,7 +223,7 @@ where
     fn settle(&mut self, key: &K) {
         let Some(row) = self.rows.get_mut(key) else {
             self.pending.remove(key);
-            self.retries.remove(key);
+            self.forgive(key);
             return;
         };
         if !row.is_settled() {
@@ -219,9 +235,16 @@ where
             // At a start all was pending; never again.
             self.pending = HashSet::new();
         }
-        self.retries.remove(key);
         if row.claims.is_empty() {
             self.rows.remove(key);
+        }
+        self.forgive(key);
+    }
+
+    fn forgive(&mut self, key: &K) {
+        // Hardly ever is there one, and to look costs a hash.
+        if !self.retries.is_empty() {
+            self.retries.remove(key);
         }
     }
 
@@ -260,8 +283,13 @@ where
 
     /// Says that the write of a key succeeded: what was wanted is there.
     pub fn set_written(&mut self, key: &K) {
-        let wanted = self.wanted(key).cloned();
-        self.set_actual(key, wanted);
+        if let Some(row) = self.rows.get_mut(key) {
+            row.actual = match row.claims.is_empty() {
+                true => Actual::Nothing,
+                false => Actual::Wanted,
+            };
+        }
+        self.settle(key);
     }
 
     /// Says that the write of a key failed: it stays pending, and is due again after a delay that doubles each time.

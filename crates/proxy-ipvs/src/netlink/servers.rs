@@ -8,7 +8,7 @@ use ipvs_netlink::{
     AddressFamily, BadName, Destination, DestinationEntry, DestinationKey, Error, Flags, Forward,
     Ipvs, Service, ServiceKey, Timeouts,
 };
-use netlink_batch::{Batch, Refusal, Reply};
+use netlink_batch::{Batch, CHUNK_MESSAGES, Refusal, Reply};
 use proxy::{IpFamily, Protocol, Target};
 
 use super::reason::{refused, said, surprise, unsent};
@@ -104,42 +104,57 @@ impl Servers {
         })
     }
 
-    /// Writes virtual servers and destinations, all in one batch.
+    /// Writes virtual servers and destinations, a send after another.
     pub(super) fn apply(&mut self, run: &[Op]) -> Vec<Outcome> {
-        let mut batch = Batch::new();
-        // What cannot even be said is not sent.
-        let pushed: Vec<Result<_, Outcome>> =
-            run.iter().map(|op| self.push(&mut batch, op)).collect();
-        let mut replies = match self.ipvs.execute(&batch) {
-            Ok(replies) => replies.into_iter(),
-            Err(Error::Netlink(error)) => return run.iter().map(|_| unsent(&error)).collect(),
-            Err(error) => return run.iter().map(|_| refused(error.to_string())).collect(),
-        };
         // A virtual server that was refused has no destinations: that is no surprise.
         let mut missing = BTreeSet::new();
-        run.iter()
-            .zip(pushed)
-            .map(|(op, pushed)| {
-                let outcome = match pushed {
-                    Ok(_) => match replies.next() {
-                        Some(Reply::Done) => Outcome::Done,
-                        Some(Reply::Refused(refusal)) => outcome(op, &refusal, &missing),
-                        Some(Reply::Unknown) | None => Outcome::Unknown,
-                    },
-                    Err(outcome) => outcome,
-                };
-                if let (
-                    Op::AddServer(key, _),
-                    Outcome::Refused {
-                        is_surprise: false, ..
-                    },
-                ) = (op, &outcome)
-                {
-                    missing.insert(*key);
-                }
-                outcome
-            })
-            .collect()
+        let mut outcomes = Vec::with_capacity(run.len());
+        let mut batch = Batch::new();
+        for part in run.chunks(CHUNK_MESSAGES) {
+            batch.clear();
+            self.apply_part(part, &mut batch, &mut missing, &mut outcomes);
+        }
+        outcomes
+    }
+
+    fn apply_part(
+        &mut self,
+        part: &[Op],
+        batch: &mut Batch,
+        missing: &mut BTreeSet<VirtualServerKey>,
+        outcomes: &mut Vec<Outcome>,
+    ) {
+        // What cannot even be said is not sent.
+        let pushed: Vec<Result<_, Outcome>> = part.iter().map(|op| self.push(batch, op)).collect();
+        let mut replies = match self.ipvs.execute(batch) {
+            Ok(replies) => replies.into_iter(),
+            Err(Error::Netlink(error)) => {
+                return outcomes.extend(part.iter().map(|_| unsent(&error)));
+            }
+            Err(error) => {
+                return outcomes.extend(part.iter().map(|_| refused(error.to_string())));
+            }
+        };
+        for (op, pushed) in part.iter().zip(pushed) {
+            let outcome = match pushed {
+                Ok(_) => match replies.next() {
+                    Some(Reply::Done) => Outcome::Done,
+                    Some(Reply::Refused(refusal)) => outcome(op, &refusal, missing),
+                    Some(Reply::Unknown) | None => Outcome::Unknown,
+                },
+                Err(outcome) => outcome,
+            };
+            if let (
+                Op::AddServer(key, _),
+                Outcome::Refused {
+                    is_surprise: false, ..
+                },
+            ) = (op, &outcome)
+            {
+                missing.insert(*key);
+            }
+            outcomes.push(outcome);
+        }
     }
 
     fn push(&self, batch: &mut Batch, op: &Op) -> Result<usize, Outcome> {
