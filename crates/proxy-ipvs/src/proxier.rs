@@ -1096,19 +1096,18 @@ impl<K: Kernel> Proxier<K> {
     /// Looks at the connections of what drains and is due, unless that was done; what has none left, or has had its time, is no
     /// longer wanted.
     async fn look_at_drains(&mut self, now: Instant, report: &mut SyncReport) {
-        let looked = match self.looked.take() {
-            Some(looked) => Ok(looked),
-            None => {
-                let keys = self.drains_due(now);
-                if keys.is_empty() {
-                    return;
-                }
-                let look = move |kernel: &mut K| Looked {
-                    found: kernel.connections(&keys),
-                    keys,
-                };
-                self.kernel.call(look).await
+        let looked = if let Some(looked) = self.looked.take() {
+            Ok(looked)
+        } else {
+            let keys = self.drains_due(now);
+            if keys.is_empty() {
+                return;
             }
+            let look = move |kernel: &mut K| Looked {
+                found: kernel.connections(&keys),
+                keys,
+            };
+            self.kernel.call(look).await
         };
         match looked {
             Ok(Looked {

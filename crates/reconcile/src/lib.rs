@@ -284,9 +284,10 @@ where
     /// Says that the write of a key succeeded: what was wanted is there.
     pub fn set_written(&mut self, key: &K) {
         if let Some(row) = self.rows.get_mut(key) {
-            row.actual = match row.claims.is_empty() {
-                true => Actual::Nothing,
-                false => Actual::Wanted,
+            row.actual = if row.claims.is_empty() {
+                Actual::Nothing
+            } else {
+                Actual::Wanted
             };
         }
         self.settle(key);
