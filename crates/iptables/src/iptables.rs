@@ -8,11 +8,16 @@ use std::cmp::Reverse;
 use std::fmt::{self, Write as _};
 use std::io::{self, BufRead, Write};
 use std::path::Path;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use proxy::IpFamily;
 
 use crate::program::{Finished, Input, Program};
+
+/// Whoever has it writes. Both families' legacy programs wait for one lock of theirs, no longer than they are told to, and not at
+/// all before 1.6.2; nft ones begin again when another has written meanwhile.
+static TURN: Mutex<()> = Mutex::new(());
 
 /// Longest time that a restore may take: 5 s of it is its own wait for the lock of legacy iptables.
 const RESTORE_LIMIT: Duration = Duration::from_secs(10);
@@ -268,6 +273,7 @@ impl Iptables {
         family: IpFamily,
         text: Input<'_>,
     ) -> Result<(), IptablesError> {
+        let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
         let program = self.program(family, "restore")?;
         let arguments: &[&str] = if self.is_modern {
             &["-w", "5", "--noflush"]

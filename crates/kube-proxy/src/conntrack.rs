@@ -16,7 +16,7 @@ use std::convert::Infallible;
 use std::mem;
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail};
@@ -38,6 +38,8 @@ pub(crate) struct StaleFlows {
     updates: Vec<Update>,
     /// Calls that the worker has not begun.
     queued: Arc<AtomicUsize>,
+    /// Whether something changed, as far as the worker has been told, since the flows were last compared.
+    is_due: Arc<AtomicBool>,
 }
 
 /// A Service and its UDP ports.
@@ -46,12 +48,14 @@ type Update = (NamespacedName, Vec<UdpPort>);
 impl StaleFlows {
     /// Starts the worker. It opens its socket when there is something to compare.
     pub(crate) fn new(family: IpFamily, metrics: Metrics) -> Self {
+        let is_due = Arc::new(AtomicBool::new(false));
+        let due = Arc::clone(&is_due);
         let cleaner = move || {
             Ok::<_, Infallible>(Cleaner {
                 family,
                 metrics,
                 services: UdpServices::default(),
-                is_due: false,
+                is_due: due,
                 failure: None,
             })
         };
@@ -62,6 +66,7 @@ impl StaleFlows {
             known: HashSet::new(),
             updates: Vec::new(),
             queued: Arc::default(),
+            is_due,
         }
     }
 
@@ -86,6 +91,12 @@ impl StaleFlows {
     /// After a complete sync: has the flows compared if a UDP Service or its endpoints changed, or if that failed before.
     /// `node_ports` are the addresses at which NodePorts are served.
     pub(crate) fn compare(&mut self, model: &Model, node_ports: &[IpAddr]) {
+        let is_idle =
+            self.queued.load(Ordering::Acquire) == 0 && !self.is_due.load(Ordering::Acquire);
+        if is_idle && self.updates.is_empty() {
+            // Not even a thread is woken for a change that is none of its.
+            return;
+        }
         let updates = mem::take(&mut self.updates);
         let node_ports = node_ports.to_vec();
         // While an object could not be read, who answers may be an endpoint that is not known.
@@ -95,7 +106,7 @@ impl StaleFlows {
         // The call is made though nobody waits for it.
         drop(self.worker.call(move |cleaner| {
             cleaner.take(updates);
-            let is_last = queued.fetch_sub(1, Ordering::Relaxed) == 1;
+            let is_last = queued.fetch_sub(1, Ordering::AcqRel) == 1;
             if is_last && may_delete {
                 cleaner.clean(&node_ports);
             }
@@ -110,7 +121,7 @@ struct Cleaner {
     metrics: Metrics,
     services: UdpServices,
     /// Something changed since the flows were last compared.
-    is_due: bool,
+    is_due: Arc<AtomicBool>,
     /// What was last said of a failure.
     failure: Option<String>,
 }
@@ -118,12 +129,14 @@ struct Cleaner {
 impl Cleaner {
     fn take(&mut self, updates: Vec<Update>) {
         for (service, ports) in updates {
-            self.is_due |= self.services.set(&service, ports);
+            if self.services.set(&service, ports) {
+                self.is_due.store(true, Ordering::Release);
+            }
         }
     }
 
     fn clean(&mut self, node_ports: &[IpAddr]) {
-        if !self.is_due {
+        if !self.is_due.load(Ordering::Acquire) {
             return;
         }
         let family = self.family;
@@ -132,7 +145,7 @@ impl Cleaner {
             Ok((compared, deleted)) => {
                 self.metrics
                     .flows_compared(family, began.elapsed(), deleted);
-                self.is_due = false;
+                self.is_due.store(false, Ordering::Release);
                 if self.failure.take().is_some() {
                     info!(%family, "stale UDP flows can be deleted again");
                 }

@@ -10,11 +10,14 @@
 //!
 //! Draining is what coalesces: however many events arrive while a sync runs, they are one update after it.
 
+use std::panic::resume_unwind;
+use std::pin::pin;
 use std::sync::Arc;
+use std::thread::available_parallelism;
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context as _, Result};
-use futures::future::FutureExt as _;
+use futures::future::{FutureExt as _, join_all};
 use futures::stream::{BoxStream, StreamExt as _};
 use ipnet::IpNet;
 use iptables::Iptables;
@@ -59,7 +62,18 @@ const NODE_PATIENCE: Duration = Duration::from_secs(30);
 ///
 /// Options that come by `changed` take the place of those before. They may differ in what a changed configuration file can say
 /// without a new start ([`Change::Live`](crate::config::Change)).
-pub async fn run(options: Options, mut changed: mpsc::Receiver<Options>) -> Result<()> {
+pub async fn run(options: Options, changed: mpsc::Receiver<Options>) -> Result<()> {
+    // A task of its own: to wake the future that the runtime blocks on costs two system calls, another task none.
+    match tokio::spawn(live(options, changed)).await {
+        Ok(result) => result,
+        Err(error) => match error.try_into_panic() {
+            Ok(panic) => resume_unwind(panic),
+            Err(error) => Err(error.into()),
+        },
+    }
+}
+
+async fn live(options: Options, mut changed: mpsc::Receiver<Options>) -> Result<()> {
     let mut stop = Stop::subscribe()?;
     let observed = Observed::new(&options);
     let (mut events, client) =
@@ -250,6 +264,9 @@ struct Daemon {
     model: Model,
     observed: Observed,
     families: Vec<Family>,
+    /// Whether families sync side by side. On one CPU nothing would be gained: kernel and programs work, they do not wait, and the
+    /// first family would only be later.
+    is_abreast: bool,
     /// Those of the own Node that modes were opened with.
     pod_networks: Vec<IpNet>,
     /// Before this, no sync starts because of events.
@@ -351,6 +368,7 @@ impl Daemon {
             model,
             observed,
             families,
+            is_abreast: available_parallelism().is_ok_and(|cpus| cpus.get() > 1),
             not_before: now,
             next_tick,
             trim_at: None,
@@ -360,19 +378,22 @@ impl Daemon {
 
     async fn serve(mut self, mut stop: Stop, changed: &mut mpsc::Receiver<Options>) -> Result<()> {
         let mut is_listening = true;
+        // One timer for all, which is set anew only when it is another time: that costs system calls.
+        let mut timer = pin!(sleep_until(self.next_tick));
         loop {
-            self.sync().await;
-            let due = self.next_due();
+            let now = Instant::now();
+            self.sync(now).await;
+            let due = self.next_due(now);
+            if timer.deadline() != due {
+                timer.as_mut().reset(due);
+            }
             // Not biased: none of these may put off another for ever.
             tokio::select! {
                 () = stop.requested() => {
                     info!("stopping; everything programmed stays in the kernel");
                     return Ok(());
                 }
-                () = sleep_until(self.next_tick) => {
-                    self.next_tick = Instant::now() + self.options.sync_period;
-                    self.want_resync();
-                }
+                () = &mut timer => self.tick(Instant::now()),
                 changed = self.addresses.next(), if is_listening => match changed {
                     Ok(()) => self.next_tick = self.next_tick.min(Instant::now() + ADDRESS_SETTLE),
                     Err(error) => {
@@ -385,12 +406,19 @@ impl Daemon {
                     None => anyhow::bail!("the source of Services has ended"),
                 },
                 Some(options) = changed.recv() => self.reconfigure(options).await,
-                () = sleep_until(due) => {}
-                () = sleep_until(self.trim_at.unwrap_or(due)), if self.trim_at.is_some() => {
-                    self.trim_at = None;
-                    memory::trim();
-                }
             }
+        }
+    }
+
+    /// Does what the clock asks for, beside the syncs.
+    fn tick(&mut self, now: Instant) {
+        if now >= self.next_tick {
+            self.next_tick = now + self.options.sync_period;
+            self.want_resync();
+        }
+        if self.trim_at.is_some_and(|at| now >= at) {
+            self.trim_at = None;
+            memory::trim();
         }
     }
 
@@ -482,18 +510,17 @@ impl Daemon {
     }
 
     /// When something is due without a further event.
-    fn next_due(&self) -> Instant {
-        let now = Instant::now();
+    fn next_due(&self, now: Instant) -> Instant {
         let events = self.model.has_changes().then_some(self.not_before);
         let families = self
             .families
             .iter()
             .filter_map(|family| family.next_due(now));
-        families.chain(events).min().unwrap_or(self.next_tick)
+        let due = families.chain(events).chain(self.trim_at);
+        due.fold(self.next_tick, Instant::min)
     }
 
-    async fn sync(&mut self) {
-        let now = Instant::now();
+    async fn sync(&mut self, now: Instant) {
         let has_due = self
             .families
             .iter()
@@ -509,19 +536,25 @@ impl Daemon {
         } else {
             Changes::default()
         };
-        for family in &mut self.families {
-            family.mode.update(&self.model, &changes);
-            family.health_checks.note(&changes);
-            family.stale_flows.note(&self.model, &changes);
-            family.note(&self.model, &changes);
-            let takes_changes = !changes.is_empty();
-            let period = self.options.sync_period;
-            if family.sync(&self.model, takes_changes, period).await {
-                self.trim_at = Some(Instant::now() + TRIM_DELAY);
+        let (model, period) = (&self.model, self.options.sync_period);
+        let syncs = self
+            .families
+            .iter_mut()
+            .map(|family| family.take_in(model, &changes, period, now));
+        let mut used_much = false;
+        if self.is_abreast {
+            used_much = join_all(syncs).await.contains(&true);
+        } else {
+            for sync in syncs {
+                used_much |= sync.await;
             }
         }
+        let ended = Instant::now();
+        if used_much {
+            self.trim_at = Some(ended + TRIM_DELAY);
+        }
         if !changes.is_empty() {
-            self.not_before = Instant::now() + self.options.min_sync_period;
+            self.not_before = ended + self.options.min_sync_period;
         }
         if self.model.is_whole()
             && self.families.iter().all(|family| family.has_served)
@@ -550,14 +583,32 @@ impl Family {
         self.triggers.extend(triggers.take(room));
     }
 
+    /// Takes over what changed, and syncs; as [`sync`](Self::sync).
+    async fn take_in(
+        &mut self,
+        model: &Model,
+        changes: &Changes,
+        period: Duration,
+        now: Instant,
+    ) -> bool {
+        self.mode.update(model, changes);
+        self.health_checks.note(changes);
+        self.stale_flows.note(model, changes);
+        self.note(model, changes);
+        self.sync(model, !changes.is_empty(), period, now).await
+    }
+
     /// True after what takes much memory for a while: the kernel was read, or compared, or much was written.
-    async fn sync(&mut self, model: &Model, takes_changes: bool, longest: Duration) -> bool {
-        let began = Instant::now();
-        let mut is_asked = takes_changes;
-        self.health
-            .begin(self.mode.family(), Instant::now().into_std());
+    async fn sync(
+        &mut self,
+        model: &Model,
+        takes_changes: bool,
+        longest: Duration,
+        now: Instant,
+    ) -> bool {
+        let (mut is_asked, mut begun) = (takes_changes, now);
+        self.health.begin(self.mode.family(), now.into_std());
         if self.wants_resync || self.mode.needs_resync() {
-            let now = Instant::now();
             if self.reread.is_some_and(|(at, _)| now < at) {
                 return false;
             }
@@ -565,6 +616,7 @@ impl Family {
             let result = self.mode.resync(model, now.into_std()).await;
             match result {
                 Ok(()) => {
+                    begun = Instant::now();
                     self.reread = None;
                     self.wants_resync = false;
                     self.reporter.readable();
@@ -575,31 +627,27 @@ impl Family {
                         .map_or(FIRST_REREAD, |(_, delay)| (delay * 2).min(longest));
                     self.reread = Some((now + delay, delay));
                     self.reporter.unreadable(&failure);
-                    self.metrics
-                        .synced(self.mode.family(), began.elapsed(), None);
+                    self.metrics.synced(self.mode.family(), now.elapsed(), None);
                     return true;
                 }
             }
         }
-        let report = self.mode.sync(std::time::Instant::now()).await;
-        self.reporter
-            .synced(&report, model, Instant::now().into_std());
+        let report = self.mode.sync(begun.into_std()).await;
+        let ended = Instant::now();
+        self.reporter.synced(&report, model, ended.into_std());
         // A piece of the check for drift, or a look at what drains, is no sync of rules.
         if is_asked || report.written > 0 || !report.failures.is_empty() {
-            self.metrics
-                .synced(self.mode.family(), began.elapsed(), Some(&report));
+            let took = ended.saturating_duration_since(now);
+            self.metrics.synced(self.mode.family(), took, Some(&report));
         }
         self.no_local_endpoints.tell(&self.metrics);
         if self.mode.needs_resync() {
             // The kernel was not as believed: read it again, but never in a tight circle.
-            self.reread = Some((
-                Instant::now() + Duration::from_millis(100),
-                Duration::from_millis(100),
-            ));
+            let pause = Duration::from_millis(100);
+            self.reread = Some((ended + pause, pause));
         } else if !report.is_base_failing {
             self.has_served |= report.pending == 0;
-            self.health
-                .complete(self.mode.family(), Instant::now().into_std());
+            self.health.complete(self.mode.family(), ended.into_std());
             self.metrics
                 .complete(self.mode.family(), self.triggers.drain(..));
             let node_ports = self.mode.node_port_addresses();
@@ -693,6 +741,64 @@ mod tests {
         }
     }
 
+    /// A mode of a family whose sync waits for the others'.
+    struct Meeting(IpFamily, Arc<tokio::sync::Barrier>);
+
+    impl Mode for Meeting {
+        fn family(&self) -> IpFamily {
+            self.0
+        }
+        fn update(&mut self, _: &Model, _: &Changes) {}
+        fn sync(&mut self, _: StdInstant) -> BoxFuture<'_, SyncReport> {
+            Box::pin(async {
+                self.1.wait().await;
+                SyncReport::default()
+            })
+        }
+        fn resync<'a>(
+            &'a mut self,
+            _: &'a Model,
+            _: StdInstant,
+        ) -> BoxFuture<'a, Result<(), Failure>> {
+            Box::pin(async { Ok(()) })
+        }
+        fn next_due(&self) -> Option<StdInstant> {
+            None
+        }
+        fn needs_resync(&self) -> bool {
+            false
+        }
+        fn node_port_addresses(&self) -> &[IpAddr] {
+            &[]
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn families_sync_side_by_side_where_there_are_cpus() {
+        for is_abreast in [true, false] {
+            let options = options(&["--ipvs-min-sync-period=0s"]);
+            let observed = Observed::new(&options);
+            let meeting = Arc::new(tokio::sync::Barrier::new(2));
+            let modes = IpFamily::ALL
+                .iter()
+                .map(|family| Box::new(Meeting(*family, Arc::clone(&meeting))) as Box<dyn Mode>);
+            let (_told, received) = mpsc::channel(1);
+            let mut daemon = Daemon::new(
+                options,
+                stream(received),
+                AddressChanges::subscribe().unwrap(),
+                Model::new(),
+                modes.collect(),
+                &Recorder::off(),
+                observed,
+            );
+            daemon.is_abreast = is_abreast;
+            // If one waited for the other's end, they would never meet.
+            let synced = timeout(Duration::from_secs(1), daemon.sync(Instant::now())).await;
+            assert_eq!(synced.is_ok(), is_abreast);
+        }
+    }
+
     /// A mode whose every sync ends like this.
     struct Same(SyncReport);
 
@@ -748,7 +854,7 @@ mod tests {
             let family = daemon.families.first_mut().unwrap();
             for _ in 0..3 {
                 family
-                    .sync(&daemon.model, false, Duration::from_secs(1))
+                    .sync(&daemon.model, false, Duration::from_secs(1), Instant::now())
                     .await;
             }
             let at = |seconds| StdInstant::now() + Duration::from_secs(seconds);
@@ -795,7 +901,12 @@ mod tests {
             let family = daemon.families.first_mut().unwrap();
             for _ in 0..3 {
                 family
-                    .sync(&daemon.model, takes_changes, Duration::from_secs(1))
+                    .sync(
+                        &daemon.model,
+                        takes_changes,
+                        Duration::from_secs(1),
+                        Instant::now(),
+                    )
                     .await;
             }
             let count = format!(
