@@ -8,16 +8,14 @@ use std::cmp::Reverse;
 use std::fmt::{self, Write as _};
 use std::io::{self, BufRead, Write};
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use proxy::IpFamily;
 
 use crate::program::{Finished, Input, Program};
-
-/// Whoever has it writes. Both families' legacy programs wait for one lock of theirs, no longer than they are told to, and not at
-/// all before 1.6.2; nft ones begin again when another has written meanwhile.
-static TURN: Mutex<()> = Mutex::new(());
+use crate::reading::{self, Reading, Readings, State, Verdict};
+use crate::{legacy, nft};
 
 /// Longest time that a restore may take: 5 s of it is its own wait for the lock of legacy iptables.
 const RESTORE_LIMIT: Duration = Duration::from_secs(10);
@@ -112,29 +110,52 @@ impl IptablesError {
     }
 }
 
-/// The iptables programs of one backend, for both families.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// The iptables programs of one backend, for both families, in the network namespace of the threads that use it: what is read is
+/// kept, with what tells when it has changed.
+#[derive(Debug, Clone)]
 pub struct Iptables {
     backend: Backend,
     /// Between `iptables` and `-save` in the programs' names.
     infix: &'static str,
     is_modern: bool,
+    readings: Arc<Readings>,
 }
 
 impl Iptables {
     /// Chooses the backend, for the network namespace of the calling thread: the one asked for; else the one that the
     /// kubelet's hints are in; else the one with `KUBE-*` chains, of whoever; else the one with more rules; else nft. One
-    /// that does not work is not chosen. Starts up to seven processes.
+    /// that does not work is not chosen. Starts a process for each family that has to be read to know, which need not be
+    /// read again, and where the kernel does not say what it can do.
     pub fn choose(wanted: Option<Backend>) -> Result<Self, IptablesError> {
+        let mut never = Vec::new();
         let mut reasons = Vec::new();
         for iptables in Self::candidates(wanted)? {
-            let works = |family| iptables.restore(family, PROBE);
-            match works(IpFamily::V4).or_else(|error| works(IpFamily::V6).map_err(|_| error)) {
+            let verdicts = IpFamily::ALL.map(|family| iptables.verdict(family));
+            if verdicts.contains(&Verdict::Works) {
+                return Ok(iptables);
+            }
+            if verdicts == [Verdict::Never; 2] {
+                never.push(iptables);
+                continue;
+            }
+            match iptables.try_both() {
+                Ok(()) => return Ok(iptables),
+                Err(error) => reasons.push(error.to_string()),
+            }
+        }
+        // Nothing is left: iptables has the words for what the kernel has not.
+        for iptables in never {
+            match iptables.try_both() {
                 Ok(()) => return Ok(iptables),
                 Err(error) => reasons.push(error.to_string()),
             }
         }
         Err(IptablesError::Unusable(reasons.join("; ")))
+    }
+
+    fn try_both(&self) -> Result<(), IptablesError> {
+        let works = |family| self.try_writing(family);
+        works(IpFamily::V4).or_else(|error| works(IpFamily::V6).map_err(|_| error))
     }
 
     /// Chooses like [`choose`](Self::choose), but by looking alone: whether it can write is not tried, only whether it can
@@ -152,25 +173,30 @@ impl Iptables {
 
     /// All that are installed.
     pub fn installed() -> Result<Vec<Self>, IptablesError> {
-        let mut found: Vec<Self> = Backend::ALL.into_iter().filter_map(Self::named).collect();
+        let readings = Arc::default();
+        let named = |backend| Self::named(backend, &readings);
+        let mut found: Vec<Self> = Backend::ALL.into_iter().filter_map(named).collect();
         if found.is_empty() {
             found.extend(Self::plain()?);
         }
         Ok(found)
     }
 
-    /// The installed ones of other backends.
-    pub fn other_than(used: Self) -> impl Iterator<Item = Self> {
-        let installed = Backend::ALL.into_iter().filter_map(Self::named);
-        installed.filter(move |other| other.backend != used.backend)
+    /// The installed ones of other backends, in the same network namespace.
+    pub fn other_than(used: &Self) -> impl Iterator<Item = Self> {
+        let others = Backend::ALL
+            .into_iter()
+            .filter(|backend| *backend != used.backend);
+        others.filter_map(|backend| Self::named(backend, &used.readings))
     }
 
     /// Those that are wanted, the one that most speaks for first.
     fn candidates(wanted: Option<Backend>) -> Result<Vec<Self>, IptablesError> {
         let is_wanted = |found: &Self| wanted.is_none_or(|backend| backend == found.backend);
+        let readings = Arc::default();
         let mut found: Vec<Self> = Backend::ALL
             .into_iter()
-            .filter_map(Self::named)
+            .filter_map(|backend| Self::named(backend, &readings))
             .filter(is_wanted)
             .collect();
         if found.is_empty() {
@@ -180,7 +206,8 @@ impl Iptables {
             let infix = wanted.map_or_else(String::new, |backend| format!("-{backend}"));
             return Err(IptablesError::Missing(format!("iptables{infix}-restore")));
         }
-        if found.len() > 1 {
+        // Where nothing speaks for any but the first, the order is right.
+        if found.iter().skip(1).any(|iptables| !iptables.is_bare()) {
             found.sort_by_cached_key(|iptables| Reverse(iptables.evidence()));
         }
         Ok(found)
@@ -196,33 +223,157 @@ impl Iptables {
         self.is_modern
     }
 
-    /// Whether it can write rules of a family here. Starts one process.
+    /// Whether it can write rules of a family here. Starts a process where the kernel does not say, or says no.
     pub fn check(&self, family: IpFamily) -> Result<(), IptablesError> {
         exists(family)?;
-        self.restore(family, PROBE)
+        match self.verdict(family) {
+            Verdict::Works => Ok(()),
+            Verdict::Never | Verdict::Unknown => self.try_writing(family),
+        }
     }
 
-    /// Whether it can read rules of a family here. Starts one process.
+    /// Whether it can read rules of a family here. Starts a process where the kernel does not say, or says no.
     pub fn check_reading(&self, family: IpFamily) -> Result<(), IptablesError> {
         exists(family)?;
-        self.save(family).map(drop)
+        match self.state(family) {
+            Some(State::Empty | State::Holds(_)) => Ok(()),
+            Some(State::Unsupported) | None => self.save(family).map(drop),
+        }
     }
 
-    /// All tables in use.
-    pub fn save(&self, family: IpFamily) -> Result<String, IptablesError> {
-        let program = self.program(family, "save")?;
-        run(&program, &[], "", SAVE_LIMIT).map(|finished| finished.stdout)
+    fn try_writing(&self, family: IpFamily) -> Result<(), IptablesError> {
+        self.restore(family, PROBE)?;
+        self.readings.of(self.backend, family).set_works();
+        Ok(())
     }
 
-    /// The lines of one table, or of all tables in use, one after the other.
+    fn verdict(&self, family: IpFamily) -> Verdict {
+        let slot = self.readings.of(self.backend, family);
+        if slot.works() {
+            return Verdict::Works;
+        }
+        let verdict = match self.backend {
+            Backend::Nft => nft::probe(family),
+            Backend::Legacy => legacy::probe(family),
+        };
+        if verdict == Verdict::Works {
+            slot.set_works();
+        }
+        verdict
+    }
+
+    fn state(&self, family: IpFamily) -> Option<State> {
+        match self.backend {
+            Backend::Nft => nft::state(family),
+            Backend::Legacy => legacy::state(family),
+        }
+    }
+
+    /// Whether the kernel says that there is nothing to read of a family. Starts no process.
+    pub fn is_empty(&self, family: IpFamily) -> bool {
+        matches!(self.state(family), Some(State::Empty | State::Unsupported))
+    }
+
+    fn is_bare(&self) -> bool {
+        IpFamily::ALL.iter().all(|family| self.is_empty(*family))
+    }
+
+    /// The rules of all tables in use, and where there are none, perhaps nothing. Costs a process unless there is nothing to read, or
+    /// what was last read is what is there.
+    pub fn save(&self, family: IpFamily) -> Result<Arc<str>, IptablesError> {
+        let mut saved = String::new();
+        let mut line = |line: &str| {
+            saved.push_str(line);
+            saved.push('\n');
+        };
+        match self.read(family, SAVE_LIMIT, &mut line)? {
+            Some(kept) => Ok(kept),
+            None => Ok(saved.into()),
+        }
+    }
+
+    /// The lines of one table, or of all tables in use, one after the other. Costs a process on the same terms.
     pub fn save_lines(
         &self,
         family: IpFamily,
         table: Option<&str>,
         line: &mut (dyn FnMut(&str) + Send),
     ) -> Result<(), IptablesError> {
+        let Some(table) = table else {
+            return self.read(family, LONG_SAVE_LIMIT, line).map(drop);
+        };
+        if let Some(kept) = self.kept(family) {
+            let heading = format!("*{table}");
+            let lines = kept.lines().skip_while(|line| *line != heading);
+            let (end, mut is_over) = ("COMMIT", false);
+            for each in lines {
+                if is_over {
+                    break;
+                }
+                line(each);
+                is_over = each == end;
+            }
+            return Ok(());
+        }
+        self.stream(family, &["-t", table], LONG_SAVE_LIMIT, line)
+    }
+
+    /// Tells the lines of all tables in use, and gives them as a text if that is kept.
+    fn read(
+        &self,
+        family: IpFamily,
+        limit: Duration,
+        line: &mut (dyn FnMut(&str) + Send),
+    ) -> Result<Option<Arc<str>>, IptablesError> {
+        let mut last = self.readings.of(self.backend, family).lock();
+        // Before the rules: what changes later has another number.
+        let number = match self.state(family) {
+            Some(State::Empty) => return Ok(Some("".into())),
+            Some(State::Holds(number)) => number,
+            Some(State::Unsupported) | None => None,
+        };
+        if let Some(reading) = last.as_ref().filter(|last| Some(last.number) == number) {
+            reading.text.lines().for_each(line);
+            return Ok(Some(Arc::clone(&reading.text)));
+        }
+        *last = None;
+        let mut text = Some(String::new());
+        let mut keep = |each: &str| {
+            line(each);
+            text = text
+                .take()
+                .filter(|text| number.is_some() && text.len() + each.len() < reading::MOST);
+            if let Some(text) = &mut text {
+                text.push_str(each);
+                text.push('\n');
+            }
+        };
+        self.stream(family, &[], limit, &mut keep)?;
+        let kept = number.zip(text).map(|(number, text)| Reading {
+            number,
+            text: text.into(),
+        });
+        let text = kept.as_ref().map(|reading| Arc::clone(&reading.text));
+        *last = kept;
+        Ok(text)
+    }
+
+    /// What was read of all tables, if that is what is there.
+    fn kept(&self, family: IpFamily) -> Option<Arc<str>> {
+        let last = self.readings.of(self.backend, family).lock();
+        let last = last.as_ref()?;
+        let is_there = self.state(family) == Some(State::Holds(Some(last.number)));
+        is_there.then(|| Arc::clone(&last.text))
+    }
+
+    fn stream(
+        &self,
+        family: IpFamily,
+        arguments: &[&str],
+        limit: Duration,
+        line: &mut (dyn FnMut(&str) + Send),
+    ) -> Result<(), IptablesError> {
         let program = self.program(family, "save")?;
-        let arguments: Vec<&str> = table.into_iter().flat_map(|table| ["-t", table]).collect();
         let mut output = |source: &mut dyn BufRead| {
             let mut bytes = Vec::new();
             // What could be read before an error still counts, and then the program has failed.
@@ -234,9 +385,9 @@ impl Iptables {
                 bytes.clear();
             }
         };
-        match program.stream(&arguments, None, &mut output, LONG_SAVE_LIMIT) {
+        match program.stream(arguments, None, &mut output, limit) {
             Ok(finished) if finished.status.success() => Ok(()),
-            result => Err(failure(&program, result, LONG_SAVE_LIMIT, |_| None)),
+            result => Err(failure(&program, result, limit, |_| None)),
         }
     }
 
@@ -273,7 +424,7 @@ impl Iptables {
         family: IpFamily,
         text: Input<'_>,
     ) -> Result<(), IptablesError> {
-        let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        let _turn = self.readings.turn();
         let program = self.program(family, "restore")?;
         let arguments: &[&str] = if self.is_modern {
             &["-w", "5", "--noflush"]
@@ -292,7 +443,7 @@ impl Iptables {
     }
 
     /// The programs that are named after the backend. These are there since 1.8.
-    fn named(backend: Backend) -> Option<Self> {
+    fn named(backend: Backend, readings: &Arc<Readings>) -> Option<Self> {
         let iptables = Self {
             backend,
             infix: match backend {
@@ -300,6 +451,7 @@ impl Iptables {
                 Backend::Legacy => "-legacy",
             },
             is_modern: true,
+            readings: Arc::clone(readings),
         };
         let has = |verb| iptables.program(IpFamily::V4, verb).is_ok();
         (has("save") && has("restore")).then_some(iptables)
@@ -315,6 +467,7 @@ impl Iptables {
             backend,
             infix: "",
             is_modern: version >= MODERN,
+            readings: Arc::default(),
         }))
     }
 
@@ -329,11 +482,18 @@ impl Iptables {
 
     fn evidence(&self) -> Evidence {
         let mut evidence = Evidence::default();
-        for saved in IpFamily::ALL
-            .iter()
-            .filter_map(|family| self.save(*family).ok())
-        {
-            evidence.add(&saved);
+        for family in IpFamily::ALL {
+            if self.is_empty(family) {
+                continue;
+            }
+            let mut found = Evidence::default();
+            // What cannot be read says nothing.
+            if self
+                .save_lines(family, None, &mut |line| found.add(line))
+                .is_ok()
+            {
+                evidence.add_all(&found);
+            }
         }
         evidence
     }
@@ -356,12 +516,16 @@ struct Evidence {
 }
 
 impl Evidence {
-    fn add(&mut self, saved: &str) {
-        for line in saved.lines() {
-            self.has_hint |= HINTS.iter().any(|hint| line.starts_with(hint));
-            self.has_chains |= line.starts_with(":KUBE-");
-            self.rules += usize::from(line.starts_with("-A "));
-        }
+    fn add(&mut self, line: &str) {
+        self.has_hint |= HINTS.iter().any(|hint| line.starts_with(hint));
+        self.has_chains |= line.starts_with(":KUBE-");
+        self.rules += usize::from(line.starts_with("-A "));
+    }
+
+    fn add_all(&mut self, other: &Self) {
+        self.has_hint |= other.has_hint;
+        self.has_chains |= other.has_chains;
+        self.rules += other.rules;
     }
 }
 
@@ -547,7 +711,7 @@ mod tests {
     fn hints_count_more_than_chains_and_chains_more_than_rules() {
         let of = |saved: &str| {
             let mut evidence = Evidence::default();
-            evidence.add(saved);
+            saved.lines().for_each(|line| evidence.add(line));
             evidence
         };
         let hint = of("*mangle\n:PREROUTING ACCEPT [0:0]\n:KUBE-KUBELET-CANARY - [0:0]\nCOMMIT\n");

@@ -49,6 +49,11 @@ impl Program {
             .map(Self)
     }
 
+    /// One whose place is known.
+    pub(crate) fn at(path: PathBuf) -> Self {
+        Self(path)
+    }
+
     /// Where it is.
     pub fn path(&self) -> &Path {
         &self.0

@@ -130,7 +130,7 @@ async fn look(options: &Options) -> Result<Answer> {
             }
             if model.is_complete() && model.is_whole() {
                 let excluded = options.exclude_cidrs.clone();
-                let foresee = move || proxy_ipvs::foresee_beside(used, &excluded);
+                let foresee = move || proxy_ipvs::foresee_beside(&used, &excluded);
                 let left = tokio::task::spawn_blocking(foresee).await?;
                 *counted.entry("node".to_owned()).or_default() += left.removed.len();
                 changes.extend(

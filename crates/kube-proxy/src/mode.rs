@@ -12,7 +12,7 @@ use tracing::{info, warn};
 
 use crate::flags::{IptablesBackend, Options, ProxyMode};
 
-/// The kernel, opened for each family that the node has. Nothing has been read or written yet.
+/// The kernel, opened for each family that the node has. Nothing has been written yet.
 pub(crate) enum Kernels {
     /// For IPVS mode.
     Ipvs(Ipvs),
@@ -29,13 +29,27 @@ pub(crate) struct Ipvs {
 /// Opens the kernel for the mode that is asked for. Fails if the primary family, that of `--bind-address`, cannot be served; the
 /// other one is left out then.
 pub(crate) async fn open(options: &Options) -> Result<Kernels> {
+    let asked = options.clone();
+    // Blocks on the kernel and on programs; the first lists come meanwhile.
+    let opened = tokio::task::spawn_blocking(move || open_to_write(&asked));
+    let kernels = opened.await??;
+    if let Kernels::Ipvs(kernels) = &kernels
+        && let Some((_, kernel)) = kernels.opened.first()
+    {
+        set_timeouts(kernel, options).await?;
+    }
+    Ok(kernels)
+}
+
+fn open_to_write(options: &Options) -> Result<Kernels> {
     if options.mode == ProxyMode::Iptables {
         return iptables::Kernels::open(options).map(Kernels::Iptables);
     }
     let iptables = Iptables::choose(backend(options)).context("cannot use iptables")?;
     let kernels = Ipvs::open(options, iptables, Iptables::check, NetlinkKernel::open)?;
-    if let Some((_, kernel)) = kernels.opened.first() {
-        set_timeouts(kernel, options).await?;
+    for (_, kernel) in &kernels.opened {
+        // It is done whether or not anybody waits for it.
+        drop(kernel.call(NetlinkKernel::read_ahead));
     }
     Ok(Kernels::Ipvs(kernels))
 }
@@ -185,6 +199,7 @@ impl Ipvs {
             primary,
             |family| check(&iptables, family),
             |family| {
+                let iptables = iptables.clone();
                 Worker::spawn(&format!("netlink-{family}"), move || {
                     Ok(open(family, iptables)?.with_vip_mode(vip_mode))
                 })
@@ -223,11 +238,12 @@ impl Ipvs {
     }
 
     fn into_modes(self, options: &Options, model: &Model) -> Vec<Box<dyn Mode>> {
-        let (iptables, vip_mode) = (self.iptables, options.vip_mode);
+        let (iptables, vip_mode) = (self.iptables.clone(), options.vip_mode);
         let proxiers = self.into_proxiers(options, model).into_iter();
         proxiers
             .map(|proxier| -> Box<dyn Mode> {
                 let family = proxier.family();
+                let iptables = iptables.clone();
                 let open = move || {
                     NetlinkKernel::open_to_read(family, iptables)
                         .map(|kernel| kernel.with_vip_mode(vip_mode))

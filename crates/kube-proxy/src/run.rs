@@ -17,7 +17,7 @@ use std::thread::available_parallelism;
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context as _, Result};
-use futures::future::{FutureExt as _, join_all};
+use futures::future::{FutureExt as _, join_all, try_join};
 use futures::stream::{BoxStream, StreamExt as _};
 use ipnet::IpNet;
 use iptables::Iptables;
@@ -78,20 +78,24 @@ async fn live(options: Options, mut changed: mpsc::Receiver<Options>) -> Result<
     let observed = Observed::new(&options);
     let (mut events, client) =
         source::open_counted(&options.source, &options.node_name, &observed.metrics).await?;
-    let kernels = mode::open(&options).await?;
-    set_sysctls(&options)?;
     let recorder = client.map_or_else(Recorder::off, |client| {
         Recorder::start(client, &options.node_name)
     });
-    let _servers = observed.serve(&options, &recorder).await?;
-    // Subscribed before anything is read, so that no change falls between.
-    let addresses =
-        AddressChanges::subscribe().context("cannot subscribe to address changes (rtnetlink)")?;
+    let prepared = async {
+        let kernels = mode::open(&options).await?;
+        set_sysctls(&options)?;
+        let servers = observed.serve(&options, &recorder).await?;
+        // Subscribed before anything is read, so that no change falls between.
+        let addresses = AddressChanges::subscribe()
+            .context("cannot subscribe to address changes (rtnetlink)")?;
+        anyhow::Ok((kernels, servers, addresses))
+    };
     let mut model = Model::of_node(&options.node_name);
-    tokio::select! {
-        () = gather(&mut events, &mut model, &options) => {}
+    let gathered = gather(&mut events, &mut model, &options).map(anyhow::Ok);
+    let (kernels, _servers, addresses) = tokio::select! {
+        ready = try_join(prepared, gathered) => ready?.0,
         () = stop.requested() => return Ok(()),
-    }
+    };
     let predecessor = kernels.clears_with().map(|iptables| Predecessor {
         iptables,
         excluded: options.exclude_cidrs.clone(),
@@ -289,7 +293,7 @@ impl Predecessor {
     async fn clear(self) {
         let Self { iptables, excluded } = self;
         // Blocks on the kernel and on programs.
-        let clear = move || proxy_ipvs::clean_up_beside(iptables, &excluded);
+        let clear = move || proxy_ipvs::clean_up_beside(&iptables, &excluded);
         match tokio::task::spawn_blocking(clear).await {
             Ok(cleanup) => {
                 for line in cleanup.removed {

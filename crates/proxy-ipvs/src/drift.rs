@@ -28,7 +28,7 @@ use crate::sets::{Member, Set};
 /// How many entries are compared in one sync, each 16 destinations counting as one more: about two milliseconds.
 pub(crate) const PIECE: usize = 4096;
 
-/// How often to look whether the dump is there.
+/// When to look first whether the dump is there; then, each time, when it has taken twice as long.
 pub(crate) const READING: Duration = Duration::from_millis(20);
 
 /// A dump that a reader is making.

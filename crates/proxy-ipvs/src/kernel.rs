@@ -16,7 +16,8 @@ use crate::sets::{Member, Set};
 /// what the kernel refuses.
 pub trait Kernel: Send + 'static {
     /// Reads everything of this family. `with_rules` also reads the shim back, and what other modes have left, which costs a
-    /// process; the first time, one for each installed backend of iptables.
+    /// process if any rule in the kernel has changed since it was last read; the first time, one for each installed backend of
+    /// iptables that holds any.
     fn dump(&mut self, with_rules: bool) -> Result<Snapshot, KernelError>;
 
     /// Does each write of the plan, in order. One that fails does not stop those after it. One outcome for each write.

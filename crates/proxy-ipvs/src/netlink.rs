@@ -122,6 +122,11 @@ impl NetlinkKernel {
         self
     }
 
+    /// Reads the rules ahead: the first dump need not, unless they change before it. Why they cannot be read, it says.
+    pub fn read_ahead(&mut self) {
+        drop(self.iptables.save(self.family));
+    }
+
     /// How many netlink messages this has sent since it was opened or last dumped; counts on from 0 after `u32::MAX`.
     pub fn sent(&self) -> u32 {
         let Sockets {
@@ -181,9 +186,9 @@ impl NetlinkKernel {
             return Outcome::Unknown;
         };
         let iptables = match place {
-            Place::Beside(_) => Some(self.iptables),
+            Place::Beside(_) => Some(self.iptables.clone()),
             Place::Other(backend) => {
-                Iptables::other_than(self.iptables).find(|other| other.backend() == *backend)
+                Iptables::other_than(&self.iptables).find(|other| other.backend() == *backend)
             }
             Place::Nftables => None,
         };
@@ -213,7 +218,10 @@ impl NetlinkKernel {
     fn leftovers(&mut self, saved: &str) -> BTreeMap<Place, Arc<Leftovers>> {
         let family = self.family;
         let elsewhere = self.elsewhere.get_or_insert_with(|| {
-            let others = Iptables::other_than(self.iptables).filter_map(|other| {
+            let others = Iptables::other_than(&self.iptables).filter_map(|other| {
+                if other.is_empty(family) {
+                    return None;
+                }
                 // A backend that cannot be read holds nothing that takes packets.
                 let found = Leftovers::all(&other.save(family).ok()?);
                 (!found.is_empty()).then(|| (Place::Other(other.backend()), Arc::new(found)))

@@ -494,7 +494,7 @@ impl<K: Kernel> Proxier<K> {
         let is_same = match &mut drift.progress {
             Progress::Reading(dumping) => match dumping.now_or_never() {
                 None => {
-                    drift.due = now + READING;
+                    drift.due = now + now.duration_since(drift.began).max(READING);
                     self.drift = Some(drift);
                     return;
                 }

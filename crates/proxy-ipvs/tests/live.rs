@@ -95,7 +95,7 @@ impl Kernel for Metered {
     }
 }
 
-fn config(family: IpFamily, iptables: Iptables) -> Config {
+fn config(family: IpFamily, iptables: &Iptables) -> Config {
     let pods = match family {
         IpFamily::V4 => "10.244.0.0/16",
         IpFamily::V6 => "fd00:244::/56",
@@ -122,9 +122,10 @@ impl Node {
         let iptables = Iptables::choose(None).unwrap();
         let sent = Arc::new(AtomicU32::new(0));
         let proxier = |family| {
-            let mut config = config(family, iptables);
+            let mut config = config(family, &iptables);
             change(&mut config);
             let meter = Arc::clone(&sent);
+            let iptables = iptables.clone();
             let kernel = Worker::spawn("kernel", move || {
                 let kernel = NetlinkKernel::open(family, iptables)?.with_vip_mode(vip_mode);
                 Ok::<_, OpenError>(Metered(kernel, meter))
@@ -146,8 +147,8 @@ impl Node {
         }));
         Self {
             model,
-            iptables,
             proxiers: IpFamily::ALL.map(proxier).into(),
+            iptables,
             sent,
             now: Instant::now(),
         }
@@ -430,7 +431,7 @@ fn every_rule_reads_back_as_it_was_wanted() {
     on_a_node(|| {
         let iptables = Iptables::choose(None).unwrap();
         for family in IpFamily::ALL {
-            let mut kernel = NetlinkKernel::open(family, iptables).unwrap();
+            let mut kernel = NetlinkKernel::open(family, iptables.clone()).unwrap();
             let sets = Set::all().map(|set| Op::CreateSet(set, 65_536)).collect();
             assert_done(&kernel.apply(&Plan { ops: sets }));
             let (net, address) = match family {

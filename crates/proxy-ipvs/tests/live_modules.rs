@@ -93,7 +93,7 @@ fn missing_modules_are_named() {
         .to_string();
     assert!(error.contains("Failed to initialize nft"), "{error}");
 
-    let open = |family| NetlinkKernel::open(family, iptables);
+    let open = |family| NetlinkKernel::open(family, iptables.clone());
     let error = open(IpFamily::V4).unwrap_err().to_string();
     assert!(
         is_loaded("ip_vs"),

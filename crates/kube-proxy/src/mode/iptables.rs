@@ -28,7 +28,7 @@ impl Kernels {
     /// Opens it to write.
     pub(super) fn open(options: &Options) -> Result<Self> {
         let iptables = Iptables::choose(super::backend(options)).context("cannot use iptables")?;
-        let mut kernels = Self::open_checked(options, iptables, Iptables::check)?;
+        let mut kernels = Self::open_checked(options, iptables.clone(), Iptables::check)?;
         for (family, _) in &kernels.opened {
             match probe_counters(*family, &iptables) {
                 Ok(()) => kernels.counting.push(*family),
@@ -43,12 +43,11 @@ impl Kernels {
     /// Opens it to read: nothing changes. Rules that are there say whether they count.
     pub(super) fn open_to_read(options: &Options) -> Result<Self> {
         let iptables = Iptables::look(super::backend(options)).context("cannot use iptables")?;
-        let mut kernels = Self::open_checked(options, iptables, Iptables::check_reading)?;
+        let mut kernels = Self::open_checked(options, iptables.clone(), Iptables::check_reading)?;
         for (family, _) in &kernels.opened {
-            let saved = iptables.save(*family).unwrap_or_default();
-            kernels
-                .counting
-                .extend(saved.contains(" -m nfacct ").then_some(*family));
+            let saved = iptables.save(*family);
+            let counts = saved.is_ok_and(|saved| saved.contains(" -m nfacct "));
+            kernels.counting.extend(counts.then_some(*family));
         }
         Ok(kernels)
     }
@@ -63,6 +62,7 @@ impl Kernels {
             IpFamily::of(options.bind_address),
             |family| check(&iptables, family),
             |family| {
+                let iptables = iptables.clone();
                 Worker::spawn(&format!("iptables-{family}"), move || {
                     Ok::<_, OpenError>(IptablesKernel::new(family, iptables))
                 })
@@ -105,6 +105,6 @@ impl Kernels {
 
     /// What is used.
     pub(crate) fn iptables(&self) -> Iptables {
-        self.iptables
+        self.iptables.clone()
     }
 }

@@ -59,7 +59,7 @@ pub fn clean_up(excluded: &[IpNet]) -> Cleanup {
 }
 
 /// The same while iptables mode serves with `used`, of which no rule refers to a set any more: all but the rules of that.
-pub fn clean_up_beside(used: Iptables, excluded: &[IpNet]) -> Cleanup {
+pub fn clean_up_beside(used: &Iptables, excluded: &[IpNet]) -> Cleanup {
     let mut cleanup = Cleanup::default();
     let others: Vec<Iptables> = Iptables::other_than(used).collect();
     take_down(&others, excluded, Manner::Remove, &mut cleanup);
@@ -67,7 +67,7 @@ pub fn clean_up_beside(used: Iptables, excluded: &[IpNet]) -> Cleanup {
 }
 
 /// What [`clean_up_beside`] would remove; nothing is written.
-pub fn foresee_beside(used: Iptables, excluded: &[IpNet]) -> Cleanup {
+pub fn foresee_beside(used: &Iptables, excluded: &[IpNet]) -> Cleanup {
     let mut cleanup = Cleanup::default();
     let others: Vec<Iptables> = Iptables::other_than(used).collect();
     take_down(&others, excluded, Manner::Count, &mut cleanup);

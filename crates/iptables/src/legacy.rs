@@ -1,0 +1,293 @@
+//! What legacy iptables' part of the kernel says of itself, so that no program need be asked: which tables there are, whether
+//! anything has changed, and whether tables, matches and targets are there.
+//!
+//! The rules themselves are not read here: `iptables-save` puts them into words, a digest says when it has to do so again.
+//!
+//! Source: `linux/netfilter_ipv4/ip_tables.h`, `linux/netfilter_ipv6/ip6_tables.h`, `linux/netfilter/x_tables.h`.
+
+use std::fs::{self, File, OpenOptions};
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::io;
+use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::time::Duration;
+
+use proxy::IpFamily;
+use rustix::net::{AddressFamily, SocketType, ipproto, socket};
+
+use crate::program::Program;
+use crate::reading::{State, Verdict};
+
+/// `IPT_SO_GET_INFO`, `IP6T_SO_GET_INFO`.
+const GET_INFO: libc::c_int = 64;
+/// `IPT_SO_GET_ENTRIES`, `IP6T_SO_GET_ENTRIES`.
+const GET_ENTRIES: libc::c_int = 65;
+/// `XT_TABLE_MAXNAMELEN`.
+const NAME: usize = 32;
+/// `struct ipt_getinfo`: name, hooks, 5 entries, 5 underflows, number of entries, size.
+const INFO: usize = 84;
+/// `struct ipt_get_entries`: name, size, and from an address that 8 divides the entries.
+const ENTRIES: usize = 40;
+/// Tables with more bytes than this are not compared: that takes a while, and longer texts are not kept.
+const MOST: usize = 1 << 20;
+/// The lock of all that write.
+const LOCK: &str = "/run/xtables.lock";
+/// Time for `modprobe`.
+const MODPROBE_LIMIT: Duration = Duration::from_secs(30);
+
+/// What the tables of a family are in, and `None` if that cannot be told. Loads nothing.
+pub(crate) fn state(family: IpFamily) -> Option<State> {
+    let names = names(family).ok()?;
+    if names.is_empty() {
+        return Some(State::Empty);
+    }
+    let tables = Tables::open(family).ok()?;
+    let infos = names.into_iter().map(|name| tables.info(name));
+    let infos: Vec<Info> = infos.collect::<io::Result<_>>().ok()?;
+    if infos.iter().all(Info::is_untouched) {
+        return Some(State::Empty);
+    }
+    if infos.iter().map(|info| info.size).sum::<usize>() > MOST {
+        return Some(State::Holds(None));
+    }
+    let mut hasher = DefaultHasher::new();
+    for info in &infos {
+        tables.digest(info, &mut hasher).ok()?;
+    }
+    Some(State::Holds(Some(hasher.finish())))
+}
+
+/// The tables that are there, as `iptables-legacy-save` learns them.
+fn names(family: IpFamily) -> io::Result<Vec<String>> {
+    let file = match family {
+        IpFamily::V4 => "/proc/thread-self/net/ip_tables_names",
+        IpFamily::V6 => "/proc/thread-self/net/ip6_tables_names",
+    };
+    match fs::read_to_string(file) {
+        Ok(text) => Ok(text.lines().map(str::to_owned).collect()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        Err(error) => Err(error),
+    }
+}
+
+/// Whether the kernel has, or loads, table nat, a match and a target, and the lock can be had.
+pub(crate) fn probe(family: IpFamily) -> Verdict {
+    let asked = Tables::open(family).and_then(|tables| {
+        let has_nat = match tables.info("nat".to_owned()) {
+            Err(error) if error.raw_os_error() == Some(libc::ENOPROTOOPT) => {
+                load(family)?;
+                tables.info("nat".to_owned())
+            }
+            has_nat => has_nat,
+        };
+        has_nat.and_then(|_| tables.has_revisions())
+    });
+    match asked.and_then(|()| lock()) {
+        Ok(_) => Verdict::Works,
+        // iptables has the words for it.
+        Err(_) => Verdict::Unknown,
+    }
+}
+
+/// Opens the lock without taking it.
+fn lock() -> io::Result<File> {
+    // As iptables makes it, should it not be there.
+    let mut options = OpenOptions::new();
+    options.read(true).create(true).write(true).mode(0o600);
+    options.open(LOCK)
+}
+
+/// Loads what answers the socket options of a family, as iptables does, and of the other one with it: each is a process.
+fn load(family: IpFamily) -> io::Result<()> {
+    let loader = fs::read_to_string("/proc/sys/kernel/modprobe")?;
+    let (own, other) = match family {
+        IpFamily::V4 => ("ip_tables", "ip6_tables"),
+        IpFamily::V6 => ("ip6_tables", "ip_tables"),
+    };
+    let modprobe = Program::at(loader.trim_end().into());
+    modprobe
+        .run(&["-q", "-a", own, other], "", MODPROBE_LIMIT)
+        .map(drop)
+}
+
+/// A table.
+struct Info {
+    name: String,
+    hooks: u32,
+    entries: u32,
+    /// Bytes of all entries.
+    size: usize,
+}
+
+impl Info {
+    /// Whether it has nothing but the policies of its own chains, and the entry that ends each table.
+    fn is_untouched(&self) -> bool {
+        self.entries == self.hooks.count_ones() + 1
+    }
+}
+
+struct Tables {
+    socket: OwnedFd,
+    family: IpFamily,
+}
+
+impl Tables {
+    fn open(family: IpFamily) -> io::Result<Self> {
+        let domain = match family {
+            IpFamily::V4 => AddressFamily::INET,
+            IpFamily::V6 => AddressFamily::INET6,
+        };
+        let socket = socket(domain, SocketType::RAW, Some(ipproto::RAW))?;
+        Ok(Self { socket, family })
+    }
+
+    /// Makes the table, if the kernel can.
+    fn info(&self, name: String) -> io::Result<Info> {
+        let mut answer = named(&name, INFO)?;
+        self.ask(GET_INFO, &mut answer)?;
+        let number = |at| number(&answer, at).ok_or(io::ErrorKind::InvalidData);
+        Ok(Info {
+            hooks: number(NAME)?,
+            entries: number(INFO - 8)?,
+            size: usize::try_from(number(INFO - 4)?).map_err(io::Error::other)?,
+            name,
+        })
+    }
+
+    /// All of a table but what it has counted.
+    fn digest(&self, info: &Info, hasher: &mut DefaultHasher) -> io::Result<()> {
+        let mut answer = named(&info.name, ENTRIES + info.size)?;
+        let size = u32::try_from(info.size).map_err(io::Error::other)?;
+        if let Some(place) = answer.get_mut(NAME..NAME + 4) {
+            place.copy_from_slice(&size.to_ne_bytes());
+        }
+        // Refused with EAGAIN if the size has changed by now.
+        self.ask(GET_ENTRIES, &mut answer)?;
+        info.name.hash(hasher);
+        let entries = answer.get(ENTRIES..).unwrap_or_default();
+        digest(entries, self.family, hasher).ok_or_else(|| io::ErrorKind::InvalidData.into())
+    }
+
+    /// Whether there are `-m addrtype` and `-j MARK --set-xmark`.
+    fn has_revisions(&self) -> io::Result<()> {
+        let (get_match, get_target) = match self.family {
+            IpFamily::V4 => (66, 67),
+            IpFamily::V6 => (68, 69),
+        };
+        for (option, name, revision) in [(get_match, "addrtype", 1), (get_target, "MARK", 2)] {
+            // `struct xt_get_revision`: name, revision.
+            let mut question = named(name, 30)?;
+            if let Some(last) = question.last_mut() {
+                *last = revision;
+            }
+            self.ask(option, &mut question)?;
+        }
+        Ok(())
+    }
+
+    #[allow(unsafe_code, reason = "no crate offers these socket options")]
+    fn ask(&self, option: libc::c_int, answer: &mut [u8]) -> io::Result<()> {
+        let level = match self.family {
+            IpFamily::V4 => libc::IPPROTO_IP,
+            IpFamily::V6 => libc::IPPROTO_IPV6,
+        };
+        let mut length = libc::socklen_t::try_from(answer.len()).map_err(io::Error::other)?;
+        // SAFETY: the descriptor is open, and the kernel reads and writes at most `length` bytes of `answer`, which is that long.
+        let result = unsafe {
+            libc::getsockopt(
+                self.socket.as_raw_fd(),
+                level,
+                option,
+                answer.as_mut_ptr().cast(),
+                &raw mut length,
+            )
+        };
+        if result == 0 {
+            Ok(())
+        } else {
+            Err(io::Error::last_os_error())
+        }
+    }
+}
+
+/// So many bytes that begin with a name.
+fn named(name: &str, length: usize) -> io::Result<Vec<u8>> {
+    let mut bytes = vec![0; length];
+    let place = bytes.get_mut(..name.len()).filter(|_| name.len() < 29);
+    let place = place.ok_or(io::ErrorKind::InvalidInput)?;
+    place.copy_from_slice(name.as_bytes());
+    Ok(bytes)
+}
+
+fn number(bytes: &[u8], at: usize) -> Option<u32> {
+    let bytes = bytes.get(at..at + 4)?;
+    Some(u32::from_ne_bytes(bytes.try_into().ok()?))
+}
+
+/// Digests entries without their counters; `None` if they are no entries.
+fn digest(mut entries: &[u8], family: IpFamily, hasher: &mut DefaultHasher) -> Option<()> {
+    // `struct ipt_entry`, `struct ip6t_entry`: where the length of the entry is, and from where to where the counters are.
+    let (next, from, to) = match family {
+        IpFamily::V4 => (90, 96, 112),
+        IpFamily::V6 => (142, 152, 168),
+    };
+    while !entries.is_empty() {
+        let length = entries.get(next..next + 2)?.try_into().ok()?;
+        let length = usize::from(u16::from_ne_bytes(length)).max(to);
+        let (entry, rest) = entries.split_at_checked(length)?;
+        hasher.write(entry.get(..from)?);
+        hasher.write(entry.get(to..)?);
+        entries = rest;
+    }
+    Some(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(entries: &[u8], family: IpFamily) -> Option<u64> {
+        let mut hasher = DefaultHasher::new();
+        digest(entries, family, &mut hasher)?;
+        Some(hasher.finish())
+    }
+
+    #[test]
+    fn what_was_counted_makes_no_difference_and_all_else_does() {
+        for (family, head, next) in [(IpFamily::V4, 112, 90), (IpFamily::V6, 168, 142)] {
+            let mut entry = vec![7_u8; head + 40];
+            let length = u16::try_from(entry.len()).unwrap();
+            entry[next..next + 2].copy_from_slice(&length.to_ne_bytes());
+            let table = [entry.clone(), entry.clone()].concat();
+            let first = of(&table, family).unwrap();
+            for at in 0..entry.len() {
+                let mut changed = table.clone();
+                changed[entry.len() + at] ^= 1;
+                let is_counter = (head - 16..head).contains(&at);
+                assert_eq!(of(&changed, family) == Some(first), is_counter, "{at}");
+            }
+            for cut in 1..entry.len() {
+                assert_eq!(of(&table[..entry.len() + cut], family), None, "{cut}");
+            }
+            assert_ne!(of(&entry, family), Some(first));
+        }
+    }
+
+    #[test]
+    fn an_entry_without_length_ends_nowhere() {
+        assert!(of(&[0; 224], IpFamily::V4).is_some());
+        assert_eq!(of(&[0; 200], IpFamily::V4), None);
+    }
+
+    #[test]
+    fn a_table_of_policies_is_untouched() {
+        let info = |entries| Info {
+            name: "nat".to_owned(),
+            hooks: 0b11011,
+            entries,
+            size: 0,
+        };
+        assert!(info(5).is_untouched());
+        assert!(!info(6).is_untouched());
+    }
+}

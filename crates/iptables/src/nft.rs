@@ -1,0 +1,197 @@
+//! What nftables says of itself over netlink, so that no program need be asked: which tables there are, whether anything has
+//! changed, and whether rules as iptables makes them would be taken.
+//!
+//! Nothing is written. A transaction that is not ended is checked by the kernel message by message, modules that it needs are
+//! loaded, and then it is undone: that is how `nft --check` asks.
+//!
+//! Source: `linux/netfilter/nf_tables.h`, `linux/netfilter/nf_tables_compat.h`, `net/netfilter/nfnetlink.c`
+//! (`nfnetlink_rcv_batch`).
+
+use netlink_batch::{
+    Attributes, Batch, Connection, Error, NLM_F_APPEND, NLM_F_CREATE, Protocol, Refusal, Reply,
+    Writer,
+};
+use proxy::IpFamily;
+
+use crate::reading::{State, Verdict};
+
+const NFNL_MSG_BATCH_BEGIN: u16 = 0x10;
+const NFNL_SUBSYS_NFTABLES: u8 = 10;
+const NFT_MSG_NEWTABLE: u16 = message(0);
+const NFT_MSG_GETTABLE: u16 = message(1);
+const NFT_MSG_NEWCHAIN: u16 = message(3);
+const NFT_MSG_NEWRULE: u16 = message(6);
+const NFT_MSG_GETGEN: u16 = message(16);
+/// `NFTA_TABLE_NAME`, `NFTA_CHAIN_TABLE`, `NFTA_RULE_TABLE`, `NFTA_GEN_ID`, `NFTA_LIST_ELEM`, and the name of an expression, a
+/// match or a target: each is the first of its kind.
+const FIRST: u16 = 1;
+const NFTA_TABLE_FLAGS: u16 = 2;
+const NFT_TABLE_F_DORMANT: u32 = 1;
+const NFTA_CHAIN_NAME: u16 = 3;
+const NFTA_CHAIN_HOOK: u16 = 4;
+const NFTA_CHAIN_TYPE: u16 = 7;
+const NFTA_HOOK_HOOKNUM: u16 = 1;
+const NFTA_HOOK_PRIORITY: u16 = 2;
+const NFTA_RULE_CHAIN: u16 = 2;
+const NFTA_RULE_EXPRESSIONS: u16 = 4;
+const NFTA_EXPR_DATA: u16 = 2;
+/// `NFTA_MATCH_REV`, `NFTA_TARGET_REV`.
+const REVISION: u16 = 2;
+/// `NFTA_MATCH_INFO`, `NFTA_TARGET_INFO`.
+const INFO: u16 = 3;
+
+/// The tables that iptables knows.
+const TABLES: [&str; 5] = ["filter", "nat", "mangle", "raw", "security"];
+/// Where the transaction that is not ended would write.
+const PROBE: &str = "kube-proxy-probe";
+const CHAIN: &str = "prerouting";
+
+const fn message(command: u16) -> u16 {
+    (NFNL_SUBSYS_NFTABLES as u16) << 8 | command
+}
+
+/// What iptables' tables of a family are in; `None` if that cannot be told. Asking loads `nf_tables`, as `iptables-nft-save` does.
+pub(crate) fn state(family: IpFamily) -> Option<State> {
+    let mut connection = match Connection::open(Protocol::Netfilter) {
+        Ok(connection) => connection,
+        Err(error) => return is_missing(&error).then_some(State::Unsupported),
+    };
+    match read(&mut connection, family) {
+        Ok((false, _)) => match probe_table(&mut connection, family) {
+            Verdict::Works => Some(State::Empty),
+            Verdict::Never => Some(State::Unsupported),
+            Verdict::Unknown => None,
+        },
+        Ok((true, generation)) => Some(State::Holds(generation.map(u64::from))),
+        Err(error) => is_missing(&error).then_some(State::Unsupported),
+    }
+}
+
+/// Whether iptables has tables there, and the number of the last change of all that nftables holds.
+fn read(connection: &mut Connection, family: IpFamily) -> Result<(bool, Option<u32>), Error> {
+    // Before the tables: what changes later is another generation.
+    let answer = connection.request(NFT_MSG_GETGEN, 0, |w| w.bytes(&[0; 4]))?;
+    let mut generation = None;
+    for (_, payload) in answer.iter() {
+        for attribute in Attributes::after(4, payload)? {
+            let attribute = attribute?;
+            if attribute.kind == FIRST {
+                generation = Some(attribute.be32()?);
+            }
+        }
+    }
+    let tables = connection.dump(NFT_MSG_GETTABLE, 0, |w| header(w, family))?;
+    for (_, payload) in tables.iter() {
+        for attribute in Attributes::after(4, payload)? {
+            let attribute = attribute?;
+            if attribute.kind == FIRST && TABLES.contains(&attribute.string()?) {
+                return Ok((true, generation));
+            }
+        }
+    }
+    Ok((false, generation))
+}
+
+/// Whether the kernel would take a chain for NAT, a match and a target of iptables.
+pub(crate) fn probe(family: IpFamily) -> Verdict {
+    match Connection::open(Protocol::Netfilter) {
+        Ok(mut connection) => match probe_table(&mut connection, family) {
+            Verdict::Works => probe_rule(&mut connection, family),
+            verdict => verdict,
+        },
+        Err(error) if is_missing(&error) => Verdict::Never,
+        Err(_) => Verdict::Unknown,
+    }
+}
+
+/// Whether nftables knows the family.
+fn probe_table(connection: &mut Connection, family: IpFamily) -> Verdict {
+    dry_run(connection, &begin(family))
+}
+
+fn probe_rule(connection: &mut Connection, family: IpFamily) -> Verdict {
+    let mut batch = begin(family);
+    batch.push(NFT_MSG_NEWCHAIN, NLM_F_CREATE, |w| {
+        header(w, family);
+        w.attr_str(FIRST, PROBE);
+        w.attr_str(NFTA_CHAIN_NAME, CHAIN);
+        w.nest(NFTA_CHAIN_HOOK, |w| {
+            w.attr_be32(NFTA_HOOK_HOOKNUM, 0);
+            w.attr_be32(NFTA_HOOK_PRIORITY, 0);
+        });
+        w.attr_str(NFTA_CHAIN_TYPE, "nat");
+    });
+    batch.push(NFT_MSG_NEWRULE, NLM_F_CREATE | NLM_F_APPEND, |w| {
+        header(w, family);
+        w.attr_str(FIRST, PROBE);
+        w.attr_str(NFTA_RULE_CHAIN, CHAIN);
+        w.nest(NFTA_RULE_EXPRESSIONS, |w| {
+            // `struct xt_addrtype_info_v1`: source, destination (a bit for RTN_LOCAL), flags.
+            let mut addrtype = [0; 8];
+            addrtype[2..4].copy_from_slice(&(1_u16 << 2).to_ne_bytes());
+            extension(w, "match", "addrtype", 1, &addrtype);
+            // `struct xt_mark_tginfo2`: mark, mask.
+            extension(w, "target", "MARK", 2, &[0; 8]);
+        });
+    });
+    dry_run(connection, &batch)
+}
+
+fn extension(w: &mut Writer<'_>, kind: &str, name: &str, revision: u32, info: &[u8]) {
+    w.nest(FIRST, |w| {
+        w.attr_str(FIRST, kind);
+        w.nest(NFTA_EXPR_DATA, |w| {
+            w.attr_str(FIRST, name);
+            w.attr_be32(REVISION, revision);
+            w.attr(INFO, info);
+        });
+    });
+}
+
+/// The begin of a transaction, and a table in which no hook is set, not even until it is undone.
+fn begin(family: IpFamily) -> Batch {
+    let mut batch = Batch::new();
+    batch.push(NFNL_MSG_BATCH_BEGIN, 0, |w| {
+        w.bytes(&[0, 0, 0, NFNL_SUBSYS_NFTABLES]);
+    });
+    batch.push(NFT_MSG_NEWTABLE, NLM_F_CREATE, |w| {
+        header(w, family);
+        w.attr_str(FIRST, PROBE);
+        w.attr_be32(NFTA_TABLE_FLAGS, NFT_TABLE_F_DORMANT);
+    });
+    batch
+}
+
+fn dry_run(connection: &mut Connection, batch: &Batch) -> Verdict {
+    match connection.execute(batch) {
+        Ok(replies) if replies.iter().all(|reply| matches!(reply, Reply::Done)) => Verdict::Works,
+        Ok(replies) => {
+            // The begin, for want of nf_tables, or the table, for want of the family.
+            let mut first = replies.iter().take(2).filter_map(Reply::errno);
+            if first.any(|errno| errno == libc::EOPNOTSUPP || errno == libc::EAFNOSUPPORT) {
+                Verdict::Never
+            } else {
+                Verdict::Unknown
+            }
+        }
+        Err(_) => Verdict::Unknown,
+    }
+}
+
+/// The kernel has no nfnetlink, or neither nf_tables nor a module for it.
+fn is_missing(error: &Error) -> bool {
+    match error {
+        Error::Open { source, .. } => source.raw_os_error() == Some(libc::EPROTONOSUPPORT),
+        Error::Refused(Refusal { errno, .. }) => *errno == libc::EINVAL,
+        _ => false,
+    }
+}
+
+fn header(w: &mut Writer<'_>, family: IpFamily) {
+    let protocol = match family {
+        IpFamily::V4 => libc::NFPROTO_IPV4,
+        IpFamily::V6 => libc::NFPROTO_IPV6,
+    };
+    // `struct nfgenmsg`: family, version, resource.
+    w.bytes(&[u8::try_from(protocol).unwrap_or_default(), 0, 0, 0]);
+}
