@@ -33,10 +33,15 @@ pub(crate) fn count(trace: &str) -> Counts {
         if matches!(name, "sendto" | "sendmsg" | "sendmmsg") {
             for message in rest.split("nlmsg_len=").skip(1) {
                 counts.netlink_messages += 1;
-                counts.netlink_writes += u64::from(is_write(message));
+                if let Some(name) = write(message) {
+                    counts.netlink_writes += 1;
+                    *counts.writes_by_name.entry(name).or_default() += 1;
+                }
             }
         } else if name == "execve" && rest.ends_with("= 0") {
             counts.processes += 1;
+        } else if name == "setsockopt" {
+            counts.table_writes += u64::from(is_replacement(rest));
         }
     }
     let mut names: Vec<(&str, u64)> = by_name.into_iter().collect();
@@ -49,11 +54,18 @@ pub(crate) fn count(trace: &str) -> Counts {
     counts
 }
 
-/// Whether a message, from its length on, asks the kernel to change something.
-fn is_write(message: &str) -> bool {
-    let Some((_, rest)) = message.split_once("nlmsg_type=") else {
-        return false;
-    };
+/// Whether a `setsockopt` replaces a table of the legacy iptables, of either family: option 64 of the level IP or IPv6, for which
+/// strace has no name, or that of another level's.
+fn is_replacement(arguments: &str) -> bool {
+    let mut words = arguments.split(", ").skip(1);
+    let (level, option) = (words.next(), words.next().unwrap_or_default());
+    matches!(level, Some("SOL_IP" | "SOL_IPV6"))
+        && (option.contains("SO_SET_REPLACE") || option.starts_with("0x40"))
+}
+
+/// What a message, from its length on, asks the kernel to change; `None` if it only reads.
+fn write(message: &str) -> Option<String> {
+    let (_, rest) = message.split_once("nlmsg_type=")?;
     let kind: String = rest
         .chars()
         .take_while(|c| !matches!(c, ',' | ' '))
@@ -61,12 +73,22 @@ fn is_write(message: &str) -> bool {
     if kind == "IPVS" || kind.starts_with("0x") {
         // A generic family: the first byte of the content is the command. IPVS_CMD_GET_SERVICE, GET_DEST, GET_DAEMON,
         // GET_CONFIG and GET_INFO read.
-        return !matches!(command(rest), Some(4 | 8 | 11 | 13 | 15));
+        let name = match command(rest) {
+            Some(4 | 8 | 11 | 13 | 15) => return None,
+            Some(1) => "IPVS_CMD_NEW_SERVICE",
+            Some(2) => "IPVS_CMD_SET_SERVICE",
+            Some(3) => "IPVS_CMD_DEL_SERVICE",
+            Some(5) => "IPVS_CMD_NEW_DEST",
+            Some(6) => "IPVS_CMD_SET_DEST",
+            Some(7) => "IPVS_CMD_DEL_DEST",
+            _ => return Some(kind),
+        };
+        return Some(name.to_owned());
     }
     let reads = [
         "GET", "LIST", "HEADER", "PROTOCOL", "_TYPE", "NLMSG_", "nlctrl",
     ];
-    !reads.iter().any(|read| kind.contains(read))
+    (!reads.iter().any(|read| kind.contains(read))).then_some(kind)
 }
 
 /// The first byte of a content that strace writes as a string: `}, "\x08\x01..."`.
@@ -87,10 +109,16 @@ mod tests {
 870   <... sendto resumed>) = 40
 846   execve("/usr/sbin/iptables-save", ["iptables-save"], 0x5 /* 1 var */ <unfinished ...>
 846   <... execve resumed>)             = 0
+846   setsockopt(4, SOL_IP, 0x40 /* IP_??? */, "nat", 5096) = 0
+846   setsockopt(4, SOL_IPV6, IP6T_SO_SET_REPLACE, "nat", 5096) = 0
+846   setsockopt(4, SOL_IP, IP_RECVERR, [1], 4) = 0
 846   +++ exited with 0 +++
 "#;
         let counts = count(&trace.replace("\\\\", "\\"));
-        assert_eq!((counts.system_calls, counts.processes), (4, 2));
+        assert_eq!((counts.system_calls, counts.processes), (7, 2));
+        assert_eq!(counts.table_writes, 2);
+        let writes: Vec<&str> = counts.writes_by_name.keys().map(String::as_str).collect();
+        assert_eq!(writes, ["IPVS_CMD_NEW_DEST", "RTM_NEWADDR"]);
         assert_eq!((counts.netlink_messages, counts.netlink_writes), (3, 2));
     }
 }

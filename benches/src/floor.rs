@@ -15,7 +15,7 @@ use ipvs_netlink::{Destination, DestinationKey, Ipvs, Name, Service, ServiceKey}
 use lab::Signal;
 use netlink_batch::{Batch, Connection, NLM_F_CREATE, NLM_F_EXCL, Protocol, Reply, Writer};
 use proxy::{IpFamily, LocalDetector};
-use proxy_ipvs::{Config, Rules, Set, SetKind, Shim};
+use proxy_ipvs::{Config, Rules, Set, SetKind, Shim, ShimStyle};
 
 use crate::kernel::{CLUSTER_IP, IPVS_IPS, LOOP_BACK};
 use crate::objects::{CLUSTER_CIDR, Objects, PORT};
@@ -103,8 +103,11 @@ impl Floor {
         Ok(Self {
             members: members(objects),
             shim: [
-                ("iptables-restore", shim(IpFamily::V4)?),
-                ("ip6tables-restore", shim(IpFamily::V6)?),
+                ("iptables-restore", shim(IpFamily::V4, ShimStyle::Upstream)?),
+                (
+                    "ip6tables-restore",
+                    shim(IpFamily::V6, ShimStyle::Upstream)?,
+                ),
             ],
             servers: servers(objects, &ipvs),
             objects: objects.clone(),
@@ -188,8 +191,8 @@ fn definition(set: Set, family: IpFamily) -> Definition {
     Definition::new(set_type, family)
 }
 
-/// The shim's rules with what the objects fill.
-fn shim(family: IpFamily) -> Result<String> {
+/// The shim's rules with what the objects fill, as input of `iptables-restore`.
+pub(crate) fn shim(family: IpFamily, style: ShimStyle) -> Result<String> {
     let filled = match family {
         IpFamily::V4 => [Set::ClusterIp, Set::IpvsIps, Set::LoopBack].into(),
         IpFamily::V6 => std::collections::BTreeSet::new(),
@@ -205,13 +208,10 @@ fn shim(family: IpFamily) -> Result<String> {
     };
     let config = Config {
         detector,
+        shim: style,
         ..Config::default()
     };
     Ok(shim.rules(&config).restore_text(&Rules::default()))
-}
-
-pub(crate) fn shim_texts() -> Result<[String; 2]> {
-    Ok([shim(IpFamily::V4)?, shim(IpFamily::V6)?])
 }
 
 fn restore(program: &str, text: &str) -> Result<()> {

@@ -7,6 +7,7 @@
 //!
 //! Each cell has a kernel of its own, and counts only when that kernel, read back whole, holds what it must.
 
+mod budget;
 mod control_plane;
 mod counts;
 mod data_plane;

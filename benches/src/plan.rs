@@ -1,11 +1,15 @@
 //! Which cells there are, and in which order.
 //!
-//! For each repeat, for each size, for each axis, for each subject; what is counted comes after the first repeat. So a change of
-//! the machine's speed meets all subjects alike, and a run that ends early has whole comparisons.
+//! ```text
+//!  once each ─▶ counting ─▶ again, what is to be had often ─▶ a second time, the rest ─▶ what is left out without harm
+//! ```
+//!
+//! Within each of these, point by point, the most telling first, and for each all subjects one after another. So a change of
+//! the machine's speed meets all subjects alike, and a run whose time is over has whole comparisons, and every axis.
 
 use std::str::FromStr;
 
-use crate::schema::{Axis, Cell, Size, Subject, SubjectKind};
+use crate::schema::{Axis, Cell, Mode, ROUTE, Size, Subject, SubjectKind};
 
 /// Above this many Services an axis has two endpoints each only.
 const MANY: u32 = 10_000;
@@ -13,6 +17,60 @@ const MANY: u32 = 10_000;
 const ALL: [&str; 11] = [
     "1", "100", "1000", "5000", "10000", "50000", "1x50", "100x50", "1000x50", "5000x50",
     "10000x50",
+];
+
+/// How often a point is measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Often {
+    /// As often as asked for.
+    All,
+    Twice,
+    Once,
+    /// Once, when all others are done.
+    Spare,
+}
+
+/// The points of a run without arguments, the most telling first.
+const POINTS: [(Axis, &str, Often); 39] = [
+    (Axis::Cold, "10000", Often::All),
+    (Axis::Cold, "100", Often::All),
+    (Axis::Cold, "1000", Often::All),
+    (Axis::First, "1", Often::All),
+    (Axis::First, "10000", Often::All),
+    (Axis::Change, "100", Often::Twice),
+    (Axis::Change, "50000", Often::Twice),
+    (Axis::Restart, "10000", Often::Twice),
+    (Axis::Memory, "10000x50", Often::Once),
+    (Axis::Anatomy, "1", Often::Twice),
+    (Axis::Keptalive, "10000", Often::Twice),
+    (Axis::Throughput, "10000", Often::Twice),
+    (Axis::Connect, "10000", Often::Twice),
+    (Axis::Udp, "10000", Often::Twice),
+    (Axis::Idle, "10000", Often::Once),
+    (Axis::Cold, "50000", Often::Once),
+    (Axis::First, "100", Often::Twice),
+    (Axis::First, "50000", Often::Once),
+    (Axis::Big, "1x10000", Often::Twice),
+    (Axis::Rolling, "10000", Often::Twice),
+    (Axis::Delete, "10000", Often::Twice),
+    (Axis::Add, "10000", Often::Twice),
+    (Axis::Change, "10000", Often::Once),
+    (Axis::Cold, "1", Often::Once),
+    (Axis::Cold, "5000", Often::Once),
+    (Axis::Cold, "1000x50", Often::Once),
+    (Axis::Cold, "10000x50", Often::Once),
+    (Axis::First, "1000", Often::Spare),
+    (Axis::First, "5000", Often::Spare),
+    (Axis::Restart, "100", Often::Spare),
+    (Axis::Connect, "1", Often::Spare),
+    (Axis::Connect, "100", Often::Spare),
+    (Axis::Add, "100", Often::Spare),
+    (Axis::Delete, "100", Often::Spare),
+    (Axis::Rolling, "100", Often::Spare),
+    (Axis::Change, "1000", Often::Spare),
+    (Axis::Restart, "50000", Often::Spare),
+    (Axis::Connect, "50000", Often::Spare),
+    (Axis::Add, "50000", Often::Spare),
 ];
 
 /// An axis, at sizes of the plan or at one of its own: `change@50000`.
@@ -53,88 +111,142 @@ pub(crate) struct Plan<'a> {
     pub(crate) changes: u32,
 }
 
+/// An axis at a size.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Point {
+    axis: Axis,
+    size: Size,
+    often: Often,
+    /// Asked for by itself, so that no subject is left to the end.
+    is_asked: bool,
+}
+
+impl Point {
+    /// How often a subject is measured at it.
+    fn often(&self, subject: &SubjectKind) -> Often {
+        if !self.is_asked && is_dear(self.axis, self.size, subject) {
+            Often::Spare
+        } else {
+            self.often
+        }
+    }
+}
+
 impl Plan<'_> {
     /// All cells, in order.
     pub(crate) fn cells(&self) -> Vec<Cell> {
-        let mut points: Vec<(Size, Axis)> = Vec::new();
-        for axis in Axis::ALL {
-            for size in self.sizes(axis) {
-                if !points.contains(&(size, axis)) {
-                    points.push((size, axis));
-                }
-            }
-        }
-        // Axes stay in order.
-        points.sort_by_key(|(size, _)| *size);
+        let points = self.points();
         let mut cells = Vec::new();
-        for repeat in 0..self.repeats {
-            cells.extend(self.repeat(&points, repeat, false));
-            if repeat == 0 && self.is_counted {
-                cells.extend(self.repeat(&points, self.repeats, true));
-            }
+        self.repeat(&points, 0, &mut cells, |often| often != Often::Spare);
+        if self.is_counted {
+            self.count(&points, &mut cells);
         }
+        for repeat in 1..self.repeats {
+            self.repeat(&points, repeat, &mut cells, |often| often == Often::All);
+        }
+        if self.repeats > 1 {
+            self.repeat(&points, 1, &mut cells, |often| often == Often::Twice);
+        }
+        self.repeat(&points, 0, &mut cells, |often| often == Often::Spare);
         cells
     }
 
-    fn repeat(&self, points: &[(Size, Axis)], repeat: u32, is_counting: bool) -> Vec<Cell> {
-        let mut cells: Vec<Cell> = Vec::new();
-        for &(size, axis) in points {
+    /// One repeat of all points that are had so often.
+    fn repeat(
+        &self,
+        points: &[Point],
+        repeat: u32,
+        cells: &mut Vec<Cell>,
+        is_had: impl Fn(Often) -> bool,
+    ) {
+        for point in points {
             for subject in self.subjects {
-                let is_once = matches!(axis, Axis::Idle | Axis::Memory) && !is_counting;
                 // Without Services their number makes no difference.
                 let is_told = subject.kind == SubjectKind::Direct
-                    && cells
-                        .iter()
-                        .any(|cell| cell.axis == axis && cell.subject.kind == subject.kind);
-                let is_wanted = if is_counting {
-                    counts(axis, &subject.kind) && (self.is_full || is_worth(points, axis, size))
-                } else {
-                    has(axis, &subject.kind)
-                };
-                if !is_wanted || (is_once && repeat > 0) || is_told {
-                    continue;
+                    && cells.iter().any(|cell| {
+                        (cell.axis, cell.repeat) == (point.axis, repeat)
+                            && cell.subject.kind == subject.kind
+                    });
+                if has(point.axis, &subject.kind) && is_had(point.often(&subject.kind)) && !is_told
+                {
+                    cells.push(self.cell(point, subject, repeat, false));
                 }
-                cells.push(Cell {
-                    axis,
-                    subject: subject.clone(),
-                    size,
-                    repeat,
-                    is_counting,
-                    // strace makes everything slower.
-                    limit_s: self.limit_s * if is_counting { 2 } else { 1 },
-                    changes: if is_counting {
-                        self.changes.min(100)
-                    } else {
-                        self.changes
-                    },
-                    idle_s: if self.is_full { 600 } else { 60 },
-                });
             }
         }
-        cells
     }
 
-    /// The sizes at which an axis is measured.
-    fn sizes(&self, axis: Axis) -> Vec<Size> {
-        let mut sizes: Vec<Size> = self
-            .axes
-            .iter()
-            .filter(|asked| asked.axis == axis)
-            .filter_map(|asked| asked.size)
-            .collect();
-        let is_asked = self.axes.is_empty()
-            || self
-                .axes
-                .iter()
-                .any(|asked| asked.axis == axis && asked.size.is_none());
-        if is_asked {
-            sizes.extend(self.general_sizes(axis));
+    /// The counting repeat.
+    fn count(&self, points: &[Point], cells: &mut Vec<Cell>) {
+        for point in points {
+            for subject in self.subjects {
+                let is_worth = self.is_full || is_worth(points, point);
+                if is_worth && counts(point.axis, &subject.kind) {
+                    cells.push(self.cell(point, subject, self.repeats, true));
+                }
+            }
         }
-        sizes
     }
 
-    /// As `sizes`, of an axis without sizes of its own.
-    fn general_sizes(&self, axis: Axis) -> Vec<Size> {
+    fn cell(&self, point: &Point, subject: &Subject, repeat: u32, is_counting: bool) -> Cell {
+        Cell {
+            axis: point.axis,
+            subject: subject.clone(),
+            size: point.size,
+            repeat,
+            is_counting,
+            // strace makes everything slower.
+            limit_s: self.limit_s * if is_counting { 2 } else { 1 },
+            changes: if is_counting {
+                self.changes.min(100)
+            } else {
+                self.changes
+            },
+            idle_s: if self.is_full { 600 } else { 60 },
+        }
+    }
+
+    /// What is measured, in order.
+    fn points(&self) -> Vec<Point> {
+        let is_whole = |axis| {
+            let asks = |asked: &Asked| asked.axis == axis && asked.size.is_none();
+            self.axes.is_empty() || self.axes.iter().any(asks)
+        };
+        let mut points: Vec<Point> = Vec::new();
+        let mut add = |axis, size, often, is_asked| {
+            let is_there = |point: &Point| (point.axis, point.size) == (axis, size);
+            if !points.iter().any(is_there) {
+                points.push(Point {
+                    axis,
+                    size,
+                    often,
+                    is_asked,
+                });
+            }
+        };
+        for asked in self.axes {
+            if let Some(size) = asked.size {
+                add(asked.axis, size, often(asked.axis), true);
+            }
+        }
+        if self.sizes.is_empty() && !self.is_full {
+            for (axis, size, often) in POINTS {
+                if let (true, Ok(size)) = (is_whole(axis), size.parse()) {
+                    add(axis, size, often, false);
+                }
+            }
+            return points;
+        }
+        for axis in Axis::ALL.into_iter().filter(|axis| is_whole(*axis)) {
+            for size in self.sizes(axis) {
+                add(axis, size, often(axis), true);
+            }
+        }
+        points.sort_by_key(|point| (point.size, point.axis));
+        points
+    }
+
+    /// The sizes at which an axis is measured that has them from the command line, or has all.
+    fn sizes(&self, axis: Axis) -> Vec<Size> {
         let read = |texts: &[&str]| texts.iter().filter_map(|text| text.parse().ok()).collect();
         let fixed = |text| -> Vec<Size> { read(&[text]) };
         let largest = self.sizes.iter().map(|size| size.services).max();
@@ -144,57 +256,99 @@ impl Plan<'_> {
             Axis::Anatomy => fixed("1"),
             Axis::Idle => fixed(&format!("{largest}")),
             Axis::Memory => fixed(&format!("{largest}x50")),
-            _ if !self.sizes.is_empty() => self
+            _ if self.sizes.is_empty() => read(&ALL),
+            _ => self
                 .sizes
                 .iter()
                 .copied()
                 .filter(|size| self.is_full || size.services <= MANY || size.endpoints <= 2)
                 .collect(),
-            _ if self.is_full => read(&ALL),
-            Axis::Cold => read(&[
-                "1", "100", "1000", "5000", "10000", "50000", "1000x50", "10000x50",
-            ]),
-            Axis::Change => read(&["100", "1000", "10000", "50000"]),
-            Axis::First => read(&["1", "100", "1000", "5000", "10000", "50000"]),
-            Axis::Restart | Axis::Connect => read(&["100", "10000", "50000"]),
-            Axis::Add | Axis::Delete => read(&["100", "10000"]),
-            Axis::Rolling | Axis::Keptalive | Axis::Udp | Axis::Throughput => fixed("10000"),
         }
     }
 }
 
-/// Whether counting says something at a size that it does not say at others: the largest, and of changes the smallest, too,
+/// How often an axis is measured at a size that was asked for.
+fn often(axis: Axis) -> Often {
+    if matches!(axis, Axis::Idle | Axis::Memory) {
+        Often::Once
+    } else {
+        Often::All
+    }
+}
+
+/// Whether counting says something at a point that it does not say at others: the largest, and of changes the smallest, too,
 /// as they are to be the same.
-fn is_worth(points: &[(Size, Axis)], axis: Axis, size: Size) -> bool {
+fn is_worth(points: &[Point], point: &Point) -> bool {
     let of_axis = points
         .iter()
-        .filter(|point| point.1 == axis && point.0.services <= MANY && point.0.endpoints <= 2)
-        .map(|point| point.0);
-    of_axis.clone().max() == Some(size) || (axis == Axis::Change && of_axis.min() == Some(size))
+        .filter(|one| {
+            one.axis == point.axis && one.size.services <= MANY && one.size.endpoints <= 2
+        })
+        .map(|one| one.size);
+    of_axis.clone().max() == Some(point.size)
+        || (point.axis == Axis::Change && of_axis.min() == Some(point.size))
 }
 
 /// Whether a subject is measured on an axis.
 fn has(axis: Axis, subject: &SubjectKind) -> bool {
     match subject {
-        // It is made of pieces that are added to bare virtual servers.
-        subject if axis == Axis::Anatomy => *subject == SubjectKind::BareIpvs,
+        // Its pieces are those of the two shims.
+        SubjectKind::KubeProxy {
+            mode,
+            flags,
+            is_ours,
+            ..
+        } if axis == Axis::Anatomy => {
+            *is_ours && *mode == Mode::Ipvs && (flags.is_empty() || subject.is_lean())
+        }
         // The shim makes a difference to packets, and to how a state is written at once.
         SubjectKind::KubeProxy { .. } if subject.is_lean() => {
-            matches!(axis, Axis::Cold | Axis::First | Axis::Connect)
+            axis == Axis::Cold || axis.is_data_plane()
+        }
+        // In which form addresses are local makes one to what is written.
+        SubjectKind::KubeProxy { .. } if subject.has(ROUTE) => {
+            !matches!(axis, Axis::Idle | Axis::Memory | Axis::Big) && axis <= Axis::First
         }
         SubjectKind::KubeProxy { .. } => true,
-        SubjectKind::Floor => {
-            matches!(axis, Axis::Cold | Axis::Change | Axis::Memory | Axis::Big)
-        }
+        SubjectKind::Floor => matches!(axis, Axis::Cold | Axis::Change | Axis::Big),
         SubjectKind::Tools => matches!(axis, Axis::Cold | Axis::Big),
-        SubjectKind::BareIpvs | SubjectKind::Direct => axis.is_data_plane(),
+        SubjectKind::BareIpvs | SubjectKind::Direct => {
+            axis.is_data_plane() && axis != Axis::Anatomy
+        }
     }
 }
 
-/// Whether a subject's system calls are counted on an axis.
+/// Whether a cell takes much time for what it says.
+fn is_dear(axis: Axis, size: Size, subject: &SubjectKind) -> bool {
+    let is_large = size.services > MANY || size.services * size.endpoints > 100_000;
+    match subject {
+        SubjectKind::KubeProxy {
+            mode: Mode::Iptables,
+            ..
+        } => {
+            // A minute for twenty changes.
+            (size.services > MANY && !matches!(axis, Axis::Cold | Axis::First))
+                || size.services * size.endpoints > 100_000
+        }
+        SubjectKind::KubeProxy { .. } if subject.is_lean() => is_large && axis != Axis::First,
+        // It differs in what is written when addresses come and go.
+        SubjectKind::KubeProxy { .. } if subject.has(ROUTE) => match axis {
+            Axis::Cold | Axis::Restart | Axis::Delete => false,
+            Axis::Change => size.services > 100,
+            Axis::First => size.services != MANY,
+            _ => true,
+        },
+        SubjectKind::Tools => is_large,
+        _ => false,
+    }
+}
+
+/// Whether a subject's system calls are counted on an axis: in each mode.
 fn counts(axis: Axis, subject: &SubjectKind) -> bool {
     matches!(subject, SubjectKind::KubeProxy { .. })
         && has(axis, subject)
+        && !subject.is_lean()
+        && (!subject.has(ROUTE) || axis <= Axis::Restart)
         && matches!(
             axis,
             Axis::Cold | Axis::Restart | Axis::Add | Axis::Change | Axis::Rolling | Axis::Delete
@@ -206,22 +360,25 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
-    use crate::schema::Mode;
+    use crate::budget;
+    use crate::schema::LEAN;
 
     fn subjects() -> Vec<Subject> {
         let subject = |name: &str, kind| Subject {
             name: name.to_owned(),
             kind,
         };
-        let ours = |flags: &[&str]| SubjectKind::KubeProxy {
+        let ours = |mode, flags: &[&str]| SubjectKind::KubeProxy {
             path: "kube-proxy".into(),
-            mode: Mode::Ipvs,
+            mode,
             flags: flags.iter().map(|&flag| flag.to_owned()).collect(),
             is_ours: true,
         };
         vec![
-            subject("ipvs", ours(&[])),
-            subject("ipvs-lean", ours(&["--ipvs-shim=lean"])),
+            subject("ipvs", ours(Mode::Ipvs, &[])),
+            subject("ipvs-route", ours(Mode::Ipvs, &[ROUTE])),
+            subject("ipvs-lean", ours(Mode::Ipvs, &[LEAN])),
+            subject("iptables", ours(Mode::Iptables, &[])),
             subject("floor", SubjectKind::Floor),
             subject("tools", SubjectKind::Tools),
             subject("bare-ipvs", SubjectKind::BareIpvs),
@@ -282,17 +439,17 @@ mod tests {
             .iter()
             .map(|cell| (&*cell.subject.name, cell.repeat, cell.is_counting))
             .collect();
-        let repeat = |repeat, is_counting| {
-            ["ipvs", "ipvs-lean", "floor", "tools"].map(|name| (name, repeat, is_counting))
-        };
-        let counted = &repeat(3, true)[..2];
-        let wanted = [
-            &repeat(0, false)[..],
-            counted,
-            &repeat(1, false),
-            &repeat(2, false),
-        ]
-        .concat();
+        let names = [
+            "ipvs",
+            "ipvs-route",
+            "ipvs-lean",
+            "iptables",
+            "floor",
+            "tools",
+        ];
+        let repeat = |repeat| names.map(|name| (name, repeat, false));
+        let counted = ["ipvs", "ipvs-route", "iptables"].map(|name| (name, 3, true));
+        let wanted = [&repeat(0)[..], &counted, &repeat(1), &repeat(2)].concat();
         assert_eq!(order, wanted);
     }
 
@@ -309,11 +466,71 @@ mod tests {
             "one for each repeat"
         );
         let idle = |cell: &&Cell| cell.axis == Axis::Idle;
-        assert_eq!(cells.iter().filter(idle).count(), 1);
+        assert_eq!(cells.iter().filter(idle).count(), 2, "once in each mode");
+        let again = cells
+            .iter()
+            .position(|cell| !cell.is_counting && cell.repeat > 0);
+        let before: BTreeSet<Axis> = cells
+            .iter()
+            .take(again.unwrap())
+            .map(|cell| cell.axis)
+            .collect();
+        assert_eq!(before, axes, "each has its turn before one has two");
         let full = Plan {
             is_full: true,
             ..plan(&[], &[], &subjects)
         };
         assert!(full.cells().len() > 2 * cells.len());
+    }
+
+    /// What `make bench` is for, on a machine like that of the experience.
+    #[test]
+    fn forty_eight_minutes_are_enough_for_what_is_aimed_at() {
+        let subjects = subjects();
+        let mut until = 0.0;
+        let done: Vec<Cell> = plan(&[], &[], &subjects)
+            .cells()
+            .into_iter()
+            .take_while(|cell| {
+                until += budget::seconds(cell);
+                until < 48.0 * 60.0
+            })
+            .collect();
+        let times = |axis: Axis, size: &str, name: &str| {
+            let size: Size = size.parse().unwrap();
+            let is_it = |cell: &&Cell| {
+                (cell.axis, cell.size, cell.is_counting) == (axis, size, false)
+                    && cell.subject.name == name
+            };
+            done.iter().filter(is_it).count()
+        };
+        for name in [
+            "ipvs",
+            "ipvs-route",
+            "ipvs-lean",
+            "iptables",
+            "floor",
+            "tools",
+        ] {
+            assert_eq!(times(Axis::Cold, "10000", name), 3, "{name}");
+        }
+        for name in ["ipvs", "ipvs-route", "iptables", "floor"] {
+            assert!(times(Axis::Cold, "50000", name) >= 1, "{name}");
+        }
+        assert!(times(Axis::Change, "100", "ipvs") >= 2);
+        assert!(times(Axis::Change, "50000", "ipvs") >= 2);
+        for size in ["1", "100", "10000", "50000"] {
+            for name in ["ipvs", "iptables", "bare-ipvs"] {
+                assert!(times(Axis::First, size, name) >= 1, "{name} {size}");
+            }
+        }
+        for axis in [Axis::Connect, Axis::Keptalive, Axis::Udp, Axis::Throughput] {
+            for name in ["ipvs", "ipvs-lean", "iptables", "direct"] {
+                assert!(times(axis, "10000", name) >= 1, "{axis} {name}");
+            }
+        }
+        assert!(times(Axis::Anatomy, "1", "ipvs-lean") >= 1);
+        let restart = |cell: &Cell| cell.is_counting && cell.axis == Axis::Restart;
+        assert!(done.iter().any(restart));
     }
 }

@@ -1,5 +1,6 @@
 //! A process that is measured: what it used, read from `/proc`.
 
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -128,7 +129,27 @@ fn field(status: &str, name: &str) -> Option<u64> {
     line.split_whitespace().next()?.parse().ok()
 }
 
-/// How many processes and threads this kernel has started so far.
+/// The kernel's own threads: the children of the second process.
+pub(crate) fn kernel_threads() -> Result<BTreeSet<u32>> {
+    let mut threads = BTreeSet::new();
+    for entry in fs::read_dir("/proc")? {
+        let name = entry?.file_name();
+        let Some(pid) = name.to_str().and_then(|name| name.parse().ok()) else {
+            continue;
+        };
+        // It may have ended by now.
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        let parent = stat
+            .rsplit_once(')')
+            .and_then(|(_, rest)| rest.split_whitespace().nth(1));
+        if parent == Some("2") {
+            threads.insert(pid);
+        }
+    }
+    Ok(threads)
+}
+
+/// How many processes and threads this kernel has started so far, its own among them.
 pub(crate) fn forks() -> Result<u64> {
     let text = fs::read_to_string("/proc/stat")?;
     let line = text

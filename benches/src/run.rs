@@ -1,6 +1,7 @@
 //! The host's side: cells one after another, within the limits, and the report of what came of them.
 
 use std::collections::BTreeMap;
+use std::fmt::Write as _;
 use std::fs;
 use std::io::IsTerminal as _;
 use std::path::{Path, PathBuf};
@@ -11,21 +12,21 @@ use anyhow::{Context as _, Result, bail, ensure};
 use clap::Args;
 use lab::{Lane, Options};
 
+use crate::budget::{self, Budget};
 use crate::plan::{Asked, Plan};
 use crate::report;
 use crate::schema::{
-    About, Cell, LEAN, Measurement, Mode, NO_TIME, Outcome, Report, Size, Subject, SubjectKind,
+    About, Axis, Cell, LEAN, Measurement, Mode, NO_TIME, Outcome, ROUTE, Report, Size, Subject,
+    SubjectKind,
 };
 use crate::stage::beside;
 
 /// What `report.json` says its version is.
 const VERSION: u32 = 1;
 /// What a cell may take on top of its limits: boot, surroundings, the fixture's start and a last look.
-const AROUND: Duration = Duration::from_mins(4);
-/// When no more cell is begun, of the hour that all may take with the build.
+const AROUND: Duration = Duration::from_mins(2);
+/// When all is over, of the hour that it may take with the build.
 const MINUTES: u64 = 48;
-/// What the last cell may take when the time of all is over.
-const GRACE: Duration = Duration::from_mins(4);
 
 /// Measures, and writes report.json, report.md and charts.
 #[derive(Debug, Args)]
@@ -40,7 +41,7 @@ pub(crate) struct Run {
     /// How often each is measured; counting is once more
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     repeats: u32,
-    /// When no more cell is begun [default: 48, with --full none]
+    /// When all is over; what would not be done by then is not begun [default: 48, with --full none]
     #[arg(long, value_name = "MINUTES", conflicts_with = "full")]
     minutes: Option<u64>,
     /// Only these subjects, by name
@@ -52,6 +53,9 @@ pub(crate) struct Run {
     /// Lift the limits: every size on every axis, idle for ten minutes
     #[arg(long)]
     full: bool,
+    /// Only print the cells, in their order, with the minutes that they take by experience
+    #[arg(long)]
+    plan: bool,
     /// Do not count system calls and messages
     #[arg(long)]
     no_counting: bool,
@@ -100,48 +104,64 @@ impl Run {
     /// Measures all, and writes the report.
     pub(crate) fn run(&self) -> Result<()> {
         let started = (SystemTime::now(), Instant::now());
-        let folder = self.folder(started.0)?;
         let subjects = self.chosen_subjects()?;
-        let cells = self.plan(&subjects).cells();
+        let cells = self.cells(&subjects);
         ensure!(
             !cells.is_empty(),
             "nothing is to be measured with these arguments"
         );
+        let minutes = self.minutes.or((!self.full).then_some(MINUTES));
+        if self.plan {
+            print!("{}", planned(&cells));
+            return Ok(());
+        }
+        let all: f64 = cells.iter().map(budget::seconds).sum();
+        println!(
+            "{} cells, some {:.0} min on a quiet machine{}",
+            cells.len(),
+            all / 60.0,
+            minutes.map_or_else(String::new, |minutes| format!(
+                "; {minutes} min are to be had, the most telling first"
+            ))
+        );
+        let folder = self.folder(started.0)?;
         let mut report = Report {
             version: VERSION,
-            about: self.about(started.0, &subjects),
+            about: self.about(started.0, &subjects, cells.len()),
             measurements: Vec::new(),
         };
         if !self.no_counting && said("strace", &["-V"]).is_empty() {
             bail!("counting needs strace: apt-get install -y strace, or pass --no-counting");
         }
-        let minutes = self.minutes.or((!self.full).then_some(MINUTES));
         let end = minutes.map(|minutes| started.1 + Duration::from_secs(minutes * 60));
         let mut left_out = LeftOut::default();
+        let mut budget = Budget::default();
         let shows = std::io::stderr().is_terminal();
         for (index, cell) in cells.iter().enumerate() {
-            let title = format!(
-                "{}/{} {} {} {} #{}{}",
-                index + 1,
-                cells.len(),
-                cell.axis,
-                cell.size,
-                cell.subject.name,
-                cell.repeat,
-                if cell.is_counting { " counting" } else { "" }
-            );
+            let title = format!("{}/{} {}", index + 1, cells.len(), title(cell));
             if shows {
                 eprint!("\r\x1b[K{title}");
             }
-            let measurement = match left_out.why(cell, end) {
+            let expected = Duration::from_secs_f64(budget.expected(cell));
+            let measurement = match left_out.why(cell, end, expected) {
                 Some(why) => Measurement {
                     cell: cell.clone(),
                     outcome: Outcome::Skipped { why },
                     took_s: 0.0,
                 },
-                None => self.measure(cell, &folder, end)?,
+                None => match self.measure(cell, &folder, end) {
+                    Ok(measurement) => measurement,
+                    Err(error) => {
+                        // What there is by now is a report, too.
+                        report::draw(&report, &folder)?;
+                        return Err(error);
+                    }
+                },
             };
             left_out.learn(&measurement);
+            if matches!(measurement.outcome, Outcome::Measured(_)) {
+                budget.learn(cell, measurement.took_s);
+            }
             let line = format!("{title}: {}", short(&measurement.outcome));
             if shows {
                 eprint!("\r\x1b[K");
@@ -168,8 +188,8 @@ impl Run {
         Ok(())
     }
 
-    fn plan<'a>(&'a self, subjects: &'a [Subject]) -> Plan<'a> {
-        Plan {
+    fn cells(&self, subjects: &[Subject]) -> Vec<Cell> {
+        let plan = Plan {
             axes: &self.axes,
             sizes: &self.sizes,
             subjects,
@@ -178,7 +198,8 @@ impl Run {
             is_full: self.full,
             limit_s: self.limit.unwrap_or(if self.full { 1800 } else { 120 }),
             changes: self.changes,
-        }
+        };
+        plan.cells()
     }
 
     fn folder(&self, now: SystemTime) -> Result<PathBuf> {
@@ -213,7 +234,7 @@ impl Run {
         // What this build cannot do yet it says itself, in the first cell that asks it to.
         let mut all = vec![
             ours("ipvs", Mode::Ipvs, &[])?,
-            ours("ipvs-route", Mode::Ipvs, &["--ipvs-vip-mode=route"])?,
+            ours("ipvs-route", Mode::Ipvs, &[ROUTE])?,
             ours("ipvs-lean", Mode::Ipvs, &[LEAN])?,
             ours("iptables", Mode::Iptables, &[])?,
             plain("floor", SubjectKind::Floor),
@@ -256,7 +277,7 @@ impl Run {
         let given = Options::from_env();
         // What comes before, what is measured, and a whole second time for a state that comes out wrong.
         let limit = Duration::from_secs(cell.limit_s * 2 + cell.idle_s) + AROUND;
-        let rest = end.map(|end| (end + GRACE).saturating_duration_since(Instant::now()));
+        let rest = end.map(|end| end.saturating_duration_since(Instant::now()));
         let is_cut = rest.is_some_and(|rest| rest < limit);
         let limit = rest.unwrap_or(limit).min(limit);
         let endpoints = u64::from(cell.size.services) * u64::from(cell.size.endpoints);
@@ -301,13 +322,14 @@ impl Run {
         })
     }
 
-    fn about(&self, started: SystemTime, subjects: &[Subject]) -> About {
+    fn about(&self, started: SystemTime, subjects: &[Subject], cells: usize) -> About {
         let options = Options::from_env();
         let lane = self.lane.or(options.lane);
         let kernel = self.kernel.as_ref().or(options.kernel.as_ref());
         About {
             started: utc(started),
             seconds: 0,
+            cells,
             commit: said("git", &["describe", "--always", "--dirty", "--abbrev=12"]),
             command: std::env::args().skip(1).collect::<Vec<_>>().join(" "),
             lane: lane.map_or_else(|| "default".to_owned(), |lane| lane.to_string()),
@@ -344,17 +366,28 @@ struct LeftOut {
 
 impl LeftOut {
     /// Why a cell is not to be begun.
-    fn why(&self, cell: &Cell, end: Option<Instant>) -> Option<String> {
+    fn why(&self, cell: &Cell, end: Option<Instant>, expected: Duration) -> Option<String> {
         let is_repeat_of = |one: &Cell| {
             let counts = one.is_counting == cell.is_counting;
             counts && (one.axis, one.size, &one.subject) == (cell.axis, cell.size, &cell.subject)
         };
+        // Every axis begins with a cold start.
+        let begins_with = |one: &Cell| {
+            let is_as_large = one.size.services <= cell.size.services
+                && one.size.endpoints <= cell.size.endpoints;
+            one.axis == Axis::Cold && !one.is_counting && one.subject == cell.subject && is_as_large
+        };
         if let Some(why) = self.refused.get(&cell.subject.name) {
             Some(why.clone())
-        } else if end.is_some_and(|end| Instant::now() > end) {
-            Some(NO_TIME.to_owned())
         } else if self.over.iter().any(is_repeat_of) {
             Some("it took too long before".to_owned())
+        } else if let Some(cold) = self.over.iter().find(|one| begins_with(one)) {
+            Some(format!(
+                "a cold start of {} takes too long already",
+                cold.size
+            ))
+        } else if end.is_some_and(|end| Instant::now() + expected > end) {
+            Some(NO_TIME.to_owned())
         } else {
             None
         }
@@ -370,6 +403,25 @@ impl LeftOut {
             _ => {}
         }
     }
+}
+
+/// `cold 10000x2 ipvs #0`
+fn title(cell: &Cell) -> String {
+    let counting = if cell.is_counting { " counting" } else { "" };
+    let (axis, size, name) = (cell.axis, cell.size, &cell.subject.name);
+    format!("{axis} {size} {name} #{}{counting}", cell.repeat)
+}
+
+/// The cells, a line for each, with the minutes until it is done.
+fn planned(cells: &[Cell]) -> String {
+    let (mut text, mut until) = (String::new(), 0.0);
+    for cell in cells {
+        let seconds = budget::seconds(cell);
+        until += seconds;
+        let minutes = until / 60.0;
+        _ = writeln!(text, "{minutes:5.1} min  {seconds:4.0} s  {}", title(cell));
+    }
+    text
 }
 
 /// What came of a cell, in a few words.
@@ -410,8 +462,12 @@ fn short(outcome: &Outcome) -> String {
     }
     if let Some(counts) = &measured.counts {
         words.push(format!(
-            "{} system calls, {} netlink messages, {} writing, {} processes",
-            counts.system_calls, counts.netlink_messages, counts.netlink_writes, counts.processes
+            "{} system calls, {} netlink messages, {} writing, {} tables replaced, {} processes",
+            counts.system_calls,
+            counts.netlink_messages,
+            counts.netlink_writes,
+            counts.table_writes,
+            counts.processes
         ));
     }
     words.join(", ")

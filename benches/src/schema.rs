@@ -167,14 +167,22 @@ pub(crate) enum SubjectKind {
 }
 
 /// Why a cell is not run after its run's time.
-pub(crate) const NO_TIME: &str = "the time of the whole run was over (--minutes)";
+pub(crate) const NO_TIME: &str =
+    "it would not have been done in the time of the whole run (--minutes)";
 /// The flag of our leaner shim.
 pub(crate) const LEAN: &str = "--ipvs-shim=lean";
+/// The flag that has service addresses as routes.
+pub(crate) const ROUTE: &str = "--ipvs-vip-mode=route";
 
 impl SubjectKind {
     /// Whether the shim has other rules and sets than upstream's.
     pub(crate) fn is_lean(&self) -> bool {
-        matches!(self, Self::KubeProxy { flags, .. } if flags.iter().any(|flag| flag == LEAN))
+        self.has(LEAN)
+    }
+
+    /// Whether it is a kube-proxy that is given a flag besides those of all.
+    pub(crate) fn has(&self, wanted: &str) -> bool {
+        matches!(self, Self::KubeProxy { flags, .. } if flags.iter().any(|flag| flag == wanted))
     }
 }
 
@@ -338,6 +346,12 @@ pub(crate) struct Counts {
     pub(crate) netlink_messages: u64,
     /// Those of them that write, not read.
     pub(crate) netlink_writes: u64,
+    /// Those that write, by command or type.
+    #[serde(default)]
+    pub(crate) writes_by_name: BTreeMap<String, u64>,
+    /// Tables that the legacy iptables replaced (`IPT_SO_SET_REPLACE`); the other one writes by netlink.
+    #[serde(default)]
+    pub(crate) table_writes: u64,
     /// Programs started (`execve`), its own not counted.
     pub(crate) processes: u64,
     /// The dearest system calls: name, and calls.
@@ -386,6 +400,8 @@ pub(crate) struct About {
     /// UTC, `2026-11-21T11:45:00Z`.
     pub(crate) started: String,
     pub(crate) seconds: u64,
+    /// How many cells were planned; fewer measurements are those of an interrupted run.
+    pub(crate) cells: usize,
     /// The commit that was measured; `-dirty` behind it if there were changes.
     pub(crate) commit: String,
     /// The arguments, to run it again.

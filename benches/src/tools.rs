@@ -7,8 +7,9 @@ use std::process::Command;
 
 use anyhow::Result;
 use proxy::IpFamily;
-use proxy_ipvs::{Set, SetKind};
+use proxy_ipvs::{Set, SetKind, ShimStyle};
 
+use crate::floor;
 use crate::kernel::{CLUSTER_IP, IPVS_IPS, LOOP_BACK};
 use crate::objects::{Objects, PORT};
 use crate::stage::Stage;
@@ -16,7 +17,8 @@ use crate::stage::Stage;
 /// Writes their input, and gives the command that runs them all. It waits at the end, to be looked at.
 pub(crate) fn command(stage: &Stage) -> Result<Command> {
     let folder = stage.folder();
-    let [v4, v6] = crate::floor::shim_texts()?;
+    let shim = |family| floor::shim(family, ShimStyle::Upstream);
+    let (v4, v6) = (shim(IpFamily::V4)?, shim(IpFamily::V6)?);
     fs::write(folder.join("ipset"), sets(&stage.objects))?;
     fs::write(folder.join("iptables"), v4)?;
     fs::write(folder.join("ip6tables"), v6)?;

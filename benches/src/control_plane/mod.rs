@@ -17,8 +17,9 @@ use crate::schema::{Axis, Cell, Distribution, Measured, Mode, Outcome, Size, Sta
 use crate::stage::Stage;
 use crate::wait::{Background, Waited};
 
-/// How many Services the axis add adds, one after another.
+/// How many Services the axis add adds, one after another; fewer where it is counted.
 const ADDED: u32 = 20;
+const ADDED_COUNTING: u32 = 5;
 /// How many endpoints the axis rolling replaces.
 const ROLLED: u32 = 100;
 /// What a subject that is done gets for calming down.
@@ -28,7 +29,7 @@ const CALM: Duration = Duration::from_secs(3);
 /// How many changes are made before those that count.
 const WARM_UP: u32 = 20;
 /// How many are made at least, however long they take.
-const LEAST: u32 = 20;
+const LEAST: u32 = 10;
 
 /// Measures a cell of the axes cold to big. In the lab.
 pub(crate) fn measure(cell: &Cell) -> Result<Outcome> {
@@ -259,7 +260,12 @@ fn add(stage: &mut Stage, mut subject: Process) -> Result<Outcome> {
     let phase = Phase::begin(stage, &subject)?;
     let mut took = Vec::new();
     let first = stage.objects.services();
-    for service in first..first + ADDED {
+    let added = if stage.cell.is_counting {
+        ADDED_COUNTING
+    } else {
+        ADDED
+    };
+    for service in first..first + added {
         stage.objects.set_services(service + 1);
         let object = Objects::service(service);
         let slices = stage.objects.slices(service);
@@ -285,16 +291,19 @@ fn change(stage: &mut Stage, mut subject: Process) -> Result<Outcome> {
     let mut took = Vec::new();
     let warm_up = if stage.cell.is_counting { 0 } else { WARM_UP };
     // Whoever is slow makes fewer, and the report says how many.
-    let (begun, enough) = (Instant::now(), stage.limit() / 2);
-    let mut answered = Vec::new();
+    let share = if stage.cell.is_counting { 24 } else { 6 };
+    let (begun, enough) = (Instant::now(), stage.limit() / share);
+    let (mut answered, mut after) = (Vec::new(), Vec::new());
     for turn in 0..stage.cell.changes + warm_up {
-        if turn >= warm_up + LEAST && begun.elapsed() > enough {
+        let is_slow = begun.elapsed() > enough / if phase.is_none() { 4 } else { 1 };
+        if phase.is_some() && took.len() >= LEAST as usize && is_slow {
             break;
         }
-        if turn == warm_up {
+        if phase.is_none() && (turn == warm_up || is_slow) {
             phase = Some(Phase::begin(stage, &subject)?);
             took.clear();
             answered.clear();
+            after.clear();
         }
         let (service, index) = changed(size, turn);
         let before = stage.objects.endpoints(service);
@@ -305,20 +314,22 @@ fn change(stage: &mut Stage, mut subject: Process) -> Result<Outcome> {
         let path = path("discovery.k8s.io/v1", "endpointslices", Some(&slice.0));
         let started = Instant::now();
         api.put(&path, &slice.1)?;
-        answered.push(started.elapsed().as_secs_f64() * 1e3);
+        let answer = started.elapsed().as_secs_f64() * 1e3;
         if let Some(outcome) = until_served(stage, &mut subject, service, gone, started)? {
             return Ok(outcome);
         }
-        took.push(started.elapsed().as_secs_f64() * 1e3);
+        let all = started.elapsed().as_secs_f64() * 1e3;
+        took.push(all);
+        answered.push(answer);
+        after.push(all - answer);
     }
     let phase = phase.context("no change is to be made")?;
     let mut outcome = finish(stage, subject, &phase, took)?;
-    if let (Outcome::Measured(measured), Some(answered), false) = (
-        &mut outcome,
-        Distribution::of("ms", answered),
-        stage.cell.is_counting,
-    ) {
-        measured.series.insert("answered".into(), answered);
+    if let (Outcome::Measured(measured), false) = (&mut outcome, stage.cell.is_counting) {
+        for (name, values) in [("answered", answered), ("after", after)] {
+            let values = Distribution::of("ms", values).map(|values| (name.to_owned(), values));
+            measured.series.extend(values);
+        }
     }
     Ok(outcome)
 }
@@ -368,18 +379,25 @@ fn delete(stage: &mut Stage, mut subject: Process) -> Result<Outcome> {
 fn idle(stage: &Stage, subject: &Process) -> Result<Measured> {
     std::thread::sleep(SETTLE);
     let phase = Phase::begin(stage, subject)?;
-    let (forks, waits) = (process::forks()?, subject.waits()?);
+    let (kernel, forks) = (process::kernel_threads()?, process::forks()?);
+    let waits = subject.waits()?;
     let started = Instant::now();
     std::thread::sleep(Duration::from_secs(stage.cell.idle_s));
     let seconds = started.elapsed().as_secs_f64();
+    let (waits, forks) = (subject.waits()? - waits, process::forks()? - forks);
+    // Workers of the kernel are not the subject's.
+    let kernel = process::kernel_threads()?.difference(&kernel).count() as u64;
     let mut measured = phase.end(stage, subject)?;
     measured.steady_kib = Some(subject.memory_kib("VmRSS")?);
     measured.wall_s = Some(seconds);
     let per_minute = |count: u64| per(count, seconds / 60.0);
     let figures = [
-        ("wakeups_per_min", per_minute(subject.waits()? - waits)),
+        ("wakeups_per_min", per_minute(waits)),
         // Threads count too; this program starts none meanwhile.
-        ("processes_per_min", per_minute(process::forks()? - forks)),
+        (
+            "processes_per_min",
+            per_minute(forks.saturating_sub(kernel)),
+        ),
         (
             "cpu_ms_per_min",
             measured.cpu_s.unwrap_or_default() * 1e3 / (seconds / 60.0),
@@ -446,6 +464,7 @@ fn finish(
     if stage.cell.is_counting {
         measured = Measured {
             counts: Some(counted(stage, phase.traced)?),
+            figures: [("steps".to_owned(), per(count, 1.0))].into(),
             ..Measured::default()
         };
     } else {

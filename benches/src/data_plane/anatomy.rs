@@ -1,4 +1,4 @@
-//! What each piece of the shim adds to the first packet of a flow.
+//! What each piece of the shim, upstream's or the lean one, adds to the first packet of a flow.
 //!
 //! ```text
 //!  step 0: routed to the pod   1: + virtual servers   2: + their addresses   …   n: the whole shim
@@ -16,6 +16,8 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 
 use anyhow::{Context as _, Result};
 use lab::Place;
+use proxy::IpFamily;
+use proxy_ipvs::ShimStyle;
 
 use super::packets::{Lane, Sender};
 use super::{POD, SERVERS, SERVICES, serving_host, write_servers};
@@ -68,8 +70,12 @@ impl Step {
 pub(crate) fn measure(cell: &Cell) -> Result<Outcome> {
     let mut stage = Stage::new(cell)?;
     let server = serving_host(&mut stage.world)?;
-    let [shim, _] = crate::floor::shim_texts()?;
-    let chains = parse(&shim);
+    let style = if cell.subject.kind.is_lean() {
+        ShimStyle::Lean
+    } else {
+        ShimStyle::Upstream
+    };
+    let chains = parse(&crate::floor::shim(IpFamily::V4, style)?);
     let steps = steps(&stage.objects, &chains);
     fs::write(
         stage.folder().join("sets"),

@@ -16,7 +16,7 @@ const ROUNDS: usize = 7;
 const CONNECTIONS: u32 = 200;
 const REQUESTS: u32 = 1_000;
 /// How long bytes are sent in a round.
-const STREAM: Duration = Duration::from_millis(400);
+const STREAM: Duration = Duration::from_millis(250);
 /// What an answer may take.
 const PATIENCE: Duration = Duration::from_secs(5);
 const MESSAGE: [u8; 64] = [b'x'; 64];

@@ -1,7 +1,7 @@
 //! The axes in words, and the figures that each has.
 
 use super::point::{Metric, Unit};
-use crate::schema::{Axis, Measured};
+use crate::schema::{Axis, Cell, Measured};
 
 /// An axis as a heading.
 pub(super) fn title(axis: Axis) -> &'static str {
@@ -49,7 +49,7 @@ pub(super) fn explained(axis: Axis) -> &'static str {
         Axis::Memory => "Of the program, after a cold start.",
         Axis::Big => "As a cold start.",
         Axis::First => {
-            "What the first packet of a new TCP connection costs from a pod's socket, through the node, to the network of another host: blocks of SYNs from a raw socket with one system call each. First, middle and last are places in the order in which the kernel has the Services. `direct` goes to a pod of that host without a Service, through the same node; the subject `direct` has no Services at all, and bare-ipvs nothing but virtual servers: how it grows is the kernel's own table (256 buckets up to Linux 6.x)."
+            "What the first packet of a new TCP connection costs from a pod's socket, through the node, to the network of another host: blocks of SYNs from a raw socket with one system call each. First, middle and last are places in the order in which the kernel has the Services: of the rules, or in which virtual servers were made (a new one comes to the head of its bucket, so the first is found last). `direct` goes to a pod of that host without a Service, through the same node; the subject `direct` has no Services at all, and bare-ipvs nothing but virtual servers: how it grows is the kernel's own table (256 buckets up to Linux 6.x)."
         }
         Axis::Connect => {
             "Connections in a second from a pod to a pod of another host, one after another: opened, one byte there and back, reset."
@@ -62,17 +62,32 @@ pub(super) fn explained(axis: Axis) -> &'static str {
         }
         Axis::Throughput => "Bytes on one connection from a pod to a pod of another host.",
         Axis::Anatomy => {
-            "The first packet of a new connection from a pod to a cluster IP. Each row has all pieces of the rows above and one more, on a node of its own in the same kernel; blocks of packets take turns between the rows. A difference below about 100 ns is noise."
+            "The first packet of a new connection from a pod to a cluster IP. Each row has all pieces of the rows above and one more, on a node of its own in the same kernel; blocks of packets take turns between the rows. `ipvs` has the pieces of upstream's shim, `ipvs-lean` those of the lean one. A difference below about 100 ns is noise."
         }
+    }
+}
+
+/// What was counted in a cell.
+pub(super) fn counted(cell: &Cell, measured: &Measured) -> String {
+    match (cell.axis, measured.figures.get("steps")) {
+        (Axis::Add, Some(steps)) => format!("{steps:.0} Services more"),
+        (Axis::Change, Some(steps)) => format!("{steps:.0} changes"),
+        (Axis::Rolling, _) => "100 changes".into(),
+        (Axis::Delete, _) => "all deleted".into(),
+        (Axis::Restart, _) => "the start, nothing missing".into(),
+        _ => "the start".into(),
     }
 }
 
 /// The title of the share: the least disturbed of the rates, as both sides take turns in one guest.
 pub(super) const SHARE: &str = "to the last Service, against direct in the same guest";
 
+/// The title of the time of a cold start.
+pub(super) const COLD: &str = "until the kernel holds everything";
+
 /// The figures with tables of their own; the first of an axis has the chart.
 pub(super) const SHOWN: &[Metric] = &[
-    wall(Axis::Cold, "until the kernel holds everything"),
+    wall(Axis::Cold, COLD),
     seconds(
         Axis::Cold,
         "the same without the CPU time of the API fixture",
@@ -95,6 +110,12 @@ pub(super) const SHOWN: &[Metric] = &[
         "of it, until the API has answered: median",
         Unit::Milliseconds,
         |one| p50(one, "answered"),
+    ),
+    figure(
+        Axis::Change,
+        "of it, from that answer until the kernel has it: median",
+        Unit::Milliseconds,
+        |one| p50(one, "after"),
     ),
     figure(
         Axis::Change,
@@ -135,6 +156,12 @@ pub(super) const SHOWN: &[Metric] = &[
         "to the middle Service",
         Unit::Nanoseconds,
         |one| p50(one, "middle"),
+    ),
+    figure(
+        Axis::First,
+        "to the first Service, best block",
+        Unit::Nanoseconds,
+        |one| Some(one.series.get("first")?.min),
     ),
     figure(Axis::First, "direct", Unit::Nanoseconds, |one| {
         p50(one, "direct")
@@ -230,6 +257,18 @@ pub(super) fn headline() -> &'static [Metric] {
             Axis::Connect,
             "New connections to the last Service",
             Unit::PerSecond,
+            last,
+        ),
+        figure(
+            Axis::Keptalive,
+            "Requests on a kept connection",
+            Unit::PerSecond,
+            last,
+        ),
+        figure(
+            Axis::Throughput,
+            "Throughput",
+            Unit::GigabitsPerSecond,
             last,
         ),
     ];

@@ -16,7 +16,7 @@ use std::path::Path;
 
 use anyhow::{Context as _, Result};
 
-use crate::schema::{Axis, Measured, Measurement, NO_TIME, Outcome, Report, Size};
+use crate::schema::{Axis, Measured, Measurement, NO_TIME, Outcome, Report, Size, SubjectKind};
 use axes::{SHOWN, headline};
 use point::{Cell, Metric, cell, sizes, subjects};
 use svg::Line;
@@ -24,6 +24,11 @@ use table::{brief, count, full, short, table};
 
 /// What ratios are taken against, where it was measured; besides every other kube-proxy in iptables mode.
 const BASES: [&str; 4] = ["floor", "tools", "iptables", "bare-ipvs"];
+
+/// What the columns are.
+const COLUMNS: &str = "`ipvs`, `ipvs-route`, `ipvs-lean`, `iptables`: our daemon in IPVS mode, with `--ipvs-vip-mode=route`, with `--ipvs-shim=lean`, \
+    in iptables mode; `floor`: a bare loader of the IPVS mode's state; `tools`: `ipvsadm -R`, `ipset restore`, `ip -batch` with it; `bare-ipvs`: \
+    virtual servers without sets and rules; `direct`: the pod itself.\n\n";
 
 /// Writes `report.md` and the charts that it shows into `folder`.
 pub(crate) fn draw(report: &Report, folder: &Path) -> Result<()> {
@@ -56,18 +61,18 @@ pub(crate) fn draw(report: &Report, folder: &Path) -> Result<()> {
             write(&name, &chart)?;
             _ = write!(text, "![{}]({name})\n\n", axes::title(axis));
         }
-        for metric in metrics {
-            text.push_str(&figures(report, metric));
+        for (index, metric) in metrics.into_iter().enumerate() {
+            text.push_str(&figures(report, metric, index == 0));
         }
         if axis == Axis::Anatomy {
-            for size in sizes(report, axis) {
-                let (table, chart) = anatomy(report, size);
+            for (subject, size) in pairs(subjects(report, axis), &sizes(report, axis)) {
+                let (table, chart) = anatomy(report, subject, size);
+                text.push_str(&table);
                 if let Some(chart) = chart {
-                    let name = format!("anatomy-{size}.svg");
+                    let name = format!("anatomy-{subject}-{size}.svg");
                     write(&name, &chart)?;
                     _ = write!(text, "![What each piece adds]({name})\n\n");
                 }
-                text.push_str(&table);
             }
         }
         if axis == Axis::Cold {
@@ -84,26 +89,20 @@ pub(crate) fn draw(report: &Report, folder: &Path) -> Result<()> {
 pub(crate) fn readme(report: &Report, folder: &str) -> String {
     let about = &report.about;
     let mut text = main_table(report);
+    if let Some(axis) = main_chart(report) {
+        _ = write!(text, "![{}]({folder}/{axis}.svg)\n\n", axes::title(axis));
+    }
     _ = writeln!(
         text,
-        "{}[The whole report]({folder}/report.md). Medians of {} on {}, {}, commit {}, {}; \
-         `bench {}`. A User Mode Linux \
-         kernel makes system calls and processes many times dearer than they are on a real machine, so programs that make many \
-         of them look worse here; ratios hold better than figures.",
-        // Lines need two sizes.
-        main_chart(report).map_or_else(String::new, |axis| format!(
-            "![{}]({folder}/{axis}.svg)\n\n",
-            axes::title(axis)
-        )),
-        match repeats(report) {
-            1 => "one repeat".to_owned(),
-            repeats => format!("{repeats} repeats"),
-        },
-        about.cpu,
-        kernel(report),
+        "Medians of `make bench` (`bench {}`), commit {}, {}, {} on {}: [the whole report]({folder}/report.md), with the aims and what \
+         of them is met. {} A User Mode Linux kernel makes system calls and processes many times dearer than they are on a real \
+         machine, so programs that make many of them look worse here; ratios hold better than figures.",
+        about.command,
         about.commit,
         about.started.split('T').next().unwrap_or_default(),
-        about.command,
+        kernel(report),
+        about.cpu,
+        others(report),
     );
     text
 }
@@ -156,7 +155,7 @@ fn about(report: &Report) -> String {
         ("CPU", format!("{}; each guest is pinned to one", about.cpu)),
         ("Memory of a guest", about.memory.clone()),
         ("Load of the host at the start", about.load.clone()),
-        ("Repeats", repeats(report).to_string()),
+        ("Repeats", format!("up to {}", repeats(report))),
         (
             "Limits",
             if about.is_full {
@@ -191,15 +190,7 @@ fn not_shown(report: &Report) -> String {
         "There is one CPU, shared by the subject, the API fixture and the packets: nothing runs at the same time, and no lock is \
          contended. There is no network card; bytes in a second are copies in memory. Read ratios, not figures. ",
     );
-    let others = report.measurements.iter().any(|one| {
-        matches!(
-            &one.cell.subject.kind,
-            crate::schema::SubjectKind::KubeProxy { is_ours: false, .. }
-        )
-    });
-    if !others {
-        text.push_str("No other kube-proxy was measured in this run, upstream's neither.");
-    }
+    _ = write!(text, "**{}**", others(report));
     text.push_str("\n\n");
     let left_out = left_out(report);
     for subject in &report.about.subjects {
@@ -216,7 +207,35 @@ fn not_shown(report: &Report) -> String {
     if is_late {
         text.push_str("**Not all was run:** the time of the whole run was over. The end of this report says what is missing.\n\n");
     }
+    if report.measurements.len() < report.about.cells {
+        text.push_str("**Not all was run:** the run was interrupted.\n\n");
+    }
     text
+}
+
+/// Which other kube-proxies were measured.
+fn others(report: &Report) -> String {
+    let others: BTreeSet<&str> = report
+        .measurements
+        .iter()
+        .filter_map(|one| match &one.cell.subject.kind {
+            SubjectKind::KubeProxy { is_ours: false, .. } => Some(one.cell.subject.name.as_str()),
+            _ => None,
+        })
+        .collect();
+    if others.is_empty() {
+        return "No other kube-proxy was measured, upstream's neither.".to_owned();
+    }
+    let is_upstream = others.iter().any(|name| name.contains("upstream"));
+    format!(
+        "Other kube-proxies, by the names that they were given: {}.{}",
+        others.into_iter().collect::<Vec<_>>().join(", "),
+        if is_upstream {
+            ""
+        } else {
+            " Upstream's was not measured."
+        }
+    )
 }
 
 /// The headline figures: a row for each and each size, a column for each subject.
@@ -237,12 +256,19 @@ fn main_table(report: &Report) -> String {
     let mut rows = Vec::new();
     for metric in headline() {
         let mut title = format!("{}, {}", metric.title, metric.unit.name());
-        for size in sizes(report, metric.axis) {
+        let mut sizes = sizes(report, metric.axis);
+        if sizes.iter().any(|&size| is_main(metric.axis, size)) {
+            sizes.retain(|&size| is_main(metric.axis, size));
+        }
+        for size in sizes {
             let cells: Vec<Cell> = names
                 .iter()
                 .map(|name| cell(report, metric, name, size))
                 .collect();
-            if cells.iter().all(|cell| *cell == Cell::Absent) {
+            if cells
+                .iter()
+                .all(|cell| matches!(cell, Cell::Absent | Cell::Skipped))
+            {
                 continue;
             }
             let mut row = vec![std::mem::take(&mut title), services(size)];
@@ -253,15 +279,27 @@ fn main_table(report: &Report) -> String {
     if rows.is_empty() {
         return String::new();
     }
-    table(&head, &rows)
+    table(&head, &rows) + COLUMNS
+}
+
+/// Whether a size belongs into the main table.
+fn is_main(axis: Axis, size: Size) -> bool {
+    match axis {
+        Axis::Memory => true,
+        Axis::First if size.services == 1 => true,
+        Axis::Cold | Axis::Change | Axis::First => {
+            matches!(size.services, 100 | 10_000 | 50_000) && size.endpoints == 2
+        }
+        _ => (size.services, size.endpoints) == (10_000, 2),
+    }
 }
 
 fn services(size: Size) -> String {
     format!("{} × {}", count(size.services), count(size.endpoints))
 }
 
-/// A figure of all subjects at all sizes, and its ratios.
-fn figures(report: &Report, metric: &Metric) -> String {
+/// A figure of all subjects at all sizes, and its ratios if they are wanted.
+fn figures(report: &Report, metric: &Metric, has_ratios: bool) -> String {
     let names = subjects(report, metric.axis);
     let sizes = sizes(report, metric.axis);
     let of = |name: &str, size| cell(report, metric, name, size);
@@ -290,7 +328,7 @@ fn figures(report: &Report, metric: &Metric) -> String {
 
     let pairs: Vec<(&str, &str)> = names
         .iter()
-        .filter(|name| name.starts_with("ipvs"))
+        .filter(|name| has_ratios && name.starts_with("ipvs"))
         .flat_map(|&ours| {
             let bases = names
                 .iter()
@@ -330,8 +368,13 @@ fn chart(report: &Report, metric: &Metric) -> Option<String> {
     }
     let mut lines = Vec::new();
     for name in subjects(report, metric.axis) {
+        let columns = &report.about.subjects;
         let mut line = Line {
             name: name.to_owned(),
+            look: columns
+                .iter()
+                .position(|column| column == name)
+                .unwrap_or(0),
             ..Line::default()
         };
         for &size in &sizes {
@@ -355,11 +398,19 @@ fn chart(report: &Report, metric: &Metric) -> Option<String> {
     svg::lines(&title, metric.unit.name(), &lines)
 }
 
-/// What each piece of the shim adds: a table and a chart.
-fn anatomy(report: &Report, size: Size) -> (String, Option<String>) {
+/// Each subject with each size.
+fn pairs<'a>(subjects: Vec<&'a str>, sizes: &[Size]) -> impl Iterator<Item = (&'a str, Size)> {
+    subjects
+        .into_iter()
+        .flat_map(|subject| sizes.iter().map(move |size| (subject, *size)))
+}
+
+/// What each piece of a subject's shim adds: a table and a chart.
+fn anatomy(report: &Report, subject: &str, size: Size) -> (String, Option<String>) {
     // All repeats of a step together: they are blocks of packets like the others.
     let mut steps: BTreeMap<&str, Vec<&crate::schema::Distribution>> = BTreeMap::new();
-    for measured in measured(report, Axis::Anatomy, size) {
+    let of_both = measured(report, Axis::Anatomy, size);
+    for (_, measured) in of_both.filter(|(name, _)| *name == subject) {
         for (step, values) in &measured.series {
             steps.entry(step).or_default().push(values);
         }
@@ -392,15 +443,18 @@ fn anatomy(report: &Report, size: Size) -> (String, Option<String>) {
         bars.push((name.to_owned(), least));
         before = Some((least, median));
     }
+    if rows.is_empty() {
+        return (String::new(), None);
+    }
     let head = ["+ piece", "min, ns", "adds", "median, ns", "adds", "spread"].map(str::to_owned);
     let text = format!(
-        "{} Services.\n\n{}The spread is from the least to the 90th percentile.\n\n",
+        "### {subject}, {} Services × endpoints\n\n{}The spread is from the least to the 90th percentile.\n\n",
         services(size),
         table(&head, &rows)
     );
     let chart = svg::bars(
         &format!(
-            "First packet of a flow, piece by piece ({} Services × endpoints)",
+            "First packet of a flow, piece by piece: {subject}, {} Services × endpoints",
             services(size)
         ),
         "ns for a packet, minimum, all pieces up to this one",
@@ -409,13 +463,14 @@ fn anatomy(report: &Report, size: Size) -> (String, Option<String>) {
     (text, chart)
 }
 
-fn measured(report: &Report, axis: Axis, size: Size) -> impl Iterator<Item = &Measured> {
+/// Subjects, and what was measured of them.
+fn measured(report: &Report, axis: Axis, size: Size) -> impl Iterator<Item = (&str, &Measured)> {
     let of_axis = report
         .measurements
         .iter()
         .filter(move |one| one.cell.axis == axis && one.cell.size == size && !one.cell.is_counting);
     of_axis.filter_map(|one| match &one.outcome {
-        Outcome::Measured(measured) => Some(&**measured),
+        Outcome::Measured(measured) => Some((one.cell.subject.name.as_str(), &**measured)),
         _ => None,
     })
 }
@@ -482,10 +537,12 @@ fn counted(report: &Report) -> String {
                 rows.push(vec![
                     axis.to_string(),
                     services(one.cell.size),
+                    axes::counted(&one.cell, measured),
                     one.cell.subject.name.clone(),
                     number(counts.system_calls),
                     number(counts.netlink_messages),
                     number(counts.netlink_writes),
+                    number(counts.table_writes),
                     number(counts.processes),
                 ]);
             }
@@ -497,11 +554,13 @@ fn counted(report: &Report) -> String {
     let head = [
         "axis",
         "Services × endpoints",
+        "counted",
         "subject",
         "system calls",
         "netlink messages",
         "of them writes",
-        "processes started",
+        "iptables tables replaced",
+        "programs started",
     ]
     .map(str::to_owned);
     format!(
@@ -564,8 +623,14 @@ fn not_measured(report: &Report) -> String {
             table(&head, &rows)
         );
     }
-    if text.is_empty() {
-        text = format!("All {} cells were measured.\n", report.measurements.len());
+    let (done, planned) = (report.measurements.len(), report.about.cells);
+    if done < planned {
+        _ = writeln!(
+            text,
+            "The run was interrupted after {done} of {planned} cells."
+        );
+    } else if text.is_empty() {
+        text = format!("All {done} cells were measured.\n");
     }
     text
 }

@@ -9,6 +9,8 @@ use super::table::short;
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Line {
     pub(super) name: String,
+    /// Its colour and dash, the same in all charts.
+    pub(super) look: usize,
     /// Services, and the median.
     pub(super) points: Vec<(f64, f64)>,
     /// Services, and the time limit that was passed there.
@@ -160,7 +162,8 @@ pub(super) fn lines(title: &str, unit: &str, lines: &[Line]) -> Option<String> {
         f64::midpoint(LEFT, RIGHT),
         BOTTOM + 40.0
     );
-    for (line, (colour, dash)) in lines.iter().zip(looks()) {
+    for line in lines {
+        let (colour, dash) = look(line.look);
         let path: Vec<String> = line
             .points
             .iter()
@@ -198,11 +201,10 @@ pub(super) fn lines(title: &str, unit: &str, lines: &[Line]) -> Option<String> {
 fn names(svg: &mut String, lines: &[Line], y: Scale) {
     let mut ends: Vec<(f64, &str, &str)> = lines
         .iter()
-        .zip(looks())
-        .filter_map(|(line, (colour, _))| {
+        .filter_map(|line| {
             let points = line.points.iter().chain(&line.over);
             let end = points.max_by(|one, other| one.0.total_cmp(&other.0))?;
-            Some((y.at(end.1), line.name.as_str(), colour))
+            Some((y.at(end.1), line.name.as_str(), look(line.look).0))
         })
         .collect();
     ends.sort_by(|one, other| one.0.total_cmp(&other.0));
@@ -278,12 +280,15 @@ fn open(title: &str, height: f64) -> String {
     )
 }
 
-/// A colour and a dash for each line, without an end.
-fn looks() -> impl Iterator<Item = (&'static str, &'static str)> {
-    ["", " stroke-dasharray=\"6 4\"", " stroke-dasharray=\"2 3\""]
-        .into_iter()
-        .cycle()
-        .flat_map(|dash| COLOURS.map(|colour| (colour, dash)))
+/// A colour and a dash for each number.
+fn look(number: usize) -> (&'static str, &'static str) {
+    let dashes = ["", " stroke-dasharray=\"6 4\"", " stroke-dasharray=\"2 3\""];
+    let pick = |of: &[&'static str], number: usize| of.get(number % of.len()).copied();
+    let dash = pick(&dashes, number / COLOURS.len());
+    (
+        pick(&COLOURS, number).unwrap_or_default(),
+        dash.unwrap_or_default(),
+    )
 }
 
 /// `10k`
@@ -330,11 +335,13 @@ mod tests {
     fn a_chart_shows_lines_limits_and_names() {
         let line = Line {
             name: "a<b".into(),
+            look: 8,
             points: vec![(1.0, 0.5), (100.0, 2.0)],
             over: vec![(1_000.0, 120.0)],
         };
         let svg = lines("T", "s", &[line.clone(), line]).unwrap();
         assert_eq!(svg.matches("<polyline").count(), 2);
+        assert_eq!(svg.matches("stroke-dasharray").count(), 2);
         assert!(svg.contains("over 120 s") && svg.contains("a&lt;b") && !svg.contains("script"));
         assert_eq!(lines("T", "s", &[Line::default()]), None);
         assert_eq!(bars("T", "ns", &[]), None);

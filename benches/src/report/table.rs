@@ -71,7 +71,8 @@ pub(super) fn full(cell: &Cell) -> String {
     let mut text = short(point.median);
     if point.repeats > 1 {
         text = format!(
-            "{text} (best {}, spread {:.0} %)",
+            "{text} (best of {} {}, spread {:.0} %)",
+            point.repeats,
             short(point.best),
             point.spread * 100.0
         );
