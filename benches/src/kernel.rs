@@ -236,6 +236,11 @@ impl Kernel {
         self.nat.entries()
     }
 
+    /// Whether the nat table of IPv6 has rules, too, where that of IPv4 has any.
+    pub(crate) fn has_rules_in_both(&self) -> Result<bool> {
+        self.nat.is_in_both()
+    }
+
     /// Whether the rules of the nat table name all of these addresses and not that one.
     pub(crate) fn rules_name(&self, all: &[Ipv4Addr], but: Option<Ipv4Addr>) -> Result<bool> {
         self.nat.names(all, but)

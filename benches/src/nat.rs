@@ -1,4 +1,4 @@
-//! The nat table of iptables: its length, cheaply, and which Services it carries.
+//! The nat tables of iptables: their length, cheaply, and which Services that of IPv4 carries.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -24,39 +24,49 @@ const INFO: usize = 84;
 /// `struct ipt_get_entries` up to the entries: name, bytes, padding.
 const ENTRIES: usize = 40;
 
-/// The nat table of IPv4, of the network namespace of the thread that opened it.
+/// Entries of a table without rules: its own four chains, and its end.
+const BARE: u32 = 5;
+
+/// The nat tables of the network namespace of the thread that opened them.
 #[derive(Debug)]
-pub(crate) struct Nat(OwnedFd);
+pub(crate) struct Nat {
+    v4: OwnedFd,
+    v6: OwnedFd,
+}
 
 impl Nat {
-    /// Opens a raw socket, which is what carries the question.
+    /// Opens raw sockets, which are what carries the questions.
     pub(crate) fn open() -> io::Result<Self> {
         let raw =
             Protocol::from_raw(rustix::net::RawProtocol::new(255).ok_or(io::ErrorKind::Other)?);
-        let socket = socket_with(
-            AddressFamily::INET,
-            SocketType::RAW,
-            SocketFlags::CLOEXEC,
-            Some(raw),
-        )?;
-        Ok(Self(socket))
+        let socket = |family| socket_with(family, SocketType::RAW, SocketFlags::CLOEXEC, Some(raw));
+        Ok(Self {
+            v4: socket(AddressFamily::INET)?,
+            v6: socket(AddressFamily::INET6)?,
+        })
+    }
+
+    /// Whether IPv6 has rules, too, where IPv4 has any.
+    pub(crate) fn is_in_both(&self) -> Result<bool> {
+        let has_rules = |family| Ok::<_, anyhow::Error>(size(family)?.0 > BARE);
+        Ok(!has_rules((&self.v4, libc::IPPROTO_IP))? || has_rules((&self.v6, libc::IPPROTO_IPV6))?)
     }
 
     /// How many rules there are, the ends of chains included; 0 if there is no table.
     pub(crate) fn entries(&self) -> Result<u64> {
-        Ok(self.size()?.0.into())
+        Ok(size(self.v4())?.0.into())
     }
 
     /// Whether the rules name all of these addresses and not that one. An address is one aligned number in a rule, as a
     /// match or as the target of a DNAT; no text is made of the rules.
     pub(crate) fn names(&self, all: &[Ipv4Addr], but: Option<Ipv4Addr>) -> Result<bool> {
-        let (entries, size) = self.size()?;
+        let (entries, size) = size(self.v4())?;
         if entries == 0 {
             return Ok(false);
         }
         let mut answer = [&NAME[..], &size.to_ne_bytes()].concat();
         answer.resize(ENTRIES + size as usize, 0);
-        if let Err(error) = self.ask(GET_ENTRIES, &mut answer) {
+        if let Err(error) = ask(self.v4(), GET_ENTRIES, &mut answer) {
             return match error.raw_os_error() {
                 // It was replaced since its size was asked for.
                 Some(libc::EAGAIN | libc::EINVAL) => Ok(false),
@@ -77,47 +87,54 @@ impl Nat {
         Ok(missing.is_empty())
     }
 
-    /// The number of rules, and their bytes.
-    fn size(&self) -> Result<(u32, u32)> {
-        let mut info = NAME.to_vec();
-        info.resize(INFO, 0);
-        match self.ask(GET_INFO, &mut info) {
-            Ok(()) => {}
-            Err(error) => {
-                return match error.raw_os_error() {
-                    Some(libc::ENOENT | libc::ENOPROTOOPT) => Ok((0, 0)),
-                    _ => Err(error).context("cannot read the length of the nat table"),
-                };
-            }
-        }
-        match info.as_slice() {
-            [.., e0, e1, e2, e3, s0, s1, s2, s3] => Ok((
-                u32::from_ne_bytes([*e0, *e1, *e2, *e3]),
-                u32::from_ne_bytes([*s0, *s1, *s2, *s3]),
-            )),
-            _ => Ok((0, 0)),
+    fn v4(&self) -> (&OwnedFd, libc::c_int) {
+        (&self.v4, libc::IPPROTO_IP)
+    }
+}
+
+/// The number of rules, and their bytes.
+fn size(family: (&OwnedFd, libc::c_int)) -> Result<(u32, u32)> {
+    let mut info = NAME.to_vec();
+    info.resize(INFO, 0);
+    match ask(family, GET_INFO, &mut info) {
+        Ok(()) => {}
+        Err(error) => {
+            return match error.raw_os_error() {
+                Some(libc::ENOENT | libc::ENOPROTOOPT) => Ok((0, 0)),
+                _ => Err(error).context("cannot read the length of the nat table"),
+            };
         }
     }
+    match info.as_slice() {
+        [.., e0, e1, e2, e3, s0, s1, s2, s3] => Ok((
+            u32::from_ne_bytes([*e0, *e1, *e2, *e3]),
+            u32::from_ne_bytes([*s0, *s1, *s2, *s3]),
+        )),
+        _ => Ok((0, 0)),
+    }
+}
 
-    #[allow(unsafe_code, reason = "no crate offers these socket options")]
-    fn ask(&self, option: libc::c_int, answer: &mut [u8]) -> io::Result<()> {
-        let mut length = u32::try_from(answer.len()).map_err(io::Error::other)?;
-        // SAFETY: the descriptor is open, and the kernel reads and writes at most `length` bytes of `answer`, which is that
-        // long.
-        let result = unsafe {
-            libc::getsockopt(
-                self.0.as_raw_fd(),
-                libc::IPPROTO_IP,
-                option,
-                answer.as_mut_ptr().cast(),
-                &raw mut length,
-            )
-        };
-        if result == 0 {
-            Ok(())
-        } else {
-            Err(io::Error::last_os_error())
-        }
+#[allow(unsafe_code, reason = "no crate offers these socket options")]
+fn ask(
+    (socket, level): (&OwnedFd, libc::c_int),
+    option: libc::c_int,
+    answer: &mut [u8],
+) -> io::Result<()> {
+    let mut length = u32::try_from(answer.len()).map_err(io::Error::other)?;
+    // SAFETY: the descriptor is open, and the kernel reads and writes at most `length` bytes of `answer`, which is that long.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            level,
+            option,
+            answer.as_mut_ptr().cast(),
+            &raw mut length,
+        )
+    };
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
     }
 }
 

@@ -59,7 +59,8 @@ pub(crate) enum Waited {
     Not(Outcome),
 }
 
-/// Waits until the kernel holds `wanted` of these Services, and no others of them, at most until `limit` after `started`.
+/// Waits until the kernel holds `wanted` of these Services, and no others of them, and rules in both families where there are any
+/// (a family that has no Service has its shim nevertheless), at most until `limit` after `started`.
 /// `alive` fails when the subject has ended.
 pub(crate) fn until(
     kernel: &mut Kernel,
@@ -78,7 +79,9 @@ pub(crate) fn until(
         // The cheap looks.
         loop {
             let before = own_cpu();
-            if seen(kernel, mode, wanted, &mut looks, unwanted.as_ref())? {
+            if seen(kernel, mode, wanted, &mut looks, unwanted.as_ref())?
+                && kernel.has_rules_in_both()?
+            {
                 break;
             }
             alive()?;
