@@ -143,7 +143,13 @@ impl Watch {
             self.over = true;
             return Some(error(&status));
         }
-        let mut chunk = Vec::new();
+        // Of what there is at the beginning, as much as one chunk holds; of changes there are hardly ever many.
+        let room = if self.initial.len() > 0 {
+            CHUNK + CHUNK / 4
+        } else {
+            0
+        };
+        let mut chunk = Vec::with_capacity(room);
         while chunk.len() < CHUNK
             && let Some(object) = self.initial.next()
         {
@@ -214,9 +220,15 @@ impl Watch {
     }
 
     fn event(&self, what: &str, object: &Object, chunk: &mut Vec<u8>) {
-        chunk.extend_from_slice(format!(r#"{{"type":"{what}","object":"#).as_bytes());
-        object.write(self.kind, chunk);
-        chunk.extend_from_slice(b"}\n");
+        for part in [
+            br#"{"type":""#,
+            what.as_bytes(),
+            br#"","object":"#,
+            object.bytes(),
+            b"}\n",
+        ] {
+            chunk.extend_from_slice(part);
+        }
     }
 
     fn bookmark(&self, end_of_initial: bool) -> Bytes {
