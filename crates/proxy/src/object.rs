@@ -371,9 +371,10 @@ mod tests {
     #[test]
     fn a_list_with_other_placements_is_as_if_made_with_them() {
         let placed = |number: u8, node: u16, has_v6: bool| Endpoint {
-            address: match has_v6 {
-                true => IpAddr::from([0xfd00, 0, 0, 0, 0, 0, 0, number.into()]),
-                false => IpAddr::from([10, 0, 0, number]),
+            address: if has_v6 {
+                [0xfd00, 0, 0, 0, 0, 0, 0, number.into()].into()
+            } else {
+                [10, 0, 0, number].into()
             },
             ready: !number.is_multiple_of(3),
             placement: Arc::new(Placement {

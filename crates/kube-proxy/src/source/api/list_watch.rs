@@ -15,7 +15,8 @@
 //! it the whole page, and it cannot tell an empty list of Services from an empty list of something else, after which
 //! everything would be deleted.
 //!
-//! Bodies are parsed into borrowed slices, one per object, and each object straight into its compact form.
+//! Events and pages are parsed in one pass, in which each object becomes its compact form; what does not decode in it is then
+//! looked at object by object.
 
 use std::borrow::Cow;
 use std::hash::{BuildHasher as _, RandomState};
@@ -406,12 +407,12 @@ impl ListWatch {
             End::nonsense(format!("{error} in {:?}", excerpt(line)))
         };
         let text = str::from_utf8(line).map_err(|error| nonsense(&error))?;
-        let version = match decode::applied_from_json(self.resource.kind, text) {
-            Some(object) => self.applied(object, list).await?,
-            None => {
-                let line = serde_json::from_str(text).map_err(|error| nonsense(&error))?;
-                self.other_event(line, list).await?
-            }
+        let applied = decode::applied_from_json(self.resource.kind, text);
+        let version = if let Some(object) = applied {
+            self.applied(object, list).await?
+        } else {
+            let line = serde_json::from_str(text).map_err(|error| nonsense(&error))?;
+            self.other_event(line, list).await?
         };
         // While the list is told, a version says nothing about what is still to come.
         if list.is_none() {
