@@ -8,11 +8,12 @@
 use std::io;
 use std::net::IpAddr;
 
-use netlink_packet_core::{NetlinkMessage, NetlinkPayload};
+use netlink_packet_core::{NLM_F_REQUEST, NetlinkHeader, NetlinkMessage, NetlinkPayload};
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::address::{AddressAttribute, AddressMessage};
+use netlink_packet_route::link::{LinkAttribute, LinkMessage};
 use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
-use rustix::net::{AddressFamily, SocketType, netdevice, sockopt};
+use rustix::net::sockopt;
 use socket2::{SockFilter, SockRef};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -115,7 +116,7 @@ impl Subscription {
     /// Has the kernel leave out what it would tell of our link's addresses. They come by the ten thousand at a first sync, each
     /// for nothing.
     fn look_up_own_link(&mut self) {
-        let before = std::mem::replace(&mut self.own_link, own_link());
+        let before = std::mem::replace(&mut self.own_link, link_named(SERVICE_LINK));
         if let Some(index) = self.own_link
             && self.own_link != before
             && let Err(error) = SockRef::from(self.socket.get_ref()).attach_filter(&unheard(index))
@@ -186,9 +187,24 @@ fn unheard(index: u32) -> [SockFilter; 7] {
     ]
 }
 
-fn own_link() -> Option<u32> {
-    let socket = rustix::net::socket(AddressFamily::INET, SocketType::DGRAM, None).ok()?;
-    netdevice::name_to_index(&socket, SERVICE_LINK).ok()
+/// The index of the link of this name. Asked over rtnetlink: for a name that it does not know, the ioctl starts modprobe first.
+fn link_named(name: &str) -> Option<u32> {
+    let mut request = LinkMessage::default();
+    let name = LinkAttribute::IfName(name.to_owned());
+    request.attributes.push(name);
+    let mut header = NetlinkHeader::default();
+    header.flags = NLM_F_REQUEST;
+    let mut request = NetlinkMessage::new(header, RouteNetlinkMessage::GetLink(request).into());
+    request.finalize();
+    let mut bytes = vec![0; request.buffer_len()];
+    request.serialize(&mut bytes);
+    let socket = Socket::new(NETLINK_ROUTE).ok()?;
+    socket.send_to(&bytes, &SocketAddr::new(0, 0), 0).ok()?;
+    // The kernel has answered when the call returns: with the link, or with an error.
+    socket.set_non_blocking(true).ok()?;
+    let (answer, _) = socket.recv_from_full().ok()?;
+    let (_, index, _) = link(&answer)?;
+    Some(index)
 }
 
 /// Whether one of the messages in a datagram tells of an address that matters, or of the end of our link.
@@ -272,7 +288,6 @@ fn is_link_local(message: &AddressMessage) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use netlink_packet_core::NetlinkHeader;
     use netlink_packet_route::AddressFamily as Family;
     use std::os::unix::net::UnixDatagram;
 
@@ -322,6 +337,12 @@ mod tests {
         let mut lying = told(RTM_NEWLINK, 8);
         lying[..4].copy_from_slice(&u32::MAX.to_ne_bytes());
         assert!(!matters(&lying, Some(7)));
+    }
+
+    #[test]
+    fn a_link_is_found_by_its_name() {
+        assert_eq!(link_named("lo"), Some(1));
+        assert_eq!(link_named("no-such-link"), None);
     }
 
     #[test]

@@ -20,6 +20,7 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use k8s_openapi::jiff::Timestamp;
 use proxy::{EndpointSlice, Event, IpFamily, Kind, NamespacedName, Node, Protocol, Service};
+use serde::Deserialize;
 
 pub(crate) use endpoint_slice::endpoint_slice;
 pub(crate) use node::node;
@@ -140,7 +141,7 @@ struct Findings {
 }
 
 impl Findings {
-    fn new(kind: Kind, metadata: &mut wire::Metadata) -> Result<Self, Unnamed> {
+    fn new(kind: Kind, metadata: &wire::Metadata<'_>) -> Result<Self, Unnamed> {
         let name = metadata
             .name
             .as_deref()
@@ -158,7 +159,7 @@ impl Findings {
                 kind,
                 name: NamespacedName::new(namespace, name),
             },
-            version: metadata.resource_version.take(),
+            version: metadata.resource_version.as_deref().map(Into::into),
             problems: Vec::new(),
         })
     }
@@ -289,6 +290,59 @@ impl Findings {
     }
 }
 
+/// The JSON shape of an object.
+pub(crate) trait Wire<'a>: Deserialize<'a> {
+    /// What it comes to.
+    fn decode(self) -> Result<Decoded, Unnamed>;
+}
+
+impl<'a> Wire<'a> for wire::Service<'a> {
+    fn decode(self) -> Result<Decoded, Unnamed> {
+        service(self)
+    }
+}
+
+impl<'a> Wire<'a> for wire::EndpointSlice<'a> {
+    fn decode(self) -> Result<Decoded, Unnamed> {
+        endpoint_slice(self)
+    }
+}
+
+impl<'a> Wire<'a> for wire::Node<'a> {
+    fn decode(self) -> Result<Decoded, Unnamed> {
+        node(self)
+    }
+}
+
+/// Reads from JSON an event of a watch by which an object is added or modified, and the object with it: in one pass, which is
+/// what nearly all events take. `None` for any other event, and if there is something in it that does not decode.
+pub(crate) fn applied_from_json(kind: Kind, event: &str) -> Option<Result<Decoded, Unnamed>> {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "UPPERCASE")]
+    enum Type {
+        Added,
+        Modified,
+    }
+
+    #[derive(Deserialize)]
+    struct Applied<T> {
+        #[serde(rename = "type")]
+        _type: Type,
+        object: T,
+    }
+
+    fn read<'a, W: Wire<'a>>(event: &'a str) -> Option<Result<Decoded, Unnamed>> {
+        let applied: Applied<W> = serde_json::from_str(event).ok()?;
+        Some(applied.object.decode())
+    }
+
+    match kind {
+        Kind::Service => read::<wire::Service<'_>>(event),
+        Kind::EndpointSlice => read::<wire::EndpointSlice<'_>>(event),
+        Kind::Node => read::<wire::Node<'_>>(event),
+    }
+}
+
 /// Reads one object from JSON. One that does not decode is `Unusable`, if at least its name can be read.
 pub(crate) fn from_json(kind: Kind, json: &str) -> Result<Decoded, Unnamed> {
     let decoded = match kind {
@@ -317,8 +371,8 @@ pub(crate) fn key_from_json(kind: Kind, json: &str) -> Result<(Key, Option<Box<s
 }
 
 fn headed(kind: Kind, json: &str) -> Result<Findings, Unnamed> {
-    let headed: wire::Headed = serde_json::from_str(json).unwrap_or_default();
-    Findings::new(kind, &mut headed.metadata.unwrap_or_default())
+    let headed: wire::Headed<'_> = serde_json::from_str(json).unwrap_or_default();
+    Findings::new(kind, &headed.metadata.unwrap_or_default())
 }
 
 /// The text just before the place of an error: a line and column say little where an object is one long line.

@@ -9,7 +9,7 @@ use hashbrown::{HashMap, HashSet};
 
 use crate::event::{Event, Kind};
 use crate::names::{IpFamily, NamespacedName};
-use crate::object::{Endpoint, EndpointSlice, Node, Placement, Service};
+use crate::object::{EndpointSlice, Node, Placement, Service};
 
 /// So many shared values are not worth a look at which of them are in use.
 const FEW_SHARED: usize = 64;
@@ -28,6 +28,8 @@ pub struct Model {
     service_of: HashMap<NamespacedName, NamespacedName>,
     /// Of endpoints on other nodes it is not kept on which.
     own_node: Option<Box<str>>,
+    /// What is kept of those that are meant for all: nothing.
+    elsewhere: Arc<Placement>,
     node: Option<Node>,
     /// Whether the own Node exists, as far as was told: by an event, or by a list that did not name it.
     has_node: Option<bool>,
@@ -311,13 +313,13 @@ impl Model {
 
     fn apply_slice(&mut self, mut slice: EndpointSlice) {
         self.slice_list.confirm(&slice.name);
-        let endpoints = slice.endpoints.iter().map(|endpoint| Endpoint {
-            placement: self
-                .placements
-                .one(&seen(endpoint.placement, self.own_node.as_deref())),
-            ..endpoint.into()
+        let own_node = self.own_node.as_deref();
+        slice.endpoints = slice.endpoints.with_placements(|placement| {
+            if is_just_elsewhere(placement, own_node) {
+                return Arc::clone(&self.elsewhere);
+            }
+            self.placements.one(&seen(placement, own_node))
         });
-        slice.endpoints = endpoints.collect();
         let known = self.service_of.get(&slice.name).and_then(|service| {
             let slices = self.slices.get(service)?;
             slices.get(position(slices, &slice.name).ok()?)
@@ -381,6 +383,19 @@ impl Model {
         let known = service.or_else(|| Some(self.slices.get_key_value(&name)?.0));
         known.cloned().unwrap_or(name)
     }
+}
+
+/// Whether nothing is to be kept of a placement: it is on another node, and meant for all. Nearly all are.
+fn is_just_elsewhere(placement: &Placement, own_node: Option<&str>) -> bool {
+    let Placement {
+        node: Some(node),
+        for_nodes,
+        for_zones,
+    } = placement
+    else {
+        return false;
+    };
+    own_node.is_some_and(|own| **node != *own) && for_nodes.is_empty() && for_zones.is_empty()
 }
 
 /// What is kept of a placement on the node of this name.

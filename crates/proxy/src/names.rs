@@ -87,7 +87,7 @@ pub struct NamespacedName(Arc<str>);
 impl NamespacedName {
     /// Joins the two parts.
     pub fn new(namespace: &str, name: &str) -> Self {
-        Self(format!("{namespace}/{name}").into())
+        Self([namespace, "/", name].concat().into())
     }
 
     /// The namespace; empty for cluster-scoped objects.

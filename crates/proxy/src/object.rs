@@ -218,6 +218,50 @@ impl EndpointList {
         }))
     }
 
+    /// The same endpoints at other places: `place` says for each placement which one it becomes, and is asked once where many
+    /// endpoints share it.
+    #[must_use]
+    pub fn with_placements(self, mut place: impl FnMut(&Arc<Placement>) -> Arc<Placement>) -> Self {
+        let (given, mut list) = match self.0 {
+            Packed::V4 { states, list } => (states, list),
+            Packed::Any(list) => {
+                let placed = list.into_iter().map(|endpoint| Endpoint {
+                    placement: place(&endpoint.placement),
+                    ..endpoint
+                });
+                return placed.collect();
+            }
+        };
+        // Some may be alike now. Those that stay are still in the order of their first use.
+        let mut states: Vec<State> = Vec::with_capacity(given.len());
+        let mut numbers: Vec<u8> = Vec::with_capacity(given.len());
+        for state in given {
+            let state = State {
+                placement: place(&state.placement),
+                ..state
+            };
+            let known = states.iter().position(|known| *known == state);
+            let number = known.unwrap_or(states.len());
+            // Fits, as it did before: there are not more states than there were.
+            numbers.push(number.try_into().unwrap_or(u8::MAX));
+            if known.is_none() {
+                states.push(state);
+            }
+        }
+        if states.len() < numbers.len() {
+            for Endpoint4(_, number) in &mut list {
+                *number = numbers
+                    .get(usize::from(*number))
+                    .copied()
+                    .unwrap_or(*number);
+            }
+        }
+        Self(Packed::V4 {
+            states: states.into(),
+            list,
+        })
+    }
+
     /// None where one is IPv6, or too many states differ.
     fn pack(endpoints: &[Endpoint]) -> Option<Packed> {
         let mut states: Vec<State> = Vec::new();
@@ -321,6 +365,46 @@ mod tests {
             assert_eq!(list.len(), endpoints.len());
             let back: Vec<_> = list.iter().map(Endpoint::from).collect();
             assert_eq!(back, endpoints);
+        }
+    }
+
+    #[test]
+    fn a_list_with_other_placements_is_as_if_made_with_them() {
+        let placed = |number: u8, node: u16, has_v6: bool| Endpoint {
+            address: if has_v6 {
+                [0xfd00, 0, 0, 0, 0, 0, 0, number.into()].into()
+            } else {
+                [10, 0, 0, number].into()
+            },
+            ready: !number.is_multiple_of(3),
+            placement: Arc::new(Placement {
+                node: Some(format!("node{node}").into()),
+                ..Placement::default()
+            }),
+            ..endpoint("10.0.0.0")
+        };
+        let nowhere = Arc::default();
+        let place = |placement: &Arc<Placement>| match placement.node.as_deref() {
+            Some("node1") => Arc::clone(placement),
+            _ => Arc::clone(&nowhere),
+        };
+        for (count, nodes, has_v6) in [
+            (0, 1, false),
+            (9, 4, false),
+            (9, 4, true),
+            (300, 300, false),
+        ] {
+            let of =
+                |number: u16| placed(u8::try_from(number % 200).unwrap(), number % nodes, has_v6);
+            let given: Vec<Endpoint> = (0..count).map(of).collect();
+            let wanted: EndpointList = given
+                .iter()
+                .map(|endpoint| Endpoint {
+                    placement: place(&endpoint.placement),
+                    ..endpoint.clone()
+                })
+                .collect();
+            assert_eq!(EndpointList::from(given).with_placements(place), wanted);
         }
     }
 

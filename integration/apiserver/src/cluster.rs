@@ -96,8 +96,8 @@ impl Cluster {
     /// Creates or replaces an object, its status included if it has one. Identity (uid, creation time) and values that
     /// were allocated stay; a `resourceVersion` in the object is not looked at. Returns the object as stored.
     pub fn apply(&self, object: Value) -> Result<Value, Status> {
-        let (kind, object) = self.write(|state| state.apply(object))?;
-        Ok(object.value(kind))
+        let object = self.write(|state| state.apply(object))?;
+        Ok(object.value())
     }
 
     /// Applies every object of a YAML (or JSON) text: several documents, and lists. Returns how many there were.
@@ -134,13 +134,13 @@ impl Cluster {
     /// An object as it is now.
     pub fn get(&self, kind: Kind, namespace: &str, name: &str) -> Option<Value> {
         let object = self.lock().get(kind, &(namespace.into(), name.into()))?;
-        Some(object.value(kind))
+        Some(object.value())
     }
 
     /// All objects of a kind, by namespace and name.
     pub fn list(&self, kind: Kind) -> Vec<Value> {
         let objects: Vec<_> = self.lock().objects(kind).cloned().collect();
-        objects.iter().map(|object| object.value(kind)).collect()
+        objects.iter().map(|object| object.value()).collect()
     }
 
     /// The Events that clients have posted, of both API groups.

@@ -20,9 +20,10 @@ pub(crate) struct Object {
     labels: Box<[(Box<str>, Box<str>)]>,
     /// The values of the resource's selectable fields, in its row's order.
     fields: Box<[(&'static str, Box<str>)]>,
-    /// JSON without `kind` and `apiVersion`: the items of a Go server's list have neither, and everywhere else they
-    /// are put in front.
+    /// JSON, with `kind` and `apiVersion` in front.
     json: Bytes,
+    /// Where what is behind those two begins: the items of a Go server's list have neither.
+    rest: usize,
 }
 
 /// One step in the history of a collection.
@@ -57,6 +58,15 @@ impl Object {
             .flatten()
             .filter(|(key, _)| *key != "kind" && *key != "apiVersion")
             .collect();
+        let resource = kind.resource();
+        let head = format!(
+            r#"{{"kind":"{}","apiVersion":"{}","#,
+            resource.kind,
+            resource.api_version()
+        );
+        let body = serde_json::to_vec(&body).expect("a map of JSON values is JSON");
+        // Without its opening brace.
+        let body = body.get(1..).unwrap_or_default();
         Self {
             key: (text("metadata.namespace"), text("metadata.name")),
             version,
@@ -67,9 +77,8 @@ impl Object {
                 .iter()
                 .map(|field| (*field, text(field)))
                 .collect(),
-            json: serde_json::to_vec(&body)
-                .expect("a map of JSON values is JSON")
-                .into(),
+            rest: head.len(),
+            json: [head.as_bytes(), body].concat().into(),
         }
     }
 
@@ -103,35 +112,22 @@ impl Object {
 
     /// Writes the object as an item of a list.
     pub(crate) fn write_item(&self, out: &mut Vec<u8>) {
-        out.extend_from_slice(&self.json);
+        out.push(b'{');
+        out.extend_from_slice(self.json.get(self.rest..).unwrap_or_default());
     }
 
-    /// Writes the object as it stands alone or in a watch event.
-    pub(crate) fn write(&self, kind: Kind, out: &mut Vec<u8>) {
-        let resource = kind.resource();
-        let head = format!(
-            r#"{{"kind":"{}","apiVersion":"{}","#,
-            resource.kind,
-            resource.api_version()
-        );
-        out.extend_from_slice(head.as_bytes());
-        out.extend_from_slice(self.json.get(1..).unwrap_or_default());
+    /// The object as it stands alone or in a watch event.
+    pub(crate) fn bytes(&self) -> &Bytes {
+        &self.json
     }
 
-    pub(crate) fn to_bytes(&self, kind: Kind) -> Bytes {
-        let mut out = Vec::with_capacity(self.json.len() + 64);
-        self.write(kind, &mut out);
-        out.into()
-    }
-
-    pub(crate) fn value(&self, kind: Kind) -> Value {
-        serde_json::from_slice(&self.to_bytes(kind))
-            .expect("an object is stored as JSON that we wrote")
+    pub(crate) fn value(&self) -> Value {
+        serde_json::from_slice(&self.json).expect("an object is stored as JSON that we wrote")
     }
 
     /// The same content at another resource version.
     pub(crate) fn at_version(&self, kind: Kind, version: u64) -> Self {
-        let mut value = self.value(kind);
+        let mut value = self.value();
         if let Some(metadata) = value.get_mut("metadata").and_then(Value::as_object_mut) {
             metadata.insert("resourceVersion".into(), version.to_string().into());
         }
@@ -156,16 +152,14 @@ mod tests {
         object.write_item(&mut item);
         let item: Value = serde_json::from_slice(&item).unwrap();
         assert_eq!((item.get("kind"), item.get("apiVersion")), (None, None));
-        assert_eq!(object.value(Kind::EndpointSlice), given);
+        assert_eq!(object.value(), given);
         let later = object.at_version(Kind::EndpointSlice, 9);
         assert_eq!(
             (later.version, later.key.clone()),
             (9, ("b".into(), "a".into()))
         );
         assert_eq!(
-            later
-                .value(Kind::EndpointSlice)
-                .pointer("/metadata/resourceVersion"),
+            later.value().pointer("/metadata/resourceVersion"),
             Some(&json!("9"))
         );
     }

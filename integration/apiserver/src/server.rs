@@ -484,7 +484,7 @@ impl Service {
                     let object = object(kind, content, &read(body).await?)?;
                     let object =
                         cluster.write(|state| state.create(kind, namespace.as_deref(), object))?;
-                    return Ok(json_object(201, kind, &object));
+                    return Ok(json_object(201, &object));
                 }
                 _ => return Err(refused()),
             },
@@ -538,7 +538,7 @@ impl Service {
                 cluster.write(|state| state.patch(kind, &key, part, &patch))?
             }
             Method::DELETE if part == Part::Main => {
-                let gone = cluster.write(|state| state.delete(kind, &key))?.value(kind);
+                let gone = cluster.write(|state| state.delete(kind, &key))?.value();
                 let resource = kind.resource();
                 let details = json!({
                     "name": key.1, "group": resource.group, "kind": resource.plural,
@@ -549,7 +549,7 @@ impl Service {
             }
             _ => return Err(refused()),
         };
-        Ok(json_object(200, kind, &object))
+        Ok(json_object(200, &object))
     }
 
     fn collection(
@@ -684,8 +684,8 @@ fn parse(body: &[u8]) -> Result<Value, Status> {
     }
 }
 
-fn json_object(code: u16, kind: Kind, object: &Object) -> Response<Body> {
-    json_body(code, object.to_bytes(kind))
+fn json_object(code: u16, object: &Object) -> Response<Body> {
+    json_body(code, object.bytes().clone())
 }
 
 fn json_body(code: u16, body: impl Into<Bytes>) -> Response<Body> {

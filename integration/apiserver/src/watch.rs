@@ -143,11 +143,17 @@ impl Watch {
             self.over = true;
             return Some(error(&status));
         }
-        let mut chunk = Vec::new();
+        // Of what there is at the beginning, as much as one chunk holds; of changes there are hardly ever many.
+        let room = if self.initial.len() > 0 {
+            CHUNK + CHUNK / 4
+        } else {
+            0
+        };
+        let mut chunk = Vec::with_capacity(room);
         while chunk.len() < CHUNK
             && let Some(object) = self.initial.next()
         {
-            self.event("ADDED", &object, &mut chunk);
+            event("ADDED", &object, &mut chunk);
         }
         loop {
             if !chunk.is_empty() {
@@ -200,23 +206,17 @@ impl Watch {
             .filter(|before| self.scope.matches(before));
         let is = !change.deleted && self.scope.matches(&change.object);
         match (was, is) {
-            (None, true) => self.event("ADDED", &change.object, chunk),
-            (Some(_), true) => self.event("MODIFIED", &change.object, chunk),
-            (Some(_), false) if change.deleted => self.event("DELETED", &change.object, chunk),
+            (None, true) => event("ADDED", &change.object, chunk),
+            (Some(_), true) => event("MODIFIED", &change.object, chunk),
+            (Some(_), false) if change.deleted => event("DELETED", &change.object, chunk),
             // It lives on, but not here: what was here, at the version at which it left.
-            (Some(before), false) => self.event(
+            (Some(before), false) => event(
                 "DELETED",
                 &before.at_version(self.kind, change.version),
                 chunk,
             ),
             (None, false) => {}
         }
-    }
-
-    fn event(&self, what: &str, object: &Object, chunk: &mut Vec<u8>) {
-        chunk.extend_from_slice(format!(r#"{{"type":"{what}","object":"#).as_bytes());
-        object.write(self.kind, chunk);
-        chunk.extend_from_slice(b"}\n");
     }
 
     fn bookmark(&self, end_of_initial: bool) -> Bytes {
@@ -232,6 +232,19 @@ impl Watch {
         let object =
             format!(r#"{{"kind":"{kind}","apiVersion":"{version}","metadata":{metadata}{empty}}}"#);
         format!("{{\"type\":\"BOOKMARK\",\"object\":{object}}}\n").into()
+    }
+}
+
+/// Writes one event.
+fn event(what: &str, object: &Object, chunk: &mut Vec<u8>) {
+    for part in [
+        br#"{"type":""#,
+        what.as_bytes(),
+        br#"","object":"#,
+        object.bytes(),
+        b"}\n",
+    ] {
+        chunk.extend_from_slice(part);
     }
 }
 

@@ -19,16 +19,16 @@ pub(crate) enum Part {
 
 impl State {
     /// See [`crate::Cluster::apply`].
-    pub(crate) fn apply(&mut self, mut object: Value) -> Result<(Kind, Arc<Object>), Status> {
+    pub(crate) fn apply(&mut self, mut object: Value) -> Result<Arc<Object>, Status> {
         let kind = kind_of(&object)?;
         let key = identify(kind, &mut object, None, None)?;
         metadata(&mut object)?.remove("resourceVersion");
         if let Some(held) = self.get(kind, &key)
             && object.get("status").is_none()
         {
-            carry(&mut object, &held.value(kind), "status");
+            carry(&mut object, &held.value(), "status");
         }
-        Ok((kind, self.store(kind, &key, object)?))
+        self.store(kind, &key, object)
     }
 
     /// POST. `namespace` is the path's.
@@ -73,7 +73,7 @@ impl State {
         let held = self
             .get(kind, key)
             .ok_or_else(|| Status::not_found(kind, &key.1))?
-            .value(kind);
+            .value();
         for field in ["resourceVersion", "uid"] {
             let pointer = format!("/metadata/{field}");
             let text = |object: &Value| {
@@ -114,7 +114,7 @@ impl State {
         let mut object = self
             .get(kind, key)
             .ok_or_else(|| Status::not_found(kind, &key.1))?
-            .value(kind);
+            .value();
         merge(&mut object, patch);
         self.replace(kind, key, part, object)
     }
@@ -125,7 +125,7 @@ impl State {
             .get(kind, key)
             .ok_or_else(|| Status::not_found(kind, &key.1))?;
         if kind == Kind::Service {
-            self.allocations.hold(key, Some(&held.value(kind)), None);
+            self.allocations.hold(key, Some(&held.value()), None);
         }
         let object = Arc::new(held.at_version(kind, self.version + 1));
         self.record(kind, object.clone(), true);
@@ -135,7 +135,7 @@ impl State {
     /// Completes and keeps `object`. What changes nothing makes no new version and wakes no watch.
     fn store(&mut self, kind: Kind, key: &Key, mut object: Value) -> Result<Arc<Object>, Status> {
         let held = self.get(kind, key);
-        let old = held.as_ref().map(|held| held.value(kind));
+        let old = held.as_ref().map(|held| held.value());
         let version = self.version + 1;
         let (uid, created) = (self.uid(), crate::time::now());
         // An EndpointSlice counts its generations, the other kinds here have none.

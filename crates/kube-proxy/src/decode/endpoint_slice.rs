@@ -1,18 +1,18 @@
 //! EndpointSlices.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::SystemTime;
 
 use proxy::{Endpoint, EndpointPort, EndpointSlice, IpFamily, Kind, NamespacedName, Placement};
 
-use super::wire::FirstAddress;
+use super::wire::{Conditions, FirstAddress, Named};
 use super::{Decoded, Findings, Object, Unnamed, family, wire};
 
 /// Reads an `EndpointSlice`.
-pub(crate) fn endpoint_slice(wire: wire::EndpointSlice) -> Result<Decoded, Unnamed> {
-    let mut metadata = wire.metadata.unwrap_or_default();
-    let mut findings = Findings::new(Kind::EndpointSlice, &mut metadata)?;
+pub(crate) fn endpoint_slice(wire: wire::EndpointSlice<'_>) -> Result<Decoded, Unnamed> {
+    let metadata = wire.metadata.unwrap_or_default();
+    let mut findings = Findings::new(Kind::EndpointSlice, &metadata)?;
     if !findings.is_kind(wire.kind.as_deref()) {
         return Ok(findings.unusable());
     }
@@ -54,9 +54,10 @@ pub(crate) fn endpoint_slice(wire: wire::EndpointSlice) -> Result<Decoded, Unnam
             });
         }
     }
-    let mut endpoints = Vec::with_capacity(wire.endpoints.as_ref().map_or(0, Vec::len));
-    let mut placements = HashSet::new();
-    for (i, wire) in wire.endpoints.into_iter().flatten().enumerate() {
+    let given = wire.endpoints.unwrap_or_default();
+    let mut endpoints = Vec::with_capacity(given.len());
+    let mut placements = Placements::new();
+    for (i, wire) in given.iter().enumerate() {
         endpoints.extend(endpoint(&mut findings, &mut placements, family, i, wire));
     }
     let trigger = metadata
@@ -77,16 +78,19 @@ pub(crate) fn endpoint_slice(wire: wire::EndpointSlice) -> Result<Decoded, Unnam
     Ok(findings.proxied(Object::EndpointSlice(slice)))
 }
 
-fn endpoint(
+/// By node, and nodes and zones that an endpoint is meant for.
+type Placements<'a> = HashMap<(&'a str, &'a [Named<'a>], &'a [Named<'a>]), Arc<Placement>>;
+
+fn endpoint<'a>(
     findings: &mut Findings,
-    placements: &mut HashSet<Arc<Placement>>,
+    placements: &mut Placements<'a>,
     family: IpFamily,
     i: usize,
-    wire: wire::Endpoint,
+    wire: &'a wire::Endpoint<'a>,
 ) -> Option<Endpoint> {
     let field = || format!("endpoints[{i}].addresses[0]");
-    let address = match wire.addresses.unwrap_or_default() {
-        FirstAddress::Missing => {
+    let address = match &wire.addresses {
+        None | Some(FirstAddress::Missing) => {
             findings.value(
                 format!("endpoints[{i}].addresses"),
                 "empty",
@@ -94,8 +98,8 @@ fn endpoint(
             );
             return None;
         }
-        FirstAddress::Wrong(text) => findings.address(field, &text)?,
-        FirstAddress::Ip(ip) => findings.host(field, ip)?,
+        Some(FirstAddress::Wrong(text)) => findings.address(field, text)?,
+        Some(FirstAddress::Ip(ip)) => findings.host(field, *ip)?,
     };
     if IpFamily::of(address) != family {
         findings.value(
@@ -108,30 +112,32 @@ fn endpoint(
         );
         return None;
     }
-    let conditions = wire.conditions.unwrap_or_default();
-    let hints = wire.hints.unwrap_or_default();
-    let names = |named: Option<Vec<wire::Named>>| {
-        named
-            .unwrap_or_default()
-            .into_iter()
-            .map(|named| named.name)
-            .collect()
+    let (for_nodes, for_zones) = match &wire.hints {
+        Some(hints) => (
+            hints.for_nodes.as_deref().unwrap_or_default(),
+            hints.for_zones.as_deref().unwrap_or_default(),
+        ),
+        None => Default::default(),
     };
-    let placement = Placement {
-        node: wire.node_name.filter(|name| !name.is_empty()),
-        for_nodes: names(hints.for_nodes),
-        for_zones: names(hints.for_zones),
-    };
-    let placement = placements.get(&placement).cloned().unwrap_or_else(|| {
-        let new = Arc::new(placement);
-        placements.insert(Arc::clone(&new));
-        new
-    });
+    let node = wire.node_name.as_deref().unwrap_or_default();
+    let placement = placements
+        .entry((node, for_nodes, for_zones))
+        .or_insert_with(|| {
+            let names =
+                |named: &[Named<'_>]| named.iter().map(|named| (*named.name).into()).collect();
+            Arc::new(Placement {
+                node: (!node.is_empty()).then(|| node.into()),
+                for_nodes: names(for_nodes),
+                for_zones: names(for_zones),
+            })
+        });
+    let conditions = wire.conditions.as_ref();
+    let says = |condition: fn(&Conditions) -> Option<bool>| conditions.and_then(condition);
     Some(Endpoint {
         address,
-        ready: conditions.ready.unwrap_or(true),
-        serving: conditions.serving.unwrap_or(true),
-        terminating: conditions.terminating.unwrap_or(false),
-        placement,
+        ready: says(|of| of.ready).unwrap_or(true),
+        serving: says(|of| of.serving).unwrap_or(true),
+        terminating: says(|of| of.terminating).unwrap_or(false),
+        placement: Arc::clone(placement),
     })
 }

@@ -9,9 +9,9 @@ use super::{Decoded, Findings, Object, Unnamed, address, wire};
 const TO_BE_DELETED: &str = "ToBeDeletedByClusterAutoscaler";
 
 /// Reads a Node.
-pub(crate) fn node(wire: wire::Node) -> Result<Decoded, Unnamed> {
-    let mut metadata = wire.metadata.unwrap_or_default();
-    let mut findings = Findings::new(Kind::Node, &mut metadata)?;
+pub(crate) fn node(wire: wire::Node<'_>) -> Result<Decoded, Unnamed> {
+    let metadata = wire.metadata.unwrap_or_default();
+    let mut findings = Findings::new(Kind::Node, &metadata)?;
     if !findings.is_kind(wire.kind.as_deref()) {
         return Ok(findings.unusable());
     }
@@ -31,7 +31,7 @@ pub(crate) fn node(wire: wire::Node) -> Result<Decoded, Unnamed> {
         }
     }
     let spec = wire.spec.unwrap_or_default();
-    let given: Vec<Box<str>> = match spec.pod_cidrs {
+    let given: Vec<wire::Text<'_>> = match spec.pod_cidrs {
         Some(nets) if !nets.is_empty() => nets,
         _ => spec.pod_cidr.into_iter().collect(),
     };
@@ -49,7 +49,7 @@ pub(crate) fn node(wire: wire::Node) -> Result<Decoded, Unnamed> {
             .labels
             .and_then(|labels| labels.zone)
             .filter(|zone| !zone.is_empty())
-            .map(Into::into),
+            .map(|zone| (*zone).into()),
         pod_cidrs,
         is_leaving: is_doomed || metadata.deletion_timestamp.is_some(),
     };

@@ -6,7 +6,8 @@ use ipnet::IpNet;
 use proxy::{IpFamily, Kind, Service, ServicePort, ServiceType};
 use smallvec::SmallVec;
 
-use super::{Decoded, Findings, Object, Unnamed, address, family, wire};
+use super::wire::{self, Text};
+use super::{Decoded, Findings, Object, Unnamed, address, family};
 
 /// `sessionAffinityConfig.clientIP.timeoutSeconds` where it is not given: three hours.
 const DEFAULT_AFFINITY_SECONDS: u32 = 10_800;
@@ -14,9 +15,9 @@ const DEFAULT_AFFINITY_SECONDS: u32 = 10_800;
 const MAX_AFFINITY_SECONDS: u32 = 86_400;
 
 /// Reads a Service.
-pub(crate) fn service(wire: wire::Service) -> Result<Decoded, Unnamed> {
-    let mut metadata = wire.metadata.unwrap_or_default();
-    let mut findings = Findings::new(Kind::Service, &mut metadata)?;
+pub(crate) fn service(wire: wire::Service<'_>) -> Result<Decoded, Unnamed> {
+    let metadata = wire.metadata.unwrap_or_default();
+    let mut findings = Findings::new(Kind::Service, &metadata)?;
     if !findings.is_kind(wire.kind.as_deref()) {
         return Ok(findings.unusable());
     }
@@ -140,7 +141,7 @@ pub(crate) fn service(wire: wire::Service) -> Result<Decoded, Unnamed> {
     );
     let service = Service {
         name: findings.key.name.clone(),
-        uid: metadata.uid.unwrap_or_default().into(),
+        uid: (*metadata.uid.unwrap_or_default()).into(),
         created: created.map(k8s_openapi::jiff::Timestamp::as_second),
         kind,
         cluster_ips,
@@ -159,8 +160,8 @@ pub(crate) fn service(wire: wire::Service) -> Result<Decoded, Unnamed> {
 /// At most one address of each family; the i-th is of the i-th of `ipFamilies`, where those are given.
 fn cluster_ips(
     findings: &mut Findings,
-    given: &[Box<str>],
-    families: Option<&[Box<str>]>,
+    given: &[Text<'_>],
+    families: Option<&[Text<'_>]>,
 ) -> SmallVec<[IpAddr; 2]> {
     let families = families.unwrap_or_default();
     let mut ips = SmallVec::<[IpAddr; 2]>::new();
@@ -234,7 +235,7 @@ fn further_ips<'a, F: Fn() -> String>(
 /// the ingress addresses of that family go.
 fn source_ranges(
     findings: &mut Findings,
-    given: &[Box<str>],
+    given: &[Text<'_>],
     ingress_ips: &mut Vec<IpAddr>,
 ) -> Vec<IpNet> {
     let mut ranges = Vec::new();
@@ -269,7 +270,7 @@ fn source_ranges(
 /// The ports that are right; of two that cannot be told apart, the first.
 fn ports(
     findings: &mut Findings,
-    given: &[wire::ServicePort],
+    given: &[wire::ServicePort<'_>],
     kind: ServiceType,
 ) -> SmallVec<[ServicePort; 1]> {
     let mut ports = SmallVec::<[ServicePort; 1]>::new();

@@ -565,6 +565,38 @@ fn a_node_leaves_when_it_is_deleted_or_when_the_autoscaler_says_so() {
 }
 
 /// JSON of any shape, but with the field names that are read, so that conversions are reached.
+#[test]
+fn an_event_is_read_with_its_object_if_both_are_as_usual() {
+    let object = |port: Value| json!({"metadata": {"name": "web"}, "spec": {"clusterIP": "10.96.0.1", "ports": [{"port": port}]}});
+    let event = |kind: &str, object: &Value| {
+        applied_from_json(
+            Kind::Service,
+            &json!({"type": kind, "object": object}).to_string(),
+        )
+    };
+    let right = object(json!(80));
+    for kind in ["ADDED", "MODIFIED"] {
+        let decoded = from_json(Kind::Service, &right.to_string());
+        assert_eq!(event(kind, &right), Some(decoded));
+        assert_eq!(
+            event(kind, &json!({})),
+            Some(Err(Unnamed { kind: "Service" }))
+        );
+        assert_eq!(event(kind, &object(json!("http"))), None);
+    }
+    for kind in ["DELETED", "BOOKMARK", "ERROR", "added", ""] {
+        assert_eq!(event(kind, &right), None, "{kind}");
+    }
+    for wrong in [
+        "",
+        "{}",
+        r#"{"type":"ADDED"}"#,
+        r#"{"type":"ADDED","object":{}"#,
+    ] {
+        assert_eq!(applied_from_json(Kind::Service, wrong), None, "{wrong}");
+    }
+}
+
 fn any_json() -> impl Strategy<Value = Value> {
     let field = prop::sample::select(vec![
         "kind",

@@ -15,6 +15,7 @@ mod http_proxy;
 mod in_cluster;
 mod list_watch;
 mod outage;
+mod page;
 mod token;
 
 use std::path::{Path, PathBuf};

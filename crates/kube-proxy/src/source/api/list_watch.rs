@@ -15,7 +15,8 @@
 //! it the whole page, and it cannot tell an empty list of Services from an empty list of something else, after which
 //! everything would be deleted.
 //!
-//! Bodies are parsed into borrowed slices, one per object, and each object straight into its compact form.
+//! Events and pages are parsed in one pass, in which each object becomes its compact form; what does not decode in it is then
+//! looked at object by object.
 
 use std::borrow::Cow;
 use std::hash::{BuildHasher as _, RandomState};
@@ -44,8 +45,9 @@ use tracing::{debug, warn};
 
 use super::connection::Untrusted;
 use super::outage::{Failure, Outage};
+use super::page::Page;
 use super::root_cause;
-use crate::decode::{self, kind_name};
+use crate::decode::{self, Decoded, Unnamed, kind_name};
 use crate::source::Complaints;
 
 /// Objects to a page: 500 slices of 50 endpoints are 8 MB of JSON.
@@ -401,15 +403,52 @@ impl ListWatch {
 
     /// Takes one event of a watch.
     async fn event(&mut self, line: &[u8], list: &mut Option<Listing>) -> Result<(), End> {
-        let Line { kind, object } = serde_json::from_slice(line)
-            .map_err(|error| End::nonsense(format!("{error} in {:?}", excerpt(line))))?;
+        let nonsense = |error: &dyn std::error::Error| {
+            End::nonsense(format!("{error} in {:?}", excerpt(line)))
+        };
+        let text = str::from_utf8(line).map_err(|error| nonsense(&error))?;
+        let applied = decode::applied_from_json(self.resource.kind, text);
+        let version = if let Some(object) = applied {
+            self.applied(object, list).await?
+        } else {
+            let line = serde_json::from_str(text).map_err(|error| nonsense(&error))?;
+            self.other_event(line, list).await?
+        };
+        // While the list is told, a version says nothing about what is still to come.
+        if list.is_none() {
+            if let Some(version) = version {
+                self.version = Some(version.into());
+            }
+            self.progressed();
+        }
+        Ok(())
+    }
+
+    /// Takes an object that was added or modified; its resource version.
+    async fn applied(
+        &mut self,
+        object: Result<Decoded, Unnamed>,
+        list: &mut Option<Listing>,
+    ) -> Result<Option<Box<str>>, End> {
+        let (version, is_named) = self.tell(object).await?;
+        if let Some(list) = list {
+            list.is_whole &= is_named;
+        }
+        Ok(version)
+    }
+
+    /// Takes an event that is not of the usual form: about something else than an object that is there now, or about one that does
+    /// not decode. Its resource version.
+    async fn other_event(
+        &mut self,
+        line: Line<'_>,
+        list: &mut Option<Listing>,
+    ) -> Result<Option<Box<str>>, End> {
+        let Line { kind, object } = line;
         let version = match &*kind {
             "ADDED" | "MODIFIED" => {
-                let (version, is_named) = self.tell(object.get()).await?;
-                if let Some(list) = list {
-                    list.is_whole &= is_named;
-                }
-                version
+                let object = decode::from_json(self.resource.kind, object.get());
+                self.applied(object, list).await?
             }
             "DELETED" => match decode::key_from_json(self.resource.kind, object.get()) {
                 Ok((key, version)) => {
@@ -439,20 +478,15 @@ impl ListWatch {
             }
             other => return Err(End::nonsense(format!("an event of type {other:?}"))),
         };
-        // While the list is told, a version says nothing about what is still to come.
-        if list.is_none() {
-            if let Some(version) = version {
-                self.version = Some(version.into());
-            }
-            self.progressed();
-        }
-        Ok(())
+        Ok(version)
     }
 
     async fn list_in_pages(&mut self) -> Result<(), End> {
         let kind = self.resource.kind;
         let mut list = Listing { is_whole: true };
         let mut position: Option<String> = None;
+        // One for all pages: they are megabytes, and much alike.
+        let mut body = Vec::new();
         loop {
             let params = ListParams {
                 label_selector: self.resource.labels.map(str::to_owned),
@@ -465,38 +499,35 @@ impl ListWatch {
                 .list(&params)
                 .map_err(kube::Error::BuildRequest)?;
             let reader = self.ask(request).await?;
-            let body = timeout(WHOLE_PAGE, read_page(reader)).await;
-            let body = body.map_err(|_| End::silent(WHOLE_PAGE))??;
-            let page: Page<'_> = serde_json::from_slice(&body)
+            let read = timeout(WHOLE_PAGE, read_page(reader, &mut body)).await;
+            read.map_err(|_| End::silent(WHOLE_PAGE))??;
+            let page = Page::read(kind, &body)
                 .map_err(|error| End::nonsense(format!("{error} in {:?}", excerpt(&body))))?;
             let wanted = format!("{}List", kind_name(kind));
-            if page.kind.as_deref() != Some(&*wanted) {
-                let got = page.kind.unwrap_or_default();
+            if page.kind != wanted {
                 return Err(End::nonsense(format!(
-                    "kind {got:?} where a {wanted} was asked for"
+                    "kind {:?} where a {wanted} was asked for",
+                    page.kind
                 )));
             }
             if position.is_none() {
                 self.send(Event::ListStarted(kind)).await?;
             }
-            for object in page.items.unwrap_or_default() {
-                let (_, is_named) = self.tell(object.get()).await?;
+            for object in page.objects {
+                let (_, is_named) = self.tell(object).await?;
                 list.is_whole &= is_named;
             }
-            let metadata = page.metadata;
-            match metadata.continue_token.filter(|token| !token.is_empty()) {
+            match page.continue_token {
                 Some(token) if position.as_deref() == Some(&*token) => {
                     return Err(End::nonsense("a list that goes on for ever"));
                 }
-                Some(token) => position = Some(token.into_owned()),
+                Some(token) => position = Some(token),
                 None => {
-                    let version = metadata
-                        .resource_version
-                        .filter(|version| !version.is_empty());
-                    let version =
-                        version.ok_or_else(|| End::nonsense("a list without a resourceVersion"))?;
+                    let version = page
+                        .version
+                        .ok_or_else(|| End::nonsense("a list without a resourceVersion"))?;
                     self.complete(list).await?;
-                    self.version = Some(version.into_owned());
+                    self.version = Some(version);
                     self.progressed();
                     return Ok(());
                 }
@@ -505,8 +536,11 @@ impl ListWatch {
     }
 
     /// Tells of one object; its resource version, and whether it could be named.
-    async fn tell(&mut self, object: &str) -> Result<(Option<Box<str>>, bool), End> {
-        let mut decoded = match decode::from_json(self.resource.kind, object) {
+    async fn tell(
+        &mut self,
+        object: Result<Decoded, Unnamed>,
+    ) -> Result<(Option<Box<str>>, bool), End> {
+        let mut decoded = match object {
             Ok(decoded) => decoded,
             Err(unnamed) => {
                 warn!("from the API server, a {unnamed}");
@@ -549,8 +583,8 @@ struct Listing {
 }
 
 /// Reads a page to its end, which may be long in coming as long as something comes.
-async fn read_page(mut reader: impl AsyncBufRead + Unpin) -> Result<Vec<u8>, End> {
-    let mut body = Vec::new();
+async fn read_page(mut reader: impl AsyncBufRead + Unpin, body: &mut Vec<u8>) -> Result<(), End> {
+    body.clear();
     loop {
         let read = timeout(ANSWER, reader.fill_buf()).await;
         let piece = read
@@ -558,7 +592,7 @@ async fn read_page(mut reader: impl AsyncBufRead + Unpin) -> Result<Vec<u8>, End
             .map_err(|error| End::unreachable(&error))?;
         let length = piece.len();
         if length == 0 {
-            return Ok(body);
+            return Ok(());
         }
         body.extend_from_slice(piece);
         reader.consume_unpin(length);
@@ -573,26 +607,6 @@ async fn read_page(mut reader: impl AsyncBufRead + Unpin) -> Result<Vec<u8>, End
 /// The beginning of an answer, to recognise it by.
 fn excerpt(body: &[u8]) -> Cow<'_, str> {
     String::from_utf8_lossy(body.get(..60).unwrap_or(body))
-}
-
-/// A page of a list.
-#[derive(Deserialize)]
-struct Page<'a> {
-    #[serde(borrow)]
-    kind: Option<Cow<'a, str>>,
-    #[serde(borrow, default)]
-    metadata: PageMetadata<'a>,
-    #[serde(borrow)]
-    items: Option<Vec<&'a RawValue>>,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct PageMetadata<'a> {
-    #[serde(borrow)]
-    resource_version: Option<Cow<'a, str>>,
-    #[serde(borrow, rename = "continue")]
-    continue_token: Option<Cow<'a, str>>,
 }
 
 /// An event of a watch.
