@@ -25,7 +25,7 @@ pub fn start() {
 
 /// From so many bytes on, an allocation is a mapping of its own; glibc's first value.
 #[cfg(target_env = "gnu")]
-const LARGE: libc::c_int = 128 * 1024;
+const LARGE: libc::c_int = 8 * 1024 * 1024;
 
 /// Gives back all whole pages that are free. Takes milliseconds where tens of megabytes are in use.
 pub(crate) fn trim() {

@@ -541,16 +541,23 @@ impl Daemon {
             Changes::default()
         };
         let (model, period) = (&self.model, self.options.sync_period);
-        let syncs = self
-            .families
-            .iter_mut()
-            .map(|family| family.take_in(model, &changes, period, now));
+        let takes_changes = !changes.is_empty();
+        for family in &mut self.families {
+            family.take_in(model, &changes);
+        }
         let mut used_much = false;
         if self.is_abreast {
+            let families = self.families.iter_mut();
+            let syncs = families.map(|family| family.sync(model, takes_changes, period, now));
             used_much = join_all(syncs).await.contains(&true);
         } else {
-            for sync in syncs {
-                used_much |= sync.await;
+            // All read before one writes: IPVS tells everybody the virtual servers of both families.
+            let mut readings = Vec::new();
+            for family in &mut self.families {
+                readings.push(family.read(model, period, now).await);
+            }
+            for (family, reading) in self.families.iter_mut().zip(readings) {
+                used_much |= family.write(reading, model, takes_changes, now).await;
             }
         }
         let ended = Instant::now();
@@ -587,19 +594,12 @@ impl Family {
         self.triggers.extend(triggers.take(room));
     }
 
-    /// Takes over what changed, and syncs; as [`sync`](Self::sync).
-    async fn take_in(
-        &mut self,
-        model: &Model,
-        changes: &Changes,
-        period: Duration,
-        now: Instant,
-    ) -> bool {
+    /// Takes over what changed.
+    fn take_in(&mut self, model: &Model, changes: &Changes) {
         self.mode.update(model, changes);
         self.health_checks.note(changes);
         self.stale_flows.note(model, changes);
         self.note(model, changes);
-        self.sync(model, !changes.is_empty(), period, now).await
     }
 
     /// True after what takes much memory for a while: the kernel was read, or compared, or much was written.
@@ -610,32 +610,52 @@ impl Family {
         longest: Duration,
         now: Instant,
     ) -> bool {
-        let (mut is_asked, mut begun) = (takes_changes, now);
+        let reading = self.read(model, longest, now).await;
+        self.write(reading, model, takes_changes, now).await
+    }
+
+    /// Reads the kernel, if that is due.
+    async fn read(&mut self, model: &Model, longest: Duration, now: Instant) -> Reading {
         self.health.begin(self.mode.family(), now.into_std());
-        if self.wants_resync || self.mode.needs_resync() {
-            if self.reread.is_some_and(|(at, _)| now < at) {
-                return false;
+        if !self.wants_resync && !self.mode.needs_resync() {
+            return Reading::Known;
+        }
+        if self.reread.is_some_and(|(at, _)| now < at) {
+            return Reading::Awaited;
+        }
+        match self.mode.resync(model, now.into_std()).await {
+            Ok(()) => {
+                self.reread = None;
+                self.wants_resync = false;
+                self.reporter.readable();
+                Reading::Fresh
             }
-            is_asked = true;
-            let result = self.mode.resync(model, now.into_std()).await;
-            match result {
-                Ok(()) => {
-                    begun = Instant::now();
-                    self.reread = None;
-                    self.wants_resync = false;
-                    self.reporter.readable();
-                }
-                Err(failure) => {
-                    let delay = self
-                        .reread
-                        .map_or(FIRST_REREAD, |(_, delay)| (delay * 2).min(longest));
-                    self.reread = Some((now + delay, delay));
-                    self.reporter.unreadable(&failure);
-                    self.metrics.synced(self.mode.family(), now.elapsed(), None);
-                    return true;
-                }
+            Err(failure) => {
+                let delay = self
+                    .reread
+                    .map_or(FIRST_REREAD, |(_, delay)| (delay * 2).min(longest));
+                self.reread = Some((now + delay, delay));
+                self.reporter.unreadable(&failure);
+                self.metrics.synced(self.mode.family(), now.elapsed(), None);
+                Reading::Failed
             }
         }
+    }
+
+    /// Writes what is due, where it is known what is there. True as [`sync`](Self::sync).
+    async fn write(
+        &mut self,
+        reading: Reading,
+        model: &Model,
+        takes_changes: bool,
+        now: Instant,
+    ) -> bool {
+        let (is_asked, begun) = match reading {
+            Reading::Known => (takes_changes, now),
+            Reading::Fresh => (true, Instant::now()),
+            Reading::Awaited => return false,
+            Reading::Failed => return true,
+        };
         let report = self.mode.sync(begun.into_std()).await;
         let ended = Instant::now();
         self.reporter.synced(&report, model, ended.into_std());
@@ -661,6 +681,19 @@ impl Family {
         // What was neither asked for nor wrote anything was a piece of the check.
         !takes_changes || report.written >= MANY_WRITES
     }
+}
+
+/// What is known of the kernel before a write.
+#[derive(Debug, Clone, Copy)]
+enum Reading {
+    /// What was known before.
+    Known,
+    /// It has just been read.
+    Fresh,
+    /// Nothing: it will be read again later.
+    Awaited,
+    /// Nothing: it has just been refused.
+    Failed,
 }
 
 /// SIGTERM and SIGINT.

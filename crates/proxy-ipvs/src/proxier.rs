@@ -48,6 +48,9 @@ enum Foundation {
     Set(Set),
 }
 
+/// From so many Services at once on, room is made for them first.
+const MANY: usize = 1_000;
+
 /// The IPVS mode for one IP family.
 pub struct Proxier<K: Kernel> {
     config: Config,
@@ -193,6 +196,23 @@ impl<K: Kernel> Proxier<K> {
         while let Some(name) = self.disputed.pop() {
             self.update_service(model, &name);
         }
+    }
+
+    /// Makes room for the Services that come, which is far cheaper than to grow with them.
+    fn reserve(&mut self, model: &Model, names: &HashSet<NamespacedName>) {
+        let family = self.node.family;
+        let is_ours = |name: &&NamespacedName| {
+            model.view(name).is_some_and(|view| {
+                let mut addresses = view.service.cluster_ips.iter();
+                addresses.any(|address| IpFamily::of(*address) == family)
+            })
+        };
+        let is_new = |name: &&NamespacedName| !self.owners.contains_key(*name);
+        let services = names.iter().filter(is_new).filter(is_ours).count();
+        self.owners.reserve(services);
+        self.servers.reserve(services);
+        self.addresses.reserve(services);
+        self.table(Set::ClusterIp).reserve(services);
     }
 
     fn update_service(&mut self, model: &Model, name: &NamespacedName) {
@@ -1192,6 +1212,9 @@ impl<K: Kernel> Mode for Proxier<K> {
         if self.learn(model, changes.node) {
             self.update_all(model);
             return;
+        }
+        if changes.services.len() >= MANY {
+            self.reserve(model, &changes.services);
         }
         self.update_services(model, &changes.services);
     }

@@ -128,6 +128,13 @@ where
         Self::default()
     }
 
+    /// Makes room for so many owners more, each with one entry.
+    pub fn reserve(&mut self, owners: usize) {
+        self.rows.reserve(owners);
+        self.keys_of.reserve(owners);
+        self.pending.reserve(owners);
+    }
+
     /// Makes `entries` all that `owner` claims. Of two entries with one key the first counts. Costs O(entries of this owner).
     pub fn claim(&mut self, owner: &O, entries: impl IntoIterator<Item = (K, V)>) {
         let mut fresh: SmallVec<[(K, V); 2]> = SmallVec::new();
