@@ -30,5 +30,5 @@ pub use kernel::{IptablesKernel, Kernel, KernelError, Refusal};
 pub use nfacct::{Accounting, Counter};
 pub use plan::Plan;
 pub use port::{Content, Owner, ServedPort, Slot, Style, compile};
-pub use proxier::{Proxier, probe_counters};
+pub use proxier::{Proxier, has_counting_rules, probe_counters};
 pub use saved::{Leftovers, Reader, Saved};

@@ -58,7 +58,13 @@ impl Accounting {
     pub fn ensure(&mut self) -> Result<(), Error> {
         let mut batch = Batch::new();
         for counter in Counter::ALL {
-            batch.push(NEW, NLM_F_CREATE, |w| named(w, counter));
+            // A kernel without nfacct says so when it is asked to make one.
+            if !matches!(self.packets(counter), Ok(Some(_))) {
+                batch.push(NEW, NLM_F_CREATE, |w| named(w, counter));
+            }
+        }
+        if batch.is_empty() {
+            return Ok(());
         }
         for reply in self.connection.execute(&batch)? {
             match reply {

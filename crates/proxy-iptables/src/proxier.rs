@@ -687,10 +687,25 @@ fn look(kernel: &mut dyn Kernel, config: &Config, reads_all: bool) -> Result<Loo
     Ok(Looked { addresses, saved })
 }
 
-/// Whether the kernel counts, and iptables can have it count; counters that are missing are made. One process.
+/// Whether there are rules that count: in each family there is one for packets that are INVALID, unless conntrack is liberal.
+pub fn has_counting_rules(family: IpFamily, iptables: &iptables::Iptables) -> bool {
+    if iptables.is_empty(family) {
+        return false;
+    }
+    let mut has_some = false;
+    let mut look = |line: &str| has_some |= line.contains(" -m nfacct ");
+    let read = iptables.save_lines(family, Some("filter"), &mut look);
+    read.is_ok() && has_some
+}
+
+/// Whether the kernel counts, and iptables can have it count; counters that are missing are made. One process. Writes nothing
+/// where rules count already.
 pub fn probe_counters(family: IpFamily, iptables: &iptables::Iptables) -> Result<(), String> {
     let ensured = crate::nfacct::Accounting::open().and_then(|mut accounting| accounting.ensure());
     ensured.map_err(|error| error.to_string())?;
+    if has_counting_rules(family, iptables) {
+        return Ok(());
+    }
     let counter = crate::nfacct::Counter::InvalidDropped.name();
     let probe = format!(
         "*filter\n:KUBE-PROXY-PROBE - [0:0]\n-A KUBE-PROXY-PROBE -m nfacct --nfacct-name {counter} -j DROP\n\

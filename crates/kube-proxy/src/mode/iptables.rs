@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result};
 use iptables::{Iptables, IptablesError};
 use netlink_batch::Worker;
 use proxy::{IpFamily, Model, NodeFacts};
-use proxy_iptables::{Config, IptablesKernel, Proxier, probe_counters};
+use proxy_iptables::{Config, IptablesKernel, Proxier, has_counting_rules, probe_counters};
 use proxy_ipvs::OpenError;
 use tracing::info;
 
@@ -45,8 +45,7 @@ impl Kernels {
         let iptables = Iptables::look(super::backend(options)).context("cannot use iptables")?;
         let mut kernels = Self::open_checked(options, iptables.clone(), Iptables::check_reading)?;
         for (family, _) in &kernels.opened {
-            let saved = iptables.save(*family);
-            let counts = saved.is_ok_and(|saved| saved.contains(" -m nfacct "));
+            let counts = has_counting_rules(*family, &iptables);
             kernels.counting.extend(counts.then_some(*family));
         }
         Ok(kernels)

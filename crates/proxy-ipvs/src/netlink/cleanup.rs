@@ -194,7 +194,19 @@ impl Remains {
             Manner::Remove => 0,
             Manner::Count => self.found.sets.len(),
         };
-        for name in sets.names().filter(|_| manner == Manner::Remove) {
+        let names = match manner {
+            Manner::Remove => sets.names(),
+            Manner::Count => Ok(Vec::new()),
+        };
+        let names = names.unwrap_or_else(|error| {
+            cleanup.leave(
+                self.family,
+                &"the ipsets stay",
+                &format_args!("{error}; run this again"),
+            );
+            Vec::new()
+        });
+        for name in names {
             match destroy(sets, &name) {
                 Ok(was_there) => destroyed += usize::from(was_there),
                 Err(error) => {

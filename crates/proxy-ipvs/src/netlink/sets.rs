@@ -118,12 +118,13 @@ impl Sets {
         grown.and(destroyed)
     }
 
-    /// The names of all sets that may exist, whatever their type.
-    pub(super) fn names(&self) -> impl Iterator<Item = String> + use<> {
+    /// The names of all sets of ours that exist, whatever their type.
+    pub(super) fn names(&mut self) -> Result<Vec<String>, Error> {
+        let there = self.ipset.headers()?;
+        let is_there = |name: &String| there.iter().any(|header| header.name == *name);
         let family = self.family;
-        Set::all()
-            .map(move |set| set.name(family))
-            .chain([SPARE.to_owned()])
+        let names = Set::all().map(|set| set.name(family));
+        Ok(names.chain([SPARE.to_owned()]).filter(is_there).collect())
     }
 
     /// Destroys a set; false if there was none.
