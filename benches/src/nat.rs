@@ -3,79 +3,59 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::{Ipv4Addr, SocketAddrV4};
-use std::os::fd::{AsRawFd as _, OwnedFd};
 
 use anyhow::{Context as _, Result};
-use rustix::net::{AddressFamily, Protocol, SocketFlags, SocketType, socket_with};
-
-/// `IPT_SO_GET_INFO`, `IPT_SO_GET_ENTRIES` (`include/uapi/linux/netfilter_ipv4/ip_tables.h`).
-const GET_INFO: libc::c_int = 64;
-const GET_ENTRIES: libc::c_int = 65;
-/// The name of the table, with which both questions begin.
-const NAME: [u8; 32] = {
-    let mut name = [0; 32];
-    name[0] = b'n';
-    name[1] = b'a';
-    name[2] = b't';
-    name
-};
-/// `struct ipt_getinfo`: name, hooks, the number of rules, and last their bytes.
-const INFO: usize = 84;
-/// `struct ipt_get_entries` up to the entries: name, bytes, padding.
-const ENTRIES: usize = 40;
-
-/// Entries of a table without rules: its own four chains, and its end.
-const BARE: u32 = 5;
+use iptables::{LegacyTable, LegacyTables};
+use proxy::IpFamily;
 
 /// The nat tables of the network namespace of the thread that opened them.
 #[derive(Debug)]
 pub(crate) struct Nat {
-    v4: OwnedFd,
-    v6: OwnedFd,
+    v4: LegacyTables,
+    v6: LegacyTables,
 }
 
 impl Nat {
-    /// Opens raw sockets, which are what carries the questions.
+    /// Opens a socket for each family.
     pub(crate) fn open() -> io::Result<Self> {
-        let raw =
-            Protocol::from_raw(rustix::net::RawProtocol::new(255).ok_or(io::ErrorKind::Other)?);
-        let socket = |family| socket_with(family, SocketType::RAW, SocketFlags::CLOEXEC, Some(raw));
         Ok(Self {
-            v4: socket(AddressFamily::INET)?,
-            v6: socket(AddressFamily::INET6)?,
+            v4: LegacyTables::open(IpFamily::V4)?,
+            v6: LegacyTables::open(IpFamily::V6)?,
         })
     }
 
     /// Whether IPv6 has rules, too, where IPv4 has any.
     pub(crate) fn is_in_both(&self) -> Result<bool> {
-        let has_rules = |family| Ok::<_, anyhow::Error>(size(family)?.0 > BARE);
-        Ok(!has_rules((&self.v4, libc::IPPROTO_IP))? || has_rules((&self.v6, libc::IPPROTO_IPV6))?)
+        let has_rules = |tables| {
+            Ok::<_, anyhow::Error>(table(tables)?.is_some_and(|table| !table.is_untouched()))
+        };
+        Ok(!has_rules(&self.v4)? || has_rules(&self.v6)?)
     }
 
     /// How many rules there are, the ends of chains included; 0 if there is no table.
     pub(crate) fn entries(&self) -> Result<u64> {
-        Ok(size(self.v4())?.0.into())
+        Ok(table(&self.v4)?.map_or(0, |table| table.entries.into()))
     }
 
     /// Whether the rules name all of these addresses and not that one. An address is one aligned number in a rule, as a
     /// match or as the target of a DNAT; no text is made of the rules.
     pub(crate) fn names(&self, all: &[Ipv4Addr], but: Option<Ipv4Addr>) -> Result<bool> {
-        let (entries, size) = size(self.v4())?;
-        if entries == 0 {
+        let Some(table) = table(&self.v4)? else {
             return Ok(false);
-        }
-        let mut answer = [&NAME[..], &size.to_ne_bytes()].concat();
-        answer.resize(ENTRIES + size as usize, 0);
-        if let Err(error) = ask(self.v4(), GET_ENTRIES, &mut answer) {
-            return match error.raw_os_error() {
-                // It was replaced since its size was asked for.
-                Some(libc::EAGAIN | libc::EINVAL) => Ok(false),
-                _ => Err(error).context("cannot read the nat table"),
-            };
-        }
+        };
+        let content = match self.v4.content(&table) {
+            Ok(content) => content,
+            Err(error) => {
+                return match error.raw_os_error() {
+                    // It was replaced since its size was asked for.
+                    Some(libc::EAGAIN | libc::EINVAL) => Ok(false),
+                    _ => Err(error).context("cannot read the nat table"),
+                };
+            }
+        };
         let mut missing: BTreeSet<[u8; 4]> = all.iter().map(Ipv4Addr::octets).collect();
         let but = but.map(|address| address.octets());
-        for word in answer.get(ENTRIES..).unwrap_or_default().as_chunks::<4>().0 {
+        for word in content.as_chunks::<4>().0 {
             if Some(*word) == but {
                 return Ok(false);
             }
@@ -86,55 +66,16 @@ impl Nat {
         }
         Ok(missing.is_empty())
     }
-
-    fn v4(&self) -> (&OwnedFd, libc::c_int) {
-        (&self.v4, libc::IPPROTO_IP)
-    }
 }
 
-/// The number of rules, and their bytes.
-fn size(family: (&OwnedFd, libc::c_int)) -> Result<(u32, u32)> {
-    let mut info = NAME.to_vec();
-    info.resize(INFO, 0);
-    match ask(family, GET_INFO, &mut info) {
-        Ok(()) => {}
-        Err(error) => {
-            return match error.raw_os_error() {
-                Some(libc::ENOENT | libc::ENOPROTOOPT) => Ok((0, 0)),
-                _ => Err(error).context("cannot read the length of the nat table"),
-            };
-        }
-    }
-    match info.as_slice() {
-        [.., e0, e1, e2, e3, s0, s1, s2, s3] => Ok((
-            u32::from_ne_bytes([*e0, *e1, *e2, *e3]),
-            u32::from_ne_bytes([*s0, *s1, *s2, *s3]),
-        )),
-        _ => Ok((0, 0)),
-    }
-}
-
-#[allow(unsafe_code, reason = "no crate offers these socket options")]
-fn ask(
-    (socket, level): (&OwnedFd, libc::c_int),
-    option: libc::c_int,
-    answer: &mut [u8],
-) -> io::Result<()> {
-    let mut length = u32::try_from(answer.len()).map_err(io::Error::other)?;
-    // SAFETY: the descriptor is open, and the kernel reads and writes at most `length` bytes of `answer`, which is that long.
-    let result = unsafe {
-        libc::getsockopt(
-            socket.as_raw_fd(),
-            level,
-            option,
-            answer.as_mut_ptr().cast(),
-            &raw mut length,
-        )
-    };
-    if result == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::last_os_error())
+/// The nat table of a family, if the kernel has one.
+fn table(tables: &LegacyTables) -> Result<Option<LegacyTable>> {
+    match tables.table("nat") {
+        Ok(table) => Ok(Some(table)),
+        Err(error) => match error.raw_os_error() {
+            Some(libc::ENOENT | libc::ENOPROTOOPT) => Ok(None),
+            _ => Err(error).context("cannot read the length of the nat table"),
+        },
     }
 }
 

@@ -41,10 +41,10 @@ pub(crate) fn state(family: IpFamily) -> Option<State> {
     if names.is_empty() {
         return Some(State::Empty);
     }
-    let tables = Tables::open(family).ok()?;
-    let infos = names.into_iter().map(|name| tables.info(name));
-    let infos: Vec<Info> = infos.collect::<io::Result<_>>().ok()?;
-    if infos.iter().all(Info::is_untouched) {
+    let tables = LegacyTables::open(family).ok()?;
+    let infos = names.iter().map(|name| tables.table(name));
+    let infos: Vec<LegacyTable> = infos.collect::<io::Result<_>>().ok()?;
+    if infos.iter().all(LegacyTable::is_untouched) {
         return Some(State::Empty);
     }
     if infos.iter().map(|info| info.size).sum::<usize>() > MOST {
@@ -72,11 +72,11 @@ fn names(family: IpFamily) -> io::Result<Vec<String>> {
 
 /// Whether the kernel has, or loads, table nat, a match and a target, and the lock can be had.
 pub(crate) fn probe(family: IpFamily) -> Verdict {
-    let asked = Tables::open(family).and_then(|tables| {
-        let has_nat = match tables.info("nat".to_owned()) {
+    let asked = LegacyTables::open(family).and_then(|tables| {
+        let has_nat = match tables.table("nat") {
             Err(error) if error.raw_os_error() == Some(libc::ENOPROTOOPT) => {
                 load(family)?;
-                tables.info("nat".to_owned())
+                tables.table("nat")
             }
             has_nat => has_nat,
         };
@@ -111,28 +111,33 @@ fn load(family: IpFamily) -> io::Result<()> {
 }
 
 /// A table.
-struct Info {
+#[derive(Debug)]
+pub struct LegacyTable {
     name: String,
     hooks: u32,
-    entries: u32,
+    /// How many rules it has, the ends of its chains and its own included.
+    pub entries: u32,
     /// Bytes of all entries.
-    size: usize,
+    pub size: usize,
 }
 
-impl Info {
+impl LegacyTable {
     /// Whether it has nothing but the policies of its own chains, and the entry that ends each table.
-    fn is_untouched(&self) -> bool {
+    pub fn is_untouched(&self) -> bool {
         self.entries == self.hooks.count_ones() + 1
     }
 }
 
-struct Tables {
+/// The tables of a family, of the network namespace of the thread that opened them.
+#[derive(Debug)]
+pub struct LegacyTables {
     socket: OwnedFd,
     family: IpFamily,
 }
 
-impl Tables {
-    fn open(family: IpFamily) -> io::Result<Self> {
+impl LegacyTables {
+    /// Opens a raw socket, which is what carries the questions.
+    pub fn open(family: IpFamily) -> io::Result<Self> {
         let domain = match family {
             IpFamily::V4 => AddressFamily::INET,
             IpFamily::V6 => AddressFamily::INET6,
@@ -141,31 +146,36 @@ impl Tables {
         Ok(Self { socket, family })
     }
 
-    /// Makes the table, if the kernel can.
-    fn info(&self, name: String) -> io::Result<Info> {
-        let mut answer = named(&name, INFO)?;
+    /// Makes the table, if the kernel can. `ENOPROTOOPT`: it has no tables of this family; `ENOENT`: not this one.
+    pub fn table(&self, name: &str) -> io::Result<LegacyTable> {
+        let mut answer = named(name, INFO)?;
         self.ask(GET_INFO, &mut answer)?;
         let number = |at| number(&answer, at).ok_or(io::ErrorKind::InvalidData);
-        Ok(Info {
+        Ok(LegacyTable {
             hooks: number(NAME)?,
             entries: number(INFO - 8)?,
             size: usize::try_from(number(INFO - 4)?).map_err(io::Error::other)?,
-            name,
+            name: name.to_owned(),
         })
     }
 
-    /// All of a table but what it has counted.
-    fn digest(&self, info: &Info, hasher: &mut DefaultHasher) -> io::Result<()> {
-        let mut answer = named(&info.name, ENTRIES + info.size)?;
-        let size = u32::try_from(info.size).map_err(io::Error::other)?;
+    /// All entries of a table, as the kernel lays them out (`struct ipt_entry`, `struct ip6t_entry`). `EAGAIN`: it has another
+    /// size by now.
+    pub fn content(&self, table: &LegacyTable) -> io::Result<Vec<u8>> {
+        let mut answer = named(&table.name, ENTRIES + table.size)?;
+        let size = u32::try_from(table.size).map_err(io::Error::other)?;
         if let Some(place) = answer.get_mut(NAME..NAME + 4) {
             place.copy_from_slice(&size.to_ne_bytes());
         }
-        // Refused with EAGAIN if the size has changed by now.
         self.ask(GET_ENTRIES, &mut answer)?;
-        info.name.hash(hasher);
-        let entries = answer.get(ENTRIES..).unwrap_or_default();
-        digest(entries, self.family, hasher).ok_or_else(|| io::ErrorKind::InvalidData.into())
+        Ok(answer.split_off(ENTRIES))
+    }
+
+    /// All of a table but what it has counted.
+    fn digest(&self, table: &LegacyTable, hasher: &mut DefaultHasher) -> io::Result<()> {
+        table.name.hash(hasher);
+        let digested = digest(&self.content(table)?, self.family, hasher);
+        digested.ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 
     /// Whether there are `-m addrtype` and `-j MARK --set-xmark`.
@@ -281,7 +291,7 @@ mod tests {
 
     #[test]
     fn a_table_of_policies_is_untouched() {
-        let info = |entries| Info {
+        let info = |entries| LegacyTable {
             name: "nat".to_owned(),
             hooks: 0b11011,
             entries,

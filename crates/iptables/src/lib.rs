@@ -13,4 +13,5 @@ mod program;
 mod reading;
 
 pub use iptables::{Backend, Iptables, IptablesError, exists};
+pub use legacy::{LegacyTable, LegacyTables};
 pub use program::{Finished, Input, Output, Program};
