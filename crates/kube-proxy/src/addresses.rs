@@ -8,10 +8,10 @@
 use std::io;
 use std::net::IpAddr;
 
-use netlink_packet_core::{NLM_F_REQUEST, NetlinkHeader, NetlinkMessage, NetlinkPayload};
+use netlink_batch::{Connection, Protocol};
+use netlink_packet_core::{NetlinkMessage, NetlinkPayload};
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::address::{AddressAttribute, AddressMessage};
-use netlink_packet_route::link::{LinkAttribute, LinkMessage};
 use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
 use rustix::net::sockopt;
 use socket2::{SockFilter, SockRef};
@@ -24,9 +24,11 @@ use tracing::debug;
 /// `RTNLGRP_LINK`, `RTNLGRP_IPV4_IFADDR` and `RTNLGRP_IPV6_IFADDR` of linux/rtnetlink.h.
 const GROUPS: [u32; 3] = [1, 5, 9];
 
-/// Of linux/rtnetlink.h.
+/// Of linux/rtnetlink.h and linux/if_link.h.
+const IFLA_IFNAME: u16 = 3;
 const RTM_NEWLINK: u16 = 16;
 const RTM_DELLINK: u16 = 17;
+const RTM_GETLINK: u16 = 18;
 const RTM_NEWADDR: u16 = 20;
 const RTM_DELADDR: u16 = 21;
 
@@ -189,22 +191,16 @@ fn unheard(index: u32) -> [SockFilter; 7] {
 
 /// The index of the link of this name. Asked over rtnetlink: for a name that it does not know, the ioctl starts modprobe first.
 fn link_named(name: &str) -> Option<u32> {
-    let mut request = LinkMessage::default();
-    let name = LinkAttribute::IfName(name.to_owned());
-    request.attributes.push(name);
-    let mut header = NetlinkHeader::default();
-    header.flags = NLM_F_REQUEST;
-    let mut request = NetlinkMessage::new(header, RouteNetlinkMessage::GetLink(request).into());
-    request.finalize();
-    let mut bytes = vec![0; request.buffer_len()];
-    request.serialize(&mut bytes);
-    let socket = Socket::new(NETLINK_ROUTE).ok()?;
-    socket.send_to(&bytes, &SocketAddr::new(0, 0), 0).ok()?;
-    // The kernel has answered when the call returns: with the link, or with an error.
-    socket.set_non_blocking(true).ok()?;
-    let (answer, _) = socket.recv_from_full().ok()?;
-    let (_, index, _) = link(&answer)?;
-    Some(index)
+    let mut connection = Connection::open(Protocol::Route).ok()?;
+    let answer = connection.request(RTM_GETLINK, 0, |message| {
+        // `struct ifinfomsg`: the index is at 4.
+        message.bytes(&[0; 16]);
+        message.attr_str(IFLA_IFNAME, name);
+    });
+    let answer = answer.ok()?;
+    let (_, payload) = answer.iter().next()?;
+    let index = payload.get(4..8)?.try_into().ok()?;
+    Some(u32::from_ne_bytes(index))
 }
 
 /// Whether one of the messages in a datagram tells of an address that matters, or of the end of our link.
@@ -288,6 +284,7 @@ fn is_link_local(message: &AddressMessage) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use netlink_packet_core::NetlinkHeader;
     use netlink_packet_route::AddressFamily as Family;
     use std::os::unix::net::UnixDatagram;
 
