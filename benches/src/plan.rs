@@ -429,6 +429,16 @@ mod tests {
         assert!("cold@".parse::<Asked>().is_err() && "warm".parse::<Asked>().is_err());
     }
 
+    /// What is measured at a cold start.
+    const LOADERS: [&str; 6] = [
+        "ipvs",
+        "ipvs-route",
+        "ipvs-lean",
+        "iptables",
+        "floor",
+        "tools",
+    ];
+
     #[test]
     fn repeats_are_interleaved_and_counting_comes_second() {
         let subjects = subjects();
@@ -439,15 +449,7 @@ mod tests {
             .iter()
             .map(|cell| (&*cell.subject.name, cell.repeat, cell.is_counting))
             .collect();
-        let names = [
-            "ipvs",
-            "ipvs-route",
-            "ipvs-lean",
-            "iptables",
-            "floor",
-            "tools",
-        ];
-        let repeat = |repeat| names.map(|name| (name, repeat, false));
+        let repeat = |repeat| LOADERS.map(|name| (name, repeat, false));
         let counted = ["ipvs", "ipvs-route", "iptables"].map(|name| (name, 3, true));
         let wanted = [&repeat(0)[..], &counted, &repeat(1), &repeat(2)].concat();
         assert_eq!(order, wanted);
@@ -504,14 +506,7 @@ mod tests {
             };
             done.iter().filter(is_it).count()
         };
-        for name in [
-            "ipvs",
-            "ipvs-route",
-            "ipvs-lean",
-            "iptables",
-            "floor",
-            "tools",
-        ] {
+        for name in LOADERS {
             assert_eq!(times(Axis::Cold, "10000", name), 3, "{name}");
         }
         for name in ["ipvs", "ipvs-route", "iptables", "floor"] {

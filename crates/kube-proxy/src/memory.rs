@@ -2,8 +2,8 @@
 //!
 //! A first sync, and each check for drift, hold tens of megabytes for a second: writes and their answers, or all that the kernel
 //! holds. glibc's allocator keeps freed memory below the last piece in use, in an arena for each thread, until it is asked. It is
-//! told once to use one arena, as threads here hardly ever allocate at the same time, and to give large pieces back at once. Other
-//! C libraries are left as they are.
+//! told once to use one arena, as threads here hardly ever allocate at the same time, and to keep what a first sync frees for what it
+//! takes next: fresh pages cost more than most of what is done with them. Other C libraries are left as they are.
 
 /// Sets the allocator up; before a thread starts.
 pub fn start() {
@@ -23,7 +23,8 @@ pub fn start() {
     }
 }
 
-/// From so many bytes on, an allocation is a mapping of its own; glibc's first value.
+/// From so many bytes on, an allocation is a mapping of its own, and free memory at the end of the heap is given back unasked.
+/// No single piece that 10,000 Services need is larger.
 #[cfg(target_env = "gnu")]
 const LARGE: libc::c_int = 8 * 1024 * 1024;
 

@@ -727,7 +727,7 @@ mod tests {
     use futures::future::BoxFuture;
     use futures::stream::poll_fn;
     use proxy::{EndpointSlice, Failure, IpFamily, Kind, NamespacedName, SyncReport};
-    use tokio::sync::mpsc;
+    use tokio::sync::{Barrier, mpsc};
     use tokio::time::timeout;
 
     use super::*;
@@ -778,18 +778,34 @@ mod tests {
         }
     }
 
-    /// A mode of a family whose sync waits for the others'.
-    struct Meeting(IpFamily, Arc<tokio::sync::Barrier>);
+    /// A mode whose every sync ends like this, once it has met the others'.
+    struct Same {
+        family: IpFamily,
+        report: SyncReport,
+        meeting: Option<Arc<Barrier>>,
+    }
 
-    impl Mode for Meeting {
+    impl Same {
+        fn of(report: SyncReport) -> Box<dyn Mode> {
+            Box::new(Self {
+                family: IpFamily::V4,
+                report,
+                meeting: None,
+            })
+        }
+    }
+
+    impl Mode for Same {
         fn family(&self) -> IpFamily {
-            self.0
+            self.family
         }
         fn update(&mut self, _: &Model, _: &Changes) {}
         fn sync(&mut self, _: StdInstant) -> BoxFuture<'_, SyncReport> {
             Box::pin(async {
-                self.1.wait().await;
-                SyncReport::default()
+                if let Some(meeting) = &self.meeting {
+                    meeting.wait().await;
+                }
+                self.report.clone()
             })
         }
         fn resync<'a>(
@@ -810,58 +826,38 @@ mod tests {
         }
     }
 
+    /// A daemon that is told nothing.
+    fn daemon_of(options: Options, observed: Observed, modes: Vec<Box<dyn Mode>>) -> Daemon {
+        let (_, received) = mpsc::channel(1);
+        Daemon::new(
+            options,
+            stream(received),
+            AddressChanges::subscribe().unwrap(),
+            Model::new(),
+            modes,
+            &Recorder::off(),
+            observed,
+        )
+    }
+
     #[tokio::test(start_paused = true)]
     async fn families_sync_side_by_side_where_there_are_cpus() {
         for is_abreast in [true, false] {
             let options = options(&["--ipvs-min-sync-period=0s"]);
             let observed = Observed::new(&options);
-            let meeting = Arc::new(tokio::sync::Barrier::new(2));
-            let modes = IpFamily::ALL
-                .iter()
-                .map(|family| Box::new(Meeting(*family, Arc::clone(&meeting))) as Box<dyn Mode>);
-            let (_told, received) = mpsc::channel(1);
-            let mut daemon = Daemon::new(
-                options,
-                stream(received),
-                AddressChanges::subscribe().unwrap(),
-                Model::new(),
-                modes.collect(),
-                &Recorder::off(),
-                observed,
-            );
+            let meeting = Arc::new(Barrier::new(2));
+            let modes = IpFamily::ALL.map(|family| -> Box<dyn Mode> {
+                Box::new(Same {
+                    family,
+                    report: SyncReport::default(),
+                    meeting: Some(Arc::clone(&meeting)),
+                })
+            });
+            let mut daemon = daemon_of(options, observed, modes.into());
             daemon.is_abreast = is_abreast;
             // If one waited for the other's end, they would never meet.
             let synced = timeout(Duration::from_secs(1), daemon.sync(Instant::now())).await;
             assert_eq!(synced.is_ok(), is_abreast);
-        }
-    }
-
-    /// A mode whose every sync ends like this.
-    struct Same(SyncReport);
-
-    impl Mode for Same {
-        fn family(&self) -> IpFamily {
-            IpFamily::V4
-        }
-        fn update(&mut self, _: &Model, _: &Changes) {}
-        fn sync(&mut self, _: StdInstant) -> BoxFuture<'_, SyncReport> {
-            Box::pin(async { self.0.clone() })
-        }
-        fn resync<'a>(
-            &'a mut self,
-            _: &'a Model,
-            _: StdInstant,
-        ) -> BoxFuture<'a, Result<(), Failure>> {
-            Box::pin(async { Ok(()) })
-        }
-        fn next_due(&self) -> Option<StdInstant> {
-            None
-        }
-        fn needs_resync(&self) -> bool {
-            false
-        }
-        fn node_port_addresses(&self) -> &[IpAddr] {
-            &[]
         }
     }
 
@@ -877,17 +873,7 @@ mod tests {
                 is_base_failing,
                 ..SyncReport::default()
             };
-            let mode: Box<dyn Mode> = Box::new(Same(report));
-            let (_told, received) = mpsc::channel(1);
-            let mut daemon = Daemon::new(
-                options,
-                stream(received),
-                AddressChanges::subscribe().unwrap(),
-                Model::new(),
-                vec![mode],
-                &Recorder::off(),
-                observed,
-            );
+            let mut daemon = daemon_of(options, observed, vec![Same::of(report)]);
             let family = daemon.families.first_mut().unwrap();
             for _ in 0..3 {
                 family
@@ -924,17 +910,7 @@ mod tests {
             let options = options(&["--ipvs-min-sync-period=0s"]);
             let observed = Observed::new(&options);
             let metrics = observed.metrics.clone();
-            let mode: Box<dyn Mode> = Box::new(Same(report));
-            let (_told, received) = mpsc::channel(1);
-            let mut daemon = Daemon::new(
-                options,
-                stream(received),
-                AddressChanges::subscribe().unwrap(),
-                Model::new(),
-                vec![mode],
-                &Recorder::off(),
-                observed,
-            );
+            let mut daemon = daemon_of(options, observed, vec![Same::of(report)]);
             let family = daemon.families.first_mut().unwrap();
             for _ in 0..3 {
                 family

@@ -35,6 +35,9 @@ const SET_SIZE: u32 = 65_536;
 /// endpoints each, the first sync would otherwise hold 100 MB of writes, messages and answers at once.
 const ENOUGH_OPS: usize = 32_768;
 
+/// From so many Services at once on, room is made for them first.
+const MANY: usize = 1_000;
+
 /// An answer to [`Kernel::connections`], and what was asked.
 struct Looked {
     keys: Vec<VirtualServerKey>,
@@ -47,9 +50,6 @@ enum Foundation {
     Link,
     Set(Set),
 }
-
-/// From so many Services at once on, room is made for them first.
-const MANY: usize = 1_000;
 
 /// The IPVS mode for one IP family.
 pub struct Proxier<K: Kernel> {

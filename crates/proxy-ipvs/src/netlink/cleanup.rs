@@ -190,33 +190,10 @@ impl Remains {
             }
             return;
         }
-        let mut destroyed = match manner {
-            Manner::Remove => 0,
+        let destroyed = match manner {
+            Manner::Remove => destroy_sets(sets, self.family, cleanup),
             Manner::Count => self.found.sets.len(),
         };
-        let names = match manner {
-            Manner::Remove => sets.names(),
-            Manner::Count => Ok(Vec::new()),
-        };
-        let names = names.unwrap_or_else(|error| {
-            cleanup.leave(
-                self.family,
-                &"the ipsets stay",
-                &format_args!("{error}; run this again"),
-            );
-            Vec::new()
-        });
-        for name in names {
-            match destroy(sets, &name) {
-                Ok(was_there) => destroyed += usize::from(was_there),
-                Err(error) => {
-                    let next = format!(
-                        "{error}; look who uses it (`iptables-save | grep {name}`), then run this again"
-                    );
-                    cleanup.leave(self.family, &format_args!("ipset {name}"), &next);
-                }
-            }
-        }
         if destroyed > 0 {
             cleanup
                 .removed
@@ -236,6 +213,28 @@ fn removals<'a>(
         .filter(|key| found.says_ours(key))
         .map(|key| Op::RemoveServer(*key))
         .collect()
+}
+
+/// Destroys all that there are; how many.
+fn destroy_sets(sets: &mut Sets, family: IpFamily, cleanup: &mut Cleanup) -> usize {
+    let names = sets.names().unwrap_or_else(|error| {
+        let next = format_args!("{error}; run this again");
+        cleanup.leave(family, &"the ipsets stay", &next);
+        Vec::new()
+    });
+    let mut destroyed = 0;
+    for name in names {
+        match destroy(sets, &name) {
+            Ok(was_there) => destroyed += usize::from(was_there),
+            Err(error) => {
+                let next = format!(
+                    "{error}; look who uses it (`iptables-save | grep {name}`), then run this again"
+                );
+                cleanup.leave(family, &format_args!("ipset {name}"), &next);
+            }
+        }
+    }
+    destroyed
 }
 
 fn destroy(sets: &mut Sets, name: &str) -> Result<bool, ipset_netlink::Error> {
