@@ -181,9 +181,9 @@ fn not_shown(report: &Report) -> String {
         .to_owned();
     if report.about.lane != "host" {
         text.push_str(
-            "User Mode Linux: computing is as fast as on the host, but a system call costs about 15 µs and starting a process \
-             3 to 8 ms, which is 30 to 130 times the real price. Programs that make many of them (the tools, iptables) are \
-             slower here than on a real machine; programs that batch look better beside them. ",
+            "User Mode Linux: computing is as fast as on the host, but a system call, a fresh page and the start of a process \
+             cost many times the real price. Programs that make many of them (the tools, iptables) are slower here than on a \
+             real machine; programs that batch look better beside them. ",
         );
     }
     text.push_str(
