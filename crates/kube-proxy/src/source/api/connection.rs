@@ -21,6 +21,7 @@ use std::time::Duration;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use futures::future::BoxFuture;
+use http::uri::Scheme;
 use http::{HeaderValue, Request, Response, Uri};
 use hyper::body::Incoming;
 use hyper::rt::{Read, Write};
@@ -216,15 +217,20 @@ fn pool_over<C>(config: &Config, connector: C) -> Result<Pool, kube::Error>
 where
     C: Service<Uri> + Clone + Send + Sync + 'static,
     C::Response: Connected + Read + Write + Send + Unpin,
-    C::Future: Send,
+    C::Future: Send + Unpin + 'static,
     C::Error: Into<BoxError>,
 {
-    let connector = config.rustls_https_connector_with_connector(connector)?;
-    let client = legacy::Client::builder(TokioExecutor::new())
+    let mut client = legacy::Client::builder(TokioExecutor::new());
+    client
         .pool_timer(TokioTimer::new())
-        .pool_idle_timeout(SPARE)
-        .build::<_, Body>(connector);
-    Ok(BoxCloneService::new(client))
+        .pool_idle_timeout(SPARE);
+    Ok(if config.cluster_url.scheme() == Some(&Scheme::HTTP) {
+        // Nothing to trust: all authorities of the system are not read for it.
+        BoxCloneService::new(client.build::<_, Body>(connector))
+    } else {
+        let connector = config.rustls_https_connector_with_connector(connector)?;
+        BoxCloneService::new(client.build::<_, Body>(connector))
+    })
 }
 
 /// What TLS failed of, if it did.
