@@ -213,6 +213,7 @@ impl<K: Kernel> Proxier<K> {
         self.servers.reserve(services);
         self.addresses.reserve(services);
         self.table(Set::ClusterIp).reserve(services);
+        self.table(Set::IpvsIps).reserve(services);
     }
 
     fn update_service(&mut self, model: &Model, name: &NamespacedName) {

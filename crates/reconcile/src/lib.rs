@@ -6,7 +6,7 @@
 //!   observe(dump) ─────────▶ actual ─┘
 //! ```
 //!
-//! After every call, `pending` holds exactly the keys whose wanted value is not their actual one. Start, change, a failed
+//! After every call, exactly the rows are pending of which the wanted value is not the actual one. Start, change, a failed
 //! write and drift are therefore one path: they differ only in what became pending.
 //!
 //! Several owners may claim one key (two ports of a Service share an address). The claim of the smallest owner is the wanted
@@ -26,33 +26,53 @@ const LAST_RETRY: Duration = Duration::from_secs(30);
 
 /// Among so many keys each is compared with the others; more are hashed.
 const FEW: usize = 8;
-/// Room for so many keys is given back when none is pending.
-const MANY: usize = 1024;
+/// So many pending keys are listed, whatever their part of all.
+const MANY: usize = if cfg!(test) { 2 } else { 1024 };
 
 /// What is wanted by whom, and what is there, for one kind of kernel entry.
 #[derive(Debug)]
 pub struct Table<K, V, O> {
     rows: HashMap<K, Row<V, O>>,
     keys_of: HashMap<O, Box<[K]>>,
-    pending: HashSet<K>,
+    pending: Pending<K>,
     contested: HashSet<K>,
     retries: HashMap<K, Retry>,
     wanted_len: usize,
+}
+
+/// Which rows are pending. A list of nearly all, as at a start, would cost more than to look at all.
+#[derive(Debug)]
+enum Pending<K> {
+    Listed(HashSet<K>),
+    /// So many; the rows say which.
+    Counted(usize),
+}
+
+impl<K> Pending<K> {
+    fn len(&self) -> usize {
+        match self {
+            Self::Listed(keys) => keys.len(),
+            Self::Counted(count) => *count,
+        }
+    }
 }
 
 #[derive(Debug)]
 struct Row<V, O> {
     /// Sorted by owner; the first is the wanted value.
     claims: SmallVec<[(O, V); 1]>,
-    actual: Actual<V>,
+    actual: Actual,
+    /// What is there, if that is [`Actual::Other`].
+    other: Option<Box<V>>,
+    is_pending: bool,
 }
 
 /// What is there. Nearly always that is what is wanted, which is then held once.
-#[derive(Debug)]
-enum Actual<V> {
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Actual {
     Nothing,
     Wanted,
-    Other(Box<V>),
+    Other,
 }
 
 impl<V, O> Row<V, O> {
@@ -61,39 +81,49 @@ impl<V, O> Row<V, O> {
     }
 
     fn actual(&self) -> Option<&V> {
-        match &self.actual {
+        match self.actual {
             Actual::Nothing => None,
             Actual::Wanted => self.wanted(),
-            Actual::Other(value) => Some(value),
+            Actual::Other => self.other.as_deref(),
         }
     }
 }
 
 impl<V: Clone + Eq, O> Row<V, O> {
+    fn of_nothing() -> Self {
+        Self {
+            claims: SmallVec::new(),
+            actual: Actual::Nothing,
+            other: None,
+            is_pending: false,
+        }
+    }
+
     /// To be called before what is wanted changes.
     fn keep_actual(&mut self) {
-        if let (Actual::Wanted, Some(value)) = (&self.actual, self.wanted()) {
-            self.actual = Actual::Other(Box::new(value.clone()));
+        if let (Actual::Wanted, Some(value)) = (self.actual, self.wanted()) {
+            self.other = Some(Box::new(value.clone()));
+            self.actual = Actual::Other;
         }
     }
 
     fn set_actual(&mut self, actual: Option<V>) {
-        self.actual = match actual {
-            None => Actual::Nothing,
-            Some(value) if self.wanted() == Some(&value) => Actual::Wanted,
-            Some(value) => Actual::Other(Box::new(value)),
+        (self.actual, self.other) = match actual {
+            None => (Actual::Nothing, None),
+            Some(value) if self.wanted() == Some(&value) => (Actual::Wanted, None),
+            Some(value) => (Actual::Other, Some(Box::new(value))),
         };
     }
 
     /// Whether what is wanted is there.
     fn is_settled(&mut self) -> bool {
-        if matches!(&self.actual, Actual::Other(value) if self.wanted() == Some(&**value)) {
-            self.actual = Actual::Wanted;
+        if self.actual == Actual::Other && self.wanted() == self.other.as_deref() {
+            (self.actual, self.other) = (Actual::Wanted, None);
         }
         match self.actual {
             Actual::Nothing => self.claims.is_empty(),
             Actual::Wanted => true,
-            Actual::Other(_) => false,
+            Actual::Other => false,
         }
     }
 }
@@ -109,7 +139,7 @@ impl<K, V, O> Default for Table<K, V, O> {
         Self {
             rows: HashMap::new(),
             keys_of: HashMap::new(),
-            pending: HashSet::new(),
+            pending: Pending::Listed(HashSet::new()),
             contested: HashSet::new(),
             retries: HashMap::new(),
             wanted_len: 0,
@@ -132,7 +162,6 @@ where
     pub fn reserve(&mut self, owners: usize) {
         self.rows.reserve(owners);
         self.keys_of.reserve(owners);
-        self.pending.reserve(owners);
     }
 
     /// Makes `entries` all that `owner` claims. Of two entries with one key the first counts. Costs O(entries of this owner).
@@ -194,10 +223,8 @@ where
     }
 
     fn set_claim(&mut self, key: &K, owner: &O, value: Option<V>) {
-        let row = self.rows.entry(key.clone()).or_insert_with(|| Row {
-            claims: SmallVec::new(),
-            actual: Actual::Nothing,
-        });
+        let row = self.rows.entry(key.clone());
+        let row = row.or_insert_with(Row::of_nothing);
         row.keep_actual();
         let before = row.wanted().cloned();
         match (row.claims.binary_search_by(|(o, _)| o.cmp(owner)), value) {
@@ -229,23 +256,50 @@ where
     /// Restores the invariant for one key.
     fn settle(&mut self, key: &K) {
         let Some(row) = self.rows.get_mut(key) else {
-            self.pending.remove(key);
-            self.forgive(key);
             return;
         };
-        if !row.is_settled() {
-            self.pending.insert(key.clone());
-            return;
+        let is_pending = !row.is_settled();
+        let was_pending = std::mem::replace(&mut row.is_pending, is_pending);
+        let is_gone = !is_pending && row.claims.is_empty();
+        match (&mut self.pending, was_pending, is_pending) {
+            (Pending::Listed(keys), false, true) => {
+                keys.insert(key.clone());
+            }
+            (Pending::Listed(keys), true, false) => {
+                keys.remove(key);
+            }
+            (Pending::Counted(count), false, true) => *count += 1,
+            (Pending::Counted(count), true, false) => *count -= 1,
+            _ => {}
         }
-        self.pending.remove(key);
-        if self.pending.is_empty() && self.pending.capacity() > MANY {
-            // At a start all was pending; never again.
-            self.pending = HashSet::new();
-        }
-        if row.claims.is_empty() {
+        if is_gone {
             self.rows.remove(key);
         }
-        self.forgive(key);
+        if is_pending != was_pending {
+            self.list_or_count();
+        }
+        if !is_pending {
+            self.forgive(key);
+        }
+    }
+
+    /// Counts when more than half of all rows are pending, and lists when less than an eighth is: between the two lie as many
+    /// changes as it costs to go through the rows.
+    fn list_or_count(&mut self) {
+        let rows = self.rows.len();
+        match &self.pending {
+            Pending::Listed(keys) if keys.len() > MANY && keys.len() > rows / 2 => {
+                self.pending = Pending::Counted(keys.len());
+            }
+            Pending::Counted(count) if *count <= MANY / 2 || *count < rows / 8 => {
+                let rows = self.rows.iter().filter(|(_, row)| row.is_pending);
+                self.pending = Pending::Listed(rows.map(|(key, _)| key.clone()).collect());
+            }
+            Pending::Listed(keys) if keys.is_empty() && keys.capacity() > MANY => {
+                self.pending = Pending::Listed(HashSet::new());
+            }
+            _ => {}
+        }
     }
 
     fn forgive(&mut self, key: &K) {
@@ -277,10 +331,8 @@ where
         match (self.rows.get_mut(key), actual) {
             (Some(row), actual) => row.set_actual(actual),
             (None, Some(actual)) => {
-                let row = Row {
-                    claims: SmallVec::new(),
-                    actual: Actual::Other(Box::new(actual)),
-                };
+                let mut row = Row::of_nothing();
+                row.set_actual(Some(actual));
                 self.rows.insert(key.clone(), row);
             }
             (None, None) => {}
@@ -291,6 +343,7 @@ where
     /// Says that the write of a key succeeded: what was wanted is there.
     pub fn set_written(&mut self, key: &K) {
         if let Some(row) = self.rows.get_mut(key) {
+            row.other = None;
             row.actual = if row.claims.is_empty() {
                 Actual::Nothing
             } else {
@@ -302,7 +355,7 @@ where
 
     /// Says that the write of a key failed: it stays pending, and is due again after a delay that doubles each time.
     pub fn fail(&mut self, key: &K, now: Instant) {
-        if !self.pending.contains(key) {
+        if !self.is_pending(key) {
             return;
         }
         let retry = self.retries.entry(key.clone()).or_insert(Retry {
@@ -343,14 +396,23 @@ where
 
     /// Keys whose wanted value is not the actual one and whose next try is due, in no order.
     pub fn due(&self, now: Instant) -> impl Iterator<Item = &K> {
-        self.pending
-            .iter()
+        self.pending()
             .filter(move |key| self.retries.get(*key).is_none_or(|retry| retry.due <= now))
     }
 
     /// Keys whose wanted value is not the actual one, due or not, in no order.
     pub fn pending(&self) -> impl Iterator<Item = &K> {
-        self.pending.iter()
+        let (listed, rows) = match &self.pending {
+            Pending::Listed(keys) => (Some(keys), None),
+            Pending::Counted(_) => (None, Some(&self.rows)),
+        };
+        let counted = rows.into_iter().flatten();
+        let counted = counted.filter_map(|(key, row)| row.is_pending.then_some(key));
+        listed.into_iter().flatten().chain(counted)
+    }
+
+    fn is_pending(&self, key: &K) -> bool {
+        self.rows.get(key).is_some_and(|row| row.is_pending)
     }
 
     /// How many keys are pending, due or not.
@@ -560,14 +622,18 @@ mod tests {
                     }
                     Step::Fail(key) => table.fail(&key, now),
                 }
+                let mut pending: Vec<u8> = table.pending().copied().collect();
+                pending.sort_unstable();
+                let differs = |key: &u8| wanted_of(&claims, *key) != actual.get(key).copied();
+                prop_assert_eq!(&pending, &(0..6).filter(differs).collect::<Vec<_>>());
+                prop_assert_eq!(table.pending_len(), pending.len());
                 let wanted_len = (0..6).filter(|key| wanted_of(&claims, *key).is_some()).count();
                 prop_assert_eq!(table.wanted_len(), wanted_len);
                 for key in 0..6 {
                     let wanted = wanted_of(&claims, key);
                     prop_assert_eq!(table.wanted(&key).copied(), wanted);
                     prop_assert_eq!(table.actual(&key).copied(), actual.get(&key).copied());
-                    prop_assert_eq!(table.pending.contains(&key), wanted != actual.get(&key).copied());
-                    prop_assert!(table.pending.contains(&key) || !table.retries.contains_key(&key));
+                    prop_assert!(table.is_pending(&key) || !table.retries.contains_key(&key));
                 }
             }
         }
