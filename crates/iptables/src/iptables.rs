@@ -127,10 +127,19 @@ impl Iptables {
     /// that does not work is not chosen. Starts a process for each family that has to be read to know, which need not be
     /// read again, and where the kernel does not say what it can do.
     pub fn choose(wanted: Option<Backend>) -> Result<Self, IptablesError> {
+        Self::choose_loading(wanted, &[])
+    }
+
+    /// The same; where kernel modules of the backend have to be loaded, these, which its rules or what they name will need, are
+    /// loaded in the same process: else each costs a process as it is first needed.
+    pub fn choose_loading(
+        wanted: Option<Backend>,
+        modules: &[&str],
+    ) -> Result<Self, IptablesError> {
         let mut never = Vec::new();
         let mut reasons = Vec::new();
         for iptables in Self::candidates(wanted)? {
-            let verdicts = IpFamily::ALL.map(|family| iptables.verdict(family));
+            let verdicts = IpFamily::ALL.map(|family| iptables.verdict(family, modules));
             if verdicts.contains(&Verdict::Works) {
                 return Ok(iptables);
             }
@@ -226,7 +235,7 @@ impl Iptables {
     /// Whether it can write rules of a family here. Starts a process where the kernel does not say, or says no.
     pub fn check(&self, family: IpFamily) -> Result<(), IptablesError> {
         exists(family)?;
-        match self.verdict(family) {
+        match self.verdict(family, &[]) {
             Verdict::Works => Ok(()),
             Verdict::Never | Verdict::Unknown => self.try_writing(family),
         }
@@ -247,14 +256,14 @@ impl Iptables {
         Ok(())
     }
 
-    fn verdict(&self, family: IpFamily) -> Verdict {
+    fn verdict(&self, family: IpFamily, needed: &[&str]) -> Verdict {
         let slot = self.readings.of(self.backend, family);
         if slot.works() {
             return Verdict::Works;
         }
         let verdict = match self.backend {
-            Backend::Nft => nft::probe(family),
-            Backend::Legacy => legacy::probe(family),
+            Backend::Nft => nft::probe(family, needed),
+            Backend::Legacy => legacy::probe(family, needed),
         };
         if verdict == Verdict::Works {
             slot.set_works();

@@ -10,12 +10,12 @@ use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::io;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt as _;
-use std::time::Duration;
+use std::path::Path;
 
 use proxy::IpFamily;
 use rustix::net::{AddressFamily, SocketType, ipproto, socket};
 
-use crate::program::Program;
+use crate::modules;
 use crate::reading::{State, Verdict};
 
 /// `IPT_SO_GET_INFO`, `IP6T_SO_GET_INFO`.
@@ -32,8 +32,15 @@ const ENTRIES: usize = 40;
 const MOST: usize = 1 << 20;
 /// The lock of all that write.
 const LOCK: &str = "/run/xtables.lock";
-/// Time for `modprobe`.
-const MODPROBE_LIMIT: Duration = Duration::from_secs(30);
+/// What holds the rules of both families. Without the first two, the kernel does not know the others' tables.
+const MODULES: [&str; 6] = [
+    "ip_tables",
+    "ip6_tables",
+    "iptable_nat",
+    "ip6table_nat",
+    "iptable_filter",
+    "ip6table_filter",
+];
 
 /// What the tables of a family are in, and `None` if that cannot be told. Loads nothing.
 pub(crate) fn state(family: IpFamily) -> Option<State> {
@@ -59,28 +66,29 @@ pub(crate) fn state(family: IpFamily) -> Option<State> {
 
 /// The tables that are there, as `iptables-legacy-save` learns them.
 fn names(family: IpFamily) -> io::Result<Vec<String>> {
-    let file = match family {
-        IpFamily::V4 => "/proc/thread-self/net/ip_tables_names",
-        IpFamily::V6 => "/proc/thread-self/net/ip6_tables_names",
-    };
-    match fs::read_to_string(file) {
+    match fs::read_to_string(names_file(family)) {
         Ok(text) => Ok(text.lines().map(str::to_owned).collect()),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
         Err(error) => Err(error),
     }
 }
 
-/// Whether the kernel has, or loads, table nat, a match and a target, and the lock can be had.
-pub(crate) fn probe(family: IpFamily) -> Verdict {
+fn names_file(family: IpFamily) -> &'static str {
+    match family {
+        IpFamily::V4 => "/proc/thread-self/net/ip_tables_names",
+        IpFamily::V6 => "/proc/thread-self/net/ip6_tables_names",
+    }
+}
+
+/// Whether the kernel has, or loads, table nat, a match and a target, and the lock can be had. What answers the questions it does
+/// not load by itself: that is loaded here, with the tables, and with what else its caller will need.
+pub(crate) fn probe(family: IpFamily, needed: &[&str]) -> Verdict {
     let asked = LegacyTables::open(family).and_then(|tables| {
-        let has_nat = match tables.table("nat") {
-            Err(error) if error.raw_os_error() == Some(libc::ENOPROTOOPT) => {
-                load(family)?;
-                tables.table("nat")
-            }
-            has_nat => has_nat,
-        };
-        has_nat.and_then(|_| tables.has_revisions())
+        if !Path::new(names_file(family)).exists() {
+            modules::load(MODULES.iter().chain(needed))?;
+        }
+        tables.table("nat")?;
+        tables.has_revisions()
     });
     match asked.and_then(|()| lock()) {
         Ok(_) => Verdict::Works,
@@ -95,19 +103,6 @@ fn lock() -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.read(true).create(true).write(true).mode(0o600);
     options.open(LOCK)
-}
-
-/// Loads what answers the socket options of a family, as iptables does, and of the other one with it: each is a process.
-fn load(family: IpFamily) -> io::Result<()> {
-    let loader = fs::read_to_string("/proc/sys/kernel/modprobe")?;
-    let (own, other) = match family {
-        IpFamily::V4 => ("ip_tables", "ip6_tables"),
-        IpFamily::V6 => ("ip6_tables", "ip_tables"),
-    };
-    let modprobe = Program::at(loader.trim_end().into());
-    modprobe
-        .run(&["-q", "-a", own, other], "", MODPROBE_LIMIT)
-        .map(drop)
 }
 
 /// A table.

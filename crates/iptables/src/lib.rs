@@ -8,6 +8,7 @@
 
 mod iptables;
 mod legacy;
+mod modules;
 mod nft;
 mod program;
 mod reading;

@@ -13,6 +13,7 @@ use netlink_batch::{
 };
 use proxy::IpFamily;
 
+use crate::modules;
 use crate::reading::{State, Verdict};
 
 const NFNL_MSG_BATCH_BEGIN: u16 = 0x10;
@@ -42,6 +43,8 @@ const INFO: u16 = 3;
 
 /// The tables that iptables knows.
 const TABLES: [&str; 5] = ["filter", "nat", "mangle", "raw", "security"];
+/// What puts iptables' rules into them.
+const MODULES: [&str; 2] = ["nft_compat", "nft_chain_nat"];
 /// Where the transaction that is not ended would write.
 const PROBE: &str = "kube-proxy-probe";
 const CHAIN: &str = "prerouting";
@@ -92,11 +95,18 @@ fn read(connection: &mut Connection, family: IpFamily) -> Result<(bool, Option<u
     Ok((false, generation))
 }
 
-/// Whether the kernel would take a chain for NAT, a match and a target of iptables.
-pub(crate) fn probe(family: IpFamily) -> Verdict {
+/// Whether the kernel would take a chain for NAT, a match and a target of iptables. Loads what these need, with what else the
+/// caller will need.
+pub(crate) fn probe(family: IpFamily, needed: &[&str]) -> Verdict {
     match Connection::open(Protocol::Netfilter) {
         Ok(mut connection) => match probe_table(&mut connection, family) {
-            Verdict::Works => probe_rule(&mut connection, family),
+            Verdict::Works => {
+                if modules::is_loadable(MODULES[0]) {
+                    // Else the kernel loads them one by one, or says what it lacks.
+                    drop(modules::load(MODULES.iter().chain(needed)));
+                }
+                probe_rule(&mut connection, family)
+            }
             verdict => verdict,
         },
         Err(error) if is_missing(&error) => Verdict::Never,

@@ -45,7 +45,7 @@ fn open_to_write(options: &Options) -> Result<Kernels> {
     if options.mode == ProxyMode::Iptables {
         return iptables::Kernels::open(options).map(Kernels::Iptables);
     }
-    let iptables = Iptables::choose(backend(options)).context("cannot use iptables")?;
+    let iptables = choose(options).context("cannot use iptables")?;
     let kernels = Ipvs::open(options, iptables, Iptables::check, NetlinkKernel::open)?;
     for (_, kernel) in &kernels.opened {
         // It is done whether or not anybody waits for it.
@@ -67,22 +67,31 @@ pub(crate) fn open_to_read(options: &Options) -> Result<Kernels> {
 /// Does what needs more privileges than serving, and what only a container with kernel modules in reach can: IPVS is loaded, and
 /// its time-outs are set, for its mode.
 pub(crate) async fn prepare(options: &Options) -> Result<()> {
-    let wanted = options.timeouts;
-    let backend = backend(options);
-    let is_ipvs = options.mode == ProxyMode::Ipvs;
+    let options = options.clone();
     let prepared = move || {
-        // iptables loads modules that its legacy backend needs when it is first used; here it may be missing.
-        if let Err(error) = Iptables::choose(backend) {
+        // Here iptables may be missing.
+        if let Err(error) = choose(&options) {
             info!(reason = %error, "iptables is not prepared");
         }
-        if !is_ipvs {
+        if options.mode != ProxyMode::Ipvs {
             return Ok(());
         }
+        let wanted = options.timeouts;
         proxy_ipvs::prepare(wanted.tcp, wanted.tcp_fin, wanted.udp)
     };
     // Blocks on the kernel and on programs; nothing else happens meanwhile.
     tokio::task::spawn_blocking(prepared).await??;
     Ok(())
+}
+
+/// Chooses iptables to write with, and loads the kernel modules that it needs with those of the mode, if they are not there.
+fn choose(options: &Options) -> Result<Iptables, IptablesError> {
+    let scheduler = format!("ip_vs_{}", options.scheduler);
+    let modules = match options.mode {
+        ProxyMode::Ipvs => [proxy_ipvs::MODULES.as_slice(), &[scheduler.as_str()]].concat(),
+        ProxyMode::Iptables => proxy_iptables::MODULES.to_vec(),
+    };
+    Iptables::choose_loading(backend(options), &modules)
 }
 
 fn backend(options: &Options) -> Option<Backend> {

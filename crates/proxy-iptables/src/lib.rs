@@ -26,7 +26,7 @@ mod saved;
 pub use base::Base;
 pub use chain::{Chain, Hash, Purpose, Shared, Table};
 pub use config::Config;
-pub use kernel::{IptablesKernel, Kernel, KernelError, Refusal};
+pub use kernel::{IptablesKernel, Kernel, KernelError, MODULES, Refusal};
 pub use nfacct::{Accounting, Counter};
 pub use plan::Plan;
 pub use port::{Content, Owner, ServedPort, Slot, Style, compile};

@@ -29,7 +29,7 @@ pub use config::{Config, ShimStyle, VipMode};
 pub use iptables::{Backend, Iptables, IptablesError};
 pub use kernel::{Kernel, KernelError, Snapshot};
 pub use netlink::{
-    Cleanup, NetlinkKernel, OpenError, clean_up, clean_up_beside, foresee_beside, prepare,
+    Cleanup, MODULES, NetlinkKernel, OpenError, clean_up, clean_up_beside, foresee_beside, prepare,
 };
 pub use plan::{Op, Outcome, Plan, Stage};
 pub use proxier::Proxier;

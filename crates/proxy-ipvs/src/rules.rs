@@ -658,6 +658,45 @@ mod tests {
     }
 
     #[test]
+    fn modules_of_the_usual_rules_are_known() {
+        for shim in [ShimStyle::Upstream, ShimStyle::Lean] {
+            for family in IpFamily::ALL {
+                let shim = Config {
+                    shim,
+                    ..Config::default()
+                };
+                let filled = Set::all().collect();
+                let forbidden_to_node = BTreeSet::new();
+                let rules = Shim {
+                    family,
+                    filled,
+                    forbidden_to_node,
+                }
+                .rules(&shim);
+                let text = rules.restore_text(&Rules::default());
+                let words: Vec<&str> = text.split_whitespace().collect();
+                let of = |option| {
+                    let pairs = words.windows(2);
+                    pairs.filter_map(move |pair| (pair[0] == option).then_some(pair[1]))
+                };
+                // The kernel's own targets, and those of bridges alone, have none to be loaded.
+                let known = |name: &&str| {
+                    !["ACCEPT", "DROP", "RETURN", "physdev"].contains(name)
+                        && !name.starts_with("KUBE-")
+                };
+                let mut seen = 0;
+                for name in of("-m").chain(of("-j")).filter(known) {
+                    // xt_mark is both.
+                    let alias = format!("ipt_{}", name.replace("MARK", "mark"));
+                    assert!(crate::MODULES.contains(&alias.as_str()), "{alias}");
+                    seen += 1;
+                }
+                assert!(seen > 10, "{text}");
+            }
+        }
+    }
+
+    #[test]
     fn what_is_restored_reads_back_equal() {
         for family in IpFamily::ALL {
             let all: Vec<_> = Set::all().collect();

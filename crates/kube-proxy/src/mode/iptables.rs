@@ -27,7 +27,7 @@ pub(crate) struct Kernels {
 impl Kernels {
     /// Opens it to write.
     pub(super) fn open(options: &Options) -> Result<Self> {
-        let iptables = Iptables::choose(super::backend(options)).context("cannot use iptables")?;
+        let iptables = super::choose(options).context("cannot use iptables")?;
         let mut kernels = Self::open_checked(options, iptables.clone(), Iptables::check)?;
         for (family, _) in &kernels.opened {
             match probe_counters(*family, &iptables) {
