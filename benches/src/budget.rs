@@ -41,7 +41,7 @@ pub(crate) fn seconds(cell: &Cell) -> f64 {
     let is_iptables = mode == Some(Mode::Iptables);
     let start = start(&cell.subject.kind, services, endpoints);
     let rest = match cell.axis {
-        Axis::Cold | Axis::Big => 0.0,
+        Axis::Cold | Axis::Loaded | Axis::Big => 0.0,
         Axis::Memory | Axis::Keptalive => 5.0,
         Axis::Restart => 0.7 + start * if is_iptables { 1.6 } else { 0.4 },
         Axis::Add => 5.5 + if is_iptables { 22.0 * services } else { 0.5 },

@@ -31,8 +31,9 @@ enum Often {
 }
 
 /// The points of a run without arguments, the most telling first.
-const POINTS: [(Axis, &str, Often); 39] = [
+const POINTS: [(Axis, &str, Often); 40] = [
     (Axis::Cold, "10000", Often::All),
+    (Axis::Loaded, "10000", Often::All),
     (Axis::Cold, "100", Often::All),
     (Axis::Cold, "1000", Often::All),
     (Axis::First, "1", Often::All),
@@ -292,6 +293,13 @@ fn is_worth(points: &[Point], point: &Point) -> bool {
 /// Whether a subject is measured on an axis.
 fn has(axis: Axis, subject: &SubjectKind) -> bool {
     match subject {
+        // What it costs to load them is a question of the two that are compared as programs.
+        SubjectKind::KubeProxy {
+            mode,
+            flags,
+            is_ours,
+            ..
+        } if axis == Axis::Loaded => *is_ours && *mode == Mode::Ipvs && flags.is_empty(),
         // Its pieces are those of the two shims.
         SubjectKind::KubeProxy {
             mode,
@@ -310,7 +318,9 @@ fn has(axis: Axis, subject: &SubjectKind) -> bool {
             !matches!(axis, Axis::Idle | Axis::Memory | Axis::Big) && axis <= Axis::First
         }
         SubjectKind::KubeProxy { .. } => true,
-        SubjectKind::Floor => matches!(axis, Axis::Cold | Axis::Change | Axis::Big),
+        SubjectKind::Floor => {
+            matches!(axis, Axis::Cold | Axis::Loaded | Axis::Change | Axis::Big)
+        }
         SubjectKind::Tools => matches!(axis, Axis::Cold | Axis::Big),
         SubjectKind::BareIpvs | SubjectKind::Direct => {
             axis.is_data_plane() && axis != Axis::Anatomy

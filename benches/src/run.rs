@@ -34,7 +34,7 @@ pub(crate) struct Run {
     /// Services, or Services x endpoints (2 if not said): 100,10000x50 [default: by axis, up to 50000]
     #[arg(long, value_delimiter = ',')]
     sizes: Vec<Size>,
-    /// Only these axes, at the sizes or at one of their own: cold,change@50000 [default: cold, restart, add, change, rolling,
+    /// Only these axes, at the sizes or at one of their own: cold,change@50000 [default: cold, loaded, restart, add, change, rolling,
     /// delete, idle, memory, big, first, connect, keptalive, udp, throughput, anatomy]
     #[arg(long, value_delimiter = ',')]
     axes: Vec<Asked>,

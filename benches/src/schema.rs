@@ -17,6 +17,8 @@ use serde::{Deserialize, Serialize};
 pub(crate) enum Axis {
     /// From exec to the whole state in an empty kernel.
     Cold,
+    /// The same with the kernel modules loaded before.
+    Loaded,
     /// From exec to the end of the first sync on a kernel that holds the state already.
     Restart,
     /// One Service more.
@@ -48,8 +50,9 @@ pub(crate) enum Axis {
 }
 
 impl Axis {
-    pub(crate) const ALL: [Self; 15] = [
+    pub(crate) const ALL: [Self; 16] = [
         Self::Cold,
+        Self::Loaded,
         Self::Restart,
         Self::Add,
         Self::Change,
@@ -75,6 +78,7 @@ impl Axis {
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Cold => "cold",
+            Self::Loaded => "loaded",
             Self::Restart => "restart",
             Self::Add => "add",
             Self::Change => "change",

@@ -4,9 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::{Read as _, Seek as _, SeekFrom};
 use std::net::{Ipv4Addr, SocketAddrV4};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 use ipvs_netlink::{Protocol, ServiceKey};
 use lab::Signal;
 
@@ -38,6 +39,9 @@ pub(crate) fn measure(cell: &Cell) -> Result<Outcome> {
     if is_kube_proxy {
         stage.serve()?;
     }
+    if cell.axis == Axis::Loaded {
+        load_modules()?;
+    }
     let fixture_before = stage.fixture_cpu_s()?;
     let (mut subject, started) = stage.start()?;
     if cell.axis == Axis::Change && !is_kube_proxy {
@@ -60,7 +64,7 @@ pub(crate) fn measure(cell: &Cell) -> Result<Outcome> {
         ..Measured::default()
     };
     match cell.axis {
-        Axis::Cold | Axis::Big => {}
+        Axis::Cold | Axis::Loaded | Axis::Big => {}
         Axis::Memory => {
             std::thread::sleep(SETTLE);
             measured.peak_kib = Some(subject.memory_kib("VmHWM")?);
@@ -87,6 +91,22 @@ pub(crate) fn measure(cell: &Cell) -> Result<Outcome> {
         parts(&subject.log(), &mut measured);
     }
     Ok(Outcome::Measured(Box::new(measured)))
+}
+
+/// Loads what the rules and sets of IPVS mode need; what the kernel has built in, `modprobe` passes over.
+fn load_modules() -> Result<()> {
+    let of_both = |table| ["ip", "ip6"].map(|family| format!("{family}{table}"));
+    let tables = ["_tables", "table_nat", "table_filter"]
+        .into_iter()
+        .flat_map(of_both);
+    let status = Command::new("modprobe")
+        .args(["-q", "-a", "ip_vs_rr"])
+        .args(proxy_ipvs::MODULES)
+        .args(tables)
+        .status()
+        .context("cannot start modprobe")?;
+    ensure!(status.success(), "modprobe ended with {status}");
+    Ok(())
 }
 
 /// Which endpoint a change replaces: Services in a scattered order, then their next endpoints.

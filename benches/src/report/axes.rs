@@ -7,6 +7,7 @@ use crate::schema::{Axis, Cell, Measured};
 pub(super) fn title(axis: Axis) -> &'static str {
     match axis {
         Axis::Cold => "Cold start",
+        Axis::Loaded => "Cold start with the kernel modules loaded",
         Axis::Restart => "Restart on a programmed kernel",
         Axis::Add => "One Service more",
         Axis::Change => "One endpoint changed",
@@ -28,7 +29,10 @@ pub(super) fn title(axis: Axis) -> &'static str {
 pub(super) fn explained(axis: Axis) -> &'static str {
     match axis {
         Axis::Cold => {
-            "From the start of the program, in an empty kernel, until the kernel holds everything. The API fixture shares the one CPU; what it uses is part of the wall time and stands beside it. The floor is a bare loader that sends the same state of the IPVS mode as messages encoded beforehand."
+            "From the start of the program, in an empty kernel, until the kernel holds everything. The API fixture shares the one CPU; what it uses is part of the wall time and stands beside it. The floor is a bare loader that sends the same state of the IPVS mode as messages encoded beforehand. Modules for IPVS, ipsets' core, connection tracking and dummy links are loaded before; of the others our daemon loads what it can in one process, and the floor leaves them to the kernel, which starts one for each as it is first needed."
+        }
+        Axis::Loaded => {
+            "A cold start after all kernel modules that it needs have been loaded, so that neither the daemon nor the floor has a part of it."
         }
         Axis::Restart => {
             "The program is stopped, one Service is taken out of the kernel, and the program started again: until that Service is back."
@@ -95,6 +99,8 @@ pub(super) const SHOWN: &[Metric] = &[
     ),
     cpu(Axis::Cold),
     peak(Axis::Cold),
+    wall(Axis::Loaded, COLD),
+    cpu(Axis::Loaded),
     wall(Axis::Restart, "until what was taken out is back"),
     cpu(Axis::Restart),
     figure(Axis::Add, "median", Unit::Milliseconds, |one| {
