@@ -20,7 +20,7 @@ use proxy::IpFamily;
 use proxy_ipvs::ShimStyle;
 
 use super::packets::{Lane, Sender};
-use super::{POD, SERVERS, SERVICES, serving_host, write_servers};
+use super::{POD, SERVERS, SERVICES, silent_host, write_servers};
 use crate::kernel::Kernel;
 use crate::objects::{Objects, PORT};
 use crate::schema::{Cell, Distribution, Measured, Mode, Outcome};
@@ -69,7 +69,7 @@ impl Step {
 /// Measures all steps.
 pub(crate) fn measure(cell: &Cell) -> Result<Outcome> {
     let mut stage = Stage::new(cell)?;
-    let server = serving_host(&mut stage.world)?;
+    let server = silent_host(&mut stage.world)?;
     let style = if cell.subject.kind.is_lean() {
         ShimStyle::Lean
     } else {

@@ -47,6 +47,8 @@ const SETTLE: Duration = Duration::from_secs(1);
 /// Flows in a block of first packets; few enough that IPVS' table of connections (4096 buckets) stays as it is.
 const BLOCK: u16 = 128;
 const ROUNDS: usize = 21;
+/// Blocks that are answered.
+const ANSWERED_ROUNDS: usize = 9;
 /// Where a packet takes milliseconds, there are fewer rounds.
 const LEAST_ROUNDS: usize = 7;
 const ENOUGH: Duration = Duration::from_secs(10);
@@ -64,7 +66,10 @@ pub(crate) fn measure(cell: &Cell) -> Result<Outcome> {
     let client = stage
         .world
         .pod(&node, "client", CLIENT.to_string().as_str())?;
-    let server = serving_host(&mut stage.world)?;
+    let server = match cell.axis {
+        Axis::First => silent_host(&mut stage.world)?,
+        _ => serving_host(&mut stage.world)?,
+    };
     stage.world.route(&node, SERVERS, &server)?;
     stage.world.route(&server, "10.200.1.0/24", &node)?;
 
@@ -96,8 +101,21 @@ pub(crate) fn measure(cell: &Cell) -> Result<Outcome> {
 /// A host that answers for all endpoints.
 fn serving_host(world: &mut World) -> Result<Place> {
     let server = world.host("server", "172.35.0.200/24")?;
-    server.read(["ip", "route", "add", "local", SERVERS, "dev", "lo"])?;
+    let_answer(&server)?;
     Ok(server)
+}
+
+/// A host that drops what comes for an endpoint, and says nothing.
+fn silent_host(world: &mut World) -> Result<Place> {
+    let server = world.host("server", "172.35.0.200/24")?;
+    server.read(["ip", "route", "add", "blackhole", SERVERS])?;
+    Ok(server)
+}
+
+/// Makes a host answer for all endpoints: where nothing listens, by a reset.
+fn let_answer(host: &Place) -> Result<()> {
+    host.read(["ip", "route", "add", "local", SERVERS, "dev", "lo"])?;
+    Ok(())
 }
 
 /// Brings the state of the subject into the node; the process that did it, or why it is not there.
@@ -274,7 +292,8 @@ fn udp_objects(address: Ipv4Addr) -> (serde_json::Value, serde_json::Value) {
     (service, slice)
 }
 
-/// First packets: blocks of new flows to each target.
+/// First packets: blocks of new flows to each target; then some that are answered by a reset, which takes its way back within
+/// the time of the packet.
 fn first(
     client: &Place,
     server: &Place,
@@ -282,22 +301,36 @@ fn first(
 ) -> Result<Vec<(String, &'static str, Vec<f64>)>> {
     let mut sender = packets::Sender::new(server)?;
     let mut lanes = Vec::new();
-    for &(_, to) in targets {
-        let lane = packets::Lane::open(client, CLIENT, to)?;
-        sender.warm_up(&lane)?;
-        lanes.push(lane);
+    for &(name, to) in targets {
+        lanes.push((name, packets::Lane::open(client, CLIENT, to)?));
+    }
+    let mut series = in_turns(&mut sender, &lanes, "", ROUNDS)?;
+    let_answer(server)?;
+    series.extend(in_turns(&mut sender, &lanes, " answered", ANSWERED_ROUNDS)?);
+    Ok(series)
+}
+
+/// Blocks of new flows, one to each target in turn: nanoseconds for a packet.
+fn in_turns(
+    sender: &mut packets::Sender,
+    lanes: &[(&str, packets::Lane)],
+    suffix: &str,
+    rounds: usize,
+) -> Result<Vec<(String, &'static str, Vec<f64>)>> {
+    for (_, lane) in lanes {
+        sender.warm_up(lane)?;
     }
     let mut values: Vec<Vec<f64>> = vec![Vec::new(); lanes.len()];
     let begun = Instant::now();
-    for round in 0..ROUNDS {
+    for round in 0..rounds {
         if round >= LEAST_ROUNDS && begun.elapsed() > ENOUGH {
             break;
         }
-        for (lane, values) in lanes.iter().zip(&mut values) {
+        for ((_, lane), values) in lanes.iter().zip(&mut values) {
             values.push(sender.new_flows(lane, BLOCK)?);
         }
     }
-    let names = targets.iter().map(|(name, _)| (*name).to_owned());
+    let names = lanes.iter().map(|(name, _)| format!("{name}{suffix}"));
     Ok(names
         .zip(values)
         .map(|(name, values)| (name, "ns", values))

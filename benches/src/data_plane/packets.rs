@@ -1,8 +1,8 @@
 //! Packets in blocks: what one costs from the client's socket to the server's network stack.
 //!
 //! A raw socket sends a block of TCP SYNs with one `sendmmsg`; each is forwarded, all the way, within that call, because this
-//! kernel has one CPU. The server has no listener but counts what arrives; a packet that is lost fails the measurement. The
-//! clock's own system call is spread over the block.
+//! kernel has one CPU. The server has no listener but counts what arrives; a packet that is lost fails the measurement. Where it
+//! answers, by a reset, that is forwarded to the client within the call, too. The clock's own system call is spread over the block.
 
 use std::fs::File;
 use std::io::{self, IoSlice};

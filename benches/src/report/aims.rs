@@ -57,6 +57,10 @@ fn aims(report: &Report) -> Vec<Aim> {
         let title = "to the first Service, best block";
         of(Axis::First, title, subject, size).best()
     };
+    let answered = |subject: &str| {
+        let title = "to the first Service, with its answer, best block";
+        of(Axis::First, title, subject, "1").best()
+    };
     let share = |axis, subject| of(axis, SHARE, subject, "10000");
     let idle = median(Axis::Idle, "processes started", "ipvs", "10000");
     let aim = |text, figure| Aim { text, figure };
@@ -139,6 +143,11 @@ fn aims(report: &Report) -> Vec<Aim> {
         aim(
             "First packet at one Service with the leaner shim: best at most 1.2 × iptables mode's best",
             ratio(least("ipvs-lean", "1"), least("iptables", "1"), 1.2),
+        ),
+        aim(
+            "First packet with its answer at one Service with the leaner shim, best, against iptables mode's best",
+            ratio(answered("ipvs-lean"), answered("iptables"), f64::INFINITY)
+                .map(|(figure, _)| (figure, None)),
         ),
         aim(
             "First packet at one Service with upstream's shim, best, against iptables mode's best",

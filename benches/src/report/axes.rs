@@ -53,7 +53,7 @@ pub(super) fn explained(axis: Axis) -> &'static str {
         Axis::Memory => "Of the program, after a cold start.",
         Axis::Big => "As a cold start.",
         Axis::First => {
-            "What the first packet of a new TCP connection costs from a pod's socket, through the node, to the network of another host: blocks of SYNs from a raw socket with one system call each. First, middle and last are places in the order in which the kernel has the Services: of the rules, or in which virtual servers were made (a new one comes to the head of its bucket, so the first is found last). `direct` goes to a pod of that host without a Service, through the same node; the subject `direct` has no Services at all, and bare-ipvs nothing but virtual servers: how it grows is the kernel's own table (256 buckets up to Linux 6.x)."
+            "What the first packet of a new TCP connection costs from a pod's socket, through the node, to the network of another host: blocks of SYNs from a raw socket with one system call each. That host drops them, or, where a table says so, answers by a reset, whose way back to the pod is in the figure then. First, middle and last are places in the order in which the kernel has the Services: of the rules, or in which virtual servers were made (a new one comes to the head of its bucket, so the first is found last). `direct` goes to a pod of that host without a Service, through the same node; the subject `direct` has no Services at all, and bare-ipvs nothing but virtual servers: how it grows is the kernel's own table (256 buckets up to Linux 6.x). All hosts of the lab share one kernel, and Linux up to 6.12 keeps the addresses of all network namespaces in one table of 256 chains: with many addresses on the node, a pod pays for each answer that it gets, too (docs/operating.md)."
         }
         Axis::Connect => {
             "Connections in a second from a pod to a pod of another host, one after another: opened, one byte there and back, reset."
@@ -184,6 +184,24 @@ pub(super) const SHOWN: &[Metric] = &[
                     .min,
             )
         },
+    ),
+    figure(
+        Axis::First,
+        "to the last Service, with its answer",
+        Unit::Nanoseconds,
+        |one| p50(one, "last answered").or_else(|| p50(one, "first answered")),
+    ),
+    figure(
+        Axis::First,
+        "to the first Service, with its answer, best block",
+        Unit::Nanoseconds,
+        |one| Some(one.series.get("first answered")?.min),
+    ),
+    figure(
+        Axis::First,
+        "direct, with its answer",
+        Unit::Nanoseconds,
+        |one| p50(one, "direct answered"),
     ),
     figure(Axis::Connect, "to the last Service", Unit::PerSecond, last),
     figure(

@@ -779,6 +779,76 @@ fn two_thousand_services_at_once() {
     });
 }
 
+/// Whether the kernel asks its routing table for the source of what comes in on eth0: a broadcast address is one then, to
+/// nobody's surprise; that of a neighbour is none.
+fn looks_up_sources() -> bool {
+    let passes = |source: &str| {
+        let asked = format!("route get 10.96.0.1 from {source} iif eth0");
+        let answer = Command::new("ip").args(asked.split(' ')).output().unwrap();
+        answer.status.success()
+    };
+    assert!(passes("192.168.99.20") && !passes("192.168.99.10"));
+    !passes("192.168.99.255")
+}
+
+/// With many addresses a packet costs as many, by the default way of looking for its source among them.
+#[test]
+#[ignore = "needs a kernel with IPVS: run by make test in the lab"]
+fn with_many_addresses_the_kernel_looks_sources_up_in_its_routing_table() {
+    on_a_node(|| {
+        sh(
+            "echo 0 | tee /proc/sys/net/ipv4/conf/all/rp_filter > /proc/sys/net/ipv4/conf/eth0/rp_filter",
+        );
+        let address = |number: u32| IpAddr::from(Ipv4Addr::from_bits(0x0a60_0001 + number));
+        let bind = |numbers: std::ops::Range<u32>| -> Vec<Op> {
+            numbers
+                .map(|number| Op::BindAddress(address(number)))
+                .collect()
+        };
+        let mut kernel = open(IpFamily::V4);
+        let messages_for = |kernel: &mut NetlinkKernel, ops: Vec<Op>| {
+            let before = kernel.sent();
+            assert_done(&apply(kernel, ops));
+            kernel.sent() - before
+        };
+        assert_done(&apply(&mut kernel, [Op::CreateLink]));
+        messages_for(&mut kernel, bind(0..4_095));
+        assert!(routes().is_empty() && !looks_up_sources());
+
+        // Each run asks for the link first.
+        assert_eq!(messages_for(&mut kernel, bind(4_095..4_096)), 1 + 2);
+        let landmark = BTreeSet::from(["127.107.0.2".to_owned()]);
+        assert_eq!(routes(), landmark);
+        assert!(looks_up_sources());
+        assert_eq!(messages_for(&mut kernel, bind(4_096..4_097)), 1 + 1, "once");
+
+        let mut restarted = open(IpFamily::V4);
+        let found = restarted.dump(false).unwrap();
+        assert_eq!(
+            (found.bound.len(), found.bound_otherwise),
+            (4_097, BTreeSet::new())
+        );
+        assert_eq!(
+            messages_for(&mut restarted, bind(4_097..4_098)),
+            1 + 1,
+            "nor after a restart"
+        );
+
+        // A node that was programmed by another kube-proxy, or where somebody has removed it.
+        sh("ip route del local 127.107.0.2 dev kube-ipvs0 table local");
+        restarted.dump(false).unwrap();
+        let unbind = vec![Op::UnbindAddress(address(4_097))];
+        assert_eq!(messages_for(&mut restarted, unbind), 1 + 2);
+        assert_eq!(routes(), landmark);
+
+        // It goes with the link; what the kernel has learned stays.
+        sh(
+            "ip link del kube-ipvs0; ip link add kube-ipvs0 type dummy; ip addr add 10.96.0.1/32 dev kube-ipvs0",
+        );
+        assert!(routes().is_empty() && looks_up_sources());
+    });
+}
+
 /// What became of one write.
 fn apply(kernel: &mut NetlinkKernel, ops: impl Into<Vec<Op>>) -> Vec<Outcome> {
     let plan = Plan { ops: ops.into() };

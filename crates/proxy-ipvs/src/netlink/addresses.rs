@@ -6,8 +6,11 @@
 //! number that tells it from the kernel's. The link has to be ready for routes: IPv6 ones need it up, and the IPv4 ones go with its
 //! last IPv4 address, so that it keeps one which means nothing to anybody ([`ANCHOR`]).
 //!
+//! With very many addresses one such route stands beside them ([`LANDMARK`]): without any, the kernel searches a chain of them
+//! all for each packet that comes in.
+//!
 //! Source: `include/uapi/linux/rtnetlink.h`, `if_link.h`, `if_addr.h`; `net/ipv4/devinet.c`, `fib_semantics.c`,
-//! `net/ipv6/addrconf.c`, `route.c`.
+//! `fib_frontend.c`, `net/ipv6/addrconf.c`, `route.c`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr};
@@ -73,6 +76,16 @@ const PROTOCOL: u8 = 107;
 /// (`fib_disable_ip`). Local to the node anyway, like all of 127.0.0.0/8, and of scope host, so nobody's source address.
 const ANCHOR: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 107, 0, 1));
 
+/// One local route makes the kernel ask its routing table whether a packet's source is one of its own addresses, instead of
+/// walking through a 256th of all addresses (`fib_validate_source`, where `rp_filter` is 0 and there are no rules of others):
+/// `fib_has_custom_local_routes` is set by the first such route over netlink, and stays until the network namespace ends.
+/// The address is local to the node anyway, like all of 127.0.0.0/8, and in nobody's way. As a route on the link it is in the dump that
+/// is read anyway, shows a restart that nothing is to be done, and goes with the link.
+const LANDMARK: Ipv4Addr = Ipv4Addr::new(127, 107, 0, 2);
+
+/// From how many addresses on [`LANDMARK`] is worth it: below some 3,000 the walk is the cheaper way (docs/operating.md).
+const MANY: usize = 4_096;
+
 /// How long none of the kernel's own routes may appear until those missing are given up.
 const ROUTED_WITHIN: Duration = Duration::from_secs(2);
 
@@ -87,6 +100,9 @@ pub(super) struct Addresses {
     foreign_prefixes: BTreeMap<IpAddr, u8>,
     /// Whether a dump has found [`ANCHOR`].
     is_anchored: bool,
+    /// How many addresses are on the link, by the last dump and what was done since.
+    bound: usize,
+    landmark: Landmark,
     /// Whether the link could not be made ready: that addresses have none is no surprise then.
     is_link_refused: bool,
 }
@@ -102,6 +118,15 @@ pub(super) struct Found {
     pub(super) bound_otherwise: BTreeSet<IpAddr>,
     /// On every other interface.
     pub(super) others: BTreeSet<IpAddr>,
+}
+
+/// What is known of [`LANDMARK`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Landmark {
+    Missing,
+    There,
+    /// Not to be had, and the log says why.
+    Refused,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -125,6 +150,8 @@ impl Addresses {
             vip_mode: VipMode::Address,
             foreign_prefixes: BTreeMap::new(),
             is_anchored: false,
+            bound: 0,
+            landmark: Landmark::Missing,
             is_link_refused: false,
         })
     }
@@ -174,6 +201,13 @@ impl Addresses {
             };
             found.bound_otherwise = self.routes(link.index, PROTOCOL)?;
         }
+        self.bound = found.bound.len();
+        let has_landmark = found.bound_otherwise.remove(&LANDMARK.into());
+        self.landmark = match self.landmark {
+            _ if has_landmark => Landmark::There,
+            Landmark::Refused => Landmark::Refused,
+            _ => Landmark::Missing,
+        };
         if self.vip_mode == VipMode::Route {
             std::mem::swap(&mut found.bound, &mut found.bound_otherwise);
         }
@@ -385,14 +419,39 @@ impl Addresses {
         if gives_up_routes && self.is_anchored {
             push(&mut batch, RTM_DELADDR, ANCHOR, 32, 0, index);
         }
+        self.count(run);
+        let sets_landmark = self.wants_landmark();
+        if sets_landmark {
+            let landmark = LANDMARK.into();
+            push_route(&mut batch, RTM_NEWROUTE, NLM_F_CREATE, landmark, index);
+        }
         match self.connection.execute(&batch) {
-            Ok(replies) => run
-                .iter()
-                .zip(replies)
-                .map(|(op, reply)| outcome(op, reply))
-                .collect(),
+            Ok(mut replies) => {
+                if sets_landmark {
+                    self.landmark = landmark(replies.pop());
+                }
+                run.iter()
+                    .zip(replies)
+                    .map(|(op, reply)| outcome(op, reply))
+                    .collect()
+            }
             Err(error) => run.iter().map(|_| unsent(&error)).collect(),
         }
+    }
+
+    /// Follows the number of addresses. What is refused is put right by the next dump.
+    fn count(&mut self, run: &[Op]) {
+        let of = |wanted: fn(&Op) -> bool| run.iter().filter(|op| wanted(op)).count();
+        self.bound += of(|op| matches!(op, Op::BindAddress(_)));
+        self.bound = self
+            .bound
+            .saturating_sub(of(|op| matches!(op, Op::UnbindAddress(_))));
+    }
+
+    fn wants_landmark(&self) -> bool {
+        (self.vip_mode, self.family, self.landmark)
+            == (VipMode::Address, IpFamily::V4, Landmark::Missing)
+            && self.bound >= MANY
     }
 
     fn without_link(&self, op: &Op) -> Outcome {
@@ -427,6 +486,24 @@ impl Addresses {
             Some(None) => Err(short(IFINFOMSG, 0).into()),
             None => Err(Error::LostReply),
         }
+    }
+}
+
+/// What has become of [`LANDMARK`]. Nothing but time depends on it.
+fn landmark(reply: Option<Reply>) -> Landmark {
+    match reply {
+        Some(Reply::Refused(refusal)) if refusal.errno != libc::EEXIST => {
+            tracing::warn!(
+                "each packet to or through this node costs the more, the more addresses kube-ipvs0 has: no local route {LANDMARK} can be set there, which would spare it: {}",
+                said(
+                    &refusal,
+                    "set net.ipv4.conf.all.rp_filter to 2, or use --ipvs-vip-mode=route, if that matters here",
+                ),
+            );
+            Landmark::Refused
+        }
+        Some(Reply::Done | Reply::Refused(_)) => Landmark::There,
+        Some(Reply::Unknown) | None => Landmark::Missing,
     }
 }
 
@@ -683,6 +760,21 @@ mod tests {
         assert!(counted.iter().all(|text| counts(text.parse().unwrap())));
         let passed = ["127.0.0.1", "127.1.2.3", "::1", "fe80::1"];
         assert!(!passed.iter().any(|text| counts(text.parse().unwrap())));
+    }
+
+    #[test]
+    fn a_refused_landmark_is_not_tried_again() {
+        let refusal = |errno| {
+            Reply::Refused(Refusal {
+                errno,
+                message: None,
+                request: Vec::new(),
+            })
+        };
+        assert_eq!(landmark(Some(Reply::Done)), Landmark::There);
+        assert_eq!(landmark(Some(refusal(libc::EEXIST))), Landmark::There);
+        assert_eq!(landmark(Some(refusal(libc::EPERM))), Landmark::Refused);
+        assert_eq!(landmark(Some(Reply::Unknown)), Landmark::Missing);
     }
 
     proptest! {

@@ -24,7 +24,7 @@ impl Shim {
             (Table::Nat, "KUBE-LOAD-BALANCER") => self.lean_load_balancers(config),
             // Plug-ins of the network jump into it, too.
             (Table::Nat, "KUBE-MARK-MASQ") => vec![rule([], mark(config))],
-            (Table::Filter, "KUBE-FORWARD") => forward(config),
+            (Table::Filter, "KUBE-FORWARD") => lean_forward(config),
             (Table::Filter, "KUBE-NODE-PORT") => {
                 self.if_filled(Set::HealthCheckNodePort, "dst", "ACCEPT")
             }
@@ -148,6 +148,13 @@ impl Shim {
     fn unless(&self, set: Set, fields: &'static str) -> Option<Match> {
         self.is_filled(set).then_some(Match::NotInSet(set, fields))
     }
+}
+
+/// Both accept. Nearly all packets are of flows that are known: they meet one rule.
+fn lean_forward(config: &Config) -> Vec<Rule> {
+    let mut chain = forward(config);
+    chain.reverse();
+    chain
 }
 
 fn to(set: Set, target: impl Into<String>) -> Rule {
@@ -495,8 +502,8 @@ mod tests {
                 "*filter",
                 "-I FORWARD -m comment --comment \"kubernetes forwarding rules\" -j KUBE-FORWARD",
                 "-I INPUT -m comment --comment \"kubernetes ipvs access filter\" -j KUBE-IPVS-FILTER",
-                "-A KUBE-FORWARD -m mark --mark 0x4000/0x4000 -j ACCEPT",
                 "-A KUBE-FORWARD -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT",
+                "-A KUBE-FORWARD -m mark --mark 0x4000/0x4000 -j ACCEPT",
                 "-A KUBE-IPVS-FILTER -m conntrack --ctstate NEW -m set ! --match-set KUBE-CLUSTER-IP dst,dst -m set --match-set KUBE-IPVS-IPS dst -j REJECT --reject-with icmp-port-unreachable",
                 "COMMIT",
             ]
