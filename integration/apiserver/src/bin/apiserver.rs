@@ -37,6 +37,9 @@ struct Flags {
         default_value = "10.96.0.0/12,fd00:96::/112"
     )]
     service_cidrs: Vec<IpNet>,
+    /// Note when events of changes are sent, for GET /sent.
+    #[arg(long)]
+    notes_sent: bool,
     /// Create the Service default/kubernetes.
     #[arg(long)]
     kubernetes_service: bool,
@@ -54,6 +57,7 @@ async fn main() -> Result<()> {
         bookmark_interval: flags.bookmark_interval,
         service_cidrs: flags.service_cidrs,
         kubernetes_service: flags.kubernetes_service,
+        notes_sent: flags.notes_sent,
         ..Options::default()
     })
     .await
