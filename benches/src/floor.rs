@@ -353,8 +353,18 @@ fn addresses(objects: &Objects, link: u32) -> Batch {
     batch
 }
 
-/// The changes of the axis change: a destination more and one less in one send, and what the set of local endpoints loses.
-struct Changes(Vec<(Batch, Batch)>);
+/// The changes of the axis change, as the daemon makes them.
+struct Changes(Vec<OneChange>);
+
+struct OneChange {
+    key: ServiceKey,
+    /// A destination more, and weight 0 for the one that goes.
+    made: Batch,
+    /// It goes.
+    removed: Batch,
+    /// What the set of local endpoints loses.
+    members: Batch,
+}
 
 impl Changes {
     fn prepare(objects: &Objects, cell: &Cell, ipvs: &Ipvs) -> Self {
@@ -364,15 +374,21 @@ impl Changes {
             let (service, index) = crate::control_plane::changed(cell.size, turn);
             let old = objects.endpoints(service).get(index).copied();
             let new = objects.replace(service, index, turn);
-            let (mut servers, mut members) = (Batch::new(), Batch::new());
             let key = key(service);
-            family.new_destination(&mut servers, &key, &Destination::new(real(new.at), 1));
+            let (mut made, mut removed, mut members) = (Batch::new(), Batch::new(), Batch::new());
+            family.new_destination(&mut made, &key, &Destination::new(real(new.at), 1));
             if let Some(old) = old {
-                family.del_destination(&mut servers, &key, &real(old.at));
+                family.set_destination(&mut made, &key, &Destination::new(real(old.at), 0));
+                family.del_destination(&mut removed, &key, &real(old.at));
                 let local = std::iter::once(old.at).filter(|_| old.is_local);
                 write_members(&mut members, DELETE, LOOP_BACK, local, loop_back);
             }
-            (servers, members)
+            OneChange {
+                key,
+                made,
+                removed,
+                members,
+            }
         });
         Self(turns.collect())
     }
@@ -380,10 +396,13 @@ impl Changes {
     /// Sends one after another, and prints how long each took, in milliseconds.
     fn run(&self, ipvs: &mut Ipvs, netfilter: &mut Connection) -> Result<()> {
         let mut took = Vec::with_capacity(self.0.len());
-        for (servers, members) in &self.0 {
+        for change in &self.0 {
             let started = Instant::now();
-            accepted(&ipvs.execute(servers)?, "a change")?;
-            accepted(&netfilter.execute(members)?, "a change's member")?;
+            accepted(&ipvs.execute(&change.made)?, "a change")?;
+            // Whether it has connections left; here nobody has any.
+            ipvs.destinations(&change.key)?;
+            accepted(&ipvs.execute(&change.removed)?, "a removal")?;
+            accepted(&netfilter.execute(&change.members)?, "a change's member")?;
             took.push(started.elapsed().as_secs_f64() * 1e3);
         }
         println!("changes_ms {}", serde_json::to_string(&took)?);

@@ -1,4 +1,4 @@
-//! Writes to the API fixture: HTTP/1.1 on one connection that is kept.
+//! What is asked of the API fixture, mostly writes: HTTP/1.1 on one connection that is kept.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
@@ -19,18 +19,29 @@ impl Api {
 
     pub(crate) fn post(&mut self, path: &str, object: &Value) -> Result<()> {
         self.send("POST", path, &serde_json::to_vec(object)?)
+            .map(drop)
     }
 
     pub(crate) fn put(&mut self, path: &str, object: &Value) -> Result<()> {
         self.send("PUT", path, &serde_json::to_vec(object)?)
+            .map(drop)
+    }
+
+    /// The same, encoded already; the answer is the object as it is kept.
+    pub(crate) fn put_encoded(&mut self, path: &str, object: &[u8]) -> Result<Vec<u8>> {
+        self.send("PUT", path, object)
+    }
+
+    pub(crate) fn get(&mut self, path: &str) -> Result<Value> {
+        Ok(serde_json::from_slice(&self.send("GET", path, b"")?)?)
     }
 
     pub(crate) fn delete(&mut self, path: &str) -> Result<()> {
-        self.send("DELETE", path, b"")
+        self.send("DELETE", path, b"").map(drop)
     }
 
     /// Sends a request and reads its answer to the end.
-    fn send(&mut self, method: &str, path: &str, body: &[u8]) -> Result<()> {
+    fn send(&mut self, method: &str, path: &str, body: &[u8]) -> Result<Vec<u8>> {
         let mut request = format!(
             "{method} {path} HTTP/1.1\r\nhost: fixture\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
             body.len()
@@ -46,7 +57,7 @@ impl Api {
             "{method} {path}: {status} {}",
             String::from_utf8_lossy(&answer)
         );
-        Ok(())
+        Ok(answer)
     }
 
     fn answer(&mut self) -> Result<(u16, Vec<u8>)> {

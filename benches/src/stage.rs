@@ -96,7 +96,8 @@ impl Stage {
         self.objects.write(&objects)?;
         let log = self.folder.join("fixture.log");
         let mut command = self.node.command(beside("apiserver")?);
-        command.args(["--listen", API, "--objects"]).arg(&objects);
+        command.args(["--notes-sent", "--listen", API, "--objects"]);
+        command.arg(&objects);
         let mut fixture = Process::start(command, &log)?;
         let started = Instant::now();
         while !fixture.log().lines().any(|line| line == API) {

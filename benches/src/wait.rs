@@ -27,6 +27,8 @@ pub(crate) struct Background;
 impl Background {
     pub(crate) fn enter() -> Result<Self> {
         schedule(libc::SCHED_IDLE)?;
+        // Whoever can run does so now: the kernel notices a change of policy at its next tick only, 10 ms away.
+        std::thread::yield_now();
         Ok(Self)
     }
 }

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail, ensure};
 use ipvs_netlink::{Protocol, ServiceKey};
 use lab::Signal;
+use rustix::time::{ClockId, Timespec, clock_gettime};
 
 use crate::counts;
 use crate::objects::{NAMESPACE, Objects, PORT};
@@ -308,22 +309,19 @@ fn change(stage: &mut Stage, mut subject: Process) -> Result<Outcome> {
     let mut api = stage.api()?;
     let size = stage.cell.size;
     let mut phase = None;
-    let mut took = Vec::new();
     let warm_up = if stage.cell.is_counting { 0 } else { WARM_UP };
     // Whoever is slow makes fewer, and the report says how many.
     let share = if stage.cell.is_counting { 24 } else { 6 };
     let (begun, enough) = (Instant::now(), stage.limit() / share);
-    let (mut answered, mut after) = (Vec::new(), Vec::new());
+    let mut moments = Vec::new();
     for turn in 0..stage.cell.changes + warm_up {
         let is_slow = begun.elapsed() > enough / if phase.is_none() { 4 } else { 1 };
-        if phase.is_some() && took.len() >= LEAST as usize && is_slow {
+        if phase.is_some() && moments.len() >= LEAST as usize && is_slow {
             break;
         }
         if phase.is_none() && (turn == warm_up || is_slow) {
             phase = Some(Phase::begin(stage, &subject)?);
-            took.clear();
-            answered.clear();
-            after.clear();
+            moments.clear();
         }
         let (service, index) = changed(size, turn);
         let before = stage.objects.endpoints(service);
@@ -332,26 +330,53 @@ fn change(stage: &mut Stage, mut subject: Process) -> Result<Outcome> {
         let slices = stage.objects.slices(service);
         let slice = slices.get(index / 100).context("no such slice")?;
         let path = path("discovery.k8s.io/v1", "endpointslices", Some(&slice.0));
+        let slice = serde_json::to_vec(&slice.1)?;
         let started = Instant::now();
-        api.put(&path, &slice.1)?;
-        let answer = started.elapsed().as_secs_f64() * 1e3;
+        let asked = monotonic_ms();
+        let answer = api.put_encoded(&path, &slice)?;
         if let Some(outcome) = until_served(stage, &mut subject, service, gone, started)? {
             return Ok(outcome);
         }
-        let all = started.elapsed().as_secs_f64() * 1e3;
-        took.push(all);
-        answered.push(answer);
-        after.push(all - answer);
+        moments.push((asked, monotonic_ms(), answer));
     }
     let phase = phase.context("no change is to be made")?;
-    let mut outcome = finish(stage, subject, &phase, took)?;
+    let took = moments.iter().map(|(asked, seen, _)| seen - asked);
+    let mut outcome = finish(stage, subject, &phase, took.collect())?;
     if let (Outcome::Measured(measured), false) = (&mut outcome, stage.cell.is_counting) {
-        for (name, values) in [("answered", answered), ("after", after)] {
+        let sent = api.get("/sent")?;
+        let (mut before, mut after) = (Vec::new(), Vec::new());
+        for (asked, seen, answer) in moments {
+            let at = sent_ms(&sent, &answer)?;
+            before.push(at - asked);
+            after.push(seen - at);
+        }
+        for (name, values) in [("until-event", before), ("from-event", after)] {
             let values = Distribution::of("ms", values).map(|values| (name.to_owned(), values));
             measured.series.extend(values);
         }
     }
     Ok(outcome)
+}
+
+/// When the fixture sent the event of a change, by what it answered to the request for it; on the clock of [`monotonic_ms`].
+fn sent_ms(sent: &serde_json::Value, answer: &[u8]) -> Result<f64> {
+    let object: serde_json::Value = serde_json::from_slice(answer)?;
+    let version = object.pointer("/metadata/resourceVersion");
+    let version = version.and_then(serde_json::Value::as_str);
+    let version = version.context("the fixture answered with an object without a version")?;
+    let time = sent.get(version).and_then(serde_json::Value::as_f64);
+    let time = time.with_context(|| format!("the fixture has sent no event of version {version}"));
+    Ok(time? / 1e6)
+}
+
+/// `CLOCK_MONOTONIC`, which all processes share.
+#[allow(
+    clippy::cast_precision_loss,
+    reason = "of a guest that is up for minutes"
+)]
+fn monotonic_ms() -> f64 {
+    let Timespec { tv_sec, tv_nsec } = clock_gettime(ClockId::Monotonic);
+    tv_sec as f64 * 1e3 + tv_nsec as f64 / 1e6
 }
 
 /// Replaces endpoints of as many Services without waiting between them.

@@ -184,6 +184,29 @@ impl Cluster {
     }
 }
 
+/// Where the changes after a version begin. The search goes back from the latest, of which a watch lacks few: to halve a long
+/// history each time would be a walk through cold memory.
+fn first_after(changes: &VecDeque<Change>, after: u64) -> usize {
+    let is_after = |at: usize| changes.get(at).is_some_and(|change| change.version > after);
+    let (mut low, mut high, mut step) = (0, changes.len(), 1);
+    while let Some(at) = high.checked_sub(step) {
+        if !is_after(at) {
+            low = at + 1;
+            break;
+        }
+        (high, step) = (at, step * 2);
+    }
+    while low < high {
+        let middle = low + (high - low) / 2;
+        if is_after(middle) {
+            high = middle;
+        } else {
+            low = middle + 1;
+        }
+    }
+    low
+}
+
 /// The objects of a document: those of a list, the one it is, or none.
 fn items(mut document: Value) -> Vec<Value> {
     let text = |name: &str| {
@@ -312,9 +335,7 @@ impl State {
             .get(&kind)
             .into_iter()
             .flat_map(move |collection| {
-                let start = collection
-                    .changes
-                    .partition_point(|change| change.version <= after);
+                let start = first_after(&collection.changes, after);
                 collection.changes.range(start..)
             })
     }
@@ -411,5 +432,31 @@ impl State {
             0x8000 | ((b >> 48) & 0x3fff),
             b & 0xffff_ffff_ffff,
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn changes_begin_where_all_of_them_say() {
+        let object = json!({ "metadata": { "name": "a", "namespace": "b" } });
+        for length in [0, 1, 2, 3, 4, 5, 7, 8, 9, 100] {
+            // As where other kinds have versions, too.
+            let changes: VecDeque<Change> = (0..length)
+                .map(|number| 3 * number + 10)
+                .map(|version| Change {
+                    version,
+                    before: None,
+                    object: Arc::new(Object::new(Kind::Service, version, &object)),
+                    deleted: false,
+                })
+                .collect();
+            for after in 0..3 * length + 20 {
+                let wanted = changes.partition_point(|change| change.version <= after);
+                assert_eq!(first_after(&changes, after), wanted, "{length} {after}");
+            }
+        }
     }
 }

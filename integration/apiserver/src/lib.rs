@@ -41,6 +41,7 @@ mod protobuf;
 mod resource;
 mod route;
 mod selector;
+mod sent;
 mod server;
 mod status;
 mod time;

@@ -9,6 +9,8 @@ use crate::write::Part;
 pub(crate) enum Target {
     /// `/healthz`, `/livez`, `/readyz`, with whatever check is asked for.
     Health,
+    /// `/sent`, which no real server has: when events were sent.
+    Sent,
     /// `/version`
     Version,
     /// `/api`
@@ -45,6 +47,7 @@ impl Target {
         let segments: Vec<&str> = segments.iter().map(String::as_str).collect();
         let (group, rest) = match segments.as_slice() {
             ["healthz" | "livez" | "readyz", ..] => return Ok(Self::Health),
+            ["sent"] => return Ok(Self::Sent),
             ["version"] => return Ok(Self::Version),
             ["api"] => return Ok(Self::CoreVersions),
             ["apis"] => return Ok(Self::Groups),

@@ -40,6 +40,7 @@ use crate::object::Object;
 use crate::resource::Kind;
 use crate::route::{Query, Target};
 use crate::selector::Scope;
+use crate::sent::Sent;
 use crate::status::Status;
 use crate::tls::Tls;
 use crate::write::Part;
@@ -69,6 +70,9 @@ pub struct Options {
     pub node_ports: RangeInclusive<u16>,
     /// Whether there is a Service `default/kubernetes`, on the first address of the first range.
     pub kubernetes_service: bool,
+    /// Whether it is noted when events of changes are sent, for `GET /sent`: an object of nanoseconds of `CLOCK_MONOTONIC` by
+    /// resource version, of all that was sent since the last such request.
+    pub notes_sent: bool,
     /// How many changes of each kind a watch can go back.
     pub history: usize,
     /// HTTPS instead of HTTP.
@@ -90,6 +94,7 @@ impl Default for Options {
             service_cidrs: cidrs.collect(),
             node_ports: 30000..=32767,
             kubernetes_service: false,
+            notes_sent: false,
             history: 100_000,
             tls: None,
             tokens: None,
@@ -312,6 +317,7 @@ impl Service {
         let watches = watch::Policy {
             watch_list: options.watch_list,
             bookmark_interval: options.bookmark_interval,
+            sent: options.notes_sent.then(Sent::default),
         };
         let tls = options.tls.as_ref();
         let tokens = options.tokens.as_ref();
@@ -495,6 +501,11 @@ impl Service {
                 part,
             } => (kind, namespace, name, part),
             _ if method != Method::GET => return Err(refused()),
+            Target::Sent => {
+                let sent = self.watches.sent.as_ref();
+                let sent = sent.ok_or_else(|| Status::no_such_path(path))?;
+                return Ok(json_body(200, sent.take().to_string()));
+            }
             Target::Version | Target::Health => {
                 return Ok(json_body(200, discovery::version().to_string()));
             }
@@ -565,7 +576,7 @@ impl Service {
             query.text("fieldSelector"),
         )?;
         if query.flag("watch") == Some(true) {
-            let events = watch::start(&self.cluster, kind, scope, query, self.watches)?;
+            let events = watch::start(&self.cluster, kind, scope, query, &self.watches)?;
             return Ok(json_stream(events));
         }
         let (page, on) = list::page(&self.cluster, kind, &scope, query)?;

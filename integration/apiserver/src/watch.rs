@@ -23,6 +23,7 @@ use crate::object::{Change, Object};
 use crate::resource::Kind;
 use crate::route::Query;
 use crate::selector::Scope;
+use crate::sent::Sent;
 use crate::status::Status;
 
 /// How long a watch lasts that does not say: what a real server has for a minimum.
@@ -32,11 +33,13 @@ const TIMEOUT: Duration = Duration::from_mins(30);
 const BATCH: usize = 256;
 
 /// What of the server's options concerns watches.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(crate) struct Policy {
     /// Whether `sendInitialEvents` is known.
     pub(crate) watch_list: bool,
     pub(crate) bookmark_interval: Duration,
+    /// Where it is noted when events are sent, if it is.
+    pub(crate) sent: Option<Sent>,
 }
 
 struct Watch {
@@ -51,6 +54,7 @@ struct Watch {
     mark_end: bool,
     bookmarks: Option<Interval>,
     deadline: Instant,
+    noted: Option<Sent>,
     /// The refusal that is the only thing to send.
     refusal: Option<Status>,
     over: bool,
@@ -62,7 +66,7 @@ pub(crate) fn start(
     kind: Kind,
     scope: Scope,
     query: &Query,
-    policy: Policy,
+    policy: &Policy,
 ) -> Result<impl Stream<Item = Result<Frame<Bytes>, Infallible>> + use<>, Status> {
     let asked = query.number("resourceVersion")?.unwrap_or(0);
     let send_initial = query.flag("sendInitialEvents");
@@ -125,6 +129,7 @@ pub(crate) fn start(
             interval
         }),
         deadline: now + timeout,
+        noted: policy.sent.clone(),
         refusal: (!from_now && asked < oldest)
             .then(|| Status::expired(format!("too old resource version: {asked} ({oldest})"))),
         over: false,
@@ -176,8 +181,16 @@ impl Watch {
                 );
                 return Some(error(&Status::expired(message)));
             };
+            let mut told = Vec::new();
             for change in &changes {
+                let before = chunk.len();
                 self.change(change, &mut chunk);
+                if chunk.len() > before {
+                    told.push(change.version);
+                }
+            }
+            if let (Some(noted), false) = (&self.noted, told.is_empty()) {
+                noted.note(&told);
             }
             let idle = changes.len() < BATCH;
             self.sent = until;

@@ -288,6 +288,36 @@ mod watching {
     use super::*;
 
     #[tokio::test]
+    async fn when_events_were_sent_is_told_once() {
+        let (server, client) = serve(Options {
+            notes_sent: true,
+            ..Options::default()
+        })
+        .await;
+        let now = || {
+            let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+            u64::try_from(time.tv_sec).unwrap() * 1_000_000_000
+                + u64::try_from(time.tv_nsec).unwrap()
+        };
+        let then = server.version();
+        let scope = format!("resourceVersion={then}&labelSelector=tier%3Dx");
+        let mut events = client.watch(&watch(&scope)).await;
+        let before = now();
+        server.apply(service("other", json!({}))).unwrap();
+        server.apply(service("a", json!({ "tier": "x" }))).unwrap();
+        assert_eq!(events.short().await, "ADDED a");
+        let after = now();
+        let sent = client.get("/sent").await;
+        let at = sent[(then + 2).to_string()].as_u64().unwrap();
+        assert!((before..after).contains(&at), "{before} {at} {after}");
+        assert_eq!(sent.as_object().unwrap().len(), 1, "{sent}");
+        assert_eq!(client.get("/sent").await, json!({}));
+
+        let (_server, client) = serve(Options::default()).await;
+        assert_eq!(client.refused("/sent").await.0, 404);
+    }
+
+    #[tokio::test]
     async fn a_watch_goes_on_from_a_version() {
         let (server, client) = with_services(&["a"]).await;
         let then = server.version();

@@ -2,6 +2,7 @@
 //! and serves until it is interrupted.
 
 use std::net::SocketAddr;
+use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -36,6 +37,9 @@ struct Flags {
         default_value = "10.96.0.0/12,fd00:96::/112"
     )]
     service_cidrs: Vec<IpNet>,
+    /// Note when events of changes are sent, for GET /sent.
+    #[arg(long)]
+    notes_sent: bool,
     /// Create the Service default/kubernetes.
     #[arg(long)]
     kubernetes_service: bool,
@@ -53,13 +57,22 @@ async fn main() -> Result<()> {
         bookmark_interval: flags.bookmark_interval,
         service_cidrs: flags.service_cidrs,
         kubernetes_service: flags.kubernetes_service,
+        notes_sent: flags.notes_sent,
         ..Options::default()
     })
     .await
     .with_context(|| format!("cannot listen on {}", flags.listen))?;
-    for path in &flags.objects {
-        load(&server, path)?;
-    }
+    // By a thread of its own, as what it allocates is then of another arena of glibc's allocator: between the objects, reading their
+    // files leaves holes by the hundred thousand, and a request that was served out of them would find each in cold memory.
+    std::thread::scope(|scope| {
+        let loader = scope.spawn(|| {
+            flags
+                .objects
+                .iter()
+                .try_for_each(|path| load(&server, path))
+        });
+        loader.join().unwrap_or_else(|panic| resume_unwind(panic))
+    })?;
     if let Some(path) = &flags.kubeconfig_out {
         std::fs::write(path, server.kubeconfig())
             .with_context(|| format!("cannot write {}", path.display()))?;
