@@ -224,13 +224,28 @@ where
     client
         .pool_timer(TokioTimer::new())
         .pool_idle_timeout(SPARE);
-    Ok(if config.cluster_url.scheme() == Some(&Scheme::HTTP) {
-        // Nothing to trust: all authorities of the system are not read for it.
+    Ok(if is_plain(config) {
         BoxCloneService::new(client.build::<_, Body>(connector))
     } else {
         let connector = config.rustls_https_connector_with_connector(connector)?;
         BoxCloneService::new(client.build::<_, Body>(connector))
     })
+}
+
+/// Whether there is nothing to trust and nothing to show: all authorities of the system need not be read then. Certificates that are
+/// given are read in any case, as they have to be right.
+fn is_plain(config: &Config) -> bool {
+    let user = &config.auth_info;
+    let given = [
+        &user.client_certificate,
+        &user.client_certificate_data,
+        &user.client_key,
+    ];
+    config.cluster_url.scheme() == Some(&Scheme::HTTP)
+        && config.root_cert.is_none()
+        && config.root_cert_file.is_none()
+        && given.iter().all(|one| one.is_none())
+        && user.client_key_data.is_none()
 }
 
 /// What TLS failed of, if it did.
