@@ -83,7 +83,8 @@ const ANCHOR: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 107, 0, 1));
 /// is read anyway, shows a restart that nothing is to be done, and goes with the link.
 const LANDMARK: Ipv4Addr = Ipv4Addr::new(127, 107, 0, 2);
 
-/// From how many addresses on [`LANDMARK`] is worth it: below some 3,000 the walk is the cheaper way (docs/operating.md).
+/// From how many addresses on [`LANDMARK`] is worth it: with 2,000 the walk is the cheaper way, with 5,000 both cost about the same, with
+/// 10,000 it is the dearer one (docs/operating.md).
 const MANY: usize = 4_096;
 
 /// How long none of the kernel's own routes may appear until those missing are given up.
