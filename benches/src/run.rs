@@ -331,7 +331,7 @@ impl Run {
             seconds: 0,
             cells,
             commit: said("git", &["describe", "--always", "--dirty", "--abbrev=12"]),
-            command: std::env::args().skip(1).collect::<Vec<_>>().join(" "),
+            command: command(std::env::args().skip(1)),
             lane: lane.map_or_else(|| "default".to_owned(), |lane| lane.to_string()),
             kernel: kernel.map_or_else(
                 || "the packaged User Mode Linux, or the host's own kernel".to_owned(),
@@ -521,9 +521,27 @@ fn utc(time: SystemTime) -> String {
     )
 }
 
+/// The command line without `--out`, which says nothing about what was measured.
+fn command(arguments: impl Iterator<Item = String>) -> String {
+    let mut is_place = false;
+    let said = arguments.filter(|one| {
+        let was_place = std::mem::replace(&mut is_place, one == "--out");
+        !(was_place || is_place || one.starts_with("--out="))
+    });
+    said.collect::<Vec<_>>().join(" ")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn where_the_report_goes_is_not_in_it() {
+        for text in ["run --out /x --minutes 3", "run --minutes 3 --out=/x"] {
+            let words = text.split(' ').map(str::to_owned);
+            assert_eq!(command(words), "run --minutes 3");
+        }
+    }
 
     #[test]
     fn times_are_written_as_utc() {
