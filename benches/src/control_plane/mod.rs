@@ -102,6 +102,7 @@ fn load_modules() -> Result<()> {
         .flat_map(of_both);
     let status = Command::new("modprobe")
         .args(["-q", "-a", "ip_vs_rr"])
+        .args(iptables::MODULES)
         .args(proxy_ipvs::MODULES)
         .args(tables)
         .status()

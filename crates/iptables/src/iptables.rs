@@ -130,8 +130,8 @@ impl Iptables {
         Self::choose_loading(wanted, &[])
     }
 
-    /// The same; where kernel modules of the backend have to be loaded, these, which its rules or what they name will need, are
-    /// loaded in the same process: else each costs a process as it is first needed.
+    /// The same; where kernel modules of the backend have to be loaded, these, which its rules or what they name will need beside
+    /// [`MODULES`](crate::MODULES), are loaded in the same process: else each costs a process as it is first needed.
     pub fn choose_loading(
         wanted: Option<Backend>,
         modules: &[&str],
@@ -139,7 +139,8 @@ impl Iptables {
         let mut never = Vec::new();
         let mut reasons = Vec::new();
         for iptables in Self::candidates(wanted)? {
-            let verdicts = IpFamily::ALL.map(|family| iptables.verdict(family, modules));
+            iptables.load_modules(modules);
+            let verdicts = IpFamily::ALL.map(|family| iptables.verdict(family));
             if verdicts.contains(&Verdict::Works) {
                 return Ok(iptables);
             }
@@ -235,7 +236,7 @@ impl Iptables {
     /// Whether it can write rules of a family here. Starts a process where the kernel does not say, or says no.
     pub fn check(&self, family: IpFamily) -> Result<(), IptablesError> {
         exists(family)?;
-        match self.verdict(family, &[]) {
+        match self.verdict(family) {
             Verdict::Works => Ok(()),
             Verdict::Never | Verdict::Unknown => self.try_writing(family),
         }
@@ -256,14 +257,21 @@ impl Iptables {
         Ok(())
     }
 
-    fn verdict(&self, family: IpFamily, needed: &[&str]) -> Verdict {
+    fn load_modules(&self, needed: &[&str]) {
+        match self.backend {
+            Backend::Nft => nft::load_modules(needed),
+            Backend::Legacy => legacy::load_modules(needed),
+        }
+    }
+
+    fn verdict(&self, family: IpFamily) -> Verdict {
         let slot = self.readings.of(self.backend, family);
         if slot.works() {
             return Verdict::Works;
         }
         let verdict = match self.backend {
-            Backend::Nft => nft::probe(family, needed),
-            Backend::Legacy => legacy::probe(family, needed),
+            Backend::Nft => nft::probe(family),
+            Backend::Legacy => legacy::probe(family),
         };
         if verdict == Verdict::Works {
             slot.set_works();

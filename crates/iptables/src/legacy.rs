@@ -15,6 +15,7 @@ use std::path::Path;
 use proxy::IpFamily;
 use rustix::net::{AddressFamily, SocketType, ipproto, socket};
 
+use crate::iptables::exists;
 use crate::modules;
 use crate::reading::{State, Verdict};
 
@@ -80,13 +81,17 @@ fn names_file(family: IpFamily) -> &'static str {
     }
 }
 
-/// Whether the kernel has, or loads, table nat, a match and a target, and the lock can be had. What answers the questions it does
-/// not load by itself: that is loaded here, with the tables, and with what else its caller will need.
-pub(crate) fn probe(family: IpFamily, needed: &[&str]) -> Verdict {
+/// Loads what answers questions about tables, which the kernel does not by itself, and with it the tables and what else is needed.
+pub(crate) fn load_modules(needed: &[&str]) {
+    let is_missing = |family| exists(family).is_ok() && !Path::new(names_file(family)).exists();
+    if IpFamily::ALL.into_iter().any(is_missing) {
+        modules::load(&MODULES, needed);
+    }
+}
+
+/// Whether the kernel has, or loads, table nat, a match and a target, and the lock can be had.
+pub(crate) fn probe(family: IpFamily) -> Verdict {
     let asked = LegacyTables::open(family).and_then(|tables| {
-        if !Path::new(names_file(family)).exists() {
-            modules::load(MODULES.iter().chain(needed))?;
-        }
         tables.table("nat")?;
         tables.has_revisions()
     });

@@ -4,32 +4,38 @@
 //! itself, or says that it cannot.
 
 use std::fs;
-use std::io;
 use std::path::Path;
 use std::time::Duration;
 
 use crate::program::Program;
 
+/// What rules of all modes need on the usual node, by the aliases that the kernel asks for.
+pub const MODULES: [&str; 7] = [
+    "ipt_addrtype",
+    "ipt_comment",
+    "ipt_conntrack",
+    "ipt_mark",
+    "ipt_MASQUERADE",
+    "ipt_REJECT",
+    "ip6t_REJECT",
+];
+
 /// Time for it.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// Loads modules by their names or aliases, in one process of the program that the kernel starts, too. That some cannot be loaded
-/// is no error.
-pub(crate) fn load<'a>(names: impl IntoIterator<Item = &'a &'a str>) -> io::Result<()> {
-    let loader = fs::read_to_string("/proc/sys/kernel/modprobe")?;
-    let loader = Program::at(loader.trim_end().into());
-    let mut arguments = vec!["-q", "-a"];
-    arguments.extend(names);
-    loader.run(&arguments, "", LIMIT).map(drop)
+/// Loads modules of a backend by their names or aliases, with [`MODULES`] and what else is needed, in one process of the program
+/// that the kernel starts, too. What cannot be loaded is left to the kernel.
+pub(crate) fn load(backend: &[&str], needed: &[&str]) {
+    let Ok(loader) = fs::read_to_string("/proc/sys/kernel/modprobe") else {
+        return;
+    };
+    let arguments = [&["-q", "-a"], backend, &MODULES, needed].concat();
+    drop(Program::at(loader.trim_end().into()).run(&arguments, "", LIMIT));
 }
 
 /// Whether a module may be loaded: it is not there, and files of modules for this kernel are.
 pub(crate) fn is_loadable(name: &str) -> bool {
-    let release = rustix::system::uname();
-    let is_there = Path::new("/sys/module").join(name).exists();
-    !is_there
-        && release
-            .release()
-            .to_str()
-            .is_ok_and(|release| Path::new("/lib/modules").join(release).exists())
+    let kernel = rustix::system::uname();
+    let has_files = |release| Path::new("/lib/modules").join(release).exists();
+    !Path::new("/sys/module").join(name).exists() && kernel.release().to_str().is_ok_and(has_files)
 }

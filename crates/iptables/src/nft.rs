@@ -95,18 +95,19 @@ fn read(connection: &mut Connection, family: IpFamily) -> Result<(bool, Option<u
     Ok((false, generation))
 }
 
-/// Whether the kernel would take a chain for NAT, a match and a target of iptables. Loads what these need, with what else the
-/// caller will need.
-pub(crate) fn probe(family: IpFamily, needed: &[&str]) -> Verdict {
+/// Loads what iptables' rules need beside nf_tables, if that is there, and with it what else is needed.
+pub(crate) fn load_modules(needed: &[&str]) {
+    let works = |mut connection| probe_table(&mut connection, IpFamily::V4) == Verdict::Works;
+    if modules::is_loadable(MODULES[0]) && Connection::open(Protocol::Netfilter).is_ok_and(works) {
+        modules::load(&MODULES, needed);
+    }
+}
+
+/// Whether the kernel would take a chain for NAT, a match and a target of iptables.
+pub(crate) fn probe(family: IpFamily) -> Verdict {
     match Connection::open(Protocol::Netfilter) {
         Ok(mut connection) => match probe_table(&mut connection, family) {
-            Verdict::Works => {
-                if modules::is_loadable(MODULES[0]) {
-                    // Else the kernel loads them one by one, or says what it lacks.
-                    drop(modules::load(MODULES.iter().chain(needed)));
-                }
-                probe_rule(&mut connection, family)
-            }
+            Verdict::Works => probe_rule(&mut connection, family),
             verdict => verdict,
         },
         Err(error) if is_missing(&error) => Verdict::Never,

@@ -13,20 +13,9 @@ use proxy::IpFamily;
 
 use crate::chain::Table;
 
-/// The kernel modules, by their aliases, of matches and targets of the usual node: for [`Iptables::choose_loading`]. The kernel
-/// itself loads those of rarer rules.
-pub const MODULES: [&str; 10] = [
-    "ipt_addrtype",
-    "ipt_comment",
-    "ipt_conntrack",
-    "ipt_mark",
-    "ipt_statistic",
-    "ipt_tcp",
-    "ipt_DNAT",
-    "ipt_MASQUERADE",
-    "ipt_REJECT",
-    "ip6t_REJECT",
-];
+/// The kernel modules, by their aliases, of matches and targets that this mode alone has on the usual node: for
+/// [`Iptables::choose_loading`]. The kernel itself loads those of rarer rules.
+pub const MODULES: [&str; 3] = ["ipt_statistic", "ipt_tcp", "ipt_DNAT"];
 
 /// Longest time that a restore may take. It waits 5 s for the lock; the rest is work: legacy iptables takes in a table whole and
 /// writes it whole, which with very many rules takes minutes.

@@ -39,23 +39,17 @@ use reason::refused;
 use servers::Servers;
 use sets::Sets;
 
-/// The kernel modules, by their aliases, of matches, targets and sets of the usual node, beside `ip_vs_` and the scheduler: for
-/// [`Iptables::choose_loading`]. The kernel itself loads those of rarer rules.
-pub const MODULES: [&str; 13] = [
-    "ipt_addrtype",
-    "ipt_comment",
-    "ipt_conntrack",
-    "ipt_mark",
+/// The kernel modules, by their aliases, of matches and sets that this mode alone has on the usual node, beside `ip_vs_` and the
+/// scheduler: for [`Iptables::choose_loading`]. The kernel itself loads those of rarer rules.
+pub const MODULES: [&str; 6] = [
     "ipt_set",
-    "ipt_MASQUERADE",
-    "ipt_REJECT",
-    "ip6t_REJECT",
     "ip_set_hash:ip",
     "ip_set_hash:ip,port",
     "ip_set_hash:ip,port,ip",
     "ip_set_hash:ip,port,net",
     "ip_set_bitmap:port",
 ];
+
 /// Time for `modprobe ip_vs`.
 const MODPROBE_LIMIT: Duration = Duration::from_secs(30);
 
