@@ -293,21 +293,15 @@ fn is_worth(points: &[Point], point: &Point) -> bool {
 /// Whether a subject is measured on an axis.
 fn has(axis: Axis, subject: &SubjectKind) -> bool {
     match subject {
-        // What it costs to load them is a question of the two that are compared as programs.
+        // The pieces are those of the two shims; what it costs to load modules is a question to one of them.
         SubjectKind::KubeProxy {
             mode,
             flags,
             is_ours,
             ..
-        } if axis == Axis::Loaded => *is_ours && *mode == Mode::Ipvs && flags.is_empty(),
-        // Its pieces are those of the two shims.
-        SubjectKind::KubeProxy {
-            mode,
-            flags,
-            is_ours,
-            ..
-        } if axis == Axis::Anatomy => {
-            *is_ours && *mode == Mode::Ipvs && (flags.is_empty() || subject.is_lean())
+        } if matches!(axis, Axis::Anatomy | Axis::Loaded) => {
+            let is_one = flags.is_empty() || (axis == Axis::Anatomy && subject.is_lean());
+            *is_ours && *mode == Mode::Ipvs && is_one
         }
         // The shim makes a difference to packets, and to how a state is written at once.
         SubjectKind::KubeProxy { .. } if subject.is_lean() => {

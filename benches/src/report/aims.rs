@@ -71,7 +71,7 @@ fn aims(report: &Report) -> Vec<Aim> {
         ),
         aim(
             "Cold start at 10,000 × 2 with all kernel modules loaded before: against the bare loader, which does not load them together as our daemon does",
-            ratio(loaded("ipvs"), loaded("floor"), f64::INFINITY).map(|(figure, _)| (figure, None)),
+            compared(loaded("ipvs"), loaded("floor")),
         ),
         aim(
             "Cold start at 10,000 × 2: faster than the bulk tools",
@@ -157,13 +157,11 @@ fn aims(report: &Report) -> Vec<Aim> {
         ),
         aim(
             "First packet with its answer at one Service with the leaner shim, best, against iptables mode's best",
-            ratio(answered("ipvs-lean"), answered("iptables"), f64::INFINITY)
-                .map(|(figure, _)| (figure, None)),
+            compared(answered("ipvs-lean"), answered("iptables")),
         ),
         aim(
             "First packet at one Service with upstream's shim, best, against iptables mode's best",
-            ratio(least("ipvs", "1"), least("iptables", "1"), f64::INFINITY)
-                .map(|(figure, _)| (figure, None)),
+            compared(least("ipvs", "1"), least("iptables", "1")),
         ),
         aim(
             "Requests on a kept connection at 10,000, against direct: as in iptables mode, within the noise",
@@ -202,6 +200,11 @@ fn ratio(ours: Option<f64>, base: Option<f64>, most: f64) -> Option<Figure> {
         short(base)
     );
     Some((figure, Some(ours / base <= most)))
+}
+
+/// A ratio without a bound.
+fn compared(ours: Option<f64>, base: Option<f64>) -> Option<Figure> {
+    ratio(ours, base, f64::INFINITY).map(|(figure, _)| (figure, None))
 }
 
 fn below(value: Option<f64>, unit: &str, most: f64) -> Option<Figure> {
