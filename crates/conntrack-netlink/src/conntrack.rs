@@ -1,6 +1,6 @@
 //! The calls: which messages they send, and what the answers mean.
 
-use netlink_batch::{Batch, Connection, Dump, Malformed, Refusal, Reply, Writer};
+use netlink_batch::{Batch, Connection, Refusal, Reply, Writer};
 
 use crate::Error;
 use crate::flow::{Family, Flow, Protocol, header};
@@ -14,13 +14,13 @@ pub struct Conntrack {
     connection: Connection,
 }
 
-/// A part of the table as it was when it was dumped: the flows of one family and protocol, still as bytes, about 250 of
-/// them a flow.
-#[derive(Debug, Clone)]
-pub struct Table {
-    dump: Dump,
-    family: Family,
-    protocol: Protocol,
+/// What a look through the table came to.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Found {
+    /// The flows that were wanted, in no order.
+    pub flows: Vec<Flow>,
+    /// How many flows were looked at.
+    pub seen: usize,
 }
 
 /// What became of a flow that was to be deleted.
@@ -52,26 +52,40 @@ impl Conntrack {
         Ok(Self { connection })
     }
 
-    /// All flows of one family and protocol, in every zone. Kernels since 5.8 pick them; from older ones the flows of all
+    /// Looks at all flows of one family and protocol, in every zone, and keeps those that are
+    /// wanted. The table is read part by part, and nothing else of it is held: it may have millions
+    /// of flows. Kernels since 5.8 pick family and protocol; from older ones the flows of all
     /// protocols come, and the others are passed over here.
     ///
-    /// The kernel tells flows that begin or end meanwhile or not.
-    pub fn dump(&mut self, family: Family, protocol: Protocol) -> Result<Table, Error> {
-        let dump = self
-            .connection
-            .dump(message(command::GET), 0, |w| {
-                write_filter(w, family, protocol);
-            })
-            .map_err(refused)?;
-        Ok(Table {
-            dump,
-            family,
-            protocol,
-        })
+    /// The kernel tells flows that begin or end meanwhile or not. One that says that the table
+    /// changed is asked again, from the start, so that `is_wanted` may see a flow more than once.
+    pub fn find(
+        &mut self,
+        family: Family,
+        protocol: Protocol,
+        mut is_wanted: impl FnMut(&Flow) -> bool,
+    ) -> Result<Found, Error> {
+        let ask = |w: &mut Writer<'_>| write_filter(w, family, protocol);
+        let found = self.connection.dump_into(
+            message(command::GET),
+            0,
+            ask,
+            |found: &mut Found, kind, payload| {
+                if kind != message(command::NEW) {
+                    return Ok(());
+                }
+                let flow = Flow::decode(payload)?
+                    .filter(|flow| flow.family() == family && flow.protocol == protocol);
+                found.seen += usize::from(flow.is_some());
+                found.flows.extend(flow.filter(&mut is_wanted));
+                Ok(())
+            },
+        );
+        found.map_err(refused)
     }
 
-    /// Deletes flows as they were dumped, in as few sends as possible: one [`Outcome`] for each, in order. Entries of
-    /// another flow that has one of their tuples now are left alone.
+    /// Deletes flows as they were found, in as few sends as possible: one [`Outcome`] for each, in
+    /// order. Entries of another flow that has one of their tuples now are left alone.
     ///
     /// An `Err` is a failure of the socket, after which any of them may have been deleted.
     pub fn delete(&mut self, flows: &[Flow]) -> Result<Vec<Outcome>, Error> {
@@ -88,19 +102,6 @@ impl Conntrack {
             return Err(netlink_batch::Error::Permission { protocol }.into());
         }
         Ok(replies.into_iter().map(Outcome::from).collect())
-    }
-}
-
-impl Table {
-    /// Its flows, one after the other, in no order.
-    pub fn flows(&self) -> impl Iterator<Item = Result<Flow, Malformed>> {
-        let is_wanted =
-            |flow: &Flow| flow.family() == self.family && flow.protocol == self.protocol;
-        self.dump
-            .iter()
-            .filter(|(kind, _)| *kind == message(command::NEW))
-            .filter_map(|(_, payload)| Flow::decode(payload).transpose())
-            .filter(move |flow| flow.as_ref().map_or(true, is_wanted))
     }
 }
 

@@ -1,20 +1,20 @@
 //! The kernel's table of tracked connections over ctnetlink: list flows, and delete exactly the ones seen.
 //!
 //! ```no_run
-//! use conntrack_netlink::{Conntrack, Family, Flow, Protocol};
+//! use conntrack_netlink::{Conntrack, Family, Protocol};
 //!
 //! # fn main() -> Result<(), conntrack_netlink::Error> {
 //! let mut conntrack = Conntrack::open()?;
-//! let table = conntrack.dump(Family::Inet, Protocol::Udp)?;
-//! let flows: Vec<Flow> = table.flows().collect::<Result<_, _>>()?;
-//! let dns: Vec<Flow> = flows.into_iter().filter(|flow| flow.original.destination.port() == 53).collect();
-//! let outcomes = conntrack.delete(&dns)?;
+//! let dns = conntrack.find(Family::Inet, Protocol::Udp, |flow| {
+//!     flow.original.destination.port() == 53
+//! })?;
+//! let outcomes = conntrack.delete(&dns.flows)?;
 //! # Ok(())
 //! # }
 //! ```
 //!
 //! ```text
-//!  Conntrack ── dump(family, protocol) ──▶ Table ── flows() ──▶ Flow { original, reply, zone, id, .. }
+//!  Conntrack ── find(family, protocol, |&Flow| bool) ──▶ Found { flows: [Flow], seen }
 //!      └─────── delete(&[Flow]) ──▶ Outcome of each
 //! ```
 //!
@@ -33,7 +33,7 @@ mod error;
 mod flow;
 mod wire;
 
-pub use conntrack::{Conntrack, Outcome, Table};
+pub use conntrack::{Conntrack, Found, Outcome};
 pub use error::Error;
 pub use flow::{Family, Flow, Protocol, Tuple};
 

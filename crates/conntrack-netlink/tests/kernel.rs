@@ -51,8 +51,9 @@ fn udp(source_port: u16) {
 }
 
 fn flows(conntrack: &mut Conntrack, family: Family, protocol: Protocol) -> Vec<Flow> {
-    let table = conntrack.dump(family, protocol).unwrap();
-    let mut flows: Vec<_> = table.flows().map(Result::unwrap).collect();
+    let found = conntrack.find(family, protocol, |_| true).unwrap();
+    assert_eq!(found.seen, found.flows.len());
+    let mut flows = found.flows;
     flows.sort_by_key(|flow| flow.original.source.port());
     flows
 }
@@ -208,6 +209,10 @@ fn thousands_of_flows_in_one_call() {
     tool(&format!("-R {}", file.display()));
     std::fs::remove_file(&file).unwrap();
 
+    let odd = |flow: &Flow| flow.original.source.port() % 2 == 1;
+    let found = conntrack.find(Family::Inet, Protocol::Udp, odd).unwrap();
+    assert_eq!((found.flows.len(), found.seen), (1500, usize::from(COUNT)));
+    assert!(found.flows.iter().all(odd));
     let all = flows(&mut conntrack, Family::Inet, Protocol::Udp);
     assert_eq!(all.len(), usize::from(COUNT));
     let (kept, named) = all.split_first().unwrap();
@@ -231,8 +236,9 @@ fn without_the_right_to_it_the_capability_is_named() {
     };
     set_capabilities(None, none).unwrap();
     let mut conntrack = Conntrack::open().unwrap();
-    let dump = conntrack.dump(Family::Inet, Protocol::Udp).unwrap_err();
-    assert!(dump.to_string().contains("CAP_NET_ADMIN"), "{dump}");
+    let find = conntrack.find(Family::Inet, Protocol::Udp, |_| true);
+    let find = find.unwrap_err().to_string();
+    assert!(find.contains("CAP_NET_ADMIN"), "{find}");
     let delete = conntrack.delete(&flow).unwrap_err();
     assert!(delete.to_string().contains("CAP_NET_ADMIN"), "{delete}");
 }

@@ -31,6 +31,8 @@ const MODERN: [u32; 3] = [1, 6, 2];
 const HINTS: [&str; 2] = [":KUBE-IPTABLES-HINT ", ":KUBE-KUBELET-CANARY "];
 /// What the nft backend says (`Failed to initialize nft: `) where the kernel has no nftables.
 const UNSUPPORTED: &str = "Protocol not supported";
+/// What is tried is written into a chain of this name.
+const PROBE_CHAIN: &str = "KUBE-PROXY-PROBE";
 /// Changes nothing, and yet makes the kernel take table nat, a match and a target. Neither a save nor `--test` does: both
 /// succeed with the nft backend on a kernel that cannot do NAT with nftables.
 const PROBE: &str = "*nat\n:KUBE-PROXY-PROBE - [0:0]\n\
@@ -255,6 +257,31 @@ impl Iptables {
         self.restore(family, PROBE)?;
         self.readings.of(self.backend, family).set_works();
         Ok(())
+    }
+
+    /// Whether the kernel takes rules, each with its table before it, those of a table in a row:
+    /// what iptables writes behind `-A CHAIN`. They are written into a chain that nothing leads to,
+    /// and taken away again: only a transaction that is ended tells, in either backend.
+    pub fn try_rules(
+        &self,
+        family: IpFamily,
+        rules: &[(&str, impl AsRef<str>)],
+    ) -> Result<(), IptablesError> {
+        let (mut write, mut forget) = (String::new(), String::new());
+        for rules in rules.chunk_by(|one, next| one.0 == next.0) {
+            let table = rules.first().map_or("", |first| first.0);
+            let begin = format!("*{table}\n:{PROBE_CHAIN} - [0:0]\n");
+            write.push_str(&begin);
+            for (_, rule) in rules {
+                let _ = writeln!(write, "-A {PROBE_CHAIN} {}", rule.as_ref());
+            }
+            write.push_str("COMMIT\n");
+            let _ = write!(forget, "{begin}-X {PROBE_CHAIN}\nCOMMIT\n");
+        }
+        let written = self.restore(family, &write);
+        // Of several tables, those before the one that was refused are written.
+        let forgotten = self.restore(family, &forget);
+        written.and(forgotten)
     }
 
     fn load_modules(&self, needed: &[&str]) {

@@ -101,28 +101,33 @@ impl Program {
             .process_group(0)
             .spawn()?;
         let in_time = thread::scope(|scope| {
+            let mut fed = Ok(());
             if let (Some(stdin), Some(input)) = (child.stdin.take(), input) {
                 // A program that does not read to the end says why on stderr.
-                scope.spawn(move || {
+                let feed = move || {
                     let mut sink = BufWriter::with_capacity(CHUNK, stdin);
                     input(&mut sink).and_then(|()| sink.flush())
-                });
+                };
+                let thread = thread::Builder::new().spawn_scoped(scope, feed);
+                fed = thread.map(drop);
             }
-            let in_time = child.stdout.take().is_none_or(|stdout| {
-                let until = Until { stdout, deadline };
-                let mut source = BufReader::with_capacity(CHUNK, until);
-                output(&mut source);
-                // It has ended when it, and whatever it started, has closed its output.
-                let ended = io::copy(&mut source, &mut io::sink());
-                ended.is_ok() || Instant::now() < deadline
+            let in_time = fed.map(|()| {
+                child.stdout.take().is_none_or(|stdout| {
+                    let until = Until { stdout, deadline };
+                    let mut source = BufReader::with_capacity(CHUNK, until);
+                    output(&mut source);
+                    // It has ended when it, and whatever it started, has closed its output.
+                    let ended = io::copy(&mut source, &mut io::sink());
+                    ended.is_ok() || Instant::now() < deadline
+                })
             });
-            if !in_time {
+            if !matches!(in_time, Ok(true)) {
                 kill(&mut child);
             }
             in_time
         });
         let status = child.wait()?;
-        if !in_time {
+        if !in_time? {
             return Err(io::ErrorKind::TimedOut.into());
         }
         let mut said = Vec::new();

@@ -1,7 +1,8 @@
 //! What was read of the rules, and whether it still is what the kernel holds.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use proxy::IpFamily;
 
@@ -9,6 +10,10 @@ use crate::iptables::Backend;
 
 /// Longer texts are read again each time: rules of others may be very many.
 pub(crate) const MOST: usize = 256 * 1024;
+
+/// How long one who wants to write waits for the other family's turn to end. After that both write, and the kernel, or the
+/// program's own lock, puts them in order.
+const TURN_LIMIT: Duration = Duration::from_secs(1);
 
 /// What the tables of a family and backend are in, as the kernel says without a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,7 +39,16 @@ pub(crate) enum Verdict {
 #[derive(Debug, Default)]
 pub(crate) struct Readings {
     slots: [Slot; 4],
-    turn: Mutex<()>,
+    is_writing: Mutex<bool>,
+    has_written: Condvar,
+}
+
+/// Whoever has it writes.
+#[derive(Debug)]
+pub(crate) struct Turn<'a> {
+    of: &'a Readings,
+    /// Whether it was waited for long enough, and not had.
+    is_jumped: bool,
 }
 
 #[derive(Debug, Default)]
@@ -51,10 +65,25 @@ pub(crate) struct Reading {
 }
 
 impl Readings {
-    /// Whoever has it writes. Both families' legacy programs wait for one lock of theirs, no longer than they are told to, and
-    /// not at all before 1.6.2; nft ones begin again when another has written meanwhile.
-    pub(crate) fn turn(&self) -> MutexGuard<'_, ()> {
-        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Waits for the turn to write, though not for ever: a program that hangs in one family is not to hold up the other. Both
+    /// families' legacy programs wait for one lock of theirs, no longer than they are told to, and not at all before 1.6.2; nft
+    /// ones begin again when another has written meanwhile.
+    pub(crate) fn turn(&self) -> Turn<'_> {
+        let is_writing = self.lock();
+        let waited = self
+            .has_written
+            .wait_timeout_while(is_writing, TURN_LIMIT, |is_writing| *is_writing);
+        let (mut is_writing, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        Turn {
+            of: self,
+            is_jumped: std::mem::replace(&mut *is_writing, true),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, bool> {
+        self.is_writing
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn of(&self, backend: Backend, family: IpFamily) -> &Slot {
@@ -64,6 +93,16 @@ impl Readings {
             (Backend::Nft, IpFamily::V6) => nft6,
             (Backend::Legacy, IpFamily::V4) => legacy4,
             (Backend::Legacy, IpFamily::V6) => legacy6,
+        }
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        // Who did not wait for its end leaves the turn to whom it belongs.
+        if !self.is_jumped {
+            *self.of.lock() = false;
+            self.of.has_written.notify_one();
         }
     }
 }
@@ -81,5 +120,44 @@ impl Slot {
 
     pub(crate) fn set_works(&self) {
         self.works.store(true, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+
+    #[test]
+    fn one_writes_after_the_other() {
+        let readings = Readings::default();
+        let order = Mutex::new(Vec::new());
+        let say = |what| order.lock().unwrap().push(what);
+        let first = readings.turn();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let _turn = readings.turn();
+                say("second");
+            });
+            std::thread::sleep(Duration::from_millis(50));
+            say("first");
+            drop(first);
+        });
+        assert_eq!(*order.lock().unwrap(), ["first", "second"]);
+    }
+
+    #[test]
+    fn a_turn_that_does_not_end_is_not_waited_for() {
+        let readings = Readings::default();
+        let hung = readings.turn();
+        let began = Instant::now();
+        let jumped = readings.turn();
+        assert!(began.elapsed() >= TURN_LIMIT);
+        assert!(!hung.is_jumped && jumped.is_jumped);
+        drop(jumped);
+        assert!(*readings.lock(), "it still hangs");
+        drop(hung);
+        assert!(!readings.turn().is_jumped);
     }
 }

@@ -17,6 +17,7 @@
 //!
 //! Source: `include/uapi/linux/ip_vs.h`, `net/netfilter/ipvs/ip_vs_ctl.c`.
 
+mod count;
 mod destination;
 mod error;
 mod family;
@@ -26,6 +27,7 @@ mod service;
 mod statistics;
 mod uapi;
 
+pub use count::ServiceCounter;
 pub use destination::{Destination, DestinationEntry, DestinationKey, Forward, Tunnel};
 pub use error::Error;
 pub use family::Family;

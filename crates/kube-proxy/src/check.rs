@@ -1,8 +1,9 @@
 //! `kube-proxy check`: what the daemon would write if it were started now, with the same flags. Nothing is written.
 //!
 //! It takes the way of the daemon up to the first write: sources, kernel, model, plans. Not foretold: connection tracking
-//! entries of UDP flows that turn stale, and what objects that change meanwhile bring. Asking for IPVS may make the kernel load
-//! its module, as `ipvsadm -L` does.
+//! entries of UDP flows that turn stale, what objects that change meanwhile bring, and whether the kernel has a scheduler that no
+//! virtual server uses, which can only be tried: a warning says it where the lists of modules do. Asking for IPVS, which every mode
+//! does (ipvs mode may have left something), may make the kernel load its module, as `ipvsadm -L` does.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -10,7 +11,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow};
-use proxy::{IpFamily, Mode as _, Model};
+use proxy::{IpFamily, Mode as _, Model, Unreadable};
 use proxy_ipvs::{Op, Plan};
 use serde::Serialize;
 
@@ -84,7 +85,7 @@ async fn look(options: &Options) -> Result<Answer> {
         changes.push(Change::setting(write));
     }
     counted.insert("node".to_owned(), changes.len());
-    let mut model = Model::of_node(&options.node_name);
+    let mut model = Model::of_node(&options.node_name).with_external_ips(options.external_ips());
     tokio::time::timeout(PATIENCE, run::gather(&mut events, &mut model, options))
         .await
         .with_context(|| {
@@ -100,16 +101,19 @@ async fn look(options: &Options) -> Result<Answer> {
         );
     }
     let told = model.take_changes();
-    let failed = |family: IpFamily| move |failure| anyhow!("{family}: {failure}");
+    kernels.require(mode::primary(options, &model))?;
+    let failed = |family: IpFamily| {
+        move |Unreadable { part, reason }| anyhow!("{family}: cannot read {part}: {reason}")
+    };
     let now = Instant::now();
     match kernels {
         Kernels::Ipvs(kernels) => {
-            for mut proxier in kernels.into_proxiers(options, &model) {
+            warnings.extend(proxy_ipvs::foresee_scheduler(&options.scheduler));
+            for mut proxier in kernels.into_proxiers(options, &model, now)? {
                 let family = proxier.family();
-                proxier.update(&model, &told);
-                let resynced = proxier.resync(&model, now).await;
-                resynced.map_err(failed(family))?;
-                let plans = proxier.preview(now).await.map_err(failed(family))?;
+                proxier.read(&model, now).await.map_err(failed(family))?;
+                proxier.update(&model, &told, now);
+                let plans = Box::pin(proxier.preview(now)).await;
                 let of = family.to_string();
                 changes.extend(plans.iter().flat_map(|plan| plan_changes(&of, plan)));
                 counted.insert(of, plans.iter().map(|plan| plan.ops.len()).sum());
@@ -117,11 +121,10 @@ async fn look(options: &Options) -> Result<Answer> {
         }
         Kernels::Iptables(kernels) => {
             let used = kernels.iptables();
-            for mut proxier in kernels.into_proxiers(options, &model) {
+            for mut proxier in kernels.into_proxiers(options, &model, now)? {
                 let family = proxier.family();
-                proxier.update(&model, &told);
-                let resynced = proxier.resync(&model, now).await;
-                resynced.map_err(failed(family))?;
+                proxier.read(&model, now).await.map_err(failed(family))?;
+                proxier.update(&model, &told, now);
                 let plans = proxier.preview(now);
                 let of = family.to_string();
                 let lines = plans.iter().flat_map(proxy_iptables::Plan::lines);

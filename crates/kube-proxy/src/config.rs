@@ -13,6 +13,7 @@
 
 mod configz;
 mod file;
+mod prepared;
 mod reload;
 mod settings;
 mod watch;
@@ -30,9 +31,10 @@ use crate::flags::{Flags, go};
 pub use configz::Configz;
 pub use file::ConfigurationError;
 pub(crate) use file::read;
-pub use reload::{change_of, fields};
+pub use prepared::{prepared, record};
+pub use reload::{Waiting, change_of, fields};
 pub use settings::Change;
-pub(crate) use settings::{field_of, fields_with_flags, wins_over_file};
+pub(crate) use settings::{Given, field_of, fields_with_flags, wins_over_file};
 pub use watch::changed;
 
 /// What `apiVersion` must say.
@@ -82,29 +84,36 @@ pub struct Configuration {
     pub winkernel: Winkernel,
 }
 
-/// The text that `--write-config-to` writes: what `flags` say, in upstream's order and spelling, which leaves out some fields
-/// that are empty.
+/// The text that `--write-config-to` writes: what `flags` say, in upstream's order and spelling.
 pub(crate) fn render(file: Configuration, flags: &Flags) -> String {
-    let mut tree = as_go(file.completed(flags).tree());
-    for (section, field) in [
-        ("", "featureGates"),
-        ("", "windowsRunAsService"),
-        ("/logging", "vmodule"),
-        ("/logging/options/json", "splitStream"),
-        ("/logging/options/text", "splitStream"),
-    ] {
-        let is_empty = |value: &Value| match value {
-            Value::Array(items) => items.is_empty(),
-            Value::Object(fields) => fields.is_empty(),
-            other => *other == Value::Bool(false),
-        };
-        if let Some(fields) = tree.pointer_mut(section).and_then(Value::as_object_mut)
-            && fields.get(field).is_some_and(is_empty)
-        {
-            fields.remove(field);
-        }
-    }
+    let tree = file.completed(flags).as_upstream();
     serde_saphyr::to_string(&tree).unwrap_or_default()
+}
+
+impl Configuration {
+    /// As JSON, as upstream writes it, which leaves out some fields that are empty.
+    fn as_upstream(&self) -> Value {
+        let mut tree = as_go(self.tree());
+        for (section, field) in [
+            ("", "featureGates"),
+            ("", "windowsRunAsService"),
+            ("/logging", "vmodule"),
+            ("/logging/options/json", "splitStream"),
+            ("/logging/options/text", "splitStream"),
+        ] {
+            let is_empty = |value: &Value| match value {
+                Value::Array(items) => items.is_empty(),
+                Value::Object(fields) => fields.is_empty(),
+                other => *other == Value::Bool(false),
+            };
+            if let Some(fields) = tree.pointer_mut(section).and_then(Value::as_object_mut)
+                && fields.get(field).is_some_and(is_empty)
+            {
+                fields.remove(field);
+            }
+        }
+        tree
+    }
 }
 
 /// With whole numbers as Go prints them: `5`, not `5.0`.

@@ -1,20 +1,20 @@
 //! Deletes tracked UDP flows that lead to endpoints that are gone, so that a client that never stops sending is moved.
 //!
 //! ```text
-//!   after a sync ── UDP ports of changed Services ──▶ Worker: UdpServices ── if any changed ──▶ dump, compare, delete
+//!   a Service is in the kernel ── its UDP ports ──▶ Worker: UdpServices ── if they changed, or it had to be repaired ──▶ find, delete
 //! ```
 //!
 //! IPVS forgets its own entry of a flow when a destination is removed, and with it the tracked one (`expire_nodest_conn`,
 //! Linux 5.9). What is left are flows that IPVS never knew: opened before there was the Service, or while this program was
-//! not running, or answered by somebody else's NAT. Flows are compared and never flushed (k/k#122740), in conntrack's
+//! not running, or while somebody had taken its virtual server away, or answered by somebody else's NAT. Flows are compared and never flushed (k/k#122740), in conntrack's
 //! default zone only: other zones are their makers'.
 //!
-//! Nothing waits for this. What arrives while a table is read is looked at together, after it.
+//! Nothing waits for this. What arrives while a table is read is looked at together, after it. A
+//! node may track a million flows: they are compared one by one as the kernel tells them, and only
+//! stale ones are kept.
 
-use std::collections::HashSet;
-use std::convert::Infallible;
-use std::mem;
-use std::net::IpAddr;
+use std::collections::{HashMap, HashSet};
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
@@ -22,10 +22,16 @@ use std::time::Instant;
 use anyhow::{Context as _, Result, bail};
 use conntrack_netlink::{Conntrack, Flow, Outcome};
 use netlink_batch::Worker;
-use proxy::{Changes, IpFamily, Model, NamespacedName, Protocol, UdpPort, UdpServices, udp_ports};
+use proxy::{
+    Changes, IpFamily, Model, NamespacedName, NodePorts, Protocol, Report, UdpPort, UdpServices,
+    udp_ports,
+};
 use tracing::{debug, error, info};
 
 use crate::metrics::Metrics;
+
+/// How many flows are deleted by one call: each is a message and an answer in memory.
+const AT_ONCE: usize = 4_096;
 
 /// Stale flows of one family.
 #[derive(Debug)]
@@ -34,8 +40,8 @@ pub(crate) struct StaleFlows {
     worker: Worker<Cleaner>,
     /// Services that the worker knows UDP ports of.
     known: HashSet<NamespacedName>,
-    /// What the worker is to be told.
-    updates: Vec<Update>,
+    /// What the worker is to be told once it is in the kernel.
+    waiting: HashMap<NamespacedName, Vec<UdpPort>>,
     /// Calls that the worker has not begun.
     queued: Arc<AtomicUsize>,
     /// Whether something changed, as far as the worker has been told, since the flows were last compared.
@@ -47,11 +53,15 @@ type Update = (NamespacedName, Vec<UdpPort>);
 
 impl StaleFlows {
     /// Starts the worker. It opens its socket when there is something to compare.
-    pub(crate) fn new(family: IpFamily, metrics: Metrics) -> Self {
+    ///
+    /// # Errors
+    ///
+    /// There is no thread for it.
+    pub(crate) fn new(family: IpFamily, metrics: Metrics) -> io::Result<Self> {
         let is_due = Arc::new(AtomicBool::new(false));
         let due = Arc::clone(&is_due);
         let cleaner = move || {
-            Ok::<_, Infallible>(Cleaner {
+            Ok::<_, io::Error>(Cleaner {
                 family,
                 metrics,
                 services: UdpServices::default(),
@@ -59,18 +69,17 @@ impl StaleFlows {
                 failure: None,
             })
         };
-        let Ok(worker) = Worker::spawn(&format!("conntrack-{family}"), cleaner);
-        Self {
+        Ok(Self {
             family,
-            worker,
+            worker: Worker::spawn(&format!("conntrack-{family}"), cleaner)?,
             known: HashSet::new(),
-            updates: Vec::new(),
+            waiting: HashMap::new(),
             queued: Arc::default(),
             is_due,
-        }
+        })
     }
 
-    /// Takes in what changed, to be compared after the next complete sync.
+    /// Takes in what changed, to be compared once it is in the kernel.
     pub(crate) fn note(&mut self, model: &Model, changes: &Changes) {
         for name in &changes.services {
             let view = model.view(name).filter(|view| {
@@ -83,22 +92,30 @@ impl StaleFlows {
             };
             if was_known || view.is_some() {
                 let ports = view.map(|view| udp_ports(&view, self.family));
-                self.updates.push((name.clone(), ports.unwrap_or_default()));
+                self.waiting.insert(name.clone(), ports.unwrap_or_default());
             }
         }
     }
 
-    /// After a complete sync: has the flows compared if a UDP Service or its endpoints changed, or if that failed before.
-    /// `node_ports` are the addresses at which NodePorts are served.
-    pub(crate) fn compare(&mut self, model: &Model, node_ports: &[IpAddr]) {
+    /// Has the flows compared if UDP Services of which all is in the kernel now have changed or had to be repaired, or if that
+    /// failed before.
+    pub(crate) fn compare(&mut self, model: &Model, report: &Report, node_ports: &NodePorts) {
+        let settled = report.settled.iter();
+        let updates: Vec<Update> = settled
+            .filter_map(|service| self.waiting.remove_entry(service))
+            .collect();
+        let mut repaired = report.repaired.iter();
+        if repaired.any(|service| self.known.contains(service)) {
+            // What was opened meanwhile leads nowhere, though no endpoint has changed.
+            self.is_due.store(true, Ordering::Release);
+        }
         let is_idle =
             self.queued.load(Ordering::Acquire) == 0 && !self.is_due.load(Ordering::Acquire);
-        if is_idle && self.updates.is_empty() {
+        if is_idle && updates.is_empty() {
             // Not even a thread is woken for a change that is none of its.
             return;
         }
-        let updates = mem::take(&mut self.updates);
-        let node_ports = node_ports.to_vec();
+        let node_ports = node_ports.clone();
         // While an object could not be read, who answers may be an endpoint that is not known.
         let may_delete = model.is_whole();
         self.queued.fetch_add(1, Ordering::Relaxed);
@@ -135,7 +152,7 @@ impl Cleaner {
         }
     }
 
-    fn clean(&mut self, node_ports: &[IpAddr]) {
+    fn clean(&mut self, node_ports: &NodePorts) {
         if !self.is_due.load(Ordering::Acquire) {
             return;
         }
@@ -160,7 +177,7 @@ impl Cleaner {
                 if self.failure.as_ref() != Some(&text) {
                     error!(
                         %family,
-                        "stale UDP flows stay, and their clients may get no answer: {text}. It is tried again after each sync"
+                        "stale UDP flows stay, and their clients may get no answer: {text}. It is tried again"
                     );
                     self.failure = Some(text);
                 }
@@ -169,45 +186,46 @@ impl Cleaner {
     }
 
     /// How many flows were compared, and how many of them deleted.
-    fn try_clean(&self, node_ports: &[IpAddr]) -> Result<(usize, usize)> {
+    fn try_clean(&self, node_ports: &NodePorts) -> Result<(usize, usize)> {
         let family = match self.family {
             IpFamily::V4 => conntrack_netlink::Family::Inet,
             IpFamily::V6 => conntrack_netlink::Family::Inet6,
         };
         let mut conntrack = Conntrack::open()?;
-        let table = conntrack
-            .dump(family, conntrack_netlink::Protocol::Udp)
+        let udp = conntrack_netlink::Protocol::Udp;
+        let found = conntrack
+            .find(family, udp, |flow| self.is_stale(flow, node_ports))
             .context("cannot list tracked flows")?;
-        let (mut compared, mut stale) = (0, Vec::new());
-        for flow in table.flows() {
-            let flow = flow.context("cannot read a tracked flow")?;
-            compared += 1;
-            if self.is_stale(&flow, node_ports) {
-                stale.push(flow);
-            }
-        }
-        drop(table);
-        let outcomes = conntrack
-            .delete(&stale)
-            .context("cannot delete tracked flows")?;
         let mut deleted = 0;
-        for (flow, outcome) in stale.iter().zip(outcomes) {
-            let (from, to) = (flow.original.source, flow.original.destination);
-            match outcome {
-                Outcome::Deleted => deleted += 1,
-                Outcome::Absent => {}
-                Outcome::Refused(refusal) => bail!("the flow from {from} to {to}: {refusal}"),
-                Outcome::Unknown => bail!("the flow from {from} to {to}: the answer was lost"),
-            }
+        for part in found.flows.chunks(AT_ONCE) {
+            deleted += delete(&mut conntrack, part)?;
         }
-        Ok((compared, deleted))
+        Ok((found.seen, deleted))
     }
 
-    fn is_stale(&self, flow: &Flow, node_ports: &[IpAddr]) -> bool {
+    fn is_stale(&self, flow: &Flow, node_ports: &NodePorts) -> bool {
         let is_default_zone = [flow.zone, flow.original.zone, flow.reply.zone] == [0; 3];
         let (destination, answerer) = (flow.original.destination, flow.reply.source);
         is_default_zone && self.services.is_stale(destination, answerer, node_ports)
     }
+}
+
+/// How many of these flows were there to be deleted.
+fn delete(conntrack: &mut Conntrack, stale: &[Flow]) -> Result<usize> {
+    let outcomes = conntrack
+        .delete(stale)
+        .context("cannot delete tracked flows")?;
+    let mut deleted = 0;
+    for (flow, outcome) in stale.iter().zip(outcomes) {
+        let (from, to) = (flow.original.source, flow.original.destination);
+        match outcome {
+            Outcome::Deleted => deleted += 1,
+            Outcome::Absent => {}
+            Outcome::Refused(refusal) => bail!("the flow from {from} to {to}: {refusal}"),
+            Outcome::Unknown => bail!("the flow from {from} to {to}: the answer was lost"),
+        }
+    }
+    Ok(deleted)
 }
 
 #[cfg(test)]
@@ -215,6 +233,8 @@ mod tests {
     use proxy::{Event, Service, ServicePort, ServiceType};
 
     use super::*;
+
+    use std::net::IpAddr;
 
     fn service(name: &str, protocols: &[Protocol]) -> Event {
         let port = |protocol: &Protocol| ServicePort {
@@ -242,18 +262,15 @@ mod tests {
 
     #[test]
     fn the_worker_is_told_of_udp_services_and_of_their_end() {
-        let (mut model, mut flows) = (Model::new(), StaleFlows::new(IpFamily::V4, Metrics::new()));
+        let flows = StaleFlows::new(IpFamily::V4, Metrics::new());
+        let (mut model, mut flows) = (Model::new(), flows.unwrap());
         let mut told = |event| {
             model.apply(event);
             let changes = model.take_changes();
             flows.note(&model, &changes);
-            let updates = mem::take(&mut flows.updates);
+            let updates = flows.waiting.drain();
             let about = |(name, ports): Update| format!("{}: {}", name.name(), ports.len());
-            updates
-                .into_iter()
-                .map(about)
-                .collect::<Vec<_>>()
-                .join(", ")
+            updates.map(about).collect::<Vec<_>>().join(", ")
         };
         let (tcp, udp) = (Protocol::Tcp, Protocol::Udp);
         let gone = |name| Event::ServiceDeleted(NamespacedName::new("default", name));

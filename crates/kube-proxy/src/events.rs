@@ -27,6 +27,8 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{debug, warn};
 
+use crate::flags::ProxyMode;
+
 /// How long the same event is not told again.
 pub const ONCE_IN: Duration = Duration::from_mins(10);
 /// How many events may wait, and how many different ones are told within [`ONCE_IN`].
@@ -62,20 +64,14 @@ pub struct Event {
 }
 
 impl Event {
-    /// Normal, on the Node: the proxy begins to serve it. Reason and action are upstream's, and that the uid is the Node's
-    /// name, which is what `kubectl describe node` looks for.
-    pub fn starting(node: &str) -> Self {
-        Self {
-            is_warning: false,
-            reason: "Starting",
-            action: "StartKubeProxy",
-            note: "kube-proxy starts to carry Services by IPVS".to_owned(),
-            kind: "Node",
-            namespace: String::new(),
-            name: node.to_owned(),
-            uid: Some(node.to_owned()),
-            is_everywhere: false,
-        }
+    /// Normal, on the Node: the proxy begins to serve it, in a mode. Reason and action are
+    /// upstream's.
+    pub fn starting(node: &str, mode: ProxyMode) -> Self {
+        let note = format!(
+            "kube-proxy starts to carry Services in {} mode",
+            mode.name()
+        );
+        Self::of_node(node, "Starting", note)
     }
 
     /// A warning on the Node: a server of this process, of health or metrics, cannot listen. Reason and action are upstream's;
@@ -83,9 +79,32 @@ impl Event {
     pub fn listen_failed(node: &str, reason: &'static str, note: String) -> Self {
         Self {
             is_warning: true,
+            ..Self::of_node(node, reason, note)
+        }
+    }
+
+    /// A warning on the Node: the configuration file says what is not in effect before a new start.
+    /// Upstream is silent.
+    pub fn restart_required(node: &str, note: String) -> Self {
+        Self {
+            is_warning: true,
+            action: "Reconfigure",
+            ..Self::of_node(node, "RestartRequired", note)
+        }
+    }
+
+    /// Normal. The uid is the Node's name, which is what `kubectl describe node` looks for.
+    fn of_node(node: &str, reason: &'static str, note: String) -> Self {
+        Self {
+            is_warning: false,
             reason,
+            action: "StartKubeProxy",
             note,
-            ..Self::starting(node)
+            kind: "Node",
+            namespace: String::new(),
+            name: node.to_owned(),
+            uid: Some(node.to_owned()),
+            is_everywhere: false,
         }
     }
 
@@ -402,6 +421,10 @@ mod tests {
         Event::address_conflict(&conflict, &Model::new())
     }
 
+    fn starting(node: &str) -> Event {
+        Event::starting(node, ProxyMode::Ipvs)
+    }
+
     /// Of each event: its name, and the whole of it.
     fn told(event: &Event, node: &str, nanoseconds: i128) -> (String, v1::Event) {
         let time = Timestamp::from_nanosecond(nanoseconds).unwrap();
@@ -420,7 +443,7 @@ mod tests {
 
     #[test]
     fn each_start_has_its_own_name() {
-        let of = |time| told(&Event::starting("node1"), "node1", time).0;
+        let of = |time| told(&starting("node1"), "node1", time).0;
         assert_eq!(of(0x1234_5678_9abc_def0), "node1.123456789abcdef0");
         assert_ne!(of(1), of(2));
     }
@@ -431,7 +454,7 @@ mod tests {
         let note = object.note.unwrap();
         assert_eq!(note, "ü".repeat(512));
         let node = "a.".repeat(126) + "a";
-        let (name, _) = told(&Event::starting(&node), "n", 1);
+        let (name, _) = told(&starting(&node), "n", 1);
         // No label may end before a point that is not there.
         assert_eq!(name, format!("{}a.0000000000000001", "a.".repeat(117)));
     }

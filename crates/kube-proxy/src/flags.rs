@@ -8,6 +8,7 @@
 //!
 //! An unknown flag is an error, as upstream. A flag that means nothing here is taken, and a warning says so if it is given.
 
+pub mod gates;
 pub(crate) mod go;
 mod gone;
 mod options;
@@ -23,18 +24,20 @@ use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, CommandFactory as _, FromArgMatches as _, Parser};
 
 use crate::check::Output;
-use crate::config::{self, Configuration, ConfigurationError, Period};
+use crate::config::{self, Configuration, ConfigurationError, Given, Period, Waiting};
+use crate::version;
 
+pub use gates::Gates;
 pub use options::{
-    Conntrack, DetectLocal, IptablesBackend, IpvsTimeouts, LogFormat, ObjectSource, Options,
-    ProxyMode, UnusableFlag,
+    Conntrack, DetectLocal, FirstList, IptablesBackend, IpvsTimeouts, LogFormat, ObjectSource,
+    Options, ProxyMode, UnusableFlag,
 };
 
 /// What was typed.
 #[derive(Debug, Clone, PartialEq, Parser)]
 #[command(
     name = "kube-proxy",
-    about = "Carries Kubernetes Services by the kernel's IPVS.",
+    about = "Carries Kubernetes Services by rules of iptables (iptables mode) or by the kernel's IPVS (ipvs mode).",
     after_help = "kube-proxy check [FLAGS] [-o text|json|yaml] says what a start with these flags would change in the kernel, and \
                   changes nothing. Exit status 0: nothing; 1: something; 2: it cannot be said.",
     disable_version_flag = true,
@@ -68,9 +71,21 @@ pub struct Flags {
     #[arg(long, value_name = "BOOL", default_value = "false", value_parser = go::bool, num_args = 0..=1, require_equals = true, default_missing_value = "true", action = ArgAction::Set)]
     pub cleanup: bool,
 
-    /// Do what needs privileges (sysctls, IPVS timeouts), and exit
+    /// Do what needs privileges (sysctls; in ipvs mode, also loading IPVS and its timeouts), and
+    /// exit
     #[arg(long, value_name = "BOOL", default_value = "false", value_parser = go::bool, num_args = 0..=1, require_equals = true, default_missing_value = "true", action = ArgAction::Set)]
     pub init_only: bool,
+
+    /// File, gone with the pod, that keeps the fields of --config that take a new start as they
+    /// were when the pod was prepared: --init-only writes it, and so does a start that finds none;
+    /// a start that finds it leaves other values waiting
+    #[arg(
+        long,
+        value_name = "FILE",
+        default_value = "",
+        allow_hyphen_values = true
+    )]
+    pub prepared_config: OsString,
 
     /// Folder of Kubernetes manifests (*.yaml, *.yml, *.json) to serve instead of a cluster's objects; watched for changes
     #[arg(long, value_name = "DIR", allow_hyphen_values = true)]
@@ -130,15 +145,17 @@ pub struct Flags {
     #[arg(long, value_name = "DURATION", default_value = "15m", value_parser = go::duration, allow_hyphen_values = true)]
     pub config_sync_period: Duration,
 
-    /// Kubernetes feature gates; no effect
+    /// Kubernetes feature gates: all of 1.36 are known, and AllowServiceExternalIPs,
+    /// ComponentFlagz, ComponentStatusz, LoggingAlphaOptions, LoggingBetaOptions and
+    /// WatchListClient are heard
     #[arg(long, value_name = "NAME=BOOL,...", value_parser = go::gate, allow_hyphen_values = true, value_delimiter = ',', action = ArgAction::Append)]
     pub feature_gates: Vec<(String, bool)>,
 
-    /// How Services are carried: ipvs or iptables
+    /// How Services are carried: iptables or ipvs; empty: iptables
     #[arg(
         long,
         value_name = "MODE",
-        default_value = "ipvs",
+        default_value = "",
         allow_hyphen_values = true
     )]
     pub proxy_mode: String,
@@ -258,7 +275,7 @@ pub struct Flags {
     )]
     pub iptables_backend: String,
 
-    /// IPVS scheduler of every virtual server; rr if empty
+    /// IPVS scheduler of every virtual server; rr if empty; no effect in iptables mode
     #[arg(
         long,
         value_name = "NAME",
@@ -267,35 +284,41 @@ pub struct Flags {
     )]
     pub ipvs_scheduler: String,
 
-    /// Networks in which virtual servers of others are left alone
+    /// Networks in which virtual servers are left alone, also by --cleanup and by a mode that
+    /// clears up after ipvs mode
     #[arg(long, value_name = "CIDRS", action = ArgAction::Append, allow_hyphen_values = true)]
     pub ipvs_exclude_cidrs: Vec<String>,
 
-    /// Answer ARP only on the interface that has the address (sysctls arp_ignore=1, arp_announce=2)
+    /// Answer ARP only on the interface that has the address (sysctls arp_ignore=1,
+    /// arp_announce=2); no effect in iptables mode
     #[arg(long = "ipvs-strict-arp", value_name = "BOOL", default_value = "false", value_parser = go::bool, num_args = 0..=1, require_equals = true, default_missing_value = "true", action = ArgAction::Set)]
     pub ipvs_strict_arp: bool,
 
-    /// Idle timeout of TCP connections in IPVS; 0 leaves the kernel's
+    /// Idle timeout of TCP connections in IPVS; 0 leaves the kernel's; no effect in iptables mode
     #[arg(long = "ipvs-tcp-timeout", value_name = "DURATION", default_value = "0s", value_parser = go::duration, allow_hyphen_values = true)]
     pub ipvs_tcp_timeout: Duration,
 
-    /// Timeout of TCP connections in IPVS after a FIN; 0 leaves the kernel's
+    /// Timeout of TCP connections in IPVS after a FIN; 0 leaves the kernel's; no effect in iptables
+    /// mode
     #[arg(long = "ipvs-tcpfin-timeout", value_name = "DURATION", default_value = "0s", value_parser = go::duration, allow_hyphen_values = true)]
     pub ipvs_tcpfin_timeout: Duration,
 
-    /// Idle timeout of UDP flows in IPVS; 0 leaves the kernel's
+    /// Idle timeout of UDP flows in IPVS; 0 leaves the kernel's; no effect in iptables mode
     #[arg(long = "ipvs-udp-timeout", value_name = "DURATION", default_value = "0s", value_parser = go::duration, allow_hyphen_values = true)]
     pub ipvs_udp_timeout: Duration,
 
-    /// Longest time between two comparisons with the kernel
+    /// Longest time between two comparisons with the kernel in ipvs mode; no effect in iptables
+    /// mode
     #[arg(long = "ipvs-sync-period", value_name = "DURATION", default_value = "30s", value_parser = go::duration, allow_hyphen_values = true)]
     pub ipvs_sync_period: Duration,
 
-    /// Shortest time between the end of one sync and the start of the next
+    /// Shortest time between the end of one sync and the start of the next in ipvs mode; no effect
+    /// in iptables mode
     #[arg(long = "ipvs-min-sync-period", value_name = "DURATION", default_value = "1s", value_parser = go::duration, allow_hyphen_values = true)]
     pub ipvs_min_sync_period: Duration,
 
-    /// Which iptables rules stand by IPVS: upstream, or lean (fewer, cheaper to the first packet of a flow)
+    /// Which iptables rules stand by IPVS: upstream, or lean (fewer, cheaper to the first packet of
+    /// a flow); no effect in iptables mode
     #[arg(
         long,
         value_name = "upstream|lean",
@@ -304,11 +327,13 @@ pub struct Flags {
     )]
     pub ipvs_shim: String,
 
-    /// How long a removed endpoint may keep its TCP connections; 0: until they end
+    /// How long a removed endpoint may keep its TCP connections; 0: until they end; no effect in
+    /// iptables mode
     #[arg(long = "ipvs-drain-timeout", value_name = "DURATION", default_value = "0s", value_parser = go::duration, allow_hyphen_values = true)]
     pub ipvs_drain_timeout: Duration,
 
-    /// In which form kube-ipvs0 holds the service addresses: address, or route (cheaper to the kernel by the thousand)
+    /// In which form kube-ipvs0 holds the service addresses: address, or route (cheaper to the
+    /// kernel by the thousand); no effect in iptables mode
     #[arg(
         long,
         value_name = "address|route",
@@ -358,7 +383,7 @@ pub struct Flags {
     )]
     pub vmodule: String,
 
-    /// Form of the log: text or json
+    /// Form of the log: text (klog's lines), plain (lines for people) or json
     #[arg(
         long,
         value_name = "FORMAT",
@@ -371,19 +396,21 @@ pub struct Flags {
     #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = go::duration, allow_hyphen_values = true)]
     pub log_flush_frequency: Duration,
 
-    /// Log buffer; no effect
+    /// Log buffer; no effect; needs --feature-gates=LoggingAlphaOptions=true
     #[arg(long, value_name = "SIZE", default_value = "0", value_parser = go::quantity, allow_hyphen_values = true)]
     pub log_json_info_buffer_size: String,
 
-    /// Log informative lines to standard output; no effect
+    /// With --logging-format=json, log all but errors to standard output; needs
+    /// --feature-gates=LoggingAlphaOptions=true
     #[arg(long, value_name = "BOOL", default_value = "false", value_parser = go::bool, num_args = 0..=1, require_equals = true, default_missing_value = "true", action = ArgAction::Set)]
     pub log_json_split_stream: bool,
 
-    /// Log buffer; no effect
+    /// Log buffer; no effect; needs --feature-gates=LoggingAlphaOptions=true
     #[arg(long, value_name = "SIZE", default_value = "0", value_parser = go::quantity, allow_hyphen_values = true)]
     pub log_text_info_buffer_size: String,
 
-    /// Log informative lines to standard output; no effect
+    /// With --logging-format=text or plain, log all but warnings and errors to standard output;
+    /// needs --feature-gates=LoggingAlphaOptions=true
     #[arg(long, value_name = "BOOL", default_value = "false", value_parser = go::bool, num_args = 0..=1, require_equals = true, default_missing_value = "true", action = ArgAction::Set)]
     pub log_text_split_stream: bool,
 
@@ -405,7 +432,7 @@ pub struct Flags {
     )]
     pub machine_id_file: String,
 
-    /// Print the version and exit
+    /// Print the version of Kubernetes that this is as, with this program's own, and exit
     #[arg(
         long,
         value_name = "BOOL",
@@ -462,25 +489,87 @@ impl Flags {
 pub fn parse<A: Into<OsString>>(
     arguments: impl IntoIterator<Item = A>,
 ) -> Result<Command, CommandLineError> {
+    parse_with(arguments, config::read)
+}
+
+/// The same, with the fields of the file that wait for a new start as they are in use.
+pub fn parse_keeping<A: Into<OsString>>(
+    arguments: impl IntoIterator<Item = A>,
+    waiting: &[Waiting],
+) -> Result<Command, CommandLineError> {
+    parse_with(arguments, |file| {
+        let (configuration, warnings) = config::read(file)?;
+        Ok((configuration.keeping(waiting), warnings))
+    })
+}
+
+/// The same as [`parse`], for a process that starts, perhaps anew in its pod: what takes a new
+/// start is as it was when the pod was prepared (`--prepared-config`), and so is all of a file that
+/// cannot be used.
+pub fn parse_prepared(arguments: &[OsString]) -> Result<Command, CommandLineError> {
+    let found = parse(arguments);
+    let is_concerned = match &found {
+        Ok(Command::Run(options)) => !options.init_only && options.configuration_file.is_some(),
+        Ok(_) => false,
+        Err(error) => matches!(error, CommandLineError::Configuration(_)),
+    };
+    let is_it = |(flag, value): &(String, String)| flag == "prepared-config" && !value.is_empty();
+    let Some((_, file)) = values(arguments).into_iter().find(is_it) else {
+        return found;
+    };
+    if !is_concerned {
+        return found;
+    }
+    let prepared = match config::prepared(Path::new(&file)) {
+        Ok(Some(prepared)) => prepared,
+        Ok(None) => return found,
+        Err(error) => return warned(found, &format!("{error}; going on without it")),
+    };
+    match found {
+        Ok(Command::Run(options)) => match &*prepared.waits(&options.configuration) {
+            [] => Ok(Command::Run(options)),
+            waiting => parse_keeping(arguments, waiting),
+        },
+        Ok(other) => Ok(other),
+        Err(error) => warned(
+            parse_with(arguments, |_| Ok((prepared, Vec::new()))),
+            &format!("{error}; going on with the configuration that this pod had"),
+        ),
+    }
+}
+
+/// With a warning for the operator.
+fn warned(
+    mut read: Result<Command, CommandLineError>,
+    warning: &str,
+) -> Result<Command, CommandLineError> {
+    if let Ok(Command::Run(options)) = &mut read {
+        options.warnings.push(warning.to_owned());
+    }
+    read
+}
+
+/// Reads a command line, and with `read` the configuration file that it names.
+fn parse_with<A: Into<OsString>>(
+    arguments: impl IntoIterator<Item = A>,
+    read: impl FnOnce(&Path) -> Result<(Configuration, Vec<String>), ConfigurationError>,
+) -> Result<Command, CommandLineError> {
     let mut arguments: Vec<OsString> = arguments.into_iter().map(Into::into).collect();
     let output = take_check(&mut arguments)?;
-    let read = Flags::command()
+    let typed = Flags::command()
         .try_get_matches_from(normalised(arguments))
         .and_then(|typed| Ok((Flags::from_arg_matches(&typed)?, typed)));
-    let (flags, typed) = match read {
-        Ok(read) => read,
+    let (flags, typed) = match typed {
+        Ok(typed) => typed,
         Err(error) if !error.use_stderr() => return Ok(Command::Print(error.to_string())),
         Err(error) => return Err(CommandLineError::Syntax(told(&error))),
     };
     match flags.version.as_deref() {
         None | Some("false") => {}
         // It is to be told as the version, and tells nothing here.
-        Some(version) if version.starts_with('v') => {}
+        Some(given) if given.starts_with('v') => {}
         Some("true" | "raw") => {
-            return Ok(Command::Print(format!(
-                "kube-proxy-ipvs v{}\n",
-                env!("CARGO_PKG_VERSION")
-            )));
+            return Ok(Command::Print(version::told()));
         }
         Some(value) => {
             return Err(UnusableFlag::new("version", value, "give true, raw or false").into());
@@ -501,7 +590,7 @@ pub fn parse<A: Into<OsString>>(
     let (flags, configuration, said) = if flags.config.is_empty() {
         (flags, Configuration::default(), Vec::new())
     } else {
-        with_file(flags, is_given)?
+        with_file(flags, read, is_given)?
     };
     let is_of_file = |flag: &str| {
         let wins = config::wins_over_file(flag) && is_given(flag);
@@ -517,15 +606,18 @@ pub fn parse<A: Into<OsString>>(
         let text = config::render(configuration, &flags);
         return Ok(Command::Write(flags.write_config_to.into(), text));
     }
+    let given = Given {
+        typed: &is_given,
+        file: (!flags.config.is_empty()).then_some((Path::new(&flags.config), &configuration)),
+    };
+    let without_effect = given.without_effect(&flags);
     options.configuration = configuration.completed(&flags);
     options.warnings.extend(said);
     let deprecated = DEPRECATED.iter().filter(|(flag, _)| is_given(flag));
     options.warnings.extend(
         deprecated.map(|(flag, instead)| format!("--{flag} is deprecated; use --{instead}")),
     );
-    options
-        .warnings
-        .extend(options.configuration.without_effect());
+    options.warnings.extend(without_effect);
     let options = Box::new(options);
     Ok(match output {
         Some(output) => Command::Check(options, output),
@@ -587,6 +679,15 @@ fn told(error: &clap::Error) -> String {
 
 /// The flags of a command line that can be read, with their values, as upstream logs them: `--v="2"`, sorted.
 pub fn as_typed<A: Into<OsString>>(arguments: impl IntoIterator<Item = A>) -> Vec<String> {
+    values(arguments)
+        .into_iter()
+        .map(|(name, value)| format!("--{name}={value:?}"))
+        .collect()
+}
+
+/// The flags of a command line that can be read, without their dashes, with their values as Go
+/// prints them, sorted.
+pub fn values<A: Into<OsString>>(arguments: impl IntoIterator<Item = A>) -> Vec<(String, String)> {
     let mut arguments: Vec<OsString> = arguments.into_iter().map(Into::into).collect();
     let mut command = Flags::command();
     command.build();
@@ -598,13 +699,10 @@ pub fn as_typed<A: Into<OsString>>(arguments: impl IntoIterator<Item = A>) -> Ve
     };
     let mut flags: Vec<_> = command
         .get_arguments()
-        .filter_map(|flag| Some((flag.get_long()?, value(flag, &typed))))
+        .filter_map(|flag| Some((flag.get_long()?.to_owned(), value(flag, &typed))))
         .collect();
     flags.sort();
     flags
-        .into_iter()
-        .map(|(name, value)| format!("--{name}={value:?}"))
-        .collect()
 }
 
 /// The value of a flag as Go prints it.
@@ -685,10 +783,11 @@ fn take_check(arguments: &mut Vec<OsString>) -> Result<Option<Output>, UnusableF
 /// The flags with the file's fields in place of theirs, the file, and warnings about it.
 fn with_file(
     mut flags: Flags,
+    read: impl FnOnce(&Path) -> Result<(Configuration, Vec<String>), ConfigurationError>,
     is_given: impl Fn(&str) -> bool,
 ) -> Result<(Flags, Configuration, Vec<String>), ConfigurationError> {
     let file = PathBuf::from(&flags.config);
-    let (configuration, mut warnings) = config::read(&file)?;
+    let (configuration, mut warnings) = read(&file)?;
     let place = file.display();
     for warning in &mut warnings {
         *warning = format!("{place}: {warning}");

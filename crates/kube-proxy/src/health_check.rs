@@ -5,8 +5,9 @@
 //!                 ◀── 200, if an endpoint on this node is ready and the proxy keeps up; else 503
 //! ```
 //!
-//! One server for each Service and family, on all addresses or on those of `--nodeport-addresses`. A server changes only after
-//! a complete sync, so that what it says is in the kernel. A port that something else has is tried again at each sync.
+//! One server for each Service and family, on all addresses or on those of `--nodeport-addresses`. A server changes only once
+//! all of its Service is in the kernel, so that what it says is true. A port that something else has is tried again each time that
+//! something was written or looked at.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io;
@@ -17,7 +18,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use http::{HeaderName, StatusCode};
-use proxy::{Changes, HealthCheck, IpFamily, Model, NamespacedName, NodePortAddresses};
+use proxy::{HealthCheck, IpFamily, Model, NamespacedName, NodePortAddresses};
 use serde::Serialize;
 use serde_json::Serializer;
 use serde_json::ser::PrettyFormatter;
@@ -42,8 +43,8 @@ pub(crate) struct HealthChecks {
     is_selective: bool,
     addresses: BTreeSet<IpAddr>,
     servers: HashMap<NamespacedName, Server>,
-    /// Services to look at after the next complete sync.
-    changed: HashSet<NamespacedName>,
+    /// Services to look at again: something else had the port.
+    unheard: HashSet<NamespacedName>,
 }
 
 /// The server of one Service.
@@ -95,28 +96,35 @@ impl HealthChecks {
             is_selective: is_selective(&options.node_port_addresses, family),
             addresses: BTreeSet::new(),
             servers: HashMap::new(),
-            changed: HashSet::new(),
+            unheard: HashSet::new(),
         }
     }
 
-    /// Remembers what changed, for [`update`](Self::update).
-    pub(crate) fn note(&mut self, changes: &Changes) {
-        self.changed.extend(changes.services.iter().cloned());
+    /// Follows another `--nodeport-addresses`.
+    pub(crate) fn select(&mut self, addresses: &NodePortAddresses) {
+        self.is_selective = is_selective(addresses, self.family);
     }
 
-    /// After a complete sync: brings the servers of all noted Services to what the model says. `node_ports` are the addresses
-    /// that serve NodePorts.
-    pub(crate) async fn update(&mut self, model: &Model, node_ports: &[IpAddr]) {
+    /// Brings the servers of Services of which all is in the kernel to what the model says, and all servers to where they are to
+    /// listen. `node_ports` are the addresses that serve NodePorts.
+    pub(crate) async fn update(
+        &mut self,
+        model: &Model,
+        settled: &[NamespacedName],
+        node_ports: &[IpAddr],
+    ) {
         let addresses = if self.is_selective {
             node_ports.iter().copied().collect()
         } else {
             BTreeSet::from([wildcard(self.family)])
         };
+        let mut changed = mem::take(&mut self.unheard);
+        changed.extend(settled.iter().cloned());
         if addresses != self.addresses {
             self.addresses = addresses;
-            self.changed.extend(self.servers.keys().cloned());
+            changed.extend(self.servers.keys().cloned());
         }
-        let checks: Vec<_> = mem::take(&mut self.changed)
+        let checks: Vec<_> = changed
             .into_iter()
             .map(|name| {
                 let view = model.view(&name);
@@ -168,13 +176,13 @@ impl HealthChecks {
                 error!(
                     family = %self.family, service = %name, port = check.port, %address, %error,
                     "cannot listen for the health checks of the Service, so its load balancer may leave this node out; \
-                     it is tried again at each sync. See what has the port: ss -ltnp"
+                     it is tried again. See what has the port: ss -ltnp"
                 );
                 let at = SocketAddr::new(address, check.port);
                 let event = Event::health_check_failed(&name, model, &self.node, at, &error);
                 self.recorder.record(event);
             }
-            self.changed.insert(name);
+            self.unheard.insert(name);
         } else if mem::take(&mut server.is_reported) {
             info!(family = %self.family, service = %name, port = check.port, "health checks of the Service are answered now");
         }

@@ -2,9 +2,9 @@
 //!
 //! | path       | 200 when                                                                                    |
 //! |------------|---------------------------------------------------------------------------------------------|
-//! | `/livez`   | no update has waited for two sync periods                                                   |
+//! | `/livez`   | of what is to be written, something could be within two sync periods                         |
 //! | `/healthz` | the same, and the Node is neither gone nor about to be: balancers are to send elsewhere then |
-//! | `/readyz`  | the first full sync of every family is in the kernel; ours alone                            |
+//! | `/readyz`  | all that was known at the first complete lists is in the kernel, in every family; ours alone |
 //!
 //! Else 503. Bodies and headers of the first two are upstream's (`pkg/proxy/healthcheck/proxy_health.go`).
 
@@ -19,7 +19,7 @@ use k8s_openapi::jiff::Timestamp;
 use proxy::{IpFamily, Model};
 use serde::Serialize;
 
-use crate::health::Health;
+use crate::health::{Health, Progress};
 use crate::http_server::{Answer, Purpose, answer, not_found};
 use crate::metrics::Metrics;
 
@@ -157,15 +157,20 @@ impl Status {
             None => vec!["the first lists of Services and EndpointSlices, and the own Node".into()],
             Some(families) => {
                 let progress = self.health.progress();
-                let is_synced = |family: &&IpFamily| {
-                    let progress = progress.get(*family);
-                    progress.is_some_and(|progress| progress.updated.is_some())
-                };
-                families
-                    .iter()
-                    .filter(|family| !is_synced(family))
-                    .map(|family| format!("the first full sync of {family}; the log says why it cannot be done, if it cannot"))
-                    .collect()
+                let awaited = families.iter().filter_map(|family| {
+                    let progress = progress.get(family).copied().unwrap_or_default();
+                    let Progress {
+                        updated,
+                        pending,
+                        failing,
+                        ..
+                    } = progress;
+                    updated.is_none().then(|| format!(
+                        "{family}: what was known at the start is not in the kernel yet; {pending} entries wait, {failing} of \
+                         them were refused, and the log says why"
+                    ))
+                });
+                awaited.collect()
             }
         };
         let ready = awaiting.is_empty();
@@ -196,7 +201,7 @@ fn text(at: SystemTime) -> String {
 mod tests {
     use std::time::Duration;
 
-    use proxy::{Event, Node};
+    use proxy::{Event, Node, Standing};
     use serde_json::Value;
 
     use super::*;
@@ -228,6 +233,21 @@ mod tests {
             }
         }
 
+        /// A family, told everything five periods ago: since when something is pending, and since when nothing of it is written.
+        fn note(&self, family: IpFamily, pending: Option<Duration>, stuck: Option<Duration>) {
+            let now = Instant::now();
+            let ago = |age: Duration| now.checked_sub(age).unwrap();
+            let standing = Standing {
+                pending_since: pending.map(|age| ago(age.min(PERIOD * 5))),
+                stuck_since: stuck.map(ago),
+                pending: 12,
+                is_settled: true,
+                ..Standing::default()
+            };
+            self.health
+                .note(family, &standing, Some(ago(PERIOD * 5)), now);
+        }
+
         /// The status of an answer, and its body.
         async fn ask(&self, path: &str) -> (u16, Value) {
             let (head, body) = get(&self.server, &format!("GET {path}")).await;
@@ -254,24 +274,23 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn ready_is_the_first_sync_of_every_family() {
+    async fn ready_is_all_that_was_first_known_in_every_family() {
         let world = World::new();
         assert_eq!(world.codes().await, [200, 200, 503]);
         let (_, body) = world.ask("/readyz").await;
         assert!(body["awaiting"][0].as_str().unwrap().contains("lists"));
         world.status.expect(IpFamily::ALL.into());
-        world.health.complete(IpFamily::V4, Instant::now());
-        world.health.begin(IpFamily::V6, Instant::now());
+        world.note(IpFamily::V4, None, None);
+        world.note(IpFamily::V6, Some(PERIOD * 5), None);
         let (code, body) = world.ask("/readyz").await;
         assert_eq!((code, &body["ready"]), (503, &Value::Bool(false)));
         let awaited = body["awaiting"].as_array().unwrap();
         assert_eq!(awaited.len(), 1);
-        assert!(awaited[0].as_str().unwrap().contains("IPv6"));
-        world.health.complete(IpFamily::V6, Instant::now());
+        assert!(awaited[0].as_str().unwrap().starts_with("IPv6: "));
+        world.note(IpFamily::V6, None, None);
         let ready = (200, serde_json::json!({"ready": true}));
         assert_eq!(world.ask("/readyz").await, ready);
-        let late = Instant::now().checked_sub(PERIOD * 3).unwrap();
-        world.health.begin(IpFamily::V6, late);
+        world.note(IpFamily::V6, Some(PERIOD * 3), Some(PERIOD * 3));
         assert_eq!(world.codes().await, [503, 503, 200], "what is served stays");
     }
 
@@ -285,10 +304,8 @@ mod tests {
         assert!(body.starts_with(&start), "{body}");
         assert!(body.ends_with(r#"Z","healthy":true}"#), "{body}");
 
-        let ago = |age: Duration| Instant::now().checked_sub(age).unwrap();
-        world.health.complete(IpFamily::V4, ago(PERIOD * 4));
-        world.health.begin(IpFamily::V4, ago(PERIOD * 3));
-        world.health.begin(IpFamily::V6, Instant::now());
+        world.note(IpFamily::V4, Some(PERIOD * 4), Some(PERIOD * 3));
+        world.note(IpFamily::V6, Some(PERIOD * 5), Some(Duration::ZERO));
         let (code, body) = world.ask("/healthz").await;
         assert_eq!(code, 503);
         let keys: Vec<_> = body.as_object().unwrap().keys().collect();

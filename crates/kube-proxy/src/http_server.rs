@@ -1,6 +1,10 @@
 //! A small HTTP/1.1 server: one address, and a function from a request's head to an answer.
 //!
-//! Connections are limited in number and in time, since some of these ports are open to all. Bodies of requests are not read.
+//! Some of these ports are open to all, so connections are limited in number (`places`) and in time
+//! (`patience`), and what one takes in memory is, too. Bodies of requests are not read.
+
+mod patience;
+mod places;
 
 use std::convert::Infallible;
 use std::io;
@@ -14,20 +18,21 @@ use http_body_util::Full;
 use hyper::body::Bytes;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
-use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::rt::TokioIo;
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::sleep;
 use tracing::{debug, error, info};
 
-/// Connections of one server at a time: more wait until others have ended.
-const MAX_CONNECTIONS: usize = 256;
-/// How long a connection may take to send a request, or be idle.
-const READ_TIMEOUT: Duration = Duration::from_mins(1);
+use patience::Patient;
+use places::{Place, Places};
+
+/// The longest head of a request. More than any probe sends, as each connection may have as much.
+const LONGEST_HEAD: usize = 16 << 10;
 /// How long accepting rests after it failed, as it does without free file descriptors.
-const ACCEPT_REST: Duration = Duration::from_secs(1);
-/// Connections that wait to be accepted.
-const BACKLOG: u32 = 128;
+const ACCEPT_REST: Duration = Duration::from_millis(100);
+/// Connections that wait to be accepted; the kernel may allow less (`net.core.somaxconn`).
+const BACKLOG: u32 = 1024;
 /// How often an address that something else has is tried again, as upstream.
 const RETRY: Duration = if cfg!(test) {
     Duration::from_millis(50)
@@ -191,15 +196,29 @@ pub(crate) async fn serve(
     what: impl std::fmt::Display,
     respond: Arc<impl Fn(&Parts) -> Answer + Send + Sync + 'static>,
 ) {
+    serve_within(Places::all(), listener, what, respond).await;
+}
+
+async fn serve_within(
+    places: Arc<Places>,
+    listener: TcpListener,
+    what: impl std::fmt::Display,
+    respond: Arc<impl Fn(&Parts) -> Answer + Send + Sync + 'static>,
+) {
+    let server = places.server();
     let mut connections = JoinSet::new();
     loop {
         tokio::select! {
-            accepted = listener.accept(), if connections.len() < MAX_CONNECTIONS => match accepted {
-                Ok((stream, _)) => {
-                    connections.spawn(converse(stream, Arc::clone(&respond)));
+            accepted = listener.accept() => match accepted {
+                Ok((stream, peer)) => {
+                    let place = places.admit(server, peer.ip(), &what);
+                    connections.spawn(converse(stream, place, Arc::clone(&respond)));
                 }
+                // The peer has gone already.
+                Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
                 Err(error) => {
                     debug!(%error, "cannot accept a connection for {what}");
+                    places.make_room();
                     sleep(ACCEPT_REST).await;
                 }
             },
@@ -208,21 +227,28 @@ pub(crate) async fn serve(
     }
 }
 
+/// Until the peer goes, takes too long, or has to go.
 async fn converse(
     stream: TcpStream,
+    place: Place,
     respond: Arc<impl Fn(&Parts) -> Answer + Send + Sync + 'static>,
 ) {
+    let activity = Arc::clone(&place.activity);
     let respond = service_fn(async |request: http::Request<hyper::body::Incoming>| {
+        activity.busy();
         let (head, _) = request.into_parts();
         Ok::<_, Infallible>(respond(&head))
     });
+    let stream = Patient::new(stream, Arc::clone(&place.activity));
     let connection = http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(READ_TIMEOUT)
+        .max_buf_size(LONGEST_HEAD)
         .title_case_headers(true)
         .serve_connection(TokioIo::new(stream), respond);
-    if let Err(error) = connection.await {
-        debug!(%error, "a connection broke off");
+    tokio::select! {
+        result = connection => if let Err(error) = result {
+            debug!(%error, "a connection broke off");
+        },
+        () = place.over() => {}
     }
 }
 
@@ -273,6 +299,183 @@ pub(crate) mod tests {
         TcpStream::connect((Ipv6Addr::LOCALHOST, port))
             .await
             .unwrap();
+    }
+
+    /// A server of its own, with so many places, and so many for each client.
+    fn small(places: Arc<Places>) -> (SocketAddr, JoinHandle<()>) {
+        let listener = listen_on((Ipv4Addr::LOCALHOST, 0).into(), false).unwrap();
+        let address = listener.local_addr().unwrap();
+        let respond = Arc::new(|head: &Parts| match head.uri.path() {
+            "/long" => text(StatusCode::OK, vec![b'x'; 64 << 20]),
+            _ => echo(head),
+        });
+        let serving = serve_within(places, listener, "tests", respond);
+        (address, tokio::spawn(serving))
+    }
+
+    async fn connect_from(from: [u8; 4], to: SocketAddr) -> TcpStream {
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.bind((from, 0).into()).unwrap();
+        socket.connect(to).await.unwrap()
+    }
+
+    /// The first line of an answer on a connection that is kept; empty if it is closed.
+    async fn ask(stream: &mut TcpStream, path: &str) -> String {
+        let request = format!("GET {path} HTTP/1.1\r\nHost: node1\r\n\r\n");
+        _ = stream.write_all(request.as_bytes()).await;
+        let mut answer = String::new();
+        while !answer.ends_with(path) {
+            let mut bytes = [0; 1024];
+            match stream.read(&mut bytes).await {
+                Ok(length @ 1..) => answer += str::from_utf8(&bytes[..length]).unwrap(),
+                _ => return String::new(),
+            }
+        }
+        answer.lines().next().unwrap().to_owned()
+    }
+
+    async fn is_closed(stream: &mut TcpStream) -> bool {
+        let mut byte = [0];
+        matches!(stream.read(&mut byte).await, Ok(0) | Err(_))
+    }
+
+    /// As the kubelet and balancers do: a connection for each probe.
+    async fn is_probed(to: SocketAddr) {
+        let probe = async {
+            let mut stream = connect_from([127, 0, 0, 1], to).await;
+            ask(&mut stream, "/healthz").await
+        };
+        let answer = tokio::time::timeout(Duration::from_secs(1), probe).await;
+        assert_eq!(answer.unwrap(), "HTTP/1.1 200 OK");
+    }
+
+    #[tokio::test]
+    async fn idle_connections_of_one_client_or_many_keep_no_probe_out() {
+        crate::descriptors::raise_limit();
+        let one = |_| [127, 9, 0, 1];
+        let many = |number: u16| {
+            let [high, low] = number.to_be_bytes();
+            [127, 9, high, low]
+        };
+        for from in [one, many] {
+            // As in the daemon; the other tests' connections have places of their own.
+            let (to, _server) = small(places::tests::as_in_the_daemon());
+            let mut idle = Vec::new();
+            for number in 1..=600 {
+                let mut stream = connect_from(from(number), to).await;
+                if number % 2 == 0 {
+                    // Never to be ended.
+                    stream
+                        .write_all(b"GET / HTTP/1.1\r\nX-Slow: ")
+                        .await
+                        .unwrap();
+                }
+                idle.push(stream);
+                if number % 100 == 0 {
+                    is_probed(to).await;
+                }
+            }
+            for _ in 0..3 {
+                is_probed(to).await;
+                sleep(Duration::from_millis(300)).await;
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn all_servers_together_hold_so_many_connections() {
+        let places = places::tests::places(4, 3);
+        let (first, _) = small(Arc::clone(&places));
+        let (second, _) = small(Arc::clone(&places));
+        let mut kept = connect_from([127, 0, 0, 2], first).await;
+        assert_eq!(ask(&mut kept, "/a").await, "HTTP/1.1 200 OK");
+        let mut idle = Vec::new();
+        for to in [first, second, first, second] {
+            idle.push(connect_from([127, 9, 0, 1], to).await);
+            sleep(Duration::from_millis(10)).await;
+        }
+        assert!(is_closed(&mut idle[0]).await);
+        is_probed(first).await;
+        assert!(is_closed(&mut idle[1]).await);
+        is_probed(second).await;
+        assert_eq!(
+            ask(&mut kept, "/b").await,
+            "HTTP/1.1 200 OK",
+            "it is its client's only one"
+        );
+    }
+
+    #[tokio::test]
+    async fn no_head_is_waited_for_longer_than_some_seconds() {
+        let (to, _server) = small(places::tests::as_in_the_daemon());
+        let mut silent = connect_from([127, 0, 0, 2], to).await;
+        let mut slow = connect_from([127, 0, 0, 2], to).await;
+        let mut kept = connect_from([127, 0, 0, 2], to).await;
+        assert_eq!(ask(&mut kept, "/a").await, "HTTP/1.1 200 OK");
+        tokio::time::pause();
+        let began = tokio::time::Instant::now();
+        let drip = async {
+            for byte in b"GET / HTTP/1.1\r\nX-Long: xxxxxxxxxxxxxxxx".iter().cycle() {
+                if slow.write_all(&[*byte]).await.is_err() {
+                    break;
+                }
+                sleep(Duration::from_secs(1)).await;
+            }
+        };
+        let begin_again = async {
+            sleep(Duration::from_mins(1)).await;
+            kept.write_all(b"GET /a").await.unwrap();
+            let began = tokio::time::Instant::now();
+            assert!(is_closed(&mut kept).await);
+            began.elapsed().as_secs()
+        };
+        let silence = async {
+            assert!(is_closed(&mut silent).await);
+            began.elapsed().as_secs()
+        };
+        let dripping = async {
+            drip.await;
+            began.elapsed().as_secs()
+        };
+        let (silent, dripped, begun) = tokio::join!(silence, dripping, begin_again);
+        assert_eq!(silent, 5);
+        assert!((5..=8).contains(&dripped), "{dripped}");
+        assert_eq!(begun, 5);
+    }
+
+    #[tokio::test]
+    async fn a_connection_is_kept_for_minutes_between_requests() {
+        let (to, _server) = small(places::tests::as_in_the_daemon());
+        let mut stream = connect_from([127, 0, 0, 2], to).await;
+        tokio::time::pause();
+        for path in ["/a", "/b", "/c"] {
+            assert_eq!(ask(&mut stream, path).await, "HTTP/1.1 200 OK");
+            sleep(Duration::from_secs(170)).await;
+        }
+        sleep(Duration::from_secs(20)).await;
+        assert!(is_closed(&mut stream).await);
+    }
+
+    #[tokio::test]
+    async fn an_answer_that_nobody_takes_is_not_held_for_ever() {
+        let (to, _server) = small(places::tests::as_in_the_daemon());
+        let mut stream = connect_from([127, 0, 0, 2], to).await;
+        stream
+            .write_all(b"GET /long HTTP/1.1\r\nHost: n\r\n\r\n")
+            .await
+            .unwrap();
+        sleep(Duration::from_millis(100)).await;
+        tokio::time::pause();
+        // A little is taken now and then.
+        let mut bytes = vec![0; 1 << 20];
+        let mut taken = 0;
+        let began = tokio::time::Instant::now();
+        while let Ok(length @ 1..) = stream.read(&mut bytes).await {
+            taken += length;
+            sleep(Duration::from_secs(10)).await;
+        }
+        assert!(taken < 64 << 20, "{taken}");
+        println!("{taken} bytes in {:?}", began.elapsed());
     }
 
     #[tokio::test]

@@ -1,9 +1,13 @@
-//! What goes to standard error, and how.
+//! What goes to standard error (or, if it is split, to standard output, too), and how.
 //!
-//! One event is one line, of plain text or JSON, whatever its message holds, so that log collectors need no rules. Verbosity is
-//! klog's: what is said at the default 0 matters to an operator; 4 and more are for debugging. Libraries below us are
-//! heard only at high verbosity: what they have to say about a failure, our own lines say once and with the next step.
-//! `--vmodule` gives single source files of ours another verbosity; it and the verbosity may change while the process runs.
+//! One event is one line, whatever its message holds, so that log collectors need no rules: klog's
+//! text, which parsers of Kubernetes' logs read, plain text for people, or JSON. Verbosity is
+//! klog's: what is said at the default 0 matters to an operator; 4 and more are for debugging.
+//! Libraries below us are heard only at high verbosity: what they have to say about a failure, our
+//! own lines say once and with the next step. `--vmodule` gives single source files of ours another
+//! verbosity; it and the verbosity may change while the process runs.
+
+mod klog;
 
 use std::fmt;
 use std::io::{self, IsTerminal, Write};
@@ -17,6 +21,7 @@ use tracing::{Event, Level, Metadata, Subscriber};
 use tracing_subscriber::Layer;
 use tracing_subscriber::filter::FilterFn;
 use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::writer::{BoxMakeWriter, MakeWriterExt as _};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields, MakeWriter};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::registry::LookupSpan;
@@ -24,6 +29,7 @@ use tracing_subscriber::reload;
 use tracing_subscriber::util::{SubscriberInitExt, TryInitError};
 
 use crate::flags::{LogFormat, Options};
+use klog::Klog;
 
 /// Our own crates, by the names that their events carry.
 const OWN: [&str; 7] = [
@@ -36,21 +42,31 @@ const OWN: [&str; 7] = [
     "netlink_batch",
 ];
 
+/// The target of a line that klog's text has without quotes, as upstream has `FLAG: --v="1"`.
+pub const UNSTRUCTURED: &str = "kube_proxy::unstructured";
+
 type Filter = FilterFn<Box<dyn Fn(&Metadata<'_>) -> bool + Send + Sync>>;
 
 /// Replaces the filter of the log that was started.
 static REPLACE: OnceLock<Box<dyn Fn(Filter) + Send + Sync>> = OnceLock::new();
 
-/// Starts logging to standard error. Fails if logging was already started.
+/// Starts logging. Fails if logging was already started.
 pub fn start(options: &Options) -> Result<(), TryInitError> {
     let lines = tracing_subscriber::fmt::layer();
     let lines: Box<dyn Layer<_> + Send + Sync> = match options.log_format {
         LogFormat::Text => lines
+            .event_format(Klog::new())
+            .with_writer(Lines(streams(options)))
+            .boxed(),
+        LogFormat::Plain => lines
             .with_ansi(io::stderr().is_terminal())
             .with_target(options.verbosity >= 6)
-            .with_writer(Lines(io::stderr))
+            .with_writer(Lines(streams(options)))
             .boxed(),
-        LogFormat::Json => lines.event_format(Json).with_writer(io::stderr).boxed(),
+        LogFormat::Json => lines
+            .event_format(Json)
+            .with_writer(streams(options))
+            .boxed(),
     };
     let (filter, handle) = reload::Layer::new(filter(options.verbosity, &options.vmodule));
     tracing_subscriber::registry()
@@ -62,6 +78,19 @@ pub fn start(options: &Options) -> Result<(), TryInitError> {
         let _ = handle.reload(filter);
     }));
     Ok(())
+}
+
+/// Where lines go: to standard error; if they are split, those that inform to standard output.
+/// Which ones these are depends on the format, as upstream's: it has no warnings in JSON.
+fn streams(options: &Options) -> BoxMakeWriter {
+    if !options.log_is_split {
+        return BoxMakeWriter::new(io::stderr);
+    }
+    let worst = match options.log_format {
+        LogFormat::Text | LogFormat::Plain => Level::WARN,
+        LogFormat::Json => Level::ERROR,
+    };
+    BoxMakeWriter::new(io::stderr.with_max_level(worst).or_else(io::stdout))
 }
 
 /// Goes on with the verbosities that `options` say.
@@ -202,11 +231,15 @@ fn matches(pattern: &[u8], name: &[u8]) -> bool {
 /// Makes writers that keep an event on one line.
 struct Lines<M>(M);
 
-impl<'a, W: Write, M: Fn() -> W> MakeWriter<'a> for Lines<M> {
-    type Writer = Line<W>;
+impl<'a, M: MakeWriter<'a>> MakeWriter<'a> for Lines<M> {
+    type Writer = Line<M::Writer>;
 
     fn make_writer(&'a self) -> Self::Writer {
-        Line(self.0())
+        Line(self.0.make_writer())
+    }
+
+    fn make_writer_for(&'a self, of: &Metadata<'_>) -> Self::Writer {
+        Line(self.0.make_writer_for(of))
     }
 }
 
@@ -245,7 +278,14 @@ mod tests {
     use super::*;
 
     #[derive(Clone, Default)]
-    struct Memory(Arc<Mutex<Vec<u8>>>);
+    pub(super) struct Memory(Arc<Mutex<Vec<u8>>>);
+
+    impl Memory {
+        /// What was written.
+        pub(super) fn text(&self) -> String {
+            String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
+        }
+    }
 
     impl Write for Memory {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
@@ -274,8 +314,7 @@ mod tests {
             .with(filter(verbosity, vmodule))
             .with(lines);
         tracing::subscriber::with_default(subscriber, say);
-        let bytes = memory.0.lock().unwrap().clone();
-        String::from_utf8(bytes).unwrap()
+        memory.text()
     }
 
     #[test]
@@ -296,7 +335,7 @@ mod tests {
             tracing::warn!(node = "node1", count = 3_u8, "said \"a\nb\"");
             tracing::error!(error = %"ENOENT", "failed");
         });
-        let text = String::from_utf8(memory.0.lock().unwrap().clone()).unwrap();
+        let text = memory.text();
         let lines: Vec<Value> = text
             .lines()
             .map(|line| serde_json::from_str(line).unwrap())

@@ -1,12 +1,16 @@
 //! The life of the process: read the command line, serve, say why it ended.
 
+use std::convert::Infallible;
+use std::ffi::OsString;
+use std::future::pending;
+use std::path::Path;
 use std::process::ExitCode;
 
-use anyhow::anyhow;
-use kube_proxy::config::Change;
+use kube_proxy::config::Waiting;
+use kube_proxy::events::{Event, Recorder};
 use kube_proxy::flags::{self, Command, CommandLineError, Options};
 use kube_proxy::{capabilities, check, cleanup, config, iptables, logging, memory, run};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tracing::{error, info, warn};
 
 /// Exit status of `kube-proxy check`: neither 0, nothing would change, nor 1, something would.
@@ -18,7 +22,8 @@ fn main() -> ExitCode {
         return ExitCode::FAILURE;
     }
     memory::start();
-    match flags::parse(std::env::args_os()) {
+    let arguments: Vec<OsString> = std::env::args_os().collect();
+    match flags::parse_prepared(&arguments) {
         Ok(Command::Run(options)) => live(&options, ExitCode::FAILURE, follow(&options)),
         Ok(Command::Check(options, output)) => live(
             &options,
@@ -61,8 +66,11 @@ fn live(
     }
     if options.verbosity >= 1 {
         for line in flags::as_typed(std::env::args_os()) {
-            info!("FLAG: {line}");
+            info!(target: logging::UNSTRUCTURED, "FLAG: {line}");
         }
+    }
+    for note in &options.notes {
+        info!("{note}");
     }
     for warning in &options.warnings {
         warn!("{warning}");
@@ -83,39 +91,60 @@ fn live(
     })
 }
 
-/// Runs, and goes on with what the configuration file says anew, unless that takes a new start.
+/// Runs, and goes on with what the configuration file says anew, unless that waits for a new start.
 async fn follow(options: &Options) -> anyhow::Result<ExitCode> {
     if options.init_only {
         run::init(options).await?;
+        if let Some(file) = keeps_prepared(options) {
+            config::record(file, &options.configuration)?;
+        }
         return Ok(ExitCode::SUCCESS);
     }
     set_oom_score(options.oom_score_adj);
+    kube_proxy::descriptors::raise_limit();
+    keep_prepared(options);
     let (changed, changes) = mpsc::channel(1);
+    let (recorder, recording) = oneshot::channel();
     tokio::select! {
-        result = run::run(options.clone(), changes) => result.map(|()| ExitCode::SUCCESS),
-        outdated = reload(options.clone(), changed) => Err(outdated),
+        result = run::run(options.clone(), changes, recorder) => result.map(|()| ExitCode::SUCCESS),
+        never = reload(options.clone(), changed, recording) => match never {},
     }
 }
 
-/// Sends on what the configuration file says anew; returns when it says what takes a new start.
-async fn reload(mut used: Options, changed: mpsc::Sender<Options>) -> anyhow::Error {
+/// Sends on what the configuration file says anew, and says what of it waits for a new start.
+async fn reload(
+    mut used: Options,
+    changed: mpsc::Sender<Options>,
+    recording: oneshot::Receiver<Recorder>,
+) -> Infallible {
     let Some(file) = used.configuration_file.clone() else {
-        return std::future::pending().await;
+        return pending().await;
     };
+    let mut awaited = Awaited::new(recording);
+    let mut said = used.configuration.clone();
     loop {
-        let options = config::changed(&file, &used.configuration, reread).await;
+        let asked = config::changed(&file, &said, || reread(&[])).await;
+        said = asked.configuration.clone();
+        let waiting = used.configuration.waits(&said);
+        awaited.tell(&file, &waiting, &used.node_name).await;
+        let options = if waiting.is_empty() {
+            asked
+        } else {
+            match reread(&waiting) {
+                Ok(options) => options,
+                Err(error) => {
+                    warn!("{error}; going on with the configuration in use");
+                    continue;
+                }
+            }
+        };
         let fields = used.configuration.differences(&options.configuration);
-        let restart = |field: &&String| config::change_of(field) == Change::Restart;
-        let lasting: Vec<&str> = fields.iter().filter(restart).map(String::as_str).collect();
-        let file = file.display();
-        if !lasting.is_empty() {
-            return anyhow!(
-                "the configuration file {file} has changed in {}: exiting, to be started again with it; everything programmed stays in the kernel",
-                lasting.join(", ")
-            );
+        if fields.is_empty() {
+            continue;
         }
         info!(
-            "the configuration file {file} has changed in {}: applied without a new start",
+            "the configuration file {} has changed in {}: applied without a new start",
+            file.display(),
             fields.join(", ")
         );
         for warning in &options.warnings {
@@ -129,14 +158,78 @@ async fn reload(mut used: Options, changed: mpsc::Sender<Options>) -> anyhow::Er
         logging::set_verbosity(&options);
         used = options.clone();
         if changed.send(options).await.is_err() {
-            return std::future::pending().await;
+            return pending().await;
         }
     }
 }
 
-/// The options as the same command line has them now.
-fn reread() -> Result<Options, CommandLineError> {
-    match flags::parse(std::env::args_os())? {
+/// What waits for a new start, as far as it has been said.
+struct Awaited {
+    told: Vec<Waiting>,
+    /// Comes when the daemon has one.
+    recording: Option<oneshot::Receiver<Recorder>>,
+    recorder: Recorder,
+}
+
+impl Awaited {
+    fn new(recording: oneshot::Receiver<Recorder>) -> Self {
+        Self {
+            told: Vec::new(),
+            recording: Some(recording),
+            recorder: Recorder::off(),
+        }
+    }
+
+    /// Says once what waits, and when nothing does any more.
+    async fn tell(&mut self, file: &Path, waiting: &[Waiting], node: &str) {
+        if self.told == waiting {
+            return;
+        }
+        self.told = waiting.to_vec();
+        let file = file.display();
+        if waiting.is_empty() {
+            info!(
+                "the configuration file {file} says what is in use again: nothing waits for a new start"
+            );
+            return;
+        }
+        let fields: Vec<String> = waiting.iter().map(ToString::to_string).collect();
+        let note = format!(
+            "the configuration file {file} says what takes a new start of kube-proxy, and is not in effect: {}; to bring it into effect, \
+             restart kube-proxy, in a cluster node by node: `kubectl -n kube-system rollout restart daemonset kube-proxy`",
+            fields.join(", ")
+        );
+        warn!("{note}");
+        if let Some(recording) = self.recording.take() {
+            self.recorder = recording.await.unwrap_or_else(|_| Recorder::off());
+        }
+        self.recorder.record(Event::restart_required(node, note));
+    }
+}
+
+/// Where what this pod is prepared for is kept, if anything could change it.
+fn keeps_prepared(options: &Options) -> Option<&Path> {
+    options.configuration_file.as_ref()?;
+    options.prepared_configuration.as_deref()
+}
+
+/// Keeps what this pod starts with, if nothing was kept yet: no init container has.
+fn keep_prepared(options: &Options) {
+    let Some(file) = keeps_prepared(options) else {
+        return;
+    };
+    if let Ok(None) = config::prepared(file)
+        && let Err(error) = config::record(file, &options.configuration)
+    {
+        warn!(
+            "{error}; should this container be started again, it takes up what --config says by then"
+        );
+    }
+}
+
+/// The options as the same command line has them now, with what waits as it is in use.
+fn reread(waiting: &[Waiting]) -> Result<Options, CommandLineError> {
+    match flags::parse_keeping(std::env::args_os(), waiting)? {
         Command::Run(options) | Command::Check(options, _) | Command::Cleanup(options) => {
             Ok(*options)
         }

@@ -5,9 +5,10 @@
 //!   the loop, workers, servers ──▶ Metrics ──OpenMetrics──▶ exposition ──▶ /metrics, as text/plain; version=0.0.4
 //! ```
 //!
-//! A metric is a field and its row in `Metrics::register`; names, kinds, labels, help and buckets are facts of Kubernetes
-//! 1.36. Beyond `kubeproxy_*` there are `rest_client_*`, `process_*`, `kubernetes_*`, and what Kubernetes counts of its own
-//! metrics; there is no Go here, hence no `go_*`. `/metrics/slis` is a registry of its own.
+//! A metric is a field and its row in `Metrics::register`; names, kinds, labels, help and buckets
+//! are facts of Kubernetes 1.36, and what is ours alone is marked. Beyond `kubeproxy_*` there are
+//! `rest_client_*`, `process_*`, `kubernetes_*`, and what Kubernetes counts of its own metrics;
+//! there is no Go here, hence no `go_*`. `/metrics/slis` is a registry of its own.
 
 mod exposition;
 mod local_endpoints;
@@ -15,6 +16,7 @@ mod nfacct;
 mod process;
 mod rest_client;
 mod server;
+mod zpages;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -28,9 +30,10 @@ use prometheus_client::metrics::family::{Family, MetricConstructor};
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets, linear_buckets};
 use prometheus_client::registry::Registry;
-use proxy::{Changes, IpFamily, SyncReport};
+use proxy::{Changes, Drift, IpFamily, Report};
 
-use crate::flags::ProxyMode;
+use crate::flags::{Gates, ProxyMode};
+use crate::version::{KUBERNETES, OWN};
 pub(crate) use local_endpoints::NoLocalEndpoints;
 pub(crate) use rest_client::CountRequests;
 pub(crate) use server::{PURPOSE, Pages};
@@ -67,6 +70,8 @@ pub struct Metrics {
     slis: Arc<Registry>,
     check_result: Family<OfCheck, Gauge>,
     check_results: Family<OfCheckStatus, Counter>,
+    pub(crate) vanished: crate::vanished::Counts,
+    drifted: Family<OfKind, Counter>,
 }
 
 type Seconds = Gauge<f64, AtomicU64>;
@@ -74,6 +79,12 @@ type Seconds = Gauge<f64, AtomicU64>;
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct OfFamily {
     ip_family: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OfKind {
+    ip_family: &'static str,
+    kind: String,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -131,13 +142,9 @@ struct OfStability {
     stability_level: &'static str,
 }
 
-/// The feature gates of Kubernetes 1.36 that say what this program does anyway, as the mode would with them on. A gate that
-/// is stable has no stage.
-const FEATURES: [(&str, &str); 2] = [
-    ("AllowServiceExternalIPs", ""),
-    ("PreferSameTrafficDistribution", ""),
-];
-
+/// What `kubernetes_build_info` says: which Kubernetes this is as. What compares the parts of a
+/// cluster with each other reads it, so this program's own version has a metric of its own,
+/// [`OwnBuild`].
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 #[allow(clippy::struct_field_names, reason = "the label is upstream's")]
 struct Build {
@@ -152,6 +159,12 @@ struct Build {
     platform: String,
 }
 
+/// What `kubeproxy_ipvs_build_info` says.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OwnBuild {
+    version: &'static str,
+}
+
 impl Build {
     fn this() -> Self {
         let architecture = match std::env::consts::ARCH {
@@ -164,10 +177,10 @@ impl Build {
             compiler: "rustc",
             git_commit: "",
             git_tree_state: "",
-            git_version: format!("v{}", env!("CARGO_PKG_VERSION")),
+            git_version: KUBERNETES.git_version(),
             go_version: "",
-            major: env!("CARGO_PKG_VERSION_MAJOR"),
-            minor: env!("CARGO_PKG_VERSION_MINOR"),
+            major: KUBERNETES.major,
+            minor: KUBERNETES.minor,
             platform: format!("{}/{architecture}", std::env::consts::OS),
         }
     }
@@ -211,13 +224,18 @@ impl MetricConstructor<Histogram> for Buckets {
 }
 
 impl Metrics {
-    /// Those of IPVS mode; nothing has happened yet.
+    /// Those of the default mode; nothing has happened yet.
     pub fn new() -> Self {
-        Self::of_mode(ProxyMode::Ipvs)
+        Self::of_mode(ProxyMode::default())
     }
 
-    /// Those of a mode; nothing has happened yet.
+    /// Those of a mode, where no feature gate was given; nothing has happened yet.
     pub fn of_mode(mode: ProxyMode) -> Self {
+        Self::of(mode, &Gates::default())
+    }
+
+    /// Those of a mode with these feature gates; nothing has happened yet.
+    pub fn of(mode: ProxyMode, gates: &Gates) -> Self {
         let mut metrics = Self {
             registry: Arc::default(),
             started: SystemTime::now(),
@@ -248,13 +266,15 @@ impl Metrics {
             slis: Arc::default(),
             check_result: Family::default(),
             check_results: Family::default(),
+            vanished: crate::vanished::counts(),
+            drifted: Family::default(),
         };
-        metrics.registry = Arc::new(metrics.register(mode));
+        metrics.registry = Arc::new(metrics.register(mode, gates));
         metrics.slis = Arc::new(metrics.register_slis());
         metrics
     }
 
-    fn register(&self, mode: ProxyMode) -> Registry {
+    fn register(&self, mode: ProxyMode, gates: &Gates) -> Registry {
         let mut all = Rows::default();
         macro_rules! rows {
             ($($stability:ident $name:literal $field:ident $help:literal)*) => {
@@ -317,14 +337,32 @@ impl Metrics {
             }
             all.registry.register_collector(Box::new(nfacct::Counters));
         }
+        // Ours alone, and so none of those that Kubernetes counts by stability.
+        let help = "Objects that were known and that a list no longer named, by kind";
+        let vanished = self.vanished.clone();
+        all.registry
+            .register("kubeproxy_list_vanished_objects", help, vanished);
+        let help = "Entries of the kernel's state that somebody else had changed, and that were made right again, by kind";
+        let drifted = self.drifted.clone();
+        all.registry
+            .register("kubeproxy_drifted_entries", help, drifted);
         let build = Family::<Build, Gauge>::default();
         build.get_or_create(&Build::this()).set(1);
         let help = "A metric with a constant '1' value labeled by major, minor, git version, git commit, git tree state, \
                     build date, Go version, and compiler from which Kubernetes was built, and platform on which it is running.";
         all.add("BETA", "kubernetes_build_info", help, build);
+        let own = Family::<OwnBuild, Gauge>::default();
+        own.get_or_create(&OwnBuild { version: OWN }).set(1);
+        // Not among Kubernetes' own, so it has no stability of theirs, and is not counted with
+        // them.
+        let help = "A metric with a constant '1' value labeled by the version of kube-proxy-ipvs.";
+        all.registry
+            .register("kubeproxy_ipvs_build_info", help, own);
         let features = Family::<OfFeature, Gauge>::default();
-        for (name, stage) in FEATURES {
-            features.get_or_create(&OfFeature { name, stage }).set(1);
+        for (name, stage, is_on) in gates.all() {
+            let stage = stage.label();
+            let feature = OfFeature { name, stage };
+            features.get_or_create(&feature).set(is_on.into());
         }
         let help = "This metric records the data about the stage and enablement of a k8s feature.";
         all.add("BETA", "kubernetes_feature_enabled", help, features);
@@ -365,36 +403,36 @@ impl Metrics {
         self.endpoint_changes_pending.set(0);
     }
 
-    /// Which of the changes are to be measured at the end of a family's sync: those since this process started.
-    pub(crate) fn triggers(
-        &self,
-        changes: &Changes,
-        family: IpFamily,
-    ) -> impl Iterator<Item = SystemTime> {
-        let of_family = changes.triggers.iter().filter(move |(of, _)| *of == family);
-        let times = of_family.map(|(_, at)| *at);
-        times.filter(|at| *at > self.started)
+    /// Whether it is to be measured how long what was triggered then takes: only if that was since this process started.
+    pub(crate) fn measures(&self, trigger: SystemTime) -> bool {
+        trigger > self.started
     }
 
-    /// A sync, or a try, has ended. `report` is what it wrote, if it came so far.
-    pub(crate) fn synced(&self, family: IpFamily, took: Duration, report: Option<&SyncReport>) {
+    /// A family begins to be served.
+    pub(crate) fn begins(&self, family: IpFamily) {
+        drop(self.failed_restores.get_or_create(&of(family)));
+        for kind in Drift::KINDS {
+            // A counter that appears with its first increment would show none.
+            drop(self.drifted.get_or_create(&of_kind(family, kind)));
+        }
+    }
+
+    /// Kernel threads have finished something.
+    pub(crate) fn booked(&self, family: IpFamily, report: &Report) {
         let of = of(family);
-        self.sync_duration
-            .get_or_create(&of)
-            .observe(took.as_secs_f64());
-        let failed = report.map_or(0, |report| report.failed_restores) as u64;
+        let failed = report.failed_restores as u64;
         self.failed_restores.get_or_create(&of).inc_by(failed);
-        let Some(iptables) = report.and_then(|report| report.iptables) else {
+        for (kind, drifted) in report.drift.kinds() {
+            let counter = self.drifted.get_or_create(&of_kind(family, kind));
+            counter.inc_by(drifted.count as u64);
+        }
+        let Some(iptables) = report.iptables else {
             return;
         };
         let partial = self.failed_partial_restores.get_or_create_owned(&of);
-        let durations = if iptables.is_full {
-            &self.full_sync_duration
-        } else {
+        if !iptables.is_full {
             partial.inc_by(failed);
-            &self.partial_sync_duration
-        };
-        durations.get_or_create(&of).observe(took.as_secs_f64());
+        }
         let OfFamily { ip_family } = of;
         let tell = |metric: &Family<OfTable, Gauge>, counts: [usize; 2]| {
             for (table, count) in ["filter", "nat"].into_iter().zip(counts) {
@@ -407,15 +445,35 @@ impl Metrics {
         }
     }
 
-    /// Everything of a family is in the kernel, with the changes that were triggered then.
-    pub(crate) fn complete(&self, family: IpFamily, triggers: impl Iterator<Item = SystemTime>) {
-        let (of, now) = (of(family), SystemTime::now());
-        self.last_synced.get_or_create(&of).set(seconds(now));
+    /// A sync has ended. `is_full`: iptables mode has compared everything, or only written what changed.
+    pub(crate) fn synced(&self, family: IpFamily, took: Duration, is_full: Option<bool>) {
+        let by_extent = is_full.map(|is_full| {
+            if is_full {
+                &self.full_sync_duration
+            } else {
+                &self.partial_sync_duration
+            }
+        });
+        for durations in [Some(&self.sync_duration), by_extent].into_iter().flatten() {
+            let duration = durations.get_or_create(&of(family));
+            duration.observe(took.as_secs_f64());
+        }
+    }
+
+    /// All that was asked of a family before this is in the kernel.
+    pub(crate) fn complete(&self, family: IpFamily, before: SystemTime) {
+        let gauge = self.last_synced.get_or_create(&of(family));
+        gauge.set(seconds(before).max(gauge.get()));
+    }
+
+    /// What was triggered then is in the kernel now.
+    pub(crate) fn programmed(&self, family: IpFamily, triggers: impl Iterator<Item = SystemTime>) {
+        let now = SystemTime::now();
         for trigger in triggers {
             // Another machine's clock has said when it was.
             let took = now.duration_since(trigger).unwrap_or_default();
             self.network_programming_duration
-                .get_or_create(&of)
+                .get_or_create(&of(family))
                 .observe(took.as_secs_f64());
         }
     }
@@ -551,6 +609,14 @@ fn of(family: IpFamily) -> OfFamily {
         IpFamily::V6 => "IPv6",
     };
     OfFamily { ip_family }
+}
+
+fn of_kind(family: IpFamily, kind: &str) -> OfKind {
+    let OfFamily { ip_family } = of(family);
+    OfKind {
+        ip_family,
+        kind: kind.replace(' ', "_"),
+    }
 }
 
 fn set(gauge: &Gauge, count: usize) {

@@ -1,16 +1,31 @@
 //! The modes that this build has, and how one is opened for each IP family of the node.
 
 mod iptables;
+mod prepare;
 
+use std::fs;
 use std::net::IpAddr;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, anyhow};
 use netlink_batch::Worker;
 use proxy::{IpFamily, Mode, Model, NodeFacts};
-use proxy_ipvs::{Backend, Config, Iptables, IptablesError, NetlinkKernel, OpenError, Proxier};
+use proxy_ipvs::{
+    Backend, Config, Iptables, IptablesError, Lanes, NetlinkKernel, OpenError, Proxier,
+};
 use tracing::{info, warn};
 
 use crate::flags::{IptablesBackend, Options, ProxyMode};
+use crate::sysctl;
+
+pub(crate) use prepare::prepare;
+
+/// How often it is glanced at whether the virtual servers are all there. The kernel tells nobody that somebody's `ipvsadm -C` has
+/// taken away every Service; the question is one system call (docs/operating.md).
+const GLANCE_PERIOD: Duration = Duration::from_secs(2);
+
+/// Why IPv6 is left out.
+const DISABLED: &str = "IPv6 is disabled on this node (net.ipv6.conf.all.disable_ipv6, or that of default or kube-ipvs0)";
 
 /// The kernel, opened for each family that the node has. Nothing has been written yet.
 pub(crate) enum Kernels {
@@ -23,18 +38,41 @@ pub(crate) enum Kernels {
 /// The kernel for IPVS mode.
 pub(crate) struct Ipvs {
     iptables: Iptables,
-    opened: Vec<(IpFamily, Worker<NetlinkKernel>)>,
+    families: Families<NetlinkKernel>,
 }
 
-/// Opens the kernel for the mode that is asked for. Fails if the primary family, that of `--bind-address`, cannot be served; the
-/// other one is left out then.
+/// A kernel thread for each family that can be served, and why others cannot.
+struct Families<K> {
+    opened: Vec<(IpFamily, Worker<K>)>,
+    left_out: Vec<LeftOut>,
+}
+
+/// A family that cannot be served.
+struct LeftOut {
+    family: IpFamily,
+    reason: String,
+    /// Half of all nodes have no IPv6: that is no warning.
+    is_usual: bool,
+}
+
+/// The family that must be served: that of `--bind-address`, if it names an address, or of the Node's first one.
+pub(crate) fn primary(options: &Options, model: &Model) -> IpFamily {
+    let bind = options.bind_address;
+    let node = model
+        .node()
+        .and_then(|node| node.addresses.first().copied());
+    let of_node = node.filter(|_| bind.is_unspecified());
+    IpFamily::of(of_node.unwrap_or(bind))
+}
+
+/// Opens the kernel for the mode that is asked for, for each family that can be served; fails if none can.
 pub(crate) async fn open(options: &Options) -> Result<Kernels> {
     let asked = options.clone();
     // Blocks on the kernel and on programs; the first lists come meanwhile.
     let opened = tokio::task::spawn_blocking(move || open_to_write(&asked));
     let kernels = opened.await??;
     if let Kernels::Ipvs(kernels) = &kernels
-        && let Some((_, kernel)) = kernels.opened.first()
+        && let Some((_, kernel)) = kernels.families.opened.first()
     {
         set_timeouts(kernel, options).await?;
     }
@@ -46,11 +84,9 @@ fn open_to_write(options: &Options) -> Result<Kernels> {
         return iptables::Kernels::open(options).map(Kernels::Iptables);
     }
     let iptables = choose(options).context("cannot use iptables")?;
+    sysctl::note_leftovers(&iptables);
     let kernels = Ipvs::open(options, iptables, Iptables::check, NetlinkKernel::open)?;
-    for (_, kernel) in &kernels.opened {
-        // It is done whether or not anybody waits for it.
-        drop(kernel.call(NetlinkKernel::read_ahead));
-    }
+    proxy_ipvs::probe_scheduler(&options.scheduler)?;
     Ok(Kernels::Ipvs(kernels))
 }
 
@@ -62,26 +98,6 @@ pub(crate) fn open_to_read(options: &Options) -> Result<Kernels> {
     let iptables = Iptables::look(backend(options)).context("cannot use iptables")?;
     let check = Iptables::check_reading;
     Ipvs::open(options, iptables, check, NetlinkKernel::open_to_read).map(Kernels::Ipvs)
-}
-
-/// Does what needs more privileges than serving, and what only a container with kernel modules in reach can: IPVS is loaded, and
-/// its time-outs are set, for its mode.
-pub(crate) async fn prepare(options: &Options) -> Result<()> {
-    let options = options.clone();
-    let prepared = move || {
-        // Here iptables may be missing.
-        if let Err(error) = choose(&options) {
-            info!(reason = %error, "iptables is not prepared");
-        }
-        if options.mode != ProxyMode::Ipvs {
-            return Ok(());
-        }
-        let wanted = options.timeouts;
-        proxy_ipvs::prepare(wanted.tcp, wanted.tcp_fin, wanted.udp)
-    };
-    // Blocks on the kernel and on programs; nothing else happens meanwhile.
-    tokio::task::spawn_blocking(prepared).await??;
-    Ok(())
 }
 
 /// Chooses iptables to write with, and loads the kernel modules that it needs with those of the mode, if they are not there.
@@ -127,7 +143,7 @@ pub(crate) fn differ(one: &Options, other: &Options) -> bool {
             shim,
             drain_timeout,
             vip_mode,
-            conntrack: _,
+            conntrack,
             sync_period,
             min_sync_period: _,
             oom_score_adj: _,
@@ -135,8 +151,12 @@ pub(crate) fn differ(one: &Options, other: &Options) -> bool {
             verbosity: _,
             vmodule: _,
             log_format: _,
+            log_is_split: _,
+            gates: _,
             configuration_file: _,
+            prepared_configuration: _,
             configuration: _,
+            notes: _,
             warnings: _,
         } = options.clone();
         (
@@ -145,6 +165,8 @@ pub(crate) fn differ(one: &Options, other: &Options) -> bool {
             (scheduler, exclude_cidrs, timeouts),
             (drain_timeout, sync_period, vip_mode),
             (mode, localhost_node_ports),
+            // One of iptables mode's rules depends on it.
+            (mode == ProxyMode::Iptables).then_some(conntrack.tcp_be_liberal),
         )
     };
     settings(one) != settings(other)
@@ -164,15 +186,45 @@ async fn set_timeouts(kernel: &Worker<NetlinkKernel>, options: &Options) -> Resu
 }
 
 impl Kernels {
-    /// One mode for each family, for a node of which the model may know the object.
-    pub(crate) fn into_modes(self, options: &Options, model: &Model) -> Vec<Box<dyn Mode>> {
+    /// Says which families are left out, and why.
+    pub(crate) fn tell_left_out(&self) {
+        for left_out in self.left_out() {
+            let LeftOut { family, reason, .. } = left_out;
+            if left_out.is_usual {
+                info!(%family, %reason, "this family is left out");
+            } else {
+                warn!(%family, %reason, "this family is left out");
+            }
+        }
+    }
+
+    /// Fails if this family cannot be served.
+    pub(crate) fn require(&self, family: IpFamily) -> Result<()> {
+        require(self.left_out(), family)
+    }
+
+    fn left_out(&self) -> &[LeftOut] {
         match self {
-            Self::Ipvs(kernels) => kernels.into_modes(options, model),
+            Self::Ipvs(kernels) => &kernels.families.left_out,
+            Self::Iptables(kernels) => kernels.left_out(),
+        }
+    }
+
+    /// One mode for each family, for a node of which the model may know the object.
+    pub(crate) fn into_modes(
+        self,
+        options: &Options,
+        model: &Model,
+        now: Instant,
+    ) -> Result<Vec<Box<dyn Mode>>> {
+        match self {
+            Self::Ipvs(kernels) => {
+                let proxiers = kernels.into_proxiers(options, model, now)?.into_iter();
+                Ok(proxiers.map(boxed).collect())
+            }
             Self::Iptables(kernels) => {
-                let proxiers = kernels.into_proxiers(options, model).into_iter();
-                proxiers
-                    .map(|proxier| -> Box<dyn Mode> { Box::new(proxier) })
-                    .collect()
+                let proxiers = kernels.into_proxiers(options, model, now)?.into_iter();
+                Ok(proxiers.map(boxed).collect())
             }
         }
     }
@@ -194,6 +246,17 @@ impl Kernels {
     }
 }
 
+fn require(left_out: &[LeftOut], family: IpFamily) -> Result<()> {
+    match left_out.iter().find(|left_out| left_out.family == family) {
+        Some(LeftOut { reason, .. }) => Err(anyhow!("cannot serve {family}: {reason}")),
+        None => Ok(()),
+    }
+}
+
+fn boxed(mode: impl Mode + 'static) -> Box<dyn Mode> {
+    Box::new(mode)
+}
+
 impl Ipvs {
     fn open(
         options: &Options,
@@ -202,23 +265,27 @@ impl Ipvs {
         open: fn(IpFamily, Iptables) -> Result<NetlinkKernel, OpenError>,
     ) -> Result<Self> {
         info!(backend = %iptables.backend(), "iptables");
-        let primary = IpFamily::of(options.bind_address);
         let vip_mode = options.vip_mode;
-        let opened = served(
-            primary,
+        // Where no address can be bound to the link. One that is made has the default.
+        let is_off = |family| {
+            let of_link = is_disabled(family, "kube-ipvs0");
+            of_link.or_else(|| is_disabled(family, "default")) == Some(true)
+        };
+        let families = served(
+            is_off,
             |family| check(&iptables, family),
             |family| {
                 let iptables = iptables.clone();
-                Worker::spawn(&format!("netlink-{family}"), move || {
+                Worker::spawn(&format!("services-{family}"), move || {
                     Ok(open(family, iptables)?.with_vip_mode(vip_mode))
                 })
             },
         )?;
-        Ok(Self { iptables, opened })
+        Ok(Self { iptables, families })
     }
 
     async fn pending_timeouts(&self, options: &Options) -> Result<Vec<String>> {
-        let Some((_, kernel)) = self.opened.first() else {
+        let Some((_, kernel)) = self.families.opened.first() else {
             return Ok(Vec::new());
         };
         let found = kernel
@@ -246,74 +313,83 @@ impl Ipvs {
             .collect())
     }
 
-    fn into_modes(self, options: &Options, model: &Model) -> Vec<Box<dyn Mode>> {
-        let (iptables, vip_mode) = (self.iptables.clone(), options.vip_mode);
-        let proxiers = self.into_proxiers(options, model).into_iter();
-        proxiers
-            .map(|proxier| -> Box<dyn Mode> {
-                let family = proxier.family();
-                let iptables = iptables.clone();
-                let open = move || {
-                    NetlinkKernel::open_to_read(family, iptables)
-                        .map(|kernel| kernel.with_vip_mode(vip_mode))
-                };
-                match Worker::spawn(&format!("reader-{family}"), open) {
-                    Ok(reader) => Box::new(proxier.with_reader(reader)),
-                    Err(error) => {
-                        warn!(%family, reason = %error, "events wait while the kernel is checked for drift");
-                        Box::new(proxier)
-                    }
-                }
-            })
-            .collect()
-    }
-
     /// One proxier for each family, for a node of which the model may know the object.
     pub(crate) fn into_proxiers(
         self,
         options: &Options,
         model: &Model,
-    ) -> Vec<Proxier<NetlinkKernel>> {
-        let random_fully = self.iptables.random_fully();
-        let into_proxier = |(family, kernel)| {
+        now: Instant,
+    ) -> Result<Vec<Proxier<NetlinkKernel>>, OpenError> {
+        let Self { iptables, families } = self;
+        let random_fully = iptables.random_fully();
+        let into_proxier = |(family, services)| {
+            let further = |what: &str| {
+                let (iptables, vip_mode) = (iptables.clone(), options.vip_mode);
+                Worker::spawn(&format!("{what}-{family}"), move || {
+                    Ok::<_, OpenError>(
+                        NetlinkKernel::lazy(family, iptables).with_vip_mode(vip_mode),
+                    )
+                })
+            };
+            let rules = further("rules")?;
+            // The first look at the rules finds them read; it is done whether or not anybody waits for it.
+            drop(rules.call(NetlinkKernel::read_ahead));
+            let lanes = Lanes::new(services, further("addresses")?, rules, further("reader")?);
             let mut node = NodeFacts::new(family, &options.node_name);
             node.node_port_addresses = options.node_port_addresses.clone();
-            Proxier::new(config(options, family, model, random_fully), node, kernel)
+            let config = config(options, family, model, random_fully);
+            Ok(Proxier::new(config, node, lanes, now))
         };
-        self.opened.into_iter().map(into_proxier).collect()
+        families.opened.into_iter().map(into_proxier).collect()
     }
 }
 
-/// What is opened for each family that can be served; without the primary one, nothing is.
+/// What is opened for each family that can be served. Fails if none can.
 fn served<K>(
-    primary: IpFamily,
+    is_disabled: impl Fn(IpFamily) -> bool,
     check: impl Fn(IpFamily) -> Result<(), IptablesError>,
-    open: impl Fn(IpFamily) -> Result<K, OpenError>,
-) -> Result<Vec<(IpFamily, K)>> {
-    let mut opened = Vec::new();
+    open: impl Fn(IpFamily) -> Result<Worker<K>, OpenError>,
+) -> Result<Families<K>> {
+    let mut families = Families {
+        opened: Vec::new(),
+        left_out: Vec::new(),
+    };
     for family in IpFamily::ALL {
-        // Half of all nodes have no IPv6: that is no warning.
-        let error = match check(family) {
-            Err(error) if family != primary => {
-                info!(%family, reason = %error, "this family is left out");
-                continue;
-            }
-            Err(error) => anyhow::Error::from(error),
-            Ok(()) => match open(family) {
+        let (reason, is_usual) = if is_disabled(family) {
+            (DISABLED.to_owned(), true)
+        } else if let Err(error) = check(family) {
+            (error.to_string(), true)
+        } else {
+            match open(family) {
                 Ok(kernel) => {
-                    opened.push((family, kernel));
+                    families.opened.push((family, kernel));
                     continue;
                 }
-                Err(error) => error.into(),
-            },
+                Err(error) => (error.to_string(), false),
+            }
         };
-        if family == primary {
-            return Err(error)
-                .with_context(|| format!("cannot serve {family}, the primary family"));
-        }
-        warn!(%family, reason = %error, "this family is left out");
+        families.left_out.push(LeftOut {
+            family,
+            reason,
+            is_usual,
+        });
     }
-    Ok(opened)
+    match families.left_out.first() {
+        Some(LeftOut { family, reason, .. }) if families.opened.is_empty() => {
+            Err(anyhow!("cannot serve {family}: {reason}"))
+        }
+        _ => Ok(families),
+    }
+}
+
+/// Whether this setting of IPv6 (`disable_ipv6`, by interface) says that this family is off; `None` if there is no such interface.
+fn is_disabled(family: IpFamily, interface: &str) -> Option<bool> {
+    if family == IpFamily::V4 {
+        return Some(false);
+    }
+    let path = format!("/proc/sys/net/ipv6/conf/{interface}/disable_ipv6");
+    let value = fs::read_to_string(path).ok()?;
+    Some(value.trim() != "0")
 }
 
 fn config(options: &Options, family: IpFamily, model: &Model, random_fully: bool) -> Config {
@@ -325,6 +401,8 @@ fn config(options: &Options, family: IpFamily, model: &Model, random_fully: bool
         exclude_cidrs: options.exclude_cidrs.clone(),
         node_ip: node_ip(options, family),
         sync_period: options.sync_period,
+        glance_period: Some(GLANCE_PERIOD),
+        vip_mode: options.vip_mode,
         shim: options.shim,
         drain_timeout: options.drain_timeout,
         random_fully,
@@ -339,14 +417,19 @@ fn node_ip(options: &Options, family: IpFamily) -> Option<IpAddr> {
 
 #[cfg(test)]
 mod tests {
+    use proxy::{Event, Node};
+
     use super::*;
 
-    /// Which families are served where checking, or opening, one of them fails.
+    const V4: IpFamily = IpFamily::V4;
+    const V6: IpFamily = IpFamily::V6;
+
+    /// What becomes of the families where some are disabled, cannot be checked, or cannot be opened.
     fn families(
-        primary: IpFamily,
+        disabled: &[IpFamily],
         unchecked: &[IpFamily],
         unopened: &[IpFamily],
-    ) -> Result<Vec<IpFamily>> {
+    ) -> Result<Families<()>> {
         let unless = |fails| {
             if fails {
                 Err(IptablesError::NoIpv6)
@@ -354,26 +437,73 @@ mod tests {
                 Ok(())
             }
         };
-        let check = |family| unless(unchecked.contains(&family));
-        let open = |family| Ok(unless(unopened.contains(&family))?);
-        let opened = served(primary, check, open)?;
-        Ok(opened.into_iter().map(|(family, ())| family).collect())
+        served(
+            |family| disabled.contains(&family),
+            |family| unless(unchecked.contains(&family)),
+            |family| {
+                unless(unopened.contains(&family))?;
+                Worker::spawn("served", || Ok(()))
+            },
+        )
     }
 
     #[test]
-    fn a_secondary_family_that_fails_is_left_out_and_the_primary_one_is_not() {
-        use IpFamily::{V4, V6};
-        assert_eq!(families(V4, &[], &[]).unwrap(), [V4, V6]);
-        assert_eq!(families(V4, &[V6], &[]).unwrap(), [V4]);
-        assert_eq!(families(V4, &[], &[V6]).unwrap(), [V4]);
-        assert_eq!(families(V6, &[], &[V4]).unwrap(), [V6]);
-        for error in [families(V6, &[V6], &[]), families(V6, &[], &[V6])] {
-            let error = format!("{:#}", error.unwrap_err());
-            assert!(
-                error.starts_with("cannot serve IPv6, the primary family: "),
-                "{error}"
-            );
-            assert!(error.contains("modprobe ipv6"), "{error}");
+    fn a_family_that_fails_is_left_out_unless_none_is_left() {
+        let of = |families: Families<()>| {
+            let opened = families.opened.iter().map(|(family, _)| *family);
+            let left_out = families.left_out.iter();
+            let left_out = left_out.map(|left_out| (left_out.family, left_out.is_usual));
+            (opened.collect::<Vec<_>>(), left_out.collect::<Vec<_>>())
+        };
+        let all = of(families(&[], &[], &[]).unwrap());
+        assert_eq!(all, (vec![V4, V6], vec![]));
+        let disabled = of(families(&[V6], &[], &[]).unwrap());
+        assert_eq!(disabled, (vec![V4], vec![(V6, true)]));
+        let unchecked = of(families(&[], &[V6], &[]).unwrap());
+        assert_eq!(unchecked, (vec![V4], vec![(V6, true)]));
+        let unopened = of(families(&[], &[], &[V4]).unwrap());
+        assert_eq!(unopened, (vec![V6], vec![(V4, false)]));
+        let Err(error) = families(&[V6], &[], &[V4]) else {
+            panic!("nothing is served")
+        };
+        assert!(
+            error.to_string().starts_with("cannot serve IPv4: "),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn the_primary_family_cannot_be_left_out() {
+        let Families { left_out, .. } = families(&[], &[V6], &[]).unwrap();
+        assert!(require(&left_out, V4).is_ok());
+        let error = require(&left_out, V6).unwrap_err().to_string();
+        assert!(error.starts_with("cannot serve IPv6: "), "{error}");
+        assert!(error.contains("modprobe ipv6"), "{error}");
+    }
+
+    #[test]
+    fn the_primary_family_is_that_of_a_bind_address_or_of_the_nodes_first() {
+        let model = |addresses: &[&str]| {
+            let mut model = Model::of_node("node1");
+            model.apply(Event::NodeApplied(Node {
+                name: "node1".into(),
+                addresses: addresses.iter().map(|ip| ip.parse().unwrap()).collect(),
+                ..Node::default()
+            }));
+            model
+        };
+        for (bind, addresses, wanted) in [
+            ("0.0.0.0", &["fd00::1", "192.0.2.1"][..], V6),
+            ("0.0.0.0", &["192.0.2.1", "fd00::1"], V4),
+            ("::", &["192.0.2.1"], V4),
+            ("192.0.2.1", &["fd00::1"], V4),
+            ("fd00::1", &["192.0.2.1"], V6),
+            // It is not known.
+            ("0.0.0.0", &[], V4),
+            ("::", &[], V6),
+        ] {
+            let options = crate::run::tests::options(&[&format!("--bind-address={bind}")]);
+            assert_eq!(primary(&options, &model(addresses)), wanted, "{bind}");
         }
     }
 }

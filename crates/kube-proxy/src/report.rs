@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use proxy::{Failure, IpFamily, Model, SyncReport};
+use proxy::{Conflict, Drift, Failure, IpFamily, Model, Report, Standing, Unreadable};
 use tracing::{debug, error, info, warn};
 
 use crate::events::{Event, Recorder};
@@ -21,28 +21,62 @@ pub(crate) struct Reporter {
     /// With when each was last seen.
     failing: BTreeMap<String, Instant>,
     conflicts: BTreeSet<String>,
-    unreadable: Option<String>,
-    has_synced: bool,
+    /// Why, by part.
+    unreadable: BTreeMap<&'static str, String>,
+    /// When the first sync began, and what it has written; `None` once it is done.
+    first: Option<(Instant, usize)>,
 }
 
 impl Reporter {
     /// A reporter that has said nothing yet.
-    pub(crate) fn new(family: IpFamily, recorder: Recorder) -> Self {
+    pub(crate) fn new(family: IpFamily, recorder: Recorder, now: Instant) -> Self {
         Self {
             family,
             recorder,
             failing: BTreeMap::new(),
             conflicts: BTreeSet::new(),
-            unreadable: None,
-            has_synced: false,
+            unreadable: BTreeMap::new(),
+            first: Some((now, 0)),
         }
     }
 
-    /// After a sync of what the model says, at `now`.
-    pub(crate) fn synced(&mut self, report: &SyncReport, model: &Model, now: Instant) {
+    /// Says what of this report is new. `standing` is how far the family has come with it.
+    pub(crate) fn booked(
+        &mut self,
+        report: &Report,
+        standing: &Standing,
+        model: &Model,
+        now: Instant,
+    ) {
+        self.readable(&report.readable);
+        self.unreadable(&report.unreadable);
+        self.failures(&report.failures, standing.failing, now);
+        if let Some(conflicts) = &report.conflicts {
+            self.conflicts(conflicts, model);
+        }
+        if !report.drift.is_empty() {
+            warn!(family = %self.family, "somebody else has changed {}; it is made right again", list(&report.drift));
+        }
+        let (written, pending) = (report.written, standing.pending);
+        match &mut self.first {
+            Some((_, sum)) => *sum += written,
+            None if written > 0 => debug!(family = %self.family, written, pending, "written"),
+            None => {}
+        }
+    }
+
+    /// All that was first known is in the kernel.
+    pub(crate) fn served(&mut self, standing: &Standing, now: Instant) {
+        if let Some((began, written)) = self.first.take() {
+            let took = now.saturating_duration_since(began);
+            info!(family = %self.family, written, pending = standing.pending, ?took, "first sync done");
+        }
+    }
+
+    fn failures(&mut self, failures: &[Failure], failing: usize, now: Instant) {
         let family = self.family;
-        let failing: BTreeSet<String> = report.failures.iter().map(ToString::to_string).collect();
-        let fresh: Vec<_> = failing
+        let told: BTreeSet<String> = failures.iter().map(ToString::to_string).collect();
+        let fresh: Vec<_> = told
             .iter()
             .filter(|failure| !self.failing.contains_key(*failure))
             .collect();
@@ -52,64 +86,97 @@ impl Reporter {
         if fresh.len() > MAX_NAMED {
             error!(%family, count = fresh.len() - MAX_NAMED, "and more that could not be done; it is tried again");
         }
-        if failing.is_empty() && !self.failing.is_empty() && report.pending == 0 {
+        if failing == 0 && told.is_empty() && !self.failing.is_empty() {
             info!(%family, "all that had failed is done");
             self.failing.clear();
         }
         self.failing
             .retain(|_, seen| now.saturating_duration_since(*seen) < REMEMBERED);
         self.failing
-            .extend(failing.into_iter().map(|failure| (failure, now)));
-        let mut conflicts = BTreeSet::new();
-        for conflict in &report.conflicts {
+            .extend(told.into_iter().map(|failure| (failure, now)));
+    }
+
+    fn conflicts(&mut self, all: &[Conflict], model: &Model) {
+        let mut told = BTreeSet::new();
+        for conflict in all {
             let text = format!(
                 "{} is claimed by Services {} and {}: the former has it, as the older one or the first by name",
                 conflict.object, conflict.winner, conflict.loser
             );
             if !self.conflicts.contains(&text) {
-                warn!(%family, "{text}");
+                warn!(family = %self.family, "{text}");
                 self.recorder
                     .record(Event::address_conflict(conflict, model));
             }
-            conflicts.insert(text);
+            told.insert(text);
         }
-        self.conflicts = conflicts;
-        let (written, pending, took) = (report.written, report.pending, report.took);
-        if !self.has_synced {
-            info!(%family, written, pending, ?took, "first sync done");
-            self.has_synced = true;
-        } else if written > 0 {
-            debug!(%family, written, pending, ?took, "synced");
+        self.conflicts = told;
+    }
+
+    fn unreadable(&mut self, parts: &[Unreadable]) {
+        for Unreadable { part, reason } in parts {
+            if self.unreadable.get(part) == Some(reason) {
+                continue;
+            }
+            error!(
+                family = %self.family,
+                "cannot read {part}: {reason}; what is programmed stays, what does not depend on it is done, and it is tried again"
+            );
+            self.unreadable.insert(part, reason.clone());
         }
     }
 
-    /// The kernel could not be read.
-    pub(crate) fn unreadable(&mut self, failure: &Failure) {
-        let text = failure.to_string();
-        if self.unreadable.as_ref() != Some(&text) {
-            error!(family = %self.family, "{text}; what is programmed stays, and it is tried again");
-            self.unreadable = Some(text);
+    fn readable(&mut self, parts: &[&'static str]) {
+        for part in parts {
+            if self.unreadable.remove(part).is_some() {
+                info!(family = %self.family, "{part} can be read again");
+            }
         }
     }
+}
 
-    /// The kernel could be read.
-    pub(crate) fn readable(&mut self) {
-        if self.unreadable.take().is_some() {
-            info!(family = %self.family, "the kernel can be read again");
-        }
+/// `20 virtual servers (10.96.0.1:443/TCP, 10.96.0.10:53/UDP, ...) and 1 link (kube-ipvs0)`
+fn list(drift: &Drift) -> String {
+    let kinds = drift.kinds().map(|(kind, of)| {
+        let names = of.first.join(", ");
+        let more = if of.count > of.first.len() {
+            ", ..."
+        } else {
+            ""
+        };
+        let kind = match kind {
+            kind if of.count == 1 => kind.to_owned(),
+            "address" => "addresses".to_owned(),
+            kind => format!("{kind}s"),
+        };
+        format!("{} {kind} ({names}{more})", of.count)
+    });
+    let kinds: Vec<_> = kinds.collect();
+    match kinds.split_last() {
+        Some((last, before)) if !before.is_empty() => format!("{} and {last}", before.join(", ")),
+        _ => kinds.concat(),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use proxy::{Conflict, NamespacedName, Protocol, ServicePortName};
+    use proxy::{NamespacedName, Protocol, ServicePortName};
 
     use super::*;
 
+    fn reporter(recorder: Recorder) -> Reporter {
+        Reporter::new(IpFamily::V4, recorder, Instant::now())
+    }
+
     #[test]
     fn failures_are_not_remembered_for_ever() {
-        let mut reporter = Reporter::new(IpFamily::V4, Recorder::off());
+        let mut reporter = reporter(Recorder::off());
         let mut now = Instant::now();
+        let standing = Standing {
+            pending: 2,
+            failing: 2,
+            ..Standing::default()
+        };
         for number in 0..1000 {
             now += Duration::from_secs(1);
             let failures = ["always".to_owned(), number.to_string()].map(|object| Failure {
@@ -117,16 +184,17 @@ mod tests {
                 owner: None,
                 reason: "busy".to_owned(),
             });
-            let report = SyncReport {
+            let report = Report {
                 failures: failures.into(),
-                pending: 2,
-                ..SyncReport::default()
+                ..Report::default()
             };
-            reporter.synced(&report, &Model::new(), now);
+            reporter.booked(&report, &standing, &Model::new(), now);
         }
         let remembered = reporter.failing.len();
         assert!(remembered <= 121, "{remembered} are remembered");
         assert!(reporter.failing.contains_key("always: busy"));
+        reporter.booked(&Report::default(), &Standing::default(), &Model::new(), now);
+        assert!(reporter.failing.is_empty(), "all is done");
     }
 
     #[test]
@@ -143,24 +211,69 @@ mod tests {
         };
         let model = Model::new();
         let (recorder, mut recorded) = Recorder::queued();
-        let mut reporter = Reporter::new(IpFamily::V4, recorder);
-        let mut told = |conflicts: &[Conflict]| {
-            let conflicts = conflicts.to_vec();
-            let report = SyncReport {
-                conflicts,
-                ..SyncReport::default()
+        let mut reporter = reporter(recorder);
+        let mut told = |conflicts: Option<&[Conflict]>| {
+            let report = Report {
+                conflicts: conflicts.map(<[Conflict]>::to_vec),
+                ..Report::default()
             };
-            reporter.synced(&report, &model, Instant::now());
+            reporter.booked(&report, &Standing::default(), &model, Instant::now());
             std::iter::from_fn(|| recorded.try_recv().ok())
                 .map(|recorded| recorded.event)
                 .collect::<Vec<_>>()
         };
         let event = |conflict: &Conflict| Event::address_conflict(conflict, &model);
         let (first, second) = (conflict("a", "b"), conflict("a", "c"));
-        assert_eq!(told(std::slice::from_ref(&first)), [event(&first)]);
-        assert_eq!(told(std::slice::from_ref(&first)), []);
-        assert_eq!(told(&[first.clone(), second.clone()]), [event(&second)]);
-        assert_eq!(told(&[second]), []);
-        assert_eq!(told(std::slice::from_ref(&first)), [event(&first)]);
+        let one = std::slice::from_ref(&first);
+        assert_eq!(told(Some(one)), [event(&first)]);
+        assert_eq!(told(Some(one)), []);
+        assert_eq!(told(None), [], "they are as before");
+        let both = [first.clone(), second.clone()];
+        assert_eq!(told(Some(&both)), [event(&second)]);
+        assert_eq!(told(Some(&[second])), []);
+        assert_eq!(told(Some(one)), [event(&first)]);
+    }
+
+    #[test]
+    fn each_part_that_cannot_be_read_is_remembered_by_itself() {
+        let mut reporter = reporter(Recorder::off());
+        let mut told = |unreadable: &[&'static str], readable: &[&'static str]| {
+            let unreadable = unreadable.iter().map(|part| Unreadable {
+                part,
+                reason: "busy".to_owned(),
+            });
+            let report = Report {
+                unreadable: unreadable.collect(),
+                readable: readable.to_vec(),
+                ..Report::default()
+            };
+            reporter.booked(&report, &Standing::default(), &Model::new(), Instant::now());
+            reporter.unreadable.keys().copied().collect::<Vec<_>>()
+        };
+        assert_eq!(told(&["the iptables rules"], &[]), ["the iptables rules"]);
+        assert_eq!(told(&[], &["the ipsets"]), ["the iptables rules"]);
+        assert_eq!(
+            told(&["the ipsets"], &[]),
+            ["the ipsets", "the iptables rules"]
+        );
+        assert_eq!(told(&[], &["the iptables rules"]), ["the ipsets"]);
+    }
+
+    #[test]
+    fn what_drifted_is_listed_with_the_first_names() {
+        let mut drift = Drift::default();
+        drift.add("link", || "kube-ipvs0".to_owned());
+        assert_eq!(list(&drift), "1 link (kube-ipvs0)");
+        for number in 1..=4 {
+            drift.add("address", || format!("10.96.0.{number}"));
+        }
+        for _ in 0..2 {
+            drift.add("set", || "KUBE-CLUSTER-IP".to_owned());
+        }
+        assert_eq!(
+            list(&drift),
+            "4 addresses (10.96.0.1, 10.96.0.2, 10.96.0.3, ...), 1 link (kube-ipvs0) and 2 sets (KUBE-CLUSTER-IP, \
+             KUBE-CLUSTER-IP)"
+        );
     }
 }

@@ -1,59 +1,54 @@
-//! The daemon's loop: a few triggers, one body.
+//! The daemon's loop: it waits for whatever comes, and for nothing else.
 //!
 //! ```text
-//!   event ┐
-//!   retry │            ┌─▶ drain the queued events into the model
-//!   tick  ├─ select! ──┼─▶ resync, if the kernel may have changed by itself
-//!   node  │            ├─▶ update ─▶ sync, for each family
-//!   stop  ┘            └─▶ say what happened
+//!   stop, clock ┐
+//!   events      │            ┌─▶ drain the queued events into the model
+//!   addresses   ├─ select! ──┼─▶ book what kernel threads have finished
+//!   kernel      │            ├─▶ take in ─▶ update, where a family is ready for more
+//!   options     ┘            └─▶ proceed: start all that is due on kernel threads
 //! ```
 //!
-//! Draining is what coalesces: however many events arrive while a sync runs, they are one update after it.
+//! Draining is what coalesces: however many events arrive while a family's thread writes virtual servers, they are one update
+//! after it. Families know nothing of each other.
 
+use std::future::poll_fn;
 use std::panic::resume_unwind;
 use std::pin::pin;
 use std::sync::Arc;
-use std::thread::available_parallelism;
-use std::time::{Duration, SystemTime};
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
-use futures::future::{FutureExt as _, join_all, try_join};
+use futures::future::{FutureExt as _, try_join};
 use futures::stream::{BoxStream, StreamExt as _};
 use ipnet::IpNet;
 use iptables::Iptables;
-use proxy::{Changes, Event, Mode, Model};
+use proxy::{Event, Mode, Model, Notice};
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio::task::{unconstrained, yield_now};
-use tokio::time::{Instant, sleep_until};
+use tokio::time::sleep_until;
 use tracing::{error, info, warn};
 
 use crate::addresses::AddressChanges;
 use crate::config::Configz;
-use crate::conntrack::StaleFlows;
 use crate::events::{self, Recorder};
+use crate::family::Family;
 use crate::flags::{DetectLocal, Options};
 use crate::health::Health;
-use crate::health_check::HealthChecks;
 use crate::healthz::Status;
 use crate::http_server::{self, ListenError, Server};
-use crate::metrics::{Metrics, NoLocalEndpoints, Pages};
-use crate::report::Reporter;
-use crate::{healthz, memory, metrics, mode, source, sysctl};
+use crate::metrics::{Metrics, Pages};
+use crate::mode::Kernels;
+use crate::renewal::{Prepared, Renewal};
+use crate::sysctl::{self, Step};
+use crate::{healthz, memory, metrics, mode, source, vanished};
 
 /// How many queued events are taken in before the kernel is written, so that a flood cannot put that off for ever.
 const MAX_DRAINED: usize = 50_000;
-/// How soon after a change of the node's addresses the next resync comes: they change in bursts.
-const ADDRESS_SETTLE: Duration = Duration::from_millis(50);
-/// The first delay before a kernel that could not be read is read again; doubles up to the sync period.
-const FIRST_REREAD: Duration = Duration::from_secs(1);
-/// How many changes that are not in the kernel yet are measured, should it not be writable for long.
-const MAX_TRIGGERS: usize = 100_000;
 /// How often a start that still waits for its sources says so.
 const WAITING_NOTICE: Duration = Duration::from_secs(10);
-/// After so many writes at once, memory is given back.
-const MANY_WRITES: usize = 1000;
-/// How long after them, or after the kernel was read: what used the memory is to be over.
+/// How long after what takes much memory for a while: it is to be over.
 const TRIM_DELAY: Duration = Duration::from_secs(1);
 /// How long the start waits for the own Node, as upstream.
 const NODE_PATIENCE: Duration = Duration::from_secs(30);
@@ -62,9 +57,15 @@ const NODE_PATIENCE: Duration = Duration::from_secs(30);
 ///
 /// Options that come by `changed` take the place of those before. They may differ in what a changed configuration file can say
 /// without a new start ([`Change::Live`](crate::config::Change)).
-pub async fn run(options: Options, changed: mpsc::Receiver<Options>) -> Result<()> {
+///
+/// Where events are recorded is told by `recording`, for those who have some of their own.
+pub async fn run(
+    options: Options,
+    changed: mpsc::Receiver<Options>,
+    recording: oneshot::Sender<Recorder>,
+) -> Result<()> {
     // A task of its own: to wake the future that the runtime blocks on costs two system calls, another task none.
-    match tokio::spawn(live(options, changed)).await {
+    match tokio::spawn(live(options, changed, recording)).await {
         Ok(result) => result,
         Err(error) => match error.try_into_panic() {
             Ok(panic) => resume_unwind(panic),
@@ -73,7 +74,11 @@ pub async fn run(options: Options, changed: mpsc::Receiver<Options>) -> Result<(
     }
 }
 
-async fn live(options: Options, mut changed: mpsc::Receiver<Options>) -> Result<()> {
+async fn live(
+    options: Options,
+    mut changed: mpsc::Receiver<Options>,
+    recording: oneshot::Sender<Recorder>,
+) -> Result<()> {
     let mut stop = Stop::subscribe()?;
     let observed = Observed::new(&options);
     let (mut events, client) =
@@ -81,50 +86,48 @@ async fn live(options: Options, mut changed: mpsc::Receiver<Options>) -> Result<
     let recorder = client.map_or_else(Recorder::off, |client| {
         Recorder::start(client, &options.node_name)
     });
+    // Nobody need listen.
+    drop(recording.send(recorder.clone()));
+    // With what cannot be done here taken out of them.
+    let mut settled = options.clone();
     let prepared = async {
         let kernels = mode::open(&options).await?;
-        set_sysctls(&options)?;
+        kernels.tell_left_out();
+        sysctl::settle(&mut settled, Step::Start)?;
         let servers = observed.serve(&options, &recorder).await?;
         // Subscribed before anything is read, so that no change falls between.
         let addresses = AddressChanges::subscribe()
             .context("cannot subscribe to address changes (rtnetlink)")?;
         anyhow::Ok((kernels, servers, addresses))
     };
-    let mut model = Model::of_node(&options.node_name);
+    let mut model = Model::of_node(&options.node_name).with_external_ips(options.external_ips());
     let gathered = gather(&mut events, &mut model, &options).map(anyhow::Ok);
     let (kernels, _servers, addresses) = tokio::select! {
         ready = try_join(prepared, gathered) => ready?.0,
         () = stop.requested() => return Ok(()),
     };
+    kernels.require(mode::primary(&options, &model))?;
+    let options = settled;
     let predecessor = kernels.clears_with().map(|iptables| Predecessor {
         iptables,
         excluded: options.exclude_cidrs.clone(),
     });
-    let modes = kernels.into_modes(&options, &model);
-    let families = modes.iter().map(|mode| mode.family());
-    observed.status.expect(families.collect());
+    let now = Instant::now();
+    let modes = kernels.into_modes(&options, &model, now)?;
     observed.status.note_node(&model);
-    recorder.record(events::Event::starting(&options.node_name));
+    recorder.record(events::Event::starting(&options.node_name, options.mode));
     let mut daemon = Daemon::new(
-        options, events, addresses, model, modes, &recorder, observed,
-    );
+        options, events, addresses, model, modes, &recorder, observed, now,
+    )?;
     daemon.predecessor = predecessor;
     daemon.serve(stop, &mut changed).await
 }
 
-/// What needs privileges, alone (`--init-only`): IPVS is loaded, its time-outs and the sysctls are set. No rule is written, and
-/// iptables need not be here.
+/// What needs privileges, alone (`--init-only`): IPVS is loaded, its time-outs and the sysctls are
+/// set. No rule stays. An error if the mode cannot be served here.
 pub async fn init(options: &Options) -> Result<()> {
     mode::prepare(options).await?;
-    set_sysctls(options)
-}
-
-fn set_sysctls(options: &Options) -> Result<()> {
-    let written = sysctl::apply(options)?;
-    if !written.is_empty() {
-        info!(sysctls = written.join(" "), "kernel settings written");
-    }
-    Ok(())
+    Ok(sysctl::settle(&mut options.clone(), Step::Prepare)?)
 }
 
 /// Takes in events until Services and EndpointSlices have been told, and the own Node, if it comes in time.
@@ -171,8 +174,8 @@ async fn gather_within(
                 Some(event) => drain(events, model, event).await,
                 None => return,
             },
-            () = sleep_until(enough), if is_patient => {}
-            () = sleep_until(notice) => {
+            () = sleep_until(enough.into()), if is_patient => {}
+            () = sleep_until(notice.into()) => {
                 notice += WAITING_NOTICE;
                 let awaited = if model.is_complete() { "the own Node" } else { "Services and EndpointSlices" };
                 info!(waiting_for = awaited, "nothing is programmed before the first lists are complete");
@@ -194,7 +197,7 @@ impl Observed {
         let health = Arc::new(Health::new(options.sync_period));
         let needs_node = matches!(options.source, crate::flags::ObjectSource::Api { .. });
         Self {
-            metrics: Metrics::of_mode(options.mode),
+            metrics: Metrics::of(options.mode, &options.gates),
             status: Arc::new(Status::new(Arc::clone(&health), needs_node)),
             health,
             configz: Configz::new(&options.configuration),
@@ -212,7 +215,7 @@ impl Observed {
             servers.push((healthz::PURPOSE, started));
         }
         if let Some(at) = options.metrics_address {
-            let pages = Pages::new(self.metrics.clone(), self.configz.clone(), options.mode);
+            let pages = Pages::new(self.metrics.clone(), self.configz.clone(), options);
             let respond = move |head: &_| pages.respond(head);
             let started = http_server::start(metrics::PURPOSE, at, is_fatal, respond);
             servers.push((metrics::PURPOSE, started));
@@ -268,14 +271,12 @@ struct Daemon {
     model: Model,
     observed: Observed,
     families: Vec<Family>,
-    /// Whether families sync side by side. On one CPU nothing would be gained: kernel and programs work, they do not wait, and the
-    /// first family would only be later.
-    is_abreast: bool,
-    /// Those of the own Node that modes were opened with.
+    renewal: Renewal,
+    /// Those of the own Node that modes were opened with, or are to be.
     pod_networks: Vec<IpNet>,
-    /// Before this, no sync starts because of events.
+    /// Before this, no family takes over further changes.
     not_before: Instant,
-    /// When the kernel is next read unasked.
+    /// When the kernel is next compared unasked.
     next_tick: Instant,
     /// When memory is given back to the system.
     trim_at: Option<Instant>,
@@ -308,26 +309,11 @@ impl Predecessor {
     }
 }
 
-/// One family's mode, and what the loop keeps about it.
-struct Family {
-    mode: Box<dyn Mode>,
-    reporter: Reporter,
-    health: Arc<Health>,
-    health_checks: HealthChecks,
-    stale_flows: StaleFlows,
-    no_local_endpoints: NoLocalEndpoints,
-    metrics: Metrics,
-    /// When what is not in the kernel yet was triggered, to be measured once it is.
-    triggers: Vec<SystemTime>,
-    /// The kernel is to be read before the next sync, because of something seen outside.
-    wants_resync: bool,
-    /// After a failed read: no further one before this.
-    reread: Option<(Instant, Duration)>,
-    /// Whether everything has been in the kernel once.
-    has_served: bool,
-}
-
 impl Daemon {
+    #[allow(
+        clippy::too_many_arguments,
+        reason = "what the start has opened, each for itself"
+    )]
     fn new(
         options: Options,
         events: BoxStream<'static, Event>,
@@ -336,35 +322,20 @@ impl Daemon {
         modes: Vec<Box<dyn Mode>>,
         recorder: &Recorder,
         observed: Observed,
-    ) -> Self {
-        let now = Instant::now();
-        let Observed {
-            health, metrics, ..
-        } = &observed;
+        now: Instant,
+    ) -> Result<Self> {
+        let (health, metrics) = (&observed.health, &observed.metrics);
         let families = modes
             .into_iter()
-            .map(|mode| Family {
-                reporter: Reporter::new(mode.family(), recorder.clone()),
-                health: Arc::clone(health),
-                stale_flows: StaleFlows::new(mode.family(), metrics.clone()),
-                no_local_endpoints: NoLocalEndpoints::new(mode.family(), &options.node_name),
-                metrics: metrics.clone(),
-                triggers: Vec::new(),
-                health_checks: HealthChecks::new(
-                    mode.family(),
-                    &options,
-                    Arc::clone(health),
-                    recorder.clone(),
-                ),
-                mode,
-                wants_resync: true,
-                reread: None,
-                has_served: false,
-            })
-            .collect();
-        let next_tick = now + options.sync_period;
+            .map(|mode| Family::new(mode, &options, health, metrics, recorder, now));
+        let families: Vec<Family> = families
+            .collect::<Result<_, _>>()
+            .context("cannot start a thread for stale UDP flows")?;
+        let served = families.iter().map(Family::family);
+        observed.status.expect(served.collect());
         let pod_networks = model.node().map(|node| node.pod_cidrs.clone());
-        Self {
+        Ok(Self {
+            next_tick: now + options.sync_period,
             options,
             events,
             addresses,
@@ -372,25 +343,25 @@ impl Daemon {
             model,
             observed,
             families,
-            is_abreast: available_parallelism().is_ok_and(|cpus| cpus.get() > 1),
+            renewal: Renewal::default(),
             not_before: now,
-            next_tick,
             trim_at: None,
             predecessor: None,
-        }
+        })
     }
 
     async fn serve(mut self, mut stop: Stop, changed: &mut mpsc::Receiver<Options>) -> Result<()> {
         let mut is_listening = true;
         // One timer for all, which is set anew only when it is another time: that costs system calls.
-        let mut timer = pin!(sleep_until(self.next_tick));
+        let mut timer = pin!(sleep_until(self.next_tick.into()));
         loop {
             let now = Instant::now();
-            self.sync(now).await;
-            let due = self.next_due(now);
+            self.turn(now).await?;
+            let due = self.next_due(now).into();
             if timer.deadline() != due {
                 timer.as_mut().reset(due);
             }
+            let families = &mut self.families;
             // Not biased: none of these may put off another for ever.
             tokio::select! {
                 () = stop.requested() => {
@@ -398,27 +369,94 @@ impl Daemon {
                     return Ok(());
                 }
                 () = &mut timer => self.tick(Instant::now()),
-                changed = self.addresses.next(), if is_listening => match changed {
-                    Ok(()) => self.next_tick = self.next_tick.min(Instant::now() + ADDRESS_SETTLE),
+                () = poll_fn(|context| poll_finished(families, context)) => {}
+                notices = self.addresses.next(), if is_listening => match notices {
+                    Ok(notices) => self.notice(&notices),
                     Err(error) => {
                         is_listening = false;
-                        error!(%error, "address changes can no longer be followed; they are seen at the next resync");
+                        error!(%error, "address changes can no longer be followed; they are seen at the next check");
                     }
                 },
                 event = self.events.next() => match event {
                     Some(event) => self.drain(event).await,
                     None => anyhow::bail!("the source of Services has ended"),
                 },
-                Some(options) = changed.recv() => self.reconfigure(options).await,
+                Some(options) = changed.recv() => self.renewal.want(options, false),
+                prepared = self.renewal.finished() => if let Some(prepared) = prepared {
+                    self.renew(prepared);
+                },
             }
         }
     }
 
-    /// Does what the clock asks for, beside the syncs.
+    /// Does all that can be done now.
+    async fn turn(&mut self, now: Instant) -> Result<()> {
+        self.renewal.start(&self.options, now);
+        self.book(now).await?;
+        self.take_in(now);
+        self.proceed(now);
+        // What needed no write is settled already.
+        if self.book(now).await? {
+            self.proceed(now);
+        }
+        for family in &mut self.families {
+            family.conclude(now);
+        }
+        if self.model.is_whole()
+            && self.families.iter().all(Family::rests)
+            && let Some(predecessor) = self.predecessor.take()
+        {
+            tokio::spawn(predecessor.clear());
+        }
+        Ok(())
+    }
+
+    /// Whether kernel threads had finished anything.
+    async fn book(&mut self, now: Instant) -> Result<bool> {
+        let mut is_any = false;
+        for family in &mut self.families {
+            let booked = family.book(&self.model, now).await;
+            if let Some(why) = booked.gone {
+                // A restart costs nothing, and finds what is programmed.
+                anyhow::bail!("{}: {why}", family.family());
+            }
+            is_any |= booked.is_any;
+            if booked.has_used_much {
+                self.trim_at = Some(now + TRIM_DELAY);
+            }
+        }
+        Ok(is_any)
+    }
+
+    fn take_in(&mut self, now: Instant) {
+        let can = self.families.iter().any(Family::is_ready);
+        if can && self.model.has_changes() && now >= self.not_before {
+            let changes = self.model.take_changes();
+            self.observed.metrics.taken(&changes);
+            vanished::tell(&changes, &self.observed.metrics.vanished);
+            for family in &mut self.families {
+                family.add(changes.clone());
+            }
+            self.not_before = now + self.options.min_sync_period;
+        }
+        for family in &mut self.families {
+            family.take_in(&self.model, now);
+        }
+    }
+
+    fn proceed(&mut self, now: Instant) {
+        for family in &mut self.families {
+            family.proceed(&self.model, now);
+        }
+    }
+
+    /// Does what the clock asks for, beside what is due in a mode.
     fn tick(&mut self, now: Instant) {
         if now >= self.next_tick {
             self.next_tick = now + self.options.sync_period;
-            self.want_resync();
+            for family in &mut self.families {
+                family.check(now);
+            }
         }
         if self.trim_at.is_some_and(|at| now >= at) {
             self.trim_at = None;
@@ -426,274 +464,128 @@ impl Daemon {
         }
     }
 
-    /// Goes on with other options. Where modes depend on them, they are opened anew and find what is programmed, as after a
-    /// start, so that only what differs is written; the model and its watches stay.
-    async fn reconfigure(&mut self, options: Options) {
-        if let Err(error) = set_sysctls(&options) {
-            error!("the changed configuration is not in effect as a whole: {error:#}");
-        }
-        if mode::differ(&self.options, &options)
-            && let Err(error) = self.open_anew(&options).await
-        {
-            error!("the changed configuration is not in effect as a whole: {error:#}");
-        }
-        self.observed.health.set_sync_period(options.sync_period);
-        self.observed.configz.set(&options.configuration);
+    fn notice(&mut self, notices: &[Notice]) {
         let now = Instant::now();
-        self.next_tick = self.next_tick.min(now + options.sync_period);
-        self.not_before = self.not_before.min(now + options.min_sync_period);
-        self.options = options;
-    }
-
-    async fn open_anew(&mut self, options: &Options) -> Result<()> {
-        let modes = mode::open(options).await?.into_modes(options, &self.model);
-        self.replace_modes(modes);
-        Ok(())
-    }
-
-    /// Takes over the Node's pod networks where they say which traffic is local (`--detect-local-mode=NodeCIDR`): they may come
-    /// after the start. Upstream exits when they change. A Node that is gone, or has none, changes nothing.
-    async fn follow_pod_networks(&mut self) {
-        let networks = match (&self.options.detect_local, self.model.node()) {
-            (DetectLocal::NodeCidr, Some(node)) if !node.pod_cidrs.is_empty() => &node.pod_cidrs,
-            _ => return,
-        };
-        if *networks == self.pod_networks {
-            return;
-        }
-        let networks = networks.clone();
-        info!(?networks, "the Node has other pod networks");
-        let options = self.options.clone();
-        match self.open_anew(&options).await {
-            Ok(()) => self.pod_networks = networks,
-            Err(error) => {
-                error!(
-                    "the Node's pod networks are not in effect: {error:#}. It is tried again when the Node changes"
-                );
-            }
-        }
-    }
-
-    fn replace_modes(&mut self, modes: Vec<Box<dyn Mode>>) {
-        let everything = Changes {
-            services: self.model.service_names().cloned().collect(),
-            node: true,
-            ..Changes::default()
-        };
-        for mut mode in modes {
-            let mut families = self.families.iter_mut();
-            if let Some(family) = families.find(|family| family.mode.family() == mode.family()) {
-                mode.update(&self.model, &everything);
-                family.mode = mode;
-                family.wants_resync = true;
-                family.reread = None;
+        for family in &mut self.families {
+            for notice in notices {
+                family.notice(notice, now);
             }
         }
     }
 
     /// Takes in an event and all that are queued behind it.
     async fn drain(&mut self, first: Event) {
-        let was_whole = self.model.is_whole();
         drain(&mut self.events, &mut self.model, first).await;
         self.observed.status.note_node(&self.model);
-        self.follow_pod_networks().await;
+        self.follow_pod_networks();
         if self.model.has_changes() {
-            let families = self.families.iter().map(|family| family.mode.family());
+            let families = self.families.iter().map(Family::family);
             self.observed.metrics.queued(self.model.changes(), families);
-        }
-        if !was_whole && self.model.is_whole() {
-            // What had to stay may go now, though no object has changed.
-            self.want_resync();
         }
     }
 
-    fn want_resync(&mut self) {
+    /// Takes over the Node's pod networks where they say which traffic is local (`--detect-local-mode=NodeCIDR`): they may come
+    /// after the start. Upstream exits when they change. A Node that is gone, or has none, changes nothing.
+    fn follow_pod_networks(&mut self) {
+        let options = self.renewal.wanted().unwrap_or(&self.options);
+        let networks = match (&options.detect_local, self.model.node()) {
+            (DetectLocal::NodeCidr, Some(node)) if !node.pod_cidrs.is_empty() => &node.pod_cidrs,
+            _ => return,
+        };
+        if *networks == self.pod_networks {
+            return;
+        }
+        info!(?networks, "the Node has other pod networks");
+        self.pod_networks.clone_from(networks);
+        self.renewal.want(options.clone(), true);
+    }
+
+    /// Goes on with what is wanted, if it could be prepared. Where modes depend on it, other ones take over and find what is
+    /// programmed, as after a start, so that only what differs is written; the model and its watches stay.
+    fn renew(&mut self, prepared: Result<Prepared>) {
+        let now = Instant::now();
+        let opened = prepared.and_then(|Prepared { options, kernels }| {
+            let modes = self.open_modes(kernels, &options, now)?;
+            Ok((options, modes))
+        });
+        match opened {
+            Ok((options, modes)) => {
+                self.renewal.succeed();
+                self.use_modes(modes);
+                self.follow(*options, now);
+            }
+            Err(error) => {
+                let delay = self.renewal.fail(now, self.options.sync_period);
+                error!(
+                    "the changed configuration is not in effect, and all stays as it was: {error:#}. It is tried again in {delay:?}"
+                );
+            }
+        }
+    }
+
+    /// These options are in effect.
+    fn follow(&mut self, options: Options, now: Instant) {
         for family in &mut self.families {
-            family.wants_resync = true;
+            family.follow(&options);
+        }
+        self.observed.health.set_sync_period(options.sync_period);
+        self.observed.configz.set(&options.configuration);
+        self.next_tick = self.next_tick.min(now + options.sync_period);
+        self.not_before = self.not_before.min(now + options.min_sync_period);
+        self.options = options;
+        info!("the changed configuration is in effect");
+    }
+
+    /// A mode for each family that is served, if there are to be other ones.
+    fn open_modes(
+        &self,
+        kernels: Option<Kernels>,
+        options: &Options,
+        now: Instant,
+    ) -> Result<Vec<Box<dyn Mode>>> {
+        let Some(kernels) = kernels else {
+            return Ok(Vec::new());
+        };
+        for family in &self.families {
+            kernels.require(family.family())?;
+        }
+        kernels.into_modes(options, &self.model, now)
+    }
+
+    fn use_modes(&mut self, modes: Vec<Box<dyn Mode>>) {
+        for mode in modes {
+            let mut families = self.families.iter_mut();
+            if let Some(family) = families.find(|family| family.family() == mode.family()) {
+                family.renew(mode);
+            }
         }
     }
 
     /// When something is due without a further event.
     fn next_due(&self, now: Instant) -> Instant {
-        let events = self.model.has_changes().then_some(self.not_before);
-        let families = self
-            .families
-            .iter()
-            .filter_map(|family| family.next_due(now));
-        let due = families.chain(events).chain(self.trim_at);
+        // Where no family is ready, one that becomes so wakes the loop.
+        let can = self.families.iter().any(Family::is_ready);
+        let events = (can && self.model.has_changes()).then_some(self.not_before);
+        let families = self.families.iter();
+        let families = families.filter_map(|family| family.next_due(now));
+        let others = [events, self.trim_at, self.renewal.next_due()];
+        let due = families.chain(others.into_iter().flatten());
         due.fold(self.next_tick, Instant::min)
     }
-
-    async fn sync(&mut self, now: Instant) {
-        let has_due = self
-            .families
-            .iter()
-            .any(|family| family.next_due(now).is_some_and(|due| due <= now));
-        let takes_events = self.model.has_changes() && now >= self.not_before;
-        if !has_due && !takes_events {
-            return;
-        }
-        let changes = if now >= self.not_before {
-            let changes = self.model.take_changes();
-            self.observed.metrics.taken(&changes);
-            changes
-        } else {
-            Changes::default()
-        };
-        let (model, period) = (&self.model, self.options.sync_period);
-        let takes_changes = !changes.is_empty();
-        for family in &mut self.families {
-            family.take_in(model, &changes);
-        }
-        let mut used_much = false;
-        if self.is_abreast {
-            let families = self.families.iter_mut();
-            let syncs = families.map(|family| family.sync(model, takes_changes, period, now));
-            used_much = join_all(syncs).await.contains(&true);
-        } else {
-            // All read before one writes: IPVS tells everybody the virtual servers of both families.
-            let mut readings = Vec::new();
-            for family in &mut self.families {
-                readings.push(family.read(model, period, now).await);
-            }
-            for (family, reading) in self.families.iter_mut().zip(readings) {
-                used_much |= family.write(reading, model, takes_changes, now).await;
-            }
-        }
-        let ended = Instant::now();
-        if used_much {
-            self.trim_at = Some(ended + TRIM_DELAY);
-        }
-        if !changes.is_empty() {
-            self.not_before = ended + self.options.min_sync_period;
-        }
-        if self.model.is_whole()
-            && self.families.iter().all(|family| family.has_served)
-            && let Some(predecessor) = self.predecessor.take()
-        {
-            predecessor.clear().await;
-        }
-    }
 }
 
-impl Family {
-    fn next_due(&self, now: Instant) -> Option<Instant> {
-        match self.reread {
-            // Without knowing the kernel nothing can be written.
-            Some((at, _)) => Some(at),
-            None if self.wants_resync || self.mode.needs_resync() => Some(now),
-            None => self.mode.next_due().map(Instant::from_std),
-        }
+/// Ready when a kernel thread of any family has finished something.
+fn poll_finished(families: &mut [Family], context: &mut Context<'_>) -> Poll<()> {
+    let polled = families
+        .iter_mut()
+        .map(|family| family.poll_finished(context));
+    // Each is to be polled, so that each wakes.
+    let is_any = polled.fold(false, |any, poll| any | poll.is_ready());
+    if is_any {
+        Poll::Ready(())
+    } else {
+        Poll::Pending
     }
-
-    /// What is to be measured of changes.
-    fn note(&mut self, model: &Model, changes: &Changes) {
-        self.no_local_endpoints.note(model, changes);
-        let triggers = self.metrics.triggers(changes, self.mode.family());
-        let room = MAX_TRIGGERS.saturating_sub(self.triggers.len());
-        self.triggers.extend(triggers.take(room));
-    }
-
-    /// Takes over what changed.
-    fn take_in(&mut self, model: &Model, changes: &Changes) {
-        self.mode.update(model, changes);
-        self.health_checks.note(changes);
-        self.stale_flows.note(model, changes);
-        self.note(model, changes);
-    }
-
-    /// True after what takes much memory for a while: the kernel was read, or compared, or much was written.
-    async fn sync(
-        &mut self,
-        model: &Model,
-        takes_changes: bool,
-        longest: Duration,
-        now: Instant,
-    ) -> bool {
-        let reading = self.read(model, longest, now).await;
-        self.write(reading, model, takes_changes, now).await
-    }
-
-    /// Reads the kernel, if that is due.
-    async fn read(&mut self, model: &Model, longest: Duration, now: Instant) -> Reading {
-        self.health.begin(self.mode.family(), now.into_std());
-        if !self.wants_resync && !self.mode.needs_resync() {
-            return Reading::Known;
-        }
-        if self.reread.is_some_and(|(at, _)| now < at) {
-            return Reading::Awaited;
-        }
-        match self.mode.resync(model, now.into_std()).await {
-            Ok(()) => {
-                self.reread = None;
-                self.wants_resync = false;
-                self.reporter.readable();
-                Reading::Fresh
-            }
-            Err(failure) => {
-                let delay = self
-                    .reread
-                    .map_or(FIRST_REREAD, |(_, delay)| (delay * 2).min(longest));
-                self.reread = Some((now + delay, delay));
-                self.reporter.unreadable(&failure);
-                self.metrics.synced(self.mode.family(), now.elapsed(), None);
-                Reading::Failed
-            }
-        }
-    }
-
-    /// Writes what is due, where it is known what is there. True as [`sync`](Self::sync).
-    async fn write(
-        &mut self,
-        reading: Reading,
-        model: &Model,
-        takes_changes: bool,
-        now: Instant,
-    ) -> bool {
-        let (is_asked, begun) = match reading {
-            Reading::Known => (takes_changes, now),
-            Reading::Fresh => (true, Instant::now()),
-            Reading::Awaited => return false,
-            Reading::Failed => return true,
-        };
-        let report = self.mode.sync(begun.into_std()).await;
-        let ended = Instant::now();
-        self.reporter.synced(&report, model, ended.into_std());
-        // A piece of the check for drift, or a look at what drains, is no sync of rules.
-        if is_asked || report.written > 0 || !report.failures.is_empty() {
-            let took = ended.saturating_duration_since(now);
-            self.metrics.synced(self.mode.family(), took, Some(&report));
-        }
-        self.no_local_endpoints.tell(&self.metrics);
-        if self.mode.needs_resync() {
-            // The kernel was not as believed: read it again, but never in a tight circle.
-            let pause = Duration::from_millis(100);
-            self.reread = Some((ended + pause, pause));
-        } else if !report.is_base_failing {
-            self.has_served |= report.pending == 0;
-            self.health.complete(self.mode.family(), ended.into_std());
-            self.metrics
-                .complete(self.mode.family(), self.triggers.drain(..));
-            let node_ports = self.mode.node_port_addresses();
-            self.stale_flows.compare(model, node_ports);
-            self.health_checks.update(model, node_ports).await;
-        }
-        // What was neither asked for nor wrote anything was a piece of the check.
-        !takes_changes || report.written >= MANY_WRITES
-    }
-}
-
-/// What is known of the kernel before a write.
-#[derive(Debug, Clone, Copy)]
-enum Reading {
-    /// What was known before.
-    Known,
-    /// It has just been read.
-    Fresh,
-    /// Nothing: it will be read again later.
-    Awaited,
-    /// Nothing: it has just been refused.
-    Failed,
 }
 
 /// SIGTERM and SIGINT.
@@ -720,17 +612,14 @@ impl Stop {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::net::IpAddr;
-    use std::time::Instant as StdInstant;
-
-    use futures::future::BoxFuture;
+pub(crate) mod tests {
     use futures::stream::poll_fn;
-    use proxy::{EndpointSlice, Failure, IpFamily, Kind, NamespacedName, SyncReport};
-    use tokio::sync::{Barrier, mpsc};
+    use proxy::{EndpointSlice, IpFamily, Kind, NamespacedName};
+    use tokio::sync::mpsc;
     use tokio::time::timeout;
 
     use super::*;
+    use crate::family::tests::Scripted;
 
     fn stream(mut received: mpsc::Receiver<Event>) -> BoxStream<'static, Event> {
         poll_fn(move |context| received.poll_recv(context)).boxed()
@@ -765,11 +654,12 @@ mod tests {
         assert!(model.is_complete());
     }
 
-    fn options(arguments: &[&str]) -> Options {
+    pub(crate) fn options(arguments: &[&str]) -> Options {
         let start = [
             "kube-proxy",
             "--manifests=/nowhere",
             "--hostname-override=node1",
+            "--proxy-mode=ipvs",
         ];
         let arguments = start.iter().chain(arguments);
         match crate::flags::parse(arguments.map(std::ffi::OsString::from)) {
@@ -778,58 +668,11 @@ mod tests {
         }
     }
 
-    /// A mode whose every sync ends like this, once it has met the others'.
-    struct Same {
-        family: IpFamily,
-        report: SyncReport,
-        meeting: Option<Arc<Barrier>>,
-    }
-
-    impl Same {
-        fn of(report: SyncReport) -> Box<dyn Mode> {
-            Box::new(Self {
-                family: IpFamily::V4,
-                report,
-                meeting: None,
-            })
-        }
-    }
-
-    impl Mode for Same {
-        fn family(&self) -> IpFamily {
-            self.family
-        }
-        fn update(&mut self, _: &Model, _: &Changes) {}
-        fn sync(&mut self, _: StdInstant) -> BoxFuture<'_, SyncReport> {
-            Box::pin(async {
-                if let Some(meeting) = &self.meeting {
-                    meeting.wait().await;
-                }
-                self.report.clone()
-            })
-        }
-        fn resync<'a>(
-            &'a mut self,
-            _: &'a Model,
-            _: StdInstant,
-        ) -> BoxFuture<'a, Result<(), Failure>> {
-            Box::pin(async { Ok(()) })
-        }
-        fn next_due(&self) -> Option<StdInstant> {
-            None
-        }
-        fn needs_resync(&self) -> bool {
-            false
-        }
-        fn node_port_addresses(&self) -> &[IpAddr] {
-            &[]
-        }
-    }
-
     /// A daemon that is told nothing.
-    fn daemon_of(options: Options, observed: Observed, modes: Vec<Box<dyn Mode>>) -> Daemon {
+    fn daemon_of(options: Options, modes: Vec<Box<dyn Mode>>) -> Daemon {
         let (_, received) = mpsc::channel(1);
-        Daemon::new(
+        let observed = Observed::new(&options);
+        let daemon = Daemon::new(
             options,
             stream(received),
             AddressChanges::subscribe().unwrap(),
@@ -837,96 +680,89 @@ mod tests {
             modes,
             &Recorder::off(),
             observed,
-        )
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn families_sync_side_by_side_where_there_are_cpus() {
-        for is_abreast in [true, false] {
-            let options = options(&["--ipvs-min-sync-period=0s"]);
-            let observed = Observed::new(&options);
-            let meeting = Arc::new(Barrier::new(2));
-            let modes = IpFamily::ALL.map(|family| -> Box<dyn Mode> {
-                Box::new(Same {
-                    family,
-                    report: SyncReport::default(),
-                    meeting: Some(Arc::clone(&meeting)),
-                })
-            });
-            let mut daemon = daemon_of(options, observed, modes.into());
-            daemon.is_abreast = is_abreast;
-            // If one waited for the other's end, they would never meet.
-            let synced = timeout(Duration::from_secs(1), daemon.sync(Instant::now())).await;
-            assert_eq!(synced.is_ok(), is_abreast);
-        }
+            Instant::now(),
+        );
+        daemon.unwrap()
     }
 
     #[tokio::test]
-    async fn one_refused_object_is_no_illness_and_what_all_rely_on_is() {
-        for is_base_failing in [false, true] {
-            let options = options(&["--ipvs-sync-period=1s", "--ipvs-min-sync-period=0s"]);
-            let observed = Observed::new(&options);
-            let health = Arc::clone(&observed.health);
-            let report = SyncReport {
-                failing: 1,
-                pending: 1,
-                is_base_failing,
-                ..SyncReport::default()
-            };
-            let mut daemon = daemon_of(options, observed, vec![Same::of(report)]);
-            let family = daemon.families.first_mut().unwrap();
-            for _ in 0..3 {
-                family
-                    .sync(&daemon.model, false, Duration::from_secs(1), Instant::now())
-                    .await;
-            }
-            let at = |seconds| StdInstant::now() + Duration::from_secs(seconds);
-            assert!(health.is_healthy(at(1)));
-            assert_eq!(health.is_healthy(at(3)), !is_base_failing);
-        }
+    async fn a_kernel_thread_that_is_gone_ends_the_daemon() {
+        let (mode, script) = Scripted::mode(IpFamily::V6);
+        let mut daemon = daemon_of(options(&[]), vec![mode]);
+        daemon.turn(Instant::now()).await.unwrap();
+        script.finish(proxy::Report {
+            gone: Some("its thread has panicked".to_owned()),
+            ..proxy::Report::default()
+        });
+        let error = daemon.turn(Instant::now()).await.unwrap_err();
+        assert_eq!(error.to_string(), "IPv6: its thread has panicked");
     }
 
     #[tokio::test]
-    async fn a_look_that_writes_nothing_is_no_sync_of_rules() {
-        let written = |written| SyncReport {
-            written,
-            ..SyncReport::default()
-        };
-        let refused = SyncReport {
-            failures: vec![Failure {
-                object: "virtual server 10.96.0.1:80/TCP".to_owned(),
-                owner: None,
-                reason: "out of memory".to_owned(),
-            }],
-            ..SyncReport::default()
-        };
-        // The first look reads the kernel.
-        for (report, takes_changes, wanted) in [
-            (written(0), false, 1),
-            (written(0), true, 3),
-            (written(1), false, 3),
-            (refused, false, 3),
-        ] {
-            let options = options(&["--ipvs-min-sync-period=0s"]);
-            let observed = Observed::new(&options);
-            let metrics = observed.metrics.clone();
-            let mut daemon = daemon_of(options, observed, vec![Same::of(report)]);
-            let family = daemon.families.first_mut().unwrap();
-            for _ in 0..3 {
-                family
-                    .sync(
-                        &daemon.model,
-                        takes_changes,
-                        Duration::from_secs(1),
-                        Instant::now(),
-                    )
-                    .await;
-            }
-            let count = format!(
-                "kubeproxy_sync_proxy_rules_duration_seconds_count{{ip_family=\"IPv4\"}} {wanted}\n"
-            );
-            assert!(metrics.classic().contains(&count), "{wanted}");
+    async fn one_family_does_not_wait_for_the_other() {
+        let ((four, of_four), (six, of_six)) =
+            (Scripted::mode(IpFamily::V4), Scripted::mode(IpFamily::V6));
+        let mut daemon = daemon_of(options(&["--ipvs-min-sync-period=0s"]), vec![four, six]);
+        daemon.model.apply(slice(1));
+        daemon.turn(Instant::now()).await.unwrap();
+        assert_eq!((of_four.updates(), of_six.updates()), (1, 1), "the first");
+        of_six.set_ready(false);
+        for number in 2..5 {
+            daemon.model.apply(slice(number));
+            daemon.turn(Instant::now()).await.unwrap();
         }
+        assert_eq!((of_four.updates(), of_six.updates()), (4, 1));
+        of_six.set_ready(true);
+        daemon.turn(Instant::now()).await.unwrap();
+        assert_eq!((of_four.updates(), of_six.updates()), (4, 2), "all at once");
+        assert_eq!(of_six.last_update().services.len(), 3);
+    }
+
+    #[tokio::test]
+    async fn where_no_family_is_ready_nothing_is_due() {
+        let (mode, script) = Scripted::mode(IpFamily::V4);
+        let mut daemon = daemon_of(options(&["--ipvs-min-sync-period=0s"]), vec![mode]);
+        daemon.turn(Instant::now()).await.unwrap();
+        script.set_ready(false);
+        daemon.model.apply(slice(1));
+        let now = Instant::now();
+        daemon.turn(now).await.unwrap();
+        assert_eq!(daemon.next_due(now), daemon.next_tick);
+        assert!(daemon.model.has_changes(), "they are gathered");
+    }
+
+    #[tokio::test]
+    async fn changes_wait_for_the_least_sync_period() {
+        let (mode, script) = Scripted::mode(IpFamily::V4);
+        let mut daemon = daemon_of(options(&["--ipvs-min-sync-period=10s"]), vec![mode]);
+        let start = Instant::now();
+        daemon.model.apply(slice(1));
+        daemon.turn(start).await.unwrap();
+        daemon.model.apply(slice(2));
+        let later = |seconds| start + Duration::from_secs(seconds);
+        daemon.turn(later(9)).await.unwrap();
+        assert_eq!(script.updates(), 1);
+        assert_eq!(daemon.next_due(later(9)), later(10));
+        daemon.turn(later(10)).await.unwrap();
+        assert_eq!(script.updates(), 2);
+    }
+
+    #[tokio::test]
+    async fn options_that_cannot_be_used_change_nothing_that_is_told() {
+        let (mode, _) = Scripted::mode(IpFamily::V4);
+        let mut daemon = daemon_of(options(&["--ipvs-scheduler=rr"]), vec![mode]);
+        let other = options(&["--ipvs-scheduler=wrr", "--ipvs-sync-period=7s"]);
+        daemon.renewal.want(other.clone(), false);
+        daemon.renew(Err(anyhow::anyhow!("on purpose")));
+        assert_eq!(daemon.options.scheduler, "rr");
+        assert!(daemon.renewal.next_due().is_some(), "it is tried again");
+        daemon.renew(Ok(Prepared {
+            options: Box::new(other),
+            kernels: None,
+        }));
+        assert_eq!(daemon.options.scheduler, "wrr");
+        assert_eq!(daemon.options.sync_period, Duration::from_secs(7));
+        assert!(daemon.renewal.next_due().is_none());
     }
 
     #[tokio::test(start_paused = true)]

@@ -59,9 +59,14 @@ pub async fn open_counted(
 ) -> Result<(BoxStream<'static, Event>, Option<Client>), StartError> {
     match source {
         ObjectSource::Manifests(folder) => Ok((manifests::stream(folder, node)?.boxed(), None)),
-        ObjectSource::Api { kubeconfig, master } => {
+        ObjectSource::Api {
+            kubeconfig,
+            master,
+            first_list,
+        } => {
             let server =
                 api::Server::counted(kubeconfig.as_deref(), master.as_deref(), metrics).await?;
+            let server = server.with_first_list(*first_list);
             Ok((server.stream(node).boxed(), Some(server.client().clone())))
         }
     }

@@ -15,10 +15,11 @@ mod common;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use apiserver::{Asked, Fault, Kind, Options, Rule, Server};
+use apiserver::{Asked, Cluster, Fault, Kind, Options, Rule, Server};
 use common::{Told, name, services};
 use proxy::{Event, Model};
 use serde_json::{Value, json};
+use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 
 fn service(name: &str) -> Value {
@@ -137,6 +138,7 @@ async fn refusals_are_survived() {
         refuse(401, None),
         refuse(404, None),
         Fault::Expire,
+        Fault::Ahead,
     ])
     .await;
 }
@@ -223,7 +225,7 @@ async fn a_server_whose_versions_begin_anew_is_caught_up_with() {
             address,
             ..Options::default()
         };
-        let restored = apiserver::Cluster::new(&options());
+        let restored = Cluster::new(&options());
         for object in [
             service("web"),
             service("new"),
@@ -242,6 +244,212 @@ async fn a_server_whose_versions_begin_anew_is_caught_up_with() {
         })
         .await;
         assert_eq!(zone(&told).as_deref(), Some("restored"));
+    }
+}
+
+/// The cluster that was served, after something happened to it while nobody could ask.
+#[derive(Debug, Clone, Copy)]
+enum Comeback {
+    /// As if it had never been away.
+    Same,
+    /// The history since is gone.
+    Compacted,
+    /// Versions begin anew, with other objects.
+    Restored,
+    /// Versions begin anew, and there is nothing.
+    Empty,
+}
+
+impl Comeback {
+    fn cluster(self, before: &Cluster, options: &Options) -> Cluster {
+        let objects = match self {
+            Self::Same | Self::Compacted => {
+                before.apply(service("new")).unwrap();
+                if matches!(self, Self::Compacted) {
+                    before.compact();
+                }
+                return before.clone();
+            }
+            Self::Restored => vec![
+                service("web"),
+                service("new"),
+                node("restored", "192.0.2.10"),
+            ],
+            Self::Empty => vec![],
+        };
+        let cluster = Cluster::new(options);
+        for object in objects {
+            cluster.apply(object).unwrap();
+        }
+        cluster
+    }
+
+    fn is_seen_by(self, model: &Model) -> bool {
+        let zone = model.node().and_then(|node| node.zone.as_deref());
+        let slices = model.view(&name("web")).map(|view| view.slices().count());
+        match self {
+            Self::Same | Self::Compacted => services(model) == ["new", "old", "web"].into(),
+            Self::Restored => {
+                services(model) == ["new", "web"].into()
+                    && slices == Some(0)
+                    && zone == Some("restored")
+            }
+            Self::Empty => services(model).is_empty() && model.has_node() == Some(false),
+        }
+    }
+}
+
+/// How long it takes `nodes` to know all that a server holds which was away for so long.
+async fn caught_up(
+    nodes: usize,
+    away: Duration,
+    comeback: Comeback,
+    options: fn() -> Options,
+) -> Vec<Duration> {
+    let (server, first) = well(options()).await;
+    for zone in ["b", "c", "d", "e", "f", "g", "h", "i"] {
+        server.apply(node(zone, "192.0.2.10")).unwrap();
+    }
+    let mut all = vec![first];
+    for _ in 1..nodes {
+        all.push(Told::by(url(&server), "node1").await);
+    }
+    for told in &mut all {
+        told.until_listed().await;
+        // Each kind has seen the last version, by a bookmark.
+        listen(told, Duration::from_mins(2)).await;
+    }
+    let (before, address) = (server.cluster().clone(), server.address());
+    server.stop().await;
+    tokio::time::sleep(away).await;
+    let options = || Options {
+        address,
+        ..options()
+    };
+    let cluster = comeback.cluster(&before, &options());
+    let _server = Server::start_on(cluster, options()).await.unwrap();
+    let back = Instant::now();
+    let mut waits = JoinSet::new();
+    for mut told in all {
+        waits.spawn(async move {
+            told.until("all is known", |model| comeback.is_seen_by(model))
+                .await;
+            back.elapsed()
+        });
+    }
+    waits.join_all().await
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_is_back_is_caught_up_with_within_seconds() {
+    let aways = [0, 60, 300, 3600].map(Duration::from_secs);
+    let comebacks = [
+        Comeback::Same,
+        Comeback::Compacted,
+        Comeback::Restored,
+        Comeback::Empty,
+    ];
+    for (away, comeback) in aways
+        .into_iter()
+        .flat_map(|away| comebacks.map(|how| (away, how)))
+    {
+        for options in [Options::default, paged] {
+            let waits = caught_up(1, away, comeback, options).await;
+            println!("{comeback:?} after {away:?}: {waits:?}");
+            assert!(
+                waits[0] < Duration::from_millis(5500),
+                "{waits:?} after {away:?}, {comeback:?}"
+            );
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn nodes_do_not_come_back_all_at_once() {
+    let waits = caught_up(
+        40,
+        Duration::from_mins(10),
+        Comeback::Empty,
+        Options::default,
+    )
+    .await;
+    let within = |from: u64| {
+        let second = Duration::from_secs(from)..Duration::from_secs(from + 1);
+        waits.iter().filter(|&wait| second.contains(wait)).count()
+    };
+    let seconds: Vec<_> = (0..6).map(within).collect();
+    println!("caught up in each second: {seconds:?}");
+    assert_eq!(seconds.iter().sum::<usize>(), 40);
+    assert!(seconds.iter().all(|&count| count <= 30), "{seconds:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_refused_for_long_is_not_waited_for_longer_than_half_a_minute() {
+    let (server, first) = well(Options::default()).await;
+    let mut all = vec![first];
+    for _ in 1..10 {
+        all.push(Told::by(url(&server), "node1").await);
+    }
+    for told in &mut all {
+        told.until_listed().await;
+    }
+    server.faults().add(Fault::Refuse {
+        code: 503,
+        retry_after: None,
+    });
+    server.faults().cut();
+    tokio::time::sleep(Duration::from_mins(10)).await;
+    let (before, began) = (server.requests().len(), Instant::now());
+    tokio::time::sleep(Duration::from_mins(10)).await;
+    let asked = server.requests().len() - before;
+    println!("30 watches asked {asked} times in {:?}", began.elapsed());
+    assert!((600..=1200).contains(&asked), "{asked}: every 15 to 30 s");
+    server.faults().clear();
+    server.apply(service("new")).unwrap();
+    server.apply(node("b", "192.0.2.10")).unwrap();
+    let back = Instant::now();
+    for told in &mut all {
+        told.until("all is known", |model| {
+            let zone = model.node().and_then(|node| node.zone.as_deref());
+            services(model).len() == 3 && zone == Some("b")
+        })
+        .await;
+    }
+    println!("all are back after {:?}", back.elapsed());
+    assert!(back.elapsed() < Duration::from_millis(30_500));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_timeout_is_no_reason_to_list_anew() {
+    let (server, mut told) = well(Options::default()).await;
+    listen(&mut told, Duration::from_secs(30)).await;
+    let timeout = Rule::from(Fault::Refuse {
+        code: 504,
+        retry_after: None,
+    });
+    server.faults().add(timeout.times(6));
+    server.faults().cut();
+    let before = told.log.len();
+    server.apply(service("new")).unwrap();
+    told.until_services(&["new", "old", "web"]).await;
+    listen(&mut told, Duration::from_mins(1)).await;
+    let listed = |event: &Event| matches!(event, Event::ListStarted(_));
+    assert!(!told.log[before..].iter().any(listed));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_never_gets_anywhere_is_not_asked_for_lists_in_a_hurry() {
+    for fault in [Fault::Ahead, Fault::Expire] {
+        for options in [Options::default(), paged()] {
+            let (server, mut told) = well(options).await;
+            let before = server.requests().len();
+            let rule = Rule::from(fault).on(Asked::Watch);
+            server.faults().add(rule);
+            server.faults().cut();
+            listen(&mut told, Duration::from_mins(10)).await;
+            let asked = server.requests().len() - before;
+            assert!((6..=240).contains(&asked), "{fault:?}: {asked} in 10 min");
+        }
     }
 }
 

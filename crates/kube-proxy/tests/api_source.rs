@@ -7,19 +7,22 @@
     reason = "a test stops at the first surprise, also in what surrounds it"
 )]
 
+#[expect(dead_code, reason = "what is read and logged is for other tests")]
 mod common;
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use apiserver::{Options, Server};
 use common::{Scripted, Told, name, services};
-use proxy::{Event, Kind};
+use futures::StreamExt as _;
+use kube_proxy::flags::{self, Command};
+use kube_proxy::source;
+use proxy::{Event, Kind, Model};
 use serde_json::{Value, json};
-use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, copy_bidirectional};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpListener;
 
 fn service(name: &str, ip: &str) -> Value {
     json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": name, "namespace": "default"},
@@ -132,6 +135,39 @@ async fn a_server_that_streams_lists_is_followed() {
 #[tokio::test]
 async fn a_server_that_does_not_stream_lists_is_followed() {
     follows_a_server(false).await;
+}
+
+/// The feature gate `WatchListClient` is off.
+#[tokio::test]
+async fn a_list_is_not_streamed_where_that_is_not_wanted() {
+    let server = Server::start(Options {
+        watch_list: true,
+        ..Options::default()
+    })
+    .await
+    .unwrap();
+    server.apply(service("web", "10.96.0.10")).unwrap();
+    let line = format!(
+        "kube-proxy --master={} --feature-gates=WatchListClient=false",
+        url(&server)
+    );
+    let Ok(Command::Run(options)) = flags::parse(line.split(' ')) else {
+        panic!("{line}");
+    };
+    let (mut events, _) = source::open(&options.source, "node1").await.unwrap();
+    let mut model = Model::new();
+    while !(model.is_complete() && model.is_node_listed()) {
+        model.apply(events.next().await.unwrap());
+    }
+    assert_eq!(services(&model), ["web"].into());
+    let requests = server.requests();
+    let of = |part: &str| {
+        requests
+            .iter()
+            .filter(|one| one.query.contains(part))
+            .count()
+    };
+    assert_eq!((of("sendInitialEvents"), of("limit=500")), (0, 3));
 }
 
 #[tokio::test]
@@ -560,48 +596,6 @@ async fn what_cannot_heal_is_an_error_at_once() {
         }
     }
     std::fs::remove_dir_all(&dir).unwrap();
-}
-
-/// Takes one connection after the other to where `CONNECT` says, and keeps what was said.
-async fn tunnel(listener: TcpListener, asked: Arc<Mutex<Vec<String>>>) {
-    while let Ok((stream, _)) = listener.accept().await {
-        let mut client = BufReader::new(stream);
-        let (mut target, mut line) = (String::new(), String::new());
-        client.read_line(&mut target).await.unwrap();
-        while client.read_line(&mut line).await.unwrap() > 2 {
-            line.clear();
-        }
-        let target = target.split(' ').nth(1).unwrap().to_owned();
-        let mut server = TcpStream::connect(&target).await.unwrap();
-        asked.lock().unwrap().push(target);
-        client.write_all(b"HTTP/1.1 200 OK\r\n\r\n").await.unwrap();
-        tokio::spawn(async move { copy_bidirectional(&mut client, &mut server).await });
-    }
-}
-
-#[tokio::test]
-async fn a_proxy_that_the_kubeconfig_names_is_used() {
-    let server = Server::start(Options::default()).await.unwrap();
-    server.apply(service("web", "10.96.0.10")).unwrap();
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let proxy = format!("proxy-url: \"http://{}\"", listener.local_addr().unwrap());
-    let asked = Arc::default();
-    tokio::spawn(tunnel(listener, Arc::clone(&asked)));
-    let path = std::env::temp_dir().join(format!("proxied-{}", std::process::id()));
-    let kubeconfig = server.kubeconfig();
-    let text = kubeconfig.replace("    server: ", &format!("    {proxy}\n    server: "));
-    std::fs::write(&path, text).unwrap();
-    let source = kube_proxy::source::api::Server::new(Some(&path), None).await;
-    let mut told = Told::of(&source.ok().unwrap(), "node1");
-    told.until_services(&["web"]).await;
-    let asked = asked.lock().unwrap().clone();
-    assert!(!asked.is_empty());
-    assert!(
-        asked
-            .iter()
-            .all(|target| *target == server.address().to_string())
-    );
-    std::fs::remove_file(&path).unwrap();
 }
 
 #[tokio::test]

@@ -19,6 +19,7 @@ use apiserver::{Options, Server};
 use common::Scripted;
 use kube::Client;
 use kube_proxy::events::{Event, MOST, Recorder};
+use kube_proxy::flags::ProxyMode;
 use kube_proxy::source::api;
 use proxy::{Conflict, Model, NamespacedName, Protocol, Service, ServicePortName, ServiceType};
 use serde_json::{Value, json};
@@ -84,7 +85,7 @@ async fn until(what: &str, mut is_so: impl FnMut() -> bool) {
 /// Once the Node's event is there, and so all recorded before it: all others.
 async fn others(server: &Server, recorder: &Recorder) -> Vec<Value> {
     let is_nodes = |event: &Value| event["regarding"]["kind"] == "Node";
-    recorder.record(Event::starting("node1"));
+    recorder.record(Event::starting("node1", ProxyMode::Ipvs));
     let cluster = server.cluster();
     until("the last one is told", || {
         cluster.events().iter().any(is_nodes)
@@ -111,20 +112,30 @@ fn constant(mut event: Value) -> Value {
 
 #[tokio::test]
 async fn the_start_is_told_on_the_node_as_upstream_does() {
-    let (server, client) = fixture().await;
-    Recorder::start(client, "node1").record(Event::starting("node1"));
-    until("it is told", || !server.cluster().events().is_empty()).await;
-    let event = server.cluster().events().pop().unwrap();
-    assert_eq!(
-        constant(event),
-        json!({
-            "apiVersion": "events.k8s.io/v1", "kind": "Event", "metadata": {"namespace": "default"}, "eventTime": null,
-            "type": "Normal", "reason": "Starting", "action": "StartKubeProxy",
-            "note": "kube-proxy starts to carry Services by IPVS",
-            "regarding": {"apiVersion": "v1", "kind": "Node", "name": "node1", "uid": "node1"},
-            "reportingController": "kube-proxy", "reportingInstance": "kube-proxy-node1",
-        })
-    );
+    for (mode, note) in [
+        (
+            ProxyMode::Ipvs,
+            "kube-proxy starts to carry Services in ipvs mode",
+        ),
+        (
+            ProxyMode::Iptables,
+            "kube-proxy starts to carry Services in iptables mode",
+        ),
+    ] {
+        let (server, client) = fixture().await;
+        Recorder::start(client, "node1").record(Event::starting("node1", mode));
+        until("it is told", || !server.cluster().events().is_empty()).await;
+        let event = server.cluster().events().pop().unwrap();
+        assert_eq!(
+            constant(event),
+            json!({
+                "apiVersion": "events.k8s.io/v1", "kind": "Event", "metadata": {"namespace": "default"}, "eventTime": null,
+                "type": "Normal", "reason": "Starting", "action": "StartKubeProxy", "note": note,
+                "regarding": {"apiVersion": "v1", "kind": "Node", "name": "node1", "uid": "node1"},
+                "reportingController": "kube-proxy", "reportingInstance": "kube-proxy-node1",
+            })
+        );
+    }
 }
 
 #[tokio::test]

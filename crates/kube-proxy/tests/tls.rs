@@ -10,98 +10,23 @@
 #[expect(dead_code, reason = "the server that is scripted is for other tests")]
 mod common;
 
-use std::fs;
-use std::io;
 use std::net::{Ipv6Addr, SocketAddr};
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::path::Path;
 
 use apiserver::{Authority, Cluster, Identity, Options, Server, Tls};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use common::{Told, services};
+use common::{Folder, Log, Told, services, until_said};
 use kube_proxy::source::StartError;
 use kube_proxy::source::api::Server as Source;
 use serde_json::{Value, json};
-use tracing::subscriber::DefaultGuard;
 
 /// The names that the fixture's certificates are for.
 const NAMES: [&str; 3] = ["127.0.0.1", "::1", "kubernetes"];
 
-/// A folder that is gone when the test is over.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new() -> Self {
-        static COUNT: AtomicUsize = AtomicUsize::new(0);
-        let count = COUNT.fetch_add(1, Ordering::Relaxed);
-        let path = std::env::temp_dir().join(format!("tls-{}-{count}", std::process::id()));
-        fs::create_dir(&path).unwrap();
-        Self(path)
-    }
-
-    /// As the kubelet does: another file takes the place.
-    fn write(&self, name: &str, text: &str) -> PathBuf {
-        fs::write(self.0.join("..new"), text).unwrap();
-        fs::rename(self.0.join("..new"), self.0.join(name)).unwrap();
-        self.0.join(name)
-    }
-
-    fn write_pair(&self, identity: &Identity) {
-        self.write("crt", &identity.certificate);
-        self.write("key", &identity.key);
-    }
-
-    /// A kubeconfig (JSON is YAML) for `url`.
-    fn kubeconfig(&self, url: &str, mut cluster: Value, user: &Value) -> PathBuf {
-        cluster["server"] = json!(url);
-        let text = json!({
-            "apiVersion": "v1", "kind": "Config", "current-context": "default",
-            "clusters": [{"name": "default", "cluster": cluster}],
-            "contexts": [{"name": "default", "context": {"cluster": "default", "user": "default"}}],
-            "users": [{"name": "default", "user": user}],
-        });
-        self.write("kubeconfig", &text.to_string())
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        _ = fs::remove_dir_all(&self.0);
-    }
-}
-
-/// What is logged, on this thread.
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<u8>>>);
-
-impl Log {
-    fn start() -> (Self, DefaultGuard) {
-        let log = Self::default();
-        let writer = log.clone();
-        let subscriber = tracing_subscriber::fmt()
-            .with_ansi(false)
-            .with_writer(move || writer.clone());
-        let guard = tracing::subscriber::set_default(subscriber.finish());
-        (log, guard)
-    }
-
-    fn text(&self) -> String {
-        String::from_utf8_lossy(&self.0.lock().unwrap()).into_owned()
-    }
-}
-
-impl io::Write for Log {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.lock().unwrap().extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
+fn write_pair(folder: &Folder, identity: &Identity) {
+    folder.write("crt", &identity.certificate);
+    folder.write("key", &identity.key);
 }
 
 fn service(name: &str) -> Value {
@@ -145,21 +70,6 @@ async fn is_served(kubeconfig: &Path) {
     told(kubeconfig).await.until_services(&["web"]).await;
 }
 
-/// Until a line of the log says `part`; returns the line.
-async fn until_said(told: &mut Told, log: &Log, part: &str) -> String {
-    let began = Instant::now();
-    loop {
-        let text = log.text();
-        if let Some(line) = text.lines().find(|line| line.contains(part)) {
-            return line.to_owned();
-        }
-        let is_late = began.elapsed() > Duration::from_secs(20);
-        assert!(!is_late, "{part:?} is not said in {text}");
-        let soon = Duration::from_millis(50);
-        _ = tokio::time::timeout(soon, told.until("never", |_| false)).await;
-    }
-}
-
 #[tokio::test]
 async fn a_kubeconfig_as_kubeadm_makes_it_and_a_token_that_rotates() {
     let (authority, folder) = (Authority::new("kubernetes").unwrap(), Folder::new());
@@ -197,7 +107,7 @@ async fn authorities_and_client_certificates_inline_and_in_files() {
     let (server, folder) = (serve(options).await, Folder::new());
     let client = authority.client("system:kube-proxy").unwrap();
     let ca = folder.write("ca.crt", &authority.certificate());
-    folder.write_pair(&client);
+    write_pair(&folder, &client);
     let inline = |text: &str| json!(STANDARD.encode(text));
     let files = json!({"client-certificate": "crt", "client-key": folder.0.join("key")});
     let data = json!({
@@ -217,7 +127,10 @@ async fn authorities_and_client_certificates_inline_and_in_files() {
     let nobody = folder.kubeconfig(&server.url(), named.clone(), &json!({}));
     let mut unknown = told(&nobody).await;
     until_said(&mut unknown, &log, "(401)").await;
-    folder.write_pair(&Authority::new("another").unwrap().client("me").unwrap());
+    write_pair(
+        &folder,
+        &Authority::new("another").unwrap().client("me").unwrap(),
+    );
     let mut other = told(&folder.kubeconfig(&server.url(), named, &files)).await;
     let line = until_said(&mut other, &log, "this client's certificate").await;
     assert!(line.contains("client-certificate and client-key"), "{line}");
@@ -343,7 +256,7 @@ async fn a_client_certificate_that_rotates_is_shown_on_new_connections() {
     };
     let server = serve(taking(&old)).await;
     let ca = folder.write("ca.crt", &old.certificate());
-    folder.write_pair(&old.client("node").unwrap());
+    write_pair(&folder, &old.client("node").unwrap());
     let cluster = json!({"certificate-authority": ca});
     let user = json!({"client-certificate": "crt", "client-key": "key"});
     let (log, _guard) = Log::start();

@@ -1,4 +1,4 @@
-//! The socket, and the three ways to talk over it: execute a batch, request, dump.
+//! The socket, and the ways to talk over it: execute a batch, request, dump, held or not.
 //!
 //! A connection's kernel side is synchronous: when `send` returns, every answer (for a dump, its
 //! next part) is already queued. So nothing here ever waits: what an empty queue has not
@@ -23,7 +23,7 @@ use netlink_sys::constants::{NETLINK_GENERIC, NETLINK_NETFILTER, NETLINK_ROUTE};
 use netlink_sys::{Socket, SocketAddr};
 use rustix::net::sockopt;
 
-use crate::attributes::align;
+use crate::attributes::{Malformed, align};
 use crate::batch::{Batch, Writer};
 use crate::error::{Error, Refusal};
 use crate::message::{self, Messages};
@@ -214,6 +214,25 @@ impl Connection {
     ) -> Result<Dump, Error> {
         self.0.dump(kind, flags, &payload)
     }
+
+    /// The same for a table that may be too large to hold: `take` gets kind and payload of each
+    /// message as it comes, and keeps in the `T` what is wanted of it. The memory that this takes
+    /// besides is that of one datagram, whatever the size of the table.
+    ///
+    /// Each attempt begins with a new `T`, so that what comes back is of one whole dump. If `take`
+    /// fails, that is the error.
+    pub fn dump_into<T: Default>(
+        &mut self,
+        kind: u16,
+        flags: u16,
+        payload: impl Fn(&mut Writer<'_>),
+        mut take: impl FnMut(&mut T, u16, &[u8]) -> Result<(), Malformed>,
+    ) -> Result<T, Error> {
+        self.0
+            .dump_into(kind, flags, &payload, &mut |all, message| {
+                take(all, message.kind, message.payload)
+            })
+    }
 }
 
 /// The kernel's end of a socket.
@@ -231,6 +250,16 @@ impl Link for Socket {
     fn receive(&mut self, buffer: &mut Vec<u8>) -> io::Result<usize> {
         self.recv(buffer, MSG_DONTWAIT | MSG_TRUNC)
     }
+}
+
+/// What is done with each message of a dump.
+type Take<'a, T> = dyn FnMut(&mut T, &message::Received<'_>) -> Result<(), Malformed> + 'a;
+
+/// It is held.
+#[allow(clippy::unnecessary_wraps, reason = "it has the form of what may fail")]
+fn hold(all: &mut Dump, message: &message::Received<'_>) -> Result<(), Malformed> {
+    all.push(message.raw);
+    Ok(())
 }
 
 /// One step of emptying the receive queue.
@@ -387,7 +416,9 @@ impl<L: Link> Exchange<L> {
         payload: &dyn Fn(&mut Writer<'_>),
     ) -> Result<Dump, Error> {
         let sequence = self.send_one(kind, flags | NLM_F_ACK, payload)?;
-        self.collect(sequence).map(|(answer, _)| answer)
+        let mut answer = Dump::default();
+        self.collect(sequence, &mut answer, &mut hold)?;
+        Ok(answer)
     }
 
     fn dump(
@@ -396,15 +427,26 @@ impl<L: Link> Exchange<L> {
         flags: u16,
         payload: &dyn Fn(&mut Writer<'_>),
     ) -> Result<Dump, Error> {
+        self.dump_into(kind, flags, payload, &mut hold)
+    }
+
+    fn dump_into<T: Default>(
+        &mut self,
+        kind: u16,
+        flags: u16,
+        payload: &dyn Fn(&mut Writer<'_>),
+        take: &mut Take<'_, T>,
+    ) -> Result<T, Error> {
         let mut pause = DUMP_PAUSE;
         let mut attempt = 1;
         loop {
+            let mut all = T::default();
             // A dump is not acknowledged; asking makes a request end that is, against all
             // expectation, not a dump.
             let sequence = self.send_one(kind, flags | NLM_F_DUMP | NLM_F_ACK, payload)?;
-            let failure = match self.collect(sequence) {
-                Ok((dump, false)) => return Ok(dump),
-                Ok((_, true)) => Error::Interrupted {
+            let failure = match self.collect(sequence, &mut all, take) {
+                Ok(false) => return Ok(all),
+                Ok(true) => Error::Interrupted {
                     attempts: DUMP_ATTEMPTS,
                 },
                 Err(Error::LostReply) => Error::LostReply,
@@ -444,10 +486,15 @@ impl<L: Link> Exchange<L> {
         Ok(sequence)
     }
 
-    /// The answers to `sequence` up to their end, and whether the kernel flagged them as an
-    /// interrupted dump. What is left of them after an `Err` of [`Error::LostReply`] is nothing.
-    fn collect(&mut self, sequence: u32) -> Result<(Dump, bool), Error> {
-        let (mut dump, mut interrupted, mut loss) = (Dump::default(), false, false);
+    /// Takes the answers to `sequence` up to their end, and says whether the kernel flagged them as
+    /// an interrupted dump. What is left of them after an `Err` of [`Error::LostReply`] is nothing.
+    fn collect<T>(
+        &mut self,
+        sequence: u32,
+        all: &mut T,
+        take: &mut Take<'_, T>,
+    ) -> Result<bool, Error> {
+        let (mut interrupted, mut loss) = (false, false);
         loop {
             match self.receive()? {
                 Received::Empty => return Err(Error::LostReply),
@@ -464,7 +511,7 @@ impl<L: Link> Exchange<L> {
                             NLMSG_DONE => message.dump_refusal(),
                             NLMSG_NOOP => continue,
                             _ => {
-                                dump.push(message.raw);
+                                take(all, &message)?;
                                 continue;
                             }
                         };
@@ -474,7 +521,7 @@ impl<L: Link> Exchange<L> {
                             }),
                             Some(refusal) => Err(Error::Refused(refusal)),
                             None if loss => Err(Error::LostReply),
-                            None => Ok((dump, interrupted)),
+                            None => Ok(interrupted),
                         };
                     }
                 }

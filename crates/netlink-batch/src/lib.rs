@@ -8,6 +8,7 @@
 //! ```text
 //!  Batch ── push(kind, flags, |Writer|) ──▶ index          Connection::execute ──▶ [Reply] by index
 //!  Connection::{request, dump} ──▶ Dump ── iter() ──▶ (kind, payload) ──▶ Attributes ──▶ Attribute
+//!  Connection::dump_into ── each (kind, payload) as it comes, none of them held
 //! ```
 //!
 //! The same rules hold for rtnetlink, nfnetlink (ipset, conntrack) and generic netlink.
@@ -20,6 +21,7 @@ mod attributes;
 mod batch;
 mod connection;
 mod error;
+mod lane;
 mod message;
 mod worker;
 
@@ -27,6 +29,7 @@ pub use attributes::{Attribute, Attributes, Malformed};
 pub use batch::{Batch, Message, Writer};
 pub use connection::{Buffers, CHUNK_MESSAGES, Connection, Dump, Protocol, Reply};
 pub use error::{Error, Refusal};
+pub use lane::Lane;
 pub use netlink_packet_core::{NLM_F_APPEND, NLM_F_CREATE, NLM_F_ECHO, NLM_F_EXCL, NLM_F_REPLACE};
 pub use worker::{Gone, Worker};
 

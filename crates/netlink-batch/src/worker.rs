@@ -6,6 +6,7 @@
 
 use std::fmt;
 use std::future::Future;
+use std::io;
 use std::panic::resume_unwind;
 use std::sync::mpsc;
 use std::thread::{self, JoinHandle};
@@ -39,11 +40,13 @@ impl<T: 'static> Worker<T> {
     /// Starts a thread called `name` (15 bytes are visible in `top`) and makes the value on it;
     /// returns when it is made. It belongs to the caller's network namespace.
     ///
-    /// Panics if the system has no thread left, like [`std::thread::spawn`], and if `build` does.
+    /// # Errors
+    ///
+    /// Those of `build`, and that the system has no thread left. Panics if `build` does.
     pub fn spawn<E, F>(name: &str, build: F) -> Result<Self, E>
     where
         F: FnOnce() -> Result<T, E> + Send + 'static,
-        E: Send + 'static,
+        E: From<io::Error> + Send + 'static,
     {
         let (jobs, queue) = mpsc::channel::<Job<T>>();
         let (built, verdict) = mpsc::channel();
@@ -59,8 +62,7 @@ impl<T: 'static> Worker<T> {
                 for job in queue {
                     job(&mut value);
                 }
-            })
-            .expect("the system has no thread left");
+            })?;
         match verdict.recv() {
             Ok(Ok(())) => Ok(Self {
                 jobs: Some(jobs),
@@ -80,11 +82,21 @@ impl<T: 'static> Worker<T> {
         R: Send + 'static,
         F: FnOnce(&mut T) -> R + Send + 'static,
     {
+        let outcome = self.submit(f);
+        async move { outcome.await.map_err(|_| Gone) }
+    }
+
+    /// The same; what it comes to is received, or that the thread is gone.
+    pub(crate) fn submit<R, F>(&self, f: F) -> oneshot::Receiver<R>
+    where
+        R: Send + 'static,
+        F: FnOnce(&mut T) -> R + Send + 'static,
+    {
         let (done, outcome) = oneshot::channel();
         let job: Job<T> = Box::new(move |value| drop(done.send(f(value))));
-        // If the thread is gone the job is dropped, and with it the sender: that is Gone below.
+        // If the thread is gone the job is dropped, and with it the sender.
         let _ = self.jobs.as_ref().map(|jobs| jobs.send(job));
-        async move { outcome.await.map_err(|_| Gone) }
+        outcome
     }
 }
 
@@ -101,7 +113,6 @@ impl<T> Drop for Worker<T> {
 #[cfg(test)]
 mod tests {
     use std::cell::Cell;
-    use std::convert::Infallible;
     use std::rc::Rc;
     use std::sync::Arc;
     use std::sync::atomic::{AtomicU32, Ordering};
@@ -113,7 +124,7 @@ mod tests {
 
     #[test]
     fn runs_calls_in_order_on_a_value_that_cannot_move_between_threads() {
-        let worker = Worker::spawn("count", || Ok::<_, Infallible>(Rc::new(Cell::new(0)))).unwrap();
+        let worker = Worker::spawn("count", || Ok::<_, io::Error>(Rc::new(Cell::new(0)))).unwrap();
         let calls: Vec<_> = (0..100)
             .map(|_| worker.call(|n| n.replace(n.get() + 1)))
             .collect();
@@ -124,19 +135,19 @@ mod tests {
 
     #[test]
     fn failure_to_build_is_the_callers() {
-        let failed = Worker::<()>::spawn("fails", || Err("no socket"));
-        assert_eq!(failed.unwrap_err(), "no socket");
+        let failed = Worker::<()>::spawn("fails", || Err(io::Error::other("no socket")));
+        assert_eq!(failed.unwrap_err().to_string(), "no socket");
     }
 
     #[test]
     #[should_panic(expected = "built on sand")]
     fn panic_while_building_is_the_callers() {
-        let _ = Worker::<()>::spawn("panics", || -> Result<(), ()> { panic!("built on sand") });
+        let _ = Worker::<()>::spawn("panics", || -> io::Result<()> { panic!("built on sand") });
     }
 
     #[test]
     fn a_panic_leaves_no_caller_hanging() {
-        let worker = Worker::spawn("panics", || Ok::<_, Infallible>(())).unwrap();
+        let worker = Worker::spawn("panics", || Ok::<_, io::Error>(())).unwrap();
         let first = worker.call(|()| panic!("on purpose"));
         let second = worker.call(|()| 2);
         assert_eq!(
@@ -150,7 +161,7 @@ mod tests {
     fn dropping_it_finishes_what_was_queued() {
         let done = Arc::new(AtomicU32::new(0));
         let counter = Arc::clone(&done);
-        let worker = Worker::spawn("drops", || Ok::<_, Infallible>(counter)).unwrap();
+        let worker = Worker::spawn("drops", || Ok::<_, io::Error>(counter)).unwrap();
         for _ in 0..10 {
             drop(worker.call(|done| done.fetch_add(1, Ordering::Relaxed)));
         }

@@ -8,6 +8,7 @@
     reason = "tests stop at the first surprise"
 )]
 
+use std::io;
 use std::net::Ipv4Addr;
 use std::thread;
 
@@ -297,7 +298,8 @@ fn without_rights_each_message_is_refused() {
 #[test]
 fn a_worker_carries_a_connection() {
     in_namespace(|| {
-        let worker = Worker::spawn("rtnetlink", || Connection::open(Protocol::Route)).unwrap();
+        let build = || Ok::<_, io::Error>(Connection::open(Protocol::Route).unwrap());
+        let worker = Worker::spawn("rtnetlink", build).unwrap();
         let mut batch = Batch::new();
         address(&mut batch, RTM_NEWADDR, LOOPBACK, 0x0a00_0001);
         let call = worker.call(move |connection| connection.execute(&batch).unwrap());

@@ -212,6 +212,13 @@ impl Base {
         }
     }
 
+    /// Serves NodePorts where those `installed` do.
+    pub(crate) fn keep_node_ports(&mut self, installed: &Self) {
+        let chain = Shared::NatServices;
+        let key = (chain.table(), chain.name());
+        self.chains.insert(key, installed.tail(chain).to_vec());
+    }
+
     /// The chains that differ from those `installed`.
     pub(crate) fn differing<'a>(
         &'a self,

@@ -29,6 +29,6 @@ pub use config::Config;
 pub use kernel::{IptablesKernel, Kernel, KernelError, MODULES, Refusal};
 pub use nfacct::{Accounting, Counter};
 pub use plan::Plan;
-pub use port::{Content, Owner, ServedPort, Slot, Style, compile};
-pub use proxier::{Proxier, has_counting_rules, probe_counters};
+pub use port::{Content, ServedPort, Slot, Style, compile};
+pub use proxier::{Lanes, Proxier, has_counting_rules, probe_counters};
 pub use saved::{Leftovers, Reader, Saved};

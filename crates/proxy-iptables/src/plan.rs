@@ -7,15 +7,18 @@
 //! When such a text is refused, nobody knows why it is, nor which of its tables were written. So the kernel is read, and the plan
 //! made anew is carried out [`Apart`](Manner::Apart): a table at a time, and in halves of halves, until what is refused stands alone.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::io::{self, Write};
 use std::sync::Arc;
 
+use proxy::Owner;
+
+use crate::base::{Base, CANARY};
 use crate::chain::{Chain, Shared, Table};
 use crate::config::Config;
 use crate::kernel::{Kernel, Refusal};
-use crate::port::{OWN, Owner, ServedPort, Slot, Style};
+use crate::port::{Content, OWN, ServedPort, Slot, Style};
 use crate::saved::Leftovers;
 
 /// How many processes a sync may start to find out what is refused.
@@ -26,6 +29,8 @@ const MAX_RESTORES: usize = 32;
 pub struct Plan {
     pub(crate) config: Arc<Config>,
     pub(crate) is_terse: bool,
+    /// What is written of it, if anything is, is this base.
+    pub(crate) wanted: Arc<Base>,
     /// Chains of the base that are not shared.
     pub(crate) base: Vec<(Table, &'static str, Vec<String>)>,
     /// Commands for chains of others.
@@ -54,8 +59,8 @@ pub(crate) struct Part {
     /// `None` for slots that nobody wants.
     pub(crate) owner: Option<Arc<Owner>>,
     pub(crate) port: Option<Arc<ServedPort>>,
-    /// Those of its own chains that are written.
-    pub(crate) chains: Vec<Chain>,
+    /// Those of its own chains that are written, and what is to be in them.
+    pub(crate) chains: BTreeMap<Chain, Content>,
     /// How many rules these have.
     pub(crate) rules: usize,
     pub(crate) slots: Vec<Change>,
@@ -160,7 +165,7 @@ impl Plan {
 
     fn write_own(&self, part: &Part, write: &mut dyn FnMut(&str)) {
         if let Some(port) = part.port.as_ref().filter(|_| !part.chains.is_empty()) {
-            let is_wanted = |chain| part.chains.binary_search(&chain).is_ok();
+            let is_wanted = |chain| part.chains.contains_key(&chain);
             port.write(self.style(), &is_wanted, write);
         }
     }
@@ -238,7 +243,7 @@ impl Plan {
         for of in &whole {
             writeln!(sink, ":{} - [0:0]", of.chain.name())?;
         }
-        for chain in own.clone().flat_map(|part| &part.chains).chain(stale) {
+        for chain in own.clone().flat_map(|part| part.chains.keys()).chain(stale) {
             writeln!(sink, ":{chain} - [0:0]")?;
         }
         for (_, name) in left.clone() {
@@ -405,6 +410,10 @@ impl Applying<'_> {
         })
         .into_iter()
         .for_each(|(at, verdict)| set(&mut self.verdicts.stale, at, verdict));
+        let is_refused = |verdict: &Verdict| matches!(verdict, Verdict::Refused(_));
+        if self.verdicts.parts.iter().any(is_refused) && self.verdicts.taken == 0 {
+            self.try_nothing();
+        }
         if !self.plan.leftovers.is_empty() {
             let leftovers = Selection {
                 leftovers: true,
@@ -413,6 +422,15 @@ impl Applying<'_> {
             if let Err(refusal) = self.restore(&leftovers) {
                 self.verdicts.leftovers = Verdict::Refused(refusal.reason.into());
             }
+        }
+    }
+
+    /// Where nothing at all was taken, tries whether anything would be: a chain that is there and empty, emptied.
+    fn try_nothing(&mut self) {
+        let text = format!("*{}\n:{CANARY} - [0:0]\nCOMMIT\n", OWN.name());
+        let mut write = |sink: &mut dyn Write| sink.write_all(text.as_bytes());
+        if let Err(refusal) = self.kernel.restore(&mut write) {
+            self.verdicts.general = Some(refusal.reason.into());
         }
     }
 
@@ -513,7 +531,7 @@ impl Plan {
                 lines.extend(tell("remove in", before));
                 lines.extend(tell("add in", after));
             }
-            for chain in &part.chains {
+            for chain in part.chains.keys() {
                 let of = part.owner.as_ref().map(|owner| owner.name.to_string());
                 let of = of.unwrap_or_default();
                 lines.push(format!("write chain {chain} of table nat, for {of}"));

@@ -13,45 +13,12 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use ipnet::IpNet;
-use proxy::{
-    Endpoints, IpFamily, NodeFacts, Protocol, Service, ServicePort, ServicePortName, ServiceView,
-};
+use proxy::{Endpoints, IpFamily, NodeFacts, Owner, Protocol, ServicePort, ServiceView};
 
 use crate::chain::{Chain, Hash, Purpose, Shared, Table};
 use crate::config::Config;
 use crate::nfacct::Counter;
 use crate::rule::{Match, Rule, local, not_local};
-
-/// Who wants rules. Owners are ordered by importance, age and name: of two that claim one address and port the first wins, and
-/// rules are written in this order.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Owner {
-    /// The API server's own Service comes first, then DNS: everything else on the node waits for these (k/k#133773).
-    rank: u8,
-    /// `metadata.creationTimestamp`; a Service without one is taken for the youngest.
-    created: i64,
-    /// The Service port.
-    pub name: ServicePortName,
-}
-
-impl Owner {
-    fn new(service: &Service, port: &ServicePort) -> Arc<Self> {
-        let rank = match (service.name.namespace(), service.name.name()) {
-            ("default", "kubernetes") => 0,
-            ("kube-system", name) if name.contains("dns") => 1,
-            _ => 2,
-        };
-        Arc::new(Self {
-            rank,
-            created: service.created.unwrap_or(i64::MAX),
-            name: ServicePortName {
-                service: service.name.clone(),
-                port: port.name.clone(),
-                protocol: port.protocol,
-            },
-        })
-    }
-}
 
 /// A place in a shared chain: what is sent to one address and port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

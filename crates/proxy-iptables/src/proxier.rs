@@ -1,26 +1,36 @@
-//! The iptables mode: tables between the compiler and the kernel, and the sync that empties what is pending.
+//! The iptables mode: what goes on between the model and the kernel, in one IP family.
+//!
+//! ```text
+//!   update ─▶ tables ─plan─▶ a lane that writes and reads rules, one that reads addresses
+//!               ▲                  │
+//!               └── book: verdicts ┘
+//! ```
+//!
+//! Writes go on while something else comes to be wanted. So what is booked is what was written, as the plan has it, and never what
+//! is wanted by then.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::future::Future;
+use std::future::poll_fn;
+use std::mem;
 use std::net::IpAddr;
-use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use hashbrown::{HashMap, HashSet};
-use netlink_batch::Worker;
+use netlink_batch::{Gone, Lane, Worker};
 use proxy::{
-    Changes, Conflict, Failure, IpFamily, IptablesReport, Mode, Model, NamespacedName, NodeFacts,
-    NodePortAddresses, SyncReport,
+    Changes, Conflict, Drift, Failure, IpFamily, IptablesReport, Mode, Model, NamespacedName,
+    NodeFacts, NodePorts, Notice, Owner, Report, Selection, Standing, Unreadable,
 };
-use reconcile::Table as Rows;
+use reconcile::{Look, Table as Rows};
 
 use crate::base::Base;
 use crate::chain::{Chain, Shared, Table};
 use crate::config::Config;
 use crate::kernel::{Kernel, KernelError};
 use crate::plan::{Change, Manner, Part, Plan, Verdict, Verdicts, Whole};
-use crate::port::{Content, Owner, ServedPort, Slot, Style, compile};
+use crate::port::{Content, ServedPort, Slot, Style, compile};
 use crate::saved::{Leftovers, Reader, Saved};
 
 /// With more endpoints than this, comments that name endpoints are left out, as upstream.
@@ -31,6 +41,51 @@ const FEW_ENDPOINTS: usize = 900;
 const FEW_CHANGES: usize = 64;
 /// Reading all rules takes no more than this part of the time.
 const READING_SHARE: u32 = 50;
+/// How soon rules are read again, at the earliest, after they were read.
+const REREAD_PAUSE: Duration = Duration::from_millis(100);
+/// How soon after the kernel has told of an address all of them are read: they change in bursts.
+const SETTLE: Duration = Duration::from_millis(50);
+
+/// The kernel threads of one IP family.
+pub struct Lanes<K> {
+    rules: Lane<K, Done>,
+    addresses: Lane<K, Done>,
+}
+
+impl<K: Kernel> Lanes<K> {
+    /// One worker for rules, and one that only reads addresses.
+    pub fn new(rules: Worker<K>, addresses: Worker<K>) -> Self {
+        Self {
+            rules: Lane::new(rules),
+            addresses: Lane::new(addresses),
+        }
+    }
+
+    /// Lanes without threads: what each does is done when it is begun. For tests.
+    pub fn inline(kernel: impl Fn() -> K) -> Self {
+        Self {
+            rules: Lane::inline(kernel()),
+            addresses: Lane::inline(kernel()),
+        }
+    }
+}
+
+/// What a kernel thread has done.
+enum Done {
+    Wrote(Box<(Plan, Verdicts)>),
+    /// All rules, and how long that took; `None` if only the canary was looked for, and is there.
+    Looked(Result<Option<(Box<Saved>, Duration)>, KernelError>),
+    Addresses(Result<BTreeSet<IpAddr>, KernelError>),
+}
+
+/// Where NodePorts are served.
+enum NodePortsAt {
+    /// At all addresses of this node.
+    All,
+    At(Vec<IpAddr>),
+    /// Not enough is known of the node.
+    Unknown,
+}
 
 /// The iptables mode for one IP family.
 #[allow(
@@ -42,9 +97,12 @@ pub struct Proxier<K: Kernel> {
     node: NodeFacts,
     /// Of all interfaces.
     addresses: BTreeSet<IpAddr>,
-    /// The addresses that serve NodePorts.
-    node_ports: Vec<IpAddr>,
-    kernel: Worker<K>,
+    node_ports: NodePorts,
+    lanes: Lanes<K>,
+    rules_look: Look,
+    addresses_look: Look,
+    /// Whether the canary is to be looked for, or the rules read.
+    wants_look: bool,
     /// What each Service has been compiled to.
     ports: HashMap<NamespacedName, Vec<Arc<ServedPort>>>,
     /// The same by owner, with how many rules it has in filter and nat.
@@ -60,27 +118,58 @@ pub struct Proxier<K: Kernel> {
     /// Rules of Services in filter and nat.
     rules: [usize; 2],
     is_terse: bool,
+    /// Whether the model has told what is wanted: before that, nothing is written, and nothing taken away.
+    has_claims: bool,
     /// True once the sources have told everything: before that, nothing may be taken away.
     may_delete: bool,
-    needs_resync: bool,
     /// After something was refused, until nothing is.
     manner: Manner,
     /// When all rules were last read, and how long that took.
     read: Option<(Instant, Duration)>,
-    /// Whether all rules were read since the last sync.
+    /// Whether all rules were read since they were last written.
     is_fresh: bool,
+    /// Whether nobody knows what was written: a restore was refused.
+    is_uncertain: bool,
+    /// When the kernel last took something.
+    written: Option<Instant>,
+    /// Since when no Service that wants rules has any.
+    none_served: Option<Instant>,
+    news: News,
+}
+
+/// What is to be told with the next report.
+#[derive(Default)]
+struct News {
+    /// Services that changed, and are not settled yet.
+    awaited: HashSet<NamespacedName>,
+    /// Those of them that have to be looked at.
+    fresh: Vec<NamespacedName>,
+    /// Those of them of which somebody else had changed something.
+    disturbed: HashSet<NamespacedName>,
+    drift: Drift,
+    conflicts_version: u64,
+    /// All rules were compared, and there was nothing to write.
+    counts: Option<IptablesReport>,
 }
 
 impl<K: Kernel> Proxier<K> {
     /// A proxier that wants nothing yet and has not looked at the kernel.
-    pub fn new(config: Config, mut node: NodeFacts, kernel: Worker<K>) -> Self {
+    pub fn new(config: Config, mut node: NodeFacts, lanes: Lanes<K>, now: Instant) -> Self {
         node.ip = config.node_ip.or(node.ip);
-        Self {
+        let look = Look::new(now, config.sync_period);
+        let node_ports = NodePorts {
+            addresses: Vec::new(),
+            on_localhost: config.localhost_node_ports,
+        };
+        let mut proxier = Self {
             config: Arc::new(config),
             node,
             addresses: BTreeSet::new(),
-            node_ports: Vec::new(),
-            kernel,
+            node_ports,
+            lanes,
+            rules_look: look.clone(),
+            addresses_look: look,
+            wants_look: false,
             ports: HashMap::new(),
             by_owner: HashMap::new(),
             base: Rows::new(),
@@ -91,19 +180,38 @@ impl<K: Kernel> Proxier<K> {
             endpoints: 0,
             rules: [0; 2],
             is_terse: false,
+            has_claims: false,
             may_delete: false,
-            needs_resync: true,
             manner: Manner::Together,
             read: None,
             is_fresh: false,
-        }
+            is_uncertain: false,
+            written: None,
+            none_served: None,
+            news: News::default(),
+        };
+        proxier.begin(now);
+        proxier.slots.count_removals(false);
+        proxier.chains.count_removals(false);
+        proxier
+    }
+
+    /// Says what time it is.
+    fn begin(&mut self, now: Instant) {
+        self.base.begin(now);
+        self.slots.begin(now);
+        self.chains.begin(now);
     }
 
     // ---- update: what is wanted ----
 
     /// Takes over what the model says beyond single Services; true if every Service has to be compiled again.
     fn learn(&mut self, model: &Model) -> bool {
-        self.may_delete = model.is_complete() && model.is_whole();
+        let may_delete = self.has_claims && model.is_complete() && model.is_whole();
+        if mem::replace(&mut self.may_delete, may_delete) != may_delete {
+            self.slots.count_removals(may_delete);
+            self.chains.count_removals(may_delete);
+        }
         let family = self.node.family;
         let object = model.node();
         let own = |ip: &IpAddr| IpFamily::of(*ip) == family;
@@ -113,41 +221,63 @@ impl<K: Kernel> Proxier<K> {
         let has_changed = (self.node.ip, &self.node.zone) != (ip, &zone);
         self.node.ip = ip;
         self.node.zone = zone;
-        self.want_base();
+        if has_changed || self.base.wanted(&()).is_none() {
+            self.want_base();
+        }
         has_changed
     }
 
     /// Wants the base for the addresses as they are.
     fn want_base(&mut self) {
-        let selected = self.selected_node_ports();
-        let base = Base::new(self.node.family, &self.config, selected.as_deref());
-        self.base.claim(&(), [((), Arc::new(base))]);
+        let (family, config) = (self.node.family, &self.config);
         let outside = |ip: &IpAddr| match ip {
             IpAddr::V4(ip) => !ip.is_loopback(),
             IpAddr::V6(ip) => !ip.is_loopback() && !ip.is_unicast_link_local(),
         };
-        let all = || self.addresses.iter().copied().filter(outside).collect();
-        self.node_ports = selected.unwrap_or_else(all);
+        let (base, addresses) = match self.node_ports_at() {
+            NodePortsAt::All => {
+                let all = self.addresses.iter().copied().filter(outside);
+                (Base::new(family, config, None), all.collect())
+            }
+            NodePortsAt::At(selected) => {
+                let base = Base::new(family, config, Some(&selected));
+                (base, selected.into_iter().filter(outside).collect())
+            }
+            // They go on to be served where they are.
+            NodePortsAt::Unknown => {
+                let mut base = Base::new(family, config, Some(&[]));
+                if let Some(installed) = self.base.actual(&()) {
+                    base.keep_node_ports(installed);
+                }
+                (base, mem::take(&mut self.node_ports.addresses))
+            }
+        };
+        self.base.claim(&(), [((), Arc::new(base))]);
+        self.node_ports.addresses = addresses;
     }
 
-    /// The addresses that serve NodePorts, if it is not all of this node.
-    fn selected_node_ports(&self) -> Option<Vec<IpAddr>> {
+    fn node_ports_at(&self) -> NodePortsAt {
         let is_usable = |ip: &IpAddr| !ip.is_loopback() || self.config.localhost_node_ports;
-        match &self.node.node_port_addresses {
-            NodePortAddresses::All => None,
-            NodePortAddresses::Primary => {
-                let own = self.node.ip.filter(|ip| self.addresses.contains(ip));
-                Some(own.into_iter().filter(is_usable).collect())
+        let selection = self.node.node_port_addresses.of(self.node.family);
+        if selection != Selection::All && !self.node.has_addresses {
+            return NodePortsAt::Unknown;
+        }
+        match (selection, self.node.ip) {
+            (Selection::All, _) => NodePortsAt::All,
+            (Selection::Primary, None) => NodePortsAt::Unknown,
+            (Selection::Primary, Some(own)) => {
+                let own = Some(own).filter(|ip| self.addresses.contains(ip));
+                NodePortsAt::At(own.into_iter().filter(is_usable).collect())
             }
-            NodePortAddresses::Within(cidrs) => {
-                let own = |net: &&ipnet::IpNet| IpFamily::of(net.addr()) == self.node.family;
-                let own: Vec<_> = cidrs.iter().filter(own).collect();
-                let is_all = own.is_empty() || own.iter().any(|net| net.prefix_len() == 0);
-                let is_within = |ip: &IpAddr| own.iter().any(|net| net.contains(ip));
-                (!is_all).then(|| {
-                    let within = self.addresses.iter().copied().filter(is_within);
-                    within.filter(is_usable).collect()
-                })
+            (Selection::Within(nets), own) => {
+                let is_within = |ip: &IpAddr| nets.iter().any(|net| net.contains(ip));
+                let within = self.addresses.iter().copied().filter(is_within);
+                let within: Vec<IpAddr> = within.filter(is_usable).collect();
+                if within.is_empty() && own.is_none() {
+                    // The node may not have its address yet.
+                    return NodePortsAt::Unknown;
+                }
+                NodePortsAt::At(within)
             }
         }
     }
@@ -182,6 +312,9 @@ impl<K: Kernel> Proxier<K> {
         for port in ports {
             self.endpoints += port.endpoints;
             self.claim(port);
+        }
+        if self.news.awaited.insert(name.clone()) {
+            self.news.fresh.push(name.clone());
         }
     }
 
@@ -259,13 +392,42 @@ impl<K: Kernel> Proxier<K> {
             disordered,
             leftovers,
         } = saved;
-        self.base.observe([((), Arc::new(base))]);
-        self.chains.observe(chains);
+        let is_drift = self.rules_look.is_known() && !mem::take(&mut self.is_uncertain);
+        let before = self.base.actual(&()).cloned();
+        let base = Arc::new(base);
+        self.base.observe([((), Arc::clone(&base))]);
+        let chains = self.chains.observe(chains);
         let slots = slots.into_iter();
-        self.slots
+        let slots = self
+            .slots
             .observe(slots.map(|(slot, text)| (slot, Arc::from(text))));
         self.disordered = disordered;
         self.leftovers = leftovers;
+        self.want_base();
+        if !is_drift {
+            return;
+        }
+        for chain in chains {
+            self.news.drift.add("chain", || chain.to_string());
+            let owner = self.chains.owner(&chain);
+            let service = owner.map(|owner| owner.name.service.clone());
+            self.news.disturb(service);
+        }
+        for slot in slots {
+            self.news.drift.add("rule", || slot.to_string());
+            let owner = self.slots.owner(&slot);
+            let service = owner.map(|owner| owner.name.service.clone());
+            self.news.disturb(service);
+        }
+        if let Some(before) = before.filter(|before| *before != base) {
+            for (table, name, _) in before.differing(&base) {
+                let name = || format!("{name} of table {}", table.name());
+                self.news.drift.add("chain", name);
+            }
+            for (_, rule) in before.missing_guests(&base) {
+                self.news.drift.add("rule", || rule);
+            }
+        }
     }
 
     // ---- plan ----
@@ -274,6 +436,7 @@ impl<K: Kernel> Proxier<K> {
         let mut plan = Plan {
             config: Arc::clone(&self.config),
             is_terse: self.is_terse,
+            wanted: self.base.wanted(&()).cloned().unwrap_or_default(),
             ..Plan::default()
         };
         let due: Vec<Slot> = self.due_slots(now);
@@ -283,7 +446,7 @@ impl<K: Kernel> Proxier<K> {
             match (self.chains.owner(chain), self.chains.wanted(chain)) {
                 (Some(owner), Some(content)) => {
                     let part = parts.entry(Some(Arc::clone(owner))).or_default();
-                    part.chains.push(*chain);
+                    part.chains.insert(*chain, *content);
                     part.rules += content.rules as usize;
                 }
                 _ if self.may_delete => plan.stale.push(*chain),
@@ -305,7 +468,6 @@ impl<K: Kernel> Proxier<K> {
             .map(|(owner, mut part)| {
                 let port = owner.as_ref().and_then(|owner| self.by_owner.get(owner));
                 part.port = port.map(|(port, _)| Arc::clone(port));
-                part.chains.sort_unstable();
                 part.owner = owner;
                 part
             })
@@ -392,7 +554,7 @@ impl<K: Kernel> Proxier<K> {
         };
         let is_apart = self.manner == Manner::Apart;
         let mut owners: Vec<&Arc<Owner>> = self.by_owner.keys().collect();
-        owners.sort_unstable();
+        owners.sort_unstable_by_key(|owner| (owner.rank, *owner));
         for owner in owners {
             let slots = self.slots.keys_of(owner).iter();
             for slot in slots.filter(|slot| self.slots.owner(slot) == Some(owner)) {
@@ -425,12 +587,25 @@ impl<K: Kernel> Proxier<K> {
 
     // ---- book: what became of it ----
 
-    fn book(&mut self, plan: &Plan, verdicts: &Verdicts, now: Instant, report: &mut SyncReport) {
+    fn take_verdicts(
+        &mut self,
+        plan: &Plan,
+        verdicts: &Verdicts,
+        now: Instant,
+        report: &mut Report,
+    ) {
         report.failed_restores += verdicts.refused;
         report.written += verdicts.taken;
+        if verdicts.taken > 0 {
+            self.written = Some(now);
+        }
         let was_together = self.manner == Manner::Together;
-        // Not in every case is it known what was written.
-        self.needs_resync |= verdicts.refused > 0;
+        if verdicts.refused > 0 {
+            // Not in every case is it known what was written.
+            self.is_uncertain = true;
+            self.read = None;
+            self.rules_look.ask_apart(now, REREAD_PAUSE);
+        }
         if let Some(reason) = &verdicts.general {
             self.fail_all(plan, now);
             report
@@ -450,8 +625,9 @@ impl<K: Kernel> Proxier<K> {
         if plan.has_base() {
             match &verdicts.base {
                 Verdict::Done => {
-                    self.base.set_written(&());
+                    self.base.set_actual(&(), Some(Arc::clone(&plan.wanted)));
                     self.disordered.clear();
+                    self.news.review();
                 }
                 Verdict::Refused(reason) => {
                     let what = "write the iptables rules that all Services need";
@@ -462,30 +638,33 @@ impl<K: Kernel> Proxier<K> {
             }
         }
         for (part, verdict) in plan.parts.iter().zip(&verdicts.parts) {
+            if let Some(owner) = &part.owner {
+                self.news.fresh.push(owner.name.service.clone());
+            }
             match verdict {
                 Verdict::Done => {
-                    for chain in &part.chains {
-                        self.chains.set_written(chain);
+                    for (chain, content) in &part.chains {
+                        self.chains.set_actual(chain, Some(*content));
                     }
                     for change in &part.slots {
-                        self.slots.set_written(&change.slot);
+                        self.slots.set_actual(&change.slot, change.after.clone());
                     }
-                    continue;
                 }
+                // Alone, among others that are taken: it is to blame itself.
                 Verdict::Refused(reason) => {
                     let owner = part.owner.as_ref().map(|owner| owner.name.clone());
                     report
                         .failures
                         .push(failure("write iptables rules", owner, reason));
+                    self.fail_part(part, Rows::excuse, Rows::excuse, now);
                 }
-                Verdict::Untried => {}
+                Verdict::Untried => self.fail_part(part, Rows::fail, Rows::fail, now),
             }
-            self.fail_part(part, now);
         }
         for (chain, verdict) in plan.stale.iter().zip(&verdicts.stale) {
             match verdict {
                 Verdict::Done => {
-                    self.chains.set_written(chain);
+                    self.chains.set_actual(chain, None);
                     continue;
                 }
                 Verdict::Refused(reason) => {
@@ -515,24 +694,59 @@ impl<K: Kernel> Proxier<K> {
             self.base.fail(&(), now);
         }
         for part in &plan.parts {
-            self.fail_part(part, now);
+            self.fail_part(part, Rows::fail, Rows::fail, now);
         }
         for chain in &plan.stale {
             self.chains.fail(chain, now);
         }
     }
 
-    fn fail_part(&mut self, part: &Part, now: Instant) {
-        for chain in &part.chains {
-            self.chains.fail(chain, now);
+    fn fail_part(
+        &mut self,
+        part: &Part,
+        fail_chain: impl Fn(&mut Rows<Chain, Content, Arc<Owner>>, &Chain, Instant),
+        fail_slot: impl Fn(&mut Rows<Slot, Arc<str>, Arc<Owner>>, &Slot, Instant),
+        now: Instant,
+    ) {
+        for chain in part.chains.keys() {
+            fail_chain(&mut self.chains, chain, now);
         }
         for change in &part.slots {
-            self.slots.fail(&change.slot, now);
+            fail_slot(&mut self.slots, &change.slot, now);
+        }
+    }
+
+    /// Whether all that a Service wants is there.
+    fn is_settled(&self, service: &NamespacedName) -> bool {
+        let mut ports = self.ports.get(service).into_iter().flatten();
+        self.base.pending_len() == 0
+            && ports.all(|port| {
+                let mut slots = self.slots.keys_of(&port.owner).iter();
+                let mut chains = self.chains.keys_of(&port.owner).iter();
+                slots.all(|slot| !self.slots.is_pending(slot))
+                    && chains.all(|chain| !self.chains.is_pending(chain))
+            })
+    }
+
+    /// Looks which of the Services that changed, or were written, are settled by now.
+    fn settle(&mut self, report: &mut Report) {
+        for service in mem::take(&mut self.news.fresh) {
+            if self.news.awaited.contains(&service) && self.is_settled(&service) {
+                self.news.awaited.remove(&service);
+                if self.news.disturbed.remove(&service) {
+                    report.repaired.push(service.clone());
+                }
+                report.settled.push(service);
+            }
         }
     }
 
     fn pending(&self) -> usize {
         self.base.pending_len() + self.slots.pending_len() + self.chains.pending_len()
+    }
+
+    fn failing(&self) -> usize {
+        self.base.failing_len() + self.slots.failing_len() + self.chains.failing_len()
     }
 
     fn conflicts(&self) -> Vec<Conflict> {
@@ -553,82 +767,75 @@ impl<K: Kernel> Proxier<K> {
         conflicts
     }
 
-    /// What a sync would write, in order, each plan as if all before it had been done; nothing is written. Call
-    /// [`update`](Mode::update) and [`resync`](Mode::resync) before.
+    /// Reads the kernel, and writes nothing.
+    ///
+    /// # Errors
+    ///
+    /// What could not be read.
+    pub async fn read(&mut self, model: &Model, now: Instant) -> Result<(), Unreadable> {
+        while !(self.rules_look.is_tried() && self.addresses_look.is_tried()) {
+            self.proceed(model, now);
+            poll_fn(|context| self.poll_finished(context)).await;
+            let report = self.book(model, now).unwrap_or_default();
+            if let Some(unreadable) = report.unreadable.into_iter().next() {
+                return Err(unreadable);
+            }
+        }
+        Ok(())
+    }
+
+    /// What would be written, in order, each plan as if all before it had been done; nothing is written. The kernel has been read,
+    /// and all that is wanted is known.
     pub fn preview(mut self, now: Instant) -> Vec<Plan> {
         let plan = self.plan(now);
-        let mut report = SyncReport::default();
+        let mut report = Report::default();
         let done = Verdicts {
             parts: vec![Verdict::Done; plan.parts.len()],
             stale: vec![Verdict::Done; plan.stale.len()],
             ..Verdicts::default()
         };
-        self.book(&plan, &done, now, &mut report);
+        self.take_verdicts(&plan, &done, now, &mut report);
         let plans = [plan].into_iter().chain(self.plan_leftovers());
         plans.filter(|plan| !plan.is_empty()).collect()
     }
 
-    async fn run_sync(&mut self, now: Instant) -> SyncReport {
-        let started = Instant::now();
-        let mut report = SyncReport::default();
-        let mut counts = IptablesReport {
-            is_full: self.is_fresh,
-            ..IptablesReport::default()
-        };
-        if !self.needs_resync {
-            let plan = self.plan(now);
-            counts.written = (!plan.is_empty())
-                .then(|| [Table::Filter, Table::Nat].map(|table| plan.rules(table)));
-            if self.apply(plan, now, &mut report).await {
-                self.is_fresh = false;
-            }
-            if let Some(plan) = self.plan_leftovers() {
-                self.apply(plan, now, &mut report).await;
-            }
-        }
-        let base = self.base.wanted(&());
-        let base = |table| base.map_or(0, |base| base.rules(table));
-        let [filter, nat] = self.rules;
-        counts.wanted = [filter + base(Table::Filter), nat + base(Table::Nat)];
-        report.iptables = Some(counts);
-        report.pending = self.pending();
-        report.failing =
-            self.base.failing_len() + self.slots.failing_len() + self.chains.failing_len();
-        report.is_base_failing = self.base.failing_len() > 0;
-        report.conflicts = self.conflicts();
-        report.took = started.elapsed();
-        report
-    }
+    // ---- proceed: what the lanes do next ----
 
-    /// Carries out a plan; whether all of it was done.
-    async fn apply(&mut self, plan: Plan, now: Instant, report: &mut SyncReport) -> bool {
+    fn start_rules(&mut self, now: Instant) {
+        if !self.lanes.rules.is_free() {
+            return;
+        }
+        let reads_all = self.rules_look.is_due(now);
+        if reads_all || mem::take(&mut self.wants_look) {
+            let reads_all = reads_all || self.is_reading_due(now);
+            self.rules_look.begin();
+            let config = Arc::clone(&self.config);
+            let look = move |kernel: &mut K| Done::Looked(look(kernel, &config, reads_all));
+            return self.lanes.rules.start(look);
+        }
+        // A base that is written before the node's addresses are known could take NodePorts away.
+        if !(self.has_claims && self.rules_look.is_known() && self.addresses_look.is_tried()) {
+            return;
+        }
+        let mut plan = self.plan(now);
         if plan.is_empty() {
-            return true;
+            if mem::take(&mut self.is_fresh) {
+                self.news.counts = Some(self.counts(None, true));
+            }
+            match self.plan_leftovers() {
+                Some(leftovers) => plan = leftovers,
+                None => return,
+            }
         }
         let manner = self.manner;
-        let applied = self.kernel.call(move |kernel| {
+        self.lanes.rules.start(move |kernel| {
             let verdicts = plan.apply(kernel, manner);
-            (plan, verdicts)
+            Done::Wrote(Box::new((plan, verdicts)))
         });
-        match applied.await {
-            Ok((plan, verdicts)) => {
-                self.book(&plan, &verdicts, now, report);
-                verdicts.refused == 0
-            }
-            Err(gone) => {
-                self.needs_resync = true;
-                let gone = gone.to_string();
-                report
-                    .failures
-                    .push(failure("use the kernel thread", None, &gone));
-                false
-            }
-        }
     }
 
     /// Whether all rules are to be read, and not only the canary looked for.
     fn is_reading_due(&self, now: Instant) -> bool {
-        // The second family's turn comes a little early when the first had less to do than last time.
         let period = self.config.sync_period;
         let period = period.saturating_sub(period / 8);
         self.read.is_none_or(|(at, took)| {
@@ -636,55 +843,86 @@ impl<K: Kernel> Proxier<K> {
         })
     }
 
-    async fn run_resync(&mut self, model: &Model, now: Instant) -> Result<(), Failure> {
-        let reads_all = self.needs_resync || self.is_reading_due(now);
-        let config = Arc::clone(&self.config);
-        let read = self
-            .kernel
-            .call(move |kernel| look(kernel, &config, reads_all));
-        let gone =
-            |gone: netlink_batch::Gone| failure("use the kernel thread", None, &gone.to_string());
-        let looked: Result<Looked, KernelError> = read.await.map_err(gone)?;
-        let Looked { addresses, saved } = looked
-            .map_err(|error| failure(&format!("read {}", error.what), None, &error.reason))?;
-        let is_node_new = self.learn(model);
-        if self.addresses != addresses {
-            self.addresses = addresses;
-            self.want_base();
+    /// How many rules are wanted, and how many were written.
+    fn counts(&self, written: Option<[usize; 2]>, is_full: bool) -> IptablesReport {
+        let base = self.base.wanted(&());
+        let base = |table| base.map_or(0, |base| base.rules(table));
+        let [filter, nat] = self.rules;
+        IptablesReport {
+            wanted: [filter + base(Table::Filter), nat + base(Table::Nat)],
+            written,
+            is_full,
         }
-        if is_node_new {
-            self.update_all(model);
+    }
+
+    fn take(&mut self, done: Done, now: Instant, report: &mut Report) {
+        match done {
+            Done::Wrote(wrote) => {
+                let (plan, verdicts) = *wrote;
+                let written = [Table::Filter, Table::Nat].map(|table| plan.rules(table));
+                report.iptables = Some(self.counts(Some(written), self.is_fresh));
+                self.is_fresh &= verdicts.refused > 0;
+                self.take_verdicts(&plan, &verdicts, now, report);
+                report.has_used_much = plan.parts.len() >= MANY_ENDPOINTS;
+            }
+            Done::Looked(Ok(saved)) => {
+                if let Some((saved, took)) = saved {
+                    self.observe(*saved);
+                    self.news.review();
+                    self.read = Some((now, took));
+                    self.is_fresh = true;
+                    report.has_used_much = self.slots.len() >= MANY_ENDPOINTS;
+                }
+                self.rules_look.succeed(now);
+                report.readable.push(RULES);
+            }
+            Done::Looked(Err(KernelError { what, reason })) => {
+                self.rules_look.fail(now);
+                report.unreadable.push(Unreadable { part: what, reason });
+            }
+            Done::Addresses(Ok(addresses)) => {
+                self.addresses_look.succeed(now);
+                report.readable.push(ADDRESSES);
+                self.node.has_addresses = true;
+                self.addresses = addresses;
+                self.want_base();
+            }
+            Done::Addresses(Err(KernelError { what, reason })) => {
+                self.addresses_look.fail(now);
+                report.unreadable.push(Unreadable { part: what, reason });
+            }
         }
-        if let Some((saved, took)) = saved {
-            self.observe(saved);
-            self.read = Some((now, took));
-            self.is_fresh = true;
-        }
-        self.settle_style();
-        self.needs_resync = false;
-        Ok(())
     }
 }
 
-/// What was seen of the kernel.
-struct Looked {
-    addresses: BTreeSet<IpAddr>,
-    /// With how long it took; `None` if it was not looked for, and the canary is there.
-    saved: Option<(Saved, Duration)>,
+impl News {
+    /// What they wait for may be there without having been written.
+    fn review(&mut self) {
+        self.fresh = self.awaited.iter().cloned().collect();
+    }
+
+    fn disturb(&mut self, service: Option<NamespacedName>) {
+        if let Some(service) = service {
+            self.awaited.insert(service.clone());
+            self.disturbed.insert(service);
+        }
+    }
 }
 
-fn look(kernel: &mut dyn Kernel, config: &Config, reads_all: bool) -> Result<Looked, KernelError> {
-    let addresses = kernel.addresses()?;
+fn look(
+    kernel: &mut dyn Kernel,
+    config: &Config,
+    reads_all: bool,
+) -> Result<Option<(Box<Saved>, Duration)>, KernelError> {
     let mut read = |table| {
         let started = Instant::now();
         let mut reader = Reader::new(config);
         kernel.save(table, &mut |line| reader.line(line))?;
-        Ok((reader.finish(), started.elapsed()))
+        Ok((Box::new(reader.finish()), started.elapsed()))
     };
     // The table that holds the least is flushed with the others.
     let is_needed = reads_all || !read(Some(Table::Mangle))?.0.base.has_canary(Table::Mangle);
-    let saved = is_needed.then(|| read(None)).transpose()?;
-    Ok(Looked { addresses, saved })
+    is_needed.then(|| read(None)).transpose()
 }
 
 /// Whether there are rules that count: in each family there is one for packets that are INVALID, unless conntrack is liberal.
@@ -720,8 +958,14 @@ impl<K: Kernel> Mode for Proxier<K> {
         self.node.family
     }
 
-    fn update(&mut self, model: &Model, changes: &Changes) {
-        if self.learn(model) {
+    fn is_ready(&self) -> bool {
+        self.lanes.rules.is_free()
+    }
+
+    fn update(&mut self, model: &Model, changes: &Changes, now: Instant) {
+        self.begin(now);
+        let is_first = !mem::replace(&mut self.has_claims, true);
+        if self.learn(model) || is_first {
             self.update_all(model);
         } else {
             for name in &changes.services {
@@ -731,35 +975,135 @@ impl<K: Kernel> Mode for Proxier<K> {
         self.settle_style();
     }
 
-    fn sync(&mut self, now: Instant) -> Pin<Box<dyn Future<Output = SyncReport> + Send + '_>> {
-        Box::pin(self.run_sync(now))
+    fn notice(&mut self, notice: &Notice, now: Instant) {
+        let own = |address: &IpAddr| IpFamily::of(*address) == self.node.family;
+        let is_news = match notice {
+            // Its lifetime was prolonged.
+            Notice::AddressAdded(address) => own(address) && !self.addresses.contains(address),
+            Notice::AddressRemoved(address) => own(address) && self.addresses.contains(address),
+            Notice::ServiceAddressRemoved(_) | Notice::ServiceLink => false,
+            Notice::Anything => true,
+        };
+        if is_news {
+            self.addresses_look.ask_after(now, SETTLE);
+        }
     }
 
-    fn resync<'a>(
-        &'a mut self,
-        model: &'a Model,
-        now: Instant,
-    ) -> Pin<Box<dyn Future<Output = Result<(), Failure>> + Send + 'a>> {
-        Box::pin(self.run_resync(model, now))
+    fn check(&mut self, now: Instant) {
+        self.wants_look = true;
+        self.addresses_look.ask(now);
     }
 
-    fn next_due(&self) -> Option<Instant> {
-        let retries = [
-            self.base.next_retry(),
-            self.slots.next_retry(),
-            self.chains.next_retry(),
+    fn proceed(&mut self, model: &Model, now: Instant) {
+        self.begin(now);
+        if self.learn(model) {
+            self.update_all(model);
+            self.settle_style();
+        }
+        if self.lanes.addresses.is_free() && self.addresses_look.is_due(now) {
+            self.addresses_look.begin();
+            let read = |kernel: &mut K| Done::Addresses(kernel.addresses());
+            self.lanes.addresses.start(read);
+        }
+        self.start_rules(now);
+    }
+
+    fn poll_finished(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        // Both, so that each wakes.
+        let rules = self.lanes.rules.poll(context);
+        let addresses = self.lanes.addresses.poll(context);
+        if rules.is_ready() || addresses.is_ready() {
+            Poll::Ready(())
+        } else {
+            Poll::Pending
+        }
+    }
+
+    fn book(&mut self, _: &Model, now: Instant) -> Option<Report> {
+        let mut report = Report::default();
+        self.begin(now);
+        let taken = [self.lanes.addresses.take(), self.lanes.rules.take()];
+        let taken: Vec<Result<Done, Gone>> = taken.into_iter().flatten().collect();
+        let has_taken = !taken.is_empty();
+        for done in taken {
+            match done {
+                Ok(done) => self.take(done, now, &mut report),
+                Err(gone) => report.gone = Some(gone.to_string()),
+            }
+        }
+        self.settle(&mut report);
+        let conflicts = self.slots.contested_version();
+        if mem::replace(&mut self.news.conflicts_version, conflicts) != conflicts {
+            report.conflicts = Some(self.conflicts());
+        }
+        let failing = self.failing();
+        if !self.news.drift.is_empty() && self.pending() == failing {
+            report.drift = mem::take(&mut self.news.drift);
+        }
+        let slots = &self.slots;
+        let is_none_served =
+            slots.wanted_len() > 0 && slots.failing_len() >= slots.wanted_len() && {
+                let mut wanted = slots.iter_wanted();
+                wanted.all(|(slot, _)| slots.actual(slot).is_none())
+            };
+        self.none_served = is_none_served.then(|| self.none_served.unwrap_or(now));
+        report.iptables = report.iptables.or(self.news.counts.take());
+        let has_news = has_taken
+            || !report.settled.is_empty()
+            || report.conflicts.is_some()
+            || !report.drift.is_empty()
+            || report.iptables.is_some();
+        has_news.then_some(report)
+    }
+
+    fn is_idle(&self) -> bool {
+        self.lanes.rules.is_free() && self.lanes.addresses.is_free()
+    }
+
+    fn next_due(&self, now: Instant) -> Option<Instant> {
+        let due = [
+            self.base.next_retry(now),
+            self.slots.next_retry(now),
+            self.chains.next_retry(now),
+            self.rules_look.next_due(now),
+            self.addresses_look.next_due(now),
         ];
-        retries.into_iter().flatten().min()
+        due.into_iter().flatten().min()
     }
 
-    fn needs_resync(&self) -> bool {
-        self.needs_resync
+    fn standing(&self) -> Standing {
+        let needs_addresses = self.node.node_port_addresses.of(self.node.family) != Selection::All;
+        let addresses = self.addresses_look.unknown_since();
+        let pending_since = [
+            self.base.pending_since(),
+            self.slots.pending_since(),
+            self.chains.pending_since(),
+            self.rules_look.unknown_since(),
+            addresses.filter(|_| needs_addresses),
+            self.none_served,
+        ];
+        let pending_since = pending_since.into_iter().flatten().min();
+        let stuck = |since: Instant| match self.none_served {
+            Some(none) => none,
+            None => self.written.map_or(since, |at| at.max(since)),
+        };
+        Standing {
+            pending_since,
+            stuck_since: pending_since.map(stuck),
+            is_settled: self.lanes.rules.is_free(),
+            pending: self.pending(),
+            failing: self.failing(),
+        }
     }
 
-    fn node_port_addresses(&self) -> &[IpAddr] {
+    fn node_ports(&self) -> &NodePorts {
         &self.node_ports
     }
 }
+
+/// The parts of the kernel's state that are read, as [`KernelError`] names them.
+const RULES: &str = "the iptables rules";
+const ADDRESSES: &str = "the addresses of this node";
 
 fn failure(object: &str, owner: Option<proxy::ServicePortName>, reason: &str) -> Failure {
     Failure {

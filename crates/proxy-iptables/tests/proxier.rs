@@ -8,15 +8,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use futures::executor::block_on;
-use netlink_batch::Worker;
 use proptest::prelude::*;
 use proxy::{
-    Endpoint, EndpointPort, EndpointSlice, Event, IpFamily, Kind, LocalDetector, Mode as _, Model,
-    NamespacedName, NodeFacts, Placement, Protocol, Service, ServicePort, ServiceType, SyncReport,
+    Conflict, Drift, Endpoint, EndpointPort, EndpointSlice, Event, Failure, IpFamily, Kind,
+    LocalDetector, Mode as _, Model, NamespacedName, NodeFacts, Placement, Protocol, Service,
+    ServicePort, ServiceType, Unreadable,
 };
 use proxy_iptables::fake::FakeKernel;
-use proxy_iptables::{Config, Proxier, Table};
+use proxy_iptables::{Config, Lanes, Proxier, Table};
 
 /// A node with a proxier, and what they know.
 struct World {
@@ -24,6 +23,21 @@ struct World {
     proxier: Proxier<FakeKernel>,
     model: Model,
     now: Instant,
+    conflicts: Vec<Conflict>,
+}
+
+/// What came of all that was to be done at once.
+#[derive(Debug, Default)]
+struct Synced {
+    written: usize,
+    failures: Vec<Failure>,
+    failed_restores: usize,
+    unreadable: Vec<Unreadable>,
+    settled: Vec<String>,
+    repaired: Vec<String>,
+    drift: Drift,
+    pending: usize,
+    stuck: Option<Instant>,
 }
 
 fn config() -> Config {
@@ -39,9 +53,9 @@ fn proxier(kernel: &FakeKernel) -> Proxier<FakeKernel> {
 }
 
 fn proxier_with(kernel: &FakeKernel, config: Config) -> Proxier<FakeKernel> {
-    let handle = kernel.clone();
-    let worker = Worker::spawn("fake", move || Ok::<_, ()>(handle)).unwrap();
-    Proxier::new(config, NodeFacts::new(IpFamily::V4, "node1"), worker)
+    let node = NodeFacts::new(IpFamily::V4, "node1");
+    let lanes = Lanes::inline(|| kernel.clone());
+    Proxier::new(config, node, lanes, Instant::now())
 }
 
 impl World {
@@ -60,6 +74,7 @@ impl World {
             kernel,
             model,
             now: Instant::now(),
+            conflicts: Vec::new(),
         }
     }
 
@@ -68,29 +83,50 @@ impl World {
     }
 
     /// What the daemon's loop does until nothing is left to do at once.
-    fn sync(&mut self) -> SyncReport {
+    fn sync(&mut self) -> Synced {
         let changes = self.model.take_changes();
-        self.proxier.update(&self.model, &changes);
-        let mut last = SyncReport::default();
-        for _ in 0..10 {
-            if self.proxier.needs_resync() {
-                block_on(self.proxier.resync(&self.model, self.now)).unwrap();
+        self.proxier.update(&self.model, &changes, self.now);
+        self.settle()
+    }
+
+    /// The same without new events.
+    fn settle(&mut self) -> Synced {
+        let mut synced = Synced::default();
+        for turn in 0.. {
+            assert!(turn < 1_000, "it goes on without end: {synced:?}");
+            self.proxier.proceed(&self.model, self.now);
+            let mut has_booked = false;
+            while let Some(report) = self.proxier.book(&self.model, self.now) {
+                has_booked = true;
+                synced.written += report.written;
+                synced.failures.extend(report.failures);
+                synced.failed_restores += report.failed_restores;
+                synced.unreadable.extend(report.unreadable);
+                let names = |all: Vec<NamespacedName>| all.into_iter().map(|at| at.to_string());
+                synced.settled.extend(names(report.settled));
+                synced.repaired.extend(names(report.repaired));
+                if !report.drift.is_empty() {
+                    synced.drift = report.drift;
+                }
+                self.conflicts = report.conflicts.unwrap_or(self.conflicts.clone());
             }
-            let report = block_on(self.proxier.sync(self.now));
-            let failures = [last.failures, report.failures.clone()].concat();
-            last = SyncReport { failures, ..report };
-            if !self.proxier.needs_resync() {
-                break;
+            let soon = self.now + Duration::from_millis(100);
+            match self.proxier.next_due(self.now).filter(|due| *due <= soon) {
+                _ if has_booked => {}
+                Some(due) => self.now = due,
+                None => break,
             }
         }
-        last
+        let standing = self.proxier.standing();
+        (synced.pending, synced.stuck) = (standing.pending, standing.stuck_since);
+        synced
     }
 
     /// The kernel is looked at, as once in each period.
-    fn tick(&mut self, later: Duration) -> SyncReport {
+    fn tick(&mut self, later: Duration) -> Synced {
         self.now += later;
-        block_on(self.proxier.resync(&self.model, self.now)).unwrap();
-        self.sync()
+        self.proxier.check(self.now);
+        self.settle()
     }
 
     /// The texts that were restored since the last look.
@@ -424,12 +460,10 @@ fn a_held_lock_is_said_once_and_tried_again() {
     for number in 1..=3 {
         world.apply(slice(number, [1, 2, 3]));
     }
-    let changes = world.model.take_changes();
-    world.proxier.update(&world.model, &changes);
-    let report = block_on(world.proxier.sync(world.now));
-    assert_eq!((report.failures.len(), report.failed_restores), (1, 1));
-    assert!(world.proxier.needs_resync() && report.pending > 0);
-    assert!(world.proxier.next_due().unwrap() > world.now);
+    let synced = world.sync();
+    assert_eq!((synced.failures.len(), synced.failed_restores), (1, 1));
+    assert!(synced.pending > 0 && synced.stuck.is_some() && synced.settled.is_empty());
+    assert!(world.proxier.next_due(world.now).unwrap() > world.now);
     world.kernel.state().held = None;
     world.now += Duration::from_secs(1);
     assert_eq!(world.sync().pending, 0);
@@ -446,9 +480,9 @@ fn of_two_services_with_one_address_the_older_one_has_it() {
         world.apply(Event::ServiceApplied(shared(number)));
         world.apply(slice(number, [u16::from(number)]));
     }
-    let report = world.sync();
-    assert_eq!(report.conflicts.len(), 1);
-    assert_eq!(report.conflicts[0].winner.to_string(), "default/web-1");
+    world.sync();
+    assert_eq!(world.conflicts.len(), 1);
+    assert_eq!(world.conflicts[0].winner.to_string(), "default/web-1");
     let external = |world: &World| {
         let rules = world.chain(Table::Nat, "KUBE-SERVICES");
         let to: Vec<String> = rules
@@ -459,7 +493,8 @@ fn of_two_services_with_one_address_the_older_one_has_it() {
     };
     assert!(external(&world).contains("\"default/web-1 external IP\""));
     world.apply(Event::ServiceDeleted(name("web-1")));
-    assert!(world.sync().conflicts.is_empty());
+    world.sync();
+    assert!(world.conflicts.is_empty());
     assert!(external(&world).contains("\"default/web-2 external IP\""));
 }
 

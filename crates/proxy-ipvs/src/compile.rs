@@ -4,22 +4,12 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use proxy::{
-    Backends, Endpoints, IpFamily, NodeFacts, Service, ServicePort, ServicePortName, ServiceView,
-    Target,
+    Backends, Endpoints, IpFamily, NodeFacts, Owner, Service, ServicePort, ServiceView, Target,
 };
 
 use crate::config::Config;
 use crate::server::{Destinations, Properties, RealServer, VirtualServer, VirtualServerKey};
 use crate::sets::{Member, Set};
-
-/// Who wants an entry. Owners are ordered by age, then by name: of two that claim one address and port the first wins.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Owner {
-    /// `metadata.creationTimestamp`; a Service without one is taken for the youngest.
-    pub created: i64,
-    /// The Service port.
-    pub name: ServicePortName,
-}
 
 /// The kernel entries that one Service port wants.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,11 +26,40 @@ pub struct Fragment {
     pub forbidden_to_node: Vec<VirtualServerKey>,
 }
 
+impl Fragment {
+    /// Nothing is wanted.
+    pub(crate) fn of_nothing(owner: Arc<Owner>) -> Self {
+        Self {
+            owner,
+            servers: Vec::new(),
+            members: Vec::new(),
+            addresses: Vec::new(),
+            forbidden_to_node: Vec::new(),
+        }
+    }
+}
+
+/// Where NodePorts are served.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct NodePortAddresses {
+    /// The addresses, sorted.
+    pub addresses: Vec<IpAddr>,
+    /// Whether these are all. Until the node is known well enough they are those at which NodePorts were found, and no more.
+    pub are_known: bool,
+}
+
+impl NodePortAddresses {
+    /// Whether it is known that NodePorts are served nowhere.
+    fn are_none(&self) -> bool {
+        self.are_known && self.addresses.is_empty()
+    }
+}
+
 /// Compiles a Service into one fragment for each of its ports; none if it has no address of this family.
 pub fn compile(
     view: &ServiceView<'_>,
     node: &NodeFacts,
-    node_ports: &[IpAddr],
+    node_ports: &NodePortAddresses,
     config: &Config,
 ) -> Vec<Fragment> {
     let Some(cluster_ip) = view.service.cluster_ip(node.family) else {
@@ -84,11 +103,6 @@ impl<'a> Compiler<'a> {
         } else {
             destinations(&backends.local)
         };
-        let name = ServicePortName {
-            service: service.name.clone(),
-            port: port.name.clone(),
-            protocol: port.protocol,
-        };
         Self {
             service,
             port,
@@ -97,20 +111,11 @@ impl<'a> Compiler<'a> {
             backends,
             cluster,
             local,
-            fragment: Fragment {
-                owner: Arc::new(Owner {
-                    created: service.created.unwrap_or(i64::MAX),
-                    name,
-                }),
-                servers: Vec::new(),
-                members: Vec::new(),
-                addresses: Vec::new(),
-                forbidden_to_node: Vec::new(),
-            },
+            fragment: Fragment::of_nothing(Owner::new(service, port)),
         }
     }
 
-    fn compile(mut self, cluster_ip: IpAddr, node_ports: &[IpAddr]) -> Fragment {
+    fn compile(mut self, cluster_ip: IpAddr, node_ports: &NodePortAddresses) -> Fragment {
         self.hairpin();
         self.cluster_ip(cluster_ip);
         for ip in self.own(&self.service.external_ips) {
@@ -121,9 +126,9 @@ impl<'a> Compiler<'a> {
         }
         match self.port.node_port {
             // As upstream: a NodePort that no address serves has no health check either.
-            Some(_) if node_ports.is_empty() => {}
+            Some(_) if node_ports.are_none() => {}
             Some(number) => {
-                self.node_port(number, node_ports);
+                self.node_port(number, &node_ports.addresses);
                 self.health_check();
             }
             None => self.health_check(),
@@ -236,8 +241,14 @@ impl<'a> Compiler<'a> {
                 self.fragment.members.extend(members);
             }
         }
+        let flags = self.properties.flags | Properties::NODE_PORT;
+        let properties = Properties {
+            flags,
+            ..self.properties.clone()
+        };
         for ip in addresses {
-            self.serve(*ip, number, self.service.external_local);
+            let is_local = self.service.external_local;
+            self.serve_with(properties.clone(), *ip, number, is_local);
         }
     }
 
@@ -257,6 +268,10 @@ impl<'a> Compiler<'a> {
     }
 
     fn serve(&mut self, address: IpAddr, port: u16, is_local: bool) {
+        self.serve_with(self.properties.clone(), address, port, is_local);
+    }
+
+    fn serve_with(&mut self, properties: Properties, address: IpAddr, port: u16, is_local: bool) {
         let destinations = if is_local {
             self.local.clone()
         } else {
@@ -268,16 +283,16 @@ impl<'a> Compiler<'a> {
             protocol: self.port.protocol,
         };
         let server = VirtualServer {
-            properties: self.properties.clone(),
+            properties,
             destinations,
         };
         self.fragment.servers.push((key, server));
     }
 
     /// An address that the node carries already must stay on its own interface: bound to `kube-ipvs0` as well, it would
-    /// be lost to the node when the Service goes (k/k#75290).
+    /// be lost to the node when the Service goes (k/k#75290). What it carries has to be known.
     fn bind(&mut self, ip: IpAddr) {
-        if !self.node.interface_addresses.contains(&ip) {
+        if self.node.has_addresses && !self.node.interface_addresses.contains(&ip) {
             self.fragment.addresses.push(ip);
             self.fragment
                 .members

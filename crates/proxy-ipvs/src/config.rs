@@ -44,8 +44,12 @@ pub struct Config {
     pub node_ip: Option<IpAddr>,
     /// `--ipvs-sync-period`: the shim is read back at most once in it.
     pub sync_period: Duration,
+    /// How often it is glanced at whether the virtual servers are all there, if it is.
+    pub glance_period: Option<Duration>,
     /// `--ipvs-drain-timeout`: how long a removed endpoint may keep its connections; `None`: until they end.
     pub drain_timeout: Option<Duration>,
+    /// `--ipvs-vip-mode`.
+    pub vip_mode: VipMode,
     /// `--ipvs-shim`.
     pub shim: ShimStyle,
     /// Whether iptables knows `--random-fully` (1.6.2 and later).
@@ -62,7 +66,9 @@ impl Default for Config {
             exclude_cidrs: Vec::new(),
             node_ip: None,
             sync_period: Duration::from_secs(30),
+            glance_period: None,
             drain_timeout: None,
+            vip_mode: VipMode::default(),
             shim: ShimStyle::default(),
             random_fully: true,
         }

@@ -61,6 +61,13 @@ impl Drains {
             .collect();
     }
 
+    /// Has a virtual server looked at at once: something of it begins to drain.
+    pub(crate) fn ask(&mut self, key: &VirtualServerKey) {
+        if let Some(drain) = self.servers.get_mut(key) {
+            (drain.looks, drain.due) = (0, None);
+        }
+    }
+
     /// Forgets a virtual server.
     pub(crate) fn forget(&mut self, key: &VirtualServerKey) {
         self.servers.remove(key);
@@ -119,8 +126,9 @@ impl Drains {
             .flat_map(|drain| drain.targets.keys().copied())
     }
 
-    /// When the next look is due.
-    pub(crate) fn next_due(&self) -> Option<Instant> {
-        self.servers.values().filter_map(|drain| drain.due).min()
+    /// When the next look is due, of those that are not yet.
+    pub(crate) fn next_due(&self, now: Instant) -> Option<Instant> {
+        let times = self.servers.values().filter_map(|drain| drain.due);
+        times.filter(|due| *due > now).min()
     }
 }

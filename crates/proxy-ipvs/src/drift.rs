@@ -1,89 +1,97 @@
-//! The check for drift while events go on.
+//! The check for drift: whether the kernel still holds what is believed, while events go on.
 //!
 //! A dump of 10,000 virtual servers takes the kernel a good part of a second, and to compare it takes this proxy many
-//! milliseconds. Unless the kernel's state has become uncertain, no event waits for either:
+//! milliseconds. No event waits for either:
 //!
 //! ```text
-//!   resync ─▶ reading: a second connection dumps, on a thread of its own ─┐
-//!   sync   ─▶ writes what is due, then one piece of the comparison ◀──────┘  until nothing is left
+//!   check ─▶ a lane that only reads dumps ─▶ compared a piece at a time ─▶ what differs is believed, and so repaired
 //! ```
 //!
 //! The dump is older than what has been written since it began. What was touched meanwhile is therefore left out of the
-//! comparison, and looked at the next time. The comparison changes nothing: where the kernel differs, it has become uncertain,
-//! and is read again and repaired as at the start, by the connection that writes.
+//! comparison, and looked at the next time; all else is in the kernel as the dump says. Of the link, the node's addresses and the sizes
+//! of sets only that they differ is found: the lane that writes them reads them again.
 
-use std::future::Future;
-use std::net::IpAddr;
-use std::pin::Pin;
-use std::time::{Duration, Instant};
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 
 use hashbrown::HashSet;
-use netlink_batch::Gone;
+use ipnet::IpNet;
+use proxy::{Drift, NamespacedName, Owner, Target};
 
-use crate::kernel::{KernelError, Snapshot};
+use crate::kernel::{Evidence, FoundAddresses, FoundSets, KernelError, Part};
 use crate::plan::Op;
 use crate::server::{VirtualServer, VirtualServerKey};
 use crate::sets::{Member, Set};
+use crate::tables::Tables;
 
-/// How many entries are compared in one sync, each 16 destinations counting as one more: about two milliseconds.
-pub(crate) const PIECE: usize = 4096;
+/// How many entries are compared in one piece, each 16 destinations counting as one more: about two milliseconds.
+const PIECE: usize = 4096;
 
-/// When to look first whether the dump is there; then, each time, when it has taken twice as long.
-pub(crate) const READING: Duration = Duration::from_millis(20);
-
-/// A dump that a reader is making.
-pub(crate) type Dumping =
-    Pin<Box<dyn Future<Output = Result<Result<Snapshot, KernelError>, Gone>> + Send>>;
-
-/// A check under way.
-pub(crate) struct Drift {
-    pub(crate) progress: Progress,
-    pub(crate) touched: Touched,
-    /// When the dump began.
-    pub(crate) began: Instant,
-    /// When the next sync is to go on with it.
-    pub(crate) due: Instant,
+/// What the lane that only reads has found of each part.
+#[derive(Debug)]
+pub(crate) struct Dump {
+    pub(crate) servers: Result<BTreeMap<VirtualServerKey, VirtualServer>, KernelError>,
+    pub(crate) sets: Result<FoundSets, KernelError>,
+    pub(crate) addresses: Result<FoundAddresses, KernelError>,
 }
 
-/// How far a check has come.
-pub(crate) enum Progress {
-    Reading(Dumping),
+/// A check under way.
+pub(crate) enum Check {
+    /// The dump is being made.
+    Reading(Touched),
+    /// It is being compared.
     Comparing(Box<Comparing>),
 }
 
 /// What is still to be compared: first what was believed to be there, then what the dump holds beyond that.
 pub(crate) struct Comparing {
-    pub(crate) snapshot: Snapshot,
-    pub(crate) servers: Vec<VirtualServerKey>,
-    pub(crate) members: Vec<(Set, Member)>,
-    pub(crate) addresses: Vec<IpAddr>,
+    touched: Touched,
+    believed_servers: Vec<VirtualServerKey>,
+    servers: BTreeMap<VirtualServerKey, VirtualServer>,
+    believed_members: Vec<(Set, Member)>,
+    members: BTreeMap<Set, BTreeSet<Member>>,
+    believed_addresses: Vec<IpAddr>,
+    addresses: BTreeSet<IpAddr>,
+    /// Virtual servers that nobody here has made or wants, and that are ours by all that says so.
+    adopted: BTreeSet<VirtualServerKey>,
 }
 
 /// What was written since the dump began, or tried.
 #[derive(Debug, Default)]
 pub(crate) struct Touched {
-    pub(crate) servers: HashSet<VirtualServerKey>,
-    pub(crate) members: HashSet<(Set, Member)>,
-    pub(crate) addresses: HashSet<IpAddr>,
-    /// The link or a set.
-    pub(crate) foundation: bool,
-    /// The rules, or what other modes have left.
-    pub(crate) rules: bool,
+    servers: HashSet<VirtualServerKey>,
+    members: HashSet<(Set, Member)>,
+    addresses: HashSet<IpAddr>,
+    link: bool,
+    sets: bool,
+}
+
+/// What a piece of a check has found.
+#[derive(Debug, Default)]
+pub(crate) struct Found {
+    /// Virtual servers of ours that are otherwise, and how.
+    pub(crate) servers: Vec<(VirtualServerKey, Option<VirtualServer>)>,
+    /// Members that are there and should not be, or the other way round.
+    pub(crate) members: Vec<(Set, Member, bool)>,
+    /// Whether addresses on the link are others.
+    pub(crate) has_other_addresses: bool,
+    /// Whether there is nothing more to compare.
+    pub(crate) is_over: bool,
 }
 
 impl Touched {
     pub(crate) fn note(&mut self, op: &Op) {
         match op {
-            Op::CreateLink | Op::CreateSet(..) => self.foundation = true,
+            Op::CreateSet(..) => self.sets = true,
             Op::AddMember(set, member) | Op::RemoveMember(set, member) => {
                 self.members.insert((*set, *member));
             }
-            Op::WriteRules { .. } | Op::RemoveLeftovers(..) => self.rules = true,
+            Op::CreateLink => self.link = true,
             Op::BindAddress(address)
             | Op::UnbindAddress(address)
-            | Op::UnbindOtherwise(address) => {
-                self.addresses.insert(*address);
-            }
+            | Op::UnbindOtherwise(address) => self.note_address(*address),
+            Op::WriteRules { .. } | Op::RemoveLeftovers(..) => {}
             Op::AddServer(key, _)
             | Op::SetServer(key, _)
             | Op::RemoveServer(key)
@@ -96,28 +104,149 @@ impl Touched {
     }
 }
 
-impl Comparing {
-    /// The next virtual server, and what the dump says of it. They come first: whose they are depends on the members and addresses
-    /// of the dump.
-    pub(crate) fn next_server(&mut self) -> Option<(VirtualServerKey, Option<VirtualServer>)> {
-        if let Some(key) = self.servers.pop() {
-            return Some((key, self.snapshot.servers.remove(&key)));
+impl Touched {
+    fn note_address(&mut self, address: IpAddr) {
+        self.addresses.insert(address);
+    }
+}
+
+impl Check {
+    fn touched(&mut self) -> &mut Touched {
+        match self {
+            Self::Reading(touched) => touched,
+            Self::Comparing(comparing) => &mut comparing.touched,
         }
-        let (key, server) = self.snapshot.servers.pop_first()?;
+    }
+
+    /// Notes what is written meanwhile.
+    pub(crate) fn note(&mut self, op: &Op) {
+        self.touched().note(op);
+    }
+
+    /// Notes that the kernel has told of an address.
+    pub(crate) fn note_address(&mut self, address: IpAddr) {
+        self.touched().note_address(address);
+    }
+}
+
+impl Comparing {
+    /// Begins to compare a dump; the parts that have to be read again by the lane that writes them. Virtual servers in `excluded` are
+    /// others'.
+    pub(crate) fn new(
+        dump: Dump,
+        touched: Touched,
+        tables: &Tables,
+        interface_addresses: &BTreeSet<IpAddr>,
+        excluded: &[IpNet],
+    ) -> (Self, Vec<Part>) {
+        let mut doubted = Vec::new();
+        let adopted = adopted(&dump, tables, excluded);
+        if let Ok(found) = &dump.addresses
+            && !touched.link
+            && (found.has_link != tables.link.actual(&()).is_some()
+                || found.interface_addresses != *interface_addresses
+                || !is_otherwise(found, tables))
+        {
+            doubted.push(Part::Addresses);
+        }
+        // A set may be larger than it was made: one of ports has room for all.
+        let is_large_enough = |sets: &FoundSets| {
+            Set::all().all(|set| sets.sizes.get(&set) >= tables.sets.actual(&set))
+        };
+        if dump.sets.as_ref().is_ok_and(|sets| !is_large_enough(sets)) && !touched.sets {
+            doubted.push(Part::Sets);
+        }
+        let believed_servers = tables.servers.iter_actual().map(|(key, _)| *key);
+        let believed_members = tables.all_members().flat_map(|(set, table)| {
+            let there = table.iter_actual();
+            there.map(move |(member, ())| (set, *member))
+        });
+        // A set that is to be read again takes its members along.
+        let has_sets = dump.sets.is_ok() && !doubted.contains(&Part::Sets);
+        let has_addresses = dump.addresses.is_ok() && !doubted.contains(&Part::Addresses);
+        let comparing = Self {
+            believed_servers: if dump.servers.is_ok() {
+                believed_servers.collect()
+            } else {
+                Vec::new()
+            },
+            believed_members: if has_sets {
+                believed_members.collect()
+            } else {
+                Vec::new()
+            },
+            believed_addresses: if has_addresses {
+                let there = tables.addresses.iter_actual();
+                there.map(|(address, ())| *address).collect()
+            } else {
+                Vec::new()
+            },
+            addresses: match dump.addresses {
+                Ok(found) if has_addresses => found.bound,
+                _ => BTreeSet::new(),
+            },
+            servers: dump.servers.unwrap_or_default(),
+            members: match dump.sets {
+                Ok(sets) if has_sets => sets.members,
+                _ => BTreeMap::new(),
+            },
+            adopted,
+            touched,
+        };
+        (comparing, doubted)
+    }
+
+    /// Compares a piece. `is_ours` says whether a virtual server is this proxy's.
+    pub(crate) fn piece(
+        &mut self,
+        tables: &Tables,
+        is_ours: impl Fn(&VirtualServerKey) -> bool,
+    ) -> Found {
+        let mut found = Found::default();
+        let mut room = PIECE;
+        while room > 0 {
+            room -= 1;
+            if let Some((key, there)) = self.next_server() {
+                let actual = tables.servers.actual(&key);
+                let destinations = actual.map_or(0, |actual| actual.destinations.len());
+                room = room.saturating_sub(destinations / 16);
+                let is_ours = || is_ours(&key) || self.adopted.contains(&key);
+                if actual != there.as_ref() && !self.touched.servers.contains(&key) && is_ours() {
+                    found.servers.push((key, there));
+                }
+            } else if let Some((set, member, is_there)) = self.next_member() {
+                let is_believed = tables.members(set).actual(&member).is_some();
+                if is_there != is_believed && !self.touched.members.contains(&(set, member)) {
+                    found.members.push((set, member, is_there));
+                }
+            } else if let Some((address, is_there)) = self.next_address() {
+                let is_believed = tables.addresses.actual(&address).is_some();
+                found.has_other_addresses |=
+                    is_there != is_believed && !self.touched.addresses.contains(&address);
+            } else {
+                found.is_over = true;
+                break;
+            }
+        }
+        found
+    }
+
+    /// The next virtual server, and what the dump says of it.
+    fn next_server(&mut self) -> Option<(VirtualServerKey, Option<VirtualServer>)> {
+        if let Some(key) = self.believed_servers.pop() {
+            return Some((key, self.servers.remove(&key)));
+        }
+        let (key, server) = self.servers.pop_first()?;
         Some((key, Some(server)))
     }
 
     /// The next member, and whether the dump holds it.
-    pub(crate) fn next_member(&mut self) -> Option<(Set, Member, bool)> {
-        if let Some((set, member)) = self.members.pop() {
-            let of = self.snapshot.sets.get_mut(&set);
-            return Some((
-                set,
-                member,
-                of.is_some_and(|members| members.remove(&member)),
-            ));
+    fn next_member(&mut self) -> Option<(Set, Member, bool)> {
+        if let Some((set, member)) = self.believed_members.pop() {
+            let of = self.members.get_mut(&set);
+            return Some((set, member, of.is_some_and(|of| of.remove(&member))));
         }
-        while let Some(mut first) = self.snapshot.sets.first_entry() {
+        while let Some(mut first) = self.members.first_entry() {
             if let Some(member) = first.get_mut().pop_first() {
                 return Some((*first.key(), member, true));
             }
@@ -127,10 +256,80 @@ impl Comparing {
     }
 
     /// The next address, and whether the dump holds it.
-    pub(crate) fn next_address(&mut self) -> Option<(IpAddr, bool)> {
-        match self.addresses.pop() {
-            Some(address) => Some((address, self.snapshot.bound.remove(&address))),
-            None => Some((self.snapshot.bound.pop_first()?, true)),
+    fn next_address(&mut self) -> Option<(IpAddr, bool)> {
+        match self.believed_addresses.pop() {
+            Some(address) => Some((address, self.addresses.remove(&address))),
+            None => Some((self.addresses.pop_first()?, true)),
         }
     }
+}
+
+/// The virtual servers that are neither wanted nor believed to be there, and that are ours by all that says so.
+fn adopted(dump: &Dump, tables: &Tables, excluded: &[IpNet]) -> BTreeSet<VirtualServerKey> {
+    let (Ok(servers), Ok(sets), Ok(addresses)) = (&dump.servers, &dump.sets, &dump.addresses)
+    else {
+        return BTreeSet::new();
+    };
+    let evidence = Evidence {
+        bound: &addresses.bound,
+        bound_otherwise: &addresses.bound_otherwise,
+        interface_addresses: &addresses.interface_addresses,
+        sets: &sets.members,
+    };
+    let is_adopted = |(key, server): &(&VirtualServerKey, &VirtualServer)| {
+        tables.servers.wanted(key).is_none()
+            && tables.servers.actual(key).is_none()
+            && !excluded.iter().any(|net| net.contains(&key.address))
+            && evidence.says_ours(key, Some(server))
+    };
+    servers
+        .iter()
+        .filter(is_adopted)
+        .map(|(key, _)| *key)
+        .collect()
+}
+
+/// Whether a dump says of addresses in the other form what is believed. Hardly ever is there one.
+fn is_otherwise(found: &FoundAddresses, tables: &Tables) -> bool {
+    let believed = tables.bound_otherwise.iter_actual();
+    let believed: BTreeSet<IpAddr> = believed.map(|(address, ())| *address).collect();
+    believed == found.bound_otherwise
+}
+
+/// Notes how a virtual server differs from what was believed.
+pub(crate) fn note_server(
+    drift: &mut Drift,
+    key: &VirtualServerKey,
+    believed: Option<&VirtualServer>,
+    there: Option<&VirtualServer>,
+) {
+    let (Some(believed), Some(there)) = (believed, there) else {
+        return drift.add("virtual server", || key.to_string());
+    };
+    if believed.properties != there.properties {
+        drift.add("virtual server", || key.to_string());
+    }
+    let mut name = |target: Target| {
+        drift.add("destination", || {
+            let target = SocketAddr::new(target.ip, target.port);
+            format!("{target} of {key}")
+        });
+    };
+    for real in believed.destinations.iter() {
+        if there.destination(real.target) != Some(real) {
+            name(real.target);
+        }
+    }
+    for real in there.destinations.iter() {
+        if believed.destination(real.target).is_none() {
+            name(real.target);
+        }
+    }
+}
+
+/// The Services that want a virtual server, or a member of a set.
+pub(crate) fn services<'a>(
+    owners: impl Iterator<Item = &'a Arc<Owner>>,
+) -> impl Iterator<Item = NamespacedName> {
+    owners.map(|owner| owner.name.service.clone())
 }

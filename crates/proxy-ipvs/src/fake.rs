@@ -10,8 +10,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use proxy::{IpFamily, Target};
 
 use crate::cleanup::Place;
-use crate::kernel::{Kernel, KernelError, Snapshot};
-use crate::plan::{Op, Outcome, Plan};
+use crate::kernel::{
+    FoundAddresses, FoundRules, FoundSets, Glance, Kernel, KernelError, Part, Snapshot,
+};
+use crate::plan::{Fault, Op, Outcome, Plan};
 use crate::rules::Rules;
 use crate::server::{RealServer, VirtualServer, VirtualServerKey};
 use crate::sets::{Member, Set, SetKind};
@@ -26,10 +28,14 @@ pub struct Work {
     pub messages: usize,
     /// Processes started: `iptables-restore` and `iptables-save`.
     pub processes: usize,
-    /// Times that everything was read.
+    /// Times that the virtual servers were read.
     pub dumps: usize,
     /// Virtual servers whose connections were read.
     pub looks: usize,
+    /// Times that the virtual servers were glanced at.
+    pub glances: usize,
+    /// Times that the addresses were read.
+    pub address_reads: usize,
 }
 
 /// What the fake kernel holds.
@@ -45,10 +51,12 @@ pub struct State {
     pub connections: BTreeMap<(VirtualServerKey, Target), u32>,
     /// Writes to refuse (by their text), with the kernel's reason.
     pub refusals: BTreeMap<String, String>,
+    /// Whether the kernel is to blame for these, and not the entries.
+    pub is_kernel_ill: bool,
     /// Lose the acknowledgements of the next plan, which is carried out all the same.
     pub lose_acknowledgements: bool,
-    /// Refuse to be read, with this reason.
-    pub unreadable: Option<String>,
+    /// Parts that refuse to be read, with the reason.
+    pub unreadable: BTreeMap<&'static str, String>,
     /// Every write that was carried out, in order.
     pub done: Vec<Op>,
     /// What it cost.
@@ -73,8 +81,9 @@ impl FakeKernel {
             schedulers: ["rr", "wrr", "lc", "wlc", "sh", "mh"].into(),
             connections: BTreeMap::new(),
             refusals: BTreeMap::new(),
+            is_kernel_ill: false,
             lose_acknowledgements: false,
-            unreadable: None,
+            unreadable: BTreeMap::new(),
             done: Vec::new(),
             work: Work::default(),
         })))
@@ -83,6 +92,18 @@ impl FakeKernel {
     /// The state, to look at or to damage.
     pub fn state(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The state, if a part of it can be read.
+    fn readable(&self, part: Part) -> Result<MutexGuard<'_, State>, KernelError> {
+        let state = self.state();
+        match state.unreadable.get(part.name()) {
+            None => Ok(state),
+            Some(reason) => Err(KernelError {
+                what: part.name(),
+                reason: reason.clone(),
+            }),
+        }
     }
 
     /// What was done since the last call.
@@ -96,22 +117,49 @@ impl FakeKernel {
 }
 
 impl Kernel for FakeKernel {
-    fn dump(&mut self, with_rules: bool) -> Result<Snapshot, KernelError> {
-        let mut state = self.state();
-        if let Some(reason) = &state.unreadable {
-            return Err(KernelError {
-                what: "the virtual servers",
-                reason: reason.clone(),
-            });
-        }
+    fn read_servers(&mut self) -> Result<BTreeMap<VirtualServerKey, VirtualServer>, KernelError> {
+        let mut state = self.readable(Part::Servers)?;
         state.work.dumps += 1;
-        state.work.processes += usize::from(with_rules);
-        let mut snapshot = state.snapshot.clone();
-        if !with_rules {
-            snapshot.rules = None;
-            snapshot.leftovers = None;
-        }
-        Ok(snapshot)
+        Ok(state.snapshot.servers.clone())
+    }
+
+    fn read_sets(&mut self) -> Result<FoundSets, KernelError> {
+        let state = self.readable(Part::Sets)?;
+        Ok(FoundSets {
+            members: state.snapshot.sets.clone(),
+            sizes: state.snapshot.set_sizes.clone(),
+        })
+    }
+
+    fn read_addresses(&mut self) -> Result<FoundAddresses, KernelError> {
+        let mut state = self.readable(Part::Addresses)?;
+        state.work.address_reads += 1;
+        let snapshot = &state.snapshot;
+        Ok(FoundAddresses {
+            has_link: snapshot.has_link,
+            bound: snapshot.bound.clone(),
+            bound_otherwise: snapshot.bound_otherwise.clone(),
+            interface_addresses: snapshot.interface_addresses.clone(),
+        })
+    }
+
+    fn read_rules(&mut self) -> Result<FoundRules, KernelError> {
+        let mut state = self.readable(Part::Rules)?;
+        state.work.processes += 1;
+        Ok(FoundRules {
+            rules: state.snapshot.rules.clone().unwrap_or_default(),
+            leftovers: state.snapshot.leftovers.clone().unwrap_or_default(),
+        })
+    }
+
+    fn glance(&mut self, one: &VirtualServerKey) -> Result<Glance, KernelError> {
+        let mut state = self.readable(Part::Servers)?;
+        state.work.glances += 1;
+        let servers = &state.snapshot.servers;
+        Ok(match state.family {
+            IpFamily::V4 => Glance::Count(u32::try_from(servers.len()).unwrap_or(u32::MAX)),
+            IpFamily::V6 => Glance::IsThere(servers.contains_key(one)),
+        })
     }
 
     fn apply(&mut self, plan: &Plan) -> Vec<Outcome> {
@@ -183,7 +231,11 @@ impl State {
         if let Some(reason) = self.refusals.get(&op.to_string()) {
             return Outcome::Refused {
                 reason: reason.clone(),
-                is_surprise: false,
+                fault: if self.is_kernel_ill {
+                    Fault::Node
+                } else {
+                    Fault::Entry
+                },
             };
         }
         match self.try_write(op) {
@@ -191,14 +243,14 @@ impl State {
                 self.done.push(op.clone());
                 Outcome::Done
             }
-            Err((reason, is_surprise)) => Outcome::Refused {
+            Err((reason, fault)) => Outcome::Refused {
                 reason: reason.to_owned(),
-                is_surprise,
+                fault,
             },
         }
     }
 
-    fn try_write(&mut self, op: &Op) -> Result<(), (&'static str, bool)> {
+    fn try_write(&mut self, op: &Op) -> Result<(), (&'static str, Fault)> {
         let own = |address: &IpAddr| IpFamily::of(*address) == self.family;
         match op {
             Op::CreateLink => self.snapshot.has_link = true,
@@ -209,16 +261,19 @@ impl State {
             }
             Op::AddMember(set, member) => {
                 if !fits(*set, member, self.family) {
-                    return Err(("the member does not fit the set's type or family", false));
+                    return Err((
+                        "the member does not fit the set's type or family",
+                        Fault::Entry,
+                    ));
                 }
                 let size = self.snapshot.set_sizes.get(set).copied().unwrap_or(0) as usize;
                 let members = self
                     .snapshot
                     .sets
                     .get_mut(set)
-                    .ok_or(("no such set", true))?;
+                    .ok_or(("no such set", Fault::Belief))?;
                 if members.len() >= size && !members.contains(member) {
-                    return Err(("the set is full", false));
+                    return Err(("the set is full", Fault::Belief));
                 }
                 members.insert(*member);
             }
@@ -226,7 +281,7 @@ impl State {
                 self.snapshot
                     .sets
                     .get_mut(set)
-                    .ok_or(("no such set", true))?
+                    .ok_or(("no such set", Fault::Belief))?
                     .remove(member);
             }
             Op::WriteRules { wanted, .. } => {
@@ -242,19 +297,19 @@ impl State {
                     .map(|set| set.name(self.family))
                     .collect();
                 if names.into_iter().any(|name| !sets.contains(name)) {
-                    return Err(("a rule matches a set that does not exist", false));
+                    return Err(("a rule matches a set that does not exist", Fault::Node));
                 }
                 self.snapshot.rules = Some((**wanted).clone());
             }
             Op::AddServer(key, properties) => {
                 if !own(&key.address) {
-                    return Err(("address of another family", false));
+                    return Err(("address of another family", Fault::Entry));
                 }
                 if !self.schedulers.contains(&*properties.scheduler) {
-                    return Err(("no such scheduler", false));
+                    return Err(("no such scheduler", Fault::Node));
                 }
                 if self.snapshot.servers.contains_key(key) {
-                    return Err(("exists", true));
+                    return Err(("exists", Fault::Belief));
                 }
                 let server = VirtualServer {
                     properties: properties.clone(),
@@ -264,7 +319,7 @@ impl State {
             }
             Op::SetServer(key, properties) => {
                 if !self.schedulers.contains(&*properties.scheduler) {
-                    return Err(("no such scheduler", false));
+                    return Err(("no such scheduler", Fault::Node));
                 }
                 self.server(key)?.properties = properties.clone();
             }
@@ -274,11 +329,11 @@ impl State {
             }
             Op::AddDestination(key, real) => {
                 if !own(&real.target.ip) {
-                    return Err(("destination of another family", false));
+                    return Err(("destination of another family", Fault::Entry));
                 }
                 let server = self.server(key)?;
                 if server.destination(real.target).is_some() {
-                    return Err(("exists", true));
+                    return Err(("exists", Fault::Belief));
                 }
                 let mut list = server.destinations.to_vec();
                 list.push(*real);
@@ -289,7 +344,7 @@ impl State {
                 let server = self.server(key)?;
                 server
                     .destination(real.target)
-                    .ok_or(("no such destination", true))?;
+                    .ok_or(("no such destination", Fault::Belief))?;
                 let edit = |there: RealServer| {
                     if there.target == real.target {
                         *real
@@ -310,10 +365,10 @@ impl State {
             }
             Op::BindAddress(address) => {
                 if !own(address) {
-                    return Err(("address of another family", false));
+                    return Err(("address of another family", Fault::Entry));
                 }
                 if !self.snapshot.has_link {
-                    return Err(("no such device", true));
+                    return Err(("no such device", Fault::Belief));
                 }
                 self.snapshot.bound.insert(*address);
             }
@@ -328,7 +383,7 @@ impl State {
                 if matches!(place, Place::Beside(_))
                     && installed.is_some_and(|installed| leftovers.serve(installed))
                 {
-                    return Err(("a rule leads into a chain that is to go", false));
+                    return Err(("a rule leads into a chain that is to go", Fault::Node));
                 }
                 let there = self.snapshot.leftovers.get_or_insert_default();
                 there.remove(place);
@@ -340,11 +395,11 @@ impl State {
     fn server(
         &mut self,
         key: &VirtualServerKey,
-    ) -> Result<&mut VirtualServer, (&'static str, bool)> {
+    ) -> Result<&mut VirtualServer, (&'static str, Fault)> {
         self.snapshot
             .servers
             .get_mut(key)
-            .ok_or(("no such virtual server", true))
+            .ok_or(("no such virtual server", Fault::Belief))
     }
 }
 

@@ -13,12 +13,24 @@ use crate::server::{VirtualServer, VirtualServerKey};
 use crate::sets::{Member, Set};
 
 /// What can be read and written, for one IP family. Two implementations: netlink, and a strict fake that refuses
-/// what the kernel refuses.
+/// what the kernel refuses. Each of a proxier's lanes has one of its own.
 pub trait Kernel: Send + 'static {
-    /// Reads everything of this family. `with_rules` also reads the shim back, and what other modes have left, which costs a
-    /// process if any rule in the kernel has changed since it was last read; the first time, one for each installed backend of
-    /// iptables that holds any.
-    fn dump(&mut self, with_rules: bool) -> Result<Snapshot, KernelError>;
+    /// All virtual servers, each with its destinations.
+    fn read_servers(&mut self) -> Result<BTreeMap<VirtualServerKey, VirtualServer>, KernelError>;
+
+    /// Our sets.
+    fn read_sets(&mut self) -> Result<FoundSets, KernelError>;
+
+    /// The link and its addresses, and those of all other interfaces.
+    fn read_addresses(&mut self) -> Result<FoundAddresses, KernelError>;
+
+    /// The shim, and what other modes have left. Costs a process if any rule in the kernel has changed since it was last read; the
+    /// first time, one for each installed backend of iptables that holds any.
+    fn read_rules(&mut self) -> Result<FoundRules, KernelError>;
+
+    /// How many virtual servers there are, where the kernel says so at once; elsewhere whether this one is there. Costs a system
+    /// call or two, however many there are.
+    fn glance(&mut self, one: &VirtualServerKey) -> Result<Glance, KernelError>;
 
     /// Does each write of the plan, in order. One that fails does not stop those after it. One outcome for each write.
     fn apply(&mut self, plan: &Plan) -> Vec<Outcome>;
@@ -28,12 +40,105 @@ pub trait Kernel: Send + 'static {
         &mut self,
         keys: &[VirtualServerKey],
     ) -> Result<BTreeMap<VirtualServerKey, BTreeMap<Target, u32>>, KernelError>;
+
+    /// Reads everything of this family; `with_rules` also the shim and what other modes have left.
+    fn dump(&mut self, with_rules: bool) -> Result<Snapshot, KernelError> {
+        let FoundAddresses {
+            has_link,
+            bound,
+            bound_otherwise,
+            interface_addresses,
+        } = self.read_addresses()?;
+        let FoundSets { members, sizes } = self.read_sets()?;
+        let servers = self.read_servers()?;
+        let rules = with_rules.then(|| self.read_rules()).transpose()?;
+        let (rules, leftovers) = rules.map(|found| (found.rules, found.leftovers)).unzip();
+        Ok(Snapshot {
+            has_link,
+            bound,
+            bound_otherwise,
+            interface_addresses,
+            sets: members,
+            set_sizes: sizes,
+            servers,
+            rules,
+            leftovers,
+        })
+    }
+}
+
+/// A part of what the kernel holds that is read by itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Part {
+    /// The virtual servers with their destinations.
+    Servers,
+    /// The sets with their members.
+    Sets,
+    /// The link, the service addresses on it, and the node's other ones.
+    Addresses,
+    /// The shim, and what other modes have left.
+    Rules,
+}
+
+impl Part {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Servers, Self::Sets, Self::Addresses, Self::Rules];
+
+    /// In an operator's words.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Servers => "the virtual servers",
+            Self::Sets => "the ipsets",
+            Self::Addresses => "the addresses of this node",
+            Self::Rules => "the iptables rules",
+        }
+    }
+}
+
+/// Our sets that exist.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct FoundSets {
+    /// Their members.
+    pub members: BTreeMap<Set, BTreeSet<Member>>,
+    /// How many members each can hold.
+    pub sizes: BTreeMap<Set, u32>,
+}
+
+/// The node's addresses, without loopback and IPv6 link-local ones.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct FoundAddresses {
+    /// Whether `kube-ipvs0` exists and is as it has to be for what it is to hold.
+    pub has_link: bool,
+    /// Service addresses on it in the form of `--ipvs-vip-mode`.
+    pub bound: BTreeSet<IpAddr>,
+    /// Those on it in the other form.
+    pub bound_otherwise: BTreeSet<IpAddr>,
+    /// On every other interface.
+    pub interface_addresses: BTreeSet<IpAddr>,
+}
+
+/// The shim and what stands beside it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct FoundRules {
+    /// The shim.
+    pub rules: Rules,
+    /// What other modes have left; where there is nothing, the place is not named.
+    pub leftovers: BTreeMap<Place, Arc<Leftovers>>,
+}
+
+/// What a look that costs next to nothing tells of the virtual servers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Glance {
+    /// How many there are in the family, whoever's.
+    Count(u32),
+    /// Whether the one is there.
+    IsThere(bool),
 }
 
 /// What the kernel holds, of one family; ours and foreign.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Snapshot {
-    /// Whether `kube-ipvs0` exists, and is up where it has to be.
+    /// Whether `kube-ipvs0` exists and is as it has to be for what it is to hold.
     pub has_link: bool,
     /// Service addresses on it in the form of `--ipvs-vip-mode`, without IPv6 link-local ones.
     pub bound: BTreeSet<IpAddr>,
@@ -54,16 +159,36 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// Whether a virtual server is one that a kube-proxy in IPVS mode has made: its address is on `kube-ipvs0`, one of the sets
-    /// names it, or it serves a NodePort.
+    /// Whether a virtual server is [one that a kube-proxy in IPVS mode has made](Evidence::says_ours).
     pub fn says_ours(&self, key: &VirtualServerKey) -> bool {
+        let evidence = Evidence {
+            bound: &self.bound,
+            bound_otherwise: &self.bound_otherwise,
+            interface_addresses: &self.interface_addresses,
+            sets: &self.sets,
+        };
+        evidence.says_ours(key, self.servers.get(key))
+    }
+}
+
+/// What says whose a virtual server is.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Evidence<'a> {
+    pub(crate) bound: &'a BTreeSet<IpAddr>,
+    pub(crate) bound_otherwise: &'a BTreeSet<IpAddr>,
+    pub(crate) interface_addresses: &'a BTreeSet<IpAddr>,
+    pub(crate) sets: &'a BTreeMap<Set, BTreeSet<Member>>,
+}
+
+impl Evidence<'_> {
+    /// Whether a virtual server is one that a kube-proxy in IPVS mode has made: its address is on `kube-ipvs0`, one of the sets
+    /// names it, or its port is a NodePort and its address the node's, or was when it was made, as
+    /// its note says.
+    pub(crate) fn says_ours(self, key: &VirtualServerKey, server: Option<&VirtualServer>) -> bool {
         let holds =
             |set: Set, member: Member| self.sets.get(&set).is_some_and(|set| set.contains(&member));
         let by_address = Member::AddressPort(key.address, key.protocol, key.port);
-        let node_port = match Set::node_port(key.protocol) {
-            Set::NodePortSctp => by_address,
-            _ => Member::Port(key.port),
-        };
+        let is_noted = |server: &VirtualServer| server.properties.is_node_port();
         self.bound.contains(&key.address)
             || self.bound_otherwise.contains(&key.address)
             || [
@@ -71,11 +196,12 @@ impl Snapshot {
                 Set::ExternalIp,
                 Set::ExternalIpLocal,
                 Set::LoadBalancer,
+                Set::NodePortSctp,
             ]
             .into_iter()
             .any(|set| holds(set, by_address))
-            || (self.interface_addresses.contains(&key.address)
-                && holds(Set::node_port(key.protocol), node_port))
+            || ((self.interface_addresses.contains(&key.address) || server.is_some_and(is_noted))
+                && holds(Set::node_port(key.protocol), Member::Port(key.port)))
     }
 }
 
@@ -83,7 +209,7 @@ impl Snapshot {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("cannot read {what}: {reason}")]
 pub struct KernelError {
-    /// `the virtual servers`, `the ipsets`, ...
+    /// The [name](Part::name) of the part, or `the connections of virtual servers`.
     pub what: &'static str,
     /// Why, and what to do.
     pub reason: String,

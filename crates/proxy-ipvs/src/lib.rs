@@ -9,6 +9,7 @@
 //! [`Proxier`] holds the tables and is the [`Mode`](proxy::Mode). Everything up to the plan is pure; a [`Kernel`] is netlink on
 //! a thread of its own, or the strict fake of the tests.
 
+mod claims;
 mod cleanup;
 mod compile;
 mod config;
@@ -18,21 +19,26 @@ pub mod fake;
 mod kernel;
 mod netlink;
 mod plan;
+mod planner;
 mod proxier;
 mod rules;
 mod server;
 mod sets;
+mod tables;
 
 pub use cleanup::{Leftovers, Place};
-pub use compile::{Fragment, Owner, compile};
+pub use compile::{Fragment, NodePortAddresses, compile};
 pub use config::{Config, ShimStyle, VipMode};
 pub use iptables::{Backend, Iptables, IptablesError};
-pub use kernel::{Kernel, KernelError, Snapshot};
-pub use netlink::{
-    Cleanup, MODULES, NetlinkKernel, OpenError, clean_up, clean_up_beside, foresee_beside, prepare,
+pub use kernel::{
+    FoundAddresses, FoundRules, FoundSets, Glance, Kernel, KernelError, Part, Snapshot,
 };
-pub use plan::{Op, Outcome, Plan, Stage};
-pub use proxier::Proxier;
+pub use netlink::{
+    Cleanup, MODULES, NetlinkKernel, OpenError, ProbeError, clean_up, clean_up_beside,
+    foresee_beside, foresee_scheduler, prepare, probe, probe_scheduler,
+};
+pub use plan::{Fault, Op, Outcome, Plan};
+pub use proxier::{Lanes, Proxier};
 pub use rules::{Rules, Shim, Table};
 pub use server::{Destinations, Properties, RealServer, VirtualServer, VirtualServerKey};
 pub use sets::{Member, Set, SetKind};

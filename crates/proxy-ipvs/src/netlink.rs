@@ -16,7 +16,9 @@
 mod addresses;
 mod cleanup;
 mod nftables;
+mod probe;
 mod reason;
+mod scheduler;
 mod servers;
 mod sets;
 
@@ -29,13 +31,15 @@ use proxy::{IpFamily, Target};
 
 use crate::cleanup::{Leftovers, Place};
 use crate::config::VipMode;
-use crate::kernel::{Kernel, KernelError, Snapshot};
+use crate::kernel::{FoundAddresses, FoundRules, FoundSets, Glance, Kernel, KernelError, Part};
 use crate::plan::{Op, Outcome, Plan};
 use crate::rules::Rules;
-use crate::server::VirtualServerKey;
+use crate::server::{VirtualServer, VirtualServerKey};
 use addresses::Addresses;
 pub use cleanup::{Cleanup, clean_up, clean_up_beside, foresee_beside};
-use reason::refused;
+pub use probe::{ProbeError, probe};
+use reason::{refused, unsent};
+pub use scheduler::{foresee_scheduler, probe_scheduler};
 use servers::Servers;
 use sets::Sets;
 
@@ -53,23 +57,19 @@ pub const MODULES: [&str; 6] = [
 /// Time for `modprobe ip_vs`.
 const MODPROBE_LIMIT: Duration = Duration::from_secs(30);
 
-/// The kernel, for one IP family.
+/// The kernel, for one IP family. Each part is opened when it is first used: a lane uses one or two.
 #[derive(Debug)]
 pub struct NetlinkKernel {
     family: IpFamily,
+    vip_mode: VipMode,
     iptables: Iptables,
-    sockets: Sockets,
+    servers: Option<Servers>,
+    sets: Option<Sets>,
+    addresses: Option<Addresses>,
     /// What is left outside the backend that is used. Looked for once: nobody adds to it while this proxy runs.
     elsewhere: Option<BTreeMap<Place, Arc<Leftovers>>>,
     /// Characters that `iptables-save` last printed: a restore takes its time with them, too.
     saved: usize,
-}
-
-#[derive(Debug)]
-struct Sockets {
-    servers: Servers,
-    sets: Sets,
-    addresses: Addresses,
 }
 
 /// This machine cannot carry the IPVS mode. Says what is missing, and the next step.
@@ -93,66 +93,117 @@ pub enum OpenError {
     /// Links and addresses cannot be read.
     #[error("cannot use rtnetlink: {0}")]
     Route(#[source] netlink_batch::Error),
+    /// The kernel has no such scheduler, and could not load it.
+    #[error(
+        "cannot use IPVS: the kernel has no scheduler `{name}`, nor could it load one: {reason}. Run `modprobe ip_vs_{name}` on the host, or choose another --ipvs-scheduler (ipvs.scheduler)"
+    )]
+    Scheduler {
+        /// `--ipvs-scheduler`.
+        name: String,
+        /// What the kernel said.
+        reason: String,
+    },
     /// iptables cannot write rules of this family.
     #[error("cannot use iptables: {0}")]
     Iptables(#[from] IptablesError),
+    /// There is no thread for it.
+    #[error(
+        "cannot start a thread: {0}; see what limits them (`ulimit -u`, pids.max of the cgroup)"
+    )]
+    Thread(#[from] std::io::Error),
 }
 
 impl NetlinkKernel {
     /// Opens the sockets and looks whether all that is needed is there. IPVS is brought in by asking for it and, where the
     /// kernel does not load it so, by one `modprobe ip_vs`.
     pub fn open(family: IpFamily, iptables: Iptables) -> Result<Self, OpenError> {
-        let sockets = Sockets::open_loading(family)?;
-        iptables.check(family)?;
-        Ok(Self {
-            family,
-            iptables,
-            sockets,
-            elsewhere: None,
-            saved: 0,
-        })
+        let mut kernel = Self::lazy(family, iptables);
+        kernel.servers = Some(open_loading(family)?);
+        kernel.open_rest()?;
+        kernel.iptables.check(family)?;
+        Ok(kernel)
     }
 
     /// Opens the sockets to read only: nothing is loaded but what the kernel loads by itself when it is asked, and iptables is
     /// not tried.
     pub fn open_to_read(family: IpFamily, iptables: Iptables) -> Result<Self, OpenError> {
         iptables.check_reading(family)?;
-        Ok(Self {
+        let mut kernel = Self::lazy(family, iptables);
+        kernel.servers().map_err(OpenError::Ipvs)?;
+        kernel.open_rest()?;
+        Ok(kernel)
+    }
+
+    /// Opens nothing yet. For further lanes, once one has shown that all is there.
+    pub fn lazy(family: IpFamily, iptables: Iptables) -> Self {
+        Self {
             family,
+            vip_mode: VipMode::default(),
             iptables,
-            sockets: Sockets::open(family)?,
+            servers: None,
+            sets: None,
+            addresses: None,
             elsewhere: None,
             saved: 0,
-        })
+        }
+    }
+
+    fn open_rest(&mut self) -> Result<(), OpenError> {
+        self.sets().map_err(OpenError::Ipset)?;
+        self.addresses().map_err(OpenError::Route)?;
+        Ok(())
     }
 
     /// The same with service addresses in this form; without, they are addresses.
     #[must_use]
     pub fn with_vip_mode(mut self, vip_mode: VipMode) -> Self {
-        self.sockets.addresses.vip_mode = vip_mode;
+        self.vip_mode = vip_mode;
+        if let Some(addresses) = &mut self.addresses {
+            addresses.vip_mode = vip_mode;
+        }
         self
     }
 
-    /// Reads the rules ahead: the first dump need not, unless they change before it. Why they cannot be read, it says.
+    fn servers(&mut self) -> Result<&mut Servers, ipvs_netlink::Error> {
+        let servers = match self.servers.take() {
+            Some(servers) => servers,
+            None => Servers::open(self.family)?,
+        };
+        Ok(self.servers.insert(servers))
+    }
+
+    fn sets(&mut self) -> Result<&mut Sets, ipset_netlink::Error> {
+        let sets = match self.sets.take() {
+            Some(sets) => sets,
+            None => Sets::open(self.family)?,
+        };
+        Ok(self.sets.insert(sets))
+    }
+
+    fn addresses(&mut self) -> Result<&mut Addresses, netlink_batch::Error> {
+        let addresses = match self.addresses.take() {
+            Some(addresses) => addresses,
+            None => Addresses::open(self.family, self.vip_mode)?,
+        };
+        Ok(self.addresses.insert(addresses))
+    }
+
+    /// Reads the rules ahead: the first look need not, unless they change before it. Why they cannot be read, it says.
     pub fn read_ahead(&mut self) {
         drop(self.iptables.save(self.family));
     }
 
-    /// How many netlink messages this has sent since it was opened or last dumped; counts on from 0 after `u32::MAX`.
+    /// How many netlink messages this has sent since it was opened or each part last read; counts on from 0 after `u32::MAX`.
     pub fn sent(&self) -> u32 {
-        let Sockets {
-            servers,
-            sets,
-            addresses,
-        } = &self.sockets;
-        [servers.sent(), sets.sent(), addresses.sent()]
-            .into_iter()
-            .fold(0, u32::wrapping_add)
+        let servers = self.servers.as_ref().map_or(0, Servers::sent);
+        let sets = self.sets.as_ref().map_or(0, Sets::sent);
+        let addresses = self.addresses.as_ref().map_or(0, Addresses::sent);
+        servers.wrapping_add(sets).wrapping_add(addresses)
     }
 
     /// How long IPVS keeps idle connections: TCP, TCP after a FIN, UDP.
     pub fn timeouts(&mut self) -> Result<[Duration; 3], ipvs_netlink::Error> {
-        self.sockets.servers.timeouts()
+        self.servers()?.timeouts()
     }
 
     /// Sets how long IPVS keeps idle connections (`ipvsadm --set`), for both families of the network namespace. Whole
@@ -163,20 +214,33 @@ impl NetlinkKernel {
         tcp_fin: Duration,
         udp: Duration,
     ) -> Result<(), ipvs_netlink::Error> {
-        self.sockets.servers.set_timeouts(tcp, tcp_fin, udp)
+        self.servers()?.set_timeouts(tcp, tcp_fin, udp)
     }
 
     fn apply_run(&mut self, kind: Kind, run: &[Op]) -> Vec<Outcome> {
+        let of_all = |outcome: Outcome| vec![outcome; run.len()];
         match kind {
-            Kind::Link => run
-                .iter()
-                .map(|_| self.sockets.addresses.create_link())
-                .collect(),
-            Kind::Set => run.iter().map(|op| self.sockets.sets.create(op)).collect(),
-            Kind::Member => self.sockets.sets.apply(run),
+            Kind::Link => match self.addresses() {
+                Ok(addresses) => run.iter().map(|_| addresses.create_link()).collect(),
+                Err(error) => of_all(unsent(&error)),
+            },
+            Kind::Address => match self.addresses() {
+                Ok(addresses) => addresses.apply(run),
+                Err(error) => of_all(unsent(&error)),
+            },
+            Kind::Set => match self.sets() {
+                Ok(sets) => run.iter().map(|op| sets.create(op)).collect(),
+                Err(error) => of_all(refused(error.to_string())),
+            },
+            Kind::Member => match self.sets() {
+                Ok(sets) => sets.apply(run),
+                Err(error) => of_all(refused(error.to_string())),
+            },
+            Kind::Server => match self.servers() {
+                Ok(servers) => servers.apply(run),
+                Err(error) => of_all(refused(error.to_string())),
+            },
             Kind::Rules => run.iter().map(|op| self.write_rules(op)).collect(),
-            Kind::Server => self.sockets.servers.apply(run),
-            Kind::Address => self.sockets.addresses.apply(run),
             Kind::Leftovers => run.iter().map(|op| self.remove_leftovers(op)).collect(),
         }
     }
@@ -253,37 +317,25 @@ impl NetlinkKernel {
 /// Brings IPVS in as [`NetlinkKernel::open`] does, and sets how long it keeps idle connections, as
 /// [`NetlinkKernel::set_timeouts`]. Needs no iptables, and writes no rule.
 pub fn prepare(tcp: Duration, tcp_fin: Duration, udp: Duration) -> Result<(), OpenError> {
-    let mut sockets = Sockets::open_loading(IpFamily::V4)?;
+    let mut servers = open_loading(IpFamily::V4)?;
     if [tcp, tcp_fin, udp] == [Duration::ZERO; 3] {
         return Ok(());
     }
-    let set = sockets.servers.set_timeouts(tcp, tcp_fin, udp);
+    let set = servers.set_timeouts(tcp, tcp_fin, udp);
     set.map_err(OpenError::Ipvs)
 }
 
-impl Sockets {
-    /// Opens the sockets, with `modprobe ip_vs` where the kernel does not load it by itself.
-    fn open_loading(family: IpFamily) -> Result<Self, OpenError> {
-        match Self::open(family) {
-            Err(OpenError::Ipvs(ipvs_netlink::Error::FamilyMissing)) => {
-                let tried = modprobe_ip_vs();
-                Self::open(family).map_err(|error| match error {
-                    OpenError::Ipvs(ipvs_netlink::Error::FamilyMissing) => {
-                        OpenError::NoIpvs { tried }
-                    }
-                    error => error,
-                })
-            }
-            sockets => sockets,
+/// Opens IPVS, with `modprobe ip_vs` where the kernel does not load it by itself.
+fn open_loading(family: IpFamily) -> Result<Servers, OpenError> {
+    match Servers::open(family) {
+        Err(ipvs_netlink::Error::FamilyMissing) => {
+            let tried = modprobe_ip_vs();
+            Servers::open(family).map_err(|error| match error {
+                ipvs_netlink::Error::FamilyMissing => OpenError::NoIpvs { tried },
+                error => OpenError::Ipvs(error),
+            })
         }
-    }
-
-    fn open(family: IpFamily) -> Result<Self, OpenError> {
-        Ok(Self {
-            servers: Servers::open(family).map_err(OpenError::Ipvs)?,
-            sets: Sets::open(family).map_err(OpenError::Ipset)?,
-            addresses: Addresses::open(family).map_err(OpenError::Route)?,
-        })
+        opened => opened.map_err(OpenError::Ipvs),
     }
 }
 
@@ -331,39 +383,34 @@ impl Kind {
 }
 
 impl Kernel for NetlinkKernel {
-    fn dump(&mut self, with_rules: bool) -> Result<Snapshot, KernelError> {
-        let Sockets {
-            servers,
-            sets,
-            addresses,
-        } = &mut self.sockets;
-        let found = addresses
-            .dump()
-            .map_err(|error| unreadable("the addresses of this node", &error))?;
-        let sets = sets
-            .dump()
-            .map_err(|error| unreadable("the ipsets", &error))?;
-        let servers = servers
-            .dump()
-            .map_err(|error| unreadable("the virtual servers", &error))?;
-        let saved = with_rules
-            .then(|| self.iptables.save(self.family))
-            .transpose()
-            .map_err(|error| unreadable("the iptables rules", &error))?;
-        if let Some(saved) = &saved {
-            self.saved = saved.len();
-        }
-        Ok(Snapshot {
-            has_link: found.has_link,
-            bound: found.bound,
-            bound_otherwise: found.bound_otherwise,
-            interface_addresses: found.others,
-            sets: sets.members,
-            set_sizes: sets.sizes,
-            servers,
-            leftovers: saved.as_ref().map(|saved| self.leftovers(saved)),
-            rules: saved.map(|saved| Rules::parse(&saved)),
+    fn read_servers(&mut self) -> Result<BTreeMap<VirtualServerKey, VirtualServer>, KernelError> {
+        let read = self.servers().and_then(Servers::dump);
+        read.map_err(|error| unreadable(Part::Servers.name(), &error))
+    }
+
+    fn read_sets(&mut self) -> Result<FoundSets, KernelError> {
+        let read = self.sets().and_then(Sets::dump);
+        read.map_err(|error| unreadable(Part::Sets.name(), &error))
+    }
+
+    fn read_addresses(&mut self) -> Result<FoundAddresses, KernelError> {
+        let read = self.addresses().and_then(Addresses::dump);
+        read.map_err(|error| unreadable(Part::Addresses.name(), &error))
+    }
+
+    fn read_rules(&mut self) -> Result<FoundRules, KernelError> {
+        let saved = self.iptables.save(self.family);
+        let saved = saved.map_err(|error| unreadable(Part::Rules.name(), &error))?;
+        self.saved = saved.len();
+        Ok(FoundRules {
+            leftovers: self.leftovers(&saved),
+            rules: Rules::parse(&saved),
         })
+    }
+
+    fn glance(&mut self, one: &VirtualServerKey) -> Result<Glance, KernelError> {
+        let glanced = self.servers().and_then(|servers| servers.glance(one));
+        glanced.map_err(|error| unreadable(Part::Servers.name(), &error))
     }
 
     fn apply(&mut self, plan: &Plan) -> Vec<Outcome> {
@@ -378,10 +425,8 @@ impl Kernel for NetlinkKernel {
         &mut self,
         keys: &[VirtualServerKey],
     ) -> Result<BTreeMap<VirtualServerKey, BTreeMap<Target, u32>>, KernelError> {
-        self.sockets
-            .servers
-            .connections(keys)
-            .map_err(|error| unreadable("the connections of virtual servers", &error))
+        let read = self.servers().and_then(|servers| servers.connections(keys));
+        read.map_err(|error| unreadable("the connections of virtual servers", &error))
     }
 }
 

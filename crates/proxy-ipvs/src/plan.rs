@@ -1,17 +1,6 @@
 //! Writes as data: what is to be done, in order, and what became of each.
 //!
-//! A [`Plan`] can be printed, counted and tested; only a [`Kernel`](crate::kernel::Kernel) carries it out. A sync makes
-//! one plan for each [`Stage`], or several where there is much to do. Make before break:
-//!
-//! ```text
-//!   Make      link, sets ─▶ members ─▶ rules ─▶ virtual servers ─▶ destinations ─▶ addresses
-//!   Break     addresses ─▶ destinations ─▶ virtual servers
-//!   Forget    rules ─▶ members
-//!   Clear     what other modes have left
-//! ```
-//!
-//! Where the iptables mode serves, its rules come before IPVS: the shim, which replaces them, is written in Forget, when all is
-//! made that serves then.
+//! A [`Plan`] can be printed, counted and tested; only a [`Kernel`](crate::kernel::Kernel) carries it out.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -23,25 +12,6 @@ use crate::cleanup::{Leftovers, Place};
 use crate::rules::Rules;
 use crate::server::{Properties, RealServer, VirtualServerKey};
 use crate::sets::{Member, Set};
-
-/// The parts of a sync. What a later one takes away depends on what an earlier one achieved: a set member says whose a
-/// virtual server is, so it goes only after that is gone.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Stage {
-    /// All that is added or changed.
-    Make,
-    /// What serves no more.
-    Break,
-    /// What said that it was ours.
-    Forget,
-    /// What other modes have left.
-    Clear,
-}
-
-impl Stage {
-    /// In the order of a sync.
-    pub const ALL: [Self; 4] = [Self::Make, Self::Break, Self::Forget, Self::Clear];
-}
 
 /// One write.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -163,9 +133,20 @@ pub enum Outcome {
     Refused {
         /// Why, in words, with the next step for the operator.
         reason: String,
-        /// The refusal says that the kernel does not hold what was believed (exists, or does not): read it again.
-        is_surprise: bool,
+        /// What is to blame.
+        fault: Fault,
     },
     /// The acknowledgement was lost: read the kernel again.
     Unknown,
+}
+
+/// What is to blame for a refusal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// This entry: it is wrong in itself, or of a kind that this kernel does not know. Others are not concerned.
+    Entry,
+    /// The kernel, or this node: any other entry would be refused as well.
+    Node,
+    /// The kernel does not hold what was believed (exists, or does not): read it again.
+    Belief,
 }

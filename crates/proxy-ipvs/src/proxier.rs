@@ -1,147 +1,301 @@
-//! The IPVS mode: tables between the compiler and the kernel, and the sync that empties what is pending.
+//! The IPVS mode: what goes on between the model and the kernel, in one IP family.
+//!
+//! ```text
+//!   update ─▶ Claims ─▶ Tables ─planner─▶ three lanes that write, one that only reads
+//!                         ▲                        │
+//!                         └── book: outcomes, looks ┘
+//! ```
+//!
+//! Each lane is a kernel thread: virtual servers and sets, addresses, rules. None waits for another but where an entry of one needs
+//! one of the other's (`planner`). What could not be read of the kernel is read again by itself, and only what builds on it waits.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::future::Future;
+use std::future::poll_fn;
+use std::mem;
 use std::net::IpAddr;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::time::Instant;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
 
-use futures::FutureExt as _;
 use hashbrown::{HashMap, HashSet};
-use netlink_batch::Worker;
+use netlink_batch::{Gone, Lane, Worker};
 use proxy::{
-    Changes, Conflict, Failure, IpFamily, Mode, Model, NamespacedName, NodeFacts, Protocol,
-    ServicePortName, SyncReport, Target,
+    Changes, Drift, IpFamily, Mode, Model, NamespacedName, NodeFacts, NodePorts, Notice, Report,
+    Standing, Target, Unreadable,
 };
-use reconcile::Table;
-use smallvec::SmallVec;
+use reconcile::Look;
 
-use crate::cleanup::{Leftovers, Place};
-use crate::compile::{Fragment, Owner, compile};
-use crate::config::Config;
+use crate::claims::Claims;
+use crate::compile::{NodePortAddresses, compile};
+use crate::config::{Config, VipMode};
 use crate::drain::Drains;
-use crate::drift::{Comparing, Drift, PIECE, Progress, READING, Touched};
-use crate::kernel::{Kernel, KernelError, Snapshot};
-use crate::plan::{Op, Outcome, Plan, Stage};
-use crate::rules::{Rules, Shim};
-use crate::server::{Properties, RealServer, VirtualServer, VirtualServerKey};
+use crate::drift::{self, Check, Comparing, Dump, Touched};
+use crate::kernel::{
+    FoundAddresses, FoundRules, FoundSets, Glance, Kernel, KernelError, Part, Snapshot,
+};
+use crate::plan::{Op, Outcome, Plan};
+use crate::planner::{self, ENOUGH_OPS, HEAD_START, Situation, Turn};
+use crate::rules::Shim;
+use crate::server::{RealServer, VirtualServer, VirtualServerKey};
 use crate::sets::{Member, Set};
-
-/// How many members a set can hold, as upstream creates it; more where more are wanted.
-const SET_SIZE: u32 = 65_536;
-
-/// A plan ends at the virtual server with which it has so many writes, and another one follows: at 10,000 Services with 50
-/// endpoints each, the first sync would otherwise hold 100 MB of writes, messages and answers at once.
-const ENOUGH_OPS: usize = 32_768;
+use crate::tables::{Booked, Rows, Tables, part_of, server_of};
 
 /// From so many Services at once on, room is made for them first.
 const MANY: usize = 1_000;
 
+/// After so many writes at once, memory is given back.
+const MANY_WRITES: usize = 1_000;
+
+/// How soon after the kernel has told of an address all of them are read: they change in bursts.
+const SETTLE: Duration = Duration::from_millis(50);
+
+/// How soon what is not as believed is read again, at the earliest, after it was read.
+const REREAD_PAUSE: Duration = Duration::from_millis(100);
+
+/// What the kernel tells of an address that this proxy has taken off the link comes within so long.
+const TOLD_WITHIN: Duration = Duration::from_secs(10);
+
+/// How long what somebody else has changed is gathered, if it takes long to be repaired, until it is told.
+const TELL_DRIFT: Duration = Duration::from_secs(5);
+
+/// The kernel threads of one IP family.
+pub struct Lanes<K> {
+    services: KernelLane<K>,
+    addresses: KernelLane<K>,
+    rules: KernelLane<K>,
+    reader: KernelLane<K>,
+}
+
+type KernelLane<K> = Lane<K, Done>;
+
+impl<K: Kernel> Lanes<K> {
+    /// One worker for each: for virtual servers and sets, for addresses, for rules, and for reading beside these.
+    pub fn new(
+        services: Worker<K>,
+        addresses: Worker<K>,
+        rules: Worker<K>,
+        reader: Worker<K>,
+    ) -> Self {
+        Self {
+            services: Lane::new(services),
+            addresses: Lane::new(addresses),
+            rules: Lane::new(rules),
+            reader: Lane::new(reader),
+        }
+    }
+
+    /// Lanes without threads: what each does is done when it is begun. For tests whose writes are to come in one order.
+    pub fn inline(kernel: impl Fn() -> K) -> Self {
+        Self {
+            services: Lane::inline(kernel()),
+            addresses: Lane::inline(kernel()),
+            rules: Lane::inline(kernel()),
+            reader: Lane::inline(kernel()),
+        }
+    }
+
+    fn all_mut(&mut self) -> [&mut KernelLane<K>; 4] {
+        [
+            &mut self.services,
+            &mut self.addresses,
+            &mut self.rules,
+            &mut self.reader,
+        ]
+    }
+}
+
+/// What a kernel thread has done.
+pub(crate) enum Done {
+    Wrote {
+        plan: Plan,
+        outcomes: Vec<Outcome>,
+        looked: Option<Looked>,
+    },
+    Read(Vec<Found>),
+    Looked(Looked),
+    Glanced(Result<Glance, KernelError>),
+    Dumped(Box<Dump>),
+}
+
+/// What was found of a part.
+pub(crate) enum Found {
+    Servers(Result<BTreeMap<VirtualServerKey, VirtualServer>, KernelError>),
+    Sets(Result<FoundSets, KernelError>),
+    Addresses(Result<FoundAddresses, KernelError>),
+    Rules(Result<FoundRules, KernelError>),
+}
+
+impl Found {
+    fn read(kernel: &mut impl Kernel, part: Part) -> Self {
+        match part {
+            Part::Servers => Self::Servers(kernel.read_servers()),
+            Part::Sets => Self::Sets(kernel.read_sets()),
+            Part::Addresses => Self::Addresses(kernel.read_addresses()),
+            Part::Rules => Self::Rules(kernel.read_rules()),
+        }
+    }
+}
+
 /// An answer to [`Kernel::connections`], and what was asked.
-struct Looked {
+pub(crate) struct Looked {
     keys: Vec<VirtualServerKey>,
     found: Result<BTreeMap<VirtualServerKey, BTreeMap<Target, u32>>, KernelError>,
 }
 
-/// What must exist before anything else.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-enum Foundation {
-    Link,
-    Set(Set),
+impl Looked {
+    fn at(kernel: &mut impl Kernel, keys: Vec<VirtualServerKey>) -> Self {
+        Self {
+            found: kernel.connections(&keys),
+            keys,
+        }
+    }
+}
+
+/// What is known of a part of the kernel's state.
+struct Knowledge {
+    look: Look,
+    /// When something of it was last written.
+    written: Option<Instant>,
 }
 
 /// The IPVS mode for one IP family.
 pub struct Proxier<K: Kernel> {
     config: Config,
     node: NodeFacts,
-    /// The addresses that serve NodePorts.
-    node_ports: Vec<IpAddr>,
-    kernel: Worker<K>,
-    /// A second connection, which only reads.
-    reader: Option<Worker<K>>,
-    drift: Option<Drift>,
-    /// Who claims entries for each Service, so that a Service that changes or goes releases what it no longer wants.
-    owners: HashMap<NamespacedName, SmallVec<[Arc<Owner>; 1]>>,
-    /// Services that lost an address and port to another, or got it back, and so have other set members now.
-    disputed: Vec<NamespacedName>,
-    /// With how many members each set must be able to hold; 0 for the link.
-    foundation: Table<Foundation, u32, ()>,
-    /// By the number of the set.
-    members: [Table<Member, (), Arc<Owner>>; Set::COUNT],
-    rules: Table<(), Arc<Rules>, ()>,
-    /// What other modes have left; none of it is wanted.
-    leftovers: Table<Place, Arc<Leftovers>, ()>,
-    servers: Table<VirtualServerKey, VirtualServer, Arc<Owner>>,
-    addresses: Table<IpAddr, (), Arc<Owner>>,
-    /// Addresses in the form of the other `--ipvs-vip-mode`; none is wanted.
-    bound_otherwise: Table<IpAddr, (), ()>,
-    forbidden_to_node: Table<VirtualServerKey, (), Arc<Owner>>,
-    /// What the wanted rules were last made from: the sets that they match, and `forbidden_version`.
+    node_ports: NodePortAddresses,
+    /// The same for those who ask.
+    serving: NodePorts,
+    lanes: Lanes<K>,
+    claims: Claims,
+    tables: Tables,
+    /// By the number of the part.
+    parts: [Knowledge; Part::ALL.len()],
+    /// Whether the model has told what is wanted: before that, nothing is written, and nothing taken away.
+    has_claims: bool,
+    /// What the lane of virtual servers and sets has done last, while there is more.
+    last_turn: Option<Turn>,
+    /// Virtual servers that were found at the start and of which it is not known yet whose they are.
+    unjudged: Option<Unjudged>,
+    /// Virtual servers that may have been made, or not.
+    uncertain: HashSet<VirtualServerKey>,
+    /// Addresses that this proxy has taken off the link, and since when: the kernel tells of these, too.
+    taken_off: HashMap<IpAddr, Instant>,
+    /// What the wanted rules were last made from: the sets that they match, and the number of what is forbidden to the node.
     shim: Option<(BTreeSet<Set>, u64)>,
-    forbidden_version: u64,
-    drains: Drains,
-    /// What drains and was looked at right after it was written.
-    looked: Option<Looked>,
-    /// True once the sources have told everything: before that, nothing may be taken away.
-    may_delete: bool,
-    needs_resync: bool,
+    /// Sets that the rules are to match and do not match yet.
+    uncovered: BTreeSet<Set>,
+    /// Until when new virtual servers of cluster IPs wait for the rules, if there are none at the start.
+    head_start: Option<Instant>,
+    /// Until when, after a start, rules wait for sets that an earlier run has filled to be emptied, so that they are written once.
+    emptied_by: Option<Instant>,
+    check: Option<Check>,
+    /// Whether another check is to follow the one under way.
+    wants_check: bool,
+    /// When it is next glanced at whether the virtual servers are all there: somebody's `ipvsadm -C` takes every Service away, and
+    /// the kernel tells nobody.
+    next_glance: Option<Instant>,
+    /// How many virtual servers there should be, where the kernel says how many there are.
+    count: Option<u32>,
+    /// When the rules were last read.
     rules_read: Option<Instant>,
+    /// Since when every virtual server that is wanted has been refused.
+    none_served: Option<Instant>,
+    news: News,
+}
+
+/// What is to be told with the next report.
+#[derive(Default)]
+struct News {
+    /// Services that changed, and are not settled yet.
+    awaited: HashSet<NamespacedName>,
+    /// Those of them that have to be looked at.
+    fresh: Vec<NamespacedName>,
+    /// Those of them of which somebody else had changed something.
+    disturbed: HashSet<NamespacedName>,
+    /// What is settled now.
+    settled: Vec<NamespacedName>,
+    repaired: Vec<NamespacedName>,
+    drift: Drift,
+    /// Since when there is any.
+    drifting: Option<Instant>,
+    conflicts_version: u64,
+}
+
+/// What was found before anything was written.
+#[derive(Default)]
+struct Unjudged {
+    /// Virtual servers that are not known to be ours, and what says whose they are.
+    evidence: Snapshot,
+    /// Whether what is ours by that has been adopted; the rest may still be wanted.
+    is_judged: bool,
 }
 
 impl<K: Kernel> Proxier<K> {
     /// A proxier that wants nothing yet and has not looked at the kernel.
-    pub fn new(config: Config, mut node: NodeFacts, kernel: Worker<K>) -> Self {
+    pub fn new(config: Config, mut node: NodeFacts, lanes: Lanes<K>, now: Instant) -> Self {
         node.ip = config.node_ip.or(node.ip);
-        let mut foundation = Table::new();
-        let sets = Set::all().map(|set| (Foundation::Set(set), SET_SIZE));
-        foundation.claim(&(), [(Foundation::Link, 0)].into_iter().chain(sets));
+        let part = |_| Knowledge {
+            look: Look::new(now, config.sync_period),
+            written: None,
+        };
+        let mut tables = Tables::new(now);
+        tables.count_removals(false);
         Self {
-            drains: Drains::new(config.drain_timeout),
-            looked: None,
-            config,
+            parts: std::array::from_fn(part),
+            claims: Claims::new(Drains::new(config.drain_timeout)),
             node,
-            node_ports: Vec::new(),
-            kernel,
-            reader: None,
-            drift: None,
-            owners: HashMap::new(),
-            disputed: Vec::new(),
-            foundation,
-            members: std::array::from_fn(|_| Table::new()),
-            rules: Table::new(),
-            leftovers: Table::new(),
-            servers: Table::new(),
-            addresses: Table::new(),
-            bound_otherwise: Table::new(),
-            forbidden_to_node: Table::new(),
+            node_ports: NodePortAddresses::default(),
+            serving: NodePorts::default(),
+            lanes,
+            tables,
+            has_claims: false,
+            last_turn: None,
+            unjudged: Some(Unjudged::default()),
+            uncertain: HashSet::new(),
+            taken_off: HashMap::new(),
             shim: None,
-            forbidden_version: 0,
-            may_delete: false,
-            needs_resync: true,
+            uncovered: BTreeSet::new(),
+            head_start: Some(now + HEAD_START),
+            emptied_by: None,
+            check: None,
+            wants_check: false,
+            next_glance: config.glance_period.map(|period| now + period),
+            count: None,
             rules_read: None,
+            none_served: None,
+            news: News::default(),
+            config,
         }
     }
 
-    /// The same with a second connection to the kernel, by which it is checked for drift while events go on. Without, they wait.
-    #[must_use]
-    pub fn with_reader(self, reader: Worker<K>) -> Self {
-        let reader = Some(reader);
-        Self { reader, ..self }
+    fn part(&self, part: Part) -> &Knowledge {
+        #[allow(clippy::indexing_slicing, reason = "Part::ALL has all of them")]
+        &self.parts[part as usize]
     }
 
-    fn table(&mut self, set: Set) -> &mut Table<Member, (), Arc<Owner>> {
-        #[allow(clippy::indexing_slicing, reason = "Set::COUNT is the number of sets")]
-        &mut self.members[set as usize]
+    fn part_mut(&mut self, part: Part) -> &mut Knowledge {
+        #[allow(clippy::indexing_slicing, reason = "Part::ALL has all of them")]
+        &mut self.parts[part as usize]
+    }
+
+    fn knows(&self, part: Part) -> bool {
+        self.part(part).look.is_known()
     }
 
     // ---- update: what is wanted ----
 
     /// Takes over what the model says beyond single Services; true if every Service has to be compiled again.
     fn learn(&mut self, model: &Model, is_node_new: bool) -> bool {
-        let may_delete = model.is_complete() && model.is_whole();
-        let may_now = may_delete && !self.may_delete;
-        self.may_delete = may_delete;
+        // What says whose something is has to be known as well.
+        let is_evident = [Part::Servers, Part::Sets, Part::Addresses]
+            .iter()
+            .all(|part| self.knows(*part));
+        let may_delete = self.has_claims && model.is_complete() && model.is_whole() && is_evident;
+        let may_now = may_delete && !self.claims.may_delete;
+        if may_delete != self.claims.may_delete {
+            self.claims.may_delete = may_delete;
+            self.tables.count_removals(may_delete);
+        }
         let is_node_changed = is_node_new && (self.refresh_node(model) | self.refresh_node_ports());
         may_now || is_node_changed
     }
@@ -167,17 +321,44 @@ impl<K: Kernel> Proxier<K> {
 
     /// Computes again which addresses serve NodePorts; true if they changed.
     fn refresh_node_ports(&mut self) -> bool {
-        let bound = self.addresses.iter_actual().map(|(address, ())| *address);
-        let node_ports = self.node.serving_node_ports(bound);
+        let bound = self.tables.addresses.iter_actual();
+        let bound = bound.map(|(address, ())| *address);
+        let known = self.node.serving_node_ports(bound);
+        let node_ports = NodePortAddresses {
+            are_known: known.is_some(),
+            addresses: known.unwrap_or_else(|| self.found_node_ports()),
+        };
         let has_changed = node_ports != self.node_ports;
-        self.node_ports = node_ports;
+        if has_changed {
+            self.serving.addresses.clone_from(&node_ports.addresses);
+            self.node_ports = node_ports;
+        }
         has_changed
+    }
+
+    /// The node's addresses at which NodePorts are served as it is: they go on to be, until it is known where they are to be.
+    fn found_node_ports(&self) -> Vec<IpAddr> {
+        let is_node_port = |key: &VirtualServerKey| {
+            let set = Set::node_port(key.protocol);
+            let members = [
+                Member::Port(key.port),
+                Member::AddressPort(key.address, key.protocol, key.port),
+            ];
+            self.node.interface_addresses.contains(&key.address)
+                && members
+                    .iter()
+                    .any(|member| self.tables.members(set).actual(member).is_some())
+        };
+        let servers = self.tables.servers.iter_actual();
+        let found = servers.filter(|(key, _)| is_node_port(key));
+        let found: BTreeSet<IpAddr> = found.map(|(key, _)| key.address).collect();
+        found.into_iter().collect()
     }
 
     fn update_all(&mut self, model: &Model) {
         let known: HashSet<NamespacedName> = self
-            .owners
-            .keys()
+            .claims
+            .services()
             .chain(model.service_names())
             .cloned()
             .collect();
@@ -193,9 +374,18 @@ impl<K: Kernel> Proxier<K> {
             self.update_service(model, name);
         }
         // Once more these claim the same virtual servers, so that nothing new becomes disputed.
-        while let Some(name) = self.disputed.pop() {
+        while let Some(name) = self.claims.next_disputed() {
             self.update_service(model, &name);
         }
+    }
+
+    fn update_service(&mut self, model: &Model, name: &NamespacedName) {
+        let fragments = model
+            .view(name)
+            .map(|view| compile(&view, &self.node, &self.node_ports, &self.config))
+            .unwrap_or_default();
+        self.claims.put(name, fragments, &mut self.tables);
+        self.news.changed(name);
     }
 
     /// Makes room for the Services that come, which is far cheaper than to grow with them.
@@ -207,248 +397,222 @@ impl<K: Kernel> Proxier<K> {
                 addresses.any(|address| IpFamily::of(*address) == family)
             })
         };
-        let is_new = |name: &&NamespacedName| !self.owners.contains_key(*name);
+        let is_new = |name: &&NamespacedName| !self.claims.knows(name);
         let services = names.iter().filter(is_new).filter(is_ours).count();
-        self.owners.reserve(services);
-        self.servers.reserve(services);
-        self.addresses.reserve(services);
-        self.table(Set::ClusterIp).reserve(services);
-        self.table(Set::IpvsIps).reserve(services);
-    }
-
-    fn update_service(&mut self, model: &Model, name: &NamespacedName) {
-        let fragments = model
-            .view(name)
-            .map(|view| compile(&view, &self.node, &self.node_ports, &self.config))
-            .unwrap_or_default();
-        let owners: SmallVec<[Arc<Owner>; 1]> = fragments
-            .iter()
-            .map(|fragment| fragment.owner.clone())
-            .collect();
-        let before = if owners.is_empty() {
-            self.owners.remove(name)
-        } else {
-            self.owners.insert(name.clone(), owners.clone())
-        };
-        for gone in before
-            .into_iter()
-            .flatten()
-            .filter(|owner| !owners.contains(owner))
-        {
-            self.claim(Fragment {
-                owner: gone,
-                servers: Vec::new(),
-                members: Vec::new(),
-                addresses: Vec::new(),
-                forbidden_to_node: Vec::new(),
-            });
-        }
-        for fragment in fragments {
-            self.claim(fragment);
+        self.claims.reserve(services);
+        self.tables.servers.reserve(services);
+        self.tables.addresses.reserve(services);
+        for set in [Set::ClusterIp, Set::IpvsIps] {
+            self.tables.members_mut(set).reserve(services);
         }
     }
 
-    fn claim(&mut self, fragment: Fragment) {
-        let Fragment {
-            owner,
-            servers,
-            members,
-            addresses,
-            forbidden_to_node,
-        } = fragment;
-        // Of two entries with one key the first counts.
-        let mut keys = HashSet::new();
-        let servers: Vec<_> = servers
-            .into_iter()
-            .filter(|(key, _)| keys.insert(*key))
-            .map(|(key, server)| (key, self.claim_of(&owner, key, server)))
-            .collect();
-        let released: Vec<_> = self
-            .servers
-            .keys_of(&owner)
-            .iter()
-            .filter(|key| !keys.contains(*key) && self.servers.owner(key) == Some(&owner))
-            .copied()
-            .collect();
-        self.servers.claim(&owner, servers);
-        for key in released {
-            self.take_over(key);
-        }
-        // What the sets and rules say of an address and port is the winner's alone: a loser's source ranges or policy would
-        // change who may use it, and how.
-        let lost: HashSet<VirtualServerKey> = keys
-            .into_iter()
-            .filter(|key| self.servers.owner(key) != Some(&owner))
-            .collect();
-        for set in Set::all() {
-            let own = members
-                .iter()
-                .filter(|(of, member)| {
-                    let about = set.virtual_server(member);
-                    *of == set && about.is_none_or(|key| !lost.contains(&key))
-                })
-                .map(|(_, member)| (*member, ()));
-            self.table(set).claim(&owner, own);
-        }
-        self.addresses
-            .claim(&owner, addresses.into_iter().map(|address| (address, ())));
-        if !forbidden_to_node.is_empty() || !self.forbidden_to_node.keys_of(&owner).is_empty() {
-            self.forbidden_version += 1;
-            let own = forbidden_to_node
-                .into_iter()
-                .filter(|key| !lost.contains(key));
-            self.forbidden_to_node
-                .claim(&owner, own.map(|key| (key, ())));
-        }
-    }
-
-    // ---- leftovers: what the kernel holds beyond the endpoints ----
-    //
-    // Of the claims for a virtual server, the first one has them among its destinations, and `drains` names them; the others
-    // are as they were compiled.
-
-    /// What an owner is to claim for a virtual server.
-    fn claim_of(
-        &mut self,
-        owner: &Arc<Owner>,
-        key: VirtualServerKey,
-        compiled: VirtualServer,
-    ) -> VirtualServer {
-        match self.servers.owner(&key) {
-            Some(first) if first < owner => return compiled,
-            Some(first) if first > owner => {
-                self.disputed.push(first.name.service.clone());
-                if let Some((second, its)) = self.compiled(&key) {
-                    self.servers.amend(&second, &key, its);
-                }
-            }
-            _ => {}
-        }
-        self.with_leftovers(key, compiled)
-    }
-
-    /// The next owner gets what the one before has left.
-    fn take_over(&mut self, key: VirtualServerKey) {
-        let owner = self.servers.owner(&key).cloned();
-        if let (Some(owner), Some(compiled)) = (owner, self.servers.wanted(&key).cloned()) {
-            self.disputed.push(owner.name.service.clone());
-            let claim = self.with_leftovers(key, compiled);
-            self.servers.amend(&owner, &key, claim);
-        }
-    }
-
-    /// The first claim without leftovers, and whose it is.
-    fn compiled(&self, key: &VirtualServerKey) -> Option<(Arc<Owner>, VirtualServer)> {
-        let wanted = self.servers.wanted(key)?;
-        let endpoints = wanted
-            .destinations
-            .iter()
-            .filter(|real| !self.drains.contains(key, real.target));
-        let compiled = VirtualServer {
-            destinations: endpoints.collect(),
-            properties: wanted.properties.clone(),
-        };
-        Some((self.servers.owner(key)?.clone(), compiled))
-    }
-
-    /// Adds the leftovers: removed TCP endpoints drain at weight 0; while the sources have not told everything, what is there
-    /// stays as it is.
-    fn with_leftovers(&mut self, key: VirtualServerKey, compiled: VirtualServer) -> VirtualServer {
-        let is_drained = key.protocol == Protocol::Tcp;
-        let leftovers: Vec<RealServer> = self
-            .servers
-            .actual(&key)
-            .into_iter()
-            .flat_map(|actual| actual.destinations.iter())
-            .filter(|real| compiled.destination(real.target).is_none())
-            .filter(|_| is_drained || !self.may_delete)
-            .map(|real| {
-                if self.may_delete {
-                    real.with_weight(0)
-                } else {
-                    real
-                }
-            })
-            .collect();
-        self.drains
-            .set(key, leftovers.iter().map(|real| real.target).collect());
-        if leftovers.is_empty() {
-            return compiled;
-        }
-        let mut destinations: Vec<RealServer> =
-            compiled.destinations.iter().chain(leftovers).collect();
-        destinations.sort_unstable_by_key(|real| real.target);
-        VirtualServer {
-            destinations: destinations.into(),
-            ..compiled
-        }
-    }
-
-    /// Drops from the wanted destinations those that drain and that `is_over` names.
-    fn end_drains(&mut self, key: &VirtualServerKey, is_over: impl Fn(Target) -> bool) {
-        let (Some(wanted), Some(owner)) = (
-            self.servers.wanted(key).cloned(),
-            self.servers.owner(key).cloned(),
-        ) else {
-            self.drains.forget(key);
-            return;
-        };
-        let (over, left): (BTreeSet<_>, BTreeSet<_>) = self
-            .drains
-            .targets(key)
-            .partition(|target| is_over(*target));
-        if over.is_empty() {
-            return;
-        }
-        self.drains.set(*key, left);
-        let destinations = wanted
-            .destinations
-            .iter()
-            .filter(|real| !over.contains(&real.target))
-            .collect();
-        self.servers.amend(
-            &owner,
-            key,
-            VirtualServer {
-                destinations,
-                ..wanted
-            },
-        );
-    }
-
-    /// Makes the rules wanted that match each set of which members are wanted, and those in `still` that hold something yet.
-    fn want_rules(&mut self, still: impl Fn(Set) -> bool) {
-        let filled: BTreeSet<Set> = Set::all()
-            .zip(&self.members)
-            .filter(|(set, table)| table.wanted_len() > 0 || (!table.is_empty() && still(*set)))
+    /// Makes the rules wanted that match each set of which members are wanted. What is about to be filled needs its rules before;
+    /// what empties keeps those it has until its members are gone, and does not get them back while one cannot be removed.
+    fn want_rules(&mut self) {
+        let had = self.shim.as_ref().map(|(filled, _)| filled);
+        let keeps = |set: Set| had.is_none_or(|had| had.contains(&set));
+        let members = self.tables.all_members();
+        let filled: BTreeSet<Set> = members
+            .filter(|(set, table)| table.wanted_len() > 0 || (!table.is_empty() && keeps(*set)))
             .map(|(set, _)| set)
             .collect();
-        let shim = (filled, self.forbidden_version);
-        if self.shim.as_ref() == Some(&shim) {
+        let version = self.claims.forbidden_version();
+        if self.shim.as_ref() == Some(&(filled.clone(), version)) {
             return;
         }
+        let (forbidden_to_node, version) = self.claims.forbidden_to_node();
         let rules = Shim {
             family: self.node.family,
-            filled: shim.0.clone(),
-            forbidden_to_node: self
-                .forbidden_to_node
-                .iter_wanted()
-                .map(|(key, ())| *key)
-                .collect(),
+            filled: filled.clone(),
+            forbidden_to_node,
         }
         .rules(&self.config);
-        self.rules.claim(&(), [((), Arc::new(rules))]);
-        self.shim = Some(shim);
+        self.tables.rules.claim(&(), [((), Arc::new(rules))]);
+        self.shim = Some((filled, version));
+        self.refresh_covered();
+    }
+
+    /// Computes again which sets the rules do not match yet.
+    fn refresh_covered(&mut self) {
+        if self.tables.rules.actual(&()).is_some() {
+            self.head_start = None;
+        }
+        let wanted = self.tables.rules.wanted(&()).cloned().unwrap_or_default();
+        let installed = self.tables.rules.actual(&()).cloned().unwrap_or_default();
+        self.uncovered = if self.are_rules_awaited() {
+            wanted.uncovered(&installed, self.node.family)
+        } else {
+            BTreeSet::new()
+        };
+    }
+
+    /// Whether new virtual servers may have to wait for the rules: not where another mode's rules serve until all is made.
+    fn are_rules_awaited(&self) -> bool {
+        self.tables.rules.pending_len() > 0 && !planner::is_served_by_another_mode(&self.tables)
     }
 
     // ---- observe: what is there ----
 
+    /// Takes over what a read has found.
+    fn observe(&mut self, model: &Model, found: Found, now: Instant, report: &mut Report) {
+        let (part, result) = match found {
+            Found::Servers(found) => {
+                let found = found.map(|found| self.observe_servers(found, now));
+                (Part::Servers, found)
+            }
+            Found::Sets(found) => {
+                let found = found.map(|found| self.observe_sets(found, now));
+                (Part::Sets, found)
+            }
+            Found::Addresses(found) => {
+                let found = found.map(|found| self.observe_addresses(model, &found, now));
+                (Part::Addresses, found)
+            }
+            Found::Rules(found) => {
+                let found = found.map(|found| self.observe_rules(found, now));
+                (Part::Rules, found)
+            }
+        };
+        let look = &mut self.part_mut(part).look;
+        match result {
+            Ok(()) => {
+                look.succeed(now);
+                report.readable.push(part.name());
+            }
+            Err(KernelError { what, reason }) => {
+                look.fail(now);
+                report.unreadable.push(Unreadable { part: what, reason });
+            }
+        }
+    }
+
+    fn observe_servers(&mut self, found: BTreeMap<VirtualServerKey, VirtualServer>, now: Instant) {
+        let was_known = self.knows(Part::Servers);
+        let (ours, others): (BTreeMap<_, _>, BTreeMap<_, _>) =
+            found.into_iter().partition(|(key, _)| self.is_ours(key));
+        let believed: Vec<_> = if was_known {
+            let differs = |(key, actual): &(&VirtualServerKey, &VirtualServer)| {
+                !self.uncertain.contains(*key) && ours.get(*key) != Some(*actual)
+            };
+            let all = self.tables.servers.iter_actual().filter(differs);
+            all.map(|(key, actual)| (*key, actual.clone())).collect()
+        } else {
+            Vec::new()
+        };
+        for (key, actual) in believed {
+            self.note_server(&key, Some(&actual), ours.get(&key), now);
+        }
+        self.uncertain.clear();
+        let changed = self.tables.servers.observe(ours);
+        for key in changed {
+            self.claims.settle_leftovers(key, &mut self.tables);
+        }
+        if let Some(unjudged) = &mut self.unjudged
+            && !was_known
+        {
+            unjudged.evidence.servers = others;
+        }
+        // The check compares with what was believed before.
+        self.abort_check();
+        self.count = None;
+    }
+
+    fn observe_sets(&mut self, found: FoundSets, now: Instant) {
+        let was_known = self.knows(Part::Sets);
+        if let Some(unjudged) = &mut self.unjudged
+            && !was_known
+        {
+            let is_evidence = |(set, _): &(&Set, &BTreeSet<_>)| set.marks_ownership();
+            let evidence = found.members.iter().filter(is_evidence);
+            unjudged.evidence.sets = evidence.map(|(set, of)| (*set, of.clone())).collect();
+        }
+        let FoundSets { mut members, sizes } = found;
+        let changed = self.tables.sets.observe(sizes);
+        if was_known {
+            for set in changed {
+                let family = self.node.family;
+                self.note("set", now, || set.name(family));
+            }
+        }
+        for set in Set::all() {
+            let found = members.remove(&set).unwrap_or_default().into_iter();
+            let table = self.tables.members_mut(set);
+            let changed = table.observe(found.map(|member| (member, ())));
+            if was_known {
+                for member in changed {
+                    self.note_member(set, &member, now);
+                }
+            }
+        }
+        self.abort_check();
+    }
+
+    fn observe_addresses(&mut self, model: &Model, found: &FoundAddresses, now: Instant) {
+        let was_known = self.knows(Part::Addresses);
+        if let Some(unjudged) = &mut self.unjudged
+            && !was_known
+        {
+            unjudged.evidence.bound.clone_from(&found.bound);
+            let otherwise = &mut unjudged.evidence.bound_otherwise;
+            otherwise.clone_from(&found.bound_otherwise);
+            let others = &mut unjudged.evidence.interface_addresses;
+            others.clone_from(&found.interface_addresses);
+        }
+        let link = found.has_link.then_some(((), ()));
+        let is_link_other = !self.tables.link.observe(link).is_empty();
+        let bound = found.bound.iter().map(|address| (*address, ()));
+        let changed = self.tables.addresses.observe(bound);
+        let otherwise = found.bound_otherwise.iter();
+        let otherwise = otherwise.map(|address| (*address, ()));
+        let otherwise = self.tables.bound_otherwise.observe(otherwise);
+        if was_known {
+            if is_link_other {
+                self.note("link", now, || "kube-ipvs0".to_owned());
+            }
+            for address in changed.into_iter().chain(otherwise) {
+                self.note_address(address, now);
+            }
+        }
+        self.take_interface_addresses(model, &found.interface_addresses);
+    }
+
+    fn observe_rules(&mut self, found: FoundRules, now: Instant) {
+        let was_known = self.knows(Part::Rules);
+        let FoundRules { rules, leftovers } = found;
+        let before = self.tables.rules.actual(&()).cloned();
+        let there = (!rules.is_empty()).then(|| ((), Arc::new(rules)));
+        let is_other = !self.tables.rules.observe(there).is_empty();
+        // A restore that was refused may have written a part.
+        let is_doubted = self.tables.rules.is_failing(&());
+        if was_known && is_other && !is_doubted {
+            let there = self.tables.rules.actual(&()).cloned().unwrap_or_default();
+            let differences = before.unwrap_or_default().differences(&there);
+            for line in differences {
+                self.note("rule", now, || line);
+            }
+            // Whoever flushes the rules may have gone on to the sets.
+            self.part_mut(Part::Sets).look.ask(now);
+        }
+        self.tables.leftovers.observe(leftovers);
+        self.rules_read = Some(now);
+        if !was_known {
+            self.head_start = Some(now + HEAD_START);
+        }
+        self.refresh_covered();
+    }
+
     /// Takes over what the node's other interfaces carry, and computes again the Services that depend on it: those with a node
     /// port, if other addresses serve these now, and those with an address that an interface has gained or lost.
     fn take_interface_addresses(&mut self, model: &Model, found: &BTreeSet<IpAddr>) {
-        let before = std::mem::replace(&mut self.node.interface_addresses, found.clone());
-        let moved: BTreeSet<&IpAddr> = before.symmetric_difference(found).collect();
+        let before = mem::replace(&mut self.node.interface_addresses, found.clone());
+        let is_first = !mem::replace(&mut self.node.has_addresses, true);
         let has_other_ports = self.refresh_node_ports();
+        if is_first {
+            let claimed: Vec<NamespacedName> = self.claims.services().cloned().collect();
+            return self.update_services(model, &claimed);
+        }
+        let moved: BTreeSet<&IpAddr> = before.symmetric_difference(found).collect();
         if moved.is_empty() && !has_other_ports {
             return;
         }
@@ -466,741 +630,609 @@ impl<K: Kernel> Proxier<K> {
         self.update_services(model, &names);
     }
 
-    fn observe(&mut self, model: &Model, snapshot: Snapshot, now: Instant) {
-        self.addresses
-            .observe(snapshot.bound.iter().map(|address| (*address, ())));
-        self.bound_otherwise
-            .observe(snapshot.bound_otherwise.iter().map(|ip| (*ip, ())));
-        self.take_interface_addresses(model, &snapshot.interface_addresses);
-        let sizes = snapshot.set_sizes.iter();
-        let sets = sizes.map(|(set, size)| (Foundation::Set(*set), *size));
-        let link = snapshot.has_link.then_some((Foundation::Link, 0));
-        self.foundation.observe(link.into_iter().chain(sets));
-        for set in Set::all() {
-            let members = snapshot.sets.get(&set).into_iter().flatten();
-            self.table(set).observe(members.map(|member| (*member, ())));
-        }
-        let ours: Vec<_> = snapshot
-            .servers
+    /// Whether a virtual server is one that this proxy wants, or has made or adopted.
+    fn is_ours(&self, key: &VirtualServerKey) -> bool {
+        let servers = &self.tables.servers;
+        servers.wanted(key).is_some()
+            || servers.actual(key).is_some()
+            || self.uncertain.contains(key)
+    }
+
+    /// Adopts what an earlier run, or upstream, has left, once all that says so was read as it was before anything was written.
+    fn judge(&mut self) {
+        let is_read = [Part::Servers, Part::Sets, Part::Addresses]
             .iter()
-            .filter(|(key, _)| self.is_known(key) || self.is_ours(key, &snapshot))
-            .map(|(key, server)| (*key, server.clone()))
-            .collect();
-        self.servers.observe(ours);
-        let differing: Vec<_> = self.servers.pending().copied().collect();
-        for key in differing {
-            self.settle_leftovers(key);
-        }
-        if let Some(rules) = snapshot.rules {
-            self.rules
-                .observe((!rules.is_empty()).then(|| ((), Arc::new(rules))));
-            self.rules_read = Some(now);
-        }
-        if let Some(leftovers) = snapshot.leftovers {
-            self.leftovers.observe(leftovers);
-        }
-        self.needs_resync = false;
-    }
-
-    // ---- drift: whether what is there is still what was believed ----
-
-    /// Goes on with a check that is under way and due, by one piece.
-    fn check_drift(&mut self, now: Instant) {
-        let Some(mut drift) = self.drift.take_if(|drift| drift.due <= now) else {
+            .all(|part| self.knows(*part));
+        let Some(unjudged) = self.unjudged.as_mut().filter(|of| is_read && !of.is_judged) else {
             return;
         };
-        if self.needs_resync {
-            return;
-        }
-        let is_same = match &mut drift.progress {
-            Progress::Reading(dumping) => match dumping.now_or_never() {
-                None => {
-                    drift.due = now + now.duration_since(drift.began).max(READING);
-                    self.drift = Some(drift);
-                    return;
-                }
-                // The rules first: what was read of them need not be read again when something else differs.
-                Some(Ok(Ok(snapshot)))
-                    if self.compare_base(&snapshot, &drift.touched, drift.began)
-                        && self.is_same_node(&snapshot) =>
-                {
-                    drift.progress = Progress::Comparing(Box::new(self.comparing(snapshot)));
-                    Some(true)
-                }
-                // Reading it again fails, too, and is reported then.
-                Some(_) => Some(false),
-            },
-            Progress::Comparing(comparing) => self.compare(comparing, &drift.touched),
-        };
-        match is_same {
-            Some(true) => {
-                drift.due = now;
-                self.drift = Some(drift);
-            }
-            Some(false) => self.needs_resync = true,
-            None => {}
-        }
-    }
-
-    /// Whether a dump says of the node's own addresses what was believed.
-    fn is_same_node(&self, snapshot: &Snapshot) -> bool {
-        let bound = snapshot.bound.iter().copied();
-        let otherwise = self.bound_otherwise.iter_actual().map(|(ip, ())| *ip);
-        otherwise.collect::<BTreeSet<_>>() == snapshot.bound_otherwise
-            && self.node.interface_addresses == snapshot.interface_addresses
-            && self.node.serving_node_ports(bound) == self.node_ports
-    }
-
-    fn comparing(&self, snapshot: Snapshot) -> Comparing {
-        let members = Set::all().zip(&self.members).flat_map(|(set, table)| {
-            let there = table.iter_actual();
-            there.map(move |(member, ())| (set, *member))
-        });
-        Comparing {
-            servers: self.servers.iter_actual().map(|(key, _)| *key).collect(),
-            members: members.collect(),
-            addresses: self.addresses.iter_actual().map(|(key, ())| *key).collect(),
-            snapshot,
-        }
-    }
-
-    /// Compares a piece; whether all of it was as believed, `None` when that was the last one.
-    fn compare(&mut self, rest: &mut Comparing, touched: &Touched) -> Option<bool> {
-        let mut room = PIECE;
-        while room > 0 {
-            room -= 1;
-            if let Some((key, there)) = rest.next_server() {
-                let actual = self.servers.actual(&key);
-                let destinations = actual.map_or(0, |actual| actual.destinations.len());
-                room = room.saturating_sub(destinations / 16);
-                let is_ours = self.is_known(&key) || self.is_ours(&key, &rest.snapshot);
-                if is_ours && actual != there.as_ref() && !touched.servers.contains(&key) {
-                    return Some(false);
-                }
-            } else if let Some((set, member, is_there)) = rest.next_member() {
-                let is_believed = self.table(set).actual(&member).is_some();
-                if is_there != is_believed && !touched.members.contains(&(set, member)) {
-                    return Some(false);
-                }
-            } else if let Some((address, is_there)) = rest.next_address() {
-                let is_believed = self.addresses.actual(&address).is_some();
-                if is_there != is_believed && !touched.addresses.contains(&address) {
-                    return Some(false);
-                }
-            } else {
-                return None;
-            }
-        }
-        Some(true)
-    }
-
-    /// Whether the link, the sets, the rules and what other modes have left are as believed.
-    fn compare_base(&mut self, snapshot: &Snapshot, touched: &Touched, began: Instant) -> bool {
-        let is_there = |key: &Foundation| match key {
-            Foundation::Link => snapshot.has_link.then_some(0),
-            Foundation::Set(set) => snapshot.set_sizes.get(set).copied(),
-        };
-        let keys = [Foundation::Link].into_iter();
-        let mut keys = keys.chain(Set::all().map(Foundation::Set));
-        // A set may be larger than it was made: one of ports has room for all.
-        let is_founded = keys.all(|key| is_there(&key).as_ref() >= self.foundation.actual(&key));
-        let are_same = snapshot.rules.as_ref().is_none_or(|rules| {
-            let actual = self.rules.actual(&()).map(|actual| &**actual);
-            actual == (!rules.is_empty()).then_some(rules)
-        });
-        let leave_the_same = snapshot.leftovers.as_ref().is_none_or(|leftovers| {
-            let actual = self.leftovers.iter_actual();
-            let actual: BTreeMap<_, _> = actual
-                .map(|(place, left)| (*place, Arc::clone(left)))
-                .collect();
-            actual == *leftovers
-        });
-        let is_ruled = (are_same && leave_the_same) || touched.rules;
-        if snapshot.rules.is_some() {
-            self.rules_read = is_ruled.then_some(began);
-        }
-        (is_founded || touched.foundation) && is_ruled
-    }
-
-    /// Decides again what is left over at a virtual server whose actual destinations have changed by themselves.
-    fn settle_leftovers(&mut self, key: VirtualServerKey) {
-        if let Some((owner, compiled)) = self.compiled(&key) {
-            let claim = self.with_leftovers(key, compiled);
-            self.servers.amend(&owner, &key, claim);
-        }
-    }
-
-    /// Whether this proxy wants a virtual server, or has made or adopted it.
-    fn is_known(&self, key: &VirtualServerKey) -> bool {
-        self.servers.wanted(key).is_some() || self.servers.actual(key).is_some()
-    }
-
-    /// Whether a virtual server in a snapshot is one that this proxy, an earlier run of it, or upstream has made.
-    fn is_ours(&self, key: &VirtualServerKey, snapshot: &Snapshot) -> bool {
+        unjudged.is_judged = true;
+        let mut evidence = mem::take(&mut unjudged.evidence);
         let excluded = &self.config.exclude_cidrs;
-        !excluded.iter().any(|net| net.contains(&key.address)) && snapshot.says_ours(key)
-    }
-
-    // ---- plan ----
-
-    fn plan(&mut self, stage: Stage, now: Instant) -> Plan {
-        match stage {
-            Stage::Make => self.plan_make(now),
-            Stage::Break => self.plan_break(now),
-            Stage::Forget => self.plan_forget(now),
-            Stage::Clear => self.plan_clear(now),
-        }
-    }
-
-    fn plan_make(&mut self, now: Instant) -> Plan {
-        // What is about to be filled needs its rules before; what empties keeps those it has until its virtual servers are
-        // gone, and does not get them back while a member cannot be removed.
-        let had = self.shim.as_ref().map(|(filled, _)| filled.clone());
-        self.want_rules(|set| had.as_ref().is_none_or(|had| had.contains(&set)));
-        self.want_room();
-        let mut ops = Vec::new();
-        for key in sorted(self.foundation.due(now)) {
-            let size = self.foundation.wanted(&key).copied().unwrap_or(SET_SIZE);
-            ops.push(match key {
-                Foundation::Link => Op::CreateLink,
-                Foundation::Set(set) => Op::CreateSet(set, size),
-            });
-        }
-        for (set, table) in Set::all().zip(&self.members) {
-            let added = sorted(table.due(now))
-                .into_iter()
-                .filter(|member| table.wanted(member).is_some());
-            ops.extend(added.map(|member| Op::AddMember(set, member)));
-        }
-        if !self.is_served_by_another_mode() {
-            ops.extend(self.write_rules(now));
-        }
-        let mut keys: Vec<_> = self
-            .servers
-            .due(now)
-            .filter_map(|key| Some((rank(&self.servers.owner(key)?.name), *key)))
-            .collect();
-        keys.sort_unstable();
-        for (_, key) in keys {
-            self.make_server(key, &mut ops);
-            if ops.len() >= ENOUGH_OPS {
-                return Plan { ops };
-            }
-        }
-        let added = sorted(self.addresses.due(now))
+        let is_ours = |key: &&VirtualServerKey| {
+            !excluded.iter().any(|net| net.contains(&key.address)) && evidence.says_ours(key)
+        };
+        let ours: Vec<_> = evidence.servers.keys().filter(is_ours).copied().collect();
+        let adopted: Vec<_> = ours
             .into_iter()
-            .filter(|a| self.addresses.wanted(a).is_some());
-        ops.extend(added.map(Op::BindAddress));
-        Plan { ops }
+            .filter_map(|key| evidence.servers.remove_entry(&key))
+            .collect();
+        unjudged.evidence.servers = evidence.servers;
+        for (key, server) in adopted {
+            self.adopt(key, server);
+        }
+        self.refresh_node_ports();
     }
 
-    /// Wants each set as large as its members need, those that leave it after others have come included, and never smaller than
-    /// it is.
-    fn want_room(&mut self) {
-        for (set, table) in Set::all().zip(&self.members) {
-            let needed = u32::try_from(table.len().next_power_of_two()).unwrap_or(u32::MAX);
-            let key = Foundation::Set(set);
-            let there = self.foundation.actual(&key).copied().unwrap_or(SET_SIZE);
-            let size = needed.max(there);
-            if self.foundation.wanted(&key) != Some(&size) {
-                self.foundation.amend(&(), &key, size);
-            }
+    fn adopt(&mut self, key: VirtualServerKey, server: VirtualServer) {
+        if self.tables.servers.actual(&key).is_none() {
+            self.tables.servers.set_actual(&key, Some(server));
+            self.claims.settle_leftovers(key, &mut self.tables);
         }
     }
 
-    fn write_rules(&self, now: Instant) -> Option<Op> {
-        self.rules.due(now).next()?;
-        let wanted = self.rules.wanted(&())?.clone();
-        let installed = self.rules.actual(&()).cloned().unwrap_or_default();
-        Some(Op::WriteRules { wanted, installed })
-    }
-
-    fn make_server(&self, key: VirtualServerKey, ops: &mut Vec<Op>) {
-        let Some(wanted) = self.servers.wanted(&key) else {
+    /// Adopts what is wanted and was there before, whosever it was. Once all is known and claimed, the rest is others'.
+    fn adopt_wanted(&mut self) {
+        let Some(mut unjudged) = self.unjudged.take() else {
             return;
         };
-        let actual = self.servers.actual(&key);
-        match actual {
-            None => ops.push(Op::AddServer(key, wanted.properties.clone())),
-            Some(actual) if actual.properties != wanted.properties => {
-                ops.push(Op::SetServer(key, wanted.properties.clone()));
-            }
-            Some(_) => {}
-        }
-        for real in wanted.destinations.iter() {
-            match actual.and_then(|actual| actual.destination(real.target)) {
-                None => ops.push(Op::AddDestination(key, real)),
-                Some(there) if there != real => ops.push(Op::SetDestination(key, real)),
-                Some(_) => {}
-            }
-        }
-    }
-
-    fn plan_break(&self, now: Instant) -> Plan {
-        let mut ops = Vec::new();
-        let removed = sorted(self.addresses.due(now))
-            .into_iter()
-            .filter(|a| self.addresses.wanted(a).is_none());
-        ops.extend(removed.map(Op::UnbindAddress));
-        // An address that is wanted has a place at all times.
-        let otherwise = sorted(self.bound_otherwise.due(now))
-            .into_iter()
-            .filter(|a| self.addresses.wanted(a).is_none() || self.addresses.actual(a).is_some());
-        ops.extend(otherwise.map(Op::UnbindOtherwise));
-        let mut removed_servers = Vec::new();
-        for key in sorted(self.servers.due(now)) {
-            let Some(actual) = self.servers.actual(&key) else {
-                continue;
-            };
-            match self.servers.wanted(&key) {
-                None => removed_servers.push(Op::RemoveServer(key)),
-                Some(wanted) => {
-                    let gone = actual.destinations.iter().map(|real| real.target);
-                    let gone = gone.filter(|target| wanted.destination(*target).is_none());
-                    ops.extend(gone.map(|target| Op::RemoveDestination(key, target)));
-                }
-            }
-            if ops.len() >= ENOUGH_OPS {
-                return Plan { ops };
-            }
-        }
-        ops.extend(removed_servers);
-        Plan { ops }
-    }
-
-    fn plan_forget(&mut self, now: Instant) -> Plan {
-        self.want_rules(|_| false);
-        let mut ops = Vec::new();
-        ops.extend(self.write_rules(now));
-        let mut held = Vec::new();
-        for (set, table) in Set::all().zip(&self.members) {
-            let removed = sorted(table.due(now))
-                .into_iter()
-                .filter(|member| table.wanted(member).is_none());
-            for member in removed {
-                if self.is_evidence(set, &member) {
-                    held.push((set, member));
-                } else {
-                    ops.push(Op::RemoveMember(set, member));
-                }
-            }
-        }
-        for (set, member) in held {
-            // It goes with its virtual server, whose next try is what has to be waited for.
-            self.table(set).hold(&member);
-        }
-        Plan { ops }
-    }
-
-    /// Only once the shim is there: before that, its chains may still lead into what is to go.
-    fn plan_clear(&self, now: Instant) -> Plan {
-        let is_ready = self.rules.pending_len() == 0;
-        let places = sorted(self.leftovers.due(now));
-        let leftovers = places.into_iter().filter(|_| is_ready).filter_map(|place| {
-            let found = self.leftovers.actual(&place)?;
-            Some(Op::RemoveLeftovers(place, Arc::clone(found)))
-        });
-        Plan {
-            ops: leftovers.collect(),
-        }
-    }
-
-    /// Whether the chains that the shim is going to fill lead into those of another mode.
-    fn is_served_by_another_mode(&self) -> bool {
-        let mut leftovers = self.leftovers.iter_actual();
-        self.rules.actual(&()).is_some_and(|installed| {
-            leftovers
-                .any(|(place, left)| matches!(place, Place::Beside(_)) && left.serve(installed))
-        })
-    }
-
-    /// Whether a member still says that a virtual server which could not be removed yet is ours.
-    fn is_evidence(&self, set: Set, member: &Member) -> bool {
-        let is_left = |address: IpAddr, protocol: Protocol, port: u16| {
-            let key = VirtualServerKey {
-                address,
-                port,
-                protocol,
-            };
-            self.servers.actual(&key).is_some() && self.servers.wanted(&key).is_none()
+        let wanted = |key: &VirtualServerKey, _: &mut VirtualServer| {
+            self.tables.servers.wanted(key).is_some()
         };
-        match (set, *member) {
-            (Set::NodePortTcp, Member::Port(port)) => self
-                .node
-                .interface_addresses
-                .iter()
-                .any(|address| is_left(*address, Protocol::Tcp, port)),
-            (Set::NodePortUdp, Member::Port(port)) => self
-                .node
-                .interface_addresses
-                .iter()
-                .any(|address| is_left(*address, Protocol::Udp, port)),
-            (set, Member::AddressPort(address, protocol, port)) if set.marks_ownership() => {
-                is_left(address, protocol, port)
-            }
-            _ => false,
+        let servers = &mut unjudged.evidence.servers;
+        let adopted: Vec<_> = servers.extract_if(.., wanted).collect();
+        for (key, server) in adopted {
+            self.adopt(key, server);
+        }
+        if !unjudged.is_judged {
+            self.unjudged = Some(unjudged);
         }
     }
 
-    // ---- book: what became of it ----
+    // ---- drift ----
 
-    fn book(&mut self, plan: &Plan, outcomes: Vec<Outcome>, now: Instant, report: &mut SyncReport) {
-        let mut outcomes = outcomes.into_iter();
-        let of_one = |one: &Op, next: &Op| {
-            let key = server_of(one);
-            key.is_some() && key == server_of(next)
-        };
-        // What is written to one virtual server stands in a row.
-        for run in plan.ops.chunk_by(of_one) {
-            let mut done: SmallVec<[bool; 16]> = SmallVec::new();
-            let mut is_refused = false;
-            for (op, outcome) in run.iter().zip(&mut outcomes) {
-                let is_refusal = matches!(outcome, Outcome::Refused { .. });
-                done.push(self.take_outcome(op, outcome, is_refused, report));
-                is_refused |= is_refusal;
-                if let Some(drift) = &mut self.drift {
-                    drift.touched.note(op);
-                }
-            }
-            match run.first().and_then(server_of) {
-                Some(key) => {
-                    self.book_server(&key, run, &done);
-                    if is_refused {
-                        self.servers.fail(&key, now);
-                    }
-                }
-                None => {
-                    for (op, is_done) in run.iter().zip(done) {
-                        self.book_one(op, is_done, now);
-                    }
-                }
-            }
-        }
+    fn note(&mut self, kind: &'static str, now: Instant, name: impl FnOnce() -> String) {
+        self.news.drift.add(kind, name);
+        self.news.drifting.get_or_insert(now);
     }
 
-    /// Whether a write was done; if not, why goes into the report.
-    fn take_outcome(
+    fn note_server(
         &mut self,
-        op: &Op,
-        outcome: Outcome,
-        is_said: bool,
-        report: &mut SyncReport,
-    ) -> bool {
-        match outcome {
-            Outcome::Done => {
-                report.written += 1;
-                return true;
-            }
-            Outcome::Unknown => self.needs_resync = true,
-            // A virtual server that was refused takes its destinations with it: that is no surprise, and it is said once.
-            Outcome::Refused { .. } if is_said => {}
-            Outcome::Refused {
-                reason,
-                is_surprise,
-            } => {
-                self.needs_resync |= is_surprise;
-                let failure = Failure {
-                    object: op.to_string(),
-                    owner: self.owner_of(op),
-                    reason,
-                };
-                report.failures.push(failure);
-            }
-        }
-        if matches!(op, Op::WriteRules { .. } | Op::RemoveLeftovers(..)) {
-            report.failed_restores += 1;
-        }
-        false
+        key: &VirtualServerKey,
+        believed: Option<&VirtualServer>,
+        there: Option<&VirtualServer>,
+        now: Instant,
+    ) {
+        drift::note_server(&mut self.news.drift, key, believed, there);
+        self.news.drifting.get_or_insert(now);
+        let services = drift::services(self.tables.servers.owners(key));
+        self.news.disturb(services);
     }
 
-    /// Books all that was written to one virtual server.
-    fn book_server(&mut self, key: &VirtualServerKey, run: &[Op], done: &[bool]) {
-        let is_all_done = done.len() == run.len() && !done.contains(&false);
-        if is_all_done && matches!(run.first(), Some(Op::AddServer(..))) {
-            // It was made with all that is wanted.
-            self.servers.set_written(key);
-        } else {
-            let mut draft = self.servers.actual(key).map(Draft::of);
-            for (op, _) in run.iter().zip(done).filter(|(_, is_done)| **is_done) {
-                Draft::apply(&mut draft, op);
-            }
-            self.servers.set_actual(key, draft.map(Draft::into_server));
-        }
-        if self.servers.wanted(key).is_none() {
-            self.drains.forget(key);
-        }
-    }
-
-    fn book_one(&mut self, op: &Op, is_done: bool, now: Instant) {
-        match op {
-            Op::CreateLink => book_entry(&mut self.foundation, &Foundation::Link, is_done, now),
-            Op::CreateSet(set, _) => {
-                book_entry(&mut self.foundation, &Foundation::Set(*set), is_done, now);
-            }
-            Op::AddMember(set, member) | Op::RemoveMember(set, member) => {
-                book_entry(self.table(*set), member, is_done, now);
-            }
-            Op::WriteRules { .. } => {
-                book_entry(&mut self.rules, &(), is_done, now);
-                if !is_done {
-                    // Nobody knows what a refused restore has left: look before the next try.
-                    self.rules_read = None;
-                    self.needs_resync = true;
-                }
-            }
-            Op::RemoveLeftovers(place, _) => {
-                book_entry(&mut self.leftovers, place, is_done, now);
-            }
-            Op::BindAddress(address) | Op::UnbindAddress(address) => {
-                book_entry(&mut self.addresses, address, is_done, now);
-            }
-            Op::UnbindOtherwise(address) => {
-                book_entry(&mut self.bound_otherwise, address, is_done, now);
-            }
-            // By `book_server`.
-            Op::AddServer(..)
-            | Op::SetServer(..)
-            | Op::RemoveServer(..)
-            | Op::AddDestination(..)
-            | Op::SetDestination(..)
-            | Op::RemoveDestination(..) => {}
-        }
-    }
-
-    fn owner_of(&self, op: &Op) -> Option<ServicePortName> {
-        let owner = match op {
-            Op::AddMember(set, member) => self.members.get(*set as usize)?.owner(member),
-            Op::BindAddress(address) => self.addresses.owner(address),
-            _ => self.servers.owner(&server_of(op)?),
-        };
-        owner.map(|owner| owner.name.clone())
-    }
-
-    fn pending(&self) -> usize {
-        let members: usize = self.members.iter().map(Table::pending_len).sum();
-        self.foundation.pending_len()
-            + members
-            + self.rules.pending_len()
-            + self.leftovers.pending_len()
-            + self.servers.pending_len()
-            + self.addresses.pending_len()
-            + self.bound_otherwise.pending_len()
-    }
-
-    fn failing(&self) -> usize {
-        let members: usize = self.members.iter().map(Table::failing_len).sum();
-        self.foundation.failing_len()
-            + members
-            + self.rules.failing_len()
-            + self.servers.failing_len()
-            + self.addresses.failing_len()
-            + self.bound_otherwise.failing_len()
-            + self.leftovers.failing_len()
-    }
-
-    fn conflicts(&self) -> Vec<Conflict> {
-        let losers = self.servers.contested().flat_map(|(key, claims)| {
-            let (winner, losers) = claims
-                .split_first()
-                .map_or((None, claims), |(first, rest)| (Some(first), rest));
-            losers.iter().filter_map(move |loser| {
-                Some(Conflict {
-                    object: key.to_string(),
-                    winner: winner?.0.name.clone(),
-                    loser: loser.0.name.clone(),
-                })
-            })
+    fn note_member(&mut self, set: Set, member: &Member, now: Instant) {
+        let family = self.node.family;
+        self.note("set member", now, || {
+            format!("{member} of {}", set.name(family))
         });
-        let mut conflicts: Vec<_> = losers.collect();
-        conflicts.sort_by(|a, b| (&a.object, &a.loser).cmp(&(&b.object, &b.loser)));
-        conflicts
+        let services = drift::services(self.tables.members(set).owners(member));
+        self.news.disturb(services);
     }
 
-    /// What a sync would write, in order, each plan as if all before it had been done; nothing is written. Call
-    /// [`update`](Mode::update) and [`resync`](Mode::resync) before.
-    pub async fn preview(mut self, now: Instant) -> Result<Vec<Plan>, Failure> {
-        let mut report = SyncReport::default();
-        let mut plans = Vec::new();
-        for stage in Stage::ALL {
-            if stage != Stage::Make && !self.may_delete {
-                break;
+    fn note_address(&mut self, address: IpAddr, now: Instant) {
+        self.note("address", now, || address.to_string());
+        let services = drift::services(self.tables.addresses.owners(&address));
+        self.news.disturb(services);
+    }
+
+    /// An address is no longer on the link, as the kernel tells.
+    fn lose(&mut self, address: IpAddr, now: Instant) {
+        let is_own_doing = self.taken_off.remove(&address).is_some();
+        let is_missed = self.tables.addresses.actual(&address).is_some();
+        if is_own_doing || !is_missed || self.config.vip_mode == VipMode::Route {
+            return;
+        }
+        self.tables.begin(now);
+        self.note_address(address, now);
+        self.tables.addresses.set_actual(&address, None);
+        if let Some(check) = &mut self.check {
+            check.note_address(address);
+        }
+    }
+
+    /// Begins a check, unless one is under way.
+    fn begin_check(&mut self) {
+        if self.check.is_some() || !self.lanes.reader.is_free() {
+            self.wants_check = true;
+            return;
+        }
+        self.wants_check = false;
+        self.check = Some(Check::Reading(Touched::default()));
+        self.lanes.reader.start(|kernel| {
+            Done::Dumped(Box::new(Dump {
+                servers: kernel.read_servers(),
+                sets: kernel.read_sets(),
+                addresses: kernel.read_addresses(),
+            }))
+        });
+    }
+
+    /// What is being compared is no longer what is believed.
+    fn abort_check(&mut self) {
+        self.check = None;
+    }
+
+    /// Takes a dump to be compared.
+    fn take_dump(&mut self, dump: Dump, now: Instant, report: &mut Report) {
+        for (part, error) in [
+            (Part::Servers, dump.servers.as_ref().err()),
+            (Part::Sets, dump.sets.as_ref().err()),
+            (Part::Addresses, dump.addresses.as_ref().err()),
+        ] {
+            match error {
+                None => report.readable.push(part.name()),
+                Some(error) => report.unreadable.push(Unreadable {
+                    part: error.what,
+                    reason: error.reason.clone(),
+                }),
             }
-            if stage == Stage::Break {
-                self.look_at_drains(now, &mut report).await;
+        }
+        let Some(Check::Reading(touched)) = self.check.take() else {
+            return;
+        };
+        let (comparing, doubted) = Comparing::new(
+            dump,
+            touched,
+            &self.tables,
+            &self.node.interface_addresses,
+            &self.config.exclude_cidrs,
+        );
+        for part in doubted {
+            self.part_mut(part).look.ask(now);
+        }
+        self.check = Some(Check::Comparing(Box::new(comparing)));
+    }
+
+    /// Compares a piece.
+    fn compare(&mut self, now: Instant) {
+        let Some(Check::Comparing(mut comparing)) = self
+            .check
+            .take_if(|check| matches!(check, Check::Comparing(_)))
+        else {
+            return;
+        };
+        let found = comparing.piece(&self.tables, |key| self.is_ours(key));
+        for (key, there) in found.servers {
+            let believed = self.tables.servers.actual(&key).cloned();
+            self.note_server(&key, believed.as_ref(), there.as_ref(), now);
+            self.tables.servers.set_actual(&key, there);
+            self.claims.settle_leftovers(key, &mut self.tables);
+        }
+        for (set, member, is_there) in found.members {
+            self.note_member(set, &member, now);
+            let actual = is_there.then_some(());
+            self.tables.members_mut(set).set_actual(&member, actual);
+        }
+        if found.has_other_addresses {
+            self.part_mut(Part::Addresses).look.ask(now);
+        }
+        if !found.is_over {
+            self.check = Some(Check::Comparing(comparing));
+        }
+    }
+
+    /// Takes over what a glance has told.
+    fn take_glance(&mut self, glance: &Result<Glance, KernelError>) {
+        let is_as_believed = match glance {
+            Ok(Glance::Count(count)) => {
+                let before = self.count.replace(*count);
+                before.is_none_or(|before| before == *count)
             }
-            loop {
-                let plan = self.plan(stage, now);
-                let outcomes = vec![Outcome::Done; plan.ops.len()];
-                self.book(&plan, outcomes, now, &mut report);
-                let is_last = plan.ops.len() < ENOUGH_OPS;
-                plans.push(plan);
-                if is_last {
-                    break;
+            Ok(Glance::IsThere(is_there)) => *is_there,
+            // The next check says what is wrong.
+            Err(_) => true,
+        };
+        if !is_as_believed {
+            self.begin_check();
+        }
+    }
+
+    // ---- proceed: what the lanes do next ----
+
+    fn plan(&self, lane: LaneOf, turn: Turn, now: Instant) -> Plan {
+        let known: Vec<Part> = Part::ALL
+            .into_iter()
+            .filter(|part| self.knows(*part))
+            .collect();
+        // They name all sets, and are refused where one is missing.
+        let awaits_sets = self.part(Part::Sets).look.is_awaited();
+        let awaits_end =
+            self.emptied_by.is_some_and(|until| now < until) && self.tables.empties_sets();
+        if lane == LaneOf::Rules && (awaits_sets || awaits_end) {
+            return Plan::default();
+        }
+        let situation = Situation {
+            claims: &self.claims,
+            known: &known,
+            are_rules_pending: self.are_rules_awaited() || !self.knows(Part::Rules),
+            uncovered: &self.uncovered,
+            gives_head_start: self.head_start.is_some_and(|until| now < until),
+            now,
+        };
+        match lane {
+            LaneOf::Services => planner::services(&self.tables, turn, &situation),
+            LaneOf::Addresses => planner::addresses(&self.tables, &situation),
+            LaneOf::Rules => planner::rules(&self.tables, &situation),
+        }
+    }
+
+    fn start_services(&mut self, now: Instant) {
+        if !self.lanes.services.is_free()
+            || self.start_reading(LaneOf::Services, now)
+            || !self.has_claims
+        {
+            return;
+        }
+        for turn in Turn::after(self.last_turn.take()) {
+            let plan = self.plan(LaneOf::Services, turn, now);
+            if plan.ops.is_empty() {
+                continue;
+            }
+            self.last_turn = Some(turn);
+            // What drains is looked at in the same call.
+            for op in &plan.ops {
+                if let Op::SetDestination(key, RealServer { weight: 0, .. }) = op {
+                    self.claims.drains.ask(key);
                 }
             }
+            let asked = if turn == Turn::Make && plan.ops.len() < ENOUGH_OPS {
+                self.drains_due(now)
+            } else {
+                Vec::new()
+            };
+            self.write(LaneOf::Services, plan, asked);
+            return;
         }
-        match report.failures.pop() {
-            Some(failure) => Err(failure),
-            None => Ok(plans),
+        let keys = self.drains_due(now);
+        if !keys.is_empty() {
+            let look = move |kernel: &mut K| Done::Looked(Looked::at(kernel, keys));
+            return self.lanes.services.start(look);
+        }
+        if self.next_glance.is_some_and(|at| at <= now) {
+            self.next_glance = self.config.glance_period.map(|period| now + period);
+            if let Some((one, _)) = self.tables.servers.iter_actual().next() {
+                let one = *one;
+                let glance = move |kernel: &mut K| Done::Glanced(kernel.glance(&one));
+                self.lanes.services.start(glance);
+            }
         }
     }
 
-    async fn run_sync(&mut self, now: Instant) -> SyncReport {
-        let mut report = SyncReport::default();
-        self.looked = None;
-        for stage in Stage::ALL {
-            if self.needs_resync || (stage != Stage::Make && !self.may_delete) {
-                break;
-            }
-            if stage == Stage::Break {
-                self.look_at_drains(now, &mut report).await;
-            }
-            // What a plan of many writes left over is what is due after it.
-            while self.carry_out(stage, now, &mut report).await >= ENOUGH_OPS && !self.needs_resync
-            {
-            }
-        }
-        self.check_drift(now);
-        report.pending = self.pending();
-        report.is_base_failing = self.foundation.failing_len() + self.rules.failing_len() > 0;
-        report.failing = self.failing();
-        report.conflicts = self.conflicts();
-        report.took = now.elapsed();
-        report
-    }
-
-    /// Plans, writes and books; how many writes that were.
-    async fn carry_out(&mut self, stage: Stage, now: Instant, report: &mut SyncReport) -> usize {
-        let plan = self.plan(stage, now);
-        let count = plan.ops.len();
-        if count == 0 {
-            return 0;
-        }
-        // What drains is looked at before the next stage: in the same call, when it is the last one of this.
-        let asked = if stage == Stage::Make && self.may_delete && count < ENOUGH_OPS {
-            self.drains_due(now)
-        } else {
-            Vec::new()
+    /// Reads what a lane has to read before it writes on; false if that is nothing.
+    fn start_reading(&mut self, lane: LaneOf, now: Instant) -> bool {
+        let of: &[Part] = match lane {
+            LaneOf::Services => &[Part::Servers, Part::Sets],
+            LaneOf::Addresses => &[Part::Addresses],
+            LaneOf::Rules => &[Part::Rules],
         };
-        let applied = self.kernel.call(move |kernel| {
+        let mut due = Vec::new();
+        for part in of {
+            let look = &mut self.part_mut(*part).look;
+            if look.is_due(now) {
+                look.begin();
+                due.push(*part);
+            }
+        }
+        if due.is_empty() {
+            return false;
+        }
+        let read = move |kernel: &mut K| {
+            let found = due.into_iter().map(|part| Found::read(kernel, part));
+            Done::Read(found.collect())
+        };
+        self.lane(lane).start(read);
+        true
+    }
+
+    fn lane(&mut self, lane: LaneOf) -> &mut KernelLane<K> {
+        match lane {
+            LaneOf::Services => &mut self.lanes.services,
+            LaneOf::Addresses => &mut self.lanes.addresses,
+            LaneOf::Rules => &mut self.lanes.rules,
+        }
+    }
+
+    fn start_other(&mut self, lane: LaneOf, now: Instant) {
+        if !self.lane(lane).is_free() || self.start_reading(lane, now) || !self.has_claims {
+            return;
+        }
+        let plan = self.plan(lane, Turn::Make, now);
+        if plan.ops.is_empty() {
+            return;
+        }
+        self.taken_off
+            .retain(|_, at| now.saturating_duration_since(*at) < TOLD_WITHIN);
+        let off = plan.ops.iter().filter_map(|op| match op {
+            Op::UnbindAddress(address) | Op::UnbindOtherwise(address) => Some((*address, now)),
+            _ => None,
+        });
+        self.taken_off.extend(off);
+        self.write(lane, plan, Vec::new());
+    }
+
+    fn write(&mut self, lane: LaneOf, plan: Plan, asked: Vec<VirtualServerKey>) {
+        self.lane(lane).start(move |kernel| {
             let outcomes = kernel.apply(&plan);
-            let looked = (!asked.is_empty()).then(|| (kernel.connections(&asked), asked));
-            (plan, outcomes, looked)
+            let looked = (!asked.is_empty()).then(|| Looked::at(kernel, asked));
+            Done::Wrote {
+                plan,
+                outcomes,
+                looked,
+            }
         });
-        match applied.await {
-            Ok((plan, outcomes, looked)) => {
-                self.looked = looked.map(|(found, keys)| Looked { keys, found });
-                self.book(&plan, outcomes, now, report);
-            }
-            Err(gone) => {
-                self.needs_resync = true;
-                report.failures.push(failure("the kernel thread", &gone));
-            }
-        }
-        count
     }
 
     /// The virtual servers at which something drains that is to be looked at now.
     fn drains_due(&mut self, now: Instant) -> Vec<VirtualServerKey> {
-        let mut keys = self.drains.take_due(now);
+        if !self.claims.may_delete {
+            return Vec::new();
+        }
+        let mut keys = self.claims.drains.take_due(now);
         // A virtual server that goes takes along what drains.
         keys.retain(|key| {
-            let is_wanted = self.servers.wanted(key).is_some();
+            let is_wanted = self.tables.servers.wanted(key).is_some();
             if !is_wanted {
-                self.drains.forget(key);
+                self.claims.drains.forget(key);
             }
             is_wanted
         });
         keys
     }
 
-    /// Looks at the connections of what drains and is due, unless that was done; what has none left, or has had its time, is no
-    /// longer wanted.
-    async fn look_at_drains(&mut self, now: Instant, report: &mut SyncReport) {
-        let looked = if let Some(looked) = self.looked.take() {
-            Ok(looked)
-        } else {
-            let keys = self.drains_due(now);
-            if keys.is_empty() {
-                return;
-            }
-            let look = move |kernel: &mut K| Looked {
-                found: kernel.connections(&keys),
-                keys,
-            };
-            self.kernel.call(look).await
-        };
-        match looked {
-            Ok(Looked {
-                keys,
-                found: Ok(connections),
-            }) => {
-                for key in keys {
-                    let Some(of) = connections.get(&key) else {
-                        self.needs_resync = true;
-                        continue;
-                    };
-                    let expired = self.drains.expired(&key, now);
-                    let actual = self.servers.actual(&key).cloned();
-                    // Until its weight is 0, a destination without connections gets the next one.
-                    let drains = |target| {
-                        let real = actual
-                            .as_ref()
-                            .and_then(|server| server.destination(target));
-                        real.is_none_or(|real| real.weight == 0)
-                    };
-                    self.end_drains(&key, |target| {
-                        let has_ended = of.get(&target).is_none_or(|open| *open == 0);
-                        (has_ended && drains(target)) || expired.contains(&target)
-                    });
+    // ---- book: what became of it ----
+
+    fn take(&mut self, model: &Model, done: Done, now: Instant, report: &mut Report) {
+        match done {
+            Done::Wrote {
+                plan,
+                outcomes,
+                looked,
+            } => {
+                self.take_outcomes(&plan, outcomes, now, report);
+                if let Some(looked) = looked {
+                    self.take_look(looked, now, report);
                 }
             }
-            Ok(Looked {
-                found: Err(error), ..
-            }) => report
-                .failures
-                .push(failure("draining destinations", &error)),
-            Err(gone) => report
-                .failures
-                .push(failure("draining destinations", &gone)),
+            Done::Read(found) => {
+                for found in found {
+                    self.observe(model, found, now, report);
+                }
+                self.judge();
+                self.news.review();
+                report.has_used_much = self.tables.servers.len() >= MANY;
+            }
+            Done::Looked(looked) => self.take_look(looked, now, report),
+            Done::Glanced(glance) => self.take_glance(&glance),
+            Done::Dumped(dump) => {
+                self.take_dump(*dump, now, report);
+                report.has_used_much = self.tables.servers.len() >= MANY;
+            }
         }
     }
 
-    async fn run_resync(&mut self, model: &Model, now: Instant) -> Result<(), Failure> {
-        // The second family's turn comes a little early when the first had less to do than last time.
-        let period = self.config.sync_period;
-        let with_rules = self
-            .rules_read
-            .is_none_or(|read| now.duration_since(read) >= period.saturating_sub(period / 8));
-        if !self.needs_resync
-            && let Some(reader) = &self.reader
-        {
-            if self.drift.is_none() {
-                let dumping = reader.call(move |kernel| kernel.dump(with_rules));
-                self.drift = Some(Drift {
-                    progress: Progress::Reading(Box::pin(dumping)),
-                    touched: Touched::default(),
-                    began: now,
-                    due: now + READING,
-                });
-            }
-            if self.learn(model, false) {
-                self.update_all(model);
-            }
-            return Ok(());
+    fn take_outcomes(
+        &mut self,
+        plan: &Plan,
+        outcomes: Vec<Outcome>,
+        now: Instant,
+        report: &mut Report,
+    ) {
+        if let Some(check) = &mut self.check {
+            plan.ops.iter().for_each(|op| check.note(op));
         }
-        self.drift = None;
-        let dump: Result<Snapshot, KernelError> = self
-            .kernel
-            .call(move |kernel| kernel.dump(with_rules))
-            .await
-            .map_err(|gone| failure("the kernel thread", &gone))?;
-        let snapshot = dump.map_err(|error| failure("the kernel's state", &error))?;
-        if self.learn(model, false) {
-            self.update_all(model);
+        self.follow_count(plan, &outcomes);
+        let Booked {
+            written,
+            failures,
+            failed_restores,
+            doubted,
+            uncertain,
+            touched,
+        } = self.tables.settle(plan, outcomes, now);
+        let part = plan.ops.first().map(part_of);
+        if written > 0 {
+            for part in written_parts(plan) {
+                self.part_mut(part).written = Some(now);
+            }
         }
-        self.observe(model, snapshot, now);
+        if part == Some(Part::Rules) {
+            self.refresh_covered();
+        }
+        for part in doubted {
+            self.part_mut(part).look.ask_apart(now, REREAD_PAUSE);
+        }
+        self.uncertain.extend(uncertain);
+        // What was written may be wanted no longer by now.
+        let servers: HashSet<VirtualServerKey> = plan.ops.iter().filter_map(server_of).collect();
+        for key in servers {
+            if self.tables.servers.is_pending(&key) {
+                self.claims.settle_leftovers(key, &mut self.tables);
+            } else if self.tables.servers.wanted(&key).is_none() {
+                self.claims.drains.forget(&key);
+            }
+        }
+        if plan.ops.contains(&Op::CreateLink) {
+            // To set it down takes IPv6 addresses away.
+            self.part_mut(Part::Addresses).look.ask(now);
+        }
+        self.news.fresh.extend(touched);
+        report.written += written;
+        report.failures.extend(failures);
+        report.failed_restores += failed_restores;
+        report.has_used_much |= plan.ops.len() >= MANY_WRITES;
+    }
+
+    /// Follows how many virtual servers there are.
+    fn follow_count(&mut self, plan: &Plan, outcomes: &[Outcome]) {
+        for (op, outcome) in plan.ops.iter().zip(outcomes) {
+            self.count = match (op, outcome, self.count) {
+                (Op::AddServer(..), Outcome::Done, Some(count)) => count.checked_add(1),
+                (Op::RemoveServer(..), Outcome::Done, Some(count)) => count.checked_sub(1),
+                (Op::AddServer(..) | Op::RemoveServer(..), Outcome::Unknown, _) => None,
+                (_, _, count) => count,
+            };
+        }
+    }
+
+    /// Takes over the connections of what drains; what has none left, or has had its time, is no longer wanted.
+    fn take_look(&mut self, looked: Looked, now: Instant, report: &mut Report) {
+        let Looked { keys, found } = looked;
+        let connections = match found {
+            Ok(connections) => connections,
+            Err(KernelError { what, reason }) => {
+                report.unreadable.push(Unreadable { part: what, reason });
+                return;
+            }
+        };
+        for key in keys {
+            let Some(of) = connections.get(&key) else {
+                self.part_mut(Part::Servers)
+                    .look
+                    .ask_apart(now, REREAD_PAUSE);
+                continue;
+            };
+            let expired = self.claims.drains.expired(&key, now);
+            let actual = self.tables.servers.actual(&key).cloned();
+            // Until its weight is 0, a destination without connections gets the next one.
+            let drains = |target| {
+                let real = actual
+                    .as_ref()
+                    .and_then(|server| server.destination(target));
+                real.is_none_or(|real| real.weight == 0)
+            };
+            let is_over = |target| {
+                let has_ended = of.get(&target).is_none_or(|open| *open == 0);
+                (has_ended && drains(target)) || expired.contains(&target)
+            };
+            self.claims.end_drains(&key, is_over, &mut self.tables);
+        }
+    }
+
+    /// Reads the kernel, and writes nothing.
+    ///
+    /// # Errors
+    ///
+    /// What could not be read.
+    pub async fn read(&mut self, model: &Model, now: Instant) -> Result<(), Unreadable> {
+        while !self.parts.iter().all(|part| part.look.is_tried()) {
+            self.proceed(model, now);
+            poll_fn(|context| self.poll_finished(context)).await;
+            let report = self.book(model, now).unwrap_or_default();
+            if let Some(unreadable) = report.unreadable.into_iter().next() {
+                return Err(unreadable);
+            }
+        }
         Ok(())
+    }
+
+    /// What would be written, in order, each plan as if all before it had been done; nothing is written. The kernel has been read,
+    /// and all that is wanted is known.
+    pub async fn preview(mut self, now: Instant) -> Vec<Plan> {
+        let mut plans = Vec::new();
+        self.head_start = None;
+        self.emptied_by = None;
+        loop {
+            let count = plans.len();
+            self.tables.want_room();
+            for turn in [Turn::Make, Turn::Break, Turn::Forget] {
+                if turn == Turn::Break {
+                    self.foresee_drains(now).await;
+                }
+                self.foresee(LaneOf::Services, turn, now, &mut plans);
+            }
+            self.foresee(LaneOf::Addresses, Turn::Make, now, &mut plans);
+            if plans.len() > count {
+                // Once these are done, rules are written once.
+                continue;
+            }
+            self.want_rules();
+            self.foresee(LaneOf::Rules, Turn::Make, now, &mut plans);
+            if plans.len() == count {
+                return plans;
+            }
+        }
+    }
+
+    /// The next plan of a lane, as if it had been done.
+    fn foresee(&mut self, lane: LaneOf, turn: Turn, now: Instant, plans: &mut Vec<Plan>) {
+        let plan = self.plan(lane, turn, now);
+        if !plan.ops.is_empty() {
+            let outcomes = vec![Outcome::Done; plan.ops.len()];
+            self.take_outcomes(&plan, outcomes, now, &mut Report::default());
+            plans.push(plan);
+        }
+    }
+
+    /// Looks at what would drain.
+    async fn foresee_drains(&mut self, now: Instant) {
+        let keys = self.drains_due(now);
+        if keys.is_empty() {
+            return;
+        }
+        let lane = &mut self.lanes.services;
+        lane.start(move |kernel| Done::Looked(Looked::at(kernel, keys)));
+        poll_fn(|context| lane.poll(context)).await;
+        if let Some(Ok(Done::Looked(looked))) = lane.take() {
+            self.take_look(looked, now, &mut Report::default());
+        }
+    }
+}
+
+/// The lanes that write.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum LaneOf {
+    Services,
+    Addresses,
+    Rules,
+}
+
+/// The parts that a plan writes to.
+fn written_parts(plan: &Plan) -> impl Iterator<Item = Part> {
+    Part::ALL.into_iter().filter(|part| {
+        let mut ops = plan.ops.iter();
+        ops.any(|op| part_of(op) == *part)
+    })
+}
+
+impl News {
+    fn changed(&mut self, service: &NamespacedName) {
+        if self.awaited.insert(service.clone()) {
+            self.fresh.push(service.clone());
+        }
+    }
+
+    fn disturb(&mut self, services: impl Iterator<Item = NamespacedName>) {
+        for service in services {
+            self.awaited.insert(service.clone());
+            self.disturbed.insert(service);
+        }
+    }
+
+    /// What they wait for may be there without having been written.
+    fn review(&mut self) {
+        self.fresh = self.awaited.iter().cloned().collect();
+    }
+
+    /// Looks which of the Services that changed, or wrote something, are settled by now.
+    fn settle(&mut self, claims: &Claims, tables: &Tables) {
+        for service in mem::take(&mut self.fresh) {
+            if self.awaited.contains(&service) && claims.is_settled(&service, tables) {
+                self.awaited.remove(&service);
+                if self.disturbed.remove(&service) {
+                    self.repaired.push(service.clone());
+                }
+                self.settled.push(service);
+            }
+        }
     }
 }
 
@@ -1209,155 +1241,215 @@ impl<K: Kernel> Mode for Proxier<K> {
         self.node.family
     }
 
-    fn update(&mut self, model: &Model, changes: &Changes) {
-        if self.learn(model, changes.node) {
+    fn is_ready(&self) -> bool {
+        // Which entries are wanted depends on the node's addresses: to compile twice is to be spared.
+        self.part(Part::Addresses).look.is_tried() && self.lanes.services.is_free()
+    }
+
+    fn update(&mut self, model: &Model, changes: &Changes, now: Instant) {
+        self.tables.begin(now);
+        let is_first = !mem::replace(&mut self.has_claims, true);
+        if is_first {
+            self.emptied_by = Some(now + HEAD_START);
+        }
+        if self.learn(model, changes.node || is_first) {
             self.update_all(model);
-            return;
-        }
-        if changes.services.len() >= MANY {
-            self.reserve(model, &changes.services);
-        }
-        self.update_services(model, &changes.services);
-    }
-
-    fn sync(&mut self, now: Instant) -> Pin<Box<dyn Future<Output = SyncReport> + Send + '_>> {
-        Box::pin(self.run_sync(now))
-    }
-
-    fn resync<'a>(
-        &'a mut self,
-        model: &'a Model,
-        now: Instant,
-    ) -> Pin<Box<dyn Future<Output = Result<(), Failure>> + Send + 'a>> {
-        Box::pin(self.run_resync(model, now))
-    }
-
-    fn next_due(&self) -> Option<Instant> {
-        let retries = self.members.iter().map(Table::next_retry).chain([
-            self.foundation.next_retry(),
-            self.rules.next_retry(),
-            self.leftovers.next_retry(),
-            self.servers.next_retry(),
-            self.addresses.next_retry(),
-            self.bound_otherwise.next_retry(),
-            self.drains.next_due(),
-            self.drift.as_ref().map(|drift| drift.due),
-        ]);
-        retries.flatten().min()
-    }
-
-    fn needs_resync(&self) -> bool {
-        self.needs_resync
-    }
-
-    fn node_port_addresses(&self) -> &[IpAddr] {
-        &self.node_ports
-    }
-}
-
-/// A virtual server while the outcomes of its writes are booked.
-struct Draft {
-    properties: Properties,
-    destinations: Vec<RealServer>,
-}
-
-impl Draft {
-    fn of(server: &VirtualServer) -> Self {
-        Self {
-            properties: server.properties.clone(),
-            destinations: server.destinations.to_vec(),
-        }
-    }
-
-    fn into_server(self) -> VirtualServer {
-        VirtualServer {
-            properties: self.properties,
-            destinations: self.destinations.into(),
-        }
-    }
-
-    fn apply(draft: &mut Option<Self>, op: &Op) {
-        match (op, draft.as_mut()) {
-            (Op::AddServer(_, properties), _) => {
-                *draft = Some(Self {
-                    properties: properties.clone(),
-                    destinations: Vec::new(),
-                });
+        } else {
+            if changes.services.len() >= MANY {
+                self.reserve(model, &changes.services);
             }
-            (Op::SetServer(_, properties), Some(server)) => server.properties = properties.clone(),
-            (Op::RemoveServer(_), _) => *draft = None,
-            (Op::AddDestination(_, real) | Op::SetDestination(_, real), Some(server)) => {
-                match server
-                    .destinations
-                    .binary_search_by_key(&real.target, |d| d.target)
-                {
-                    Ok(at) => {
-                        if let Some(there) = server.destinations.get_mut(at) {
-                            *there = *real;
-                        }
-                    }
-                    Err(at) => server.destinations.insert(at, *real),
-                }
+            self.update_services(model, &changes.services);
+        }
+        self.adopt_wanted();
+    }
+
+    fn notice(&mut self, notice: &Notice, now: Instant) {
+        let is_own = |address: &IpAddr| IpFamily::of(*address) == self.node.family;
+        let reread = match notice {
+            // Its lifetime was prolonged.
+            Notice::AddressAdded(address) if !self.node.interface_addresses.contains(address) => {
+                is_own(address)
             }
-            (Op::RemoveDestination(_, target), Some(server)) => {
-                if let Ok(at) = server
-                    .destinations
-                    .binary_search_by_key(target, |d| d.target)
-                {
-                    server.destinations.remove(at);
-                }
+            Notice::AddressRemoved(address) if self.node.interface_addresses.contains(address) => {
+                is_own(address)
             }
-            _ => {}
+            Notice::ServiceAddressRemoved(address) if is_own(address) => {
+                self.lose(*address, now);
+                // Where service addresses are routes, another one keeps them.
+                self.config.vip_mode == VipMode::Route
+            }
+            Notice::AddressAdded(_)
+            | Notice::AddressRemoved(_)
+            | Notice::ServiceAddressRemoved(_) => false,
+            Notice::ServiceLink | Notice::Anything => true,
+        };
+        if reread {
+            self.part_mut(Part::Addresses).look.ask_after(now, SETTLE);
         }
     }
-}
 
-fn server_of(op: &Op) -> Option<VirtualServerKey> {
-    match op {
-        Op::AddServer(key, _)
-        | Op::SetServer(key, _)
-        | Op::RemoveServer(key)
-        | Op::AddDestination(key, _)
-        | Op::SetDestination(key, _)
-        | Op::RemoveDestination(key, _) => Some(*key),
-        _ => None,
+    fn check(&mut self, now: Instant) {
+        // The rules that were just read, after something was refused, need not be read again.
+        let period = self.config.sync_period;
+        let period = period.saturating_sub(period / 8);
+        let is_read = self
+            .rules_read
+            .is_some_and(|read| now.saturating_duration_since(read) < period);
+        if !is_read {
+            self.part_mut(Part::Rules).look.ask(now);
+        }
+        self.begin_check();
     }
-}
 
-/// Books the outcome of a write that brought one key to its wanted state.
-fn book_entry<K, V, O>(table: &mut Table<K, V, O>, key: &K, is_done: bool, now: Instant)
-where
-    K: Clone + Eq + std::hash::Hash,
-    V: Clone + Eq,
-    O: Clone + Eq + std::hash::Hash + Ord,
-{
-    if is_done {
-        table.set_written(key);
-    } else {
-        table.fail(key, now);
+    fn proceed(&mut self, model: &Model, now: Instant) {
+        self.tables.begin(now);
+        if self.learn(model, false) {
+            self.update_all(model);
+            self.adopt_wanted();
+        }
+        self.compare(now);
+        if self.wants_check && self.check.is_none() {
+            self.begin_check();
+        }
+        if self.part(Part::Sets).look.is_tried() {
+            self.want_rules();
+        }
+        if self.knows(Part::Rules) && self.tables.rules.pending_len() == 0 {
+            self.emptied_by = None;
+        }
+        self.tables.want_room();
+        self.start_other(LaneOf::Addresses, now);
+        self.start_services(now);
+        self.start_other(LaneOf::Rules, now);
     }
-}
 
-fn sorted<'a, T: Ord + Copy + 'a>(keys: impl Iterator<Item = &'a T>) -> Vec<T> {
-    let mut keys: Vec<T> = keys.copied().collect();
-    keys.sort_unstable();
-    keys
-}
-
-fn failure(object: &str, reason: &dyn std::fmt::Display) -> Failure {
-    Failure {
-        object: object.to_owned(),
-        owner: None,
-        reason: reason.to_string(),
+    fn poll_finished(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        let lanes = self.lanes.all_mut();
+        let is_ready = lanes
+            .into_iter()
+            .map(|lane| lane.poll(context).is_ready())
+            // Each is to be polled, so that each wakes.
+            .fold(false, |any, is_ready| any | is_ready);
+        if is_ready {
+            Poll::Ready(())
+        } else {
+            Poll::Pending
+        }
     }
-}
 
-/// At a cold start the API server's own Service comes first, then DNS: everything else on the node waits for these
-/// (k/k#133773).
-fn rank(name: &ServicePortName) -> u8 {
-    match (name.service.namespace(), name.service.name()) {
-        ("default", "kubernetes") => 0,
-        ("kube-system", name) if name.contains("dns") => 1,
-        _ => 2,
+    fn book(&mut self, model: &Model, now: Instant) -> Option<Report> {
+        let mut report = Report::default();
+        self.tables.begin(now);
+        let taken: Vec<Result<Done, Gone>> = self
+            .lanes
+            .all_mut()
+            .into_iter()
+            .filter_map(Lane::take)
+            .collect();
+        let has_taken = !taken.is_empty();
+        for done in taken {
+            match done {
+                Ok(done) => self.take(model, done, now, &mut report),
+                Err(gone) => report.gone = Some(gone.to_string()),
+            }
+        }
+        self.news.settle(&self.claims, &self.tables);
+        let conflicts = self.tables.servers.contested_version();
+        if mem::replace(&mut self.news.conflicts_version, conflicts) != conflicts {
+            report.conflicts = Some(Claims::conflicts(&self.tables));
+        }
+        let is_repaired = self
+            .tables
+            .all()
+            .all(|table| table.pending_len() == table.failing_len());
+        let is_late = |since: Instant| now.saturating_duration_since(since) >= TELL_DRIFT;
+        if self
+            .news
+            .drifting
+            .take_if(|since| is_repaired || is_late(*since))
+            .is_some()
+        {
+            report.drift = mem::take(&mut self.news.drift);
+        }
+        let servers = &self.tables.servers;
+        let is_none_served =
+            servers.wanted_len() > 0 && servers.failing_len() >= servers.wanted_len() && {
+                let mut wanted = servers.iter_wanted();
+                wanted.all(|(key, _)| servers.actual(key).is_none())
+            };
+        self.none_served = is_none_served.then(|| self.none_served.unwrap_or(now));
+        report.settled = mem::take(&mut self.news.settled);
+        report.repaired = mem::take(&mut self.news.repaired);
+        let has_news = has_taken
+            || !report.settled.is_empty()
+            || report.conflicts.is_some()
+            || !report.drift.is_empty();
+        has_news.then_some(report)
+    }
+
+    fn is_idle(&self) -> bool {
+        let Lanes {
+            services,
+            addresses,
+            rules,
+            reader,
+        } = &self.lanes;
+        [services, addresses, rules, reader]
+            .into_iter()
+            .all(Lane::is_free)
+    }
+
+    fn next_due(&self, now: Instant) -> Option<Instant> {
+        if matches!(self.check, Some(Check::Comparing(_))) {
+            return Some(now);
+        }
+        let retries = self.tables.all().map(|table| table.next_retry(now));
+        let looks = self.parts.iter().map(|part| part.look.next_due(now));
+        let has_servers = self.tables.servers.iter_actual().next().is_some();
+        let others = [
+            self.claims.drains.next_due(now),
+            self.head_start,
+            self.emptied_by,
+            self.next_glance.filter(|_| has_servers),
+        ];
+        let all = retries.chain(looks).chain(others);
+        all.flatten().filter(|due| *due > now).min()
+    }
+
+    fn standing(&self) -> Standing {
+        let mut standing = Standing {
+            is_settled: self.lanes.services.is_free()
+                && self.lanes.addresses.is_free()
+                && self.lanes.rules.is_free(),
+            pending: self.tables.all().map(Rows::pending_len).sum(),
+            failing: self.tables.all().map(Rows::failing_len).sum(),
+            ..Standing::default()
+        };
+        let earlier =
+            |one: Option<Instant>, other: Instant| Some(one.map_or(other, |one| one.min(other)));
+        for part in Part::ALL {
+            let knowledge = self.part(part);
+            let tables = self.tables.of(part);
+            let since = tables
+                .filter_map(Rows::pending_since)
+                .chain(knowledge.look.unknown_since())
+                .min();
+            let Some(since) = since else {
+                continue;
+            };
+            standing.pending_since = earlier(standing.pending_since, since);
+            let stuck = knowledge.written.map_or(since, |at| at.max(since));
+            standing.stuck_since = earlier(standing.stuck_since, stuck);
+        }
+        // Each may seem to be wrong in itself, but not all at once.
+        if let Some(since) = self.none_served {
+            standing.pending_since = earlier(standing.pending_since, since);
+            standing.stuck_since = earlier(standing.stuck_since, since);
+        }
+        standing
+    }
+
+    fn node_ports(&self) -> &NodePorts {
+        &self.serving
     }
 }

@@ -526,6 +526,20 @@ impl fmt::Display for Rendered<'_> {
 }
 
 impl Rules {
+    /// The sets that some rule of these is about which is not among those installed.
+    pub(crate) fn uncovered(&self, installed: &Self, family: IpFamily) -> BTreeSet<Set> {
+        let missing = self.chains.iter().flat_map(|(chain, lines)| {
+            let there = installed.chains.get(chain).map_or(&[][..], Vec::as_slice);
+            lines.iter().filter(|line| !there.contains(line))
+        });
+        let missing: Vec<&String> = missing.collect();
+        let is_about = |set: &Set| {
+            let part = format!("--match-set {} ", set.name(family));
+            missing.iter().any(|line| line.contains(&part))
+        };
+        Set::all().filter(is_about).collect()
+    }
+
     /// Finds the shim in what `iptables-save` (or `ip6tables-save`) printed. What is not ours is passed over.
     pub fn parse(saved: &str) -> Self {
         let mut rules = Self::default();

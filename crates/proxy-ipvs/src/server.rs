@@ -28,12 +28,14 @@ impl fmt::Display for VirtualServerKey {
     }
 }
 
-/// All of a virtual server but its destinations.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// All of a virtual server but its destinations. [`Properties::NODE_PORT`] is a note and makes no
+/// difference: two that differ by it alone are equal.
+#[derive(Debug, Clone, Eq)]
 pub struct Properties {
     /// The kernel's name of the scheduler.
     pub scheduler: Arc<str>,
-    /// `IP_VS_SVC_F_*` of linux/ip_vs.h, without `HASHED`, which is the kernel's own.
+    /// `IP_VS_SVC_F_*` of linux/ip_vs.h, without `HASHED`, which is the kernel's own; and
+    /// [`Properties::NODE_PORT`].
     pub flags: u32,
     /// Persistence time-out in seconds; 0 unless [`Properties::PERSISTENT`] is set.
     pub timeout: u32,
@@ -46,6 +48,38 @@ impl Properties {
     pub const HASHED: u32 = 0x2;
     /// `IP_VS_SVC_F_SCHED_MH_PORT`: the `mh` scheduler hashes the client's port, too.
     pub const MH_PORT: u32 = 0x10;
+    /// A note in the kernel that a kube-proxy made this virtual server for a NodePort. The sets of
+    /// NodePorts name ports alone, so that a virtual server at an address that the node has lost
+    /// could be anybody's.
+    ///
+    /// It is a bit of the flags that means nothing to the kernel, which keeps the flags of a
+    /// service as they are given, gives them back, and tests single bits, numbered from the low
+    /// end: six so far (`net/netfilter/ipvs/ip_vs_ctl.c`). No tool shows it (`ipvsadm`,
+    /// `/proc/net/ip_vs`), so that all that can be seen is as upstream leaves it. Upstream compares
+    /// the flags and writes each such virtual server once when it takes over; destinations and
+    /// connections stay.
+    ///
+    /// Other places for it are worse: a set or a member of our own, or an address on `kube-ipvs0`,
+    /// is seen; time-out and netmask are in use where there is session affinity; a file is no part
+    /// of the kernel, which may have been programmed by somebody else, or booted, since it was
+    /// written.
+    ///
+    /// A virtual server without the note, which upstream or an earlier build has made, is not
+    /// written for its sake: it is judged by its address. A kernel that drops the bit leaves it at
+    /// that, and one that refuses it gets the virtual server without.
+    pub const NODE_PORT: u32 = 1 << 30;
+
+    /// Whether it bears the note that it serves a NodePort.
+    pub fn is_node_port(&self) -> bool {
+        self.flags & Self::NODE_PORT != 0
+    }
+}
+
+impl PartialEq for Properties {
+    fn eq(&self, other: &Self) -> bool {
+        let parts = |of: &Self| (of.flags & !Self::NODE_PORT, of.timeout);
+        (&self.scheduler, parts(self)) == (&other.scheduler, parts(other))
+    }
 }
 
 /// A virtual server with its destinations. Cheap to clone: the list is shared.
@@ -260,6 +294,27 @@ mod tests {
                 assert_eq!(list.find(real(missing).target), None);
             }
         }
+    }
+
+    #[test]
+    fn the_note_of_a_node_port_makes_no_difference() {
+        let plain = Properties {
+            scheduler: "rr".into(),
+            flags: Properties::PERSISTENT,
+            timeout: 600,
+        };
+        let with = |flags| Properties {
+            flags: plain.flags | flags,
+            ..plain.clone()
+        };
+        assert!(with(Properties::NODE_PORT).is_node_port() && !plain.is_node_port());
+        assert_eq!(with(Properties::NODE_PORT), plain);
+        assert_ne!(with(Properties::MH_PORT), plain);
+        let other = Properties {
+            timeout: 601,
+            ..with(Properties::NODE_PORT)
+        };
+        assert_ne!(other, plain);
     }
 
     #[test]

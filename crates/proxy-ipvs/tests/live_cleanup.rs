@@ -258,6 +258,23 @@ fn what_others_hold_on_to_is_told_and_the_rest_goes() {
 
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
+fn sets_that_a_crash_has_left_while_others_grew_go_too() {
+    on_a_node(|| {
+        // Earlier builds gave that of either family the first name.
+        for family in ["inet", "inet6"] {
+            sh(&format!(
+                "ipset create KUBE-GROWING hash:ip,port family {family}
+                ipset create KUBE-6-GROWING hash:ip,port family inet6"
+            ));
+            let cleanup = clean_up(&[]);
+            assert_eq!(cleanup.removed, ["IPv4: 1 ipset", "IPv6: 1 ipset"]);
+            assert_eq!(sh("ipset list -n | sort"), "KUBE-ROUTER\nOTHER\n");
+        }
+    });
+}
+
+#[test]
+#[ignore = "needs a kernel with IPVS: run by make test in the lab"]
 fn a_link_that_is_no_dummy_stays_without_service_addresses() {
     on_a_node(|| {
         sh("ip link add kube-ipvs0 type veth peer name other

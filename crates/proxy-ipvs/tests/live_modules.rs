@@ -15,8 +15,8 @@ use std::sync::Arc;
 
 use proxy::{IpFamily, Protocol};
 use proxy_ipvs::{
-    Backend, Config, Iptables, Kernel as _, Member, NetlinkKernel, Op, Outcome, Plan, Properties,
-    Rules, Set, Shim, VirtualServerKey,
+    Backend, Config, Fault, Iptables, Kernel as _, Member, NetlinkKernel, Op, Outcome, Plan,
+    Properties, Rules, Set, Shim, VirtualServerKey,
 };
 use support::ip;
 
@@ -142,7 +142,7 @@ fn missing_modules_are_named() {
         .map(|outcome| match outcome {
             Outcome::Refused {
                 reason,
-                is_surprise: false,
+                fault: Fault::Node,
             } => reason,
             other => panic!("{other:?}"),
         })

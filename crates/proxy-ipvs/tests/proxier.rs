@@ -9,23 +9,18 @@
 mod drains;
 #[path = "proxier/drift.rs"]
 mod drift;
+#[path = "proxier/lanes.rs"]
+mod lanes;
 mod support;
 #[path = "proxier/takeover.rs"]
 mod takeover;
 
-use std::collections::BTreeMap;
-use std::convert::Infallible;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use futures::executor::block_on;
-use netlink_batch::Worker;
-use proxy::{
-    Endpoint, Event, IpFamily, Kind, Mode as _, Model, NodeFacts, Protocol, ServicePort, Target,
-};
+use proxy::{Endpoint, Event, IpFamily, Kind, Mode as _, Protocol, ServicePort, Target};
 use proxy_ipvs::fake::{FakeKernel, Work};
 use proxy_ipvs::{
-    Config, Kernel, KernelError, Member, Op, Outcome, Plan, Properties, Proxier, RealServer, Rules,
-    Set, Snapshot, VirtualServer, VirtualServerKey,
+    Config, Member, Op, Part, Properties, RealServer, Rules, Set, Snapshot, VirtualServer,
 };
 use support::{World, ip, name, server, service, slice};
 
@@ -88,9 +83,10 @@ fn deletes_run_the_other_way_and_leave_nothing() {
             "remove virtual server 10.96.0.10:80/TCP".to_owned()
         ]
     );
+    assert!(order[2..5].iter().all(|op| op.starts_with("remove ")));
     assert!(
-        order[2].starts_with("write "),
-        "rules of sets that fall empty go after their virtual servers"
+        order[5].starts_with("write "),
+        "rules of sets that fall empty go when these have"
     );
     assert_eq!(order.len(), 6, "{order:?}");
     let state = world.kernel.state();
@@ -144,7 +140,7 @@ fn a_list_that_is_not_whole_takes_nothing_away() {
         kind: Kind::EndpointSlice,
         is_whole: true,
     });
-    world.resync();
+    world.check();
     world.sync();
     assert_eq!(
         world.destinations("10.96.0.10:80").unwrap(),
@@ -163,10 +159,10 @@ fn a_restart_on_a_programmed_kernel_writes_nothing() {
         world.work(),
         (
             Work {
-                messages: 0,
                 processes: 1,
                 dumps: 1,
-                looks: 0
+                address_reads: 1,
+                ..Work::default()
             },
             Vec::new()
         )
@@ -248,8 +244,8 @@ fn one_change_among_ten_thousand_services_costs_what_it_must() {
     assert!(matches!(
         &ops[..],
         [
-            Op::SetDestination(..),
             Op::AddDestination(..),
+            Op::SetDestination(..),
             Op::RemoveDestination(..)
         ]
     ));
@@ -323,23 +319,25 @@ fn one_change_among_ten_thousand_services_costs_what_it_must() {
     assert_eq!(world.work().0, Work::default());
 
     // A resync without drift reads, and writes nothing; the shim is read back once in a sync period.
-    world.resync();
+    world.check();
     world.sync();
     assert_eq!(
         world.work().0,
         Work {
             dumps: 1,
+            address_reads: 1,
             ..Work::default()
         }
     );
     // A tick may come a little early.
     world.wait(Duration::from_secs(29));
-    world.resync();
+    world.check();
     world.sync();
     assert_eq!(
         world.work().0,
         Work {
             dumps: 1,
+            address_reads: 1,
             processes: 1,
             ..Work::default()
         }
@@ -362,7 +360,7 @@ fn drift_is_repaired_by_exactly_what_differs() {
         state.snapshot.rules = Some(Rules::default());
     }
     world.wait(Duration::from_secs(30));
-    world.resync();
+    world.check();
     assert_eq!(world.sync().pending, 0);
     let (work, ops) = world.work();
     assert_eq!(ops.len(), 6, "{ops:?}");
@@ -484,6 +482,80 @@ fn leftovers_of_an_earlier_run_are_ours_by_address_set_or_node_port() {
 }
 
 #[test]
+fn node_ports_at_an_address_that_left_the_node_meanwhile_go() {
+    let (here, moved) = (ip("192.168.99.10"), ip("192.168.99.11"));
+    let mut world = World::with(
+        Config::default(),
+        FakeKernel::new(IpFamily::V4, &[here, moved]),
+    );
+    let (mut web, mut old) = (
+        service("default/web", "10.96.0.10", 80),
+        service("default/old", "10.96.0.11", 80),
+    );
+    web.ports[0].node_port = Some(30080);
+    old.ports[0].node_port = Some(30081);
+    world.service(web.clone());
+    world.service(old);
+    let mut world = world.listed();
+    world.sync();
+    {
+        let snapshot = &mut world.kernel.state().snapshot;
+        snapshot.interface_addresses.remove(&moved);
+        // Somebody serves the same port elsewhere.
+        let foreign = VirtualServer {
+            properties: Properties {
+                scheduler: "rr".into(),
+                flags: 0,
+                timeout: 0,
+            },
+            destinations: [].into(),
+        };
+        snapshot.servers.insert(server("192.0.2.7:30080"), foreign);
+    }
+    let mut world = world.restarted(Config::default());
+    world.service(web);
+    let mut world = world.listed();
+    world.work();
+    assert_eq!(world.sync().pending, 0);
+    let mut removed: Vec<_> = world
+        .written()
+        .into_iter()
+        .filter(|op| op.starts_with("remove virtual server"))
+        .collect();
+    removed.sort();
+    assert_eq!(
+        removed,
+        [
+            "remove virtual server 10.96.0.11:80/TCP",
+            "remove virtual server 192.168.99.10:30081/TCP",
+            "remove virtual server 192.168.99.11:30080/TCP",
+            "remove virtual server 192.168.99.11:30081/TCP",
+        ]
+    );
+    let left = &world.kernel.state().snapshot.servers;
+    assert!(left.contains_key(&server("192.0.2.7:30080")));
+}
+
+#[test]
+fn node_ports_that_bear_no_note_are_taken_over_without_a_write() {
+    let mut world = World::new();
+    let mut web = service("default/web", "10.96.0.10", 80);
+    web.ports[0].node_port = Some(30080);
+    world.service(web.clone());
+    let mut world = world.listed();
+    world.sync();
+    // As upstream leaves them.
+    for server in world.kernel.state().snapshot.servers.values_mut() {
+        server.properties.flags &= !Properties::NODE_PORT;
+    }
+    let mut world = world.restarted(Config::default());
+    world.service(web);
+    let mut world = world.listed();
+    world.work();
+    assert_eq!((world.sync().written, world.written().len()), (0, 0));
+}
+
+#[test]
 fn a_virtual_server_that_cannot_be_removed_keeps_the_proof_that_it_is_ours() {
     let mut world = web();
     let refused = "remove virtual server 10.96.0.10:80/TCP".to_owned();
@@ -503,46 +575,60 @@ fn a_virtual_server_that_cannot_be_removed_keeps_the_proof_that_it_is_ours() {
     assert!(world.kernel.state().snapshot.sets[&Set::ClusterIp].is_empty());
 }
 
-/// A member whose own removal failed, too, must not stay due while it is kept: the loop would not sleep.
+/// A member that is kept for its virtual server must not stay due: the loop would not sleep.
 #[test]
 fn what_waits_for_a_virtual_server_is_not_due_before_it() {
     let mut world = web();
-    let refuse = |text: &str| {
-        let refusal = (text.to_owned(), "busy".to_owned());
+    for refused in [
+        "remove virtual server 10.96.0.10:80/TCP",
+        "remove 10.96.0.10,tcp:80 from set ClusterIp",
+    ] {
+        let refusal = (refused.to_owned(), "busy".to_owned());
         world.kernel.state().refusals.extend([refusal]);
-    };
-    refuse("remove 10.96.0.10,tcp:80 from set ClusterIp");
-    let key = server("10.96.0.10:80");
-    let there = world.kernel.state().snapshot.servers[&key].clone();
+    }
     world.delete_service("default/web");
-    assert_eq!(world.sync().failing, 1);
-    // Somebody puts the virtual server back, by that member it is taken for ours, and it stays.
-    let refusal = "remove virtual server 10.96.0.10:80/TCP".to_owned();
-    let mut state = world.kernel.state();
-    state.refusals.insert(refusal, "busy".into());
-    state.snapshot.servers.insert(key, there);
-    drop(state);
-    world.resync();
     for _ in 0..4 {
-        world.wait(Duration::from_secs(1));
-        let report = world.sync();
-        assert_eq!((report.pending, report.failing), (2, 1), "{report:?}");
+        let synced = world.sync();
+        assert_eq!((synced.pending, synced.failing), (2, 1), "{synced:?}");
         assert!(!world.proxier_due_within(Duration::from_millis(1)));
+        world.wait(Duration::from_secs(1));
     }
     world.kernel.state().refusals.clear();
     world.wait(Duration::from_secs(30));
     assert_eq!(world.sync().pending, 0);
 }
 
+/// A check finds what a restart would.
 #[test]
-fn a_report_tells_a_node_that_is_late_from_one_bad_service() {
+fn what_comes_later_is_ours_by_the_same_proof() {
+    let mut world = web();
+    let there = world.kernel.state().snapshot.servers[&server("10.96.0.10:80")].clone();
+    let mut exposed = service("default/exposed", "10.96.0.11", 80);
+    exposed.ports[0].node_port = Some(30080);
+    world.service(exposed);
+    world.sync();
+    {
+        let servers = &mut world.kernel.state().snapshot.servers;
+        servers.insert(server("192.168.99.99:30080"), there.clone());
+        servers.insert(server("10.96.0.10:81"), there);
+    }
+    world.work();
+    world.wait(Duration::from_mins(1));
+    world.check();
+    world.settle();
+    // Its address is bound to the link; the other one is no address of this node.
+    assert_eq!(world.written(), ["remove virtual server 10.96.0.10:81/TCP"]);
+}
+
+#[test]
+fn a_node_that_is_late_is_told_from_one_bad_service() {
     let fails = |world: &mut World| {
-        let report = world.sync();
+        let synced = world.sync();
         (
-            report.pending > 0,
-            report.failing,
-            report.failed_restores,
-            report.is_base_failing,
+            synced.pending > 0,
+            synced.failing,
+            synced.failed_restores,
+            synced.stuck.is_some(),
         )
     };
     let refuse = |world: &World, refusal: &str| {
@@ -552,19 +638,26 @@ fn a_report_tells_a_node_that_is_late_from_one_bad_service() {
     let mut world = web();
     refuse(&world, "add virtual server 10.96.0.66:80/TCP");
     world.service(service("default/bad", "10.96.0.66", 80));
-    assert_eq!(fails(&mut world), (true, 1, 0, false));
+    assert_eq!(
+        fails(&mut world),
+        (true, 1, 0, false),
+        "it is wrong in itself"
+    );
+    // The same for which the kernel is to blame.
+    let mut world = web();
+    refuse(&world, "add virtual server 10.96.0.66:80/TCP");
+    world.kernel.state().is_kernel_ill = true;
+    world.service(service("default/bad", "10.96.0.66", 80));
+    assert_eq!(fails(&mut world), (true, 1, 0, true));
 
     let mut world = web();
     let installed = world.kernel.state().snapshot.rules.clone().unwrap();
     world.kernel.state().snapshot.rules = Some(Rules::default());
     refuse(&world, &format!("write {} iptables rules", installed.len()));
     world.wait(Duration::from_mins(1));
-    world.resync();
-    let now = world.now;
-    let report = block_on(world.proxier.sync(now));
-    assert_eq!((report.failing, report.failed_restores), (1, 1));
-    assert!(report.is_base_failing && world.proxier.needs_resync());
-    // The next sync tries nothing, and still says so.
+    world.check();
+    assert_eq!(fails(&mut world), (true, 1, 1, true));
+    // Nothing is tried before its time, and it is still so.
     assert_eq!(fails(&mut world), (true, 1, 0, true));
     world.kernel.state().refusals.clear();
     world.wait(Duration::from_secs(1));
@@ -607,40 +700,6 @@ fn the_address_given_counts_without_a_node_object() {
     world.sync();
     let sources = &world.kernel.state().snapshot.sets[&Set::LoadBalancerSourceIp];
     assert_eq!(sources.len(), 1, "the node is within the source ranges");
-}
-
-/// A kernel whose thread ends at the first write.
-struct Doomed;
-
-impl Kernel for Doomed {
-    fn dump(&mut self, _with_rules: bool) -> Result<Snapshot, KernelError> {
-        Ok(Snapshot::default())
-    }
-
-    fn apply(&mut self, _plan: &Plan) -> Vec<Outcome> {
-        panic!("on purpose")
-    }
-
-    fn connections(
-        &mut self,
-        _keys: &[VirtualServerKey],
-    ) -> Result<BTreeMap<VirtualServerKey, BTreeMap<Target, u32>>, KernelError> {
-        Ok(BTreeMap::new())
-    }
-}
-
-#[test]
-fn a_kernel_thread_that_ended_leaves_the_kernel_uncertain() {
-    let Ok(worker) = Worker::spawn("doomed", || Ok::<_, Infallible>(Doomed));
-    let node = NodeFacts::new(IpFamily::V4, support::NODE);
-    let mut proxier = Proxier::new(Config::default(), node, worker);
-    let (model, now) = (Model::new(), Instant::now());
-    block_on(proxier.resync(&model, now)).unwrap();
-    assert!(!proxier.needs_resync());
-    let report = block_on(proxier.sync(now));
-    assert_eq!(report.failures.len(), 1);
-    assert!(proxier.needs_resync(), "no sync is complete after that");
-    block_on(proxier.resync(&model, now)).unwrap_err();
 }
 
 #[test]
@@ -694,17 +753,26 @@ fn lost_acknowledgements_are_answered_by_a_dump() {
 #[test]
 fn an_unreadable_kernel_is_an_error_that_changes_nothing() {
     let mut world = web();
-    world.kernel.state().unreadable = Some("interrupted".into());
-    let error = block_on({
-        use proxy::Mode as _;
-        world.proxier.resync(&world.model, world.now)
-    });
+    for part in Part::ALL {
+        let unreadable = (part.name(), "interrupted".to_owned());
+        world.kernel.state().unreadable.extend([unreadable]);
+    }
+    world.wait(Duration::from_mins(1));
+    world.check();
+    let synced = world.sync();
+    let mut told: Vec<_> = synced.unreadable.iter().map(|of| of.part).collect();
+    told.sort_unstable();
     assert_eq!(
-        error.unwrap_err().to_string(),
-        "the kernel's state: cannot read the virtual servers: interrupted"
+        told,
+        [
+            "the addresses of this node",
+            "the ipsets",
+            "the iptables rules",
+            "the virtual servers"
+        ]
     );
-    world.sync();
     assert_eq!(world.written(), Vec::<String>::new());
+    assert_eq!((synced.pending, synced.stuck), (0, None), "nothing is late");
 }
 
 #[test]
@@ -919,9 +987,9 @@ fn of_two_services_that_claim_one_address_the_older_wins_until_it_goes() {
     world.slice(slice("default/old", &["10.244.1.1@node1"]));
     world.slice(slice("default/a-new", &["10.244.1.2@node1"]));
     let mut world = world.listed();
-    let report = world.sync();
-    let [conflict] = &report.conflicts[..] else {
-        panic!("{:?}", report.conflicts)
+    world.sync();
+    let [conflict] = &world.conflicts[..] else {
+        panic!("{:?}", world.conflicts)
     };
     assert_eq!(
         (
@@ -936,7 +1004,8 @@ fn of_two_services_that_claim_one_address_the_older_wins_until_it_goes() {
         ["10.244.1.1:8080=1"]
     );
     world.delete_service("default/old");
-    assert!(world.sync().conflicts.is_empty());
+    world.sync();
+    assert!(world.conflicts.is_empty());
     assert_eq!(
         world.destinations("198.51.100.7:80").unwrap(),
         ["10.244.1.2:8080=1"]
@@ -1019,7 +1088,7 @@ fn a_new_node_address_serves_the_node_ports() {
         .snapshot
         .interface_addresses
         .insert(ip("192.168.99.11"));
-    world.resync();
+    world.check();
     world.sync();
     assert_eq!(world.destinations("192.168.99.11:30080").unwrap().len(), 2);
     world
@@ -1028,7 +1097,7 @@ fn a_new_node_address_serves_the_node_ports() {
         .snapshot
         .interface_addresses
         .remove(&ip("192.168.99.10"));
-    world.resync();
+    world.check();
     world.sync();
     assert_eq!(world.destinations("192.168.99.10:30080"), None);
 }
@@ -1069,7 +1138,7 @@ fn an_address_is_bound_unless_another_interface_carries_it_meanwhile() {
             addresses.remove(&external);
         }
         drop(state);
-        world.resync();
+        world.check();
         world.sync();
         assert_eq!(carried(&world), !is_carried);
         assert!(world.destinations("192.168.99.20:80").is_some());
@@ -1120,8 +1189,15 @@ fn much_is_written_in_several_plans_and_in_order() {
     assert_eq!((report.pending, report.failures.len()), (0, 0));
     let (_, ops) = world.work();
     let binds = |op: &Op| matches!(op, Op::BindAddress(_));
-    let first = ops.iter().position(binds).unwrap();
-    assert_eq!(ops.len() - first, 900, "addresses come behind all others");
+    assert_eq!(ops.iter().filter(|op| binds(op)).count(), 900);
+    let mut served = std::collections::HashSet::new();
+    for op in &ops {
+        match op {
+            Op::AddServer(key, _) => drop(served.insert(key.address)),
+            Op::BindAddress(address) => assert!(served.contains(address), "{address}"),
+            _ => {}
+        }
+    }
     let adds = |op: &&Op| matches!(op, Op::AddDestination(..));
     assert_eq!(ops.iter().filter(adds).count(), 90_000);
 
@@ -1178,13 +1254,19 @@ fn a_full_set_has_room_for_what_comes_before_what_goes() {
     world.sync();
     let sizes = [(Set::ClusterIp, 4)];
     world.kernel.state().snapshot.set_sizes.extend(sizes);
-    world.resync();
+    world.check();
+    world.settle();
     world.work();
     world.delete_service("default/s4");
     world.service(service("default/s5", "10.96.1.5", 80));
     let report = world.sync();
     assert_eq!((report.pending, report.failures), (0, Vec::new()));
-    assert_eq!(world.written()[0], "create set ClusterIp for 8 members");
+    let order = world.written();
+    let position = |wanted: &str| order.iter().position(|op| op == wanted).unwrap();
+    assert!(
+        position("create set ClusterIp for 8 members")
+            < position("add 10.96.1.5,tcp:80 to set ClusterIp")
+    );
 }
 
 #[test]
@@ -1196,7 +1278,7 @@ fn a_set_grows_when_it_gets_too_small_and_never_shrinks() {
         .snapshot
         .set_sizes
         .insert(Set::ClusterIp, 2);
-    world.resync();
+    world.check();
     world.sync();
     assert_eq!(
         world.written(),

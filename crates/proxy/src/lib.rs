@@ -1,7 +1,7 @@
 //! What every proxy mode shares: the model of Services and endpoints, and who serves which traffic.
 //!
 //! ```text
-//!   sources ──Event──▶ Model ──Changes──▶ Mode::update ──▶ Mode::sync ──▶ SyncReport
+//!   sources ──Event──▶ Model ──Changes──▶ Mode::update ──▶ proceed, book ──▶ Report
 //!                        │                     ▲
 //!                        └── ServiceView ──────┤   one Service and its slices
 //!            NodeFacts ────────────────────────┘   this node: name, zone, addresses
@@ -18,19 +18,24 @@ mod model;
 mod names;
 mod node;
 pub mod object;
+mod owner;
 mod stale_flows;
 mod topology;
 
 pub use detect::LocalDetector;
 pub use event::{Event, Kind};
 pub use health::HealthCheck;
-pub use mode::{Conflict, Failure, IptablesReport, Mode, SyncReport};
-pub use model::{Changes, Model, ServiceView};
+pub use mode::{
+    Conflict, Drift, Drifted, Failure, IptablesReport, Mode, NodePorts, Notice, Report, Standing,
+    Unreadable,
+};
+pub use model::{Changes, ExternalIps, Model, ServiceView, Trigger, Vanished};
 pub use names::{IpFamily, NamespacedName, Protocol, ServicePortName};
-pub use node::{NodeFacts, NodePortAddresses};
+pub use node::{NodeFacts, NodePortAddresses, Selection};
 pub use object::{
     Endpoint, EndpointList, EndpointPort, EndpointSlice, EndpointView, Node, Placement, Service,
     ServicePort, ServiceType,
 };
+pub use owner::{Owner, Rank};
 pub use stale_flows::{UdpPort, UdpServices, udp_ports};
 pub use topology::{Backends, Endpoints, Target};

@@ -1,65 +1,195 @@
 //! What a proxy mode is to the daemon.
+//!
+//! ```text
+//!   update, notice, check ─▶ proceed ─▶ kernel threads ─▶ poll_finished ─▶ book ─▶ Report
+//!                               ▲                                            │
+//!                               └────────────────────────────────────────────┘
+//! ```
+//!
+//! A mode never waits. What blocks, a system call or a program, runs on threads of the mode's own, several beside each other where
+//! one need not wait for another; between their calls one task owns the mode.
 
-use std::future::Future;
+use std::collections::BTreeMap;
 use std::net::IpAddr;
-use std::pin::Pin;
-use std::time::{Duration, Instant};
+use std::task::{Context, Poll};
+use std::time::Instant;
 
 use crate::model::{Changes, Model};
-use crate::names::{IpFamily, ServicePortName};
+use crate::names::{IpFamily, NamespacedName, ServicePortName};
 
 /// A proxy mode for one IP family. One task owns it; there is no lock around its state.
 pub trait Mode: Send {
     /// The family it serves.
     fn family(&self) -> IpFamily;
 
+    /// Whether changes can be carried out at once; until then they are better gathered, and taken over together.
+    fn is_ready(&self) -> bool;
+
     /// Computes again what is wanted for everything in `changes`. Writes nothing.
-    fn update(&mut self, model: &Model, changes: &Changes);
+    fn update(&mut self, model: &Model, changes: &Changes, now: Instant);
 
-    /// Writes all that is pending and due, in the order that never breaks a connection, and says what happened.
-    fn sync(&mut self, now: Instant) -> Pin<Box<dyn Future<Output = SyncReport> + Send + '_>>;
+    /// Takes in what the kernel has told of its own accord.
+    fn notice(&mut self, notice: &Notice, now: Instant);
 
-    /// Reads the kernel and takes what is there for actual, so that whatever differs becomes pending. Called at start, after
-    /// lost acknowledgements, and once in each sync period. In the last case it may only begin to: the syncs that follow, due at
-    /// once, go on piece by piece, so that no event waits for the whole, and what differs shows as [`needs_resync`](Self::needs_resync).
-    fn resync<'a>(
-        &'a mut self,
-        model: &'a Model,
-        now: Instant,
-    ) -> Pin<Box<dyn Future<Output = Result<(), Failure>> + Send + 'a>>;
+    /// Has the kernel compared with what is believed to be there, piece by piece. Called once in each sync period.
+    fn check(&mut self, now: Instant);
 
-    /// When [`sync`](Self::sync) next has something due without any new event: a retry, a drain to look at.
-    fn next_due(&self) -> Option<Instant>;
+    /// Starts all that is due on kernel threads that are free. Waits for nothing.
+    fn proceed(&mut self, model: &Model, now: Instant);
 
-    /// Whether the kernel's state has become uncertain, so that a [`resync`](Self::resync) must come before the next sync.
-    fn needs_resync(&self) -> bool;
+    /// Ready when a kernel thread has finished something that is to be [booked](Self::book). Where none works on anything it is
+    /// pending, and wakes nobody.
+    fn poll_finished(&mut self, context: &mut Context<'_>) -> Poll<()>;
 
-    /// The node's addresses that serve NodePorts, as of the last [`resync`](Self::resync).
-    fn node_port_addresses(&self) -> &[IpAddr];
+    /// Takes over what kernel threads have finished, and says what that was; `None` if there is nothing.
+    fn book(&mut self, model: &Model, now: Instant) -> Option<Report>;
+
+    /// Whether no kernel thread works on anything, so that another one may take the place of this.
+    fn is_idle(&self) -> bool;
+
+    /// When [`proceed`](Self::proceed) has something to do without any new event: a retry, a drain to look at. Later than `now`,
+    /// or now if there is more to do at once.
+    fn next_due(&self, now: Instant) -> Option<Instant>;
+
+    /// How far it has come.
+    fn standing(&self) -> Standing;
+
+    /// Where NodePorts are served.
+    fn node_ports(&self) -> &NodePorts;
 }
 
-/// What one sync did.
+/// What the kernel has told of its own accord.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Notice {
+    /// An address was added to an interface, or its lifetime changed.
+    AddressAdded(IpAddr),
+    /// An address was removed from an interface.
+    AddressRemoved(IpAddr),
+    /// A service address was removed from the link that holds them, by whoever.
+    ServiceAddressRemoved(IpAddr),
+    /// The link that holds service addresses is gone, is another one, or was set up or down.
+    ServiceLink,
+    /// Messages were lost: anything may have changed.
+    Anything,
+}
+
+/// Where NodePorts are served.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct NodePorts {
+    /// The node's addresses that serve them, sorted; none of localhost.
+    pub addresses: Vec<IpAddr>,
+    /// Whether localhost's do, too.
+    pub on_localhost: bool,
+}
+
+impl NodePorts {
+    /// Whether an address serves them.
+    pub fn contains(&self, address: IpAddr) -> bool {
+        (self.on_localhost && address.is_loopback()) || self.addresses.contains(&address)
+    }
+}
+
+/// How far a mode has come. What could not be written for a reason of its own, and is reported by name, does not count.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Standing {
+    /// Everything that was asked before this is in the kernel; `None`: everything is.
+    pub pending_since: Option<Instant>,
+    /// Since when something is pending of which nothing could be written; `None`: there is progress, or nothing to do.
+    pub stuck_since: Option<Instant>,
+    /// Whether nothing is under way or due.
+    pub is_settled: bool,
+    /// Entries that differ from what is wanted: refused, waiting for others, or for both initial lists.
+    pub pending: usize,
+    /// How many of these were refused when they were last tried.
+    pub failing: usize,
+}
+
+/// What kernel threads have finished.
 #[derive(Debug, Clone, Default)]
-pub struct SyncReport {
-    /// How long it took.
-    pub took: Duration,
+pub struct Report {
     /// Writes that the kernel took.
     pub written: usize,
     /// Writes that it refused, or that could not be tried. They stay pending and are tried again with back-off.
     pub failures: Vec<Failure>,
     /// How many of these are tables of rules that `iptables-restore` did not take.
     pub failed_restores: usize,
-    /// Entries that still differ from what is wanted: refused, waiting for others, or for both initial lists.
-    pub pending: usize,
-    /// How many of these were refused when they were last tried, in this sync or before, and wait for their next try.
-    pub failing: usize,
-    /// Whether what all Services rely on is among the failing ones (the link, a set, the rules): then this node is late whatever
-    /// else was written, and upstream's would say so, too. What fails otherwise is of single Services.
-    pub is_base_failing: bool,
-    /// Service ports that claim an address and port which another one has.
-    pub conflicts: Vec<Conflict>,
+    /// Parts of the kernel's state that could not be read. What was believed of them stays, all else goes on, and they are read
+    /// again with back-off.
+    pub unreadable: Vec<Unreadable>,
+    /// Parts that could be read.
+    pub readable: Vec<&'static str>,
+    /// Services of which all that is wanted is in the kernel now, as of their last [`update`](Mode::update).
+    pub settled: Vec<NamespacedName>,
+    /// Of these, the ones of which something had been changed by somebody else.
+    pub repaired: Vec<NamespacedName>,
+    /// Service ports that claim an address and port which another one has, if these are other ones than before.
+    pub conflicts: Option<Vec<Conflict>>,
+    /// What somebody else had changed, once it is repaired.
+    pub drift: Drift,
     /// What iptables mode counts.
     pub iptables: Option<IptablesReport>,
+    /// Whether this has used much memory for a while: the kernel was read, or compared, or much was written.
+    pub has_used_much: bool,
+    /// A kernel thread has ended, and why: nothing can be trusted after that, and the process is to end.
+    pub gone: Option<String>,
+}
+
+/// A part of the kernel's state that could not be read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unreadable {
+    /// `the virtual servers`, ...
+    pub part: &'static str,
+    /// Why, and what to do.
+    pub reason: String,
+}
+
+/// What somebody else has changed in the kernel of what is ours, by kind.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Drift(BTreeMap<&'static str, Drifted>);
+
+/// The same of one kind.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Drifted {
+    /// How many entries.
+    pub count: usize,
+    /// The first of them.
+    pub first: Vec<String>,
+}
+
+impl Drift {
+    /// What there is.
+    pub const KINDS: [&str; 8] = [
+        "virtual server",
+        "destination",
+        "address",
+        "link",
+        "set",
+        "set member",
+        "rule",
+        "chain",
+    ];
+
+    /// How many entries of a kind are named.
+    pub const NAMED: usize = 3;
+
+    /// Adds an entry of one of the [`KINDS`](Self::KINDS).
+    pub fn add(&mut self, kind: &'static str, name: impl FnOnce() -> String) {
+        let of = self.0.entry(kind).or_default();
+        of.count += 1;
+        if of.first.len() < Self::NAMED {
+            of.first.push(name());
+        }
+    }
+
+    /// Whether nothing has drifted.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// By kind.
+    pub fn kinds(&self) -> impl Iterator<Item = (&'static str, &Drifted)> {
+        self.0.iter().map(|(kind, of)| (*kind, of))
+    }
 }
 
 /// What one sync of iptables mode did.

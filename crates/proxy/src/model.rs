@@ -37,9 +37,20 @@ pub struct Model {
     service_list: List,
     slice_list: List,
     node_list: List,
+    external_ips: ExternalIps,
     changes: Changes,
     placements: Shared<Placement>,
     port_names: Shared<str>,
+}
+
+/// What becomes of `spec.externalIPs` (KEP-5707).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ExternalIps {
+    /// They are addresses of their Services.
+    #[default]
+    Served,
+    /// They are as if they were not given.
+    Ignored,
 }
 
 /// Equal values that are held once.
@@ -120,7 +131,7 @@ impl List {
 }
 
 /// What changed since [`Model::take_changes`] was last called.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Changes {
     /// Services that changed, or whose endpoints did, or that are gone.
     pub services: HashSet<NamespacedName>,
@@ -130,15 +141,86 @@ pub struct Changes {
     pub service_changes: usize,
     /// How often an EndpointSlice did.
     pub slice_changes: usize,
-    /// When what led to the slices' changes happened, by [`EndpointSlice::change_trigger`]. Not for slices that are gone:
-    /// theirs is of the change before.
-    pub triggers: Vec<(IpFamily, SystemTime)>,
+    /// What led to the slices' changes. Not for slices that are gone: theirs is of the change before.
+    pub triggers: Vec<Trigger>,
+    /// What lists no longer named, one entry for each list that did not name something.
+    pub vanished: Vec<Vanished>,
+}
+
+/// What led to a change of an EndpointSlice.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Trigger {
+    /// Whose endpoints the slice has.
+    pub service: NamespacedName,
+    /// Their family.
+    pub family: IpFamily,
+    /// When it happened, by [`EndpointSlice::change_trigger`].
+    pub at: SystemTime,
+}
+
+/// Objects that were known, that a list no longer named, and of whose deletion nothing had told
+/// before: normal for some after the source was away, and for many only where the source has lost
+/// them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Vanished {
+    /// What was listed.
+    pub kind: Kind,
+    /// How many were not named.
+    pub count: usize,
+    /// How many were known, these included.
+    pub known: usize,
+    /// The first of those that were not named, by name, at most [`Vanished::NAMED`]. A Node's has
+    /// no namespace.
+    pub first: Vec<NamespacedName>,
+}
+
+impl Vanished {
+    /// How many are named at most.
+    pub const NAMED: usize = 5;
+
+    /// `None` if all were named.
+    fn of(kind: Kind, known: usize, gone: &HashSet<NamespacedName>) -> Option<Self> {
+        if gone.is_empty() {
+            return None;
+        }
+        let mut names: Vec<_> = gone.iter().collect();
+        names.sort_unstable();
+        names.truncate(Self::NAMED);
+        Some(Self {
+            kind,
+            count: gone.len(),
+            known,
+            first: names.into_iter().cloned().collect(),
+        })
+    }
 }
 
 impl Changes {
     /// Whether nothing changed.
     pub fn is_empty(&self) -> bool {
-        self.services.is_empty() && !self.node
+        self.services.is_empty() && !self.node && self.vanished.is_empty()
+    }
+
+    /// Adds those that came after these.
+    pub fn extend(&mut self, later: Self) {
+        let Self {
+            services,
+            node,
+            service_changes,
+            slice_changes,
+            triggers,
+            vanished,
+        } = later;
+        if self.services.is_empty() {
+            self.services = services;
+        } else {
+            self.services.extend(services);
+        }
+        self.node |= node;
+        self.service_changes += service_changes;
+        self.slice_changes += slice_changes;
+        self.triggers.extend(triggers);
+        self.vanished.extend(vanished);
     }
 }
 
@@ -172,6 +254,14 @@ impl Model {
         }
     }
 
+    /// The same, with this done to the external IPs of Services that it is told of. No mode sees
+    /// those that are ignored.
+    #[must_use]
+    pub fn with_external_ips(mut self, external_ips: ExternalIps) -> Self {
+        self.external_ips = external_ips;
+        self
+    }
+
     /// Takes in one event.
     pub fn apply(&mut self, event: Event) {
         match event {
@@ -183,24 +273,7 @@ impl Model {
                 self.is_node_named = false;
                 self.node_list.start(std::iter::empty());
             }
-            Event::ListComplete { kind, is_whole } => match kind {
-                Kind::Service => {
-                    for name in self.service_list.complete(is_whole) {
-                        self.delete_service(&name);
-                    }
-                }
-                Kind::EndpointSlice => {
-                    for name in self.slice_list.complete(is_whole) {
-                        self.delete_slice(&name);
-                    }
-                }
-                Kind::Node => {
-                    if is_whole {
-                        self.has_node = Some(self.is_node_named);
-                    }
-                    self.node_list.complete(is_whole);
-                }
-            },
+            Event::ListComplete { kind, is_whole } => self.complete(kind, is_whole),
             Event::Unreadable(Kind::Service, name) => {
                 let is_known = self.services.contains_key(&name);
                 self.service_list.confirm_unreadable(name, is_known);
@@ -229,6 +302,34 @@ impl Model {
             Event::Unreadable(Kind::Node, _) => {
                 self.has_node = Some(true);
                 self.is_node_named = true;
+            }
+        }
+    }
+
+    /// Takes away what the list that ends has not named.
+    fn complete(&mut self, kind: Kind, is_whole: bool) {
+        let (known, gone) = match kind {
+            Kind::Service => (self.services.len(), self.service_list.complete(is_whole)),
+            Kind::EndpointSlice => (self.service_of.len(), self.slice_list.complete(is_whole)),
+            Kind::Node => {
+                self.node_list.complete(is_whole);
+                let is_gone = is_whole && self.has_node == Some(true) && !self.is_node_named;
+                if is_whole {
+                    self.has_node = Some(self.is_node_named);
+                }
+                let node = self.node.as_ref().filter(|_| is_gone);
+                let gone = node.map(|node| NamespacedName::new("", &node.name));
+                (1, gone.into_iter().collect())
+            }
+        };
+        let vanished = Vanished::of(kind, known, &gone);
+        self.changes.vanished.extend(vanished);
+        for name in gone {
+            match kind {
+                Kind::Service => self.delete_service(&name),
+                Kind::EndpointSlice => self.delete_slice(&name),
+                // What was known of it stays in use.
+                Kind::Node => {}
             }
         }
     }
@@ -290,6 +391,9 @@ impl Model {
 
     fn apply_service(&mut self, mut service: Service) {
         self.service_list.confirm(&service.name);
+        if self.external_ips == ExternalIps::Ignored {
+            service.external_ips = Vec::new();
+        }
         if self.services.get(&service.name).map(|known| &**known) == Some(&service) {
             return;
         }
@@ -341,7 +445,11 @@ impl Model {
         self.service_of
             .insert(slice.name.clone(), slice.service.clone());
         self.changes.slice_changes += 1;
-        let trigger = slice.change_trigger.map(|at| (slice.family, at));
+        let trigger = slice.change_trigger.map(|at| Trigger {
+            service: slice.service.clone(),
+            family: slice.family,
+            at,
+        });
         self.changes.triggers.extend(trigger);
         self.changes.services.insert(slice.service.clone());
         let slices = self.slices.entry(slice.service.clone()).or_default();
@@ -479,6 +587,29 @@ mod tests {
     const START: Event = Event::ListStarted(Kind::Service);
 
     #[test]
+    fn external_ips_may_be_as_if_they_were_not_given() {
+        let with = |address: &str| {
+            let mut event = service("web");
+            if let Event::ServiceApplied(service) = &mut event {
+                service.external_ips = vec![address.parse().unwrap()];
+            }
+            event
+        };
+        let seen = |external_ips| {
+            let mut model = Model::new().with_external_ips(external_ips);
+            model.apply(with("192.0.2.1"));
+            let view = model.view(&name("web")).unwrap();
+            let seen = view.service.external_ips.len();
+            model.take_changes();
+            model.apply(with("192.0.2.2"));
+            (seen, model.has_changes())
+        };
+        assert_eq!(seen(ExternalIps::Served), (1, true));
+        // What is not seen changes nothing, either.
+        assert_eq!(seen(ExternalIps::Ignored), (0, false));
+    }
+
+    #[test]
     fn placements_of_nodes_that_are_gone_are_dropped() {
         let mut model = Model::new();
         for generation in 0..100 {
@@ -582,6 +713,96 @@ mod tests {
     }
 
     #[test]
+    fn what_a_list_no_longer_names_is_told_with_how_much_there_was() {
+        let names: Vec<_> = (0..9).map(|number| format!("s{number}")).collect();
+        let mut model = model([START]);
+        for name in &names {
+            model.apply(service(name));
+        }
+        model.apply(complete(Kind::Service, true));
+        assert_eq!(
+            model.take_changes().vanished,
+            [],
+            "the first list takes nothing"
+        );
+        // A watch has told of this one, and of one that comes and goes while the list is told.
+        model.apply(Event::ServiceDeleted(name("s8")));
+        for event in [
+            START,
+            service("s3"),
+            service("new"),
+            Event::ServiceDeleted(name("new")),
+        ] {
+            model.apply(event);
+        }
+        assert_eq!(
+            model.take_changes().vanished,
+            [],
+            "not before it is complete"
+        );
+        model.apply(complete(Kind::Service, true));
+        let mut vanished = Vanished {
+            kind: Kind::Service,
+            count: 7,
+            known: 8,
+            first: ["s0", "s1", "s2", "s4", "s5"].map(name).into(),
+        };
+        assert!(model.has_changes());
+        assert_eq!(model.take_changes().vanished, [vanished.clone()]);
+        for event in [START, complete(Kind::Service, false)] {
+            model.apply(event);
+        }
+        assert_eq!(model.take_changes().vanished, [], "there may be more");
+        model.apply(complete(Kind::Service, true));
+        (vanished.count, vanished.known, vanished.first) = (1, 1, vec![name("s3")]);
+        assert_eq!(model.take_changes().vanished, [vanished]);
+    }
+
+    #[test]
+    fn slices_and_the_own_node_vanish_too() {
+        let slice = Event::SliceApplied(EndpointSlice {
+            name: name("a-1"),
+            service: name("a"),
+            family: IpFamily::V4,
+            ports: [].into_iter().collect(),
+            endpoints: Vec::new().into(),
+            change_trigger: None,
+        });
+        let node = Event::NodeApplied(Node {
+            name: "n".into(),
+            ..Node::default()
+        });
+        for (kind, object, first) in [
+            (Kind::EndpointSlice, slice, name("a-1")),
+            (Kind::Node, node, NamespacedName::new("", "n")),
+        ] {
+            let list = |object| {
+                [
+                    Some(Event::ListStarted(kind)),
+                    object,
+                    Some(complete(kind, true)),
+                ]
+            };
+            let mut model = model(list(Some(object)).into_iter().flatten());
+            assert_eq!(model.take_changes().vanished, []);
+            for event in list(None)
+                .into_iter()
+                .flatten()
+                .chain(list(None).into_iter().flatten())
+            {
+                model.apply(event);
+            }
+            let vanished = Vanished {
+                kind,
+                count: 1,
+                known: 1,
+                first: vec![first],
+            };
+            assert_eq!(model.take_changes().vanished, [vanished], "and once");
+        }
+    }
+
+    #[test]
     fn the_own_node_is_gone_by_an_event_or_by_a_list_without_it() {
         let node = || {
             Event::NodeApplied(Node {
@@ -626,7 +847,11 @@ mod tests {
         model.apply(slice(at(2)));
         let changes = model.take_changes();
         assert_eq!((changes.service_changes, changes.slice_changes), (1, 2));
-        let triggers = [1, 2].map(|seconds| (IpFamily::V6, at(seconds).unwrap()));
+        let triggers = [1, 2].map(|seconds| Trigger {
+            service: name("a"),
+            family: IpFamily::V6,
+            at: at(seconds).unwrap(),
+        });
         assert_eq!(changes.triggers, triggers);
         model.apply(Event::SliceDeleted(name("a-1")));
         let changes = model.take_changes();

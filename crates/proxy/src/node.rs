@@ -21,6 +21,8 @@ pub struct NodeFacts {
     pub ip: Option<IpAddr>,
     /// Addresses of this family on every interface but `kube-ipvs0`, without loopback and IPv6 link-local ones.
     pub interface_addresses: BTreeSet<IpAddr>,
+    /// Whether these have been read once.
+    pub has_addresses: bool,
     /// Which addresses serve NodePorts.
     pub node_port_addresses: NodePortAddresses,
 }
@@ -34,48 +36,43 @@ impl NodeFacts {
             zone: None,
             ip: None,
             interface_addresses: BTreeSet::new(),
+            has_addresses: false,
             node_port_addresses: NodePortAddresses::All,
         }
     }
 
-    /// The addresses that NodePorts are served on, sorted.
+    /// The addresses that NodePorts are served on, sorted; `None` if that cannot be said, for want of the node's addresses or,
+    /// where they do not say it alone, of its own IP: then nothing that serves may be taken away.
     ///
     /// `bound` are the addresses on `kube-ipvs0`: upstream's filter by CIDR sees those too, all-addresses (also when it is
     /// spelled `0.0.0.0/0`) does not.
-    pub fn serving_node_ports(&self, bound: impl IntoIterator<Item = IpAddr>) -> Vec<IpAddr> {
-        match &self.node_port_addresses {
-            NodePortAddresses::All => self.interface_addresses.iter().copied().collect(),
-            NodePortAddresses::Primary => {
-                // Upstream turns `primary` into NODE_IP/32: an address that the node does not carry serves nothing.
-                self.ip
-                    .filter(|ip| self.interface_addresses.contains(ip))
-                    .into_iter()
-                    .collect()
-            }
-            NodePortAddresses::Within(cidrs) => {
-                let own: Vec<_> = cidrs
-                    .iter()
-                    .filter(|cidr| family_of(cidr) == self.family)
-                    .collect();
-                if own.is_empty() || own.iter().any(|cidr| cidr.prefix_len() == 0) {
-                    return self.interface_addresses.iter().copied().collect();
-                }
-                let all: BTreeSet<IpAddr> = self
-                    .interface_addresses
-                    .iter()
-                    .copied()
-                    .chain(bound)
-                    .collect();
-                all.into_iter()
-                    .filter(|ip| own.iter().any(|cidr| cidr.contains(ip)))
-                    .collect()
-            }
+    pub fn serving_node_ports(
+        &self,
+        bound: impl IntoIterator<Item = IpAddr>,
+    ) -> Option<Vec<IpAddr>> {
+        if !self.has_addresses {
+            return None;
         }
+        let all = || self.interface_addresses.iter().copied();
+        Some(match self.node_port_addresses.of(self.family) {
+            Selection::All => all().collect(),
+            // Upstream turns `primary` into NODE_IP/32: an address that the node does not carry serves nothing.
+            Selection::Primary => {
+                let own = self.ip?;
+                all().filter(|ip| *ip == own).collect()
+            }
+            Selection::Within(nets) => {
+                let all: BTreeSet<IpAddr> = all().chain(bound).collect();
+                let is_within = |ip: &IpAddr| nets.iter().any(|net| net.contains(ip));
+                let within: Vec<IpAddr> = all.into_iter().filter(is_within).collect();
+                if within.is_empty() {
+                    // The node may not have its address yet.
+                    self.ip?;
+                }
+                within
+            }
+        })
     }
-}
-
-fn family_of(net: &IpNet) -> IpFamily {
-    IpFamily::of(net.addr())
 }
 
 /// `--nodeport-addresses`.
@@ -90,6 +87,36 @@ pub enum NodePortAddresses {
     Within(Vec<IpNet>),
 }
 
+/// The same for one family.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Selection<'a> {
+    /// Every address of the node.
+    All,
+    /// The node's own IP.
+    Primary,
+    /// Addresses in these networks, of which there is one at least.
+    Within(Vec<&'a IpNet>),
+}
+
+impl NodePortAddresses {
+    /// What it says of a family. Networks of which one holds all addresses are no selection, as upstream.
+    pub fn of(&self, family: IpFamily) -> Selection<'_> {
+        match self {
+            Self::All => Selection::All,
+            Self::Primary => Selection::Primary,
+            Self::Within(nets) => {
+                let own = nets.iter().filter(|net| IpFamily::of(net.addr()) == family);
+                let own: Vec<&IpNet> = own.collect();
+                if own.is_empty() || own.iter().any(|net| net.prefix_len() == 0) {
+                    Selection::All
+                } else {
+                    Selection::Within(own)
+                }
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -101,6 +128,7 @@ mod tests {
             .iter()
             .map(|a| a.parse().unwrap())
             .collect();
+        node.has_addresses = true;
         node.node_port_addresses = addresses;
         node
     }
@@ -108,6 +136,7 @@ mod tests {
     fn serving(addresses: NodePortAddresses) -> Vec<String> {
         node(addresses)
             .serving_node_ports(["10.96.0.1".parse().unwrap()])
+            .unwrap()
             .iter()
             .map(ToString::to_string)
             .collect()
@@ -128,5 +157,25 @@ mod tests {
         assert_eq!(within("0.0.0.0/0"), ["10.0.0.1", "192.168.0.10"]);
         // and a family without a network of its own is not filtered.
         assert_eq!(within("fd00::/8"), ["10.0.0.1", "192.168.0.10"]);
+    }
+
+    #[test]
+    fn what_is_not_known_of_the_node_selects_nothing() {
+        let within = |net: &str| NodePortAddresses::Within(vec![net.parse().unwrap()]);
+        let unknown = |addresses, change: fn(&mut NodeFacts)| {
+            let mut node = node(addresses);
+            change(&mut node);
+            node.serving_node_ports([]).is_none()
+        };
+        let no_ip: fn(&mut NodeFacts) = |node| node.ip = None;
+        assert!(unknown(NodePortAddresses::Primary, no_ip));
+        assert!(unknown(within("172.16.0.0/12"), no_ip));
+        assert!(!unknown(within("10.0.0.0/8"), no_ip));
+        assert!(!unknown(NodePortAddresses::All, no_ip));
+        for addresses in [NodePortAddresses::All, NodePortAddresses::Primary] {
+            assert!(unknown(addresses, |node| node.has_addresses = false));
+        }
+        // Known, and none of them: as upstream, NodePorts are served nowhere.
+        assert_eq!(serving(within("172.16.0.0/12")), [""; 0]);
     }
 }

@@ -18,6 +18,7 @@ use std::net::{IpAddr, SocketAddr};
 use hashbrown::HashMap;
 use smallvec::SmallVec;
 
+use crate::mode::NodePorts;
 use crate::model::ServiceView;
 use crate::names::{IpFamily, NamespacedName, Protocol};
 
@@ -113,16 +114,15 @@ impl UdpServices {
         true
     }
 
-    /// Whether a UDP flow, opened towards `destination` and answered by `answerer`, is stale. `node_ports` are the
-    /// addresses at which NodePorts are served.
+    /// Whether a UDP flow, opened towards `destination` and answered by `answerer`, is stale.
     pub fn is_stale(
         &self,
         destination: SocketAddr,
         answerer: SocketAddr,
-        node_ports: &[IpAddr],
+        node_ports: &NodePorts,
     ) -> bool {
         let node_port = node_ports
-            .contains(&destination.ip())
+            .contains(destination.ip())
             .then_some(Frontend::NodePort(destination.port()));
         let frontends = node_port
             .into_iter()

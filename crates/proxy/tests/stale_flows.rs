@@ -7,8 +7,8 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use proxy::{
-    Endpoint, EndpointPort, EndpointSlice, Event, IpFamily, Model, NamespacedName, Placement,
-    Protocol, Service, ServicePort, ServiceType, UdpServices, udp_ports,
+    Endpoint, EndpointPort, EndpointSlice, Event, IpFamily, Model, NamespacedName, NodePorts,
+    Placement, Protocol, Service, ServicePort, ServiceType, UdpServices, udp_ports,
 };
 
 const V4: IpFamily = IpFamily::V4;
@@ -111,8 +111,15 @@ impl World {
 
     /// On a node with the addresses 172.35.0.100 and fd35::100.
     fn is_stale(&self, flow: &str) -> bool {
+        self.is_stale_where(flow, false)
+    }
+
+    fn is_stale_where(&self, flow: &str, on_localhost: bool) -> bool {
         let (destination, answerer) = flow.split_once(' ').unwrap();
-        let node_ports: Vec<IpAddr> = ips("172.35.0.100 fd35::100");
+        let node_ports = NodePorts {
+            addresses: ips("172.35.0.100 fd35::100"),
+            on_localhost,
+        };
         self.services.is_stale(
             destination.parse().unwrap(),
             answerer.trim().parse().unwrap(),
@@ -201,6 +208,22 @@ fn a_flow_of_a_service_that_no_serving_endpoint_answers_is_stale() {
     for (flow, is_stale, why) in table {
         assert_eq!(world.is_stale(flow), is_stale, "{flow}: {why}");
     }
+}
+
+#[test]
+fn a_flow_to_a_node_port_on_localhost_counts_where_it_is_served() {
+    let mut world = World::new(V4);
+    world.tell(dns());
+    for at in ["127.0.0.1:30053", "127.1.2.3:30053"] {
+        let (right, wrong) = (
+            format!("{at} 10.244.1.10:5353"),
+            format!("{at} 10.244.9.99:5353"),
+        );
+        assert!(world.is_stale_where(&wrong, true), "{at}");
+        assert!(!world.is_stale_where(&wrong, false), "{at}");
+        assert!(!world.is_stale_where(&right, true), "{at}");
+    }
+    assert!(!world.is_stale_where("127.0.0.1:53 127.0.0.1:53", true));
 }
 
 #[test]

@@ -12,12 +12,20 @@
 //! Several owners may claim one key (two ports of a Service share an address). The claim of the smallest owner is the wanted
 //! value, so the outcome of a conflict does not depend on the order of events, and the next owner takes over when the first lets
 //! go. The table knows neither a clock (an [`Instant`] is passed in) nor the kernel; it never writes.
+//!
+//! A table also knows since when its oldest row has been pending, so that whoever asks whether all that was asked before some
+//! time is there is told in O(1). A row that cannot be written for a reason of its own can be left out of that.
 
+mod look;
+
+use std::collections::BTreeMap;
 use std::hash::Hash;
 use std::time::{Duration, Instant};
 
 use hashbrown::{HashMap, HashSet};
 use smallvec::SmallVec;
+
+pub use look::Look;
 
 /// The delay after a first failed write; it doubles with each further one.
 const FIRST_RETRY: Duration = Duration::from_millis(500);
@@ -26,6 +34,8 @@ const LAST_RETRY: Duration = Duration::from_secs(30);
 
 /// Among so many keys each is compared with the others; more are hashed.
 const FEW: usize = 8;
+/// Rows that become pending within so long have been pending for equally long.
+const GRAIN: Duration = Duration::from_millis(100);
 /// So many pending keys are listed, whatever their part of all.
 const MANY: usize = if cfg!(test) { 2 } else { 1024 };
 
@@ -36,8 +46,15 @@ pub struct Table<K, V, O> {
     keys_of: HashMap<O, Box<[K]>>,
     pending: Pending<K>,
     contested: HashSet<K>,
+    contested_version: u64,
     retries: HashMap<K, Retry>,
     wanted_len: usize,
+    /// The number of the time that is, and what it was when that began; 0 before a first one was told.
+    epoch: (u32, Option<Instant>),
+    /// How many rows have been pending since then, by the number of that time.
+    since: BTreeMap<u32, (Instant, usize)>,
+    /// Whether rows that nobody wants count for that, too.
+    counts_removals: bool,
 }
 
 /// Which rows are pending. A list of nearly all, as at a start, would cost more than to look at all.
@@ -65,6 +82,8 @@ struct Row<V, O> {
     /// What is there, if that is [`Actual::Other`].
     other: Option<Box<V>>,
     is_pending: bool,
+    /// Since which epoch it has been pending; 0 if it is not, or is left out of account.
+    since: u32,
 }
 
 /// What is there. Nearly always that is what is wanted, which is then held once.
@@ -96,6 +115,7 @@ impl<V: Clone + Eq, O> Row<V, O> {
             actual: Actual::Nothing,
             other: None,
             is_pending: false,
+            since: 0,
         }
     }
 
@@ -132,6 +152,8 @@ impl<V: Clone + Eq, O> Row<V, O> {
 struct Retry {
     failures: u32,
     due: Instant,
+    /// Whether the next look at what is there makes it due.
+    is_until_observed: bool,
 }
 
 impl<K, V, O> Default for Table<K, V, O> {
@@ -141,8 +163,12 @@ impl<K, V, O> Default for Table<K, V, O> {
             keys_of: HashMap::new(),
             pending: Pending::Listed(HashSet::new()),
             contested: HashSet::new(),
+            contested_version: 0,
             retries: HashMap::new(),
             wanted_len: 0,
+            epoch: (0, None),
+            since: BTreeMap::new(),
+            counts_removals: true,
         }
     }
 }
@@ -156,6 +182,32 @@ where
     /// An empty table.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// Says what time it is: what becomes pending from now on has been so since then.
+    pub fn begin(&mut self, now: Instant) {
+        let (number, at) = self.epoch;
+        if at.is_none_or(|at| now.saturating_duration_since(at) >= GRAIN) {
+            self.epoch = (number.wrapping_add(1).max(1), Some(now));
+        }
+    }
+
+    /// Since when the row has been pending that has been so for longest, to within a tenth of a second; rows that are
+    /// [excused](Self::excuse) and those that became pending before a first [`begin`](Self::begin) are left out.
+    pub fn pending_since(&self) -> Option<Instant> {
+        self.since.first_key_value().map(|(_, (at, _))| *at)
+    }
+
+    /// Says whether what nobody wants counts for [`pending_since`](Self::pending_since): not while it may not be removed.
+    pub fn count_removals(&mut self, counts: bool) {
+        if std::mem::replace(&mut self.counts_removals, counts) == counts {
+            return;
+        }
+        let unwanted = self.pending().filter(|key| self.wanted(key).is_none());
+        let unwanted: Vec<K> = unwanted.cloned().collect();
+        for key in unwanted {
+            self.recount(&key);
+        }
     }
 
     /// Makes room for so many owners more, each with one entry.
@@ -241,16 +293,22 @@ where
         }
         if row.claims.len() > 1 {
             self.contested.insert(key.clone());
-        } else if !self.contested.is_empty() {
-            self.contested.remove(key);
+            self.contested_version += 1;
+        } else if !self.contested.is_empty() && self.contested.remove(key) {
+            self.contested_version += 1;
         }
         self.wanted_len =
             self.wanted_len + usize::from(row.wanted().is_some()) - usize::from(before.is_some());
-        if row.wanted() != before.as_ref() {
-            // What failed was the old value: the new one deserves a try at once.
+        let is_other = row.wanted() != before.as_ref();
+        // What failed was the old value: the new one deserves a try at once, unless nobody knows what is there.
+        let is_doubted = |retry: &Retry| retry.is_until_observed;
+        if is_other && !self.retries.get(key).is_some_and(is_doubted) {
             self.forgive(key);
         }
         self.settle(key);
+        if is_other {
+            self.recount(key);
+        }
     }
 
     /// Restores the invariant for one key.
@@ -260,6 +318,11 @@ where
         };
         let is_pending = !row.is_settled();
         let was_pending = std::mem::replace(&mut row.is_pending, is_pending);
+        let since = if is_pending {
+            0
+        } else {
+            std::mem::take(&mut row.since)
+        };
         let is_gone = !is_pending && row.claims.is_empty();
         match (&mut self.pending, was_pending, is_pending) {
             (Pending::Listed(keys), false, true) => {
@@ -275,11 +338,51 @@ where
         if is_gone {
             self.rows.remove(key);
         }
+        self.count_out(since);
         if is_pending != was_pending {
             self.list_or_count();
         }
         if !is_pending {
             self.forgive(key);
+        } else if !was_pending {
+            self.count_in(key);
+        }
+    }
+
+    /// Counts a pending row among those that have been so since now, unless it is counted already.
+    fn count_in(&mut self, key: &K) {
+        let (number, Some(at)) = self.epoch else {
+            return;
+        };
+        let counts_removals = self.counts_removals;
+        let counts = |row: &&mut Row<V, O>| {
+            let is_counted = counts_removals || !row.claims.is_empty();
+            row.is_pending && row.since == 0 && is_counted
+        };
+        if let Some(row) = self.rows.get_mut(key).filter(counts) {
+            row.since = number;
+            self.since.entry(number).or_insert((at, 0)).1 += 1;
+        }
+    }
+
+    /// The same for a row of which something else is wanted, or that counts otherwise, now.
+    fn recount(&mut self, key: &K) {
+        if !self.counts_removals
+            && let Some(row) = self.rows.get_mut(key)
+            && row.claims.is_empty()
+        {
+            let since = std::mem::take(&mut row.since);
+            self.count_out(since);
+        }
+        self.count_in(key);
+    }
+
+    fn count_out(&mut self, since: u32) {
+        if let Some((_, count)) = self.since.get_mut(&since) {
+            *count -= 1;
+            if *count == 0 {
+                self.since.remove(&since);
+            }
         }
     }
 
@@ -309,21 +412,36 @@ where
         }
     }
 
-    /// Takes a dump for what is there: keys it does not hold are not there.
-    pub fn observe(&mut self, dump: impl IntoIterator<Item = (K, V)>) {
+    /// Takes a dump for what is there: keys it does not hold are not there. Returns the keys of which something else was believed,
+    /// without doubt.
+    pub fn observe(&mut self, dump: impl IntoIterator<Item = (K, V)>) -> Vec<K> {
+        let doubted = self
+            .retries
+            .extract_if(|_, retry| retry.is_until_observed)
+            .map(|(key, _)| key);
+        let doubted: HashSet<K> = doubted.collect();
         let mut gone: HashSet<K> = self
             .rows
             .iter()
             .filter(|(_, row)| row.actual().is_some())
             .map(|(key, _)| key.clone())
             .collect();
+        let mut other = Vec::new();
         for (key, value) in dump {
             gone.remove(&key);
-            self.set_actual(&key, Some(value));
+            if self.actual(&key) != Some(&value) {
+                self.set_actual(&key, Some(value));
+                other.push(key);
+            }
         }
         for key in gone {
             self.set_actual(&key, None);
+            other.push(key);
         }
+        if !doubted.is_empty() {
+            other.retain(|key| !doubted.contains(key));
+        }
+        other
     }
 
     /// Says what is now there for one key, after a write or a look at it.
@@ -340,28 +458,38 @@ where
         self.settle(key);
     }
 
-    /// Says that the write of a key succeeded: what was wanted is there.
-    pub fn set_written(&mut self, key: &K) {
-        if let Some(row) = self.rows.get_mut(key) {
-            row.other = None;
-            row.actual = if row.claims.is_empty() {
-                Actual::Nothing
-            } else {
-                Actual::Wanted
-            };
-        }
-        self.settle(key);
-    }
-
     /// Says that the write of a key failed: it stays pending, and is due again after a delay that doubles each time.
     pub fn fail(&mut self, key: &K, now: Instant) {
+        self.put_off(key, now, false);
+        self.count_in(key);
+    }
+
+    /// The same for a key that cannot be written for a reason of its own: it does not count for
+    /// [`pending_since`](Self::pending_since) until something else is wanted for it.
+    pub fn excuse(&mut self, key: &K, now: Instant) {
+        self.put_off(key, now, false);
+        if let Some(row) = self.rows.get_mut(key) {
+            let since = std::mem::take(&mut row.since);
+            self.count_out(since);
+        }
+    }
+
+    /// Says that nobody knows whether a key was written: it is due again when that was [looked at](Self::observe), or after a
+    /// delay as any that failed.
+    pub fn doubt(&mut self, key: &K, now: Instant) {
+        self.put_off(key, now, true);
+    }
+
+    fn put_off(&mut self, key: &K, now: Instant, is_until_observed: bool) {
         if !self.is_pending(key) {
             return;
         }
         let retry = self.retries.entry(key.clone()).or_insert(Retry {
             failures: 0,
             due: now,
+            is_until_observed,
         });
+        retry.is_until_observed = is_until_observed;
         let delay = FIRST_RETRY
             .saturating_mul(1 << retry.failures.min(16))
             .min(LAST_RETRY);
@@ -382,6 +510,12 @@ where
     /// The value that is there.
     pub fn actual(&self, key: &K) -> Option<&V> {
         self.rows.get(key)?.actual()
+    }
+
+    /// All who claim a key, the one whose claim is the wanted value first.
+    pub fn owners(&self, key: &K) -> impl Iterator<Item = &O> {
+        let row = self.rows.get(key).into_iter();
+        row.flat_map(|row| row.claims.iter().map(|(owner, _)| owner))
     }
 
     /// Whose claim is the wanted value.
@@ -411,8 +545,19 @@ where
         listed.into_iter().flatten().chain(counted)
     }
 
-    fn is_pending(&self, key: &K) -> bool {
+    /// Whether the wanted value of a key is not the actual one.
+    pub fn is_pending(&self, key: &K) -> bool {
         self.rows.get(key).is_some_and(|row| row.is_pending)
+    }
+
+    /// Whether a key could not be written when that was last tried.
+    pub fn is_failing(&self, key: &K) -> bool {
+        !self.retries.is_empty() && self.retries.contains_key(key)
+    }
+
+    /// Whether a key could not be written for a [reason of its own](Self::excuse) when that was last tried.
+    pub fn is_excused(&self, key: &K) -> bool {
+        self.is_failing(key) && self.rows.get(key).is_some_and(|row| row.since == 0)
     }
 
     /// How many keys are pending, due or not.
@@ -440,9 +585,10 @@ where
         self.rows.is_empty()
     }
 
-    /// When the next failed write is due again.
-    pub fn next_retry(&self) -> Option<Instant> {
-        self.retries.values().map(|retry| retry.due).min()
+    /// When the next failed write is due again, of those that are not due yet.
+    pub fn next_retry(&self, now: Instant) -> Option<Instant> {
+        let times = self.retries.values().map(|retry| retry.due);
+        times.filter(|due| *due > now).min()
     }
 
     /// Keys that more than one owner claims, with the claims, the winner's first.
@@ -450,6 +596,11 @@ where
         self.contested
             .iter()
             .filter_map(|key| self.rows.get(key).map(|row| (key, row.claims.as_slice())))
+    }
+
+    /// Another number than before if [`contested`](Self::contested) may tell something else.
+    pub fn contested_version(&self) -> u64 {
+        self.contested_version
     }
 
     /// All that is wanted, in no order.
@@ -503,14 +654,15 @@ mod tests {
         table.claim(&1, [(1, 1), (2, 2)]);
         table.fail(&1, now);
         assert_eq!(due(&table, now), [2]);
-        assert_eq!(table.next_retry(), Some(now + FIRST_RETRY));
+        assert_eq!(table.next_retry(now), Some(now + FIRST_RETRY));
+        assert_eq!(table.next_retry(now + FIRST_RETRY), None, "it is due");
         assert_eq!(due(&table, now + FIRST_RETRY), [1, 2]);
         table.fail(&1, now);
-        assert_eq!(table.next_retry(), Some(now + FIRST_RETRY * 2));
+        assert_eq!(table.next_retry(now), Some(now + FIRST_RETRY * 2));
         for _ in 0..100 {
             table.fail(&1, now);
         }
-        assert_eq!(table.next_retry(), Some(now + LAST_RETRY));
+        assert_eq!(table.next_retry(now), Some(now + LAST_RETRY));
         table.claim(&1, [(1, 3), (2, 2)]);
         assert_eq!(due(&table, now), [1, 2]);
     }
@@ -523,7 +675,7 @@ mod tests {
         table.fail(&1, now);
         assert_eq!((table.failing_len(), due(&table, now)), (1, vec![]));
         table.hold(&1);
-        assert_eq!((table.failing_len(), table.next_retry()), (0, None));
+        assert_eq!((table.failing_len(), table.next_retry(now)), (0, None));
         assert_eq!((table.pending_len(), due(&table, now)), (1, vec![1]));
     }
 
@@ -532,12 +684,13 @@ mod tests {
         let now = Instant::now();
         let mut table = T::new();
         table.claim(&1, [(1, 1)]);
-        table.set_written(&1);
+        table.set_actual(&1, Some(1));
         assert_eq!(table.pending_len(), 0);
-        table.observe([(1, 9), (7, 7)]);
+        assert_eq!(table.observe([(1, 9), (7, 7)]), [1, 7]);
         assert_eq!(due(&table, now), [1, 7]);
+        assert_eq!(table.observe([(1, 9), (7, 7)]), [0; 0]);
         table.set_actual(&7, None);
-        table.set_written(&1);
+        table.set_actual(&1, Some(1));
         assert_eq!((table.pending_len(), table.rows.len()), (0, 1));
     }
 
@@ -555,13 +708,101 @@ mod tests {
         assert!(is_shared(&table), "after a claim of the same");
     }
 
+    #[test]
+    fn the_oldest_pending_row_says_since_when() {
+        let start = Instant::now();
+        let at = |count: u32| start + GRAIN * count;
+        let mut table = T::new();
+        table.begin(at(0));
+        table.claim(&1, [(1, 1), (2, 2)]);
+        table.begin(at(1).checked_sub(Duration::from_millis(1)).unwrap());
+        table.claim(&2, [(3, 3)]);
+        table.begin(at(1));
+        table.claim(&3, [(4, 4)]);
+        let since = |table: &T| table.pending_since();
+        assert_eq!(since(&table), Some(at(0)));
+        table.set_actual(&1, Some(1));
+        table.excuse(&2, at(1));
+        assert_eq!(since(&table), Some(at(0)), "the third came soon after");
+        table.set_actual(&3, Some(3));
+        assert_eq!(since(&table), Some(at(1)));
+        table.fail(&4, at(1));
+        assert_eq!(since(&table), Some(at(1)), "nothing excuses it");
+        table.begin(at(2));
+        table.claim(&3, [(4, 5)]);
+        assert_eq!(since(&table), Some(at(1)), "it has not been there since");
+        table.set_actual(&4, Some(5));
+        assert_eq!((since(&table), table.pending_len()), (None, 1));
+        table.begin(at(3));
+        table.claim(&1, [(1, 1), (2, 3)]);
+        assert_eq!(since(&table), Some(at(3)), "another wish is another try");
+        table.claim(&1, []);
+        assert_eq!(since(&table), Some(at(3)), "and what is to go is pending");
+        table.set_actual(&1, None);
+        assert_eq!(since(&table), None);
+    }
+
+    #[test]
+    fn what_may_not_go_is_no_delay() {
+        let now = Instant::now();
+        let mut table = T::new();
+        table.begin(now);
+        table.count_removals(false);
+        table.observe([(7, 7)]);
+        table.claim(&1, [(1, 1)]);
+        table.set_actual(&1, Some(1));
+        table.release(&1);
+        assert_eq!((table.pending_len(), table.pending_since()), (2, None));
+        table.count_removals(true);
+        assert_eq!(table.pending_since(), Some(now));
+        table.count_removals(false);
+        assert_eq!(table.pending_since(), None);
+    }
+
+    #[test]
+    fn what_is_doubted_waits_for_a_look_whatever_is_wanted() {
+        let mut table = Table::new();
+        let now = Instant::now();
+        table.claim(&1, [(1, 1)]);
+        table.doubt(&1, now);
+        table.claim(&1, [(1, 2)]);
+        assert_eq!(due(&table, now), []);
+        table.observe([(1, 1)]);
+        assert_eq!(due(&table, now), [1]);
+        // What has failed does not.
+        table.fail(&1, now);
+        table.claim(&1, [(1, 3)]);
+        assert_eq!(due(&table, now), [1]);
+    }
+
+    #[test]
+    fn what_is_doubted_is_due_when_it_was_looked_at() {
+        let now = Instant::now();
+        let mut table = T::new();
+        table.claim(&1, [(1, 1), (2, 2)]);
+        table.doubt(&1, now);
+        table.fail(&2, now);
+        assert_eq!(due(&table, now), [0; 0]);
+        assert_eq!(table.observe([(7, 7)]), [7]);
+        table.doubt(&7, now);
+        assert_eq!(
+            table.observe([]),
+            [0; 0],
+            "nobody believed that it was there"
+        );
+        assert_eq!(due(&table, now), [1]);
+        table.doubt(&1, now);
+        assert_eq!(due(&table, now + FIRST_RETRY), [1, 2]);
+    }
+
     #[derive(Debug, Clone)]
     enum Step {
+        Begin(u64),
+        Excuse(u8),
         Claim(u8, Vec<(u8, u8)>),
         Amend(u8, u8, u8),
         Observe(Vec<(u8, u8)>),
         SetActual(u8, Option<u8>),
-        Written(u8),
         Fail(u8),
     }
 
@@ -573,7 +814,8 @@ mod tests {
             (small.clone(), small.clone(), 0u8..3).prop_map(|(o, k, v)| Step::Amend(o, k, v)),
             pairs().prop_map(Step::Observe),
             (small.clone(), proptest::option::of(0u8..3)).prop_map(|(k, v)| Step::SetActual(k, v)),
-            small.clone().prop_map(Step::Written),
+            small.clone().prop_map(Step::Excuse),
+            (0u64..300).prop_map(Step::Begin),
             small.prop_map(Step::Fail),
         ]
     }
@@ -582,12 +824,13 @@ mod tests {
         /// The invariant, and that the table agrees with the plainest possible account of claims and actual values.
         #[test]
         fn pending_is_wanted_not_actual(steps in proptest::collection::vec(step(), 0..40)) {
-            let now = Instant::now();
+            let mut now = Instant::now();
             let mut table = T::new();
-            let mut claims = std::collections::BTreeMap::<(u8, u8), u8>::new();
-            let mut actual = std::collections::BTreeMap::<u8, u8>::new();
+            table.begin(now);
+            let mut claims = BTreeMap::<(u8, u8), u8>::new();
+            let mut actual = BTreeMap::<u8, u8>::new();
             for step in steps {
-                let wanted_of = |claims: &std::collections::BTreeMap<(u8, u8), u8>, key: u8| {
+                let wanted_of = |claims: &BTreeMap<(u8, u8), u8>, key: u8| {
                     claims.range((key, 0)..=(key, u8::MAX)).next().map(|(_, value)| *value)
                 };
                 match step {
@@ -613,20 +856,22 @@ mod tests {
                         };
                         table.set_actual(&key, value);
                     }
-                    Step::Written(key) => {
-                        match wanted_of(&claims, key) {
-                            Some(value) => actual.insert(key, value),
-                            None => actual.remove(&key),
-                        };
-                        table.set_written(&key);
-                    }
                     Step::Fail(key) => table.fail(&key, now),
+                    Step::Excuse(key) => table.excuse(&key, now),
+                    Step::Begin(millis) => {
+                        now += Duration::from_millis(millis);
+                        table.begin(now);
+                    }
                 }
                 let mut pending: Vec<u8> = table.pending().copied().collect();
                 pending.sort_unstable();
                 let differs = |key: &u8| wanted_of(&claims, *key) != actual.get(key).copied();
                 prop_assert_eq!(&pending, &(0..6).filter(differs).collect::<Vec<_>>());
                 prop_assert_eq!(table.pending_len(), pending.len());
+                let counted = table.rows.values().filter(|row| row.since != 0);
+                prop_assert!(counted.clone().all(|row| row.is_pending));
+                let sum: usize = table.since.values().map(|(_, count)| count).sum();
+                prop_assert_eq!(sum, counted.count());
                 let wanted_len = (0..6).filter(|key| wanted_of(&claims, *key).is_some()).count();
                 prop_assert_eq!(table.wanted_len(), wanted_len);
                 for key in 0..6 {

@@ -31,6 +31,9 @@ pub enum Fault {
     },
     /// The history that it needs is gone: 410 to a list, an event `ERROR` to a watch.
     Expire,
+    /// The version that it names is still to come: 504 with that cause to a list, an event `ERROR`
+    /// to a watch.
+    Ahead,
     /// The connection is closed instead of an answer.
     Drop,
     /// There is no answer, and the connection stays open.

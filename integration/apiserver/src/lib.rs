@@ -25,7 +25,7 @@
 //! tens of thousands of Services through it.
 //!
 //! It serves HTTP, or HTTPS with certificates of an [`Authority`] made on the spot, and asks for a bearer token or a client
-//! certificate where it is told to.
+//! certificate where it is told to. A [`Proxy`] can stand between it and its clients.
 //!
 //! What it does not do: HTTP/2, authorization, admission, controllers (deleting a Namespace deletes nothing else, no
 //! EndpointSlice appears by itself), server-side apply, strategic merging of lists, `dryRun`, Tables. Events of the
@@ -38,6 +38,7 @@ mod faults;
 mod list;
 mod object;
 mod protobuf;
+mod proxy;
 mod resource;
 mod route;
 mod selector;
@@ -51,6 +52,7 @@ mod write;
 
 pub use cluster::{ApplyError, Cluster};
 pub use faults::{Asked, Fault, Faults, Rule};
+pub use proxy::{Proxy, ProxyOptions, Speaks};
 pub use resource::Kind;
 pub use server::{Credentials, Options, Request, Server};
 pub use status::Status;

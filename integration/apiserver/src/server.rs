@@ -438,7 +438,11 @@ impl Service {
             }
             Some(Fault::Silence) => std::future::pending().await,
             Some(Fault::Refuse { code, retry_after }) => refusal(code, retry_after),
-            Some(Fault::Expire) => expiry(asked),
+            Some(Fault::Expire) => {
+                let status = Status::expired("the history is gone, as told");
+                about_history(asked, &status)
+            }
+            Some(Fault::Ahead) => about_history(asked, &Status::too_large(2, 1)),
             _ if !is_allowed => {
                 let status = Status::unauthorized();
                 json_body(status.code, status.to_json().to_string())
@@ -617,10 +621,10 @@ fn refusal(code: u16, retry_after: Option<u64>) -> Response<Body> {
     response
 }
 
-fn expiry(asked: Asked) -> Response<Body> {
-    let status = Status::expired("the history is gone, as told");
+/// A watch is told in its own way.
+fn about_history(asked: Asked, status: &Status) -> Response<Body> {
     match asked {
-        Asked::Watch | Asked::StreamedList => json_body(200, watch::error(&status)),
+        Asked::Watch | Asked::StreamedList => json_body(200, watch::error(status)),
         _ => json_body(status.code, status.to_json().to_string()),
     }
 }

@@ -179,6 +179,7 @@ pub(crate) fn start(
         "--manifests".into(),
         manifests.into(),
         format!("--hostname-override={name}").into(),
+        "--proxy-mode=ipvs".into(),
         // Only the initial network namespace may size the connection tracking table.
         "--conntrack-max-per-core=0".into(),
     ];

@@ -49,7 +49,7 @@ pub(crate) fn show(arguments: &Arguments, account: &mut Account) -> Result<()> {
                 .all(|server| server.reals.len() == PODS.len())
     })?;
     account.say(&format!(
-        "kube-proxy {} on {}: programmed after {took:.1?}.",
+        "kube-proxy --proxy-mode=ipvs {} on {}: programmed after {took:.1?}.",
         flags.join(" "),
         "examples/nginx"
     ));

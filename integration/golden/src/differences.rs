@@ -86,19 +86,16 @@ fn foreign_virtual_servers_survive(before: &Before, expected: &mut Expected) {
             protocol,
         } = server;
         let at = format!("{address},{protocol}:{port}");
-        !bound.contains(*address)
-            && !is_member(
-                &[
-                    "CLUSTER-IP",
-                    "EXTERNAL-IP",
-                    "EXTERNAL-IP-LOCAL",
-                    "LOAD-BALANCER",
-                ],
-                &at,
-            )
-            && !(before.node.contains(*address)
-                && (is_member(&[&format!("NODE-PORT-{}", protocol.to_uppercase())], port)
-                    || is_member(&["NODE-PORT-SCTP-HASH"], &at)))
+        let sets = [
+            "CLUSTER-IP",
+            "EXTERNAL-IP",
+            "EXTERNAL-IP-LOCAL",
+            "LOAD-BALANCER",
+            "NODE-PORT-SCTP-HASH",
+        ];
+        let node_ports = format!("NODE-PORT-{}", protocol.to_uppercase());
+        let is_node_port = before.node.contains(*address) && is_member(&[&node_ports], port);
+        !(bound.contains(*address) || is_member(&sets, &at) || is_node_port)
     };
     let key = |line: &str| {
         line.split_whitespace()

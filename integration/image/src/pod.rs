@@ -5,6 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail, ensure};
+use rustix::mount::{MountFlags, mount_bind, mount_remount};
 use serde_json::Value;
 
 use crate::archive::Image;
@@ -69,7 +70,7 @@ impl Pod {
             let name = text(volume, "/name").to_owned();
             let path = text(volume, "/hostPath/path");
             let source = if path == "/lib/modules" {
-                modules(&folder.join("modules"))?
+                modules()?
             } else if !path.is_empty() {
                 if text(volume, "/hostPath/type") == "FileOrCreate" {
                     fs::File::options().append(true).create(true).open(path)?;
@@ -81,6 +82,12 @@ impl Pod {
                 for (name, text) in configuration {
                     fs::write(source.join(name), text)?;
                 }
+                source
+            } else if volume.pointer("/emptyDir").is_some() {
+                let source = folder.join(&name);
+                // Of the pod before, which has ended.
+                drop(fs::remove_dir_all(&source));
+                fs::create_dir(&source)?;
                 source
             } else {
                 bail!("a volume that is not made here: {volume}");
@@ -201,9 +208,11 @@ impl Pod {
     }
 }
 
-/// The kernel's modules as `/lib/modules` on a host: a folder, where the lab has a link.
-fn modules(folder: &Path) -> Result<PathBuf> {
-    fs::create_dir_all(folder)?;
+/// The kernel's modules as `/lib/modules` on a host: a folder, where the lab has a link. It is none
+/// of a story's: with those, all that is mounted in them is removed. Read-only, all the same.
+fn modules() -> Result<PathBuf> {
+    let folder = std::env::temp_dir().join(format!("modules-{}", std::process::id()));
+    fs::create_dir_all(&folder)?;
     for entry in fs::read_dir("/lib/modules").into_iter().flatten().flatten() {
         if let Ok(source) = fs::canonicalize(entry.path())
             && source.is_dir()
@@ -211,11 +220,13 @@ fn modules(folder: &Path) -> Result<PathBuf> {
             let target = folder.join(entry.file_name());
             if !target.exists() {
                 fs::create_dir_all(&target)?;
-                rustix::mount::mount_bind(&source, &target)?;
+                mount_bind(&source, &target)?;
+                let read_only = MountFlags::BIND | MountFlags::RDONLY;
+                mount_remount(&target, read_only, "")?;
             }
         }
     }
-    Ok(folder.to_owned())
+    Ok(folder)
 }
 
 fn list<'a>(value: &'a Value, pointer: &str) -> &'a [Value] {

@@ -33,6 +33,10 @@ fn main() {
             kubeadms_pod_with_the_image_swapped,
         ),
         story(
+            "kubeadms_pod_with_the_image_swapped_and_ipvs_mode",
+            kubeadms_pod_with_the_image_swapped_and_ipvs_mode,
+        ),
+        story(
             "the_least_privilege_of_legacy_iptables",
             the_least_privilege_of_legacy_iptables,
         ),
@@ -43,6 +47,10 @@ fn main() {
                 the_least_privilege_of_nft_iptables,
             )
         },
+        story(
+            "a_mode_that_is_edited_is_taken_up_by_the_next_pod",
+            a_mode_that_is_edited_is_taken_up_by_the_next_pod,
+        ),
         story(
             "iptables_without_a_raw_socket_is_told",
             iptables_without_a_raw_socket_is_told,
@@ -86,6 +94,18 @@ fn kubeadm() -> Result<Vec<Value>> {
     Ok(objects)
 }
 
+/// The same, with another mode than kubeadm's empty one.
+fn with_mode(mut objects: Vec<Value>, mode: &str) -> Result<Vec<Value>> {
+    for object in &mut objects {
+        if let Some(Value::String(text)) = object.pointer_mut("/data/config.conf") {
+            assert!(text.contains("mode: \"\"\n"), "{text}");
+            *text = text.replace("mode: \"\"\n", &format!("mode: {mode}\n"));
+            return Ok(objects);
+        }
+    }
+    anyhow::bail!("no config.conf")
+}
+
 /// The files of the ConfigMap, with what differs from cluster to cluster as it is here.
 fn configuration(objects: &[Value], folder: &Path) -> Result<BTreeMap<String, String>> {
     let config_map = of_kind(objects, "ConfigMap")?;
@@ -123,6 +143,7 @@ fn image() -> Result<&'static Image> {
 struct Deployed {
     api: ApiServer,
     pod: Pod,
+    objects: Vec<Value>,
 }
 
 impl Deployed {
@@ -134,7 +155,37 @@ impl Deployed {
         let mut api = c.api_server(true)?;
         api.apply(&web("10.244.1.10"))?;
         api.start()?;
-        Ok(Self { api, pod })
+        let objects = objects.to_vec();
+        Ok(Self { api, pod, objects })
+    }
+
+    /// Edits the configuration in the ConfigMap: the files that are mounted follow.
+    fn edit(&mut self, c: &Cluster, change: impl Fn(&mut Value)) -> Outcome {
+        let map = self.objects.iter_mut();
+        let map = map.filter(|object| object["kind"] == "ConfigMap");
+        for object in map {
+            let text = object["data"]["config.conf"].as_str().context("no text")?;
+            let file = c.folder().join("text");
+            fs::write(&file, text)?;
+            let mut documents = read(&file)?;
+            change(&mut documents[0]);
+            object["data"]["config.conf"] = json!(documents[0].to_string());
+        }
+        let files = configuration(&self.objects, c.folder())?;
+        // The volume of the pod, as the kubelet would bring it up to date.
+        fs::write(
+            c.folder().join("kube-proxy/config.conf"),
+            &files["config.conf"],
+        )?;
+        Ok(())
+    }
+
+    /// Another pod in the place of this one, which has ended.
+    fn roll(&mut self, c: &Cluster) -> Outcome {
+        let files = configuration(&self.objects, c.folder())?;
+        let daemon_set = of_kind(&self.objects, "DaemonSet")?;
+        self.pod = Pod::new(&daemon_set, "node1", image()?, &files, c.folder())?;
+        Ok(())
     }
 
     /// Runs what is to run first, and starts the container.
@@ -170,11 +221,9 @@ fn attempt(c: &Cluster, spec: &Spec, argv: Option<&[&str]>) -> Result<Output> {
 /// A ClusterIP and a NodePort answer, a change is applied, and an operator in the pod sees the rules.
 fn serves(c: &Cluster, deployed: &Deployed, spec: &Spec, container: &Container) -> Outcome {
     let served = || -> Outcome {
-        c.until_served(&web("10.244.1.10"))?;
-        c.until_answered(&c.client, "10.96.0.10:80")?;
-        c.until_answered(&c.outside, "172.35.0.100:30080")?;
+        is_served(c, "10.244.1.10")?;
         deployed.api.apply(&web("10.244.2.10"))?;
-        c.until_served(&web("10.244.2.10"))?;
+        is_served(c, "10.244.2.10")?;
         for (from, to) in [
             (&c.client, "10.96.0.10:80"),
             (&c.outside, "172.35.0.100:30080"),
@@ -217,12 +266,24 @@ fn ends(mut container: Container) -> Outcome {
     Ok(())
 }
 
+/// Its ConfigMap is as kubeadm made it: the mode stays what upstream took it for.
 fn kubeadms_pod_with_the_image_swapped(c: &mut Cluster) -> Outcome {
-    let deployed = Deployed::new(c, &kubeadm()?)?;
+    kubeadms_pod_serves(c, &kubeadm()?, "iptables")
+}
+
+fn kubeadms_pod_with_the_image_swapped_and_ipvs_mode(c: &mut Cluster) -> Outcome {
+    kubeadms_pod_serves(c, &with_mode(kubeadm()?, "ipvs")?, "ipvs")
+}
+
+fn kubeadms_pod_serves(c: &Cluster, objects: &[Value], mode: &str) -> Outcome {
+    let deployed = Deployed::new(c, objects)?;
     let spec = deployed.pod.container()?;
     assert!(spec.privileged);
     let container = deployed.start(c, &spec)?;
     serves(c, &deployed, &spec, &container)?;
+    assert_eq!(c.sh("curl -sS http://127.0.0.1:10249/proxyMode")?, mode);
+    let has_servers = c.servers()?.contains_key("TCP 10.96.0.10:80");
+    assert_eq!(has_servers, mode == "ipvs");
     let rights = container.credentials()?;
     assert!(
         rights
@@ -283,6 +344,86 @@ fn with_the_least_privilege(c: &Cluster, variant: &str) -> Outcome {
     ends(container)
 }
 
+/// With the rights of the least privilege, where settings can be written by the init container
+/// alone: neither the edit nor a crash takes the mode up, and the next pod, which is prepared for
+/// it, does.
+fn a_mode_that_is_edited_is_taken_up_by_the_next_pod(c: &mut Cluster) -> Outcome {
+    // In iptables mode no service address is one of the node: its own packets need a way.
+    c.node1
+        .read(["ip", "route", "replace", "default", "via", "172.35.0.9"])?;
+    let backend = lab::iptables_backend();
+    let folder = Path::new("least-privilege").join(backend);
+    let mut deployed = Deployed::new(c, &build(&manifests().join(folder))?)?;
+    let spec = deployed.pod.container()?;
+    let container = deployed.start(c, &spec)?;
+    let is_ipvs = |endpoint: &str, container: &Container| -> Outcome {
+        is_served(c, endpoint)
+            .and_then(|()| c.until_served(&web(endpoint)).map(drop))
+            .with_context(|| format!("the container said:\n{}", container.said()))
+    };
+    is_ipvs("10.244.1.10", &container)?;
+    deployed.edit(c, |file| file["mode"] = json!("iptables"))?;
+    let waits = |container: &Container| {
+        c.until("it waits", || {
+            Ok(container.said().contains("mode: iptables (in use: ipvs)"))
+        })
+        .with_context(|| container.said())
+    };
+    waits(&container)?;
+    // What an operator asks, in the pod that serves, before another one comes.
+    let check = [
+        "/usr/local/bin/kube-proxy",
+        "check",
+        "--config=/var/lib/kube-proxy/config.conf",
+        "--hostname-override=node1",
+        &format!("--iptables-backend={backend}"),
+    ];
+    let answer = attempt(c, &spec, Some(&check))?;
+    assert_eq!(answer.status.code(), Some(1), "{answer:?}");
+    assert!(
+        answer
+            .stdout
+            .contains("set net.ipv4.conf.all.route_localnet to 1 (it is 0)"),
+        "{answer:?}"
+    );
+
+    drop(container);
+    let container = Container::start(&c.node1, c.folder(), &spec)?;
+    waits(&container)?;
+    deployed.api.apply(&web("10.244.2.10"))?;
+    is_ipvs("10.244.2.10", &container)?;
+    ends(container)?;
+
+    deployed.roll(c)?;
+    let container = deployed.start(c, &deployed.pod.container()?)?;
+    is_served(c, "10.244.2.10").with_context(|| container.said())?;
+    c.until_answered(&c.node1, "127.0.0.1:30080")
+        .with_context(|| container.said())?;
+    let said = container.said();
+    assert!(said.lines().all(|line| !line.starts_with('E')), "{said}");
+    ends(container)
+}
+
+/// An endpoint of the Service answers by its ways in.
+fn is_served(c: &Cluster, endpoint: &str) -> Outcome {
+    let who = if endpoint.starts_with("10.244.1.") {
+        "near"
+    } else {
+        "far"
+    };
+    for (from, to) in [
+        (&c.client, "10.96.0.10:80"),
+        (&c.outside, "172.35.0.100:30080"),
+    ] {
+        c.until(&format!("{who} to answer at {to}"), || {
+            Ok(from
+                .ask_tcp(at(to), SOON)
+                .is_ok_and(|answer| answer.who == who))
+        })?;
+    }
+    Ok(())
+}
+
 fn iptables_without_a_raw_socket_is_told(c: &mut Cluster) -> Outcome {
     let folder = Path::new("least-privilege").join(lab::iptables_backend());
     let deployed = Deployed::new(c, &build(&manifests().join(folder))?)?;
@@ -293,7 +434,7 @@ fn iptables_without_a_raw_socket_is_told(c: &mut Cluster) -> Outcome {
         let said = container.said();
         Ok(said
             .lines()
-            .any(|line| line.contains("ERROR") && line.contains("CAP_NET_RAW")))
+            .any(|line| line.starts_with('E') && line.contains("CAP_NET_RAW")))
     })
     .with_context(|| container.said())?;
     Ok(())

@@ -127,11 +127,16 @@ fn patches_are_merged_strategically() {
 }
 
 #[test]
-fn the_patch_changes_the_image_and_nothing_else() {
+fn the_patch_changes_the_image_and_adds_a_probe_and_nothing_else() {
     let (before, after) = (of_kind(&kubeadm(), "DaemonSet"), patched_kubeadm());
+    let mut paths = differences(&before, &after);
+    paths.sort();
     assert_eq!(
-        differences(&before, &after),
-        ["spec.template.spec.containers.0.image"]
+        paths,
+        [
+            "spec.template.spec.containers.0.image",
+            "spec.template.spec.containers.0.livenessProbe"
+        ]
     );
     assert_eq!(
         after.pointer(&format!("{CONTAINER}/image")),
@@ -172,8 +177,12 @@ fn ours_is_kubeadms_with_few_differences() {
     assert_eq!(
         paths,
         [
+            format!("{container}.command"),
             format!("{container}.image"),
-            format!("{container}.readinessProbe")
+            format!("{container}.livenessProbe"),
+            format!("{container}.readinessProbe"),
+            format!("{container}.volumeMounts"),
+            "spec.template.spec.volumes".to_owned(),
         ]
     );
 
@@ -204,6 +213,60 @@ fn the_account_has_the_role_of_kube_proxy_and_no_other() {
     assert_eq!(binding["subjects"], json!([subject]));
     let pod = &daemon_set("daemonset")["spec"]["template"]["spec"];
     assert_eq!(pod["serviceAccountName"], account["metadata"]["name"]);
+}
+
+/// How long a start takes with 50,000 Services on a slow machine, at most: several times what the
+/// README's table has.
+const LONGEST_START: u64 = 180;
+
+/// A process that hangs is started again, and one that only takes its time never: neither before
+/// its server is there, nor while the first sync has been due for two sync periods, nor because one
+/// thread has to answer beside its work.
+#[test]
+fn every_daemon_is_watched_with_patience() {
+    let folders = ["daemonset", "least-privilege/nft", "least-privilege/legacy"];
+    let ours = folders.map(|folder| (folder, daemon_set(folder)));
+    for (folder, daemon_set) in ours.iter().chain([&("kubeadm-patch", patched_kubeadm())]) {
+        let container = daemon_set.pointer(CONTAINER).unwrap();
+        let probe = &container["livenessProbe"];
+        assert_eq!(
+            probe["httpGet"],
+            json!({"path": "/livez", "port": 10256}),
+            "{folder}"
+        );
+        let seconds = |name: &str| probe[name].as_u64().unwrap();
+        let patience = seconds("periodSeconds") * (seconds("failureThreshold") - 1);
+        assert!(patience >= LONGEST_START, "{folder}: {patience}");
+        assert!(seconds("timeoutSeconds") >= 10, "{folder}");
+        assert!(seconds("initialDelaySeconds") >= 60, "{folder}");
+        // Upstream, which may come back with its image, has no such page.
+        let readiness = container.pointer("/readinessProbe/httpGet/path");
+        let wanted = (*folder != "kubeadm-patch").then_some(json!("/readyz"));
+        assert_eq!(readiness, wanted.as_ref(), "{folder}");
+    }
+}
+
+/// A container that is started again serves what its pod was prepared for: what keeps it ends with
+/// the pod, and the container that prepares writes it where the one that serves looks.
+#[test]
+fn what_a_pod_was_prepared_for_lives_as_long_as_the_pod() {
+    for folder in ["daemonset", "least-privilege/nft", "least-privilege/legacy"] {
+        let daemon_set = daemon_set(folder);
+        let volumes = daemon_set.pointer("/spec/template/spec/volumes").unwrap();
+        let volumes = volumes.as_array().unwrap();
+        let volume = volumes.iter().find(|volume| volume["name"] == "prepared");
+        assert!(volume.unwrap()["emptyDir"].is_object(), "{folder}");
+        let containers = [CONTAINER, INIT_CONTAINER].map(|path| daemon_set.pointer(path));
+        for container in containers.into_iter().flatten() {
+            let command: Vec<String> =
+                serde_json::from_value(container["command"].clone()).unwrap();
+            let flag = "--prepared-config=/run/kube-proxy/config.conf".to_owned();
+            assert!(command.contains(&flag), "{folder}: {command:?}");
+            let mount = json!({"name": "prepared", "mountPath": "/run/kube-proxy"});
+            let mounts = container["volumeMounts"].as_array().unwrap();
+            assert!(mounts.contains(&mount), "{folder}: {mounts:?}");
+        }
+    }
 }
 
 /// What the API server asks beyond the schema: mounts have volumes, the selector finds the pods.
@@ -305,6 +368,8 @@ fn the_daemon_understands_its_command_lines() {
         let options = options(folder, container);
         assert_eq!(options.warnings, Vec::<String>::new(), "{folder}");
         assert_eq!(options.init_only, is_init, "{folder}");
+        let prepared = options.prepared_configuration.unwrap();
+        assert_eq!(prepared, Path::new("/run/kube-proxy/config.conf"));
         assert_eq!(
             format!("{:?}", options.iptables_backend),
             backend,

@@ -16,6 +16,15 @@ use lab::Place;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use serde_json::Value;
 
+fn with_node1() -> Result<Cluster> {
+    let objects = Cluster::new(&Options::default());
+    objects.apply_yaml(
+        "{apiVersion: v1, kind: Node, metadata: {name: node1}, \
+         status: {addresses: [{type: InternalIP, address: 172.35.0.100}, {type: InternalIP, address: 'fd35::100'}]}}",
+    )?;
+    Ok(objects)
+}
+
 /// An API server with its objects, which outlive its being away.
 #[derive(Debug)]
 pub struct ApiServer {
@@ -31,16 +40,11 @@ pub struct ApiServer {
 impl ApiServer {
     /// Objects without a server: `node1` is all there is. `watch_list`: whether it will stream initial lists.
     pub(crate) fn new(place: &Place, address: SocketAddr, watch_list: bool) -> Result<Self> {
-        let objects = Cluster::new(&Options::default());
-        objects.apply_yaml(
-            "{apiVersion: v1, kind: Node, metadata: {name: node1}, \
-             status: {addresses: [{type: InternalIP, address: 172.35.0.100}, {type: InternalIP, address: 'fd35::100'}]}}",
-        )?;
         Ok(Self {
             place: place.clone(),
             address,
             watch_list,
-            objects,
+            objects: with_node1()?,
             server: None,
             tls: None,
         })
@@ -90,6 +94,13 @@ impl ApiServer {
     /// Forgets all history, as etcd does: who comes back has to list again.
     pub fn compact(&self) {
         self.objects.compact();
+    }
+
+    /// From its next start on, its storage is a new one: `node1` is all there is, and versions
+    /// begin anew.
+    pub fn lose_all(&mut self) -> Result<()> {
+        self.objects = with_node1()?;
+        Ok(())
     }
 
     /// From its next start on, it serves HTTPS, and this token is the one that is good.

@@ -59,8 +59,10 @@ pub struct Cluster {
 }
 
 /// The daemon's flags in every story.
-const COMMON: [&str; 5] = [
+const COMMON: [&str; 6] = [
     "--hostname-override=node1",
+    // Where the story is not of another mode.
+    "--proxy-mode=ipvs",
     "--cluster-cidr=10.244.0.0/16,fd44::/16",
     // Only the initial network namespace may size the connection tracking table.
     "--conntrack-max-per-core=0",
@@ -242,6 +244,12 @@ impl Cluster {
         self.said.push_str(&daemon.said());
         self.said.push_str("\n-- it ended\n");
         Ok(output?)
+    }
+
+    /// The process id of the daemon.
+    pub fn daemon_id(&self) -> Result<u32> {
+        let daemon = self.daemon.as_ref().context("there is no daemon")?;
+        Ok(daemon.id())
     }
 
     /// Sends the daemon a signal.

@@ -3,6 +3,7 @@
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::PathBuf;
+use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
@@ -20,15 +21,46 @@ fn main() {
             a_changed_file_is_applied_while_connections_live,
         ),
         story(
-            "what_cannot_be_applied_ends_the_process_and_is_named",
-            what_cannot_be_applied_ends_the_process_and_is_named,
+            "what_takes_a_new_start_waits_for_it_and_is_said",
+            what_takes_a_new_start_waits_for_it_and_is_said,
         ),
         story(
-            "init_only_needs_no_iptables_and_writes_no_rule",
-            init_only_needs_no_iptables_and_writes_no_rule,
+            "a_container_that_is_started_again_serves_what_its_pod_did",
+            a_container_that_is_started_again_serves_what_its_pod_did,
         ),
+        story(
+            "a_setting_that_cannot_be_written_costs_what_needs_it",
+            a_setting_that_cannot_be_written_costs_what_needs_it,
+        ),
+        story(
+            "without_what_a_mode_needs_the_one_before_goes_on_serving",
+            without_what_a_mode_needs_the_one_before_goes_on_serving,
+        ),
+        story(
+            "what_was_set_is_set_back_or_said",
+            what_was_set_is_set_back_or_said,
+        ),
+        story(
+            "a_file_without_a_mode_is_served_by_iptables_as_upstreams",
+            a_file_without_a_mode_is_served_by_iptables_as_upstreams,
+        ),
+        story(
+            "init_only_prepares_the_node_and_leaves_no_rule",
+            init_only_prepares_the_node_and_leaves_no_rule,
+        ),
+        story(
+            "init_only_fails_where_the_mode_could_not_be_served",
+            init_only_fails_where_the_mode_could_not_be_served,
+        ),
+        Story {
+            is_possible: has_modules,
+            ..story(
+                "init_only_names_a_module_that_is_missing",
+                init_only_names_a_module_that_is_missing,
+            )
+        },
     ];
-    tell(&stories, Duration::from_mins(2))
+    tell(&stories, Duration::from_mins(4))
 }
 
 /// A folder into which a ConfigMap is mounted: the file is a link into a folder that is a link.
@@ -141,39 +173,494 @@ fn a_changed_file_is_applied_while_connections_live(c: &mut Cluster) -> Outcome 
     c.stop()
 }
 
-fn what_cannot_be_applied_ends_the_process_and_is_named(c: &mut Cluster) -> Outcome {
-    let map = ConfigMap::new(c, "mode: ipvs\n")?;
-    c.apply(&web())?;
-    c.start(&[&map.flag()])?;
-    c.until_served(&web())?;
-    let before = c.state()?;
+fn what_takes_a_new_start_waits_for_it_and_is_said(c: &mut Cluster) -> Outcome {
+    let map = ConfigMap::new(c, "mode: ipvs\nipvs: {syncPeriod: 50s}\n")?;
+    let mut api = c.api_server(true)?;
+    api.apply(&web())?;
+    api.start()?;
+    let flags = [&map.flag(), "--master=http://172.35.0.9:6443"];
+    c.launch_with(&flags)?;
+    c.await_first_sync()?;
+    let (before, daemon) = (c.state()?, c.daemon_id()?);
     map.publish(
         "..2",
-        "mode: ipvs\nmetricsBindAddress: 127.0.0.1:9\nipvs: {scheduler: sh}\n",
+        "mode: iptables\nmetricsBindAddress: 127.0.0.1:9\nconntrack: {maxPerCore: 0, tcpBeLiberal: true}\n",
     )?;
-    let said = c.refusal()?;
-    let last = said.lines().last().unwrap_or_default();
+    let line = c.await_line("takes a new start")?;
+    for part in [
+        "ipvs.syncPeriod: 30s (in use: 50s)",
+        "metricsBindAddress: 127.0.0.1:9 (in use: 127.0.0.1:10249)",
+        "mode: iptables (in use: ipvs)",
+        "kubectl -n kube-system rollout restart daemonset kube-proxy",
+    ] {
+        ensure!(line.starts_with('W') && line.contains(part), "{line}");
+    }
+    // The rest of the file is applied.
+    let line = c.await_line("applied without a new start")?;
     ensure!(
-        last.contains("has changed in metricsBindAddress: exiting"),
-        "{said}"
+        line.contains("has changed in conntrack.tcpBeLiberal:"),
+        "{line}"
     );
-    ensure!(c.state()? == before, "everything programmed stays");
+    c.until("the setting", || {
+        Ok(setting(c, "net.netfilter.nf_conntrack_tcp_be_liberal")? == "1")
+    })?;
+    let of_the_node = |event: &serde_json::Value| {
+        let says = |path: &str, text: &str| event.pointer(path).is_some_and(|found| found == text);
+        says("/reason", "RestartRequired") && says("/regarding/kind", "Node")
+    };
+    c.until("the event", || Ok(api.events().iter().any(of_the_node)))?;
+    // The same process serves as before, and follows objects.
+    ensure!(c.state()? == before && c.daemon_id()? == daemon);
+    ensure!(c.sh("curl -s http://127.0.0.1:10249/proxyMode")? == "ipvs");
+    let configz = c.sh("curl -s http://127.0.0.1:10249/configz")?;
+    ensure!(configz.contains("\"mode\":\"ipvs\""), "{configz}");
+    let less = web().endpoints("10.244.2.10 fd44:1::10");
+    api.apply(&less)?;
+    c.until_served(&less)?;
+
+    map.publish("..3", "mode: ipvs\nipvs: {syncPeriod: 50s}\n")?;
+    c.await_line("nothing waits for a new start")?;
+    map.publish("..4", "mode: iptables\n")?;
+    c.await_line("mode: iptables (in use: ipvs)")?;
+    let said = c.said();
+    ensure!(said.lines().all(|line| !line.starts_with('E')), "{said}");
+    c.stop()?;
+    // The new start.
+    c.launch_with(&flags)?;
+    c.until("iptables mode", || Ok(c.sh("ipset list -name")?.is_empty()))?;
+    c.stop()
+}
+
+/// As in a container that is not privileged.
+fn may_not_write_settings(c: &mut Cluster) {
+    let script =
+        "mount --bind /proc/sys /proc/sys; mount -o remount,bind,ro /proc/sys; exec \"$@\"";
+    c.prefix = ["unshare", "--mount", "sh", "-ec", script, "sh"]
+        .map(Into::into)
+        .to_vec();
+}
+
+/// What a story of iptables mode has been set up with: its service addresses are none of the
+/// node's.
+fn has_a_way(c: &Cluster) -> Outcome {
+    c.node1
+        .read(["ip", "route", "replace", "default", "via", "172.35.0.9"])?;
     Ok(())
 }
 
-fn init_only_needs_no_iptables_and_writes_no_rule(c: &mut Cluster) -> Outcome {
+fn setting(c: &Cluster, name: &str) -> Result<String> {
+    Ok(c.sh(&format!("sysctl -n {name}"))?.trim().to_owned())
+}
+
+/// What the kernel does when memory is short.
+fn crash(c: &mut Cluster) -> Outcome {
+    c.sh(&format!("kill -KILL {}", c.daemon_id()?))?;
+    ensure!(c.stop().is_err(), "it was to be killed");
+    Ok(())
+}
+
+/// A mode and another field that wait are not taken up by a crash: no init container runs before a
+/// container that is started again in its pod. Nor does a file that is broken meanwhile end it.
+fn a_container_that_is_started_again_serves_what_its_pod_did(c: &mut Cluster) -> Outcome {
+    has_a_way(c)?;
+    let map = ConfigMap::new(c, "mode: ipvs\n")?;
+    c.apply(&web())?;
+    let pod = c.folder().join("pod");
+    fs::create_dir(&pod)?;
+    let prepared = format!("--prepared-config={}", pod.join("config").display());
+    let flags = [map.flag(), prepared.clone()];
+    let flags = flags.each_ref().map(String::as_str);
+    let init = |c: &Cluster| {
+        let program = kube_proxy()?;
+        c.sh(&format!(
+            "exec {} --init-only {} 2>&1",
+            program.display(),
+            flags.join(" ")
+        ))
+    };
+    init(c)?;
+    may_not_write_settings(c);
+    c.start(&flags)?;
+    c.until_served(&web())?;
+
+    map.publish(
+        "..2",
+        "mode: iptables\nnodePortAddresses: [172.35.0.0/24]\n",
+    )?;
+    c.await_line("mode: iptables (in use: ipvs)")?;
+    crash(c)?;
+    c.start(&flags)?;
+    c.await_line("mode: iptables (in use: ipvs)")?;
+    let moved = web().endpoints("10.244.2.10 fd44:1::10");
+    c.apply(&moved)?;
+    c.until("the change", || {
+        Ok(c.reals("TCP 10.96.0.10:80")? == "10.244.2.10:8080*1")
+    })?;
+    // What is live is the file's.
+    let configz = c.sh("curl -s http://127.0.0.1:10249/configz")?;
+    ensure!(configz.contains("172.35.0.0/24"), "{configz}");
+
+    map.publish("..3", "mode: [\n")?;
+    crash(c)?;
+    c.start(&flags)?;
+    let line = c.said();
+    let line = line
+        .lines()
+        .rfind(|line| line.contains("that this pod had"));
+    ensure!(line.is_some_and(|line| line.starts_with('W')), "{line:?}");
+    c.until_answered(&c.client, "10.96.0.10:80")?;
+    c.stop()?;
+
+    // The next pod has an empty volume, and its init container writes what iptables mode needs.
+    map.publish("..4", "mode: iptables\n")?;
+    fs::remove_file(pod.join("config"))?;
+    init(c)?;
+    c.start(&flags)?;
+    c.until_answered(&c.node1, "127.0.0.1:30080")?;
+    let said = c.said();
+    ensure!(said.lines().all(|line| !line.starts_with('E')), "{said}");
+    c.stop()
+}
+
+/// `route_localnet` is for NodePorts at 127.0.0.1 alone, and what is of connection tracking for
+/// nothing that would not work without. (Upstream ends.)
+fn a_setting_that_cannot_be_written_costs_what_needs_it(c: &mut Cluster) -> Outcome {
+    has_a_way(c)?;
+    let fields = |more: &str| {
+        format!("mode: iptables\nconntrack: {{maxPerCore: 0, tcpBeLiberal: true}}\n{more}")
+    };
+    let map = ConfigMap::new(c, &fields("iptables: {localhostNodePorts: false}\n"))?;
+    c.apply(&web())?;
+    may_not_write_settings(c);
+    c.start(&[&map.flag()])?;
+    let begin = c.said();
+    let line = begin
+        .lines()
+        .find(|line| line.contains("net.netfilter.nf_conntrack_tcp_be_liberal to 1 (it is 0"));
+    ensure!(line.is_some_and(|line| line.starts_with('E')), "{begin}");
+    let is_served = |c: &Cluster| -> Outcome {
+        for (from, to) in [
+            (&c.client, "10.96.0.10:80"),
+            (&c.outside, "172.35.0.100:30080"),
+        ] {
+            c.until_answered(from, to)?;
+        }
+        c.refuses(&c.node1, "127.0.0.1:30080")?;
+        let rules = c.sh("iptables-$backend-save")?;
+        ensure!(!rules.contains("block incoming localnet"), "{rules}");
+        Ok(())
+    };
+    is_served(c)?;
+    // Live, and as far as it can be.
+    map.publish("..2", &fields(""))?;
+    let said = |c: &mut Cluster| {
+        let line = c.await_line("cannot set net.ipv4.conf.all.route_localnet to 1 (it is 0")?;
+        ensure!(line.starts_with('E'), "{line}");
+        for part in ["NodePorts at 127.0.0.1 are not served", "rollout restart"] {
+            ensure!(line.contains(part), "{line}");
+        }
+        Ok(())
+    };
+    said(c)?;
+    is_served(c)?;
+    crash(c)?;
+    c.launch(&[&map.flag()])?;
+    said(c)?;
+    c.await_first_sync()?;
+    is_served(c)?;
+    let moved = web().endpoints("10.244.2.10");
+    c.apply(&moved)?;
+    c.until("the other endpoint to answer", || {
+        Ok(c.client
+            .ask_tcp(at("10.96.0.10:80"), SOON)
+            .is_ok_and(|answer| answer.who == "far"))
+    })?;
+    c.stop()
+}
+
+/// A mode that cannot serve without a setting does not take over: what is programmed goes on. Once
+/// it has served, it goes on, too.
+fn without_what_a_mode_needs_the_one_before_goes_on_serving(c: &mut Cluster) -> Outcome {
+    has_a_way(c)?;
+    let map = ConfigMap::new(c, "mode: iptables\n")?;
+    c.apply(&web())?;
+    c.start(&[&map.flag()])?;
+    c.until_answered(&c.client, "10.96.0.10:80")?;
+    c.stop()?;
+    let prefix = c.prefix.clone();
+    map.publish("..2", "mode: ipvs\nipvs: {strictARP: true}\n")?;
+    // Loaded, as a container without rights could not; but nothing is set.
+    c.sh("ipvsadm -Ln; sysctl -q net.ipv4.vs.conntrack=0")?;
+    may_not_write_settings(c);
     let before = c.state()?;
-    // A device in the place of both programs that the many names of iptables are links to.
+    c.launch(&[&map.flag()])?;
+    let said = c.refusal()?;
+    for part in [
+        "net.ipv4.vs.conntrack to 1 (it is 0)",
+        "arp_ignore",
+        "rollout restart",
+    ] {
+        ensure!(said.contains(part), "{said}");
+    }
+    ensure!(c.state()? == before);
+    c.until_answered(&c.client, "10.96.0.10:80")?;
+
+    let unprivileged = std::mem::replace(&mut c.prefix, prefix);
+    c.start(&[&map.flag()])?;
+    c.until_served(&web())?;
+    c.sh("sysctl -q net.ipv4.vs.conntrack=0")?;
+    crash(c)?;
+    c.prefix = unprivileged;
+    c.launch(&[&map.flag()])?;
+    let line = c.await_line("cannot set net.ipv4.vs.conntrack to 1 (it is 0)")?;
+    ensure!(
+        line.starts_with('E') && line.contains("goes on as it did"),
+        "{line}"
+    );
+    c.await_first_sync()?;
+    c.until_served(&web())?;
+    c.stop()
+}
+
+fn what_was_set_is_set_back_or_said(c: &mut Cluster) -> Outcome {
+    const ARP: [&str; 2] = [
+        "net.ipv4.conf.all.arp_ignore",
+        "net.ipv4.conf.all.arp_announce",
+    ];
+    let arp = |c: &Cluster| anyhow::Ok(ARP.map(|name| setting(c, name).unwrap_or_default()));
+    has_a_way(c)?;
+    let map = ConfigMap::new(c, "mode: ipvs\nipvs: {strictARP: true}\n")?;
+    c.apply(&web())?;
+    c.start(&[&map.flag()])?;
+    c.until_served(&web())?;
+    ensure!(arp(c)? == ["1", "2"]);
+    map.publish("..2", "mode: ipvs\n")?;
+    c.await_line("net.ipv4.conf.all.arp_announce is 0 again")?;
+    ensure!(arp(c)? == ["0", "0"]);
+
+    // Somebody else wants one of them otherwise, and then the other as it is.
+    map.publish("..3", "mode: ipvs\nipvs: {strictARP: true}\n")?;
+    c.until("strict ARP", || Ok(arp(c)? == ["1", "2"]))?;
+    c.sh("sysctl -q net.ipv4.conf.all.arp_ignore=8")?;
+    map.publish("..4", "mode: ipvs\n")?;
+    c.await_line("net.ipv4.conf.all.arp_announce is 0 again")?;
+    ensure!(arp(c)? == ["8", "0"]);
+    c.sh("sysctl -q net.ipv4.conf.all.arp_ignore=1")?;
+    map.publish("..5", "mode: ipvs\nipvs: {strictARP: true}\n")?;
+    c.until("strict ARP", || Ok(arp(c)? == ["1", "2"]))?;
+    map.publish("..6", "mode: ipvs\n")?;
+    let line = c.await_line("net.ipv4.conf.all.arp_ignore stays 1")?;
+    ensure!(
+        line.starts_with('W') && line.contains("`sysctl -w net.ipv4.conf.all.arp_ignore=0` undoes"),
+        "{line}"
+    );
+    ensure!(arp(c)? == ["1", "0"]);
+    let said = c.said();
+    ensure!(!said.contains("route_localnet"), "{said}");
+    c.stop()?;
+
+    // From one mode to the other.
+    map.publish("..7", "mode: iptables\n")?;
+    c.start(&[&map.flag()])?;
+    ensure!(setting(c, "net.ipv4.conf.all.route_localnet")? == "1");
+    c.stop()?;
+    map.publish("..8", "mode: ipvs\n")?;
+    for is_told in [true, false] {
+        c.start(&[&map.flag()])?;
+        c.until_served(&web())?;
+        let said = c.said();
+        let last = said.rsplit("\n-- it ended\n").next().unwrap_or_default();
+        let line = last
+            .lines()
+            .find(|line| line.contains("route_localnet stays 1"));
+        ensure!(line.is_some() == is_told, "{last}");
+        if let Some(line) = line {
+            let undo = "`sysctl -w net.ipv4.conf.all.route_localnet=0` undoes";
+            ensure!(line.starts_with('W') && line.contains(undo), "{line}");
+        }
+        c.until("what iptables mode has left to go", || {
+            Ok(!c.sh("iptables-$backend-save")?.contains("KUBE-SVC-"))
+        })?;
+        c.stop()?;
+    }
+    let cleaned = c.sh(&format!("{} --cleanup", kube_proxy()?.display()))?;
+    for part in ["route_localnet stays 1", "arp_ignore stays 1"] {
+        ensure!(cleaned.contains(part), "{cleaned}");
+    }
+    ensure!(!cleaned.contains("arp_announce"), "{cleaned}");
+    // Both as strict ARP sets them, by whom it may be: no warning.
+    let is_told = |c: &Cluster| {
+        let said = c.said();
+        let last = said.rsplit("\n-- it ended\n").next().unwrap_or_default();
+        let mut lines = last.lines();
+        lines.any(|line| line.starts_with('I') && line.contains("arp_ignore stays 1"))
+    };
+    for announce in [2, 0] {
+        c.sh(&format!(
+            "sysctl -q net.ipv4.conf.all.arp_announce={announce}"
+        ))?;
+        c.start(&[&map.flag()])?;
+        ensure!(is_told(c) == (announce == 2));
+        c.stop()?;
+    }
+    // And while it runs.
+    c.sh("sysctl -q net.ipv4.conf.all.route_localnet=0")?;
+    map.publish("..9", "mode: iptables\n")?;
+    c.start(&[&map.flag()])?;
+    c.until_answered(&c.node1, "127.0.0.1:30080")?;
+    map.publish(
+        "..10",
+        "mode: iptables\niptables: {localhostNodePorts: false}\n",
+    )?;
+    c.await_line("net.ipv4.conf.all.route_localnet is 0 again")?;
+    ensure!(setting(c, "net.ipv4.conf.all.route_localnet")? == "0");
+    c.stop()
+}
+
+/// kubeadm's ConfigMap has `mode: ""`, and its periods are zeros: an image that is swapped changes
+/// no data plane, and nothing is warned about that nobody has given.
+fn a_file_without_a_mode_is_served_by_iptables_as_upstreams(c: &mut Cluster) -> Outcome {
+    // Service addresses are none of the node's own then: its packets need a way.
+    c.node1
+        .read(["ip", "route", "replace", "default", "via", "172.35.0.9"])?;
+    let periods = "iptables: {minSyncPeriod: 0s, syncPeriod: 0s}\nipvs: {minSyncPeriod: 0s, syncPeriod: 0s}\n";
+    let map = ConfigMap::new(c, &format!("mode: \"\"\n{periods}"))?;
+    c.apply(&web())?;
+    c.launch(&[&map.flag()])?;
+    let line = c.await_line("mode is empty")?;
+    ensure!(
+        line.starts_with('I') && line.contains("iptables mode is used"),
+        "{line}"
+    );
+    c.await_first_sync()?;
+    for from in [&c.client, &c.outside] {
+        c.until_answered(from, "10.96.0.10:80")?;
+        c.until_answered(from, "172.35.0.100:30080")?;
+    }
+    ensure!(
+        c.sh("ipset list -name")?.is_empty(),
+        "nothing is of IPVS mode"
+    );
+    let said = c.said();
+    ensure!(!said.contains("has no effect"), "{said}");
+    c.stop()
+}
+
+/// `kube-proxy --init-only`, with a way to it.
+fn init_only(c: &Cluster, before: &str, flags: &str) -> Result<(bool, String)> {
     let said = c.sh(&format!(
-        "unshare -m sh -ec '
-             for multi in legacy nft; do mount --bind /dev/null /usr/sbin/xtables-$multi-multi; done
-             exec {} --init-only --conntrack-max-per-core=0 --ipvs-udp-timeout=250s --ipvs-strict-arp 2>&1'",
+        "unshare -m sh -c '{before} exec {} --init-only --conntrack-max-per-core=0 {flags}' 2>&1 && echo done || echo failed",
         kube_proxy()?.display()
     ))?;
-    ensure!(said.contains("iptables is not prepared"), "{said}");
+    Ok((said.ends_with("done\n"), said))
+}
+
+fn init_only_prepares_the_node_and_leaves_no_rule(c: &mut Cluster) -> Outcome {
+    let rules = |c: &Cluster| -> Result<String> {
+        let state = c.state()?;
+        // A table that was asked for is there, with nothing in it.
+        let is_bare = |line: &&str| {
+            !line.contains(" *") && !line.contains(" COMMIT") && !line.contains(" ACCEPT")
+        };
+        Ok(state.lines().filter(is_bare).collect::<Vec<_>>().join("\n"))
+    };
+    let before = rules(c)?;
+    let flags = "--proxy-mode=ipvs --ipvs-udp-timeout=250s --ipvs-strict-arp";
+    let (is_done, said) = init_only(c, "", flags)?;
+    ensure!(is_done, "{said}");
     ensure!(c.sh("ipvsadm -l --timeout")?.trim_end().ends_with(" 250"));
-    ensure!(c.sh("sysctl -n net.ipv4.vs.conntrack")?.trim() == "1");
-    ensure!(c.sh("sysctl -n net.ipv4.conf.all.arp_ignore")?.trim() == "1");
-    ensure!(c.state()? == before, "no rule, set or virtual server");
+    ensure!(setting(c, "net.ipv4.vs.conntrack")? == "1");
+    ensure!(setting(c, "net.ipv4.conf.all.arp_ignore")? == "1");
+    ensure!(setting(c, "net.ipv4.conf.all.route_localnet")? == "0");
+    let (is_done, said) = init_only(c, "", "--proxy-mode=iptables")?;
+    ensure!(is_done, "{said}");
+    ensure!(setting(c, "net.ipv4.conf.all.route_localnet")? == "1");
+    let after = rules(c)?;
+    ensure!(
+        before == after,
+        "no rule, set or virtual server:\n{before}\n---\n{after}"
+    );
+    Ok(())
+}
+
+/// What the container that is to serve would fail with is an error before it is started.
+fn init_only_fails_where_the_mode_could_not_be_served(c: &mut Cluster) -> Outcome {
+    // A device in the place of both programs that the many names of iptables are links to.
+    let no_iptables =
+        "for multi in legacy nft; do mount --bind /dev/null /usr/sbin/xtables-$multi-multi; done;";
+    let read_only = "mount --bind /proc/sys /proc/sys; mount -o remount,bind,ro /proc/sys;";
+    let backend = format!("--iptables-backend={}", lab::iptables_backend());
+    for (before, flags, reason) in [
+        (no_iptables, "--proxy-mode=ipvs", "cannot use iptables"),
+        (no_iptables, "--proxy-mode=iptables", "cannot use iptables"),
+        (
+            no_iptables,
+            &format!("--proxy-mode=ipvs {backend}"),
+            "is not here: install the package iptables",
+        ),
+        (
+            "",
+            "--proxy-mode=ipvs --ipvs-scheduler=nonesuch",
+            "no scheduler `nonesuch`",
+        ),
+        (
+            read_only,
+            "--proxy-mode=iptables",
+            "cannot set net.ipv4.conf.all.route_localnet to 1",
+        ),
+    ] {
+        let (is_done, said) = init_only(c, before, flags)?;
+        let is_told = said
+            .lines()
+            .any(|line| line.starts_with('E') && line.contains(reason));
+        ensure!(!is_done && is_told, "{flags}: {said}");
+    }
+    Ok(())
+}
+
+/// Whether the kernel is this lab's own, with modules that can be taken away.
+fn has_modules() -> bool {
+    let is_guest = std::env::var_os("LAB_LANE").is_none_or(|lane| lane != "host");
+    let file = || {
+        Command::new("modinfo")
+            .args(["-F", "filename", "xt_set"])
+            .output()
+    };
+    is_guest && file().is_ok_and(|output| output.stdout.starts_with(b"/"))
+}
+
+/// What would be found when the first Service wants it, by then with nothing before it that still
+/// serves.
+fn init_only_names_a_module_that_is_missing(c: &mut Cluster) -> Outcome {
+    for (module, mode, reason) in [
+        (
+            "ip_set_hash_ipportnet",
+            "ipvs",
+            "run `modprobe ip_set_hash_ipportnet`",
+        ),
+        ("xt_set", "ipvs", "modprobe -a xt_set"),
+        (
+            "xt_statistic",
+            "iptables",
+            "cannot write the rules of iptables mode",
+        ),
+    ] {
+        // As every other story has left it.
+        let (is_done, said) = init_only(c, "", &format!("--proxy-mode={mode}"))?;
+        ensure!(is_done, "{said}");
+        c.sh("sysctl -q kernel.modprobe=/bin/false")?;
+        c.until("the module to go", || {
+            Ok(c.sh(&format!("rmmod {module} && echo gone || true"))? == "gone\n")
+        })?;
+        let (is_done, said) = init_only(c, "", &format!("--proxy-mode={mode}"))?;
+        c.sh("sysctl -q kernel.modprobe=/sbin/modprobe")?;
+        let error = said.lines().find(|line| line.starts_with('E'));
+        let is_told = error.is_some_and(|line| line.contains(reason));
+        ensure!(!is_done && is_told, "{module}: {said}");
+        ensure!(
+            !c.state()?.contains("KUBE-PROXY-PROBE"),
+            "nothing stays of what was tried"
+        );
+    }
     Ok(())
 }

@@ -100,7 +100,7 @@ fn the_loser_of_an_address_is_told_and_takes_over(c: &mut Cluster) -> Outcome {
     );
     assert_eq!(
         events(&api, "Starting"),
-        ["Normal Node node1 node1 kube-proxy starts to carry Services by IPVS"]
+        ["Normal Node node1 node1 kube-proxy starts to carry Services in ipvs mode"]
     );
 
     // Neither what else happens nor another start tells it again.

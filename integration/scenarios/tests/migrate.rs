@@ -145,6 +145,7 @@ impl Programmed {
         c.write("objects", left.objects)?;
         c.write("kubernetes", KUBERNETES)?;
         let flags = [
+            "--proxy-mode=ipvs",
             "--hostname-override=node1",
             "--cluster-cidr=10.244.0.0/16,fd00:244::/56",
             "--conntrack-max-per-core=0",

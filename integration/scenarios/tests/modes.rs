@@ -34,6 +34,11 @@ fn main() {
             is_possible: || true,
         },
         Story {
+            name: "external_ips_are_not_served_where_the_gate_is_off",
+            tell: external_ips_are_not_served_where_the_gate_is_off,
+            is_possible: || true,
+        },
+        Story {
             name: "clients_stick_to_their_endpoint_until_it_goes",
             tell: clients_stick_to_their_endpoint_until_it_goes,
             is_possible: || true,
@@ -143,6 +148,46 @@ fn node_ports_are_served_on_localhost(c: &mut Cluster) -> Outcome {
         .concat(),
     )?;
     c.refuses(&c.node1, "127.0.0.1:30080")
+}
+
+/// KEP-5707, in both modes: what was served by an external IP is taken away by a start with the
+/// gate off, and nothing else.
+fn external_ips_are_not_served_where_the_gate_is_off(c: &mut Cluster) -> Outcome {
+    const EXTERNAL: &str = "192.0.2.10:80";
+    const OFF: &str = "--feature-gates=AllowServiceExternalIPs=false";
+    let port = tcp(80, 8080).node_port(30080);
+    let service = Service::new("web", "10.96.0.10").port(port);
+    c.apply(
+        &service
+            .external("192.0.2.10")
+            .endpoints("10.244.1.10 10.244.2.10"),
+    )?;
+    c.node1
+        .read(["ip", "route", "replace", "default", "via", "172.35.0.9"])?;
+    let holds_external = |c: &Cluster| {
+        let held = c.sh("iptables-$backend-save; ipvsadm -Sn; ipset save; ip addr show; ip route show table local")?;
+        anyhow::Ok(held.contains("192.0.2.10"))
+    };
+    for mode in [&[][..], &IPTABLES_MODE] {
+        c.start(mode)?;
+        c.until_answered(&c.outside, EXTERNAL)?;
+        ensure!(holds_external(c)?);
+        c.stop()?;
+        let off = [mode, &[OFF]].concat();
+        ensure!(
+            c.check(&off)?.contains("192.0.2.10"),
+            "it would be taken away"
+        );
+        c.start(&off)?;
+        c.until("the external IP to go", || Ok(!holds_external(c)?))?;
+        c.refuses(&c.outside, EXTERNAL)?;
+        is_served(c)?;
+        let metrics = c.sh("curl -s http://127.0.0.1:10249/metrics")?;
+        let told = "kubernetes_feature_enabled{name=\"AllowServiceExternalIPs\",stage=\"\"} 0";
+        ensure!(metrics.contains(told));
+        c.stop()?;
+    }
+    Ok(())
 }
 
 fn clients_stick_to_their_endpoint_until_it_goes(c: &mut Cluster) -> Outcome {

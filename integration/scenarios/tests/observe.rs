@@ -2,7 +2,7 @@
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use lab::Place;
@@ -35,6 +35,14 @@ fn main() {
         story(
             "a_port_that_is_taken_is_told_and_tried_again",
             a_port_that_is_taken_is_told_and_tried_again,
+        ),
+        story(
+            "an_api_server_that_comes_back_empty_is_told_and_counted",
+            an_api_server_that_comes_back_empty_is_told_and_counted,
+        ),
+        story(
+            "idle_connections_of_a_pod_keep_no_probe_out",
+            idle_connections_of_a_pod_keep_no_probe_out,
         ),
     ];
     tell(&stories, Duration::from_mins(3))
@@ -86,6 +94,8 @@ fn every_page_is_where_it_was(c: &mut Cluster) -> Outcome {
         (METRICS, "/healthz", "ok"),
         (METRICS, "/proxyMode", "ipvs"),
         (METRICS, "/configz", "{\"kubeproxy.config.k8s.io\":{"),
+        (METRICS, "/flagz", "\nproxy-mode=ipvs\n"),
+        (METRICS, "/statusz", "\nBinary version: 1.36."),
         (
             METRICS,
             "/metrics",
@@ -278,4 +288,75 @@ fn a_port_that_is_taken_is_told_and_tried_again(c: &mut Cluster) -> Outcome {
     );
     taken.stop();
     Ok(())
+}
+
+fn an_api_server_that_comes_back_empty_is_told_and_counted(c: &mut Cluster) -> Outcome {
+    let mut api = c.api_server(true)?;
+    for number in 1..=20 {
+        let addresses = format!("10.96.0.{number} fd96::{number}");
+        let service = Service::new(&format!("web{number}"), &addresses);
+        api.apply(
+            &service
+                .port(tcp(80, 8080))
+                .endpoints("10.244.1.10 fd44:1::10"),
+        )?;
+    }
+    api.start()?;
+    c.launch_on(&api, &[])?;
+    c.await_first_sync()?;
+    let lost = |kind| format!("kubeproxy_list_vanished_objects_total{{kind=\"{kind}\"}}");
+    ensure!(metric(c, &lost("Service"))? == Some(0.0));
+    api.stop();
+    c.await_line("cannot be reached")?;
+    api.lose_all()?;
+    let back = Instant::now();
+    api.start()?;
+    let told = |count: usize, kind: &str| {
+        let part = format!("no longer names {count} of {count} {kind}: default/web1");
+        let said = c.said();
+        let mut lines = said.lines().map(str::to_owned);
+        lines.find(|line| line.starts_with('W') && line.contains(&part) && line.contains("etcd"))
+    };
+    c.until("it is told", || {
+        Ok(told(20, "Services").is_some() && told(40, "EndpointSlices").is_some())
+    })?;
+    println!(
+        "    told after {:.1?}: {}",
+        back.elapsed(),
+        told(20, "Services").unwrap_or_default()
+    );
+    c.until_gone("TCP 10.96.0.1:80")?;
+    for (kind, count) in [("Service", 20.0), ("EndpointSlice", 40.0), ("Node", 0.0)] {
+        let counted = metric(c, &lost(kind))?;
+        ensure!(counted == Some(count), "{kind}: {counted:?}");
+    }
+    c.stop()
+}
+
+fn idle_connections_of_a_pod_keep_no_probe_out(c: &mut Cluster) -> Outcome {
+    c.apply(&web())?;
+    c.start(&[])?;
+    let health = at("172.35.0.100:10256");
+    let open = || {
+        c.client
+            .enter(|| TcpStream::connect_timeout(&health, Duration::from_secs(5)))
+    };
+    let mut idle = Vec::new();
+    for _ in 0..400 {
+        idle.push(open()?);
+    }
+    for path in ["/livez", "/healthz", "/readyz"].repeat(3) {
+        for server in [HEALTH, "[::1]:10256", "172.35.0.100:10256"] {
+            let began = Instant::now();
+            let (code, _) = get(&c.node1, server, path)?;
+            let took = began.elapsed();
+            ensure!(
+                code == 200 && took < Duration::from_secs(1),
+                "{server}{path}: {code} after {took:?}"
+            );
+        }
+    }
+    let line = c.await_line("connections to the proxy's health")?;
+    println!("    {line}");
+    c.stop()
 }

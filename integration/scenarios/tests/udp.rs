@@ -36,6 +36,10 @@ fn main() {
             "a_busy_table_stays_and_delays_nobody",
             a_busy_table_stays_and_delays_nobody,
         ),
+        story(
+            "a_large_table_is_never_held_in_memory",
+            a_large_table_is_never_held_in_memory,
+        ),
         Story {
             is_possible: is_ctnetlink_a_module,
             ..story(
@@ -360,6 +364,67 @@ fn a_busy_table_stays_and_delays_nobody(c: &mut Cluster) -> Outcome {
     }
     println!("    with {FOREIGN} foreign flows, moved within {slowest:.0?}");
     assert_eq!(foreign()?, FOREIGN);
+    Ok(())
+}
+
+/// How many flows the kernel tracks at most: one limit for all network namespaces, set in the first
+/// one. Put back when dropped.
+struct Room(usize);
+
+const LIMIT: &str = "/proc/sys/net/netfilter/nf_conntrack_max";
+
+impl Room {
+    fn for_flows(count: usize) -> Result<Self> {
+        let before: usize = std::fs::read_to_string(LIMIT)?.trim().parse()?;
+        std::fs::write(LIMIT, before.max(count).to_string())?;
+        Ok(Self(before))
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        let _ = std::fs::write(LIMIT, self.0.to_string());
+    }
+}
+
+/// What the daemon's memory may grow by. The flows are 25 MB of the kernel's messages.
+const ROOM_KIB: u64 = 6_144;
+
+fn a_large_table_is_never_held_in_memory(c: &mut Cluster) -> Outcome {
+    const FLOWS: usize = 100_000;
+    c.apply(&dns())?;
+    c.start(&[])?;
+    c.until_served(&dns())?;
+    until_compared(c, 1)?;
+    let _room = Room::for_flows(2 * FLOWS)?;
+    c.sh(&format!(
+        "for i in 0 1 2 3 4 5 6 7 8 9; do
+          seq 1 {} | awk -v i=$i '{{ printf \"-A -p udp -s 198.51.100.%d --sport %d -d 203.0.113.1 --dport 30053 -t 600\\n\", i, $1 }}'
+        done >/tmp/flows
+        conntrack -R /tmp/flows >/dev/null 2>&1; rm /tmp/flows",
+        FLOWS / 10
+    ))?;
+    let id = c.daemon_id()?;
+    let peak = || -> Result<u64> {
+        let status = std::fs::read_to_string(format!("/proc/{id}/status"))?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+        let number = line.and_then(|line| line.split_whitespace().next());
+        Ok(number.context("the kernel does not count")?.parse()?)
+    };
+    let before = peak()?;
+    c.apply(&dns().endpoints(FAR))?;
+    let compared = || -> Option<usize> {
+        let said = c.said();
+        let mut counts = said
+            .lines()
+            .filter(|line| line.contains("UDP flow") && line.contains("IPv4"));
+        let last = counts.next_back()?.split("compared=").nth(1)?;
+        last.split_whitespace().next()?.parse().ok()
+    };
+    c.until("all flows are compared", || Ok(compared() >= Some(FLOWS)))?;
+    let more = peak()? - before;
+    println!("    {FLOWS} flows compared with {more} KiB more than {before} KiB");
+    assert!(more < ROOM_KIB, "{more} KiB");
     Ok(())
 }
 

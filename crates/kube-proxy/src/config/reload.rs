@@ -1,13 +1,87 @@
-//! What became of a configuration file that says something else: which fields, and whether they need a new start.
+//! What became of a configuration file that says something else: which fields, and which of them
+//! wait for a new start.
+//!
+//! ```text
+//!   file, changed ─┬─ what can be applied ─▶ in effect
+//!                  └─ what takes a new start ─▶ waits: said, and kept as it was
+//! ```
+//!
+//! No change of the file ends the process. It reaches all nodes of a cluster within a minute or
+//! two, in no order; a process that exited for it would be started again in the same pod, where no
+//! init container runs, and with whatever the file asks of the node: another data plane, or a start
+//! that fails, everywhere at once. Somebody who restarts the pods, by a rolling update, says when,
+//! sees the first node fail, and runs the init containers. Upstream means to exit, but in a cluster
+//! does not: its watch is lost when a mounted ConfigMap changes (k/k#132949, k/k#139204), so that
+//! pods are restarted by hand there, too.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use serde_json::Value;
 
 use super::settings::{Change, ROWS};
 use super::{Configuration, settings};
 
+/// The sections of which a mode has its own fields. They are written for the mode that the file
+/// names, so they wait with it.
+const OF_MODES: [&str; 3] = ["iptables", "ipvs", "nftables"];
+
+/// A field that a changed file says anew, and that is not in effect before a new start.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Waiting {
+    /// Its path.
+    pub path: String,
+    wanted: Value,
+    used: Value,
+}
+
+/// `mode: iptables (in use: ipvs)`.
+impl fmt::Display for Waiting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let said = |value: &Value| match value {
+            Value::String(text) if !text.is_empty() => text.clone(),
+            other => other.to_string(),
+        };
+        let (wanted, used) = (said(&self.wanted), said(&self.used));
+        write!(f, "{}: {wanted} (in use: {used})", self.path)
+    }
+}
+
 impl Configuration {
+    /// What `new` says differently and what is not in effect before a new start, sorted by path.
+    pub fn waits(&self, new: &Self) -> Vec<Waiting> {
+        let fields = self.differences(new);
+        let has_other_mode = fields.iter().any(|path| path == "mode");
+        let (used, wanted) = (self.tree(), new.tree());
+        let value =
+            |tree: &Value, path: &str| settings::at(tree, path).cloned().unwrap_or_default();
+        let waits = |path: &String| {
+            let is_of_a_mode = OF_MODES.iter().any(|of| settings::is_within(path, of));
+            change_of(path) == Change::Restart || (has_other_mode && is_of_a_mode)
+        };
+        let waiting = fields.into_iter().filter(waits);
+        waiting
+            .map(|path| Waiting {
+                wanted: value(&wanted, &path),
+                used: value(&used, &path),
+                path,
+            })
+            .collect()
+    }
+
+    /// With the fields that wait as they are in use.
+    pub(crate) fn keeping(self, waiting: &[Waiting]) -> Self {
+        let mut tree = self.tree();
+        for Waiting { path, used, .. } in waiting {
+            let pointer = format!("/{}", path.replace('.', "/"));
+            if let Some(field) = tree.pointer_mut(&pointer) {
+                *field = used.clone();
+            }
+        }
+        // It is made of such trees.
+        serde_json::from_value(tree).unwrap_or(self)
+    }
+
     /// The paths of the fields that `new` says differently, sorted.
     pub fn differences(&self, new: &Self) -> Vec<String> {
         let (old, new) = (leaves(&self.tree()), leaves(&new.tree()));

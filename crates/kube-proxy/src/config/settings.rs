@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::path::Path;
 use std::time::Duration;
 
 use serde_json::Value;
@@ -26,7 +27,7 @@ pub(super) struct Row {
 pub enum Change {
     /// While the process runs.
     Live,
-    /// By a new start: what depends on it is opened once.
+    /// By a new start, which it waits for: what depends on it is opened once.
     Restart,
 }
 
@@ -76,7 +77,7 @@ rows! {
     "detectLocal.interfaceNamePrefix" [detect_local.interface_name_prefix] "pod-interface-name-prefix" [pod_interface_name_prefix] Live;
     "detectLocalMode" [detect_local_mode] "detect-local-mode" [detect_local_mode] Live;
     "enableProfiling" [enable_profiling] "profiling" [profiling] Live;
-    "featureGates" [feature_gates] "feature-gates" [feature_gates] Live;
+    "featureGates" [feature_gates] "feature-gates" [feature_gates] Restart;
     "healthzBindAddress" [healthz_bind_address] "healthz-bind-address" [healthz_bind_address] Restart;
     "hostnameOverride" [hostname_override] "hostname-override" [hostname_override] Restart;
     "iptables.localhostNodePorts" [iptables.localhost_node_ports] "iptables-localhost-nodeports" [iptables_localhost_nodeports] Live;
@@ -95,9 +96,9 @@ rows! {
     "logging.flushFrequency" [logging.flush_frequency] "log-flush-frequency" [log_flush_frequency] Live;
     "logging.format" [logging.format] "logging-format" [logging_format] Restart;
     "logging.options.json.infoBufferSize" [logging.options.json.info_buffer_size] "log-json-info-buffer-size" [log_json_info_buffer_size] Live;
-    "logging.options.json.splitStream" [logging.options.json.split_stream] "log-json-split-stream" [log_json_split_stream] Live;
+    "logging.options.json.splitStream" [logging.options.json.split_stream] "log-json-split-stream" [log_json_split_stream] Restart;
     "logging.options.text.infoBufferSize" [logging.options.text.info_buffer_size] "log-text-info-buffer-size" [log_text_info_buffer_size] Live;
-    "logging.options.text.splitStream" [logging.options.text.split_stream] "log-text-split-stream" [log_text_split_stream] Live;
+    "logging.options.text.splitStream" [logging.options.text.split_stream] "log-text-split-stream" [log_text_split_stream] Restart;
     "logging.verbosity" [logging.verbosity] "v" [verbosity] Live;
     "logging.vmodule" [logging.vmodule] "vmodule" [vmodule] Live;
     "metricsBindAddress" [metrics_bind_address] "metrics-bind-address" [metrics_bind_address] Restart;
@@ -143,11 +144,14 @@ const WITHOUT_EFFECT: &[(&str, &str)] = &[
         "no object is looked at without a change",
     ),
     ("enableProfiling", "profiles are of Go programs"),
-    ("featureGates", "this build has no feature gates"),
     ("logging.flushFrequency", "every line is written at once"),
     (
-        "logging.options",
-        "every line is written at once, to standard error",
+        "logging.options.json.infoBufferSize",
+        "every line is written at once",
+    ),
+    (
+        "logging.options.text.infoBufferSize",
+        "every line is written at once",
     ),
     ("nftables", "it is of nftables mode"),
     ("portRange", "it was of userspace mode"),
@@ -159,11 +163,9 @@ const WITHOUT_EFFECT: &[(&str, &str)] = &[
 /// Why the field at `path` changes nothing, if it is accepted without effect.
 #[cfg(test)]
 pub(super) fn why_without_effect(path: &str) -> Option<&'static str> {
-    let is_of = |section: &str| {
-        path.strip_prefix(section)
-            .is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
-    };
-    let row = WITHOUT_EFFECT.iter().find(|(section, _)| is_of(section));
+    let row = WITHOUT_EFFECT
+        .iter()
+        .find(|(section, _)| is_within(path, section));
     row.map(|(_, why)| *why)
 }
 
@@ -313,38 +315,84 @@ impl Configuration {
         self.client_connection.qps.take_if(|qps| *qps == 0.0);
     }
 
-    /// One line for each setting that differs from its default and changes nothing.
-    pub(crate) fn without_effect(&self) -> Vec<String> {
-        let (set, default) = (self.tree(), every_field());
-        let here = WITHOUT_EFFECT_IN
-            .iter()
-            .filter(|(mode, ..)| self.mode.as_deref() == Some(mode.name()))
-            .map(|(_, path, why)| (*path, *why));
-        let everywhere = WITHOUT_EFFECT.iter().copied();
-        let mut lines: Vec<String> = everywhere
-            .chain(here)
-            .filter(|(path, _)| at(&set, path) != at(&default, path))
-            .map(
-                |(path, why)| match ROWS.iter().find(|row| row.path == path) {
-                    Some(Row { flag, .. }) => format!("--{flag} ({path}) has no effect: {why}"),
-                    None => format!("{path} has no effect: {why}"),
-                },
-            )
-            .collect();
-        let gates = self.feature_gates.as_ref();
-        if gates.and_then(|gates| gates.get("AllowServiceExternalIPs")) == Some(&false) {
-            lines.push(
-                "the feature gate AllowServiceExternalIPs=false is not heard: external IPs are served here; forbid them with the API server's admission plug-in DenyServiceExternalIPs"
-                    .to_owned(),
-            );
-        }
-        lines
-    }
-
     /// As JSON, with every field.
     pub(super) fn tree(&self) -> Value {
         serde_json::to_value(self).unwrap_or_default()
     }
+}
+
+/// Where settings were given: typed, or in a file, where most that are typed do not count.
+pub(crate) struct Given<'a> {
+    /// Whether a flag was typed.
+    pub(crate) typed: &'a dyn Fn(&str) -> bool,
+    /// The configuration file, and what it says.
+    pub(crate) file: Option<(&'a Path, &'a Configuration)>,
+}
+
+impl Given<'_> {
+    /// One line for each setting that was given, differs from its default and changes nothing, in
+    /// the words in which it was given. `flags` are those in effect.
+    pub(crate) fn without_effect(&self, flags: &Flags) -> Vec<String> {
+        let file = self.file.map(|(_, file)| file.clone()).unwrap_or_default();
+        let in_effect = file.completed(flags);
+        let here = WITHOUT_EFFECT_IN
+            .iter()
+            .filter(|(mode, ..)| in_effect.mode.as_deref() == Some(mode.name()))
+            .map(|(_, path, why)| (*path, *why));
+        let (typed, in_file) = self.differences(&in_effect);
+        let mut lines = Vec::new();
+        for (path, why) in WITHOUT_EFFECT.iter().copied().chain(here) {
+            let mut say = |place: &str, names: Vec<String>| {
+                let have = if names.len() == 1 { "has" } else { "have" };
+                if !names.is_empty() {
+                    let names = names.join(", ");
+                    lines.push(format!("{place}{names} {have} no effect: {why}"));
+                }
+            };
+            let of_flags = typed.iter().filter(|row| is_within(row.path, path));
+            say("", of_flags.map(|row| format!("--{}", row.flag)).collect());
+            let of_file = in_file.iter().filter(|field| is_within(field, path));
+            let place = self.file.map(|(file, _)| format!("{}: ", file.display()));
+            say(&place.unwrap_or_default(), of_file.cloned().collect());
+        }
+        lines
+    }
+
+    /// The settings that differ from their defaults: those that were typed and count, and the
+    /// fields of the file.
+    fn differences(&self, in_effect: &Configuration) -> (Vec<&'static Row>, Vec<String>) {
+        let counts = |row: &&Row| {
+            (self.typed)(row.flag) && (self.file.is_none() || wins_over_file(row.flag))
+        };
+        let typed: Vec<_> = ROWS.iter().filter(counts).collect();
+        let is_typed = |path: &str| typed.iter().any(|row| row.path == path);
+        let in_file = self.file.map_or_else(Vec::new, |(_, file)| {
+            let said = file.tree();
+            let is_said = |path: &str| at(&said, path).is_some_and(|value| !value.is_null());
+            let mut fields = of_empty_file().differences(in_effect);
+            fields.retain(|path| is_said(path) && !is_typed(path));
+            fields
+        });
+        let from_flags = Configuration::of(&Flags::defaults()).differences(in_effect);
+        let differing = typed.into_iter();
+        let typed = differing.filter(|row| from_flags.iter().any(|path| is_within(path, row.path)));
+        (typed.collect(), in_file)
+    }
+}
+
+/// What a file means that says nothing. Not quite what no flags mean.
+fn of_empty_file() -> Configuration {
+    let mut flags = Flags::defaults();
+    // Nothing is said that could be wrong.
+    let _ = Configuration::default().put(&mut flags, |_| false);
+    Configuration::of(&flags)
+}
+
+/// Whether `path` is a section, or the field itself, and `field` is in it.
+pub(super) fn is_within(field: &str, path: &str) -> bool {
+    field
+        .strip_prefix(path)
+        .is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
 
 /// A configuration with all its fields, as JSON.
@@ -352,7 +400,7 @@ pub(super) fn every_field() -> Value {
     Configuration::of(&Flags::defaults()).tree()
 }
 
-fn at<'a>(tree: &'a Value, path: &str) -> Option<&'a Value> {
+pub(super) fn at<'a>(tree: &'a Value, path: &str) -> Option<&'a Value> {
     path.split('.').try_fold(tree, |tree, name| tree.get(name))
 }
 

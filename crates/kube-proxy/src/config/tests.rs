@@ -3,10 +3,10 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::{env, fs};
 
-use proxy::NodePortAddresses;
+use proxy::{ExternalIps, NodePortAddresses};
 
 use super::*;
-use crate::flags::{self, Command, DetectLocal, LogFormat, ObjectSource, Options};
+use crate::flags::{self, Command, DetectLocal, LogFormat, ObjectSource, Options, ProxyMode};
 
 const KUBEADM: &str = include_str!("kubeadm.yaml");
 const HEADER: &str = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n";
@@ -66,20 +66,25 @@ fn error(text: &str) -> String {
 /// Without what says where it came from.
 fn bare(mut options: Options) -> Options {
     options.configuration_file = None;
+    options.notes.clear();
     options.warnings.clear();
     options
 }
 
 #[test]
-fn kubeadms_file_means_the_defaults_and_says_that_ipvs_is_used() {
-    let options = File::new(KUBEADM).options("--hostname-override=Node1");
-    let [warning] = options.warnings.as_slice() else {
-        panic!("{:?}", options.warnings);
+fn kubeadms_file_means_the_defaults_and_warns_of_nothing() {
+    let file = File::new(KUBEADM);
+    let options = file.options("--hostname-override=Node1");
+    assert_eq!(options.mode, ProxyMode::Iptables);
+    // What nobody has given is not warned about; what was chosen is said.
+    assert_eq!(options.warnings, Vec::<String>::new());
+    let [note] = options.notes.as_slice() else {
+        panic!("{:?}", options.notes);
     };
-    assert!(
-        warning.contains("mode is empty: ipvs is used here"),
-        "{warning}"
-    );
+    let place = file.0.display().to_string();
+    for part in [&place, "mode is empty", "iptables mode", "mode: ipvs"] {
+        assert!(note.contains(part), "{note:?} lacks {part:?}");
+    }
     let Ok(Command::Run(by_flags)) = flags::parse([
         "kube-proxy",
         "--kubeconfig=/var/lib/kube-proxy/kubeconfig.conf",
@@ -90,8 +95,11 @@ fn kubeadms_file_means_the_defaults_and_says_that_ipvs_is_used() {
     ]) else {
         panic!();
     };
-    let by_flags = bare(*by_flags);
-    assert_eq!(bare(options), by_flags);
+    assert_eq!(bare(options), bare(*by_flags));
+    let ipvs = KUBEADM.replace("mode: \"\"", "mode: ipvs");
+    let options = File::new(&ipvs).options("");
+    assert_eq!(options.mode, ProxyMode::Ipvs);
+    assert_eq!((options.notes, options.warnings), (vec![], vec![]));
 }
 
 #[test]
@@ -102,7 +110,22 @@ fn an_empty_file_has_upstreams_defaults() {
     };
     let empty = options("");
     assert_eq!(empty.warnings, Vec::<String>::new());
-    assert_eq!(bare(empty), *by_flags);
+    assert_eq!(bare(empty), bare(*by_flags));
+}
+
+/// Our own ConfigMap's file, too.
+#[test]
+fn the_file_of_our_manifests_warns_of_nothing() {
+    let map = include_str!("../../../../manifests/daemonset/configmap.yaml");
+    let (_, file) = map.split_once("\n  config.conf: |-\n").unwrap();
+    let lines = file.lines().map(|line| line.strip_prefix("    ").unwrap());
+    let text = lines.collect::<Vec<_>>().join("\n");
+    for mode in ["ipvs", "iptables"] {
+        let text = text.replace("\nmode: ipvs\n", &format!("\nmode: {mode}\n"));
+        let options = File::new(&text).options("");
+        assert_eq!(options.mode.name(), mode, "{text}");
+        assert_eq!(options.warnings, Vec::<String>::new(), "{mode}");
+    }
 }
 
 #[test]
@@ -169,14 +192,21 @@ fn every_field_reaches_its_option() {
         ("ipvs: {excludeCIDRs: [10.1.0.0/16, fd00::/8]}", |o| {
             o.exclude_cidrs.len() == 2
         }),
-        ("ipvs: {minSyncPeriod: 2s, syncPeriod: 1m30s}", |o| {
+        (
+            "mode: ipvs\nipvs: {minSyncPeriod: 2s, syncPeriod: 1m30s}",
+            |o| [o.min_sync_period, o.sync_period].map(|d| d.as_secs()) == [2, 90],
+        ),
+        ("iptables: {minSyncPeriod: 2s, syncPeriod: 1m30s}", |o| {
             [o.min_sync_period, o.sync_period].map(|d| d.as_secs()) == [2, 90]
         }),
-        ("ipvs: {scheduler: mh, strictARP: true}", |o| {
+        ("iptables: {localhostNodePorts: false}", |o| {
+            !o.localhost_node_ports
+        }),
+        ("mode: ipvs\nipvs: {scheduler: mh, strictARP: true}", |o| {
             o.scheduler == "mh" && o.strict_arp
         }),
         (
-            "ipvs: {tcpTimeout: 1s, tcpFinTimeout: 2s, udpTimeout: 3s}",
+            "mode: ipvs\nipvs: {tcpTimeout: 1s, tcpFinTimeout: 2s, udpTimeout: 3s}",
             |o| {
                 [o.timeouts.tcp, o.timeouts.tcp_fin, o.timeouts.udp].map(|d| d.as_secs())
                     == [1, 2, 3]
@@ -189,11 +219,19 @@ fn every_field_reaches_its_option() {
             "logging: {vmodule: [{filePattern: proxier, verbosity: 4}]}",
             |o| o.vmodule == [("proxier".into(), 4)],
         ),
-        ("mode: ipvs", |o| o.warnings.is_empty()),
+        ("mode: ipvs", |o| o.mode == ProxyMode::Ipvs),
+        ("mode: iptables", |o| o.mode == ProxyMode::Iptables),
         ("nodePortAddresses: [primary]", |o| {
             o.node_port_addresses == NodePortAddresses::Primary
         }),
         ("oomScoreAdj: 0", |o| o.oom_score_adj == 0),
+        ("featureGates: {AllowServiceExternalIPs: false}", |o| {
+            o.external_ips() == ExternalIps::Ignored
+        }),
+        (
+            "featureGates: {LoggingAlphaOptions: true}\nlogging: {options: {text: {splitStream: true}}}",
+            |o| o.log_is_split,
+        ),
         (
             "logging: {options: {json: {infoBufferSize: 0}}}\nipvs: null\nfeatureGates: null",
             |o| o.scheduler == "rr",
@@ -211,23 +249,41 @@ fn what_means_nothing_here_is_taken_with_a_warning() {
     for (fields, parts) in [
         (
             "clientConnection: {qps: 50}",
-            &["--kube-api-qps (clientConnection.qps)", "no effect"][..],
+            &["config.conf: clientConnection.qps has no effect"][..],
         ),
         (
-            "featureGates: {NoSuch: true, KubeProxyIPVS: false}",
-            &["featureGates", "no feature gates"],
+            "featureGates: {ClientsAllowCBOR: true}",
+            &["ClientsAllowCBOR=true has no effect", "JSON"],
         ),
         (
-            "nftables: {masqueradeBit: 3}",
-            &["nftables", "nftables mode"],
+            "nftables: {masqueradeBit: 3, syncPeriod: 1m}",
+            &[
+                "nftables.masqueradeBit, nftables.syncPeriod have",
+                "nftables mode",
+            ],
         ),
-        ("winkernel: {enableDSR: true}", &["winkernel", "Windows"]),
+        (
+            "winkernel: {enableDSR: true, sourceVip: ''}",
+            &["config.conf: winkernel.enableDSR has", "Windows"],
+        ),
         ("portRange: 1-2", &["portRange", "no effect"]),
         (
             "logging: {flushFrequency: 1000000000}",
             &["logging.flushFrequency"],
         ),
-        ("mode: ''", &["mode is empty", "iptables"]),
+        (
+            "ipvs: {scheduler: wrr}",
+            &["config.conf: ipvs.scheduler has no effect", "ipvs mode"],
+        ),
+        // A second is the flag's default, and not the file's.
+        (
+            "mode: iptables\nipvs: {minSyncPeriod: 1s, syncPeriod: 30s, scheduler: ''}",
+            &["config.conf: ipvs.minSyncPeriod has no effect", "ipvs mode"],
+        ),
+        (
+            "mode: ipvs\niptables: {minSyncPeriod: 2s, syncPeriod: 30s}",
+            &["config.conf: iptables.minSyncPeriod has", "iptables mode"],
+        ),
         (
             "ipvs: {syncPeriodd: 1s}",
             &["unknown field ipvs.syncPeriodd", "config.conf"],
@@ -248,8 +304,31 @@ fn what_means_nothing_here_is_taken_with_a_warning() {
                 "{fields}: {warning:?} lacks {part:?}"
             );
         }
+        assert!(
+            !warning.contains("--"),
+            "{fields}: {warning:?} names a flag"
+        );
         assert_eq!(options.oom_score_adj, -999);
     }
+}
+
+/// What counts is warned about in the words in which it was given.
+#[test]
+fn a_flag_that_wins_over_the_file_is_warned_about_as_a_flag() {
+    let file = File::new(&format!("{HEADER}logging: {{flushFrequency: 1s}}\n"));
+    let warnings = file.options("--log-flush-frequency=2s").warnings;
+    assert_eq!(
+        warnings,
+        ["--log-flush-frequency has no effect: every line is written at once"]
+    );
+    // It is one that does not count, which another line says.
+    let warnings = file.options("--kube-api-qps=50").warnings;
+    assert!(
+        warnings
+            .iter()
+            .all(|line| !line.contains("--kube-api-qps has")),
+        "{warnings:?}"
+    );
 }
 
 #[test]
@@ -270,8 +349,12 @@ fn errors_name_the_field_the_value_and_what_is_allowed() {
         ("metricsBindAddress: a", &["metricsBindAddress", "IP:port"]),
         ("clusterCIDR: 10.0.0.0", &["clusterCIDR", "10.0.0.0/16"]),
         (
-            "ipvs: {minSyncPeriod: 1m}",
+            "mode: ipvs\nipvs: {minSyncPeriod: 1m}",
             &["ipvs.minSyncPeriod", "longer than ipvs.syncPeriod"],
+        ),
+        (
+            "iptables: {minSyncPeriod: 1m}",
+            &["iptables.minSyncPeriod", "longer than iptables.syncPeriod"],
         ),
         (
             "ipvs:\n  syncPeriod: -1s",
@@ -302,6 +385,24 @@ fn errors_name_the_field_the_value_and_what_is_allowed() {
         ("conntrack: 5", &["line 3", "fields", "conntrack"]),
         ("featureGates: {A: 1}", &["line 3", "true or false"]),
         (
+            "featureGates: {NoSuch: true}",
+            &[
+                "config.conf: invalid value 'NoSuch=true' for featureGates",
+                "unrecognized feature gate: NoSuch",
+            ],
+        ),
+        (
+            "featureGates: {MultiCIDRServiceAllocator: false}",
+            &["featureGates", "feature is locked to true"],
+        ),
+        (
+            "logging: {options: {text: {splitStream: true}}}",
+            &[
+                "'true' for logging.options.text.splitStream",
+                "LoggingAlphaOptions is off",
+            ],
+        ),
+        (
             "clientConnection: {qps: fast}",
             &["line 3", "give a number"],
         ),
@@ -324,7 +425,7 @@ fn errors_name_the_field_the_value_and_what_is_allowed() {
         ),
         (
             "logging: {format: xml}",
-            &["logging.format", "text or json"],
+            &["logging.format", "text, plain or json"],
         ),
         ("ipvs: [", &["line 3"]),
     ] {
@@ -350,7 +451,7 @@ fn errors_name_the_field_the_value_and_what_is_allowed() {
 #[test]
 fn a_file_takes_the_place_of_flags_but_for_those_of_the_log_and_the_name() {
     let file = File::new(&format!(
-        "{HEADER}hostnameOverride: of-file\nipvs: {{scheduler: sh}}\nlogging: {{verbosity: 2}}\n"
+        "{HEADER}mode: ipvs\nhostnameOverride: of-file\nipvs: {{scheduler: sh}}\nlogging: {{verbosity: 2}}\n"
     ));
     let of_file = file.options(
         "--ipvs-scheduler=mh --masquerade-all --nodeport-addresses=10.0.0.0/8 --cluster-cidr=10.0.0.0/8 \
@@ -402,12 +503,11 @@ fn written(line: &str) -> (PathBuf, String) {
 fn the_default_configuration_is_written_as_upstream_writes_it() {
     let (file, text) = written("");
     assert_eq!(file, PathBuf::from("/w"));
-    // Upstream's, but for the mode, and the period that is of it.
+    // Upstream's, but for a period that is not of the mode.
     assert_eq!(
         text.replace('"', ""),
         include_str!("upstream-1.30.5.yaml")
             .replace('"', "")
-            .replace("mode: iptables", "mode: ipvs")
             .replacen("minSyncPeriod: 0s", "minSyncPeriod: 1s", 1),
     );
     for line in [
@@ -436,7 +536,7 @@ fn the_default_configuration_is_written_as_upstream_writes_it() {
 fn what_is_written_reads_as_what_it_was_written_from() {
     for line in [
         "--hostname-override=n",
-        "--hostname-override=n --ipvs-scheduler=mh --nodeport-addresses=10.0.0.0/8,fd00::/8 --feature-gates=A=true \
+        "--hostname-override=n --ipvs-scheduler=mh --nodeport-addresses=10.0.0.0/8,fd00::/8 --feature-gates=AllBeta=true \
          --bind-address=:: --ipvs-min-sync-period=0 --oom-score-adj=5 --conntrack-udp-timeout=1m30s --vmodule=a=1,b=2 --kube-api-qps=2.5",
     ] {
         let file = File::new(&written(line).1);
@@ -587,7 +687,11 @@ fn changes_are_named_and_known_to_be_live_or_not() {
             &["ipvs.minSyncPeriod", "ipvs.syncPeriod"],
             Change::Live,
         ),
-        ("featureGates: {A: true}", &["featureGates"], Change::Live),
+        (
+            "featureGates: {AllAlpha: false}",
+            &["featureGates"],
+            Change::Restart,
+        ),
         (
             "nodePortAddresses: [primary]",
             &["nodePortAddresses"],
@@ -615,7 +719,7 @@ fn changes_are_named_and_known_to_be_live_or_not() {
         ),
         // The same in other words.
         (
-            "mode: ipvs\ndetectLocalMode: ''\nnodePortAddresses: []",
+            "mode: iptables\ndetectLocalMode: ''\nnodePortAddresses: []",
             &[],
             Change::Live,
         ),
@@ -630,12 +734,139 @@ fn changes_are_named_and_known_to_be_live_or_not() {
     }
 }
 
+/// What `file` says, with what waits as it is in `used`; the fields that wait.
+fn taken(used: &Options, file: &File) -> (Options, Vec<String>) {
+    let new = file.options("");
+    let waiting = used.configuration.waits(&new.configuration);
+    let line = [
+        "kube-proxy".to_owned(),
+        format!("--config={}", file.0.display()),
+    ];
+    let options = match flags::parse_keeping(line, &waiting) {
+        Ok(Command::Run(options)) => *options,
+        other => panic!("{other:?}"),
+    };
+    let told = waiting.iter().map(ToString::to_string).collect();
+    (options, told)
+}
+
+#[test]
+fn what_takes_a_new_start_waits_and_the_rest_is_applied() {
+    let of = |fields: &str| File::new(&format!("{HEADER}{fields}"));
+    let used = of("mode: ipvs\nipvs: {scheduler: sh, strictARP: true}").options("");
+    // What is of a mode waits with the mode.
+    let (options, waiting) = taken(
+        &used,
+        &of(
+            "mode: iptables\niptables: {syncPeriod: 20s}\nclusterCIDR: 10.1.0.0/16\nmetricsBindAddress: 0.0.0.0\n\
+             featureGates: {AllAlpha: false}\nlogging: {format: json, verbosity: 3}",
+        ),
+    );
+    assert_eq!(
+        waiting,
+        [
+            "featureGates: {\"AllAlpha\":false} (in use: {})",
+            "iptables.syncPeriod: 20s (in use: 30s)",
+            "ipvs.scheduler: \"\" (in use: sh)",
+            "ipvs.strictARP: false (in use: true)",
+            "logging.format: json (in use: text)",
+            "metricsBindAddress: 0.0.0.0:10249 (in use: 127.0.0.1:10249)",
+            "mode: iptables (in use: ipvs)",
+        ]
+    );
+    assert_eq!(
+        used.configuration.differences(&options.configuration),
+        ["clusterCIDR", "logging.verbosity"]
+    );
+    assert_eq!((options.mode, options.verbosity), (ProxyMode::Ipvs, 3));
+    assert_eq!(options.scheduler, "sh");
+    assert_eq!(options.warnings, Vec::<String>::new());
+
+    let (options, waiting) = taken(&used, &of("mode: ipvs\nipvs: {scheduler: wrr}"));
+    assert_eq!(waiting, Vec::<String>::new());
+    assert_eq!(
+        (&*options.scheduler, options.strict_arp),
+        ("wrr", false),
+        "in the same mode they are live"
+    );
+}
+
+#[test]
+fn a_start_in_a_pod_that_was_prepared_takes_up_what_that_was_for() {
+    let file = File::new(&format!("{HEADER}mode: ipvs\nipvs: {{scheduler: sh}}"));
+    let prepared = file.0.with_file_name("prepared");
+    let start = |more: &str| {
+        let line = [
+            "kube-proxy".to_owned(),
+            format!("--config={}", file.0.display()),
+            format!("--prepared-config={}", prepared.display()),
+        ];
+        let more = more.split_whitespace().map(str::to_owned);
+        let line: Vec<_> = line.into_iter().chain(more).map(Into::into).collect();
+        match flags::parse_prepared(&line) {
+            Ok(Command::Run(options)) => Ok(*options),
+            Ok(other) => panic!("{other:?}"),
+            Err(error) => Err(error.to_string()),
+        }
+    };
+    let first = start("").unwrap();
+    assert_eq!(first.prepared_configuration.as_ref(), Some(&prepared));
+    record(&prepared, &first.configuration).unwrap();
+    assert_eq!(start(""), Ok(first.clone()), "nothing has changed");
+
+    file.write(&format!("{HEADER}mode: iptables\nclusterCIDR: 10.1.0.0/16"));
+    let again = start("").unwrap();
+    assert_eq!(
+        (again.mode, &*again.scheduler, again.warnings.len()),
+        (ProxyMode::Ipvs, "sh", 0)
+    );
+    assert_eq!(
+        first.configuration.differences(&again.configuration),
+        ["clusterCIDR"]
+    );
+    // Who prepares a pod does it for what the file says.
+    assert_eq!(start("--init-only").unwrap().mode, ProxyMode::Iptables);
+
+    file.write("kind: [");
+    let again = start("").unwrap();
+    assert_eq!(again.configuration, first.configuration);
+    let [warning] = &*again.warnings else {
+        panic!("{:?}", again.warnings)
+    };
+    assert!(
+        warning.contains("config.conf, line 1") && warning.contains("that this pod had"),
+        "{warning}"
+    );
+    file.write(&format!("{HEADER}mode: nonesuch"));
+    assert_eq!(start("").unwrap().mode, ProxyMode::Ipvs);
+
+    // What was kept is damaged, or of no use.
+    fs::write(&prepared, "{").unwrap();
+    assert!(start("").unwrap_err().contains("nonesuch"));
+    file.write(&format!("{HEADER}mode: iptables"));
+    let without = start("").unwrap();
+    assert_eq!(without.mode, ProxyMode::Iptables);
+    assert!(
+        without.warnings[0].ends_with("going on without it"),
+        "{:?}",
+        without.warnings
+    );
+    let line = ["kube-proxy", "--prepared-config=/nowhere"];
+    let line: Vec<_> = line.into_iter().map(Into::into).collect();
+    match flags::parse_prepared(&line).unwrap() {
+        Command::Run(options) => assert!(options.warnings[0].contains("no --config")),
+        other => panic!("{other:?}"),
+    }
+}
+
 /// The tables for operators name each flag and each field once, beside each other where they are one setting, and say of
 /// effect and change what the program does.
 #[test]
 fn the_documentation_has_every_flag_and_field() {
     use clap::CommandFactory as _;
     let text = include_str!("../../../../docs/flags.md");
+    let (_, tables) = text.split_once("\n## Tables\n").unwrap();
+    let (text, _) = tables.split_once("\n## ").unwrap();
     let rows: Vec<[&str; 4]> = text
         .lines()
         .filter(|line| line.starts_with("| ") && !line.starts_with("| flag"))
@@ -687,23 +918,89 @@ fn the_documentation_has_every_flag_and_field() {
     }
 }
 
+/// What `/configz` says of a file.
+fn configz(fields: &str) -> Value {
+    let body = Configz::new(&options(fields).configuration).body();
+    serde_json::from_str(&body).unwrap()
+}
+
+/// As 1.36 has it since k/k#136044: the file itself, with its version and kind, and Go's rules for
+/// what is left out.
 #[test]
-fn configz_is_spelled_as_upstreams_source() {
-    let configz = |fields: &str| Configz::new(&options(fields).configuration).body();
-    // Of upstream 1.30.5, with the fields where 1.36 has them.
-    let wanted = r#"{"kubeproxy.config.k8s.io":{"Linux":{"Conntrack":{"MaxPerCore":32768,"Min":131072,"TCPEstablishedTimeout":"24h0m0s","TCPCloseWaitTimeout":"1h0m0s","TCPBeLiberal":false,"UDPTimeout":"0s","UDPStreamTimeout":"0s"},"MasqueradeAll":true,"OOMScoreAdj":-999},"Windows":{"RunAsService":false},"FeatureGates":{},"ClientConnection":{"Kubeconfig":"","AcceptContentTypes":"","ContentType":"application/vnd.kubernetes.protobuf","QPS":5,"Burst":10},"Logging":{"format":"text","flushFrequency":"5s","verbosity":2,"options":{"text":{"infoBufferSize":"0"},"json":{"infoBufferSize":"0"}}},"HostnameOverride":"node1","BindAddress":"0.0.0.0","HealthzBindAddress":"0.0.0.0:10256","MetricsBindAddress":"127.0.0.1:10249","BindAddressHardFail":false,"EnableProfiling":false,"ShowHiddenMetricsForVersion":"","Mode":"ipvs","IPTables":{"MasqueradeBit":14,"LocalhostNodePorts":true},"IPVS":{"Scheduler":"wrr","ExcludeCIDRs":null,"StrictARP":true,"TCPTimeout":"15m0s","TCPFinTimeout":"0s","UDPTimeout":"0s"},"Winkernel":{"NetworkName":"","SourceVip":"","EnableDSR":false,"RootHnsEndpointName":"","ForwardHealthCheckVip":false},"NFTables":{"MasqueradeBit":14},"DetectLocalMode":"ClusterCIDR","DetectLocal":{"BridgeInterface":"","ClusterCIDRs":["10.10.0.0/16","fd00::/64"],"InterfaceNamePrefix":""},"NodePortAddresses":null,"SyncPeriod":"30s","MinSyncPeriod":"0s","ConfigSyncPeriod":"15m0s"}}"#;
-    let fields = "mode: ''\nhostnameOverride: node1\nclusterCIDR: 10.10.0.0/16,fd00::/64\niptables: {masqueradeAll: true}\n\
+fn configz_is_the_file_that_says_all() {
+    let fields = "mode: ipvs\nhostnameOverride: node1\nclusterCIDR: 10.10.0.0/16,fd00::/64\niptables: {masqueradeAll: true}\n\
                   ipvs: {scheduler: wrr, strictARP: true, tcpTimeout: 900s}\nlogging: {verbosity: 2}";
+    let wanted = serde_json::json!({"kubeproxy.config.k8s.io": {
+        "kind": "KubeProxyConfiguration",
+        "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
+        "clientConnection": {
+            "kubeconfig": "", "acceptContentTypes": "", "contentType": "application/vnd.kubernetes.protobuf",
+            "qps": 5, "burst": 10
+        },
+        "logging": {
+            "format": "text", "flushFrequency": "5s", "verbosity": 2,
+            "options": {"text": {"infoBufferSize": "0"}, "json": {"infoBufferSize": "0"}}
+        },
+        "hostnameOverride": "node1",
+        "bindAddress": "0.0.0.0",
+        "healthzBindAddress": "0.0.0.0:10256",
+        "metricsBindAddress": "127.0.0.1:10249",
+        "bindAddressHardFail": false,
+        "enableProfiling": false,
+        "showHiddenMetricsForVersion": "",
+        "mode": "ipvs",
+        "iptables": {
+            "masqueradeBit": 14, "masqueradeAll": true, "localhostNodePorts": true,
+            "syncPeriod": "0s", "minSyncPeriod": "0s"
+        },
+        "ipvs": {
+            "syncPeriod": "30s", "minSyncPeriod": "0s", "scheduler": "wrr", "excludeCIDRs": null, "strictARP": true,
+            "tcpTimeout": "15m0s", "tcpFinTimeout": "0s", "udpTimeout": "0s"
+        },
+        "nftables": {"masqueradeBit": 14, "masqueradeAll": false, "syncPeriod": "0s", "minSyncPeriod": "0s"},
+        "winkernel": {
+            "networkName": "", "sourceVip": "", "enableDSR": false, "rootHnsEndpointName": "",
+            "forwardHealthCheckVip": false
+        },
+        "detectLocalMode": "ClusterCIDR",
+        "detectLocal": {"bridgeInterface": "", "interfaceNamePrefix": ""},
+        "clusterCIDR": "10.10.0.0/16,fd00::/64",
+        "nodePortAddresses": null,
+        "oomScoreAdj": -999,
+        "conntrack": {
+            "maxPerCore": 32768, "min": 131_072, "tcpEstablishedTimeout": "24h0m0s", "tcpCloseWaitTimeout": "1h0m0s",
+            "tcpBeLiberal": false, "udpTimeout": "0s", "udpStreamTimeout": "0s"
+        },
+        "configSyncPeriod": "15m0s",
+        "portRange": ""
+    }});
     assert_eq!(configz(fields), wanted);
     let other = configz(
         "clientConnection: {qps: 2.5}\nnodePortAddresses: [10.0.0.0/8]\nlogging: {vmodule: [{filePattern: a, verbosity: 1}]}",
     );
-    for part in [
-        r#""QPS":2.5,"#,
-        r#""NodePortAddresses":["10.0.0.0/8"]"#,
-        r#""vmodule":[{"filePattern":"a","verbosity":1}]"#,
-    ] {
-        assert!(other.contains(part), "{other}");
+    let of = |path: &str| other.pointer(&format!("/kubeproxy.config.k8s.io{path}"));
+    assert_eq!(of("/clientConnection/qps"), Some(&2.5.into()));
+    assert_eq!(of("/nodePortAddresses/0"), Some(&"10.0.0.0/8".into()));
+    assert_eq!(of("/logging/vmodule/0/verbosity"), Some(&1.into()));
+}
+
+#[test]
+fn configz_has_the_periods_of_the_mode_in_use() {
+    let periods = |mode: &str| {
+        let configz = configz(&format!(
+            "mode: '{mode}'\niptables: {{syncPeriod: 20s, minSyncPeriod: 2s}}\nipvs: {{syncPeriod: 40s, minSyncPeriod: 4s}}"
+        ));
+        ["iptables", "ipvs", "nftables"].map(|section| {
+            let of = |field| {
+                let path = format!("/kubeproxy.config.k8s.io/{section}/{field}");
+                configz.pointer(&path).unwrap().as_str().unwrap().to_owned()
+            };
+            [of("syncPeriod"), of("minSyncPeriod")].join(" ")
+        })
+    };
+    assert_eq!(periods("ipvs"), ["0s 0s", "40s 4s", "0s 0s"]);
+    for mode in ["iptables", ""] {
+        assert_eq!(periods(mode), ["20s 2s", "0s 0s", "0s 0s"], "{mode}");
     }
 }
 

@@ -142,7 +142,7 @@ pub(crate) fn service(wire: wire::Service<'_>) -> Result<Decoded, Unnamed> {
     let service = Service {
         name: findings.key.name.clone(),
         uid: (*metadata.uid.unwrap_or_default()).into(),
-        created: created.map(k8s_openapi::jiff::Timestamp::as_second),
+        created: created.map(jiff::Timestamp::as_second),
         kind,
         cluster_ips,
         external_ips,

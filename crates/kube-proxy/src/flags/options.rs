@@ -1,13 +1,14 @@
 //! What the flags mean, typed and checked.
 
 use std::net::{IpAddr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use ipnet::IpNet;
-use proxy::{IpFamily, LocalDetector, Node, NodePortAddresses};
+use proxy::{ExternalIps, IpFamily, LocalDetector, Node, NodePortAddresses};
 use proxy_ipvs::{ShimStyle, VipMode};
 
+use super::gates::{ALPHA_LOGGING, BETA_LOGGING, EXTERNAL_IPS, Gates, STREAMED_LISTS};
 use super::{Flags, go};
 use crate::config::Configuration;
 use crate::decode::address;
@@ -76,10 +77,18 @@ pub struct Options {
     pub vmodule: Vec<(String, u8)>,
     /// Form of the log.
     pub log_format: LogFormat,
+    /// Whether lines that inform go to standard output, and not with the others to standard error.
+    pub log_is_split: bool,
+    /// Feature gates.
+    pub gates: Gates,
     /// The file to follow, `--config`.
     pub configuration_file: Option<PathBuf>,
+    /// The file that keeps what this pod was prepared for, `--prepared-config`.
+    pub prepared_configuration: Option<PathBuf>,
     /// All of it as a file would say it, also what is accepted without effect.
     pub configuration: Configuration,
+    /// What was chosen because nothing was given, a line each.
+    pub notes: Vec<String>,
     /// What the operator should know about what was given, a line each.
     pub warnings: Vec<String>,
 }
@@ -88,15 +97,16 @@ pub struct Options {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ProxyMode {
     /// By virtual servers.
-    #[default]
     Ipvs,
-    /// By rules.
+    /// By rules. An empty mode is this, as upstream's on Linux: an image that is swapped changes no
+    /// data plane.
+    #[default]
     Iptables,
 }
 
 impl ProxyMode {
     /// All of them, the default first.
-    pub(crate) const ALL: [Self; 2] = [Self::Ipvs, Self::Iptables];
+    pub(crate) const ALL: [Self; 2] = [Self::Iptables, Self::Ipvs];
 
     /// As the flag names it.
     pub fn name(self) -> &'static str {
@@ -122,8 +132,10 @@ impl ProxyMode {
 /// `--logging-format`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogFormat {
-    /// Lines for people.
+    /// klog's lines.
     Text,
+    /// Lines for people.
+    Plain,
     /// A JSON object to a line.
     Json,
 }
@@ -139,7 +151,19 @@ pub enum ObjectSource {
         kubeconfig: Option<PathBuf>,
         /// `--master`, overriding the URL of the kubeconfig.
         master: Option<String>,
+        /// How the first list of each kind is asked for.
+        first_list: FirstList,
     },
+}
+
+/// How the first list of objects is asked for (the feature gate `WatchListClient`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum FirstList {
+    /// Object by object, as a watch; in pages from a server that does not know it.
+    #[default]
+    Streamed,
+    /// In pages.
+    Paged,
 }
 
 /// `--detect-local-mode` with what it needs.
@@ -236,6 +260,15 @@ impl UnusableFlag {
 }
 
 impl Options {
+    /// What becomes of Services' external IPs.
+    pub(crate) fn external_ips(&self) -> ExternalIps {
+        if self.gates.is_on(EXTERNAL_IPS) {
+            ExternalIps::Served
+        } else {
+            ExternalIps::Ignored
+        }
+    }
+
     /// Whether iptables mode serves NodePorts on 127.0.0.1: it is asked to, and `--nodeport-addresses` has that address.
     pub(crate) fn serves_localhost(&self) -> bool {
         let has_localhost = match &self.node_port_addresses {
@@ -254,6 +287,9 @@ impl Options {
     /// Works out what `flags` mean.
     pub fn new(flags: &Flags) -> Result<Self, UnusableFlag> {
         let mode = ProxyMode::read(&flags.proxy_mode)?;
+        let gates = Gates::new(flags.feature_gates.iter().cloned())
+            .map_err(|error| UnusableFlag::new("feature-gates", &error.given, error.advice))?;
+        let log_format = log_format(flags, &gates)?;
         let Ok(masquerade_bit @ 0..=31) = u8::try_from(flags.iptables_masquerade_bit) else {
             return Err(UnusableFlag::new(
                 "iptables-masquerade-bit",
@@ -311,7 +347,7 @@ impl Options {
         Ok(Self {
             mode,
             localhost_node_ports: flags.iptables_localhost_nodeports,
-            source: source(flags)?,
+            source: source(flags, &gates)?,
             detect_local: detect_local(flags)?,
             node_port_addresses: node_port_addresses(flags)?,
             exclude_cidrs: nets("ipvs-exclude-cidrs", &flags.ipvs_exclude_cidrs)?,
@@ -351,20 +387,18 @@ impl Options {
                 }
             },
             init_only: flags.init_only,
-            log_format: match &*flags.logging_format {
-                "text" => LogFormat::Text,
-                "json" => LogFormat::Json,
-                other => {
-                    return Err(UnusableFlag::new(
-                        "logging-format",
-                        other,
-                        "give text or json",
-                    ));
-                }
+            log_format,
+            log_is_split: match log_format {
+                LogFormat::Text | LogFormat::Plain => flags.log_text_split_stream,
+                LogFormat::Json => flags.log_json_split_stream,
             },
             configuration_file: (!flags.config.is_empty()).then(|| (&flags.config).into()),
+            prepared_configuration: (!flags.prepared_config.is_empty())
+                .then(|| (&flags.prepared_config).into()),
             configuration: Configuration::of(flags),
-            warnings: warnings(flags),
+            notes: [notes(flags), gates.notes()].concat(),
+            warnings: [warnings(flags), gates.without_effect()].concat(),
+            gates,
             masquerade_all: flags.masquerade_all,
             masquerade_bit,
             scheduler: match &*flags.ipvs_scheduler {
@@ -432,7 +466,24 @@ fn listen(flag: &'static str, text: &str, port: i32) -> Result<Option<SocketAddr
     go::listen(text, port).map_err(|advice| UnusableFlag::new(flag, text, advice))
 }
 
-/// What means nothing, and what is chosen silently otherwise.
+/// What is chosen for the operator, in the words in which it would be given.
+fn notes(flags: &Flags) -> Vec<String> {
+    if !flags.proxy_mode.is_empty() {
+        return Vec::new();
+    }
+    let mode = ProxyMode::default().name();
+    let (empty, ipvs) = if flags.config.is_empty() {
+        ("--proxy-mode is empty".to_owned(), "--proxy-mode=ipvs")
+    } else {
+        let file = Path::new(&flags.config).display();
+        (format!("{file}: mode is empty"), "mode: ipvs")
+    };
+    vec![format!(
+        "{empty}: {mode} mode is used, as upstream's default; give {ipvs} for IPVS"
+    )]
+}
+
+/// What means nothing.
 fn warnings(flags: &Flags) -> Vec<String> {
     let defaults = Flags::defaults();
     let mut warnings = Vec::new();
@@ -441,10 +492,6 @@ fn warnings(flags: &Flags) -> Vec<String> {
             warnings.push(text.to_owned());
         }
     };
-    warn(
-        flags.proxy_mode.is_empty(),
-        "the proxy mode is empty: ipvs is used here, where upstream's kube-proxy would use iptables; set mode (--proxy-mode) to ipvs, or to iptables",
-    );
     for (flag, value, default) in [
         ("boot-id-file", &flags.boot_id_file, defaults.boot_id_file),
         (
@@ -456,14 +503,91 @@ fn warnings(flags: &Flags) -> Vec<String> {
         let text = format!("--{flag} has no effect: it is left over from another program");
         warn(*value != default, &text);
     }
+    warn(
+        flags.config.is_empty() && !flags.prepared_config.is_empty(),
+        "--prepared-config has no effect: there is no --config that could change",
+    );
+    let is_ipvs = flags.proxy_mode == ProxyMode::Ipvs.name();
+    for (flag, is_given) in [
+        ("ipvs-shim", flags.ipvs_shim != defaults.ipvs_shim),
+        (
+            "ipvs-drain-timeout",
+            flags.ipvs_drain_timeout != defaults.ipvs_drain_timeout,
+        ),
+        (
+            "ipvs-vip-mode",
+            flags.ipvs_vip_mode != defaults.ipvs_vip_mode,
+        ),
+    ] {
+        let text = format!("--{flag} has no effect: it is of ipvs mode");
+        warn(is_given && !is_ipvs, &text);
+    }
     warnings
 }
 
-fn source(flags: &Flags) -> Result<ObjectSource, UnusableFlag> {
+fn log_format(flags: &Flags, gates: &Gates) -> Result<LogFormat, UnusableFlag> {
+    let needs = |gate: &str| format!("the feature gate {gate} is off, which this needs");
+    let options = [
+        (
+            "log-json-info-buffer-size",
+            &flags.log_json_info_buffer_size,
+        ),
+        (
+            "log-text-info-buffer-size",
+            &flags.log_text_info_buffer_size,
+        ),
+        (
+            "log-json-split-stream",
+            &flags.log_json_split_stream.to_string(),
+        ),
+        (
+            "log-text-split-stream",
+            &flags.log_text_split_stream.to_string(),
+        ),
+    ];
+    // Upstream's zero may be spelled in many ways: `0`, `0Ki`.
+    let is_set = |value: &str| value == "true" || value.contains(|c| matches!(c, '1'..='9'));
+    for (flag, value) in options {
+        if is_set(value) && !gates.is_on(ALPHA_LOGGING) {
+            return Err(UnusableFlag::new(flag, value, needs(ALPHA_LOGGING)));
+        }
+    }
+    let format = match &*flags.logging_format {
+        "text" => LogFormat::Text,
+        "plain" => LogFormat::Plain,
+        "json" if gates.is_on(BETA_LOGGING) => LogFormat::Json,
+        "json" => {
+            return Err(UnusableFlag::new(
+                "logging-format",
+                "json",
+                needs(BETA_LOGGING),
+            ));
+        }
+        other => {
+            return Err(UnusableFlag::new(
+                "logging-format",
+                other,
+                "give text, plain or json",
+            ));
+        }
+    };
+    Ok(format)
+}
+
+fn source(flags: &Flags, gates: &Gates) -> Result<ObjectSource, UnusableFlag> {
     let kubeconfig = (!flags.kubeconfig.is_empty()).then(|| PathBuf::from(&flags.kubeconfig));
     let master = (!flags.master.is_empty()).then(|| flags.master.clone());
     let Some(folder) = &flags.manifests else {
-        return Ok(ObjectSource::Api { kubeconfig, master });
+        let first_list = if gates.is_on(STREAMED_LISTS) {
+            FirstList::Streamed
+        } else {
+            FirstList::Paged
+        };
+        return Ok(ObjectSource::Api {
+            kubeconfig,
+            master,
+            first_list,
+        });
     };
     let unusable = |advice| UnusableFlag::new("manifests", &folder.to_string_lossy(), advice);
     if kubeconfig.is_some() || master.is_some() {

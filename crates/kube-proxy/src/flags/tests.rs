@@ -1,5 +1,5 @@
 use super::*;
-use proxy::{IpFamily, LocalDetector, Node, NodePortAddresses};
+use proxy::{ExternalIps, IpFamily, LocalDetector, Node, NodePortAddresses};
 use proxy_ipvs::{ShimStyle, VipMode};
 
 fn options(line: &str) -> Options {
@@ -33,11 +33,12 @@ fn the_defaults_are_upstreams() {
     assert_eq!(
         defaults,
         Options {
-            mode: ProxyMode::Ipvs,
+            mode: ProxyMode::Iptables,
             localhost_node_ports: true,
             source: ObjectSource::Api {
                 kubeconfig: None,
-                master: None
+                master: None,
+                first_list: FirstList::Streamed,
             },
             node_name: String::new(),
             bind_address: "0.0.0.0".parse().unwrap(),
@@ -70,8 +71,12 @@ fn the_defaults_are_upstreams() {
             verbosity: 0,
             vmodule: vec![],
             log_format: LogFormat::Text,
+            log_is_split: false,
+            gates: Gates::default(),
             configuration_file: None,
+            prepared_configuration: None,
             configuration: Configuration::of(&Flags::defaults()),
+            notes: defaults.notes.clone(),
             warnings: vec![],
         }
     );
@@ -138,8 +143,7 @@ const UPSTREAM: [(&str, &str); 61] = [
     ("pod-bridge-interface", ""),
     ("pod-interface-name-prefix", ""),
     ("profiling", "false"),
-    // Upstream's is empty, and means iptables.
-    ("proxy-mode", "ipvs"),
+    ("proxy-mode", ""),
     ("show-hidden-metrics-for-version", ""),
     ("v", "0"),
     ("version", ""),
@@ -176,7 +180,12 @@ fn every_flag_of_upstream_is_taken_with_its_default() {
         .collect();
     assert_eq!(
         ours_alone,
-        ["ipvs-shim", "ipvs-drain-timeout", "ipvs-vip-mode"]
+        [
+            "prepared-config",
+            "ipvs-shim",
+            "ipvs-drain-timeout",
+            "ipvs-vip-mode"
+        ]
     );
 }
 
@@ -193,12 +202,11 @@ fn what_is_deprecated_or_means_nothing_is_taken_with_a_warning() {
         ),
         // Its default, but given.
         ("--healthz-port=10256", &["--healthz-port", "deprecated"]),
-        ("--proxy-mode=∅", &["mode is empty", "ipvs"]),
         ("--boot-id-file=/x", &["--boot-id-file", "no effect"]),
         ("--machine-id-file=/x", &["--machine-id-file", "no effect"]),
         (
             "--kube-api-qps=50",
-            &["--kube-api-qps", "clientConnection.qps", "few"],
+            &["--kube-api-qps has no effect", "few"],
         ),
         ("--kube-api-burst=100", &["--kube-api-burst", "few"]),
         (
@@ -215,32 +223,53 @@ fn what_is_deprecated_or_means_nothing_is_taken_with_a_warning() {
             &["--show-hidden-metrics-for-version"],
         ),
         (
-            "--feature-gates=NoSuch=true,Other=false --feature_gates=Third=T",
-            &["--feature-gates", "no feature gates"],
+            "--feature-gates=ClientsAllowCARotation=false",
+            &["ClientsAllowCARotation=false has no effect", "anew"],
         ),
         (
-            "--iptables-sync-period=1m",
-            &["--iptables-sync-period", "iptables mode"],
+            "--proxy-mode=ipvs --iptables-sync-period=1m",
+            &["--iptables-sync-period has", "iptables mode"],
         ),
         (
-            "--iptables-min-sync-period=0",
-            &["--iptables-min-sync-period", "iptables mode"],
+            "--proxy-mode=ipvs --iptables-min-sync-period=0",
+            &["--iptables-min-sync-period has", "iptables mode"],
         ),
         (
-            "--iptables-localhost-nodeports=false",
-            &["--iptables-localhost-nodeports", "iptables mode"],
+            "--proxy-mode=ipvs --iptables-localhost-nodeports=false",
+            &["--iptables-localhost-nodeports has", "iptables mode"],
+        ),
+        (
+            "--ipvs-min-sync-period=0",
+            &["--ipvs-min-sync-period has no effect", "ipvs mode"],
+        ),
+        (
+            "--proxy-mode=iptables --ipvs-scheduler=wrr --ipvs-tcp-timeout=0s",
+            &["--ipvs-scheduler has", "ipvs mode"],
+        ),
+        (
+            "--prepared-config=/p",
+            &["--prepared-config has", "no --config"],
+        ),
+        ("--ipvs-shim=lean", &["--ipvs-shim has", "ipvs mode"]),
+        (
+            "--ipvs-drain-timeout=1m",
+            &["--ipvs-drain-timeout has", "ipvs mode"],
+        ),
+        (
+            "--ipvs-vip-mode=route",
+            &["--ipvs-vip-mode has", "ipvs mode"],
         ),
         (
             "--log-flush-frequency=1s",
             &["--log-flush-frequency", "at once"],
         ),
         (
-            "--log-json-split-stream=1 --log-json-info-buffer-size=64Ki",
-            &["logging.options", "at once"],
+            "--feature-gates=LoggingAlphaOptions=true --log-json-split-stream=1 --log-json-info-buffer-size=64Ki",
+            &["--log-json-info-buffer-size has", "at once"],
         ),
         (
-            "--log-text-split-stream=true --log-text-info-buffer-size=1M",
-            &["logging.options"],
+            "--feature-gates=LoggingAlphaOptions=true --log-text-info-buffer-size=1M",
+            &["--log-text-info-buffer-size has", "at once"],
         ),
     ] {
         let warnings = options(line).warnings;
@@ -254,13 +283,38 @@ fn what_is_deprecated_or_means_nothing_is_taken_with_a_warning() {
 }
 
 #[test]
-fn a_gate_that_would_protect_is_warned_about_by_name() {
-    let warnings = options("--feature-gates=AllowServiceExternalIPs=false").warnings;
-    let [common, warning] = warnings.as_slice() else {
-        panic!("{warnings:?}");
-    };
-    assert!(common.contains("no feature gates"), "{common}");
-    assert!(warning.contains("DenyServiceExternalIPs"), "{warning}");
+fn an_empty_mode_is_iptables_and_is_said() {
+    for line in ["", "--proxy-mode=∅"] {
+        let options = options(line);
+        assert_eq!(options.mode, ProxyMode::Iptables);
+        let [note] = options.notes.as_slice() else {
+            panic!("{line}: {:?}", options.notes);
+        };
+        for part in [
+            "--proxy-mode is empty",
+            "iptables mode",
+            "--proxy-mode=ipvs",
+        ] {
+            assert!(note.contains(part), "{note:?} lacks {part:?}");
+        }
+        assert_eq!(options.warnings, Vec::<String>::new());
+    }
+    for mode in ["ipvs", "iptables"] {
+        let options = options(&format!("--proxy-mode={mode}"));
+        assert_eq!((options.mode.name(), options.notes.len()), (mode, 0));
+    }
+}
+
+#[test]
+fn a_gate_that_will_be_gone_is_said_as_upstream_says_it() {
+    let options = options("--proxy-mode=ipvs --feature-gates=AllowServiceExternalIPs=false");
+    assert_eq!(options.warnings, Vec::<String>::new());
+    assert_eq!(
+        options.notes,
+        [
+            "setting GA feature gate AllowServiceExternalIPs=false; it will be removed in a future release"
+        ]
+    );
 }
 
 /// One row per flag: how it is typed, in several ways, and what must come of it.
@@ -281,6 +335,7 @@ fn every_flag_reaches_its_option() {
                     == ObjectSource::Api {
                         kubeconfig: Some("/k".into()),
                         master: Some("https://a:6443".into()),
+                        first_list: FirstList::Streamed,
                     }
             },
         ),
@@ -288,10 +343,9 @@ fn every_flag_reaches_its_option() {
             &["--hostname-override=Node1", "--hostname_override Node1"],
             |o| o.node_name == "node1",
         ),
-        (
-            &["--proxy-mode=ipvs", "--proxy-mode=∅", "--proxy_mode ipvs"],
-            |o| o.scheduler == "rr",
-        ),
+        (&["--proxy-mode=ipvs", "--proxy_mode ipvs"], |o| {
+            o.mode == ProxyMode::Ipvs
+        }),
         (
             &[
                 "--bind-address=::",
@@ -340,8 +394,47 @@ fn every_flag_reaches_its_option() {
         (&["--cleanup=false --write-config-to= --config="], |o| {
             !o.init_only && o.configuration_file.is_none()
         }),
+        (&["--prepared-config=/run/kube-proxy/config.conf"], |o| {
+            o.prepared_configuration == Some("/run/kube-proxy/config.conf".into())
+        }),
         (&["--logging-format=json", "--logging_format json"], |o| {
             o.log_format == LogFormat::Json
+        }),
+        (&["--logging-format=plain"], |o| {
+            o.log_format == LogFormat::Plain
+        }),
+        (
+            &[
+                "--feature-gates=LoggingAlphaOptions=true --log-text-split-stream",
+                "--feature-gates LoggingAlphaOptions=T --logging-format=json --log-json-split-stream=true",
+                "--feature-gates=AllAlpha=1,NativeHistograms=0 --log-text-split-stream",
+            ],
+            |o| o.log_is_split,
+        ),
+        (
+            &[
+                "--feature-gates=LoggingAlphaOptions=true --log-json-split-stream --log-text-info-buffer-size=0Ki",
+            ],
+            |o| !o.log_is_split,
+        ),
+        (
+            &[
+                "--feature-gates=AllowServiceExternalIPs=false",
+                "--feature-gates=AllowServiceExternalIPs=true --feature_gates=AllowServiceExternalIPs=F",
+            ],
+            |o| o.external_ips() == ExternalIps::Ignored,
+        ),
+        (&["--feature-gates=AllowServiceExternalIPs=true", ""], |o| {
+            o.external_ips() == ExternalIps::Served
+        }),
+        (&["--feature-gates=WatchListClient=false"], |o| {
+            matches!(
+                o.source,
+                ObjectSource::Api {
+                    first_list: FirstList::Paged,
+                    ..
+                }
+            )
         }),
         (&["--detect-local-mode=NodeCIDR"], |o| {
             o.detect_local == DetectLocal::NodeCidr
@@ -447,11 +540,19 @@ fn every_flag_reaches_its_option() {
             &["--conntrack-udp-timeout=30s --conntrack-udp-timeout-stream=2m"],
             |o| [o.conntrack.udp, o.conntrack.udp_stream].map(|d| d.as_secs()) == [30, 120],
         ),
-        (&["--ipvs-sync-period=1h2m3.5s"], |o| {
-            o.sync_period == Duration::from_millis(3_723_500)
-        }),
         (
-            &["--ipvs-min-sync-period=0", "--ipvs-min-sync-period 0s"],
+            &[
+                "--proxy-mode=ipvs --ipvs-sync-period=1h2m3.5s",
+                "--iptables-sync-period=1h2m3.5s",
+            ],
+            |o| o.sync_period == Duration::from_millis(3_723_500),
+        ),
+        (
+            &[
+                "--proxy-mode=ipvs --ipvs-min-sync-period=0",
+                "--proxy-mode=ipvs --ipvs-min-sync-period 0s",
+                "--iptables-min-sync-period=0",
+            ],
             |o| o.min_sync_period.is_zero(),
         ),
         (
@@ -491,7 +592,7 @@ fn errors_name_the_flag_the_value_and_what_is_allowed() {
         ),
         (
             "--proxy-mode=nftables",
-            &["--proxy-mode", "nftables", "modes", "ipvs, iptables"],
+            &["--proxy-mode", "nftables", "modes", "iptables, ipvs"],
         ),
         (
             "--healthz-bind-address=node1",
@@ -508,6 +609,37 @@ fn errors_name_the_flag_the_value_and_what_is_allowed() {
         (
             "--feature-gates=A",
             &["--feature-gates", "'A'", "Name=true"],
+        ),
+        (
+            "--feature-gates=NoSuch=true",
+            &[
+                "'NoSuch=true' for '--feature-gates'",
+                "unrecognized feature gate: NoSuch",
+            ],
+        ),
+        (
+            "--feature-gates=PreferSameTrafficDistribution=false",
+            &["--feature-gates", "feature is locked to true"],
+        ),
+        (
+            "--feature-gates=AllAlpha=true",
+            &[
+                "'AllAlpha=true'",
+                "native histograms",
+                "NativeHistograms=false",
+            ],
+        ),
+        (
+            "--log-text-split-stream=true",
+            &["--log-text-split-stream", "LoggingAlphaOptions is off"],
+        ),
+        (
+            "--log-json-info-buffer-size=1Ki",
+            &["--log-json-info-buffer-size", "LoggingAlphaOptions is off"],
+        ),
+        (
+            "--logging-format=json --feature-gates=LoggingBetaOptions=false",
+            &["--logging-format", "json", "LoggingBetaOptions is off"],
         ),
         (
             "--kube-api-qps=many",
@@ -529,7 +661,7 @@ fn errors_name_the_flag_the_value_and_what_is_allowed() {
         ("--vmodule=proxier=high", &["--vmodule", "=high'", "=4"]),
         (
             "--logging-format=xml",
-            &["--logging-format", "xml", "text or json"],
+            &["--logging-format", "xml", "text, plain or json"],
         ),
         (
             "--log-text-info-buffer-size=big",
@@ -579,15 +711,19 @@ fn errors_name_the_flag_the_value_and_what_is_allowed() {
             &["--ipvs-sync-period", "'30'", "30s"],
         ),
         (
-            "--ipvs-sync-period=0",
+            "--proxy-mode=ipvs --ipvs-sync-period=0",
             &["--ipvs-sync-period", "longer than 0"],
+        ),
+        (
+            "--iptables-sync-period=0",
+            &["--iptables-sync-period", "longer than 0"],
         ),
         (
             "--ipvs-sync-period=-1s",
             &["--ipvs-sync-period", "negative"],
         ),
         (
-            "--ipvs-sync-period=1s --ipvs-min-sync-period=2s",
+            "--proxy-mode=ipvs --ipvs-sync-period=1s --ipvs-min-sync-period=2s",
             &["--ipvs-min-sync-period", "2s", "1s"],
         ),
         (
@@ -717,7 +853,7 @@ fn flags_are_told_as_upstream_tells_them() {
     let line = "kube-proxy --config_sync_period=900s -v 4 --nodeport-addresses=10.0.0.0/8 --nodeport-addresses=fd00::/8 \
                 --profiling=F --conntrack-min=0x20000 --feature-gates=B=true,A=0 --kube-api-qps=5.0 --hostname-override=no\"de";
     let told = as_typed(line.split_whitespace());
-    assert_eq!(told.len(), UPSTREAM.len() + 3);
+    assert_eq!(told.len(), UPSTREAM.len() + 4);
     let names = told.iter().map(|line| line.split('=').next());
     assert!(names.is_sorted(), "{told:?}");
     for line in [
@@ -759,8 +895,40 @@ fn help_and_version_are_printed() {
         assert!(help.contains(flag), "{help}");
     }
     assert_eq!(help, printed("-h"));
-    assert!(printed("--version").starts_with("kube-proxy-ipvs v"));
     assert_eq!(printed("--version=raw"), printed("--version"));
+}
+
+/// What is of one mode says so, and nothing else names one mode alone.
+#[test]
+fn help_is_true_in_each_mode() {
+    let command = Flags::command();
+    let about = command.get_about().unwrap().to_string();
+    for mode in ProxyMode::ALL {
+        assert!(about.contains(&format!("{} mode", mode.name())), "{about}");
+    }
+    for flag in command.get_arguments() {
+        let (name, help) = (flag.get_long().unwrap(), flag.get_help().unwrap());
+        let help = help.to_string();
+        let is_said = |mode: &str| help.contains(&format!("no effect in {mode} mode"));
+        let is_of_ipvs = name.starts_with("ipvs-") && name != "ipvs-exclude-cidrs";
+        let is_of_iptables = name.ends_with("localhost-nodeports")
+            || name.starts_with("iptables-") && name.ends_with("-period");
+        assert_eq!(is_said("iptables"), is_of_ipvs, "--{name}: {help}");
+        assert_eq!(is_said("ipvs"), is_of_iptables, "--{name}: {help}");
+    }
+}
+
+/// One line, as `Kubernetes v1.36.2` is, of which scripts take the second word, or what follows the
+/// first.
+#[test]
+fn the_version_reads_as_upstreams() {
+    let Ok(Command::Print(told)) = read("--version") else {
+        panic!();
+    };
+    let words: Vec<&str> = told.split_whitespace().collect();
+    assert_eq!(words[..2], ["Kubernetes", "v1.36.2"]);
+    let own = concat!("(kube-proxy-ipvs v", env!("CARGO_PKG_VERSION"), ")\n");
+    assert!(told.ends_with(own) && told.lines().count() == 1, "{told}");
 }
 
 #[test]

@@ -3,10 +3,12 @@ use std::time::Duration;
 use super::*;
 use proxy::{
     Endpoint, EndpointPort, EndpointSlice, Event, Placement, Protocol, Service, ServiceType,
+    Standing,
 };
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 use tokio::sync::mpsc;
+use tokio::time::timeout;
 
 use crate::events::Recorded;
 
@@ -99,9 +101,8 @@ impl World {
 
     async fn update(&mut self, node_ports: &[&str]) {
         let node_ports: Vec<IpAddr> = node_ports.iter().map(|ip| ip.parse().unwrap()).collect();
-        let changes = self.model.take_changes();
-        self.checks.note(&changes);
-        self.checks.update(&self.model, &node_ports).await;
+        let settled: Vec<_> = self.model.take_changes().services.into_iter().collect();
+        self.checks.update(&self.model, &settled, &node_ports).await;
     }
 
     /// What a request is answered, or that the port is closed.
@@ -168,18 +169,26 @@ async fn a_node_without_endpoints_or_that_lags_is_unavailable() {
     world.update(&[]).await;
     assert_eq!(world.told().await, "200 ×1");
     let long_ago = Instant::now().checked_sub(Duration::from_mins(1)).unwrap();
-    world.health.begin(IpFamily::V6, long_ago);
+    let note = |stuck_since| {
+        let standing = Standing {
+            stuck_since,
+            ..Standing::default()
+        };
+        world
+            .health
+            .note(IpFamily::V6, &standing, None, Instant::now());
+    };
+    note(Some(long_ago));
     assert_eq!(world.told().await, "503 ×1");
-    world.health.complete(IpFamily::V6, Instant::now());
+    note(None);
     assert_eq!(world.told().await, "200 ×1");
 }
 
 #[tokio::test]
-async fn what_changed_is_told_after_the_next_complete_sync() {
+async fn what_changed_is_told_once_it_is_in_the_kernel() {
     let mut world = World::new("").await;
     world.endpoints(&["node1"]);
-    let changes = world.model.take_changes();
-    world.checks.note(&changes);
+    world.checks.update(&world.model, &[], &[]).await;
     assert_eq!(world.told().await, "200 ×2");
     world.update(&[]).await;
     assert_eq!(world.told().await, "200 ×1");
@@ -198,7 +207,7 @@ async fn the_port_is_closed_when_it_or_its_service_goes() {
     world.model.apply(Event::ServiceDeleted(name()));
     world.update(&[]).await;
     assert_eq!(world.told().await, "closed");
-    assert!(world.checks.servers.is_empty() && world.checks.changed.is_empty());
+    assert!(world.checks.servers.is_empty() && world.checks.unheard.is_empty());
 }
 
 /// A connection that a balancer keeps open goes with its server.
@@ -215,6 +224,21 @@ async fn a_server_takes_its_connections_with_it() {
     world.service(None);
     world.update(&[]).await;
     assert_eq!(stream.read(&mut buffer).await.unwrap_or(0), 0);
+}
+
+/// Balancers still get their answers.
+#[tokio::test]
+async fn who_connects_and_says_nothing_keeps_no_balancer_out() {
+    let world = World::new("").await;
+    let mut idle = Vec::new();
+    for _ in 0..300 {
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.bind("127.9.0.1:0".parse().unwrap()).unwrap();
+        let at = SocketAddr::from((Ipv4Addr::LOCALHOST, world.port));
+        idle.push(socket.connect(at).await.unwrap());
+    }
+    let told = timeout(Duration::from_secs(1), world.told()).await;
+    assert_eq!(told.unwrap(), "200 ×2");
 }
 
 #[tokio::test]
@@ -237,7 +261,7 @@ async fn a_taken_port_is_tried_again() {
     world.update(&[]).await;
     assert!(!world.checks.servers[&name()].is_reported);
     assert_eq!(world.told().await, "200 ×2");
-    assert!(world.checks.changed.is_empty(), "nothing is left to try");
+    assert!(world.checks.unheard.is_empty(), "nothing is left to try");
 }
 
 #[tokio::test]
@@ -278,6 +302,21 @@ async fn only_the_addresses_of_node_ports_are_listened_on() {
     world.update(&["127.0.0.2"]).await;
     assert!(!is_open(&world, "127.0.0.1").await);
     assert!(is_open(&world, "127.0.0.2").await);
+}
+
+#[tokio::test]
+async fn other_node_port_addresses_are_followed() {
+    let mut world = World::new("").await;
+    let is_open = async |world: &World, address| world.get(address, "GET /").await.is_ok();
+    assert!(is_open(&world, "127.0.0.1").await && is_open(&world, "127.0.0.2").await);
+    let nets = vec!["127.0.0.2/32".parse().unwrap()];
+    world.checks.select(&NodePortAddresses::Within(nets));
+    world.update(&["127.0.0.2"]).await;
+    assert!(!is_open(&world, "127.0.0.1").await);
+    assert!(is_open(&world, "127.0.0.2").await);
+    world.checks.select(&NodePortAddresses::All);
+    world.update(&["127.0.0.2"]).await;
+    assert!(is_open(&world, "127.0.0.1").await && is_open(&world, "127.0.0.2").await);
 }
 
 #[test]

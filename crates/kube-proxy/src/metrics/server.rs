@@ -6,6 +6,8 @@
 //! | `/metrics/slis` | what `/healthz` here has answered; `DELETE` begins anew                        |
 //! | `/proxyMode`    | `ipvs` or `iptables`                                                           |
 //! | `/configz`      | the configuration in effect, fields spelled as in its file                     |
+//! | `/flagz`        | the command line's flags, where the feature gate is on: see `zpages`           |
+//! | `/statusz`      | versions, and since when the process runs, likewise                            |
 //! | `/healthz`      | `ok`: the process answers. For the proxy's health there is another server      |
 //!
 //! Methods and bodies of requests do not matter otherwise, as upstream.
@@ -14,8 +16,9 @@ use http::request::Parts;
 use http::{HeaderName, HeaderValue, Method, StatusCode, header};
 
 use super::Metrics;
+use super::zpages::Zpages;
 use crate::config::Configz;
-use crate::flags::ProxyMode;
+use crate::flags::{self, Options, ProxyMode};
 use crate::http_server::{Answer, Purpose, answer, not_found, text};
 
 /// For the log.
@@ -36,14 +39,18 @@ pub(crate) struct Pages {
     metrics: Metrics,
     configz: Configz,
     mode: ProxyMode,
+    zpages: Zpages,
 }
 
 impl Pages {
-    pub(crate) fn new(metrics: Metrics, configz: Configz, mode: ProxyMode) -> Self {
+    /// `options` are those of this process' command line.
+    pub(crate) fn new(metrics: Metrics, configz: Configz, options: &Options) -> Self {
+        let flags = flags::values(std::env::args_os());
         Self {
+            zpages: Zpages::new(&options.gates, flags, metrics.started),
             metrics,
             configz,
-            mode,
+            mode: options.mode,
         }
     }
 
@@ -75,7 +82,7 @@ impl Pages {
                 text(StatusCode::OK, body)
             }
             "/healthz/ping" => text(StatusCode::OK, "ok"),
-            _ => not_found(),
+            _ => self.zpages.respond(head).unwrap_or_else(not_found),
         }
     }
 
@@ -109,7 +116,22 @@ mod tests {
     use crate::http_server::{self, Server, tests::get};
 
     fn server() -> Server {
-        let pages = Pages::new(Metrics::new(), Configz::default(), ProxyMode::Ipvs);
+        server_with(&["--proxy-mode=ipvs"])
+    }
+
+    /// As a process with these flags has it.
+    fn server_with(flags: &[&str]) -> Server {
+        let line = ["kube-proxy", "--hostname-override=node1"];
+        let line: Vec<_> = line.iter().chain(flags).copied().collect();
+        let Ok(flags::Command::Run(options)) = flags::parse(line.clone()) else {
+            panic!("{flags:?}");
+        };
+        let metrics = Metrics::new();
+        let zpages = Zpages::new(&options.gates, flags::values(line), metrics.started);
+        let pages = Pages {
+            zpages,
+            ..Pages::new(metrics, Configz::default(), &options)
+        };
         let respond = move |head: &Parts| pages.respond(head);
         http_server::start(PURPOSE, "127.0.0.1:0".parse().unwrap(), true, respond).unwrap()
     }
@@ -129,6 +151,39 @@ mod tests {
         let (head, body) = get(&server, "GET /debug").await;
         assert!(head.starts_with("HTTP/1.1 404 Not Found\n"), "{head}");
         assert_eq!(body, "404 page not found\n");
+    }
+
+    #[tokio::test]
+    async fn flags_and_status_are_told_where_their_gates_are_on() {
+        let server = server();
+        let (head, body) = get(&server, "GET /flagz").await;
+        assert!(head.starts_with("HTTP/1.1 200 OK\n"), "{head}");
+        assert!(body.starts_with("\nkube-proxy flagz\n"), "{body}");
+        assert!(body.contains("\nproxy-mode=ipvs\n"), "{body}");
+        let json = "Accept: application/json;v=v1beta1;g=config.k8s.io;as=Flagz";
+        let (head, body) = get(&server, &format!("GET /flagz\n{json}\n")).await;
+        assert!(head.contains("Content-Type: application/json\n"), "{head}");
+        let flagz: serde_json::Value = serde_json::from_str(&body).unwrap();
+        assert_eq!(flagz["apiVersion"], "config.k8s.io/v1beta1");
+        assert_eq!(flagz["metadata"]["name"], "kube-proxy");
+        assert_eq!(flagz["flags"]["config-sync-period"], "15m0s");
+        let yaml = "Accept: application/yaml;v=v1alpha1;g=config.k8s.io;as=Statusz";
+        let (head, body) = get(&server, &format!("GET /statusz\n{yaml}\n")).await;
+        assert!(head.contains("Warning: 299 - "), "{head}");
+        let statusz: serde_json::Value = serde_saphyr::from_str(&body).unwrap();
+        assert_eq!(
+            (&statusz["kind"], &statusz["binaryVersion"]),
+            (&"Statusz".into(), &"1.36.2".into())
+        );
+        let (head, body) = get(&server, "GET /statusz\nAccept: application/json\n").await;
+        assert!(head.starts_with("HTTP/1.1 406 "), "{head}");
+        assert!(body.contains("as=Statusz"), "{body}");
+
+        let server = server_with(&["--feature-gates=ComponentFlagz=false,ComponentStatusz=false"]);
+        for page in ["/flagz", "/statusz"] {
+            let (head, _) = get(&server, &format!("GET {page}")).await;
+            assert!(head.starts_with("HTTP/1.1 404 "), "{page}: {head}");
+        }
     }
 
     #[tokio::test]

@@ -6,12 +6,15 @@ use proxy::{
 };
 
 use super::*;
+use crate::flags::{self, Command};
 
 /// What Kubernetes 1.36 registers for a kube-proxy in IPVS mode and this program tells, with kinds, labels and help. From
 /// its metrics reference, and client_golang's process collector.
 const KUBERNETES: &str = include_str!("kubernetes-1.36.txt");
 /// What it registers beside these in iptables mode; what nfacct counts is there where the kernel has it.
 const OF_IPTABLES: &str = include_str!("kubernetes-1.36-iptables.txt");
+/// What this program tells beside all of these.
+const OURS: &str = include_str!("ours.txt");
 
 /// A family as a scraper reads it.
 #[derive(Debug, Default)]
@@ -143,38 +146,34 @@ fn busy_in(mode: ProxyMode) -> Metrics {
     let changes = Changes {
         service_changes: 2,
         slice_changes: 3,
-        triggers: vec![
-            (IpFamily::V4, SystemTime::UNIX_EPOCH),
-            (IpFamily::V4, later),
-        ],
         ..Changes::default()
     };
     metrics.queued(&changes, IpFamily::ALL.into_iter());
     metrics.taken(&changes);
-    let report = SyncReport {
+    let is_iptables = mode == ProxyMode::Iptables;
+    let mut drift = Drift::default();
+    drift.add("set member", || "10.96.0.1 of KUBE-CLUSTER-IP".to_owned());
+    let report = Report {
         failed_restores: 1,
-        iptables: (mode == ProxyMode::Iptables).then_some(IptablesReport {
+        iptables: is_iptables.then_some(IptablesReport {
             wanted: [7, 40],
             written: Some([0, 3]),
             is_full: false,
         }),
-        ..SyncReport::default()
+        drift,
+        ..Report::default()
     };
     for family in IpFamily::ALL {
-        metrics.synced(family, Duration::from_millis(3), Some(&report));
-        metrics.synced(family, Duration::from_mins(1), None);
-        if let Some(counts) = report.iptables {
-            let full = IptablesReport {
-                is_full: true,
-                ..counts
-            };
-            let full = SyncReport {
-                iptables: Some(full),
-                ..SyncReport::default()
-            };
-            metrics.synced(family, Duration::from_secs(1), Some(&full));
-        }
-        metrics.complete(family, [trigger, later].into_iter());
+        metrics.begins(family);
+        metrics.booked(family, &report);
+        metrics.synced(
+            family,
+            Duration::from_millis(3),
+            is_iptables.then_some(false),
+        );
+        metrics.synced(family, Duration::from_mins(1), is_iptables.then_some(true));
+        metrics.complete(family, SystemTime::now());
+        metrics.programmed(family, [trigger, later].into_iter());
         metrics.flows_compared(family, Duration::from_millis(2), 5);
         metrics.no_local_endpoints(family, 1, 0);
     }
@@ -213,7 +212,8 @@ fn names_kinds_labels_and_help_are_upstreams() {
         let mut families = scrape(&busy_in(mode).classic());
         families.retain(|name, _| !name.starts_with("kubeproxy_iptables_"));
         let said: BTreeSet<_> = families.iter().map(described).collect();
-        let lines: Vec<_> = KUBERNETES.lines().chain(more.lines()).collect();
+        let lines = KUBERNETES.lines().chain(more.lines());
+        let lines: Vec<_> = lines.chain(OURS.lines()).collect();
         let wanted: BTreeSet<_> = lines
             .chunks(2)
             .map(|pair| format!("{}\n", pair.join("\n")))
@@ -232,6 +232,55 @@ fn names_kinds_labels_and_help_are_upstreams() {
         let (marked, sample) = of_stability(level);
         assert!(marked > 0 && busy().classic().contains(&sample), "{sample}");
     }
+}
+
+/// As the alert `KubeVersionMismatch` reads it, which keeps major and minor of `git_version` and
+/// wants one of them in a cluster.
+#[test]
+fn the_build_is_of_the_kubernetes_version_that_it_is_as() {
+    let families = scrape(&Metrics::new().classic());
+    let of = |name: &str| match families[name].samples.as_slice() {
+        [sample] => sample.labels.clone(),
+        other => panic!("{other:?}"),
+    };
+    let build = of("kubernetes_build_info");
+    assert_eq!(build["git_version"], "v1.36.2");
+    assert_eq!((&*build["major"], &*build["minor"]), ("1", "36"));
+    let own = of("kubeproxy_ipvs_build_info");
+    assert_eq!(own["version"], env!("CARGO_PKG_VERSION"));
+}
+
+/// All gates of Kubernetes 1.36 are told, as its kube-proxy does, each with what was given.
+#[test]
+fn feature_gates_are_told_as_they_are() {
+    let told = |gates: &str| {
+        let gates = format!("--feature-gates={gates}");
+        let Ok(Command::Run(options)) = flags::parse(["kube-proxy", &*gates]) else {
+            panic!("{gates}");
+        };
+        Metrics::of(options.mode, &options.gates).classic()
+    };
+    let default = told("");
+    let samples = default.matches("\nkubernetes_feature_enabled{").count();
+    assert_eq!(samples, Gates::default().all().count());
+    for (gate, stage, value) in [
+        ("AllowServiceExternalIPs", "", 1),
+        ("PreferSameTrafficDistribution", "", 1),
+        ("ComponentFlagz", "BETA", 1),
+        ("NativeHistograms", "ALPHA", 0),
+        ("AllAlpha", "ALPHA", 0),
+        ("AllowDNSOnlyNodeCSR", "DEPRECATED", 0),
+        ("SidecarContainers", "", 1),
+    ] {
+        let sample = |value: i32| {
+            format!("kubernetes_feature_enabled{{name=\"{gate}\",stage=\"{stage}\"}} {value}\n")
+        };
+        assert!(default.contains(&sample(value)), "{gate}");
+    }
+    let off = "kubernetes_feature_enabled{name=\"AllowServiceExternalIPs\",stage=\"\"} 0\n";
+    assert!(told("AllowServiceExternalIPs=false").contains(off));
+    let off = "kubernetes_feature_enabled{name=\"ComponentFlagz\",stage=\"BETA\"} 0\n";
+    assert!(told("AllBeta=false").contains(off));
 }
 
 #[test]
@@ -322,17 +371,18 @@ fn samples_say_what_happened() {
 fn iptables_mode_counts_rules_and_tells_partial_syncs_apart() {
     let of = |full: bool| {
         let metrics = Metrics::of_mode(ProxyMode::Iptables);
-        let report = |written, failed_restores| SyncReport {
+        let report = |written, failed_restores| Report {
             failed_restores,
             iptables: Some(IptablesReport {
                 wanted: [7, 40],
                 written,
                 is_full: full,
             }),
-            ..SyncReport::default()
+            ..Report::default()
         };
         for report in [report(Some([1, 3]), 2), report(None, 0)] {
-            metrics.synced(IpFamily::V4, Duration::from_millis(3), Some(&report));
+            metrics.booked(IpFamily::V4, &report);
+            metrics.synced(IpFamily::V4, Duration::from_millis(3), Some(full));
         }
         metrics.classic()
     };
@@ -369,23 +419,41 @@ fn iptables_mode_counts_rules_and_tells_partial_syncs_apart() {
 #[test]
 fn only_changes_since_the_start_are_measured() {
     let metrics = Metrics::new();
-    let at = |offset: i64| {
-        let offset = Duration::from_secs(offset.unsigned_abs());
-        metrics.started + offset
+    let second = Duration::from_secs(1);
+    assert!(!metrics.measures(SystemTime::UNIX_EPOCH));
+    assert!(!metrics.measures(metrics.started - second));
+    assert!(metrics.measures(metrics.started + second));
+}
+
+#[test]
+fn the_time_of_the_last_sync_never_goes_back() {
+    let metrics = Metrics::new();
+    let at = |offset| metrics.started + Duration::from_secs(offset);
+    let told = |before| {
+        metrics.complete(IpFamily::V4, before);
+        let gauge = metrics.last_synced.get_or_create(&of(IpFamily::V4));
+        (gauge.get() - seconds(metrics.started)).round().to_string()
     };
-    let before = metrics.started - Duration::from_secs(1);
-    let triggers = vec![
-        (IpFamily::V4, before),
-        (IpFamily::V4, at(1)),
-        (IpFamily::V6, at(2)),
-        (IpFamily::V4, at(3)),
-    ];
-    let changes = Changes {
-        triggers,
-        ..Changes::default()
+    assert_eq!([told(at(5)), told(at(3)), told(at(6))], ["5", "5", "6"]);
+}
+
+#[test]
+fn what_drifts_is_counted_by_kind_from_the_start() {
+    let metrics = Metrics::new();
+    metrics.begins(IpFamily::V6);
+    let mut report = Report::default();
+    for address in ["2001:db8::1", "2001:db8::2"] {
+        report.drift.add("virtual server", || address.to_owned());
+    }
+    let line = |kind: &str, count| {
+        format!("kubeproxy_drifted_entries_total{{ip_family=\"IPv6\",kind=\"{kind}\"}} {count}\n")
     };
-    let measured: Vec<_> = metrics.triggers(&changes, IpFamily::V4).collect();
-    assert_eq!(measured, [at(1), at(3)]);
+    assert!(metrics.classic().contains(&line("virtual_server", 0)));
+    metrics.booked(IpFamily::V6, &report);
+    for (kind, count) in [("virtual_server", 2), ("set_member", 0)] {
+        let text = metrics.classic();
+        assert!(text.contains(&line(kind, count)), "{text}");
+    }
 }
 
 #[test]

@@ -6,10 +6,11 @@
 //!   the own Node ───┘        └─▶ Outage: says once that the server is away, and once that it is back
 //! ```
 //!
-//! `kube` does what is common to all clients: kubeconfig, TLS, HTTP. Listing and watching is done here, in `list_watch`,
-//! which says why, and so are the token of a service account, in `token`, and what certificates come from files, in
-//! `connection`.
+//! `kube` does what is common to all clients: kubeconfig, TLS, HTTP. Listing and watching is done
+//! here, in `list_watch`, which says why, and so are the token of a service account, in `token`,
+//! what certificates come from files, in `connection`, and the ways through a proxy, in `tunnel`.
 
+mod backoff;
 mod connection;
 mod http_proxy;
 mod in_cluster;
@@ -17,6 +18,7 @@ mod list_watch;
 mod outage;
 mod page;
 mod token;
+mod tunnel;
 
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
@@ -35,6 +37,7 @@ use tower::Layer as _;
 use tower::util::option_layer;
 
 use super::StartError;
+use crate::flags::FirstList;
 use crate::metrics::{CountRequests, Metrics};
 use connection::{Connection, Files};
 use list_watch::{ListWatch, Resource};
@@ -48,6 +51,7 @@ const IN_FLIGHT: usize = 1024;
 pub struct Server {
     client: Client,
     url: String,
+    first_list: FirstList,
 }
 
 impl Server {
@@ -76,8 +80,9 @@ impl Server {
         if let Some(url) = master {
             config.cluster_url = url;
         }
-        config.proxy_url = http_proxy::choose(proxy.as_deref(), &config.cluster_url, environment)
-            .map_err(|reason| StartError::Api {
+        config.proxy_url = None;
+        let proxy = http_proxy::choose(proxy.as_deref(), &config.cluster_url, environment);
+        let proxy = proxy.map_err(|reason| StartError::Api {
             what: format!("API server {}", config.cluster_url),
             reason,
             advice: "correct it, or list the server in NO_PROXY",
@@ -103,12 +108,23 @@ impl Server {
         };
         let (base, headers) = (config.base_uri_layer(), config.extra_headers_layer());
         let authorization = option_layer(config.auth_layer().map_err(wrong)?);
-        let connection = Connection::new(config, files).map_err(wrong)?;
+        let connection = Connection::new(config, files, proxy).map_err(wrong)?;
         let connection = authorization.layer(headers.map_err(wrong)?.layer(connection));
         let client = ClientBuilder::new(base.layer(connection), "default");
         let count = CountRequests::new(metrics.clone(), &host.unwrap_or_default());
         let client = client.with_layer(&token).with_layer(&count).build();
-        Ok(Self { client, url })
+        Ok(Self {
+            client,
+            url,
+            first_list: FirstList::default(),
+        })
+    }
+
+    /// The same, asked so for the first list of each kind.
+    #[must_use]
+    pub fn with_first_list(mut self, first_list: FirstList) -> Self {
+        self.first_list = first_list;
+        self
     }
 
     /// The client, for whatever else is to be asked or told.
@@ -153,6 +169,7 @@ impl Server {
                 resource,
                 Arc::clone(&outage),
                 events.clone(),
+                self.first_list,
             );
             tasks.spawn(list_watch.run());
         }
@@ -196,7 +213,10 @@ impl Access {
 
     /// By the current context. `what` the kubeconfig is called.
     async fn by(mut kubeconfig: Kubeconfig, what: &str) -> Result<Self, StartError> {
-        let proxy = cluster(&mut kubeconfig).and_then(|cluster| cluster.proxy_url.take());
+        // Without one, `kube` would read the variables, and take what is wrong with them for the
+        // file's.
+        let unused = "http://unused.invalid".to_owned();
+        let proxy = cluster(&mut kubeconfig).and_then(|cluster| cluster.proxy_url.replace(unused));
         let authority = cluster(&mut kubeconfig).and_then(|cluster| {
             let is_inline = cluster.certificate_authority_data.is_some();
             let is_used = !is_inline && cluster.insecure_skip_tls_verify != Some(true);

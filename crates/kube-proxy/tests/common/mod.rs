@@ -1,18 +1,24 @@
-//! What tests of sources share: a stream read with a limit to waiting, and a server that says what it is told to.
+//! What tests of sources share: a stream read with a limit to waiting, a folder with a kubeconfig,
+//! what is logged, and a server that says what it is told to.
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::fs;
 use std::io;
 use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use futures::stream::BoxStream;
 use kube_proxy::source::api::Server;
 use proxy::{Event, Model, NamespacedName};
+use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
+use tracing::subscriber::DefaultGuard;
 
 /// What a source said so far, as the daemon keeps it.
 pub(crate) struct Told {
@@ -82,6 +88,93 @@ pub(crate) fn services(model: &Model) -> BTreeSet<&str> {
 
 pub(crate) fn name(name: &str) -> NamespacedName {
     NamespacedName::new("default", name)
+}
+
+/// A folder that is gone when the test is over.
+pub(crate) struct Folder(pub(crate) PathBuf);
+
+impl Folder {
+    pub(crate) fn new() -> Self {
+        static COUNT: AtomicUsize = AtomicUsize::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let path =
+            std::env::temp_dir().join(format!("kube-proxy-test-{}-{count}", std::process::id()));
+        fs::create_dir(&path).unwrap();
+        Self(path)
+    }
+
+    /// As the kubelet does: another file takes the place.
+    pub(crate) fn write(&self, name: &str, text: &str) -> PathBuf {
+        fs::write(self.0.join("..new"), text).unwrap();
+        fs::rename(self.0.join("..new"), self.0.join(name)).unwrap();
+        self.0.join(name)
+    }
+
+    /// A kubeconfig (JSON is YAML) for `url`.
+    pub(crate) fn kubeconfig(&self, url: &str, mut cluster: Value, user: &Value) -> PathBuf {
+        if let Some(cluster) = cluster.as_object_mut() {
+            cluster.insert("server".to_owned(), json!(url));
+        }
+        let text = json!({
+            "apiVersion": "v1", "kind": "Config", "current-context": "default",
+            "clusters": [{"name": "default", "cluster": cluster}],
+            "contexts": [{"name": "default", "context": {"cluster": "default", "user": "default"}}],
+            "users": [{"name": "default", "user": user}],
+        });
+        self.write("kubeconfig", &text.to_string())
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// What is logged, on this thread.
+#[derive(Clone, Default)]
+pub(crate) struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl Log {
+    pub(crate) fn start() -> (Self, DefaultGuard) {
+        let log = Self::default();
+        let writer = log.clone();
+        let subscriber = tracing_subscriber::fmt()
+            .with_ansi(false)
+            .with_writer(move || writer.clone());
+        let guard = tracing::subscriber::set_default(subscriber.finish());
+        (log, guard)
+    }
+
+    pub(crate) fn text(&self) -> String {
+        String::from_utf8_lossy(&self.0.lock().unwrap()).into_owned()
+    }
+}
+
+impl io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Until a line of the log says `part`; returns the line.
+pub(crate) async fn until_said(told: &mut Told, log: &Log, part: &str) -> String {
+    let began = Instant::now();
+    loop {
+        let text = log.text();
+        if let Some(line) = text.lines().find(|line| line.contains(part)) {
+            return line.to_owned();
+        }
+        let is_late = began.elapsed() > Duration::from_secs(20);
+        assert!(!is_late, "{part:?} is not said in {text}");
+        let soon = Duration::from_millis(50);
+        _ = tokio::time::timeout(soon, told.until("never", |_| false)).await;
+    }
 }
 
 /// An answer: its status and body. A body of a watch stays open after it has been written.

@@ -272,6 +272,71 @@ fn an_interrupted_dump_is_retried_from_the_start() {
     assert_eq!(exchange.link.sent.len(), 3);
 }
 
+/// Payloads that end with a dot, and how many others there are.
+type Picked = (Vec<Vec<u8>>, usize);
+
+fn pick(all: &mut Picked, message: &message::Received<'_>) -> Result<(), Malformed> {
+    match message.payload {
+        b"bad." => {
+            return Err(Malformed::Message {
+                length: 4,
+                available: 4,
+            });
+        }
+        dotted if dotted.ends_with(b".") => all.0.push(dotted.to_vec()),
+        _ => all.1 += 1,
+    }
+    Ok(())
+}
+
+#[test]
+fn of_a_dump_that_is_not_held_an_interrupted_attempt_leaves_nothing() {
+    let mut exchange = exchange([
+        vec![
+            Ok(message(9, 2, 1, b"old.")),
+            Ok(message(9, 2, 1, b"none")),
+            Ok(done(2 | 16, 1, 0)),
+        ],
+        // Its end is lost.
+        vec![Ok(message(9, 2, 2, b"old."))],
+        vec![
+            Ok(message(9, 2, 3, b"new.")),
+            Ok(message(9, 2, 3, b"none")),
+            Ok(message(9, 2, 3, b"two.")),
+            Ok(done(2, 3, 0)),
+        ],
+    ]);
+    let picked: Picked = exchange.dump_into(8, 0, &|_| (), &mut pick).unwrap();
+    assert_eq!(picked, (vec![b"new.".to_vec(), b"two.".to_vec()], 1));
+    assert_eq!(exchange.link.sent.len(), 3);
+}
+
+#[test]
+fn what_cannot_be_taken_ends_a_dump_and_the_rest_of_it_is_thrown_away() {
+    let mut exchange = exchange([vec![
+        Ok(message(9, 2, 1, b"one.")),
+        Ok(message(9, 2, 1, b"bad.")),
+        Ok(message(9, 2, 1, b"two.")),
+        Ok(done(2, 1, 0)),
+    ]]);
+    let failed = exchange.dump_into::<Picked>(8, 0, &|_| (), &mut pick);
+    assert!(matches!(failed, Err(Error::Malformed(_))));
+    assert!(exchange.link.queue.is_empty());
+    assert_eq!(exchange.link.sent.len(), 1);
+}
+
+#[test]
+fn a_dump_that_is_not_held_needs_the_memory_of_a_datagram() {
+    let part = message(9, 2, 1, &vec![7; 30_000]);
+    let mut parts: Vec<_> = (0..1_000).map(|_| Ok(part.clone())).collect();
+    parts.push(Ok(done(2, 1, 0)));
+    let mut exchange = exchange([parts]);
+    let before = exchange.datagram.capacity();
+    let picked: Picked = exchange.dump_into(8, 0, &|_| (), &mut pick).unwrap();
+    assert_eq!(picked, (Vec::new(), 1_000));
+    assert_eq!(exchange.datagram.capacity(), before);
+}
+
 #[test]
 fn a_dump_that_is_always_interrupted_fails() {
     let mut exchange = exchange((1..=6).map(|sequence| vec![Ok(done(16, sequence, 0))]));

@@ -23,8 +23,9 @@ use netlink_batch::{
 };
 use proxy::IpFamily;
 
-use super::reason::{refused, said, surprise, unsent};
+use super::reason::{refused, refused_or_wrong, said, surprise, unsent, wrong};
 use crate::config::VipMode;
+use crate::kernel::FoundAddresses;
 use crate::plan::{Op, Outcome};
 
 const LINK: &str = "kube-ipvs0";
@@ -108,19 +109,6 @@ pub(super) struct Addresses {
     is_link_refused: bool,
 }
 
-/// What a dump found, without loopback and IPv6 link-local addresses.
-#[derive(Debug)]
-pub(super) struct Found {
-    /// Whether the link exists, and is ready for what it is to hold.
-    pub(super) has_link: bool,
-    /// On the link, in the form wanted.
-    pub(super) bound: BTreeSet<IpAddr>,
-    /// On the link, in the other one.
-    pub(super) bound_otherwise: BTreeSet<IpAddr>,
-    /// On every other interface.
-    pub(super) others: BTreeSet<IpAddr>,
-}
-
 /// What is known of [`LANDMARK`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Landmark {
@@ -144,11 +132,11 @@ struct Held {
 }
 
 impl Addresses {
-    pub(super) fn open(family: IpFamily) -> Result<Self, Error> {
+    pub(super) fn open(family: IpFamily, vip_mode: VipMode) -> Result<Self, Error> {
         Ok(Self {
             connection: Connection::open(Protocol::Route)?,
             family,
-            vip_mode: VipMode::Address,
+            vip_mode,
             foreign_prefixes: BTreeMap::new(),
             is_anchored: false,
             bound: 0,
@@ -161,19 +149,14 @@ impl Addresses {
         self.connection.sent()
     }
 
-    pub(super) fn dump(&mut self) -> Result<Found, Error> {
+    pub(super) fn dump(&mut self) -> Result<FoundAddresses, Error> {
         self.connection = Connection::open(Protocol::Route)?;
         let link = self.link()?;
         let header = ifaddrmsg(self.family, 0, 0, 0);
         let dump = self
             .connection
             .dump(RTM_GETADDR, 0, |message| message.bytes(&header))?;
-        let mut found = Found {
-            has_link: false,
-            bound: BTreeSet::new(),
-            bound_otherwise: BTreeSet::new(),
-            others: BTreeSet::new(),
-        };
+        let mut found = FoundAddresses::default();
         self.foreign_prefixes.clear();
         self.is_anchored = false;
         for (_, payload) in dump.iter() {
@@ -186,7 +169,7 @@ impl Addresses {
                 continue;
             }
             if !is_on_link {
-                found.others.insert(held.address);
+                found.interface_addresses.insert(held.address);
                 continue;
             }
             if held.prefix != full_prefix(held.address) {
@@ -196,7 +179,8 @@ impl Addresses {
         }
         if let Some(link) = link {
             found.has_link = match (self.vip_mode, self.family) {
-                (VipMode::Address, _) => true,
+                // Its IPv6 link-local address would be the first sign of one that is up.
+                (VipMode::Address, _) => !link.is_up,
                 (VipMode::Route, IpFamily::V4) => self.is_anchored,
                 (VipMode::Route, IpFamily::V6) => link.is_up,
             };
@@ -251,10 +235,11 @@ impl Addresses {
     /// Creates the link where there is none, and makes it ready for what it is to hold.
     pub(super) fn create_link(&mut self) -> Outcome {
         let mut outcome = self.try_create_link();
-        if outcome == Outcome::Done && self.vip_mode == VipMode::Route {
-            outcome = match self.family {
-                IpFamily::V4 => self.anchor(),
-                IpFamily::V6 => self.set_link_up(),
+        if outcome == Outcome::Done {
+            outcome = match (self.vip_mode, self.family) {
+                (VipMode::Address, _) => self.set_link_down(),
+                (VipMode::Route, IpFamily::V4) => self.anchor(),
+                (VipMode::Route, IpFamily::V6) => self.set_link_up(),
             };
         }
         self.is_link_refused = outcome != Outcome::Done;
@@ -321,21 +306,31 @@ impl Addresses {
                 });
             });
         });
-        batch.push(RTM_SETLINK, 0, |message| {
-            let [a, b, c, d] = IFF_UP.to_ne_bytes();
-            // The flags, and which of them count.
-            message.bytes(&[0, 0, 0, 0, 0, 0, 0, 0, a, b, c, d, a, b, c, d]);
-            message.attr_str(IFLA_IFNAME, LINK);
-        });
+        push_state(&mut batch, IFF_UP);
+        self.set_link(&batch, "try `ip link set kube-ipvs0 up` by hand")
+    }
+
+    /// Sets the link down, if it is up: service addresses are local without, and up it has an IPv6 address of its own and takes part in
+    /// what is told to neighbours. IPv6 addresses on it go with that, and are to be bound again.
+    fn set_link_down(&mut self) -> Outcome {
+        match self.link() {
+            Ok(Some(Link { is_up: true, .. })) => {}
+            Ok(_) => return Outcome::Done,
+            Err(error) => return unsent(&error),
+        }
+        let mut batch = Batch::new();
+        push_state(&mut batch, 0);
+        self.set_link(&batch, "try `ip link set kube-ipvs0 down` by hand")
+    }
+
+    fn set_link(&mut self, batch: &Batch, next: &str) -> Outcome {
         match self
             .connection
-            .execute(&batch)
+            .execute(batch)
             .map(|mut replies| replies.pop())
         {
             Ok(Some(Reply::Done)) => Outcome::Done,
-            Ok(Some(Reply::Refused(refusal))) => {
-                refused(said(&refusal, "try `ip link set kube-ipvs0 up` by hand"))
-            }
+            Ok(Some(Reply::Refused(refusal))) => refused(said(&refusal, next)),
             Ok(Some(Reply::Unknown) | None) => Outcome::Unknown,
             Err(error) => unsent(&error),
         }
@@ -461,7 +456,8 @@ impl Addresses {
             _ if self.is_link_refused => {
                 refused("ENODEV, there is no link kube-ipvs0; it could not be made".to_owned())
             }
-            _ => surprise("ENODEV, there is no link kube-ipvs0; it is made again".to_owned()),
+            // Somebody has just removed it: to read what is there says the rest.
+            _ => Outcome::Unknown,
         }
     }
 
@@ -506,6 +502,17 @@ fn landmark(reply: Option<Reply>) -> Landmark {
         Some(Reply::Done | Reply::Refused(_)) => Landmark::There,
         Some(Reply::Unknown) | None => Landmark::Missing,
     }
+}
+
+/// Sets the link up (`IFF_UP`) or down (0).
+fn push_state(batch: &mut Batch, state: u32) {
+    batch.push(RTM_SETLINK, 0, |message| {
+        // `struct ifinfomsg` ends with the flags, and which of them count.
+        message.bytes(&[0; IFINFOMSG - 8]);
+        message.bytes(&state.to_ne_bytes());
+        message.bytes(&IFF_UP.to_ne_bytes());
+        message.attr_str(IFLA_IFNAME, LINK);
+    });
 }
 
 /// The content of a message about the link.
@@ -682,14 +689,11 @@ fn outcome(op: &Op, reply: Reply) -> Outcome {
             &refusal,
             "the kernel has no IPv6: run `modprobe ipv6`, and look for ipv6.disable=1 in /proc/cmdline",
         )),
-        (Op::BindAddress(_), libc::EINVAL | libc::EADDRNOTAVAIL) => refused(said(
+        (Op::BindAddress(_), libc::EINVAL | libc::EADDRNOTAVAIL) => wrong(said(
             &refusal,
             "it is no address that a node can have: correct the Service",
         )),
-        _ => refused(said(
-            &refusal,
-            "try it with `ip address` on kube-ipvs0 by hand",
-        )),
+        _ => refused_or_wrong(&refusal, "try it with `ip address` on kube-ipvs0 by hand"),
     }
 }
 

@@ -18,12 +18,13 @@ use proxy::IpFamily;
 
 use super::addresses::Addresses;
 use super::nftables;
+use super::scheduler::is_left_by_a_probe;
 use super::servers::Servers;
 use super::sets::Sets;
 use crate::cleanup::Leftovers;
+use crate::config::VipMode;
 use crate::kernel::Snapshot;
 use crate::plan::{Op, Outcome};
-use crate::server::VirtualServerKey;
 use crate::sets::{Member, Set};
 
 /// The nft backend lets go of a set a little after its rules.
@@ -109,12 +110,13 @@ impl Remains {
     fn read(family: IpFamily, cleanup: &mut Cleanup) -> Self {
         let mut found = Snapshot::default();
         let mut is_free = true;
-        match Addresses::open(family).and_then(|mut addresses| addresses.dump()) {
+        match Addresses::open(family, VipMode::default()).and_then(|mut addresses| addresses.dump())
+        {
             Ok(there) => {
                 found.has_link = there.has_link;
                 found.bound = there.bound;
                 found.bound_otherwise = there.bound_otherwise;
-                found.interface_addresses = there.others;
+                found.interface_addresses = there.interface_addresses;
             }
             Err(error) => {
                 is_free = false;
@@ -159,8 +161,8 @@ impl Remains {
             return;
         }
         let removed = Servers::open(self.family).and_then(|mut servers| {
-            let there = servers.dump()?;
-            let ops = removals(&self.found, there.keys(), excluded);
+            self.found.servers = servers.dump()?;
+            let ops = removals(&self.found, excluded);
             let outcomes = match manner {
                 Manner::Remove => servers.apply(&ops),
                 Manner::Count => vec![Outcome::Done; ops.len()],
@@ -203,15 +205,13 @@ impl Remains {
 }
 
 /// The virtual servers that are to go.
-fn removals<'a>(
-    found: &Snapshot,
-    there: impl Iterator<Item = &'a VirtualServerKey>,
-    excluded: &[IpNet],
-) -> Vec<Op> {
+fn removals(found: &Snapshot, excluded: &[IpNet]) -> Vec<Op> {
+    let is_ours = |key, server| found.says_ours(key) || is_left_by_a_probe(key, server);
+    let there = found.servers.iter();
     there
-        .filter(|key| !excluded.iter().any(|net| net.contains(&key.address)))
-        .filter(|key| found.says_ours(key))
-        .map(|key| Op::RemoveServer(*key))
+        .filter(|(key, _)| !excluded.iter().any(|net| net.contains(&key.address)))
+        .filter(|(key, server)| is_ours(key, server))
+        .map(|(key, _)| Op::RemoveServer(*key))
         .collect()
 }
 
@@ -237,7 +237,8 @@ fn destroy_sets(sets: &mut Sets, family: IpFamily, cleanup: &mut Cleanup) -> usi
     destroyed
 }
 
-fn destroy(sets: &mut Sets, name: &str) -> Result<bool, ipset_netlink::Error> {
+/// Destroys a set, and waits for rules that are gone to let go of it; false if there was none.
+pub(super) fn destroy(sets: &mut Sets, name: &str) -> Result<bool, ipset_netlink::Error> {
     let deadline = Instant::now() + RELEASED_WITHIN;
     loop {
         match sets.destroy(name) {
@@ -251,26 +252,21 @@ fn destroy(sets: &mut Sets, name: &str) -> Result<bool, ipset_netlink::Error> {
 }
 
 fn remove_link(families: &[Remains], manner: Manner, cleanup: &mut Cleanup) {
-    if !families.iter().any(|family| family.found.has_link) {
-        return;
-    }
-    if !families.iter().all(|family| family.is_free) {
-        cleanup.left.push(
-            "link kube-ipvs0 stays: its addresses tell which virtual servers are kube-proxy's; remove what else is left, then \
-             run this again"
-                .to_owned(),
-        );
-        return;
-    }
-    let removed = Addresses::open(IpFamily::V4).and_then(|mut addresses| {
+    let is_free = families.iter().all(|family| family.is_free);
+    let removed = Addresses::open(IpFamily::V4, VipMode::default()).and_then(|mut addresses| {
         let kind = addresses.link_kind()?;
-        if kind.as_deref() == Some("dummy") && manner == Manner::Remove {
+        if kind.as_deref() == Some("dummy") && is_free && manner == Manner::Remove {
             addresses.remove_link()?;
         }
         Ok(kind)
     });
     match removed {
         Ok(None) => {}
+        Ok(Some(_)) if !is_free => cleanup.left.push(
+            "link kube-ipvs0 stays: its addresses tell which virtual servers are kube-proxy's; remove what else is left, then \
+             run this again"
+                .to_owned(),
+        ),
         Ok(Some(kind)) if kind == "dummy" => {
             let bound = families.iter().map(|family| {
                 let Snapshot {
@@ -312,7 +308,7 @@ fn unbind(families: &[Remains], manner: Manner, cleanup: &mut Cleanup) {
             .map(Op::UnbindAddress)
             .chain(routes.map(Op::UnbindOtherwise))
             .collect();
-        match Addresses::open(*family).and_then(|mut addresses| {
+        match Addresses::open(*family, VipMode::default()).and_then(|mut addresses| {
             // A dump also learns with which prefix lengths they are there.
             addresses.dump()?;
             Ok(match manner {
@@ -455,6 +451,7 @@ mod tests {
     use proxy::Protocol;
 
     use super::*;
+    use crate::server::{Properties, VirtualServer, VirtualServerKey};
 
     fn key(address: &str, port: u16) -> VirtualServerKey {
         VirtualServerKey {
@@ -464,8 +461,34 @@ mod tests {
         }
     }
 
+    fn server(flags: u32) -> VirtualServer {
+        let properties = Properties {
+            scheduler: "rr".into(),
+            flags,
+            timeout: 0,
+        };
+        VirtualServer {
+            properties,
+            destinations: [].into(),
+        }
+    }
+
     #[test]
     fn only_what_is_known_to_be_ours_goes() {
+        let note = Properties::NODE_PORT;
+        let there = [
+            (key("10.96.0.1", 443), 0),
+            (key("10.96.0.2", 80), 0),
+            (key("10.96.0.2", 81), note),
+            (key("192.0.2.1", 80), note),
+            (key("192.0.2.1", 30000), 0),
+            (key("192.0.2.2", 30000), 0),
+            // Its address was the node's.
+            (key("192.0.2.3", 30000), note),
+            // It asked for a scheduler.
+            (key("198.51.100.0", 20000), 0),
+        ];
+        let servers = there.map(|(key, flags)| (key, server(flags)));
         let found = Snapshot {
             bound: ["10.96.0.1".parse().unwrap()].into(),
             interface_addresses: ["192.0.2.1".parse().unwrap()].into(),
@@ -480,20 +503,13 @@ mod tests {
                     )]),
                 ),
             ]),
+            servers: servers.into(),
             ..Snapshot::default()
         };
-        let there = [
-            key("10.96.0.1", 443),
-            key("10.96.0.2", 80),
-            key("10.96.0.2", 81),
-            key("192.0.2.1", 30000),
-            key("192.0.2.1", 80),
-            key("192.0.2.2", 30000),
-        ];
-        let ours = [there[0], there[1], there[3]].map(Op::RemoveServer);
-        assert_eq!(removals(&found, there.iter(), &[]), ours);
+        let ours = [0, 1, 4, 6, 7].map(|at: usize| Op::RemoveServer(there[at].0));
+        assert_eq!(removals(&found, &[]), ours);
         let excluded = ["10.96.0.0/24".parse().unwrap()];
-        assert_eq!(removals(&found, there.iter(), &excluded), ours[2..]);
+        assert_eq!(removals(&found, &excluded), ours[2..]);
     }
 
     #[test]

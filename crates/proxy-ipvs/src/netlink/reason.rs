@@ -2,7 +2,7 @@
 
 use netlink_batch::{Error, Refusal};
 
-use crate::plan::Outcome;
+use crate::plan::{Fault, Outcome};
 
 /// What refusals are called in manuals and on the web.
 const NAMES: [(i32, &str); 19] = [
@@ -27,11 +27,19 @@ const NAMES: [(i32, &str); 19] = [
     (libc::ENOBUFS, "ENOBUFS"),
 ];
 
-/// A refusal that says nothing about what the kernel holds.
+/// A refusal for which the kernel, or this node, is to blame.
 pub(super) fn refused(reason: String) -> Outcome {
     Outcome::Refused {
         reason,
-        is_surprise: false,
+        fault: Fault::Node,
+    }
+}
+
+/// A refusal of an entry that is wrong in itself, or that this kernel does not know.
+pub(super) fn wrong(reason: String) -> Outcome {
+    Outcome::Refused {
+        reason,
+        fault: Fault::Entry,
     }
 }
 
@@ -39,7 +47,20 @@ pub(super) fn refused(reason: String) -> Outcome {
 pub(super) fn surprise(reason: String) -> Outcome {
     Outcome::Refused {
         reason,
-        is_surprise: true,
+        fault: Fault::Belief,
+    }
+}
+
+/// A refusal without further sense, in words: what the kernel says of rights, memory and what is there is not about the entry.
+pub(super) fn refused_or_wrong(refusal: &Refusal, next: &str) -> Outcome {
+    let said = said(refusal, next);
+    match refusal.errno {
+        libc::EINVAL
+        | libc::ERANGE
+        | libc::EMSGSIZE
+        | libc::EADDRNOTAVAIL
+        | libc::EPROTONOSUPPORT => wrong(said),
+        _ => refused(said),
     }
 }
 

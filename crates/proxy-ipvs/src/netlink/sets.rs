@@ -1,18 +1,25 @@
 //! The `KUBE-*` sets of one family, over nfnetlink.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use ipset_netlink::{
     Action, Change, Definition, Entry, Error, Family, Header, IpProtocol, Ipset, Reason, SetType,
 };
 use proxy::{IpFamily, Protocol};
 
-use super::reason::{refused, surprise, unsent};
+use super::reason::{refused, surprise, unsent, wrong};
+use crate::kernel::FoundSets;
 use crate::plan::{Op, Outcome};
 use crate::sets::{Member, Set, SetKind};
 
-/// The name that a set has while it is filled to replace a smaller one.
-const SPARE: &str = "KUBE-GROWING";
+/// The name that a set has while it is filled to replace a smaller one. The families grow theirs at
+/// the same time, and set names are one space for both.
+fn spare(family: IpFamily) -> &'static str {
+    match family {
+        IpFamily::V4 => "KUBE-GROWING",
+        IpFamily::V6 => "KUBE-6-GROWING",
+    }
+}
 
 /// The sets of one family.
 #[derive(Debug)]
@@ -38,9 +45,9 @@ impl Sets {
 
     /// Our sets, one by one: those of others may be huge. A set with the name of one of ours but of another type counts as
     /// absent, so that it is to be made, which says what is wrong with it.
-    pub(super) fn dump(&mut self) -> Result<Dump, Error> {
+    pub(super) fn dump(&mut self) -> Result<FoundSets, Error> {
         self.ipset = Ipset::open()?;
-        let mut dump = Dump::default();
+        let mut dump = FoundSets::default();
         for set in Set::all() {
             let found = match self.ipset.list(&set.name(self.family)) {
                 Err(Error::Refused {
@@ -104,27 +111,30 @@ impl Sets {
     /// Puts a larger set in the place of one, with the same entries. The kernel cannot resize a set beyond its `maxelem`, but
     /// it swaps two of one type at once, so that rules which match it never miss a member.
     fn grow(&mut self, name: &str, wanted: &Definition) -> Result<(), Error> {
+        let spare = spare(self.family);
         let entries = self.ipset.list(name)?.entries;
-        self.destroy(SPARE)?;
-        self.ipset.create(SPARE, wanted)?;
-        let filled = self.ipset.add(SPARE, &entries).and_then(|outcomes| {
+        self.destroy(spare)?;
+        self.ipset.create(spare, wanted)?;
+        let filled = self.ipset.add(spare, &entries).and_then(|outcomes| {
             let failure = outcomes
                 .into_iter()
-                .find_map(|outcome| add_failure(outcome, SPARE));
+                .find_map(|outcome| add_failure(outcome, spare));
             failure.map_or(Ok(()), Err)
         });
-        let grown = filled.and_then(|()| self.ipset.swap(SPARE, name));
-        let destroyed = self.ipset.destroy(SPARE);
+        let grown = filled.and_then(|()| self.ipset.swap(spare, name));
+        let destroyed = self.ipset.destroy(spare);
         grown.and(destroyed)
     }
 
-    /// The names of all sets of ours that exist, whatever their type.
+    /// The names of all sets of ours that exist, whatever their type: a spare one too, which a
+    /// crash has left. (Earlier builds gave that of either family the name that IPv4's has now.)
     pub(super) fn names(&mut self) -> Result<Vec<String>, Error> {
         let there = self.ipset.headers()?;
         let is_there = |name: &String| there.iter().any(|header| header.name == *name);
         let family = self.family;
         let names = Set::all().map(|set| set.name(family));
-        Ok(names.chain([SPARE.to_owned()]).filter(is_there).collect())
+        let names = names.chain([spare(family).to_owned()]);
+        Ok(names.filter(is_there).collect())
     }
 
     /// Destroys a set; false if there was none.
@@ -190,6 +200,15 @@ impl Sets {
             (_, Reason::Full | Reason::TypeMismatch) => surprise(format!(
                 "{name}: {reason}: somebody else has made it anew; the kernel is read again"
             )),
+            (
+                _,
+                Reason::OutOfRange
+                | Reason::InvalidPrefix
+                | Reason::NullEntry
+                | Reason::InvalidProtocol,
+            ) => wrong(format!(
+                "{name}: {reason}; correct the object that it is of"
+            )),
             _ => refused(format!("{name}: {reason}; try it with `ipset` by hand")),
         }
     }
@@ -207,13 +226,6 @@ fn way_out(exists: &Header) -> String {
              {name}` if it is still there, and start kube-proxy"
         ),
     }
-}
-
-/// What there is of our sets.
-#[derive(Debug, Default)]
-pub(super) struct Dump {
-    pub(super) members: BTreeMap<Set, BTreeSet<Member>>,
-    pub(super) sizes: BTreeMap<Set, u32>,
 }
 
 /// How many members a set can hold; a bitmap has room for every port.

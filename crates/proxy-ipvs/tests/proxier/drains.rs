@@ -101,7 +101,7 @@ fn looks(world: &mut World, lasting: Duration) -> Vec<(u128, usize)> {
         if count > 0 {
             looks.push(((world.now - started).as_millis(), count));
         }
-        let due = world.proxier.next_due();
+        let due = world.proxier.next_due(world.now);
         let Some(due) = due.filter(|due| *due <= started + lasting) else {
             world.now = started + lasting;
             return looks;
@@ -142,7 +142,7 @@ fn what_drains_is_looked_at_soon_and_then_less_and_less_often() {
     world.kernel.state().connections.clear();
     assert_eq!(looks(&mut world, Duration::from_mins(10)).len(), 1);
     assert_eq!(world.destinations(WEB).unwrap(), ["10.244.2.1:8080=1"]);
-    assert_eq!(world.proxier.next_due(), None);
+    assert_eq!(world.proxier.next_due(world.now), None);
 }
 
 #[test]
@@ -165,7 +165,7 @@ fn nothing_is_looked_at_while_endpoints_only_come() {
     let mut world = web(&["10.244.2.1"]);
     endpoints(&mut world, "default/web", &["10.244.2.1", "10.244.2.2"]);
     assert_eq!(looks(&mut world, Duration::from_hours(1)), []);
-    world.resync();
+    world.check();
     assert_eq!(looks(&mut world, Duration::from_hours(1)), []);
 }
 
@@ -180,7 +180,7 @@ fn the_loser_of_a_conflict_drains_nothing() {
     ] {
         endpoints(&mut world, "default/new", pods);
         looks(&mut world, Duration::from_mins(1));
-        world.resync();
+        world.check();
         looks(&mut world, Duration::from_mins(1));
         assert_eq!(world.destinations(SHARED).unwrap(), ["10.244.2.1:8080=1"]);
     }
@@ -278,7 +278,7 @@ fn what_others_do_to_draining_destinations_is_undone_or_accepted() {
     endpoints(&mut world, "default/web", &["10.244.2.1"]);
     world.sync();
     world.work();
-    world.resync();
+    world.check();
     world.sync();
     assert_eq!(world.written(), Vec::<String>::new(), "nothing has changed");
 
@@ -292,7 +292,7 @@ fn what_others_do_to_draining_destinations_is_undone_or_accepted() {
         ];
     });
     open(&world, WEB, "10.244.2.9", 1);
-    world.resync();
+    world.check();
     world.sync();
     assert_eq!(
         world.written(),
@@ -320,7 +320,8 @@ fn a_destination_that_is_gone_is_not_made_again_to_be_drained() {
     edit(&world, WEB, |destinations| {
         destinations.retain(|real| real.target != at("10.244.2.2"));
     });
-    world.resync();
+    world.check();
+    world.settle();
     world.kernel.state().refusals.clear();
     world.work();
     world.wait(Duration::from_secs(1));
@@ -377,7 +378,7 @@ fn after_a_restart_drains_wait_until_the_sources_have_told_everything() {
         ]
     );
     tell_slices(&mut world, true);
-    world.resync();
+    world.check();
     assert_eq!(looks(&mut world, Duration::from_hours(1)), [(0, 1)]);
     assert_eq!(world.destinations(WEB).unwrap(), ["10.244.2.1:8080=1"]);
 }
@@ -478,7 +479,7 @@ impl Story {
             }
             Step::Connections(of, pod, count) => open(&self.world, SERVERS[of], PODS[pod], count),
             Step::Wait(millis) => self.world.wait(Duration::from_millis(millis)),
-            Step::Resync => self.world.resync(),
+            Step::Resync => self.world.check(),
             Step::Weigh(of, pod, weight) => {
                 edit(&self.world, SERVERS[of], |destinations| {
                     for real in destinations {
@@ -487,13 +488,13 @@ impl Story {
                         }
                     }
                 });
-                self.world.resync();
+                self.world.check();
             }
             Step::Remove(of, pod) => {
                 edit(&self.world, SERVERS[of], |destinations| {
                     destinations.retain(|real| real.target != at(PODS[pod]));
                 });
-                self.world.resync();
+                self.world.check();
             }
             Step::Restart(is_whole) => {
                 let now = self.world.now;
@@ -515,7 +516,7 @@ impl Story {
                 self.is_whole = true;
                 tell_slices(&mut self.world, true);
                 // As the daemon does.
-                self.world.resync();
+                self.world.check();
             }
             Step::LoseAcknowledgements => self.world.kernel.state().lose_acknowledgements = true,
         }
@@ -571,7 +572,7 @@ impl Story {
             );
         }
         prop_assert!(!self.is_whole || servers.len() == wanted.len());
-        let due = self.world.proxier.next_due();
+        let due = self.world.proxier.next_due(self.world.now);
         prop_assert!(
             due.is_none_or(|due| due > self.world.now),
             "the timer goes off without end"
@@ -598,7 +599,7 @@ proptest! {
         story.take(&Step::Whole);
         story.world.kernel.state().connections.clear();
         story.sync()?;
-        while let Some(due) = story.world.proxier.next_due() {
+        while let Some(due) = story.world.proxier.next_due(story.world.now) {
             story.world.now = due;
             story.sync()?;
         }

@@ -1,49 +1,29 @@
-//! The check for drift while events go on.
+//! What somebody else changes: found by a check while events go on, or told by the kernel; repaired, and told.
 
-use std::thread;
+use proxy::Notice;
 
 use super::*;
 
-/// Waits until the reader has begun its dump, which the fake makes at once.
-fn wait_for_dump(world: &World, dumps: usize) {
-    let started = Instant::now();
-    while world.kernel.state().work.dumps < dumps {
-        assert!(started.elapsed() < Duration::from_secs(20), "no dump");
-        thread::sleep(Duration::from_millis(1));
-    }
-    thread::sleep(Duration::from_millis(5));
-}
-
-/// Goes on as the loop does while something is due; how many syncs that took, none of which wrote.
-fn finish(world: &mut World) -> usize {
-    for syncs in 1.. {
-        world.wait(Duration::from_millis(20));
-        let now = world.now;
-        let report = block_on(world.proxier.sync(now));
-        assert_eq!(report.written, 0);
-        if world.proxier.needs_resync() || !world.proxier_due_within(Duration::ZERO) {
-            return syncs;
-        }
-    }
-    0
-}
-
-/// A check that finds nothing, or what somebody has damaged; whether it did, and is repaired by what was written.
+/// A check; what is written to repair what it finds.
 fn check(world: &mut World) -> Vec<String> {
     world.work();
     world.wait(Duration::from_mins(1));
-    world.resync();
-    wait_for_dump(world, 1);
-    finish(world);
-    if world.proxier.needs_resync() {
-        assert_eq!(world.sync().pending, 0);
-    }
+    world.check();
+    assert_eq!(world.settle().pending, 0);
     world.written()
 }
 
+/// What drifted: how many of each kind.
+fn told(drift: &proxy::Drift) -> Vec<(&'static str, usize)> {
+    let kinds = drift.kinds();
+    kinds.map(|(kind, of)| (kind, of.count)).collect()
+}
+
 #[test]
-fn every_kind_of_damage_is_found_and_repaired() {
+fn every_kind_of_damage_is_found_repaired_and_told() {
     type Damage = fn(&mut Snapshot) -> bool;
+    /// What is done, one write that repairs it, and how much of what has drifted.
+    type Case = (Damage, &'static str, &'static [(&'static str, usize)]);
     let real = |it: &mut Snapshot| {
         let server = it.servers.get_mut(&server("10.96.0.10:80")).unwrap();
         let mut destinations = server.destinations.to_vec();
@@ -59,40 +39,60 @@ fn every_kind_of_damage_is_found_and_repaired() {
         let ports = it.sets.get_mut(&Set::NodePortTcp).unwrap();
         ports.insert(Member::Port(9))
     };
-    let damages: [(Damage, &str); 9] = [
+    let damages: [Case; 9] = [
         (
             |it| std::mem::take(&mut it.has_link),
             "create link kube-ipvs0",
+            &[("link", 1)],
         ),
-        (set, "create set LoopBack for 65536 members"),
-        (more, "remove 9 from set NodePortTcp"),
+        (
+            set,
+            "create set LoopBack for 65536 members",
+            &[("set", 1), ("set member", 1)],
+        ),
+        (more, "remove 9 from set NodePortTcp", &[("set member", 1)]),
         (
             |it| it.sets.insert(Set::ClusterIp, [].into()).is_some(),
             "add 10.96.0.10,tcp:80 to set ClusterIp",
+            &[("set member", 1)],
         ),
         (
             |it| it.servers.pop_first().is_some(),
             "add virtual server 10.96.0.10:80/TCP",
+            &[("virtual server", 1)],
         ),
         (
             real,
             "set destination 10.244.1.5:8080 of 10.96.0.10:80/TCP to weight 1",
+            &[("destination", 1)],
         ),
         (
             |it| it.bound.pop_first().is_some(),
             "bind 10.96.0.10 to kube-ipvs0",
+            &[("address", 1)],
         ),
         (
             |it| it.bound.insert(ip("10.96.0.99")),
             "unbind 10.96.0.99 from kube-ipvs0",
+            &[("address", 1)],
         ),
-        (|it| it.rules.replace(Rules::default()).is_some(), "write "),
+        (
+            |it| it.rules.replace(Rules::default()).is_some(),
+            "write ",
+            &[("rule", 40)],
+        ),
     ];
-    let mut world = web().with_reader();
+    let mut world = web();
     assert_eq!(check(&mut world), Vec::<String>::new());
-    for (damage, repair) in damages {
+    for (damage, repair, kinds) in damages {
         assert!(damage(&mut world.kernel.state().snapshot));
-        let written = check(&mut world);
+        world.work();
+        world.wait(Duration::from_mins(1));
+        world.check();
+        let synced = world.settle();
+        assert_eq!(synced.pending, 0, "after {repair}");
+        assert_eq!(told(&synced.drift), kinds, "{repair}");
+        let written = world.written();
         assert!(
             written.iter().any(|op| op.starts_with(repair)),
             "{repair}: {written:?}"
@@ -102,8 +102,38 @@ fn every_kind_of_damage_is_found_and_repaired() {
 }
 
 #[test]
+fn a_service_whose_entries_were_taken_away_is_repaired_by_name() {
+    let mut world = web();
+    world.kernel.state().snapshot.servers.clear();
+    world.wait(Duration::from_mins(1));
+    world.check();
+    let synced = world.settle();
+    assert_eq!(synced.repaired, ["default/web"]);
+    let (_, drifted) = synced.drift.kinds().next().unwrap();
+    assert_eq!(drifted.first, ["10.96.0.10:80/TCP"]);
+    assert!(check(&mut world).is_empty());
+    assert_eq!(world.settle().repaired, Vec::<String>::new());
+}
+
+#[test]
+fn what_this_proxy_changes_is_no_drift() {
+    let mut world = web();
+    world.slice(slice("default/web", &PAIR[..1]));
+    let mut drifts = vec![world.sync().drift];
+    world.delete_service("default/web");
+    drifts.push(world.sync().drift);
+    world.service(service("default/web", "10.96.0.10", 80));
+    world.kernel.state().lose_acknowledgements = true;
+    drifts.push(world.sync().drift);
+    world.wait(Duration::from_mins(1));
+    world.check();
+    drifts.push(world.settle().drift);
+    assert!(drifts.iter().all(proxy::Drift::is_empty), "{drifts:?}");
+}
+
+#[test]
 fn what_is_not_ours_is_no_drift() {
-    let mut world = web().with_reader();
+    let mut world = web();
     let mut state = world.kernel.state();
     let there = state.snapshot.servers[&server("10.96.0.10:80")].clone();
     state
@@ -112,26 +142,23 @@ fn what_is_not_ours_is_no_drift() {
         .insert(server("172.16.0.1:80"), there);
     drop(state);
     assert_eq!(check(&mut world), Vec::<String>::new());
-    assert_eq!(world.kernel.state().work.dumps, 0, "taken by the check");
 }
 
 #[test]
 fn events_go_on_during_a_check_and_are_not_taken_for_drift() {
-    let mut world = web().with_reader();
+    let mut world = web();
     world.wait(Duration::from_mins(1));
-    world.resync();
-    wait_for_dump(&world, 1);
+    world.check();
     // The dump is older than all of this.
     world.slice(slice(
         "default/web",
         &["10.244.2.5@node2", "10.244.2.6@node2"],
     ));
     world.service(service("default/new", "10.96.0.11", 80));
-    world.wait(Duration::from_millis(20));
-    assert_eq!(world.sync().pending, 0);
+    let synced = world.sync();
+    assert_eq!(synced.pending, 0);
+    assert!(synced.drift.is_empty(), "{:?}", synced.drift);
     assert!(world.written().len() > 5, "an event does not wait");
-    finish(&mut world);
-    assert!(!world.proxier.needs_resync());
     world.delete_service("default/new");
     assert_eq!(world.sync().pending, 0);
     assert_eq!(
@@ -148,31 +175,158 @@ fn a_check_of_much_is_made_in_pieces() {
         let address = format!("10.{}.{}.1", 100 + number / 250, number % 250);
         world.service(service(&at, &address, 80));
     }
-    let mut world = world.listed().with_reader();
+    let mut world = world.listed();
     assert_eq!(world.sync().pending, 0);
     world.work();
     world.wait(Duration::from_mins(1));
-    world.resync();
-    wait_for_dump(&world, 1);
-    // 5,000 virtual servers, 10,000 members and 5,000 addresses, 4,096 at a time; before them a look for the dump.
-    let syncs = finish(&mut world);
-    assert!((6..20).contains(&syncs), "{syncs}");
-    assert!(!world.proxier.needs_resync());
+    world.check();
+    // 5,000 virtual servers, 10,000 members and 5,000 addresses, 4,096 at a time.
+    let mut pieces = 0;
+    loop {
+        world.proxier.proceed(&world.model, world.now);
+        while world.proxier.book(&world.model, world.now).is_some() {}
+        if world.proxier.next_due(world.now) != Some(world.now) {
+            break;
+        }
+        pieces += 1;
+    }
+    assert!((5..10).contains(&pieces), "{pieces}");
+    assert_eq!(world.written(), Vec::<String>::new());
 }
 
 #[test]
-fn a_check_that_fails_makes_the_kernel_uncertain() {
-    let mut world = web().with_reader();
-    world.kernel.state().unreadable = Some("interrupted".into());
-    world.wait(Duration::from_mins(1));
-    world.resync();
-    let started = Instant::now();
-    while !world.proxier.needs_resync() {
-        assert!(started.elapsed() < Duration::from_secs(20));
-        finish(&mut world);
+fn a_check_that_cannot_read_a_part_compares_the_others() {
+    let mut world = web();
+    for part in Part::ALL {
+        let damaged = || {
+            let mut state = world.kernel.state();
+            state.snapshot.servers.clear();
+            state.snapshot.sets.insert(Set::ClusterIp, [].into());
+            state.snapshot.bound.clear();
+            let unreadable = (part.name(), "interrupted".to_owned());
+            state.unreadable = [unreadable].into();
+        };
+        damaged();
+        world.wait(Duration::from_mins(1));
+        world.check();
+        let synced = world.settle();
+        assert!(!synced.unreadable.is_empty());
+        let repairs = match part {
+            Part::Servers | Part::Sets | Part::Addresses => 2,
+            Part::Rules => 3,
+        };
+        assert_eq!(told(&synced.drift).len(), repairs, "{part:?}");
+        world.kernel.state().unreadable.clear();
+        world.wait(Duration::from_mins(1));
+        world.check();
+        world.settle();
+        let state = world.kernel.state();
+        let there = (
+            state.snapshot.servers.len(),
+            state.snapshot.sets[&Set::ClusterIp].len(),
+            state.snapshot.bound.len(),
+        );
+        assert_eq!(there, (1, 1, 1), "{part:?}");
+        drop(state);
     }
-    let now = world.now;
-    block_on(world.proxier.resync(&world.model, now)).unwrap_err();
-    world.kernel.state().unreadable = None;
-    assert_eq!(world.sync().pending, 0);
+}
+
+// ---- what the kernel tells ----
+
+#[test]
+fn an_address_that_is_taken_away_is_back_at_once() {
+    let mut world = web();
+    let address = ip("10.96.0.10");
+    world.kernel.state().snapshot.bound.remove(&address);
+    let notice = Notice::ServiceAddressRemoved(address);
+    world.proxier.notice(&notice, world.now);
+    let synced = world.settle();
+    assert_eq!(world.written(), ["bind 10.96.0.10 to kube-ipvs0"]);
+    assert_eq!(told(&synced.drift), [("address", 1)]);
+    assert_eq!(world.work().0.dumps, 0, "nothing has to be read");
+    // One that this proxy takes away is told, too.
+    world.delete_service("default/web");
+    world.sync();
+    world.work();
+    world.proxier.notice(&notice, world.now);
+    let synced = world.settle();
+    assert!(synced.drift.is_empty() && world.written().is_empty());
+}
+
+#[test]
+fn the_link_is_back_at_once_also_during_a_check() {
+    let mut world = web();
+    world.wait(Duration::from_mins(1));
+    world.check();
+    {
+        let snapshot = &mut world.kernel.state().snapshot;
+        snapshot.has_link = false;
+        snapshot.bound.clear();
+    }
+    world.proxier.notice(&Notice::ServiceLink, world.now);
+    let before = world.now;
+    assert_eq!(world.settle().pending, 0);
+    assert!(world.now - before < Duration::from_millis(200));
+    let written = world.written();
+    assert_eq!(
+        written,
+        ["create link kube-ipvs0", "bind 10.96.0.10 to kube-ipvs0"]
+    );
+}
+
+#[test]
+fn only_an_address_that_is_new_or_gone_is_worth_a_look() {
+    let mut world = web();
+    let reads = |world: &mut World, notice: Notice| {
+        world.kernel.state().work.address_reads = 0;
+        world.proxier.notice(&notice, world.now);
+        world.wait(Duration::from_secs(1));
+        world.settle();
+        world.kernel.state().work.address_reads
+    };
+    let (own, other) = (ip("192.168.99.10"), ip("192.168.99.11"));
+    assert_eq!(reads(&mut world, Notice::AddressAdded(own)), 0, "refreshed");
+    assert_eq!(reads(&mut world, Notice::AddressRemoved(other)), 0);
+    assert_eq!(reads(&mut world, Notice::AddressAdded(other)), 1);
+    assert_eq!(reads(&mut world, Notice::AddressRemoved(own)), 1);
+    let six = ip("fd00::1");
+    assert_eq!(reads(&mut world, Notice::AddressAdded(six)), 0);
+}
+
+// ---- what it does not tell ----
+
+#[test]
+fn virtual_servers_that_were_all_taken_away_are_noticed_at_a_glance() {
+    for family in IpFamily::ALL {
+        let (address, node) = match family {
+            IpFamily::V4 => ("10.96.0.10", "192.168.99.10"),
+            IpFamily::V6 => ("fd00:96::10", "fd00:99::10"),
+        };
+        let config = Config {
+            glance_period: Some(Duration::from_secs(2)),
+            ..Config::default()
+        };
+        let mut world = World::with(config, FakeKernel::new(family, &[ip(node)]));
+        world.service(service("default/web", address, 80));
+        let mut world = world.listed();
+        world.sync();
+        let glances = |world: &mut World, seconds: u64| {
+            world.work();
+            for _ in 0..seconds {
+                world.wait(Duration::from_secs(1));
+                world.settle();
+            }
+            world.work()
+        };
+        let (work, _) = glances(&mut world, 20);
+        assert_eq!((work.glances, work.dumps), (10, 0), "{family}");
+        // What this proxy adds and removes itself is as believed.
+        world.service(service("default/other", &format!("{address}1"), 80));
+        world.sync();
+        assert_eq!(glances(&mut world, 4).0.dumps, 0, "{family}");
+        world.kernel.state().snapshot.servers.clear();
+        let (work, ops) = glances(&mut world, 3);
+        assert_eq!((work.dumps, ops.len()), (1, 2), "{family}: {ops:?}");
+        assert_eq!(glances(&mut world, 10).0.dumps, 0, "{family}");
+    }
 }

@@ -2,27 +2,131 @@
 #![allow(dead_code, reason = "each test file uses its part")]
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
+use std::{io, thread};
 
-use futures::executor::block_on;
 use netlink_batch::Worker;
+
 use proxy::{
-    Endpoint, EndpointPort, EndpointSlice, Event, IpFamily, Kind, Mode as _, Model, NamespacedName,
-    Node, NodeFacts, Placement, Protocol, Service, ServicePort, ServiceType, SyncReport,
+    Conflict, Drift, Endpoint, EndpointPort, EndpointSlice, Event, Failure, IpFamily, Kind,
+    Mode as _, Model, NamespacedName, Node, NodeFacts, Placement, Protocol, Report, Service,
+    ServicePort, ServiceType, Target, Unreadable,
 };
 use proxy_ipvs::fake::{FakeKernel, Work};
-use proxy_ipvs::{Config, Op, Proxier, VirtualServerKey};
+use proxy_ipvs::{
+    Config, FoundAddresses, FoundRules, FoundSets, Glance, Kernel, KernelError, Lanes, Op, Outcome,
+    Part, Plan, Proxier, VirtualServer, VirtualServerKey,
+};
 
 pub(crate) const NODE: &str = "node1";
 
+/// What is read again is read so long after it was last read, and what the kernel has told of so long after that.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// What came of all that was to be done at once.
+#[derive(Debug, Default)]
+pub(crate) struct Synced {
+    pub(crate) written: usize,
+    pub(crate) failures: Vec<Failure>,
+    pub(crate) failed_restores: usize,
+    pub(crate) unreadable: Vec<Unreadable>,
+    /// The names of Services, sorted.
+    pub(crate) settled: Vec<String>,
+    pub(crate) repaired: Vec<String>,
+    pub(crate) drift: Drift,
+    pub(crate) pending: usize,
+    pub(crate) failing: usize,
+    /// Since when nothing could be written.
+    pub(crate) stuck: Option<Instant>,
+    /// A kernel thread is gone.
+    pub(crate) gone: Option<String>,
+    conflicts: Option<Vec<Conflict>>,
+}
+
+impl Synced {
+    fn add(&mut self, report: Report) {
+        self.written += report.written;
+        self.failures.extend(report.failures);
+        self.failed_restores += report.failed_restores;
+        self.unreadable.extend(report.unreadable);
+        let names = |services: Vec<NamespacedName>| services.into_iter().map(|at| at.to_string());
+        self.settled.extend(names(report.settled));
+        self.repaired.extend(names(report.repaired));
+        if !report.drift.is_empty() {
+            assert!(self.drift.is_empty(), "told in one");
+            self.drift = report.drift;
+        }
+        self.gone = self.gone.take().or(report.gone);
+        self.conflicts = report.conflicts.or(self.conflicts.take());
+    }
+}
+
+/// Goes on as the daemon's loop does until nothing is left to do at once.
+pub(crate) fn settle<K: Kernel>(
+    proxier: &mut Proxier<K>,
+    model: &Model,
+    now: &mut Instant,
+) -> Synced {
+    settle_after(Synced::default(), proxier, model, now)
+}
+
+fn settle_after<K: Kernel>(
+    mut synced: Synced,
+    proxier: &mut Proxier<K>,
+    model: &Model,
+    now: &mut Instant,
+) -> Synced {
+    for turn in 0.. {
+        assert!(turn < 1_000, "it goes on without end: {synced:?}");
+        proxier.proceed(model, *now);
+        let mut has_booked = false;
+        while let Some(report) = proxier.book(model, *now) {
+            synced.add(report);
+            has_booked = true;
+        }
+        let due = proxier.next_due(*now).filter(|due| *due <= *now + PAUSE);
+        match due {
+            _ if has_booked || !proxier.is_idle() => {}
+            Some(due) => *now = due,
+            None => break,
+        }
+    }
+    let standing = proxier.standing();
+    (synced.pending, synced.failing) = (standing.pending, standing.failing);
+    synced.stuck = standing.stuck_since;
+    synced.settled.sort();
+    synced.repaired.sort();
+    synced
+}
+
+/// The kernel is read, and nothing is written yet.
+pub(crate) fn read_ahead<K: Kernel>(
+    proxier: &mut Proxier<K>,
+    model: &Model,
+    now: Instant,
+) -> Synced {
+    let mut synced = Synced::default();
+    while !proxier.is_ready() {
+        proxier.proceed(model, now);
+        while let Some(report) = proxier.book(model, now) {
+            synced.add(report);
+        }
+    }
+    synced
+}
+
 /// One node: model, proxier and fake kernel.
-pub(crate) struct World {
+pub(crate) struct World<K: Kernel = FakeKernel> {
     pub(crate) model: Model,
     pub(crate) kernel: FakeKernel,
-    pub(crate) proxier: Proxier<FakeKernel>,
+    pub(crate) proxier: Proxier<K>,
     pub(crate) now: Instant,
+    /// Who claims what another one has.
+    pub(crate) conflicts: Vec<Conflict>,
+    has_updated: bool,
 }
 
 pub(crate) fn ip(text: &str) -> IpAddr {
@@ -115,11 +219,118 @@ impl World {
     }
 
     pub(crate) fn with(config: Config, kernel: FakeKernel) -> Self {
-        let family = kernel.state().family;
         let handle = kernel.clone();
-        let worker =
-            Worker::spawn("fake", move || Ok::<_, std::convert::Infallible>(handle)).unwrap();
-        let proxier = Proxier::new(config, NodeFacts::new(family, NODE), worker);
+        Self::on(config, kernel, Lanes::inline(|| handle.clone()))
+    }
+}
+
+impl World<Slow> {
+    /// With kernel threads, each of which stops at the parts that are held.
+    pub(crate) fn threaded(config: Config, kernel: FakeKernel, held: &Held) -> Self {
+        let lane = || {
+            let slow = Slow(kernel.clone(), held.clone());
+            Worker::spawn("fake", move || Ok::<_, io::Error>(slow)).unwrap()
+        };
+        let lanes = Lanes::new(lane(), lane(), lane(), lane());
+        Self::on(config, kernel, lanes)
+    }
+
+    /// Goes on, in real time, until that is so; how long it took.
+    pub(crate) fn until(&mut self, what: &str, is_so: impl Fn(&FakeKernel) -> bool) -> Duration {
+        let began = Instant::now();
+        while !is_so(&self.kernel) {
+            let waited = began.elapsed();
+            assert!(
+                waited < Duration::from_secs(20),
+                "{what}: {:#?}",
+                self.written()
+            );
+            self.go_on();
+            thread::sleep(Duration::from_millis(1));
+        }
+        began.elapsed()
+    }
+
+    /// What the daemon's loop does at any moment.
+    pub(crate) fn go_on(&mut self) -> Synced {
+        let mut synced = Synced::default();
+        self.now = Instant::now();
+        while let Some(report) = self.proxier.book(&self.model, self.now) {
+            synced.add(report);
+        }
+        if self.proxier.is_ready() && (self.model.has_changes() || !self.has_updated) {
+            self.has_updated = true;
+            let changes = self.model.take_changes();
+            self.proxier.update(&self.model, &changes, self.now);
+        }
+        self.proxier.proceed(&self.model, self.now);
+        synced
+    }
+}
+
+/// Parts of the kernel at which whoever reads or writes them is held.
+pub(crate) type Held = Arc<Mutex<BTreeSet<&'static str>>>;
+
+/// The fake kernel, for a thread that may be held.
+pub(crate) struct Slow(FakeKernel, Held);
+
+impl Slow {
+    fn wait(&self, part: Part) {
+        while self.1.lock().unwrap().contains(part.name()) {
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+impl Kernel for Slow {
+    fn read_servers(&mut self) -> Result<BTreeMap<VirtualServerKey, VirtualServer>, KernelError> {
+        self.wait(Part::Servers);
+        self.0.read_servers()
+    }
+
+    fn read_sets(&mut self) -> Result<FoundSets, KernelError> {
+        self.wait(Part::Sets);
+        self.0.read_sets()
+    }
+
+    fn read_addresses(&mut self) -> Result<FoundAddresses, KernelError> {
+        self.wait(Part::Addresses);
+        self.0.read_addresses()
+    }
+
+    fn read_rules(&mut self) -> Result<FoundRules, KernelError> {
+        self.wait(Part::Rules);
+        self.0.read_rules()
+    }
+
+    fn glance(&mut self, one: &VirtualServerKey) -> Result<Glance, KernelError> {
+        self.0.glance(one)
+    }
+
+    fn apply(&mut self, plan: &Plan) -> Vec<Outcome> {
+        match plan.ops.first() {
+            Some(Op::WriteRules { .. } | Op::RemoveLeftovers(..)) => self.wait(Part::Rules),
+            Some(Op::CreateLink | Op::BindAddress(_) | Op::UnbindAddress(_)) => {
+                self.wait(Part::Addresses);
+            }
+            _ => {}
+        }
+        self.0.apply(plan)
+    }
+
+    fn connections(
+        &mut self,
+        keys: &[VirtualServerKey],
+    ) -> Result<BTreeMap<VirtualServerKey, BTreeMap<Target, u32>>, KernelError> {
+        self.0.connections(keys)
+    }
+}
+
+impl<K: Kernel> World<K> {
+    fn on(config: Config, kernel: FakeKernel, lanes: Lanes<K>) -> Self {
+        let family = kernel.state().family;
+        let now = Instant::now();
+        let proxier = Proxier::new(config, NodeFacts::new(family, NODE), lanes, now);
         let mut model = Model::new();
         for kind in [Kind::Service, Kind::EndpointSlice, Kind::Node] {
             model.apply(Event::ListStarted(kind));
@@ -128,7 +339,9 @@ impl World {
             model,
             kernel,
             proxier,
-            now: Instant::now(),
+            now,
+            conflicts: Vec::new(),
+            has_updated: false,
         }
     }
 
@@ -144,8 +357,8 @@ impl World {
     }
 
     /// A daemon that starts anew on this kernel, with nothing listed.
-    pub(crate) fn restarted(self, config: Config) -> Self {
-        Self::with(config, self.kernel)
+    pub(crate) fn restarted(self, config: Config) -> World {
+        World::with(config, self.kernel)
     }
 
     pub(crate) fn node(&mut self, node: Node) {
@@ -165,31 +378,29 @@ impl World {
     }
 
     /// What the daemon's loop does with the events so far.
-    pub(crate) fn sync(&mut self) -> SyncReport {
+    pub(crate) fn sync(&mut self) -> Synced {
         let changes = self.model.take_changes();
-        self.proxier.update(&self.model, &changes);
-        for _ in 0..3 {
-            if self.proxier.needs_resync() {
-                self.resync();
-            }
-            let report = block_on(self.proxier.sync(self.now));
-            if !self.proxier.needs_resync() {
-                return report;
-            }
+        let synced = read_ahead(&mut self.proxier, &self.model, self.now);
+        self.proxier.update(&self.model, &changes, self.now);
+        self.settle_after(synced)
+    }
+
+    /// Goes on without new events.
+    pub(crate) fn settle(&mut self) -> Synced {
+        self.settle_after(Synced::default())
+    }
+
+    fn settle_after(&mut self, synced: Synced) -> Synced {
+        let mut synced = settle_after(synced, &mut self.proxier, &self.model, &mut self.now);
+        if let Some(conflicts) = synced.conflicts.take() {
+            self.conflicts = conflicts;
         }
-        panic!("the kernel stays uncertain");
+        synced
     }
 
-    /// The same with a second connection, by which the kernel is checked while events go on.
-    pub(crate) fn with_reader(mut self) -> Self {
-        let handle = self.kernel.clone();
-        let reader = Worker::spawn("reader", move || Ok::<_, std::convert::Infallible>(handle));
-        self.proxier = self.proxier.with_reader(reader.unwrap());
-        self
-    }
-
-    pub(crate) fn resync(&mut self) {
-        block_on(self.proxier.resync(&self.model, self.now)).unwrap();
+    /// The kernel is to be compared with what is believed, as once in each sync period.
+    pub(crate) fn check(&mut self) {
+        self.proxier.check(self.now);
     }
 
     pub(crate) fn wait(&mut self, duration: Duration) {
@@ -221,11 +432,11 @@ impl World {
     }
 }
 
-impl World {
+impl<K: Kernel> World<K> {
     /// Whether a timer of the proxier fires within this time.
     pub(crate) fn proxier_due_within(&self, duration: Duration) -> bool {
         self.proxier
-            .next_due()
+            .next_due(self.now)
             .is_some_and(|due| due <= self.now + duration)
     }
 }

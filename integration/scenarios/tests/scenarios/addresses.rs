@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use scenarios::{Cluster, Outcome, Service, tcp};
+use anyhow::Result;
+use scenarios::{Cluster, Outcome, Service, sctp, tcp, udp};
 
 pub(crate) fn node_ports_follow(c: &mut Cluster) -> Outcome {
     let web = Service::new("web", "10.96.0.10 fd96::10")
@@ -29,4 +30,44 @@ pub(crate) fn node_ports_follow(c: &mut Cluster) -> Outcome {
         c.refuses(&c.outside, to)?;
     }
     c.until_served(&web).map(drop)
+}
+
+pub(crate) fn node_ports_at_an_address_that_has_moved_away_go(c: &mut Cluster) -> Outcome {
+    let moved = ["172.35.0.150", "fd35::150"];
+    c.sh("ip address add 172.35.0.150/24 dev eth0; ip address add fd35::150/64 dev eth0 nodad")?;
+    let web = Service::new("web", "10.96.0.10 fd96::10")
+        .port(tcp(80, 8080).named("web").node_port(30080))
+        .port(udp(53, 8080).named("dns").node_port(30053))
+        .port(sctp(9, 8080).named("log").node_port(30009))
+        .endpoints("10.244.1.10 10.244.2.10 fd44:1::10");
+    c.apply(&web)?;
+    c.start(&[])?;
+    for address in moved {
+        assert_eq!(servers_at(c, address)?, 3, "node ports at {address}");
+    }
+    c.stop()?;
+    // The addresses go to another node, and somebody serves two of the ports with a third one.
+    c.sh(
+        "ip address del 172.35.0.150/24 dev eth0; ip address del fd35::150/64 dev eth0
+        ipvsadm -A -t 198.51.100.7:30080 -s rr; ipvsadm -a -t 198.51.100.7:30080 -r 10.244.1.10:8080 -m
+        ipvsadm -A -u [2001:db8:7::7]:30053 -s rr",
+    )?;
+    let foreign = ["TCP 198.51.100.7:30080", "UDP [2001:db8:7::7]:30053"];
+    c.start(&[])?;
+    c.until_served(&web)?;
+    for address in moved {
+        c.until(&format!("no node port is left at {address}"), || {
+            Ok(servers_at(c, address)? == 0)
+        })?;
+    }
+    let servers = c.servers()?;
+    for server in foreign {
+        assert!(servers.contains_key(server), "{server}: {servers:?}");
+    }
+    Ok(())
+}
+
+fn servers_at(c: &Cluster, address: &str) -> Result<usize> {
+    let servers = c.servers()?.into_keys();
+    Ok(servers.filter(|server| server.contains(address)).count())
 }

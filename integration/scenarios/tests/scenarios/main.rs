@@ -37,7 +37,7 @@ const LIMIT: Duration = Duration::from_mins(8);
 fn main() {
     let stories: &[Story] = stories! {
         // The first one, as it needs a kernel that has never loaded IPVS.
-        refusals: no_ip_vs if is_ip_vs_loadable(), no_rights, unknown_flag, no_folder, no_kubeconfig;
+        refusals: no_ip_vs if is_ip_vs_loadable(), no_rights, a_scheduler_that_the_kernel_lacks, unknown_flag, no_folder, no_kubeconfig;
         ways_in: over_tcp, over_udp, over_sctp, by_routes_over_tcp, by_routes_over_udp, several_ports, session_affinity, an_address_of_the_node_itself, other_objects_are_left_out;
         manifests: added_edited_deleted, renamed_into_place, a_broken_file_keeps_what_it_held, broken_at_the_start;
         api: streamed_lists, paged_lists, away_at_the_start, away_for_a_while, nonsense;
@@ -46,10 +46,10 @@ fn main() {
         foreign: what_is_not_ours_stays;
         drift: damage_is_repaired;
         vip_mode: it_changes_under_open_connections, strict_arp_holds_for_routes;
-        addresses: node_ports_follow;
+        addresses: node_ports_follow, node_ports_at_an_address_that_has_moved_away_go;
         drain: an_open_connection_is_served_to_its_end, udp_moves_at_once, no_question_is_lost_by_changes;
         conflicts: the_older_service_wins;
-        wrong: wrong_objects_are_named, a_scheduler_that_the_kernel_lacks, an_endpoint_that_the_kernel_refuses, a_set_in_the_way;
+        wrong: wrong_objects_are_named, an_endpoint_that_the_kernel_refuses, a_set_in_the_way;
         economy: changes_start_no_program;
         nft: is_chosen_where_nothing_speaks_for_either if has_nft(), the_kubelets_hint_moves_rules_under_open_connections if has_nft(), a_cleanup_takes_both_backends if has_nft(), flows_in_other_zones_stay if has_nft();
     };

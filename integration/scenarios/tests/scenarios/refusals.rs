@@ -95,13 +95,60 @@ pub(crate) fn no_rights(c: &mut Cluster) -> Outcome {
     c.until_answered(&c.client, "10.96.0.10:80").map(drop)
 }
 
+pub(crate) fn a_scheduler_that_the_kernel_lacks(c: &mut Cluster) -> Outcome {
+    let web = Service::new("web", "10.96.0.10")
+        .port(tcp(80, 8080))
+        .endpoints("10.244.1.10");
+    let parts = ["`nosuch`", "--ipvs-scheduler"];
+    c.apply(&web)?;
+    c.launch(&["--ipvs-scheduler=nosuch"])?;
+    says(&c.refusal()?, &parts);
+    assert!(c.servers()?.is_empty() && c.addresses()?.iter().all(|at| !at.contains("kube-ipvs0")));
+
+    // What was programmed serves on, untouched.
+    c.start(&[])?;
+    c.until_served(&web)?;
+    c.stop()?;
+    let before = c.state()?;
+    c.launch(&["--ipvs-scheduler=nosuch"])?;
+    let said = c.refusal()?;
+    says(&said, &parts);
+    says(&said, &["Run `modprobe ip_vs_nosuch` on the host"]);
+    assert_eq!(c.state()?, before);
+    c.until_answered(&c.client, "10.96.0.10:80")?;
+    // Without a write it is seen where there are lists of modules.
+    let lists = c.sh("ls /lib/modules/$(uname -r)/modules.dep 2>/dev/null || true")?;
+    let foreseen = c.check(&["--ipvs-scheduler=nosuch"])?;
+    assert_eq!(
+        foreseen.contains("no scheduler `nosuch`"),
+        !lists.is_empty(),
+        "{foreseen}"
+    );
+    assert_eq!(c.state()?, before);
+
+    // One that is there is loaded where it has to be. What a crash has left of the question for it
+    // goes.
+    c.sh("ipvsadm -A -t 198.51.100.0:20000 -s rr")?;
+    c.start(&["--ipvs-scheduler=mh"])?;
+    c.until_served(&web)?;
+    let servers = c.servers()?;
+    assert_eq!(servers.len(), 1, "{servers:?}");
+    assert!(
+        servers
+            .values()
+            .all(|server| server.properties.starts_with("mh")),
+        "{servers:?}"
+    );
+    c.until_answered(&c.client, "10.96.0.10:80").map(drop)
+}
+
 pub(crate) fn unknown_flag(c: &mut Cluster) -> Outcome {
     for (flag, parts) in [
         (
             "--ipvs-shceduler=wrr",
             ["--ipvs-shceduler;", "is --ipvs-scheduler meant"],
         ),
-        ("--proxy-mode=nftables", ["--proxy-mode", "ipvs, iptables"]),
+        ("--proxy-mode=nftables", ["--proxy-mode", "iptables, ipvs"]),
         ("--ipvs-sync-period=1", ["--ipvs-sync-period", "'1'"]),
     ] {
         c.launch(&[flag])?;

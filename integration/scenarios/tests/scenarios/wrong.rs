@@ -66,38 +66,6 @@ endpoints: [{addresses: []}, {addresses: ['fd44:1::10']}, {addresses: [10.244.2.
     c.until_answered(&c.client, "10.96.0.10:80").map(drop)
 }
 
-pub(crate) fn a_scheduler_that_the_kernel_lacks(c: &mut Cluster) -> Outcome {
-    let dns = Service::new("dns", "10.96.0.53")
-        .port(udp(53, 8080))
-        .endpoints("10.244.1.10");
-    c.apply(&web())?;
-    c.start(&[])?;
-    c.until_served(&web())?;
-    c.stop()?;
-    c.apply(&dns)?;
-    c.launch(&["--ipvs-scheduler=nosuch"])?;
-    let line = c.await_line("ip_vs_nosuch")?;
-    assert!(
-        line.contains("--ipvs-scheduler") && line.contains("modprobe ip_vs_nosuch"),
-        "{line}"
-    );
-    // What was programmed serves on, and what needs no scheduler is done.
-    c.await_first_sync()?;
-    c.until_served(&web())?;
-    c.until_answered(&c.client, "10.96.0.10:80")?;
-    assert!(c.members("KUBE-CLUSTER-IP")?.contains("10.96.0.53,udp:53"));
-    assert!(!c.servers()?.contains_key("UDP 10.96.0.53:53"));
-    c.stop()?;
-    c.start(&["--ipvs-scheduler=wlc"])?;
-    c.until_served(&dns)?;
-    assert!(
-        c.servers()?
-            .values()
-            .all(|server| server.properties == "wlc")
-    );
-    Ok(())
-}
-
 /// IPVS takes no broadcast address for a destination.
 pub(crate) fn an_endpoint_that_the_kernel_refuses(c: &mut Cluster) -> Outcome {
     let refused = Service::new("half", "10.96.0.20")

@@ -13,32 +13,32 @@
 //! be trusted one that cannot be reached.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
 use futures::future::BoxFuture;
 use http::uri::Scheme;
-use http::{HeaderValue, Request, Response, Uri};
+use http::{Request, Response, Uri};
 use hyper::body::Incoming;
 use hyper::rt::{Read, Write};
 use hyper_util::client::legacy;
-use hyper_util::client::legacy::connect::proxy::{SocksV5, Tunnel};
 use hyper_util::client::legacy::connect::{Connection as Connected, HttpConnector};
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use kube::Config;
 use kube::client::{Body, ConfigExt as _};
-use percent_encoding::percent_decode_str;
 use rustls::{AlertDescription, CertificateError};
 use tower::util::BoxCloneService;
 use tower::{BoxError, Service, ServiceExt as _};
 use tracing::{info, warn};
 
-/// How long connecting may take.
-const CONNECT: Duration = Duration::from_secs(30);
+use super::http_proxy::{Protocol, Proxy};
+use super::tunnel::Tunnel;
+
+/// How long connecting may take. The kernel repeats the first packet after 1, 3 and 7 s, but then
+/// not before 15 s: a server that comes back in between would wait for that.
+const CONNECT: Duration = Duration::from_secs(10);
 /// A connection that has been silent for so long is probed, and then as often as [`PROBES`] says.
 const IDLE: Duration = Duration::from_secs(15);
 const PROBES: Duration = Duration::from_secs(5);
@@ -57,6 +57,7 @@ pub(super) struct Connection(Arc<Shared>);
 struct Shared {
     config: Config,
     files: Files,
+    proxy: Option<Proxy>,
     current: Mutex<(Held, Pool)>,
 }
 
@@ -91,16 +92,21 @@ pub(super) struct Untrusted {
 }
 
 impl Connection {
-    /// To the server of `config`, whose certificates come from `files` where it has any. Connects to nothing yet; the error
-    /// is about certificates that cannot be used.
-    pub(super) fn new(mut config: Config, files: Files) -> Result<Self, kube::Error> {
+    /// To the server of `config`, whose certificates come from `files` where it has any, by way of
+    /// `proxy`. Connects to nothing yet; the error is about certificates that cannot be used.
+    pub(super) fn new(
+        mut config: Config,
+        files: Files,
+        proxy: Option<Proxy>,
+    ) -> Result<Self, kube::Error> {
         config.root_cert_file.clone_from(&files.authority);
         // In this order: what changes in between is noticed with the first request.
         let held = files.read();
-        let pool = pool(&config)?;
+        let pool = pool(&config, &files, proxy.as_ref())?;
         Ok(Self(Arc::new(Shared {
             config,
             files,
+            proxy,
             current: Mutex::new((held, pool)),
         })))
     }
@@ -116,7 +122,7 @@ impl Shared {
         }
         current.0 = found;
         let url = &self.config.cluster_url;
-        match pool(&self.config) {
+        match pool(&self.config, &self.files, self.proxy.as_ref()) {
             Ok(pool) => {
                 info!("API server {url}: certificate files have changed, and are used from now on");
                 current.1 = pool;
@@ -161,8 +167,8 @@ impl Service<Request<Body>> for Connection {
             let answer = shared.pool().oneshot(request).await;
             answer.map_err(|error| match tls(&error) {
                 Some(reason) => {
-                    let authority = shared.files.authority.as_deref();
-                    untrusted(reason, authority, shared.config.root_cert.is_some()).into()
+                    let authorities = Authorities::of(&shared.config, &shared.files);
+                    authorities.untrusted(reason, Peer::Server).into()
                 }
                 None => error.into(),
             })
@@ -171,7 +177,7 @@ impl Service<Request<Body>> for Connection {
 }
 
 /// A client with a pool of its own, by way of the proxy if there is one.
-fn pool(config: &Config) -> Result<Pool, kube::Error> {
+fn pool(config: &Config, files: &Files, proxy: Option<&Proxy>) -> Result<Pool, kube::Error> {
     let mut connector = HttpConnector::new();
     connector.enforce_http(false);
     connector.set_nodelay(true);
@@ -179,38 +185,17 @@ fn pool(config: &Config) -> Result<Pool, kube::Error> {
     connector.set_keepalive(Some(IDLE));
     connector.set_keepalive_interval(Some(PROBES));
     connector.set_tcp_user_timeout(Some(GONE));
-    let Some(proxy) = config.proxy_url.clone() else {
+    let Some(proxy) = proxy.cloned() else {
         return pool_over(config, connector);
     };
-    let user = user_of(&proxy);
-    if proxy.scheme_str() == Some("socks5") {
-        let socks = SocksV5::new(proxy, connector);
-        return pool_over(
-            config,
-            match user {
-                Some((name, password)) => socks.with_auth(name, password),
-                None => socks,
-            },
-        );
+    let authorities = Authorities::of(config, files);
+    if proxy.protocol == Protocol::Https {
+        let mut as_proxy = config.clone();
+        as_proxy.tls_server_name = None;
+        let connector = as_proxy.rustls_https_connector_with_connector(connector)?;
+        return pool_over(config, Tunnel::new(proxy, authorities, connector));
     }
-    let tunnel = Tunnel::new(proxy, connector);
-    let basic = user.and_then(|(name, password)| {
-        let text = STANDARD.encode(format!("{name}:{password}"));
-        HeaderValue::try_from(format!("Basic {text}")).ok()
-    });
-    let tunnel = match basic {
-        Some(basic) => tunnel.with_auth(basic),
-        None => tunnel,
-    };
-    pool_over(config, tunnel)
-}
-
-/// The name and password that a proxy's URL has in front of its host.
-fn user_of(proxy: &Uri) -> Option<(String, String)> {
-    let (user, _) = proxy.authority()?.as_str().rsplit_once('@')?;
-    let (name, password) = user.split_once(':').unwrap_or((user, ""));
-    let decoded = |text| percent_decode_str(text).decode_utf8_lossy().into_owned();
-    Some((decoded(name), decoded(password)))
+    pool_over(config, Tunnel::new(proxy, authorities, connector))
 }
 
 fn pool_over<C>(config: &Config, connector: C) -> Result<Pool, kube::Error>
@@ -248,8 +233,15 @@ fn is_plain(config: &Config) -> bool {
         && user.client_key_data.is_none()
 }
 
+/// Whether a request failed for want of a connection, so that the server has not seen it.
+pub(super) fn is_none(error: &(dyn std::error::Error + 'static)) -> bool {
+    let mut causes = std::iter::successors(Some(error), |error| error.source());
+    let failed = causes.find_map(|cause| cause.downcast_ref::<legacy::Error>());
+    failed.is_some_and(legacy::Error::is_connect)
+}
+
 /// What TLS failed of, if it did.
-fn tls<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a rustls::Error> {
+pub(super) fn tls<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a rustls::Error> {
     if let Some(error) = error.downcast_ref() {
         return Some(error);
     }
@@ -262,82 +254,130 @@ fn tls<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a rustls::E
     })
 }
 
-/// Says what to do about a failure of TLS. `authority` is the file of it; without, `has_roots` says whether the kubeconfig
-/// holds it.
-fn untrusted(error: &rustls::Error, authority: Option<&Path>, has_roots: bool) -> Untrusted {
-    use rustls::Error::{AlertReceived, InvalidCertificate};
-    let field = match authority {
-        Some(file) => format!("certificate-authority {}", file.display()),
-        None if has_roots => "certificate-authority-data of the kubeconfig".to_owned(),
-        None => "the authorities of this system (none is configured)".to_owned(),
-    };
-    let (why, advice) = match error {
-        InvalidCertificate(CertificateError::UnknownIssuer | CertificateError::BadSignature) => {
-            let advice = match (authority, has_roots) {
-                (None, false) => "give certificate-authority in the kubeconfig",
-                _ => "put the cluster's CA there; kubeadm has it in /etc/kubernetes/pki/ca.crt",
-            };
-            (
-                format!("its certificate is not signed by {field}"),
-                advice.to_owned(),
-            )
+/// Whose certificates are believed.
+#[derive(Debug, Clone)]
+pub(super) enum Authorities {
+    /// Those in this file.
+    Of(PathBuf),
+    /// Those that the kubeconfig holds itself.
+    Inline,
+    /// Those of the system.
+    System,
+}
+
+/// Who shows a certificate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Peer {
+    Server,
+    Proxy,
+}
+
+impl std::fmt::Display for Authorities {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Of(file) => write!(formatter, "certificate-authority {}", file.display()),
+            Self::Inline => formatter.write_str("certificate-authority-data of the kubeconfig"),
+            Self::System => {
+                formatter.write_str("the authorities of this system (none is configured)")
+            }
         }
-        InvalidCertificate(
-            reason @ (CertificateError::Expired
-            | CertificateError::ExpiredContext { .. }
-            | CertificateError::NotValidYet
-            | CertificateError::NotValidYetContext { .. }),
-        ) => (
-            format!("its certificate: {reason}"),
-            "renew it on the server (kubeadm certs renew apiserver), or set this node's clock"
-                .to_owned(),
-        ),
-        InvalidCertificate(
-            reason @ (CertificateError::NotValidForName
-            | CertificateError::NotValidForNameContext { .. }),
-        ) => (
-            format!("its certificate: {reason}"),
-            "use one of its names as the server, or give tls-server-name in the kubeconfig"
-                .to_owned(),
-        ),
-        InvalidCertificate(reason) => (
-            format!("its certificate: {reason}"),
-            "give the server another certificate".to_owned(),
-        ),
-        AlertReceived(
-            alert @ (AlertDescription::BadCertificate
-            | AlertDescription::UnsupportedCertificate
-            | AlertDescription::CertificateRevoked
-            | AlertDescription::CertificateExpired
-            | AlertDescription::CertificateUnknown
-            | AlertDescription::CertificateRequired
-            | AlertDescription::UnknownCA
-            | AlertDescription::DecryptError
-            | AlertDescription::AccessDenied),
-        ) => (
-            format!("it does not take this client's certificate: {alert:?}"),
-            "renew or correct client-certificate and client-key in the kubeconfig".to_owned(),
-        ),
-        other => (
-            format!("TLS fails: {other}"),
-            "check that this is the URL of a Kubernetes API server".to_owned(),
-        ),
-    };
-    Untrusted { why, advice }
+    }
+}
+
+impl Authorities {
+    fn of(config: &Config, files: &Files) -> Self {
+        match &files.authority {
+            Some(file) => Self::Of(file.clone()),
+            None if config.root_cert.is_some() => Self::Inline,
+            None => Self::System,
+        }
+    }
+
+    /// Says what to do about a failure of TLS with this peer.
+    pub(super) fn untrusted(&self, error: &rustls::Error, peer: Peer) -> Untrusted {
+        use rustls::Error::{AlertReceived, InvalidCertificate};
+        let (why, advice) = match error {
+            InvalidCertificate(
+                CertificateError::UnknownIssuer | CertificateError::BadSignature,
+            ) => (
+                format!("its certificate is not signed by {self}"),
+                match (peer, self) {
+                    (_, Self::System) => "give certificate-authority in the kubeconfig",
+                    (Peer::Server, _) => {
+                        "put the cluster's CA there; kubeadm has it in /etc/kubernetes/pki/ca.crt"
+                    }
+                    (Peer::Proxy, _) => {
+                        "put the proxy's CA there, behind the cluster's: as in Go programs, they count for both"
+                    }
+                },
+            ),
+            InvalidCertificate(
+                reason @ (CertificateError::Expired
+                | CertificateError::ExpiredContext { .. }
+                | CertificateError::NotValidYet
+                | CertificateError::NotValidYetContext { .. }),
+            ) => (
+                format!("its certificate: {reason}"),
+                match peer {
+                    Peer::Server => {
+                        "renew it on the server (kubeadm certs renew apiserver), or set this node's clock"
+                    }
+                    Peer::Proxy => "renew it on the proxy, or set this node's clock",
+                },
+            ),
+            InvalidCertificate(
+                reason @ (CertificateError::NotValidForName
+                | CertificateError::NotValidForNameContext { .. }),
+            ) => (
+                format!("its certificate: {reason}"),
+                match peer {
+                    Peer::Server => {
+                        "use one of its names as the server, or give tls-server-name in the kubeconfig"
+                    }
+                    Peer::Proxy => "use one of its names in the proxy's URL",
+                },
+            ),
+            InvalidCertificate(reason) => (
+                format!("its certificate: {reason}"),
+                match peer {
+                    Peer::Server => "give the server another certificate",
+                    Peer::Proxy => "give the proxy another certificate",
+                },
+            ),
+            AlertReceived(
+                alert @ (AlertDescription::BadCertificate
+                | AlertDescription::UnsupportedCertificate
+                | AlertDescription::CertificateRevoked
+                | AlertDescription::CertificateExpired
+                | AlertDescription::CertificateUnknown
+                | AlertDescription::CertificateRequired
+                | AlertDescription::UnknownCA
+                | AlertDescription::DecryptError
+                | AlertDescription::AccessDenied),
+            ) => (
+                format!("it does not take this client's certificate: {alert:?}"),
+                "renew or correct client-certificate and client-key in the kubeconfig",
+            ),
+            other => (
+                format!("TLS fails: {other}"),
+                match peer {
+                    Peer::Server => "check that this is the URL of a Kubernetes API server",
+                    Peer::Proxy => {
+                        "check that the proxy speaks TLS there; if not, its URL begins with http://"
+                    }
+                },
+            ),
+        };
+        Untrusted {
+            why,
+            advice: advice.to_owned(),
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_proxys_user_is_decoded() {
-        let user = |url: &str| user_of(&url.parse().unwrap());
-        let is = |name: &str, password: &str| Some((name.to_owned(), password.to_owned()));
-        assert_eq!(user("http://proxy:3128"), None);
-        assert_eq!(user("http://me:p%40ss%3A@proxy:3128"), is("me", "p@ss:"));
-        assert_eq!(user("socks5://me@proxy:1080"), is("me", ""));
-    }
 
     #[test]
     fn a_failure_of_tls_is_found_in_what_carries_it() {
@@ -347,12 +387,12 @@ mod tests {
         assert_eq!(tls(&carried), Some(&reason));
         assert_eq!(tls(&Error::other("something else")), None);
         assert_eq!(tls(&Error::from_raw_os_error(111)), None);
-        let said = untrusted(&reason, Some(Path::new("/ca.crt")), true);
+        let said = Authorities::Of("/ca.crt".into()).untrusted(&reason, Peer::Server);
         assert_eq!(
             said.why,
             "its certificate is not signed by certificate-authority /ca.crt"
         );
-        let said = untrusted(&reason, None, false);
+        let said = Authorities::System.untrusted(&reason, Peer::Server);
         assert!(said.advice.contains("give certificate-authority"));
     }
 }

@@ -1,20 +1,64 @@
-//! Whether the API server is reached through an HTTP proxy, decided as Go programs do: a kubeconfig's `proxy-url` counts
-//! always; else `HTTPS_PROXY` or `HTTP_PROXY`, by the server's scheme, unless `NO_PROXY` names the server. kubeadm passes these
-//! variables on to kube-proxy.
+//! Whether the API server is reached through a proxy, decided as Go programs do: a kubeconfig's
+//! `proxy-url` counts always; else `HTTPS_PROXY` or `HTTP_PROXY`, by the server's scheme, unless
+//! `NO_PROXY` names the server. kubeadm passes these variables on to kube-proxy.
 //!
 //! `kube` looks at the variables too, but holds `NO_PROXY` against the proxy's own name.
 
+use std::fmt;
 use std::net::IpAddr;
 
 use http::Uri;
 use ipnet::IpNet;
+use percent_encoding::percent_decode_str;
 
-/// The proxy's URL, if one is to be used. `given` is the kubeconfig's; `variable` reads the environment.
+/// What a proxy speaks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Protocol {
+    /// HTTP, with `CONNECT`.
+    Http,
+    /// The same over TLS.
+    Https,
+    /// SOCKS 5. Names are looked up by the proxy, as Go programs have it for `socks5` and `socks5h`
+    /// alike.
+    Socks5,
+}
+
+/// A proxy.
+#[derive(Clone, PartialEq, Eq)]
+pub(super) struct Proxy {
+    pub(super) protocol: Protocol,
+    /// Where it is: an `http` or `https` URL of host and port, with neither path nor credentials.
+    pub(super) url: Uri,
+    /// Name and password, decoded.
+    pub(super) user: Option<(String, String)>,
+}
+
+/// Without name and password.
+impl fmt::Display for Proxy {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let scheme = match self.protocol {
+            Protocol::Http => "http",
+            Protocol::Https => "https",
+            Protocol::Socks5 => "socks5",
+        };
+        let host = self.url.authority().map_or("", |host| host.as_str());
+        write!(formatter, "{scheme}://{host}")
+    }
+}
+
+/// The same.
+impl fmt::Debug for Proxy {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, formatter)
+    }
+}
+
+/// The proxy, if one is to be used. `given` is the kubeconfig's; `variable` reads the environment.
 pub(super) fn choose(
     given: Option<&str>,
     server: &Uri,
     variable: impl Fn(&str) -> Option<String>,
-) -> Result<Option<Uri>, String> {
+) -> Result<Option<Proxy>, String> {
     let read = |name: &str| {
         let values = [name.to_owned(), name.to_lowercase()].into_iter();
         values
@@ -33,16 +77,70 @@ pub(super) fn choose(
             _ => return Ok(None),
         }
     };
-    let url = if text.contains("://") {
-        text
-    } else {
-        format!("http://{text}")
-    };
-    match url.parse::<Uri>() {
-        Ok(url) if matches!(url.scheme_str(), Some("http" | "socks5")) => Ok(Some(url)),
-        Ok(_) => Err(format!("{what} is neither an http:// nor a socks5:// URL")),
-        Err(error) => Err(format!("{what} is no URL: {error}")),
+    let proxy = Proxy::parse(&text).map_err(|why| format!("{what} {why}"))?;
+    proxy
+        .check(server)
+        .map_err(|why| format!("{what}: {why}"))?;
+    Ok(Some(proxy))
+}
+
+impl Proxy {
+    /// The error says what the URL is, without repeating it: there may be a password in it.
+    fn parse(text: &str) -> Result<Self, String> {
+        let (scheme, rest) = text.split_once("://").unwrap_or(("http", text));
+        let (protocol, scheme, port) = match &*scheme.to_lowercase() {
+            "http" => (Protocol::Http, "http", 80),
+            "https" => (Protocol::Https, "https", 443),
+            "socks5" | "socks5h" => (Protocol::Socks5, "http", 1080),
+            _ => {
+                return Err("is none of an http://, https://, socks5:// or socks5h:// URL".into());
+            }
+        };
+        let no_url = |error: http::Error| format!("is no URL: {error}");
+        let url: Uri = format!("{scheme}://{rest}").parse().map_err(|error| {
+            let error: http::uri::InvalidUri = error;
+            no_url(error.into())
+        })?;
+        let host = url.host().filter(|host| !host.is_empty());
+        let host = host.ok_or("is no URL: it has no host")?;
+        let port = url.port_u16().unwrap_or(port);
+        let plain = Uri::builder()
+            .scheme(scheme)
+            .authority(format!("{host}:{port}"))
+            .path_and_query("/")
+            .build()
+            .map_err(no_url)?;
+        Ok(Self {
+            protocol,
+            user: user_of(&url),
+            url: plain,
+        })
     }
+
+    /// Whether it can be asked for this server.
+    fn check(&self, server: &Uri) -> Result<(), String> {
+        /// What `hyper-util` sends to a SOCKS proxy has so much room for these together.
+        const ROOM: usize = 249;
+        let (Protocol::Socks5, Some((name, password))) = (self.protocol, &self.user) else {
+            return Ok(());
+        };
+        let length = name.len() + password.len() + server.host().unwrap_or_default().len();
+        if length > ROOM || name.len().max(password.len()) > usize::from(u8::MAX) {
+            return Err(format!(
+                "name and password are too long: with the server's host they are {length} bytes, and a SOCKS proxy is \
+                 told at most {ROOM}"
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// The name and password that a proxy's URL has in front of its host.
+fn user_of(url: &Uri) -> Option<(String, String)> {
+    let (user, _) = url.authority()?.as_str().rsplit_once('@')?;
+    let (name, password) = user.split_once(':').unwrap_or((user, ""));
+    let decoded = |text| percent_decode_str(text).decode_utf8_lossy().into_owned();
+    Some((decoded(name), decoded(password)))
 }
 
 /// Whether a server is reached directly: this host itself, and what `NO_PROXY` lists: `*`, addresses, networks, names (with
@@ -107,7 +205,7 @@ mod tests {
             found.next().map(|(_, value)| (*value).to_owned())
         };
         match choose(given, &server.parse().unwrap(), variable) {
-            Ok(Some(url)) => url.to_string(),
+            Ok(Some(proxy)) => proxy.to_string(),
             Ok(None) => "direct".to_owned(),
             Err(error) => error,
         }
@@ -119,15 +217,15 @@ mod tests {
         let https = ("HTTPS_PROXY", "http://proxy:3128");
         let no = |list| [https, ("NO_PROXY", list)];
         assert_eq!(chosen(None, server, &[]), "direct");
-        assert_eq!(chosen(None, server, &[https]), "http://proxy:3128/");
+        assert_eq!(chosen(None, server, &[https]), "http://proxy:3128");
         let lower = ("https_proxy", "proxy:3128");
-        assert_eq!(chosen(None, server, &[lower]), "http://proxy:3128/");
+        assert_eq!(chosen(None, server, &[lower]), "http://proxy:3128");
         assert_eq!(chosen(None, "http://10.0.0.1", &[https]), "direct");
         assert_eq!(chosen(None, "https://127.0.0.1:6443", &[https]), "direct");
         let given = Some("socks5://s:1080");
-        assert_eq!(chosen(given, server, &no("*")), "socks5://s:1080/");
-        let wrong = chosen(Some("https://s"), server, &[]);
-        assert!(wrong.starts_with("proxy-url is neither"), "{wrong}");
+        assert_eq!(chosen(given, server, &no("*")), "socks5://s:1080");
+        let wrong = chosen(Some("ftp://s"), server, &[]);
+        assert!(wrong.starts_with("proxy-url is none of"), "{wrong}");
         for exempt in [
             "*",
             "10.0.0.0/8",
@@ -161,5 +259,68 @@ mod tests {
             chosen(None, "https://[fd00::1]:6443", &no("fd00::1")),
             "direct"
         );
+    }
+
+    #[test]
+    fn a_proxys_url_is_read_as_in_go() {
+        let read = |text: &str| {
+            let proxy = Proxy::parse(text).unwrap();
+            format!("{proxy} at {}", proxy.url)
+        };
+        assert_eq!(read("proxy"), "http://proxy:80 at http://proxy:80/");
+        assert_eq!(
+            read("HTTPS://proxy/x?y"),
+            "https://proxy:443 at https://proxy:443/"
+        );
+        assert_eq!(
+            read("https://[fd00::1]:3129"),
+            "https://[fd00::1]:3129 at https://[fd00::1]:3129/"
+        );
+        for scheme in ["socks5", "socks5h"] {
+            let url = format!("{scheme}://proxy");
+            assert_eq!(read(&url), "socks5://proxy:1080 at http://proxy:1080/");
+        }
+        for wrong in [
+            "http://",
+            "https://:3128",
+            "socks4://proxy",
+            "http://a b",
+            "socks5://me@",
+        ] {
+            let why = Proxy::parse(wrong).unwrap_err();
+            assert!(why.starts_with("is no"), "{wrong}: {why}");
+        }
+    }
+
+    #[test]
+    fn a_proxys_user_is_decoded_and_never_shown() {
+        let user = |url: &str| Proxy::parse(url).unwrap().user;
+        let is = |name: &str, password: &str| Some((name.to_owned(), password.to_owned()));
+        assert_eq!(user("http://proxy:3128"), None);
+        let secret = "https://me:p%40ss%3A@proxy:3128";
+        assert_eq!(user(secret), is("me", "p@ss:"));
+        assert_eq!(user("socks5://me@proxy:1080"), is("me", ""));
+        let proxy = Proxy::parse(secret).unwrap();
+        assert_eq!(
+            format!("{proxy} {proxy:?}"),
+            "https://proxy:3128 https://proxy:3128"
+        );
+        let wrong = chosen(Some("ftp://me:secret@proxy"), "https://a", &[]);
+        assert!(!wrong.contains("secret"), "{wrong}");
+    }
+
+    #[test]
+    fn what_a_socks_proxy_cannot_be_told_is_said_at_once() {
+        let with = |length| {
+            chosen(
+                Some(&format!("socks5://me:{}@s", "x".repeat(length))),
+                "https://api",
+                &[],
+            )
+        };
+        assert_eq!(with(244), "socks5://s:1080");
+        assert!(with(245).contains("too long"), "{}", with(245));
+        let basic = format!("http://me:{}@s", "x".repeat(1000));
+        assert_eq!(chosen(Some(&basic), "https://api", &[]), "http://s:80");
     }
 }

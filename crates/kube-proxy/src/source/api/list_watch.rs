@@ -6,9 +6,12 @@
 //!   watch from a resource version ─ ended ─▶ watch from the last one seen
 //! ```
 //!
-//! A server that comes back with its storage restored from a backup counts its resource versions from an earlier one. A
-//! watch from a version that is still to come stays silent until the count has got there, and what happens meanwhile is
-//! never told; so after a failure, before going on, the server is asked whether it has reached that version.
+//! A server that comes back with its storage restored from a backup counts its resource versions
+//! from an earlier one. A watch from a version that is still to come stays silent until the count
+//! has got there, and what happens meanwhile is never told; so after a failure, before going on,
+//! the server is asked whether it has reached that version. If it has not, or has forgotten what
+//! changed since, the list follows at once: there is one wait to an outage, and `backoff` says how
+//! long it is.
 //!
 //! `kube::runtime::watcher` does the same, but does not fit here: it never falls back from a streamed list that the server
 //! does not know, it reconnects without any delay to a server that closes at once, one object that does not decode costs
@@ -19,7 +22,6 @@
 //! looked at object by object.
 
 use std::borrow::Cow;
-use std::hash::{BuildHasher as _, RandomState};
 use std::io;
 use std::pin::pin;
 use std::sync::Arc;
@@ -34,20 +36,20 @@ use kube::Client;
 use kube::api::{ListParams, VersionMatch, WatchParams};
 use kube::client::Body;
 use kube::core::Request;
-use kube::runtime::utils::Backoff;
-use kube::runtime::watcher::DefaultBackoff;
 use proxy::{Event, Kind};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, timeout};
-use tracing::{debug, warn};
+use tracing::{debug, info, warn};
 
-use super::connection::Untrusted;
+use super::backoff::{Backoff, Cost, any_of, up_to};
+use super::connection;
 use super::outage::{Failure, Outage};
 use super::page::Page;
 use super::root_cause;
 use crate::decode::{self, Decoded, Unnamed, kind_name};
+use crate::flags::FirstList;
 use crate::source::Complaints;
 
 /// Objects to a page: 500 slices of 50 endpoints are 8 MB of JSON.
@@ -62,6 +64,7 @@ const WHOLE_PAGE: Duration = Duration::from_mins(5);
 /// How long a watch lasts, at least and at most: what all nodes opened when a server came back is not to end on all at once.
 const WATCH_SECONDS: std::ops::RangeInclusive<u32> = 180..=290;
 /// How long a watch that broke is left alone, at most: it may have broken on all nodes at once.
+/// Also what is added to `Retry-After`, which may be the same for all.
 const SPREAD: Duration = Duration::from_secs(1);
 /// A watch that is silent for so long is opened anew: it may be dead, as a server sends a bookmark every minute; from one
 /// that does not, it costs a request.
@@ -72,13 +75,6 @@ const SETTLED: Duration = Duration::from_secs(1);
 const LONGEST_EVENT: u64 = 64 << 20;
 const LONGEST_PAGE: usize = 1 << 30;
 const LONGEST_REFUSAL: u64 = 64 << 10;
-
-/// A number out of a range, another one in each process and at each call.
-fn any_of(range: std::ops::RangeInclusive<u32>) -> u32 {
-    let (first, last) = range.into_inner();
-    let random = RandomState::new().hash_one(()) % (u64::from(last - first) + 1);
-    first + u32::try_from(random).unwrap_or_default()
-}
 
 /// What to list and watch.
 pub(super) struct Resource {
@@ -117,6 +113,8 @@ enum End {
     Unheard,
     /// The resource version is too old.
     Expired,
+    /// The resource version is one that the server has still to come to.
+    Ahead(String),
     /// The server does not stream lists.
     Unstreamed(String),
     Failed(Failure),
@@ -128,30 +126,43 @@ impl End {
     }
 
     fn unreachable(error: &(dyn std::error::Error + 'static)) -> Self {
-        let mut causes = std::iter::successors(Some(error), |error| error.source());
-        let untrusted = causes.find_map(|cause| cause.downcast_ref::<Untrusted>());
-        Self::Failed(match untrusted {
-            Some(untrusted) => Failure::Untrusted(untrusted.clone()),
-            None => Failure::Unreachable(root_cause(error)),
+        let causes = std::iter::successors(Some(error), |error| error.source());
+        let told = causes.into_iter().find_map(|cause| {
+            let untrusted = cause.downcast_ref().cloned().map(Failure::Untrusted);
+            untrusted.or_else(|| cause.downcast_ref().cloned().map(Failure::Proxied))
+        });
+        Self::Failed(match told {
+            Some(failure) => failure,
+            None if connection::is_none(error) => Failure::Unreachable(root_cause(error)),
+            None => Failure::Unanswered(root_cause(error)),
         })
     }
 
     fn silent(limit: Duration) -> Self {
-        Self::Failed(Failure::Unreachable(format!("no answer for {limit:?}")))
+        Self::Failed(Failure::Unanswered(format!("no answer for {limit:?}")))
     }
 }
 
 impl From<kube::Error> for End {
     fn from(error: kube::Error) -> Self {
         match error {
-            kube::Error::Api(status) => Self::status(status.code, &status.message),
+            kube::Error::Api(status) => Self::refused(status.code, &status.message),
             other => Self::unreachable(&other),
         }
     }
 }
 
+impl From<Status> for End {
+    fn from(status: Status) -> Self {
+        if status.code == 504 && status.is_ahead() {
+            return Self::Ahead(status.message.chars().take(200).collect());
+        }
+        Self::refused(status.code, &status.message)
+    }
+}
+
 impl End {
-    fn status(code: u16, message: &str) -> Self {
+    fn refused(code: u16, message: &str) -> Self {
         if code == 410 {
             return Self::Expired;
         }
@@ -168,13 +179,14 @@ impl ListWatch {
         resource: Resource,
         outage: Arc<Outage>,
         events: mpsc::Sender<Event>,
+        first_list: FirstList,
     ) -> Self {
         Self {
             client,
             resource,
             outage,
             events,
-            can_stream: true,
+            can_stream: first_list == FirstList::Streamed,
             version: None,
             is_in_doubt: false,
             retry_after: None,
@@ -187,10 +199,14 @@ impl ListWatch {
     /// Until nobody listens any more.
     pub(super) async fn run(mut self) {
         let name = kind_name(self.resource.kind);
-        let mut backoff = DefaultBackoff::default();
+        let mut backoff = Backoff::default();
+        // Nothing has been listed since the last wait, so that a list may follow at once. One that
+        // is of no use (the watch after it has expired, too) is not repeated in a hurry.
+        let mut may_list = true;
         loop {
             self.has_progressed = false;
             let is_list = self.version.is_none();
+            may_list &= !is_list;
             self.listed = (!is_list).then(Instant::now);
             let result = match self.version.clone() {
                 Some(version) => self.watch(&version).await,
@@ -205,11 +221,12 @@ impl ListWatch {
             if self.has_progressed && (is_settled || !is_list) {
                 backoff.reset();
             }
+            may_list |= is_settled;
+            let mut cost = Cost::Something;
             match result {
                 // It broke in the middle.
                 Ok(()) if is_settled && self.is_in_doubt => {
-                    let most = u32::try_from(SPREAD.as_millis()).unwrap_or(u32::MAX);
-                    sleep(Duration::from_millis(any_of(0..=most).into())).await;
+                    sleep(up_to(SPREAD)).await;
                     continue;
                 }
                 Ok(()) if is_settled || (is_list && !self.can_stream) => continue,
@@ -228,7 +245,7 @@ impl ListWatch {
                 Err(End::Expired) => {
                     debug!("{name}s: the server has forgotten what changed since; listing again");
                     self.version = None;
-                    if is_settled {
+                    if may_list {
                         continue;
                     }
                     if is_list && !self.has_progressed {
@@ -237,21 +254,45 @@ impl ListWatch {
                         self.outage.begin(self.resource.kind, failure);
                     }
                 }
+                Err(End::Ahead(message)) => {
+                    self.version = None;
+                    if may_list {
+                        // With the answer comes a Retry-After, which is for who asks for that
+                        // version again.
+                        self.retry_after = None;
+                        info!(
+                            "{name}s: the API server has not come to the version that was last seen of it ({message}): \
+                             its storage may have been restored or made anew; listing again"
+                        );
+                        continue;
+                    }
+                    let failure = Failure::Refused { code: 504, message };
+                    self.outage.begin(self.resource.kind, failure);
+                }
                 Err(End::Failed(failure)) => {
                     self.is_in_doubt = true;
-                    // A version from before the server's storage was restored is no use either.
                     if let Failure::Refused {
-                        code: 400 | 404 | 422 | 504,
+                        code: 400 | 404 | 422,
                         ..
                     } = failure
                     {
                         self.version = None;
                     }
+                    cost = failure.cost();
                     self.outage.begin(self.resource.kind, failure);
                 }
             }
-            let asked = self.retry_after.take().unwrap_or_default().min(ANSWER);
-            sleep(backoff.next().unwrap_or(ANSWER).max(asked)).await;
+            let asked = self
+                .retry_after
+                .take()
+                .map(|asked| asked.min(ANSWER) + up_to(SPREAD));
+            sleep(
+                backoff
+                    .next(cost, Instant::now())
+                    .max(asked.unwrap_or_default()),
+            )
+            .await;
+            may_list = true;
         }
     }
 
@@ -318,11 +359,14 @@ impl ListWatch {
         let mut limited = (&mut reader).take(LONGEST_REFUSAL);
         // The status code says enough when its explanation does not come.
         _ = timeout(ANSWER, limited.read_to_end(&mut text)).await;
-        let message = match serde_json::from_slice::<Status>(&text) {
-            Ok(status) => status.message,
-            Err(_) => String::from_utf8_lossy(&text).trim().to_owned(),
-        };
-        Err(End::status(status.as_u16(), &message))
+        let said = serde_json::from_slice::<Status>(&text).unwrap_or_else(|_| Status {
+            message: String::from_utf8_lossy(&text).trim().to_owned(),
+            ..Status::default()
+        });
+        Err(End::from(Status {
+            code: status.as_u16(),
+            ..said
+        }))
     }
 
     async fn open_watch(
@@ -474,7 +518,7 @@ impl ListWatch {
             }
             "ERROR" => {
                 let status: Status = serde_json::from_str(object.get()).unwrap_or_default();
-                return Err(End::status(status.code, &status.message));
+                return Err(status.into());
             }
             other => return Err(End::nonsense(format!("an event of type {other:?}"))),
         };
@@ -642,6 +686,31 @@ struct BookmarkAnnotations {
 struct Status {
     code: u16,
     message: String,
+    details: Option<Details>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Details {
+    causes: Option<Vec<Cause>>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Cause {
+    reason: Option<String>,
+}
+
+impl Status {
+    /// Whether it is about a resource version that is still to come, and not another 504: by its
+    /// cause, or, before Kubernetes 1.19, by its message.
+    fn is_ahead(&self) -> bool {
+        let causes = self.details.iter().flat_map(|details| &details.causes);
+        causes
+            .flatten()
+            .any(|cause| cause.reason.as_deref() == Some("ResourceVersionTooLarge"))
+            || self.message.contains("Too large resource version")
+    }
 }
 
 #[cfg(test)]
@@ -649,6 +718,30 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
+
+    #[test]
+    fn a_version_that_is_still_to_come_is_told_from_other_timeouts() {
+        let is_ahead = |code: u16, rest: &str| {
+            let text = format!(r#"{{"kind":"Status","code":{code},"reason":"Timeout",{rest}}}"#);
+            let status: Status = serde_json::from_str(&text).unwrap();
+            matches!(End::from(status), End::Ahead(_))
+        };
+        let cause = r#""message":"no","details":{"causes":[{"reason":"ResourceVersionTooLarge"}]}"#;
+        assert!(is_ahead(504, cause));
+        assert!(is_ahead(
+            504,
+            r#""message":"Too large resource version: 7, current: 5""#
+        ));
+        assert!(!is_ahead(500, cause));
+        for other in [
+            r#""message":"Timeout: request did not complete within the allotted timeout""#,
+            r#""message":"no","details":null"#,
+            r#""message":"no","details":{"causes":null}"#,
+            r#""message":"no","details":{"causes":[{"message":"no"},{"reason":"FieldValueInvalid"}]}"#,
+        ] {
+            assert!(!is_ahead(504, other), "{other}");
+        }
+    }
 
     #[test]
     fn watches_do_not_end_in_step() {

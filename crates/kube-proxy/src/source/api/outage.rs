@@ -6,14 +6,20 @@ use std::sync::{Mutex, PoisonError};
 use proxy::Kind;
 use tracing::{debug, info, warn};
 
+use super::backoff::Cost;
 use super::connection::Untrusted;
+use super::tunnel::NoWay;
 use crate::decode::kind_name;
 
 /// Why listing or watching failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Failure {
-    /// The server cannot be talked to.
+    /// There is no connection to the server.
     Unreachable(String),
+    /// There was one, which broke or stayed silent.
+    Unanswered(String),
+    /// There is no way to it through a proxy.
+    Proxied(NoWay),
     /// It is there, but one side does not believe the other's certificate.
     Untrusted(Untrusted),
     /// It answers with an error status.
@@ -23,11 +29,26 @@ pub(super) enum Failure {
 }
 
 impl Failure {
+    /// What the attempt has cost the server.
+    pub(super) fn cost(&self) -> Cost {
+        match self {
+            Self::Unreachable(_) => Cost::Nothing,
+            Self::Proxied(no_way) => no_way.cost,
+            Self::Unanswered(_) | Self::Untrusted(_) | Self::Refused { .. } | Self::Nonsense(_) => {
+                Cost::Something
+            }
+        }
+    }
+
     /// Failures that are alike are one outage.
     fn is_like(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Untrusted(one), Self::Untrusted(two)) => one.advice == two.advice,
-            (Self::Unreachable(_), Self::Unreachable(_))
+            (Self::Proxied(one), Self::Proxied(two)) => one.advice == two.advice,
+            (
+                Self::Unreachable(_) | Self::Unanswered(_),
+                Self::Unreachable(_) | Self::Unanswered(_),
+            )
             | (Self::Nonsense(_), Self::Nonsense(_)) => true,
             (Self::Refused { code: one, .. }, Self::Refused { code: two, .. }) => one == two,
             _ => false,
@@ -82,10 +103,11 @@ impl Outage {
     fn line(&self, kind: Kind, failure: &Failure) -> String {
         let (url, kind) = (&self.url, kind_name(kind));
         let (what, advice) = match failure {
-            Failure::Unreachable(cause) => (
+            Failure::Unreachable(cause) | Failure::Unanswered(cause) => (
                 format!("cannot be reached: {cause}"),
                 "check that it runs and that this node reaches it",
             ),
+            Failure::Proxied(no_way) => (format!("cannot be reached: {no_way}"), &*no_way.advice),
             Failure::Untrusted(untrusted) => (
                 format!("cannot be talked to: {untrusted}"),
                 &*untrusted.advice,

@@ -1,0 +1,90 @@
+//! Against the running kernel: what a look through a large table costs. Alone in its process, whose
+//! memory is measured.
+//!
+//! Needs root, `conntrack`, and a kernel with `nf_conntrack_netlink`.
+#![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
+
+use std::fmt::Write as _;
+use std::fs;
+use std::process::Command;
+use std::thread;
+
+use conntrack_netlink::{Conntrack, Family, Protocol};
+use rustix::thread::{UnshareFlags, unshare_unsafe};
+
+const FLOWS: usize = 100_000;
+/// How much more memory the process may have needed at its peak. The flows are 25 MB of messages.
+const ROOM_KIB: u64 = 4_096;
+
+/// The most memory that this process has had, in KiB.
+fn peak() -> u64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let number = line.unwrap().split_whitespace().next().unwrap();
+    number.parse().unwrap()
+}
+
+/// Room for the flows in the kernel's table: one limit for all network namespaces, set in the first
+/// one. Put back when dropped.
+struct Room(u64);
+
+const LIMIT: &str = "/proc/sys/net/netfilter/nf_conntrack_max";
+
+impl Room {
+    fn make() -> Self {
+        drop(
+            Command::new("modprobe")
+                .arg("nf_conntrack_netlink")
+                .status(),
+        );
+        let before: u64 = fs::read_to_string(LIMIT).unwrap().trim().parse().unwrap();
+        fs::write(LIMIT, before.max(300_000).to_string()).unwrap();
+        Self(before)
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        let _ = fs::write(LIMIT, self.0.to_string());
+    }
+}
+
+#[test]
+#[ignore = "needs a kernel with nf_conntrack_netlink: run by make test in the lab"]
+fn a_large_table_is_not_held() {
+    let _room = Room::make();
+    if let Err(panic) = thread::spawn(look).join() {
+        std::panic::resume_unwind(panic);
+    }
+}
+
+fn look() {
+    #[allow(unsafe_code, reason = "there is no safe call")]
+    // SAFETY: only the calling thread's network namespace changes, on which no memory safety
+    // depends.
+    let unshared = unsafe { unshare_unsafe(UnshareFlags::NEWNET) };
+    unshared.expect("cannot make a network namespace: run this test with CAP_SYS_ADMIN");
+    let mut conntrack = Conntrack::open().unwrap();
+    let file = std::env::temp_dir().join(format!("conntrack-memory-{}", std::process::id()));
+    for part in 0..10 {
+        let mut lines = String::new();
+        for port in 1..=FLOWS / 10 {
+            let to = "-d 10.96.0.10 --dport 53 -t 600";
+            writeln!(lines, "-A -p udp -s 10.244.{part}.1 --sport {port} {to}").unwrap();
+        }
+        fs::write(&file, lines).unwrap();
+        let mut made = Command::new("conntrack");
+        assert!(made.arg("-R").arg(&file).status().unwrap().success());
+    }
+    fs::remove_file(&file).unwrap();
+
+    let before = peak();
+    let one = |flow: &conntrack_netlink::Flow| flow.original.source.port() == 1;
+    let found = conntrack.find(Family::Inet, Protocol::Udp, one).unwrap();
+    assert_eq!((found.flows.len(), found.seen), (10, FLOWS));
+    let more = peak() - before;
+    assert!(
+        more < ROOM_KIB,
+        "{more} KiB more than the {before} KiB before"
+    );
+}

@@ -1,0 +1,314 @@
+//! One IP family as the loop sees it: its mode, and all that is told of how far that has come.
+//!
+//! ```text
+//!   take_in ─▶ Mode::update      proceed ─▶ Mode::proceed      book ─▶ Mode::book ─▶ log, metrics, health checks, stale flows
+//! ```
+//!
+//! Nothing here waits for the kernel. What is told of a Service is told once all of it is in the kernel, whatever else is not.
+
+use std::collections::HashMap;
+use std::io;
+use std::mem;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant, SystemTime};
+
+use proxy::{Changes, IpFamily, Mode, Model, NamespacedName, Report, Standing, Trigger};
+
+use crate::conntrack::StaleFlows;
+use crate::events::Recorder;
+use crate::flags::Options;
+use crate::health::Health;
+use crate::health_check::HealthChecks;
+use crate::metrics::{Metrics, NoLocalEndpoints};
+use crate::report::Reporter;
+
+/// How many changes that are not in the kernel yet are measured, should it not be writable for long.
+const MAX_TRIGGERS: usize = 100_000;
+
+/// One family's mode, and what the loop keeps about it.
+pub(crate) struct Family {
+    mode: Box<dyn Mode>,
+    /// Takes the mode's place once that works on nothing.
+    successor: Option<Box<dyn Mode>>,
+    /// What the mode has not taken over yet.
+    changes: Changes,
+    /// When it was first told all that was known.
+    started: Option<Instant>,
+    /// What goes on in the kernel.
+    round: Option<Round>,
+    /// Whether the next round counts as a sync though it may write nothing.
+    is_asked: bool,
+    is_served: bool,
+    triggers: Triggers,
+    reporter: Reporter,
+    health: Arc<Health>,
+    health_checks: HealthChecks,
+    stale_flows: StaleFlows,
+    no_local_endpoints: NoLocalEndpoints,
+    metrics: Metrics,
+}
+
+/// From the first write, or look, to the time when nothing goes on any more: what upstream calls a sync.
+struct Round {
+    began: Instant,
+    is_asked: bool,
+    has_written: bool,
+    /// Something could not be read.
+    is_blind: bool,
+    /// Of iptables mode: whether everything was compared.
+    is_full: Option<bool>,
+}
+
+/// What kernel threads have done.
+#[derive(Debug, Default)]
+pub(crate) struct Booked {
+    /// Whether there was anything.
+    pub(crate) is_any: bool,
+    /// Whether it has used much memory for a while.
+    pub(crate) has_used_much: bool,
+    /// A kernel thread has ended: nothing can be trusted any more.
+    pub(crate) gone: Option<String>,
+}
+
+/// When what is not in the kernel yet was triggered, by Service.
+#[derive(Debug, Default)]
+struct Triggers {
+    of: HashMap<NamespacedName, Vec<SystemTime>>,
+    count: usize,
+}
+
+impl Family {
+    /// A family that has been told nothing.
+    ///
+    /// # Errors
+    ///
+    /// There is no thread for it.
+    pub(crate) fn new(
+        mode: Box<dyn Mode>,
+        options: &Options,
+        health: &Arc<Health>,
+        metrics: &Metrics,
+        recorder: &Recorder,
+        now: Instant,
+    ) -> io::Result<Self> {
+        let family = mode.family();
+        metrics.begins(family);
+        Ok(Self {
+            successor: None,
+            changes: Changes::default(),
+            started: None,
+            round: None,
+            is_asked: false,
+            is_served: false,
+            triggers: Triggers::default(),
+            reporter: Reporter::new(family, recorder.clone(), now),
+            health: Arc::clone(health),
+            health_checks: HealthChecks::new(family, options, Arc::clone(health), recorder.clone()),
+            stale_flows: StaleFlows::new(family, metrics.clone())?,
+            no_local_endpoints: NoLocalEndpoints::new(family, &options.node_name),
+            metrics: metrics.clone(),
+            mode,
+        })
+    }
+
+    pub(crate) fn family(&self) -> IpFamily {
+        self.mode.family()
+    }
+
+    /// Whether all that was first known is in the kernel, and nothing goes on there.
+    pub(crate) fn rests(&self) -> bool {
+        self.is_served && self.successor.is_none() && self.mode.is_idle()
+    }
+
+    /// Whether it can take over changes at once.
+    pub(crate) fn is_ready(&self) -> bool {
+        self.successor.is_none() && self.mode.is_ready()
+    }
+
+    /// Another mode takes over, once this one works on nothing: until then it begins nothing any more.
+    pub(crate) fn renew(&mut self, mode: Box<dyn Mode>) {
+        self.successor = Some(mode);
+    }
+
+    /// Follows other options that this process goes on with.
+    pub(crate) fn follow(&mut self, options: &Options) {
+        self.health_checks.select(&options.node_port_addresses);
+    }
+
+    /// Adds what is to be taken over.
+    pub(crate) fn add(&mut self, changes: Changes) {
+        self.changes.extend(changes);
+    }
+
+    /// Has the kernel compared with what is believed to be there.
+    pub(crate) fn check(&mut self, now: Instant) {
+        self.is_asked = true;
+        self.mode.check(now);
+    }
+
+    /// Takes in what the kernel has told.
+    pub(crate) fn notice(&mut self, notice: &proxy::Notice, now: Instant) {
+        self.mode.notice(notice, now);
+        if let Some(successor) = &mut self.successor {
+            successor.notice(notice, now);
+        }
+    }
+
+    /// Takes over what has changed, if it can; the first time, whatever there is.
+    pub(crate) fn take_in(&mut self, model: &Model, now: Instant) {
+        let is_due = self.started.is_none() || !self.changes.is_empty();
+        if !is_due || !self.is_ready() {
+            return;
+        }
+        let changes = mem::take(&mut self.changes);
+        self.mode.update(model, &changes, now);
+        self.started.get_or_insert(now);
+        self.stale_flows.note(model, &changes);
+        self.no_local_endpoints.note(model, &changes);
+        self.no_local_endpoints.tell(&self.metrics);
+        let family = self.family();
+        let triggers = changes.triggers.into_iter();
+        let measured = triggers
+            .filter(|trigger| trigger.family == family && self.metrics.measures(trigger.at));
+        self.triggers.extend(measured);
+    }
+
+    /// Starts all that is due.
+    pub(crate) fn proceed(&mut self, model: &Model, now: Instant) {
+        if self.successor.is_some() && self.mode.is_idle() {
+            self.succeed(model, now);
+        }
+        if self.successor.is_some() {
+            return;
+        }
+        self.mode.proceed(model, now);
+        if self.round.is_none() && !self.mode.standing().is_settled {
+            self.round = Some(Round {
+                began: now,
+                is_asked: mem::take(&mut self.is_asked),
+                has_written: false,
+                is_blind: false,
+                is_full: None,
+            });
+        }
+    }
+
+    /// The successor's turn: it is told everything.
+    fn succeed(&mut self, model: &Model, now: Instant) {
+        if let Some(successor) = self.successor.take() {
+            self.mode = successor;
+            self.add(Changes {
+                services: model.service_names().cloned().collect(),
+                node: true,
+                ..Changes::default()
+            });
+            self.is_asked = true;
+            self.take_in(model, now);
+        }
+    }
+
+    /// Ready when a kernel thread has finished something.
+    pub(crate) fn poll_finished(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        self.mode.poll_finished(context)
+    }
+
+    /// Takes over what kernel threads have finished, and tells it.
+    pub(crate) async fn book(&mut self, model: &Model, now: Instant) -> Booked {
+        let Some(report) = self.mode.book(model, now) else {
+            return Booked::default();
+        };
+        self.tell(&report, model, now).await;
+        Booked {
+            is_any: true,
+            has_used_much: report.has_used_much,
+            gone: report.gone,
+        }
+    }
+
+    async fn tell(&mut self, report: &Report, model: &Model, now: Instant) {
+        let family = self.family();
+        self.metrics.booked(family, report);
+        let standing = self.mode.standing();
+        self.reporter.booked(report, &standing, model, now);
+        if let Some(round) = &mut self.round {
+            round.has_written |= report.written > 0 || !report.failures.is_empty();
+            round.is_blind |= !report.unreadable.is_empty();
+            let is_full = report.iptables.map(|iptables| iptables.is_full);
+            round.is_full = round.is_full.max(is_full);
+        }
+        let settled = report.settled.iter();
+        let triggers: Vec<SystemTime> = settled
+            .flat_map(|service| self.triggers.take(service))
+            .collect();
+        self.metrics.programmed(family, triggers.into_iter());
+        let node_ports = self.mode.node_ports();
+        self.stale_flows.compare(model, report, node_ports);
+        self.health_checks
+            .update(model, &report.settled, &node_ports.addresses)
+            .await;
+    }
+
+    /// Says how far it has come, after all that could be begun was begun.
+    pub(crate) fn conclude(&mut self, now: Instant) {
+        let standing = self.mode.standing();
+        let family = self.family();
+        let is_served = self.health.note(family, &standing, self.started, now);
+        if is_served && !mem::replace(&mut self.is_served, is_served) {
+            self.reporter.served(&standing, now);
+        }
+        if standing.is_settled
+            && let Some(round) = self.round.take()
+        {
+            self.end(&round, &standing, now);
+        }
+    }
+
+    fn end(&self, round: &Round, standing: &Standing, now: Instant) {
+        // A piece of the check for drift, or a look at what drains, is no sync.
+        if !round.is_asked && !round.has_written {
+            return;
+        }
+        let family = self.family();
+        let took = now.saturating_duration_since(round.began);
+        self.metrics.synced(family, took, round.is_full);
+        if round.is_blind || !self.is_served {
+            return;
+        }
+        let ago = standing
+            .pending_since
+            .map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
+        let before = SystemTime::now().checked_sub(ago);
+        if let Some(before) = before {
+            self.metrics.complete(family, before);
+        }
+    }
+
+    /// When something is due without a further event.
+    pub(crate) fn next_due(&self, now: Instant) -> Option<Instant> {
+        if self.successor.is_some() {
+            // It waits for what a kernel thread works on.
+            return None;
+        }
+        self.mode.next_due(now)
+    }
+}
+
+impl Triggers {
+    fn extend(&mut self, triggers: impl Iterator<Item = Trigger>) {
+        let room = MAX_TRIGGERS.saturating_sub(self.count);
+        for trigger in triggers.take(room) {
+            self.of.entry(trigger.service).or_default().push(trigger.at);
+            self.count += 1;
+        }
+    }
+
+    fn take(&mut self, service: &NamespacedName) -> Vec<SystemTime> {
+        let taken = self.of.remove(service).unwrap_or_default();
+        self.count -= taken.len();
+        taken
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

@@ -1,0 +1,419 @@
+use std::collections::VecDeque;
+use std::net::IpAddr;
+use std::sync::{Mutex, MutexGuard};
+
+use proxy::{
+    Endpoint, EndpointPort, EndpointSlice, Event, Failure, NodePorts, Notice, Placement, Protocol,
+    Service, ServicePort, ServiceType,
+};
+
+use super::*;
+use crate::run::tests::options;
+
+/// A mode that does what a [`Script`] says.
+pub(crate) struct Scripted(Arc<Script>);
+
+/// What a mode does, and what was done to it.
+pub(crate) struct Script {
+    family: IpFamily,
+    state: Mutex<State>,
+}
+
+struct State {
+    is_ready: bool,
+    is_idle: bool,
+    standing: Standing,
+    finished: VecDeque<Report>,
+    updates: Vec<Changes>,
+    proceeds: usize,
+    checks: usize,
+}
+
+impl Scripted {
+    /// One that is ready and has nothing to do, and its script.
+    pub(crate) fn mode(family: IpFamily) -> (Box<dyn Mode>, Arc<Script>) {
+        let script = Arc::new(Script {
+            family,
+            state: Mutex::new(State {
+                is_ready: true,
+                is_idle: true,
+                standing: Standing {
+                    is_settled: true,
+                    ..Standing::default()
+                },
+                finished: VecDeque::new(),
+                updates: Vec::new(),
+                proceeds: 0,
+                checks: 0,
+            }),
+        });
+        (Box::new(Self(Arc::clone(&script))), script)
+    }
+}
+
+impl Script {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap()
+    }
+
+    pub(crate) fn set_ready(&self, is_ready: bool) {
+        self.state().is_ready = is_ready;
+    }
+
+    /// A kernel thread has finished this.
+    pub(crate) fn finish(&self, report: Report) {
+        self.state().finished.push_back(report);
+    }
+
+    pub(crate) fn updates(&self) -> usize {
+        self.state().updates.len()
+    }
+
+    pub(crate) fn last_update(&self) -> Changes {
+        self.state().updates.last().unwrap().clone()
+    }
+}
+
+impl Mode for Scripted {
+    fn family(&self) -> IpFamily {
+        self.0.family
+    }
+    fn is_ready(&self) -> bool {
+        self.0.state().is_ready
+    }
+    fn update(&mut self, _: &Model, changes: &Changes, _: Instant) {
+        self.0.state().updates.push(changes.clone());
+    }
+    fn notice(&mut self, _: &Notice, _: Instant) {}
+    fn check(&mut self, _: Instant) {
+        self.0.state().checks += 1;
+    }
+    fn proceed(&mut self, _: &Model, _: Instant) {
+        self.0.state().proceeds += 1;
+    }
+    fn poll_finished(&mut self, _: &mut Context<'_>) -> Poll<()> {
+        Poll::Pending
+    }
+    fn book(&mut self, _: &Model, _: Instant) -> Option<Report> {
+        self.0.state().finished.pop_front()
+    }
+    fn is_idle(&self) -> bool {
+        self.0.state().is_idle
+    }
+    fn next_due(&self, _: Instant) -> Option<Instant> {
+        None
+    }
+    fn standing(&self) -> Standing {
+        self.0.state().standing
+    }
+    fn node_ports(&self) -> &NodePorts {
+        static NONE: NodePorts = NodePorts {
+            addresses: Vec::new(),
+            on_localhost: false,
+        };
+        &NONE
+    }
+}
+
+/// A family whose mode is scripted.
+struct World {
+    family: Family,
+    script: Arc<Script>,
+    model: Model,
+    metrics: Metrics,
+    health: Arc<Health>,
+    now: Instant,
+}
+
+impl World {
+    fn new() -> Self {
+        let options = options(&["--ipvs-sync-period=10s"]);
+        let health = Arc::new(Health::new(options.sync_period));
+        let metrics = Metrics::new();
+        let now = Instant::now();
+        let (mode, script) = Scripted::mode(IpFamily::V4);
+        let recorder = Recorder::off();
+        let family = Family::new(mode, &options, &health, &metrics, &recorder, now);
+        Self {
+            family: family.unwrap(),
+            script,
+            model: Model::new(),
+            metrics,
+            health,
+            now,
+        }
+    }
+
+    fn told(&mut self, events: impl IntoIterator<Item = Event>) {
+        events.into_iter().for_each(|event| self.model.apply(event));
+        self.family.add(self.model.take_changes());
+    }
+
+    /// A turn as the daemon's, so long after the one before.
+    async fn turn(&mut self, later: u64) {
+        self.now += Duration::from_secs(later);
+        self.family.book(&self.model, self.now).await;
+        self.family.take_in(&self.model, self.now);
+        self.family.proceed(&self.model, self.now);
+        self.family.conclude(self.now);
+    }
+
+    fn stands(&self, stuck_since: Option<Instant>, is_settled: bool) {
+        self.script.state().standing = Standing {
+            pending_since: stuck_since,
+            stuck_since,
+            is_settled,
+            ..Standing::default()
+        };
+    }
+
+    /// The value of one sample, in thousandths.
+    fn metric(&self, series: &str) -> u64 {
+        let text = self.metrics.classic();
+        let start = format!("{series} ");
+        let line = text.lines().find_map(|line| line.strip_prefix(&start));
+        line.map_or(0, |value| {
+            let value: f64 = value.parse().unwrap();
+            #[allow(
+                clippy::cast_possible_truncation,
+                clippy::cast_sign_loss,
+                reason = "counts, and times of this century"
+            )]
+            let thousandths = (value * 1000.0).round() as u64;
+            thousandths
+        })
+    }
+
+    fn syncs(&self) -> u64 {
+        self.metric("kubeproxy_sync_proxy_rules_duration_seconds_count{ip_family=\"IPv4\"}") / 1000
+    }
+
+    fn measured(&self) -> u64 {
+        self.metric("kubeproxy_network_programming_duration_seconds_count{ip_family=\"IPv4\"}")
+            / 1000
+    }
+
+    fn last_timestamp(&self) -> u64 {
+        self.metric("kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family=\"IPv4\"}")
+    }
+
+    fn is_ready(&self) -> bool {
+        self.health.progress()[&IpFamily::V4].updated.is_some()
+    }
+}
+
+fn name(name: &str) -> NamespacedName {
+    NamespacedName::new("default", name)
+}
+
+fn service(service: &str, health_check: Option<u16>) -> Event {
+    Event::ServiceApplied(Service {
+        name: name(service),
+        uid: "".into(),
+        created: None,
+        kind: ServiceType::LoadBalancer,
+        cluster_ips: [IpAddr::from([10, 96, 0, 10])].into_iter().collect(),
+        external_ips: Vec::new(),
+        ingress_ips: Vec::new(),
+        ports: [ServicePort {
+            name: "".into(),
+            protocol: Protocol::Tcp,
+            port: 80,
+            node_port: None,
+        }]
+        .into_iter()
+        .collect(),
+        affinity_seconds: None,
+        internal_local: false,
+        external_local: health_check.is_some(),
+        source_ranges: Vec::new(),
+        health_check_node_port: health_check,
+    })
+}
+
+fn slice(of: &str, node: &str, triggered: bool) -> Event {
+    Event::SliceApplied(EndpointSlice {
+        name: name(of),
+        service: name(of),
+        family: IpFamily::V4,
+        ports: [EndpointPort {
+            name: "".into(),
+            protocol: Protocol::Tcp,
+            port: 8080,
+        }]
+        .into_iter()
+        .collect(),
+        endpoints: vec![Endpoint {
+            address: [10, 244, 0, 1].into(),
+            ready: true,
+            serving: true,
+            terminating: false,
+            placement: Arc::new(Placement {
+                node: Some(node.into()),
+                ..Placement::default()
+            }),
+        }]
+        .into(),
+        change_trigger: triggered.then(|| SystemTime::now() + Duration::from_millis(1)),
+    })
+}
+
+fn settled(services: &[&str]) -> Report {
+    Report {
+        written: 1,
+        settled: services.iter().map(|service| name(service)).collect(),
+        ..Report::default()
+    }
+}
+
+#[tokio::test]
+async fn what_is_refused_as_a_whole_is_neither_ready_nor_healthy() {
+    let mut world = World::new();
+    world.told([service("web", None)]);
+    let start = Some(world.now);
+    world.stands(start, false);
+    world.turn(0).await;
+    world.stands(start, true);
+    world.script.finish(Report {
+        failures: vec![Failure {
+            object: "virtual server 10.96.0.10:80/TCP".to_owned(),
+            owner: None,
+            reason: "no such scheduler".to_owned(),
+        }],
+        ..Report::default()
+    });
+    world.turn(1).await;
+    for (later, is_healthy) in [(1, true), (17, true), (1, false)] {
+        world.turn(later).await;
+        assert!(!world.is_ready());
+        assert_eq!(world.health.is_healthy(world.now), is_healthy, "{later}");
+    }
+    assert_eq!(world.last_timestamp(), 0);
+    assert_eq!(world.syncs(), 1, "it was tried");
+    // Now it is taken.
+    world.stands(None, true);
+    world.script.finish(settled(&["web"]));
+    world.turn(1).await;
+    assert!(world.is_ready() && world.health.is_healthy(world.now));
+}
+
+#[tokio::test]
+async fn a_change_is_measured_when_its_service_is_in_the_kernel() {
+    let mut world = World::new();
+    world.told([
+        service("web", None),
+        slice("web", "node1", true),
+        service("dns", None),
+        slice("dns", "node1", true),
+    ]);
+    world.turn(0).await;
+    assert_eq!(world.measured(), 0);
+    world.script.finish(settled(&["dns"]));
+    world.turn(0).await;
+    assert_eq!(world.measured(), 1);
+    // The same once more: it is measured once.
+    world.script.finish(settled(&["dns"]));
+    world.turn(0).await;
+    assert_eq!(world.measured(), 1);
+    world.script.finish(settled(&["web"]));
+    world.turn(0).await;
+    assert_eq!(world.measured(), 2);
+}
+
+#[tokio::test]
+async fn health_checks_follow_each_service_by_itself() {
+    let port = || {
+        let any = std::net::TcpListener::bind("0.0.0.0:0").unwrap();
+        any.local_addr().unwrap().port()
+    };
+    let (first, second) = (port(), port());
+    let mut world = World::new();
+    world.told([
+        service("web", Some(first)),
+        slice("web", "node1", false),
+        service("dns", Some(second)),
+        slice("dns", "node1", false),
+    ]);
+    world.turn(0).await;
+    let is_open = |port| std::net::TcpStream::connect(("127.0.0.1", port)).is_ok();
+    assert!(!is_open(first) && !is_open(second));
+    world.script.finish(settled(&["dns"]));
+    world.turn(0).await;
+    assert!(!is_open(first) && is_open(second));
+    world.script.finish(settled(&["web"]));
+    world.turn(0).await;
+    assert!(is_open(first) && is_open(second));
+}
+
+#[tokio::test]
+async fn a_look_that_writes_nothing_is_no_sync_of_rules_unless_it_was_asked() {
+    let mut world = World::new();
+    world.turn(0).await;
+    assert_eq!(world.syncs(), 0, "nothing was done");
+    let under_way = |world: &World, is_under_way: bool| world.stands(None, !is_under_way);
+    // A look at what drains.
+    under_way(&world, true);
+    world.turn(1).await;
+    world.script.finish(Report::default());
+    under_way(&world, false);
+    world.turn(1).await;
+    assert_eq!(world.syncs(), 0);
+    // The same, with something to write after it.
+    under_way(&world, true);
+    world.turn(1).await;
+    world.script.finish(settled(&[]));
+    under_way(&world, false);
+    world.turn(2).await;
+    assert_eq!(world.syncs(), 1);
+    let sum = world.metric("kubeproxy_sync_proxy_rules_duration_seconds_sum{ip_family=\"IPv4\"}");
+    assert_eq!(sum, 2000);
+    // The check of each sync period.
+    let before = world.last_timestamp();
+    assert!(before > 0);
+    world.family.check(world.now);
+    under_way(&world, true);
+    world.turn(1).await;
+    world.script.finish(Report::default());
+    under_way(&world, false);
+    world.turn(1).await;
+    assert_eq!(world.syncs(), 2);
+    assert!(world.last_timestamp() > before);
+}
+
+#[tokio::test]
+async fn another_mode_takes_over_once_nothing_is_under_way() {
+    let mut world = World::new();
+    world.told([service("web", None)]);
+    world.turn(0).await;
+    world.script.state().is_idle = false;
+    let (mode, script) = Scripted::mode(IpFamily::V4);
+    world.family.renew(mode);
+    world.told([service("dns", None)]);
+    let proceeds = world.script.state().proceeds;
+    world.turn(0).await;
+    assert_eq!(script.updates(), 0);
+    assert_eq!(world.script.state().proceeds, proceeds, "it ends");
+    world.script.state().is_idle = true;
+    world.turn(0).await;
+    assert_eq!((world.script.updates(), script.updates()), (1, 1));
+    let told = script.last_update();
+    assert_eq!(told.services, [name("web"), name("dns")].into());
+    assert!(told.node);
+    assert_eq!(script.state().proceeds, 1);
+}
+
+#[test]
+fn changes_that_are_not_written_for_long_are_not_kept_for_ever() {
+    let mut triggers = Triggers::default();
+    let trigger = |number: usize| Trigger {
+        service: name(&format!("s{}", number % 7)),
+        family: IpFamily::V4,
+        at: SystemTime::now(),
+    };
+    triggers.extend((0..MAX_TRIGGERS + 7).map(trigger));
+    assert_eq!(triggers.count, MAX_TRIGGERS);
+    let taken: usize = (0..7)
+        .map(|number| triggers.take(&name(&format!("s{number}"))).len())
+        .sum();
+    assert_eq!((taken, triggers.count), (MAX_TRIGGERS, 0));
+}

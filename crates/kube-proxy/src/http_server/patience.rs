@@ -1,0 +1,138 @@
+//! A connection that is not waited for without end.
+
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio::time::{Instant, Sleep, sleep};
+
+use super::places::Activity;
+
+/// How long a head may take: of the first request since the connection is there, of a further one
+/// since its first byte.
+const HEAD: Duration = Duration::from_secs(5);
+/// How long a connection may wait for a further request: longer than scrapers and balancers pause.
+const KEPT: Duration = Duration::from_mins(3);
+/// How long taking an answer may take, once it does not go out at once.
+const ANSWER: Duration = Duration::from_secs(30);
+
+/// A stream whose reads and writes fail when the peer takes too long.
+pub(super) struct Patient {
+    stream: TcpStream,
+    activity: Arc<Activity>,
+    awaits: Awaits,
+    /// Until when.
+    limit: Pin<Box<Sleep>>,
+}
+
+/// What the peer is to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Awaits {
+    /// Send the rest of a head, or all of the first one.
+    Head,
+    /// Ask once more, or not.
+    Request,
+    /// Take an answer.
+    Taking,
+}
+
+impl Patient {
+    pub(super) fn new(stream: TcpStream, activity: Arc<Activity>) -> Self {
+        Self {
+            stream,
+            activity,
+            awaits: Awaits::Head,
+            limit: Box::pin(sleep(HEAD)),
+        }
+    }
+
+    fn await_for(&mut self, awaits: Awaits, time: Duration) {
+        self.awaits = awaits;
+        self.limit.as_mut().reset(Instant::now() + time);
+    }
+
+    /// An error once it is too late.
+    fn patience<T>(&mut self, context: &mut Context<'_>) -> Poll<io::Result<T>> {
+        ready!(self.limit.as_mut().poll(context));
+        let late = format!("the peer took too long (awaited: {:?})", self.awaits);
+        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, late)))
+    }
+
+    fn written<T>(
+        &mut self,
+        context: &mut Context<'_>,
+        result: Poll<io::Result<T>>,
+    ) -> Poll<io::Result<T>> {
+        if result.is_ready() {
+            return result;
+        }
+        // Bit by bit does not count.
+        if self.awaits != Awaits::Taking {
+            self.await_for(Awaits::Taking, ANSWER);
+        }
+        self.patience(context)
+    }
+}
+
+impl AsyncRead for Patient {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buffer.filled().len();
+        let result = Pin::new(&mut self.stream).poll_read(context, buffer);
+        if result.is_pending() {
+            if self.activity.is_busy() {
+                return Poll::Pending;
+            }
+            return self.patience(context);
+        }
+        if buffer.filled().len() > before && self.awaits == Awaits::Request {
+            self.await_for(Awaits::Head, HEAD);
+        }
+        result
+    }
+}
+
+impl AsyncWrite for Patient {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let result = Pin::new(&mut self.stream).poll_write(context, bytes);
+        self.written(context, result)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let result = Pin::new(&mut self.stream).poll_write_vectored(context, slices);
+        self.written(context, result)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    /// Comes when everything has been written: an answer is out.
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        ready!(Pin::new(&mut self.stream).poll_flush(context))?;
+        if self.activity.is_busy() {
+            self.activity.idle();
+            self.await_for(Awaits::Request, KEPT);
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}

@@ -1,0 +1,146 @@
+//! How long a watch that failed waits before it asks again.
+//!
+//! | what failed | first wait | doubles up to |
+//! |---|---|---|
+//! | no connection: refused, no route, nobody answers, a proxy has none either | 0.8 s | 5 s |
+//! | the server was there: it refuses (429, 5xx, 403, …), breaks off, stays silent, is not trusted | 0.8 s | 30 s |
+//!
+//! A wait is a random part of that, between half and the whole, so that nodes which have lost the
+//! server at the same time do not find it at the same time. After what has succeeded, and after two
+//! minutes in which nothing failed so, it begins at the first wait again; each row for itself, as a
+//! server that has just come up may refuse for a moment.
+//!
+//! So when a server comes back, each of the three watches asks within 5 s of the first moment in
+//! which it takes connections (8 s if packets to it were lost, as the kernel tries again after 1, 3
+//! and 7 s only, and then all is given up after 10 s), and within 30 s if it was refusing. 1,000
+//! nodes ask 600 times a second then, for one object each. client-go waits for 30 to 60 s in either
+//! case. To refuse a connection costs the server nothing, so that shorter waits are kind enough;
+//! what it had to answer costs something, and there `Retry-After` counts, too, if it is longer.
+
+use std::hash::{BuildHasher as _, RandomState};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// The first wait, of client-go too.
+const FIRST: Duration = Duration::from_millis(800);
+/// The longest wait for a server that cannot be connected to.
+const MOST_UNCONNECTED: Duration = Duration::from_secs(5);
+/// The longest wait for one that can.
+const MOST_ANSWERED: Duration = Duration::from_secs(30);
+/// What has failed so long ago says nothing any more.
+const FORGOTTEN: Duration = Duration::from_mins(2);
+
+/// What an attempt has cost the server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Cost {
+    /// Nothing: there was no connection.
+    Nothing,
+    /// It was asked.
+    Something,
+}
+
+/// The waits of one watch.
+#[derive(Debug, Default)]
+pub(super) struct Backoff {
+    unconnected: Steps,
+    answered: Steps,
+}
+
+/// Where a row of the table stands.
+#[derive(Debug, Default)]
+struct Steps {
+    count: u32,
+    last: Option<Instant>,
+}
+
+impl Backoff {
+    /// Something has succeeded.
+    pub(super) fn reset(&mut self) {
+        *self = Self::default();
+    }
+
+    /// The wait after a failure at `now`.
+    pub(super) fn next(&mut self, cost: Cost, now: Instant) -> Duration {
+        let longest = self.longest(cost, now);
+        longest / 2 + up_to(longest / 2)
+    }
+
+    fn longest(&mut self, cost: Cost, now: Instant) -> Duration {
+        let (steps, most) = match cost {
+            Cost::Nothing => (&mut self.unconnected, MOST_UNCONNECTED),
+            Cost::Something => (&mut self.answered, MOST_ANSWERED),
+        };
+        if steps
+            .last
+            .is_some_and(|last| now.duration_since(last) > most + FORGOTTEN)
+        {
+            steps.count = 0;
+        }
+        let longest = FIRST.saturating_mul(2_u32.saturating_pow(steps.count));
+        steps.count += u32::from(longest < most);
+        steps.last = Some(now);
+        longest.min(most)
+    }
+}
+
+/// A number out of a range, another one in each process and at each call.
+pub(super) fn any_of(range: std::ops::RangeInclusive<u32>) -> u32 {
+    let (first, last) = range.into_inner();
+    let random = RandomState::new().hash_one(()) % (u64::from(last - first) + 1);
+    first + u32::try_from(random).unwrap_or_default()
+}
+
+/// A time of at most so long, another one at each call.
+pub(super) fn up_to(longest: Duration) -> Duration {
+    let longest = u32::try_from(longest.as_millis()).unwrap_or(u32::MAX);
+    Duration::from_millis(any_of(0..=longest).into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waits_double_up_to_what_the_failure_costs() {
+        let (mut backoff, now) = (Backoff::default(), Instant::now());
+        let mut longest = |cost| backoff.longest(cost, now).as_millis();
+        let mut of = |cost| [(); 8].map(|()| longest(cost));
+        let wanted = [800, 1600, 3200, 5000, 5000, 5000, 5000, 5000];
+        assert_eq!(of(Cost::Nothing), wanted);
+        // A server that has just come up is not made to pay for the time before.
+        let wanted = [800, 1600, 3200, 6400, 12_800, 25_600, 30_000, 30_000];
+        assert_eq!(of(Cost::Something), wanted);
+        // One that goes up and down is not asked in a hurry either.
+        assert_eq!(longest(Cost::Nothing), 5000);
+        assert_eq!(longest(Cost::Something), 30_000);
+        backoff.reset();
+        assert_eq!(backoff.longest(Cost::Something, now), FIRST);
+    }
+
+    #[test]
+    fn a_failure_of_long_ago_is_forgotten() {
+        let (mut backoff, start) = (Backoff::default(), Instant::now());
+        for _ in 0..9 {
+            backoff.longest(Cost::Something, start);
+        }
+        let soon = start + MOST_ANSWERED + FORGOTTEN;
+        assert_eq!(backoff.longest(Cost::Something, soon), MOST_ANSWERED);
+        let late = soon + MOST_ANSWERED + FORGOTTEN + Duration::from_millis(1);
+        assert_eq!(backoff.longest(Cost::Something, late), FIRST);
+    }
+
+    #[test]
+    fn waits_are_spread_over_half_of_their_length() {
+        let now = Instant::now();
+        let waits: Vec<_> = (0..1000)
+            .map(|_| Backoff::default().next(Cost::Nothing, now))
+            .collect();
+        assert!(waits.iter().all(|wait| (FIRST / 2..=FIRST).contains(wait)));
+        for part in [0.5, 0.6, 0.7, 0.8, 0.9] {
+            let from = FIRST.mul_f64(part);
+            let within = |wait: &&Duration| (from..from + FIRST / 10).contains(*wait);
+            assert!(waits.iter().filter(within).count() > 100, "{part}");
+        }
+    }
+}

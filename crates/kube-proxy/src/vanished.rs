@@ -1,0 +1,256 @@
+//! Saying what a list took away.
+//!
+//! Deletions are told by watches. A list that no longer names what was known tells of them, too: of
+//! those that happened while the API server was away, or compacted its history, which are a few; or
+//! of all that a server has forgotten which comes back with empty storage, or with that of a
+//! backup. The second looks like the first, and the daemon does as it is told. But that a tenth of
+//! all goes in one list is so rare otherwise that it is worth a warning; less is told, and not
+//! warned of. So is one or two of a few, in a cluster that has no more.
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use proxy::{Changes, Kind, Vanished};
+use tracing::{info, warn};
+
+use crate::decode::kind_name;
+
+/// So many that go at once are no accident, if they are a [`PART`] of all.
+const SOME: usize = 3;
+/// One of so many.
+const PART: usize = 10;
+
+/// The counter, by kind.
+pub(crate) type Counts = Family<OfKind, Counter>;
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(crate) struct OfKind {
+    kind: &'static str,
+}
+
+/// Nothing has vanished yet, of no kind: a counter that appears with its first increment would show
+/// none.
+pub(crate) fn counts() -> Counts {
+    let counts = Counts::default();
+    for kind in [Kind::Service, Kind::EndpointSlice, Kind::Node] {
+        drop(counts.get_or_create(&of(kind)));
+    }
+    counts
+}
+
+/// Says and counts what lists no longer named.
+pub(crate) fn tell(changes: &Changes, counts: &Counts) {
+    for vanished in &changes.vanished {
+        let count = vanished.count as u64;
+        counts.get_or_create(&of(vanished.kind)).inc_by(count);
+        let line = line(vanished);
+        if is_much(vanished) {
+            warn!(
+                "{line}. If nobody has deleted so much, see whether the API server's storage (etcd) was restored or made anew"
+            );
+        } else {
+            info!("{line}");
+        }
+    }
+}
+
+fn of(kind: Kind) -> OfKind {
+    OfKind {
+        kind: kind_name(kind),
+    }
+}
+
+fn is_much(vanished: &Vanished) -> bool {
+    let Vanished { count, known, .. } = *vanished;
+    // There is always one, default/kubernetes, in a server that has not forgotten all.
+    count == known || (count >= SOME && count * PART >= known)
+}
+
+fn line(vanished: &Vanished) -> String {
+    let Vanished {
+        kind, count, known, ..
+    } = *vanished;
+    let mut names: Vec<_> = vanished.first.iter().map(ToString::to_string).collect();
+    if kind == Kind::Node {
+        let names = names.concat();
+        let name = names.trim_start_matches('/');
+        return format!(
+            "the API server's list no longer names the own Node, {name}: what was known of it stays in use"
+        );
+    }
+    if count > names.len() {
+        names.push("…".to_owned());
+    }
+    let consequence = match kind {
+        Kind::Service => "what was programmed for them is taken away",
+        _ => "their endpoints are taken away",
+    };
+    format!(
+        "the API server's list no longer names {count} of {known} {}s: {}; {consequence}",
+        kind_name(kind),
+        names.join(", ")
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::sync::{Arc, Mutex};
+    use std::time::Duration;
+
+    use apiserver::{Options, Server};
+    use futures::{Stream, StreamExt as _};
+    use proxy::{Event, Model, NamespacedName};
+    use serde_json::json;
+
+    use super::*;
+    use crate::metrics::Metrics;
+    use crate::source::api;
+
+    /// What is logged, on this thread.
+    #[derive(Clone, Default)]
+    struct Log(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Log {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().unwrap().write(bytes)
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// What is said of the changes, without times.
+    fn said(changes: &Changes, metrics: &Metrics) -> String {
+        let log = Log::default();
+        let writer = log.clone();
+        let subscriber = tracing_subscriber::fmt()
+            .with_ansi(false)
+            .without_time()
+            .with_target(false)
+            .with_writer(move || writer.clone());
+        tracing::subscriber::with_default(subscriber.finish(), || tell(changes, &metrics.vanished));
+        let text = log.0.lock().unwrap().clone();
+        String::from_utf8(text).unwrap()
+    }
+
+    fn counted(metrics: &Metrics, kind: &str) -> u64 {
+        let text = metrics.classic();
+        let name = format!("kubeproxy_list_vanished_objects_total{{kind=\"{kind}\"}} ");
+        let line = text.lines().find_map(|line| line.strip_prefix(&name));
+        line.unwrap().parse().unwrap()
+    }
+
+    async fn until(
+        events: &mut (impl Stream<Item = Event> + Unpin),
+        model: &mut Model,
+        is_so: impl Fn(&Model) -> bool,
+    ) {
+        let told = async {
+            while !is_so(model) {
+                model.apply(events.next().await.unwrap());
+            }
+        };
+        let limit = Duration::from_mins(2);
+        tokio::time::timeout(limit, told).await.unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_server_that_comes_back_empty_leaves_a_line_and_a_figure() {
+        let options = || Options {
+            kubernetes_service: true,
+            ..Options::default()
+        };
+        let server = Server::start(options()).await.unwrap();
+        for number in 100..220 {
+            let name = format!("web{number}");
+            let service = json!({"apiVersion": "v1", "kind": "Service",
+                "metadata": {"name": name, "namespace": "default"}, "spec": {"ports": [{"port": 80}]}});
+            let slice = json!({"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
+                "metadata": {"name": format!("{name}-a"), "namespace": "default",
+                             "labels": {"kubernetes.io/service-name": name}}, "ports": [], "endpoints": []});
+            server.apply(service).unwrap();
+            server.apply(slice).unwrap();
+        }
+        let url = server.url();
+        let source = api::Server::new(None, Some(&url)).await.ok().unwrap();
+        let mut events = source.stream("node1").boxed();
+        let (mut model, metrics) = (Model::new(), Metrics::new());
+        until(&mut events, &mut model, Model::is_complete).await;
+        assert_eq!(said(&model.take_changes(), &metrics), "");
+        assert_eq!(counted(&metrics, "Service"), 0);
+
+        let address = server.address();
+        server.stop().await;
+        let options = Options {
+            address,
+            ..options()
+        };
+        let _server = Server::start(options).await.unwrap();
+        until(&mut events, &mut model, |model| {
+            model.changes().vanished.len() == 2
+        })
+        .await;
+        let mut lines: Vec<_> = said(&model.take_changes(), &metrics)
+            .lines()
+            .map(|line| line.trim().to_owned())
+            .collect();
+        lines.sort_unstable();
+        let advice = "If nobody has deleted so much, see whether the API server's storage (etcd) was restored or made anew";
+        assert_eq!(
+            lines,
+            [
+                format!(
+                    "WARN the API server's list no longer names 120 of 120 EndpointSlices: default/web100-a, default/web101-a, \
+                     default/web102-a, default/web103-a, default/web104-a, …; their endpoints are taken away. {advice}"
+                ),
+                // Each server has default/kubernetes.
+                format!(
+                    "WARN the API server's list no longer names 120 of 121 Services: default/web100, default/web101, default/web102, \
+                     default/web103, default/web104, …; what was programmed for them is taken away. {advice}"
+                ),
+            ]
+        );
+        assert_eq!(counted(&metrics, "Service"), 120);
+        assert_eq!(counted(&metrics, "EndpointSlice"), 120);
+        assert_eq!(counted(&metrics, "Node"), 0);
+    }
+
+    #[test]
+    fn few_are_told_and_many_are_warned_of() {
+        let vanished = |kind, count, known, first: &[NamespacedName]| Changes {
+            vanished: vec![Vanished {
+                kind,
+                count,
+                known,
+                first: first.into(),
+            }],
+            ..Changes::default()
+        };
+        let metrics = Metrics::new();
+        let name = |name| NamespacedName::new("default", name);
+        let of = |count, known| {
+            let changes = vanished(Kind::Service, count, known, &[name("a")]);
+            said(&changes, &metrics).trim_start().starts_with("WARN")
+        };
+        for (count, known) in [(1, 1), (2, 2), (3, 8), (3, 30), (100, 1000)] {
+            assert!(of(count, known), "{count} of {known}");
+        }
+        for (count, known) in [(1, 2), (2, 3), (3, 31), (99, 1000)] {
+            assert!(!of(count, known), "{count} of {known}");
+        }
+        let one = vanished(Kind::Service, 1, 7, &[name("a")]);
+        assert_eq!(
+            said(&one, &metrics).trim(),
+            "INFO the API server's list no longer names 1 of 7 Services: default/a; what was programmed for them is taken away"
+        );
+        let node = vanished(Kind::Node, 1, 1, &[NamespacedName::new("", "node1")]);
+        let line = said(&node, &metrics);
+        assert!(
+            line.contains("the own Node, node1: what was known of it stays"),
+            "{line}"
+        );
+        assert_eq!(counted(&metrics, "Node"), 1);
+    }
+}

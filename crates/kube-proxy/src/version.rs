@@ -1,0 +1,58 @@
+//! Which version this program has, and which Kubernetes version it is as.
+//!
+//! Two versions, because two kinds of readers ask. What compares the parts of a cluster with each
+//! other (the alert `KubeVersionMismatch`, scripts around `--version`) asks for Kubernetes'; who
+//! looks for a bug asks for this program's.
+
+/// The version of Kubernetes whose kube-proxy this program does the same as. It moves when the
+/// flags, fields, feature gates and metrics of a newer one are taken over, and nowhere else is it
+/// written.
+pub const KUBERNETES: Kubernetes = Kubernetes {
+    major: "1",
+    minor: "36",
+    patch: "2",
+};
+
+/// This program's own version, as `0.1.0`.
+pub const OWN: &str = env!("CARGO_PKG_VERSION");
+
+/// A version of Kubernetes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Kubernetes {
+    /// `1`.
+    pub major: &'static str,
+    /// `36`.
+    pub minor: &'static str,
+    /// `2`.
+    pub patch: &'static str,
+}
+
+impl Kubernetes {
+    /// As `v1.36.2`.
+    pub fn git_version(self) -> String {
+        format!("v{}", self.number())
+    }
+
+    /// As `1.36.2`.
+    pub fn number(self) -> String {
+        let Self {
+            major,
+            minor,
+            patch,
+        } = self;
+        format!("{major}.{minor}.{patch}")
+    }
+
+    /// As `1.36`.
+    pub fn release(self) -> String {
+        let Self { major, minor, .. } = self;
+        format!("{major}.{minor}")
+    }
+}
+
+/// What `--version` prints: one line that begins as upstream's, whose second word scripts take for
+/// the version.
+pub fn told() -> String {
+    let kubernetes = KUBERNETES.git_version();
+    format!("Kubernetes {kubernetes} (kube-proxy-ipvs v{OWN})\n")
+}

@@ -1,0 +1,328 @@
+//! Who wants what: the entries of each Service, disputes between Services, and what the kernel holds beyond the endpoints.
+//!
+//! ```text
+//!   compile ──Fragment──▶ Claims ──▶ Tables: wanted
+//!                           ▲           │
+//!                           └─leftovers─┘  what is there and nobody wants: it drains, or stays until all is known
+//! ```
+//!
+//! Of the claims for a virtual server, the first one has the leftovers among its destinations, and [`Drains`] names them; the
+//! others are as they were compiled.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use hashbrown::{HashMap, HashSet};
+use proxy::{Conflict, NamespacedName, Owner, Protocol, Target};
+use reconcile::Table;
+use smallvec::SmallVec;
+
+use crate::compile::Fragment;
+use crate::drain::Drains;
+use crate::server::{RealServer, VirtualServer, VirtualServerKey};
+use crate::sets::Set;
+use crate::tables::Tables;
+
+/// The claims of all Services of one IP family.
+pub(crate) struct Claims {
+    /// Who claims entries for each Service, so that a Service that changes or goes releases what it no longer wants.
+    owners: HashMap<NamespacedName, SmallVec<[Arc<Owner>; 1]>>,
+    /// Services that lost an address and port to another, or got it back, and so have other set members now.
+    disputed: Vec<NamespacedName>,
+    /// See [`Fragment::forbidden_to_node`].
+    forbidden_to_node: Table<VirtualServerKey, (), Arc<Owner>>,
+    /// Another number whenever these may have changed.
+    forbidden_version: u64,
+    pub(crate) drains: Drains,
+    /// True once the sources have told everything: before that, nothing may be taken away.
+    pub(crate) may_delete: bool,
+}
+
+impl Claims {
+    /// Nobody wants anything.
+    pub(crate) fn new(drains: Drains) -> Self {
+        Self {
+            owners: HashMap::new(),
+            disputed: Vec::new(),
+            forbidden_to_node: Table::new(),
+            forbidden_version: 0,
+            drains,
+            may_delete: false,
+        }
+    }
+
+    /// Makes room for so many Services that come.
+    pub(crate) fn reserve(&mut self, services: usize) {
+        self.owners.reserve(services);
+    }
+
+    /// Whether a Service claims anything.
+    pub(crate) fn knows(&self, service: &NamespacedName) -> bool {
+        self.owners.contains_key(service)
+    }
+
+    /// All Services that claim something.
+    pub(crate) fn services(&self) -> impl Iterator<Item = &NamespacedName> {
+        self.owners.keys()
+    }
+
+    /// Whether all that a Service claims is there.
+    pub(crate) fn is_settled(&self, service: &NamespacedName, tables: &Tables) -> bool {
+        let mut owners = self.owners.get(service).into_iter().flatten();
+        owners.all(|owner| tables.is_settled_for(owner))
+    }
+
+    /// Load-balancer addresses that this node may not open connections to, and the number of their last change.
+    pub(crate) fn forbidden_to_node(&self) -> (BTreeSet<VirtualServerKey>, u64) {
+        let keys = self.forbidden_to_node.iter_wanted().map(|(key, ())| *key);
+        (keys.collect(), self.forbidden_version)
+    }
+
+    pub(crate) fn forbidden_version(&self) -> u64 {
+        self.forbidden_version
+    }
+
+    pub(crate) fn is_forbidden_to_node(&self, key: &VirtualServerKey) -> bool {
+        self.forbidden_to_node.wanted(key).is_some()
+    }
+
+    /// Makes these all that a Service claims.
+    pub(crate) fn put(
+        &mut self,
+        service: &NamespacedName,
+        fragments: Vec<Fragment>,
+        tables: &mut Tables,
+    ) {
+        let owners: SmallVec<[Arc<Owner>; 1]> = fragments
+            .iter()
+            .map(|fragment| fragment.owner.clone())
+            .collect();
+        let before = if owners.is_empty() {
+            self.owners.remove(service)
+        } else {
+            self.owners.insert(service.clone(), owners.clone())
+        };
+        for gone in before
+            .into_iter()
+            .flatten()
+            .filter(|owner| !owners.contains(owner))
+        {
+            self.claim(Fragment::of_nothing(gone), tables);
+        }
+        for fragment in fragments {
+            self.claim(fragment, tables);
+        }
+    }
+
+    /// A Service that has to be compiled again, because it has lost an address and port, or got it back.
+    pub(crate) fn next_disputed(&mut self) -> Option<NamespacedName> {
+        self.disputed.pop()
+    }
+
+    fn claim(&mut self, fragment: Fragment, tables: &mut Tables) {
+        let Fragment {
+            owner,
+            servers,
+            members,
+            addresses,
+            forbidden_to_node,
+        } = fragment;
+        // Of two entries with one key the first counts.
+        let mut keys = HashSet::new();
+        let servers: Vec<_> = servers
+            .into_iter()
+            .filter(|(key, _)| keys.insert(*key))
+            .map(|(key, server)| (key, self.claim_of(&owner, key, server, tables)))
+            .collect();
+        let released: Vec<_> = tables
+            .servers
+            .keys_of(&owner)
+            .iter()
+            .filter(|key| !keys.contains(*key) && tables.servers.owner(key) == Some(&owner))
+            .copied()
+            .collect();
+        tables.servers.claim(&owner, servers);
+        for key in released {
+            self.take_over(key, tables);
+        }
+        // What the sets and rules say of an address and port is the winner's alone: a loser's source ranges or policy would
+        // change who may use it, and how.
+        let lost: HashSet<VirtualServerKey> = keys
+            .into_iter()
+            .filter(|key| tables.servers.owner(key) != Some(&owner))
+            .collect();
+        for set in Set::all() {
+            let own = members
+                .iter()
+                .filter(|(of, member)| {
+                    let about = set.virtual_server(member);
+                    *of == set && about.is_none_or(|key| !lost.contains(&key))
+                })
+                .map(|(_, member)| (*member, ()));
+            tables.members_mut(set).claim(&owner, own);
+        }
+        let addresses = addresses.into_iter().map(|address| (address, ()));
+        tables.addresses.claim(&owner, addresses);
+        if !forbidden_to_node.is_empty() || !self.forbidden_to_node.keys_of(&owner).is_empty() {
+            self.forbidden_version += 1;
+            let own = forbidden_to_node
+                .into_iter()
+                .filter(|key| !lost.contains(key));
+            self.forbidden_to_node
+                .claim(&owner, own.map(|key| (key, ())));
+        }
+    }
+
+    /// Who claims an address and port without having it.
+    pub(crate) fn conflicts(tables: &Tables) -> Vec<Conflict> {
+        let losers = tables.servers.contested().flat_map(|(key, claims)| {
+            let (winner, losers) = claims
+                .split_first()
+                .map_or((None, claims), |(first, rest)| (Some(first), rest));
+            losers.iter().filter_map(move |loser| {
+                Some(Conflict {
+                    object: key.to_string(),
+                    winner: winner?.0.name.clone(),
+                    loser: loser.0.name.clone(),
+                })
+            })
+        });
+        let mut conflicts: Vec<_> = losers.collect();
+        conflicts.sort_by(|a, b| (&a.object, &a.loser).cmp(&(&b.object, &b.loser)));
+        conflicts
+    }
+
+    // ---- leftovers ----
+
+    /// What an owner is to claim for a virtual server.
+    fn claim_of(
+        &mut self,
+        owner: &Arc<Owner>,
+        key: VirtualServerKey,
+        compiled: VirtualServer,
+        tables: &mut Tables,
+    ) -> VirtualServer {
+        match tables.servers.owner(&key) {
+            Some(first) if first < owner => return compiled,
+            Some(first) if first > owner => {
+                self.disputed.push(first.name.service.clone());
+                if let Some((second, its)) = self.compiled(&key, tables) {
+                    tables.servers.amend(&second, &key, its);
+                }
+            }
+            _ => {}
+        }
+        self.with_leftovers(key, compiled, tables)
+    }
+
+    /// The next owner gets what the one before has left.
+    fn take_over(&mut self, key: VirtualServerKey, tables: &mut Tables) {
+        let owner = tables.servers.owner(&key).cloned();
+        if let (Some(owner), Some(compiled)) = (owner, tables.servers.wanted(&key).cloned()) {
+            self.disputed.push(owner.name.service.clone());
+            let claim = self.with_leftovers(key, compiled, tables);
+            tables.servers.amend(&owner, &key, claim);
+        }
+    }
+
+    /// The first claim without leftovers, and whose it is.
+    fn compiled(
+        &self,
+        key: &VirtualServerKey,
+        tables: &Tables,
+    ) -> Option<(Arc<Owner>, VirtualServer)> {
+        let wanted = tables.servers.wanted(key)?;
+        let endpoints = wanted
+            .destinations
+            .iter()
+            .filter(|real| !self.drains.contains(key, real.target));
+        let compiled = VirtualServer {
+            destinations: endpoints.collect(),
+            properties: wanted.properties.clone(),
+        };
+        Some((tables.servers.owner(key)?.clone(), compiled))
+    }
+
+    /// Adds the leftovers: removed TCP endpoints drain at weight 0; while the sources have not told everything, what is there
+    /// stays as it is.
+    fn with_leftovers(
+        &mut self,
+        key: VirtualServerKey,
+        compiled: VirtualServer,
+        tables: &Tables,
+    ) -> VirtualServer {
+        let is_drained = key.protocol == Protocol::Tcp;
+        let leftovers: Vec<RealServer> = tables
+            .servers
+            .actual(&key)
+            .into_iter()
+            .flat_map(|actual| actual.destinations.iter())
+            .filter(|real| compiled.destination(real.target).is_none())
+            .filter(|_| is_drained || !self.may_delete)
+            .map(|real| {
+                if self.may_delete {
+                    real.with_weight(0)
+                } else {
+                    real
+                }
+            })
+            .collect();
+        let targets = leftovers.iter().map(|real| real.target);
+        self.drains.set(key, targets.collect());
+        if leftovers.is_empty() {
+            return compiled;
+        }
+        let mut destinations: Vec<RealServer> =
+            compiled.destinations.iter().chain(leftovers).collect();
+        destinations.sort_unstable_by_key(|real| real.target);
+        VirtualServer {
+            destinations: destinations.into(),
+            ..compiled
+        }
+    }
+
+    /// Decides again what is left over at a virtual server of which something else is there than was believed, or than was there
+    /// when its Service last changed.
+    pub(crate) fn settle_leftovers(&mut self, key: VirtualServerKey, tables: &mut Tables) {
+        if let Some((owner, compiled)) = self.compiled(&key, tables) {
+            let claim = self.with_leftovers(key, compiled, tables);
+            tables.servers.amend(&owner, &key, claim);
+        } else if tables.servers.wanted(&key).is_none() {
+            self.drains.forget(&key);
+        }
+    }
+
+    /// Drops from the wanted destinations those that drain and that `is_over` names.
+    pub(crate) fn end_drains(
+        &mut self,
+        key: &VirtualServerKey,
+        is_over: impl Fn(Target) -> bool,
+        tables: &mut Tables,
+    ) {
+        let (Some(wanted), Some(owner)) = (
+            tables.servers.wanted(key).cloned(),
+            tables.servers.owner(key).cloned(),
+        ) else {
+            self.drains.forget(key);
+            return;
+        };
+        let (over, left): (BTreeSet<_>, BTreeSet<_>) = self
+            .drains
+            .targets(key)
+            .partition(|target| is_over(*target));
+        if over.is_empty() {
+            return;
+        }
+        self.drains.set(*key, left);
+        let destinations = wanted
+            .destinations
+            .iter()
+            .filter(|real| !over.contains(&real.target))
+            .collect();
+        let claim = VirtualServer {
+            destinations,
+            ..wanted
+        };
+        tables.servers.amend(&owner, key, claim);
+    }
+}

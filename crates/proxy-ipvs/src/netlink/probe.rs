@@ -1,0 +1,77 @@
+//! Whether a kernel has what IPVS mode's sets and rules are made of, tried before anything depends
+//! on it (`--init-only`).
+//!
+//! A set of each type is made and destroyed, and while one is there, rules that name it, in a chain
+//! that nothing leads to. The kernel loads modules for them if it can; nothing of it stays.
+
+use ipset_netlink::{Definition, Family, Ipset, SetType};
+use iptables::{Iptables, IptablesError};
+use proxy::IpFamily;
+
+use super::cleanup::destroy;
+use super::sets::Sets;
+
+/// All that sets are made as.
+const TYPES: [SetType; 5] = [
+    SetType::BitmapPort,
+    SetType::HashIpPort,
+    SetType::HashIpPortIp,
+    SetType::HashIpPortNet,
+    // The last one is named by rules.
+    SetType::HashIp,
+];
+
+/// Rules with each match and target that all clusters need, their table before them.
+const RULES: [(&str, &str); 5] = [
+    (
+        "nat",
+        "-m comment --comment probe -m set --match-set SET dst -j RETURN",
+    ),
+    ("nat", "-m mark ! --mark 0x4000/0x4000 -j RETURN"),
+    (
+        "nat",
+        "-m addrtype --dst-type LOCAL -j MARK --set-xmark 0x4000/0x4000",
+    ),
+    ("nat", "-j MASQUERADE"),
+    (
+        "filter",
+        "-m conntrack --ctstate NEW -m set --match-set SET dst -j REJECT",
+    ),
+];
+
+/// What a kernel lacks.
+#[derive(Debug, thiserror::Error)]
+pub enum ProbeError {
+    /// A set could not be made.
+    #[error("cannot make the sets of ipvs mode: {0}")]
+    Set(#[from] ipset_netlink::Error),
+    /// A rule could not be written.
+    #[error("cannot write the rules of ipvs mode: {0}")]
+    Rule(#[from] IptablesError),
+}
+
+/// Tries it, in the network namespace of the calling thread, with iptables that works there.
+pub fn probe(iptables: &Iptables, family: IpFamily) -> Result<(), ProbeError> {
+    let (name, kind) = match family {
+        IpFamily::V4 => ("KUBE-PROXY-PROBE", Family::Inet),
+        IpFamily::V6 => ("KUBE-6-PROXY-PROBE", Family::Inet6),
+    };
+    let (mut ipset, mut sets) = (Ipset::open()?, Sets::open(family)?);
+    // Rules that a probe which was cut short has left go with those of this one, but what they name
+    // does not before.
+    if destroy(&mut sets, name).is_err() {
+        iptables.try_rules(family, &[("nat", "-j RETURN"), ("filter", "-j RETURN")])?;
+    }
+    for set_type in TYPES {
+        destroy(&mut sets, name)?;
+        ipset.create(name, &Definition::new(set_type, kind))?;
+    }
+    let tried = iptables.try_rules(
+        family,
+        &RULES.map(|(table, rule)| (table, rule.replace("SET", name))),
+    );
+    let destroyed = destroy(&mut sets, name);
+    tried?;
+    destroyed?;
+    Ok(())
+}

@@ -1,0 +1,453 @@
+//! What is to be written next, by each kernel thread: functions from tables to a plan.
+//!
+//! Three threads write beside each other, and what one of them needs of another it waits for entry by entry:
+//!
+//! ```text
+//!   services    sets ─▶ members ─▶ virtual servers ─▶ destinations            ╮ in turns: what is made,
+//!               destinations ─▶ virtual servers (once their addresses are off) │ what serves no more,
+//!               members (once their virtual servers are gone)                  ╯ what said that it was ours
+//!   addresses   link ─▶ addresses (once their virtual servers are there) ─▶ those that go
+//!   rules       the shim (once its sets are there) ─▶ what other modes have left
+//! ```
+//!
+//! A change of an existing virtual server waits for nothing. A new one waits for the rules that it needs: what comes from outside
+//! would be answered from a wrong address without them, and source ranges would not hold. For those of cluster IPs, which mostly
+//! do without, the rules only have a short start at the very beginning ([`HEAD_START`]).
+//!
+//! Where the iptables mode serves, its rules come before IPVS: the shim, which replaces them, is written when all is made that
+//! serves then.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use hashbrown::HashSet;
+use proxy::{Owner, Protocol, Rank};
+use reconcile::Table;
+
+use crate::claims::Claims;
+use crate::cleanup::Place;
+use crate::kernel::Part;
+use crate::plan::{Op, Plan};
+use crate::server::VirtualServerKey;
+use crate::sets::{Member, Set, SetKind};
+use crate::tables::{SET_SIZE, Tables};
+
+/// A plan ends at the virtual server with which it has so many writes, and another one follows: at 10,000 Services with 50
+/// endpoints each, the first sync would otherwise hold 100 MB of writes, messages and answers at once.
+pub(crate) const ENOUGH_OPS: usize = 32_768;
+
+/// So many addresses are bound or unbound in one go: each may cost the kernel half a millisecond where there are very many, and
+/// an urgent one comes after those that have begun.
+const ADDRESSES_AT_ONCE: usize = 2_048;
+
+/// How long virtual servers of cluster IPs wait for the rules while there are none at all.
+pub(crate) const HEAD_START: Duration = Duration::from_millis(500);
+
+/// What a plan depends on beside the tables.
+pub(crate) struct Situation<'a> {
+    pub(crate) claims: &'a Claims,
+    /// The parts of which it is known what is there; nothing is written to the others.
+    pub(crate) known: &'a [Part],
+    /// Whether the rules are not as they are to be.
+    pub(crate) are_rules_pending: bool,
+    /// Sets that the rules are to match and do not match yet.
+    pub(crate) uncovered: &'a BTreeSet<Set>,
+    /// Whether new virtual servers of cluster IPs still wait for the rules.
+    pub(crate) gives_head_start: bool,
+    pub(crate) now: Instant,
+}
+
+impl Situation<'_> {
+    fn knows(&self, part: Part) -> bool {
+        self.known.contains(&part)
+    }
+}
+
+/// What the thread of virtual servers and sets does in turns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Turn {
+    /// All that is added or changed.
+    Make,
+    /// What serves no more.
+    Break,
+    /// What said that it was ours.
+    Forget,
+}
+
+impl Turn {
+    /// In which order they are tried after this one, so that none is put off for ever.
+    pub(crate) fn after(last: Option<Self>) -> [Self; 3] {
+        match last {
+            None | Some(Self::Forget) => [Self::Make, Self::Break, Self::Forget],
+            Some(Self::Make) => [Self::Break, Self::Forget, Self::Make],
+            Some(Self::Break) => [Self::Forget, Self::Make, Self::Break],
+        }
+    }
+}
+
+/// Virtual servers, destinations and sets.
+pub(crate) fn services(tables: &Tables, turn: Turn, of: &Situation<'_>) -> Plan {
+    match turn {
+        Turn::Make => make(tables, of),
+        Turn::Break if of.claims.may_delete => remove(tables, of),
+        Turn::Forget if of.claims.may_delete => forget(tables, of),
+        Turn::Break | Turn::Forget => Plan::default(),
+    }
+}
+
+fn make(tables: &Tables, of: &Situation<'_>) -> Plan {
+    let mut ops = Vec::new();
+    if of.knows(Part::Sets) {
+        for set in sorted(tables.sets.due(of.now)) {
+            let size = tables.sets.wanted(&set).copied().unwrap_or(SET_SIZE);
+            ops.push(Op::CreateSet(set, size));
+        }
+    }
+    let has_sets = !ops.is_empty();
+    let is_there = |set: &Set| {
+        let there = tables.sets.actual(set);
+        there.is_some() || (has_sets && ops.iter().any(|op| creates(op, *set)))
+    };
+    let usable: BTreeSet<Set> = Set::all().filter(is_there).collect();
+    let due = of.knows(Part::Servers).then(|| tables.servers.due(of.now));
+    let mut servers: Vec<(Rank, VirtualServerKey)> = due
+        .into_iter()
+        .flatten()
+        .filter(|key| makes(tables, key) && !waits_for_rules(tables, key, of))
+        .map(|key| (rank(&tables.servers, key), *key))
+        .collect();
+    servers.sort_unstable();
+    let mut members = Vec::new();
+    for (set, table) in tables.all_members().filter(|(set, _)| usable.contains(set)) {
+        let added = table.due(of.now).filter(|key| table.wanted(key).is_some());
+        let added = added.map(|member| (rank(table, member), set, *member));
+        members.extend(added);
+    }
+    // Whatever else there is to do: the API server and DNS come in a plan of their own.
+    let is_urgent = |rank: Rank| rank < Rank::Other;
+    let has_urgent = servers.first().is_some_and(|(rank, _)| is_urgent(*rank))
+        || members.iter().any(|(rank, ..)| is_urgent(*rank));
+    if has_urgent {
+        members.retain(|(rank, ..)| is_urgent(*rank));
+        servers.retain(|(rank, _)| is_urgent(*rank));
+    }
+    members.sort_unstable_by_key(|(_, set, member)| (*set, *member));
+    let members = members.into_iter();
+    ops.extend(members.map(|(_, set, member)| Op::AddMember(set, member)));
+    for (_, key) in servers {
+        make_server(tables, key, &mut ops);
+        if ops.len() >= ENOUGH_OPS {
+            break;
+        }
+    }
+    Plan { ops }
+}
+
+fn creates(op: &Op, set: Set) -> bool {
+    matches!(op, Op::CreateSet(of, _) if *of == set)
+}
+
+/// Whether something is to be added to a virtual server, or changed.
+fn makes(tables: &Tables, key: &VirtualServerKey) -> bool {
+    let Some(wanted) = tables.servers.wanted(key) else {
+        return false;
+    };
+    let Some(actual) = tables.servers.actual(key) else {
+        return true;
+    };
+    let mut wanted_ones = wanted.destinations.iter();
+    actual.properties != wanted.properties
+        || wanted_ones.any(|real| actual.destination(real.target) != Some(real))
+}
+
+/// What comes is made before weights go down, so that there is a destination at all times.
+fn make_server(tables: &Tables, key: VirtualServerKey, ops: &mut Vec<Op>) {
+    let Some(wanted) = tables.servers.wanted(&key) else {
+        return;
+    };
+    let actual = tables.servers.actual(&key);
+    match actual {
+        None => ops.push(Op::AddServer(key, wanted.properties.clone())),
+        Some(actual) if actual.properties != wanted.properties => {
+            ops.push(Op::SetServer(key, wanted.properties.clone()));
+        }
+        Some(_) => {}
+    }
+    let mut lowered = Vec::new();
+    for real in wanted.destinations.iter() {
+        match actual.and_then(|actual| actual.destination(real.target)) {
+            None => ops.push(Op::AddDestination(key, real)),
+            Some(there) if there == real => {}
+            Some(there) if there.weight > real.weight => {
+                lowered.push(Op::SetDestination(key, real));
+            }
+            Some(_) => ops.push(Op::SetDestination(key, real)),
+        }
+    }
+    ops.extend(lowered);
+}
+
+/// Whether a virtual server that is not there yet has to wait for rules.
+fn waits_for_rules(tables: &Tables, key: &VirtualServerKey, of: &Situation<'_>) -> bool {
+    if !of.are_rules_pending || tables.servers.actual(key).is_some() {
+        return false;
+    }
+    let by_address = Member::AddressPort(key.address, key.protocol, key.port);
+    let wants = |set: Set, member: Member| tables.members(set).wanted(&member).is_some();
+    if wants(Set::ClusterIp, by_address) && of.gives_head_start {
+        return true;
+    }
+    let is_uncovered = |set: &Set| of.uncovered.contains(set);
+    let by_address_sets = [
+        Set::ExternalIp,
+        Set::ExternalIpLocal,
+        Set::LoadBalancer,
+        Set::LoadBalancerLocal,
+        Set::LoadBalancerFirewall,
+        Set::NodePortSctp,
+        Set::NodePortLocalSctp,
+    ];
+    let mut named = by_address_sets
+        .into_iter()
+        .filter(|set| wants(*set, by_address));
+    if named.any(|set| is_uncovered(&set)) {
+        return true;
+    }
+    let guards = [Set::LoadBalancerSourceCidr, Set::LoadBalancerSourceIp];
+    if wants(Set::LoadBalancerFirewall, by_address) && guards.iter().any(is_uncovered) {
+        return true;
+    }
+    if of.claims.is_forbidden_to_node(key) {
+        return true;
+    }
+    let mut node_port_sets = [
+        Set::node_port(key.protocol),
+        Set::node_port_local(key.protocol),
+    ]
+    .into_iter()
+    .filter(|set| set.kind() == SetKind::Port && wants(*set, Member::Port(key.port)));
+    !wants(Set::ClusterIp, by_address) && node_port_sets.any(|set| is_uncovered(&set))
+}
+
+/// Destinations and virtual servers that go.
+fn remove(tables: &Tables, of: &Situation<'_>) -> Plan {
+    let mut ops = Vec::new();
+    let mut removed_servers = Vec::new();
+    for key in sorted(tables.servers.due(of.now)) {
+        let Some(actual) = tables.servers.actual(&key) else {
+            continue;
+        };
+        match tables.servers.wanted(&key) {
+            // Its address first: as long as that is local, another process of the node would get its clients.
+            None if is_to_be_taken_off(tables, &key.address) => {}
+            None => removed_servers.push(Op::RemoveServer(key)),
+            // What comes is made first.
+            Some(_) if makes(tables, &key) => {}
+            Some(wanted) => {
+                let gone = actual.destinations.iter().map(|real| real.target);
+                let gone = gone.filter(|target| wanted.destination(*target).is_none());
+                ops.extend(gone.map(|target| Op::RemoveDestination(key, target)));
+            }
+        }
+        if ops.len() >= ENOUGH_OPS {
+            return Plan { ops };
+        }
+    }
+    ops.extend(removed_servers);
+    Plan { ops }
+}
+
+/// Whether an address is on the link, in whichever form, and is still to be taken off.
+fn is_to_be_taken_off(tables: &Tables, address: &IpAddr) -> bool {
+    let (bound, otherwise) = (&tables.addresses, &tables.bound_otherwise);
+    bound.wanted(address).is_none()
+        && ((bound.actual(address).is_some() && !bound.is_failing(address))
+            || (otherwise.actual(address).is_some() && !otherwise.is_failing(address)))
+}
+
+/// Set members that go.
+fn forget(tables: &Tables, of: &Situation<'_>) -> Plan {
+    // What filters and masquerades stays until nothing is served there, and nothing can arrive.
+    let is_unwanted_address = |address: &IpAddr| tables.addresses.wanted(address).is_none();
+    if tables.servers.due(of.now).any(|key| is_left(tables, key))
+        || tables.addresses.due(of.now).any(is_unwanted_address)
+    {
+        return Plan::default();
+    }
+    // Virtual servers that could not be removed yet, by their ports.
+    let left: HashSet<(Protocol, u16)> = tables
+        .servers
+        .pending()
+        .filter(|key| is_left(tables, key))
+        .map(|key| (key.protocol, key.port))
+        .collect();
+    // Whether a member still says that one of these is ours.
+    let is_evidence = |set: Set, member: &Member| match (set, *member) {
+        (Set::NodePortTcp, Member::Port(port)) => left.contains(&(Protocol::Tcp, port)),
+        (Set::NodePortUdp, Member::Port(port)) => left.contains(&(Protocol::Udp, port)),
+        (set, Member::AddressPort(address, protocol, port)) if set.marks_ownership() => {
+            let key = VirtualServerKey {
+                address,
+                port,
+                protocol,
+            };
+            is_left(tables, &key)
+        }
+        _ => false,
+    };
+    let mut ops = Vec::new();
+    for (set, table) in tables.all_members() {
+        let removed = sorted(table.due(of.now))
+            .into_iter()
+            .filter(|member| table.wanted(member).is_none() && !is_evidence(set, member));
+        ops.extend(removed.map(|member| Op::RemoveMember(set, member)));
+    }
+    Plan { ops }
+}
+
+/// Whether a virtual server is there that nobody wants.
+fn is_left(tables: &Tables, key: &VirtualServerKey) -> bool {
+    tables.servers.actual(key).is_some() && tables.servers.wanted(key).is_none()
+}
+
+/// The link, and the addresses on it.
+pub(crate) fn addresses(tables: &Tables, of: &Situation<'_>) -> Plan {
+    let mut ops = Vec::new();
+    if !of.knows(Part::Addresses) {
+        return Plan::default();
+    }
+    if tables.link.due(of.now).next().is_some() {
+        ops.push(Op::CreateLink);
+    } else if tables.link.actual(&()).is_none() {
+        return Plan::default();
+    }
+    let mut bound = Vec::new();
+    let mut unbound = Vec::new();
+    for address in tables.addresses.due(of.now) {
+        if tables.addresses.wanted(address).is_some() {
+            bound.push((rank(&tables.addresses, address), *address));
+        } else if of.claims.may_delete {
+            unbound.push(*address);
+        }
+    }
+    let binds = first_sorted(bound, |(_, address)| is_served(tables, address));
+    ops.extend(binds.map(|(_, address)| Op::BindAddress(address)));
+    // In turns would be fairer, but what goes is hardly ever much.
+    if ops.is_empty() {
+        ops.extend(first_sorted(unbound, |_| true).map(Op::UnbindAddress));
+    }
+    if ops.is_empty() && of.claims.may_delete {
+        // An address that is wanted has a place at all times.
+        let otherwise = sorted(tables.bound_otherwise.due(of.now)).into_iter();
+        let otherwise = otherwise.filter(|address| {
+            tables.addresses.wanted(address).is_none() || tables.addresses.actual(address).is_some()
+        });
+        ops.extend(otherwise.take(ADDRESSES_AT_ONCE).map(Op::UnbindOtherwise));
+    }
+    Plan { ops }
+}
+
+/// The first of them, in order, that may be written: no more than are written at once.
+fn first_sorted<T: Ord + Copy>(
+    mut all: Vec<T>,
+    is_possible: impl Fn(&T) -> bool,
+) -> impl Iterator<Item = T> {
+    // A full sort of 50,000 for each 2,000 of them would cost more than to write them.
+    let mut first = Vec::new();
+    while first.len() < ADDRESSES_AT_ONCE && !all.is_empty() {
+        let count = ADDRESSES_AT_ONCE.min(all.len());
+        if count < all.len() {
+            all.select_nth_unstable(count);
+        }
+        let rest = all.split_off(count);
+        all.sort_unstable();
+        first.extend(all.into_iter().filter(&is_possible));
+        all = rest;
+    }
+    first.truncate(ADDRESSES_AT_ONCE);
+    first.into_iter()
+}
+
+/// Whether the virtual servers at an address are there, or could not be made.
+fn is_served(tables: &Tables, address: &IpAddr) -> bool {
+    tables.addresses.owners(address).all(|owner| {
+        let mut keys = tables.servers.keys_of(owner).iter();
+        keys.all(|key| {
+            key.address != *address
+                || tables.servers.actual(key).is_some()
+                || tables.servers.is_failing(key)
+        })
+    })
+}
+
+/// The shim, and what other modes have left.
+pub(crate) fn rules(tables: &Tables, of: &Situation<'_>) -> Plan {
+    let mut ops = Vec::new();
+    if !of.knows(Part::Rules) {
+        return Plan::default();
+    }
+    if are_sets_tried(tables) && (!is_served_by_another_mode(tables) || is_all_made(tables, of)) {
+        ops.extend(write_rules(tables, of.now));
+    }
+    // Only once the shim is there: before that, its chains may still lead into what is to go.
+    if ops.is_empty() && of.claims.may_delete && tables.rules.pending_len() == 0 {
+        let places = sorted(tables.leftovers.due(of.now)).into_iter();
+        let leftovers = places.filter_map(|place| {
+            let found = tables.leftovers.actual(&place)?;
+            Some(Op::RemoveLeftovers(place, Arc::clone(found)))
+        });
+        ops.extend(leftovers);
+    }
+    Plan { ops }
+}
+
+fn write_rules(tables: &Tables, now: Instant) -> Option<Op> {
+    tables.rules.due(now).next()?;
+    let wanted = tables.rules.wanted(&())?.clone();
+    let installed = tables.rules.actual(&()).cloned().unwrap_or_default();
+    Some(Op::WriteRules { wanted, installed })
+}
+
+/// Whether each set is there, or could not be made: rules name them all.
+fn are_sets_tried(tables: &Tables) -> bool {
+    Set::all().all(|set| tables.sets.actual(&set).is_some() || tables.sets.is_failing(&set))
+}
+
+/// Whether the chains that the shim is going to fill lead into those of another mode.
+pub(crate) fn is_served_by_another_mode(tables: &Tables) -> bool {
+    let mut leftovers = tables.leftovers.iter_actual();
+    tables.rules.actual(&()).is_some_and(|installed| {
+        leftovers.any(|(place, left)| matches!(place, Place::Beside(_)) && left.serve(installed))
+    })
+}
+
+/// Whether all that serves is there, but for what could not be written.
+fn is_all_made(tables: &Tables, of: &Situation<'_>) -> bool {
+    let is_made = |pending: usize, failing: usize| pending <= failing;
+    of.claims.may_delete
+        && is_made(tables.servers.pending_len(), tables.servers.failing_len())
+        && is_made(
+            tables.addresses.pending_len(),
+            tables.addresses.failing_len(),
+        )
+        && tables
+            .all_members()
+            .all(|(_, table)| is_made(table.pending_len(), table.failing_len()))
+}
+
+/// At a cold start the API server's own Service comes first, then DNS.
+fn rank<K, V>(table: &Table<K, V, Arc<Owner>>, key: &K) -> Rank
+where
+    K: Clone + Eq + std::hash::Hash,
+    V: Clone + Eq,
+{
+    table.owner(key).map_or(Rank::Other, |owner| owner.rank)
+}
+
+fn sorted<'a, T: Ord + Copy + 'a>(keys: impl Iterator<Item = &'a T>) -> Vec<T> {
+    let mut keys: Vec<T> = keys.copied().collect();
+    keys.sort_unstable();
+    keys
+}

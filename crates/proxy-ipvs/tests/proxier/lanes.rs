@@ -1,0 +1,309 @@
+//! Nothing waits for what it does not need: parts of the kernel that hang, that cannot be read, or that take long.
+
+use std::sync::Arc;
+
+use proxy::{Node, NodePortAddresses};
+use proxy_ipvs::fake::FakeKernel;
+
+use super::support::{Held, Slow};
+use super::*;
+
+fn external(at: &str, cluster_ip: &str, address: &str) -> proxy::Service {
+    let mut external = service(at, cluster_ip, 80);
+    external.external_ips = vec![ip(address)];
+    external
+}
+
+fn hold(held: &Held, parts: &[Part]) {
+    let mut held = held.lock().unwrap();
+    *held = parts.iter().map(|part| part.name()).collect();
+}
+
+fn kernel() -> FakeKernel {
+    FakeKernel::new(IpFamily::V4, &[ip("192.168.99.10")])
+}
+
+/// A node with kernel threads that serves `default/web`.
+fn serving() -> (World<Slow>, Held) {
+    let held: Held = Arc::default();
+    let mut world = World::threaded(Config::default(), kernel(), &held);
+    world.service(service("default/web", "10.96.0.10", 80));
+    world.slice(slice("default/web", &PAIR));
+    let mut world = world.listed();
+    world.until("a first sync", |kernel| {
+        let state = kernel.state();
+        state.snapshot.bound.len() == 1 && !state.snapshot.rules.as_ref().unwrap().is_empty()
+    });
+    (world, held)
+}
+
+fn serves(at: &'static str, endpoints: usize) -> impl Fn(&FakeKernel) -> bool {
+    move |kernel| {
+        let state = kernel.state();
+        let there = state.snapshot.servers.get(&server(at));
+        there.is_some_and(|server| server.destinations.len() == endpoints)
+    }
+}
+
+const SOON: Duration = Duration::from_millis(100);
+
+#[test]
+fn rules_and_addresses_that_hang_delay_no_endpoint() {
+    let (mut world, held) = serving();
+    hold(&held, &[Part::Rules, Part::Addresses]);
+    // The first external address wants other rules.
+    world.service(external("default/out", "10.96.0.11", "198.51.100.7"));
+    world.slice(slice("default/out", &PAIR));
+    world.until("the cluster's address", serves("10.96.0.11:80", 2));
+    let endpoints = ["10.244.1.5@node1", "10.244.2.5@node2", "10.244.2.6@node2"];
+    let mut longest = Duration::ZERO;
+    for round in 0..20 {
+        let count = 2 + round % 2;
+        world.slice(slice("default/web", &endpoints[..count]));
+        longest = longest.max(world.until("a change", serves("10.96.0.10:80", count)));
+    }
+    assert!(longest < SOON, "{longest:?}");
+    // Without rules, packets from outside would be answered from elsewhere.
+    assert!(!serves("198.51.100.7:80", 2)(&world.kernel));
+    hold(&held, &[]);
+    world.until("what waits for rules", serves("198.51.100.7:80", 2));
+    world.until("its addresses", |kernel| {
+        kernel.state().snapshot.bound.len() == 3
+    });
+}
+
+#[test]
+fn a_first_virtual_server_waits_for_the_rules_a_little_and_no_longer() {
+    let held: Held = Arc::default();
+    hold(&held, &[Part::Rules]);
+    let mut world = World::threaded(Config::default(), kernel(), &held);
+    world.service(external("default/web", "10.96.0.10", "198.51.100.7"));
+    let mut world = world.listed();
+    let took = world.until("the cluster's address", serves("10.96.0.10:80", 0));
+    assert!(took < Duration::from_secs(2), "{took:?}");
+    world.until("it is bound", |kernel| {
+        kernel.state().snapshot.bound.len() == 1
+    });
+    assert!(!serves("198.51.100.7:80", 0)(&world.kernel));
+    hold(&held, &[]);
+    world.until("the other", serves("198.51.100.7:80", 0));
+}
+
+/// As long as the rules are not there, anybody could use the address.
+#[test]
+fn an_address_with_source_ranges_is_not_served_without_them() {
+    let mut world = web();
+    let refusal = |world: &World| {
+        let mut probe = world.kernel.state();
+        probe.is_kernel_ill = true;
+        let all = (0..99).map(|count| (format!("write {count} iptables rules"), "held".to_owned()));
+        probe.refusals = all.collect();
+    };
+    refusal(&world);
+    let mut closed = service("default/closed", "10.96.0.11", 80);
+    closed.kind = proxy::ServiceType::LoadBalancer;
+    closed.ingress_ips = vec![ip("203.0.113.10")];
+    closed.source_ranges = vec!["198.51.100.0/24".parse().unwrap()];
+    world.service(closed);
+    world.slice(slice("default/closed", &PAIR));
+    let synced = world.sync();
+    assert!(world.destinations("10.96.0.11:80").is_some());
+    assert_eq!(world.destinations("203.0.113.10:80"), None);
+    assert!(
+        synced.stuck.is_some() && synced.settled.is_empty(),
+        "{synced:?}"
+    );
+    world.kernel.state().refusals.clear();
+    world.wait(Duration::from_secs(1));
+    let synced = world.settle();
+    assert_eq!((synced.pending, synced.stuck), (0, None));
+    assert_eq!(synced.settled, ["default/closed"]);
+    assert!(world.destinations("203.0.113.10:80").is_some());
+}
+
+#[test]
+fn what_cannot_be_read_at_the_start_stops_only_what_builds_on_it() {
+    for part in Part::ALL {
+        let left = web();
+        {
+            // Of a Service that is gone meanwhile, and somebody else's.
+            let mut state = left.kernel.state();
+            let there = state.snapshot.servers[&server("10.96.0.10:80")].clone();
+            let servers = &mut state.snapshot.servers;
+            servers.insert(server("10.96.0.66:80"), there.clone());
+            servers.insert(server("192.0.2.1:80"), there);
+            let member = Member::AddressPort(ip("10.96.0.66"), Protocol::Tcp, 80);
+            let set = state.snapshot.sets.get_mut(&Set::ClusterIp).unwrap();
+            set.insert(member);
+            let unreadable = (part.name(), "interrupted".to_owned());
+            state.unreadable = [unreadable].into();
+        }
+        let mut world = left.restarted(Config::default());
+        world.service(service("default/web", "10.96.0.10", 80));
+        world.slice(slice("default/web", &["10.244.2.9@node2"]));
+        world.service(service("default/new", "10.96.0.11", 80));
+        world.slice(slice("default/new", &PAIR));
+        let mut world = world.listed();
+        world.work();
+        let synced = world.sync();
+        assert_eq!(synced.unreadable[0].part, part.name());
+        // That is how long the rules have a start.
+        world.wait(Duration::from_millis(500));
+        assert!(world.settle().stuck.is_some(), "{part:?}");
+        let written = world.written();
+        let serves = world
+            .destinations("10.96.0.11:80")
+            .is_some_and(|of| of.len() == 2);
+        assert_eq!(serves, part != Part::Servers, "{part:?}: {written:?}");
+        let takes_away = |op: &String| op.starts_with("remove ") || op.starts_with("unbind ");
+        let has_evidence = part == Part::Rules;
+        assert_eq!(
+            written.iter().any(takes_away),
+            has_evidence,
+            "{part:?}: {written:?}"
+        );
+        // It is read again by itself, and then all is as if nothing had been.
+        world.kernel.state().unreadable.clear();
+        world.wait(Duration::from_secs(1));
+        let synced = world.settle();
+        assert_eq!((synced.pending, synced.stuck), (0, None), "{part:?}");
+        let state = world.kernel.state();
+        let left: Vec<_> = state
+            .snapshot
+            .servers
+            .keys()
+            .map(ToString::to_string)
+            .collect();
+        assert_eq!(
+            left,
+            ["10.96.0.10:80/TCP", "10.96.0.11:80/TCP", "192.0.2.1:80/TCP"],
+            "{part:?}"
+        );
+        assert_eq!(state.snapshot.bound.len(), 2);
+        assert_eq!(state.snapshot.sets[&Set::ClusterIp].len(), 2);
+    }
+}
+
+#[test]
+fn what_cannot_be_read_later_stops_nothing() {
+    for part in Part::ALL {
+        let mut world = web();
+        let unreadable = (part.name(), "interrupted".to_owned());
+        world.kernel.state().unreadable = [unreadable].into();
+        for round in 1..=3_u8 {
+            world.wait(Duration::from_secs(30));
+            world.check();
+            world.settle();
+            let at = format!("default/new-{round}");
+            world.service(external(
+                &at,
+                &format!("10.96.1.{round}"),
+                &format!("198.51.100.{round}"),
+            ));
+            world.slice(slice(&at, &PAIR));
+            let synced = world.sync();
+            assert_eq!((synced.pending, synced.stuck), (0, None), "{part:?}");
+            assert_eq!(synced.settled, [at]);
+        }
+    }
+}
+
+#[test]
+fn the_api_server_and_dns_are_reachable_for_pods_before_others_are_made() {
+    let mut world = World::new();
+    let pods: Vec<String> = (0..100).map(|n| format!("10.244.1.{n}@node2")).collect();
+    let pods: Vec<&str> = pods.iter().map(String::as_str).collect();
+    for number in 0..900_u32 {
+        let at = format!("default/s{number}");
+        let address = format!("10.97.{}.{}", number / 250, number % 250 + 1);
+        world.service(service(&at, &address, 80));
+        world.slice(slice(&at, &pods));
+    }
+    world.service(service("kube-system/kube-dns", "10.96.0.53", 53));
+    world.service(service("default/kubernetes", "10.96.0.1", 443));
+    let mut world = world.listed();
+    world.sync();
+    let (_, ops) = world.work();
+    let position = |wanted: &Op| ops.iter().position(|op| op == wanted).unwrap();
+    let adds = |op: &&Op| matches!(op, Op::AddDestination(..));
+    for address in ["10.96.0.1", "10.96.0.53"] {
+        let bound = position(&Op::BindAddress(ip(address)));
+        let before = ops[..bound].iter().filter(adds).count();
+        // With one processor, a part may be written in between.
+        assert!(before <= 32_768 + 100, "{address} after {before}");
+    }
+    let binds = ops.iter().filter_map(|op| match op {
+        Op::BindAddress(address) => Some(*address),
+        _ => None,
+    });
+    let first: Vec<_> = binds.take(2).collect();
+    assert_eq!(first, [ip("10.96.0.1"), ip("10.96.0.53")]);
+}
+
+// ---- what is not known of the node ----
+
+/// A node with two addresses that serves a NodePort at both.
+fn exposed() -> World {
+    let addresses = ["192.168.99.10", "192.168.99.11"].map(ip);
+    let mut world = World::with(Config::default(), FakeKernel::new(IpFamily::V4, &addresses));
+    node_port(&mut world);
+    let mut world = world.listed();
+    world.sync();
+    world
+}
+
+fn node_port(world: &mut World) {
+    let mut web = service("default/web", "10.96.0.10", 80);
+    web.ports.first_mut().unwrap().node_port = Some(30080);
+    world.service(web);
+    world.slice(slice("default/web", &PAIR));
+}
+
+fn restarted_with(world: World, addresses: NodePortAddresses) -> World {
+    let kernel = world.kernel.clone();
+    let mut node = proxy::NodeFacts::new(IpFamily::V4, support::NODE);
+    node.node_port_addresses = addresses;
+    let lanes = proxy_ipvs::Lanes::inline(|| kernel.clone());
+    let mut world = world.restarted(Config::default());
+    world.proxier = proxy_ipvs::Proxier::new(Config::default(), node, lanes, world.now);
+    node_port(&mut world);
+    world.listed()
+}
+
+fn node_ports(world: &World) -> Vec<String> {
+    let state = world.kernel.state();
+    let of = |key: &&proxy_ipvs::VirtualServerKey| key.port == 30080;
+    let keys = state.snapshot.servers.keys().filter(of);
+    keys.map(ToString::to_string).collect()
+}
+
+#[test]
+fn node_ports_stay_where_they_are_until_the_node_is_known() {
+    let within = |net: &str| NodePortAddresses::Within(vec![net.parse().unwrap()]);
+    let both = ["192.168.99.10:30080/TCP", "192.168.99.11:30080/TCP"];
+    for (addresses, then) in [
+        (NodePortAddresses::Primary, &both[..1]),
+        (within("172.16.0.0/12"), &[]),
+    ] {
+        let mut world = restarted_with(exposed(), addresses);
+        world.work();
+        assert_eq!(world.sync().pending, 0);
+        assert_eq!(world.written(), Vec::<String>::new());
+        assert_eq!(node_ports(&world), both);
+        // They still follow their endpoints.
+        world.slice(slice("default/web", &["10.244.2.9@node2"]));
+        world.sync();
+        let weights = world.destinations("192.168.99.11:30080").unwrap();
+        assert_eq!(weights, ["10.244.2.9:8080=1"]);
+        // Now it is.
+        world.node(Node {
+            name: support::NODE.into(),
+            addresses: vec![ip("192.168.99.10")],
+            zone: None,
+            pod_cidrs: Vec::new(),
+            is_leaving: false,
+        });
+        assert_eq!(world.sync().pending, 0);
+        assert_eq!(node_ports(&world), then);
+    }
+}

@@ -1,0 +1,118 @@
+//! Who wants an entry in the kernel, and who of several has it.
+
+use std::cmp::Ordering;
+use std::hash::{Hash, Hasher};
+use std::sync::Arc;
+
+use crate::names::{NamespacedName, ServicePortName};
+use crate::object::{Service, ServicePort};
+
+/// A Service port as the one who wants an entry. Owners are ordered by age, then by name: of two that claim one address and port
+/// the first has it, in every mode.
+#[derive(Debug, Clone)]
+pub struct Owner {
+    /// `metadata.creationTimestamp`; a Service without one is taken for the youngest.
+    pub created: i64,
+    /// The Service port.
+    pub name: ServicePortName,
+    /// Whose entries are written first.
+    pub rank: Rank,
+}
+
+/// Whose entries are written first where there are many. It says nothing about who has what several claim.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Rank {
+    /// The API server: everything on the node waits for it (k/k#133773).
+    ApiServer,
+    /// DNS, for which nearly as much waits.
+    Dns,
+    /// All others.
+    Other,
+}
+
+impl Rank {
+    /// That of a Service.
+    pub fn of(service: &NamespacedName) -> Self {
+        match (service.namespace(), service.name()) {
+            ("default", "kubernetes") => Self::ApiServer,
+            ("kube-system", name) if name.contains("dns") => Self::Dns,
+            _ => Self::Other,
+        }
+    }
+}
+
+impl Owner {
+    /// A port of a Service.
+    pub fn new(service: &Service, port: &ServicePort) -> Arc<Self> {
+        Arc::new(Self {
+            created: service.created.unwrap_or(i64::MAX),
+            rank: Rank::of(&service.name),
+            name: ServicePortName {
+                service: service.name.clone(),
+                port: port.name.clone(),
+                protocol: port.protocol,
+            },
+        })
+    }
+
+    /// What says which one comes first; the rank follows from the name.
+    fn key(&self) -> (i64, &ServicePortName) {
+        (self.created, &self.name)
+    }
+}
+
+impl PartialEq for Owner {
+    fn eq(&self, other: &Self) -> bool {
+        self.key() == other.key()
+    }
+}
+
+impl Eq for Owner {}
+
+impl Hash for Owner {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.key().hash(state);
+    }
+}
+
+impl PartialOrd for Owner {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Owner {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.key().cmp(&other.key())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Protocol;
+
+    fn owner(created: i64, namespace: &str, name: &str) -> Owner {
+        let service = NamespacedName::new(namespace, name);
+        Owner {
+            created,
+            rank: Rank::of(&service),
+            name: ServicePortName {
+                service,
+                port: "".into(),
+                protocol: Protocol::Tcp,
+            },
+        }
+    }
+
+    #[test]
+    fn the_older_one_has_it_whoever_is_written_first() {
+        let old = owner(1, "default", "web");
+        let api = owner(2, "default", "kubernetes");
+        let dns = owner(2, "kube-system", "kube-dns");
+        assert!(old < api && api < dns, "by age, then by name");
+        assert!(api.rank < dns.rank && dns.rank < old.rank);
+        assert_eq!(old, owner(1, "default", "web"));
+        assert_eq!(owner(1, "a", "kube-dns").rank, Rank::Other);
+    }
+}
