@@ -1,7 +1,10 @@
 //! How long cells take, by experience: what is begun must be done before the time of all is over.
 //!
 //! The figures are of a quiet machine (2 cores of 2024, User Mode Linux). Another machine, or a busy one, differs by a factor, which
-//! is learned from the cells that are done.
+//! is learned from the cells that are done. What other kube-proxies take is guessed from upstream's 1.36, and says nothing of the
+//! machine: each has a factor of its own.
+
+use std::collections::BTreeMap;
 
 use crate::schema::{Axis, Cell, Mode, SubjectKind};
 
@@ -13,6 +16,14 @@ const PRIOR: f64 = 60.0;
 /// What cells took, against what they were expected to.
 #[derive(Debug, Default)]
 pub(crate) struct Budget {
+    ours: Account,
+    /// By subject.
+    others: BTreeMap<String, Account>,
+}
+
+/// Seconds of cells that are done.
+#[derive(Debug, Clone, Copy, Default)]
+struct Account {
     expected: f64,
     took: f64,
 }
@@ -20,32 +31,51 @@ pub(crate) struct Budget {
 impl Budget {
     /// Seconds that a cell will take, as things are.
     pub(crate) fn expected(&self, cell: &Cell) -> f64 {
-        seconds(cell) * (PRIOR + self.took) / (PRIOR + self.expected)
+        let account = if cell.subject.kind.is_other() {
+            self.others.get(&cell.subject.name).unwrap_or(&self.ours)
+        } else {
+            &self.ours
+        };
+        seconds(cell) * (PRIOR + account.took) / (PRIOR + account.expected)
     }
 
     /// Takes account of a cell that is done.
     pub(crate) fn learn(&mut self, cell: &Cell, took_s: f64) {
-        self.expected += seconds(cell);
-        self.took += took_s;
+        let account = if cell.subject.kind.is_other() {
+            let name = cell.subject.name.clone();
+            self.others.entry(name).or_insert(self.ours)
+        } else {
+            &mut self.ours
+        };
+        account.expected += seconds(cell);
+        account.took += took_s;
     }
 }
 
 /// Seconds that a cell takes on a quiet machine.
 pub(crate) fn seconds(cell: &Cell) -> f64 {
     let services = f64::from(cell.size.services) / 1e4;
-    let endpoints = services * f64::from(cell.size.endpoints) / 2.0;
     let mode = match &cell.subject.kind {
         SubjectKind::KubeProxy { mode, .. } => Some(*mode),
         _ => None,
     };
     let is_iptables = mode == Some(Mode::Iptables);
-    let start = start(&cell.subject.kind, services, endpoints);
+    let start = start(cell);
+    #[allow(clippy::cast_precision_loss, reason = "minutes")]
+    let limit = cell.limit_s as f64;
+    if is_over(cell) {
+        return AROUND + limit;
+    }
     let rest = match cell.axis {
         Axis::Cold | Axis::Loaded | Axis::Big => 0.0,
         Axis::Memory | Axis::Keptalive => 5.0,
         Axis::Restart => 0.7 + start * if is_iptables { 1.6 } else { 0.4 },
         Axis::Add => 5.5 + if is_iptables { 22.0 * services } else { 0.5 },
         Axis::Change if mode.is_none() => 0.2,
+        // Until a sixth of the limit is over, a quarter of that before it counts, and ten changes at least.
+        Axis::Change if cell.subject.kind.is_other() => {
+            5.5 + limit / f64::from(cell.patience()) / 5.0 + 10.0 * services
+        }
         Axis::Change => {
             7.0 + if is_iptables {
                 17.0 + 10.0 * services
@@ -73,10 +103,26 @@ pub(crate) fn seconds(cell: &Cell) -> f64 {
     }
 }
 
-/// Seconds from nothing until a subject has programmed so many ten thousand Services, the last look included.
-fn start(subject: &SubjectKind, services: f64, endpoints: f64) -> f64 {
-    // Addresses on a device cost by the square.
+/// Whether a cell's subject is not expected to be there within the time limit.
+pub(crate) fn is_over(cell: &Cell) -> bool {
+    #[allow(clippy::cast_precision_loss, reason = "minutes")]
+    let limit = cell.limit_s as f64;
+    start(cell) > limit
+}
+
+/// Seconds from nothing until a subject has programmed its Services, the last look included.
+fn start(cell: &Cell) -> f64 {
+    let services = f64::from(cell.size.services) / 1e4;
+    let endpoints = services * f64::from(cell.size.endpoints) / 2.0;
+    let subject = &cell.subject.kind;
+    // For ten thousand. Addresses on a device cost by the square.
     let (fixed, by_service, by_endpoint, by_square) = match subject {
+        // Some processes for each Service and endpoint.
+        SubjectKind::KubeProxy {
+            mode: Mode::Ipvs,
+            is_ours: false,
+            ..
+        } => (1.0, 260.0, 15.0, 0.0),
         SubjectKind::KubeProxy {
             mode: Mode::Iptables,
             ..

@@ -16,7 +16,9 @@ use ipvs_netlink::{DestinationEntry, Ipvs, ServiceKey};
 use lab::Place;
 use netlink_batch::{Attributes, Batch, Connection, Protocol, Reply};
 
+use crate::nat::Nat;
 use crate::objects::{Objects, PORT};
+use crate::rules::Rules;
 use crate::schema::{Mode, State};
 
 /// Sets with one member for each Service, or for each local endpoint.
@@ -41,7 +43,7 @@ pub(crate) type Servers = BTreeMap<SocketAddrV4, BTreeSet<SocketAddrV4>>;
 /// What a kernel must hold, or holds, of the objects.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Snapshot {
-    /// Virtual servers, or Services in the nat table, with the destinations that get new connections.
+    /// Virtual servers, or what packets reach in the nat table, with the destinations that get new connections.
     pub(crate) servers: Servers,
     /// IPVS: members of the set of cluster IPs.
     pub(crate) cluster_ip: BTreeSet<SocketAddrV4>,
@@ -99,6 +101,12 @@ impl Snapshot {
             .filter(|(at, reals)| self.servers.get(at) != Some(reals));
         let addresses = wanted.local.difference(&self.local).copied();
         servers.map(|(at, _)| *at.ip()).chain(addresses).collect()
+    }
+
+    /// Services that are here and should not be.
+    pub(crate) fn excess(&self, wanted: &Self) -> impl Iterator<Item = Ipv4Addr> {
+        let is_excess = |at: &&SocketAddrV4| !wanted.servers.contains_key(at);
+        self.servers.keys().filter(is_excess).map(|at| *at.ip())
     }
 
     /// Whether all that is wanted is here, whatever else is.
@@ -171,7 +179,7 @@ pub(crate) struct Kernel {
     ipvs: Ipvs,
     ipset: Ipset,
     route: Connection,
-    nat: crate::nat::Nat,
+    nat: Nat,
 }
 
 impl Kernel {
@@ -182,7 +190,7 @@ impl Kernel {
                 Ipvs::open().map_err(io::Error::other)?,
                 Ipset::open().map_err(io::Error::other)?,
                 Connection::open(Protocol::Route).map_err(io::Error::other)?,
-                crate::nat::Nat::open()?,
+                Nat::open()?,
             ))
         })?;
         Ok(Self {
@@ -197,7 +205,23 @@ impl Kernel {
 
     // ---- single entries ----
 
-    /// The destinations of a Service that get new connections; empty if there is no virtual server.
+    /// Whether a Service is carried, and new connections to it get to these endpoints and to no others.
+    pub(crate) fn serves(
+        &mut self,
+        address: Ipv4Addr,
+        wanted: &BTreeSet<SocketAddrV4>,
+    ) -> Result<bool> {
+        match self.mode {
+            Mode::Ipvs => Ok(self.reals(address)? == *wanted && self.is_local(address)?),
+            Mode::Iptables => {
+                let (table, _) = self.nat.read()?;
+                let targets = Rules::new(&table).targets(SocketAddrV4::new(address, PORT))?;
+                Ok(targets == *wanted)
+            }
+        }
+    }
+
+    /// The destinations of a virtual server that get new connections; empty if there is none.
     pub(crate) fn reals(&mut self, address: Ipv4Addr) -> Result<BTreeSet<SocketAddrV4>> {
         let key = ServiceKey::new(ipvs_netlink::Protocol::TCP, address.into(), PORT);
         let entries = self.ipvs.destinations(&key)?;
@@ -231,19 +255,9 @@ impl Kernel {
         }
     }
 
-    /// How many rules the nat table has, the ends of its chains included.
-    pub(crate) fn rules(&self) -> Result<u64> {
-        self.nat.entries()
-    }
-
-    /// Whether the nat table of IPv6 has rules, too, where that of IPv4 has any.
-    pub(crate) fn has_rules_in_both(&self) -> Result<bool> {
-        self.nat.is_in_both()
-    }
-
-    /// Whether the rules of the nat table name all of these addresses and not that one.
-    pub(crate) fn rules_name(&self, all: &[Ipv4Addr], but: Option<Ipv4Addr>) -> Result<bool> {
-        self.nat.names(all, but)
+    /// The nat tables.
+    pub(crate) fn nat(&self) -> &Nat {
+        &self.nat
     }
 
     /// Writes to IPVS.
@@ -273,9 +287,9 @@ impl Kernel {
     /// Reads everything.
     pub(crate) fn snapshot(&mut self) -> Result<Snapshot> {
         if self.mode == Mode::Iptables {
-            let saved = self.place.read(["iptables-save", "-t", "nat"])?;
+            let (table, _) = self.nat.read()?;
             return Ok(Snapshot {
-                servers: crate::nat::servers(&saved)?,
+                servers: Rules::new(&table).servers()?,
                 ..Snapshot::default()
             });
         }

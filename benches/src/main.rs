@@ -19,6 +19,7 @@ mod objects;
 mod plan;
 mod process;
 mod report;
+mod rules;
 mod run;
 mod schema;
 mod stage;
@@ -109,7 +110,7 @@ fn measure(cell: &str, into: Option<&Path>) -> Result<()> {
     let mut outcome = outcome.unwrap_or_else(|error| {
         let why = format!("{error:#}");
         match refusal(&cell, &why) {
-            Some(why) => Outcome::Skipped { why },
+            Some(why) => Outcome::skipped(why),
             None => Outcome::Failed { why },
         }
     });

@@ -1,11 +1,13 @@
 //! Which cells there are, and in which order.
 //!
 //! ```text
-//!  once each ─▶ counting ─▶ again, what is to be had often ─▶ a second time, the rest ─▶ what is left out without harm
+//!  once each ─▶ counting ─▶ again, what is to be had often ─▶ a second time, the rest ─▶ what is left out without harm ─▶ counting others
 //! ```
 //!
 //! Within each of these, point by point, the most telling first, and for each all subjects one after another. So a change of
 //! the machine's speed meets all subjects alike, and a run whose time is over has whole comparisons, and every axis.
+//!
+//! Other kube-proxies may take minutes for a cell: without arguments they have those of the main table, and what else there is in the end.
 
 use std::str::FromStr;
 
@@ -26,12 +28,14 @@ enum Often {
     All,
     Twice,
     Once,
+    /// Once, if there is another kube-proxy to be compared with; else as what is spare.
+    Beside,
     /// Once, when all others are done.
     Spare,
 }
 
 /// The points of a run without arguments, the most telling first.
-const POINTS: [(Axis, &str, Often); 40] = [
+const POINTS: [(Axis, &str, Often); 42] = [
     (Axis::Cold, "10000", Often::All),
     (Axis::Loaded, "10000", Often::All),
     (Axis::Cold, "100", Often::All),
@@ -40,8 +44,12 @@ const POINTS: [(Axis, &str, Often); 40] = [
     (Axis::First, "10000", Often::All),
     (Axis::Change, "100", Often::Twice),
     (Axis::Change, "50000", Often::Twice),
+    (Axis::Change, "1000", Often::Beside),
     (Axis::Restart, "10000", Often::Twice),
+    (Axis::Restart, "1000", Often::Beside),
     (Axis::Memory, "10000x50", Often::Once),
+    (Axis::Memory, "1000x50", Often::Beside),
+    (Axis::First, "1000", Often::Beside),
     (Axis::Anatomy, "1", Often::Twice),
     (Axis::Keptalive, "10000", Often::Twice),
     (Axis::Throughput, "10000", Often::Twice),
@@ -60,7 +68,6 @@ const POINTS: [(Axis, &str, Often); 40] = [
     (Axis::Cold, "5000", Often::Once),
     (Axis::Cold, "1000x50", Often::Once),
     (Axis::Cold, "10000x50", Often::Once),
-    (Axis::First, "1000", Often::Spare),
     (Axis::First, "5000", Often::Spare),
     (Axis::Restart, "100", Often::Spare),
     (Axis::Connect, "1", Often::Spare),
@@ -68,7 +75,6 @@ const POINTS: [(Axis, &str, Often); 40] = [
     (Axis::Add, "100", Often::Spare),
     (Axis::Delete, "100", Often::Spare),
     (Axis::Rolling, "100", Often::Spare),
-    (Axis::Change, "1000", Often::Spare),
     (Axis::Restart, "50000", Often::Spare),
     (Axis::Connect, "50000", Often::Spare),
     (Axis::Add, "50000", Often::Spare),
@@ -125,11 +131,42 @@ struct Point {
 impl Point {
     /// How often a subject is measured at it.
     fn often(&self, subject: &SubjectKind) -> Often {
-        if !self.is_asked && is_dear(self.axis, self.size, subject) {
+        if self.is_asked {
+            self.often
+        } else if is_dear(self.axis, self.size, subject) {
             Often::Spare
+        } else if subject.is_other() {
+            often_for_others(self.axis, self.size)
         } else {
             self.often
         }
+    }
+}
+
+/// How often kube-proxies that are not ours are measured, which may take minutes each time: what the main table has.
+fn often_for_others(axis: Axis, size: Size) -> Often {
+    let is_for_a_minute = size.services > MANY && axis != Axis::Cold;
+    if !is_main(axis, size) || is_for_a_minute {
+        Often::Spare
+    } else if size.services <= 100 && size.endpoints <= 2 {
+        Often::Twice
+    } else {
+        Often::Once
+    }
+}
+
+/// Whether the main table shows an axis at a size, where there is another kube-proxy; without one, it has no 1,000 Services.
+pub(crate) fn is_main(axis: Axis, size: Size) -> bool {
+    let are_two = size.endpoints == 2;
+    match axis {
+        Axis::Memory => true,
+        Axis::First if size.services == 1 => true,
+        Axis::Cold | Axis::Change | Axis::First => {
+            are_two && matches!(size.services, 100 | 1_000 | 10_000 | 50_000)
+        }
+        Axis::Restart => are_two && matches!(size.services, 1_000 | 10_000),
+        Axis::Connect | Axis::Keptalive | Axis::Throughput => are_two && size.services == 10_000,
+        _ => false,
     }
 }
 
@@ -140,7 +177,7 @@ impl Plan<'_> {
         let mut cells = Vec::new();
         self.repeat(&points, 0, &mut cells, |often| often != Often::Spare);
         if self.is_counted {
-            self.count(&points, &mut cells);
+            self.count(&points, &mut cells, |subject| !subject.is_other());
         }
         for repeat in 1..self.repeats {
             self.repeat(&points, repeat, &mut cells, |often| often == Often::All);
@@ -149,6 +186,9 @@ impl Plan<'_> {
             self.repeat(&points, 1, &mut cells, |often| often == Often::Twice);
         }
         self.repeat(&points, 0, &mut cells, |often| often == Often::Spare);
+        if self.is_counted {
+            self.count(&points, &mut cells, SubjectKind::is_other);
+        }
         cells
     }
 
@@ -176,10 +216,15 @@ impl Plan<'_> {
         }
     }
 
-    /// The counting repeat.
-    fn count(&self, points: &[Point], cells: &mut Vec<Cell>) {
+    /// The counting repeat of some subjects.
+    fn count(
+        &self,
+        points: &[Point],
+        cells: &mut Vec<Cell>,
+        is_had: impl Fn(&SubjectKind) -> bool,
+    ) {
         for point in points {
-            for subject in self.subjects {
+            for subject in self.subjects.iter().filter(|one| is_had(&one.kind)) {
                 let is_worth = self.is_full || is_worth(points, point);
                 if is_worth && counts(point.axis, &subject.kind) {
                     cells.push(self.cell(point, subject, self.repeats, true));
@@ -189,21 +234,22 @@ impl Plan<'_> {
     }
 
     fn cell(&self, point: &Point, subject: &Subject, repeat: u32, is_counting: bool) -> Cell {
-        Cell {
+        let mut cell = Cell {
             axis: point.axis,
             subject: subject.clone(),
             size: point.size,
             repeat,
             is_counting,
-            // strace makes everything slower.
-            limit_s: self.limit_s * if is_counting { 2 } else { 1 },
+            limit_s: self.limit_s,
             changes: if is_counting {
                 self.changes.min(100)
             } else {
                 self.changes
             },
             idle_s: if self.is_full { 600 } else { 60 },
-        }
+        };
+        cell.limit_s *= u64::from(cell.patience());
+        cell
     }
 
     /// What is measured, in order.
@@ -230,7 +276,13 @@ impl Plan<'_> {
             }
         }
         if self.sizes.is_empty() && !self.is_full {
+            let are_others = self.subjects.iter().any(|one| one.kind.is_other());
             for (axis, size, often) in POINTS {
+                let often = match often {
+                    Often::Beside if are_others => Often::Once,
+                    Often::Beside => Often::Spare,
+                    often => often,
+                };
                 if let (true, Ok(size)) = (is_whole(axis), size.parse()) {
                     add(axis, size, often, false);
                 }
@@ -362,9 +414,10 @@ fn counts(axis: Axis, subject: &SubjectKind) -> bool {
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
+    use std::time::Duration;
 
     use super::*;
-    use crate::budget;
+    use crate::run::{default_minutes, foreseen};
     use crate::schema::LEAN;
 
     fn subjects() -> Vec<Subject> {
@@ -489,27 +542,48 @@ mod tests {
         assert!(full.cells().len() > 2 * cells.len());
     }
 
-    /// What `make bench` is for, on a machine like that of the experience.
-    #[test]
-    fn forty_eight_minutes_are_enough_for_what_is_aimed_at() {
-        let subjects = subjects();
-        let mut until = 0.0;
-        let done: Vec<Cell> = plan(&[], &[], &subjects)
-            .cells()
-            .into_iter()
-            .take_while(|cell| {
-                until += budget::seconds(cell);
-                until < 48.0 * 60.0
-            })
-            .collect();
-        let times = |axis: Axis, size: &str, name: &str| {
-            let size: Size = size.parse().unwrap();
-            let is_it = |cell: &&Cell| {
-                (cell.axis, cell.size, cell.is_counting) == (axis, size, false)
-                    && cell.subject.name == name
-            };
-            done.iter().filter(is_it).count()
+    /// Other kube-proxies, as upstream's binary would be given.
+    fn with_upstream() -> Vec<Subject> {
+        let other = |mode: Mode| Subject {
+            name: format!("upstream-{}", mode.name()),
+            kind: SubjectKind::KubeProxy {
+                path: "kube-proxy".into(),
+                mode,
+                flags: Vec::new(),
+                is_ours: false,
+            },
         };
+        let mut subjects = subjects();
+        subjects.splice(4..4, [Mode::Ipvs, Mode::Iptables].map(other));
+        subjects
+    }
+
+    /// What is done within so many minutes, on a machine like that of the experience.
+    fn done(subjects: &[Subject], minutes: u64) -> Vec<Cell> {
+        let cells = plan(&[], &[], subjects).cells();
+        let mut until = Duration::ZERO;
+        foreseen(&cells)
+            .into_iter()
+            .filter_map(|(cell, seconds)| {
+                until += Duration::from_secs_f64(seconds?);
+                (until < Duration::from_mins(minutes)).then(|| cell.clone())
+            })
+            .collect()
+    }
+
+    /// How often something is among these.
+    fn times(done: &[Cell], axis: Axis, size: &str, name: &str) -> usize {
+        let size: Size = size.parse().unwrap();
+        let is_it = |cell: &&Cell| {
+            (cell.axis, cell.size, cell.is_counting) == (axis, size, false)
+                && cell.subject.name == name
+        };
+        done.iter().filter(is_it).count()
+    }
+
+    /// That what is aimed at is among these.
+    fn assert_aims(done: &[Cell]) {
+        let times = |axis, size, name| times(done, axis, size, name);
         for name in LOADERS {
             assert_eq!(times(Axis::Cold, "10000", name), 3, "{name}");
         }
@@ -531,5 +605,62 @@ mod tests {
         assert!(times(Axis::Anatomy, "1", "ipvs-lean") >= 1);
         let restart = |cell: &Cell| cell.is_counting && cell.axis == Axis::Restart;
         assert!(done.iter().any(restart));
+    }
+
+    /// That there is something to compare other kube-proxies by, at the sizes that all of them reach.
+    fn assert_compared(done: &[Cell]) {
+        let rows = [
+            (Axis::Cold, "100"),
+            (Axis::Cold, "1000"),
+            (Axis::Change, "100"),
+            (Axis::Change, "1000"),
+            (Axis::Restart, "1000"),
+            (Axis::First, "100"),
+            (Axis::First, "1000"),
+            (Axis::Memory, "1000x50"),
+        ];
+        for (axis, size) in rows {
+            for name in ["ipvs", "iptables", "upstream-ipvs", "upstream-iptables"] {
+                assert!(times(done, axis, size, name) >= 1, "{axis} {size} {name}");
+            }
+        }
+        assert_eq!(times(done, Axis::Cold, "10000", "upstream-ipvs"), 1, "over");
+        let limit = |size: &str| {
+            let size: Size = size.parse().unwrap();
+            let is_it = |cell: &&Cell| cell.size == size && cell.subject.name == "upstream-ipvs";
+            done.iter().find(is_it).unwrap().limit_s
+        };
+        assert_eq!((limit("1000"), limit("10000")), (240, 120));
+        assert_eq!(times(done, Axis::First, "10000", "upstream-ipvs"), 0);
+    }
+
+    /// What `make bench` is for.
+    #[test]
+    fn forty_eight_minutes_are_enough_for_what_is_aimed_at() {
+        assert_aims(&done(&subjects(), 48));
+    }
+
+    #[test]
+    fn beside_upstream_ours_have_all_that_they_have_alone() {
+        let subjects = with_upstream();
+        assert_eq!(default_minutes(&subjects), 68);
+        let done = done(&subjects, 68);
+        assert_aims(&done);
+        assert_compared(&done);
+        let twice = times(&done, Axis::Cold, "100", "upstream-ipvs");
+        assert_eq!(twice, 2);
+    }
+
+    #[test]
+    fn less_time_is_enough_to_compare() {
+        assert_compared(&done(&with_upstream(), 48));
+    }
+
+    #[test]
+    fn what_others_do_is_counted_when_all_else_is_done() {
+        let cells = plan(&[], &[], &with_upstream()).cells();
+        let last = cells.iter().rposition(|cell| !cell.is_counting).unwrap();
+        let counted = |cell: &Cell| cell.is_counting && cell.subject.kind.is_other();
+        assert_eq!(cells.iter().position(counted), Some(last + 1));
     }
 }

@@ -1,6 +1,7 @@
 //! The host's side: cells one after another, within the limits, and the report of what came of them.
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::fs;
 use std::io::IsTerminal as _;
@@ -16,8 +17,8 @@ use crate::budget::{self, Budget};
 use crate::plan::{Asked, Plan};
 use crate::report;
 use crate::schema::{
-    About, Axis, Cell, LEAN, Measurement, Mode, NO_TIME, Outcome, ROUTE, Report, Size, Subject,
-    SubjectKind,
+    About, Axis, Cell, LEAN, Measurement, Mode, NO_TIME, Other, Outcome, ROUTE, Report, Size,
+    Subject, SubjectKind,
 };
 use crate::stage::beside;
 
@@ -25,8 +26,12 @@ use crate::stage::beside;
 const VERSION: u32 = 1;
 /// What a cell may take on top of its limits: boot, surroundings, the fixture's start and a last look.
 const AROUND: Duration = Duration::from_mins(2);
+/// What another kube-proxy may take to say its version, boot included.
+const VERSION_LIMIT: Duration = Duration::from_secs(30);
 /// When all is over, of the hour that it may take with the build.
 const MINUTES: u64 = 48;
+/// How much later, for each other kube-proxy: as long as upstream's IPVS mode takes for what the main table has of it.
+const MINUTES_FOR_ANOTHER: u64 = 10;
 
 /// Measures, and writes report.json, report.md and charts.
 #[derive(Debug, Args)]
@@ -41,10 +46,10 @@ pub(crate) struct Run {
     /// How often each is measured; counting is once more
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     repeats: u32,
-    /// When all is over; what would not be done by then is not begun [default: 48, with --full none]
+    /// When all is over; what would not be done by then is not begun [default: 48, and 10 for each other kube-proxy; with --full none]
     #[arg(long, value_name = "MINUTES", conflicts_with = "full")]
     minutes: Option<u64>,
-    /// Only these subjects, by name
+    /// Only these subjects, by name; another kube-proxy's is NAME-MODE
     #[arg(long, value_delimiter = ',')]
     subjects: Vec<String>,
     /// One more kube-proxy, NAME=PATH:MODE; may be repeated
@@ -59,7 +64,7 @@ pub(crate) struct Run {
     /// Do not count system calls and messages
     #[arg(long)]
     no_counting: bool,
-    /// Seconds that what is measured may take [default: 120, with --full 1800]
+    /// Seconds that what is measured may take, twice that for other kube-proxies at up to 1,000 Services [default: 120, with --full 1800]
     #[arg(long, value_name = "SECS")]
     limit: Option<u64>,
     /// How many endpoints the axis change replaces
@@ -104,18 +109,26 @@ impl Run {
     /// Measures all, and writes the report.
     pub(crate) fn run(&self) -> Result<()> {
         let started = (SystemTime::now(), Instant::now());
-        let subjects = self.chosen_subjects()?;
+        let (subjects, not_named) = self.chosen_subjects()?;
+        for name in &not_named {
+            println!("{name} is left out: --kube-proxy gives it, and --subjects does not name it");
+        }
         let cells = self.cells(&subjects);
         ensure!(
             !cells.is_empty(),
             "nothing is to be measured with these arguments"
         );
-        let minutes = self.minutes.or((!self.full).then_some(MINUTES));
+        let minutes = self
+            .minutes
+            .or((!self.full).then(|| default_minutes(&subjects)));
         if self.plan {
             print!("{}", planned(&cells));
             return Ok(());
         }
-        let all: f64 = cells.iter().map(budget::seconds).sum();
+        let all: f64 = foreseen(&cells)
+            .iter()
+            .filter_map(|(_, seconds)| *seconds)
+            .sum();
         println!(
             "{} cells, some {:.0} min on a quiet machine{}",
             cells.len(),
@@ -127,9 +140,16 @@ impl Run {
         let folder = self.folder(started.0)?;
         let mut report = Report {
             version: VERSION,
-            about: self.about(started.0, &subjects, cells.len()),
+            about: About {
+                others: self.others(&subjects, &folder),
+                not_named,
+                ..self.about(started.0, &subjects, cells.len())
+            },
             measurements: Vec::new(),
         };
+        for other in &report.about.others {
+            println!("{}: {}", other.name, other.version);
+        }
         if !self.no_counting && said("strace", &["-V"]).is_empty() {
             bail!("counting needs strace: apt-get install -y strace, or pass --no-counting");
         }
@@ -144,9 +164,9 @@ impl Run {
             }
             let expected = Duration::from_secs_f64(budget.expected(cell));
             let measurement = match left_out.why(cell, end, expected) {
-                Some(why) => Measurement {
+                Some(outcome) => Measurement {
                     cell: cell.clone(),
-                    outcome: Outcome::Skipped { why },
+                    outcome,
                     took_s: 0.0,
                 },
                 None => match self.measure(cell, &folder, end) {
@@ -215,17 +235,21 @@ impl Run {
         Ok(folder.canonicalize()?)
     }
 
-    fn chosen_subjects(&self) -> Result<Vec<Subject>> {
-        let ours = |name: &str, mode, flags: &[&str]| -> Result<Subject> {
-            Ok(Subject {
-                name: name.to_owned(),
-                kind: SubjectKind::KubeProxy {
-                    path: beside("kube-proxy")?,
-                    mode,
-                    flags: flags.iter().map(|&flag| flag.to_owned()).collect(),
-                    is_ours: true,
-                },
-            })
+    /// The subjects, and the names of other kube-proxies that are none because they are not among those asked for.
+    fn chosen_subjects(&self) -> Result<(Vec<Subject>, Vec<String>)> {
+        self.chosen_from(&beside("kube-proxy")?)
+    }
+
+    /// The same with our daemon in a certain file.
+    fn chosen_from(&self, daemon: &Path) -> Result<(Vec<Subject>, Vec<String>)> {
+        let ours = |name: &str, mode, flags: &[&str]| Subject {
+            name: name.to_owned(),
+            kind: SubjectKind::KubeProxy {
+                path: daemon.to_owned(),
+                mode,
+                flags: flags.iter().map(|&flag| flag.to_owned()).collect(),
+                is_ours: true,
+            },
         };
         let plain = |name: &str, kind| Subject {
             name: name.to_owned(),
@@ -233,14 +257,10 @@ impl Run {
         };
         // What this build cannot do yet it says itself, in the first cell that asks it to.
         let mut all = vec![
-            ours("ipvs", Mode::Ipvs, &[])?,
-            ours("ipvs-route", Mode::Ipvs, &[ROUTE])?,
-            ours("ipvs-lean", Mode::Ipvs, &[LEAN])?,
-            ours("iptables", Mode::Iptables, &[])?,
-            plain("floor", SubjectKind::Floor),
-            plain("tools", SubjectKind::Tools),
-            plain("bare-ipvs", SubjectKind::BareIpvs),
-            plain("direct", SubjectKind::Direct),
+            ours("ipvs", Mode::Ipvs, &[]),
+            ours("ipvs-route", Mode::Ipvs, &[ROUTE]),
+            ours("ipvs-lean", Mode::Ipvs, &[LEAN]),
+            ours("iptables", Mode::Iptables, &[]),
         ];
         for other in &self.others {
             let mut other = other.clone();
@@ -251,16 +271,84 @@ impl Run {
             }
             all.push(other);
         }
+        all.extend([
+            plain("floor", SubjectKind::Floor),
+            plain("tools", SubjectKind::Tools),
+            plain("bare-ipvs", SubjectKind::BareIpvs),
+            plain("direct", SubjectKind::Direct),
+        ]);
+        let mut known: Vec<&str> = Vec::new();
+        for subject in &all {
+            ensure!(
+                !known.contains(&subject.name.as_str()),
+                "there are two subjects `{}`: give another name, --kube-proxy NAME=PATH:MODE",
+                subject.name
+            );
+            known.push(&subject.name);
+        }
         for name in &self.subjects {
-            let known: Vec<&str> = all.iter().map(|subject| subject.name.as_str()).collect();
-            if !known.contains(&name.as_str()) {
-                bail!("no subject `{name}`: there are {}", known.join(", "));
+            ensure!(
+                known.contains(&name.as_str()),
+                "no subject `{name}`: there are {}",
+                known.join(", ")
+            );
+        }
+        let is_asked =
+            |one: &Subject| self.subjects.is_empty() || self.subjects.contains(&one.name);
+        let (asked, rest): (Vec<_>, Vec<_>) = all.into_iter().partition(is_asked);
+        let others = rest.into_iter().filter(|one| one.kind.is_other());
+        Ok((asked, others.map(|one| one.name).collect()))
+    }
+
+    /// What other kube-proxies say that they are.
+    fn others(&self, subjects: &[Subject], folder: &Path) -> Vec<Other> {
+        let mut others = Vec::new();
+        for subject in subjects {
+            if let SubjectKind::KubeProxy {
+                path,
+                is_ours: false,
+                ..
+            } = &subject.kind
+            {
+                let sum = said("sha256sum", &[&path.display().to_string()]);
+                others.push(Other {
+                    name: subject.name.clone(),
+                    version: self.version(path, folder),
+                    sha256: sum.split(' ').next().unwrap_or_default().to_owned(),
+                });
             }
         }
-        if !self.subjects.is_empty() {
-            all.retain(|subject| self.subjects.contains(&subject.name));
+        others
+    }
+
+    /// What a program says to `--version`, asked in a guest: one that does not know the flag does its work there.
+    fn version(&self, path: &Path, folder: &Path) -> String {
+        let into = folder.join("version");
+        let script = "exec \"$1\" --version > \"$2\" 2>&1";
+        let mut argv: Vec<OsString> = ["sh", "-c", script, "sh"].map(Into::into).into();
+        argv.extend([path.into(), into.clone().into()]);
+        let options = Options {
+            timeout: VERSION_LIMIT,
+            ..self.options(folder)
+        };
+        if lab::run(&argv, &options) != 0 {
+            eprintln!("{} does not say its version", path.display());
         }
-        Ok(all)
+        let text = fs::read_to_string(&into).unwrap_or_default();
+        let _ = fs::remove_file(&into);
+        let line = text.lines().map(str::trim).find(|line| !line.is_empty());
+        line.unwrap_or_default().to_owned()
+    }
+
+    /// How guests are run, but for what cells differ in.
+    fn options(&self, folder: &Path) -> Options {
+        let given = Options::from_env();
+        Options {
+            lane: self.lane.or(given.lane),
+            kernel: self.kernel.clone().or(given.kernel.clone()),
+            keep: vec![folder.to_owned()],
+            ..given
+        }
     }
 
     /// Measures a cell in a guest of its own.
@@ -274,7 +362,6 @@ impl Run {
             "--into".into(),
             into.clone().into(),
         ];
-        let given = Options::from_env();
         // What comes before, what is measured, and a whole second time for a state that comes out wrong.
         let limit = Duration::from_secs(cell.limit_s * 2 + cell.idle_s) + AROUND;
         let rest = end.map(|end| end.saturating_duration_since(Instant::now()));
@@ -285,10 +372,7 @@ impl Run {
         let options = Options {
             timeout: limit,
             memory: self.memory.clone().unwrap_or_else(|| memory.to_owned()),
-            lane: self.lane.or(given.lane),
-            kernel: self.kernel.clone().or(given.kernel.clone()),
-            keep: vec![folder.to_owned()],
-            ..given
+            ..self.options(folder)
         };
         let started = Instant::now();
         let status = lab::run(&argv, &options);
@@ -303,9 +387,7 @@ impl Run {
             Ok(text) => {
                 serde_json::from_slice(&text).context("the cell's outcome is not understood")?
             }
-            Err(_) if status == 124 && is_cut => Outcome::Skipped {
-                why: NO_TIME.to_owned(),
-            },
+            Err(_) if status == 124 && is_cut => Outcome::skipped(NO_TIME),
             Err(_) if status == 124 => Outcome::Over {
                 limit_s: limit.as_secs(),
                 reached: "the guest's time was over".into(),
@@ -351,6 +433,7 @@ impl Run {
                 .iter()
                 .map(|subject| subject.name.clone())
                 .collect(),
+            ..About::default()
         }
     }
 }
@@ -365,8 +448,8 @@ struct LeftOut {
 }
 
 impl LeftOut {
-    /// Why a cell is not to be begun.
-    fn why(&self, cell: &Cell, end: Option<Instant>, expected: Duration) -> Option<String> {
+    /// What is to be said of a cell that is not to be begun.
+    fn why(&self, cell: &Cell, end: Option<Instant>, expected: Duration) -> Option<Outcome> {
         let is_repeat_of = |one: &Cell| {
             let counts = one.is_counting == cell.is_counting;
             counts && (one.axis, one.size, &one.subject) == (cell.axis, cell.size, &cell.subject)
@@ -378,16 +461,16 @@ impl LeftOut {
             one.axis == Axis::Cold && !one.is_counting && one.subject == cell.subject && is_as_large
         };
         if let Some(why) = self.refused.get(&cell.subject.name) {
-            Some(why.clone())
+            Some(Outcome::skipped(why))
         } else if self.over.iter().any(is_repeat_of) {
-            Some("it took too long before".to_owned())
+            Some(Outcome::skipped("it took too long before"))
         } else if let Some(cold) = self.over.iter().find(|one| begins_with(one)) {
-            Some(format!(
-                "a cold start of {} takes too long already",
-                cold.size
-            ))
+            Some(Outcome::Skipped {
+                why: format!("a cold start of {} takes too long already", cold.size),
+                cold_over_s: Some(cold.limit_s),
+            })
         } else if end.is_some_and(|end| Instant::now() + expected > end) {
-            Some(NO_TIME.to_owned())
+            Some(Outcome::skipped(NO_TIME))
         } else {
             None
         }
@@ -395,7 +478,7 @@ impl LeftOut {
 
     fn learn(&mut self, measurement: &Measurement) {
         match &measurement.outcome {
-            Outcome::Skipped { why } if measurement.took_s > 0.0 && why != NO_TIME => {
+            Outcome::Skipped { why, .. } if measurement.took_s > 0.0 && why != NO_TIME => {
                 let name = measurement.cell.subject.name.clone();
                 self.refused.insert(name, why.clone());
             }
@@ -412,14 +495,34 @@ fn title(cell: &Cell) -> String {
     format!("{axis} {size} {name} #{}{counting}", cell.repeat)
 }
 
+/// When all is over if nothing else is said.
+pub(crate) fn default_minutes(subjects: &[Subject]) -> u64 {
+    let others = subjects.iter().filter(|one| one.kind.is_other());
+    MINUTES + MINUTES_FOR_ANOTHER * others.count() as u64
+}
+
+/// The cells, with the seconds that each takes by experience; `None`: one before it says that it would take too long.
+pub(crate) fn foreseen(cells: &[Cell]) -> Vec<(&Cell, Option<f64>)> {
+    let mut left_out = LeftOut::default();
+    let mut foreseen = Vec::new();
+    for cell in cells {
+        let is_begun = left_out.why(cell, None, Duration::ZERO).is_none();
+        if is_begun && budget::is_over(cell) {
+            left_out.over.push(cell.clone());
+        }
+        foreseen.push((cell, is_begun.then(|| budget::seconds(cell))));
+    }
+    foreseen
+}
+
 /// The cells, a line for each, with the minutes until it is done.
 fn planned(cells: &[Cell]) -> String {
     let (mut text, mut until) = (String::new(), 0.0);
-    for cell in cells {
-        let seconds = budget::seconds(cell);
-        until += seconds;
+    for (cell, seconds) in foreseen(cells) {
+        until += seconds.unwrap_or_default();
         let minutes = until / 60.0;
-        _ = writeln!(text, "{minutes:5.1} min  {seconds:4.0} s  {}", title(cell));
+        let takes = seconds.map_or("left out".to_owned(), |seconds| format!("{seconds:6.0} s"));
+        _ = writeln!(text, "{minutes:5.1} min  {takes}  {}", title(cell));
     }
     text
 }
@@ -431,7 +534,7 @@ fn short(outcome: &Outcome) -> String {
         Outcome::Over { limit_s, reached } => return format!("over {limit_s} s: {reached}"),
         Outcome::Wrong { differences } => return format!("WRONG: {differences}"),
         Outcome::Failed { why } => return format!("FAILED: {why}"),
-        Outcome::Skipped { why } => return format!("skipped: {why}"),
+        Outcome::Skipped { why, .. } => return format!("skipped: {why}"),
     };
     let mut words = Vec::new();
     words.extend(measured.wall_s.map(|wall| format!("{wall:.3} s")));
@@ -521,14 +624,36 @@ fn utc(time: SystemTime) -> String {
     )
 }
 
-/// The command line without `--out`, which says nothing about what was measured.
+/// The command line without the folders of this machine, which say nothing about what was measured.
 fn command(arguments: impl Iterator<Item = String>) -> String {
-    let mut is_place = false;
-    let said = arguments.filter(|one| {
-        let was_place = std::mem::replace(&mut is_place, one == "--out");
-        !(was_place || is_place || one.starts_with("--out="))
-    });
-    said.collect::<Vec<_>>().join(" ")
+    let mut words = Vec::new();
+    let mut before = String::new();
+    for argument in arguments {
+        let (flag, value) = match argument.split_once('=') {
+            Some((flag, value)) if flag.starts_with("--") => (flag, Some(value)),
+            _ => ("", None),
+        };
+        let is_place = before == "--out" || flag == "--out" || argument == "--out";
+        if !is_place {
+            words.push(match value {
+                Some(value) => format!("{flag}={}", without_folder(flag, value)),
+                None => without_folder(&before, &argument),
+            });
+        }
+        before = argument;
+    }
+    words.join(" ")
+}
+
+/// The value of a flag without the folder of the file that it names, if it names one.
+fn without_folder(flag: &str, value: &str) -> String {
+    let (name, path) = match flag {
+        "--kernel" => ("", value),
+        "--kube-proxy" => value.split_at(value.find('=').map_or(0, |at| at + 1)),
+        _ => return value.to_owned(),
+    };
+    let file = Path::new(path).file_name().unwrap_or_default();
+    format!("{name}{}", file.display())
 }
 
 #[cfg(test)]
@@ -541,6 +666,58 @@ mod tests {
             let words = text.split(' ').map(str::to_owned);
             assert_eq!(command(words), "run --minutes 3");
         }
+    }
+
+    #[test]
+    fn where_programs_lie_is_not_in_it() {
+        let text = "run --kube-proxy a=/x/kube-proxy:ipvs --kube-proxy=b=y/other:iptables --kernel /x/linux --kernel=/y/l --axes cold";
+        let wanted = "run --kube-proxy a=kube-proxy:ipvs --kube-proxy=b=other:iptables --kernel linux --kernel=l --axes cold";
+        assert_eq!(command(text.split(' ').map(str::to_owned)), wanted);
+    }
+
+    /// What a command line chooses, and what of it is left out; our own daemon is any file here.
+    fn chosen(arguments: &str) -> Result<(Vec<String>, Vec<String>)> {
+        #[derive(Debug, clap::Parser)]
+        struct Line {
+            #[command(flatten)]
+            run: Run,
+        }
+        let own = std::env::current_exe()?;
+        let text = arguments.replace("FILE", &own.display().to_string());
+        let line = <Line as clap::Parser>::try_parse_from(text.split(' '))?;
+        let (subjects, not_named) = line.run.chosen_from(&own)?;
+        Ok((
+            subjects.into_iter().map(|one| one.name).collect(),
+            not_named,
+        ))
+    }
+
+    #[test]
+    fn a_kube_proxy_that_is_given_and_not_named_is_told() {
+        let given = "run --kube-proxy up=FILE:ipvs --kube-proxy up=FILE:iptables";
+        let (all, not_named) = chosen(given).unwrap();
+        assert_eq!(all.get(4..6).unwrap(), ["up-ipvs", "up-iptables"]);
+        assert_eq!((all.len(), not_named.len()), (10, 0));
+        let (some, not_named) = chosen(&format!("{given} --subjects ipvs,up-ipvs")).unwrap();
+        assert_eq!(
+            (some, not_named),
+            (
+                vec!["ipvs".into(), "up-ipvs".into()],
+                vec!["up-iptables".into()]
+            )
+        );
+        let error = chosen("run --subjects up").unwrap_err().to_string();
+        assert!(
+            error.starts_with("no subject `up`: there are ipvs,"),
+            "{error}"
+        );
+        let twice = chosen(&format!("{given} --kube-proxy up=FILE:ipvs"));
+        assert!(
+            twice
+                .unwrap_err()
+                .to_string()
+                .starts_with("there are two subjects `up-ipvs`")
+        );
     }
 
     #[test]

@@ -48,6 +48,8 @@ pub(crate) struct Stage {
     pub(crate) kernel: Kernel,
     folder: PathBuf,
     fixture: Option<Process>,
+    /// Whether iptables is the legacy one.
+    has_legacy: bool,
 }
 
 impl Stage {
@@ -55,7 +57,7 @@ impl Stage {
     pub(crate) fn new(cell: &Cell) -> Result<Self> {
         let folder = std::env::temp_dir().join(format!("bench-{}", std::process::id()));
         fs::create_dir_all(&folder)?;
-        prefer_legacy_iptables(&folder)?;
+        let has_legacy = prefer_legacy_iptables(&folder)?;
         let mut world = World::new("bench")?;
         let node = world.node("node1", "172.35.0.100/24", "10.200.1.1/24")?;
         let kernel = Kernel::open(&node, mode(cell))?;
@@ -67,6 +69,7 @@ impl Stage {
             kernel,
             folder,
             fixture: None,
+            has_legacy,
         })
     }
 
@@ -133,7 +136,10 @@ impl Stage {
     pub(crate) fn command(&self) -> Result<Command> {
         match &self.cell.subject.kind {
             SubjectKind::KubeProxy {
-                path, mode, flags, ..
+                path,
+                mode,
+                flags,
+                is_ours,
             } => {
                 let mut command = if self.cell.is_counting {
                     let mut command = self.node.command("strace");
@@ -158,6 +164,10 @@ impl Stage {
                         "--iptables-min-sync-period=0s",
                     ])
                     .args(flags);
+                if *is_ours && self.has_legacy && lab::iptables_backend() == "nft" {
+                    // Others have what `iptables` is; ours would look for nftables itself.
+                    command.arg("--iptables-backend=legacy");
+                }
                 Ok(command)
             }
             SubjectKind::Floor => {
@@ -237,12 +247,13 @@ pub(crate) fn beside(name: &str) -> Result<PathBuf> {
     Ok(file)
 }
 
-/// Puts links to the legacy programs first in this process's search path, where there are any.
+/// Puts links to the legacy programs first in this process's search path, where there are any: whether there are.
 #[allow(unsafe_code, reason = "set_var is unsafe")]
-fn prefer_legacy_iptables(folder: &Path) -> Result<()> {
+fn prefer_legacy_iptables(folder: &Path) -> Result<bool> {
     let bin = folder.join("bin");
     fs::create_dir_all(&bin)?;
     let path = std::env::var("PATH").unwrap_or_default();
+    let mut has_legacy = false;
     for program in IPTABLES {
         let legacy = program.replacen("tables", "tables-legacy", 1);
         let found = path
@@ -251,9 +262,10 @@ fn prefer_legacy_iptables(folder: &Path) -> Result<()> {
             .find(|file| file.is_file());
         if let Some(file) = found {
             symlink(file, bin.join(program))?;
+            has_legacy = true;
         }
     }
     // SAFETY: this process has one thread yet: a cell is measured by a process of its own, and this comes first in it.
     unsafe { std::env::set_var("PATH", format!("{}:{path}", bin.display())) };
-    Ok(())
+    Ok(has_legacy)
 }

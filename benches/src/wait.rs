@@ -8,14 +8,17 @@ use anyhow::{Result, ensure};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::kernel::{CLUSTER_IP, IPVS_IPS, Kernel, LOOP_BACK, Snapshot};
+use crate::nat::Length;
 use crate::objects::{Objects, PORT};
+use crate::rules::Rules;
 use crate::schema::{Mode, Outcome, State};
 
 /// How many Services are looked up at most before everything is read.
 const SAMPLE: u32 = 100;
 /// Between two looks, at a state of many entries: a look takes two system calls, less than 2 % of this.
 const PAUSE: Duration = Duration::from_millis(5);
-/// How much longer than a look's CPU time a pause is at least: some looks read a whole table.
+/// How much longer than a look's CPU time a pause is at least: some looks read a whole table. After one in the background, which takes
+/// nothing from the subject, it is as long.
 const REST: u32 = 10;
 /// Between two readings of a whole state in which nothing is missing, but something is too many.
 const WHOLE_PAUSE: Duration = Duration::from_millis(50);
@@ -74,29 +77,39 @@ pub(crate) fn until(
     mut alive: impl FnMut() -> Result<()>,
 ) -> Result<Waited> {
     // Not in the background: a subject that goes on to look at what it wrote would hide when it was there.
-    let mut looks = sample(services);
-    let mut unwanted = None;
+    let mut looks = match mode {
+        Mode::Ipvs => Looks::Servers(sample(services)),
+        Mode::Iptables => Looks::Table {
+            services: sample(services),
+            // What has enough rules before anything is done (a restart, a change, a deletion) does not say by their number when
+            // it is done.
+            unwanted: Some(kernel.nat().length()?).filter(|length| are_enough(wanted, *length)),
+        },
+    };
     let deadline = started + limit;
     loop {
         // The cheap looks.
-        loop {
+        let since = loop {
             let before = own_cpu();
-            if seen(kernel, mode, wanted, &mut looks, unwanted.as_ref())?
-                && kernel.has_rules_in_both()?
-            {
-                break;
-            }
+            let look = match &mut looks {
+                Looks::Servers(services) => seen(kernel, wanted, services)?,
+                Looks::Table { services, unwanted } => reached(kernel, wanted, services, unwanted)?,
+            };
+            let rest = match look {
+                Look::Done(since) if kernel.nat().is_in_both()? => break since,
+                Look::NotYet { rest } => rest,
+                Look::Done(_) => REST,
+            };
             alive()?;
             if Instant::now() > deadline {
                 return Ok(Waited::Not(over(kernel, limit)?));
             }
-            std::thread::sleep(PAUSE.max(own_cpu().saturating_sub(before) * REST));
-        }
-        let since = Instant::now();
-        let rules = kernel.rules()?;
+            std::thread::sleep(PAUSE.max(own_cpu().saturating_sub(before) * rest));
+        };
+        let length = kernel.nat().length()?;
         let found = kernel.snapshot()?;
         if found == *wanted {
-            return Ok(Waited::Done(since, found.state(rules)));
+            return Ok(Waited::Done(since, found.state(length.rules)));
         }
         alive()?;
         if Instant::now() > deadline {
@@ -110,32 +123,40 @@ pub(crate) fn until(
                 }
             }));
         }
-        let lacking = found.lacking(wanted);
-        if mode == Mode::Iptables && !lacking.is_empty() {
-            let of = |address: &Ipv4Addr| wanted.servers.get(&SocketAddrV4::new(*address, PORT));
-            let reals = lacking.iter().take(SAMPLE as usize).filter_map(of);
-            let names = reals.flatten().map(|at| *at.ip()).collect();
-            unwanted = Some(Unwanted { rules, names });
-            continue;
-        }
-        looks = lacking.into_iter().collect();
-        if looks.is_empty() {
-            std::thread::sleep(WHOLE_PAUSE);
+        let lacking = found.lacking(wanted).into_iter();
+        match &mut looks {
+            Looks::Servers(services) => {
+                *services = lacking.collect();
+                if services.is_empty() {
+                    std::thread::sleep(WHOLE_PAUSE);
+                }
+            }
+            Looks::Table { services, unwanted } => {
+                let amiss = lacking.chain(found.excess(wanted));
+                *services = amiss.take(SAMPLE as usize).collect();
+                *unwanted = Some(length);
+            }
         }
     }
+}
+
+/// What is looked at while something is awaited.
+enum Looks {
+    /// Virtual servers, by their keys: Services that were not seen as wanted yet; and how many members the sets have.
+    Servers(Vec<Ipv4Addr>),
+    /// The nat table, which is replaced as a whole, and read as a whole.
+    Table {
+        /// Services that were not seen as wanted yet.
+        services: Vec<Ipv4Addr>,
+        /// How long it was when it was not as wanted. Before the first time, its length alone is waited for.
+        unwanted: Option<Length>,
+    },
 }
 
 /// CPU time of this thread: what a look takes from the subject.
 fn own_cpu() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     Duration::try_from(time).unwrap_or_default()
-}
-
-/// A table that was not as wanted.
-struct Unwanted {
-    rules: u64,
-    /// Endpoints that some Services lacked: when the rules name them all, the whole is worth reading again.
-    names: Vec<Ipv4Addr>,
 }
 
 /// Services to look up: the first, the last, and some between them in no order that a program might have too.
@@ -149,37 +170,26 @@ fn sample(services: u32) -> Vec<Ipv4Addr> {
         .collect()
 }
 
-/// Whether these Services are as wanted; those that are need not be looked at again. `unwanted`: a table that was not.
-fn seen(
-    kernel: &mut Kernel,
-    mode: Mode,
-    wanted: &Snapshot,
-    looks: &mut Vec<Ipv4Addr>,
-    unwanted: Option<&Unwanted>,
-) -> Result<bool> {
-    if mode == Mode::Iptables {
-        // A table is replaced as a whole; each destination takes three rules, each Service one.
-        let reals: usize = wanted.servers.values().map(BTreeSet::len).sum();
-        let rules = kernel.rules()?;
-        let are_enough = rules >= (wanted.servers.len() + 3 * reals) as u64;
-        return match unwanted {
-            // As many as before: others only if they name what was missing.
-            Some(unwanted) if are_enough && unwanted.rules == rules => {
-                kernel.rules_name(&unwanted.names, None)
-            }
-            _ => Ok(are_enough),
-        };
-    }
-    while let Some(&address) = looks.last() {
+/// What a look says.
+enum Look {
+    /// All that it looks at is there, since then.
+    Done(Instant),
+    /// Something is not; the next pause is at least so many times the CPU time of this look.
+    NotYet { rest: u32 },
+}
+
+/// Looks at virtual servers; those that are as wanted need not be looked at again.
+fn seen(kernel: &mut Kernel, wanted: &Snapshot, services: &mut Vec<Ipv4Addr>) -> Result<Look> {
+    while let Some(&address) = services.last() {
         let reals = wanted.servers.get(&SocketAddrV4::new(address, PORT));
         let is_seen = match reals {
             Some(reals) => kernel.is_local(address)? && kernel.reals(address)? == *reals,
             None => !kernel.is_local(address)? && kernel.reals(address)?.is_empty(),
         };
         if !is_seen {
-            return Ok(false);
+            return Ok(Look::NotYet { rest: REST });
         }
-        looks.pop();
+        services.pop();
     }
     let sets = [
         (CLUSTER_IP, wanted.cluster_ip.len()),
@@ -188,10 +198,57 @@ fn seen(
     ];
     for (set, members) in sets {
         if kernel.members(set)? != members as u64 {
-            return Ok(false);
+            return Ok(Look::NotYet { rest: REST });
         }
     }
-    Ok(true)
+    Ok(Look::Done(Instant::now()))
+}
+
+/// Looks at where packets to these Services get; those that get where they must need not be looked at again.
+fn reached(
+    kernel: &mut Kernel,
+    wanted: &Snapshot,
+    services: &mut Vec<Ipv4Addr>,
+    unwanted: &mut Option<Length>,
+) -> Result<Look> {
+    let length = kernel.nat().length()?;
+    let since = Instant::now();
+    if !are_enough(wanted, length) {
+        return Ok(Look::NotYet { rest: REST });
+    }
+    if unwanted.is_none() {
+        return Ok(Look::Done(since));
+    }
+    // It may have been replaced by one of the same length, which only reading it says. That takes long, so the subject goes first.
+    let background = if *unwanted == Some(length) {
+        Some(Background::enter()?)
+    } else {
+        None
+    };
+    let (table, length) = kernel.nat().read()?;
+    *unwanted = Some(length);
+    let rules = Rules::new(&table);
+    while let Some(&address) = services.last() {
+        let at = SocketAddrV4::new(address, PORT);
+        let targets = rules.targets(at)?;
+        if wanted
+            .servers
+            .get(&at)
+            .map_or(!targets.is_empty(), |reals| *reals != targets)
+        {
+            let rest = if background.is_some() { 1 } else { REST };
+            return Ok(Look::NotYet { rest });
+        }
+        services.pop();
+    }
+    // In the background, any time may have gone by since the length was asked for.
+    Ok(Look::Done(background.map_or(since, |_| Instant::now())))
+}
+
+/// Whether a nat table may hold all that is wanted: each destination takes three rules, each Service one.
+fn are_enough(wanted: &Snapshot, length: Length) -> bool {
+    let reals: usize = wanted.servers.values().map(BTreeSet::len).sum();
+    length.rules >= (wanted.servers.len() + 3 * reals) as u64
 }
 
 fn over(kernel: &mut Kernel, limit: Duration) -> Result<Outcome> {
@@ -204,4 +261,112 @@ fn over(kernel: &mut Kernel, limit: Duration) -> Result<Outcome> {
             state.servers, state.destinations, state.addresses
         ),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use lab::{Place, World};
+
+    use super::*;
+    use crate::rules::tests::{LEFTOVERS, WAYS, table};
+
+    const DATA: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data");
+
+    /// A host with a file's rules, and some of IPv6.
+    fn host_with(world: &mut World, rules: &str) -> Place {
+        let host = world.host("host", "172.35.0.200/24").unwrap();
+        let script = "iptables-legacy-restore < \"$1\"; ip6tables-legacy -t nat -N KUBE-SERVICES";
+        let file = format!("{DATA}/{rules}.rules");
+        host.read(["sh", "-ec", script, "sh", &file]).unwrap();
+        host
+    }
+
+    fn reals<const N: usize>(texts: [&str; N]) -> BTreeSet<SocketAddrV4> {
+        texts.map(|text| text.parse().unwrap()).into()
+    }
+
+    #[test]
+    #[ignore = "needs a kernel with legacy iptables: run by make test in the lab"]
+    fn the_kernel_lays_rules_out_as_they_were_captured() {
+        let mut world = World::new("layout").unwrap();
+        for (rules, captured) in [("leftovers", LEFTOVERS), ("ways", WAYS)] {
+            let host = host_with(&mut world, rules);
+            let kernel = Kernel::open(&host, Mode::Iptables).unwrap();
+            let (found, _) = kernel.nat().read().unwrap();
+            assert!(found == table(captured), "{rules}");
+            world.remove(&host);
+        }
+    }
+
+    #[test]
+    #[ignore = "needs a kernel with legacy iptables: run by make test in the lab"]
+    fn what_is_left_behind_does_not_keep_a_change_from_its_end() {
+        let mut world = World::new("leftovers").unwrap();
+        let host = host_with(&mut world, "leftovers");
+        let mut kernel = Kernel::open(&host, Mode::Iptables).unwrap();
+        let mut serves = |service, wanted: &BTreeSet<_>| {
+            let address = Objects::address(service);
+            kernel.serves(address, wanted).unwrap()
+        };
+        assert!(serves(0, &reals(["10.128.1.0:8080", "10.192.0.7:8080"])));
+        assert!(!serves(0, &reals(["10.128.1.0:8080", "10.128.1.1:8080"])));
+        // Its chains are there, and its rule in KUBE-SERVICES is not.
+        assert!(!serves(3, &reals(["10.128.1.6:8080"])));
+        assert!(serves(3, &reals([])));
+    }
+
+    #[test]
+    #[ignore = "needs a kernel with legacy iptables: run by make test in the lab"]
+    fn a_rule_that_comes_back_is_awaited() {
+        let mut world = World::new("back").unwrap();
+        let host = host_with(&mut world, "leftovers");
+        let mut kernel = Kernel::open(&host, Mode::Iptables).unwrap();
+        let served = [
+            (0, reals(["10.128.1.0:8080", "10.192.0.7:8080"])),
+            (1, reals(["10.128.1.2:8080", "10.128.1.3:8080"])),
+            (3, reals(["10.128.1.6:8080"])),
+            (4, reals(["10.128.1.8:8080", "10.128.1.9:8080"])),
+        ];
+        let at = |service| SocketAddrV4::new(Objects::address(service), PORT);
+        let wanted = Snapshot {
+            servers: served.map(|(service, reals)| (at(service), reals)).into(),
+            ..Snapshot::default()
+        };
+        let mut wait = |limit, alive: &mut dyn FnMut()| {
+            let (started, limit) = (Instant::now(), Duration::from_millis(limit));
+            let alive = || {
+                alive();
+                Ok(())
+            };
+            until(
+                &mut kernel,
+                Mode::Iptables,
+                &wanted,
+                5,
+                started,
+                limit,
+                alive,
+            )
+            .unwrap()
+        };
+        let without = wait(500, &mut || {});
+        assert!(
+            matches!(without, Waited::Not(Outcome::Over { .. })),
+            "{without:?}"
+        );
+
+        let mut is_back = None;
+        let done = wait(60_000, &mut || {
+            is_back.get_or_insert_with(|| {
+                let rule = "iptables-legacy -t nat -I KUBE-SERVICES -d 10.96.1.3 -p tcp --dport 80 -j KUBE-SVC-3333333333333333";
+                host.read(rule.split(' ')).unwrap();
+                Instant::now()
+            });
+        });
+        let Waited::Done(since, state) = done else {
+            panic!("{done:?}");
+        };
+        assert!(since >= is_back.unwrap());
+        assert_eq!((state.servers, state.destinations), (4, 7));
+    }
 }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::{Read as _, Seek as _, SeekFrom};
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::SocketAddrV4;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -296,7 +296,7 @@ fn add(stage: &mut Stage, mut subject: Process) -> Result<Outcome> {
             api.post(&path("discovery.k8s.io/v1", "endpointslices", None), slice)?;
         }
         api.post(&path("v1", "services", None), &object)?;
-        if let Some(outcome) = until_served(stage, &mut subject, service, None, started)? {
+        if let Some(outcome) = until_served(stage, &mut subject, service, started)? {
             return Ok(outcome);
         }
         took.push(started.elapsed().as_secs_f64() * 1e3);
@@ -312,8 +312,9 @@ fn change(stage: &mut Stage, mut subject: Process) -> Result<Outcome> {
     let mut phase = None;
     let warm_up = if stage.cell.is_counting { 0 } else { WARM_UP };
     // Whoever is slow makes fewer, and the report says how many.
-    let share = if stage.cell.is_counting { 24 } else { 6 };
-    let (begun, enough) = (Instant::now(), stage.limit() / share);
+    let share = if stage.cell.is_counting { 12 } else { 6 };
+    let enough = stage.limit() / stage.cell.patience() / share;
+    let begun = Instant::now();
     let mut moments = Vec::new();
     for turn in 0..stage.cell.changes + warm_up {
         let is_slow = begun.elapsed() > enough / if phase.is_none() { 4 } else { 1 };
@@ -325,8 +326,6 @@ fn change(stage: &mut Stage, mut subject: Process) -> Result<Outcome> {
             moments.clear();
         }
         let (service, index) = changed(size, turn);
-        let before = stage.objects.endpoints(service);
-        let gone = before.get(index).map(|endpoint| *endpoint.at.ip());
         stage.objects.replace(service, index, turn);
         let slices = stage.objects.slices(service);
         let slice = slices.get(index / 100).context("no such slice")?;
@@ -335,7 +334,7 @@ fn change(stage: &mut Stage, mut subject: Process) -> Result<Outcome> {
         let started = Instant::now();
         let asked = monotonic_ms();
         let answer = api.put_encoded(&path, &slice)?;
-        if let Some(outcome) = until_served(stage, &mut subject, service, gone, started)? {
+        if let Some(outcome) = until_served(stage, &mut subject, service, started)? {
             return Ok(outcome);
         }
         moments.push((asked, monotonic_ms(), answer));
@@ -455,31 +454,21 @@ fn idle(stage: &Stage, subject: &Process) -> Result<Measured> {
     Ok(measured)
 }
 
-/// Waits until one Service is as wanted, and an endpoint that it had is gone; an outcome if it is not in time. In the background:
-/// what the subject does next counts, as the next event would have to wait for it.
+/// Waits until new connections to one Service get to its endpoints and to no others; an outcome if they do not in time. In the
+/// background: what the subject does next counts, as the next event would have to wait for it.
 fn until_served(
     stage: &mut Stage,
     subject: &mut Process,
     service: u32,
-    gone: Option<Ipv4Addr>,
     started: Instant,
 ) -> Result<Option<Outcome>> {
     let wanted = stage.objects.endpoints(service);
     let wanted: BTreeSet<SocketAddrV4> = wanted.iter().map(|endpoint| endpoint.at).collect();
     let address = Objects::address(service);
-    let mut named: Vec<Ipv4Addr> = wanted.iter().map(|at| *at.ip()).collect();
-    named.push(address);
     let limit = stage.limit();
-    let mode = stage.mode();
     let _background = Background::enter()?;
     loop {
-        let is_served = match mode {
-            Mode::Ipvs => {
-                stage.kernel.reals(address)? == wanted && stage.kernel.is_local(address)?
-            }
-            Mode::Iptables => stage.kernel.rules_name(&named, gone)?,
-        };
-        if is_served {
+        if stage.kernel.serves(address, &wanted)? {
             return Ok(None);
         }
         if started.elapsed() > limit {

@@ -5,6 +5,7 @@
 
 mod aims;
 mod axes;
+mod others;
 mod point;
 mod svg;
 mod table;
@@ -16,19 +17,34 @@ use std::path::Path;
 
 use anyhow::{Context as _, Result};
 
-use crate::schema::{Axis, Measured, Measurement, NO_TIME, Outcome, Report, Size, SubjectKind};
+use crate::plan::is_main;
+use crate::schema::{Axis, Measured, Measurement, NO_TIME, Outcome, Report, Size};
 use axes::{SHOWN, headline};
-use point::{Cell, Metric, cell, sizes, subjects};
+use point::{Cell, Metric, Unit, cell, sizes, subjects};
 use svg::Line;
 use table::{brief, count, full, short, table};
 
-/// What ratios are taken against, where it was measured; besides every other kube-proxy in iptables mode.
+/// What ratios are taken against, where it was measured; besides every other kube-proxy.
 const BASES: [&str; 4] = ["floor", "tools", "iptables", "bare-ipvs"];
 
 /// What the columns are.
 const COLUMNS: &str = "`ipvs`, `ipvs-route`, `ipvs-lean`, `iptables`: our daemon in IPVS mode, with `--ipvs-vip-mode=route`, with `--ipvs-shim=lean`, \
     in iptables mode; `floor`: a bare loader of the IPVS mode's state; `tools`: `ipvsadm -R`, `ipset restore`, `ip -batch` with it; `bare-ipvs`: \
-    virtual servers without sets and rules; `direct`: the pod itself.\n\n";
+    virtual servers without sets and rules; `direct`: the pod itself";
+
+/// What is said above where ours is not ahead.
+const BESIDE: &str = "Beside other kube-proxies, each in the same mode; *ahead* is by more than the spread of the repeats, and than 5 %:\n\n";
+
+/// Why a kube-proxy that was given is not in a report.
+const NOT_NAMED: &str = "it was given by --kube-proxy, and --subjects does not name it";
+
+/// A figure of the report.
+struct Figure {
+    /// What it is, without its unit.
+    title: String,
+    metric: &'static Metric,
+    size: Size,
+}
 
 /// Writes `report.md` and the charts that it shows into `folder`.
 pub(crate) fn draw(report: &Report, folder: &Path) -> Result<()> {
@@ -42,6 +58,13 @@ pub(crate) fn draw(report: &Report, folder: &Path) -> Result<()> {
     let (short, aims) = (main_table(report), aims::table(report));
     if !short.is_empty() || !aims.is_empty() {
         _ = write!(text, "## In short\n\n{short}{aims}");
+    }
+    let beside = others::not_ahead(report, &first_figures(report));
+    if !beside.is_empty() {
+        _ = write!(
+            text,
+            "### Where ours is not ahead\n\nThe first figure of each axis, at all sizes. {BESIDE}{beside}"
+        );
     }
     for axis in Axis::ALL {
         let metrics: Vec<&Metric> = SHOWN.iter().filter(|one| one.axis == axis).collect();
@@ -89,6 +112,10 @@ pub(crate) fn draw(report: &Report, folder: &Path) -> Result<()> {
 pub(crate) fn readme(report: &Report, folder: &str) -> String {
     let about = &report.about;
     let mut text = main_table(report);
+    let beside = others::not_ahead(report, &main_figures(report));
+    if !beside.is_empty() {
+        _ = write!(text, "{BESIDE}{beside}");
+    }
     if let Some(axis) = main_chart(report) {
         _ = write!(text, "![{}]({folder}/{axis}.svg)\n\n", axes::title(axis));
     }
@@ -96,13 +123,18 @@ pub(crate) fn readme(report: &Report, folder: &str) -> String {
         text,
         "Medians of `make bench` (`bench {}`), commit {}, {}, {} on {}: [the whole report]({folder}/report.md), with the aims and what \
          of them is met. {} A User Mode Linux kernel makes system calls and processes many times dearer than they are on a real \
-         machine, so programs that make many of them look worse here; ratios hold better than figures.",
+         machine, so programs that make many of them look worse here; ratios hold better than figures.{}",
         about.command,
         about.commit,
         about.started.split('T').next().unwrap_or_default(),
         kernel(report),
         about.cpu,
-        others(report),
+        others::named(report),
+        if text.contains("| over ") {
+            " *over N s*: not programmed within that time."
+        } else {
+            ""
+        },
     );
     text
 }
@@ -166,6 +198,7 @@ fn about(report: &Report) -> String {
             .into(),
         ),
         ("Subjects", about.subjects.join(", ")),
+        ("Other kube-proxies", others::files(report)),
     ];
     let rows: Vec<Vec<String>> = rows
         .into_iter()
@@ -190,8 +223,11 @@ fn not_shown(report: &Report) -> String {
         "There is one CPU, shared by the subject, the API fixture and the packets: nothing runs at the same time, and no lock is \
          contended. There is no network card; bytes in a second are copies in memory. Read ratios, not figures. ",
     );
-    _ = write!(text, "**{}**", others(report));
+    _ = write!(text, "**{}**", others::named(report));
     text.push_str("\n\n");
+    for name in &report.about.not_named {
+        _ = write!(text, "**{name} was left out:** {NOT_NAMED}.\n\n");
+    }
     let left_out = left_out(report);
     for subject in &report.about.subjects {
         let is_begun = |one: &Measurement| {
@@ -213,31 +249,6 @@ fn not_shown(report: &Report) -> String {
     text
 }
 
-/// Which other kube-proxies were measured.
-fn others(report: &Report) -> String {
-    let others: BTreeSet<&str> = report
-        .measurements
-        .iter()
-        .filter_map(|one| match &one.cell.subject.kind {
-            SubjectKind::KubeProxy { is_ours: false, .. } => Some(one.cell.subject.name.as_str()),
-            _ => None,
-        })
-        .collect();
-    if others.is_empty() {
-        return "No other kube-proxy was measured, upstream's neither.".to_owned();
-    }
-    let is_upstream = others.iter().any(|name| name.contains("upstream"));
-    format!(
-        "Other kube-proxies, by the names that they were given: {}.{}",
-        others.into_iter().collect::<Vec<_>>().join(", "),
-        if is_upstream {
-            ""
-        } else {
-            " Upstream's was not measured."
-        }
-    )
-}
-
 /// The headline figures: a row for each and each size, a column for each subject.
 fn main_table(report: &Report) -> String {
     let names: Vec<&str> = report
@@ -254,44 +265,76 @@ fn main_table(report: &Report) -> String {
     let mut head = vec![String::new(), "Services × endpoints".to_owned()];
     head.extend(names.iter().map(|&name| name.to_owned()));
     let mut rows = Vec::new();
-    for metric in headline() {
-        let mut title = format!("{}, {}", metric.title, metric.unit.name());
-        let mut sizes = sizes(report, metric.axis);
-        if sizes.iter().any(|&size| is_main(metric.axis, size)) {
-            sizes.retain(|&size| is_main(metric.axis, size));
+    let mut before = "";
+    for Figure { metric, size, .. } in main_figures(report) {
+        let cells: Vec<Cell> = names
+            .iter()
+            .map(|name| cell(report, metric, name, size))
+            .collect();
+        let says = |cell: &Cell| matches!(cell, Cell::Point(_) | Cell::Wrong | Cell::Failed);
+        if !cells.iter().any(says) {
+            continue;
         }
-        for size in sizes {
-            let cells: Vec<Cell> = names
-                .iter()
-                .map(|name| cell(report, metric, name, size))
-                .collect();
-            if cells
-                .iter()
-                .all(|cell| matches!(cell, Cell::Absent | Cell::Skipped))
-            {
-                continue;
-            }
-            let mut row = vec![std::mem::take(&mut title), services(size)];
-            row.extend(cells.iter().map(brief));
-            rows.push(row);
-        }
+        let title = if metric.title == before {
+            String::new()
+        } else {
+            format!("{}, {}", metric.title, metric.unit.name())
+        };
+        before = metric.title;
+        let mut row = vec![title, services(size)];
+        row.extend(cells.iter().map(brief));
+        rows.push(row);
     }
     if rows.is_empty() {
         return String::new();
     }
-    table(&head, &rows) + COLUMNS
+    let others: Vec<String> = others::names(report)
+        .into_iter()
+        .filter(|name| names.contains(name))
+        .map(|name| format!("`{name}`"))
+        .collect();
+    let others = if others.is_empty() {
+        String::new()
+    } else {
+        format!("; {}: other kube-proxies, told below", others.join(", "))
+    };
+    table(&head, &rows) + COLUMNS + &others + ".\n\n"
 }
 
-/// Whether a size belongs into the main table.
-fn is_main(axis: Axis, size: Size) -> bool {
-    match axis {
-        Axis::Memory => true,
-        Axis::First if size.services == 1 => true,
-        Axis::Cold | Axis::Change | Axis::First => {
-            matches!(size.services, 100 | 10_000 | 50_000) && size.endpoints == 2
+/// The figures of the main table.
+fn main_figures(report: &Report) -> Vec<Figure> {
+    let are_others = others::are_there(report);
+    let mut figures = Vec::new();
+    for metric in headline() {
+        let mut sizes = sizes(report, metric.axis);
+        // Of ours alone, these say no more than the others do.
+        let is_main =
+            |&size: &Size| is_main(metric.axis, size) && (are_others || size.services != 1_000);
+        if sizes.iter().any(is_main) {
+            sizes.retain(is_main);
         }
-        _ => (size.services, size.endpoints) == (10_000, 2),
+        figures.extend(sizes.into_iter().map(|size| Figure {
+            title: metric.title.to_owned(),
+            metric,
+            size,
+        }));
     }
+    figures
+}
+
+/// The first figure of each axis, at all sizes.
+fn first_figures(report: &Report) -> Vec<Figure> {
+    let first = |axis| SHOWN.iter().find(|one| one.axis == axis);
+    let mut figures = Vec::new();
+    for metric in Axis::ALL.into_iter().filter_map(first) {
+        let sizes = sizes(report, metric.axis).into_iter();
+        figures.extend(sizes.map(|size| Figure {
+            title: format!("{}, {}", axes::title(metric.axis), metric.title),
+            metric,
+            size,
+        }));
+    }
+    figures
 }
 
 fn services(size: Size) -> String {
@@ -326,15 +369,18 @@ fn figures(report: &Report, metric: &Metric, has_ratios: bool) -> String {
         &row(&|size| names.iter().map(|name| full(&of(name, size))).collect()),
     );
 
+    // Columns, and which of them ours are compared with.
+    let others = others::names(report);
+    let is_base = |ours: &str, base: &str| match ours {
+        "ipvs" => BASES.contains(&base) || others.contains(&base),
+        "iptables" => others.contains(&base),
+        _ => ours.starts_with("ipvs") && BASES.contains(&base),
+    };
     let pairs: Vec<(&str, &str)> = names
         .iter()
-        .filter(|name| has_ratios && name.starts_with("ipvs"))
-        .flat_map(|&ours| {
-            let bases = names
-                .iter()
-                .filter(|name| BASES.contains(name) || name.ends_with("-iptables"));
-            bases.map(move |&base| (ours, base))
-        })
+        .filter(|_| has_ratios)
+        .flat_map(|&ours| names.iter().map(move |&base| (ours, base)))
+        .filter(|(ours, base)| is_base(ours, base))
         .collect();
     if !pairs.is_empty() {
         let mut head = vec!["ratio".to_owned()];
@@ -381,7 +427,7 @@ fn chart(report: &Report, metric: &Metric) -> Option<String> {
             let services = f64::from(size.services);
             match cell(report, metric, name, size) {
                 Cell::Point(point) => line.points.push((services, point.median)),
-                Cell::Over(limit) => line
+                Cell::Over(limit) if metric.unit == Unit::Seconds => line
                     .over
                     .push((services, f64::from(u32::try_from(limit).ok()?))),
                 _ => {}
@@ -598,8 +644,8 @@ fn not_measured(report: &Report) -> String {
         _ = write!(text, "## Cells without a figure\n\n{}", table(&head, &rows));
     }
     let left_out = left_out(report);
-    if !left_out.is_empty() {
-        let rows: Vec<Vec<String>> = left_out
+    if !(left_out.is_empty() && report.about.not_named.is_empty()) {
+        let mut rows: Vec<Vec<String>> = left_out
             .into_iter()
             .map(|((subject, why), cells)| {
                 let points: BTreeSet<String> = cells
@@ -616,6 +662,11 @@ fn not_measured(report: &Report) -> String {
                 ]
             })
             .collect();
+        let not_named = report.about.not_named.iter();
+        rows.extend(not_named.map(|name| {
+            let texts = [name.as_str(), "all", "–", NOT_NAMED];
+            texts.map(str::to_owned).into()
+        }));
         let head = ["subject", "cells", "of", "why"].map(str::to_owned);
         _ = write!(
             text,
@@ -639,7 +690,7 @@ fn not_measured(report: &Report) -> String {
 fn left_out(report: &Report) -> BTreeMap<(&str, &str), Vec<&crate::schema::Cell>> {
     let mut left_out: BTreeMap<(&str, &str), Vec<&crate::schema::Cell>> = BTreeMap::new();
     for one in &report.measurements {
-        if let Outcome::Skipped { why } = &one.outcome {
+        if let Outcome::Skipped { why, .. } = &one.outcome {
             let cells = left_out.entry((&one.cell.subject.name, why));
             cells.or_default().push(&one.cell);
         }

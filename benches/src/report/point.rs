@@ -158,7 +158,11 @@ pub(super) fn cell(report: &Report, metric: &Metric, subject: &str, size: Size) 
     };
     for one in all {
         match &one.outcome {
-            Outcome::Over { limit_s, .. } => return Cell::Over(*limit_s),
+            Outcome::Over { limit_s, .. }
+            | Outcome::Skipped {
+                cold_over_s: Some(limit_s),
+                ..
+            } => return Cell::Over(*limit_s),
             Outcome::Wrong { .. } => outcome = Cell::Wrong,
             Outcome::Failed { .. } if outcome == Cell::Absent => outcome = Cell::Failed,
             Outcome::Measured(_) | Outcome::Failed { .. } | Outcome::Skipped { .. } => {}

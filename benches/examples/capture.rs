@@ -1,0 +1,44 @@
+//! Writes the bytes of `tests/data`: nat tables as a real kernel lays them out.
+//!
+//! ```text
+//! cargo build -p lab && cargo build -p bench --example capture
+//! for one in leftovers ways; do
+//!   target/debug/lab run -- target/debug/examples/capture benches/tests/data/$one.rules > benches/tests/data/$one.hex
+//! done
+//! ```
+//! with `iptables-legacy-restore`, which reads the rules. Each line is one rule (`struct ipt_entry`), in hex.
+
+use std::fmt::Write as _;
+use std::fs::File;
+use std::process::Command;
+
+use iptables::LegacyTables;
+use proxy::IpFamily;
+
+/// Where an entry has the offset of the next one.
+const NEXT: std::ops::Range<usize> = 90..92;
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let file = std::env::args_os().nth(1).ok_or("usage: capture RULES")?;
+    let status = Command::new("iptables-legacy-restore")
+        .stdin(File::open(file)?)
+        .status()?;
+    if !status.success() {
+        return Err(format!("iptables-legacy-restore: {status}").into());
+    }
+    let tables = LegacyTables::open(IpFamily::V4)?;
+    let content = tables.content(&tables.table("nat")?)?;
+    let (mut rest, mut text) = (content.as_slice(), String::new());
+    while !rest.is_empty() {
+        let next = rest.get(NEXT).ok_or("an entry is cut off")?;
+        let next = usize::from(u16::from_ne_bytes(next.try_into()?));
+        let (entry, after) = rest.split_at_checked(next).ok_or("an entry is cut off")?;
+        for byte in entry {
+            write!(text, "{byte:02x}")?;
+        }
+        text.push('\n');
+        rest = after;
+    }
+    print!("{text}");
+    Ok(())
+}

@@ -1,0 +1,564 @@
+//! Where packets get in a table of iptables, read from its bytes as the kernel lays them out (`struct ipt_entry`).
+//!
+//! ```text
+//!  PREROUTING ── KUBE-SERVICES ── -d 10.96.1.0/32 --dport 80 ── KUBE-SVC-… ─┬─ KUBE-SEP-… ── DNAT 10.128.1.0:8080
+//!  (byte 0)                                                                 └─ KUBE-SEP-… ── DNAT 10.128.1.1:8080
+//!                                            KUBE-SVC-…, KUBE-SEP-… that no rule leads to: nobody gets there
+//! ```
+//!
+//! A packet is followed from rule to rule. Its address, protocol and port are known, and all else is not (who sent it, through which
+//! interface, what chance says): a rule that asks for that is both taken and passed. So chains that nothing leads to are not there,
+//! whatever they hold: kube-proxy leaves such behind, and takes them away when it sees fit.
+//!
+//! Source: `linux/netfilter_ipv4/ip_tables.h`, `linux/netfilter/x_tables.h`, `linux/netfilter/xt_tcpudp.h`,
+//! `linux/netfilter/nf_nat.h`.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{Ipv4Addr, SocketAddrV4};
+
+use anyhow::{Context as _, Result, bail, ensure};
+
+use crate::kernel::Servers;
+
+/// Who a packet may come to.
+type Targets = BTreeSet<SocketAddrV4>;
+
+/// The rules of a table of IPv4.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Rules<'a> {
+    entries: &'a [u8],
+}
+
+/// One rule.
+#[derive(Debug, Clone, Copy)]
+struct Rule<'a> {
+    bytes: &'a [u8],
+    /// Where the target begins in it; the matches end there.
+    target: usize,
+    /// Where the next rule begins in the table.
+    next: usize,
+}
+
+/// Whether a rule takes a packet of which not all is known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Takes {
+    Never,
+    Maybe,
+    Always,
+}
+
+/// What becomes of a packet that a rule takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    /// The next rule.
+    On,
+    /// This chain, and back.
+    Jump(usize),
+    /// This chain, and back to where this one was called.
+    Goto(usize),
+    /// Back to where this chain was called.
+    Back,
+    /// Nothing more in this table.
+    End,
+    /// It gets another address, and nothing more; without a port, it keeps its own.
+    To(Ipv4Addr, Option<u16>),
+}
+
+/// `struct ipt_ip`: addresses and their masks, interfaces' masks, protocol, flags and what is inverted.
+const SOURCE: usize = 0;
+const DESTINATION: usize = 4;
+const SOURCE_MASK: usize = 8;
+const DESTINATION_MASK: usize = 12;
+const INTERFACE_MASKS: std::ops::Range<usize> = 48..80;
+const PROTOCOL: usize = 80;
+const FLAGS: usize = 82;
+const INVERTED: usize = 83;
+/// `IPT_F_FRAG`, `IPT_F_GOTO`
+const FRAGMENT: u8 = 0x01;
+const GOTO: u8 = 0x02;
+/// `IPT_INV_DSTIP`, `IPT_INV_FRAG`, `IPT_INV_PROTO`
+const NOT_DESTINATION: u8 = 0x10;
+const NOT_FRAGMENT: u8 = 0x20;
+const NOT_PROTOCOL: u8 = 0x40;
+/// `struct ipt_entry`: where the target is, where the next entry is, and its own end.
+const TARGET_OFFSET: usize = 88;
+const NEXT_OFFSET: usize = 90;
+const ENTRY: usize = 112;
+/// `struct xt_entry_match`, `struct xt_entry_target`: size, name, revision; then what is the extension's own.
+const NAME: std::ops::Range<usize> = 2..31;
+const REVISION: usize = 31;
+const OWN: usize = 32;
+/// `XT_RETURN`
+const RETURN: i32 = -5;
+/// `NF_NAT_RANGE_MAP_IPS`, `NF_NAT_RANGE_PROTO_SPECIFIED`
+const HAS_ADDRESS: u32 = 1;
+const HAS_PORT: u32 = 2;
+/// Targets that end a packet's way through a table, or what we know of it; all others let it go on.
+const ENDS: [&[u8]; 8] = [
+    b"MASQUERADE",
+    b"NETMAP",
+    b"NFQUEUE",
+    b"REDIRECT",
+    b"REJECT",
+    b"SNAT",
+    b"SYNPROXY",
+    b"TPROXY",
+];
+/// How deep chains call each other at most; kube-proxies' do it four deep.
+const DEEP: usize = 32;
+
+impl<'a> Rules<'a> {
+    /// All entries of a table whose first built-in chain is PREROUTING: nat's. None: a table that is not there.
+    pub(crate) fn new(entries: &'a [u8]) -> Self {
+        Self { entries }
+    }
+
+    /// Where a new TCP connection that comes in for this address and port may be sent; empty if nobody takes it.
+    pub(crate) fn targets(&self, at: SocketAddrV4) -> Result<Targets> {
+        let mut targets = Targets::new();
+        if !self.entries.is_empty() {
+            self.follow(0, at, &mut targets, 0)?;
+        }
+        Ok(targets)
+    }
+
+    /// All addresses and ports that rules on the way of packets that come in ask for, and where these may be sent. Rules that take whole
+    /// networks, or no certain port, are not among them.
+    pub(crate) fn servers(&self) -> Result<Servers> {
+        let mut found = BTreeMap::new();
+        if !self.entries.is_empty() {
+            self.gather(0, &mut BTreeSet::new(), &mut found)?;
+        }
+        let servers = found.into_iter();
+        Ok(servers.map(|(at, (targets, _))| (at, targets)).collect())
+    }
+
+    /// Follows a packet from a rule on. Whether it may come out at the end of the chain.
+    fn follow(
+        &self,
+        from: usize,
+        packet: SocketAddrV4,
+        targets: &mut Targets,
+        depth: usize,
+    ) -> Result<bool> {
+        ensure!(depth < DEEP, "chains call each other {DEEP} deep");
+        let mut may_return = false;
+        let mut at = from;
+        loop {
+            let rule = self.rule(at)?;
+            match rule.takes(packet)? {
+                Takes::Never => {}
+                takes => {
+                    let goes_on = match rule.fate(at)? {
+                        Fate::On => true,
+                        Fate::Jump(to) => self.follow(to, packet, targets, depth + 1)?,
+                        Fate::Goto(to) => {
+                            may_return |= self.follow(to, packet, targets, depth + 1)?;
+                            false
+                        }
+                        Fate::Back => {
+                            may_return = true;
+                            false
+                        }
+                        Fate::End => false,
+                        Fate::To(address, port) => {
+                            let port = port.unwrap_or(packet.port());
+                            targets.insert(SocketAddrV4::new(address, port));
+                            false
+                        }
+                    };
+                    if takes == Takes::Always && !goes_on {
+                        return Ok(may_return);
+                    }
+                }
+            }
+            at = rule.next;
+        }
+    }
+
+    /// Goes through a chain and all that it calls but those that are for one address and port only: these are followed with a
+    /// packet for it. `found` has where such packets may be sent, and whether they have all been by now. Whether other packets
+    /// may come out at the end of the chain does not matter: what they pass is looked at in any case.
+    fn gather(
+        &self,
+        from: usize,
+        seen: &mut BTreeSet<usize>,
+        found: &mut BTreeMap<SocketAddrV4, (Targets, bool)>,
+    ) -> Result<()> {
+        if !seen.insert(from) {
+            return Ok(());
+        }
+        ensure!(seen.len() < DEEP, "{DEEP} chains are for all packets");
+        let mut at = from;
+        loop {
+            let rule = self.rule(at)?;
+            let fate = rule.fate(at)?;
+            if let Some(packet) = rule.only()? {
+                let (targets, are_all) = found.entry(packet).or_default();
+                if !*are_all {
+                    let goes_on = match fate {
+                        Fate::Jump(to) | Fate::Goto(to) => self.follow(to, packet, targets, 1)?,
+                        Fate::To(address, port) => {
+                            let port = port.unwrap_or(packet.port());
+                            targets.insert(SocketAddrV4::new(address, port));
+                            false
+                        }
+                        Fate::On => true,
+                        Fate::Back | Fate::End => false,
+                    };
+                    *are_all = !goes_on && rule.takes(packet)? == Takes::Always;
+                }
+            } else {
+                match fate {
+                    Fate::Jump(to) | Fate::Goto(to) => self.gather(to, seen, found)?,
+                    Fate::On | Fate::Back | Fate::End | Fate::To(..) => {}
+                }
+                if rule.is_for_all()
+                    && matches!(fate, Fate::Goto(_) | Fate::Back | Fate::End | Fate::To(..))
+                {
+                    return Ok(());
+                }
+            }
+            at = rule.next;
+        }
+    }
+
+    fn rule(&self, at: usize) -> Result<Rule<'a>> {
+        let read = || {
+            let bytes = self.entries.get(at..)?;
+            let length = usize::from(short(bytes, NEXT_OFFSET)?);
+            let target = usize::from(short(bytes, TARGET_OFFSET)?);
+            let bytes = bytes.get(..length)?;
+            (ENTRY..=length.checked_sub(OWN)?)
+                .contains(&target)
+                .then_some(Rule {
+                    bytes,
+                    target,
+                    next: at + length,
+                })
+        };
+        read().with_context(|| format!("no rule begins at byte {at} of the table"))
+    }
+}
+
+impl<'a> Rule<'a> {
+    /// Whether it takes a TCP packet for an address and port, from anywhere.
+    fn takes(&self, packet: SocketAddrV4) -> Result<Takes> {
+        // Of tens of thousands of rules, nearly all are for another address.
+        let wanted = self.number(DESTINATION)?;
+        let mask = self.number(DESTINATION_MASK)?;
+        let inverted = self.byte(INVERTED)?;
+        let address = u32::from_ne_bytes(packet.ip().octets());
+        if (address & mask == wanted) == (inverted & NOT_DESTINATION != 0) {
+            return Ok(Takes::Never);
+        }
+        let protocol = self.bytes(PROTOCOL..PROTOCOL + 2)?;
+        let is_tcp = protocol == [0, 0] || protocol == TCP;
+        if is_tcp == (inverted & NOT_PROTOCOL != 0) {
+            return Ok(Takes::Never);
+        }
+        let is_for_fragments = self.byte(FLAGS)? & FRAGMENT != 0;
+        if is_for_fragments && inverted & NOT_FRAGMENT == 0 {
+            return Ok(Takes::Never);
+        }
+        let any = |bytes: &[u8]| bytes.iter().any(|byte| *byte != 0);
+        let asks = self.number(SOURCE_MASK)? != 0 || any(self.bytes(INTERFACE_MASKS)?);
+        let mut takes = if asks { Takes::Maybe } else { Takes::Always };
+        for one in self.matches() {
+            takes = takes.min(one?.takes(packet)?);
+        }
+        Ok(takes)
+    }
+
+    /// The one address and port that it is for, if it is for one, from anywhere, whatever else it asks.
+    fn only(&self) -> Result<Option<SocketAddrV4>> {
+        let is_one = self.number(DESTINATION_MASK)? == u32::MAX
+            && self.byte(INVERTED)? & (NOT_DESTINATION | NOT_PROTOCOL) == 0
+            && self.bytes(PROTOCOL..PROTOCOL + 2)? == TCP;
+        if !is_one {
+            return Ok(None);
+        }
+        for one in self.matches() {
+            if let Some(port) = one?.only_port()? {
+                let address = Ipv4Addr::from(self.number(DESTINATION)?.to_ne_bytes());
+                return Ok(Some(SocketAddrV4::new(address, port)));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Whether it takes every packet.
+    fn is_for_all(&self) -> bool {
+        let head = self.bytes.get(SOURCE..FLAGS).unwrap_or_default();
+        head.iter().all(|byte| *byte == 0) && self.target == ENTRY
+    }
+
+    /// What becomes of a packet that it takes; `at` is where it begins.
+    fn fate(&self, at: usize) -> Result<Fate> {
+        let target = Extension::at(self.bytes.get(self.target..).unwrap_or_default())
+            .with_context(|| format!("the rule at byte {at} has no target"))?;
+        let number = |at| target.number(at);
+        Ok(match target.name {
+            // The kernel's own: a verdict, or where to go on.
+            b"" => match i32::from_ne_bytes(number(0)?.to_ne_bytes()) {
+                RETURN => Fate::Back,
+                verdict if verdict < 0 => Fate::End,
+                to => match usize::try_from(to)? {
+                    to if to == self.next => Fate::On,
+                    to if self.byte(FLAGS)? & GOTO != 0 => Fate::Goto(to),
+                    to => Fate::Jump(to),
+                },
+            },
+            b"DNAT" => {
+                // Revision 0: `struct nf_nat_ipv4_multi_range_compat`; 2: `struct nf_nat_range2`, addresses of 16 bytes.
+                let (flags, address, to, port) = match target.revision {
+                    0 => (4, 8, 12, 16),
+                    2 => (0, 4, 20, 36),
+                    other => bail!("a DNAT of revision {other} is not understood"),
+                };
+                let flags = number(flags)?;
+                ensure!(
+                    flags & HAS_ADDRESS != 0 && number(address)? == number(to)?,
+                    "a DNAT to more than one address is not understood"
+                );
+                let port = target.network(port)?;
+                Fate::To(
+                    Ipv4Addr::from(number(address)?.to_ne_bytes()),
+                    (flags & HAS_PORT != 0).then_some(port),
+                )
+            }
+            // Heads of chains, and the end of the table.
+            b"ERROR" => bail!("the chain before byte {at} has no end"),
+            name if ENDS.contains(&name) => Fate::End,
+            _ => Fate::On,
+        })
+    }
+
+    fn matches(&self) -> impl Iterator<Item = Result<Extension<'a>>> {
+        let mut rest = self.bytes.get(ENTRY..self.target).unwrap_or_default();
+        std::iter::from_fn(move || {
+            if rest.is_empty() {
+                return None;
+            }
+            let one = Extension::at(rest).context("a match goes beyond its rule");
+            rest = match &one {
+                Ok(one) => rest.get(one.size..).unwrap_or_default(),
+                Err(_) => &[],
+            };
+            Some(one)
+        })
+    }
+
+    fn bytes(&self, range: std::ops::Range<usize>) -> Result<&'a [u8]> {
+        self.bytes.get(range).context("a rule is too short")
+    }
+
+    fn byte(&self, at: usize) -> Result<u8> {
+        self.bytes.get(at).copied().context("a rule is too short")
+    }
+
+    /// As it is in memory.
+    fn number(&self, at: usize) -> Result<u32> {
+        number(self.bytes, at).context("a rule is too short")
+    }
+}
+
+/// `IPPROTO_TCP` as `ipt_ip` has it.
+const TCP: [u8; 2] = 6_u16.to_ne_bytes();
+
+/// A match or target.
+#[derive(Debug, Clone, Copy)]
+struct Extension<'a> {
+    name: &'a [u8],
+    revision: u8,
+    /// All of it.
+    size: usize,
+    own: &'a [u8],
+}
+
+impl<'a> Extension<'a> {
+    /// The one that begins here; `None` if there is none.
+    fn at(bytes: &'a [u8]) -> Option<Self> {
+        let size = usize::from(short(bytes, 0)?);
+        let name = bytes.get(NAME)?;
+        Some(Self {
+            name: name.split(|byte| *byte == 0).next()?,
+            revision: *bytes.get(REVISION)?,
+            size,
+            own: bytes.get(OWN..size)?,
+        })
+    }
+
+    /// Whether a match takes a TCP packet for a port, from anywhere.
+    fn takes(&self, packet: SocketAddrV4) -> Result<Takes> {
+        match self.name {
+            b"comment" => Ok(Takes::Always),
+            b"tcp" => {
+                let tcp = self.tcp()?;
+                let is_in = tcp.to.contains(&packet.port());
+                Ok(if is_in == (tcp.inverted & NOT_TO_PORT != 0) {
+                    Takes::Never
+                } else if tcp.asks_more {
+                    Takes::Maybe
+                } else {
+                    Takes::Always
+                })
+            }
+            _ => Ok(Takes::Maybe),
+        }
+    }
+
+    /// The one port that a match takes, if it is one.
+    fn only_port(&self) -> Result<Option<u16>> {
+        if self.name != b"tcp" {
+            return Ok(None);
+        }
+        let tcp = self.tcp()?;
+        let is_one = tcp.to.start() == tcp.to.end() && tcp.inverted & NOT_TO_PORT == 0;
+        Ok(is_one.then_some(*tcp.to.start()))
+    }
+
+    /// `struct xt_tcp`
+    fn tcp(&self) -> Result<Tcp> {
+        let port = |at| short(self.own, at).context("a match of TCP is too short");
+        let byte = |at| self.own.get(at).copied().unwrap_or_default();
+        let (option, flags, inverted) = (byte(8), byte(9), byte(11));
+        Ok(Tcp {
+            to: port(4)?..=port(6)?,
+            asks_more: (port(0)?, port(2)?) != (0, u16::MAX)
+                || inverted & !NOT_TO_PORT != 0
+                || option != 0
+                || flags != 0,
+            inverted,
+        })
+    }
+
+    /// As it is in memory.
+    fn number(&self, at: usize) -> Result<u32> {
+        number(self.own, at).context("a target is too short")
+    }
+
+    fn network(&self, at: usize) -> Result<u16> {
+        let number = short(self.own, at).context("a target is too short")?;
+        Ok(u16::from_be_bytes(number.to_ne_bytes()))
+    }
+}
+
+/// `XT_TCP_INV_DSTPT`
+const NOT_TO_PORT: u8 = 0x02;
+
+/// What a match of TCP asks.
+#[derive(Debug)]
+struct Tcp {
+    to: std::ops::RangeInclusive<u16>,
+    /// For something besides the port it goes to.
+    asks_more: bool,
+    inverted: u8,
+}
+
+fn short(bytes: &[u8], at: usize) -> Option<u16> {
+    let bytes = bytes.get(at..at + 2)?;
+    Some(u16::from_ne_bytes(bytes.try_into().ok()?))
+}
+
+fn number(bytes: &[u8], at: usize) -> Option<u32> {
+    let bytes = bytes.get(at..at + 4)?;
+    Some(u32::from_ne_bytes(bytes.try_into().ok()?))
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// As the kernel lays out `leftovers.rules` and `ways.rules`: `examples/capture.rs` made them.
+    pub(crate) const LEFTOVERS: &str = include_str!("../tests/data/leftovers.hex");
+    pub(crate) const WAYS: &str = include_str!("../tests/data/ways.hex");
+
+    pub(crate) fn table(hex: &str) -> Vec<u8> {
+        let digits: Vec<u8> = hex.bytes().filter(|byte| *byte != b'\n').collect();
+        let pairs = digits.as_chunks::<2>().0.iter();
+        let byte = |pair| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap();
+        pairs.map(|pair| byte(pair)).collect()
+    }
+
+    /// Where packets to an address and port get, in words.
+    fn targets(table: &[u8], at: &str) -> Vec<String> {
+        let targets = Rules::new(table).targets(at.parse().unwrap()).unwrap();
+        targets.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn what_nothing_leads_to_is_not_reached() {
+        let table = table(LEFTOVERS);
+        // The endpoint that was replaced is in the table, and nobody gets there.
+        let old = [10, 128, 1, 1];
+        assert!(table.as_chunks::<4>().0.contains(&old));
+        assert_eq!(
+            targets(&table, "10.96.1.0:80"),
+            ["10.128.1.0:8080", "10.192.0.7:8080"]
+        );
+        assert_eq!(
+            targets(&table, "10.96.1.1:80"),
+            ["10.128.1.2:8080", "10.128.1.3:8080"]
+        );
+        // So are the endpoints of what was deleted, and of what has lost its rule.
+        for gone in ["10.96.1.2:80", "10.96.1.3:80", "10.96.1.0:81"] {
+            assert!(targets(&table, gone).is_empty(), "{gone}");
+        }
+        assert_eq!(
+            targets(&table, "10.96.1.4:80"),
+            ["10.128.1.8:8080", "10.128.1.9:8080"]
+        );
+    }
+
+    #[test]
+    fn all_that_is_reached_is_what_each_address_reaches() {
+        let table = table(LEFTOVERS);
+        let servers = Rules::new(&table).servers().unwrap();
+        let found: Vec<String> = servers.keys().map(ToString::to_string).collect();
+        assert_eq!(found, ["10.96.1.0:80", "10.96.1.1:80", "10.96.1.4:80"]);
+        for (at, reals) in servers {
+            assert_eq!(reals, Rules::new(&table).targets(at).unwrap(), "{at}");
+        }
+    }
+
+    #[test]
+    fn each_way_through_a_table_is_gone() {
+        let table = table(WAYS);
+        let wanted = [
+            "10.0.0.1:8080",
+            "10.0.0.2:8080",
+            "10.0.0.3:8080",
+            "10.0.0.4:80",
+            "10.0.0.5:8080",
+        ];
+        assert_eq!(targets(&table, "10.96.0.1:80"), wanted);
+        assert_eq!(targets(&table, "10.97.0.1:80"), [""; 0]);
+        assert_eq!(targets(&table, "11.0.0.1:80"), ["10.0.0.99:1"]);
+    }
+
+    #[test]
+    fn a_table_without_rules_leads_nowhere() {
+        assert!(targets(&[], "10.96.1.0:80").is_empty());
+        assert!(Rules::new(&[]).servers().unwrap().is_empty());
+    }
+
+    #[test]
+    fn bytes_that_are_no_rules_are_an_error() {
+        let whole = table(LEFTOVERS);
+        let at = "10.96.1.0:80".parse().unwrap();
+        for cut in [1, ENTRY, whole.len() / 2] {
+            let cut = whole.get(..cut).unwrap();
+            assert!(Rules::new(cut).targets(at).is_err());
+            assert!(Rules::new(cut).servers().is_err());
+        }
+        // Each byte of the rules that packets meet, changed: anything may come of it but a panic.
+        let mut bytes = whole;
+        for index in 0..bytes.len() {
+            *bytes.get_mut(index).unwrap() ^= 0xff;
+            let _ = Rules::new(&bytes).targets(at);
+            let _ = Rules::new(&bytes).servers();
+            *bytes.get_mut(index).unwrap() ^= 0xff;
+        }
+    }
+}
