@@ -20,6 +20,7 @@ pub mod logging;
 pub mod memory;
 pub mod metrics;
 mod mode;
+pub mod panics;
 mod renewal;
 mod report;
 pub mod run;

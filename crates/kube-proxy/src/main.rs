@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use kube_proxy::config::Waiting;
 use kube_proxy::events::{Event, Recorder};
 use kube_proxy::flags::{self, Command, CommandLineError, Options};
-use kube_proxy::{capabilities, check, cleanup, config, iptables, logging, memory, run};
+use kube_proxy::{capabilities, check, cleanup, config, iptables, logging, memory, panics, run};
 use tokio::sync::{mpsc, oneshot};
 use tracing::{error, info, warn};
 
@@ -21,6 +21,7 @@ fn main() -> ExitCode {
         eprintln!("kube-proxy: {}", told(&error));
         return ExitCode::FAILURE;
     }
+    panics::end_the_process();
     memory::start();
     let arguments: Vec<OsString> = std::env::args_os().collect();
     match flags::parse_prepared(&arguments) {

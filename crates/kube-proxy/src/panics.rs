@@ -1,0 +1,65 @@
+//! A thread that panics ends the process.
+//!
+//! Its sockets, its part of the work and whoever waits for it are lost with it, while a new process
+//! takes over what is in the kernel in a second and loses nothing. A daemon that lives on without
+//! one of its parts is what nobody notices.
+
+use std::panic::{set_hook, take_hook};
+use std::process::exit;
+
+/// The exit status of a process in which something has panicked: what a panic of its main thread
+/// comes to in every Rust program.
+pub const STATUS: i32 = 101;
+
+/// From here on a panic of any thread or task ends the process with [`STATUS`], when its message is
+/// on standard error.
+pub fn end_the_process() {
+    let say = take_hook();
+    set_hook(Box::new(move |panic| {
+        say(panic);
+        // Not through the log: it may be what has panicked, with its lock held.
+        eprintln!(
+            "kube-proxy: this is a defect of kube-proxy. It ends with status {STATUS}, and what it has programmed stays and serves; \
+             started anew, it goes on from there. Please report the message above"
+        );
+        exit(STATUS);
+    }));
+}
+
+#[cfg(test)]
+mod tests {
+    use std::env::{current_exe, var_os};
+    use std::io;
+    use std::process::Command;
+    use std::thread::sleep;
+    use std::time::Duration;
+
+    use netlink_batch::Worker;
+
+    use super::*;
+
+    const PANICS: &str = "KUBE_PROXY_TEST_PANICS";
+
+    /// What the process of its own does: its main thread goes on as if nothing had happened.
+    #[test]
+    fn a_panic_on_a_kernel_thread_ends_the_process() {
+        if var_os(PANICS).is_some() {
+            end_the_process();
+            let worker = Worker::spawn("services", || Ok::<_, io::Error>(())).unwrap();
+            drop(worker.call(|()| panic!("on purpose")));
+            sleep(Duration::from_secs(60));
+            return;
+        }
+        let name = "panics::tests::a_panic_on_a_kernel_thread_ends_the_process";
+        let ended = Command::new(current_exe().unwrap())
+            .args(["--exact", name, "--nocapture"])
+            .env(PANICS, "1")
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&ended.stderr);
+        assert_eq!(ended.status.code(), Some(STATUS), "{said}");
+        assert!(said.contains("'services'"), "{said}");
+        assert!(said.contains("on purpose"), "{said}");
+        assert!(said.contains("started anew"), "{said}");
+    }
+}
