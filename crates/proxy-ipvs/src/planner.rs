@@ -23,7 +23,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hashbrown::HashSet;
-use proxy::{Owner, Protocol, Rank};
+use proxy::{Owner, Protocol, Rank, Target};
 use reconcile::Table;
 
 use crate::claims::Claims;
@@ -34,9 +34,39 @@ use crate::server::VirtualServerKey;
 use crate::sets::{Member, Set, SetKind};
 use crate::tables::{SET_SIZE, Tables};
 
-/// A plan ends at the virtual server with which it has so many writes, and another one follows: at 10,000 Services with 50
-/// endpoints each, the first sync would otherwise hold 100 MB of writes, messages and answers at once.
-pub(crate) const ENOUGH_OPS: usize = 32_768;
+/// How many writes a plan has: it ends at the virtual server with which it has as many, and has no more of any one; another plan
+/// follows. At 10,000 Services with 50 endpoints each, the first sync would otherwise hold 100 MB of writes, messages and answers
+/// at once; and where the kernel is slow, as while it searches its trash of destinations, whatever changes meanwhile would wait.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Budget(usize);
+
+impl Budget {
+    const MOST: Self = Self(32_768);
+    const LEAST: Self = Self(64);
+    /// About as long as a plan may take.
+    const TIME: Duration = Duration::from_millis(100);
+
+    /// As many as fit into the time, as long as the last `ops` have taken.
+    pub(crate) fn after(self, ops: usize, took: Duration) -> Self {
+        if ops < Self::LEAST.0 {
+            // Too few to tell.
+            return self;
+        }
+        let fit = Self::TIME.as_nanos() * ops as u128 / took.as_nanos().max(1);
+        let fit = usize::try_from(fit).unwrap_or(usize::MAX);
+        Self(fit.clamp(Self::LEAST.0, Self::MOST.0))
+    }
+
+    pub(crate) fn is_used_up(self, ops: usize) -> bool {
+        ops >= self.0
+    }
+}
+
+impl Default for Budget {
+    fn default() -> Self {
+        Self::MOST
+    }
+}
 
 /// So many addresses are bound or unbound in one go: each may cost the kernel half a millisecond where there are very many, and
 /// an urgent one comes after those that have begun.
@@ -56,6 +86,9 @@ pub(crate) struct Situation<'a> {
     pub(crate) uncovered: &'a BTreeSet<Set>,
     /// Whether new virtual servers of cluster IPs still wait for the rules.
     pub(crate) gives_head_start: bool,
+    pub(crate) budget: Budget,
+    /// The virtual server with which the plan before ended because it was long enough: the next one begins behind it.
+    pub(crate) last: Option<VirtualServerKey>,
     pub(crate) now: Instant,
 }
 
@@ -119,6 +152,7 @@ fn make(tables: &Tables, of: &Situation<'_>) -> Plan {
         .map(|key| (rank(&tables.servers, key), *key))
         .collect();
     servers.sort_unstable();
+    begin_behind(&mut servers, of.last);
     let mut members = Vec::new();
     for (set, table) in tables.all_members().filter(|(set, _)| usable.contains(set)) {
         let added = table.due(of.now).filter(|key| table.wanted(key).is_some());
@@ -137,12 +171,24 @@ fn make(tables: &Tables, of: &Situation<'_>) -> Plan {
     let members = members.into_iter();
     ops.extend(members.map(|(_, set, member)| Op::AddMember(set, member)));
     for (_, key) in servers {
-        make_server(tables, key, &mut ops);
-        if ops.len() >= ENOUGH_OPS {
+        make_server(tables, key, of.budget, &mut ops);
+        if of.budget.is_used_up(ops.len()) {
             break;
         }
     }
     Plan { ops }
+}
+
+/// Brings what follows the last one before it, so that a virtual server with very many changes comes between the others, not
+/// before them. What is more urgent comes first all the same.
+fn begin_behind(servers: &mut [(Rank, VirtualServerKey)], last: Option<VirtualServerKey>) {
+    let Some(last) = last else {
+        return;
+    };
+    for alike in servers.chunk_by_mut(|one, next| one.0 == next.0) {
+        let behind = alike.partition_point(|(_, key)| *key <= last);
+        alike.rotate_left(behind);
+    }
 }
 
 fn creates(op: &Op, set: Set) -> bool {
@@ -163,7 +209,8 @@ fn makes(tables: &Tables, key: &VirtualServerKey) -> bool {
 }
 
 /// What comes is made before weights go down, so that there is a destination at all times.
-fn make_server(tables: &Tables, key: VirtualServerKey, ops: &mut Vec<Op>) {
+fn make_server(tables: &Tables, key: VirtualServerKey, budget: Budget, ops: &mut Vec<Op>) {
+    let before = ops.len();
     let Some(wanted) = tables.servers.wanted(&key) else {
         return;
     };
@@ -184,6 +231,9 @@ fn make_server(tables: &Tables, key: VirtualServerKey, ops: &mut Vec<Op>) {
                 lowered.push(Op::SetDestination(key, real));
             }
             Some(_) => ops.push(Op::SetDestination(key, real)),
+        }
+        if budget.is_used_up(ops.len() - before) {
+            return;
         }
     }
     ops.extend(lowered);
@@ -231,11 +281,12 @@ fn waits_for_rules(tables: &Tables, key: &VirtualServerKey, of: &Situation<'_>) 
     !wants(Set::ClusterIp, by_address) && node_port_sets.any(|set| is_uncovered(&set))
 }
 
-/// Destinations and virtual servers that go.
+/// Destinations and virtual servers that go, the last ones first: what returns soon is then found first in the kernel's trash (see
+/// `order` of the writes).
 fn remove(tables: &Tables, of: &Situation<'_>) -> Plan {
     let mut ops = Vec::new();
     let mut removed_servers = Vec::new();
-    for key in sorted(tables.servers.due(of.now)) {
+    for key in sorted(tables.servers.due(of.now)).into_iter().rev() {
         let Some(actual) = tables.servers.actual(&key) else {
             continue;
         };
@@ -246,13 +297,24 @@ fn remove(tables: &Tables, of: &Situation<'_>) -> Plan {
             // What comes is made first.
             Some(_) if makes(tables, &key) => {}
             Some(wanted) => {
-                let gone = actual.destinations.iter().map(|real| real.target);
-                let gone = gone.filter(|target| wanted.destination(*target).is_none());
-                ops.extend(gone.map(|target| Op::RemoveDestination(key, target)));
+                let mut gone: Vec<Target> = actual
+                    .destinations
+                    .iter()
+                    .map(|real| real.target)
+                    .filter(|target| wanted.destination(*target).is_none())
+                    .collect();
+                gone.sort_unstable();
+                let before = ops.len();
+                for target in gone.into_iter().rev() {
+                    ops.push(Op::RemoveDestination(key, target));
+                    if of.budget.is_used_up(ops.len() - before) {
+                        break;
+                    }
+                }
             }
         }
-        if ops.len() >= ENOUGH_OPS {
-            return Plan { ops };
+        if of.budget.is_used_up(ops.len() + removed_servers.len()) {
+            break;
         }
     }
     ops.extend(removed_servers);
@@ -450,4 +512,49 @@ fn sorted<'a, T: Ord + Copy + 'a>(keys: impl Iterator<Item = &'a T>) -> Vec<T> {
     let mut keys: Vec<T> = keys.copied().collect();
     keys.sort_unstable();
     keys
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plan_is_as_long_as_the_kernel_is_fast() {
+        let first = Budget::default();
+        assert!(!first.is_used_up(32_767) && first.is_used_up(32_768));
+        // 3 microseconds each, and one millisecond.
+        assert_eq!(first.after(1_000, Duration::from_millis(3)), first);
+        assert_eq!(first.after(1_000, Duration::from_secs(1)), Budget(100));
+        assert_eq!(first.after(1_000, Duration::from_mins(1)), Budget(64));
+        assert_eq!(first.after(1_000, Duration::ZERO), first);
+        // One that was held up says little.
+        let short = Budget(64);
+        assert_eq!(short.after(63, Duration::ZERO), short);
+        assert_eq!(short.after(64, Duration::from_micros(640)), Budget(10_000));
+    }
+
+    #[test]
+    fn what_is_behind_the_last_one_comes_next_among_its_rank() {
+        let key = |host| VirtualServerKey {
+            address: [10, 96, 0, host].into(),
+            port: 80,
+            protocol: Protocol::Tcp,
+        };
+        let others = [1, 2, 3].map(|host| (Rank::Other, key(host)));
+        let urgent = (Rank::ApiServer, key(9));
+        let with = |last| {
+            let mut servers = vec![urgent, others[0], others[1], others[2]];
+            begin_behind(&mut servers, last);
+            servers
+        };
+        assert_eq!(with(None), [urgent, others[0], others[1], others[2]]);
+        assert_eq!(
+            with(Some(key(1))),
+            [urgent, others[1], others[2], others[0]]
+        );
+        assert_eq!(
+            with(Some(key(3))),
+            [urgent, others[0], others[1], others[2]]
+        );
+    }
 }

@@ -34,7 +34,7 @@ use crate::kernel::{
     FoundAddresses, FoundRules, FoundSets, Glance, Kernel, KernelError, Part, Snapshot,
 };
 use crate::plan::{Op, Outcome, Plan};
-use crate::planner::{self, ENOUGH_OPS, HEAD_START, Situation, Turn};
+use crate::planner::{self, Budget, HEAD_START, Situation, Turn};
 use crate::rules::Shim;
 use crate::server::{RealServer, VirtualServer, VirtualServerKey};
 use crate::sets::{Member, Set};
@@ -109,6 +109,8 @@ pub(crate) enum Done {
     Wrote {
         plan: Plan,
         outcomes: Vec<Outcome>,
+        /// How long the writes have taken.
+        took: Duration,
         looked: Option<Looked>,
     },
     Read(Vec<Found>),
@@ -174,6 +176,9 @@ pub struct Proxier<K: Kernel> {
     has_claims: bool,
     /// What the lane of virtual servers and sets has done last, while there is more.
     last_turn: Option<Turn>,
+    /// The virtual server at which its last plan ended, if that was long enough.
+    last_server: Option<VirtualServerKey>,
+    budget: Budget,
     /// Virtual servers that were found at the start and of which it is not known yet whose they are.
     unjudged: Option<Unjudged>,
     /// Virtual servers that may have been made, or not.
@@ -250,6 +255,8 @@ impl<K: Kernel> Proxier<K> {
             tables,
             has_claims: false,
             last_turn: None,
+            last_server: None,
+            budget: Budget::default(),
             unjudged: Some(Unjudged::default()),
             uncertain: HashSet::new(),
             taken_off: HashMap::new(),
@@ -856,6 +863,8 @@ impl<K: Kernel> Proxier<K> {
             are_rules_pending: self.are_rules_awaited() || !self.knows(Part::Rules),
             uncovered: &self.uncovered,
             gives_head_start: self.head_start.is_some_and(|until| now < until),
+            budget: self.budget,
+            last: self.last_server,
             now,
         };
         match lane {
@@ -877,14 +886,19 @@ impl<K: Kernel> Proxier<K> {
             if plan.ops.is_empty() {
                 continue;
             }
+            let is_long = self.budget.is_used_up(plan.ops.len());
             self.last_turn = Some(turn);
+            if turn == Turn::Make {
+                let last = plan.ops.last().filter(|_| is_long);
+                self.last_server = last.and_then(server_of);
+            }
             // What drains is looked at in the same call.
             for op in &plan.ops {
                 if let Op::SetDestination(key, RealServer { weight: 0, .. }) = op {
                     self.claims.drains.ask(key);
                 }
             }
-            let asked = if turn == Turn::Make && plan.ops.len() < ENOUGH_OPS {
+            let asked = if turn == Turn::Make && !is_long {
                 self.drains_due(now)
             } else {
                 Vec::new()
@@ -961,11 +975,14 @@ impl<K: Kernel> Proxier<K> {
 
     fn write(&mut self, lane: LaneOf, plan: Plan, asked: Vec<VirtualServerKey>) {
         self.lane(lane).start(move |kernel| {
+            let began = Instant::now();
             let outcomes = kernel.apply(&plan);
+            let took = began.elapsed();
             let looked = (!asked.is_empty()).then(|| Looked::at(kernel, asked));
             Done::Wrote {
                 plan,
                 outcomes,
+                took,
                 looked,
             }
         });
@@ -995,8 +1012,13 @@ impl<K: Kernel> Proxier<K> {
             Done::Wrote {
                 plan,
                 outcomes,
+                took,
                 looked,
             } => {
+                let mut parts = written_parts(&plan);
+                if parts.any(|part| matches!(part, Part::Servers | Part::Sets)) {
+                    self.budget = self.budget.after(plan.ops.len(), took);
+                }
                 self.take_outcomes(&plan, outcomes, now, report);
                 if let Some(looked) = looked {
                     self.take_look(looked, now, report);
