@@ -28,6 +28,10 @@ pub struct State {
     pub refused: Vec<String>,
     /// Why nothing is taken: the lock is held.
     pub held: Option<String>,
+    /// Why rules cannot be read.
+    pub unreadable: Option<String>,
+    /// How often addresses were read.
+    pub address_reads: usize,
     /// The texts that were restored, or refused, since this was last emptied.
     pub restores: Vec<String>,
     /// The tables that were read since this was last emptied; `None` is all.
@@ -197,7 +201,9 @@ fn target(rule: &str) -> Option<&str> {
 
 impl Kernel for FakeKernel {
     fn addresses(&mut self) -> Result<BTreeSet<IpAddr>, KernelError> {
-        Ok(self.state().addresses.clone())
+        let mut state = self.state();
+        state.address_reads += 1;
+        Ok(state.addresses.clone())
     }
 
     fn save(
@@ -207,6 +213,10 @@ impl Kernel for FakeKernel {
     ) -> Result<(), KernelError> {
         let mut state = self.state();
         state.saves.push(table);
+        if let Some(reason) = state.unreadable.clone() {
+            let what = "the iptables rules";
+            return Err(KernelError { what, reason });
+        }
         for each in Table::ALL {
             if table.is_none_or(|table| table == each) {
                 state.save(each, line);

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use proptest::prelude::*;
 use proxy::{
     Conflict, Drift, Endpoint, EndpointPort, EndpointSlice, Event, Failure, IpFamily, Kind,
-    LocalDetector, Mode as _, Model, NamespacedName, NodeFacts, Placement, Protocol, Service,
-    ServicePort, ServiceType, Unreadable,
+    LocalDetector, Mode as _, Model, NamespacedName, Node, NodeFacts, NodePortAddresses, Notice,
+    Placement, Protocol, Service, ServicePort, ServiceType, Unreadable,
 };
 use proxy_iptables::fake::FakeKernel;
 use proxy_iptables::{Config, Lanes, Proxier, Table};
@@ -467,6 +467,167 @@ fn a_held_lock_is_said_once_and_tried_again() {
     world.kernel.state().held = None;
     world.now += Duration::from_secs(1);
     assert_eq!(world.sync().pending, 0);
+}
+
+#[test]
+fn rules_that_cannot_be_read_are_said_once_and_stop_no_change() {
+    let mut world = serving(3);
+    world.kernel.state().unreadable = Some("no process to be had".to_owned());
+    let first = world.tick(Duration::from_secs(30)).unreadable;
+    assert_eq!(first.len(), 1, "{first:?}");
+    let mut tries = 0;
+    for (at, endpoint) in (3..23).enumerate() {
+        world.now += Duration::from_secs(5);
+        world.apply(slice(1, [1, endpoint]));
+        let synced = world.sync();
+        assert_eq!(synced.settled, ["default/web-1"], "after {at} others");
+        tries += synced.unreadable.len();
+    }
+    assert!((1..12).contains(&tries), "with back-off: {tries} in 100 s");
+    assert_eq!(world.restores().len(), 20);
+    // Somebody changes something, and it can be read again.
+    let held = world.holds();
+    world.kernel.flush();
+    world.kernel.state().unreadable = None;
+    world.now = world.proxier.next_due(world.now).unwrap();
+    let synced = world.settle();
+    assert_eq!((synced.pending, world.holds()), (0, held));
+}
+
+#[test]
+fn at_a_start_rules_that_cannot_be_read_are_late_and_not_gone() {
+    let held = serving(2);
+    held.kernel.state().unreadable = Some("it hangs".to_owned());
+    let mut world = World::on(held.kernel.clone(), true);
+    world.apply(Event::ServiceApplied(service(1)));
+    world.apply(slice(1, [1, 2]));
+    let synced = world.sync();
+    assert!(synced.pending > 0 && synced.stuck.is_some(), "{synced:?}");
+    assert_eq!(synced.unreadable.len(), 1);
+    assert!(world.restores().is_empty(), "nothing of it is known");
+    assert!(world.proxier.next_due(world.now).unwrap() > world.now);
+    world.kernel.state().unreadable = None;
+    world.now += Duration::from_secs(2);
+    assert_eq!(world.settle().pending, 0);
+    let served = world.chain(Table::Nat, "KUBE-SERVICES").concat();
+    assert!(
+        served.contains("web-1") && !served.contains("web-2"),
+        "{served}"
+    );
+}
+
+#[test]
+fn a_node_on_which_every_service_is_refused_is_stuck() {
+    let mut world = World::new();
+    world.kernel.state().refused = vec!["default/".into()];
+    for number in 1..=3 {
+        world.apply(Event::ServiceApplied(service(number)));
+        world.apply(slice(number, [1, 2]));
+    }
+    let synced = world.sync();
+    let since = synced.stuck.unwrap();
+    assert!(synced.settled.is_empty(), "{synced:?}");
+    // The base goes on being written, and is no progress of any Service.
+    world.now += Duration::from_mins(1);
+    world.kernel.flush();
+    let synced = world.tick(Duration::from_mins(1));
+    assert_eq!(synced.stuck, Some(since));
+    assert!(world.proxier.standing().pending_since.is_some());
+    // Others than one: that one is reported by name, and counts no more.
+    world.kernel.state().refused = vec!["default/web-2".into()];
+    world.now += Duration::from_mins(2);
+    let synced = world.settle();
+    assert_eq!(synced.stuck, None, "{synced:?}");
+    assert_eq!(world.proxier.standing().pending_since, None);
+}
+
+#[test]
+fn node_ports_stay_where_they_are_until_the_node_is_known() {
+    let exposed = || Service {
+        ports: [ServicePort {
+            node_port: Some(30080),
+            ..service(1).ports[0].clone()
+        }]
+        .into_iter()
+        .collect(),
+        ..service(1)
+    };
+    let into_node_ports = |world: &World| {
+        let rules = world.chain(Table::Nat, "KUBE-SERVICES");
+        let into = rules.into_iter();
+        into.filter(|rule| rule.ends_with("-j KUBE-NODEPORTS"))
+            .collect::<Vec<_>>()
+    };
+    let mut world = World::new();
+    world.apply(Event::ServiceApplied(exposed()));
+    world.apply(slice(1, [1]));
+    world.sync();
+    let before = into_node_ports(&world);
+    assert_eq!(before.len(), 1);
+    let mut next = World::on(world.kernel.clone(), true);
+    let mut node = NodeFacts::new(IpFamily::V4, "node1");
+    node.node_port_addresses = NodePortAddresses::Primary;
+    let lanes = Lanes::inline(|| world.kernel.clone());
+    next.proxier = Proxier::new(config(), node, lanes, next.now);
+    next.apply(Event::ServiceApplied(exposed()));
+    next.apply(slice(1, [1]));
+    next.sync();
+    assert_eq!(into_node_ports(&next), before);
+    next.apply(Event::NodeApplied(Node {
+        name: "node1".into(),
+        addresses: vec!["192.168.0.10".parse().unwrap()],
+        zone: None,
+        pod_cidrs: Vec::new(),
+        is_leaving: false,
+    }));
+    assert_eq!(next.sync().pending, 0);
+    let now = into_node_ports(&next).concat();
+    assert!(now.contains("-d 192.168.0.10/32"), "{now}");
+}
+
+#[test]
+fn what_others_changed_is_told_by_kind_once_it_is_repaired() {
+    let mut world = serving(2);
+    let told = |synced: &Synced| -> Vec<(&str, usize)> {
+        let kinds = synced.drift.kinds();
+        kinds.map(|(kind, of)| (kind, of.count)).collect()
+    };
+    {
+        let mut state = world.kernel.state();
+        let nat = state.tables.get_mut(&Table::Nat).unwrap();
+        let is_endpoint = |name: &&String| name.starts_with("KUBE-SEP-");
+        let two: Vec<String> = nat.keys().filter(is_endpoint).take(2).cloned().collect();
+        for chain in two {
+            nat.get_mut(&chain).unwrap().pop();
+        }
+        nat.get_mut("KUBE-SERVICES").unwrap().remove(0);
+    }
+    let synced = world.tick(Duration::from_mins(1));
+    assert_eq!(told(&synced), [("chain", 2), ("rule", 1)]);
+    // What this proxy changes is none.
+    world.apply(slice(1, [1, 2, 3]));
+    assert!(world.sync().drift.is_empty());
+    assert!(world.tick(Duration::from_mins(1)).drift.is_empty());
+}
+
+#[test]
+fn only_an_address_that_is_new_or_gone_is_worth_a_look() {
+    let mut world = serving(1);
+    let mut reads = |notice: Notice| {
+        let before = world.kernel.state().address_reads;
+        world.proxier.notice(&notice, world.now);
+        world.settle();
+        let state = world.kernel.state();
+        state.address_reads - before
+    };
+    let ip = |text: &str| text.parse().unwrap();
+    assert_eq!(reads(Notice::AddressAdded(ip("192.168.0.10"))), 0);
+    assert_eq!(reads(Notice::AddressAdded(ip("2001:db8::1"))), 0);
+    assert_eq!(reads(Notice::AddressRemoved(ip("192.168.0.77"))), 0);
+    assert_eq!(reads(Notice::ServiceLink), 0);
+    assert_eq!(reads(Notice::AddressAdded(ip("192.168.0.11"))), 1);
+    assert_eq!(reads(Notice::AddressRemoved(ip("192.168.0.10"))), 1);
+    assert_eq!(reads(Notice::Anything), 1);
 }
 
 #[test]
