@@ -144,7 +144,7 @@ async fn reload(
             continue;
         }
         info!(
-            "the configuration file {} has changed in {}: applied without a new start",
+            "the configuration file {} has changed in {}: brought into effect without a new start",
             file.display(),
             fields.join(", ")
         );

@@ -47,7 +47,7 @@ mod tests {
             end_the_process();
             let worker = Worker::spawn("services", || Ok::<_, io::Error>(())).unwrap();
             drop(worker.call(|()| panic!("on purpose")));
-            sleep(Duration::from_secs(60));
+            sleep(Duration::from_mins(1));
             return;
         }
         let name = "panics::tests::a_panic_on_a_kernel_thread_ends_the_process";

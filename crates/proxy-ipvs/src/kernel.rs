@@ -159,7 +159,7 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// Whether a virtual server is [one that a kube-proxy in IPVS mode has made](Evidence::says_ours).
+    /// Whether a virtual server is one that a kube-proxy in IPVS mode has made, as far as can be told by what is here.
     pub fn says_ours(&self, key: &VirtualServerKey) -> bool {
         let evidence = Evidence {
             bound: &self.bound,

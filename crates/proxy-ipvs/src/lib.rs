@@ -1,9 +1,9 @@
 //! The IPVS mode of kube-proxy: what one Service wants, what the kernel holds, and the writes between the two.
 //!
 //! ```text
-//!  ServiceView ─▶ compile ─▶ Fragment ─▶ tables (wanted │ actual) ─▶ Plan ─▶ Kernel::apply ─▶ Outcomes ─┐
-//!                                                  ▲    ▲                                             │
-//!                          Kernel::dump ─ Snapshot ┘    └─────────────────────────────────────────────┘
+//!  ServiceView ─▶ compile ─▶ Fragment ─▶ tables (wanted │ actual) ─▶ planner ─▶ Plan ─▶ a lane: Kernel::apply ─▶ Outcomes ─┐
+//!                                                ▲    ▲                                                                 │
+//!          a part is read: Kernel::read_… ─ Found┘    └─────────────────────────────────────────────────────────────────┘
 //! ```
 //!
 //! [`Proxier`] holds the tables and is the [`Mode`](proxy::Mode). Everything up to the plan is pure; a [`Kernel`] is netlink on
