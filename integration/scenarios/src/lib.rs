@@ -16,16 +16,20 @@
 
 mod api;
 mod cluster;
+mod faults;
 mod kernel;
 mod object;
+mod pages;
 mod programs;
 mod story;
 mod traffic;
 
 pub use api::{ApiServer, Nonsense};
 pub use cluster::{Cluster, SOON, at, kube_proxy, with_backend};
+pub use faults::{Fault, Faults};
 pub use kernel::{VirtualServer, VirtualServers};
 pub use object::{Port, Service, sctp, tcp, udp};
+pub use pages::{HEALTH, METRICS, get, health, metric};
 pub use programs::Programs;
 pub use story::{Outcome, Story, tell};
 pub use traffic::{Tally, tally};

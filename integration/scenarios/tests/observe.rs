@@ -1,15 +1,13 @@
 //! What looks at kube-proxy from outside: probes, load balancers, monitoring, and operators with curl.
 
-use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, ensure};
-use lab::Place;
-use scenarios::{ApiServer, Cluster, Outcome, Service, Story, at, tcp, tell, with_backend};
-
-const HEALTH: &str = "127.0.0.1:10256";
-const METRICS: &str = "127.0.0.1:10249";
+use anyhow::{Result, ensure};
+use scenarios::{
+    ApiServer, Cluster, HEALTH, METRICS, Outcome, Service, Story, at, get, health, metric, tcp,
+    tell, with_backend,
+};
 
 fn main() {
     let story = |name, tell| Story {
@@ -46,36 +44,6 @@ fn main() {
         ),
     ];
     tell(&stories, Duration::from_mins(3))
-}
-
-/// Status and body of `GET http://SERVER/PATH`.
-fn get(from: &Place, server: &str, path: &str) -> Result<(u16, String)> {
-    let answer = from.enter(|| {
-        let mut stream = TcpStream::connect_timeout(&at(server), Duration::from_secs(5))?;
-        stream.set_read_timeout(Some(Duration::from_secs(5)))?;
-        let request = format!("GET {path} HTTP/1.1\r\nHost: node1\r\nConnection: close\r\n\r\n");
-        stream.write_all(request.as_bytes())?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer)?;
-        Ok(answer)
-    })?;
-    let (head, body) = answer.split_once("\r\n\r\n").context("no HTTP answer")?;
-    let code = head.split(' ').nth(1).context("no status")?.parse()?;
-    Ok((code, body.to_owned()))
-}
-
-/// The status of a page of the health server.
-fn health(c: &Cluster, path: &str) -> Result<u16> {
-    Ok(get(&c.node1, HEALTH, path)?.0)
-}
-
-/// The value of a sample, by its name and labels.
-fn metric(c: &Cluster, series: &str) -> Result<Option<f64>> {
-    let (_, text) = get(&c.node1, METRICS, "/metrics")?;
-    let sample = text
-        .lines()
-        .find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
-    Ok(sample.map(str::parse).transpose()?)
 }
 
 fn web() -> Service {

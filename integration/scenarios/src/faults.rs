@@ -1,0 +1,100 @@
+//! The programs of iptables, which hang or fail on purpose while they are told to.
+//!
+//! ```text
+//!   daemon ─▶ FOLDER/iptables-legacy-save ─┬─ there is a fault: what it says
+//!                                          └─ the program, unless the fault has ended it
+//! ```
+
+use std::fs::{self, File};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::PathBuf;
+
+use anyhow::{Context as _, Result};
+
+use crate::cluster::Cluster;
+
+/// Wrappers around the programs.
+#[derive(Debug)]
+pub struct Faults(PathBuf);
+
+/// A program is at fault until this is dropped.
+#[derive(Debug)]
+#[must_use]
+pub struct Fault {
+    script: PathBuf,
+    /// Whoever hangs waits for its lock.
+    _held: File,
+}
+
+impl Faults {
+    /// Puts the wrappers in front of the PATH of daemons that are started from now on.
+    pub fn prepare(cluster: &mut Cluster) -> Result<Self> {
+        let folder = cluster.folder().join("faults");
+        fs::create_dir_all(&folder)?;
+        let search = std::env::var("PATH").unwrap_or_default();
+        for stem in ["iptables", "ip6tables"] {
+            for verb in ["save", "restore"] {
+                let name = name(stem, verb);
+                let real = std::env::split_paths(&search)
+                    .map(|dir| dir.join(&name))
+                    .find(|file| file.is_file())
+                    .with_context(|| format!("there is no {name}"))?;
+                let file = folder.join(&name);
+                let script = format!(
+                    "#!/bin/sh\nfault={}.fault\n[ ! -e $fault ] || . $fault\nexec {} \"$@\"\n",
+                    file.display(),
+                    real.display()
+                );
+                fs::write(&file, script)?;
+                fs::set_permissions(&file, fs::Permissions::from_mode(0o755))?;
+            }
+        }
+        let path = format!("PATH={}:{search}", folder.display());
+        cluster.prefix = vec!["env".into(), path.into()];
+        Ok(Self(folder))
+    }
+
+    /// `ip6tables restore` hangs, and is what it was once the fault is over.
+    pub fn hang(&self, program: &str) -> Result<Fault> {
+        self.set(program, "flock --shared $fault true")
+    }
+
+    /// It says so, and fails.
+    pub fn fail(&self, program: &str) -> Result<Fault> {
+        self.set(program, "echo 'it fails on purpose' >&2; exit 1")
+    }
+
+    /// It takes everything but what has `part` in it.
+    pub fn refuse(&self, program: &str, part: &str) -> Result<Fault> {
+        let script = format!(
+            "text=$(cat)\ncase $text in *{part}*) echo 'it refuses on purpose' >&2; exit 1;; esac\n\
+             exec 0<<END\n$text\nEND\n"
+        );
+        self.set(program, &script)
+    }
+
+    fn set(&self, program: &str, script: &str) -> Result<Fault> {
+        let (stem, verb) = program.split_once(' ').context("a stem and a verb")?;
+        let file = self.0.join(name(stem, verb) + ".fault");
+        // Nobody may read a part of it.
+        let draft = self.0.join("draft");
+        fs::write(&draft, script)?;
+        let held = File::open(&draft)?;
+        held.lock()?;
+        fs::rename(&draft, &file)?;
+        Ok(Fault {
+            script: file,
+            _held: held,
+        })
+    }
+}
+
+impl Drop for Fault {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.script);
+    }
+}
+
+fn name(stem: &str, verb: &str) -> String {
+    format!("{stem}-{}-{verb}", lab::iptables_backend())
+}

@@ -1,0 +1,28 @@
+//! What goes wrong around the daemon holds up only what needs it, is told truly, and is made right by itself. What each takes is
+//! measured, and printed.
+
+mod waits;
+
+use std::time::Duration;
+
+use scenarios::{Story, tell};
+
+macro_rules! stories {
+    ($($module:ident: $($name:ident $(if $possible:expr)?),+;)+) => {
+        &[$($(Story {
+            name: concat!(stringify!($module), "::", stringify!($name)),
+            tell: $module::$name,
+            is_possible: || true $(&& $possible)?,
+        }),+),+]
+    };
+}
+
+/// The lab's own limit; each story has a shorter one.
+const LIMIT: Duration = Duration::from_mins(6);
+
+fn main() {
+    let stories: &[Story] = stories! {
+        waits: a_held_xtables_lock_and_a_hanging_ip6tables_delay_no_ipv4_endpoint, rules_that_cannot_be_read_hold_up_no_endpoint;
+    };
+    tell(stories, LIMIT)
+}
