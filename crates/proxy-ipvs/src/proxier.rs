@@ -496,6 +496,8 @@ impl<K: Kernel> Proxier<K> {
 
     fn observe_servers(&mut self, found: BTreeMap<VirtualServerKey, VirtualServer>, now: Instant) {
         let was_known = self.knows(Part::Servers);
+        // What is taken away before the first glance is missed by it.
+        self.count = u32::try_from(found.len()).ok();
         let (ours, others): (BTreeMap<_, _>, BTreeMap<_, _>) =
             found.into_iter().partition(|(key, _)| self.is_ours(key));
         let believed: Vec<_> = if was_known {
@@ -522,7 +524,6 @@ impl<K: Kernel> Proxier<K> {
         }
         // The check compares with what was believed before.
         self.abort_check();
-        self.count = None;
     }
 
     fn observe_sets(&mut self, found: FoundSets, now: Instant) {

@@ -295,29 +295,37 @@ fn only_an_address_that_is_new_or_gone_is_worth_a_look() {
 
 // ---- what it does not tell ----
 
+/// With one Service, and glances each two seconds.
+fn glancing(family: IpFamily) -> (World, &'static str) {
+    let (address, node) = match family {
+        IpFamily::V4 => ("10.96.0.10", "192.168.99.10"),
+        IpFamily::V6 => ("fd00:96::10", "fd00:99::10"),
+    };
+    let config = Config {
+        glance_period: Some(Duration::from_secs(2)),
+        ..Config::default()
+    };
+    let mut world = World::with(config, FakeKernel::new(family, &[ip(node)]));
+    world.service(service("default/web", address, 80));
+    let mut world = world.listed();
+    world.sync();
+    (world, address)
+}
+
+/// What so many seconds cost, and what was written in them.
+fn glances(world: &mut World, seconds: u64) -> (Work, Vec<Op>) {
+    world.work();
+    for _ in 0..seconds {
+        world.wait(Duration::from_secs(1));
+        world.settle();
+    }
+    world.work()
+}
+
 #[test]
 fn virtual_servers_that_were_all_taken_away_are_noticed_at_a_glance() {
     for family in IpFamily::ALL {
-        let (address, node) = match family {
-            IpFamily::V4 => ("10.96.0.10", "192.168.99.10"),
-            IpFamily::V6 => ("fd00:96::10", "fd00:99::10"),
-        };
-        let config = Config {
-            glance_period: Some(Duration::from_secs(2)),
-            ..Config::default()
-        };
-        let mut world = World::with(config, FakeKernel::new(family, &[ip(node)]));
-        world.service(service("default/web", address, 80));
-        let mut world = world.listed();
-        world.sync();
-        let glances = |world: &mut World, seconds: u64| {
-            world.work();
-            for _ in 0..seconds {
-                world.wait(Duration::from_secs(1));
-                world.settle();
-            }
-            world.work()
-        };
+        let (mut world, address) = glancing(family);
         let (work, _) = glances(&mut world, 20);
         assert_eq!((work.glances, work.dumps), (10, 0), "{family}");
         // What this proxy adds and removes itself is as believed.
@@ -328,5 +336,15 @@ fn virtual_servers_that_were_all_taken_away_are_noticed_at_a_glance() {
         let (work, ops) = glances(&mut world, 3);
         assert_eq!((work.dumps, ops.len()), (1, 2), "{family}: {ops:?}");
         assert_eq!(glances(&mut world, 10).0.dumps, 0, "{family}");
+    }
+}
+
+#[test]
+fn virtual_servers_taken_away_before_the_first_glance_are_missed_by_it() {
+    for family in IpFamily::ALL {
+        let (mut world, _) = glancing(family);
+        world.kernel.state().snapshot.servers.clear();
+        let (work, ops) = glances(&mut world, 3);
+        assert_eq!((work.dumps, ops.len()), (1, 1), "{family}: {ops:?}");
     }
 }
