@@ -256,8 +256,13 @@ impl State {
             Op::CreateLink => self.snapshot.has_link = true,
             Op::CreateSet(set, size) => {
                 self.snapshot.sets.entry(*set).or_default();
-                let holds = self.snapshot.set_sizes.entry(*set).or_insert(*size);
-                *holds = (*holds).max(*size);
+                let room = match set.kind() {
+                    // A bitmap has room for every port.
+                    SetKind::Port => u32::MAX,
+                    _ => *size,
+                };
+                let holds = self.snapshot.set_sizes.entry(*set).or_insert(room);
+                *holds = (*holds).max(room);
             }
             Op::AddMember(set, member) => {
                 if !fits(*set, member, self.family) {

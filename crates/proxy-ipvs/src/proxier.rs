@@ -536,9 +536,14 @@ impl<K: Kernel> Proxier<K> {
             unjudged.evidence.sets = evidence.map(|(set, of)| (*set, of.clone())).collect();
         }
         let FoundSets { mut members, sizes } = found;
+        let believed = self.tables.sets.iter_actual();
+        let believed: BTreeMap<Set, u32> = believed.map(|(set, size)| (*set, *size)).collect();
         let changed = self.tables.sets.observe(sizes);
         if was_known {
-            for set in changed {
+            // One may be larger than it was made: a set of ports has room for all.
+            let is_less = |set: &Set| self.tables.sets.actual(set) < believed.get(set);
+            let lessened: Vec<Set> = changed.into_iter().filter(is_less).collect();
+            for set in lessened {
                 let family = self.node.family;
                 self.note("set", now, || set.name(family));
             }

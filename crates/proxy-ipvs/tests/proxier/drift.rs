@@ -348,3 +348,13 @@ fn virtual_servers_taken_away_before_the_first_glance_are_missed_by_it() {
         assert_eq!((work.dumps, ops.len()), (1, 1), "{family}: {ops:?}");
     }
 }
+
+#[test]
+fn sets_that_are_read_again_as_they_were_made_are_no_drift() {
+    let mut world = web();
+    world.kernel.state().snapshot.rules = Some(Rules::default());
+    world.wait(Duration::from_mins(1));
+    world.check();
+    // Whoever flushes the rules may have gone on to the sets, so these are read, too.
+    assert_eq!(told(&world.settle().drift), [("rule", 40)]);
+}
