@@ -602,7 +602,8 @@ impl<K: Kernel> Proxier<K> {
             let there = self.tables.rules.actual(&()).cloned().unwrap_or_default();
             let differences = before.unwrap_or_default().differences(&there);
             for line in differences {
-                self.note("rule", now, || line);
+                let is_chain = line.contains(": -N ");
+                self.note(if is_chain { "chain" } else { "rule" }, now, || line);
             }
             // Whoever flushes the rules may have gone on to the sets.
             self.part_mut(Part::Sets).look.ask(now);
