@@ -29,6 +29,10 @@ fn main() {
             flows_from_before_the_service_are_served,
         ),
         story(
+            "flows_that_never_pause_live_again_after_a_repair",
+            flows_that_never_pause_live_again_after_a_repair,
+        ),
+        story(
             "a_restart_deletes_what_is_stale_and_nothing_else",
             a_restart_deletes_what_is_stale_and_nothing_else,
         ),
@@ -276,6 +280,43 @@ fn flows_from_before_the_service_are_served(c: &mut Cluster) -> Outcome {
     let took = until_all_ask(&mut clients, "far", MOVED_WITHIN)?;
     println!("    {} clients served within {took:.0?}", clients.len());
     assert!(c.said().contains("stale UDP flows deleted"));
+    Ok(())
+}
+
+/// Somebody takes virtual servers away. What a client sends meanwhile goes astray, and connection tracking would let it go on doing
+/// so for as long as it sends.
+fn flows_that_never_pause_live_again_after_a_repair(c: &mut Cluster) -> Outcome {
+    const OUTAGE: Duration = Duration::from_secs(5);
+    // With the default periods.
+    let service = Service::new("dns", "10.96.0.10 fd96::10")
+        .port(udp(53, 8080))
+        .endpoints(NEAR);
+    c.apply(&service)?;
+    c.start(&[])?;
+    c.until_served(&service)?;
+    let mut clients = Vec::new();
+    for (from, to) in [
+        (&c.client, "10.96.0.10:53"),
+        (&c.client, "[fd96::10]:53"),
+        (&c.outside, "10.96.0.10:53"),
+    ] {
+        clients.push(Client::new(from, to)?);
+    }
+    until_all_ask(&mut clients, "near", scenarios::SOON)?;
+    for damage in [
+        "ipvsadm -C",
+        "ipvsadm -D -u 10.96.0.10:53; ipvsadm -D -u [fd96::10]:53",
+    ] {
+        c.sh(damage)?;
+        let began = Instant::now();
+        ask_in_vain(&mut clients)?;
+        let asked = until_all_ask(&mut clients, "near", 7 * OUTAGE);
+        let outage = began.elapsed();
+        let is_repaired = c.servers()?.len() == 2;
+        println!("    {damage}: flows without an answer for {outage:.1?}; repaired: {is_repaired}");
+        asked?;
+        ensure!(outage < OUTAGE, "{outage:?}");
+    }
     Ok(())
 }
 
