@@ -103,7 +103,8 @@ pub(crate) fn state(place: &Place) -> Result<String> {
     let rules = rules.lines().filter(|line| !line.contains(" #"));
     // `:INPUT ACCEPT [7:420]` counts packets.
     let rules = rules.map(|line| line.split(" [").next().unwrap_or(line).to_owned());
-    let rest = part("ipvsadm -Sn; ipset save")?;
+    // The seed of a set's hash is another one each time that it is made.
+    let rest = part("ipvsadm -Sn; ipset save | sed 's/ initval 0x[0-9a-f]*//'")?;
     let mut lines: Vec<String> = rest
         .lines()
         .map(str::to_owned)

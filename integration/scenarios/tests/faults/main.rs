@@ -1,6 +1,7 @@
 //! What goes wrong around the daemon holds up only what needs it, is told truly, and is made right by itself. What each takes is
 //! measured, and printed.
 
+mod repairs;
 mod waits;
 
 use std::time::Duration;
@@ -23,6 +24,7 @@ const LIMIT: Duration = Duration::from_mins(6);
 fn main() {
     let stories: &[Story] = stories! {
         waits: a_held_xtables_lock_and_a_hanging_ip6tables_delay_no_ipv4_endpoint, rules_that_cannot_be_read_hold_up_no_endpoint;
+        repairs: each_takes_seconds_where_the_period_is_half_a_minute, each_is_told_once_with_a_count;
     };
     tell(stories, LIMIT)
 }
