@@ -99,7 +99,12 @@ impl StaleFlows {
 
     /// Has the flows compared if UDP Services of which all is in the kernel now have changed or had to be repaired, or if that
     /// failed before.
-    pub(crate) fn compare(&mut self, model: &Model, report: &Report, node_ports: &NodePorts) {
+    pub(crate) fn compare(
+        &mut self,
+        model: &Model,
+        report: &Report,
+        node_ports: Option<&NodePorts>,
+    ) {
         let settled = report.settled.iter();
         let updates: Vec<Update> = settled
             .filter_map(|service| self.waiting.remove_entry(service))
@@ -115,7 +120,7 @@ impl StaleFlows {
             // Not even a thread is woken for a change that is none of its.
             return;
         }
-        let node_ports = node_ports.clone();
+        let node_ports = node_ports.cloned().unwrap_or_default();
         // While an object could not be read, who answers may be an endpoint that is not known.
         let may_delete = model.is_whole();
         self.queued.fetch_add(1, Ordering::Relaxed);
@@ -153,7 +158,8 @@ impl Cleaner {
     }
 
     fn clean(&mut self, node_ports: &NodePorts) {
-        if !self.is_due.load(Ordering::Acquire) {
+        // What comes to be due while flows are compared has them compared again.
+        if !self.is_due.swap(false, Ordering::AcqRel) {
             return;
         }
         let family = self.family;
@@ -162,7 +168,6 @@ impl Cleaner {
             Ok((compared, deleted)) => {
                 self.metrics
                     .flows_compared(family, began.elapsed(), deleted);
-                self.is_due.store(false, Ordering::Release);
                 if self.failure.take().is_some() {
                     info!(%family, "stale UDP flows can be deleted again");
                 }
@@ -173,6 +178,7 @@ impl Cleaner {
                 }
             }
             Err(failure) => {
+                self.is_due.store(true, Ordering::Release);
                 let text = format!("{failure:#}");
                 if self.failure.as_ref() != Some(&text) {
                     error!(

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant, SystemTime};
 
-use proxy::{Changes, IpFamily, Mode, Model, NamespacedName, Report, Standing, Trigger};
+use proxy::{Changes, IpFamily, Mode, Model, NamespacedName, NodePorts, Report, Standing, Trigger};
 
 use crate::conntrack::StaleFlows;
 use crate::events::Recorder;
@@ -46,6 +46,8 @@ pub(crate) struct Family {
     health_checks: HealthChecks,
     stale_flows: StaleFlows,
     no_local_endpoints: NoLocalEndpoints,
+    /// Where NodePorts are served, as far as is known.
+    node_ports: Option<NodePorts>,
     metrics: Metrics,
 }
 
@@ -107,6 +109,7 @@ impl Family {
             health_checks: HealthChecks::new(family, options, Arc::clone(health), recorder.clone()),
             stale_flows: StaleFlows::new(family, metrics.clone())?,
             no_local_endpoints: NoLocalEndpoints::new(family, &options.node_name),
+            node_ports: None,
             metrics: metrics.clone(),
             mode,
         })
@@ -123,10 +126,10 @@ impl Family {
 
     /// Whether it can take over changes at once.
     pub(crate) fn is_ready(&self) -> bool {
-        self.successor.is_none() && self.mode.is_ready()
+        self.mode.is_ready()
     }
 
-    /// Another mode takes over, once this one works on nothing: until then it begins nothing any more.
+    /// Another mode takes over, once this one works on nothing: until then it begins only what those who are served wait for.
     pub(crate) fn renew(&mut self, mode: Box<dyn Mode>) {
         self.successor = Some(mode);
     }
@@ -137,14 +140,22 @@ impl Family {
     }
 
     /// Adds what is to be taken over.
-    pub(crate) fn add(&mut self, changes: Changes) {
+    pub(crate) fn add(&mut self, mut changes: Changes) {
+        let family = self.family();
+        let room = MAX_TRIGGERS.saturating_sub(self.changes.triggers.len());
+        changes
+            .triggers
+            .retain(|trigger| trigger.family == family && self.metrics.measures(trigger.at));
+        changes.triggers.truncate(room);
         self.changes.extend(changes);
     }
 
     /// Has the kernel compared with what is believed to be there.
     pub(crate) fn check(&mut self, now: Instant) {
         self.is_asked = true;
-        self.mode.check(now);
+        if self.successor.is_none() {
+            self.mode.check(now);
+        }
     }
 
     /// Takes in what the kernel has told.
@@ -167,11 +178,7 @@ impl Family {
         self.stale_flows.note(model, &changes);
         self.no_local_endpoints.note(model, &changes);
         self.no_local_endpoints.tell(&self.metrics);
-        let family = self.family();
-        let triggers = changes.triggers.into_iter();
-        let measured = triggers
-            .filter(|trigger| trigger.family == family && self.metrics.measures(trigger.at));
-        self.triggers.extend(measured);
+        self.triggers.extend(changes.triggers.into_iter());
     }
 
     /// Starts all that is due.
@@ -180,7 +187,7 @@ impl Family {
             self.succeed(model, now);
         }
         if self.successor.is_some() {
-            return;
+            return self.mode.go_on_serving(now);
         }
         self.mode.proceed(model, now);
         if self.round.is_none() && !self.mode.standing().is_settled {
@@ -243,9 +250,14 @@ impl Family {
             .collect();
         self.metrics.programmed(family, triggers.into_iter());
         let node_ports = self.mode.node_ports();
-        self.stale_flows.compare(model, report, node_ports);
+        if node_ports.is_some() && node_ports != self.node_ports.as_ref() {
+            self.node_ports = node_ports.cloned();
+        }
+        self.stale_flows
+            .compare(model, report, self.node_ports.as_ref());
+        let addresses = self.node_ports.as_ref().map(|at| at.addresses.as_slice());
         self.health_checks
-            .update(model, &report.settled, &node_ports.addresses)
+            .update(model, &report.settled, addresses)
             .await;
     }
 
@@ -257,9 +269,13 @@ impl Family {
         if is_served && !mem::replace(&mut self.is_served, is_served) {
             self.reporter.served(&standing, now);
         }
-        if standing.is_settled
-            && let Some(round) = self.round.take()
-        {
+        // Where changes come without end, something always goes on. What was asked before it began is there all the same.
+        let is_over = |round: &mut Round| {
+            let since = standing.pending_since;
+            standing.is_settled
+                || (round.has_written && since.is_none_or(|since| since > round.began))
+        };
+        if let Some(round) = self.round.take_if(is_over) {
             self.end(&round, &standing, now);
         }
     }

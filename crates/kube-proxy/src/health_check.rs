@@ -106,15 +106,15 @@ impl HealthChecks {
     }
 
     /// Brings the servers of Services of which all is in the kernel to what the model says, and all servers to where they are to
-    /// listen. `node_ports` are the addresses that serve NodePorts.
+    /// listen. `node_ports` are the addresses that serve NodePorts; `None`: that is not known yet.
     pub(crate) async fn update(
         &mut self,
         model: &Model,
         settled: &[NamespacedName],
-        node_ports: &[IpAddr],
+        node_ports: Option<&[IpAddr]>,
     ) {
         let addresses = if self.is_selective {
-            node_ports.iter().copied().collect()
+            node_ports.unwrap_or_default().iter().copied().collect()
         } else {
             BTreeSet::from([wildcard(self.family)])
         };

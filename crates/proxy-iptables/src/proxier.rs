@@ -1008,6 +1008,10 @@ impl<K: Kernel> Mode for Proxier<K> {
         self.start_rules(now);
     }
 
+    fn go_on_serving(&mut self, _: Instant) {
+        // One lane writes all rules: where it is free, nothing else goes on for long.
+    }
+
     fn poll_finished(&mut self, context: &mut Context<'_>) -> Poll<()> {
         // Both, so that each wakes.
         let rules = self.lanes.rules.poll(context);
@@ -1096,8 +1100,8 @@ impl<K: Kernel> Mode for Proxier<K> {
         }
     }
 
-    fn node_ports(&self) -> &NodePorts {
-        &self.node_ports
+    fn node_ports(&self) -> Option<&NodePorts> {
+        self.addresses_look.is_known().then_some(&self.node_ports)
     }
 }
 

@@ -36,6 +36,24 @@ pub(crate) struct Dump {
     pub(crate) addresses: Result<FoundAddresses, KernelError>,
 }
 
+/// What is to be compared of it: what could be read, and of which it is known what was there before.
+pub(crate) struct Known {
+    servers: Option<BTreeMap<VirtualServerKey, VirtualServer>>,
+    sets: Option<FoundSets>,
+    addresses: Option<FoundAddresses>,
+}
+
+impl Dump {
+    /// Leaves out what is not known.
+    pub(crate) fn into_known(self, knows: impl Fn(Part) -> bool) -> Known {
+        Known {
+            servers: self.servers.ok().filter(|_| knows(Part::Servers)),
+            sets: self.sets.ok().filter(|_| knows(Part::Sets)),
+            addresses: self.addresses.ok().filter(|_| knows(Part::Addresses)),
+        }
+    }
+}
+
 /// A check under way.
 pub(crate) enum Check {
     /// The dump is being made.
@@ -71,7 +89,9 @@ pub(crate) struct Touched {
 #[derive(Debug, Default)]
 pub(crate) struct Found {
     /// Virtual servers of ours that are otherwise, and how.
-    pub(crate) servers: Vec<(VirtualServerKey, Option<VirtualServer>)>,
+    pub(crate) servers: Vec<(VirtualServerKey, VirtualServer)>,
+    /// Whether the dump lacks virtual servers that were believed to be there.
+    pub(crate) has_lost_servers: bool,
     /// Members that are there and should not be, or the other way round.
     pub(crate) members: Vec<(Set, Member, bool)>,
     /// Whether addresses on the link are others.
@@ -133,7 +153,7 @@ impl Comparing {
     /// Begins to compare a dump; the parts that have to be read again by the lane that writes them. Virtual servers in `excluded` are
     /// others'.
     pub(crate) fn new(
-        dump: Dump,
+        dump: Known,
         touched: Touched,
         tables: &Tables,
         interface_addresses: &BTreeSet<IpAddr>,
@@ -141,7 +161,7 @@ impl Comparing {
     ) -> (Self, Vec<Part>) {
         let mut doubted = Vec::new();
         let adopted = adopted(&dump, tables, excluded);
-        if let Ok(found) = &dump.addresses
+        if let Some(found) = &dump.addresses
             && !touched.link
             && (found.has_link != tables.link.actual(&()).is_some()
                 || found.interface_addresses != *interface_addresses
@@ -153,7 +173,12 @@ impl Comparing {
         let is_large_enough = |sets: &FoundSets| {
             Set::all().all(|set| sets.sizes.get(&set) >= tables.sets.actual(&set))
         };
-        if dump.sets.as_ref().is_ok_and(|sets| !is_large_enough(sets)) && !touched.sets {
+        if dump
+            .sets
+            .as_ref()
+            .is_some_and(|sets| !is_large_enough(sets))
+            && !touched.sets
+        {
             doubted.push(Part::Sets);
         }
         let believed_servers = tables.servers.iter_actual().map(|(key, _)| *key);
@@ -162,10 +187,10 @@ impl Comparing {
             there.map(move |(member, ())| (set, *member))
         });
         // A set that is to be read again takes its members along.
-        let has_sets = dump.sets.is_ok() && !doubted.contains(&Part::Sets);
-        let has_addresses = dump.addresses.is_ok() && !doubted.contains(&Part::Addresses);
+        let has_sets = dump.sets.is_some() && !doubted.contains(&Part::Sets);
+        let has_addresses = dump.addresses.is_some() && !doubted.contains(&Part::Addresses);
         let comparing = Self {
-            believed_servers: if dump.servers.is_ok() {
+            believed_servers: if dump.servers.is_some() {
                 believed_servers.collect()
             } else {
                 Vec::new()
@@ -182,12 +207,12 @@ impl Comparing {
                 Vec::new()
             },
             addresses: match dump.addresses {
-                Ok(found) if has_addresses => found.bound,
+                Some(found) if has_addresses => found.bound,
                 _ => BTreeSet::new(),
             },
             servers: dump.servers.unwrap_or_default(),
             members: match dump.sets {
-                Ok(sets) if has_sets => sets.members,
+                Some(sets) if has_sets => sets.members,
                 _ => BTreeMap::new(),
             },
             adopted,
@@ -212,7 +237,15 @@ impl Comparing {
                 room = room.saturating_sub(destinations / 16);
                 let is_ours = || is_ours(&key) || self.adopted.contains(&key);
                 if actual != there.as_ref() && !self.touched.servers.contains(&key) && is_ours() {
-                    found.servers.push((key, there));
+                    match there {
+                        Some(there) => found.servers.push((key, there)),
+                        None => {
+                            // They are read again, all of them.
+                            found.has_lost_servers = true;
+                            self.believed_servers.clear();
+                            self.servers.clear();
+                        }
+                    }
                 }
             } else if let Some((set, member, is_there)) = self.next_member() {
                 let is_believed = tables.members(set).actual(&member).is_some();
@@ -265,8 +298,8 @@ impl Comparing {
 }
 
 /// The virtual servers that are neither wanted nor believed to be there, and that are ours by all that says so.
-fn adopted(dump: &Dump, tables: &Tables, excluded: &[IpNet]) -> BTreeSet<VirtualServerKey> {
-    let (Ok(servers), Ok(sets), Ok(addresses)) = (&dump.servers, &dump.sets, &dump.addresses)
+fn adopted(dump: &Known, tables: &Tables, excluded: &[IpNet]) -> BTreeSet<VirtualServerKey> {
+    let (Some(servers), Some(sets), Some(addresses)) = (&dump.servers, &dump.sets, &dump.addresses)
     else {
         return BTreeSet::new();
     };

@@ -55,6 +55,8 @@ pub struct State {
     pub is_kernel_ill: bool,
     /// Lose the acknowledgements of the next plan, which is carried out all the same.
     pub lose_acknowledgements: bool,
+    /// A virtual server that the next dump leaves out, as one that another one's end makes the kernel pass over.
+    pub passed_over: Option<VirtualServerKey>,
     /// Parts that refuse to be read, with the reason.
     pub unreadable: BTreeMap<&'static str, String>,
     /// Every write that was carried out, in order.
@@ -83,6 +85,7 @@ impl FakeKernel {
             refusals: BTreeMap::new(),
             is_kernel_ill: false,
             lose_acknowledgements: false,
+            passed_over: None,
             unreadable: BTreeMap::new(),
             done: Vec::new(),
             work: Work::default(),
@@ -120,7 +123,11 @@ impl Kernel for FakeKernel {
     fn read_servers(&mut self) -> Result<BTreeMap<VirtualServerKey, VirtualServer>, KernelError> {
         let mut state = self.readable(Part::Servers)?;
         state.work.dumps += 1;
-        Ok(state.snapshot.servers.clone())
+        let mut servers = state.snapshot.servers.clone();
+        if let Some(key) = state.passed_over.take() {
+            servers.remove(&key);
+        }
+        Ok(servers)
     }
 
     fn read_sets(&mut self) -> Result<FoundSets, KernelError> {

@@ -205,6 +205,9 @@ impl Evidence<'_> {
     }
 }
 
+/// What [`Kernel::connections`] reads, as [`KernelError`] names it.
+pub(crate) const CONNECTIONS: &str = "the connections of virtual servers";
+
 /// The kernel could not be read. Says what was being read, why it failed, and the next step.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("cannot read {what}: {reason}")]

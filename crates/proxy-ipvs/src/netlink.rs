@@ -31,7 +31,9 @@ use proxy::{IpFamily, Target};
 
 use crate::cleanup::{Leftovers, Place};
 use crate::config::VipMode;
-use crate::kernel::{FoundAddresses, FoundRules, FoundSets, Glance, Kernel, KernelError, Part};
+use crate::kernel::{
+    CONNECTIONS, FoundAddresses, FoundRules, FoundSets, Glance, Kernel, KernelError, Part,
+};
 use crate::plan::{Op, Outcome, Plan};
 use crate::rules::Rules;
 use crate::server::{VirtualServer, VirtualServerKey};
@@ -426,7 +428,7 @@ impl Kernel for NetlinkKernel {
         keys: &[VirtualServerKey],
     ) -> Result<BTreeMap<VirtualServerKey, BTreeMap<Target, u32>>, KernelError> {
         let read = self.servers().and_then(|servers| servers.connections(keys));
-        read.map_err(|error| unreadable("the connections of virtual servers", &error))
+        read.map_err(|error| unreadable(CONNECTIONS, &error))
     }
 }
 

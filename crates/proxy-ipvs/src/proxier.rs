@@ -31,7 +31,7 @@ use crate::config::{Config, VipMode};
 use crate::drain::Drains;
 use crate::drift::{self, Check, Comparing, Dump, Touched};
 use crate::kernel::{
-    FoundAddresses, FoundRules, FoundSets, Glance, Kernel, KernelError, Part, Snapshot,
+    CONNECTIONS, FoundAddresses, FoundRules, FoundSets, Glance, Kernel, KernelError, Part, Snapshot,
 };
 use crate::plan::{Op, Outcome, Plan};
 use crate::planner::{self, Budget, HEAD_START, Situation, Turn};
@@ -107,7 +107,8 @@ impl<K: Kernel> Lanes<K> {
 /// What a kernel thread has done.
 pub(crate) enum Done {
     Wrote {
-        plan: Plan,
+        lane: LaneOf,
+        plan: Arc<Plan>,
         outcomes: Vec<Outcome>,
         /// How long the writes have taken.
         took: Duration,
@@ -174,6 +175,8 @@ pub struct Proxier<K: Kernel> {
     parts: [Knowledge; Part::ALL.len()],
     /// Whether the model has told what is wanted: before that, nothing is written, and nothing taken away.
     has_claims: bool,
+    /// What lanes are writing.
+    in_flight: Vec<(LaneOf, Arc<Plan>)>,
     /// What the lane of virtual servers and sets has done last, while there is more.
     last_turn: Option<Turn>,
     /// The virtual server at which its last plan ended, if that was long enough.
@@ -183,8 +186,8 @@ pub struct Proxier<K: Kernel> {
     unjudged: Option<Unjudged>,
     /// Virtual servers that may have been made, or not.
     uncertain: HashSet<VirtualServerKey>,
-    /// Addresses that this proxy has taken off the link, and since when: the kernel tells of these, too.
-    taken_off: HashMap<IpAddr, Instant>,
+    /// Addresses that this proxy has taken off the link: the kernel tells of these, too.
+    taken_off: HashMap<IpAddr, TakenOff>,
     /// What the wanted rules were last made from: the sets that they match, and the number of what is forbidden to the node.
     shim: Option<(BTreeSet<Set>, u64)>,
     /// Sets that the rules are to match and do not match yet.
@@ -226,6 +229,12 @@ struct News {
     conflicts_version: u64,
 }
 
+/// An address that this proxy has taken off the link, and of which the kernel has not told yet.
+struct TakenOff {
+    at: Instant,
+    is_bound_again: bool,
+}
+
 /// What was found before anything was written.
 #[derive(Default)]
 struct Unjudged {
@@ -254,6 +263,7 @@ impl<K: Kernel> Proxier<K> {
             lanes,
             tables,
             has_claims: false,
+            in_flight: Vec::new(),
             last_turn: None,
             last_server: None,
             budget: Budget::default(),
@@ -457,6 +467,12 @@ impl<K: Kernel> Proxier<K> {
     /// Whether new virtual servers may have to wait for the rules: not where another mode's rules serve until all is made.
     fn are_rules_awaited(&self) -> bool {
         self.tables.rules.pending_len() > 0 && !planner::is_served_by_another_mode(&self.tables)
+    }
+
+    /// Whether another mode's rules go on serving because not all that they serve is known: an object cannot be read. That takes
+    /// somebody who mends it, and no restart.
+    fn leaves_rules(&self) -> bool {
+        !self.claims.may_delete && planner::is_served_by_another_mode(&self.tables)
     }
 
     // ---- observe: what is there ----
@@ -738,12 +754,21 @@ impl<K: Kernel> Proxier<K> {
         self.news.disturb(services);
     }
 
-    /// An address is no longer on the link, as the kernel tells.
-    fn lose(&mut self, address: IpAddr, now: Instant) {
-        let is_own_doing = self.taken_off.remove(&address).is_some();
-        let is_missed = self.tables.addresses.actual(&address).is_some();
-        if is_own_doing || !is_missed || self.config.vip_mode == VipMode::Route {
-            return;
+    /// An address is no longer on the link, as the kernel tells. True if all of them have to be read: it does not say whether this one
+    /// is there.
+    fn lose(&mut self, address: IpAddr, now: Instant) -> bool {
+        if let Some(taken_off) = self.taken_off.remove(&address) {
+            // Our own doing, unless it is there again: then it may have come late, or be somebody else's.
+            return taken_off.is_bound_again;
+        }
+        if self.config.vip_mode == VipMode::Route {
+            // Another one keeps the routes.
+            return true;
+        }
+        let is_binding = !self.lanes.addresses.is_free();
+        if self.tables.addresses.actual(&address).is_none() {
+            // It may have been bound just now, which is not booked yet.
+            return is_binding;
         }
         self.tables.begin(now);
         self.note_address(address, now);
@@ -751,6 +776,7 @@ impl<K: Kernel> Proxier<K> {
         if let Some(check) = &mut self.check {
             check.note_address(address);
         }
+        is_binding
     }
 
     /// Begins a check, unless one is under way.
@@ -760,7 +786,10 @@ impl<K: Kernel> Proxier<K> {
             return;
         }
         self.wants_check = false;
-        self.check = Some(Check::Reading(Touched::default()));
+        let mut touched = Touched::default();
+        let in_flight = self.in_flight.iter().flat_map(|(_, plan)| &plan.ops);
+        in_flight.for_each(|op| touched.note(op));
+        self.check = Some(Check::Reading(touched));
         self.lanes.reader.start(|kernel| {
             Done::Dumped(Box::new(Dump {
                 servers: kernel.read_servers(),
@@ -770,9 +799,9 @@ impl<K: Kernel> Proxier<K> {
         });
     }
 
-    /// What is being compared is no longer what is believed.
+    /// What is being compared is no longer what is believed: another check is to follow.
     fn abort_check(&mut self) {
-        self.check = None;
+        self.wants_check |= self.check.take().is_some();
     }
 
     /// Takes a dump to be compared.
@@ -794,7 +823,7 @@ impl<K: Kernel> Proxier<K> {
             return;
         };
         let (comparing, doubted) = Comparing::new(
-            dump,
+            dump.into_known(|part| self.knows(part)),
             touched,
             &self.tables,
             &self.node.interface_addresses,
@@ -815,10 +844,15 @@ impl<K: Kernel> Proxier<K> {
             return;
         };
         let found = comparing.piece(&self.tables, |key| self.is_ours(key));
+        if found.has_lost_servers {
+            // The kernel tells them by their number, and passes one over where another is removed meanwhile. The lane that writes them reads
+            // them while none is.
+            self.part_mut(Part::Servers).look.ask(now);
+        }
         for (key, there) in found.servers {
             let believed = self.tables.servers.actual(&key).cloned();
-            self.note_server(&key, believed.as_ref(), there.as_ref(), now);
-            self.tables.servers.set_actual(&key, there);
+            self.note_server(&key, believed.as_ref(), Some(&there), now);
+            self.tables.servers.set_actual(&key, Some(there));
             self.claims.settle_leftovers(key, &mut self.tables);
         }
         for (set, member, is_there) in found.members {
@@ -971,22 +1005,40 @@ impl<K: Kernel> Proxier<K> {
             return;
         }
         self.taken_off
-            .retain(|_, at| now.saturating_duration_since(*at) < TOLD_WITHIN);
-        let off = plan.ops.iter().filter_map(|op| match op {
-            Op::UnbindAddress(address) | Op::UnbindOtherwise(address) => Some((*address, now)),
-            _ => None,
-        });
-        self.taken_off.extend(off);
+            .retain(|_, off| now.saturating_duration_since(off.at) < TOLD_WITHIN);
+        for op in &plan.ops {
+            match op {
+                Op::UnbindAddress(address) | Op::UnbindOtherwise(address) => {
+                    let off = TakenOff {
+                        at: now,
+                        is_bound_again: false,
+                    };
+                    self.taken_off.insert(*address, off);
+                }
+                Op::BindAddress(address) => {
+                    if let Some(off) = self.taken_off.get_mut(address) {
+                        off.is_bound_again = true;
+                    }
+                }
+                _ => {}
+            }
+        }
         self.write(lane, plan, Vec::new());
     }
 
     fn write(&mut self, lane: LaneOf, plan: Plan, asked: Vec<VirtualServerKey>) {
+        let plan = Arc::new(plan);
+        if let Some(check) = &mut self.check {
+            plan.ops.iter().for_each(|op| check.note(op));
+        }
+        self.in_flight.push((lane, Arc::clone(&plan)));
         self.lane(lane).start(move |kernel| {
             let began = Instant::now();
             let outcomes = kernel.apply(&plan);
             let took = began.elapsed();
             let looked = (!asked.is_empty()).then(|| Looked::at(kernel, asked));
             Done::Wrote {
+                lane,
                 plan,
                 outcomes,
                 took,
@@ -1017,13 +1069,14 @@ impl<K: Kernel> Proxier<K> {
     fn take(&mut self, model: &Model, done: Done, now: Instant, report: &mut Report) {
         match done {
             Done::Wrote {
+                lane,
                 plan,
                 outcomes,
                 took,
                 looked,
             } => {
-                let mut parts = written_parts(&plan);
-                if parts.any(|part| matches!(part, Part::Servers | Part::Sets)) {
+                self.in_flight.retain(|(of, _)| *of != lane);
+                if lane == LaneOf::Services {
                     self.budget = self.budget.after(plan.ops.len(), took);
                 }
                 self.take_outcomes(&plan, outcomes, now, report);
@@ -1055,9 +1108,6 @@ impl<K: Kernel> Proxier<K> {
         now: Instant,
         report: &mut Report,
     ) {
-        if let Some(check) = &mut self.check {
-            plan.ops.iter().for_each(|op| check.note(op));
-        }
         self.follow_count(plan, &outcomes);
         let Booked {
             written,
@@ -1122,6 +1172,7 @@ impl<K: Kernel> Proxier<K> {
                 return;
             }
         };
+        report.readable.push(CONNECTIONS);
         for key in keys {
             let Some(of) = connections.get(&key) else {
                 self.part_mut(Part::Servers)
@@ -1218,7 +1269,7 @@ impl<K: Kernel> Proxier<K> {
 
 /// The lanes that write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum LaneOf {
+pub(crate) enum LaneOf {
     Services,
     Addresses,
     Rules,
@@ -1294,22 +1345,15 @@ impl<K: Kernel> Mode for Proxier<K> {
 
     fn notice(&mut self, notice: &Notice, now: Instant) {
         let is_own = |address: &IpAddr| IpFamily::of(*address) == self.node.family;
+        let carries = |address: &IpAddr| self.node.interface_addresses.contains(address);
+        // What a look has found that is under way may be older than this.
+        let is_looking = self.part(Part::Addresses).look.is_awaited();
         let reread = match notice {
             // Its lifetime was prolonged.
-            Notice::AddressAdded(address) if !self.node.interface_addresses.contains(address) => {
-                is_own(address)
-            }
-            Notice::AddressRemoved(address) if self.node.interface_addresses.contains(address) => {
-                is_own(address)
-            }
-            Notice::ServiceAddressRemoved(address) if is_own(address) => {
-                self.lose(*address, now);
-                // Where service addresses are routes, another one keeps them.
-                self.config.vip_mode == VipMode::Route
-            }
-            Notice::AddressAdded(_)
-            | Notice::AddressRemoved(_)
-            | Notice::ServiceAddressRemoved(_) => false,
+            Notice::AddressAdded(address) if !is_looking && carries(address) => false,
+            Notice::AddressRemoved(address) if !is_looking && !carries(address) => false,
+            Notice::AddressAdded(address) | Notice::AddressRemoved(address) => is_own(address),
+            Notice::ServiceAddressRemoved(address) => is_own(address) && self.lose(*address, now),
             Notice::ServiceLink | Notice::Anything => true,
         };
         if reread {
@@ -1350,6 +1394,11 @@ impl<K: Kernel> Mode for Proxier<K> {
         self.start_other(LaneOf::Addresses, now);
         self.start_services(now);
         self.start_other(LaneOf::Rules, now);
+    }
+
+    fn go_on_serving(&mut self, now: Instant) {
+        self.tables.begin(now);
+        self.start_services(now);
     }
 
     fn poll_finished(&mut self, context: &mut Context<'_>) -> Poll<()> {
@@ -1467,6 +1516,9 @@ impl<K: Kernel> Mode for Proxier<K> {
                 continue;
             };
             standing.pending_since = earlier(standing.pending_since, since);
+            if part == Part::Rules && self.leaves_rules() && knowledge.look.is_known() {
+                continue;
+            }
             let stuck = knowledge.written.map_or(since, |at| at.max(since));
             standing.stuck_since = earlier(standing.stuck_since, stuck);
         }
@@ -1478,7 +1530,7 @@ impl<K: Kernel> Mode for Proxier<K> {
         standing
     }
 
-    fn node_ports(&self) -> &NodePorts {
-        &self.serving
+    fn node_ports(&self) -> Option<&NodePorts> {
+        self.node.has_addresses.then_some(&self.serving)
     }
 }

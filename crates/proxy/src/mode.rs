@@ -37,6 +37,10 @@ pub trait Mode: Send {
     /// Starts all that is due on kernel threads that are free. Waits for nothing.
     fn proceed(&mut self, model: &Model, now: Instant);
 
+    /// Starts only what those who are served wait for, until no kernel thread works on anything else: another mode is to take the place of
+    /// this one then.
+    fn go_on_serving(&mut self, now: Instant);
+
     /// Ready when a kernel thread has finished something that is to be [booked](Self::book). Where none works on anything it is
     /// pending, and wakes nobody.
     fn poll_finished(&mut self, context: &mut Context<'_>) -> Poll<()>;
@@ -54,8 +58,8 @@ pub trait Mode: Send {
     /// How far it has come.
     fn standing(&self) -> Standing;
 
-    /// Where NodePorts are served.
-    fn node_ports(&self) -> &NodePorts;
+    /// Where NodePorts are served; `None` while the node's addresses are not known.
+    fn node_ports(&self) -> Option<&NodePorts>;
 }
 
 /// What the kernel has told of its own accord.

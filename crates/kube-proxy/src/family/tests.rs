@@ -26,6 +26,7 @@ struct State {
     finished: VecDeque<Report>,
     updates: Vec<Changes>,
     proceeds: usize,
+    served_on: usize,
     checks: usize,
 }
 
@@ -44,6 +45,7 @@ impl Scripted {
                 finished: VecDeque::new(),
                 updates: Vec::new(),
                 proceeds: 0,
+                served_on: 0,
                 checks: 0,
             }),
         });
@@ -106,12 +108,15 @@ impl Mode for Scripted {
     fn standing(&self) -> Standing {
         self.0.state().standing
     }
-    fn node_ports(&self) -> &NodePorts {
-        static NONE: NodePorts = NodePorts {
+    fn go_on_serving(&mut self, _: Instant) {
+        self.0.state().served_on += 1;
+    }
+    fn node_ports(&self) -> Option<&NodePorts> {
+        static LOCALHOST: NodePorts = NodePorts {
             addresses: Vec::new(),
-            on_localhost: false,
+            on_localhost: true,
         };
-        &NONE
+        (self.0.state().updates.len() > 1).then_some(&LOCALHOST)
     }
 }
 
@@ -390,16 +395,79 @@ async fn another_mode_takes_over_once_nothing_is_under_way() {
     world.family.renew(mode);
     world.told([service("dns", None)]);
     let proceeds = world.script.state().proceeds;
+    world.script.finish(Report::default());
     world.turn(0).await;
-    assert_eq!(script.updates(), 0);
-    assert_eq!(world.script.state().proceeds, proceeds, "it ends");
+    world.family.check(world.now);
+    // What changes meanwhile is taken over and written, and nothing else is begun.
+    assert_eq!((world.script.updates(), script.updates()), (2, 0));
+    let state = |script: &Script| {
+        let state = script.state();
+        (state.proceeds, state.served_on, state.checks)
+    };
+    assert_eq!(state(&world.script), (proceeds, 1, 0));
+    world.script.finish(Report::default());
     world.script.state().is_idle = true;
     world.turn(0).await;
-    assert_eq!((world.script.updates(), script.updates()), (1, 1));
+    assert_eq!((world.script.updates(), script.updates()), (2, 1));
+    // The node's addresses are not known anew, and have not changed for that.
+    assert!(world.family.mode.node_ports().is_none());
+    assert!(world.family.node_ports.is_some());
     let told = script.last_update();
     assert_eq!(told.services, [name("web"), name("dns")].into());
     assert!(told.node);
     assert_eq!(script.state().proceeds, 1);
+}
+
+#[tokio::test]
+async fn where_changes_come_without_end_what_is_written_is_told() {
+    let mut world = World::new();
+    world.told([service("web", None)]);
+    world.turn(0).await;
+    // Something is always under way; but all that was asked at first is there.
+    for _ in 0..5 {
+        let later = world.now;
+        world.script.finish(Report {
+            written: 1,
+            ..Report::default()
+        });
+        world.script.state().standing = Standing {
+            pending_since: Some(later + Duration::from_millis(1)),
+            is_settled: false,
+            ..Standing::default()
+        };
+        world.turn(12).await;
+    }
+    assert_eq!(world.syncs(), 2);
+    let age = SystemTime::now()
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap();
+    let age = age.as_millis() - u128::from(world.last_timestamp());
+    assert!(age < 14_000, "{age} ms");
+}
+
+#[test]
+fn what_waits_for_a_kernel_that_hangs_has_its_limit() {
+    let mut world = World::new();
+    for family in [IpFamily::V4, IpFamily::V6] {
+        let trigger = Trigger {
+            service: name("web"),
+            family,
+            at: SystemTime::now(),
+        };
+        world.family.add(Changes {
+            triggers: vec![trigger; MAX_TRIGGERS],
+            ..Changes::default()
+        });
+    }
+    assert_eq!(world.family.changes.triggers.len(), MAX_TRIGGERS);
+    assert!(
+        world
+            .family
+            .changes
+            .triggers
+            .iter()
+            .all(|trigger| trigger.family == IpFamily::V4)
+    );
 }
 
 #[test]

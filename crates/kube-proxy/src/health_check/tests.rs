@@ -102,7 +102,9 @@ impl World {
     async fn update(&mut self, node_ports: &[&str]) {
         let node_ports: Vec<IpAddr> = node_ports.iter().map(|ip| ip.parse().unwrap()).collect();
         let settled: Vec<_> = self.model.take_changes().services.into_iter().collect();
-        self.checks.update(&self.model, &settled, &node_ports).await;
+        self.checks
+            .update(&self.model, &settled, Some(&node_ports))
+            .await;
     }
 
     /// What a request is answered, or that the port is closed.
@@ -188,7 +190,7 @@ async fn a_node_without_endpoints_or_that_lags_is_unavailable() {
 async fn what_changed_is_told_once_it_is_in_the_kernel() {
     let mut world = World::new("").await;
     world.endpoints(&["node1"]);
-    world.checks.update(&world.model, &[], &[]).await;
+    world.checks.update(&world.model, &[], None).await;
     assert_eq!(world.told().await, "200 ×2");
     world.update(&[]).await;
     assert_eq!(world.told().await, "200 ×1");

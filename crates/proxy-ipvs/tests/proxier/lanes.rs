@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use proxy::{Node, NodePortAddresses};
+use proxy::{Node, NodePortAddresses, Notice};
 use proxy_ipvs::fake::FakeKernel;
 
-use super::support::{Held, Slow};
+use super::support::{Held, READ, Slow, WRITTEN};
 use super::*;
 
 fn external(at: &str, cluster_ip: &str, address: &str) -> proxy::Service {
@@ -306,4 +306,115 @@ fn node_ports_stay_where_they_are_until_the_node_is_known() {
         assert_eq!(world.sync().pending, 0);
         assert_eq!(node_ports(&world), then);
     }
+}
+
+// ---- what comes between a call and its answer ----
+
+/// Goes on for as long as a look or a repair may take to begin.
+/// What was told as changed by somebody else, and as repaired.
+fn a_while(world: &mut World<Slow>) -> Vec<String> {
+    let mut told = Vec::new();
+    for _ in 0..300 {
+        let synced = world.go_on();
+        let kinds = synced.drift.kinds();
+        told.extend(kinds.map(|(kind, of)| format!("{kind}: {of:?}")));
+        told.extend(synced.repaired);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    told
+}
+
+fn hold_at(held: &Held, what: &[&'static str]) {
+    *held.lock().unwrap() = what.iter().copied().collect();
+}
+
+#[test]
+fn node_ports_stay_when_their_address_comes_back_before_its_end_is_booked() {
+    let held: Held = Arc::default();
+    let mut world = World::threaded(Config::default(), kernel(), &held);
+    let mut web = service("default/web", "10.96.0.10", 80);
+    web.ports.first_mut().unwrap().node_port = Some(30080);
+    world.service(web);
+    let mut world = world.listed();
+    world.until("a first sync", serves("192.168.99.10:30080", 0));
+    a_while(&mut world);
+    let address = ip("192.168.99.10");
+    let carries = |world: &World<Slow>, is_there: bool| {
+        let mut state = world.kernel.state();
+        let others = &mut state.snapshot.interface_addresses;
+        if is_there {
+            others.insert(address);
+        } else {
+            others.remove(&address);
+        }
+    };
+    hold_at(&held, &[READ]);
+    carries(&world, false);
+    world
+        .proxier
+        .notice(&Notice::AddressRemoved(address), world.now);
+    a_while(&mut world);
+    carries(&world, true);
+    world
+        .proxier
+        .notice(&Notice::AddressAdded(address), world.now);
+    hold_at(&held, &[]);
+    a_while(&mut world);
+    world.until("the NodePort", serves("192.168.99.10:30080", 0));
+}
+
+#[test]
+fn a_service_address_that_goes_while_it_is_being_bound_is_back_at_once() {
+    let (mut world, held) = serving();
+    hold_at(&held, &[WRITTEN]);
+    world.service(service("default/other", "10.96.0.11", 80));
+    let other = ip("10.96.0.11");
+    let is_bound = |kernel: &FakeKernel| kernel.state().snapshot.bound.contains(&other);
+    hold_at(&held, &[]);
+    world.until("its virtual server", serves("10.96.0.11:80", 0));
+    hold_at(&held, &[WRITTEN]);
+    world.until("its address", is_bound);
+    world.kernel.state().snapshot.bound.remove(&other);
+    let gone = Notice::ServiceAddressRemoved(other);
+    world.proxier.notice(&gone, world.now);
+    a_while(&mut world);
+    hold_at(&held, &[]);
+    world.until("its address again", is_bound);
+}
+
+#[test]
+fn what_is_written_during_a_check_is_not_what_somebody_has_changed() {
+    let (mut world, held) = serving();
+    a_while(&mut world);
+    hold_at(&held, &[WRITTEN]);
+    world.service(service("default/other", "10.96.0.11", 80));
+    world.slice(slice("default/other", &PAIR));
+    a_while(&mut world);
+    // Written, and not booked yet.
+    assert!(
+        serves("10.96.0.11:80", 2)(&world.kernel) || {
+            let state = world.kernel.state();
+            state.snapshot.sets[&Set::ClusterIp].len() == 2
+        }
+    );
+    world.proxier.check(world.now);
+    let mut told = a_while(&mut world);
+    hold_at(&held, &[]);
+    told.extend(a_while(&mut world));
+    assert_eq!(told, Vec::<String>::new());
+    assert!(serves("10.96.0.11:80", 2)(&world.kernel));
+}
+
+/// The kernel tells virtual servers by their number: where one is removed meanwhile, another one is passed over.
+#[test]
+fn a_virtual_server_that_a_check_has_passed_over_is_not_made_again() {
+    let mut world = web();
+    world.service(service("default/other", "10.96.0.11", 80));
+    world.sync();
+    world.written();
+    world.kernel.state().passed_over = Some(server("10.96.0.11:80"));
+    world.proxier.check(world.now);
+    let synced = world.settle();
+    assert!(synced.drift.is_empty(), "{:?}", synced.drift);
+    assert_eq!(world.written(), Vec::<String>::new());
 }

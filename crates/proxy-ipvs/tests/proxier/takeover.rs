@@ -6,7 +6,7 @@ use proxy_ipvs::fake::FakeKernel;
 use proxy_ipvs::{Backend, Config, Leftovers, Place, Rules};
 
 use super::{IpFamily, Kind, PAIR, World, ip, service, slice};
-use proxy::Event;
+use proxy::{Event, Mode as _};
 
 const SAVED: &str = include_str!("../iptables-mode/iptables-save");
 const BESIDE: Place = Place::Beside(Backend::Legacy);
@@ -59,6 +59,9 @@ fn while_not_all_can_be_read_the_iptables_mode_goes_on_serving() {
     position(&order, "bind ");
     let touches = |op: &String| op.starts_with("write ") || op.contains("of the iptables mode");
     assert!(!order.iter().any(touches), "{order:#?}");
+    // It is late, and a new start would not help.
+    let standing = world.proxier.standing();
+    assert!(standing.pending_since.is_some() && standing.stuck_since.is_none());
     let is_whole = true;
     let kind = Kind::Service;
     world.model.apply(Event::ListComplete { kind, is_whole });

@@ -268,15 +268,24 @@ impl World<Slow> {
     }
 }
 
-/// Parts of the kernel at which whoever reads or writes them is held.
+/// Parts of the kernel at which whoever reads or writes them is held, and what is held once it is done: `READ` or `WRITTEN`.
 pub(crate) type Held = Arc<Mutex<BTreeSet<&'static str>>>;
+
+/// The addresses have been read, which nobody knows yet.
+pub(crate) const READ: &str = "addresses have been read";
+/// The same of virtual servers, sets, the link and addresses that have been written.
+pub(crate) const WRITTEN: &str = "all but rules has been written";
 
 /// The fake kernel, for a thread that may be held.
 pub(crate) struct Slow(FakeKernel, Held);
 
 impl Slow {
     fn wait(&self, part: Part) {
-        while self.1.lock().unwrap().contains(part.name()) {
+        self.wait_at(part.name());
+    }
+
+    fn wait_at(&self, held: &str) {
+        while self.1.lock().unwrap().contains(held) {
             thread::sleep(Duration::from_millis(1));
         }
     }
@@ -295,7 +304,9 @@ impl Kernel for Slow {
 
     fn read_addresses(&mut self) -> Result<FoundAddresses, KernelError> {
         self.wait(Part::Addresses);
-        self.0.read_addresses()
+        let found = self.0.read_addresses();
+        self.wait_at(READ);
+        found
     }
 
     fn read_rules(&mut self) -> Result<FoundRules, KernelError> {
@@ -315,7 +326,9 @@ impl Kernel for Slow {
             }
             _ => {}
         }
-        self.0.apply(plan)
+        let outcomes = self.0.apply(plan);
+        self.wait_at(WRITTEN);
+        outcomes
     }
 
     fn connections(
