@@ -124,6 +124,11 @@ impl Family {
         self.is_served && self.successor.is_none() && self.mode.is_idle()
     }
 
+    /// Whether no kernel thread works on anything.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.mode.is_idle()
+    }
+
     /// Whether it can take over changes at once.
     pub(crate) fn is_ready(&self) -> bool {
         self.mode.is_ready()

@@ -83,9 +83,12 @@ fn live(
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build();
-    let result = runtime
-        .map_err(anyhow::Error::from)
-        .and_then(|runtime| runtime.block_on(life));
+    let result = runtime.map_err(anyhow::Error::from).and_then(|runtime| {
+        let result = runtime.block_on(life);
+        // What still blocks, on a program that hangs, is not waited for.
+        runtime.shutdown_background();
+        result
+    });
     result.unwrap_or_else(|error| {
         error!("{}", told(&error));
         failed
@@ -101,7 +104,7 @@ async fn follow(options: &Options) -> anyhow::Result<ExitCode> {
         }
         return Ok(ExitCode::SUCCESS);
     }
-    set_oom_score(options.oom_score_adj);
+    memory::set_oom_score(options.oom_score_adj);
     kube_proxy::descriptors::raise_limit();
     keep_prepared(options);
     let (changed, changes) = mpsc::channel(1);
@@ -144,7 +147,7 @@ async fn reload(
             continue;
         }
         info!(
-            "the configuration file {} has changed in {}: brought into effect without a new start",
+            "the configuration file {} has changed in {}, which takes no new start",
             file.display(),
             fields.join(", ")
         );
@@ -153,10 +156,6 @@ async fn reload(
                 warn!("{warning}");
             }
         }
-        if options.oom_score_adj != used.oom_score_adj {
-            set_oom_score(options.oom_score_adj);
-        }
-        logging::set_verbosity(&options);
         used = options.clone();
         if changed.send(options).await.is_err() {
             return pending().await;
@@ -237,20 +236,6 @@ fn reread(waiting: &[Waiting]) -> Result<Options, CommandLineError> {
         Command::Print(_) | Command::Write(..) => {
             unreachable!("the command line was one to run with, and has not changed")
         }
-    }
-}
-
-/// Says how unwilling the kernel is to kill this process when memory is short.
-fn set_oom_score(wanted: i16) {
-    const FILE: &str = "/proc/self/oom_score_adj";
-    let wanted = wanted.to_string();
-    if std::fs::read_to_string(FILE).is_ok_and(|found| found.trim() == wanted) {
-        return;
-    }
-    if let Err(error) = std::fs::write(FILE, &wanted) {
-        warn!(
-            "cannot set {FILE} to {wanted}: {error}; allow CAP_SYS_RESOURCE, or give --oom-score-adj (oomScoreAdj) what it is"
-        );
     }
 }
 

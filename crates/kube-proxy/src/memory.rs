@@ -1,9 +1,12 @@
-//! Gives back to the system what the allocator keeps after much was freed at once.
+//! What the system is told of this process's memory; above all, it is given back what the allocator keeps after much was freed at
+//! once.
 //!
 //! A first sync, and each check for drift, hold tens of megabytes for a second: writes and their answers, or all that the kernel
 //! holds. glibc's allocator keeps freed memory below the last piece in use, in an arena for each thread, until it is asked. It is
 //! told once to use one arena, as threads here hardly ever allocate at the same time, and to keep what a first sync frees for what it
 //! takes next: fresh pages cost more than most of what is done with them. Other C libraries are left as they are.
+
+use tracing::warn;
 
 /// Sets the allocator up; before a thread starts.
 pub fn start() {
@@ -37,5 +40,19 @@ pub(crate) fn trim() {
         unsafe {
             libc::malloc_trim(0);
         }
+    }
+}
+
+/// Says how unwilling the kernel is to kill this process when memory is short.
+pub fn set_oom_score(wanted: i16) {
+    const FILE: &str = "/proc/self/oom_score_adj";
+    let wanted = wanted.to_string();
+    if std::fs::read_to_string(FILE).is_ok_and(|found| found.trim() == wanted) {
+        return;
+    }
+    if let Err(error) = std::fs::write(FILE, &wanted) {
+        warn!(
+            "cannot set {FILE} to {wanted}: {error}; allow CAP_SYS_RESOURCE, or give --oom-score-adj (oomScoreAdj) what it is"
+        );
     }
 }

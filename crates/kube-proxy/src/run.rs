@@ -12,6 +12,7 @@
 //! after it. Families know nothing of each other.
 
 use std::future::poll_fn;
+use std::mem;
 use std::panic::resume_unwind;
 use std::pin::pin;
 use std::sync::Arc;
@@ -27,7 +28,7 @@ use proxy::{Event, Mode, Model, Notice};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::{unconstrained, yield_now};
-use tokio::time::sleep_until;
+use tokio::time::{sleep_until, timeout};
 use tracing::{error, info, warn};
 
 use crate::addresses::AddressChanges;
@@ -42,7 +43,7 @@ use crate::metrics::{Metrics, Pages};
 use crate::mode::Kernels;
 use crate::renewal::{Prepared, Renewal};
 use crate::sysctl::{self, Step};
-use crate::{healthz, memory, metrics, mode, source, vanished};
+use crate::{healthz, logging, memory, metrics, mode, source, vanished};
 
 /// How many queued events are taken in before the kernel is written, so that a flood cannot put that off for ever.
 const MAX_DRAINED: usize = 50_000;
@@ -50,6 +51,8 @@ const MAX_DRAINED: usize = 50_000;
 const WAITING_NOTICE: Duration = Duration::from_secs(10);
 /// How long after what takes much memory for a while: it is to be over.
 const TRIM_DELAY: Duration = Duration::from_secs(1);
+/// How long the end waits for what has begun: longer than iptables waits for its lock.
+const END_PATIENCE: Duration = Duration::from_secs(6);
 /// How long the start waits for the own Node, as upstream.
 const NODE_PATIENCE: Duration = Duration::from_secs(30);
 
@@ -120,7 +123,9 @@ async fn live(
         options, events, addresses, model, modes, &recorder, observed, now,
     )?;
     daemon.predecessor = predecessor;
-    daemon.serve(stop, &mut changed).await
+    let result = daemon.serve(stop, &mut changed).await;
+    daemon.end().await;
+    result
 }
 
 /// What needs privileges, alone (`--init-only`): IPVS is loaded, its time-outs and the sysctls are
@@ -350,7 +355,7 @@ impl Daemon {
         })
     }
 
-    async fn serve(mut self, mut stop: Stop, changed: &mut mpsc::Receiver<Options>) -> Result<()> {
+    async fn serve(&mut self, mut stop: Stop, changed: &mut mpsc::Receiver<Options>) -> Result<()> {
         let mut is_listening = true;
         // One timer for all, which is set anew only when it is another time: that costs system calls.
         let mut timer = pin!(sleep_until(self.next_tick.into()));
@@ -386,6 +391,25 @@ impl Daemon {
                     self.renew(prepared);
                 },
             }
+        }
+    }
+
+    /// Lets kernel threads finish what they have begun, for a while: a program that writes rules would otherwise go on beside a new
+    /// kube-proxy. One that hangs is left to the kernel.
+    async fn end(mut self) {
+        let finish = async {
+            while !self.families.iter().all(Family::is_idle) {
+                let families = &mut self.families;
+                poll_fn(|context| poll_finished(families, context)).await;
+                for family in families {
+                    family.book(&self.model, Instant::now()).await;
+                }
+            }
+        };
+        if timeout(END_PATIENCE, finish).await.is_err() {
+            warn!("ending while something that was begun in the kernel goes on");
+            // To drop a thread is to wait for it.
+            mem::forget(self);
         }
     }
 
@@ -525,6 +549,10 @@ impl Daemon {
 
     /// These options are in effect.
     fn follow(&mut self, options: Options, now: Instant) {
+        if options.oom_score_adj != self.options.oom_score_adj {
+            memory::set_oom_score(options.oom_score_adj);
+        }
+        logging::set_verbosity(&options);
         for family in &mut self.families {
             family.follow(&options);
         }

@@ -15,7 +15,7 @@ use futures::channel::oneshot;
 
 type Job<T> = Box<dyn FnOnce(&mut T) + Send>;
 
-/// The worker's thread has ended because a closure panicked. Spawn a new one, and dump.
+/// The worker's thread has ended because a closure panicked. What it was writing may be half done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the worker thread has ended by a panic; its cause is on standard error")]
 pub struct Gone;

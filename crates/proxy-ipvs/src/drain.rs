@@ -31,7 +31,7 @@ struct Drain {
     /// When each was first looked at; `None`: not yet.
     targets: BTreeMap<Target, Option<Instant>>,
     looks: u32,
-    /// `None`: at the next sync.
+    /// `None`: at once.
     due: Option<Instant>,
 }
 

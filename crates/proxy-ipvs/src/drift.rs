@@ -237,14 +237,13 @@ impl Comparing {
                 room = room.saturating_sub(destinations / 16);
                 let is_ours = || is_ours(&key) || self.adopted.contains(&key);
                 if actual != there.as_ref() && !self.touched.servers.contains(&key) && is_ours() {
-                    match there {
-                        Some(there) => found.servers.push((key, there)),
-                        None => {
-                            // They are read again, all of them.
-                            found.has_lost_servers = true;
-                            self.believed_servers.clear();
-                            self.servers.clear();
-                        }
+                    if let Some(there) = there {
+                        found.servers.push((key, there));
+                    } else {
+                        // They are read again, all of them.
+                        found.has_lost_servers = true;
+                        self.believed_servers.clear();
+                        self.servers.clear();
                     }
                 }
             } else if let Some((set, member, is_there)) = self.next_member() {

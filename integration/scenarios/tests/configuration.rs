@@ -129,7 +129,7 @@ fn a_changed_file_is_applied_while_connections_live(c: &mut Cluster) -> Outcome 
     let changed = "mode: ipvs\nipvs: {scheduler: wrr, tcpTimeout: 800s, strictARP: true, syncPeriod: 1m}\n\
                    conntrack: {maxPerCore: 0, tcpBeLiberal: true}\niptables: {masqueradeAll: true}\n";
     map.publish("..3", changed)?;
-    let line = c.await_line("brought into effect without a new start")?;
+    let line = c.await_line("which takes no new start")?;
     for field in [
         "conntrack.tcpBeLiberal",
         "iptables.masqueradeAll",
@@ -196,7 +196,7 @@ fn what_takes_a_new_start_waits_for_it_and_is_said(c: &mut Cluster) -> Outcome {
         ensure!(line.starts_with('W') && line.contains(part), "{line}");
     }
     // The rest of the file is applied.
-    let line = c.await_line("brought into effect without a new start")?;
+    let line = c.await_line("which takes no new start")?;
     ensure!(
         line.contains("has changed in conntrack.tcpBeLiberal:"),
         "{line}"
