@@ -726,6 +726,20 @@ pub(crate) mod tests {
         assert_eq!(error.to_string(), "IPv6: its thread has panicked");
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn the_end_waits_for_what_has_begun_and_not_for_what_hangs() {
+        let (mode, script) = Scripted::mode(IpFamily::V4);
+        let daemon = daemon_of(options(&[]), vec![mode]);
+        let began = tokio::time::Instant::now();
+        daemon.end().await;
+        assert_eq!(began.elapsed(), Duration::ZERO);
+        drop(script);
+        let (mode, script) = Scripted::mode(IpFamily::V4);
+        script.set_idle(false);
+        daemon_of(options(&[]), vec![mode]).end().await;
+        assert!(began.elapsed() < END_PATIENCE + Duration::from_millis(10));
+    }
+
     #[tokio::test]
     async fn one_family_does_not_wait_for_the_other() {
         let ((four, of_four), (six, of_six)) =

@@ -62,6 +62,10 @@ impl Script {
         self.state().is_ready = is_ready;
     }
 
+    pub(crate) fn set_idle(&self, is_idle: bool) {
+        self.state().is_idle = is_idle;
+    }
+
     /// A kernel thread has finished this.
     pub(crate) fn finish(&self, report: Report) {
         self.state().finished.push_back(report);
