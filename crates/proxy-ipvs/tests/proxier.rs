@@ -5,6 +5,8 @@
     reason = "a test stops at the first surprise"
 )]
 
+#[path = "proxier/chaos.rs"]
+mod chaos;
 #[path = "proxier/drains.rs"]
 mod drains;
 #[path = "proxier/drift.rs"]

@@ -11,8 +11,8 @@ use std::{io, thread};
 use netlink_batch::Worker;
 
 use proxy::{
-    Conflict, Drift, Endpoint, EndpointPort, EndpointSlice, Event, Failure, IpFamily, Kind,
-    Mode as _, Model, NamespacedName, Node, NodeFacts, Placement, Protocol, Report, Service,
+    Changes, Conflict, Drift, Endpoint, EndpointPort, EndpointSlice, Event, Failure, IpFamily,
+    Kind, Mode as _, Model, NamespacedName, Node, NodeFacts, Placement, Protocol, Report, Service,
     ServicePort, ServiceType, Target, Unreadable,
 };
 use proxy_ipvs::fake::{FakeKernel, Work};
@@ -250,22 +250,6 @@ impl World<Slow> {
         }
         began.elapsed()
     }
-
-    /// What the daemon's loop does at any moment.
-    pub(crate) fn go_on(&mut self) -> Synced {
-        let mut synced = Synced::default();
-        self.now = Instant::now();
-        while let Some(report) = self.proxier.book(&self.model, self.now) {
-            synced.add(report);
-        }
-        if self.proxier.is_ready() && (self.model.has_changes() || !self.has_updated) {
-            self.has_updated = true;
-            let changes = self.model.take_changes();
-            self.proxier.update(&self.model, &changes, self.now);
-        }
-        self.proxier.proceed(&self.model, self.now);
-        synced
-    }
 }
 
 /// Parts of the kernel at which whoever reads or writes them is held, and what is held once it is done: `READ` or `WRITTEN`.
@@ -340,7 +324,7 @@ impl Kernel for Slow {
 }
 
 impl<K: Kernel> World<K> {
-    fn on(config: Config, kernel: FakeKernel, lanes: Lanes<K>) -> Self {
+    pub(crate) fn on(config: Config, kernel: FakeKernel, lanes: Lanes<K>) -> Self {
         let family = kernel.state().family;
         let now = Instant::now();
         let proxier = Proxier::new(config, NodeFacts::new(family, NODE), lanes, now);
@@ -356,6 +340,34 @@ impl<K: Kernel> World<K> {
             conflicts: Vec::new(),
             has_updated: false,
         }
+    }
+
+    /// What the daemon's loop does at any moment.
+    pub(crate) fn go_on(&mut self) -> Synced {
+        self.go_on_at(Instant::now())
+    }
+
+    /// The same at this moment.
+    pub(crate) fn go_on_at(&mut self, now: Instant) -> Synced {
+        let mut synced = Synced::default();
+        self.now = now;
+        while let Some(report) = self.proxier.book(&self.model, self.now) {
+            synced.add(report);
+        }
+        if self.proxier.is_ready() && (self.model.has_changes() || !self.has_updated) {
+            self.has_updated = true;
+            let changes = self.model.take_changes();
+            self.proxier.update(&self.model, &changes, self.now);
+        }
+        self.proxier.proceed(&self.model, self.now);
+        synced
+    }
+
+    /// Takes all of this over, and does what there is to do.
+    pub(crate) fn take_over(&mut self, changes: &Changes) -> Synced {
+        let synced = read_ahead(&mut self.proxier, &self.model, self.now);
+        self.proxier.update(&self.model, changes, self.now);
+        self.settle_after(synced)
     }
 
     /// Tells the end of all lists.
@@ -393,9 +405,7 @@ impl<K: Kernel> World<K> {
     /// What the daemon's loop does with the events so far.
     pub(crate) fn sync(&mut self) -> Synced {
         let changes = self.model.take_changes();
-        let synced = read_ahead(&mut self.proxier, &self.model, self.now);
-        self.proxier.update(&self.model, &changes, self.now);
-        self.settle_after(synced)
+        self.take_over(&changes)
     }
 
     /// Goes on without new events.

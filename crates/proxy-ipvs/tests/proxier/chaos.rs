@@ -1,0 +1,266 @@
+//! A kernel whose threads take their time and whose answers are lost, while Services change and somebody else damages what is there:
+//! in whatever order that comes, the end is what a fresh start makes. No run is like another; each one's seed decides only what happens.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex};
+use std::thread::sleep;
+use std::time::Instant;
+
+use netlink_batch::Worker;
+use proxy::{Changes, Notice, Service, ServiceType};
+use proxy_ipvs::{
+    FoundAddresses, FoundRules, FoundSets, Glance, Kernel, KernelError, Lanes, Outcome, Plan,
+    VirtualServerKey,
+};
+
+use super::*;
+
+/// So many nodes.
+const SEEDS: u64 = 40;
+/// So much happens to each.
+const MOMENTS: u32 = 150;
+
+/// Random numbers of several threads (xorshift).
+#[derive(Clone)]
+struct Chance(Arc<Mutex<u64>>);
+
+impl Chance {
+    fn new(seed: u64) -> Self {
+        Self(Arc::new(Mutex::new(
+            seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1,
+        )))
+    }
+
+    /// Less than `limit`.
+    fn below(&self, limit: u64) -> u64 {
+        let mut state = self.0.lock().unwrap();
+        *state ^= *state << 13;
+        *state ^= *state >> 7;
+        *state ^= *state << 17;
+        *state % limit
+    }
+
+    fn small(&self, limit: u8) -> u8 {
+        u8::try_from(self.below(limit.into())).unwrap()
+    }
+
+    fn is_one_in(&self, limit: u64) -> bool {
+        self.below(limit) == 0
+    }
+}
+
+/// The fake kernel, for threads that take their time.
+struct Restless(FakeKernel, Chance);
+
+impl Restless {
+    fn rest(&self) {
+        if self.1.is_one_in(3) {
+            sleep(Duration::from_micros(self.1.below(2_000)));
+        }
+    }
+
+    /// What is read, and some time before and after that.
+    fn slowly<T>(&mut self, read: impl FnOnce(&mut FakeKernel) -> T) -> T {
+        self.rest();
+        let found = read(&mut self.0);
+        self.rest();
+        found
+    }
+}
+
+impl Kernel for Restless {
+    fn read_servers(&mut self) -> Result<BTreeMap<VirtualServerKey, VirtualServer>, KernelError> {
+        self.slowly(Kernel::read_servers)
+    }
+
+    fn read_sets(&mut self) -> Result<FoundSets, KernelError> {
+        self.slowly(Kernel::read_sets)
+    }
+
+    fn read_addresses(&mut self) -> Result<FoundAddresses, KernelError> {
+        self.slowly(Kernel::read_addresses)
+    }
+
+    fn read_rules(&mut self) -> Result<FoundRules, KernelError> {
+        self.slowly(Kernel::read_rules)
+    }
+
+    fn glance(&mut self, one: &VirtualServerKey) -> Result<Glance, KernelError> {
+        self.0.glance(one)
+    }
+
+    /// In pieces, so that others come between.
+    fn apply(&mut self, plan: &Plan) -> Vec<Outcome> {
+        let mut outcomes = Vec::new();
+        let mut rest = plan.ops.as_slice();
+        while !rest.is_empty() {
+            let (piece, others) = rest.split_at(rest.len().min(1 + self.1.below(5) as usize));
+            rest = others;
+            self.0.state().lose_acknowledgements = self.1.is_one_in(40);
+            let ops = piece.to_vec();
+            outcomes.extend(self.slowly(|kernel| kernel.apply(&Plan { ops })));
+        }
+        outcomes
+    }
+
+    fn connections(
+        &mut self,
+        keys: &[VirtualServerKey],
+    ) -> Result<BTreeMap<VirtualServerKey, BTreeMap<Target, u32>>, KernelError> {
+        self.0.connections(keys)
+    }
+}
+
+/// Somebody changes a Service, or its endpoints.
+fn change(world: &mut World<Restless>, chance: &Chance) {
+    let number = chance.small(8);
+    let at = format!("default/s{number}");
+    match chance.below(6) {
+        0 => world.delete_service(&at),
+        1 | 2 => world.service(varied(&at, number, chance)),
+        _ => {
+            let endpoint = |_| {
+                let (net, host, node) = (chance.small(2), chance.small(6) + 1, chance.small(2) + 1);
+                format!("10.244.{net}.{host}@node{node}")
+            };
+            let all: BTreeSet<String> = (0..chance.below(5)).map(endpoint).collect();
+            let all: Vec<&str> = all.iter().map(String::as_str).collect();
+            world.slice(slice(&at, &all));
+        }
+    }
+}
+
+fn varied(at: &str, number: u8, chance: &Chance) -> Service {
+    let mut varied = service(at, &format!("10.96.0.{}", 10 + number), 80);
+    varied.created = Some(chance.small(3).into());
+    if chance.is_one_in(2) {
+        let port = varied.ports.first_mut().unwrap();
+        port.node_port = Some(30_000 + u16::from(number));
+    }
+    if chance.is_one_in(3) {
+        // Several may claim it.
+        varied.external_ips = vec![[198, 51, 100, chance.small(4)].into()];
+    }
+    if chance.is_one_in(4) {
+        varied.kind = ServiceType::LoadBalancer;
+        varied.ingress_ips = vec![[203, 0, 113, chance.small(3)].into()];
+        if chance.is_one_in(2) {
+            varied.source_ranges = vec!["198.51.100.0/24".parse().unwrap()];
+        }
+    }
+    varied
+}
+
+/// Somebody else changes what is there, and the kernel tells it, where it does.
+fn damage(world: &mut World<Restless>, chance: &Chance) {
+    let told = {
+        let mut state = world.kernel.state();
+        let there = &mut state.snapshot;
+        let nth = usize::from(chance.small(6));
+        match chance.below(4) {
+            0 => {
+                let other: IpAddr = [192, 168, 99, 11].into();
+                Some(if there.interface_addresses.remove(&other) {
+                    Notice::AddressRemoved(other)
+                } else {
+                    there.interface_addresses.insert(other);
+                    Notice::AddressAdded(other)
+                })
+            }
+            1 => {
+                let key = there.servers.keys().nth(nth).copied();
+                key.and_then(|key| there.servers.remove(&key));
+                None
+            }
+            2 => {
+                let address = there.bound.iter().nth(nth).copied();
+                address.filter(|address| there.bound.remove(address));
+                address.map(Notice::ServiceAddressRemoved)
+            }
+            _ if chance.is_one_in(6) => {
+                there.has_link = false;
+                there.bound.clear();
+                Some(Notice::ServiceLink)
+            }
+            _ => None,
+        }
+    };
+    if let Some(notice) = told {
+        world.proxier.notice(&notice, world.now);
+    }
+}
+
+/// Nothing happens any more; time flies.
+fn calm_down(world: &mut World<Restless>, ahead: &mut Duration) {
+    for _ in 0..200 {
+        go_on(world, *ahead);
+        if world.proxier.is_idle() {
+            *ahead += Duration::from_millis(150);
+        }
+        sleep(Duration::from_micros(200));
+    }
+}
+
+/// So far ahead of the clock.
+fn go_on(world: &mut World<Restless>, ahead: Duration) {
+    world.go_on_at(Instant::now() + ahead);
+}
+
+/// What serves.
+fn serving(snapshot: &Snapshot) -> impl PartialEq + std::fmt::Debug {
+    let sets = snapshot
+        .sets
+        .iter()
+        .filter(|(_, members)| !members.is_empty());
+    let sets: Vec<_> = sets.map(|(set, of)| (*set, of.clone())).collect();
+    (snapshot.bound.clone(), snapshot.servers.clone(), sets)
+}
+
+#[test]
+fn whatever_comes_between_the_end_is_what_a_start_makes() {
+    for seed in 1..=SEEDS {
+        let chance = Chance::new(seed);
+        let addresses = ["192.168.99.10", "192.168.99.11"].map(ip);
+        let kernel = FakeKernel::new(IpFamily::V4, &addresses);
+        let lane = || {
+            let restless = Restless(kernel.clone(), chance.clone());
+            Worker::spawn("fake", move || Ok::<_, io::Error>(restless)).unwrap()
+        };
+        let lanes = Lanes::new(lane(), lane(), lane(), lane());
+        let mut world = World::on(Config::default(), kernel.clone(), lanes).listed();
+        let mut ahead = Duration::ZERO;
+        for _ in 0..MOMENTS {
+            match chance.below(3) {
+                0 => change(&mut world, &chance),
+                1 => damage(&mut world, &chance),
+                _ if chance.is_one_in(5) => world.proxier.check(world.now),
+                _ => {}
+            }
+            ahead += Duration::from_millis(chance.below(40));
+            go_on(&mut world, ahead);
+            sleep(Duration::from_micros(chance.below(1_000)));
+        }
+        calm_down(&mut world, &mut ahead);
+        let told = kernel.state().snapshot.bound.clone();
+        // What the kernel does not tell takes a check.
+        for _ in 0..2 {
+            world.proxier.check(world.now);
+            calm_down(&mut world, &mut ahead);
+        }
+        assert_eq!(world.proxier.standing().pending, 0, "seed {seed}");
+        let there = kernel.state().snapshot.clone();
+        assert_eq!(told, there.bound, "seed {seed}: what the kernel tells");
+        let carried: Vec<IpAddr> = there.interface_addresses.iter().copied().collect();
+        let mut fresh = World::with(Config::default(), FakeKernel::new(IpFamily::V4, &carried));
+        std::mem::swap(&mut fresh.model, &mut world.model);
+        fresh.take_over(&Changes {
+            services: fresh.model.service_names().cloned().collect(),
+            node: true,
+            ..Changes::default()
+        });
+        let made = fresh.kernel.state().snapshot.clone();
+        assert_eq!(serving(&there), serving(&made), "seed {seed}");
+    }
+}
