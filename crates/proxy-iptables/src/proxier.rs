@@ -977,10 +977,13 @@ impl<K: Kernel> Mode for Proxier<K> {
 
     fn notice(&mut self, notice: &Notice, now: Instant) {
         let own = |address: &IpAddr| IpFamily::of(*address) == self.node.family;
+        // What is being read may be from before this, whatever was believed until then.
+        let is_open = self.addresses_look.is_awaited();
+        let is_there = |address: &IpAddr| self.addresses.contains(address);
         let is_news = match notice {
             // Its lifetime was prolonged.
-            Notice::AddressAdded(address) => own(address) && !self.addresses.contains(address),
-            Notice::AddressRemoved(address) => own(address) && self.addresses.contains(address),
+            Notice::AddressAdded(address) => own(address) && (is_open || !is_there(address)),
+            Notice::AddressRemoved(address) => own(address) && (is_open || is_there(address)),
             Notice::ServiceAddressRemoved(_) | Notice::ServiceLink => false,
             Notice::Anything => true,
         };

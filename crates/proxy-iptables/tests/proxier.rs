@@ -6,6 +6,7 @@
 )]
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
@@ -628,6 +629,32 @@ fn only_an_address_that_is_new_or_gone_is_worth_a_look() {
     assert_eq!(reads(Notice::AddressAdded(ip("192.168.0.11"))), 1);
     assert_eq!(reads(Notice::AddressRemoved(ip("192.168.0.10"))), 1);
     assert_eq!(reads(Notice::Anything), 1);
+}
+
+#[test]
+fn an_address_that_changes_while_addresses_are_read_is_read_again() {
+    let old: IpAddr = [192, 168, 0, 10].into();
+    let new: IpAddr = [192, 168, 0, 11].into();
+    for (address, is_there) in [(old, true), (new, false)] {
+        let mut world = serving(1);
+        let put = |world: &mut World, is_there| {
+            let addresses = &mut world.kernel.state().addresses;
+            let (_, notice) = if is_there {
+                (addresses.insert(address), Notice::AddressAdded(address))
+            } else {
+                (addresses.remove(&address), Notice::AddressRemoved(address))
+            };
+            world.proxier.notice(&notice, world.now);
+        };
+        put(&mut world, !is_there);
+        world.now += Duration::from_millis(50);
+        // It is read, and not booked before it is back.
+        world.proxier.proceed(&world.model, world.now);
+        put(&mut world, is_there);
+        world.settle();
+        let served = &world.proxier.node_ports().addresses;
+        assert_eq!(served.contains(&address), is_there, "{address}");
+    }
 }
 
 #[test]
