@@ -23,7 +23,7 @@ const RESTORE_LIMIT: Duration = Duration::from_secs(10);
 const MEBIBYTE_LIMIT: Duration = Duration::from_secs(10);
 /// A save prints the rules of others, too, of which there may be very many.
 const SAVE_LIMIT: Duration = Duration::from_secs(30);
-/// One that is read as it comes has so many rules of our own.
+/// One of all tables that is read as it comes has so many rules of our own.
 const LONG_SAVE_LIMIT: Duration = Duration::from_mins(5);
 /// First version with `iptables-restore -w` and `MASQUERADE --random-fully`.
 const MODERN: [u32; 3] = [1, 6, 2];
@@ -336,7 +336,8 @@ impl Iptables {
         }
     }
 
-    /// The lines of one table, or of all tables in use, one after the other. Costs a process on the same terms.
+    /// The lines of one table, or of all tables in use, one after the other. Costs a process on the same terms. One table is a
+    /// short look, which waits for nobody who reads all of them.
     pub fn save_lines(
         &self,
         family: IpFamily,
@@ -359,7 +360,7 @@ impl Iptables {
             }
             return Ok(());
         }
-        self.stream(family, &["-t", table], LONG_SAVE_LIMIT, line)
+        self.stream(family, &["-t", table], SAVE_LIMIT, line)
     }
 
     /// Tells the lines of all tables in use, and gives them as a text if that is kept.
@@ -402,9 +403,9 @@ impl Iptables {
         Ok(text)
     }
 
-    /// What was read of all tables, if that is what is there.
+    /// What was read of all tables, if that is what is there; `None` while they are being read.
     fn kept(&self, family: IpFamily) -> Option<Arc<str>> {
-        let last = self.readings.of(self.backend, family).lock();
+        let last = self.readings.of(self.backend, family).try_lock()?;
         let last = last.as_ref()?;
         let is_there = self.state(family) == Some(State::Holds(Some(last.number)));
         is_there.then(|| Arc::clone(&last.text))
@@ -730,6 +731,9 @@ fn explain(stderr: &str, line: impl FnOnce(usize) -> Option<String>) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc;
+    use std::thread;
+
     use super::*;
 
     #[test]
@@ -768,6 +772,21 @@ mod tests {
         assert!(hint > chains && chains > rules && rules > nothing);
         assert!(!of(":KUBE-IPTABLES-HINTS - [0:0]").has_hint);
         assert_eq!(nothing, Evidence::default());
+    }
+
+    #[test]
+    fn a_look_at_one_table_does_not_wait_for_who_reads_all() {
+        let iptables = Iptables {
+            backend: Backend::Legacy,
+            infix: "-legacy",
+            is_modern: true,
+            readings: Arc::default(),
+        };
+        let looker = iptables.clone();
+        let _reading = iptables.readings.of(Backend::Legacy, IpFamily::V4).lock();
+        let (say, told) = mpsc::channel();
+        thread::spawn(move || say.send(looker.kept(IpFamily::V4)));
+        assert_eq!(told.recv_timeout(Duration::from_secs(5)), Ok(None));
     }
 
     // What iptables 1.8.9 really says, on Linux 6.1.

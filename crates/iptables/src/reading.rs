@@ -1,7 +1,7 @@
 //! What was read of the rules, and whether it still is what the kernel holds.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
 use proxy::IpFamily;
@@ -111,6 +111,15 @@ impl Slot {
     /// Of two that read at once, one waits for what the other reads.
     pub(crate) fn lock(&self) -> MutexGuard<'_, Option<Reading>> {
         self.last.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The same for one who does not wait; `None` while somebody reads.
+    pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, Option<Reading>>> {
+        match self.last.try_lock() {
+            Ok(last) => Some(last),
+            Err(TryLockError::Poisoned(error)) => Some(error.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
     }
 
     /// Whether it has worked once.

@@ -1,7 +1,7 @@
 //! The iptables mode: what goes on between the model and the kernel, in one IP family.
 //!
 //! ```text
-//!   update ─▶ tables ─plan─▶ a lane that writes and reads rules, one that reads addresses
+//!   update ─▶ tables ─plan─▶ a lane that writes and reads rules, one that only looks: at addresses, for the canary
 //!               ▲                  │
 //!               └── book: verdicts ┘
 //! ```
@@ -49,15 +49,15 @@ const SETTLE: Duration = Duration::from_millis(50);
 /// The kernel threads of one IP family.
 pub struct Lanes<K> {
     rules: Lane<K, Done>,
-    addresses: Lane<K, Done>,
+    looks: Lane<K, Done>,
 }
 
 impl<K: Kernel> Lanes<K> {
-    /// One worker for rules, and one that only reads addresses.
-    pub fn new(rules: Worker<K>, addresses: Worker<K>) -> Self {
+    /// One worker that writes rules, and reads them between, and one that only looks.
+    pub fn new(rules: Worker<K>, looks: Worker<K>) -> Self {
         Self {
             rules: Lane::new(rules),
-            addresses: Lane::new(addresses),
+            looks: Lane::new(looks),
         }
     }
 
@@ -65,7 +65,7 @@ impl<K: Kernel> Lanes<K> {
     pub fn inline(kernel: impl Fn() -> K) -> Self {
         Self {
             rules: Lane::inline(kernel()),
-            addresses: Lane::inline(kernel()),
+            looks: Lane::inline(kernel()),
         }
     }
 }
@@ -73,8 +73,10 @@ impl<K: Kernel> Lanes<K> {
 /// What a kernel thread has done.
 enum Done {
     Wrote(Box<(Plan, Verdicts)>),
-    /// All rules, and how long that took; `None` if only the canary was looked for, and is there.
-    Looked(Result<Option<(Box<Saved>, Duration)>, KernelError>),
+    /// All rules, and how long that took.
+    Read(Result<(Box<Saved>, Duration), KernelError>),
+    /// Whether the canary is there.
+    Canary(Result<bool, KernelError>),
     Addresses(Result<BTreeSet<IpAddr>, KernelError>),
 }
 
@@ -100,8 +102,9 @@ pub struct Proxier<K: Kernel> {
     node_ports: NodePorts,
     lanes: Lanes<K>,
     rules_look: Look,
+    canary_look: Look,
     addresses_look: Look,
-    /// Whether the canary is to be looked for, or the rules read.
+    /// Whether the canary is to be looked for, or all rules read.
     wants_look: bool,
     /// What each Service has been compiled to.
     ports: HashMap<NamespacedName, Vec<Arc<ServedPort>>>,
@@ -157,6 +160,10 @@ impl<K: Kernel> Proxier<K> {
     pub fn new(config: Config, mut node: NodeFacts, lanes: Lanes<K>, now: Instant) -> Self {
         node.ip = config.node_ip.or(node.ip);
         let look = Look::new(now, config.sync_period);
+        // Whoever reads all rules needs no canary.
+        let mut canary_look = look.clone();
+        canary_look.begin();
+        canary_look.succeed(now);
         let node_ports = NodePorts {
             addresses: Vec::new(),
             on_localhost: config.localhost_node_ports,
@@ -168,6 +175,7 @@ impl<K: Kernel> Proxier<K> {
             node_ports,
             lanes,
             rules_look: look.clone(),
+            canary_look,
             addresses_look: look,
             wants_look: false,
             ports: HashMap::new(),
@@ -801,17 +809,43 @@ impl<K: Kernel> Proxier<K> {
 
     // ---- proceed: what the lanes do next ----
 
+    /// Starts to look at addresses, or for the canary. Writes go on meanwhile, so that what hangs here delays none; nor can what
+    /// is found be wrong for it: without a canary all rules are read, in turn with what is written.
+    fn start_looks(&mut self, now: Instant) {
+        // Who reads all rules finds out more.
+        let reads_rules = self.rules_look.is_awaited();
+        if !reads_rules && mem::take(&mut self.wants_look) {
+            let look = if self.is_reading_due(now) {
+                &mut self.rules_look
+            } else {
+                &mut self.canary_look
+            };
+            look.ask(now);
+        }
+        if !self.lanes.looks.is_free() {
+            return;
+        }
+        if self.addresses_look.is_due(now) {
+            self.addresses_look.begin();
+            let read = |kernel: &mut K| Done::Addresses(kernel.addresses());
+            self.lanes.looks.start(read);
+        } else if !reads_rules && self.canary_look.is_due(now) {
+            self.canary_look.begin();
+            let config = Arc::clone(&self.config);
+            let look = move |kernel: &mut K| Done::Canary(has_canary(kernel, &config));
+            self.lanes.looks.start(look);
+        }
+    }
+
     fn start_rules(&mut self, now: Instant) {
         if !self.lanes.rules.is_free() {
             return;
         }
-        let reads_all = self.rules_look.is_due(now);
-        if reads_all || mem::take(&mut self.wants_look) {
-            let reads_all = reads_all || self.is_reading_due(now);
+        if self.rules_look.is_due(now) {
             self.rules_look.begin();
             let config = Arc::clone(&self.config);
-            let look = move |kernel: &mut K| Done::Looked(look(kernel, &config, reads_all));
-            return self.lanes.rules.start(look);
+            let read = move |kernel: &mut K| Done::Read(read_all(kernel, &config));
+            return self.lanes.rules.start(read);
         }
         // A base that is written before the node's addresses are known could take NodePorts away.
         if !(self.has_claims && self.rules_look.is_known() && self.addresses_look.is_tried()) {
@@ -834,7 +868,7 @@ impl<K: Kernel> Proxier<K> {
         });
     }
 
-    /// Whether all rules are to be read, and not only the canary looked for.
+    /// Whether a check reads all rules, and not only looks for the canary.
     fn is_reading_due(&self, now: Instant) -> bool {
         let period = self.config.sync_period;
         let period = period.saturating_sub(period / 8);
@@ -865,19 +899,29 @@ impl<K: Kernel> Proxier<K> {
                 self.take_verdicts(&plan, &verdicts, now, report);
                 report.has_used_much = plan.parts.len() >= MANY_ENDPOINTS;
             }
-            Done::Looked(Ok(saved)) => {
-                if let Some((saved, took)) = saved {
-                    self.observe(*saved);
-                    self.news.review();
-                    self.read = Some((now, took));
-                    self.is_fresh = true;
-                    report.has_used_much = self.slots.len() >= MANY_ENDPOINTS;
-                }
+            Done::Read(Ok((saved, took))) => {
+                self.observe(*saved);
+                self.news.review();
+                self.read = Some((now, took));
+                self.is_fresh = true;
+                report.has_used_much = self.slots.len() >= MANY_ENDPOINTS;
                 self.rules_look.succeed(now);
                 report.readable.push(RULES);
             }
-            Done::Looked(Err(KernelError { what, reason })) => {
+            Done::Read(Err(KernelError { what, reason })) => {
                 self.rules_look.fail(now);
+                report.unreadable.push(Unreadable { part: what, reason });
+            }
+            Done::Canary(Ok(is_there)) => {
+                self.canary_look.succeed(now);
+                if is_there {
+                    report.readable.push(RULES);
+                } else {
+                    self.rules_look.ask(now);
+                }
+            }
+            Done::Canary(Err(KernelError { what, reason })) => {
+                self.canary_look.fail(now);
                 report.unreadable.push(Unreadable { part: what, reason });
             }
             Done::Addresses(Ok(addresses)) => {
@@ -909,20 +953,29 @@ impl News {
     }
 }
 
-fn look(
+fn read_all(
     kernel: &mut dyn Kernel,
     config: &Config,
-    reads_all: bool,
-) -> Result<Option<(Box<Saved>, Duration)>, KernelError> {
-    let mut read = |table| {
-        let started = Instant::now();
-        let mut reader = Reader::new(config);
-        kernel.save(table, &mut |line| reader.line(line))?;
-        Ok((Box::new(reader.finish()), started.elapsed()))
-    };
+) -> Result<(Box<Saved>, Duration), KernelError> {
+    let started = Instant::now();
+    let saved = read(kernel, config, None)?;
+    Ok((Box::new(saved), started.elapsed()))
+}
+
+fn has_canary(kernel: &mut dyn Kernel, config: &Config) -> Result<bool, KernelError> {
     // The table that holds the least is flushed with the others.
-    let is_needed = reads_all || !read(Some(Table::Mangle))?.0.base.has_canary(Table::Mangle);
-    is_needed.then(|| read(None)).transpose()
+    let saved = read(kernel, config, Some(Table::Mangle))?;
+    Ok(saved.base.has_canary(Table::Mangle))
+}
+
+fn read(
+    kernel: &mut dyn Kernel,
+    config: &Config,
+    table: Option<Table>,
+) -> Result<Saved, KernelError> {
+    let mut reader = Reader::new(config);
+    kernel.save(table, &mut |line| reader.line(line))?;
+    Ok(reader.finish())
 }
 
 /// Whether there are rules that count: in each family there is one for packets that are INVALID, unless conntrack is liberal.
@@ -1003,11 +1056,7 @@ impl<K: Kernel> Mode for Proxier<K> {
             self.update_all(model);
             self.settle_style();
         }
-        if self.lanes.addresses.is_free() && self.addresses_look.is_due(now) {
-            self.addresses_look.begin();
-            let read = |kernel: &mut K| Done::Addresses(kernel.addresses());
-            self.lanes.addresses.start(read);
-        }
+        self.start_looks(now);
         self.start_rules(now);
     }
 
@@ -1018,8 +1067,8 @@ impl<K: Kernel> Mode for Proxier<K> {
     fn poll_finished(&mut self, context: &mut Context<'_>) -> Poll<()> {
         // Both, so that each wakes.
         let rules = self.lanes.rules.poll(context);
-        let addresses = self.lanes.addresses.poll(context);
-        if rules.is_ready() || addresses.is_ready() {
+        let looks = self.lanes.looks.poll(context);
+        if rules.is_ready() || looks.is_ready() {
             Poll::Ready(())
         } else {
             Poll::Pending
@@ -1029,7 +1078,7 @@ impl<K: Kernel> Mode for Proxier<K> {
     fn book(&mut self, _: &Model, now: Instant) -> Option<Report> {
         let mut report = Report::default();
         self.begin(now);
-        let taken = [self.lanes.addresses.take(), self.lanes.rules.take()];
+        let taken = [self.lanes.looks.take(), self.lanes.rules.take()];
         let taken: Vec<Result<Done, Gone>> = taken.into_iter().flatten().collect();
         let has_taken = !taken.is_empty();
         for done in taken {
@@ -1064,7 +1113,7 @@ impl<K: Kernel> Mode for Proxier<K> {
     }
 
     fn is_idle(&self) -> bool {
-        self.lanes.rules.is_free() && self.lanes.addresses.is_free()
+        self.lanes.rules.is_free() && self.lanes.looks.is_free()
     }
 
     fn next_due(&self, now: Instant) -> Option<Instant> {
@@ -1073,6 +1122,7 @@ impl<K: Kernel> Mode for Proxier<K> {
             self.slots.next_retry(now),
             self.chains.next_retry(now),
             self.rules_look.next_due(now),
+            self.canary_look.next_due(now),
             self.addresses_look.next_due(now),
         ];
         due.into_iter().flatten().min()

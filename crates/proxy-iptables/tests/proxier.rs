@@ -6,22 +6,28 @@
 )]
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io;
 use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 use std::time::{Duration, Instant};
 
+use iptables::Input;
+use netlink_batch::Worker;
 use proptest::prelude::*;
 use proxy::{
     Conflict, Drift, Endpoint, EndpointPort, EndpointSlice, Event, Failure, IpFamily, Kind,
     LocalDetector, Mode as _, Model, NamespacedName, Node, NodeFacts, NodePortAddresses, Notice,
     Placement, Protocol, Service, ServicePort, ServiceType, Unreadable,
 };
-use proxy_iptables::fake::FakeKernel;
-use proxy_iptables::{Config, Lanes, Proxier, Table};
+use proxy_iptables::fake::{FakeKernel, State};
+use proxy_iptables::{Config, Kernel, KernelError, Lanes, Proxier, Refusal, Table};
 
 /// A node with a proxier, and what they know.
-struct World {
+struct World<K: Kernel = FakeKernel> {
     kernel: FakeKernel,
-    proxier: Proxier<FakeKernel>,
+    proxier: Proxier<K>,
     model: Model,
     now: Instant,
     conflicts: Vec<Conflict>,
@@ -54,9 +60,39 @@ fn proxier(kernel: &FakeKernel) -> Proxier<FakeKernel> {
 }
 
 fn proxier_with(kernel: &FakeKernel, config: Config) -> Proxier<FakeKernel> {
+    on_lanes(Lanes::inline(|| kernel.clone()), config)
+}
+
+fn on_lanes<K: Kernel>(lanes: Lanes<K>, config: Config) -> Proxier<K> {
     let node = NodeFacts::new(IpFamily::V4, "node1");
-    let lanes = Lanes::inline(|| kernel.clone());
     Proxier::new(config, node, lanes, Instant::now())
+}
+
+/// The fake kernel, for a thread that hangs in each look at a single table while that is so.
+struct Slow(FakeKernel, Arc<AtomicBool>);
+
+impl Kernel for Slow {
+    fn addresses(&mut self) -> Result<BTreeSet<IpAddr>, KernelError> {
+        self.0.addresses()
+    }
+
+    fn save(
+        &mut self,
+        table: Option<Table>,
+        line: &mut (dyn FnMut(&str) + Send),
+    ) -> Result<(), KernelError> {
+        let saved = self.0.save(table, line);
+        let limit = Instant::now() + Duration::from_secs(30);
+        let hangs = || self.1.load(Ordering::Relaxed) && Instant::now() < limit;
+        while table.is_some() && hangs() {
+            thread::sleep(Duration::from_millis(1));
+        }
+        saved
+    }
+
+    fn restore(&mut self, text: Input<'_>) -> Result<(), Refusal> {
+        self.0.restore(text)
+    }
 }
 
 impl World {
@@ -65,13 +101,50 @@ impl World {
     }
 
     fn on(kernel: FakeKernel, is_whole: bool) -> Self {
+        let proxier = proxier(&kernel);
+        Self::with(proxier, kernel, is_whole)
+    }
+}
+
+impl World<Slow> {
+    /// With kernel threads.
+    fn threaded(hangs: &Arc<AtomicBool>) -> Self {
+        let kernel = FakeKernel::new(&["127.0.0.1", "192.168.0.10"]);
+        let lane = || {
+            let slow = Slow(kernel.clone(), hangs.clone());
+            Worker::spawn("fake", move || Ok::<_, io::Error>(slow)).unwrap()
+        };
+        let proxier = on_lanes(Lanes::new(lane(), lane()), config());
+        Self::with(proxier, kernel, true)
+    }
+
+    /// Goes on, in real time, until that is so; how long it took.
+    fn until(&mut self, what: &str, is_so: impl Fn(&State) -> bool) -> Duration {
+        let began = Instant::now();
+        while !is_so(&self.kernel.state()) {
+            assert!(began.elapsed() < Duration::from_secs(20), "{what}");
+            self.now = Instant::now();
+            while self.proxier.book(&self.model, self.now).is_some() {}
+            if self.proxier.is_ready() && self.model.has_changes() {
+                let changes = self.model.take_changes();
+                self.proxier.update(&self.model, &changes, self.now);
+            }
+            self.proxier.proceed(&self.model, self.now);
+            thread::sleep(Duration::from_millis(1));
+        }
+        began.elapsed()
+    }
+}
+
+impl<K: Kernel> World<K> {
+    fn with(proxier: Proxier<K>, kernel: FakeKernel, is_whole: bool) -> Self {
         let mut model = Model::new();
         for kind in [Kind::Service, Kind::EndpointSlice, Kind::Node] {
             model.apply(Event::ListStarted(kind));
             model.apply(Event::ListComplete { kind, is_whole });
         }
         Self {
-            proxier: proxier(&kernel),
+            proxier,
             kernel,
             model,
             now: Instant::now(),
@@ -325,6 +398,35 @@ fn flushed_tables_are_noticed_by_the_canary_alone() {
     world.tick(Duration::from_secs(5));
     assert_eq!(world.kernel.state().saves, [Some(Table::Mangle), None]);
     assert_eq!(world.kernel.saved(), held);
+}
+
+#[test]
+fn a_look_for_the_canary_that_hangs_delays_no_change() {
+    let hangs = Arc::new(AtomicBool::new(true));
+    let mut world = World::threaded(&hangs);
+    world.apply(Event::ServiceApplied(service(1)));
+    world.apply(slice(1, [1]));
+    world.until("a first sync", |state| !state.restores.is_empty());
+    world.proxier.check(world.now);
+    world.until("a look", |state| state.saves.contains(&Some(Table::Mangle)));
+    let mut longest = Duration::ZERO;
+    for endpoint in 2..12 {
+        world.apply(slice(1, [endpoint]));
+        let chosen = format!("to-destination 10.244.0.{endpoint}:8080");
+        let is_chosen = |state: &State| {
+            let last = state.restores.last();
+            last.is_some_and(|text| text.contains(&chosen))
+        };
+        longest = longest.max(world.until("a change", is_chosen));
+    }
+    assert!(longest < Duration::from_millis(100), "{longest:?}");
+    // It was there before the tables were flushed, which is seen at the next look.
+    world.kernel.flush();
+    hangs.store(false, Ordering::Relaxed);
+    world.proxier.check(world.now);
+    world.until("what was flushed", |state| {
+        state.tables[&Table::Nat].contains_key("KUBE-SERVICES")
+    });
 }
 
 #[test]
