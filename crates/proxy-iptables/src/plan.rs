@@ -29,8 +29,8 @@ const MAX_RESTORES: usize = 32;
 pub struct Plan {
     pub(crate) config: Arc<Config>,
     pub(crate) is_terse: bool,
-    /// What is written of it, if anything is, is this base.
-    pub(crate) wanted: Arc<Base>,
+    /// Once it is carried out, this base is there; `None` if it writes nothing of the base but what is there already.
+    pub(crate) wanted: Option<Arc<Base>>,
     /// Chains of the base that are not shared.
     pub(crate) base: Vec<(Table, &'static str, Vec<String>)>,
     /// Commands for chains of others.

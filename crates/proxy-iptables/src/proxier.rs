@@ -444,7 +444,6 @@ impl<K: Kernel> Proxier<K> {
         let mut plan = Plan {
             config: Arc::clone(&self.config),
             is_terse: self.is_terse,
-            wanted: self.base.wanted(&()).cloned().unwrap_or_default(),
             ..Plan::default()
         };
         let due: Vec<Slot> = self.due_slots(now);
@@ -519,7 +518,11 @@ impl<K: Kernel> Proxier<K> {
         };
         let installed = self.base.actual(&()).cloned().unwrap_or_default();
         let mut whole = self.disordered.clone();
+        // Where the base is put off, what is there of it stays.
+        let mut tails = &installed;
         if self.base.due(now).next().is_some() {
+            plan.wanted = Some(Arc::clone(wanted));
+            tails = wanted;
             for (table, name, lines) in wanted.differing(&installed) {
                 match Shared::find(table, name) {
                     Some(chain) => {
@@ -544,7 +547,7 @@ impl<K: Kernel> Proxier<K> {
             .map(|chain| Whole {
                 chain,
                 slots: texts.remove(&chain).unwrap_or_default(),
-                tail: wanted.tail(chain).to_vec(),
+                tail: tails.tail(chain).to_vec(),
             })
             .collect();
     }
@@ -633,16 +636,18 @@ impl<K: Kernel> Proxier<K> {
         if plan.has_base() {
             match &verdicts.base {
                 Verdict::Done => {
-                    self.base.set_actual(&(), Some(Arc::clone(&plan.wanted)));
+                    if let Some(wanted) = &plan.wanted {
+                        self.base.set_actual(&(), Some(Arc::clone(wanted)));
+                    }
                     self.disordered.clear();
                     self.news.review();
                 }
                 Verdict::Refused(reason) => {
                     let what = "write the iptables rules that all Services need";
                     report.failures.push(failure(what, None, reason));
-                    self.base.fail(&(), now);
+                    self.fail_base(plan, now);
                 }
-                Verdict::Untried => self.base.fail(&(), now),
+                Verdict::Untried => self.fail_base(plan, now),
             }
         }
         for (part, verdict) in plan.parts.iter().zip(&verdicts.parts) {
@@ -698,14 +703,18 @@ impl<K: Kernel> Proxier<K> {
     }
 
     fn fail_all(&mut self, plan: &Plan, now: Instant) {
-        if plan.has_base() {
-            self.base.fail(&(), now);
-        }
+        self.fail_base(plan, now);
         for part in &plan.parts {
             self.fail_part(part, Rows::fail, Rows::fail, now);
         }
         for chain in &plan.stale {
             self.chains.fail(chain, now);
+        }
+    }
+
+    fn fail_base(&mut self, plan: &Plan, now: Instant) {
+        if plan.wanted.is_some() {
+            self.base.fail(&(), now);
         }
     }
 

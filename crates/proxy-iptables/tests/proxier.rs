@@ -208,6 +208,13 @@ impl<K: Kernel> World<K> {
         std::mem::take(&mut self.kernel.state().restores)
     }
 
+    /// Somebody else changes a chain.
+    fn damage(&self, table: Table, name: &str, change: impl FnOnce(&mut Vec<String>)) {
+        let mut state = self.kernel.state();
+        let chains = state.tables.get_mut(&table).unwrap();
+        change(chains.get_mut(name).unwrap());
+    }
+
     fn chain(&self, table: Table, name: &str) -> Vec<String> {
         self.kernel.state().tables[&table][name].clone()
     }
@@ -447,6 +454,29 @@ fn what_was_changed_by_hand_is_mended_once_a_period() {
     }
     world.tick(Duration::from_mins(1));
     assert_eq!(world.holds(), held);
+}
+
+#[test]
+fn a_base_that_is_put_off_is_not_taken_for_written_with_what_is_in_disorder() {
+    let mut world = serving(2);
+    let held = world.holds();
+    world.kernel.state().refused = vec!["-j MASQUERADE".to_owned()];
+    world.damage(Table::Nat, "KUBE-POSTROUTING", Vec::clear);
+    world.tick(Duration::from_mins(1));
+    for _ in 0..8 {
+        world.now = world.proxier.next_due(world.now).unwrap();
+        world.settle();
+    }
+    world.damage(Table::Filter, "KUBE-SERVICES", |rules| {
+        rules.push("-A KUBE-SERVICES -s 9.9.9.9/32 -j DROP".to_owned());
+    });
+    world.restores();
+    assert_eq!(world.tick(Duration::from_secs(28)).pending, 1);
+    assert_eq!(world.restores().len(), 1);
+    assert!(world.chain(Table::Filter, "KUBE-SERVICES").is_empty());
+    world.kernel.state().refused.clear();
+    world.now = world.proxier.next_due(world.now).unwrap();
+    assert_eq!((world.settle().pending, world.holds()), (0, held));
 }
 
 #[test]
