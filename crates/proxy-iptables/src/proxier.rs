@@ -113,10 +113,10 @@ pub struct Proxier<K: Kernel> {
     base: Rows<(), Arc<Base>, ()>,
     slots: Rows<Slot, Arc<str>, Arc<Owner>>,
     chains: Rows<Chain, Content, Arc<Owner>>,
-    /// Shared chains that have to be written whole.
-    disordered: BTreeSet<Shared>,
-    /// Of IPVS mode.
-    leftovers: Leftovers,
+    /// Shared chains that have to be written whole: what is there of this is what nobody wants.
+    disordered: Rows<Shared, (), ()>,
+    /// Of IPVS mode: the same. It is only in the way, so that nothing is late for it.
+    leftovers: Rows<(), Leftovers, ()>,
     endpoints: usize,
     /// Rules of Services in filter and nat.
     rules: [usize; 2],
@@ -183,8 +183,8 @@ impl<K: Kernel> Proxier<K> {
             base: Rows::new(),
             slots: Rows::new(),
             chains: Rows::new(),
-            disordered: BTreeSet::new(),
-            leftovers: Leftovers::default(),
+            disordered: Rows::new(),
+            leftovers: Rows::new(),
             endpoints: 0,
             rules: [0; 2],
             is_terse: false,
@@ -209,6 +209,7 @@ impl<K: Kernel> Proxier<K> {
         self.base.begin(now);
         self.slots.begin(now);
         self.chains.begin(now);
+        self.disordered.begin(now);
     }
 
     // ---- update: what is wanted ----
@@ -409,8 +410,10 @@ impl<K: Kernel> Proxier<K> {
         let slots = self
             .slots
             .observe(slots.map(|(slot, text)| (slot, Arc::from(text))));
-        self.disordered = disordered;
-        self.leftovers = leftovers;
+        let disordered = disordered.into_iter();
+        self.disordered.observe(disordered.map(|chain| (chain, ())));
+        let leftovers = (!leftovers.is_empty()).then_some(leftovers);
+        self.leftovers.observe(leftovers.map(|found| ((), found)));
         self.want_base();
         if !is_drift {
             return;
@@ -517,7 +520,7 @@ impl<K: Kernel> Proxier<K> {
             return;
         };
         let installed = self.base.actual(&()).cloned().unwrap_or_default();
-        let mut whole = self.disordered.clone();
+        let mut whole: BTreeSet<Shared> = self.disordered.due(now).copied().collect();
         // Where the base is put off, what is there of it stays.
         let mut tails = &installed;
         if self.base.due(now).next().is_some() {
@@ -588,10 +591,14 @@ impl<K: Kernel> Proxier<K> {
     }
 
     /// Once everything is served by this mode, what IPVS mode has left may go.
-    fn plan_leftovers(&self) -> Option<Plan> {
-        let is_ready = self.may_delete && self.pending() == 0 && self.manner == Manner::Together;
-        (is_ready && !self.leftovers.is_empty()).then(|| Plan {
-            leftovers: self.leftovers.clone(),
+    fn plan_leftovers(&self, now: Instant) -> Option<Plan> {
+        // After a refusal it is not known what of them is left.
+        if !self.may_delete || self.pending() > 0 || self.is_uncertain {
+            return None;
+        }
+        let due = self.leftovers.due(now).next()?;
+        Some(Plan {
+            leftovers: self.leftovers.actual(due)?.clone(),
             ..Plan::default()
         })
     }
@@ -639,7 +646,9 @@ impl<K: Kernel> Proxier<K> {
                     if let Some(wanted) = &plan.wanted {
                         self.base.set_actual(&(), Some(Arc::clone(wanted)));
                     }
-                    self.disordered.clear();
+                    for whole in &plan.whole {
+                        self.disordered.set_actual(&whole.chain, None);
+                    }
                     self.news.review();
                 }
                 Verdict::Refused(reason) => {
@@ -690,14 +699,13 @@ impl<K: Kernel> Proxier<K> {
         }
         if !plan.leftovers.is_empty() {
             match &verdicts.leftovers {
-                Verdict::Done => {
-                    self.leftovers = Leftovers::default();
-                }
+                Verdict::Done => self.leftovers.set_actual(&(), None),
                 Verdict::Refused(reason) => {
                     let what = "remove the iptables rules that IPVS mode has left";
                     report.failures.push(failure(what, None, reason));
+                    self.leftovers.fail(&(), now);
                 }
-                Verdict::Untried => {}
+                Verdict::Untried => self.leftovers.fail(&(), now),
             }
         }
     }
@@ -710,11 +718,17 @@ impl<K: Kernel> Proxier<K> {
         for chain in &plan.stale {
             self.chains.fail(chain, now);
         }
+        if !plan.leftovers.is_empty() {
+            self.leftovers.fail(&(), now);
+        }
     }
 
     fn fail_base(&mut self, plan: &Plan, now: Instant) {
         if plan.wanted.is_some() {
             self.base.fail(&(), now);
+        }
+        for whole in &plan.whole {
+            self.disordered.fail(&whole.chain, now);
         }
     }
 
@@ -737,6 +751,7 @@ impl<K: Kernel> Proxier<K> {
     fn is_settled(&self, service: &NamespacedName) -> bool {
         let mut ports = self.ports.get(service).into_iter().flatten();
         self.base.pending_len() == 0
+            && self.disordered.pending_len() == 0
             && ports.all(|port| {
                 let mut slots = self.slots.keys_of(&port.owner).iter();
                 let mut chains = self.chains.keys_of(&port.owner).iter();
@@ -758,12 +773,16 @@ impl<K: Kernel> Proxier<K> {
         }
     }
 
+    /// How much of what serves differs from what is wanted.
     fn pending(&self) -> usize {
-        self.base.pending_len() + self.slots.pending_len() + self.chains.pending_len()
+        let common = self.base.pending_len() + self.disordered.pending_len();
+        common + self.slots.pending_len() + self.chains.pending_len()
     }
 
+    /// How much of that could not be written.
     fn failing(&self) -> usize {
-        self.base.failing_len() + self.slots.failing_len() + self.chains.failing_len()
+        let common = self.base.failing_len() + self.disordered.failing_len();
+        common + self.slots.failing_len() + self.chains.failing_len()
     }
 
     fn conflicts(&self) -> Vec<Conflict> {
@@ -812,7 +831,7 @@ impl<K: Kernel> Proxier<K> {
             ..Verdicts::default()
         };
         self.take_verdicts(&plan, &done, now, &mut report);
-        let plans = [plan].into_iter().chain(self.plan_leftovers());
+        let plans = [plan].into_iter().chain(self.plan_leftovers(now));
         plans.filter(|plan| !plan.is_empty()).collect()
     }
 
@@ -865,7 +884,7 @@ impl<K: Kernel> Proxier<K> {
             if mem::take(&mut self.is_fresh) {
                 self.news.counts = Some(self.counts(None, true));
             }
-            match self.plan_leftovers() {
+            match self.plan_leftovers(now) {
                 Some(leftovers) => plan = leftovers,
                 None => return,
             }
@@ -1130,6 +1149,8 @@ impl<K: Kernel> Mode for Proxier<K> {
             self.base.next_retry(now),
             self.slots.next_retry(now),
             self.chains.next_retry(now),
+            self.disordered.next_retry(now),
+            self.leftovers.next_retry(now),
             self.rules_look.next_due(now),
             self.canary_look.next_due(now),
             self.addresses_look.next_due(now),
@@ -1144,6 +1165,7 @@ impl<K: Kernel> Mode for Proxier<K> {
             self.base.pending_since(),
             self.slots.pending_since(),
             self.chains.pending_since(),
+            self.disordered.pending_since(),
             self.rules_look.unknown_since(),
             addresses.filter(|_| needs_addresses),
             self.none_served,
@@ -1157,8 +1179,8 @@ impl<K: Kernel> Mode for Proxier<K> {
             pending_since,
             stuck_since: pending_since.map(stuck),
             is_settled: self.lanes.rules.is_free(),
-            pending: self.pending(),
-            failing: self.failing(),
+            pending: self.pending() + self.leftovers.pending_len(),
+            failing: self.failing() + self.leftovers.failing_len(),
         }
     }
 

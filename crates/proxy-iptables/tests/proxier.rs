@@ -215,6 +215,18 @@ impl<K: Kernel> World<K> {
         change(chains.get_mut(name).unwrap());
     }
 
+    /// Goes on for so long, from one thing that is due to the next; how many restores that were.
+    fn restores_within(&mut self, time: Duration) -> usize {
+        self.restores();
+        let end = self.now + time;
+        while let Some(due) = self.proxier.next_due(self.now).filter(|due| *due <= end) {
+            self.now = due;
+            self.settle();
+        }
+        self.now = end;
+        self.restores().len()
+    }
+
     fn chain(&self, table: Table, name: &str) -> Vec<String> {
         self.kernel.state().tables[&table][name].clone()
     }
@@ -784,7 +796,7 @@ fn an_address_that_changes_while_addresses_are_read_is_read_again() {
         world.proxier.proceed(&world.model, world.now);
         put(&mut world, is_there);
         world.settle();
-        let served = &world.proxier.node_ports().addresses;
+        let served = &world.proxier.node_ports().unwrap().addresses;
         assert_eq!(served.contains(&address), is_there, "{address}");
     }
 }
@@ -889,6 +901,87 @@ fn what_ipvs_mode_has_left_goes_when_this_one_serves() {
     for gone in ["IPVS", "KUBE-NODE-PORT ", "KUBE-LOAD-BALANCER", "match-set"] {
         assert!(!saved.contains(gone), "{gone}");
     }
+}
+
+/// A world that serves, and in which something of IPVS mode is found later.
+fn serving_beside_ipvs_mode() -> World {
+    let world = serving(1);
+    world.kernel.load(
+        "*filter\n:KUBE-IPVS-FILTER - [0:0]\n\
+         -A INPUT -m comment --comment \"kubernetes ipvs access filter\" -j KUBE-IPVS-FILTER\nCOMMIT\n",
+    );
+    world
+}
+
+fn has_leftovers(world: &World) -> bool {
+    world.kernel.saved().contains("IPVS")
+}
+
+#[test]
+fn what_ipvs_mode_has_left_is_tried_again_with_back_off_while_nothing_is_taken() {
+    let mut world = serving_beside_ipvs_mode();
+    world.kernel.state().held = Some("no process to be had".to_owned());
+    let synced = world.tick(Duration::from_mins(1));
+    assert_eq!((synced.failures.len(), synced.failed_restores), (1, 1));
+    assert_eq!(synced.pending, 1);
+    // It is only in the way.
+    assert_eq!(synced.stuck, None);
+    let tries = 1 + world.restores_within(Duration::from_mins(2));
+    assert!((5..12).contains(&tries), "{tries} in two minutes");
+    world.kernel.state().held = None;
+    world.restores_within(Duration::from_secs(30));
+    assert!(!has_leftovers(&world));
+    assert_eq!(world.proxier.standing().pending, 0);
+}
+
+#[test]
+fn what_ipvs_mode_has_left_goes_when_nobody_holds_it_any_more() {
+    let mut world = serving_beside_ipvs_mode();
+    world.damage(Table::Filter, "INPUT", |rules| {
+        rules.push("-A INPUT -s 9.9.9.9/32 -j KUBE-IPVS-FILTER".to_owned());
+    });
+    let synced = world.tick(Duration::from_mins(1));
+    // Once together, and then apart.
+    assert_eq!((synced.failures.len(), synced.failed_restores), (1, 2));
+    assert!(has_leftovers(&world));
+    let tries = 2 + world.restores_within(Duration::from_mins(2));
+    assert!((5..12).contains(&tries), "{tries} in two minutes");
+    world.damage(Table::Filter, "INPUT", |rules| drop(rules.pop()));
+    world.restores_within(Duration::from_secs(30));
+    assert!(!has_leftovers(&world));
+    assert_eq!(world.proxier.standing().pending, 0);
+    // From then on a change is one restore again.
+    world.apply(slice(1, [1, 2, 3]));
+    world.sync();
+    assert_eq!(world.restores().len(), 1);
+}
+
+#[test]
+fn a_shared_chain_in_disorder_is_pending_until_it_is_written() {
+    let mut world = serving(2);
+    let held = world.holds();
+    world.damage(Table::Nat, "KUBE-SERVICES", |rules| {
+        rules.insert(0, "-A KUBE-SERVICES -s 9.9.9.9/32 -j DROP".to_owned());
+    });
+    world.kernel.state().held = Some("no process to be had".to_owned());
+    let synced = world.tick(Duration::from_mins(1));
+    assert_eq!((synced.failures.len(), synced.failed_restores), (1, 1));
+    let standing = world.proxier.standing();
+    assert_eq!((standing.pending, standing.failing), (1, 1));
+    assert!(standing.pending_since.is_some() && standing.stuck_since.is_some());
+    world.kernel.state().unreadable = Some("no process to be had".to_owned());
+    let tries = 1 + world.restores_within(Duration::from_mins(2));
+    assert!((5..12).contains(&tries), "{tries} in two minutes");
+    // Nobody is served as was asked.
+    world.apply(slice(1, [1, 2, 3]));
+    assert!(world.sync().settled.is_empty());
+    world.apply(slice(1, [1, 2]));
+    world.kernel.state().held = None;
+    world.kernel.state().unreadable = None;
+    world.sync();
+    world.restores_within(Duration::from_secs(30));
+    assert_eq!(world.holds(), held);
+    assert_eq!(world.proxier.standing().pending_since, None);
 }
 
 #[test]

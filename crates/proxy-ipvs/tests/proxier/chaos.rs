@@ -96,7 +96,7 @@ impl Kernel for Restless {
         let mut outcomes = Vec::new();
         let mut rest = plan.ops.as_slice();
         while !rest.is_empty() {
-            let (piece, others) = rest.split_at(rest.len().min(1 + self.1.below(5) as usize));
+            let (piece, others) = rest.split_at(rest.len().min(usize::from(1 + self.1.small(5))));
             rest = others;
             self.0.state().lose_acknowledgements = self.1.is_one_in(40);
             let ops = piece.to_vec();
