@@ -136,7 +136,7 @@ pub struct Proxier<K: Kernel> {
     /// When the kernel last took something.
     written: Option<Instant>,
     /// Since when no Service that wants rules has any.
-    none_served: Option<Instant>,
+    unserved: Option<Instant>,
     news: News,
 }
 
@@ -195,7 +195,7 @@ impl<K: Kernel> Proxier<K> {
             is_fresh: false,
             is_uncertain: false,
             written: None,
-            none_served: None,
+            unserved: None,
             news: News::default(),
         };
         proxier.begin(now);
@@ -604,6 +604,14 @@ impl<K: Kernel> Proxier<K> {
     }
 
     // ---- book: what became of it ----
+
+    /// Notes since when nothing of Services is there: since it was asked for, not since it was refused.
+    fn note_unserved(&mut self, now: Instant) {
+        let mut wanted = self.slots.iter_wanted();
+        let is_any = self.slots.wanted_len() > 0;
+        let is_none = is_any && wanted.all(|(slot, _)| self.slots.actual(slot).is_none());
+        self.unserved = is_none.then(|| self.unserved.unwrap_or(now));
+    }
 
     fn take_verdicts(
         &mut self,
@@ -1054,6 +1062,7 @@ impl<K: Kernel> Mode for Proxier<K> {
             }
         }
         self.settle_style();
+        self.note_unserved(now);
     }
 
     fn notice(&mut self, notice: &Notice, now: Instant) {
@@ -1124,13 +1133,7 @@ impl<K: Kernel> Mode for Proxier<K> {
         if !self.news.drift.is_empty() && self.pending() == failing {
             report.drift = mem::take(&mut self.news.drift);
         }
-        let slots = &self.slots;
-        let is_none_served =
-            slots.wanted_len() > 0 && slots.failing_len() >= slots.wanted_len() && {
-                let mut wanted = slots.iter_wanted();
-                wanted.all(|(slot, _)| slots.actual(slot).is_none())
-            };
-        self.none_served = is_none_served.then(|| self.none_served.unwrap_or(now));
+        self.note_unserved(now);
         report.iptables = report.iptables.or(self.news.counts.take());
         let has_news = has_taken
             || !report.settled.is_empty()
@@ -1161,6 +1164,9 @@ impl<K: Kernel> Mode for Proxier<K> {
     fn standing(&self) -> Standing {
         let needs_addresses = self.node.node_port_addresses.of(self.node.family) != Selection::All;
         let addresses = self.addresses_look.unknown_since();
+        // Each may seem to be wrong in itself, but not all at once.
+        let all_refused = self.slots.failing_len() >= self.slots.wanted_len();
+        let none_served = self.unserved.filter(|_| all_refused);
         let pending_since = [
             self.base.pending_since(),
             self.slots.pending_since(),
@@ -1168,10 +1174,10 @@ impl<K: Kernel> Mode for Proxier<K> {
             self.disordered.pending_since(),
             self.rules_look.unknown_since(),
             addresses.filter(|_| needs_addresses),
-            self.none_served,
+            none_served,
         ];
         let pending_since = pending_since.into_iter().flatten().min();
-        let stuck = |since: Instant| match self.none_served {
+        let stuck = |since: Instant| match none_served {
             Some(none) => none,
             None => self.written.map_or(since, |at| at.max(since)),
         };

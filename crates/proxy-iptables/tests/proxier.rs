@@ -669,9 +669,15 @@ fn a_node_on_which_every_service_is_refused_is_stuck() {
         world.apply(Event::ServiceApplied(service(number)));
         world.apply(slice(number, [1, 2]));
     }
-    let synced = world.sync();
+    let asked = world.now;
+    let changes = world.model.take_changes();
+    world.proxier.update(&world.model, &changes, asked);
+    world.now += Duration::from_secs(1);
+    let synced = world.settle();
     let since = synced.stuck.unwrap();
     assert!(synced.settled.is_empty(), "{synced:?}");
+    // Since it was asked for: else all that was asked before would count as served.
+    assert_eq!(world.proxier.standing().pending_since, Some(asked));
     // The base goes on being written, and is no progress of any Service.
     world.now += Duration::from_mins(1);
     world.kernel.flush();

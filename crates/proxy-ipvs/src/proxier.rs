@@ -206,8 +206,8 @@ pub struct Proxier<K: Kernel> {
     count: Option<u32>,
     /// When the rules were last read.
     rules_read: Option<Instant>,
-    /// Since when every virtual server that is wanted has been refused.
-    none_served: Option<Instant>,
+    /// Since when no virtual server that is wanted is there.
+    unserved: Option<Instant>,
     news: News,
 }
 
@@ -279,7 +279,7 @@ impl<K: Kernel> Proxier<K> {
             next_glance: config.glance_period.map(|period| now + period),
             count: None,
             rules_read: None,
-            none_served: None,
+            unserved: None,
             news: News::default(),
             config,
         }
@@ -1150,6 +1150,15 @@ impl<K: Kernel> Proxier<K> {
         report.has_used_much |= plan.ops.len() >= MANY_WRITES;
     }
 
+    /// Notes since when none of the virtual servers is there: since they were asked for, not since they were refused.
+    fn note_unserved(&mut self, now: Instant) {
+        let servers = &self.tables.servers;
+        let mut wanted = servers.iter_wanted();
+        let is_any = servers.wanted_len() > 0;
+        let is_none = is_any && wanted.all(|(key, _)| servers.actual(key).is_none());
+        self.unserved = is_none.then(|| self.unserved.unwrap_or(now));
+    }
+
     /// Follows how many virtual servers there are.
     fn follow_count(&mut self, plan: &Plan, outcomes: &[Outcome]) {
         for (op, outcome) in plan.ops.iter().zip(outcomes) {
@@ -1341,6 +1350,7 @@ impl<K: Kernel> Mode for Proxier<K> {
             self.update_services(model, &changes.services);
         }
         self.adopt_wanted();
+        self.note_unserved(now);
     }
 
     fn notice(&mut self, notice: &Notice, now: Instant) {
@@ -1449,13 +1459,7 @@ impl<K: Kernel> Mode for Proxier<K> {
         {
             report.drift = mem::take(&mut self.news.drift);
         }
-        let servers = &self.tables.servers;
-        let is_none_served =
-            servers.wanted_len() > 0 && servers.failing_len() >= servers.wanted_len() && {
-                let mut wanted = servers.iter_wanted();
-                wanted.all(|(key, _)| servers.actual(key).is_none())
-            };
-        self.none_served = is_none_served.then(|| self.none_served.unwrap_or(now));
+        self.note_unserved(now);
         report.settled = mem::take(&mut self.news.settled);
         report.repaired = mem::take(&mut self.news.repaired);
         let has_news = has_taken
@@ -1523,7 +1527,9 @@ impl<K: Kernel> Mode for Proxier<K> {
             standing.stuck_since = earlier(standing.stuck_since, stuck);
         }
         // Each may seem to be wrong in itself, but not all at once.
-        if let Some(since) = self.none_served {
+        let servers = &self.tables.servers;
+        let all_refused = servers.failing_len() >= servers.wanted_len();
+        if let Some(since) = self.unserved.filter(|_| all_refused) {
             standing.pending_since = earlier(standing.pending_since, since);
             standing.stuck_since = earlier(standing.stuck_since, since);
         }
