@@ -3,11 +3,13 @@
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::PathBuf;
-use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use scenarios::{Cluster, Outcome, SOON, Service, Story, at, kube_proxy, tcp, tell};
+use scenarios::{
+    Cluster, METRICS, Modprobe, Outcome, SOON, Service, Story, at, get, is_module, kube_proxy, tcp,
+    tell,
+};
 
 fn main() {
     let story = |name, tell| Story {
@@ -19,6 +21,21 @@ fn main() {
         story(
             "a_changed_file_is_applied_while_connections_live",
             a_changed_file_is_applied_while_connections_live,
+        ),
+        Story {
+            is_possible: || is_module("ip_vs_mh"),
+            ..story(
+                "a_changed_file_that_cannot_be_in_effect_yet_is_tried_again",
+                a_changed_file_that_cannot_be_in_effect_yet_is_tried_again,
+            )
+        },
+        story(
+            "health_checks_are_answered_where_node_ports_are",
+            health_checks_are_answered_where_node_ports_are,
+        ),
+        story(
+            "odd_packets_are_no_longer_dropped_in_iptables_mode",
+            odd_packets_are_no_longer_dropped_in_iptables_mode,
         ),
         story(
             "what_takes_a_new_start_waits_for_it_and_is_said",
@@ -53,7 +70,7 @@ fn main() {
             init_only_fails_where_the_mode_could_not_be_served,
         ),
         Story {
-            is_possible: has_modules,
+            is_possible: || is_module("xt_set"),
             ..story(
                 "init_only_names_a_module_that_is_missing",
                 init_only_names_a_module_that_is_missing,
@@ -170,6 +187,99 @@ fn a_changed_file_is_applied_while_connections_live(c: &mut Cluster) -> Outcome 
     c.apply(&less)?;
     c.until_served(&less)?;
     all_answer()?;
+    c.stop()
+}
+
+/// What is told to be in effect of `ipvs`: the scheduler, and whether ARP is strict.
+fn told_in_effect(c: &Cluster) -> Result<String> {
+    let (_, body) = get(&c.node1, METRICS, "/configz")?;
+    let all: serde_json::Value = serde_json::from_str(&body)?;
+    let field = |name| all.pointer(&format!("/kubeproxy.config.k8s.io/ipvs/{name}"));
+    Ok(format!("{:?} {:?}", field("scheduler"), field("strictARP")))
+}
+
+/// Until the cause is gone, all stays as it was, and is told as it is; then nobody has to edit the file again.
+fn a_changed_file_that_cannot_be_in_effect_yet_is_tried_again(c: &mut Cluster) -> Outcome {
+    let map = ConfigMap::new(c, "mode: ipvs\n")?;
+    c.apply(&web())?;
+    c.start(&[&map.flag()])?;
+    c.until_served(&web())?;
+    let before = told_in_effect(c)?;
+    let taken_away = Modprobe::take_away()?;
+    c.sh("rmmod ip_vs_mh 2>/dev/null || true")?;
+    map.publish(
+        "..2",
+        "mode: ipvs\nipvs: {scheduler: mh, strictARP: true}\n",
+    )?;
+    let line = c.await_line("is not in effect")?;
+    ensure!(line.contains("modprobe ip_vs_mh"), "{line}");
+    let less = web().endpoints("10.244.2.10 fd44:1::10");
+    c.apply(&less)?;
+    c.until_served(&less)?;
+    ensure!(told_in_effect(c)? == before);
+    ensure!(setting(c, "net.ipv4.conf.all.arp_ignore")? == "0");
+    ensure!(scheduler(c, "TCP 10.96.0.10:80")? == "rr");
+    c.sh("modprobe ip_vs_mh")?;
+    let took = c.until("the new scheduler", || {
+        Ok(scheduler(c, "TCP 10.96.0.10:80")?.starts_with("mh"))
+    })?;
+    println!("    in effect {took:.1?} after the cause was gone");
+    drop(taken_away);
+    let after = told_in_effect(c)?;
+    ensure!(after.contains("mh") && after != before, "{before} {after}");
+    ensure!(setting(c, "net.ipv4.conf.all.arp_ignore")? == "1");
+    c.until_answered(&c.client, "10.96.0.10:80")?;
+    c.stop()
+}
+
+fn health_checks_are_answered_where_node_ports_are(c: &mut Cluster) -> Outcome {
+    const AT: [&str; 3] = ["172.35.0.100:30999", "10.244.1.1:30999", "127.0.0.1:30999"];
+    let fields = |addresses: &str| format!("mode: ipvs\nnodePortAddresses: [{addresses}]\n");
+    let map = ConfigMap::new(c, &fields("172.35.0.0/24"))?;
+    let local = web()
+        .ingress("192.0.2.10")
+        .spec("externalTrafficPolicy: Local, healthCheckNodePort: 30999");
+    c.apply(&local)?;
+    c.start(&[&map.flag()])?;
+    for (number, addresses, wanted) in [
+        (1, "172.35.0.0/24", [true, false, false]),
+        (2, "10.244.1.0/24", [false, true, false]),
+        (3, "", [true; 3]),
+        (4, "172.35.0.0/24", [true, false, false]),
+    ] {
+        if number > 1 {
+            map.publish(&format!("..{number}"), &fields(addresses))?;
+        }
+        let answered = || AT.map(|at| get(&c.node1, at, "/").is_ok_and(|(code, _)| code == 200));
+        let took = c.until(addresses, || Ok(answered() == wanted))?;
+        println!("    health checks answered at [{addresses}] after {took:.1?}");
+    }
+    c.stop()
+}
+
+/// With `tcpBeLiberal` there is no rule that drops what connection tracking calls invalid. (Taken back, it leaves what was set.)
+fn odd_packets_are_no_longer_dropped_in_iptables_mode(c: &mut Cluster) -> Outcome {
+    has_a_way(c)?;
+    let fields = |is_liberal: bool| {
+        format!("mode: iptables\nconntrack: {{maxPerCore: 0, tcpBeLiberal: {is_liberal}}}\n")
+    };
+    let map = ConfigMap::new(c, &fields(false))?;
+    c.apply(&web())?;
+    c.start(&[&map.flag()])?;
+    let drops = |c: &Cluster| -> Result<[bool; 2]> {
+        let rules = c.sh("iptables-$backend-save -t filter; ip6tables-$backend-save -t filter")?;
+        let mut drops = rules
+            .lines()
+            .filter(|line| line.starts_with("-A KUBE-FORWARD") && line.contains("INVALID"));
+        let has_rules = drops.next().is_some();
+        let is_liberal = setting(c, "net.netfilter.nf_conntrack_tcp_be_liberal")? == "1";
+        Ok([has_rules, is_liberal])
+    };
+    ensure!(drops(c)? == [true, false]);
+    map.publish("..2", &fields(true))?;
+    let took = c.until("the rule to go", || Ok(drops(c)? == [false, true]))?;
+    println!("    tcpBeLiberal in effect after {took:.1?}");
+    c.until_answered(&c.client, "10.96.0.10:80")?;
     c.stop()
 }
 
@@ -616,17 +726,6 @@ fn init_only_fails_where_the_mode_could_not_be_served(c: &mut Cluster) -> Outcom
         ensure!(!is_done && is_told, "{flags}: {said}");
     }
     Ok(())
-}
-
-/// Whether the kernel is this lab's own, with modules that can be taken away.
-fn has_modules() -> bool {
-    let is_guest = std::env::var_os("LAB_LANE").is_none_or(|lane| lane != "host");
-    let file = || {
-        Command::new("modinfo")
-            .args(["-F", "filename", "xt_set"])
-            .output()
-    };
-    is_guest && file().is_ok_and(|output| output.stdout.starts_with(b"/"))
 }
 
 /// What would be found when the first Service wants it, by then with nothing before it that still

@@ -3,12 +3,11 @@
 //! The judges are the answers, and `conntrack` for the tracked flows.
 
 use std::collections::BTreeMap;
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use lab::{Connection, Place, Transport};
-use scenarios::{Cluster, Outcome, Service, Story, at, tell, udp};
+use scenarios::{Cluster, Outcome, Service, Story, at, is_module, tell, udp};
 
 const NEAR: &str = "10.244.1.10 fd44:1::10";
 const FAR: &str = "10.244.2.10 fd44:2::10";
@@ -45,7 +44,7 @@ fn main() {
             a_large_table_is_never_held_in_memory,
         ),
         Story {
-            is_possible: is_ctnetlink_a_module,
+            is_possible: || is_module("nf_conntrack_netlink"),
             ..story(
                 "without_ctnetlink_the_log_says_what_to_do",
                 without_ctnetlink_the_log_says_what_to_do,
@@ -504,15 +503,4 @@ fn without_ctnetlink_the_log_says_what_to_do(c: &mut Cluster) -> Outcome {
         "no more than once"
     );
     Ok(())
-}
-
-/// Whether ctnetlink is a module of a kernel that is this lab's own.
-fn is_ctnetlink_a_module() -> bool {
-    let is_guest = std::env::var_os("LAB_LANE").is_none_or(|lane| lane != "host");
-    let file = || {
-        Command::new("modinfo")
-            .args(["-F", "filename", "nf_conntrack_netlink"])
-            .output()
-    };
-    is_guest && file().is_ok_and(|output| output.stdout.starts_with(b"/"))
 }

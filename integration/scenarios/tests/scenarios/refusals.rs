@@ -3,7 +3,7 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 
-use scenarios::{Cluster, Outcome, Service, tcp};
+use scenarios::{Cluster, Modprobe, Outcome, Service, tcp};
 
 fn says(said: &str, parts: &[&str]) {
     for part in parts {
@@ -11,25 +11,6 @@ fn says(said: &str, parts: &[&str]) {
             said.contains(part),
             "{part:?} is not in what it said:\n{said}"
         );
-    }
-}
-
-/// The path of the program by which the kernel loads modules; put back when dropped.
-struct Modprobe(String);
-
-const MODPROBE: &str = "/proc/sys/kernel/modprobe";
-
-impl Modprobe {
-    fn take_away() -> std::io::Result<Self> {
-        let before = fs::read_to_string(MODPROBE)?;
-        fs::write(MODPROBE, "/nonexistent")?;
-        Ok(Self(before))
-    }
-}
-
-impl Drop for Modprobe {
-    fn drop(&mut self) {
-        let _ = fs::write(MODPROBE, self.0.trim_end());
     }
 }
 

@@ -1,0 +1,38 @@
+//! Kernel modules that are not to be had for a while.
+
+use std::fs;
+use std::io;
+use std::process::Command;
+
+const MODPROBE: &str = "/proc/sys/kernel/modprobe";
+
+/// The path of the program by which the kernel loads modules, taken away until this is dropped.
+#[derive(Debug)]
+#[must_use]
+pub struct Modprobe(String);
+
+impl Modprobe {
+    /// From now on, the kernel loads no module by itself.
+    pub fn take_away() -> io::Result<Self> {
+        let before = fs::read_to_string(MODPROBE)?;
+        fs::write(MODPROBE, "/nonexistent")?;
+        Ok(Self(before))
+    }
+}
+
+impl Drop for Modprobe {
+    fn drop(&mut self) {
+        let _ = fs::write(MODPROBE, self.0.trim_end());
+    }
+}
+
+/// Whether the kernel is this lab's own, and this is a module of it, which can be taken away.
+pub fn is_module(name: &str) -> bool {
+    let is_guest = std::env::var_os("LAB_LANE").is_none_or(|lane| lane != "host");
+    let file = || {
+        Command::new("modinfo")
+            .args(["-F", "filename", name])
+            .output()
+    };
+    is_guest && file().is_ok_and(|output| output.stdout.starts_with(b"/"))
+}
