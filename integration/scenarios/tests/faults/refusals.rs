@@ -1,0 +1,92 @@
+//! The kernel refuses all that Services want, though it has taken what all of them rely on: that is no service, and is told so.
+
+use std::thread::sleep;
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use scenarios::{Cluster, Faults, Modprobe, Outcome, Service, health, metric, tcp};
+
+const SYNC_PERIOD: Duration = Duration::from_secs(2);
+
+fn web() -> Service {
+    Service::new("web", "10.96.0.10")
+        .port(tcp(80, 8080))
+        .endpoints("10.244.1.10 10.244.2.10")
+}
+
+/// When a sync was complete for the last time, as far as one was.
+fn completed(c: &Cluster) -> Result<Option<f64>> {
+    let series = "kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family=\"IPv4\"}";
+    metric(c, series)
+}
+
+/// It is neither ready nor, after two sync periods, healthy, and counts no sync as complete, for as long as that lasts.
+fn is_told(c: &Cluster) -> Outcome {
+    let before = completed(c)?;
+    let pages = || -> Result<[u16; 2]> { Ok([health(c, "/readyz")?, health(c, "/healthz")?]) };
+    let mut found = pages()?;
+    let late = c.until("two sync periods are over", || {
+        found = pages()?;
+        Ok(found[0] == 200 || found[1] == 503)
+    });
+    println!(
+        "    /readyz {}, /healthz {} after {late:.1?}",
+        found[0], found[1]
+    );
+    ensure!(late? >= SYNC_PERIOD, "a sync may take its time");
+    for _ in 0..4 {
+        ensure!(pages()? == [503; 2]);
+        ensure!(completed(c)? == before, "no sync was complete");
+        sleep(SYNC_PERIOD / 2);
+    }
+    c.refuses(&c.client, "10.96.0.10:80")
+}
+
+/// And once the cause is gone, all is well without further ado.
+fn is_over(c: &Cluster, before: Option<f64>) -> Outcome {
+    let took = c.until("readiness", || {
+        Ok(health(c, "/readyz")? == 200 && health(c, "/healthz")? == 200)
+    })?;
+    println!("    ready and healthy {took:.1?} after the cause was gone");
+    ensure!(completed(c)? > before, "a sync was complete");
+    c.until_answered(&c.client, "10.96.0.10:80").map(drop)
+}
+
+/// The scheduler goes between the start, which looks for it, and the first Service.
+pub(crate) fn virtual_servers_that_are_all_refused_are_not_ready_nor_healthy(
+    c: &mut Cluster,
+) -> Outcome {
+    let mut api = c.api_server(true)?;
+    api.apply(&web())?;
+    c.launch_on(&api, &["--ipvs-scheduler=mh", "--ipvs-sync-period=2s"])?;
+    c.until("the health server", || Ok(health(c, "/livez").is_ok()))?;
+    let taken_away = Modprobe::take_away()?;
+    c.sh("rmmod ip_vs_mh 2>/dev/null || true")?;
+    api.start()?;
+    c.await_line("virtual server 10.96.0.10:80/TCP")?;
+    is_told(c)?;
+    let before = completed(c)?;
+    c.sh("modprobe ip_vs_mh")?;
+    is_over(c, before)?;
+    drop(taken_away);
+    c.stop()
+}
+
+/// The base of iptables mode, which is there whatever the Services are, is taken.
+pub(crate) fn rules_that_are_all_refused_are_not_ready_nor_healthy(c: &mut Cluster) -> Outcome {
+    // Service addresses are none of the node's own.
+    c.node1
+        .read(["ip", "route", "replace", "default", "via", "172.35.0.9"])?;
+    let faults = Faults::prepare(c)?;
+    c.apply(&web())?;
+    let refusing = faults.refuse("iptables restore", "KUBE-SVC-")?;
+    c.launch(&["--proxy-mode=iptables", "--iptables-sync-period=2s"])?;
+    c.await_line("it refuses on purpose")?;
+    let base = c.sh("iptables-$backend-save")?;
+    ensure!(base.contains(":KUBE-SERVICES") && !base.contains("KUBE-SVC-"));
+    is_told(c)?;
+    let before = completed(c)?;
+    drop(refusing);
+    is_over(c, before)?;
+    c.stop()
+}
