@@ -1,6 +1,7 @@
 //! What goes wrong around the daemon holds up only what needs it, is told truly, and is made right by itself. What each takes is
 //! measured, and printed.
 
+mod idle;
 mod refusals;
 mod repairs;
 mod waits;
@@ -27,6 +28,7 @@ fn main() {
         waits: a_held_xtables_lock_and_a_hanging_ip6tables_delay_no_ipv4_endpoint, rules_that_cannot_be_read_hold_up_no_endpoint;
         repairs: each_takes_seconds_where_the_period_is_half_a_minute, each_is_told_once_with_a_count;
         refusals: virtual_servers_that_are_all_refused_are_not_ready_nor_healthy if is_module("ip_vs_mh"), rules_that_are_all_refused_are_not_ready_nor_healthy;
+        idle: what_cannot_go_yet_costs_nothing;
     };
     tell(stories, LIMIT)
 }

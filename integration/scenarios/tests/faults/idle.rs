@@ -1,0 +1,87 @@
+//! Idle means idle: what is to be done and cannot be done yet is waited for.
+
+use std::fs;
+use std::thread::sleep;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use scenarios::{Cluster, Outcome, Service, tcp};
+
+const IDLE: Duration = Duration::from_secs(5);
+/// Of the processor's time.
+const MOST: Duration = Duration::from_millis(50);
+/// `USER_HZ`.
+const TICK: Duration = Duration::from_millis(10);
+
+/// How much of the processor's time the daemon has used.
+fn used(c: &Cluster) -> Result<Duration> {
+    let stat = fs::read_to_string(format!("/proc/{}/stat", c.daemon_id()?))?;
+    // Behind the name, which may have anything in it.
+    let (_, fields) = stat.rsplit_once(')').context("/proc/PID/stat")?;
+    let mut times = fields.split_whitespace().skip(11);
+    let mut time = || -> Result<u32> { Ok(times.next().context("/proc/PID/stat")?.parse()?) };
+    Ok(TICK * (time()? + time()?))
+}
+
+fn is_idle(c: &Cluster, about: &str) -> Outcome {
+    // The start is over.
+    sleep(Duration::from_secs(1));
+    let before = used(c)?;
+    sleep(IDLE);
+    let used = used(c)?.saturating_sub(before);
+    println!("    {about}: {used:.0?} of the processor in {IDLE:.0?}");
+    ensure!(used < MOST, "{about}: {used:?}");
+    Ok(())
+}
+
+/// While an object cannot be read, nothing is deleted: neither what another mode has left, nor service addresses in their other form.
+/// And an address that somebody else has bound is theirs.
+pub(crate) fn what_cannot_go_yet_costs_nothing(c: &mut Cluster) -> Outcome {
+    let web = Service::new("web", "10.96.0.10 fd96::10")
+        .port(tcp(80, 8080).node_port(30080))
+        .endpoints("10.244.1.10 10.244.2.10 fd44:1::10");
+    c.apply(&web)?;
+    c.start(&[])?;
+    is_idle(c, "in order")?;
+    c.stop()?;
+
+    // Rules of iptables mode, and routes instead of addresses.
+    c.start(&["--ipvs-vip-mode=route"])?;
+    c.until_served(&web)?;
+    c.stop()?;
+    c.sh("for tables in iptables ip6tables; do
+            $tables-$backend -t nat -N KUBE-SVC-AAAAAAAAAAAAAAAA
+            $tables-$backend -t nat -N KUBE-NODEPORTS
+            $tables-$backend -t nat -A KUBE-NODEPORTS -j KUBE-SVC-AAAAAAAAAAAAAAAA
+          done
+          ip address add 10.96.0.11/32 dev lo; ip address add fd96::11/128 dev lo")?;
+    let theirs = Service::new("theirs", "10.96.0.11 fd96::11")
+        .port(tcp(80, 8080))
+        .endpoints("10.244.1.10 fd44:1::10");
+    c.apply(&theirs)?;
+    c.write(
+        "broken",
+        "apiVersion: v1\nkind: Service\nmetadata: {name: broken\n",
+    )?;
+    c.start(&[])?;
+    let bound = |c: &Cluster| c.addresses();
+    c.until("the addresses are there", || {
+        Ok(bound(c)?.contains("kube-ipvs0 10.96.0.10/32"))
+    })?;
+    is_idle(c, "what must not go yet")?;
+    let left = c.sh("iptables-$backend-save -t nat")?;
+    ensure!(
+        left.contains("KUBE-NODEPORTS"),
+        "leftovers of the other mode"
+    );
+    ensure!(bound(c)?.contains("kube-ipvs0 local 10.96.0.10"), "routes");
+    ensure!(!bound(c)?.contains("kube-ipvs0 10.96.0.11/32"), "theirs");
+
+    c.delete("broken")?;
+    c.until("they go", || {
+        let left = c.sh("iptables-$backend-save -t nat")?;
+        Ok(!left.contains("KUBE-NODEPORTS") && !bound(c)?.contains("kube-ipvs0 local 10.96.0.10"))
+    })?;
+    is_idle(c, "in order again")?;
+    c.stop()
+}
