@@ -1,0 +1,59 @@
+//! A node on which IPv6 is switched off, in a dual-stack cluster.
+
+use std::thread::sleep;
+use std::time::Duration;
+
+use anyhow::ensure;
+use lab::Transport;
+use scenarios::{Cluster, Outcome, SOON, Service, at, health, tcp};
+
+/// That is as usual as not to have it: it is said once, as information, and IPv4 is served as ever.
+pub(crate) fn ipv6_that_is_disabled_is_left_out_and_said_once(c: &mut Cluster) -> Outcome {
+    const IPVS: &[&str] = &["--ipvs-sync-period=1s"];
+    const IPTABLES: &[&str] = &["--proxy-mode=iptables", "--iptables-sync-period=1s"];
+    let web = Service::new("web", "10.96.0.10 fd96::10").port(tcp(80, 8080).node_port(30080));
+    // For new links alone, of which kube-ipvs0 is one, and then for all.
+    for (scope, mode) in [("default", IPVS), ("all", IPVS), ("all", IPTABLES)] {
+        c.sh(&format!("sysctl -q net.ipv6.conf.{scope}.disable_ipv6=1"))?;
+        let said_before = c.said().len();
+        c.apply(&web.clone().endpoints("10.244.1.10 fd44:1::10"))?;
+        c.launch(mode)?;
+        let took = c.until("readiness", || {
+            Ok(health(c, "/readyz").is_ok_and(|code| code == 200))
+        })?;
+        println!(
+            "    disabled by {scope}, {}: ready after {took:.1?}",
+            mode.join(" ")
+        );
+        for (from, to) in [
+            (&c.client, "10.96.0.10:80"),
+            (&c.outside, "10.96.0.10:80"),
+            (&c.outside, "172.35.0.100:30080"),
+        ] {
+            c.until_answered(from, to)?;
+        }
+        c.apply(&web.clone().endpoints("10.244.2.10 fd44:2::10"))?;
+        let to = at("10.96.0.10:80");
+        c.until("the other endpoint", || {
+            let answer = c.client.dial(Transport::Tcp, to).timeout(SOON).ask();
+            Ok(answer.is_ok_and(|answer| answer.who == "far"))
+        })?;
+        // Some checks come and go.
+        sleep(Duration::from_secs(3));
+        ensure!(health(c, "/readyz")? == 200 && health(c, "/healthz")? == 200);
+        ensure!(!c.state()?.contains("fd96::"), "nothing is of IPv6");
+        let said = c.said();
+        let said = said.get(said_before..).unwrap_or_default();
+        let about = said.lines().filter(|line| line.contains("IPv6"));
+        let [line] = about.collect::<Vec<_>>()[..] else {
+            anyhow::bail!("it is said once: {said}");
+        };
+        ensure!(
+            line.starts_with('I') && line.contains("left out") && line.contains("disable_ipv6"),
+            "{line}"
+        );
+        ensure!(said.lines().all(|line| !line.starts_with('E')), "{said}");
+        c.stop()?;
+    }
+    Ok(())
+}
