@@ -64,11 +64,13 @@ impl Faults {
         self.set(program, "echo 'it fails on purpose' >&2; exit 1")
     }
 
-    /// It takes everything but what has `part` in it.
-    pub fn refuse(&self, program: &str, part: &str) -> Result<Fault> {
+    /// It takes everything but what has one of these in it.
+    pub fn refuse(&self, program: &str, parts: &[&str]) -> Result<Fault> {
+        let parts: Vec<String> = parts.iter().map(|part| format!("*{part}*")).collect();
         let script = format!(
-            "text=$(cat)\ncase $text in *{part}*) echo 'it refuses on purpose' >&2; exit 1;; esac\n\
-             exec 0<<END\n$text\nEND\n"
+            "text=$(cat)\ncase $text in {}) echo 'it refuses on purpose' >&2; exit 1;; esac\n\
+             exec 0<<END\n$text\nEND\n",
+            parts.join("|")
         );
         self.set(program, &script)
     }

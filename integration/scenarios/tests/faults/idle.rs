@@ -5,7 +5,7 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use scenarios::{Cluster, Outcome, Service, tcp};
+use scenarios::{Cluster, Faults, Outcome, Service, tcp};
 
 const IDLE: Duration = Duration::from_secs(5);
 /// Of the processor's time.
@@ -24,8 +24,8 @@ fn used(c: &Cluster) -> Result<Duration> {
 }
 
 fn is_idle(c: &Cluster, about: &str) -> Outcome {
-    // The start is over.
-    sleep(Duration::from_secs(1));
+    // What has begun is over, and what is tried again has become due.
+    sleep(Duration::from_secs(2));
     let before = used(c)?;
     sleep(IDLE);
     let used = used(c)?.saturating_sub(before);
@@ -34,54 +34,58 @@ fn is_idle(c: &Cluster, about: &str) -> Outcome {
     Ok(())
 }
 
-/// While an object cannot be read, nothing is deleted: neither what another mode has left, nor service addresses in their other form.
-/// And an address that somebody else has bound is theirs.
+/// While an object cannot be read, nothing is deleted: neither what another mode has left nor service addresses in their other form.
+/// What another mode has left also stays while rules are to be written. And an address that somebody else has bound is theirs.
 pub(crate) fn what_cannot_go_yet_costs_nothing(c: &mut Cluster) -> Outcome {
+    const BROKEN: &str = "apiVersion: v1\nkind: Service\nmetadata: {name: broken\n";
     let web = Service::new("web", "10.96.0.10 fd96::10")
         .port(tcp(80, 8080).node_port(30080))
         .endpoints("10.244.1.10 10.244.2.10 fd44:1::10");
+    let theirs = Service::new("theirs", "10.96.0.11 fd96::11")
+        .port(tcp(80, 8080))
+        .endpoints("10.244.1.10 fd44:1::10");
     c.apply(&web)?;
-    c.start(&[])?;
+    c.start(&["--ipvs-vip-mode=route"])?;
+    c.until_served(&web)?;
     is_idle(c, "in order")?;
     c.stop()?;
 
-    // Rules of iptables mode, and routes instead of addresses.
-    c.start(&["--ipvs-vip-mode=route"])?;
-    c.until_served(&web)?;
-    c.stop()?;
     c.sh("for tables in iptables ip6tables; do
             $tables-$backend -t nat -N KUBE-SVC-AAAAAAAAAAAAAAAA
             $tables-$backend -t nat -N KUBE-NODEPORTS
             $tables-$backend -t nat -A KUBE-NODEPORTS -j KUBE-SVC-AAAAAAAAAAAAAAAA
           done
           ip address add 10.96.0.11/32 dev lo; ip address add fd96::11/128 dev lo")?;
-    let theirs = Service::new("theirs", "10.96.0.11 fd96::11")
-        .port(tcp(80, 8080))
-        .endpoints("10.244.1.10 fd44:1::10");
+    let has_left = |c: &Cluster| {
+        let rules = c.sh("iptables-$backend-save -t nat")?;
+        let addresses = c.addresses()?;
+        let theirs = addresses.contains("kube-ipvs0 10.96.0.11/32");
+        ensure!(!theirs, "what somebody else has bound");
+        let routes = addresses.contains("kube-ipvs0 local 10.96.0.10");
+        Ok([rules.contains("KUBE-NODEPORTS"), routes])
+    };
     c.apply(&theirs)?;
-    c.write(
-        "broken",
-        "apiVersion: v1\nkind: Service\nmetadata: {name: broken\n",
-    )?;
+    c.write("broken", BROKEN)?;
+    let faults = Faults::prepare(c)?;
+    let refusing = faults.refuse("iptables restore", &["KUBE-NODEPORTS", "EXTERNAL-IP"])?;
     c.start(&[])?;
-    let bound = |c: &Cluster| c.addresses();
     c.until("the addresses are there", || {
-        Ok(bound(c)?.contains("kube-ipvs0 10.96.0.10/32"))
+        Ok(c.addresses()?.contains("kube-ipvs0 10.96.0.10/32"))
     })?;
     is_idle(c, "what must not go yet")?;
-    let left = c.sh("iptables-$backend-save -t nat")?;
-    ensure!(
-        left.contains("KUBE-NODEPORTS"),
-        "leftovers of the other mode"
-    );
-    ensure!(bound(c)?.contains("kube-ipvs0 local 10.96.0.10"), "routes");
-    ensure!(!bound(c)?.contains("kube-ipvs0 10.96.0.11/32"), "theirs");
+    ensure!(has_left(c)? == [true; 2]);
 
     c.delete("broken")?;
-    c.until("they go", || {
-        let left = c.sh("iptables-$backend-save -t nat")?;
-        Ok(!left.contains("KUBE-NODEPORTS") && !bound(c)?.contains("kube-ipvs0 local 10.96.0.10"))
-    })?;
+    c.await_line("it refuses on purpose")?;
+    // And now they wait for rules.
+    let external = web.clone().external("192.0.2.20");
+    c.apply(&external)?;
+    c.await_line("it refuses on purpose")?;
+    is_idle(c, "what was refused, and has to wait now")?;
+    ensure!(has_left(c)? == [true, false]);
+
+    drop(refusing);
+    c.until("they go", || Ok(has_left(c)? == [false; 2]))?;
     is_idle(c, "in order again")?;
     c.stop()
 }

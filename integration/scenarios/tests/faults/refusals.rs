@@ -79,7 +79,7 @@ pub(crate) fn rules_that_are_all_refused_are_not_ready_nor_healthy(c: &mut Clust
         .read(["ip", "route", "replace", "default", "via", "172.35.0.9"])?;
     let faults = Faults::prepare(c)?;
     c.apply(&web())?;
-    let refusing = faults.refuse("iptables restore", "KUBE-SVC-")?;
+    let refusing = faults.refuse("iptables restore", &["KUBE-SVC-"])?;
     c.launch(&["--proxy-mode=iptables", "--iptables-sync-period=2s"])?;
     c.await_line("it refuses on purpose")?;
     let base = c.sh("iptables-$backend-save")?;
