@@ -9,11 +9,11 @@ use std::fmt::{self, Write as _};
 use std::io::{self, BufRead, Write};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use proxy::IpFamily;
 
-use crate::program::{Finished, Input, Program};
+use crate::program::{Finished, Input, Limit, Program};
 use crate::reading::{self, Reading, Readings, State, Verdict};
 use crate::{legacy, nft};
 
@@ -23,8 +23,11 @@ const RESTORE_LIMIT: Duration = Duration::from_secs(10);
 const MEBIBYTE_LIMIT: Duration = Duration::from_secs(10);
 /// A save prints the rules of others, too, of which there may be very many.
 const SAVE_LIMIT: Duration = Duration::from_secs(30);
-/// One of all tables that is read as it comes has so many rules of our own.
-const LONG_SAVE_LIMIT: Duration = Duration::from_mins(5);
+/// One of all tables that is read as it comes has so many rules of our own; but while it works, it tells them.
+const LONG_SAVE_LIMIT: Limit = Limit {
+    whole: Duration::from_mins(5),
+    silence: Duration::from_mins(1),
+};
 /// First version with `iptables-restore -w` and `MASQUERADE --random-fully`.
 const MODERN: [u32; 3] = [1, 6, 2];
 /// Chains by which the kubelet tells which backend it uses (KEP-3178), in table mangle.
@@ -330,7 +333,7 @@ impl Iptables {
             saved.push_str(line);
             saved.push('\n');
         };
-        match self.read(family, SAVE_LIMIT, &mut line)? {
+        match self.read(family, SAVE_LIMIT.into(), &mut line)? {
             Some(kept) => Ok(kept),
             None => Ok(saved.into()),
         }
@@ -360,14 +363,14 @@ impl Iptables {
             }
             return Ok(());
         }
-        self.stream(family, &["-t", table], SAVE_LIMIT, line)
+        self.stream(family, &["-t", table], SAVE_LIMIT.into(), line)
     }
 
     /// Tells the lines of all tables in use, and gives them as a text if that is kept.
     fn read(
         &self,
         family: IpFamily,
-        limit: Duration,
+        limit: Limit,
         line: &mut (dyn FnMut(&str) + Send),
     ) -> Result<Option<Arc<str>>, IptablesError> {
         let mut last = self.readings.of(self.backend, family).lock();
@@ -415,7 +418,7 @@ impl Iptables {
         &self,
         family: IpFamily,
         arguments: &[&str],
-        limit: Duration,
+        limit: Limit,
         line: &mut (dyn FnMut(&str) + Send),
     ) -> Result<(), IptablesError> {
         let program = self.program(family, "save")?;
@@ -430,9 +433,10 @@ impl Iptables {
                 bytes.clear();
             }
         };
+        let began = Instant::now();
         match program.stream(arguments, None, &mut output, limit) {
             Ok(finished) if finished.status.success() => Ok(()),
-            result => Err(failure(&program, result, limit, |_| None)),
+            result => Err(failure(&program, result, began.elapsed(), |_| None)),
         }
     }
 

@@ -16,4 +16,4 @@ mod reading;
 pub use iptables::{Backend, Iptables, IptablesError, exists};
 pub use legacy::{LegacyTable, LegacyTables};
 pub use modules::MODULES;
-pub use program::{Finished, Input, Output, Program};
+pub use program::{Finished, Input, Limit, Output, Program};

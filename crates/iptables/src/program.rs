@@ -82,9 +82,10 @@ impl Program {
         arguments: &[&str],
         input: Option<Input<'_>>,
         output: Output<'_>,
-        limit: Duration,
+        limit: impl Into<Limit>,
     ) -> io::Result<Finished> {
-        let deadline = Instant::now() + limit;
+        let limit = limit.into();
+        let deadline = Instant::now() + limit.whole;
         // A file in memory takes all that it says, whoever reads when.
         let mut stderr = File::from(memfd_create("stderr", MemfdFlags::CLOEXEC)?);
         let stdin = match input {
@@ -113,12 +114,18 @@ impl Program {
             }
             let in_time = fed.map(|()| {
                 child.stdout.take().is_none_or(|stdout| {
-                    let until = Until { stdout, deadline };
+                    let until = Until {
+                        stdout,
+                        deadline,
+                        silence: limit.silence,
+                        is_late: false,
+                    };
                     let mut source = BufReader::with_capacity(CHUNK, until);
                     output(&mut source);
-                    // It has ended when it, and whatever it started, has closed its output.
-                    let ended = io::copy(&mut source, &mut io::sink());
-                    ended.is_ok() || Instant::now() < deadline
+                    // It has ended when it, and whatever it started, has closed its output. Why it cannot be read is told by how it
+                    // ends.
+                    let _ = io::copy(&mut source, &mut io::sink());
+                    !source.get_ref().is_late
                 })
             });
             if !matches!(in_time, Ok(true)) {
@@ -141,20 +148,47 @@ impl Program {
     }
 }
 
-/// A program's output, until then.
+/// How long a program may run.
+#[derive(Debug, Clone, Copy)]
+pub struct Limit {
+    /// In all.
+    pub whole: Duration,
+    /// Without a word on standard output.
+    pub silence: Duration,
+}
+
+impl From<Duration> for Limit {
+    /// So long, whether it says something or not.
+    fn from(whole: Duration) -> Self {
+        let silence = whole;
+        Self { whole, silence }
+    }
+}
+
+/// A program's output, as long as it is in time.
 struct Until {
     stdout: ChildStdout,
     deadline: Instant,
+    silence: Duration,
+    is_late: bool,
 }
 
 impl Read for Until {
-    /// [`io::ErrorKind::TimedOut`] past the deadline.
+    /// [`io::ErrorKind::TimedOut`] once it is late.
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         loop {
             let left = self.deadline.saturating_duration_since(Instant::now());
+            let left = if self.is_late {
+                Duration::ZERO
+            } else {
+                left.min(self.silence)
+            };
             let left = Timespec::try_from(left).map_err(io::Error::other)?;
             match poll(&mut [PollFd::new(&self.stdout, PollFlags::IN)], Some(&left)) {
-                Ok(0) => return Err(io::ErrorKind::TimedOut.into()),
+                Ok(0) => {
+                    self.is_late = true;
+                    return Err(io::ErrorKind::TimedOut.into());
+                }
                 Ok(_) => return self.stdout.read(buffer),
                 Err(Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
@@ -212,6 +246,27 @@ mod tests {
         let error = shell.run(&["-c", "sleep 60; true"], "", limit).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
         assert!(started.elapsed() < Duration::from_secs(30));
+    }
+
+    #[test]
+    fn a_program_that_falls_silent_is_killed_before_its_time_is_over() {
+        let shell = Program::find("sh").unwrap();
+        let limit = Limit {
+            whole: Duration::from_mins(2),
+            silence: Duration::from_millis(300),
+        };
+        let mut said = Vec::new();
+        let mut run = |script: &str| {
+            let mut output = |source: &mut dyn BufRead| drop(source.read_to_end(&mut said));
+            shell.stream(&["-c", script], None, &mut output, limit)
+        };
+        let began = Instant::now();
+        let talks = "for one in 1 2 3 4 5 6; do sleep 0.1; echo $one; done";
+        assert!(run(talks).unwrap().status.success());
+        let falls_silent = run("echo last; sleep 60").unwrap_err();
+        assert_eq!(falls_silent.kind(), io::ErrorKind::TimedOut);
+        assert!(began.elapsed() < Duration::from_secs(30));
+        assert!(said.ends_with(b"6\nlast\n"), "{said:?}");
     }
 
     #[test]

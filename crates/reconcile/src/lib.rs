@@ -497,11 +497,6 @@ where
         retry.due = now + delay;
     }
 
-    /// Makes a key whose write failed due at the next sync, whenever that is: it waits for another entry, not for a time.
-    pub fn hold(&mut self, key: &K) {
-        self.retries.remove(key);
-    }
-
     /// The value wanted for a key.
     pub fn wanted(&self, key: &K) -> Option<&V> {
         self.rows.get(key)?.wanted()
@@ -665,18 +660,6 @@ mod tests {
         assert_eq!(table.next_retry(now), Some(now + LAST_RETRY));
         table.claim(&1, [(1, 3), (2, 2)]);
         assert_eq!(due(&table, now), [1, 2]);
-    }
-
-    #[test]
-    fn what_is_held_has_no_time_of_its_own() {
-        let now = Instant::now();
-        let mut table = T::new();
-        table.claim(&1, [(1, 1)]);
-        table.fail(&1, now);
-        assert_eq!((table.failing_len(), due(&table, now)), (1, vec![]));
-        table.hold(&1);
-        assert_eq!((table.failing_len(), table.next_retry(now)), (0, None));
-        assert_eq!((table.pending_len(), due(&table, now)), (1, vec![1]));
     }
 
     #[test]

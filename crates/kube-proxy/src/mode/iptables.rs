@@ -103,7 +103,7 @@ impl Kernels {
             let mut node = NodeFacts::new(family, &options.node_name);
             node.node_port_addresses = options.node_port_addresses.clone();
             let further = iptables.clone();
-            let addresses = Worker::spawn(&format!("addresses-{family}"), move || {
+            let addresses = Worker::spawn(&format!("looks-{family}"), move || {
                 Ok::<_, OpenError>(IptablesKernel::new(family, further))
             })?;
             let lanes = Lanes::new(rules, addresses);
