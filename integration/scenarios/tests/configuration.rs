@@ -308,7 +308,7 @@ fn what_takes_a_new_start_waits_for_it_and_is_said(c: &mut Cluster) -> Outcome {
     // The rest of the file is applied.
     let line = c.await_line("which takes no new start")?;
     ensure!(
-        line.contains("has changed in conntrack.tcpBeLiberal:"),
+        line.contains("has changed in conntrack.tcpBeLiberal, which"),
         "{line}"
     );
     c.until("the setting", || {
@@ -400,7 +400,10 @@ fn a_container_that_is_started_again_serves_what_its_pod_did(c: &mut Cluster) ->
     c.await_line("mode: iptables (in use: ipvs)")?;
     crash(c)?;
     c.start(&flags)?;
-    c.await_line("mode: iptables (in use: ipvs)")?;
+    // Before or after the first sync.
+    c.until("it is said again", || {
+        Ok(c.said().matches("mode: iptables (in use: ipvs)").count() == 2)
+    })?;
     let moved = web().endpoints("10.244.2.10 fd44:1::10");
     c.apply(&moved)?;
     c.until("the change", || {
