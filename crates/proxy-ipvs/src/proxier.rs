@@ -188,6 +188,8 @@ pub struct Proxier<K: Kernel> {
     uncertain: HashSet<VirtualServerKey>,
     /// Addresses that this proxy has taken off the link: the kernel tells of these, too.
     taken_off: HashMap<IpAddr, TakenOff>,
+    /// Whether addresses that are gone may be so because this proxy has set the link down, until they are read again.
+    has_set_link: bool,
     /// What the wanted rules were last made from: the sets that they match, and the number of what is forbidden to the node.
     shim: Option<(BTreeSet<Set>, u64)>,
     /// Sets that the rules are to match and do not match yet.
@@ -270,6 +272,7 @@ impl<K: Kernel> Proxier<K> {
             unjudged: Some(Unjudged::default()),
             uncertain: HashSet::new(),
             taken_off: HashMap::new(),
+            has_set_link: false,
             shim: None,
             uncovered: BTreeSet::new(),
             head_start: Some(now + HEAD_START),
@@ -599,7 +602,9 @@ impl<K: Kernel> Proxier<K> {
             if is_link_other {
                 self.note("link", now, || "kube-ipvs0".to_owned());
             }
-            for address in changed.into_iter().chain(otherwise) {
+            let changed = changed.into_iter().chain(otherwise);
+            let has_set_link = mem::take(&mut self.has_set_link);
+            for address in changed.filter(|_| !has_set_link) {
                 self.note_address(address, now);
             }
         }
@@ -763,6 +768,9 @@ impl<K: Kernel> Proxier<K> {
         }
         if self.config.vip_mode == VipMode::Route {
             // Another one keeps the routes.
+            return true;
+        }
+        if self.has_set_link {
             return true;
         }
         let is_binding = !self.lanes.addresses.is_free();
@@ -1008,6 +1016,7 @@ impl<K: Kernel> Proxier<K> {
             .retain(|_, off| now.saturating_duration_since(off.at) < TOLD_WITHIN);
         for op in &plan.ops {
             match op {
+                Op::CreateLink => self.has_set_link = true,
                 Op::UnbindAddress(address) | Op::UnbindOtherwise(address) => {
                     let off = TakenOff {
                         at: now,

@@ -1330,6 +1330,46 @@ fn a_link_of_another_kind_serves() {
 
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
+fn a_link_that_was_set_up_goes_down_unless_ipv6_would_be_away_for_long() {
+    for (count, stays_up) in [(3, false), (1_500, true)] {
+        on_a_node(move || {
+            let [mut four, mut six] = [IpFamily::V4, IpFamily::V6].map(open);
+            assert_done(&apply(&mut six, [Op::CreateLink]));
+            let address = |number: u16| IpAddr::from([0xfd00, 0x96, 0, 0, 0, 0, 1, number]);
+            let bind = |number| Op::BindAddress(address(number));
+            assert_done(&apply(&mut six, (0..count).map(bind).collect::<Vec<_>>()));
+            let is_up = || sh("ip -o link show kube-ipvs0").contains("UP");
+            let own = || sh("ip -6 -o addr show dev kube-ipvs0 scope link");
+            sh("ip link set kube-ipvs0 up");
+            assert!(is_up() && !own().is_empty());
+            // Who binds IPv6 addresses does it, and nobody else.
+            assert!(four.read_addresses().unwrap().has_link);
+            assert!(!six.read_addresses().unwrap().has_link);
+            assert_done(&apply(&mut six, [Op::CreateLink]));
+            let found = six.read_addresses().unwrap();
+            assert_eq!((is_up(), own().as_str()), (stays_up, ""));
+            let left = if stays_up { usize::from(count) } else { 0 };
+            assert_eq!((found.has_link, found.bound.len()), (true, left));
+            // It gets no other address of its own.
+            sh("ip link set kube-ipvs0 down; ip link set kube-ipvs0 up");
+            assert_eq!(own().is_empty(), stays_up);
+        });
+    }
+    on_a_node(|| {
+        let mut four = open(IpFamily::V4);
+        let bind = Op::BindAddress(ip("10.96.0.10"));
+        assert_done(&apply(&mut four, [Op::CreateLink, bind]));
+        sh("ip link set kube-ipvs0 up");
+        assert!(!four.read_addresses().unwrap().has_link);
+        assert_done(&apply(&mut four, [Op::CreateLink]));
+        let found = four.read_addresses().unwrap();
+        assert_eq!((found.has_link, found.bound.len()), (true, 1));
+        assert!(!sh("ip -o link show kube-ipvs0").contains("UP"));
+    });
+}
+
+#[test]
+#[ignore = "needs a kernel with IPVS: run by make test in the lab"]
 fn without_ipv6_each_address_says_so() {
     on_a_node(|| {
         let mut kernel = open(IpFamily::V6);

@@ -88,6 +88,10 @@ const LANDMARK: Ipv4Addr = Ipv4Addr::new(127, 107, 0, 2);
 /// 10,000 it is the dearer one (docs/operating.md).
 const MANY: usize = 4_096;
 
+/// So many IPv6 addresses are bound again in some hundredths of a second; the time grows with the square
+/// (`netlink-batch/examples/address_cost.rs`).
+const SOON_BOUND: usize = 1_000;
+
 /// How long none of the kernel's own routes may appear until those missing are given up.
 const ROUTED_WITHIN: Duration = Duration::from_secs(2);
 
@@ -122,6 +126,14 @@ enum Landmark {
 struct Link {
     index: u32,
     is_up: bool,
+}
+
+/// The IPv6 addresses of the link.
+#[derive(Default)]
+struct OnLink {
+    of_services: usize,
+    /// The link-local ones.
+    own: Vec<Held>,
 }
 
 /// One answer to `RTM_GETADDR`.
@@ -159,12 +171,14 @@ impl Addresses {
         let mut found = FoundAddresses::default();
         self.foreign_prefixes.clear();
         self.is_anchored = false;
+        let mut has_own_address = false;
         for (_, payload) in dump.iter() {
             let Some(held) = Held::decode(payload)? else {
                 continue;
             };
             let is_on_link = Some(held.index) == link.map(|link| link.index);
             self.is_anchored |= is_on_link && held.address == ANCHOR;
+            has_own_address |= is_on_link && is_link_local(held.address);
             if !counts(held.address) || IpFamily::of(held.address) != self.family {
                 continue;
             }
@@ -179,8 +193,10 @@ impl Addresses {
         }
         if let Some(link) = link {
             found.has_link = match (self.vip_mode, self.family) {
-                // Its IPv6 link-local address would be the first sign of one that is up.
-                (VipMode::Address, _) => !link.is_up,
+                (VipMode::Address, _) if !link.is_up => true,
+                // Whoever sets it down takes the IPv6 addresses away: that is for who binds them.
+                (VipMode::Address, IpFamily::V4) => self.ipv6_on(link.index)?.of_services > 0,
+                (VipMode::Address, IpFamily::V6) => !has_own_address,
                 (VipMode::Route, IpFamily::V4) => self.is_anchored,
                 (VipMode::Route, IpFamily::V6) => link.is_up,
             };
@@ -298,29 +314,57 @@ impl Addresses {
     fn set_link_up(&mut self) -> Outcome {
         let mut batch = Batch::new();
         // Not even a link-local address; a kernel that cannot do without gives it one, which hurts nobody.
-        batch.push(RTM_SETLINK, 0, |message| {
-            by_name(message);
-            message.nest(IFLA_AF_SPEC, |families| {
-                families.nest(u16::from(AF_INET6), |six| {
-                    six.attr_u8(IFLA_INET6_ADDR_GEN_MODE, IN6_ADDR_GEN_MODE_NONE);
-                });
-            });
-        });
+        push_without_own_address(&mut batch);
         push_state(&mut batch, IFF_UP);
         self.set_link(&batch, "try `ip link set kube-ipvs0 up` by hand")
     }
 
     /// Sets the link down, if it is up: service addresses are local without, and up it has an IPv6 address of its own and takes part in
-    /// what is told to neighbours. IPv6 addresses on it go with that, and are to be bound again.
+    /// what is told to neighbours. IPv6 addresses on it go with that, and are to be bound again; where that takes long, the link stays up,
+    /// and loses only the address of its own.
     fn set_link_down(&mut self) -> Outcome {
-        match self.link() {
-            Ok(Some(Link { is_up: true, .. })) => {}
+        let ipv6 = match self.link() {
+            Ok(Some(Link { index, is_up: true })) => self.ipv6_on(index),
             Ok(_) => return Outcome::Done,
             Err(error) => return unsent(&error),
-        }
+        };
+        let ipv6 = match ipv6 {
+            Ok(ipv6) => ipv6,
+            Err(error) => return unsent(&error),
+        };
         let mut batch = Batch::new();
-        push_state(&mut batch, 0);
+        if ipv6.of_services <= SOON_BOUND {
+            push_state(&mut batch, 0);
+        } else {
+            push_without_own_address(&mut batch);
+            for own in ipv6.own {
+                let Held {
+                    index,
+                    prefix,
+                    address,
+                } = own;
+                push(&mut batch, RTM_DELADDR, address, prefix, 0, index);
+            }
+        }
         self.set_link(&batch, "try `ip link set kube-ipvs0 down` by hand")
+    }
+
+    /// The IPv6 addresses of the link.
+    fn ipv6_on(&mut self, link: u32) -> Result<OnLink, Error> {
+        let header = ifaddrmsg(IpFamily::V6, 0, 0, 0);
+        let dump = self
+            .connection
+            .dump(RTM_GETADDR, 0, |message| message.bytes(&header))?;
+        let mut found = OnLink::default();
+        for (_, payload) in dump.iter() {
+            match Held::decode(payload)? {
+                Some(held) if held.index != link => {}
+                Some(held) if is_link_local(held.address) => found.own.push(held),
+                Some(held) => found.of_services += usize::from(held.address.is_ipv6()),
+                None => {}
+            }
+        }
+        Ok(found)
     }
 
     fn set_link(&mut self, batch: &Batch, next: &str) -> Outcome {
@@ -502,6 +546,18 @@ fn landmark(reply: Option<Reply>) -> Landmark {
         Some(Reply::Done | Reply::Refused(_)) => Landmark::There,
         Some(Reply::Unknown) | None => Landmark::Missing,
     }
+}
+
+/// Has the kernel give the link no link-local address when it is set up.
+fn push_without_own_address(batch: &mut Batch) {
+    batch.push(RTM_SETLINK, 0, |message| {
+        by_name(message);
+        message.nest(IFLA_AF_SPEC, |families| {
+            families.nest(u16::from(AF_INET6), |six| {
+                six.attr_u8(IFLA_INET6_ADDR_GEN_MODE, IN6_ADDR_GEN_MODE_NONE);
+            });
+        });
+    });
 }
 
 /// Sets the link up (`IFF_UP`) or down (0).
@@ -705,6 +761,10 @@ fn full_prefix(address: IpAddr) -> u8 {
 }
 
 /// Whether an address makes a difference to upstream.
+fn is_link_local(address: IpAddr) -> bool {
+    matches!(address, IpAddr::V6(address) if address.is_unicast_link_local())
+}
+
 fn counts(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(v4) => !v4.is_loopback(),
