@@ -417,7 +417,7 @@ impl Daemon {
     async fn turn(&mut self, now: Instant) -> Result<()> {
         self.renewal.start(&self.options, now);
         self.book(now).await?;
-        self.take_in(now);
+        self.hand_out(now);
         self.proceed(now);
         // What needed no write is settled already.
         if self.book(now).await? {
@@ -452,7 +452,8 @@ impl Daemon {
         Ok(is_any)
     }
 
-    fn take_in(&mut self, now: Instant) {
+    /// Hands out what has changed, if a family can take it over.
+    fn hand_out(&mut self, now: Instant) {
         let can = self.families.iter().any(Family::is_ready);
         if can && self.model.has_changes() && now >= self.not_before {
             let changes = self.model.take_changes();
@@ -463,13 +464,12 @@ impl Daemon {
             }
             self.not_before = now + self.options.min_sync_period;
         }
-        for family in &mut self.families {
-            family.take_in(&self.model, now);
-        }
     }
 
+    /// One family after the other: what the first has begun goes on while the next one computes.
     fn proceed(&mut self, now: Instant) {
         for family in &mut self.families {
+            family.take_in(&self.model, now);
             family.proceed(&self.model, now);
         }
     }

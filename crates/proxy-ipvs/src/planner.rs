@@ -46,12 +46,13 @@ impl Budget {
     /// About as long as a plan may take.
     const TIME: Duration = Duration::from_millis(100);
 
+    /// Whether so many writes say something of how fast the kernel is.
+    pub(crate) fn tells(ops: usize) -> bool {
+        ops >= Self::LEAST.0
+    }
+
     /// As many as fit into the time, as long as the last `ops` have taken.
-    pub(crate) fn after(self, ops: usize, took: Duration) -> Self {
-        if ops < Self::LEAST.0 {
-            // Too few to tell.
-            return self;
-        }
+    pub(crate) fn after(ops: usize, took: Duration) -> Self {
         let fit = Self::TIME.as_nanos() * ops as u128 / took.as_nanos().max(1);
         let fit = usize::try_from(fit).unwrap_or(usize::MAX);
         Self(fit.clamp(Self::LEAST.0, Self::MOST.0))
@@ -520,17 +521,19 @@ mod tests {
 
     #[test]
     fn a_plan_is_as_long_as_the_kernel_is_fast() {
-        let first = Budget::default();
-        assert!(!first.is_used_up(32_767) && first.is_used_up(32_768));
+        let most = Budget::default();
+        assert!(!most.is_used_up(32_767) && most.is_used_up(32_768));
         // 3 microseconds each, and one millisecond.
-        assert_eq!(first.after(1_000, Duration::from_millis(3)), first);
-        assert_eq!(first.after(1_000, Duration::from_secs(1)), Budget(100));
-        assert_eq!(first.after(1_000, Duration::from_mins(1)), Budget(64));
-        assert_eq!(first.after(1_000, Duration::ZERO), first);
+        assert_eq!(Budget::after(1_000, Duration::from_millis(3)), most);
+        assert_eq!(Budget::after(1_000, Duration::from_secs(1)), Budget(100));
+        assert_eq!(Budget::after(1_000, Duration::from_mins(1)), Budget(64));
+        assert_eq!(Budget::after(1_000, Duration::ZERO), most);
+        assert_eq!(
+            Budget::after(64, Duration::from_micros(640)),
+            Budget(10_000)
+        );
         // One that was held up says little.
-        let short = Budget(64);
-        assert_eq!(short.after(63, Duration::ZERO), short);
-        assert_eq!(short.after(64, Duration::from_micros(640)), Budget(10_000));
+        assert!(!Budget::tells(63) && Budget::tells(64));
     }
 
     #[test]

@@ -110,8 +110,8 @@ pub(crate) enum Done {
         lane: LaneOf,
         plan: Arc<Plan>,
         outcomes: Vec<Outcome>,
-        /// How long the writes have taken.
-        took: Duration,
+        /// How long the writes have taken, if there were enough to tell.
+        took: Option<Duration>,
         looked: Option<Looked>,
     },
     Read(Vec<Found>),
@@ -1042,9 +1042,10 @@ impl<K: Kernel> Proxier<K> {
         }
         self.in_flight.push((lane, Arc::clone(&plan)));
         self.lane(lane).start(move |kernel| {
-            let began = Instant::now();
+            // To ask for the time costs a change as much as a message where it is a system call.
+            let began = Budget::tells(plan.ops.len()).then(Instant::now);
             let outcomes = kernel.apply(&plan);
-            let took = began.elapsed();
+            let took = began.map(|began| began.elapsed());
             let looked = (!asked.is_empty()).then(|| Looked::at(kernel, asked));
             Done::Wrote {
                 lane,
@@ -1085,8 +1086,8 @@ impl<K: Kernel> Proxier<K> {
                 looked,
             } => {
                 self.in_flight.retain(|(of, _)| *of != lane);
-                if lane == LaneOf::Services {
-                    self.budget = self.budget.after(plan.ops.len(), took);
+                if let (LaneOf::Services, Some(took)) = (lane, took) {
+                    self.budget = Budget::after(plan.ops.len(), took);
                 }
                 self.take_outcomes(&plan, outcomes, now, report);
                 if let Some(looked) = looked {
@@ -1410,8 +1411,9 @@ impl<K: Kernel> Mode for Proxier<K> {
             self.emptied_by = None;
         }
         self.tables.want_room();
-        self.start_other(LaneOf::Addresses, now);
+        // What most wait for comes first.
         self.start_services(now);
+        self.start_other(LaneOf::Addresses, now);
         self.start_other(LaneOf::Rules, now);
     }
 

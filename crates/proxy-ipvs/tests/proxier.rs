@@ -59,10 +59,10 @@ fn a_first_sync_makes_before_it_serves() {
     assert_eq!(
         order,
         [
-            "create link kube-ipvs0",
             "add 10.244.1.5,tcp:8080,10.244.1.5 to set LoopBack",
             "add 10.96.0.10,tcp:80 to set ClusterIp",
             "add 10.96.0.10 to set IpvsIps",
+            "create link kube-ipvs0",
             &rules,
             "add virtual server 10.96.0.10:80/TCP",
             "add destination 10.244.1.5:8080 to 10.96.0.10:80/TCP",

@@ -45,7 +45,7 @@ fn serves(at: &'static str, endpoints: usize) -> impl Fn(&FakeKernel) -> bool {
     }
 }
 
-const SOON: Duration = Duration::from_millis(100);
+const SOON: Duration = Duration::from_millis(500);
 
 #[test]
 fn rules_and_addresses_that_hang_delay_no_endpoint() {

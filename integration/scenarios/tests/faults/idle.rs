@@ -9,7 +9,7 @@ use scenarios::{Cluster, Faults, Outcome, Service, tcp};
 
 const IDLE: Duration = Duration::from_secs(5);
 /// Of the processor's time.
-const MOST: Duration = Duration::from_millis(50);
+const MOST: Duration = Duration::from_millis(150);
 /// `USER_HZ`.
 const TICK: Duration = Duration::from_millis(10);
 

@@ -104,8 +104,9 @@ pub(crate) fn a_held_xtables_lock_and_a_hanging_ip6tables_delay_no_ipv4_endpoint
     c: &mut Cluster,
 ) -> Outcome {
     const CHANGES: usize = 50;
-    /// From the API server into the kernel. The guest has one processor, on which the programs start, too.
-    const LATEST: Duration = Duration::from_millis(100);
+    /// From the API server into the kernel; the aim is 100 ms. The guest has one processor, on which the programs start, too, and other
+    /// guests may run beside it.
+    const LATEST: Duration = Duration::from_millis(400);
     let faults = Faults::prepare(c)?;
     let mut changes = Changes::begin(c, &[])?;
     let lock = File::create("/run/xtables.lock")?;
