@@ -517,8 +517,11 @@ impl<K: Kernel> Proxier<K> {
         let was_known = self.knows(Part::Servers);
         // What is taken away before the first glance is missed by it.
         self.count = u32::try_from(found.len()).ok();
-        let (ours, others): (BTreeMap<_, _>, BTreeMap<_, _>) =
-            found.into_iter().partition(|(key, _)| self.is_ours(key));
+        let (ours, others): (BTreeMap<_, _>, BTreeMap<_, _>) = if self.has_servers() {
+            found.into_iter().partition(|(key, _)| self.is_ours(key))
+        } else {
+            (BTreeMap::new(), found)
+        };
         let believed: Vec<_> = if was_known {
             let differs = |(key, actual): &(&VirtualServerKey, &VirtualServer)| {
                 !self.uncertain.contains(*key) && ours.get(*key) != Some(*actual)
@@ -665,6 +668,11 @@ impl<K: Kernel> Proxier<K> {
         self.update_services(model, &names);
     }
 
+    /// Whether this proxy wants any virtual server, or has made or adopted one.
+    fn has_servers(&self) -> bool {
+        !self.tables.servers.is_empty() || !self.uncertain.is_empty()
+    }
+
     /// Whether a virtual server is one that this proxy wants, or has made or adopted.
     fn is_ours(&self, key: &VirtualServerKey) -> bool {
         let servers = &self.tables.servers;
@@ -702,7 +710,9 @@ impl<K: Kernel> Proxier<K> {
     fn adopt(&mut self, key: VirtualServerKey, server: VirtualServer) {
         if self.tables.servers.actual(&key).is_none() {
             self.tables.servers.set_actual(&key, Some(server));
-            self.claims.settle_leftovers(key, &mut self.tables);
+            if self.tables.servers.is_pending(&key) {
+                self.claims.settle_leftovers(key, &mut self.tables);
+            }
         }
     }
 
@@ -711,17 +721,23 @@ impl<K: Kernel> Proxier<K> {
         let Some(mut unjudged) = self.unjudged.take() else {
             return;
         };
+        let servers = &mut unjudged.evidence.servers;
+        if unjudged.is_judged {
+            for (key, server) in mem::take(servers) {
+                if self.tables.servers.wanted(&key).is_some() {
+                    self.adopt(key, server);
+                }
+            }
+            return;
+        }
         let wanted = |key: &VirtualServerKey, _: &mut VirtualServer| {
             self.tables.servers.wanted(key).is_some()
         };
-        let servers = &mut unjudged.evidence.servers;
         let adopted: Vec<_> = servers.extract_if(.., wanted).collect();
         for (key, server) in adopted {
             self.adopt(key, server);
         }
-        if !unjudged.is_judged {
-            self.unjudged = Some(unjudged);
-        }
+        self.unjudged = Some(unjudged);
     }
 
     // ---- drift ----
