@@ -195,7 +195,10 @@ impl Addresses {
             found.has_link = match (self.vip_mode, self.family) {
                 (VipMode::Address, _) if !link.is_up => true,
                 // Whoever sets it down takes the IPv6 addresses away: that is for who binds them.
-                (VipMode::Address, IpFamily::V4) => self.ipv6_on(link.index)?.of_services > 0,
+                (VipMode::Address, IpFamily::V4) => {
+                    let ipv6 = self.ipv6_on(link.index)?;
+                    ipv6.own.is_empty() || ipv6.of_services > 0
+                }
                 (VipMode::Address, IpFamily::V6) => !has_own_address,
                 (VipMode::Route, IpFamily::V4) => self.is_anchored,
                 (VipMode::Route, IpFamily::V6) => link.is_up,
@@ -332,6 +335,10 @@ impl Addresses {
             Ok(ipv6) => ipv6,
             Err(error) => return unsent(&error),
         };
+        if ipv6.own.is_empty() {
+            // As it is when service addresses were routes, which would go.
+            return Outcome::Done;
+        }
         let mut batch = Batch::new();
         if ipv6.of_services <= SOON_BOUND {
             push_state(&mut batch, 0);
