@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use netlink_batch::{Malformed, Writer};
 
-use crate::service::AddressFamily;
+use crate::address::{self, AddressFamily};
 use crate::statistics::Statistics;
 use crate::uapi::{self, dest, top};
 
@@ -40,7 +40,7 @@ impl DestinationKey {
             dest::ADDR_FAMILY,
             AddressFamily::from(self.address).number(),
         );
-        uapi::write_address(writer, dest::ADDR, self.address);
+        address::write(writer, dest::ADDR, self.address);
         writer.attr_be16(dest::PORT, self.port);
     }
 }
@@ -196,7 +196,7 @@ impl DestinationEntry {
         Ok(Self {
             destination: Destination {
                 key: DestinationKey {
-                    address: uapi::read_address(&address, family)?,
+                    address: address::read(&address, family)?,
                     port: port.ok_or_else(|| missing(dest::PORT, "IPVS_DEST_ATTR_PORT"))?,
                 },
                 forward: forward

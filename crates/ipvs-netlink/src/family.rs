@@ -2,8 +2,8 @@
 
 use netlink_batch::{Batch, Writer};
 
+use crate::configuration::Timeouts;
 use crate::destination::{Destination, DestinationKey};
-use crate::ipvs::Timeouts;
 use crate::service::{Service, ServiceKey};
 use crate::uapi::{self, command, top};
 

@@ -2,6 +2,7 @@
 
 use netlink_batch::{Attributes, Batch, Connection, Dump, Malformed, Protocol, Reply, Writer};
 
+use crate::configuration::{Info, Timeouts};
 use crate::destination::DestinationEntry;
 use crate::error::Error;
 use crate::family::Family;
@@ -18,26 +19,6 @@ mod control {
     pub(super) const GET_FAMILY: [u8; 4] = [3, 1, 0, 0];
     pub(super) const FAMILY_ID: u16 = 1;
     pub(super) const FAMILY_NAME: u16 = 2;
-}
-
-/// What IPVS says of itself.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Info {
-    /// Version of IPVS: major, minor, patch in a byte each (0x010201 is 1.2.1).
-    pub version: u32,
-    /// Slots of the connection table.
-    pub table_size: u32,
-}
-
-/// How long idle connections are kept, in seconds. One setting for the network namespace.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Timeouts {
-    /// Established TCP. To set it, 0 means to leave it as it is, as for the others.
-    pub tcp: u32,
-    /// TCP after a FIN.
-    pub tcp_fin: u32,
-    /// UDP.
-    pub udp: u32,
 }
 
 /// A connection to the kernel's IPVS, of the network namespace of the thread that opened it.

@@ -17,6 +17,8 @@
 //!
 //! Source: `include/uapi/linux/ip_vs.h`, `net/netfilter/ipvs/ip_vs_ctl.c`.
 
+mod address;
+mod configuration;
 mod count;
 mod destination;
 mod error;
@@ -27,13 +29,15 @@ mod service;
 mod statistics;
 mod uapi;
 
+pub use address::AddressFamily;
+pub use configuration::{Info, Timeouts};
 pub use count::ServiceCounter;
 pub use destination::{Destination, DestinationEntry, DestinationKey, Forward, Tunnel};
 pub use error::Error;
 pub use family::Family;
-pub use ipvs::{Info, Ipvs, Timeouts};
+pub use ipvs::Ipvs;
 pub use name::{BadName, Name};
-pub use service::{AddressFamily, Flags, Protocol, Service, ServiceEntry, ServiceKey};
+pub use service::{Flags, Protocol, Service, ServiceEntry, ServiceKey};
 pub use statistics::Statistics;
 
 #[cfg(doctest)]

@@ -6,49 +6,10 @@ use std::net::{IpAddr, SocketAddr};
 use bitflags::bitflags;
 use netlink_batch::{Attribute, Malformed, Writer};
 
+use crate::address::{self, AddressFamily};
 use crate::name::Name;
 use crate::statistics::Statistics;
 use crate::uapi::{self, service, top};
-
-/// `AF_INET` or `AF_INET6`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum AddressFamily {
-    /// IPv4.
-    Inet,
-    /// IPv6.
-    Inet6,
-}
-
-impl AddressFamily {
-    pub(crate) fn number(self) -> u16 {
-        match self {
-            Self::Inet => 2,
-            Self::Inet6 => 10,
-        }
-    }
-
-    pub(crate) fn decode(attribute: &Attribute<'_>, name: &'static str) -> Result<Self, Malformed> {
-        match attribute.u16()? {
-            2 => Ok(Self::Inet),
-            10 => Ok(Self::Inet6),
-            value => Err(Malformed::Value {
-                kind: attribute.kind,
-                name,
-                value: value.into(),
-            }),
-        }
-    }
-}
-
-impl From<IpAddr> for AddressFamily {
-    fn from(address: IpAddr) -> Self {
-        if address.is_ipv4() {
-            Self::Inet
-        } else {
-            Self::Inet6
-        }
-    }
-}
 
 /// IP protocol number.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -129,7 +90,7 @@ impl ServiceKey {
                 port,
             } => {
                 writer.attr_u16(service::PROTOCOL, protocol.0.into());
-                uapi::write_address(writer, service::ADDR, address);
+                address::write(writer, service::ADDR, address);
                 writer.attr_be16(service::PORT, port);
             }
             Self::Fwmark { mark, .. } => writer.attr_u32(service::FWMARK, mark),
@@ -290,7 +251,7 @@ impl ServiceEntry {
             let address = address.ok_or_else(|| missing(service::ADDR, "IPVS_SVC_ATTR_ADDR"))?;
             ServiceKey::Address {
                 protocol: Protocol(protocol),
-                address: uapi::read_address(&address, family)?,
+                address: address::read(&address, family)?,
                 port: port.ok_or_else(|| missing(service::PORT, "IPVS_SVC_ATTR_PORT"))?,
             }
         };

@@ -1,11 +1,7 @@
 //! Numbers of `include/uapi/linux/ip_vs.h`, and what all its messages have in common: a
 //! `genlmsghdr` of command, version and padding, then attributes.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-
-use netlink_batch::{Attribute, Attributes, Malformed, Writer};
-
-use crate::service::AddressFamily;
+use netlink_batch::{Attributes, Malformed};
 
 /// `IPVS_GENL_NAME`, `IPVS_GENL_VERSION`.
 pub(crate) const NAME: &str = "IPVS";
@@ -112,36 +108,4 @@ pub(crate) fn nested<'a>(
         }
     }
     Err(Malformed::Missing { kind, name })
-}
-
-/// `union nf_inet_addr`: 16 bytes, of which IPv4 has the first four.
-pub(crate) fn write_address(writer: &mut Writer<'_>, kind: u16, address: IpAddr) {
-    let mut bytes = [0; 16];
-    match address {
-        IpAddr::V4(v4) => bytes
-            .iter_mut()
-            .zip(v4.octets())
-            .for_each(|(to, from)| *to = from),
-        IpAddr::V6(v6) => bytes = v6.octets(),
-    }
-    writer.attr(kind, &bytes);
-}
-
-pub(crate) fn read_address(
-    attribute: &Attribute<'_>,
-    family: AddressFamily,
-) -> Result<IpAddr, Malformed> {
-    let first = |expected| Malformed::Size {
-        kind: attribute.kind,
-        expected,
-        actual: attribute.payload.len(),
-    };
-    Ok(match family {
-        AddressFamily::Inet => IpAddr::V4(Ipv4Addr::from(
-            *attribute.payload.first_chunk().ok_or_else(|| first(4))?,
-        )),
-        AddressFamily::Inet6 => IpAddr::V6(Ipv6Addr::from(
-            *attribute.payload.first_chunk().ok_or_else(|| first(16))?,
-        )),
-    })
 }
