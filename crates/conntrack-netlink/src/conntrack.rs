@@ -38,6 +38,10 @@ pub enum Outcome {
 
 impl Conntrack {
     /// Opens a connection. Asks nothing yet: that the kernel lacks connection tracking is said by the first dump.
+    ///
+    /// # Errors
+    ///
+    /// The socket cannot be opened.
     pub fn open() -> Result<Self, Error> {
         let connection = Connection::open(netlink_batch::Protocol::Netfilter);
         let connection = connection.map_err(|error| match error {
@@ -59,6 +63,11 @@ impl Conntrack {
     ///
     /// The kernel tells flows that begin or end meanwhile or not. One that says that the table
     /// changed is asked again, from the start, so that `is_wanted` may see a flow more than once.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoConntrack`] without ctnetlink; otherwise the socket failed, the kernel refused
+    /// (`EPERM` without `CAP_NET_ADMIN`), or an answer is malformed.
     pub fn find(
         &mut self,
         family: Family,
@@ -87,7 +96,9 @@ impl Conntrack {
     /// Deletes flows as they were found, in as few sends as possible: one [`Outcome`] for each, in
     /// order. Entries of another flow that has one of their tuples now are left alone.
     ///
-    /// An `Err` is a failure of the socket, after which any of them may have been deleted.
+    /// # Errors
+    ///
+    /// The socket failed: any of the flows may have been deleted.
     pub fn delete(&mut self, flows: &[Flow]) -> Result<Vec<Outcome>, Error> {
         let mut batch = Batch::new();
         for flow in flows {

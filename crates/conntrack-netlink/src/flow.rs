@@ -82,6 +82,10 @@ pub struct Flow {
 impl Flow {
     /// Reads the payload of a flow's message: `nfgenmsg` and attributes. `None` for a protocol that is not a
     /// [`Protocol`]. Attributes not named in [`Flow`] are passed over.
+    ///
+    /// # Errors
+    ///
+    /// An attribute is missing, or of another size than the kernel's.
     pub fn decode(payload: &[u8]) -> Result<Option<Self>, Malformed> {
         let (mut original, mut reply, mut id) = (None, None, None);
         let (mut zone, mut status, mut mark) = (0, 0, 0);

@@ -128,6 +128,10 @@ impl Entry {
     ///
     /// The type is needed because `10.0.0.1,tcp:80,10.0.0.2` is an entry of both `hash:ip,port,ip` and
     /// `hash:ip,port,net`.
+    ///
+    /// # Errors
+    ///
+    /// Names the part that cannot be read, and what the type wants.
     pub fn parse(text: &str, set_type: SetType) -> Result<Entry, ParseError> {
         let wrong = || ParseError::new(text, set_type.notation());
         let fields: Vec<&str> = text.split(',').collect();

@@ -71,6 +71,10 @@ pub enum Outcome {
 
 impl Ipset {
     /// Opens a connection and agrees on a protocol version.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoIpset`], [`Error::Version`], or the socket's.
     pub fn open() -> Result<Ipset, Error> {
         let mut connection =
             Connection::open(Protocol::Netfilter).map_err(|error| match error {
@@ -124,8 +128,12 @@ impl Ipset {
 
     /// Makes an empty set. A set of that name that [`Header::matches`] is left as it is, entries included.
     ///
-    /// Gives whether it was made. A set of that name but another type, family, maxelem, range of ports or option
-    /// is [`Error::Mismatch`].
+    /// Gives whether it was made.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Mismatch`] for a set of that name with another type, family, maxelem, range of ports
+    /// or option; [`Error::NoType`], [`Error::Revision`], [`Error::Name`], or what the kernel refuses.
     pub fn create(&mut self, name: &str, wanted: &Definition) -> Result<bool, Error> {
         valid_name(name)?;
         let revision = self.revision(wanted)?;
@@ -155,6 +163,10 @@ impl Ipset {
     }
 
     /// Removes a set, which no rule and no other set may refer to ([`Reason::InUse`]).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Refused`]: [`Reason::NoSuchSet`], [`Reason::InUse`].
     pub fn destroy(&mut self, name: &str) -> Result<(), Error> {
         self.types.remove(name);
         // Without EXCL newer kernels report success for a set that is not there, older ones do not.
@@ -162,11 +174,19 @@ impl Ipset {
     }
 
     /// Removes all entries of a set.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Refused`]: [`Reason::NoSuchSet`].
     pub fn flush(&mut self, name: &str) -> Result<(), Error> {
         self.command(command::FLUSH, 0, name, |_| {})
     }
 
     /// Renames a set that nothing refers to. The new name must be free ([`Reason::NameTaken`]).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Refused`]: [`Reason::NoSuchSet`], [`Reason::NameTaken`], [`Reason::InUse`].
     pub fn rename(&mut self, from: &str, to: &str) -> Result<(), Error> {
         valid_name(to)?;
         self.types.remove(from);
@@ -175,6 +195,10 @@ impl Ipset {
     }
 
     /// Exchanges two sets of one type and family in one step: rules that refer to one see the other's entries.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Refused`]: [`Reason::NoSuchSet`], [`Reason::TypeMismatch`].
     pub fn swap(&mut self, one: &str, other: &str) -> Result<(), Error> {
         valid_name(other)?;
         self.command(command::SWAP, 0, one, |w| w.attr_str(attr::SETNAME2, other))
@@ -183,6 +207,10 @@ impl Ipset {
     /// Adds entries to a set; those that are there stay. One [`Outcome`] for each, in order.
     ///
     /// See [`Ipset::update`].
+    ///
+    /// # Errors
+    ///
+    /// As of [`Ipset::update`].
     pub fn add(&mut self, set: &str, entries: &[Entry]) -> Result<Vec<Outcome>, Error> {
         self.update(&[Change {
             set,
@@ -195,6 +223,10 @@ impl Ipset {
     /// Deletes entries from a set; those that are not there are no error. One [`Outcome`] for each, in order.
     ///
     /// See [`Ipset::update`].
+    ///
+    /// # Errors
+    ///
+    /// As of [`Ipset::update`].
     pub fn delete(&mut self, set: &str, entries: &[Entry]) -> Result<Vec<Outcome>, Error> {
         self.update(&[Change {
             set,
@@ -211,8 +243,11 @@ impl Ipset {
     /// type or family is not that of the entry. The kernel is asked for the type of a set that this connection has neither made
     /// nor seen, and again when it refuses an entry: somebody else may have made the set anew meanwhile. Until it refuses
     /// something or the set is listed, a new type goes unnoticed. What stands behind a refused entry is written later, possibly
-    /// after the changes that follow. An `Err` is a failure of the socket, after which any part of the changes
-    /// may have been made.
+    /// after the changes that follow.
+    ///
+    /// # Errors
+    ///
+    /// The socket failed: any part of the changes may have been made.
     pub fn update(&mut self, changes: &[Change<'_>]) -> Result<Vec<Vec<Outcome>>, Error> {
         let mut outcomes = Vec::with_capacity(changes.len());
         let mut assumed = Vec::with_capacity(changes.len());
@@ -253,16 +288,28 @@ impl Ipset {
     }
 
     /// All sets of the network namespace, with their entries.
+    ///
+    /// # Errors
+    ///
+    /// The socket failed, the kernel refused, or an answer is malformed.
     pub fn list_all(&mut self) -> Result<Vec<Set>, Error> {
         self.dump(None, false)
     }
 
     /// One set with its entries.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Refused`] with [`Reason::NoSuchSet`]; else as of [`Ipset::list_all`].
     pub fn list(&mut self, name: &str) -> Result<Set, Error> {
         only_set(self.dump(Some(name), false)?)
     }
 
     /// All sets of the network namespace, without their entries.
+    ///
+    /// # Errors
+    ///
+    /// As of [`Ipset::list_all`].
     pub fn headers(&mut self) -> Result<Vec<Header>, Error> {
         Ok(self
             .dump(None, true)?
@@ -272,6 +319,10 @@ impl Ipset {
     }
 
     /// One set without its entries.
+    ///
+    /// # Errors
+    ///
+    /// As of [`Ipset::list`].
     pub fn header(&mut self, name: &str) -> Result<Header, Error> {
         only_set(self.dump(Some(name), true)?).map(|set| set.header)
     }

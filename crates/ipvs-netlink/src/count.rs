@@ -19,6 +19,10 @@ pub struct ServiceCounter(OwnedFd);
 
 impl ServiceCounter {
     /// Opens a socket, which carries the question and nothing else.
+    ///
+    /// # Errors
+    ///
+    /// The system call's.
     pub fn open() -> io::Result<Self> {
         let flags = SocketFlags::CLOEXEC;
         let socket = socket_with(AddressFamily::INET, SocketType::DGRAM, flags, None)?;
@@ -27,6 +31,10 @@ impl ServiceCounter {
 
     /// How many services there are of IPv4 addresses; marks of the firewall count, too. The kernel
     /// does not count those of IPv6 here. Needs `CAP_NET_ADMIN`.
+    ///
+    /// # Errors
+    ///
+    /// `EPERM` without `CAP_NET_ADMIN`, `ENOPROTOOPT` where `ip_vs` is not loaded.
     #[allow(unsafe_code, reason = "no crate offers this socket option")]
     pub fn count(&self) -> io::Result<u32> {
         let mut info = [0_u8; INFO];

@@ -163,6 +163,10 @@ pub struct DestinationEntry {
 impl DestinationEntry {
     /// Reads the payload of an `IPVS_CMD_NEW_DEST` message, `genlmsghdr` included. `family` is
     /// that of the service, for kernels (before 3.18) that do not name the destination's own.
+    ///
+    /// # Errors
+    ///
+    /// An attribute is missing, or of another size than the kernel's.
     pub fn decode(payload: &[u8], mut family: AddressFamily) -> Result<Self, Malformed> {
         let (mut address, mut port, mut forward, mut weight) = (None, None, None, None);
         let (mut upper_threshold, mut lower_threshold, mut tunnel) = (0, 0, Tunnel::default());

@@ -30,7 +30,11 @@ pub struct Ipvs {
 
 impl Ipvs {
     /// Opens a connection. Asking for the family makes the kernel load the module `ip_vs` if it
-    /// can; [`Error::FamilyMissing`] if it cannot.
+    /// can.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::FamilyMissing`] if the kernel has no IPVS; else the socket's.
     pub fn open() -> Result<Self, Error> {
         let mut connection = Connection::open(Protocol::Generic)?;
         let answer = connection.request(control::ID, 0, |message| {
@@ -49,6 +53,11 @@ impl Ipvs {
     }
 
     /// Sends a batch; one [`Reply`] per message, by index. See [`Connection::execute`].
+    ///
+    /// # Errors
+    ///
+    /// The socket failed: whether any message was done is not known. What the kernel refuses is in
+    /// the [`Reply`] of that message.
     pub fn execute(&mut self, batch: &Batch) -> Result<Vec<Reply>, Error> {
         Ok(self.connection.execute(batch)?)
     }
@@ -59,6 +68,10 @@ impl Ipvs {
     }
 
     /// Version and table size.
+    ///
+    /// # Errors
+    ///
+    /// The socket failed, the kernel refused (`EPERM`), or the answer is malformed.
     pub fn info(&mut self) -> Result<Info, Error> {
         let answer = self.get(command::GET_INFO, |_| {})?;
         let mut read = Info::default();
@@ -75,6 +88,10 @@ impl Ipvs {
 
     /// All services, of both address families. The kernel answers in parts and does not say if
     /// the table changed between them: while others write, a service may be missing or double.
+    ///
+    /// # Errors
+    ///
+    /// As of [`Ipvs::info`].
     pub fn services(&mut self) -> Result<Vec<ServiceEntry>, Error> {
         let dump = self.connection.dump(self.family.id(), 0, |message| {
             message.bytes(&uapi::header(command::GET_SERVICE));
@@ -86,6 +103,10 @@ impl Ipvs {
     }
 
     /// One service, if there is one with this key.
+    ///
+    /// # Errors
+    ///
+    /// As of [`Ipvs::info`].
     pub fn service(&mut self, key: &ServiceKey) -> Result<Option<ServiceEntry>, Error> {
         let answer = self.get(command::GET_SERVICE, |message| {
             message.nest(top::SERVICE, |nest| key.encode(nest));
@@ -99,6 +120,10 @@ impl Ipvs {
 
     /// The destinations of a service; none if there is no such service. Answered in parts, like
     /// [`Ipvs::services`].
+    ///
+    /// # Errors
+    ///
+    /// As of [`Ipvs::info`].
     pub fn destinations(&mut self, key: &ServiceKey) -> Result<Vec<DestinationEntry>, Error> {
         let dump = self.connection.dump(self.family.id(), 0, |message| {
             message.bytes(&uapi::header(command::GET_DEST));
@@ -109,6 +134,10 @@ impl Ipvs {
     }
 
     /// The timeouts of connections.
+    ///
+    /// # Errors
+    ///
+    /// As of [`Ipvs::info`].
     pub fn timeouts(&mut self) -> Result<Timeouts, Error> {
         let answer = self.get(command::GET_CONFIG, |_| {})?;
         let mut read = Timeouts::default();
@@ -124,17 +153,29 @@ impl Ipvs {
         Ok(read)
     }
 
-    /// Sets the timeouts of connections. `EINVAL` for more than the kernel can count.
+    /// Sets the timeouts of connections.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` for more than the kernel can count; else as of [`Ipvs::info`].
     pub fn set_timeouts(&mut self, timeouts: &Timeouts) -> Result<(), Error> {
         self.one(|family, batch| family.set_timeouts(batch, timeouts))
     }
 
     /// Deletes all services.
+    ///
+    /// # Errors
+    ///
+    /// As of [`Ipvs::info`].
     pub fn flush(&mut self) -> Result<(), Error> {
         self.one(Family::flush)
     }
 
     /// Zeroes the counters of a service and its destinations, or all.
+    ///
+    /// # Errors
+    ///
+    /// `ESRCH` if there is no such service; else as of [`Ipvs::info`].
     pub fn zero(&mut self, service: Option<&ServiceKey>) -> Result<(), Error> {
         self.one(|family, batch| family.zero(batch, service))
     }

@@ -210,6 +210,10 @@ pub struct ServiceEntry {
 
 impl ServiceEntry {
     /// Reads the payload of an `IPVS_CMD_NEW_SERVICE` message, `genlmsghdr` included.
+    ///
+    /// # Errors
+    ///
+    /// An attribute is missing, or of another size than the kernel's.
     pub fn decode(payload: &[u8]) -> Result<Self, Malformed> {
         let (mut family, mut protocol, mut address, mut port) = (None, None, None, None);
         let (mut mark, mut scheduler, mut engine, mut netmask) = (None, None, None, None);
