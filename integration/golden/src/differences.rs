@@ -8,8 +8,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::node::Dumps;
-use crate::table::Table;
+use crate::table::{Dumps, Table};
 
 /// The lines that are expected of each table that a case has.
 pub(crate) type Expected = BTreeMap<Table, Vec<String>>;

@@ -27,7 +27,8 @@ use case::Case;
 use clap::Parser;
 use differences::Before;
 use lab::{Lane, Options, Running};
-use node::{Check, Dumps, Node, Program};
+use node::{Check, Node, Program};
+use table::Dumps;
 
 /// How many differing lines of a table are shown.
 const SHOWN: usize = 6;

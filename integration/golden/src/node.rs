@@ -22,7 +22,7 @@ use serde_json::Value;
 
 use crate::case::Case;
 use crate::differences::{Before, without_prefix};
-use crate::table::Table;
+use crate::table::{Dumps, Table};
 
 /// How long the daemon may take to its first sync, on a loaded machine.
 const SYNCED_WITHIN: Duration = Duration::from_secs(30);
@@ -67,9 +67,6 @@ const PLAIN: [&str; 6] = [
     "ip6tables-save",
     "ip6tables-restore",
 ];
-
-/// What tools print of the kernel's state.
-pub(crate) type Dumps = BTreeMap<Table, String>;
 
 /// What starts the daemon.
 #[derive(Debug, Clone, Copy)]

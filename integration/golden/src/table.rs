@@ -35,6 +35,9 @@ const ANY_ORDER: [&str; 5] = [
     "KUBE-IPVS-OUT-FILTER",
 ];
 
+/// What tools print of the kernel's state.
+pub(crate) type Dumps = BTreeMap<Table, String>;
+
 impl Table {
     pub(crate) const ALL: [Self; 8] = [
         Self::IpvsadmSave,
