@@ -5,6 +5,8 @@
 
 use std::str;
 
+use netlink_packet_core::DecodeError;
+
 /// `NLA_F_NESTED | NLA_F_NET_BYTEORDER`: the two flag bits of an attribute's kind.
 const FLAGS: u16 = 0xc000;
 pub(crate) const NESTED: u16 = 0x8000;
@@ -69,6 +71,15 @@ pub enum Malformed {
         /// The value found.
         value: u64,
     },
+    /// What a library says of bytes that it cannot read.
+    #[error("netlink message that cannot be read: {0}")]
+    Unreadable(String),
+}
+
+impl From<DecodeError> for Malformed {
+    fn from(error: DecodeError) -> Self {
+        Self::Unreadable(error.to_string())
+    }
 }
 
 /// Iterator over the attributes of a payload. A length that does not fit ends it with one `Err`.
