@@ -1,13 +1,13 @@
-//! What the kernel tells of this node's addresses and of `kube-ipvs0` (rtnetlink multicast groups of rtnetlink(7)), as it
-//! happens.
+//! What the kernel tells of this node's addresses and of `kube-ipvs0` (rtnetlink multicast groups
+//! of rtnetlink(7)), as it happens.
 //!
 //! ```text
 //!   kernel ─BPF─▶ Subscription ─▶ Notices ─▶ AddressChanges::next ─▶ each mode
 //! ```
 //!
-//! What we bind to `kube-ipvs0` comes by the ten thousand, and the kernel leaves it out. Link-local addresses serve no NodePort
-//! and do not count. When the kernel had to drop messages, anything may have changed. It should not have to: a task of its own
-//! reads them, and there is room for many.
+//! What we bind to `kube-ipvs0` comes by the ten thousand, and the kernel leaves it out. Link-local
+//! addresses serve no NodePort and do not count. When the kernel had to drop messages, anything may
+//! have changed. It should not have to: a task of its own reads them, and there is room for many.
 
 use std::io;
 use std::mem;
@@ -127,8 +127,9 @@ impl Subscription {
             unsafe_code,
             reason = "tokio leaves it to its caller to keep the descriptor open while it is registered"
         )]
-        // SAFETY: a Subscription owns its descriptor and closes it only when dropped; the AsyncFd owns the Subscription, gives it
-        // out by shared reference only, and deregisters it before dropping it.
+        // SAFETY: a Subscription owns its descriptor and closes it only when dropped; the AsyncFd
+        // owns the Subscription, gives it out by shared reference only, and deregisters it before
+        // dropping it.
         let socket = unsafe { AsyncFd::register_with_interest(socket, Interest::READABLE) };
         let mut subscription = Self {
             socket: socket.map_err(io::Error::from)?,
@@ -139,8 +140,8 @@ impl Subscription {
         Ok(subscription)
     }
 
-    /// Has the kernel leave out what it would tell of addresses that our link is given. They come by the ten thousand at a first
-    /// sync, each for nothing.
+    /// Has the kernel leave out what it would tell of addresses that our link is given. They come
+    /// by the ten thousand at a first sync, each for nothing.
     fn look_up_own_link(&mut self) {
         self.own_link = link_named(SERVICE_LINK);
         let index = self.own_link.as_ref().map(|link| link.index);

@@ -32,8 +32,8 @@ pub struct Message<'a> {
     pub payload: &'a [u8],
 }
 
-/// The messages of a datagram that the kernel sent by itself, as to a multicast group. A length that does not fit ends them with
-/// one `Err`.
+/// The messages of a datagram that the kernel sent by itself, as to a multicast group. A length
+/// that does not fit ends them with one `Err`.
 pub fn messages(datagram: &[u8]) -> impl Iterator<Item = Result<Message<'_>, Malformed>> {
     Messages::new(datagram).map(|message| {
         message.map(|message| Message {

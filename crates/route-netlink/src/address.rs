@@ -35,9 +35,10 @@ impl Address {
         }
     }
 
-    /// `RTM_NEWADDR`: gives the address to the link, for good. `EEXIST` if it has it. One of IPv6 is there without asking the
-    /// link whether somebody else has it; one of localhost is of scope host.
-    pub fn new_in(&self, batch: &mut Batch) -> usize {
+    /// `RTM_NEWADDR`: gives the address to the link, for good. `EEXIST` if it has it. One of IPv6
+    /// is there without asking the link whether somebody else has it; one of localhost is of scope
+    /// host.
+    pub fn push_new(&self, batch: &mut Batch) -> usize {
         let flags = match self.address {
             IpAddr::V4(_) => AddressHeaderFlags::Permanent,
             IpAddr::V6(_) => AddressHeaderFlags::Permanent | AddressHeaderFlags::Nodad,
@@ -47,7 +48,7 @@ impl Address {
     }
 
     /// `RTM_DELADDR`: takes it away. `EADDRNOTAVAIL` if it is not there with this prefix length.
-    pub fn del_in(&self, batch: &mut Batch) -> usize {
+    pub fn push_del(&self, batch: &mut Batch) -> usize {
         let message = self.message(AddressHeaderFlags::empty());
         // NLM_F_EXCL's bit would mean NLM_F_BULK.
         push(batch, 0, &RouteNetlinkMessage::DelAddress(message))
@@ -79,7 +80,8 @@ impl Address {
                 _ => {}
             }
         }
-        // Between two points IFA_ADDRESS is the other end's; without another end IPv6 has no IFA_LOCAL.
+        // Between two points IFA_ADDRESS is the other end's; without another end IPv6 has no
+        // IFA_LOCAL.
         Ok(local.or(address).map(|address| Self {
             link: header.index,
             address,
@@ -142,10 +144,10 @@ mod tests {
     #[test]
     fn bytes_are_the_kernels() {
         let mut batch = Batch::new();
-        Address::host(7, [10, 96, 0, 1].into()).new_in(&mut batch);
-        Address::host(7, [127, 107, 0, 1].into()).del_in(&mut batch);
+        Address::host(7, [10, 96, 0, 1].into()).push_new(&mut batch);
+        Address::host(7, [127, 107, 0, 1].into()).push_del(&mut batch);
         let address = Address::host(7, IpAddr::from([0xfd; 16]));
-        address.new_in(&mut batch);
+        address.push_new(&mut batch);
         let [index0, index1, index2, index3] = 7_u32.to_ne_bytes();
         let header = |family, prefix, flags, scope| {
             [family, prefix, flags, scope, index0, index1, index2, index3]
@@ -190,7 +192,7 @@ mod tests {
             };
             let address = Address { link, address, prefix };
             let mut batch = Batch::new();
-            address.new_in(&mut batch);
+            address.push_new(&mut batch);
             prop_assert_eq!(Address::parse(batch.get(0).unwrap().payload), Ok(Some(address)));
         }
 

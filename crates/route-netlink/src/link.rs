@@ -30,7 +30,8 @@ pub enum LinkState {
     Down,
 }
 
-/// Which link-local IPv6 address the kernel gives to a link that is set up (`IN6_ADDR_GEN_MODE_*` of linux/if_link.h).
+/// Which link-local IPv6 address the kernel gives to a link that is set up (`IN6_ADDR_GEN_MODE_*`
+/// of linux/if_link.h).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AddressGeneration {
     /// One of its hardware address: the kernel's default.
@@ -62,7 +63,8 @@ impl Link {
     }
 }
 
-/// What names a link. A name of more than 15 bytes is no link's: enough of it is sent for the kernel to say so.
+/// What names a link. A name of more than 15 bytes is no link's: enough of it is sent for the
+/// kernel to say so.
 pub(crate) fn named(name: &str) -> LinkMessage {
     const ENOUGH: usize = libc::IFNAMSIZ;
     let mut message = LinkMessage::default();

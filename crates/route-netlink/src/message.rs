@@ -16,7 +16,8 @@ pub(crate) fn write(writer: &mut Writer<'_>, message: &RouteNetlinkMessage) {
     message.serialize(writer.zeroed(message.buffer_len()));
 }
 
-/// The attributes of these kinds, behind a fixed header of so many bytes. What else there is is passed over, whatever it is.
+/// The attributes of these kinds, behind a fixed header of so many bytes. What else there is is
+/// passed over, whatever it is.
 pub(crate) fn attributes<'a>(
     payload: &'a [u8],
     header: usize,

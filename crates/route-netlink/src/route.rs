@@ -14,7 +14,8 @@ use netlink_packet_route::route::{
 use crate::Family;
 use crate::message::{attributes, push};
 
-/// A route of type local to one address, in the table `local`. The kernel makes one for each address of a link.
+/// A route of type local to one address, in the table `local`. The kernel makes one for each
+/// address of a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LocalRoute {
     /// The index of the link.
@@ -29,14 +30,15 @@ impl LocalRoute {
     /// `RTPROT_KERNEL`: what the kernel made for an address.
     pub const KERNEL: u8 = libc::RTPROT_KERNEL;
 
-    /// `RTM_NEWROUTE`: makes the route, also beside another one to the same address. `EEXIST` if it is there.
-    pub fn new_in(&self, batch: &mut Batch) -> usize {
+    /// `RTM_NEWROUTE`: makes the route, also beside another one to the same address. `EEXIST` if it
+    /// is there.
+    pub fn push_new(&self, batch: &mut Batch) -> usize {
         let message = RouteNetlinkMessage::NewRoute(self.message());
         push(batch, NLM_F_CREATE, &message)
     }
 
     /// `RTM_DELROUTE`: removes it. `ESRCH` if there is none.
-    pub fn del_in(&self, batch: &mut Batch) -> usize {
+    pub fn push_del(&self, batch: &mut Batch) -> usize {
         push(batch, 0, &RouteNetlinkMessage::DelRoute(self.message()))
     }
 
@@ -55,8 +57,8 @@ impl LocalRoute {
         message
     }
 
-    /// Of a message after its `nlmsghdr`. `None` if it is another route than one to a single address of this family, made by
-    /// this protocol.
+    /// Of a message after its `nlmsghdr`. `None` if it is another route than one to a single
+    /// address of this family, made by this protocol.
     pub(crate) fn parse(
         payload: &[u8],
         family: Family,
@@ -124,8 +126,8 @@ mod tests {
             protocol: 107,
         };
         let mut batch = Batch::new();
-        route([10, 96, 0, 1].into()).new_in(&mut batch);
-        route(IpAddr::from([0xfd; 16])).del_in(&mut batch);
+        route([10, 96, 0, 1].into()).push_new(&mut batch);
+        route(IpAddr::from([0xfd; 16])).push_del(&mut batch);
         let message = |index| batch.get(index).unwrap();
         let link = [&[8, 0, 4, 0][..], &7_u32.to_ne_bytes()].concat();
         let four = [2, 32, 0, 0, 255, 107, 254, 2, 0, 0, 0, 0];
@@ -146,7 +148,7 @@ mod tests {
             protocol: 107,
         };
         let mut batch = Batch::new();
-        route.new_in(&mut batch);
+        route.push_new(&mut batch);
         let payload = batch.get(0).unwrap().payload;
         let parse = |payload: &[u8]| LocalRoute::parse(payload, Family::Inet, 107);
         assert_eq!(parse(payload), Ok(Some(route)));

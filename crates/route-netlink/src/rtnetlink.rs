@@ -10,8 +10,8 @@ use crate::link::{self, AddressGeneration, Link, LinkState};
 use crate::message::{push, write};
 use crate::route::{self, LocalRoute};
 
-/// A connection to rtnetlink. Its calls block for as long as the kernel works; it belongs to the network namespace of the thread
-/// that opened it.
+/// A connection to rtnetlink. Its calls block for as long as the kernel works; it belongs to the
+/// network namespace of the thread that opened it.
 #[derive(Debug)]
 pub struct Rtnetlink(Connection);
 
@@ -39,12 +39,13 @@ impl Rtnetlink {
         self.0.execute(batch)
     }
 
-    /// The link of this name, if there is one. Asked so, the kernel loads no module for a name that it does not know, as it
-    /// does when asked by ioctl.
+    /// The link of this name, if there is one. Asked so, the kernel loads no module for a name that
+    /// it does not know, as it does when asked by ioctl.
     ///
     /// # Errors
     ///
-    /// The kernel refuses to say ([`Error::Refused`]), or its answer is lost or cannot be understood.
+    /// The kernel refuses to say ([`Error::Refused`]), or its answer is lost or cannot be
+    /// understood.
     pub fn link(&mut self, name: &str) -> Result<Option<Link>, Error> {
         let message = RouteNetlinkMessage::GetLink(link::named(name));
         let answer = match self.0.request(message.message_type(), 0, |writer| {
@@ -62,7 +63,8 @@ impl Rtnetlink {
     /// # Errors
     ///
     /// [`Error::Refused`]: `EEXIST` if a link has this name, `EOPNOTSUPP` if the kernel has no dummy links, `ERANGE` if the name
-    /// is longer than 15 bytes. Otherwise those of [`Rtnetlink::execute`], and [`Error::LostReply`].
+    /// is longer than 15 bytes. Otherwise those of [`Rtnetlink::execute`], and
+    /// [`Error::LostReply`].
     pub fn create_dummy(&mut self, name: &str) -> Result<(), Error> {
         let message = RouteNetlinkMessage::NewLink(link::dummy(name));
         self.write(NLM_F_CREATE | NLM_F_EXCL, &message)

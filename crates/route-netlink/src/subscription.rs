@@ -1,4 +1,5 @@
-//! What the kernel tells of links and addresses as it happens (the multicast groups of rtnetlink(7)).
+//! What the kernel tells of links and addresses as it happens (the multicast groups of
+//! rtnetlink(7)).
 
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
@@ -30,14 +31,15 @@ pub enum Event {
     Lost,
 }
 
-/// A subscription to links and addresses in the network namespace of the thread that opened it. It never blocks: wait until its
-/// descriptor is readable.
+/// A subscription to links and addresses in the network namespace of the thread that opened it. It
+/// never blocks: wait until its descriptor is readable.
 #[derive(Debug)]
 pub struct Subscription(Socket);
 
 impl Subscription {
-    /// Subscribes, with so many bytes of room for messages that wait to be read (one takes about 800), or as many as may be:
-    /// beyond `net.core.rmem_max` it takes `CAP_NET_ADMIN` in the initial user namespace.
+    /// Subscribes, with so many bytes of room for messages that wait to be read (one takes about
+    /// 800), or as many as may be: beyond `net.core.rmem_max` it takes `CAP_NET_ADMIN` in the
+    /// initial user namespace.
     ///
     /// # Errors
     ///
@@ -54,8 +56,8 @@ impl Subscription {
         Ok(Self(socket))
     }
 
-    /// Has the kernel leave out addresses that this link is given, from now on, instead of those of another link before. That
-    /// they are taken away is told.
+    /// Has the kernel leave out addresses that this link is given, from now on, instead of those of
+    /// another link before. That they are taken away is told.
     ///
     /// # Errors
     ///
@@ -84,9 +86,9 @@ impl AsRawFd for Subscription {
     }
 }
 
-/// A filter (classic BPF, linux/filter.h) that drops what tells of an address that this link is given. A notification is one
-/// message: a header (`struct nlmsghdr`), whose type is at 4, and `struct ifaddrmsg`, whose index is at 20. What is loaded
-/// counts as big endian.
+/// A filter (classic BPF, linux/filter.h) that drops what tells of an address that this link is
+/// given. A notification is one message: a header (`struct nlmsghdr`), whose type is at 4, and
+/// `struct ifaddrmsg`, whose index is at 20. What is loaded counts as big endian.
 fn not_added_to(link: u32) -> [SockFilter; 6] {
     const LOAD_HALF: u16 = 0x28;
     const LOAD_WORD: u16 = 0x20;

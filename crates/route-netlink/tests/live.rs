@@ -1,5 +1,5 @@
-//! Against the running kernel, each story in a network namespace of its own. Needs root; those of dummy links are ignored, as
-//! not every kernel has them.
+//! Against the running kernel, each story in a network namespace of its own. Needs root; those of
+//! dummy links are ignored, as not every kernel has them.
 
 #![allow(
     clippy::unwrap_used,
@@ -120,15 +120,15 @@ fn addresses_come_and_go_each_with_its_answer() {
     in_namespace(|mut rtnetlink| {
         let mut batch = Batch::new();
         let one = Address::host(LOOPBACK, ip("10.0.0.1"));
-        one.new_in(&mut batch);
-        one.new_in(&mut batch);
-        Address::host(4711, ip("10.0.0.2")).new_in(&mut batch);
+        one.push_new(&mut batch);
+        one.push_new(&mut batch);
+        Address::host(4711, ip("10.0.0.2")).push_new(&mut batch);
         let network = Address {
             prefix: 24,
             ..Address::host(LOOPBACK, ip("10.0.1.1"))
         };
-        network.new_in(&mut batch);
-        Address::host(LOOPBACK, ip("10.0.1.1")).del_in(&mut batch);
+        network.push_new(&mut batch);
+        Address::host(LOOPBACK, ip("10.0.1.1")).push_del(&mut batch);
         assert_eq!(
             execute(&mut rtnetlink, &batch),
             [None, Some(EEXIST), Some(ENODEV), None, Some(EADDRNOTAVAIL)]
@@ -136,8 +136,8 @@ fn addresses_come_and_go_each_with_its_answer() {
         assert_eq!(rtnetlink.addresses(Family::Inet).unwrap(), [one, network]);
         assert_eq!(rtnetlink.addresses(Family::Inet6).unwrap(), []);
         let mut batch = Batch::new();
-        one.del_in(&mut batch);
-        network.del_in(&mut batch);
+        one.push_del(&mut batch);
+        network.push_del(&mut batch);
         assert_eq!(execute(&mut rtnetlink, &batch), [None, None]);
         assert_eq!(rtnetlink.addresses(Family::Inet).unwrap(), []);
         assert_eq!(rtnetlink.sent(), 5 + 2 + 3);
@@ -150,21 +150,21 @@ fn what_the_kernel_makes_for_an_address_is_a_route_of_its_own() {
         rtnetlink.set_link_state("lo", LinkState::Up).unwrap();
         let address = ip("10.96.0.1");
         let mut batch = Batch::new();
-        Address::host(LOOPBACK, address).new_in(&mut batch);
+        Address::host(LOOPBACK, address).push_new(&mut batch);
         let ours = LocalRoute {
             link: LOOPBACK,
             address,
             protocol: OURS,
         };
-        ours.new_in(&mut batch);
-        ours.new_in(&mut batch);
+        ours.push_new(&mut batch);
+        ours.push_new(&mut batch);
         assert_eq!(execute(&mut rtnetlink, &batch), [None, None, Some(EEXIST)]);
         let mut found = |protocol| routes(&mut rtnetlink, LOOPBACK, Family::Inet, protocol);
         assert!(found(LocalRoute::KERNEL).contains(&address));
         assert_eq!(found(OURS), [address].into());
         let mut batch = Batch::new();
-        ours.del_in(&mut batch);
-        ours.del_in(&mut batch);
+        ours.push_del(&mut batch);
+        ours.push_del(&mut batch);
         assert_eq!(execute(&mut rtnetlink, &batch), [None, Some(ESRCH)]);
         let mut found = |protocol| routes(&mut rtnetlink, LOOPBACK, Family::Inet, protocol);
         assert_eq!(found(OURS), [].into());
@@ -225,7 +225,7 @@ fn thousands_of_addresses_and_routes() {
             let all: BTreeSet<_> = many(family, COUNT).collect();
             let mut batch = Batch::new();
             for address in many(family, COUNT) {
-                Address::host(link, address).new_in(&mut batch);
+                Address::host(link, address).push_new(&mut batch);
             }
             let done = vec![None; all.len()];
             assert!(execute(&mut rtnetlink, &batch) == done);
@@ -233,14 +233,14 @@ fn thousands_of_addresses_and_routes() {
             assert!(all.is_subset(&found) && found.len() <= all.len() + 1);
             let mut batch = Batch::new();
             for address in many(family, COUNT) {
-                Address::host(link, address).del_in(&mut batch);
+                Address::host(link, address).push_del(&mut batch);
             }
             assert!(execute(&mut rtnetlink, &batch) == done);
             assert!(addresses(&mut rtnetlink, link, family).len() <= 1);
         }
         // With the last IPv4 address of a link the kernel removes its IPv4 routes.
         let mut batch = Batch::new();
-        Address::host(link, ip("127.107.0.1")).new_in(&mut batch);
+        Address::host(link, ip("127.107.0.1")).push_new(&mut batch);
         execute(&mut rtnetlink, &batch);
         for family in [Family::Inet, Family::Inet6] {
             let route = |address| LocalRoute {
@@ -251,14 +251,14 @@ fn thousands_of_addresses_and_routes() {
             let all: BTreeSet<_> = many(family, COUNT).collect();
             let mut batch = Batch::new();
             for address in many(family, COUNT) {
-                route(address).new_in(&mut batch);
+                route(address).push_new(&mut batch);
             }
             let done = vec![None; all.len()];
             assert!(execute(&mut rtnetlink, &batch) == done);
             assert_eq!(routes(&mut rtnetlink, link, family, OURS), all);
             let mut batch = Batch::new();
             for address in many(family, COUNT) {
-                route(address).del_in(&mut batch);
+                route(address).push_del(&mut batch);
             }
             assert!(execute(&mut rtnetlink, &batch) == done);
             assert_eq!(routes(&mut rtnetlink, link, family, OURS), [].into());
@@ -292,8 +292,8 @@ fn addresses_are_told_and_those_of_one_link_left_out() {
         );
         let address = Address::host(LOOPBACK, ip("10.0.0.1"));
         let mut batch = Batch::new();
-        address.new_in(&mut batch);
-        address.del_in(&mut batch);
+        address.push_new(&mut batch);
+        address.push_del(&mut batch);
         execute(&mut rtnetlink, &batch);
         let both = [Event::AddressAdded(address), Event::AddressRemoved(address)];
         assert_eq!(told(&subscription, |told| told.len() == 2), both);
@@ -331,7 +331,7 @@ fn what_was_lost_is_told() {
         let subscription = Subscription::open(4_096).unwrap();
         let mut batch = Batch::new();
         for address in many(Family::Inet, 500) {
-            Address::host(LOOPBACK, address).new_in(&mut batch);
+            Address::host(LOOPBACK, address).push_new(&mut batch);
         }
         execute(&mut rtnetlink, &batch);
         let all = told(&subscription, |told| told.contains(&Event::Lost));
@@ -340,7 +340,7 @@ fn what_was_lost_is_told() {
         while subscription.receive().is_ok() {}
         let last = Address::host(LOOPBACK, ip("10.1.0.1"));
         let mut batch = Batch::new();
-        last.new_in(&mut batch);
+        last.push_new(&mut batch);
         execute(&mut rtnetlink, &batch);
         let then = told(&subscription, |told| !told.is_empty());
         assert_eq!(then, [Event::AddressAdded(last)]);

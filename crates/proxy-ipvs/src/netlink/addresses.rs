@@ -1,15 +1,19 @@
-//! The link `kube-ipvs0`, the service addresses on it, and the other addresses of this node, over rtnetlink.
+//! The link `kube-ipvs0`, the service addresses on it, and the other addresses of this node, over
+//! rtnetlink.
 //!
-//! The link is a dummy that is down: an address on it is local to this node all the same, and is announced to nobody.
-//! A link of that name but another kind is taken as it is, as upstream does. What makes an address local is a route of type
-//! local, which the kernel adds with it; with [`VipMode::Route`] that route is all there is, in the same table and by a protocol
-//! number that tells it from the kernel's. The link has to be ready for routes: IPv6 ones need it up, and the IPv4 ones go with its
-//! last IPv4 address, so that it keeps one which means nothing to anybody ([`ANCHOR`]).
+//! The link is a dummy that is down: an address on it is local to this node all the same, and is
+//! announced to nobody. A link of that name but another kind is taken as it is, as upstream does.
+//! What makes an address local is a route of type local, which the kernel adds with it; with
+//! [`VipMode::Route`] that route is all there is, in the same table and by a protocol number that
+//! tells it from the kernel's. The link has to be ready for routes: IPv6 ones need it up, and the
+//! IPv4 ones go with its last IPv4 address, so that it keeps one which means nothing to anybody
+//! ([`ANCHOR`]).
 //!
-//! With very many addresses one such route stands beside them ([`LANDMARK`]): without any, the kernel searches a chain of them
-//! all for each packet that comes in.
+//! With very many addresses one such route stands beside them ([`LANDMARK`]): without any, the
+//! kernel searches a chain of them all for each packet that comes in.
 //!
-//! Source: `net/ipv4/devinet.c`, `fib_semantics.c`, `fib_frontend.c`, `net/ipv6/addrconf.c`, `route.c`.
+//! Source: `net/ipv4/devinet.c`, `fib_semantics.c`, `fib_frontend.c`, `net/ipv6/addrconf.c`,
+//! `route.c`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr};
@@ -32,23 +36,26 @@ const LINK: &str = "kube-ipvs0";
 /// Nobody's in `/etc/iproute2/rt_protos`: 'k'.
 const PROTOCOL: u8 = 107;
 
-/// Keeps IPv4 on the link when service addresses are routes: with the last address of a link, the kernel removes its routes
-/// (`fib_disable_ip`). Local to the node anyway, like all of 127.0.0.0/8, and of scope host, so nobody's source address.
+/// Keeps IPv4 on the link when service addresses are routes: with the last address of a link, the
+/// kernel removes its routes (`fib_disable_ip`). Local to the node anyway, like all of 127.0.0.0/8,
+/// and of scope host, so nobody's source address.
 const ANCHOR: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 107, 0, 1));
 
-/// One local route makes the kernel ask its routing table whether a packet's source is one of its own addresses, instead of
-/// walking through a 256th of all addresses (`fib_validate_source`, where `rp_filter` is 0 and there are no rules of others):
-/// `fib_has_custom_local_routes` is set by the first such route over netlink, and stays until the network namespace ends.
-/// The address is local to the node anyway, like all of 127.0.0.0/8, and in nobody's way. As a route on the link it is in the dump that
-/// is read anyway, shows a restart that nothing is to be done, and goes with the link.
+/// One local route makes the kernel ask its routing table whether a packet's source is one of its
+/// own addresses, instead of walking through a 256th of all addresses (`fib_validate_source`, where
+/// `rp_filter` is 0 and there are no rules of others): `fib_has_custom_local_routes` is set by the
+/// first such route over netlink, and stays until the network namespace ends. The address is local
+/// to the node anyway, like all of 127.0.0.0/8, and in nobody's way. As a route on the link it is
+/// in the dump that is read anyway, shows a restart that nothing is to be done, and goes with the
+/// link.
 const LANDMARK: Ipv4Addr = Ipv4Addr::new(127, 107, 0, 2);
 
-/// From how many addresses on [`LANDMARK`] is worth it: with 2,000 the walk is the cheaper way, with 5,000 both cost about the same, with
-/// 10,000 it is the dearer one (docs/operating.md).
+/// From how many addresses on [`LANDMARK`] is worth it: with 2,000 the walk is the cheaper way,
+/// with 5,000 both cost about the same, with 10,000 it is the dearer one (docs/operating.md).
 const MANY: usize = 4_096;
 
-/// So many IPv6 addresses are bound again in some hundredths of a second; the time grows with the square
-/// (`route-netlink/examples/address_cost.rs`).
+/// So many IPv6 addresses are bound again in some hundredths of a second; the time grows with the
+/// square (`netlink-batch/examples/address_cost.rs`).
 const SOON_BOUND: usize = 1_000;
 
 /// How long none of the kernel's own routes may appear until those missing are given up.
@@ -61,7 +68,8 @@ pub(super) struct Addresses {
     family: IpFamily,
     /// The form of the service addresses.
     pub(super) vip_mode: VipMode,
-    /// Addresses on the link that have another prefix length than this proxy gives: to remove one its own must be named.
+    /// Addresses on the link that have another prefix length than this proxy gives: to remove one
+    /// its own must be named.
     foreign_prefixes: BTreeMap<IpAddr, u8>,
     /// Whether a dump has found [`ANCHOR`].
     is_anchored: bool,
@@ -165,8 +173,9 @@ impl Addresses {
         Ok(on_link.map(|route| route.address).collect())
     }
 
-    /// Waits until IPv6 addresses lead somewhere without our routes: the kernel makes theirs a little later, by a worker. One
-    /// that never gets it (marked `dadfailed`) holds nobody up for long.
+    /// Waits until IPv6 addresses lead somewhere without our routes: the kernel makes theirs a
+    /// little later, by a worker. One that never gets it (marked `dadfailed`) holds nobody up for
+    /// long.
     fn await_kernel_routes(&mut self, link: u32) -> Result<(), Error> {
         let mut missing = usize::MAX;
         let mut deadline = Instant::now() + ROUTED_WITHIN;
@@ -227,7 +236,7 @@ impl Addresses {
             Err(error) => return unsent(&error),
         };
         let mut batch = Batch::new();
-        Address::host(index, ANCHOR).new_in(&mut batch);
+        Address::host(index, ANCHOR).push_new(&mut batch);
         match self.last_of(&batch) {
             Ok(reply) => outcome(&Op::BindAddress(ANCHOR), reply),
             Err(error) => unsent(&error),
@@ -239,9 +248,10 @@ impl Addresses {
         self.rtnetlink.set_link_state(LINK, LinkState::Up)
     }
 
-    /// Sets the link down, if it is up: service addresses are local without, and up it has an IPv6 address of its own and takes
-    /// part in what is told to neighbours. IPv6 addresses on it go with that, and are to be bound again; where that takes
-    /// long, the link stays up, and loses only the address of its own.
+    /// Sets the link down, if it is up: service addresses are local without, and up it has an IPv6
+    /// address of its own and takes part in what is told to neighbours. IPv6 addresses on it go
+    /// with that, and are to be bound again; where that takes long, the link stays up, and loses
+    /// only the address of its own.
     fn set_link_down(&mut self) -> Result<(), Error> {
         let link = self.rtnetlink.link(LINK)?;
         let Some(link) = link.filter(|link| link.state == LinkState::Up) else {
@@ -258,7 +268,7 @@ impl Addresses {
         self.go_without_own_address();
         let mut batch = Batch::new();
         for own in ipv6.own {
-            own.del_in(&mut batch);
+            own.push_del(&mut batch);
         }
         match self.last_of(&batch)? {
             Reply::Done => Ok(()),
@@ -267,8 +277,8 @@ impl Addresses {
         }
     }
 
-    /// Has the kernel give the link not even a link-local address when it is set up. One that cannot do without gives it one,
-    /// which hurts nobody.
+    /// Has the kernel give the link not even a link-local address when it is set up. One that
+    /// cannot do without gives it one, which hurts nobody.
     fn go_without_own_address(&mut self) {
         let none = AddressGeneration::None;
         drop(self.rtnetlink.set_address_generation(LINK, none));
@@ -291,7 +301,8 @@ impl Addresses {
         Ok(last.unwrap_or(Reply::Unknown))
     }
 
-    /// The kind of the link: `dummy`, `veth`, ...; empty for hardware. `None` if there is no such link.
+    /// The kind of the link: `dummy`, `veth`, ...; empty for hardware. `None` if there is no such
+    /// link.
     pub(super) fn link_kind(&mut self) -> Result<Option<String>, Error> {
         Ok(self.rtnetlink.link(LINK)?.map(|link| link.kind))
     }
@@ -326,27 +337,27 @@ impl Addresses {
         for op in run {
             match op {
                 // Beside an address, whose own route has the same destination.
-                Op::BindAddress(address) if is_route => route(*address).new_in(&mut batch),
-                Op::UnbindAddress(address) if is_route => route(*address).del_in(&mut batch),
-                Op::UnbindOtherwise(address) if !is_route => route(*address).del_in(&mut batch),
-                Op::BindAddress(address) => Address::host(index, *address).new_in(&mut batch),
+                Op::BindAddress(address) if is_route => route(*address).push_new(&mut batch),
+                Op::UnbindAddress(address) if is_route => route(*address).push_del(&mut batch),
+                Op::UnbindOtherwise(address) if !is_route => route(*address).push_del(&mut batch),
+                Op::BindAddress(address) => Address::host(index, *address).push_new(&mut batch),
                 Op::UnbindAddress(address) | Op::UnbindOtherwise(address) => {
                     let mut held = Address::host(index, *address);
                     if let Some(prefix) = self.foreign_prefixes.get(address) {
                         held.prefix = *prefix;
                     }
-                    held.del_in(&mut batch)
+                    held.push_del(&mut batch)
                 }
                 _ => continue,
             };
         }
         if gives_up_routes && self.is_anchored {
-            Address::host(index, ANCHOR).del_in(&mut batch);
+            Address::host(index, ANCHOR).push_del(&mut batch);
         }
         self.count(run);
         let sets_landmark = self.wants_landmark();
         if sets_landmark {
-            route(LANDMARK.into()).new_in(&mut batch);
+            route(LANDMARK.into()).push_new(&mut batch);
         }
         match self.rtnetlink.execute(&batch) {
             Ok(mut replies) => {
