@@ -102,6 +102,10 @@ impl<'a> Attributes<'a> {
 
     /// Attributes behind a fixed header of `header` bytes (`genlmsghdr` 4, `nfgenmsg` 4,
     /// `ifaddrmsg` 8, `ifinfomsg` 16 ...).
+    ///
+    /// # Errors
+    ///
+    /// [`Malformed::Size`]: the payload is shorter than that.
     pub fn after(header: usize, payload: &'a [u8]) -> Result<Self, Malformed> {
         match payload.get(align(header)..) {
             Some(rest) => Ok(Self(rest)),
@@ -155,6 +159,10 @@ pub struct Attribute<'a> {
 
 impl<'a> Attribute<'a> {
     /// The payload, if it has exactly `N` bytes.
+    ///
+    /// # Errors
+    ///
+    /// [`Malformed::Size`]: it has more or fewer.
     pub fn array<const N: usize>(&self) -> Result<[u8; N], Malformed> {
         self.payload.try_into().map_err(|_| Malformed::Size {
             kind: self.kind,
@@ -164,36 +172,64 @@ impl<'a> Attribute<'a> {
     }
 
     /// One byte.
+    ///
+    /// # Errors
+    ///
+    /// [`Malformed::Size`]: the payload has another size.
     pub fn u8(&self) -> Result<u8, Malformed> {
         self.array().map(|[byte]| byte)
     }
 
     /// 16 bits in native order.
+    ///
+    /// # Errors
+    ///
+    /// [`Malformed::Size`]: the payload has another size.
     pub fn u16(&self) -> Result<u16, Malformed> {
         self.array().map(u16::from_ne_bytes)
     }
 
     /// 32 bits in native order.
+    ///
+    /// # Errors
+    ///
+    /// [`Malformed::Size`]: the payload has another size.
     pub fn u32(&self) -> Result<u32, Malformed> {
         self.array().map(u32::from_ne_bytes)
     }
 
     /// 64 bits in native order.
+    ///
+    /// # Errors
+    ///
+    /// [`Malformed::Size`]: the payload has another size.
     pub fn u64(&self) -> Result<u64, Malformed> {
         self.array().map(u64::from_ne_bytes)
     }
 
     /// 16 bits in network order.
+    ///
+    /// # Errors
+    ///
+    /// [`Malformed::Size`]: the payload has another size.
     pub fn be16(&self) -> Result<u16, Malformed> {
         self.array().map(u16::from_be_bytes)
     }
 
     /// 32 bits in network order.
+    ///
+    /// # Errors
+    ///
+    /// [`Malformed::Size`]: the payload has another size.
     pub fn be32(&self) -> Result<u32, Malformed> {
         self.array().map(u32::from_be_bytes)
     }
 
     /// The text up to the first NUL, or all of it.
+    ///
+    /// # Errors
+    ///
+    /// [`Malformed::Text`]: it is no UTF-8.
     pub fn string(&self) -> Result<&'a str, Malformed> {
         let text = self
             .payload
