@@ -26,10 +26,10 @@ use tracing::debug;
 const SERVICE_LINK: &str = "kube-ipvs0";
 
 /// Room for messages that wait to be read, in bytes; one of them takes about 800.
-const ROOM: usize = 8 << 20;
+const ROOM_BYTES: usize = 8 << 20;
 
 /// More than so many that nobody has asked for yet come to: anything may have changed.
-const MOST: usize = 10_000;
+const MOST_NOTICES: usize = 10_000;
 
 /// A subscription to what the kernel tells. It ends when it is dropped.
 #[derive(Debug)]
@@ -95,7 +95,7 @@ impl Told {
         match (&mut *told, next) {
             (Ok(told), Ok(next)) => {
                 told.extend(next);
-                if told.len() > MOST {
+                if told.len() > MOST_NOTICES {
                     *told = vec![Notice::Anything];
                 }
             }
@@ -122,7 +122,7 @@ struct Subscription {
 
 impl Subscription {
     fn new() -> io::Result<Self> {
-        let socket = route_netlink::Subscription::open(ROOM)?;
+        let socket = route_netlink::Subscription::open(ROOM_BYTES)?;
         #[allow(
             unsafe_code,
             reason = "tokio leaves it to its caller to keep the descriptor open while it is registered"
@@ -302,9 +302,9 @@ mod tests {
             wake: Notify::new(),
         };
         let notice = Notice::ServiceAddressRemoved(ip("10.96.0.1"));
-        told.add(Ok(vec![notice; MOST]));
-        assert_eq!(told.take().unwrap().len(), MOST);
-        for _ in 0..=MOST {
+        told.add(Ok(vec![notice; MOST_NOTICES]));
+        assert_eq!(told.take().unwrap().len(), MOST_NOTICES);
+        for _ in 0..=MOST_NOTICES {
             told.add(Ok(vec![notice]));
         }
         assert_eq!(told.take().unwrap(), [Notice::Anything]);

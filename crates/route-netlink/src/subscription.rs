@@ -47,8 +47,9 @@ impl Subscription {
     pub fn open(room: usize) -> io::Result<Self> {
         let mut socket = Socket::new(NETLINK_ROUTE)?;
         socket.set_non_blocking(true)?;
-        sockopt::set_socket_recv_buffer_size_force(&socket, room)
-            .or_else(|_| sockopt::set_socket_recv_buffer_size(&socket, room))?;
+        // With less room more is lost, which is told.
+        let _ = sockopt::set_socket_recv_buffer_size_force(&socket, room)
+            .or_else(|_| sockopt::set_socket_recv_buffer_size(&socket, room));
         socket.bind(&SocketAddr::new(0, 0))?;
         for group in [RTNLGRP_LINK, RTNLGRP_IPV4_IFADDR, RTNLGRP_IPV6_IFADDR] {
             socket.add_membership(group)?;
@@ -66,11 +67,11 @@ impl Subscription {
         SockRef::from(&self.0).attach_filter(&not_added_to(link))
     }
 
-    /// What was told since the last call.
+    /// The next of what was told: what came in one datagram.
     ///
     /// # Errors
     ///
-    /// `WouldBlock` if it was nothing. After any other nothing more can be told.
+    /// `WouldBlock` if there is nothing. After any other nothing more can be told.
     pub fn receive(&self) -> io::Result<Vec<Event>> {
         match self.0.recv_from_full() {
             Ok((datagram, _)) => Ok(events(&datagram)),

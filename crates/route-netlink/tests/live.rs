@@ -16,7 +16,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use libc::{EADDRNOTAVAIL, EEXIST, ENODEV, EOPNOTSUPP, ERANGE, ESRCH};
-use netlink_batch::Error;
+use netlink_batch::{Error, NLM_F_CREATE, Writer};
 use route_netlink::{
     Address, AddressGeneration, Batch, Event, Family, LinkState, LocalRoute, Refusal, Reply,
     Rtnetlink, Subscription,
@@ -364,5 +364,30 @@ fn links_are_told() {
         let (first, then) = (at(&Event::Link(down.clone())), at(&Event::Link(up)));
         assert!(first.is_some() && first < then, "{told:?}");
         assert!(told.iter().any(is_end), "{told:?}");
+    });
+}
+
+#[test]
+#[ignore = "needs dummy links"]
+fn a_link_whose_name_is_no_text_is_told() {
+    in_namespace(|mut rtnetlink| {
+        let subscription = Subscription::open(ROOM).unwrap();
+        let named = |message: &mut Writer<'_>| {
+            message.bytes(&[0; 16]);
+            message.attr(libc::IFLA_IFNAME, b"d\xff\xfe\0");
+        };
+        let mut batch = Batch::new();
+        batch.push(libc::RTM_NEWLINK, NLM_F_CREATE, |message| {
+            named(message);
+            message.nest(libc::IFLA_LINKINFO, |info| {
+                info.attr_str(libc::IFLA_INFO_KIND, "dummy");
+            });
+        });
+        batch.push(libc::RTM_DELLINK, 0, named);
+        assert_eq!(execute(&mut rtnetlink, &batch), [None, None]);
+        let is_end = |event: &Event| matches!(event, Event::LinkRemoved(_));
+        let told = told(&subscription, |told| told.iter().any(is_end));
+        assert!(told.iter().any(is_end), "{told:?}");
+        assert!(!told.contains(&Event::Lost), "{told:?}");
     });
 }

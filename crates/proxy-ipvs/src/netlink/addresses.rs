@@ -34,7 +34,7 @@ use crate::plan::{Op, Outcome};
 const LINK: &str = "kube-ipvs0";
 
 /// Nobody's in `/etc/iproute2/rt_protos`: 'k'.
-const PROTOCOL: u8 = 107;
+const ROUTE_PROTOCOL: u8 = 107;
 
 /// Keeps IPv4 on the link when service addresses are routes: with the last address of a link, the
 /// kernel removes its routes (`fib_disable_ip`). Local to the node anyway, like all of 127.0.0.0/8,
@@ -52,11 +52,11 @@ const LANDMARK: Ipv4Addr = Ipv4Addr::new(127, 107, 0, 2);
 
 /// From how many addresses on [`LANDMARK`] is worth it: with 2,000 the walk is the cheaper way,
 /// with 5,000 both cost about the same, with 10,000 it is the dearer one (docs/operating.md).
-const MANY: usize = 4_096;
+const LANDMARK_FROM: usize = 4_096;
 
 /// So many IPv6 addresses are bound again in some hundredths of a second; the time grows with the
 /// square (`netlink-batch/examples/address_cost.rs`).
-const SOON_BOUND: usize = 1_000;
+const SOON_BOUND_ADDRESSES: usize = 1_000;
 
 /// How long none of the kernel's own routes may appear until those missing are given up.
 const ROUTED_WITHIN: Duration = Duration::from_secs(2);
@@ -151,7 +151,7 @@ impl Addresses {
                 (VipMode::Route, IpFamily::V4) => self.is_anchored,
                 (VipMode::Route, IpFamily::V6) => link.state == LinkState::Up,
             };
-            found.bound_otherwise = self.routes(link.index, PROTOCOL)?;
+            found.bound_otherwise = self.routes(link.index, ROUTE_PROTOCOL)?;
         }
         self.bound = found.bound.len();
         let has_landmark = found.bound_otherwise.remove(&LANDMARK.into());
@@ -262,7 +262,7 @@ impl Addresses {
             // As it is when service addresses were routes, which would go.
             return Ok(());
         }
-        if ipv6.of_services <= SOON_BOUND {
+        if ipv6.of_services <= SOON_BOUND_ADDRESSES {
             return self.rtnetlink.set_link_state(LINK, LinkState::Down);
         }
         self.go_without_own_address();
@@ -331,7 +331,7 @@ impl Addresses {
         let route = |address| LocalRoute {
             link: index,
             address,
-            protocol: PROTOCOL,
+            protocol: ROUTE_PROTOCOL,
         };
         let mut batch = Batch::new();
         for op in run {
@@ -385,7 +385,7 @@ impl Addresses {
     fn wants_landmark(&self) -> bool {
         (self.vip_mode, self.family, self.landmark)
             == (VipMode::Address, IpFamily::V4, Landmark::Missing)
-            && self.bound >= MANY
+            && self.bound >= LANDMARK_FROM
     }
 
     fn without_link(&self, op: &Op) -> Outcome {
