@@ -334,7 +334,7 @@ impl Ipvs {
             let rules = further("rules")?;
             // The first look at the rules finds them read; it is done whether or not anybody waits for it.
             drop(rules.call(NetlinkKernel::read_ahead));
-            let lanes = Lanes::new(services, further("addresses")?, rules, further("reader")?);
+            let lanes = Lanes::new([services, further("addresses")?, rules, further("reader")?]);
             let mut node = NodeFacts::new(family, &options.node_name);
             node.node_port_addresses = options.node_port_addresses.clone();
             let config = config(options, family, model, random_fully);

@@ -13,7 +13,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use hashbrown::{HashMap, HashSet};
-use proxy::{Conflict, NamespacedName, Owner, Protocol, Target};
+use proxy::{NamespacedName, Owner, Protocol, Target};
 use reconcile::Table;
 use smallvec::SmallVec;
 
@@ -171,25 +171,6 @@ impl Claims {
             self.forbidden_to_node
                 .claim(&owner, own.map(|key| (key, ())));
         }
-    }
-
-    /// Who claims an address and port without having it.
-    pub(crate) fn conflicts(tables: &Tables) -> Vec<Conflict> {
-        let losers = tables.servers.contested().flat_map(|(key, claims)| {
-            let (winner, losers) = claims
-                .split_first()
-                .map_or((None, claims), |(first, rest)| (Some(first), rest));
-            losers.iter().filter_map(move |loser| {
-                Some(Conflict {
-                    object: key.to_string(),
-                    winner: winner?.0.name.clone(),
-                    loser: loser.0.name.clone(),
-                })
-            })
-        });
-        let mut conflicts: Vec<_> = losers.collect();
-        conflicts.sort_by(|a, b| (&a.object, &a.loser).cmp(&(&b.object, &b.loser)));
-        conflicts
     }
 
     // ---- leftovers ----

@@ -10,9 +10,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use proxy::{IpFamily, Target};
 
 use crate::cleanup::Place;
-use crate::kernel::{
-    FoundAddresses, FoundRules, FoundSets, Glance, Kernel, KernelError, Part, Snapshot,
-};
+use crate::kernel::{FoundAddresses, FoundRules, FoundSets, Glance, Kernel, KernelError, Snapshot};
+use crate::part::Part;
 use crate::plan::{Fault, Op, Outcome, Plan};
 use crate::rules::Rules;
 use crate::server::{RealServer, VirtualServer, VirtualServerKey};

@@ -40,59 +40,6 @@ pub trait Kernel: Send + 'static {
         &mut self,
         keys: &[VirtualServerKey],
     ) -> Result<BTreeMap<VirtualServerKey, BTreeMap<Target, u32>>, KernelError>;
-
-    /// Reads everything of this family; `with_rules` also the shim and what other modes have left.
-    fn dump(&mut self, with_rules: bool) -> Result<Snapshot, KernelError> {
-        let FoundAddresses {
-            has_link,
-            bound,
-            bound_otherwise,
-            interface_addresses,
-        } = self.read_addresses()?;
-        let FoundSets { members, sizes } = self.read_sets()?;
-        let servers = self.read_servers()?;
-        let rules = with_rules.then(|| self.read_rules()).transpose()?;
-        let (rules, leftovers) = rules.map(|found| (found.rules, found.leftovers)).unzip();
-        Ok(Snapshot {
-            has_link,
-            bound,
-            bound_otherwise,
-            interface_addresses,
-            sets: members,
-            set_sizes: sizes,
-            servers,
-            rules,
-            leftovers,
-        })
-    }
-}
-
-/// A part of what the kernel holds that is read by itself.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Part {
-    /// The virtual servers with their destinations.
-    Servers,
-    /// The sets with their members.
-    Sets,
-    /// The link, the service addresses on it, and the node's other ones.
-    Addresses,
-    /// The shim, and what other modes have left.
-    Rules,
-}
-
-impl Part {
-    /// All of them.
-    pub const ALL: [Self; 4] = [Self::Servers, Self::Sets, Self::Addresses, Self::Rules];
-
-    /// In an operator's words.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Servers => "the virtual servers",
-            Self::Sets => "the ipsets",
-            Self::Addresses => "the addresses of this node",
-            Self::Rules => "the iptables rules",
-        }
-    }
 }
 
 /// Our sets that exist.

@@ -32,8 +32,9 @@ use proxy::{IpFamily, Target};
 use crate::cleanup::{Leftovers, Place};
 use crate::config::VipMode;
 use crate::kernel::{
-    CONNECTIONS, FoundAddresses, FoundRules, FoundSets, Glance, Kernel, KernelError, Part,
+    CONNECTIONS, FoundAddresses, FoundRules, FoundSets, Glance, Kernel, KernelError,
 };
+use crate::part::Part;
 use crate::plan::{Op, Outcome, Plan};
 use crate::rules::Rules;
 use crate::server::{VirtualServer, VirtualServerKey};

@@ -6,9 +6,11 @@ use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use engine::Part as _;
 use proxy::Target;
 
 use crate::cleanup::{Leftovers, Place};
+use crate::part::{Lane, Part};
 use crate::rules::Rules;
 use crate::server::{Properties, RealServer, VirtualServerKey};
 use crate::sets::{Member, Set};
@@ -52,6 +54,39 @@ pub enum Op {
     UnbindOtherwise(IpAddr),
     /// Remove what another mode, or a run with the other backend, has left: at most one `iptables-restore`.
     RemoveLeftovers(Place, Arc<Leftovers>),
+}
+
+impl Op {
+    /// The part of the kernel's state that it changes.
+    pub fn part(&self) -> Part {
+        match self {
+            Self::CreateSet(..) | Self::AddMember(..) | Self::RemoveMember(..) => Part::Sets,
+            Self::CreateLink
+            | Self::BindAddress(_)
+            | Self::UnbindAddress(_)
+            | Self::UnbindOtherwise(_) => Part::Addresses,
+            Self::WriteRules { .. } | Self::RemoveLeftovers(..) => Part::Rules,
+            Self::AddServer(..)
+            | Self::SetServer(..)
+            | Self::RemoveServer(..)
+            | Self::AddDestination(..)
+            | Self::SetDestination(..)
+            | Self::RemoveDestination(..) => Part::Servers,
+        }
+    }
+
+    /// The virtual server that it is to.
+    pub fn server(&self) -> Option<&VirtualServerKey> {
+        match self {
+            Self::AddServer(key, _)
+            | Self::SetServer(key, _)
+            | Self::RemoveServer(key)
+            | Self::AddDestination(key, _)
+            | Self::SetDestination(key, _)
+            | Self::RemoveDestination(key, _) => Some(key),
+            _ => None,
+        }
+    }
 }
 
 impl fmt::Display for Op {
@@ -116,6 +151,19 @@ impl fmt::Display for Where {
 pub struct Plan {
     /// The writes.
     pub ops: Vec<Op>,
+}
+
+impl Plan {
+    /// The kernel thread that it is for; all its writes are.
+    pub(crate) fn lane(&self) -> Option<Lane> {
+        self.ops.first().map(|op| op.part().lane())
+    }
+
+    /// Those parts that it writes to.
+    pub fn parts(&self) -> impl Iterator<Item = Part> {
+        let has = |part: &Part| self.ops.iter().any(|op| op.part() == *part);
+        Part::ALL.into_iter().filter(has)
+    }
 }
 
 impl fmt::Display for Plan {

@@ -31,7 +31,7 @@ use proxy_ipvs::{
 use rustix::thread::{
     CapabilitySet, CapabilitySets, UnshareFlags, set_capabilities, unshare_unsafe,
 };
-use support::{NODE, Synced, ip, name, read_ahead, server, service, slice};
+use support::{NODE, Synced, Whole as _, ip, name, read_ahead, server, service, slice};
 
 /// Runs a story on a thread of its own, on a node of its own.
 fn on_a_node(story: impl FnOnce() + Send + 'static) {

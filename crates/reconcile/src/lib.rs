@@ -17,6 +17,7 @@
 //! time is there is told in O(1). A row that cannot be written for a reason of its own can be left out of that.
 
 mod look;
+mod rows;
 
 use std::collections::BTreeMap;
 use std::hash::Hash;
@@ -26,6 +27,7 @@ use hashbrown::{HashMap, HashSet};
 use smallvec::SmallVec;
 
 pub use look::Look;
+pub use rows::Rows;
 
 /// The delay after a first failed write; it doubles with each further one.
 const FIRST_RETRY: Duration = Duration::from_millis(500);
@@ -573,6 +575,12 @@ where
     /// How many keys are wanted.
     pub fn wanted_len(&self) -> usize {
         self.wanted_len
+    }
+
+    /// Whether entries are wanted, and nothing is there for any of them.
+    pub fn lacks_all_wanted(&self) -> bool {
+        let is_lacking = |row: &Row<V, O>| row.claims.is_empty() || row.actual().is_none();
+        self.wanted_len > 0 && self.rows.values().all(is_lacking)
     }
 
     /// Whether nothing is wanted and nothing is there.

@@ -107,6 +107,11 @@ impl Look {
         self.is_known() || self.delay.is_some()
     }
 
+    /// When it was last looked at with success.
+    pub fn last_known(&self) -> Option<Instant> {
+        self.known
+    }
+
     /// Since when it has been unknown; `None` once it was looked at.
     pub fn unknown_since(&self) -> Option<Instant> {
         self.unknown

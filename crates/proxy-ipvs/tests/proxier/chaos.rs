@@ -232,7 +232,7 @@ fn whatever_comes_between_the_end_is_what_a_start_makes() {
             let restless = Restless(kernel.clone(), chance.clone());
             Worker::spawn("fake", move || Ok::<_, io::Error>(restless)).unwrap()
         };
-        let lanes = Lanes::new(lane(), lane(), lane(), lane());
+        let lanes = Lanes::new([lane(), lane(), lane(), lane()]);
         let mut world = World::on(Config::default(), kernel.clone(), lanes).listed();
         let mut ahead = Duration::ZERO;
         for _ in 0..MOMENTS {

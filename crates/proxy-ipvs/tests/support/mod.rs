@@ -18,7 +18,7 @@ use proxy::{
 use proxy_ipvs::fake::{FakeKernel, Work};
 use proxy_ipvs::{
     Config, FoundAddresses, FoundRules, FoundSets, Glance, Kernel, KernelError, Lanes, Op, Outcome,
-    Part, Plan, Proxier, VirtualServer, VirtualServerKey,
+    Part, Plan, Proxier, Snapshot, VirtualServer, VirtualServerKey,
 };
 
 pub(crate) const NODE: &str = "node1";
@@ -129,6 +129,36 @@ pub(crate) struct World<K: Kernel = FakeKernel> {
     has_updated: bool,
 }
 
+/// A kernel that is read as one.
+pub(crate) trait Whole: Kernel {
+    /// Everything of this family; `with_rules` also the shim and what other modes have left.
+    fn dump(&mut self, with_rules: bool) -> Result<Snapshot, KernelError> {
+        let FoundAddresses {
+            has_link,
+            bound,
+            bound_otherwise,
+            interface_addresses,
+        } = self.read_addresses()?;
+        let FoundSets { members, sizes } = self.read_sets()?;
+        let servers = self.read_servers()?;
+        let rules = with_rules.then(|| self.read_rules()).transpose()?;
+        let (rules, leftovers) = rules.map(|found| (found.rules, found.leftovers)).unzip();
+        Ok(Snapshot {
+            has_link,
+            bound,
+            bound_otherwise,
+            interface_addresses,
+            sets: members,
+            set_sizes: sizes,
+            servers,
+            rules,
+            leftovers,
+        })
+    }
+}
+
+impl<K: Kernel> Whole for K {}
+
 pub(crate) fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
 }
@@ -231,7 +261,7 @@ impl World<Slow> {
             let slow = Slow(kernel.clone(), held.clone());
             Worker::spawn("fake", move || Ok::<_, io::Error>(slow)).unwrap()
         };
-        let lanes = Lanes::new(lane(), lane(), lane(), lane());
+        let lanes = Lanes::new([lane(), lane(), lane(), lane()]);
         Self::on(config, kernel, lanes)
     }
 
