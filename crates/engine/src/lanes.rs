@@ -52,10 +52,11 @@ impl<S: KernelAccess<K>, K: Send + 'static> Lanes<S, K> {
     }
 
     /// Has a lane read these parts.
-    pub(crate) fn read(&mut self, lane: S::Lane, parts: Vec<S::Part>) {
-        self.of(lane).start(|kernel| {
-            let found = parts.into_iter().map(|part| (part, S::read(kernel, part)));
-            Done::Read(found.collect())
+    pub(crate) fn read(&mut self, lane: S::Lane, config: &Arc<S::Config>, parts: Vec<S::Part>) {
+        let config = Arc::clone(config);
+        self.of(lane).start(move |kernel| {
+            let mut read = |part| (part, S::read(kernel, &config, part));
+            Done::Read(parts.into_iter().map(&mut read).collect())
         });
     }
 
@@ -63,18 +64,25 @@ impl<S: KernelAccess<K>, K: Send + 'static> Lanes<S, K> {
     pub(crate) fn step(
         &mut self,
         lane: S::Lane,
+        config: &Arc<S::Config>,
         plan: Option<Arc<S::Plan>>,
         look: Option<S::Look>,
     ) {
+        let config = Arc::clone(config);
         self.of(lane).start(move |kernel| Done::Stepped {
             outcomes: plan.map(|plan| S::write(kernel, &plan)),
-            seen: look.map(|look| S::look(kernel, look)),
+            seen: look.map(|look| S::look(kernel, &config, look)),
         });
     }
 
     /// Has a lane look, and waits for it; `None` if its thread is gone.
-    pub(crate) async fn look(&mut self, lane: S::Lane, look: S::Look) -> Option<S::Seen> {
-        self.step(lane, None, Some(look));
+    pub(crate) async fn look(
+        &mut self,
+        lane: S::Lane,
+        config: &Arc<S::Config>,
+        look: S::Look,
+    ) -> Option<S::Seen> {
+        self.step(lane, config, None, Some(look));
         let lane = self.of(lane);
         poll_fn(|context| lane.poll(context)).await;
         match lane.take() {

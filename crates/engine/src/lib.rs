@@ -95,11 +95,9 @@ pub struct Engine<S: KernelAccess<K>, K: 'static> {
 impl<S: KernelAccess<K>, K: Send + 'static> Engine<S, K> {
     /// A mode that wants nothing yet and has not read the kernel.
     pub fn new(config: S::Config, node: NodeFacts, lanes: Lanes<S, K>, now: Instant) -> Self {
-        let mut state = State::new(node, now, S::longest_pause(&config));
-        let scheme = S::new(config, &mut state);
-        state.node.ip = scheme.node_ip().or(state.node.ip);
+        let state = State::new(config, node, now);
         Self {
-            scheme,
+            scheme: S::new(&state),
             state,
             lanes,
         }
@@ -123,7 +121,7 @@ impl<S: KernelAccess<K>, K: Send + 'static> Engine<S, K> {
             self.scheme.removals_change(&self.state);
         }
         let is_node_other = node == NodeObject::MayDiffer && {
-            let is_other = self.state.learn_node(model.node(), self.scheme.node_ip());
+            let is_other = self.state.learn_node(model.node());
             self.scheme.node_changed(&mut self.state) | is_other
         };
         (has_changed && may_delete) || is_node_other
@@ -136,7 +134,7 @@ impl<S: KernelAccess<K>, K: Send + 'static> Engine<S, K> {
         }
         let due = self.state.begin_reading(lane);
         if !due.is_empty() {
-            return self.lanes.read(lane, due);
+            return self.lanes.read(lane, &self.state.config, due);
         }
         // Before anybody has told what is wanted, nothing is written.
         if !self.state.has_claims {
@@ -148,7 +146,7 @@ impl<S: KernelAccess<K>, K: Send + 'static> Engine<S, K> {
             self.state.in_flight.push((lane, Arc::clone(plan)));
         }
         if plan.is_some() || look.is_some() {
-            self.lanes.step(lane, plan, look);
+            self.lanes.step(lane, &self.state.config, plan, look);
         }
     }
 
@@ -220,7 +218,7 @@ impl<S: KernelAccess<K>, K: Send + 'static> Engine<S, K> {
                     plans.push(plan);
                 }
                 if let Some(look) = look
-                    && let Some(seen) = self.lanes.look(lane, look).await
+                    && let Some(seen) = self.lanes.look(lane, &self.state.config, look).await
                 {
                     self.scheme.take(&mut self.state, seen);
                 }

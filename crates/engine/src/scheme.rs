@@ -1,5 +1,6 @@
 //! What a mode is to the engine.
 
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use hashbrown::HashSet;
@@ -78,7 +79,7 @@ pub enum Concern {
 /// A proxy mode for one IP family: its tables, its order and what it reads and writes. Pure.
 pub trait Scheme: Sized + Send + 'static {
     /// What the flags say to it.
-    type Config;
+    type Config: Send + Sync + 'static;
     /// Its kernel threads.
     type Lane: Lane;
     /// What it reads.
@@ -106,11 +107,16 @@ pub trait Scheme: Sized + Send + 'static {
     /// The longest pause before what cannot be read is read again.
     fn longest_pause(config: &Self::Config) -> Duration;
 
-    /// A scheme that wants nothing yet, where nothing is known to be there.
-    fn new(config: Self::Config, state: &mut State<Self>) -> Self;
-
     /// The node's address, where the flags say it: it counts before those of the Node object.
-    fn node_ip(&self) -> Option<std::net::IpAddr>;
+    fn node_ip(config: &Self::Config) -> Option<IpAddr>;
+
+    /// Whether localhost serves NodePorts, too.
+    fn serves_localhost(_: &Self::Config) -> bool {
+        false
+    }
+
+    /// A scheme that wants nothing yet, where nothing is known to be there.
+    fn new(state: &State<Self>) -> Self;
 
     // ---- tables ----
 
@@ -146,7 +152,7 @@ pub trait Scheme: Sized + Send + 'static {
     /// read.
     fn notice(&mut self, state: &mut State<Self>, notice: &Notice) -> bool;
 
-    /// Has the kernel compared with what is believed to be there.
+    /// Has the kernel compared with what is believed to be there: once in each sync period.
     fn check(&mut self, state: &mut State<Self>);
 
     // ---- what is done next ----
@@ -189,11 +195,15 @@ pub trait KernelAccess<K>: Scheme {
     /// # Errors
     ///
     /// It cannot be read: why, and what to do.
-    fn read(kernel: &mut K, part: Self::Part) -> Result<Self::Found, Unreadable>;
+    fn read(
+        kernel: &mut K,
+        config: &Self::Config,
+        part: Self::Part,
+    ) -> Result<Self::Found, Unreadable>;
 
     /// Carries out a plan.
     fn write(kernel: &mut K, plan: &Self::Plan) -> Self::Outcomes;
 
     /// Has a look.
-    fn look(kernel: &mut K, look: Self::Look) -> Self::Seen;
+    fn look(kernel: &mut K, config: &Self::Config, look: Self::Look) -> Self::Seen;
 }

@@ -23,6 +23,8 @@ struct Knowledge {
 
 /// What a mode's engine keeps for it.
 pub struct State<S: Scheme> {
+    /// What the flags say to the mode.
+    pub config: Arc<S::Config>,
     /// What time it is.
     pub now: Instant,
     /// This node.
@@ -47,7 +49,9 @@ pub struct State<S: Scheme> {
 }
 
 impl<S: Scheme> State<S> {
-    pub(crate) fn new(node: NodeFacts, now: Instant, longest_pause: Duration) -> Self {
+    pub(crate) fn new(config: S::Config, mut node: NodeFacts, now: Instant) -> Self {
+        node.ip = S::node_ip(&config).or(node.ip);
+        let longest_pause = S::longest_pause(&config);
         let unknown = |_| Knowledge {
             look: Look::new(now, longest_pause),
             written: None,
@@ -55,7 +59,10 @@ impl<S: Scheme> State<S> {
         Self {
             now,
             node,
-            serving: NodePorts::default(),
+            serving: NodePorts {
+                addresses: Vec::new(),
+                on_localhost: S::serves_localhost(&config),
+            },
             report: Report::default(),
             news: News::default(),
             parts: S::Part::ALL.iter().map(unknown).collect(),
@@ -64,6 +71,7 @@ impl<S: Scheme> State<S> {
             may_delete: false,
             unserved: None,
             conflicts_version: 0,
+            config: Arc::new(config),
         }
     }
 
@@ -179,15 +187,12 @@ impl<S: Scheme> State<S> {
     // ---- the node ----
 
     /// Takes over what the Node object says; whether anything changed.
-    pub(crate) fn learn_node(
-        &mut self,
-        object: Option<&Node>,
-        flags: Option<std::net::IpAddr>,
-    ) -> bool {
+    pub(crate) fn learn_node(&mut self, object: Option<&Node>) -> bool {
         let family = self.node.family;
         let addresses = object.map(|node| node.addresses.as_slice());
         let mut addresses = addresses.into_iter().flatten().copied();
-        let ip = flags.or_else(|| addresses.find(|ip| IpFamily::of(*ip) == family));
+        let ip = S::node_ip(&self.config);
+        let ip = ip.or_else(|| addresses.find(|ip| IpFamily::of(*ip) == family));
         let zone = object.and_then(|node| node.zone.clone());
         let has_changed = (self.node.ip, &self.node.zone) != (ip, &zone);
         self.node.ip = ip;

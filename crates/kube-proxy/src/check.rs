@@ -125,7 +125,7 @@ async fn look(options: &Options) -> Result<Answer> {
                 let family = proxier.family();
                 proxier.read(&model, now).await.map_err(failed(family))?;
                 proxier.update(&model, &told, now);
-                let plans = proxier.preview(now);
+                let plans = Box::pin(proxier.preview(now)).await;
                 let of = family.to_string();
                 let lines = plans.iter().flat_map(proxy_iptables::Plan::lines);
                 changes.extend(lines.map(|line| rule_change(&of, line)));

@@ -13,22 +13,27 @@
 
 mod base;
 mod chain;
+mod claims;
 mod config;
 pub mod fake;
 mod kernel;
 mod nfacct;
+mod part;
 mod plan;
+mod planner;
 mod port;
 mod proxier;
 mod rule;
 mod saved;
+mod tables;
 
 pub use base::Base;
 pub use chain::{Chain, Hash, Purpose, Shared, Table};
 pub use config::Config;
 pub use kernel::{IptablesKernel, Kernel, KernelError, MODULES, Refusal};
 pub use nfacct::{Accounting, Counter};
+pub use part::{Lane, Part};
 pub use plan::Plan;
 pub use port::{Content, ServedPort, Slot, Style, compile};
-pub use proxier::{Lanes, Proxier, has_counting_rules, probe_counters};
+pub use proxier::{Iptables, Lanes, Proxier, has_counting_rules, probe_counters};
 pub use saved::{Leftovers, Reader, Saved};

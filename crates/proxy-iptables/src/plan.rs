@@ -29,6 +29,7 @@ const MAX_RESTORES: usize = 32;
 pub struct Plan {
     pub(crate) config: Arc<Config>,
     pub(crate) is_terse: bool,
+    pub(crate) manner: Manner,
     /// Once it is carried out, this base is there; `None` if it writes nothing of the base but what is there already.
     pub(crate) wanted: Option<Arc<Base>>,
     /// Chains of the base that are not shared.
@@ -86,7 +87,7 @@ pub(crate) enum Verdict {
 
 /// What became of a plan.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Verdicts {
+pub struct Verdicts {
     pub(crate) base: Verdict,
     /// One for each part.
     pub(crate) parts: Vec<Verdict>,
@@ -102,9 +103,10 @@ pub(crate) struct Verdicts {
 }
 
 /// How a plan is carried out.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum Manner {
     /// In one restore.
+    #[default]
     Together,
     /// In many, so that what is refused harms nothing else.
     Apart,

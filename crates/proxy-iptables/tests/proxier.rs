@@ -114,7 +114,7 @@ impl World<Slow> {
             let slow = Slow(kernel.clone(), hangs.clone());
             Worker::spawn("fake", move || Ok::<_, io::Error>(slow)).unwrap()
         };
-        let proxier = on_lanes(Lanes::new(lane(), lane()), config());
+        let proxier = on_lanes(Lanes::new([lane(), lane()]), config());
         Self::with(proxier, kernel, true)
     }
 

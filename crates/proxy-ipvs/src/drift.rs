@@ -145,14 +145,8 @@ impl Drifts {
         }
     }
 
-    /// Takes a dump to be compared. Virtual servers in `excluded` are others'.
-    pub(crate) fn take_dump(
-        &mut self,
-        dump: Dump,
-        tables: &Tables,
-        excluded: &[IpNet],
-        state: &mut State<Ipvs>,
-    ) {
+    /// Takes a dump to be compared.
+    pub(crate) fn take_dump(&mut self, dump: Dump, tables: &Tables, state: &mut State<Ipvs>) {
         for (part, error) in dump.errors() {
             match error {
                 None => state.tell_readable(part.name()),
@@ -167,7 +161,7 @@ impl Drifts {
             touched,
             tables,
             &state.node.interface_addresses,
-            excluded,
+            &state.config.exclude_cidrs,
         );
         for part in doubted {
             state.ask(part);

@@ -178,7 +178,7 @@ impl Ipvs {
         if !evidence.into_iter().all(|part| state.knows(part)) {
             return;
         }
-        let excluded = &self.config.exclude_cidrs;
+        let excluded = &state.config.exclude_cidrs;
         let takeover = self.takeover.as_mut();
         if let Some(adopted) = takeover.and_then(|takeover| takeover.judge(excluded)) {
             self.adopt(adopted);

@@ -51,7 +51,6 @@ pub type Lanes<K> = engine::Lanes<Ipvs, K>;
 
 /// What the IPVS mode wants, knows and writes.
 pub struct Ipvs {
-    pub(crate) config: Config,
     node_ports: NodePortAddresses,
     pub(crate) claims: Claims,
     pub(crate) tables: Tables,
@@ -164,7 +163,7 @@ impl Ipvs {
     fn update_service(&mut self, state: &mut State<Self>, model: &Model, name: &NamespacedName) {
         let fragments = model
             .view(name)
-            .map(|view| compile(&view, &state.node, &self.node_ports, &self.config))
+            .map(|view| compile(&view, &state.node, &self.node_ports, &state.config))
             .unwrap_or_default();
         self.claims.put(name, fragments, &mut self.tables);
         state.news.changed(name);
@@ -283,7 +282,7 @@ impl Ipvs {
     /// A service address is gone, as the kernel tells; whether all of them have to be read.
     fn lose(&mut self, state: &mut State<Self>, address: IpAddr) -> bool {
         // Of routes, another one keeps what one of them has lost.
-        let is_address = self.config.vip_mode == VipMode::Address;
+        let is_address = state.config.vip_mode == VipMode::Address;
         match self.link.lose(address) {
             Loss::Own => return false,
             Loss::Others if is_address => {}
@@ -318,23 +317,22 @@ impl engine::Scheme for Ipvs {
         config.sync_period
     }
 
-    fn new(config: Config, state: &mut State<Self>) -> Self {
-        let (family, now) = (state.node.family, state.now);
+    fn node_ip(config: &Config) -> Option<IpAddr> {
+        config.node_ip
+    }
+
+    fn new(state: &State<Self>) -> Self {
+        let (config, now) = (&state.config, state.now);
         Self {
             node_ports: NodePortAddresses::default(),
             claims: Claims::new(Drains::new(config.drain_timeout)),
             tables: Tables::new(now),
             takeover: Some(TakeOver::default()),
             link: Link::default(),
-            cover: Cover::new(family, now),
+            cover: Cover::new(state.node.family, now),
             turns: Turns::default(),
             drifts: Drifts::new(config.glance_period, now),
-            config,
         }
-    }
-
-    fn node_ip(&self) -> Option<IpAddr> {
-        self.config.node_ip
     }
 
     fn begin(&mut self, now: Instant) {
@@ -399,7 +397,7 @@ impl engine::Scheme for Ipvs {
 
     fn check(&mut self, state: &mut State<Self>) {
         // The rules that were just read, after something was refused, need not be read again.
-        let period = self.config.sync_period;
+        let period = state.config.sync_period;
         let period = period.saturating_sub(period / 8);
         let last_read = state.look(Part::Rules).last_known();
         if last_read.is_none_or(|read| state.now.saturating_duration_since(read) >= period) {
@@ -414,7 +412,7 @@ impl engine::Scheme for Ipvs {
         }
         if state.look(Part::Sets).is_tried() {
             self.cover
-                .want_rules(&mut self.tables, &self.claims, &self.config);
+                .want_rules(&mut self.tables, &self.claims, &state.config);
         }
         if state.knows(Part::Rules) && self.tables.rules.pending_len() == 0 {
             self.cover.is_complete();
@@ -527,8 +525,7 @@ impl engine::Scheme for Ipvs {
             Seen::Connections(_, Err(error)) => state.tell_unreadable(error),
             Seen::Glance(glance) => self.drifts.take_glance(&glance),
             Seen::Dump(dump) => {
-                let excluded = &self.config.exclude_cidrs;
-                self.drifts.take_dump(*dump, &self.tables, excluded, state);
+                self.drifts.take_dump(*dump, &self.tables, state);
                 state.report.has_used_much |= self.tables.servers.len() >= MANY;
             }
         }
@@ -543,7 +540,7 @@ impl From<Plan> for Step<Ipvs> {
 }
 
 impl<K: Kernel> KernelAccess<K> for Ipvs {
-    fn read(kernel: &mut K, part: Part) -> Result<Found, Unreadable> {
+    fn read(kernel: &mut K, _: &Config, part: Part) -> Result<Found, Unreadable> {
         Ok(match part {
             Part::Servers => Found::Servers(kernel.read_servers()?),
             Part::Sets => Found::Sets(kernel.read_sets()?),
@@ -562,7 +559,7 @@ impl<K: Kernel> KernelAccess<K> for Ipvs {
         }
     }
 
-    fn look(kernel: &mut K, look: Look) -> Seen {
+    fn look(kernel: &mut K, _: &Config, look: Look) -> Seen {
         match look {
             Look::Connections(keys) => {
                 let found = kernel.connections(&keys);

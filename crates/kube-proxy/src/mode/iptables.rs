@@ -106,7 +106,7 @@ impl Kernels {
             let addresses = Worker::spawn(&format!("looks-{family}"), move || {
                 Ok::<_, OpenError>(IptablesKernel::new(family, further))
             })?;
-            let lanes = Lanes::new(rules, addresses);
+            let lanes = Lanes::new([rules, addresses]);
             Ok(Proxier::new(config, node, lanes, now))
         };
         self.families.opened.into_iter().map(into_proxier).collect()
