@@ -17,17 +17,21 @@
 //! time is there is told in O(1). A row that cannot be written for a reason of its own can be left out of that.
 
 mod look;
+mod row;
 mod rows;
 
 use std::collections::BTreeMap;
 use std::hash::Hash;
 use std::time::{Duration, Instant};
 
+use hashbrown::hash_map::Entry;
 use hashbrown::{HashMap, HashSet};
 use smallvec::SmallVec;
 
 pub use look::Look;
 pub use rows::Rows;
+
+use row::Row;
 
 /// The delay after a first failed write; it doubles with each further one.
 const FIRST_RETRY: Duration = Duration::from_millis(500);
@@ -72,80 +76,6 @@ impl<K> Pending<K> {
         match self {
             Self::Listed(keys) => keys.len(),
             Self::Counted(count) => *count,
-        }
-    }
-}
-
-#[derive(Debug)]
-struct Row<V, O> {
-    /// Sorted by owner; the first is the wanted value.
-    claims: SmallVec<[(O, V); 1]>,
-    actual: Actual,
-    /// What is there, if that is [`Actual::Other`].
-    other: Option<Box<V>>,
-    is_pending: bool,
-    /// Since which epoch it has been pending; 0 if it is not, or is left out of account.
-    since: u32,
-}
-
-/// What is there. Nearly always that is what is wanted, which is then held once.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Actual {
-    Nothing,
-    Wanted,
-    Other,
-}
-
-impl<V, O> Row<V, O> {
-    fn wanted(&self) -> Option<&V> {
-        self.claims.first().map(|(_, value)| value)
-    }
-
-    fn actual(&self) -> Option<&V> {
-        match self.actual {
-            Actual::Nothing => None,
-            Actual::Wanted => self.wanted(),
-            Actual::Other => self.other.as_deref(),
-        }
-    }
-}
-
-impl<V: Clone + Eq, O> Row<V, O> {
-    fn of_nothing() -> Self {
-        Self {
-            claims: SmallVec::new(),
-            actual: Actual::Nothing,
-            other: None,
-            is_pending: false,
-            since: 0,
-        }
-    }
-
-    /// To be called before what is wanted changes.
-    fn keep_actual(&mut self) {
-        if let (Actual::Wanted, Some(value)) = (self.actual, self.wanted()) {
-            self.other = Some(Box::new(value.clone()));
-            self.actual = Actual::Other;
-        }
-    }
-
-    fn set_actual(&mut self, actual: Option<V>) {
-        (self.actual, self.other) = match actual {
-            None => (Actual::Nothing, None),
-            Some(value) if self.wanted() == Some(&value) => (Actual::Wanted, None),
-            Some(value) => (Actual::Other, Some(Box::new(value))),
-        };
-    }
-
-    /// Whether what is wanted is there.
-    fn is_settled(&mut self) -> bool {
-        if self.actual == Actual::Other && self.wanted() == self.other.as_deref() {
-            (self.actual, self.other) = (Actual::Wanted, None);
-        }
-        match self.actual {
-            Actual::Nothing => self.claims.is_empty(),
-            Actual::Wanted => true,
-            Actual::Other => false,
         }
     }
 }
@@ -270,39 +200,38 @@ where
         if self
             .rows
             .get(key)
-            .is_some_and(|row| row.claims.iter().any(|(o, _)| o == owner))
+            .is_some_and(|row| row.owners().any(|of| of == owner))
         {
             self.set_claim(key, owner, Some(value));
         }
     }
 
     fn set_claim(&mut self, key: &K, owner: &O, value: Option<V>) {
-        let row = self.rows.entry(key.clone());
-        let row = row.or_insert_with(Row::of_nothing);
-        row.keep_actual();
-        let before = row.wanted().cloned();
-        match (row.claims.binary_search_by(|(o, _)| o.cmp(owner)), value) {
-            (Ok(at), Some(value)) => {
-                if let Some(claim) = row.claims.get_mut(at) {
-                    claim.1 = value;
-                }
+        let (claims, is_other) = match (self.rows.entry(key.clone()), value) {
+            (Entry::Vacant(_), None) => return,
+            (Entry::Vacant(vacant), Some(value)) => {
+                vacant.insert(Row::of_claim(owner.clone(), value));
+                self.wanted_len += 1;
+                self.settle(key);
+                return;
             }
-            (Ok(at), None) => {
-                row.claims.remove(at);
+            (Entry::Occupied(row), value) => {
+                let row = row.into_mut();
+                let before = row.wanted().is_some();
+                let is_other = row.set_claim(owner, value);
+                self.wanted_len =
+                    self.wanted_len + usize::from(row.wanted().is_some()) - usize::from(before);
+                (row.claims_len(), is_other)
             }
-            (Err(at), Some(value)) => row.claims.insert(at, (owner.clone(), value)),
-            (Err(_), None) => {}
-        }
-        if row.claims.len() > 1 {
+        };
+        if claims > 1 {
             self.contested.insert(key.clone());
             self.contested_version += 1;
         } else if !self.contested.is_empty() && self.contested.remove(key) {
             self.contested_version += 1;
         }
-        self.wanted_len =
-            self.wanted_len + usize::from(row.wanted().is_some()) - usize::from(before.is_some());
-        let is_other = row.wanted() != before.as_ref();
-        // What failed was the old value: the new one deserves a try at once, unless nobody knows what is there.
+        // What failed was the old value: the new one deserves a try at once, unless nobody knows
+        // what is there.
         let is_doubted = |retry: &Retry| retry.is_until_observed;
         if is_other && !self.retries.get(key).is_some_and(is_doubted) {
             self.forgive(key);
@@ -318,14 +247,14 @@ where
         let Some(row) = self.rows.get_mut(key) else {
             return;
         };
-        let is_pending = !row.is_settled();
+        let is_pending = !row.is_as_wanted();
         let was_pending = std::mem::replace(&mut row.is_pending, is_pending);
         let since = if is_pending {
             0
         } else {
             std::mem::take(&mut row.since)
         };
-        let is_gone = !is_pending && row.claims.is_empty();
+        let is_gone = !is_pending && row.wanted().is_none();
         match (&mut self.pending, was_pending, is_pending) {
             (Pending::Listed(keys), false, true) => {
                 keys.insert(key.clone());
@@ -358,7 +287,7 @@ where
         };
         let counts_removals = self.counts_removals;
         let counts = |row: &&mut Row<V, O>| {
-            let is_counted = counts_removals || !row.claims.is_empty();
+            let is_counted = counts_removals || row.wanted().is_some();
             row.is_pending && row.since == 0 && is_counted
         };
         if let Some(row) = self.rows.get_mut(key).filter(counts) {
@@ -371,7 +300,7 @@ where
     fn recount(&mut self, key: &K) {
         if !self.counts_removals
             && let Some(row) = self.rows.get_mut(key)
-            && row.claims.is_empty()
+            && row.wanted().is_none()
         {
             let since = std::mem::take(&mut row.since);
             self.count_out(since);
@@ -451,9 +380,7 @@ where
         match (self.rows.get_mut(key), actual) {
             (Some(row), actual) => row.set_actual(actual),
             (None, Some(actual)) => {
-                let mut row = Row::of_nothing();
-                row.set_actual(Some(actual));
-                self.rows.insert(key.clone(), row);
+                self.rows.insert(key.clone(), Row::of_actual(actual));
             }
             (None, None) => {}
         }
@@ -512,12 +439,12 @@ where
     /// All who claim a key, the one whose claim is the wanted value first.
     pub fn owners(&self, key: &K) -> impl Iterator<Item = &O> {
         let row = self.rows.get(key).into_iter();
-        row.flat_map(|row| row.claims.iter().map(|(owner, _)| owner))
+        row.flat_map(Row::owners)
     }
 
     /// Whose claim is the wanted value.
     pub fn owner(&self, key: &K) -> Option<&O> {
-        self.rows.get(key)?.claims.first().map(|(owner, _)| owner)
+        self.rows.get(key)?.owners().next()
     }
 
     /// The keys that an owner claims, whether or not it wins them.
@@ -579,7 +506,7 @@ where
 
     /// Whether entries are wanted, and nothing is there for any of them.
     pub fn lacks_all_wanted(&self) -> bool {
-        let is_lacking = |row: &Row<V, O>| row.claims.is_empty() || row.actual().is_none();
+        let is_lacking = |row: &Row<V, O>| row.wanted().is_none() || row.actual().is_none();
         self.wanted_len > 0 && self.rows.values().all(is_lacking)
     }
 
@@ -598,7 +525,7 @@ where
     pub fn contested(&self) -> impl Iterator<Item = (&K, &[(O, V)])> {
         self.contested
             .iter()
-            .filter_map(|key| self.rows.get(key).map(|row| (key, row.claims.as_slice())))
+            .filter_map(|key| Some((key, self.rows.get(key)?.contest())))
     }
 
     /// Another number than before if [`contested`](Self::contested) may tell something else.
