@@ -236,7 +236,7 @@ fn delete(conntrack: &mut Conntrack, stale: &[Flow]) -> Result<usize> {
 
 #[cfg(test)]
 mod tests {
-    use proxy::{Event, Service, ServicePort, ServiceType};
+    use proxy::{Event, Service, ServicePort};
 
     use super::*;
 
@@ -250,19 +250,11 @@ mod tests {
             node_port: None,
         };
         Event::ServiceApplied(Service {
-            name: NamespacedName::new("default", name),
-            uid: "".into(),
-            created: None,
-            kind: ServiceType::ClusterIp,
-            cluster_ips: [IpAddr::from([10, 96, 0, 10])].into_iter().collect(),
-            external_ips: Vec::new(),
-            ingress_ips: Vec::new(),
             ports: protocols.iter().map(port).collect(),
-            affinity_seconds: None,
-            internal_local: false,
-            external_local: false,
-            source_ranges: Vec::new(),
-            health_check_node_port: None,
+            ..Service::at(
+                NamespacedName::new("default", name),
+                [IpAddr::from([10, 96, 0, 10])],
+            )
         })
     }
 

@@ -21,7 +21,7 @@ use kube::Client;
 use kube_proxy::events::{Event, MOST, Recorder};
 use kube_proxy::flags::ProxyMode;
 use kube_proxy::source::api;
-use proxy::{Conflict, Model, NamespacedName, Protocol, Service, ServicePortName, ServiceType};
+use proxy::{Conflict, Model, NamespacedName, Protocol, Service, ServicePortName};
 use serde_json::{Value, json};
 use tracing::instrument::WithSubscriber as _;
 
@@ -41,19 +41,12 @@ fn model() -> Model {
     let mut model = Model::new();
     for (name, uid) in [("older", "uid-1"), ("younger", "uid-2")] {
         model.apply(proxy::Event::ServiceApplied(Service {
-            name: NamespacedName::new("shop", name),
             uid: uid.into(),
-            created: None,
-            kind: ServiceType::ClusterIp,
-            cluster_ips: ["10.96.0.1".parse().unwrap()].into_iter().collect(),
             external_ips: vec!["192.0.2.20".parse().unwrap()],
-            ingress_ips: Vec::new(),
-            ports: [].into_iter().collect(),
-            affinity_seconds: None,
-            internal_local: false,
-            external_local: false,
-            source_ranges: Vec::new(),
-            health_check_node_port: None,
+            ..Service::at(
+                NamespacedName::new("shop", name),
+                ["10.96.0.1".parse().unwrap()],
+            )
         }));
     }
     model

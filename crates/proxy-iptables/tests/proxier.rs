@@ -19,7 +19,7 @@ use proptest::prelude::*;
 use proxy::{
     Conflict, Drift, Endpoint, EndpointPort, EndpointSlice, Event, Failure, IpFamily, Kind,
     LocalDetector, Mode as _, Model, NamespacedName, Node, NodeFacts, NodePortAddresses, Notice,
-    Placement, Protocol, Service, ServicePort, ServiceType, Unreadable,
+    Placement, Protocol, Service, ServicePort, Unreadable,
 };
 use proxy_iptables::fake::{FakeKernel, State};
 use proxy_iptables::{Config, Kernel, KernelError, Lanes, Proxier, Refusal, Table};
@@ -257,13 +257,7 @@ fn name(name: &str) -> NamespacedName {
 
 fn service(number: u8) -> Service {
     Service {
-        name: name(&format!("web-{number}")),
-        uid: "".into(),
         created: Some(i64::from(number)),
-        kind: ServiceType::ClusterIp,
-        cluster_ips: [[10, 96, 1, number].into()].into_iter().collect(),
-        external_ips: Vec::new(),
-        ingress_ips: Vec::new(),
         ports: [ServicePort {
             name: "".into(),
             protocol: Protocol::Tcp,
@@ -272,11 +266,7 @@ fn service(number: u8) -> Service {
         }]
         .into_iter()
         .collect(),
-        affinity_seconds: None,
-        internal_local: false,
-        external_local: false,
-        source_ranges: Vec::new(),
-        health_check_node_port: None,
+        ..Service::at(name(&format!("web-{number}")), [[10, 96, 1, number].into()])
     }
 }
 

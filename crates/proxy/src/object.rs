@@ -57,6 +57,25 @@ pub struct Service {
 }
 
 impl Service {
+    /// A Service at these cluster IPs. It has no ports; all else is as the API has it by default.
+    pub fn at(name: NamespacedName, cluster_ips: impl IntoIterator<Item = IpAddr>) -> Self {
+        Self {
+            name,
+            uid: Arc::default(),
+            created: None,
+            kind: ServiceType::ClusterIp,
+            cluster_ips: cluster_ips.into_iter().collect(),
+            external_ips: Vec::new(),
+            ingress_ips: Vec::new(),
+            ports: SmallVec::new(),
+            affinity_seconds: None,
+            internal_local: false,
+            external_local: false,
+            source_ranges: Vec::new(),
+            health_check_node_port: None,
+        }
+    }
+
     /// The cluster IP of a family.
     pub fn cluster_ip(&self, family: IpFamily) -> Option<IpAddr> {
         self.cluster_ips

@@ -217,13 +217,7 @@ fn name(name: &str) -> NamespacedName {
 
 fn service(service: &str, health_check: Option<u16>) -> Event {
     Event::ServiceApplied(Service {
-        name: name(service),
-        uid: "".into(),
-        created: None,
         kind: ServiceType::LoadBalancer,
-        cluster_ips: [IpAddr::from([10, 96, 0, 10])].into_iter().collect(),
-        external_ips: Vec::new(),
-        ingress_ips: Vec::new(),
         ports: [ServicePort {
             name: "".into(),
             protocol: Protocol::Tcp,
@@ -232,11 +226,9 @@ fn service(service: &str, health_check: Option<u16>) -> Event {
         }]
         .into_iter()
         .collect(),
-        affinity_seconds: None,
-        internal_local: false,
         external_local: health_check.is_some(),
-        source_ranges: Vec::new(),
         health_check_node_port: health_check,
+        ..Service::at(name(service), [IpAddr::from([10, 96, 0, 10])])
     })
 }
 

@@ -55,19 +55,11 @@ impl World {
 
     fn service(&mut self, port: Option<u16>) {
         self.model.apply(Event::ServiceApplied(Service {
-            name: name(),
             uid: "2fd4".into(),
-            created: None,
             kind: ServiceType::LoadBalancer,
-            cluster_ips: ["10.96.0.1".parse().unwrap()].into_iter().collect(),
-            external_ips: Vec::new(),
-            ingress_ips: Vec::new(),
-            ports: [].into_iter().collect(),
-            affinity_seconds: None,
-            internal_local: false,
             external_local: true,
-            source_ranges: Vec::new(),
             health_check_node_port: port,
+            ..Service::at(name(), ["10.96.0.1".parse().unwrap()])
         }));
     }
 

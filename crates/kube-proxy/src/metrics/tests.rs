@@ -2,7 +2,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use proxy::{
     Endpoint, EndpointPort, EndpointSlice, Event, IptablesReport, Model, NamespacedName, Placement,
-    Protocol, Service, ServicePort, ServiceType,
+    Protocol, Service, ServicePort,
 };
 
 use super::*;
@@ -542,19 +542,10 @@ fn service(policies: &Policies) -> Event {
         node_port: policies.node_port,
     };
     Event::ServiceApplied(Service {
-        name: name(),
-        uid: "".into(),
-        created: None,
-        kind: ServiceType::ClusterIp,
-        cluster_ips: ["10.96.0.1".parse().unwrap()].into_iter().collect(),
-        external_ips: Vec::new(),
-        ingress_ips: Vec::new(),
         ports: [port].into_iter().collect(),
-        affinity_seconds: None,
         internal_local: policies.internal,
         external_local: policies.external,
-        source_ranges: Vec::new(),
-        health_check_node_port: None,
+        ..Service::at(name(), ["10.96.0.1".parse().unwrap()])
     })
 }
 

@@ -13,7 +13,7 @@ use netlink_batch::Worker;
 use proxy::{
     Changes, Conflict, Drift, Endpoint, EndpointPort, EndpointSlice, Event, Failure, IpFamily,
     Kind, Mode as _, Model, NamespacedName, Node, NodeFacts, Placement, Protocol, Report, Service,
-    ServicePort, ServiceType, Target, Unreadable,
+    ServicePort, Target, Unreadable,
 };
 use proxy_ipvs::fake::{FakeKernel, Work};
 use proxy_ipvs::{
@@ -180,13 +180,6 @@ pub(crate) fn server(text: &str) -> VirtualServerKey {
 
 pub(crate) fn service(at: &str, cluster_ip: &str, port: u16) -> Service {
     Service {
-        name: name(at),
-        uid: "".into(),
-        created: None,
-        kind: ServiceType::ClusterIp,
-        cluster_ips: [ip(cluster_ip)].into_iter().collect(),
-        external_ips: Vec::new(),
-        ingress_ips: Vec::new(),
         ports: [ServicePort {
             name: "".into(),
             protocol: Protocol::Tcp,
@@ -195,11 +188,7 @@ pub(crate) fn service(at: &str, cluster_ip: &str, port: u16) -> Service {
         }]
         .into_iter()
         .collect(),
-        affinity_seconds: None,
-        internal_local: false,
-        external_local: false,
-        source_ranges: Vec::new(),
-        health_check_node_port: None,
+        ..Service::at(name(at), [ip(cluster_ip)])
     }
 }
 
