@@ -39,8 +39,8 @@
 //!  take              what a look has found
 //! ```
 //!
-//! All but [`KernelAccess`] is pure: it has no clock but [`State::now`], and no kernel. A mode whose
-//! kernel tells it what changes asks for a part in [`Scheme::notice`], and has an empty
+//! All but [`KernelAccess`] is pure: it has no clock but [`State::now`], and no kernel. A mode
+//! whose kernel tells it what changes asks for a part in [`Scheme::notice`], and has an empty
 //! [`check`](Scheme::check). One without tables in the kernel keeps in a table what it has opened;
 //! all that is read then is the node's addresses.
 //!
@@ -53,7 +53,8 @@
 //! - Booking. An outcome for each write (IPVS) and a verdict for each Service port, over two tables
 //!   (iptables) share the four verbs of [`reconcile::Table`] alone.
 //! - Comparing. 10,000 virtual servers are compared beside the events, so what is written meanwhile
-//!   has to be left out; rules are read by the lane that writes them, when nothing is being written.
+//!   has to be left out; rules are read by the lane that writes them, when nothing is being
+//!   written.
 //! - Who claims: IPVS' claims are amended with what drains, iptables' are compiled as they are.
 
 mod lanes;

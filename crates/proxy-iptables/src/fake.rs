@@ -1,4 +1,5 @@
-//! A kernel of the tests: it keeps what iptables keeps, refuses what iptables refuses, and then changes nothing of that table.
+//! A kernel of the tests: it keeps what iptables keeps, refuses what iptables refuses, and then
+//! changes nothing of that table.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;

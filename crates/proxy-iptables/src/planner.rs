@@ -76,8 +76,8 @@ impl Planner<'_> {
         plan
     }
 
-    /// The changes in slots, and what of their owner is in the same chains, in the order in which they are to stand: what is put
-    /// in anew comes first.
+    /// The changes in slots, and what of their owner is in the same chains, in the order in which
+    /// they are to stand: what is put in anew comes first.
     fn in_order(&self, owner: Option<&Arc<Owner>>, changed: &BTreeSet<Slot>) -> Vec<Change> {
         let change = |slot: &Slot| Change {
             slot: *slot,

@@ -497,7 +497,8 @@ fn read(
     Ok(reader.finish())
 }
 
-/// Whether there are rules that count: in each family there is one for packets that are INVALID, unless conntrack is liberal.
+/// Whether there are rules that count: in each family there is one for packets that are INVALID,
+/// unless conntrack is liberal.
 pub fn has_counting_rules(family: IpFamily, iptables: &iptables::Iptables) -> bool {
     if iptables.is_empty(family) {
         return false;
@@ -508,8 +509,8 @@ pub fn has_counting_rules(family: IpFamily, iptables: &iptables::Iptables) -> bo
     read.is_ok() && has_some
 }
 
-/// Whether the kernel counts, and iptables can have it count; counters that are missing are made. One process. Writes nothing
-/// where rules count already.
+/// Whether the kernel counts, and iptables can have it count; counters that are missing are made.
+/// One process. Writes nothing where rules count already.
 pub fn probe_counters(family: IpFamily, iptables: &iptables::Iptables) -> Result<(), String> {
     let ensured = crate::nfacct::Accounting::open().and_then(|mut accounting| accounting.ensure());
     ensured.map_err(|error| error.to_string())?;

@@ -366,7 +366,8 @@ fn a_change_costs_the_same_among_few_and_among_many() {
     world.apply(slice(1, [1, 2, 3]));
     world.sync();
     let text = world.restores().concat();
-    // The new endpoint's chain and the one that chooses; the other endpoints' chains are as they were.
+    // The new endpoint's chain and the one that chooses; the other endpoints' chains are as they
+    // were.
     assert_eq!(lines_with(&text, " - [0:0]"), 2, "{text}");
     assert!(
         !text.contains("*filter") && !text.contains("KUBE-SERVICES"),

@@ -78,7 +78,8 @@ impl Tables {
                     Draft::apply(&mut draft, op);
                 }
                 Outcome::Unknown => is_unknown = true,
-                // A virtual server that was refused takes its destinations with it: that is no surprise, and it is said once.
+                // A virtual server that was refused takes its destinations with it: that is no
+                // surprise, and it is said once.
                 Outcome::Refused { .. } if is_refused => {}
                 Outcome::Refused { reason, fault: of } => {
                     is_refused = matches!(op, Op::AddServer(..));
@@ -132,7 +133,8 @@ impl Tables {
         }
         self.put_off(op, fault, now);
         if matches!(op, Op::WriteRules { .. }) {
-            // Nobody knows what a refused restore has left: look before the next try. It may be a set that is missing.
+            // Nobody knows what a refused restore has left: look before the next try. It may be a
+            // set that is missing.
             booked.doubt(Part::Rules);
             booked.doubt(Part::Sets);
         }
@@ -257,7 +259,8 @@ impl Booked {
     }
 }
 
-/// What is to blame where several things may be: what has to be read again before all, then what is not the entry's own fault.
+/// What is to blame where several things may be: what has to be read again before all, then what is
+/// not the entry's own fault.
 fn worse(one: Fault, other: Fault) -> Fault {
     let rank = |fault: Fault| match fault {
         Fault::Entry => 0,

@@ -7,7 +7,8 @@ use proxy::Target;
 use crate::plan::Op;
 use crate::server::{Properties, RealServer, VirtualServer};
 
-/// So many writes to one virtual server are few: each is put in its place in the list of destinations.
+/// So many writes to one virtual server are few: each is put in its place in the list of
+/// destinations.
 const FEW: usize = 32;
 
 /// A virtual server that can change.

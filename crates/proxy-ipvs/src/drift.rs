@@ -1,15 +1,16 @@
 //! The check for drift: whether the kernel still holds what is believed, while events go on.
 //!
-//! A dump of 10,000 virtual servers takes the kernel a good part of a second, and to compare it takes this proxy many
-//! milliseconds. No event waits for either:
+//! A dump of 10,000 virtual servers takes the kernel a good part of a second, and to compare it
+//! takes this proxy many milliseconds. No event waits for either:
 //!
 //! ```text
 //!   check ─▶ a lane that only reads dumps ─▶ compared a piece at a time ─▶ what differs is believed, and so repaired
 //! ```
 //!
-//! The dump is older than what has been written since it began. What was touched meanwhile is therefore left out of the
-//! comparison, and looked at the next time; all else is in the kernel as the dump says. Of the link, the node's addresses and the sizes
-//! of sets only that they differ is found: the lane that writes them reads them again.
+//! The dump is older than what has been written since it began. What was touched meanwhile is
+//! therefore left out of the comparison, and looked at the next time; all else is in the kernel as
+//! the dump says. Of the link, the node's addresses and the sizes of sets only that they differ is
+//! found: the lane that writes them reads them again.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -29,7 +30,8 @@ use crate::server::{VirtualServer, VirtualServerKey};
 use crate::sets::{Member, Set};
 use crate::tables::Tables;
 
-/// How many entries are compared in one piece, each 16 destinations counting as one more: about two milliseconds.
+/// How many entries are compared in one piece, each 16 destinations counting as one more: about two
+/// milliseconds.
 const PIECE: usize = 4096;
 
 /// What the lane that only reads has found of each part.
@@ -40,7 +42,8 @@ pub struct Dump {
     pub(crate) addresses: Result<FoundAddresses, KernelError>,
 }
 
-/// What is to be compared of it: what could be read, and of which it is known what was there before.
+/// What is to be compared of it: what could be read, and of which it is known what was there
+/// before.
 struct Known {
     servers: Option<BTreeMap<VirtualServerKey, VirtualServer>>,
     sets: Option<FoundSets>,
@@ -264,7 +267,8 @@ impl Drifts {
     }
 }
 
-/// What is still to be compared: first what was believed to be there, then what the dump holds beyond that.
+/// What is still to be compared: first what was believed to be there, then what the dump holds
+/// beyond that.
 struct Comparing {
     touched: Touched,
     believed_servers: Vec<VirtualServerKey>,
@@ -342,8 +346,8 @@ impl Check {
 }
 
 impl Comparing {
-    /// Begins to compare a dump; the parts that have to be read again by the lane that writes them. Virtual servers in `excluded` are
-    /// others'.
+    /// Begins to compare a dump; the parts that have to be read again by the lane that writes them.
+    /// Virtual servers in `excluded` are others'.
     fn new(
         dump: Known,
         touched: Touched,
@@ -484,7 +488,8 @@ impl Comparing {
     }
 }
 
-/// The virtual servers that are neither wanted nor believed to be there, and that are ours by all that says so.
+/// The virtual servers that are neither wanted nor believed to be there, and that are ours by all
+/// that says so.
 fn adopted(dump: &Known, tables: &Tables, excluded: &[IpNet]) -> BTreeSet<VirtualServerKey> {
     let (Some(servers), Some(sets), Some(addresses)) = (&dump.servers, &dump.sets, &dump.addresses)
     else {

@@ -12,8 +12,8 @@ use crate::rules::Rules;
 use crate::server::{VirtualServer, VirtualServerKey};
 use crate::sets::{Member, Set};
 
-/// What can be read and written, for one IP family. Two implementations: netlink, and a strict fake that refuses
-/// what the kernel refuses. Each of a proxier's lanes has one of its own.
+/// What can be read and written, for one IP family. Two implementations: netlink, and a strict fake
+/// that refuses what the kernel refuses. Each of a proxier's lanes has one of its own.
 pub trait Kernel: Send + 'static {
     /// All virtual servers, each with its destinations.
     fn read_servers(&mut self) -> Result<BTreeMap<VirtualServerKey, VirtualServer>, KernelError>;
@@ -24,18 +24,21 @@ pub trait Kernel: Send + 'static {
     /// The link and its addresses, and those of all other interfaces.
     fn read_addresses(&mut self) -> Result<FoundAddresses, KernelError>;
 
-    /// The shim, and what other modes have left. Costs a process if any rule in the kernel has changed since it was last read; the
-    /// first time, one for each installed backend of iptables that holds any.
+    /// The shim, and what other modes have left. Costs a process if any rule in the kernel has
+    /// changed since it was last read; the first time, one for each installed backend of iptables
+    /// that holds any.
     fn read_rules(&mut self) -> Result<FoundRules, KernelError>;
 
-    /// How many virtual servers there are, where the kernel says so at once; elsewhere whether this one is there. Costs a system
-    /// call or two, however many there are.
+    /// How many virtual servers there are, where the kernel says so at once; elsewhere whether this
+    /// one is there. Costs a system call or two, however many there are.
     fn glance(&mut self, one: &VirtualServerKey) -> Result<Glance, KernelError>;
 
-    /// Does each write of the plan, in order. One that fails does not stop those after it. One outcome for each write.
+    /// Does each write of the plan, in order. One that fails does not stop those after it. One
+    /// outcome for each write.
     fn apply(&mut self, plan: &Plan) -> Vec<Outcome>;
 
-    /// Active plus inactive connections of each destination of these virtual servers. One that is gone is left out.
+    /// Active plus inactive connections of each destination of these virtual servers. One that is
+    /// gone is left out.
     fn connections(
         &mut self,
         keys: &[VirtualServerKey],
@@ -101,12 +104,14 @@ pub struct Snapshot {
     pub servers: BTreeMap<VirtualServerKey, VirtualServer>,
     /// The shim, if it was read.
     pub rules: Option<Rules>,
-    /// What other modes have left, if it was looked for; where there is nothing, the place is not named.
+    /// What other modes have left, if it was looked for; where there is nothing, the place is not
+    /// named.
     pub leftovers: Option<BTreeMap<Place, Arc<Leftovers>>>,
 }
 
 impl Snapshot {
-    /// Whether a virtual server is one that a kube-proxy in IPVS mode has made, as far as can be told by what is here.
+    /// Whether a virtual server is one that a kube-proxy in IPVS mode has made, as far as can be
+    /// told by what is here.
     pub fn says_ours(&self, key: &VirtualServerKey) -> bool {
         let evidence = Evidence {
             bound: &self.bound,
@@ -128,9 +133,9 @@ pub(crate) struct Evidence<'a> {
 }
 
 impl Evidence<'_> {
-    /// Whether a virtual server is one that a kube-proxy in IPVS mode has made: its address is on `kube-ipvs0`, one of the sets
-    /// names it, or its port is a NodePort and its address the node's, or was when it was made, as
-    /// its note says.
+    /// Whether a virtual server is one that a kube-proxy in IPVS mode has made: its address is on
+    /// `kube-ipvs0`, one of the sets names it, or its port is a NodePort and its address the
+    /// node's, or was when it was made, as its note says.
     pub(crate) fn says_ours(self, key: &VirtualServerKey, server: Option<&VirtualServer>) -> bool {
         let holds =
             |set: Set, member: Member| self.sets.get(&set).is_some_and(|set| set.contains(&member));

@@ -1,4 +1,5 @@
-//! The IPVS mode of kube-proxy: what one Service wants, what the kernel holds, and the writes between the two.
+//! The IPVS mode of kube-proxy: what one Service wants, what the kernel holds, and the writes
+//! between the two.
 //!
 //! ```text
 //!  ServiceView ─▶ compile ─▶ Fragment ─▶ tables (wanted │ actual) ─▶ planner ─▶ Plan ─▶ a lane: Kernel::apply ─▶ Outcomes ─┐
@@ -6,8 +7,8 @@
 //!          a part is read: Kernel::read_… ─ Found┘    └─────────────────────────────────────────────────────────────────┘
 //! ```
 //!
-//! [`Proxier`] holds the tables and is the [`Mode`](proxy::Mode). Everything up to the plan is pure; a [`Kernel`] is netlink on
-//! a thread of its own, or the strict fake of the tests.
+//! [`Proxier`] holds the tables and is the [`Mode`](proxy::Mode). Everything up to the plan is
+//! pure; a [`Kernel`] is netlink on a thread of its own, or the strict fake of the tests.
 
 mod booking;
 mod claims;

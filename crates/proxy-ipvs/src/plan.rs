@@ -1,6 +1,7 @@
 //! Writes as data: what is to be done, in order, and what became of each.
 //!
-//! A [`Plan`] can be printed, counted and tested; only a [`Kernel`](crate::kernel::Kernel) carries it out.
+//! A [`Plan`] can be printed, counted and tested; only a [`Kernel`](crate::kernel::Kernel) carries
+//! it out.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -20,8 +21,8 @@ use crate::sets::{Member, Set};
 pub enum Op {
     /// Create the dummy link `kube-ipvs0`. It stays down, unless it is to hold IPv6 routes.
     CreateLink,
-    /// Create a set that can hold this many members. One that exists and is too small is replaced by a larger one with the
-    /// same members.
+    /// Create a set that can hold this many members. One that exists and is too small is replaced
+    /// by a larger one with the same members.
     CreateSet(Set, u32),
     /// Add a member.
     AddMember(Set, Member),
@@ -46,13 +47,15 @@ pub enum Op {
     SetDestination(VirtualServerKey, RealServer),
     /// Remove a destination.
     RemoveDestination(VirtualServerKey, Target),
-    /// Bind a service address to `kube-ipvs0`, with the full prefix length, in the form of `--ipvs-vip-mode`.
+    /// Bind a service address to `kube-ipvs0`, with the full prefix length, in the form of
+    /// `--ipvs-vip-mode`.
     BindAddress(IpAddr),
     /// Unbind a service address in that form from `kube-ipvs0`.
     UnbindAddress(IpAddr),
     /// Unbind a service address in the other form from `kube-ipvs0`.
     UnbindOtherwise(IpAddr),
-    /// Remove what another mode, or a run with the other backend, has left: at most one `iptables-restore`.
+    /// Remove what another mode, or a run with the other backend, has left: at most one
+    /// `iptables-restore`.
     RemoveLeftovers(Place, Arc<Leftovers>),
 }
 
@@ -191,7 +194,8 @@ pub enum Outcome {
 /// What is to blame for a refusal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
-    /// This entry: it is wrong in itself, or of a kind that this kernel does not know. Others are not concerned.
+    /// This entry: it is wrong in itself, or of a kind that this kernel does not know. Others are
+    /// not concerned.
     Entry,
     /// The kernel, or this node: any other entry would be refused as well.
     Node,

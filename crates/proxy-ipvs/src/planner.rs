@@ -1,6 +1,7 @@
 //! What is to be written next, by each kernel thread: functions from tables to a plan.
 //!
-//! Three threads write beside each other, and what one of them needs of another it waits for entry by entry:
+//! Three threads write beside each other, and what one of them needs of another it waits for entry
+//! by entry:
 //!
 //! ```text
 //!   services    sets ─▶ members ─▶ virtual servers ─▶ destinations            ╮ in turns: what is made,
@@ -10,12 +11,13 @@
 //!   rules       the shim (once its sets are there) ─▶ what other modes have left
 //! ```
 //!
-//! A change of an existing virtual server waits for nothing. A new one waits for the rules that it needs: what comes from outside
-//! would be answered from a wrong address without them, and source ranges would not hold. For those of cluster IPs, which mostly
-//! do without, the rules only have a short start at the very beginning ([`Cover`]).
+//! A change of an existing virtual server waits for nothing. A new one waits for the rules that it
+//! needs: what comes from outside would be answered from a wrong address without them, and source
+//! ranges would not hold. For those of cluster IPs, which mostly do without, the rules only have a
+//! short start at the very beginning ([`Cover`]).
 //!
-//! Where the iptables mode serves, its rules come before IPVS: the shim, which replaces them, is written when all is made that
-//! serves then.
+//! Where the iptables mode serves, its rules come before IPVS: the shim, which replaces them, is
+//! written when all is made that serves then.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -36,9 +38,10 @@ use crate::server::VirtualServerKey;
 use crate::sets::{Member, Set, SetKind};
 use crate::tables::{SET_SIZE, Tables};
 
-/// How many writes a plan has: it ends at the virtual server with which it has as many, and has no more of any one; another plan
-/// follows. At 10,000 Services with 50 endpoints each, the first sync would otherwise hold 100 MB of writes, messages and answers
-/// at once; and where the kernel is slow, as while it searches its trash of destinations, whatever changes meanwhile would wait.
+/// How many writes a plan has: it ends at the virtual server with which it has as many, and has no
+/// more of any one; another plan follows. At 10,000 Services with 50 endpoints each, the first sync
+/// would otherwise hold 100 MB of writes, messages and answers at once; and where the kernel is
+/// slow, as while it searches its trash of destinations, whatever changes meanwhile would wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Budget(usize);
 
@@ -71,8 +74,8 @@ impl Default for Budget {
     }
 }
 
-/// So many addresses are bound or unbound in one go: each may cost the kernel half a millisecond where there are very many, and
-/// an urgent one comes after those that have begun.
+/// So many addresses are bound or unbound in one go: each may cost the kernel half a millisecond
+/// where there are very many, and an urgent one comes after those that have begun.
 const ADDRESSES_AT_ONCE: usize = 2_048;
 
 /// What a plan depends on beside the tables.
@@ -222,8 +225,8 @@ fn make(
     Plan { ops }
 }
 
-/// Brings what follows the last one before it, so that a virtual server with very many changes comes between the others, not
-/// before them. What is more urgent comes first all the same.
+/// Brings what follows the last one before it, so that a virtual server with very many changes
+/// comes between the others, not before them. What is more urgent comes first all the same.
 fn begin_behind(servers: &mut [(Rank, VirtualServerKey)], last: Option<VirtualServerKey>) {
     let Some(last) = last else {
         return;
@@ -324,8 +327,8 @@ fn waits_for_rules(tables: &Tables, key: &VirtualServerKey, of: &Situation<'_>) 
     !wants(Set::ClusterIp, by_address) && node_port_sets.any(|set| is_uncovered(&set))
 }
 
-/// Destinations and virtual servers that go, the last ones first: what returns soon is then found first in the kernel's trash (see
-/// `order` of the writes).
+/// Destinations and virtual servers that go, the last ones first: what returns soon is then found
+/// first in the kernel's trash (see `order` of the writes).
 fn remove(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Plan {
     let mut ops = Vec::new();
     let mut removed_servers = Vec::new();
@@ -334,7 +337,8 @@ fn remove(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Plan {
             continue;
         };
         match tables.servers.wanted(&key) {
-            // Its address first: as long as that is local, another process of the node would get its clients.
+            // Its address first: as long as that is local, another process of the node would get
+            // its clients.
             None if is_to_be_taken_off(tables, &key.address) => {}
             None => removed_servers.push(Op::RemoveServer(key)),
             // What comes is made first.

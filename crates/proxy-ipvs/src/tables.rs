@@ -119,8 +119,8 @@ impl Tables {
         Set::all().zip(&self.members)
     }
 
-    /// Whether all that an owner claims is there. Of a virtual server it need not be all: what of it is wrong in itself has been
-    /// told by name, and the rest serves.
+    /// Whether all that an owner claims is there. Of a virtual server it need not be all: what of
+    /// it is wrong in itself has been told by name, and the rest serves.
     pub(crate) fn is_settled_for(&self, owner: &Arc<Owner>) -> bool {
         let is_settled = |(_, table): (Set, &Table<Member, (), Arc<Owner>>)| {
             let mut keys = table.keys_of(owner).iter();
@@ -163,8 +163,8 @@ impl Tables {
         tables.any(|table| table.wanted_len() == 0 && table.pending_len() > 0)
     }
 
-    /// Wants each set as large as its members need, those that leave it after others have come included, and never smaller than
-    /// it is.
+    /// Wants each set as large as its members need, those that leave it after others have come
+    /// included, and never smaller than it is.
     pub(crate) fn want_room(&mut self) {
         for (set, table) in Set::all().zip(&self.members) {
             let needed = u32::try_from(table.len().next_power_of_two()).unwrap_or(u32::MAX);

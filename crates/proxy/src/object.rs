@@ -1,8 +1,9 @@
 //! Compact forms of the Kubernetes objects that matter here.
 //!
-//! A source decodes JSON or YAML straight into these. At 10,000 Services with 50 endpoints each the k8s-openapi types
-//! would hold hundreds of megabytes; an endpoint in an [`EndpointList`] is 5 bytes. Fields are the API's, after its defaults
-//! (`ready` nil is true, `protocol` absent is TCP, ...), so nothing later in the pipeline has to know defaults.
+//! A source decodes JSON or YAML straight into these. At 10,000 Services with 50 endpoints each the
+//! k8s-openapi types would hold hundreds of megabytes; an endpoint in an [`EndpointList`] is 5
+//! bytes. Fields are the API's, after its defaults (`ready` nil is true, `protocol` absent is TCP,
+//! ...), so nothing later in the pipeline has to know defaults.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
@@ -24,15 +25,16 @@ pub enum ServiceType {
     LoadBalancer,
 }
 
-/// A Service that this proxy serves: it has at least one cluster IP, and is neither headless nor `ExternalName`.
+/// A Service that this proxy serves: it has at least one cluster IP, and is neither headless nor
+/// `ExternalName`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Service {
     /// Namespace and name.
     pub name: NamespacedName,
     /// `metadata.uid`; empty for objects from manifests that have none.
     pub uid: Arc<str>,
-    /// `metadata.creationTimestamp` in seconds since the epoch. Of two Services that claim one address and port, the
-    /// older one wins.
+    /// `metadata.creationTimestamp` in seconds since the epoch. Of two Services that claim one
+    /// address and port, the older one wins.
     pub created: Option<i64>,
     /// `spec.type`.
     pub kind: ServiceType,
@@ -126,7 +128,8 @@ pub struct EndpointPort {
     pub port: u16,
 }
 
-/// One endpoint. Conditions are after the API's nil rules: `ready` and `serving` nil are true, `terminating` nil is false.
+/// One endpoint. Conditions are after the API's nil rules: `ready` and `serving` nil are true,
+/// `terminating` nil is false.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Endpoint {
     /// `addresses[0]`; the API says that further ones are to be ignored.
@@ -171,7 +174,8 @@ impl From<EndpointView<'_>> for Endpoint {
     }
 }
 
-/// Endpoints. A large node has 500,000 of them; where all are IPv4, and most alike but for their address, each takes 5 bytes.
+/// Endpoints. A large node has 500,000 of them; where all are IPv4, and most alike but for their
+/// address, each takes 5 bytes.
 #[derive(Clone, PartialEq, Eq)]
 pub struct EndpointList(Packed);
 
@@ -237,8 +241,8 @@ impl EndpointList {
         }))
     }
 
-    /// The same endpoints at other places: `place` says for each placement which one it becomes, and is asked once where many
-    /// endpoints share it.
+    /// The same endpoints at other places: `place` says for each placement which one it becomes,
+    /// and is asked once where many endpoints share it.
     #[must_use]
     pub fn with_placements(self, mut place: impl FnMut(&Arc<Placement>) -> Arc<Placement>) -> Self {
         let (given, mut list) = match self.0 {
@@ -349,8 +353,8 @@ pub struct Node {
     pub zone: Option<Arc<str>>,
     /// `spec.podCIDRs`.
     pub pod_cidrs: Vec<IpNet>,
-    /// It is being deleted, or has the taint by which the cluster autoscaler marks a node that it is about to delete: load
-    /// balancers are to send elsewhere (KEP-3836).
+    /// It is being deleted, or has the taint by which the cluster autoscaler marks a node that it
+    /// is about to delete: load balancers are to send elsewhere (KEP-3836).
     pub is_leaving: bool,
 }
 

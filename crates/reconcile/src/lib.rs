@@ -6,15 +6,18 @@
 //!   observe(dump) ─────────▶ actual ─┘
 //! ```
 //!
-//! After every call, exactly the rows are pending of which the wanted value is not the actual one. Start, change, a failed
-//! write and drift are therefore one path: they differ only in what became pending.
+//! After every call, exactly the rows are pending of which the wanted value is not the actual one.
+//! Start, change, a failed write and drift are therefore one path: they differ only in what became
+//! pending.
 //!
-//! Several owners may claim one key (two ports of a Service share an address). The claim of the smallest owner is the wanted
-//! value, so the outcome of a conflict does not depend on the order of events, and the next owner takes over when the first lets
-//! go. The table knows neither a clock (an [`Instant`] is passed in) nor the kernel; it never writes.
+//! Several owners may claim one key (two ports of a Service share an address). The claim of the
+//! smallest owner is the wanted value, so the outcome of a conflict does not depend on the order of
+//! events, and the next owner takes over when the first lets go. The table knows neither a clock
+//! (an [`Instant`] is passed in) nor the kernel; it never writes.
 //!
-//! A table also knows since when its oldest row has been pending, so that whoever asks whether all that was asked before some
-//! time is there is told in O(1). A row that cannot be written for a reason of its own can be left out of that.
+//! A table also knows since when its oldest row has been pending, so that whoever asks whether all
+//! that was asked before some time is there is told in O(1). A row that cannot be written for a
+//! reason of its own can be left out of that.
 
 mod look;
 mod row;
@@ -55,7 +58,8 @@ pub struct Table<K, V, O> {
     contested_version: u64,
     retries: HashMap<K, Retry>,
     wanted_len: usize,
-    /// The number of the time that is, and what it was when that began; 0 before a first one was told.
+    /// The number of the time that is, and what it was when that began; 0 before a first one was
+    /// told.
     epoch: (u32, Option<Instant>),
     /// How many rows have been pending since then, by the number of that time.
     since: BTreeMap<u32, (Instant, usize)>,
@@ -63,7 +67,8 @@ pub struct Table<K, V, O> {
     counts_removals: bool,
 }
 
-/// Which rows are pending. A list of nearly all, as at a start, would cost more than to look at all.
+/// Which rows are pending. A list of nearly all, as at a start, would cost more than to look at
+/// all.
 #[derive(Debug)]
 enum Pending<K> {
     Listed(HashSet<K>),
@@ -124,13 +129,15 @@ where
         }
     }
 
-    /// Since when the row has been pending that has been so for longest, to within a tenth of a second; rows that are
-    /// [excused](Self::excuse) and those that became pending before a first [`begin`](Self::begin) are left out.
+    /// Since when the row has been pending that has been so for longest, to within a tenth of a
+    /// second; rows that are [excused](Self::excuse) and those that became pending before a first
+    /// [`begin`](Self::begin) are left out.
     pub fn pending_since(&self) -> Option<Instant> {
         self.since.first_key_value().map(|(_, (at, _))| *at)
     }
 
-    /// Says whether what nobody wants counts for [`pending_since`](Self::pending_since): not while it may not be removed.
+    /// Says whether what nobody wants counts for [`pending_since`](Self::pending_since): not while
+    /// it may not be removed.
     pub fn count_removals(&mut self, counts: bool) {
         if std::mem::replace(&mut self.counts_removals, counts) == counts {
             return;
@@ -148,7 +155,8 @@ where
         self.keys_of.reserve(owners);
     }
 
-    /// Makes `entries` all that `owner` claims. Of two entries with one key the first counts. Costs O(entries of this owner).
+    /// Makes `entries` all that `owner` claims. Of two entries with one key the first counts. Costs
+    /// O(entries of this owner).
     pub fn claim(&mut self, owner: &O, entries: impl IntoIterator<Item = (K, V)>) {
         let mut fresh: SmallVec<[(K, V); 2]> = SmallVec::new();
         let mut seen = HashSet::new();
@@ -317,8 +325,8 @@ where
         }
     }
 
-    /// Counts when more than half of all rows are pending, and lists when less than an eighth is: between the two lie as many
-    /// changes as it costs to go through the rows.
+    /// Counts when more than half of all rows are pending, and lists when less than an eighth is:
+    /// between the two lie as many changes as it costs to go through the rows.
     fn list_or_count(&mut self) {
         let rows = self.rows.len();
         match &self.pending {
@@ -343,8 +351,8 @@ where
         }
     }
 
-    /// Takes a dump for what is there: keys it does not hold are not there. Returns the keys of which something else was believed,
-    /// without doubt.
+    /// Takes a dump for what is there: keys it does not hold are not there. Returns the keys of
+    /// which something else was believed, without doubt.
     pub fn observe(&mut self, dump: impl IntoIterator<Item = (K, V)>) -> Vec<K> {
         let doubted = self
             .retries
@@ -387,7 +395,8 @@ where
         self.settle(key);
     }
 
-    /// Says that the write of a key failed: it stays pending, and is due again after a delay that doubles each time.
+    /// Says that the write of a key failed: it stays pending, and is due again after a delay that
+    /// doubles each time.
     pub fn fail(&mut self, key: &K, now: Instant) {
         self.put_off(key, now, false);
         self.count_in(key);
@@ -403,8 +412,8 @@ where
         }
     }
 
-    /// Says that nobody knows whether a key was written: it is due again when that was [looked at](Self::observe), or after a
-    /// delay as any that failed.
+    /// Says that nobody knows whether a key was written: it is due again when that was [looked
+    /// at](Self::observe), or after a delay as any that failed.
     pub fn doubt(&mut self, key: &K, now: Instant) {
         self.put_off(key, now, true);
     }
@@ -479,7 +488,8 @@ where
         !self.retries.is_empty() && self.retries.contains_key(key)
     }
 
-    /// Whether a key could not be written for a [reason of its own](Self::excuse) when that was last tried.
+    /// Whether a key could not be written for a [reason of its own](Self::excuse) when that was
+    /// last tried.
     pub fn is_excused(&self, key: &K) -> bool {
         self.is_failing(key) && self.rows.get(key).is_some_and(|row| row.since == 0)
     }
@@ -739,7 +749,8 @@ mod tests {
     }
 
     proptest! {
-        /// The invariant, and that the table agrees with the plainest possible account of claims and actual values.
+        /// The invariant, and that the table agrees with the plainest possible account of claims
+        /// and actual values.
         #[test]
         fn pending_is_wanted_not_actual(steps in proptest::collection::vec(step(), 0..40)) {
             let mut now = Instant::now();

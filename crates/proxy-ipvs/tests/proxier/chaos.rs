@@ -1,5 +1,6 @@
-//! A kernel whose threads take their time and whose answers are lost, while Services change and somebody else damages what is there:
-//! in whatever order that comes, the end is what a fresh start makes. No run is like another; each one's seed decides only what happens.
+//! A kernel whose threads take their time and whose answers are lost, while Services change and
+//! somebody else damages what is there: in whatever order that comes, the end is what a fresh start
+//! makes. No run is like another; each one's seed decides only what happens.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;

@@ -23,7 +23,8 @@ use proxy_ipvs::{
 
 pub(crate) const NODE: &str = "node1";
 
-/// What is read again is read so long after it was last read, and what the kernel has told of so long after that.
+/// What is read again is read so long after it was last read, and what the kernel has told of so
+/// long after that.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// What came of all that was to be done at once.
@@ -271,7 +272,8 @@ impl World<Slow> {
     }
 }
 
-/// Parts of the kernel at which whoever reads or writes them is held, and what is held once it is done: `READ` or `WRITTEN`.
+/// Parts of the kernel at which whoever reads or writes them is held, and what is held once it is
+/// done: `READ` or `WRITTEN`.
 pub(crate) type Held = Arc<Mutex<BTreeSet<&'static str>>>;
 
 /// The addresses have been read, which nobody knows yet.
