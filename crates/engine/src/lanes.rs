@@ -9,10 +9,13 @@ use proxy::Unreadable;
 
 use crate::scheme::{KernelAccess, Lane as _, Scheme};
 
+/// What has come of reading a part.
+pub(crate) type Read<S> = Result<<S as Scheme>::Found, Unreadable>;
+
 /// What a kernel thread has done.
 pub(crate) enum Done<S: Scheme> {
     /// It has read these parts.
-    Read(Vec<(S::Part, Result<S::Found, Unreadable>)>),
+    Read(Vec<(S::Part, Read<S>)>),
     /// It has carried out a step.
     Stepped {
         outcomes: Option<S::Outcomes>,

@@ -97,8 +97,10 @@ impl<S: KernelAccess<K>, K: Send + 'static> Engine<S, K> {
     /// A mode that wants nothing yet and has not read the kernel.
     pub fn new(config: S::Config, node: NodeFacts, lanes: Lanes<S, K>, now: Instant) -> Self {
         let state = State::new(config, node, now);
+        let mut scheme = S::new(&state);
+        scheme.removals_change(&state);
         Self {
-            scheme: S::new(&state),
+            scheme,
             state,
             lanes,
         }

@@ -138,7 +138,8 @@ pub trait Scheme: Sized + Send + 'static {
 
     // ---- what is wanted ----
 
-    /// What nobody wants may be taken away from now on, or no longer: [`State::may_delete`].
+    /// What nobody wants may be taken away from now on, or no longer: [`State::may_delete`]. At
+    /// first it may not.
     fn removals_change(&mut self, state: &State<Self>);
 
     /// Takes over which addresses serve NodePorts, after [`State::node`] may have changed; whether

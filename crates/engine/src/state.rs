@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use proxy::{IpFamily, Node, NodeFacts, NodePorts, Report, Standing, Unreadable};
-use reconcile::Look;
+use reconcile::{Look, Removals, Rows};
 
 use crate::news::News;
 use crate::scheme::{Concern, Part as _, Scheme};
@@ -79,6 +79,15 @@ impl<S: Scheme> State<S> {
     /// known what is ours.
     pub fn may_delete(&self) -> bool {
         self.may_delete
+    }
+
+    /// The same as a table has it: what may not go is not late.
+    pub fn removals(&self) -> Removals {
+        if self.may_delete {
+            Removals::Late
+        } else {
+            Removals::Excused
+        }
     }
 
     // ---- parts ----
@@ -246,7 +255,7 @@ impl<S: Scheme> State<S> {
             let Knowledge { look, written } = self.part(part);
             let tables = scheme.tables(part);
             let since = tables
-                .filter_map(|table| table.pending_since())
+                .filter_map(Rows::pending_since)
                 .chain(look.unknown_since())
                 .min();
             let Some(since) = since.filter(|_| concern != Concern::Nobody) else {

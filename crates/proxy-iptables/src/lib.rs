@@ -2,17 +2,18 @@
 //! between the two.
 //!
 //! ```text
-//!  ServiceView ─▶ compile ─▶ ServedPort ─▶ tables (wanted │ actual) ─▶ Plan ─▶ one iptables-restore ─▶ Verdicts ─┐
-//!                                              ▲    ▲                                                    │
-//!                     iptables-save ─ Saved ───┘    └────────────────────────────────────────────────────┘
+//!  ServiceView ─▶ compile ─▶ ServedPort ─▶ Claims ─▶ Tables (wanted │ actual) ─▶ planner ─▶ Plan
+//!                                                     ▲    ▲                              │
+//!                     iptables-save ─ Saved ─ observe ┘    └ settle ◀─ Verdicts ◀─ restore┘
 //! ```
 //!
-//! [`Proxier`] holds the tables and is the [`Mode`](proxy::Mode). Everything up to the plan is
+//! [`Iptables`] holds the tables; it is a [`Scheme`](engine::Scheme), and [`Proxier`] the
+//! [`Mode`](proxy::Mode) that an [`Engine`](engine::Engine) makes of it. Everything up to the plan is
 //! pure; a [`Kernel`] is the iptables programs on a thread of its own, or the strict fake of the
 //! tests.
 //!
-//! The chains and rules are those of upstream's iptables mode; docs/iptables-mode.md says which
-//! they are, and why.
+//! The chains and rules are those of upstream's iptables mode; docs/iptables-mode.md says which they
+//! are, and why.
 
 mod base;
 mod chain;

@@ -301,7 +301,7 @@ impl engine::Scheme for Iptables {
     }
 
     fn removals_change(&mut self, state: &State<Self>) {
-        self.tables.count_removals(state.may_delete());
+        self.tables.count_removals(state.removals());
     }
 
     fn node_changed(&mut self, state: &mut State<Self>) -> bool {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use proxy::{Failure, Owner, Report, ServicePortName};
-use reconcile::{Rows, Table as Entries};
+use reconcile::{Removals, Rows, Table as Entries};
 
 use crate::base::Base;
 use crate::chain::{Chain, Shared};
@@ -38,8 +38,7 @@ impl Tables {
             leftovers: Entries::new(),
         };
         tables.begin(now);
-        tables.count_removals(false);
-        tables.leftovers.count_removals(false);
+        tables.leftovers.count_removals(Removals::Excused);
         tables
     }
 
@@ -66,9 +65,9 @@ impl Tables {
 
     /// Whether rules of Services that nobody wants count as late: not while they may not be
     /// removed.
-    pub(crate) fn count_removals(&mut self, counts: bool) {
-        self.slots.count_removals(counts);
-        self.chains.count_removals(counts);
+    pub(crate) fn count_removals(&mut self, removals: Removals) {
+        self.slots.count_removals(removals);
+        self.chains.count_removals(removals);
     }
 
     /// Whether all that all Services need is there.

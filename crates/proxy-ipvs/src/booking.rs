@@ -168,23 +168,23 @@ impl Tables {
     /// Puts off what was not written.
     fn put_off(&mut self, op: &Op, fault: Fault, now: Instant) {
         match op {
-            Op::CreateLink => put_off(&mut self.link, &(), Wanted::ByAll, fault, now),
-            Op::CreateSet(set, _) => put_off(&mut self.sets, set, Wanted::ByAll, fault, now),
+            Op::CreateLink => put_off(&mut self.link, &(), WantedBy::All, fault, now),
+            Op::CreateSet(set, _) => put_off(&mut self.sets, set, WantedBy::All, fault, now),
             Op::AddMember(set, member) | Op::RemoveMember(set, member) => {
-                put_off(self.members_mut(*set), member, Wanted::BySome, fault, now);
+                put_off(self.members_mut(*set), member, WantedBy::Owners, fault, now);
             }
-            Op::WriteRules { .. } => put_off(&mut self.rules, &(), Wanted::ByAll, fault, now),
+            Op::WriteRules { .. } => put_off(&mut self.rules, &(), WantedBy::All, fault, now),
             Op::RemoveLeftovers(place, _) => {
-                put_off(&mut self.leftovers, place, Wanted::ByNobody, fault, now);
+                put_off(&mut self.leftovers, place, WantedBy::Nobody, fault, now);
             }
             Op::BindAddress(address) | Op::UnbindAddress(address) => {
-                put_off(&mut self.addresses, address, Wanted::BySome, fault, now);
+                put_off(&mut self.addresses, address, WantedBy::Owners, fault, now);
             }
             Op::UnbindOtherwise(address) => {
                 put_off(
                     &mut self.bound_otherwise,
                     address,
-                    Wanted::BySome,
+                    WantedBy::Owners,
                     fault,
                     now,
                 );
@@ -221,25 +221,30 @@ impl Tables {
 
 /// Whom it concerns when something cannot be written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Wanted {
+enum WantedBy {
     /// All Services: there is no excuse.
-    ByAll,
+    All,
     /// Those that want it.
-    BySome,
+    Owners,
     /// Nobody: it is left behind by others, and only in the way.
-    ByNobody,
+    Nobody,
 }
 
-fn put_off<K, V, O>(table: &mut Table<K, V, O>, key: &K, wanted: Wanted, fault: Fault, now: Instant)
-where
+fn put_off<K, V, O>(
+    table: &mut Table<K, V, O>,
+    key: &K,
+    wanted: WantedBy,
+    fault: Fault,
+    now: Instant,
+) where
     K: Clone + Eq + Hash,
     V: Clone + Eq,
     O: Clone + Eq + Hash + Ord,
 {
     match (fault, wanted) {
         (Fault::Belief, _) => table.doubt(key, now),
-        (Fault::Entry, Wanted::BySome) | (_, Wanted::ByNobody) => table.excuse(key, now),
-        (Fault::Entry, Wanted::ByAll) | (Fault::Node, _) => table.fail(key, now),
+        (Fault::Entry, WantedBy::Owners) | (_, WantedBy::Nobody) => table.excuse(key, now),
+        (Fault::Entry, WantedBy::All) | (Fault::Node, _) => table.fail(key, now),
     }
 }
 

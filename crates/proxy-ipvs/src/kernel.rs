@@ -16,21 +16,41 @@ use crate::sets::{Member, Set};
 /// that refuses what the kernel refuses. Each of a proxier's lanes has one of its own.
 pub trait Kernel: Send + 'static {
     /// All virtual servers, each with its destinations.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be read: why, and what to do.
     fn read_servers(&mut self) -> Result<BTreeMap<VirtualServerKey, VirtualServer>, KernelError>;
 
     /// Our sets.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be read: why, and what to do.
     fn read_sets(&mut self) -> Result<FoundSets, KernelError>;
 
     /// The link and its addresses, and those of all other interfaces.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be read: why, and what to do.
     fn read_addresses(&mut self) -> Result<FoundAddresses, KernelError>;
 
     /// The shim, and what other modes have left. Costs a process if any rule in the kernel has
     /// changed since it was last read; the first time, one for each installed backend of iptables
     /// that holds any.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be read: why, and what to do.
     fn read_rules(&mut self) -> Result<FoundRules, KernelError>;
 
     /// How many virtual servers there are, where the kernel says so at once; elsewhere whether this
     /// one is there. Costs a system call or two, however many there are.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be read: why, and what to do.
     fn glance(&mut self, one: &VirtualServerKey) -> Result<Glance, KernelError>;
 
     /// Does each write of the plan, in order. One that fails does not stop those after it. One
@@ -39,6 +59,10 @@ pub trait Kernel: Send + 'static {
 
     /// Active plus inactive connections of each destination of these virtual servers. One that is
     /// gone is left out.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be read: why, and what to do.
     fn connections(
         &mut self,
         keys: &[VirtualServerKey],

@@ -2,12 +2,13 @@
 //! between the two.
 //!
 //! ```text
-//!  ServiceView ─▶ compile ─▶ Fragment ─▶ tables (wanted │ actual) ─▶ planner ─▶ Plan ─▶ a lane: Kernel::apply ─▶ Outcomes ─┐
-//!                                                ▲    ▲                                                                 │
-//!          a part is read: Kernel::read_… ─ Found┘    └─────────────────────────────────────────────────────────────────┘
+//!  ServiceView ─▶ compile ─▶ Fragment ─▶ Claims ─▶ Tables (wanted │ actual) ─▶ planner ─▶ Plan
+//!                                                   ▲    ▲                             │
+//!                          a part was read: observe ┘    └ booking ◀─ Outcomes ◀─ a lane┘
 //! ```
 //!
-//! [`Proxier`] holds the tables and is the [`Mode`](proxy::Mode). Everything up to the plan is
+//! [`Ipvs`] holds the tables; it is a [`Scheme`](engine::Scheme), and [`Proxier`] the
+//! [`Mode`](proxy::Mode) that an [`Engine`](engine::Engine) makes of it. Everything up to the plan is
 //! pure; a [`Kernel`] is netlink on a thread of its own, or the strict fake of the tests.
 
 mod booking;

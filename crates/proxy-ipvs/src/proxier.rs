@@ -361,7 +361,7 @@ impl engine::Scheme for Ipvs {
 
     fn removals_change(&mut self, state: &State<Self>) {
         self.claims.may_delete = state.may_delete();
-        self.tables.count_removals(state.may_delete());
+        self.tables.count_removals(state.removals());
     }
 
     fn node_changed(&mut self, state: &mut State<Self>) -> bool {

@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use hashbrown::HashSet;
 use proxy::Owner;
-use reconcile::{Rows, Table};
+use reconcile::{Removals, Rows, Table};
 
 use crate::cleanup::{Leftovers, Place};
 use crate::part::Part;
@@ -74,7 +74,6 @@ impl Tables {
             uncertain: HashSet::new(),
         };
         tables.begin(now);
-        tables.count_removals(false);
         tables.link.claim(&(), [((), ())]);
         let sets = Set::all().map(|set| (set, SET_SIZE));
         tables.sets.claim(&(), sets);
@@ -92,9 +91,9 @@ impl Tables {
     }
 
     /// Whether what nobody wants counts as late: not while it may not be removed.
-    pub(crate) fn count_removals(&mut self, counts: bool) {
+    pub(crate) fn count_removals(&mut self, removals: Removals) {
         let tables = self.all_mut();
-        tables.for_each(|table| table.count_removals(counts));
+        tables.for_each(|table| table.count_removals(removals));
     }
 
     /// Says what time it is.

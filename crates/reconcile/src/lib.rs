@@ -48,6 +48,16 @@ const GRAIN: Duration = Duration::from_millis(100);
 /// So many pending keys are listed, whatever their part of all.
 const MANY: usize = if cfg!(test) { 2 } else { 1024 };
 
+/// Whether what is there and nobody wants counts as late.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Removals {
+    /// It is to go.
+    #[default]
+    Late,
+    /// It may not go yet, or need not.
+    Excused,
+}
+
 /// What is wanted by whom, and what is there, for one kind of kernel entry.
 #[derive(Debug)]
 pub struct Table<K, V, O> {
@@ -64,7 +74,7 @@ pub struct Table<K, V, O> {
     /// How many rows have been pending since then, by the number of that time.
     since: BTreeMap<u32, (Instant, usize)>,
     /// Whether rows that nobody wants count for that, too.
-    counts_removals: bool,
+    removals: Removals,
 }
 
 /// Which rows are pending. A list of nearly all, as at a start, would cost more than to look at
@@ -105,7 +115,7 @@ impl<K, V, O> Default for Table<K, V, O> {
             wanted_len: 0,
             epoch: (0, None),
             since: BTreeMap::new(),
-            counts_removals: true,
+            removals: Removals::default(),
         }
     }
 }
@@ -138,8 +148,8 @@ where
 
     /// Says whether what nobody wants counts for [`pending_since`](Self::pending_since): not while
     /// it may not be removed.
-    pub fn count_removals(&mut self, counts: bool) {
-        if std::mem::replace(&mut self.counts_removals, counts) == counts {
+    pub fn count_removals(&mut self, removals: Removals) {
+        if std::mem::replace(&mut self.removals, removals) == removals {
             return;
         }
         let unwanted = self.pending().filter(|key| self.wanted(key).is_none());
@@ -293,9 +303,9 @@ where
         let (number, Some(at)) = self.epoch else {
             return;
         };
-        let counts_removals = self.counts_removals;
+        let removals = self.removals;
         let counts = |row: &&mut Row<V, O>| {
-            let is_counted = counts_removals || row.wanted().is_some();
+            let is_counted = removals == Removals::Late || row.wanted().is_some();
             row.is_pending && row.since == 0 && is_counted
         };
         if let Some(row) = self.rows.get_mut(key).filter(counts) {
@@ -306,7 +316,7 @@ where
 
     /// The same for a row of which something else is wanted, or that counts otherwise, now.
     fn recount(&mut self, key: &K) {
-        if !self.counts_removals
+        if self.removals == Removals::Excused
             && let Some(row) = self.rows.get_mut(key)
             && row.wanted().is_none()
         {
@@ -675,15 +685,15 @@ mod tests {
         let now = Instant::now();
         let mut table = T::new();
         table.begin(now);
-        table.count_removals(false);
+        table.count_removals(Removals::Excused);
         table.observe([(7, 7)]);
         table.claim(&1, [(1, 1)]);
         table.set_actual(&1, Some(1));
         table.release(&1);
         assert_eq!((table.pending_len(), table.pending_since()), (2, None));
-        table.count_removals(true);
+        table.count_removals(Removals::Late);
         assert_eq!(table.pending_since(), Some(now));
-        table.count_removals(false);
+        table.count_removals(Removals::Excused);
         assert_eq!(table.pending_since(), None);
     }
 

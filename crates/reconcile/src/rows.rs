@@ -3,14 +3,14 @@
 use std::hash::Hash;
 use std::time::Instant;
 
-use crate::Table;
+use crate::{Removals, Table};
 
 /// What can be asked of a table, whatever it holds. The methods are those of [`Table`].
 pub trait Rows {
     /// [`Table::begin`].
     fn begin(&mut self, now: Instant);
     /// [`Table::count_removals`].
-    fn count_removals(&mut self, counts: bool);
+    fn count_removals(&mut self, removals: Removals);
     /// [`Table::pending_len`].
     fn pending_len(&self) -> usize;
     /// [`Table::failing_len`].
@@ -31,8 +31,8 @@ where
         self.begin(now);
     }
 
-    fn count_removals(&mut self, counts: bool) {
-        self.count_removals(counts);
+    fn count_removals(&mut self, removals: Removals) {
+        self.count_removals(removals);
     }
 
     fn pending_len(&self) -> usize {
