@@ -19,7 +19,7 @@ pub(crate) enum Done<S: Scheme> {
     /// It has carried out a step.
     Stepped {
         outcomes: Option<S::Outcomes>,
-        seen: Option<S::Seen>,
+        answer: Option<S::Answer>,
     },
 }
 
@@ -69,27 +69,27 @@ impl<S: KernelAccess<K>, K: Send + 'static> Lanes<S, K> {
         lane: S::Lane,
         config: &Arc<S::Config>,
         plan: Option<Arc<S::Plan>>,
-        look: Option<S::Look>,
+        query: Option<S::Query>,
     ) {
         let config = Arc::clone(config);
         self.of(lane).start(move |kernel| Done::Stepped {
             outcomes: plan.map(|plan| S::write(kernel, &plan)),
-            seen: look.map(|look| S::look(kernel, &config, look)),
+            answer: query.map(|query| S::query(kernel, &config, query)),
         });
     }
 
-    /// Has a lane look, and waits for it; `None` if its thread is gone.
-    pub(crate) async fn look(
+    /// Has a lane ask, and waits for the answer; `None` if its thread is gone.
+    pub(crate) async fn query(
         &mut self,
         lane: S::Lane,
         config: &Arc<S::Config>,
-        look: S::Look,
-    ) -> Option<S::Seen> {
-        self.step(lane, config, None, Some(look));
+        query: S::Query,
+    ) -> Option<S::Answer> {
+        self.step(lane, config, None, Some(query));
         let lane = self.of(lane);
         poll_fn(|context| lane.poll(context)).await;
         match lane.take() {
-            Some(Ok(Done::Stepped { seen, .. })) => seen,
+            Some(Ok(Done::Stepped { answer, .. })) => answer,
             _ => None,
         }
     }

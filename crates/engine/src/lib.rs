@@ -1,7 +1,7 @@
 //! What every proxy mode does between the model and the kernel, done once.
 //!
 //! ```text
-//!            model ─ update ─▶ ┌────────┐ next ─ Step: a plan, a look ─▶ ┌───────┐
+//!            model ─ update ─▶ ┌────────┐ next ─ Step: a plan, a query ▶ ┌───────┐
 //!                              │ Scheme │                                │ lanes │ kernel threads
 //!  notices ─ notice, check ──▶ └────────┘ ◀─ settle, observe, take ───── └───────┘
 //!                                  ▲
@@ -22,7 +22,7 @@
 //! | [parts](Part), each read as one | servers, sets, addresses, rules | rules, addresses | its table, addresses | addresses |
 //! | [lanes](Lane), each a thread | services, addresses, rules, reader | rules, looks | table, addresses | sockets |
 //! | [plan](Scheme::Plan) | netlink messages | one `iptables-restore` | one transaction | what is opened, closed |
-//! | [look](Scheme::Look) | open connections, how many servers, a dump | the canary | none | none |
+//! | [query](Scheme::Query) | open connections, how many servers, a dump | the canary | none | none |
 //! | drift is told by | comparing a dump piece by piece | reading all rules | [`Scheme::notice`] asks for its table | nobody |
 //!
 //! The functions that it writes, in the order in which they are called:
@@ -32,11 +32,11 @@
 //!  node_changed      other addresses serve NodePorts: does any entry depend on it?
 //!  update            these Services want other entries now ──▶ Table::claim
 //!  prepare           whatever else is wanted follows from what is there
-//!  next              what a free lane does: a plan of what is due in its tables, a look
-//!  KernelAccess      ▷ on the lane's thread: read, write, look
+//!  next              what a free lane does: a plan of what is due in its tables, a query
+//!  KernelAccess      ▷ on the lane's thread: read, write, query
 //!  observe           a part was read ──▶ Table::observe
 //!  settle            what became of a plan ──▶ Table::{set_actual, fail, excuse, doubt}
-//!  take              what a look has found
+//!  take              what the kernel has said to a query
 //! ```
 //!
 //! All but [`KernelAccess`] is pure: it has no clock but [`State::now`], and no kernel. A mode
@@ -143,13 +143,13 @@ impl<S: KernelAccess<K>, K: Send + 'static> Engine<S, K> {
         if !self.state.has_claims {
             return;
         }
-        let Step { plan, look } = self.scheme.next(lane, &mut self.state);
+        let Step { plan, query } = self.scheme.next(lane, &mut self.state);
         let plan = plan.map(Arc::new);
         if let Some(plan) = &plan {
             self.state.in_flight.push((lane, Arc::clone(plan)));
         }
-        if plan.is_some() || look.is_some() {
-            self.lanes.step(lane, &self.state.config, plan, look);
+        if plan.is_some() || query.is_some() {
+            self.lanes.step(lane, &self.state.config, plan, query);
         }
     }
 
@@ -171,13 +171,13 @@ impl<S: KernelAccess<K>, K: Send + 'static> Engine<S, K> {
                 self.state.news.review();
                 self.state.report.has_used_much |= self.scheme.served().len() >= MANY;
             }
-            Done::Stepped { outcomes, seen } => {
+            Done::Stepped { outcomes, answer } => {
                 let plan = self.state.landed(lane);
                 if let (Some(plan), Some(outcomes)) = (plan, outcomes) {
                     self.scheme.settle(&mut self.state, &plan, outcomes);
                 }
-                if let Some(seen) = seen {
-                    self.scheme.take(&mut self.state, seen);
+                if let Some(answer) = answer {
+                    self.scheme.take(&mut self.state, answer);
                 }
             }
         }
@@ -211,8 +211,8 @@ impl<S: KernelAccess<K>, K: Send + 'static> Engine<S, K> {
             // A later lane has its turn once those before it have nothing to do: so what it
             // writes, it writes once.
             for &lane in S::Lane::ALL {
-                let Step { plan, look } = self.scheme.next(lane, &mut self.state);
-                if plan.is_none() && look.is_none() {
+                let Step { plan, query } = self.scheme.next(lane, &mut self.state);
+                if plan.is_none() && query.is_none() {
                     continue;
                 }
                 if let Some(plan) = plan {
@@ -220,10 +220,10 @@ impl<S: KernelAccess<K>, K: Send + 'static> Engine<S, K> {
                     self.scheme.settle(&mut self.state, &plan, outcomes);
                     plans.push(plan);
                 }
-                if let Some(look) = look
-                    && let Some(seen) = self.lanes.look(lane, &self.state.config, look).await
+                if let Some(query) = query
+                    && let Some(answer) = self.lanes.query(lane, &self.state.config, query).await
                 {
-                    self.scheme.take(&mut self.state, seen);
+                    self.scheme.take(&mut self.state, answer);
                 }
                 continue 'again;
             }

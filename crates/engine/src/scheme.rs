@@ -38,19 +38,19 @@ pub trait Lane: Copy + Eq + Send + 'static {
     fn number(self) -> usize;
 }
 
-/// What a lane does next, in one go: it carries out the plan, and then has a look.
+/// What a lane does next, in one go: it carries out the plan, and then asks.
 pub struct Step<S: Scheme> {
     /// What it writes.
     pub plan: Option<S::Plan>,
-    /// What it looks at.
-    pub look: Option<S::Look>,
+    /// What it asks.
+    pub query: Option<S::Query>,
 }
 
 impl<S: Scheme> Step<S> {
     /// Nothing is due.
     pub const NONE: Self = Self {
         plan: None,
-        look: None,
+        query: None,
     };
 }
 
@@ -90,10 +90,10 @@ pub trait Scheme: Sized + Send + 'static {
     type Outcomes: Send + 'static;
     /// What was found of a part.
     type Found: Send + 'static;
-    /// What a lane looks at, beside reading parts.
-    type Look: Send + 'static;
-    /// What a look has found.
-    type Seen: Send + 'static;
+    /// What a lane asks the kernel, beside reading parts.
+    type Query: Send + 'static;
+    /// What the kernel says to that.
+    type Answer: Send + 'static;
 
     /// The part that tells the node's addresses.
     const ADDRESSES: Self::Part;
@@ -185,8 +185,8 @@ pub trait Scheme: Sized + Send + 'static {
     /// What becomes of a plan of which all is done.
     fn as_done(plan: &Self::Plan) -> Self::Outcomes;
 
-    /// Takes over what a look has found.
-    fn take(&mut self, state: &mut State<Self>, seen: Self::Seen);
+    /// Takes over what the kernel has said to a query.
+    fn take(&mut self, state: &mut State<Self>, answer: Self::Answer);
 }
 
 /// How a scheme reads and writes a kernel, each on the thread of a lane.
@@ -205,6 +205,6 @@ pub trait KernelAccess<K>: Scheme {
     /// Carries out a plan.
     fn write(kernel: &mut K, plan: &Self::Plan) -> Self::Outcomes;
 
-    /// Has a look.
-    fn look(kernel: &mut K, config: &Self::Config, look: Self::Look) -> Self::Seen;
+    /// Asks.
+    fn query(kernel: &mut K, config: &Self::Config, query: Self::Query) -> Self::Answer;
 }

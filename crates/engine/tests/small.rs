@@ -82,8 +82,8 @@ impl engine::Scheme for Userspace {
     type Plan = Plan;
     type Outcomes = BTreeMap<SocketAddr, Result<(), String>>;
     type Found = BTreeSet<IpAddr>;
-    type Look = ();
-    type Seen = ();
+    type Query = ();
+    type Answer = ();
 
     const ADDRESSES: Addresses = Addresses;
     const EVIDENCE: &'static [Addresses] = &[];
@@ -165,7 +165,7 @@ impl engine::Scheme for Userspace {
             .filter(|(_, opens)| *opens || state.may_delete())
             .collect();
         let plan = Some(plan).filter(|plan| !plan.is_empty());
-        Step { plan, look: None }
+        Step { plan, query: None }
     }
 
     fn next_due(&self, _: Instant) -> Option<Instant> {
@@ -248,7 +248,7 @@ impl KernelAccess<Kernel> for Userspace {
         plan.iter().map(write).collect()
     }
 
-    fn look(_: &mut Kernel, (): &(), (): ()) {}
+    fn query(_: &mut Kernel, (): &(), (): ()) {}
 }
 
 // ---- stories ----

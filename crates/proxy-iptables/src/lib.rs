@@ -15,6 +15,7 @@
 //! The chains and rules are those of upstream's iptables mode; docs/iptables-mode.md says which they
 //! are, and why.
 
+mod access;
 mod base;
 mod chain;
 mod claims;
@@ -31,6 +32,7 @@ mod rule;
 mod saved;
 mod tables;
 
+pub use access::{has_counting_rules, probe_counters};
 pub use base::Base;
 pub use chain::{Chain, Hash, Purpose, Shared, Table};
 pub use config::Config;
@@ -39,5 +41,5 @@ pub use nfacct::{Accounting, Counter};
 pub use part::{Lane, Part};
 pub use plan::Plan;
 pub use port::{Content, ServedPort, Slot, Style, compile};
-pub use proxier::{Iptables, Lanes, Proxier, has_counting_rules, probe_counters};
+pub use proxier::{Iptables, Lanes, Proxier};
 pub use saved::{Leftovers, Reader, Saved};

@@ -6,28 +6,25 @@
 //!                         └ settle, observe ◀─┘
 //! ```
 
-use std::collections::BTreeSet;
 use std::mem;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use engine::{Concern, Engine, Extent, KernelAccess, Served, State, Step};
-use proxy::{
-    Failure, IpFamily, IptablesReport, Model, NamespacedName, Notice, Selection, Unreadable,
-};
+use engine::{Concern, Engine, Extent, Served, State, Step};
+use proxy::{Failure, IptablesReport, Model, NamespacedName, Notice, Selection};
 use reconcile::Rows;
 
+use crate::access::{Answer, Found, Query};
 use crate::base::Base;
 use crate::chain::Table;
 use crate::claims::{Claims, Counts};
 use crate::config::Config;
-use crate::kernel::{Kernel, KernelError};
 use crate::part::{Lane, Part};
 use crate::plan::{Manner, Plan, Verdict, Verdicts};
 use crate::planner::Planner;
 use crate::port::compile;
-use crate::saved::{Reader, Saved};
+use crate::saved::Saved;
 use crate::tables::Tables;
 
 /// Reading all rules takes no more than this part of the time.
@@ -64,32 +61,6 @@ pub struct Iptables {
 enum Freshness {
     Read,
     Written,
-}
-
-/// What was found of a part.
-pub enum Found {
-    /// All rules, and how long it took to read them.
-    Rules(Box<Saved>, Duration),
-    /// The node's addresses.
-    Addresses(BTreeSet<IpAddr>),
-}
-
-/// What is looked at.
-pub enum Look {
-    /// Whether the canary is there.
-    Canary,
-}
-
-/// What was seen.
-pub enum Seen {
-    /// Whether the canary is there.
-    Canary(Result<bool, KernelError>),
-}
-
-impl From<KernelError> for Unreadable {
-    fn from(KernelError { what, reason }: KernelError) -> Self {
-        Self { part: what, reason }
-    }
 }
 
 impl Iptables {
@@ -224,7 +195,7 @@ impl Iptables {
             state.report.iptables = Some(self.counts(None));
             self.freshness = Freshness::Written;
         }
-        Step { plan, look: None }
+        Step { plan, query: None }
     }
 }
 
@@ -235,8 +206,8 @@ impl engine::Scheme for Iptables {
     type Plan = Plan;
     type Outcomes = Verdicts;
     type Found = Found;
-    type Look = Look;
-    type Seen = Seen;
+    type Query = Query;
+    type Answer = Answer;
 
     const ADDRESSES: Part = Part::Addresses;
     const EVIDENCE: &'static [Part] = &[];
@@ -365,7 +336,7 @@ impl engine::Scheme for Iptables {
                 self.canary.begin();
                 Step {
                     plan: None,
-                    look: Some(Look::Canary),
+                    query: Some(Query::Canary),
                 }
             }
         }
@@ -446,7 +417,7 @@ impl engine::Scheme for Iptables {
         }
     }
 
-    fn take(&mut self, state: &mut State<Self>, Seen::Canary(seen): Seen) {
+    fn take(&mut self, state: &mut State<Self>, Answer::Canary(seen): Answer) {
         match seen {
             Ok(is_there) => {
                 self.canary.succeed(state.now);
@@ -462,66 +433,4 @@ impl engine::Scheme for Iptables {
             }
         }
     }
-}
-
-impl<K: Kernel> KernelAccess<K> for Iptables {
-    fn read(kernel: &mut K, config: &Config, part: Part) -> Result<Found, Unreadable> {
-        Ok(match part {
-            Part::Rules => {
-                let started = Instant::now();
-                let saved = read(kernel, config, None)?;
-                Found::Rules(Box::new(saved), started.elapsed())
-            }
-            Part::Addresses => Found::Addresses(kernel.addresses()?),
-        })
-    }
-
-    fn write(kernel: &mut K, plan: &Plan) -> Verdicts {
-        plan.apply(kernel, plan.manner)
-    }
-
-    fn look(kernel: &mut K, config: &Config, _: Look) -> Seen {
-        // The table that holds the least is flushed with the others.
-        let saved = read(kernel, config, Some(Table::Mangle));
-        Seen::Canary(saved.map(|saved| saved.base.has_canary(Table::Mangle)))
-    }
-}
-
-fn read(
-    kernel: &mut dyn Kernel,
-    config: &Config,
-    table: Option<Table>,
-) -> Result<Saved, KernelError> {
-    let mut reader = Reader::new(config);
-    kernel.save(table, &mut |line| reader.line(line))?;
-    Ok(reader.finish())
-}
-
-/// Whether there are rules that count: in each family there is one for packets that are INVALID,
-/// unless conntrack is liberal.
-pub fn has_counting_rules(family: IpFamily, iptables: &iptables::Iptables) -> bool {
-    if iptables.is_empty(family) {
-        return false;
-    }
-    let mut has_some = false;
-    let mut look = |line: &str| has_some |= line.contains(" -m nfacct ");
-    let read = iptables.save_lines(family, Some("filter"), &mut look);
-    read.is_ok() && has_some
-}
-
-/// Whether the kernel counts, and iptables can have it count; counters that are missing are made.
-/// One process. Writes nothing where rules count already.
-pub fn probe_counters(family: IpFamily, iptables: &iptables::Iptables) -> Result<(), String> {
-    let ensured = crate::nfacct::Accounting::open().and_then(|mut accounting| accounting.ensure());
-    ensured.map_err(|error| error.to_string())?;
-    if has_counting_rules(family, iptables) {
-        return Ok(());
-    }
-    let counter = crate::nfacct::Counter::InvalidDropped.name();
-    let probe = format!(
-        "*filter\n:KUBE-PROXY-PROBE - [0:0]\n-A KUBE-PROXY-PROBE -m nfacct --nfacct-name {counter} -j DROP\n\
-         -F KUBE-PROXY-PROBE\n-X KUBE-PROXY-PROBE\nCOMMIT\n"
-    );
-    let probed = iptables.restore(family, &probe);
-    probed.map_err(|error| error.to_string())
 }

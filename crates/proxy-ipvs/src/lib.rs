@@ -11,6 +11,7 @@
 //! [`Mode`](proxy::Mode) that an [`Engine`](engine::Engine) makes of it. Everything up to the plan is
 //! pure; a [`Kernel`] is netlink on a thread of its own, or the strict fake of the tests.
 
+mod access;
 mod booking;
 mod claims;
 mod cleanup;

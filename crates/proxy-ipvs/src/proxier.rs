@@ -13,26 +13,25 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use engine::{Concern, Engine, Extent, KernelAccess, Served, State, Step};
+use engine::{Concern, Engine, Extent, Served, State, Step};
 use hashbrown::HashSet;
-use proxy::{IpFamily, Model, NamespacedName, Notice, Target, Unreadable};
+use proxy::{IpFamily, Model, NamespacedName, Notice, Target};
 use reconcile::Rows;
 
+use crate::access::{Answer, Found, Query, Written};
 use crate::booking::Booked;
 use crate::claims::Claims;
 use crate::compile::{NodePortAddresses, compile};
 use crate::config::{Config, VipMode};
 use crate::cover::Cover;
 use crate::drain::Drains;
-use crate::drift::{Drifts, Dump, tell_address};
-use crate::kernel::{
-    CONNECTIONS, FoundAddresses, FoundRules, FoundSets, Glance, Kernel, KernelError,
-};
+use crate::drift::{Drifts, tell_address};
+use crate::kernel::CONNECTIONS;
 use crate::link::{Link, Loss};
 use crate::part::{Lane, Part};
 use crate::plan::{Op, Outcome, Plan};
-use crate::planner::{self, Budget, Room, Situation, Turns};
-use crate::server::{RealServer, VirtualServer, VirtualServerKey};
+use crate::planner::{self, Room, Situation, Turns};
+use crate::server::{RealServer, VirtualServerKey};
 use crate::sets::{Member, Set};
 use crate::tables::Tables;
 use crate::takeover::TakeOver;
@@ -60,54 +59,6 @@ pub struct Ipvs {
     pub(crate) cover: Cover,
     turns: Turns,
     pub(crate) drifts: Drifts,
-}
-
-/// What was found of a part.
-pub enum Found {
-    /// All virtual servers of the family.
-    Servers(BTreeMap<VirtualServerKey, VirtualServer>),
-    /// Our sets.
-    Sets(FoundSets),
-    /// The link and all addresses.
-    Addresses(FoundAddresses),
-    /// The shim, and what other modes have left.
-    Rules(FoundRules),
-}
-
-/// What became of a plan.
-pub struct Written {
-    outcomes: Vec<Outcome>,
-    /// How long the writes have taken, if there were enough to tell.
-    took: Option<Duration>,
-}
-
-/// What a lane looks at.
-pub enum Look {
-    /// The open connections of what drains at these virtual servers.
-    Connections(Vec<VirtualServerKey>),
-    /// Whether the virtual servers are all there, this one among them.
-    Glance(VirtualServerKey),
-    /// All but the rules, to be compared.
-    All,
-}
-
-/// What it has found.
-pub enum Seen {
-    /// By virtual server and destination; and which ones were asked for.
-    Connections(
-        Vec<VirtualServerKey>,
-        Result<BTreeMap<VirtualServerKey, BTreeMap<Target, u32>>, KernelError>,
-    ),
-    /// How many there are, or whether the one is there.
-    Glance(Result<Glance, KernelError>),
-    /// All.
-    Dump(Box<Dump>),
-}
-
-impl From<KernelError> for Unreadable {
-    fn from(KernelError { what, reason }: KernelError) -> Self {
-        Self { part: what, reason }
-    }
 }
 
 impl Ipvs {
@@ -206,15 +157,15 @@ impl Ipvs {
         let next = turns.services(&self.tables, &self.situation(state));
         self.turns = turns;
         let Some((plan, room)) = next else {
-            let drains = self.drains_due(state.now).map(Look::Connections);
+            let drains = self.drains_due(state.now).map(Query::Connections);
             let glance = || {
                 self.drifts
                     .glance_due(&self.tables, state.now)
-                    .map(Look::Glance)
+                    .map(Query::Glance)
             };
             return Step {
                 plan: None,
-                look: drains.or_else(glance),
+                query: drains.or_else(glance),
             };
         };
         // What drains is looked at in the same call.
@@ -229,7 +180,7 @@ impl Ipvs {
         };
         Step {
             plan: Some(plan),
-            look: drains.map(Look::Connections),
+            query: drains.map(Query::Connections),
         }
     }
 
@@ -305,8 +256,8 @@ impl engine::Scheme for Ipvs {
     type Plan = Plan;
     type Outcomes = Written;
     type Found = Found;
-    type Look = Look;
-    type Seen = Seen;
+    type Query = Query;
+    type Answer = Answer;
 
     const ADDRESSES: Part = Part::Addresses;
     const EVIDENCE: &'static [Part] = &[Part::Servers, Part::Sets, Part::Addresses];
@@ -427,7 +378,7 @@ impl engine::Scheme for Ipvs {
             Lane::Rules => planner::rules(&self.tables, &self.situation(state)).into(),
             Lane::Reader if self.drifts.begin(state.in_flight()) => Step {
                 plan: None,
-                look: Some(Look::All),
+                query: Some(Query::All),
             },
             Lane::Reader => Step::NONE,
         };
@@ -516,15 +467,15 @@ impl engine::Scheme for Ipvs {
         }
     }
 
-    fn take(&mut self, state: &mut State<Self>, seen: Seen) {
-        match seen {
-            Seen::Connections(keys, Ok(connections)) => {
+    fn take(&mut self, state: &mut State<Self>, answer: Answer) {
+        match answer {
+            Answer::Connections(keys, Ok(connections)) => {
                 state.tell_readable(CONNECTIONS);
                 self.take_connections(state, keys, &connections);
             }
-            Seen::Connections(_, Err(error)) => state.tell_unreadable(error),
-            Seen::Glance(glance) => self.drifts.take_glance(&glance),
-            Seen::Dump(dump) => {
+            Answer::Connections(_, Err(error)) => state.tell_unreadable(error),
+            Answer::Glance(glance) => self.drifts.take_glance(&glance),
+            Answer::Dump(dump) => {
                 self.drifts.take_dump(*dump, &self.tables, state);
                 state.report.has_used_much |= self.tables.servers.len() >= MANY;
             }
@@ -535,42 +486,6 @@ impl engine::Scheme for Ipvs {
 impl From<Plan> for Step<Ipvs> {
     fn from(plan: Plan) -> Self {
         let plan = Some(plan).filter(|plan| !plan.ops.is_empty());
-        Self { plan, look: None }
-    }
-}
-
-impl<K: Kernel> KernelAccess<K> for Ipvs {
-    fn read(kernel: &mut K, _: &Config, part: Part) -> Result<Found, Unreadable> {
-        Ok(match part {
-            Part::Servers => Found::Servers(kernel.read_servers()?),
-            Part::Sets => Found::Sets(kernel.read_sets()?),
-            Part::Addresses => Found::Addresses(kernel.read_addresses()?),
-            Part::Rules => Found::Rules(kernel.read_rules()?),
-        })
-    }
-
-    fn write(kernel: &mut K, plan: &Plan) -> Written {
-        // To ask for the time costs a change as much as a message where it is a system call.
-        let tells = Budget::tells(plan.ops.len()) && plan.lane() == Some(Lane::Services);
-        let began = tells.then(Instant::now);
-        Written {
-            outcomes: kernel.apply(plan),
-            took: began.map(|began| began.elapsed()),
-        }
-    }
-
-    fn look(kernel: &mut K, _: &Config, look: Look) -> Seen {
-        match look {
-            Look::Connections(keys) => {
-                let found = kernel.connections(&keys);
-                Seen::Connections(keys, found)
-            }
-            Look::Glance(one) => Seen::Glance(kernel.glance(&one)),
-            Look::All => Seen::Dump(Box::new(Dump {
-                servers: kernel.read_servers(),
-                sets: kernel.read_sets(),
-                addresses: kernel.read_addresses(),
-            })),
-        }
+        Self { plan, query: None }
     }
 }
