@@ -7,7 +7,7 @@ use std::task::{Context, Poll};
 use netlink_batch::{Lane as Thread, Worker};
 use proxy::Unreadable;
 
-use crate::scheme::{KernelAccess, Lane as _, Scheme};
+use crate::scheme::{KernelAccess, Lane as _, Scheme, number};
 
 /// What has come of reading a part.
 pub(crate) type Read<S> = Result<<S as Scheme>::Found, Unreadable>;
@@ -42,7 +42,7 @@ impl<S: KernelAccess<K>, K: Send + 'static> Lanes<S, K> {
 
     pub(crate) fn of(&mut self, lane: S::Lane) -> &mut Thread<K, Done<S>> {
         #[allow(clippy::indexing_slicing, reason = "there is one for each")]
-        &mut self.0[lane.number()]
+        &mut self.0[number(S::Lane::ALL, &lane)]
     }
 
     /// The one that carries out changes of what is served.
@@ -51,7 +51,8 @@ impl<S: KernelAccess<K>, K: Send + 'static> Lanes<S, K> {
     }
 
     pub(crate) fn is_free(&self, lane: S::Lane) -> bool {
-        self.0.get(lane.number()).is_some_and(Thread::is_free)
+        let thread = self.0.get(number(S::Lane::ALL, &lane));
+        thread.is_some_and(Thread::is_free)
     }
 
     /// Has a lane read these parts.

@@ -15,11 +15,8 @@ pub trait Part: Copy + Eq + Send + 'static {
     /// The mode's lanes.
     type Lane;
 
-    /// All of them, by their numbers.
+    /// All of them.
     const ALL: &'static [Self];
-
-    /// Its place in [`ALL`](Self::ALL).
-    fn number(self) -> usize;
 
     /// In an operator's words: `the virtual servers`.
     fn name(self) -> &'static str;
@@ -30,12 +27,15 @@ pub trait Part: Copy + Eq + Send + 'static {
 
 /// A kernel thread of a mode: what is done on it is done one after another.
 pub trait Lane: Copy + Eq + Send + 'static {
-    /// All of them, by their numbers. The first carries out changes of what is served; and they are
-    /// started in this order, so that what most wait for comes first.
+    /// All of them. The first carries out changes of what is served; and they are started in this
+    /// order, so that what most wait for comes first.
     const ALL: &'static [Self];
+}
 
-    /// Its place in [`ALL`](Self::ALL).
-    fn number(self) -> usize;
+/// The place of one of a few.
+pub(crate) fn number<T: PartialEq>(all: &[T], one: &T) -> usize {
+    // Each is among them.
+    all.iter().position(|of| of == one).unwrap_or_default()
 }
 
 /// What a lane does next, in one go: it carries out the plan, and then asks.

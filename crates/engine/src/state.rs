@@ -8,7 +8,7 @@ use proxy::{IpFamily, Node, NodeFacts, NodePorts, Report, Standing, Unreadable};
 use reconcile::{Look, Removals, Rows};
 
 use crate::news::News;
-use crate::scheme::{Concern, Part as _, Scheme};
+use crate::scheme::{Concern, Part as _, Scheme, number};
 use crate::served::Served;
 
 /// How soon what is not as believed is read again, at the earliest, after it was read.
@@ -35,7 +35,7 @@ pub struct State<S: Scheme> {
     pub report: Report,
     /// What may have to be told.
     pub news: News,
-    /// By the number of the part.
+    /// In the order of [`Part::ALL`](crate::Part::ALL).
     parts: Vec<Knowledge>,
     /// What lanes are writing.
     pub(crate) in_flight: Vec<(S::Lane, Arc<S::Plan>)>,
@@ -94,12 +94,12 @@ impl<S: Scheme> State<S> {
 
     fn part(&self, part: S::Part) -> &Knowledge {
         #[allow(clippy::indexing_slicing, reason = "there is one for each")]
-        &self.parts[part.number()]
+        &self.parts[number(S::Part::ALL, &part)]
     }
 
     fn part_mut(&mut self, part: S::Part) -> &mut Knowledge {
         #[allow(clippy::indexing_slicing, reason = "there is one for each")]
-        &mut self.parts[part.number()]
+        &mut self.parts[number(S::Part::ALL, &part)]
     }
 
     /// Whether it is known what is there of a part.

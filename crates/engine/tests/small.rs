@@ -24,10 +24,6 @@ impl engine::Part for Addresses {
     type Lane = Sockets;
     const ALL: &'static [Self] = &[Self];
 
-    fn number(self) -> usize {
-        0
-    }
-
     fn name(self) -> &'static str {
         "the addresses of this node"
     }
@@ -42,10 +38,6 @@ struct Sockets;
 
 impl engine::Lane for Sockets {
     const ALL: &'static [Self] = &[Self];
-
-    fn number(self) -> usize {
-        0
-    }
 }
 
 /// What is opened, or closed.

@@ -14,10 +14,6 @@ impl engine::Part for Part {
 
     const ALL: &'static [Self] = &[Self::Rules, Self::Addresses];
 
-    fn number(self) -> usize {
-        self as usize
-    }
-
     fn name(self) -> &'static str {
         match self {
             Self::Rules => "the iptables rules",
@@ -44,8 +40,4 @@ pub enum Lane {
 
 impl engine::Lane for Lane {
     const ALL: &'static [Self] = &[Self::Rules, Self::Looks];
-
-    fn number(self) -> usize {
-        self as usize
-    }
 }

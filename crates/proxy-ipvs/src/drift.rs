@@ -42,34 +42,6 @@ pub struct Dump {
     pub(crate) addresses: Result<FoundAddresses, KernelError>,
 }
 
-/// What is to be compared of it: what could be read, and of which it is known what was there
-/// before.
-struct Known {
-    servers: Option<BTreeMap<VirtualServerKey, VirtualServer>>,
-    sets: Option<FoundSets>,
-    addresses: Option<FoundAddresses>,
-}
-
-impl Dump {
-    /// What could not be read, by its part.
-    fn errors(&self) -> [(Part, Option<&KernelError>); 3] {
-        [
-            (Part::Servers, self.servers.as_ref().err()),
-            (Part::Sets, self.sets.as_ref().err()),
-            (Part::Addresses, self.addresses.as_ref().err()),
-        ]
-    }
-
-    /// Leaves out what is not known.
-    fn into_known(self, knows: impl Fn(Part) -> bool) -> Known {
-        Known {
-            servers: self.servers.ok().filter(|_| knows(Part::Servers)),
-            sets: self.sets.ok().filter(|_| knows(Part::Sets)),
-            addresses: self.addresses.ok().filter(|_| knows(Part::Addresses)),
-        }
-    }
-}
-
 /// The check for drift, and the glances between two of them.
 #[derive(Default)]
 pub(crate) struct Drifts {
@@ -150,26 +122,18 @@ impl Drifts {
 
     /// Takes a dump to be compared.
     pub(crate) fn take_dump(&mut self, dump: Dump, tables: &Tables, state: &mut State<Ipvs>) {
-        for (part, error) in dump.errors() {
-            match error {
-                None => state.tell_readable(part.name()),
-                Some(error) => state.tell_unreadable(error.clone()),
-            }
+        let Dump {
+            servers,
+            sets,
+            addresses,
+        } = dump;
+        let servers = known(state, Part::Servers, servers);
+        let sets = known(state, Part::Sets, sets);
+        let addresses = known(state, Part::Addresses, addresses);
+        if let Some(Check::Reading(touched)) = self.check.take() {
+            let comparing = Comparing::new(servers, sets, addresses, touched, tables, state);
+            self.check = Some(Check::Comparing(Box::new(comparing)));
         }
-        let Some(Check::Reading(touched)) = self.check.take() else {
-            return;
-        };
-        let (comparing, doubted) = Comparing::new(
-            dump.into_known(|part| state.knows(part)),
-            touched,
-            tables,
-            &state.node.interface_addresses,
-            &state.config.exclude_cidrs,
-        );
-        for part in doubted {
-            state.ask(part);
-        }
-        self.check = Some(Check::Comparing(Box::new(comparing)));
     }
 
     /// Compares a piece, tells what differs, and believes the kernel; the virtual servers of which
@@ -346,75 +310,63 @@ impl Check {
 }
 
 impl Comparing {
-    /// Begins to compare a dump; the parts that have to be read again by the lane that writes them.
-    /// Virtual servers in `excluded` are others'.
+    /// Begins to compare what was read. What cannot be compared entry by entry is read again by the
+    /// lane that writes it, if it differs.
     fn new(
-        dump: Known,
+        servers: Option<BTreeMap<VirtualServerKey, VirtualServer>>,
+        mut sets: Option<FoundSets>,
+        mut addresses: Option<FoundAddresses>,
         touched: Touched,
         tables: &Tables,
-        interface_addresses: &BTreeSet<IpAddr>,
-        excluded: &[IpNet],
-    ) -> (Self, Vec<Part>) {
-        let mut doubted = Vec::new();
-        let adopted = adopted(&dump, tables, excluded);
-        if let Some(found) = &dump.addresses
-            && !touched.link
-            && (found.has_link != tables.link.actual(&()).is_some()
-                || found.interface_addresses != *interface_addresses
-                || !is_otherwise(found, tables))
-        {
-            doubted.push(Part::Addresses);
-        }
-        // A set may be larger than it was made: one of ports has room for all.
-        let is_large_enough = |sets: &FoundSets| {
-            Set::all().all(|set| sets.sizes.get(&set) >= tables.sets.actual(&set))
+        state: &mut State<Ipvs>,
+    ) -> Self {
+        let adopted = match (&servers, &sets, &addresses) {
+            (Some(servers), Some(sets), Some(addresses)) => adopted(
+                servers,
+                sets,
+                addresses,
+                tables,
+                &state.config.exclude_cidrs,
+            ),
+            _ => BTreeSet::new(),
         };
-        if dump
-            .sets
-            .as_ref()
-            .is_some_and(|sets| !is_large_enough(sets))
-            && !touched.sets
-        {
-            doubted.push(Part::Sets);
+        let is_other = |found: &mut FoundAddresses| {
+            found.has_link != tables.link.actual(&()).is_some()
+                || found.interface_addresses != state.node.interface_addresses
+                || !is_otherwise(found, tables)
+        };
+        if !touched.link && addresses.take_if(is_other).is_some() {
+            state.ask(Part::Addresses);
         }
-        let believed_servers = tables.servers.iter_actual().map(|(key, _)| *key);
-        let believed_members = tables.all_members().flat_map(|(set, table)| {
-            let there = table.iter_actual();
-            there.map(move |(member, ())| (set, *member))
-        });
-        // A set that is to be read again takes its members along.
-        let has_sets = dump.sets.is_some() && !doubted.contains(&Part::Sets);
-        let has_addresses = dump.addresses.is_some() && !doubted.contains(&Part::Addresses);
-        let comparing = Self {
-            believed_servers: if dump.servers.is_some() {
-                believed_servers.collect()
-            } else {
-                Vec::new()
-            },
-            believed_members: if has_sets {
-                believed_members.collect()
-            } else {
-                Vec::new()
-            },
-            believed_addresses: if has_addresses {
-                let there = tables.addresses.iter_actual();
-                there.map(|(address, ())| *address).collect()
-            } else {
-                Vec::new()
-            },
-            addresses: match dump.addresses {
-                Some(found) if has_addresses => found.bound,
-                _ => BTreeSet::new(),
-            },
-            servers: dump.servers.unwrap_or_default(),
-            members: match dump.sets {
-                Some(sets) if has_sets => sets.members,
-                _ => BTreeMap::new(),
-            },
+        // A set may be larger than it was made: one of ports has room for all. One that is to be
+        // read again takes its members along.
+        let is_too_small = |found: &mut FoundSets| {
+            Set::all().any(|set| found.sizes.get(&set) < tables.sets.actual(&set))
+        };
+        if !touched.sets && sets.take_if(is_too_small).is_some() {
+            state.ask(Part::Sets);
+        }
+        let believed_servers = || tables.servers.iter_actual().map(|(key, _)| *key);
+        let believed_addresses = || tables.addresses.iter_actual().map(|(address, ())| *address);
+        let believed_members = || {
+            tables.all_members().flat_map(|(set, table)| {
+                let there = table.iter_actual();
+                there.map(move |(member, ())| (set, *member))
+            })
+        };
+        Self {
+            believed_servers: servers.iter().flat_map(|_| believed_servers()).collect(),
+            servers: servers.unwrap_or_default(),
+            believed_members: sets.iter().flat_map(|_| believed_members()).collect(),
+            members: sets.map(|found| found.members).unwrap_or_default(),
+            believed_addresses: addresses
+                .iter()
+                .flat_map(|_| believed_addresses())
+                .collect(),
+            addresses: addresses.map(|found| found.bound).unwrap_or_default(),
             adopted,
             touched,
-        };
-        (comparing, doubted)
+        }
     }
 
     /// Compares a piece.
@@ -488,13 +440,30 @@ impl Comparing {
     }
 }
 
+/// What was found of a part, if it is known what was there before; it is told whether it could be
+/// read.
+fn known<T>(state: &mut State<Ipvs>, part: Part, found: Result<T, KernelError>) -> Option<T> {
+    match found {
+        Ok(found) => {
+            state.tell_readable(part.name());
+            state.knows(part).then_some(found)
+        }
+        Err(error) => {
+            state.tell_unreadable(error);
+            None
+        }
+    }
+}
+
 /// The virtual servers that are neither wanted nor believed to be there, and that are ours by all
 /// that says so.
-fn adopted(dump: &Known, tables: &Tables, excluded: &[IpNet]) -> BTreeSet<VirtualServerKey> {
-    let (Some(servers), Some(sets), Some(addresses)) = (&dump.servers, &dump.sets, &dump.addresses)
-    else {
-        return BTreeSet::new();
-    };
+fn adopted(
+    servers: &BTreeMap<VirtualServerKey, VirtualServer>,
+    sets: &FoundSets,
+    addresses: &FoundAddresses,
+    tables: &Tables,
+    excluded: &[IpNet],
+) -> BTreeSet<VirtualServerKey> {
     let evidence = Evidence {
         bound: &addresses.bound,
         bound_otherwise: &addresses.bound_otherwise,

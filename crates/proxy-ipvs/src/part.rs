@@ -33,10 +33,6 @@ impl engine::Part for Part {
 
     const ALL: &'static [Self] = &Self::ALL;
 
-    fn number(self) -> usize {
-        self as usize
-    }
-
     fn name(self) -> &'static str {
         self.name()
     }
@@ -65,8 +61,4 @@ pub enum Lane {
 
 impl engine::Lane for Lane {
     const ALL: &'static [Self] = &[Self::Services, Self::Addresses, Self::Rules, Self::Reader];
-
-    fn number(self) -> usize {
-        self as usize
-    }
 }
