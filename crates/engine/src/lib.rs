@@ -8,7 +8,7 @@
 //!   State: the node, what is known of each part, what is being written, what is to be told
 //! ```
 //!
-//! [`Engine`] is the [`Mode`](proxy::Mode). It owns the order in which things go on: when a part of
+//! [`Engine`] is the [`Mode`]. It owns the order in which things go on: when a part of
 //! the kernel is read, and read again with back-off; when a lane is free for its next [`Step`];
 //! whether anything may be taken away yet; when a Service is settled; what is told of drift,
 //! conflicts and parts that cannot be read; since when something is late, or stuck. A mode is a

@@ -188,7 +188,7 @@ pub(crate) const CONNECTIONS: &str = "the connections of virtual servers";
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("cannot read {what}: {reason}")]
 pub struct KernelError {
-    /// The [name](Part::name) of the part, or `the connections of virtual servers`.
+    /// The [name](crate::Part::name) of the part, or `the connections of virtual servers`.
     pub what: &'static str,
     /// Why, and what to do.
     pub reason: String,
