@@ -106,6 +106,14 @@ impl<V: Clone + Eq, O: Clone + Ord> Row<V, O> {
                 *wanted = value;
                 return false;
             }
+            // As at a restart, for nearly every row.
+            (Content::Any(any), Some(value))
+                if any.claims.is_empty() && any.other.as_ref() == Some(&value) =>
+            {
+                self.content = Content::One(owner.clone(), value);
+                self.has_wanted = true;
+                return true;
+            }
             (_, value) => value,
         };
         let before = self.wanted().cloned();
