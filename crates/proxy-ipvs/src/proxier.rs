@@ -323,19 +323,20 @@ impl engine::Scheme for Ipvs {
         if matches!(extent, Extent::First) {
             self.cover.first_update(state.now);
         }
-        let all: HashSet<NamespacedName>;
-        let names = match extent {
-            Extent::These(names) => names,
+        match extent {
+            Extent::These(names) => {
+                if names.len() >= MANY {
+                    self.reserve(model, state.node.family, names);
+                }
+                self.update_services(state, model, names);
+            }
             Extent::First | Extent::All => {
                 let known = self.claims.services();
-                all = known.chain(model.service_names()).cloned().collect();
-                &all
+                let all: HashSet<NamespacedName> =
+                    known.chain(model.service_names()).cloned().collect();
+                self.update_services(state, model, &all);
             }
-        };
-        if names.len() >= MANY {
-            self.reserve(model, state.node.family, names);
         }
-        self.update_services(state, model, names);
         self.adopt_wanted();
     }
 
