@@ -12,10 +12,10 @@ use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
-use proxy::IpFamily;
+use inet::IpFamily;
 use rustix::net::{AddressFamily, SocketType, ipproto, socket};
 
-use crate::iptables::exists;
+use crate::backend::exists;
 use crate::modules;
 use crate::reading::{State, Verdict};
 

@@ -7,11 +7,11 @@
 //! Source: `linux/netfilter/nf_tables.h`, `linux/netfilter/nf_tables_compat.h`, `net/netfilter/nfnetlink.c`
 //! (`nfnetlink_rcv_batch`).
 
+use inet::IpFamily;
 use netlink_batch::{
     Attributes, Batch, Connection, Error, NLM_F_APPEND, NLM_F_CREATE, Protocol, Refusal, Reply,
     Writer,
 };
-use proxy::IpFamily;
 
 use crate::modules;
 use crate::reading::{State, Verdict};

@@ -4,9 +4,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
-use proxy::IpFamily;
+use inet::IpFamily;
 
-use crate::iptables::Backend;
+use crate::backend::Backend;
 
 /// Longer texts are read again each time: rules of others may be very many.
 pub(crate) const MOST: usize = 256 * 1024;

@@ -7,7 +7,7 @@ use anyhow::Result;
 use proxy_ipvs::Cleanup;
 
 use crate::flags::Options;
-use crate::sysctl;
+use crate::{footprints, sysctl};
 
 /// Takes away all that any mode leaves in the kernel, in both IP families. Prints what was removed;
 /// what is left, with the next step, goes to standard error, and makes the exit status 1. Kernel
@@ -15,7 +15,9 @@ use crate::sysctl;
 pub async fn cleanup(options: &Options) -> Result<ExitCode> {
     let excluded = options.exclude_cidrs.clone();
     // Blocks on the kernel and on iptables; nothing else happens meanwhile.
-    let cleanup = tokio::task::spawn_blocking(move || proxy_ipvs::clean_up(&excluded)).await?;
+    let cleanup =
+        tokio::task::spawn_blocking(move || proxy_ipvs::clean_up(footprints::ALL, &excluded))
+            .await?;
     print!("{}", told(&cleanup));
     for line in sysctl::leftovers() {
         println!("stays    {line}");

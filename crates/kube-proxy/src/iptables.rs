@@ -10,7 +10,7 @@ use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context as _, Error};
-use proxy_ipvs::{Backend, Iptables};
+use iptables::{Backend, Iptables};
 
 use crate::capabilities;
 

@@ -11,6 +11,7 @@ pub mod descriptors;
 pub mod events;
 mod family;
 pub mod flags;
+mod footprints;
 pub mod health;
 mod health_check;
 mod healthz;

@@ -16,7 +16,7 @@ use proxy_ipvs::{
 use tracing::{info, warn};
 
 use crate::flags::{IptablesBackend, Options, ProxyMode};
-use crate::sysctl;
+use crate::{footprints, sysctl};
 
 pub(crate) use prepare::prepare;
 
@@ -277,7 +277,9 @@ impl Ipvs {
             |family| {
                 let iptables = iptables.clone();
                 Worker::spawn(&format!("services-{family}"), move || {
-                    Ok(open(family, iptables)?.with_vip_mode(vip_mode))
+                    Ok(open(family, iptables)?
+                        .with_vip_mode(vip_mode)
+                        .among(footprints::ALL))
                 })
             },
         )?;
@@ -327,7 +329,9 @@ impl Ipvs {
                 let (iptables, vip_mode) = (iptables.clone(), options.vip_mode);
                 Worker::spawn(&format!("{what}-{family}"), move || {
                     Ok::<_, OpenError>(
-                        NetlinkKernel::lazy(family, iptables).with_vip_mode(vip_mode),
+                        NetlinkKernel::lazy(family, iptables)
+                            .with_vip_mode(vip_mode)
+                            .among(footprints::ALL),
                     )
                 })
             };

@@ -43,7 +43,7 @@ use crate::metrics::{Metrics, Pages};
 use crate::mode::Kernels;
 use crate::renewal::{Prepared, Renewal};
 use crate::sysctl::{self, Step};
-use crate::{healthz, logging, memory, metrics, mode, source, vanished};
+use crate::{footprints, healthz, logging, memory, metrics, mode, source, vanished};
 
 /// How many queued events are taken in before the kernel is written, so that a flood cannot put that off for ever.
 const MAX_DRAINED: usize = 50_000;
@@ -299,7 +299,7 @@ impl Predecessor {
     async fn clear(self) {
         let Self { iptables, excluded } = self;
         // Blocks on the kernel and on programs.
-        let clear = move || proxy_ipvs::clean_up_beside(&iptables, &excluded);
+        let clear = move || proxy_ipvs::clean_up_beside(footprints::ALL, &iptables, &excluded);
         match tokio::task::spawn_blocking(clear).await {
             Ok(cleanup) => {
                 for line in cleanup.removed {

@@ -3,6 +3,8 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
+use footprint::Footprints;
+use iptables::SourcePort;
 use proxy::LocalDetector;
 
 /// Settings of the iptables mode for one family.
@@ -31,6 +33,18 @@ pub struct Config {
     pub sync_period: Duration,
     /// Whether iptables knows `--random-fully` (1.6.2 and later).
     pub random_fully: bool,
+    /// The modes of which something may be left, which goes once this one serves.
+    pub modes: Footprints,
+}
+
+impl Config {
+    pub(crate) fn source_port(&self) -> SourcePort {
+        if self.random_fully {
+            SourcePort::Random
+        } else {
+            SourcePort::Kept
+        }
+    }
 }
 
 impl Default for Config {
@@ -45,6 +59,7 @@ impl Default for Config {
             node_ip: None,
             sync_period: Duration::from_secs(30),
             random_fully: true,
+            modes: &[],
         }
     }
 }

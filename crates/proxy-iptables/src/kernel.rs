@@ -4,14 +4,12 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use iptables::{Input, Iptables, IptablesError};
+use iptables::{Input, Iptables, Table};
 use netlink_batch::{Connection, Protocol};
 use netlink_packet_core::Parseable as _;
 use netlink_packet_route::AddressFamily;
 use netlink_packet_route::address::{AddressAttribute, AddressMessage};
 use proxy::IpFamily;
-
-use crate::chain::Table;
 
 /// The kernel modules, by their aliases, of matches and targets that this mode alone has on the usual node: for
 /// [`Iptables::choose_loading`]. The kernel itself loads those of rarer rules.
@@ -117,9 +115,7 @@ impl Kernel for IptablesKernel {
         table: Option<Table>,
         line: &mut (dyn FnMut(&str) + Send),
     ) -> Result<(), KernelError> {
-        let saved = self
-            .iptables
-            .save_lines(self.family, table.map(Table::name), line);
+        let saved = self.iptables.save_lines(self.family, table, line);
         saved.map_err(|error| KernelError {
             what: "the iptables rules",
             reason: error.to_string(),
@@ -129,22 +125,8 @@ impl Kernel for IptablesKernel {
     fn restore(&mut self, text: Input<'_>) -> Result<(), Refusal> {
         let restored = self.iptables.restore_from(RESTORE_LIMIT, self.family, text);
         restored.map_err(|error| Refusal {
-            is_general: is_general(&error),
+            is_general: error.kind().is_general(),
             reason: error.to_string(),
         })
-    }
-}
-
-fn is_general(error: &IptablesError) -> bool {
-    const SIGNS: [&str; 5] = [
-        "xtables lock",
-        "xtables.lock",
-        "ermission denied",
-        "must be root",
-        "initialize table",
-    ];
-    match error {
-        IptablesError::Failed { said, .. } => SIGNS.iter().any(|sign| said.contains(sign)),
-        _ => true,
     }
 }

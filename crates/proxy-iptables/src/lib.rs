@@ -14,21 +14,23 @@
 mod base;
 mod chain;
 mod config;
+mod execute;
 pub mod fake;
 mod kernel;
 mod nfacct;
 mod plan;
 mod port;
+mod probe;
 mod proxier;
-mod rule;
 mod saved;
 
-pub use base::Base;
+pub use base::{Base, FOOTPRINT};
 pub use chain::{Chain, Hash, Purpose, Shared, Table};
 pub use config::Config;
 pub use kernel::{IptablesKernel, Kernel, KernelError, MODULES, Refusal};
 pub use nfacct::{Accounting, Counter};
 pub use plan::Plan;
 pub use port::{Content, ServedPort, Slot, Style, compile};
-pub use proxier::{Lanes, Proxier, has_counting_rules, probe_counters};
+pub use probe::{has_counting_rules, probe, probe_counters};
+pub use proxier::{Lanes, Proxier};
 pub use saved::{Leftovers, Reader, Saved};

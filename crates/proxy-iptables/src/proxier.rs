@@ -28,8 +28,9 @@ use reconcile::{Look, Table as Rows};
 use crate::base::Base;
 use crate::chain::{Chain, Shared, Table};
 use crate::config::Config;
+use crate::execute::{Manner, Verdict, Verdicts};
 use crate::kernel::{Kernel, KernelError};
-use crate::plan::{Change, Manner, Part, Plan, Verdict, Verdicts, Whole};
+use crate::plan::{Change, Part, Plan, Whole};
 use crate::port::{Content, ServedPort, Slot, Style, compile};
 use crate::saved::{Leftovers, Reader, Saved};
 
@@ -436,7 +437,7 @@ impl<K: Kernel> Proxier<K> {
                 self.news.drift.add("chain", name);
             }
             for (_, rule) in before.missing_guests(&base) {
-                self.news.drift.add("rule", || rule);
+                self.news.drift.add("rule", || rule.to_string());
             }
         }
     }
@@ -1012,34 +1013,6 @@ fn read(
     let mut reader = Reader::new(config);
     kernel.save(table, &mut |line| reader.line(line))?;
     Ok(reader.finish())
-}
-
-/// Whether there are rules that count: in each family there is one for packets that are INVALID, unless conntrack is liberal.
-pub fn has_counting_rules(family: IpFamily, iptables: &iptables::Iptables) -> bool {
-    if iptables.is_empty(family) {
-        return false;
-    }
-    let mut has_some = false;
-    let mut look = |line: &str| has_some |= line.contains(" -m nfacct ");
-    let read = iptables.save_lines(family, Some("filter"), &mut look);
-    read.is_ok() && has_some
-}
-
-/// Whether the kernel counts, and iptables can have it count; counters that are missing are made. One process. Writes nothing
-/// where rules count already.
-pub fn probe_counters(family: IpFamily, iptables: &iptables::Iptables) -> Result<(), String> {
-    let ensured = crate::nfacct::Accounting::open().and_then(|mut accounting| accounting.ensure());
-    ensured.map_err(|error| error.to_string())?;
-    if has_counting_rules(family, iptables) {
-        return Ok(());
-    }
-    let counter = crate::nfacct::Counter::InvalidDropped.name();
-    let probe = format!(
-        "*filter\n:KUBE-PROXY-PROBE - [0:0]\n-A KUBE-PROXY-PROBE -m nfacct --nfacct-name {counter} -j DROP\n\
-         -F KUBE-PROXY-PROBE\n-X KUBE-PROXY-PROBE\nCOMMIT\n"
-    );
-    let probed = iptables.restore(family, &probe);
-    probed.map_err(|error| error.to_string())
 }
 
 impl<K: Kernel> Mode for Proxier<K> {

@@ -51,6 +51,7 @@ fn config() -> Config {
     Config {
         detector: LocalDetector::SourceNet("10.244.0.0/16".parse().unwrap()),
         localhost_node_ports: true,
+        modes: &[&proxy_ipvs::FOOTPRINT],
         ..Config::default()
     }
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ipnet::IpNet;
+use iptables::SourcePort;
 use proxy::LocalDetector;
 
 /// `--ipvs-shim`: which iptables rules masquerade and filter by the sets. Either gives the same verdict.
@@ -54,6 +55,16 @@ pub struct Config {
     pub shim: ShimStyle,
     /// Whether iptables knows `--random-fully` (1.6.2 and later).
     pub random_fully: bool,
+}
+
+impl Config {
+    pub(crate) fn source_port(&self) -> SourcePort {
+        if self.random_fully {
+            SourcePort::Random
+        } else {
+            SourcePort::Kept
+        }
+    }
 }
 
 impl Default for Config {

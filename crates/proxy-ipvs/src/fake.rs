@@ -9,10 +9,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use proxy::{IpFamily, Target};
 
-use crate::cleanup::Place;
 use crate::kernel::{
     FoundAddresses, FoundRules, FoundSets, Glance, Kernel, KernelError, Part, Snapshot,
 };
+use crate::leftovers::Place;
 use crate::plan::{Fault, Op, Outcome, Plan};
 use crate::rules::Rules;
 use crate::server::{RealServer, VirtualServer, VirtualServerKey};
@@ -393,7 +393,7 @@ impl State {
             Op::RemoveLeftovers(place, leftovers) => {
                 let installed = self.snapshot.rules.as_ref();
                 if matches!(place, Place::Beside(_))
-                    && installed.is_some_and(|installed| leftovers.serve(installed))
+                    && installed.is_some_and(|installed| leftovers.serve(installed.rules()))
                 {
                     return Err(("a rule leads into a chain that is to go", Fault::Node));
                 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use proxy::Target;
 
-use crate::cleanup::{Leftovers, Place};
+use crate::leftovers::{Leftovers, Place};
 use crate::plan::{Outcome, Plan};
 use crate::rules::Rules;
 use crate::server::{VirtualServer, VirtualServerKey};

@@ -10,13 +10,13 @@
 //! a thread of its own, or the strict fake of the tests.
 
 mod claims;
-mod cleanup;
 mod compile;
 mod config;
 mod drain;
 mod drift;
 pub mod fake;
 mod kernel;
+mod leftovers;
 mod netlink;
 mod plan;
 mod planner;
@@ -26,19 +26,19 @@ mod server;
 mod sets;
 mod tables;
 
-pub use cleanup::{Leftovers, Place};
 pub use compile::{Fragment, NodePortAddresses, compile};
 pub use config::{Config, ShimStyle, VipMode};
 pub use iptables::{Backend, Iptables, IptablesError};
 pub use kernel::{
     FoundAddresses, FoundRules, FoundSets, Glance, Kernel, KernelError, Part, Snapshot,
 };
+pub use leftovers::{Leftovers, Place, beside_the_shim};
 pub use netlink::{
     Cleanup, MODULES, NetlinkKernel, OpenError, ProbeError, clean_up, clean_up_beside,
     foresee_beside, foresee_scheduler, prepare, probe, probe_scheduler,
 };
 pub use plan::{Fault, Op, Outcome, Plan};
 pub use proxier::{Lanes, Proxier};
-pub use rules::{Rules, Shim, Table};
+pub use rules::{FOOTPRINT, Rules, Shim, Table};
 pub use server::{Destinations, Properties, RealServer, VirtualServer, VirtualServerKey};
 pub use sets::{Member, Set, SetKind};

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use proxy::Target;
 
-use crate::cleanup::{Leftovers, Place};
+use crate::leftovers::{Leftovers, Place};
 use crate::rules::Rules;
 use crate::server::{Properties, RealServer, VirtualServerKey};
 use crate::sets::{Member, Set};

@@ -27,8 +27,8 @@ use proxy::{Owner, Protocol, Rank, Target};
 use reconcile::Table;
 
 use crate::claims::Claims;
-use crate::cleanup::Place;
 use crate::kernel::Part;
+use crate::leftovers::Place;
 use crate::plan::{Op, Plan};
 use crate::server::VirtualServerKey;
 use crate::sets::{Member, Set, SetKind};
@@ -482,7 +482,8 @@ fn are_sets_tried(tables: &Tables) -> bool {
 pub(crate) fn is_served_by_another_mode(tables: &Tables) -> bool {
     let mut leftovers = tables.leftovers.iter_actual();
     tables.rules.actual(&()).is_some_and(|installed| {
-        leftovers.any(|(place, left)| matches!(place, Place::Beside(_)) && left.serve(installed))
+        leftovers
+            .any(|(place, left)| matches!(place, Place::Beside(_)) && left.serve(installed.rules()))
     })
 }
 

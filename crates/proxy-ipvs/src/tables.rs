@@ -17,8 +17,8 @@ use proxy::{Failure, NamespacedName, Owner, ServicePortName, Target};
 use reconcile::Table;
 use smallvec::SmallVec;
 
-use crate::cleanup::{Leftovers, Place};
 use crate::kernel::Part;
+use crate::leftovers::{Leftovers, Place};
 use crate::plan::{Fault, Op, Outcome, Plan};
 use crate::rules::Rules;
 use crate::server::{Properties, RealServer, VirtualServer, VirtualServerKey};

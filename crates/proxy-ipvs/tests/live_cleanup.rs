@@ -12,8 +12,19 @@ use std::io::Write as _;
 use std::process::{Command, Stdio};
 use std::thread;
 
-use proxy_ipvs::{Cleanup, clean_up};
+use ipnet::IpNet;
+use proxy_ipvs::Cleanup;
 use rustix::thread::{UnshareFlags, unshare_unsafe};
+
+/// Takes down what any mode has left.
+fn clean_up(excluded: &[IpNet]) -> Cleanup {
+    let modes = &[
+        &proxy_ipvs::FOOTPRINT,
+        &proxy_iptables::FOOTPRINT,
+        &footprint::NFTABLES,
+    ];
+    proxy_ipvs::clean_up(modes, excluded)
+}
 
 /// Runs a story on a thread of its own, in a network namespace of its own, that holds things of others.
 fn on_a_node(story: impl FnOnce() + Send + 'static) {

@@ -13,6 +13,7 @@ use tracing::info;
 
 use super::{Families, LeftOut, is_disabled, node_ip};
 use crate::flags::Options;
+use crate::footprints;
 
 /// Whether connection tracking lets packets pass that it calls INVALID otherwise.
 const BE_LIBERAL: &str = "/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal";
@@ -99,6 +100,7 @@ impl Kernels {
                 node_ip: node_ip(options, family),
                 sync_period: options.sync_period,
                 random_fully: iptables.random_fully(),
+                modes: footprints::ALL,
             };
             let mut node = NodeFacts::new(family, &options.node_name);
             node.node_port_addresses = options.node_port_addresses.clone();

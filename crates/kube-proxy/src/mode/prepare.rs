@@ -10,23 +10,6 @@ use tracing::{info, warn};
 
 use crate::flags::{Options, ProxyMode};
 
-/// Rules of iptables mode with each match and target that all clusters need, their table before
-/// them.
-const RULES: [(&str, &str); 6] = [
-    (
-        "nat",
-        "-m comment --comment probe -m statistic --mode random --probability 0.5 -j RETURN",
-    ),
-    ("nat", "-m mark ! --mark 0x4000/0x4000 -j RETURN"),
-    (
-        "nat",
-        "-m addrtype --dst-type LOCAL -j MARK --set-xmark 0x4000/0x4000",
-    ),
-    ("nat", "-p tcp -m tcp --dport 1 -j DNAT --to-destination :1"),
-    ("nat", "-j MASQUERADE"),
-    ("filter", "-m conntrack --ctstate NEW -j REJECT"),
-];
-
 /// Loads IPVS and sets its time-outs, for its mode. An error if the mode that is asked for cannot
 /// be served here.
 pub(crate) async fn prepare(options: &Options) -> Result<()> {
@@ -72,8 +55,7 @@ fn probe(mode: ProxyMode, iptables: &Iptables, family: IpFamily) -> Result<()> {
     iptables.check(family)?;
     match mode {
         ProxyMode::Ipvs => Ok(proxy_ipvs::probe(iptables, family)?),
-        ProxyMode::Iptables => iptables
-            .try_rules(family, &RULES)
+        ProxyMode::Iptables => proxy_iptables::probe(iptables, family)
             .context("cannot write the rules of iptables mode"),
     }
 }

@@ -12,16 +12,15 @@ use std::path::Path;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use footprint::{Finder, Footprints, Leftovers, nft};
 use ipnet::IpNet;
 use iptables::{Iptables, IptablesError};
 use proxy::IpFamily;
 
 use super::addresses::Addresses;
-use super::nftables;
 use super::scheduler::is_left_by_a_probe;
 use super::servers::Servers;
 use super::sets::Sets;
-use crate::cleanup::Leftovers;
 use crate::config::VipMode;
 use crate::kernel::Snapshot;
 use crate::plan::{Op, Outcome};
@@ -44,7 +43,7 @@ pub struct Cleanup {
 /// Takes down, in the network namespace of the calling thread, what a kube-proxy in any mode has left in both IP families and
 /// both backends of iptables. Virtual servers within `excluded` stay. Loads no kernel module. A kube-proxy that
 /// still runs makes it all again.
-pub fn clean_up(excluded: &[IpNet]) -> Cleanup {
+pub fn clean_up(modes: Footprints, excluded: &[IpNet]) -> Cleanup {
     let mut cleanup = Cleanup::default();
     let installed = Iptables::installed().unwrap_or_else(|error| {
         cleanup.left.push(error.to_string());
@@ -55,23 +54,23 @@ pub fn clean_up(excluded: &[IpNet]) -> Cleanup {
         let line = format!("the iptables rules cannot be read: {missing}");
         cleanup.left.push(line);
     }
-    take_down(&installed, excluded, Manner::Remove, &mut cleanup);
+    take_down(modes, &installed, excluded, Manner::Remove, &mut cleanup);
     cleanup
 }
 
 /// The same while iptables mode serves with `used`, of which no rule refers to a set any more: all but the rules of that.
-pub fn clean_up_beside(used: &Iptables, excluded: &[IpNet]) -> Cleanup {
+pub fn clean_up_beside(modes: Footprints, used: &Iptables, excluded: &[IpNet]) -> Cleanup {
     let mut cleanup = Cleanup::default();
     let others: Vec<Iptables> = Iptables::other_than(used).collect();
-    take_down(&others, excluded, Manner::Remove, &mut cleanup);
+    take_down(modes, &others, excluded, Manner::Remove, &mut cleanup);
     cleanup
 }
 
 /// What [`clean_up_beside`] would remove; nothing is written.
-pub fn foresee_beside(used: &Iptables, excluded: &[IpNet]) -> Cleanup {
+pub fn foresee_beside(modes: Footprints, used: &Iptables, excluded: &[IpNet]) -> Cleanup {
     let mut cleanup = Cleanup::default();
     let others: Vec<Iptables> = Iptables::other_than(used).collect();
-    take_down(&others, excluded, Manner::Count, &mut cleanup);
+    take_down(modes, &others, excluded, Manner::Count, &mut cleanup);
     cleanup
 }
 
@@ -83,14 +82,20 @@ enum Manner {
 }
 
 /// All in its order, with the rules of these iptables.
-fn take_down(iptables: &[Iptables], excluded: &[IpNet], manner: Manner, cleanup: &mut Cleanup) {
+fn take_down(
+    modes: Footprints,
+    iptables: &[Iptables],
+    excluded: &[IpNet],
+    manner: Manner,
+    cleanup: &mut Cleanup,
+) {
     let mut families = IpFamily::ALL.map(|family| Remains::read(family, cleanup));
     for family in &mut families {
         family.remove_servers(excluded, manner, cleanup);
     }
     remove_link(&families, manner, cleanup);
-    remove_rules(iptables, manner, cleanup);
-    remove_tables(manner, cleanup);
+    remove_rules(modes, iptables, manner, cleanup);
+    remove_tables(modes, manner, cleanup);
     for family in &mut families {
         family.remove_sets(manner, cleanup);
     }
@@ -322,7 +327,7 @@ fn unbind(families: &[Remains], manner: Manner, cleanup: &mut Cleanup) {
     }
 }
 
-fn remove_rules(installed: &[Iptables], manner: Manner, cleanup: &mut Cleanup) {
+fn remove_rules(modes: Footprints, installed: &[Iptables], manner: Manner, cleanup: &mut Cleanup) {
     for family in IpFamily::ALL {
         if iptables::exists(family).is_err() {
             cleanup.miss(&format!(
@@ -347,7 +352,7 @@ fn remove_rules(installed: &[Iptables], manner: Manner, cleanup: &mut Cleanup) {
                     continue;
                 }
             };
-            let leftovers = Leftovers::all(&saved);
+            let leftovers = Leftovers::find(Finder::all(modes), &saved);
             if leftovers.is_empty() {
                 continue;
             }
@@ -377,24 +382,24 @@ fn remove_rules(installed: &[Iptables], manner: Manner, cleanup: &mut Cleanup) {
     }
 }
 
-/// The nftables mode's.
-fn remove_tables(manner: Manner, cleanup: &mut Cleanup) {
-    for family in IpFamily::ALL {
-        let removed = nftables::has_table(family).and_then(|is_there| {
-            if is_there && manner == Manner::Remove {
-                nftables::remove_table(family)?;
-            }
-            Ok(is_there)
-        });
-        match removed {
-            Ok(true) => {
-                let line = format!("{family}: the nftables mode's table kube-proxy");
-                cleanup.removed.push(line);
-            }
-            Ok(false) => {}
-            Err(error) => {
-                let what = &"the nftables mode's table kube-proxy";
-                cleanup.leave(family, what, &error);
+/// Those in nftables.
+fn remove_tables(modes: Footprints, manner: Manner, cleanup: &mut Cleanup) {
+    for (mode, table) in modes.iter().flat_map(|mode| {
+        let tables = mode.nft_tables.iter();
+        tables.map(|table| (mode.mode, *table))
+    }) {
+        let what = format!("the {mode} mode's table {table}");
+        for family in IpFamily::ALL {
+            let removed = nft::has_table(family, table).and_then(|is_there| {
+                if is_there && manner == Manner::Remove {
+                    nft::remove_table(family, table)?;
+                }
+                Ok(is_there)
+            });
+            match removed {
+                Ok(true) => cleanup.removed.push(format!("{family}: {what}")),
+                Ok(false) => {}
+                Err(error) => cleanup.leave(family, &what, &error),
             }
         }
     }

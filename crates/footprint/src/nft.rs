@@ -1,15 +1,13 @@
-//! The nftables table of upstream's nftables mode: whether it is there, and its removal. Nothing else of nftables.
+//! Tables of nftables: whether one is there, and its removal. Nothing else of nftables.
 //!
-//! That mode holds all it makes in one table of each family, `ip kube-proxy` and `ip6 kube-proxy`, so that one message removes
-//! it, with chains, sets and maps, in one transaction.
+//! A mode holds all it makes in one table of each family, so that one message removes it, with chains, sets and maps, in one
+//! transaction.
 //!
 //! Source: `linux/netfilter/nf_tables.h`, `net/netfilter/nfnetlink.c` (`nfnetlink_rcv_batch`); upstream's
 //! `pkg/proxy/nftables/cleanup.go`.
 
+use inet::IpFamily;
 use netlink_batch::{Batch, Connection, Error, Protocol, Refusal, Reply, Writer};
-use proxy::IpFamily;
-
-const TABLE: &str = "kube-proxy";
 
 const NFNL_MSG_BATCH_BEGIN: u16 = 0x10;
 const NFNL_MSG_BATCH_END: u16 = 0x11;
@@ -30,17 +28,30 @@ const fn message(command: u16) -> u16 {
 
 /// Why the table is still there.
 #[derive(Debug, thiserror::Error)]
-#[error("{0}; look at it with `nft list table {family} kube-proxy` and remove it with `nft delete table {family} kube-proxy`", family = name(*.1))]
-pub(super) struct NftablesError(#[source] Error, IpFamily);
+#[error(
+    "{source}; look at it with `nft list table {family} {table}` and remove it with `nft delete table {family} {table}`"
+)]
+pub struct NftError {
+    source: Error,
+    /// As `nft` names it.
+    family: &'static str,
+    table: &'static str,
+}
 
-/// Whether the table of a family is there, in the network namespace of the calling thread. Asking loads `nf_tables`, as
+/// Whether the table of this name and family is there, in the network namespace of the calling thread. Asking loads `nf_tables`, as
 /// `iptables-nft-save` does.
-pub(super) fn has_table(family: IpFamily) -> Result<bool, NftablesError> {
+///
+/// # Errors
+///
+/// It cannot be told.
+pub fn has_table(family: IpFamily, table: &'static str) -> Result<bool, NftError> {
     let asked = open().and_then(|connection| {
         let Some(mut connection) = connection else {
             return Ok(false);
         };
-        match connection.request(NFT_MSG_GETTABLE, 0, |writer| name_table(writer, family)) {
+        match connection.request(NFT_MSG_GETTABLE, 0, |writer| {
+            name_table(writer, family, table);
+        }) {
             Ok(_) => Ok(true),
             Err(Error::Refused(Refusal {
                 errno: ENOENT | EINVAL,
@@ -49,11 +60,15 @@ pub(super) fn has_table(family: IpFamily) -> Result<bool, NftablesError> {
             Err(error) => Err(error),
         }
     });
-    asked.map_err(|error| NftablesError(error, family))
+    asked.map_err(|source| failed(source, family, table))
 }
 
-/// Removes the table of a family with all it holds. One that is gone already is no error.
-pub(super) fn remove_table(family: IpFamily) -> Result<(), NftablesError> {
+/// Removes the table of this name and family with all it holds. One that is gone already is no error.
+///
+/// # Errors
+///
+/// Why it is still there.
+pub fn remove_table(family: IpFamily, table: &'static str) -> Result<(), NftError> {
     let removed = open().and_then(|connection| {
         let Some(mut connection) = connection else {
             return Ok(());
@@ -63,7 +78,7 @@ pub(super) fn remove_table(family: IpFamily) -> Result<(), NftablesError> {
         batch.push(NFNL_MSG_BATCH_BEGIN, 0, boundary);
         // Older kernels acknowledge no end of a transaction, which is what a batch asks for.
         let delete = batch.push(NFT_MSG_DELTABLE, NLM_F_ACK, |writer| {
-            name_table(writer, family);
+            name_table(writer, family, table);
         });
         batch.push(NFNL_MSG_BATCH_END, 0, boundary);
         match connection.execute(&batch)?.into_iter().nth(delete) {
@@ -72,7 +87,7 @@ pub(super) fn remove_table(family: IpFamily) -> Result<(), NftablesError> {
             Some(Reply::Unknown) | None => Err(Error::LostReply),
         }
     });
-    removed.map_err(|error| NftablesError(error, family))
+    removed.map_err(|source| failed(source, family, table))
 }
 
 /// None where the kernel has not even nfnetlink.
@@ -86,20 +101,24 @@ fn open() -> Result<Option<Connection>, Error> {
     }
 }
 
-fn name_table(writer: &mut Writer<'_>, family: IpFamily) {
+fn name_table(writer: &mut Writer<'_>, family: IpFamily, table: &str) {
     let protocol = match family {
         IpFamily::V4 => libc::NFPROTO_IPV4,
         IpFamily::V6 => libc::NFPROTO_IPV6,
     };
     // struct nfgenmsg: family, version, resource.
     writer.bytes(&[u8::try_from(protocol).unwrap_or_default(), 0, 0, 0]);
-    writer.attr_str(NFTA_TABLE_NAME, TABLE);
+    writer.attr_str(NFTA_TABLE_NAME, table);
 }
 
-/// As `nft` names a family.
-fn name(family: IpFamily) -> &'static str {
-    match family {
+fn failed(source: Error, family: IpFamily, table: &'static str) -> NftError {
+    let family = match family {
         IpFamily::V4 => "ip",
         IpFamily::V6 => "ip6",
+    };
+    NftError {
+        source,
+        family,
+        table,
     }
 }
