@@ -32,7 +32,7 @@ use crate::flags::{LogFormat, Options};
 use klog::Klog;
 
 /// Our own crates, by the names that their events carry.
-const OWN: [&str; 7] = [
+const OWN: [&str; 8] = [
     "kube_proxy",
     "proxy",
     "proxy_ipvs",
@@ -40,6 +40,7 @@ const OWN: [&str; 7] = [
     "ipvs_netlink",
     "ipset_netlink",
     "netlink_batch",
+    "route_netlink",
 ];
 
 /// The target of a line that klog's text has without quotes, as upstream has `FLAG: --v="1"`.

@@ -5,6 +5,8 @@
 
 use std::str;
 
+use netlink_packet_core::DecodeError;
+
 /// `NLA_F_NESTED | NLA_F_NET_BYTEORDER`: the two flag bits of an attribute's kind.
 const FLAGS: u16 = 0xc000;
 pub(crate) const NESTED: u16 = 0x8000;
@@ -69,6 +71,15 @@ pub enum Malformed {
         /// The value found.
         value: u64,
     },
+    /// What a library says of bytes that it cannot read.
+    #[error("netlink message that cannot be read: {0}")]
+    Unreadable(String),
+}
+
+impl From<DecodeError> for Malformed {
+    fn from(error: DecodeError) -> Self {
+        Self::Unreadable(error.to_string())
+    }
 }
 
 /// Iterator over the attributes of a payload. A length that does not fit ends it with one `Err`.
@@ -91,6 +102,10 @@ impl<'a> Attributes<'a> {
 
     /// Attributes behind a fixed header of `header` bytes (`genlmsghdr` 4, `nfgenmsg` 4,
     /// `ifaddrmsg` 8, `ifinfomsg` 16 ...).
+    ///
+    /// # Errors
+    ///
+    /// [`Malformed::Size`]: the payload is shorter than that.
     pub fn after(header: usize, payload: &'a [u8]) -> Result<Self, Malformed> {
         match payload.get(align(header)..) {
             Some(rest) => Ok(Self(rest)),
@@ -144,6 +159,10 @@ pub struct Attribute<'a> {
 
 impl<'a> Attribute<'a> {
     /// The payload, if it has exactly `N` bytes.
+    ///
+    /// # Errors
+    ///
+    /// [`Malformed::Size`]: it has more or fewer.
     pub fn array<const N: usize>(&self) -> Result<[u8; N], Malformed> {
         self.payload.try_into().map_err(|_| Malformed::Size {
             kind: self.kind,
@@ -153,36 +172,64 @@ impl<'a> Attribute<'a> {
     }
 
     /// One byte.
+    ///
+    /// # Errors
+    ///
+    /// [`Malformed::Size`]: the payload has another size.
     pub fn u8(&self) -> Result<u8, Malformed> {
         self.array().map(|[byte]| byte)
     }
 
     /// 16 bits in native order.
+    ///
+    /// # Errors
+    ///
+    /// [`Malformed::Size`]: the payload has another size.
     pub fn u16(&self) -> Result<u16, Malformed> {
         self.array().map(u16::from_ne_bytes)
     }
 
     /// 32 bits in native order.
+    ///
+    /// # Errors
+    ///
+    /// [`Malformed::Size`]: the payload has another size.
     pub fn u32(&self) -> Result<u32, Malformed> {
         self.array().map(u32::from_ne_bytes)
     }
 
     /// 64 bits in native order.
+    ///
+    /// # Errors
+    ///
+    /// [`Malformed::Size`]: the payload has another size.
     pub fn u64(&self) -> Result<u64, Malformed> {
         self.array().map(u64::from_ne_bytes)
     }
 
     /// 16 bits in network order.
+    ///
+    /// # Errors
+    ///
+    /// [`Malformed::Size`]: the payload has another size.
     pub fn be16(&self) -> Result<u16, Malformed> {
         self.array().map(u16::from_be_bytes)
     }
 
     /// 32 bits in network order.
+    ///
+    /// # Errors
+    ///
+    /// [`Malformed::Size`]: the payload has another size.
     pub fn be32(&self) -> Result<u32, Malformed> {
         self.array().map(u32::from_be_bytes)
     }
 
     /// The text up to the first NUL, or all of it.
+    ///
+    /// # Errors
+    ///
+    /// [`Malformed::Text`]: it is no UTF-8.
     pub fn string(&self) -> Result<&'a str, Malformed> {
         let text = self
             .payload

@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use netlink_packet_core::NLM_F_REQUEST;
 
-use crate::attributes::{self, NESTED, align};
+use crate::attributes::{self, Malformed, NESTED, align};
 use crate::message::{self, Messages};
 
 /// Messages to be sent together. Sequence numbers are assigned at send time; a message is known
@@ -21,7 +21,7 @@ pub struct Batch {
     ends: Vec<usize>,
 }
 
-/// A message of a [`Batch`], read back.
+/// A message: of a [`Batch`], read back, or of a datagram.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Message<'a> {
     /// `nlmsg_type`.
@@ -30,6 +30,18 @@ pub struct Message<'a> {
     pub flags: u16,
     /// All behind the `nlmsghdr`.
     pub payload: &'a [u8],
+}
+
+/// The messages of a datagram that the kernel sent by itself, as to a multicast group. A length
+/// that does not fit ends them with one `Err`.
+pub fn messages(datagram: &[u8]) -> impl Iterator<Item = Result<Message<'_>, Malformed>> {
+    Messages::new(datagram).map(|message| {
+        message.map(|message| Message {
+            kind: message.kind,
+            flags: message.flags,
+            payload: message.payload,
+        })
+    })
 }
 
 impl Batch {
@@ -83,12 +95,7 @@ impl Batch {
     /// The message at `index`; `None` if there is none or if it is void (an attribute was longer
     /// than 65,535 bytes).
     pub fn get(&self, index: usize) -> Option<Message<'_>> {
-        let message = Messages::new(self.raw(index)?).next()?.ok()?;
-        Some(Message {
-            kind: message.kind,
-            flags: message.flags,
-            payload: message.payload,
-        })
+        messages(self.raw(index)?).next()?.ok()
     }
 
     /// All bytes of one message; empty if it is void.
@@ -132,6 +139,13 @@ impl Writer<'_> {
     pub fn bytes(&mut self, raw: &[u8]) {
         self.bytes.extend_from_slice(raw);
         self.pad();
+    }
+
+    /// Room for so many bytes, zero, padded to 4: for a message that writes itself.
+    pub fn zeroed(&mut self, len: usize) -> &mut [u8] {
+        let at = self.bytes.len();
+        self.bytes.resize(at + align(len), 0);
+        self.bytes.get_mut(at..at + len).unwrap_or_default()
     }
 
     /// An attribute with this payload.

@@ -145,11 +145,19 @@ pub struct Connection(Exchange<Socket>);
 
 impl Connection {
     /// Opens a connection with buffers large enough for every answer of a send.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Open`]: there is no socket for this protocol.
     pub fn open(protocol: Protocol) -> Result<Self, Error> {
         Self::open_with(protocol, Buffers::default())
     }
 
     /// Opens a connection with chosen buffer sizes.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Open`]: there is no socket for this protocol, or not with such buffers.
     pub fn open_with(protocol: Protocol, buffers: Buffers) -> Result<Self, Error> {
         let open = || -> io::Result<Socket> {
             let mut socket = Socket::new(match protocol {
@@ -187,13 +195,22 @@ impl Connection {
     /// alone), and gives one [`Reply`] per message, by index. An acknowledgement is asked for on
     /// the last message of each send only. A refused message does not stop those after it.
     ///
-    /// On `Err` part of the batch may have been done: dump and compare.
+    /// # Errors
+    ///
+    /// Sending or receiving failed ([`Error::Io`]), the answers are no netlink
+    /// ([`Error::Malformed`]), or a whole send was refused ([`Error::Permission`]). Part of the
+    /// batch may have been done: dump and compare.
     pub fn execute(&mut self, batch: &Batch) -> Result<Vec<Reply>, Error> {
         self.0.execute(batch)
     }
 
     /// One request that the kernel answers by itself, without a dump; the answering messages.
     /// `NLM_F_REQUEST` and `NLM_F_ACK` are added to `flags`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Refused`] and [`Error::Permission`]: the kernel said no. [`Error::LostReply`]: it may
+    /// have said anything. [`Error::Io`] and [`Error::Malformed`]: as [`Connection::execute`].
     pub fn request(
         &mut self,
         kind: u16,
@@ -206,6 +223,10 @@ impl Connection {
     /// A dump: `NLM_F_DUMP` is added to `flags`. When the kernel says that the table changed
     /// meanwhile (`NLM_F_DUMP_INTR`) it is retried from the start, a few times within 0.1 s, then
     /// [`Error::Interrupted`].
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Interrupted`]; else as [`Connection::request`].
     pub fn dump(
         &mut self,
         kind: u16,
@@ -219,8 +240,11 @@ impl Connection {
     /// message as it comes, and keeps in the `T` what is wanted of it. The memory that this takes
     /// besides is that of one datagram, whatever the size of the table.
     ///
-    /// Each attempt begins with a new `T`, so that what comes back is of one whole dump. If `take`
-    /// fails, that is the error.
+    /// Each attempt begins with a new `T`, so that what comes back is of one whole dump.
+    ///
+    /// # Errors
+    ///
+    /// As [`Connection::dump`], and that of `take`.
     pub fn dump_into<T: Default>(
         &mut self,
         kind: u16,

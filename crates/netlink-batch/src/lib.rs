@@ -12,7 +12,7 @@
 //! ```
 //!
 //! The same rules hold for rtnetlink, nfnetlink (ipset, conntrack) and generic netlink.
-//! Not here: multicast groups, nf\_tables transactions, and the meaning of any message.
+//! Not here: subscriptions, nf\_tables transactions, and the meaning of any message.
 //!
 //! Source: `include/uapi/linux/netlink.h`, `net/netlink/af_netlink.c` (`netlink_rcv_skb`,
 //! `netlink_ack`, `netlink_dump`).
@@ -26,7 +26,7 @@ mod message;
 mod worker;
 
 pub use attributes::{Attribute, Attributes, Malformed};
-pub use batch::{Batch, Message, Writer};
+pub use batch::{Batch, Message, Writer, messages};
 pub use connection::{Buffers, CHUNK_MESSAGES, Connection, Dump, Protocol, Reply};
 pub use error::{Error, Refusal};
 pub use lane::Lane;

@@ -7,7 +7,7 @@
     reason = "tests stop at the first surprise"
 )]
 
-use netlink_batch::{Attribute, Attributes, Batch, Malformed, Writer};
+use netlink_batch::{Attribute, Attributes, Batch, Malformed, Writer, messages};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -153,6 +153,45 @@ fn bytes_as_the_kernel_has_them() {
     assert_eq!(batch.get(2), None);
     batch.clear();
     assert_eq!((batch.len(), batch.byte_len()), (0, 0));
+}
+
+#[test]
+fn a_message_may_write_itself() {
+    let payload = written(|writer| {
+        writer.zeroed(6).copy_from_slice(&[1, 2, 3, 4, 5, 6]);
+        writer.attr_u8(3, 7);
+        assert_eq!(writer.zeroed(0), []);
+    });
+    let attribute = [5_u16.to_ne_bytes(), 3_u16.to_ne_bytes()].concat();
+    let expected = [&[1, 2, 3, 4, 5, 6, 0, 0][..], &attribute, &[7, 0, 0, 0]];
+    assert_eq!(payload, expected.concat());
+}
+
+#[test]
+fn the_messages_of_a_datagram() {
+    let header = |length: u32, kind: u16| {
+        let mut header = [0; 16];
+        header[..4].copy_from_slice(&length.to_ne_bytes());
+        header[4..6].copy_from_slice(&kind.to_ne_bytes());
+        header
+    };
+    let datagram = [
+        &header(18, 20)[..],
+        &[1, 2, 0, 0],
+        &header(16, 21),
+        &header(17, 22),
+    ]
+    .concat();
+    let mut found = messages(&datagram);
+    let first = found.next().unwrap().unwrap();
+    assert_eq!((first.kind, first.payload), (20, &[1, 2][..]));
+    assert_eq!(found.next().unwrap().unwrap().kind, 21);
+    let lying = Malformed::Message {
+        length: 17,
+        available: 16,
+    };
+    assert_eq!(found.next(), Some(Err(lying)));
+    assert_eq!(found.next(), None);
 }
 
 #[test]

@@ -5,11 +5,8 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use iptables::{Input, Iptables, Table};
-use netlink_batch::{Connection, Protocol};
-use netlink_packet_core::Parseable as _;
-use netlink_packet_route::AddressFamily;
-use netlink_packet_route::address::{AddressAttribute, AddressMessage};
 use proxy::IpFamily;
+use route_netlink::{Family, Rtnetlink};
 
 /// The kernel modules, by their aliases, of matches and targets that this mode alone has on the usual node: for
 /// [`Iptables::choose_loading`]. The kernel itself loads those of rarer rules.
@@ -70,36 +67,14 @@ impl IptablesKernel {
         Self { family, iptables }
     }
 
-    fn read_addresses(&self) -> Result<BTreeSet<IpAddr>, netlink_batch::Error> {
-        const RTM_GETADDR: u16 = 22;
+    fn read_addresses(&self) -> Result<BTreeSet<IpAddr>, route_netlink::Error> {
         let family = match self.family {
-            IpFamily::V4 => AddressFamily::Inet,
-            IpFamily::V6 => AddressFamily::Inet6,
+            IpFamily::V4 => Family::Inet,
+            IpFamily::V6 => Family::Inet6,
         };
-        // `struct ifaddrmsg`: family, prefix length, flags, scope, index.
-        let header = [u8::from(family), 0, 0, 0, 0, 0, 0, 0];
-        let mut connection = Connection::open(Protocol::Route)?;
-        let dump = connection.dump(RTM_GETADDR, 0, |message| message.bytes(&header))?;
-        Ok(dump
-            .iter()
-            .filter_map(|(_, payload)| address(payload))
-            .filter(|address| IpFamily::of(*address) == self.family)
-            .collect())
+        let addresses = Rtnetlink::open()?.addresses(family)?;
+        Ok(addresses.into_iter().map(|held| held.address).collect())
     }
-}
-
-/// Between two points `IFA_ADDRESS` is the other end's; without another end IPv6 has no `IFA_LOCAL`.
-fn address(payload: &[u8]) -> Option<IpAddr> {
-    let message = AddressMessage::parse(payload).ok()?;
-    let (mut local, mut address) = (None, None);
-    for attribute in message.attributes {
-        match attribute {
-            AddressAttribute::Local(ip) => local = Some(ip),
-            AddressAttribute::Address(ip) => address = Some(ip),
-            _ => {}
-        }
-    }
-    local.or(address)
 }
 
 impl Kernel for IptablesKernel {

@@ -1,0 +1,179 @@
+//! Links.
+
+use libc::{IFLA_INFO_KIND, IFLA_LINKINFO};
+use netlink_batch::Malformed;
+use netlink_packet_core::{Emitable, Parseable};
+use netlink_packet_route::link::{
+    AfSpecInet6, AfSpecUnspec, In6AddrGenMode, InfoKind, LinkAttribute, LinkFlags, LinkHeader,
+    LinkInfo, LinkMessage,
+};
+
+use crate::message::attributes;
+
+/// A link, as the kernel tells of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Link {
+    /// Its number. The kernel gives it to no other link as long as this one exists.
+    pub index: u32,
+    /// Whether it is set up.
+    pub state: LinkState,
+    /// `dummy`, `veth`, ...; empty for hardware.
+    pub kind: String,
+}
+
+/// Whether a link is set up (`IFF_UP`), not whether it has a carrier.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LinkState {
+    /// It takes part in the network.
+    Up,
+    /// It does not. Its addresses are local to the node all the same.
+    Down,
+}
+
+/// Which link-local IPv6 address the kernel gives to a link that is set up (`IN6_ADDR_GEN_MODE_*`
+/// of linux/if_link.h).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AddressGeneration {
+    /// One of its hardware address: the kernel's default.
+    Eui64,
+    /// None.
+    None,
+}
+
+impl Link {
+    /// Of a message after its `nlmsghdr`.
+    pub(crate) fn parse(payload: &[u8]) -> Result<Self, Malformed> {
+        let header = LinkHeader::parse(payload)?;
+        let mut kind = String::new();
+        for info in attributes(payload, header.buffer_len(), &[IFLA_LINKINFO]) {
+            for part in attributes(info?.value(), 0, &[IFLA_INFO_KIND]) {
+                kind = InfoKind::parse(&part?)?.to_string();
+            }
+        }
+        let state = if header.flags.contains(LinkFlags::Up) {
+            LinkState::Up
+        } else {
+            LinkState::Down
+        };
+        Ok(Self {
+            index: header.index,
+            state,
+            kind,
+        })
+    }
+}
+
+/// What names a link. A name of more than 15 bytes is no link's: enough of it is sent for the
+/// kernel to say so.
+pub(crate) fn named(name: &str) -> LinkMessage {
+    const ENOUGH: usize = libc::IFNAMSIZ;
+    let mut message = LinkMessage::default();
+    let name = name.chars().take(ENOUGH).collect();
+    message.attributes.push(LinkAttribute::IfName(name));
+    message
+}
+
+pub(crate) fn dummy(name: &str) -> LinkMessage {
+    let mut message = named(name);
+    let kind = vec![LinkInfo::Kind(InfoKind::Dummy)];
+    message.attributes.push(LinkAttribute::LinkInfo(kind));
+    message
+}
+
+pub(crate) fn in_state(name: &str, state: LinkState) -> LinkMessage {
+    let mut message = named(name);
+    message.header.change_mask = LinkFlags::Up;
+    if state == LinkState::Up {
+        message.header.flags = LinkFlags::Up;
+    }
+    message
+}
+
+pub(crate) fn generating(name: &str, generation: AddressGeneration) -> LinkMessage {
+    let mut message = named(name);
+    let mode = AfSpecInet6::AddrGenMode(match generation {
+        AddressGeneration::Eui64 => In6AddrGenMode::Eui64,
+        AddressGeneration::None => In6AddrGenMode::None,
+    });
+    let families = vec![AfSpecUnspec::Inet6(vec![mode])];
+    let families = LinkAttribute::AfSpecUnspec(families);
+    message.attributes.push(families);
+    message
+}
+
+#[cfg(test)]
+mod tests {
+    use netlink_batch::Batch;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn payload(flags: u32, attributes: impl FnOnce(&mut netlink_batch::Writer<'_>)) -> Vec<u8> {
+        let mut batch = Batch::new();
+        batch.push(0, 0, |message| {
+            message.bytes(&[0; 4]);
+            message.bytes(&7_u32.to_ne_bytes());
+            message.bytes(&flags.to_ne_bytes());
+            message.bytes(&[0; 4]);
+            attributes(message);
+        });
+        batch.get(0).unwrap().payload.to_vec()
+    }
+
+    #[test]
+    fn a_link_has_a_number_a_state_and_a_kind() {
+        let hardware = Link {
+            index: 7,
+            state: LinkState::Down,
+            kind: String::new(),
+        };
+        // IFF_BROADCAST and IFF_NOARP.
+        assert_eq!(Link::parse(&payload(0x82, |_| {})), Ok(hardware));
+        let dummy = payload(0x83, |message| {
+            message.nest(IFLA_LINKINFO, |info| {
+                info.attr_str(IFLA_INFO_KIND, "dummy");
+                // The data of another kind.
+                info.attr(2, &[1]);
+            });
+        });
+        let dummy = Link::parse(&dummy).unwrap();
+        assert_eq!((&*dummy.kind, dummy.state), ("dummy", LinkState::Up));
+        let new = payload(0, |message| {
+            message.nest(IFLA_LINKINFO, |info| {
+                info.attr_str(IFLA_INFO_KIND, "brandnew");
+            });
+        });
+        assert_eq!(Link::parse(&new).unwrap().kind, "brandnew");
+        assert!(Link::parse(&[0; 15]).is_err());
+    }
+
+    #[test]
+    fn what_is_not_used_may_be_anything() {
+        let odd = payload(1, |message| {
+            message.attr(libc::IFLA_IFNAME, &[0xff, 0xfe]);
+            message.attr(libc::IFLA_MTU, &[0; 8]);
+        });
+        assert_eq!(Link::parse(&odd).unwrap().state, LinkState::Up);
+    }
+
+    #[test]
+    fn a_name_without_end_is_cut_where_it_is_no_name_any_more() {
+        let message = named(&"x".repeat(100_000));
+        let LinkAttribute::IfName(name) = &message.attributes[0] else {
+            panic!("{message:?}");
+        };
+        assert_eq!(name.len(), 16);
+    }
+
+    proptest! {
+        #[test]
+        fn foreign_bytes_never_panic(payload in proptest::collection::vec(any::<u8>(), 0..64)) {
+            let _ = Link::parse(&payload);
+        }
+
+        #[test]
+        fn foreign_parts_never_panic(part in proptest::collection::vec(any::<u8>(), 0..32)) {
+            let _ = Link::parse(&payload(0, |message| message.attr(IFLA_LINKINFO, &part)));
+        }
+    }
+}

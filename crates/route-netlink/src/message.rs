@@ -1,0 +1,32 @@
+//! From typed messages to a batch's bytes, and from the kernel's bytes to typed attributes.
+
+use netlink_batch::{Batch, Malformed, Writer};
+use netlink_packet_core::{NetlinkSerializable, NlaBuffer, NlasIterator};
+use netlink_packet_route::RouteNetlinkMessage;
+
+/// Appends a message; its index.
+pub(crate) fn push(batch: &mut Batch, flags: u16, message: &RouteNetlinkMessage) -> usize {
+    batch.push(message.message_type(), flags, |writer| {
+        write(writer, message);
+    })
+}
+
+/// Writes what follows `nlmsghdr`.
+pub(crate) fn write(writer: &mut Writer<'_>, message: &RouteNetlinkMessage) {
+    message.serialize(writer.zeroed(message.buffer_len()));
+}
+
+/// The attributes of these kinds, behind a fixed header of so many bytes. What else there is is
+/// passed over, whatever it is.
+pub(crate) fn attributes<'a>(
+    payload: &'a [u8],
+    header: usize,
+    kinds: &'a [u16],
+) -> impl Iterator<Item = Result<NlaBuffer<&'a [u8]>, Malformed>> {
+    let attributes = payload.get(header..).unwrap_or_default();
+    NlasIterator::new(attributes)
+        .map(|attribute| attribute.map_err(Malformed::from))
+        .filter(
+            |attribute| !matches!(attribute, Ok(attribute) if !kinds.contains(&attribute.kind())),
+        )
+}

@@ -1,0 +1,275 @@
+//! What the kernel tells of links and addresses as it happens (the multicast groups of
+//! rtnetlink(7)).
+
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
+
+use libc::{
+    RTM_DELADDR, RTM_DELLINK, RTM_NEWADDR, RTM_NEWLINK, RTNLGRP_IPV4_IFADDR, RTNLGRP_IPV6_IFADDR,
+    RTNLGRP_LINK,
+};
+use netlink_batch::{Malformed, Message};
+use netlink_sys::protocols::NETLINK_ROUTE;
+use netlink_sys::{Socket, SocketAddr};
+use rustix::net::sockopt;
+use socket2::{SockFilter, SockRef};
+
+use crate::{Address, Link};
+
+/// What is told.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Event {
+    /// A link has this address, newly or with something changed.
+    AddressAdded(Address),
+    /// A link has this address no more.
+    AddressRemoved(Address),
+    /// A link is there, newly or with something changed.
+    Link(Link),
+    /// A link is gone.
+    LinkRemoved(Link),
+    /// Messages were lost (`ENOBUFS`), or cannot be understood: anything may have changed.
+    Lost,
+}
+
+/// A subscription to links and addresses in the network namespace of the thread that opened it. It
+/// never blocks: wait until its descriptor is readable.
+#[derive(Debug)]
+pub struct Subscription(Socket);
+
+impl Subscription {
+    /// Subscribes, with so many bytes of room for messages that wait to be read (one takes about
+    /// 800), or as many as may be: beyond `net.core.rmem_max` it takes `CAP_NET_ADMIN` in the
+    /// initial user namespace.
+    ///
+    /// # Errors
+    ///
+    /// There is no such socket.
+    pub fn open(room: usize) -> io::Result<Self> {
+        let mut socket = Socket::new(NETLINK_ROUTE)?;
+        socket.set_non_blocking(true)?;
+        // With less room more is lost, which is told.
+        let _ = sockopt::set_socket_recv_buffer_size_force(&socket, room)
+            .or_else(|_| sockopt::set_socket_recv_buffer_size(&socket, room));
+        socket.bind(&SocketAddr::new(0, 0))?;
+        for group in [RTNLGRP_LINK, RTNLGRP_IPV4_IFADDR, RTNLGRP_IPV6_IFADDR] {
+            socket.add_membership(group)?;
+        }
+        Ok(Self(socket))
+    }
+
+    /// Has the kernel leave out addresses that this link is given, from now on, instead of those of
+    /// another link before. That they are taken away is told.
+    ///
+    /// # Errors
+    ///
+    /// The kernel takes no filter (a seccomp profile, say): they are told.
+    pub fn leave_out_added_to(&self, link: u32) -> io::Result<()> {
+        SockRef::from(&self.0).attach_filter(&not_added_to(link))
+    }
+
+    /// The next of what was told: what came in one datagram.
+    ///
+    /// # Errors
+    ///
+    /// `WouldBlock` if there is nothing. After any other nothing more can be told.
+    pub fn receive(&self) -> io::Result<Vec<Event>> {
+        match self.0.recv_from_full() {
+            Ok((datagram, _)) => Ok(events(&datagram)),
+            Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => Ok(vec![Event::Lost]),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+impl AsRawFd for Subscription {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}
+
+/// A filter (classic BPF, linux/filter.h) that drops what tells of an address that this link is
+/// given. A notification is one message: a header (`struct nlmsghdr`), whose type is at 4, and
+/// `struct ifaddrmsg`, whose index is at 20. What is loaded counts as big endian.
+fn not_added_to(link: u32) -> [SockFilter; 6] {
+    const LOAD_HALF: u16 = 0x28;
+    const LOAD_WORD: u16 = 0x20;
+    const JUMP_IF_EQUAL: u16 = 0x15;
+    const RETURN: u16 = 0x06;
+    let added = u16::from_be_bytes(RTM_NEWADDR.to_ne_bytes());
+    [
+        SockFilter::new(LOAD_HALF, 0, 0, 4),
+        SockFilter::new(JUMP_IF_EQUAL, 0, 3, added.into()),
+        SockFilter::new(LOAD_WORD, 0, 0, 20),
+        SockFilter::new(JUMP_IF_EQUAL, 0, 1, link.to_be()),
+        SockFilter::new(RETURN, 0, 0, 0),
+        SockFilter::new(RETURN, 0, 0, u32::MAX),
+    ]
+}
+
+/// What the messages in a datagram tell.
+fn events(datagram: &[u8]) -> Vec<Event> {
+    let messages = netlink_batch::messages(datagram);
+    messages
+        .filter_map(|message| {
+            // What cannot be read may be anything.
+            let event = message.and_then(event);
+            event.unwrap_or(Some(Event::Lost))
+        })
+        .collect()
+}
+
+fn event(message: Message<'_>) -> Result<Option<Event>, Malformed> {
+    let payload = message.payload;
+    Ok(match message.kind {
+        RTM_NEWADDR => Address::parse(payload)?.map(Event::AddressAdded),
+        RTM_DELADDR => Address::parse(payload)?.map(Event::AddressRemoved),
+        RTM_NEWLINK => Some(Event::Link(Link::parse(payload)?)),
+        RTM_DELLINK => Some(Event::LinkRemoved(Link::parse(payload)?)),
+        _ => None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixDatagram;
+
+    use netlink_packet_core::{NetlinkHeader, NetlinkMessage};
+    use netlink_packet_route::RouteNetlinkMessage;
+    use netlink_packet_route::address::{AddressAttribute, AddressMessage};
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::LinkState;
+
+    fn datagram(index: u32, address: &str) -> Vec<u8> {
+        let mut message = AddressMessage::default();
+        message.header.family = netlink_packet_route::AddressFamily::Inet;
+        message.header.prefix_len = 24;
+        message.header.index = index;
+        message
+            .attributes
+            .push(AddressAttribute::Address(address.parse().unwrap()));
+        let mut message = NetlinkMessage::new(
+            NetlinkHeader::default(),
+            RouteNetlinkMessage::NewAddress(message).into(),
+        );
+        message.finalize();
+        let mut bytes = vec![0; message.buffer_len()];
+        message.serialize(&mut bytes);
+        bytes
+    }
+
+    fn removed(index: u32, address: &str) -> Vec<u8> {
+        let mut bytes = datagram(index, address);
+        bytes[4..6].copy_from_slice(&RTM_DELADDR.to_ne_bytes());
+        bytes
+    }
+
+    fn link(kind: u16, index: u32, flags: u32) -> Vec<u8> {
+        let mut bytes = vec![0; 36];
+        bytes[..4].copy_from_slice(&36_u32.to_ne_bytes());
+        bytes[4..6].copy_from_slice(&kind.to_ne_bytes());
+        bytes[20..24].copy_from_slice(&index.to_ne_bytes());
+        bytes[24..28].copy_from_slice(&flags.to_ne_bytes());
+        // An attribute without content.
+        bytes[32..34].copy_from_slice(&4_u16.to_ne_bytes());
+        bytes
+    }
+
+    fn address(link: u32, address: &str) -> Address {
+        Address {
+            link,
+            address: address.parse().unwrap(),
+            prefix: 24,
+        }
+    }
+
+    #[test]
+    fn each_message_of_a_datagram_is_told() {
+        let datagram = [
+            datagram(7, "10.96.0.1"),
+            removed(2, "192.168.0.1"),
+            link(RTM_NEWLINK, 8, 1),
+            link(RTM_DELLINK, 9, 0),
+            link(RTM_NEWADDR + 8, 9, 0),
+        ];
+        let seen = |index, state| Link {
+            index,
+            state,
+            kind: String::new(),
+        };
+        let told = [
+            Event::AddressAdded(address(7, "10.96.0.1")),
+            Event::AddressRemoved(address(2, "192.168.0.1")),
+            Event::Link(seen(8, LinkState::Up)),
+            Event::LinkRemoved(seen(9, LinkState::Down)),
+        ];
+        assert_eq!(events(&datagram.concat()), told);
+    }
+
+    #[test]
+    fn what_cannot_be_read_may_be_anything() {
+        assert_eq!(events(b"nonsense"), [Event::Lost]);
+        let mut lying = link(RTM_NEWLINK, 8, 1);
+        lying[..4].copy_from_slice(&u32::MAX.to_ne_bytes());
+        assert_eq!(events(&lying), [Event::Lost]);
+        // The next message is read all the same.
+        let mut odd = datagram(7, "10.96.0.1");
+        odd[24] = 7;
+        let all = [odd, removed(2, "192.168.0.1")].concat();
+        assert_eq!(
+            events(&all),
+            [
+                Event::Lost,
+                Event::AddressRemoved(address(2, "192.168.0.1"))
+            ]
+        );
+    }
+
+    #[test]
+    fn the_kernel_leaves_out_what_a_link_is_given() {
+        // The kernel runs the filter on any kind of socket.
+        let (sender, receiver) = UnixDatagram::pair().unwrap();
+        receiver.set_nonblocking(true).unwrap();
+        let filter = not_added_to(7);
+        SockRef::from(&receiver).attach_filter(&filter).unwrap();
+        let comes = |bytes: &[u8]| {
+            sender.send(bytes).unwrap();
+            receiver.recv(&mut [0; 512]).is_ok()
+        };
+        assert!(!comes(&datagram(7, "10.96.0.1")));
+        assert!(comes(&datagram(2, "192.168.0.1")));
+        assert!(comes(&removed(7, "10.96.0.1")));
+        assert!(comes(&link(RTM_DELLINK, 7, 0)));
+    }
+
+    #[test]
+    fn there_is_room_for_many_messages() {
+        const ROOM: usize = 8 << 20;
+        let subscription = Subscription::open(ROOM).unwrap();
+        let usual = std::fs::read_to_string("/proc/sys/net/core/rmem_default").unwrap();
+        let room = sockopt::socket_recv_buffer_size(&subscription.0).unwrap();
+        assert!(room >= usual.trim().parse().unwrap(), "{room}");
+        // The kernel doubles it, for its own bookkeeping.
+        let other = Socket::new(NETLINK_ROUTE).unwrap();
+        let may_force = sockopt::set_socket_recv_buffer_size_force(&other, ROOM).is_ok();
+        assert!(!may_force || room >= 2 * ROOM, "{room}");
+    }
+
+    proptest! {
+        #[test]
+        fn foreign_bytes_never_panic(datagram in proptest::collection::vec(any::<u8>(), 0..128)) {
+            let _ = events(&datagram);
+        }
+
+        #[test]
+        fn foreign_messages_never_panic(
+            kind in 16_u16..22, payload in proptest::collection::vec(any::<u8>(), 0..128),
+        ) {
+            let mut batch = netlink_batch::Batch::new();
+            batch.push(kind, 0, |message| message.bytes(&payload));
+            let message = batch.get(0).unwrap();
+            let _ = event(message);
+        }
+    }
+}

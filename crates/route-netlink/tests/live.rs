@@ -1,0 +1,393 @@
+//! Against the running kernel, each story in a network namespace of its own. Needs root; those of
+//! dummy links are ignored, as not every kernel has them.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    reason = "tests stop at the first surprise"
+)]
+
+use std::collections::BTreeSet;
+use std::io::ErrorKind;
+use std::net::IpAddr;
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use libc::{EADDRNOTAVAIL, EEXIST, ENODEV, EOPNOTSUPP, ERANGE, ESRCH};
+use netlink_batch::{Error, NLM_F_CREATE, Writer};
+use route_netlink::{
+    Address, AddressGeneration, Batch, Event, Family, LinkState, LocalRoute, Refusal, Reply,
+    Rtnetlink, Subscription,
+};
+use rustix::thread::{UnshareFlags, unshare_unsafe};
+
+const LOOPBACK: u32 = 1;
+const DUMMY: &str = "dummy7";
+const ROOM: usize = 8 << 20;
+/// A protocol number of nobody's.
+const OURS: u8 = 107;
+
+/// Runs `story` on a thread of its own in a new network namespace.
+fn in_namespace(story: impl FnOnce(Rtnetlink) + Send + 'static) {
+    let thread = thread::spawn(move || {
+        #[allow(unsafe_code, reason = "rustix has no safe call for it")]
+        // SAFETY: without CLONE_FILES the table of file descriptors stays shared.
+        let unshared = unsafe { unshare_unsafe(UnshareFlags::NEWNET) };
+        unshared.expect("this test makes a network namespace: run it as root");
+        story(Rtnetlink::open().unwrap());
+    });
+    if let Err(panic) = thread.join() {
+        std::panic::resume_unwind(panic);
+    }
+}
+
+/// IPv6 may be a module; the kernel does not load it by itself.
+fn load_ipv6() {
+    let loaded = Command::new("modprobe").args(["-q", "ipv6"]).status();
+    assert!(loaded.unwrap().success());
+}
+
+fn refused(result: Result<(), Error>) -> i32 {
+    match result {
+        Err(Error::Refused(Refusal { errno, .. })) => errno,
+        result => panic!("{result:?}"),
+    }
+}
+
+fn execute(rtnetlink: &mut Rtnetlink, batch: &Batch) -> Vec<Option<i32>> {
+    let replies = rtnetlink.execute(batch).unwrap();
+    assert!(!replies.contains(&Reply::Unknown));
+    replies.iter().map(Reply::errno).collect()
+}
+
+fn ip(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+/// So many of a family.
+fn many(family: Family, count: u32) -> impl Iterator<Item = IpAddr> {
+    (1..=count).map(move |number| match family {
+        Family::Inet => IpAddr::V4((0x0a60_0000 + number).into()),
+        Family::Inet6 => IpAddr::V6(((0xfd96_u128 << 112) + u128::from(number)).into()),
+    })
+}
+
+fn addresses(rtnetlink: &mut Rtnetlink, link: u32, family: Family) -> BTreeSet<IpAddr> {
+    let of_link = rtnetlink.addresses_of(link, family).unwrap();
+    let mut all = rtnetlink.addresses(family).unwrap();
+    all.retain(|address| address.link == link);
+    assert_eq!(of_link, all);
+    all.into_iter().map(|address| address.address).collect()
+}
+
+fn routes(rtnetlink: &mut Rtnetlink, link: u32, family: Family, protocol: u8) -> BTreeSet<IpAddr> {
+    let mut routes = rtnetlink.local_routes(family, protocol).unwrap();
+    routes.retain(|route| route.link == link);
+    routes.into_iter().map(|route| route.address).collect()
+}
+
+#[test]
+fn the_loopback_device_is_found_and_others_are_not() {
+    in_namespace(|mut rtnetlink| {
+        let lo = rtnetlink.link("lo").unwrap().unwrap();
+        assert_eq!((lo.index, lo.state), (LOOPBACK, LinkState::Down));
+        rtnetlink.set_link_state("lo", LinkState::Up).unwrap();
+        let lo = rtnetlink.link("lo").unwrap().unwrap();
+        assert_eq!((lo.state, &*lo.kind), (LinkState::Up, ""));
+        assert_eq!(rtnetlink.link("no-such-link").unwrap(), None);
+        let up = rtnetlink.set_link_state("no-such-link", LinkState::Up);
+        assert_eq!(refused(up), ENODEV);
+        rtnetlink.delete_link("no-such-link").unwrap();
+        assert_eq!(refused(rtnetlink.delete_link("lo")), EOPNOTSUPP);
+        assert_eq!(rtnetlink.addresses_of(4711, Family::Inet).unwrap(), []);
+    });
+}
+
+#[test]
+fn a_name_that_is_too_long_is_refused() {
+    in_namespace(|mut rtnetlink| {
+        for length in [16, 100_000] {
+            let created = rtnetlink.create_dummy(&"x".repeat(length));
+            assert_eq!(refused(created), ERANGE, "{length}");
+        }
+    });
+}
+
+#[test]
+fn addresses_come_and_go_each_with_its_answer() {
+    in_namespace(|mut rtnetlink| {
+        let mut batch = Batch::new();
+        let one = Address::host(LOOPBACK, ip("10.0.0.1"));
+        one.push_new(&mut batch);
+        one.push_new(&mut batch);
+        Address::host(4711, ip("10.0.0.2")).push_new(&mut batch);
+        let network = Address {
+            prefix: 24,
+            ..Address::host(LOOPBACK, ip("10.0.1.1"))
+        };
+        network.push_new(&mut batch);
+        Address::host(LOOPBACK, ip("10.0.1.1")).push_del(&mut batch);
+        assert_eq!(
+            execute(&mut rtnetlink, &batch),
+            [None, Some(EEXIST), Some(ENODEV), None, Some(EADDRNOTAVAIL)]
+        );
+        assert_eq!(rtnetlink.addresses(Family::Inet).unwrap(), [one, network]);
+        assert_eq!(rtnetlink.addresses(Family::Inet6).unwrap(), []);
+        let mut batch = Batch::new();
+        one.push_del(&mut batch);
+        network.push_del(&mut batch);
+        assert_eq!(execute(&mut rtnetlink, &batch), [None, None]);
+        assert_eq!(rtnetlink.addresses(Family::Inet).unwrap(), []);
+        assert_eq!(rtnetlink.sent(), 5 + 2 + 3);
+    });
+}
+
+#[test]
+fn what_the_kernel_makes_for_an_address_is_a_route_of_its_own() {
+    in_namespace(|mut rtnetlink| {
+        rtnetlink.set_link_state("lo", LinkState::Up).unwrap();
+        let address = ip("10.96.0.1");
+        let mut batch = Batch::new();
+        Address::host(LOOPBACK, address).push_new(&mut batch);
+        let ours = LocalRoute {
+            link: LOOPBACK,
+            address,
+            protocol: OURS,
+        };
+        ours.push_new(&mut batch);
+        ours.push_new(&mut batch);
+        assert_eq!(execute(&mut rtnetlink, &batch), [None, None, Some(EEXIST)]);
+        let mut found = |protocol| routes(&mut rtnetlink, LOOPBACK, Family::Inet, protocol);
+        assert!(found(LocalRoute::KERNEL).contains(&address));
+        assert_eq!(found(OURS), [address].into());
+        let mut batch = Batch::new();
+        ours.push_del(&mut batch);
+        ours.push_del(&mut batch);
+        assert_eq!(execute(&mut rtnetlink, &batch), [None, Some(ESRCH)]);
+        let mut found = |protocol| routes(&mut rtnetlink, LOOPBACK, Family::Inet, protocol);
+        assert_eq!(found(OURS), [].into());
+        assert!(found(LocalRoute::KERNEL).contains(&address));
+    });
+}
+
+#[test]
+#[ignore = "needs dummy links"]
+fn a_dummy_link_lives_from_creation_to_deletion() {
+    in_namespace(|mut rtnetlink| {
+        rtnetlink.create_dummy(DUMMY).unwrap();
+        assert_eq!(refused(rtnetlink.create_dummy(DUMMY)), EEXIST);
+        let link = rtnetlink.link(DUMMY).unwrap().unwrap();
+        assert_eq!((link.state, &*link.kind), (LinkState::Down, "dummy"));
+        rtnetlink.set_link_state(DUMMY, LinkState::Up).unwrap();
+        let up = rtnetlink.link(DUMMY).unwrap().unwrap();
+        assert_eq!((up.state, up.index), (LinkState::Up, link.index));
+        rtnetlink.set_link_state(DUMMY, LinkState::Down).unwrap();
+        let down = rtnetlink.link(DUMMY).unwrap().unwrap();
+        assert_eq!(down, link);
+        rtnetlink.delete_link(DUMMY).unwrap();
+        assert_eq!(rtnetlink.link(DUMMY).unwrap(), None);
+        rtnetlink.delete_link(DUMMY).unwrap();
+    });
+}
+
+#[test]
+#[ignore = "needs dummy links and IPv6"]
+fn a_link_gets_an_address_of_its_own_or_none() {
+    load_ipv6();
+    in_namespace(|mut rtnetlink| {
+        for (name, generation, expected) in [
+            ("dummy1", AddressGeneration::Eui64, 1),
+            ("dummy2", AddressGeneration::None, 0),
+        ] {
+            rtnetlink.create_dummy(name).unwrap();
+            rtnetlink.set_address_generation(name, generation).unwrap();
+            rtnetlink.set_link_state(name, LinkState::Up).unwrap();
+            let link = rtnetlink.link(name).unwrap().unwrap();
+            let own = addresses(&mut rtnetlink, link.index, Family::Inet6);
+            assert_eq!(own.len(), expected, "{own:?}");
+        }
+    });
+}
+
+#[test]
+#[ignore = "needs dummy links and IPv6"]
+fn thousands_of_addresses_and_routes() {
+    const COUNT: u32 = 2_000;
+    load_ipv6();
+    in_namespace(|mut rtnetlink| {
+        rtnetlink.create_dummy(DUMMY).unwrap();
+        // IPv6 routes need it.
+        rtnetlink.set_link_state(DUMMY, LinkState::Up).unwrap();
+        let link = rtnetlink.link(DUMMY).unwrap().unwrap().index;
+        for family in [Family::Inet, Family::Inet6] {
+            let all: BTreeSet<_> = many(family, COUNT).collect();
+            let mut batch = Batch::new();
+            for address in many(family, COUNT) {
+                Address::host(link, address).push_new(&mut batch);
+            }
+            let done = vec![None; all.len()];
+            assert!(execute(&mut rtnetlink, &batch) == done);
+            let found = addresses(&mut rtnetlink, link, family);
+            assert!(all.is_subset(&found) && found.len() <= all.len() + 1);
+            let mut batch = Batch::new();
+            for address in many(family, COUNT) {
+                Address::host(link, address).push_del(&mut batch);
+            }
+            assert!(execute(&mut rtnetlink, &batch) == done);
+            assert!(addresses(&mut rtnetlink, link, family).len() <= 1);
+        }
+        // With the last IPv4 address of a link the kernel removes its IPv4 routes.
+        let mut batch = Batch::new();
+        Address::host(link, ip("127.107.0.1")).push_new(&mut batch);
+        execute(&mut rtnetlink, &batch);
+        for family in [Family::Inet, Family::Inet6] {
+            let route = |address| LocalRoute {
+                link,
+                address,
+                protocol: OURS,
+            };
+            let all: BTreeSet<_> = many(family, COUNT).collect();
+            let mut batch = Batch::new();
+            for address in many(family, COUNT) {
+                route(address).push_new(&mut batch);
+            }
+            let done = vec![None; all.len()];
+            assert!(execute(&mut rtnetlink, &batch) == done);
+            assert_eq!(routes(&mut rtnetlink, link, family, OURS), all);
+            let mut batch = Batch::new();
+            for address in many(family, COUNT) {
+                route(address).push_del(&mut batch);
+            }
+            assert!(execute(&mut rtnetlink, &batch) == done);
+            assert_eq!(routes(&mut rtnetlink, link, family, OURS), [].into());
+        }
+    });
+}
+
+/// What is told within a second, until `is_enough`.
+fn told(subscription: &Subscription, is_enough: impl Fn(&[Event]) -> bool) -> Vec<Event> {
+    let deadline = Instant::now() + Duration::from_secs(1);
+    let mut told = Vec::new();
+    while !is_enough(&told) && Instant::now() < deadline {
+        match subscription.receive() {
+            Ok(events) => told.extend(events),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                thread::sleep(Duration::from_millis(1));
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+    told
+}
+
+#[test]
+fn addresses_are_told_and_those_of_one_link_left_out() {
+    in_namespace(|mut rtnetlink| {
+        let subscription = Subscription::open(ROOM).unwrap();
+        assert_eq!(
+            subscription.receive().unwrap_err().kind(),
+            ErrorKind::WouldBlock
+        );
+        let address = Address::host(LOOPBACK, ip("10.0.0.1"));
+        let mut batch = Batch::new();
+        address.push_new(&mut batch);
+        address.push_del(&mut batch);
+        execute(&mut rtnetlink, &batch);
+        let both = [Event::AddressAdded(address), Event::AddressRemoved(address)];
+        assert_eq!(told(&subscription, |told| told.len() == 2), both);
+        subscription.leave_out_added_to(LOOPBACK).unwrap();
+        execute(&mut rtnetlink, &batch);
+        assert_eq!(told(&subscription, |told| !told.is_empty()), both[1..]);
+        subscription.leave_out_added_to(4711).unwrap();
+        execute(&mut rtnetlink, &batch);
+        assert_eq!(told(&subscription, |told| told.len() == 2), both);
+    });
+}
+
+#[test]
+fn an_address_whose_label_is_no_text_is_read_and_told() {
+    in_namespace(|mut rtnetlink| {
+        let subscription = Subscription::open(ROOM).unwrap();
+        let mut batch = Batch::new();
+        batch.push(libc::RTM_NEWADDR, 0, |message| {
+            message.bytes(&[2, 32, 0, 0]);
+            message.bytes(&LOOPBACK.to_ne_bytes());
+            message.attr(libc::IFA_LOCAL, &[10, 0, 0, 1]);
+            message.attr(libc::IFA_LABEL, b"lo:\xff\0");
+        });
+        assert_eq!(execute(&mut rtnetlink, &batch), [None]);
+        let address = Address::host(LOOPBACK, ip("10.0.0.1"));
+        assert_eq!(rtnetlink.addresses(Family::Inet).unwrap(), [address]);
+        let told = told(&subscription, |told| !told.is_empty());
+        assert_eq!(told, [Event::AddressAdded(address)]);
+    });
+}
+
+#[test]
+fn what_was_lost_is_told() {
+    in_namespace(|mut rtnetlink| {
+        let subscription = Subscription::open(4_096).unwrap();
+        let mut batch = Batch::new();
+        for address in many(Family::Inet, 500) {
+            Address::host(LOOPBACK, address).push_new(&mut batch);
+        }
+        execute(&mut rtnetlink, &batch);
+        let all = told(&subscription, |told| told.contains(&Event::Lost));
+        assert!(all.contains(&Event::Lost), "{all:?}");
+        // It goes on.
+        while subscription.receive().is_ok() {}
+        let last = Address::host(LOOPBACK, ip("10.1.0.1"));
+        let mut batch = Batch::new();
+        last.push_new(&mut batch);
+        execute(&mut rtnetlink, &batch);
+        let then = told(&subscription, |told| !told.is_empty());
+        assert_eq!(then, [Event::AddressAdded(last)]);
+    });
+}
+
+#[test]
+#[ignore = "needs dummy links"]
+fn links_are_told() {
+    in_namespace(|mut rtnetlink| {
+        let subscription = Subscription::open(ROOM).unwrap();
+        rtnetlink.create_dummy(DUMMY).unwrap();
+        let down = rtnetlink.link(DUMMY).unwrap().unwrap();
+        rtnetlink.set_link_state(DUMMY, LinkState::Up).unwrap();
+        let up = rtnetlink.link(DUMMY).unwrap().unwrap();
+        rtnetlink.delete_link(DUMMY).unwrap();
+        let is_end =
+            |event: &Event| matches!(event, Event::LinkRemoved(link) if link.index == down.index);
+        let told = told(&subscription, |told| told.iter().any(is_end));
+        let at = |wanted: &Event| told.iter().position(|event| event == wanted);
+        let (first, then) = (at(&Event::Link(down.clone())), at(&Event::Link(up)));
+        assert!(first.is_some() && first < then, "{told:?}");
+        assert!(told.iter().any(is_end), "{told:?}");
+    });
+}
+
+#[test]
+#[ignore = "needs dummy links"]
+fn a_link_whose_name_is_no_text_is_told() {
+    in_namespace(|mut rtnetlink| {
+        let subscription = Subscription::open(ROOM).unwrap();
+        let named = |message: &mut Writer<'_>| {
+            message.bytes(&[0; 16]);
+            message.attr(libc::IFLA_IFNAME, b"d\xff\xfe\0");
+        };
+        let mut batch = Batch::new();
+        batch.push(libc::RTM_NEWLINK, NLM_F_CREATE, |message| {
+            named(message);
+            message.nest(libc::IFLA_LINKINFO, |info| {
+                info.attr_str(libc::IFLA_INFO_KIND, "dummy");
+            });
+        });
+        batch.push(libc::RTM_DELLINK, 0, named);
+        assert_eq!(execute(&mut rtnetlink, &batch), [None, None]);
+        let is_end = |event: &Event| matches!(event, Event::LinkRemoved(_));
+        let told = told(&subscription, |told| told.iter().any(is_end));
+        assert!(told.iter().any(is_end), "{told:?}");
+        assert!(!told.contains(&Event::Lost), "{told:?}");
+    });
+}
