@@ -8,11 +8,14 @@
 //! ```
 //!
 //! A mode knows its own footprint, and is given those of the others: a further mode adds one, and
-//! nothing in its siblings.
+//! nothing in its siblings. The crate `cleanup` removes all that footprints name.
 
 mod leftovers;
 pub mod nft;
 
+use std::net::{IpAddr, SocketAddr};
+
+use inet::{IpFamily, Protocol};
 use iptables::{Jump, Table};
 
 pub use leftovers::{Finder, Held, Leftovers};
@@ -40,6 +43,54 @@ pub struct Footprint {
     pub older_comments: &'static [&'static str],
     /// Its tables in nftables, by the name that they have in the families `ip` and `ip6`.
     pub nft_tables: &'static [&'static str],
+    /// Its ipsets of a family.
+    pub sets: fn(IpFamily) -> Vec<OwnSet>,
+    /// Its link.
+    pub link: Option<Link>,
+    /// Its virtual servers, if it makes any.
+    pub virtual_servers: Option<VirtualServers>,
+}
+
+/// An ipset of a mode.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OwnSet {
+    /// Its name.
+    pub name: String,
+    /// What its members say of other things.
+    pub says: Says,
+}
+
+/// What the members of an ipset say.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Says {
+    /// Nothing.
+    Nothing,
+    /// Each address and port is a virtual server of the mode.
+    VirtualServers,
+    /// Each is a port of this protocol that the mode serves at the node's addresses.
+    NodePorts(Protocol),
+    /// Each is an address that was bound to the mode's link.
+    Bound,
+}
+
+/// A link that holds service addresses, as addresses or as local routes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Link {
+    /// Its name. One that is a dummy goes with all it holds.
+    pub name: &'static str,
+    /// The number (`rtm_protocol`) that tells the mode's routes from the kernel's.
+    pub route_protocol: u8,
+    /// An address that is no Service's, and is there for the routes.
+    pub anchor: Option<IpAddr>,
+}
+
+/// What tells virtual servers apart, beside the mode's link and sets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct VirtualServers {
+    /// The bit of the flags that notes one as made for a NodePort.
+    pub node_port_flag: u32,
+    /// One without destinations that the mode asks the kernel with.
+    pub probe: Option<(SocketAddr, Protocol)>,
 }
 
 impl Footprint {
@@ -52,6 +103,9 @@ impl Footprint {
             jumps: &[],
             older_comments: &[],
             nft_tables: &[],
+            sets: |_| Vec::new(),
+            link: None,
+            virtual_servers: None,
         }
     }
 

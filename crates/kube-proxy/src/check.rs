@@ -133,7 +133,7 @@ async fn look(options: &Options) -> Result<Answer> {
             }
             if model.is_complete() && model.is_whole() {
                 let excluded = options.exclude_cidrs.clone();
-                let foresee = move || proxy_ipvs::foresee_beside(footprints::ALL, &used, &excluded);
+                let foresee = move || ::cleanup::foresee_beside(footprints::ALL, &used, &excluded);
                 let left = tokio::task::spawn_blocking(foresee).await?;
                 *counted.entry("node".to_owned()).or_default() += left.removed.len();
                 changes.extend(

@@ -3,8 +3,8 @@
 use std::fmt::Write as _;
 use std::process::ExitCode;
 
+use ::cleanup::Cleanup;
 use anyhow::Result;
-use proxy_ipvs::Cleanup;
 
 use crate::flags::Options;
 use crate::{footprints, sysctl};
@@ -16,7 +16,7 @@ pub async fn cleanup(options: &Options) -> Result<ExitCode> {
     let excluded = options.exclude_cidrs.clone();
     // Blocks on the kernel and on iptables; nothing else happens meanwhile.
     let cleanup =
-        tokio::task::spawn_blocking(move || proxy_ipvs::clean_up(footprints::ALL, &excluded))
+        tokio::task::spawn_blocking(move || ::cleanup::clean_up(footprints::ALL, &excluded))
             .await?;
     print!("{}", told(&cleanup));
     for line in sysctl::leftovers() {

@@ -299,7 +299,7 @@ impl Predecessor {
     async fn clear(self) {
         let Self { iptables, excluded } = self;
         // Blocks on the kernel and on programs.
-        let clear = move || proxy_ipvs::clean_up_beside(footprints::ALL, &iptables, &excluded);
+        let clear = move || ::cleanup::clean_up_beside(footprints::ALL, &iptables, &excluded);
         match tokio::task::spawn_blocking(clear).await {
             Ok(cleanup) => {
                 for line in cleanup.removed {

@@ -8,7 +8,7 @@ use iptables::Backend;
 pub use footprint::Leftovers;
 use footprint::{Finder, Held};
 
-use crate::rules::FOOTPRINT;
+use crate::footprint::FOOTPRINT;
 
 /// Where another mode, or a run with the other backend of iptables, has left something.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

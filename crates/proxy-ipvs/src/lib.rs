@@ -15,6 +15,7 @@ mod config;
 mod drain;
 mod drift;
 pub mod fake;
+mod footprint;
 mod kernel;
 mod leftovers;
 mod netlink;
@@ -26,6 +27,7 @@ mod server;
 mod sets;
 mod tables;
 
+pub use crate::footprint::FOOTPRINT;
 pub use compile::{Fragment, NodePortAddresses, compile};
 pub use config::{Config, ShimStyle, VipMode};
 pub use iptables::{Backend, Iptables, IptablesError};
@@ -34,11 +36,11 @@ pub use kernel::{
 };
 pub use leftovers::{Leftovers, Place, beside_the_shim};
 pub use netlink::{
-    Cleanup, MODULES, NetlinkKernel, OpenError, ProbeError, clean_up, clean_up_beside,
-    foresee_beside, foresee_scheduler, prepare, probe, probe_scheduler,
+    MODULES, NetlinkKernel, OpenError, ProbeError, foresee_scheduler, prepare, probe,
+    probe_scheduler,
 };
 pub use plan::{Fault, Op, Outcome, Plan};
 pub use proxier::{Lanes, Proxier};
-pub use rules::{FOOTPRINT, Rules, Shim, Table};
+pub use rules::{Rules, Shim, Table};
 pub use server::{Destinations, Properties, RealServer, VirtualServer, VirtualServerKey};
 pub use sets::{Member, Set, SetKind};

@@ -14,7 +14,6 @@
 //! were seen on Linux 6.1.
 
 mod addresses;
-mod cleanup;
 mod probe;
 mod reason;
 mod scheduler;
@@ -30,20 +29,23 @@ use iptables::{Iptables, IptablesError, Program};
 use proxy::{IpFamily, Target};
 
 use crate::config::VipMode;
+use crate::footprint::FOOTPRINT;
 use crate::kernel::{
     CONNECTIONS, FoundAddresses, FoundRules, FoundSets, Glance, Kernel, KernelError, Part,
 };
 use crate::leftovers::{Leftovers, Place, beside_the_shim};
 use crate::plan::{Op, Outcome, Plan};
-use crate::rules::{FOOTPRINT, Rules};
+use crate::rules::Rules;
 use crate::server::{VirtualServer, VirtualServerKey};
 use addresses::Addresses;
-pub use cleanup::{Cleanup, clean_up, clean_up_beside, foresee_beside};
+pub(crate) use addresses::{ANCHOR, LINK, ROUTE_PROTOCOL};
 pub use probe::{ProbeError, probe};
 use reason::{refused, unsent};
+pub(crate) use scheduler::PROBE;
 pub use scheduler::{foresee_scheduler, probe_scheduler};
 use servers::Servers;
 use sets::Sets;
+pub(crate) use sets::spare;
 
 /// The kernel modules, by their aliases, of matches and sets that this mode alone has on the usual node, beside `ip_vs_` and the
 /// scheduler: for [`Iptables::choose_loading`]. The kernel itself loads those of rarer rules.

@@ -12,7 +12,6 @@ mod lean;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv6Addr};
 
-use footprint::Footprint;
 use ipnet::IpNet;
 use iptables::{
     Entry, Field, FlowState, Jump, Match, Rule, RuleLine, SourcePort, Target, entries, restore_text,
@@ -39,7 +38,7 @@ const SRC_DST: &[Field] = &[Field::Source, Field::Destination];
 const DST_DST_SRC: &[Field] = &[Field::Destination, Field::Destination, Field::Source];
 
 /// The chains that are ours, in the order that upstream makes them.
-const CHAINS: [(Table, &str); 11] = [
+pub(crate) const CHAINS: [(Table, &str); 11] = [
     (Table::Nat, "KUBE-SERVICES"),
     (Table::Nat, "KUBE-POSTROUTING"),
     (Table::Nat, "KUBE-NODE-PORT"),
@@ -55,7 +54,7 @@ const CHAINS: [(Table, &str); 11] = [
 
 /// The jumps into them from the built-in chains: all of them, or the lean ones among them. Each missing one is put at the head of its chain, in this order, so that
 /// in a fresh table the last one comes first.
-const JUMPS: [Jump; 9] = {
+pub(crate) const JUMPS: [Jump; 9] = {
     const fn jump(from: &'static str, to: &'static str, comment: &'static str) -> Jump {
         Jump::new(Table::Filter, from, to, comment)
     }
@@ -73,13 +72,6 @@ const JUMPS: [Jump; 9] = {
         jump("INPUT", "KUBE-IPVS-FILTER", ACCESS),
         jump("OUTPUT", "KUBE-IPVS-OUT-FILTER", ACCESS),
     ]
-};
-
-/// What this mode leaves in iptables, and in nftables nothing.
-pub const FOOTPRINT: Footprint = Footprint {
-    chains: &CHAINS,
-    jumps: &JUMPS,
-    ..Footprint::none("ipvs")
 };
 
 /// The content of the shim in one family: its chains with their rules, and the jumps into them, as lines of

@@ -17,6 +17,13 @@ pub struct VirtualServerKey {
     pub protocol: Protocol,
 }
 
+impl VirtualServerKey {
+    /// Its address and port, and its protocol.
+    pub(crate) const fn socket(&self) -> (SocketAddr, Protocol) {
+        (SocketAddr::new(self.address, self.port), self.protocol)
+    }
+}
+
 impl fmt::Display for VirtualServerKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(

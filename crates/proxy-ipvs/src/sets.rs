@@ -7,6 +7,7 @@
 use std::fmt;
 use std::net::IpAddr;
 
+use footprint::Says;
 use ipnet::IpNet;
 use proxy::{IpFamily, Protocol};
 
@@ -219,18 +220,24 @@ impl Set {
         self.row().comment
     }
 
+    /// What its members say of other things.
+    pub(crate) fn says(self) -> Says {
+        match self {
+            Self::ClusterIp
+            | Self::ExternalIp
+            | Self::ExternalIpLocal
+            | Self::LoadBalancer
+            | Self::NodePortSctp => Says::VirtualServers,
+            Self::NodePortTcp => Says::NodePorts(Protocol::Tcp),
+            Self::NodePortUdp => Says::NodePorts(Protocol::Udp),
+            Self::IpvsIps => Says::Bound,
+            _ => Says::Nothing,
+        }
+    }
+
     /// Whether its members say which virtual servers are ours, so that a member must outlive its virtual server.
     pub fn marks_ownership(self) -> bool {
-        matches!(
-            self,
-            Self::ClusterIp
-                | Self::ExternalIp
-                | Self::ExternalIpLocal
-                | Self::LoadBalancer
-                | Self::NodePortTcp
-                | Self::NodePortUdp
-                | Self::NodePortSctp
-        )
+        matches!(self.says(), Says::VirtualServers | Says::NodePorts(_))
     }
 
     /// The virtual server that a member is about. None for a loop-back member, which names an endpoint, and for a port, which is

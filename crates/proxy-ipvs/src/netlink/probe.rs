@@ -4,12 +4,14 @@
 //! A set of each type is made and destroyed, and while one is there, rules that name it, in a chain
 //! that nothing leads to. The kernel loads modules for them if it can; nothing of it stays.
 
+use std::time::Duration;
+
 use ipset_netlink::{Definition, Family, Ipset, SetType};
 use iptables::{Field, FlowState, Iptables, IptablesError, Match, Rule, SourcePort, Table, Target};
 use proxy::IpFamily;
 
-use super::cleanup::destroy;
-use super::sets::Sets;
+/// The nft backend lets go of a set a little after its rules.
+const RELEASED_WITHIN: Duration = Duration::from_secs(2);
 
 /// All that sets are made as.
 const TYPES: [SetType; 5] = [
@@ -54,19 +56,19 @@ pub fn probe(iptables: &Iptables, family: IpFamily) -> Result<(), ProbeError> {
         IpFamily::V4 => ("KUBE-PROXY-PROBE", Family::Inet),
         IpFamily::V6 => ("KUBE-6-PROXY-PROBE", Family::Inet6),
     };
-    let (mut ipset, mut sets) = (Ipset::open()?, Sets::open(family)?);
+    let mut ipset = Ipset::open()?;
     // Rules that a probe which was cut short has left go with those of this one, but what they name
     // does not before.
-    if destroy(&mut sets, name).is_err() {
+    if ipset.destroy_released(name, RELEASED_WITHIN).is_err() {
         let empty = |table| (table, Rule::new([], Target::Return));
         iptables.try_rules(family, &[Table::Nat, Table::Filter].map(empty))?;
     }
     for set_type in TYPES {
-        destroy(&mut sets, name)?;
+        ipset.destroy_released(name, RELEASED_WITHIN)?;
         ipset.create(name, &Definition::new(set_type, kind))?;
     }
     let tried = iptables.try_rules(family, &rules(name, family));
-    let destroyed = destroy(&mut sets, name);
+    let destroyed = ipset.destroy_released(name, RELEASED_WITHIN);
     tried?;
     destroyed?;
     Ok(())

@@ -16,11 +16,11 @@ use proxy::Protocol;
 
 use super::OpenError;
 use super::servers::service_key;
-use crate::server::{VirtualServer, VirtualServerKey};
+use crate::server::VirtualServerKey;
 
 /// The virtual server that asks. It has no destinations: nobody else's is without and at this
 /// address.
-const PROBE: VirtualServerKey = VirtualServerKey {
+pub(crate) const PROBE: VirtualServerKey = VirtualServerKey {
     address: std::net::IpAddr::V4(Ipv4Addr::new(198, 51, 100, 0)),
     port: 20_000,
     protocol: Protocol::Tcp,
@@ -81,11 +81,6 @@ fn is_used(scheduler: Name, there: &[ServiceEntry]) -> bool {
     there
         .iter()
         .any(|entry| entry.service.scheduler == scheduler && entry.service.key != key)
-}
-
-/// Whether a virtual server is one that a question has left.
-pub(super) fn is_left_by_a_probe(key: &VirtualServerKey, server: &VirtualServer) -> bool {
-    *key == PROBE && server.destinations.is_empty()
 }
 
 /// What can be seen of a scheduler without a write: a sentence if the kernel will not have it. None

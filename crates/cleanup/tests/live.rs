@@ -12,8 +12,8 @@ use std::io::Write as _;
 use std::process::{Command, Stdio};
 use std::thread;
 
+use cleanup::Cleanup;
 use ipnet::IpNet;
-use proxy_ipvs::Cleanup;
 use rustix::thread::{UnshareFlags, unshare_unsafe};
 
 /// Takes down what any mode has left.
@@ -23,7 +23,7 @@ fn clean_up(excluded: &[IpNet]) -> Cleanup {
         &proxy_iptables::FOOTPRINT,
         &footprint::NFTABLES,
     ];
-    proxy_ipvs::clean_up(modes, excluded)
+    cleanup::clean_up(modes, excluded)
 }
 
 /// Runs a story on a thread of its own, in a network namespace of its own, that holds things of others.
@@ -94,24 +94,28 @@ fn feed_sh(script: &str, input: &str) -> String {
 
 /// What a kube-proxy in IPVS mode leaves.
 fn leave_ipvs_mode() {
-    let (created, added): (Vec<&str>, Vec<&str>) = include_str!("dualstack/ipset-save")
-        .lines()
-        .partition(|line| line.starts_with("create"));
+    let (created, added): (Vec<&str>, Vec<&str>) =
+        include_str!("../../proxy-ipvs/tests/dualstack/ipset-save")
+            .lines()
+            .partition(|line| line.starts_with("create"));
     feed(
         "ipset restore",
         &([created, added].concat().join("\n") + "\n"),
     );
     feed(
         "iptables-$backend-restore --noflush",
-        include_str!("dualstack/iptables-save"),
+        include_str!("../../proxy-ipvs/tests/dualstack/iptables-save"),
     );
     feed(
         "ip6tables-$backend-restore --noflush",
-        include_str!("dualstack/ip6tables-save"),
+        include_str!("../../proxy-ipvs/tests/dualstack/ip6tables-save"),
     );
-    feed("ipvsadm -R", include_str!("dualstack/ipvsadm-save"));
+    feed(
+        "ipvsadm -R",
+        include_str!("../../proxy-ipvs/tests/dualstack/ipvsadm-save"),
+    );
     sh("ip link add kube-ipvs0 type dummy");
-    for address in include_str!("dualstack/kube-ipvs0-addresses").lines() {
+    for address in include_str!("../../proxy-ipvs/tests/dualstack/kube-ipvs0-addresses").lines() {
         sh(&format!("ip addr add {address} dev kube-ipvs0 nodad"));
     }
 }
@@ -119,8 +123,14 @@ fn leave_ipvs_mode() {
 /// What a kube-proxy in iptables mode leaves; without the rule that needs a counter of nfacct, for which there is no tool.
 fn leave_iptables_mode() {
     for (command, saved) in [
-        ("iptables", include_str!("iptables-mode/iptables-save")),
-        ("ip6tables", include_str!("iptables-mode/ip6tables-save")),
+        (
+            "iptables",
+            include_str!("../../proxy-ipvs/tests/iptables-mode/iptables-save"),
+        ),
+        (
+            "ip6tables",
+            include_str!("../../proxy-ipvs/tests/iptables-mode/ip6tables-save"),
+        ),
     ] {
         // The kubelet's chain is there already.
         let lines = saved
