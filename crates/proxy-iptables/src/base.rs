@@ -3,6 +3,7 @@
 //! Source: docs/iptables-mode.md, sections 3, 6, 8 and 9.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
 
 use footprint::Footprint;
@@ -16,7 +17,6 @@ use proxy::IpFamily;
 use crate::chain::{Purpose, Shared};
 use crate::config::Config;
 use crate::nfacct::Counter;
-use crate::plan::Edit;
 
 /// An empty chain in each table: where it is gone, somebody has flushed the table.
 pub(crate) const CANARY: &str = "KUBE-PROXY-CANARY";
@@ -201,6 +201,23 @@ impl Base {
     /// Whether the table's canary is there.
     pub(crate) fn has_canary(&self, table: Table) -> bool {
         self.chains.contains_key(&(table, CANARY))
+    }
+}
+
+/// A rule that is put into a chain that has others.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Edit {
+    /// At its head.
+    Insert(String),
+    /// At its end.
+    Append(String),
+}
+
+impl fmt::Display for Edit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Insert(line) | Self::Append(line) => f.write_str(line),
+        }
     }
 }
 

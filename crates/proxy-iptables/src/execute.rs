@@ -173,7 +173,7 @@ impl Executor<'_> {
             Ok(()) => self.verdicts.taken += 1,
             Err(refusal) => {
                 self.verdicts.refused += 1;
-                if refusal.is_general {
+                if refusal.kind.is_general() {
                     self.verdicts.general = Some(refusal.reason.as_str().into());
                 }
             }

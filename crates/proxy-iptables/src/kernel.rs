@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use iptables::{Input, Iptables, Table};
+use iptables::{Input, Iptables, Kind, Table};
 use proxy::IpFamily;
 use route_netlink::{Family, Rtnetlink};
 
@@ -50,8 +50,8 @@ pub struct KernelError {
 pub struct Refusal {
     /// Why, and what to do.
     pub reason: String,
-    /// Whether others would not be taken either: the lock is held, rights are missing.
-    pub is_general: bool,
+    /// What kind of refusal it is.
+    pub kind: Kind,
 }
 
 /// The kernel, through the iptables programs.
@@ -100,7 +100,7 @@ impl Kernel for IptablesKernel {
     fn restore(&mut self, text: Input<'_>) -> Result<(), Refusal> {
         let restored = self.iptables.restore_from(RESTORE_LIMIT, self.family, text);
         restored.map_err(|error| Refusal {
-            is_general: error.kind().is_general(),
+            kind: error.kind(),
             reason: error.to_string(),
         })
     }

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use iptables::Table;
 use proxy::{Owner, Protocol};
 
-use crate::base::Base;
+use crate::base::{Base, Edit};
 use crate::chain::{Chain, Shared};
 use crate::config::Config;
 use crate::port::{Content, OWN, ServedPort, Slot, Style};
@@ -68,15 +68,6 @@ pub(crate) struct Change {
     pub(crate) slot: Slot,
     pub(crate) before: Option<Arc<str>>,
     pub(crate) after: Option<Arc<str>>,
-}
-
-/// A rule that is put into a chain that has others.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Edit {
-    /// At its head.
-    Insert(String),
-    /// At its end.
-    Append(String),
 }
 
 /// What stands and falls together.
@@ -305,14 +296,6 @@ impl fmt::Display for Name<'_> {
         match self {
             Self::Own(chain) => chain.fmt(f),
             Self::Other(name) => f.write_str(name),
-        }
-    }
-}
-
-impl fmt::Display for Edit {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Insert(line) | Self::Append(line) => f.write_str(line),
         }
     }
 }

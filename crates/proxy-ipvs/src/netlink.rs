@@ -38,14 +38,11 @@ use crate::plan::{Op, Outcome, Plan};
 use crate::rules::Rules;
 use crate::server::{VirtualServer, VirtualServerKey};
 use addresses::Addresses;
-pub(crate) use addresses::{ANCHOR, LINK, ROUTE_PROTOCOL};
 pub use probe::{ProbeError, probe};
 use reason::{refused, unsent};
-pub(crate) use scheduler::PROBE;
 pub use scheduler::{foresee_scheduler, probe_scheduler};
 use servers::Servers;
 use sets::Sets;
-pub(crate) use sets::spare;
 
 /// The kernel modules, by their aliases, of matches and sets that this mode alone has on the usual node, beside `ip_vs_` and the
 /// scheduler: for [`Iptables::choose_loading`]. The kernel itself loads those of rarer rules.

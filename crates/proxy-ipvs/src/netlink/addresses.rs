@@ -28,18 +28,9 @@ use route_netlink::{
 
 use super::reason::{refused, refused_or_wrong, said, surprise, unsent, wrong};
 use crate::config::VipMode;
+use crate::footprint::{ANCHOR, LINK, ROUTE_PROTOCOL};
 use crate::kernel::FoundAddresses;
 use crate::plan::{Op, Outcome};
-
-pub(crate) const LINK: &str = "kube-ipvs0";
-
-/// Nobody's in `/etc/iproute2/rt_protos`: 'k'.
-pub(crate) const ROUTE_PROTOCOL: u8 = 107;
-
-/// Keeps IPv4 on the link when service addresses are routes: with the last address of a link, the
-/// kernel removes its routes (`fib_disable_ip`). Local to the node anyway, like all of 127.0.0.0/8,
-/// and of scope host, so nobody's source address.
-pub(crate) const ANCHOR: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 107, 0, 1));
 
 /// One local route makes the kernel ask its routing table whether a packet's source is one of its
 /// own addresses, instead of walking through a 256th of all addresses (`fib_validate_source`, where

@@ -9,18 +9,10 @@ use ipset_netlink::{
 use proxy::{IpFamily, Protocol};
 
 use super::reason::{refused, surprise, unsent, wrong};
+use crate::footprint::spare;
 use crate::kernel::FoundSets;
 use crate::plan::{Op, Outcome};
 use crate::sets::{Member, Set, SetKind};
-
-/// The name that a set has while it is filled to replace a smaller one. The families grow theirs at
-/// the same time, and set names are one space for both.
-pub(crate) fn spare(family: IpFamily) -> &'static str {
-    match family {
-        IpFamily::V4 => "KUBE-GROWING",
-        IpFamily::V6 => "KUBE-6-GROWING",
-    }
-}
 
 /// The sets of one family.
 #[derive(Debug)]
