@@ -274,3 +274,121 @@ impl Executor<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use iptables::Kind;
+    use proxy::Protocol;
+
+    use super::*;
+    use crate::base::Edit;
+    use crate::chain::Shared;
+    use crate::fake::FakeKernel;
+    use crate::plan::{Change, Part, Whole};
+    use crate::port::Slot;
+
+    const SERVICES: Shared = Shared::FilterServices;
+
+    /// A rule for a port of its own.
+    fn part(chain: Shared, port: u16) -> Part {
+        let slot = Slot {
+            chain,
+            address: None,
+            protocol: Protocol::Tcp,
+            port,
+        };
+        let rule = format!("-A {} --dport {port} -j DROP\n", chain.name());
+        let change = Change {
+            slot,
+            before: None,
+            after: Some(rule.into()),
+        };
+        Part {
+            slots: vec![change],
+            ..Part::default()
+        }
+    }
+
+    /// Two shared chains, the second written whole, and parts in each.
+    fn plan() -> Plan {
+        let jump = "-A INPUT -j KUBE-SERVICES".to_owned();
+        Plan {
+            base: vec![(Table::Filter, SERVICES.name(), Vec::new())],
+            guests: vec![(Table::Filter, Edit::Insert(jump))],
+            whole: vec![Whole {
+                chain: Shared::FilterExternal,
+                slots: vec!["-A KUBE-EXTERNAL-SERVICES --dport 9 -j DROP\n".into()],
+                tail: Vec::new(),
+            }],
+            parts: [1, 2, 3, 4]
+                .map(|port| part(SERVICES, port))
+                .into_iter()
+                .chain([part(Shared::FilterExternal, 9)])
+                .collect(),
+            ..Plan::default()
+        }
+    }
+
+    #[test]
+    fn a_plan_can_be_counted_and_printed() {
+        let plan = plan();
+        // What stands in a chain that is written whole is no change of its own.
+        assert_eq!(plan.rules(Table::Filter), 5);
+        assert_eq!(plan.rules(Table::Nat), 0);
+        let lines = plan.lines();
+        assert_eq!(lines.len(), 7, "{lines:?}");
+        assert_eq!(
+            lines[..3],
+            [
+                "write chain KUBE-SERVICES of table filter: 0 rules",
+                "add in table filter: -A INPUT -j KUBE-SERVICES",
+                "write chain KUBE-EXTERNAL-SERVICES of table filter: 1 rules",
+            ]
+        );
+        assert_eq!(
+            lines[3],
+            "add in table filter: -A KUBE-SERVICES --dport 1 -j DROP"
+        );
+    }
+
+    #[test]
+    fn what_is_refused_stands_alone_in_the_end() {
+        let mut kernel = FakeKernel::new(&[]);
+        kernel.state().refused = vec!["--dport 3 ".to_owned()];
+        let together = plan().apply(&mut kernel, Manner::Together);
+        assert_eq!((together.taken, together.refused), (0, 1));
+        let is_refused = |verdict: &Verdict| matches!(verdict, Verdict::Refused(_));
+        assert!(together.parts.iter().all(is_refused));
+        let apart = plan().apply(&mut kernel, Manner::Apart);
+        let refused: Vec<bool> = apart.parts.iter().map(is_refused).collect();
+        assert_eq!(refused, [false, false, true, false, false]);
+        assert_eq!((apart.base, apart.general), (Verdict::Done, None));
+        // The base; all parts; halves of them; halves of the one that was refused.
+        assert_eq!((apart.taken, apart.refused), (3, 3));
+    }
+
+    #[test]
+    fn without_its_base_nothing_is_tried() {
+        let mut kernel = FakeKernel::new(&[]);
+        kernel.state().refused = vec!["-A INPUT".to_owned()];
+        let verdicts = plan().apply(&mut kernel, Manner::Apart);
+        assert!(matches!(verdicts.base, Verdict::Refused(_)));
+        // The last one is in a chain that the base writes.
+        assert_eq!(verdicts.parts, vec![Verdict::Untried; 5]);
+        assert_eq!(verdicts.refused, 1);
+    }
+
+    #[test]
+    fn what_is_no_fault_of_the_rules_ends_the_search() {
+        let mut kernel = FakeKernel::new(&[]);
+        kernel.state().held = Some("somebody writes".to_owned());
+        let verdicts = Plan {
+            parts: plan().parts,
+            ..Plan::default()
+        }
+        .apply(&mut kernel, Manner::Apart);
+        assert_eq!(verdicts.general.as_deref(), Some("somebody writes"));
+        assert_eq!(verdicts.refused, 1);
+        assert!(Kind::LockHeld.is_general() && !Kind::Refused.is_general());
+    }
+}
