@@ -116,8 +116,10 @@ impl<'a> Iterator for Words<'a> {
         if self.rest.is_empty() {
             return None;
         }
-        let special = self.rest.find([' ', '"', '\\']).unwrap_or(self.rest.len());
-        let (word, after) = self.rest.split_at(special);
+        // By bytes: none of these is a part of another character.
+        let is_special = |byte: u8| matches!(byte, b' ' | b'"' | b'\\');
+        let special = self.rest.bytes().position(is_special);
+        let (word, after) = self.rest.split_at(special.unwrap_or(self.rest.len()));
         if after.is_empty() || after.starts_with(' ') {
             self.rest = after;
             return Some(Cow::Borrowed(word));
