@@ -140,7 +140,7 @@ mod tests {
         assert!(Address::parse(&[0; 7]).is_err());
     }
 
-    /// As `strace ip address add` shows them.
+    /// `struct ifaddrmsg` and its attributes, as linux/if_addr.h lays them out.
     #[test]
     fn bytes_are_the_kernels() {
         let mut batch = Batch::new();

@@ -65,18 +65,15 @@ impl LocalRoute {
         protocol: u8,
     ) -> Result<Option<Self>, Malformed> {
         let header = RouteHeader::parse(payload)?;
-        let wanted = request(family, protocol).header;
-        let of = |header: &RouteHeader| {
-            let &RouteHeader {
-                address_family,
-                table,
-                protocol,
-                kind,
-                ..
-            } = header;
-            (address_family, table, protocol, kind)
+        let wanted = RouteHeader {
+            address_family: family.number(),
+            destination_prefix_length: family.full_prefix(),
+            table: RT_TABLE_LOCAL,
+            protocol: protocol.into(),
+            kind: RouteType::Local,
+            ..header.clone()
         };
-        if of(&header) != of(&wanted) || header.destination_prefix_length != family.full_prefix() {
+        if header != wanted {
             return Ok(None);
         }
         let context = (header.address_family, header.kind, RouteLwEnCapType::None);
@@ -117,7 +114,7 @@ mod tests {
 
     use super::*;
 
-    /// As `strace ip route add local` shows them.
+    /// `struct rtmsg` and its attributes, as linux/rtnetlink.h lays them out.
     #[test]
     fn bytes_are_the_kernels() {
         let route = |address| LocalRoute {
