@@ -48,8 +48,9 @@ impl Evidence {
         }
     }
 
-    /// Whether a virtual server is one that a mode has made: its address is on that mode's link, one of the sets names it, or its
-    /// port is a NodePort and its address the node's, or was when it was made, as its note says.
+    /// Whether a virtual server is one that a mode has made: its address is on that mode's link,
+    /// one of the sets names it, or its port is a NodePort and its address the node's, or was when
+    /// it was made, as its note says.
     pub(crate) fn says_ours(&self, modes: Footprints, server: &Server) -> bool {
         let Server {
             at,

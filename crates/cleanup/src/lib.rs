@@ -1,12 +1,14 @@
-//! Takes down all that the footprints of some modes name, in one network namespace, and nothing else.
+//! Takes down all that the footprints of some modes name, in one network namespace, and nothing
+//! else.
 //!
 //! ```text
 //!   virtual servers ─▶ links ─▶ chains and jumps, tables of nftables ─▶ sets
 //! ```
 //!
-//! What says whose a virtual server is (its address on a link, a set member) goes only after it. A part that fails is told
-//! and does not stop the others, unlike upstream's, which also flushes the virtual servers of everybody and forgets the
-//! `KUBE-6-*` sets. Kernel settings and IPVS time-outs stay as they are, as upstream.
+//! What says whose a virtual server is (its address on a link, a set member) goes only after it. A
+//! part that fails is told and does not stop the others, unlike upstream's, which also flushes the
+//! virtual servers of everybody and forgets the `KUBE-6-*` sets. Kernel settings and IPVS time-outs
+//! stay as they are, as upstream.
 //!
 //! Nothing here knows a mode: what one leaves is said by its [`Footprint`](footprint::Footprint).
 
@@ -38,9 +40,9 @@ pub struct Cleanup {
     pub absent: Vec<String>,
 }
 
-/// Takes down, in the network namespace of the calling thread, what kube-proxies in these modes have left in both IP families
-/// and both backends of iptables. Virtual servers within `excluded` stay. Loads no kernel module. A kube-proxy that
-/// still runs makes it all again.
+/// Takes down, in the network namespace of the calling thread, what kube-proxies in these modes
+/// have left in both IP families and both backends of iptables. Virtual servers within `excluded`
+/// stay. Loads no kernel module. A kube-proxy that still runs makes it all again.
 pub fn clean_up(modes: Footprints, excluded: &[IpNet]) -> Cleanup {
     let mut cleanup = Cleanup::default();
     let installed = Iptables::installed().unwrap_or_else(|error| {
@@ -56,7 +58,8 @@ pub fn clean_up(modes: Footprints, excluded: &[IpNet]) -> Cleanup {
     cleanup
 }
 
-/// The same while a mode serves with rules of `used`, none of which refers to a set any more: all but the rules of that.
+/// The same while a mode serves with rules of `used`, none of which refers to a set any more: all
+/// but the rules of that.
 pub fn clean_up_beside(modes: Footprints, used: &Iptables, excluded: &[IpNet]) -> Cleanup {
     beside(modes, used, excluded, Manner::Remove)
 }
@@ -110,7 +113,8 @@ struct Remains {
     links: Links,
     /// None where there is no ipset, or it cannot be read.
     sets: Option<Sets>,
-    /// Whether all virtual servers that are ours are known to be gone, so that nothing need say whose they are.
+    /// Whether all virtual servers that are ours are known to be gone, so that nothing need say
+    /// whose they are.
     is_free: bool,
 }
 

@@ -113,7 +113,8 @@ pub(crate) fn remove(link: &Link, families: &[Remains], manner: Manner, cleanup:
     }
 }
 
-/// From a link that stays, takes away the addresses that a set says were bound to it, and the routes, which say it themselves.
+/// From a link that stays, takes away the addresses that a set says were bound to it, and the
+/// routes, which say it themselves.
 fn unbind(link: &Link, of: &Remains, manner: Manner, cleanup: &mut Cleanup) {
     let (family, name) = (of.family, link.name);
     let Some(held) = of.links.on(link) else {

@@ -19,7 +19,8 @@ pub(crate) struct Sets {
 }
 
 impl Sets {
-    /// Finds them, one by one, as those of others may be huge; what their members say goes to `evidence`.
+    /// Finds them, one by one, as those of others may be huge; what their members say goes to
+    /// `evidence`.
     pub(crate) fn read(
         modes: Footprints,
         family: IpFamily,

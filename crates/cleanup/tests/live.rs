@@ -1,7 +1,8 @@
-//! Tearing down on the real kernel: what upstream's kube-proxy left in each mode goes, what is of others stays. The judges are
-//! `ipvsadm`, `ipset`, `iptables-save` and `ip`.
+//! Tearing down on the real kernel: what upstream's kube-proxy left in each mode goes, what is of
+//! others stays. The judges are `ipvsadm`, `ipset`, `iptables-save` and `ip`.
 //!
-//! `tests/dualstack/` and `tests/iptables-mode/` are what upstream's kube-proxy 1.36.2 left in the kernel.
+//! `tests/dualstack/` and `tests/iptables-mode/` are what upstream's kube-proxy 1.36.2 left in the
+//! kernel.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -26,11 +27,13 @@ fn clean_up(excluded: &[IpNet]) -> Cleanup {
     cleanup::clean_up(modes, excluded)
 }
 
-/// Runs a story on a thread of its own, in a network namespace of its own, that holds things of others.
+/// Runs a story on a thread of its own, in a network namespace of its own, that holds things of
+/// others.
 fn on_a_node(story: impl FnOnce() + Send + 'static) {
     let story = move || {
         #[allow(unsafe_code, reason = "there is no safe call")]
-        // SAFETY: only the calling thread's network namespace changes, on which no memory safety depends.
+        // SAFETY: only the calling thread's network namespace changes, on which no memory safety
+        // depends.
         let unshared = unsafe { unshare_unsafe(UnshareFlags::NEWNET) };
         unshared.expect("this test makes a network namespace: run it in the lab");
         sh(
@@ -120,7 +123,8 @@ fn leave_ipvs_mode() {
     }
 }
 
-/// What a kube-proxy in iptables mode leaves; without the rule that needs a counter of nfacct, for which there is no tool.
+/// What a kube-proxy in iptables mode leaves; without the rule that needs a counter of nfacct, for
+/// which there is no tool.
 fn leave_iptables_mode() {
     for (command, saved) in [
         (

@@ -1,7 +1,8 @@
 //! What modes have left in iptables, found in what `iptables-save` prints, and how to remove it.
 //!
-//! The names of the chains say whose they are. A jump into one of them is a kube-proxy's if it stands in a built-in chain and
-//! has one of its comments; any other one is somebody else's rule, so it stays, and the chain that it needs stays with it, empty.
+//! The names of the chains say whose they are. A jump into one of them is a kube-proxy's if it
+//! stands in a built-in chain and has one of its comments; any other one is somebody else's rule,
+//! so it stays, and the chain that it needs stays with it, empty.
 //!
 //! Source: upstream's `pkg/proxy/iptables/cleanup.go`, `pkg/proxy/ipvs/cleanup.go`.
 
@@ -63,8 +64,8 @@ impl Finder {
         }
     }
 
-    /// Finds what `modes` but `mine` have left, as far as `mine` has no use for it. A chain that is empty already and stays because somebody's rule
-    /// leads to it is nothing that is left.
+    /// Finds what `modes` but `mine` have left, as far as `mine` has no use for it. A chain that is
+    /// empty already and stays because somebody's rule leads to it is nothing that is left.
     pub fn beside(mine: &'static Footprint, modes: Footprints, held: Held) -> Self {
         let my_jumps = mine.jumps.iter().map(|jump| (jump.table, jump.line()));
         Self {

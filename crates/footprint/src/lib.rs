@@ -20,7 +20,8 @@ use iptables::{Jump, Table};
 
 pub use leftovers::{Finder, Held, Leftovers};
 
-/// Chains that are the kubelet's, even where a mode makes or fills them, too. They stay, as upstream leaves them.
+/// Chains that are the kubelet's, even where a mode makes or fills them, too. They stay, as
+/// upstream leaves them.
 const KUBELET: [&str; 4] = [
     "KUBE-FIREWALL",
     "KUBE-MARK-DROP",

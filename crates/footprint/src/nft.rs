@@ -1,10 +1,10 @@
 //! Tables of nftables: whether one is there, and its removal. Nothing else of nftables.
 //!
-//! A mode holds all it makes in one table of each family, so that one message removes it, with chains, sets and maps, in one
-//! transaction.
+//! A mode holds all it makes in one table of each family, so that one message removes it, with
+//! chains, sets and maps, in one transaction.
 //!
-//! Source: `linux/netfilter/nf_tables.h`, `net/netfilter/nfnetlink.c` (`nfnetlink_rcv_batch`); upstream's
-//! `pkg/proxy/nftables/cleanup.go`.
+//! Source: `linux/netfilter/nf_tables.h`, `net/netfilter/nfnetlink.c` (`nfnetlink_rcv_batch`);
+//! upstream's `pkg/proxy/nftables/cleanup.go`.
 
 use inet::IpFamily;
 use netlink_batch::{Batch, Connection, Error, Protocol, Refusal, Reply, Writer};
@@ -38,8 +38,8 @@ pub struct NftError {
     table: &'static str,
 }
 
-/// Whether the table of this name and family is there, in the network namespace of the calling thread. Asking loads `nf_tables`, as
-/// `iptables-nft-save` does.
+/// Whether the table of this name and family is there, in the network namespace of the calling
+/// thread. Asking loads `nf_tables`, as `iptables-nft-save` does.
 ///
 /// # Errors
 ///
@@ -63,7 +63,8 @@ pub fn has_table(family: IpFamily, table: &'static str) -> Result<bool, NftError
     asked.map_err(|source| failed(source, family, table))
 }
 
-/// Removes the table of this name and family with all it holds. One that is gone already is no error.
+/// Removes the table of this name and family with all it holds. One that is gone already is no
+/// error.
 ///
 /// # Errors
 ///

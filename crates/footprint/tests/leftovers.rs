@@ -33,7 +33,8 @@ fn is_jump_of_the_shim(line: &str) -> bool {
     jumps.any(|jump| jump == line)
 }
 
-/// What is left of `saved` when all is done that the text says, which holds only commands that take effect.
+/// What is left of `saved` when all is done that the text says, which holds only commands that take
+/// effect.
 fn after(saved: &str, text: &str) -> String {
     let table_of = |wanted: &str| {
         let mut table = "";

@@ -23,10 +23,11 @@ const MODERN: [u32; 3] = [1, 6, 2];
 const HINTS: [&str; 2] = ["KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY"];
 
 impl Iptables {
-    /// Chooses the backend, for the network namespace of the calling thread: the one asked for; else the one that the
-    /// kubelet's hints are in; else the one with `KUBE-*` chains, of whoever; else the one with more rules; else nft. One
-    /// that does not work is not chosen. Starts a process for each family that has to be read to know, which need not be
-    /// read again, and where the kernel does not say what it can do.
+    /// Chooses the backend, for the network namespace of the calling thread: the one asked for;
+    /// else the one that the kubelet's hints are in; else the one with `KUBE-*` chains, of whoever;
+    /// else the one with more rules; else nft. One that does not work is not chosen. Starts a
+    /// process for each family that has to be read to know, which need not be read again, and where
+    /// the kernel does not say what it can do.
     ///
     /// # Errors
     ///
@@ -35,8 +36,9 @@ impl Iptables {
         Self::choose_loading(wanted, &[])
     }
 
-    /// The same; where kernel modules of the backend have to be loaded, these, which its rules or what they name will need beside
-    /// [`MODULES`](crate::MODULES), are loaded in the same process: else each costs a process as it is first needed.
+    /// The same; where kernel modules of the backend have to be loaded, these, which its rules or
+    /// what they name will need beside [`MODULES`](crate::MODULES), are loaded in the same process:
+    /// else each costs a process as it is first needed.
     ///
     /// # Errors
     ///
@@ -77,8 +79,8 @@ impl Iptables {
         works(IpFamily::V4).or_else(|error| works(IpFamily::V6).map_err(|_| error))
     }
 
-    /// Chooses like [`choose`](Self::choose), but by looking alone: whether it can write is not tried, only whether it can
-    /// read.
+    /// Chooses like [`choose`](Self::choose), but by looking alone: whether it can write is not
+    /// tried, only whether it can read.
     ///
     /// # Errors
     ///
@@ -223,7 +225,8 @@ impl Evidence {
     }
 }
 
-/// Reads `iptables-save v1.8.9 (nf_tables)`. Before 1.8 there was only legacy, and nothing in parentheses.
+/// Reads `iptables-save v1.8.9 (nf_tables)`. Before 1.8 there was only legacy, and nothing in
+/// parentheses.
 fn version(text: &str) -> ([u32; 3], Backend) {
     let number = text
         .split_whitespace()

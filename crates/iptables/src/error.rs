@@ -1,4 +1,5 @@
-//! Why iptables did not do what it was to do: what it says, as a kind, and in words with a next step.
+//! Why iptables did not do what it was to do: what it says, as a kind, and in words with a next
+//! step.
 //!
 //! The programs say in sentences what went wrong, and end with the same status for all of it. What
 //! is read out of these sentences stands here, and nowhere else.
@@ -133,7 +134,8 @@ const SIGNS: [(Kind, &[&str]); 13] = [
     (Kind::NoModule, &["RULE_APPEND"]),
     // libxtables/xtables.c: "Couldn't load match `x':No such file or directory".
     (Kind::NoModule, &["Couldn't load"]),
-    // iptables/xtables-save.c, xtables-restore.c: "Failed to initialize nft: Protocol not supported".
+    // iptables/xtables-save.c, xtables-restore.c: "Failed to initialize nft: Protocol not
+    // supported".
     (Kind::Unsupported, &["Protocol not supported"]),
 ];
 

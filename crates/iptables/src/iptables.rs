@@ -22,7 +22,8 @@ const RESTORE_LIMIT: Duration = Duration::from_secs(10);
 const MEBIBYTE_LIMIT: Duration = Duration::from_secs(10);
 /// A save prints the rules of others, too, of which there may be very many.
 pub(crate) const SAVE_LIMIT: Duration = Duration::from_secs(30);
-/// One of all tables that is read as it comes has so many rules of our own; but while it works, it tells them.
+/// One of all tables that is read as it comes has so many rules of our own; but while it works, it
+/// tells them.
 const LONG_SAVE_LIMIT: Limit = Limit {
     whole: Duration::from_mins(5),
     silence: Duration::from_mins(1),
@@ -30,8 +31,8 @@ const LONG_SAVE_LIMIT: Limit = Limit {
 /// What is tried is written into a chain of this name.
 const PROBE_CHAIN: &str = "KUBE-PROXY-PROBE";
 
-/// The iptables programs of one backend, for both families, in the network namespace of the threads that use it: what is read is
-/// kept, with what tells when it has changed.
+/// The iptables programs of one backend, for both families, in the network namespace of the threads
+/// that use it: what is read is kept, with what tells when it has changed.
 #[derive(Debug, Clone)]
 pub struct Iptables {
     pub(crate) backend: Backend,
@@ -53,7 +54,8 @@ impl Iptables {
         self.is_modern
     }
 
-    /// Whether it can write rules of a family here. Starts a process where the kernel does not say, or says no.
+    /// Whether it can write rules of a family here. Starts a process where the kernel does not say,
+    /// or says no.
     ///
     /// # Errors
     ///
@@ -66,7 +68,8 @@ impl Iptables {
         }
     }
 
-    /// Whether it can read rules of a family here. Starts a process where the kernel does not say, or says no.
+    /// Whether it can read rules of a family here. Starts a process where the kernel does not say,
+    /// or says no.
     ///
     /// # Errors
     ///
@@ -79,8 +82,8 @@ impl Iptables {
         }
     }
 
-    /// Neither a save nor `--test` tells: both succeed with the nft backend on a kernel that cannot do
-    /// NAT with nftables.
+    /// Neither a save nor `--test` tells: both succeed with the nft backend on a kernel that cannot
+    /// do NAT with nftables.
     pub(crate) fn try_writing(&self, family: IpFamily) -> Result<(), IptablesError> {
         let (value, mask) = (0, 0);
         let rule = Rule::new([Match::DestinationLocal], Target::Mark { value, mask });
@@ -89,8 +92,8 @@ impl Iptables {
         Ok(())
     }
 
-    /// Whether the kernel takes a rule. One transaction that changes nothing, and yet makes the kernel
-    /// take the table and the rule's match and target.
+    /// Whether the kernel takes a rule. One transaction that changes nothing, and yet makes the
+    /// kernel take the table and the rule's match and target.
     ///
     /// # Errors
     ///
@@ -112,9 +115,9 @@ impl Iptables {
         self.restore(family, &text)
     }
 
-    /// Whether the kernel takes rules, those of a table in a row. They are written into a chain that
-    /// nothing leads to, and taken away again: of some rules only a transaction that is ended tells,
-    /// in either backend.
+    /// Whether the kernel takes rules, those of a table in a row. They are written into a chain
+    /// that nothing leads to, and taken away again: of some rules only a transaction that is ended
+    /// tells, in either backend.
     ///
     /// # Errors
     ///
@@ -187,8 +190,8 @@ impl Iptables {
         matches!(self.state(family), Some(State::Empty | State::Unsupported))
     }
 
-    /// The rules of all tables in use, and where there are none, perhaps nothing. Costs a process unless there is nothing to read, or
-    /// what was last read is what is there.
+    /// The rules of all tables in use, and where there are none, perhaps nothing. Costs a process
+    /// unless there is nothing to read, or what was last read is what is there.
     ///
     /// # Errors
     ///
@@ -205,8 +208,8 @@ impl Iptables {
         }
     }
 
-    /// The lines of one table, or of all tables in use, one after the other. Costs a process on the same terms. One table is a
-    /// short look, which waits for nobody who reads all of them.
+    /// The lines of one table, or of all tables in use, one after the other. Costs a process on the
+    /// same terms. One table is a short look, which waits for nobody who reads all of them.
     ///
     /// # Errors
     ///
@@ -311,7 +314,8 @@ impl Iptables {
         }
     }
 
-    /// Applies `text` without touching chains that it does not name: each of its tables whole, or not at all.
+    /// Applies `text` without touching chains that it does not name: each of its tables whole, or
+    /// not at all.
     ///
     /// # Errors
     ///
@@ -320,7 +324,8 @@ impl Iptables {
         self.restore_within(RESTORE_LIMIT, family, text)
     }
 
-    /// The same among rules of which so many characters are there: legacy iptables takes in a table whole and writes it whole.
+    /// The same among rules of which so many characters are there: legacy iptables takes in a table
+    /// whole and writes it whole.
     ///
     /// # Errors
     ///
@@ -345,7 +350,8 @@ impl Iptables {
         self.restore_from(limit, family, &mut |sink| sink.write_all(text.as_bytes()))
     }
 
-    /// The same with a text that is written piece by piece; once more if it is refused, to find the line that is blamed.
+    /// The same with a text that is written piece by piece; once more if it is refused, to find the
+    /// line that is blamed.
     ///
     /// # Errors
     ///

@@ -1,5 +1,5 @@
-//! iptables, for the modes that write rules: the language that rules are written in, and the programs
-//! that carry them out.
+//! iptables, for the modes that write rules: the language that rules are written in, and the
+//! programs that carry them out.
 //!
 //! ```text
 //!   Rule ── render ─▶ line ─▶ Restore ─▶ Iptables::restore ─▶ iptables-restore ─▶ kernel
@@ -7,13 +7,15 @@
 //!           Entry ◀─ Reader ◀─ Iptables::save_lines ◀─ iptables-save ◀───────────┘
 //! ```
 //!
-//! A [`Rule`] is data. It has one rendering, that of `iptables-save`, so that what is wanted can be compared with what is read
-//! back; one [`Reader`] reads that, and one [`Restore`] writes what `iptables-restore` takes.
+//! A [`Rule`] is data. It has one rendering, that of `iptables-save`, so that what is wanted can be
+//! compared with what is read back; one [`Reader`] reads that, and one [`Restore`] writes what
+//! `iptables-restore` takes.
 //!
-//! [`Iptables`] is one backend of the programs for both IP families: `iptables-save` reads, `iptables-restore` writes, and
-//! nothing costs a process for each rule. What the kernel tells by itself costs no process at all: whether there is anything to
-//! read, whether it has changed since, whether rules would be taken. [`Program`] runs them, and the few others that have no
-//! netlink replacement. What went wrong has a [`Kind`].
+//! [`Iptables`] is one backend of the programs for both IP families: `iptables-save` reads,
+//! `iptables-restore` writes, and nothing costs a process for each rule. What the kernel tells by
+//! itself costs no process at all: whether there is anything to read, whether it has changed since,
+//! whether rules would be taken. [`Program`] runs them, and the few others that have no netlink
+//! replacement. What went wrong has a [`Kind`].
 //!
 //! Not here: which rules there are, and anything of Kubernetes.
 

@@ -1,5 +1,5 @@
-//! A rule as data, and its one rendering: as `iptables-save` prints it, so that what is wanted can be
-//! compared with what is read back.
+//! A rule as data, and its one rendering: as `iptables-save` prints it, so that what is wanted can
+//! be compared with what is read back.
 
 use std::borrow::Cow;
 use std::fmt::{self, Write as _};
@@ -424,7 +424,8 @@ fn whole(family: IpFamily) -> &'static str {
     }
 }
 
-/// One in `count`, as upstream gives it, with ten digits, and as the kernel keeps it, in units of 2⁻³¹.
+/// One in `count`, as upstream gives it, with ten digits, and as the kernel keeps it, in units of
+/// 2⁻³¹.
 fn probability(count: usize) -> f64 {
     const UNITS: f64 = 2_147_483_648.0;
     #[allow(

@@ -14,7 +14,8 @@ pub enum Table {
 }
 
 impl Table {
-    /// All of them; who must not be served is rejected (filter) before it is no longer served (nat).
+    /// All of them; who must not be served is rejected (filter) before it is no longer served
+    /// (nat).
     pub const ALL: [Self; 3] = [Self::Mangle, Self::Filter, Self::Nat];
 
     /// As iptables names it.

@@ -1,4 +1,5 @@
-//! What is there whatever the Services are: the shared chains, the jumps into them, and the rules that masquerade and forward.
+//! What is there whatever the Services are: the shared chains, the jumps into them, and the rules
+//! that masquerade and forward.
 //!
 //! Source: docs/iptables-mode.md, sections 3, 6, 8 and 9.
 
@@ -67,7 +68,8 @@ pub(crate) fn find(table: Table, name: &str) -> Option<&'static str> {
     Some(found.1)
 }
 
-/// Each missing one is put at the head of its chain, in this order, so that in an empty table the last one comes first.
+/// Each missing one is put at the head of its chain, in this order, so that in an empty table the
+/// last one comes first.
 const JUMPS: [Jump; 14] = {
     const fn jump(from: &'static str, to: &'static str, comment: &'static str) -> Jump {
         Jump::new(Table::Filter, from, to, comment)
@@ -103,7 +105,8 @@ const JUMPS: [Jump; 14] = {
     ]
 };
 
-/// The rule that the kubelet also writes: with `route_localnet`, neighbours could reach what listens on localhost (k/k#90259).
+/// The rule that the kubelet also writes: with `route_localnet`, neighbours could reach what
+/// listens on localhost (k/k#90259).
 fn martian_rule() -> String {
     let matches = [
         Match::NotSource(LOCALHOST),
@@ -132,7 +135,8 @@ pub struct Base {
 }
 
 impl Base {
-    /// The base that is wanted. `node_ports`: the addresses that serve NodePorts, if it is not all of this node.
+    /// The base that is wanted. `node_ports`: the addresses that serve NodePorts, if it is not all
+    /// of this node.
     pub(crate) fn new(family: IpFamily, config: &Config, node_ports: Option<&[IpAddr]>) -> Self {
         let chain = |(table, name): (Table, &'static str)| {
             let rules = match (table, name) {
@@ -248,7 +252,8 @@ fn to_node_ports(family: IpFamily, config: &Config, addresses: Option<&[IpAddr]>
 
 /// Lets service traffic through a firewall that forwards nothing else.
 fn forward(config: &Config) -> Vec<Rule> {
-    // What is INVALID is not translated back, and its receiver would reset the connection (k/k#74839).
+    // What is INVALID is not translated back, and its receiver would reset the connection
+    // (k/k#74839).
     let invalid = (!config.lets_invalid_pass).then(|| {
         let counter = Counter::InvalidDropped.name();
         let counted = config.has_counters.then_some(Match::Counted(counter));

@@ -1,4 +1,5 @@
-//! The chains: those that every Service shares, by name, and those of single Service ports, by upstream's hashes.
+//! The chains: those that every Service shares, by name, and those of single Service ports, by
+//! upstream's hashes.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -138,7 +139,8 @@ pub enum Shared {
     FilterNodePorts,
     /// filter `KUBE-PROXY-FIREWALL`: what source ranges leave out.
     FilterFirewall,
-    /// nat `KUBE-SERVICES`: from addresses to the chains of Service ports. It ends with the way to the NodePorts.
+    /// nat `KUBE-SERVICES`: from addresses to the chains of Service ports. It ends with the way to
+    /// the NodePorts.
     NatServices,
     /// nat `KUBE-NODEPORTS`
     NatNodePorts,

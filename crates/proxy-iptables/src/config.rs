@@ -20,14 +20,16 @@ pub struct Config {
     pub masquerade_mark: u32,
     /// How traffic of this node's pods is told apart.
     pub detector: LocalDetector,
-    /// Whether NodePorts are served on 127.0.0.0/8: `--iptables-localhost-nodeports`, where `--nodeport-addresses` has it. Never
-    /// with IPv6.
+    /// Whether NodePorts are served on 127.0.0.0/8: `--iptables-localhost-nodeports`, where
+    /// `--nodeport-addresses` has it. Never with IPv6.
     pub localhost_node_ports: bool,
-    /// Whether packets that connection tracking calls INVALID are let through: `nf_conntrack_tcp_be_liberal` is set.
+    /// Whether packets that connection tracking calls INVALID are let through:
+    /// `nf_conntrack_tcp_be_liberal` is set.
     pub lets_invalid_pass: bool,
     /// Whether the kernel counts with nfacct; see [`Counter`](crate::Counter).
     pub has_counters: bool,
-    /// `--bind-address`, if it names this node's address; it counts before those of the Node object.
+    /// `--bind-address`, if it names this node's address; it counts before those of the Node
+    /// object.
     pub node_ip: Option<IpAddr>,
     /// `--iptables-sync-period`: how often the kernel is looked at.
     pub sync_period: Duration,

@@ -1,8 +1,9 @@
 //! Carries out a plan, and says what became of each piece of it.
 //!
-//! Together it is one `iptables-restore`. When that is refused, nobody knows what is to blame, nor which of its tables were
-//! written. So the kernel is read, and the plan made anew is carried out [`Apart`](Manner::Apart): a table at a time, and in
-//! halves of halves, until what is refused stands alone.
+//! Together it is one `iptables-restore`. When that is refused, nobody knows what is to blame, nor
+//! which of its tables were written. So the kernel is read, and the plan made anew is carried out
+//! [`Apart`](Manner::Apart): a table at a time, and in halves of halves, until what is refused
+//! stands alone.
 
 use std::collections::VecDeque;
 use std::io::{self, Write};
@@ -235,7 +236,8 @@ impl Executor<'_> {
         }
     }
 
-    /// Where nothing at all was taken, tries whether anything would be: a chain that is there and empty, emptied.
+    /// Where nothing at all was taken, tries whether anything would be: a chain that is there and
+    /// empty, emptied.
     fn try_nothing(&mut self) {
         let mut write = |sink: &mut dyn Write| {
             let mut restore = Restore::new(sink);
@@ -248,7 +250,8 @@ impl Executor<'_> {
         }
     }
 
-    /// Tries what these do in a table together, and what is refused in halves, the largest groups first.
+    /// Tries what these do in a table together, and what is refused in halves, the largest groups
+    /// first.
     fn halve(&mut self, table: Table, all: Vec<&Piece<'_>>) {
         let mut groups = VecDeque::from([all]);
         while let Some(group) = groups.pop_front() {

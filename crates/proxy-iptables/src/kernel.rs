@@ -8,16 +8,16 @@ use iptables::{Input, Iptables, Kind, Table};
 use proxy::IpFamily;
 use route_netlink::{Family, Rtnetlink};
 
-/// The kernel modules, by their aliases, of matches and targets that this mode alone has on the usual node: for
-/// [`Iptables::choose_loading`]. The kernel itself loads those of rarer rules.
+/// The kernel modules, by their aliases, of matches and targets that this mode alone has on the
+/// usual node: for [`Iptables::choose_loading`]. The kernel itself loads those of rarer rules.
 pub const MODULES: [&str; 3] = ["ipt_statistic", "ipt_tcp", "ipt_DNAT"];
 
-/// Longest time that a restore may take. It waits 5 s for the lock; the rest is work: legacy iptables takes in a table whole and
-/// writes it whole, which with very many rules takes minutes.
+/// Longest time that a restore may take. It waits 5 s for the lock; the rest is work: legacy
+/// iptables takes in a table whole and writes it whole, which with very many rules takes minutes.
 const RESTORE_LIMIT: Duration = Duration::from_mins(5);
 
-/// What can be read and written, for one IP family. Two implementations: the iptables programs, and a strict fake that refuses
-/// what they refuse.
+/// What can be read and written, for one IP family. Two implementations: the iptables programs, and
+/// a strict fake that refuses what they refuse.
 pub trait Kernel: Send + 'static {
     /// The addresses of all interfaces of this node, those of localhost included.
     fn addresses(&mut self) -> Result<BTreeSet<IpAddr>, KernelError>;
@@ -29,8 +29,8 @@ pub trait Kernel: Send + 'static {
         line: &mut (dyn FnMut(&str) + Send),
     ) -> Result<(), KernelError>;
 
-    /// Carries out what `text` writes, each of its tables whole or not at all: those before one that is refused stay done. Costs
-    /// a process.
+    /// Carries out what `text` writes, each of its tables whole or not at all: those before one
+    /// that is refused stay done. Costs a process.
     fn restore(&mut self, text: Input<'_>) -> Result<(), Refusal>;
 }
 

@@ -1,4 +1,5 @@
-//! The iptables mode of kube-proxy: what one Service wants, what the kernel holds, and the restores between the two.
+//! The iptables mode of kube-proxy: what one Service wants, what the kernel holds, and the restores
+//! between the two.
 //!
 //! ```text
 //!  ServiceView ─▶ compile ─▶ ServedPort ─▶ tables (wanted │ actual) ─▶ Plan ─▶ one iptables-restore ─▶ Verdicts ─┐
@@ -6,10 +7,12 @@
 //!                     iptables-save ─ Saved ───┘    └────────────────────────────────────────────────────┘
 //! ```
 //!
-//! [`Proxier`] holds the tables and is the [`Mode`](proxy::Mode). Everything up to the plan is pure; a [`Kernel`] is the iptables
-//! programs on a thread of its own, or the strict fake of the tests.
+//! [`Proxier`] holds the tables and is the [`Mode`](proxy::Mode). Everything up to the plan is
+//! pure; a [`Kernel`] is the iptables programs on a thread of its own, or the strict fake of the
+//! tests.
 //!
-//! The chains and rules are those of upstream's iptables mode; docs/iptables-mode.md says which they are, and why.
+//! The chains and rules are those of upstream's iptables mode; docs/iptables-mode.md says which
+//! they are, and why.
 
 mod base;
 mod chain;

@@ -4,8 +4,9 @@
 //!   Plan ─ pieces ─▶ Piece: whose it is, and its ops ─▶ execute ─▶ Verdicts
 //! ```
 //!
-//! Only what is named is touched: a chain that is written is emptied, or made, and then filled; in a shared chain single rules
-//! are removed and put in, so that a change of one Service costs the same among few and among many.
+//! Only what is named is touched: a chain that is written is emptied, or made, and then filled; in
+//! a shared chain single rules are removed and put in, so that a change of one Service costs the
+//! same among few and among many.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -25,7 +26,8 @@ use crate::saved::Leftovers;
 pub struct Plan {
     pub(crate) config: Arc<Config>,
     pub(crate) is_terse: bool,
-    /// Once it is carried out, this base is there; `None` if it writes nothing of the base but what is there already.
+    /// Once it is carried out, this base is there; `None` if it writes nothing of the base but what
+    /// is there already.
     pub(crate) wanted: Option<Arc<Base>>,
     /// Chains of the base that are not shared.
     pub(crate) base: Vec<(Table, &'static str, Vec<String>)>,

@@ -1,11 +1,13 @@
-//! One Service port: what it is compiled to, and the rules that this means. Pure: no clock, no I/O, no log, no kernel.
+//! One Service port: what it is compiled to, and the rules that this means. Pure: no clock, no I/O,
+//! no log, no kernel.
 //!
 //! ```text
 //!   ServiceView ─▶ compile ─▶ ServedPort ─┬─▶ slots    its rules in the chains that every Service shares
 //!                                         └─▶ chains   the chains of its own, rule by rule
 //! ```
 //!
-//! A [`ServedPort`] is kept, its rules are not: with 50 endpoints they are some 20 KiB, and are wanted only when they are written.
+//! A [`ServedPort`] is kept, its rules are not: with 50 endpoints they are some 20 KiB, and are
+//! wanted only when they are written.
 //!
 //! Chains, rules, their order and comments are upstream's (docs/iptables-mode.md, sections 3 to 5).
 
@@ -95,7 +97,8 @@ pub struct ServedPort {
     affinity: Option<u32>,
     internal_local: bool,
     external_local: bool,
-    /// `healthCheckNodePort`, with the names of all ports of the Service; only the first one has it.
+    /// `healthCheckNodePort`, with the names of all ports of the Service; only the first one has
+    /// it.
     health_check: Option<(u16, Vec<String>)>,
     /// As upstream orders them, by their text: `10.0.0.10:80` comes before `10.0.0.9:80`.
     cluster: Vec<Endpoint>,
@@ -104,7 +107,8 @@ pub struct ServedPort {
     any: bool,
 }
 
-/// Compiles a Service into one entry for each of its ports; none if it has no address of this family.
+/// Compiles a Service into one entry for each of its ports; none if it has no address of this
+/// family.
 pub fn compile(view: &ServiceView<'_>, node: &NodeFacts) -> Vec<ServedPort> {
     let service = view.service;
     let Some(cluster_ip) = service.cluster_ip(node.family) else {
@@ -187,7 +191,8 @@ impl ServedPort {
         })
     }
 
-    /// Whether somebody serves under a policy. There is no way from Local to the endpoints of other nodes.
+    /// Whether somebody serves under a policy. There is no way from Local to the endpoints of other
+    /// nodes.
     fn is_served(&self, is_local: bool) -> bool {
         if is_local {
             !self.local.is_empty()
@@ -217,7 +222,8 @@ impl ServedPort {
         }
     }
 
-    /// Whether it uses modules of iptables that most others do not: where one is missing, those with it fail together.
+    /// Whether it uses modules of iptables that most others do not: where one is missing, those
+    /// with it fail together.
     pub(crate) fn traits(&self) -> (bool, Protocol, bool) {
         let protocol = self.owner.name.protocol;
         (self.affinity.is_some(), protocol, self.has_firewall())
@@ -346,7 +352,8 @@ impl ServedPort {
 
     // ---- chains of its own ----
 
-    /// Tells each rule of its own chains, those of one chain one after the other: `tell(chain, rule)`.
+    /// Tells each rule of its own chains, those of one chain one after the other: `tell(chain,
+    /// rule)`.
     fn rules(&self, style: Style<'_>, tell: &mut dyn FnMut(Chain, Rule)) {
         if !self.any {
             return;
@@ -380,8 +387,8 @@ impl ServedPort {
         let (chain, name) = (self.chain(Purpose::External), &self.name);
         let of = |what: &str| Match::comment(format!("{what} {name} external destinations"));
         if self.external_local {
-            // What comes from a pod or from the node itself is taken as if it had gone out and come back through the load
-            // balancer: it is subject to no policy.
+            // What comes from a pod or from the node itself is taken as if it had gone out and come
+            // back through the load balancer: it is subject to no policy.
             let cluster = self.chain(Purpose::Cluster);
             let from_here = || Match::SourceLocal;
             if let Some(from_pod) = local(&style.config.detector) {
@@ -461,7 +468,8 @@ impl ServedPort {
     ) {
         let (chain, protocol) = (endpoint.chain(), self.owner.name.protocol);
         let comment = || (!style.is_terse).then(|| Match::comment(self.name.clone()));
-        // A pod that is sent to itself needs another source address, or it would answer itself directly.
+        // A pod that is sent to itself needs another source address, or it would answer itself
+        // directly.
         let hairpin = comment()
             .into_iter()
             .chain([Match::Source(endpoint.at.ip().into())]);
@@ -476,7 +484,8 @@ impl ServedPort {
         tell(chain, Rule::new(matches, Target::Dnat(endpoint.at)));
     }
 
-    /// Its own chains, each with what stands for its content: how many rules, and a digest of their lines.
+    /// Its own chains, each with what stands for its content: how many rules, and a digest of their
+    /// lines.
     pub fn chains(&self, style: Style<'_>) -> Vec<(Chain, Content)> {
         let mut chains: Vec<(Chain, Content)> = Vec::new();
         let mut line = String::new();
@@ -529,7 +538,8 @@ impl Slots {
     }
 }
 
-/// What stands for the rules of a chain: equal for equal rules, and for others with a probability of 2⁻⁶⁴.
+/// What stands for the rules of a chain: equal for equal rules, and for others with a probability
+/// of 2⁻⁶⁴.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Content {
     /// How many.

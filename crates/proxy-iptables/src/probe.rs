@@ -7,7 +7,8 @@ use proxy::{IpFamily, Protocol};
 
 use crate::nfacct::{Accounting, Counter};
 
-/// Tries rules with each match and target that all clusters need, in a chain that nothing leads to. Nothing of it stays.
+/// Tries rules with each match and target that all clusters need, in a chain that nothing leads to.
+/// Nothing of it stays.
 ///
 /// # Errors
 ///
@@ -35,7 +36,8 @@ pub fn probe(iptables: &Iptables, family: IpFamily) -> Result<(), IptablesError>
     iptables.try_rules(family, &rules.collect::<Vec<_>>())
 }
 
-/// Whether there are rules that count: in each family there is one for packets that are INVALID, unless conntrack is liberal.
+/// Whether there are rules that count: in each family there is one for packets that are INVALID,
+/// unless conntrack is liberal.
 pub fn has_counting_rules(family: IpFamily, iptables: &Iptables) -> bool {
     if iptables.is_empty(family) {
         return false;
@@ -50,8 +52,8 @@ pub fn has_counting_rules(family: IpFamily, iptables: &Iptables) -> bool {
     read.is_ok() && has_some
 }
 
-/// Whether the kernel counts, and iptables can have it count; counters that are missing are made. One process. Writes nothing
-/// where rules count already.
+/// Whether the kernel counts, and iptables can have it count; counters that are missing are made.
+/// One process. Writes nothing where rules count already.
 ///
 /// # Errors
 ///

@@ -1,7 +1,7 @@
 //! What `iptables-save` prints, read line by line: ours by name, the rest passed over.
 //!
-//! Of the chains of Service ports only a digest is kept; rules in shared chains are kept by the address and port that they are
-//! for, which they say themselves.
+//! Of the chains of Service ports only a digest is kept; rules in shared chains are kept by the
+//! address and port that they are for, which they say themselves.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -29,7 +29,8 @@ pub struct Saved {
     pub slots: HashMap<Slot, String>,
     /// The rest.
     pub base: Base,
-    /// Shared chains that are not as this mode leaves them: with rules that are for no address and port, or in a wrong place.
+    /// Shared chains that are not as this mode leaves them: with rules that are for no address and
+    /// port, or in a wrong place.
     pub disordered: BTreeSet<Shared>,
     /// What other modes have left beside.
     pub leftovers: Leftovers,
@@ -51,7 +52,8 @@ impl Reader {
         Self {
             guests: base::guests(config).collect(),
             lines: iptables::Reader::default(),
-            // Where somebody's rule leads to what others have left, it is told until that rule is gone.
+            // Where somebody's rule leads to what others have left, it is told until that rule is
+            // gone.
             others: Finder::beside(&base::FOOTPRINT, config.modes, Held::Goes),
             saved: Saved::default(),
         }

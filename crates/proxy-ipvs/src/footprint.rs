@@ -20,8 +20,8 @@ pub(crate) const ROUTE_PROTOCOL: u8 = 107;
 /// and of scope host, so nobody's source address.
 pub(crate) const ANCHOR: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 107, 0, 1));
 
-/// The virtual server that asks the kernel for a scheduler. It has no destinations: nobody else's is without and at this
-/// address.
+/// The virtual server that asks the kernel for a scheduler. It has no destinations: nobody else's
+/// is without and at this address.
 pub(crate) const PROBE: VirtualServerKey = VirtualServerKey {
     address: IpAddr::V4(Ipv4Addr::new(198, 51, 100, 0)),
     port: 20_000,

@@ -30,7 +30,8 @@ impl fmt::Display for Place {
     }
 }
 
-/// What other modes have left in what `iptables-save` printed that the shim has no use for. They serve until the shim is there.
+/// What other modes have left in what `iptables-save` printed that the shim has no use for. They
+/// serve until the shim is there.
 pub fn beside_the_shim(modes: Footprints, saved: &str) -> Leftovers {
     Leftovers::find(Finder::beside(&FOOTPRINT, modes, Held::Stays), saved)
 }

@@ -1,11 +1,14 @@
-//! The shim: the few iptables rules that masquerade and filter by the sets. Data first; iptables text is one rendering.
+//! The shim: the few iptables rules that masquerade and filter by the sets. Data first; iptables
+//! text is one rendering.
 //!
-//! Chains, their order and their rules are upstream's (`pkg/proxy/ipvs/proxier.go`); `lean.rs` has rules that come to the same
-//! in the same chains, with less work for a packet. The number of rules depends on which sets hold something, never on how
-//! many Services there are, except KUBE-IPVS-OUT-FILTER: one rule for each load-balancer address whose source ranges leave
-//! this node out.
+//! Chains, their order and their rules are upstream's (`pkg/proxy/ipvs/proxier.go`); `lean.rs` has
+//! rules that come to the same in the same chains, with less work for a packet. The number of rules
+//! depends on which sets hold something, never on how many Services there are, except
+//! KUBE-IPVS-OUT-FILTER: one rule for each load-balancer address whose source ranges leave this
+//! node out.
 //!
-//! A rule is rendered as `iptables-save` prints it, so that what is wanted can be compared with what is read back.
+//! A rule is rendered as `iptables-save` prints it, so that what is wanted can be compared with
+//! what is read back.
 
 mod lean;
 
@@ -52,8 +55,9 @@ pub(crate) const CHAINS: [(Table, &str); 11] = [
     (Table::Filter, "KUBE-IPVS-OUT-FILTER"),
 ];
 
-/// The jumps into them from the built-in chains: all of them, or the lean ones among them. Each missing one is put at the head of its chain, in this order, so that
-/// in a fresh table the last one comes first.
+/// The jumps into them from the built-in chains: all of them, or the lean ones among them. Each
+/// missing one is put at the head of its chain, in this order, so that in a fresh table the last
+/// one comes first.
 pub(crate) const JUMPS: [Jump; 9] = {
     const fn jump(from: &'static str, to: &'static str, comment: &'static str) -> Jump {
         Jump::new(Table::Filter, from, to, comment)
@@ -74,8 +78,8 @@ pub(crate) const JUMPS: [Jump; 9] = {
     ]
 };
 
-/// The content of the shim in one family: its chains with their rules, and the jumps into them, as lines of
-/// `iptables-save`.
+/// The content of the shim in one family: its chains with their rules, and the jumps into them, as
+/// lines of `iptables-save`.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Rules {
     /// Our chains and their rules, in order, each from `-A` on.
@@ -181,7 +185,8 @@ impl Shim {
         Rule::new([comment, self.in_set(set, fields)], target)
     }
 
-    /// nat KUBE-SERVICES: marks what has to be masqueraded, and accepts the rest of what goes to a service address.
+    /// nat KUBE-SERVICES: marks what has to be masqueraded, and accepts the rest of what goes to a
+    /// service address.
     fn services(&self, config: &Config) -> Vec<Rule> {
         let mut chain = vec![Rule::new([Match::Source(self.loopback())], Target::Return)];
         chain.extend(self.if_filled(Set::LoadBalancer, DST_DST, "KUBE-LOAD-BALANCER"));
@@ -208,8 +213,8 @@ impl Shim {
         chain
     }
 
-    /// Traffic to an external IP is accepted if it does not come from a pod behind a bridge or from the node itself, and if the
-    /// address is local here.
+    /// Traffic to an external IP is accepted if it does not come from a pod behind a bridge or from
+    /// the node itself, and if the address is local here.
     fn accept_external(&self, set: Set) -> [Rule; 2] {
         let to_set = || {
             let comment = Match::comment(set.comment());
@@ -264,8 +269,8 @@ impl Shim {
         chain
     }
 
-    /// filter KUBE-IPVS-FILTER: service addresses are addresses of this node, so ports that no Service exposes must not reach
-    /// the node's own processes (k/k#72236).
+    /// filter KUBE-IPVS-FILTER: service addresses are addresses of this node, so ports that no
+    /// Service exposes must not reach the node's own processes (k/k#72236).
     fn access_filter(&self) -> Vec<Rule> {
         let exposed = [
             (Set::LoadBalancer, DST_DST),
@@ -313,8 +318,9 @@ fn node_port_fields(protocol: Protocol) -> &'static [Field] {
     }
 }
 
-/// Which packets to a cluster IP are to be masqueraded: a match, and the fields of the packet that the set is asked for. Where
-/// local traffic cannot be told apart, at least what a Service's own address sent is.
+/// Which packets to a cluster IP are to be masqueraded: a match, and the fields of the packet that
+/// the set is asked for. Where local traffic cannot be told apart, at least what a Service's own
+/// address sent is.
 fn not_local(config: &Config) -> (Option<Match>, &'static [Field]) {
     match &config.detector {
         _ if config.masquerade_all => (None, DST_DST),
@@ -344,7 +350,8 @@ impl Rules {
         Set::all().filter(is_about).collect()
     }
 
-    /// Finds the shim in what `iptables-save` (or `ip6tables-save`) printed. What is not ours is passed over.
+    /// Finds the shim in what `iptables-save` (or `ip6tables-save`) printed. What is not ours is
+    /// passed over.
     pub fn parse(saved: &str) -> Self {
         let mut rules = Self::default();
         for (table, entry) in entries(saved) {
@@ -372,8 +379,8 @@ impl Rules {
         self.chains.is_empty() && self.jumps.is_empty()
     }
 
-    /// The input of `iptables-restore --noflush` that brings the shim from `installed` to this. Chains of others and their
-    /// rules are not named in it, and so stay.
+    /// The input of `iptables-restore --noflush` that brings the shim from `installed` to this.
+    /// Chains of others and their rules are not named in it, and so stay.
     pub fn restore_text(&self, installed: &Self) -> String {
         restore_text(|restore| {
             for table in TABLES {

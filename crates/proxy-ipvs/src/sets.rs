@@ -1,8 +1,8 @@
 //! The `KUBE-*` sets: one row for each, with upstream's name, type and comment.
 //!
-//! Source: upstream's `pkg/proxy/ipvs/ipset.go` and `proxier.go`. The sets carry no comments themselves; a set's comment is
-//! that of the iptables rules that match it. IPv6 sets are named `KUBE-6-…` and cut to the kernel's 31 characters
-//! (`IPSET_MAXNAMELEN` less the final NUL).
+//! Source: upstream's `pkg/proxy/ipvs/ipset.go` and `proxier.go`. The sets carry no comments
+//! themselves; a set's comment is that of the iptables rules that match it. IPv6 sets are named
+//! `KUBE-6-…` and cut to the kernel's 31 characters (`IPSET_MAXNAMELEN` less the final NUL).
 
 use std::fmt;
 use std::net::IpAddr;
@@ -235,13 +235,14 @@ impl Set {
         }
     }
 
-    /// Whether its members say which virtual servers are ours, so that a member must outlive its virtual server.
+    /// Whether its members say which virtual servers are ours, so that a member must outlive its
+    /// virtual server.
     pub fn marks_ownership(self) -> bool {
         matches!(self.says(), Says::VirtualServers | Says::NodePorts(_))
     }
 
-    /// The virtual server that a member is about. None for a loop-back member, which names an endpoint, and for a port, which is
-    /// served at several addresses.
+    /// The virtual server that a member is about. None for a loop-back member, which names an
+    /// endpoint, and for a port, which is served at several addresses.
     pub(crate) fn virtual_server(self, member: &Member) -> Option<VirtualServerKey> {
         match *member {
             _ if self == Self::LoopBack => None,

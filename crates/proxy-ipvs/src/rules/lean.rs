@@ -1,11 +1,13 @@
-//! `--ipvs-shim=lean`: the verdicts of upstream's rules, in its chains, with less work for the first packet of a flow.
+//! `--ipvs-shim=lean`: the verdicts of upstream's rules, in its chains, with less work for the
+//! first packet of a flow.
 //!
 //! - A chain without rules is not jumped into.
 //! - Cluster IPs, which most packets to Services are for, come first, and are looked up once.
-//! - What upstream decides by a chain of RETURNs is one rule with all conditions, the one that settles most packets first. What
-//!   belongs to a flow that is known already leaves the access filter at its first condition.
-//! - Sets that hold nothing are not asked, the routing table (`addrtype`) only for what a node port may be meant by, and
-//!   bridges (`physdev`) never.
+//! - What upstream decides by a chain of RETURNs is one rule with all conditions, the one that
+//!   settles most packets first. What belongs to a flow that is known already leaves the access
+//!   filter at its first condition.
+//! - Sets that hold nothing are not asked, the routing table (`addrtype`) only for what a node port
+//!   may be meant by, and bridges (`physdev`) never.
 //!
 //! What an operator sees of it, and the two packets that differ: `docs/ipvs-shim.md`.
 
@@ -81,7 +83,8 @@ impl Shim {
         ]
     }
 
-    /// The look-up of the port is the cheapest, that of the address in the routing table the dearest.
+    /// The look-up of the port is the cheapest, that of the address in the routing table the
+    /// dearest.
     fn lean_node_ports(&self, config: &Config) -> Vec<Rule> {
         let protocols = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp].into_iter();
         let filled = protocols.filter(|protocol| self.is_filled(Set::node_port(*protocol)));
