@@ -47,9 +47,10 @@ pub(crate) struct Verdicts {
 }
 
 /// How a plan is carried out.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum Manner {
     /// In one restore.
+    #[default]
     Together,
     /// In many, so that what is refused harms nothing else.
     Apart,
