@@ -7,54 +7,16 @@
 
 use std::collections::VecDeque;
 use std::io::{self, Write};
-use std::sync::Arc;
 
 use iptables::{Restore, Table};
 
 use crate::base::CANARY;
 use crate::kernel::{Kernel, Refusal};
-use crate::plan::{Op, Piece, Plan, Subject};
+use crate::plan::{Manner, Op, Piece, Plan, Subject, Verdict, Verdicts};
 use crate::port::OWN;
 
 /// How many processes a sync may start to find out what is refused.
 const MAX_RESTORES: usize = 32;
-
-/// What became of a part of a plan.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(crate) enum Verdict {
-    #[default]
-    Done,
-    Refused(Arc<str>),
-    /// There was no time for it, or what it builds on was refused.
-    Untried,
-}
-
-/// What became of a plan.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Verdicts {
-    pub(crate) base: Verdict,
-    /// One for each part.
-    pub(crate) parts: Vec<Verdict>,
-    /// One for each stale chain.
-    pub(crate) stale: Vec<Verdict>,
-    pub(crate) leftovers: Verdict,
-    /// How many restores were taken.
-    pub(crate) taken: usize,
-    /// How many restores were refused.
-    pub(crate) refused: usize,
-    /// Why nothing would be taken now, whatever it is; the other verdicts say nothing then.
-    pub(crate) general: Option<Arc<str>>,
-}
-
-/// How a plan is carried out.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) enum Manner {
-    /// In one restore.
-    #[default]
-    Together,
-    /// In many, so that what is refused harms nothing else.
-    Apart,
-}
 
 impl Plan {
     /// Carries it out.

@@ -26,6 +26,7 @@ use crate::saved::Leftovers;
 pub struct Plan {
     pub(crate) config: Arc<Config>,
     pub(crate) is_terse: bool,
+    pub(crate) manner: Manner,
     /// Once it is carried out, this base is there; `None` if it writes nothing of the base but what
     /// is there already.
     pub(crate) wanted: Option<Arc<Base>>,
@@ -70,6 +71,43 @@ pub(crate) struct Change {
     pub(crate) slot: Slot,
     pub(crate) before: Option<Arc<str>>,
     pub(crate) after: Option<Arc<str>>,
+}
+
+/// What became of a part of a plan.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) enum Verdict {
+    #[default]
+    Done,
+    Refused(Arc<str>),
+    /// There was no time for it, or what it builds on was refused.
+    Untried,
+}
+
+/// What became of a plan.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Verdicts {
+    pub(crate) base: Verdict,
+    /// One for each part.
+    pub(crate) parts: Vec<Verdict>,
+    /// One for each stale chain.
+    pub(crate) stale: Vec<Verdict>,
+    pub(crate) leftovers: Verdict,
+    /// How many restores were taken.
+    pub(crate) taken: usize,
+    /// How many restores were refused.
+    pub(crate) refused: usize,
+    /// Why nothing would be taken now, whatever it is; the other verdicts say nothing then.
+    pub(crate) general: Option<Arc<str>>,
+}
+
+/// How a plan is carried out.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) enum Manner {
+    /// In one restore.
+    #[default]
+    Together,
+    /// In many, so that what is refused harms nothing else.
+    Apart,
 }
 
 /// What stands and falls together.

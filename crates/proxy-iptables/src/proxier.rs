@@ -28,9 +28,8 @@ use reconcile::{Look, Table as Rows};
 use crate::base::Base;
 use crate::chain::{Chain, Shared, Table};
 use crate::config::Config;
-use crate::execute::{Manner, Verdict, Verdicts};
 use crate::kernel::{Kernel, KernelError};
-use crate::plan::{Change, Part, Plan, Whole};
+use crate::plan::{Change, Manner, Part, Plan, Verdict, Verdicts, Whole};
 use crate::port::{Content, ServedPort, Slot, Style, compile};
 use crate::saved::{Leftovers, Reader, Saved};
 
@@ -448,6 +447,7 @@ impl<K: Kernel> Proxier<K> {
         let mut plan = Plan {
             config: Arc::clone(&self.config),
             is_terse: self.is_terse,
+            manner: self.manner,
             ..Plan::default()
         };
         let due: Vec<Slot> = self.due_slots(now);
@@ -599,6 +599,7 @@ impl<K: Kernel> Proxier<K> {
         }
         let due = self.leftovers.due(now).next()?;
         Some(Plan {
+            manner: self.manner,
             leftovers: self.leftovers.actual(due)?.clone(),
             ..Plan::default()
         })
@@ -898,9 +899,8 @@ impl<K: Kernel> Proxier<K> {
                 None => return,
             }
         }
-        let manner = self.manner;
         self.lanes.rules.start(move |kernel| {
-            let verdicts = plan.apply(kernel, manner);
+            let verdicts = plan.apply(kernel, plan.manner);
             Done::Wrote(Box::new((plan, verdicts)))
         });
     }
