@@ -14,11 +14,10 @@
 
 mod evidence;
 mod links;
+mod report;
 mod rules;
 mod servers;
 mod sets;
-
-use std::fmt::Display;
 
 use footprint::Footprints;
 use inet::IpFamily;
@@ -27,18 +26,10 @@ use iptables::{Iptables, IptablesError};
 
 use evidence::Evidence;
 use links::Links;
+use report::Manner;
 use sets::Sets;
 
-/// What a tear-down came to, in lines for the operator.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Cleanup {
-    /// What was removed.
-    pub removed: Vec<String>,
-    /// What is left, or may be, and the next step.
-    pub left: Vec<String>,
-    /// What this machine does not have, so that nothing can be left in it.
-    pub absent: Vec<String>,
-}
+pub use report::Cleanup;
 
 /// Takes down, in the network namespace of the calling thread, what kube-proxies in these modes
 /// have left in both IP families and both backends of iptables. Virtual servers within `excluded`
@@ -76,13 +67,6 @@ fn beside(modes: Footprints, used: &Iptables, excluded: &[IpNet], manner: Manner
     cleanup
 }
 
-/// Whether things are removed, or only counted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Manner {
-    Remove,
-    Count,
-}
-
 /// All in its order, with the rules of these iptables.
 fn take_down(
     modes: Footprints,
@@ -93,16 +77,25 @@ fn take_down(
 ) {
     let mut families = IpFamily::ALL.map(|family| Remains::read(modes, family, cleanup));
     for family in &mut families {
-        let is_gone = servers::remove(modes, family, excluded, manner, cleanup);
+        let (of, evidence) = (family.family, &family.evidence);
+        let is_gone = servers::remove(modes, of, evidence, excluded, manner, cleanup);
         family.is_free &= is_gone;
     }
+    let is_free = families.iter().all(|of| of.is_free);
+    let found = families.each_ref().map(|of| links::Found {
+        family: of.family,
+        links: &of.links,
+        evidence: &of.evidence,
+    });
     for link in modes.iter().filter_map(|mode| mode.link) {
-        links::remove(&link, &families, manner, cleanup);
+        links::remove(&link, &found, is_free, manner, cleanup);
     }
     rules::remove(modes, iptables, manner, cleanup);
     rules::remove_tables(modes, manner, cleanup);
-    for family in &mut families {
-        sets::remove(family, manner, cleanup);
+    for of in &mut families {
+        if let Some(sets) = &mut of.sets {
+            sets.remove(of.family, of.is_free, manner, cleanup);
+        }
     }
 }
 
@@ -147,54 +140,5 @@ impl Remains {
             sets,
             is_free,
         }
-    }
-}
-
-impl Cleanup {
-    fn leave(&mut self, family: IpFamily, what: &dyn Display, why: &dyn Display) {
-        self.left.push(format!("{family}: {what}: {why}"));
-    }
-
-    fn miss(&mut self, what: &str) {
-        if !self.absent.iter().any(|said| said == what) {
-            self.absent.push(what.to_owned());
-        }
-    }
-
-    fn remove(&mut self, family: IpFamily, what: impl Display) {
-        self.removed.push(format!("{family}: {what}"));
-    }
-}
-
-/// So many of these.
-fn many(count: usize, noun: &str) -> String {
-    match (count, noun.ends_with('s')) {
-        (1, _) => format!("1 {noun}"),
-        (_, true) => format!("{count} {noun}es"),
-        _ => format!("{count} {noun}s"),
-    }
-}
-
-/// What to do about an answer that was lost.
-const LOST: &str = "the kernel's answer was lost; run this again";
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_is_missing_is_said_once() {
-        let mut cleanup = Cleanup::default();
-        cleanup.miss("IPVS");
-        cleanup.miss("IPVS");
-        assert_eq!(cleanup.absent, ["IPVS"]);
-        assert_eq!(
-            [
-                many(1, "ipset"),
-                many(0, "ipset"),
-                many(2, "service address")
-            ],
-            ["1 ipset", "0 ipsets", "2 service addresses"]
-        );
     }
 }

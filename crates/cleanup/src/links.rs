@@ -9,7 +9,7 @@ use netlink_batch::Error;
 use route_netlink::{Address, Batch, Family, LocalRoute, Reply, Rtnetlink};
 
 use crate::evidence::Evidence;
-use crate::{Cleanup, LOST, Manner, Remains, many};
+use crate::report::{Cleanup, LOST, Manner, many};
 
 /// What the links of some modes hold of one family.
 #[derive(Debug, Default)]
@@ -74,10 +74,23 @@ impl Held {
     }
 }
 
-/// Removes a link with all it holds, once nothing needs what it says.
-pub(crate) fn remove(link: &Link, families: &[Remains], manner: Manner, cleanup: &mut Cleanup) {
+/// What was found of one family.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Found<'a> {
+    pub(crate) family: IpFamily,
+    pub(crate) links: &'a Links,
+    pub(crate) evidence: &'a Evidence,
+}
+
+/// Removes a link with all it holds, if nothing needs what it says any more.
+pub(crate) fn remove(
+    link: &Link,
+    families: &[Found<'_>],
+    is_free: bool,
+    manner: Manner,
+    cleanup: &mut Cleanup,
+) {
     let name = link.name;
-    let is_free = families.iter().all(|family| family.is_free);
     let removed = Rtnetlink::open().and_then(|mut rtnetlink| {
         let kind = rtnetlink.link(name)?.map(|link| link.kind);
         if kind.as_deref() == Some("dummy") && is_free && manner == Manner::Remove {
@@ -115,7 +128,7 @@ pub(crate) fn remove(link: &Link, families: &[Remains], manner: Manner, cleanup:
 
 /// From a link that stays, takes away the addresses that a set says were bound to it, and the
 /// routes, which say it themselves.
-fn unbind(link: &Link, of: &Remains, manner: Manner, cleanup: &mut Cleanup) {
+fn unbind(link: &Link, of: &Found<'_>, manner: Manner, cleanup: &mut Cleanup) {
     let (family, name) = (of.family, link.name);
     let Some(held) = of.links.on(link) else {
         return;

@@ -4,7 +4,7 @@ use footprint::{Finder, Footprints, Leftovers, nft};
 use inet::IpFamily;
 use iptables::Iptables;
 
-use crate::{Cleanup, Manner, many};
+use crate::report::{Cleanup, Manner, many};
 
 /// Removes chains and jumps with these iptables.
 pub(crate) fn remove(

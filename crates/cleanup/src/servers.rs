@@ -9,13 +9,14 @@ use ipnet::IpNet;
 use ipvs_netlink::{AddressFamily, Error, Ipvs, ServiceKey};
 use netlink_batch::{Batch, Reply};
 
-use crate::evidence::Server;
-use crate::{Cleanup, LOST, Manner, Remains, many};
+use crate::evidence::{Evidence, Server};
+use crate::report::{Cleanup, LOST, Manner, many};
 
 /// Removes those of these modes; whether they are all known to be gone.
 pub(crate) fn remove(
     modes: Footprints,
-    of: &Remains,
+    family: IpFamily,
+    evidence: &Evidence,
     excluded: &[IpNet],
     manner: Manner,
     cleanup: &mut Cleanup,
@@ -28,9 +29,8 @@ pub(crate) fn remove(
         cleanup.miss("IPVS: this kernel has not loaded it");
         return true;
     }
-    let family = of.family;
     let removed = Ipvs::open().and_then(|mut ipvs| {
-        let doomed = doomed(&mut ipvs, modes, of, excluded)?;
+        let doomed = doomed(&mut ipvs, modes, family, evidence, excluded)?;
         let replies = match manner {
             Manner::Remove => delete(&mut ipvs, &doomed)?,
             Manner::Count => doomed.iter().map(|_| Reply::Done).collect(),
@@ -71,7 +71,8 @@ pub(crate) fn remove(
 fn doomed(
     ipvs: &mut Ipvs,
     modes: Footprints,
-    of: &Remains,
+    family: IpFamily,
+    evidence: &Evidence,
     excluded: &[IpNet],
 ) -> Result<Vec<Server>, Error> {
     let mut doomed = Vec::new();
@@ -93,13 +94,13 @@ fn doomed(
             protocol,
             flags: entry.service.flags.bits(),
         };
-        let is_of_family = entry.service.key.family() == address_family(of.family);
+        let is_of_family = entry.service.key.family() == address_family(family);
         if !is_of_family || excluded.iter().any(|net| net.contains(&address)) {
             continue;
         }
         let mut kinds = modes.iter().filter_map(|mode| mode.virtual_servers);
         let is_probe = kinds.any(|kind| kind.probe == Some((server.at, protocol)));
-        if of.evidence.says_ours(modes, &server)
+        if evidence.says_ours(modes, &server)
             || (is_probe && ipvs.destinations(&entry.service.key)?.is_empty())
         {
             doomed.push(server);

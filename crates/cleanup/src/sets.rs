@@ -7,7 +7,7 @@ use inet::IpFamily;
 use ipset_netlink::{Error, Ipset, Reason};
 
 use crate::evidence::Evidence;
-use crate::{Cleanup, Manner, Remains, many};
+use crate::report::{Cleanup, Manner, many};
 
 /// The nft backend lets go of a set a little after its rules.
 const RELEASED_WITHIN: Duration = Duration::from_secs(2);
@@ -49,40 +49,42 @@ impl Sets {
         let names = names.collect();
         Ok(Self { ipset, names })
     }
-}
 
-/// Destroys them, once nothing needs what they say.
-pub(crate) fn remove(of: &mut Remains, manner: Manner, cleanup: &mut Cleanup) {
-    let family = of.family;
-    let Some(sets) = &mut of.sets else {
-        return;
-    };
-    if !of.is_free {
-        if !sets.names.is_empty() {
-            let why = "they tell which virtual servers are kube-proxy's; remove what else is left, then run this again";
-            cleanup.leave(family, &"the ipsets stay", &why);
+    /// Destroys them, if nothing needs what they say any more.
+    pub(crate) fn remove(
+        &mut self,
+        family: IpFamily,
+        is_free: bool,
+        manner: Manner,
+        cleanup: &mut Cleanup,
+    ) {
+        if !is_free {
+            if !self.names.is_empty() {
+                let why = "they tell which virtual servers are kube-proxy's; remove what else is left, then run this again";
+                cleanup.leave(family, &"the ipsets stay", &why);
+            }
+            return;
         }
-        return;
-    }
-    if manner == Manner::Count {
-        if !sets.names.is_empty() {
-            cleanup.remove(family, many(sets.names.len(), "ipset"));
+        if manner == Manner::Count {
+            if !self.names.is_empty() {
+                cleanup.remove(family, many(self.names.len(), "ipset"));
+            }
+            return;
         }
-        return;
-    }
-    let mut destroyed = 0;
-    for name in &sets.names {
-        match sets.ipset.destroy_released(name, RELEASED_WITHIN) {
-            Ok(was_there) => destroyed += usize::from(was_there),
-            Err(error) => {
-                let next = format!(
-                    "{error}; look who uses it (`iptables-save | grep {name}`), then run this again"
-                );
-                cleanup.leave(family, &format_args!("ipset {name}"), &next);
+        let mut destroyed = 0;
+        for name in &self.names {
+            match self.ipset.destroy_released(name, RELEASED_WITHIN) {
+                Ok(was_there) => destroyed += usize::from(was_there),
+                Err(error) => {
+                    let next = format!(
+                        "{error}; look who uses it (`iptables-save | grep {name}`), then run this again"
+                    );
+                    cleanup.leave(family, &format_args!("ipset {name}"), &next);
+                }
             }
         }
-    }
-    if destroyed > 0 {
-        cleanup.remove(family, many(destroyed, "ipset"));
+        if destroyed > 0 {
+            cleanup.remove(family, many(destroyed, "ipset"));
+        }
     }
 }

@@ -11,7 +11,7 @@ use std::io;
 
 use iptables::{BUILT_IN, Entry, Restore, RuleLine, Table, entries, restore_text};
 
-use crate::{Footprint, Footprints};
+use crate::footprint::{Footprint, Footprints};
 
 /// What a kube-proxy has left in iptables, of one family and backend.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
