@@ -343,7 +343,7 @@ fn change(stage: &mut Stage, mut subject: Process) -> Result<Outcome> {
     let took = moments.iter().map(|(asked, seen, _)| seen - asked);
     let mut outcome = finish(stage, subject, &phase, took.collect())?;
     if let (Outcome::Measured(measured), false) = (&mut outcome, stage.cell.is_counting) {
-        let sent = api.get("/sent")?;
+        let sent = api.get("/fixture/sent")?;
         let (mut before, mut after) = (Vec::new(), Vec::new());
         for (asked, seen, answer) in moments {
             let at = sent_ms(&sent, &answer)?;

@@ -8,9 +8,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
-use crate::Options;
 use crate::defaults::{Allocations, nth};
 use crate::object::{Change, Key, Object};
+use crate::options::Options;
 use crate::resource::Kind;
 use crate::selector::Scope;
 use crate::status::Status;
@@ -44,7 +44,7 @@ pub enum ApplyError {
 }
 
 impl Cluster {
-    /// An empty cluster but for the Namespaces and the `ServiceCIDR` that a real one starts with, and the Service
+    /// An empty cluster but for the `ServiceCIDR` that a real one starts with, and the Service
     /// `default/kubernetes` if the options want it. What only a server needs of the options is not used.
     pub fn new(options: &Options) -> Self {
         let cidrs = options.service_cidrs.clone();
@@ -56,18 +56,14 @@ impl Cluster {
             allocations: Allocations::new(cidrs.clone(), options.node_ports.clone()),
             uids: RandomState::new(),
         };
-        let mut objects: Vec<Value> = ["default", "kube-node-lease", "kube-public", "kube-system"]
-            .iter()
-            .map(|name| json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": name } }))
-            .collect();
-        objects.push(json!({
+        let mut objects = vec![json!({
             "apiVersion": "networking.k8s.io/v1", "kind": "ServiceCIDR", "metadata": { "name": "kubernetes" },
             "spec": { "cidrs": cidrs.iter().map(ToString::to_string).collect::<Vec<_>>() },
             "status": { "conditions": [{
                 "type": "Ready", "status": "True", "reason": "", "message": "Kubernetes Service CIDR is ready",
                 "lastTransitionTime": crate::time::now(),
             }] },
-        }));
+        })];
         if let (true, Some(cidr)) = (options.kubernetes_service, cidrs.first()) {
             objects.push(json!({
                 "apiVersion": "v1", "kind": "Service",
@@ -449,7 +445,7 @@ mod tests {
                 .map(|version| Change {
                     version,
                     before: None,
-                    object: Arc::new(Object::new(Kind::Service, version, &object)),
+                    object: Arc::new(Object::new(Kind::Service, version, &object).unwrap()),
                     deleted: false,
                 })
                 .collect();

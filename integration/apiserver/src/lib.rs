@@ -31,19 +31,24 @@
 //! EndpointSlice appears by itself), server-side apply, strategic merging of lists, `dryRun`, Tables. Events of the
 //! core group and of `events.k8s.io` are kept apart, where a real server shows each in both.
 
+mod answer;
 mod cluster;
 mod defaults;
-mod discovery;
 mod faults;
 mod list;
+mod media;
+mod meter;
 mod object;
+mod options;
 mod protobuf;
 mod proxy;
+mod request;
 mod resource;
 mod route;
 mod selector;
 mod sent;
 mod server;
+mod service;
 mod status;
 mod time;
 mod tls;
@@ -52,8 +57,10 @@ mod write;
 
 pub use cluster::{ApplyError, Cluster};
 pub use faults::{Asked, Fault, Faults, Rule};
+pub use options::Options;
 pub use proxy::{Proxy, ProxyOptions, Speaks};
+pub use request::{Answer, Credentials, Request};
 pub use resource::Kind;
-pub use server::{Credentials, Options, Request, Server};
+pub use server::Server;
 pub use status::Status;
 pub use tls::{Authority, Identity, Tls};

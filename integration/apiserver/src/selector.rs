@@ -235,7 +235,8 @@ mod tests {
                 "metadata": { "name": "web", "namespace": "default", "labels": { "app": "web", "x.io/n": "5", "e": "" } },
                 "spec": { "clusterIP": "10.0.0.1" },
             }),
-        );
+        )
+        .unwrap();
         Ok(Scope::new(Kind::Service, None, labels, fields)?.matches(&object))
     }
 

@@ -10,13 +10,6 @@ use crate::object::{Key, Object};
 use crate::resource::Kind;
 use crate::status::Status;
 
-/// Which part of an object a write is for; the other part stays as it is.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) enum Part {
-    Main,
-    Status,
-}
-
 impl State {
     /// See [`crate::Cluster::apply`].
     pub(crate) fn apply(&mut self, mut object: Value) -> Result<Arc<Object>, Status> {
@@ -65,7 +58,6 @@ impl State {
         &mut self,
         kind: Kind,
         key: &Key,
-        part: Part,
         mut object: Value,
     ) -> Result<Arc<Object>, Status> {
         expect_kind(kind, &mut object)?;
@@ -88,35 +80,10 @@ impl State {
                 return Err(Status::conflict(kind, &key.1, field, &given, &is));
             }
         }
-        let object = match part {
-            Part::Status => {
-                let mut whole = held;
-                carry(&mut whole, &object, "status");
-                whole
-            }
-            Part::Main if kind.resource().status => {
-                carry(&mut object, &held, "status");
-                object
-            }
-            Part::Main => object,
-        };
+        if kind == Kind::Service || kind == Kind::Node || kind == Kind::ServiceCidr {
+            carry(&mut object, &held, "status");
+        }
         self.store(kind, key, object)
-    }
-
-    /// PATCH with a JSON merge patch (RFC 7386). The directives of a strategic merge patch are left out.
-    pub(crate) fn patch(
-        &mut self,
-        kind: Kind,
-        key: &Key,
-        part: Part,
-        patch: &Value,
-    ) -> Result<Arc<Object>, Status> {
-        let mut object = self
-            .get(kind, key)
-            .ok_or_else(|| Status::not_found(kind, &key.1))?
-            .value();
-        merge(&mut object, patch);
-        self.replace(kind, key, part, object)
     }
 
     /// DELETE. Returns the object as it last was.
@@ -174,10 +141,12 @@ impl State {
             }
         }
         metadata(&mut object)?.insert("resourceVersion".into(), version.to_string().into());
+        let stored = Object::new(kind, version, &object)
+            .map_err(|mistyped| Status::bad_request(mistyped.to_string()))?;
         if kind == Kind::Service {
             self.allocations.hold(key, old.as_ref(), Some(&object));
         }
-        let stored = Arc::new(Object::new(kind, version, &object));
+        let stored = Arc::new(stored);
         self.record(kind, stored.clone(), false);
         Ok(stored)
     }
@@ -340,84 +309,6 @@ fn carry(to: &mut Value, from: &Value, field: &str) {
         match from.get(field) {
             Some(value) => _ = to.insert(field.into(), value.clone()),
             None => _ = to.remove(field),
-        }
-    }
-}
-
-/// RFC 7386, section 2.
-fn merge(target: &mut Value, patch: &Value) {
-    let Value::Object(patch) = patch else {
-        patch.clone_into(target);
-        return;
-    };
-    if !target.is_object() {
-        *target = json!({});
-    }
-    let Value::Object(target) = target else {
-        return;
-    };
-    for (name, value) in patch.iter().filter(|(name, _)| !name.starts_with('$')) {
-        if value.is_null() {
-            target.remove(name);
-        } else {
-            merge(target.entry(name).or_insert(Value::Null), value);
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// The cases of RFC 7386, appendix A.
-    #[test]
-    fn merge_patches() {
-        for (target, patch, result) in [
-            (
-                json!({ "a": "b" }),
-                json!({ "a": "c" }),
-                json!({ "a": "c" }),
-            ),
-            (
-                json!({ "a": "b" }),
-                json!({ "b": "c" }),
-                json!({ "a": "b", "b": "c" }),
-            ),
-            (json!({ "a": "b" }), json!({ "a": null }), json!({})),
-            (
-                json!({ "a": ["b"] }),
-                json!({ "a": "c" }),
-                json!({ "a": "c" }),
-            ),
-            (
-                json!({ "a": "c" }),
-                json!({ "a": ["b"] }),
-                json!({ "a": ["b"] }),
-            ),
-            (
-                json!({ "a": { "b": "c" } }),
-                json!({ "a": { "b": "d", "c": null } }),
-                json!({ "a": { "b": "d" } }),
-            ),
-            (
-                json!([1, 2]),
-                json!({ "a": "b", "c": null }),
-                json!({ "a": "b" }),
-            ),
-            (
-                json!({}),
-                json!({ "a": { "bb": { "ccc": null } } }),
-                json!({ "a": { "bb": {} } }),
-            ),
-            (
-                json!({ "a": [1] }),
-                json!({ "$setElementOrder/a": [2], "a": [2] }),
-                json!({ "a": [2] }),
-            ),
-        ] {
-            let mut merged = target.clone();
-            merge(&mut merged, &patch);
-            assert_eq!(merged, result, "{target} with {patch}");
         }
     }
 }

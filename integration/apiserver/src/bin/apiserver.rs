@@ -37,7 +37,7 @@ struct Flags {
         default_value = "10.96.0.0/12,fd00:96::/112"
     )]
     service_cidrs: Vec<IpNet>,
-    /// Note when events of changes are sent, for GET /sent.
+    /// Note when events of changes are sent, for GET /fixture/sent.
     #[arg(long)]
     notes_sent: bool,
     /// Create the Service default/kubernetes.
