@@ -8,6 +8,7 @@ use serde_json::json;
 use crate::cluster::{Cluster, Page};
 use crate::media::Media;
 use crate::object::{Key, Object};
+use crate::options::WatchCache;
 use crate::protobuf;
 use crate::resource::Kind;
 use crate::route::Query;
@@ -16,24 +17,6 @@ use crate::status::Status;
 
 /// How many bytes go into one chunk of a response, give or take an object.
 pub(crate) const CHUNK: usize = 64 << 10;
-
-/// Whether lists of any version are answered from a watch cache.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum WatchCache {
-    /// It has no pages, and waits for a version that is still to come.
-    Present,
-    Absent,
-}
-
-impl WatchCache {
-    /// What is left of a limit (0: none) where any version will do.
-    fn limit(self, asked: usize) -> usize {
-        match self {
-            Self::Present => 0,
-            Self::Absent => asked,
-        }
-    }
-}
 
 /// The version that must have come before a query for a list is answered from the watch cache.
 pub(crate) fn awaited(query: &Query) -> Option<u64> {
@@ -59,6 +42,11 @@ pub(crate) fn page(
     let asked = query.number("resourceVersion")?;
     let mut limit = usize::try_from(query.number("limit")?.unwrap_or(0)).unwrap_or(usize::MAX);
 
+    // What is left of a limit (0: none) where any version will do.
+    let unpaged = |limit| match cache {
+        WatchCache::Present => 0,
+        WatchCache::Absent => limit,
+    };
     if query.flag("sendInitialEvents").is_some() {
         return Err(Status::invalid_options(
             "sendInitialEvents",
@@ -68,7 +56,7 @@ pub(crate) fn page(
     let (version, after) = match (query.text("continue"), matching) {
         ("", "") => match asked {
             Some(0) => {
-                limit = cache.limit(limit);
+                limit = unpaged(limit);
                 (current, None)
             }
             // A resource version with a limit has always meant exactly that version.
@@ -100,11 +88,7 @@ pub(crate) fn page(
             }
             Some(version) if version > current => return Err(Status::too_large(version, current)),
             Some(version) => {
-                limit = if version == 0 {
-                    cache.limit(limit)
-                } else {
-                    limit
-                };
+                limit = if version == 0 { unpaged(limit) } else { limit };
                 (current, None)
             }
         },

@@ -17,9 +17,8 @@ pub struct Options {
     pub listener: Option<std::net::TcpListener>,
     /// Whether streamed initial lists (KEP-3157) are served. Without, asking for one is answered with 422 Invalid.
     pub watch_list: bool,
-    /// Whether there is a watch cache. Without, a list of any version has pages where they are asked for, and a version that is
-    /// still to come is refused at once.
-    pub watch_cache: bool,
+    /// Whether lists of any version come from a watch cache.
+    pub watch_cache: WatchCache,
     /// How often a watch that wants bookmarks gets one.
     pub bookmark_interval: Duration,
     /// Where cluster IPs come from; the first range's family is the default one.
@@ -47,7 +46,7 @@ impl Default for Options {
             address: (Ipv4Addr::LOCALHOST, 0).into(),
             listener: None,
             watch_list: true,
-            watch_cache: true,
+            watch_cache: WatchCache::default(),
             bookmark_interval: Duration::from_mins(1),
             service_cidrs: cidrs.collect(),
             node_ports: 30000..=32767,
@@ -58,4 +57,14 @@ impl Default for Options {
             tokens: None,
         }
     }
+}
+
+/// Whether there is a watch cache, for lists and objects of any version.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum WatchCache {
+    /// It has no pages, and waits for a version that is still to come.
+    #[default]
+    Present,
+    /// Lists have pages where they are asked for, and a version that is still to come is refused at once.
+    Absent,
 }

@@ -30,10 +30,10 @@ use tokio_rustls::rustls::ServerConfig;
 use crate::answer::{self, Body};
 use crate::cluster::Cluster;
 use crate::faults::{Asked, Fault, Faults, Rule};
-use crate::list::{self, List, WatchCache};
+use crate::list::{self, List};
 use crate::media::{Accepted, Media};
 use crate::meter::{Meter, Metered};
-use crate::options::Options;
+use crate::options::{Options, WatchCache};
 use crate::request::{Log, Request, header};
 use crate::resource::Kind;
 use crate::route::{Query, Target};
@@ -91,11 +91,7 @@ impl Service {
         Ok(Arc::new(Self {
             cluster,
             address,
-            cache: if options.watch_cache {
-                WatchCache::Present
-            } else {
-                WatchCache::Absent
-            },
+            cache: options.watch_cache,
             watches,
             log: Log::default(),
             faults: Faults::new(),

@@ -14,7 +14,7 @@ mod client;
 use std::io::Read as _;
 use std::time::{Duration, Instant};
 
-use apiserver::{Cluster, Kind, Options, Server};
+use apiserver::{Cluster, Kind, Options, Server, WatchCache};
 use client::{Client, connect, json as answer, names, request, version};
 use http_body_util::BodyExt;
 use serde_json::{Value, json};
@@ -1135,7 +1135,7 @@ mod watch_cache {
     #[tokio::test]
     async fn without_one_any_version_has_pages_and_none_is_waited_for() {
         let (server, client) = serve(Options {
-            watch_cache: false,
+            watch_cache: WatchCache::Absent,
             ..Options::default()
         })
         .await;

@@ -156,8 +156,7 @@ fn put_message(
                     put_field(*number, *shape, item, &path(), out)?;
                 }
             }
-            (Presence::Each, Some(Value::Null) | None)
-            | (Presence::Set, Some(Value::Null) | None) => {}
+            (Presence::Each | Presence::Set, Some(Value::Null) | None) => {}
             (Presence::Each, Some(_)) => return Err(Mistyped(path())),
             (Presence::Set | Presence::Always, Some(value)) => {
                 put_field(*number, *shape, value, &path(), out)?;
@@ -495,8 +494,7 @@ mod tests {
                 "[a-z]{1,4}".prop_map(Value::from)
             ]
             .boxed(),
-            Shape::Texts | Shape::Quantities => texts().prop_map(map).boxed(),
-            Shape::Json => texts().prop_map(map).boxed(),
+            Shape::Texts | Shape::Quantities | Shape::Json => texts().prop_map(map).boxed(),
             Shape::Message(schema) => value(schema),
         }
     }
@@ -516,6 +514,22 @@ mod tests {
             let body = super::envelope("v1", "Any", &message);
             prop_assert_eq!(decode(kind, &body), Ok(object));
         }
+    }
+
+    /// A body that kube-proxy 1.36.2 posted when it began.
+    #[test]
+    fn what_go_writes_is_written() {
+        let posted: &[u8] =
+            b"k8s\x00\x0a\x19\x0a\x10events.k8s.io/v1\x12\x05Event\x12\xa4\x01\x0a-\x0a\x16node1.\
+            18ea6ecaf1b3513d\x12\x00\x1a\x07default\"\x00*\x002\x008\x00B\x00\x12\x0c\x08\x83\xd2\x8c\xd8\
+            \x06\x10\xf8\xf1\xa2\xb4\x01\"\x0akube-proxy*\x0ekube-proxy-lab2\x0eStartKu\
+            beProxy:\x08StartingB\x19\x0a\x04Node\x12\x00\x1a\x05node1\"\x00*\x02v12\x00:\x00\
+            R\x00Z\x06Normalb\x04\x0a\x00\x12\x00j\x00r\x00x\x00\x1a\x00\"\x00";
+        let event = decode(Kind::Event, posted).unwrap();
+        assert_eq!(event["action"], "StartKubeProxy");
+        let message = encode(Kind::Event, &event).unwrap();
+        let again = super::envelope("events.k8s.io/v1", "Event", &message);
+        assert!(again == posted, "{again:?}");
     }
 
     /// Where the wrong type is, is told; a field that the API has not is left out.
