@@ -23,6 +23,7 @@ mod rules;
 mod run;
 mod schema;
 mod stage;
+mod subject;
 mod tools;
 mod wait;
 

@@ -166,6 +166,15 @@ impl Objects {
     }
 }
 
+/// Which endpoint a change replaces: Services in a scattered order, then their next endpoints.
+pub(crate) fn changed(size: Size, turn: u32) -> (u32, usize) {
+    // A prime that divides no number of Services here, so that every Service has its turn before one has two.
+    const STEP: u32 = 7_919;
+    let service = u64::from(turn) * u64::from(STEP) % u64::from(size.services);
+    let index = turn / size.services % size.endpoints;
+    (u32::try_from(service).unwrap_or_default(), index as usize)
+}
+
 fn slice(owner: &str, name: &str, endpoints: &[Endpoint]) -> Value {
     let endpoints: Vec<Value> = endpoints
         .iter()

@@ -3,8 +3,7 @@
 use super::axes::{COLD, FROM_EVENT, SHARE, SHOWN};
 use super::point::{self, cell};
 use super::table::{self, short};
-use crate::control_plane::changed;
-use crate::objects::Objects;
+use crate::objects::{Objects, changed};
 use crate::schema::{Axis, Cell, Measured, Outcome, Report, Size};
 
 /// A figure in words, and whether it is what was aimed at; some have no bound.
