@@ -13,7 +13,7 @@ use lab::Signal;
 use rustix::time::{ClockId, Timespec, clock_gettime};
 
 use crate::counts;
-use crate::objects::{NAMESPACE, Objects, PORT, changed};
+use crate::objects::{Objects, PORT, changed, path};
 use crate::process::{self, Process};
 use crate::schema::{Axis, Cell, Distribution, Measured, Mode, Outcome, State, SubjectKind};
 use crate::stage::Stage;
@@ -80,7 +80,7 @@ pub(crate) fn measure(cell: &Cell) -> Result<Outcome> {
         Axis::Change => return change(&mut stage, subject),
         Axis::Rolling => return rolling(&mut stage, subject),
         Axis::Delete => return delete(&mut stage, subject),
-        axis => bail!("{axis} is an axis of the data plane"),
+        axis => bail!("{axis} is measured elsewhere"),
     }
     if cell.is_counting {
         // Times under strace mean nothing.
@@ -529,13 +529,6 @@ fn whole(
         };
     }
     Ok(Outcome::Measured(Box::new(measured)))
-}
-
-/// `/api/v1/namespaces/bench/services/NAME`, or the collection.
-fn path(version: &str, plural: &str, name: Option<&str>) -> String {
-    let root = if version == "v1" { "api" } else { "apis" };
-    let name = name.map(|name| format!("/{name}")).unwrap_or_default();
-    format!("/{root}/{version}/namespaces/{NAMESPACE}/{plural}{name}")
 }
 
 #[allow(clippy::cast_precision_loss, reason = "counts stay far below 2^52")]

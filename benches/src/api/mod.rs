@@ -1,0 +1,245 @@
+//! What a kube-proxy costs the API server: one subject, one occasion after another, in one guest.
+//!
+//! ```text
+//!  changes without anybody who watches (their own price)
+//!  first list ─▶ restart ─▶ changes ─▶ reconnect ─▶ watches refused ─▶ lists, too ─▶ reconnect, played again by many
+//! ```
+//!
+//! The fixture says what was asked of it and how much it sent, on the wire; its CPU time is the kernel's account of its process.
+//! Hundreds of daemons do not fit a machine, so the requests that the one made when it reconnected are played again.
+
+mod replay;
+mod traffic;
+
+use std::collections::BTreeMap;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use rustix::process::{Resource, Rlimit, setrlimit};
+use serde_json::json;
+
+use crate::http::Api;
+use crate::objects::{Looks, changed, path};
+use crate::process::Process;
+use crate::schema::{Cell, Measured, Occasion, Outcome, ServerCost};
+use crate::stage::Stage;
+use crate::subject;
+use crate::wait::Waited;
+use replay::replay;
+use traffic::{Traffic, cost};
+
+/// How many clients reconnect at once, if as many changes are made.
+const CLIENTS: u32 = 500;
+/// How long the server refuses; and where few changes are made, as that is no measurement.
+const STORM: Duration = Duration::from_secs(10);
+const SHORT_STORM: Duration = Duration::from_secs(2);
+/// A server that has been asked and has sent nothing for so long is done.
+const QUIET: Duration = Duration::from_secs(2);
+/// How often it is looked at.
+const LOOK: Duration = Duration::from_millis(250);
+/// Files that a process may have open: a socket for each request that is played again.
+const FILES: u64 = 65_536;
+
+/// Measures a cell of the axis api. In the lab.
+pub(crate) fn measure(cell: &Cell) -> Result<Outcome> {
+    // The fixture inherits it.
+    let files = Rlimit {
+        current: Some(FILES),
+        maximum: Some(FILES),
+    };
+    setrlimit(Resource::Nofile, files).context("cannot have that many sockets")?;
+    let mut stage = Stage::new(cell)?;
+    stage.objects.set_looks(Looks::Served);
+    stage.serve()?;
+    let mut run = Run {
+        api: stage.api()?,
+        turn: 0,
+        watched: Vec::new(),
+        costs: BTreeMap::new(),
+    };
+    let own = run.cpu_of_changes(&mut stage)?;
+
+    let phase = run.begin(&stage)?;
+    let (mut subject, started) = subject::start(&stage)?;
+    if let Some(outcome) = programmed(&mut stage, &mut subject, started)? {
+        return Ok(outcome);
+    }
+    let traffic = run.quiet(&stage, &mut subject)?;
+    run.watched = traffic.watched(phase.traffic.requests.len());
+    run.end(&stage, &phase, Occasion::First, 0.0)?;
+
+    subject.stop()?;
+    let phase = run.begin(&stage)?;
+    (subject, _) = subject::start(&stage)?;
+    run.well(&stage, &mut subject, &phase)?;
+    run.end(&stage, &phase, Occasion::Restart, 0.0)?;
+
+    let phase = run.begin(&stage)?;
+    run.change(&mut stage)?;
+    run.quiet(&stage, &mut subject)?;
+    run.end(&stage, &phase, Occasion::Watch, own)?;
+    if let Some(outcome) = programmed(&mut stage, &mut subject, Instant::now())? {
+        return Ok(outcome);
+    }
+
+    let phase = run.begin(&stage)?;
+    run.api.post("/fixture/cut", &json!({}))?;
+    let again = run.well(&stage, &mut subject, &phase)?;
+    let again = again.reads_since(phase.traffic.requests.len());
+
+    let watches = ["watch", "streamed-list"];
+    run.storm(&stage, &mut subject, Occasion::WatchStorm, &watches)?;
+    let all = ["watch", "streamed-list", "list", "next-page"];
+    run.storm(&stage, &mut subject, Occasion::Storm, &all)?;
+    run.change(&mut stage)?;
+    let programmed = stage.until_programmed(&mut subject, Instant::now())?;
+    let Waited::Done(_, state) = programmed else {
+        return Ok(Outcome::Wrong {
+            differences: "the last changes have not been programmed".into(),
+        });
+    };
+
+    subject.stop()?;
+    let clients = CLIENTS.min(cell.changes);
+    let before = stage.fixture_cpu_s()?;
+    let replayed = replay(&stage, &again, clients)?;
+    let cost = ServerCost {
+        bytes: replayed.bytes,
+        requests: u64::from(clients) * again.len() as u64,
+        lists: u64::from(clients) * again.iter().filter(|one| one.is_full_list()).count() as u64,
+        cpu_s: replayed.fixture_cpu_s - before,
+    };
+    run.costs.insert(Occasion::Reconnect, cost);
+    Ok(Outcome::Measured(Box::new(Measured {
+        server: run.costs,
+        figures: [("clients", clients), ("changes", cell.changes)]
+            .map(|(name, count)| (name.to_owned(), f64::from(count)))
+            .into(),
+        state: Some(state),
+        ..Measured::default()
+    })))
+}
+
+/// Waits until the kernel holds what the objects say; an outcome if it does not in time.
+fn programmed(
+    stage: &mut Stage,
+    subject: &mut Process,
+    started: Instant,
+) -> Result<Option<Outcome>> {
+    Ok(match stage.until_programmed(subject, started)? {
+        Waited::Done(..) => None,
+        Waited::Not(outcome) => Some(outcome),
+    })
+}
+
+/// What has been found so far.
+struct Run {
+    api: Api,
+    /// How many changes have been made.
+    turn: u32,
+    /// The kinds that the subject watches.
+    watched: Vec<String>,
+    costs: BTreeMap<Occasion, ServerCost>,
+}
+
+/// An occasion that has begun.
+struct Phase {
+    traffic: Traffic,
+    cpu_s: f64,
+}
+
+impl Run {
+    fn begin(&mut self, stage: &Stage) -> Result<Phase> {
+        Ok(Phase {
+            traffic: Traffic::read(&mut self.api)?,
+            cpu_s: stage.fixture_cpu_s()?,
+        })
+    }
+
+    /// Takes account of an occasion; `own_s` of the server's CPU time would have been used without the subject, too.
+    fn end(&mut self, stage: &Stage, phase: &Phase, occasion: Occasion, own_s: f64) -> Result<()> {
+        let cpu_s = stage.fixture_cpu_s()? - phase.cpu_s - own_s;
+        let now = Traffic::read(&mut self.api)?;
+        let cost = cost(&phase.traffic, &now, cpu_s.max(0.0));
+        self.costs.insert(occasion, cost);
+        Ok(())
+    }
+
+    /// Replaces endpoints, one request after another.
+    fn change(&mut self, stage: &mut Stage) -> Result<()> {
+        for _ in 0..stage.cell.changes {
+            let (service, index) = changed(stage.cell.size, self.turn);
+            stage.objects.replace(service, index, self.turn);
+            self.turn += 1;
+            let slices = stage.objects.slices(service);
+            let (name, slice) = slices.get(index / 100).context("no such slice")?;
+            let path = path("discovery.k8s.io/v1", "endpointslices", Some(name));
+            self.api.put(&path, slice)?;
+        }
+        Ok(())
+    }
+
+    /// What the changes cost the server when nobody watches, in seconds of its CPU.
+    fn cpu_of_changes(&mut self, stage: &mut Stage) -> Result<f64> {
+        let before = stage.fixture_cpu_s()?;
+        self.change(stage)?;
+        Ok(stage.fixture_cpu_s()? - before)
+    }
+
+    /// Waits until the server has nothing more to do.
+    fn quiet(&mut self, stage: &Stage, subject: &mut Process) -> Result<Traffic> {
+        let started = Instant::now();
+        let (mut before, mut since) = (Traffic::read(&mut self.api)?, Instant::now());
+        while since.elapsed() < QUIET {
+            self.rest(stage, subject, started)?;
+            let now = Traffic::read(&mut self.api)?;
+            if now != before {
+                (before, since) = (now, Instant::now());
+            }
+        }
+        Ok(before)
+    }
+
+    /// Waits until the subject watches all that it watched before, and the server has nothing more to do.
+    fn well(&mut self, stage: &Stage, subject: &mut Process, since: &Phase) -> Result<Traffic> {
+        let (started, from) = (Instant::now(), since.traffic.requests.len());
+        while Traffic::read(&mut self.api)?.watched(from) != self.watched {
+            self.rest(stage, subject, started)?;
+        }
+        self.quiet(stage, subject)
+    }
+
+    fn rest(&self, stage: &Stage, subject: &mut Process, started: Instant) -> Result<()> {
+        ensure!(!subject.is_over(), "the subject ended: {}", subject.said());
+        ensure!(
+            started.elapsed() < stage.limit(),
+            "the subject has not calmed down, or does not watch {} again",
+            self.watched.join(", ")
+        );
+        sleep(LOOK);
+        Ok(())
+    }
+
+    /// All connections break, and requests of some kinds are answered with 504 for a while.
+    fn storm(
+        &mut self,
+        stage: &Stage,
+        subject: &mut Process,
+        occasion: Occasion,
+        refused: &[&str],
+    ) -> Result<()> {
+        let rules: Vec<_> = refused
+            .iter()
+            .map(|asked| json!({ "fault": { "refuse": { "code": 504 } }, "on": asked }))
+            .collect();
+        let phase = self.begin(stage)?;
+        self.api.put("/fixture/faults", &json!(rules))?;
+        self.api.post("/fixture/cut", &json!({}))?;
+        let is_short = stage.cell.changes < 100;
+        sleep(if is_short { SHORT_STORM } else { STORM });
+        self.api.put("/fixture/faults", &json!([]))?;
+        self.well(stage, subject, &phase)?;
+        self.end(stage, &phase, occasion, 0.0)
+    }
+}
