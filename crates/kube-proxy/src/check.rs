@@ -17,7 +17,7 @@ use serde::Serialize;
 
 use crate::flags::Options;
 use crate::mode::Kernels;
-use crate::{mode, run, source, sysctl};
+use crate::{mode, run, sysctl};
 
 /// How long the first lists may take.
 const PATIENCE: Duration = Duration::from_mins(1);
@@ -76,7 +76,8 @@ pub async fn check(options: Options, output: Output) -> Result<ExitCode> {
 }
 
 async fn look(options: &Options) -> Result<Answer> {
-    let (mut events, _) = source::open(&options.source, &options.node_name).await?;
+    let (mut events, _) =
+        source::open(&options.source, &options.node_name, source::uncounted).await?;
     let kernels = mode::open_to_read(options)?;
     let mut changes = Vec::new();
     let mut counted = BTreeMap::new();

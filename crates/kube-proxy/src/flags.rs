@@ -29,9 +29,12 @@ use crate::version;
 
 pub use gates::Gates;
 pub use options::{
-    Conntrack, DetectLocal, FirstList, IptablesBackend, IpvsTimeouts, LogFormat, ObjectSource,
-    Options, ProxyMode, UnusableFlag,
+    Conntrack, DetectLocal, IptablesBackend, IpvsTimeouts, LogFormat, Options, ProxyMode,
+    UnusableFlag,
 };
+
+/// The media type of Kubernetes' protobuf.
+const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
 
 /// What was typed.
 #[derive(Debug, Clone, PartialEq, Parser)]
@@ -132,11 +135,11 @@ pub struct Flags {
     #[arg(long, value_name = "COUNT", default_value = "10", value_parser = go::int, allow_hyphen_values = true)]
     pub kube_api_burst: i32,
 
-    /// Encoding to ask the API server for; no effect, it is JSON
+    /// Encoding to ask the API server for: protobuf, with JSON where it has none; any other: JSON
     #[arg(
         long,
         value_name = "TYPE",
-        default_value = "application/vnd.kubernetes.protobuf",
+        default_value = PROTOBUF,
         allow_hyphen_values = true
     )]
     pub kube_api_content_type: String,

@@ -39,11 +39,11 @@ use crate::flags::{DetectLocal, Options};
 use crate::health::Health;
 use crate::healthz::Status;
 use crate::http_server::{self, ListenError, Server};
-use crate::metrics::{Metrics, Pages};
+use crate::metrics::{CountRequests, Metrics, Pages};
 use crate::mode::Kernels;
 use crate::renewal::{Prepared, Renewal};
 use crate::sysctl::{self, Step};
-use crate::{healthz, logging, memory, metrics, mode, source, vanished};
+use crate::{healthz, logging, memory, metrics, mode, vanished};
 
 /// How many queued events are taken in before the kernel is written, so that a flood cannot put that off for ever.
 const MAX_DRAINED: usize = 50_000;
@@ -84,8 +84,10 @@ async fn live(
 ) -> Result<()> {
     let mut stop = Stop::subscribe()?;
     let observed = Observed::new(&options);
-    let (mut events, client) =
-        source::open_counted(&options.source, &options.node_name, &observed.metrics).await?;
+    let (mut events, client) = source::open(&options.source, &options.node_name, |host| {
+        CountRequests::new(observed.metrics.clone(), host)
+    })
+    .await?;
     let recorder = client.map_or_else(Recorder::off, |client| {
         Recorder::start(client, &options.node_name)
     });
@@ -141,7 +143,7 @@ pub(crate) async fn gather(
     model: &mut Model,
     options: &Options,
 ) {
-    let needs_node = matches!(options.source, crate::flags::ObjectSource::Api { .. });
+    let needs_node = matches!(options.source, source::Settings::Api(_));
     gather_within(events, model, needs_node, NODE_PATIENCE).await;
 }
 
@@ -200,7 +202,7 @@ struct Observed {
 impl Observed {
     fn new(options: &Options) -> Self {
         let health = Arc::new(Health::new(options.sync_period));
-        let needs_node = matches!(options.source, crate::flags::ObjectSource::Api { .. });
+        let needs_node = matches!(options.source, source::Settings::Api(_));
         Self {
             metrics: Metrics::of(options.mode, &options.gates),
             status: Arc::new(Status::new(Arc::clone(&health), needs_node)),

@@ -11,9 +11,8 @@ use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use proxy::{Changes, Kind, Vanished};
+use source::kind_name;
 use tracing::{info, warn};
-
-use crate::decode::kind_name;
 
 /// So many that go at once are no accident, if they are a [`PART`] of all.
 const SOME: usize = 3;
@@ -102,10 +101,10 @@ mod tests {
     use futures::{Stream, StreamExt as _};
     use proxy::{Event, Model, NamespacedName};
     use serde_json::json;
+    use source::{Api, api};
 
     use super::*;
     use crate::metrics::Metrics;
-    use crate::source::api;
 
     /// What is logged, on this thread.
     #[derive(Clone, Default)]
@@ -174,7 +173,12 @@ mod tests {
             server.apply(slice).unwrap();
         }
         let url = server.url();
-        let source = api::Server::new(None, Some(&url)).await.ok().unwrap();
+        let settings = Api {
+            master: Some(url),
+            ..Api::default()
+        };
+        let source = api::Server::new(&settings, source::uncounted).await;
+        let source = source.ok().unwrap();
         let mut events = source.stream("node1").boxed();
         let (mut model, metrics) = (Model::new(), Metrics::new());
         until(&mut events, &mut model, Model::is_complete).await;

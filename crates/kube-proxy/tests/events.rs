@@ -7,8 +7,8 @@
     reason = "a test stops at the first surprise"
 )]
 
-#[allow(dead_code, reason = "what tests of sources share, too")]
-mod common;
+#[path = "../../source/tests/common/scripted.rs"]
+mod scripted;
 
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,17 +16,22 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use apiserver::{Options, Server};
-use common::Scripted;
 use kube::Client;
 use kube_proxy::events::{Event, MOST, Recorder};
 use kube_proxy::flags::ProxyMode;
-use kube_proxy::source::api;
 use proxy::{Conflict, Model, NamespacedName, Protocol, Service, ServicePortName, ServiceType};
+use scripted::Scripted;
 use serde_json::{Value, json};
+use source::{Api, api};
 use tracing::instrument::WithSubscriber as _;
 
 async fn client(url: &str) -> Client {
-    let server = api::Server::new(None, Some(url)).await.ok().unwrap();
+    let settings = Api {
+        master: Some(url.to_owned()),
+        ..Api::default()
+    };
+    let server = api::Server::new(&settings, source::uncounted).await;
+    let server = server.ok().unwrap();
     server.client().clone()
 }
 

@@ -61,7 +61,7 @@ rows! {
     "bindAddress" [bind_address] "bind-address" [bind_address] Restart;
     "bindAddressHardFail" [bind_address_hard_fail] "bind-address-hard-fail" [bind_address_hard_fail] Restart;
     "clientConnection.burst" [client_connection.burst] "kube-api-burst" [kube_api_burst] Live;
-    "clientConnection.contentType" [client_connection.content_type] "kube-api-content-type" [kube_api_content_type] Live;
+    "clientConnection.contentType" [client_connection.content_type] "kube-api-content-type" [kube_api_content_type] Restart;
     "clientConnection.kubeconfig" [client_connection.kubeconfig] "kubeconfig" [kubeconfig] Restart;
     "clientConnection.qps" [client_connection.qps] "kube-api-qps" [kube_api_qps] Live;
     "clusterCIDR" [cluster_cidr] "cluster-cidr" [cluster_cidr] Live;
@@ -128,13 +128,12 @@ const OF_IPVS: &str = "it is of ipvs mode";
 const WITHOUT_EFFECT: &[(&str, &str)] = &[
     (
         "clientConnection.acceptContentTypes",
-        "objects are read as JSON",
+        "it follows from contentType",
     ),
     (
         "clientConnection.burst",
         "requests are few: lists, watches and events",
     ),
-    ("clientConnection.contentType", "objects are read as JSON"),
     (
         "clientConnection.qps",
         "requests are few: lists, watches and events",

@@ -4,9 +4,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::{env, fs};
 
 use proxy::{ExternalIps, NodePortAddresses};
+use source::{Api, Settings};
 
 use super::*;
-use crate::flags::{self, Command, DetectLocal, LogFormat, ObjectSource, Options, ProxyMode};
+use crate::flags::{self, Command, DetectLocal, LogFormat, Options, ProxyMode};
 
 const KUBEADM: &str = include_str!("kubeadm.yaml");
 const HEADER: &str = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n";
@@ -151,7 +152,7 @@ fn every_field_reaches_its_option() {
         ("bindAddressHardFail: true", |o| o.bind_address_hard_fail),
         (
             "clientConnection: {kubeconfig: /k}",
-            |o| matches!(&o.source, ObjectSource::Api { kubeconfig: Some(k), .. } if k.ends_with("k")),
+            |o| matches!(&o.source, Settings::Api(Api { kubeconfig: Some(k), .. }) if k.ends_with("k")),
         ),
         (
             "clusterCIDR: 10.0.0.0/8,fd00::/8",
@@ -482,10 +483,10 @@ fn a_file_takes_the_place_of_flags_but_for_those_of_the_log_and_the_name() {
     assert_eq!(others.drain_timeout, Some(Duration::from_mins(1)));
     assert!(matches!(
         others.source,
-        ObjectSource::Api {
+        Settings::Api(Api {
             master: Some(_),
             ..
-        }
+        })
     ));
     let error = file.with("--logging-format=xml").unwrap_err();
     assert!(error.contains("--logging-format"), "{error}");

@@ -38,8 +38,16 @@ const UNHEARD: &[(&str, bool, &str)] = &[
         false,
         "certificate authorities are always read anew",
     ),
-    ("ClientsAllowCBOR", true, "objects are read as JSON"),
-    ("ClientsPreferCBOR", true, "objects are read as JSON"),
+    (
+        "ClientsAllowCBOR",
+        true,
+        "objects are read as protobuf or JSON",
+    ),
+    (
+        "ClientsPreferCBOR",
+        true,
+        "objects are read as protobuf or JSON",
+    ),
     (
         "ContextualLogging",
         false,
@@ -215,6 +223,11 @@ impl Gates {
     /// Whether a gate is on; one that nobody knows is not.
     pub fn is_on(&self, name: &str) -> bool {
         Known::of(name).is_some_and(|known| self.has(known))
+    }
+
+    /// What a gate was given by its name; `AllBeta` gives nothing.
+    pub(super) fn given(&self, name: &str) -> Option<bool> {
+        self.0.get(name).copied()
     }
 
     /// All that Kubernetes has: their names, their stages, and whether they are on.

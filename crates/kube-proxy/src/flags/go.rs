@@ -7,7 +7,7 @@ use std::ffi::OsString;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
-use crate::decode::address;
+use source::address;
 
 /// A boolean as `strconv.ParseBool` takes it.
 pub(super) fn bool(text: &str) -> Result<bool, &'static str> {

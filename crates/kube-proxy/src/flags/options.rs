@@ -7,11 +7,11 @@ use std::time::Duration;
 use ipnet::IpNet;
 use proxy::{ExternalIps, IpFamily, LocalDetector, Node, NodePortAddresses};
 use proxy_ipvs::{ShimStyle, VipMode};
+use source::{Api, ContentType, Lists, Settings, address};
 
 use super::gates::{ALPHA_LOGGING, BETA_LOGGING, EXTERNAL_IPS, Gates, STREAMED_LISTS};
-use super::{Flags, go};
+use super::{Flags, PROTOBUF, go};
 use crate::config::Configuration;
-use crate::decode::address;
 
 /// The longest name of a network interface (`IFNAMSIZ` less its NUL).
 const INTERFACE_NAME_MAX: usize = 15;
@@ -23,7 +23,7 @@ pub struct Options {
     /// How Services are carried.
     pub mode: ProxyMode,
     /// Where Services come from.
-    pub source: ObjectSource,
+    pub source: Settings,
     /// This node's name, lower-cased.
     pub node_name: String,
     /// `--bind-address`; unspecified (`0.0.0.0`, `::`) if the node's IP comes from its Node object. Its family is the
@@ -138,32 +138,6 @@ pub enum LogFormat {
     Plain,
     /// A JSON object to a line.
     Json,
-}
-
-/// Where Services come from.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum ObjectSource {
-    /// A folder of manifests.
-    Manifests(PathBuf),
-    /// An API server; in-cluster if both are `None`.
-    Api {
-        /// `--kubeconfig`.
-        kubeconfig: Option<PathBuf>,
-        /// `--master`, overriding the URL of the kubeconfig.
-        master: Option<String>,
-        /// How the first list of each kind is asked for.
-        first_list: FirstList,
-    },
-}
-
-/// How the first list of objects is asked for (the feature gate `WatchListClient`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum FirstList {
-    /// Object by object, as a watch; in pages from a server that does not know it.
-    #[default]
-    Streamed,
-    /// In pages.
-    Paged,
 }
 
 /// `--detect-local-mode` with what it needs.
@@ -574,20 +548,24 @@ fn log_format(flags: &Flags, gates: &Gates) -> Result<LogFormat, UnusableFlag> {
     Ok(format)
 }
 
-fn source(flags: &Flags, gates: &Gates) -> Result<ObjectSource, UnusableFlag> {
+fn source(flags: &Flags, gates: &Gates) -> Result<Settings, UnusableFlag> {
     let kubeconfig = (!flags.kubeconfig.is_empty()).then(|| PathBuf::from(&flags.kubeconfig));
     let master = (!flags.master.is_empty()).then(|| flags.master.clone());
     let Some(folder) = &flags.manifests else {
-        let first_list = if gates.is_on(STREAMED_LISTS) {
-            FirstList::Streamed
-        } else {
-            FirstList::Paged
+        let lists = match gates.given(STREAMED_LISTS) {
+            Some(true) => Lists::Streamed,
+            Some(false) | None => Lists::Cached,
         };
-        return Ok(ObjectSource::Api {
+        let content_type = match &*flags.kube_api_content_type {
+            "" | PROTOBUF => ContentType::Protobuf,
+            _ => ContentType::Json,
+        };
+        return Ok(Settings::Api(Api {
             kubeconfig,
             master,
-            first_list,
-        });
+            lists,
+            content_type,
+        }));
     };
     let unusable = |advice| UnusableFlag::new("manifests", &folder.to_string_lossy(), advice);
     if kubeconfig.is_some() || master.is_some() {
@@ -597,7 +575,7 @@ fn source(flags: &Flags, gates: &Gates) -> Result<ObjectSource, UnusableFlag> {
     } else if folder.is_empty() {
         Err(unusable("give a folder"))
     } else {
-        Ok(ObjectSource::Manifests(folder.into()))
+        Ok(Settings::Manifests(folder.into()))
     }
 }
 

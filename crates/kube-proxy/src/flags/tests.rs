@@ -1,6 +1,7 @@
 use super::*;
 use proxy::{ExternalIps, IpFamily, LocalDetector, Node, NodePortAddresses};
 use proxy_ipvs::{ShimStyle, VipMode};
+use source::{Api, ContentType, Lists, Settings};
 
 fn options(line: &str) -> Options {
     match read(line) {
@@ -35,11 +36,7 @@ fn the_defaults_are_upstreams() {
         Options {
             mode: ProxyMode::Iptables,
             localhost_node_ports: true,
-            source: ObjectSource::Api {
-                kubeconfig: None,
-                master: None,
-                first_list: FirstList::Streamed,
-            },
+            source: Settings::Api(Api::default()),
             node_name: String::new(),
             bind_address: "0.0.0.0".parse().unwrap(),
             healthz_address: Some("0.0.0.0:10256".parse().unwrap()),
@@ -323,7 +320,7 @@ fn every_flag_reaches_its_option() {
     type Check = fn(&Options) -> bool;
     let rows: &[(&[&str], Check)] = &[
         (&["--manifests=/m", "--manifests /m"], |o| {
-            o.source == ObjectSource::Manifests("/m".into())
+            o.source == Settings::Manifests("/m".into())
         }),
         (
             &[
@@ -332,11 +329,11 @@ fn every_flag_reaches_its_option() {
             ],
             |o| {
                 o.source
-                    == ObjectSource::Api {
+                    == Settings::Api(Api {
                         kubeconfig: Some("/k".into()),
                         master: Some("https://a:6443".into()),
-                        first_list: FirstList::Streamed,
-                    }
+                        ..Api::default()
+                    })
             },
         ),
         (
@@ -427,15 +424,29 @@ fn every_flag_reaches_its_option() {
         (&["--feature-gates=AllowServiceExternalIPs=true", ""], |o| {
             o.external_ips() == ExternalIps::Served
         }),
-        (&["--feature-gates=WatchListClient=false"], |o| {
-            matches!(
-                o.source,
-                ObjectSource::Api {
-                    first_list: FirstList::Paged,
-                    ..
-                }
-            )
-        }),
+        (
+            &[
+                "--feature-gates=WatchListClient=false",
+                "",
+                "--feature-gates=AllBeta=true",
+            ],
+            |o| matches!(&o.source, Settings::Api(api) if api.lists == Lists::Cached),
+        ),
+        (
+            &["--feature-gates=WatchListClient=true"],
+            |o| matches!(&o.source, Settings::Api(api) if api.lists == Lists::Streamed),
+        ),
+        (
+            &[
+                "--kube-api-content-type=application/vnd.kubernetes.protobuf",
+                "",
+            ],
+            |o| matches!(&o.source, Settings::Api(api) if api.content_type == ContentType::Protobuf),
+        ),
+        (
+            &["--kube-api-content-type=application/json"],
+            |o| matches!(&o.source, Settings::Api(api) if api.content_type == ContentType::Json),
+        ),
         (&["--detect-local-mode=NodeCIDR"], |o| {
             o.detect_local == DetectLocal::NodeCidr
         }),
@@ -991,7 +1002,7 @@ fn what_to_do_is_read_besides_what_is_meant() {
             panic!("{line}");
         };
         assert_eq!(output, wanted, "{line}");
-        assert_eq!(options.source, ObjectSource::Manifests("/m".into()));
+        assert_eq!(options.source, Settings::Manifests("/m".into()));
     }
     for line in ["check -o xml", "check -o", "check --nosuch", "-o json"] {
         let line = format!("kube-proxy {line}");

@@ -3,7 +3,9 @@
 use ipnet::IpNet;
 use proxy::{Kind, Node};
 
-use super::{Decoded, Findings, Object, Unnamed, address, wire};
+use super::decoded::{Decoded, Object, Unnamed};
+use super::findings::Findings;
+use super::{address, wire};
 
 /// The taint of a node that the cluster autoscaler is about to delete.
 const TO_BE_DELETED: &str = "ToBeDeletedByClusterAutoscaler";

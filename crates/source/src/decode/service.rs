@@ -6,8 +6,10 @@ use ipnet::IpNet;
 use proxy::{IpFamily, Kind, Service, ServicePort, ServiceType};
 use smallvec::SmallVec;
 
+use super::address;
+use super::decoded::{Decoded, Object, Unnamed};
+use super::findings::{Findings, family};
 use super::wire::{self, Text};
-use super::{Decoded, Findings, Object, Unnamed, address, family};
 
 /// `sessionAffinityConfig.clientIP.timeoutSeconds` where it is not given: three hours.
 const DEFAULT_AFFINITY_SECONDS: u32 = 10_800;

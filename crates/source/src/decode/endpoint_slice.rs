@@ -6,8 +6,10 @@ use std::time::SystemTime;
 
 use proxy::{Endpoint, EndpointPort, EndpointSlice, IpFamily, Kind, NamespacedName, Placement};
 
+use super::decoded::{Decoded, Object, Unnamed};
+use super::findings::{Findings, family};
+use super::wire;
 use super::wire::{Conditions, FirstAddress, Named};
-use super::{Decoded, Findings, Object, Unnamed, family, wire};
 
 /// Reads an `EndpointSlice`.
 pub(crate) fn endpoint_slice(wire: wire::EndpointSlice<'_>) -> Result<Decoded, Unnamed> {

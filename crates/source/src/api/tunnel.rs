@@ -37,9 +37,9 @@ use tokio::time::timeout;
 use tower::{BoxError, Service, ServiceExt as _, service_fn};
 
 use super::backoff::Cost;
+use super::cause::root_cause;
 use super::connection::{Authorities, Peer, tls};
 use super::http_proxy::{Protocol, Proxy};
-use super::root_cause;
 
 /// Connects to where it is asked to by way of a proxy, to which `C` connects.
 #[derive(Clone)]

@@ -44,13 +44,13 @@ use tokio::time::{Instant, sleep, timeout};
 use tracing::{debug, info, warn};
 
 use super::backoff::{Backoff, Cost, any_of, up_to};
+use super::cause::root_cause;
 use super::connection;
 use super::outage::{Failure, Outage};
 use super::page::Page;
-use super::root_cause;
-use crate::decode::{self, Decoded, Unnamed, kind_name};
-use crate::flags::FirstList;
-use crate::source::Complaints;
+use crate::complaints::Complaints;
+use crate::decode::{Decoded, Unnamed, json, kind_name};
+use crate::settings::Lists;
 
 /// Objects to a page: 500 slices of 50 endpoints are 8 MB of JSON.
 const PAGE: u32 = 500;
@@ -179,14 +179,14 @@ impl ListWatch {
         resource: Resource,
         outage: Arc<Outage>,
         events: mpsc::Sender<Event>,
-        first_list: FirstList,
+        lists: Lists,
     ) -> Self {
         Self {
             client,
             resource,
             outage,
             events,
-            can_stream: first_list == FirstList::Streamed,
+            can_stream: lists == Lists::Streamed,
             version: None,
             is_in_doubt: false,
             retry_after: None,
@@ -451,7 +451,7 @@ impl ListWatch {
             End::nonsense(format!("{error} in {:?}", excerpt(line)))
         };
         let text = str::from_utf8(line).map_err(|error| nonsense(&error))?;
-        let applied = decode::applied_from_json(self.resource.kind, text);
+        let applied = json::applied(self.resource.kind, text);
         let version = if let Some(object) = applied {
             self.applied(object, list).await?
         } else {
@@ -491,10 +491,10 @@ impl ListWatch {
         let Line { kind, object } = line;
         let version = match &*kind {
             "ADDED" | "MODIFIED" => {
-                let object = decode::from_json(self.resource.kind, object.get());
+                let object = json::object(self.resource.kind, object.get());
                 self.applied(object, list).await?
             }
-            "DELETED" => match decode::key_from_json(self.resource.kind, object.get()) {
+            "DELETED" => match json::key(self.resource.kind, object.get()) {
                 Ok((key, version)) => {
                     self.complaints.forget(&key);
                     self.send(key.into_deletion()).await?;

@@ -11,7 +11,7 @@ use serde::Deserialize;
 use serde::de::{Deserializer, Error as _};
 use serde_json::value::RawValue;
 
-use crate::decode::{self, Decoded, Unnamed, Wire, wire};
+use crate::decode::{Decoded, Unnamed, Wire, json, wire};
 
 /// A page.
 #[derive(Debug)]
@@ -38,7 +38,7 @@ impl Page {
         };
         at_once.or_else(|_| {
             let sent: Sent<'_, &RawValue> = serde_json::from_str(body)?;
-            Ok(sent.page(|object| decode::from_json(kind, object.get())))
+            Ok(sent.page(|object| json::object(kind, object.get())))
         })
     }
 }

@@ -17,9 +17,9 @@ use apiserver::{Authority, Cluster, Identity, Options, Server, Tls};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use common::{Folder, Log, Told, services, until_said};
-use kube_proxy::source::StartError;
-use kube_proxy::source::api::Server as Source;
 use serde_json::{Value, json};
+use source::StartError;
+use source::api::Server as Source;
 
 /// The names that the fixture's certificates are for.
 const NAMES: [&str; 3] = ["127.0.0.1", "::1", "kubernetes"];
@@ -59,7 +59,7 @@ async fn serve_again(cluster: Cluster, address: SocketAddr, options: Options) ->
 }
 
 async fn source(kubeconfig: &Path) -> Result<Source, StartError> {
-    Source::new(Some(kubeconfig), None).await
+    common::server(Some(kubeconfig), None).await
 }
 
 async fn told(kubeconfig: &Path) -> Told {
@@ -338,7 +338,7 @@ async fn ipv6_literals_and_a_master_that_overrides() {
     is_served(&folder.kubeconfig(&server.url(), cluster.clone(), &user)).await;
     // The credentials stay those of the kubeconfig.
     let elsewhere = folder.kubeconfig("https://192.0.2.1:6443", cluster, &user);
-    let source = Source::new(Some(&elsewhere), Some(&server.url())).await;
+    let source = common::server(Some(&elsewhere), Some(&server.url())).await;
     let mut told = Told::of(&source.ok().unwrap(), "node1");
     told.until_services(&["web"]).await;
     let tokens = server.requests();

@@ -8,7 +8,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use ipnet::IpNet;
 
 /// Reads an address; `None` if it is none.
-pub(crate) fn ip(text: &str) -> Option<IpAddr> {
+pub fn ip(text: &str) -> Option<IpAddr> {
     match text.parse::<IpAddr>() {
         Ok(address) => Some(address.to_canonical()),
         Err(_) => with_leading_zeros(text).map(IpAddr::V4),
@@ -16,7 +16,7 @@ pub(crate) fn ip(text: &str) -> Option<IpAddr> {
 }
 
 /// Reads a network, with the bits behind its prefix cleared; `None` if it is none.
-pub(crate) fn net(text: &str) -> Option<IpNet> {
+pub fn net(text: &str) -> Option<IpNet> {
     let (address, prefix) = text.split_once('/')?;
     if prefix.is_empty() || !prefix.bytes().all(|b| b.is_ascii_digit()) {
         return None;

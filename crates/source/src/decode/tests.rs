@@ -7,9 +7,14 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use proptest::prelude::*;
-use proxy::{IpFamily, Placement, ServiceType};
+use proxy::{
+    EndpointSlice, Event, IpFamily, Kind, NamespacedName, Placement, Protocol, Service, ServiceType,
+};
 use serde_json::{Value, json};
+use std::net::IpAddr;
 
+use super::decoded::Object;
+use super::json::{self, object as from_json};
 use super::*;
 
 fn decode(kind: Kind, object: &Value) -> Decoded {
@@ -569,7 +574,7 @@ fn a_node_leaves_when_it_is_deleted_or_when_the_autoscaler_says_so() {
 fn an_event_is_read_with_its_object_if_both_are_as_usual() {
     let object = |port: Value| json!({"metadata": {"name": "web"}, "spec": {"clusterIP": "10.96.0.1", "ports": [{"port": port}]}});
     let event = |kind: &str, object: &Value| {
-        applied_from_json(
+        json::applied(
             Kind::Service,
             &json!({"type": kind, "object": object}).to_string(),
         )
@@ -593,7 +598,7 @@ fn an_event_is_read_with_its_object_if_both_are_as_usual() {
         r#"{"type":"ADDED"}"#,
         r#"{"type":"ADDED","object":{}"#,
     ] {
-        assert_eq!(applied_from_json(Kind::Service, wrong), None, "{wrong}");
+        assert_eq!(json::applied(Kind::Service, wrong), None, "{wrong}");
     }
 }
 
@@ -692,7 +697,7 @@ proptest! {
                 decoded.into_event();
             }
             let _ = from_json(kind, &serde_json::to_string_pretty(&value).unwrap());
-            let _ = key_from_json(kind, &text);
+            let _ = json::key(kind, &text);
         }
     }
 

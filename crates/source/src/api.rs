@@ -11,6 +11,7 @@
 //! what certificates come from files, in `connection`, and the ways through a proxy, in `tunnel`.
 
 mod backoff;
+mod cause;
 mod connection;
 mod http_proxy;
 mod in_cluster;
@@ -26,19 +27,21 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use futures::Stream;
-use http::Uri;
-use kube::client::{ClientBuilder, ConfigExt as _};
+use http::{Request, Response, Uri};
+use hyper::body::{Bytes, Incoming};
+use kube::client::{Body, ClientBuilder, ConfigExt as _};
 use kube::config::{Cluster, KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::{Client, Config};
 use proxy::{Event, Kind};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
-use tower::Layer as _;
-use tower::util::option_layer;
+use tower::layer::util::Identity;
+use tower::util::{BoxCloneService, option_layer};
+use tower::{BoxError, Layer, Service};
 
-use super::StartError;
-use crate::flags::FirstList;
-use crate::metrics::{CountRequests, Metrics};
+use crate::error::StartError;
+use crate::settings::{Api, Lists};
+use cause::root_cause;
 use connection::{Connection, Files};
 use list_watch::{ListWatch, Resource};
 use outage::Outage;
@@ -46,33 +49,64 @@ use outage::Outage;
 /// Events on their way to whoever reads the stream.
 const IN_FLIGHT: usize = 1024;
 
+/// What sends a client's requests, as a layer that counts them sees it.
+pub type Transport = BoxCloneService<Request<Body>, Response<Incoming>, BoxError>;
+
+/// A layer around a client's [`Transport`] that counts requests.
+pub trait Counter: Layer<Transport, Service = Self::Counted> {
+    /// What the client then sends its requests with.
+    type Counted: Service<Request<Body>, Response = Response<Self::Body>, Error = BoxError, Future: Send>
+        + Clone
+        + Send
+        + 'static;
+    /// The body of an answer.
+    type Body: hyper::body::Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static;
+}
+
+impl<L, S, B> Counter for L
+where
+    L: Layer<Transport, Service = S>,
+    S: Service<Request<Body>, Response = Response<B>, Error = BoxError, Future: Send>
+        + Clone
+        + Send
+        + 'static,
+    B: hyper::body::Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
+{
+    type Counted = S;
+    type Body = B;
+}
+
+/// Counts nothing.
+pub fn uncounted(_host: &str) -> Identity {
+    Identity::new()
+}
+
 /// An API server, and how to talk to it.
 #[derive(Clone)]
 pub struct Server {
     client: Client,
     url: String,
-    first_list: FirstList,
+    lists: Lists,
 }
 
 impl Server {
     /// Reads how to reach the server: from a kubeconfig, whose URL `master` overrides, from `master` alone, or from the
-    /// Pod that this is. The server itself need not be there yet.
-    pub async fn new(kubeconfig: Option<&Path>, master: Option<&str>) -> Result<Self, StartError> {
-        Self::counted(kubeconfig, master, &Metrics::new()).await
-    }
-
-    /// The same, and `metrics` counts the requests.
-    pub async fn counted(
-        kubeconfig: Option<&Path>,
-        master: Option<&str>,
-        metrics: &Metrics,
+    /// Pod that this is. The server itself need not be there yet. `count` makes the layer that counts requests, from the
+    /// server's host and port.
+    ///
+    /// # Errors
+    ///
+    /// There is no such way to a server, or its credentials or certificates cannot be used.
+    pub async fn new<C: Counter>(
+        settings: &Api,
+        count: impl FnOnce(&str) -> C,
     ) -> Result<Self, StartError> {
-        let master = master.map(master_url).transpose()?;
+        let master = settings.master.as_deref().map(master_url).transpose()?;
         let Access {
             mut config,
             proxy,
             files,
-        } = match (kubeconfig, &master) {
+        } = match (&settings.kubeconfig, &master) {
             (Some(path), _) => from_file(path).await?,
             (None, Some(url)) => Access::without_credentials(url),
             (None, None) => of_this_pod(Path::new(in_cluster::FOLDER), environment).await?,
@@ -110,21 +144,13 @@ impl Server {
         let authorization = option_layer(config.auth_layer().map_err(wrong)?);
         let connection = Connection::new(config, files, proxy).map_err(wrong)?;
         let connection = authorization.layer(headers.map_err(wrong)?.layer(connection));
-        let client = ClientBuilder::new(base.layer(connection), "default");
-        let count = CountRequests::new(metrics.clone(), &host.unwrap_or_default());
-        let client = client.with_layer(&token).with_layer(&count).build();
+        let transport = Transport::new(token.layer(base.layer(connection)));
+        let counted = count(&host.unwrap_or_default()).layer(transport);
         Ok(Self {
-            client,
+            client: ClientBuilder::new(counted, "default").build(),
             url,
-            first_list: FirstList::default(),
+            lists: settings.lists,
         })
-    }
-
-    /// The same, asked so for the first list of each kind.
-    #[must_use]
-    pub fn with_first_list(mut self, first_list: FirstList) -> Self {
-        self.first_list = first_list;
-        self
     }
 
     /// The client, for whatever else is to be asked or told.
@@ -169,7 +195,7 @@ impl Server {
                 resource,
                 Arc::clone(&outage),
                 events.clone(),
-                self.first_list,
+                self.lists,
             );
             tasks.spawn(list_watch.run());
         }
@@ -347,13 +373,4 @@ fn master_url(master: &str) -> Result<Uri, StartError> {
             reason: error.to_string(),
             advice: "give a URL such as https://10.0.0.1:6443",
         })
-}
-
-/// The innermost reason, without the layers that carried it.
-fn root_cause(error: &dyn std::error::Error) -> String {
-    let mut cause = error;
-    while let Some(source) = cause.source() {
-        cause = source;
-    }
-    cause.to_string()
 }

@@ -32,7 +32,7 @@ use proxy::Event;
 use tokio::sync::mpsc as channel;
 use tracing::{info, warn};
 
-use super::StartError;
+use crate::error::StartError;
 use folder::{Folder, Touched};
 
 /// Quiet time after the last change before the folder is read: one save is several changes.

@@ -16,11 +16,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use apiserver::{Options, Server};
-use common::{Scripted, Told, name, services};
-use futures::StreamExt as _;
-use kube_proxy::flags::{self, Command};
-use kube_proxy::source;
-use proxy::{Event, Kind, Model};
+use common::scripted::Scripted;
+use common::{Told, name, services};
+use proxy::{Event, Kind};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
@@ -135,39 +133,6 @@ async fn a_server_that_streams_lists_is_followed() {
 #[tokio::test]
 async fn a_server_that_does_not_stream_lists_is_followed() {
     follows_a_server(false).await;
-}
-
-/// The feature gate `WatchListClient` is off.
-#[tokio::test]
-async fn a_list_is_not_streamed_where_that_is_not_wanted() {
-    let server = Server::start(Options {
-        watch_list: true,
-        ..Options::default()
-    })
-    .await
-    .unwrap();
-    server.apply(service("web", "10.96.0.10")).unwrap();
-    let line = format!(
-        "kube-proxy --master={} --feature-gates=WatchListClient=false",
-        url(&server)
-    );
-    let Ok(Command::Run(options)) = flags::parse(line.split(' ')) else {
-        panic!("{line}");
-    };
-    let (mut events, _) = source::open(&options.source, "node1").await.unwrap();
-    let mut model = Model::new();
-    while !(model.is_complete() && model.is_node_listed()) {
-        model.apply(events.next().await.unwrap());
-    }
-    assert_eq!(services(&model), ["web"].into());
-    let requests = server.requests();
-    let of = |part: &str| {
-        requests
-            .iter()
-            .filter(|one| one.query.contains(part))
-            .count()
-    };
-    assert_eq!((of("sendInitialEvents"), of("limit=500")), (0, 3));
 }
 
 #[tokio::test]
@@ -498,7 +463,6 @@ async fn bytes_that_are_not_http_are_survived() {
 
 #[tokio::test]
 async fn what_cannot_heal_is_an_error_at_once() {
-    use kube_proxy::source::api::Server;
     let dir = std::env::temp_dir().join(format!("kubeconfig-{}", std::process::id()));
     std::fs::create_dir(&dir).unwrap();
     let write = |name: &str, text: &str| {
@@ -506,16 +470,16 @@ async fn what_cannot_heal_is_an_error_at_once() {
         std::fs::write(&path, text).unwrap();
         path
     };
-    let fixture = apiserver::Server::start(Options::default()).await.unwrap();
+    let fixture = Server::start(Options::default()).await.unwrap();
     let good = write("good", &fixture.kubeconfig());
-    let server = Server::new(Some(&good), None).await.ok().unwrap();
+    let server = common::server(Some(&good), None).await.ok().unwrap();
     assert_eq!(server.url(), url(&fixture));
-    let server = Server::new(Some(&good), Some("https://192.0.2.1:6443"))
+    let server = common::server(Some(&good), Some("https://192.0.2.1:6443"))
         .await
         .ok()
         .unwrap();
     assert_eq!(server.url(), "https://192.0.2.1:6443");
-    let server = Server::new(None, Some("192.0.2.1:8080"))
+    let server = common::server(None, Some("192.0.2.1:8080"))
         .await
         .ok()
         .unwrap();
@@ -586,7 +550,7 @@ async fn what_cannot_heal_is_an_error_at_once() {
             ],
         ),
     ] {
-        let error = Server::new(kubeconfig.map(|path| &**path), master)
+        let error = common::server(kubeconfig.map(|path| &**path), master)
             .await
             .err()
             .unwrap()

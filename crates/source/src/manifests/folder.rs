@@ -19,8 +19,8 @@ use std::{fs, io};
 use proxy::{Event, Kind};
 
 use super::document::{self, Located};
+use crate::complaints::Complaints;
 use crate::decode::{self, Content, Key};
-use crate::source::Complaints;
 
 const KINDS: [Kind; 3] = [Kind::Service, Kind::EndpointSlice, Kind::Node];
 

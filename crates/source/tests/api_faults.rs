@@ -600,10 +600,7 @@ async fn a_token_is_used_as_soon_as_it_is_there() {
     let user = "user: {tokenFile: token, token: written-down}";
     let text = server.kubeconfig().replace("user: {}", user);
     std::fs::write(&kubeconfig, text).unwrap();
-    let source = kube_proxy::source::api::Server::new(Some(&kubeconfig), None)
-        .await
-        .ok()
-        .unwrap();
+    let source = common::server(Some(&kubeconfig), None).await.ok().unwrap();
     let mut told = Told::of(&source, "node1");
     told.until_services(&["web"]).await;
     let tokens = || -> Vec<String> {

@@ -15,7 +15,6 @@ use std::time::Duration;
 
 use apiserver::{Authority, Options, Proxy, ProxyOptions, Server, Speaks, Tls};
 use common::{Folder, Log, Told, until_said};
-use kube_proxy::source::api::Server as Source;
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
@@ -65,7 +64,7 @@ impl World {
     async fn told_of(&self, server: &str, mut cluster: Value) -> Told {
         cluster["certificate-authority"] = json!("ca.crt");
         let kubeconfig = self.folder.kubeconfig(server, cluster, &json!({}));
-        let source = Source::new(Some(&kubeconfig), None).await;
+        let source = common::server(Some(&kubeconfig), None).await;
         Told::of(&source.ok().unwrap(), "node1")
     }
 
