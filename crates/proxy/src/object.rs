@@ -8,6 +8,8 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use hashbrown::HashMap;
+use hashbrown::hash_map::Entry;
 use ipnet::IpNet;
 use smallvec::SmallVec;
 
@@ -167,7 +169,7 @@ enum Packed {
 }
 
 /// All of an endpoint but its address.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq, Hash)]
 struct State {
     ready: bool,
     serving: bool,
@@ -264,6 +266,9 @@ impl EndpointList {
 
     /// None where one is IPv6, or too many states differ.
     fn pack(endpoints: &[Endpoint]) -> Option<Packed> {
+        // By hash: a slice may have as many states as endpoints, each on a node of its own.
+        let most = endpoints.len().min(usize::from(u8::MAX));
+        let mut numbers: HashMap<State, u8> = HashMap::with_capacity(most);
         let mut states: Vec<State> = Vec::new();
         let mut list = Vec::with_capacity(endpoints.len());
         for endpoint in endpoints {
@@ -276,12 +281,15 @@ impl EndpointList {
                 terminating: endpoint.terminating,
                 placement: Arc::clone(&endpoint.placement),
             };
-            let known = states.iter().position(|known| *known == state);
-            let number = known.unwrap_or(states.len());
-            if known.is_none() {
-                states.push(state);
-            }
-            list.push(Endpoint4(address, number.try_into().ok()?));
+            let number = match numbers.entry(state) {
+                Entry::Occupied(known) => *known.get(),
+                Entry::Vacant(new) => {
+                    let number = states.len().try_into().ok()?;
+                    states.push(new.key().clone());
+                    *new.insert(number)
+                }
+            };
+            list.push(Endpoint4(address, number));
         }
         Some(Packed::V4 {
             states: states.into(),
