@@ -32,11 +32,12 @@ use crate::flags::{LogFormat, Options};
 use klog::Klog;
 
 /// Our own crates, by the names that their events carry.
-const OWN: [&str; 7] = [
+const OWN: [&str; 8] = [
     "kube_proxy",
     "proxy",
     "proxy_ipvs",
     "reconcile",
+    "source",
     "ipvs_netlink",
     "ipset_netlink",
     "netlink_batch",
@@ -358,6 +359,18 @@ mod tests {
             error["caller"].as_str().unwrap().contains("logging.rs:"),
             "{error}"
         );
+    }
+
+    #[test]
+    fn every_crate_that_logs_is_heard() {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let entry = entry.unwrap();
+            let manifest = std::fs::read_to_string(entry.path().join("Cargo.toml")).unwrap();
+            let name = entry.file_name().into_string().unwrap().replace('-', "_");
+            let logs = manifest.contains("\ntracing.workspace");
+            assert!(!logs || OWN.contains(&&*name), "{name}");
+        }
     }
 
     #[test]
