@@ -13,12 +13,16 @@
 mod backoff;
 mod cause;
 mod connection;
+mod end;
 mod http_proxy;
 mod in_cluster;
+mod list;
 mod list_watch;
+mod messages;
 mod outage;
-mod page;
+mod request;
 mod token;
+mod trust;
 mod tunnel;
 
 use std::path::{Path, PathBuf};
@@ -40,14 +44,15 @@ use tower::util::{BoxCloneService, option_layer};
 use tower::{BoxError, Layer, Service};
 
 use crate::error::StartError;
-use crate::settings::{Api, Lists};
+use crate::settings::{Api, ContentType, Lists};
 use cause::root_cause;
 use connection::{Connection, Files};
-use list_watch::{ListWatch, Resource};
+use list_watch::ListWatch;
 use outage::Outage;
+use request::Resource;
 
-/// Events on their way to whoever reads the stream.
-const IN_FLIGHT: usize = 1024;
+/// Events on their way to whoever reads the stream: 8 kB each, where slices have 50 endpoints.
+const IN_FLIGHT: usize = 128;
 
 /// What sends a client's requests, as a layer that counts them sees it.
 pub type Transport = BoxCloneService<Request<Body>, Response<Incoming>, BoxError>;
@@ -87,12 +92,13 @@ pub struct Server {
     client: Client,
     url: String,
     lists: Lists,
+    content_type: ContentType,
 }
 
 impl Server {
-    /// Reads how to reach the server: from a kubeconfig, whose URL `master` overrides, from `master` alone, or from the
-    /// Pod that this is. The server itself need not be there yet. `count` makes the layer that counts requests, from the
-    /// server's host and port.
+    /// Reads how to reach the server: from a kubeconfig, whose URL `master` overrides, from
+    /// `master` alone, or from the Pod that this is. The server itself need not be there yet.
+    /// `count` makes the layer that counts requests, from the server's host and port.
     ///
     /// # Errors
     ///
@@ -150,6 +156,7 @@ impl Server {
             client: ClientBuilder::new(counted, "default").build(),
             url,
             lists: settings.lists,
+            content_type: settings.content_type,
         })
     }
 
@@ -163,8 +170,8 @@ impl Server {
         &self.url
     }
 
-    /// Lists and watches Services, EndpointSlices and the Node named `node`, with upstream's selectors. Never ends; needs
-    /// a tokio runtime.
+    /// Lists and watches Services, EndpointSlices and the Node named `node`, with upstream's
+    /// selectors. Never ends; needs a tokio runtime.
     pub fn stream(&self, node: &str) -> impl Stream<Item = Event> + Send + use<> {
         let resources = [
             Resource {
@@ -192,10 +199,11 @@ impl Server {
         for resource in resources {
             let list_watch = ListWatch::new(
                 self.client.clone(),
+                self.content_type,
+                self.lists,
                 resource,
                 Arc::clone(&outage),
                 events.clone(),
-                self.lists,
             );
             tasks.spawn(list_watch.run());
         }

@@ -4,7 +4,8 @@ use std::collections::HashMap;
 
 use crate::decode::{Key, Problem};
 
-/// What was said of each object's problems, so that it is said once and not with every update of the object.
+/// What was said of each object's problems, so that it is said once and not with every update of
+/// the object.
 #[derive(Debug, Default)]
 pub(crate) struct Complaints(HashMap<Key, Vec<Problem>>);
 

@@ -1,14 +1,17 @@
-//! Where Services come from: an API server, or a folder of manifests. Both are a stream of [`Event`]s that never ends.
+//! Where Services come from: an API server, or a folder of manifests. Both are a stream of
+//! [`Event`]s that never ends.
 //!
 //! ```text
 //!   Settings ─▶ open ─┬─▶ api: lists and watches ──▶ decode ─┬─▶ Event
 //!                     └─▶ manifests: a folder ─────▶ decode ─┘
 //! ```
 //!
-//! What can go wrong for good (no such folder, a kubeconfig that cannot be read) is said at once, as a [`StartError`].
-//! What may heal (an API server that is away, a broken file) is logged, waited for, and takes nothing away meanwhile.
+//! What can go wrong for good (no such folder, a kubeconfig that cannot be read) is said at once,
+//! as a [`StartError`]. What may heal (an API server that is away, a broken file) is logged, waited
+//! for, and takes nothing away meanwhile.
 //!
-//! What it knows nothing of: flags, metrics (a layer around the client counts requests), and the proxy's modes.
+//! What it knows nothing of: flags, metrics (a layer around the client counts requests), and the
+//! proxy's modes.
 
 pub mod api;
 mod complaints;

@@ -1,8 +1,9 @@
 //! Services from a folder of manifests: `--manifests DIR`.
 //!
-//! The files are ordinary Kubernetes YAML or JSON: Services, EndpointSlices and this node's own Node, one or many to a
-//! file, also as a `List`; other kinds are left out. The folder is watched by inotify and never polled; it may be a
-//! mounted ConfigMap, files may be written in place or renamed into it.
+//! The files are ordinary Kubernetes YAML or JSON: Services, EndpointSlices and this node's own
+//! Node, one or many to a file, also as a `List`; other kinds are left out. The folder is watched
+//! by inotify and never polled; it may be a mounted ConfigMap, files may be written in place or
+//! renamed into it.
 //!
 //! ```text
 //!   inotify ─▶ Watch: waits until writers are done ─▶ Folder::look ─▶ events
@@ -10,8 +11,8 @@
 //!
 //! All of it runs on a thread of its own: reading and parsing files blocks.
 //!
-//! What it will not do: look into sub-folders, allocate addresses, or find pods. EndpointSlices are written by whoever
-//! writes the Services.
+//! What it will not do: look into sub-folders, allocate addresses, or find pods. EndpointSlices are
+//! written by whoever writes the Services.
 
 mod document;
 mod folder;
@@ -37,7 +38,8 @@ use folder::{Folder, Touched};
 
 /// Quiet time after the last change before the folder is read: one save is several changes.
 const DEBOUNCE: Duration = Duration::from_millis(20);
-/// The same while some writer has not closed its file: half a file may look like a whole one with fewer objects.
+/// The same while some writer has not closed its file: half a file may look like a whole one with
+/// fewer objects.
 const UNFINISHED: Duration = Duration::from_secs(1);
 /// The same after the folder itself changed: whoever made it anew may still be filling it.
 const REFILLED: Duration = Duration::from_secs(1);
@@ -50,8 +52,8 @@ const IN_FLIGHT: usize = 1024;
 
 /// Watches the manifests in `folder`. `node` is this node's name.
 ///
-/// The stream never ends. It begins with one list of each kind; a list is not whole while some file cannot be read and was
-/// never read before.
+/// The stream never ends. It begins with one list of each kind; a list is not whole while some file
+/// cannot be read and was never read before.
 pub fn stream(
     folder: &Path,
     node: &str,
@@ -163,8 +165,8 @@ fn follow(
     }
 }
 
-/// The watches on the folder, and on the nearest folder above it that exists: what is removed and made again, or is a
-/// symbolic link that changes its target, shows there.
+/// The watches on the folder, and on the nearest folder above it that exists: what is removed and
+/// made again, or is a symbolic link that changes its target, shows there.
 struct Watch {
     folder: PathBuf,
     watcher: RecommendedWatcher,

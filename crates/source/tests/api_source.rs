@@ -15,11 +15,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use apiserver::{Options, Server};
+use apiserver::{Options, Server, WatchCache};
 use common::scripted::Scripted;
 use common::{Told, name, services};
 use proxy::{Event, Kind};
 use serde_json::{Value, json};
+use source::{Api, ContentType, Lists};
 use tokio::net::TcpListener;
 
 fn service(name: &str, ip: &str) -> Value {
@@ -55,13 +56,12 @@ fn endpoints(told: &Told, service: &str) -> Vec<String> {
         .collect()
 }
 
-async fn follows_a_server(streams_lists: bool) {
-    let server = Server::start(Options {
-        watch_list: streams_lists,
-        ..Options::default()
-    })
-    .await
-    .unwrap();
+/// A part of the query of a list.
+const STREAMED: &str = "sendInitialEvents=true";
+const CACHED: &str = "limit=500&resourceVersion=0";
+
+async fn follows_a_server(settings: Api, options: Options, asked: &[&str]) {
+    let server = Server::start(options).await.unwrap();
     server.apply(service("web", "10.96.0.10")).unwrap();
     server.apply(slice("web", &["10.244.1.5"])).unwrap();
     server.apply(node("node1")).unwrap();
@@ -74,7 +74,7 @@ async fn follows_a_server(streams_lists: bool) {
     server.apply(headless).unwrap();
     server.apply(service("headless", "None")).unwrap();
 
-    let mut told = Told::by(url(&server), "node1").await;
+    let mut told = Told::with(url(&server), "node1", settings).await;
     told.until_listed().await;
     assert!(told.model.is_whole());
     assert_eq!(services(&told.model), ["web"].into());
@@ -113,36 +113,68 @@ async fn follows_a_server(streams_lists: bool) {
     server.apply(web).unwrap();
     told.until_services(&["dns"]).await;
 
-    let lists = |streamed: bool| {
-        let requests = server.requests();
-        let of = requests
-            .iter()
-            .filter(|request| request.query.contains("sendInitialEvents") == streamed);
-        of.filter(|request| streamed || request.query.contains("limit=500"))
-            .count()
-    };
-    assert_eq!(lists(true), 3);
-    assert_eq!(lists(false), if streams_lists { 0 } else { 3 });
+    let requests = server.requests();
+    for part in [STREAMED, CACHED] {
+        let lists = requests.iter().filter(|one| one.query.contains(part));
+        let wanted = if asked.contains(&part) { 3 } else { 0 };
+        assert_eq!(lists.count(), wanted, "{part}");
+    }
+    let of_all = requests.iter().map(|one| one.query.as_str());
+    assert_eq!(
+        of_all.filter(|query| !query.contains("watch=true")).count(),
+        3 * usize::from(asked.contains(&CACHED))
+    );
+}
+
+/// In either form, as the server answers in it.
+async fn follows_servers(lists: Lists, options: fn() -> Options, asked: &[&str]) {
+    for content_type in [ContentType::Protobuf, ContentType::Json] {
+        let settings = Api {
+            lists,
+            content_type,
+            ..Api::default()
+        };
+        follows_a_server(settings, options(), asked).await;
+    }
+}
+
+fn without_streams() -> Options {
+    Options {
+        watch_list: false,
+        ..Options::default()
+    }
+}
+
+fn without_watch_cache() -> Options {
+    Options {
+        watch_cache: WatchCache::Absent,
+        ..Options::default()
+    }
+}
+
+#[tokio::test]
+async fn a_server_is_followed() {
+    follows_servers(Lists::Cached, Options::default, &[CACHED]).await;
+}
+
+#[tokio::test]
+async fn a_server_without_a_watch_cache_is_followed() {
+    follows_servers(Lists::Cached, without_watch_cache, &[CACHED]).await;
 }
 
 #[tokio::test]
 async fn a_server_that_streams_lists_is_followed() {
-    follows_a_server(true).await;
+    follows_servers(Lists::Streamed, Options::default, &[STREAMED]).await;
 }
 
 #[tokio::test]
 async fn a_server_that_does_not_stream_lists_is_followed() {
-    follows_a_server(false).await;
+    follows_servers(Lists::Streamed, without_streams, &[STREAMED, CACHED]).await;
 }
 
 #[tokio::test]
-async fn a_long_list_comes_in_pages() {
-    let server = Server::start(Options {
-        watch_list: false,
-        ..Options::default()
-    })
-    .await
-    .unwrap();
+async fn a_long_list_comes_in_pages_from_a_server_without_a_watch_cache() {
+    let server = Server::start(without_watch_cache()).await.unwrap();
     for i in 0..1201 {
         server
             .apply(service(
@@ -256,7 +288,7 @@ fn lists(target: &str, services: &[Value]) -> (u16, String) {
     } else {
         (
             200,
-            json!({"kind": kind, "metadata": {"resourceVersion": "7"}, "items": items}).to_string(),
+            json!({"kind": kind, "metadata": {"resourceVersion": "9"}, "items": items}).to_string(),
         )
     }
 }
@@ -346,8 +378,8 @@ fn streams(target: &str, services: &[Value]) -> (u16, String) {
     (200, added.chain([event("BOOKMARK", &end)]).collect())
 }
 
-/// What is left of a Service, and how often Services were asked for within a moment, when a server that was well has
-/// forgotten its history and answers all lists with this.
+/// What is left of a Service, and how often Services were asked for within a moment, when a server
+/// that was well has forgotten its history and answers all lists with this.
 async fn keeps_what_it_knew(
     is_streamed: bool,
     nonsense: impl Fn(&str) -> (u16, String) + Send + Sync + 'static,
@@ -371,7 +403,11 @@ async fn keeps_what_it_knew(
     })
     .await
     .unwrap();
-    let mut told = Told::by(server.url(), "node1").await;
+    let mut told = if is_streamed {
+        Told::streamed_by(server.url(), "node1").await
+    } else {
+        Told::by(server.url(), "node1").await
+    };
     told.until_listed().await;
     is_well.store(false, Ordering::SeqCst);
     let before = server.asked("/services");
@@ -433,7 +469,7 @@ async fn a_list_that_breaks_off_takes_nothing_away() {
     })
     .await
     .unwrap();
-    let mut told = Told::by(server.url(), "node1").await;
+    let mut told = Told::streamed_by(server.url(), "node1").await;
     told.until_services(&["a", "b"]).await;
     told.until("a third list", |_| count.load(Ordering::SeqCst) >= 2)
         .await;

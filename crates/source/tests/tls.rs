@@ -1,4 +1,5 @@
-//! The API server over HTTPS: who is trusted, who the client says it is, and certificates and tokens that rotate.
+//! The API server over HTTPS: who is trusted, who the client says it is, and certificates and
+//! tokens that rotate.
 
 #![allow(
     clippy::unwrap_used,
@@ -84,6 +85,7 @@ async fn a_kubeconfig_as_kubeadm_makes_it_and_a_token_that_rotates() {
     let (log, _guard) = Log::start();
     let mut told = told(&folder.kubeconfig(&server.url(), cluster, &user)).await;
     told.until_services(&["web"]).await;
+    told.until_watched(&server).await;
 
     server.set_tokens(&["second"]);
     server.apply(service("new")).unwrap();
@@ -229,6 +231,7 @@ async fn an_authority_that_rotates_is_taken_over() {
     let (log, _guard) = Log::start();
     let mut told = told(&folder.kubeconfig(&server.url(), cluster, &json!({}))).await;
     told.until_services(&["web"]).await;
+    told.until_watched(&server).await;
     // It is said, and forgotten by nobody, when the file is no certificate for a while.
     folder.write("ca.crt", "half of a certif");
     server.faults().cut();

@@ -207,10 +207,6 @@ fn what_is_deprecated_or_means_nothing_is_taken_with_a_warning() {
         ),
         ("--kube-api-burst=100", &["--kube-api-burst", "few"]),
         (
-            "--kube-api-content-type=application/json",
-            &["--kube-api-content-type", "JSON"],
-        ),
-        (
             "--config-sync-period=1h",
             &["--config-sync-period", "no effect"],
         ),

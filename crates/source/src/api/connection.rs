@@ -1,16 +1,18 @@
 //! Connections to the API server, and the certificates that they need.
 //!
-//! The files that a kubeconfig names are looked at before each request, as the token is (there are few requests). Once one
-//! has changed, new requests go over new connections, made with what it holds now; a watch that is open ends within
-//! minutes by itself. What cannot be used (half of a pair of certificate and key, a file that is gone) is said, and what
-//! was there before stays in use. client-go looks every five minutes, and cuts what is open.
+//! The files that a kubeconfig names are looked at before each request, as the token is (there are
+//! few requests). Once one has changed, new requests go over new connections, made with what it
+//! holds now; a watch that is open ends within minutes by itself. What cannot be used (half of a
+//! pair of certificate and key, a file that is gone) is said, and what was there before stays in
+//! use. client-go looks every five minutes, and cuts what is open.
 //!
-//! The kernel asks a peer that is silent whether it is there, so that a watch whose peer vanished without a word ends by the
-//! first probe after [`GONE`]; client-go needs 45 s, with pings of HTTP/2. Here it is HTTP/1.1: `kube` offers no other (its ALPN is
-//! empty), and three watches do not fill many connections.
+//! The kernel asks a peer that is silent whether it is there, so that a watch whose peer vanished
+//! without a word ends by the first probe after [`GONE`]; client-go needs 45 s, with pings of
+//! HTTP/2. Here it is HTTP/1.1: `kube` offers no other (its ALPN is empty), and three watches do
+//! not fill many connections.
 //!
-//! `kube` builds such a client too, but sets no keep-alive, looks at the CA of a Pod alone, and calls a server that must not
-//! be trusted one that cannot be reached.
+//! `kube` builds such a client too, but sets no keep-alive, looks at the CA of a Pod alone, and
+//! calls a server that must not be trusted one that cannot be reached.
 
 use std::fs;
 use std::path::PathBuf;
@@ -28,12 +30,12 @@ use hyper_util::client::legacy::connect::{Connection as Connected, HttpConnector
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use kube::Config;
 use kube::client::{Body, ConfigExt as _};
-use rustls::{AlertDescription, CertificateError};
 use tower::util::BoxCloneService;
 use tower::{BoxError, Service, ServiceExt as _};
 use tracing::{info, warn};
 
 use super::http_proxy::{Protocol, Proxy};
+use super::trust::{Authorities, Peer, tls};
 use super::tunnel::Tunnel;
 
 /// How long connecting may take. The kernel repeats the first packet after 1, 3 and 7 s, but then
@@ -44,8 +46,8 @@ const IDLE: Duration = Duration::from_secs(15);
 const PROBES: Duration = Duration::from_secs(5);
 /// One that has answered nothing for so long is dead, also if it is not idle.
 const GONE: Duration = Duration::from_secs(30);
-/// A connection that has nothing to do for so long is closed: a request over one whose peer has vanished meanwhile would be
-/// another [`GONE`] lost.
+/// A connection that has nothing to do for so long is closed: a request over one whose peer has
+/// vanished meanwhile would be another [`GONE`] lost.
 const SPARE: Duration = Duration::from_secs(5);
 
 type Pool = BoxCloneService<Request<Body>, Response<Incoming>, legacy::Error>;
@@ -61,7 +63,8 @@ struct Shared {
     current: Mutex<(Held, Pool)>,
 }
 
-/// The files that TLS needs. What a kubeconfig holds itself counts more than a file, and is not among them.
+/// The files that TLS needs. What a kubeconfig holds itself counts more than a file, and is not
+/// among them.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Files {
     /// `certificate-authority`.
@@ -80,15 +83,6 @@ impl Files {
         let read = |file: &Option<PathBuf>| file.as_deref().and_then(|file| fs::read(file).ok());
         [&self.authority, &self.certificate, &self.key].map(read)
     }
-}
-
-/// The server or the client did not believe the other's certificate.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{why}")]
-pub(super) struct Untrusted {
-    pub(super) why: String,
-    /// What to do.
-    pub(super) advice: String,
 }
 
 impl Connection {
@@ -167,7 +161,7 @@ impl Service<Request<Body>> for Connection {
             let answer = shared.pool().oneshot(request).await;
             answer.map_err(|error| match tls(&error) {
                 Some(reason) => {
-                    let authorities = Authorities::of(&shared.config, &shared.files);
+                    let authorities = authorities(&shared.config, &shared.files);
                     authorities.untrusted(reason, Peer::Server).into()
                 }
                 None => error.into(),
@@ -188,7 +182,7 @@ fn pool(config: &Config, files: &Files, proxy: Option<&Proxy>) -> Result<Pool, k
     let Some(proxy) = proxy.cloned() else {
         return pool_over(config, connector);
     };
-    let authorities = Authorities::of(config, files);
+    let authorities = authorities(config, files);
     if proxy.protocol == Protocol::Https {
         let mut as_proxy = config.clone();
         as_proxy.tls_server_name = None;
@@ -217,8 +211,8 @@ where
     })
 }
 
-/// Whether there is nothing to trust and nothing to show: all authorities of the system need not be read then. Certificates that are
-/// given are read in any case, as they have to be right.
+/// Whether there is nothing to trust and nothing to show: all authorities of the system need not be
+/// read then. Certificates that are given are read in any case, as they have to be right.
 fn is_plain(config: &Config) -> bool {
     let user = &config.auth_info;
     let given = [
@@ -240,159 +234,11 @@ pub(super) fn is_none(error: &(dyn std::error::Error + 'static)) -> bool {
     failed.is_some_and(legacy::Error::is_connect)
 }
 
-/// What TLS failed of, if it did.
-pub(super) fn tls<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a rustls::Error> {
-    if let Some(error) = error.downcast_ref() {
-        return Some(error);
-    }
-    // An I/O error is not the source of what is within, but stands in its place.
-    let within = error.downcast_ref::<std::io::Error>();
-    let within = within.and_then(std::io::Error::get_ref);
-    tls(match within {
-        Some(within) => within,
-        None => error.source()?,
-    })
-}
-
 /// Whose certificates are believed.
-#[derive(Debug, Clone)]
-pub(super) enum Authorities {
-    /// Those in this file.
-    Of(PathBuf),
-    /// Those that the kubeconfig holds itself.
-    Inline,
-    /// Those of the system.
-    System,
-}
-
-/// Who shows a certificate.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Peer {
-    Server,
-    Proxy,
-}
-
-impl std::fmt::Display for Authorities {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Of(file) => write!(formatter, "certificate-authority {}", file.display()),
-            Self::Inline => formatter.write_str("certificate-authority-data of the kubeconfig"),
-            Self::System => {
-                formatter.write_str("the authorities of this system (none is configured)")
-            }
-        }
-    }
-}
-
-impl Authorities {
-    fn of(config: &Config, files: &Files) -> Self {
-        match &files.authority {
-            Some(file) => Self::Of(file.clone()),
-            None if config.root_cert.is_some() => Self::Inline,
-            None => Self::System,
-        }
-    }
-
-    /// Says what to do about a failure of TLS with this peer.
-    pub(super) fn untrusted(&self, error: &rustls::Error, peer: Peer) -> Untrusted {
-        use rustls::Error::{AlertReceived, InvalidCertificate};
-        let (why, advice) = match error {
-            InvalidCertificate(
-                CertificateError::UnknownIssuer | CertificateError::BadSignature,
-            ) => (
-                format!("its certificate is not signed by {self}"),
-                match (peer, self) {
-                    (_, Self::System) => "give certificate-authority in the kubeconfig",
-                    (Peer::Server, _) => {
-                        "put the cluster's CA there; kubeadm has it in /etc/kubernetes/pki/ca.crt"
-                    }
-                    (Peer::Proxy, _) => {
-                        "put the proxy's CA there, behind the cluster's: as in Go programs, they count for both"
-                    }
-                },
-            ),
-            InvalidCertificate(
-                reason @ (CertificateError::Expired
-                | CertificateError::ExpiredContext { .. }
-                | CertificateError::NotValidYet
-                | CertificateError::NotValidYetContext { .. }),
-            ) => (
-                format!("its certificate: {reason}"),
-                match peer {
-                    Peer::Server => {
-                        "renew it on the server (kubeadm certs renew apiserver), or set this node's clock"
-                    }
-                    Peer::Proxy => "renew it on the proxy, or set this node's clock",
-                },
-            ),
-            InvalidCertificate(
-                reason @ (CertificateError::NotValidForName
-                | CertificateError::NotValidForNameContext { .. }),
-            ) => (
-                format!("its certificate: {reason}"),
-                match peer {
-                    Peer::Server => {
-                        "use one of its names as the server, or give tls-server-name in the kubeconfig"
-                    }
-                    Peer::Proxy => "use one of its names in the proxy's URL",
-                },
-            ),
-            InvalidCertificate(reason) => (
-                format!("its certificate: {reason}"),
-                match peer {
-                    Peer::Server => "give the server another certificate",
-                    Peer::Proxy => "give the proxy another certificate",
-                },
-            ),
-            AlertReceived(
-                alert @ (AlertDescription::BadCertificate
-                | AlertDescription::UnsupportedCertificate
-                | AlertDescription::CertificateRevoked
-                | AlertDescription::CertificateExpired
-                | AlertDescription::CertificateUnknown
-                | AlertDescription::CertificateRequired
-                | AlertDescription::UnknownCA
-                | AlertDescription::DecryptError
-                | AlertDescription::AccessDenied),
-            ) => (
-                format!("it does not take this client's certificate: {alert:?}"),
-                "renew or correct client-certificate and client-key in the kubeconfig",
-            ),
-            other => (
-                format!("TLS fails: {other}"),
-                match peer {
-                    Peer::Server => "check that this is the URL of a Kubernetes API server",
-                    Peer::Proxy => {
-                        "check that the proxy speaks TLS there; if not, its URL begins with http://"
-                    }
-                },
-            ),
-        };
-        Untrusted {
-            why,
-            advice: advice.to_owned(),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_failure_of_tls_is_found_in_what_carries_it() {
-        use std::io::Error;
-        let reason = rustls::Error::InvalidCertificate(CertificateError::UnknownIssuer);
-        let carried = Error::other(Error::other(reason.clone()));
-        assert_eq!(tls(&carried), Some(&reason));
-        assert_eq!(tls(&Error::other("something else")), None);
-        assert_eq!(tls(&Error::from_raw_os_error(111)), None);
-        let said = Authorities::Of("/ca.crt".into()).untrusted(&reason, Peer::Server);
-        assert_eq!(
-            said.why,
-            "its certificate is not signed by certificate-authority /ca.crt"
-        );
-        let said = Authorities::System.untrusted(&reason, Peer::Server);
-        assert!(said.advice.contains("give certificate-authority"));
+fn authorities(config: &Config, files: &Files) -> Authorities {
+    match &files.authority {
+        Some(file) => Authorities::Of(file.clone()),
+        None if config.root_cert.is_some() => Authorities::Inline,
+        None => Authorities::System,
     }
 }

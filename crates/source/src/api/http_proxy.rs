@@ -143,8 +143,9 @@ fn user_of(url: &Uri) -> Option<(String, String)> {
     Some((decoded(name), decoded(password)))
 }
 
-/// Whether a server is reached directly: this host itself, and what `NO_PROXY` lists: `*`, addresses, networks, names (with
-/// all below them; below only, if they begin with a point), each with or without a port.
+/// Whether a server is reached directly: this host itself, and what `NO_PROXY` lists: `*`,
+/// addresses, networks, names (with all below them; below only, if they begin with a point), each
+/// with or without a port.
 fn is_exempt(server: &Uri, no_proxy: &str) -> bool {
     let host = server.host().unwrap_or_default();
     let host = host

@@ -1,5 +1,6 @@
-//! How a Pod reaches the API server of its cluster: by the address in its environment, with the CA and the token that
-//! the kubelet mounts. Written as the kubeconfig that says the same, so that there is one way from there.
+//! How a Pod reaches the API server of its cluster: by the address in its environment, with the CA
+//! and the token that the kubelet mounts. Written as the kubeconfig that says the same, so that
+//! there is one way from there.
 
 use std::path::Path;
 

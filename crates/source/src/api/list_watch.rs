@@ -1,100 +1,100 @@
 //! One kind of object, listed and then watched for ever.
 //!
 //! ```text
-//!          ┌────────────── list: streamed, or in pages ◀──────────┐ expired, or
+//!          ┌──────────────────── list ◀───────────────────────────┐ expired, or
 //!          ▼                                                      │ of another life
 //!   watch from a resource version ─ ended ─▶ watch from the last one seen
 //! ```
+//!
+//! What a list costs the server depends on how it is asked for:
+//!
+//! | list | asked for as | comes from |
+//! |---|---|---|
+//! | the first | `resourceVersion=0`, with a limit | the watch cache, whole; in pages from a server without one |
+//! | a further one | not older than what was seen | the watch cache, whole, once it is as new as that |
+//! | after "too large" or "gone" | the newest | the watch cache or etcd, as the server has it |
+//! | streamed, if that is wanted | `sendInitialEvents` | the watch cache, as the beginning of a watch |
+//!
+//! So a first list may be of a cache that lags behind, as upstream's may, but nothing goes back in
+//! time after that.
 //!
 //! A server that comes back with its storage restored from a backup counts its resource versions
 //! from an earlier one. A watch from a version that is still to come stays silent until the count
 //! has got there, and what happens meanwhile is never told; so after a failure, before going on,
 //! the server is asked whether it has reached that version. If it has not, or has forgotten what
 //! changed since, the list follows at once: there is one wait to an outage, and `backoff` says how
-//! long it is.
+//! long it is. Nothing else is a reason to list anew: after a refusal (429, 5xx), a timeout or a
+//! connection that broke, the watch goes on from the last version.
 //!
-//! `kube::runtime::watcher` does the same, but does not fit here: it never falls back from a streamed list that the server
-//! does not know, it reconnects without any delay to a server that closes at once, one object that does not decode costs
-//! it the whole page, and it cannot tell an empty list of Services from an empty list of something else, after which
-//! everything would be deleted.
-//!
-//! Events and pages are parsed in one pass, in which each object becomes its compact form; what does not decode in it is then
-//! looked at object by object.
+//! `kube::runtime::watcher` does the same, but does not fit here: it never falls back from a
+//! streamed list that the server does not know, it reconnects without any delay to a server that
+//! closes at once, one object that does not decode costs it the whole page, and it cannot tell an
+//! empty list of Services from an empty list of something else, after which everything would be
+//! deleted.
 
-use std::borrow::Cow;
-use std::io;
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use futures::io::{AsyncBufRead, AsyncBufReadExt, AsyncReadExt};
-use futures::{TryStreamExt, poll};
+use futures::io::AsyncReadExt as _;
+use futures::poll;
 use http::header::RETRY_AFTER;
-use http_body_util::BodyExt;
 use kube::Client;
-use kube::api::{ListParams, VersionMatch, WatchParams};
-use kube::client::Body;
-use kube::core::Request;
-use proxy::{Event, Kind};
-use serde::Deserialize;
-use serde_json::value::RawValue;
+use proxy::Event;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{debug, info, warn};
 
 use super::backoff::{Backoff, Cost, any_of, up_to};
 use super::cause::root_cause;
-use super::connection;
+use super::end::End;
+use super::list::List;
+use super::messages::{Messages, Next};
 use super::outage::{Failure, Outage};
-use super::page::Page;
+use super::request::{Age, Answer, Format, Paging, Resource, get};
 use crate::complaints::Complaints;
-use crate::decode::{Decoded, Unnamed, json, kind_name};
-use crate::settings::Lists;
+use crate::decode::{Decoded, Status, Unnamed, Watched, json, kind_name, protobuf};
+use crate::settings::{ContentType, Lists};
 
-/// Objects to a page: 500 slices of 50 endpoints are 8 MB of JSON.
-const PAGE: u32 = 500;
-/// How long a page may stand still, or the beginning of a watch take. Also the longest that a server may ask to be left
+/// How long the beginning of an answer may take. Also the longest that a server may ask to be left
 /// alone.
 const ANSWER: Duration = Duration::from_mins(1);
 /// How long a streamed list may stay silent before the server is taken to know none.
 const FIRST_EVENT: Duration = Duration::from_secs(30);
-/// How long a page may take altogether: a server forgets where a list was after five minutes.
-const WHOLE_PAGE: Duration = Duration::from_mins(5);
-/// How long a watch lasts, at least and at most: what all nodes opened when a server came back is not to end on all at once.
+/// How long a server that does not stream lists is not asked to again.
+const UNSTREAMED: Duration = Duration::from_mins(10);
+/// How long a watch lasts, at least and at most: what all nodes opened when a server came back is
+/// not to end on all at once.
 const WATCH_SECONDS: std::ops::RangeInclusive<u32> = 180..=290;
 /// How long a watch that broke is left alone, at most: it may have broken on all nodes at once.
 /// Also what is added to `Retry-After`, which may be the same for all.
 const SPREAD: Duration = Duration::from_secs(1);
-/// A watch that is silent for so long is opened anew: it may be dead, as a server sends a bookmark every minute; from one
-/// that does not, it costs a request.
+/// A watch that is silent for so long is opened anew: it may be dead, as a server sends a bookmark
+/// every minute; from one that does not, it costs a request.
 const SILENCE: Duration = Duration::from_secs(90);
 /// A watch that has been open for so long is one, even if nothing has happened yet.
 const SETTLED: Duration = Duration::from_secs(1);
-/// Longer events and pages than these are not Kubernetes': etcd takes objects of 1.5 MB.
-const LONGEST_EVENT: u64 = 64 << 20;
-const LONGEST_PAGE: usize = 1 << 30;
-const LONGEST_REFUSAL: u64 = 64 << 10;
-
-/// What to list and watch.
-pub(super) struct Resource {
-    pub(super) kind: Kind,
-    /// The path that all objects of the kind are under.
-    pub(super) path: &'static str,
-    pub(super) labels: Option<&'static str>,
-    pub(super) fields: Option<String>,
-}
+/// Bytes of an answer that are read though they do not matter, so that its connection can be used
+/// again.
+const LONGEST_REST: u64 = 64 << 10;
 
 /// Lists and watches one kind of object.
 pub(super) struct ListWatch {
     client: Client,
+    content_type: ContentType,
+    lists: Lists,
     resource: Resource,
     outage: Arc<Outage>,
     events: mpsc::Sender<Event>,
-    /// Whether the server streams lists (KEP-3157), as far as is known.
-    can_stream: bool,
-    /// Everything up to here is known.
+    /// When the server refused to stream a list.
+    unstreamed: Option<Instant>,
+    /// It has given a list in pages, and so has no watch cache.
+    has_pages: bool,
+    /// Everything up to here is known; nothing is, or not any more, where it is not there.
     version: Option<String>,
+    /// How new a list must be, if there is to be another: nothing goes back in time.
+    next_list: Age,
     /// The server has been away since, and may have come back as another.
     is_in_doubt: bool,
     /// How long the server asked to be left alone.
@@ -106,88 +106,26 @@ pub(super) struct ListWatch {
     complaints: Complaints,
 }
 
-/// Why a connection ended before its time.
-#[derive(Debug)]
-enum End {
-    /// Nobody listens to the events any more.
-    Unheard,
-    /// The resource version is too old.
-    Expired,
-    /// The resource version is one that the server has still to come to.
-    Ahead(String),
-    /// The server does not stream lists.
-    Unstreamed(String),
-    Failed(Failure),
-}
-
-impl End {
-    fn nonsense(what: impl Into<String>) -> Self {
-        Self::Failed(Failure::Nonsense(what.into()))
-    }
-
-    fn unreachable(error: &(dyn std::error::Error + 'static)) -> Self {
-        let causes = std::iter::successors(Some(error), |error| error.source());
-        let told = causes.into_iter().find_map(|cause| {
-            let untrusted = cause.downcast_ref().cloned().map(Failure::Untrusted);
-            untrusted.or_else(|| cause.downcast_ref().cloned().map(Failure::Proxied))
-        });
-        Self::Failed(match told {
-            Some(failure) => failure,
-            None if connection::is_none(error) => Failure::Unreachable(root_cause(error)),
-            None => Failure::Unanswered(root_cause(error)),
-        })
-    }
-
-    fn silent(limit: Duration) -> Self {
-        Self::Failed(Failure::Unanswered(format!("no answer for {limit:?}")))
-    }
-}
-
-impl From<kube::Error> for End {
-    fn from(error: kube::Error) -> Self {
-        match error {
-            kube::Error::Api(status) => Self::refused(status.code, &status.message),
-            other => Self::unreachable(&other),
-        }
-    }
-}
-
-impl From<Status> for End {
-    fn from(status: Status) -> Self {
-        if status.code == 504 && status.is_ahead() {
-            return Self::Ahead(status.message.chars().take(200).collect());
-        }
-        Self::refused(status.code, &status.message)
-    }
-}
-
-impl End {
-    fn refused(code: u16, message: &str) -> Self {
-        if code == 410 {
-            return Self::Expired;
-        }
-        Self::Failed(Failure::Refused {
-            code,
-            message: message.chars().take(200).collect(),
-        })
-    }
-}
-
 impl ListWatch {
     pub(super) fn new(
         client: Client,
+        content_type: ContentType,
+        lists: Lists,
         resource: Resource,
         outage: Arc<Outage>,
         events: mpsc::Sender<Event>,
-        lists: Lists,
     ) -> Self {
         Self {
             client,
+            content_type,
+            lists,
             resource,
             outage,
             events,
-            can_stream: lists == Lists::Streamed,
+            unstreamed: None,
+            has_pages: false,
             version: None,
+            next_list: Age::Any,
             is_in_doubt: false,
             retry_after: None,
             listed: None,
@@ -206,12 +144,13 @@ impl ListWatch {
         loop {
             self.has_progressed = false;
             let is_list = self.version.is_none();
+            let is_stream = is_list && self.streams();
             may_list &= !is_list;
             self.listed = (!is_list).then(Instant::now);
             let result = match self.version.clone() {
                 Some(version) => self.watch(&version).await,
-                None if self.can_stream => self.list_streamed().await,
-                None => self.list_in_pages().await,
+                None if is_stream => self.list_streamed().await,
+                None => self.list().await,
             };
             // How long the list took says nothing about the watch that follows it.
             let is_settled = self
@@ -229,22 +168,25 @@ impl ListWatch {
                     sleep(up_to(SPREAD)).await;
                     continue;
                 }
-                Ok(()) if is_settled || (is_list && !self.can_stream) => continue,
+                Ok(()) if is_settled || (is_list && !is_stream) => continue,
                 // Closed soon, but not in vain: no outage, and no hurry either.
                 Ok(()) if self.has_progressed => {}
                 Ok(()) => {
                     let failure = Failure::Nonsense("a watch that ends at once".to_owned());
                     self.outage.begin(self.resource.kind, failure);
                 }
-                Err(End::Unheard) => return,
+                Err(End::Closed) => return,
                 Err(End::Unstreamed(why)) => {
-                    debug!("{name}s: the server does not stream lists ({why}); listing in pages");
-                    self.can_stream = false;
+                    debug!("{name}s: the server does not stream lists ({why}); asking for one");
+                    self.unstreamed = Some(Instant::now());
                     continue;
                 }
                 Err(End::Expired) => {
                     debug!("{name}s: the server has forgotten what changed since; listing again");
                     self.version = None;
+                    if is_list {
+                        self.next_list = Age::Newest;
+                    }
                     if may_list {
                         continue;
                     }
@@ -256,6 +198,7 @@ impl ListWatch {
                 }
                 Err(End::Ahead(message)) => {
                     self.version = None;
+                    self.next_list = Age::Newest;
                     if may_list {
                         // With the answer comes a Retry-After, which is for who asks for that
                         // version again.
@@ -271,12 +214,19 @@ impl ListWatch {
                 }
                 Err(End::Failed(failure)) => {
                     self.is_in_doubt = true;
-                    if let Failure::Refused {
-                        code: 400 | 404 | 422,
-                        ..
-                    } = failure
-                    {
-                        self.version = None;
+                    match failure {
+                        // The version that it was asked for may be what it cannot read.
+                        Failure::Refused {
+                            code: 400 | 422, ..
+                        } => {
+                            self.version = None;
+                            if is_list {
+                                self.next_list = Age::Newest;
+                            }
+                        }
+                        // Another server may take its place.
+                        Failure::Unreachable(_) | Failure::Unanswered(_) => self.unstreamed = None,
+                        _ => {}
                     }
                     cost = failure.cost();
                     self.outage.begin(self.resource.kind, failure);
@@ -296,20 +246,28 @@ impl ListWatch {
         }
     }
 
+    /// Whether the next list is to be streamed.
+    fn streams(&self) -> bool {
+        let is_refused = |since: Instant| since.elapsed() < UNSTREAMED;
+        self.lists == Lists::Streamed && !self.unstreamed.is_some_and(is_refused)
+    }
+
     /// A watch that begins with all objects, and goes on.
     async fn list_streamed(&mut self) -> Result<(), End> {
-        let reader = match self.open_watch("", true).await {
-            // A server that does not know the option says Invalid; what stands before it may say anything else. Only what
-            // pages would meet as well is no reason to try them.
+        let target = self.resource.streamed_list(any_of(WATCH_SECONDS));
+        let answer = match self.ask(&target).await {
+            // A server that does not know the option says Invalid; what stands before it may say
+            // anything else. Only what another list would meet as well is no reason to try one.
             Err(End::Failed(Failure::Refused { code, message }))
                 if !matches!(code, 401 | 403 | 429 | 500..) =>
             {
                 return Err(End::Unstreamed(message));
             }
-            reader => reader?,
+            answer => answer?,
         };
         self.send(Event::ListStarted(self.resource.kind)).await?;
-        self.follow(reader, true).await
+        self.follow(Messages::new(answer), Some(Listing::default()))
+            .await
     }
 
     async fn watch(&mut self, version: &str) -> Result<(), End> {
@@ -317,49 +275,43 @@ impl ListWatch {
             self.is_reached(version).await?;
             self.is_in_doubt = false;
         }
-        let reader = self.open_watch(version, false).await?;
-        self.follow(reader, false).await
+        let target = self.resource.watch(version, any_of(WATCH_SECONDS));
+        let answer = self.ask(&target).await?;
+        self.follow(Messages::new(answer), None).await
     }
 
     /// Asks for one object as of `version` or later; a server that has not got there says so.
     async fn is_reached(&mut self, version: &str) -> Result<(), End> {
-        let params = ListParams {
-            label_selector: self.resource.labels.map(str::to_owned),
-            field_selector: self.resource.fields.clone(),
-            limit: Some(1),
-            resource_version: Some(version.to_owned()),
-            version_match: Some(VersionMatch::NotOlderThan),
-            ..ListParams::default()
-        };
-        let request = Request::new(self.resource.path)
-            .list(&params)
-            .map_err(kube::Error::BuildRequest)?;
+        let answer = self.ask(&self.resource.glance(version)).await?;
+        let rest = read_rest(answer);
         // What is in the answer does not matter.
-        self.ask(request).await.map(drop)
+        _ = timeout(ANSWER, rest).await;
+        Ok(())
     }
 
-    /// Sends a request; the body of the answer, if it is not a refusal.
-    async fn ask(
-        &mut self,
-        request: http::Request<Vec<u8>>,
-    ) -> Result<impl AsyncBufRead + Unpin + use<>, End> {
-        let answer = timeout(ANSWER, self.client.send(request.map(Body::from))).await;
+    /// Sends a request; the answer, if it is not a refusal.
+    async fn ask(&mut self, target: &str) -> Result<Answer, End> {
+        let request = get(target, self.content_type);
+        let request = request.map_err(|error| End::nonsense(error.to_string()))?;
+        let answer = timeout(ANSWER, self.client.send(request)).await;
         let answer = answer.map_err(|_| End::silent(ANSWER))??;
         let status = answer.status();
         let retry_after = answer.headers().get(RETRY_AFTER).cloned();
-        let body = answer.into_body().into_data_stream();
-        let mut reader = Box::pin(body.map_err(io::Error::other).into_async_read());
+        let answer = Answer::new(answer);
         if status.is_success() {
-            return Ok(reader);
+            return Ok(answer);
         }
         // Not a date, which no API server gives.
         let seconds = retry_after.and_then(|value| value.to_str().ok()?.parse().ok());
         self.retry_after = seconds.map(Duration::from_secs);
-        let mut text = Vec::new();
-        let mut limited = (&mut reader).take(LONGEST_REFUSAL);
+        let format = answer.format;
         // The status code says enough when its explanation does not come.
-        _ = timeout(ANSWER, limited.read_to_end(&mut text)).await;
-        let said = serde_json::from_slice::<Status>(&text).unwrap_or_else(|_| Status {
+        let text = timeout(ANSWER, read_rest(answer)).await.unwrap_or_default();
+        let said = match format {
+            Format::Json => json::status(&text),
+            Format::Protobuf => protobuf::status(&text),
+        };
+        let said = said.unwrap_or_else(|| Status {
             message: String::from_utf8_lossy(&text).trim().to_owned(),
             ..Status::default()
         });
@@ -369,209 +321,143 @@ impl ListWatch {
         }))
     }
 
-    async fn open_watch(
-        &mut self,
-        version: &str,
-        is_list: bool,
-    ) -> Result<impl AsyncBufRead + Unpin + use<>, End> {
-        let params = WatchParams {
-            label_selector: self.resource.labels.map(str::to_owned),
-            field_selector: self.resource.fields.clone(),
-            timeout: Some(any_of(WATCH_SECONDS)),
-            bookmarks: true,
-            send_initial_events: is_list,
-        };
-        let request = Request::new(self.resource.path)
-            .watch(&params, version)
-            .map_err(kube::Error::BuildRequest)?;
-        self.ask(request).await
-    }
-
-    /// Reads a watch to its end. With `is_list`, objects come first that are the list.
+    /// Reads a watch to its end. With a list, objects come first that are it.
     async fn follow(
         &mut self,
-        mut reader: impl AsyncBufRead + Unpin,
-        is_list: bool,
+        mut messages: Messages,
+        mut list: Option<Listing>,
     ) -> Result<(), End> {
-        let mut list = is_list.then_some(Listing { is_whole: true });
-        let mut line = Vec::new();
-        let mut patience = if is_list { FIRST_EVENT } else { SETTLED };
+        let mut patience = if list.is_some() { FIRST_EVENT } else { SETTLED };
         loop {
-            let room = LONGEST_EVENT.saturating_sub(line.len() as u64);
-            let mut limited = (&mut reader).take(room);
-            // What was read when the time is over stays in `line`.
-            let mut reading = pin!(limited.read_until(b'\n', &mut line));
-            let read = match poll!(&mut reading) {
-                // Of many that have come together, only the last is worth a look at the clock.
-                Poll::Ready(read) => Ok(read),
-                Poll::Pending => timeout(patience, reading).await,
+            let next = {
+                let mut next = pin!(messages.next());
+                match poll!(&mut next) {
+                    // Of many that have come together, only the last is worth a look at the clock.
+                    Poll::Ready(next) => Ok(next),
+                    Poll::Pending => timeout(patience, next).await,
+                }
             };
-            match read {
+            match next {
                 Err(_) if patience == SETTLED => {
                     self.progressed();
                     patience = SILENCE;
                     continue;
                 }
-                Err(_) if list.is_some() && line.is_empty() && patience == FIRST_EVENT => {
+                Err(_) if list.is_some() && messages.is_silent() && patience == FIRST_EVENT => {
                     return Err(End::Unstreamed(format!("no event for {FIRST_EVENT:?}")));
                 }
                 Err(_) if list.is_some() => return Err(End::silent(SILENCE)),
-                // As when the server closes: the next connection shows whether it is away.
-                Err(_) => return Ok(()),
                 Ok(Err(error)) if list.is_some() => return Err(End::unreachable(&error)),
                 Ok(Err(error)) => {
                     debug!("{}s: {}", kind_name(self.resource.kind), root_cause(&error));
                     self.is_in_doubt = true;
                     return Ok(());
                 }
-                Ok(Ok(_)) => {}
-            }
-            let Some(text) = line.strip_suffix(b"\n") else {
-                if line.len() as u64 >= LONGEST_EVENT {
-                    return Err(End::nonsense(format!(
-                        "an event of more than {LONGEST_EVENT} bytes"
-                    )));
+                Ok(Ok(Next::TooLong)) => {
+                    return Err(End::nonsense("an event that is too long"));
                 }
-                return match list {
-                    Some(_) => Err(End::nonsense("a list that ends before it is complete")),
-                    None => Ok(()),
-                };
-            };
-            if !text.iter().all(u8::is_ascii_whitespace) {
-                self.event(text, &mut list).await?;
+                Ok(Ok(Next::End)) if list.is_some() => {
+                    return Err(End::nonsense("a list that ends before it is complete"));
+                }
+                // The next connection shows whether the server is away.
+                Err(_) | Ok(Ok(Next::End)) => return Ok(()),
+                Ok(Ok(Next::Event)) => {}
+            }
+            if !messages.event().is_empty() {
+                self.event(messages.format, messages.event(), &mut list)
+                    .await?;
                 patience = SILENCE;
             }
-            line.clear();
         }
     }
 
     /// Takes one event of a watch.
-    async fn event(&mut self, line: &[u8], list: &mut Option<Listing>) -> Result<(), End> {
-        let nonsense = |error: &dyn std::error::Error| {
-            End::nonsense(format!("{error} in {:?}", excerpt(line)))
+    async fn event(
+        &mut self,
+        format: Format,
+        event: &[u8],
+        list: &mut Option<Listing>,
+    ) -> Result<(), End> {
+        let kind = self.resource.kind;
+        let read = match format {
+            Format::Json => json::event(kind, event),
+            Format::Protobuf => protobuf::event(kind, event),
         };
-        let text = str::from_utf8(line).map_err(|error| nonsense(&error))?;
-        let applied = json::applied(self.resource.kind, text);
-        let version = if let Some(object) = applied {
-            self.applied(object, list).await?
-        } else {
-            let line = serde_json::from_str(text).map_err(|error| nonsense(&error))?;
-            self.other_event(line, list).await?
+        let version = match read.map_err(|error| End::nonsense(shown(&error, event)))? {
+            Watched::Applied(object) => {
+                let told = self.tell(object).await?;
+                if let Some(list) = list {
+                    list.is_whole &= told.is_named;
+                }
+                told.version
+            }
+            Watched::Deleted(Ok((key, version))) => {
+                self.complaints.forget(&key);
+                self.send(key.into_deletion()).await?;
+                version
+            }
+            Watched::Deleted(Err(unnamed)) => {
+                warn!("the API server deleted a {unnamed}");
+                None
+            }
+            Watched::Bookmark { version, ends_list } => {
+                if ends_list && let Some(list) = list.take() {
+                    self.complete(list).await?;
+                }
+                Some(version)
+            }
+            Watched::Refused(status) => return Err(status.into()),
         };
         // While the list is told, a version says nothing about what is still to come.
         if list.is_none() {
             if let Some(version) = version {
-                self.version = Some(version.into());
+                self.reached(version.into());
             }
             self.progressed();
         }
         Ok(())
     }
 
-    /// Takes an object that was added or modified; its resource version.
-    async fn applied(
-        &mut self,
-        object: Result<Decoded, Unnamed>,
-        list: &mut Option<Listing>,
-    ) -> Result<Option<Box<str>>, End> {
-        let (version, is_named) = self.tell(object).await?;
-        if let Some(list) = list {
-            list.is_whole &= is_named;
-        }
-        Ok(version)
-    }
-
-    /// Takes an event that is not of the usual form: about something else than an object that is there now, or about one that does
-    /// not decode. Its resource version.
-    async fn other_event(
-        &mut self,
-        line: Line<'_>,
-        list: &mut Option<Listing>,
-    ) -> Result<Option<Box<str>>, End> {
-        let Line { kind, object } = line;
-        let version = match &*kind {
-            "ADDED" | "MODIFIED" => {
-                let object = json::object(self.resource.kind, object.get());
-                self.applied(object, list).await?
-            }
-            "DELETED" => match json::key(self.resource.kind, object.get()) {
-                Ok((key, version)) => {
-                    self.complaints.forget(&key);
-                    self.send(key.into_deletion()).await?;
-                    version
-                }
-                Err(unnamed) => {
-                    warn!("the API server deleted a {unnamed}");
-                    None
-                }
-            },
-            "BOOKMARK" => {
-                let Bookmark { metadata } = serde_json::from_str(object.get())
-                    .map_err(|error| End::nonsense(format!("a bookmark: {error}")))?;
-                let annotations = metadata.annotations.unwrap_or_default();
-                if annotations.initial_events_end.is_some()
-                    && let Some(list) = list.take()
-                {
-                    self.complete(list).await?;
-                }
-                Some(metadata.resource_version)
-            }
-            "ERROR" => {
-                let status: Status = serde_json::from_str(object.get()).unwrap_or_default();
-                return Err(status.into());
-            }
-            other => return Err(End::nonsense(format!("an event of type {other:?}"))),
-        };
-        Ok(version)
-    }
-
-    async fn list_in_pages(&mut self) -> Result<(), End> {
+    /// A list of its own.
+    async fn list(&mut self) -> Result<(), End> {
         let kind = self.resource.kind;
-        let mut list = Listing { is_whole: true };
+        let age = self.next_list.clone();
+        let mut listing = Listing::default();
+        let mut is_begun = false;
         let mut position: Option<String> = None;
-        // One for all pages: they are megabytes, and much alike.
-        let mut body = Vec::new();
         loop {
-            let params = ListParams {
-                label_selector: self.resource.labels.map(str::to_owned),
-                field_selector: self.resource.fields.clone(),
-                limit: Some(PAGE),
-                continue_token: position.clone(),
-                ..ListParams::default()
+            let paging = match &position {
+                Some(token) => Paging::After(token),
+                None if age == Age::Any || self.has_pages => Paging::First,
+                None => Paging::Whole,
             };
-            let request = Request::new(self.resource.path)
-                .list(&params)
-                .map_err(kube::Error::BuildRequest)?;
-            let reader = self.ask(request).await?;
-            let read = timeout(WHOLE_PAGE, read_page(reader, &mut body)).await;
-            read.map_err(|_| End::silent(WHOLE_PAGE))??;
-            let page = Page::read(kind, &body)
-                .map_err(|error| End::nonsense(format!("{error} in {:?}", excerpt(&body))))?;
-            let wanted = format!("{}List", kind_name(kind));
-            if page.kind != wanted {
-                return Err(End::nonsense(format!(
-                    "kind {:?} where a {wanted} was asked for",
-                    page.kind
-                )));
+            let answer = self.ask(&self.resource.list(&age, paging)).await?;
+            let mut list = List::new(kind, answer);
+            loop {
+                let object = list.next().await?;
+                if !is_begun {
+                    is_begun = true;
+                    self.begin(&age, list.meta().version.as_deref()).await?;
+                }
+                let Some(object) = object else { break };
+                listing.is_whole &= self.tell(object).await?.is_named;
             }
-            if position.is_none() {
-                self.send(Event::ListStarted(kind)).await?;
-            }
-            for object in page.objects {
-                let (_, is_named) = self.tell(object).await?;
-                list.is_whole &= is_named;
-            }
-            match page.continue_token {
-                Some(token) if position.as_deref() == Some(&*token) => {
+            let meta = list.meta();
+            match meta.continue_token.clone() {
+                Some(token) if position.as_ref() == Some(&token) => {
                     return Err(End::nonsense("a list that goes on for ever"));
                 }
-                Some(token) => position = Some(token),
+                Some(token) => {
+                    self.has_pages = true;
+                    position = Some(token);
+                }
                 None => {
-                    let version = page
-                        .version
-                        .ok_or_else(|| End::nonsense("a list without a resourceVersion"))?;
-                    self.complete(list).await?;
-                    self.version = Some(version);
+                    let version = meta.version.clone();
+                    let version =
+                        version.ok_or_else(|| End::nonsense("a list without a resourceVersion"))?;
+                    self.is_no_step_back(&age, Some(&version))?;
+                    self.complete(listing).await?;
+                    self.reached(version);
                     self.progressed();
                     return Ok(());
                 }
@@ -579,16 +465,36 @@ impl ListWatch {
         }
     }
 
-    /// Tells of one object; its resource version, and whether it could be named.
-    async fn tell(
-        &mut self,
-        object: Result<Decoded, Unnamed>,
-    ) -> Result<(Option<Box<str>>, bool), End> {
+    /// A list begins, which is of this version, if that is known yet.
+    async fn begin(&mut self, age: &Age, version: Option<&str>) -> Result<(), End> {
+        self.is_no_step_back(age, version)?;
+        // A list after this one, if this one breaks off, must not be from before it.
+        if let (Age::Any, Some(version)) = (age, version) {
+            self.next_list = Age::NotOlderThan(version.to_owned());
+        }
+        self.send(Event::ListStarted(self.resource.kind)).await
+    }
+
+    /// Checks that a list is as new as was asked for. A server that does not heed that is asked for
+    /// the newest.
+    fn is_no_step_back(&mut self, age: &Age, version: Option<&str>) -> Result<(), End> {
+        if !is_older(age, version) {
+            return Ok(());
+        }
+        self.next_list = Age::Newest;
+        let version = version.unwrap_or_default();
+        Err(End::nonsense(format!(
+            "a list of resource version {version}, which is from before the last one that was told"
+        )))
+    }
+
+    /// Tells of one object.
+    async fn tell(&mut self, object: Result<Decoded, Unnamed>) -> Result<Told, End> {
         let mut decoded = match object {
             Ok(decoded) => decoded,
             Err(unnamed) => {
                 warn!("from the API server, a {unnamed}");
-                return Ok((None, false));
+                return Ok(Told::default());
             }
         };
         let problems = std::mem::take(&mut decoded.problems);
@@ -597,7 +503,10 @@ impl ListWatch {
         }
         let version = decoded.version.take();
         self.send(decoded.into_event()).await?;
-        Ok((version, true))
+        Ok(Told {
+            version,
+            is_named: true,
+        })
     }
 
     async fn complete(&mut self, list: Listing) -> Result<(), End> {
@@ -610,13 +519,19 @@ impl ListWatch {
         .await
     }
 
+    /// Everything up to this version has been told.
+    fn reached(&mut self, version: String) {
+        self.next_list = Age::NotOlderThan(version.clone());
+        self.version = Some(version);
+    }
+
     fn progressed(&mut self) {
         self.has_progressed = true;
         self.outage.end(self.resource.kind);
     }
 
     async fn send(&self, event: Event) -> Result<(), End> {
-        self.events.send(event).await.map_err(|_| End::Unheard)
+        self.events.send(event).await.map_err(|_| End::Closed)
     }
 }
 
@@ -626,91 +541,43 @@ struct Listing {
     is_whole: bool,
 }
 
-/// Reads a page to its end, which may be long in coming as long as something comes.
-async fn read_page(mut reader: impl AsyncBufRead + Unpin, body: &mut Vec<u8>) -> Result<(), End> {
-    body.clear();
-    loop {
-        let read = timeout(ANSWER, reader.fill_buf()).await;
-        let piece = read
-            .map_err(|_| End::silent(ANSWER))?
-            .map_err(|error| End::unreachable(&error))?;
-        let length = piece.len();
-        if length == 0 {
-            return Ok(());
-        }
-        body.extend_from_slice(piece);
-        reader.consume_unpin(length);
-        if body.len() > LONGEST_PAGE {
-            return Err(End::nonsense(format!(
-                "a page of more than {LONGEST_PAGE} bytes"
-            )));
-        }
+impl Default for Listing {
+    fn default() -> Self {
+        Self { is_whole: true }
     }
 }
 
-/// The beginning of an answer, to recognise it by.
-fn excerpt(body: &[u8]) -> Cow<'_, str> {
-    String::from_utf8_lossy(body.get(..60).unwrap_or(body))
+/// What was told of an object.
+#[derive(Debug, Default)]
+struct Told {
+    version: Option<Box<str>>,
+    is_named: bool,
 }
 
-/// An event of a watch.
-#[derive(Deserialize)]
-struct Line<'a> {
-    #[serde(borrow, rename = "type")]
-    kind: Cow<'a, str>,
-    #[serde(borrow)]
-    object: &'a RawValue,
-}
-
-#[derive(Deserialize)]
-struct Bookmark {
-    metadata: BookmarkMetadata,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct BookmarkMetadata {
-    resource_version: Box<str>,
-    annotations: Option<BookmarkAnnotations>,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct BookmarkAnnotations {
-    #[serde(rename = "k8s.io/initial-events-end")]
-    initial_events_end: Option<Box<str>>,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct Status {
-    code: u16,
-    message: String,
-    details: Option<Details>,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct Details {
-    causes: Option<Vec<Cause>>,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct Cause {
-    reason: Option<String>,
-}
-
-impl Status {
-    /// Whether it is about a resource version that is still to come, and not another 504: by its
-    /// cause, or, before Kubernetes 1.19, by its message.
-    fn is_ahead(&self) -> bool {
-        let causes = self.details.iter().flat_map(|details| &details.causes);
-        causes
-            .flatten()
-            .any(|cause| cause.reason.as_deref() == Some("ResourceVersionTooLarge"))
-            || self.message.contains("Too large resource version")
+/// Whether a list is from before what was asked for. Versions that are no numbers cannot be
+/// compared.
+fn is_older(age: &Age, version: Option<&str>) -> bool {
+    let number = |version: &str| version.parse::<u128>().ok();
+    match (age, version) {
+        (Age::NotOlderThan(seen), Some(version)) => number(seen)
+            .zip(number(version))
+            .is_some_and(|(seen, version)| version < seen),
+        _ => false,
     }
+}
+
+/// The rest of an answer, as much of it as is worth reading.
+async fn read_rest(answer: Answer) -> Vec<u8> {
+    let mut text = Vec::new();
+    // What breaks off is as good as what does not.
+    _ = answer.body.take(LONGEST_REST).read_to_end(&mut text).await;
+    text
+}
+
+/// An error, and the beginning of what it is in.
+fn shown(error: &str, event: &[u8]) -> String {
+    let beginning = String::from_utf8_lossy(event.get(..60).unwrap_or(event));
+    format!("{error} in {beginning:?}")
 }
 
 #[cfg(test)]
@@ -720,34 +587,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_version_that_is_still_to_come_is_told_from_other_timeouts() {
-        let is_ahead = |code: u16, rest: &str| {
-            let text = format!(r#"{{"kind":"Status","code":{code},"reason":"Timeout",{rest}}}"#);
-            let status: Status = serde_json::from_str(&text).unwrap();
-            matches!(End::from(status), End::Ahead(_))
-        };
-        let cause = r#""message":"no","details":{"causes":[{"reason":"ResourceVersionTooLarge"}]}"#;
-        assert!(is_ahead(504, cause));
-        assert!(is_ahead(
-            504,
-            r#""message":"Too large resource version: 7, current: 5""#
-        ));
-        assert!(!is_ahead(500, cause));
-        for other in [
-            r#""message":"Timeout: request did not complete within the allotted timeout""#,
-            r#""message":"no","details":null"#,
-            r#""message":"no","details":{"causes":null}"#,
-            r#""message":"no","details":{"causes":[{"message":"no"},{"reason":"FieldValueInvalid"}]}"#,
-        ] {
-            assert!(!is_ahead(504, other), "{other}");
-        }
-    }
-
-    #[test]
     fn watches_do_not_end_in_step() {
         let lengths: BTreeSet<_> = (0..1000).map(|_| any_of(WATCH_SECONDS)).collect();
         assert!(lengths.iter().all(|length| WATCH_SECONDS.contains(length)));
         assert!(lengths.len() > 50, "{lengths:?}");
         assert_eq!(any_of(7..=7), 7);
+    }
+
+    #[test]
+    fn a_list_from_before_what_was_seen_is_none() {
+        let age = |version: &str| Age::NotOlderThan(version.to_owned());
+        assert!(is_older(&age("10"), Some("9")));
+        for (age, version) in [
+            (age("10"), Some("10")),
+            (age("9"), Some("10")),
+            (age("10"), None),
+            (age("10"), Some("a")),
+            (Age::Newest, Some("1")),
+            (Age::Any, Some("1")),
+        ] {
+            assert!(!is_older(&age, version));
+        }
     }
 }

@@ -1,4 +1,5 @@
-//! Saying that the API server is away: once when it goes, once when it is back, and not at every retry of three streams.
+//! Saying that the API server is away: once when it goes, once when it is back, and not at every
+//! retry of three streams.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -7,7 +8,7 @@ use proxy::Kind;
 use tracing::{debug, info, warn};
 
 use super::backoff::Cost;
-use super::connection::Untrusted;
+use super::trust::Untrusted;
 use super::tunnel::NoWay;
 use crate::decode::kind_name;
 

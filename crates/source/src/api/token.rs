@@ -1,8 +1,9 @@
 //! The token of a service account, from the file that the kubelet rotates.
 //!
-//! It is read anew for each request. There are few: a watch lasts for minutes. So a token that has been replaced is used at
-//! once, also where the one before was refused (401), and there is no cache that could be wrong. As in client-go, a file
-//! takes precedence over a token in the kubeconfig.
+//! It is read anew for each request. There are few: a watch lasts for minutes. So a token that has
+//! been replaced is used at once, also where the one before was refused (401), and there is no
+//! cache that could be wrong. As in client-go, a file takes precedence over a token in the
+//! kubeconfig.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -31,7 +32,8 @@ struct NoToken {
 }
 
 impl FromFile {
-    /// Takes the file out of what is known of the user, and with it the token that is there for programs that read no file.
+    /// Takes the file out of what is known of the user, and with it the token that is there for
+    /// programs that read no file.
     pub(super) fn take(user: &mut AuthInfo) -> Self {
         let file = user.token_file.take();
         if file.is_some() {

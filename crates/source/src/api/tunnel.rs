@@ -38,8 +38,8 @@ use tower::{BoxError, Service, ServiceExt as _, service_fn};
 
 use super::backoff::Cost;
 use super::cause::root_cause;
-use super::connection::{Authorities, Peer, tls};
 use super::http_proxy::{Protocol, Proxy};
+use super::trust::{Authorities, Peer, tls};
 
 /// Connects to where it is asked to by way of a proxy, to which `C` connects.
 #[derive(Clone)]

@@ -1,7 +1,8 @@
 //! IP addresses and networks as upstream's components read them.
 //!
-//! Kubernetes reads addresses with Go's old rules: decimal octets may have leading zeros, and an IPv4-mapped IPv6 address
-//! is an IPv4 address. Objects stored years ago may still hold such spellings.
+//! Kubernetes reads addresses with Go's old rules: decimal octets may have leading zeros, and an
+//! IPv4-mapped IPv6 address is an IPv4 address. Objects stored years ago may still hold such
+//! spellings.
 
 use std::net::{IpAddr, Ipv4Addr};
 

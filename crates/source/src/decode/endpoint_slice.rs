@@ -1,15 +1,15 @@
 //! EndpointSlices.
 
-use std::collections::HashMap;
+use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use hashbrown::HashMap;
 use proxy::{Endpoint, EndpointPort, EndpointSlice, IpFamily, Kind, NamespacedName, Placement};
 
 use super::decoded::{Decoded, Object, Unnamed};
 use super::findings::{Findings, family};
-use super::wire;
-use super::wire::{Conditions, FirstAddress, Named};
+use super::wire::{self, Conditions, FirstAddress, Named};
 
 /// Reads an `EndpointSlice`.
 pub(crate) fn endpoint_slice(wire: wire::EndpointSlice<'_>) -> Result<Decoded, Unnamed> {
@@ -67,7 +67,7 @@ pub(crate) fn endpoint_slice(wire: wire::EndpointSlice<'_>) -> Result<Decoded, U
         .and_then(|annotations| annotations.change_trigger);
     let trigger = findings.time(
         "annotation endpoints.kubernetes.io/last-change-trigger-time",
-        trigger.as_deref(),
+        trigger.as_ref(),
     );
     let slice = EndpointSlice {
         service: NamespacedName::new(findings.key.name.namespace(), &service),
@@ -122,17 +122,13 @@ fn endpoint<'a>(
         None => Default::default(),
     };
     let node = wire.node_name.as_deref().unwrap_or_default();
-    let placement = placements
-        .entry((node, for_nodes, for_zones))
-        .or_insert_with(|| {
-            let names =
-                |named: &[Named<'_>]| named.iter().map(|named| (*named.name).into()).collect();
-            Arc::new(Placement {
-                node: (!node.is_empty()).then(|| node.into()),
-                for_nodes: names(for_nodes),
-                for_zones: names(for_zones),
-            })
-        });
+    let placement = if for_nodes.is_empty() && for_zones.is_empty() {
+        on_node(node)
+    } else {
+        let place = || placement(node, for_nodes, for_zones);
+        let key = (node, for_nodes, for_zones);
+        Arc::clone(placements.entry(key).or_insert_with(place))
+    };
     let conditions = wire.conditions.as_ref();
     let says = |condition: fn(&Conditions) -> Option<bool>| conditions.and_then(condition);
     Some(Endpoint {
@@ -140,6 +136,36 @@ fn endpoint<'a>(
         ready: says(|of| of.ready).unwrap_or(true),
         serving: says(|of| of.serving).unwrap_or(true),
         terminating: says(|of| of.terminating).unwrap_or(false),
-        placement: Arc::clone(placement),
+        placement,
+    })
+}
+
+fn placement(node: &str, for_nodes: &[Named<'_>], for_zones: &[Named<'_>]) -> Arc<Placement> {
+    let names = |named: &[Named<'_>]| named.iter().map(|named| (*named.name).into()).collect();
+    Arc::new(Placement {
+        node: (!node.is_empty()).then(|| node.into()),
+        for_nodes: names(for_nodes),
+        for_zones: names(for_zones),
+    })
+}
+
+/// The placement of an endpoint on this node without hints. The same few thousand are in all
+/// slices: to make each anew would be a third of what reading a list costs.
+fn on_node(node: &str) -> Arc<Placement> {
+    /// More nodes than Kubernetes is made for; beyond, all are forgotten.
+    const MOST: usize = 8192;
+    thread_local! {
+        static KNOWN: RefCell<HashMap<Box<str>, Arc<Placement>>> = RefCell::default();
+    }
+    KNOWN.with_borrow_mut(|known| {
+        if let Some(placement) = known.get(node) {
+            return Arc::clone(placement);
+        }
+        if known.len() >= MOST {
+            known.clear();
+        }
+        let new = placement(node, &[], &[]);
+        known.insert(node.into(), Arc::clone(&new));
+        new
     })
 }

@@ -35,7 +35,7 @@ impl Findings {
                 kind,
                 name: NamespacedName::new(namespace, name),
             },
-            version: metadata.resource_version.as_deref().map(Into::into),
+            version: metadata.version().map(Into::into),
             problems: Vec::new(),
         })
     }
@@ -84,6 +84,16 @@ impl Findings {
 
     pub(super) fn unusable(self) -> Decoded {
         self.decoded(Content::Unusable)
+    }
+
+    /// It does not decode, and why.
+    pub(super) fn unreadable(mut self, what: &str) -> Decoded {
+        self.value(
+            "the object",
+            "unreadable",
+            format!("{what}; what was known of it before stays until it is corrected"),
+        );
+        self.unusable()
     }
 
     /// Checks the object's own `kind`, which a list leaves out.
@@ -169,13 +179,18 @@ impl Findings {
         None
     }
 
-    pub(super) fn time(&mut self, field: &str, text: Option<&str>) -> Option<Timestamp> {
-        let text = text?;
-        let time = text.parse().ok();
-        if time.is_none() {
-            self.text(field, text, "not an RFC 3339 time; it is not used");
+    pub(super) fn time(&mut self, field: &str, time: Option<&wire::Time<'_>>) -> Option<Timestamp> {
+        let time = time?;
+        let (read, text) = match time {
+            wire::Time::Text(text) => (text.parse().ok(), format!("{text:?}")),
+            wire::Time::Seconds(seconds) => {
+                (Timestamp::from_second(*seconds).ok(), seconds.to_string())
+            }
+        };
+        if read.is_none() {
+            self.value(field, text, "not an RFC 3339 time; it is not used");
         }
-        time
+        read
     }
 }
 

@@ -1,19 +1,61 @@
 //! Objects and events out of JSON.
 
+use std::borrow::Cow;
+
 use proxy::Kind;
 use serde::Deserialize;
+use serde_json::value::RawValue;
 
-use super::decoded::{Decoded, Key, Unnamed};
+use super::decoded::{Decoded, Unnamed};
 use super::endpoint_slice::endpoint_slice;
 use super::findings::Findings;
 use super::kinds::Wire;
 use super::node::node;
 use super::service::service;
+use super::status::Status;
+use super::watched::Watched;
 use super::wire;
 
-/// Reads from JSON an event of a watch by which an object is added or modified, and the object with it: in one pass, which is
-/// what nearly all events take. `None` for any other event, and if there is something in it that does not decode.
-pub(crate) fn applied(kind: Kind, event: &str) -> Option<Result<Decoded, Unnamed>> {
+/// An event of a watch.
+#[derive(Deserialize)]
+struct Event<'a> {
+    #[serde(borrow, rename = "type")]
+    kind: Cow<'a, str>,
+    #[serde(borrow)]
+    object: &'a RawValue,
+}
+
+/// Reads an event of a watch of this kind. The error is about the event; what is wrong with its
+/// object stays with that.
+pub(crate) fn event(kind: Kind, event: &[u8]) -> Result<Watched, String> {
+    // Once, as a whole: texts that are skipped are not looked at again.
+    let text = str::from_utf8(event).map_err(|error| error.to_string())?;
+    if let Some(object) = applied(kind, text) {
+        return Ok(Watched::Applied(object));
+    }
+    let read: Event<'_> = serde_json::from_str(text).map_err(|error| error.to_string())?;
+    let json = read.object.get();
+    Ok(match &*read.kind {
+        "ADDED" | "MODIFIED" => Watched::Applied(object(kind, json)),
+        "DELETED" => Watched::deleted(headed(kind, json)),
+        "BOOKMARK" => {
+            let headed = serde_json::from_str(json);
+            Watched::bookmark(headed.map_err(|error| format!("a bookmark: {error}"))?)?
+        }
+        "ERROR" => Watched::Refused(status(json.as_bytes()).unwrap_or_default()),
+        other => return Err(format!("an event of type {other:?}")),
+    })
+}
+
+/// Reads why something was refused.
+pub(crate) fn status(json: &[u8]) -> Option<Status> {
+    serde_json::from_slice(json).ok()
+}
+
+/// Reads from JSON an event of a watch by which an object is added or modified, and the object with
+/// it: in one pass, which is what nearly all events take. `None` for any other event, and if there
+/// is something in it that does not decode.
+pub(super) fn applied(kind: Kind, event: &str) -> Option<Result<Decoded, Unnamed>> {
     #[derive(Deserialize)]
     #[serde(rename_all = "UPPERCASE")]
     enum Type {
@@ -40,7 +82,8 @@ pub(crate) fn applied(kind: Kind, event: &str) -> Option<Result<Decoded, Unnamed
     }
 }
 
-/// Reads one object from JSON. One that does not decode is `Unusable`, if at least its name can be read.
+/// Reads one object from JSON. One that does not decode is `Unusable`, if at least its name can be
+/// read.
 pub(crate) fn object(kind: Kind, json: &str) -> Result<Decoded, Unnamed> {
     let decoded = match kind {
         Kind::Service => serde_json::from_str(json).map(service),
@@ -50,21 +93,10 @@ pub(crate) fn object(kind: Kind, json: &str) -> Result<Decoded, Unnamed> {
     match decoded {
         Ok(decoded) => decoded,
         Err(error) => {
-            let mut findings = headed(kind, json)?;
             let what = format!("{error}, near {:?}", before(json, &error));
-            findings.value(
-                "the object",
-                "unreadable",
-                format!("{what}; what was known of it before stays until it is corrected"),
-            );
-            Ok(findings.unusable())
+            Ok(headed(kind, json)?.unreadable(&what))
         }
     }
-}
-
-/// Reads from JSON which object it is, and its resource version.
-pub(crate) fn key(kind: Kind, json: &str) -> Result<(Key, Option<Box<str>>), Unnamed> {
-    headed(kind, json).map(|findings| (findings.key, findings.version))
 }
 
 fn headed(kind: Kind, json: &str) -> Result<Findings, Unnamed> {
@@ -72,7 +104,8 @@ fn headed(kind: Kind, json: &str) -> Result<Findings, Unnamed> {
     Findings::new(kind, &headed.metadata.unwrap_or_default())
 }
 
-/// The text just before the place of an error: a line and column say little where an object is one long line.
+/// The text just before the place of an error: a line and column say little where an object is one
+/// long line.
 fn before<'a>(json: &'a str, error: &serde_json::Error) -> &'a str {
     const LENGTH: usize = 40;
     let line_start: usize = json

@@ -4,12 +4,13 @@ use serde::Deserialize;
 
 use super::decoded::{Decoded, Unnamed};
 use super::endpoint_slice::endpoint_slice;
+use super::message::Message;
 use super::node::node;
 use super::service::service;
 use super::wire;
 
 /// The shape of an object on the wire.
-pub(crate) trait Wire<'a>: Deserialize<'a> {
+pub(crate) trait Wire<'a>: Deserialize<'a> + Message<'a> {
     /// What it comes to.
     fn decode(self) -> Result<Decoded, Unnamed>;
 }

@@ -139,7 +139,7 @@ pub(crate) fn service(wire: wire::Service<'_>) -> Result<Decoded, Unnamed> {
     );
     let created = findings.time(
         "metadata.creationTimestamp",
-        metadata.creation_timestamp.as_deref(),
+        metadata.creation_timestamp.as_ref(),
     );
     let service = Service {
         name: findings.key.name.clone(),
@@ -159,7 +159,8 @@ pub(crate) fn service(wire: wire::Service<'_>) -> Result<Decoded, Unnamed> {
     Ok(findings.proxied(Object::Service(service)))
 }
 
-/// At most one address of each family; the i-th is of the i-th of `ipFamilies`, where those are given.
+/// At most one address of each family; the i-th is of the i-th of `ipFamilies`, where those are
+/// given.
 fn cluster_ips(
     findings: &mut Findings,
     given: &[Text<'_>],
@@ -233,8 +234,8 @@ fn further_ips<'a, F: Fn() -> String>(
 
 /// The ranges by family; a family with a /0 among its ranges allows all.
 ///
-/// A range that cannot be read must not open the Service to everyone: where no range of a family is left because of it,
-/// the ingress addresses of that family go.
+/// A range that cannot be read must not open the Service to everyone: where no range of a family is
+/// left because of it, the ingress addresses of that family go.
 fn source_ranges(
     findings: &mut Findings,
     given: &[Text<'_>],

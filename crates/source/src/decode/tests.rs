@@ -216,7 +216,8 @@ fn a_source_range_of_all_opens_its_family_only() {
         ("fd00::/8".into(), both.clone())
     );
     assert_eq!(ranges(json!(["10.0.0.0/8"])), ("10.0.0.0/8".into(), both));
-    // A range that cannot be read lets nobody in: an address without any other range is not served at all.
+    // A range that cannot be read lets nobody in: an address without any other range is not served
+    // at all.
     assert_eq!(
         ranges(json!(["10.0.0.0/8", "web"])),
         ("10.0.0.0/8".into(), "192.0.2.1".into())
@@ -697,7 +698,8 @@ proptest! {
                 decoded.into_event();
             }
             let _ = from_json(kind, &serde_json::to_string_pretty(&value).unwrap());
-            let _ = json::key(kind, &text);
+            let event = json!({"type": "DELETED", "object": value});
+            json::event(kind, event.to_string().as_bytes()).unwrap();
         }
     }
 

@@ -1,10 +1,12 @@
-//! The fields of Kubernetes objects that are read, in their JSON shape; everything else is skipped without being stored.
+//! The fields of Kubernetes objects that are read, in their shape on the wire; everything else is
+//! skipped without being stored.
 //!
 //! Texts are borrowed from what is read: most of them are looked at once and not kept.
 //!
-//! Both sources read these: serde's formats differ, the objects do not. Numbers are wide and enumerations are text, so
-//! that a value out of range is found by the conversion, which can name it, and costs no more than its own part. Only a
-//! value of another type (a text where a number belongs) makes an object undecodable.
+//! JSON, YAML and protobuf (by `numbers`) are all read as these: formats differ, the objects do
+//! not. Numbers are wide and enumerations are text, so that a value out of range is found by the
+//! conversion, which can name it, and costs no more than its own part. Only a value of another type
+//! (a text where a number belongs) makes an object undecodable.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -24,11 +26,19 @@ pub(crate) struct Metadata<'a> {
     pub(crate) name: Option<Text<'a>>,
     pub(crate) namespace: Option<Text<'a>>,
     pub(crate) uid: Option<Text<'a>>,
-    pub(crate) creation_timestamp: Option<Text<'a>>,
+    pub(crate) creation_timestamp: Option<Time<'a>>,
     pub(crate) deletion_timestamp: Option<IgnoredAny>,
     pub(crate) resource_version: Option<Text<'a>>,
     pub(crate) labels: Option<Labels<'a>>,
     pub(crate) annotations: Option<Annotations<'a>>,
+}
+
+impl Metadata<'_> {
+    /// `resourceVersion`, if there is one.
+    pub(super) fn version(&self) -> Option<&str> {
+        let version = self.resource_version.as_deref();
+        version.filter(|version| !version.is_empty())
+    }
 }
 
 /// The labels that are read.
@@ -50,7 +60,25 @@ pub(crate) struct Labels<'a> {
 #[serde(default)]
 pub(crate) struct Annotations<'a> {
     #[serde(borrow, rename = "endpoints.kubernetes.io/last-change-trigger-time")]
-    pub(crate) change_trigger: Option<Text<'a>>,
+    pub(crate) change_trigger: Option<Time<'a>>,
+    /// Of a bookmark: the list has been told.
+    #[serde(rename = "k8s.io/initial-events-end")]
+    pub(crate) initial_events_end: Option<IgnoredAny>,
+}
+
+/// A time as it is written.
+#[derive(Debug)]
+pub(crate) enum Time<'a> {
+    /// RFC 3339.
+    Text(Text<'a>),
+    /// Since 1970.
+    Seconds(i64),
+}
+
+impl<'de: 'a, 'a> Deserialize<'de> for Time<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Text::deserialize(deserializer).map(Self::Text)
+    }
 }
 
 /// v1 Service.
@@ -235,7 +263,8 @@ pub(crate) struct Headed<'a> {
     pub(crate) metadata: Option<Metadata<'a>>,
 }
 
-/// The first of an endpoint's `addresses`, read in place: there may be millions, and texts would cost an allocation each.
+/// The first of an endpoint's `addresses`, read in place: there may be millions, and texts would
+/// cost an allocation each.
 #[derive(Debug, Default)]
 pub(crate) enum FirstAddress {
     /// There is none.
@@ -245,6 +274,15 @@ pub(crate) enum FirstAddress {
     Ip(IpAddr),
     /// It is something else.
     Wrong(Box<str>),
+}
+
+impl From<&str> for FirstAddress {
+    fn from(text: &str) -> Self {
+        match address::ip(text) {
+            Some(ip) => Self::Ip(ip),
+            None => Self::Wrong(text.into()),
+        }
+    }
 }
 
 impl<'de> Deserialize<'de> for FirstAddress {
@@ -284,10 +322,7 @@ impl<'de> Deserialize<'de> for Address {
             }
 
             fn visit_str<E>(self, text: &str) -> Result<Self::Value, E> {
-                Ok(Address(match address::ip(text) {
-                    Some(ip) => FirstAddress::Ip(ip),
-                    None => FirstAddress::Wrong(text.into()),
-                }))
+                Ok(Address(text.into()))
             }
         }
 
@@ -310,6 +345,12 @@ impl Deref for Text<'_> {
 
     fn deref(&self) -> &str {
         &self.0
+    }
+}
+
+impl<'a> From<&'a str> for Text<'a> {
+    fn from(text: &'a str) -> Self {
+        Self(Cow::Borrowed(text))
     }
 }
 

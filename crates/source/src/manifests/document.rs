@@ -1,11 +1,12 @@
 //! One manifest file's text: its documents, and the objects in them.
 //!
-//! JSON is read as the YAML that it is. A document is read twice: first its `apiVersion` and `kind`, which may come
-//! last, then its fields as its kind has them, so that an error is found at its very place. Kinds that are not proxied
-//! may hold anything.
+//! JSON is read as the YAML that it is. A document is read twice: first its `apiVersion` and
+//! `kind`, which may come last, then its fields as its kind has them, so that an error is found at
+//! its very place. Kinds that are not proxied may hold anything.
 //!
-//! The split into documents is done here and not by the parser: a line that begins with `---` is a boundary wherever it
-//! stands (YAML 1.2, `c-forbidden`), and each document must be told apart to be read as its own kind.
+//! The split into documents is done here and not by the parser: a line that begins with `---` is a
+//! boundary wherever it stands (YAML 1.2, `c-forbidden`), and each document must be told apart to
+//! be read as its own kind.
 
 use std::fmt;
 

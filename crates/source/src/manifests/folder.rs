@@ -1,12 +1,13 @@
-//! What a folder of manifests holds, and what each look at it changed. Reads files; knows nothing of watching.
+//! What a folder of manifests holds, and what each look at it changed. Reads files; knows nothing
+//! of watching.
 //!
 //! ```text
 //!   files:  web.yaml ─▶ { Service default/web: content, … }      claims:  Service default/web ─▶ {web.yaml, web2.yaml}
 //! ```
 //!
-//! The content of an object is that of the first file, by name, which claims it. A file that cannot be read keeps what it
-//! held. One that could never be read since the start may hold anything: until it can be, or is gone, the lists are
-//! complete but not whole.
+//! The content of an object is that of the first file, by name, which claims it. A file that cannot
+//! be read keeps what it held. One that could never be read since the start may hold anything:
+//! until it can be, or is gone, the lists are complete but not whole.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -55,8 +56,8 @@ struct File {
     is_unknown: bool,
 }
 
-/// When this differs, a file has changed. When it does not, it may have: the clock behind it ticks some hundred times a
-/// second.
+/// When this differs, a file has changed. When it does not, it may have: the clock behind it ticks
+/// some hundred times a second.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Stamp {
     device: u64,
@@ -111,7 +112,8 @@ impl Folder {
         }
     }
 
-    /// Looks at the folder. Fails if it is not there or cannot be listed, and then nothing has changed.
+    /// Looks at the folder. Fails if it is not there or cannot be listed, and then nothing has
+    /// changed.
     pub(super) fn look(&mut self, touched: &Touched) -> io::Result<Seen> {
         let mut present = BTreeSet::new();
         for entry in fs::read_dir(&self.path)? {
@@ -171,7 +173,8 @@ impl Folder {
                 Err(broken) => format!("{shown}:{broken}"),
             },
             Ok(None) => return self.remove(look, name),
-            // Deleted since the folder was listed; a symbolic link that leads nowhere is still there.
+            // Deleted since the folder was listed; a symbolic link that leads nowhere is still
+            // there.
             Err(error)
                 if error.kind() == io::ErrorKind::NotFound
                     && fs::symlink_metadata(&path).is_err() =>
@@ -333,8 +336,8 @@ struct Look {
     warnings: Vec<String>,
 }
 
-/// Whether a file of this name is read: `*.yaml`, `*.yml` and `*.json`, but neither hidden files (which include the
-/// `..data` of a mounted ConfigMap) nor what editors leave while they write.
+/// Whether a file of this name is read: `*.yaml`, `*.yml` and `*.json`, but neither hidden files
+/// (which include the `..data` of a mounted ConfigMap) nor what editors leave while they write.
 pub(super) fn is_manifest(name: &OsStr) -> bool {
     !name.as_bytes().starts_with(b".")
         && Path::new(name).extension().is_some_and(|extension| {

@@ -91,7 +91,8 @@ fn listed(events: &[Event]) -> (Vec<String>, bool) {
     (all, is_whole)
 }
 
-/// Looks as after a change of all files: what was written within one tick of the file system's clock is seen too.
+/// Looks as after a change of all files: what was written within one tick of the file system's
+/// clock is seen too.
 fn look(folder: &mut Folder) -> Seen {
     let touched = Touched {
         is_all: true,

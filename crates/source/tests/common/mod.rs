@@ -17,7 +17,7 @@ use futures::stream::BoxStream;
 use proxy::{Event, Model, NamespacedName};
 use serde_json::{Value, json};
 use source::api::Server;
-use source::{Api, StartError};
+use source::{Api, Lists, StartError};
 use tracing::subscriber::DefaultGuard;
 
 /// What a source said so far, as the daemon keeps it.
@@ -30,7 +30,24 @@ pub(crate) struct Told {
 
 impl Told {
     pub(crate) async fn by(url: impl fmt::Display, node: &str) -> Self {
-        let server = server(None, Some(&url.to_string())).await.unwrap();
+        Self::with(url, node, Api::default()).await
+    }
+
+    /// By a server that is asked to stream its lists.
+    pub(crate) async fn streamed_by(url: impl fmt::Display, node: &str) -> Self {
+        let settings = Api {
+            lists: Lists::Streamed,
+            ..Api::default()
+        };
+        Self::with(url, node, settings).await
+    }
+
+    pub(crate) async fn with(url: impl fmt::Display, node: &str, settings: Api) -> Self {
+        let settings = Api {
+            master: Some(url.to_string()),
+            ..settings
+        };
+        let server = Server::new(&settings, source::uncounted).await.unwrap();
         Self::of(&server, node)
     }
 
@@ -65,6 +82,15 @@ impl Told {
             model.is_complete() && model.is_node_listed()
         })
         .await;
+    }
+
+    /// Until all is listed, and each kind watched.
+    pub(crate) async fn until_watched(&mut self, server: &apiserver::Server) {
+        let is_watch = |one: &apiserver::Request| one.query.contains("watch=true");
+        self.until_listed().await;
+        while server.requests().iter().filter(|one| is_watch(one)).count() < 3 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
     }
 
     pub(crate) async fn until_services(&mut self, names: &[&str]) {
