@@ -70,9 +70,10 @@ impl World {
 
     /// Whether everything is listed and watched by way of this proxy, and nothing in any other way.
     async fn is_served(&self, proxy: &Proxy, url: &str) {
+        let before = self.server.requests().len();
         let mut told = self.told(url).await;
         told.until_services(&["web"]).await;
-        told.until_listed().await;
+        told.until_watched_after(&self.server, before).await;
         let targets = proxy.targets();
         let wanted = self.server.address().to_string();
         assert!(!targets.is_empty(), "{url} is not used");
