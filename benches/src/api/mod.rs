@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  changes without anybody who watches (their own price)
-//!  first list ─▶ restart ─▶ changes ─▶ reconnect ─▶ watches refused ─▶ lists, too ─▶ reconnect, played again by many
+//!  first list ─▶ restart ─▶ changes ─▶ reconnect (played again by many) ─▶ watches refused ─▶ lists, too
 //! ```
 //!
 //! The fixture says what was asked of it and how much it sent, on the wire; its CPU time is the kernel's account of its process.
@@ -27,17 +27,14 @@ use crate::stage::Stage;
 use crate::subject;
 use crate::wait::Waited;
 use replay::replay;
-use traffic::{Traffic, cost};
+use traffic::{Mark, Request, Traffic};
 
 /// How many clients reconnect at once, if as many changes are made.
 const CLIENTS: u32 = 500;
-/// How long the server refuses; and where few changes are made, as that is no measurement.
-const STORM: Duration = Duration::from_secs(10);
-const SHORT_STORM: Duration = Duration::from_secs(2);
-/// A server that has been asked and has sent nothing for so long is done.
-const QUIET: Duration = Duration::from_secs(2);
-/// How often it is looked at.
-const LOOK: Duration = Duration::from_millis(250);
+/// Where fewer changes are made, nothing is to be measured, but shown to work.
+const FEW: u32 = 100;
+/// How often the server is looked at.
+const LOOK: Duration = Duration::from_millis(100);
 /// Files that a process may have open: a socket for each request that is played again.
 const FILES: u64 = 65_536;
 
@@ -53,6 +50,7 @@ pub(crate) fn measure(cell: &Cell) -> Result<Outcome> {
     stage.objects.set_looks(Looks::Served);
     stage.serve()?;
     let mut run = Run {
+        pace: Pace::of(cell),
         api: stage.api()?,
         turn: 0,
         watched: Vec::new(),
@@ -65,8 +63,7 @@ pub(crate) fn measure(cell: &Cell) -> Result<Outcome> {
     if let Some(outcome) = programmed(&mut stage, &mut subject, started)? {
         return Ok(outcome);
     }
-    let traffic = run.quiet(&stage, &mut subject)?;
-    run.watched = traffic.watched(phase.traffic.requests.len());
+    run.watched = run.quiet(&stage, &mut subject, &phase)?.watched();
     run.end(&stage, &phase, Occasion::First, 0.0)?;
 
     subject.stop()?;
@@ -77,7 +74,7 @@ pub(crate) fn measure(cell: &Cell) -> Result<Outcome> {
 
     let phase = run.begin(&stage)?;
     run.change(&mut stage)?;
-    run.quiet(&stage, &mut subject)?;
+    run.quiet(&stage, &mut subject, &phase)?;
     run.end(&stage, &phase, Occasion::Watch, own)?;
     if let Some(outcome) = programmed(&mut stage, &mut subject, Instant::now())? {
         return Ok(outcome);
@@ -85,8 +82,8 @@ pub(crate) fn measure(cell: &Cell) -> Result<Outcome> {
 
     let phase = run.begin(&stage)?;
     run.api.post("/fixture/cut", &json!({}))?;
-    let again = run.well(&stage, &mut subject, &phase)?;
-    let again = again.reads_since(phase.traffic.requests.len());
+    let again = run.well(&stage, &mut subject, &phase)?.reads();
+    run.reconnect(&stage, &again)?;
 
     let watches = ["watch", "streamed-list"];
     run.storm(&stage, &mut subject, Occasion::WatchStorm, &watches)?;
@@ -100,25 +97,19 @@ pub(crate) fn measure(cell: &Cell) -> Result<Outcome> {
         });
     };
 
-    subject.stop()?;
-    let clients = CLIENTS.min(cell.changes);
-    let before = stage.fixture_cpu_s()?;
-    let replayed = replay(&stage, &again, clients)?;
-    let cost = ServerCost {
-        bytes: replayed.bytes,
-        requests: u64::from(clients) * again.len() as u64,
-        lists: u64::from(clients) * again.iter().filter(|one| one.is_full_list()).count() as u64,
-        cpu_s: replayed.fixture_cpu_s - before,
-    };
-    run.costs.insert(Occasion::Reconnect, cost);
     Ok(Outcome::Measured(Box::new(Measured {
         server: run.costs,
-        figures: [("clients", clients), ("changes", cell.changes)]
+        figures: [("clients", clients(cell)), ("changes", cell.changes)]
             .map(|(name, count)| (name.to_owned(), f64::from(count)))
             .into(),
         state: Some(state),
         ..Measured::default()
     })))
+}
+
+/// How many clients there are that reconnect at once.
+fn clients(cell: &Cell) -> u32 {
+    CLIENTS.min(cell.changes)
 }
 
 /// Waits until the kernel holds what the objects say; an outcome if it does not in time.
@@ -133,8 +124,32 @@ fn programmed(
     })
 }
 
+/// How long things take that no subject decides.
+#[derive(Clone, Copy)]
+struct Pace {
+    /// For so long the server refuses.
+    storm: Duration,
+    /// One that has been asked nothing and has sent nothing for so long is done.
+    quiet: Duration,
+}
+
+impl Pace {
+    fn of(cell: &Cell) -> Self {
+        let (storm, quiet) = if cell.changes < FEW {
+            (1_000, 400)
+        } else {
+            (10_000, 2_000)
+        };
+        Self {
+            storm: Duration::from_millis(storm),
+            quiet: Duration::from_millis(quiet),
+        }
+    }
+}
+
 /// What has been found so far.
 struct Run {
+    pace: Pace,
     api: Api,
     /// How many changes have been made.
     turn: u32,
@@ -145,14 +160,14 @@ struct Run {
 
 /// An occasion that has begun.
 struct Phase {
-    traffic: Traffic,
+    since: Mark,
     cpu_s: f64,
 }
 
 impl Run {
     fn begin(&mut self, stage: &Stage) -> Result<Phase> {
         Ok(Phase {
-            traffic: Traffic::read(&mut self.api)?,
+            since: Traffic::read(&mut self.api, None)?.mark(),
             cpu_s: stage.fixture_cpu_s()?,
         })
     }
@@ -160,8 +175,8 @@ impl Run {
     /// Takes account of an occasion; `own_s` of the server's CPU time would have been used without the subject, too.
     fn end(&mut self, stage: &Stage, phase: &Phase, occasion: Occasion, own_s: f64) -> Result<()> {
         let cpu_s = stage.fixture_cpu_s()? - phase.cpu_s - own_s;
-        let now = Traffic::read(&mut self.api)?;
-        let cost = cost(&phase.traffic, &now, cpu_s.max(0.0));
+        let traffic = Traffic::read(&mut self.api, Some(phase.since))?;
+        let cost = traffic.cost(phase.since, cpu_s.max(0.0));
         self.costs.insert(occasion, cost);
         Ok(())
     }
@@ -187,13 +202,31 @@ impl Run {
         Ok(stage.fixture_cpu_s()? - before)
     }
 
+    /// Lets many clients make the requests of one, at once.
+    fn reconnect(&mut self, stage: &Stage, requests: &[Request]) -> Result<()> {
+        let clients = clients(&stage.cell);
+        let before = stage.fixture_cpu_s()?;
+        let replayed = replay(stage, requests, clients, self.pace.quiet)?;
+        let of_all = |count: usize| u64::from(clients) * count as u64;
+        let lists = requests.iter().filter(|request| request.is_full_list());
+        let cost = ServerCost {
+            bytes: replayed.bytes,
+            requests: of_all(requests.len()),
+            lists: of_all(lists.count()),
+            cpu_s: replayed.fixture_cpu_s - before,
+        };
+        self.costs.insert(Occasion::Reconnect, cost);
+        Ok(())
+    }
+
     /// Waits until the server has nothing more to do.
-    fn quiet(&mut self, stage: &Stage, subject: &mut Process) -> Result<Traffic> {
+    fn quiet(&mut self, stage: &Stage, subject: &mut Process, phase: &Phase) -> Result<Traffic> {
         let started = Instant::now();
-        let (mut before, mut since) = (Traffic::read(&mut self.api)?, Instant::now());
-        while since.elapsed() < QUIET {
+        let read = |api: &mut Api| Traffic::read(api, Some(phase.since));
+        let (mut before, mut since) = (read(&mut self.api)?, Instant::now());
+        while since.elapsed() < self.pace.quiet {
             self.rest(stage, subject, started)?;
-            let now = Traffic::read(&mut self.api)?;
+            let now = read(&mut self.api)?;
             if now != before {
                 (before, since) = (now, Instant::now());
             }
@@ -202,12 +235,12 @@ impl Run {
     }
 
     /// Waits until the subject watches all that it watched before, and the server has nothing more to do.
-    fn well(&mut self, stage: &Stage, subject: &mut Process, since: &Phase) -> Result<Traffic> {
-        let (started, from) = (Instant::now(), since.traffic.requests.len());
-        while Traffic::read(&mut self.api)?.watched(from) != self.watched {
+    fn well(&mut self, stage: &Stage, subject: &mut Process, phase: &Phase) -> Result<Traffic> {
+        let started = Instant::now();
+        while Traffic::read(&mut self.api, Some(phase.since))?.watched() != self.watched {
             self.rest(stage, subject, started)?;
         }
-        self.quiet(stage, subject)
+        self.quiet(stage, subject, phase)
     }
 
     fn rest(&self, stage: &Stage, subject: &mut Process, started: Instant) -> Result<()> {
@@ -236,8 +269,7 @@ impl Run {
         let phase = self.begin(stage)?;
         self.api.put("/fixture/faults", &json!(rules))?;
         self.api.post("/fixture/cut", &json!({}))?;
-        let is_short = stage.cell.changes < 100;
-        sleep(if is_short { SHORT_STORM } else { STORM });
+        sleep(self.pace.storm);
         self.api.put("/fixture/faults", &json!([]))?;
         self.well(stage, subject, &phase)?;
         self.end(stage, &phase, occasion, 0.0)

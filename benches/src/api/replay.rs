@@ -2,6 +2,7 @@
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -9,12 +10,6 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use super::traffic::Request;
 use crate::http;
 use crate::stage::{API, Stage};
-
-/// When nothing has come for so long, all has: watches stay open.
-const SILENCE: Timespec = Timespec {
-    tv_sec: 2,
-    tv_nsec: 0,
-};
 
 /// What came of it.
 pub(super) struct Replayed {
@@ -24,8 +19,15 @@ pub(super) struct Replayed {
     pub(super) fixture_cpu_s: f64,
 }
 
-/// Lets each of many clients make these requests, on a connection for each, and waits until all are answered.
-pub(super) fn replay(stage: &Stage, requests: &[Request], clients: u32) -> Result<Replayed> {
+/// Lets each of many clients make these requests, on a connection for each, and waits until nothing has come for `quiet`: watches
+/// stay open.
+pub(super) fn replay(
+    stage: &Stage,
+    requests: &[Request],
+    clients: u32,
+    quiet: Duration,
+) -> Result<Replayed> {
+    let quiet = Timespec::try_from(quiet)?;
     let to: SocketAddr = API.parse()?;
     let open = || {
         let sockets = (0..clients).flat_map(|_| requests.iter());
@@ -40,7 +42,7 @@ pub(super) fn replay(stage: &Stage, requests: &[Request], clients: u32) -> Resul
     while !sockets.is_empty() {
         let waiting = |socket| PollFd::new(socket, PollFlags::IN);
         let mut waiting: Vec<_> = sockets.iter().map(waiting).collect();
-        if poll(&mut waiting, Some(&SILENCE))? == 0 {
+        if poll(&mut waiting, Some(&quiet))? == 0 {
             break;
         }
         let ready = waiting.iter().map(|one| !one.revents().is_empty());

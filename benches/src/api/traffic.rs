@@ -8,10 +8,23 @@ use serde::Deserialize;
 use crate::http::{self, Api};
 use crate::schema::ServerCost;
 
-/// All requests so far but for this program's.
-#[derive(Debug, PartialEq)]
+/// What was asked and sent so far, but for this program.
+#[derive(Debug, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub(super) struct Traffic {
-    pub(super) requests: Vec<Request>,
+    /// Those from some request on.
+    requests: Vec<Request>,
+    /// For all requests, in bytes on the wire.
+    sent_bytes: u64,
+    /// All requests, this program's among them.
+    count: usize,
+}
+
+/// A moment, to compare with.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Mark {
+    sent_bytes: u64,
+    count: usize,
 }
 
 /// A request, and what was sent for it so far.
@@ -23,7 +36,6 @@ pub(super) struct Request {
     pub(super) query: String,
     asked: String,
     kind: Option<String>,
-    user_agent: String,
     pub(super) accept: String,
     pub(super) accept_encoding: String,
     /// None before there is an answer.
@@ -32,32 +44,48 @@ pub(super) struct Request {
 }
 
 impl Traffic {
-    pub(super) fn read(api: &mut Api) -> Result<Self> {
-        let all = api.get("/fixture/requests")?;
-        let mut requests: Vec<Request> =
-            serde_json::from_value(all).context("the fixture's requests are not understood")?;
-        requests.retain(|request| request.user_agent != http::USER_AGENT);
-        Ok(Self { requests })
+    /// Since a moment; without, since now.
+    pub(super) fn read(api: &mut Api, since: Option<Mark>) -> Result<Self> {
+        // The fixture's time counts: it is not to tell what nobody reads.
+        let from = since.map_or(u32::MAX as usize, |mark| mark.count);
+        let path = format!("/fixture/requests?from={from}&without={}", http::USER_AGENT);
+        serde_json::from_value(api.get(&path)?).context("the fixture's requests are not understood")
     }
 
-    /// The kinds of which a watch was begun from a request on, in order.
-    pub(super) fn watched(&self, from: usize) -> Vec<String> {
-        let since = self.requests.iter().skip(from);
-        let watches = since.filter(|request| {
+    pub(super) fn mark(&self) -> Mark {
+        Mark {
+            sent_bytes: self.sent_bytes,
+            count: self.count,
+        }
+    }
+
+    /// The kinds of which a watch was begun, in order.
+    pub(super) fn watched(&self) -> Vec<String> {
+        let watches = self.requests.iter().filter(|request| {
             request.code == Some(200) && ["watch", "streamed-list"].contains(&&*request.asked)
         });
         let kinds: BTreeSet<&String> = watches.filter_map(|one| one.kind.as_ref()).collect();
         kinds.into_iter().cloned().collect()
     }
 
-    /// What was read from a request on.
-    pub(super) fn reads_since(self, from: usize) -> Vec<Request> {
-        let since = self.requests.into_iter().skip(from);
-        since.filter(|request| request.method == "GET").collect()
+    /// What was read.
+    pub(super) fn reads(self) -> Vec<Request> {
+        let all = self.requests.into_iter();
+        all.filter(|request| request.method == "GET").collect()
     }
 
-    fn bytes(&self) -> u64 {
-        self.requests.iter().map(|request| request.sent_bytes).sum()
+    /// What the server was asked and sent since the moment that this was read from.
+    pub(super) fn cost(&self, since: Mark, cpu_s: f64) -> ServerCost {
+        let lists = self
+            .requests
+            .iter()
+            .filter(|request| request.is_full_list());
+        ServerCost {
+            bytes: self.sent_bytes - since.sent_bytes,
+            requests: self.requests.len() as u64,
+            lists: lists.count() as u64,
+            cpu_s,
+        }
     }
 }
 
@@ -70,47 +98,37 @@ impl Request {
     }
 }
 
-/// What the server was asked and sent between two looks.
-pub(super) fn cost(before: &Traffic, now: &Traffic, cpu_s: f64) -> ServerCost {
-    let new = now.requests.iter().skip(before.requests.len());
-    ServerCost {
-        bytes: now.bytes() - before.bytes(),
-        requests: new.clone().count() as u64,
-        lists: new.filter(|request| request.is_full_list()).count() as u64,
-        cpu_s,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::json;
 
     use super::*;
 
-    fn request(asked: &str, query: &str, code: Option<u16>, sent: u64) -> Request {
+    fn request(asked: &str, query: &str, code: Option<u16>) -> Request {
         serde_json::from_value(json!({
             "method": "GET", "path": "/api/v1/services", "query": query, "asked": asked, "kind": "Service",
             "userAgent": "kube-proxy", "accept": "", "acceptEncoding": "", "code": code,
-            "contentType": null, "contentEncoding": null, "sentBytes": sent,
+            "contentType": null, "contentEncoding": null, "sentBytes": 1,
         }))
         .unwrap()
     }
 
     #[test]
-    fn what_came_in_between_counts() {
-        let watch = |sent| request("watch", "watch=true", Some(200), sent);
-        let before = Traffic {
-            requests: vec![watch(100)],
+    fn what_came_since_counts() {
+        let since = Mark {
+            sent_bytes: 100,
+            count: 1,
         };
         let now = Traffic {
             requests: vec![
-                watch(150),
-                request("list", "limit=500", Some(200), 1_000),
-                request("next-page", "limit=500&continue=x", Some(200), 1_000),
-                request("list", "limit=1", Some(200), 10),
-                request("list", "", Some(504), 10),
-                request("streamed-list", "watch=true", Some(200), 500),
+                request("list", "limit=500", Some(200)),
+                request("next-page", "limit=500&continue=x", Some(200)),
+                request("list", "limit=1", Some(200)),
+                request("list", "", Some(504)),
+                request("streamed-list", "watch=true", Some(200)),
             ],
+            sent_bytes: 2_670,
+            count: 9,
         };
         let wanted = ServerCost {
             bytes: 2_570,
@@ -118,9 +136,8 @@ mod tests {
             lists: 2,
             cpu_s: 0.5,
         };
-        assert_eq!(cost(&before, &now, 0.5), wanted);
-        assert_eq!(now.watched(0), ["Service"]);
-        assert!(now.watched(6).is_empty());
-        assert_eq!(now.reads_since(4).len(), 2);
+        assert_eq!(now.cost(since, 0.5), wanted);
+        assert_eq!(now.watched(), ["Service"]);
+        assert_eq!(now.reads().len(), 5);
     }
 }

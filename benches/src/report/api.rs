@@ -54,11 +54,16 @@ pub(super) fn tables(report: &Report) -> String {
                     String::new()
                 };
                 let mut row = vec![title, column.to_owned()];
-                let or_none = |value: Option<f64>| value.map_or_else(|| "–".to_owned(), short);
-                row.extend(names.iter().map(|name| or_none(of(name))));
+                let or_none = |value: Option<f64>, text: fn(f64) -> String| {
+                    value.map_or_else(|| "–".to_owned(), text)
+                };
+                row.extend(names.iter().map(|name| or_none(of(name), written)));
                 let ratio = |pair: &Pair<'_>| {
                     let base = of(pair.other).filter(|base| *base > 0.0);
-                    or_none(of(pair.ours).zip(base).map(|(ours, base)| ours / base))
+                    or_none(
+                        of(pair.ours).zip(base).map(|(ours, base)| ours / base),
+                        short,
+                    )
                 };
                 row.extend(pairs.iter().map(ratio));
                 rows.push(row);
@@ -69,6 +74,15 @@ pub(super) fn tables(report: &Report) -> String {
     text
 }
 
+/// Numbers whole, figures by the digits that count.
+fn written(value: f64) -> String {
+    if value.fract() == 0.0 {
+        format!("{value:.0}")
+    } else {
+        short(value)
+    }
+}
+
 /// An occasion, with how many it was of.
 fn told(report: &Report, size: Size, occasion: Occasion) -> String {
     let figure = |name: &str| {
@@ -77,9 +91,9 @@ fn told(report: &Report, size: Size, occasion: Occasion) -> String {
     };
     let count = match occasion {
         Occasion::Reconnect => {
-            figure("clients").map(|count| format!(" of {} clients", short(count)))
+            figure("clients").map(|count| format!(" of {} clients", written(count)))
         }
-        Occasion::Watch => figure("changes").map(|count| format!(", {} of them", short(count))),
+        Occasion::Watch => figure("changes").map(|count| format!(", {} of them", written(count))),
         _ => None,
     };
     title(occasion).to_owned() + &count.unwrap_or_default()

@@ -158,18 +158,20 @@ impl Log {
 
     /// All requests, as of now.
     pub(crate) fn requests(&self) -> Vec<Request> {
-        self.entries()
-            .iter()
-            .map(|entry| Request {
-                answer: entry.answer.get().cloned(),
-                sent_bytes: entry.sent.load(Ordering::Relaxed),
-                ..entry.request.clone()
-            })
-            .collect()
+        self.entries().iter().map(|entry| entry.now()).collect()
     }
 
-    pub(crate) fn to_json(&self) -> Value {
-        self.requests().iter().map(Request::to_json).collect()
+    /// All requests from one on, and what was sent for all together, but for those of a certain `User-Agent`, if
+    /// it is not empty; and how many there are by now.
+    pub(crate) fn since(&self, from: usize, without: &str) -> Value {
+        let entries = self.entries();
+        let counts =
+            |entry: &&Arc<Entry>| without.is_empty() || entry.request.user_agent != without;
+        let sent = |entry: &Arc<Entry>| entry.sent.load(Ordering::Relaxed);
+        let sent: u64 = entries.iter().filter(counts).map(sent).sum();
+        let since = entries.iter().skip(from).filter(counts);
+        let since: Vec<Value> = since.map(|entry| entry.now().to_json()).collect();
+        json!({ "requests": since, "sentBytes": sent, "count": entries.len() })
     }
 
     fn entries(&self) -> MutexGuard<'_, Vec<Arc<Entry>>> {
@@ -180,6 +182,15 @@ impl Log {
 impl Entry {
     pub(crate) fn request(&self) -> &Request {
         &self.request
+    }
+
+    /// The request with what has come of it by now.
+    fn now(&self) -> Request {
+        Request {
+            answer: self.answer.get().cloned(),
+            sent_bytes: self.sent.load(Ordering::Relaxed),
+            ..self.request.clone()
+        }
     }
 
     /// Notes that so many bytes were sent for it.

@@ -347,7 +347,8 @@ impl Service {
     /// ```text
     ///  GET  /fixture/sent       when events of changes were sent: nanoseconds of CLOCK_MONOTONIC by resource version, of all
     ///                           that was sent since this was last asked
-    ///  GET  /fixture/requests   every request, its answer's headers, and the bytes that were sent for it so far
+    ///  GET  /fixture/requests   every request from `from` on, but for those of the User-Agent `without`: with its answer's
+    ///                           headers, and the bytes that were sent for it so far
     ///  PUT  /fixture/faults     the rules that count from now on: [{"fault": {"refuse": {"code": 504}}, "on": "watch"}]
     ///  POST /fixture/cut        cuts every body that is being sent
     /// ```
@@ -360,7 +361,13 @@ impl Service {
         let what = path.strip_prefix(FIXTURE).unwrap_or_default();
         match (head.method.as_str(), what, &self.watches.sent) {
             ("GET", "sent", Some(sent)) => Ok(answer::json(200, &sent.take())),
-            ("GET", "requests", _) => Ok(answer::json(200, &self.log.to_json())),
+            ("GET", "requests", _) => {
+                let query = Query::parse(head.uri.query().unwrap_or_default())?;
+                let from = query.number("from")?.unwrap_or(0);
+                let from = usize::try_from(from).unwrap_or(usize::MAX);
+                let told = self.log.since(from, query.text("without"));
+                Ok(answer::json(200, &told))
+            }
             ("PUT", "faults", _) => {
                 let rules: Vec<Rule> = serde_json::from_slice(&read(body).await?)
                     .map_err(|error| Status::bad_request(format!("the body: {error}")))?;

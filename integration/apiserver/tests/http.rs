@@ -1198,8 +1198,14 @@ mod about_the_fixture {
         let (code, status) = client.write("PUT", "/fixture/faults", &wrong).await;
         assert_eq!(code, 400, "{status}");
 
-        let requests = client.get("/fixture/requests").await;
-        assert_eq!(requests.as_array().unwrap().len(), server.requests().len());
+        let told = client.get("/fixture/requests").await;
+        let (requests, all) = (&told["requests"], server.requests());
+        assert_eq!(told["count"], all.len());
+        let sent: u64 = all.iter().map(|request| request.sent_bytes).sum();
+        assert_eq!(told["sentBytes"], sent);
+        let late = format!("/fixture/requests?from={}&without=x", all.len() - 1);
+        let late = client.get(&late).await;
+        assert_eq!(late["requests"].as_array().unwrap().len(), 1);
         let asked = |index: usize| {
             let one: &Value = &requests[index];
             (&one["asked"], &one["kind"], &one["code"])
