@@ -2,9 +2,10 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::hash::{BuildHasher, RandomState};
-use std::ops::Bound;
+use std::ops::{Bound, RangeInclusive};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use ipnet::IpNet;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
@@ -14,6 +15,11 @@ use crate::options::Options;
 use crate::resource::Kind;
 use crate::selector::Scope;
 use crate::status::Status;
+
+/// Where cluster IPs come from; the first range's family is the default one.
+const SERVICE_CIDRS: [&str; 2] = ["10.96.0.0/12", "fd00:96::/112"];
+/// Where node ports come from.
+const NODE_PORTS: RangeInclusive<u16> = 30000..=32767;
 
 /// The state of an API server, shared by those that serve it and those that edit it in-process. A clone is a handle to
 /// the same state; it outlives its server, so that another can be started on it.
@@ -47,13 +53,16 @@ impl Cluster {
     /// An empty cluster but for the `ServiceCIDR` that a real one starts with, and the Service
     /// `default/kubernetes` if the options want it. What only a server needs of the options is not used.
     pub fn new(options: &Options) -> Self {
-        let cidrs = options.service_cidrs.clone();
+        let cidrs: Vec<IpNet> = SERVICE_CIDRS
+            .iter()
+            .filter_map(|cidr| cidr.parse().ok())
+            .collect();
         let mut state = State {
             version: 0,
             compacted: 0,
             history: options.history.max(1),
             collections: BTreeMap::new(),
-            allocations: Allocations::new(cidrs.clone(), options.node_ports.clone()),
+            allocations: Allocations::new(cidrs.clone(), NODE_PORTS),
             uids: RandomState::new(),
         };
         let mut objects = vec![json!({

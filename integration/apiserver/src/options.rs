@@ -1,10 +1,7 @@
 //! What a server and its cluster are like.
 
 use std::net::{Ipv4Addr, SocketAddr};
-use std::ops::RangeInclusive;
 use std::time::Duration;
-
-use ipnet::IpNet;
 
 use crate::tls::Tls;
 
@@ -21,11 +18,7 @@ pub struct Options {
     pub watch_cache: WatchCache,
     /// How often a watch that wants bookmarks gets one.
     pub bookmark_interval: Duration,
-    /// Where cluster IPs come from; the first range's family is the default one.
-    pub service_cidrs: Vec<IpNet>,
-    /// Where node ports come from.
-    pub node_ports: RangeInclusive<u16>,
-    /// Whether there is a Service `default/kubernetes`, on the first address of the first range.
+    /// Whether there is a Service `default/kubernetes`, on 10.96.0.1.
     pub kubernetes_service: bool,
     /// Whether it is noted when events of changes are sent, for `GET /fixture/sent`.
     pub notes_sent: bool,
@@ -39,17 +32,12 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        let cidrs = ["10.96.0.0/12", "fd00:96::/112"]
-            .iter()
-            .filter_map(|cidr| cidr.parse().ok());
         Self {
             address: (Ipv4Addr::LOCALHOST, 0).into(),
             listener: None,
             watch_list: true,
             watch_cache: WatchCache::default(),
             bookmark_interval: Duration::from_mins(1),
-            service_cidrs: cidrs.collect(),
-            node_ports: 30000..=32767,
             kubernetes_service: false,
             notes_sent: false,
             history: 100_000,

@@ -32,7 +32,6 @@ impl State {
         mut object: Value,
     ) -> Result<Arc<Object>, Status> {
         expect_kind(kind, &mut object)?;
-        generate_name(&self.uid(), &mut object)?;
         let key = identify(kind, &mut object, namespace, None)?;
         if self.get(kind, &key).is_some() {
             return Err(Status::already_exists(kind, &key.1));
@@ -202,20 +201,6 @@ fn metadata(object: &mut Value) -> Result<&mut Map<String, Value>, Status> {
         .ok_or_else(|| Status::bad_request("metadata: must be an object"))
 }
 
-fn generate_name(seed: &str, object: &mut Value) -> Result<(), Status> {
-    let fields = metadata(object)?;
-    let text = |name: &str| fields.get(name).and_then(Value::as_str).unwrap_or_default();
-    if let ("", prefix @ [_, ..]) = (text("name"), text("generateName").as_bytes()) {
-        let name = format!(
-            "{}{}",
-            String::from_utf8_lossy(prefix),
-            seed.get(..5).unwrap_or_default()
-        );
-        fields.insert("name".into(), name.into());
-    }
-    Ok(())
-}
-
 /// The object's key, after its namespace has been defaulted and both have been compared with the path's.
 fn identify(
     kind: Kind,
@@ -277,12 +262,7 @@ fn identify(
         }
     }
     if name.is_empty() {
-        return Err(Status::invalid(
-            kind,
-            "",
-            "metadata.name",
-            "name or generateName is required",
-        ));
+        return Err(Status::invalid(kind, "", "metadata.name", "is required"));
     }
     for (field, value) in [("metadata.namespace", &namespace), ("metadata.name", &name)] {
         let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "-.".contains(c);
