@@ -40,7 +40,7 @@ pub(crate) struct Run {
     #[arg(long, value_delimiter = ',')]
     sizes: Vec<Size>,
     /// Only these axes, at the sizes or at one of their own: cold,change@50000 [default: cold, loaded, restart, add, change, rolling,
-    /// delete, idle, memory, big, first, connect, keptalive, udp, throughput, anatomy]
+    /// delete, idle, memory, big, api, first, connect, keptalive, udp, throughput, anatomy]
     #[arg(long, value_delimiter = ',')]
     axes: Vec<Asked>,
     /// How often each is measured; counting is once more

@@ -138,3 +138,72 @@ pub(super) fn bytes(report: &Report) -> Option<(String, Option<bool>)> {
     }
     (!texts.is_empty()).then(|| (texts.join("; "), Some(is_met)))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::schema::{About, Cell, Measured, Measurement, Mode, Outcome, Subject, SubjectKind};
+
+    fn measurement(name: &str, is_ours: bool, bytes: u64) -> Measurement {
+        let cost = ServerCost {
+            bytes,
+            requests: 4,
+            lists: 3,
+            cpu_s: 0.25,
+        };
+        Measurement {
+            cell: Cell {
+                axis: Axis::Api,
+                subject: Subject {
+                    name: name.into(),
+                    kind: SubjectKind::KubeProxy {
+                        path: "kube-proxy".into(),
+                        mode: Mode::Ipvs,
+                        flags: Vec::new(),
+                        is_ours,
+                    },
+                },
+                size: "100".parse().unwrap(),
+                repeat: 0,
+                is_counting: false,
+                limit_s: 120,
+                changes: 1_000,
+                idle_s: 1,
+            },
+            outcome: Outcome::Measured(Box::new(Measured {
+                server: [(Occasion::First, cost)].into(),
+                figures: [("clients".to_owned(), 500.0)].into(),
+                ..Measured::default()
+            })),
+            took_s: 1.0,
+        }
+    }
+
+    #[test]
+    fn ours_stands_beside_another_and_more_bytes_are_a_miss() {
+        let report = |ours| Report {
+            version: 1,
+            about: About {
+                subjects: vec!["ipvs".into(), "up".into()],
+                ..About::default()
+            },
+            measurements: vec![
+                measurement("ipvs", true, ours),
+                measurement("up", false, 2_000),
+            ],
+        };
+        let text = tables(&report(3_000));
+        for line in [
+            "| **100 × 2** |  | ipvs | up | ipvs / up |",
+            "| First list | received, kB | 3 | 2 | 1.50 |",
+            "|  | lists | 3 | 3 | 1.00 |",
+            "|  | CPU of the server, ms | 250 | 250 | 1.00 |",
+            "| Reconnect of 500 clients | received, kB | – | – | – |",
+        ] {
+            assert!(text.contains(line), "{text}");
+        }
+        let missed = ("ipvs / up: First list 1.50 ×".to_owned(), Some(false));
+        assert_eq!(bytes(&report(3_000)), Some(missed));
+        assert_eq!(bytes(&report(2_050)).unwrap().1, Some(true));
+    }
+}
