@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  changes without anybody who watches (their own price)
-//!  first list ─▶ restart ─▶ changes ─▶ reconnect (played again by many) ─▶ watches refused ─▶ lists, too
+//!  first list ─▶ restart ─▶ reconnect (played again by many) ─▶ changes ─▶ watches refused ─▶ lists, too
 //! ```
 //!
 //! The fixture says what was asked of it and how much it sent, on the wire; its CPU time is the kernel's account of its process.
@@ -12,6 +12,8 @@ mod replay;
 mod traffic;
 
 use std::collections::BTreeMap;
+use std::panic::resume_unwind;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -26,11 +28,13 @@ use crate::schema::{Cell, Measured, Occasion, Outcome, ServerCost};
 use crate::stage::Stage;
 use crate::subject;
 use crate::wait::Waited;
-use replay::replay;
+use replay::Clients;
 use traffic::{Mark, Request, Traffic};
 
 /// How many clients reconnect at once, if as many changes are made.
 const CLIENTS: u32 = 500;
+/// How many clients watch the changes besides the subject, so that what one costs stands out of the noise.
+const MORE: u32 = 20;
 /// Where fewer changes are made, nothing is to be measured, but shown to work.
 const FEW: u32 = 100;
 /// How often the server is looked at.
@@ -64,26 +68,30 @@ pub(crate) fn measure(cell: &Cell) -> Result<Outcome> {
         return Ok(outcome);
     }
     run.watched = run.quiet(&stage, &mut subject, &phase)?.watched();
-    run.end(&stage, &phase, Occasion::First, 0.0)?;
+    run.end(&stage, &phase, Occasion::First)?;
 
     subject.stop()?;
     let phase = run.begin(&stage)?;
     (subject, _) = subject::start(&stage)?;
     run.well(&stage, &mut subject, &phase)?;
-    run.end(&stage, &phase, Occasion::Restart, 0.0)?;
-
-    let phase = run.begin(&stage)?;
-    run.change(&mut stage)?;
-    run.quiet(&stage, &mut subject, &phase)?;
-    run.end(&stage, &phase, Occasion::Watch, own)?;
-    if let Some(outcome) = programmed(&mut stage, &mut subject, Instant::now())? {
-        return Ok(outcome);
-    }
+    run.end(&stage, &phase, Occasion::Restart)?;
 
     let phase = run.begin(&stage)?;
     run.api.post("/fixture/cut", &json!({}))?;
     let again = run.well(&stage, &mut subject, &phase)?.reads();
     run.reconnect(&stage, &again)?;
+
+    let phase = run.begin(&stage)?;
+    run.change_watched(&mut stage, &again)?;
+    run.quiet(&stage, &mut subject, &phase)?;
+    run.end(&stage, &phase, Occasion::Watch)?;
+    if let Some(cost) = run.costs.get_mut(&Occasion::Watch) {
+        // Of one of those that watch, without what the changes cost when nobody does.
+        cost.cpu_s = (cost.cpu_s - own).max(0.0) / f64::from(MORE + 1);
+    }
+    if let Some(outcome) = programmed(&mut stage, &mut subject, Instant::now())? {
+        return Ok(outcome);
+    }
 
     let watches = ["watch", "streamed-list"];
     run.storm(&stage, &mut subject, Occasion::WatchStorm, &watches)?;
@@ -172,11 +180,11 @@ impl Run {
         })
     }
 
-    /// Takes account of an occasion; `own_s` of the server's CPU time would have been used without the subject, too.
-    fn end(&mut self, stage: &Stage, phase: &Phase, occasion: Occasion, own_s: f64) -> Result<()> {
-        let cpu_s = stage.fixture_cpu_s()? - phase.cpu_s - own_s;
+    /// Takes account of an occasion.
+    fn end(&mut self, stage: &Stage, phase: &Phase, occasion: Occasion) -> Result<()> {
+        let cpu_s = stage.fixture_cpu_s()? - phase.cpu_s;
         let traffic = Traffic::read(&mut self.api, Some(phase.since))?;
-        let cost = traffic.cost(phase.since, cpu_s.max(0.0));
+        let cost = traffic.cost(phase.since, cpu_s);
         self.costs.insert(occasion, cost);
         Ok(())
     }
@@ -195,6 +203,20 @@ impl Run {
         Ok(())
     }
 
+    /// The same, while some clients more watch what the subject does.
+    fn change_watched(&mut self, stage: &mut Stage, requests: &[Request]) -> Result<()> {
+        let mut more = Clients::ask(stage, requests, MORE)?;
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let reader = scope.spawn(|| more.read_until(&is_over));
+            let changed = self.change(stage);
+            is_over.store(true, Ordering::Relaxed);
+            let read = reader.join().unwrap_or_else(|panic| resume_unwind(panic));
+            changed.and(read)
+        })?;
+        more.read(self.pace.quiet).map(drop)
+    }
+
     /// What the changes cost the server when nobody watches, in seconds of its CPU.
     fn cpu_of_changes(&mut self, stage: &mut Stage) -> Result<f64> {
         let before = stage.fixture_cpu_s()?;
@@ -206,14 +228,15 @@ impl Run {
     fn reconnect(&mut self, stage: &Stage, requests: &[Request]) -> Result<()> {
         let clients = clients(&stage.cell);
         let before = stage.fixture_cpu_s()?;
-        let replayed = replay(stage, requests, clients, self.pace.quiet)?;
+        let mut all = Clients::ask(stage, requests, clients)?;
+        let bytes = all.read(self.pace.quiet)?;
         let of_all = |count: usize| u64::from(clients) * count as u64;
         let lists = requests.iter().filter(|request| request.is_full_list());
         let cost = ServerCost {
-            bytes: replayed.bytes,
+            bytes,
             requests: of_all(requests.len()),
             lists: of_all(lists.count()),
-            cpu_s: replayed.fixture_cpu_s - before,
+            cpu_s: stage.fixture_cpu_s()? - before,
         };
         self.costs.insert(Occasion::Reconnect, cost);
         Ok(())
@@ -272,6 +295,6 @@ impl Run {
         sleep(self.pace.storm);
         self.api.put("/fixture/faults", &json!([]))?;
         self.well(stage, subject, &phase)?;
-        self.end(stage, &phase, occasion, 0.0)
+        self.end(stage, &phase, occasion)
     }
 }

@@ -2,6 +2,7 @@
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
@@ -11,49 +12,65 @@ use super::traffic::Request;
 use crate::http;
 use crate::stage::{API, Stage};
 
-/// What came of it.
-pub(super) struct Replayed {
-    /// What all clients received.
-    pub(super) bytes: u64,
-    /// The fixture's CPU time until then, in seconds.
-    pub(super) fixture_cpu_s: f64,
+/// Clients that have made their requests, each on a connection of its own.
+pub(super) struct Clients {
+    sockets: Vec<TcpStream>,
+    buffer: Vec<u8>,
 }
 
-/// Lets each of many clients make these requests, on a connection for each, and waits until nothing has come for `quiet`: watches
-/// stay open.
-pub(super) fn replay(
-    stage: &Stage,
-    requests: &[Request],
-    clients: u32,
-    quiet: Duration,
-) -> Result<Replayed> {
-    let quiet = Timespec::try_from(quiet)?;
-    let to: SocketAddr = API.parse()?;
-    let open = || {
-        let sockets = (0..clients).flat_map(|_| requests.iter());
-        sockets.map(|_| TcpStream::connect(to)).collect()
-    };
-    let mut sockets: Vec<TcpStream> = stage.node.enter(open).context("cannot connect")?;
-    for (socket, request) in sockets.iter_mut().zip(requests.iter().cycle()) {
-        socket.write_all(head(request).as_bytes())?;
-        socket.set_nonblocking(true)?;
+impl Clients {
+    /// Lets as many clients make these requests.
+    pub(super) fn ask(stage: &Stage, requests: &[Request], clients: u32) -> Result<Self> {
+        let to: SocketAddr = API.parse()?;
+        let open = || {
+            let sockets = (0..clients).flat_map(|_| requests.iter());
+            sockets.map(|_| TcpStream::connect(to)).collect()
+        };
+        let mut sockets: Vec<TcpStream> = stage.node.enter(open).context("cannot connect")?;
+        for (socket, request) in sockets.iter_mut().zip(requests.iter().cycle()) {
+            socket.write_all(head(request).as_bytes())?;
+            socket.set_nonblocking(true)?;
+        }
+        Ok(Self {
+            sockets,
+            buffer: vec![0; 1 << 16],
+        })
     }
-    let (mut bytes, mut buffer) = (0, vec![0; 1 << 16]);
-    while !sockets.is_empty() {
+
+    /// Reads until nothing has come for so long; watches stay open. How many bytes came.
+    pub(super) fn read(&mut self, quiet: Duration) -> Result<u64> {
+        let mut bytes = 0;
+        while let Some(count) = self.read_once(quiet)? {
+            bytes += count;
+        }
+        Ok(bytes)
+    }
+
+    /// Reads whatever comes until told to stop.
+    pub(super) fn read_until(&mut self, stop: &AtomicBool) -> Result<()> {
+        while !stop.load(Ordering::Relaxed) {
+            self.read_once(Duration::from_millis(50))?;
+        }
+        Ok(())
+    }
+
+    /// None if nothing has come for so long.
+    fn read_once(&mut self, quiet: Duration) -> Result<Option<u64>> {
         let waiting = |socket| PollFd::new(socket, PollFlags::IN);
-        let mut waiting: Vec<_> = sockets.iter().map(waiting).collect();
-        if poll(&mut waiting, Some(&quiet))? == 0 {
-            break;
+        let mut waiting: Vec<_> = self.sockets.iter().map(waiting).collect();
+        if poll(&mut waiting, Some(&Timespec::try_from(quiet)?))? == 0 {
+            return Ok(None);
         }
         let ready = waiting.iter().map(|one| !one.revents().is_empty());
         let ready: Vec<bool> = ready.collect();
         let mut ready = ready.into_iter();
-        let mut failure = None;
-        sockets.retain_mut(|socket| {
+        let (mut bytes, mut failure) = (0, None);
+        let buffer = &mut self.buffer;
+        self.sockets.retain_mut(|socket| {
             if ready.next() != Some(true) {
                 return true;
             }
-            match socket.read(&mut buffer) {
+            match socket.read(buffer) {
                 Ok(0) => false,
                 Ok(count) => {
                     bytes += count as u64;
@@ -66,14 +83,11 @@ pub(super) fn replay(
                 }
             }
         });
-        if let Some(error) = failure {
-            return Err(error).context("a client's connection broke");
+        match failure {
+            Some(error) => Err(error).context("a client's connection broke"),
+            None => Ok(Some(bytes)),
         }
     }
-    Ok(Replayed {
-        bytes,
-        fixture_cpu_s: stage.fixture_cpu_s()?,
-    })
 }
 
 fn head(request: &Request) -> String {
