@@ -554,6 +554,10 @@ fn short(outcome: &Outcome) -> String {
             .steady_kib
             .map(|kib| format!("steady {} MB", kib / 1024)),
     );
+    for (occasion, cost) in &measured.server {
+        let (name, kb) = (occasion.name(), cost.bytes / 1_000);
+        words.push(format!("{name} {kb} kB in {} requests", cost.requests));
+    }
     for (name, series) in &measured.series {
         words.push(format!(
             "{name} p50 {:.2} p99 {:.2} max {:.2} {}",

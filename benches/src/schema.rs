@@ -403,6 +403,18 @@ impl Occasion {
         Self::WatchStorm,
         Self::Storm,
     ];
+
+    /// What it is called.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::First => "First list",
+            Self::Restart => "Restart",
+            Self::Watch => "Changes",
+            Self::Reconnect => "Reconnect",
+            Self::WatchStorm => "504 to watches",
+            Self::Storm => "504 to all",
+        }
+    }
 }
 
 /// What an API server had to do.

@@ -20,17 +20,6 @@ const COLUMNS: [Column; 4] = [
 /// More bytes than this, against another's, are more.
 const NOISE: f64 = 1.05;
 
-fn title(occasion: Occasion) -> &'static str {
-    match occasion {
-        Occasion::First => "First list",
-        Occasion::Restart => "Restart",
-        Occasion::Watch => "Changes",
-        Occasion::Reconnect => "Reconnect",
-        Occasion::WatchStorm => "504 to watches",
-        Occasion::Storm => "504 to all",
-    }
-}
-
 /// A table for each size.
 pub(super) fn tables(report: &Report) -> String {
     let names = subjects(report, Axis::Api);
@@ -96,7 +85,7 @@ fn told(report: &Report, size: Size, occasion: Occasion) -> String {
         Occasion::Watch => figure("changes").map(|count| format!(", {} of them", written(count))),
         _ => None,
     };
-    title(occasion).to_owned() + &count.unwrap_or_default()
+    occasion.name().to_owned() + &count.unwrap_or_default()
 }
 
 /// The middle of the repeats.
@@ -132,7 +121,7 @@ pub(super) fn bytes(report: &Report) -> Option<(String, Option<bool>)> {
         is_met &= ratios.iter().all(|(_, ratio)| *ratio <= NOISE);
         let each = ratios
             .iter()
-            .map(|(occasion, ratio)| format!("{} {} ×", title(*occasion), short(*ratio)));
+            .map(|(occasion, ratio)| format!("{} {} ×", occasion.name(), short(*ratio)));
         let each: Vec<String> = each.collect();
         texts.push(format!("{ours} / {other}: {}", each.join(", ")));
     }

@@ -148,12 +148,9 @@ impl Cluster {
         objects.iter().map(|object| object.value()).collect()
     }
 
-    /// The Events that clients have posted, of both API groups.
+    /// The Events that clients have posted.
     pub fn events(&self) -> Vec<Value> {
-        [Kind::CoreEvent, Kind::Event]
-            .into_iter()
-            .flat_map(|kind| self.list(kind))
-            .collect()
+        self.list(Kind::Event)
     }
 
     /// The resource version of the latest change.

@@ -157,7 +157,7 @@ pub(crate) fn fill(
         Kind::Service => service(key, object, old, allocations),
         Kind::EndpointSlice => endpoint_slice(object),
         Kind::Node => node(section(object, "spec")?),
-        Kind::CoreEvent | Kind::Event | Kind::ServiceCidr => Ok(()),
+        Kind::Event | Kind::ServiceCidr => Ok(()),
     }
 }
 

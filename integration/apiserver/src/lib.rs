@@ -29,8 +29,7 @@
 //! certificate where it is told to. A [`Proxy`] can stand between it and its clients.
 //!
 //! What it does not do: HTTP/2, discovery, authorization, admission, controllers (no EndpointSlice appears by itself),
-//! patches, `dryRun`, Tables, any selector. Events of the core group and of `events.k8s.io` are kept apart, where a real
-//! server shows each in both.
+//! patches, `dryRun`, Tables, selectors by sets, Events of the core group.
 
 mod answer;
 mod cluster;

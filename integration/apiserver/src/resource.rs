@@ -9,8 +9,6 @@ pub enum Kind {
     Node,
     /// `v1` Service.
     Service,
-    /// `v1` Event.
-    CoreEvent,
     /// `events.k8s.io/v1` Event.
     Event,
     /// `discovery.k8s.io/v1` EndpointSlice.
@@ -59,25 +57,6 @@ const RESOURCES: &[(Kind, Resource)] = &[
             namespaced: true,
             fields: &["spec.clusterIP", "spec.type"],
             empty: r#","spec":{},"status":{"loadBalancer":{}}"#,
-        },
-    ),
-    (
-        Kind::CoreEvent,
-        Resource {
-            group: "",
-            kind: "Event",
-            plural: "events",
-            namespaced: true,
-            fields: &[
-                "involvedObject.kind",
-                "involvedObject.namespace",
-                "involvedObject.name",
-                "involvedObject.uid",
-                "reason",
-                "reportingComponent",
-                "type",
-            ],
-            empty: r#","involvedObject":{},"source":{},"firstTimestamp":null,"lastTimestamp":null,"eventTime":null,"reportingComponent":"","reportingInstance":"""#,
         },
     ),
     (

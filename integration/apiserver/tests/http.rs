@@ -1225,13 +1225,13 @@ mod about_the_fixture {
     }
 }
 
+const EVENTS: &str = "/apis/events.k8s.io/v1/namespaces/default/events";
+
 #[tokio::test]
 async fn events_are_kept() {
     let (server, client) = serve(Options::default()).await;
-    let posted = json!({ "metadata": { "name": "node1.1" }, "reason": "Starting", "involvedObject": { "name": "node1" } });
-    let (code, event) = client
-        .write("POST", "/api/v1/namespaces/default/events", &posted)
-        .await;
+    let posted = json!({ "metadata": { "name": "node1.1" }, "reason": "Starting", "regarding": { "name": "node1" } });
+    let (code, event) = client.write("POST", EVENTS, &posted).await;
     assert_eq!((code, &event["metadata"]["name"]), (201, &"node1.1".into()));
 
     // Event{metadata: {name: e1, namespace: default}, reason: Synced} in client-go's envelope.
@@ -1240,8 +1240,7 @@ async fn events_are_kept() {
         ("content-type", "application/vnd.kubernetes.protobuf"),
         ("accept", "application/json"),
     ];
-    let path = "/apis/events.k8s.io/v1/namespaces/default/events";
-    let (code, event) = client.send("POST", path, &headers, protobuf).await;
+    let (code, event) = client.send("POST", EVENTS, &headers, protobuf).await;
     assert_eq!(
         (code, &event["reason"], &event["kind"]),
         (201, &"Synced".into(), &"Event".into()),
@@ -1252,14 +1251,14 @@ async fn events_are_kept() {
         .iter()
         .map(|event| event["reason"].clone())
         .collect();
-    assert_eq!(reasons, ["Starting", "Synced"]);
+    assert_eq!(reasons, ["Synced", "Starting"]);
     let selected = client
-        .get("/api/v1/events?fieldSelector=involvedObject.name%3Dnode1,reason%3DStarting")
+        .get("/apis/events.k8s.io/v1/events?fieldSelector=regarding.name%3Dnode1,reason%3DStarting")
         .await;
     assert_eq!(names(&selected).len(), 1);
     assert_eq!(
         names(&client.get("/apis/events.k8s.io/v1/events").await),
-        ["e1"]
+        ["e1", "node1.1"]
     );
 }
 

@@ -564,7 +564,7 @@ mod tests {
         #[test]
         fn whatever_comes_gets_an_answer(body: Vec<u8>) {
             let _ = decode(Kind::Event, &[b"k8s\0".as_slice(), &body].concat());
-            let _ = decode(Kind::CoreEvent, &envelope(body.get(..120.min(body.len())).unwrap()));
+            let _ = decode(Kind::Service, &envelope(body.get(..120.min(body.len())).unwrap()));
         }
     }
 }

@@ -49,7 +49,6 @@ pub(crate) fn of(kind: Kind) -> Schema {
     match kind {
         Kind::Node => NODE,
         Kind::Service => SERVICE,
-        Kind::CoreEvent => CORE_EVENT,
         Kind::Event => EVENT,
         Kind::EndpointSlice => ENDPOINT_SLICE,
         Kind::ServiceCidr => SERVICE_CIDR,
@@ -344,22 +343,4 @@ const EVENT: Schema = &[
     (13, "deprecatedFirstTimestamp", Always, Time),
     (14, "deprecatedLastTimestamp", Always, Time),
     (15, "deprecatedCount", Always, Number),
-];
-
-const CORE_EVENT: Schema = &[
-    (1, "metadata", Always, Message(META)),
-    (2, "involvedObject", Always, Message(REFERENCE)),
-    (3, "reason", Always, Text),
-    (4, "message", Always, Text),
-    (5, "source", Always, Message(SOURCE)),
-    (6, "firstTimestamp", Always, Time),
-    (7, "lastTimestamp", Always, Time),
-    (8, "count", Always, Number),
-    (9, "type", Always, Text),
-    (10, "eventTime", Always, MicroTime),
-    (11, "series", Set, Message(SERIES)),
-    (12, "action", Always, Text),
-    (13, "related", Set, Message(REFERENCE)),
-    (14, "reportingComponent", Always, Text),
-    (15, "reportingInstance", Always, Text),
 ];
