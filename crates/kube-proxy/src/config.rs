@@ -11,12 +11,11 @@
 //!
 //! What is not here: other versions of the format, and the merging of several files. Neither exists upstream.
 
-mod configz;
+pub mod configz;
 mod file;
 mod prepared;
 mod reload;
 mod settings;
-mod watch;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -28,14 +27,12 @@ use serde_json::Value;
 
 use crate::flags::{Flags, go};
 
-pub use configz::Configz;
 pub use file::ConfigurationError;
 pub(crate) use file::read;
 pub use prepared::{prepared, record};
 pub use reload::{Waiting, change_of, fields};
 pub use settings::Change;
 pub(crate) use settings::{Given, field_of, fields_with_flags, wins_over_file};
-pub use watch::changed;
 
 /// What `apiVersion` must say.
 const API_VERSION: &str = "kubeproxy.config.k8s.io/v1alpha1";

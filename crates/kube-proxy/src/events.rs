@@ -27,8 +27,6 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{debug, warn};
 
-use crate::flags::ProxyMode;
-
 /// How long the same event is not told again.
 pub const ONCE_IN: Duration = Duration::from_mins(10);
 /// How many events may wait, and how many different ones are told within [`ONCE_IN`].
@@ -64,13 +62,10 @@ pub struct Event {
 }
 
 impl Event {
-    /// Normal, on the Node: the proxy begins to serve it, in a mode. Reason and action are
-    /// upstream's.
-    pub fn starting(node: &str, mode: ProxyMode) -> Self {
-        let note = format!(
-            "kube-proxy starts to carry Services in {} mode",
-            mode.name()
-        );
+    /// Normal, on the Node: the proxy begins to serve it, in the mode of this name. Reason and action
+    /// are upstream's.
+    pub fn starting(node: &str, mode: &str) -> Self {
+        let note = format!("kube-proxy starts to carry Services in {mode} mode");
         Self::of_node(node, "Starting", note)
     }
 
@@ -422,7 +417,7 @@ mod tests {
     }
 
     fn starting(node: &str) -> Event {
-        Event::starting(node, ProxyMode::Ipvs)
+        Event::starting(node, "ipvs")
     }
 
     /// Of each event: its name, and the whole of it.

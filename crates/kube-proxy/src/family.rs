@@ -17,10 +17,12 @@ use proxy::{Changes, IpFamily, Mode, Model, NamespacedName, NodePorts, Report, S
 
 use crate::conntrack::StaleFlows;
 use crate::events::Recorder;
-use crate::flags::Options;
 use crate::health::Health;
 use crate::health_check::HealthChecks;
-use crate::metrics::{Metrics, NoLocalEndpoints};
+use crate::metrics::Metrics;
+use crate::metrics::local_endpoints::NoLocalEndpoints;
+use crate::metrics::of_mode::Extent;
+use crate::options::Options;
 use crate::report::Reporter;
 
 /// How many changes that are not in the kernel yet are measured, should it not be writable for long.
@@ -58,8 +60,8 @@ struct Round {
     has_written: bool,
     /// Something could not be read.
     is_blind: bool,
-    /// Of iptables mode: whether everything was compared.
-    is_full: Option<bool>,
+    /// How much it concerns, where the mode tells.
+    extent: Option<Extent>,
 }
 
 /// What kernel threads have done.
@@ -95,6 +97,7 @@ impl Family {
         now: Instant,
     ) -> io::Result<Self> {
         let family = mode.family();
+        let node = &*options.process.node_name;
         metrics.begins(family);
         Ok(Self {
             successor: None,
@@ -106,9 +109,15 @@ impl Family {
             triggers: Triggers::default(),
             reporter: Reporter::new(family, recorder.clone(), now),
             health: Arc::clone(health),
-            health_checks: HealthChecks::new(family, options, Arc::clone(health), recorder.clone()),
+            health_checks: HealthChecks::new(
+                family,
+                node,
+                &options.modes.shared.node_port_addresses,
+                Arc::clone(health),
+                recorder.clone(),
+            ),
             stale_flows: StaleFlows::new(family, metrics.clone())?,
-            no_local_endpoints: NoLocalEndpoints::new(family, &options.node_name),
+            no_local_endpoints: NoLocalEndpoints::new(family, node),
             node_ports: None,
             metrics: metrics.clone(),
             mode,
@@ -141,7 +150,8 @@ impl Family {
 
     /// Follows other options that this process goes on with.
     pub(crate) fn follow(&mut self, options: &Options) {
-        self.health_checks.select(&options.node_port_addresses);
+        self.health_checks
+            .select(&options.modes.shared.node_port_addresses);
     }
 
     /// Adds what is to be taken over.
@@ -201,7 +211,7 @@ impl Family {
                 is_asked: mem::take(&mut self.is_asked),
                 has_written: false,
                 is_blind: false,
-                is_full: None,
+                extent: None,
             });
         }
     }
@@ -246,8 +256,7 @@ impl Family {
         if let Some(round) = &mut self.round {
             round.has_written |= report.written > 0 || !report.failures.is_empty();
             round.is_blind |= !report.unreadable.is_empty();
-            let is_full = report.iptables.map(|iptables| iptables.is_full);
-            round.is_full = round.is_full.max(is_full);
+            round.extent = round.extent.max(self.metrics.extent(report));
         }
         let settled = report.settled.iter();
         let triggers: Vec<SystemTime> = settled
@@ -292,7 +301,7 @@ impl Family {
         }
         let family = self.family();
         let took = now.saturating_duration_since(round.began);
-        self.metrics.synced(family, took, round.is_full);
+        self.metrics.synced(family, took, round.extent);
         if round.is_blind || !self.is_served {
             return;
         }

@@ -26,9 +26,8 @@ use tokio::task::JoinSet;
 use tracing::{debug, error, info};
 
 use crate::events::{Event, Recorder};
-use crate::flags::Options;
 use crate::health::Health;
-use crate::http_server;
+use crate::http_server::{self, Unspecified};
 
 /// The ready endpoints on this node, for balancers that weigh nodes by it.
 const WEIGHT: HeaderName = HeaderName::from_static("x-load-balancing-endpoint-weight");
@@ -44,7 +43,7 @@ pub(crate) struct HealthChecks {
     addresses: BTreeSet<IpAddr>,
     servers: HashMap<NamespacedName, Server>,
     /// Services to look at again: something else had the port.
-    unheard: HashSet<NamespacedName>,
+    unbound: HashSet<NamespacedName>,
 }
 
 /// The server of one Service.
@@ -84,19 +83,20 @@ impl HealthChecks {
     /// No server yet.
     pub(crate) fn new(
         family: IpFamily,
-        options: &Options,
+        node: &str,
+        node_ports: &NodePortAddresses,
         health: Arc<Health>,
         recorder: Recorder,
     ) -> Self {
         Self {
             family,
-            node: options.node_name.clone(),
+            node: node.to_owned(),
             health,
             recorder,
-            is_selective: is_selective(&options.node_port_addresses, family),
+            is_selective: is_selective(node_ports, family),
             addresses: BTreeSet::new(),
             servers: HashMap::new(),
-            unheard: HashSet::new(),
+            unbound: HashSet::new(),
         }
     }
 
@@ -118,7 +118,7 @@ impl HealthChecks {
         } else {
             BTreeSet::from([wildcard(self.family)])
         };
-        let mut changed = mem::take(&mut self.unheard);
+        let mut changed = mem::take(&mut self.unbound);
         changed.extend(settled.iter().cloned());
         if addresses != self.addresses {
             self.addresses = addresses;
@@ -182,7 +182,7 @@ impl HealthChecks {
                 let event = Event::health_check_failed(&name, model, &self.node, at, &error);
                 self.recorder.record(event);
             }
-            self.unheard.insert(name);
+            self.unbound.insert(name);
         } else if mem::take(&mut server.is_reported) {
             info!(family = %self.family, service = %name, port = check.port, "health checks of the Service are answered now");
         }
@@ -195,7 +195,8 @@ impl Server {
         let mut result = Ok(());
         for address in addresses.difference(&self.addresses.clone()) {
             // Of one family only: the other one has a server of its own, with its own count.
-            match http_server::listen_on(SocketAddr::new(*address, self.port), true) {
+            match http_server::listen_on(SocketAddr::new(*address, self.port), Unspecified::V6Only)
+            {
                 Ok(listener) => {
                     self.addresses.insert(*address);
                     let answer = Arc::clone(&self.answer);

@@ -205,7 +205,7 @@ mod tests {
     use serde_json::Value;
 
     use super::*;
-    use crate::http_server::{self, Server, tests::get};
+    use crate::http_server::{self, Server, WhenTaken, tests::get};
 
     const PERIOD: Duration = Duration::from_secs(30);
 
@@ -223,8 +223,13 @@ mod tests {
             let metrics = Metrics::new();
             let (answers, counts) = (Arc::clone(&status), metrics.clone());
             let respond = move |head: &Parts| answers.respond(head, &counts);
-            let server =
-                http_server::start(PURPOSE, "127.0.0.1:0".parse().unwrap(), true, respond).unwrap();
+            let server = http_server::start(
+                PURPOSE,
+                "127.0.0.1:0".parse().unwrap(),
+                WhenTaken::Fail,
+                respond,
+            )
+            .unwrap();
             Self {
                 health,
                 status,

@@ -105,11 +105,24 @@ impl Drop for Server {
     }
 }
 
-/// Starts a server. An address that cannot be bound is tried again for ever, unless `is_fatal`.
+/// What a server does about an address that it cannot listen on, which something else has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WhenTaken {
+    /// It tries again for ever.
+    Retry,
+    /// It is an error (`--bind-address-hard-fail`).
+    Fail,
+}
+
+/// Starts a server.
+///
+/// # Errors
+///
+/// The address cannot be bound, where `when_taken` says that this is one.
 pub(crate) fn start(
     purpose: Purpose,
     at: SocketAddr,
-    is_fatal: bool,
+    when_taken: WhenTaken,
     respond: impl Fn(&Parts) -> Answer + Send + Sync + 'static,
 ) -> Result<Server, ListenError> {
     let respond = Arc::new(respond);
@@ -121,7 +134,7 @@ pub(crate) fn start(
     let first = listen(at).and_then(|listener| Ok((listener.local_addr()?, listener)));
     let (first, address) = match first.map_err(failed) {
         Ok((address, listener)) => (Some(listener), Ok(address)),
-        Err(error) if is_fatal => return Err(error),
+        Err(error) if when_taken == WhenTaken::Fail => return Err(error),
         Err(error) => {
             error!("{error}. It is tried again every {RETRY:?}");
             (None, Err(error))
@@ -156,12 +169,12 @@ async fn until_bound(purpose: Purpose, at: SocketAddr) -> TcpListener {
 /// Listens; on an unspecified address, `0.0.0.0` or `::`, for both families where the kernel has both, as Go does.
 fn listen(at: SocketAddr) -> io::Result<TcpListener> {
     if !at.ip().is_unspecified() {
-        return listen_on(at, false);
+        return listen_on(at, Unspecified::Both);
     }
     let both = IpAddr::V6(Ipv6Addr::UNSPECIFIED);
-    match listen_on(SocketAddr::new(both, at.port()), false) {
+    match listen_on(SocketAddr::new(both, at.port()), Unspecified::Both) {
         Err(error) if is_without_ipv6(&error) => {
-            listen_on((Ipv4Addr::UNSPECIFIED, at.port()).into(), false)
+            listen_on((Ipv4Addr::UNSPECIFIED, at.port()).into(), Unspecified::Both)
         }
         result => result,
     }
@@ -174,14 +187,23 @@ fn is_without_ipv6(error: &io::Error) -> bool {
         .any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
 }
 
-/// Listens on an address; `is_v6_only`: `::` leaves IPv4 to another socket.
-pub(crate) fn listen_on(at: SocketAddr, is_v6_only: bool) -> io::Result<TcpListener> {
+/// What a socket of IPv6 on an unspecified address, `::`, listens on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Unspecified {
+    /// Both families.
+    Both,
+    /// IPv6; IPv4 is left to another socket.
+    V6Only,
+}
+
+/// Listens on an address.
+pub(crate) fn listen_on(at: SocketAddr, unspecified: Unspecified) -> io::Result<TcpListener> {
     let socket = match at {
         SocketAddr::V4(_) => TcpSocket::new_v4()?,
         SocketAddr::V6(_) => {
             let socket = TcpSocket::new_v6()?;
             // Whatever the sysctl bindv6only says.
-            rustix::net::sockopt::set_ipv6_v6only(&socket, is_v6_only)?;
+            rustix::net::sockopt::set_ipv6_v6only(&socket, unspecified == Unspecified::V6Only)?;
             socket
         }
     };
@@ -212,7 +234,7 @@ async fn serve_within(
             accepted = listener.accept() => match accepted {
                 Ok((stream, peer)) => {
                     let place = places.admit(server, peer.ip(), &what);
-                    connections.spawn(converse(stream, place, Arc::clone(&respond)));
+                    connections.spawn(answer_all(stream, place, Arc::clone(&respond)));
                 }
                 // The peer has gone already.
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
@@ -227,8 +249,8 @@ async fn serve_within(
     }
 }
 
-/// Until the peer goes, takes too long, or has to go.
-async fn converse(
+/// Answers what a peer asks, until it goes, takes too long, or has to go.
+async fn answer_all(
     stream: TcpStream,
     place: Place,
     respond: Arc<impl Fn(&Parts) -> Answer + Send + Sync + 'static>,
@@ -285,7 +307,13 @@ pub(crate) mod tests {
 
     #[tokio::test]
     async fn an_unspecified_address_is_both_families() {
-        let server = start(TEST, (Ipv4Addr::UNSPECIFIED, 0).into(), true, echo).unwrap();
+        let server = start(
+            TEST,
+            (Ipv4Addr::UNSPECIFIED, 0).into(),
+            WhenTaken::Fail,
+            echo,
+        )
+        .unwrap();
         let (head, body) = get(&server, "GET /a?b").await;
         assert!(
             head.starts_with("HTTP/1.1 200 OK\nContent-Type: text/plain"),
@@ -303,7 +331,7 @@ pub(crate) mod tests {
 
     /// A server of its own, with so many places, and so many for each client.
     fn small(places: Arc<Places>) -> (SocketAddr, JoinHandle<()>) {
-        let listener = listen_on((Ipv4Addr::LOCALHOST, 0).into(), false).unwrap();
+        let listener = listen_on((Ipv4Addr::LOCALHOST, 0).into(), Unspecified::Both).unwrap();
         let address = listener.local_addr().unwrap();
         let respond = Arc::new(|head: &Parts| match head.uri.path() {
             "/long" => text(StatusCode::OK, vec![b'x'; 64 << 20]),
@@ -482,13 +510,15 @@ pub(crate) mod tests {
     async fn a_taken_address_is_fatal_or_tried_again() {
         let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let at = taken.local_addr().unwrap();
-        let error = start(TEST, at, true, echo).unwrap_err().to_string();
+        let error = start(TEST, at, WhenTaken::Fail, echo)
+            .unwrap_err()
+            .to_string();
         assert!(
             error.contains(&format!("cannot listen on {at} for tests"))
                 && error.contains("--test-bind-address"),
             "{error}"
         );
-        let server = start(TEST, at, false, echo).unwrap();
+        let server = start(TEST, at, WhenTaken::Retry, echo).unwrap();
         assert!(server.address.is_err());
         drop(taken);
         while TcpStream::connect(at).await.is_err() {

@@ -8,6 +8,7 @@
 //! verbosity; it and the verbosity may change while the process runs.
 
 mod klog;
+pub mod settings;
 
 use std::fmt;
 use std::io::{self, IsTerminal, Write};
@@ -28,8 +29,8 @@ use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::reload;
 use tracing_subscriber::util::{SubscriberInitExt, TryInitError};
 
-use crate::flags::{LogFormat, Options};
 use klog::Klog;
+use settings::{LogFormat, Settings};
 
 /// Our own crates, by the names that their events carry.
 const OWN: [&str; 7] = [
@@ -50,25 +51,29 @@ type Filter = FilterFn<Box<dyn Fn(&Metadata<'_>) -> bool + Send + Sync>>;
 /// Replaces the filter of the log that was started.
 static REPLACE: OnceLock<Box<dyn Fn(Filter) + Send + Sync>> = OnceLock::new();
 
-/// Starts logging. Fails if logging was already started.
-pub fn start(options: &Options) -> Result<(), TryInitError> {
+/// Starts logging.
+///
+/// # Errors
+///
+/// It was already started.
+pub fn start(settings: &Settings) -> Result<(), TryInitError> {
     let lines = tracing_subscriber::fmt::layer();
-    let lines: Box<dyn Layer<_> + Send + Sync> = match options.log_format {
+    let lines: Box<dyn Layer<_> + Send + Sync> = match settings.format {
         LogFormat::Text => lines
             .event_format(Klog::new())
-            .with_writer(Lines(streams(options)))
+            .with_writer(Lines(streams(settings)))
             .boxed(),
         LogFormat::Plain => lines
             .with_ansi(io::stderr().is_terminal())
-            .with_target(options.verbosity >= 6)
-            .with_writer(Lines(streams(options)))
+            .with_target(settings.verbosity >= 6)
+            .with_writer(Lines(streams(settings)))
             .boxed(),
         LogFormat::Json => lines
             .event_format(Json)
-            .with_writer(streams(options))
+            .with_writer(streams(settings))
             .boxed(),
     };
-    let (filter, handle) = reload::Layer::new(filter(options.verbosity, &options.vmodule));
+    let (filter, handle) = reload::Layer::new(filter(settings.verbosity, &settings.vmodule));
     tracing_subscriber::registry()
         .with(filter)
         .with(lines)
@@ -82,21 +87,21 @@ pub fn start(options: &Options) -> Result<(), TryInitError> {
 
 /// Where lines go: to standard error; if they are split, those that inform to standard output.
 /// Which ones these are depends on the format, as upstream's: it has no warnings in JSON.
-fn streams(options: &Options) -> BoxMakeWriter {
-    if !options.log_is_split {
+fn streams(settings: &Settings) -> BoxMakeWriter {
+    if !settings.is_split {
         return BoxMakeWriter::new(io::stderr);
     }
-    let worst = match options.log_format {
+    let worst = match settings.format {
         LogFormat::Text | LogFormat::Plain => Level::WARN,
         LogFormat::Json => Level::ERROR,
     };
     BoxMakeWriter::new(io::stderr.with_max_level(worst).or_else(io::stdout))
 }
 
-/// Goes on with the verbosities that `options` say.
-pub fn set_verbosity(options: &Options) {
+/// Goes on with the verbosities that `settings` say.
+pub fn set_verbosity(settings: &Settings) {
     if let Some(replace) = REPLACE.get() {
-        replace(filter(options.verbosity, &options.vmodule));
+        replace(filter(settings.verbosity, &settings.vmodule));
     }
 }
 

@@ -15,8 +15,8 @@ use kube::Client;
 use proxy::Event;
 
 use crate::decode::{Key, Problem};
-use crate::flags::ObjectSource;
 use crate::metrics::Metrics;
+use crate::options::source::ObjectSource;
 
 /// A source cannot be started.
 #[derive(Debug, thiserror::Error)]

@@ -18,7 +18,7 @@ use std::time::Duration;
 use apiserver::{Options, Server};
 use common::{Scripted, Told, name, services};
 use futures::StreamExt as _;
-use kube_proxy::flags::{self, Command};
+use kube_proxy::command_line::{self, Command};
 use kube_proxy::source;
 use proxy::{Event, Kind, Model};
 use serde_json::{Value, json};
@@ -151,7 +151,7 @@ async fn a_list_is_not_streamed_where_that_is_not_wanted() {
         "kube-proxy --master={} --feature-gates=WatchListClient=false",
         url(&server)
     );
-    let Ok(Command::Run(options)) = flags::parse(line.split(' ')) else {
+    let Ok(Command::Run(options)) = command_line::parse(line.split(' ')) else {
         panic!("{line}");
     };
     let (mut events, _) = source::open(&options.source, "node1").await.unwrap();

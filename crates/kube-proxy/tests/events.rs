@@ -19,7 +19,6 @@ use apiserver::{Options, Server};
 use common::Scripted;
 use kube::Client;
 use kube_proxy::events::{Event, MOST, Recorder};
-use kube_proxy::flags::ProxyMode;
 use kube_proxy::source::api;
 use proxy::{Conflict, Model, NamespacedName, Protocol, Service, ServicePortName, ServiceType};
 use serde_json::{Value, json};
@@ -85,7 +84,7 @@ async fn until(what: &str, mut is_so: impl FnMut() -> bool) {
 /// Once the Node's event is there, and so all recorded before it: all others.
 async fn others(server: &Server, recorder: &Recorder) -> Vec<Value> {
     let is_nodes = |event: &Value| event["regarding"]["kind"] == "Node";
-    recorder.record(Event::starting("node1", ProxyMode::Ipvs));
+    recorder.record(Event::starting("node1", "ipvs"));
     let cluster = server.cluster();
     until("the last one is told", || {
         cluster.events().iter().any(is_nodes)
@@ -113,12 +112,9 @@ fn constant(mut event: Value) -> Value {
 #[tokio::test]
 async fn the_start_is_told_on_the_node_as_upstream_does() {
     for (mode, note) in [
+        ("ipvs", "kube-proxy starts to carry Services in ipvs mode"),
         (
-            ProxyMode::Ipvs,
-            "kube-proxy starts to carry Services in ipvs mode",
-        ),
-        (
-            ProxyMode::Iptables,
+            "iptables",
             "kube-proxy starts to carry Services in iptables mode",
         ),
     ] {

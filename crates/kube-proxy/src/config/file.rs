@@ -9,7 +9,7 @@ use serde_saphyr::DuplicateKeyPolicy;
 
 use super::settings::{every_field, in_terms_of_fields};
 use super::{API_VERSION, Configuration, KIND};
-use crate::flags::UnusableFlag;
+use crate::flags::unusable::UnusableFlag;
 
 /// A configuration file cannot be used.
 #[derive(Debug, thiserror::Error)]

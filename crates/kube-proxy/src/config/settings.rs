@@ -8,8 +8,9 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::{API_VERSION, Configuration, FileVerbosity, KIND, Period};
-use crate::flags::ProxyMode;
-use crate::flags::{Flags, UnusableFlag, go};
+use crate::flags::unusable::UnusableFlag;
+use crate::flags::{Flags, go};
+use crate::modes::settings::ProxyMode;
 
 /// A field that has a flag.
 #[derive(Debug)]
@@ -107,22 +108,6 @@ rows! {
     "oomScoreAdj" [oom_score_adj] "oom-score-adj" [oom_score_adj] Live;
     "showHiddenMetricsForVersion" [show_hidden_metrics_for_version] "show-hidden-metrics-for-version" [show_hidden_metrics_for_version] Live;
 }
-
-/// The same in one mode, because they are of the other.
-const WITHOUT_EFFECT_IN: &[(ProxyMode, &str, &str)] = &[
-    (ProxyMode::Ipvs, "iptables.localhostNodePorts", OF_IPTABLES),
-    (ProxyMode::Ipvs, "iptables.minSyncPeriod", OF_IPTABLES),
-    (ProxyMode::Ipvs, "iptables.syncPeriod", OF_IPTABLES),
-    (ProxyMode::Iptables, "ipvs.minSyncPeriod", OF_IPVS),
-    (ProxyMode::Iptables, "ipvs.scheduler", OF_IPVS),
-    (ProxyMode::Iptables, "ipvs.strictARP", OF_IPVS),
-    (ProxyMode::Iptables, "ipvs.syncPeriod", OF_IPVS),
-    (ProxyMode::Iptables, "ipvs.tcpFinTimeout", OF_IPVS),
-    (ProxyMode::Iptables, "ipvs.tcpTimeout", OF_IPVS),
-    (ProxyMode::Iptables, "ipvs.udpTimeout", OF_IPVS),
-];
-const OF_IPTABLES: &str = "it is of iptables mode";
-const OF_IPVS: &str = "it is of ipvs mode";
 
 /// Settings that are accepted and change nothing, by the path of the field or of its section, and why.
 const WITHOUT_EFFECT: &[(&str, &str)] = &[
@@ -335,13 +320,20 @@ impl Given<'_> {
     pub(crate) fn without_effect(&self, flags: &Flags) -> Vec<String> {
         let file = self.file.map(|(_, file)| file.clone()).unwrap_or_default();
         let in_effect = file.completed(flags);
-        let here = WITHOUT_EFFECT_IN
-            .iter()
-            .filter(|(mode, ..)| in_effect.mode.as_deref() == Some(mode.name()))
-            .map(|(_, path, why)| (*path, *why));
+        let chosen = in_effect.mode.as_deref();
+        let others = ProxyMode::ALL
+            .into_iter()
+            .map(ProxyMode::definition)
+            .filter(|mode| Some(mode.name()) != chosen);
+        let of_others = others.flat_map(|mode| {
+            let fields = mode.fields().iter();
+            fields.map(move |path| (*path, format!("it is of {} mode", mode.name())))
+        });
+        let without_effect = WITHOUT_EFFECT.iter();
+        let of_all = without_effect.map(|(path, why)| (*path, (*why).to_owned()));
         let (typed, in_file) = self.differences(&in_effect);
         let mut lines = Vec::new();
-        for (path, why) in WITHOUT_EFFECT.iter().copied().chain(here) {
+        for (path, why) in of_all.chain(of_others) {
             let mut say = |place: &str, names: Vec<String>| {
                 let have = if names.len() == 1 { "has" } else { "have" };
                 if !names.is_empty() {

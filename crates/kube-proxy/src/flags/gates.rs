@@ -21,11 +21,11 @@ pub const FLAGZ: &str = "ComponentFlagz";
 /// The page `/statusz`.
 pub const STATUSZ: &str = "ComponentStatusz";
 /// Options of the log that are alpha: standard output, and buffers.
-pub(super) const ALPHA_LOGGING: &str = "LoggingAlphaOptions";
+pub(crate) const ALPHA_LOGGING: &str = "LoggingAlphaOptions";
 /// Options of the log that are beta: JSON.
-pub(super) const BETA_LOGGING: &str = "LoggingBetaOptions";
+pub(crate) const BETA_LOGGING: &str = "LoggingBetaOptions";
 /// The first list of objects is streamed.
-pub(super) const STREAMED_LISTS: &str = "WatchListClient";
+pub(crate) const STREAMED_LISTS: &str = "WatchListClient";
 
 /// Gates that switch all others of a stage which are not given themselves.
 const OF_STAGE: [(&str, Stage); 2] = [("AllAlpha", Stage::Alpha), ("AllBeta", Stage::Beta)];
@@ -136,9 +136,9 @@ impl Known {
 
 /// Why gates cannot be used: what was given, and what is wrong with it and allowed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Unusable {
-    pub(super) given: String,
-    pub(super) advice: String,
+pub(crate) struct Unusable {
+    pub(crate) given: String,
+    pub(crate) advice: String,
 }
 
 impl Unusable {
@@ -157,7 +157,7 @@ pub struct Gates(BTreeMap<String, bool>);
 impl Gates {
     /// Fails as upstream's does, and if one asks for what this build has not. The last value of a
     /// gate that is given twice counts.
-    pub(super) fn new(given: impl IntoIterator<Item = (String, bool)>) -> Result<Self, Unusable> {
+    pub(crate) fn new(given: impl IntoIterator<Item = (String, bool)>) -> Result<Self, Unusable> {
         let given = given.into_iter().filter(|(name, _)| !name.is_empty());
         let gates = Self(given.collect());
         for (name, value) in &gates.0 {
@@ -225,7 +225,7 @@ impl Gates {
     }
 
     /// A line for each that was given and will be gone some day, as upstream says it.
-    pub(super) fn notes(&self) -> Vec<String> {
+    pub(crate) fn notes(&self) -> Vec<String> {
         let given = self.0.iter();
         let going = given.filter_map(|(name, value)| {
             let stage = match Known::of(name)?.stage {
@@ -242,7 +242,7 @@ impl Gates {
 
     /// A line for each that was given, differs from its default, and changes nothing here, though
     /// upstream's kube-proxy reads it.
-    pub(super) fn without_effect(&self) -> Vec<String> {
+    pub(crate) fn without_effect(&self) -> Vec<String> {
         let unheard = UNHEARD.iter();
         let given = unheard.filter(|(name, value, _)| self.0.get(*name) == Some(value));
         given

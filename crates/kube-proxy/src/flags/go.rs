@@ -10,7 +10,7 @@ use std::time::Duration;
 use crate::decode::address;
 
 /// A boolean as `strconv.ParseBool` takes it.
-pub(super) fn bool(text: &str) -> Result<bool, &'static str> {
+pub(crate) fn bool(text: &str) -> Result<bool, &'static str> {
     match text {
         "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(true),
         "0" | "f" | "F" | "false" | "FALSE" | "False" => Ok(false),
@@ -19,7 +19,7 @@ pub(super) fn bool(text: &str) -> Result<bool, &'static str> {
 }
 
 /// A 32-bit integer as `strconv.ParseInt` with base 0 takes it: `14`, `0xe`, `0o16`, `016`, `0b1110`, `1_4`.
-pub(super) fn int(text: &str) -> Result<i32, &'static str> {
+pub(crate) fn int(text: &str) -> Result<i32, &'static str> {
     const WRONG: &str = "give a whole number";
     let (sign, digits) = match text.strip_prefix('-') {
         Some(digits) => ("-", digits),
@@ -39,7 +39,7 @@ pub(super) fn int(text: &str) -> Result<i32, &'static str> {
 }
 
 /// A floating-point number as `strconv.ParseFloat` takes it, but for hexadecimal ones.
-pub(super) fn float(text: &str) -> Result<f32, &'static str> {
+pub(crate) fn float(text: &str) -> Result<f32, &'static str> {
     text.parse().map_err(|_| "give a number such as 5 or 2.5")
 }
 
@@ -109,7 +109,7 @@ pub(crate) fn ip(text: &str) -> Result<IpAddr, &'static str> {
 }
 
 /// The address of `--bind-address`: nothing is any of the node's.
-pub(super) fn bind(text: &str) -> Result<IpAddr, &'static str> {
+pub(crate) fn bind(text: &str) -> Result<IpAddr, &'static str> {
     if text.is_empty() {
         return Ok(Ipv4Addr::UNSPECIFIED.into());
     }
@@ -117,7 +117,7 @@ pub(super) fn bind(text: &str) -> Result<IpAddr, &'static str> {
 }
 
 /// One of a list of feature gates, `Name=true`; nothing is a gate without a name.
-pub(super) fn gate(text: &str) -> Result<(String, bool), &'static str> {
+pub(crate) fn gate(text: &str) -> Result<(String, bool), &'static str> {
     const WRONG: &str = "give feature gates such as Name=true,Other=false";
     if text.is_empty() {
         return Ok((String::new(), false));
@@ -128,7 +128,7 @@ pub(super) fn gate(text: &str) -> Result<(String, bool), &'static str> {
 }
 
 /// A quantity as Kubernetes' `resource.ParseQuantity` takes it (`0`, `64Ki`, `1.5M`, `1e3`), as text.
-pub(super) fn quantity(text: &str) -> Result<String, &'static str> {
+pub(crate) fn quantity(text: &str) -> Result<String, &'static str> {
     let end = text
         .find(|c: char| !c.is_ascii_digit() && !matches!(c, '.' | '+' | '-'))
         .unwrap_or(text.len());
@@ -186,7 +186,7 @@ pub(crate) fn listen(text: &str, port: i32) -> Result<Option<SocketAddr>, &'stat
 }
 
 /// Flag names with `_` for `-`, as pflag's normalisation in Kubernetes components allows: `--proxy_mode=ipvs`.
-pub(super) fn normalise(argument: OsString) -> OsString {
+pub(crate) fn normalise(argument: OsString) -> OsString {
     let Some(text) = argument.to_str().filter(|text| text.starts_with("--")) else {
         return argument;
     };

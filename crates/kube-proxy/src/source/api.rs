@@ -37,8 +37,9 @@ use tower::Layer as _;
 use tower::util::option_layer;
 
 use super::StartError;
-use crate::flags::FirstList;
-use crate::metrics::{CountRequests, Metrics};
+use crate::metrics::Metrics;
+use crate::metrics::rest_client::CountRequests;
+use crate::options::source::FirstList;
 use connection::{Connection, Files};
 use list_watch::{ListWatch, Resource};
 use outage::Outage;

@@ -15,9 +15,10 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use tokio::task::JoinHandle;
 
-use crate::flags::Options;
-use crate::mode::{self, Kernels};
-use crate::sysctl::{self, Step};
+use crate::kernel_settings::{Step, settle};
+use crate::modes::definition::Opened;
+use crate::modes::open::open;
+use crate::options::Options;
 
 /// The first delay after a failure; it doubles with each further one, up to the sync period.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
@@ -38,22 +39,30 @@ pub(crate) struct Prepared {
     /// As they were wanted, without what cannot be done here.
     pub(crate) options: Box<Options>,
     /// To open modes with; `None`: those that serve go on.
-    pub(crate) kernels: Option<Kernels>,
+    pub(crate) opened: Option<Box<dyn Opened>>,
 }
 
 struct Wanted {
     options: Box<Options>,
-    /// Whether modes are to be opened anew whatever the options say.
-    opens: bool,
+    modes: Modes,
+}
+
+/// What becomes of the modes that serve.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Modes {
+    /// They go on, unless they would read other settings.
+    AsSettingsSay,
+    /// They are opened anew.
+    Anew,
 }
 
 impl Renewal {
-    /// These are to be in effect, instead of any that are not yet. `opens`: modes are to be opened anew whatever they say.
-    pub(crate) fn want(&mut self, options: Options, opens: bool) {
+    /// These are to be in effect, instead of any that are not yet.
+    pub(crate) fn want(&mut self, options: Options, modes: Modes) {
         let before = self.wanted.take();
         self.wanted = Some(Wanted {
             options: Box::new(options),
-            opens: opens || before.is_some_and(|before| before.opens),
+            modes: before.map_or(modes, |before| before.modes.max(modes)),
         });
         self.is_outdated = self.task.is_some();
         self.retry = None;
@@ -73,10 +82,14 @@ impl Renewal {
         if self.task.is_some() {
             return;
         }
-        let opens = wanted.opens || mode::differ(used, &wanted.options);
+        let modes = if wanted.options.modes == used.modes {
+            wanted.modes
+        } else {
+            Modes::Anew
+        };
         let options = wanted.options.clone();
         self.is_outdated = false;
-        self.task = Some(tokio::spawn(prepare(options, opens)));
+        self.task = Some(tokio::spawn(prepare(options, modes)));
     }
 
     /// When it is to be [started](Self::start) again.
@@ -117,20 +130,19 @@ impl Renewal {
 }
 
 /// Opens modes, and sets the kernel as the options need it.
-async fn prepare(mut options: Box<Options>, opens: bool) -> Result<Prepared> {
-    let kernels = if opens {
-        Some(mode::open(&options).await?)
-    } else {
-        None
+async fn prepare(mut options: Box<Options>, modes: Modes) -> Result<Prepared> {
+    let opened = match modes {
+        Modes::Anew => Some(open(&options.modes).await?),
+        Modes::AsSettingsSay => None,
     };
     // Writes files of the kernel's, one of which may take it a while.
-    let settle = move || {
+    let settled = move || {
         // Says itself what cannot be written.
-        let _ = sysctl::settle(&mut options, Step::GoOn);
+        let _ = settle(&mut options, Step::GoOn);
         options
     };
-    let options = tokio::task::spawn_blocking(settle).await?;
-    Ok(Prepared { options, kernels })
+    let options = tokio::task::spawn_blocking(settled).await?;
+    Ok(Prepared { options, opened })
 }
 
 #[cfg(test)]
@@ -144,12 +156,12 @@ mod tests {
     fn prepared() -> Prepared {
         Prepared {
             options: Box::new(options("wrr")),
-            kernels: None,
+            opened: None,
         }
     }
 
     fn options(scheduler: &str) -> Options {
-        crate::run::tests::options(&[&format!("--ipvs-scheduler={scheduler}")])
+        crate::tests::options(&[&format!("--ipvs-scheduler={scheduler}")])
     }
 
     #[tokio::test]
@@ -157,7 +169,7 @@ mod tests {
         let mut renewal = Renewal::default();
         let (start, longest) = (Instant::now(), Duration::from_secs(3));
         assert_eq!(renewal.next_due(), None);
-        renewal.want(options("wrr"), false);
+        renewal.want(options("wrr"), Modes::AsSettingsSay);
         let mut delays = Vec::new();
         let mut now = start;
         for _ in 0..4 {
@@ -170,7 +182,7 @@ mod tests {
             now += delay;
         }
         assert_eq!(delays, [1, 2, 3, 3]);
-        assert_eq!(renewal.wanted().unwrap().scheduler, "wrr");
+        assert_eq!(renewal.wanted().unwrap().modes.ipvs.scheduler, "wrr");
         renewal.succeed();
         assert!(renewal.wanted().is_none() && renewal.next_due().is_none());
     }
@@ -178,12 +190,15 @@ mod tests {
     #[tokio::test]
     async fn what_was_wanted_before_does_not_count() {
         let mut renewal = Renewal::default();
-        renewal.want(options("wrr"), true);
+        renewal.want(options("wrr"), Modes::Anew);
         renewal.task = Some(task(Ok(prepared())));
-        renewal.want(options("sh"), false);
+        renewal.want(options("sh"), Modes::AsSettingsSay);
         assert!(renewal.finished().await.is_none());
         let wanted = renewal.wanted.as_ref().unwrap();
-        assert_eq!((&*wanted.options.scheduler, wanted.opens), ("sh", true));
+        assert_eq!(
+            (&*wanted.options.modes.ipvs.scheduler, wanted.modes),
+            ("sh", Modes::Anew)
+        );
         renewal.task = Some(task(Ok(prepared())));
         assert!(renewal.finished().await.unwrap().is_ok());
     }

@@ -1,6 +1,21 @@
-use super::*;
+use std::time::Duration;
+
 use proxy::{ExternalIps, IpFamily, LocalDetector, Node, NodePortAddresses};
 use proxy_ipvs::{ShimStyle, VipMode};
+
+use super::*;
+use crate::flags::gates::Gates;
+use crate::http_server::WhenTaken;
+use crate::logging::settings::LogFormat;
+use crate::modes::detect_local::DetectLocal;
+use crate::modes::ipvs::settings::Timeouts;
+use crate::modes::settings::ProxyMode;
+use crate::modes::shared::{IptablesBackend, Shared};
+use crate::options::Said;
+use crate::options::process::Process;
+use crate::options::source::{FirstList, ObjectSource};
+use crate::sysctl::settings::Conntrack;
+use crate::{logging, modes, serve, sysctl};
 
 fn options(line: &str) -> Options {
     match read(line) {
@@ -28,56 +43,75 @@ fn error(line: &str) -> String {
 #[test]
 fn the_defaults_are_upstreams() {
     let mut defaults = options("");
-    assert!(!defaults.node_name.is_empty());
-    defaults.node_name.clear();
+    assert!(!defaults.process.node_name.is_empty());
+    defaults.process.node_name.clear();
     assert_eq!(
         defaults,
         Options {
-            mode: ProxyMode::Iptables,
-            localhost_node_ports: true,
+            process: Process {
+                node_name: String::new(),
+                init_only: false,
+                oom_score_adj: -999,
+                min_sync_period: Duration::from_secs(1),
+                gates: Gates::default(),
+                configuration_file: None,
+                prepared_configuration: None,
+            },
+            log: logging::settings::Settings {
+                verbosity: 0,
+                vmodule: vec![],
+                format: LogFormat::Text,
+                is_split: false,
+            },
             source: ObjectSource::Api {
                 kubeconfig: None,
                 master: None,
                 first_list: FirstList::Streamed,
             },
-            node_name: String::new(),
-            bind_address: "0.0.0.0".parse().unwrap(),
-            healthz_address: Some("0.0.0.0:10256".parse().unwrap()),
-            metrics_address: Some("127.0.0.1:10249".parse().unwrap()),
-            bind_address_hard_fail: false,
-            detect_local: DetectLocal::ClusterCidr(vec![]),
-            node_port_addresses: NodePortAddresses::All,
-            masquerade_all: false,
-            masquerade_bit: 14,
-            iptables_backend: IptablesBackend::Auto,
-            scheduler: "rr".into(),
-            exclude_cidrs: vec![],
-            strict_arp: false,
-            timeouts: IpvsTimeouts::default(),
-            shim: ShimStyle::Upstream,
-            drain_timeout: None,
-            vip_mode: VipMode::Address,
-            conntrack: Conntrack {
-                max_per_core: 32_768,
-                min: 131_072,
-                tcp_established: Duration::from_hours(24),
-                tcp_close_wait: Duration::from_hours(1),
-                ..Conntrack::default()
+            serve: serve::settings::Settings {
+                healthz_address: Some("0.0.0.0:10256".parse().unwrap()),
+                metrics_address: Some("127.0.0.1:10249".parse().unwrap()),
+                when_taken: WhenTaken::Retry,
             },
-            sync_period: Duration::from_secs(30),
-            min_sync_period: Duration::from_secs(1),
-            oom_score_adj: -999,
-            init_only: false,
-            verbosity: 0,
-            vmodule: vec![],
-            log_format: LogFormat::Text,
-            log_is_split: false,
-            gates: Gates::default(),
-            configuration_file: None,
-            prepared_configuration: None,
-            configuration: Configuration::of(&Flags::defaults()),
-            notes: defaults.notes.clone(),
-            warnings: vec![],
+            modes: modes::settings::Settings {
+                chosen: ProxyMode::Iptables,
+                shared: Shared {
+                    bind_address: "0.0.0.0".parse().unwrap(),
+                    detect_local: DetectLocal::ClusterCidr(vec![]),
+                    node_port_addresses: NodePortAddresses::All,
+                    masquerade_all: false,
+                    masquerade_bit: 14,
+                    iptables_backend: IptablesBackend::Auto,
+                    exclude_cidrs: vec![],
+                    sync_period: Duration::from_secs(30),
+                },
+                iptables: modes::iptables::settings::Settings {
+                    localhost_node_ports: true,
+                    tcp_be_liberal: false,
+                },
+                ipvs: modes::ipvs::settings::Settings {
+                    scheduler: "rr".into(),
+                    timeouts: Timeouts::default(),
+                    shim: ShimStyle::Upstream,
+                    drain_timeout: None,
+                    vip_mode: VipMode::Address,
+                },
+            },
+            kernel: sysctl::settings::Settings {
+                conntrack: Conntrack {
+                    max_per_core: 32_768,
+                    min: 131_072,
+                    tcp_established: Duration::from_hours(24),
+                    tcp_close_wait: Duration::from_hours(1),
+                    ..Conntrack::default()
+                },
+                strict_arp: false,
+            },
+            said: Said {
+                configuration: Configuration::of(&Flags::defaults()),
+                notes: defaults.said.notes.clone(),
+                warnings: vec![],
+            },
         }
     );
 }
@@ -272,7 +306,7 @@ fn what_is_deprecated_or_means_nothing_is_taken_with_a_warning() {
             &["--log-text-info-buffer-size has", "at once"],
         ),
     ] {
-        let warnings = options(line).warnings;
+        let warnings = options(line).said.warnings;
         let [warning] = warnings.as_slice() else {
             panic!("{line}: {warnings:?}");
         };
@@ -286,9 +320,9 @@ fn what_is_deprecated_or_means_nothing_is_taken_with_a_warning() {
 fn an_empty_mode_is_iptables_and_is_said() {
     for line in ["", "--proxy-mode=∅"] {
         let options = options(line);
-        assert_eq!(options.mode, ProxyMode::Iptables);
-        let [note] = options.notes.as_slice() else {
-            panic!("{line}: {:?}", options.notes);
+        assert_eq!(options.modes.chosen, ProxyMode::Iptables);
+        let [note] = options.said.notes.as_slice() else {
+            panic!("{line}: {:?}", options.said.notes);
         };
         for part in [
             "--proxy-mode is empty",
@@ -297,20 +331,23 @@ fn an_empty_mode_is_iptables_and_is_said() {
         ] {
             assert!(note.contains(part), "{note:?} lacks {part:?}");
         }
-        assert_eq!(options.warnings, Vec::<String>::new());
+        assert_eq!(options.said.warnings, Vec::<String>::new());
     }
     for mode in ["ipvs", "iptables"] {
         let options = options(&format!("--proxy-mode={mode}"));
-        assert_eq!((options.mode.name(), options.notes.len()), (mode, 0));
+        assert_eq!(
+            (options.modes.chosen.name(), options.said.notes.len()),
+            (mode, 0)
+        );
     }
 }
 
 #[test]
 fn a_gate_that_will_be_gone_is_said_as_upstream_says_it() {
     let options = options("--proxy-mode=ipvs --feature-gates=AllowServiceExternalIPs=false");
-    assert_eq!(options.warnings, Vec::<String>::new());
+    assert_eq!(options.said.warnings, Vec::<String>::new());
     assert_eq!(
-        options.notes,
+        options.said.notes,
         [
             "setting GA feature gate AllowServiceExternalIPs=false; it will be removed in a future release"
         ]
@@ -341,10 +378,10 @@ fn every_flag_reaches_its_option() {
         ),
         (
             &["--hostname-override=Node1", "--hostname_override Node1"],
-            |o| o.node_name == "node1",
+            |o| o.process.node_name == "node1",
         ),
         (&["--proxy-mode=ipvs", "--proxy_mode ipvs"], |o| {
-            o.mode == ProxyMode::Ipvs
+            o.modes.chosen == ProxyMode::Ipvs
         }),
         (
             &[
@@ -352,18 +389,18 @@ fn every_flag_reaches_its_option() {
                 "--bind-address=∅ --bind-address=::",
                 "--bind-address fd00::1 --bind-address ::",
             ],
-            |o| o.bind_address.is_ipv6(),
+            |o| o.modes.shared.bind_address.is_ipv6(),
         ),
         (
             &["--cluster-cidr=10.244.0.0/16,fd00:244::/56"],
-            |o| matches!(&o.detect_local, DetectLocal::ClusterCidr(nets) if nets.len() == 2),
+            |o| matches!(&o.modes.shared.detect_local, DetectLocal::ClusterCidr(nets) if nets.len() == 2),
         ),
         (
             &[
                 "--healthz-bind-address=∅ --metrics-bind-address=",
                 "--healthz-port=0 --metrics-port=0",
             ],
-            |o| (o.healthz_address, o.metrics_address) == (None, None),
+            |o| (o.serve.healthz_address, o.serve.metrics_address) == (None, None),
         ),
         (
             &[
@@ -371,37 +408,40 @@ fn every_flag_reaches_its_option() {
                 "--healthz-bind-address=::",
                 "--healthz-bind-address=:: --healthz-port=10256",
             ],
-            |o| o.healthz_address == "[::]:10256".parse().ok(),
+            |o| o.serve.healthz_address == "[::]:10256".parse().ok(),
         ),
         (&["--bind-address=∅ --healthz-port=99999"], |o| {
-            o.bind_address.is_unspecified() && o.healthz_address == "0.0.0.0:10256".parse().ok()
+            o.modes.shared.bind_address.is_unspecified()
+                && o.serve.healthz_address == "0.0.0.0:10256".parse().ok()
         }),
         (
             &[
                 "--metrics-bind-address=0.0.0.0 --metrics-port=9",
                 "--metrics-bind-address=0.0.0.0:9 --metrics-port=10",
             ],
-            |o| o.metrics_address == "0.0.0.0:9".parse().ok(),
+            |o| o.serve.metrics_address == "0.0.0.0:9".parse().ok(),
         ),
         (
             &["--bind-address-hard-fail=1", "--bind-address-hard-fail"],
-            |o| o.bind_address_hard_fail,
+            |o| o.serve.when_taken == WhenTaken::Fail,
         ),
         (&["--oom-score-adj=-1000", "--oom-score-adj -1000"], |o| {
-            o.oom_score_adj == -1000
+            o.process.oom_score_adj == -1000
         }),
-        (&["--init-only=true", "--init-only"], |o| o.init_only),
+        (&["--init-only=true", "--init-only"], |o| {
+            o.process.init_only
+        }),
         (&["--cleanup=false --write-config-to= --config="], |o| {
-            !o.init_only && o.configuration_file.is_none()
+            !o.process.init_only && o.process.configuration_file.is_none()
         }),
         (&["--prepared-config=/run/kube-proxy/config.conf"], |o| {
-            o.prepared_configuration == Some("/run/kube-proxy/config.conf".into())
+            o.process.prepared_configuration == Some("/run/kube-proxy/config.conf".into())
         }),
         (&["--logging-format=json", "--logging_format json"], |o| {
-            o.log_format == LogFormat::Json
+            o.log.format == LogFormat::Json
         }),
         (&["--logging-format=plain"], |o| {
-            o.log_format == LogFormat::Plain
+            o.log.format == LogFormat::Plain
         }),
         (
             &[
@@ -409,13 +449,13 @@ fn every_flag_reaches_its_option() {
                 "--feature-gates LoggingAlphaOptions=T --logging-format=json --log-json-split-stream=true",
                 "--feature-gates=AllAlpha=1,NativeHistograms=0 --log-text-split-stream",
             ],
-            |o| o.log_is_split,
+            |o| o.log.is_split,
         ),
         (
             &[
                 "--feature-gates=LoggingAlphaOptions=true --log-json-split-stream --log-text-info-buffer-size=0Ki",
             ],
-            |o| !o.log_is_split,
+            |o| !o.log.is_split,
         ),
         (
             &[
@@ -437,28 +477,28 @@ fn every_flag_reaches_its_option() {
             )
         }),
         (&["--detect-local-mode=NodeCIDR"], |o| {
-            o.detect_local == DetectLocal::NodeCidr
+            o.modes.shared.detect_local == DetectLocal::NodeCidr
         }),
         (
             &["--detect-local-mode=BridgeInterface --pod-bridge-interface=cni0"],
-            |o| o.detect_local == DetectLocal::BridgeInterface("cni0".into()),
+            |o| o.modes.shared.detect_local == DetectLocal::BridgeInterface("cni0".into()),
         ),
         (
             &["--detect-local-mode=InterfaceNamePrefix --pod-interface-name-prefix=cali"],
-            |o| o.detect_local == DetectLocal::InterfaceNamePrefix("cali".into()),
+            |o| o.modes.shared.detect_local == DetectLocal::InterfaceNamePrefix("cali".into()),
         ),
         (&["--nodeport-addresses=primary"], |o| {
-            o.node_port_addresses == NodePortAddresses::Primary
+            o.modes.shared.node_port_addresses == NodePortAddresses::Primary
         }),
         (&["--nodeport-addresses=∅"], |o| {
-            o.node_port_addresses == NodePortAddresses::All
+            o.modes.shared.node_port_addresses == NodePortAddresses::All
         }),
         (
             &[
                 "--nodeport-addresses=10.0.0.0/8,fd00::/8",
                 "--nodeport-addresses=10.0.0.0/8 --nodeport-addresses fd00::/8",
             ],
-            |o| matches!(&o.node_port_addresses, NodePortAddresses::Within(nets) if nets.len() == 2),
+            |o| matches!(&o.modes.shared.node_port_addresses, NodePortAddresses::Within(nets) if nets.len() == 2),
         ),
         (
             &[
@@ -467,66 +507,77 @@ fn every_flag_reaches_its_option() {
                 "--masquerade_all=T",
                 "--masquerade-all=0 --masquerade-all=1",
             ],
-            |o| o.masquerade_all,
+            |o| o.modes.shared.masquerade_all,
         ),
         (
             &[
                 "--masquerade-all=false",
                 "--masquerade-all --masquerade-all=F",
             ],
-            |o| !o.masquerade_all,
+            |o| !o.modes.shared.masquerade_all,
         ),
         (
             &[
                 "--iptables-masquerade-bit=0x1f",
                 "--iptables-masquerade-bit 31",
             ],
-            |o| o.masquerade_bit == 31,
+            |o| o.modes.shared.masquerade_bit == 31,
         ),
         (&["--iptables-backend=nft"], |o| {
-            o.iptables_backend == IptablesBackend::Nft
+            o.modes.shared.iptables_backend == IptablesBackend::Nft
         }),
         (&["--iptables-backend legacy"], |o| {
-            o.iptables_backend == IptablesBackend::Legacy
+            o.modes.shared.iptables_backend == IptablesBackend::Legacy
         }),
         (
             &[
                 "--ipvs-scheduler=mh",
                 "--ipvs-scheduler=sh --ipvs-scheduler=mh",
             ],
-            |o| o.scheduler == "mh",
+            |o| o.modes.ipvs.scheduler == "mh",
         ),
         (
             &["--ipvs-exclude-cidrs=10.1.0.0/16 --ipvs-exclude-cidrs=10.2.0.0/16,fd00::/8"],
-            |o| o.exclude_cidrs.len() == 3,
+            |o| o.modes.shared.exclude_cidrs.len() == 3,
         ),
         (&["--ipvs-strict-arp", "--ipvs-strict-arp=TRUE"], |o| {
-            o.strict_arp
+            o.kernel.strict_arp
         }),
         (
             &["--ipvs-tcp-timeout=15m --ipvs-tcpfin-timeout=30s --ipvs-udp-timeout=2m"],
             |o| {
-                [o.timeouts.tcp, o.timeouts.tcp_fin, o.timeouts.udp].map(|d| d.as_secs())
+                [
+                    o.modes.ipvs.timeouts.tcp,
+                    o.modes.ipvs.timeouts.tcp_fin,
+                    o.modes.ipvs.timeouts.udp,
+                ]
+                .map(|d| d.as_secs())
                     == [900, 30, 120]
             },
         ),
-        (&["--ipvs-shim=lean"], |o| o.shim == ShimStyle::Lean),
-        (&["--ipvs-drain-timeout=5m"], |o| {
-            o.drain_timeout == Some(Duration::from_mins(5))
+        (&["--ipvs-shim=lean"], |o| {
+            o.modes.ipvs.shim == ShimStyle::Lean
         }),
-        (&["--ipvs-vip-mode=route"], |o| o.vip_mode == VipMode::Route),
+        (&["--ipvs-drain-timeout=5m"], |o| {
+            o.modes.ipvs.drain_timeout == Some(Duration::from_mins(5))
+        }),
+        (&["--ipvs-vip-mode=route"], |o| {
+            o.modes.ipvs.vip_mode == VipMode::Route
+        }),
         (
             &[
                 "--conntrack-max-per-core=0 --conntrack-min=0",
                 "--conntrack_max_per_core 0 --conntrack-min 0",
             ],
-            |o| (o.conntrack.max_per_core, o.conntrack.min) == (0, 0),
+            |o| (o.kernel.conntrack.max_per_core, o.kernel.conntrack.min) == (0, 0),
         ),
         (
             &["--conntrack-tcp-timeout-established=2h --conntrack-tcp-timeout-close-wait=0"],
             |o| {
-                (o.conntrack.tcp_established, o.conntrack.tcp_close_wait)
-                    == (Duration::from_hours(2), Duration::ZERO)
+                (
+                    o.kernel.conntrack.tcp_established,
+                    o.kernel.conntrack.tcp_close_wait,
+                ) == (Duration::from_hours(2), Duration::ZERO)
             },
         ),
         (
@@ -534,18 +585,21 @@ fn every_flag_reaches_its_option() {
                 "--conntrack-tcp-be-liberal",
                 "--conntrack-tcp-be-liberal=true",
             ],
-            |o| o.conntrack.tcp_be_liberal,
+            |o| o.kernel.conntrack.tcp_be_liberal,
         ),
         (
             &["--conntrack-udp-timeout=30s --conntrack-udp-timeout-stream=2m"],
-            |o| [o.conntrack.udp, o.conntrack.udp_stream].map(|d| d.as_secs()) == [30, 120],
+            |o| {
+                [o.kernel.conntrack.udp, o.kernel.conntrack.udp_stream].map(|d| d.as_secs())
+                    == [30, 120]
+            },
         ),
         (
             &[
                 "--proxy-mode=ipvs --ipvs-sync-period=1h2m3.5s",
                 "--iptables-sync-period=1h2m3.5s",
             ],
-            |o| o.sync_period == Duration::from_millis(3_723_500),
+            |o| o.modes.shared.sync_period == Duration::from_millis(3_723_500),
         ),
         (
             &[
@@ -553,23 +607,23 @@ fn every_flag_reaches_its_option() {
                 "--proxy-mode=ipvs --ipvs-min-sync-period 0s",
                 "--iptables-min-sync-period=0",
             ],
-            |o| o.min_sync_period.is_zero(),
+            |o| o.process.min_sync_period.is_zero(),
         ),
         (
             &["-v=4", "-v 4", "-v4", "--v=4", "--v 4", "-v=1 --v=4"],
-            |o| o.verbosity == 4,
+            |o| o.log.verbosity == 4,
         ),
         (
             &[
                 "--vmodule=proxier=4,sets*=6",
                 "--vmodule proxier=4,,sets*=6",
             ],
-            |o| o.vmodule == [("proxier".into(), 4), ("sets*".into(), 6)],
+            |o| o.log.vmodule == [("proxier".into(), 4), ("sets*".into(), 6)],
         ),
-        (&["--version=v1.36.2"], |o| o.verbosity == 0),
-        (&["-v=-3"], |o| o.verbosity == 0),
-        (&["-v=99"], |o| o.verbosity == 10),
-        (&["--version=false"], |o| o.verbosity == 0),
+        (&["--version=v1.36.2"], |o| o.log.verbosity == 0),
+        (&["-v=-3"], |o| o.log.verbosity == 0),
+        (&["-v=99"], |o| o.log.verbosity == 10),
+        (&["--version=false"], |o| o.log.verbosity == 0),
     ];
     for (lines, check) in rows {
         for line in *lines {
@@ -998,5 +1052,7 @@ fn what_to_do_is_read_besides_what_is_meant() {
         assert!(read(&line).is_err(), "{line}");
     }
     let cleanup = read("kube-proxy --cleanup --ipvs-exclude-cidrs=10.0.0.0/8").unwrap();
-    assert!(matches!(cleanup, Command::Cleanup(options) if options.exclude_cidrs.len() == 1));
+    assert!(
+        matches!(cleanup, Command::Cleanup(options) if options.modes.shared.exclude_cidrs.len() == 1)
+    );
 }

@@ -16,8 +16,7 @@ use http::{HeaderValue, StatusCode};
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
-use crate::flags::Gates;
-use crate::flags::gates::{FLAGZ, STATUSZ};
+use crate::flags::gates::{FLAGZ, Gates, STATUSZ};
 use crate::http_server::{Answer, answer, text};
 use crate::version::{KUBERNETES, OWN};
 

@@ -1,6 +1,7 @@
-//! Following the file.
+//! Watching the configuration file.
 //!
-//! Its folder is watched, because a mounted ConfigMap changes by a symbolic link beside the file, and editors rename.
+//! Its folder is watched, because a mounted ConfigMap changes by a symbolic link beside the file,
+//! and editors rename.
 
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
@@ -11,14 +12,15 @@ use notify::{RecursiveMode, Watcher};
 use tokio::sync::Notify;
 use tracing::{info, warn};
 
-use super::Configuration;
-use crate::flags::Options;
+use crate::config::Configuration;
+use crate::options::Options;
 
 /// Quiet time after a change before the file is read: one save is several changes.
 const SETTLE: Duration = Duration::from_millis(200);
 
-/// Waits until `file` says something else than `used`; what it says now. A file that cannot be read, or not be used, says nothing: it is
-/// warned about, and what is in use stays in use. Never returns if the file cannot be watched, which is warned about too.
+/// Waits until `file` says something else than `used`; what it says now. A file that cannot be read,
+/// or not be used, says nothing: it is warned about, and what is in use stays in use. Never returns
+/// if the file cannot be watched, which is warned about too.
 ///
 /// `reread` reads the file as it was read for `used`.
 pub async fn changed<E: Display>(
@@ -39,7 +41,7 @@ pub async fn changed<E: Display>(
         changes.notified().await;
         tokio::time::sleep(SETTLE).await;
         match reread() {
-            Ok(options) if options.configuration == *used => complaint.clear(),
+            Ok(options) if options.said.configuration == *used => complaint.clear(),
             Ok(options) => return options,
             Err(error) => {
                 let text = error.to_string();

@@ -1,0 +1,177 @@
+//! The kernel, opened for iptables mode.
+
+use std::fs;
+use std::time::Instant;
+
+use anyhow::Result;
+use futures::future::{FutureExt as _, LocalBoxFuture};
+use iptables::Iptables;
+use netlink_batch::Worker;
+use proxy::{Changes, IpFamily, Mode, Model, NodeFacts};
+use proxy_iptables::{
+    Config, IptablesKernel, Lanes, Plan, Proxier, has_counting_rules, probe_counters,
+};
+use tracing::info;
+
+use crate::modes::definition::Opened;
+use crate::modes::families::{Access, Families, LeftOut, boxed, is_disabled, thread};
+use crate::modes::predecessor::Predecessor;
+use crate::modes::preview::{Change, NODE, Preview, unreadable};
+use crate::modes::settings::Settings;
+
+/// Whether connection tracking lets packets pass that it calls INVALID otherwise.
+const BE_LIBERAL: &str = "/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal";
+
+/// iptables, for each family that the node has. Nothing has been read or written yet.
+pub(super) struct Rules {
+    iptables: Iptables,
+    families: Families<IptablesKernel>,
+    /// By family, whether rules count with nfacct.
+    counting: Vec<IpFamily>,
+}
+
+impl Rules {
+    pub(super) fn open(iptables: Iptables, access: Access) -> Result<Self> {
+        let own = iptables.clone();
+        let families = Families::open(
+            access,
+            &iptables,
+            |family| is_disabled(family, "all") == Some(true),
+            "rules",
+            move |family| Ok(IptablesKernel::new(family, own.clone())),
+        )?;
+        let opened = families.opened.iter().map(|(family, _)| *family);
+        let counting = opened
+            .filter(|family| counts(*family, &iptables, access))
+            .collect();
+        Ok(Self {
+            iptables,
+            families,
+            counting,
+        })
+    }
+
+    fn into_proxiers(
+        self,
+        settings: &Settings,
+        node: &str,
+        model: &Model,
+        now: Instant,
+    ) -> Result<Vec<Proxier<IptablesKernel>>> {
+        let (shared, counting, iptables) = (&settings.shared, self.counting, self.iptables);
+        let lets_invalid_pass =
+            fs::read_to_string(BE_LIBERAL).is_ok_and(|found| found.trim() != "0");
+        let into_proxier = |(family, rules): (IpFamily, Worker<IptablesKernel>)| {
+            let config = Config {
+                masquerade_all: shared.masquerade_all,
+                masquerade_mark: shared.masquerade_mark(),
+                detector: shared.detect_local.detector(family, model.node()),
+                localhost_node_ports: family == IpFamily::V4
+                    && settings.iptables.serves_localhost(shared),
+                lets_invalid_pass,
+                has_counters: counting.contains(&family),
+                node_ip: shared.node_ip(family),
+                sync_period: shared.sync_period,
+                random_fully: iptables.random_fully(),
+            };
+            let mut facts = NodeFacts::new(family, node);
+            facts.node_port_addresses = shared.node_port_addresses.clone();
+            let further = iptables.clone();
+            let looks = thread("looks", family, move || {
+                Ok(IptablesKernel::new(family, further))
+            })?;
+            let lanes = Lanes::new(rules, looks);
+            Ok(Proxier::new(config, facts, lanes, now))
+        };
+        self.families.opened.into_iter().map(into_proxier).collect()
+    }
+
+    async fn preview(
+        self,
+        settings: &Settings,
+        node: &str,
+        model: &Model,
+        told: &Changes,
+        now: Instant,
+    ) -> Result<Preview> {
+        let mut preview = Preview::default();
+        let predecessor = self.predecessor(settings);
+        for mut proxier in self.into_proxiers(settings, node, model, now)? {
+            let family = proxier.family();
+            let read = proxier.read(model, now).await;
+            read.map_err(unreadable(family))?;
+            proxier.update(model, told, now);
+            let plans = proxier.preview(now);
+            let of = family.to_string();
+            let lines = plans.iter().flat_map(Plan::lines);
+            preview
+                .changes
+                .extend(lines.map(|line| Change::rule(&of, line)));
+            preview.writes.push((of, plans.len()));
+        }
+        if let Some(predecessor) = predecessor
+            && model.is_complete()
+            && model.is_whole()
+        {
+            let found = predecessor.foresee().await?;
+            preview.writes.push((NODE.to_owned(), found.removed.len()));
+            let removed = found.removed.iter();
+            preview
+                .changes
+                .extend(removed.map(|line| Change::left_by_another(line)));
+            preview.warnings.extend(found.left);
+        }
+        Ok(preview)
+    }
+}
+
+impl Opened for Rules {
+    fn left_out(&self) -> &[LeftOut] {
+        &self.families.left_out
+    }
+
+    fn predecessor(&self, settings: &Settings) -> Option<Predecessor> {
+        Some(Predecessor {
+            iptables: self.iptables.clone(),
+            excluded: settings.shared.exclude_cidrs.clone(),
+        })
+    }
+
+    fn into_modes(
+        self: Box<Self>,
+        settings: &Settings,
+        node: &str,
+        model: &Model,
+        now: Instant,
+    ) -> Result<Vec<Box<dyn Mode>>> {
+        Ok(boxed(self.into_proxiers(settings, node, model, now)?))
+    }
+
+    fn preview<'a>(
+        self: Box<Self>,
+        settings: &'a Settings,
+        node: &'a str,
+        model: &'a Model,
+        told: &'a Changes,
+        now: Instant,
+    ) -> LocalBoxFuture<'a, Result<Preview>> {
+        (*self)
+            .preview(settings, node, model, told, now)
+            .boxed_local()
+    }
+}
+
+/// Whether rules of a family count with nfacct: they can, where they are written; those that are
+/// there do, where they are read.
+fn counts(family: IpFamily, iptables: &Iptables, access: Access) -> bool {
+    match access {
+        Access::Write => match probe_counters(family, iptables) {
+            Ok(()) => true,
+            Err(reason) => {
+                info!(%family, reason, "dropped packets are not counted: nfacct cannot be used");
+                false
+            }
+        },
+        Access::Read => has_counting_rules(family, iptables),
+    }
+}

@@ -1,0 +1,51 @@
+//! What another mode may have left in the kernel, which goes once this one serves.
+
+use ipnet::IpNet;
+use iptables::Iptables;
+use tokio::task::{JoinError, spawn_blocking};
+use tracing::{error, info, warn};
+
+/// Whoever served here before, in another mode.
+pub(crate) struct Predecessor {
+    /// The iptables that this mode writes with: its rules are not touched.
+    pub(super) iptables: Iptables,
+    /// Networks in which virtual servers are left alone.
+    pub(super) excluded: Vec<IpNet>,
+}
+
+/// What would go, and what cannot be read; a line each.
+pub(super) struct Foreseen {
+    pub(super) removed: Vec<String>,
+    pub(super) left: Vec<String>,
+}
+
+impl Predecessor {
+    /// Takes away what it has left, and says so.
+    pub(crate) async fn clear(self) {
+        let Self { iptables, excluded } = self;
+        // Blocks on the kernel and on programs.
+        let clear = move || proxy_ipvs::clean_up_beside(&iptables, &excluded);
+        match spawn_blocking(clear).await {
+            Ok(cleanup) => {
+                for line in cleanup.removed {
+                    info!("removed what another mode had left: {line}");
+                }
+                for line in cleanup.left {
+                    warn!("left by another mode: {line}");
+                }
+            }
+            Err(error) => error!(%error, "what another mode has left stays"),
+        }
+    }
+
+    /// What [`clear`](Self::clear) would take away. Nothing changes.
+    pub(super) async fn foresee(self) -> Result<Foreseen, JoinError> {
+        let Self { iptables, excluded } = self;
+        let foresee = move || proxy_ipvs::foresee_beside(&iptables, &excluded);
+        let found = spawn_blocking(foresee).await?;
+        Ok(Foreseen {
+            removed: found.removed,
+            left: found.left,
+        })
+    }
+}

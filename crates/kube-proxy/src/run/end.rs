@@ -1,0 +1,60 @@
+//! How the daemon ends.
+
+use std::future::poll_fn;
+use std::mem;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::time::timeout;
+use tracing::warn;
+
+use super::daemon::{Daemon, poll_finished};
+use crate::family::Family;
+
+/// How long the end waits for what has begun: longer than iptables waits for its lock.
+pub(super) const END_PATIENCE: Duration = Duration::from_secs(6);
+
+/// SIGTERM and SIGINT.
+pub(super) struct Stop {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Stop {
+    pub(super) fn subscribe() -> Result<Self> {
+        let subscribe = |kind| signal(kind).context("cannot listen for signals");
+        Ok(Self {
+            terminate: subscribe(SignalKind::terminate())?,
+            interrupt: subscribe(SignalKind::interrupt())?,
+        })
+    }
+
+    pub(super) async fn requested(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
+}
+
+impl Daemon {
+    /// Lets kernel threads finish what they have begun, for a while: a program that writes rules would otherwise go on beside a new
+    /// kube-proxy. One that hangs is left to the kernel.
+    pub(super) async fn end(mut self) {
+        let finish = async {
+            while !self.families.iter().all(Family::is_idle) {
+                let families = &mut self.families;
+                poll_fn(|context| poll_finished(families, context)).await;
+                for family in families {
+                    family.book(&self.model, Instant::now()).await;
+                }
+            }
+        };
+        if timeout(END_PATIENCE, finish).await.is_err() {
+            warn!("ending while something that was begun in the kernel goes on");
+            // To drop a thread is to wait for it.
+            mem::forget(self);
+        }
+    }
+}
