@@ -14,11 +14,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 use proxy::Model;
 
+use crate::gather::gather;
 use crate::modes::families::require;
 use crate::modes::open::{open_to_read, primary};
 use crate::modes::preview::{Change, NODE};
 use crate::options::Options;
-use crate::run::gather::gather;
 use crate::{kernel_settings, source};
 use answer::{Answer, Output};
 

@@ -22,6 +22,7 @@ use serde::Serialize;
 use crate::health::{Health, Progress};
 use crate::http_server::{Answer, Purpose, answer, not_found};
 use crate::metrics::Metrics;
+use crate::options::source::OwnNode;
 
 /// For the log.
 pub(crate) const PURPOSE: Purpose = Purpose {
@@ -37,8 +38,7 @@ const NEVER: &str = "0001-01-01T00:00:00Z";
 #[derive(Debug)]
 pub(crate) struct Status {
     health: Arc<Health>,
-    /// Whether Node objects are to be expected: a folder of manifests need not have any.
-    needs_node: bool,
+    own_node: OwnNode,
     is_node_eligible: AtomicBool,
     /// The families that are served, once it is known what to serve.
     families: OnceLock<Vec<IpFamily>>,
@@ -71,11 +71,11 @@ struct Readiness {
 }
 
 impl Status {
-    /// While starting up. `needs_node`: the own Node is expected to exist.
-    pub(crate) fn new(health: Arc<Health>, needs_node: bool) -> Self {
+    /// While starting up.
+    pub(crate) fn new(health: Arc<Health>, own_node: OwnNode) -> Self {
         Self {
             health,
-            needs_node,
+            own_node,
             is_node_eligible: AtomicBool::new(true),
             families: OnceLock::new(),
         }
@@ -91,7 +91,7 @@ impl Status {
     pub(crate) fn note_node(&self, model: &Model) {
         let is_eligible = match (model.has_node(), model.node()) {
             (Some(true), Some(node)) => !node.is_leaving,
-            (Some(false), None) => !self.needs_node,
+            (Some(false), None) => self.own_node == OwnNode::Optional,
             (Some(false), Some(_)) => false,
             // Not listed yet, or not readable: nothing speaks against it.
             (None, _) | (Some(true), None) => true,
@@ -219,7 +219,7 @@ mod tests {
     impl World {
         fn new() -> Self {
             let health = Arc::new(Health::new(PERIOD));
-            let status = Arc::new(Status::new(Arc::clone(&health), true));
+            let status = Arc::new(Status::new(Arc::clone(&health), OwnNode::Needed));
             let metrics = Metrics::new();
             let (answers, counts) = (Arc::clone(&status), metrics.clone());
             let respond = move |head: &Parts| answers.respond(head, &counts);

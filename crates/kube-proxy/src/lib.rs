@@ -13,6 +13,7 @@ pub mod events;
 mod family;
 pub mod flags;
 pub mod follow;
+mod gather;
 pub mod health;
 mod health_check;
 mod healthz;

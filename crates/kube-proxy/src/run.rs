@@ -7,10 +7,10 @@
 
 mod daemon;
 mod end;
-pub(crate) mod gather;
 mod observed;
 mod renew;
 mod renewal;
+mod stop;
 
 use std::panic::resume_unwind;
 use std::time::Instant;
@@ -22,15 +22,15 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::addresses::AddressChanges;
 use crate::events::{Event, Recorder};
+use crate::gather::gather;
 use crate::kernel_settings::{Step, settle};
 use crate::modes::families::{require, tell_left_out};
 use crate::modes::open::{open, prepare, primary};
 use crate::options::Options;
 use crate::{command_line, source};
 use daemon::Daemon;
-use end::Stop;
-use gather::gather;
 use observed::Observed;
+use stop::Stop;
 
 /// Serves until SIGTERM or SIGINT. Whatever is programmed stays: a restart must not cost a connection.
 ///

@@ -32,10 +32,22 @@ pub enum FirstList {
     Paged,
 }
 
+/// Whether a source has the own Node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum OwnNode {
+    /// It is to exist.
+    Needed,
+    /// It may.
+    Optional,
+}
+
 impl ObjectSource {
-    /// Whether Node objects are to be expected: a folder of manifests need not have any.
-    pub(crate) fn needs_node(&self) -> bool {
-        matches!(self, Self::Api { .. })
+    /// Whether the own Node is to be expected: a folder of manifests need not have any.
+    pub(crate) fn own_node(&self) -> OwnNode {
+        match self {
+            Self::Manifests(_) => OwnNode::Optional,
+            Self::Api { .. } => OwnNode::Needed,
+        }
     }
 }
 

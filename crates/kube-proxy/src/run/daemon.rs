@@ -24,13 +24,13 @@ use tokio::sync::mpsc;
 use tokio::time::sleep_until;
 use tracing::{error, info};
 
-use super::end::Stop;
-use super::gather::drain;
 use super::observed::Observed;
 use super::renewal::{Modes, Renewal};
+use super::stop::Stop;
 use crate::addresses::AddressChanges;
 use crate::events::Recorder;
 use crate::family::Family;
+use crate::gather::drain;
 use crate::modes::predecessor::Predecessor;
 use crate::options::Options;
 use crate::{memory, vanished};

@@ -4,8 +4,6 @@ use std::future::poll_fn;
 use std::mem;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result};
-use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::timeout;
 use tracing::warn;
 
@@ -14,29 +12,6 @@ use crate::family::Family;
 
 /// How long the end waits for what has begun: longer than iptables waits for its lock.
 pub(super) const END_PATIENCE: Duration = Duration::from_secs(6);
-
-/// SIGTERM and SIGINT.
-pub(super) struct Stop {
-    terminate: Signal,
-    interrupt: Signal,
-}
-
-impl Stop {
-    pub(super) fn subscribe() -> Result<Self> {
-        let subscribe = |kind| signal(kind).context("cannot listen for signals");
-        Ok(Self {
-            terminate: subscribe(SignalKind::terminate())?,
-            interrupt: subscribe(SignalKind::interrupt())?,
-        })
-    }
-
-    pub(super) async fn requested(&mut self) {
-        tokio::select! {
-            _ = self.terminate.recv() => {}
-            _ = self.interrupt.recv() => {}
-        }
-    }
-}
 
 impl Daemon {
     /// Lets kernel threads finish what they have begun, for a while: a program that writes rules would otherwise go on beside a new

@@ -27,10 +27,7 @@ impl Observed {
         let of_mode = options.modes.chosen.definition().metrics();
         Self {
             metrics: Metrics::of(of_mode, &options.process.gates),
-            status: Arc::new(Status::new(
-                Arc::clone(&health),
-                options.source.needs_node(),
-            )),
+            status: Arc::new(Status::new(Arc::clone(&health), options.source.own_node())),
             health,
             configz: Configz::new(&options.said.configuration),
         }

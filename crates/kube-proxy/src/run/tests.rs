@@ -7,13 +7,14 @@ use tokio::time::timeout;
 
 use super::daemon::Daemon;
 use super::end::END_PATIENCE;
-use super::gather::{OwnNode, WAITING_NOTICE, drain, gather_within};
 use super::observed::Observed;
 use super::renewal::{Modes, Prepared};
 use crate::addresses::AddressChanges;
 use crate::events::{self, Recorder};
+use crate::gather::{WAITING_NOTICE, drain, gather_within};
 use crate::healthz;
 use crate::options::Options;
+use crate::options::source::OwnNode;
 use crate::serve::pages;
 use crate::tests::options;
 use crate::tests::scripted::Scripted;

@@ -10,12 +10,13 @@ use tokio::time::sleep_until;
 use tracing::{info, warn};
 
 use crate::options::Options;
+use crate::options::source::OwnNode;
 
 /// How many queued events are taken in before the kernel is written, so that a flood cannot put that
 /// off for ever.
 const DRAINED_MAX: usize = 50_000;
 /// How often a start that still waits for its sources says so.
-pub(super) const WAITING_NOTICE: Duration = Duration::from_secs(10);
+pub(crate) const WAITING_NOTICE: Duration = Duration::from_secs(10);
 /// How long the start waits for the own Node, as upstream.
 const NODE_PATIENCE: Duration = Duration::from_secs(30);
 
@@ -25,24 +26,12 @@ pub(crate) async fn gather(
     model: &mut Model,
     options: &Options,
 ) {
-    let node = if options.source.needs_node() {
-        OwnNode::Needed
-    } else {
-        OwnNode::Optional
-    };
-    gather_within(events, model, node, NODE_PATIENCE).await;
+    gather_within(events, model, options.source.own_node(), NODE_PATIENCE).await;
 }
 
-/// Whether the own Node is to be known.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum OwnNode {
-    Needed,
-    /// To be told that there is none will do.
-    Optional,
-}
-
-/// The same, and waits so long for the own Node.
-pub(super) async fn gather_within(
+/// The same, and waits so long for the own Node. Where it need not exist, to be told that there is
+/// none will do.
+pub(crate) async fn gather_within(
     events: &mut BoxStream<'static, Event>,
     model: &mut Model,
     node: OwnNode,
@@ -86,7 +75,7 @@ pub(super) async fn gather_within(
 }
 
 /// Takes in an event and all that the source has to tell behind it, which may be more than its queue holds.
-pub(super) async fn drain(events: &mut BoxStream<'static, Event>, model: &mut Model, first: Event) {
+pub(crate) async fn drain(events: &mut BoxStream<'static, Event>, model: &mut Model, first: Event) {
     model.apply(first);
     let mut drained = 0;
     loop {
