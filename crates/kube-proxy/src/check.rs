@@ -1,9 +1,12 @@
-//! `kube-proxy check`: what the daemon would write if it were started now, with the same flags. Nothing is written.
+//! `kube-proxy check`: what the daemon would write if it were started now, with the same flags.
+//! Nothing is written.
 //!
-//! It takes the way of the daemon up to the first write: sources, kernel, model, plans. Not foretold: connection tracking
-//! entries of UDP flows that turn stale, what objects that change meanwhile bring, and whether the kernel has a scheduler that no
-//! virtual server uses, which can only be tried: a warning says it where the lists of modules do. Asking for IPVS, which every mode
-//! does (ipvs mode may have left something), may make the kernel load its module, as `ipvsadm -L` does.
+//! It takes the way of the daemon up to the first write: sources, kernel, model, plans. Not
+//! foretold: connection tracking entries of UDP flows that turn stale, what objects that change
+//! meanwhile bring, and whether the kernel has a scheduler that no virtual server uses, which can
+//! only be tried: a warning says it where the lists of modules do. Asking for IPVS, which every
+//! mode does (ipvs mode may have left something), may make the kernel load its module, as `ipvsadm
+//! -L` does.
 
 pub mod answer;
 
@@ -15,6 +18,7 @@ use anyhow::{Context as _, Result};
 use proxy::Model;
 
 use crate::gather::gather;
+use crate::modes::definition::Start;
 use crate::modes::families::require;
 use crate::modes::open::{open_to_read, primary};
 use crate::modes::preview::{Change, NODE};
@@ -59,8 +63,13 @@ async fn look(options: &Options) -> Result<Answer> {
     }
     let told = model.take_changes();
     require(kernel.left_out(), primary(settings, &model))?;
-    let preview = kernel.preview(settings, node, &model, &told, Instant::now());
-    let preview = preview.await?;
+    let start = Start {
+        settings,
+        node,
+        model: &model,
+        now: Instant::now(),
+    };
+    let preview = kernel.preview(&start, &told).await?;
     warnings.extend(preview.warnings);
     let settings = preview.settings.into_iter().chain(sysctls);
     let mut changes: Vec<Change> = settings.map(Change::setting).collect();

@@ -6,10 +6,12 @@
 //!   command line ───────────────────────────────┘
 //! ```
 //!
-//! A field and its flag are one setting in two spellings (`settings` has a row for each), so a file is read into the flags
-//! that say the same, and what they mean is decided in one place. Backwards, flags are written as a file.
+//! A field and its flag are one setting in two spellings (`settings` has a row for each), so a file
+//! is read into the flags that say the same, and what they mean is decided in one place. Backwards,
+//! flags are written as a file.
 //!
-//! What is not here: other versions of the format, and the merging of several files. Neither exists upstream.
+//! What is not here: other versions of the format, and the merging of several files. Neither exists
+//! upstream.
 
 pub mod configz;
 mod file;

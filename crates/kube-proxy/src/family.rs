@@ -1,10 +1,13 @@
 //! One IP family as the loop sees it: its mode, and all that is told of how far that has come.
 //!
 //! ```text
-//!   take_in ─▶ Mode::update      proceed ─▶ Mode::proceed      book ─▶ Mode::book ─▶ log, metrics, health checks, stale flows
+//!   take_in ─▶ Mode::update
+//!   proceed ─▶ Mode::proceed
+//!   book ────▶ Mode::book ─▶ log, metrics, health checks, stale flows
 //! ```
 //!
-//! Nothing here waits for the kernel. What is told of a Service is told once all of it is in the kernel, whatever else is not.
+//! Nothing here waits for the kernel. What is told of a Service is told once all of it is in the
+//! kernel, whatever else is not.
 
 use std::collections::HashMap;
 use std::io;
@@ -25,8 +28,9 @@ use crate::metrics::of_mode::Extent;
 use crate::options::Options;
 use crate::report::Reporter;
 
-/// How many changes that are not in the kernel yet are measured, should it not be writable for long.
-const MAX_TRIGGERS: usize = 100_000;
+/// How many changes that are not in the kernel yet are measured, should it not be writable for
+/// long.
+const TRIGGERS_MAX: usize = 100_000;
 
 /// One family's mode, and what the loop keeps about it.
 pub(crate) struct Family {
@@ -53,7 +57,8 @@ pub(crate) struct Family {
     metrics: Metrics,
 }
 
-/// From the first write, or look, to the time when nothing goes on any more: what upstream calls a sync.
+/// From the first write, or look, to the time when nothing goes on any more: what upstream calls a
+/// sync.
 struct Round {
     began: Instant,
     is_asked: bool,
@@ -143,7 +148,8 @@ impl Family {
         self.mode.is_ready()
     }
 
-    /// Another mode takes over, once this one works on nothing: until then it begins only what those who are served wait for.
+    /// Another mode takes over, once this one works on nothing: until then it begins only what
+    /// those who are served wait for.
     pub(crate) fn renew(&mut self, mode: Box<dyn Mode>) {
         self.successor = Some(mode);
     }
@@ -157,7 +163,7 @@ impl Family {
     /// Adds what is to be taken over.
     pub(crate) fn add(&mut self, mut changes: Changes) {
         let family = self.family();
-        let room = MAX_TRIGGERS.saturating_sub(self.changes.triggers.len());
+        let room = TRIGGERS_MAX.saturating_sub(self.changes.triggers.len());
         changes
             .triggers
             .retain(|trigger| trigger.family == family && self.metrics.measures(trigger.at));
@@ -283,7 +289,8 @@ impl Family {
         if is_served && !mem::replace(&mut self.is_served, is_served) {
             self.reporter.served(&standing, now);
         }
-        // Where changes come without end, something always goes on. What was asked before it began is there all the same.
+        // Where changes come without end, something always goes on. What was asked before it began
+        // is there all the same.
         let is_over = |round: &mut Round| {
             let since = standing.pending_since;
             standing.is_settled
@@ -326,7 +333,7 @@ impl Family {
 
 impl Triggers {
     fn extend(&mut self, triggers: impl Iterator<Item = Trigger>) {
-        let room = MAX_TRIGGERS.saturating_sub(self.count);
+        let room = TRIGGERS_MAX.saturating_sub(self.count);
         for trigger in triggers.take(room) {
             self.of.entry(trigger.service).or_default().push(trigger.at);
             self.count += 1;

@@ -34,7 +34,8 @@ use clap::{ArgAction, Parser};
     reason = "a flag may be absent, bare, or have a value"
 )]
 pub struct Flags {
-    /// File with a KubeProxyConfiguration (kubeproxy.config.k8s.io/v1alpha1). With it, flags that it has a field for are ignored, but for --hostname-override and those of the log
+    /// File with a KubeProxyConfiguration (kubeproxy.config.k8s.io/v1alpha1). With it, flags that
+    /// it has a field for are ignored, but for --hostname-override and those of the log
     #[arg(
         long,
         value_name = "FILE",
@@ -72,11 +73,13 @@ pub struct Flags {
     )]
     pub prepared_config: OsString,
 
-    /// Folder of Kubernetes manifests (*.yaml, *.yml, *.json) to serve instead of a cluster's objects; watched for changes
+    /// Folder of Kubernetes manifests (*.yaml, *.yml, *.json) to serve instead of a cluster's
+    /// objects; watched for changes
     #[arg(long, value_name = "DIR", allow_hyphen_values = true)]
     pub manifests: Option<OsString>,
 
-    /// File that says how to reach the API server; without it and --master, the Pod's service account is used
+    /// File that says how to reach the API server; without it and --master, the Pod's service
+    /// account is used
     #[arg(
         long,
         value_name = "FILE",
@@ -145,7 +148,8 @@ pub struct Flags {
     )]
     pub proxy_mode: String,
 
-    /// This node's IP, if not 0.0.0.0 or ::, instead of the one in its Node object; its family is the primary one
+    /// This node's IP, if not 0.0.0.0 or ::, instead of the one in its Node object; its family is
+    /// the primary one
     #[arg(long, value_name = "IP", default_value = "0.0.0.0", value_parser = go::bind, allow_hyphen_values = true)]
     pub bind_address: IpAddr,
 
@@ -196,11 +200,13 @@ pub struct Flags {
     #[arg(long, value_name = "SCORE", default_value = "-999", value_parser = go::int, allow_hyphen_values = true)]
     pub oom_score_adj: i32,
 
-    /// Networks of the cluster's pods, one of each family at most: with --detect-local-mode=ClusterCIDR, traffic to cluster IPs from elsewhere is masqueraded
+    /// Networks of the cluster's pods, one of each family at most: with
+    /// --detect-local-mode=ClusterCIDR, traffic to cluster IPs from elsewhere is masqueraded
     #[arg(long, value_name = "CIDRS", allow_hyphen_values = true)]
     pub cluster_cidr: Option<String>,
 
-    /// How traffic of this node's pods is told apart: ClusterCIDR, NodeCIDR, BridgeInterface or InterfaceNamePrefix
+    /// How traffic of this node's pods is told apart: ClusterCIDR, NodeCIDR, BridgeInterface or
+    /// InterfaceNamePrefix
     #[arg(
         long,
         value_name = "MODE",
@@ -227,7 +233,8 @@ pub struct Flags {
     )]
     pub pod_interface_name_prefix: String,
 
-    /// Networks whose addresses of this node serve NodePorts, or "primary" for the node's own IP; all addresses if not given
+    /// Networks whose addresses of this node serve NodePorts, or "primary" for the node's own IP;
+    /// all addresses if not given
     #[arg(long, value_name = "CIDRS", action = ArgAction::Append, allow_hyphen_values = true)]
     pub nodeport_addresses: Vec<String>,
 
@@ -239,7 +246,8 @@ pub struct Flags {
     #[arg(long, value_name = "BIT", default_value = "14", value_parser = go::int, allow_hyphen_values = true)]
     pub iptables_masquerade_bit: i32,
 
-    /// Longest time between two comparisons with the kernel in iptables mode; no effect in ipvs mode
+    /// Longest time between two comparisons with the kernel in iptables mode; no effect in ipvs
+    /// mode
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = go::duration, allow_hyphen_values = true)]
     pub iptables_sync_period: Duration,
 
@@ -327,11 +335,13 @@ pub struct Flags {
     )]
     pub ipvs_vip_mode: String,
 
-    /// Entries of the connection tracking table for each CPU (sysctl nf_conntrack_max); 0 leaves the kernel's, whatever --conntrack-min says
+    /// Entries of the connection tracking table for each CPU (sysctl nf_conntrack_max); 0 leaves
+    /// the kernel's, whatever --conntrack-min says
     #[arg(long, value_name = "COUNT", default_value = "32768", value_parser = go::int, allow_hyphen_values = true)]
     pub conntrack_max_per_core: i32,
 
-    /// Entries of the connection tracking table that there are at least, whatever --conntrack-max-per-core comes to
+    /// Entries of the connection tracking table that there are at least, whatever
+    /// --conntrack-max-per-core comes to
     #[arg(long, value_name = "COUNT", default_value = "131072", value_parser = go::int, allow_hyphen_values = true)]
     pub conntrack_min: i32,
 
@@ -343,7 +353,8 @@ pub struct Flags {
     #[arg(long, value_name = "DURATION", default_value = "1h", value_parser = go::duration, allow_hyphen_values = true)]
     pub conntrack_tcp_timeout_close_wait: Duration,
 
-    /// Take TCP segments outside of the window for valid, which connection tracking otherwise calls INVALID
+    /// Take TCP segments outside of the window for valid, which connection tracking otherwise calls
+    /// INVALID
     #[arg(long, value_name = "BOOL", default_value = "false", value_parser = go::bool, num_args = 0..=1, require_equals = true, default_missing_value = "true", action = ArgAction::Set)]
     pub conntrack_tcp_be_liberal: bool,
 
@@ -359,7 +370,8 @@ pub struct Flags {
     #[arg(short = 'v', long = "v", value_name = "LEVEL", default_value = "0", value_parser = go::int, allow_hyphen_values = true)]
     pub verbosity: i32,
 
-    /// Log verbosity of single source files (of this program: proxier=4,sets=6); * and ? stand for any text and character
+    /// Log verbosity of single source files (of this program: proxier=4,sets=6); * and ? stand for
+    /// any text and character
     #[arg(
         long,
         value_name = "PATTERN=LEVEL,...",

@@ -12,15 +12,16 @@ use tracing::{info, warn};
 use crate::options::Options;
 use crate::options::source::OwnNode;
 
-/// How many queued events are taken in before the kernel is written, so that a flood cannot put that
-/// off for ever.
+/// How many queued events are taken in before the kernel is written, so that a flood cannot put
+/// that off for ever.
 const DRAINED_MAX: usize = 50_000;
 /// How often a start that still waits for its sources says so.
 pub(crate) const WAITING_NOTICE: Duration = Duration::from_secs(10);
 /// How long the start waits for the own Node, as upstream.
 const NODE_PATIENCE: Duration = Duration::from_secs(30);
 
-/// Takes in events until Services and EndpointSlices have been told, and the own Node, if it comes in time.
+/// Takes in events until Services and EndpointSlices have been told, and the own Node, if it comes
+/// in time.
 pub(crate) async fn gather(
     events: &mut BoxStream<'static, Event>,
     model: &mut Model,
@@ -74,13 +75,15 @@ pub(crate) async fn gather_within(
     }
 }
 
-/// Takes in an event and all that the source has to tell behind it, which may be more than its queue holds.
+/// Takes in an event and all that the source has to tell behind it, which may be more than its
+/// queue holds.
 pub(crate) async fn drain(events: &mut BoxStream<'static, Event>, model: &mut Model, first: Event) {
     model.apply(first);
     let mut drained = 0;
     loop {
         let before = drained;
-        // Unconstrained: tokio lets a task receive 128 messages, then says that there are none until it has waited.
+        // Unconstrained: tokio lets a task receive 128 messages, then says that there are none
+        // until it has waited.
         while drained < DRAINED_MAX
             && let Some(Some(event)) = unconstrained(events.next()).now_or_never()
         {

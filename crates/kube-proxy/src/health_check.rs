@@ -5,9 +5,9 @@
 //!                 ◀── 200, if an endpoint on this node is ready and the proxy keeps up; else 503
 //! ```
 //!
-//! One server for each Service and family, on all addresses or on those of `--nodeport-addresses`. A server changes only once
-//! all of its Service is in the kernel, so that what it says is true. A port that something else has is tried again each time that
-//! something was written or looked at.
+//! One server for each Service and family, on all addresses or on those of `--nodeport-addresses`.
+//! A server changes only once all of its Service is in the kernel, so that what it says is true. A
+//! port that something else has is tried again each time that something was written or looked at.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io;
@@ -27,7 +27,8 @@ use tracing::{debug, error, info};
 
 use crate::events::{Event, Recorder};
 use crate::health::Health;
-use crate::http_server::{self, Unspecified};
+use crate::http_server;
+use crate::http_server::listen::{Unspecified, listen_on};
 
 /// The ready endpoints on this node, for balancers that weigh nodes by it.
 const WEIGHT: HeaderName = HeaderName::from_static("x-load-balancing-endpoint-weight");
@@ -105,8 +106,9 @@ impl HealthChecks {
         self.is_selective = is_selective(addresses, self.family);
     }
 
-    /// Brings the servers of Services of which all is in the kernel to what the model says, and all servers to where they are to
-    /// listen. `node_ports` are the addresses that serve NodePorts; `None`: that is not known yet.
+    /// Brings the servers of Services of which all is in the kernel to what the model says, and all
+    /// servers to where they are to listen. `node_ports` are the addresses that serve NodePorts;
+    /// `None`: that is not known yet.
     pub(crate) async fn update(
         &mut self,
         model: &Model,
@@ -143,7 +145,8 @@ impl HealthChecks {
         }
     }
 
-    /// Closes the server of a Service, unless it is on this port, and on no address that it should not be on.
+    /// Closes the server of a Service, unless it is on this port, and on no address that it should
+    /// not be on.
     async fn close(&mut self, name: &NamespacedName, port: Option<u16>) {
         let is_right = self.servers.get(name).is_none_or(|server| {
             Some(server.port) == port && server.addresses.is_subset(&self.addresses)
@@ -195,8 +198,7 @@ impl Server {
         let mut result = Ok(());
         for address in addresses.difference(&self.addresses.clone()) {
             // Of one family only: the other one has a server of its own, with its own count.
-            match http_server::listen_on(SocketAddr::new(*address, self.port), Unspecified::V6Only)
-            {
+            match listen_on(SocketAddr::new(*address, self.port), Unspecified::V6Only) {
                 Ok(listener) => {
                     self.addresses.insert(*address);
                     let answer = Arc::clone(&self.answer);
@@ -248,7 +250,8 @@ impl Body<'_> {
     }
 }
 
-/// Whether the flag names some addresses of a family. A network that holds all counts as none, as upstream.
+/// Whether the flag names some addresses of a family. A network that holds all counts as none, as
+/// upstream.
 fn is_selective(addresses: &NodePortAddresses, family: IpFamily) -> bool {
     match addresses {
         NodePortAddresses::All => false,

@@ -1,12 +1,13 @@
 //! The proxy's own health, for load balancers, probes and operators (`--healthz-bind-address`).
 //!
-//! | path       | 200 when                                                                                    |
-//! |------------|---------------------------------------------------------------------------------------------|
-//! | `/livez`   | of what is to be written, something could be within two sync periods                         |
-//! | `/healthz` | the same, and the Node is neither gone nor about to be: balancers are to send elsewhere then |
-//! | `/readyz`  | all that was known at the first complete lists is in the kernel, in every family; ours alone |
+//! | path       | 200 when                                                                       |
+//! |------------|--------------------------------------------------------------------------------|
+//! | `/livez`   | of what is to be written, something could be within two sync periods           |
+//! | `/healthz` | the same, and the Node neither is gone nor goes: balancers send elsewhere then |
+//! | `/readyz`  | all that the first lists had is in the kernel, in every family; ours alone     |
 //!
-//! Else 503. Bodies and headers of the first two are upstream's (`pkg/proxy/healthcheck/proxy_health.go`).
+//! Else 503. Bodies and headers of the first two are upstream's
+//! (`pkg/proxy/healthcheck/proxy_health.go`).
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -238,7 +239,8 @@ mod tests {
             }
         }
 
-        /// A family, told everything five periods ago: since when something is pending, and since when nothing of it is written.
+        /// A family, told everything five periods ago: since when something is pending, and since
+        /// when nothing of it is written.
         fn note(&self, family: IpFamily, pending: Option<Duration>, stuck: Option<Duration>) {
             let now = Instant::now();
             let ago = |age: Duration| now.checked_sub(age).unwrap();

@@ -33,7 +33,7 @@ use klog::Klog;
 use settings::{LogFormat, Settings};
 
 /// Our own crates, by the names that their events carry.
-const OWN: [&str; 7] = [
+const OWN_CRATES: [&str; 7] = [
     "kube_proxy",
     "proxy",
     "proxy_ipvs",
@@ -105,7 +105,8 @@ pub fn set_verbosity(settings: &Settings) {
     }
 }
 
-/// Kubernetes' JSON lines: `ts` is milliseconds since 1970, `v` the verbosity, which errors lack; then `msg` and the fields.
+/// Kubernetes' JSON lines: `ts` is milliseconds since 1970, `v` the verbosity, which errors lack;
+/// then `msg` and the fields.
 struct Json;
 
 impl<S, N> FormatEvent<S, N> for Json
@@ -183,7 +184,8 @@ impl Visit for Object {
     }
 }
 
-/// Which events are said: of our own, those of the file's verbosity; of others, those of the common one.
+/// Which events are said: of our own, those of the file's verbosity; of others, those of the common
+/// one.
 fn filter(verbosity: u8, vmodule: &[(String, u8)]) -> Filter {
     let others = match verbosity {
         0..=5 => LevelFilter::OFF,
@@ -195,7 +197,7 @@ fn filter(verbosity: u8, vmodule: &[(String, u8)]) -> Filter {
     FilterFn::new(Box::new(move |event| {
         let target = event.target();
         let name = target.split("::").next().unwrap_or(target);
-        if !OWN.contains(&name) {
+        if !OWN_CRATES.contains(&name) {
             return *event.level() <= others;
         }
         let file = event.file().unwrap_or_default();
@@ -209,8 +211,8 @@ fn filter(verbosity: u8, vmodule: &[(String, u8)]) -> Filter {
     }))
 }
 
-/// Whether a pattern of `--vmodule` names a source file: without its folder and suffix, unless the pattern has a folder, as
-/// klog. `*` is any text, `?` any character.
+/// Whether a pattern of `--vmodule` names a source file: without its folder and suffix, unless the
+/// pattern has a folder, as klog. `*` is any text, `?` any character.
 fn names(pattern: &str, file: &str) -> bool {
     let file = file.strip_suffix(".rs").unwrap_or(file);
     let name = if pattern.contains('/') {

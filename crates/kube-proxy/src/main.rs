@@ -78,7 +78,8 @@ fn live(
     if let Err(error) = capabilities::pass_on() {
         warn!("capabilities cannot be passed on to iptables: {error}");
     }
-    // One thread for everything that waits; what blocks, the netlink sockets, has threads of its own.
+    // One thread for everything that waits; what blocks, the netlink sockets, has threads of its
+    // own.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build();

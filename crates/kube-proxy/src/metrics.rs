@@ -1,8 +1,9 @@
-//! What the daemon counts and measures, under upstream's names, labels and buckets (`pkg/proxy/metrics`), so that dashboards
-//! and alerts stay as they are.
+//! What the daemon counts and measures, under upstream's names, labels and buckets
+//! (`pkg/proxy/metrics`), so that dashboards and alerts stay as they are.
 //!
 //! ```text
-//!   the loop, workers, servers ──▶ Metrics ──OpenMetrics──▶ exposition ──▶ /metrics, as text/plain; version=0.0.4
+//!   the loop, workers, servers ──▶ Metrics ──OpenMetrics──▶ exposition ──▶ /metrics
+//!                                                      as text/plain; version=0.0.4
 //! ```
 //!
 //! A metric is a field and its row in `Metrics::register`; names, kinds, labels, help and buckets
@@ -32,7 +33,7 @@ use prometheus_client::registry::Registry;
 use proxy::{Changes, Drift, IpFamily, Report};
 
 use crate::flags::gates::Gates;
-use crate::version::OWN;
+use crate::version::OWN_VERSION;
 use buckets::Buckets;
 use labels::{
     Build, OfCheck, OfCheckStatus, OfCode, OfFamily, OfFeature, OfKind, OfPolicy, OfRequest,
@@ -182,7 +183,10 @@ impl Metrics {
                     build date, Go version, and compiler from which Kubernetes was built, and platform on which it is running.";
         all.add("BETA", "kubernetes_build_info", help, build);
         let own = Family::<OwnBuild, Gauge>::default();
-        own.get_or_create(&OwnBuild { version: OWN }).set(1);
+        own.get_or_create(&OwnBuild {
+            version: OWN_VERSION,
+        })
+        .set(1);
         // Not among Kubernetes' own, so it has no stability of theirs, and is not counted with
         // them.
         let help = "A metric with a constant '1' value labeled by the version of kube-proxy-ipvs.";
@@ -234,7 +238,8 @@ impl Metrics {
         self.endpoint_changes_pending.set(0);
     }
 
-    /// Whether it is to be measured how long what was triggered then takes: only if that was since this process started.
+    /// Whether it is to be measured how long what was triggered then takes: only if that was since
+    /// this process started.
     pub(crate) fn measures(&self, trigger: SystemTime) -> bool {
         trigger > self.started
     }

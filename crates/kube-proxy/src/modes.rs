@@ -1,8 +1,8 @@
 //! The modes that this build has, and the one that is chosen.
 //!
-//! A mode is a file here, which says all that the daemon asks of one ([`definition`]), and its lines
-//! in this registry: a row, and a part of [`Settings`]. Nothing else in the daemon tells modes
-//! apart.
+//! A mode is a file here, which says all that the daemon asks of one ([`definition`]), and its
+//! lines in this registry: a row, and a part of [`Settings`]. Nothing else in the daemon tells
+//! modes apart.
 
 pub(crate) mod definition;
 pub mod detect_local;

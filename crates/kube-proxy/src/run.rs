@@ -27,15 +27,16 @@ use crate::kernel_settings::{Step, settle};
 use crate::modes::families::{require, tell_left_out};
 use crate::modes::open::{open, prepare, primary};
 use crate::options::Options;
-use crate::{command_line, source};
+use crate::{command_line, modes, source};
 use daemon::Daemon;
 use observed::Observed;
 use stop::Stop;
 
-/// Serves until SIGTERM or SIGINT. Whatever is programmed stays: a restart must not cost a connection.
+/// Serves until SIGTERM or SIGINT. Whatever is programmed stays: a restart must not cost a
+/// connection.
 ///
-/// Options that come by `changed` take the place of those before. They may differ in what a changed configuration file can say
-/// without a new start ([`Change::Live`](crate::config::Change)).
+/// Options that come by `changed` take the place of those before. They may differ in what a changed
+/// configuration file can say without a new start ([`Change::Live`](crate::config::Change)).
 ///
 /// Where events are recorded is told by `recording`, for those who have some of their own.
 pub async fn run(
@@ -43,7 +44,8 @@ pub async fn run(
     changed: mpsc::Receiver<Options>,
     recording: oneshot::Sender<Recorder>,
 ) -> Result<()> {
-    // A task of its own: to wake the future that the runtime blocks on costs two system calls, another task none.
+    // A task of its own: to wake the future that the runtime blocks on costs two system calls,
+    // another task none.
     match tokio::spawn(live(options, changed, recording)).await {
         Ok(result) => result,
         Err(error) => match error.try_into_panic() {
@@ -96,7 +98,12 @@ async fn live(
     let predecessor = opened.predecessor(&options.modes);
     let now = Instant::now();
     let node = &options.process.node_name;
-    let modes = opened.into_modes(&options.modes, node, &model, now)?;
+    let modes = opened.into_modes(&modes::definition::Start {
+        settings: &options.modes,
+        node,
+        model: &model,
+        now,
+    })?;
     observed.status.note_node(&model);
     recorder.record(Event::starting(node, options.modes.chosen.name()));
     let mut daemon = Daemon::new(

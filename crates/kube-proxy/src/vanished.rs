@@ -15,10 +15,10 @@ use tracing::{info, warn};
 
 use crate::decode::kind_name;
 
-/// So many that go at once are no accident, if they are a [`PART`] of all.
-const SOME: usize = 3;
+/// So many that go at once are no accident, if they are a [`NOTEWORTHY_PART`] of all.
+const NOTEWORTHY_COUNT: usize = 3;
 /// One of so many.
-const PART: usize = 10;
+const NOTEWORTHY_PART: usize = 10;
 
 /// The counter, by kind.
 pub(crate) type Counts = Family<OfKind, Counter>;
@@ -63,7 +63,7 @@ fn of(kind: Kind) -> OfKind {
 fn is_much(vanished: &Vanished) -> bool {
     let Vanished { count, known, .. } = *vanished;
     // There is always one, default/kubernetes, in a server that has not forgotten all.
-    count == known || (count >= SOME && count * PART >= known)
+    count == known || (count >= NOTEWORTHY_COUNT && count * NOTEWORTHY_PART >= known)
 }
 
 fn line(vanished: &Vanished) -> String {

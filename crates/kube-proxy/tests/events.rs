@@ -1,4 +1,5 @@
-//! Kubernetes events against the API server fixture, and against servers that refuse them or are away.
+//! Kubernetes events against the API server fixture, and against servers that refuse them or are
+//! away.
 
 #![allow(
     clippy::unwrap_used,
@@ -18,7 +19,7 @@ use std::time::{Duration, Instant};
 use apiserver::{Options, Server};
 use common::Scripted;
 use kube::Client;
-use kube_proxy::events::{Event, MOST, Recorder};
+use kube_proxy::events::{EVENTS_MAX, Event, Recorder};
 use kube_proxy::source::api;
 use proxy::{Conflict, Model, NamespacedName, Protocol, Service, ServicePortName, ServiceType};
 use serde_json::{Value, json};
@@ -194,7 +195,8 @@ async fn a_health_check_port_that_is_taken_is_told_on_the_service() {
     }
 }
 
-/// Not even the queue of a server that is away holds anyone up; what fits into it is told when the server comes.
+/// Not even the queue of a server that is away holds anyone up; what fits into it is told when the
+/// server comes.
 #[tokio::test]
 async fn a_server_that_is_away_blocks_nobody() {
     let (server, client) = fixture().await;
@@ -213,10 +215,13 @@ async fn a_server_that_is_away_blocks_nobody() {
         ..Options::default()
     };
     let _server = Server::start_on(cluster.clone(), options).await.unwrap();
-    until("those that fit are told", || cluster.events().len() >= MOST).await;
+    until("those that fit are told", || {
+        cluster.events().len() >= EVENTS_MAX
+    })
+    .await;
     recorder.record(conflict(10_001));
     tokio::time::sleep(Duration::from_millis(500)).await;
-    assert_eq!(cluster.events().len(), MOST, "no more than that");
+    assert_eq!(cluster.events().len(), EVENTS_MAX, "no more than that");
 }
 
 /// In lines of our own. Those of libraries are heard at high verbosity only.

@@ -9,7 +9,7 @@ use serde::Serialize;
 use crate::modes::preview::Change;
 
 /// How many changes of one kind are listed for people.
-const LISTED: usize = 20;
+const LISTED_PER_KIND: usize = 20;
 
 /// The form of the answer (`-o`).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -17,8 +17,9 @@ pub enum Output {
     /// Lines for people.
     #[default]
     Text,
-    /// A JSON object: `wouldChange`, `warnings`, `writes` (how many the kernel would see, by `node`, `IPv4` and `IPv6`), and
-    /// `changes`, each with `of`, `kind`, `action` (`add`, `change` or `remove`) and `write`, the same in words.
+    /// A JSON object: `wouldChange`, `warnings`, `writes` (how many the kernel would see, by
+    /// `node`, `IPv4` and `IPv6`), and `changes`, each with `of`, `kind`, `action` (`add`, `change`
+    /// or `remove`) and `write`, the same in words.
     Json,
     /// The same as YAML.
     Yaml,
@@ -65,8 +66,10 @@ impl Answer {
                 *count += 1;
             }
             let _ = match listed {
-                ..LISTED => writeln!(text, "{:<7}  {}", change.of, change.write),
-                LISTED => writeln!(text, "{:<7}  more {}: see -o yaml", change.of, change.kind),
+                ..LISTED_PER_KIND => writeln!(text, "{:<7}  {}", change.of, change.write),
+                LISTED_PER_KIND => {
+                    writeln!(text, "{:<7}  more {}: see -o yaml", change.of, change.kind)
+                }
                 _ => Ok(()),
             };
         }
@@ -147,7 +150,7 @@ mod tests {
     #[test]
     fn of_many_changes_some_are_listed_and_all_are_counted() {
         let text = answer((1..=1000).map(member).collect()).lines();
-        assert_eq!(text.matches("to set NodePortTcp").count(), LISTED);
+        assert_eq!(text.matches("to set NodePortTcp").count(), LISTED_PER_KIND);
         assert_eq!(text.matches("more set members: see -o yaml").count(), 1);
         assert!(
             text.contains("set members        1000       0       0\n1000 changes;"),

@@ -1,4 +1,5 @@
-//! Flags that kube-proxy had once. Upstream calls them unknown; here the error says what to do instead.
+//! Flags that kube-proxy had once. Upstream calls them unknown; here the error says what to do
+//! instead.
 
 /// Flags, without their dashes, and what to do about them.
 const GONE: &[(&[&str], &str)] = &[

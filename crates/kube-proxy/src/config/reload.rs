@@ -93,7 +93,8 @@ impl Configuration {
     }
 }
 
-/// How a change of the field at `path` comes into effect. What has no flag has no effect, and so needs no new start.
+/// How a change of the field at `path` comes into effect. What has no flag has no effect, and so
+/// needs no new start.
 pub fn change_of(path: &str) -> Change {
     ROWS.iter()
         .find(|row| row.path == path)

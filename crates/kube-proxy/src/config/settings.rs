@@ -32,8 +32,8 @@ pub enum Change {
     Restart,
 }
 
-/// Reads and writes the rows' flags; a row is the field's path, the same in Rust, the flag's name, the same in Rust, and how a
-/// change comes into effect.
+/// Reads and writes the rows' flags; a row is the field's path, the same in Rust, the flag's name,
+/// the same in Rust, and how a change comes into effect.
 macro_rules! rows {
     ($($path:literal [$($field:tt)+] $name:literal [$flag:ident] $change:ident;)+) => {
         /// Each field that has a flag.
@@ -45,8 +45,8 @@ macro_rules! rows {
                 $(self.$($field)+ = Some(Spelling::to_field(&flags.$flag));)+
             }
 
-            /// Sets the flags to what the fields say; those for which `keeps` is true, and those of which nothing is said,
-            /// stay as they are.
+            /// Sets the flags to what the fields say; those for which `keeps` is true, and those of
+            /// which nothing is said, stay as they are.
             fn give(self, flags: &mut Flags, keeps: impl Fn(&str) -> bool) -> Result<(), UnusableFlag> {
                 $(if let Some(field) = self.$($field)+.filter(|_| !keeps($name)) {
                     flags.$flag = Spelling::from_field(field)
@@ -109,7 +109,8 @@ rows! {
     "showHiddenMetricsForVersion" [show_hidden_metrics_for_version] "show-hidden-metrics-for-version" [show_hidden_metrics_for_version] Live;
 }
 
-/// Settings that are accepted and change nothing, by the path of the field or of its section, and why.
+/// Settings that are accepted and change nothing, by the path of the field or of its section, and
+/// why.
 const WITHOUT_EFFECT: &[(&str, &str)] = &[
     (
         "clientConnection.acceptContentTypes",
@@ -247,7 +248,8 @@ impl Configuration {
         self
     }
 
-    /// Replaces what flags say by what a file says, or leaves to its defaults, but for those that are given (`is_given`) and win.
+    /// Replaces what flags say by what a file says, or leaves to its defaults, but for those that
+    /// are given (`is_given`) and win.
     pub(crate) fn put(
         mut self,
         flags: &mut Flags,
@@ -396,7 +398,8 @@ pub(super) fn at<'a>(tree: &'a Value, path: &str) -> Option<&'a Value> {
     path.split('.').try_fold(tree, |tree, name| tree.get(name))
 }
 
-/// A value as a flag has it, and as a field has it. What a field holds and a flag cannot is returned, with what is allowed.
+/// A value as a flag has it, and as a field has it. What a field holds and a flag cannot is
+/// returned, with what is allowed.
 trait Spelling<F>: Sized {
     fn to_field(&self) -> F;
     fn from_field(field: F) -> Result<Self, (String, &'static str)>;

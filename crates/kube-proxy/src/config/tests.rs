@@ -581,7 +581,8 @@ fn what_is_written_reads_as_what_it_was_written_from() {
     }
 }
 
-/// The tree that tells unknown fields knows each field of kubeadm's file, and each row's path is in it.
+/// The tree that tells unknown fields knows each field of kubeadm's file, and each row's path is in
+/// it.
 #[test]
 fn fields_are_where_their_paths_say() {
     let mut tree = Configuration::of(&Flags::defaults()).tree();
@@ -622,7 +623,8 @@ fn periods_are_printed_as_go_prints_them() {
     }
 }
 
-/// Follows a file until it says something else; the fields that do, if any does within a while after `change`.
+/// Follows a file until it says something else; the fields that do, if any does within a while
+/// after `change`.
 async fn changed_by(file: &File, change: impl FnOnce()) -> Vec<String> {
     let used = file.options("").said.configuration;
     let reread = || match file.with("") {
@@ -903,8 +905,8 @@ fn a_start_in_a_pod_that_was_prepared_takes_up_what_that_was_for() {
     }
 }
 
-/// The tables for operators name each flag and each field once, beside each other where they are one setting, and say of
-/// effect and change what the program does.
+/// The tables for operators name each flag and each field once, beside each other where they are
+/// one setting, and say of effect and change what the program does.
 #[test]
 fn the_documentation_has_every_flag_and_field() {
     use clap::CommandFactory as _;

@@ -344,11 +344,11 @@ fn what_waits_for_a_kernel_that_hangs_has_its_limit() {
             at: SystemTime::now(),
         };
         world.family.add(Changes {
-            triggers: vec![trigger; MAX_TRIGGERS],
+            triggers: vec![trigger; TRIGGERS_MAX],
             ..Changes::default()
         });
     }
-    assert_eq!(world.family.changes.triggers.len(), MAX_TRIGGERS);
+    assert_eq!(world.family.changes.triggers.len(), TRIGGERS_MAX);
     assert!(
         world
             .family
@@ -367,10 +367,10 @@ fn changes_that_are_not_written_for_long_are_not_kept_for_ever() {
         family: IpFamily::V4,
         at: SystemTime::now(),
     };
-    triggers.extend((0..MAX_TRIGGERS + 7).map(trigger));
-    assert_eq!(triggers.count, MAX_TRIGGERS);
+    triggers.extend((0..TRIGGERS_MAX + 7).map(trigger));
+    assert_eq!(triggers.count, TRIGGERS_MAX);
     let taken: usize = (0..7)
         .map(|number| triggers.take(&name(&format!("s{number}"))).len())
         .sum();
-    assert_eq!((taken, triggers.count), (MAX_TRIGGERS, 0));
+    assert_eq!((taken, triggers.count), (TRIGGERS_MAX, 0));
 }

@@ -9,7 +9,7 @@
 //! into its kube-proxy.)
 //!
 //! Few of them change what a kube-proxy does. What each of these comes to is in docs/flags.md, and
-//! in `UNHEARD` and `ABSENT` here.
+//! in `WITHOUT_EFFECT` and `ABSENT` here.
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
@@ -31,7 +31,7 @@ pub(crate) const STREAMED_LISTS: &str = "WatchListClient";
 const OF_STAGE: [(&str, Stage); 2] = [("AllAlpha", Stage::Alpha), ("AllBeta", Stage::Beta)];
 
 /// Gates that upstream's kube-proxy reads, a value of theirs that changes nothing here, and why.
-const UNHEARD: &[(&str, bool, &str)] = &[
+const WITHOUT_EFFECT: &[(&str, bool, &str)] = &[
     ("CBORServingAndStorage", true, "no page is served as CBOR"),
     (
         "ClientsAllowCARotation",
@@ -243,8 +243,8 @@ impl Gates {
     /// A line for each that was given, differs from its default, and changes nothing here, though
     /// upstream's kube-proxy reads it.
     pub(crate) fn without_effect(&self) -> Vec<String> {
-        let unheard = UNHEARD.iter();
-        let given = unheard.filter(|(name, value, _)| self.0.get(*name) == Some(value));
+        let ineffective = WITHOUT_EFFECT.iter();
+        let given = ineffective.filter(|(name, value, _)| self.0.get(*name) == Some(value));
         given
             .map(|(name, value, why)| {
                 format!("the feature gate {name}={value} has no effect: {why}")
@@ -310,7 +310,7 @@ mod tests {
             BETA_LOGGING,
             STREAMED_LISTS,
         ];
-        let rows = UNHEARD.iter().chain(ABSENT);
+        let rows = WITHOUT_EFFECT.iter().chain(ABSENT);
         let rows: Vec<_> = rows.map(|(name, value, _)| (*name, *value)).collect();
         for name in read.into_iter().chain(rows.iter().map(|(name, _)| *name)) {
             assert!(
@@ -361,7 +361,7 @@ mod tests {
             BETA_LOGGING,
             STREAMED_LISTS,
         ];
-        let rows = UNHEARD.iter().chain(ABSENT).map(|(name, ..)| *name);
+        let rows = WITHOUT_EFFECT.iter().chain(ABSENT).map(|(name, ..)| *name);
         for name in read.into_iter().chain(rows) {
             assert!(told.contains(&name), "{name}");
         }
@@ -447,12 +447,12 @@ mod tests {
         };
         assert!(external.contains("GA feature gate AllowServiceExternalIPs=false"));
         assert!(sidecars.contains("SidecarContainers=true"));
-        let [unheard] = &gates.without_effect()[..] else {
+        let [ineffective] = &gates.without_effect()[..] else {
             panic!("{:?}", gates.without_effect());
         };
         assert!(
-            unheard.contains("ClientsAllowCARotation=false has no effect"),
-            "{unheard}"
+            ineffective.contains("ClientsAllowCARotation=false has no effect"),
+            "{ineffective}"
         );
     }
 }

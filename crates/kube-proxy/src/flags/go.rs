@@ -1,7 +1,8 @@
 //! Values and names as Go programs take them on their command line.
 //!
-//! Flags of existing manifests were written for Go's `strconv`, `time` and pflag. Their readings are wider than Rust's
-//! (`T`, `1h30m`, `0x10`, `--proxy_mode`), and here they are followed to the letter.
+//! Flags of existing manifests were written for Go's `strconv`, `time` and pflag. Their readings
+//! are wider than Rust's (`T`, `1h30m`, `0x10`, `--proxy_mode`), and here they are followed to the
+//! letter.
 
 use std::ffi::OsString;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -18,7 +19,8 @@ pub(crate) fn bool(text: &str) -> Result<bool, &'static str> {
     }
 }
 
-/// A 32-bit integer as `strconv.ParseInt` with base 0 takes it: `14`, `0xe`, `0o16`, `016`, `0b1110`, `1_4`.
+/// A 32-bit integer as `strconv.ParseInt` with base 0 takes it: `14`, `0xe`, `0o16`, `016`,
+/// `0b1110`, `1_4`.
 pub(crate) fn int(text: &str) -> Result<i32, &'static str> {
     const WRONG: &str = "give a whole number";
     let (sign, digits) = match text.strip_prefix('-') {
@@ -43,7 +45,8 @@ pub(crate) fn float(text: &str) -> Result<f32, &'static str> {
     text.parse().map_err(|_| "give a number such as 5 or 2.5")
 }
 
-/// A duration as `time.ParseDuration` takes it; a negative one is refused, as no flag here means anything by it.
+/// A duration as `time.ParseDuration` takes it; a negative one is refused, as no flag here means
+/// anything by it.
 pub(crate) fn duration(text: &str) -> Result<Duration, &'static str> {
     const WRONG: &str = "give a duration such as 30s, 1m30s, 500ms or 0";
     let rest = text.strip_prefix('+').unwrap_or(text);
@@ -127,7 +130,8 @@ pub(crate) fn gate(text: &str) -> Result<(String, bool), &'static str> {
     Ok((name.trim().to_owned(), value))
 }
 
-/// A quantity as Kubernetes' `resource.ParseQuantity` takes it (`0`, `64Ki`, `1.5M`, `1e3`), as text.
+/// A quantity as Kubernetes' `resource.ParseQuantity` takes it (`0`, `64Ki`, `1.5M`, `1e3`), as
+/// text.
 pub(crate) fn quantity(text: &str) -> Result<String, &'static str> {
     let end = text
         .find(|c: char| !c.is_ascii_digit() && !matches!(c, '.' | '+' | '-'))
@@ -161,8 +165,8 @@ pub(crate) fn quantity(text: &str) -> Result<String, &'static str> {
     }
 }
 
-/// Where a server listens: nowhere if `text` is empty or, as its deprecated flag says it, `port` is 0. `port` is appended to an
-/// address without one.
+/// Where a server listens: nowhere if `text` is empty or, as its deprecated flag says it, `port` is
+/// 0. `port` is appended to an address without one.
 pub(crate) fn listen(text: &str, port: i32) -> Result<Option<SocketAddr>, &'static str> {
     const WRONG: &str = "give IP:port such as 0.0.0.0:10256 or [::]:10256, an IP alone, or nothing to have no server";
     if text.is_empty() || port == 0 {
@@ -185,7 +189,8 @@ pub(crate) fn listen(text: &str, port: i32) -> Result<Option<SocketAddr>, &'stat
     Ok(Some(SocketAddr::new(ip, port)))
 }
 
-/// Flag names with `_` for `-`, as pflag's normalisation in Kubernetes components allows: `--proxy_mode=ipvs`.
+/// Flag names with `_` for `-`, as pflag's normalisation in Kubernetes components allows:
+/// `--proxy_mode=ipvs`.
 pub(crate) fn normalise(argument: OsString) -> OsString {
     let Some(text) = argument.to_str().filter(|text| text.starts_with("--")) else {
         return argument;

@@ -16,11 +16,11 @@ use crate::config::Configuration;
 use crate::options::Options;
 
 /// Quiet time after a change before the file is read: one save is several changes.
-const SETTLE: Duration = Duration::from_millis(200);
+const SETTLE_TIME: Duration = Duration::from_millis(200);
 
-/// Waits until `file` says something else than `used`; what it says now. A file that cannot be read,
-/// or not be used, says nothing: it is warned about, and what is in use stays in use. Never returns
-/// if the file cannot be watched, which is warned about too.
+/// Waits until `file` says something else than `used`; what it says now. A file that cannot be
+/// read, or not be used, says nothing: it is warned about, and what is in use stays in use. Never
+/// returns if the file cannot be watched, which is warned about too.
 ///
 /// `reread` reads the file as it was read for `used`.
 pub async fn changed<E: Display>(
@@ -39,7 +39,7 @@ pub async fn changed<E: Display>(
     let mut complaint = String::new();
     loop {
         changes.notified().await;
-        tokio::time::sleep(SETTLE).await;
+        tokio::time::sleep(SETTLE_TIME).await;
         match reread() {
             Ok(options) if options.said.configuration == *used => complaint.clear(),
             Ok(options) => return options,

@@ -22,7 +22,8 @@ fn free_port() -> u16 {
     any.local_addr().unwrap().port()
 }
 
-/// A node `node1` with the Service `default/web`, which has a health-check node port and two endpoints here.
+/// A node `node1` with the Service `default/web`, which has a health-check node port and two
+/// endpoints here.
 struct World {
     port: u16,
     model: Model,

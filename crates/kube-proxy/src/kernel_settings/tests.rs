@@ -37,7 +37,8 @@ fn rows() -> Vec<&'static Row> {
     all.map(|wanted| wanted.row).collect()
 }
 
-/// A kernel in which every setting is 0, and the settings of `facts` that leave connection tracking alone.
+/// A kernel in which every setting is 0, and the settings of `facts` that leave connection tracking
+/// alone.
 fn kernel(name: &str, version: (u32, u32)) -> (PathBuf, Facts) {
     let root = std::env::temp_dir().join(format!("sysctl-{}-{name}", std::process::id()));
     for row in rows() {

@@ -10,10 +10,11 @@ use super::*;
 use crate::command_line::{self, Command};
 use crate::modes::settings::ProxyMode;
 
-/// What Kubernetes 1.36 registers for a kube-proxy in IPVS mode and this program tells, with kinds, labels and help. From
-/// its metrics reference, and client_golang's process collector.
+/// What Kubernetes 1.36 registers for a kube-proxy in IPVS mode and this program tells, with kinds,
+/// labels and help. From its metrics reference, and client_golang's process collector.
 const KUBERNETES: &str = include_str!("kubernetes-1.36.txt");
-/// What it registers beside these in iptables mode; what nfacct counts is there where the kernel has it.
+/// What it registers beside these in iptables mode; what nfacct counts is there where the kernel
+/// has it.
 const OF_IPTABLES: &str = include_str!("kubernetes-1.36-iptables.txt");
 /// What this program tells beside all of these.
 const OURS: &str = include_str!("ours.txt");

@@ -112,18 +112,12 @@ pub(crate) trait Opened: Send {
     /// What is to be cleared away once this mode serves; `None` if the mode does that itself.
     fn predecessor(&self, settings: &Settings) -> Option<Predecessor>;
 
-    /// One mode for each family, for the node `node`, of which the model may know the object.
+    /// One mode for each family.
     ///
     /// # Errors
     ///
     /// There is no thread for it.
-    fn into_modes(
-        self: Box<Self>,
-        settings: &Settings,
-        node: &str,
-        model: &Model,
-        now: Instant,
-    ) -> Result<Vec<Box<dyn Mode>>>;
+    fn into_modes(self: Box<Self>, start: &Start<'_>) -> Result<Vec<Box<dyn Mode>>>;
 
     /// What the modes would write after they were told `told`, which is all that the model knows.
     ///
@@ -132,12 +126,20 @@ pub(crate) trait Opened: Send {
     /// The kernel cannot be read.
     fn preview<'a>(
         self: Box<Self>,
-        settings: &'a Settings,
-        node: &'a str,
-        model: &'a Model,
+        start: &'a Start<'a>,
         told: &'a Changes,
-        now: Instant,
     ) -> LocalBoxFuture<'a, Result<Preview>>;
+}
+
+/// What modes start with.
+pub(crate) struct Start<'a> {
+    /// May be without what cannot be done here, and so not those that the kernel was opened with.
+    pub(crate) settings: &'a Settings,
+    /// The name of this node.
+    pub(crate) node: &'a str,
+    /// It may know the Node object.
+    pub(crate) model: &'a Model,
+    pub(crate) now: Instant,
 }
 
 /// A flag that only one mode hears.

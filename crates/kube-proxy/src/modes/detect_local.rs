@@ -13,7 +13,8 @@ const INTERFACE_NAME_MAX: usize = 15;
 /// `--detect-local-mode` with what it needs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DetectLocal {
-    /// By the cluster's pod networks, one of each family at most; of a family without one, traffic is not told apart.
+    /// By the cluster's pod networks, one of each family at most; of a family without one, traffic
+    /// is not told apart.
     ClusterCidr(Vec<IpNet>),
     /// By the pod networks in the own Node object.
     NodeCidr,

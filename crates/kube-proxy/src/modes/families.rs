@@ -180,7 +180,8 @@ mod tests {
     const V4: IpFamily = IpFamily::V4;
     const V6: IpFamily = IpFamily::V6;
 
-    /// What becomes of the families where some are disabled, cannot be checked, or cannot be opened.
+    /// What becomes of the families where some are disabled, cannot be checked, or cannot be
+    /// opened.
     fn families(
         disabled: &[IpFamily],
         unchecked: &[IpFamily],

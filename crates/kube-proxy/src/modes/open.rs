@@ -69,8 +69,8 @@ fn choose(settings: &Settings) -> Result<Iptables, IptablesError> {
 
 /// Prepares a node for the mode that is chosen (`--init-only`): what takes more privileges than
 /// serving, and what only a container with kernel modules in reach can do. What the mode cannot do
-/// without is tried, so that a node that lacks it is found before a container begins to serve there,
-/// while what the mode before has programmed still serves.
+/// without is tried, so that a node that lacks it is found before a container begins to serve
+/// there, while what the mode before has programmed still serves.
 ///
 /// # Errors
 ///

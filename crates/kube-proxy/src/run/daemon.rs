@@ -105,7 +105,8 @@ impl Daemon {
         changed: &mut mpsc::Receiver<Options>,
     ) -> Result<()> {
         let mut is_listening = true;
-        // One timer for all, which is set anew only when it is another time: that costs system calls.
+        // One timer for all, which is set anew only when it is another time: that costs system
+        // calls.
         let mut timer = pin!(sleep_until(self.next_tick.into()));
         loop {
             let now = Instant::now();

@@ -14,8 +14,8 @@ use crate::family::Family;
 pub(super) const END_PATIENCE: Duration = Duration::from_secs(6);
 
 impl Daemon {
-    /// Lets kernel threads finish what they have begun, for a while: a program that writes rules would otherwise go on beside a new
-    /// kube-proxy. One that hangs is left to the kernel.
+    /// Lets kernel threads finish what they have begun, for a while: a program that writes rules
+    /// would otherwise go on beside a new kube-proxy. One that hangs is left to the kernel.
     pub(super) async fn end(mut self) {
         let finish = async {
             while !self.families.iter().all(Family::is_idle) {

@@ -33,8 +33,8 @@ impl Observed {
         }
     }
 
-    /// Starts the servers of health and metrics; they end when they are dropped. `flags` are those of
-    /// this process' command line, with their values.
+    /// Starts the servers of health and metrics; they end when they are dropped. `flags` are those
+    /// of this process' command line, with their values.
     pub(super) async fn serve(
         &self,
         options: &Options,

@@ -8,15 +8,16 @@ use tracing::{error, info};
 
 use super::daemon::Daemon;
 use super::renewal::{Modes, Prepared};
-use crate::modes::definition::Opened;
+use crate::modes::definition::{Opened, Start};
 use crate::modes::detect_local::DetectLocal;
 use crate::modes::families::require;
 use crate::options::Options;
 use crate::{logging, memory};
 
 impl Daemon {
-    /// Takes over the Node's pod networks where they say which traffic is local (`--detect-local-mode=NodeCIDR`): they may come
-    /// after the start. Upstream exits when they change. A Node that is gone, or has none, changes nothing.
+    /// Takes over the Node's pod networks where they say which traffic is local
+    /// (`--detect-local-mode=NodeCIDR`): they may come after the start. Upstream exits when they
+    /// change. A Node that is gone, or has none, changes nothing.
     pub(super) fn follow_pod_networks(&mut self) {
         let options = self.renewal.wanted().unwrap_or(&self.options);
         let networks = match (&options.modes.shared.detect_local, self.model.node()) {
@@ -31,8 +32,9 @@ impl Daemon {
         self.renewal.want(options.clone(), Modes::Anew);
     }
 
-    /// Goes on with what is wanted, if it could be prepared. Where modes depend on it, other ones take over and find what is
-    /// programmed, as after a start, so that only what differs is written; the model and its watches stay.
+    /// Goes on with what is wanted, if it could be prepared. Where modes depend on it, other ones
+    /// take over and find what is programmed, as after a start, so that only what differs is
+    /// written; the model and its watches stay.
     pub(super) fn renew(&mut self, prepared: Result<Prepared>) {
         let now = Instant::now();
         let opened = prepared.and_then(|Prepared { options, opened }| {
@@ -86,8 +88,12 @@ impl Daemon {
         for family in &self.families {
             require(opened.left_out(), family.family())?;
         }
-        let node = &options.process.node_name;
-        opened.into_modes(&options.modes, node, &self.model, now)
+        opened.into_modes(&Start {
+            settings: &options.modes,
+            node: &options.process.node_name,
+            model: &self.model,
+            now,
+        })
     }
 
     fn use_modes(&mut self, modes: Vec<Box<dyn Mode>>) {

@@ -5,8 +5,8 @@
 //!                          └── failed: later again, with what is wanted then ──┘
 //! ```
 //!
-//! Options take effect as a whole or not at all, so that what is told of them is true. Settings of the kernel that this process may
-//! not write are taken out of them, and said.
+//! Options take effect as a whole or not at all, so that what is told of them is true. Settings of
+//! the kernel that this process may not write are taken out of them, and said.
 
 use std::future::pending;
 use std::mem;
@@ -98,8 +98,8 @@ impl Renewal {
         self.retry.filter(|_| is_waiting).map(|(at, _)| at)
     }
 
-    /// Waits until what is wanted is prepared, or cannot be. `None` if something else has come to be
-    /// wanted meanwhile, which is to be [started](Self::start). Cancel safe.
+    /// Waits until what is wanted is prepared, or cannot be. `None` if something else has come to
+    /// be wanted meanwhile, which is to be [started](Self::start). Cancel safe.
     pub(crate) async fn finished(&mut self) -> Option<Result<Prepared>> {
         let Some(task) = &mut self.task else {
             return pending().await;

@@ -1,14 +1,14 @@
 //! The pages for monitoring and debugging (`--metrics-bind-address`).
 //!
-//! | path            | says                                                                           |
-//! |-----------------|--------------------------------------------------------------------------------|
-//! | `/metrics`      | all metrics, as Prometheus' text, or as OpenMetrics where `Accept` asks for it |
-//! | `/metrics/slis` | what `/healthz` here has answered; `DELETE` begins anew                        |
-//! | `/proxyMode`    | the mode, as its flag names it                                                 |
-//! | `/configz`      | the configuration in effect, fields spelled as in its file                     |
-//! | `/flagz`        | the command line's flags, where the feature gate is on: see `zpages`           |
-//! | `/statusz`      | versions, and since when the process runs, likewise                            |
-//! | `/healthz`      | `ok`: the process answers. For the proxy's health there is another server      |
+//! | path            | says                                                             |
+//! |-----------------|------------------------------------------------------------------|
+//! | `/metrics`      | all metrics: Prometheus' text, or OpenMetrics if `Accept` has it |
+//! | `/metrics/slis` | what `/healthz` here has answered; `DELETE` begins anew          |
+//! | `/proxyMode`    | the mode, as its flag names it                                   |
+//! | `/configz`      | the configuration in effect, spelled as in its file              |
+//! | `/flagz`        | the flags, where the feature gate is on: see `zpages`            |
+//! | `/statusz`      | versions, and since when the process runs, likewise              |
+//! | `/healthz`      | `ok`: the process answers; the proxy's health is in `healthz`    |
 //!
 //! Methods and bodies of requests do not matter otherwise, as upstream.
 
@@ -29,7 +29,8 @@ pub(crate) const PURPOSE: Purpose = Purpose {
 };
 
 const CLASSIC: &str = "text/plain; version=0.0.4; charset=utf-8";
-/// When the process started, in seconds since the epoch: tells a scraper what a counter that begins anew means.
+/// When the process started, in seconds since the epoch: tells a scraper what a counter that begins
+/// anew means.
 const STARTED: HeaderName = HeaderName::from_static("process-start-time-unix");
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
@@ -99,7 +100,8 @@ impl Pages {
     }
 }
 
-/// Whether `Accept` names OpenMetrics, and does not refuse it (`q=0`). Who names both can read both.
+/// Whether `Accept` names OpenMetrics, and does not refuse it (`q=0`). Who names both can read
+/// both.
 fn asks_for_openmetrics(head: &Parts) -> bool {
     let accepted = head.headers.get_all(header::ACCEPT).iter();
     let ranges = accepted

@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 
 use crate::flags::gates::{FLAGZ, Gates, STATUSZ};
 use crate::http_server::{Answer, answer, text};
-use crate::version::{KUBERNETES, OWN};
+use crate::version::{KUBERNETES, OWN_VERSION};
 
 const COMPONENT: &str = "kube-proxy";
 const GROUP: &str = "config.k8s.io";
@@ -92,7 +92,7 @@ impl Zpages {
         let _ = writeln!(
             lines,
             "Started: {started}\nUp: {hours} hr {minutes:02} min {seconds:02} sec\nBinary version: {binary}\n\
-             Emulation version: {emulated}\nProgram: kube-proxy-ipvs {OWN}\nPaths: {}",
+             Emulation version: {emulated}\nProgram: kube-proxy-ipvs {OWN_VERSION}\nPaths: {}",
             pages.join(" ")
         );
         let fields = json!({

@@ -14,8 +14,8 @@ pub struct Settings {
     pub strict_arp: bool,
 }
 
-/// Settings of connection tracking; zero leaves the kernel's. Times are not shorter than a second, in
-/// which the kernel counts.
+/// Settings of connection tracking; zero leaves the kernel's. Times are not shorter than a second,
+/// in which the kernel counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Conntrack {
     /// Entries for each CPU.

@@ -1,19 +1,18 @@
 //! The kernel, opened for iptables mode.
 
 use std::fs;
-use std::time::Instant;
 
 use anyhow::Result;
 use futures::future::{FutureExt as _, LocalBoxFuture};
 use iptables::Iptables;
 use netlink_batch::Worker;
-use proxy::{Changes, IpFamily, Mode, Model, NodeFacts};
+use proxy::{Changes, IpFamily, Mode, NodeFacts};
 use proxy_iptables::{
     Config, IptablesKernel, Lanes, Plan, Proxier, has_counting_rules, probe_counters,
 };
 use tracing::info;
 
-use crate::modes::definition::Opened;
+use crate::modes::definition::{Opened, Start};
 use crate::modes::families::{Access, Families, LeftOut, boxed, is_disabled, thread};
 use crate::modes::predecessor::Predecessor;
 use crate::modes::preview::{Change, NODE, Preview, unreadable};
@@ -51,21 +50,16 @@ impl Rules {
         })
     }
 
-    fn into_proxiers(
-        self,
-        settings: &Settings,
-        node: &str,
-        model: &Model,
-        now: Instant,
-    ) -> Result<Vec<Proxier<IptablesKernel>>> {
-        let (shared, counting, iptables) = (&settings.shared, self.counting, self.iptables);
+    fn into_proxiers(self, start: &Start<'_>) -> Result<Vec<Proxier<IptablesKernel>>> {
+        let (settings, counting, iptables) = (start.settings, self.counting, self.iptables);
+        let shared = &settings.shared;
         let lets_invalid_pass =
             fs::read_to_string(BE_LIBERAL).is_ok_and(|found| found.trim() != "0");
         let into_proxier = |(family, rules): (IpFamily, Worker<IptablesKernel>)| {
             let config = Config {
                 masquerade_all: shared.masquerade_all,
                 masquerade_mark: shared.masquerade_mark(),
-                detector: shared.detect_local.detector(family, model.node()),
+                detector: shared.detect_local.detector(family, start.model.node()),
                 localhost_node_ports: family == IpFamily::V4
                     && settings.iptables.serves_localhost(shared),
                 lets_invalid_pass,
@@ -74,29 +68,28 @@ impl Rules {
                 sync_period: shared.sync_period,
                 random_fully: iptables.random_fully(),
             };
-            let mut facts = NodeFacts::new(family, node);
+            let mut facts = NodeFacts::new(family, start.node);
             facts.node_port_addresses = shared.node_port_addresses.clone();
             let further = iptables.clone();
             let looks = thread("looks", family, move || {
                 Ok(IptablesKernel::new(family, further))
             })?;
             let lanes = Lanes::new(rules, looks);
-            Ok(Proxier::new(config, facts, lanes, now))
+            Ok(Proxier::new(config, facts, lanes, start.now))
         };
         self.families.opened.into_iter().map(into_proxier).collect()
     }
 
-    async fn preview(
-        self,
-        settings: &Settings,
-        node: &str,
-        model: &Model,
-        told: &Changes,
-        now: Instant,
-    ) -> Result<Preview> {
+    async fn preview(self, start: &Start<'_>, told: &Changes) -> Result<Preview> {
+        let Start {
+            settings,
+            model,
+            now,
+            ..
+        } = *start;
         let mut preview = Preview::default();
         let predecessor = self.predecessor(settings);
-        for mut proxier in self.into_proxiers(settings, node, model, now)? {
+        for mut proxier in self.into_proxiers(start)? {
             let family = proxier.family();
             let read = proxier.read(model, now).await;
             read.map_err(unreadable(family))?;
@@ -137,27 +130,16 @@ impl Opened for Rules {
         })
     }
 
-    fn into_modes(
-        self: Box<Self>,
-        settings: &Settings,
-        node: &str,
-        model: &Model,
-        now: Instant,
-    ) -> Result<Vec<Box<dyn Mode>>> {
-        Ok(boxed(self.into_proxiers(settings, node, model, now)?))
+    fn into_modes(self: Box<Self>, start: &Start<'_>) -> Result<Vec<Box<dyn Mode>>> {
+        Ok(boxed(self.into_proxiers(start)?))
     }
 
     fn preview<'a>(
         self: Box<Self>,
-        settings: &'a Settings,
-        node: &'a str,
-        model: &'a Model,
+        start: &'a Start<'a>,
         told: &'a Changes,
-        now: Instant,
     ) -> LocalBoxFuture<'a, Result<Preview>> {
-        (*self)
-            .preview(settings, node, model, told, now)
-            .boxed_local()
+        (*self).preview(start, told).boxed_local()
     }
 }
 

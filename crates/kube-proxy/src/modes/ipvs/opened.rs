@@ -1,17 +1,17 @@
 //! The kernel, opened for IPVS mode.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use futures::future::{FutureExt as _, LocalBoxFuture};
 use iptables::Iptables;
 use netlink_batch::Worker;
-use proxy::{Changes, IpFamily, Mode, Model, NodeFacts};
+use proxy::{Changes, IpFamily, Mode, NodeFacts};
 use proxy_ipvs::{Config, Lanes, NetlinkKernel, Op, Plan, Proxier};
 use tokio::runtime::Handle;
 
 use super::settings::Timeouts;
-use crate::modes::definition::Opened;
+use crate::modes::definition::{Opened, Start};
 use crate::modes::families::{Access, Families, LeftOut, boxed, is_disabled, thread};
 use crate::modes::predecessor::Predecessor;
 use crate::modes::preview::{Action, Change, Preview, unreadable};
@@ -91,14 +91,9 @@ impl Ipvs {
             .collect())
     }
 
-    fn into_proxiers(
-        self,
-        settings: &Settings,
-        node: &str,
-        model: &Model,
-        now: Instant,
-    ) -> Result<Vec<Proxier<NetlinkKernel>>> {
+    fn into_proxiers(self, start: &Start<'_>) -> Result<Vec<Proxier<NetlinkKernel>>> {
         let Self { iptables, families } = self;
+        let settings = start.settings;
         let into_proxier = |(family, services): (IpFamily, Worker<NetlinkKernel>)| {
             let further = |what: &str| {
                 let (iptables, vip_mode) = (iptables.clone(), settings.ipvs.vip_mode);
@@ -111,29 +106,28 @@ impl Ipvs {
             // for it.
             drop(rules.call(NetlinkKernel::read_ahead));
             let lanes = Lanes::new(services, further("addresses")?, rules, further("reader")?);
-            let mut facts = NodeFacts::new(family, node);
+            let mut facts = NodeFacts::new(family, start.node);
             facts.node_port_addresses = settings.shared.node_port_addresses.clone();
-            let config = config(settings, family, model, &iptables);
-            Ok(Proxier::new(config, facts, lanes, now))
+            let config = config(start, family, &iptables);
+            Ok(Proxier::new(config, facts, lanes, start.now))
         };
         families.opened.into_iter().map(into_proxier).collect()
     }
 
-    async fn preview(
-        self,
-        settings: &Settings,
-        node: &str,
-        model: &Model,
-        told: &Changes,
-        now: Instant,
-    ) -> Result<Preview> {
+    async fn preview(self, start: &Start<'_>, told: &Changes) -> Result<Preview> {
+        let Start {
+            settings,
+            model,
+            now,
+            ..
+        } = *start;
         let mut preview = Preview {
             settings: self.pending_timeouts(settings.ipvs.timeouts).await?,
             ..Preview::default()
         };
         let scheduler = proxy_ipvs::foresee_scheduler(&settings.ipvs.scheduler);
         preview.warnings.extend(scheduler);
-        for mut proxier in self.into_proxiers(settings, node, model, now)? {
+        for mut proxier in self.into_proxiers(start)? {
             let family = proxier.family();
             let read = proxier.read(model, now).await;
             read.map_err(unreadable(family))?;
@@ -159,37 +153,26 @@ impl Opened for Ipvs {
         None
     }
 
-    fn into_modes(
-        self: Box<Self>,
-        settings: &Settings,
-        node: &str,
-        model: &Model,
-        now: Instant,
-    ) -> Result<Vec<Box<dyn Mode>>> {
-        Ok(boxed(self.into_proxiers(settings, node, model, now)?))
+    fn into_modes(self: Box<Self>, start: &Start<'_>) -> Result<Vec<Box<dyn Mode>>> {
+        Ok(boxed(self.into_proxiers(start)?))
     }
 
     fn preview<'a>(
         self: Box<Self>,
-        settings: &'a Settings,
-        node: &'a str,
-        model: &'a Model,
+        start: &'a Start<'a>,
         told: &'a Changes,
-        now: Instant,
     ) -> LocalBoxFuture<'a, Result<Preview>> {
-        (*self)
-            .preview(settings, node, model, told, now)
-            .boxed_local()
+        (*self).preview(start, told).boxed_local()
     }
 }
 
-fn config(settings: &Settings, family: IpFamily, model: &Model, iptables: &Iptables) -> Config {
-    let (shared, own) = (&settings.shared, &settings.ipvs);
+fn config(start: &Start<'_>, family: IpFamily, iptables: &Iptables) -> Config {
+    let (shared, own) = (&start.settings.shared, &start.settings.ipvs);
     Config {
         scheduler: own.scheduler.as_str().into(),
         masquerade_all: shared.masquerade_all,
         masquerade_mark: shared.masquerade_mark(),
-        detector: shared.detect_local.detector(family, model.node()),
+        detector: shared.detect_local.detector(family, start.model.node()),
         exclude_cidrs: shared.exclude_cidrs.clone(),
         node_ip: shared.node_ip(family),
         sync_period: shared.sync_period,
