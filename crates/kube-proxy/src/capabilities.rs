@@ -22,6 +22,10 @@ const USED: [CapabilitySet; 3] = [
 /// Makes effective and ambient, of what this process can use, what it is permitted. Must be called
 /// while there is one thread: each has sets of its own, that new ones inherit. Nothing is done for
 /// root.
+///
+/// # Errors
+///
+/// The kernel refuses, which it does not do by itself.
 pub fn pass_on() -> Result<(), Errno> {
     if geteuid().is_root() {
         return Ok(());

@@ -46,7 +46,7 @@ async fn look(options: &Options) -> Result<Answer> {
     let kernel = open_to_read(settings)?;
     let sysctls = kernel_settings::pending(options);
     let mut model = Model::of_node(node).with_external_ips(options.external_ips());
-    let first_lists = gather(&mut events, &mut model, options);
+    let first_lists = gather(&mut events, &mut model, &options.source);
     tokio::time::timeout(FIRST_LISTS_PATIENCE, first_lists)
         .await
         .with_context(|| {

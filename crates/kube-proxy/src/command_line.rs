@@ -69,6 +69,10 @@ pub enum CommandLineError {
 }
 
 /// Reads a command line, the program's name first, and the configuration file that it names.
+///
+/// # Errors
+///
+/// It, or the file, cannot be used.
 pub fn parse<A: Into<OsString>>(
     arguments: impl IntoIterator<Item = A>,
 ) -> Result<Command, CommandLineError> {
@@ -76,6 +80,10 @@ pub fn parse<A: Into<OsString>>(
 }
 
 /// The same, with the fields of the file that wait for a new start as they are in use.
+///
+/// # Errors
+///
+/// As of [`parse`].
 pub fn parse_keeping<A: Into<OsString>>(
     arguments: impl IntoIterator<Item = A>,
     waiting: &[Waiting],
@@ -89,6 +97,10 @@ pub fn parse_keeping<A: Into<OsString>>(
 /// The same as [`parse`], for a process that starts, perhaps anew in its pod: what takes a new
 /// start is as it was when the pod was prepared (`--prepared-config`), and so is all of a file that
 /// cannot be used.
+///
+/// # Errors
+///
+/// As of [`parse`], where nothing was kept that can be used instead.
 pub fn parse_prepared(arguments: &[OsString]) -> Result<Command, CommandLineError> {
     let found = parse(arguments);
     let is_concerned = match &found {

@@ -40,6 +40,8 @@ pub(crate) use settings::{Given, field_of, fields_with_flags, wins_over_file};
 const API_VERSION: &str = "kubeproxy.config.k8s.io/v1alpha1";
 /// What `kind` must say.
 const KIND: &str = "KubeProxyConfiguration";
+/// The sections of the format of which a mode has its own fields, each by the mode's name.
+const MODE_SECTIONS: [&str; 3] = ["iptables", "ipvs", "nftables"];
 
 /// A configuration as its file spells it. A field that is `None` is not given, and has its default.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]

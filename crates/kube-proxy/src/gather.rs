@@ -9,8 +9,7 @@ use tokio::task::{unconstrained, yield_now};
 use tokio::time::sleep_until;
 use tracing::{info, warn};
 
-use crate::options::Options;
-use crate::options::source::OwnNode;
+use crate::options::source::{ObjectSource, OwnNode};
 
 /// How many queued events are taken in before the kernel is written, so that a flood cannot put
 /// that off for ever.
@@ -25,9 +24,9 @@ const NODE_PATIENCE: Duration = Duration::from_secs(30);
 pub(crate) async fn gather(
     events: &mut BoxStream<'static, Event>,
     model: &mut Model,
-    options: &Options,
+    source: &ObjectSource,
 ) {
-    gather_within(events, model, options.source.own_node(), NODE_PATIENCE).await;
+    gather_within(events, model, source.own_node(), NODE_PATIENCE).await;
 }
 
 /// The same, and waits so long for the own Node. Where it need not exist, to be told that there is

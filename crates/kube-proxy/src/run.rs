@@ -24,10 +24,11 @@ use crate::addresses::AddressChanges;
 use crate::events::{Event, Recorder};
 use crate::gather::gather;
 use crate::kernel_settings::{Step, settle};
+use crate::modes::definition::Start;
 use crate::modes::families::{require, tell_left_out};
 use crate::modes::open::{open, prepare, primary};
 use crate::options::Options;
-use crate::{command_line, modes, source};
+use crate::{command_line, source};
 use daemon::Daemon;
 use observed::Observed;
 use stop::Stop;
@@ -39,6 +40,10 @@ use stop::Stop;
 /// configuration file can say without a new start ([`Change::Live`](crate::config::Change)).
 ///
 /// Where events are recorded is told by `recording`, for those who have some of their own.
+///
+/// # Errors
+///
+/// The start cannot be made, the source has ended, or a kernel thread is gone.
 pub async fn run(
     options: Options,
     changed: mpsc::Receiver<Options>,
@@ -63,15 +68,10 @@ async fn live(
     let mut stop = Stop::subscribe()?;
     let observed = Observed::new(&options);
     let flags = command_line::values(std::env::args_os());
-    let (mut events, client) = source::open_counted(
-        &options.source,
-        &options.process.node_name,
-        &observed.metrics,
-    )
-    .await?;
-    let recorder = client.map_or_else(Recorder::off, |client| {
-        Recorder::start(client, &options.process.node_name)
-    });
+    let node = options.process.node_name.clone();
+    let opened = source::open_counted(&options.source, &node, &observed.metrics);
+    let (mut events, client) = opened.await?;
+    let recorder = client.map_or_else(Recorder::off, |client| Recorder::start(client, &node));
     // Nobody need listen.
     drop(recording.send(recorder.clone()));
     // With what cannot be done here taken out of them.
@@ -86,9 +86,8 @@ async fn live(
             .context("cannot subscribe to address changes (rtnetlink)")?;
         anyhow::Ok((opened, servers, addresses))
     };
-    let mut model =
-        Model::of_node(&options.process.node_name).with_external_ips(options.external_ips());
-    let gathered = gather(&mut events, &mut model, &options).map(anyhow::Ok);
+    let mut model = Model::of_node(&node).with_external_ips(options.external_ips());
+    let gathered = gather(&mut events, &mut model, &options.source).map(anyhow::Ok);
     let (opened, _servers, addresses) = tokio::select! {
         ready = try_join(prepared, gathered) => ready?.0,
         () = stop.requested() => return Ok(()),
@@ -97,15 +96,14 @@ async fn live(
     let options = settled;
     let predecessor = opened.predecessor(&options.modes);
     let now = Instant::now();
-    let node = &options.process.node_name;
-    let modes = opened.into_modes(&modes::definition::Start {
+    let modes = opened.into_modes(&Start {
         settings: &options.modes,
-        node,
+        node: &node,
         model: &model,
         now,
     })?;
     observed.status.note_node(&model);
-    recorder.record(Event::starting(node, options.modes.chosen.name()));
+    recorder.record(Event::starting(&node, options.modes.chosen.name()));
     let mut daemon = Daemon::new(
         options, events, addresses, model, modes, &recorder, observed, now,
     )?;

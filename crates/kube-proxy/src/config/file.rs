@@ -61,6 +61,10 @@ impl ConfigurationError {
 }
 
 /// Reads a file, with warnings about what it says in vain.
+///
+/// # Errors
+///
+/// It cannot be read, or is no KubeProxyConfiguration.
 pub(crate) fn read(file: &Path) -> Result<(Configuration, Vec<String>), ConfigurationError> {
     let text = fs::read_to_string(file).map_err(|source| ConfigurationError::File {
         verb: "read",

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::{API_VERSION, Configuration, FileVerbosity, KIND, Period};
+use super::{API_VERSION, Configuration, FileVerbosity, KIND, MODE_SECTIONS, Period};
 use crate::flags::unusable::UnusableFlag;
 use crate::flags::{Flags, go};
 use crate::modes::settings::ProxyMode;
@@ -139,20 +139,25 @@ const WITHOUT_EFFECT: &[(&str, &str)] = &[
         "logging.options.text.infoBufferSize",
         "every line is written at once",
     ),
-    ("nftables", "it is of nftables mode"),
     ("portRange", "it was of userspace mode"),
     ("showHiddenMetricsForVersion", "no metrics are hidden"),
     ("windowsRunAsService", "it is of Windows"),
     ("winkernel", "it is of Windows"),
 ];
 
-/// Why the field at `path` changes nothing, if it is accepted without effect.
+/// The sections of modes that this build has not, which change nothing.
+fn sections_of_no_mode() -> impl Iterator<Item = &'static str> {
+    let is_here = |section: &str| ProxyMode::ALL.iter().any(|mode| mode.name() == section);
+    let sections = MODE_SECTIONS.into_iter();
+    sections.filter(move |section| !is_here(section))
+}
+
+/// The field or section by which the field at `path` changes nothing in any mode, if it does not.
 #[cfg(test)]
-pub(super) fn why_without_effect(path: &str) -> Option<&'static str> {
-    let row = WITHOUT_EFFECT
-        .iter()
-        .find(|(section, _)| is_within(path, section));
-    row.map(|(_, why)| *why)
+pub(super) fn without_effect(path: &str) -> Option<&'static str> {
+    let fields = WITHOUT_EFFECT.iter().map(|(section, _)| *section);
+    let mut all = fields.chain(sections_of_no_mode());
+    all.find(|section| is_within(path, section))
 }
 
 /// The path of each field that has a flag, and the flag's name.
@@ -323,14 +328,16 @@ impl Given<'_> {
         let file = self.file.map(|(_, file)| file.clone()).unwrap_or_default();
         let in_effect = file.completed(flags);
         let chosen = in_effect.mode.as_deref();
-        let others = ProxyMode::ALL
-            .into_iter()
-            .map(ProxyMode::definition)
-            .filter(|mode| Some(mode.name()) != chosen);
-        let of_others = others.flat_map(|mode| {
+        let modes = ProxyMode::ALL.map(ProxyMode::definition);
+        let of_modes = modes.iter().filter(|mode| Some(mode.name()) != chosen);
+        let of_modes = of_modes.flat_map(|mode| {
             let fields = mode.fields().iter();
-            fields.map(move |path| (*path, format!("it is of {} mode", mode.name())))
+            fields.map(|path| (*path, mode.name()))
         });
+        let of_no_mode = sections_of_no_mode().map(|section| (section, section));
+        let of_others = of_modes
+            .chain(of_no_mode)
+            .map(|(path, mode)| (path, format!("it is of {mode} mode")));
         let without_effect = WITHOUT_EFFECT.iter();
         let of_all = without_effect.map(|(path, why)| (*path, (*why).to_owned()));
         let (typed, in_file) = self.differences(&in_effect);

@@ -40,6 +40,10 @@ pub(crate) enum Unspecified {
 }
 
 /// Listens on an address.
+///
+/// # Errors
+///
+/// Something else has it, or it is none of this node.
 pub(crate) fn listen_on(at: SocketAddr, unspecified: Unspecified) -> io::Result<TcpListener> {
     let socket = match at {
         SocketAddr::V4(_) => TcpSocket::new_v4()?,

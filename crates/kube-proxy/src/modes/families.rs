@@ -146,7 +146,11 @@ pub(crate) fn tell_left_out(left_out: &[LeftOut]) {
     }
 }
 
-/// Fails if this family is left out.
+/// That a family is served.
+///
+/// # Errors
+///
+/// It is left out.
 pub(crate) fn require(left_out: &[LeftOut], family: IpFamily) -> Result<()> {
     match left_out.iter().find(|left_out| left_out.family == family) {
         Some(LeftOut { reason, .. }) => Err(anyhow!("cannot serve {family}: {reason}")),
