@@ -18,6 +18,8 @@ mod file;
 mod prepared;
 mod reload;
 mod settings;
+mod spelling;
+mod without_effect;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -34,7 +36,8 @@ pub(crate) use file::read;
 pub use prepared::{prepared, record};
 pub use reload::{Waiting, change_of, fields};
 pub use settings::Change;
-pub(crate) use settings::{Given, field_of, fields_with_flags, wins_over_file};
+pub(crate) use settings::{field_of, fields_with_flags, wins_over_file};
+pub(crate) use without_effect::Given;
 
 /// What `apiVersion` must say.
 const API_VERSION: &str = "kubeproxy.config.k8s.io/v1alpha1";

@@ -63,8 +63,8 @@ struct Round {
     began: Instant,
     is_asked: bool,
     has_written: bool,
-    /// Something could not be read.
-    is_blind: bool,
+    /// Whether something could not be read.
+    has_unreadable: bool,
     /// How much it concerns, where the mode tells.
     extent: Option<Extent>,
 }
@@ -216,7 +216,7 @@ impl Family {
                 began: now,
                 is_asked: mem::take(&mut self.is_asked),
                 has_written: false,
-                is_blind: false,
+                has_unreadable: false,
                 extent: None,
             });
         }
@@ -261,7 +261,7 @@ impl Family {
         self.reporter.booked(report, &standing, model, now);
         if let Some(round) = &mut self.round {
             round.has_written |= report.written > 0 || !report.failures.is_empty();
-            round.is_blind |= !report.unreadable.is_empty();
+            round.has_unreadable |= !report.unreadable.is_empty();
             round.extent = round.extent.max(self.metrics.extent(report));
         }
         let settled = report.settled.iter();
@@ -309,7 +309,7 @@ impl Family {
         let family = self.family();
         let took = now.saturating_duration_since(round.began);
         self.metrics.synced(family, took, round.extent);
-        if round.is_blind || !self.is_served {
+        if round.has_unreadable || !self.is_served {
             return;
         }
         let ago = standing

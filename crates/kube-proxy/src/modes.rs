@@ -157,3 +157,6 @@ pub(crate) fn flags_without_effect(chosen: ProxyMode, flags: &Flags) -> Vec<Stri
     };
     chosen.others().flat_map(of).collect()
 }
+
+#[cfg(test)]
+mod tests;

@@ -943,7 +943,7 @@ fn the_documentation_has_every_flag_and_field() {
         let (flag, path) = (name(flag), name(field));
         let field = flag.and_then(|flag| field_of(flag.trim_start_matches('-')));
         assert!(flag.is_none() || field == path, "{flag:?}, {path:?}");
-        let has_effect = path.is_none_or(|path| settings::without_effect(path).is_none())
+        let has_effect = path.is_none_or(|path| without_effect::without_effect(path).is_none())
             && !matches!(flag, Some("--boot-id-file" | "--machine-id-file"));
         assert_eq!(
             effect.starts_with("works"),
