@@ -1,6 +1,6 @@
 //! The modes that this build has, and the one that is chosen.
 //!
-//! A mode is a file here, which says all that the daemon asks of one ([`definition`]), and its
+//! A mode is a file here, which says all that the daemon asks of one (`definition`), and its
 //! lines in this registry: a row, and a part of [`Settings`]. Nothing else in the daemon tells
 //! modes apart.
 

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use futures::future::LocalBoxFuture;
 use iptables::Iptables;
-use proxy::{Changes, IpFamily, Mode, Model};
+use proxy::{Changes, IpFamily, Mode, Model, NodeFacts};
 
 use super::families::{Access, LeftOut};
 use super::predecessor::Predecessor;
@@ -140,6 +140,15 @@ pub(crate) struct Start<'a> {
     /// It may know the Node object.
     pub(crate) model: &'a Model,
     pub(crate) now: Instant,
+}
+
+impl Start<'_> {
+    /// What a mode of this family begins to know of the node.
+    pub(super) fn node_facts(&self, family: IpFamily) -> NodeFacts {
+        let mut facts = NodeFacts::new(family, self.node);
+        facts.node_port_addresses = self.settings.shared.node_port_addresses.clone();
+        facts
+    }
 }
 
 /// A flag that only one mode hears.

@@ -61,7 +61,9 @@ impl Daemon {
         if options.process.oom_score_adj != self.options.process.oom_score_adj {
             memory::set_oom_score(options.process.oom_score_adj);
         }
-        logging::set_verbosity(&options.log);
+        if options.log != self.options.log {
+            logging::set_verbosity(&options.log);
+        }
         for family in &mut self.families {
             family.follow(&options);
         }

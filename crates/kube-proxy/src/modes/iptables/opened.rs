@@ -6,7 +6,7 @@ use anyhow::Result;
 use futures::future::{FutureExt as _, LocalBoxFuture};
 use iptables::Iptables;
 use netlink_batch::Worker;
-use proxy::{Changes, IpFamily, Mode, NodeFacts};
+use proxy::{Changes, IpFamily, Mode};
 use proxy_iptables::{
     Config, IptablesKernel, Lanes, Plan, Proxier, has_counting_rules, probe_counters,
 };
@@ -68,8 +68,7 @@ impl Rules {
                 sync_period: shared.sync_period,
                 random_fully: iptables.random_fully(),
             };
-            let mut facts = NodeFacts::new(family, start.node);
-            facts.node_port_addresses = shared.node_port_addresses.clone();
+            let facts = start.node_facts(family);
             let further = iptables.clone();
             let looks = thread("looks", family, move || {
                 Ok(IptablesKernel::new(family, further))

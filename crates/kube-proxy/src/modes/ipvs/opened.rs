@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result};
 use futures::future::{FutureExt as _, LocalBoxFuture};
 use iptables::Iptables;
 use netlink_batch::Worker;
-use proxy::{Changes, IpFamily, Mode, NodeFacts};
+use proxy::{Changes, IpFamily, Mode};
 use proxy_ipvs::{Config, Lanes, NetlinkKernel, Op, Plan, Proxier};
 use tokio::runtime::Handle;
 
@@ -106,8 +106,7 @@ impl Ipvs {
             // for it.
             drop(rules.call(NetlinkKernel::read_ahead));
             let lanes = Lanes::new(services, further("addresses")?, rules, further("reader")?);
-            let mut facts = NodeFacts::new(family, start.node);
-            facts.node_port_addresses = settings.shared.node_port_addresses.clone();
+            let facts = start.node_facts(family);
             let config = config(start, family, &iptables);
             Ok(Proxier::new(config, facts, lanes, start.now))
         };
