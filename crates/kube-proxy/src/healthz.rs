@@ -23,7 +23,7 @@ use serde::Serialize;
 use crate::health::{Health, Progress};
 use crate::http_server::{Answer, Purpose, answer, not_found};
 use crate::metrics::Metrics;
-use crate::options::source::OwnNode;
+use crate::options::object_source::OwnNode;
 
 /// For the log.
 pub(crate) const PURPOSE: Purpose = Purpose {

@@ -12,8 +12,8 @@
 //!
 //! Parts are compared as wholes: what a changed configuration file changes is asked of each.
 
+pub mod object_source;
 pub mod process;
-pub mod source;
 
 use proxy::ExternalIps;
 
@@ -23,8 +23,8 @@ use crate::flags::gates::{EXTERNAL_IPS, Gates};
 use crate::flags::unusable::UnusableFlag;
 use crate::modes::settings::ProxyMode;
 use crate::{logging, modes, serve, sysctl};
+use object_source::ObjectSource;
 use process::Process;
-use source::ObjectSource;
 
 /// What is meant.
 #[derive(Debug, Clone, PartialEq)]
@@ -71,7 +71,7 @@ impl Options {
         check_unused(flags)?;
         Ok(Self {
             log,
-            source: source::read(flags, &gates)?,
+            source: object_source::read(flags, &gates)?,
             serve: serve::settings::Settings::read(flags)?,
             modes: modes::settings::Settings::read(flags, chosen, &periods)?,
             kernel: sysctl::settings::Settings::read(flags)?,

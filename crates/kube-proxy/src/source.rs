@@ -16,7 +16,7 @@ use proxy::Event;
 
 use crate::decode::{Key, Problem};
 use crate::metrics::Metrics;
-use crate::options::source::ObjectSource;
+use crate::options::object_source::ObjectSource;
 
 /// A source cannot be started.
 #[derive(Debug, thiserror::Error)]

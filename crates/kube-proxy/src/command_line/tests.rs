@@ -12,8 +12,8 @@ use crate::modes::ipvs::settings::Timeouts;
 use crate::modes::settings::ProxyMode;
 use crate::modes::shared::{IptablesBackend, Shared};
 use crate::options::Said;
+use crate::options::object_source::{FirstList, ObjectSource};
 use crate::options::process::Process;
-use crate::options::source::{FirstList, ObjectSource};
 use crate::sysctl::settings::Conntrack;
 use crate::{logging, modes, serve, sysctl};
 

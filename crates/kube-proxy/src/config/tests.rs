@@ -14,7 +14,7 @@ use crate::logging::settings::LogFormat;
 use crate::modes::detect_local::DetectLocal;
 use crate::modes::settings::ProxyMode;
 use crate::options::Options;
-use crate::options::source::ObjectSource;
+use crate::options::object_source::ObjectSource;
 
 const KUBEADM: &str = include_str!("kubeadm.yaml");
 const HEADER: &str = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n";

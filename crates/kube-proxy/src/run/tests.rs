@@ -14,7 +14,7 @@ use crate::events::{self, Recorder};
 use crate::gather::{WAITING_NOTICE, drain, gather_within};
 use crate::healthz;
 use crate::options::Options;
-use crate::options::source::OwnNode;
+use crate::options::object_source::OwnNode;
 use crate::serve::pages;
 use crate::tests::options;
 use crate::tests::scripted::Scripted;

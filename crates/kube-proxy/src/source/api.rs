@@ -39,7 +39,7 @@ use tower::util::option_layer;
 use super::StartError;
 use crate::metrics::Metrics;
 use crate::metrics::rest_client::CountRequests;
-use crate::options::source::FirstList;
+use crate::options::object_source::FirstList;
 use connection::{Connection, Files};
 use list_watch::{ListWatch, Resource};
 use outage::Outage;

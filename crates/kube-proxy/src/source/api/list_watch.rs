@@ -49,7 +49,7 @@ use super::outage::{Failure, Outage};
 use super::page::Page;
 use super::root_cause;
 use crate::decode::{self, Decoded, Unnamed, kind_name};
-use crate::options::source::FirstList;
+use crate::options::object_source::FirstList;
 use crate::source::Complaints;
 
 /// Objects to a page: 500 slices of 50 endpoints are 8 MB of JSON.
