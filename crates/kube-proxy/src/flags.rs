@@ -11,6 +11,7 @@ pub mod gates;
 pub(crate) mod go;
 pub(crate) mod nets;
 pub mod unusable;
+pub(crate) mod words;
 
 use std::ffi::OsString;
 use std::net::IpAddr;

@@ -5,6 +5,14 @@ use std::ffi::OsString;
 use crate::check::answer::Output;
 use crate::flags::go;
 use crate::flags::unusable::UnusableFlag;
+use crate::flags::words::word;
+
+/// The words of `check -o`.
+const FORMS: [(&str, Output); 3] = [
+    ("text", Output::Text),
+    ("json", Output::Json),
+    ("yaml", Output::Yaml),
+];
 
 /// The flags with `_` for `-` in their names made right.
 pub(super) fn normalised(arguments: Vec<OsString>) -> impl Iterator<Item = OsString> {
@@ -45,14 +53,5 @@ pub(super) fn take_check(arguments: &mut Vec<OsString>) -> Result<Option<Output>
     }
     drop(given);
     *arguments = rest;
-    match &*form {
-        "text" => Ok(Some(Output::Text)),
-        "json" => Ok(Some(Output::Json)),
-        "yaml" => Ok(Some(Output::Yaml)),
-        other => Err(UnusableFlag::new(
-            "output",
-            other,
-            "give text, json or yaml",
-        )),
-    }
+    word("output", &form, &FORMS).map(Some)
 }

@@ -3,6 +3,14 @@
 use crate::flags::Flags;
 use crate::flags::gates::{ALPHA_LOGGING, BETA_LOGGING, Gates};
 use crate::flags::unusable::UnusableFlag;
+use crate::flags::words::word;
+
+/// The words of `--logging-format`.
+const FORMATS: [(&str, LogFormat); 3] = [
+    ("text", LogFormat::Text),
+    ("plain", LogFormat::Plain),
+    ("json", LogFormat::Json),
+];
 
 /// What the log reads.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -75,25 +83,11 @@ fn log_format(flags: &Flags, gates: &Gates) -> Result<LogFormat, UnusableFlag> {
             return Err(UnusableFlag::new(flag, value, needs(ALPHA_LOGGING)));
         }
     }
-    let format = match &*flags.logging_format {
-        "text" => LogFormat::Text,
-        "plain" => LogFormat::Plain,
-        "json" if gates.is_on(BETA_LOGGING) => LogFormat::Json,
-        "json" => {
-            return Err(UnusableFlag::new(
-                "logging-format",
-                "json",
-                needs(BETA_LOGGING),
-            ));
-        }
-        other => {
-            return Err(UnusableFlag::new(
-                "logging-format",
-                other,
-                "give text, plain or json",
-            ));
-        }
-    };
+    let format = word("logging-format", &flags.logging_format, &FORMATS)?;
+    if format == LogFormat::Json && !gates.is_on(BETA_LOGGING) {
+        let advice = needs(BETA_LOGGING);
+        return Err(UnusableFlag::new("logging-format", "json", advice));
+    }
     Ok(format)
 }
 

@@ -11,6 +11,14 @@ use super::detect_local::DetectLocal;
 use crate::flags::Flags;
 use crate::flags::nets::{items, nets};
 use crate::flags::unusable::UnusableFlag;
+use crate::flags::words::word;
+
+/// The words of `--iptables-backend`.
+const BACKENDS: [(&str, IptablesBackend); 3] = [
+    ("auto", IptablesBackend::Auto),
+    ("legacy", IptablesBackend::Legacy),
+    ("nft", IptablesBackend::Nft),
+];
 
 /// What every mode reads.
 #[derive(Debug, Clone, PartialEq)]
@@ -66,7 +74,7 @@ impl Shared {
             node_port_addresses: node_port_addresses(flags)?,
             masquerade_all: flags.masquerade_all,
             masquerade_bit: masquerade_bit(flags)?,
-            iptables_backend: iptables_backend(flags)?,
+            iptables_backend: word("iptables-backend", &flags.iptables_backend, &BACKENDS)?,
             exclude_cidrs: nets("ipvs-exclude-cidrs", &flags.ipvs_exclude_cidrs)?,
             sync_period,
         })
@@ -105,19 +113,6 @@ fn masquerade_bit(flags: &Flags) -> Result<u8, UnusableFlag> {
             "iptables-masquerade-bit",
             &flags.iptables_masquerade_bit.to_string(),
             "a packet mark has the bits 0 to 31",
-        )),
-    }
-}
-
-fn iptables_backend(flags: &Flags) -> Result<IptablesBackend, UnusableFlag> {
-    match &*flags.iptables_backend {
-        "auto" => Ok(IptablesBackend::Auto),
-        "legacy" => Ok(IptablesBackend::Legacy),
-        "nft" => Ok(IptablesBackend::Nft),
-        other => Err(UnusableFlag::new(
-            "iptables-backend",
-            other,
-            "give auto, legacy or nft",
         )),
     }
 }

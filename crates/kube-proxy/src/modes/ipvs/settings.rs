@@ -6,6 +6,14 @@ use proxy_ipvs::{ShimStyle, VipMode};
 
 use crate::flags::Flags;
 use crate::flags::unusable::UnusableFlag;
+use crate::flags::words::word;
+
+/// The words of `--ipvs-shim`.
+const SHIMS: [(&str, ShimStyle); 2] =
+    [("upstream", ShimStyle::Upstream), ("lean", ShimStyle::Lean)];
+
+/// The words of `--ipvs-vip-mode`.
+const VIP_MODES: [(&str, VipMode); 2] = [("address", VipMode::Address), ("route", VipMode::Route)];
 
 /// What IPVS mode alone reads.
 #[derive(Debug, Clone, PartialEq)]
@@ -45,35 +53,11 @@ impl Settings {
                 tcp_fin: timeout("ipvs-tcpfin-timeout", flags.ipvs_tcpfin_timeout)?,
                 udp: timeout("ipvs-udp-timeout", flags.ipvs_udp_timeout)?,
             },
-            shim: shim(flags)?,
+            shim: word("ipvs-shim", &flags.ipvs_shim, &SHIMS)?,
             drain_timeout: (!flags.ipvs_drain_timeout.is_zero())
                 .then_some(flags.ipvs_drain_timeout),
-            vip_mode: vip_mode(flags)?,
+            vip_mode: word("ipvs-vip-mode", &flags.ipvs_vip_mode, &VIP_MODES)?,
         })
-    }
-}
-
-fn shim(flags: &Flags) -> Result<ShimStyle, UnusableFlag> {
-    match &*flags.ipvs_shim {
-        "upstream" => Ok(ShimStyle::Upstream),
-        "lean" => Ok(ShimStyle::Lean),
-        other => Err(UnusableFlag::new(
-            "ipvs-shim",
-            other,
-            "give upstream or lean",
-        )),
-    }
-}
-
-fn vip_mode(flags: &Flags) -> Result<VipMode, UnusableFlag> {
-    match &*flags.ipvs_vip_mode {
-        "address" => Ok(VipMode::Address),
-        "route" => Ok(VipMode::Route),
-        other => Err(UnusableFlag::new(
-            "ipvs-vip-mode",
-            other,
-            "give address or route",
-        )),
     }
 }
 
