@@ -56,7 +56,8 @@ async fn look(options: &Options) -> Result<Answer> {
             )
         })?;
     let mut warnings = options.said.warnings.clone();
-    if !(model.is_complete() && model.is_whole()) {
+    let may_remove = model.is_complete() && model.is_whole();
+    if !may_remove {
         warnings.push(
             "some objects cannot be read: until that is mended nothing is removed".to_owned(),
         );
@@ -69,15 +70,22 @@ async fn look(options: &Options) -> Result<Answer> {
         model: &model,
         now: Instant::now(),
     };
-    let preview = kernel.preview(&start, &told).await?;
-    warnings.extend(preview.warnings);
-    let settings = preview.settings.into_iter().chain(sysctls);
+    let predecessor = kernel.predecessor(settings).filter(|_| may_remove);
+    let mut preview = kernel.preview(&start, &told).await?;
+    let settings = preview.settings.drain(..).chain(sysctls);
     let mut changes: Vec<Change> = settings.map(Change::setting).collect();
     let mut writes = BTreeMap::from([(NODE.to_owned(), changes.len())]);
-    for (of, count) in preview.writes {
-        *writes.entry(of).or_default() += count;
+    let mut previews = vec![preview];
+    if let Some(predecessor) = predecessor {
+        previews.push(predecessor.preview().await?);
     }
-    changes.extend(preview.changes);
+    for preview in previews {
+        for (of, count) in preview.writes {
+            *writes.entry(of).or_default() += count;
+        }
+        changes.extend(preview.changes);
+        warnings.extend(preview.warnings);
+    }
     Ok(Answer {
         would_change: !changes.is_empty(),
         warnings,

@@ -5,18 +5,14 @@ use iptables::Iptables;
 use tokio::task::{JoinError, spawn_blocking};
 use tracing::{error, info, warn};
 
+use super::preview::{Change, NODE, Preview};
+
 /// Whoever served here before, in another mode.
 pub(crate) struct Predecessor {
     /// The iptables that this mode writes with: its rules are not touched.
     pub(super) iptables: Iptables,
     /// Networks in which virtual servers are left alone.
     pub(super) excluded: Vec<IpNet>,
-}
-
-/// What would go, and what cannot be read; a line each.
-pub(super) struct Foreseen {
-    pub(super) removed: Vec<String>,
-    pub(super) left: Vec<String>,
 }
 
 impl Predecessor {
@@ -39,13 +35,16 @@ impl Predecessor {
     }
 
     /// What [`clear`](Self::clear) would take away. Nothing changes.
-    pub(super) async fn foresee(self) -> Result<Foreseen, JoinError> {
+    pub(crate) async fn preview(self) -> Result<Preview, JoinError> {
         let Self { iptables, excluded } = self;
         let foresee = move || proxy_ipvs::foresee_beside(&iptables, &excluded);
         let found = spawn_blocking(foresee).await?;
-        Ok(Foreseen {
-            removed: found.removed,
-            left: found.left,
+        let removed = found.removed.iter();
+        Ok(Preview {
+            writes: vec![(NODE.to_owned(), found.removed.len())],
+            changes: removed.map(|line| Change::left_by_another(line)).collect(),
+            warnings: found.left,
+            ..Preview::default()
         })
     }
 }

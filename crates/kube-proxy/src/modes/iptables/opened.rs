@@ -15,7 +15,7 @@ use tracing::info;
 use crate::modes::definition::{Opened, Start};
 use crate::modes::families::{Access, Families, LeftOut, boxed, is_disabled, thread};
 use crate::modes::predecessor::Predecessor;
-use crate::modes::preview::{Change, NODE, Preview, unreadable};
+use crate::modes::preview::{Change, Preview, unreadable};
 use crate::modes::settings::Settings;
 
 /// Whether connection tracking lets packets pass that it calls INVALID otherwise.
@@ -80,14 +80,8 @@ impl Rules {
     }
 
     async fn preview(self, start: &Start<'_>, told: &Changes) -> Result<Preview> {
-        let Start {
-            settings,
-            model,
-            now,
-            ..
-        } = *start;
+        let Start { model, now, .. } = *start;
         let mut preview = Preview::default();
-        let predecessor = self.predecessor(settings);
         for mut proxier in self.into_proxiers(start)? {
             let family = proxier.family();
             let read = proxier.read(model, now).await;
@@ -100,18 +94,6 @@ impl Rules {
                 .changes
                 .extend(lines.map(|line| Change::rule(&of, line)));
             preview.writes.push((of, plans.len()));
-        }
-        if let Some(predecessor) = predecessor
-            && model.is_complete()
-            && model.is_whole()
-        {
-            let found = predecessor.foresee().await?;
-            preview.writes.push((NODE.to_owned(), found.removed.len()));
-            let removed = found.removed.iter();
-            preview
-                .changes
-                .extend(removed.map(|line| Change::left_by_another(line)));
-            preview.warnings.extend(found.left);
         }
         Ok(preview)
     }
