@@ -1,5 +1,6 @@
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use kube_proxy::command_line::{self, Command};
 use kube_proxy::options::Options;
@@ -35,8 +36,11 @@ fn kubeadm() -> Vec<Value> {
 
 /// A folder of this test's own.
 fn scratch(name: &str) -> PathBuf {
-    let folder =
-        std::env::temp_dir().join(format!("manifests-check-{name}-{}", std::process::id()));
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    // Tests run beside each other, and several want one of this name.
+    let number = COUNT.fetch_add(1, Ordering::Relaxed);
+    let process = std::process::id();
+    let folder = std::env::temp_dir().join(format!("manifests-check-{name}-{process}-{number}"));
     fs::create_dir_all(&folder).unwrap();
     folder
 }
