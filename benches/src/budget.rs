@@ -87,6 +87,8 @@ pub(crate) fn seconds(cell: &Cell) -> f64 {
         Axis::Delete => 5.5 + 8.0 * services,
         #[allow(clippy::cast_precision_loss, reason = "a few minutes")]
         Axis::Idle => 5.5 + cell.idle_s as f64,
+        // Two storms of ten seconds and what it takes until all is well again, and some quiet after everything.
+        Axis::Api => 65.0,
         // The kernel walks all rules for each packet.
         Axis::First if is_iptables => 1.3 + services * services,
         Axis::First => 1.0,

@@ -18,7 +18,7 @@ use proxy::{IpFamily, LocalDetector};
 use proxy_ipvs::{Config, Rules, Set, SetKind, Shim, ShimStyle};
 
 use crate::kernel::{CLUSTER_IP, IPVS_IPS, LOOP_BACK};
-use crate::objects::{CLUSTER_CIDR, Objects, PORT};
+use crate::objects::{CLUSTER_CIDR, Objects, PORT, changed};
 use crate::process::Process;
 use crate::schema::{Axis, Cell};
 
@@ -371,7 +371,7 @@ impl Changes {
         let mut objects = objects.clone();
         let family = ipvs.family();
         let turns = (0..cell.changes).map(|turn| {
-            let (service, index) = crate::control_plane::changed(cell.size, turn);
+            let (service, index) = changed(cell.size, turn);
             let old = objects.endpoints(service).get(index).copied();
             let new = objects.replace(service, index, turn);
             let key = key(service);

@@ -6,6 +6,9 @@ use std::net::TcpStream;
 use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::Value;
 
+/// Who is asking: this program, and no subject.
+pub(crate) const USER_AGENT: &str = "bench";
+
 /// A connection to the fixture.
 #[derive(Debug)]
 pub(crate) struct Api(BufReader<TcpStream>);
@@ -43,7 +46,7 @@ impl Api {
     /// Sends a request and reads its answer to the end.
     fn send(&mut self, method: &str, path: &str, body: &[u8]) -> Result<Vec<u8>> {
         let mut request = format!(
-            "{method} {path} HTTP/1.1\r\nhost: fixture\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
+            "{method} {path} HTTP/1.1\r\nhost: fixture\r\nuser-agent: {USER_AGENT}\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
             body.len()
         )
         .into_bytes();

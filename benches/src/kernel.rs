@@ -3,7 +3,7 @@
 //! A subject is never asked whether it is done. While it works, a few entries are looked up by their keys, with the lowest
 //! priority that the scheduler has, so that it is not held up. When those are all there, everything is read and compared.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::fs;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -18,7 +18,7 @@ use netlink_batch::{Attributes, Batch, Connection, Protocol, Reply};
 
 use crate::nat::Nat;
 use crate::objects::{Objects, PORT};
-use crate::rules::Rules;
+use crate::rules::{Rules, Servers};
 use crate::schema::{Mode, State};
 
 /// Sets with one member for each Service, or for each local endpoint.
@@ -36,9 +36,6 @@ const AF_INET: u8 = 2;
 
 /// How many differences are named.
 const NAMED: usize = 5;
-
-/// The part of a state that all modes have: who serves an address and port.
-pub(crate) type Servers = BTreeMap<SocketAddrV4, BTreeSet<SocketAddrV4>>;
 
 /// What a kernel must hold, or holds, of the objects.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

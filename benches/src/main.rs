@@ -2,11 +2,12 @@
 //!
 //! ```text
 //!  bench run ──▶ for each cell: lab run -- bench cell JSON ──▶ one line of JSON ──▶ report.json ──▶ report.md, *.svg
-//!                                 control_plane, data_plane                            bench report
+//!                                 control_plane, data_plane, api                       bench report
 //! ```
 //!
 //! Each cell has a kernel of its own, and counts only when that kernel, read back whole, holds what it must.
 
+mod api;
 mod budget;
 mod control_plane;
 mod counts;
@@ -23,6 +24,7 @@ mod rules;
 mod run;
 mod schema;
 mod stage;
+mod subject;
 mod tools;
 mod wait;
 
@@ -31,7 +33,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, ensure};
 use clap::{Parser, Subcommand};
-use schema::{Cell, Outcome, Report, SubjectKind};
+use schema::{Axis, Cell, Outcome, Report, SubjectKind};
 
 /// Measures kube-proxies on one kernel, one input and one setting.
 #[derive(Debug, Parser)]
@@ -102,10 +104,10 @@ fn measure(cell: &str, into: Option<&Path>) -> Result<()> {
         "a cell is measured in the lab: lab run -- bench cell JSON"
     );
     let cell: Cell = serde_json::from_str(cell).context("cannot read the cell")?;
-    let outcome = if cell.axis.is_data_plane() {
-        data_plane::measure(&cell)
-    } else {
-        control_plane::measure(&cell)
+    let outcome = match cell.axis {
+        Axis::Api => api::measure(&cell),
+        axis if axis.is_data_plane() => data_plane::measure(&cell),
+        _ => control_plane::measure(&cell),
     };
     let mut outcome = outcome.unwrap_or_else(|error| {
         let why = format!("{error:#}");

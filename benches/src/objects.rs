@@ -3,6 +3,8 @@
 //! Service `i` is `bench/svc-<i>` with one TCP port 80 on 10.96.1.0 + i. Its endpoints are at port 8080 of addresses from
 //! 10.128.1.0 on, one node in 100 being ours, in slices of at most 100, as the real controller makes them.
 
+mod served;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddrV4};
@@ -50,6 +52,17 @@ pub(crate) struct Objects {
     services: u32,
     /// Services with other endpoints than those of their number.
     others: BTreeMap<u32, Vec<Endpoint>>,
+    looks: Looks,
+}
+
+/// What there is in objects besides what a kube-proxy reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) enum Looks {
+    /// Nothing.
+    #[default]
+    Bare,
+    /// What controllers and the API server write, so that sizes are as theirs.
+    Served,
 }
 
 impl Objects {
@@ -59,7 +72,13 @@ impl Objects {
             size,
             services: size.services,
             others: BTreeMap::new(),
+            looks: Looks::default(),
         }
+    }
+
+    /// Sets what else there is in them.
+    pub(crate) fn set_looks(&mut self, looks: Looks) {
+        self.looks = looks;
     }
 
     /// How many Services there are.
@@ -133,7 +152,10 @@ impl Objects {
             .enumerate()
             .map(|(number, endpoints)| {
                 let name = format!("{owner}-{number}");
-                let slice = slice(&owner, &name, endpoints);
+                let mut slice = slice(&owner, &name, endpoints);
+                if self.looks == Looks::Served {
+                    served::slice(&mut slice, &owner);
+                }
                 (name, slice)
             })
             .collect()
@@ -151,7 +173,11 @@ impl Objects {
         let mut slices = Vec::new();
         let mut weight = 0;
         for service in 0..self.services {
-            services.push(Self::service(service));
+            let mut object = Self::service(service);
+            if self.looks == Looks::Served {
+                served::service(&mut object);
+            }
+            services.push(object);
             slices.extend(self.slices(service).into_iter().map(|(_, slice)| slice));
             weight += 1 + self.size.endpoints as usize;
             if weight >= FILE || service + 1 == self.services {
@@ -164,6 +190,22 @@ impl Objects {
         }
         Ok(())
     }
+}
+
+/// Which endpoint a change replaces: Services in a scattered order, then their next endpoints.
+pub(crate) fn changed(size: Size, turn: u32) -> (u32, usize) {
+    // A prime that divides no number of Services here, so that every Service has its turn before one has two.
+    const STEP: u32 = 7_919;
+    let service = u64::from(turn) * u64::from(STEP) % u64::from(size.services);
+    let index = turn / size.services % size.endpoints;
+    (u32::try_from(service).unwrap_or_default(), index as usize)
+}
+
+/// `/api/v1/namespaces/bench/services/NAME`, or the collection.
+pub(crate) fn path(version: &str, plural: &str, name: Option<&str>) -> String {
+    let root = if version == "v1" { "api" } else { "apis" };
+    let name = name.map(|name| format!("/{name}")).unwrap_or_default();
+    format!("/{root}/{version}/namespaces/{NAMESPACE}/{plural}{name}")
 }
 
 fn slice(owner: &str, name: &str, endpoints: &[Endpoint]) -> Value {

@@ -35,7 +35,7 @@ enum Often {
 }
 
 /// The points of a run without arguments, the most telling first.
-const POINTS: [(Axis, &str, Often); 42] = [
+const POINTS: [(Axis, &str, Often); 43] = [
     (Axis::Cold, "10000", Often::All),
     (Axis::Loaded, "10000", Often::All),
     (Axis::Cold, "100", Often::All),
@@ -50,6 +50,7 @@ const POINTS: [(Axis, &str, Often); 42] = [
     (Axis::Memory, "10000x50", Often::Once),
     (Axis::Memory, "1000x50", Often::Beside),
     (Axis::First, "1000", Often::Beside),
+    (Axis::Api, "1000x10", Often::Once),
     (Axis::Anatomy, "1", Often::Twice),
     (Axis::Keptalive, "10000", Often::Twice),
     (Axis::Throughput, "10000", Often::Twice),
@@ -159,7 +160,7 @@ fn often_for_others(axis: Axis, size: Size) -> Often {
 pub(crate) fn is_main(axis: Axis, size: Size) -> bool {
     let are_two = size.endpoints == 2;
     match axis {
-        Axis::Memory => true,
+        Axis::Memory | Axis::Api => true,
         Axis::First if size.services == 1 => true,
         Axis::Cold | Axis::Change | Axis::First => {
             are_two && matches!(size.services, 100 | 1_000 | 10_000 | 50_000)
@@ -361,7 +362,8 @@ fn has(axis: Axis, subject: &SubjectKind) -> bool {
         }
         // In which form addresses are local makes one to what is written.
         SubjectKind::KubeProxy { .. } if subject.has(ROUTE) => {
-            !matches!(axis, Axis::Idle | Axis::Memory | Axis::Big) && axis <= Axis::First
+            !matches!(axis, Axis::Idle | Axis::Memory | Axis::Big | Axis::Api)
+                && axis <= Axis::First
         }
         SubjectKind::KubeProxy { .. } => true,
         SubjectKind::Floor => {

@@ -18,7 +18,8 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 
 use anyhow::{Context as _, Result, bail, ensure};
 
-use crate::kernel::Servers;
+/// The part of a state that all modes have: who serves an address and port.
+pub(crate) type Servers = BTreeMap<SocketAddrV4, BTreeSet<SocketAddrV4>>;
 
 /// Who a packet may come to.
 type Targets = BTreeSet<SocketAddrV4>;

@@ -40,7 +40,7 @@ pub(crate) struct Run {
     #[arg(long, value_delimiter = ',')]
     sizes: Vec<Size>,
     /// Only these axes, at the sizes or at one of their own: cold,change@50000 [default: cold, loaded, restart, add, change, rolling,
-    /// delete, idle, memory, big, first, connect, keptalive, udp, throughput, anatomy]
+    /// delete, idle, memory, big, api, first, connect, keptalive, udp, throughput, anatomy]
     #[arg(long, value_delimiter = ',')]
     axes: Vec<Asked>,
     /// How often each is measured; counting is once more
@@ -554,6 +554,10 @@ fn short(outcome: &Outcome) -> String {
             .steady_kib
             .map(|kib| format!("steady {} MB", kib / 1024)),
     );
+    for (occasion, cost) in &measured.server {
+        let (name, kb) = (occasion.name(), cost.bytes / 1_000);
+        words.push(format!("{name} {kb} kB in {} requests", cost.requests));
+    }
     for (name, series) in &measured.series {
         words.push(format!(
             "{name} p50 {:.2} p99 {:.2} max {:.2} {}",

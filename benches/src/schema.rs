@@ -35,6 +35,8 @@ pub(crate) enum Axis {
     Memory,
     /// One Service with as many endpoints as the size says.
     Big,
+    /// What the API server is asked, and what it sends.
+    Api,
     /// The first packet of a new flow.
     First,
     /// New connections in a second.
@@ -50,7 +52,7 @@ pub(crate) enum Axis {
 }
 
 impl Axis {
-    pub(crate) const ALL: [Self; 16] = [
+    pub(crate) const ALL: [Self; 17] = [
         Self::Cold,
         Self::Loaded,
         Self::Restart,
@@ -61,6 +63,7 @@ impl Axis {
         Self::Idle,
         Self::Memory,
         Self::Big,
+        Self::Api,
         Self::First,
         Self::Connect,
         Self::Keptalive,
@@ -87,6 +90,7 @@ impl Axis {
             Self::Idle => "idle",
             Self::Memory => "memory",
             Self::Big => "big",
+            Self::Api => "api",
             Self::First => "first",
             Self::Connect => "connect",
             Self::Keptalive => "keptalive",
@@ -325,6 +329,9 @@ pub(crate) struct Measured {
     /// Further figures; the name ends in the unit: `write_sets_s`, `wakeups_per_s`, `connections_per_s`.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) figures: BTreeMap<String, f64>,
+    /// What the subject cost the API server, on each occasion.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) server: BTreeMap<Occasion, ServerCost>,
     /// Of a counting repeat.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) counts: Option<Counts>,
@@ -367,6 +374,59 @@ impl Distribution {
             max: *values.last()?,
         })
     }
+}
+
+/// When the API server is asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Occasion {
+    /// The subject starts.
+    First,
+    /// It is stopped and started again.
+    Restart,
+    /// Endpoints change.
+    Watch,
+    /// All connections of many clients broke at once.
+    Reconnect,
+    /// The server answers watches with 504 for a while.
+    WatchStorm,
+    /// And lists, too.
+    Storm,
+}
+
+impl Occasion {
+    pub(crate) const ALL: [Self; 6] = [
+        Self::First,
+        Self::Restart,
+        Self::Watch,
+        Self::Reconnect,
+        Self::WatchStorm,
+        Self::Storm,
+    ];
+
+    /// What it is called.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::First => "First list",
+            Self::Restart => "Restart",
+            Self::Watch => "Changes",
+            Self::Reconnect => "Reconnect",
+            Self::WatchStorm => "504 to watches",
+            Self::Storm => "504 to all",
+        }
+    }
+}
+
+/// What an API server had to do.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct ServerCost {
+    /// What it sent, on the wire.
+    pub(crate) bytes: u64,
+    pub(crate) requests: u64,
+    /// Those of them that it answered with all objects of a kind.
+    pub(crate) lists: u64,
+    /// CPU time of its process, in seconds.
+    pub(crate) cpu_s: f64,
 }
 
 /// What a subject and its children did, counted by strace.

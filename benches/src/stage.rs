@@ -9,21 +9,20 @@ use std::fs;
 use std::net::{SocketAddr, TcpStream};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, ensure};
 use lab::{Node, World};
 
 use crate::http::Api;
 use crate::kernel::{Kernel, Snapshot};
-use crate::objects::{CLUSTER_CIDR, Objects};
+use crate::objects::Objects;
 use crate::process::Process;
 use crate::schema::{Cell, Mode, SubjectKind};
 use crate::wait::{self, Waited};
 
 /// Where the fixture listens, on node1.
-const API: &str = "127.0.0.1:18080";
+pub(crate) const API: &str = "127.0.0.1:18080";
 /// What starting the fixture may take, a second for each thousand objects being far too much.
 const FIXTURE_LIMIT: Duration = Duration::from_mins(5);
 /// iptables' programs, which go by other names where iptables-nft is the default. The guest's kernel need not have nftables.
@@ -48,7 +47,6 @@ pub(crate) struct Stage {
     pub(crate) kernel: Kernel,
     folder: PathBuf,
     fixture: Option<Process>,
-    /// Whether iptables is the legacy one.
     has_legacy: bool,
 }
 
@@ -81,6 +79,11 @@ impl Stage {
     /// A folder for files.
     pub(crate) fn folder(&self) -> &Path {
         &self.folder
+    }
+
+    /// Whether `iptables` is the legacy one.
+    pub(crate) fn has_legacy_iptables(&self) -> bool {
+        self.has_legacy
     }
 
     /// The time limit.
@@ -132,76 +135,9 @@ impl Stage {
         Api::new(self.node.enter(|| TcpStream::connect(to))?)
     }
 
-    /// The subject's command: it does all its work and goes on, or waits.
-    pub(crate) fn command(&self) -> Result<Command> {
-        match &self.cell.subject.kind {
-            SubjectKind::KubeProxy {
-                path,
-                mode,
-                flags,
-                is_ours,
-            } => {
-                let mut command = if self.cell.is_counting {
-                    let mut command = self.node.command("strace");
-                    // -D: the child is the subject, which signals are for. Everything that is sent, whole.
-                    command
-                        .args(["-D", "-f", "-qq", "-s", "1000000", "-o"])
-                        .arg(self.trace());
-                    command.arg(path);
-                    command
-                } else {
-                    self.node.command(path)
-                };
-                command
-                    .arg(format!("--master=http://{API}"))
-                    .arg(format!("--proxy-mode={}", mode.name()))
-                    .arg(format!("--cluster-cidr={CLUSTER_CIDR}"))
-                    .args([
-                        "--hostname-override=node1",
-                        // Only the initial network namespace may size the connection tracking table.
-                        "--conntrack-max-per-core=0",
-                        "--ipvs-min-sync-period=0s",
-                        "--iptables-min-sync-period=0s",
-                    ])
-                    .args(flags);
-                if *is_ours && self.has_legacy && lab::iptables_backend() == "nft" {
-                    // Others have what `iptables` is; ours would look for nftables itself.
-                    command.arg("--iptables-backend=legacy");
-                }
-                Ok(command)
-            }
-            SubjectKind::Floor => {
-                let mut command = self.node.command(std::env::current_exe()?);
-                command.args(["floor", &serde_json::to_string(&self.cell)?]);
-                Ok(command)
-            }
-            SubjectKind::Tools => crate::tools::command(self),
-            SubjectKind::BareIpvs | SubjectKind::Direct => {
-                bail!(
-                    "{} writes nothing that could be measured",
-                    self.cell.subject.name
-                )
-            }
-        }
-    }
-
     /// What strace wrote.
     pub(crate) fn trace(&self) -> PathBuf {
         self.folder.join("trace")
-    }
-
-    /// Starts the subject; when it was, too.
-    pub(crate) fn start(&self) -> Result<(Process, Instant)> {
-        let log = self.folder.join("subject.log");
-        if self.cell.subject.kind == SubjectKind::Floor {
-            // It prepares, stops itself, and writes when it is continued.
-            let process = Process::start(self.command()?, &log)?;
-            crate::floor::await_ready(process)
-        } else {
-            let command = self.command()?;
-            let started = Instant::now();
-            Ok((Process::start(command, &log)?, started))
-        }
     }
 
     /// Waits until the kernel holds what the objects say.

@@ -13,10 +13,11 @@ use lab::Signal;
 use rustix::time::{ClockId, Timespec, clock_gettime};
 
 use crate::counts;
-use crate::objects::{NAMESPACE, Objects, PORT};
+use crate::objects::{Objects, PORT, changed, path};
 use crate::process::{self, Process};
-use crate::schema::{Axis, Cell, Distribution, Measured, Mode, Outcome, Size, State, SubjectKind};
+use crate::schema::{Axis, Cell, Distribution, Measured, Mode, Outcome, State, SubjectKind};
 use crate::stage::Stage;
+use crate::subject;
 use crate::wait::{Background, Waited};
 
 /// How many Services the axis add adds, one after another; fewer where it is counted.
@@ -44,7 +45,7 @@ pub(crate) fn measure(cell: &Cell) -> Result<Outcome> {
         load_modules()?;
     }
     let fixture_before = stage.fixture_cpu_s()?;
-    let (mut subject, started) = stage.start()?;
+    let (mut subject, started) = subject::start(&stage)?;
     if cell.axis == Axis::Change && !is_kube_proxy {
         // It makes the changes too, and is done when the last is.
         for turn in 0..cell.changes {
@@ -79,7 +80,7 @@ pub(crate) fn measure(cell: &Cell) -> Result<Outcome> {
         Axis::Change => return change(&mut stage, subject),
         Axis::Rolling => return rolling(&mut stage, subject),
         Axis::Delete => return delete(&mut stage, subject),
-        axis => bail!("{axis} is an axis of the data plane"),
+        axis => bail!("{axis} is measured elsewhere"),
     }
     if cell.is_counting {
         // Times under strace mean nothing.
@@ -109,15 +110,6 @@ fn load_modules() -> Result<()> {
         .context("cannot start modprobe")?;
     ensure!(status.success(), "modprobe ended with {status}");
     Ok(())
-}
-
-/// Which endpoint a change replaces: Services in a scattered order, then their next endpoints.
-pub(crate) fn changed(size: Size, turn: u32) -> (u32, usize) {
-    // A prime that divides no number of Services here, so that every Service has its turn before one has two.
-    const STEP: u32 = 7_919;
-    let service = u64::from(turn) * u64::from(STEP) % u64::from(size.services);
-    let index = turn / size.services % size.endpoints;
-    (u32::try_from(service).unwrap_or_default(), index as usize)
 }
 
 /// What a floor or the tools say of their parts: `write_sets_s 0.12`, or with a start and an end.
@@ -225,7 +217,7 @@ fn restart(mut stage: Stage, subject: Process) -> Result<Outcome> {
         take_out(&mut stage)?;
     }
     let fixture_before = stage.fixture_cpu_s()?;
-    let (mut subject, started) = stage.start()?;
+    let (mut subject, started) = subject::start(&stage)?;
     let (since, state) = match settled(&mut stage, &mut subject, started)? {
         Ok(settled) => settled,
         Err(outcome) => return Ok(outcome),
@@ -343,7 +335,7 @@ fn change(stage: &mut Stage, mut subject: Process) -> Result<Outcome> {
     let took = moments.iter().map(|(asked, seen, _)| seen - asked);
     let mut outcome = finish(stage, subject, &phase, took.collect())?;
     if let (Outcome::Measured(measured), false) = (&mut outcome, stage.cell.is_counting) {
-        let sent = api.get("/sent")?;
+        let sent = api.get("/fixture/sent")?;
         let (mut before, mut after) = (Vec::new(), Vec::new());
         for (asked, seen, answer) in moments {
             let at = sent_ms(&sent, &answer)?;
@@ -537,13 +529,6 @@ fn whole(
         };
     }
     Ok(Outcome::Measured(Box::new(measured)))
-}
-
-/// `/api/v1/namespaces/bench/services/NAME`, or the collection.
-fn path(version: &str, plural: &str, name: Option<&str>) -> String {
-    let root = if version == "v1" { "api" } else { "apis" };
-    let name = name.map(|name| format!("/{name}")).unwrap_or_default();
-    format!("/{root}/{version}/namespaces/{NAMESPACE}/{plural}{name}")
 }
 
 #[allow(clippy::cast_precision_loss, reason = "counts stay far below 2^52")]

@@ -28,6 +28,7 @@ use crate::objects::{NAMESPACE, Objects, PORT, TARGET_PORT};
 use crate::process::Process;
 use crate::schema::{Axis, Cell, Distribution, Measured, Mode, Outcome, SubjectKind};
 use crate::stage::Stage;
+use crate::subject;
 use crate::wait::Waited;
 
 /// The range that the server has whole: all endpoints are in it, no client is.
@@ -133,7 +134,7 @@ fn programmed(
         SubjectKind::Floor => {}
         SubjectKind::Tools => bail!("tools have no data plane of their own"),
     }
-    let (mut subject, started) = stage.start()?;
+    let (mut subject, started) = subject::start(stage)?;
     Ok(match stage.until_programmed(&mut subject, started)? {
         Waited::Done(_, state) => {
             measured.state = Some(state);

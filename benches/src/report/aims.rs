@@ -1,10 +1,10 @@
 //! What was to be reached, each with its figure from this run, met or not.
 
+use super::api;
 use super::axes::{COLD, FROM_EVENT, SHARE, SHOWN};
 use super::point::{self, cell};
 use super::table::{self, short};
-use crate::control_plane::changed;
-use crate::objects::Objects;
+use crate::objects::{Objects, changed};
 use crate::schema::{Axis, Cell, Measured, Outcome, Report, Size};
 
 /// A figure in words, and whether it is what was aimed at; some have no bound.
@@ -139,6 +139,10 @@ fn aims(report: &Report) -> Vec<Aim> {
         aim(
             "Steady memory at 10,000 × 50: below 40 MB",
             below(memory("steady memory"), "MB", 40.0),
+        ),
+        aim(
+            "What the API server sends on each occasion: no more bytes than to another kube-proxy in the same mode, within 5 %",
+            api::bytes(report),
         ),
         aim(
             "First packet to the last of 10,000 Services: at most 1/5 of iptables mode's",

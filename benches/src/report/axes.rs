@@ -1,7 +1,7 @@
 //! The axes in words, and the figures that each has.
 
 use super::point::{Metric, Unit};
-use crate::schema::{Axis, Cell, Measured};
+use crate::schema::{Axis, Cell, Measured, Occasion};
 
 /// An axis as a heading.
 pub(super) fn title(axis: Axis) -> &'static str {
@@ -16,6 +16,7 @@ pub(super) fn title(axis: Axis) -> &'static str {
         Axis::Idle => "Idle",
         Axis::Memory => "Memory",
         Axis::Big => "One Service with 10,000 endpoints",
+        Axis::Api => "What the API server has to do",
         Axis::First => "First packet of a flow",
         Axis::Connect => "New connections",
         Axis::Keptalive => "Requests on a kept connection",
@@ -52,6 +53,9 @@ pub(super) fn explained(axis: Axis) -> &'static str {
         Axis::Idle => "Nothing happens for a while.",
         Axis::Memory => "Of the program, after a cold start.",
         Axis::Big => "As a cold start.",
+        Axis::Api => {
+            "Bytes are those on the wire (HTTP/1.1, no TLS), with headers and as compressed; *lists* are answers with all objects of a kind, streamed or not. The objects have what controllers write beside what is read (who manages which fields, owners, the pods behind endpoints). *Restart*: stopped and started again. *Changes*: one endpoint replaced, one request after another without waiting; of the server's CPU time what the same changes cost when nobody watches is taken off, and the rest divided by the 21 that watch (the subject, and 20 clients that ask as it does). *Reconnect*: all connections break; the requests that the one subject makes then are recorded, and played again by many clients at once, whose sum is shown. *504 to watches* (streamed lists, too), *504 to all*: for ten seconds the server refuses, after all connections broke; counted until everything is watched again. A figure counts when the kernel then holds what it must. **Not shown:** the fixture is no real API server. Its CPU time is not one's: it is written in another language, encodes each version of an object once where a real one encodes for each list, and has no etcd, TLS, authorization, priority and fairness behind it. It is counted in steps of 10 ms. Who asks how often, for what and in which encoding is the subject's own."
+        }
         Axis::First => {
             "What the first packet of a new TCP connection costs from a pod's socket, through the node, to the network of another host: blocks of SYNs from a raw socket with one system call each. That host drops them, or, where a table says so, answers by a reset, whose way back to the pod is in the figure then. First, middle and last are places in the order in which the kernel has the Services: of the rules, or in which virtual servers were made (a new one comes to the head of its bucket, so the first is found last). `direct` goes to a pod of that host without a Service, through the same node; the subject `direct` has no Services at all, and bare-ipvs nothing but virtual servers: how it grows is the kernel's own table (256 buckets up to Linux 6.x). All hosts of the lab share one kernel, and Linux up to 6.12 keeps the addresses of all network namespaces in one table of 256 chains: with many addresses on the node, a pod pays for each answer that it gets, too (docs/operating.md)."
         }
@@ -156,6 +160,15 @@ pub(super) const SHOWN: &[Metric] = &[
     wall(Axis::Big, "until the kernel holds everything"),
     cpu(Axis::Big),
     peak(Axis::Big),
+    figure(
+        Axis::Api,
+        "received at the first list",
+        Unit::Megabytes,
+        |one| {
+            let cost = one.server.get(&Occasion::First)?;
+            Some(f64::from(u32::try_from(cost.bytes).ok()?) / 1e6)
+        },
+    ),
     figure(Axis::First, "to the last Service", Unit::Nanoseconds, last),
     figure(
         Axis::First,

@@ -4,6 +4,7 @@
 //! not be measured stands where its figure would be, and why at the end.
 
 mod aims;
+mod api;
 mod axes;
 mod others;
 mod point;
@@ -100,6 +101,9 @@ pub(crate) fn draw(report: &Report, folder: &Path) -> Result<()> {
         }
         if axis == Axis::Cold {
             text.push_str(&surplus(report));
+        }
+        if axis == Axis::Api {
+            text.push_str(&api::tables(report));
         }
         text.push_str(&parts(report, axis));
     }

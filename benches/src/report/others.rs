@@ -13,9 +13,9 @@ use crate::schema::{Mode, Report, SubjectKind};
 const NOISE: f64 = 0.05;
 
 /// Another kube-proxy, and ours in the same mode without flags of its own.
-struct Pair<'a> {
-    ours: &'a str,
-    other: &'a str,
+pub(super) struct Pair<'a> {
+    pub(super) ours: &'a str,
+    pub(super) other: &'a str,
 }
 
 /// How a figure of ours is to that of another.
@@ -168,7 +168,8 @@ pub(super) fn are_there(report: &Report) -> bool {
     !names(report).is_empty()
 }
 
-fn pairs(report: &Report) -> Vec<Pair<'_>> {
+/// All pairs, in the order of the columns.
+pub(super) fn pairs(report: &Report) -> Vec<Pair<'_>> {
     let mode = |name: &str| mode(report, |subject, kind| subject == name && kind.is_other());
     names(report)
         .into_iter()

@@ -5,6 +5,8 @@
 //! set that is full refuses thousands, and must not cost thousands of large messages.
 
 use std::collections::HashMap;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use netlink_batch::{Batch, Connection, Dump, NLM_F_EXCL, Protocol, Refusal, Reply, Writer};
 
@@ -171,6 +173,30 @@ impl Ipset {
         self.types.remove(name);
         // Without EXCL newer kernels report success for a set that is not there, older ones do not.
         self.command(command::DESTROY, NLM_F_EXCL, name, |_| {})
+    }
+
+    /// Removes a set as [`destroy`](Self::destroy) does, and waits so long for what refers to it to let go: rules of the nft backend
+    /// of iptables do so a little after they are gone. False if there was no such set.
+    ///
+    /// # Errors
+    ///
+    /// Why it is still there.
+    pub fn destroy_released(&mut self, name: &str, patience: Duration) -> Result<bool, Error> {
+        const PAUSE: Duration = Duration::from_millis(20);
+        let deadline = Instant::now() + patience;
+        loop {
+            match self.destroy(name) {
+                Err(Error::Refused {
+                    reason: Reason::NoSuchSet,
+                    ..
+                }) => return Ok(false),
+                Err(Error::Refused {
+                    reason: Reason::InUse,
+                    ..
+                }) if Instant::now() < deadline => sleep(PAUSE),
+                destroyed => return destroyed.map(|()| true),
+            }
+        }
     }
 
     /// Removes all entries of a set.

@@ -1,9 +1,12 @@
-//! What legacy iptables' part of the kernel says of itself, so that no program need be asked: which tables there are, whether
-//! anything has changed, and whether tables, matches and targets are there.
+//! What legacy iptables' part of the kernel says of itself, so that no program need be asked: which
+//! tables there are, whether anything has changed, and whether tables, matches and targets are
+//! there.
 //!
-//! The rules themselves are not read here: `iptables-save` puts them into words, a digest says when it has to do so again.
+//! The rules themselves are not read here: `iptables-save` puts them into words, a digest says when
+//! it has to do so again.
 //!
-//! Source: `linux/netfilter_ipv4/ip_tables.h`, `linux/netfilter_ipv6/ip6_tables.h`, `linux/netfilter/x_tables.h`.
+//! Source: `linux/netfilter_ipv4/ip_tables.h`, `linux/netfilter_ipv6/ip6_tables.h`,
+//! `linux/netfilter/x_tables.h`.
 
 use std::fs::{self, File, OpenOptions};
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -12,10 +15,10 @@ use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
-use proxy::IpFamily;
+use inet::IpFamily;
 use rustix::net::{AddressFamily, SocketType, ipproto, socket};
 
-use crate::iptables::exists;
+use crate::backend::exists;
 use crate::modules;
 use crate::reading::{State, Verdict};
 
@@ -29,11 +32,13 @@ const NAME: usize = 32;
 const INFO: usize = 84;
 /// `struct ipt_get_entries`: name, size, and from an address that 8 divides the entries.
 const ENTRIES: usize = 40;
-/// Tables with more bytes than this are not compared: that takes a while, and longer texts are not kept.
+/// Tables with more bytes than this are not compared: that takes a while, and longer texts are not
+/// kept.
 const MOST: usize = 1 << 20;
 /// The lock of all that write.
 const LOCK: &str = "/run/xtables.lock";
-/// What holds the rules of both families. Without the first two, the kernel does not know the others' tables.
+/// What holds the rules of both families. Without the first two, the kernel does not know the
+/// others' tables.
 const MODULES: [&str; 6] = [
     "ip_tables",
     "ip6_tables",
@@ -81,7 +86,8 @@ fn names_file(family: IpFamily) -> &'static str {
     }
 }
 
-/// Loads what answers questions about tables, which the kernel does not by itself, and with it the tables and what else is needed.
+/// Loads what answers questions about tables, which the kernel does not by itself, and with it the
+/// tables and what else is needed.
 pub(crate) fn load_modules(needed: &[&str]) {
     let is_missing = |family| exists(family).is_ok() && !Path::new(names_file(family)).exists();
     if IpFamily::ALL.into_iter().any(is_missing) {
@@ -122,7 +128,8 @@ pub struct LegacyTable {
 }
 
 impl LegacyTable {
-    /// Whether it has nothing but the policies of its own chains, and the entry that ends each table.
+    /// Whether it has nothing but the policies of its own chains, and the entry that ends each
+    /// table.
     pub fn is_untouched(&self) -> bool {
         self.entries == self.hooks.count_ones() + 1
     }
@@ -146,7 +153,8 @@ impl LegacyTables {
         Ok(Self { socket, family })
     }
 
-    /// Makes the table, if the kernel can. `ENOPROTOOPT`: it has no tables of this family; `ENOENT`: not this one.
+    /// Makes the table, if the kernel can. `ENOPROTOOPT`: it has no tables of this family;
+    /// `ENOENT`: not this one.
     pub fn table(&self, name: &str) -> io::Result<LegacyTable> {
         let mut answer = named(name, INFO)?;
         self.ask(GET_INFO, &mut answer)?;
@@ -159,8 +167,8 @@ impl LegacyTables {
         })
     }
 
-    /// All entries of a table, as the kernel lays them out (`struct ipt_entry`, `struct ip6t_entry`). `EAGAIN`: it has another
-    /// size by now.
+    /// All entries of a table, as the kernel lays them out (`struct ipt_entry`, `struct
+    /// ip6t_entry`). `EAGAIN`: it has another size by now.
     pub fn content(&self, table: &LegacyTable) -> io::Result<Vec<u8>> {
         let mut answer = named(&table.name, ENTRIES + table.size)?;
         let size = u32::try_from(table.size).map_err(io::Error::other)?;
@@ -202,7 +210,8 @@ impl LegacyTables {
             IpFamily::V6 => libc::IPPROTO_IPV6,
         };
         let mut length = libc::socklen_t::try_from(answer.len()).map_err(io::Error::other)?;
-        // SAFETY: the descriptor is open, and the kernel reads and writes at most `length` bytes of `answer`, which is that long.
+        // SAFETY: the descriptor is open, and the kernel reads and writes at most `length` bytes of
+        // `answer`, which is that long.
         let result = unsafe {
             libc::getsockopt(
                 self.socket.as_raw_fd(),
@@ -236,7 +245,8 @@ fn number(bytes: &[u8], at: usize) -> Option<u32> {
 
 /// Digests entries without their counters; `None` if they are no entries.
 fn digest(mut entries: &[u8], family: IpFamily, hasher: &mut DefaultHasher) -> Option<()> {
-    // `struct ipt_entry`, `struct ip6t_entry`: where the length of the entry is, and from where to where the counters are.
+    // `struct ipt_entry`, `struct ip6t_entry`: where the length of the entry is, and from where to
+    // where the counters are.
     let (next, from, to) = match family {
         IpFamily::V4 => (90, 96, 112),
         IpFamily::V6 => (142, 152, 168),

@@ -1,7 +1,8 @@
-//! Kernel modules, loaded together: the kernel would start a process for each as it is first needed.
+//! Kernel modules, loaded together: the kernel would start a process for each as it is first
+//! needed.
 //!
-//! Nothing relies on it. What is not loaded here, for want of a module, of the right to or of its file, the kernel still loads by
-//! itself, or says that it cannot.
+//! Nothing relies on it. What is not loaded here, for want of a module, of the right to or of its
+//! file, the kernel still loads by itself, or says that it cannot.
 
 use std::fs;
 use std::path::Path;
@@ -23,8 +24,9 @@ pub const MODULES: [&str; 7] = [
 /// Time for it.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// Loads modules of a backend by their names or aliases, with [`MODULES`] and what else is needed, in one process of the program
-/// that the kernel starts, too. What cannot be loaded is left to the kernel.
+/// Loads modules of a backend by their names or aliases, with [`MODULES`] and what else is needed,
+/// in one process of the program that the kernel starts, too. What cannot be loaded is left to the
+/// kernel.
 pub(crate) fn load(backend: &[&str], needed: &[&str]) {
     let Ok(loader) = fs::read_to_string("/proc/sys/kernel/modprobe") else {
         return;

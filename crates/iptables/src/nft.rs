@@ -1,17 +1,17 @@
-//! What nftables says of itself over netlink, so that no program need be asked: which tables there are, whether anything has
-//! changed, and whether rules as iptables makes them would be taken.
+//! What nftables says of itself over netlink, so that no program need be asked: which tables there
+//! are, whether anything has changed, and whether rules as iptables makes them would be taken.
 //!
-//! Nothing is written. A transaction that is not ended is checked by the kernel message by message, modules that it needs are
-//! loaded, and then it is undone: that is how `nft --check` asks.
+//! Nothing is written. A transaction that is not ended is checked by the kernel message by message,
+//! modules that it needs are loaded, and then it is undone: that is how `nft --check` asks.
 //!
-//! Source: `linux/netfilter/nf_tables.h`, `linux/netfilter/nf_tables_compat.h`, `net/netfilter/nfnetlink.c`
-//! (`nfnetlink_rcv_batch`).
+//! Source: `linux/netfilter/nf_tables.h`, `linux/netfilter/nf_tables_compat.h`,
+//! `net/netfilter/nfnetlink.c` (`nfnetlink_rcv_batch`).
 
+use inet::IpFamily;
 use netlink_batch::{
     Attributes, Batch, Connection, Error, NLM_F_APPEND, NLM_F_CREATE, Protocol, Refusal, Reply,
     Writer,
 };
-use proxy::IpFamily;
 
 use crate::modules;
 use crate::reading::{State, Verdict};
@@ -23,8 +23,8 @@ const NFT_MSG_GETTABLE: u16 = message(1);
 const NFT_MSG_NEWCHAIN: u16 = message(3);
 const NFT_MSG_NEWRULE: u16 = message(6);
 const NFT_MSG_GETGEN: u16 = message(16);
-/// `NFTA_TABLE_NAME`, `NFTA_CHAIN_TABLE`, `NFTA_RULE_TABLE`, `NFTA_GEN_ID`, `NFTA_LIST_ELEM`, and the name of an expression, a
-/// match or a target: each is the first of its kind.
+/// `NFTA_TABLE_NAME`, `NFTA_CHAIN_TABLE`, `NFTA_RULE_TABLE`, `NFTA_GEN_ID`, `NFTA_LIST_ELEM`, and
+/// the name of an expression, a match or a target: each is the first of its kind.
 const FIRST: u16 = 1;
 const NFTA_TABLE_FLAGS: u16 = 2;
 const NFT_TABLE_F_DORMANT: u32 = 1;
@@ -53,7 +53,8 @@ const fn message(command: u16) -> u16 {
     (NFNL_SUBSYS_NFTABLES as u16) << 8 | command
 }
 
-/// What iptables' tables of a family are in; `None` if that cannot be told. Asking loads `nf_tables`, as `iptables-nft-save` does.
+/// What iptables' tables of a family are in; `None` if that cannot be told. Asking loads
+/// `nf_tables`, as `iptables-nft-save` does.
 pub(crate) fn state(family: IpFamily) -> Option<State> {
     let mut connection = match Connection::open(Protocol::Netfilter) {
         Ok(connection) => connection,
@@ -95,7 +96,8 @@ fn read(connection: &mut Connection, family: IpFamily) -> Result<(bool, Option<u
     Ok((false, generation))
 }
 
-/// Loads what iptables' rules need beside nf_tables, if that is there, and with it what else is needed.
+/// Loads what iptables' rules need beside nf_tables, if that is there, and with it what else is
+/// needed.
 pub(crate) fn load_modules(needed: &[&str]) {
     let works = |mut connection| probe_table(&mut connection, IpFamily::V4) == Verdict::Works;
     if modules::is_loadable(MODULES[0]) && Connection::open(Protocol::Netfilter).is_ok_and(works) {

@@ -59,8 +59,9 @@ impl Program {
         &self.0
     }
 
-    /// Runs it in the calling thread's network namespace, with `PATH` as its only variable, and waits. Past `limit` it is
-    /// killed, with what it started, and that is [`io::ErrorKind::TimedOut`].
+    /// Runs it in the calling thread's network namespace, with `PATH` as its only variable, and
+    /// waits. Past `limit` it is killed, with what it started, and that is
+    /// [`io::ErrorKind::TimedOut`].
     pub fn run(&self, arguments: &[&str], input: &str, limit: Duration) -> io::Result<Finished> {
         let mut stdout = Vec::new();
         let mut write = |sink: &mut dyn Write| sink.write_all(input.as_bytes());
@@ -75,8 +76,8 @@ impl Program {
         Ok(finished)
     }
 
-    /// The same, with an input that is written, and an output that is read, piece by piece. Without an input it costs no
-    /// thread; with one, a thread.
+    /// The same, with an input that is written, and an output that is read, piece by piece. Without
+    /// an input it costs no thread; with one, a thread.
     pub fn stream(
         &self,
         arguments: &[&str],
@@ -122,8 +123,8 @@ impl Program {
                     };
                     let mut source = BufReader::with_capacity(CHUNK, until);
                     output(&mut source);
-                    // It has ended when it, and whatever it started, has closed its output. Why it cannot be read is told by how it
-                    // ends.
+                    // It has ended when it, and whatever it started, has closed its output. Why it
+                    // cannot be read is told by how it ends.
                     let _ = io::copy(&mut source, &mut io::sink());
                     !source.get_ref().is_late
                 })

@@ -4,15 +4,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
-use proxy::IpFamily;
+use inet::IpFamily;
 
-use crate::iptables::Backend;
+use crate::backend::Backend;
 
 /// Longer texts are read again each time: rules of others may be very many.
 pub(crate) const MOST: usize = 256 * 1024;
 
-/// How long one who wants to write waits for the other family's turn to end. After that both write, and the kernel, or the
-/// program's own lock, puts them in order.
+/// How long one who wants to write waits for the other family's turn to end. After that both write,
+/// and the kernel, or the program's own lock, puts them in order.
 const TURN_LIMIT: Duration = Duration::from_secs(1);
 
 /// What the tables of a family and backend are in, as the kernel says without a program.
@@ -65,9 +65,10 @@ pub(crate) struct Reading {
 }
 
 impl Readings {
-    /// Waits for the turn to write, though not for ever: a program that hangs in one family is not to hold up the other. Both
-    /// families' legacy programs wait for one lock of theirs, no longer than they are told to, and not at all before 1.6.2; nft
-    /// ones begin again when another has written meanwhile.
+    /// Waits for the turn to write, though not for ever: a program that hangs in one family is not
+    /// to hold up the other. Both families' legacy programs wait for one lock of theirs, no longer
+    /// than they are told to, and not at all before 1.6.2; nft ones begin again when another has
+    /// written meanwhile.
     pub(crate) fn turn(&self) -> Turn<'_> {
         let is_writing = self.lock();
         let waited = self

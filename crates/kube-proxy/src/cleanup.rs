@@ -3,21 +3,23 @@
 use std::fmt::Write as _;
 use std::process::ExitCode;
 
+use ::cleanup::Cleanup;
 use anyhow::Result;
-use proxy_ipvs::Cleanup;
 
-use crate::flags::Options;
-use crate::sysctl;
+use crate::options::Options;
+use crate::{footprints, kernel_settings};
 
 /// Takes away all that any mode leaves in the kernel, in both IP families. Prints what was removed;
 /// what is left, with the next step, goes to standard error, and makes the exit status 1. Kernel
 /// settings stay, as upstream; those that decide which packets the node answers are named.
 pub async fn cleanup(options: &Options) -> Result<ExitCode> {
-    let excluded = options.exclude_cidrs.clone();
+    let excluded = options.modes.shared.exclude_cidrs.clone();
     // Blocks on the kernel and on iptables; nothing else happens meanwhile.
-    let cleanup = tokio::task::spawn_blocking(move || proxy_ipvs::clean_up(&excluded)).await?;
+    let cleanup =
+        tokio::task::spawn_blocking(move || ::cleanup::clean_up(footprints::ALL, &excluded))
+            .await?;
     print!("{}", told(&cleanup));
-    for line in sysctl::leftovers() {
+    for line in kernel_settings::leftovers() {
         println!("stays    {line}");
     }
     for line in &cleanup.left {

@@ -6,17 +6,20 @@
 //!   command line ───────────────────────────────┘
 //! ```
 //!
-//! A field and its flag are one setting in two spellings (`settings` has a row for each), so a file is read into the flags
-//! that say the same, and what they mean is decided in one place. Backwards, flags are written as a file.
+//! A field and its flag are one setting in two spellings (`settings` has a row for each), so a file
+//! is read into the flags that say the same, and what they mean is decided in one place. Backwards,
+//! flags are written as a file.
 //!
-//! What is not here: other versions of the format, and the merging of several files. Neither exists upstream.
+//! What is not here: other versions of the format, and the merging of several files. Neither exists
+//! upstream.
 
-mod configz;
+pub mod configz;
 mod file;
 mod prepared;
 mod reload;
 mod settings;
-mod watch;
+mod spelling;
+mod without_effect;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -28,19 +31,20 @@ use serde_json::Value;
 
 use crate::flags::{Flags, go};
 
-pub use configz::Configz;
 pub use file::ConfigurationError;
 pub(crate) use file::read;
 pub use prepared::{prepared, record};
 pub use reload::{Waiting, change_of, fields};
 pub use settings::Change;
-pub(crate) use settings::{Given, field_of, fields_with_flags, wins_over_file};
-pub use watch::changed;
+pub(crate) use settings::{field_of, fields_with_flags, wins_over_file};
+pub(crate) use without_effect::Given;
 
 /// What `apiVersion` must say.
 const API_VERSION: &str = "kubeproxy.config.k8s.io/v1alpha1";
 /// What `kind` must say.
 const KIND: &str = "KubeProxyConfiguration";
+/// The sections of the format of which a mode has its own fields, each by the mode's name.
+const MODE_SECTIONS: [&str; 3] = ["iptables", "ipvs", "nftables"];
 
 /// A configuration as its file spells it. A field that is `None` is not given, and has its default.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]

@@ -1,13 +1,16 @@
-//! Deletes tracked UDP flows that lead to endpoints that are gone, so that a client that never stops sending is moved.
+//! Deletes tracked UDP flows that lead to endpoints that are gone, so that a client that never
+//! stops sending is moved.
 //!
 //! ```text
-//!   a Service is in the kernel ── its UDP ports ──▶ Worker: UdpServices ── if they changed, or it had to be repaired ──▶ find, delete
+//!   a Service is in the kernel ── its UDP ports ──▶ Worker: UdpServices ──▶ find, delete
+//!                                                   if they changed, or it had to be repaired
 //! ```
 //!
-//! IPVS forgets its own entry of a flow when a destination is removed, and with it the tracked one (`expire_nodest_conn`,
-//! Linux 5.9). What is left are flows that IPVS never knew: opened before there was the Service, or while this program was
-//! not running, or while somebody had taken its virtual server away, or answered by somebody else's NAT. Flows are compared and never flushed (k/k#122740), in conntrack's
-//! default zone only: other zones are their makers'.
+//! IPVS forgets its own entry of a flow when a destination is removed, and with it the tracked one
+//! (`expire_nodest_conn`, Linux 5.9). What is left are flows that IPVS never knew: opened before
+//! there was the Service, or while this program was not running, or while somebody had taken its
+//! virtual server away, or answered by somebody else's NAT. Flows are compared and never flushed
+//! (k/k#122740), in conntrack's default zone only: other zones are their makers'.
 //!
 //! Nothing waits for this. What arrives while a table is read is looked at together, after it. A
 //! node may track a million flows: they are compared one by one as the kernel tells them, and only
@@ -31,7 +34,7 @@ use tracing::{debug, error, info};
 use crate::metrics::Metrics;
 
 /// How many flows are deleted by one call: each is a message and an answer in memory.
-const AT_ONCE: usize = 4_096;
+const FLOWS_PER_CALL: usize = 4_096;
 
 /// Stale flows of one family.
 #[derive(Debug)]
@@ -44,7 +47,8 @@ pub(crate) struct StaleFlows {
     waiting: HashMap<NamespacedName, Vec<UdpPort>>,
     /// Calls that the worker has not begun.
     queued: Arc<AtomicUsize>,
-    /// Whether something changed, as far as the worker has been told, since the flows were last compared.
+    /// Whether something changed, as far as the worker has been told, since the flows were last
+    /// compared.
     is_due: Arc<AtomicBool>,
 }
 
@@ -97,8 +101,8 @@ impl StaleFlows {
         }
     }
 
-    /// Has the flows compared if UDP Services of which all is in the kernel now have changed or had to be repaired, or if that
-    /// failed before.
+    /// Has the flows compared if UDP Services of which all is in the kernel now have changed or had
+    /// to be repaired, or if that failed before.
     pub(crate) fn compare(
         &mut self,
         model: &Model,
@@ -203,7 +207,7 @@ impl Cleaner {
             .find(family, udp, |flow| self.is_stale(flow, node_ports))
             .context("cannot list tracked flows")?;
         let mut deleted = 0;
-        for part in found.flows.chunks(AT_ONCE) {
+        for part in found.flows.chunks(FLOWS_PER_CALL) {
             deleted += delete(&mut conntrack, part)?;
         }
         Ok((found.seen, deleted))
@@ -236,7 +240,7 @@ fn delete(conntrack: &mut Conntrack, stale: &[Flow]) -> Result<usize> {
 
 #[cfg(test)]
 mod tests {
-    use proxy::{Event, Service, ServicePort, ServiceType};
+    use proxy::{Event, Service, ServicePort};
 
     use super::*;
 
@@ -250,19 +254,11 @@ mod tests {
             node_port: None,
         };
         Event::ServiceApplied(Service {
-            name: NamespacedName::new("default", name),
-            uid: "".into(),
-            created: None,
-            kind: ServiceType::ClusterIp,
-            cluster_ips: [IpAddr::from([10, 96, 0, 10])].into_iter().collect(),
-            external_ips: Vec::new(),
-            ingress_ips: Vec::new(),
             ports: protocols.iter().map(port).collect(),
-            affinity_seconds: None,
-            internal_local: false,
-            external_local: false,
-            source_ranges: Vec::new(),
-            health_check_node_port: None,
+            ..Service::at(
+                NamespacedName::new("default", name),
+                [IpAddr::from([10, 96, 0, 10])],
+            )
         })
     }
 

@@ -1,13 +1,15 @@
-//! Kubernetes events: what `kubectl describe` shows of what happened to an object (`events.k8s.io/v1`, KEP-383).
+//! Kubernetes events: what `kubectl describe` shows of what happened to an object
+//! (`events.k8s.io/v1`, KEP-383).
 //!
 //! ```text
 //!   the daemon ─record─▶ queue, bounded ─▶ a task: told lately? ─▶ POST, with back-off for a while
 //! ```
 //!
-//! Events are a courtesy. They never hold up the daemon, and one that cannot be told is dropped with a debug line: what
-//! matters is in the log too. An event is told once within [`ONCE_IN`]; there are no series. One that says the same on every
-//! node has the same name on every node, so that the first node creates it and the others find it there: the clash of two
-//! Services is one event, not one for each node of the cluster.
+//! Events are a courtesy. They never hold up the daemon, and one that cannot be told is dropped
+//! with a debug line: what matters is in the log too. An event is told once within [`ONCE_IN`];
+//! there are no series. One that says the same on every node has the same name on every node, so
+//! that the first node creates it and the others find it there: the clash of two Services is one
+//! event, not one for each node of the cluster.
 
 use std::collections::HashMap;
 use std::fmt::Display;
@@ -27,23 +29,21 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{debug, warn};
 
-use crate::flags::ProxyMode;
-
 /// How long the same event is not told again.
 pub const ONCE_IN: Duration = Duration::from_mins(10);
 /// How many events may wait, and how many different ones are told within [`ONCE_IN`].
-pub const MOST: usize = 256;
+pub const EVENTS_MAX: usize = 256;
 /// How long telling an event is tried.
-const PATIENCE: Duration = Duration::from_mins(2);
+const TELLING_PATIENCE: Duration = Duration::from_mins(2);
 /// How long the API server may take to answer.
-const ANSWER: Duration = Duration::from_secs(10);
+const ANSWER_PATIENCE: Duration = Duration::from_secs(10);
 /// How long the end of the process waits for an event to be told.
-const LAST_WORDS: Duration = Duration::from_secs(3);
+const LAST_EVENT_PATIENCE: Duration = Duration::from_secs(3);
 /// The API server's limits, in bytes (`pkg/apis/core/validation/events.go`).
-const LONGEST_NOTE: usize = 1024;
-const LONGEST_INSTANCE: usize = 128;
+const NOTE_BYTES_MAX: usize = 1024;
+const INSTANCE_BYTES_MAX: usize = 128;
 /// An event's name is a DNS subdomain: what it regards, a point, and 16 hexadecimal digits.
-const LONGEST_PREFIX: usize = 253 - 17;
+const NAME_PREFIX_BYTES_MAX: usize = 253 - 17;
 /// `reportingController`, as upstream.
 const CONTROLLER: &str = "kube-proxy";
 
@@ -64,18 +64,16 @@ pub struct Event {
 }
 
 impl Event {
-    /// Normal, on the Node: the proxy begins to serve it, in a mode. Reason and action are
-    /// upstream's.
-    pub fn starting(node: &str, mode: ProxyMode) -> Self {
-        let note = format!(
-            "kube-proxy starts to carry Services in {} mode",
-            mode.name()
-        );
+    /// Normal, on the Node: the proxy begins to serve it, in the mode of this name. Reason and
+    /// action are upstream's.
+    pub fn starting(node: &str, mode: &str) -> Self {
+        let note = format!("kube-proxy starts to carry Services in {mode} mode");
         Self::of_node(node, "Starting", note)
     }
 
-    /// A warning on the Node: a server of this process, of health or metrics, cannot listen. Reason and action are upstream's;
-    /// there it is told only if the process then ends (`--bind-address-hard-fail`), here also if it goes on trying.
+    /// A warning on the Node: a server of this process, of health or metrics, cannot listen. Reason
+    /// and action are upstream's; there it is told only if the process then ends
+    /// (`--bind-address-hard-fail`), here also if it goes on trying.
     pub fn listen_failed(node: &str, reason: &'static str, note: String) -> Self {
         Self {
             is_warning: true,
@@ -108,7 +106,8 @@ impl Event {
         }
     }
 
-    /// A warning on the Service that goes without an address and port because another one has it. Upstream is silent.
+    /// A warning on the Service that goes without an address and port because another one has it.
+    /// Upstream is silent.
     pub fn address_conflict(conflict: &Conflict, model: &Model) -> Self {
         let Conflict {
             object,
@@ -130,7 +129,8 @@ impl Event {
         }
     }
 
-    /// A warning on the Service whose health checks this node cannot answer. Reason and action are upstream's.
+    /// A warning on the Service whose health checks this node cannot answer. Reason and action are
+    /// upstream's.
     pub fn health_check_failed(
         service: &NamespacedName,
         model: &Model,
@@ -181,7 +181,7 @@ impl Event {
         } else {
             time.as_nanosecond()
         };
-        let prefix = first_bytes(&self.name, LONGEST_PREFIX).trim_end_matches(['.', '-']);
+        let prefix = first_bytes(&self.name, NAME_PREFIX_BYTES_MAX).trim_end_matches(['.', '-']);
         let namespace = if self.namespace.is_empty() {
             "default"
         } else {
@@ -198,7 +198,7 @@ impl Event {
             type_: Some(kind_of_event.to_owned()),
             reason: Some(self.reason.to_owned()),
             action: Some(self.action.to_owned()),
-            note: Some(first_bytes(&self.note, LONGEST_NOTE).to_owned()),
+            note: Some(first_bytes(&self.note, NOTE_BYTES_MAX).to_owned()),
             regarding: Some(ObjectReference {
                 api_version: Some("v1".to_owned()),
                 kind: Some(self.kind.to_owned()),
@@ -242,13 +242,13 @@ impl Recorder {
         Self { queue: None }
     }
 
-    /// Tells an API server, on a task of its own that ends with the last clone. `node` is this node's name. Needs a tokio
-    /// runtime.
+    /// Tells an API server, on a task of its own that ends with the last clone. `node` is this
+    /// node's name. Needs a tokio runtime.
     pub fn start(client: Client, node: &str) -> Self {
         let (recorder, queue) = Self::queued();
         let teller = Teller {
             client,
-            instance: first_bytes(&format!("{CONTROLLER}-{node}"), LONGEST_INSTANCE).to_owned(),
+            instance: first_bytes(&format!("{CONTROLLER}-{node}"), INSTANCE_BYTES_MAX).to_owned(),
             told: HashMap::new(),
             is_forbidden: false,
         };
@@ -258,7 +258,7 @@ impl Recorder {
 
     /// With the other end of the queue.
     pub(crate) fn queued() -> (Self, mpsc::Receiver<Recorded>) {
-        let (queue, received) = mpsc::channel(MOST);
+        let (queue, received) = mpsc::channel(EVENTS_MAX);
         (Self { queue: Some(queue) }, received)
     }
 
@@ -272,7 +272,7 @@ impl Recorder {
         let (waiter, told) = oneshot::channel();
         self.queue(event, Some(waiter));
         // Nothing is ever sent: the other end goes when the event is told or given up.
-        _ = timeout(LAST_WORDS, told).await;
+        _ = timeout(LAST_EVENT_PATIENCE, told).await;
     }
 
     fn queue(&self, event: Event, waiter: Option<oneshot::Sender<()>>) {
@@ -291,7 +291,7 @@ impl Recorder {
             debug!(
                 reason = event.reason,
                 name = event.name,
-                "event dropped: {MOST} others wait"
+                "event dropped: {EVENTS_MAX} others wait"
             );
         }
     }
@@ -325,7 +325,7 @@ impl Teller {
             if self.told.contains_key(&digest) {
                 continue;
             }
-            let is_flood = self.told.len() >= MOST;
+            let is_flood = self.told.len() >= EVENTS_MAX;
             if !is_flood && self.tell(&recorded).await {
                 self.told.insert(digest, Instant::now());
             } else {
@@ -352,8 +352,8 @@ impl Teller {
                 return true;
             };
             debug!(reason = recorded.event.reason, "event not told yet: {why}");
-            let delay = backoff.next().unwrap_or(PATIENCE);
-            if recorded.since.elapsed() + delay > PATIENCE {
+            let delay = backoff.next().unwrap_or(TELLING_PATIENCE);
+            if recorded.since.elapsed() + delay > TELLING_PATIENCE {
                 return false;
             }
             sleep(delay).await;
@@ -363,14 +363,14 @@ impl Teller {
     async fn create(&mut self, object: &v1::Event) -> Told {
         let namespace = object.metadata.namespace.as_deref().unwrap_or_default();
         let api: Api<v1::Event> = Api::namespaced(self.client.clone(), namespace);
-        match timeout(ANSWER, api.create(&PostParams::default(), object)).await {
+        match timeout(ANSWER_PATIENCE, api.create(&PostParams::default(), object)).await {
             Ok(Ok(_)) => {
                 self.is_forbidden = false;
                 Told::Done
             }
             Ok(Err(kube::Error::Api(status))) => self.refused(&status),
             Ok(Err(error)) => Told::NotYet(error.to_string()),
-            Err(_) => Told::NotYet(format!("no answer for {ANSWER:?}")),
+            Err(_) => Told::NotYet(format!("no answer for {ANSWER_PATIENCE:?}")),
         }
     }
 
@@ -422,7 +422,7 @@ mod tests {
     }
 
     fn starting(node: &str) -> Event {
-        Event::starting(node, ProxyMode::Ipvs)
+        Event::starting(node, "ipvs")
     }
 
     /// Of each event: its name, and the whole of it.

@@ -1,10 +1,13 @@
 //! One IP family as the loop sees it: its mode, and all that is told of how far that has come.
 //!
 //! ```text
-//!   take_in ─▶ Mode::update      proceed ─▶ Mode::proceed      book ─▶ Mode::book ─▶ log, metrics, health checks, stale flows
+//!   take_in ─▶ Mode::update
+//!   proceed ─▶ Mode::proceed
+//!   book ────▶ Mode::book ─▶ log, metrics, health checks, stale flows
 //! ```
 //!
-//! Nothing here waits for the kernel. What is told of a Service is told once all of it is in the kernel, whatever else is not.
+//! Nothing here waits for the kernel. What is told of a Service is told once all of it is in the
+//! kernel, whatever else is not.
 
 use std::collections::HashMap;
 use std::io;
@@ -17,14 +20,17 @@ use proxy::{Changes, IpFamily, Mode, Model, NamespacedName, NodePorts, Report, S
 
 use crate::conntrack::StaleFlows;
 use crate::events::Recorder;
-use crate::flags::Options;
 use crate::health::Health;
 use crate::health_check::HealthChecks;
-use crate::metrics::{Metrics, NoLocalEndpoints};
+use crate::metrics::Metrics;
+use crate::metrics::local_endpoints::NoLocalEndpoints;
+use crate::metrics::of_mode::Extent;
+use crate::options::Options;
 use crate::report::Reporter;
 
-/// How many changes that are not in the kernel yet are measured, should it not be writable for long.
-const MAX_TRIGGERS: usize = 100_000;
+/// How many changes that are not in the kernel yet are measured, should it not be writable for
+/// long.
+const TRIGGERS_MAX: usize = 100_000;
 
 /// One family's mode, and what the loop keeps about it.
 pub(crate) struct Family {
@@ -51,15 +57,16 @@ pub(crate) struct Family {
     metrics: Metrics,
 }
 
-/// From the first write, or look, to the time when nothing goes on any more: what upstream calls a sync.
+/// From the first write, or look, to the time when nothing goes on any more: what upstream calls a
+/// sync.
 struct Round {
     began: Instant,
     is_asked: bool,
     has_written: bool,
-    /// Something could not be read.
-    is_blind: bool,
-    /// Of iptables mode: whether everything was compared.
-    is_full: Option<bool>,
+    /// Whether something could not be read.
+    has_unreadable: bool,
+    /// How much it concerns, where the mode tells.
+    extent: Option<Extent>,
 }
 
 /// What kernel threads have done.
@@ -95,6 +102,7 @@ impl Family {
         now: Instant,
     ) -> io::Result<Self> {
         let family = mode.family();
+        let node = &*options.process.node_name;
         metrics.begins(family);
         Ok(Self {
             successor: None,
@@ -106,9 +114,15 @@ impl Family {
             triggers: Triggers::default(),
             reporter: Reporter::new(family, recorder.clone(), now),
             health: Arc::clone(health),
-            health_checks: HealthChecks::new(family, options, Arc::clone(health), recorder.clone()),
+            health_checks: HealthChecks::new(
+                family,
+                node,
+                &options.modes.shared.node_port_addresses,
+                Arc::clone(health),
+                recorder.clone(),
+            ),
             stale_flows: StaleFlows::new(family, metrics.clone())?,
-            no_local_endpoints: NoLocalEndpoints::new(family, &options.node_name),
+            no_local_endpoints: NoLocalEndpoints::new(family, node),
             node_ports: None,
             metrics: metrics.clone(),
             mode,
@@ -134,20 +148,22 @@ impl Family {
         self.mode.is_ready()
     }
 
-    /// Another mode takes over, once this one works on nothing: until then it begins only what those who are served wait for.
+    /// Another mode takes over, once this one works on nothing: until then it begins only what
+    /// those who are served wait for.
     pub(crate) fn renew(&mut self, mode: Box<dyn Mode>) {
         self.successor = Some(mode);
     }
 
     /// Follows other options that this process goes on with.
     pub(crate) fn follow(&mut self, options: &Options) {
-        self.health_checks.select(&options.node_port_addresses);
+        self.health_checks
+            .select(&options.modes.shared.node_port_addresses);
     }
 
     /// Adds what is to be taken over.
     pub(crate) fn add(&mut self, mut changes: Changes) {
         let family = self.family();
-        let room = MAX_TRIGGERS.saturating_sub(self.changes.triggers.len());
+        let room = TRIGGERS_MAX.saturating_sub(self.changes.triggers.len());
         changes
             .triggers
             .retain(|trigger| trigger.family == family && self.metrics.measures(trigger.at));
@@ -200,8 +216,8 @@ impl Family {
                 began: now,
                 is_asked: mem::take(&mut self.is_asked),
                 has_written: false,
-                is_blind: false,
-                is_full: None,
+                has_unreadable: false,
+                extent: None,
             });
         }
     }
@@ -245,9 +261,8 @@ impl Family {
         self.reporter.booked(report, &standing, model, now);
         if let Some(round) = &mut self.round {
             round.has_written |= report.written > 0 || !report.failures.is_empty();
-            round.is_blind |= !report.unreadable.is_empty();
-            let is_full = report.iptables.map(|iptables| iptables.is_full);
-            round.is_full = round.is_full.max(is_full);
+            round.has_unreadable |= !report.unreadable.is_empty();
+            round.extent = round.extent.max(self.metrics.extent(report));
         }
         let settled = report.settled.iter();
         let triggers: Vec<SystemTime> = settled
@@ -274,7 +289,8 @@ impl Family {
         if is_served && !mem::replace(&mut self.is_served, is_served) {
             self.reporter.served(&standing, now);
         }
-        // Where changes come without end, something always goes on. What was asked before it began is there all the same.
+        // Where changes come without end, something always goes on. What was asked before it began
+        // is there all the same.
         let is_over = |round: &mut Round| {
             let since = standing.pending_since;
             standing.is_settled
@@ -292,8 +308,8 @@ impl Family {
         }
         let family = self.family();
         let took = now.saturating_duration_since(round.began);
-        self.metrics.synced(family, took, round.is_full);
-        if round.is_blind || !self.is_served {
+        self.metrics.synced(family, took, round.extent);
+        if round.has_unreadable || !self.is_served {
             return;
         }
         let ago = standing
@@ -317,7 +333,7 @@ impl Family {
 
 impl Triggers {
     fn extend(&mut self, triggers: impl Iterator<Item = Trigger>) {
-        let room = MAX_TRIGGERS.saturating_sub(self.count);
+        let room = TRIGGERS_MAX.saturating_sub(self.count);
         for trigger in triggers.take(room) {
             self.of.entry(trigger.service).or_default().push(trigger.at);
             self.count += 1;

@@ -1,37 +1,26 @@
-//! The command line: first what was typed ([`Flags`]), then what is meant ([`Options`]).
+//! What was typed on the command line: a field for each flag.
 //!
-//! Spelling, defaults and meaning are upstream kube-proxy's, so that an existing DaemonSet starts this binary unchanged.
-//! A flag is one field of [`Flags`]: its name, its default, how its text is read, and its help. What a value means
-//! together with the others, and whether that is allowed, is decided in [`Options`].
+//! Spelling, defaults and help are upstream kube-proxy's, so that an existing DaemonSet starts this
+//! binary unchanged. A flag is one field of [`Flags`]: its name, its default, how its text is read,
+//! and its help. What a value means together with the others is for those who read it: each part of
+//! the daemon has a type for what it reads of them, and [`crate::options`] puts these together.
 //!
-//! With `--config`, a file takes the place of the flags that it has fields for: see [`crate::config`].
-//!
-//! An unknown flag is an error, as upstream. A flag that means nothing here is taken, and a warning says so if it is given.
+//! This is the ground: nothing here knows who reads a flag.
 
 pub mod gates;
 pub(crate) mod go;
-mod gone;
-mod options;
+pub(crate) mod nets;
+pub mod unusable;
+pub(crate) mod words;
 
-use std::error::Error as _;
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::net::IpAddr;
-use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use clap::error::{ContextKind, ErrorKind};
-use clap::parser::ValueSource;
-use clap::{Arg, ArgAction, ArgMatches, CommandFactory as _, FromArgMatches as _, Parser};
+use clap::{ArgAction, Parser};
 
-use crate::check::Output;
-use crate::config::{self, Configuration, ConfigurationError, Given, Period, Waiting};
-use crate::version;
-
-pub use gates::Gates;
-pub use options::{
-    Conntrack, DetectLocal, FirstList, IptablesBackend, IpvsTimeouts, LogFormat, ObjectSource,
-    Options, ProxyMode, UnusableFlag,
-};
+/// The media type of Kubernetes' protobuf.
+pub(crate) const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
 
 /// What was typed.
 #[derive(Debug, Clone, PartialEq, Parser)]
@@ -49,7 +38,8 @@ pub use options::{
     reason = "a flag may be absent, bare, or have a value"
 )]
 pub struct Flags {
-    /// File with a KubeProxyConfiguration (kubeproxy.config.k8s.io/v1alpha1). With it, flags that it has a field for are ignored, but for --hostname-override and those of the log
+    /// File with a KubeProxyConfiguration (kubeproxy.config.k8s.io/v1alpha1). With it, flags that
+    /// it has a field for are ignored, but for --hostname-override and those of the log
     #[arg(
         long,
         value_name = "FILE",
@@ -87,11 +77,13 @@ pub struct Flags {
     )]
     pub prepared_config: OsString,
 
-    /// Folder of Kubernetes manifests (*.yaml, *.yml, *.json) to serve instead of a cluster's objects; watched for changes
+    /// Folder of Kubernetes manifests (*.yaml, *.yml, *.json) to serve instead of a cluster's
+    /// objects; watched for changes
     #[arg(long, value_name = "DIR", allow_hyphen_values = true)]
     pub manifests: Option<OsString>,
 
-    /// File that says how to reach the API server; without it and --master, the Pod's service account is used
+    /// File that says how to reach the API server; without it and --master, the Pod's service
+    /// account is used
     #[arg(
         long,
         value_name = "FILE",
@@ -132,11 +124,11 @@ pub struct Flags {
     #[arg(long, value_name = "COUNT", default_value = "10", value_parser = go::int, allow_hyphen_values = true)]
     pub kube_api_burst: i32,
 
-    /// Encoding to ask the API server for; no effect, it is JSON
+    /// Encoding to ask the API server for: protobuf, with JSON where it has none; any other: JSON
     #[arg(
         long,
         value_name = "TYPE",
-        default_value = "application/vnd.kubernetes.protobuf",
+        default_value = PROTOBUF,
         allow_hyphen_values = true
     )]
     pub kube_api_content_type: String,
@@ -160,7 +152,8 @@ pub struct Flags {
     )]
     pub proxy_mode: String,
 
-    /// This node's IP, if not 0.0.0.0 or ::, instead of the one in its Node object; its family is the primary one
+    /// This node's IP, if not 0.0.0.0 or ::, instead of the one in its Node object; its family is
+    /// the primary one
     #[arg(long, value_name = "IP", default_value = "0.0.0.0", value_parser = go::bind, allow_hyphen_values = true)]
     pub bind_address: IpAddr,
 
@@ -211,11 +204,13 @@ pub struct Flags {
     #[arg(long, value_name = "SCORE", default_value = "-999", value_parser = go::int, allow_hyphen_values = true)]
     pub oom_score_adj: i32,
 
-    /// Networks of the cluster's pods, one of each family at most: with --detect-local-mode=ClusterCIDR, traffic to cluster IPs from elsewhere is masqueraded
+    /// Networks of the cluster's pods, one of each family at most: with
+    /// --detect-local-mode=ClusterCIDR, traffic to cluster IPs from elsewhere is masqueraded
     #[arg(long, value_name = "CIDRS", allow_hyphen_values = true)]
     pub cluster_cidr: Option<String>,
 
-    /// How traffic of this node's pods is told apart: ClusterCIDR, NodeCIDR, BridgeInterface or InterfaceNamePrefix
+    /// How traffic of this node's pods is told apart: ClusterCIDR, NodeCIDR, BridgeInterface or
+    /// InterfaceNamePrefix
     #[arg(
         long,
         value_name = "MODE",
@@ -242,7 +237,8 @@ pub struct Flags {
     )]
     pub pod_interface_name_prefix: String,
 
-    /// Networks whose addresses of this node serve NodePorts, or "primary" for the node's own IP; all addresses if not given
+    /// Networks whose addresses of this node serve NodePorts, or "primary" for the node's own IP;
+    /// all addresses if not given
     #[arg(long, value_name = "CIDRS", action = ArgAction::Append, allow_hyphen_values = true)]
     pub nodeport_addresses: Vec<String>,
 
@@ -254,7 +250,8 @@ pub struct Flags {
     #[arg(long, value_name = "BIT", default_value = "14", value_parser = go::int, allow_hyphen_values = true)]
     pub iptables_masquerade_bit: i32,
 
-    /// Longest time between two comparisons with the kernel in iptables mode; no effect in ipvs mode
+    /// Longest time between two comparisons with the kernel in iptables mode; no effect in ipvs
+    /// mode
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = go::duration, allow_hyphen_values = true)]
     pub iptables_sync_period: Duration,
 
@@ -342,11 +339,13 @@ pub struct Flags {
     )]
     pub ipvs_vip_mode: String,
 
-    /// Entries of the connection tracking table for each CPU (sysctl nf_conntrack_max); 0 leaves the kernel's, whatever --conntrack-min says
+    /// Entries of the connection tracking table for each CPU (sysctl nf_conntrack_max); 0 leaves
+    /// the kernel's, whatever --conntrack-min says
     #[arg(long, value_name = "COUNT", default_value = "32768", value_parser = go::int, allow_hyphen_values = true)]
     pub conntrack_max_per_core: i32,
 
-    /// Entries of the connection tracking table that there are at least, whatever --conntrack-max-per-core comes to
+    /// Entries of the connection tracking table that there are at least, whatever
+    /// --conntrack-max-per-core comes to
     #[arg(long, value_name = "COUNT", default_value = "131072", value_parser = go::int, allow_hyphen_values = true)]
     pub conntrack_min: i32,
 
@@ -358,7 +357,8 @@ pub struct Flags {
     #[arg(long, value_name = "DURATION", default_value = "1h", value_parser = go::duration, allow_hyphen_values = true)]
     pub conntrack_tcp_timeout_close_wait: Duration,
 
-    /// Take TCP segments outside of the window for valid, which connection tracking otherwise calls INVALID
+    /// Take TCP segments outside of the window for valid, which connection tracking otherwise calls
+    /// INVALID
     #[arg(long, value_name = "BOOL", default_value = "false", value_parser = go::bool, num_args = 0..=1, require_equals = true, default_missing_value = "true", action = ArgAction::Set)]
     pub conntrack_tcp_be_liberal: bool,
 
@@ -374,7 +374,8 @@ pub struct Flags {
     #[arg(short = 'v', long = "v", value_name = "LEVEL", default_value = "0", value_parser = go::int, allow_hyphen_values = true)]
     pub verbosity: i32,
 
-    /// Log verbosity of single source files (of this program: proxier=4,sets=6); * and ? stand for any text and character
+    /// Log verbosity of single source files (of this program: proxier=4,sets=6); * and ? stand for
+    /// any text and character
     #[arg(
         long,
         value_name = "PATTERN=LEVEL,...",
@@ -443,378 +444,9 @@ pub struct Flags {
     pub version: Option<String>,
 }
 
-/// Flags that go at some time, and what to use.
-const DEPRECATED: [(&str, &str); 2] = [
-    ("healthz-port", "healthz-bind-address"),
-    ("metrics-port", "metrics-bind-address"),
-];
-
-/// What to do about a command line.
-#[derive(Debug)]
-pub enum Command {
-    /// Run the daemon.
-    Run(Box<Options>),
-    /// Say what the daemon would write, and exit: `check` stands in front of the flags.
-    Check(Box<Options>, Output),
-    /// Take down what a kube-proxy has left (`--cleanup`), and exit.
-    Cleanup(Box<Options>),
-    /// Print this (help or version) to standard output, and exit with 0.
-    Print(String),
-    /// Write this text to the file, and exit with 0.
-    Write(PathBuf, String),
-}
-
-/// Why a command line cannot be used. Exit with 1, as upstream does.
-#[derive(Debug, thiserror::Error)]
-pub enum CommandLineError {
-    /// An unknown flag or a value that cannot be read.
-    #[error("{0}")]
-    Syntax(String),
-    /// A value that cannot be meant.
-    #[error(transparent)]
-    Meaning(#[from] UnusableFlag),
-    /// The file that `--config` names.
-    #[error(transparent)]
-    Configuration(#[from] ConfigurationError),
-}
-
 impl Flags {
     /// What nothing typed says.
     pub(crate) fn defaults() -> Self {
         Self::parse_from(["kube-proxy"])
     }
 }
-
-/// Reads a command line, the program's name first, and the configuration file that it names.
-pub fn parse<A: Into<OsString>>(
-    arguments: impl IntoIterator<Item = A>,
-) -> Result<Command, CommandLineError> {
-    parse_with(arguments, config::read)
-}
-
-/// The same, with the fields of the file that wait for a new start as they are in use.
-pub fn parse_keeping<A: Into<OsString>>(
-    arguments: impl IntoIterator<Item = A>,
-    waiting: &[Waiting],
-) -> Result<Command, CommandLineError> {
-    parse_with(arguments, |file| {
-        let (configuration, warnings) = config::read(file)?;
-        Ok((configuration.keeping(waiting), warnings))
-    })
-}
-
-/// The same as [`parse`], for a process that starts, perhaps anew in its pod: what takes a new
-/// start is as it was when the pod was prepared (`--prepared-config`), and so is all of a file that
-/// cannot be used.
-pub fn parse_prepared(arguments: &[OsString]) -> Result<Command, CommandLineError> {
-    let found = parse(arguments);
-    let is_concerned = match &found {
-        Ok(Command::Run(options)) => !options.init_only && options.configuration_file.is_some(),
-        Ok(_) => false,
-        Err(error) => matches!(error, CommandLineError::Configuration(_)),
-    };
-    let is_it = |(flag, value): &(String, String)| flag == "prepared-config" && !value.is_empty();
-    let Some((_, file)) = values(arguments).into_iter().find(is_it) else {
-        return found;
-    };
-    if !is_concerned {
-        return found;
-    }
-    let prepared = match config::prepared(Path::new(&file)) {
-        Ok(Some(prepared)) => prepared,
-        Ok(None) => return found,
-        Err(error) => return warned(found, &format!("{error}; going on without it")),
-    };
-    match found {
-        Ok(Command::Run(options)) => match &*prepared.waits(&options.configuration) {
-            [] => Ok(Command::Run(options)),
-            waiting => parse_keeping(arguments, waiting),
-        },
-        Ok(other) => Ok(other),
-        Err(error) => warned(
-            parse_with(arguments, |_| Ok((prepared, Vec::new()))),
-            &format!("{error}; going on with the configuration that this pod had"),
-        ),
-    }
-}
-
-/// With a warning for the operator.
-fn warned(
-    mut read: Result<Command, CommandLineError>,
-    warning: &str,
-) -> Result<Command, CommandLineError> {
-    if let Ok(Command::Run(options)) = &mut read {
-        options.warnings.push(warning.to_owned());
-    }
-    read
-}
-
-/// Reads a command line, and with `read` the configuration file that it names.
-fn parse_with<A: Into<OsString>>(
-    arguments: impl IntoIterator<Item = A>,
-    read: impl FnOnce(&Path) -> Result<(Configuration, Vec<String>), ConfigurationError>,
-) -> Result<Command, CommandLineError> {
-    let mut arguments: Vec<OsString> = arguments.into_iter().map(Into::into).collect();
-    let output = take_check(&mut arguments)?;
-    let typed = Flags::command()
-        .try_get_matches_from(normalised(arguments))
-        .and_then(|typed| Ok((Flags::from_arg_matches(&typed)?, typed)));
-    let (flags, typed) = match typed {
-        Ok(typed) => typed,
-        Err(error) if !error.use_stderr() => return Ok(Command::Print(error.to_string())),
-        Err(error) => return Err(CommandLineError::Syntax(told(&error))),
-    };
-    match flags.version.as_deref() {
-        None | Some("false") => {}
-        // It is to be told as the version, and tells nothing here.
-        Some(given) if given.starts_with('v') => {}
-        Some("true" | "raw") => {
-            return Ok(Command::Print(version::told()));
-        }
-        Some(value) => {
-            return Err(UnusableFlag::new("version", value, "give true, raw or false").into());
-        }
-    }
-    let is_given = |flag: &str| {
-        // clap's name of a flag is the field's.
-        let id = match flag {
-            "v" => "verbosity".to_owned(),
-            other => other.replace('-', "_"),
-        };
-        typed.value_source(&id) == Some(ValueSource::CommandLine)
-    };
-    let mut flags = flags;
-    if !flags.hostname_override.trim().is_empty() {
-        flags.hostname_override = flags.hostname_override.trim().to_lowercase();
-    }
-    let (flags, configuration, said) = if flags.config.is_empty() {
-        (flags, Configuration::default(), Vec::new())
-    } else {
-        with_file(flags, read, is_given)?
-    };
-    let is_of_file = |flag: &str| {
-        let wins = config::wins_over_file(flag) && is_given(flag);
-        !flags.config.is_empty() && !wins
-    };
-    let mut options = Options::new(&flags).map_err(|error| match config::field_of(error.flag) {
-        Some(field) if is_of_file(error.flag) => {
-            ConfigurationError::of(Path::new(&flags.config), field, &error).into()
-        }
-        _ => CommandLineError::from(error),
-    })?;
-    if !flags.write_config_to.is_empty() {
-        let text = config::render(configuration, &flags);
-        return Ok(Command::Write(flags.write_config_to.into(), text));
-    }
-    let given = Given {
-        typed: &is_given,
-        file: (!flags.config.is_empty()).then_some((Path::new(&flags.config), &configuration)),
-    };
-    let without_effect = given.without_effect(&flags);
-    options.configuration = configuration.completed(&flags);
-    options.warnings.extend(said);
-    let deprecated = DEPRECATED.iter().filter(|(flag, _)| is_given(flag));
-    options.warnings.extend(
-        deprecated.map(|(flag, instead)| format!("--{flag} is deprecated; use --{instead}")),
-    );
-    options.warnings.extend(without_effect);
-    let options = Box::new(options);
-    Ok(match output {
-        Some(output) => Command::Check(options, output),
-        None if flags.cleanup => Command::Cleanup(options),
-        None => Command::Run(options),
-    })
-}
-
-/// The flags with `_` for `-` in their names made right.
-fn normalised(arguments: Vec<OsString>) -> impl Iterator<Item = OsString> {
-    let mut is_value = false;
-    arguments.into_iter().map(move |argument| {
-        // Everything behind `--` is no flag.
-        is_value |= argument == "--";
-        if is_value {
-            argument
-        } else {
-            go::normalise(argument)
-        }
-    })
-}
-
-/// What is wrong with a command line, in one line.
-fn told(error: &clap::Error) -> String {
-    let context = |kind| error.get(kind).map(ToString::to_string).unwrap_or_default();
-    let argument = context(ContextKind::InvalidArg);
-    // `--flag <VALUE>`, `--flag[=<VALUE>]`, or `-v, --v <VALUE>`.
-    let flag = argument.split([' ', '[']).next().unwrap_or(&argument);
-    let flag = if flag == "-v," { "--v" } else { flag };
-    match error.kind() {
-        ErrorKind::UnknownArgument if !flag.starts_with('-') => format!(
-            "only flags are taken, and '{flag}' is none; the value of a switch goes behind =, as in --masquerade-all=true"
-        ),
-        ErrorKind::UnknownArgument => {
-            let similar = context(ContextKind::SuggestedArg);
-            match gone::advice(flag.trim_start_matches('-')) {
-                Some(advice) => format!("unknown flag: {flag}: {advice}"),
-                None if similar.is_empty() => {
-                    format!("unknown flag: {flag}; see kube-proxy --help")
-                }
-                None => format!("unknown flag: {flag}; is {similar} meant?"),
-            }
-        }
-        ErrorKind::ValueValidation => {
-            let (value, advice) = (context(ContextKind::InvalidValue), error.source());
-            let advice = advice.map(ToString::to_string).unwrap_or_default();
-            format!("invalid value '{value}' for '{flag}': {advice}")
-        }
-        ErrorKind::InvalidValue if context(ContextKind::InvalidValue).is_empty() => {
-            format!("flag needs a value: {flag}")
-        }
-        _ => {
-            let text = error.to_string();
-            let line = text.lines().next().unwrap_or_default();
-            line.trim_start_matches("error: ").to_owned()
-        }
-    }
-}
-
-/// The flags of a command line that can be read, with their values, as upstream logs them: `--v="2"`, sorted.
-pub fn as_typed<A: Into<OsString>>(arguments: impl IntoIterator<Item = A>) -> Vec<String> {
-    values(arguments)
-        .into_iter()
-        .map(|(name, value)| format!("--{name}={value:?}"))
-        .collect()
-}
-
-/// The flags of a command line that can be read, without their dashes, with their values as Go
-/// prints them, sorted.
-pub fn values<A: Into<OsString>>(arguments: impl IntoIterator<Item = A>) -> Vec<(String, String)> {
-    let mut arguments: Vec<OsString> = arguments.into_iter().map(Into::into).collect();
-    let mut command = Flags::command();
-    command.build();
-    let typed = take_check(&mut arguments)
-        .ok()
-        .and_then(|_| command.try_get_matches_from_mut(normalised(arguments)).ok());
-    let Some(typed) = typed else {
-        return Vec::new();
-    };
-    let mut flags: Vec<_> = command
-        .get_arguments()
-        .filter_map(|flag| Some((flag.get_long()?.to_owned(), value(flag, &typed))))
-        .collect();
-    flags.sort();
-    flags
-}
-
-/// The value of a flag as Go prints it.
-fn value(flag: &Arg, typed: &ArgMatches) -> String {
-    let id = flag.get_id().as_str();
-    if matches!(id, "help" | "version") {
-        let given = typed.try_get_one::<String>(id).ok().flatten();
-        return given.map_or_else(|| "false".to_owned(), Clone::clone);
-    }
-    let given = typed.get_raw(id).into_iter().flatten();
-    let mut given: Vec<String> = given
-        .map(|value: &OsStr| value.to_string_lossy().into_owned())
-        .collect();
-    let names = flag.get_value_names().unwrap_or_default();
-    let kind = names.first().map_or("", |name| name.as_str());
-    let is_list = matches!(flag.get_action(), ArgAction::Append);
-    if kind == "CIDRS" && is_list {
-        return format!("[{}]", given.join(","));
-    }
-    if is_list {
-        let gates = given.iter().filter_map(|gate| go::gate(gate).ok());
-        let mut gates: Vec<String> = gates
-            .filter(|(name, _)| !name.is_empty())
-            .map(|(name, value)| format!("{name}={value}"))
-            .collect();
-        gates.sort();
-        return gates.join(",");
-    }
-    let last = given.pop().unwrap_or_default();
-    match kind {
-        "DURATION" => go::duration(&last)
-            .ok()
-            .map(|value| Period(value).to_string()),
-        "BOOL" => go::bool(&last).ok().map(|value| value.to_string()),
-        "NUMBER" => go::float(&last).ok().map(|value| value.to_string()),
-        _ => go::int(&last).ok().map(|value| value.to_string()),
-    }
-    .unwrap_or(last)
-}
-
-/// Takes `check` and its `-o` out of a command line, if it begins so; the form of the answer.
-fn take_check(arguments: &mut Vec<OsString>) -> Result<Option<Output>, UnusableFlag> {
-    if arguments.get(1).is_none_or(|first| first != "check") {
-        return Ok(None);
-    }
-    arguments.remove(1);
-    let mut form = "text".to_owned();
-    let mut rest = Vec::with_capacity(arguments.len());
-    let mut given = arguments.drain(..);
-    while let Some(argument) = given.next() {
-        let text = argument.to_string_lossy();
-        form = match text.split_once('=') {
-            Some(("-o" | "--output", value)) => value.to_owned(),
-            None if text == "-o" || text == "--output" => {
-                let value = given.next().unwrap_or_default();
-                value.to_string_lossy().into_owned()
-            }
-            _ => {
-                rest.push(argument);
-                continue;
-            }
-        };
-    }
-    drop(given);
-    *arguments = rest;
-    match &*form {
-        "text" => Ok(Some(Output::Text)),
-        "json" => Ok(Some(Output::Json)),
-        "yaml" => Ok(Some(Output::Yaml)),
-        other => Err(UnusableFlag::new(
-            "output",
-            other,
-            "give text, json or yaml",
-        )),
-    }
-}
-
-/// The flags with the file's fields in place of theirs, the file, and warnings about it.
-fn with_file(
-    mut flags: Flags,
-    read: impl FnOnce(&Path) -> Result<(Configuration, Vec<String>), ConfigurationError>,
-    is_given: impl Fn(&str) -> bool,
-) -> Result<(Flags, Configuration, Vec<String>), ConfigurationError> {
-    let file = PathBuf::from(&flags.config);
-    let (configuration, mut warnings) = read(&file)?;
-    let place = file.display();
-    for warning in &mut warnings {
-        *warning = format!("{place}: {warning}");
-    }
-    let ignored: Vec<String> = config::fields_with_flags()
-        .filter(|(_, flag)| is_given(flag) && !config::wins_over_file(flag))
-        .map(|(field, flag)| format!("--{flag} ({field})"))
-        .collect();
-    if !ignored.is_empty() {
-        let ignored = ignored.join(", ");
-        warnings.push(format!(
-            "{place}: it counts, and not {ignored} of the command line"
-        ));
-    }
-    let wrong = |error: UnusableFlag| {
-        let field = config::field_of(error.flag).unwrap_or_default();
-        ConfigurationError::of(&file, field, &error)
-    };
-    configuration
-        .clone()
-        .put(&mut flags, is_given)
-        .map_err(wrong)?;
-    // Upstream's file has an address for each server, and no port beside it.
-    let defaults = Flags::defaults();
-    (flags.healthz_port, flags.metrics_port) = (defaults.healthz_port, defaults.metrics_port);
-    Ok((flags, configuration, warnings))
-}
-
-#[cfg(test)]
-mod tests;

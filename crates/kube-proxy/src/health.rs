@@ -1,4 +1,5 @@
-//! Whether the proxy keeps up: how far each family has come in bringing what was told into the kernel.
+//! Whether the proxy keeps up: how far each family has come in bringing what was told into the
+//! kernel.
 //!
 //! The loop writes it, the servers that tell others read it. Time is passed in.
 
@@ -11,9 +12,10 @@ use proxy::{IpFamily, Standing};
 /// For how many sync periods nothing that is pending may get into the kernel, as upstream.
 const PATIENCE_IN_SYNC_PERIODS: u32 = 2;
 
-/// How long after its start a family that has all in the kernel may still have something to end there, such as what an earlier
-/// run has left, before it counts as served. Where changes come without end, something always goes on.
-const END_LIMIT: Duration = Duration::from_secs(10);
+/// How long after its start a family that has all in the kernel may still have something to end
+/// there, such as what an earlier run has left, before it counts as served. Where changes come
+/// without end, something always goes on.
+const ENDING_PATIENCE: Duration = Duration::from_secs(10);
 
 /// The health of all families.
 #[derive(Debug, Default)]
@@ -25,9 +27,11 @@ pub struct Health {
 /// How far one family has come.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Progress {
-    /// Since when something is pending of which nothing can be written; `None`: there is progress, or nothing to do.
+    /// Since when something is pending of which nothing can be written; `None`: there is progress,
+    /// or nothing to do.
     pub stuck_since: Option<Instant>,
-    /// All that was asked before this is in the kernel; `None`: what was known at the start is not yet.
+    /// All that was asked before this is in the kernel; `None`: what was known at the start is not
+    /// yet.
     pub updated: Option<Instant>,
     /// Entries that are not in the kernel as they are to be.
     pub pending: usize,
@@ -48,10 +52,11 @@ impl Health {
         *self.patience() = sync_period.saturating_mul(PATIENCE_IN_SYNC_PERIODS);
     }
 
-    /// Takes in how far a family has come. `started` is when it was first told all that was known; `None`: it has not been yet.
+    /// Takes in how far a family has come. `started` is when it was first told all that was known;
+    /// `None`: it has not been yet.
     ///
-    /// True if all that was known then is in the kernel, or has been. An object that the kernel refuses for a reason of its own does
-    /// not count: it must not take the node out of service.
+    /// True if all that was known then is in the kernel, or has been. An object that the kernel
+    /// refuses for a reason of its own does not count: it must not take the node out of service.
     pub fn note(
         &self,
         family: IpFamily,
@@ -65,7 +70,7 @@ impl Health {
         (progress.pending, progress.failing) = (standing.pending, standing.failing);
         let has_ended = |started: &Instant| {
             let since = now.saturating_duration_since(*started);
-            progress.updated.is_some() || standing.is_settled || since >= END_LIMIT
+            progress.updated.is_some() || standing.is_settled || since >= ENDING_PATIENCE
         };
         let done_before =
             started
@@ -180,6 +185,6 @@ mod tests {
         assert!(is_served(&health, Duration::from_secs(1), true));
         assert!(is_served(&health, Duration::from_secs(1), false), "it was");
         let health = Health::new(Duration::from_secs(30));
-        assert!(is_served(&health, END_LIMIT, false));
+        assert!(is_served(&health, ENDING_PATIENCE, false));
     }
 }

@@ -5,9 +5,9 @@
 //!                 ◀── 200, if an endpoint on this node is ready and the proxy keeps up; else 503
 //! ```
 //!
-//! One server for each Service and family, on all addresses or on those of `--nodeport-addresses`. A server changes only once
-//! all of its Service is in the kernel, so that what it says is true. A port that something else has is tried again each time that
-//! something was written or looked at.
+//! One server for each Service and family, on all addresses or on those of `--nodeport-addresses`.
+//! A server changes only once all of its Service is in the kernel, so that what it says is true. A
+//! port that something else has is tried again each time that something was written or looked at.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io;
@@ -26,9 +26,9 @@ use tokio::task::JoinSet;
 use tracing::{debug, error, info};
 
 use crate::events::{Event, Recorder};
-use crate::flags::Options;
 use crate::health::Health;
 use crate::http_server;
+use crate::http_server::listen::{Unspecified, listen_on};
 
 /// The ready endpoints on this node, for balancers that weigh nodes by it.
 const WEIGHT: HeaderName = HeaderName::from_static("x-load-balancing-endpoint-weight");
@@ -44,7 +44,7 @@ pub(crate) struct HealthChecks {
     addresses: BTreeSet<IpAddr>,
     servers: HashMap<NamespacedName, Server>,
     /// Services to look at again: something else had the port.
-    unheard: HashSet<NamespacedName>,
+    unbound: HashSet<NamespacedName>,
 }
 
 /// The server of one Service.
@@ -84,19 +84,20 @@ impl HealthChecks {
     /// No server yet.
     pub(crate) fn new(
         family: IpFamily,
-        options: &Options,
+        node: &str,
+        node_ports: &NodePortAddresses,
         health: Arc<Health>,
         recorder: Recorder,
     ) -> Self {
         Self {
             family,
-            node: options.node_name.clone(),
+            node: node.to_owned(),
             health,
             recorder,
-            is_selective: is_selective(&options.node_port_addresses, family),
+            is_selective: is_selective(node_ports, family),
             addresses: BTreeSet::new(),
             servers: HashMap::new(),
-            unheard: HashSet::new(),
+            unbound: HashSet::new(),
         }
     }
 
@@ -105,8 +106,9 @@ impl HealthChecks {
         self.is_selective = is_selective(addresses, self.family);
     }
 
-    /// Brings the servers of Services of which all is in the kernel to what the model says, and all servers to where they are to
-    /// listen. `node_ports` are the addresses that serve NodePorts; `None`: that is not known yet.
+    /// Brings the servers of Services of which all is in the kernel to what the model says, and all
+    /// servers to where they are to listen. `node_ports` are the addresses that serve NodePorts;
+    /// `None`: that is not known yet.
     pub(crate) async fn update(
         &mut self,
         model: &Model,
@@ -118,7 +120,7 @@ impl HealthChecks {
         } else {
             BTreeSet::from([wildcard(self.family)])
         };
-        let mut changed = mem::take(&mut self.unheard);
+        let mut changed = mem::take(&mut self.unbound);
         changed.extend(settled.iter().cloned());
         if addresses != self.addresses {
             self.addresses = addresses;
@@ -143,7 +145,8 @@ impl HealthChecks {
         }
     }
 
-    /// Closes the server of a Service, unless it is on this port, and on no address that it should not be on.
+    /// Closes the server of a Service, unless it is on this port, and on no address that it should
+    /// not be on.
     async fn close(&mut self, name: &NamespacedName, port: Option<u16>) {
         let is_right = self.servers.get(name).is_none_or(|server| {
             Some(server.port) == port && server.addresses.is_subset(&self.addresses)
@@ -182,7 +185,7 @@ impl HealthChecks {
                 let event = Event::health_check_failed(&name, model, &self.node, at, &error);
                 self.recorder.record(event);
             }
-            self.unheard.insert(name);
+            self.unbound.insert(name);
         } else if mem::take(&mut server.is_reported) {
             info!(family = %self.family, service = %name, port = check.port, "health checks of the Service are answered now");
         }
@@ -195,7 +198,7 @@ impl Server {
         let mut result = Ok(());
         for address in addresses.difference(&self.addresses.clone()) {
             // Of one family only: the other one has a server of its own, with its own count.
-            match http_server::listen_on(SocketAddr::new(*address, self.port), true) {
+            match listen_on(SocketAddr::new(*address, self.port), Unspecified::V6Only) {
                 Ok(listener) => {
                     self.addresses.insert(*address);
                     let answer = Arc::clone(&self.answer);
@@ -247,7 +250,8 @@ impl Body<'_> {
     }
 }
 
-/// Whether the flag names some addresses of a family. A network that holds all counts as none, as upstream.
+/// Whether the flag names some addresses of a family. A network that holds all counts as none, as
+/// upstream.
 fn is_selective(addresses: &NodePortAddresses, family: IpFamily) -> bool {
     match addresses {
         NodePortAddresses::All => false,

@@ -1,12 +1,13 @@
 //! The proxy's own health, for load balancers, probes and operators (`--healthz-bind-address`).
 //!
-//! | path       | 200 when                                                                                    |
-//! |------------|---------------------------------------------------------------------------------------------|
-//! | `/livez`   | of what is to be written, something could be within two sync periods                         |
-//! | `/healthz` | the same, and the Node is neither gone nor about to be: balancers are to send elsewhere then |
-//! | `/readyz`  | all that was known at the first complete lists is in the kernel, in every family; ours alone |
+//! | path       | 200 when                                                                       |
+//! |------------|--------------------------------------------------------------------------------|
+//! | `/livez`   | of what is to be written, something could be within two sync periods           |
+//! | `/healthz` | the same, and the Node neither is gone nor goes: balancers send elsewhere then |
+//! | `/readyz`  | all that the first lists had is in the kernel, in every family; ours alone     |
 //!
-//! Else 503. Bodies and headers of the first two are upstream's (`pkg/proxy/healthcheck/proxy_health.go`).
+//! Else 503. Bodies and headers of the first two are upstream's
+//! (`pkg/proxy/healthcheck/proxy_health.go`).
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,6 +23,7 @@ use serde::Serialize;
 use crate::health::{Health, Progress};
 use crate::http_server::{Answer, Purpose, answer, not_found};
 use crate::metrics::Metrics;
+use crate::options::object_source::OwnNode;
 
 /// For the log.
 pub(crate) const PURPOSE: Purpose = Purpose {
@@ -37,8 +39,7 @@ const NEVER: &str = "0001-01-01T00:00:00Z";
 #[derive(Debug)]
 pub(crate) struct Status {
     health: Arc<Health>,
-    /// Whether Node objects are to be expected: a folder of manifests need not have any.
-    needs_node: bool,
+    own_node: OwnNode,
     is_node_eligible: AtomicBool,
     /// The families that are served, once it is known what to serve.
     families: OnceLock<Vec<IpFamily>>,
@@ -71,11 +72,11 @@ struct Readiness {
 }
 
 impl Status {
-    /// While starting up. `needs_node`: the own Node is expected to exist.
-    pub(crate) fn new(health: Arc<Health>, needs_node: bool) -> Self {
+    /// While starting up.
+    pub(crate) fn new(health: Arc<Health>, own_node: OwnNode) -> Self {
         Self {
             health,
-            needs_node,
+            own_node,
             is_node_eligible: AtomicBool::new(true),
             families: OnceLock::new(),
         }
@@ -91,7 +92,7 @@ impl Status {
     pub(crate) fn note_node(&self, model: &Model) {
         let is_eligible = match (model.has_node(), model.node()) {
             (Some(true), Some(node)) => !node.is_leaving,
-            (Some(false), None) => !self.needs_node,
+            (Some(false), None) => self.own_node == OwnNode::Optional,
             (Some(false), Some(_)) => false,
             // Not listed yet, or not readable: nothing speaks against it.
             (None, _) | (Some(true), None) => true,
@@ -205,7 +206,7 @@ mod tests {
     use serde_json::Value;
 
     use super::*;
-    use crate::http_server::{self, Server, tests::get};
+    use crate::http_server::{self, Server, WhenTaken, tests::get};
 
     const PERIOD: Duration = Duration::from_secs(30);
 
@@ -219,12 +220,17 @@ mod tests {
     impl World {
         fn new() -> Self {
             let health = Arc::new(Health::new(PERIOD));
-            let status = Arc::new(Status::new(Arc::clone(&health), true));
+            let status = Arc::new(Status::new(Arc::clone(&health), OwnNode::Needed));
             let metrics = Metrics::new();
             let (answers, counts) = (Arc::clone(&status), metrics.clone());
             let respond = move |head: &Parts| answers.respond(head, &counts);
-            let server =
-                http_server::start(PURPOSE, "127.0.0.1:0".parse().unwrap(), true, respond).unwrap();
+            let server = http_server::start(
+                PURPOSE,
+                "127.0.0.1:0".parse().unwrap(),
+                WhenTaken::Fail,
+                respond,
+            )
+            .unwrap();
             Self {
                 health,
                 status,
@@ -233,7 +239,8 @@ mod tests {
             }
         }
 
-        /// A family, told everything five periods ago: since when something is pending, and since when nothing of it is written.
+        /// A family, told everything five periods ago: since when something is pending, and since
+        /// when nothing of it is written.
         fn note(&self, family: IpFamily, pending: Option<Duration>, stuck: Option<Duration>) {
             let now = Instant::now();
             let ago = |age: Duration| now.checked_sub(age).unwrap();

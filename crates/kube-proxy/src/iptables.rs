@@ -1,8 +1,9 @@
 //! Called as `iptables`, kube-proxy becomes the iptables of the backend that the host uses.
 //!
-//! In the image `iptables`, `ip6tables` and their `-save` and `-restore` are links to kube-proxy. So whoever calls one of them in
-//! the pod sees the rules that kubelet and kube-proxy write, found by the same evidence, without a shell and without writing
-//! to the image. What does the same in Kubernetes' own images rewrites its links at the first call.
+//! In the image `iptables`, `ip6tables` and their `-save` and `-restore` are links to kube-proxy.
+//! So whoever calls one of them in the pod sees the rules that kubelet and kube-proxy write, found
+//! by the same evidence, without a shell and without writing to the image. What does the same in
+//! Kubernetes' own images rewrites its links at the first call.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::process::CommandExt as _;
@@ -10,12 +11,12 @@ use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context as _, Error};
-use proxy_ipvs::{Backend, Iptables};
+use iptables::{Backend, Iptables};
 
 use crate::capabilities;
 
-/// Becomes iptables if the first of `arguments`, the name this was called by, is one of iptables' names; returns only if it is
-/// none, or with the reason why that failed.
+/// Becomes iptables if the first of `arguments`, the name this was called by, is one of iptables'
+/// names; returns only if it is none, or with the reason why that failed.
 pub fn stand_in(mut arguments: impl Iterator<Item = OsString>) -> Result<(), Error> {
     let called = arguments.next().unwrap_or_default();
     let Some((stem, verb)) = split(&called) else {

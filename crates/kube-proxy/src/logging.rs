@@ -8,6 +8,7 @@
 //! verbosity; it and the verbosity may change while the process runs.
 
 mod klog;
+pub mod settings;
 
 use std::fmt;
 use std::io::{self, IsTerminal, Write};
@@ -28,15 +29,16 @@ use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::reload;
 use tracing_subscriber::util::{SubscriberInitExt, TryInitError};
 
-use crate::flags::{LogFormat, Options};
 use klog::Klog;
+use settings::{LogFormat, Settings};
 
 /// Our own crates, by the names that their events carry.
-const OWN: [&str; 8] = [
+const OWN_CRATES: [&str; 9] = [
     "kube_proxy",
     "proxy",
     "proxy_ipvs",
     "reconcile",
+    "source",
     "ipvs_netlink",
     "ipset_netlink",
     "netlink_batch",
@@ -51,25 +53,29 @@ type Filter = FilterFn<Box<dyn Fn(&Metadata<'_>) -> bool + Send + Sync>>;
 /// Replaces the filter of the log that was started.
 static REPLACE: OnceLock<Box<dyn Fn(Filter) + Send + Sync>> = OnceLock::new();
 
-/// Starts logging. Fails if logging was already started.
-pub fn start(options: &Options) -> Result<(), TryInitError> {
+/// Starts logging.
+///
+/// # Errors
+///
+/// It was already started.
+pub fn start(settings: &Settings) -> Result<(), TryInitError> {
     let lines = tracing_subscriber::fmt::layer();
-    let lines: Box<dyn Layer<_> + Send + Sync> = match options.log_format {
+    let lines: Box<dyn Layer<_> + Send + Sync> = match settings.format {
         LogFormat::Text => lines
             .event_format(Klog::new())
-            .with_writer(Lines(streams(options)))
+            .with_writer(Lines(streams(settings)))
             .boxed(),
         LogFormat::Plain => lines
             .with_ansi(io::stderr().is_terminal())
-            .with_target(options.verbosity >= 6)
-            .with_writer(Lines(streams(options)))
+            .with_target(settings.verbosity >= 6)
+            .with_writer(Lines(streams(settings)))
             .boxed(),
         LogFormat::Json => lines
             .event_format(Json)
-            .with_writer(streams(options))
+            .with_writer(streams(settings))
             .boxed(),
     };
-    let (filter, handle) = reload::Layer::new(filter(options.verbosity, &options.vmodule));
+    let (filter, handle) = reload::Layer::new(filter(settings.verbosity, &settings.vmodule));
     tracing_subscriber::registry()
         .with(filter)
         .with(lines)
@@ -83,25 +89,26 @@ pub fn start(options: &Options) -> Result<(), TryInitError> {
 
 /// Where lines go: to standard error; if they are split, those that inform to standard output.
 /// Which ones these are depends on the format, as upstream's: it has no warnings in JSON.
-fn streams(options: &Options) -> BoxMakeWriter {
-    if !options.log_is_split {
+fn streams(settings: &Settings) -> BoxMakeWriter {
+    if !settings.is_split {
         return BoxMakeWriter::new(io::stderr);
     }
-    let worst = match options.log_format {
+    let worst = match settings.format {
         LogFormat::Text | LogFormat::Plain => Level::WARN,
         LogFormat::Json => Level::ERROR,
     };
     BoxMakeWriter::new(io::stderr.with_max_level(worst).or_else(io::stdout))
 }
 
-/// Goes on with the verbosities that `options` say.
-pub fn set_verbosity(options: &Options) {
+/// Goes on with the verbosities that `settings` say.
+pub fn set_verbosity(settings: &Settings) {
     if let Some(replace) = REPLACE.get() {
-        replace(filter(options.verbosity, &options.vmodule));
+        replace(filter(settings.verbosity, &settings.vmodule));
     }
 }
 
-/// Kubernetes' JSON lines: `ts` is milliseconds since 1970, `v` the verbosity, which errors lack; then `msg` and the fields.
+/// Kubernetes' JSON lines: `ts` is milliseconds since 1970, `v` the verbosity, which errors lack;
+/// then `msg` and the fields.
 struct Json;
 
 impl<S, N> FormatEvent<S, N> for Json
@@ -179,7 +186,8 @@ impl Visit for Object {
     }
 }
 
-/// Which events are said: of our own, those of the file's verbosity; of others, those of the common one.
+/// Which events are said: of our own, those of the file's verbosity; of others, those of the common
+/// one.
 fn filter(verbosity: u8, vmodule: &[(String, u8)]) -> Filter {
     let others = match verbosity {
         0..=5 => LevelFilter::OFF,
@@ -191,7 +199,7 @@ fn filter(verbosity: u8, vmodule: &[(String, u8)]) -> Filter {
     FilterFn::new(Box::new(move |event| {
         let target = event.target();
         let name = target.split("::").next().unwrap_or(target);
-        if !OWN.contains(&name) {
+        if !OWN_CRATES.contains(&name) {
             return *event.level() <= others;
         }
         let file = event.file().unwrap_or_default();
@@ -205,8 +213,8 @@ fn filter(verbosity: u8, vmodule: &[(String, u8)]) -> Filter {
     }))
 }
 
-/// Whether a pattern of `--vmodule` names a source file: without its folder and suffix, unless the pattern has a folder, as
-/// klog. `*` is any text, `?` any character.
+/// Whether a pattern of `--vmodule` names a source file: without its folder and suffix, unless the
+/// pattern has a folder, as klog. `*` is any text, `?` any character.
 fn names(pattern: &str, file: &str) -> bool {
     let file = file.strip_suffix(".rs").unwrap_or(file);
     let name = if pattern.contains('/') {
@@ -359,6 +367,18 @@ mod tests {
             error["caller"].as_str().unwrap().contains("logging.rs:"),
             "{error}"
         );
+    }
+
+    #[test]
+    fn every_crate_that_logs_is_heard() {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let entry = entry.unwrap();
+            let manifest = std::fs::read_to_string(entry.path().join("Cargo.toml")).unwrap();
+            let name = entry.file_name().into_string().unwrap().replace('-', "_");
+            let logs = manifest.contains("\ntracing.workspace");
+            assert!(!logs || OWN_CRATES.contains(&&*name), "{name}");
+        }
     }
 
     #[test]

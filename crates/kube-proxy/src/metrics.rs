@@ -1,8 +1,9 @@
-//! What the daemon counts and measures, under upstream's names, labels and buckets (`pkg/proxy/metrics`), so that dashboards
-//! and alerts stay as they are.
+//! What the daemon counts and measures, under upstream's names, labels and buckets
+//! (`pkg/proxy/metrics`), so that dashboards and alerts stay as they are.
 //!
 //! ```text
-//!   the loop, workers, servers ──▶ Metrics ──OpenMetrics──▶ exposition ──▶ /metrics, as text/plain; version=0.0.4
+//!   the loop, workers, servers ──▶ Metrics ──OpenMetrics──▶ exposition ──▶ /metrics
+//!                                                      as text/plain; version=0.0.4
 //! ```
 //!
 //! A metric is a field and its row in `Metrics::register`; names, kinds, labels, help and buckets
@@ -10,39 +11,42 @@
 //! `rest_client_*`, `process_*`, `kubernetes_*`, and what Kubernetes counts of its own metrics;
 //! there is no Go here, hence no `go_*`. `/metrics/slis` is a registry of its own.
 
+pub(crate) mod buckets;
 mod exposition;
-mod local_endpoints;
-mod nfacct;
+pub(crate) mod labels;
+pub(crate) mod local_endpoints;
+pub(crate) mod of_mode;
 mod process;
-mod rest_client;
-mod server;
-mod zpages;
+pub(crate) mod rest_client;
+pub(crate) mod rows;
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, SystemTime};
 
 use http::StatusCode;
-use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
-use prometheus_client::metrics::family::{Family, MetricConstructor};
+use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::metrics::histogram::{Histogram, exponential_buckets, linear_buckets};
+use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 use proxy::{Changes, Drift, IpFamily, Report};
 
-use crate::flags::{Gates, ProxyMode};
-use crate::version::{KUBERNETES, OWN};
-pub(crate) use local_endpoints::NoLocalEndpoints;
-pub(crate) use rest_client::CountRequests;
-pub(crate) use server::{PURPOSE, Pages};
+use crate::flags::gates::Gates;
+use crate::version::OWN_VERSION;
+use buckets::Buckets;
+use labels::{
+    Build, OfCheck, OfCheckStatus, OfCode, OfFamily, OfFeature, OfKind, OfPolicy, OfRequest,
+    OfVerb, OwnBuild, of, of_kind,
+};
+use of_mode::{Extent, OfMode};
+use rows::Rows;
 
 /// Handles to all metrics. Clones count together.
 #[derive(Debug, Clone)]
 pub struct Metrics {
     registry: Arc<Registry>,
-    started: SystemTime,
+    pub(crate) started: SystemTime,
     sync_duration: Family<OfFamily, Histogram, Buckets>,
     network_programming_duration: Family<OfFamily, Histogram, Buckets>,
     last_synced: Family<OfFamily, Seconds>,
@@ -53,11 +57,6 @@ pub struct Metrics {
     service_changes: Counter,
     no_local_endpoints: Family<OfPolicy, Gauge>,
     failed_restores: Family<OfFamily, Counter>,
-    failed_partial_restores: Family<OfFamily, Counter>,
-    full_sync_duration: Family<OfFamily, Histogram, Buckets>,
-    partial_sync_duration: Family<OfFamily, Histogram, Buckets>,
-    rules: Family<OfTable, Gauge>,
-    rules_written: Family<OfTable, Gauge>,
     healthz_answers: Family<OfCode, Counter>,
     livez_answers: Family<OfCode, Counter>,
     flows_duration: Family<OfFamily, Histogram, Buckets>,
@@ -72,170 +71,19 @@ pub struct Metrics {
     check_results: Family<OfCheckStatus, Counter>,
     pub(crate) vanished: crate::vanished::Counts,
     drifted: Family<OfKind, Counter>,
+    of_mode: Option<Arc<dyn OfMode>>,
 }
 
 type Seconds = Gauge<f64, AtomicU64>;
 
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct OfFamily {
-    ip_family: &'static str,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct OfKind {
-    ip_family: &'static str,
-    kind: String,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct OfPolicy {
-    ip_family: &'static str,
-    traffic_policy: &'static str,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct OfTable {
-    ip_family: &'static str,
-    table: &'static str,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct OfCode {
-    code: u16,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct OfRequest {
-    code: String,
-    host: String,
-    method: String,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct OfVerb {
-    host: String,
-    verb: String,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct OfCheck {
-    name: &'static str,
-    r#type: &'static str,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct OfCheckStatus {
-    name: &'static str,
-    status: &'static str,
-    r#type: &'static str,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct OfFeature {
-    name: &'static str,
-    stage: &'static str,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct OfStability {
-    deprecated_version: &'static str,
-    stability_level: &'static str,
-}
-
-/// What `kubernetes_build_info` says: which Kubernetes this is as. What compares the parts of a
-/// cluster with each other reads it, so this program's own version has a metric of its own,
-/// [`OwnBuild`].
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-#[allow(clippy::struct_field_names, reason = "the label is upstream's")]
-struct Build {
-    build_date: &'static str,
-    compiler: &'static str,
-    git_commit: &'static str,
-    git_tree_state: &'static str,
-    git_version: String,
-    go_version: &'static str,
-    major: &'static str,
-    minor: &'static str,
-    platform: String,
-}
-
-/// What `kubeproxy_ipvs_build_info` says.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct OwnBuild {
-    version: &'static str,
-}
-
-impl Build {
-    fn this() -> Self {
-        let architecture = match std::env::consts::ARCH {
-            "x86_64" => "amd64",
-            "aarch64" => "arm64",
-            other => other,
-        };
-        Self {
-            build_date: "",
-            compiler: "rustc",
-            git_commit: "",
-            git_tree_state: "",
-            git_version: KUBERNETES.git_version(),
-            go_version: "",
-            major: KUBERNETES.major,
-            minor: KUBERNETES.minor,
-            platform: format!("{}/{architecture}", std::env::consts::OS),
-        }
-    }
-}
-
-/// Where a histogram's buckets end.
-#[derive(Debug, Clone, Copy)]
-enum Buckets {
-    /// One millisecond, doubled up to 16 s.
-    Sync,
-    /// Quarters of a second, then seconds, then steps of 5 s and 30 s up to five minutes.
-    NetworkProgramming,
-    /// Of client-go, in seconds.
-    Request,
-    /// Of client-go, in bytes: 64 to 16 Mi.
-    Size,
-}
-
-impl MetricConstructor<Histogram> for Buckets {
-    fn new_metric(&self) -> Histogram {
-        match self {
-            Self::Sync => Histogram::new(exponential_buckets(0.001, 2.0, 15)),
-            Self::NetworkProgramming => {
-                // The first one, which only clocks that disagree can fill, is upstream's too.
-                let buckets = std::iter::once(0.0)
-                    .chain(linear_buckets(0.25, 0.25, 2))
-                    .chain(linear_buckets(1.0, 1.0, 59))
-                    .chain(linear_buckets(60.0, 5.0, 12))
-                    .chain(linear_buckets(120.0, 30.0, 7));
-                Histogram::new(buckets)
-            }
-            Self::Request => Histogram::new([
-                0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0,
-            ]),
-            Self::Size => {
-                let powers = [6, 8, 9, 10, 12, 14, 16, 18, 20, 22, 24];
-                Histogram::new(powers.map(|power| f64::from(1 << power)))
-            }
-        }
-    }
-}
-
 impl Metrics {
-    /// Those of the default mode; nothing has happened yet.
+    /// Those of all modes, where no feature gate was given; nothing has happened yet.
     pub fn new() -> Self {
-        Self::of_mode(ProxyMode::default())
-    }
-
-    /// Those of a mode, where no feature gate was given; nothing has happened yet.
-    pub fn of_mode(mode: ProxyMode) -> Self {
-        Self::of(mode, &Gates::default())
+        Self::of(None, &Gates::default())
     }
 
     /// Those of a mode with these feature gates; nothing has happened yet.
-    pub fn of(mode: ProxyMode, gates: &Gates) -> Self {
+    pub(crate) fn of(of_mode: Option<Arc<dyn OfMode>>, gates: &Gates) -> Self {
         let mut metrics = Self {
             registry: Arc::default(),
             started: SystemTime::now(),
@@ -249,11 +97,6 @@ impl Metrics {
             service_changes: Counter::default(),
             no_local_endpoints: Family::default(),
             failed_restores: Family::default(),
-            failed_partial_restores: Family::default(),
-            full_sync_duration: Family::new_with_constructor(Buckets::Sync),
-            partial_sync_duration: Family::new_with_constructor(Buckets::Sync),
-            rules: Family::default(),
-            rules_written: Family::default(),
             healthz_answers: Family::default(),
             livez_answers: Family::default(),
             flows_duration: Family::new_with_constructor(Buckets::Sync),
@@ -268,13 +111,14 @@ impl Metrics {
             check_results: Family::default(),
             vanished: crate::vanished::counts(),
             drifted: Family::default(),
+            of_mode,
         };
-        metrics.registry = Arc::new(metrics.register(mode, gates));
+        metrics.registry = Arc::new(metrics.register(gates));
         metrics.slis = Arc::new(metrics.register_slis());
         metrics
     }
 
-    fn register(&self, mode: ProxyMode, gates: &Gates) -> Registry {
+    fn register(&self, gates: &Gates) -> Registry {
         let mut all = Rows::default();
         macro_rules! rows {
             ($($stability:ident $name:literal $field:ident $help:literal)*) => {
@@ -321,21 +165,8 @@ impl Metrics {
             ALPHA "rest_client_response_size_bytes" answer_size
                 "Response size in bytes. Broken down by verb and host."
         }
-        if mode == ProxyMode::Iptables {
-            rows! {
-                ALPHA "kubeproxy_sync_full_proxy_rules_duration_seconds" full_sync_duration
-                    "SyncProxyRules latency in seconds for full resyncs"
-                ALPHA "kubeproxy_sync_partial_proxy_rules_duration_seconds" partial_sync_duration
-                    "SyncProxyRules latency in seconds for partial resyncs"
-                ALPHA "kubeproxy_sync_proxy_rules_iptables_partial_restore_failures" failed_partial_restores
-                    "Cumulative proxy iptables partial restore failures"
-                // A gauge in spite of its name.
-                ALPHA "kubeproxy_sync_proxy_rules_iptables_total" rules
-                    "Total number of iptables rules owned by kube-proxy"
-                ALPHA "kubeproxy_sync_proxy_rules_iptables_last" rules_written
-                    "Number of iptables rules written by kube-proxy in last sync"
-            }
-            all.registry.register_collector(Box::new(nfacct::Counters));
+        if let Some(of_mode) = &self.of_mode {
+            of_mode.register(&mut all);
         }
         // Ours alone, and so none of those that Kubernetes counts by stability.
         let help = "Objects that were known and that a list no longer named, by kind";
@@ -352,7 +183,10 @@ impl Metrics {
                     build date, Go version, and compiler from which Kubernetes was built, and platform on which it is running.";
         all.add("BETA", "kubernetes_build_info", help, build);
         let own = Family::<OwnBuild, Gauge>::default();
-        own.get_or_create(&OwnBuild { version: OWN }).set(1);
+        own.get_or_create(&OwnBuild {
+            version: OWN_VERSION,
+        })
+        .set(1);
         // Not among Kubernetes' own, so it has no stability of theirs, and is not counted with
         // them.
         let help = "A metric with a constant '1' value labeled by the version of kube-proxy-ipvs.";
@@ -380,7 +214,8 @@ impl Metrics {
         rows.registry
     }
 
-    fn started_in_seconds(&self) -> u64 {
+    /// When this process started, since the epoch.
+    pub(crate) fn started_in_seconds(&self) -> u64 {
         let since = self.started.duration_since(SystemTime::UNIX_EPOCH);
         since.unwrap_or_default().as_secs()
     }
@@ -403,7 +238,8 @@ impl Metrics {
         self.endpoint_changes_pending.set(0);
     }
 
-    /// Whether it is to be measured how long what was triggered then takes: only if that was since this process started.
+    /// Whether it is to be measured how long what was triggered then takes: only if that was since
+    /// this process started.
     pub(crate) fn measures(&self, trigger: SystemTime) -> bool {
         trigger > self.started
     }
@@ -426,37 +262,22 @@ impl Metrics {
             let counter = self.drifted.get_or_create(&of_kind(family, kind));
             counter.inc_by(drifted.count as u64);
         }
-        let Some(iptables) = report.iptables else {
-            return;
-        };
-        let partial = self.failed_partial_restores.get_or_create_owned(&of);
-        if !iptables.is_full {
-            partial.inc_by(failed);
-        }
-        let OfFamily { ip_family } = of;
-        let tell = |metric: &Family<OfTable, Gauge>, counts: [usize; 2]| {
-            for (table, count) in ["filter", "nat"].into_iter().zip(counts) {
-                set(&metric.get_or_create(&OfTable { ip_family, table }), count);
-            }
-        };
-        tell(&self.rules, iptables.wanted);
-        if let Some(written) = iptables.written {
-            tell(&self.rules_written, written);
+        if let Some(of_mode) = &self.of_mode {
+            of_mode.booked(family, report);
         }
     }
 
-    /// A sync has ended. `is_full`: iptables mode has compared everything, or only written what changed.
-    pub(crate) fn synced(&self, family: IpFamily, took: Duration, is_full: Option<bool>) {
-        let by_extent = is_full.map(|is_full| {
-            if is_full {
-                &self.full_sync_duration
-            } else {
-                &self.partial_sync_duration
-            }
-        });
-        for durations in [Some(&self.sync_duration), by_extent].into_iter().flatten() {
-            let duration = durations.get_or_create(&of(family));
-            duration.observe(took.as_secs_f64());
+    /// How much a sync concerned of which this is a part, where the mode tells.
+    pub(crate) fn extent(&self, report: &Report) -> Option<Extent> {
+        self.of_mode.as_ref()?.extent(report)
+    }
+
+    /// A sync has ended.
+    pub(crate) fn synced(&self, family: IpFamily, took: Duration, extent: Option<Extent>) {
+        let duration = self.sync_duration.get_or_create(&of(family));
+        duration.observe(took.as_secs_f64());
+        if let (Some(of_mode), Some(extent)) = (&self.of_mode, extent) {
+            of_mode.synced(family, took, extent);
         }
     }
 
@@ -510,7 +331,7 @@ impl Metrics {
     }
 
     /// `/healthz` of the metrics server was answered: the process is there.
-    fn pinged(&self) {
+    pub(crate) fn pinged(&self) {
         let (name, r#type, status) = ("ping", "healthz", "success");
         let check = OfCheck { name, r#type };
         self.check_result.get_or_create(&check).set(1);
@@ -523,7 +344,7 @@ impl Metrics {
     }
 
     /// Forgets what `/metrics/slis` tells.
-    fn reset_slis(&self) {
+    pub(crate) fn reset_slis(&self) {
         self.check_result.clear();
         self.check_results.clear();
     }
@@ -549,51 +370,8 @@ impl Metrics {
     }
 
     /// The metrics of health checks, in Prometheus' own text format.
-    fn slis(&self) -> String {
+    pub(crate) fn slis(&self) -> String {
         exposition::classic(&exposition::openmetrics(&self.slis))
-    }
-}
-
-/// A registry, and how many metrics of each stability it has.
-#[derive(Default)]
-struct Rows {
-    registry: Registry,
-    counts: BTreeMap<&'static str, u64>,
-}
-
-impl Rows {
-    fn add(
-        &mut self,
-        stability: &'static str,
-        name: &str,
-        help: &str,
-        metric: impl prometheus_client::registry::Metric,
-    ) {
-        let help = format!("[{stability}] {help}");
-        self.registry.register(name, help, metric);
-        *self.counts.entry(stability).or_default() += 1;
-    }
-
-    /// Adds what is known of the metrics themselves, and of the process.
-    fn finish(mut self) -> Registry {
-        let none = Counter::<u64>::default;
-        let help = "The count of disabled metrics.";
-        self.add("BETA", "disabled_metrics", help, none());
-        let help = "The count of hidden metrics.";
-        self.add("BETA", "hidden_metrics", help, none());
-        let registered = Family::<OfStability, Counter>::default();
-        let help =
-            "The count of registered metrics broken by stability level and deprecation version.";
-        self.add("BETA", "registered_metrics", help, registered.clone());
-        for (stability_level, count) in self.counts {
-            let of = OfStability {
-                deprecated_version: "",
-                stability_level,
-            };
-            registered.get_or_create(&of).inc_by(count);
-        }
-        self.registry.register_collector(Box::new(process::Process));
-        self.registry
     }
 }
 
@@ -603,23 +381,7 @@ impl Default for Metrics {
     }
 }
 
-fn of(family: IpFamily) -> OfFamily {
-    let ip_family = match family {
-        IpFamily::V4 => "IPv4",
-        IpFamily::V6 => "IPv6",
-    };
-    OfFamily { ip_family }
-}
-
-fn of_kind(family: IpFamily, kind: &str) -> OfKind {
-    let OfFamily { ip_family } = of(family);
-    OfKind {
-        ip_family,
-        kind: kind.replace(' ', "_"),
-    }
-}
-
-fn set(gauge: &Gauge, count: usize) {
+pub(crate) fn set(gauge: &Gauge, count: usize) {
     gauge.set(i64::try_from(count).unwrap_or(i64::MAX));
 }
 

@@ -9,9 +9,9 @@ use std::process::exit;
 
 /// The exit status of a process in which something has panicked: what a panic of its main thread
 /// comes to in every Rust program.
-pub const STATUS: i32 = 101;
+pub const EXIT_STATUS: i32 = 101;
 
-/// From here on a panic of any thread or task ends the process with [`STATUS`], when its message is
+/// From here on a panic of any thread or task ends the process with [`EXIT_STATUS`], when its message is
 /// on standard error.
 pub fn end_the_process() {
     let say = take_hook();
@@ -19,10 +19,10 @@ pub fn end_the_process() {
         say(panic);
         // Not through the log: it may be what has panicked, with its lock held.
         eprintln!(
-            "kube-proxy: this is a defect of kube-proxy. It ends with status {STATUS}, and what it has programmed stays and serves; \
+            "kube-proxy: this is a defect of kube-proxy. It ends with status {EXIT_STATUS}, and what it has programmed stays and serves; \
              started anew, it goes on from there. Please report the message above"
         );
-        exit(STATUS);
+        exit(EXIT_STATUS);
     }));
 }
 
@@ -57,7 +57,7 @@ mod tests {
             .output()
             .unwrap();
         let said = String::from_utf8_lossy(&ended.stderr);
-        assert_eq!(ended.status.code(), Some(STATUS), "{said}");
+        assert_eq!(ended.status.code(), Some(EXIT_STATUS), "{said}");
         assert!(said.contains("'services'"), "{said}");
         assert!(said.contains("on purpose"), "{said}");
         assert!(said.contains("started anew"), "{said}");

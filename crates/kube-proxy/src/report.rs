@@ -9,9 +9,9 @@ use tracing::{debug, error, info, warn};
 use crate::events::{Event, Recorder};
 
 /// How many failures are named one by one; a kernel that refuses everything must not flood the log.
-const MAX_NAMED: usize = 20;
+const NAMED_FAILURES_MAX: usize = 20;
 /// A failure that was not seen for so long is new again. What fails is tried again more often.
-const REMEMBERED: Duration = Duration::from_mins(2);
+const FAILURE_MEMORY: Duration = Duration::from_mins(2);
 
 /// Says what is new in each report of one family.
 #[derive(Debug)]
@@ -80,18 +80,18 @@ impl Reporter {
             .iter()
             .filter(|failure| !self.failing.contains_key(*failure))
             .collect();
-        for failure in fresh.iter().take(MAX_NAMED) {
+        for failure in fresh.iter().take(NAMED_FAILURES_MAX) {
             error!(%family, "cannot {failure}; it is tried again");
         }
-        if fresh.len() > MAX_NAMED {
-            error!(%family, count = fresh.len() - MAX_NAMED, "and more that could not be done; it is tried again");
+        if fresh.len() > NAMED_FAILURES_MAX {
+            error!(%family, count = fresh.len() - NAMED_FAILURES_MAX, "and more that could not be done; it is tried again");
         }
         if failing == 0 && told.is_empty() && !self.failing.is_empty() {
             info!(%family, "all that had failed is done");
             self.failing.clear();
         }
         self.failing
-            .retain(|_, seen| now.saturating_duration_since(*seen) < REMEMBERED);
+            .retain(|_, seen| now.saturating_duration_since(*seen) < FAILURE_MEMORY);
         self.failing
             .extend(told.into_iter().map(|failure| (failure, now)));
     }

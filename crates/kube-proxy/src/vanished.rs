@@ -11,14 +11,13 @@ use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use proxy::{Changes, Kind, Vanished};
+use source::kind_name;
 use tracing::{info, warn};
 
-use crate::decode::kind_name;
-
-/// So many that go at once are no accident, if they are a [`PART`] of all.
-const SOME: usize = 3;
+/// So many that go at once are no accident, if they are a [`NOTEWORTHY_PART`] of all.
+const NOTEWORTHY_COUNT: usize = 3;
 /// One of so many.
-const PART: usize = 10;
+const NOTEWORTHY_PART: usize = 10;
 
 /// The counter, by kind.
 pub(crate) type Counts = Family<OfKind, Counter>;
@@ -63,7 +62,7 @@ fn of(kind: Kind) -> OfKind {
 fn is_much(vanished: &Vanished) -> bool {
     let Vanished { count, known, .. } = *vanished;
     // There is always one, default/kubernetes, in a server that has not forgotten all.
-    count == known || (count >= SOME && count * PART >= known)
+    count == known || (count >= NOTEWORTHY_COUNT && count * NOTEWORTHY_PART >= known)
 }
 
 fn line(vanished: &Vanished) -> String {
@@ -102,10 +101,10 @@ mod tests {
     use futures::{Stream, StreamExt as _};
     use proxy::{Event, Model, NamespacedName};
     use serde_json::json;
+    use source::{Api, api};
 
     use super::*;
     use crate::metrics::Metrics;
-    use crate::source::api;
 
     /// What is logged, on this thread.
     #[derive(Clone, Default)]
@@ -174,7 +173,12 @@ mod tests {
             server.apply(slice).unwrap();
         }
         let url = server.url();
-        let source = api::Server::new(None, Some(&url)).await.ok().unwrap();
+        let settings = Api {
+            master: Some(url),
+            ..Api::default()
+        };
+        let source = api::Server::new(&settings, source::uncounted).await;
+        let source = source.ok().unwrap();
         let mut events = source.stream("node1").boxed();
         let (mut model, metrics) = (Model::new(), Metrics::new());
         until(&mut events, &mut model, Model::is_complete).await;

@@ -14,7 +14,7 @@ pub const KUBERNETES: Kubernetes = Kubernetes {
 };
 
 /// This program's own version, as `0.1.0`.
-pub const OWN: &str = env!("CARGO_PKG_VERSION");
+pub const OWN_VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// A version of Kubernetes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,5 +54,5 @@ impl Kubernetes {
 /// the version.
 pub fn told() -> String {
     let kubernetes = KUBERNETES.git_version();
-    format!("Kubernetes {kubernetes} (kube-proxy-ipvs v{OWN})\n")
+    format!("Kubernetes {kubernetes} (kube-proxy-ipvs v{OWN_VERSION})\n")
 }

@@ -1,4 +1,5 @@
-//! Kubernetes events against the API server fixture, and against servers that refuse them or are away.
+//! Kubernetes events against the API server fixture, and against servers that refuse them or are
+//! away.
 
 #![allow(
     clippy::unwrap_used,
@@ -7,8 +8,8 @@
     reason = "a test stops at the first surprise"
 )]
 
-#[allow(dead_code, reason = "what tests of sources share, too")]
-mod common;
+#[path = "../../source/tests/common/scripted.rs"]
+mod scripted;
 
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,17 +17,21 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use apiserver::{Options, Server};
-use common::Scripted;
 use kube::Client;
-use kube_proxy::events::{Event, MOST, Recorder};
-use kube_proxy::flags::ProxyMode;
-use kube_proxy::source::api;
-use proxy::{Conflict, Model, NamespacedName, Protocol, Service, ServicePortName, ServiceType};
+use kube_proxy::events::{EVENTS_MAX, Event, Recorder};
+use proxy::{Conflict, Model, NamespacedName, Protocol, Service, ServicePortName};
+use scripted::Scripted;
 use serde_json::{Value, json};
+use source::{Api, api};
 use tracing::instrument::WithSubscriber as _;
 
 async fn client(url: &str) -> Client {
-    let server = api::Server::new(None, Some(url)).await.ok().unwrap();
+    let settings = Api {
+        master: Some(url.to_owned()),
+        ..Api::default()
+    };
+    let server = api::Server::new(&settings, source::uncounted).await;
+    let server = server.ok().unwrap();
     server.client().clone()
 }
 
@@ -41,19 +46,12 @@ fn model() -> Model {
     let mut model = Model::new();
     for (name, uid) in [("older", "uid-1"), ("younger", "uid-2")] {
         model.apply(proxy::Event::ServiceApplied(Service {
-            name: NamespacedName::new("shop", name),
             uid: uid.into(),
-            created: None,
-            kind: ServiceType::ClusterIp,
-            cluster_ips: ["10.96.0.1".parse().unwrap()].into_iter().collect(),
             external_ips: vec!["192.0.2.20".parse().unwrap()],
-            ingress_ips: Vec::new(),
-            ports: [].into_iter().collect(),
-            affinity_seconds: None,
-            internal_local: false,
-            external_local: false,
-            source_ranges: Vec::new(),
-            health_check_node_port: None,
+            ..Service::at(
+                NamespacedName::new("shop", name),
+                ["10.96.0.1".parse().unwrap()],
+            )
         }));
     }
     model
@@ -85,7 +83,7 @@ async fn until(what: &str, mut is_so: impl FnMut() -> bool) {
 /// Once the Node's event is there, and so all recorded before it: all others.
 async fn others(server: &Server, recorder: &Recorder) -> Vec<Value> {
     let is_nodes = |event: &Value| event["regarding"]["kind"] == "Node";
-    recorder.record(Event::starting("node1", ProxyMode::Ipvs));
+    recorder.record(Event::starting("node1", "ipvs"));
     let cluster = server.cluster();
     until("the last one is told", || {
         cluster.events().iter().any(is_nodes)
@@ -113,12 +111,9 @@ fn constant(mut event: Value) -> Value {
 #[tokio::test]
 async fn the_start_is_told_on_the_node_as_upstream_does() {
     for (mode, note) in [
+        ("ipvs", "kube-proxy starts to carry Services in ipvs mode"),
         (
-            ProxyMode::Ipvs,
-            "kube-proxy starts to carry Services in ipvs mode",
-        ),
-        (
-            ProxyMode::Iptables,
+            "iptables",
             "kube-proxy starts to carry Services in iptables mode",
         ),
     ] {
@@ -198,7 +193,8 @@ async fn a_health_check_port_that_is_taken_is_told_on_the_service() {
     }
 }
 
-/// Not even the queue of a server that is away holds anyone up; what fits into it is told when the server comes.
+/// Not even the queue of a server that is away holds anyone up; what fits into it is told when the
+/// server comes.
 #[tokio::test]
 async fn a_server_that_is_away_blocks_nobody() {
     let (server, client) = fixture().await;
@@ -217,10 +213,13 @@ async fn a_server_that_is_away_blocks_nobody() {
         ..Options::default()
     };
     let _server = Server::start_on(cluster.clone(), options).await.unwrap();
-    until("those that fit are told", || cluster.events().len() >= MOST).await;
+    until("those that fit are told", || {
+        cluster.events().len() >= EVENTS_MAX
+    })
+    .await;
     recorder.record(conflict(10_001));
     tokio::time::sleep(Duration::from_millis(500)).await;
-    assert_eq!(cluster.events().len(), MOST, "no more than that");
+    assert_eq!(cluster.events().len(), EVENTS_MAX, "no more than that");
 }
 
 /// In lines of our own. Those of libraries are heard at high verbosity only.

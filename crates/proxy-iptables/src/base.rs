@@ -1,28 +1,28 @@
-//! What is there whatever the Services are: the shared chains, the jumps into them, and the rules that masquerade and forward.
+//! What is there whatever the Services are: the shared chains, the jumps into them, and the rules
+//! that masquerade and forward.
 //!
 //! Source: docs/iptables-mode.md, sections 3, 6, 8 and 9.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::fmt;
+use std::net::{IpAddr, Ipv6Addr};
 
-use ipnet::{IpNet, Ipv4Net};
+use footprint::Footprint;
+use iptables::{FlowState, Jump, Match, Packets, Rule, Table, Target};
+use kube_rules::{
+    FORWARD, FROM_FORWARD, FROM_OUTPUT, FROM_POSTROUTING, FROM_PREROUTING, LOCALHOST, MARK_MASQ,
+    POSTROUTING,
+};
 use proxy::IpFamily;
 
-use crate::chain::{Shared, Table};
+use crate::chain::{Purpose, Shared};
 use crate::config::Config;
 use crate::nfacct::Counter;
-use crate::port::MARK_MASQ;
-use crate::rule::{Match, Rule};
-
-/// 127.0.0.0/8
-pub(crate) const LOCALHOST: IpNet = IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::new(127, 0, 0, 0), 8));
 
 /// An empty chain in each table: where it is gone, somebody has flushed the table.
 pub(crate) const CANARY: &str = "KUBE-PROXY-CANARY";
 /// The kubelet's, too: it is made, and a rule is put into it, but it is never emptied.
 pub(crate) const KUBELET: &str = "KUBE-FIREWALL";
-const POSTROUTING: &str = "KUBE-POSTROUTING";
-const FORWARD: &str = "KUBE-FORWARD";
 
 /// The chains that are there whatever the Services are.
 const CHAINS: [(Table, &str); 13] = [
@@ -41,6 +41,26 @@ const CHAINS: [(Table, &str); 13] = [
     (Table::Nat, "KUBE-SERVICES"),
 ];
 
+/// How the names of the chains of Service ports begin.
+const PREFIXES: [(Table, &str); 6] = [
+    (Table::Nat, Purpose::Cluster.prefix()),
+    (Table::Nat, Purpose::Local.prefix()),
+    (Table::Nat, Purpose::Endpoint.prefix()),
+    (Table::Nat, Purpose::Firewall.prefix()),
+    (Table::Nat, Purpose::External.prefix()),
+    // Until Kubernetes 1.24, for what is KUBE-SVL- and KUBE-EXT- since.
+    (Table::Nat, "KUBE-XLB-"),
+];
+
+/// What this mode leaves in the kernel.
+pub const FOOTPRINT: Footprint = Footprint {
+    chains: &CHAINS,
+    prefixes: &PREFIXES,
+    jumps: &JUMPS,
+    older_comments: &["kubernetes ", "kube-proxy "],
+    ..Footprint::none("iptables")
+};
+
 /// One of the chains above, by its constant name.
 pub(crate) fn find(table: Table, name: &str) -> Option<&'static str> {
     let mut chains = CHAINS.iter();
@@ -48,32 +68,11 @@ pub(crate) fn find(table: Table, name: &str) -> Option<&'static str> {
     Some(found.1)
 }
 
-/// A jump from a built-in chain.
-struct Jump {
-    table: Table,
-    from: &'static str,
-    to: &'static str,
-    comment: Option<&'static str>,
-    /// Only for the first packet of a connection.
-    is_new: bool,
-}
-
-/// Each missing one is put at the head of its chain, in this order, so that in an empty table the last one comes first.
+/// Each missing one is put at the head of its chain, in this order, so that in an empty table the
+/// last one comes first.
 const JUMPS: [Jump; 14] = {
-    const fn jump(
-        table: Table,
-        from: &'static str,
-        to: &'static str,
-        comment: &'static str,
-        is_new: bool,
-    ) -> Jump {
-        Jump {
-            table,
-            from,
-            to,
-            comment: Some(comment),
-            is_new,
-        }
+    const fn jump(from: &'static str, to: &'static str, comment: &'static str) -> Jump {
+        Jump::new(Table::Filter, from, to, comment)
     }
     const fn kubelet(from: &'static str) -> Jump {
         Jump {
@@ -81,95 +80,41 @@ const JUMPS: [Jump; 14] = {
             from,
             to: KUBELET,
             comment: None,
-            is_new: false,
+            packets: Packets::All,
         }
     }
     const EXTERNAL: &str = "kubernetes externally-visible service portals";
     const PORTALS: &str = "kubernetes service portals";
     const FIREWALL: &str = "kubernetes load balancer firewall";
+    const HEALTH: &str = "kubernetes health check service ports";
     [
-        jump(
-            Table::Filter,
-            "INPUT",
-            "KUBE-EXTERNAL-SERVICES",
-            EXTERNAL,
-            true,
-        ),
-        jump(
-            Table::Filter,
-            "FORWARD",
-            "KUBE-EXTERNAL-SERVICES",
-            EXTERNAL,
-            true,
-        ),
-        jump(
-            Table::Filter,
-            "INPUT",
-            "KUBE-NODEPORTS",
-            "kubernetes health check service ports",
-            false,
-        ),
-        jump(Table::Filter, "FORWARD", "KUBE-SERVICES", PORTALS, true),
-        jump(Table::Filter, "OUTPUT", "KUBE-SERVICES", PORTALS, true),
-        jump(
-            Table::Filter,
-            "FORWARD",
-            FORWARD,
-            "kubernetes forwarding rules",
-            false,
-        ),
-        jump(
-            Table::Filter,
-            "INPUT",
-            "KUBE-PROXY-FIREWALL",
-            FIREWALL,
-            true,
-        ),
-        jump(
-            Table::Filter,
-            "OUTPUT",
-            "KUBE-PROXY-FIREWALL",
-            FIREWALL,
-            true,
-        ),
-        jump(
-            Table::Filter,
-            "FORWARD",
-            "KUBE-PROXY-FIREWALL",
-            FIREWALL,
-            true,
-        ),
-        jump(Table::Nat, "OUTPUT", "KUBE-SERVICES", PORTALS, false),
-        jump(Table::Nat, "PREROUTING", "KUBE-SERVICES", PORTALS, false),
-        jump(
-            Table::Nat,
-            "POSTROUTING",
-            POSTROUTING,
-            "kubernetes postrouting rules",
-            false,
-        ),
+        jump("INPUT", "KUBE-EXTERNAL-SERVICES", EXTERNAL).of_first_packets(),
+        jump("FORWARD", "KUBE-EXTERNAL-SERVICES", EXTERNAL).of_first_packets(),
+        jump("INPUT", "KUBE-NODEPORTS", HEALTH),
+        jump("FORWARD", "KUBE-SERVICES", PORTALS).of_first_packets(),
+        jump("OUTPUT", "KUBE-SERVICES", PORTALS).of_first_packets(),
+        FROM_FORWARD,
+        jump("INPUT", "KUBE-PROXY-FIREWALL", FIREWALL).of_first_packets(),
+        jump("OUTPUT", "KUBE-PROXY-FIREWALL", FIREWALL).of_first_packets(),
+        jump("FORWARD", "KUBE-PROXY-FIREWALL", FIREWALL).of_first_packets(),
+        FROM_OUTPUT,
+        FROM_PREROUTING,
+        FROM_POSTROUTING,
         kubelet("INPUT"),
         kubelet("OUTPUT"),
     ]
 };
 
-impl Jump {
-    fn line(&self) -> String {
-        let state = self.is_new.then_some(Match::State("--ctstate NEW"));
-        let comment = self.comment.map(|text| Match::Comment(text.to_owned()));
-        Rule::new(state.into_iter().chain(comment), self.to).line(self.from)
-    }
-}
-
-/// The rule that the kubelet also writes: with `route_localnet`, neighbours could reach what listens on localhost (k/k#90259).
+/// The rule that the kubelet also writes: with `route_localnet`, neighbours could reach what
+/// listens on localhost (k/k#90259).
 fn martian_rule() -> String {
     let matches = [
         Match::NotSource(LOCALHOST),
         Match::Destination(LOCALHOST),
-        Match::Comment("block incoming localnet connections".to_owned()),
-        Match::State("! --ctstate RELATED,ESTABLISHED,DNAT"),
+        Match::comment("block incoming localnet connections"),
+        Match::NotState(&[FlowState::Related, FlowState::Established, FlowState::Dnat]),
     ];
-    Rule::new(matches, "DROP").line(KUBELET)
+    Rule::new(matches, Target::Drop).line(KUBELET)
 }
 
 /// Rules that stand beside those of others, in chains that are not ours.
@@ -190,16 +135,18 @@ pub struct Base {
 }
 
 impl Base {
-    /// The base that is wanted. `node_ports`: the addresses that serve NodePorts, if it is not all of this node.
+    /// The base that is wanted. `node_ports`: the addresses that serve NodePorts, if it is not all
+    /// of this node.
     pub(crate) fn new(family: IpFamily, config: &Config, node_ports: Option<&[IpAddr]>) -> Self {
         let chain = |(table, name): (Table, &'static str)| {
             let rules = match (table, name) {
                 (Table::Nat, "KUBE-SERVICES") => to_node_ports(family, config, node_ports),
-                (Table::Nat, MARK_MASQ) => vec![Rule::new(
-                    [],
-                    set_mark(config.masquerade_mark, config.masquerade_mark),
-                )],
-                (Table::Nat, POSTROUTING) => postrouting(config),
+                (Table::Nat, MARK_MASQ) => {
+                    vec![Rule::new([], Target::set_mark(config.masquerade_mark))]
+                }
+                (Table::Nat, POSTROUTING) => {
+                    kube_rules::masquerade(config.masquerade_mark, config.source_port()).into()
+                }
                 (Table::Filter, FORWARD) => forward(config),
                 _ => Vec::new(),
             };
@@ -230,16 +177,16 @@ impl Base {
             .map(|((table, name), lines)| (*table, *name, lines.as_slice()))
     }
 
-    /// The commands that add the rules in chains of others that are not `installed`, in order.
-    pub(crate) fn missing_guests(&self, installed: &Self) -> Vec<(Table, String)> {
+    /// What adds the rules in chains of others that are not `installed`, in order.
+    pub(crate) fn missing_guests(&self, installed: &Self) -> Vec<(Table, Edit)> {
         let wanted = JUMPS.iter().map(|jump| (jump.table, jump.line()));
         let jumps = wanted
             .filter(|jump| !installed.guests.contains(jump))
-            .map(|(table, line)| (table, line.replacen("-A", "-I", 1)));
+            .map(|(table, line)| (table, Edit::Insert(line)));
         let others = self.guests.difference(&installed.guests);
         let others = others
             .filter(|(_, line)| JUMPS.iter().all(|jump| jump.line() != *line))
-            .cloned();
+            .map(|(table, line)| (*table, Edit::Append(line.clone())));
         jumps.chain(others).collect()
     }
 
@@ -261,10 +208,27 @@ impl Base {
     }
 }
 
+/// A rule that is put into a chain that has others.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Edit {
+    /// At its head.
+    Insert(String),
+    /// At its end.
+    Append(String),
+}
+
+impl fmt::Display for Edit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Insert(line) | Self::Append(line) => f.write_str(line),
+        }
+    }
+}
+
 /// The end of nat `KUBE-SERVICES`.
 fn to_node_ports(family: IpFamily, config: &Config, addresses: Option<&[IpAddr]>) -> Vec<Rule> {
     let last = "kubernetes service nodeports; NOTE: this must be the last rule in this chain";
-    let comment = || Match::Comment(last.to_owned());
+    let comment = || Match::comment(last);
     let target = Shared::NatNodePorts.name();
     let Some(addresses) = addresses else {
         // Localhost's NodePorts need route_localnet, which IPv6 has not.
@@ -276,8 +240,7 @@ fn to_node_ports(family: IpFamily, config: &Config, addresses: Option<&[IpAddr]>
                 (!config.localhost_node_ports).then_some(Match::NotDestination(LOCALHOST))
             }
         };
-        let here = Match::AddressType("--dst-type LOCAL");
-        let matches = but.into_iter().chain([comment(), here]);
+        let matches = but.into_iter().chain([comment(), Match::DestinationLocal]);
         return vec![Rule::new(matches, target)];
     };
     let rule = |address: &IpAddr| {
@@ -287,48 +250,16 @@ fn to_node_ports(family: IpFamily, config: &Config, addresses: Option<&[IpAddr]>
     addresses.iter().map(rule).collect()
 }
 
-fn set_mark(value: u32, mask: u32) -> String {
-    // `--or-mark M` and `--xor-mark M` as iptables-save prints them.
-    format!("MARK --set-xmark {value:#x}/{mask:#x}")
-}
-
-/// Masquerades what is marked, once.
-fn postrouting(config: &Config) -> Vec<Rule> {
-    let mark = config.masquerade_mark;
-    let masquerade = if config.random_fully {
-        "MASQUERADE --random-fully"
-    } else {
-        "MASQUERADE"
-    };
-    let why = Match::Comment("kubernetes service traffic requiring SNAT".to_owned());
-    vec![
-        Rule::new([Match::NotMark(mark)], "RETURN"),
-        Rule::new([], set_mark(mark, 0)),
-        Rule::new([why], masquerade),
-    ]
-}
-
 /// Lets service traffic through a firewall that forwards nothing else.
 fn forward(config: &Config) -> Vec<Rule> {
-    let comment = |text: &str| Match::Comment(text.to_owned());
-    // What is INVALID is not translated back, and its receiver would reset the connection (k/k#74839).
+    // What is INVALID is not translated back, and its receiver would reset the connection
+    // (k/k#74839).
     let invalid = (!config.lets_invalid_pass).then(|| {
-        let counted = config
-            .has_counters
-            .then_some(Match::Counted(Counter::InvalidDropped));
-        let invalid = Match::State("--ctstate INVALID");
-        Rule::new([invalid].into_iter().chain(counted), "DROP")
+        let counter = Counter::InvalidDropped.name();
+        let counted = config.has_counters.then_some(Match::Counted(counter));
+        let invalid = Match::State(&[FlowState::Invalid]);
+        Rule::new([invalid].into_iter().chain(counted), Target::Drop)
     });
-    let marked = [
-        comment("kubernetes forwarding rules"),
-        Match::Mark(config.masquerade_mark),
-    ];
-    let known = [
-        comment("kubernetes forwarding conntrack rule"),
-        Match::State("--ctstate RELATED,ESTABLISHED"),
-    ];
-    invalid
-        .into_iter()
-        .chain([Rule::new(marked, "ACCEPT"), Rule::new(known, "ACCEPT")])
-        .collect()
+    let rules = kube_rules::forward(config.masquerade_mark);
+    invalid.into_iter().chain(rules).collect()
 }

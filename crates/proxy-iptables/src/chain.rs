@@ -1,35 +1,13 @@
-//! The chains: those that every Service shares, by name, and those of single Service ports, by upstream's hashes.
+//! The chains: those that every Service shares, by name, and those of single Service ports, by
+//! upstream's hashes.
 
 use std::fmt;
 use std::net::SocketAddr;
 
+use iptables::ChainName;
+pub use iptables::Table;
 use proxy::Protocol;
 use ring::digest::{SHA256, digest};
-
-/// An iptables table that this mode uses.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Table {
-    /// `mangle`, for the canary alone.
-    Mangle,
-    /// `filter`
-    Filter,
-    /// `nat`
-    Nat,
-}
-
-impl Table {
-    /// In the order they are written, which is upstream's: who must not be served is rejected before it is no longer served.
-    pub const ALL: [Self; 3] = [Self::Mangle, Self::Filter, Self::Nat];
-
-    /// As iptables names it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Mangle => "mangle",
-            Self::Filter => "filter",
-            Self::Nat => "nat",
-        }
-    }
-}
 
 /// What a chain of a Service port is for. All are in table nat.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -55,7 +33,7 @@ impl Purpose {
         Self::Endpoint,
     ];
 
-    fn prefix(self) -> &'static str {
+    pub(crate) const fn prefix(self) -> &'static str {
         match self {
             Self::Cluster => "KUBE-SVC-",
             Self::Local => "KUBE-SVL-",
@@ -138,9 +116,15 @@ impl Chain {
     }
 }
 
+impl From<Chain> for ChainName {
+    fn from(chain: Chain) -> Self {
+        Self::Hashed(chain.purpose.prefix(), chain.hash.0)
+    }
+}
+
 impl fmt::Display for Chain {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}{}", self.purpose.prefix(), self.hash)
+        ChainName::from(*self).fmt(f)
     }
 }
 
@@ -155,7 +139,8 @@ pub enum Shared {
     FilterNodePorts,
     /// filter `KUBE-PROXY-FIREWALL`: what source ranges leave out.
     FilterFirewall,
-    /// nat `KUBE-SERVICES`: from addresses to the chains of Service ports. It ends with the way to the NodePorts.
+    /// nat `KUBE-SERVICES`: from addresses to the chains of Service ports. It ends with the way to
+    /// the NodePorts.
     NatServices,
     /// nat `KUBE-NODEPORTS`
     NatNodePorts,
@@ -222,6 +207,7 @@ mod tests {
             let hash = Hash::of_port("a/b:c", Protocol::Udp);
             let chain = Chain { purpose, hash };
             assert_eq!(Chain::parse(&chain.to_string()), Some(chain));
+            assert!(chain.to_string().len() <= iptables::MAX_CHAIN_NAME);
         }
         for other in [
             "KUBE-SVC-",

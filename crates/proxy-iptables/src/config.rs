@@ -3,6 +3,8 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
+use footprint::Footprints;
+use iptables::SourcePort;
 use proxy::LocalDetector;
 
 /// Settings of the iptables mode for one family.
@@ -18,19 +20,33 @@ pub struct Config {
     pub masquerade_mark: u32,
     /// How traffic of this node's pods is told apart.
     pub detector: LocalDetector,
-    /// Whether NodePorts are served on 127.0.0.0/8: `--iptables-localhost-nodeports`, where `--nodeport-addresses` has it. Never
-    /// with IPv6.
+    /// Whether NodePorts are served on 127.0.0.0/8: `--iptables-localhost-nodeports`, where
+    /// `--nodeport-addresses` has it. Never with IPv6.
     pub localhost_node_ports: bool,
-    /// Whether packets that connection tracking calls INVALID are let through: `nf_conntrack_tcp_be_liberal` is set.
+    /// Whether packets that connection tracking calls INVALID are let through:
+    /// `nf_conntrack_tcp_be_liberal` is set.
     pub lets_invalid_pass: bool,
     /// Whether the kernel counts with nfacct; see [`Counter`](crate::Counter).
     pub has_counters: bool,
-    /// `--bind-address`, if it names this node's address; it counts before those of the Node object.
+    /// `--bind-address`, if it names this node's address; it counts before those of the Node
+    /// object.
     pub node_ip: Option<IpAddr>,
     /// `--iptables-sync-period`: how often the kernel is looked at.
     pub sync_period: Duration,
     /// Whether iptables knows `--random-fully` (1.6.2 and later).
     pub random_fully: bool,
+    /// The modes of which something may be left, which goes once this one serves.
+    pub modes: Footprints,
+}
+
+impl Config {
+    pub(crate) fn source_port(&self) -> SourcePort {
+        if self.random_fully {
+            SourcePort::Random
+        } else {
+            SourcePort::Kept
+        }
+    }
 }
 
 impl Default for Config {
@@ -45,6 +61,7 @@ impl Default for Config {
             node_ip: None,
             sync_period: Duration::from_secs(30),
             random_fully: true,
+            modes: &[],
         }
     }
 }

@@ -1,11 +1,12 @@
-//! A kernel of the tests: it keeps what iptables keeps, refuses what iptables refuses, and then changes nothing of that table.
+//! A kernel of the tests: it keeps what iptables keeps, refuses what iptables refuses, and then
+//! changes nothing of that table.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use iptables::Input;
+use iptables::{Input, Kind};
 
 use crate::chain::Table;
 use crate::kernel::{Kernel, KernelError, Refusal};
@@ -235,7 +236,7 @@ impl Kernel for FakeKernel {
         if let Some(reason) = &state.held {
             return Err(Refusal {
                 reason: reason.clone(),
-                is_general: true,
+                kind: Kind::LockHeld,
             });
         }
         let (mut table, mut commands) = (None, Vec::new());
@@ -250,7 +251,7 @@ impl Kernel for FakeKernel {
                 };
                 done.map_err(|reason| Refusal {
                     reason,
-                    is_general: false,
+                    kind: Kind::Refused,
                 })?;
             } else {
                 commands.push((at + 1, line.to_owned()));

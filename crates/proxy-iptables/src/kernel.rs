@@ -4,22 +4,20 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use iptables::{Input, Iptables, IptablesError};
+use iptables::{Input, Iptables, Kind, Table};
 use proxy::IpFamily;
 use route_netlink::{Family, Rtnetlink};
 
-use crate::chain::Table;
-
-/// The kernel modules, by their aliases, of matches and targets that this mode alone has on the usual node: for
-/// [`Iptables::choose_loading`]. The kernel itself loads those of rarer rules.
+/// The kernel modules, by their aliases, of matches and targets that this mode alone has on the
+/// usual node: for [`Iptables::choose_loading`]. The kernel itself loads those of rarer rules.
 pub const MODULES: [&str; 3] = ["ipt_statistic", "ipt_tcp", "ipt_DNAT"];
 
-/// Longest time that a restore may take. It waits 5 s for the lock; the rest is work: legacy iptables takes in a table whole and
-/// writes it whole, which with very many rules takes minutes.
+/// Longest time that a restore may take. It waits 5 s for the lock; the rest is work: legacy
+/// iptables takes in a table whole and writes it whole, which with very many rules takes minutes.
 const RESTORE_LIMIT: Duration = Duration::from_mins(5);
 
-/// What can be read and written, for one IP family. Two implementations: the iptables programs, and a strict fake that refuses
-/// what they refuse.
+/// What can be read and written, for one IP family. Two implementations: the iptables programs, and
+/// a strict fake that refuses what they refuse.
 pub trait Kernel: Send + 'static {
     /// The addresses of all interfaces of this node, those of localhost included.
     fn addresses(&mut self) -> Result<BTreeSet<IpAddr>, KernelError>;
@@ -31,8 +29,8 @@ pub trait Kernel: Send + 'static {
         line: &mut (dyn FnMut(&str) + Send),
     ) -> Result<(), KernelError>;
 
-    /// Carries out what `text` writes, each of its tables whole or not at all: those before one that is refused stay done. Costs
-    /// a process.
+    /// Carries out what `text` writes, each of its tables whole or not at all: those before one
+    /// that is refused stay done. Costs a process.
     fn restore(&mut self, text: Input<'_>) -> Result<(), Refusal>;
 }
 
@@ -52,8 +50,8 @@ pub struct KernelError {
 pub struct Refusal {
     /// Why, and what to do.
     pub reason: String,
-    /// Whether others would not be taken either: the lock is held, rights are missing.
-    pub is_general: bool,
+    /// What kind of refusal it is.
+    pub kind: Kind,
 }
 
 /// The kernel, through the iptables programs.
@@ -92,9 +90,7 @@ impl Kernel for IptablesKernel {
         table: Option<Table>,
         line: &mut (dyn FnMut(&str) + Send),
     ) -> Result<(), KernelError> {
-        let saved = self
-            .iptables
-            .save_lines(self.family, table.map(Table::name), line);
+        let saved = self.iptables.save_lines(self.family, table, line);
         saved.map_err(|error| KernelError {
             what: "the iptables rules",
             reason: error.to_string(),
@@ -104,22 +100,8 @@ impl Kernel for IptablesKernel {
     fn restore(&mut self, text: Input<'_>) -> Result<(), Refusal> {
         let restored = self.iptables.restore_from(RESTORE_LIMIT, self.family, text);
         restored.map_err(|error| Refusal {
-            is_general: is_general(&error),
+            kind: error.kind(),
             reason: error.to_string(),
         })
-    }
-}
-
-fn is_general(error: &IptablesError) -> bool {
-    const SIGNS: [&str; 5] = [
-        "xtables lock",
-        "xtables.lock",
-        "ermission denied",
-        "must be root",
-        "initialize table",
-    ];
-    match error {
-        IptablesError::Failed { said, .. } => SIGNS.iter().any(|sign| said.contains(sign)),
-        _ => true,
     }
 }

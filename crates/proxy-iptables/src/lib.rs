@@ -1,34 +1,46 @@
-//! The iptables mode of kube-proxy: what one Service wants, what the kernel holds, and the restores between the two.
+//! The iptables mode of kube-proxy: what one Service wants, what the kernel holds, and the restores
+//! between the two.
 //!
 //! ```text
-//!  ServiceView ─▶ compile ─▶ ServedPort ─▶ tables (wanted │ actual) ─▶ Plan ─▶ one iptables-restore ─▶ Verdicts ─┐
-//!                                              ▲    ▲                                                    │
-//!                     iptables-save ─ Saved ───┘    └────────────────────────────────────────────────────┘
+//!  ServiceView ─▶ compile ─▶ ServedPort ─▶ Claims ─▶ Tables (wanted │ actual) ─▶ planner ─▶ Plan
+//!                                                     ▲    ▲                              │
+//!                     iptables-save ─ Saved ─ observe ┘    └ settle ◀─ Verdicts ◀─ restore┘
 //! ```
 //!
-//! [`Proxier`] holds the tables and is the [`Mode`](proxy::Mode). Everything up to the plan is pure; a [`Kernel`] is the iptables
-//! programs on a thread of its own, or the strict fake of the tests.
+//! [`Iptables`] holds the tables; it is a [`Scheme`](engine::Scheme), and [`Proxier`] the
+//! [`Mode`](proxy::Mode) that an [`Engine`](engine::Engine) makes of it. Everything up to the plan is
+//! pure; a [`Kernel`] is the iptables programs on a thread of its own, or the strict fake of the
+//! tests.
 //!
-//! The chains and rules are those of upstream's iptables mode; docs/iptables-mode.md says which they are, and why.
+//! The chains and rules are those of upstream's iptables mode; docs/iptables-mode.md says which they
+//! are, and why.
 
+mod access;
 mod base;
 mod chain;
+mod claims;
 mod config;
+mod execute;
 pub mod fake;
 mod kernel;
 mod nfacct;
+mod part;
 mod plan;
+mod planner;
 mod port;
+mod probe;
 mod proxier;
-mod rule;
 mod saved;
+mod tables;
 
-pub use base::Base;
+pub use base::{Base, FOOTPRINT};
 pub use chain::{Chain, Hash, Purpose, Shared, Table};
 pub use config::Config;
 pub use kernel::{IptablesKernel, Kernel, KernelError, MODULES, Refusal};
 pub use nfacct::{Accounting, Counter};
+pub use part::{Lane, Part};
 pub use plan::Plan;
 pub use port::{Content, ServedPort, Slot, Style, compile};
-pub use proxier::{Lanes, Proxier, has_counting_rules, probe_counters};
+pub use probe::{has_counting_rules, probe, probe_counters};
+pub use proxier::{Iptables, Lanes, Proxier};
 pub use saved::{Leftovers, Reader, Saved};

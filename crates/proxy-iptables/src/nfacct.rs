@@ -1,6 +1,7 @@
 //! The kernel's named counters (nfnetlink_acct), which rules count with.
 //!
-//! A counter belongs to a network namespace, outlives the rules, and is read without reading any of them.
+//! A counter belongs to a network namespace, outlives the rules, and is read without reading any of
+//! them.
 //!
 //! Source: `include/uapi/linux/netfilter/nfnetlink_acct.h`.
 
@@ -54,7 +55,8 @@ impl Accounting {
         Connection::open(Protocol::Netfilter).map(|connection| Self { connection })
     }
 
-    /// Makes all counters that are not there yet. `EINVAL`: the kernel has no nfacct and did not load it.
+    /// Makes all counters that are not there yet. `EINVAL`: the kernel has no nfacct and did not
+    /// load it.
     pub fn ensure(&mut self) -> Result<(), Error> {
         let mut batch = Batch::new();
         for counter in Counter::ALL {

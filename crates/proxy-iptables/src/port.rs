@@ -1,11 +1,13 @@
-//! One Service port: what it is compiled to, and the rules that this means. Pure: no clock, no I/O, no log, no kernel.
+//! One Service port: what it is compiled to, and the rules that this means. Pure: no clock, no I/O,
+//! no log, no kernel.
 //!
 //! ```text
 //!   ServiceView ─▶ compile ─▶ ServedPort ─┬─▶ slots    its rules in the chains that every Service shares
 //!                                         └─▶ chains   the chains of its own, rule by rule
 //! ```
 //!
-//! A [`ServedPort`] is kept, its rules are not: with 50 endpoints they are some 20 KiB, and are wanted only when they are written.
+//! A [`ServedPort`] is kept, its rules are not: with 50 endpoints they are some 20 KiB, and are
+//! wanted only when they are written.
 //!
 //! Chains, rules, their order and comments are upstream's (docs/iptables-mode.md, sections 3 to 5).
 
@@ -13,12 +15,13 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use ipnet::IpNet;
+use iptables::{Match, Rule, Table, Target};
+use kube_rules::{LOCALHOST, MARK_MASQ, local, not_local};
 use proxy::{Endpoints, IpFamily, NodeFacts, Owner, Protocol, ServicePort, ServiceView};
 
-use crate::chain::{Chain, Hash, Purpose, Shared, Table};
+use crate::chain::{Chain, Hash, Purpose, Shared};
 use crate::config::Config;
 use crate::nfacct::Counter;
-use crate::rule::{Match, Rule, local, not_local};
 
 /// A place in a shared chain: what is sent to one address and port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -94,7 +97,8 @@ pub struct ServedPort {
     affinity: Option<u32>,
     internal_local: bool,
     external_local: bool,
-    /// `healthCheckNodePort`, with the names of all ports of the Service; only the first one has it.
+    /// `healthCheckNodePort`, with the names of all ports of the Service; only the first one has
+    /// it.
     health_check: Option<(u16, Vec<String>)>,
     /// As upstream orders them, by their text: `10.0.0.10:80` comes before `10.0.0.9:80`.
     cluster: Vec<Endpoint>,
@@ -103,7 +107,8 @@ pub struct ServedPort {
     any: bool,
 }
 
-/// Compiles a Service into one entry for each of its ports; none if it has no address of this family.
+/// Compiles a Service into one entry for each of its ports; none if it has no address of this
+/// family.
 pub fn compile(view: &ServiceView<'_>, node: &NodeFacts) -> Vec<ServedPort> {
     let service = view.service;
     let Some(cluster_ip) = service.cluster_ip(node.family) else {
@@ -186,7 +191,8 @@ impl ServedPort {
         })
     }
 
-    /// Whether somebody serves under a policy. There is no way from Local to the endpoints of other nodes.
+    /// Whether somebody serves under a policy. There is no way from Local to the endpoints of other
+    /// nodes.
     fn is_served(&self, is_local: bool) -> bool {
         if is_local {
             !self.local.is_empty()
@@ -204,19 +210,20 @@ impl ServedPort {
     }
 
     /// Why packets that nobody takes are stopped, and how.
-    fn stop(&self) -> (String, &'static str) {
+    fn stop(&self) -> (String, Target) {
         if self.any {
-            (format!("{} has no local endpoints", self.name), "DROP")
+            (
+                format!("{} has no local endpoints", self.name),
+                Target::Drop,
+            )
         } else {
-            let reject = match self.family {
-                IpFamily::V4 => "REJECT --reject-with icmp-port-unreachable",
-                IpFamily::V6 => "REJECT --reject-with icmp6-port-unreachable",
-            };
+            let reject = Target::Reject(self.family);
             (format!("{} has no endpoints", self.name), reject)
         }
     }
 
-    /// Whether it uses modules of iptables that most others do not: where one is missing, those with it fail together.
+    /// Whether it uses modules of iptables that most others do not: where one is missing, those
+    /// with it fail together.
     pub(crate) fn traits(&self) -> (bool, Protocol, bool) {
         let protocol = self.owner.name.protocol;
         (self.affinity.is_some(), protocol, self.has_firewall())
@@ -240,7 +247,7 @@ impl ServedPort {
                 let address = slot.address.map(|ip| Match::Destination(ip.into()));
                 let matches = [
                     Match::Protocol(protocol),
-                    Match::Comment(comment.clone()),
+                    Match::comment(comment.clone()),
                     Match::Port(protocol, slot.port),
                 ];
                 address.into_iter().chain(matches)
@@ -281,7 +288,7 @@ impl ServedPort {
                 let slot = at(Shared::FilterFirewall, *ip);
                 let firewall = self.chain(Purpose::Firewall);
                 let comment = format!("{name} traffic not accepted by {firewall}");
-                slots.push(slot, [Rule::new(to_service(comment)(slot), "DROP")]);
+                slots.push(slot, [Rule::new(to_service(comment)(slot), Target::Drop)]);
             }
         }
         if !is_served_outside {
@@ -302,8 +309,8 @@ impl ServedPort {
                 let matches = || to_service(name.clone())(slot);
                 let config = style.config;
                 let counted = (config.localhost_node_ports && config.has_counters).then(|| {
-                    let localhost = Match::Destination(crate::base::LOCALHOST);
-                    let counter = Match::Counted(Counter::LocalhostNodePorts);
+                    let localhost = Match::Destination(LOCALHOST);
+                    let counter = Match::Counted(Counter::LocalhostNodePorts.name());
                     Rule::new(matches().chain([localhost, counter]), external)
                 });
                 let plain = Rule::new(matches(), external);
@@ -314,8 +321,8 @@ impl ServedPort {
                 let rule = Rule::new(
                     [
                         Match::Protocol(protocol),
-                        Match::Comment(why),
-                        Match::AddressType("--dst-type LOCAL"),
+                        Match::comment(why),
+                        Match::DestinationLocal,
                         Match::Port(protocol, port),
                     ],
                     how,
@@ -333,10 +340,10 @@ impl ServedPort {
             let rule = |name: &String| {
                 let matches = [
                     Match::Protocol(Protocol::Tcp),
-                    Match::Comment(format!("{name} health check node port")),
+                    Match::comment(format!("{name} health check node port")),
                     Match::Port(Protocol::Tcp, *port),
                 ];
-                Rule::new(matches, "ACCEPT")
+                Rule::new(matches, Target::Accept)
             };
             slots.push(slot, names.iter().map(rule));
         }
@@ -345,7 +352,8 @@ impl ServedPort {
 
     // ---- chains of its own ----
 
-    /// Tells each rule of its own chains, those of one chain one after the other: `tell(chain, rule)`.
+    /// Tells each rule of its own chains, those of one chain one after the other: `tell(chain,
+    /// rule)`.
     fn rules(&self, style: Style<'_>, tell: &mut dyn FnMut(Chain, Rule)) {
         if !self.any {
             return;
@@ -377,12 +385,12 @@ impl ServedPort {
 
     fn external_rules(&self, style: Style<'_>, tell: &mut dyn FnMut(Chain, Rule)) {
         let (chain, name) = (self.chain(Purpose::External), &self.name);
-        let of = |what: &str| Match::Comment(format!("{what} {name} external destinations"));
+        let of = |what: &str| Match::comment(format!("{what} {name} external destinations"));
         if self.external_local {
-            // What comes from a pod or from the node itself is taken as if it had gone out and come back through the load
-            // balancer: it is subject to no policy.
+            // What comes from a pod or from the node itself is taken as if it had gone out and come
+            // back through the load balancer: it is subject to no policy.
             let cluster = self.chain(Purpose::Cluster);
-            let from_here = || Match::AddressType("--src-type LOCAL");
+            let from_here = || Match::SourceLocal;
             if let Some(from_pod) = local(&style.config.detector) {
                 tell(chain, Rule::new([of("pod traffic for"), from_pod], cluster));
             }
@@ -404,12 +412,12 @@ impl ServedPort {
         // What the node sends to a load-balancer address may carry that address as its source.
         let own = self.ingress_ips.iter().filter(|_| self.admits_node);
         for net in ranges.chain(own.map(|ip| IpNet::from(*ip))) {
-            let comment = Match::Comment(format!("{name} loadbalancer IP"));
+            let comment = Match::comment(format!("{name} loadbalancer IP"));
             let external = self.chain(Purpose::External);
             tell(chain, Rule::new([Match::Source(net), comment], external));
         }
         let rest = format!("other traffic to {name} will be dropped by KUBE-PROXY-FIREWALL");
-        tell(chain, Rule::without_target([Match::Comment(rest)]));
+        tell(chain, Rule::without_target([Match::comment(rest)]));
     }
 
     /// The chain of a policy: who is masqueraded on the way to the cluster IP, then which endpoint.
@@ -427,7 +435,7 @@ impl ServedPort {
             let to_cluster_ip = [
                 Match::Destination(self.cluster_ip.into()),
                 Match::Protocol(protocol),
-                Match::Comment(format!("{} cluster IP", self.name)),
+                Match::comment(format!("{} cluster IP", self.name)),
                 Match::Port(protocol, self.port),
             ];
             let matches = to_cluster_ip.into_iter().chain(from_outside);
@@ -435,11 +443,11 @@ impl ServedPort {
         }
         let to = |endpoint: &Endpoint| {
             let comment = format!("{} -> {}", self.name, endpoint.at);
-            (!style.is_terse).then_some(Match::Comment(comment))
+            (!style.is_terse).then_some(Match::comment(comment))
         };
         if let Some(seconds) = self.affinity {
             for endpoint in endpoints {
-                let seen = Match::SeenWithin(endpoint.chain(), seconds, self.family);
+                let seen = Match::SeenWithin(endpoint.chain().into(), seconds, self.family);
                 let matches = to(endpoint).into_iter().chain([seen]);
                 tell(chain, Rule::new(matches, endpoint.chain()));
             }
@@ -459,22 +467,25 @@ impl ServedPort {
         tell: &mut dyn FnMut(Chain, Rule),
     ) {
         let (chain, protocol) = (endpoint.chain(), self.owner.name.protocol);
-        let comment = || (!style.is_terse).then(|| Match::Comment(self.name.clone()));
-        // A pod that is sent to itself needs another source address, or it would answer itself directly.
+        let comment = || (!style.is_terse).then(|| Match::comment(self.name.clone()));
+        // A pod that is sent to itself needs another source address, or it would answer itself
+        // directly.
         let hairpin = comment()
             .into_iter()
             .chain([Match::Source(endpoint.at.ip().into())]);
         tell(chain, Rule::new(hairpin, MARK_MASQ));
-        let remember = self.affinity.map(|_| Match::Remember(chain, self.family));
+        let remember = self
+            .affinity
+            .map(|_| Match::Remember(chain.into(), self.family));
         let matches = comment()
             .into_iter()
             .chain(remember)
             .chain([Match::Protocol(protocol), Match::Module(protocol)]);
-        let target = format!("DNAT --to-destination {}", endpoint.at);
-        tell(chain, Rule::new(matches, target));
+        tell(chain, Rule::new(matches, Target::Dnat(endpoint.at)));
     }
 
-    /// Its own chains, each with what stands for its content: how many rules, and a digest of their lines.
+    /// Its own chains, each with what stands for its content: how many rules, and a digest of their
+    /// lines.
     pub fn chains(&self, style: Style<'_>) -> Vec<(Chain, Content)> {
         let mut chains: Vec<(Chain, Content)> = Vec::new();
         let mut line = String::new();
@@ -510,9 +521,6 @@ impl ServedPort {
     }
 }
 
-/// Where packets are marked that are to be masqueraded.
-pub(crate) const MARK_MASQ: &str = "KUBE-MARK-MASQ";
-
 /// The table of a Service port's own chains.
 pub(crate) const OWN: Table = Table::Nat;
 
@@ -530,7 +538,8 @@ impl Slots {
     }
 }
 
-/// What stands for the rules of a chain: equal for equal rules, and for others with a probability of 2⁻⁶⁴.
+/// What stands for the rules of a chain: equal for equal rules, and for others with a probability
+/// of 2⁻⁶⁴.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Content {
     /// How many.

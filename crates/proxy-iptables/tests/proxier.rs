@@ -19,7 +19,7 @@ use proptest::prelude::*;
 use proxy::{
     Conflict, Drift, Endpoint, EndpointPort, EndpointSlice, Event, Failure, IpFamily, Kind,
     LocalDetector, Mode as _, Model, NamespacedName, Node, NodeFacts, NodePortAddresses, Notice,
-    Placement, Protocol, Service, ServicePort, ServiceType, Unreadable,
+    Placement, Protocol, Service, ServicePort, Unreadable,
 };
 use proxy_iptables::fake::{FakeKernel, State};
 use proxy_iptables::{Config, Kernel, KernelError, Lanes, Proxier, Refusal, Table};
@@ -51,6 +51,7 @@ fn config() -> Config {
     Config {
         detector: LocalDetector::SourceNet("10.244.0.0/16".parse().unwrap()),
         localhost_node_ports: true,
+        modes: &[&proxy_ipvs::FOOTPRINT],
         ..Config::default()
     }
 }
@@ -114,7 +115,7 @@ impl World<Slow> {
             let slow = Slow(kernel.clone(), hangs.clone());
             Worker::spawn("fake", move || Ok::<_, io::Error>(slow)).unwrap()
         };
-        let proxier = on_lanes(Lanes::new(lane(), lane()), config());
+        let proxier = on_lanes(Lanes::new([lane(), lane()]), config());
         Self::with(proxier, kernel, true)
     }
 
@@ -257,13 +258,7 @@ fn name(name: &str) -> NamespacedName {
 
 fn service(number: u8) -> Service {
     Service {
-        name: name(&format!("web-{number}")),
-        uid: "".into(),
         created: Some(i64::from(number)),
-        kind: ServiceType::ClusterIp,
-        cluster_ips: [[10, 96, 1, number].into()].into_iter().collect(),
-        external_ips: Vec::new(),
-        ingress_ips: Vec::new(),
         ports: [ServicePort {
             name: "".into(),
             protocol: Protocol::Tcp,
@@ -272,11 +267,7 @@ fn service(number: u8) -> Service {
         }]
         .into_iter()
         .collect(),
-        affinity_seconds: None,
-        internal_local: false,
-        external_local: false,
-        source_ranges: Vec::new(),
-        health_check_node_port: None,
+        ..Service::at(name(&format!("web-{number}")), [[10, 96, 1, number].into()])
     }
 }
 
@@ -376,7 +367,8 @@ fn a_change_costs_the_same_among_few_and_among_many() {
     world.apply(slice(1, [1, 2, 3]));
     world.sync();
     let text = world.restores().concat();
-    // The new endpoint's chain and the one that chooses; the other endpoints' chains are as they were.
+    // The new endpoint's chain and the one that chooses; the other endpoints' chains are as they
+    // were.
     assert_eq!(lines_with(&text, " - [0:0]"), 2, "{text}");
     assert!(
         !text.contains("*filter") && !text.contains("KUBE-SERVICES"),

@@ -1,4 +1,5 @@
-//! Who wants what: the entries of each Service, disputes between Services, and what the kernel holds beyond the endpoints.
+//! Who wants what: the entries of each Service, disputes between Services, and what the kernel
+//! holds beyond the endpoints.
 //!
 //! ```text
 //!   compile ──Fragment──▶ Claims ──▶ Tables: wanted
@@ -6,14 +7,14 @@
 //!                           └─leftovers─┘  what is there and nobody wants: it drains, or stays until all is known
 //! ```
 //!
-//! Of the claims for a virtual server, the first one has the leftovers among its destinations, and [`Drains`] names them; the
-//! others are as they were compiled.
+//! Of the claims for a virtual server, the first one has the leftovers among its destinations, and
+//! [`Drains`] names them; the others are as they were compiled.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use hashbrown::{HashMap, HashSet};
-use proxy::{Conflict, NamespacedName, Owner, Protocol, Target};
+use proxy::{NamespacedName, Owner, Protocol, Target};
 use reconcile::Table;
 use smallvec::SmallVec;
 
@@ -25,9 +26,11 @@ use crate::tables::Tables;
 
 /// The claims of all Services of one IP family.
 pub(crate) struct Claims {
-    /// Who claims entries for each Service, so that a Service that changes or goes releases what it no longer wants.
+    /// Who claims entries for each Service, so that a Service that changes or goes releases what it
+    /// no longer wants.
     owners: HashMap<NamespacedName, SmallVec<[Arc<Owner>; 1]>>,
-    /// Services that lost an address and port to another, or got it back, and so have other set members now.
+    /// Services that lost an address and port to another, or got it back, and so have other set
+    /// members now.
     disputed: Vec<NamespacedName>,
     /// See [`Fragment::forbidden_to_node`].
     forbidden_to_node: Table<VirtualServerKey, (), Arc<Owner>>,
@@ -72,7 +75,8 @@ impl Claims {
         owners.all(|owner| tables.is_settled_for(owner))
     }
 
-    /// Load-balancer addresses that this node may not open connections to, and the number of their last change.
+    /// Load-balancer addresses that this node may not open connections to, and the number of their
+    /// last change.
     pub(crate) fn forbidden_to_node(&self) -> (BTreeSet<VirtualServerKey>, u64) {
         let keys = self.forbidden_to_node.iter_wanted().map(|(key, ())| *key);
         (keys.collect(), self.forbidden_version)
@@ -114,7 +118,8 @@ impl Claims {
         }
     }
 
-    /// A Service that has to be compiled again, because it has lost an address and port, or got it back.
+    /// A Service that has to be compiled again, because it has lost an address and port, or got it
+    /// back.
     pub(crate) fn next_disputed(&mut self) -> Option<NamespacedName> {
         self.disputed.pop()
     }
@@ -145,8 +150,8 @@ impl Claims {
         for key in released {
             self.take_over(key, tables);
         }
-        // What the sets and rules say of an address and port is the winner's alone: a loser's source ranges or policy would
-        // change who may use it, and how.
+        // What the sets and rules say of an address and port is the winner's alone: a loser's
+        // source ranges or policy would change who may use it, and how.
         let lost: HashSet<VirtualServerKey> = keys
             .into_iter()
             .filter(|key| tables.servers.owner(key) != Some(&owner))
@@ -171,25 +176,6 @@ impl Claims {
             self.forbidden_to_node
                 .claim(&owner, own.map(|key| (key, ())));
         }
-    }
-
-    /// Who claims an address and port without having it.
-    pub(crate) fn conflicts(tables: &Tables) -> Vec<Conflict> {
-        let losers = tables.servers.contested().flat_map(|(key, claims)| {
-            let (winner, losers) = claims
-                .split_first()
-                .map_or((None, claims), |(first, rest)| (Some(first), rest));
-            losers.iter().filter_map(move |loser| {
-                Some(Conflict {
-                    object: key.to_string(),
-                    winner: winner?.0.name.clone(),
-                    loser: loser.0.name.clone(),
-                })
-            })
-        });
-        let mut conflicts: Vec<_> = losers.collect();
-        conflicts.sort_by(|a, b| (&a.object, &a.loser).cmp(&(&b.object, &b.loser)));
-        conflicts
     }
 
     // ---- leftovers ----
@@ -243,8 +229,8 @@ impl Claims {
         Some((tables.servers.owner(key)?.clone(), compiled))
     }
 
-    /// Adds the leftovers: removed TCP endpoints drain at weight 0; while the sources have not told everything, what is there
-    /// stays as it is.
+    /// Adds the leftovers: removed TCP endpoints drain at weight 0; while the sources have not told
+    /// everything, what is there stays as it is.
     fn with_leftovers(
         &mut self,
         key: VirtualServerKey,
@@ -281,8 +267,8 @@ impl Claims {
         }
     }
 
-    /// Decides again what is left over at a virtual server of which something else is there than was believed, or than was there
-    /// when its Service last changed.
+    /// Decides again what is left over at a virtual server of which something else is there than
+    /// was believed, or than was there when its Service last changed.
     pub(crate) fn settle_leftovers(&mut self, key: VirtualServerKey, tables: &mut Tables) {
         if let Some((owner, compiled)) = self.compiled(&key, tables) {
             let claim = self.with_leftovers(key, compiled, tables);

@@ -1,4 +1,5 @@
-//! Turns one Service into the kernel entries it wants, for one family. Pure: no clock, no I/O, no log, no kernel.
+//! Turns one Service into the kernel entries it wants, for one family. Pure: no clock, no I/O, no
+//! log, no kernel.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -22,7 +23,8 @@ pub struct Fragment {
     pub members: Vec<(Set, Member)>,
     /// Addresses to bind to `kube-ipvs0`.
     pub addresses: Vec<IpAddr>,
-    /// Load-balancer addresses whose source ranges leave this node out: it may not open connections to them.
+    /// Load-balancer addresses whose source ranges leave this node out: it may not open connections
+    /// to them.
     pub forbidden_to_node: Vec<VirtualServerKey>,
 }
 
@@ -44,7 +46,8 @@ impl Fragment {
 pub struct NodePortAddresses {
     /// The addresses, sorted.
     pub addresses: Vec<IpAddr>,
-    /// Whether these are all. Until the node is known well enough they are those at which NodePorts were found, and no more.
+    /// Whether these are all. Until the node is known well enough they are those at which NodePorts
+    /// were found, and no more.
     pub are_known: bool,
 }
 
@@ -55,7 +58,8 @@ impl NodePortAddresses {
     }
 }
 
-/// Compiles a Service into one fragment for each of its ports; none if it has no address of this family.
+/// Compiles a Service into one fragment for each of its ports; none if it has no address of this
+/// family.
 pub fn compile(
     view: &ServiceView<'_>,
     node: &NodeFacts,
@@ -97,7 +101,8 @@ impl<'a> Compiler<'a> {
         config: &Config,
     ) -> Self {
         let cluster = destinations(&backends.cluster);
-        // As upstream since k/k#97081: a Local policy without a local endpoint falls back to the cluster's endpoints.
+        // As upstream since k/k#97081: a Local policy without a local endpoint falls back to the
+        // cluster's endpoints.
         let local = if backends.local.is_empty() {
             cluster.clone()
         } else {
@@ -144,7 +149,8 @@ impl<'a> Compiler<'a> {
             .collect()
     }
 
-    /// A pod that is sent to itself needs another source address, or it would answer itself directly.
+    /// A pod that is sent to itself needs another source address, or it would answer itself
+    /// directly.
     fn hairpin(&mut self) {
         let protocol = self.port.protocol;
         let members = self.backends.on_node.iter().map(|target| {
@@ -289,8 +295,9 @@ impl<'a> Compiler<'a> {
         self.fragment.servers.push((key, server));
     }
 
-    /// An address that the node carries already must stay on its own interface: bound to `kube-ipvs0` as well, it would
-    /// be lost to the node when the Service goes (k/k#75290). What it carries has to be known.
+    /// An address that the node carries already must stay on its own interface: bound to
+    /// `kube-ipvs0` as well, it would be lost to the node when the Service goes (k/k#75290). What
+    /// it carries has to be known.
     fn bind(&mut self, ip: IpAddr) {
         if self.node.has_addresses && !self.node.interface_addresses.contains(&ip) {
             self.fragment.addresses.push(ip);

@@ -5,9 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ipnet::IpNet;
+use iptables::SourcePort;
 use proxy::LocalDetector;
 
-/// `--ipvs-shim`: which iptables rules masquerade and filter by the sets. Either gives the same verdict.
+/// `--ipvs-shim`: which iptables rules masquerade and filter by the sets. Either gives the same
+/// verdict.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum ShimStyle {
     /// Upstream's.
@@ -17,7 +19,8 @@ pub enum ShimStyle {
     Lean,
 }
 
-/// `--ipvs-vip-mode`: in which form `kube-ipvs0` holds the service addresses. Either makes them local to the node.
+/// `--ipvs-vip-mode`: in which form `kube-ipvs0` holds the service addresses. Either makes them
+/// local to the node.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum VipMode {
     /// As addresses, as upstream. Each costs the kernel more the more there are.
@@ -38,15 +41,18 @@ pub struct Config {
     pub masquerade_mark: u32,
     /// How traffic of this node's pods is told apart.
     pub detector: LocalDetector,
-    /// `--ipvs-exclude-cidrs`: virtual servers in these are never removed, unless this proxy wants them.
+    /// `--ipvs-exclude-cidrs`: virtual servers in these are never removed, unless this proxy wants
+    /// them.
     pub exclude_cidrs: Vec<IpNet>,
-    /// `--bind-address`, if it names this node's address; it counts before those of the Node object.
+    /// `--bind-address`, if it names this node's address; it counts before those of the Node
+    /// object.
     pub node_ip: Option<IpAddr>,
     /// `--ipvs-sync-period`: the shim is read back at most once in it.
     pub sync_period: Duration,
     /// How often it is glanced at whether the virtual servers are all there, if it is.
     pub glance_period: Option<Duration>,
-    /// `--ipvs-drain-timeout`: how long a removed endpoint may keep its connections; `None`: until they end.
+    /// `--ipvs-drain-timeout`: how long a removed endpoint may keep its connections; `None`: until
+    /// they end.
     pub drain_timeout: Option<Duration>,
     /// `--ipvs-vip-mode`.
     pub vip_mode: VipMode,
@@ -54,6 +60,16 @@ pub struct Config {
     pub shim: ShimStyle,
     /// Whether iptables knows `--random-fully` (1.6.2 and later).
     pub random_fully: bool,
+}
+
+impl Config {
+    pub(crate) fn source_port(&self) -> SourcePort {
+        if self.random_fully {
+            SourcePort::Random
+        } else {
+            SourcePort::Kept
+        }
+    }
 }
 
 impl Default for Config {

@@ -1,12 +1,14 @@
 //! Draining: a removed TCP endpoint gets weight 0, and goes when its connections have ended.
 //!
-//! A draining destination is wanted at weight 0. That makes it an ordinary entry of the table: after a restart the dump shows
-//! it, it is still not among the endpoints, and so it goes on draining; an endpoint that returns is wanted at its weight
-//! again and keeps its connections (upstream deletes and re-adds it). Only draining destinations are looked at, soon after
-//! removal and then with back-off. UDP and SCTP are not drained, as upstream.
+//! A draining destination is wanted at weight 0. That makes it an ordinary entry of the table:
+//! after a restart the dump shows it, it is still not among the endpoints, and so it goes on
+//! draining; an endpoint that returns is wanted at its weight again and keeps its connections
+//! (upstream deletes and re-adds it). Only draining destinations are looked at, soon after removal
+//! and then with back-off. UDP and SCTP are not drained, as upstream.
 //!
-//! A limit (`--ipvs-drain-timeout`) ends a drain that still has connections. The kernel does not say since when a destination
-//! has weight 0, so the time counts from when it was first looked at; after a restart, anew.
+//! A limit (`--ipvs-drain-timeout`) ends a drain that still has connections. The kernel does not
+//! say since when a destination has weight 0, so the time counts from when it was first looked at;
+//! after a restart, anew.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -44,7 +46,8 @@ impl Drains {
         }
     }
 
-    /// Makes `targets` all that drains at a virtual server. What is new among them is due for a look at once.
+    /// Makes `targets` all that drains at a virtual server. What is new among them is due for a
+    /// look at once.
     pub(crate) fn set(&mut self, key: VirtualServerKey, targets: BTreeSet<Target>) {
         if targets.is_empty() {
             self.servers.remove(&key);

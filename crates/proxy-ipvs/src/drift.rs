@@ -1,69 +1,239 @@
 //! The check for drift: whether the kernel still holds what is believed, while events go on.
 //!
-//! A dump of 10,000 virtual servers takes the kernel a good part of a second, and to compare it takes this proxy many
-//! milliseconds. No event waits for either:
+//! A dump of 10,000 virtual servers takes the kernel a good part of a second, and to compare it
+//! takes this proxy many milliseconds. No event waits for either:
 //!
 //! ```text
 //!   check ─▶ a lane that only reads dumps ─▶ compared a piece at a time ─▶ what differs is believed, and so repaired
 //! ```
 //!
-//! The dump is older than what has been written since it began. What was touched meanwhile is therefore left out of the
-//! comparison, and looked at the next time; all else is in the kernel as the dump says. Of the link, the node's addresses and the sizes
-//! of sets only that they differ is found: the lane that writes them reads them again.
+//! The dump is older than what has been written since it began. What was touched meanwhile is
+//! therefore left out of the comparison, and looked at the next time; all else is in the kernel as
+//! the dump says. Of the link, the node's addresses and the sizes of sets only that they differ is
+//! found: the lane that writes them reads them again.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
+use engine::State;
 use hashbrown::HashSet;
 use ipnet::IpNet;
 use proxy::{Drift, NamespacedName, Owner, Target};
 
-use crate::kernel::{Evidence, FoundAddresses, FoundSets, KernelError, Part};
-use crate::plan::Op;
+use crate::kernel::{Evidence, FoundAddresses, FoundSets, Glance, KernelError};
+use crate::part::Part;
+use crate::plan::{Op, Outcome, Plan};
+use crate::proxier::Ipvs;
 use crate::server::{VirtualServer, VirtualServerKey};
 use crate::sets::{Member, Set};
 use crate::tables::Tables;
 
-/// How many entries are compared in one piece, each 16 destinations counting as one more: about two milliseconds.
+/// How many entries are compared in one piece, each 16 destinations counting as one more: about two
+/// milliseconds.
 const PIECE: usize = 4096;
 
 /// What the lane that only reads has found of each part.
 #[derive(Debug)]
-pub(crate) struct Dump {
+pub struct Dump {
     pub(crate) servers: Result<BTreeMap<VirtualServerKey, VirtualServer>, KernelError>,
     pub(crate) sets: Result<FoundSets, KernelError>,
     pub(crate) addresses: Result<FoundAddresses, KernelError>,
 }
 
-/// What is to be compared of it: what could be read, and of which it is known what was there before.
-pub(crate) struct Known {
-    servers: Option<BTreeMap<VirtualServerKey, VirtualServer>>,
-    sets: Option<FoundSets>,
-    addresses: Option<FoundAddresses>,
-}
-
-impl Dump {
-    /// Leaves out what is not known.
-    pub(crate) fn into_known(self, knows: impl Fn(Part) -> bool) -> Known {
-        Known {
-            servers: self.servers.ok().filter(|_| knows(Part::Servers)),
-            sets: self.sets.ok().filter(|_| knows(Part::Sets)),
-            addresses: self.addresses.ok().filter(|_| knows(Part::Addresses)),
-        }
-    }
+/// The check for drift, and the glances between two of them.
+#[derive(Default)]
+pub(crate) struct Drifts {
+    check: Option<Check>,
+    /// Whether another check is to follow the one under way.
+    is_asked: bool,
+    glances: Glances,
 }
 
 /// A check under way.
-pub(crate) enum Check {
+enum Check {
     /// The dump is being made.
     Reading(Touched),
     /// It is being compared.
     Comparing(Box<Comparing>),
 }
 
-/// What is still to be compared: first what was believed to be there, then what the dump holds beyond that.
-pub(crate) struct Comparing {
+/// How many virtual servers there should be, and when it is next glanced at whether they are all
+/// there: somebody's `ipvsadm -C` takes every Service away, and the kernel tells nobody.
+#[derive(Default)]
+struct Glances {
+    period: Option<Duration>,
+    next: Option<Instant>,
+    /// How many there should be, where the kernel says how many there are.
+    count: Option<u32>,
+}
+
+impl Drifts {
+    /// Nothing is compared; virtual servers are glanced at once in this time, if at all.
+    pub(crate) fn new(glance_period: Option<Duration>, now: Instant) -> Self {
+        Self {
+            glances: Glances {
+                period: glance_period,
+                next: glance_period.map(|period| now + period),
+                count: None,
+            },
+            ..Self::default()
+        }
+    }
+
+    /// Has all compared, after what is being compared.
+    pub(crate) fn ask(&mut self) {
+        self.is_asked = true;
+    }
+
+    /// Whether a dump is to be made now: then it begins. Those plans are being written.
+    pub(crate) fn begin<'a>(&mut self, in_flight: impl Iterator<Item = &'a Plan>) -> bool {
+        if !self.is_asked || self.check.is_some() {
+            return false;
+        }
+        self.is_asked = false;
+        let mut touched = Touched::default();
+        let writes = in_flight.flat_map(|plan| &plan.ops);
+        writes.for_each(|op| touched.note(op));
+        self.check = Some(Check::Reading(touched));
+        true
+    }
+
+    /// What is being compared is no longer what is believed: another check is to follow.
+    pub(crate) fn abort(&mut self) {
+        self.is_asked |= self.check.take().is_some();
+    }
+
+    /// Notes what is written meanwhile.
+    pub(crate) fn note(&mut self, plan: &Plan) {
+        if let Some(check) = &mut self.check {
+            let touched = check.touched();
+            plan.ops.iter().for_each(|op| touched.note(op));
+        }
+    }
+
+    /// Notes that the kernel has told of an address.
+    pub(crate) fn note_address(&mut self, address: IpAddr) {
+        if let Some(check) = &mut self.check {
+            check.touched().note_address(address);
+        }
+    }
+
+    /// Takes a dump to be compared.
+    pub(crate) fn take_dump(&mut self, dump: Dump, tables: &Tables, state: &mut State<Ipvs>) {
+        let Dump {
+            servers,
+            sets,
+            addresses,
+        } = dump;
+        let servers = known(state, Part::Servers, servers);
+        let sets = known(state, Part::Sets, sets);
+        let addresses = known(state, Part::Addresses, addresses);
+        if let Some(Check::Reading(touched)) = self.check.take() {
+            let comparing = Comparing::new(servers, sets, addresses, touched, tables, state);
+            self.check = Some(Check::Comparing(Box::new(comparing)));
+        }
+    }
+
+    /// Compares a piece, tells what differs, and believes the kernel; the virtual servers of which
+    /// something else is there.
+    pub(crate) fn compare(
+        &mut self,
+        tables: &mut Tables,
+        state: &mut State<Ipvs>,
+    ) -> Vec<VirtualServerKey> {
+        let is_read = |check: &mut Check| matches!(check, Check::Comparing(_));
+        let Some(Check::Comparing(mut comparing)) = self.check.take_if(is_read) else {
+            return Vec::new();
+        };
+        let found = comparing.piece(tables);
+        if found.has_lost_servers {
+            // The kernel tells them by their number, and passes one over where another is removed
+            // meanwhile. The lane that writes them reads them while none is.
+            state.ask(Part::Servers);
+        }
+        let mut changed = Vec::new();
+        for (key, there) in found.servers {
+            let believed = tables.servers.actual(&key).cloned();
+            tell_server(state, tables, &key, believed.as_ref(), Some(&there));
+            tables.servers.set_actual(&key, Some(there));
+            changed.push(key);
+        }
+        for (set, member, is_there) in found.members {
+            tell_member(state, tables, set, &member);
+            let actual = is_there.then_some(());
+            tables.members_mut(set).set_actual(&member, actual);
+        }
+        if found.has_other_addresses {
+            state.ask(Part::Addresses);
+        }
+        if !found.is_over {
+            self.check = Some(Check::Comparing(comparing));
+        }
+        changed
+    }
+
+    // ---- glances ----
+
+    /// So many virtual servers are there, whoever's. What is taken away before the first glance
+    /// would be missed by it.
+    pub(crate) fn count(&mut self, found: usize) {
+        self.glances.count = u32::try_from(found).ok();
+    }
+
+    /// Follows how many virtual servers there are.
+    pub(crate) fn follow_count(&mut self, plan: &Plan, outcomes: &[Outcome]) {
+        let count = &mut self.glances.count;
+        for (op, outcome) in plan.ops.iter().zip(outcomes) {
+            *count = match (op, outcome, *count) {
+                (Op::AddServer(..), Outcome::Done, Some(count)) => count.checked_add(1),
+                (Op::RemoveServer(..), Outcome::Done, Some(count)) => count.checked_sub(1),
+                (Op::AddServer(..) | Op::RemoveServer(..), Outcome::Unknown, _) => None,
+                (_, _, count) => count,
+            };
+        }
+    }
+
+    /// A virtual server to glance at, if that is due.
+    pub(crate) fn glance_due(&mut self, tables: &Tables, now: Instant) -> Option<VirtualServerKey> {
+        let glances = &mut self.glances;
+        if glances.next.is_none_or(|at| at > now) {
+            return None;
+        }
+        glances.next = glances.period.map(|period| now + period);
+        tables.servers.iter_actual().next().map(|(one, _)| *one)
+    }
+
+    /// Takes over what a glance has told.
+    pub(crate) fn take_glance(&mut self, glance: &Result<Glance, KernelError>) {
+        let is_as_believed = match glance {
+            Ok(Glance::Count(count)) => {
+                let before = self.glances.count.replace(*count);
+                before.is_none_or(|before| before == *count)
+            }
+            Ok(Glance::IsThere(is_there)) => *is_there,
+            // The next check says what is wrong.
+            Err(_) => true,
+        };
+        if !is_as_believed {
+            self.ask();
+        }
+    }
+
+    /// When the next piece, or glance, is due.
+    pub(crate) fn next_due(&self, tables: &Tables, now: Instant) -> Option<Instant> {
+        if matches!(self.check, Some(Check::Comparing(_))) {
+            return Some(now);
+        }
+        let has_servers = tables.servers.iter_actual().next().is_some();
+        self.glances.next.filter(|_| has_servers)
+    }
+}
+
+/// What is still to be compared: first what was believed to be there, then what the dump holds
+/// beyond that.
+struct Comparing {
     touched: Touched,
     believed_servers: Vec<VirtualServerKey>,
     servers: BTreeMap<VirtualServerKey, VirtualServer>,
@@ -77,7 +247,7 @@ pub(crate) struct Comparing {
 
 /// What was written since the dump began, or tried.
 #[derive(Debug, Default)]
-pub(crate) struct Touched {
+struct Touched {
     servers: HashSet<VirtualServerKey>,
     members: HashSet<(Set, Member)>,
     addresses: HashSet<IpAddr>,
@@ -87,21 +257,21 @@ pub(crate) struct Touched {
 
 /// What a piece of a check has found.
 #[derive(Debug, Default)]
-pub(crate) struct Found {
+struct Found {
     /// Virtual servers of ours that are otherwise, and how.
-    pub(crate) servers: Vec<(VirtualServerKey, VirtualServer)>,
+    servers: Vec<(VirtualServerKey, VirtualServer)>,
     /// Whether the dump lacks virtual servers that were believed to be there.
-    pub(crate) has_lost_servers: bool,
+    has_lost_servers: bool,
     /// Members that are there and should not be, or the other way round.
-    pub(crate) members: Vec<(Set, Member, bool)>,
+    members: Vec<(Set, Member, bool)>,
     /// Whether addresses on the link are others.
-    pub(crate) has_other_addresses: bool,
+    has_other_addresses: bool,
     /// Whether there is nothing more to compare.
-    pub(crate) is_over: bool,
+    is_over: bool,
 }
 
 impl Touched {
-    pub(crate) fn note(&mut self, op: &Op) {
+    fn note(&mut self, op: &Op) {
         match op {
             Op::CreateSet(..) => self.sets = true,
             Op::AddMember(set, member) | Op::RemoveMember(set, member) => {
@@ -137,96 +307,70 @@ impl Check {
             Self::Comparing(comparing) => &mut comparing.touched,
         }
     }
-
-    /// Notes what is written meanwhile.
-    pub(crate) fn note(&mut self, op: &Op) {
-        self.touched().note(op);
-    }
-
-    /// Notes that the kernel has told of an address.
-    pub(crate) fn note_address(&mut self, address: IpAddr) {
-        self.touched().note_address(address);
-    }
 }
 
 impl Comparing {
-    /// Begins to compare a dump; the parts that have to be read again by the lane that writes them. Virtual servers in `excluded` are
-    /// others'.
-    pub(crate) fn new(
-        dump: Known,
+    /// Begins to compare what was read. What cannot be compared entry by entry is read again by the
+    /// lane that writes it, if it differs.
+    fn new(
+        servers: Option<BTreeMap<VirtualServerKey, VirtualServer>>,
+        mut sets: Option<FoundSets>,
+        mut addresses: Option<FoundAddresses>,
         touched: Touched,
         tables: &Tables,
-        interface_addresses: &BTreeSet<IpAddr>,
-        excluded: &[IpNet],
-    ) -> (Self, Vec<Part>) {
-        let mut doubted = Vec::new();
-        let adopted = adopted(&dump, tables, excluded);
-        if let Some(found) = &dump.addresses
-            && !touched.link
-            && (found.has_link != tables.link.actual(&()).is_some()
-                || found.interface_addresses != *interface_addresses
-                || !is_otherwise(found, tables))
-        {
-            doubted.push(Part::Addresses);
-        }
-        // A set may be larger than it was made: one of ports has room for all.
-        let is_large_enough = |sets: &FoundSets| {
-            Set::all().all(|set| sets.sizes.get(&set) >= tables.sets.actual(&set))
+        state: &mut State<Ipvs>,
+    ) -> Self {
+        let adopted = match (&servers, &sets, &addresses) {
+            (Some(servers), Some(sets), Some(addresses)) => adopted(
+                servers,
+                sets,
+                addresses,
+                tables,
+                &state.config.exclude_cidrs,
+            ),
+            _ => BTreeSet::new(),
         };
-        if dump
-            .sets
-            .as_ref()
-            .is_some_and(|sets| !is_large_enough(sets))
-            && !touched.sets
-        {
-            doubted.push(Part::Sets);
+        let is_other = |found: &mut FoundAddresses| {
+            found.has_link != tables.link.actual(&()).is_some()
+                || found.interface_addresses != state.node.interface_addresses
+                || !is_otherwise(found, tables)
+        };
+        if !touched.link && addresses.take_if(is_other).is_some() {
+            state.ask(Part::Addresses);
         }
-        let believed_servers = tables.servers.iter_actual().map(|(key, _)| *key);
-        let believed_members = tables.all_members().flat_map(|(set, table)| {
-            let there = table.iter_actual();
-            there.map(move |(member, ())| (set, *member))
-        });
-        // A set that is to be read again takes its members along.
-        let has_sets = dump.sets.is_some() && !doubted.contains(&Part::Sets);
-        let has_addresses = dump.addresses.is_some() && !doubted.contains(&Part::Addresses);
-        let comparing = Self {
-            believed_servers: if dump.servers.is_some() {
-                believed_servers.collect()
-            } else {
-                Vec::new()
-            },
-            believed_members: if has_sets {
-                believed_members.collect()
-            } else {
-                Vec::new()
-            },
-            believed_addresses: if has_addresses {
-                let there = tables.addresses.iter_actual();
-                there.map(|(address, ())| *address).collect()
-            } else {
-                Vec::new()
-            },
-            addresses: match dump.addresses {
-                Some(found) if has_addresses => found.bound,
-                _ => BTreeSet::new(),
-            },
-            servers: dump.servers.unwrap_or_default(),
-            members: match dump.sets {
-                Some(sets) if has_sets => sets.members,
-                _ => BTreeMap::new(),
-            },
+        // A set may be larger than it was made: one of ports has room for all. One that is to be
+        // read again takes its members along.
+        let is_too_small = |found: &mut FoundSets| {
+            Set::all().any(|set| found.sizes.get(&set) < tables.sets.actual(&set))
+        };
+        if !touched.sets && sets.take_if(is_too_small).is_some() {
+            state.ask(Part::Sets);
+        }
+        let believed_servers = || tables.servers.iter_actual().map(|(key, _)| *key);
+        let believed_addresses = || tables.addresses.iter_actual().map(|(address, ())| *address);
+        let believed_members = || {
+            tables.all_members().flat_map(|(set, table)| {
+                let there = table.iter_actual();
+                there.map(move |(member, ())| (set, *member))
+            })
+        };
+        Self {
+            believed_servers: servers.iter().flat_map(|_| believed_servers()).collect(),
+            servers: servers.unwrap_or_default(),
+            believed_members: sets.iter().flat_map(|_| believed_members()).collect(),
+            members: sets.map(|found| found.members).unwrap_or_default(),
+            believed_addresses: addresses
+                .iter()
+                .flat_map(|_| believed_addresses())
+                .collect(),
+            addresses: addresses.map(|found| found.bound).unwrap_or_default(),
             adopted,
             touched,
-        };
-        (comparing, doubted)
+        }
     }
 
-    /// Compares a piece. `is_ours` says whether a virtual server is this proxy's.
-    pub(crate) fn piece(
-        &mut self,
-        tables: &Tables,
-        is_ours: impl Fn(&VirtualServerKey) -> bool,
-    ) -> Found {
+    /// Compares a piece.
+    fn piece(&mut self, tables: &Tables) -> Found {
         let mut found = Found::default();
         let mut room = PIECE;
         while room > 0 {
@@ -235,7 +379,7 @@ impl Comparing {
                 let actual = tables.servers.actual(&key);
                 let destinations = actual.map_or(0, |actual| actual.destinations.len());
                 room = room.saturating_sub(destinations / 16);
-                let is_ours = || is_ours(&key) || self.adopted.contains(&key);
+                let is_ours = || tables.is_ours(&key) || self.adopted.contains(&key);
                 if actual != there.as_ref() && !self.touched.servers.contains(&key) && is_ours() {
                     if let Some(there) = there {
                         found.servers.push((key, there));
@@ -296,12 +440,30 @@ impl Comparing {
     }
 }
 
-/// The virtual servers that are neither wanted nor believed to be there, and that are ours by all that says so.
-fn adopted(dump: &Known, tables: &Tables, excluded: &[IpNet]) -> BTreeSet<VirtualServerKey> {
-    let (Some(servers), Some(sets), Some(addresses)) = (&dump.servers, &dump.sets, &dump.addresses)
-    else {
-        return BTreeSet::new();
-    };
+/// What was found of a part, if it is known what was there before; it is told whether it could be
+/// read.
+fn known<T>(state: &mut State<Ipvs>, part: Part, found: Result<T, KernelError>) -> Option<T> {
+    match found {
+        Ok(found) => {
+            state.tell_readable(part.name());
+            state.knows(part).then_some(found)
+        }
+        Err(error) => {
+            state.tell_unreadable(error);
+            None
+        }
+    }
+}
+
+/// The virtual servers that are neither wanted nor believed to be there, and that are ours by all
+/// that says so.
+fn adopted(
+    servers: &BTreeMap<VirtualServerKey, VirtualServer>,
+    sets: &FoundSets,
+    addresses: &FoundAddresses,
+    tables: &Tables,
+    excluded: &[IpNet],
+) -> BTreeSet<VirtualServerKey> {
     let evidence = Evidence {
         bound: &addresses.bound,
         bound_otherwise: &addresses.bound_otherwise,
@@ -328,8 +490,43 @@ fn is_otherwise(found: &FoundAddresses, tables: &Tables) -> bool {
     believed == found.bound_otherwise
 }
 
+// ---- what is told ----
+
+/// Somebody else has changed a virtual server.
+pub(crate) fn tell_server(
+    state: &mut State<Ipvs>,
+    tables: &Tables,
+    key: &VirtualServerKey,
+    believed: Option<&VirtualServer>,
+    there: Option<&VirtualServer>,
+) {
+    let note = |drift: &mut Drift| note_server(drift, key, believed, there);
+    state.news.note_drift(state.now, note);
+    state.news.disturb(services(tables.servers.owners(key)));
+}
+
+/// Somebody else has added or removed a member.
+pub(crate) fn tell_member(state: &mut State<Ipvs>, tables: &Tables, set: Set, member: &Member) {
+    let family = state.node.family;
+    let name = || format!("{member} of {}", set.name(family));
+    state.news.drifted(state.now, "set member", name);
+    state
+        .news
+        .disturb(services(tables.members(set).owners(member)));
+}
+
+/// Somebody else has bound or unbound an address.
+pub(crate) fn tell_address(state: &mut State<Ipvs>, tables: &Tables, address: IpAddr) {
+    state
+        .news
+        .drifted(state.now, "address", || address.to_string());
+    state
+        .news
+        .disturb(services(tables.addresses.owners(&address)));
+}
+
 /// Notes how a virtual server differs from what was believed.
-pub(crate) fn note_server(
+fn note_server(
     drift: &mut Drift,
     key: &VirtualServerKey,
     believed: Option<&VirtualServer>,
@@ -360,7 +557,7 @@ pub(crate) fn note_server(
 }
 
 /// The Services that want a virtual server, or a member of a set.
-pub(crate) fn services<'a>(
+fn services<'a>(
     owners: impl Iterator<Item = &'a Arc<Owner>>,
 ) -> impl Iterator<Item = NamespacedName> {
     owners.map(|owner| owner.name.service.clone())

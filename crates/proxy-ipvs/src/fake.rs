@@ -1,7 +1,8 @@
 //! A strict fake kernel for tests: it refuses what the kernel refuses, and then changes nothing.
 //!
-//! It also counts what the real one would cost: netlink messages (many members of one set in one message) and processes. It
-//! knows nothing of packets: what IPVS does with them is proved in the lab.
+//! It also counts what the real one would cost: netlink messages (many members of one set in one
+//! message) and processes. It knows nothing of packets: what IPVS does with them is proved in the
+//! lab.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -9,10 +10,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use proxy::{IpFamily, Target};
 
-use crate::cleanup::Place;
-use crate::kernel::{
-    FoundAddresses, FoundRules, FoundSets, Glance, Kernel, KernelError, Part, Snapshot,
-};
+use crate::kernel::{FoundAddresses, FoundRules, FoundSets, Glance, Kernel, KernelError, Snapshot};
+use crate::leftovers::Place;
+use crate::part::Part;
 use crate::plan::{Fault, Op, Outcome, Plan};
 use crate::rules::Rules;
 use crate::server::{RealServer, VirtualServer, VirtualServerKey};
@@ -55,7 +55,8 @@ pub struct State {
     pub is_kernel_ill: bool,
     /// Lose the acknowledgements of the next plan, which is carried out all the same.
     pub lose_acknowledgements: bool,
-    /// A virtual server that the next dump leaves out, as one that another one's end makes the kernel pass over.
+    /// A virtual server that the next dump leaves out, as one that another one's end makes the
+    /// kernel pass over.
     pub passed_over: Option<VirtualServerKey>,
     /// Parts that refuse to be read, with the reason.
     pub unreadable: BTreeMap<&'static str, String>,
@@ -393,7 +394,7 @@ impl State {
             Op::RemoveLeftovers(place, leftovers) => {
                 let installed = self.snapshot.rules.as_ref();
                 if matches!(place, Place::Beside(_))
-                    && installed.is_some_and(|installed| leftovers.serve(installed))
+                    && installed.is_some_and(|installed| leftovers.serve(installed.rules()))
                 {
                     return Err(("a rule leads into a chain that is to go", Fault::Node));
                 }

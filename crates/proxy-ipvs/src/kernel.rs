@@ -6,93 +6,67 @@ use std::sync::Arc;
 
 use proxy::Target;
 
-use crate::cleanup::{Leftovers, Place};
+use crate::leftovers::{Leftovers, Place};
 use crate::plan::{Outcome, Plan};
 use crate::rules::Rules;
 use crate::server::{VirtualServer, VirtualServerKey};
 use crate::sets::{Member, Set};
 
-/// What can be read and written, for one IP family. Two implementations: netlink, and a strict fake that refuses
-/// what the kernel refuses. Each of a proxier's lanes has one of its own.
+/// What can be read and written, for one IP family. Two implementations: netlink, and a strict fake
+/// that refuses what the kernel refuses. Each of a proxier's lanes has one of its own.
 pub trait Kernel: Send + 'static {
     /// All virtual servers, each with its destinations.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be read: why, and what to do.
     fn read_servers(&mut self) -> Result<BTreeMap<VirtualServerKey, VirtualServer>, KernelError>;
 
     /// Our sets.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be read: why, and what to do.
     fn read_sets(&mut self) -> Result<FoundSets, KernelError>;
 
     /// The link and its addresses, and those of all other interfaces.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be read: why, and what to do.
     fn read_addresses(&mut self) -> Result<FoundAddresses, KernelError>;
 
-    /// The shim, and what other modes have left. Costs a process if any rule in the kernel has changed since it was last read; the
-    /// first time, one for each installed backend of iptables that holds any.
+    /// The shim, and what other modes have left. Costs a process if any rule in the kernel has
+    /// changed since it was last read; the first time, one for each installed backend of iptables
+    /// that holds any.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be read: why, and what to do.
     fn read_rules(&mut self) -> Result<FoundRules, KernelError>;
 
-    /// How many virtual servers there are, where the kernel says so at once; elsewhere whether this one is there. Costs a system
-    /// call or two, however many there are.
+    /// How many virtual servers there are, where the kernel says so at once; elsewhere whether this
+    /// one is there. Costs a system call or two, however many there are.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be read: why, and what to do.
     fn glance(&mut self, one: &VirtualServerKey) -> Result<Glance, KernelError>;
 
-    /// Does each write of the plan, in order. One that fails does not stop those after it. One outcome for each write.
+    /// Does each write of the plan, in order. One that fails does not stop those after it. One
+    /// outcome for each write.
     fn apply(&mut self, plan: &Plan) -> Vec<Outcome>;
 
-    /// Active plus inactive connections of each destination of these virtual servers. One that is gone is left out.
+    /// Active plus inactive connections of each destination of these virtual servers. One that is
+    /// gone is left out.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be read: why, and what to do.
     fn connections(
         &mut self,
         keys: &[VirtualServerKey],
     ) -> Result<BTreeMap<VirtualServerKey, BTreeMap<Target, u32>>, KernelError>;
-
-    /// Reads everything of this family; `with_rules` also the shim and what other modes have left.
-    fn dump(&mut self, with_rules: bool) -> Result<Snapshot, KernelError> {
-        let FoundAddresses {
-            has_link,
-            bound,
-            bound_otherwise,
-            interface_addresses,
-        } = self.read_addresses()?;
-        let FoundSets { members, sizes } = self.read_sets()?;
-        let servers = self.read_servers()?;
-        let rules = with_rules.then(|| self.read_rules()).transpose()?;
-        let (rules, leftovers) = rules.map(|found| (found.rules, found.leftovers)).unzip();
-        Ok(Snapshot {
-            has_link,
-            bound,
-            bound_otherwise,
-            interface_addresses,
-            sets: members,
-            set_sizes: sizes,
-            servers,
-            rules,
-            leftovers,
-        })
-    }
-}
-
-/// A part of what the kernel holds that is read by itself.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Part {
-    /// The virtual servers with their destinations.
-    Servers,
-    /// The sets with their members.
-    Sets,
-    /// The link, the service addresses on it, and the node's other ones.
-    Addresses,
-    /// The shim, and what other modes have left.
-    Rules,
-}
-
-impl Part {
-    /// All of them.
-    pub const ALL: [Self; 4] = [Self::Servers, Self::Sets, Self::Addresses, Self::Rules];
-
-    /// In an operator's words.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Servers => "the virtual servers",
-            Self::Sets => "the ipsets",
-            Self::Addresses => "the addresses of this node",
-            Self::Rules => "the iptables rules",
-        }
-    }
 }
 
 /// Our sets that exist.
@@ -154,12 +128,14 @@ pub struct Snapshot {
     pub servers: BTreeMap<VirtualServerKey, VirtualServer>,
     /// The shim, if it was read.
     pub rules: Option<Rules>,
-    /// What other modes have left, if it was looked for; where there is nothing, the place is not named.
+    /// What other modes have left, if it was looked for; where there is nothing, the place is not
+    /// named.
     pub leftovers: Option<BTreeMap<Place, Arc<Leftovers>>>,
 }
 
 impl Snapshot {
-    /// Whether a virtual server is one that a kube-proxy in IPVS mode has made, as far as can be told by what is here.
+    /// Whether a virtual server is one that a kube-proxy in IPVS mode has made, as far as can be
+    /// told by what is here.
     pub fn says_ours(&self, key: &VirtualServerKey) -> bool {
         let evidence = Evidence {
             bound: &self.bound,
@@ -181,9 +157,9 @@ pub(crate) struct Evidence<'a> {
 }
 
 impl Evidence<'_> {
-    /// Whether a virtual server is one that a kube-proxy in IPVS mode has made: its address is on `kube-ipvs0`, one of the sets
-    /// names it, or its port is a NodePort and its address the node's, or was when it was made, as
-    /// its note says.
+    /// Whether a virtual server is one that a kube-proxy in IPVS mode has made: its address is on
+    /// `kube-ipvs0`, one of the sets names it, or its port is a NodePort and its address the
+    /// node's, or was when it was made, as its note says.
     pub(crate) fn says_ours(self, key: &VirtualServerKey, server: Option<&VirtualServer>) -> bool {
         let holds =
             |set: Set, member: Member| self.sets.get(&set).is_some_and(|set| set.contains(&member));
@@ -212,7 +188,7 @@ pub(crate) const CONNECTIONS: &str = "the connections of virtual servers";
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("cannot read {what}: {reason}")]
 pub struct KernelError {
-    /// The [name](Part::name) of the part, or `the connections of virtual servers`.
+    /// The [name](crate::Part::name) of the part, or `the connections of virtual servers`.
     pub what: &'static str,
     /// Why, and what to do.
     pub reason: String,

@@ -1,23 +1,33 @@
-//! The IPVS mode of kube-proxy: what one Service wants, what the kernel holds, and the writes between the two.
+//! The IPVS mode of kube-proxy: what one Service wants, what the kernel holds, and the writes
+//! between the two.
 //!
 //! ```text
-//!  ServiceView ─▶ compile ─▶ Fragment ─▶ tables (wanted │ actual) ─▶ planner ─▶ Plan ─▶ a lane: Kernel::apply ─▶ Outcomes ─┐
-//!                                                ▲    ▲                                                                 │
-//!          a part is read: Kernel::read_… ─ Found┘    └─────────────────────────────────────────────────────────────────┘
+//!  ServiceView ─▶ compile ─▶ Fragment ─▶ Claims ─▶ Tables (wanted │ actual) ─▶ planner ─▶ Plan
+//!                                                   ▲    ▲                             │
+//!                          a part was read: observe ┘    └ booking ◀─ Outcomes ◀─ a lane┘
 //! ```
 //!
-//! [`Proxier`] holds the tables and is the [`Mode`](proxy::Mode). Everything up to the plan is pure; a [`Kernel`] is netlink on
-//! a thread of its own, or the strict fake of the tests.
+//! [`Ipvs`] holds the tables; it is a [`Scheme`](engine::Scheme), and [`Proxier`] the
+//! [`Mode`](proxy::Mode) that an [`Engine`](engine::Engine) makes of it. Everything up to the plan is
+//! pure; a [`Kernel`] is netlink on a thread of its own, or the strict fake of the tests.
 
+mod access;
+mod booking;
 mod claims;
-mod cleanup;
 mod compile;
 mod config;
+mod cover;
+mod draft;
 mod drain;
 mod drift;
 pub mod fake;
+mod footprint;
 mod kernel;
+mod leftovers;
+mod link;
 mod netlink;
+mod observe;
+mod part;
 mod plan;
 mod planner;
 mod proxier;
@@ -25,20 +35,21 @@ mod rules;
 mod server;
 mod sets;
 mod tables;
+mod takeover;
 
-pub use cleanup::{Leftovers, Place};
+pub use crate::footprint::FOOTPRINT;
 pub use compile::{Fragment, NodePortAddresses, compile};
 pub use config::{Config, ShimStyle, VipMode};
 pub use iptables::{Backend, Iptables, IptablesError};
-pub use kernel::{
-    FoundAddresses, FoundRules, FoundSets, Glance, Kernel, KernelError, Part, Snapshot,
-};
+pub use kernel::{FoundAddresses, FoundRules, FoundSets, Glance, Kernel, KernelError, Snapshot};
+pub use leftovers::{Leftovers, Place, beside_the_shim};
 pub use netlink::{
-    Cleanup, MODULES, NetlinkKernel, OpenError, ProbeError, clean_up, clean_up_beside,
-    foresee_beside, foresee_scheduler, prepare, probe, probe_scheduler,
+    MODULES, NetlinkKernel, OpenError, ProbeError, foresee_scheduler, prepare, probe,
+    probe_scheduler,
 };
+pub use part::{Lane, Part};
 pub use plan::{Fault, Op, Outcome, Plan};
-pub use proxier::{Lanes, Proxier};
+pub use proxier::{Ipvs, Lanes, Proxier};
 pub use rules::{Rules, Shim, Table};
 pub use server::{Destinations, Properties, RealServer, VirtualServer, VirtualServerKey};
 pub use sets::{Member, Set, SetKind};

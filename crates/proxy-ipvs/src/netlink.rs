@@ -14,8 +14,6 @@
 //! were seen on Linux 6.1.
 
 mod addresses;
-mod cleanup;
-mod nftables;
 mod probe;
 mod reason;
 mod scheduler;
@@ -26,19 +24,21 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use footprint::{Finder, Footprints, nft};
 use iptables::{Iptables, IptablesError, Program};
 use proxy::{IpFamily, Target};
 
-use crate::cleanup::{Leftovers, Place};
 use crate::config::VipMode;
+use crate::footprint::FOOTPRINT;
 use crate::kernel::{
-    CONNECTIONS, FoundAddresses, FoundRules, FoundSets, Glance, Kernel, KernelError, Part,
+    CONNECTIONS, FoundAddresses, FoundRules, FoundSets, Glance, Kernel, KernelError,
 };
+use crate::leftovers::{Leftovers, Place, beside_the_shim};
+use crate::part::Part;
 use crate::plan::{Op, Outcome, Plan};
 use crate::rules::Rules;
 use crate::server::{VirtualServer, VirtualServerKey};
 use addresses::Addresses;
-pub use cleanup::{Cleanup, clean_up, clean_up_beside, foresee_beside};
 pub use probe::{ProbeError, probe};
 use reason::{refused, unsent};
 pub use scheduler::{foresee_scheduler, probe_scheduler};
@@ -65,6 +65,8 @@ pub struct NetlinkKernel {
     family: IpFamily,
     vip_mode: VipMode,
     iptables: Iptables,
+    /// The modes of which something may be left.
+    modes: Footprints,
     servers: Option<Servers>,
     sets: Option<Sets>,
     addresses: Option<Addresses>,
@@ -142,6 +144,7 @@ impl NetlinkKernel {
             family,
             vip_mode: VipMode::default(),
             iptables,
+            modes: &[&FOOTPRINT],
             servers: None,
             sets: None,
             addresses: None,
@@ -163,6 +166,13 @@ impl NetlinkKernel {
         if let Some(addresses) = &mut self.addresses {
             addresses.vip_mode = vip_mode;
         }
+        self
+    }
+
+    /// The same that looks for what these modes have left; without, for what an earlier run of its own has.
+    #[must_use]
+    pub fn among(mut self, modes: Footprints) -> Self {
+        self.modes = modes;
         self
     }
 
@@ -276,7 +286,9 @@ impl NetlinkKernel {
                     .restore_among(self.saved.max(text.len()), self.family, &text)
                     .map_err(|error| error.to_string())
             }
-            None => nftables::remove_table(self.family).map_err(|error| error.to_string()),
+            None => nft_tables(self.modes)
+                .try_for_each(|table| nft::remove_table(self.family, table))
+                .map_err(|error| error.to_string()),
         };
         match removed {
             Ok(()) => {
@@ -293,27 +305,33 @@ impl NetlinkKernel {
 
     /// What other modes have left, given what `iptables-save` printed.
     fn leftovers(&mut self, saved: &str) -> BTreeMap<Place, Arc<Leftovers>> {
-        let family = self.family;
+        let (family, modes) = (self.family, self.modes);
         let elsewhere = self.elsewhere.get_or_insert_with(|| {
-            let others = Iptables::other_than(&self.iptables).filter_map(|other| {
+            let backends = Iptables::other_than(&self.iptables).filter_map(|other| {
                 if other.is_empty(family) {
                     return None;
                 }
                 // A backend that cannot be read holds nothing that takes packets.
-                let found = Leftovers::all(&other.save(family).ok()?);
+                let found = Leftovers::find(Finder::all(modes), &other.save(family).ok()?);
                 (!found.is_empty()).then(|| (Place::Other(other.backend()), Arc::new(found)))
             });
-            let table = nftables::has_table(family).unwrap_or(false);
-            let table = table.then(|| (Place::Nftables, Arc::default()));
-            others.chain(table).collect()
+            let is_there = |table| nft::has_table(family, table).unwrap_or(false);
+            let is_in_nft = nft_tables(modes).any(is_there);
+            let in_nft = is_in_nft.then(|| (Place::Nftables, Arc::default()));
+            backends.chain(in_nft).collect()
         });
         let mut leftovers = elsewhere.clone();
-        let beside = Leftovers::beside_the_shim(saved);
+        let beside = beside_the_shim(self.modes, saved);
         if !beside.is_empty() {
             leftovers.insert(Place::Beside(self.iptables.backend()), Arc::new(beside));
         }
         leftovers
     }
+}
+
+/// The tables of these modes in nftables.
+fn nft_tables(modes: Footprints) -> impl Iterator<Item = &'static str> {
+    modes.iter().flat_map(|mode| mode.nft_tables).copied()
 }
 
 /// Brings IPVS in as [`NetlinkKernel::open`] does, and sets how long it keeps idle connections, as

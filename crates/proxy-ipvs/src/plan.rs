@@ -1,14 +1,17 @@
 //! Writes as data: what is to be done, in order, and what became of each.
 //!
-//! A [`Plan`] can be printed, counted and tested; only a [`Kernel`](crate::kernel::Kernel) carries it out.
+//! A [`Plan`] can be printed, counted and tested; only a [`Kernel`](crate::kernel::Kernel) carries
+//! it out.
 
 use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use engine::Part as _;
 use proxy::Target;
 
-use crate::cleanup::{Leftovers, Place};
+use crate::leftovers::{Leftovers, Place};
+use crate::part::{Lane, Part};
 use crate::rules::Rules;
 use crate::server::{Properties, RealServer, VirtualServerKey};
 use crate::sets::{Member, Set};
@@ -18,8 +21,8 @@ use crate::sets::{Member, Set};
 pub enum Op {
     /// Create the dummy link `kube-ipvs0`. It stays down, unless it is to hold IPv6 routes.
     CreateLink,
-    /// Create a set that can hold this many members. One that exists and is too small is replaced by a larger one with the
-    /// same members.
+    /// Create a set that can hold this many members. One that exists and is too small is replaced
+    /// by a larger one with the same members.
     CreateSet(Set, u32),
     /// Add a member.
     AddMember(Set, Member),
@@ -44,14 +47,49 @@ pub enum Op {
     SetDestination(VirtualServerKey, RealServer),
     /// Remove a destination.
     RemoveDestination(VirtualServerKey, Target),
-    /// Bind a service address to `kube-ipvs0`, with the full prefix length, in the form of `--ipvs-vip-mode`.
+    /// Bind a service address to `kube-ipvs0`, with the full prefix length, in the form of
+    /// `--ipvs-vip-mode`.
     BindAddress(IpAddr),
     /// Unbind a service address in that form from `kube-ipvs0`.
     UnbindAddress(IpAddr),
     /// Unbind a service address in the other form from `kube-ipvs0`.
     UnbindOtherwise(IpAddr),
-    /// Remove what another mode, or a run with the other backend, has left: at most one `iptables-restore`.
+    /// Remove what another mode, or a run with the other backend, has left: at most one
+    /// `iptables-restore`.
     RemoveLeftovers(Place, Arc<Leftovers>),
+}
+
+impl Op {
+    /// The part of the kernel's state that it changes.
+    pub fn part(&self) -> Part {
+        match self {
+            Self::CreateSet(..) | Self::AddMember(..) | Self::RemoveMember(..) => Part::Sets,
+            Self::CreateLink
+            | Self::BindAddress(_)
+            | Self::UnbindAddress(_)
+            | Self::UnbindOtherwise(_) => Part::Addresses,
+            Self::WriteRules { .. } | Self::RemoveLeftovers(..) => Part::Rules,
+            Self::AddServer(..)
+            | Self::SetServer(..)
+            | Self::RemoveServer(..)
+            | Self::AddDestination(..)
+            | Self::SetDestination(..)
+            | Self::RemoveDestination(..) => Part::Servers,
+        }
+    }
+
+    /// The virtual server that it is to.
+    pub fn server(&self) -> Option<&VirtualServerKey> {
+        match self {
+            Self::AddServer(key, _)
+            | Self::SetServer(key, _)
+            | Self::RemoveServer(key)
+            | Self::AddDestination(key, _)
+            | Self::SetDestination(key, _)
+            | Self::RemoveDestination(key, _) => Some(key),
+            _ => None,
+        }
+    }
 }
 
 impl fmt::Display for Op {
@@ -118,6 +156,19 @@ pub struct Plan {
     pub ops: Vec<Op>,
 }
 
+impl Plan {
+    /// The kernel thread that it is for; all its writes are.
+    pub(crate) fn lane(&self) -> Option<Lane> {
+        self.ops.first().map(|op| op.part().lane())
+    }
+
+    /// Those parts that it writes to.
+    pub fn parts(&self) -> impl Iterator<Item = Part> {
+        let has = |part: &Part| self.ops.iter().any(|op| op.part() == *part);
+        Part::ALL.into_iter().filter(has)
+    }
+}
+
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.ops.iter().try_for_each(|op| writeln!(f, "{op}"))
@@ -143,7 +194,8 @@ pub enum Outcome {
 /// What is to blame for a refusal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
-    /// This entry: it is wrong in itself, or of a kind that this kernel does not know. Others are not concerned.
+    /// This entry: it is wrong in itself, or of a kind that this kernel does not know. Others are
+    /// not concerned.
     Entry,
     /// The kernel, or this node: any other entry would be refused as well.
     Node,

@@ -1,6 +1,7 @@
 //! What is to be written next, by each kernel thread: functions from tables to a plan.
 //!
-//! Three threads write beside each other, and what one of them needs of another it waits for entry by entry:
+//! Three threads write beside each other, and what one of them needs of another it waits for entry
+//! by entry:
 //!
 //! ```text
 //!   services    sets ─▶ members ─▶ virtual servers ─▶ destinations            ╮ in turns: what is made,
@@ -10,33 +11,37 @@
 //!   rules       the shim (once its sets are there) ─▶ what other modes have left
 //! ```
 //!
-//! A change of an existing virtual server waits for nothing. A new one waits for the rules that it needs: what comes from outside
-//! would be answered from a wrong address without them, and source ranges would not hold. For those of cluster IPs, which mostly
-//! do without, the rules only have a short start at the very beginning ([`HEAD_START`]).
+//! A change of an existing virtual server waits for nothing. A new one waits for the rules that it
+//! needs: what comes from outside would be answered from a wrong address without them, and source
+//! ranges would not hold. For those of cluster IPs, which mostly do without, the rules only have a
+//! short start at the very beginning ([`Cover`]).
 //!
-//! Where the iptables mode serves, its rules come before IPVS: the shim, which replaces them, is written when all is made that
-//! serves then.
+//! Where the iptables mode serves, its rules come before IPVS: the shim, which replaces them, is
+//! written when all is made that serves then.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use engine::State;
 use hashbrown::HashSet;
 use proxy::{Owner, Protocol, Rank, Target};
 use reconcile::Table;
 
 use crate::claims::Claims;
-use crate::cleanup::Place;
-use crate::kernel::Part;
+use crate::cover::Cover;
+use crate::part::Part;
 use crate::plan::{Op, Plan};
+use crate::proxier::Ipvs;
 use crate::server::VirtualServerKey;
 use crate::sets::{Member, Set, SetKind};
 use crate::tables::{SET_SIZE, Tables};
 
-/// How many writes a plan has: it ends at the virtual server with which it has as many, and has no more of any one; another plan
-/// follows. At 10,000 Services with 50 endpoints each, the first sync would otherwise hold 100 MB of writes, messages and answers
-/// at once; and where the kernel is slow, as while it searches its trash of destinations, whatever changes meanwhile would wait.
+/// How many writes a plan has: it ends at the virtual server with which it has as many, and has no
+/// more of any one; another plan follows. At 10,000 Services with 50 endpoints each, the first sync
+/// would otherwise hold 100 MB of writes, messages and answers at once; and where the kernel is
+/// slow, as while it searches its trash of destinations, whatever changes meanwhile would wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Budget(usize);
 
@@ -69,33 +74,24 @@ impl Default for Budget {
     }
 }
 
-/// So many addresses are bound or unbound in one go: each may cost the kernel half a millisecond where there are very many, and
-/// an urgent one comes after those that have begun.
+/// So many addresses are bound or unbound in one go: each may cost the kernel half a millisecond
+/// where there are very many, and an urgent one comes after those that have begun.
 const ADDRESSES_AT_ONCE: usize = 2_048;
-
-/// How long virtual servers of cluster IPs wait for the rules while there are none at all.
-pub(crate) const HEAD_START: Duration = Duration::from_millis(500);
 
 /// What a plan depends on beside the tables.
 pub(crate) struct Situation<'a> {
     pub(crate) claims: &'a Claims,
-    /// The parts of which it is known what is there; nothing is written to the others.
-    pub(crate) known: &'a [Part],
+    pub(crate) cover: &'a Cover,
+    /// Nothing is written to parts of which it is not known what is there.
+    pub(crate) state: &'a State<Ipvs>,
     /// Whether the rules are not as they are to be.
     pub(crate) are_rules_pending: bool,
-    /// Sets that the rules are to match and do not match yet.
-    pub(crate) uncovered: &'a BTreeSet<Set>,
-    /// Whether new virtual servers of cluster IPs still wait for the rules.
-    pub(crate) gives_head_start: bool,
-    pub(crate) budget: Budget,
-    /// The virtual server with which the plan before ended because it was long enough: the next one begins behind it.
-    pub(crate) last: Option<VirtualServerKey>,
     pub(crate) now: Instant,
 }
 
 impl Situation<'_> {
     fn knows(&self, part: Part) -> bool {
-        self.known.contains(&part)
+        self.state.knows(part)
     }
 }
 
@@ -121,17 +117,66 @@ impl Turn {
     }
 }
 
-/// Virtual servers, destinations and sets.
-pub(crate) fn services(tables: &Tables, turn: Turn, of: &Situation<'_>) -> Plan {
-    match turn {
-        Turn::Make => make(tables, of),
-        Turn::Break if of.claims.may_delete => remove(tables, of),
-        Turn::Forget if of.claims.may_delete => forget(tables, of),
-        Turn::Break | Turn::Forget => Plan::default(),
+/// Where the thread of virtual servers and sets stands in its turns.
+#[derive(Debug, Default)]
+pub(crate) struct Turns {
+    budget: Budget,
+    /// What it has done last, while there is more.
+    last: Option<Turn>,
+    /// The virtual server with which its last plan ended because it was long enough: the next one
+    /// begins behind it.
+    last_server: Option<VirtualServerKey>,
+}
+
+/// Whether there is room for more in what a thread does in one go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Room {
+    Some,
+    None,
+}
+
+impl Turns {
+    /// What is written next to virtual servers, destinations and sets. There is room for more if
+    /// something is made, and the plan is not as long as one may be.
+    pub(crate) fn services(&mut self, tables: &Tables, of: &Situation<'_>) -> Option<(Plan, Room)> {
+        for turn in Turn::after(self.last.take()) {
+            let plan = match turn {
+                Turn::Make => make(tables, self.budget, self.last_server, of),
+                Turn::Break if of.claims.may_delete => remove(tables, self.budget, of),
+                Turn::Forget if of.claims.may_delete => forget(tables, of),
+                Turn::Break | Turn::Forget => Plan::default(),
+            };
+            if plan.ops.is_empty() {
+                continue;
+            }
+            let is_long = self.budget.is_used_up(plan.ops.len());
+            self.last = Some(turn);
+            if turn == Turn::Make {
+                let last = plan.ops.last().filter(|_| is_long);
+                self.last_server = last.and_then(Op::server).copied();
+            }
+            let room = if turn == Turn::Make && !is_long {
+                Room::Some
+            } else {
+                Room::None
+            };
+            return Some((plan, room));
+        }
+        None
+    }
+
+    /// Follows how long so many writes have taken.
+    pub(crate) fn took(&mut self, ops: usize, took: Duration) {
+        self.budget = Budget::after(ops, took);
     }
 }
 
-fn make(tables: &Tables, of: &Situation<'_>) -> Plan {
+fn make(
+    tables: &Tables,
+    budget: Budget,
+    last: Option<VirtualServerKey>,
+    of: &Situation<'_>,
+) -> Plan {
     let mut ops = Vec::new();
     if of.knows(Part::Sets) {
         for set in sorted(tables.sets.due(of.now)) {
@@ -153,7 +198,7 @@ fn make(tables: &Tables, of: &Situation<'_>) -> Plan {
         .map(|key| (rank(&tables.servers, key), *key))
         .collect();
     servers.sort_unstable();
-    begin_behind(&mut servers, of.last);
+    begin_behind(&mut servers, last);
     let mut members = Vec::new();
     for (set, table) in tables.all_members().filter(|(set, _)| usable.contains(set)) {
         let added = table.due(of.now).filter(|key| table.wanted(key).is_some());
@@ -172,16 +217,16 @@ fn make(tables: &Tables, of: &Situation<'_>) -> Plan {
     let members = members.into_iter();
     ops.extend(members.map(|(_, set, member)| Op::AddMember(set, member)));
     for (_, key) in servers {
-        make_server(tables, key, of.budget, &mut ops);
-        if of.budget.is_used_up(ops.len()) {
+        make_server(tables, key, budget, &mut ops);
+        if budget.is_used_up(ops.len()) {
             break;
         }
     }
     Plan { ops }
 }
 
-/// Brings what follows the last one before it, so that a virtual server with very many changes comes between the others, not
-/// before them. What is more urgent comes first all the same.
+/// Brings what follows the last one before it, so that a virtual server with very many changes
+/// comes between the others, not before them. What is more urgent comes first all the same.
 fn begin_behind(servers: &mut [(Rank, VirtualServerKey)], last: Option<VirtualServerKey>) {
     let Some(last) = last else {
         return;
@@ -247,10 +292,10 @@ fn waits_for_rules(tables: &Tables, key: &VirtualServerKey, of: &Situation<'_>) 
     }
     let by_address = Member::AddressPort(key.address, key.protocol, key.port);
     let wants = |set: Set, member: Member| tables.members(set).wanted(&member).is_some();
-    if wants(Set::ClusterIp, by_address) && of.gives_head_start {
+    if wants(Set::ClusterIp, by_address) && of.cover.gives_head_start(of.now) {
         return true;
     }
-    let is_uncovered = |set: &Set| of.uncovered.contains(set);
+    let is_uncovered = |set: &Set| of.cover.uncovered.contains(set);
     let by_address_sets = [
         Set::ExternalIp,
         Set::ExternalIpLocal,
@@ -282,9 +327,9 @@ fn waits_for_rules(tables: &Tables, key: &VirtualServerKey, of: &Situation<'_>) 
     !wants(Set::ClusterIp, by_address) && node_port_sets.any(|set| is_uncovered(&set))
 }
 
-/// Destinations and virtual servers that go, the last ones first: what returns soon is then found first in the kernel's trash (see
-/// `order` of the writes).
-fn remove(tables: &Tables, of: &Situation<'_>) -> Plan {
+/// Destinations and virtual servers that go, the last ones first: what returns soon is then found
+/// first in the kernel's trash (see `order` of the writes).
+fn remove(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Plan {
     let mut ops = Vec::new();
     let mut removed_servers = Vec::new();
     for key in sorted(tables.servers.due(of.now)).into_iter().rev() {
@@ -292,7 +337,8 @@ fn remove(tables: &Tables, of: &Situation<'_>) -> Plan {
             continue;
         };
         match tables.servers.wanted(&key) {
-            // Its address first: as long as that is local, another process of the node would get its clients.
+            // Its address first: as long as that is local, another process of the node would get
+            // its clients.
             None if is_to_be_taken_off(tables, &key.address) => {}
             None => removed_servers.push(Op::RemoveServer(key)),
             // What comes is made first.
@@ -308,13 +354,13 @@ fn remove(tables: &Tables, of: &Situation<'_>) -> Plan {
                 let before = ops.len();
                 for target in gone.into_iter().rev() {
                     ops.push(Op::RemoveDestination(key, target));
-                    if of.budget.is_used_up(ops.len() - before) {
+                    if budget.is_used_up(ops.len() - before) {
                         break;
                     }
                 }
             }
         }
-        if of.budget.is_used_up(ops.len() + removed_servers.len()) {
+        if budget.is_used_up(ops.len() + removed_servers.len()) {
             break;
         }
     }
@@ -448,10 +494,13 @@ fn is_served(tables: &Tables, address: &IpAddr) -> bool {
 /// The shim, and what other modes have left.
 pub(crate) fn rules(tables: &Tables, of: &Situation<'_>) -> Plan {
     let mut ops = Vec::new();
-    if !of.knows(Part::Rules) {
+    // They name all sets, and are refused where one is missing.
+    let awaits_sets = of.state.look(Part::Sets).is_awaited();
+    let must_wait = awaits_sets || of.cover.awaits_emptying(tables, of.now);
+    if must_wait || !of.knows(Part::Rules) {
         return Plan::default();
     }
-    if are_sets_tried(tables) && (!is_served_by_another_mode(tables) || is_all_made(tables, of)) {
+    if are_sets_tried(tables) && (!tables.are_served_by_another_mode() || is_all_made(tables, of)) {
         ops.extend(write_rules(tables, of.now));
     }
     // Only once the shim is there: before that, its chains may still lead into what is to go.
@@ -476,14 +525,6 @@ fn write_rules(tables: &Tables, now: Instant) -> Option<Op> {
 /// Whether each set is there, or could not be made: rules name them all.
 fn are_sets_tried(tables: &Tables) -> bool {
     Set::all().all(|set| tables.sets.actual(&set).is_some() || tables.sets.is_failing(&set))
-}
-
-/// Whether the chains that the shim is going to fill lead into those of another mode.
-pub(crate) fn is_served_by_another_mode(tables: &Tables) -> bool {
-    let mut leftovers = tables.leftovers.iter_actual();
-    tables.rules.actual(&()).is_some_and(|installed| {
-        leftovers.any(|(place, left)| matches!(place, Place::Beside(_)) && left.serve(installed))
-    })
 }
 
 /// Whether all that serves is there, but for what could not be written.

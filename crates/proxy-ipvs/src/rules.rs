@@ -1,47 +1,47 @@
-//! The shim: the few iptables rules that masquerade and filter by the sets. Data first; iptables text is one rendering.
+//! The shim: the few iptables rules that masquerade and filter by the sets. Data first; iptables
+//! text is one rendering.
 //!
-//! Chains, their order and their rules are upstream's (`pkg/proxy/ipvs/proxier.go`); `lean.rs` has rules that come to the same
-//! in the same chains, with less work for a packet. The number of rules depends on which sets hold something, never on how
-//! many Services there are, except KUBE-IPVS-OUT-FILTER: one rule for each load-balancer address whose source ranges leave
-//! this node out.
+//! Chains, their order and their rules are upstream's (`pkg/proxy/ipvs/proxier.go`); `lean.rs` has
+//! rules that come to the same in the same chains, with less work for a packet. The number of rules
+//! depends on which sets hold something, never on how many Services there are, except
+//! KUBE-IPVS-OUT-FILTER: one rule for each load-balancer address whose source ranges leave this
+//! node out.
 //!
-//! A rule is rendered as `iptables-save` prints it, so that what is wanted can be compared with what is read back.
+//! A rule is rendered as `iptables-save` prints it, so that what is wanted can be compared with
+//! what is read back.
 
 mod lean;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::{self, Write as _};
+use std::net::{IpAddr, Ipv6Addr};
 
 use ipnet::IpNet;
+use iptables::{
+    Entry, Field, FlowState, Jump, Match, Rule, RuleLine, SourcePort, Target, entries, restore_text,
+};
+use kube_rules::{
+    FORWARD, FROM_FORWARD, FROM_OUTPUT, FROM_POSTROUTING, FROM_PREROUTING, LOCALHOST, MARK_MASQ,
+    POSTROUTING, SERVICES,
+};
 use proxy::{IpFamily, LocalDetector, Protocol};
 
 use crate::config::{Config, ShimStyle};
 use crate::server::VirtualServerKey;
 use crate::sets::Set;
 
-/// An iptables table that the shim uses.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Table {
-    /// `nat`
-    Nat,
-    /// `filter`
-    Filter,
-}
+pub use iptables::Table;
 
-impl Table {
-    const ALL: [Self; 2] = [Self::Nat, Self::Filter];
+/// The tables that the shim uses, in the order that they are written.
+const TABLES: [Table; 2] = [Table::Nat, Table::Filter];
 
-    /// As iptables names it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Nat => "nat",
-            Self::Filter => "filter",
-        }
-    }
-}
+/// Which fields of a packet a set is asked for.
+const DST: &[Field] = &[Field::Destination];
+const DST_DST: &[Field] = &[Field::Destination, Field::Destination];
+const SRC_DST: &[Field] = &[Field::Source, Field::Destination];
+const DST_DST_SRC: &[Field] = &[Field::Destination, Field::Destination, Field::Source];
 
 /// The chains that are ours, in the order that upstream makes them.
-const CHAINS: [(Table, &str); 11] = [
+pub(crate) const CHAINS: [(Table, &str); 11] = [
     (Table::Nat, "KUBE-SERVICES"),
     (Table::Nat, "KUBE-POSTROUTING"),
     (Table::Nat, "KUBE-NODE-PORT"),
@@ -55,109 +55,31 @@ const CHAINS: [(Table, &str); 11] = [
     (Table::Filter, "KUBE-IPVS-OUT-FILTER"),
 ];
 
-/// The jumps into them from the built-in chains: all of them, or the lean ones among them. Each missing one is put at the head of its chain, in this order, so that
-/// in a fresh table the last one comes first.
-const JUMPS: [(Table, &str, &str, &str); 9] = [
-    (
-        Table::Nat,
-        "OUTPUT",
-        "KUBE-SERVICES",
-        "kubernetes service portals",
-    ),
-    (
-        Table::Nat,
-        "PREROUTING",
-        "KUBE-SERVICES",
-        "kubernetes service portals",
-    ),
-    (
-        Table::Nat,
-        "POSTROUTING",
-        "KUBE-POSTROUTING",
-        "kubernetes postrouting rules",
-    ),
-    (
-        Table::Filter,
-        "FORWARD",
-        "KUBE-FORWARD",
-        "kubernetes forwarding rules",
-    ),
-    (
-        Table::Filter,
-        "INPUT",
-        "KUBE-NODE-PORT",
-        "kubernetes health check rules",
-    ),
-    (
-        Table::Filter,
-        "INPUT",
-        "KUBE-PROXY-FIREWALL",
-        "kube-proxy firewall rules",
-    ),
-    (
-        Table::Filter,
-        "FORWARD",
-        "KUBE-PROXY-FIREWALL",
-        "kube-proxy firewall rules",
-    ),
-    (
-        Table::Filter,
-        "INPUT",
-        "KUBE-IPVS-FILTER",
-        "kubernetes ipvs access filter",
-    ),
-    (
-        Table::Filter,
-        "OUTPUT",
-        "KUBE-IPVS-OUT-FILTER",
-        "kubernetes ipvs access filter",
-    ),
-];
+/// The jumps into them from the built-in chains: all of them, or the lean ones among them. Each
+/// missing one is put at the head of its chain, in this order, so that in a fresh table the last
+/// one comes first.
+pub(crate) const JUMPS: [Jump; 9] = {
+    const fn jump(from: &'static str, to: &'static str, comment: &'static str) -> Jump {
+        Jump::new(Table::Filter, from, to, comment)
+    }
+    const HEALTH: &str = "kubernetes health check rules";
+    const FIREWALL: &str = "kube-proxy firewall rules";
+    const ACCESS: &str = "kubernetes ipvs access filter";
+    [
+        FROM_OUTPUT,
+        FROM_PREROUTING,
+        FROM_POSTROUTING,
+        FROM_FORWARD,
+        jump("INPUT", "KUBE-NODE-PORT", HEALTH),
+        jump("INPUT", "KUBE-PROXY-FIREWALL", FIREWALL),
+        jump("FORWARD", "KUBE-PROXY-FIREWALL", FIREWALL),
+        jump("INPUT", "KUBE-IPVS-FILTER", ACCESS),
+        jump("OUTPUT", "KUBE-IPVS-OUT-FILTER", ACCESS),
+    ]
+};
 
-/// Whether a chain is one of the shim's. The iptables mode has some of the same names.
-pub(crate) fn is_chain_of_the_shim(table: &str, chain: &str) -> bool {
-    CHAINS
-        .iter()
-        .any(|(of, name)| of.name() == table && *name == chain)
-}
-
-/// Whether a line of `iptables-save` is one of the shim's jumps.
-pub(crate) fn is_jump_of_the_shim(table: &str, line: &str) -> bool {
-    JUMPS
-        .iter()
-        .any(|jump| jump.0.name() == table && render_jump(jump) == line)
-}
-
-/// What a rule matches. Each is rendered as `iptables-save` does.
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum Match {
-    Source(IpNet),
-    NotSource(IpNet),
-    NotInInterface(String),
-    Protocol(Protocol),
-    Comment(&'static str),
-    /// Set and which fields of the packet: `dst,dst`.
-    InSet(Set, &'static str),
-    NotInSet(Set, &'static str),
-    Mark(u32),
-    NotMark(u32),
-    /// `addrtype` options.
-    AddressType(&'static str),
-    /// `conntrack` states.
-    State(&'static str),
-    NotFromBridgePort,
-    ToVirtualServer(VirtualServerKey),
-}
-
-/// One rule of a chain.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Rule {
-    matches: Vec<Match>,
-    target: String,
-}
-
-/// The content of the shim in one family: its chains with their rules, and the jumps into them, as lines of
-/// `iptables-save`.
+/// The content of the shim in one family: its chains with their rules, and the jumps into them, as
+/// lines of `iptables-save`.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Rules {
     /// Our chains and their rules, in order, each from `-A` on.
@@ -182,15 +104,12 @@ impl Shim {
     pub fn rules(&self, config: &Config) -> Rules {
         let mut rules = Rules::default();
         for (table, name, chain) in self.chains(config) {
-            let lines = chain
-                .iter()
-                .map(|rule| rule.render(name, self.family))
-                .collect();
+            let lines = chain.iter().map(|rule| rule.line(name)).collect();
             rules.chains.insert((table, name.to_owned()), lines);
         }
         rules.jumps = self
             .jumps(config)
-            .map(|jump| (jump.0, render_jump(jump)))
+            .map(|jump| (jump.table, jump.line()))
             .collect();
         rules
     }
@@ -206,30 +125,27 @@ impl Shim {
         })
     }
 
-    fn jumps(
-        &self,
-        config: &Config,
-    ) -> impl Iterator<Item = &'static (Table, &'static str, &'static str, &'static str)> {
-        JUMPS.iter().filter(|(table, _, to, _)| match config.shim {
+    fn jumps(&self, config: &Config) -> impl Iterator<Item = &'static Jump> {
+        JUMPS.iter().filter(|jump| match config.shim {
             ShimStyle::Upstream => true,
-            ShimStyle::Lean => !self.lean_chain(*table, to, config).is_empty(),
+            ShimStyle::Lean => !self.lean_chain(jump.table, jump.to, config).is_empty(),
         })
     }
 
     fn chain(&self, table: Table, name: &str, config: &Config) -> Vec<Rule> {
         match (table, name) {
-            (Table::Nat, "KUBE-SERVICES") => self.services(config),
-            (Table::Nat, "KUBE-POSTROUTING") => self.postrouting(config),
+            (Table::Nat, SERVICES) => self.services(config),
+            (Table::Nat, POSTROUTING) => self.postrouting(config),
             (Table::Nat, "KUBE-NODE-PORT") => self.node_ports(),
             (Table::Nat, "KUBE-LOAD-BALANCER") => self.load_balancers(),
-            (Table::Nat, "KUBE-MARK-MASQ") => vec![rule([], mark(config))],
-            (Table::Filter, "KUBE-FORWARD") => forward(config),
+            (Table::Nat, MARK_MASQ) => vec![Rule::new([], mark(config))],
+            (Table::Filter, FORWARD) => kube_rules::forward(config.masquerade_mark).into(),
             (Table::Filter, "KUBE-NODE-PORT") => {
-                vec![set_rule(Set::HealthCheckNodePort, "dst", "ACCEPT")]
+                vec![self.set_rule(Set::HealthCheckNodePort, DST, Target::Accept)]
             }
             (Table::Filter, "KUBE-PROXY-FIREWALL") => self.if_filled(
                 Set::LoadBalancerFirewall,
-                "dst,dst",
+                DST_DST,
                 "KUBE-SOURCE-RANGES-FIREWALL",
             ),
             (Table::Filter, "KUBE-SOURCE-RANGES-FIREWALL") => self.source_ranges(),
@@ -242,81 +158,98 @@ impl Shim {
         self.filled.contains(&set)
     }
 
-    fn if_filled(&self, set: Set, fields: &'static str, target: &str) -> Vec<Rule> {
+    fn if_filled(
+        &self,
+        set: Set,
+        fields: &'static [Field],
+        target: impl Into<Target>,
+    ) -> Vec<Rule> {
         if self.is_filled(set) {
-            vec![set_rule(set, fields, target)]
+            vec![self.set_rule(set, fields, target)]
         } else {
             Vec::new()
         }
     }
 
-    /// nat KUBE-SERVICES: marks what has to be masqueraded, and accepts the rest of what goes to a service address.
+    /// The packet's fields are a member of a set.
+    fn in_set(&self, set: Set, fields: &'static [Field]) -> Match {
+        Match::InSet(set.name(self.family).into(), fields)
+    }
+
+    fn not_in_set(&self, set: Set, fields: &'static [Field]) -> Match {
+        Match::NotInSet(set.name(self.family).into(), fields)
+    }
+
+    fn set_rule(&self, set: Set, fields: &'static [Field], target: impl Into<Target>) -> Rule {
+        let comment = Match::comment(set.comment());
+        Rule::new([comment, self.in_set(set, fields)], target)
+    }
+
+    /// nat KUBE-SERVICES: marks what has to be masqueraded, and accepts the rest of what goes to a
+    /// service address.
     fn services(&self, config: &Config) -> Vec<Rule> {
-        let mut chain = vec![rule([Match::Source(self.loopback())], "RETURN")];
-        chain.extend(self.if_filled(Set::LoadBalancer, "dst,dst", "KUBE-LOAD-BALANCER"));
+        let mut chain = vec![Rule::new([Match::Source(self.loopback())], Target::Return)];
+        chain.extend(self.if_filled(Set::LoadBalancer, DST_DST, "KUBE-LOAD-BALANCER"));
         if self.is_filled(Set::ClusterIp) {
-            let comment = Match::Comment(Set::ClusterIp.comment());
+            let comment = Match::comment(Set::ClusterIp.comment());
             let (from, fields) = not_local(config);
-            let matches = from
-                .into_iter()
-                .chain([comment, Match::InSet(Set::ClusterIp, fields)]);
-            chain.push(rule(matches, "KUBE-MARK-MASQ"));
+            let to_set = [comment, self.in_set(Set::ClusterIp, fields)];
+            chain.push(Rule::new(from.into_iter().chain(to_set), MARK_MASQ));
         }
         if self.is_filled(Set::ExternalIp) {
-            chain.push(set_rule(Set::ExternalIp, "dst,dst", "KUBE-MARK-MASQ"));
-            chain.extend(accept_external(Set::ExternalIp));
+            chain.push(self.set_rule(Set::ExternalIp, DST_DST, MARK_MASQ));
+            chain.extend(self.accept_external(Set::ExternalIp));
         }
         if self.is_filled(Set::ExternalIpLocal) {
-            chain.extend(accept_external(Set::ExternalIpLocal));
+            chain.extend(self.accept_external(Set::ExternalIpLocal));
         }
-        chain.push(rule(
-            [Match::AddressType("--dst-type LOCAL")],
-            "KUBE-NODE-PORT",
-        ));
+        chain.push(Rule::new([Match::DestinationLocal], "KUBE-NODE-PORT"));
         for set in [Set::ClusterIp, Set::LoadBalancer]
             .into_iter()
             .filter(|set| self.is_filled(*set))
         {
-            chain.push(rule([Match::InSet(set, "dst,dst")], "ACCEPT"));
+            chain.push(Rule::new([self.in_set(set, DST_DST)], Target::Accept));
         }
         chain
     }
 
+    /// Traffic to an external IP is accepted if it does not come from a pod behind a bridge or from
+    /// the node itself, and if the address is local here.
+    fn accept_external(&self, set: Set) -> [Rule; 2] {
+        let to_set = || {
+            let comment = Match::comment(set.comment());
+            [comment, self.in_set(set, DST_DST)].into_iter()
+        };
+        let from_elsewhere = [Match::NotFromBridgePort, Match::SourceNotLocal];
+        [
+            Rule::new(to_set().chain(from_elsewhere), Target::Accept),
+            Rule::new(to_set().chain([Match::DestinationLocal]), Target::Accept),
+        ]
+    }
+
     /// nat KUBE-POSTROUTING: masquerades what is marked, and pods that call themselves.
     fn postrouting(&self, config: &Config) -> Vec<Rule> {
-        let mark = config.masquerade_mark;
-        let mut chain = self.if_filled(Set::LoopBack, "dst,dst,src", "MASQUERADE");
-        chain.push(rule([Match::NotMark(mark)], "RETURN"));
-        chain.push(rule([], set_mark(mark, 0)));
-        chain.push(rule(
-            [Match::Comment("kubernetes service traffic requiring SNAT")],
-            masquerade(config),
-        ));
+        let hairpin = Target::Masquerade(SourcePort::Kept);
+        let mut chain = self.if_filled(Set::LoopBack, DST_DST_SRC, hairpin);
+        let marked = kube_rules::masquerade(config.masquerade_mark, config.source_port());
+        chain.extend(marked);
         chain
     }
 
     fn node_ports(&self) -> Vec<Rule> {
         let mut chain = Vec::new();
         for protocol in [Protocol::Tcp, Protocol::Udp, Protocol::Sctp] {
-            let fields = if protocol == Protocol::Sctp {
-                "dst,dst"
-            } else {
-                "dst"
-            };
             for (set, target) in [
-                (Set::node_port_local(protocol), "RETURN"),
-                (Set::node_port(protocol), "KUBE-MARK-MASQ"),
+                (Set::node_port_local(protocol), Target::Return),
+                (Set::node_port(protocol), MARK_MASQ.into()),
             ] {
                 if self.is_filled(set) {
-                    let comment = Match::Comment(set.comment());
-                    chain.push(rule(
-                        [
-                            Match::Protocol(protocol),
-                            comment,
-                            Match::InSet(set, fields),
-                        ],
-                        target,
-                    ));
+                    let matches = [
+                        Match::Protocol(protocol),
+                        Match::comment(set.comment()),
+                        self.in_set(set, node_port_fields(protocol)),
+                    ];
+                    chain.push(Rule::new(matches, target));
                 }
             }
         }
@@ -324,205 +257,81 @@ impl Shim {
     }
 
     fn load_balancers(&self) -> Vec<Rule> {
-        let mut chain = self.if_filled(Set::LoadBalancerLocal, "dst,dst", "RETURN");
-        chain.push(rule([], "KUBE-MARK-MASQ"));
+        let mut chain = self.if_filled(Set::LoadBalancerLocal, DST_DST, Target::Return);
+        chain.push(Rule::new([], MARK_MASQ));
         chain
     }
 
     fn source_ranges(&self) -> Vec<Rule> {
-        let mut chain = self.if_filled(Set::LoadBalancerSourceCidr, "dst,dst,src", "RETURN");
-        chain.extend(self.if_filled(Set::LoadBalancerSourceIp, "dst,dst,src", "RETURN"));
-        chain.push(rule([], "DROP"));
+        let mut chain = self.if_filled(Set::LoadBalancerSourceCidr, DST_DST_SRC, Target::Return);
+        chain.extend(self.if_filled(Set::LoadBalancerSourceIp, DST_DST_SRC, Target::Return));
+        chain.push(Rule::new([], Target::Drop));
         chain
     }
 
-    /// filter KUBE-IPVS-FILTER: service addresses are addresses of this node, so ports that no Service exposes must not reach
-    /// the node's own processes (k/k#72236).
+    /// filter KUBE-IPVS-FILTER: service addresses are addresses of this node, so ports that no
+    /// Service exposes must not reach the node's own processes (k/k#72236).
     fn access_filter(&self) -> Vec<Rule> {
         let exposed = [
-            (Set::LoadBalancer, "dst,dst"),
-            (Set::ClusterIp, "dst,dst"),
-            (Set::ExternalIp, "dst,dst"),
-            (Set::ExternalIpLocal, "dst,dst"),
-            (Set::HealthCheckNodePort, "dst"),
+            (Set::LoadBalancer, DST_DST),
+            (Set::ClusterIp, DST_DST),
+            (Set::ExternalIp, DST_DST),
+            (Set::ExternalIpLocal, DST_DST),
+            (Set::HealthCheckNodePort, DST),
         ];
         let mut chain: Vec<_> = exposed
             .into_iter()
-            .map(|(set, fields)| rule([Match::InSet(set, fields)], "RETURN"))
+            .map(|(set, fields)| Rule::new([self.in_set(set, fields)], Target::Return))
             .collect();
-        chain.push(rule(
-            [Match::State("NEW"), Match::InSet(Set::IpvsIps, "dst")],
-            self.reject(),
-        ));
+        let rest = [NEW, self.in_set(Set::IpvsIps, DST)];
+        chain.push(Rule::new(rest, Target::Reject(self.family)));
         chain
-    }
-
-    fn reject(&self) -> &'static str {
-        match self.family {
-            IpFamily::V4 => "REJECT --reject-with icmp-port-unreachable",
-            IpFamily::V6 => "REJECT --reject-with icmp6-port-unreachable",
-        }
     }
 
     fn out_filter(&self) -> Vec<Rule> {
         let forbid = |key: &VirtualServerKey| {
-            rule(
-                [
-                    Match::Source(key.address.into()),
-                    Match::ToVirtualServer(*key),
-                ],
-                "DROP",
-            )
+            let from_itself = [
+                Match::Source(key.address.into()),
+                Match::VirtualServer(key.protocol, key.address, key.port),
+            ];
+            Rule::new(from_itself, Target::Drop)
         };
         self.forbidden_to_node.iter().map(forbid).collect()
     }
 
     fn loopback(&self) -> IpNet {
         match self.family {
-            IpFamily::V4 => IpNet::V4(ipnet::Ipv4Net::new_assert(
-                std::net::Ipv4Addr::new(127, 0, 0, 0),
-                8,
-            )),
-            IpFamily::V6 => std::net::IpAddr::V6(std::net::Ipv6Addr::LOCALHOST).into(),
+            IpFamily::V4 => LOCALHOST,
+            IpFamily::V6 => IpAddr::V6(Ipv6Addr::LOCALHOST).into(),
         }
     }
 }
 
-fn rule(matches: impl IntoIterator<Item = Match>, target: impl Into<String>) -> Rule {
-    Rule {
-        matches: matches.into_iter().collect(),
-        target: target.into(),
+/// The first packet of a flow.
+const NEW: Match = Match::State(&[FlowState::New]);
+
+/// The fields that the set of a protocol's NodePorts is asked for.
+fn node_port_fields(protocol: Protocol) -> &'static [Field] {
+    match protocol {
+        Protocol::Sctp => DST_DST,
+        Protocol::Tcp | Protocol::Udp => DST,
     }
 }
 
-fn set_rule(set: Set, fields: &'static str, target: &str) -> Rule {
-    rule(
-        [Match::Comment(set.comment()), Match::InSet(set, fields)],
-        target,
-    )
-}
-
-/// Which packets to a cluster IP are to be masqueraded: a match, and the fields of the packet that the set is asked for. Where
-/// local traffic cannot be told apart, at least what a Service's own address sent is.
-fn not_local(config: &Config) -> (Option<Match>, &'static str) {
+/// Which packets to a cluster IP are to be masqueraded: a match, and the fields of the packet that
+/// the set is asked for. Where local traffic cannot be told apart, at least what a Service's own
+/// address sent is.
+fn not_local(config: &Config) -> (Option<Match>, &'static [Field]) {
     match &config.detector {
-        _ if config.masquerade_all => (None, "dst,dst"),
-        LocalDetector::None => (None, "src,dst"),
-        LocalDetector::SourceNet(net) => (Some(Match::NotSource(*net)), "dst,dst"),
-        LocalDetector::Bridge(name) => (Some(Match::NotInInterface(name.clone())), "dst,dst"),
-        LocalDetector::InterfacePrefix(prefix) => {
-            (Some(Match::NotInInterface(format!("{prefix}+"))), "dst,dst")
-        }
-    }
-}
-
-fn masquerade(config: &Config) -> &'static str {
-    if config.random_fully {
-        "MASQUERADE --random-fully"
-    } else {
-        "MASQUERADE"
+        _ if config.masquerade_all => (None, DST_DST),
+        LocalDetector::None => (None, SRC_DST),
+        detector => (kube_rules::not_local(detector), DST_DST),
     }
 }
 
 /// The target that marks a packet to be masqueraded.
-fn mark(config: &Config) -> String {
-    set_mark(config.masquerade_mark, config.masquerade_mark)
-}
-
-fn set_mark(value: u32, mask: u32) -> String {
-    // `--or-mark M` and `--xor-mark M` as iptables-save prints them.
-    format!("MARK --set-xmark {value:#x}/{mask:#x}")
-}
-
-fn forward(config: &Config) -> Vec<Rule> {
-    vec![
-        rule(
-            [
-                Match::Comment("kubernetes forwarding rules"),
-                Match::Mark(config.masquerade_mark),
-            ],
-            "ACCEPT",
-        ),
-        rule(
-            [
-                Match::Comment("kubernetes forwarding conntrack rule"),
-                Match::State("RELATED,ESTABLISHED"),
-            ],
-            "ACCEPT",
-        ),
-    ]
-}
-
-/// Traffic to an external IP is accepted if it does not come from a pod behind a bridge or from the node itself, and if the
-/// address is local here.
-fn accept_external(set: Set) -> [Rule; 2] {
-    let to_set = || [Match::Comment(set.comment()), Match::InSet(set, "dst,dst")];
-    [
-        rule(
-            to_set().into_iter().chain([
-                Match::NotFromBridgePort,
-                Match::AddressType("! --src-type LOCAL"),
-            ]),
-            "ACCEPT",
-        ),
-        rule(
-            to_set()
-                .into_iter()
-                .chain([Match::AddressType("--dst-type LOCAL")]),
-            "ACCEPT",
-        ),
-    ]
-}
-
-fn render_jump((_, from, to, comment): &(Table, &str, &str, &str)) -> String {
-    format!("-A {from} -m comment --comment \"{comment}\" -j {to}")
-}
-
-impl Rule {
-    fn render(&self, chain: &str, family: IpFamily) -> String {
-        let mut line = format!("-A {chain}");
-        for part in &self.matches {
-            // Writing to a String cannot fail.
-            let _ = write!(line, " {}", Rendered(part, family));
-        }
-        let _ = write!(line, " -j {}", self.target);
-        line
-    }
-}
-
-struct Rendered<'a>(&'a Match, IpFamily);
-
-impl fmt::Display for Rendered<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self(part, family) = self;
-        match part {
-            Match::Source(net) => write!(f, "-s {net}"),
-            Match::NotSource(net) => write!(f, "! -s {}", net.trunc()),
-            Match::NotInInterface(name) => write!(f, "! -i {name}"),
-            Match::Protocol(protocol) => write!(f, "-p {}", protocol.lower()),
-            Match::Comment(text) => {
-                write!(f, "-m comment --comment \"{}\"", text.replace('\'', "\\'"))
-            }
-            Match::InSet(set, fields) => {
-                write!(f, "-m set --match-set {} {fields}", set.name(*family))
-            }
-            Match::NotInSet(set, fields) => {
-                write!(f, "-m set ! --match-set {} {fields}", set.name(*family))
-            }
-            Match::Mark(mark) => write!(f, "-m mark --mark {mark:#x}/{mark:#x}"),
-            Match::NotMark(mark) => write!(f, "-m mark ! --mark {mark:#x}/{mark:#x}"),
-            Match::AddressType(options) => write!(f, "-m addrtype {options}"),
-            Match::State(states) => write!(f, "-m conntrack --ctstate {states}"),
-            Match::NotFromBridgePort => f.write_str("-m physdev ! --physdev-is-in"),
-            Match::ToVirtualServer(key) => write!(
-                f,
-                "-m ipvs --vproto {} --vaddr {} --vport {}",
-                key.protocol.number(),
-                key.address,
-                key.port
-            ),
-        }
-    }
+fn mark(config: &Config) -> Target {
+    Target::set_mark(config.masquerade_mark)
 }
 
 impl Rules {
@@ -534,42 +343,31 @@ impl Rules {
         });
         let missing: Vec<&String> = missing.collect();
         let is_about = |set: &Set| {
-            let part = format!("--match-set {} ", set.name(family));
-            missing.iter().any(|line| line.contains(&part))
+            let name = set.name(family);
+            let mut rules = missing.iter().filter_map(|line| RuleLine::parse(line));
+            rules.any(|rule| rule.asks_set(&name))
         };
         Set::all().filter(is_about).collect()
     }
 
-    /// Finds the shim in what `iptables-save` (or `ip6tables-save`) printed. What is not ours is passed over.
+    /// Finds the shim in what `iptables-save` (or `ip6tables-save`) printed. What is not ours is
+    /// passed over.
     pub fn parse(saved: &str) -> Self {
         let mut rules = Self::default();
-        let mut table = None;
-        for line in saved.lines() {
-            if let Some(name) = line.strip_prefix('*') {
-                table = Table::ALL
-                    .into_iter()
-                    .find(|table| table.name() == name.trim());
-                continue;
-            }
-            let Some(table) = table else { continue };
-            if let Some(declaration) = line.strip_prefix(':') {
-                let name = declaration.split_whitespace().next().unwrap_or_default();
-                if CHAINS.contains(&(table, name)) {
-                    rules.chains.entry((table, name.to_owned())).or_default();
+        for (table, entry) in entries(saved) {
+            let chain = match entry {
+                Entry::Chain(name) => name,
+                Entry::Rule(rule) => rule.chain,
+            };
+            if CHAINS.contains(&(table, chain)) {
+                let lines = rules.chains.entry((table, chain.to_owned())).or_default();
+                if let Entry::Rule(rule) = entry {
+                    lines.push(rule.text.to_owned());
                 }
-            } else if let Some(appended) = line.strip_prefix("-A ") {
-                let name = appended.split_whitespace().next().unwrap_or_default();
-                if CHAINS.contains(&(table, name)) {
-                    rules
-                        .chains
-                        .entry((table, name.to_owned()))
-                        .or_default()
-                        .push(line.to_owned());
-                } else if JUMPS
-                    .iter()
-                    .any(|jump| jump.0 == table && render_jump(jump) == line)
-                {
-                    rules.jumps.insert((table, line.to_owned()));
+            } else if let Entry::Rule(rule) = entry {
+                let mut jumps = JUMPS.iter().filter(|jump| jump.table == table);
+                if jumps.any(|jump| jump.from == chain && jump.line() == rule.text) {
+                    rules.jumps.insert((table, rule.text.to_owned()));
                 }
             }
         }
@@ -581,44 +379,32 @@ impl Rules {
         self.chains.is_empty() && self.jumps.is_empty()
     }
 
-    /// The input of `iptables-restore --noflush` that brings the shim from `installed` to this. Chains of others and their
-    /// rules are not named in it, and so stay.
+    /// The input of `iptables-restore --noflush` that brings the shim from `installed` to this.
+    /// Chains of others and their rules are not named in it, and so stay.
     pub fn restore_text(&self, installed: &Self) -> String {
-        let mut text = String::new();
-        for table in Table::ALL {
-            let _ = writeln!(text, "*{}", table.name());
-            // Naming a chain empties it, in the same transaction that fills it again.
-            for name in CHAINS
-                .iter()
-                .filter(|chain| chain.0 == table)
-                .map(|chain| chain.1)
-            {
-                let _ = writeln!(text, ":{name} - [0:0]");
-            }
-            for jump in JUMPS.iter().filter(|jump| jump.0 == table) {
-                let jump = (table, render_jump(jump));
-                let (is_wanted, is_there) =
-                    (self.jumps.contains(&jump), installed.jumps.contains(&jump));
-                let verb = match (is_wanted, is_there) {
-                    (true, false) => "-I",
-                    (false, true) => "-D",
-                    _ => continue,
-                };
-                let _ = writeln!(text, "{}", jump.1.replacen("-A", verb, 1));
-            }
-            for lines in self
-                .chains
-                .iter()
-                .filter(|((of, _), _)| *of == table)
-                .map(|(_, lines)| lines)
-            {
-                for line in lines {
-                    let _ = writeln!(text, "{line}");
+        restore_text(|restore| {
+            for table in TABLES {
+                restore.begin(table)?;
+                // Naming a chain empties it, in the same transaction that fills it again.
+                for (_, name) in CHAINS.iter().filter(|chain| chain.0 == table) {
+                    restore.declare(name)?;
                 }
+                for jump in JUMPS.iter().filter(|jump| jump.table == table) {
+                    let jump = (table, jump.line());
+                    match (self.jumps.contains(&jump), installed.jumps.contains(&jump)) {
+                        (true, false) => restore.insert(&jump.1)?,
+                        (false, true) => restore.delete(&jump.1)?,
+                        _ => {}
+                    }
+                }
+                let chains = self.chains.iter().filter(|((of, _), _)| *of == table);
+                for line in chains.flat_map(|(_, lines)| lines) {
+                    restore.append(line)?;
+                }
+                restore.commit()?;
             }
-            text.push_str("COMMIT\n");
-        }
-        text
+            Ok(())
+        })
     }
 
     /// What is different from `installed`, for the operator, a line each.
@@ -647,10 +433,10 @@ impl Rules {
     }
 
     /// The rules of its chains, each with its table.
-    pub(crate) fn rules(&self) -> impl Iterator<Item = (&'static str, &str)> {
+    pub fn rules(&self) -> impl Iterator<Item = (Table, &str)> {
         self.chains
             .iter()
-            .flat_map(|((table, _), lines)| lines.iter().map(|line| (table.name(), line.as_str())))
+            .flat_map(|((table, _), lines)| lines.iter().map(|line| (*table, line.as_str())))
     }
 
     /// How many rules it holds, for reports.

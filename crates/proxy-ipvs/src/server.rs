@@ -17,6 +17,13 @@ pub struct VirtualServerKey {
     pub protocol: Protocol,
 }
 
+impl VirtualServerKey {
+    /// Its address and port, and its protocol.
+    pub(crate) const fn socket(&self) -> (SocketAddr, Protocol) {
+        (SocketAddr::new(self.address, self.port), self.protocol)
+    }
+}
+
 impl fmt::Display for VirtualServerKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
@@ -103,10 +110,11 @@ impl VirtualServer {
 pub struct RealServer {
     /// Where it is.
     pub target: Target,
-    /// Its share of new connections; 0 while it drains. What is larger in the kernel counts as the largest here.
+    /// Its share of new connections; 0 while it drains. What is larger in the kernel counts as the
+    /// largest here.
     pub weight: u16,
-    /// Whether it is as this proxy makes them in every other respect: packets reach it by network address translation
-    /// (`ipvsadm -m`), and nothing limits its connections. No more is kept.
+    /// Whether it is as this proxy makes them in every other respect: packets reach it by network
+    /// address translation (`ipvsadm -m`), and nothing limits its connections. No more is kept.
     pub is_plain: bool,
 }
 
@@ -127,8 +135,9 @@ impl RealServer {
     }
 }
 
-/// The destinations of a virtual server, sorted by target. Cheap to clone: they are shared. A large node has 500,000 of them, so
-/// where all are IPv4 and differ by nothing but their address, which is the rule, each takes 4 bytes.
+/// The destinations of a virtual server, sorted by target. Cheap to clone: they are shared. A large
+/// node has 500,000 of them, so where all are IPv4 and differ by nothing but their address, which
+/// is the rule, each takes 4 bytes.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Destinations(Packed);
 

@@ -1,12 +1,13 @@
 //! The `KUBE-*` sets: one row for each, with upstream's name, type and comment.
 //!
-//! Source: upstream's `pkg/proxy/ipvs/ipset.go` and `proxier.go`. The sets carry no comments themselves; a set's comment is
-//! that of the iptables rules that match it. IPv6 sets are named `KUBE-6-…` and cut to the kernel's 31 characters
-//! (`IPSET_MAXNAMELEN` less the final NUL).
+//! Source: upstream's `pkg/proxy/ipvs/ipset.go` and `proxier.go`. The sets carry no comments
+//! themselves; a set's comment is that of the iptables rules that match it. IPv6 sets are named
+//! `KUBE-6-…` and cut to the kernel's 31 characters (`IPSET_MAXNAMELEN` less the final NUL).
 
 use std::fmt;
 use std::net::IpAddr;
 
+use footprint::Says;
 use ipnet::IpNet;
 use proxy::{IpFamily, Protocol};
 
@@ -219,22 +220,29 @@ impl Set {
         self.row().comment
     }
 
-    /// Whether its members say which virtual servers are ours, so that a member must outlive its virtual server.
-    pub fn marks_ownership(self) -> bool {
-        matches!(
-            self,
+    /// What its members say of other things.
+    pub(crate) fn says(self) -> Says {
+        match self {
             Self::ClusterIp
-                | Self::ExternalIp
-                | Self::ExternalIpLocal
-                | Self::LoadBalancer
-                | Self::NodePortTcp
-                | Self::NodePortUdp
-                | Self::NodePortSctp
-        )
+            | Self::ExternalIp
+            | Self::ExternalIpLocal
+            | Self::LoadBalancer
+            | Self::NodePortSctp => Says::VirtualServers,
+            Self::NodePortTcp => Says::NodePorts(Protocol::Tcp),
+            Self::NodePortUdp => Says::NodePorts(Protocol::Udp),
+            Self::IpvsIps => Says::Bound,
+            _ => Says::Nothing,
+        }
     }
 
-    /// The virtual server that a member is about. None for a loop-back member, which names an endpoint, and for a port, which is
-    /// served at several addresses.
+    /// Whether its members say which virtual servers are ours, so that a member must outlive its
+    /// virtual server.
+    pub fn marks_ownership(self) -> bool {
+        matches!(self.says(), Says::VirtualServers | Says::NodePorts(_))
+    }
+
+    /// The virtual server that a member is about. None for a loop-back member, which names an
+    /// endpoint, and for a port, which is served at several addresses.
     pub(crate) fn virtual_server(self, member: &Member) -> Option<VirtualServerKey> {
         match *member {
             _ if self == Self::LoopBack => None,

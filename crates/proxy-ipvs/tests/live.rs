@@ -9,6 +9,8 @@
     reason = "a test stops at the first surprise"
 )]
 
+#[path = "support/namespace.rs"]
+mod namespace;
 mod support;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,6 +22,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use namespace::in_namespace;
 use proxy::{
     Event, IpFamily, Kind, LocalDetector, Mode as _, Model, NodeFacts, Protocol, Service, Target,
 };
@@ -28,28 +31,19 @@ use proxy_ipvs::{
     Lanes, Member, NetlinkKernel, Op, Outcome, Plan, Properties, Proxier, RealServer, Rules, Set,
     Shim, VipMode, VirtualServer, VirtualServerKey, probe_scheduler,
 };
-use rustix::thread::{
-    CapabilitySet, CapabilitySets, UnshareFlags, set_capabilities, unshare_unsafe,
-};
-use support::{NODE, Synced, ip, name, read_ahead, server, service, slice};
+use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
+use support::{NODE, Synced, Whole as _, ip, name, read_ahead, server, service, slice};
 
 /// Runs a story on a thread of its own, on a node of its own.
 fn on_a_node(story: impl FnOnce() + Send + 'static) {
-    let story = move || {
-        #[allow(unsafe_code, reason = "there is no safe call")]
-        // SAFETY: only the calling thread's network namespace changes, on which no memory safety depends.
-        let unshared = unsafe { unshare_unsafe(UnshareFlags::NEWNET) };
-        unshared.expect("this test makes a network namespace: run it in the lab");
+    in_namespace(move || {
         sh(
             "modprobe -q ipv6 || true; ip link set lo up; ip link add eth0 type veth peer name peer0
             ip addr add 192.168.99.10/24 dev eth0; ip -6 addr add fd00:99::10/64 dev eth0 nodad
             ip link set peer0 up; ip link set eth0 up; ip route add default dev eth0",
         );
         story();
-    };
-    if let Err(panic) = thread::spawn(story).join() {
-        std::panic::resume_unwind(panic);
-    }
+    });
 }
 
 /// Runs a script in the calling thread's network namespace; what it printed.

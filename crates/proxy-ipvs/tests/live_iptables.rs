@@ -4,29 +4,17 @@
 //! Needs root, `iptables` and `ipset`, but no IPVS; so the rule that matches IPVS connections is left to `live.rs`.
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
+#[path = "support/namespace.rs"]
+mod namespace;
+
 use std::collections::BTreeSet;
 use std::io::Write as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::thread;
 
+use namespace::in_namespace;
 use proxy::{IpFamily, LocalDetector};
 use proxy_ipvs::{Backend, Config, Iptables, Rules, Set, SetKind, Shim};
-use rustix::thread::{UnshareFlags, unshare_unsafe};
-
-fn in_namespace(story: impl FnOnce() + Send + 'static) {
-    let story = move || {
-        #[allow(unsafe_code, reason = "there is no safe call")]
-        // SAFETY: only the calling thread's network namespace changes, on which no memory safety depends.
-        let unshared = unsafe { unshare_unsafe(UnshareFlags::NEWNET) };
-        unshared.expect("this test makes a network namespace: run it as root");
-        story();
-    };
-    if let Err(panic) = thread::spawn(story).join() {
-        std::panic::resume_unwind(panic);
-    }
-}
-
 /// Runs a command line on `input`; what it printed, if it succeeded.
 fn run(command: &str, input: &str) -> Result<String, String> {
     let words: Vec<&str> = command.split(' ').collect();

@@ -18,7 +18,7 @@ use proxy_ipvs::{
     Backend, Config, Fault, Iptables, Kernel as _, Member, NetlinkKernel, Op, Outcome, Plan,
     Properties, Rules, Set, Shim, VirtualServerKey,
 };
-use support::ip;
+use support::{Whole as _, ip};
 
 const LOADER: &str = "/proc/sys/kernel/modprobe";
 

@@ -171,7 +171,8 @@ fn a_restart_on_a_programmed_kernel_writes_nothing() {
     );
 }
 
-/// The work counted at 10,000 Services: what one changed endpoint costs does not depend on their number.
+/// The work counted at 10,000 Services: what one changed endpoint costs does not depend on their
+/// number.
 #[test]
 fn one_change_among_ten_thousand_services_costs_what_it_must() {
     const NODE_ADDRESSES: [&str; 3] = ["192.168.99.10", "192.168.98.10", "192.168.97.10"];
@@ -224,7 +225,8 @@ fn one_change_among_ten_thousand_services_costs_what_it_must() {
         }
     );
 
-    // Another local one: one message for the loop-back member, one for the virtual server, no process.
+    // Another local one: one message for the loop-back member, one for the virtual server, no
+    // process.
     let more = [&local[..], &["10.244.9.10@node1"]].concat();
     world.slice(slice("default/s77", &more));
     world.sync();
@@ -236,8 +238,8 @@ fn one_change_among_ten_thousand_services_costs_what_it_must() {
         }
     );
 
-    // One takes the place of another, which has no connections: the new one and weight 0 for the old one at once, then the old
-    // one's end.
+    // One takes the place of another, which has no connections: the new one and weight 0 for the
+    // old one at once, then the old one's end.
     let replaced = [&local[1..], &["10.244.1.6@node2", "10.244.9.10@node1"]].concat();
     world.slice(slice("default/s77", &replaced));
     world.sync();
@@ -282,7 +284,8 @@ fn one_change_among_ten_thousand_services_costs_what_it_must() {
         }
     );
 
-    // One with a node port at three addresses, which is four virtual servers with its own: one message for each.
+    // One with a node port at three addresses, which is four virtual servers with its own: one
+    // message for each.
     let mut exposed = service("default/exposed", "10.99.0.2", 80);
     exposed.kind = proxy::ServiceType::NodePort;
     exposed.ports = exposed
@@ -320,7 +323,8 @@ fn one_change_among_ten_thousand_services_costs_what_it_must() {
     world.sync();
     assert_eq!(world.work().0, Work::default());
 
-    // A resync without drift reads, and writes nothing; the shim is read back once in a sync period.
+    // A resync without drift reads, and writes nothing; the shim is read back once in a sync
+    // period.
     world.check();
     world.sync();
     assert_eq!(
@@ -1203,7 +1207,8 @@ fn much_is_written_in_several_plans_and_in_order() {
     let adds = |op: &&Op| matches!(op, Op::AddDestination(..));
     assert_eq!(ops.iter().filter(adds).count(), 90_000);
 
-    // One message for each destination that drains, one for its removal; again everything in one sync.
+    // One message for each destination that drains, one for its removal; again everything in one
+    // sync.
     for number in 0..services {
         world.slice(slice(&format!("default/s{number}"), &pods[..50]));
     }

@@ -1,8 +1,8 @@
 //! What a Service's health-check node port answers for: the endpoints on this node that are ready.
 //!
-//! A load balancer asks that port of every node and sends only to nodes that have such endpoints, so that
-//! `externalTrafficPolicy: Local` loses nothing. Endpoints that serve while terminating still take what arrives, but do not
-//! count: the balancer is to send elsewhere.
+//! A load balancer asks that port of every node and sends only to nodes that have such endpoints,
+//! so that `externalTrafficPolicy: Local` loses nothing. Endpoints that serve while terminating
+//! still take what arrives, but do not count: the balancer is to send elsewhere.
 
 use std::net::IpAddr;
 
@@ -21,8 +21,8 @@ pub struct HealthCheck {
 }
 
 impl HealthCheck {
-    /// The health check of a Service, seen from the node of this name; `None` if it has no such port, or no cluster IP of
-    /// this family.
+    /// The health check of a Service, seen from the node of this name; `None` if it has no such
+    /// port, or no cluster IP of this family.
     pub fn of(view: &ServiceView<'_>, family: IpFamily, node: &str) -> Option<Self> {
         let port = view.service.health_check_node_port?;
         view.service.cluster_ip(family)?;

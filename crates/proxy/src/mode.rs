@@ -6,8 +6,9 @@
 //!                               └────────────────────────────────────────────┘
 //! ```
 //!
-//! A mode never waits. What blocks, a system call or a program, runs on threads of the mode's own, several beside each other where
-//! one need not wait for another; between their calls one task owns the mode.
+//! A mode never waits. What blocks, a system call or a program, runs on threads of the mode's own,
+//! several beside each other where one need not wait for another; between their calls one task owns
+//! the mode.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -22,7 +23,8 @@ pub trait Mode: Send {
     /// The family it serves.
     fn family(&self) -> IpFamily;
 
-    /// Whether changes can be carried out at once; until then they are better gathered, and taken over together.
+    /// Whether changes can be carried out at once; until then they are better gathered, and taken
+    /// over together.
     fn is_ready(&self) -> bool;
 
     /// Computes again what is wanted for everything in `changes`. Writes nothing.
@@ -31,28 +33,30 @@ pub trait Mode: Send {
     /// Takes in what the kernel has told of its own accord.
     fn notice(&mut self, notice: &Notice, now: Instant);
 
-    /// Has the kernel compared with what is believed to be there, piece by piece. Called once in each sync period.
+    /// Has the kernel compared with what is believed to be there, piece by piece. Called once in
+    /// each sync period.
     fn check(&mut self, now: Instant);
 
     /// Starts all that is due on kernel threads that are free. Waits for nothing.
     fn proceed(&mut self, model: &Model, now: Instant);
 
-    /// Starts only what those who are served wait for, until no kernel thread works on anything else: another mode is to take the place of
-    /// this one then.
+    /// Starts only what those who are served wait for, until no kernel thread works on anything
+    /// else: another mode is to take the place of this one then.
     fn go_on_serving(&mut self, now: Instant);
 
-    /// Ready when a kernel thread has finished something that is to be [booked](Self::book). Where none works on anything it is
-    /// pending, and wakes nobody.
+    /// Ready when a kernel thread has finished something that is to be [booked](Self::book). Where
+    /// none works on anything it is pending, and wakes nobody.
     fn poll_finished(&mut self, context: &mut Context<'_>) -> Poll<()>;
 
-    /// Takes over what kernel threads have finished, and says what that was; `None` if there is nothing.
+    /// Takes over what kernel threads have finished, and says what that was; `None` if there is
+    /// nothing.
     fn book(&mut self, model: &Model, now: Instant) -> Option<Report>;
 
     /// Whether no kernel thread works on anything, so that another one may take the place of this.
     fn is_idle(&self) -> bool;
 
-    /// When [`proceed`](Self::proceed) has something to do without any new event: a retry, a drain to look at. Later than `now`,
-    /// or now if there is more to do at once.
+    /// When [`proceed`](Self::proceed) has something to do without any new event: a retry, a drain
+    /// to look at. Later than `now`, or now if there is more to do at once.
     fn next_due(&self, now: Instant) -> Option<Instant>;
 
     /// How far it has come.
@@ -93,16 +97,19 @@ impl NodePorts {
     }
 }
 
-/// How far a mode has come. What could not be written for a reason of its own, and is reported by name, does not count.
+/// How far a mode has come. What could not be written for a reason of its own, and is reported by
+/// name, does not count.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Standing {
     /// Everything that was asked before this is in the kernel; `None`: everything is.
     pub pending_since: Option<Instant>,
-    /// Since when something is pending of which nothing could be written; `None`: there is progress, or nothing to do.
+    /// Since when something is pending of which nothing could be written; `None`: there is
+    /// progress, or nothing to do.
     pub stuck_since: Option<Instant>,
     /// Whether nothing is under way or due.
     pub is_settled: bool,
-    /// Entries that differ from what is wanted: refused, waiting for others, or for both initial lists.
+    /// Entries that differ from what is wanted: refused, waiting for others, or for both initial
+    /// lists.
     pub pending: usize,
     /// How many of these were refused when they were last tried.
     pub failing: usize,
@@ -113,28 +120,33 @@ pub struct Standing {
 pub struct Report {
     /// Writes that the kernel took.
     pub written: usize,
-    /// Writes that it refused, or that could not be tried. They stay pending and are tried again with back-off.
+    /// Writes that it refused, or that could not be tried. They stay pending and are tried again
+    /// with back-off.
     pub failures: Vec<Failure>,
     /// How many of these are tables of rules that `iptables-restore` did not take.
     pub failed_restores: usize,
-    /// Parts of the kernel's state that could not be read. What was believed of them stays, all else goes on, and they are read
-    /// again with back-off.
+    /// Parts of the kernel's state that could not be read. What was believed of them stays, all
+    /// else goes on, and they are read again with back-off.
     pub unreadable: Vec<Unreadable>,
     /// Parts that could be read.
     pub readable: Vec<&'static str>,
-    /// Services of which all that is wanted is in the kernel now, as of their last [`update`](Mode::update).
+    /// Services of which all that is wanted is in the kernel now, as of their last
+    /// [`update`](Mode::update).
     pub settled: Vec<NamespacedName>,
     /// Of these, the ones of which something had been changed by somebody else.
     pub repaired: Vec<NamespacedName>,
-    /// Service ports that claim an address and port which another one has, if these are other ones than before.
+    /// Service ports that claim an address and port which another one has, if these are other ones
+    /// than before.
     pub conflicts: Option<Vec<Conflict>>,
     /// What somebody else had changed, once it is repaired.
     pub drift: Drift,
     /// What iptables mode counts.
     pub iptables: Option<IptablesReport>,
-    /// Whether this has used much memory for a while: the kernel was read, or compared, or much was written.
+    /// Whether this has used much memory for a while: the kernel was read, or compared, or much was
+    /// written.
     pub has_used_much: bool,
-    /// A kernel thread has ended, and why: nothing can be trusted after that, and the process is to end.
+    /// A kernel thread has ended, and why: nothing can be trusted after that, and the process is to
+    /// end.
     pub gone: Option<String>,
 }
 

@@ -535,7 +535,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::object::{Endpoint, ServiceType};
+    use crate::object::Endpoint;
 
     fn name(name: &str) -> NamespacedName {
         NamespacedName::new("default", name)
@@ -543,19 +543,7 @@ mod tests {
 
     fn service(service: &str) -> Event {
         Event::ServiceApplied(Service {
-            name: name(service),
-            uid: "".into(),
-            created: None,
-            kind: ServiceType::ClusterIp,
-            cluster_ips: ["10.96.0.10".parse().unwrap()].into_iter().collect(),
-            external_ips: Vec::new(),
-            ingress_ips: Vec::new(),
-            ports: [].into_iter().collect(),
-            affinity_seconds: None,
-            internal_local: false,
-            external_local: false,
-            source_ranges: Vec::new(),
-            health_check_node_port: None,
+            ..Service::at(name(service), ["10.96.0.10".parse().unwrap()])
         })
     }
 

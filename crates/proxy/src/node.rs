@@ -19,7 +19,8 @@ pub struct NodeFacts {
     pub zone: Option<Arc<str>>,
     /// The node's address of this family, from its Node object or `--bind-address`.
     pub ip: Option<IpAddr>,
-    /// Addresses of this family on every interface but `kube-ipvs0`, without loopback and IPv6 link-local ones.
+    /// Addresses of this family on every interface but `kube-ipvs0`, without loopback and IPv6
+    /// link-local ones.
     pub interface_addresses: BTreeSet<IpAddr>,
     /// Whether these have been read once.
     pub has_addresses: bool,
@@ -41,11 +42,12 @@ impl NodeFacts {
         }
     }
 
-    /// The addresses that NodePorts are served on, sorted; `None` if that cannot be said, for want of the node's addresses or,
-    /// where they do not say it alone, of its own IP: then nothing that serves may be taken away.
+    /// The addresses that NodePorts are served on, sorted; `None` if that cannot be said, for want
+    /// of the node's addresses or, where they do not say it alone, of its own IP: then nothing that
+    /// serves may be taken away.
     ///
-    /// `bound` are the addresses on `kube-ipvs0`: upstream's filter by CIDR sees those too, all-addresses (also when it is
-    /// spelled `0.0.0.0/0`) does not.
+    /// `bound` are the addresses on `kube-ipvs0`: upstream's filter by CIDR sees those too,
+    /// all-addresses (also when it is spelled `0.0.0.0/0`) does not.
     pub fn serving_node_ports(
         &self,
         bound: impl IntoIterator<Item = IpAddr>,
@@ -56,7 +58,8 @@ impl NodeFacts {
         let all = || self.interface_addresses.iter().copied();
         Some(match self.node_port_addresses.of(self.family) {
             Selection::All => all().collect(),
-            // Upstream turns `primary` into NODE_IP/32: an address that the node does not carry serves nothing.
+            // Upstream turns `primary` into NODE_IP/32: an address that the node does not carry
+            // serves nothing.
             Selection::Primary => {
                 let own = self.ip?;
                 all().filter(|ip| *ip == own).collect()
@@ -99,7 +102,8 @@ pub enum Selection<'a> {
 }
 
 impl NodePortAddresses {
-    /// What it says of a family. Networks of which one holds all addresses are no selection, as upstream.
+    /// What it says of a family. Networks of which one holds all addresses are no selection, as
+    /// upstream.
     pub fn of(&self, family: IpFamily) -> Selection<'_> {
         match self {
             Self::All => Selection::All,

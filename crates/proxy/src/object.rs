@@ -1,13 +1,16 @@
 //! Compact forms of the Kubernetes objects that matter here.
 //!
-//! A source decodes JSON or YAML straight into these. At 10,000 Services with 50 endpoints each the k8s-openapi types
-//! would hold hundreds of megabytes; an endpoint in an [`EndpointList`] is 5 bytes. Fields are the API's, after its defaults
-//! (`ready` nil is true, `protocol` absent is TCP, ...), so nothing later in the pipeline has to know defaults.
+//! A source decodes JSON or YAML straight into these. At 10,000 Services with 50 endpoints each the
+//! k8s-openapi types would hold hundreds of megabytes; an endpoint in an [`EndpointList`] is 5
+//! bytes. Fields are the API's, after its defaults (`ready` nil is true, `protocol` absent is TCP,
+//! ...), so nothing later in the pipeline has to know defaults.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use hashbrown::HashMap;
+use hashbrown::hash_map::Entry;
 use ipnet::IpNet;
 use smallvec::SmallVec;
 
@@ -24,15 +27,16 @@ pub enum ServiceType {
     LoadBalancer,
 }
 
-/// A Service that this proxy serves: it has at least one cluster IP, and is neither headless nor `ExternalName`.
+/// A Service that this proxy serves: it has at least one cluster IP, and is neither headless nor
+/// `ExternalName`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Service {
     /// Namespace and name.
     pub name: NamespacedName,
     /// `metadata.uid`; empty for objects from manifests that have none.
     pub uid: Arc<str>,
-    /// `metadata.creationTimestamp` in seconds since the epoch. Of two Services that claim one address and port, the
-    /// older one wins.
+    /// `metadata.creationTimestamp` in seconds since the epoch. Of two Services that claim one
+    /// address and port, the older one wins.
     pub created: Option<i64>,
     /// `spec.type`.
     pub kind: ServiceType,
@@ -57,6 +61,25 @@ pub struct Service {
 }
 
 impl Service {
+    /// A Service at these cluster IPs. It has no ports; all else is as the API has it by default.
+    pub fn at(name: NamespacedName, cluster_ips: impl IntoIterator<Item = IpAddr>) -> Self {
+        Self {
+            name,
+            uid: Arc::default(),
+            created: None,
+            kind: ServiceType::ClusterIp,
+            cluster_ips: cluster_ips.into_iter().collect(),
+            external_ips: Vec::new(),
+            ingress_ips: Vec::new(),
+            ports: SmallVec::new(),
+            affinity_seconds: None,
+            internal_local: false,
+            external_local: false,
+            source_ranges: Vec::new(),
+            health_check_node_port: None,
+        }
+    }
+
     /// The cluster IP of a family.
     pub fn cluster_ip(&self, family: IpFamily) -> Option<IpAddr> {
         self.cluster_ips
@@ -107,7 +130,8 @@ pub struct EndpointPort {
     pub port: u16,
 }
 
-/// One endpoint. Conditions are after the API's nil rules: `ready` and `serving` nil are true, `terminating` nil is false.
+/// One endpoint. Conditions are after the API's nil rules: `ready` and `serving` nil are true,
+/// `terminating` nil is false.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Endpoint {
     /// `addresses[0]`; the API says that further ones are to be ignored.
@@ -152,7 +176,8 @@ impl From<EndpointView<'_>> for Endpoint {
     }
 }
 
-/// Endpoints. A large node has 500,000 of them; where all are IPv4, and most alike but for their address, each takes 5 bytes.
+/// Endpoints. A large node has 500,000 of them; where all are IPv4, and most alike but for their
+/// address, each takes 5 bytes.
 #[derive(Clone, PartialEq, Eq)]
 pub struct EndpointList(Packed);
 
@@ -167,7 +192,7 @@ enum Packed {
 }
 
 /// All of an endpoint but its address.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq, Hash)]
 struct State {
     ready: bool,
     serving: bool,
@@ -218,8 +243,8 @@ impl EndpointList {
         }))
     }
 
-    /// The same endpoints at other places: `place` says for each placement which one it becomes, and is asked once where many
-    /// endpoints share it.
+    /// The same endpoints at other places: `place` says for each placement which one it becomes,
+    /// and is asked once where many endpoints share it.
     #[must_use]
     pub fn with_placements(self, mut place: impl FnMut(&Arc<Placement>) -> Arc<Placement>) -> Self {
         let (given, mut list) = match self.0 {
@@ -264,6 +289,9 @@ impl EndpointList {
 
     /// None where one is IPv6, or too many states differ.
     fn pack(endpoints: &[Endpoint]) -> Option<Packed> {
+        // By hash: a slice may have as many states as endpoints, each on a node of its own.
+        let most = endpoints.len().min(usize::from(u8::MAX));
+        let mut numbers: HashMap<State, u8> = HashMap::with_capacity(most);
         let mut states: Vec<State> = Vec::new();
         let mut list = Vec::with_capacity(endpoints.len());
         for endpoint in endpoints {
@@ -276,12 +304,15 @@ impl EndpointList {
                 terminating: endpoint.terminating,
                 placement: Arc::clone(&endpoint.placement),
             };
-            let known = states.iter().position(|known| *known == state);
-            let number = known.unwrap_or(states.len());
-            if known.is_none() {
-                states.push(state);
-            }
-            list.push(Endpoint4(address, number.try_into().ok()?));
+            let number = match numbers.entry(state) {
+                Entry::Occupied(known) => *known.get(),
+                Entry::Vacant(new) => {
+                    let number = states.len().try_into().ok()?;
+                    states.push(new.key().clone());
+                    *new.insert(number)
+                }
+            };
+            list.push(Endpoint4(address, number));
         }
         Some(Packed::V4 {
             states: states.into(),
@@ -330,8 +361,8 @@ pub struct Node {
     pub zone: Option<Arc<str>>,
     /// `spec.podCIDRs`.
     pub pod_cidrs: Vec<IpNet>,
-    /// It is being deleted, or has the taint by which the cluster autoscaler marks a node that it is about to delete: load
-    /// balancers are to send elsewhere (KEP-3836).
+    /// It is being deleted, or has the taint by which the cluster autoscaler marks a node that it
+    /// is about to delete: load balancers are to send elsewhere (KEP-3836).
     pub is_leaving: bool,
 }
 

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use crate::names::{NamespacedName, ServicePortName};
 use crate::object::{Service, ServicePort};
 
-/// A Service port as the one who wants an entry. Owners are ordered by age, then by name: of two that claim one address and port
-/// the first has it, in every mode.
+/// A Service port as the one who wants an entry. Owners are ordered by age, then by name: of two
+/// that claim one address and port the first has it, in every mode.
 #[derive(Debug, Clone)]
 pub struct Owner {
     /// `metadata.creationTimestamp`; a Service without one is taken for the youngest.
@@ -19,7 +19,8 @@ pub struct Owner {
     pub rank: Rank,
 }
 
-/// Whose entries are written first where there are many. It says nothing about who has what several claim.
+/// Whose entries are written first where there are many. It says nothing about who has what several
+/// claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Rank {
     /// The API server: everything on the node waits for it (k/k#133773).

@@ -46,19 +46,13 @@ fn slice(name: &str, port: Option<u16>, endpoints: &[&str]) -> Event {
 
 fn service(cluster_ips: &[&str], port: Option<u16>) -> Event {
     Event::ServiceApplied(Service {
-        name: NamespacedName::new("default", "web"),
-        uid: "".into(),
-        created: None,
         kind: ServiceType::LoadBalancer,
-        cluster_ips: cluster_ips.iter().map(|ip| ip.parse().unwrap()).collect(),
-        external_ips: Vec::new(),
-        ingress_ips: Vec::new(),
-        ports: [].into_iter().collect(),
-        affinity_seconds: None,
-        internal_local: false,
         external_local: true,
-        source_ranges: Vec::new(),
         health_check_node_port: port,
+        ..Service::at(
+            NamespacedName::new("default", "web"),
+            cluster_ips.iter().map(|ip| ip.parse().unwrap()),
+        )
     })
 }
 

@@ -33,21 +33,12 @@ fn service(service: &str, cluster_ips: &str, external_ips: &str) -> Service {
         node_port,
     };
     Service {
-        name: name(service),
-        uid: "".into(),
-        created: None,
         kind: ServiceType::LoadBalancer,
-        cluster_ips: ips(cluster_ips),
         external_ips: ips(external_ips),
-        ingress_ips: Vec::new(),
         ports: [port(Protocol::Tcp, None), port(Protocol::Udp, None)]
             .into_iter()
             .collect(),
-        affinity_seconds: None,
-        internal_local: false,
-        external_local: false,
-        source_ranges: Vec::new(),
-        health_check_node_port: None,
+        ..Service::at(name(service), ips::<Vec<_>>(cluster_ips))
     }
 }
 

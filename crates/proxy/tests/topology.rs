@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use proxy::{
     Backends, Endpoint, EndpointPort, EndpointSlice, Event, IpFamily, Model, NamespacedName,
-    NodeFacts, Placement, Protocol, Service, ServicePort, ServiceType, Target,
+    NodeFacts, Placement, Protocol, Service, ServicePort, Target,
 };
 
 fn endpoint(text: &str) -> Endpoint {
@@ -70,15 +70,6 @@ fn slice(name: &str, port_name: &str, port: u16, endpoints: &[&str]) -> Endpoint
 
 fn web() -> Service {
     Service {
-        name: NamespacedName::new("default", "web"),
-        uid: "".into(),
-        created: None,
-        kind: ServiceType::ClusterIp,
-        cluster_ips: [IpAddr::V4(Ipv4Addr::new(10, 96, 0, 1))]
-            .into_iter()
-            .collect(),
-        external_ips: Vec::new(),
-        ingress_ips: Vec::new(),
         ports: [ServicePort {
             name: "".into(),
             protocol: Protocol::Tcp,
@@ -87,11 +78,10 @@ fn web() -> Service {
         }]
         .into_iter()
         .collect(),
-        affinity_seconds: None,
-        internal_local: false,
-        external_local: false,
-        source_ranges: Vec::new(),
-        health_check_node_port: None,
+        ..Service::at(
+            NamespacedName::new("default", "web"),
+            [IpAddr::V4(Ipv4Addr::new(10, 96, 0, 1))],
+        )
     }
 }
 

@@ -6,26 +6,35 @@
 //!   observe(dump) ─────────▶ actual ─┘
 //! ```
 //!
-//! After every call, exactly the rows are pending of which the wanted value is not the actual one. Start, change, a failed
-//! write and drift are therefore one path: they differ only in what became pending.
+//! After every call, exactly the rows are pending of which the wanted value is not the actual one.
+//! Start, change, a failed write and drift are therefore one path: they differ only in what became
+//! pending.
 //!
-//! Several owners may claim one key (two ports of a Service share an address). The claim of the smallest owner is the wanted
-//! value, so the outcome of a conflict does not depend on the order of events, and the next owner takes over when the first lets
-//! go. The table knows neither a clock (an [`Instant`] is passed in) nor the kernel; it never writes.
+//! Several owners may claim one key (two ports of a Service share an address). The claim of the
+//! smallest owner is the wanted value, so the outcome of a conflict does not depend on the order of
+//! events, and the next owner takes over when the first lets go. The table knows neither a clock
+//! (an [`Instant`] is passed in) nor the kernel; it never writes.
 //!
-//! A table also knows since when its oldest row has been pending, so that whoever asks whether all that was asked before some
-//! time is there is told in O(1). A row that cannot be written for a reason of its own can be left out of that.
+//! A table also knows since when its oldest row has been pending, so that whoever asks whether all
+//! that was asked before some time is there is told in O(1). A row that cannot be written for a
+//! reason of its own can be left out of that.
 
 mod look;
+mod row;
+mod rows;
 
 use std::collections::BTreeMap;
 use std::hash::Hash;
 use std::time::{Duration, Instant};
 
+use hashbrown::hash_map::Entry;
 use hashbrown::{HashMap, HashSet};
 use smallvec::SmallVec;
 
 pub use look::Look;
+pub use rows::Rows;
+
+use row::Row;
 
 /// The delay after a first failed write; it doubles with each further one.
 const FIRST_RETRY: Duration = Duration::from_millis(500);
@@ -39,6 +48,16 @@ const GRAIN: Duration = Duration::from_millis(100);
 /// So many pending keys are listed, whatever their part of all.
 const MANY: usize = if cfg!(test) { 2 } else { 1024 };
 
+/// Whether what is there and nobody wants counts as late.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Removals {
+    /// It is to go.
+    #[default]
+    Late,
+    /// It may not go yet, or need not.
+    Excused,
+}
+
 /// What is wanted by whom, and what is there, for one kind of kernel entry.
 #[derive(Debug)]
 pub struct Table<K, V, O> {
@@ -49,15 +68,17 @@ pub struct Table<K, V, O> {
     contested_version: u64,
     retries: HashMap<K, Retry>,
     wanted_len: usize,
-    /// The number of the time that is, and what it was when that began; 0 before a first one was told.
+    /// The number of the time that is, and what it was when that began; 0 before a first one was
+    /// told.
     epoch: (u32, Option<Instant>),
     /// How many rows have been pending since then, by the number of that time.
     since: BTreeMap<u32, (Instant, usize)>,
     /// Whether rows that nobody wants count for that, too.
-    counts_removals: bool,
+    removals: Removals,
 }
 
-/// Which rows are pending. A list of nearly all, as at a start, would cost more than to look at all.
+/// Which rows are pending. A list of nearly all, as at a start, would cost more than to look at
+/// all.
 #[derive(Debug)]
 enum Pending<K> {
     Listed(HashSet<K>),
@@ -70,80 +91,6 @@ impl<K> Pending<K> {
         match self {
             Self::Listed(keys) => keys.len(),
             Self::Counted(count) => *count,
-        }
-    }
-}
-
-#[derive(Debug)]
-struct Row<V, O> {
-    /// Sorted by owner; the first is the wanted value.
-    claims: SmallVec<[(O, V); 1]>,
-    actual: Actual,
-    /// What is there, if that is [`Actual::Other`].
-    other: Option<Box<V>>,
-    is_pending: bool,
-    /// Since which epoch it has been pending; 0 if it is not, or is left out of account.
-    since: u32,
-}
-
-/// What is there. Nearly always that is what is wanted, which is then held once.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Actual {
-    Nothing,
-    Wanted,
-    Other,
-}
-
-impl<V, O> Row<V, O> {
-    fn wanted(&self) -> Option<&V> {
-        self.claims.first().map(|(_, value)| value)
-    }
-
-    fn actual(&self) -> Option<&V> {
-        match self.actual {
-            Actual::Nothing => None,
-            Actual::Wanted => self.wanted(),
-            Actual::Other => self.other.as_deref(),
-        }
-    }
-}
-
-impl<V: Clone + Eq, O> Row<V, O> {
-    fn of_nothing() -> Self {
-        Self {
-            claims: SmallVec::new(),
-            actual: Actual::Nothing,
-            other: None,
-            is_pending: false,
-            since: 0,
-        }
-    }
-
-    /// To be called before what is wanted changes.
-    fn keep_actual(&mut self) {
-        if let (Actual::Wanted, Some(value)) = (self.actual, self.wanted()) {
-            self.other = Some(Box::new(value.clone()));
-            self.actual = Actual::Other;
-        }
-    }
-
-    fn set_actual(&mut self, actual: Option<V>) {
-        (self.actual, self.other) = match actual {
-            None => (Actual::Nothing, None),
-            Some(value) if self.wanted() == Some(&value) => (Actual::Wanted, None),
-            Some(value) => (Actual::Other, Some(Box::new(value))),
-        };
-    }
-
-    /// Whether what is wanted is there.
-    fn is_settled(&mut self) -> bool {
-        if self.actual == Actual::Other && self.wanted() == self.other.as_deref() {
-            (self.actual, self.other) = (Actual::Wanted, None);
-        }
-        match self.actual {
-            Actual::Nothing => self.claims.is_empty(),
-            Actual::Wanted => true,
-            Actual::Other => false,
         }
     }
 }
@@ -168,7 +115,7 @@ impl<K, V, O> Default for Table<K, V, O> {
             wanted_len: 0,
             epoch: (0, None),
             since: BTreeMap::new(),
-            counts_removals: true,
+            removals: Removals::default(),
         }
     }
 }
@@ -192,15 +139,17 @@ where
         }
     }
 
-    /// Since when the row has been pending that has been so for longest, to within a tenth of a second; rows that are
-    /// [excused](Self::excuse) and those that became pending before a first [`begin`](Self::begin) are left out.
+    /// Since when the row has been pending that has been so for longest, to within a tenth of a
+    /// second; rows that are [excused](Self::excuse) and those that became pending before a first
+    /// [`begin`](Self::begin) are left out.
     pub fn pending_since(&self) -> Option<Instant> {
         self.since.first_key_value().map(|(_, (at, _))| *at)
     }
 
-    /// Says whether what nobody wants counts for [`pending_since`](Self::pending_since): not while it may not be removed.
-    pub fn count_removals(&mut self, counts: bool) {
-        if std::mem::replace(&mut self.counts_removals, counts) == counts {
+    /// Says whether what nobody wants counts for [`pending_since`](Self::pending_since): not while
+    /// it may not be removed.
+    pub fn count_removals(&mut self, removals: Removals) {
+        if std::mem::replace(&mut self.removals, removals) == removals {
             return;
         }
         let unwanted = self.pending().filter(|key| self.wanted(key).is_none());
@@ -216,7 +165,8 @@ where
         self.keys_of.reserve(owners);
     }
 
-    /// Makes `entries` all that `owner` claims. Of two entries with one key the first counts. Costs O(entries of this owner).
+    /// Makes `entries` all that `owner` claims. Of two entries with one key the first counts. Costs
+    /// O(entries of this owner).
     pub fn claim(&mut self, owner: &O, entries: impl IntoIterator<Item = (K, V)>) {
         let mut fresh: SmallVec<[(K, V); 2]> = SmallVec::new();
         let mut seen = HashSet::new();
@@ -268,39 +218,38 @@ where
         if self
             .rows
             .get(key)
-            .is_some_and(|row| row.claims.iter().any(|(o, _)| o == owner))
+            .is_some_and(|row| row.owners().any(|of| of == owner))
         {
             self.set_claim(key, owner, Some(value));
         }
     }
 
     fn set_claim(&mut self, key: &K, owner: &O, value: Option<V>) {
-        let row = self.rows.entry(key.clone());
-        let row = row.or_insert_with(Row::of_nothing);
-        row.keep_actual();
-        let before = row.wanted().cloned();
-        match (row.claims.binary_search_by(|(o, _)| o.cmp(owner)), value) {
-            (Ok(at), Some(value)) => {
-                if let Some(claim) = row.claims.get_mut(at) {
-                    claim.1 = value;
-                }
+        let (claims, is_other) = match (self.rows.entry(key.clone()), value) {
+            (Entry::Vacant(_), None) => return,
+            (Entry::Vacant(vacant), Some(value)) => {
+                vacant.insert(Row::of_claim(owner.clone(), value));
+                self.wanted_len += 1;
+                self.settle(key);
+                return;
             }
-            (Ok(at), None) => {
-                row.claims.remove(at);
+            (Entry::Occupied(row), value) => {
+                let row = row.into_mut();
+                let before = row.wanted().is_some();
+                let is_other = row.set_claim(owner, value);
+                self.wanted_len =
+                    self.wanted_len + usize::from(row.wanted().is_some()) - usize::from(before);
+                (row.claims_len(), is_other)
             }
-            (Err(at), Some(value)) => row.claims.insert(at, (owner.clone(), value)),
-            (Err(_), None) => {}
-        }
-        if row.claims.len() > 1 {
+        };
+        if claims > 1 {
             self.contested.insert(key.clone());
             self.contested_version += 1;
         } else if !self.contested.is_empty() && self.contested.remove(key) {
             self.contested_version += 1;
         }
-        self.wanted_len =
-            self.wanted_len + usize::from(row.wanted().is_some()) - usize::from(before.is_some());
-        let is_other = row.wanted() != before.as_ref();
-        // What failed was the old value: the new one deserves a try at once, unless nobody knows what is there.
+        // What failed was the old value: the new one deserves a try at once, unless nobody knows
+        // what is there.
         let is_doubted = |retry: &Retry| retry.is_until_observed;
         if is_other && !self.retries.get(key).is_some_and(is_doubted) {
             self.forgive(key);
@@ -316,14 +265,14 @@ where
         let Some(row) = self.rows.get_mut(key) else {
             return;
         };
-        let is_pending = !row.is_settled();
+        let is_pending = !row.is_as_wanted();
         let was_pending = std::mem::replace(&mut row.is_pending, is_pending);
         let since = if is_pending {
             0
         } else {
             std::mem::take(&mut row.since)
         };
-        let is_gone = !is_pending && row.claims.is_empty();
+        let is_gone = !is_pending && row.wanted().is_none();
         match (&mut self.pending, was_pending, is_pending) {
             (Pending::Listed(keys), false, true) => {
                 keys.insert(key.clone());
@@ -354,9 +303,9 @@ where
         let (number, Some(at)) = self.epoch else {
             return;
         };
-        let counts_removals = self.counts_removals;
+        let removals = self.removals;
         let counts = |row: &&mut Row<V, O>| {
-            let is_counted = counts_removals || !row.claims.is_empty();
+            let is_counted = removals == Removals::Late || row.wanted().is_some();
             row.is_pending && row.since == 0 && is_counted
         };
         if let Some(row) = self.rows.get_mut(key).filter(counts) {
@@ -367,9 +316,9 @@ where
 
     /// The same for a row of which something else is wanted, or that counts otherwise, now.
     fn recount(&mut self, key: &K) {
-        if !self.counts_removals
+        if self.removals == Removals::Excused
             && let Some(row) = self.rows.get_mut(key)
-            && row.claims.is_empty()
+            && row.wanted().is_none()
         {
             let since = std::mem::take(&mut row.since);
             self.count_out(since);
@@ -386,8 +335,8 @@ where
         }
     }
 
-    /// Counts when more than half of all rows are pending, and lists when less than an eighth is: between the two lie as many
-    /// changes as it costs to go through the rows.
+    /// Counts when more than half of all rows are pending, and lists when less than an eighth is:
+    /// between the two lie as many changes as it costs to go through the rows.
     fn list_or_count(&mut self) {
         let rows = self.rows.len();
         match &self.pending {
@@ -412,8 +361,8 @@ where
         }
     }
 
-    /// Takes a dump for what is there: keys it does not hold are not there. Returns the keys of which something else was believed,
-    /// without doubt.
+    /// Takes a dump for what is there: keys it does not hold are not there. Returns the keys of
+    /// which something else was believed, without doubt.
     pub fn observe(&mut self, dump: impl IntoIterator<Item = (K, V)>) -> Vec<K> {
         let doubted = self
             .retries
@@ -449,16 +398,15 @@ where
         match (self.rows.get_mut(key), actual) {
             (Some(row), actual) => row.set_actual(actual),
             (None, Some(actual)) => {
-                let mut row = Row::of_nothing();
-                row.set_actual(Some(actual));
-                self.rows.insert(key.clone(), row);
+                self.rows.insert(key.clone(), Row::of_actual(actual));
             }
             (None, None) => {}
         }
         self.settle(key);
     }
 
-    /// Says that the write of a key failed: it stays pending, and is due again after a delay that doubles each time.
+    /// Says that the write of a key failed: it stays pending, and is due again after a delay that
+    /// doubles each time.
     pub fn fail(&mut self, key: &K, now: Instant) {
         self.put_off(key, now, false);
         self.count_in(key);
@@ -474,8 +422,8 @@ where
         }
     }
 
-    /// Says that nobody knows whether a key was written: it is due again when that was [looked at](Self::observe), or after a
-    /// delay as any that failed.
+    /// Says that nobody knows whether a key was written: it is due again when that was [looked
+    /// at](Self::observe), or after a delay as any that failed.
     pub fn doubt(&mut self, key: &K, now: Instant) {
         self.put_off(key, now, true);
     }
@@ -510,12 +458,12 @@ where
     /// All who claim a key, the one whose claim is the wanted value first.
     pub fn owners(&self, key: &K) -> impl Iterator<Item = &O> {
         let row = self.rows.get(key).into_iter();
-        row.flat_map(|row| row.claims.iter().map(|(owner, _)| owner))
+        row.flat_map(Row::owners)
     }
 
     /// Whose claim is the wanted value.
     pub fn owner(&self, key: &K) -> Option<&O> {
-        self.rows.get(key)?.claims.first().map(|(owner, _)| owner)
+        self.rows.get(key)?.owners().next()
     }
 
     /// The keys that an owner claims, whether or not it wins them.
@@ -550,7 +498,8 @@ where
         !self.retries.is_empty() && self.retries.contains_key(key)
     }
 
-    /// Whether a key could not be written for a [reason of its own](Self::excuse) when that was last tried.
+    /// Whether a key could not be written for a [reason of its own](Self::excuse) when that was
+    /// last tried.
     pub fn is_excused(&self, key: &K) -> bool {
         self.is_failing(key) && self.rows.get(key).is_some_and(|row| row.since == 0)
     }
@@ -575,6 +524,12 @@ where
         self.wanted_len
     }
 
+    /// Whether entries are wanted, and nothing is there for any of them.
+    pub fn lacks_all_wanted(&self) -> bool {
+        let is_lacking = |row: &Row<V, O>| row.wanted().is_none() || row.actual().is_none();
+        self.wanted_len > 0 && self.rows.values().all(is_lacking)
+    }
+
     /// Whether nothing is wanted and nothing is there.
     pub fn is_empty(&self) -> bool {
         self.rows.is_empty()
@@ -590,7 +545,7 @@ where
     pub fn contested(&self) -> impl Iterator<Item = (&K, &[(O, V)])> {
         self.contested
             .iter()
-            .filter_map(|key| self.rows.get(key).map(|row| (key, row.claims.as_slice())))
+            .filter_map(|key| Some((key, self.rows.get(key)?.contest())))
     }
 
     /// Another number than before if [`contested`](Self::contested) may tell something else.
@@ -730,15 +685,15 @@ mod tests {
         let now = Instant::now();
         let mut table = T::new();
         table.begin(now);
-        table.count_removals(false);
+        table.count_removals(Removals::Excused);
         table.observe([(7, 7)]);
         table.claim(&1, [(1, 1)]);
         table.set_actual(&1, Some(1));
         table.release(&1);
         assert_eq!((table.pending_len(), table.pending_since()), (2, None));
-        table.count_removals(true);
+        table.count_removals(Removals::Late);
         assert_eq!(table.pending_since(), Some(now));
-        table.count_removals(false);
+        table.count_removals(Removals::Excused);
         assert_eq!(table.pending_since(), None);
     }
 
@@ -804,7 +759,8 @@ mod tests {
     }
 
     proptest! {
-        /// The invariant, and that the table agrees with the plainest possible account of claims and actual values.
+        /// The invariant, and that the table agrees with the plainest possible account of claims
+        /// and actual values.
         #[test]
         fn pending_is_wanted_not_actual(steps in proptest::collection::vec(step(), 0..40)) {
             let mut now = Instant::now();

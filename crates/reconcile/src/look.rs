@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-/// The first delay before what could not be read is read again; it doubles with each further failure.
+/// The first delay before what could not be read is read again; it doubles with each further
+/// failure.
 const FIRST: Duration = Duration::from_secs(1);
 
 /// Whether a part of what is there is known, and when it is looked at next.
@@ -23,7 +24,8 @@ pub struct Look {
 }
 
 impl Look {
-    /// Nothing is known, and it is to be looked at now. `longest` is the longest delay after a failure.
+    /// Nothing is known, and it is to be looked at now. `longest` is the longest delay after a
+    /// failure.
     pub fn new(now: Instant, longest: Duration) -> Self {
         Self {
             unknown: Some(now),
@@ -36,7 +38,8 @@ impl Look {
         }
     }
 
-    /// Asks for a look, as soon as may be. One that is under way may have begun too early, and another one follows.
+    /// Asks for a look, as soon as may be. One that is under way may have begun too early, and
+    /// another one follows.
     pub fn ask(&mut self, now: Instant) {
         self.asked.get_or_insert(now);
     }
@@ -49,7 +52,8 @@ impl Look {
         self.ask(now);
     }
 
-    /// The same no earlier than `pause` after the last look, so that what keeps asking does not turn in a circle.
+    /// The same no earlier than `pause` after the last look, so that what keeps asking does not
+    /// turn in a circle.
     pub fn ask_apart(&mut self, now: Instant, pause: Duration) {
         if let Some(known) = self.known {
             self.put_off(known + pause);
@@ -105,6 +109,11 @@ impl Look {
     /// Whether it was looked at once, or that was tried and failed.
     pub fn is_tried(&self) -> bool {
         self.is_known() || self.delay.is_some()
+    }
+
+    /// When it was last looked at with success.
+    pub fn last_known(&self) -> Option<Instant> {
+        self.known
     }
 
     /// Since when it has been unknown; `None` once it was looked at.

@@ -2,18 +2,24 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::hash::{BuildHasher, RandomState};
-use std::ops::Bound;
+use std::ops::{Bound, RangeInclusive};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use ipnet::IpNet;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
-use crate::Options;
 use crate::defaults::{Allocations, nth};
 use crate::object::{Change, Key, Object};
+use crate::options::Options;
 use crate::resource::Kind;
 use crate::selector::Scope;
 use crate::status::Status;
+
+/// Where cluster IPs come from; the first range's family is the default one.
+const SERVICE_CIDRS: [&str; 2] = ["10.96.0.0/12", "fd00:96::/112"];
+/// Where node ports come from.
+const NODE_PORTS: RangeInclusive<u16> = 30000..=32767;
 
 /// The state of an API server, shared by those that serve it and those that edit it in-process. A clone is a handle to
 /// the same state; it outlives its server, so that another can be started on it.
@@ -44,30 +50,29 @@ pub enum ApplyError {
 }
 
 impl Cluster {
-    /// An empty cluster but for the Namespaces and the `ServiceCIDR` that a real one starts with, and the Service
+    /// An empty cluster but for the `ServiceCIDR` that a real one starts with, and the Service
     /// `default/kubernetes` if the options want it. What only a server needs of the options is not used.
     pub fn new(options: &Options) -> Self {
-        let cidrs = options.service_cidrs.clone();
+        let cidrs: Vec<IpNet> = SERVICE_CIDRS
+            .iter()
+            .filter_map(|cidr| cidr.parse().ok())
+            .collect();
         let mut state = State {
             version: 0,
             compacted: 0,
             history: options.history.max(1),
             collections: BTreeMap::new(),
-            allocations: Allocations::new(cidrs.clone(), options.node_ports.clone()),
+            allocations: Allocations::new(cidrs.clone(), NODE_PORTS),
             uids: RandomState::new(),
         };
-        let mut objects: Vec<Value> = ["default", "kube-node-lease", "kube-public", "kube-system"]
-            .iter()
-            .map(|name| json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": name } }))
-            .collect();
-        objects.push(json!({
+        let mut objects = vec![json!({
             "apiVersion": "networking.k8s.io/v1", "kind": "ServiceCIDR", "metadata": { "name": "kubernetes" },
             "spec": { "cidrs": cidrs.iter().map(ToString::to_string).collect::<Vec<_>>() },
             "status": { "conditions": [{
                 "type": "Ready", "status": "True", "reason": "", "message": "Kubernetes Service CIDR is ready",
                 "lastTransitionTime": crate::time::now(),
             }] },
-        }));
+        })];
         if let (true, Some(cidr)) = (options.kubernetes_service, cidrs.first()) {
             objects.push(json!({
                 "apiVersion": "v1", "kind": "Service",
@@ -143,12 +148,9 @@ impl Cluster {
         objects.iter().map(|object| object.value()).collect()
     }
 
-    /// The Events that clients have posted, of both API groups.
+    /// The Events that clients have posted.
     pub fn events(&self) -> Vec<Value> {
-        [Kind::CoreEvent, Kind::Event]
-            .into_iter()
-            .flat_map(|kind| self.list(kind))
-            .collect()
+        self.list(Kind::Event)
     }
 
     /// The resource version of the latest change.
@@ -449,7 +451,7 @@ mod tests {
                 .map(|version| Change {
                     version,
                     before: None,
-                    object: Arc::new(Object::new(Kind::Service, version, &object)),
+                    object: Arc::new(Object::new(Kind::Service, version, &object).unwrap()),
                     deleted: false,
                 })
                 .collect();

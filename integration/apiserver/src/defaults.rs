@@ -157,21 +157,8 @@ pub(crate) fn fill(
         Kind::Service => service(key, object, old, allocations),
         Kind::EndpointSlice => endpoint_slice(object),
         Kind::Node => node(section(object, "spec")?),
-        Kind::Namespace => namespace(key, object),
-        Kind::CoreEvent | Kind::Event | Kind::ServiceCidr => Ok(()),
+        Kind::Event | Kind::ServiceCidr => Ok(()),
     }
-}
-
-fn namespace(key: &Key, object: &mut Map<String, Value>) -> Result<(), Invalid> {
-    let labels = section(section(object, "metadata")?, "labels")?;
-    labels.insert("kubernetes.io/metadata.name".into(), (*key.1).into());
-    default(
-        section(object, "spec")?,
-        "finalizers",
-        json!(["kubernetes"]),
-    );
-    default(section(object, "status")?, "phase", "Active");
-    Ok(())
 }
 
 fn node(spec: &mut Map<String, Value>) -> Result<(), Invalid> {

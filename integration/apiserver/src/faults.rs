@@ -12,6 +12,7 @@ use bytes::Bytes;
 use futures::stream::{self, BoxStream};
 use futures::{Stream, StreamExt};
 use hyper::body::Frame;
+use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
 use crate::resource::Kind;
@@ -20,13 +21,15 @@ use crate::resource::Kind;
 const FLUSH: Duration = Duration::from_millis(5);
 
 /// What goes wrong with a request. Lengths are of the body, in bytes, and a body that is shorter is left alone.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Fault {
     /// It is refused with this code: as plain text, as the filters in front of a real server refuse.
     Refuse {
         /// The HTTP status code, from 400 to 599.
         code: u16,
         /// The header `Retry-After`, in seconds.
+        #[serde(default)]
         retry_after: Option<u64>,
     },
     /// The history that it needs is gone: 410 to a list, an event `ERROR` to a watch.
@@ -34,6 +37,10 @@ pub enum Fault {
     /// The version that it names is still to come: 504 with that cause to a list, an event `ERROR`
     /// to a watch.
     Ahead,
+    /// It has taken too long, whatever the version: 504 to a list, an event `ERROR` to a watch.
+    Timeout,
+    /// It is answered as by a server that does not stream initial lists: 422 Invalid.
+    NoWatchList,
     /// The connection is closed instead of an answer.
     Drop,
     /// There is no answer, and the connection stays open.
@@ -54,7 +61,8 @@ pub enum Fault {
 }
 
 /// What a request asks for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Asked {
     /// A list, or the first page of one.
     List,
@@ -69,11 +77,15 @@ pub enum Asked {
 }
 
 /// Which requests a fault is for: all, for ever, unless narrowed.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Rule {
     fault: Fault,
+    #[serde(rename = "on")]
     asked: Option<Asked>,
+    #[serde(rename = "of")]
     kind: Option<Kind>,
+    #[serde(rename = "times")]
     left: Option<usize>,
 }
 

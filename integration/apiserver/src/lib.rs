@@ -1,9 +1,9 @@
 //! An API server fixture that lists and watches over HTTP and HTTPS.
 //!
-//! It serves what a kube-proxy asks for (Services, EndpointSlices, Nodes, ServiceCIDRs, Events, Namespaces) with the
-//! semantics that a client relies on: one resource version that only grows, paged and consistent lists, watches that
-//! resume, selectors, bookmarks, streamed initial lists, and the defaults that an API server fills in. Objects are
-//! edited over HTTP (kubectl works) or in-process:
+//! It serves what a kube-proxy asks for (Services, EndpointSlices, Nodes, ServiceCIDRs, Events), as JSON and as protobuf,
+//! with the semantics that a client relies on: one resource version that only grows, paged and consistent lists, lists from a
+//! watch cache, watches that resume, selectors, bookmarks, streamed initial lists, and the defaults that an API server
+//! fills in. Objects are edited over HTTP or in-process:
 //!
 //! ```no_run
 //! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
@@ -16,34 +16,39 @@
 //! ```
 //!
 //! ```text
-//!  HTTP ─▶ server ─▶ route ─┬─▶ list, watch ─▶ cluster (objects, history, resource version)
-//!       (log, faults)       └─▶ write ───────▶    ▲  defaults, validation, allocation of addresses and ports
-//!  tests ───────────────── apply, delete ─────────┘
+//!  HTTP ─▶ service ─▶ route, media ─┬─▶ list, watch ─▶ cluster (objects, history, resource version)
+//!    (requests, faults, meter)      └─▶ write ───────▶    ▲  defaults, validation, allocation of addresses and ports
+//!  tests ──────────────────── apply, delete ──────────────┘
 //! ```
 //!
-//! Objects are kept serialised, so a list or a watch copies bytes and nothing else; that is what lets a benchmark feed
-//! tens of thousands of Services through it.
+//! Objects are kept serialised, as JSON and as protobuf, so a list or a watch copies bytes and nothing else; that is what
+//! lets a benchmark feed tens of thousands of Services through it. What is asked and sent is counted
+//! ([`Server::requests`], `/fixture/requests`).
 //!
 //! It serves HTTP, or HTTPS with certificates of an [`Authority`] made on the spot, and asks for a bearer token or a client
 //! certificate where it is told to. A [`Proxy`] can stand between it and its clients.
 //!
-//! What it does not do: HTTP/2, authorization, admission, controllers (deleting a Namespace deletes nothing else, no
-//! EndpointSlice appears by itself), server-side apply, strategic merging of lists, `dryRun`, Tables. Events of the
-//! core group and of `events.k8s.io` are kept apart, where a real server shows each in both.
+//! What it does not do: HTTP/2, discovery, authorization, admission, controllers (no EndpointSlice appears by itself),
+//! patches, `dryRun`, Tables, selectors by sets, Events of the core group.
 
+mod answer;
 mod cluster;
 mod defaults;
-mod discovery;
 mod faults;
 mod list;
+mod media;
+mod meter;
 mod object;
+mod options;
 mod protobuf;
 mod proxy;
+mod request;
 mod resource;
 mod route;
 mod selector;
 mod sent;
 mod server;
+mod service;
 mod status;
 mod time;
 mod tls;
@@ -52,8 +57,10 @@ mod write;
 
 pub use cluster::{ApplyError, Cluster};
 pub use faults::{Asked, Fault, Faults, Rule};
+pub use options::{Options, WatchCache};
 pub use proxy::{Proxy, ProxyOptions, Speaks};
+pub use request::{Answer, Credentials, Request};
 pub use resource::Kind;
-pub use server::{Credentials, Options, Request, Server};
+pub use server::Server;
 pub use status::Status;
 pub use tls::{Authority, Identity, Tls};

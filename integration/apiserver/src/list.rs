@@ -1,15 +1,15 @@
 //! LIST: a page of a consistent snapshot, streamed.
 
-use std::convert::Infallible;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use futures::{Stream, stream};
-use hyper::body::Frame;
 use serde_json::json;
 
 use crate::cluster::{Cluster, Page};
+use crate::media::Media;
 use crate::object::{Key, Object};
+use crate::options::WatchCache;
+use crate::protobuf;
 use crate::resource::Kind;
 use crate::route::Query;
 use crate::selector::Scope;
@@ -18,12 +18,23 @@ use crate::status::Status;
 /// How many bytes go into one chunk of a response, give or take an object.
 pub(crate) const CHUNK: usize = 64 << 10;
 
+/// The version that must have come before a query for a list is answered from the watch cache.
+pub(crate) fn awaited(query: &Query) -> Option<u64> {
+    let version = query.number("resourceVersion").ok()??;
+    let is_exact = match query.text("resourceVersionMatch") {
+        "" => query.number("limit").ok()?.is_some_and(|limit| limit > 0),
+        matching => matching != "NotOlderThan",
+    };
+    (!is_exact && query.text("continue").is_empty()).then_some(version)
+}
+
 /// The page that a query asks for, with its `continue` token if there is more.
 pub(crate) fn page(
     cluster: &Cluster,
     kind: Kind,
     scope: &Scope,
     query: &Query,
+    cache: WatchCache,
 ) -> Result<(Page, String), Status> {
     let state = cluster.lock();
     let current = state.version;
@@ -31,6 +42,11 @@ pub(crate) fn page(
     let asked = query.number("resourceVersion")?;
     let mut limit = usize::try_from(query.number("limit")?.unwrap_or(0)).unwrap_or(usize::MAX);
 
+    // What is left of a limit (0: none) where any version will do.
+    let unpaged = |limit| match cache {
+        WatchCache::Present => 0,
+        WatchCache::Absent => limit,
+    };
     if query.flag("sendInitialEvents").is_some() {
         return Err(Status::invalid_options(
             "sendInitialEvents",
@@ -39,9 +55,8 @@ pub(crate) fn page(
     }
     let (version, after) = match (query.text("continue"), matching) {
         ("", "") => match asked {
-            // Served from the watch cache, which has no pages.
             Some(0) => {
-                limit = 0;
+                limit = unpaged(limit);
                 (current, None)
             }
             // A resource version with a limit has always meant exactly that version.
@@ -73,7 +88,7 @@ pub(crate) fn page(
             }
             Some(version) if version > current => return Err(Status::too_large(version, current)),
             Some(version) => {
-                limit = if version == 0 { 0 } else { limit };
+                limit = if version == 0 { unpaged(limit) } else { limit };
                 (current, None)
             }
         },
@@ -121,58 +136,80 @@ pub(crate) fn page(
     Ok((page, on))
 }
 
-/// The body of a List, in chunks.
-pub(crate) fn body(
-    kind: Kind,
-    page: Page,
-    on: &str,
-    selects: bool,
-) -> impl Stream<Item = Result<Frame<Bytes>, Infallible>> + use<> {
-    let resource = kind.resource();
-    let mut metadata = json!({ "resourceVersion": page.version.to_string() });
-    if let (false, Some(metadata)) = (on.is_empty(), metadata.as_object_mut()) {
-        metadata.insert("continue".into(), on.into());
-        // How many more a selector matches is not counted.
-        if !selects {
-            metadata.insert("remainingItemCount".into(), page.remaining.into());
-        }
-    }
-    let head = format!(
-        r#"{{"kind":"{}List","apiVersion":"{}","metadata":{metadata},"items":["#,
-        resource.kind,
-        resource.api_version(),
-    );
-    stream::iter(Chunks {
-        next: Some(head.into_bytes()),
-        objects: page.objects.into_iter(),
-        first: true,
-    })
+/// A List, encoded.
+pub(crate) struct List {
+    /// Of all chunks, in bytes, but for what is between the items.
+    pub(crate) length: usize,
+    pub(crate) chunks: Chunks,
 }
 
-struct Chunks {
+impl List {
+    /// `on` is the continue token, empty at the end.
+    pub(crate) fn new(kind: Kind, page: Page, on: &str, scope: &Scope, media: Media) -> Self {
+        let resource = kind.resource();
+        let mut metadata = json!({ "resourceVersion": page.version.to_string() });
+        if let (false, Some(metadata)) = (on.is_empty(), metadata.as_object_mut()) {
+            metadata.insert("continue".into(), on.into());
+            // How many more a selector matches is not counted.
+            if !scope.selects() {
+                metadata.insert("remainingItemCount".into(), page.remaining.into());
+            }
+        }
+        let (api_version, kind) = (resource.api_version(), format!("{}List", resource.kind));
+        let lengths = page.objects.iter().map(|object| object.item(media).len());
+        let (head, tail): (_, &[u8]) = match media {
+            Media::Json => {
+                let head = format!(
+                    r#"{{"kind":"{kind}","apiVersion":"{api_version}","metadata":{metadata},"items":["#
+                );
+                (head.into_bytes(), b"]}\n")
+            }
+            Media::Protobuf => protobuf::list(&api_version, &kind, &metadata, lengths.clone()),
+        };
+        let length = head.len() + lengths.sum::<usize>() + tail.len();
+        Self {
+            length,
+            chunks: Chunks {
+                media,
+                next: Some(head),
+                objects: page.objects.into_iter(),
+                first: true,
+                tail,
+            },
+        }
+    }
+}
+
+pub(crate) struct Chunks {
+    media: Media,
     /// What the next chunk begins with; None after the last.
     next: Option<Vec<u8>>,
     objects: std::vec::IntoIter<Arc<Object>>,
     first: bool,
+    tail: &'static [u8],
 }
 
 impl Iterator for Chunks {
-    type Item = Result<Frame<Bytes>, Infallible>;
+    type Item = Bytes;
 
-    fn next(&mut self) -> Option<Self::Item> {
+    fn next(&mut self) -> Option<Bytes> {
         let mut chunk = self.next.take()?;
         while chunk.len() < CHUNK {
             let Some(object) = self.objects.next() else {
-                chunk.extend_from_slice(b"]}\n");
-                return Some(Ok(Frame::data(chunk.into())));
+                chunk.extend_from_slice(self.tail);
+                return Some(chunk.into());
             };
-            if !std::mem::take(&mut self.first) {
-                chunk.push(b',');
+            let item = object.item(self.media);
+            let is_first = std::mem::take(&mut self.first);
+            match self.media {
+                Media::Json if is_first => chunk.push(b'{'),
+                Media::Json => chunk.extend_from_slice(b",{"),
+                Media::Protobuf => protobuf::item(item.len(), &mut chunk),
             }
-            object.write_item(&mut chunk);
+            chunk.extend_from_slice(item);
         }
         self.next = Some(Vec::with_capacity(CHUNK + CHUNK / 4));
-        Some(Ok(Frame::data(chunk.into())))
+        Some(chunk.into())
     }
 }
 

@@ -1,11 +1,14 @@
 //! A stored object: its bytes, and what selectors ask about.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use serde_json::Value;
 
+use crate::media::Media;
+use crate::protobuf::{self, Mistyped};
 use crate::resource::Kind;
 
 /// Namespace (empty where there is none) and name: the order of lists.
@@ -20,10 +23,17 @@ pub(crate) struct Object {
     labels: Box<[(Box<str>, Box<str>)]>,
     /// The values of the resource's selectable fields, in its row's order.
     fields: Box<[(&'static str, Box<str>)]>,
-    /// JSON, with `kind` and `apiVersion` in front.
-    json: Bytes,
-    /// Where what is behind those two begins: the items of a Go server's list have neither.
-    rest: usize,
+    json: Encoded,
+    protobuf: Encoded,
+}
+
+/// An object in one encoding: made once, for whoever reads it.
+#[derive(Debug)]
+struct Encoded {
+    /// As it stands alone or in an event: with its kind.
+    whole: Bytes,
+    /// Where in it what is behind the kind is: the items of a Go server's list have none.
+    body: Range<usize>,
 }
 
 /// One step in the history of a collection.
@@ -39,7 +49,10 @@ pub(crate) struct Change {
 
 impl Object {
     /// `value` is the object, whose `metadata.resourceVersion` is `version`.
-    pub(crate) fn new(kind: Kind, version: u64, value: &Value) -> Self {
+    ///
+    /// # Errors
+    /// [`Mistyped`] names the first field that is not of its type.
+    pub(crate) fn new(kind: Kind, version: u64, value: &Value) -> Result<Self, Mistyped> {
         let text = |path: &str| -> Box<str> {
             match path.split('.').try_fold(value, |at, name| at.get(name)) {
                 None | Some(Value::Null) => "".into(),
@@ -67,7 +80,11 @@ impl Object {
         let body = serde_json::to_vec(&body).expect("a map of JSON values is JSON");
         // Without its opening brace.
         let body = body.get(1..).unwrap_or_default();
-        Self {
+        let json = [head.as_bytes(), body].concat();
+        let message = protobuf::encode(kind, value)?;
+        let envelope = protobuf::envelope(&resource.api_version(), resource.kind, &message);
+        let end = envelope.len() - protobuf::TAIL.len();
+        Ok(Self {
             key: (text("metadata.namespace"), text("metadata.name")),
             version,
             labels: labels.collect(),
@@ -77,9 +94,15 @@ impl Object {
                 .iter()
                 .map(|field| (*field, text(field)))
                 .collect(),
-            rest: head.len(),
-            json: [head.as_bytes(), body].concat().into(),
-        }
+            json: Encoded {
+                body: head.len()..json.len(),
+                whole: json.into(),
+            },
+            protobuf: Encoded {
+                body: end - message.len()..end,
+                whole: envelope.into(),
+            },
+        })
     }
 
     pub(crate) fn namespace(&self) -> &str {
@@ -110,19 +133,26 @@ impl Object {
         }
     }
 
-    /// Writes the object as an item of a list.
-    pub(crate) fn write_item(&self, out: &mut Vec<u8>) {
-        out.push(b'{');
-        out.extend_from_slice(self.json.get(self.rest..).unwrap_or_default());
+    /// The object as it stands alone or in a watch event.
+    pub(crate) fn bytes(&self, media: Media) -> &Bytes {
+        &self.encoded(media).whole
     }
 
-    /// The object as it stands alone or in a watch event.
-    pub(crate) fn bytes(&self) -> &Bytes {
-        &self.json
+    /// The object as an item of a list: without its kind, and in JSON without its opening brace.
+    pub(crate) fn item(&self, media: Media) -> &[u8] {
+        let encoded = self.encoded(media);
+        encoded.whole.get(encoded.body.clone()).unwrap_or_default()
+    }
+
+    fn encoded(&self, media: Media) -> &Encoded {
+        match media {
+            Media::Json => &self.json,
+            Media::Protobuf => &self.protobuf,
+        }
     }
 
     pub(crate) fn value(&self) -> Value {
-        serde_json::from_slice(&self.json).expect("an object is stored as JSON that we wrote")
+        serde_json::from_slice(&self.json.whole).expect("an object is stored as JSON that we wrote")
     }
 
     /// The same content at another resource version.
@@ -131,7 +161,7 @@ impl Object {
         if let Some(metadata) = value.get_mut("metadata").and_then(Value::as_object_mut) {
             metadata.insert("resourceVersion".into(), version.to_string().into());
         }
-        Self::new(kind, version, &value)
+        Self::new(kind, version, &value).expect("only its version is another")
     }
 }
 
@@ -147,9 +177,8 @@ mod tests {
             "kind": "EndpointSlice", "apiVersion": "discovery.k8s.io/v1", "addressType": "IPv4",
             "metadata": { "name": "a", "namespace": "b", "resourceVersion": "7" },
         });
-        let object = Object::new(Kind::EndpointSlice, 7, &given);
-        let mut item = Vec::new();
-        object.write_item(&mut item);
+        let object = Object::new(Kind::EndpointSlice, 7, &given).unwrap();
+        let item = [b"{", object.item(Media::Json)].concat();
         let item: Value = serde_json::from_slice(&item).unwrap();
         assert_eq!((item.get("kind"), item.get("apiVersion")), (None, None));
         assert_eq!(object.value(), given);

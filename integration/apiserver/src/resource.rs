@@ -1,16 +1,14 @@
 //! The resources that are served: one row each.
 
 /// A kind of object, and with it the collection that holds its objects.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize,
+)]
 pub enum Kind {
-    /// `v1` Namespace. Exists for its own sake: other objects do not need theirs to exist.
-    Namespace,
     /// `v1` Node.
     Node,
     /// `v1` Service.
     Service,
-    /// `v1` Event.
-    CoreEvent,
     /// `events.k8s.io/v1` Event.
     Event,
     /// `discovery.k8s.io/v1` EndpointSlice.
@@ -28,9 +26,7 @@ pub(crate) struct Resource {
     pub(crate) kind: &'static str,
     /// The name of the collection in a path.
     pub(crate) plural: &'static str,
-    pub(crate) short: &'static [&'static str],
     pub(crate) namespaced: bool,
-    pub(crate) status: bool,
     /// Fields that a field selector may name, besides `metadata.name` and `metadata.namespace`.
     pub(crate) fields: &'static [&'static str],
     /// What a bookmark carries besides metadata: an object of a Go server shows the empty fields that have no `omitempty`.
@@ -42,27 +38,12 @@ pub(crate) const VERSION: &str = "v1";
 
 const RESOURCES: &[(Kind, Resource)] = &[
     (
-        Kind::Namespace,
-        Resource {
-            group: "",
-            kind: "Namespace",
-            plural: "namespaces",
-            short: &["ns"],
-            namespaced: false,
-            status: true,
-            fields: &["status.phase"],
-            empty: r#","spec":{},"status":{}"#,
-        },
-    ),
-    (
         Kind::Node,
         Resource {
             group: "",
             kind: "Node",
             plural: "nodes",
-            short: &["no"],
             namespaced: false,
-            status: true,
             fields: &["spec.unschedulable"],
             empty: r#","spec":{},"status":{"daemonEndpoints":{"kubeletEndpoint":{"Port":0}},"nodeInfo":{"machineID":"","systemUUID":"","bootID":"","kernelVersion":"","osImage":"","containerRuntimeVersion":"","kubeletVersion":"","kubeProxyVersion":"","operatingSystem":"","architecture":""}}"#,
         },
@@ -73,32 +54,9 @@ const RESOURCES: &[(Kind, Resource)] = &[
             group: "",
             kind: "Service",
             plural: "services",
-            short: &["svc"],
             namespaced: true,
-            status: true,
             fields: &["spec.clusterIP", "spec.type"],
             empty: r#","spec":{},"status":{"loadBalancer":{}}"#,
-        },
-    ),
-    (
-        Kind::CoreEvent,
-        Resource {
-            group: "",
-            kind: "Event",
-            plural: "events",
-            short: &["ev"],
-            namespaced: true,
-            status: false,
-            fields: &[
-                "involvedObject.kind",
-                "involvedObject.namespace",
-                "involvedObject.name",
-                "involvedObject.uid",
-                "reason",
-                "reportingComponent",
-                "type",
-            ],
-            empty: r#","involvedObject":{},"source":{},"firstTimestamp":null,"lastTimestamp":null,"eventTime":null,"reportingComponent":"","reportingInstance":"""#,
         },
     ),
     (
@@ -107,9 +65,7 @@ const RESOURCES: &[(Kind, Resource)] = &[
             group: "events.k8s.io",
             kind: "Event",
             plural: "events",
-            short: &["ev"],
             namespaced: true,
-            status: false,
             fields: &[
                 "regarding.kind",
                 "regarding.namespace",
@@ -128,9 +84,7 @@ const RESOURCES: &[(Kind, Resource)] = &[
             group: "discovery.k8s.io",
             kind: "EndpointSlice",
             plural: "endpointslices",
-            short: &[],
             namespaced: true,
-            status: false,
             fields: &[],
             empty: r#","addressType":"","endpoints":null,"ports":null"#,
         },
@@ -141,9 +95,7 @@ const RESOURCES: &[(Kind, Resource)] = &[
             group: "networking.k8s.io",
             kind: "ServiceCIDR",
             plural: "servicecidrs",
-            short: &[],
             namespaced: false,
-            status: true,
             fields: &[],
             empty: r#","spec":{},"status":{}"#,
         },

@@ -2,36 +2,20 @@
 
 use crate::resource::{Kind, VERSION};
 use crate::status::Status;
-use crate::write::Part;
 
 /// What a path names.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Target {
-    /// `/healthz`, `/livez`, `/readyz`, with whatever check is asked for.
-    Health,
-    /// `/sent`, which no real server has: when events were sent.
-    Sent,
-    /// `/version`
-    Version,
-    /// `/api`
-    CoreVersions,
-    /// `/apis`
-    Groups,
-    /// `/apis/GROUP`
-    Group(String),
-    /// `/api/v1` (the group is empty), `/apis/GROUP/v1`
-    Resources(String),
     /// All objects of a kind, or those of a namespace.
     Collection {
         kind: Kind,
         namespace: Option<String>,
     },
-    /// One object, or its status.
+    /// One object.
     Object {
         kind: Kind,
         namespace: String,
         name: String,
-        part: Part,
     },
 }
 
@@ -46,22 +30,12 @@ impl Target {
         let segments = segments.ok_or_else(unknown)?;
         let segments: Vec<&str> = segments.iter().map(String::as_str).collect();
         let (group, rest) = match segments.as_slice() {
-            ["healthz" | "livez" | "readyz", ..] => return Ok(Self::Health),
-            ["sent"] => return Ok(Self::Sent),
-            ["version"] => return Ok(Self::Version),
-            ["api"] => return Ok(Self::CoreVersions),
-            ["apis"] => return Ok(Self::Groups),
-            ["apis", group] => return Ok(Self::Group((*group).into())),
             ["api", version, rest @ ..] if *version == VERSION => ("", rest),
             ["apis", group, version, rest @ ..] if *version == VERSION => (*group, rest),
             _ => return Err(unknown()),
         };
         let (namespace, rest) = match rest {
-            [] => return Ok(Self::Resources(group.into())),
-            // `/api/v1/namespaces/NAME` and its status are the Namespace itself.
-            ["namespaces", namespace, rest @ ..] if !matches!(rest, [] | ["status"]) => {
-                (Some(*namespace), rest)
-            }
+            ["namespaces", namespace, rest @ ..] => (Some(*namespace), rest),
             rest => (None, rest),
         };
         let (plural, rest) = rest.split_first().ok_or_else(unknown)?;
@@ -70,15 +44,14 @@ impl Target {
         if namespace.is_some() && !row.namespaced {
             return Err(unknown());
         }
-        let (name, part) = match rest {
+        let name = match rest {
             [] => {
                 return Ok(Self::Collection {
                     kind,
                     namespace: namespace.map(str::to_owned),
                 });
             }
-            [name] => (*name, Part::Main),
-            [name, "status"] if row.status => (*name, Part::Status),
+            [name] => *name,
             _ => return Err(unknown()),
         };
         if row.namespaced && namespace.is_none() {
@@ -88,7 +61,6 @@ impl Target {
             kind,
             namespace: namespace.unwrap_or_default().into(),
             name: name.into(),
-            part,
         })
     }
 }
@@ -166,39 +138,18 @@ mod tests {
             kind,
             namespace: None,
         };
-        let one = |kind, namespace: &str, name: &str, part| Target::Object {
+        let one = |kind, namespace: &str, name: &str| Target::Object {
             kind,
             namespace: namespace.into(),
             name: name.into(),
-            part,
         };
         for (path, target) in [
-            ("/readyz/ping", Target::Health),
-            ("/api", Target::CoreVersions),
-            ("/api/v1", Target::Resources(String::new())),
-            (
-                "/apis/discovery.k8s.io",
-                Target::Group("discovery.k8s.io".into()),
-            ),
-            (
-                "/apis/discovery.k8s.io/v1",
-                Target::Resources("discovery.k8s.io".into()),
-            ),
             ("/api/v1/services", all(Kind::Service)),
-            ("/api/v1/namespaces", all(Kind::Namespace)),
             (
-                "/api/v1/namespaces/a",
-                one(Kind::Namespace, "", "a", Part::Main),
+                "/api/v1/namespaces/a/services/b",
+                one(Kind::Service, "a", "b"),
             ),
-            (
-                "/api/v1/namespaces/a/status",
-                one(Kind::Namespace, "", "a", Part::Status),
-            ),
-            (
-                "/api/v1/namespaces/a/services/b/status",
-                one(Kind::Service, "a", "b", Part::Status),
-            ),
-            ("/api/v1/nodes/n%31", one(Kind::Node, "", "n1", Part::Main)),
+            ("/api/v1/nodes/n%31", one(Kind::Node, "", "n1")),
             (
                 "/apis/networking.k8s.io/v1/servicecidrs",
                 all(Kind::ServiceCidr),
@@ -208,12 +159,15 @@ mod tests {
         }
         for path in [
             "/",
+            "/version",
+            "/api/v1",
+            "/api/v1/namespaces/a",
             "/api/v2",
             "/api/v1/pods",
             "/api/v1/services/web",
             "/api/v1/namespaces/a/nodes",
             "/apis/x/v1/services",
-            "/apis/discovery.k8s.io/v1/namespaces/a/endpointslices/b/status",
+            "/api/v1/namespaces/a/services/b/status",
             "/api/v1/nodes/%zz",
             "/api/v1/nodes/a/b",
         ] {

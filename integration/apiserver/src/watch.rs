@@ -6,20 +6,20 @@
 //!         └─ a version ──────────────────────────────────────────────────┴─▶ changes, BOOKMARK… ─▶ timeout, end
 //! ```
 
-use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use futures::{Stream, stream};
-use hyper::body::Frame;
 use serde_json::json;
 use tokio::sync::watch::Receiver;
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at, sleep_until};
 
 use crate::cluster::Cluster;
 use crate::list::CHUNK;
+use crate::media::Media;
 use crate::object::{Change, Object};
+use crate::protobuf;
 use crate::resource::Kind;
 use crate::route::Query;
 use crate::selector::Scope;
@@ -44,6 +44,7 @@ pub(crate) struct Policy {
 
 struct Watch {
     cluster: Cluster,
+    media: Media,
     kind: Kind,
     scope: Scope,
     changed: Receiver<u64>,
@@ -66,8 +67,9 @@ pub(crate) fn start(
     kind: Kind,
     scope: Scope,
     query: &Query,
+    media: Media,
     policy: &Policy,
-) -> Result<impl Stream<Item = Result<Frame<Bytes>, Infallible>> + use<>, Status> {
+) -> Result<impl Stream<Item = Bytes> + use<>, Status> {
     let asked = query.number("resourceVersion")?.unwrap_or(0);
     let send_initial = query.flag("sendInitialEvents");
     match (send_initial, query.text("resourceVersionMatch")) {
@@ -76,12 +78,7 @@ pub(crate) fn start(
             let why = "is for a watch with sendInitialEvents only";
             return Err(Status::invalid_options("resourceVersionMatch", why));
         }
-        (Some(_), _) if !policy.watch_list => {
-            return Err(Status::invalid_options(
-                "sendInitialEvents",
-                "the feature WatchList is off",
-            ));
-        }
+        (Some(_), _) if !policy.watch_list => return Err(Status::no_watch_list()),
         (Some(_), "NotOlderThan") => {}
         (Some(_), _) => {
             return Err(Status::invalid_options(
@@ -112,6 +109,7 @@ pub(crate) fn start(
     let oldest = state.oldest(kind);
     let watch = Watch {
         cluster: cluster.clone(),
+        media,
         kind,
         changed,
         sent: if from_now { current } else { asked },
@@ -137,7 +135,7 @@ pub(crate) fn start(
     };
     drop(state);
     Ok(stream::unfold(watch, async |mut watch| {
-        Some((Ok(Frame::data(watch.next().await?)), watch))
+        Some((watch.next().await?, watch))
     }))
 }
 
@@ -146,7 +144,7 @@ impl Watch {
     async fn next(&mut self) -> Option<Bytes> {
         if let Some(status) = self.refusal.take() {
             self.over = true;
-            return Some(error(&status));
+            return Some(self.media.error(&status));
         }
         // Of what there is at the beginning, as much as one chunk holds; of changes there are hardly ever many.
         let room = if self.initial.len() > 0 {
@@ -158,7 +156,7 @@ impl Watch {
         while chunk.len() < CHUNK
             && let Some(object) = self.initial.next()
         {
-            event("ADDED", &object, &mut chunk);
+            self.event("ADDED", &object, &mut chunk);
         }
         loop {
             if !chunk.is_empty() {
@@ -168,7 +166,7 @@ impl Watch {
                 return None;
             }
             if std::mem::take(&mut self.mark_end) {
-                return Some(self.bookmark(true));
+                return Some(self.bookmark(Bookmark::EndOfInitial));
             }
             // Seen before it is read: what comes in between wakes us once more.
             self.changed.borrow_and_update();
@@ -179,7 +177,7 @@ impl Watch {
                     "the history after {} is gone: the watch was too slow",
                     self.sent
                 );
-                return Some(error(&Status::expired(message)));
+                return Some(self.media.error(&Status::expired(message)));
             };
             let mut told = Vec::new();
             for change in &changes {
@@ -205,7 +203,7 @@ impl Watch {
             };
             tokio::select! {
                 () = sleep_until(self.deadline) => return None,
-                () = tick => return Some(self.bookmark(false)),
+                () = tick => return Some(self.bookmark(Bookmark::Regular)),
                 changed = self.changed.changed() => self.over = changed.is_err(),
             }
         }
@@ -219,11 +217,11 @@ impl Watch {
             .filter(|before| self.scope.matches(before));
         let is = !change.deleted && self.scope.matches(&change.object);
         match (was, is) {
-            (None, true) => event("ADDED", &change.object, chunk),
-            (Some(_), true) => event("MODIFIED", &change.object, chunk),
-            (Some(_), false) if change.deleted => event("DELETED", &change.object, chunk),
+            (None, true) => self.event("ADDED", &change.object, chunk),
+            (Some(_), true) => self.event("MODIFIED", &change.object, chunk),
+            (Some(_), false) if change.deleted => self.event("DELETED", &change.object, chunk),
             // It lives on, but not here: what was here, at the version at which it left.
-            (Some(before), false) => event(
+            (Some(before), false) => self.event(
                 "DELETED",
                 &before.at_version(self.kind, change.version),
                 chunk,
@@ -232,36 +230,42 @@ impl Watch {
         }
     }
 
-    fn bookmark(&self, end_of_initial: bool) -> Bytes {
+    fn event(&self, what: &str, object: &Object, chunk: &mut Vec<u8>) {
+        self.media.event(what, object.bytes(self.media), chunk);
+    }
+
+    fn bookmark(&self, what: Bookmark) -> Bytes {
         let resource = self.kind.resource();
         let mut metadata = json!({ "resourceVersion": self.sent.to_string() });
-        if let (true, Some(metadata)) = (end_of_initial, metadata.as_object_mut()) {
+        if let (Bookmark::EndOfInitial, Some(metadata)) = (what, metadata.as_object_mut()) {
             metadata.insert(
                 "annotations".into(),
                 json!({ "k8s.io/initial-events-end": "true" }),
             );
         }
         let (kind, version, empty) = (resource.kind, resource.api_version(), resource.empty);
-        let object =
-            format!(r#"{{"kind":"{kind}","apiVersion":"{version}","metadata":{metadata}{empty}}}"#);
-        format!("{{\"type\":\"BOOKMARK\",\"object\":{object}}}\n").into()
+        let object = match self.media {
+            Media::Json => format!(
+                r#"{{"kind":"{kind}","apiVersion":"{version}","metadata":{metadata}{empty}}}"#
+            )
+            .into_bytes(),
+            Media::Protobuf => {
+                let message = protobuf::encode(self.kind, &json!({ "metadata": metadata }))
+                    .expect("metadata are made of their own types");
+                protobuf::envelope(&version, kind, &message)
+            }
+        };
+        let mut chunk = Vec::new();
+        self.media.event("BOOKMARK", &object, &mut chunk);
+        chunk.into()
     }
 }
 
-/// Writes one event.
-fn event(what: &str, object: &Object, chunk: &mut Vec<u8>) {
-    for part in [
-        br#"{"type":""#,
-        what.as_bytes(),
-        br#"","object":"#,
-        object.bytes(),
-        b"}\n",
-    ] {
-        chunk.extend_from_slice(part);
-    }
-}
-
-/// The event that ends a watch.
-pub(crate) fn error(status: &Status) -> Bytes {
-    format!("{{\"type\":\"ERROR\",\"object\":{}}}\n", status.to_json()).into()
+/// What a bookmark is for.
+#[derive(Debug, Clone, Copy)]
+enum Bookmark {
+    /// To say how far all has been told.
+    Regular,
+    /// To say that the initial events are over.
+    EndOfInitial,
 }

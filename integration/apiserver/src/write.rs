@@ -10,13 +10,6 @@ use crate::object::{Key, Object};
 use crate::resource::Kind;
 use crate::status::Status;
 
-/// Which part of an object a write is for; the other part stays as it is.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) enum Part {
-    Main,
-    Status,
-}
-
 impl State {
     /// See [`crate::Cluster::apply`].
     pub(crate) fn apply(&mut self, mut object: Value) -> Result<Arc<Object>, Status> {
@@ -39,7 +32,6 @@ impl State {
         mut object: Value,
     ) -> Result<Arc<Object>, Status> {
         expect_kind(kind, &mut object)?;
-        generate_name(&self.uid(), &mut object)?;
         let key = identify(kind, &mut object, namespace, None)?;
         if self.get(kind, &key).is_some() {
             return Err(Status::already_exists(kind, &key.1));
@@ -65,7 +57,6 @@ impl State {
         &mut self,
         kind: Kind,
         key: &Key,
-        part: Part,
         mut object: Value,
     ) -> Result<Arc<Object>, Status> {
         expect_kind(kind, &mut object)?;
@@ -88,35 +79,10 @@ impl State {
                 return Err(Status::conflict(kind, &key.1, field, &given, &is));
             }
         }
-        let object = match part {
-            Part::Status => {
-                let mut whole = held;
-                carry(&mut whole, &object, "status");
-                whole
-            }
-            Part::Main if kind.resource().status => {
-                carry(&mut object, &held, "status");
-                object
-            }
-            Part::Main => object,
-        };
+        if kind == Kind::Service || kind == Kind::Node || kind == Kind::ServiceCidr {
+            carry(&mut object, &held, "status");
+        }
         self.store(kind, key, object)
-    }
-
-    /// PATCH with a JSON merge patch (RFC 7386). The directives of a strategic merge patch are left out.
-    pub(crate) fn patch(
-        &mut self,
-        kind: Kind,
-        key: &Key,
-        part: Part,
-        patch: &Value,
-    ) -> Result<Arc<Object>, Status> {
-        let mut object = self
-            .get(kind, key)
-            .ok_or_else(|| Status::not_found(kind, &key.1))?
-            .value();
-        merge(&mut object, patch);
-        self.replace(kind, key, part, object)
     }
 
     /// DELETE. Returns the object as it last was.
@@ -174,10 +140,12 @@ impl State {
             }
         }
         metadata(&mut object)?.insert("resourceVersion".into(), version.to_string().into());
+        let stored = Object::new(kind, version, &object)
+            .map_err(|mistyped| Status::bad_request(mistyped.to_string()))?;
         if kind == Kind::Service {
             self.allocations.hold(key, old.as_ref(), Some(&object));
         }
-        let stored = Arc::new(Object::new(kind, version, &object));
+        let stored = Arc::new(stored);
         self.record(kind, stored.clone(), false);
         Ok(stored)
     }
@@ -231,20 +199,6 @@ fn metadata(object: &mut Value) -> Result<&mut Map<String, Value>, Status> {
     metadata
         .as_object_mut()
         .ok_or_else(|| Status::bad_request("metadata: must be an object"))
-}
-
-fn generate_name(seed: &str, object: &mut Value) -> Result<(), Status> {
-    let fields = metadata(object)?;
-    let text = |name: &str| fields.get(name).and_then(Value::as_str).unwrap_or_default();
-    if let ("", prefix @ [_, ..]) = (text("name"), text("generateName").as_bytes()) {
-        let name = format!(
-            "{}{}",
-            String::from_utf8_lossy(prefix),
-            seed.get(..5).unwrap_or_default()
-        );
-        fields.insert("name".into(), name.into());
-    }
-    Ok(())
 }
 
 /// The object's key, after its namespace has been defaulted and both have been compared with the path's.
@@ -308,12 +262,7 @@ fn identify(
         }
     }
     if name.is_empty() {
-        return Err(Status::invalid(
-            kind,
-            "",
-            "metadata.name",
-            "name or generateName is required",
-        ));
+        return Err(Status::invalid(kind, "", "metadata.name", "is required"));
     }
     for (field, value) in [("metadata.namespace", &namespace), ("metadata.name", &name)] {
         let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "-.".contains(c);
@@ -340,84 +289,6 @@ fn carry(to: &mut Value, from: &Value, field: &str) {
         match from.get(field) {
             Some(value) => _ = to.insert(field.into(), value.clone()),
             None => _ = to.remove(field),
-        }
-    }
-}
-
-/// RFC 7386, section 2.
-fn merge(target: &mut Value, patch: &Value) {
-    let Value::Object(patch) = patch else {
-        patch.clone_into(target);
-        return;
-    };
-    if !target.is_object() {
-        *target = json!({});
-    }
-    let Value::Object(target) = target else {
-        return;
-    };
-    for (name, value) in patch.iter().filter(|(name, _)| !name.starts_with('$')) {
-        if value.is_null() {
-            target.remove(name);
-        } else {
-            merge(target.entry(name).or_insert(Value::Null), value);
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// The cases of RFC 7386, appendix A.
-    #[test]
-    fn merge_patches() {
-        for (target, patch, result) in [
-            (
-                json!({ "a": "b" }),
-                json!({ "a": "c" }),
-                json!({ "a": "c" }),
-            ),
-            (
-                json!({ "a": "b" }),
-                json!({ "b": "c" }),
-                json!({ "a": "b", "b": "c" }),
-            ),
-            (json!({ "a": "b" }), json!({ "a": null }), json!({})),
-            (
-                json!({ "a": ["b"] }),
-                json!({ "a": "c" }),
-                json!({ "a": "c" }),
-            ),
-            (
-                json!({ "a": "c" }),
-                json!({ "a": ["b"] }),
-                json!({ "a": ["b"] }),
-            ),
-            (
-                json!({ "a": { "b": "c" } }),
-                json!({ "a": { "b": "d", "c": null } }),
-                json!({ "a": { "b": "d" } }),
-            ),
-            (
-                json!([1, 2]),
-                json!({ "a": "b", "c": null }),
-                json!({ "a": "b" }),
-            ),
-            (
-                json!({}),
-                json!({ "a": { "bb": { "ccc": null } } }),
-                json!({ "a": { "bb": {} } }),
-            ),
-            (
-                json!({ "a": [1] }),
-                json!({ "$setElementOrder/a": [2], "a": [2] }),
-                json!({ "a": [2] }),
-            ),
-        ] {
-            let mut merged = target.clone();
-            merge(&mut merged, &patch);
-            assert_eq!(merged, result, "{target} with {patch}");
         }
     }
 }

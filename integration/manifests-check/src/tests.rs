@@ -1,7 +1,9 @@
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 
-use kube_proxy::flags::{self, Command, Options};
+use kube_proxy::command_line::{self, Command};
+use kube_proxy::options::Options;
 use serde_json::{Value, json};
 
 use crate::{build, check, differences, merge, read};
@@ -34,8 +36,11 @@ fn kubeadm() -> Vec<Value> {
 
 /// A folder of this test's own.
 fn scratch(name: &str) -> PathBuf {
-    let folder =
-        std::env::temp_dir().join(format!("manifests-check-{name}-{}", std::process::id()));
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    // Tests run beside each other, and several want one of this name.
+    let number = COUNT.fetch_add(1, Ordering::Relaxed);
+    let process = std::process::id();
+    let folder = std::env::temp_dir().join(format!("manifests-check-{name}-{process}-{number}"));
     fs::create_dir_all(&folder).unwrap();
     folder
 }
@@ -347,7 +352,7 @@ fn the_daemon_understands_its_command_lines() {
         let command = daemon_set.pointer(container).unwrap()["command"].clone();
         let arguments: Vec<String> = serde_json::from_value(command).unwrap();
         assert_eq!(arguments[0], "/usr/local/bin/kube-proxy");
-        let parsed = flags::parse(arguments.iter().map(|argument| {
+        let parsed = command_line::parse(arguments.iter().map(|argument| {
             argument
                 .replace("/var/lib/kube-proxy", files.to_str().unwrap())
                 .replace("$(NODE_NAME)", "node-1")
@@ -366,16 +371,16 @@ fn the_daemon_understands_its_command_lines() {
         ("least-privilege/legacy", CONTAINER, false, "Legacy"),
     ] {
         let options = options(folder, container);
-        assert_eq!(options.warnings, Vec::<String>::new(), "{folder}");
-        assert_eq!(options.init_only, is_init, "{folder}");
-        let prepared = options.prepared_configuration.unwrap();
+        assert_eq!(options.said.warnings, Vec::<String>::new(), "{folder}");
+        assert_eq!(options.process.init_only, is_init, "{folder}");
+        let prepared = options.process.prepared_configuration.unwrap();
         assert_eq!(prepared, Path::new("/run/kube-proxy/config.conf"));
         assert_eq!(
-            format!("{:?}", options.iptables_backend),
+            format!("{:?}", options.modes.shared.iptables_backend),
             backend,
             "{folder}"
         );
-        assert_eq!(options.node_name, "node-1");
-        assert_eq!(options.oom_score_adj, -997);
+        assert_eq!(options.process.node_name, "node-1");
+        assert_eq!(options.process.oom_score_adj, -997);
     }
 }

@@ -9,7 +9,7 @@ use serde_saphyr::DuplicateKeyPolicy;
 
 use super::settings::{every_field, in_terms_of_fields};
 use super::{API_VERSION, Configuration, KIND};
-use crate::flags::UnusableFlag;
+use crate::flags::unusable::UnusableFlag;
 
 /// A configuration file cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -61,6 +61,10 @@ impl ConfigurationError {
 }
 
 /// Reads a file, with warnings about what it says in vain.
+///
+/// # Errors
+///
+/// It cannot be read, or is no KubeProxyConfiguration.
 pub(crate) fn read(file: &Path) -> Result<(Configuration, Vec<String>), ConfigurationError> {
     let text = fs::read_to_string(file).map_err(|source| ConfigurationError::File {
         verb: "read",

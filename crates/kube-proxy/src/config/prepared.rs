@@ -13,6 +13,10 @@ use std::path::Path;
 use super::{Configuration, ConfigurationError, read};
 
 /// Keeps a configuration in `file`, in place of what was there.
+///
+/// # Errors
+///
+/// It cannot be written.
 pub fn record(file: &Path, configuration: &Configuration) -> Result<(), ConfigurationError> {
     let text = configuration.tree().to_string();
     let aside = file.with_extension("new");
@@ -26,6 +30,10 @@ pub fn record(file: &Path, configuration: &Configuration) -> Result<(), Configur
 }
 
 /// What was kept in `file`, if anything was.
+///
+/// # Errors
+///
+/// It cannot be read, or is no configuration.
 pub fn prepared(file: &Path) -> Result<Option<Configuration>, ConfigurationError> {
     match read(file) {
         Ok((configuration, _)) => Ok(Some(configuration)),

@@ -20,11 +20,7 @@ use std::fmt;
 use serde_json::Value;
 
 use super::settings::{Change, ROWS};
-use super::{Configuration, settings};
-
-/// The sections of which a mode has its own fields. They are written for the mode that the file
-/// names, so they wait with it.
-const OF_MODES: [&str; 3] = ["iptables", "ipvs", "nftables"];
+use super::{Configuration, MODE_SECTIONS, settings};
 
 /// A field that a changed file says anew, and that is not in effect before a new start.
 #[derive(Debug, Clone, PartialEq)]
@@ -56,7 +52,8 @@ impl Configuration {
         let value =
             |tree: &Value, path: &str| settings::at(tree, path).cloned().unwrap_or_default();
         let waits = |path: &String| {
-            let is_of_a_mode = OF_MODES.iter().any(|of| settings::is_within(path, of));
+            // They are written for the mode that the file names.
+            let is_of_a_mode = MODE_SECTIONS.iter().any(|of| settings::is_within(path, of));
             change_of(path) == Change::Restart || (has_other_mode && is_of_a_mode)
         };
         let waiting = fields.into_iter().filter(waits);
@@ -93,7 +90,8 @@ impl Configuration {
     }
 }
 
-/// How a change of the field at `path` comes into effect. What has no flag has no effect, and so needs no new start.
+/// How a change of the field at `path` comes into effect. What has no flag has no effect, and so
+/// needs no new start.
 pub fn change_of(path: &str) -> Change {
     ROWS.iter()
         .find(|row| row.path == path)

@@ -1,15 +1,14 @@
 //! The settings that are a field and a flag: one row each.
 
-use std::collections::BTreeMap;
-use std::net::IpAddr;
-use std::path::Path;
 use std::time::Duration;
 
 use serde_json::Value;
 
-use super::{API_VERSION, Configuration, FileVerbosity, KIND, Period};
-use crate::flags::ProxyMode;
-use crate::flags::{Flags, UnusableFlag, go};
+use super::spelling::Spelling;
+use super::{API_VERSION, Configuration, KIND, Period};
+use crate::flags::unusable::UnusableFlag;
+use crate::flags::{Flags, go};
+use crate::modes::settings::ProxyMode;
 
 /// A field that has a flag.
 #[derive(Debug)]
@@ -31,8 +30,8 @@ pub enum Change {
     Restart,
 }
 
-/// Reads and writes the rows' flags; a row is the field's path, the same in Rust, the flag's name, the same in Rust, and how a
-/// change comes into effect.
+/// Reads and writes the rows' flags; a row is the field's path, the same in Rust, the flag's name,
+/// the same in Rust, and how a change comes into effect.
 macro_rules! rows {
     ($($path:literal [$($field:tt)+] $name:literal [$flag:ident] $change:ident;)+) => {
         /// Each field that has a flag.
@@ -44,8 +43,8 @@ macro_rules! rows {
                 $(self.$($field)+ = Some(Spelling::to_field(&flags.$flag));)+
             }
 
-            /// Sets the flags to what the fields say; those for which `keeps` is true, and those of which nothing is said,
-            /// stay as they are.
+            /// Sets the flags to what the fields say; those for which `keeps` is true, and those of
+            /// which nothing is said, stay as they are.
             fn give(self, flags: &mut Flags, keeps: impl Fn(&str) -> bool) -> Result<(), UnusableFlag> {
                 $(if let Some(field) = self.$($field)+.filter(|_| !keeps($name)) {
                     flags.$flag = Spelling::from_field(field)
@@ -61,7 +60,7 @@ rows! {
     "bindAddress" [bind_address] "bind-address" [bind_address] Restart;
     "bindAddressHardFail" [bind_address_hard_fail] "bind-address-hard-fail" [bind_address_hard_fail] Restart;
     "clientConnection.burst" [client_connection.burst] "kube-api-burst" [kube_api_burst] Live;
-    "clientConnection.contentType" [client_connection.content_type] "kube-api-content-type" [kube_api_content_type] Live;
+    "clientConnection.contentType" [client_connection.content_type] "kube-api-content-type" [kube_api_content_type] Restart;
     "clientConnection.kubeconfig" [client_connection.kubeconfig] "kubeconfig" [kubeconfig] Restart;
     "clientConnection.qps" [client_connection.qps] "kube-api-qps" [kube_api_qps] Live;
     "clusterCIDR" [cluster_cidr] "cluster-cidr" [cluster_cidr] Live;
@@ -106,67 +105,6 @@ rows! {
     "nodePortAddresses" [node_port_addresses] "nodeport-addresses" [nodeport_addresses] Live;
     "oomScoreAdj" [oom_score_adj] "oom-score-adj" [oom_score_adj] Live;
     "showHiddenMetricsForVersion" [show_hidden_metrics_for_version] "show-hidden-metrics-for-version" [show_hidden_metrics_for_version] Live;
-}
-
-/// The same in one mode, because they are of the other.
-const WITHOUT_EFFECT_IN: &[(ProxyMode, &str, &str)] = &[
-    (ProxyMode::Ipvs, "iptables.localhostNodePorts", OF_IPTABLES),
-    (ProxyMode::Ipvs, "iptables.minSyncPeriod", OF_IPTABLES),
-    (ProxyMode::Ipvs, "iptables.syncPeriod", OF_IPTABLES),
-    (ProxyMode::Iptables, "ipvs.minSyncPeriod", OF_IPVS),
-    (ProxyMode::Iptables, "ipvs.scheduler", OF_IPVS),
-    (ProxyMode::Iptables, "ipvs.strictARP", OF_IPVS),
-    (ProxyMode::Iptables, "ipvs.syncPeriod", OF_IPVS),
-    (ProxyMode::Iptables, "ipvs.tcpFinTimeout", OF_IPVS),
-    (ProxyMode::Iptables, "ipvs.tcpTimeout", OF_IPVS),
-    (ProxyMode::Iptables, "ipvs.udpTimeout", OF_IPVS),
-];
-const OF_IPTABLES: &str = "it is of iptables mode";
-const OF_IPVS: &str = "it is of ipvs mode";
-
-/// Settings that are accepted and change nothing, by the path of the field or of its section, and why.
-const WITHOUT_EFFECT: &[(&str, &str)] = &[
-    (
-        "clientConnection.acceptContentTypes",
-        "objects are read as JSON",
-    ),
-    (
-        "clientConnection.burst",
-        "requests are few: lists, watches and events",
-    ),
-    ("clientConnection.contentType", "objects are read as JSON"),
-    (
-        "clientConnection.qps",
-        "requests are few: lists, watches and events",
-    ),
-    (
-        "configSyncPeriod",
-        "no object is looked at without a change",
-    ),
-    ("enableProfiling", "profiles are of Go programs"),
-    ("logging.flushFrequency", "every line is written at once"),
-    (
-        "logging.options.json.infoBufferSize",
-        "every line is written at once",
-    ),
-    (
-        "logging.options.text.infoBufferSize",
-        "every line is written at once",
-    ),
-    ("nftables", "it is of nftables mode"),
-    ("portRange", "it was of userspace mode"),
-    ("showHiddenMetricsForVersion", "no metrics are hidden"),
-    ("windowsRunAsService", "it is of Windows"),
-    ("winkernel", "it is of Windows"),
-];
-
-/// Why the field at `path` changes nothing, if it is accepted without effect.
-#[cfg(test)]
-pub(super) fn why_without_effect(path: &str) -> Option<&'static str> {
-    let row = WITHOUT_EFFECT
-        .iter()
-        .find(|(section, _)| is_within(path, section));
-    row.map(|(_, why)| *why)
 }
 
 /// The path of each field that has a flag, and the flag's name.
@@ -262,7 +200,8 @@ impl Configuration {
         self
     }
 
-    /// Replaces what flags say by what a file says, or leaves to its defaults, but for those that are given (`is_given`) and win.
+    /// Replaces what flags say by what a file says, or leaves to its defaults, but for those that
+    /// are given (`is_given`) and win.
     pub(crate) fn put(
         mut self,
         flags: &mut Flags,
@@ -321,73 +260,6 @@ impl Configuration {
     }
 }
 
-/// Where settings were given: typed, or in a file, where most that are typed do not count.
-pub(crate) struct Given<'a> {
-    /// Whether a flag was typed.
-    pub(crate) typed: &'a dyn Fn(&str) -> bool,
-    /// The configuration file, and what it says.
-    pub(crate) file: Option<(&'a Path, &'a Configuration)>,
-}
-
-impl Given<'_> {
-    /// One line for each setting that was given, differs from its default and changes nothing, in
-    /// the words in which it was given. `flags` are those in effect.
-    pub(crate) fn without_effect(&self, flags: &Flags) -> Vec<String> {
-        let file = self.file.map(|(_, file)| file.clone()).unwrap_or_default();
-        let in_effect = file.completed(flags);
-        let here = WITHOUT_EFFECT_IN
-            .iter()
-            .filter(|(mode, ..)| in_effect.mode.as_deref() == Some(mode.name()))
-            .map(|(_, path, why)| (*path, *why));
-        let (typed, in_file) = self.differences(&in_effect);
-        let mut lines = Vec::new();
-        for (path, why) in WITHOUT_EFFECT.iter().copied().chain(here) {
-            let mut say = |place: &str, names: Vec<String>| {
-                let have = if names.len() == 1 { "has" } else { "have" };
-                if !names.is_empty() {
-                    let names = names.join(", ");
-                    lines.push(format!("{place}{names} {have} no effect: {why}"));
-                }
-            };
-            let of_flags = typed.iter().filter(|row| is_within(row.path, path));
-            say("", of_flags.map(|row| format!("--{}", row.flag)).collect());
-            let of_file = in_file.iter().filter(|field| is_within(field, path));
-            let place = self.file.map(|(file, _)| format!("{}: ", file.display()));
-            say(&place.unwrap_or_default(), of_file.cloned().collect());
-        }
-        lines
-    }
-
-    /// The settings that differ from their defaults: those that were typed and count, and the
-    /// fields of the file.
-    fn differences(&self, in_effect: &Configuration) -> (Vec<&'static Row>, Vec<String>) {
-        let counts = |row: &&Row| {
-            (self.typed)(row.flag) && (self.file.is_none() || wins_over_file(row.flag))
-        };
-        let typed: Vec<_> = ROWS.iter().filter(counts).collect();
-        let is_typed = |path: &str| typed.iter().any(|row| row.path == path);
-        let in_file = self.file.map_or_else(Vec::new, |(_, file)| {
-            let said = file.tree();
-            let is_said = |path: &str| at(&said, path).is_some_and(|value| !value.is_null());
-            let mut fields = of_empty_file().differences(in_effect);
-            fields.retain(|path| is_said(path) && !is_typed(path));
-            fields
-        });
-        let from_flags = Configuration::of(&Flags::defaults()).differences(in_effect);
-        let differing = typed.into_iter();
-        let typed = differing.filter(|row| from_flags.iter().any(|path| is_within(path, row.path)));
-        (typed.collect(), in_file)
-    }
-}
-
-/// What a file means that says nothing. Not quite what no flags mean.
-fn of_empty_file() -> Configuration {
-    let mut flags = Flags::defaults();
-    // Nothing is said that could be wrong.
-    let _ = Configuration::default().put(&mut flags, |_| false);
-    Configuration::of(&flags)
-}
-
 /// Whether `path` is a section, or the field itself, and `field` is in it.
 pub(super) fn is_within(field: &str, path: &str) -> bool {
     field
@@ -402,99 +274,4 @@ pub(super) fn every_field() -> Value {
 
 pub(super) fn at<'a>(tree: &'a Value, path: &str) -> Option<&'a Value> {
     path.split('.').try_fold(tree, |tree, name| tree.get(name))
-}
-
-/// A value as a flag has it, and as a field has it. What a field holds and a flag cannot is returned, with what is allowed.
-trait Spelling<F>: Sized {
-    fn to_field(&self) -> F;
-    fn from_field(field: F) -> Result<Self, (String, &'static str)>;
-}
-
-macro_rules! spelled_alike {
-    ($($value:ty),+) => {
-        $(impl Spelling<$value> for $value {
-            fn to_field(&self) -> $value {
-                self.clone()
-            }
-
-            fn from_field(field: $value) -> Result<Self, (String, &'static str)> {
-                Ok(field)
-            }
-        })+
-    };
-}
-
-spelled_alike!(bool, i32, f32, String, Vec<String>);
-
-impl Spelling<Period> for Duration {
-    fn to_field(&self) -> Period {
-        Period(*self)
-    }
-
-    fn from_field(field: Period) -> Result<Self, (String, &'static str)> {
-        Ok(field.0)
-    }
-}
-
-impl Spelling<String> for IpAddr {
-    fn to_field(&self) -> String {
-        self.to_string()
-    }
-
-    fn from_field(field: String) -> Result<Self, (String, &'static str)> {
-        go::ip(&field).map_err(|advice| (field, advice))
-    }
-}
-
-impl Spelling<String> for std::ffi::OsString {
-    fn to_field(&self) -> String {
-        self.to_string_lossy().into_owned()
-    }
-
-    fn from_field(field: String) -> Result<Self, (String, &'static str)> {
-        Ok(field.into())
-    }
-}
-
-impl Spelling<String> for Option<String> {
-    fn to_field(&self) -> String {
-        self.clone().unwrap_or_default()
-    }
-
-    fn from_field(field: String) -> Result<Self, (String, &'static str)> {
-        Ok(Some(field).filter(|text| !text.is_empty()))
-    }
-}
-
-impl Spelling<BTreeMap<String, bool>> for Vec<(String, bool)> {
-    fn to_field(&self) -> BTreeMap<String, bool> {
-        let named = self.iter().filter(|(name, _)| !name.is_empty());
-        named.cloned().collect()
-    }
-
-    fn from_field(field: BTreeMap<String, bool>) -> Result<Self, (String, &'static str)> {
-        Ok(field.into_iter().collect())
-    }
-}
-
-/// `--vmodule`.
-impl Spelling<Vec<FileVerbosity>> for String {
-    fn to_field(&self) -> Vec<FileVerbosity> {
-        let items = self.split(',').filter_map(|item| {
-            let (pattern, verbosity) = item.split_once('=')?;
-            Some(FileVerbosity {
-                file_pattern: pattern.to_owned(),
-                verbosity: verbosity.parse().ok()?,
-            })
-        });
-        items.collect()
-    }
-
-    fn from_field(field: Vec<FileVerbosity>) -> Result<Self, (String, &'static str)> {
-        let items: Vec<String> = field
-            .iter()
-            .map(|item| format!("{}={}", item.file_pattern, item.verbosity))
-            .collect();
-        Ok(items.join(","))
-    }
 }

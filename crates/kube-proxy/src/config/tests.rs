@@ -4,9 +4,17 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::{env, fs};
 
 use proxy::{ExternalIps, NodePortAddresses};
+use source::{Api, Settings};
 
 use super::*;
-use crate::flags::{self, Command, DetectLocal, LogFormat, ObjectSource, Options, ProxyMode};
+use crate::command_line::{self, Command};
+use crate::config::configz::Configz;
+use crate::follow::watch::changed;
+use crate::http_server::WhenTaken;
+use crate::logging::settings::LogFormat;
+use crate::modes::detect_local::DetectLocal;
+use crate::modes::settings::ProxyMode;
+use crate::options::Options;
 
 const KUBEADM: &str = include_str!("kubeadm.yaml");
 const HEADER: &str = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n";
@@ -35,7 +43,7 @@ impl File {
         let line = ["kube-proxy", &config]
             .into_iter()
             .chain(line.split_whitespace());
-        flags::parse(line).map_err(|error| error.to_string())
+        command_line::parse(line).map_err(|error| error.to_string())
     }
 
     fn options(&self, line: &str) -> Options {
@@ -65,9 +73,9 @@ fn error(text: &str) -> String {
 
 /// Without what says where it came from.
 fn bare(mut options: Options) -> Options {
-    options.configuration_file = None;
-    options.notes.clear();
-    options.warnings.clear();
+    options.process.configuration_file = None;
+    options.said.notes.clear();
+    options.said.warnings.clear();
     options
 }
 
@@ -75,17 +83,17 @@ fn bare(mut options: Options) -> Options {
 fn kubeadms_file_means_the_defaults_and_warns_of_nothing() {
     let file = File::new(KUBEADM);
     let options = file.options("--hostname-override=Node1");
-    assert_eq!(options.mode, ProxyMode::Iptables);
+    assert_eq!(options.modes.chosen, ProxyMode::Iptables);
     // What nobody has given is not warned about; what was chosen is said.
-    assert_eq!(options.warnings, Vec::<String>::new());
-    let [note] = options.notes.as_slice() else {
-        panic!("{:?}", options.notes);
+    assert_eq!(options.said.warnings, Vec::<String>::new());
+    let [note] = options.said.notes.as_slice() else {
+        panic!("{:?}", options.said.notes);
     };
     let place = file.0.display().to_string();
     for part in [&place, "mode is empty", "iptables mode", "mode: ipvs"] {
         assert!(note.contains(part), "{note:?} lacks {part:?}");
     }
-    let Ok(Command::Run(by_flags)) = flags::parse([
+    let Ok(Command::Run(by_flags)) = command_line::parse([
         "kube-proxy",
         "--kubeconfig=/var/lib/kube-proxy/kubeconfig.conf",
         "--hostname-override=node1",
@@ -98,18 +106,22 @@ fn kubeadms_file_means_the_defaults_and_warns_of_nothing() {
     assert_eq!(bare(options), bare(*by_flags));
     let ipvs = KUBEADM.replace("mode: \"\"", "mode: ipvs");
     let options = File::new(&ipvs).options("");
-    assert_eq!(options.mode, ProxyMode::Ipvs);
-    assert_eq!((options.notes, options.warnings), (vec![], vec![]));
+    assert_eq!(options.modes.chosen, ProxyMode::Ipvs);
+    assert_eq!(
+        (options.said.notes, options.said.warnings),
+        (vec![], vec![])
+    );
 }
 
 #[test]
 fn an_empty_file_has_upstreams_defaults() {
-    let Ok(Command::Run(by_flags)) = flags::parse(["kube-proxy", "--ipvs-min-sync-period=0"])
+    let Ok(Command::Run(by_flags)) =
+        command_line::parse(["kube-proxy", "--ipvs-min-sync-period=0"])
     else {
         panic!();
     };
     let empty = options("");
-    assert_eq!(empty.warnings, Vec::<String>::new());
+    assert_eq!(empty.said.warnings, Vec::<String>::new());
     assert_eq!(bare(empty), bare(*by_flags));
 }
 
@@ -123,8 +135,8 @@ fn the_file_of_our_manifests_warns_of_nothing() {
     for mode in ["ipvs", "iptables"] {
         let text = text.replace("\nmode: ipvs\n", &format!("\nmode: {mode}\n"));
         let options = File::new(&text).options("");
-        assert_eq!(options.mode.name(), mode, "{text}");
-        assert_eq!(options.warnings, Vec::<String>::new(), "{mode}");
+        assert_eq!(options.modes.chosen.name(), mode, "{text}");
+        assert_eq!(options.said.warnings, Vec::<String>::new(), "{mode}");
     }
 }
 
@@ -134,8 +146,8 @@ fn the_first_document_of_a_file_counts() {
         "# kubeadm\n\n---\n{HEADER}oomScoreAdj: 7\n---\noomScoreAdj: 8\n"
     ));
     let options = file.options("");
-    assert_eq!(options.oom_score_adj, 7);
-    assert_eq!(options.warnings, Vec::<String>::new());
+    assert_eq!(options.process.oom_score_adj, 7);
+    assert_eq!(options.said.warnings, Vec::<String>::new());
 }
 
 /// One row per field that has a flag, with another value than its default.
@@ -144,103 +156,113 @@ fn every_field_reaches_its_option() {
     type Check = fn(&Options) -> bool;
     let rows: &[(&str, Check)] = &[
         ("bindAddress: fd00::1", |o| {
-            o.bind_address.is_ipv6()
-                && o.healthz_address == "[::]:10256".parse().ok()
-                && o.metrics_address == "[::1]:10249".parse().ok()
+            o.modes.shared.bind_address.is_ipv6()
+                && o.serve.healthz_address == "[::]:10256".parse().ok()
+                && o.serve.metrics_address == "[::1]:10249".parse().ok()
         }),
-        ("bindAddressHardFail: true", |o| o.bind_address_hard_fail),
+        ("bindAddressHardFail: true", |o| {
+            o.serve.when_taken == WhenTaken::Fail
+        }),
         (
             "clientConnection: {kubeconfig: /k}",
-            |o| matches!(&o.source, ObjectSource::Api { kubeconfig: Some(k), .. } if k.ends_with("k")),
+            |o| matches!(&o.source, Settings::Api(Api { kubeconfig: Some(k), .. }) if k.ends_with("k")),
         ),
         (
             "clusterCIDR: 10.0.0.0/8,fd00::/8",
-            |o| matches!(&o.detect_local, DetectLocal::ClusterCidr(nets) if nets.len() == 2),
+            |o| matches!(&o.modes.shared.detect_local, DetectLocal::ClusterCidr(nets) if nets.len() == 2),
         ),
         ("conntrack: {maxPerCore: 0, min: 5}", |o| {
-            (o.conntrack.max_per_core, o.conntrack.min) == (0, 5)
+            (o.kernel.conntrack.max_per_core, o.kernel.conntrack.min) == (0, 5)
         }),
         (
             "conntrack: {tcpBeLiberal: yes, tcpCloseWaitTimeout: 1m, tcpEstablishedTimeout: 0s}",
             |o| {
-                o.conntrack.tcp_be_liberal
-                    && o.conntrack.tcp_close_wait == Duration::from_mins(1)
-                    && o.conntrack.tcp_established.is_zero()
+                o.kernel.conntrack.tcp_be_liberal
+                    && o.kernel.conntrack.tcp_close_wait == Duration::from_mins(1)
+                    && o.kernel.conntrack.tcp_established.is_zero()
             },
         ),
         ("conntrack: {udpTimeout: 1s, udpStreamTimeout: 2s}", |o| {
-            [o.conntrack.udp, o.conntrack.udp_stream].map(|d| d.as_secs()) == [1, 2]
+            [o.kernel.conntrack.udp, o.kernel.conntrack.udp_stream].map(|d| d.as_secs()) == [1, 2]
         }),
         (
             "detectLocalMode: BridgeInterface\ndetectLocal: {bridgeInterface: cni0}",
-            |o| o.detect_local == DetectLocal::BridgeInterface("cni0".into()),
+            |o| o.modes.shared.detect_local == DetectLocal::BridgeInterface("cni0".into()),
         ),
         (
             "detectLocalMode: InterfaceNamePrefix\ndetectLocal: {interfaceNamePrefix: cali}",
-            |o| o.detect_local == DetectLocal::InterfaceNamePrefix("cali".into()),
+            |o| o.modes.shared.detect_local == DetectLocal::InterfaceNamePrefix("cali".into()),
         ),
         ("healthzBindAddress: 10.0.0.1", |o| {
-            o.healthz_address == "10.0.0.1:10256".parse().ok()
+            o.serve.healthz_address == "10.0.0.1:10256".parse().ok()
         }),
         ("metricsBindAddress: 0.0.0.0:9", |o| {
-            o.metrics_address == "0.0.0.0:9".parse().ok()
+            o.serve.metrics_address == "0.0.0.0:9".parse().ok()
         }),
-        ("hostnameOverride: Web", |o| o.node_name == "web"),
+        ("hostnameOverride: Web", |o| o.process.node_name == "web"),
         ("iptables: {masqueradeAll: true, masqueradeBit: 0}", |o| {
-            o.masquerade_all && o.masquerade_bit == 0
+            o.modes.shared.masquerade_all && o.modes.shared.masquerade_bit == 0
         }),
         ("ipvs: {excludeCIDRs: [10.1.0.0/16, fd00::/8]}", |o| {
-            o.exclude_cidrs.len() == 2
+            o.modes.shared.exclude_cidrs.len() == 2
         }),
         (
             "mode: ipvs\nipvs: {minSyncPeriod: 2s, syncPeriod: 1m30s}",
-            |o| [o.min_sync_period, o.sync_period].map(|d| d.as_secs()) == [2, 90],
+            |o| {
+                [o.process.min_sync_period, o.modes.shared.sync_period].map(|d| d.as_secs())
+                    == [2, 90]
+            },
         ),
         ("iptables: {minSyncPeriod: 2s, syncPeriod: 1m30s}", |o| {
-            [o.min_sync_period, o.sync_period].map(|d| d.as_secs()) == [2, 90]
+            [o.process.min_sync_period, o.modes.shared.sync_period].map(|d| d.as_secs()) == [2, 90]
         }),
         ("iptables: {localhostNodePorts: false}", |o| {
-            !o.localhost_node_ports
+            !o.modes.iptables.localhost_node_ports
         }),
         ("mode: ipvs\nipvs: {scheduler: mh, strictARP: true}", |o| {
-            o.scheduler == "mh" && o.strict_arp
+            o.modes.ipvs.scheduler == "mh" && o.kernel.strict_arp
         }),
         (
             "mode: ipvs\nipvs: {tcpTimeout: 1s, tcpFinTimeout: 2s, udpTimeout: 3s}",
             |o| {
-                [o.timeouts.tcp, o.timeouts.tcp_fin, o.timeouts.udp].map(|d| d.as_secs())
+                [
+                    o.modes.ipvs.timeouts.tcp,
+                    o.modes.ipvs.timeouts.tcp_fin,
+                    o.modes.ipvs.timeouts.udp,
+                ]
+                .map(|d| d.as_secs())
                     == [1, 2, 3]
             },
         ),
         ("logging: {format: json, verbosity: 4}", |o| {
-            o.log_format == LogFormat::Json && o.verbosity == 4
+            o.log.format == LogFormat::Json && o.log.verbosity == 4
         }),
         (
             "logging: {vmodule: [{filePattern: proxier, verbosity: 4}]}",
-            |o| o.vmodule == [("proxier".into(), 4)],
+            |o| o.log.vmodule == [("proxier".into(), 4)],
         ),
-        ("mode: ipvs", |o| o.mode == ProxyMode::Ipvs),
-        ("mode: iptables", |o| o.mode == ProxyMode::Iptables),
+        ("mode: ipvs", |o| o.modes.chosen == ProxyMode::Ipvs),
+        ("mode: iptables", |o| o.modes.chosen == ProxyMode::Iptables),
         ("nodePortAddresses: [primary]", |o| {
-            o.node_port_addresses == NodePortAddresses::Primary
+            o.modes.shared.node_port_addresses == NodePortAddresses::Primary
         }),
-        ("oomScoreAdj: 0", |o| o.oom_score_adj == 0),
+        ("oomScoreAdj: 0", |o| o.process.oom_score_adj == 0),
         ("featureGates: {AllowServiceExternalIPs: false}", |o| {
             o.external_ips() == ExternalIps::Ignored
         }),
         (
             "featureGates: {LoggingAlphaOptions: true}\nlogging: {options: {text: {splitStream: true}}}",
-            |o| o.log_is_split,
+            |o| o.log.is_split,
         ),
         (
             "logging: {options: {json: {infoBufferSize: 0}}}\nipvs: null\nfeatureGates: null",
-            |o| o.scheduler == "rr",
+            |o| o.modes.ipvs.scheduler == "rr",
         ),
     ];
     for (fields, check) in rows {
         let options = options(fields);
         assert!(check(&options), "{fields}: {options:?}");
-        assert_eq!(options.warnings, Vec::<String>::new(), "{fields}");
+        assert_eq!(options.said.warnings, Vec::<String>::new(), "{fields}");
     }
 }
 
@@ -295,8 +317,8 @@ fn what_means_nothing_here_is_taken_with_a_warning() {
         ),
     ] {
         let options = options(fields);
-        let [warning] = options.warnings.as_slice() else {
-            panic!("{fields}: {:?}", options.warnings);
+        let [warning] = options.said.warnings.as_slice() else {
+            panic!("{fields}: {:?}", options.said.warnings);
         };
         for part in parts {
             assert!(
@@ -308,7 +330,7 @@ fn what_means_nothing_here_is_taken_with_a_warning() {
             !warning.contains("--"),
             "{fields}: {warning:?} names a flag"
         );
-        assert_eq!(options.oom_score_adj, -999);
+        assert_eq!(options.process.oom_score_adj, -999);
     }
 }
 
@@ -316,13 +338,13 @@ fn what_means_nothing_here_is_taken_with_a_warning() {
 #[test]
 fn a_flag_that_wins_over_the_file_is_warned_about_as_a_flag() {
     let file = File::new(&format!("{HEADER}logging: {{flushFrequency: 1s}}\n"));
-    let warnings = file.options("--log-flush-frequency=2s").warnings;
+    let warnings = file.options("--log-flush-frequency=2s").said.warnings;
     assert_eq!(
         warnings,
         ["--log-flush-frequency has no effect: every line is written at once"]
     );
     // It is one that does not count, which another line says.
-    let warnings = file.options("--kube-api-qps=50").warnings;
+    let warnings = file.options("--kube-api-qps=50").said.warnings;
     assert!(
         warnings
             .iter()
@@ -458,8 +480,8 @@ fn a_file_takes_the_place_of_flags_but_for_those_of_the_log_and_the_name() {
          --ipvs-exclude-cidrs=10.0.0.0/8 --proxy-mode=iptables --healthz-port=0",
     );
     assert_eq!(bare(of_file.clone()), bare(file.options("")));
-    let [warning, deprecated] = of_file.warnings.as_slice() else {
-        panic!("{:?}", of_file.warnings);
+    let [warning, deprecated] = of_file.said.warnings.as_slice() else {
+        panic!("{:?}", of_file.said.warnings);
     };
     assert!(deprecated.contains("--healthz-port"), "{deprecated}");
     for part in [
@@ -470,22 +492,25 @@ fn a_file_takes_the_place_of_flags_but_for_those_of_the_log_and_the_name() {
         assert!(warning.contains(part), "{warning}");
     }
     assert_eq!(
-        (&*of_file.scheduler, &*of_file.node_name),
+        (&*of_file.modes.ipvs.scheduler, &*of_file.process.node_name),
         ("sh", "of-file")
     );
-    assert_eq!(of_file.verbosity, 2);
+    assert_eq!(of_file.log.verbosity, 2);
     let won = file.options("--hostname-override=given -v=5 --logging-format=json");
-    assert_eq!((&*won.node_name, won.verbosity), ("given", 5));
-    assert_eq!(won.log_format, LogFormat::Json);
+    assert_eq!((&*won.process.node_name, won.log.verbosity), ("given", 5));
+    assert_eq!(won.log.format, LogFormat::Json);
     // What is no field is heard as ever.
     let others = file.options("--master=https://a --iptables-backend=nft --ipvs-drain-timeout=1m");
-    assert_eq!(others.drain_timeout, Some(Duration::from_mins(1)));
+    assert_eq!(
+        others.modes.ipvs.drain_timeout,
+        Some(Duration::from_mins(1))
+    );
     assert!(matches!(
         others.source,
-        ObjectSource::Api {
+        Settings::Api(Api {
             master: Some(_),
             ..
-        }
+        })
     ));
     let error = file.with("--logging-format=xml").unwrap_err();
     assert!(error.contains("--logging-format"), "{error}");
@@ -493,7 +518,7 @@ fn a_file_takes_the_place_of_flags_but_for_those_of_the_log_and_the_name() {
 
 fn written(line: &str) -> (PathBuf, String) {
     let line = format!("kube-proxy --write-config-to=/w {line}");
-    match flags::parse(line.split_whitespace()) {
+    match command_line::parse(line.split_whitespace()) {
         Ok(Command::Write(file, text)) => (file, text),
         other => panic!("{line}: {other:?}"),
     }
@@ -541,11 +566,12 @@ fn what_is_written_reads_as_what_it_was_written_from() {
     ] {
         let file = File::new(&written(line).1);
         let typed = format!("kube-proxy {line}");
-        let Ok(Command::Run(typed)) = flags::parse(typed.split_whitespace()) else {
+        let Ok(Command::Run(typed)) = command_line::parse(typed.split_whitespace()) else {
             panic!("{typed}");
         };
         let read = file.options("");
         let unspelled: Vec<_> = read
+            .said
             .warnings
             .iter()
             .filter(|warning| !warning.contains("no effect"))
@@ -555,7 +581,8 @@ fn what_is_written_reads_as_what_it_was_written_from() {
     }
 }
 
-/// The tree that tells unknown fields knows each field of kubeadm's file, and each row's path is in it.
+/// The tree that tells unknown fields knows each field of kubeadm's file, and each row's path is in
+/// it.
 #[test]
 fn fields_are_where_their_paths_say() {
     let mut tree = Configuration::of(&Flags::defaults()).tree();
@@ -596,9 +623,10 @@ fn periods_are_printed_as_go_prints_them() {
     }
 }
 
-/// Follows a file until it says something else; the fields that do, if any does within a while after `change`.
+/// Follows a file until it says something else; the fields that do, if any does within a while
+/// after `change`.
 async fn changed_by(file: &File, change: impl FnOnce()) -> Vec<String> {
-    let used = file.options("").configuration;
+    let used = file.options("").said.configuration;
     let reread = || match file.with("") {
         Ok(Command::Run(options)) => Ok(*options),
         Ok(other) => panic!("{other:?}"),
@@ -611,7 +639,7 @@ async fn changed_by(file: &File, change: impl FnOnce()) -> Vec<String> {
         tokio::time::sleep(Duration::from_millis(800)).await;
     };
     tokio::select! {
-        options = followed => used.differences(&options.configuration),
+        options = followed => used.differences(&options.said.configuration),
         () = changing => Vec::new(),
     }
 }
@@ -675,7 +703,7 @@ fn a_config_map_that_is_mounted_changes_by_its_link() {
 
 #[test]
 fn changes_are_named_and_known_to_be_live_or_not() {
-    let default = options("").configuration;
+    let default = options("").said.configuration;
     for (fields, paths, change) in [
         (
             "ipvs: {scheduler: sh}",
@@ -725,7 +753,7 @@ fn changes_are_named_and_known_to_be_live_or_not() {
         ),
         ("metricsBindAddress: 127.0.0.1", &[], Change::Live),
     ] {
-        let found = default.differences(&options(fields).configuration);
+        let found = default.differences(&options(fields).said.configuration);
         assert_eq!(found, paths, "{fields}");
         assert!(
             found.iter().all(|path| change_of(path) == change),
@@ -737,12 +765,12 @@ fn changes_are_named_and_known_to_be_live_or_not() {
 /// What `file` says, with what waits as it is in `used`; the fields that wait.
 fn taken(used: &Options, file: &File) -> (Options, Vec<String>) {
     let new = file.options("");
-    let waiting = used.configuration.waits(&new.configuration);
+    let waiting = used.said.configuration.waits(&new.said.configuration);
     let line = [
         "kube-proxy".to_owned(),
         format!("--config={}", file.0.display()),
     ];
-    let options = match flags::parse_keeping(line, &waiting) {
+    let options = match command_line::parse_keeping(line, &waiting) {
         Ok(Command::Run(options)) => *options,
         other => panic!("{other:?}"),
     };
@@ -775,17 +803,22 @@ fn what_takes_a_new_start_waits_and_the_rest_is_applied() {
         ]
     );
     assert_eq!(
-        used.configuration.differences(&options.configuration),
+        used.said
+            .configuration
+            .differences(&options.said.configuration),
         ["clusterCIDR", "logging.verbosity"]
     );
-    assert_eq!((options.mode, options.verbosity), (ProxyMode::Ipvs, 3));
-    assert_eq!(options.scheduler, "sh");
-    assert_eq!(options.warnings, Vec::<String>::new());
+    assert_eq!(
+        (options.modes.chosen, options.log.verbosity),
+        (ProxyMode::Ipvs, 3)
+    );
+    assert_eq!(options.modes.ipvs.scheduler, "sh");
+    assert_eq!(options.said.warnings, Vec::<String>::new());
 
     let (options, waiting) = taken(&used, &of("mode: ipvs\nipvs: {scheduler: wrr}"));
     assert_eq!(waiting, Vec::<String>::new());
     assert_eq!(
-        (&*options.scheduler, options.strict_arp),
+        (&*options.modes.ipvs.scheduler, options.kernel.strict_arp),
         ("wrr", false),
         "in the same mode they are live"
     );
@@ -803,64 +836,77 @@ fn a_start_in_a_pod_that_was_prepared_takes_up_what_that_was_for() {
         ];
         let more = more.split_whitespace().map(str::to_owned);
         let line: Vec<_> = line.into_iter().chain(more).map(Into::into).collect();
-        match flags::parse_prepared(&line) {
+        match command_line::parse_prepared(&line) {
             Ok(Command::Run(options)) => Ok(*options),
             Ok(other) => panic!("{other:?}"),
             Err(error) => Err(error.to_string()),
         }
     };
     let first = start("").unwrap();
-    assert_eq!(first.prepared_configuration.as_ref(), Some(&prepared));
-    record(&prepared, &first.configuration).unwrap();
+    assert_eq!(
+        first.process.prepared_configuration.as_ref(),
+        Some(&prepared)
+    );
+    record(&prepared, &first.said.configuration).unwrap();
     assert_eq!(start(""), Ok(first.clone()), "nothing has changed");
 
     file.write(&format!("{HEADER}mode: iptables\nclusterCIDR: 10.1.0.0/16"));
     let again = start("").unwrap();
     assert_eq!(
-        (again.mode, &*again.scheduler, again.warnings.len()),
+        (
+            again.modes.chosen,
+            &*again.modes.ipvs.scheduler,
+            again.said.warnings.len()
+        ),
         (ProxyMode::Ipvs, "sh", 0)
     );
     assert_eq!(
-        first.configuration.differences(&again.configuration),
+        first
+            .said
+            .configuration
+            .differences(&again.said.configuration),
         ["clusterCIDR"]
     );
     // Who prepares a pod does it for what the file says.
-    assert_eq!(start("--init-only").unwrap().mode, ProxyMode::Iptables);
+    assert_eq!(
+        start("--init-only").unwrap().modes.chosen,
+        ProxyMode::Iptables
+    );
 
     file.write("kind: [");
     let again = start("").unwrap();
-    assert_eq!(again.configuration, first.configuration);
-    let [warning] = &*again.warnings else {
-        panic!("{:?}", again.warnings)
+    assert_eq!(again.said.configuration, first.said.configuration);
+    let [warning] = &*again.said.warnings else {
+        panic!("{:?}", again.said.warnings)
     };
     assert!(
         warning.contains("config.conf, line 1") && warning.contains("that this pod had"),
         "{warning}"
     );
     file.write(&format!("{HEADER}mode: nonesuch"));
-    assert_eq!(start("").unwrap().mode, ProxyMode::Ipvs);
+    assert_eq!(start("").unwrap().modes.chosen, ProxyMode::Ipvs);
 
     // What was kept is damaged, or of no use.
     fs::write(&prepared, "{").unwrap();
     assert!(start("").unwrap_err().contains("nonesuch"));
     file.write(&format!("{HEADER}mode: iptables"));
     let without = start("").unwrap();
-    assert_eq!(without.mode, ProxyMode::Iptables);
+    assert_eq!(without.modes.chosen, ProxyMode::Iptables);
     assert!(
-        without.warnings[0].ends_with("going on without it"),
+        without.said.warnings[0].ends_with("going on without it"),
         "{:?}",
-        without.warnings
+        without.said.warnings
     );
     let line = ["kube-proxy", "--prepared-config=/nowhere"];
     let line: Vec<_> = line.into_iter().map(Into::into).collect();
-    match flags::parse_prepared(&line).unwrap() {
-        Command::Run(options) => assert!(options.warnings[0].contains("no --config")),
+    match command_line::parse_prepared(&line).unwrap() {
+        Command::Run(options) => assert!(options.said.warnings[0].contains("no --config")),
         other => panic!("{other:?}"),
     }
 }
 
-/// The tables for operators name each flag and each field once, beside each other where they are one setting, and say of
-/// effect and change what the program does.
+/// The tables for operators name each flag and each field once, beside each other where they are
+/// one setting, and say of effect and change what the program does.
 #[test]
 fn the_documentation_has_every_flag_and_field() {
     use clap::CommandFactory as _;
@@ -897,7 +943,7 @@ fn the_documentation_has_every_flag_and_field() {
         let (flag, path) = (name(flag), name(field));
         let field = flag.and_then(|flag| field_of(flag.trim_start_matches('-')));
         assert!(flag.is_none() || field == path, "{flag:?}, {path:?}");
-        let has_effect = path.is_none_or(|path| settings::why_without_effect(path).is_none())
+        let has_effect = path.is_none_or(|path| without_effect::without_effect(path).is_none())
             && !matches!(flag, Some("--boot-id-file" | "--machine-id-file"));
         assert_eq!(
             effect.starts_with("works"),
@@ -920,7 +966,7 @@ fn the_documentation_has_every_flag_and_field() {
 
 /// What `/configz` says of a file.
 fn configz(fields: &str) -> Value {
-    let body = Configz::new(&options(fields).configuration).body();
+    let body = Configz::new(&options(fields).said.configuration).body();
     serde_json::from_str(&body).unwrap()
 }
 

@@ -1,128 +1,13 @@
-use std::collections::VecDeque;
 use std::net::IpAddr;
-use std::sync::{Mutex, MutexGuard};
 
 use proxy::{
-    Endpoint, EndpointPort, EndpointSlice, Event, Failure, NodePorts, Notice, Placement, Protocol,
-    Service, ServicePort, ServiceType,
+    Endpoint, EndpointPort, EndpointSlice, Event, Failure, Placement, Protocol, Service,
+    ServicePort, ServiceType,
 };
 
 use super::*;
-use crate::run::tests::options;
-
-/// A mode that does what a [`Script`] says.
-pub(crate) struct Scripted(Arc<Script>);
-
-/// What a mode does, and what was done to it.
-pub(crate) struct Script {
-    family: IpFamily,
-    state: Mutex<State>,
-}
-
-struct State {
-    is_ready: bool,
-    is_idle: bool,
-    standing: Standing,
-    finished: VecDeque<Report>,
-    updates: Vec<Changes>,
-    proceeds: usize,
-    served_on: usize,
-    checks: usize,
-}
-
-impl Scripted {
-    /// One that is ready and has nothing to do, and its script.
-    pub(crate) fn mode(family: IpFamily) -> (Box<dyn Mode>, Arc<Script>) {
-        let script = Arc::new(Script {
-            family,
-            state: Mutex::new(State {
-                is_ready: true,
-                is_idle: true,
-                standing: Standing {
-                    is_settled: true,
-                    ..Standing::default()
-                },
-                finished: VecDeque::new(),
-                updates: Vec::new(),
-                proceeds: 0,
-                served_on: 0,
-                checks: 0,
-            }),
-        });
-        (Box::new(Self(Arc::clone(&script))), script)
-    }
-}
-
-impl Script {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap()
-    }
-
-    pub(crate) fn set_ready(&self, is_ready: bool) {
-        self.state().is_ready = is_ready;
-    }
-
-    pub(crate) fn set_idle(&self, is_idle: bool) {
-        self.state().is_idle = is_idle;
-    }
-
-    /// A kernel thread has finished this.
-    pub(crate) fn finish(&self, report: Report) {
-        self.state().finished.push_back(report);
-    }
-
-    pub(crate) fn updates(&self) -> usize {
-        self.state().updates.len()
-    }
-
-    pub(crate) fn last_update(&self) -> Changes {
-        self.state().updates.last().unwrap().clone()
-    }
-}
-
-impl Mode for Scripted {
-    fn family(&self) -> IpFamily {
-        self.0.family
-    }
-    fn is_ready(&self) -> bool {
-        self.0.state().is_ready
-    }
-    fn update(&mut self, _: &Model, changes: &Changes, _: Instant) {
-        self.0.state().updates.push(changes.clone());
-    }
-    fn notice(&mut self, _: &Notice, _: Instant) {}
-    fn check(&mut self, _: Instant) {
-        self.0.state().checks += 1;
-    }
-    fn proceed(&mut self, _: &Model, _: Instant) {
-        self.0.state().proceeds += 1;
-    }
-    fn poll_finished(&mut self, _: &mut Context<'_>) -> Poll<()> {
-        Poll::Pending
-    }
-    fn book(&mut self, _: &Model, _: Instant) -> Option<Report> {
-        self.0.state().finished.pop_front()
-    }
-    fn is_idle(&self) -> bool {
-        self.0.state().is_idle
-    }
-    fn next_due(&self, _: Instant) -> Option<Instant> {
-        None
-    }
-    fn standing(&self) -> Standing {
-        self.0.state().standing
-    }
-    fn go_on_serving(&mut self, _: Instant) {
-        self.0.state().served_on += 1;
-    }
-    fn node_ports(&self) -> Option<&NodePorts> {
-        static LOCALHOST: NodePorts = NodePorts {
-            addresses: Vec::new(),
-            on_localhost: true,
-        };
-        (self.0.state().updates.len() > 1).then_some(&LOCALHOST)
-    }
-}
+use crate::tests::options;
+use crate::tests::scripted::{Script, Scripted};
 
 /// A family whose mode is scripted.
 struct World {
@@ -137,7 +22,7 @@ struct World {
 impl World {
     fn new() -> Self {
         let options = options(&["--ipvs-sync-period=10s"]);
-        let health = Arc::new(Health::new(options.sync_period));
+        let health = Arc::new(Health::new(options.modes.shared.sync_period));
         let metrics = Metrics::new();
         let now = Instant::now();
         let (mode, script) = Scripted::mode(IpFamily::V4);
@@ -217,13 +102,7 @@ fn name(name: &str) -> NamespacedName {
 
 fn service(service: &str, health_check: Option<u16>) -> Event {
     Event::ServiceApplied(Service {
-        name: name(service),
-        uid: "".into(),
-        created: None,
         kind: ServiceType::LoadBalancer,
-        cluster_ips: [IpAddr::from([10, 96, 0, 10])].into_iter().collect(),
-        external_ips: Vec::new(),
-        ingress_ips: Vec::new(),
         ports: [ServicePort {
             name: "".into(),
             protocol: Protocol::Tcp,
@@ -232,11 +111,9 @@ fn service(service: &str, health_check: Option<u16>) -> Event {
         }]
         .into_iter()
         .collect(),
-        affinity_seconds: None,
-        internal_local: false,
         external_local: health_check.is_some(),
-        source_ranges: Vec::new(),
         health_check_node_port: health_check,
+        ..Service::at(name(service), [IpAddr::from([10, 96, 0, 10])])
     })
 }
 
@@ -459,11 +336,11 @@ fn what_waits_for_a_kernel_that_hangs_has_its_limit() {
             at: SystemTime::now(),
         };
         world.family.add(Changes {
-            triggers: vec![trigger; MAX_TRIGGERS],
+            triggers: vec![trigger; TRIGGERS_MAX],
             ..Changes::default()
         });
     }
-    assert_eq!(world.family.changes.triggers.len(), MAX_TRIGGERS);
+    assert_eq!(world.family.changes.triggers.len(), TRIGGERS_MAX);
     assert!(
         world
             .family
@@ -482,10 +359,10 @@ fn changes_that_are_not_written_for_long_are_not_kept_for_ever() {
         family: IpFamily::V4,
         at: SystemTime::now(),
     };
-    triggers.extend((0..MAX_TRIGGERS + 7).map(trigger));
-    assert_eq!(triggers.count, MAX_TRIGGERS);
+    triggers.extend((0..TRIGGERS_MAX + 7).map(trigger));
+    assert_eq!(triggers.count, TRIGGERS_MAX);
     let taken: usize = (0..7)
         .map(|number| triggers.take(&name(&format!("s{number}"))).len())
         .sum();
-    assert_eq!((taken, triggers.count), (MAX_TRIGGERS, 0));
+    assert_eq!((taken, triggers.count), (TRIGGERS_MAX, 0));
 }

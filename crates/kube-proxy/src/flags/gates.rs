@@ -9,7 +9,7 @@
 //! into its kube-proxy.)
 //!
 //! Few of them change what a kube-proxy does. What each of these comes to is in docs/flags.md, and
-//! in `UNHEARD` and `ABSENT` here.
+//! in `WITHOUT_EFFECT` and `ABSENT` here.
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
@@ -21,25 +21,33 @@ pub const FLAGZ: &str = "ComponentFlagz";
 /// The page `/statusz`.
 pub const STATUSZ: &str = "ComponentStatusz";
 /// Options of the log that are alpha: standard output, and buffers.
-pub(super) const ALPHA_LOGGING: &str = "LoggingAlphaOptions";
+pub(crate) const ALPHA_LOGGING: &str = "LoggingAlphaOptions";
 /// Options of the log that are beta: JSON.
-pub(super) const BETA_LOGGING: &str = "LoggingBetaOptions";
+pub(crate) const BETA_LOGGING: &str = "LoggingBetaOptions";
 /// The first list of objects is streamed.
-pub(super) const STREAMED_LISTS: &str = "WatchListClient";
+pub(crate) const STREAMED_LISTS: &str = "WatchListClient";
 
 /// Gates that switch all others of a stage which are not given themselves.
 const OF_STAGE: [(&str, Stage); 2] = [("AllAlpha", Stage::Alpha), ("AllBeta", Stage::Beta)];
 
 /// Gates that upstream's kube-proxy reads, a value of theirs that changes nothing here, and why.
-const UNHEARD: &[(&str, bool, &str)] = &[
+const WITHOUT_EFFECT: &[(&str, bool, &str)] = &[
     ("CBORServingAndStorage", true, "no page is served as CBOR"),
     (
         "ClientsAllowCARotation",
         false,
         "certificate authorities are always read anew",
     ),
-    ("ClientsAllowCBOR", true, "objects are read as JSON"),
-    ("ClientsPreferCBOR", true, "objects are read as JSON"),
+    (
+        "ClientsAllowCBOR",
+        true,
+        "objects are read as protobuf or JSON",
+    ),
+    (
+        "ClientsPreferCBOR",
+        true,
+        "objects are read as protobuf or JSON",
+    ),
     (
         "ContextualLogging",
         false,
@@ -136,9 +144,9 @@ impl Known {
 
 /// Why gates cannot be used: what was given, and what is wrong with it and allowed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Unusable {
-    pub(super) given: String,
-    pub(super) advice: String,
+pub(crate) struct Unusable {
+    pub(crate) given: String,
+    pub(crate) advice: String,
 }
 
 impl Unusable {
@@ -157,7 +165,7 @@ pub struct Gates(BTreeMap<String, bool>);
 impl Gates {
     /// Fails as upstream's does, and if one asks for what this build has not. The last value of a
     /// gate that is given twice counts.
-    pub(super) fn new(given: impl IntoIterator<Item = (String, bool)>) -> Result<Self, Unusable> {
+    pub(crate) fn new(given: impl IntoIterator<Item = (String, bool)>) -> Result<Self, Unusable> {
         let given = given.into_iter().filter(|(name, _)| !name.is_empty());
         let gates = Self(given.collect());
         for (name, value) in &gates.0 {
@@ -217,6 +225,11 @@ impl Gates {
         Known::of(name).is_some_and(|known| self.has(known))
     }
 
+    /// What a gate was given by its name; `AllBeta` gives nothing.
+    pub(crate) fn given(&self, name: &str) -> Option<bool> {
+        self.0.get(name).copied()
+    }
+
     /// All that Kubernetes has: their names, their stages, and whether they are on.
     pub fn all(&self) -> impl Iterator<Item = (&'static str, Stage, bool)> {
         KNOWN
@@ -225,7 +238,7 @@ impl Gates {
     }
 
     /// A line for each that was given and will be gone some day, as upstream says it.
-    pub(super) fn notes(&self) -> Vec<String> {
+    pub(crate) fn notes(&self) -> Vec<String> {
         let given = self.0.iter();
         let going = given.filter_map(|(name, value)| {
             let stage = match Known::of(name)?.stage {
@@ -242,9 +255,9 @@ impl Gates {
 
     /// A line for each that was given, differs from its default, and changes nothing here, though
     /// upstream's kube-proxy reads it.
-    pub(super) fn without_effect(&self) -> Vec<String> {
-        let unheard = UNHEARD.iter();
-        let given = unheard.filter(|(name, value, _)| self.0.get(*name) == Some(value));
+    pub(crate) fn without_effect(&self) -> Vec<String> {
+        let ineffective = WITHOUT_EFFECT.iter();
+        let given = ineffective.filter(|(name, value, _)| self.0.get(*name) == Some(value));
         given
             .map(|(name, value, why)| {
                 format!("the feature gate {name}={value} has no effect: {why}")
@@ -310,7 +323,7 @@ mod tests {
             BETA_LOGGING,
             STREAMED_LISTS,
         ];
-        let rows = UNHEARD.iter().chain(ABSENT);
+        let rows = WITHOUT_EFFECT.iter().chain(ABSENT);
         let rows: Vec<_> = rows.map(|(name, value, _)| (*name, *value)).collect();
         for name in read.into_iter().chain(rows.iter().map(|(name, _)| *name)) {
             assert!(
@@ -361,7 +374,7 @@ mod tests {
             BETA_LOGGING,
             STREAMED_LISTS,
         ];
-        let rows = UNHEARD.iter().chain(ABSENT).map(|(name, ..)| *name);
+        let rows = WITHOUT_EFFECT.iter().chain(ABSENT).map(|(name, ..)| *name);
         for name in read.into_iter().chain(rows) {
             assert!(told.contains(&name), "{name}");
         }
@@ -447,12 +460,12 @@ mod tests {
         };
         assert!(external.contains("GA feature gate AllowServiceExternalIPs=false"));
         assert!(sidecars.contains("SidecarContainers=true"));
-        let [unheard] = &gates.without_effect()[..] else {
+        let [ineffective] = &gates.without_effect()[..] else {
             panic!("{:?}", gates.without_effect());
         };
         assert!(
-            unheard.contains("ClientsAllowCARotation=false has no effect"),
-            "{unheard}"
+            ineffective.contains("ClientsAllowCARotation=false has no effect"),
+            "{ineffective}"
         );
     }
 }

@@ -1,16 +1,17 @@
 //! Values and names as Go programs take them on their command line.
 //!
-//! Flags of existing manifests were written for Go's `strconv`, `time` and pflag. Their readings are wider than Rust's
-//! (`T`, `1h30m`, `0x10`, `--proxy_mode`), and here they are followed to the letter.
+//! Flags of existing manifests were written for Go's `strconv`, `time` and pflag. Their readings
+//! are wider than Rust's (`T`, `1h30m`, `0x10`, `--proxy_mode`), and here they are followed to the
+//! letter.
 
 use std::ffi::OsString;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
-use crate::decode::address;
+use source::address;
 
 /// A boolean as `strconv.ParseBool` takes it.
-pub(super) fn bool(text: &str) -> Result<bool, &'static str> {
+pub(crate) fn bool(text: &str) -> Result<bool, &'static str> {
     match text {
         "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(true),
         "0" | "f" | "F" | "false" | "FALSE" | "False" => Ok(false),
@@ -18,8 +19,9 @@ pub(super) fn bool(text: &str) -> Result<bool, &'static str> {
     }
 }
 
-/// A 32-bit integer as `strconv.ParseInt` with base 0 takes it: `14`, `0xe`, `0o16`, `016`, `0b1110`, `1_4`.
-pub(super) fn int(text: &str) -> Result<i32, &'static str> {
+/// A 32-bit integer as `strconv.ParseInt` with base 0 takes it: `14`, `0xe`, `0o16`, `016`,
+/// `0b1110`, `1_4`.
+pub(crate) fn int(text: &str) -> Result<i32, &'static str> {
     const WRONG: &str = "give a whole number";
     let (sign, digits) = match text.strip_prefix('-') {
         Some(digits) => ("-", digits),
@@ -39,11 +41,12 @@ pub(super) fn int(text: &str) -> Result<i32, &'static str> {
 }
 
 /// A floating-point number as `strconv.ParseFloat` takes it, but for hexadecimal ones.
-pub(super) fn float(text: &str) -> Result<f32, &'static str> {
+pub(crate) fn float(text: &str) -> Result<f32, &'static str> {
     text.parse().map_err(|_| "give a number such as 5 or 2.5")
 }
 
-/// A duration as `time.ParseDuration` takes it; a negative one is refused, as no flag here means anything by it.
+/// A duration as `time.ParseDuration` takes it; a negative one is refused, as no flag here means
+/// anything by it.
 pub(crate) fn duration(text: &str) -> Result<Duration, &'static str> {
     const WRONG: &str = "give a duration such as 30s, 1m30s, 500ms or 0";
     let rest = text.strip_prefix('+').unwrap_or(text);
@@ -109,7 +112,7 @@ pub(crate) fn ip(text: &str) -> Result<IpAddr, &'static str> {
 }
 
 /// The address of `--bind-address`: nothing is any of the node's.
-pub(super) fn bind(text: &str) -> Result<IpAddr, &'static str> {
+pub(crate) fn bind(text: &str) -> Result<IpAddr, &'static str> {
     if text.is_empty() {
         return Ok(Ipv4Addr::UNSPECIFIED.into());
     }
@@ -117,7 +120,7 @@ pub(super) fn bind(text: &str) -> Result<IpAddr, &'static str> {
 }
 
 /// One of a list of feature gates, `Name=true`; nothing is a gate without a name.
-pub(super) fn gate(text: &str) -> Result<(String, bool), &'static str> {
+pub(crate) fn gate(text: &str) -> Result<(String, bool), &'static str> {
     const WRONG: &str = "give feature gates such as Name=true,Other=false";
     if text.is_empty() {
         return Ok((String::new(), false));
@@ -127,8 +130,9 @@ pub(super) fn gate(text: &str) -> Result<(String, bool), &'static str> {
     Ok((name.trim().to_owned(), value))
 }
 
-/// A quantity as Kubernetes' `resource.ParseQuantity` takes it (`0`, `64Ki`, `1.5M`, `1e3`), as text.
-pub(super) fn quantity(text: &str) -> Result<String, &'static str> {
+/// A quantity as Kubernetes' `resource.ParseQuantity` takes it (`0`, `64Ki`, `1.5M`, `1e3`), as
+/// text.
+pub(crate) fn quantity(text: &str) -> Result<String, &'static str> {
     let end = text
         .find(|c: char| !c.is_ascii_digit() && !matches!(c, '.' | '+' | '-'))
         .unwrap_or(text.len());
@@ -161,8 +165,8 @@ pub(super) fn quantity(text: &str) -> Result<String, &'static str> {
     }
 }
 
-/// Where a server listens: nowhere if `text` is empty or, as its deprecated flag says it, `port` is 0. `port` is appended to an
-/// address without one.
+/// Where a server listens: nowhere if `text` is empty or, as its deprecated flag says it, `port` is
+/// 0. `port` is appended to an address without one.
 pub(crate) fn listen(text: &str, port: i32) -> Result<Option<SocketAddr>, &'static str> {
     const WRONG: &str = "give IP:port such as 0.0.0.0:10256 or [::]:10256, an IP alone, or nothing to have no server";
     if text.is_empty() || port == 0 {
@@ -185,8 +189,9 @@ pub(crate) fn listen(text: &str, port: i32) -> Result<Option<SocketAddr>, &'stat
     Ok(Some(SocketAddr::new(ip, port)))
 }
 
-/// Flag names with `_` for `-`, as pflag's normalisation in Kubernetes components allows: `--proxy_mode=ipvs`.
-pub(super) fn normalise(argument: OsString) -> OsString {
+/// Flag names with `_` for `-`, as pflag's normalisation in Kubernetes components allows:
+/// `--proxy_mode=ipvs`.
+pub(crate) fn normalise(argument: OsString) -> OsString {
     let Some(text) = argument.to_str().filter(|text| text.starts_with("--")) else {
         return argument;
     };

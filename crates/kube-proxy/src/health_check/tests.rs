@@ -22,7 +22,8 @@ fn free_port() -> u16 {
     any.local_addr().unwrap().port()
 }
 
-/// A node `node1` with the Service `default/web`, which has a health-check node port and two endpoints here.
+/// A node `node1` with the Service `default/web`, which has a health-check node port and two
+/// endpoints here.
 struct World {
     port: u16,
     model: Model,
@@ -34,16 +35,23 @@ struct World {
 impl World {
     async fn new(line: &str) -> Self {
         let line = format!("kube-proxy --hostname-override=node1 {line}");
-        let Ok(crate::flags::Command::Run(options)) = crate::flags::parse(line.split_whitespace())
+        let Ok(crate::command_line::Command::Run(options)) =
+            crate::command_line::parse(line.split_whitespace())
         else {
             panic!("{line}");
         };
-        let health = Arc::new(Health::new(options.sync_period));
+        let health = Arc::new(Health::new(options.modes.shared.sync_period));
         let (recorder, recorded) = Recorder::queued();
         let mut world = Self {
             port: free_port(),
             model: Model::new(),
-            checks: HealthChecks::new(IpFamily::V4, &options, Arc::clone(&health), recorder),
+            checks: HealthChecks::new(
+                IpFamily::V4,
+                &options.process.node_name,
+                &options.modes.shared.node_port_addresses,
+                Arc::clone(&health),
+                recorder,
+            ),
             health,
             recorded,
         };
@@ -55,19 +63,11 @@ impl World {
 
     fn service(&mut self, port: Option<u16>) {
         self.model.apply(Event::ServiceApplied(Service {
-            name: name(),
             uid: "2fd4".into(),
-            created: None,
             kind: ServiceType::LoadBalancer,
-            cluster_ips: ["10.96.0.1".parse().unwrap()].into_iter().collect(),
-            external_ips: Vec::new(),
-            ingress_ips: Vec::new(),
-            ports: [].into_iter().collect(),
-            affinity_seconds: None,
-            internal_local: false,
             external_local: true,
-            source_ranges: Vec::new(),
             health_check_node_port: port,
+            ..Service::at(name(), ["10.96.0.1".parse().unwrap()])
         }));
     }
 
@@ -209,7 +209,7 @@ async fn the_port_is_closed_when_it_or_its_service_goes() {
     world.model.apply(Event::ServiceDeleted(name()));
     world.update(&[]).await;
     assert_eq!(world.told().await, "closed");
-    assert!(world.checks.servers.is_empty() && world.checks.unheard.is_empty());
+    assert!(world.checks.servers.is_empty() && world.checks.unbound.is_empty());
 }
 
 /// A connection that a balancer keeps open goes with its server.
@@ -263,7 +263,7 @@ async fn a_taken_port_is_tried_again() {
     world.update(&[]).await;
     assert!(!world.checks.servers[&name()].is_reported);
     assert_eq!(world.told().await, "200 ×2");
-    assert!(world.checks.unheard.is_empty(), "nothing is left to try");
+    assert!(world.checks.unbound.is_empty(), "nothing is left to try");
 }
 
 #[tokio::test]

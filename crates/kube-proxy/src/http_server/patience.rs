@@ -14,11 +14,11 @@ use super::places::Activity;
 
 /// How long a head may take: of the first request since the connection is there, of a further one
 /// since its first byte.
-const HEAD: Duration = Duration::from_secs(5);
+const HEAD_PATIENCE: Duration = Duration::from_secs(5);
 /// How long a connection may wait for a further request: longer than scrapers and balancers pause.
-const KEPT: Duration = Duration::from_mins(3);
+const IDLE_PATIENCE: Duration = Duration::from_mins(3);
 /// How long taking an answer may take, once it does not go out at once.
-const ANSWER: Duration = Duration::from_secs(30);
+const ANSWER_PATIENCE: Duration = Duration::from_secs(30);
 
 /// A stream whose reads and writes fail when the peer takes too long.
 pub(super) struct Patient {
@@ -46,7 +46,7 @@ impl Patient {
             stream,
             activity,
             awaits: Awaits::Head,
-            limit: Box::pin(sleep(HEAD)),
+            limit: Box::pin(sleep(HEAD_PATIENCE)),
         }
     }
 
@@ -72,7 +72,7 @@ impl Patient {
         }
         // Bit by bit does not count.
         if self.awaits != Awaits::Taking {
-            self.await_for(Awaits::Taking, ANSWER);
+            self.await_for(Awaits::Taking, ANSWER_PATIENCE);
         }
         self.patience(context)
     }
@@ -93,7 +93,7 @@ impl AsyncRead for Patient {
             return self.patience(context);
         }
         if buffer.filled().len() > before && self.awaits == Awaits::Request {
-            self.await_for(Awaits::Head, HEAD);
+            self.await_for(Awaits::Head, HEAD_PATIENCE);
         }
         result
     }
@@ -127,7 +127,7 @@ impl AsyncWrite for Patient {
         ready!(Pin::new(&mut self.stream).poll_flush(context))?;
         if self.activity.is_busy() {
             self.activity.idle();
-            self.await_for(Awaits::Request, KEPT);
+            self.await_for(Awaits::Request, IDLE_PATIENCE);
         }
         Poll::Ready(Ok(()))
     }

@@ -2,8 +2,8 @@
 //!
 //! These ports are open to all, and anybody may connect and say nothing. So a new connection is
 //! never refused and never waits for others: it takes the place of an old one. Of which one, two
-//! limits say. A client has [`SHARE`] connections to a server; one more costs the client its own
-//! oldest idle one. All servers together have [`MOST`]; one more costs the client that has most of
+//! limits say. A client has [`CLIENT_SHARE`] connections to a server; one more costs the client its own
+//! oldest idle one. All servers together have [`CONNECTIONS_MAX`]; one more costs the client that has most of
 //! all, again, its oldest idle one. Who holds few connections, as probes and scrapers do, loses
 //! none, whatever others do, unless there are more clients than places.
 //!
@@ -25,17 +25,20 @@ use tracing::{debug, warn};
 
 /// Connections of all servers together, unless that were more than a quarter of the files that may
 /// be open. One takes its buffers, which are limited too, and an answer while it is sent.
-const MOST: usize = 512;
+const CONNECTIONS_MAX: usize = 512;
 /// Connections of a client to one server.
-const SHARE: usize = 32;
+const CLIENT_SHARE: usize = 32;
 /// How often the log says that somebody has too many.
-const NOTICE: Duration = Duration::from_mins(10);
+const NOTICE_PERIOD: Duration = Duration::from_mins(10);
 
 /// The places of this process.
 static ALL: LazyLock<Arc<Places>> = LazyLock::new(|| {
     let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
     let quarter = usize::try_from(files / 4).unwrap_or(usize::MAX);
-    Arc::new(Places::new(MOST.min(quarter).max(1), SHARE))
+    Arc::new(Places::new(
+        CONNECTIONS_MAX.min(quarter).max(1),
+        CLIENT_SHARE,
+    ))
 });
 
 /// Where connections are counted.
@@ -195,7 +198,7 @@ impl Held {
     }
 
     fn notice(&mut self, client: Client, count: usize, what: &impl fmt::Display) {
-        if self.told.is_some_and(|told| told.elapsed() < NOTICE) {
+        if self.told.is_some_and(|told| told.elapsed() < NOTICE_PERIOD) {
             debug!("{client} has {count} connections to {what}: the oldest idle one is closed");
             return;
         }
@@ -277,7 +280,7 @@ pub(super) mod tests {
     use super::*;
 
     pub(in super::super) fn as_in_the_daemon() -> Arc<Places> {
-        places(MOST, SHARE)
+        places(CONNECTIONS_MAX, CLIENT_SHARE)
     }
 
     /// So many places, and so many for each client.

@@ -1,8 +1,9 @@
-//! From OpenMetrics, which the registry writes, to Prometheus' own text format, which every scraper reads.
+//! From OpenMetrics, which the registry writes, to Prometheus' own text format, which every scraper
+//! reads.
 //!
-//! What differs: a counter's family is named with `_total`, there are neither units nor an end mark, and bucket bounds are
-//! written as Go does (`le="1"`, not `le="1.0"`): they are labels, and labels are to stay as they were. A family without a
-//! sample is left out.
+//! What differs: a counter's family is named with `_total`, there are neither units nor an end
+//! mark, and bucket bounds are written as Go does (`le="1"`, not `le="1.0"`): they are labels, and
+//! labels are to stay as they were. A family without a sample is left out.
 
 use prometheus_client::registry::Registry;
 

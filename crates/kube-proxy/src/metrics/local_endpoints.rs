@@ -1,7 +1,8 @@
-//! Services that ask for endpoints on this node (a Local traffic policy), have endpoints, and none here.
+//! Services that ask for endpoints on this node (a Local traffic policy), have endpoints, and none
+//! here.
 //!
-//! Counted as upstream counts in IPVS mode: once for a Service, whatever its ports, and under each Local policy that it has
-//! as soon as one of them leads to an address that finds nobody here.
+//! Counted as upstream counts in IPVS mode: once for a Service, whatever its ports, and under each
+//! Local policy that it has as soon as one of them leads to an address that finds nobody here.
 
 use std::collections::HashSet;
 

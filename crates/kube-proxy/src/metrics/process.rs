@@ -1,4 +1,5 @@
-//! `process_*`, from `/proc/self`, as Prometheus' client libraries agree on them. What cannot be read is left out.
+//! `process_*`, from `/proc/self`, as Prometheus' client libraries agree on them. What cannot be
+//! read is left out.
 
 use std::fmt;
 use std::fs;
@@ -11,7 +12,7 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use rustix::process::{Resource, getrlimit};
 
 /// Clock ticks in a second, as `/proc` counts them on every architecture that Kubernetes has.
-const TICKS: u64 = 100;
+const TICKS_PER_SECOND: u64 = 100;
 
 /// Reads when it is asked.
 #[derive(Debug)]
@@ -107,7 +108,7 @@ fn gauge(value: u64) -> ConstGauge<f64> {
 }
 
 fn seconds(ticks: u64) -> f64 {
-    Duration::from_millis(ticks.saturating_mul(1000 / TICKS)).as_secs_f64()
+    Duration::from_millis(ticks.saturating_mul(1000 / TICKS_PER_SECOND)).as_secs_f64()
 }
 
 /// The part of `/proc/PID/stat` that counts.

@@ -1,7 +1,7 @@
 //! Counts what is asked of the API server, under client-go's names.
 //!
-//! A watch is counted, but has neither a duration nor a size: it lasts as long as it lasts. Nothing here waits for a rate
-//! limiter, which is told too: dashboards add that time to the requests'.
+//! A watch is counted, but has neither a duration nor a size: it lasts as long as it lasts. Nothing
+//! here waits for a rate limiter, which is told too: dashboards add that time to the requests'.
 
 use std::pin::Pin;
 use std::sync::Arc;

@@ -2,16 +2,19 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use proxy::{
     Endpoint, EndpointPort, EndpointSlice, Event, IptablesReport, Model, NamespacedName, Placement,
-    Protocol, Service, ServicePort, ServiceType,
+    Protocol, Service, ServicePort,
 };
 
+use super::local_endpoints::NoLocalEndpoints;
 use super::*;
-use crate::flags::{self, Command};
+use crate::command_line::{self, Command};
+use crate::modes::settings::ProxyMode;
 
-/// What Kubernetes 1.36 registers for a kube-proxy in IPVS mode and this program tells, with kinds, labels and help. From
-/// its metrics reference, and client_golang's process collector.
+/// What Kubernetes 1.36 registers for a kube-proxy in IPVS mode and this program tells, with kinds,
+/// labels and help. From its metrics reference, and client_golang's process collector.
 const KUBERNETES: &str = include_str!("kubernetes-1.36.txt");
-/// What it registers beside these in iptables mode; what nfacct counts is there where the kernel has it.
+/// What it registers beside these in iptables mode; what nfacct counts is there where the kernel
+/// has it.
 const OF_IPTABLES: &str = include_str!("kubernetes-1.36-iptables.txt");
 /// What this program tells beside all of these.
 const OURS: &str = include_str!("ours.txt");
@@ -139,8 +142,13 @@ fn busy() -> Metrics {
     busy_in(ProxyMode::Ipvs)
 }
 
+/// Those of a mode.
+fn of_mode(mode: ProxyMode) -> Metrics {
+    Metrics::of(mode.definition().metrics(), &Gates::default())
+}
+
 fn busy_in(mode: ProxyMode) -> Metrics {
-    let metrics = Metrics::of_mode(mode);
+    let metrics = of_mode(mode);
     let trigger = SystemTime::now() - Duration::from_millis(1);
     let later = SystemTime::now() + Duration::from_mins(1);
     let changes = Changes {
@@ -169,9 +177,13 @@ fn busy_in(mode: ProxyMode) -> Metrics {
         metrics.synced(
             family,
             Duration::from_millis(3),
-            is_iptables.then_some(false),
+            is_iptables.then_some(Extent::Partial),
         );
-        metrics.synced(family, Duration::from_mins(1), is_iptables.then_some(true));
+        metrics.synced(
+            family,
+            Duration::from_mins(1),
+            is_iptables.then_some(Extent::Full),
+        );
         metrics.complete(family, SystemTime::now());
         metrics.programmed(family, [trigger, later].into_iter());
         metrics.flows_compared(family, Duration::from_millis(2), 5);
@@ -255,10 +267,14 @@ fn the_build_is_of_the_kubernetes_version_that_it_is_as() {
 fn feature_gates_are_told_as_they_are() {
     let told = |gates: &str| {
         let gates = format!("--feature-gates={gates}");
-        let Ok(Command::Run(options)) = flags::parse(["kube-proxy", &*gates]) else {
+        let Ok(Command::Run(options)) = command_line::parse(["kube-proxy", &*gates]) else {
             panic!("{gates}");
         };
-        Metrics::of(options.mode, &options.gates).classic()
+        Metrics::of(
+            options.modes.chosen.definition().metrics(),
+            &options.process.gates,
+        )
+        .classic()
     };
     let default = told("");
     let samples = default.matches("\nkubernetes_feature_enabled{").count();
@@ -370,7 +386,7 @@ fn samples_say_what_happened() {
 #[test]
 fn iptables_mode_counts_rules_and_tells_partial_syncs_apart() {
     let of = |full: bool| {
-        let metrics = Metrics::of_mode(ProxyMode::Iptables);
+        let metrics = of_mode(ProxyMode::Iptables);
         let report = |written, failed_restores| Report {
             failed_restores,
             iptables: Some(IptablesReport {
@@ -382,7 +398,8 @@ fn iptables_mode_counts_rules_and_tells_partial_syncs_apart() {
         };
         for report in [report(Some([1, 3]), 2), report(None, 0)] {
             metrics.booked(IpFamily::V4, &report);
-            metrics.synced(IpFamily::V4, Duration::from_millis(3), Some(full));
+            let extent = metrics.extent(&report);
+            metrics.synced(IpFamily::V4, Duration::from_millis(3), extent);
         }
         metrics.classic()
     };
@@ -542,19 +559,10 @@ fn service(policies: &Policies) -> Event {
         node_port: policies.node_port,
     };
     Event::ServiceApplied(Service {
-        name: name(),
-        uid: "".into(),
-        created: None,
-        kind: ServiceType::ClusterIp,
-        cluster_ips: ["10.96.0.1".parse().unwrap()].into_iter().collect(),
-        external_ips: Vec::new(),
-        ingress_ips: Vec::new(),
         ports: [port].into_iter().collect(),
-        affinity_seconds: None,
         internal_local: policies.internal,
         external_local: policies.external,
-        source_ranges: Vec::new(),
-        health_check_node_port: None,
+        ..Service::at(name(), ["10.96.0.1".parse().unwrap()])
     })
 }
 

@@ -28,18 +28,9 @@ use route_netlink::{
 
 use super::reason::{refused, refused_or_wrong, said, surprise, unsent, wrong};
 use crate::config::VipMode;
+use crate::footprint::{ANCHOR, LINK, ROUTE_PROTOCOL};
 use crate::kernel::FoundAddresses;
 use crate::plan::{Op, Outcome};
-
-const LINK: &str = "kube-ipvs0";
-
-/// Nobody's in `/etc/iproute2/rt_protos`: 'k'.
-const ROUTE_PROTOCOL: u8 = 107;
-
-/// Keeps IPv4 on the link when service addresses are routes: with the last address of a link, the
-/// kernel removes its routes (`fib_disable_ip`). Local to the node anyway, like all of 127.0.0.0/8,
-/// and of scope host, so nobody's source address.
-const ANCHOR: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 107, 0, 1));
 
 /// One local route makes the kernel ask its routing table whether a packet's source is one of its
 /// own addresses, instead of walking through a 256th of all addresses (`fib_validate_source`, where
@@ -299,17 +290,6 @@ impl Addresses {
     fn last_of(&mut self, batch: &Batch) -> Result<Reply, Error> {
         let last = self.rtnetlink.execute(batch)?.pop();
         Ok(last.unwrap_or(Reply::Unknown))
-    }
-
-    /// The kind of the link: `dummy`, `veth`, ...; empty for hardware. `None` if there is no such
-    /// link.
-    pub(super) fn link_kind(&mut self) -> Result<Option<String>, Error> {
-        Ok(self.rtnetlink.link(LINK)?.map(|link| link.kind))
-    }
-
-    /// Removes the link with its addresses. What is gone already is removed.
-    pub(super) fn remove_link(&mut self) -> Result<(), Error> {
-        self.rtnetlink.delete_link(LINK)
     }
 
     /// Binds and unbinds.

@@ -4,12 +4,14 @@
 //! A set of each type is made and destroyed, and while one is there, rules that name it, in a chain
 //! that nothing leads to. The kernel loads modules for them if it can; nothing of it stays.
 
+use std::time::Duration;
+
 use ipset_netlink::{Definition, Family, Ipset, SetType};
-use iptables::{Iptables, IptablesError};
+use iptables::{Field, FlowState, Iptables, IptablesError, Match, Rule, SourcePort, Table, Target};
 use proxy::IpFamily;
 
-use super::cleanup::destroy;
-use super::sets::Sets;
+/// The nft backend lets go of a set a little after its rules.
+const RELEASED_WITHIN: Duration = Duration::from_secs(2);
 
 /// All that sets are made as.
 const TYPES: [SetType; 5] = [
@@ -21,23 +23,21 @@ const TYPES: [SetType; 5] = [
     SetType::HashIp,
 ];
 
-/// Rules with each match and target that all clusters need, their table before them.
-const RULES: [(&str, &str); 5] = [
-    (
-        "nat",
-        "-m comment --comment probe -m set --match-set SET dst -j RETURN",
-    ),
-    ("nat", "-m mark ! --mark 0x4000/0x4000 -j RETURN"),
-    (
-        "nat",
-        "-m addrtype --dst-type LOCAL -j MARK --set-xmark 0x4000/0x4000",
-    ),
-    ("nat", "-j MASQUERADE"),
-    (
-        "filter",
-        "-m conntrack --ctstate NEW -m set --match-set SET dst -j REJECT",
-    ),
-];
+/// Rules with each match and target that all clusters need, about a set that is there.
+fn rules(set: &str, family: IpFamily) -> [(Table, Rule); 5] {
+    const MARK: u32 = 0x4000;
+    let in_set = || Match::InSet(set.to_owned().into(), &[Field::Destination]);
+    let new = Match::State(&[FlowState::New]);
+    let rules = [
+        Rule::new([Match::comment("probe"), in_set()], Target::Return),
+        Rule::new([Match::NotMark(MARK)], Target::Return),
+        Rule::new([Match::DestinationLocal], Target::set_mark(MARK)),
+        Rule::new([], Target::Masquerade(SourcePort::Kept)),
+    ];
+    let [one, two, three, four] = rules.map(|rule| (Table::Nat, rule));
+    let reject = Rule::new([new, in_set()], Target::Reject(family));
+    [one, two, three, four, (Table::Filter, reject)]
+}
 
 /// What a kernel lacks.
 #[derive(Debug, thiserror::Error)]
@@ -56,21 +56,19 @@ pub fn probe(iptables: &Iptables, family: IpFamily) -> Result<(), ProbeError> {
         IpFamily::V4 => ("KUBE-PROXY-PROBE", Family::Inet),
         IpFamily::V6 => ("KUBE-6-PROXY-PROBE", Family::Inet6),
     };
-    let (mut ipset, mut sets) = (Ipset::open()?, Sets::open(family)?);
+    let mut ipset = Ipset::open()?;
     // Rules that a probe which was cut short has left go with those of this one, but what they name
     // does not before.
-    if destroy(&mut sets, name).is_err() {
-        iptables.try_rules(family, &[("nat", "-j RETURN"), ("filter", "-j RETURN")])?;
+    if ipset.destroy_released(name, RELEASED_WITHIN).is_err() {
+        let empty = |table| (table, Rule::new([], Target::Return));
+        iptables.try_rules(family, &[Table::Nat, Table::Filter].map(empty))?;
     }
     for set_type in TYPES {
-        destroy(&mut sets, name)?;
+        ipset.destroy_released(name, RELEASED_WITHIN)?;
         ipset.create(name, &Definition::new(set_type, kind))?;
     }
-    let tried = iptables.try_rules(
-        family,
-        &RULES.map(|(table, rule)| (table, rule.replace("SET", name))),
-    );
-    let destroyed = destroy(&mut sets, name);
+    let tried = iptables.try_rules(family, &rules(name, family));
+    let destroyed = ipset.destroy_released(name, RELEASED_WITHIN);
     tried?;
     destroyed?;
     Ok(())

@@ -7,24 +7,14 @@
 //! with that scheduler is there already, as on a node that has been programmed.
 
 use std::fs;
-use std::net::Ipv4Addr;
 use std::path::Path;
 
 use ipvs_netlink::{Error, Ipvs, Name, Service, ServiceEntry};
 use netlink_batch::{Batch, Reply};
-use proxy::Protocol;
 
 use super::OpenError;
 use super::servers::service_key;
-use crate::server::{VirtualServer, VirtualServerKey};
-
-/// The virtual server that asks. It has no destinations: nobody else's is without and at this
-/// address.
-const PROBE: VirtualServerKey = VirtualServerKey {
-    address: std::net::IpAddr::V4(Ipv4Addr::new(198, 51, 100, 0)),
-    port: 20_000,
-    protocol: Protocol::Tcp,
-};
+use crate::footprint::PROBE;
 
 /// Asks the kernel, in the network namespace of the calling thread, for the scheduler of this name
 /// (`rr`, `mh`, ...); it loads the module if it can. [`OpenError::Scheduler`] if it has none. What
@@ -83,11 +73,6 @@ fn is_used(scheduler: Name, there: &[ServiceEntry]) -> bool {
         .any(|entry| entry.service.scheduler == scheduler && entry.service.key != key)
 }
 
-/// Whether a virtual server is one that a question has left.
-pub(super) fn is_left_by_a_probe(key: &VirtualServerKey, server: &VirtualServer) -> bool {
-    *key == PROBE && server.destinations.is_empty()
-}
-
 /// What can be seen of a scheduler without a write: a sentence if the kernel will not have it. None
 /// also where that cannot be seen, as from a container without `/lib/modules`.
 pub fn foresee_scheduler(name: &str) -> Option<String> {
@@ -116,6 +101,7 @@ mod tests {
     use ipvs_netlink::Statistics;
 
     use super::*;
+    use crate::server::VirtualServerKey;
 
     #[test]
     fn a_scheduler_that_is_in_use_need_not_be_asked_for() {

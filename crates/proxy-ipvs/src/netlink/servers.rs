@@ -201,7 +201,7 @@ impl<E: FnMut(&Batch) -> Result<Vec<Reply>, Error>> Writing<'_, E> {
         let (again, places): (Vec<&Op>, Vec<&mut Outcome>) = part
             .iter()
             .zip(&mut outcomes)
-            .filter(|(op, _)| server_of(op).is_some_and(|key| unnoted.contains(key)))
+            .filter(|(op, _)| op.server().is_some_and(|key| unnoted.contains(key)))
             .unzip();
         let mut is_for_the_note = false;
         for ((op, place), outcome) in again.iter().zip(places).zip(self.send(&again).0) {
@@ -326,19 +326,6 @@ fn may_mean_the_note(refusal: &Refusal) -> bool {
         refusal.errno,
         libc::EINVAL | libc::ERANGE | libc::EOPNOTSUPP
     )
-}
-
-/// The virtual server that a write is about.
-fn server_of(op: &Op) -> Option<&VirtualServerKey> {
-    match op {
-        Op::AddServer(key, _)
-        | Op::SetServer(key, _)
-        | Op::RemoveServer(key)
-        | Op::AddDestination(key, _)
-        | Op::SetDestination(key, _)
-        | Op::RemoveDestination(key, _) => Some(key),
-        _ => None,
-    }
 }
 
 fn outcome(op: &Op, refusal: &Refusal, missing: &BTreeSet<VirtualServerKey>) -> Outcome {
@@ -700,7 +687,7 @@ mod tests {
     #[test]
     fn each_write_gets_its_own_outcome_whatever_the_order() {
         let mut ops = three();
-        let keys: Vec<_> = ops.iter().filter_map(server_of).copied().collect();
+        let keys: Vec<_> = ops.iter().filter_map(Op::server).copied().collect();
         ops.extend([keys[0], keys[2], keys[4]].map(Op::RemoveServer));
         // Refuses the removal that it gets first.
         let mut is_first = true;

@@ -1,6 +1,7 @@
 //! The `KUBE-*` sets of one family, over nfnetlink.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use ipset_netlink::{
     Action, Change, Definition, Entry, Error, Family, Header, IpProtocol, Ipset, Reason, SetType,
@@ -8,18 +9,10 @@ use ipset_netlink::{
 use proxy::{IpFamily, Protocol};
 
 use super::reason::{refused, surprise, unsent, wrong};
+use crate::footprint::spare;
 use crate::kernel::FoundSets;
 use crate::plan::{Op, Outcome};
 use crate::sets::{Member, Set, SetKind};
-
-/// The name that a set has while it is filled to replace a smaller one. The families grow theirs at
-/// the same time, and set names are one space for both.
-fn spare(family: IpFamily) -> &'static str {
-    match family {
-        IpFamily::V4 => "KUBE-GROWING",
-        IpFamily::V6 => "KUBE-6-GROWING",
-    }
-}
 
 /// The sets of one family.
 #[derive(Debug)]
@@ -113,7 +106,7 @@ impl Sets {
     fn grow(&mut self, name: &str, wanted: &Definition) -> Result<(), Error> {
         let spare = spare(self.family);
         let entries = self.ipset.list(name)?.entries;
-        self.destroy(spare)?;
+        self.ipset.destroy_released(spare, Duration::ZERO)?;
         self.ipset.create(spare, wanted)?;
         let filled = self.ipset.add(spare, &entries).and_then(|outcomes| {
             let failure = outcomes
@@ -124,28 +117,6 @@ impl Sets {
         let grown = filled.and_then(|()| self.ipset.swap(spare, name));
         let destroyed = self.ipset.destroy(spare);
         grown.and(destroyed)
-    }
-
-    /// The names of all sets of ours that exist, whatever their type: a spare one too, which a
-    /// crash has left. (Earlier builds gave that of either family the name that IPv4's has now.)
-    pub(super) fn names(&mut self) -> Result<Vec<String>, Error> {
-        let there = self.ipset.headers()?;
-        let is_there = |name: &String| there.iter().any(|header| header.name == *name);
-        let family = self.family;
-        let names = Set::all().map(|set| set.name(family));
-        let names = names.chain([spare(family).to_owned()]);
-        Ok(names.filter(is_there).collect())
-    }
-
-    /// Destroys a set; false if there was none.
-    pub(super) fn destroy(&mut self, name: &str) -> Result<bool, Error> {
-        match self.ipset.destroy(name) {
-            Err(Error::Refused {
-                reason: Reason::NoSuchSet,
-                ..
-            }) => Ok(false),
-            destroyed => destroyed.map(|()| true),
-        }
     }
 
     /// Adds and removes members.

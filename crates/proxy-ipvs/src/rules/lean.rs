@@ -1,43 +1,43 @@
-//! `--ipvs-shim=lean`: the verdicts of upstream's rules, in its chains, with less work for the first packet of a flow.
+//! `--ipvs-shim=lean`: the verdicts of upstream's rules, in its chains, with less work for the
+//! first packet of a flow.
 //!
 //! - A chain without rules is not jumped into.
 //! - Cluster IPs, which most packets to Services are for, come first, and are looked up once.
-//! - What upstream decides by a chain of RETURNs is one rule with all conditions, the one that settles most packets first. What
-//!   belongs to a flow that is known already leaves the access filter at its first condition.
-//! - Sets that hold nothing are not asked, the routing table (`addrtype`) only for what a node port may be meant by, and
-//!   bridges (`physdev`) never.
+//! - What upstream decides by a chain of RETURNs is one rule with all conditions, the one that
+//!   settles most packets first. What belongs to a flow that is known already leaves the access
+//!   filter at its first condition.
+//! - Sets that hold nothing are not asked, the routing table (`addrtype`) only for what a node port
+//!   may be meant by, and bridges (`physdev`) never.
 //!
 //! What an operator sees of it, and the two packets that differ: `docs/ipvs-shim.md`.
 
+use iptables::{Field, Match, Rule, Table, Target};
+use kube_rules::{FORWARD, MARK_MASQ, POSTROUTING, SERVICES};
 use proxy::Protocol;
 
-use super::{Match, Rule, Shim, Table, forward, mark, masquerade, not_local, rule, set_mark};
+use super::{DST, DST_DST, DST_DST_SRC, NEW, Shim, mark, node_port_fields, not_local};
 use crate::config::Config;
 use crate::sets::Set;
 
 impl Shim {
     pub(super) fn lean_chain(&self, table: Table, name: &str, config: &Config) -> Vec<Rule> {
-        let mut chain = match (table, name) {
-            (Table::Nat, "KUBE-SERVICES") => self.lean_services(config),
-            (Table::Nat, "KUBE-POSTROUTING") => self.lean_postrouting(config),
+        let chain = match (table, name) {
+            (Table::Nat, SERVICES) => self.lean_services(config),
+            (Table::Nat, POSTROUTING) => self.postrouting(config),
             (Table::Nat, "KUBE-NODE-PORT") => self.lean_node_ports(config),
             (Table::Nat, "KUBE-LOAD-BALANCER") => self.lean_load_balancers(config),
             // Plug-ins of the network jump into it, too.
-            (Table::Nat, "KUBE-MARK-MASQ") => vec![rule([], mark(config))],
-            (Table::Filter, "KUBE-FORWARD") => lean_forward(config),
+            (Table::Nat, MARK_MASQ) => vec![Rule::new([], mark(config))],
+            (Table::Filter, FORWARD) => lean_forward(config),
             (Table::Filter, "KUBE-NODE-PORT") => {
-                self.if_filled(Set::HealthCheckNodePort, "dst", "ACCEPT")
+                self.if_filled(Set::HealthCheckNodePort, DST, Target::Accept)
             }
             (Table::Filter, "KUBE-PROXY-FIREWALL") => self.lean_firewall(),
             (Table::Filter, "KUBE-IPVS-FILTER") => self.lean_access_filter(),
             (Table::Filter, "KUBE-IPVS-OUT-FILTER") => self.out_filter(),
             _ => Vec::new(),
         };
-        for rule in &mut chain {
-            rule.matches
-                .retain(|part| !matches!(part, Match::Comment(_)));
-        }
-        chain
+        chain.into_iter().map(Rule::without_comments).collect()
     }
 
     fn lean_services(&self, config: &Config) -> Vec<Rule> {
@@ -46,25 +46,28 @@ impl Shim {
             let (from, fields) = not_local(config);
             let matches = from
                 .into_iter()
-                .chain([Match::InSet(Set::ClusterIp, fields)]);
-            chain.push(rule(matches, mark(config)));
-            chain.push(to(Set::ClusterIp, "ACCEPT"));
+                .chain([self.in_set(Set::ClusterIp, fields)]);
+            chain.push(Rule::new(matches, mark(config)));
+            chain.push(self.to(Set::ClusterIp, Target::Accept));
         }
         if self.is_filled(Set::LoadBalancer) {
-            chain.push(to(Set::LoadBalancer, "KUBE-LOAD-BALANCER"));
+            chain.push(self.to(Set::LoadBalancer, "KUBE-LOAD-BALANCER"));
         }
         if self.is_filled(Set::ExternalIp) {
-            chain.push(to(Set::ExternalIp, mark(config)));
-            chain.push(to(Set::ExternalIp, "ACCEPT"));
+            chain.push(self.to(Set::ExternalIp, mark(config)));
+            chain.push(self.to(Set::ExternalIp, Target::Accept));
         }
         if self.is_filled(Set::ExternalIpLocal) {
-            chain.push(to(Set::ExternalIpLocal, "ACCEPT"));
+            chain.push(self.to(Set::ExternalIpLocal, Target::Accept));
         }
         if !self.lean_node_ports(config).is_empty() {
-            chain.push(rule([], "KUBE-NODE-PORT"));
+            chain.push(Rule::new([], "KUBE-NODE-PORT"));
         }
         if !chain.is_empty() {
-            chain.insert(0, rule([Match::Source(self.loopback())], "RETURN"));
+            chain.insert(
+                0,
+                Rule::new([Match::Source(self.loopback())], Target::Return),
+            );
         }
         chain
     }
@@ -73,40 +76,31 @@ impl Shim {
         if !self.is_filled(Set::LoadBalancer) {
             return Vec::new();
         }
-        let not_pinned = self.unless(Set::LoadBalancerLocal, "dst,dst");
-        vec![rule(not_pinned, mark(config)), rule([], "ACCEPT")]
+        let not_pinned = self.unless(Set::LoadBalancerLocal, DST_DST);
+        vec![
+            Rule::new(not_pinned, mark(config)),
+            Rule::new([], Target::Accept),
+        ]
     }
 
-    /// The look-up of the port is the cheapest, that of the address in the routing table the dearest.
+    /// The look-up of the port is the cheapest, that of the address in the routing table the
+    /// dearest.
     fn lean_node_ports(&self, config: &Config) -> Vec<Rule> {
         let protocols = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp].into_iter();
         let filled = protocols.filter(|protocol| self.is_filled(Set::node_port(*protocol)));
         let rule_of = |protocol| {
-            let fields = if protocol == Protocol::Sctp {
-                "dst,dst"
-            } else {
-                "dst"
-            };
+            let fields = node_port_fields(protocol);
             let is_served = [
                 Match::Protocol(protocol),
-                Match::InSet(Set::node_port(protocol), fields),
+                self.in_set(Set::node_port(protocol), fields),
             ];
             let matches = is_served
                 .into_iter()
                 .chain(self.unless(Set::node_port_local(protocol), fields))
-                .chain([Match::AddressType("--dst-type LOCAL")]);
-            rule(matches, mark(config))
+                .chain([Match::DestinationLocal]);
+            Rule::new(matches, mark(config))
         };
         filled.map(rule_of).collect()
-    }
-
-    fn lean_postrouting(&self, config: &Config) -> Vec<Rule> {
-        let mark = config.masquerade_mark;
-        let mut chain = self.if_filled(Set::LoopBack, "dst,dst,src", "MASQUERADE");
-        chain.push(rule([Match::NotMark(mark)], "RETURN"));
-        chain.push(rule([], set_mark(mark, 0)));
-        chain.push(rule([], masquerade(config)));
-        chain
     }
 
     /// Also for flows that are known: one that its source range no longer allows ends.
@@ -117,9 +111,12 @@ impl Shim {
         let ranges = [Set::LoadBalancerSourceCidr, Set::LoadBalancerSourceIp];
         let outside = ranges
             .into_iter()
-            .filter_map(|set| self.unless(set, "dst,dst,src"));
-        let limited = Match::InSet(Set::LoadBalancerFirewall, "dst,dst");
-        vec![rule([limited].into_iter().chain(outside), "DROP")]
+            .filter_map(|set| self.unless(set, DST_DST_SRC));
+        let limited = self.in_set(Set::LoadBalancerFirewall, DST_DST);
+        vec![Rule::new(
+            [limited].into_iter().chain(outside),
+            Target::Drop,
+        )]
     }
 
     fn lean_access_filter(&self) -> Vec<Rule> {
@@ -127,38 +124,38 @@ impl Shim {
             return Vec::new();
         }
         let others = [
-            (Set::LoadBalancer, "dst,dst"),
-            (Set::ExternalIp, "dst,dst"),
-            (Set::ExternalIpLocal, "dst,dst"),
-            (Set::HealthCheckNodePort, "dst"),
+            (Set::LoadBalancer, DST_DST),
+            (Set::ExternalIp, DST_DST),
+            (Set::ExternalIpLocal, DST_DST),
+            (Set::HealthCheckNodePort, DST),
         ];
-        let matches = [Match::State("NEW")]
+        let matches = [NEW]
             .into_iter()
-            .chain(self.unless(Set::ClusterIp, "dst,dst"))
-            .chain([Match::InSet(Set::IpvsIps, "dst")])
+            .chain(self.unless(Set::ClusterIp, DST_DST))
+            .chain([self.in_set(Set::IpvsIps, DST)])
             .chain(
                 others
                     .into_iter()
                     .filter_map(|(set, fields)| self.unless(set, fields)),
             );
-        vec![rule(matches, self.reject())]
+        vec![Rule::new(matches, Target::Reject(self.family))]
     }
 
     /// A set that holds nothing need not be asked.
-    fn unless(&self, set: Set, fields: &'static str) -> Option<Match> {
-        self.is_filled(set).then_some(Match::NotInSet(set, fields))
+    fn unless(&self, set: Set, fields: &'static [Field]) -> Option<Match> {
+        self.is_filled(set).then_some(self.not_in_set(set, fields))
+    }
+
+    fn to(&self, set: Set, target: impl Into<Target>) -> Rule {
+        Rule::new([self.in_set(set, DST_DST)], target)
     }
 }
 
 /// Both accept. Nearly all packets are of flows that are known: they meet one rule.
 fn lean_forward(config: &Config) -> Vec<Rule> {
-    let mut chain = forward(config);
+    let mut chain = Vec::from(kube_rules::forward(config.masquerade_mark));
     chain.reverse();
     chain
-}
-
-fn to(set: Set, target: impl Into<String>) -> Rule {
-    rule([Match::InSet(set, "dst,dst")], target)
 }
 
 #[cfg(test)]
@@ -166,6 +163,7 @@ mod tests {
     use std::collections::BTreeSet;
     use std::net::IpAddr;
 
+    use iptables::{ChainName, FlowState};
     use proxy::{IpFamily, LocalDetector};
 
     use super::*;
@@ -183,7 +181,7 @@ mod tests {
         source: IpAddr,
         in_interface: &'static str,
         protocol: Protocol,
-        state: &'static str,
+        state: FlowState,
         is_to_local: bool,
         is_from_bridge_port: bool,
         /// A Service's own address sent it.
@@ -196,9 +194,9 @@ mod tests {
     }
 
     impl Packet {
-        fn is_in(&self, set: Set, fields: &str) -> bool {
+        fn is_in(&self, set: Set, fields: &[Field]) -> bool {
             match (set, fields) {
-                (Set::ClusterIp, "src,dst") => self.is_from_cluster_ip,
+                (Set::ClusterIp, [Field::Source, Field::Destination]) => self.is_from_cluster_ip,
                 (Set::LoadBalancerSourceCidr | Set::LoadBalancerSourceIp, _) => {
                     self.is_source_in_range && self.sets.contains(&set)
                 }
@@ -220,17 +218,26 @@ mod tests {
                     None => self.in_interface != name,
                 },
                 Match::Protocol(protocol) => self.protocol == *protocol,
-                Match::InSet(set, fields) => self.is_in(*set, fields),
-                Match::NotInSet(set, fields) => !self.is_in(*set, fields),
+                Match::InSet(name, fields) => self.is_in(set(name), fields),
+                Match::NotInSet(name, fields) => !self.is_in(set(name), fields),
                 Match::Mark(_) => self.is_marked,
                 Match::NotMark(_) => !self.is_marked,
-                Match::AddressType("--dst-type LOCAL") => self.is_to_local,
-                Match::AddressType(_) => {
+                Match::DestinationLocal => self.is_to_local,
+                Match::SourceNotLocal => {
                     !self.source.is_loopback() && !self.in_interface.is_empty()
                 }
-                Match::State(states) => states.split(',').any(|state| state == self.state),
+                Match::State(states) => states.contains(&self.state),
                 Match::NotFromBridgePort => !self.is_from_bridge_port,
-                Match::ToVirtualServer(key) => self.through == Some(*key),
+                Match::VirtualServer(protocol, address, port) => {
+                    let (protocol, address, port) = (*protocol, *address, *port);
+                    let key = VirtualServerKey {
+                        address,
+                        port,
+                        protocol,
+                    };
+                    self.through == Some(key)
+                }
+                other => panic!("no rule of the shim has this: {other:?}"),
             }
         }
     }
@@ -251,7 +258,7 @@ mod tests {
             // Each is put at the head.
             let mut jumps: Vec<_> = shim
                 .jumps(config)
-                .map(|jump| (jump.0, jump.1, jump.2))
+                .map(|jump| (jump.table, jump.from, jump.to))
                 .collect();
             jumps.reverse();
             Self {
@@ -301,22 +308,29 @@ mod tests {
             .find(|chain| (chain.0, chain.1) == (table, name))
             .unwrap();
         for rule in rules {
-            if !rule.matches.iter().all(|part| packet.fits(part)) {
+            if !rule.matches().iter().all(|part| packet.fits(part)) {
                 continue;
             }
-            let target = rule.target.split(' ').next().unwrap();
+            let target = rule.target().unwrap();
             match target {
-                "RETURN" => return None,
-                "ACCEPT" | "DROP" | "REJECT" | "MASQUERADE" => return Some(target.to_owned()),
-                "MARK" => packet.is_marked = !rule.target.ends_with("/0x0"),
-                chain => {
+                Target::Return => return None,
+                Target::Accept | Target::Drop | Target::Reject(_) | Target::Masquerade(_) => {
+                    return target.to_string().split(' ').next().map(str::to_owned);
+                }
+                Target::Mark { mask, .. } => packet.is_marked = mask != 0,
+                Target::Chain(ChainName::Fixed(chain)) => {
                     if let Some(end) = through(chains, table, chain, packet) {
                         return Some(end);
                     }
                 }
+                other => panic!("no rule of the shim does this: {other:?}"),
             }
         }
         None
+    }
+
+    fn set(name: &str) -> Set {
+        Set::by_name(name, IpFamily::V4).unwrap()
     }
 
     /// What a packet may be for: the sets, and whether the address is one of the node.
@@ -379,7 +393,7 @@ mod tests {
         let mut all = Vec::new();
         for (source, in_interface, is_from_bridge_port, is_from_cluster_ip) in sources {
             for protocol in [Protocol::Tcp, Protocol::Udp, Protocol::Sctp] {
-                for state in ["NEW", "ESTABLISHED", "INVALID"] {
+                for state in [FlowState::New, FlowState::Established, FlowState::Invalid] {
                     for [is_source_in_range, is_marked] in
                         [[false, false], [false, true], [true, false], [true, true]]
                     {

@@ -1,5 +1,6 @@
-//! A kernel whose threads take their time and whose answers are lost, while Services change and somebody else damages what is there:
-//! in whatever order that comes, the end is what a fresh start makes. No run is like another; each one's seed decides only what happens.
+//! A kernel whose threads take their time and whose answers are lost, while Services change and
+//! somebody else damages what is there: in whatever order that comes, the end is what a fresh start
+//! makes. No run is like another; each one's seed decides only what happens.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -232,7 +233,7 @@ fn whatever_comes_between_the_end_is_what_a_start_makes() {
             let restless = Restless(kernel.clone(), chance.clone());
             Worker::spawn("fake", move || Ok::<_, io::Error>(restless)).unwrap()
         };
-        let lanes = Lanes::new(lane(), lane(), lane(), lane());
+        let lanes = Lanes::new([lane(), lane(), lane(), lane()]);
         let mut world = World::on(Config::default(), kernel.clone(), lanes).listed();
         let mut ahead = Duration::ZERO;
         for _ in 0..MOMENTS {

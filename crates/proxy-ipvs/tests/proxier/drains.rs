@@ -1,4 +1,5 @@
-//! Draining on the strict fake kernel: who drains, when it is looked at, and what happens to it meanwhile.
+//! Draining on the strict fake kernel: who drains, when it is looked at, and what happens to it
+//! meanwhile.
 #![allow(
     clippy::indexing_slicing,
     reason = "a step names a Service, a virtual server or a pod by its number"
@@ -90,8 +91,8 @@ fn conflict() -> World {
     world
 }
 
-/// Lets time pass as the daemon does, from one timer to the next; the milliseconds at which connections were read, and of
-/// how many virtual servers.
+/// Lets time pass as the daemon does, from one timer to the next; the milliseconds at which
+/// connections were read, and of how many virtual servers.
 fn looks(world: &mut World, lasting: Duration) -> Vec<(u128, usize)> {
     let started = world.now;
     let mut looks = Vec::new();
@@ -584,8 +585,8 @@ impl Story {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Endpoints have their weight at once; what is none gets no new connection, and loses none that it has; and in the end
-    /// nothing is left over and nothing is due.
+    /// Endpoints have their weight at once; what is none gets no new connection, and loses none
+    /// that it has; and in the end nothing is left over and nothing is due.
     #[test]
     fn endpoints_serve_and_leftovers_drain(steps in proptest::collection::vec(step(), 1..40)) {
         let mut story = Story::new();

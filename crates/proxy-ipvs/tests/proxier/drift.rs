@@ -1,4 +1,5 @@
-//! What somebody else changes: found by a check while events go on, or told by the kernel; repaired, and told.
+//! What somebody else changes: found by a check while events go on, or told by the kernel;
+//! repaired, and told.
 
 use proxy::Notice;
 

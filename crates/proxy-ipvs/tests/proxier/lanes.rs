@@ -1,4 +1,5 @@
-//! Nothing waits for what it does not need: parts of the kernel that hang, that cannot be read, or that take long.
+//! Nothing waits for what it does not need: parts of the kernel that hang, that cannot be read, or
+//! that take long.
 
 use std::sync::Arc;
 
@@ -405,7 +406,8 @@ fn what_is_written_during_a_check_is_not_what_somebody_has_changed() {
     assert!(serves("10.96.0.11:80", 2)(&world.kernel));
 }
 
-/// The kernel tells virtual servers by their number: where one is removed meanwhile, another one is passed over.
+/// The kernel tells virtual servers by their number: where one is removed meanwhile, another one is
+/// passed over.
 #[test]
 fn a_virtual_server_that_a_check_has_passed_over_is_not_made_again() {
     let mut world = web();

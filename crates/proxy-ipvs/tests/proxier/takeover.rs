@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use proxy_ipvs::fake::FakeKernel;
-use proxy_ipvs::{Backend, Config, Leftovers, Place, Rules};
+use proxy_ipvs::{Backend, Config, Place, Rules, beside_the_shim};
 
 use super::{IpFamily, Kind, PAIR, World, ip, service, slice};
 use proxy::{Event, Mode as _};
@@ -17,7 +17,7 @@ fn programmed() -> World {
     {
         let mut state = kernel.state();
         state.snapshot.rules = Some(Rules::parse(SAVED));
-        let leftovers = Arc::new(Leftovers::beside_the_shim(SAVED));
+        let leftovers = Arc::new(beside_the_shim(&[&proxy_iptables::FOOTPRINT], SAVED));
         state.snapshot.leftovers = Some([(BESIDE, leftovers)].into());
     }
     let mut world = World::with(Config::default(), kernel);
@@ -117,7 +117,7 @@ fn a_refused_removal_is_told_and_tried_again() {
 #[test]
 fn leftovers_that_no_rule_leads_to_do_not_hold_up_the_rules() {
     let kernel = FakeKernel::new(IpFamily::V4, &[ip("192.168.99.10")]);
-    let leftovers = Arc::new(Leftovers::beside_the_shim(SAVED));
+    let leftovers = Arc::new(beside_the_shim(&[&proxy_iptables::FOOTPRINT], SAVED));
     let places = [
         (BESIDE, Arc::clone(&leftovers)),
         (Place::Other(Backend::Nft), leftovers),

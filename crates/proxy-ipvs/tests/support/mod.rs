@@ -13,17 +13,18 @@ use netlink_batch::Worker;
 use proxy::{
     Changes, Conflict, Drift, Endpoint, EndpointPort, EndpointSlice, Event, Failure, IpFamily,
     Kind, Mode as _, Model, NamespacedName, Node, NodeFacts, Placement, Protocol, Report, Service,
-    ServicePort, ServiceType, Target, Unreadable,
+    ServicePort, Target, Unreadable,
 };
 use proxy_ipvs::fake::{FakeKernel, Work};
 use proxy_ipvs::{
     Config, FoundAddresses, FoundRules, FoundSets, Glance, Kernel, KernelError, Lanes, Op, Outcome,
-    Part, Plan, Proxier, VirtualServer, VirtualServerKey,
+    Part, Plan, Proxier, Snapshot, VirtualServer, VirtualServerKey,
 };
 
 pub(crate) const NODE: &str = "node1";
 
-/// What is read again is read so long after it was last read, and what the kernel has told of so long after that.
+/// What is read again is read so long after it was last read, and what the kernel has told of so
+/// long after that.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// What came of all that was to be done at once.
@@ -129,6 +130,36 @@ pub(crate) struct World<K: Kernel = FakeKernel> {
     has_updated: bool,
 }
 
+/// A kernel that is read as one.
+pub(crate) trait Whole: Kernel {
+    /// Everything of this family; `with_rules` also the shim and what other modes have left.
+    fn dump(&mut self, with_rules: bool) -> Result<Snapshot, KernelError> {
+        let FoundAddresses {
+            has_link,
+            bound,
+            bound_otherwise,
+            interface_addresses,
+        } = self.read_addresses()?;
+        let FoundSets { members, sizes } = self.read_sets()?;
+        let servers = self.read_servers()?;
+        let rules = with_rules.then(|| self.read_rules()).transpose()?;
+        let (rules, leftovers) = rules.map(|found| (found.rules, found.leftovers)).unzip();
+        Ok(Snapshot {
+            has_link,
+            bound,
+            bound_otherwise,
+            interface_addresses,
+            sets: members,
+            set_sizes: sizes,
+            servers,
+            rules,
+            leftovers,
+        })
+    }
+}
+
+impl<K: Kernel> Whole for K {}
+
 pub(crate) fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
 }
@@ -150,13 +181,6 @@ pub(crate) fn server(text: &str) -> VirtualServerKey {
 
 pub(crate) fn service(at: &str, cluster_ip: &str, port: u16) -> Service {
     Service {
-        name: name(at),
-        uid: "".into(),
-        created: None,
-        kind: ServiceType::ClusterIp,
-        cluster_ips: [ip(cluster_ip)].into_iter().collect(),
-        external_ips: Vec::new(),
-        ingress_ips: Vec::new(),
         ports: [ServicePort {
             name: "".into(),
             protocol: Protocol::Tcp,
@@ -165,11 +189,7 @@ pub(crate) fn service(at: &str, cluster_ip: &str, port: u16) -> Service {
         }]
         .into_iter()
         .collect(),
-        affinity_seconds: None,
-        internal_local: false,
-        external_local: false,
-        source_ranges: Vec::new(),
-        health_check_node_port: None,
+        ..Service::at(name(at), [ip(cluster_ip)])
     }
 }
 
@@ -231,7 +251,7 @@ impl World<Slow> {
             let slow = Slow(kernel.clone(), held.clone());
             Worker::spawn("fake", move || Ok::<_, io::Error>(slow)).unwrap()
         };
-        let lanes = Lanes::new(lane(), lane(), lane(), lane());
+        let lanes = Lanes::new([lane(), lane(), lane(), lane()]);
         Self::on(config, kernel, lanes)
     }
 
@@ -252,7 +272,8 @@ impl World<Slow> {
     }
 }
 
-/// Parts of the kernel at which whoever reads or writes them is held, and what is held once it is done: `READ` or `WRITTEN`.
+/// Parts of the kernel at which whoever reads or writes them is held, and what is held once it is
+/// done: `READ` or `WRITTEN`.
 pub(crate) type Held = Arc<Mutex<BTreeSet<&'static str>>>;
 
 /// The addresses have been read, which nobody knows yet.

@@ -4,12 +4,10 @@
 use std::net::SocketAddr;
 use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use anyhow::{Context, Result};
 use apiserver::{Options, Server};
 use clap::Parser;
-use ipnet::IpNet;
 use tokio::signal::unix::{SignalKind, signal};
 
 /// An API server fixture: lists and watches Services, EndpointSlices and Nodes over plain HTTP.
@@ -24,25 +22,9 @@ struct Flags {
     /// Where to write a kubeconfig.
     #[arg(long, value_name = "FILE")]
     kubeconfig_out: Option<PathBuf>,
-    /// Answer requests for streamed initial lists like a server without WatchList.
-    #[arg(long)]
-    no_watch_list: bool,
-    /// How often watches get a bookmark, such as 500ms, 5s, 1m.
-    #[arg(long, default_value = "1m", value_parser = duration)]
-    bookmark_interval: Duration,
-    /// Ranges of cluster IPs; the first one's family is the default.
-    #[arg(
-        long,
-        value_delimiter = ',',
-        default_value = "10.96.0.0/12,fd00:96::/112"
-    )]
-    service_cidrs: Vec<IpNet>,
-    /// Note when events of changes are sent, for GET /sent.
+    /// Note when events of changes are sent, for GET /fixture/sent.
     #[arg(long)]
     notes_sent: bool,
-    /// Create the Service default/kubernetes.
-    #[arg(long)]
-    kubernetes_service: bool,
 }
 
 #[tokio::main(flavor = "current_thread")]
@@ -53,10 +35,6 @@ async fn main() -> Result<()> {
     let flags = Flags::parse();
     let server = Server::start(Options {
         address: flags.listen,
-        watch_list: !flags.no_watch_list,
-        bookmark_interval: flags.bookmark_interval,
-        service_cidrs: flags.service_cidrs,
-        kubernetes_service: flags.kubernetes_service,
         notes_sent: flags.notes_sent,
         ..Options::default()
     })
@@ -110,20 +88,4 @@ fn load(server: &Server, path: &Path) -> Result<()> {
     });
     entries.sort();
     entries.iter().try_for_each(|entry| load(server, entry))
-}
-
-fn duration(text: &str) -> Result<Duration, String> {
-    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let unit = match text.get(digits.len()..) {
-        Some("ms") => Duration::from_millis(1),
-        Some("s") => Duration::from_secs(1),
-        Some("m") => Duration::from_mins(1),
-        _ => return Err("must be a number with ms, s or m".into()),
-    };
-    let number: u32 = digits
-        .parse()
-        .map_err(|error| format!("{digits:?}: {error}"))?;
-    unit.checked_mul(number)
-        .filter(|duration| !duration.is_zero())
-        .ok_or_else(|| "must be above 0".into())
 }

@@ -101,15 +101,10 @@ impl Client {
     }
 
     pub(crate) async fn write(&self, method: &str, path: &str, body: &Value) -> (u16, Value) {
-        let content = if method == "PATCH" {
-            "application/merge-patch+json"
-        } else {
-            "application/json"
-        };
         self.send(
             method,
             path,
-            &[("content-type", content)],
+            &[("content-type", "application/json")],
             body.to_string().as_bytes(),
         )
         .await

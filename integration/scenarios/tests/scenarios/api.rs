@@ -20,7 +20,7 @@ fn dns() -> Service {
 }
 
 pub(crate) fn streamed_lists(c: &mut Cluster) -> Outcome {
-    let queries = served_from_an_api_server(c, true)?;
+    let queries = served_from_an_api_server(c, &["--feature-gates=WatchListClient=true"])?;
     assert!(
         queries
             .iter()
@@ -30,21 +30,23 @@ pub(crate) fn streamed_lists(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-pub(crate) fn paged_lists(c: &mut Cluster) -> Outcome {
-    let queries = served_from_an_api_server(c, false)?;
+pub(crate) fn cached_lists(c: &mut Cluster) -> Outcome {
+    let queries = served_from_an_api_server(c, &[])?;
     assert!(
-        queries.iter().any(|query| query.contains("limit=")),
+        queries
+            .iter()
+            .any(|query| query.contains("resourceVersion=0")),
         "{queries:#?}"
     );
     Ok(())
 }
 
 /// Returns the queries that the server got.
-fn served_from_an_api_server(c: &mut Cluster, watch_list: bool) -> anyhow::Result<Vec<String>> {
-    let mut api = c.api_server(watch_list)?;
+fn served_from_an_api_server(c: &mut Cluster, flags: &[&str]) -> anyhow::Result<Vec<String>> {
+    let mut api = c.api_server(true)?;
     api.apply(&web())?;
     api.start()?;
-    c.launch_on(&api, &["--nodeport-addresses=primary"])?;
+    c.launch_on(&api, &[&["--nodeport-addresses=primary"], flags].concat())?;
     c.await_first_sync()?;
     c.until_served(&web())?;
     c.until_answered(&c.outside, "172.35.0.100:30080")?;

@@ -40,7 +40,7 @@ fn main() {
         refusals: no_ip_vs if is_ip_vs_loadable(), no_rights, a_scheduler_that_the_kernel_lacks, unknown_flag, no_folder, no_kubeconfig;
         ways_in: over_tcp, over_udp, over_sctp, by_routes_over_tcp, by_routes_over_udp, several_ports, session_affinity, an_address_of_the_node_itself, other_objects_are_left_out;
         manifests: added_edited_deleted, renamed_into_place, a_broken_file_keeps_what_it_held, broken_at_the_start;
-        api: streamed_lists, paged_lists, away_at_the_start, away_for_a_while, nonsense;
+        api: streamed_lists, cached_lists, away_at_the_start, away_for_a_while, nonsense;
         restart: nothing_is_written_and_connections_live;
         shim: one_follows_the_other_under_traffic;
         foreign: what_is_not_ours_stays;

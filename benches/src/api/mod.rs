@@ -1,0 +1,300 @@
+//! What a kube-proxy costs the API server: one subject, one occasion after another, in one guest.
+//!
+//! ```text
+//!  changes without anybody who watches (their own price)
+//!  first list ─▶ restart ─▶ reconnect (played again by many) ─▶ changes ─▶ watches refused ─▶ lists, too
+//! ```
+//!
+//! The fixture says what was asked of it and how much it sent, on the wire; its CPU time is the kernel's account of its process.
+//! Hundreds of daemons do not fit a machine, so the requests that the one made when it reconnected are played again.
+
+mod replay;
+mod traffic;
+
+use std::collections::BTreeMap;
+use std::panic::resume_unwind;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use rustix::process::{Resource, Rlimit, setrlimit};
+use serde_json::json;
+
+use crate::http::Api;
+use crate::objects::{Looks, changed, path};
+use crate::process::Process;
+use crate::schema::{Cell, Measured, Occasion, Outcome, ServerCost};
+use crate::stage::Stage;
+use crate::subject;
+use crate::wait::Waited;
+use replay::Clients;
+use traffic::{Mark, Request, Traffic};
+
+/// How many clients reconnect at once, if as many changes are made.
+const CLIENTS: u32 = 500;
+/// How many clients watch the changes besides the subject, so that what one costs stands out of the noise.
+const MORE: u32 = 20;
+/// Where fewer changes are made, nothing is to be measured, but shown to work.
+const FEW: u32 = 100;
+/// How often the server is looked at.
+const LOOK: Duration = Duration::from_millis(100);
+/// Files that a process may have open: a socket for each request that is played again.
+const FILES: u64 = 65_536;
+
+/// Measures a cell of the axis api. In the lab.
+pub(crate) fn measure(cell: &Cell) -> Result<Outcome> {
+    // The fixture inherits it.
+    let files = Rlimit {
+        current: Some(FILES),
+        maximum: Some(FILES),
+    };
+    setrlimit(Resource::Nofile, files).context("cannot have that many sockets")?;
+    let mut stage = Stage::new(cell)?;
+    stage.objects.set_looks(Looks::Served);
+    stage.serve()?;
+    let mut run = Run {
+        pace: Pace::of(cell),
+        api: stage.api()?,
+        turn: 0,
+        watched: Vec::new(),
+        costs: BTreeMap::new(),
+    };
+    let own = run.cpu_of_changes(&mut stage)?;
+
+    let phase = run.begin(&stage)?;
+    let (mut subject, started) = subject::start(&stage)?;
+    if let Some(outcome) = programmed(&mut stage, &mut subject, started)? {
+        return Ok(outcome);
+    }
+    run.watched = run.quiet(&stage, &mut subject, &phase)?.watched();
+    run.end(&stage, &phase, Occasion::First)?;
+
+    subject.stop()?;
+    let phase = run.begin(&stage)?;
+    (subject, _) = subject::start(&stage)?;
+    run.well(&stage, &mut subject, &phase)?;
+    run.end(&stage, &phase, Occasion::Restart)?;
+
+    let phase = run.begin(&stage)?;
+    run.api.post("/fixture/cut", &json!({}))?;
+    let again = run.well(&stage, &mut subject, &phase)?.reads();
+    run.reconnect(&stage, &again)?;
+
+    let phase = run.begin(&stage)?;
+    run.change_watched(&mut stage, &again)?;
+    run.quiet(&stage, &mut subject, &phase)?;
+    run.end(&stage, &phase, Occasion::Watch)?;
+    if let Some(cost) = run.costs.get_mut(&Occasion::Watch) {
+        // Of one of those that watch, without what the changes cost when nobody does.
+        cost.cpu_s = (cost.cpu_s - own).max(0.0) / f64::from(MORE + 1);
+    }
+    if let Some(outcome) = programmed(&mut stage, &mut subject, Instant::now())? {
+        return Ok(outcome);
+    }
+
+    let watches = ["watch", "streamed-list"];
+    run.storm(&stage, &mut subject, Occasion::WatchStorm, &watches)?;
+    let all = ["watch", "streamed-list", "list", "next-page"];
+    run.storm(&stage, &mut subject, Occasion::Storm, &all)?;
+    run.change(&mut stage)?;
+    let programmed = stage.until_programmed(&mut subject, Instant::now())?;
+    let Waited::Done(_, state) = programmed else {
+        return Ok(Outcome::Wrong {
+            differences: "the last changes have not been programmed".into(),
+        });
+    };
+
+    Ok(Outcome::Measured(Box::new(Measured {
+        server: run.costs,
+        figures: [("clients", clients(cell)), ("changes", cell.changes)]
+            .map(|(name, count)| (name.to_owned(), f64::from(count)))
+            .into(),
+        state: Some(state),
+        ..Measured::default()
+    })))
+}
+
+/// How many clients there are that reconnect at once.
+fn clients(cell: &Cell) -> u32 {
+    CLIENTS.min(cell.changes)
+}
+
+/// Waits until the kernel holds what the objects say; an outcome if it does not in time.
+fn programmed(
+    stage: &mut Stage,
+    subject: &mut Process,
+    started: Instant,
+) -> Result<Option<Outcome>> {
+    Ok(match stage.until_programmed(subject, started)? {
+        Waited::Done(..) => None,
+        Waited::Not(outcome) => Some(outcome),
+    })
+}
+
+/// How long things take that no subject decides.
+#[derive(Clone, Copy)]
+struct Pace {
+    /// For so long the server refuses.
+    storm: Duration,
+    /// One that has been asked nothing and has sent nothing for so long is done.
+    quiet: Duration,
+}
+
+impl Pace {
+    fn of(cell: &Cell) -> Self {
+        let (storm, quiet) = if cell.changes < FEW {
+            (1_000, 400)
+        } else {
+            (10_000, 2_000)
+        };
+        Self {
+            storm: Duration::from_millis(storm),
+            quiet: Duration::from_millis(quiet),
+        }
+    }
+}
+
+/// What has been found so far.
+struct Run {
+    pace: Pace,
+    api: Api,
+    /// How many changes have been made.
+    turn: u32,
+    /// The kinds that the subject watches.
+    watched: Vec<String>,
+    costs: BTreeMap<Occasion, ServerCost>,
+}
+
+/// An occasion that has begun.
+struct Phase {
+    since: Mark,
+    cpu_s: f64,
+}
+
+impl Run {
+    fn begin(&mut self, stage: &Stage) -> Result<Phase> {
+        Ok(Phase {
+            since: Traffic::read(&mut self.api, None)?.mark(),
+            cpu_s: stage.fixture_cpu_s()?,
+        })
+    }
+
+    /// Takes account of an occasion.
+    fn end(&mut self, stage: &Stage, phase: &Phase, occasion: Occasion) -> Result<()> {
+        let cpu_s = stage.fixture_cpu_s()? - phase.cpu_s;
+        let traffic = Traffic::read(&mut self.api, Some(phase.since))?;
+        let cost = traffic.cost(phase.since, cpu_s);
+        self.costs.insert(occasion, cost);
+        Ok(())
+    }
+
+    /// Replaces endpoints, one request after another.
+    fn change(&mut self, stage: &mut Stage) -> Result<()> {
+        for _ in 0..stage.cell.changes {
+            let (service, index) = changed(stage.cell.size, self.turn);
+            stage.objects.replace(service, index, self.turn);
+            self.turn += 1;
+            let slices = stage.objects.slices(service);
+            let (name, slice) = slices.get(index / 100).context("no such slice")?;
+            let path = path("discovery.k8s.io/v1", "endpointslices", Some(name));
+            self.api.put(&path, slice)?;
+        }
+        Ok(())
+    }
+
+    /// The same, while some clients more watch what the subject does.
+    fn change_watched(&mut self, stage: &mut Stage, requests: &[Request]) -> Result<()> {
+        let mut more = Clients::ask(stage, requests, MORE)?;
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let reader = scope.spawn(|| more.read_until(&is_over));
+            let changed = self.change(stage);
+            is_over.store(true, Ordering::Relaxed);
+            let read = reader.join().unwrap_or_else(|panic| resume_unwind(panic));
+            changed.and(read)
+        })?;
+        more.read(self.pace.quiet).map(drop)
+    }
+
+    /// What the changes cost the server when nobody watches, in seconds of its CPU.
+    fn cpu_of_changes(&mut self, stage: &mut Stage) -> Result<f64> {
+        let before = stage.fixture_cpu_s()?;
+        self.change(stage)?;
+        Ok(stage.fixture_cpu_s()? - before)
+    }
+
+    /// Lets many clients make the requests of one, at once.
+    fn reconnect(&mut self, stage: &Stage, requests: &[Request]) -> Result<()> {
+        let clients = clients(&stage.cell);
+        let before = stage.fixture_cpu_s()?;
+        let mut all = Clients::ask(stage, requests, clients)?;
+        let bytes = all.read(self.pace.quiet)?;
+        let of_all = |count: usize| u64::from(clients) * count as u64;
+        let lists = requests.iter().filter(|request| request.is_full_list());
+        let cost = ServerCost {
+            bytes,
+            requests: of_all(requests.len()),
+            lists: of_all(lists.count()),
+            cpu_s: stage.fixture_cpu_s()? - before,
+        };
+        self.costs.insert(Occasion::Reconnect, cost);
+        Ok(())
+    }
+
+    /// Waits until the server has nothing more to do.
+    fn quiet(&mut self, stage: &Stage, subject: &mut Process, phase: &Phase) -> Result<Traffic> {
+        let started = Instant::now();
+        let read = |api: &mut Api| Traffic::read(api, Some(phase.since));
+        let (mut before, mut since) = (read(&mut self.api)?, Instant::now());
+        while since.elapsed() < self.pace.quiet {
+            self.rest(stage, subject, started)?;
+            let now = read(&mut self.api)?;
+            if now != before {
+                (before, since) = (now, Instant::now());
+            }
+        }
+        Ok(before)
+    }
+
+    /// Waits until the subject watches all that it watched before, and the server has nothing more to do.
+    fn well(&mut self, stage: &Stage, subject: &mut Process, phase: &Phase) -> Result<Traffic> {
+        let started = Instant::now();
+        while Traffic::read(&mut self.api, Some(phase.since))?.watched() != self.watched {
+            self.rest(stage, subject, started)?;
+        }
+        self.quiet(stage, subject, phase)
+    }
+
+    fn rest(&self, stage: &Stage, subject: &mut Process, started: Instant) -> Result<()> {
+        ensure!(!subject.is_over(), "the subject ended: {}", subject.said());
+        ensure!(
+            started.elapsed() < stage.limit(),
+            "the subject has not calmed down, or does not watch {} again",
+            self.watched.join(", ")
+        );
+        sleep(LOOK);
+        Ok(())
+    }
+
+    /// All connections break, and requests of some kinds are answered with 504 for a while.
+    fn storm(
+        &mut self,
+        stage: &Stage,
+        subject: &mut Process,
+        occasion: Occasion,
+        refused: &[&str],
+    ) -> Result<()> {
+        let rules: Vec<_> = refused
+            .iter()
+            .map(|asked| json!({ "fault": { "refuse": { "code": 504 } }, "on": asked }))
+            .collect();
+        let phase = self.begin(stage)?;
+        self.api.put("/fixture/faults", &json!(rules))?;
+        self.api.post("/fixture/cut", &json!({}))?;
+        sleep(self.pace.storm);
+        self.api.put("/fixture/faults", &json!([]))?;
+        self.well(stage, subject, &phase)?;
+        self.end(stage, &phase, occasion)
+    }
+}

@@ -1,0 +1,143 @@
+//! What was asked of the fixture, as it says.
+
+use std::collections::BTreeSet;
+
+use anyhow::{Context as _, Result};
+use serde::Deserialize;
+
+use crate::http::{self, Api};
+use crate::schema::ServerCost;
+
+/// What was asked and sent so far, but for this program.
+#[derive(Debug, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Traffic {
+    /// Those from some request on.
+    requests: Vec<Request>,
+    /// For all requests, in bytes on the wire.
+    sent_bytes: u64,
+    /// All requests, this program's among them.
+    count: usize,
+}
+
+/// A moment, to compare with.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Mark {
+    sent_bytes: u64,
+    count: usize,
+}
+
+/// A request, and what was sent for it so far.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Request {
+    pub(super) method: String,
+    pub(super) path: String,
+    pub(super) query: String,
+    asked: String,
+    kind: Option<String>,
+    pub(super) accept: String,
+    pub(super) accept_encoding: String,
+    /// None before there is an answer.
+    code: Option<u16>,
+    sent_bytes: u64,
+}
+
+impl Traffic {
+    /// Since a moment; without, since now.
+    pub(super) fn read(api: &mut Api, since: Option<Mark>) -> Result<Self> {
+        // The fixture's time counts: it is not to tell what nobody reads.
+        let from = since.map_or(u32::MAX as usize, |mark| mark.count);
+        let path = format!("/fixture/requests?from={from}&without={}", http::USER_AGENT);
+        serde_json::from_value(api.get(&path)?).context("the fixture's requests are not understood")
+    }
+
+    pub(super) fn mark(&self) -> Mark {
+        Mark {
+            sent_bytes: self.sent_bytes,
+            count: self.count,
+        }
+    }
+
+    /// The kinds of which a watch was begun, in order.
+    pub(super) fn watched(&self) -> Vec<String> {
+        let watches = self.requests.iter().filter(|request| {
+            request.code == Some(200) && ["watch", "streamed-list"].contains(&&*request.asked)
+        });
+        let kinds: BTreeSet<&String> = watches.filter_map(|one| one.kind.as_ref()).collect();
+        kinds.into_iter().cloned().collect()
+    }
+
+    /// What was read.
+    pub(super) fn reads(self) -> Vec<Request> {
+        let all = self.requests.into_iter();
+        all.filter(|request| request.method == "GET").collect()
+    }
+
+    /// What the server was asked and sent since the moment that this was read from.
+    pub(super) fn cost(&self, since: Mark, cpu_s: f64) -> ServerCost {
+        let lists = self
+            .requests
+            .iter()
+            .filter(|request| request.is_full_list());
+        ServerCost {
+            bytes: self.sent_bytes - since.sent_bytes,
+            requests: self.requests.len() as u64,
+            lists: lists.count() as u64,
+            cpu_s,
+        }
+    }
+}
+
+impl Request {
+    /// Whether it is answered with all objects, and is no further page of them. (One with a limit of 1 only asks how far the
+    /// server is.)
+    pub(super) fn is_full_list(&self) -> bool {
+        let is_probe = self.query.split('&').any(|pair| pair == "limit=1");
+        self.code == Some(200) && ["list", "streamed-list"].contains(&&*self.asked) && !is_probe
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn request(asked: &str, query: &str, code: Option<u16>) -> Request {
+        serde_json::from_value(json!({
+            "method": "GET", "path": "/api/v1/services", "query": query, "asked": asked, "kind": "Service",
+            "userAgent": "kube-proxy", "accept": "", "acceptEncoding": "", "code": code,
+            "contentType": null, "contentEncoding": null, "sentBytes": 1,
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn what_came_since_counts() {
+        let since = Mark {
+            sent_bytes: 100,
+            count: 1,
+        };
+        let now = Traffic {
+            requests: vec![
+                request("list", "limit=500", Some(200)),
+                request("next-page", "limit=500&continue=x", Some(200)),
+                request("list", "limit=1", Some(200)),
+                request("list", "", Some(504)),
+                request("streamed-list", "watch=true", Some(200)),
+            ],
+            sent_bytes: 2_670,
+            count: 9,
+        };
+        let wanted = ServerCost {
+            bytes: 2_570,
+            requests: 5,
+            lists: 2,
+            cpu_s: 0.5,
+        };
+        assert_eq!(now.cost(since, 0.5), wanted);
+        assert_eq!(now.watched(), ["Service"]);
+        assert_eq!(now.reads().len(), 5);
+    }
+}

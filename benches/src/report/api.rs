@@ -1,0 +1,198 @@
+//! What the API server had to do, occasion by occasion.
+
+use super::others::{self, Pair};
+use super::point::{sizes, subjects};
+use super::table::{short, table};
+use super::{measured, services};
+use crate::schema::{Axis, Occasion, Report, ServerCost, Size};
+
+/// What is told of an occasion: its name, and its value.
+type Column = (&'static str, fn(&ServerCost) -> f64);
+
+#[allow(clippy::cast_precision_loss, reason = "below 2^52")]
+const COLUMNS: [Column; 4] = [
+    ("received, kB", |cost| cost.bytes as f64 / 1e3),
+    ("requests", |cost| cost.requests as f64),
+    ("lists", |cost| cost.lists as f64),
+    ("CPU of the server, ms", |cost| cost.cpu_s * 1e3),
+];
+
+/// More bytes than this, against another's, are more.
+const NOISE: f64 = 1.05;
+
+/// A table for each size.
+pub(super) fn tables(report: &Report) -> String {
+    let names = subjects(report, Axis::Api);
+    let pairs = others::pairs(report);
+    let mut text = String::new();
+    for size in sizes(report, Axis::Api) {
+        let mut head = vec![format!("**{}**", services(size)), String::new()];
+        head.extend(names.iter().map(|&name| name.to_owned()));
+        head.extend(
+            pairs
+                .iter()
+                .map(|pair| format!("{} / {}", pair.ours, pair.other)),
+        );
+        let mut rows = Vec::new();
+        for occasion in Occasion::ALL {
+            for (index, (column, value)) in COLUMNS.into_iter().enumerate() {
+                let of = |name: &str| median(report, name, size, occasion, value);
+                let title = if index == 0 {
+                    told(report, size, occasion)
+                } else {
+                    String::new()
+                };
+                let mut row = vec![title, column.to_owned()];
+                let or_none = |value: Option<f64>, text: fn(f64) -> String| {
+                    value.map_or_else(|| "–".to_owned(), text)
+                };
+                row.extend(names.iter().map(|name| or_none(of(name), written)));
+                let ratio = |pair: &Pair<'_>| {
+                    let base = of(pair.other).filter(|base| *base > 0.0);
+                    or_none(
+                        of(pair.ours).zip(base).map(|(ours, base)| ours / base),
+                        short,
+                    )
+                };
+                row.extend(pairs.iter().map(ratio));
+                rows.push(row);
+            }
+        }
+        text.push_str(&table(&head, &rows));
+    }
+    text
+}
+
+/// Numbers whole, figures by the digits that count.
+fn written(value: f64) -> String {
+    if value.fract() == 0.0 {
+        format!("{value:.0}")
+    } else {
+        short(value)
+    }
+}
+
+/// An occasion, with how many it was of.
+fn told(report: &Report, size: Size, occasion: Occasion) -> String {
+    let figure = |name: &str| {
+        let mut all = measured(report, Axis::Api, size);
+        all.find_map(|(_, one)| one.figures.get(name).copied())
+    };
+    let count = match occasion {
+        Occasion::Reconnect => {
+            figure("clients").map(|count| format!(" of {} clients", written(count)))
+        }
+        Occasion::Watch => figure("changes").map(|count| format!(", {} of them", written(count))),
+        _ => None,
+    };
+    occasion.name().to_owned() + &count.unwrap_or_default()
+}
+
+/// The middle of the repeats.
+fn median(
+    report: &Report,
+    subject: &str,
+    size: Size,
+    occasion: Occasion,
+    value: fn(&ServerCost) -> f64,
+) -> Option<f64> {
+    let of_subject = measured(report, Axis::Api, size).filter(|(name, _)| *name == subject);
+    let costs = of_subject.filter_map(|(_, one)| one.server.get(&occasion));
+    let mut values: Vec<f64> = costs.map(value).collect();
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied()
+}
+
+/// The bytes of ours against those of others, at the largest size, and whether they are no more anywhere.
+pub(super) fn bytes(report: &Report) -> Option<(String, Option<bool>)> {
+    let size = *sizes(report, Axis::Api).last()?;
+    let (_, bytes) = COLUMNS.first()?;
+    let (mut texts, mut is_met) = (Vec::new(), true);
+    for Pair { ours, other } in others::pairs(report) {
+        let ratios = Occasion::ALL.into_iter().filter_map(|occasion| {
+            let of = |name| median(report, name, size, occasion, *bytes);
+            let ratio = of(ours)? / of(other).filter(|base| *base > 0.0)?;
+            Some((occasion, ratio))
+        });
+        let ratios: Vec<_> = ratios.collect();
+        if ratios.is_empty() {
+            continue;
+        }
+        is_met &= ratios.iter().all(|(_, ratio)| *ratio <= NOISE);
+        let each = ratios
+            .iter()
+            .map(|(occasion, ratio)| format!("{} {} ×", occasion.name(), short(*ratio)));
+        let each: Vec<String> = each.collect();
+        texts.push(format!("{ours} / {other}: {}", each.join(", ")));
+    }
+    (!texts.is_empty()).then(|| (texts.join("; "), Some(is_met)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::schema::{About, Cell, Measured, Measurement, Mode, Outcome, Subject, SubjectKind};
+
+    fn measurement(name: &str, is_ours: bool, bytes: u64) -> Measurement {
+        let cost = ServerCost {
+            bytes,
+            requests: 4,
+            lists: 3,
+            cpu_s: 0.25,
+        };
+        Measurement {
+            cell: Cell {
+                axis: Axis::Api,
+                subject: Subject {
+                    name: name.into(),
+                    kind: SubjectKind::KubeProxy {
+                        path: "kube-proxy".into(),
+                        mode: Mode::Ipvs,
+                        flags: Vec::new(),
+                        is_ours,
+                    },
+                },
+                size: "100".parse().unwrap(),
+                repeat: 0,
+                is_counting: false,
+                limit_s: 120,
+                changes: 1_000,
+                idle_s: 1,
+            },
+            outcome: Outcome::Measured(Box::new(Measured {
+                server: [(Occasion::First, cost)].into(),
+                figures: [("clients".to_owned(), 500.0)].into(),
+                ..Measured::default()
+            })),
+            took_s: 1.0,
+        }
+    }
+
+    #[test]
+    fn ours_stands_beside_another_and_more_bytes_are_a_miss() {
+        let report = |ours| Report {
+            version: 1,
+            about: About {
+                subjects: vec!["ipvs".into(), "up".into()],
+                ..About::default()
+            },
+            measurements: vec![
+                measurement("ipvs", true, ours),
+                measurement("up", false, 2_000),
+            ],
+        };
+        let text = tables(&report(3_000));
+        for line in [
+            "| **100 × 2** |  | ipvs | up | ipvs / up |",
+            "| First list | received, kB | 3 | 2 | 1.50 |",
+            "|  | lists | 3 | 3 | 1.00 |",
+            "|  | CPU of the server, ms | 250 | 250 | 1.00 |",
+            "| Reconnect of 500 clients | received, kB | – | – | – |",
+        ] {
+            assert!(text.contains(line), "{text}");
+        }
+        let missed = ("ipvs / up: First list 1.50 ×".to_owned(), Some(false));
+        assert_eq!(bytes(&report(3_000)), Some(missed));
+        assert_eq!(bytes(&report(2_050)).unwrap().1, Some(true));
+    }
+}

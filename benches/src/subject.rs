@@ -1,0 +1,78 @@
+//! How a subject is started: it does all its work and goes on, or waits.
+
+use std::process::Command;
+use std::time::Instant;
+
+use anyhow::{Result, bail};
+
+use crate::objects::CLUSTER_CIDR;
+use crate::process::Process;
+use crate::schema::SubjectKind;
+use crate::stage::{API, Stage};
+use crate::{floor, tools};
+
+/// Starts the subject; when it was, too.
+pub(crate) fn start(stage: &Stage) -> Result<(Process, Instant)> {
+    let log = stage.folder().join("subject.log");
+    if stage.cell.subject.kind == SubjectKind::Floor {
+        // It prepares, stops itself, and writes when it is continued.
+        let process = Process::start(command(stage)?, &log)?;
+        floor::await_ready(process)
+    } else {
+        let command = command(stage)?;
+        let started = Instant::now();
+        Ok((Process::start(command, &log)?, started))
+    }
+}
+
+fn command(stage: &Stage) -> Result<Command> {
+    match &stage.cell.subject.kind {
+        SubjectKind::KubeProxy {
+            path,
+            mode,
+            flags,
+            is_ours,
+        } => {
+            let mut command = if stage.cell.is_counting {
+                let mut command = stage.node.command("strace");
+                // -D: the child is the subject, which signals are for. Everything that is sent, whole.
+                command
+                    .args(["-D", "-f", "-qq", "-s", "1000000", "-o"])
+                    .arg(stage.trace());
+                command.arg(path);
+                command
+            } else {
+                stage.node.command(path)
+            };
+            command
+                .arg(format!("--master=http://{API}"))
+                .arg(format!("--proxy-mode={}", mode.name()))
+                .arg(format!("--cluster-cidr={CLUSTER_CIDR}"))
+                .args([
+                    "--hostname-override=node1",
+                    // Only the initial network namespace may size the connection tracking table.
+                    "--conntrack-max-per-core=0",
+                    "--ipvs-min-sync-period=0s",
+                    "--iptables-min-sync-period=0s",
+                ])
+                .args(flags);
+            if *is_ours && stage.has_legacy_iptables() && lab::iptables_backend() == "nft" {
+                // Others have what `iptables` is; ours would look for nftables itself.
+                command.arg("--iptables-backend=legacy");
+            }
+            Ok(command)
+        }
+        SubjectKind::Floor => {
+            let mut command = stage.node.command(std::env::current_exe()?);
+            command.args(["floor", &serde_json::to_string(&stage.cell)?]);
+            Ok(command)
+        }
+        SubjectKind::Tools => tools::command(stage),
+        SubjectKind::BareIpvs | SubjectKind::Direct => {
+            bail!(
+                "{} writes nothing that could be measured",
+                stage.cell.subject.name
+            )
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! What says whose a virtual server is.
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, SocketAddr};
+
+use footprint::{Footprints, Says};
+use inet::Protocol;
+use ipset_netlink::{Entry, IpProtocol};
+
+/// What was found of one family.
+#[derive(Debug, Default)]
+pub(crate) struct Evidence {
+    /// Addresses that a mode's link has, in either form.
+    pub(crate) bound: BTreeSet<IpAddr>,
+    /// Those of the other links.
+    pub(crate) elsewhere: BTreeSet<IpAddr>,
+    /// Those that a set says were bound.
+    pub(crate) said_bound: BTreeSet<IpAddr>,
+    servers: BTreeSet<(SocketAddr, Protocol)>,
+    node_ports: BTreeSet<(u16, Protocol)>,
+}
+
+/// A virtual server, as far as it tells whose it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Server {
+    pub(crate) at: SocketAddr,
+    pub(crate) protocol: Protocol,
+    pub(crate) flags: u32,
+}
+
+impl Evidence {
+    /// Takes in a member of a set.
+    pub(crate) fn add(&mut self, says: Says, entry: &Entry) {
+        let known = |protocol: IpProtocol| Protocol::from_number(protocol.0);
+        match (says, *entry) {
+            (Says::VirtualServers, Entry::IpPort { ip, protocol, port }) => {
+                let server = known(protocol).map(|protocol| (SocketAddr::new(ip, port), protocol));
+                self.servers.extend(server);
+            }
+            (Says::NodePorts(protocol), Entry::Port(port)) => {
+                self.node_ports.insert((port, protocol));
+            }
+            (Says::Bound, Entry::Ip(ip)) => {
+                self.said_bound.insert(ip);
+            }
+            // Of another type than that mode makes: it has written nothing into it.
+            _ => {}
+        }
+    }
+
+    /// Whether a virtual server is one that a mode has made: its address is on that mode's link,
+    /// one of the sets names it, or its port is a NodePort and its address the node's, or was when
+    /// it was made, as its note says.
+    pub(crate) fn says_ours(&self, modes: Footprints, server: &Server) -> bool {
+        let Server {
+            at,
+            protocol,
+            flags,
+        } = *server;
+        let mut kinds = modes.iter().filter_map(|mode| mode.virtual_servers);
+        let is_noted = kinds.any(|kind| flags & kind.node_port_flag != 0);
+        self.bound.contains(&at.ip())
+            || self.servers.contains(&(at, protocol))
+            || ((self.elsewhere.contains(&at.ip()) || is_noted)
+                && self.node_ports.contains(&(at.port(), protocol)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use footprint::{Footprint, VirtualServers};
+
+    use super::*;
+
+    const NOTE: u32 = 1 << 30;
+    const MODES: Footprints = &[&Footprint {
+        virtual_servers: Some(VirtualServers {
+            node_port_flag: NOTE,
+            probe: None,
+        }),
+        ..Footprint::none("ipvs")
+    }];
+
+    #[test]
+    fn only_what_is_known_to_be_ours_goes() {
+        let there = [
+            ("10.96.0.1:443", 0),
+            ("10.96.0.2:80", 0),
+            ("10.96.0.2:81", NOTE),
+            ("192.0.2.1:80", NOTE),
+            ("192.0.2.1:30000", 0),
+            ("192.0.2.2:30000", 0),
+            // Its address was the node's.
+            ("192.0.2.3:30000", NOTE),
+        ];
+        let mut found = Evidence {
+            bound: ["10.96.0.1".parse().unwrap()].into(),
+            elsewhere: ["192.0.2.1".parse().unwrap()].into(),
+            ..Evidence::default()
+        };
+        found.add(Says::NodePorts(Protocol::Tcp), &Entry::Port(30000));
+        let named = Entry::IpPort {
+            ip: "10.96.0.2".parse().unwrap(),
+            protocol: IpProtocol(Protocol::Tcp.number()),
+            port: 80,
+        };
+        found.add(Says::VirtualServers, &named);
+        // What a set of this kind cannot hold says nothing.
+        found.add(Says::NodePorts(Protocol::Tcp), &named);
+        let ours = there.map(|(at, flags)| {
+            let server = Server {
+                at: at.parse().unwrap(),
+                protocol: Protocol::Tcp,
+                flags,
+            };
+            found.says_ours(MODES, &server)
+        });
+        assert_eq!(ours, [true, true, false, false, true, false, true]);
+    }
+}

@@ -1,0 +1,200 @@
+//! Links that hold service addresses, and the addresses that say whose a virtual server is.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use footprint::{Footprints, Link};
+use inet::IpFamily;
+use netlink_batch::Error;
+use route_netlink::{Address, Batch, Family, LocalRoute, Reply, Rtnetlink};
+
+use crate::evidence::Evidence;
+use crate::report::{Cleanup, LOST, Manner, many};
+
+/// What the links of some modes hold of one family.
+#[derive(Debug, Default)]
+pub(crate) struct Links(Vec<Held>);
+
+/// What one of them holds.
+#[derive(Debug)]
+struct Held {
+    name: &'static str,
+    addresses: Vec<Address>,
+    routes: Vec<LocalRoute>,
+}
+
+impl Links {
+    /// Reads them, and the addresses of all others.
+    pub(crate) fn read(
+        modes: Footprints,
+        family: IpFamily,
+        evidence: &mut Evidence,
+    ) -> Result<Self, Error> {
+        let mut rtnetlink = Rtnetlink::open()?;
+        let addresses = rtnetlink.addresses(netlink_family(family))?;
+        let (mut links, mut indexes) = (Self::default(), BTreeSet::new());
+        for link in modes.iter().filter_map(|mode| mode.link) {
+            let Some(found) = rtnetlink.link(link.name)? else {
+                continue;
+            };
+            indexes.insert(found.index);
+            let is_on_it = |address: &&Address| address.link == found.index;
+            let of_protocol =
+                rtnetlink.local_routes(netlink_family(family), link.route_protocol)?;
+            let routes = of_protocol.into_iter();
+            let held = Held {
+                name: link.name,
+                addresses: addresses.iter().filter(is_on_it).copied().collect(),
+                routes: routes.filter(|route| route.link == found.index).collect(),
+            };
+            evidence.bound.extend(held.service_addresses());
+            links.0.push(held);
+        }
+        let elsewhere = addresses
+            .iter()
+            .filter(|held| !indexes.contains(&held.link));
+        let elsewhere = elsewhere.map(|held| held.address);
+        evidence
+            .elsewhere
+            .extend(elsewhere.filter(|ip| counts(*ip)));
+        Ok(links)
+    }
+
+    fn on(&self, link: &Link) -> Option<&Held> {
+        self.0.iter().find(|held| held.name == link.name)
+    }
+}
+
+impl Held {
+    /// In either form.
+    fn service_addresses(&self) -> BTreeSet<IpAddr> {
+        let addresses = self.addresses.iter().map(|held| held.address);
+        let routes = self.routes.iter().map(|route| route.address);
+        addresses.chain(routes).filter(|ip| counts(*ip)).collect()
+    }
+}
+
+/// What was found of one family.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Found<'a> {
+    pub(crate) family: IpFamily,
+    pub(crate) links: &'a Links,
+    pub(crate) evidence: &'a Evidence,
+}
+
+/// Removes a link with all it holds, if nothing needs what it says any more.
+pub(crate) fn remove(
+    link: &Link,
+    families: &[Found<'_>],
+    is_free: bool,
+    manner: Manner,
+    cleanup: &mut Cleanup,
+) {
+    let name = link.name;
+    let removed = Rtnetlink::open().and_then(|mut rtnetlink| {
+        let kind = rtnetlink.link(name)?.map(|link| link.kind);
+        if kind.as_deref() == Some("dummy") && is_free && manner == Manner::Remove {
+            rtnetlink.delete_link(name)?;
+        }
+        Ok(kind)
+    });
+    match removed {
+        Ok(None) => {}
+        Ok(Some(_)) if !is_free => cleanup.left.push(format!(
+            "link {name} stays: its addresses tell which virtual servers are kube-proxy's; remove what else is left, then \
+             run this again"
+        )),
+        Ok(Some(kind)) if kind == "dummy" => {
+            let held = families.iter().filter_map(|family| family.links.on(link));
+            let bound = held.map(|held| held.service_addresses().len()).sum();
+            let bound = many(bound, "service address");
+            cleanup.removed.push(format!("link {name} with {bound}"));
+        }
+        Ok(Some(kind)) => {
+            cleanup.left.push(format!(
+                "link {name} is no dummy that a kube-proxy has made, but {}: it stays; remove it by hand (`ip link del \
+                 {name}`) if nobody needs it",
+                if kind.is_empty() { "hardware" } else { &kind }
+            ));
+            for family in families {
+                unbind(link, family, manner, cleanup);
+            }
+        }
+        Err(error) => cleanup
+            .left
+            .push(format!("link {name} cannot be removed: {error}")),
+    }
+}
+
+/// From a link that stays, takes away the addresses that a set says were bound to it, and the
+/// routes, which say it themselves.
+fn unbind(link: &Link, of: &Found<'_>, manner: Manner, cleanup: &mut Cleanup) {
+    let (family, name) = (of.family, link.name);
+    let Some(held) = of.links.on(link) else {
+        return;
+    };
+    let (mut batch, mut doomed) = (Batch::new(), Vec::new());
+    let said = &of.evidence.said_bound;
+    for bound in held
+        .addresses
+        .iter()
+        .filter(|held| said.contains(&held.address))
+    {
+        bound.push_del(&mut batch);
+        doomed.push(bound.address);
+    }
+    let is_of_service = |route: &&LocalRoute| counts(route.address);
+    for route in held.routes.iter().filter(is_of_service) {
+        route.push_del(&mut batch);
+        doomed.push(route.address);
+    }
+    // It is there for the routes, and no service address: what becomes of it is not counted.
+    let is_anchor = |held: &&Address| Some(held.address) == link.anchor;
+    if let Some(anchor) = held.addresses.iter().find(is_anchor) {
+        anchor.push_del(&mut batch);
+    }
+    let replies = match manner {
+        Manner::Remove => Rtnetlink::open().and_then(|mut rtnetlink| rtnetlink.execute(&batch)),
+        Manner::Count => Ok(doomed.iter().map(|_| Reply::Done).collect()),
+    };
+    let replies = match replies {
+        Ok(replies) => replies,
+        Err(error) => {
+            return cleanup.leave(family, &format_args!("the addresses on {name}"), &error);
+        }
+    };
+    let mut done = 0;
+    for (address, reply) in doomed.iter().zip(&replies) {
+        let what = format!("cannot unbind {address} from {name}");
+        match reply {
+            Reply::Done => done += 1,
+            // Gone already.
+            Reply::Refused(refusal)
+                if [libc::EADDRNOTAVAIL, libc::ESRCH, libc::ENODEV].contains(&refusal.errno) =>
+            {
+                done += 1;
+            }
+            Reply::Refused(refusal) => {
+                let next = format_args!("{refusal}; try it with `ip address` by hand");
+                cleanup.leave(family, &what, &next);
+            }
+            Reply::Unknown => cleanup.leave(family, &what, &LOST),
+        }
+    }
+    if done > 0 {
+        cleanup.remove(family, many(done, "service address"));
+    }
+}
+
+/// Whether an address can be a Service's, or say that one is the node's.
+fn counts(address: IpAddr) -> bool {
+    let is_link_local = matches!(address, IpAddr::V6(ip) if ip.is_unicast_link_local());
+    !(address.is_loopback() || is_link_local)
+}
+
+fn netlink_family(family: IpFamily) -> Family {
+    match family {
+        IpFamily::V4 => Family::Inet,
+        IpFamily::V6 => Family::Inet6,
+    }
+}

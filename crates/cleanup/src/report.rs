@@ -1,0 +1,72 @@
+//! What became of it all, for the operator.
+
+use std::fmt::Display;
+
+use inet::IpFamily;
+
+/// What a tear-down came to, in lines for the operator.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Cleanup {
+    /// What was removed.
+    pub removed: Vec<String>,
+    /// What is left, or may be, and the next step.
+    pub left: Vec<String>,
+    /// What this machine does not have, so that nothing can be left in it.
+    pub absent: Vec<String>,
+}
+
+/// Whether things are removed, or only counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Manner {
+    Remove,
+    Count,
+}
+
+impl Cleanup {
+    pub(crate) fn leave(&mut self, family: IpFamily, what: &dyn Display, why: &dyn Display) {
+        self.left.push(format!("{family}: {what}: {why}"));
+    }
+
+    pub(crate) fn miss(&mut self, what: &str) {
+        if !self.absent.iter().any(|said| said == what) {
+            self.absent.push(what.to_owned());
+        }
+    }
+
+    pub(crate) fn remove(&mut self, family: IpFamily, what: impl Display) {
+        self.removed.push(format!("{family}: {what}"));
+    }
+}
+
+/// So many of these.
+pub(crate) fn many(count: usize, noun: &str) -> String {
+    match (count, noun.ends_with('s')) {
+        (1, _) => format!("1 {noun}"),
+        (_, true) => format!("{count} {noun}es"),
+        _ => format!("{count} {noun}s"),
+    }
+}
+
+/// What to do about an answer that was lost.
+pub(crate) const LOST: &str = "the kernel's answer was lost; run this again";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_missing_is_said_once() {
+        let mut cleanup = Cleanup::default();
+        cleanup.miss("IPVS");
+        cleanup.miss("IPVS");
+        assert_eq!(cleanup.absent, ["IPVS"]);
+        assert_eq!(
+            [
+                many(1, "ipset"),
+                many(0, "ipset"),
+                many(2, "service address")
+            ],
+            ["1 ipset", "0 ipsets", "2 service addresses"]
+        );
+    }
+}

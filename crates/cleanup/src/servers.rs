@@ -1,0 +1,131 @@
+//! Virtual servers.
+
+use std::net::SocketAddr;
+use std::path::Path;
+
+use footprint::Footprints;
+use inet::{IpFamily, Protocol};
+use ipnet::IpNet;
+use ipvs_netlink::{AddressFamily, Error, Ipvs, ServiceKey};
+use netlink_batch::{Batch, Reply};
+
+use crate::evidence::{Evidence, Server};
+use crate::report::{Cleanup, LOST, Manner, many};
+
+/// Removes those of these modes; whether they are all known to be gone.
+pub(crate) fn remove(
+    modes: Footprints,
+    family: IpFamily,
+    evidence: &Evidence,
+    excluded: &[IpNet],
+    manner: Manner,
+    cleanup: &mut Cleanup,
+) -> bool {
+    if modes.iter().all(|mode| mode.virtual_servers.is_none()) {
+        return true;
+    }
+    // Asking over netlink would load the module.
+    if !Path::new("/proc/thread-self/net/ip_vs").exists() {
+        cleanup.miss("IPVS: this kernel has not loaded it");
+        return true;
+    }
+    let removed = Ipvs::open().and_then(|mut ipvs| {
+        let doomed = doomed(&mut ipvs, modes, family, evidence, excluded)?;
+        let replies = match manner {
+            Manner::Remove => delete(&mut ipvs, &doomed)?,
+            Manner::Count => doomed.iter().map(|_| Reply::Done).collect(),
+        };
+        Ok((doomed, replies))
+    });
+    let (doomed, replies) = match removed {
+        Ok(removed) => removed,
+        Err(error) => {
+            cleanup.leave(family, &"the virtual servers cannot be read", &error);
+            return false;
+        }
+    };
+    let mut done = 0;
+    for (server, reply) in doomed.iter().zip(&replies) {
+        let what = format!(
+            "cannot remove virtual server {}/{}",
+            server.at, server.protocol
+        );
+        match reply {
+            Reply::Done => done += 1,
+            // Gone already.
+            Reply::Refused(refusal) if refusal.errno == libc::ESRCH => done += 1,
+            Reply::Refused(refusal) => {
+                let next = format_args!("{refusal}; try it with `ipvsadm` by hand");
+                cleanup.leave(family, &what, &next);
+            }
+            Reply::Unknown => cleanup.leave(family, &what, &LOST),
+        }
+    }
+    if done > 0 {
+        cleanup.remove(family, many(done, "virtual server"));
+    }
+    done == doomed.len()
+}
+
+/// Those that are to go.
+fn doomed(
+    ipvs: &mut Ipvs,
+    modes: Footprints,
+    family: IpFamily,
+    evidence: &Evidence,
+    excluded: &[IpNet],
+) -> Result<Vec<Server>, Error> {
+    let mut doomed = Vec::new();
+    for entry in ipvs.services()? {
+        // Those for marked packets and for other protocols are not for Services.
+        let ServiceKey::Address {
+            protocol,
+            address,
+            port,
+        } = entry.service.key
+        else {
+            continue;
+        };
+        let Some(protocol) = Protocol::from_number(protocol.0) else {
+            continue;
+        };
+        let server = Server {
+            at: SocketAddr::new(address, port),
+            protocol,
+            flags: entry.service.flags.bits(),
+        };
+        let is_of_family = entry.service.key.family() == address_family(family);
+        if !is_of_family || excluded.iter().any(|net| net.contains(&address)) {
+            continue;
+        }
+        let mut kinds = modes.iter().filter_map(|mode| mode.virtual_servers);
+        let is_probe = kinds.any(|kind| kind.probe == Some((server.at, protocol)));
+        if evidence.says_ours(modes, &server)
+            || (is_probe && ipvs.destinations(&entry.service.key)?.is_empty())
+        {
+            doomed.push(server);
+        }
+    }
+    // The opposite order to that in which they are made: what returns is found the sooner in the
+    // kernel's list of what was removed (ipvs-netlink/examples/trash_cost.rs).
+    doomed.sort_unstable_by_key(|server| std::cmp::Reverse((server.at, server.protocol)));
+    doomed.dedup();
+    Ok(doomed)
+}
+
+fn delete(ipvs: &mut Ipvs, doomed: &[Server]) -> Result<Vec<Reply>, Error> {
+    let family = ipvs.family();
+    let mut batch = Batch::new();
+    for Server { at, protocol, .. } in doomed {
+        let protocol = ipvs_netlink::Protocol(protocol.number());
+        family.del_service(&mut batch, &ServiceKey::new(protocol, at.ip(), at.port()));
+    }
+    ipvs.execute(&batch)
+}
+
+fn address_family(family: IpFamily) -> AddressFamily {
+    match family {
+        IpFamily::V4 => AddressFamily::Inet,
+        IpFamily::V6 => AddressFamily::Inet6,
+    }
+}

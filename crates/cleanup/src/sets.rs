@@ -1,0 +1,90 @@
+//! ipsets, by name.
+
+use std::time::Duration;
+
+use footprint::{Footprints, Says};
+use inet::IpFamily;
+use ipset_netlink::{Error, Ipset, Reason};
+
+use crate::evidence::Evidence;
+use crate::report::{Cleanup, Manner, many};
+
+/// The nft backend lets go of a set a little after its rules.
+const RELEASED_WITHIN: Duration = Duration::from_secs(2);
+
+/// The sets of some modes that are there, whatever their type.
+pub(crate) struct Sets {
+    ipset: Ipset,
+    names: Vec<String>,
+}
+
+impl Sets {
+    /// Finds them, one by one, as those of others may be huge; what their members say goes to
+    /// `evidence`.
+    pub(crate) fn read(
+        modes: Footprints,
+        family: IpFamily,
+        evidence: &mut Evidence,
+    ) -> Result<Self, Error> {
+        let mut ipset = Ipset::open()?;
+        let known = modes.iter().flat_map(|mode| (mode.sets)(family));
+        let known: Vec<_> = known.collect();
+        for set in known.iter().filter(|set| set.says != Says::Nothing) {
+            match ipset.list(&set.name) {
+                Ok(found) => {
+                    for entry in &found.entries {
+                        evidence.add(set.says, entry);
+                    }
+                }
+                Err(Error::Refused {
+                    reason: Reason::NoSuchSet,
+                    ..
+                }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        let there = ipset.headers()?;
+        let is_there = |name: &String| there.iter().any(|header| header.name == *name);
+        let names = known.into_iter().map(|set| set.name).filter(is_there);
+        let names = names.collect();
+        Ok(Self { ipset, names })
+    }
+
+    /// Destroys them, if nothing needs what they say any more.
+    pub(crate) fn remove(
+        &mut self,
+        family: IpFamily,
+        is_free: bool,
+        manner: Manner,
+        cleanup: &mut Cleanup,
+    ) {
+        if !is_free {
+            if !self.names.is_empty() {
+                let why = "they tell which virtual servers are kube-proxy's; remove what else is left, then run this again";
+                cleanup.leave(family, &"the ipsets stay", &why);
+            }
+            return;
+        }
+        if manner == Manner::Count {
+            if !self.names.is_empty() {
+                cleanup.remove(family, many(self.names.len(), "ipset"));
+            }
+            return;
+        }
+        let mut destroyed = 0;
+        for name in &self.names {
+            match self.ipset.destroy_released(name, RELEASED_WITHIN) {
+                Ok(was_there) => destroyed += usize::from(was_there),
+                Err(error) => {
+                    let next = format!(
+                        "{error}; look who uses it (`iptables-save | grep {name}`), then run this again"
+                    );
+                    cleanup.leave(family, &format_args!("ipset {name}"), &next);
+                }
+            }
+        }
+        if destroyed > 0 {
+            cleanup.remove(family, many(destroyed, "ipset"));
+        }
+    }
+}

@@ -1,0 +1,349 @@
+//! Tearing down on the real kernel: what upstream's kube-proxy left in each mode goes, what is of
+//! others stays. The judges are `ipvsadm`, `ipset`, `iptables-save` and `ip`.
+//!
+//! `tests/dualstack/` and `tests/iptables-mode/` are what upstream's kube-proxy 1.36.2 left in the
+//! kernel.
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test stops at the first surprise"
+)]
+
+use std::io::Write as _;
+use std::process::{Command, Stdio};
+use std::thread;
+
+use cleanup::Cleanup;
+use ipnet::IpNet;
+use rustix::thread::{UnshareFlags, unshare_unsafe};
+
+/// Takes down what any mode has left.
+fn clean_up(excluded: &[IpNet]) -> Cleanup {
+    let modes = &[
+        &proxy_ipvs::FOOTPRINT,
+        &proxy_iptables::FOOTPRINT,
+        &footprint::NFTABLES,
+    ];
+    cleanup::clean_up(modes, excluded)
+}
+
+/// Runs a story on a thread of its own, in a network namespace of its own, that holds things of
+/// others.
+fn on_a_node(story: impl FnOnce() + Send + 'static) {
+    let story = move || {
+        #[allow(unsafe_code, reason = "there is no safe call")]
+        // SAFETY: only the calling thread's network namespace changes, on which no memory safety
+        // depends.
+        let unshared = unsafe { unshare_unsafe(UnshareFlags::NEWNET) };
+        unshared.expect("this test makes a network namespace: run it in the lab");
+        sh(
+            "modprobe -q -a ipv6 ip_vs dummy || true; ip link set lo up; ip link add eth0 type veth peer name peer0
+            ip addr add 192.168.99.10/24 dev eth0; ip -6 addr add fd00:99::10/64 dev eth0 nodad
+            ip link set peer0 up; ip link set eth0 up
+            ipvsadm -A -t 9.9.9.9:9 -s rr; ipvsadm -a -t 9.9.9.9:9 -r 10.0.0.1:9 -m
+            ipvsadm -A -t 192.168.99.10:8080 -s rr; ipvsadm -A -f 7 -s rr
+            ipset create OTHER hash:ip; ipset create KUBE-ROUTER hash:ip",
+        );
+        for tables in ["iptables", "ip6tables"] {
+            feed(
+                &format!("{tables}-$backend-restore --noflush"),
+                "*nat\n:OTHER - [0:0]\n-A POSTROUTING -m comment --comment \"of others\" -j OTHER\n-A OTHER -j RETURN\nCOMMIT\n\
+                 *filter\n:KUBE-FIREWALL - [0:0]\n-A INPUT -j KUBE-FIREWALL\n-A INPUT -p tcp -m tcp --dport 7 -j DROP\nCOMMIT\n\
+                 *mangle\n:KUBE-KUBELET-CANARY - [0:0]\nCOMMIT\n",
+            );
+        }
+        story();
+    };
+    if let Err(panic) = thread::spawn(story).join() {
+        std::panic::resume_unwind(panic);
+    }
+}
+
+/// What the lab's lane is for; `$backend` in scripts.
+fn backend() -> &'static str {
+    match std::env::var("LAB_LANE").as_deref() {
+        Ok("B") => "nft",
+        _ => "legacy",
+    }
+}
+
+fn sh(script: &str) -> String {
+    feed_sh(script, "")
+}
+
+/// Runs a command line with an input.
+fn feed(command: &str, input: &str) {
+    feed_sh(&format!("exec {command}"), input);
+}
+
+fn feed_sh(script: &str, input: &str) -> String {
+    let mut child = Command::new("sh")
+        .args(["-ec", script])
+        .env("backend", backend())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    // A script need not read it.
+    let _ = stdin.write_all(input.as_bytes());
+    drop(stdin);
+    let output = child.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{script}: {said}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// What a kube-proxy in IPVS mode leaves.
+fn leave_ipvs_mode() {
+    let (created, added): (Vec<&str>, Vec<&str>) =
+        include_str!("../../proxy-ipvs/tests/dualstack/ipset-save")
+            .lines()
+            .partition(|line| line.starts_with("create"));
+    feed(
+        "ipset restore",
+        &([created, added].concat().join("\n") + "\n"),
+    );
+    feed(
+        "iptables-$backend-restore --noflush",
+        include_str!("../../proxy-ipvs/tests/dualstack/iptables-save"),
+    );
+    feed(
+        "ip6tables-$backend-restore --noflush",
+        include_str!("../../proxy-ipvs/tests/dualstack/ip6tables-save"),
+    );
+    feed(
+        "ipvsadm -R",
+        include_str!("../../proxy-ipvs/tests/dualstack/ipvsadm-save"),
+    );
+    sh("ip link add kube-ipvs0 type dummy");
+    for address in include_str!("../../proxy-ipvs/tests/dualstack/kube-ipvs0-addresses").lines() {
+        sh(&format!("ip addr add {address} dev kube-ipvs0 nodad"));
+    }
+}
+
+/// What a kube-proxy in iptables mode leaves; without the rule that needs a counter of nfacct, for
+/// which there is no tool.
+fn leave_iptables_mode() {
+    for (command, saved) in [
+        (
+            "iptables",
+            include_str!("../../proxy-ipvs/tests/iptables-mode/iptables-save"),
+        ),
+        (
+            "ip6tables",
+            include_str!("../../proxy-ipvs/tests/iptables-mode/ip6tables-save"),
+        ),
+    ] {
+        // The kubelet's chain is there already.
+        let lines = saved
+            .lines()
+            .filter(|line| !line.contains("nfacct") && !line.contains("KUBE-FIREWALL"));
+        let text = lines.collect::<Vec<_>>().join("\n") + "\n";
+        feed(&format!("{command}-$backend-restore --noflush"), &text);
+    }
+}
+
+/// All that there is: virtual servers, sets, links with their addresses, rules.
+fn state() -> String {
+    sh(
+        "ipvsadm -Sn; ipset save | sort; ip -o addr show | grep -v fe80 | sed 's/ valid_lft.*//'; ip -o link show | cut -d: -f2
+        for tables in iptables ip6tables; do $tables-$backend-save | grep -v '^#' | sed 's/ \\[.*//'; done",
+    )
+}
+
+fn expect_all_gone(cleanup: &Cleanup) {
+    assert!(
+        cleanup.left.is_empty() && !cleanup.removed.is_empty(),
+        "{cleanup:#?}"
+    );
+    let again = clean_up(&[]);
+    assert!(
+        again.removed.is_empty() && again.left.is_empty(),
+        "{again:#?}"
+    );
+}
+
+#[test]
+#[ignore = "needs a kernel with IPVS: run by make test in the lab"]
+fn of_the_ipvs_mode_nothing_stays_and_of_others_everything() {
+    on_a_node(|| {
+        // Loads the tables, which a save shows from then on.
+        leave_ipvs_mode();
+        clean_up(&[]);
+        let before = state();
+        assert!(
+            before.contains("9.9.9.9")
+                && before.contains("OTHER")
+                && !before.contains("KUBE-SERVICES"),
+            "{before}"
+        );
+        leave_ipvs_mode();
+        let cleanup = clean_up(&[]);
+        assert_eq!(state(), before);
+        let backend = backend();
+        let removed = [
+            "IPv4: 5 virtual servers",
+            "IPv6: 4 virtual servers",
+            "link kube-ipvs0 with 7 service addresses",
+            &format!("IPv4: 11 chains and 9 jumps of iptables ({backend})"),
+            &format!("IPv6: 11 chains and 9 jumps of iptables ({backend})"),
+            "IPv4: 17 ipsets",
+            "IPv6: 17 ipsets",
+        ];
+        assert_eq!(cleanup.removed, removed);
+        expect_all_gone(&cleanup);
+    });
+}
+
+#[test]
+#[ignore = "needs a kernel with IPVS: run by make test in the lab"]
+fn service_addresses_that_are_routes_go_too() {
+    on_a_node(|| {
+        let routes = "ip route show table local proto 107; ip -6 route show table local proto 107";
+        sh("ip link add kube-ipvs0 up type dummy
+            ipvsadm -A -t 10.96.0.10:80 -s rr; ipvsadm -A -t [fd00::10]:80 -s rr
+            ip route add local 10.96.0.10 dev kube-ipvs0 table local proto 107
+            ip -6 route add local fd00::10 dev kube-ipvs0 table local proto 107");
+        assert_eq!(sh(routes).lines().count(), 2);
+        let removed = clean_up(&[]).removed;
+        assert_eq!(
+            removed,
+            [
+                "IPv4: 1 virtual server",
+                "IPv6: 1 virtual server",
+                "link kube-ipvs0 with 2 service addresses"
+            ]
+        );
+        assert_eq!(sh(routes), "");
+        sh("ip link add kube-ipvs0 up type veth peer name other
+            ip route add local 10.96.0.10 dev kube-ipvs0 table local proto 107
+            ip route add local 10.96.0.11 dev kube-ipvs0 table local");
+        let cleanup = clean_up(&[]);
+        assert_eq!(cleanup.removed, ["IPv4: 1 service address"]);
+        let left = sh("ip route show table local dev kube-ipvs0");
+        assert!(
+            left.contains("10.96.0.11") && !left.contains("10.96.0.10"),
+            "{left}"
+        );
+    });
+}
+
+#[test]
+#[ignore = "needs a kernel with IPVS: run by make test in the lab"]
+fn of_both_modes_at_once_nothing_stays() {
+    on_a_node(|| {
+        leave_iptables_mode();
+        leave_ipvs_mode();
+        clean_up(&[]);
+        let before = state();
+        leave_iptables_mode();
+        let upstream = sh("iptables-$backend-save; ip6tables-$backend-save");
+        assert!(upstream.matches(":KUBE-SEP-").count() > 3, "{upstream}");
+        leave_ipvs_mode();
+        let cleanup = clean_up(&[]);
+        assert_eq!(state(), before);
+        expect_all_gone(&cleanup);
+    });
+}
+
+#[test]
+#[ignore = "needs a kernel with IPVS: run by make test in the lab"]
+fn what_others_hold_on_to_is_told_and_the_rest_goes() {
+    on_a_node(|| {
+        leave_ipvs_mode();
+        sh("iptables-$backend -t nat -A OTHER -j KUBE-MARK-MASQ
+            iptables-$backend -A INPUT -m set --match-set KUBE-CLUSTER-IP dst -j ACCEPT");
+        let cleanup = clean_up(&["203.0.113.0/24".parse().unwrap()]);
+        assert!(
+            matches!(&cleanup.left[..], [chain, set]
+                if chain.contains("-A OTHER -j KUBE-MARK-MASQ") && set.contains("ipset KUBE-CLUSTER-IP")),
+            "{cleanup:#?}"
+        );
+        let left = state();
+        assert!(left.contains("203.0.113.10:80"), "excluded:\n{left}");
+        assert_eq!(left.matches("KUBE-MARK-MASQ").count(), 2, "{left}");
+        assert!(!left.contains("kube-ipvs0"), "{left}");
+
+        sh(
+            "iptables-$backend -t nat -F OTHER; iptables-$backend -D INPUT -m set --match-set KUBE-CLUSTER-IP dst -j ACCEPT",
+        );
+        let cleanup = clean_up(&[]);
+        assert_eq!(
+            cleanup.removed,
+            [
+                format!("IPv4: 1 chain and 0 jumps of iptables ({})", backend()),
+                "IPv4: 1 ipset".to_owned()
+            ]
+        );
+        expect_all_gone(&cleanup);
+    });
+}
+
+#[test]
+#[ignore = "needs a kernel with IPVS: run by make test in the lab"]
+fn sets_that_a_crash_has_left_while_others_grew_go_too() {
+    on_a_node(|| {
+        // Earlier builds gave that of either family the first name.
+        for family in ["inet", "inet6"] {
+            sh(&format!(
+                "ipset create KUBE-GROWING hash:ip,port family {family}
+                ipset create KUBE-6-GROWING hash:ip,port family inet6"
+            ));
+            let cleanup = clean_up(&[]);
+            assert_eq!(cleanup.removed, ["IPv4: 1 ipset", "IPv6: 1 ipset"]);
+            assert_eq!(sh("ipset list -n | sort"), "KUBE-ROUTER\nOTHER\n");
+        }
+    });
+}
+
+#[test]
+#[ignore = "needs a kernel with IPVS: run by make test in the lab"]
+fn a_link_that_is_no_dummy_stays_without_service_addresses() {
+    on_a_node(|| {
+        sh("ip link add kube-ipvs0 type veth peer name other
+            ip addr add 10.96.0.10/32 dev kube-ipvs0; ip addr add 10.1.0.1/24 dev kube-ipvs0
+            ipset create KUBE-IPVS-IPS hash:ip; ipset add KUBE-IPVS-IPS 10.96.0.10");
+        let cleanup = clean_up(&[]);
+        assert!(
+            matches!(&cleanup.left[..], [link] if link.contains("kube-ipvs0") && link.contains("veth")),
+            "{cleanup:#?}"
+        );
+        let left = state();
+        assert!(
+            left.contains("10.1.0.1/24") && !left.contains("10.96.0.10"),
+            "{left}"
+        );
+    });
+}
+
+#[test]
+#[ignore = "needs a kernel with IPVS: run by make test in the lab"]
+fn of_nftables_only_the_tables_of_kube_proxy_go() {
+    on_a_node(|| {
+        // Not every kernel has nftables for IP.
+        let has_nft = sh("nft add table ip kube-proxy 2>/dev/null && echo yes || true") == "yes\n";
+        if has_nft {
+            sh(
+                "nft add table ip6 kube-proxy; nft add chain ip kube-proxy x; nft add table ip other; nft add table inet kube-proxy",
+            );
+        }
+        let removed = clean_up(&[]).removed;
+        let tables = removed
+            .iter()
+            .filter(|line| line.ends_with("the nftables mode's table kube-proxy"));
+        assert_eq!(tables.count(), if has_nft { 2 } else { 0 }, "{removed:?}");
+        if has_nft {
+            let left = sh("nft list tables");
+            assert!(
+                left.contains("table ip other\n") && left.contains("table inet kube-proxy\n"),
+                "{left}"
+            );
+            assert!(
+                !left.contains("table ip kube-proxy") && !left.contains("ip6 kube-proxy"),
+                "{left}"
+            );
+        }
+    });
+}

@@ -1,0 +1,100 @@
+//! What is to be told of Services, and of what somebody else has changed.
+
+use std::mem;
+use std::time::{Duration, Instant};
+
+use hashbrown::HashSet;
+use proxy::{Drift, NamespacedName, Report};
+
+/// How long what somebody else has changed is gathered, if it takes long to be repaired, until it
+/// is told.
+const TELL_DRIFT: Duration = Duration::from_secs(5);
+
+/// So many Services that are awaited are many: room for them is given back.
+const MANY: usize = 1_000;
+
+/// What is to be told with the next report.
+#[derive(Debug, Default)]
+pub struct News {
+    /// Services that changed, and are not settled yet.
+    awaited: HashSet<NamespacedName>,
+    /// Those of them that have to be looked at.
+    fresh: Vec<NamespacedName>,
+    /// Those of them of which somebody else had changed something.
+    disturbed: HashSet<NamespacedName>,
+    drift: Drift,
+    /// Since when there is any.
+    drifting: Option<Instant>,
+}
+
+impl News {
+    /// A Service wants something else, perhaps.
+    pub fn changed(&mut self, service: &NamespacedName) {
+        if self.awaited.insert(service.clone()) {
+            self.fresh.push(service.clone());
+        }
+    }
+
+    /// Something of these Services was written, or tried.
+    pub fn wrote(&mut self, services: impl IntoIterator<Item = NamespacedName>) {
+        self.fresh.extend(services);
+    }
+
+    /// Somebody else has changed something of these Services.
+    pub fn disturb(&mut self, services: impl IntoIterator<Item = NamespacedName>) {
+        for service in services {
+            self.awaited.insert(service.clone());
+            self.disturbed.insert(service);
+        }
+    }
+
+    /// What Services wait for may be there without having been written for them.
+    pub fn review(&mut self) {
+        self.fresh = self.awaited.iter().cloned().collect();
+    }
+
+    /// Somebody else has changed an entry of this kind.
+    pub fn drifted(&mut self, now: Instant, kind: &'static str, name: impl FnOnce() -> String) {
+        self.drift.add(kind, name);
+        self.drifting.get_or_insert(now);
+    }
+
+    /// The same for as many entries as `note` tells.
+    pub fn note_drift(&mut self, now: Instant, note: impl FnOnce(&mut Drift)) {
+        note(&mut self.drift);
+        self.drifting.get_or_insert(now);
+    }
+
+    /// Looks which of the Services that changed, or wrote something, are settled by now.
+    pub(crate) fn settle(
+        &mut self,
+        report: &mut Report,
+        is_settled: impl Fn(&NamespacedName) -> bool,
+    ) {
+        for service in mem::take(&mut self.fresh) {
+            if self.awaited.contains(&service) && is_settled(&service) {
+                self.awaited.remove(&service);
+                if self.disturbed.remove(&service) {
+                    report.repaired.push(service.clone());
+                }
+                report.settled.push(service);
+            }
+        }
+        if self.awaited.is_empty() && self.awaited.capacity() > MANY {
+            self.awaited = HashSet::new();
+            self.disturbed = HashSet::new();
+        }
+    }
+
+    /// What has drifted, once it is repaired, or takes long.
+    pub(crate) fn take_drift(&mut self, now: Instant, is_repaired: bool) -> Drift {
+        let is_late = |since: &mut Instant| {
+            is_repaired || now.saturating_duration_since(*since) >= TELL_DRIFT
+        };
+        if self.drifting.take_if(is_late).is_some() {
+            mem::take(&mut self.drift)
+        } else {
+            Drift::default()
+        }
+    }
+}

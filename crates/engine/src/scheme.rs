@@ -1,0 +1,210 @@
+//! What a mode is to the engine.
+
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use hashbrown::HashSet;
+use proxy::{Model, NamespacedName, Notice, Unreadable};
+use reconcile::Rows;
+
+use crate::served::Served;
+use crate::state::State;
+
+/// A part of the kernel's state: what is read as one, and known as one.
+pub trait Part: Copy + Eq + Send + 'static {
+    /// The mode's lanes.
+    type Lane;
+
+    /// All of them.
+    const ALL: &'static [Self];
+
+    /// In an operator's words: `the virtual servers`.
+    fn name(self) -> &'static str;
+
+    /// The kernel thread that reads it. If any other writes it as well, the two are one.
+    fn lane(self) -> Self::Lane;
+}
+
+/// A kernel thread of a mode: what is done on it is done one after another.
+pub trait Lane: Copy + Eq + Send + 'static {
+    /// All of them. The first carries out changes of what is served; and they are started in this
+    /// order, so that what most wait for comes first.
+    const ALL: &'static [Self];
+}
+
+/// The place of one of a few.
+pub(crate) fn number<T: PartialEq>(all: &[T], one: &T) -> usize {
+    // Each is among them.
+    all.iter().position(|of| of == one).unwrap_or_default()
+}
+
+/// What a lane does next, in one go: it carries out the plan, and then asks.
+pub struct Step<S: Scheme> {
+    /// What it writes.
+    pub plan: Option<S::Plan>,
+    /// What it asks.
+    pub query: Option<S::Query>,
+}
+
+impl<S: Scheme> Step<S> {
+    /// Nothing is due.
+    pub const NONE: Self = Self {
+        plan: None,
+        query: None,
+    };
+}
+
+/// Of which Services the entries are computed again.
+#[derive(Debug, Clone, Copy)]
+pub enum Extent<'a> {
+    /// Of all, for the first time.
+    First,
+    /// Of all: something changed that each of them depends on.
+    All,
+    /// Of these.
+    These(&'a HashSet<NamespacedName>),
+}
+
+/// Whom it concerns that a part is not as it is to be, or not known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Concern {
+    /// Those who are served: it is late, and without progress it is stuck.
+    Clients,
+    /// The same, but it waits for somebody who mends something else: to start anew would not help.
+    Operator,
+    /// Nobody, as the mode is set up.
+    Nobody,
+}
+
+/// A proxy mode for one IP family: its tables, its order and what it reads and writes. Pure.
+pub trait Scheme: Sized + Send + 'static {
+    /// What the flags say to it.
+    type Config: Send + Sync + 'static;
+    /// Its kernel threads.
+    type Lane: Lane;
+    /// What it reads.
+    type Part: Part<Lane = Self::Lane>;
+    /// What a lane writes in one go.
+    type Plan: Send + Sync + 'static;
+    /// What became of a plan.
+    type Outcomes: Send + 'static;
+    /// What was found of a part.
+    type Found: Send + 'static;
+    /// What a lane asks the kernel, beside reading parts.
+    type Query: Send + 'static;
+    /// What the kernel says to that.
+    type Answer: Send + 'static;
+
+    /// The part that tells the node's addresses.
+    const ADDRESSES: Self::Part;
+    /// The parts that say what is ours: as long as one is not known, nothing is taken away.
+    const EVIDENCE: &'static [Self::Part];
+    /// The lanes that write: while one works, the mode is not settled.
+    const WRITING: &'static [Self::Lane];
+    /// Those that those who are served wait for, and that go on until another mode takes over.
+    const SERVING: &'static [Self::Lane];
+
+    /// The longest pause before what cannot be read is read again.
+    fn longest_pause(config: &Self::Config) -> Duration;
+
+    /// The node's address, where the flags say it: it counts before those of the Node object.
+    fn node_ip(config: &Self::Config) -> Option<IpAddr>;
+
+    /// Whether localhost serves NodePorts, too.
+    fn serves_localhost(_: &Self::Config) -> bool {
+        false
+    }
+
+    /// A scheme that wants nothing yet, where nothing is known to be there.
+    fn new(state: &State<Self>) -> Self;
+
+    // ---- tables ----
+
+    /// Says what time it is to all tables whose entries can be late.
+    fn begin(&mut self, now: Instant);
+
+    /// The tables of what is in a part.
+    fn tables(&self, part: Self::Part) -> impl Iterator<Item = &dyn Rows>;
+
+    /// The table of the entries by which Services are served: where none of them is there, nobody
+    /// is, and two Services that claim one of them are in conflict.
+    fn served(&self) -> &dyn Served;
+
+    /// Whether all that a Service wants is there.
+    fn is_settled(&self, service: &NamespacedName) -> bool;
+
+    /// Whom it concerns when a part is not as it is to be.
+    fn concern(&self, state: &State<Self>, part: Self::Part) -> Concern;
+
+    // ---- what is wanted ----
+
+    /// What nobody wants may be taken away from now on, or no longer: [`State::may_delete`]. At
+    /// first it may not.
+    fn removals_change(&mut self, state: &State<Self>);
+
+    /// Takes over which addresses serve NodePorts, after [`State::node`] may have changed; whether
+    /// every Service has to be compiled again for it.
+    fn node_changed(&mut self, state: &mut State<Self>) -> bool;
+
+    /// Computes again what Services want.
+    fn update(&mut self, state: &mut State<Self>, model: &Model, extent: Extent<'_>);
+
+    /// Takes in what the kernel has told of service addresses; whether all addresses have to be
+    /// read.
+    fn notice(&mut self, state: &mut State<Self>, notice: &Notice) -> bool;
+
+    /// Has the kernel compared with what is believed to be there: once in each sync period.
+    fn check(&mut self, state: &mut State<Self>);
+
+    // ---- what is done next ----
+
+    /// Wants what follows from what is there, before the lanes are asked what they do.
+    fn prepare(&mut self, state: &mut State<Self>);
+
+    /// What a lane that is free does. It has nothing to read, and something is wanted.
+    fn next(&mut self, lane: Self::Lane, state: &mut State<Self>) -> Step<Self>;
+
+    /// When something is due beside retries and reading; later than `now`, or now if there is more
+    /// to do at once.
+    fn next_due(&self, now: Instant) -> Option<Instant>;
+
+    /// Time does not pass from now on: nothing waits for others to be quicker.
+    fn forgo_waiting(&mut self) {}
+
+    // ---- what came of it ----
+
+    /// Takes over what was found of a part.
+    fn observe(&mut self, state: &mut State<Self>, model: &Model, found: Self::Found);
+
+    /// Draws the conclusions once all that was read together is known.
+    fn after_reading(&mut self, _: &mut State<Self>) {}
+
+    /// Books what became of a plan.
+    fn settle(&mut self, state: &mut State<Self>, plan: &Self::Plan, outcomes: Self::Outcomes);
+
+    /// What becomes of a plan of which all is done.
+    fn as_done(plan: &Self::Plan) -> Self::Outcomes;
+
+    /// Takes over what the kernel has said to a query.
+    fn take(&mut self, state: &mut State<Self>, answer: Self::Answer);
+}
+
+/// How a scheme reads and writes a kernel, each on the thread of a lane.
+pub trait KernelAccess<K>: Scheme {
+    /// Reads a part.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be read: why, and what to do.
+    fn read(
+        kernel: &mut K,
+        config: &Self::Config,
+        part: Self::Part,
+    ) -> Result<Self::Found, Unreadable>;
+
+    /// Carries out a plan.
+    fn write(kernel: &mut K, plan: &Self::Plan) -> Self::Outcomes;
+
+    /// Asks.
+    fn query(kernel: &mut K, config: &Self::Config, query: Self::Query) -> Self::Answer;
+}

@@ -1,0 +1,276 @@
+//! What the engine keeps for a mode, and lets it see and ask for.
+
+use std::mem;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use proxy::{IpFamily, Node, NodeFacts, NodePorts, Report, Standing, Unreadable};
+use reconcile::{Look, Removals, Rows};
+
+use crate::news::News;
+use crate::scheme::{Concern, Part as _, Scheme, number};
+use crate::served::Served;
+
+/// How soon what is not as believed is read again, at the earliest, after it was read.
+const REREAD_PAUSE: Duration = Duration::from_millis(100);
+
+/// What is known of a part of the kernel's state.
+struct Knowledge {
+    look: Look,
+    /// When something of it was last written.
+    written: Option<Instant>,
+}
+
+/// What a mode's engine keeps for it.
+pub struct State<S: Scheme> {
+    /// What the flags say to the mode.
+    pub config: Arc<S::Config>,
+    /// What time it is.
+    pub now: Instant,
+    /// This node.
+    pub node: NodeFacts,
+    /// Where NodePorts are served, for those who ask.
+    pub serving: NodePorts,
+    /// What is told next.
+    pub report: Report,
+    /// What may have to be told.
+    pub news: News,
+    /// In the order of [`Part::ALL`](crate::Part::ALL).
+    parts: Vec<Knowledge>,
+    /// What lanes are writing.
+    pub(crate) in_flight: Vec<(S::Lane, Arc<S::Plan>)>,
+    /// Whether the model has told what is wanted: before that, nothing is written, and nothing
+    /// taken away.
+    pub(crate) has_claims: bool,
+    pub(crate) may_delete: bool,
+    /// Since when nothing of what serves is there.
+    unserved: Option<Instant>,
+    conflicts_version: u64,
+}
+
+impl<S: Scheme> State<S> {
+    pub(crate) fn new(config: S::Config, mut node: NodeFacts, now: Instant) -> Self {
+        node.ip = S::node_ip(&config).or(node.ip);
+        let longest_pause = S::longest_pause(&config);
+        let unknown = |_| Knowledge {
+            look: Look::new(now, longest_pause),
+            written: None,
+        };
+        Self {
+            now,
+            node,
+            serving: NodePorts {
+                addresses: Vec::new(),
+                on_localhost: S::serves_localhost(&config),
+            },
+            report: Report::default(),
+            news: News::default(),
+            parts: S::Part::ALL.iter().map(unknown).collect(),
+            in_flight: Vec::new(),
+            has_claims: false,
+            may_delete: false,
+            unserved: None,
+            conflicts_version: 0,
+            config: Arc::new(config),
+        }
+    }
+
+    /// Whether what nobody wants may be taken away: the sources have told everything, and it is
+    /// known what is ours.
+    pub fn may_delete(&self) -> bool {
+        self.may_delete
+    }
+
+    /// The same as a table has it: what may not go is not late.
+    pub fn removals(&self) -> Removals {
+        if self.may_delete {
+            Removals::Late
+        } else {
+            Removals::Excused
+        }
+    }
+
+    // ---- parts ----
+
+    fn part(&self, part: S::Part) -> &Knowledge {
+        #[allow(clippy::indexing_slicing, reason = "there is one for each")]
+        &self.parts[number(S::Part::ALL, &part)]
+    }
+
+    fn part_mut(&mut self, part: S::Part) -> &mut Knowledge {
+        #[allow(clippy::indexing_slicing, reason = "there is one for each")]
+        &mut self.parts[number(S::Part::ALL, &part)]
+    }
+
+    /// Whether it is known what is there of a part.
+    pub fn knows(&self, part: S::Part) -> bool {
+        self.look(part).is_known()
+    }
+
+    /// When a part is read.
+    pub fn look(&self, part: S::Part) -> &Look {
+        &self.part(part).look
+    }
+
+    pub(crate) fn look_mut(&mut self, part: S::Part) -> &mut Look {
+        &mut self.part_mut(part).look
+    }
+
+    /// Has a part read, as soon as may be.
+    pub fn ask(&mut self, part: S::Part) {
+        let now = self.now;
+        self.look_mut(part).ask(now);
+    }
+
+    /// The same for a part that is not as believed: some time after it was last read.
+    pub fn doubt(&mut self, part: S::Part) {
+        let now = self.now;
+        self.look_mut(part).ask_apart(now, REREAD_PAUSE);
+    }
+
+    /// Something of a part was written.
+    pub fn wrote(&mut self, part: S::Part) {
+        self.part_mut(part).written = Some(self.now);
+    }
+
+    /// Something could be read.
+    pub fn tell_readable(&mut self, name: &'static str) {
+        self.report.readable.push(name);
+    }
+
+    /// Something could not.
+    pub fn tell_unreadable(&mut self, unreadable: impl Into<Unreadable>) {
+        self.report.unreadable.push(unreadable.into());
+    }
+
+    pub(crate) fn has_tried_all(&self) -> bool {
+        self.parts.iter().all(|part| part.look.is_tried())
+    }
+
+    /// The parts that a lane has to read now; that begins.
+    pub(crate) fn begin_reading(&mut self, lane: S::Lane) -> Vec<S::Part> {
+        let now = self.now;
+        let all = S::Part::ALL.iter().copied();
+        let of_lane = all.filter(|part| part.lane() == lane);
+        let mut due = Vec::new();
+        for part in of_lane {
+            let look = self.look_mut(part);
+            if look.is_due(now) {
+                look.begin();
+                due.push(part);
+            }
+        }
+        due
+    }
+
+    pub(crate) fn has_read(&mut self, part: S::Part) {
+        let now = self.now;
+        self.look_mut(part).succeed(now);
+        self.tell_readable(part.name());
+    }
+
+    pub(crate) fn has_not_read(&mut self, part: S::Part, unreadable: Unreadable) {
+        let now = self.now;
+        self.look_mut(part).fail(now);
+        self.tell_unreadable(unreadable);
+    }
+
+    // ---- plans ----
+
+    /// What is being written.
+    pub fn in_flight(&self) -> impl Iterator<Item = &S::Plan> {
+        self.in_flight.iter().map(|(_, plan)| &**plan)
+    }
+
+    /// Whether a lane is writing.
+    pub fn is_writing(&self, lane: S::Lane) -> bool {
+        self.in_flight.iter().any(|(of, _)| *of == lane)
+    }
+
+    /// The plan that a lane was writing until now.
+    pub(crate) fn landed(&mut self, lane: S::Lane) -> Option<Arc<S::Plan>> {
+        let at = self.in_flight.iter().position(|(of, _)| *of == lane)?;
+        Some(self.in_flight.swap_remove(at).1)
+    }
+
+    // ---- the node ----
+
+    /// Takes over what the Node object says; whether anything changed.
+    pub(crate) fn learn_node(&mut self, object: Option<&Node>) -> bool {
+        let family = self.node.family;
+        let addresses = object.map(|node| node.addresses.as_slice());
+        let mut addresses = addresses.into_iter().flatten().copied();
+        let ip = S::node_ip(&self.config);
+        let ip = ip.or_else(|| addresses.find(|ip| IpFamily::of(*ip) == family));
+        let zone = object.and_then(|node| node.zone.clone());
+        let has_changed = (self.node.ip, &self.node.zone) != (ip, &zone);
+        self.node.ip = ip;
+        self.node.zone = zone;
+        has_changed
+    }
+
+    // ---- what is told ----
+
+    /// Notes since when nothing of what serves is there: since it was asked for, not since it was
+    /// refused.
+    pub(crate) fn note_unserved(&mut self, served: &dyn Served) {
+        let now = self.now;
+        let since = self.unserved.unwrap_or(now);
+        self.unserved = served.serves_nobody().then_some(since);
+    }
+
+    /// Says what there is to be told by now.
+    pub(crate) fn conclude(&mut self, scheme: &S) {
+        self.news
+            .settle(&mut self.report, |service| scheme.is_settled(service));
+        let served = scheme.served();
+        let version = served.conflicts_version();
+        if mem::replace(&mut self.conflicts_version, version) != version {
+            self.report.conflicts = Some(served.conflicts());
+        }
+        let parts = S::Part::ALL.iter();
+        let is_repaired = parts
+            .flat_map(|part| scheme.tables(*part))
+            .all(|table| table.pending_len() == table.failing_len());
+        self.report.drift = self.news.take_drift(self.now, is_repaired);
+        self.note_unserved(served);
+    }
+
+    /// Whether there is anything to tell though no lane has done anything.
+    pub(crate) fn has_news(&self) -> bool {
+        let report = &self.report;
+        !report.settled.is_empty()
+            || report.conflicts.is_some()
+            || !report.drift.is_empty()
+            || report.iptables.is_some()
+    }
+
+    /// Says since when something is late, and since when without progress.
+    pub(crate) fn note_lateness(&self, scheme: &S, standing: &mut Standing) {
+        let earlier = |one: &mut Option<Instant>, other: Instant| {
+            *one = Some(one.map_or(other, |one| one.min(other)));
+        };
+        for &part in S::Part::ALL {
+            let concern = scheme.concern(self, part);
+            let Knowledge { look, written } = self.part(part);
+            let tables = scheme.tables(part);
+            let since = tables
+                .filter_map(Rows::pending_since)
+                .chain(look.unknown_since())
+                .min();
+            let Some(since) = since.filter(|_| concern != Concern::Nobody) else {
+                continue;
+            };
+            earlier(&mut standing.pending_since, since);
+            if concern == Concern::Clients {
+                let stuck = written.map_or(since, |at| at.max(since));
+                earlier(&mut standing.stuck_since, stuck);
+            }
+        }
+        // Each may seem to be wrong in itself, but not all at once.
+        if let Some(since) = self.unserved.filter(|_| scheme.served().is_all_refused()) {
+            earlier(&mut standing.pending_since, since);
+            earlier(&mut standing.stuck_since, since);
+        }
+    }
+}

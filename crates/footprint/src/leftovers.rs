@@ -1,0 +1,258 @@
+//! What modes have left in iptables, found in what `iptables-save` prints, and how to remove it.
+//!
+//! The names of the chains say whose they are. A jump into one of them is a kube-proxy's if it
+//! stands in a built-in chain and has one of its comments; any other one is somebody else's rule,
+//! so it stays, and the chain that it needs stays with it, empty.
+//!
+//! Source: upstream's `pkg/proxy/iptables/cleanup.go`, `pkg/proxy/ipvs/cleanup.go`.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+
+use iptables::{BUILT_IN, Entry, Restore, RuleLine, Table, entries, restore_text};
+
+use crate::footprint::{Footprint, Footprints};
+
+/// What a kube-proxy has left in iptables, of one family and backend.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Leftovers {
+    tables: BTreeMap<Table, Chains>,
+}
+
+/// The same of one table.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct Chains {
+    names: BTreeSet<String>,
+    /// The jumps into them, from `-A` on.
+    jumps: Vec<String>,
+    /// Rules of others that jump into one of them.
+    holds: BTreeMap<String, String>,
+}
+
+/// What becomes of a chain that a rule of somebody else leads to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Held {
+    /// It stays, empty.
+    Stays,
+    /// It is to go all the same. The kernel refuses that, so that it is told, and tried again.
+    Goes,
+}
+
+/// Finds what modes have left, entry by entry.
+#[derive(Debug)]
+pub struct Finder {
+    theirs: Vec<&'static Footprint>,
+    mine: Option<&'static Footprint>,
+    /// As lines.
+    my_jumps: BTreeSet<(Table, String)>,
+    held: Held,
+    /// Their chains, and whether there are rules in them.
+    names: BTreeMap<Table, BTreeMap<String, bool>>,
+    found: Leftovers,
+}
+
+impl Finder {
+    /// Finds all that these modes have left.
+    pub fn all(modes: Footprints) -> Self {
+        Self {
+            theirs: modes.to_vec(),
+            mine: None,
+            my_jumps: BTreeSet::new(),
+            held: Held::Stays,
+            names: BTreeMap::new(),
+            found: Leftovers::default(),
+        }
+    }
+
+    /// Finds what `modes` but `mine` have left, as far as `mine` has no use for it. A chain that is
+    /// empty already and stays because somebody's rule leads to it is nothing that is left.
+    pub fn beside(mine: &'static Footprint, modes: Footprints, held: Held) -> Self {
+        let my_jumps = mine.jumps.iter().map(|jump| (jump.table, jump.line()));
+        Self {
+            mine: Some(mine),
+            my_jumps: my_jumps.collect(),
+            held,
+            theirs: modes.iter().copied().filter(|mode| *mode != mine).collect(),
+            ..Self::all(&[])
+        }
+    }
+
+    fn is_mine(&self, table: Table, chain: &str) -> bool {
+        self.mine.is_some_and(|mine| mine.has_chain(table, chain))
+    }
+
+    /// Whether a chain is one of the others', and may be mine as well.
+    fn is_theirs(&self, table: Table, chain: &str) -> bool {
+        self.theirs.iter().any(|mode| mode.has_chain(table, chain))
+    }
+
+    /// Takes in that there is something in a table.
+    pub fn entry(&mut self, table: Table, entry: Entry<'_>) {
+        match entry {
+            Entry::Chain(name) => self.chain(table, name),
+            Entry::Rule(rule) => self.rule(table, rule),
+        }
+    }
+
+    /// Takes in that there is a chain.
+    pub fn chain(&mut self, table: Table, name: &str) {
+        if self.is_theirs(table, name) && !self.is_mine(table, name) {
+            let names = self.names.entry(table).or_default();
+            names.insert(name.to_owned(), false);
+        }
+    }
+
+    /// Takes in a rule.
+    pub fn rule(&mut self, table: Table, rule: RuleLine<'_>) {
+        let of_table = self.names.get_mut(&table);
+        if let Some(has_rules) = of_table.and_then(|names| names.get_mut(rule.chain)) {
+            *has_rules = true;
+            return;
+        }
+        if self.is_mine(table, rule.chain) || self.is_theirs(table, rule.chain) {
+            return;
+        }
+        let Some(target) = rule.target() else { return };
+        let (is_mine, is_theirs) = (self.is_mine(table, &target), self.is_theirs(table, &target));
+        if !(is_mine || is_theirs)
+            || (is_mine && self.my_jumps.contains(&(table, rule.text.to_owned())))
+        {
+            return;
+        }
+        if self.is_jump_of_theirs(rule) {
+            let jumps = &mut self.found.tables.entry(table).or_default().jumps;
+            jumps.push(rule.text.to_owned());
+        } else if !is_mine {
+            let holds = &mut self.found.tables.entry(table).or_default().holds;
+            holds.insert(target.into_owned(), rule.text.to_owned());
+        }
+    }
+
+    fn is_jump_of_theirs(&self, rule: RuleLine<'_>) -> bool {
+        BUILT_IN.contains(&rule.chain)
+            && rule.comment().is_some_and(|comment| {
+                let mut modes = self.theirs.iter();
+                modes.any(|mode| mode.has_comment(&comment))
+            })
+    }
+
+    /// What was found.
+    pub fn finish(self) -> Leftovers {
+        let (mut found, held) = (self.found, self.held);
+        for (table, mut names) in self.names {
+            let of = found.tables.entry(table).or_default();
+            if self.mine.is_some() && held == Held::Stays {
+                of.holds.retain(|chain, _| {
+                    let is_empty = names.get(chain) == Some(&false);
+                    if is_empty {
+                        names.remove(chain);
+                    }
+                    !is_empty
+                });
+            }
+            of.names = names.into_keys().collect();
+        }
+        if held == Held::Goes {
+            found.tables.values_mut().for_each(|of| of.holds.clear());
+        }
+        found.tables.retain(|_, of| {
+            of.holds.retain(|chain, _| of.names.contains(chain));
+            !(of.names.is_empty() && of.jumps.is_empty())
+        });
+        found
+    }
+}
+
+impl Leftovers {
+    /// What a finder finds in what `iptables-save` printed.
+    pub fn find(mut finder: Finder, saved: &str) -> Self {
+        for (table, entry) in entries(saved) {
+            finder.entry(table, entry);
+        }
+        finder.finish()
+    }
+
+    /// Whether rules of a mode, as they are, lead into these: then another mode serves.
+    pub fn serve<'a>(&self, installed: impl IntoIterator<Item = (Table, &'a str)>) -> bool {
+        installed.into_iter().any(|(table, line)| {
+            let Some(chains) = self.tables.get(&table) else {
+                return false;
+            };
+            let target = RuleLine::parse(line).and_then(|rule| rule.target());
+            target.is_some_and(|target| chains.names.contains(&*target))
+        })
+    }
+
+    /// Whether there is nothing to remove.
+    pub fn is_empty(&self) -> bool {
+        self.tables.is_empty()
+    }
+
+    /// Whether there is something in a table.
+    pub fn touches(&self, table: Table) -> bool {
+        self.tables.contains_key(&table)
+    }
+
+    /// The chains, with those that stay.
+    pub fn chains(&self) -> impl Iterator<Item = (Table, &str)> {
+        let tables = self.tables.iter();
+        tables.flat_map(|(table, of)| of.names.iter().map(|name| (*table, name.as_str())))
+    }
+
+    /// The jumps, as lines.
+    pub fn jumps(&self) -> impl Iterator<Item = (Table, &str)> {
+        let tables = self.tables.iter();
+        tables.flat_map(|(table, of)| of.jumps.iter().map(|line| (*table, line.as_str())))
+    }
+
+    /// How many chains and jumps go.
+    pub fn counts(&self) -> (usize, usize) {
+        let chains = |of: &Chains| of.names.len().saturating_sub(of.holds.len());
+        (
+            self.tables.values().map(chains).sum(),
+            self.tables.values().map(|of| of.jumps.len()).sum(),
+        )
+    }
+
+    /// The chains that stay, each in a sentence.
+    pub fn held(&self) -> impl Iterator<Item = String> {
+        self.tables.iter().flat_map(|(table, chains)| {
+            chains.holds.iter().map(move |(chain, rule)| {
+                format!(
+                    "chain {chain} of table {table} is empty but stays, because a rule of somebody else jumps to it: `{rule}`; \
+                     remove that rule, then run this again"
+                )
+            })
+        })
+    }
+
+    /// Writes what removes them. Whatever is not named in it stays.
+    ///
+    /// # Errors
+    ///
+    /// The sink's.
+    pub fn write(&self, restore: &mut Restore<'_>) -> io::Result<()> {
+        for (table, chains) in &self.tables {
+            restore.begin(*table)?;
+            // None refers to another one once all are empty.
+            for name in &chains.names {
+                restore.declare(name)?;
+            }
+            for jump in &chains.jumps {
+                restore.delete(jump)?;
+            }
+            for name in &chains.names {
+                if !chains.holds.contains_key(name) {
+                    restore.remove(name)?;
+                }
+            }
+            restore.commit()?;
+        }
+        Ok(())
+    }
+
+    /// The same as a text.
+    pub fn restore_text(&self) -> String {
+        restore_text(|restore| self.write(restore))
+    }
+}

@@ -1,0 +1,43 @@
+//! The two packet filters of the kernel that iptables writes to, and the families that it has.
+
+use std::fmt;
+use std::path::Path;
+
+use inet::IpFamily;
+
+use crate::error::IptablesError;
+
+/// Which of the kernel's two packet filters iptables writes to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Backend {
+    /// nftables, through `nft_compat`.
+    Nft,
+    /// `ip_tables`.
+    Legacy,
+}
+
+impl Backend {
+    /// Preferred first, as upstream's iptables-wrappers do where nothing speaks for either.
+    pub(crate) const ALL: [Self; 2] = [Self::Nft, Self::Legacy];
+}
+
+impl fmt::Display for Backend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Nft => "nft",
+            Self::Legacy => "legacy",
+        })
+    }
+}
+
+/// Whether the kernel has a family.
+///
+/// # Errors
+///
+/// It has no IPv6.
+pub fn exists(family: IpFamily) -> Result<(), IptablesError> {
+    if family == IpFamily::V6 && !Path::new("/proc/thread-self/net/if_inet6").exists() {
+        return Err(IptablesError::NoIpv6);
+    }
+    Ok(())
+}

@@ -1,0 +1,393 @@
+//! Why iptables did not do what it was to do: what it says, as a kind, and in words with a next
+//! step.
+//!
+//! The programs say in sentences what went wrong, and end with the same status for all of it. What
+//! is read out of these sentences stands here, and nowhere else.
+
+use std::fmt::Write as _;
+use std::io::{self, Write};
+use std::time::Duration;
+
+use crate::program::{Finished, Program};
+
+/// Why iptables cannot be used, or did not do what it was to do.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum IptablesError {
+    /// There is no such program.
+    #[error("`{0}` is not here: install the package iptables (in a container: in its image)")]
+    Missing(String),
+    /// No backend that is installed, or the one asked for, can write to this kernel.
+    #[error(
+        "no backend of iptables works here ({0}): load its kernel modules (`modprobe -a iptable_nat iptable_filter`, or `modprobe -a nft_compat nft_chain_nat`) or choose another with --iptables-backend"
+    )]
+    Unusable(String),
+    /// The kernel has no IPv6.
+    #[error(
+        "there is no IPv6 here (no /proc/net/if_inet6): run `modprobe ipv6`, and look for ipv6.disable=1 in /proc/cmdline"
+    )]
+    NoIpv6,
+    /// It could not be started, or read from.
+    #[error("cannot run {program}: {source}")]
+    Run {
+        /// Which program.
+        program: String,
+        /// Why not.
+        source: io::Error,
+    },
+    /// It did not end in time, and was killed.
+    #[error("{program} did not end within {} s and was killed: look at what keeps the machine, or the lock /run/xtables.lock, busy (`fuser -v /run/xtables.lock`)", limit.as_secs())]
+    TimedOut {
+        /// Which program.
+        program: String,
+        /// The time it had.
+        limit: Duration,
+    },
+    /// It said no.
+    #[error("{program} failed: {said}")]
+    Failed {
+        /// Which program.
+        program: String,
+        /// What kind of no.
+        kind: Kind,
+        /// The line of the input that it names, from 1 on.
+        line: Option<usize>,
+        /// What it said, the line of the input that it names, and the next step.
+        said: String,
+    },
+}
+
+/// What kind of thing went wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Kind {
+    /// There is no program.
+    NoProgram,
+    /// It could not be run, or there is no backend, or no such family.
+    NotUsable,
+    /// It did not end in time.
+    TimedOut,
+    /// Somebody else holds the lock of legacy iptables.
+    LockHeld,
+    /// Rights are missing, or a lock file that can be opened.
+    NotPermitted,
+    /// The kernel has nothing of this backend.
+    Unsupported,
+    /// The kernel has no such table.
+    NoTable,
+    /// A rule asks an ipset that is not there.
+    NoSet,
+    /// A match, a target or a kind of chain is missing, in the kernel or beside the program.
+    NoModule,
+    /// A line is refused, and why is not known by kind.
+    Refused,
+}
+
+impl Kind {
+    /// Whether other rules would not be taken either, whatever they are.
+    pub fn is_general(self) -> bool {
+        !matches!(self, Self::NoSet | Self::NoModule | Self::Refused)
+    }
+
+    fn next_step(self) -> Option<&'static str> {
+        Some(match self {
+            Self::LockHeld => {
+                "find who holds the lock (`fuser -v /run/xtables.lock`); it will be tried again"
+            }
+            Self::NotPermitted => {
+                "run as root, or with CAP_NET_ADMIN and CAP_NET_RAW and a writable /run/xtables.lock"
+            }
+            Self::NoSet => "see why the set could not be made; the rules will be tried again",
+            Self::NoTable | Self::NoModule => {
+                "a kernel module that the rules need may be missing: see `dmesg`, and run `modprobe -a xt_set xt_comment \
+                 xt_mark xt_addrtype xt_conntrack xt_physdev xt_ipvs xt_MASQUERADE` and the modules of the backend; legacy \
+                 iptables needs CAP_NET_RAW, too"
+            }
+            _ => return None,
+        })
+    }
+}
+
+/// What the programs say, all of these parts in one sentence; the first row that fits counts.
+///
+/// Source: iptables 1.8.9, by file.
+const SIGNS: [(Kind, &[&str]); 13] = [
+    // iptables/xshared.c: "Another app is currently holding the xtables lock."
+    (Kind::LockHeld, &["xtables lock"]),
+    // The same: "Can't lock /run/xtables.lock: Resource temporarily unavailable".
+    (Kind::LockHeld, &["xtables.lock", "unavailable"]),
+    // The same: "Fatal: can't open lock file /run/xtables.lock: ...".
+    (Kind::NotPermitted, &["xtables.lock"]),
+    // strerror(EACCES); libiptc/libiptc.c: "Permission denied (you must be root)".
+    (Kind::NotPermitted, &["ermission denied"]),
+    (Kind::NotPermitted, &["must be root"]),
+    // extensions/libxt_set.h: "Can't open socket to ipset."
+    (Kind::NotPermitted, &["open socket to ipset"]),
+    // The same: "Set X doesn't exist."
+    (Kind::NoSet, &["Set ", "exist"]),
+    // iptables/iptables-restore.c: "unable to initialize table 'nat'".
+    (Kind::NoTable, &["initialize table"]),
+    // libxtables/xtables.c: "Extension X revision 0 not supported, missing kernel module?"
+    (Kind::NoModule, &["missing kernel module"]),
+    // iptables/nft.c: "TABLE_ADD failed (Operation not supported)", "RULE_APPEND failed (...)".
+    (Kind::NoModule, &["TABLE_ADD"]),
+    (Kind::NoModule, &["RULE_APPEND"]),
+    // libxtables/xtables.c: "Couldn't load match `x':No such file or directory".
+    (Kind::NoModule, &["Couldn't load"]),
+    // iptables/xtables-save.c, xtables-restore.c: "Failed to initialize nft: Protocol not
+    // supported".
+    (Kind::Unsupported, &["Protocol not supported"]),
+];
+
+impl IptablesError {
+    /// What kind of thing went wrong.
+    pub fn kind(&self) -> Kind {
+        match self {
+            Self::Missing(_) => Kind::NoProgram,
+            Self::Unusable(_) | Self::NoIpv6 | Self::Run { .. } => Kind::NotUsable,
+            Self::TimedOut { .. } => Kind::TimedOut,
+            Self::Failed { kind, .. } => *kind,
+        }
+    }
+
+    /// Whether the kernel cannot hold any rules of this backend, so that there are none.
+    pub fn is_unsupported(&self) -> bool {
+        self.kind() == Kind::Unsupported
+    }
+}
+
+/// Why it did not succeed. `line` finds a line of the input by its number, from 1 on.
+pub(crate) fn failure(
+    program: &Program,
+    result: io::Result<Finished>,
+    limit: Duration,
+    line: impl FnOnce(usize) -> Option<String>,
+) -> IptablesError {
+    let name = program.path().file_name().unwrap_or_default();
+    let program = name.to_string_lossy().into_owned();
+    match result {
+        Ok(finished) => {
+            let Explained { kind, line, said } = explain(&finished.stderr, line);
+            let said = if said.is_empty() {
+                finished.status.to_string()
+            } else {
+                said
+            };
+            IptablesError::Failed {
+                program,
+                kind,
+                line,
+                said,
+            }
+        }
+        Err(error) if error.kind() == io::ErrorKind::TimedOut => {
+            IptablesError::TimedOut { program, limit }
+        }
+        Err(source) => IptablesError::Run { program, source },
+    }
+}
+
+/// A sink that keeps one line of what is written to it, and takes nothing behind that.
+pub(crate) struct LineFinder {
+    /// How many lines are before it still; `None` when it is complete.
+    before: Option<usize>,
+    line: Vec<u8>,
+}
+
+impl LineFinder {
+    pub(crate) fn new(number: usize) -> Self {
+        Self {
+            before: number.checked_sub(1),
+            line: Vec::new(),
+        }
+    }
+
+    pub(crate) fn found(self) -> Option<String> {
+        let is_found = self.before.is_none() && !self.line.is_empty();
+        is_found.then(|| String::from_utf8_lossy(&self.line).into_owned())
+    }
+}
+
+impl Write for LineFinder {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        for byte in bytes {
+            match (self.before, byte) {
+                (None, _) => return Err(io::ErrorKind::WriteZero.into()),
+                (Some(0), b'\n') => self.before = None,
+                (Some(0), byte) => self.line.push(*byte),
+                (Some(before), b'\n') => self.before = Some(before - 1),
+                _ => {}
+            }
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// What iptables said, made readable.
+struct Explained {
+    kind: Kind,
+    /// The line of the input that it blames.
+    line: Option<usize>,
+    /// Its first lines, the line that it blames, and what to do.
+    said: String,
+}
+
+fn explain(stderr: &str, line: impl FnOnce(usize) -> Option<String>) -> Explained {
+    let lines = stderr.lines().map(str::trim).filter(|line| {
+        !(line.is_empty()
+            || line.starts_with("Try `")
+            || line.starts_with("Error occurred at line"))
+    });
+    let mut said = lines.take(4).collect::<Vec<_>>().join("; ");
+    let number = stderr
+        .match_indices("line")
+        .filter_map(|(at, word)| stderr.get(at + word.len()..))
+        .find_map(|rest| {
+            let rest = rest.trim_start_matches([':', ' ']);
+            let digits = rest
+                .find(|c: char| !c.is_ascii_digit())
+                .unwrap_or(rest.len());
+            rest.get(..digits)?.parse::<usize>().ok()
+        });
+    // Before the line: what somebody calls a Service is no sign of anything.
+    let mut signs = SIGNS.iter();
+    let sign = signs.find(|(_, parts)| parts.iter().all(|part| said.contains(part)));
+    let blamed = number.and_then(|number| Some((number, line(number)?)));
+    if let Some((number, line)) = &blamed {
+        let _ = write!(said, "; line {number} is `{line}`");
+    }
+    // Of what it puts off until the end, only the end is blamed.
+    let is_end = blamed.as_ref().is_some_and(|(_, line)| line == "COMMIT");
+    let kind = match sign {
+        Some((Kind::Unsupported, _)) | None if is_end => Kind::NoModule,
+        Some((kind, _)) => *kind,
+        None => Kind::Refused,
+    };
+    if let Some(next) = kind.next_step() {
+        let _ = write!(said, "; {next}");
+    }
+    Explained {
+        kind,
+        line: blamed.map(|(number, _)| number),
+        said,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // What iptables 1.8.9 really says, on Linux 6.1.
+
+    fn said_of(stderr: &str, input: &str) -> String {
+        explained(stderr, input).said
+    }
+
+    fn explained(stderr: &str, input: &str) -> Explained {
+        explain(stderr, |number| {
+            let mut finder = LineFinder::new(number);
+            let _ = finder.write(input.as_bytes());
+            finder.found()
+        })
+    }
+
+    const INPUT: &str =
+        "*nat\n:KUBE-X - [0:0]\n-A KUBE-X -m set --match-set NOPE dst -j RETURN\nCOMMIT\n";
+
+    #[test]
+    fn the_line_that_iptables_blames_is_shown() {
+        let said = said_of(
+            "iptables-restore v1.8.9 (legacy): Set NOPE doesn't exist.\n\nError occurred at line: 3\n\
+             Try `iptables-restore -h' or 'iptables-restore --help' for more information.\n",
+            INPUT,
+        );
+        assert_eq!(
+            said,
+            "iptables-restore v1.8.9 (legacy): Set NOPE doesn't exist.; line 3 is `-A KUBE-X -m set --match-set NOPE dst \
+             -j RETURN`; see why the set could not be made; the rules will be tried again"
+        );
+    }
+
+    #[test]
+    fn missing_modules_are_suspected_where_the_kernel_refuses_a_table() {
+        for stderr in [
+            "Warning: Extension physdev revision 0 not supported, missing kernel module?\niptables-restore: line 4 failed\n",
+            "iptables-restore v1.8.9 (legacy): iptables-restore: unable to initialize table 'nat'\nError occurred at line: 1\n",
+            "iptables-nft-restore v1.8.9 (nf_tables): \nline 2: TABLE_ADD failed (Operation not supported): table nat\n\
+             line 2: CHAIN_USER_ADD failed (No such file or directory): chain KUBE-X\n",
+        ] {
+            let said = said_of(stderr, INPUT);
+            assert!(said.contains("modprobe -a xt_set"), "{said}");
+            assert!(said.contains("; line "), "{said}");
+        }
+    }
+
+    #[test]
+    fn other_refusals_have_their_own_next_step() {
+        let lock = "Can't lock /run/xtables.lock: Resource temporarily unavailable\n\
+             Another app is currently holding the xtables lock. Stopped waiting after 5s.\n";
+        assert!(said_of(lock, INPUT).contains("fuser"));
+        let rights = "Fatal: can't open lock file /run/xtables.lock: Permission denied\n";
+        assert!(said_of(rights, INPUT).contains("CAP_NET_RAW"));
+        // The match `set` asks ipset through a raw socket, in both backends.
+        let raw = "iptables-nft-restore v1.8.9 (nf_tables): Can't open socket to ipset.\n";
+        assert!(said_of(raw, INPUT).contains("CAP_NET_RAW"));
+        assert_eq!(said_of("no reason\n", INPUT), "no reason");
+        assert_eq!(
+            said_of("line 99999999999999999999 line 0 line", INPUT)
+                .matches(" is `")
+                .count(),
+            0
+        );
+        assert_eq!(said_of("", ""), "");
+    }
+
+    #[test]
+    fn a_failure_has_a_kind_and_names_its_line() {
+        let of = |stderr: &str| {
+            let Explained { kind, line, .. } = explained(stderr, INPUT);
+            (kind, line)
+        };
+        let general = [
+            (
+                "Another app is currently holding the xtables lock",
+                Kind::LockHeld,
+            ),
+            (
+                "Fatal: can't open lock file /run/xtables.lock: Read-only file system",
+                Kind::NotPermitted,
+            ),
+            ("unable to initialize table 'nat'", Kind::NoTable),
+            (
+                "Failed to initialize nft: Protocol not supported",
+                Kind::Unsupported,
+            ),
+        ];
+        for (said, kind) in general {
+            assert_eq!(of(said), (kind, None));
+            assert!(kind.is_general(), "{said}");
+        }
+        let single = [
+            (
+                "Set NOPE doesn't exist.\nError occurred at line: 3",
+                Kind::NoSet,
+                3,
+            ),
+            (
+                "line 3: RULE_APPEND failed (No such file or directory)",
+                Kind::NoModule,
+                3,
+            ),
+            ("iptables-restore: line 4 failed", Kind::NoModule, 4),
+            ("iptables-restore: line 3 failed", Kind::Refused, 3),
+        ];
+        for (said, kind, line) in single {
+            assert_eq!(of(said), (kind, Some(line)), "{said}");
+            assert!(!kind.is_general(), "{said}");
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! The input of `iptables-restore --noflush`: what is named in it is touched, and nothing else.
+//!
+//! Rules are given as they are rendered and read back, from `-A CHAIN` on.
+
+use std::fmt::Display;
+use std::io::{self, Write};
+
+use crate::table::Table;
+
+/// Writes commands, table by table: each of these is carried out whole or not at all.
+pub struct Restore<'a> {
+    sink: &'a mut dyn Write,
+}
+
+impl<'a> Restore<'a> {
+    /// Writes to `sink`.
+    pub fn new(sink: &'a mut dyn Write) -> Self {
+        Self { sink }
+    }
+
+    /// What follows is for this table.
+    ///
+    /// # Errors
+    ///
+    /// As all of these: the sink's.
+    pub fn begin(&mut self, table: Table) -> io::Result<()> {
+        writeln!(self.sink, "*{table}")
+    }
+
+    /// Makes a chain, or empties it, in the transaction that may fill it again.
+    ///
+    /// # Errors
+    ///
+    /// The sink's.
+    pub fn declare(&mut self, chain: impl Display) -> io::Result<()> {
+        writeln!(self.sink, ":{chain} - [0:0]")
+    }
+
+    /// Puts a rule at the end of its chain.
+    ///
+    /// # Errors
+    ///
+    /// The sink's.
+    pub fn append(&mut self, rule: &str) -> io::Result<()> {
+        writeln!(self.sink, "{rule}")
+    }
+
+    /// Puts rules, each ended by a line feed, at the end of their chain.
+    ///
+    /// # Errors
+    ///
+    /// The sink's.
+    pub fn append_lines(&mut self, rules: &str) -> io::Result<()> {
+        self.sink.write_all(rules.as_bytes())
+    }
+
+    /// Puts a rule at the head of its chain.
+    ///
+    /// # Errors
+    ///
+    /// The sink's.
+    pub fn insert(&mut self, rule: &str) -> io::Result<()> {
+        writeln!(self.sink, "-I{}", behind_verb(rule))
+    }
+
+    /// Takes away the first rule that is the same.
+    ///
+    /// # Errors
+    ///
+    /// The sink's.
+    pub fn delete(&mut self, rule: &str) -> io::Result<()> {
+        writeln!(self.sink, "-D{}", behind_verb(rule))
+    }
+
+    /// Empties a chain that this text has declared and filled before.
+    ///
+    /// # Errors
+    ///
+    /// The sink's.
+    pub fn flush(&mut self, chain: impl Display) -> io::Result<()> {
+        writeln!(self.sink, "-F {chain}")
+    }
+
+    /// Removes a chain, which is empty and which no rule leads to.
+    ///
+    /// # Errors
+    ///
+    /// The sink's.
+    pub fn remove(&mut self, chain: impl Display) -> io::Result<()> {
+        writeln!(self.sink, "-X {chain}")
+    }
+
+    /// Ends the table: now it is carried out.
+    ///
+    /// # Errors
+    ///
+    /// The sink's.
+    pub fn commit(&mut self) -> io::Result<()> {
+        writeln!(self.sink, "COMMIT")
+    }
+}
+
+fn behind_verb(rule: &str) -> &str {
+    rule.strip_prefix("-A").unwrap_or(rule)
+}
+
+/// What `write` writes, as a text.
+pub fn restore_text(write: impl FnOnce(&mut Restore<'_>) -> io::Result<()>) -> String {
+    let mut text = Vec::new();
+    // Writing to a Vec cannot fail.
+    let _ = write(&mut Restore::new(&mut text));
+    String::from_utf8(text).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_is_written_command_by_command() {
+        let text = restore_text(|restore| {
+            restore.begin(Table::Nat)?;
+            restore.declare("A")?;
+            restore.insert("-A OUTPUT -m comment --comment \"-A\" -j A")?;
+            restore.append("-A A -j B")?;
+            restore.append_lines("-A A -j C\n-A A -j D\n")?;
+            restore.delete("-A A -j E")?;
+            restore.remove("F")?;
+            restore.commit()
+        });
+        assert_eq!(
+            text,
+            "*nat\n:A - [0:0]\n-I OUTPUT -m comment --comment \"-A\" -j A\n-A A -j B\n-A A -j C\n-A A -j D\n-D A -j E\n-X F\nCOMMIT\n"
+        );
+    }
+}

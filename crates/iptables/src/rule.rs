@@ -1,0 +1,508 @@
+//! A rule as data, and its one rendering: as `iptables-save` prints it, so that what is wanted can
+//! be compared with what is read back.
+
+use std::borrow::Cow;
+use std::fmt::{self, Write as _};
+use std::net::{IpAddr, SocketAddr};
+
+use inet::{IpFamily, Protocol};
+use ipnet::IpNet;
+
+use crate::table::{ChainName, Table};
+
+/// What a rule matches.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Match {
+    /// The source address.
+    Source(IpNet),
+    /// The source address is not one of these.
+    NotSource(IpNet),
+    /// The destination address.
+    Destination(IpNet),
+    /// The destination address is not one of these.
+    NotDestination(IpNet),
+    /// The interface that it came in by; `+` at the end stands for whatever follows.
+    InInterface(String),
+    /// It came in by another interface, or by none.
+    NotInInterface(String),
+    /// The transport protocol.
+    Protocol(Protocol),
+    /// Matches always, and says something to who reads it.
+    Comment(Cow<'static, str>),
+    /// The destination port, of this protocol.
+    Port(Protocol, u16),
+    /// The module of this protocol, which a target with ports asks for.
+    Module(Protocol),
+    /// The source is an address of this node.
+    SourceLocal,
+    /// The source is no address of this node.
+    SourceNotLocal,
+    /// The destination is an address of this node.
+    DestinationLocal,
+    /// What connection tracking says of its flow.
+    State(&'static [FlowState]),
+    /// It says none of these.
+    NotState(&'static [FlowState]),
+    /// All bits of this mark are set.
+    Mark(u32),
+    /// Not all bits of this mark are set.
+    NotMark(u32),
+    /// These fields of the packet are a member of the ipset with this name.
+    InSet(Cow<'static, str>, &'static [Field]),
+    /// They are not.
+    NotInSet(Cow<'static, str>, &'static [Field]),
+    /// It did not come in by a port of a bridge.
+    NotFromBridgePort,
+    /// IPVS sent it on for this virtual server.
+    VirtualServer(Protocol, IpAddr, u16),
+    /// Matches always, and counts with the nfacct object of this name.
+    Counted(&'static str),
+    /// One in so many, by chance.
+    OneIn(usize),
+    /// The source has been put into this list of `recent` within so many seconds.
+    SeenWithin(ChainName, u32, IpFamily),
+    /// Puts the source into this list.
+    Remember(ChainName, IpFamily),
+}
+
+/// What connection tracking calls a flow. In the order in which iptables prints them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FlowState {
+    /// It belongs to none that can be.
+    Invalid,
+    /// This is its first packet.
+    New,
+    /// It belongs to another one.
+    Related,
+    /// It has been seen in both directions.
+    Established,
+    /// Its destination is translated.
+    Dnat,
+}
+
+impl FlowState {
+    const ALL: [Self; 5] = [
+        Self::Invalid,
+        Self::New,
+        Self::Related,
+        Self::Established,
+        Self::Dnat,
+    ];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Invalid => "INVALID",
+            Self::New => "NEW",
+            Self::Related => "RELATED",
+            Self::Established => "ESTABLISHED",
+            Self::Dnat => "DNAT",
+        }
+    }
+}
+
+/// Which side of a packet a dimension of a set is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Field {
+    /// `src`
+    Source,
+    /// `dst`
+    Destination,
+}
+
+/// What becomes of a packet that all matches fit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Target {
+    /// It passes the table.
+    Accept,
+    /// It is dropped.
+    Drop,
+    /// It goes on behind the rule that led to this chain.
+    Return,
+    /// Its sender is told that nobody listens there, by ICMP of this family.
+    Reject(IpFamily),
+    /// The bits of the mask are cleared in its mark, then those of the value turned over.
+    Mark {
+        /// The bits that are turned over.
+        value: u32,
+        /// The bits that are cleared before.
+        mask: u32,
+    },
+    /// It gets this node's address as its source.
+    Masquerade(SourcePort),
+    /// It gets this destination.
+    Dnat(SocketAddr),
+    /// It goes through this chain.
+    Chain(ChainName),
+}
+
+/// Which source port a masqueraded flow gets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SourcePort {
+    /// Its own, if it is free.
+    Kept,
+    /// A random one (`--random-fully`).
+    Random,
+}
+
+impl Target {
+    /// Sets these bits of the mark.
+    pub const fn set_mark(bits: u32) -> Self {
+        Self::Mark {
+            value: bits,
+            mask: bits,
+        }
+    }
+
+    /// Turns these bits of the mark over.
+    pub const fn flip_mark(bits: u32) -> Self {
+        Self::Mark {
+            value: bits,
+            mask: 0,
+        }
+    }
+}
+
+impl<T: Into<ChainName>> From<T> for Target {
+    fn from(chain: T) -> Self {
+        Self::Chain(chain.into())
+    }
+}
+
+impl Match {
+    /// A comment.
+    pub fn comment(text: impl Into<Cow<'static, str>>) -> Self {
+        Self::Comment(text.into())
+    }
+
+    /// `iptables-save` prints these parts first, in this order, and the others as they were given.
+    fn rank(&self) -> u8 {
+        match self {
+            Self::Source(_) | Self::NotSource(_) => 0,
+            Self::Destination(_) | Self::NotDestination(_) => 1,
+            Self::InInterface(_) | Self::NotInInterface(_) => 2,
+            Self::Protocol(_) => 3,
+            _ => 4,
+        }
+    }
+}
+
+/// One rule of a chain.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rule {
+    matches: Vec<Match>,
+    /// Without one, the rule only counts.
+    target: Option<Target>,
+}
+
+impl Rule {
+    /// What fits all `matches` goes to `target`.
+    pub fn new(matches: impl IntoIterator<Item = Match>, target: impl Into<Target>) -> Self {
+        Self {
+            target: Some(target.into()),
+            ..Self::without_target(matches)
+        }
+    }
+
+    /// A rule that does nothing: it counts, or it is there to be read.
+    pub fn without_target(matches: impl IntoIterator<Item = Match>) -> Self {
+        let mut matches: Vec<Match> = matches.into_iter().collect();
+        matches.sort_by_key(Match::rank);
+        Self {
+            matches,
+            target: None,
+        }
+    }
+
+    /// The same without its comments.
+    #[must_use]
+    pub fn without_comments(mut self) -> Self {
+        self.matches
+            .retain(|part| !matches!(part, Match::Comment(_)));
+        self
+    }
+
+    /// What it matches.
+    pub fn matches(&self) -> &[Match] {
+        &self.matches
+    }
+
+    /// What becomes of what fits.
+    pub fn target(&self) -> Option<Target> {
+        self.target
+    }
+
+    /// Appends it to `text` as a line for `chain`, which ends without a line feed.
+    pub fn render(&self, chain: impl fmt::Display, text: &mut String) {
+        // Writing to a String cannot fail.
+        let _ = write!(text, "-A {chain}");
+        for part in &self.matches {
+            let _ = write!(text, " {part}");
+        }
+        if let Some(target) = &self.target {
+            let _ = write!(text, " -j {target}");
+        }
+    }
+
+    /// As a line for `chain`: `-A CHAIN ...`.
+    pub fn line(&self, chain: impl fmt::Display) -> String {
+        let mut line = String::new();
+        self.render(chain, &mut line);
+        line
+    }
+}
+
+/// A rule of a built-in chain that leads to another one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Jump {
+    /// The table of both.
+    pub table: Table,
+    /// The built-in chain.
+    pub from: &'static str,
+    /// Where it leads.
+    pub to: &'static str,
+    /// What it says of itself.
+    pub comment: Option<&'static str>,
+    /// Which packets it is for.
+    pub packets: Packets,
+}
+
+/// Which packets of a flow are meant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Packets {
+    /// All.
+    All,
+    /// The first one.
+    First,
+}
+
+impl Jump {
+    /// One for all packets, with a comment.
+    pub const fn new(
+        table: Table,
+        from: &'static str,
+        to: &'static str,
+        comment: &'static str,
+    ) -> Self {
+        Self {
+            table,
+            from,
+            to,
+            comment: Some(comment),
+            packets: Packets::All,
+        }
+    }
+
+    /// The same for the first packet of each flow.
+    #[must_use]
+    pub const fn of_first_packets(mut self) -> Self {
+        self.packets = Packets::First;
+        self
+    }
+
+    /// As a line.
+    pub fn line(&self) -> String {
+        let is_first = self.packets == Packets::First;
+        let state = is_first.then_some(Match::State(&[FlowState::New]));
+        let matches = state.into_iter().chain(self.comment.map(Match::comment));
+        Rule::new(matches, self.to).line(self.from)
+    }
+}
+
+impl fmt::Display for Match {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Source(net) => write!(f, "-s {}", net.trunc()),
+            Self::NotSource(net) => write!(f, "! -s {}", net.trunc()),
+            Self::Destination(net) => write!(f, "-d {}", net.trunc()),
+            Self::NotDestination(net) => write!(f, "! -d {}", net.trunc()),
+            Self::InInterface(name) => write!(f, "-i {name}"),
+            Self::NotInInterface(name) => write!(f, "! -i {name}"),
+            Self::Protocol(protocol) => write!(f, "-p {}", protocol.lower()),
+            Self::Comment(text) => {
+                f.write_str("-m comment --comment \"")?;
+                escaped(text, f)?;
+                f.write_char('"')
+            }
+            Self::Port(protocol, port) => write!(f, "-m {} --dport {port}", protocol.lower()),
+            Self::Module(protocol) => write!(f, "-m {}", protocol.lower()),
+            Self::SourceLocal => f.write_str("-m addrtype --src-type LOCAL"),
+            Self::SourceNotLocal => f.write_str("-m addrtype ! --src-type LOCAL"),
+            Self::DestinationLocal => f.write_str("-m addrtype --dst-type LOCAL"),
+            Self::State(states) => {
+                f.write_str("-m conntrack --ctstate ")?;
+                joined(states_in_order(states), f)
+            }
+            Self::NotState(states) => {
+                f.write_str("-m conntrack ! --ctstate ")?;
+                joined(states_in_order(states), f)
+            }
+            Self::Mark(mark) => write!(f, "-m mark --mark {mark:#x}/{mark:#x}"),
+            Self::NotMark(mark) => write!(f, "-m mark ! --mark {mark:#x}/{mark:#x}"),
+            Self::InSet(name, fields) => {
+                write!(f, "-m set --match-set {name} ")?;
+                joined(names(fields), f)
+            }
+            Self::NotInSet(name, fields) => {
+                write!(f, "-m set ! --match-set {name} ")?;
+                joined(names(fields), f)
+            }
+            Self::NotFromBridgePort => f.write_str("-m physdev ! --physdev-is-in"),
+            Self::VirtualServer(protocol, address, port) => write!(
+                f,
+                "-m ipvs --vproto {} --vaddr {address} --vport {port}",
+                protocol.number()
+            ),
+            // The second blank is iptables'.
+            Self::Counted(name) => write!(f, "-m nfacct --nfacct-name  {name}"),
+            Self::OneIn(count) => write!(
+                f,
+                "-m statistic --mode random --probability {:.11}",
+                probability(*count)
+            ),
+            Self::SeenWithin(list, seconds, family) => write!(
+                f,
+                "-m recent --rcheck --seconds {seconds} --reap --name {list} --mask {} --rsource",
+                whole(*family)
+            ),
+            Self::Remember(list, family) => write!(
+                f,
+                "-m recent --set --name {list} --mask {} --rsource",
+                whole(*family)
+            ),
+        }
+    }
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Accept => f.write_str("ACCEPT"),
+            Self::Drop => f.write_str("DROP"),
+            Self::Return => f.write_str("RETURN"),
+            Self::Reject(IpFamily::V4) => f.write_str("REJECT --reject-with icmp-port-unreachable"),
+            Self::Reject(IpFamily::V6) => {
+                f.write_str("REJECT --reject-with icmp6-port-unreachable")
+            }
+            Self::Mark { value, mask } => write!(f, "MARK --set-xmark {value:#x}/{mask:#x}"),
+            Self::Masquerade(SourcePort::Kept) => f.write_str("MASQUERADE"),
+            Self::Masquerade(SourcePort::Random) => f.write_str("MASQUERADE --random-fully"),
+            Self::Dnat(to) => write!(f, "DNAT --to-destination {to}"),
+            Self::Chain(name) => name.fmt(f),
+        }
+    }
+}
+
+fn states_in_order(states: &[FlowState]) -> impl Iterator<Item = &'static str> {
+    let given = FlowState::ALL.into_iter();
+    let given = given.filter(|state| states.contains(state));
+    given.map(FlowState::name)
+}
+
+fn names(fields: &[Field]) -> impl Iterator<Item = &'static str> {
+    fields.iter().map(|field| match field {
+        Field::Source => "src",
+        Field::Destination => "dst",
+    })
+}
+
+/// Words with commas between them.
+fn joined(words: impl Iterator<Item = &'static str>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    for (at, word) in words.enumerate() {
+        if at > 0 {
+            f.write_char(',')?;
+        }
+        f.write_str(word)?;
+    }
+    Ok(())
+}
+
+/// The mask of a single address.
+fn whole(family: IpFamily) -> &'static str {
+    match family {
+        IpFamily::V4 => "255.255.255.255",
+        IpFamily::V6 => "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff",
+    }
+}
+
+/// One in `count`, as upstream gives it, with ten digits, and as the kernel keeps it, in units of
+/// 2⁻³¹.
+fn probability(count: usize) -> f64 {
+    const UNITS: f64 = 2_147_483_648.0;
+    #[allow(
+        clippy::cast_precision_loss,
+        reason = "a Service has fewer than 2⁵² endpoints"
+    )]
+    let given = format!("{:.10}", 1.0 / count as f64);
+    (given.parse::<f64>().unwrap_or(1.0) * UNITS).round() / UNITS
+}
+
+/// Text for between quotation marks: nothing in it can end them, or the line.
+fn escaped(text: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    let is_special = |character: char| matches!(character, '"' | '\\' | '\'');
+    // Nearly always, and of very many rules.
+    if !text.contains(|character: char| is_special(character) || character.is_control()) {
+        return f.write_str(text);
+    }
+    for character in text.chars().filter(|character| !character.is_control()) {
+        if is_special(character) {
+            f.write_char('\\')?;
+        }
+        f.write_char(character)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn probabilities_are_the_kernels() {
+        let shown = |count| format!("{:.11}", probability(count));
+        assert_eq!(shown(2), "0.50000000000");
+        assert_eq!(shown(3), "0.33333333349");
+        assert_eq!(shown(10), "0.10000000009");
+        assert_eq!(shown(10_000), "0.00009999983");
+    }
+
+    #[test]
+    fn parts_stand_as_iptables_prints_them() {
+        let net = |net: &str| net.parse::<IpNet>().unwrap();
+        let rule = Rule::new(
+            [
+                Match::comment("a \"b\"\nc"),
+                Match::Port(Protocol::Tcp, 80),
+                Match::Protocol(Protocol::Tcp),
+                Match::NotInInterface("cni0".to_owned()),
+                Match::Destination(net("10.0.0.1/32")),
+                Match::NotSource(net("10.0.0.9/8")),
+            ],
+            "X",
+        );
+        assert_eq!(
+            rule.line("C"),
+            "-A C ! -s 10.0.0.0/8 -d 10.0.0.1/32 ! -i cni0 -p tcp -m comment --comment \"a \\\"b\\\"c\" -m tcp --dport 80 -j X"
+        );
+    }
+
+    #[test]
+    fn lists_stand_in_iptables_order() {
+        use FlowState::{Dnat, Established, Related};
+        let unordered = Match::NotState(&[Dnat, Established, Related]);
+        assert_eq!(
+            unordered.to_string(),
+            "-m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT"
+        );
+        let set = Match::InSet("S".into(), &[Field::Destination, Field::Source]);
+        assert_eq!(set.to_string(), "-m set --match-set S dst,src");
+    }
+
+    #[test]
+    fn a_jump_is_one_line() {
+        let jump = Jump::new(Table::Filter, "INPUT", "KUBE-X", "why");
+        assert_eq!(
+            jump.of_first_packets().line(),
+            "-A INPUT -m conntrack --ctstate NEW -m comment --comment \"why\" -j KUBE-X"
+        );
+    }
+}

@@ -1,0 +1,254 @@
+//! What `iptables-save` prints, line by line: the one reader of it. Nothing is kept, and nothing is
+//! copied but words that carry an escaped character.
+
+use std::borrow::Cow;
+
+use crate::table::Table;
+
+/// A line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Line<'a> {
+    /// `*nat`: what follows is of this table.
+    Table(&'a str),
+    /// `:CHAIN ACCEPT [0:0]`: there is such a chain.
+    Chain(&'a str),
+    /// `-A CHAIN ...`: its next rule.
+    Rule(RuleLine<'a>),
+    /// `COMMIT`: the table is over.
+    Commit,
+}
+
+impl<'a> Line<'a> {
+    /// Reads one, without its line feed. Comments and whatever else there is are none.
+    pub fn parse(line: &'a str) -> Option<Self> {
+        if let Some(text) = line.strip_prefix("-A ") {
+            let chain = first(text);
+            return Some(Self::Rule(RuleLine { text: line, chain }));
+        }
+        if let Some(declared) = line.strip_prefix(':') {
+            return Some(Self::Chain(first(declared)));
+        }
+        if let Some(name) = line.strip_prefix('*') {
+            return Some(Self::Table(name.trim()));
+        }
+        (line == "COMMIT").then_some(Self::Commit)
+    }
+}
+
+fn first(words: &str) -> &str {
+    words.split(' ').next().unwrap_or_default()
+}
+
+/// A rule, as it is printed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RuleLine<'a> {
+    /// The whole line, from `-A` on.
+    pub text: &'a str,
+    /// The chain that it is in.
+    pub chain: &'a str,
+}
+
+impl<'a> RuleLine<'a> {
+    /// Reads one; `None` if the line is another one.
+    pub fn parse(line: &'a str) -> Option<Self> {
+        match Line::parse(line) {
+            Some(Line::Rule(rule)) => Some(rule),
+            _ => None,
+        }
+    }
+
+    /// Its options, with what a comment says left out: that may look like an option, but is none.
+    pub fn options(&self) -> impl Iterator<Item = Cow<'a, str>> {
+        let mut words = self.words();
+        std::iter::from_fn(move || {
+            let word = words.next()?;
+            if word == COMMENT {
+                words.next();
+            }
+            Some(word)
+        })
+    }
+
+    /// Where it leads: to a chain, or to what the kernel does.
+    pub fn target(&self) -> Option<Cow<'a, str>> {
+        let mut options = self.options();
+        options.find(|word| word == "-j" || word == "-g")?;
+        options.next()
+    }
+
+    /// What its first comment says.
+    pub fn comment(&self) -> Option<Cow<'a, str>> {
+        let mut words = self.words();
+        words.find(|word| word == COMMENT)?;
+        words.next()
+    }
+
+    /// Whether it asks the ipset with this name.
+    pub fn asks_set(&self, name: &str) -> bool {
+        let mut options = self.options();
+        while options.any(|word| word == "--match-set") {
+            if options.next().is_some_and(|set| set == name) {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Its words, as `iptables-restore` splits them, `-A` and the chain included.
+    pub fn words(&self) -> Words<'a> {
+        Words { rest: self.text }
+    }
+}
+
+const COMMENT: &str = "--comment";
+
+/// The words of a line: `"` groups, `\` takes the next character as it is.
+#[derive(Debug, Clone)]
+pub struct Words<'a> {
+    rest: &'a str,
+}
+
+impl<'a> Iterator for Words<'a> {
+    type Item = Cow<'a, str>;
+
+    fn next(&mut self) -> Option<Cow<'a, str>> {
+        self.rest = self.rest.trim_start_matches(' ');
+        if self.rest.is_empty() {
+            return None;
+        }
+        // By bytes: none of these is a part of another character.
+        let is_special = |byte: u8| matches!(byte, b' ' | b'"' | b'\\');
+        let special = self.rest.bytes().position(is_special);
+        let (word, after) = self.rest.split_at(special.unwrap_or(self.rest.len()));
+        if after.is_empty() || after.starts_with(' ') {
+            self.rest = after;
+            return Some(Cow::Borrowed(word));
+        }
+        // A whole word in quotation marks, without a special character in it.
+        if let Some(quoted) = self.rest.strip_prefix('"')
+            && let Some((word, after)) = quoted.split_once('"')
+            && !word.contains('\\')
+            && (after.is_empty() || after.starts_with(' '))
+        {
+            self.rest = after;
+            return Some(Cow::Borrowed(word));
+        }
+        let (mut word, mut is_quoted) = (String::new(), false);
+        let mut characters = self.rest.char_indices();
+        let mut end = self.rest.len();
+        while let Some((at, character)) = characters.next() {
+            match character {
+                '"' => is_quoted = !is_quoted,
+                '\\' => word.extend(characters.next().map(|(_, next)| next)),
+                ' ' if !is_quoted => {
+                    end = at;
+                    break;
+                }
+                character => word.push(character),
+            }
+        }
+        self.rest = self.rest.get(end..).unwrap_or_default();
+        Some(Cow::Owned(word))
+    }
+}
+
+/// Which table lines are of, as they come.
+#[derive(Debug, Clone, Default)]
+pub struct Reader {
+    table: Option<Table>,
+}
+
+/// Something of a table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Entry<'a> {
+    /// There is a chain of this name.
+    Chain(&'a str),
+    /// Its next rule.
+    Rule(RuleLine<'a>),
+}
+
+impl Reader {
+    /// Takes in a line, without its line feed. What is of tables that no kube-proxy writes to is
+    /// passed over.
+    pub fn read<'a>(&mut self, line: &'a str) -> Option<(Table, Entry<'a>)> {
+        let entry = match Line::parse(line)? {
+            Line::Table(name) => {
+                self.table = Table::find(name);
+                return None;
+            }
+            Line::Commit => {
+                self.table = None;
+                return None;
+            }
+            Line::Chain(name) => Entry::Chain(name),
+            Line::Rule(rule) => Entry::Rule(rule),
+        };
+        Some((self.table?, entry))
+    }
+}
+
+/// All of a text.
+pub fn entries(saved: &str) -> impl Iterator<Item = (Table, Entry<'_>)> {
+    let mut reader = Reader::default();
+    saved.lines().filter_map(move |line| reader.read(line))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn words(line: &str) -> Vec<Cow<'_, str>> {
+        let rule = RuleLine {
+            text: line,
+            chain: "",
+        };
+        rule.words().collect()
+    }
+
+    #[test]
+    fn words_are_iptables_words() {
+        assert_eq!(
+            words(r#"-A X --comment "a \"b\" -j c" "" -j D"#),
+            ["-A", "X", "--comment", r#"a "b" -j c"#, "", "-j", "D"]
+        );
+        assert_eq!(words(r#" a"b c"d  \" "e "#), ["ab cd", "\"", "e "]);
+    }
+
+    #[test]
+    fn what_a_comment_says_is_no_option() {
+        let text = "-A X -m comment --comment -j -m set --match-set A dst -m comment --comment \"-j Y\" -g Z";
+        let rule = RuleLine::parse(text).unwrap();
+        assert_eq!(rule.chain, "X");
+        assert_eq!(rule.target().as_deref(), Some("Z"));
+        assert_eq!(rule.comment().as_deref(), Some("-j"));
+        assert!(rule.asks_set("A") && !rule.asks_set("B"));
+    }
+
+    #[test]
+    fn tables_begin_and_end() {
+        let saved = "# x\n*nat\n:A - [0:0]\n-A A -j B\nCOMMIT\n:C - [0:0]\n*raw\n:D - [0:0]\n*filter\n:E - [0:0]\n";
+        let found: Vec<_> = entries(saved).collect();
+        let rule = RuleLine::parse("-A A -j B").unwrap();
+        assert_eq!(
+            found,
+            [
+                (Table::Nat, Entry::Chain("A")),
+                (Table::Nat, Entry::Rule(rule)),
+                (Table::Filter, Entry::Chain("E"))
+            ]
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn foreign_text_never_panics(saved in "(\\*nat\n|:KUBE-SVC-A - \\[0:0\\]\n|-A [A-Z \"\\\\ä-]*\n|.*\n){0,8}") {
+            for (_, entry) in entries(&saved) {
+                if let Entry::Rule(rule) = entry {
+                    let _ = (rule.target(), rule.comment(), rule.asks_set("A"), rule.words().count());
+                }
+            }
+        }
+    }
+}

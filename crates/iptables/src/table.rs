@@ -1,0 +1,73 @@
+//! Tables and chains, by their names.
+
+use std::fmt;
+
+/// An iptables table that a kube-proxy writes to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Table {
+    /// `mangle`
+    Mangle,
+    /// `filter`
+    Filter,
+    /// `nat`
+    Nat,
+}
+
+impl Table {
+    /// All of them; who must not be served is rejected (filter) before it is no longer served
+    /// (nat).
+    pub const ALL: [Self; 3] = [Self::Mangle, Self::Filter, Self::Nat];
+
+    /// As iptables names it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Mangle => "mangle",
+            Self::Filter => "filter",
+            Self::Nat => "nat",
+        }
+    }
+
+    /// The one with this name.
+    pub fn find(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|table| table.name() == name)
+    }
+}
+
+impl fmt::Display for Table {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// The kernel's own chains, where packets come by.
+pub const BUILT_IN: [&str; 5] = ["PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"];
+
+/// The longest name of a chain, in bytes (`XT_EXTENSION_MAXNAMELEN`, less the byte that ends it).
+pub const MAX_CHAIN_NAME: usize = 28;
+
+/// The name of a chain that rules lead to. Costs no allocation, of which there are very many.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ChainName {
+    /// One that is always the same.
+    Fixed(&'static str),
+    /// A prefix, and ASCII characters that tell the chains with it apart.
+    Hashed(&'static str, [u8; 16]),
+}
+
+impl From<&'static str> for ChainName {
+    fn from(name: &'static str) -> Self {
+        Self::Fixed(name)
+    }
+}
+
+impl fmt::Display for ChainName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Fixed(name) => f.write_str(name),
+            Self::Hashed(prefix, hash) => {
+                f.write_str(prefix)?;
+                f.write_str(std::str::from_utf8(hash).unwrap_or_default())
+            }
+        }
+    }
+}

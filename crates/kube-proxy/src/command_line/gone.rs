@@ -1,0 +1,60 @@
+//! Flags that kube-proxy had once. Upstream calls them unknown; here the error says what to do
+//! instead.
+
+/// Flags, without their dashes, and what to do about them.
+const GONE: &[(&[&str], &str)] = &[
+    (&["cleanup-ipvs", "cleanup-iptables"], "use --cleanup"),
+    (
+        &["conntrack-max"],
+        "use --conntrack-max-per-core and --conntrack-min",
+    ),
+    (
+        &["proxy-port-range", "udp-timeout"],
+        "it was of userspace mode, which is gone; take it out",
+    ),
+    (
+        &["resource-container"],
+        "it is gone since Kubernetes 1.16; take it out, and limit the container's resources",
+    ),
+    (
+        &[
+            "add-dir-header",
+            "alsologtostderr",
+            "log-backtrace-at",
+            "log-dir",
+            "log-file",
+            "log-file-max-size",
+            "logtostderr",
+            "one-output",
+            "skip-headers",
+            "skip-log-headers",
+            "stderrthreshold",
+        ],
+        "it is gone since Kubernetes 1.26; take it out: the log goes to standard error",
+    ),
+    (
+        &[
+            "azure-container-registry-config",
+            "cloud-provider-gce-lb-src-cidrs",
+        ],
+        "it was left over from another program; take it out",
+    ),
+    (
+        &[
+            "enable-dsr",
+            "forward-healthcheck-vip",
+            "network-name",
+            "root-hnsendpoint-name",
+            "source-vip",
+            "windows-service",
+        ],
+        "it is of Windows",
+    ),
+];
+
+/// What to do about a flag that is no more; its name is without dashes.
+pub(super) fn advice(flag: &str) -> Option<&'static str> {
+    GONE.iter()
+        .find(|(flags, _)| flags.contains(&flag))
+        .map(|(_, advice)| *advice)
+}

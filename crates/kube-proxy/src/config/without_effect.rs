@@ -1,0 +1,134 @@
+//! Settings that are accepted and change nothing: which, why, and whether they were given.
+
+use std::path::Path;
+
+use super::settings::{ROWS, Row, at, is_within, wins_over_file};
+use super::{Configuration, MODE_SECTIONS};
+use crate::flags::Flags;
+use crate::modes::settings::ProxyMode;
+
+/// Settings that are accepted and change nothing, by the path of the field or of its section, and
+/// why.
+const WITHOUT_EFFECT: &[(&str, &str)] = &[
+    (
+        "clientConnection.acceptContentTypes",
+        "it follows from contentType",
+    ),
+    (
+        "clientConnection.burst",
+        "requests are few: lists, watches and events",
+    ),
+    (
+        "clientConnection.qps",
+        "requests are few: lists, watches and events",
+    ),
+    (
+        "configSyncPeriod",
+        "no object is looked at without a change",
+    ),
+    ("enableProfiling", "profiles are of Go programs"),
+    ("logging.flushFrequency", "every line is written at once"),
+    (
+        "logging.options.json.infoBufferSize",
+        "every line is written at once",
+    ),
+    (
+        "logging.options.text.infoBufferSize",
+        "every line is written at once",
+    ),
+    ("portRange", "it was of userspace mode"),
+    ("showHiddenMetricsForVersion", "no metrics are hidden"),
+    ("windowsRunAsService", "it is of Windows"),
+    ("winkernel", "it is of Windows"),
+];
+
+/// The sections of modes that this build has not, which change nothing.
+fn sections_of_no_mode() -> impl Iterator<Item = &'static str> {
+    let is_here = |section: &str| ProxyMode::ALL.iter().any(|mode| mode.name() == section);
+    let sections = MODE_SECTIONS.into_iter();
+    sections.filter(move |section| !is_here(section))
+}
+
+/// The field or section by which the field at `path` changes nothing in any mode, if it does not.
+#[cfg(test)]
+pub(super) fn without_effect(path: &str) -> Option<&'static str> {
+    let fields = WITHOUT_EFFECT.iter().map(|(section, _)| *section);
+    let mut all = fields.chain(sections_of_no_mode());
+    all.find(|section| is_within(path, section))
+}
+
+/// Where settings were given: typed, or in a file, where most that are typed do not count.
+pub(crate) struct Given<'a> {
+    /// Whether a flag was typed.
+    pub(crate) typed: &'a dyn Fn(&str) -> bool,
+    /// The configuration file, and what it says.
+    pub(crate) file: Option<(&'a Path, &'a Configuration)>,
+}
+
+impl Given<'_> {
+    /// One line for each setting that was given, differs from its default and changes nothing, in
+    /// the words in which it was given. `flags` are those in effect.
+    pub(crate) fn without_effect(&self, flags: &Flags) -> Vec<String> {
+        let file = self.file.map(|(_, file)| file.clone()).unwrap_or_default();
+        let in_effect = file.completed(flags);
+        let chosen = in_effect.mode.as_deref();
+        let modes = ProxyMode::ALL.map(ProxyMode::definition);
+        let of_modes = modes.iter().filter(|mode| Some(mode.name()) != chosen);
+        let of_modes = of_modes.flat_map(|mode| {
+            let fields = mode.fields().iter();
+            fields.map(|path| (*path, mode.name()))
+        });
+        let of_no_mode = sections_of_no_mode().map(|section| (section, section));
+        let of_others = of_modes
+            .chain(of_no_mode)
+            .map(|(path, mode)| (path, format!("it is of {mode} mode")));
+        let without_effect = WITHOUT_EFFECT.iter();
+        let of_all = without_effect.map(|(path, why)| (*path, (*why).to_owned()));
+        let (typed, in_file) = self.differences(&in_effect);
+        let mut lines = Vec::new();
+        for (path, why) in of_all.chain(of_others) {
+            let mut say = |place: &str, names: Vec<String>| {
+                let have = if names.len() == 1 { "has" } else { "have" };
+                if !names.is_empty() {
+                    let names = names.join(", ");
+                    lines.push(format!("{place}{names} {have} no effect: {why}"));
+                }
+            };
+            let of_flags = typed.iter().filter(|row| is_within(row.path, path));
+            say("", of_flags.map(|row| format!("--{}", row.flag)).collect());
+            let of_file = in_file.iter().filter(|field| is_within(field, path));
+            let place = self.file.map(|(file, _)| format!("{}: ", file.display()));
+            say(&place.unwrap_or_default(), of_file.cloned().collect());
+        }
+        lines
+    }
+
+    /// The settings that differ from their defaults: those that were typed and count, and the
+    /// fields of the file.
+    fn differences(&self, in_effect: &Configuration) -> (Vec<&'static Row>, Vec<String>) {
+        let counts = |row: &&Row| {
+            (self.typed)(row.flag) && (self.file.is_none() || wins_over_file(row.flag))
+        };
+        let typed: Vec<_> = ROWS.iter().filter(counts).collect();
+        let is_typed = |path: &str| typed.iter().any(|row| row.path == path);
+        let in_file = self.file.map_or_else(Vec::new, |(_, file)| {
+            let said = file.tree();
+            let is_said = |path: &str| at(&said, path).is_some_and(|value| !value.is_null());
+            let mut fields = of_empty_file().differences(in_effect);
+            fields.retain(|path| is_said(path) && !is_typed(path));
+            fields
+        });
+        let from_flags = Configuration::of(&Flags::defaults()).differences(in_effect);
+        let differing = typed.into_iter();
+        let typed = differing.filter(|row| from_flags.iter().any(|path| is_within(path, row.path)));
+        (typed.collect(), in_file)
+    }
+}
+
+/// What a file means that says nothing. Not quite what no flags mean.
+fn of_empty_file() -> Configuration {
+    let mut flags = Flags::defaults();
+    // Nothing is said that could be wrong.
+    let _ = Configuration::default().put(&mut flags, |_| false);
+    Configuration::of(&flags)
+}

@@ -1,0 +1,142 @@
+//! Following the configuration file while the process runs, and what of it takes a new start.
+
+pub mod watch;
+
+use std::convert::Infallible;
+use std::future::pending;
+use std::path::Path;
+
+use tokio::sync::{mpsc, oneshot};
+use tracing::{info, warn};
+
+use crate::command_line::{self, Command, CommandLineError};
+use crate::config::{self, Waiting};
+use crate::events::{Event, Recorder};
+use crate::options::Options;
+
+/// Sends on what the configuration file says anew, and says what of it waits for a new start.
+pub async fn follow(
+    mut used: Options,
+    changed: mpsc::Sender<Options>,
+    recording: oneshot::Receiver<Recorder>,
+) -> Infallible {
+    let Some(file) = used.process.configuration_file.clone() else {
+        return pending().await;
+    };
+    let mut awaited = Awaited::new(recording);
+    let mut said = used.said.configuration.clone();
+    loop {
+        let asked = watch::changed(&file, &said, || reread(&[])).await;
+        said = asked.said.configuration.clone();
+        let waiting = used.said.configuration.waits(&said);
+        awaited.tell(&file, &waiting, &used.process.node_name).await;
+        let options = if waiting.is_empty() {
+            asked
+        } else {
+            match reread(&waiting) {
+                Ok(options) => options,
+                Err(error) => {
+                    warn!("{error}; going on with the configuration in use");
+                    continue;
+                }
+            }
+        };
+        let fields = used
+            .said
+            .configuration
+            .differences(&options.said.configuration);
+        if fields.is_empty() {
+            continue;
+        }
+        info!(
+            "the configuration file {} has changed in {}, which takes no new start",
+            file.display(),
+            fields.join(", ")
+        );
+        for warning in &options.said.warnings {
+            if !used.said.warnings.contains(warning) {
+                warn!("{warning}");
+            }
+        }
+        used = options.clone();
+        if changed.send(options).await.is_err() {
+            return pending().await;
+        }
+    }
+}
+
+/// What waits for a new start, as far as it has been said.
+struct Awaited {
+    told: Vec<Waiting>,
+    /// Comes when the daemon has one.
+    recording: Option<oneshot::Receiver<Recorder>>,
+    recorder: Recorder,
+}
+
+impl Awaited {
+    fn new(recording: oneshot::Receiver<Recorder>) -> Self {
+        Self {
+            told: Vec::new(),
+            recording: Some(recording),
+            recorder: Recorder::off(),
+        }
+    }
+
+    /// Says once what waits, and when nothing does any more.
+    async fn tell(&mut self, file: &Path, waiting: &[Waiting], node: &str) {
+        if self.told == waiting {
+            return;
+        }
+        self.told = waiting.to_vec();
+        let file = file.display();
+        if waiting.is_empty() {
+            info!(
+                "the configuration file {file} says what is in use again: nothing waits for a new start"
+            );
+            return;
+        }
+        let fields: Vec<String> = waiting.iter().map(ToString::to_string).collect();
+        let note = format!(
+            "the configuration file {file} says what takes a new start of kube-proxy, and is not in effect: {}; to bring it into effect, \
+             restart kube-proxy, in a cluster node by node: `kubectl -n kube-system rollout restart daemonset kube-proxy`",
+            fields.join(", ")
+        );
+        warn!("{note}");
+        if let Some(recording) = self.recording.take() {
+            self.recorder = recording.await.unwrap_or_else(|_| Recorder::off());
+        }
+        self.recorder.record(Event::restart_required(node, note));
+    }
+}
+
+/// Where what this pod is prepared for is kept, if anything could change it.
+pub fn keeps_prepared(options: &Options) -> Option<&Path> {
+    options.process.configuration_file.as_ref()?;
+    options.process.prepared_configuration.as_deref()
+}
+
+/// Keeps what this pod starts with, if nothing was kept yet: no init container has.
+pub fn keep_prepared(options: &Options) {
+    let Some(file) = keeps_prepared(options) else {
+        return;
+    };
+    if let Ok(None) = config::prepared(file)
+        && let Err(error) = config::record(file, &options.said.configuration)
+    {
+        warn!(
+            "{error}; should this container be started again, it takes up what --config says by then"
+        );
+    }
+}
+
+/// The options as the same command line has them now, with what waits as it is in use.
+fn reread(waiting: &[Waiting]) -> Result<Options, CommandLineError> {
+    match command_line::parse_keeping(std::env::args_os(), waiting)? {
+        Command::Run(options) | Command::Check(options, _) | Command::Cleanup(options) => {
+            Ok(*options)
+        }
+        Command::Print(_) | Command::Write(..) => {
+            unreachable!("the command line was one to run with, and has not changed")
+        }
+    }
+}

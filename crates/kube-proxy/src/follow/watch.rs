@@ -1,0 +1,77 @@
+//! Watching the configuration file.
+//!
+//! Its folder is watched, because a mounted ConfigMap changes by a symbolic link beside the file,
+//! and editors rename.
+
+use std::fmt::Display;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use notify::{RecursiveMode, Watcher};
+use tokio::sync::Notify;
+use tracing::{info, warn};
+
+use crate::config::Configuration;
+use crate::options::Options;
+
+/// Quiet time after a change before the file is read: one save is several changes.
+const SETTLE_TIME: Duration = Duration::from_millis(200);
+
+/// Waits until `file` says something else than `used`; what it says now. A file that cannot be
+/// read, or not be used, says nothing: it is warned about, and what is in use stays in use. Never
+/// returns if the file cannot be watched, which is warned about too.
+///
+/// `reread` reads the file as it was read for `used`.
+pub async fn changed<E: Display>(
+    file: &Path,
+    used: &Configuration,
+    reread: impl Fn() -> Result<Options, E>,
+) -> Options {
+    let changes = Arc::new(Notify::new());
+    let watcher = watch(file, Arc::clone(&changes));
+    if let Err(error) = &watcher {
+        warn!(file = %file.display(), %error, "the configuration file cannot be watched; restart after changing it");
+        return std::future::pending().await;
+    }
+    // What was written between the first reading and the watch.
+    changes.notify_one();
+    let mut complaint = String::new();
+    loop {
+        changes.notified().await;
+        tokio::time::sleep(SETTLE_TIME).await;
+        match reread() {
+            Ok(options) if options.said.configuration == *used => complaint.clear(),
+            Ok(options) => return options,
+            Err(error) => {
+                let text = error.to_string();
+                if text != complaint {
+                    warn!("{text}; going on with the configuration in use");
+                    complaint = text;
+                }
+            }
+        }
+    }
+}
+
+fn watch(file: &Path, changes: Arc<Notify>) -> notify::Result<notify::RecommendedWatcher> {
+    let file = std::path::absolute(file)?;
+    let folder = file
+        .parent()
+        .map_or_else(|| PathBuf::from("/"), Path::to_path_buf);
+    let mut watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
+        // Reading the file is an event as well.
+        if !event.is_ok_and(|event| event.kind.is_access() && !is_written(event.kind)) {
+            changes.notify_one();
+        }
+    })?;
+    watcher.watch(&folder, RecursiveMode::NonRecursive)?;
+    info!(file = %file.display(), "the configuration file is followed");
+    Ok(watcher)
+}
+
+/// A file that was open for writing was closed.
+fn is_written(kind: notify::EventKind) -> bool {
+    use notify::event::{AccessKind, AccessMode, EventKind};
+    kind == EventKind::Access(AccessKind::Close(AccessMode::Write))
+}

@@ -1,0 +1,258 @@
+use std::fs;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::*;
+use crate::modes::settings::ProxyMode;
+use crate::sysctl::apply::Applied;
+use crate::sysctl::row::Row;
+use crate::sysctl::settings::Conntrack;
+use crate::tests::options;
+
+/// What the settings depend on.
+struct Facts {
+    kernel: (u32, u32),
+    cpus: u64,
+    mode: ProxyMode,
+    strict_arp: bool,
+    serves_localhost: bool,
+    conntrack: Conntrack,
+}
+
+impl Facts {
+    fn wanted(&self) -> Vec<Wanted> {
+        let mut options = options(&[]);
+        options.modes.chosen = self.mode;
+        options.modes.iptables.localhost_node_ports = self.serves_localhost;
+        options.kernel.strict_arp = self.strict_arp;
+        options.kernel.conntrack = self.conntrack;
+        let (kernel, cpus) = (self.kernel, self.cpus);
+        wanted(&options, Machine { kernel, cpus })
+    }
+}
+
+/// Every setting there is.
+fn rows() -> Vec<&'static Row> {
+    let all = wanted(&options(&[]), Machine::this()).into_iter();
+    all.map(|wanted| wanted.row).collect()
+}
+
+/// A kernel in which every setting is 0, and the settings of `facts` that leave connection tracking
+/// alone.
+fn kernel(name: &str, version: (u32, u32)) -> (PathBuf, Facts) {
+    let root = std::env::temp_dir().join(format!("sysctl-{}-{name}", std::process::id()));
+    for row in rows() {
+        let path = root.join(row.path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, "0\n").unwrap();
+    }
+    let facts = Facts {
+        kernel: version,
+        cpus: 1,
+        mode: ProxyMode::Ipvs,
+        strict_arp: false,
+        serves_localhost: false,
+        conntrack: Conntrack::default(),
+    };
+    (root, facts)
+}
+
+/// What is written where all can be.
+fn written(root: &Path, facts: &Facts) -> Vec<String> {
+    let settled = apply(root, &facts.wanted(), &mut Origins::new());
+    assert!(settled.failures.is_empty(), "{settled:?}");
+    settled.written
+}
+
+fn refusal(root: &Path, facts: &Facts) -> String {
+    let settled = apply(root, &facts.wanted(), &mut Origins::new());
+    assert!(!settled.failures.is_empty(), "{settled:?}");
+    SysctlErrors(settled.failures).to_string()
+}
+
+#[test]
+fn only_what_differs_is_written() {
+    let (root, mut facts) = kernel("differs", (6, 1));
+    fs::write(root.join("proc/sys/net/ipv4/ip_forward"), "1\n").unwrap();
+    let told: Vec<String> = differences(&root, &facts.wanted())
+        .map(|difference| difference.to_string())
+        .collect();
+    assert_eq!(told.len(), 3);
+    assert_eq!(told[0], "set net.ipv4.vs.conntrack to 1 (it is 0)");
+    assert_eq!(
+        written(&root, &facts),
+        [
+            "net.ipv4.vs.conntrack",
+            "net.ipv4.vs.expire_nodest_conn",
+            "net.ipv4.vs.expire_quiescent_template"
+        ]
+    );
+    assert_eq!(written(&root, &facts), Vec::<String>::new());
+    (facts.kernel, facts.strict_arp) = ((5, 4), true);
+    fs::write(root.join("proc/sys/net/ipv4/vs/conn_reuse_mode"), "1\n").unwrap();
+    assert_eq!(written(&root, &facts).len(), 3);
+    fs::remove_dir_all(root).unwrap();
+}
+
+#[test]
+fn connection_tracking_is_set_as_the_flags_say() {
+    let (root, mut facts) = kernel("conntrack", (6, 1));
+    written(&root, &facts);
+    let hash_size = root.join("sys/module/nf_conntrack/parameters/hashsize");
+    let netfilter = root.join("proc/sys/net/netfilter");
+    let read = |name: &str| fs::read_to_string(netfilter.join(name)).unwrap();
+    facts.conntrack = Conntrack {
+        max_per_core: 32_768,
+        min: 131_072,
+        tcp_established: Duration::from_hours(24),
+        tcp_close_wait: Duration::from_hours(1),
+        tcp_be_liberal: true,
+        udp: Duration::from_secs(30),
+        udp_stream: Duration::from_millis(120_900),
+    };
+    assert_eq!(written(&root, &facts).len(), 7);
+    for (name, value) in [
+        ("nf_conntrack_max", "131072"),
+        ("nf_conntrack_tcp_timeout_established", "86400"),
+        ("nf_conntrack_tcp_timeout_close_wait", "3600"),
+        ("nf_conntrack_tcp_be_liberal", "1"),
+        ("nf_conntrack_udp_timeout", "30"),
+        ("nf_conntrack_udp_timeout_stream", "120"),
+    ] {
+        assert_eq!(read(name), value, "{name}");
+    }
+    assert_eq!(fs::read_to_string(&hash_size).unwrap(), "32768");
+    // A smaller table keeps its buckets.
+    facts.conntrack.min = 0;
+    assert_eq!(written(&root, &facts), ["net.netfilter.nf_conntrack_max"]);
+    assert_eq!(read("nf_conntrack_max"), "32768");
+    fs::remove_dir_all(root).unwrap();
+}
+
+const ARP: [&str; 2] = [
+    "proc/sys/net/ipv4/conf/all/arp_ignore",
+    "proc/sys/net/ipv4/conf/all/arp_announce",
+];
+
+#[test]
+fn what_this_process_wrote_is_set_back_and_what_others_did_is_said() {
+    let (root, mut facts) = kernel("origins", (6, 1));
+    let mut origins = Origins::new();
+    let found = || ARP.map(|path| fs::read_to_string(root.join(path)).unwrap());
+    let mut settle = |strict_arp| {
+        facts.strict_arp = strict_arp;
+        let Applied { set_back, left, .. } = apply(&root, &facts.wanted(), &mut origins);
+        (set_back.len(), left)
+    };
+    settle(false);
+    settle(true);
+    settle(true);
+    assert_eq!(found(), ["1", "2"]);
+    assert_eq!(settle(false), (2, Vec::new()));
+    assert_eq!(found(), ["0", "0"]);
+    assert_eq!(settle(false), (0, Vec::new()), "once");
+
+    // It was there before, and somebody changes what was written.
+    fs::write(root.join(ARP[0]), "1\n").unwrap();
+    settle(true);
+    fs::write(root.join(ARP[1]), "3\n").unwrap();
+    let (set_back, left) = settle(false);
+    assert_eq!((set_back, left.len()), (0, 1));
+    assert!(
+        left[0].contains("arp_ignore stays 1")
+            && left[0].contains("sysctl -w net.ipv4.conf.all.arp_ignore=0"),
+        "{left:?}"
+    );
+    assert_eq!(found(), ["1\n", "3\n"]);
+    // Another one's value, which strict ARP takes, comes back.
+    settle(true);
+    assert_eq!(settle(false).0, 1);
+    assert_eq!(found(), ["1\n", "3"]);
+    fs::remove_dir_all(root).unwrap();
+}
+
+#[test]
+fn what_cannot_be_set_ends_a_start_if_the_mode_would_make_things_worse() {
+    for (step, worst, has_served, ends) in [
+        (Step::Prepare, Need::Comfort, true, true),
+        (Step::Start, Need::Comfort, false, false),
+        (Step::Start, Need::Mode, false, true),
+        (Step::Start, Need::Mode, true, false),
+        (Step::GoOn, Need::Mode, false, false),
+    ] {
+        assert_eq!(step.ends(worst, has_served), ends, "{step:?}");
+    }
+    let (root, mut facts) = kernel("needs", (6, 1));
+    assert!(!ProxyMode::Ipvs.definition().has_served(&root));
+    let links = root.join("proc/thread-self/net");
+    fs::create_dir_all(&links).unwrap();
+    let text = "Inter-|   Receive\n    lo:  1  2\nkube-ipvs0:  0  0\n";
+    fs::write(links.join("dev"), text).unwrap();
+    assert!(ProxyMode::Ipvs.definition().has_served(&root));
+
+    // What is no file cannot be written.
+    for row in rows() {
+        fs::remove_file(root.join(row.path)).unwrap();
+        fs::create_dir(root.join(row.path)).unwrap();
+    }
+    let needs = |facts: &Facts| {
+        let failures = apply(&root, &facts.wanted(), &mut Origins::new()).failures;
+        let needs = failures.iter();
+        needs
+            .filter(|failure| failure.row.need != Need::Comfort)
+            .map(|failure| failure.row.name())
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(
+        needs(&facts),
+        ["net.ipv4.vs.conntrack", "net.ipv4.ip_forward"]
+    );
+    facts.strict_arp = true;
+    assert_eq!(needs(&facts).len(), 4);
+    (facts.mode, facts.serves_localhost) = (ProxyMode::Iptables, true);
+    facts.conntrack.tcp_be_liberal = true;
+    assert_eq!(needs(&facts), ["net.ipv4.conf.all.route_localnet"]);
+    // What is the same for several is said once.
+    let failures = apply(&root, &facts.wanted(), &mut Origins::new()).failures;
+    let text = SysctlErrors(failures).to_string();
+    assert_eq!(text.matches("rollout restart").count(), 1, "{text}");
+    fs::remove_dir_all(root).unwrap();
+}
+
+#[test]
+fn an_error_names_the_setting_and_the_next_step() {
+    let (root, mut facts) = kernel("missing", (6, 1));
+    let error_without = |folder: &str, facts: &Facts| {
+        fs::remove_dir_all(root.join(folder)).unwrap();
+        refusal(&root, facts)
+    };
+    let expect = |error: String, parts: &[&str]| {
+        for part in parts {
+            assert!(error.contains(part), "{error}");
+        }
+    };
+    facts.conntrack.max_per_core = 1;
+    // What is no file cannot be written.
+    let max = "proc/sys/net/netfilter/nf_conntrack_max";
+    fs::remove_file(root.join(max)).unwrap();
+    fs::create_dir(root.join(max)).unwrap();
+    let error = refusal(&root, &facts);
+    expect(
+        error,
+        &[
+            "net.netfilter.nf_conntrack_max to 1 ",
+            "--conntrack-max-per-core=0",
+        ],
+    );
+    let error = error_without("proc/sys/net/ipv4/vs", &facts);
+    expect(
+        error,
+        &[
+            "net.ipv4.vs.conntrack",
+            "modprobe ip_vs",
+            "net.ipv4.vs.expire_nodest_conn",
+            "net.netfilter.nf_conntrack_max",
+        ],
+    );
+    fs::remove_dir_all(root).unwrap();
+}

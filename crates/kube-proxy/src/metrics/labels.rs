@@ -1,0 +1,132 @@
+//! The labels of metrics.
+
+use prometheus_client::encoding::EncodeLabelSet;
+use proxy::IpFamily;
+
+use crate::version::KUBERNETES;
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(crate) struct OfFamily {
+    pub(crate) ip_family: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(crate) struct OfKind {
+    pub(crate) ip_family: &'static str,
+    pub(crate) kind: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(crate) struct OfPolicy {
+    pub(crate) ip_family: &'static str,
+    pub(crate) traffic_policy: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(crate) struct OfTable {
+    pub(crate) ip_family: &'static str,
+    pub(crate) table: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(crate) struct OfCode {
+    pub(crate) code: u16,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(crate) struct OfRequest {
+    pub(crate) code: String,
+    pub(crate) host: String,
+    pub(crate) method: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(crate) struct OfVerb {
+    pub(crate) host: String,
+    pub(crate) verb: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(crate) struct OfCheck {
+    pub(crate) name: &'static str,
+    pub(crate) r#type: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(crate) struct OfCheckStatus {
+    pub(crate) name: &'static str,
+    pub(crate) status: &'static str,
+    pub(crate) r#type: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(crate) struct OfFeature {
+    pub(crate) name: &'static str,
+    pub(crate) stage: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(crate) struct OfStability {
+    pub(crate) deprecated_version: &'static str,
+    pub(crate) stability_level: &'static str,
+}
+
+/// What `kubernetes_build_info` says: which Kubernetes this is as. What compares the parts of a
+/// cluster with each other reads it, so this program's own version has a metric of its own,
+/// [`OwnBuild`].
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+#[allow(clippy::struct_field_names, reason = "the label is upstream's")]
+pub(crate) struct Build {
+    pub(crate) build_date: &'static str,
+    pub(crate) compiler: &'static str,
+    pub(crate) git_commit: &'static str,
+    pub(crate) git_tree_state: &'static str,
+    pub(crate) git_version: String,
+    pub(crate) go_version: &'static str,
+    pub(crate) major: &'static str,
+    pub(crate) minor: &'static str,
+    pub(crate) platform: String,
+}
+
+/// What `kubeproxy_ipvs_build_info` says.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(crate) struct OwnBuild {
+    pub(crate) version: &'static str,
+}
+
+impl Build {
+    pub(super) fn this() -> Self {
+        let architecture = match std::env::consts::ARCH {
+            "x86_64" => "amd64",
+            "aarch64" => "arm64",
+            other => other,
+        };
+        Self {
+            build_date: "",
+            compiler: "rustc",
+            git_commit: "",
+            git_tree_state: "",
+            git_version: KUBERNETES.git_version(),
+            go_version: "",
+            major: KUBERNETES.major,
+            minor: KUBERNETES.minor,
+            platform: format!("{}/{architecture}", std::env::consts::OS),
+        }
+    }
+}
+
+pub(crate) fn of(family: IpFamily) -> OfFamily {
+    let ip_family = match family {
+        IpFamily::V4 => "IPv4",
+        IpFamily::V6 => "IPv6",
+    };
+    OfFamily { ip_family }
+}
+
+pub(super) fn of_kind(family: IpFamily, kind: &str) -> OfKind {
+    let OfFamily { ip_family } = of(family);
+    OfKind {
+        ip_family,
+        kind: kind.replace(' ', "_"),
+    }
+}

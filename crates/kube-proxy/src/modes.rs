@@ -1,0 +1,162 @@
+//! The modes that this build has, and the one that is chosen.
+//!
+//! A mode is a file here, which says all that the daemon asks of one (`definition`), and its
+//! lines in this registry: a row, and a part of [`Settings`]. Nothing else in the daemon tells
+//! modes apart.
+
+pub(crate) mod definition;
+pub mod detect_local;
+pub(crate) mod families;
+pub mod iptables;
+pub mod ipvs;
+pub(crate) mod open;
+pub(crate) mod predecessor;
+pub(crate) mod preview;
+pub mod settings;
+pub mod shared;
+
+use std::path::Path;
+
+use crate::flags::Flags;
+use crate::flags::unusable::UnusableFlag;
+use crate::sysctl::row::Wanted;
+use definition::{Definition, Facts, Periods};
+use settings::{ProxyMode, Settings};
+use shared::Shared;
+
+impl ProxyMode {
+    /// All of them, the default first.
+    pub(crate) const ALL: [Self; 2] = [Self::Iptables, Self::Ipvs];
+
+    /// The rows.
+    pub(crate) fn definition(self) -> &'static dyn Definition {
+        match self {
+            Self::Iptables => &iptables::IptablesMode,
+            Self::Ipvs => &ipvs::IpvsMode,
+        }
+    }
+
+    /// As the flag names it.
+    pub fn name(self) -> &'static str {
+        self.definition().name()
+    }
+
+    /// The one that the flags choose.
+    ///
+    /// # Errors
+    ///
+    /// There is none of that name.
+    pub(crate) fn read(flags: &Flags) -> Result<Self, UnusableFlag> {
+        let flag = &*flags.proxy_mode;
+        let mut modes = Self::ALL.into_iter();
+        let named = modes.find(|mode| mode.name() == flag);
+        named
+            .or(flag.is_empty().then(Self::default))
+            .ok_or_else(|| {
+                let modes = Self::ALL.map(Self::name).join(", ");
+                let advice = format!("the modes of this build are: {modes}");
+                UnusableFlag::new("proxy-mode", flag, advice)
+            })
+    }
+
+    /// The other ones.
+    pub(crate) fn others(self) -> impl Iterator<Item = Self> {
+        Self::ALL.into_iter().filter(move |other| *other != self)
+    }
+
+    /// How often it is to write, and to look.
+    ///
+    /// # Errors
+    ///
+    /// That cannot be meant.
+    pub(crate) fn periods(self, flags: &Flags) -> Result<Periods, UnusableFlag> {
+        let periods = self.definition().periods(flags);
+        let Periods { sync, min_sync } = periods;
+        if sync.1.is_zero() {
+            return Err(UnusableFlag::new(
+                sync.0,
+                "0s",
+                "must be longer than 0, for example 30s",
+            ));
+        }
+        if min_sync.1 > sync.1 {
+            return Err(UnusableFlag::new(
+                min_sync.0,
+                &format!("{:?}", min_sync.1),
+                format!(
+                    "must not be longer than --{}, which is {:?}",
+                    sync.0, sync.1
+                ),
+            ));
+        }
+        Ok(periods)
+    }
+}
+
+impl Settings {
+    /// Reads the flags of all modes; those periods are of the one that is chosen.
+    ///
+    /// # Errors
+    ///
+    /// One of them cannot be meant, even of a mode that is not chosen.
+    pub(crate) fn read(
+        flags: &Flags,
+        chosen: ProxyMode,
+        periods: &Periods,
+    ) -> Result<Self, UnusableFlag> {
+        Ok(Self {
+            chosen,
+            shared: Shared::read(flags, periods.sync.1)?,
+            iptables: iptables::settings::Settings::read(flags),
+            ipvs: ipvs::settings::Settings::read(flags)?,
+        })
+    }
+}
+
+/// The kernel settings of all modes, in the order in which they are written; with values are those
+/// of the mode that `facts` say is chosen.
+pub(crate) fn sysctls(facts: Option<&Facts<'_>>) -> Vec<Wanted> {
+    let of = |mode: ProxyMode| {
+        let facts = facts.filter(|facts| facts.settings.chosen == mode);
+        mode.definition().sysctls(facts)
+    };
+    ProxyMode::ALL.into_iter().flat_map(of).collect()
+}
+
+/// That a mode was chosen because none was given, in the words in which it would be given.
+pub(crate) fn note_of_default(flags: &Flags) -> Option<String> {
+    if !flags.proxy_mode.is_empty() {
+        return None;
+    }
+    let mode = ProxyMode::default().name();
+    let (empty, ipvs) = if flags.config.is_empty() {
+        ("--proxy-mode is empty".to_owned(), "--proxy-mode=ipvs")
+    } else {
+        let file = Path::new(&flags.config).display();
+        (format!("{file}: mode is empty"), "mode: ipvs")
+    };
+    Some(format!(
+        "{empty}: {mode} mode is used, as upstream's default; give {ipvs} for IPVS"
+    ))
+}
+
+/// A line for each flag that was given for a mode which is not chosen, and that no field of the
+/// configuration file says.
+pub(crate) fn flags_without_effect(chosen: ProxyMode, flags: &Flags) -> Vec<String> {
+    let defaults = Flags::defaults();
+    let of = |mode: ProxyMode| {
+        let definition = mode.definition();
+        let given = definition.flags().iter();
+        let given = given.filter(|flag| (flag.differs)(flags, &defaults));
+        given
+            .map(|flag| {
+                let (flag, mode) = (flag.name, definition.name());
+                format!("--{flag} has no effect: it is of {mode} mode")
+            })
+            .collect::<Vec<_>>()
+    };
+    chosen.others().flat_map(of).collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,178 @@
+//! What the daemon asks of a mode, before there is one: a trait that each mode's file implements.
+//!
+//! ```text
+//!   Flags ─▶ Settings ─▶ open ─▶ Opened ─┬─▶ into_modes ─▶ proxy::Mode, one for each family
+//!                 │                      ├─▶ preview (kube-proxy check)
+//!                 │                      └─▶ predecessor
+//!                 └─▶ prepare, probe (--init-only); sysctls; metrics
+//! ```
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use futures::future::LocalBoxFuture;
+use iptables::Iptables;
+use proxy::{Changes, IpFamily, Mode, Model, NodeFacts};
+
+use super::families::{Access, LeftOut};
+use super::predecessor::Predecessor;
+use super::preview::Preview;
+use super::settings::Settings;
+use crate::flags::Flags;
+use crate::metrics::of_mode::OfMode;
+use crate::sysctl;
+use crate::sysctl::machine::Machine;
+use crate::sysctl::row::{Row, Wanted};
+
+/// A mode of this build. What has a default is nothing in most modes.
+pub(crate) trait Definition: Sync {
+    /// As `--proxy-mode` names it, and its section of the configuration file.
+    fn name(&self) -> &'static str;
+
+    /// The paths of the fields of the configuration file that no other mode hears, sorted.
+    fn fields(&self) -> &'static [&'static str];
+
+    /// Flags that no other mode hears, and that no field of the configuration file says.
+    fn flags(&self) -> &'static [OwnFlag] {
+        &[]
+    }
+
+    /// How often it is to write, and to look.
+    fn periods(&self, flags: &Flags) -> Periods;
+
+    /// Kernel modules that it needs of iptables.
+    fn modules(&self, settings: &Settings) -> Vec<String>;
+
+    /// Opens the kernel, by blocking, for each family that can be served. To read, nothing changes;
+    /// to write, nothing of a Service does.
+    ///
+    /// # Errors
+    ///
+    /// No family can be served, or not with these settings.
+    fn open(
+        &self,
+        settings: &Settings,
+        iptables: Iptables,
+        access: Access,
+    ) -> Result<Box<dyn Opened>>;
+
+    /// Does what needs more privileges than serving, beside the sysctls (`--init-only`).
+    ///
+    /// # Errors
+    ///
+    /// The mode cannot be served here.
+    fn prepare(&self, _settings: &Settings) -> Result<()> {
+        Ok(())
+    }
+
+    /// Tries, by blocking, what it cannot do without in a family. Nothing stays.
+    ///
+    /// # Errors
+    ///
+    /// The family cannot be served.
+    fn probe(&self, iptables: &Iptables, family: IpFamily) -> Result<()>;
+
+    /// The settings of the kernel that it knows, with the values that it wants; with none where
+    /// another mode is chosen, which `None` says.
+    fn sysctls(&self, facts: Option<&Facts<'_>>) -> Vec<Wanted>;
+
+    /// Settings of the kernel that are as this mode sets them if it is asked, which it is not; a
+    /// line each.
+    fn unasked_sysctls(&self, _asked: &sysctl::settings::Settings, _root: &Path) -> Vec<String> {
+        Vec::new()
+    }
+
+    /// Takes out of the settings what needs this setting of the kernel, which cannot be written.
+    fn go_without(&self, _missing: &Row, _settings: &mut Settings) {}
+
+    /// Whether this mode has programmed this network namespace.
+    fn has_served(&self, _root: &Path) -> bool {
+        false
+    }
+
+    /// A line about the settings of the kernel that it may have left, for a mode that is about to
+    /// clear it away. Costs no process where there is none.
+    fn left_behind(&self, _iptables: &Iptables) -> Option<String> {
+        None
+    }
+
+    /// What it counts beside what all modes do.
+    fn metrics(&self) -> Option<Arc<dyn OfMode>> {
+        None
+    }
+}
+
+/// The kernel, opened for a mode, in each family that can be served.
+pub(crate) trait Opened: Send {
+    /// The families that cannot.
+    fn left_out(&self) -> &[LeftOut];
+
+    /// What is to be cleared away once this mode serves; `None` if the mode does that itself.
+    fn predecessor(&self, settings: &Settings) -> Option<Predecessor>;
+
+    /// One mode for each family.
+    ///
+    /// # Errors
+    ///
+    /// There is no thread for it.
+    fn into_modes(self: Box<Self>, start: &Start<'_>) -> Result<Vec<Box<dyn Mode>>>;
+
+    /// What the modes would write after they were told `told`, which is all that the model knows.
+    ///
+    /// # Errors
+    ///
+    /// The kernel cannot be read.
+    fn preview<'a>(
+        self: Box<Self>,
+        start: &'a Start<'a>,
+        told: &'a Changes,
+    ) -> LocalBoxFuture<'a, Result<Preview>>;
+}
+
+/// What modes start with.
+pub(crate) struct Start<'a> {
+    /// May be without what cannot be done here, and so not those that the kernel was opened with.
+    pub(crate) settings: &'a Settings,
+    /// The name of this node.
+    pub(crate) node: &'a str,
+    /// It may know the Node object.
+    pub(crate) model: &'a Model,
+    pub(crate) now: Instant,
+}
+
+impl Start<'_> {
+    /// What a mode of this family begins to know of the node.
+    pub(super) fn node_facts(&self, family: IpFamily) -> NodeFacts {
+        let mut facts = NodeFacts::new(family, self.node);
+        facts.node_port_addresses = self.settings.shared.node_port_addresses.clone();
+        facts
+    }
+}
+
+/// A flag that only one mode hears.
+pub(crate) struct OwnFlag {
+    /// Without its dashes.
+    pub(crate) name: &'static str,
+    /// Whether its value in the first differs from that in the second.
+    pub(crate) differs: fn(&Flags, &Flags) -> bool,
+}
+
+/// How often a mode writes, and looks; each with its flag.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Periods {
+    /// The longest time between two comparisons with the kernel.
+    pub(crate) sync: (&'static str, Duration),
+    /// The shortest time between the end of a sync and the start of the next.
+    pub(crate) min_sync: (&'static str, Duration),
+}
+
+/// What the values of kernel settings depend on.
+pub(crate) struct Facts<'a> {
+    /// What the modes read.
+    pub(crate) settings: &'a Settings,
+    /// What flags ask for by name.
+    pub(crate) asked: &'a sysctl::settings::Settings,
+    pub(crate) machine: &'a Machine,
+}

@@ -1,0 +1,105 @@
+//! iptables mode: Services carried by rules.
+
+mod metrics;
+mod nfacct;
+mod opened;
+pub mod settings;
+mod sysctls;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context as _, Result};
+use iptables::Iptables;
+use proxy::IpFamily;
+
+use super::definition::{Definition, Facts, Opened, Periods};
+use super::families::Access;
+use super::settings::Settings;
+use crate::flags::Flags;
+use crate::metrics::of_mode::OfMode;
+use crate::sysctl::row::{Row, Wanted, wanted};
+use metrics::RuleMetrics;
+use opened::Rules;
+
+/// What is saved where this mode serves NodePorts at 127.0.0.1: chains in table nat, and the rule
+/// by which it keeps others out of 127.0.0.0/8.
+const OF_LOCALHOST: [&str; 2] = [
+    ":KUBE-NODEPORTS ",
+    "--comment \"block incoming localnet connections\"",
+];
+
+/// What the daemon asks of iptables mode.
+pub(super) struct IptablesMode;
+
+impl Definition for IptablesMode {
+    fn name(&self) -> &'static str {
+        "iptables"
+    }
+
+    fn fields(&self) -> &'static [&'static str] {
+        // Not the masquerading, which is every mode's.
+        &[
+            "iptables.localhostNodePorts",
+            "iptables.minSyncPeriod",
+            "iptables.syncPeriod",
+        ]
+    }
+
+    fn periods(&self, flags: &Flags) -> Periods {
+        Periods {
+            sync: ("iptables-sync-period", flags.iptables_sync_period),
+            min_sync: ("iptables-min-sync-period", flags.iptables_min_sync_period),
+        }
+    }
+
+    fn modules(&self, _: &Settings) -> Vec<String> {
+        proxy_iptables::MODULES.map(str::to_owned).into()
+    }
+
+    fn open(&self, _: &Settings, iptables: Iptables, access: Access) -> Result<Box<dyn Opened>> {
+        Ok(Box::new(Rules::open(iptables, access)?))
+    }
+
+    fn probe(&self, iptables: &Iptables, family: IpFamily) -> Result<()> {
+        proxy_iptables::probe(iptables, family).context("cannot write the rules of iptables mode")
+    }
+
+    fn sysctls(&self, facts: Option<&Facts<'_>>) -> Vec<Wanted> {
+        let context = facts.map(|facts| sysctls::Context {
+            serves_localhost: facts
+                .settings
+                .iptables
+                .serves_localhost(&facts.settings.shared),
+        });
+        wanted(sysctls::ROWS, context.as_ref())
+    }
+
+    fn go_without(&self, missing: &Row, settings: &mut Settings) {
+        if sysctls::is_for_localhost(missing) {
+            settings.iptables.localhost_node_ports = false;
+        }
+    }
+
+    /// Whoever wrote the setting, nobody can tell now. Costs no process, unless it is there and
+    /// rules that have not been read.
+    fn left_behind(&self, used: &Iptables) -> Option<String> {
+        let (row, _) = sysctls::ROWS
+            .iter()
+            .find(|(row, _)| sysctls::is_for_localhost(row))?;
+        let line = row.stays(Path::new("/"))?;
+        let others = Iptables::other_than(used);
+        let mut all = [used.clone()].into_iter().chain(others);
+        let has_served = all.any(|iptables| {
+            !iptables.is_empty(IpFamily::V4)
+                && iptables
+                    .save(IpFamily::V4)
+                    .is_ok_and(|saved| OF_LOCALHOST.iter().all(|part| saved.contains(part)))
+        });
+        has_served.then_some(line)
+    }
+
+    fn metrics(&self) -> Option<Arc<dyn OfMode>> {
+        Some(Arc::new(RuleMetrics::default()))
+    }
+}

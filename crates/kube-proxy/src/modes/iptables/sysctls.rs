@@ -1,0 +1,34 @@
+//! The kernel settings of iptables mode.
+
+use crate::sysctl::row::{End, Need, Row, Rows};
+
+/// What the values depend on.
+pub(super) struct Context {
+    pub(super) serves_localhost: bool,
+}
+
+pub(super) static ROWS: &Rows<Context> = &[
+    // Packets from 127.0.0.1 may leave for a pod, and answers may come back; rules keep others out
+    // (k/k#90259).
+    (
+        Row {
+            need: Need::Part {
+                then: "NodePorts at 127.0.0.1 are not served, and everything else is",
+            },
+            end: End::IsSetBack {
+                wanted: "1",
+                by: "iptables mode for NodePorts at 127.0.0.1",
+                default: 0,
+            },
+            ..Row::flagged(ROUTE_LOCALNET, "--iptables-localhost-nodeports=false")
+        },
+        |Context { serves_localhost }| serves_localhost.then_some(1),
+    ),
+];
+
+const ROUTE_LOCALNET: &str = "proc/sys/net/ipv4/conf/all/route_localnet";
+
+/// Whether NodePorts at 127.0.0.1 cannot be served without this setting.
+pub(super) fn is_for_localhost(row: &Row) -> bool {
+    row.path == ROUTE_LOCALNET
+}

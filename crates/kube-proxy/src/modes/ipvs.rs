@@ -1,0 +1,133 @@
+//! IPVS mode: Services carried by virtual servers.
+
+mod opened;
+pub mod settings;
+mod sysctls;
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::Result;
+use iptables::Iptables;
+use proxy::IpFamily;
+
+use super::definition::{Definition, Facts, Opened, OwnFlag, Periods};
+use super::families::Access;
+use super::settings::Settings;
+use crate::flags::Flags;
+use crate::sysctl;
+use crate::sysctl::row::{Wanted, wanted};
+use opened::Ipvs;
+use settings::Timeouts;
+
+/// The link that holds the service addresses, as /proc/net/dev has it.
+const LINK: &str = "kube-ipvs0:";
+
+/// What the daemon asks of IPVS mode.
+pub(super) struct IpvsMode;
+
+impl Definition for IpvsMode {
+    fn name(&self) -> &'static str {
+        "ipvs"
+    }
+
+    fn fields(&self) -> &'static [&'static str] {
+        // Not `ipvs.excludeCIDRs`: a mode that clears up after this one hears them, too.
+        &[
+            "ipvs.minSyncPeriod",
+            "ipvs.scheduler",
+            "ipvs.strictARP",
+            "ipvs.syncPeriod",
+            "ipvs.tcpFinTimeout",
+            "ipvs.tcpTimeout",
+            "ipvs.udpTimeout",
+        ]
+    }
+
+    fn flags(&self) -> &'static [OwnFlag] {
+        &[
+            OwnFlag {
+                name: "ipvs-shim",
+                differs: |one, other| one.ipvs_shim != other.ipvs_shim,
+            },
+            OwnFlag {
+                name: "ipvs-drain-timeout",
+                differs: |one, other| one.ipvs_drain_timeout != other.ipvs_drain_timeout,
+            },
+            OwnFlag {
+                name: "ipvs-vip-mode",
+                differs: |one, other| one.ipvs_vip_mode != other.ipvs_vip_mode,
+            },
+        ]
+    }
+
+    fn periods(&self, flags: &Flags) -> Periods {
+        Periods {
+            sync: ("ipvs-sync-period", flags.ipvs_sync_period),
+            min_sync: ("ipvs-min-sync-period", flags.ipvs_min_sync_period),
+        }
+    }
+
+    fn modules(&self, settings: &Settings) -> Vec<String> {
+        let modules = proxy_ipvs::MODULES.into_iter().map(str::to_owned);
+        let scheduler = format!("ip_vs_{}", settings.ipvs.scheduler);
+        modules.chain([scheduler]).collect()
+    }
+
+    fn open(
+        &self,
+        settings: &Settings,
+        iptables: Iptables,
+        access: Access,
+    ) -> Result<Box<dyn Opened>> {
+        let opened = Ipvs::open(settings, iptables, access)?;
+        if access == Access::Write {
+            proxy_ipvs::probe_scheduler(&settings.ipvs.scheduler)?;
+            opened.set_timeouts(settings.ipvs.timeouts)?;
+        }
+        Ok(Box::new(opened))
+    }
+
+    /// Loads IPVS and sets its time-outs.
+    fn prepare(&self, settings: &Settings) -> Result<()> {
+        let Timeouts { tcp, tcp_fin, udp } = settings.ipvs.timeouts;
+        proxy_ipvs::prepare(tcp, tcp_fin, udp)?;
+        proxy_ipvs::probe_scheduler(&settings.ipvs.scheduler)?;
+        Ok(())
+    }
+
+    fn probe(&self, iptables: &Iptables, family: IpFamily) -> Result<()> {
+        Ok(proxy_ipvs::probe(iptables, family)?)
+    }
+
+    fn sysctls(&self, facts: Option<&Facts<'_>>) -> Vec<Wanted> {
+        let context = facts.map(|facts| sysctls::Context {
+            kernel: facts.machine.kernel,
+            strict_arp: facts.asked.strict_arp,
+        });
+        wanted(sysctls::ROWS, context.as_ref())
+    }
+
+    /// That the node answers ARP as with strictARP: a kube-proxy before may have been asked, or
+    /// somebody else wants it so.
+    fn unasked_sysctls(&self, asked: &sysctl::settings::Settings, root: &Path) -> Vec<String> {
+        if asked.strict_arp {
+            return Vec::new();
+        }
+        let rows = sysctls::ROWS.iter().map(|(row, _)| row);
+        let lines: Option<Vec<String>> = rows
+            .filter(|row| row.end != sysctl::row::End::Stays)
+            .map(|row| row.stays(root))
+            .collect();
+        lines.unwrap_or_default()
+    }
+
+    fn has_served(&self, root: &Path) -> bool {
+        let links = fs::read_to_string(root.join("proc/thread-self/net/dev"));
+        links.is_ok_and(|links| {
+            links
+                .lines()
+                .any(|line| line.trim_start().starts_with(LINK))
+        })
+    }
+}

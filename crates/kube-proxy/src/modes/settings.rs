@@ -1,0 +1,32 @@
+//! What the modes read of the flags: what all of them read, and a part for each.
+//!
+//! Modes that are opened with equal settings are equal, so that a changed configuration file opens
+//! them anew exactly where these differ. The flags of every mode are checked, whichever is chosen.
+
+use super::iptables::settings as iptables;
+use super::ipvs::settings as ipvs;
+use super::shared::Shared;
+
+/// What the modes read.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Settings {
+    /// How Services are carried.
+    pub chosen: ProxyMode,
+    /// What all of them read.
+    pub shared: Shared,
+    /// What iptables mode alone reads.
+    pub iptables: iptables::Settings,
+    /// What IPVS mode alone reads.
+    pub ipvs: ipvs::Settings,
+}
+
+/// `--proxy-mode`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ProxyMode {
+    /// By rules. An empty mode is this, as upstream's on Linux: an image that is swapped changes no
+    /// data plane.
+    #[default]
+    Iptables,
+    /// By virtual servers.
+    Ipvs,
+}

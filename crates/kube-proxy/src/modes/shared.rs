@@ -1,0 +1,136 @@
+//! What every mode reads of the flags.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use ipnet::IpNet;
+use iptables::Backend;
+use proxy::{IpFamily, NodePortAddresses};
+
+use super::detect_local::DetectLocal;
+use crate::flags::Flags;
+use crate::flags::nets::{items, nets};
+use crate::flags::unusable::UnusableFlag;
+use crate::flags::words::word;
+
+/// The words of `--iptables-backend`.
+const BACKENDS: [(&str, IptablesBackend); 3] = [
+    ("auto", IptablesBackend::Auto),
+    ("legacy", IptablesBackend::Legacy),
+    ("nft", IptablesBackend::Nft),
+];
+
+/// What every mode reads.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Shared {
+    /// `--bind-address`; unspecified (`0.0.0.0`, `::`) if the node's IP comes from its Node object.
+    /// Its family is the primary one.
+    pub bind_address: IpAddr,
+    /// How traffic of this node's pods is told apart.
+    pub detect_local: DetectLocal,
+    /// Which addresses serve NodePorts.
+    pub node_port_addresses: NodePortAddresses,
+    /// Whether all traffic to cluster IPs is masqueraded.
+    pub masquerade_all: bool,
+    /// The bit of the packet mark that says "masquerade", 0 to 31.
+    pub masquerade_bit: u8,
+    /// Which iptables commands to use.
+    pub iptables_backend: IptablesBackend,
+    /// Networks in which virtual servers of others are left alone, by IPVS mode and by whichever
+    /// clears up after it.
+    pub exclude_cidrs: Vec<IpNet>,
+    /// The longest time between two comparisons with the kernel, more than zero.
+    pub sync_period: Duration,
+}
+
+/// `--iptables-backend`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum IptablesBackend {
+    /// What the node already uses, else what works.
+    Auto,
+    /// `iptables-legacy-restore` and its siblings.
+    Legacy,
+    /// `iptables-nft-restore` and its siblings.
+    Nft,
+}
+
+impl IptablesBackend {
+    /// The one to use, if it is not to be found out.
+    pub(super) fn forced(self) -> Option<Backend> {
+        match self {
+            Self::Auto => None,
+            Self::Legacy => Some(Backend::Legacy),
+            Self::Nft => Some(Backend::Nft),
+        }
+    }
+}
+
+impl Shared {
+    /// Reads the flags; `sync_period` is that of the mode that is chosen.
+    pub(super) fn read(flags: &Flags, sync_period: Duration) -> Result<Self, UnusableFlag> {
+        Ok(Self {
+            bind_address: flags.bind_address,
+            detect_local: DetectLocal::read(flags)?,
+            node_port_addresses: node_port_addresses(flags)?,
+            masquerade_all: flags.masquerade_all,
+            masquerade_bit: masquerade_bit(flags)?,
+            iptables_backend: word("iptables-backend", &flags.iptables_backend, &BACKENDS)?,
+            exclude_cidrs: nets("ipvs-exclude-cidrs", &flags.ipvs_exclude_cidrs)?,
+            sync_period,
+        })
+    }
+
+    /// The bit of the packet mark that says "masquerade", as a mask.
+    pub(super) fn masquerade_mark(&self) -> u32 {
+        1 << self.masquerade_bit
+    }
+
+    /// `--bind-address`, if it names this node's address of a family.
+    pub(super) fn node_ip(&self, family: IpFamily) -> Option<IpAddr> {
+        let bind = self.bind_address;
+        (!bind.is_unspecified() && IpFamily::of(bind) == family).then_some(bind)
+    }
+
+    /// Whether `--nodeport-addresses` has 127.0.0.1.
+    pub(super) fn has_localhost(&self) -> bool {
+        match &self.node_port_addresses {
+            NodePortAddresses::All => true,
+            NodePortAddresses::Primary => false,
+            NodePortAddresses::Within(cidrs) => {
+                let mut own = cidrs.iter().filter(|net| net.addr().is_ipv4()).peekable();
+                let first = IpAddr::from([127, 0, 0, 0]);
+                own.peek().is_none()
+                    || own.any(|net| net.addr().is_loopback() || net.contains(&first))
+            }
+        }
+    }
+}
+
+fn masquerade_bit(flags: &Flags) -> Result<u8, UnusableFlag> {
+    match u8::try_from(flags.iptables_masquerade_bit) {
+        Ok(bit @ 0..=31) => Ok(bit),
+        _ => Err(UnusableFlag::new(
+            "iptables-masquerade-bit",
+            &flags.iptables_masquerade_bit.to_string(),
+            "a packet mark has the bits 0 to 31",
+        )),
+    }
+}
+
+fn node_port_addresses(flags: &Flags) -> Result<NodePortAddresses, UnusableFlag> {
+    const FLAG: &str = "nodeport-addresses";
+    let given: Vec<&str> = items(&flags.nodeport_addresses).collect();
+    if given.is_empty() {
+        Ok(NodePortAddresses::All)
+    } else if given == ["primary"] {
+        Ok(NodePortAddresses::Primary)
+    } else if given.contains(&"primary") {
+        Err(UnusableFlag::new(
+            FLAG,
+            &given.join(","),
+            "\"primary\" stands alone: give it, or networks",
+        ))
+    } else {
+        nets(FLAG, &given).map(NodePortAddresses::Within)
+    }
+}

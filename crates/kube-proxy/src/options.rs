@@ -1,0 +1,140 @@
+//! What the flags mean, typed and checked: a part for each who reads them.
+//!
+//! ```text
+//!             ┌─▶ Process           the process and its loop
+//!             ├─▶ logging           the log
+//!   Flags ────┼─▶ ObjectSource      where Services come from
+//!             ├─▶ serve             the servers of health and metrics
+//!             ├─▶ modes             what all modes read, and what each does
+//!             ├─▶ sysctl            settings of the kernel
+//!             └─▶ Said              what the operator is told
+//! ```
+//!
+//! Parts are compared as wholes: what a changed configuration file changes is asked of each.
+
+pub(crate) mod object_source;
+pub mod process;
+
+use proxy::ExternalIps;
+
+use crate::config::Configuration;
+use crate::flags::Flags;
+use crate::flags::gates::{EXTERNAL_IPS, Gates};
+use crate::flags::unusable::UnusableFlag;
+use crate::modes::settings::ProxyMode;
+use crate::{logging, modes, serve, sysctl};
+use process::Process;
+
+/// What is meant.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Options {
+    /// What the process as a whole reads.
+    pub process: Process,
+    /// What the log reads.
+    pub log: logging::settings::Settings,
+    /// Where Services come from.
+    pub source: source::Settings,
+    /// What the servers of health and metrics read.
+    pub serve: serve::settings::Settings,
+    /// What the modes read.
+    pub modes: modes::settings::Settings,
+    /// Settings of the kernel that are asked for.
+    pub kernel: sysctl::settings::Settings,
+    /// What was said, and is to be told.
+    pub said: Said,
+}
+
+/// What was said, and what the operator is to be told of it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Said {
+    /// All of it as a file would say it, also what is accepted without effect.
+    pub configuration: Configuration,
+    /// What was chosen because nothing was given, a line each.
+    pub notes: Vec<String>,
+    /// What the operator should know about what was given, a line each.
+    pub warnings: Vec<String>,
+}
+
+impl Options {
+    /// Works out what `flags` mean.
+    ///
+    /// # Errors
+    ///
+    /// A value cannot be meant.
+    pub fn new(flags: &Flags) -> Result<Self, UnusableFlag> {
+        let chosen = ProxyMode::read(flags)?;
+        let gates = Gates::new(flags.feature_gates.iter().cloned())
+            .map_err(|error| UnusableFlag::new("feature-gates", &error.given, error.advice))?;
+        let log = logging::settings::Settings::read(flags, &gates)?;
+        let periods = chosen.periods(flags)?;
+        check_unused(flags)?;
+        Ok(Self {
+            log,
+            source: object_source::read(flags, &gates)?,
+            serve: serve::settings::Settings::read(flags)?,
+            modes: modes::settings::Settings::read(flags, chosen, &periods)?,
+            kernel: sysctl::settings::Settings::read(flags)?,
+            said: Said {
+                configuration: Configuration::of(flags),
+                notes: [Vec::from_iter(modes::note_of_default(flags)), gates.notes()].concat(),
+                warnings: [warnings(flags, chosen), gates.without_effect()].concat(),
+            },
+            process: Process::read(flags, gates, periods.min_sync.1)?,
+        })
+    }
+
+    /// What becomes of Services' external IPs.
+    pub(crate) fn external_ips(&self) -> ExternalIps {
+        if self.process.gates.is_on(EXTERNAL_IPS) {
+            ExternalIps::Served
+        } else {
+            ExternalIps::Ignored
+        }
+    }
+}
+
+/// What has no effect is to be right all the same, as upstream.
+fn check_unused(flags: &Flags) -> Result<(), UnusableFlag> {
+    if flags.config_sync_period.is_zero() {
+        return Err(UnusableFlag::new(
+            "config-sync-period",
+            "0s",
+            "must be longer than 0, for example 15m",
+        ));
+    }
+    if flags.kube_api_burst < 0 {
+        return Err(UnusableFlag::new(
+            "kube-api-burst",
+            &flags.kube_api_burst.to_string(),
+            "give 0 or more",
+        ));
+    }
+    Ok(())
+}
+
+/// What means nothing.
+fn warnings(flags: &Flags, chosen: ProxyMode) -> Vec<String> {
+    let defaults = Flags::defaults();
+    let mut warnings = Vec::new();
+    for (flag, value, default) in [
+        ("boot-id-file", &flags.boot_id_file, defaults.boot_id_file),
+        (
+            "machine-id-file",
+            &flags.machine_id_file,
+            defaults.machine_id_file,
+        ),
+    ] {
+        if *value != default {
+            warnings.push(format!(
+                "--{flag} has no effect: it is left over from another program"
+            ));
+        }
+    }
+    if flags.config.is_empty() && !flags.prepared_config.is_empty() {
+        warnings.push(
+            "--prepared-config has no effect: there is no --config that could change".to_owned(),
+        );
+    }
+    warnings.extend(modes::flags_without_effect(chosen, flags));
+    warnings
+}

@@ -1,0 +1,59 @@
+//! Where Services come from.
+
+use std::path::PathBuf;
+
+use source::{Api, ContentType, Lists, Settings};
+
+use crate::flags::gates::{Gates, STREAMED_LISTS};
+use crate::flags::unusable::UnusableFlag;
+use crate::flags::{Flags, PROTOBUF};
+
+/// Whether a source has the own Node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum OwnNode {
+    /// It is to exist.
+    Needed,
+    /// It may.
+    Optional,
+}
+
+impl OwnNode {
+    /// Whether the own Node is to be expected: a folder of manifests need not have any.
+    pub(crate) fn of(source: &Settings) -> Self {
+        match source {
+            Settings::Manifests(_) => Self::Optional,
+            Settings::Api(_) => Self::Needed,
+        }
+    }
+}
+
+pub(super) fn read(flags: &Flags, gates: &Gates) -> Result<Settings, UnusableFlag> {
+    let kubeconfig = (!flags.kubeconfig.is_empty()).then(|| PathBuf::from(&flags.kubeconfig));
+    let master = (!flags.master.is_empty()).then(|| flags.master.clone());
+    let Some(folder) = &flags.manifests else {
+        let lists = match gates.given(STREAMED_LISTS) {
+            Some(true) => Lists::Streamed,
+            Some(false) | None => Lists::Cached,
+        };
+        let content_type = match &*flags.kube_api_content_type {
+            "" | PROTOBUF => ContentType::Protobuf,
+            _ => ContentType::Json,
+        };
+        return Ok(Settings::Api(Api {
+            kubeconfig,
+            master,
+            lists,
+            content_type,
+        }));
+    };
+    let unusable = |advice| UnusableFlag::new("manifests", &folder.to_string_lossy(), advice);
+    if kubeconfig.is_some() || master.is_some() {
+        Err(unusable(
+            "Services come from manifests or from an API server, not both: give this, or --kubeconfig and --master",
+        ))
+    } else if folder.is_empty() {
+        Err(unusable("give a folder"))
+    } else {
+        Ok(Settings::Manifests(folder.into()))
+    }
+}

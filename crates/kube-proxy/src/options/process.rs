@@ -1,0 +1,77 @@
+//! What the process as a whole reads of the flags.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::flags::Flags;
+use crate::flags::gates::Gates;
+use crate::flags::unusable::UnusableFlag;
+
+/// What the process as a whole reads.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Process {
+    /// This node's name, lower-cased.
+    pub node_name: String,
+    /// Whether to exit once what needs privileges is done.
+    pub init_only: bool,
+    /// `/proc/self/oom_score_adj`, -1000 to 1000.
+    pub oom_score_adj: i16,
+    /// The shortest time between the end of a sync and the start of the next, at most the longest.
+    pub min_sync_period: Duration,
+    /// Feature gates.
+    pub gates: Gates,
+    /// The file to follow, `--config`.
+    pub configuration_file: Option<PathBuf>,
+    /// The file that keeps what this pod was prepared for, `--prepared-config`.
+    pub prepared_configuration: Option<PathBuf>,
+}
+
+impl Process {
+    /// Reads the flags; `min_sync_period` is that of the mode that is chosen.
+    pub(super) fn read(
+        flags: &Flags,
+        gates: Gates,
+        min_sync_period: Duration,
+    ) -> Result<Self, UnusableFlag> {
+        Ok(Self {
+            node_name: node_name(&flags.hostname_override)?,
+            init_only: flags.init_only,
+            oom_score_adj: oom_score_adj(flags)?,
+            min_sync_period,
+            gates,
+            configuration_file: (!flags.config.is_empty()).then(|| (&flags.config).into()),
+            prepared_configuration: (!flags.prepared_config.is_empty())
+                .then(|| (&flags.prepared_config).into()),
+        })
+    }
+}
+
+fn node_name(given: &str) -> Result<String, UnusableFlag> {
+    let name = if given.is_empty() {
+        rustix::system::uname()
+            .nodename()
+            .to_string_lossy()
+            .into_owned()
+    } else {
+        given.to_owned()
+    };
+    match name.trim() {
+        "" => Err(UnusableFlag::new(
+            "hostname-override",
+            given,
+            "a node has a name: give it here, or set the host's name",
+        )),
+        name => Ok(name.to_lowercase()),
+    }
+}
+
+fn oom_score_adj(flags: &Flags) -> Result<i16, UnusableFlag> {
+    match i16::try_from(flags.oom_score_adj) {
+        Ok(score @ -1000..=1000) => Ok(score),
+        _ => Err(UnusableFlag::new(
+            "oom-score-adj",
+            &flags.oom_score_adj.to_string(),
+            "give -1000 to 1000",
+        )),
+    }
+}

@@ -1,0 +1,271 @@
+//! The daemon's loop: it waits for whatever comes, and for nothing else.
+//!
+//! ```text
+//!   stop, clock ┐
+//!   events      │            ┌─▶ drain the queued events into the model
+//!   addresses   ├─ select! ──┼─▶ book what kernel threads have finished
+//!   kernel      │            ├─▶ take in ─▶ update, where a family is ready for more
+//!   options     ┘            └─▶ proceed: start all that is due on kernel threads
+//! ```
+//!
+//! Draining is what coalesces: however many events arrive while a family's thread writes virtual
+//! servers, they are one update after it. Families know nothing of each other.
+
+use std::future::poll_fn;
+use std::pin::pin;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use futures::stream::{BoxStream, StreamExt as _};
+use ipnet::IpNet;
+use proxy::{Event, Mode, Model, Notice};
+use tokio::sync::mpsc;
+use tokio::time::sleep_until;
+use tracing::{error, info};
+
+use super::observed::Observed;
+use super::renewal::{Modes, Renewal};
+use super::stop::Stop;
+use crate::addresses::AddressChanges;
+use crate::events::Recorder;
+use crate::family::Family;
+use crate::gather::drain;
+use crate::modes::predecessor::Predecessor;
+use crate::options::Options;
+use crate::{memory, vanished};
+
+/// How long after what takes much memory for a while: it is to be over.
+const TRIM_DELAY: Duration = Duration::from_secs(1);
+
+pub(super) struct Daemon {
+    pub(super) options: Options,
+    pub(super) events: BoxStream<'static, Event>,
+    pub(super) addresses: AddressChanges,
+    pub(super) model: Model,
+    pub(super) observed: Observed,
+    pub(super) families: Vec<Family>,
+    pub(super) renewal: Renewal,
+    /// Those of the own Node that modes were opened with, or are to be.
+    pub(super) pod_networks: Vec<IpNet>,
+    /// Before this, no family takes over further changes.
+    pub(super) not_before: Instant,
+    /// When the kernel is next compared unasked.
+    pub(super) next_tick: Instant,
+    /// When memory is given back to the system.
+    pub(super) trim_at: Option<Instant>,
+    /// Until it is cleared.
+    pub(super) predecessor: Option<Predecessor>,
+}
+
+impl Daemon {
+    #[allow(
+        clippy::too_many_arguments,
+        reason = "what the start has opened, each for itself"
+    )]
+    pub(super) fn new(
+        options: Options,
+        events: BoxStream<'static, Event>,
+        addresses: AddressChanges,
+        model: Model,
+        modes: Vec<Box<dyn Mode>>,
+        recorder: &Recorder,
+        observed: Observed,
+        now: Instant,
+    ) -> Result<Self> {
+        let (health, metrics) = (&observed.health, &observed.metrics);
+        let families = modes
+            .into_iter()
+            .map(|mode| Family::new(mode, &options, health, metrics, recorder, now));
+        let families: Vec<Family> = families
+            .collect::<Result<_, _>>()
+            .context("cannot start a thread for stale UDP flows")?;
+        let served = families.iter().map(Family::family);
+        observed.status.expect(served.collect());
+        let pod_networks = model.node().map(|node| node.pod_cidrs.clone());
+        Ok(Self {
+            next_tick: now + options.modes.shared.sync_period,
+            options,
+            events,
+            addresses,
+            pod_networks: pod_networks.unwrap_or_default(),
+            model,
+            observed,
+            families,
+            renewal: Renewal::default(),
+            not_before: now,
+            trim_at: None,
+            predecessor: None,
+        })
+    }
+
+    pub(super) async fn serve(
+        &mut self,
+        mut stop: Stop,
+        changed: &mut mpsc::Receiver<Options>,
+    ) -> Result<()> {
+        let mut is_listening = true;
+        // One timer for all, which is set anew only when it is another time: that costs system
+        // calls.
+        let mut timer = pin!(sleep_until(self.next_tick.into()));
+        loop {
+            let now = Instant::now();
+            self.turn(now).await?;
+            let due = self.next_due(now).into();
+            if timer.deadline() != due {
+                timer.as_mut().reset(due);
+            }
+            let families = &mut self.families;
+            // Not biased: none of these may put off another for ever.
+            tokio::select! {
+                () = stop.requested() => {
+                    info!("stopping; everything programmed stays in the kernel");
+                    return Ok(());
+                }
+                () = &mut timer => self.tick(Instant::now()),
+                () = poll_fn(|context| poll_finished(families, context)) => {}
+                notices = self.addresses.next(), if is_listening => match notices {
+                    Ok(notices) => self.notice(&notices),
+                    Err(error) => {
+                        is_listening = false;
+                        error!(%error, "address changes can no longer be followed; they are seen at the next check");
+                    }
+                },
+                event = self.events.next() => match event {
+                    Some(event) => self.drain(event).await,
+                    None => anyhow::bail!("the source of Services has ended"),
+                },
+                Some(options) = changed.recv() => self.renewal.want(options, Modes::AsSettingsSay),
+                prepared = self.renewal.finished() => if let Some(prepared) = prepared {
+                    self.renew(prepared);
+                },
+            }
+        }
+    }
+
+    /// Does all that can be done now.
+    pub(super) async fn turn(&mut self, now: Instant) -> Result<()> {
+        self.renewal.start(&self.options, now);
+        self.book(now).await?;
+        self.hand_out(now);
+        self.proceed(now);
+        // What needed no write is settled already.
+        if self.book(now).await? {
+            self.proceed(now);
+        }
+        for family in &mut self.families {
+            family.conclude(now);
+        }
+        if self.model.is_whole()
+            && self.families.iter().all(Family::rests)
+            && let Some(predecessor) = self.predecessor.take()
+        {
+            tokio::spawn(predecessor.clear());
+        }
+        Ok(())
+    }
+
+    /// Whether kernel threads had finished anything.
+    async fn book(&mut self, now: Instant) -> Result<bool> {
+        let mut is_any = false;
+        for family in &mut self.families {
+            let booked = family.book(&self.model, now).await;
+            if let Some(why) = booked.gone {
+                // A restart costs nothing, and finds what is programmed.
+                anyhow::bail!("{}: {why}", family.family());
+            }
+            is_any |= booked.is_any;
+            if booked.has_used_much {
+                self.trim_at = Some(now + TRIM_DELAY);
+            }
+        }
+        Ok(is_any)
+    }
+
+    /// Hands out what has changed, if a family can take it over.
+    fn hand_out(&mut self, now: Instant) {
+        let can = self.families.iter().any(Family::is_ready);
+        if can && self.model.has_changes() && now >= self.not_before {
+            let changes = self.model.take_changes();
+            self.observed.metrics.taken(&changes);
+            vanished::tell(&changes, &self.observed.metrics.vanished);
+            for family in &mut self.families {
+                family.add(changes.clone());
+            }
+            self.not_before = now + self.options.process.min_sync_period;
+        }
+    }
+
+    /// One family after the other: what the first has begun goes on while the next one computes.
+    fn proceed(&mut self, now: Instant) {
+        for family in &mut self.families {
+            family.take_in(&self.model, now);
+            family.proceed(&self.model, now);
+        }
+    }
+
+    /// Does what the clock asks for, beside what is due in a mode.
+    fn tick(&mut self, now: Instant) {
+        if now >= self.next_tick {
+            self.next_tick = now + self.sync_period();
+            for family in &mut self.families {
+                family.check(now);
+            }
+        }
+        if self.trim_at.is_some_and(|at| now >= at) {
+            self.trim_at = None;
+            memory::trim();
+        }
+    }
+
+    fn notice(&mut self, notices: &[Notice]) {
+        let now = Instant::now();
+        for family in &mut self.families {
+            for notice in notices {
+                family.notice(notice, now);
+            }
+        }
+    }
+
+    /// Takes in an event and all that are queued behind it.
+    async fn drain(&mut self, first: Event) {
+        drain(&mut self.events, &mut self.model, first).await;
+        self.observed.status.note_node(&self.model);
+        self.follow_pod_networks();
+        if self.model.has_changes() {
+            let families = self.families.iter().map(Family::family);
+            self.observed.metrics.queued(self.model.changes(), families);
+        }
+    }
+
+    /// When something is due without a further event.
+    pub(super) fn next_due(&self, now: Instant) -> Instant {
+        // Where no family is ready, one that becomes so wakes the loop.
+        let can = self.families.iter().any(Family::is_ready);
+        let events = (can && self.model.has_changes()).then_some(self.not_before);
+        let families = self.families.iter();
+        let families = families.filter_map(|family| family.next_due(now));
+        let others = [events, self.trim_at, self.renewal.next_due()];
+        let due = families.chain(others.into_iter().flatten());
+        due.fold(self.next_tick, Instant::min)
+    }
+
+    /// The longest time between two comparisons with the kernel.
+    pub(super) fn sync_period(&self) -> Duration {
+        self.options.modes.shared.sync_period
+    }
+}
+
+/// Ready when a kernel thread of any family has finished something.
+pub(super) fn poll_finished(families: &mut [Family], context: &mut Context<'_>) -> Poll<()> {
+    let polled = families
+        .iter_mut()
+        .map(|family| family.poll_finished(context));
+    // Each is to be polled, so that each wakes.
+    let is_any = polled.fold(false, |any, poll| any | poll.is_ready());
+    if is_any {
+        Poll::Ready(())
+    } else {
+        Poll::Pending
+    }
+}

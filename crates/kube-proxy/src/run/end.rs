@@ -1,0 +1,35 @@
+//! How the daemon ends.
+
+use std::future::poll_fn;
+use std::mem;
+use std::time::{Duration, Instant};
+
+use tokio::time::timeout;
+use tracing::warn;
+
+use super::daemon::{Daemon, poll_finished};
+use crate::family::Family;
+
+/// How long the end waits for what has begun: longer than iptables waits for its lock.
+pub(super) const END_PATIENCE: Duration = Duration::from_secs(6);
+
+impl Daemon {
+    /// Lets kernel threads finish what they have begun, for a while: a program that writes rules
+    /// would otherwise go on beside a new kube-proxy. One that hangs is left to the kernel.
+    pub(super) async fn end(mut self) {
+        let finish = async {
+            while !self.families.iter().all(Family::is_idle) {
+                let families = &mut self.families;
+                poll_fn(|context| poll_finished(families, context)).await;
+                for family in families {
+                    family.book(&self.model, Instant::now()).await;
+                }
+            }
+        };
+        if timeout(END_PATIENCE, finish).await.is_err() {
+            warn!("ending while something that was begun in the kernel goes on");
+            // To drop a thread is to wait for it.
+            mem::forget(self);
+        }
+    }
+}

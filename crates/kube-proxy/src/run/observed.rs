@@ -1,0 +1,90 @@
+//! What the daemon tells others over HTTP, and the servers that tell it.
+
+use std::sync::Arc;
+
+use anyhow::Result;
+
+use crate::config::configz::Configz;
+use crate::events::{Event, Recorder};
+use crate::health::Health;
+use crate::healthz::{self, Status};
+use crate::http_server::{self, ListenError, Server};
+use crate::metrics::Metrics;
+use crate::options::Options;
+use crate::options::object_source::OwnNode;
+use crate::serve::pages::{self, Pages};
+
+/// What the servers tell.
+pub(super) struct Observed {
+    pub(super) metrics: Metrics,
+    pub(super) health: Arc<Health>,
+    pub(super) status: Arc<Status>,
+    pub(super) configz: Configz,
+}
+
+impl Observed {
+    pub(super) fn new(options: &Options) -> Self {
+        let health = Arc::new(Health::new(options.modes.shared.sync_period));
+        let of_mode = options.modes.chosen.definition().metrics();
+        Self {
+            metrics: Metrics::of(of_mode, &options.process.gates),
+            status: Arc::new(Status::new(
+                Arc::clone(&health),
+                OwnNode::of(&options.source),
+            )),
+            health,
+            configz: Configz::new(&options.said.configuration),
+        }
+    }
+
+    /// Starts the servers of health and metrics; they end when they are dropped. `flags` are those
+    /// of this process' command line, with their values.
+    pub(super) async fn serve(
+        &self,
+        options: &Options,
+        flags: Vec<(String, String)>,
+        recorder: &Recorder,
+    ) -> Result<Vec<Server>> {
+        let settings = &options.serve;
+        let when_taken = settings.when_taken;
+        let mut servers = Vec::new();
+        if let Some(at) = settings.healthz_address {
+            let (status, metrics) = (Arc::clone(&self.status), self.metrics.clone());
+            let respond = move |head: &_| status.respond(head, &metrics);
+            let started = http_server::start(healthz::PURPOSE, at, when_taken, respond);
+            servers.push((healthz::PURPOSE, started));
+        }
+        if let Some(at) = settings.metrics_address {
+            let pages = Pages::new(
+                self.metrics.clone(),
+                self.configz.clone(),
+                options.modes.chosen.name(),
+                &options.process.gates,
+                flags,
+            );
+            let respond = move |head: &_| pages.respond(head);
+            let started = http_server::start(pages::PURPOSE, at, when_taken, respond);
+            servers.push((pages::PURPOSE, started));
+        }
+        let mut running = Vec::new();
+        for (purpose, started) in servers {
+            let failed = |error: &ListenError| {
+                let note = error.to_string();
+                Event::listen_failed(&options.process.node_name, purpose.event, note)
+            };
+            match started {
+                Ok(server) => {
+                    if let Err(error) = &server.address {
+                        recorder.record(failed(error));
+                    }
+                    running.push(server);
+                }
+                Err(error) => {
+                    recorder.record_last(failed(&error)).await;
+                    return Err(error.into());
+                }
+            }
+        }
+        Ok(running)
+    }
+}

@@ -1,0 +1,109 @@
+//! The daemon goes on with other options, or for other pod networks.
+
+use std::time::Instant;
+
+use anyhow::Result;
+use proxy::Mode;
+use tracing::{error, info};
+
+use super::daemon::Daemon;
+use super::renewal::{Modes, Prepared};
+use crate::modes::definition::{Opened, Start};
+use crate::modes::detect_local::DetectLocal;
+use crate::modes::families::require;
+use crate::options::Options;
+use crate::{logging, memory};
+
+impl Daemon {
+    /// Takes over the Node's pod networks where they say which traffic is local
+    /// (`--detect-local-mode=NodeCIDR`): they may come after the start. Upstream exits when they
+    /// change. A Node that is gone, or has none, changes nothing.
+    pub(super) fn follow_pod_networks(&mut self) {
+        let options = self.renewal.wanted().unwrap_or(&self.options);
+        let networks = match (&options.modes.shared.detect_local, self.model.node()) {
+            (DetectLocal::NodeCidr, Some(node)) if !node.pod_cidrs.is_empty() => &node.pod_cidrs,
+            _ => return,
+        };
+        if *networks == self.pod_networks {
+            return;
+        }
+        info!(?networks, "the Node has other pod networks");
+        self.pod_networks.clone_from(networks);
+        self.renewal.want(options.clone(), Modes::Anew);
+    }
+
+    /// Goes on with what is wanted, if it could be prepared. Where modes depend on it, other ones
+    /// take over and find what is programmed, as after a start, so that only what differs is
+    /// written; the model and its watches stay.
+    pub(super) fn renew(&mut self, prepared: Result<Prepared>) {
+        let now = Instant::now();
+        let opened = prepared.and_then(|Prepared { options, opened }| {
+            let modes = self.open_modes(opened, &options, now)?;
+            Ok((options, modes))
+        });
+        match opened {
+            Ok((options, modes)) => {
+                self.renewal.succeed();
+                self.use_modes(modes);
+                self.follow(*options, now);
+            }
+            Err(error) => {
+                let delay = self.renewal.fail(now, self.sync_period());
+                error!(
+                    "the changed configuration is not in effect, and all stays as it was: {error:#}. It is tried again in {delay:?}"
+                );
+            }
+        }
+    }
+
+    /// These options are in effect.
+    fn follow(&mut self, options: Options, now: Instant) {
+        if options.process.oom_score_adj != self.options.process.oom_score_adj {
+            memory::set_oom_score(options.process.oom_score_adj);
+        }
+        if options.log != self.options.log {
+            logging::set_verbosity(&options.log);
+        }
+        for family in &mut self.families {
+            family.follow(&options);
+        }
+        self.observed
+            .health
+            .set_sync_period(options.modes.shared.sync_period);
+        self.observed.configz.set(&options.said.configuration);
+        self.next_tick = self.next_tick.min(now + options.modes.shared.sync_period);
+        self.not_before = self.not_before.min(now + options.process.min_sync_period);
+        self.options = options;
+        info!("the changed configuration is in effect");
+    }
+
+    /// A mode for each family that is served, if there are to be other ones.
+    fn open_modes(
+        &self,
+        opened: Option<Box<dyn Opened>>,
+        options: &Options,
+        now: Instant,
+    ) -> Result<Vec<Box<dyn Mode>>> {
+        let Some(opened) = opened else {
+            return Ok(Vec::new());
+        };
+        for family in &self.families {
+            require(opened.left_out(), family.family())?;
+        }
+        opened.into_modes(&Start {
+            settings: &options.modes,
+            node: &options.process.node_name,
+            model: &self.model,
+            now,
+        })
+    }
+
+    fn use_modes(&mut self, modes: Vec<Box<dyn Mode>>) {
+        for mode in modes {
+            let mut families = self.families.iter_mut();
+            if let Some(family) = families.find(|family| family.family() == mode.family()) {
+                family.renew(mode);
+            }
+        }
+    }
+}

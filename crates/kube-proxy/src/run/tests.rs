@@ -1,0 +1,217 @@
+use std::time::{Duration, Instant};
+
+use futures::stream::{BoxStream, StreamExt as _, poll_fn};
+use proxy::{EndpointSlice, Event, IpFamily, Kind, Mode, Model, NamespacedName};
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+
+use super::daemon::Daemon;
+use super::end::END_PATIENCE;
+use super::observed::Observed;
+use super::renewal::{Modes, Prepared};
+use crate::addresses::AddressChanges;
+use crate::events::{self, Recorder};
+use crate::gather::{WAITING_NOTICE, drain, gather_within};
+use crate::healthz;
+use crate::options::Options;
+use crate::options::object_source::OwnNode;
+use crate::serve::pages;
+use crate::tests::options;
+use crate::tests::scripted::Scripted;
+
+fn stream(mut received: mpsc::Receiver<Event>) -> BoxStream<'static, Event> {
+    poll_fn(move |context| received.poll_recv(context)).boxed()
+}
+
+fn slice(number: usize) -> Event {
+    let name = |name: &str| NamespacedName::new("default", name);
+    Event::SliceApplied(EndpointSlice {
+        name: name(&format!("web-{number}")),
+        service: name(&format!("web{number}")),
+        family: IpFamily::V4,
+        ports: [].into_iter().collect(),
+        endpoints: Vec::new().into(),
+        change_trigger: None,
+    })
+}
+
+#[tokio::test]
+async fn a_start_goes_on_without_a_node_that_cannot_be_listed() {
+    let (told, received) = mpsc::channel(10);
+    for kind in [Kind::Service, Kind::EndpointSlice] {
+        let complete = Event::ListComplete {
+            kind,
+            is_whole: true,
+        };
+        told.send(complete).await.unwrap();
+    }
+    let (mut events, mut model) = (stream(received), Model::new());
+    let patience = Duration::from_millis(20);
+    let gathered = gather_within(&mut events, &mut model, OwnNode::Needed, patience);
+    timeout(WAITING_NOTICE / 2, gathered).await.unwrap();
+    assert!(model.is_complete());
+}
+
+/// A daemon that is told nothing.
+fn daemon_of(options: Options, modes: Vec<Box<dyn Mode>>) -> Daemon {
+    let (_, received) = mpsc::channel(1);
+    let observed = Observed::new(&options);
+    let daemon = Daemon::new(
+        options,
+        stream(received),
+        AddressChanges::subscribe().unwrap(),
+        Model::new(),
+        modes,
+        &Recorder::off(),
+        observed,
+        Instant::now(),
+    );
+    daemon.unwrap()
+}
+
+#[tokio::test]
+async fn a_kernel_thread_that_is_gone_ends_the_daemon() {
+    let (mode, script) = Scripted::mode(IpFamily::V6);
+    let mut daemon = daemon_of(options(&[]), vec![mode]);
+    daemon.turn(Instant::now()).await.unwrap();
+    script.finish(proxy::Report {
+        gone: Some("its thread has panicked".to_owned()),
+        ..proxy::Report::default()
+    });
+    let error = daemon.turn(Instant::now()).await.unwrap_err();
+    assert_eq!(error.to_string(), "IPv6: its thread has panicked");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_end_waits_for_what_has_begun_and_not_for_what_hangs() {
+    let (mode, script) = Scripted::mode(IpFamily::V4);
+    let daemon = daemon_of(options(&[]), vec![mode]);
+    let began = tokio::time::Instant::now();
+    daemon.end().await;
+    assert_eq!(began.elapsed(), Duration::ZERO);
+    drop(script);
+    let (mode, script) = Scripted::mode(IpFamily::V4);
+    script.set_idle(false);
+    daemon_of(options(&[]), vec![mode]).end().await;
+    assert!(began.elapsed() < END_PATIENCE + Duration::from_millis(10));
+}
+
+#[tokio::test]
+async fn one_family_does_not_wait_for_the_other() {
+    let ((four, of_four), (six, of_six)) =
+        (Scripted::mode(IpFamily::V4), Scripted::mode(IpFamily::V6));
+    let mut daemon = daemon_of(options(&["--ipvs-min-sync-period=0s"]), vec![four, six]);
+    daemon.model.apply(slice(1));
+    daemon.turn(Instant::now()).await.unwrap();
+    assert_eq!((of_four.updates(), of_six.updates()), (1, 1), "the first");
+    of_six.set_ready(false);
+    for number in 2..5 {
+        daemon.model.apply(slice(number));
+        daemon.turn(Instant::now()).await.unwrap();
+    }
+    assert_eq!((of_four.updates(), of_six.updates()), (4, 1));
+    of_six.set_ready(true);
+    daemon.turn(Instant::now()).await.unwrap();
+    assert_eq!((of_four.updates(), of_six.updates()), (4, 2), "all at once");
+    assert_eq!(of_six.last_update().services.len(), 3);
+}
+
+#[tokio::test]
+async fn where_no_family_is_ready_nothing_is_due() {
+    let (mode, script) = Scripted::mode(IpFamily::V4);
+    let mut daemon = daemon_of(options(&["--ipvs-min-sync-period=0s"]), vec![mode]);
+    daemon.turn(Instant::now()).await.unwrap();
+    script.set_ready(false);
+    daemon.model.apply(slice(1));
+    let now = Instant::now();
+    daemon.turn(now).await.unwrap();
+    assert_eq!(daemon.next_due(now), daemon.next_tick);
+    assert!(daemon.model.has_changes(), "they are gathered");
+}
+
+#[tokio::test]
+async fn changes_wait_for_the_least_sync_period() {
+    let (mode, script) = Scripted::mode(IpFamily::V4);
+    let mut daemon = daemon_of(options(&["--ipvs-min-sync-period=10s"]), vec![mode]);
+    let start = Instant::now();
+    daemon.model.apply(slice(1));
+    daemon.turn(start).await.unwrap();
+    daemon.model.apply(slice(2));
+    let later = |seconds| start + Duration::from_secs(seconds);
+    daemon.turn(later(9)).await.unwrap();
+    assert_eq!(script.updates(), 1);
+    assert_eq!(daemon.next_due(later(9)), later(10));
+    daemon.turn(later(10)).await.unwrap();
+    assert_eq!(script.updates(), 2);
+}
+
+#[tokio::test]
+async fn options_that_cannot_be_used_change_nothing_that_is_told() {
+    let (mode, _) = Scripted::mode(IpFamily::V4);
+    let mut daemon = daemon_of(options(&["--ipvs-scheduler=rr"]), vec![mode]);
+    let other = options(&["--ipvs-scheduler=wrr", "--ipvs-sync-period=7s"]);
+    daemon.renewal.want(other.clone(), Modes::AsSettingsSay);
+    daemon.renew(Err(anyhow::anyhow!("on purpose")));
+    assert_eq!(daemon.options.modes.ipvs.scheduler, "rr");
+    assert!(daemon.renewal.next_due().is_some(), "it is tried again");
+    daemon.renew(Ok(Prepared {
+        options: Box::new(other),
+        opened: None,
+    }));
+    assert_eq!(daemon.options.modes.ipvs.scheduler, "wrr");
+    assert_eq!(
+        daemon.options.modes.shared.sync_period,
+        Duration::from_secs(7)
+    );
+    assert!(daemon.renewal.next_due().is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_cannot_listen_is_an_event() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = taken.local_addr().unwrap();
+    let healthz = (
+        healthz::PURPOSE,
+        format!("--healthz-bind-address={at}"),
+        "--metrics-bind-address=",
+    );
+    let metrics = (
+        pages::PURPOSE,
+        format!("--metrics-bind-address={at}"),
+        "--healthz-bind-address=",
+    );
+    for (purpose, taken, off) in [healthz, metrics] {
+        for is_fatal in [false, true] {
+            let is_fatal_flag = format!("--bind-address-hard-fail={is_fatal}");
+            let options = options(&[&taken, off, &is_fatal_flag]);
+            let (recorder, mut recorded) = Recorder::queued();
+            let served = Observed::new(&options)
+                .serve(&options, Vec::new(), &recorder)
+                .await;
+            assert_eq!(served.is_err(), is_fatal);
+            let event = recorded.recv().await.unwrap().event;
+            let error = match served {
+                Ok(servers) => servers[0].address.as_ref().unwrap_err().to_string(),
+                Err(error) => error.to_string(),
+            };
+            let wanted = events::Event::listen_failed("node1", purpose.event, error);
+            assert_eq!(event, wanted);
+            assert!(recorded.try_recv().is_err());
+        }
+    }
+}
+
+#[tokio::test]
+async fn all_that_is_told_at_once_is_one_update() {
+    let (told, received) = mpsc::channel(300);
+    tokio::spawn(async move {
+        for number in 0..1000 {
+            told.send(slice(number)).await.unwrap();
+        }
+        std::future::pending::<()>().await;
+    });
+    let (mut events, mut model) = (stream(received), Model::new());
+    let first = events.next().await.unwrap();
+    drain(&mut events, &mut model, first).await;
+    assert_eq!(model.take_changes().services.len(), 1000);
+}

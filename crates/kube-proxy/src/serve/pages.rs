@@ -1,0 +1,121 @@
+//! The pages for monitoring and debugging (`--metrics-bind-address`).
+//!
+//! | path            | says                                                             |
+//! |-----------------|------------------------------------------------------------------|
+//! | `/metrics`      | all metrics: Prometheus' text, or OpenMetrics if `Accept` has it |
+//! | `/metrics/slis` | what `/healthz` here has answered; `DELETE` begins anew          |
+//! | `/proxyMode`    | the mode, as its flag names it                                   |
+//! | `/configz`      | the configuration in effect, spelled as in its file              |
+//! | `/flagz`        | the flags, where the feature gate is on: see `zpages`            |
+//! | `/statusz`      | versions, and since when the process runs, likewise              |
+//! | `/healthz`      | `ok`: the process answers; the proxy's health is in `healthz`    |
+//!
+//! Methods and bodies of requests do not matter otherwise, as upstream.
+
+use http::request::Parts;
+use http::{HeaderName, HeaderValue, Method, StatusCode, header};
+
+use super::zpages::Zpages;
+use crate::config::configz::Configz;
+use crate::flags::gates::Gates;
+use crate::http_server::{Answer, Purpose, answer, not_found, text};
+use crate::metrics::Metrics;
+
+/// For the log.
+pub(crate) const PURPOSE: Purpose = Purpose {
+    name: "metrics",
+    flag: "metrics-bind-address",
+    event: "FailedToStartMetricServer",
+};
+
+const CLASSIC: &str = "text/plain; version=0.0.4; charset=utf-8";
+/// When the process started, in seconds since the epoch: tells a scraper what a counter that begins
+/// anew means.
+const STARTED: HeaderName = HeaderName::from_static("process-start-time-unix");
+const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// What is told.
+#[derive(Debug)]
+pub(crate) struct Pages {
+    metrics: Metrics,
+    configz: Configz,
+    mode: &'static str,
+    zpages: Zpages,
+}
+
+impl Pages {
+    /// `flags` are those of this process' command line, with their values.
+    pub(crate) fn new(
+        metrics: Metrics,
+        configz: Configz,
+        mode: &'static str,
+        gates: &Gates,
+        flags: impl IntoIterator<Item = (String, String)>,
+    ) -> Self {
+        Self {
+            zpages: Zpages::new(gates, flags, metrics.started),
+            metrics,
+            configz,
+            mode,
+        }
+    }
+
+    /// What a request is answered.
+    pub(crate) fn respond(&self, head: &Parts) -> Answer {
+        match head.uri.path() {
+            "/metrics" if asks_for_openmetrics(head) => {
+                self.scraped(OPENMETRICS, self.metrics.openmetrics())
+            }
+            "/metrics" => self.scraped(CLASSIC, self.metrics.classic()),
+            "/metrics/slis" if head.method == Method::DELETE => {
+                self.metrics.reset_slis();
+                text(StatusCode::OK, "metrics reset\n")
+            }
+            "/metrics/slis" => self.scraped(CLASSIC, self.metrics.slis()),
+            "/proxyMode" => text(StatusCode::OK, self.mode),
+            "/configz" => answer(StatusCode::OK, "application/json", self.configz.body()),
+            "/healthz" => {
+                self.metrics.pinged();
+                let query = head.uri.query().unwrap_or_default();
+                let is_verbose = query
+                    .split('&')
+                    .any(|pair| pair == "verbose" || pair.starts_with("verbose="));
+                let body = if is_verbose {
+                    "[+]ping ok\nhealthz check passed\n"
+                } else {
+                    "ok"
+                };
+                text(StatusCode::OK, body)
+            }
+            "/healthz/ping" => text(StatusCode::OK, "ok"),
+            _ => self.zpages.respond(head).unwrap_or_else(not_found),
+        }
+    }
+
+    fn scraped(&self, content_type: &'static str, metrics: String) -> Answer {
+        let mut answer = answer(StatusCode::OK, content_type, metrics);
+        let started = HeaderValue::from(self.metrics.started_in_seconds());
+        answer.headers_mut().insert(STARTED, started);
+        answer
+    }
+}
+
+/// Whether `Accept` names OpenMetrics, and does not refuse it (`q=0`). Who names both can read
+/// both.
+fn asks_for_openmetrics(head: &Parts) -> bool {
+    let accepted = head.headers.get_all(header::ACCEPT).iter();
+    let ranges = accepted
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','));
+    ranges.into_iter().any(|range| {
+        let mut parts = range.split(';').map(str::trim);
+        let is_named = parts
+            .next()
+            .is_some_and(|name| name.eq_ignore_ascii_case("application/openmetrics-text"));
+        let quality = parts.find_map(|part| part.strip_prefix("q=")?.parse::<f32>().ok());
+        is_named && quality.is_none_or(|quality| quality > 0.0)
+    })
+}
+
+#[cfg(test)]
+mod tests;

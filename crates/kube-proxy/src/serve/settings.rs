@@ -1,0 +1,49 @@
+//! What the servers of health and metrics read of the flags.
+
+use std::net::SocketAddr;
+
+use crate::flags::unusable::UnusableFlag;
+use crate::flags::{Flags, go};
+use crate::http_server::WhenTaken;
+
+/// What the servers read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Settings {
+    /// Where the health server listens, if there is one.
+    pub healthz_address: Option<SocketAddr>,
+    /// Where the metrics server listens, if there is one.
+    pub metrics_address: Option<SocketAddr>,
+    /// What a server does that cannot listen.
+    pub when_taken: WhenTaken,
+}
+
+impl Settings {
+    /// Reads the flags.
+    ///
+    /// # Errors
+    ///
+    /// An address is none.
+    pub(crate) fn read(flags: &Flags) -> Result<Self, UnusableFlag> {
+        Ok(Self {
+            healthz_address: listen(
+                "healthz-bind-address",
+                &flags.healthz_bind_address,
+                flags.healthz_port,
+            )?,
+            metrics_address: listen(
+                "metrics-bind-address",
+                &flags.metrics_bind_address,
+                flags.metrics_port,
+            )?,
+            when_taken: if flags.bind_address_hard_fail {
+                WhenTaken::Fail
+            } else {
+                WhenTaken::Retry
+            },
+        })
+    }
+}
+
+fn listen(flag: &'static str, text: &str, port: i32) -> Result<Option<SocketAddr>, UnusableFlag> {
+    go::listen(text, port).map_err(|advice| UnusableFlag::new(flag, text, advice))
+}

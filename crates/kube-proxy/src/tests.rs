@@ -1,0 +1,23 @@
+//! What the tests of several files need.
+
+pub(crate) mod scripted;
+
+use std::ffi::OsString;
+
+use crate::command_line::{Command, parse};
+use crate::options::Options;
+
+/// The options of `node1` in IPVS mode, with further flags.
+pub(crate) fn options(arguments: &[&str]) -> Options {
+    let start = [
+        "kube-proxy",
+        "--manifests=/nowhere",
+        "--hostname-override=node1",
+        "--proxy-mode=ipvs",
+    ];
+    let arguments = start.iter().chain(arguments);
+    match parse(arguments.map(OsString::from)) {
+        Ok(Command::Run(options)) => *options,
+        other => panic!("{other:?}"),
+    }
+}

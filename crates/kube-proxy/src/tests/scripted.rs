@@ -1,0 +1,123 @@
+//! A mode that does what it is told, and remembers what was done to it.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::task::{Context, Poll};
+use std::time::Instant;
+
+use proxy::{Changes, IpFamily, Mode, Model, NodePorts, Notice, Report, Standing};
+
+/// A mode that does what a [`Script`] says.
+pub(crate) struct Scripted(Arc<Script>);
+
+/// What a mode does, and what was done to it.
+pub(crate) struct Script {
+    family: IpFamily,
+    state: Mutex<State>,
+}
+
+/// What there is to be told, and what was done.
+pub(crate) struct State {
+    pub(crate) is_ready: bool,
+    pub(crate) is_idle: bool,
+    pub(crate) standing: Standing,
+    pub(crate) finished: VecDeque<Report>,
+    pub(crate) updates: Vec<Changes>,
+    pub(crate) proceeds: usize,
+    pub(crate) served_on: usize,
+    pub(crate) checks: usize,
+}
+
+impl Scripted {
+    /// One that is ready and has nothing to do, and its script.
+    pub(crate) fn mode(family: IpFamily) -> (Box<dyn Mode>, Arc<Script>) {
+        let script = Arc::new(Script {
+            family,
+            state: Mutex::new(State {
+                is_ready: true,
+                is_idle: true,
+                standing: Standing {
+                    is_settled: true,
+                    ..Standing::default()
+                },
+                finished: VecDeque::new(),
+                updates: Vec::new(),
+                proceeds: 0,
+                served_on: 0,
+                checks: 0,
+            }),
+        });
+        (Box::new(Self(Arc::clone(&script))), script)
+    }
+}
+
+impl Script {
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap()
+    }
+
+    pub(crate) fn set_ready(&self, is_ready: bool) {
+        self.state().is_ready = is_ready;
+    }
+
+    pub(crate) fn set_idle(&self, is_idle: bool) {
+        self.state().is_idle = is_idle;
+    }
+
+    /// A kernel thread has finished this.
+    pub(crate) fn finish(&self, report: Report) {
+        self.state().finished.push_back(report);
+    }
+
+    pub(crate) fn updates(&self) -> usize {
+        self.state().updates.len()
+    }
+
+    pub(crate) fn last_update(&self) -> Changes {
+        self.state().updates.last().unwrap().clone()
+    }
+}
+
+impl Mode for Scripted {
+    fn family(&self) -> IpFamily {
+        self.0.family
+    }
+    fn is_ready(&self) -> bool {
+        self.0.state().is_ready
+    }
+    fn update(&mut self, _: &Model, changes: &Changes, _: Instant) {
+        self.0.state().updates.push(changes.clone());
+    }
+    fn notice(&mut self, _: &Notice, _: Instant) {}
+    fn check(&mut self, _: Instant) {
+        self.0.state().checks += 1;
+    }
+    fn proceed(&mut self, _: &Model, _: Instant) {
+        self.0.state().proceeds += 1;
+    }
+    fn poll_finished(&mut self, _: &mut Context<'_>) -> Poll<()> {
+        Poll::Pending
+    }
+    fn book(&mut self, _: &Model, _: Instant) -> Option<Report> {
+        self.0.state().finished.pop_front()
+    }
+    fn is_idle(&self) -> bool {
+        self.0.state().is_idle
+    }
+    fn next_due(&self, _: Instant) -> Option<Instant> {
+        None
+    }
+    fn standing(&self) -> Standing {
+        self.0.state().standing
+    }
+    fn go_on_serving(&mut self, _: Instant) {
+        self.0.state().served_on += 1;
+    }
+    fn node_ports(&self) -> Option<&NodePorts> {
+        static LOCALHOST: NodePorts = NodePorts {
+            addresses: Vec::new(),
+            on_localhost: true,
+        };
+        (self.0.state().updates.len() > 1).then_some(&LOCALHOST)
+    }
+}

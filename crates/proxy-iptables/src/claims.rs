@@ -1,0 +1,137 @@
+//! Who wants which rules, how many these are, and how much their comments say.
+
+use std::sync::Arc;
+
+use hashbrown::HashMap;
+use proxy::{NamespacedName, Owner};
+
+use crate::chain::Table;
+use crate::config::Config;
+use crate::port::{ServedPort, Style};
+use crate::tables::Tables;
+
+/// With more endpoints than this, comments that name endpoints are left out, as upstream.
+const MANY_ENDPOINTS: usize = 1000;
+/// With fewer they come back: one that comes and goes must not change every chain each time.
+const FEW_ENDPOINTS: usize = 900;
+
+/// The claims of all Services of one IP family.
+#[derive(Default)]
+pub(crate) struct Claims {
+    /// What each Service has been compiled to.
+    ports: HashMap<NamespacedName, Vec<Arc<ServedPort>>>,
+    /// The same by owner, with how many rules it has.
+    by_owner: HashMap<Arc<Owner>, (Arc<ServedPort>, Counts)>,
+    endpoints: usize,
+    /// Of all Services.
+    pub(crate) rules: Counts,
+    pub(crate) is_terse: bool,
+}
+
+/// How many rules there are in filter and nat.
+pub(crate) type Counts = [usize; 2];
+
+impl Claims {
+    /// All Services that claim something.
+    pub(crate) fn services(&self) -> impl Iterator<Item = &NamespacedName> {
+        self.ports.keys()
+    }
+
+    /// All who claim something.
+    pub(crate) fn owners(&self) -> impl Iterator<Item = &Arc<Owner>> {
+        self.by_owner.keys()
+    }
+
+    /// What an owner has been compiled to.
+    pub(crate) fn port(&self, owner: &Arc<Owner>) -> Option<&Arc<ServedPort>> {
+        self.by_owner.get(owner).map(|(port, _)| port)
+    }
+
+    /// Whether all that a Service claims is there.
+    pub(crate) fn is_settled(&self, service: &NamespacedName, tables: &Tables) -> bool {
+        let mut ports = self.ports.get(service).into_iter().flatten();
+        tables.has_base() && ports.all(|port| tables.has_all_of(&port.owner))
+    }
+
+    /// Makes these all that a Service claims.
+    pub(crate) fn put(
+        &mut self,
+        service: &NamespacedName,
+        ports: Vec<ServedPort>,
+        tables: &mut Tables,
+        config: &Config,
+    ) {
+        let ports: Vec<Arc<ServedPort>> = ports.into_iter().map(Arc::new).collect();
+        let before = if ports.is_empty() {
+            self.ports.remove(service)
+        } else {
+            self.ports.insert(service.clone(), ports.clone())
+        };
+        for old in before.into_iter().flatten() {
+            self.endpoints -= old.endpoints;
+            if !ports.iter().any(|port| port.owner == old.owner) {
+                tables.slots.release(&old.owner);
+                tables.chains.release(&old.owner);
+                self.count(&old.owner, None);
+            }
+        }
+        for port in ports {
+            self.endpoints += port.endpoints;
+            self.claim(port, tables, config);
+        }
+    }
+
+    fn claim(&mut self, port: Arc<ServedPort>, tables: &mut Tables, config: &Config) {
+        let style = Style {
+            config,
+            is_terse: self.is_terse,
+        };
+        let slots = port.slots(style);
+        let chains = port.chains(style);
+        let [mut filter, mut nat] = Counts::default();
+        for (slot, text) in &slots {
+            let of = if slot.chain.table() == Table::Nat {
+                &mut nat
+            } else {
+                &mut filter
+            };
+            *of += text.lines().count();
+        }
+        let own = chains.iter().map(|(_, content)| content.rules as usize);
+        nat += own.sum::<usize>();
+        tables.slots.claim(&port.owner, slots);
+        tables.chains.claim(&port.owner, chains);
+        self.count(&port.owner.clone(), Some((port, [filter, nat])));
+    }
+
+    /// Keeps what an owner has, and the sums.
+    fn count(&mut self, owner: &Arc<Owner>, now: Option<(Arc<ServedPort>, Counts)>) {
+        let rules = now.as_ref().map_or([0; 2], |(_, rules)| *rules);
+        let before = match now {
+            Some(now) => self.by_owner.insert(Arc::clone(owner), now),
+            None => self.by_owner.remove(owner),
+        };
+        let before = before.map_or([0; 2], |(_, rules)| rules);
+        for (sum, (plus, minus)) in self.rules.iter_mut().zip(rules.into_iter().zip(before)) {
+            *sum = *sum + plus - minus;
+        }
+    }
+
+    /// Decides again how much the comments say.
+    pub(crate) fn settle_style(&mut self, tables: &mut Tables, config: &Config) {
+        let most = if self.is_terse {
+            FEW_ENDPOINTS
+        } else {
+            MANY_ENDPOINTS
+        };
+        let is_terse = self.endpoints > most;
+        if is_terse == self.is_terse {
+            return;
+        }
+        self.is_terse = is_terse;
+        let ports: Vec<Arc<ServedPort>> = self.ports.values().flatten().cloned().collect();
+        for port in ports {
+            self.claim(port, tables, config);
+        }
+    }
+}

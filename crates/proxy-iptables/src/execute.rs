@@ -1,0 +1,360 @@
+//! Carries out a plan, and says what became of each piece of it.
+//!
+//! Together it is one `iptables-restore`. When that is refused, nobody knows what is to blame, nor
+//! which of its tables were written. So the kernel is read, and the plan made anew is carried out
+//! [`Apart`](Manner::Apart): a table at a time, and in halves of halves, until what is refused
+//! stands alone.
+
+use std::collections::VecDeque;
+use std::io::{self, Write};
+
+use iptables::{Restore, Table};
+
+use crate::base::CANARY;
+use crate::kernel::{Kernel, Refusal};
+use crate::plan::{Manner, Op, Piece, Plan, Subject, Verdict, Verdicts};
+use crate::port::OWN;
+
+/// How many processes a sync may start to find out what is refused.
+const MAX_RESTORES: usize = 32;
+
+impl Plan {
+    /// Carries it out.
+    pub(crate) fn apply(&self, kernel: &mut dyn Kernel, manner: Manner) -> Verdicts {
+        let pieces = self.pieces();
+        let mut executor = Executor {
+            kernel,
+            left: MAX_RESTORES,
+            verdicts: Verdicts {
+                parts: vec![Verdict::Done; self.parts.len()],
+                stale: vec![Verdict::Done; self.stale.len()],
+                ..Verdicts::default()
+            },
+        };
+        match manner {
+            Manner::Together => executor.together(&pieces),
+            Manner::Apart => executor.apart(&pieces),
+        }
+        executor.verdicts
+    }
+}
+
+/// Writes what is to be done in these tables, as far as there is something.
+fn write(tables: &[Table], pieces: &[&Piece<'_>], restore: &mut Restore<'_>) -> io::Result<()> {
+    for table in tables {
+        if pieces.iter().any(|piece| piece.touches(*table)) {
+            write_table(*table, pieces, restore)?;
+        }
+    }
+    Ok(())
+}
+
+fn write_table(table: Table, pieces: &[&Piece<'_>], restore: &mut Restore<'_>) -> io::Result<()> {
+    let ops = || pieces.iter().flat_map(move |piece| piece.of(table));
+    restore.begin(table)?;
+    // First, so that whatever leads to one finds it, and what is removed is empty.
+    for op in ops() {
+        match op {
+            Op::Write(name, _) => restore.declare(name)?,
+            Op::WriteOwn(own) => {
+                for chain in own.chains() {
+                    restore.declare(chain)?;
+                }
+            }
+            Op::Remove(name) => restore.declare(name)?,
+            Op::Insert(_) | Op::Append(_) | Op::Delete(_) => {}
+        }
+    }
+    for op in ops() {
+        match op {
+            Op::Write(_, lines) => {
+                for text in lines.slots {
+                    restore.append_lines(text)?;
+                }
+                for line in lines.tail {
+                    restore.append(line)?;
+                }
+            }
+            Op::WriteOwn(own) => {
+                let mut written = Ok(());
+                own.write(&mut |line| {
+                    if written.is_ok() {
+                        written = restore.append_lines(line);
+                    }
+                });
+                written?;
+            }
+            Op::Insert(line) => restore.insert(line)?,
+            Op::Append(line) => restore.append(line)?,
+            Op::Delete(line) => restore.delete(line)?,
+            Op::Remove(_) => {}
+        }
+    }
+    for op in ops() {
+        if let Op::Remove(name) = op {
+            restore.remove(name)?;
+        }
+    }
+    restore.commit()
+}
+
+impl Piece<'_> {
+    fn of(&self, table: Table) -> impl Iterator<Item = &Op<'_>> {
+        let ops = self.ops.iter().filter(move |(of, _)| *of == table);
+        ops.map(|(_, op)| op)
+    }
+
+    fn touches(&self, table: Table) -> bool {
+        self.ops.iter().any(|(of, _)| *of == table)
+    }
+}
+
+impl Verdicts {
+    /// The same for all.
+    fn fill(&mut self, verdict: &Verdict) {
+        self.base = verdict.clone();
+        self.leftovers = verdict.clone();
+        self.parts.fill(verdict.clone());
+        self.stale.fill(verdict.clone());
+    }
+}
+
+/// A plan that is being carried out.
+struct Executor<'a> {
+    kernel: &'a mut dyn Kernel,
+    /// How many restores there may be still.
+    left: usize,
+    verdicts: Verdicts,
+}
+
+impl Executor<'_> {
+    fn restore(&mut self, tables: &[Table], pieces: &[&Piece<'_>]) -> Result<(), Refusal> {
+        self.left = self.left.saturating_sub(1);
+        let result = self
+            .kernel
+            .restore(&mut |sink| write(tables, pieces, &mut Restore::new(sink)));
+        match &result {
+            Ok(()) => self.verdicts.taken += 1,
+            Err(refusal) => {
+                self.verdicts.refused += 1;
+                if refusal.kind.is_general() {
+                    self.verdicts.general = Some(refusal.reason.as_str().into());
+                }
+            }
+        }
+        result
+    }
+
+    fn set(&mut self, subject: Subject, verdict: Verdict) {
+        let place = match subject {
+            Subject::Base => Some(&mut self.verdicts.base),
+            Subject::Part(at) => self.verdicts.parts.get_mut(at),
+            Subject::Stale(at) => self.verdicts.stale.get_mut(at),
+            Subject::Leftovers => Some(&mut self.verdicts.leftovers),
+        };
+        if let Some(place) = place {
+            *place = verdict;
+        }
+    }
+
+    fn together(&mut self, pieces: &[Piece<'_>]) {
+        let all: Vec<&Piece<'_>> = pieces.iter().collect();
+        if let Err(refusal) = self.restore(&Table::ALL, &all) {
+            self.verdicts.fill(&Verdict::Refused(refusal.reason.into()));
+        }
+    }
+
+    fn apart(&mut self, pieces: &[Piece<'_>]) {
+        let is_base = |piece: &&Piece<'_>| piece.subject == Subject::Base;
+        for piece in pieces.iter().filter(is_base) {
+            if let Err(refusal) = self.restore(&Table::ALL, &[piece]) {
+                self.verdicts.fill(&Verdict::Untried);
+                self.verdicts.base = Verdict::Refused(refusal.reason.into());
+                return;
+            }
+        }
+        for table in Table::ALL {
+            let parts = pieces.iter().filter(|piece| {
+                let Subject::Part(at) = piece.subject else {
+                    return false;
+                };
+                piece.touches(table) && self.verdicts.parts.get(at) == Some(&Verdict::Done)
+            });
+            let mut parts: Vec<&Piece<'_>> = parts.collect();
+            // What is refused for the same reason stands together then, and is found together.
+            parts.sort_by_key(|piece| piece.traits);
+            self.halve(table, parts);
+        }
+        let is_stale = |piece: &&Piece<'_>| matches!(piece.subject, Subject::Stale(_));
+        self.halve(OWN, pieces.iter().filter(is_stale).collect());
+        let is_refused = |verdict: &Verdict| matches!(verdict, Verdict::Refused(_));
+        if self.verdicts.parts.iter().any(is_refused) && self.verdicts.taken == 0 {
+            self.try_nothing();
+        }
+        let is_left = |piece: &&Piece<'_>| piece.subject == Subject::Leftovers;
+        for piece in pieces.iter().filter(is_left) {
+            if let Err(refusal) = self.restore(&Table::ALL, &[piece]) {
+                self.verdicts.leftovers = Verdict::Refused(refusal.reason.into());
+            }
+        }
+    }
+
+    /// Where nothing at all was taken, tries whether anything would be: a chain that is there and
+    /// empty, emptied.
+    fn try_nothing(&mut self) {
+        let mut write = |sink: &mut dyn Write| {
+            let mut restore = Restore::new(sink);
+            restore.begin(OWN)?;
+            restore.declare(CANARY)?;
+            restore.commit()
+        };
+        if let Err(refusal) = self.kernel.restore(&mut write) {
+            self.verdicts.general = Some(refusal.reason.into());
+        }
+    }
+
+    /// Tries what these do in a table together, and what is refused in halves, the largest groups
+    /// first.
+    fn halve(&mut self, table: Table, all: Vec<&Piece<'_>>) {
+        let mut groups = VecDeque::from([all]);
+        while let Some(group) = groups.pop_front() {
+            if group.is_empty() {
+                continue;
+            }
+            let verdict = if self.left == 0 || self.verdicts.general.is_some() {
+                Verdict::Untried
+            } else {
+                match self.restore(&[table], &group) {
+                    Ok(()) => Verdict::Done,
+                    Err(_) if group.len() > 1 => {
+                        let (one, other) = group.split_at(group.len() / 2);
+                        groups.extend([one.to_vec(), other.to_vec()]);
+                        continue;
+                    }
+                    Err(refusal) => Verdict::Refused(refusal.reason.into()),
+                }
+            };
+            for piece in group {
+                self.set(piece.subject, verdict.clone());
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use iptables::Kind;
+    use proxy::Protocol;
+
+    use super::*;
+    use crate::base::Edit;
+    use crate::chain::Shared;
+    use crate::fake::FakeKernel;
+    use crate::plan::{Change, Part, Whole};
+    use crate::port::Slot;
+
+    const SERVICES: Shared = Shared::FilterServices;
+
+    /// A rule for a port of its own.
+    fn part(chain: Shared, port: u16) -> Part {
+        let slot = Slot {
+            chain,
+            address: None,
+            protocol: Protocol::Tcp,
+            port,
+        };
+        let rule = format!("-A {} --dport {port} -j DROP\n", chain.name());
+        let change = Change {
+            slot,
+            before: None,
+            after: Some(rule.into()),
+        };
+        Part {
+            slots: vec![change],
+            ..Part::default()
+        }
+    }
+
+    /// Two shared chains, the second written whole, and parts in each.
+    fn plan() -> Plan {
+        let jump = "-A INPUT -j KUBE-SERVICES".to_owned();
+        Plan {
+            base: vec![(Table::Filter, SERVICES.name(), Vec::new())],
+            guests: vec![(Table::Filter, Edit::Insert(jump))],
+            whole: vec![Whole {
+                chain: Shared::FilterExternal,
+                slots: vec!["-A KUBE-EXTERNAL-SERVICES --dport 9 -j DROP\n".into()],
+                tail: Vec::new(),
+            }],
+            parts: [1, 2, 3, 4]
+                .map(|port| part(SERVICES, port))
+                .into_iter()
+                .chain([part(Shared::FilterExternal, 9)])
+                .collect(),
+            ..Plan::default()
+        }
+    }
+
+    #[test]
+    fn a_plan_can_be_counted_and_printed() {
+        let plan = plan();
+        // What stands in a chain that is written whole is no change of its own.
+        assert_eq!(plan.rules(Table::Filter), 5);
+        assert_eq!(plan.rules(Table::Nat), 0);
+        let lines = plan.lines();
+        assert_eq!(lines.len(), 7, "{lines:?}");
+        assert_eq!(
+            lines[..3],
+            [
+                "write chain KUBE-SERVICES of table filter: 0 rules",
+                "add in table filter: -A INPUT -j KUBE-SERVICES",
+                "write chain KUBE-EXTERNAL-SERVICES of table filter: 1 rules",
+            ]
+        );
+        assert_eq!(
+            lines[3],
+            "add in table filter: -A KUBE-SERVICES --dport 1 -j DROP"
+        );
+    }
+
+    #[test]
+    fn what_is_refused_stands_alone_in_the_end() {
+        let mut kernel = FakeKernel::new(&[]);
+        kernel.state().refused = vec!["--dport 3 ".to_owned()];
+        let together = plan().apply(&mut kernel, Manner::Together);
+        assert_eq!((together.taken, together.refused), (0, 1));
+        let is_refused = |verdict: &Verdict| matches!(verdict, Verdict::Refused(_));
+        assert!(together.parts.iter().all(is_refused));
+        let apart = plan().apply(&mut kernel, Manner::Apart);
+        let refused: Vec<bool> = apart.parts.iter().map(is_refused).collect();
+        assert_eq!(refused, [false, false, true, false, false]);
+        assert_eq!((apart.base, apart.general), (Verdict::Done, None));
+        // The base; all parts; halves of them; halves of the one that was refused.
+        assert_eq!((apart.taken, apart.refused), (3, 3));
+    }
+
+    #[test]
+    fn without_its_base_nothing_is_tried() {
+        let mut kernel = FakeKernel::new(&[]);
+        kernel.state().refused = vec!["-A INPUT".to_owned()];
+        let verdicts = plan().apply(&mut kernel, Manner::Apart);
+        assert!(matches!(verdicts.base, Verdict::Refused(_)));
+        // The last one is in a chain that the base writes.
+        assert_eq!(verdicts.parts, vec![Verdict::Untried; 5]);
+        assert_eq!(verdicts.refused, 1);
+    }
+
+    #[test]
+    fn what_is_no_fault_of_the_rules_ends_the_search() {
+        let mut kernel = FakeKernel::new(&[]);
+        kernel.state().held = Some("somebody writes".to_owned());
+        let verdicts = Plan {
+            parts: plan().parts,
+            ..Plan::default()
+        }
+        .apply(&mut kernel, Manner::Apart);
+        assert_eq!(verdicts.general.as_deref(), Some("somebody writes"));
+        assert_eq!(verdicts.refused, 1);
+        assert!(Kind::LockHeld.is_general() && !Kind::Refused.is_general());
+    }
+}

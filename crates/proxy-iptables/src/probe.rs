@@ -1,0 +1,71 @@
+//! What a kernel can do of what this mode needs, tried before anything depends on it.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use iptables::{FlowState, Iptables, IptablesError, Line, Match, Rule, SourcePort, Table, Target};
+use proxy::{IpFamily, Protocol};
+
+use crate::nfacct::{Accounting, Counter};
+
+/// Tries rules with each match and target that all clusters need, in a chain that nothing leads to.
+/// Nothing of it stays.
+///
+/// # Errors
+///
+/// Why one is not taken.
+pub fn probe(iptables: &Iptables, family: IpFamily) -> Result<(), IptablesError> {
+    const MARK: u32 = 0x4000;
+    let localhost: IpAddr = match family {
+        IpFamily::V4 => Ipv4Addr::LOCALHOST.into(),
+        IpFamily::V6 => Ipv6Addr::LOCALHOST.into(),
+    };
+    let ports = [
+        Match::Protocol(Protocol::Tcp),
+        Match::Port(Protocol::Tcp, 1),
+    ];
+    let nat = [
+        Rule::new([Match::comment("probe"), Match::OneIn(2)], Target::Return),
+        Rule::new([Match::NotMark(MARK)], Target::Return),
+        Rule::new([Match::DestinationLocal], Target::set_mark(MARK)),
+        Rule::new(ports, Target::Dnat((localhost, 1).into())),
+        Rule::new([], Target::Masquerade(SourcePort::Kept)),
+    ];
+    let new = Match::State(&[FlowState::New]);
+    let rules = nat.map(|rule| (Table::Nat, rule)).into_iter();
+    let rules = rules.chain([(Table::Filter, Rule::new([new], Target::Reject(family)))]);
+    iptables.try_rules(family, &rules.collect::<Vec<_>>())
+}
+
+/// Whether there are rules that count: in each family there is one for packets that are INVALID,
+/// unless conntrack is liberal.
+pub fn has_counting_rules(family: IpFamily, iptables: &Iptables) -> bool {
+    if iptables.is_empty(family) {
+        return false;
+    }
+    let mut has_some = false;
+    let mut look = |line: &str| {
+        if let Some(Line::Rule(rule)) = Line::parse(line) {
+            has_some |= rule.options().any(|option| option == "--nfacct-name");
+        }
+    };
+    let read = iptables.save_lines(family, Some(Table::Filter), &mut look);
+    read.is_ok() && has_some
+}
+
+/// Whether the kernel counts, and iptables can have it count; counters that are missing are made.
+/// One process. Writes nothing where rules count already.
+///
+/// # Errors
+///
+/// Why it cannot, in words.
+pub fn probe_counters(family: IpFamily, iptables: &Iptables) -> Result<(), String> {
+    let ensured = Accounting::open().and_then(|mut accounting| accounting.ensure());
+    ensured.map_err(|error| error.to_string())?;
+    if has_counting_rules(family, iptables) {
+        return Ok(());
+    }
+    let counted = Match::Counted(Counter::InvalidDropped.name());
+    let rule = Rule::new([counted], Target::Drop);
+    let probed = iptables.try_rule(family, Table::Filter, &rule);
+    probed.map_err(|error| error.to_string())
+}

@@ -1,0 +1,209 @@
+//! The kernel's rules as this mode keeps them: what is wanted, what is there, and so what is
+//! pending.
+//!
+//! Writes go on while something else comes to be wanted. So what is booked is what was written, as
+//! the plan has it, and never what is wanted by then.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use proxy::{Failure, Owner, Report, ServicePortName};
+use reconcile::{Removals, Rows, Table as Entries};
+
+use crate::base::Base;
+use crate::chain::{Chain, Shared};
+use crate::plan::{Part, Plan, Verdict, Verdicts};
+use crate::port::{Content, Slot};
+use crate::saved::Leftovers;
+
+/// All tables of one IP family.
+pub(crate) struct Tables {
+    pub(crate) base: Entries<(), Arc<Base>, ()>,
+    pub(crate) slots: Entries<Slot, Arc<str>, Arc<Owner>>,
+    pub(crate) chains: Entries<Chain, Content, Arc<Owner>>,
+    /// Shared chains that have to be written whole: what is there of this is what nobody wants.
+    pub(crate) disordered: Entries<Shared, (), ()>,
+    /// Of IPVS mode: the same. It is only in the way, so that nothing is late for it.
+    pub(crate) leftovers: Entries<(), Leftovers, ()>,
+}
+
+impl Tables {
+    /// Nothing is wanted, nor known to be there.
+    pub(crate) fn new(now: Instant) -> Self {
+        let mut tables = Self {
+            base: Entries::new(),
+            slots: Entries::new(),
+            chains: Entries::new(),
+            disordered: Entries::new(),
+            leftovers: Entries::new(),
+        };
+        tables.begin(now);
+        tables.leftovers.count_removals(Removals::Excused);
+        tables
+    }
+
+    /// Says what time it is.
+    pub(crate) fn begin(&mut self, now: Instant) {
+        self.base.begin(now);
+        self.slots.begin(now);
+        self.chains.begin(now);
+        self.disordered.begin(now);
+        self.leftovers.begin(now);
+    }
+
+    /// All of them.
+    pub(crate) fn all(&self) -> impl Iterator<Item = &dyn Rows> {
+        let Self {
+            base,
+            slots,
+            chains,
+            disordered,
+            leftovers,
+        } = self;
+        [base as &dyn Rows, slots, chains, disordered, leftovers].into_iter()
+    }
+
+    /// Whether rules of Services that nobody wants count as late: not while they may not be
+    /// removed.
+    pub(crate) fn count_removals(&mut self, removals: Removals) {
+        self.slots.count_removals(removals);
+        self.chains.count_removals(removals);
+    }
+
+    /// Whether all that all Services need is there.
+    pub(crate) fn has_base(&self) -> bool {
+        self.base.pending_len() == 0 && self.disordered.pending_len() == 0
+    }
+
+    /// Whether all that an owner claims is there.
+    pub(crate) fn has_all_of(&self, owner: &Arc<Owner>) -> bool {
+        let mut slots = self.slots.keys_of(owner).iter();
+        let mut chains = self.chains.keys_of(owner).iter();
+        slots.all(|slot| !self.slots.is_pending(slot))
+            && chains.all(|chain| !self.chains.is_pending(chain))
+    }
+
+    /// Whether everything is served by this mode.
+    pub(crate) fn serve_all(&self) -> bool {
+        self.has_base() && self.slots.pending_len() == 0 && self.chains.pending_len() == 0
+    }
+
+    /// Books that nothing of a plan was written.
+    pub(crate) fn fail_all(&mut self, plan: &Plan, now: Instant) {
+        self.fail_base(plan, now);
+        for part in &plan.parts {
+            self.fail_part(part, now);
+        }
+        for chain in &plan.stale {
+            self.chains.fail(chain, now);
+        }
+        if !plan.leftovers.is_empty() {
+            self.leftovers.fail(&(), now);
+        }
+    }
+
+    /// Books what became of each thing in a plan, and tells why some were not written.
+    pub(crate) fn settle(
+        &mut self,
+        plan: &Plan,
+        verdicts: &Verdicts,
+        now: Instant,
+        report: &mut Report,
+    ) {
+        if plan.has_base() {
+            match &verdicts.base {
+                Verdict::Done => {
+                    if let Some(wanted) = &plan.wanted {
+                        self.base.set_actual(&(), Some(Arc::clone(wanted)));
+                    }
+                    for whole in &plan.whole {
+                        self.disordered.set_actual(&whole.chain, None);
+                    }
+                }
+                verdict => {
+                    let what = "write the iptables rules that all Services need";
+                    report.failures.extend(failure(what, None, verdict));
+                    self.fail_base(plan, now);
+                }
+            }
+        }
+        for (part, verdict) in plan.parts.iter().zip(&verdicts.parts) {
+            match verdict {
+                Verdict::Done => {
+                    for (chain, content) in &part.chains {
+                        self.chains.set_actual(chain, Some(*content));
+                    }
+                    for change in &part.slots {
+                        self.slots.set_actual(&change.slot, change.after.clone());
+                    }
+                }
+                // Alone, among others that are taken: it is to blame itself.
+                Verdict::Refused(_) => {
+                    let owner = part.owner.as_ref().map(|owner| owner.name.clone());
+                    let failure = failure("write iptables rules", owner, verdict);
+                    report.failures.extend(failure);
+                    self.excuse_part(part, now);
+                }
+                Verdict::Untried => self.fail_part(part, now),
+            }
+        }
+        for (chain, verdict) in plan.stale.iter().zip(&verdicts.stale) {
+            if *verdict == Verdict::Done {
+                self.chains.set_actual(chain, None);
+            } else {
+                let what = format!("remove iptables chain {chain}");
+                report.failures.extend(failure(&what, None, verdict));
+                self.chains.fail(chain, now);
+            }
+        }
+        if !plan.leftovers.is_empty() {
+            if verdicts.leftovers == Verdict::Done {
+                self.leftovers.set_actual(&(), None);
+            } else {
+                let what = "remove the iptables rules that IPVS mode has left";
+                let failure = failure(what, None, &verdicts.leftovers);
+                report.failures.extend(failure);
+                self.leftovers.fail(&(), now);
+            }
+        }
+    }
+
+    fn fail_base(&mut self, plan: &Plan, now: Instant) {
+        if plan.wanted.is_some() {
+            self.base.fail(&(), now);
+        }
+        for whole in &plan.whole {
+            self.disordered.fail(&whole.chain, now);
+        }
+    }
+
+    fn fail_part(&mut self, part: &Part, now: Instant) {
+        for chain in part.chains.keys() {
+            self.chains.fail(chain, now);
+        }
+        for change in &part.slots {
+            self.slots.fail(&change.slot, now);
+        }
+    }
+
+    fn excuse_part(&mut self, part: &Part, now: Instant) {
+        for chain in part.chains.keys() {
+            self.chains.excuse(chain, now);
+        }
+        for change in &part.slots {
+            self.slots.excuse(&change.slot, now);
+        }
+    }
+}
+
+/// What is told of something that was refused.
+fn failure(object: &str, owner: Option<ServicePortName>, verdict: &Verdict) -> Option<Failure> {
+    let Verdict::Refused(reason) = verdict else {
+        return None;
+    };
+    Some(Failure {
+        object: object.to_owned(),
+        owner,
+        reason: reason.to_string(),
+    })
+}

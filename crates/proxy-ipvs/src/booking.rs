@@ -1,0 +1,276 @@
+//! Booking: what became of a plan, taken over into the tables.
+//!
+//! Writes go on while something else comes to be wanted. So what is booked is what was written, by
+//! its value, and never what is wanted by then.
+
+use std::hash::Hash;
+use std::sync::Arc;
+use std::time::Instant;
+
+use hashbrown::HashSet;
+use proxy::{Failure, NamespacedName, Owner, ServicePortName};
+use reconcile::Table;
+use smallvec::SmallVec;
+
+use crate::draft::Draft;
+use crate::part::Part;
+use crate::plan::{Fault, Op, Outcome, Plan};
+use crate::server::VirtualServerKey;
+use crate::tables::Tables;
+
+/// What became of a plan, once it is booked.
+#[derive(Debug, Default)]
+pub(crate) struct Booked {
+    /// Writes that were done.
+    pub(crate) written: usize,
+    /// Why others were not.
+    pub(crate) failures: Vec<Failure>,
+    /// How many of these are tables of rules.
+    pub(crate) failed_restores: usize,
+    /// Parts that are not as was believed, or of which nobody knows.
+    pub(crate) doubted: SmallVec<[Part; 2]>,
+    /// The Services that wrote something, or tried to.
+    pub(crate) touched: HashSet<NamespacedName>,
+}
+
+impl Tables {
+    /// Books what became of a plan.
+    pub(crate) fn settle(&mut self, plan: &Plan, outcomes: Vec<Outcome>, now: Instant) -> Booked {
+        let mut booked = Booked::default();
+        let mut outcomes = outcomes.into_iter();
+        let of_one = |one: &Op, next: &Op| {
+            let key = one.server();
+            key.is_some() && key == next.server()
+        };
+        // What is written to one virtual server stands in a row.
+        for run in plan.ops.chunk_by(of_one) {
+            match run.first().and_then(Op::server) {
+                Some(key) => self.settle_server(key, run, &mut outcomes, now, &mut booked),
+                None => {
+                    for (op, outcome) in run.iter().zip(&mut outcomes) {
+                        let owners = self.services_of(op);
+                        booked.touched.extend(owners);
+                        self.settle_one(op, outcome, now, &mut booked);
+                    }
+                }
+            }
+        }
+        booked
+    }
+
+    /// Books all that was written to one virtual server.
+    fn settle_server(
+        &mut self,
+        key: &VirtualServerKey,
+        run: &[Op],
+        outcomes: &mut impl Iterator<Item = Outcome>,
+        now: Instant,
+        booked: &mut Booked,
+    ) {
+        let actual = self.servers.actual(key);
+        let mut draft = actual.map(|actual| Draft::of(actual, run.len()));
+        let mut fault = None;
+        let (mut is_unknown, mut is_refused) = (false, false);
+        for (op, outcome) in run.iter().zip(outcomes) {
+            match outcome {
+                Outcome::Done => {
+                    booked.written += 1;
+                    Draft::apply(&mut draft, op);
+                }
+                Outcome::Unknown => is_unknown = true,
+                // A virtual server that was refused takes its destinations with it: that is no
+                // surprise, and it is said once.
+                Outcome::Refused { .. } if is_refused => {}
+                Outcome::Refused { reason, fault: of } => {
+                    is_refused = matches!(op, Op::AddServer(..));
+                    if fault.is_none() {
+                        booked.fail(op, self.owner_of(op), reason);
+                    }
+                    fault = Some(fault.map_or(of, |fault| worse(fault, of)));
+                }
+            }
+        }
+        self.servers.set_actual(key, draft.map(Draft::into_server));
+        let owners = self.servers.owners(key);
+        booked
+            .touched
+            .extend(owners.map(|owner| owner.name.service.clone()));
+        if is_unknown {
+            booked.doubt(Part::Servers);
+            self.uncertain.insert(*key);
+            self.servers.doubt(key, now);
+        }
+        match fault {
+            None => {}
+            Some(Fault::Entry) => self.servers.excuse(key, now),
+            Some(Fault::Node) => self.servers.fail(key, now),
+            Some(Fault::Belief) => {
+                booked.doubt(Part::Servers);
+                self.servers.doubt(key, now);
+            }
+        }
+    }
+
+    fn settle_one(&mut self, op: &Op, outcome: Outcome, now: Instant, booked: &mut Booked) {
+        let fault = match outcome {
+            Outcome::Done => {
+                booked.written += 1;
+                self.set_done(op);
+                return;
+            }
+            Outcome::Unknown => Fault::Belief,
+            Outcome::Refused { reason, fault } => {
+                booked.fail(op, self.owner_of(op), reason);
+                fault
+            }
+        };
+        booked.failed_restores += usize::from(matches!(
+            op,
+            Op::WriteRules { .. } | Op::RemoveLeftovers(..)
+        ));
+        if fault == Fault::Belief {
+            booked.doubt(op.part());
+        }
+        self.put_off(op, fault, now);
+        if matches!(op, Op::WriteRules { .. }) {
+            // Nobody knows what a refused restore has left: look before the next try. It may be a
+            // set that is missing.
+            booked.doubt(Part::Rules);
+            booked.doubt(Part::Sets);
+        }
+    }
+
+    /// What was written is there, or gone.
+    fn set_done(&mut self, op: &Op) {
+        match op {
+            Op::CreateLink => self.link.set_actual(&(), Some(())),
+            Op::CreateSet(set, size) => {
+                let there = self.sets.actual(set).copied().unwrap_or(0);
+                self.sets.set_actual(set, Some(there.max(*size)));
+            }
+            Op::AddMember(set, member) => self.members_mut(*set).set_actual(member, Some(())),
+            Op::RemoveMember(set, member) => self.members_mut(*set).set_actual(member, None),
+            Op::WriteRules { wanted, .. } => self.rules.set_actual(&(), Some(Arc::clone(wanted))),
+            Op::RemoveLeftovers(place, _) => self.leftovers.set_actual(place, None),
+            Op::BindAddress(address) => self.addresses.set_actual(address, Some(())),
+            Op::UnbindAddress(address) => self.addresses.set_actual(address, None),
+            Op::UnbindOtherwise(address) => self.bound_otherwise.set_actual(address, None),
+            // By `settle_server`.
+            Op::AddServer(..)
+            | Op::SetServer(..)
+            | Op::RemoveServer(..)
+            | Op::AddDestination(..)
+            | Op::SetDestination(..)
+            | Op::RemoveDestination(..) => {}
+        }
+    }
+
+    /// Puts off what was not written.
+    fn put_off(&mut self, op: &Op, fault: Fault, now: Instant) {
+        match op {
+            Op::CreateLink => put_off(&mut self.link, &(), WantedBy::All, fault, now),
+            Op::CreateSet(set, _) => put_off(&mut self.sets, set, WantedBy::All, fault, now),
+            Op::AddMember(set, member) | Op::RemoveMember(set, member) => {
+                put_off(self.members_mut(*set), member, WantedBy::Owners, fault, now);
+            }
+            Op::WriteRules { .. } => put_off(&mut self.rules, &(), WantedBy::All, fault, now),
+            Op::RemoveLeftovers(place, _) => {
+                put_off(&mut self.leftovers, place, WantedBy::Nobody, fault, now);
+            }
+            Op::BindAddress(address) | Op::UnbindAddress(address) => {
+                put_off(&mut self.addresses, address, WantedBy::Owners, fault, now);
+            }
+            Op::UnbindOtherwise(address) => {
+                put_off(
+                    &mut self.bound_otherwise,
+                    address,
+                    WantedBy::Owners,
+                    fault,
+                    now,
+                );
+            }
+            // By `settle_server`.
+            Op::AddServer(..)
+            | Op::SetServer(..)
+            | Op::RemoveServer(..)
+            | Op::AddDestination(..)
+            | Op::SetDestination(..)
+            | Op::RemoveDestination(..) => {}
+        }
+    }
+
+    fn owner_of(&self, op: &Op) -> Option<ServicePortName> {
+        let owner = match op {
+            Op::AddMember(set, member) => self.members(*set).owner(member),
+            Op::BindAddress(address) => self.addresses.owner(address),
+            _ => self.servers.owner(op.server()?),
+        };
+        owner.map(|owner| owner.name.clone())
+    }
+
+    /// The Services that want what a write is about, other than to a virtual server.
+    fn services_of(&self, op: &Op) -> SmallVec<[NamespacedName; 1]> {
+        let service = |owner: &Arc<Owner>| owner.name.service.clone();
+        match op {
+            Op::AddMember(set, member) => self.members(*set).owners(member).map(service).collect(),
+            Op::BindAddress(address) => self.addresses.owners(address).map(service).collect(),
+            _ => SmallVec::new(),
+        }
+    }
+}
+
+/// Whom it concerns when something cannot be written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum WantedBy {
+    /// All Services: there is no excuse.
+    All,
+    /// Those that want it.
+    Owners,
+    /// Nobody: it is left behind by others, and only in the way.
+    Nobody,
+}
+
+fn put_off<K, V, O>(
+    table: &mut Table<K, V, O>,
+    key: &K,
+    wanted: WantedBy,
+    fault: Fault,
+    now: Instant,
+) where
+    K: Clone + Eq + Hash,
+    V: Clone + Eq,
+    O: Clone + Eq + Hash + Ord,
+{
+    match (fault, wanted) {
+        (Fault::Belief, _) => table.doubt(key, now),
+        (Fault::Entry, WantedBy::Owners) | (_, WantedBy::Nobody) => table.excuse(key, now),
+        (Fault::Entry, WantedBy::All) | (Fault::Node, _) => table.fail(key, now),
+    }
+}
+
+impl Booked {
+    fn fail(&mut self, op: &Op, owner: Option<ServicePortName>, reason: String) {
+        self.failures.push(Failure {
+            object: op.to_string(),
+            owner,
+            reason,
+        });
+    }
+
+    fn doubt(&mut self, part: Part) {
+        if !self.doubted.contains(&part) {
+            self.doubted.push(part);
+        }
+    }
+}
+
+/// What is to blame where several things may be: what has to be read again before all, then what is
+/// not the entry's own fault.
+fn worse(one: Fault, other: Fault) -> Fault {
+    let rank = |fault: Fault| match fault {
+        Fault::Entry => 0,
+        Fault::Node => 1,
+        Fault::Belief => 2,
+    };
+    if rank(one) >= rank(other) { one } else { other }
+}

@@ -1,0 +1,100 @@
+//! A virtual server while the outcomes of its writes are booked: it applies each of them to itself.
+
+use std::collections::BTreeMap;
+
+use proxy::Target;
+
+use crate::plan::Op;
+use crate::server::{Properties, RealServer, VirtualServer};
+
+/// So many writes to one virtual server are few: each is put in its place in the list of
+/// destinations.
+const FEW: usize = 32;
+
+/// A virtual server that can change.
+pub(crate) struct Draft {
+    properties: Properties,
+    destinations: Destinations,
+}
+
+/// By their targets.
+enum Destinations {
+    List(Vec<RealServer>),
+    /// For many writes that are not in order.
+    Map(BTreeMap<Target, RealServer>),
+}
+
+impl Draft {
+    pub(crate) fn of(server: &VirtualServer, writes: usize) -> Self {
+        let all = server.destinations.iter();
+        Self {
+            properties: server.properties.clone(),
+            destinations: if writes <= FEW {
+                Destinations::List(all.collect())
+            } else {
+                Destinations::Map(all.map(|real| (real.target, real)).collect())
+            },
+        }
+    }
+
+    pub(crate) fn into_server(self) -> VirtualServer {
+        VirtualServer {
+            properties: self.properties,
+            destinations: match self.destinations {
+                Destinations::List(list) => list.into(),
+                Destinations::Map(map) => map.into_values().collect(),
+            },
+        }
+    }
+
+    /// Applies what was done; a virtual server that is removed is no more.
+    pub(crate) fn apply(draft: &mut Option<Self>, op: &Op) {
+        match (op, draft.as_mut()) {
+            (Op::AddServer(_, properties), _) => {
+                *draft = Some(Self {
+                    properties: properties.clone(),
+                    // They come in order.
+                    destinations: Destinations::List(Vec::new()),
+                });
+            }
+            (Op::SetServer(_, properties), Some(server)) => server.properties = properties.clone(),
+            (Op::RemoveServer(_), _) => *draft = None,
+            (Op::AddDestination(_, real) | Op::SetDestination(_, real), Some(server)) => {
+                server.destinations.put(real.target, Some(*real));
+            }
+            (Op::RemoveDestination(_, target), Some(server)) => {
+                server.destinations.put(*target, None);
+            }
+            _ => {}
+        }
+    }
+}
+
+impl Destinations {
+    fn put(&mut self, target: Target, real: Option<RealServer>) {
+        let list = match (self, real) {
+            (Self::Map(map), Some(real)) => {
+                map.insert(target, real);
+                return;
+            }
+            (Self::Map(map), None) => {
+                map.remove(&target);
+                return;
+            }
+            (Self::List(list), _) => list,
+        };
+        let at = list.binary_search_by_key(&target, |real| real.target);
+        match (at, real) {
+            (Ok(at), Some(real)) => {
+                if let Some(there) = list.get_mut(at) {
+                    *there = real;
+                }
+            }
+            (Ok(at), None) => {
+                list.remove(at);
+            }
+            (Err(at), Some(real)) => list.insert(at, real),
+            (Err(_), None) => {}
+        }
+    }
+}

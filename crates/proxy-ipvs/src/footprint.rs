@@ -1,0 +1,69 @@
+//! What this mode leaves in the kernel.
+
+use std::net::{IpAddr, Ipv4Addr};
+
+use footprint::{Footprint, Link, OwnSet, Says, VirtualServers};
+use proxy::{IpFamily, Protocol};
+
+use crate::rules::{CHAINS, JUMPS};
+use crate::server::{Properties, VirtualServerKey};
+use crate::sets::Set;
+
+/// The link that holds service addresses.
+pub(crate) const LINK: &str = "kube-ipvs0";
+
+/// The protocol of routes that hold service addresses. Nobody's in `/etc/iproute2/rt_protos`: 'k'.
+pub(crate) const ROUTE_PROTOCOL: u8 = 107;
+
+/// Keeps IPv4 on the link when service addresses are routes: with the last address of a link, the
+/// kernel removes its routes (`fib_disable_ip`). Local to the node anyway, like all of 127.0.0.0/8,
+/// and of scope host, so nobody's source address.
+pub(crate) const ANCHOR: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 107, 0, 1));
+
+/// The virtual server that asks the kernel for a scheduler. It has no destinations: nobody else's
+/// is without and at this address.
+pub(crate) const PROBE: VirtualServerKey = VirtualServerKey {
+    address: IpAddr::V4(Ipv4Addr::new(198, 51, 100, 0)),
+    port: 20_000,
+    protocol: Protocol::Tcp,
+};
+
+/// What this mode leaves in the kernel; in nftables nothing.
+pub const FOOTPRINT: Footprint = Footprint {
+    chains: &CHAINS,
+    jumps: &JUMPS,
+    sets,
+    link: Some(Link {
+        name: LINK,
+        route_protocol: ROUTE_PROTOCOL,
+        anchor: Some(ANCHOR),
+    }),
+    virtual_servers: Some(VirtualServers {
+        node_port_flag: Properties::NODE_PORT,
+        probe: Some(PROBE.socket()),
+    }),
+    ..Footprint::none("ipvs")
+};
+
+/// The sets of a family: a spare one too, which a crash may have left. (Earlier builds gave that of
+/// either family the name that IPv4's has now.)
+fn sets(family: IpFamily) -> Vec<OwnSet> {
+    let own = Set::all().map(|set| OwnSet {
+        name: set.name(family),
+        says: set.says(),
+    });
+    let spare = OwnSet {
+        name: spare(family).to_owned(),
+        says: Says::Nothing,
+    };
+    own.chain([spare]).collect()
+}
+
+/// The name that a set has while it is filled to replace a smaller one. The families grow theirs at
+/// the same time, and set names are one space for both.
+pub(crate) fn spare(family: IpFamily) -> &'static str {
+    match family {
+        IpFamily::V4 => "KUBE-GROWING",
+        IpFamily::V6 => "KUBE-6-GROWING",
+    }
+}

@@ -1,0 +1,37 @@
+//! Where other modes have left something.
+
+use std::fmt;
+
+use footprint::Footprints;
+use iptables::Backend;
+
+pub use footprint::Leftovers;
+use footprint::{Finder, Held};
+
+use crate::footprint::FOOTPRINT;
+
+/// Where another mode, or a run with the other backend of iptables, has left something.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Place {
+    /// Beside the shim, in the same backend.
+    Beside(Backend),
+    /// In the backend that is not used.
+    Other(Backend),
+    /// In nftables: tables that go as a whole. Its [`Leftovers`] are empty.
+    Nftables,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Beside(backend) | Self::Other(backend) => write!(f, "iptables ({backend})"),
+            Self::Nftables => f.write_str("nftables"),
+        }
+    }
+}
+
+/// What other modes have left in what `iptables-save` printed that the shim has no use for. They
+/// serve until the shim is there.
+pub fn beside_the_shim(modes: Footprints, saved: &str) -> Leftovers {
+    Leftovers::find(Finder::beside(&FOOTPRINT, modes, Held::Stays), saved)
+}

@@ -1,0 +1,81 @@
+//! What the kernel tells of addresses on the link `kube-ipvs0`, and which of it is this proxy's own
+//! doing.
+
+use std::mem;
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use hashbrown::HashMap;
+
+use crate::plan::{Op, Plan};
+
+/// What the kernel tells of an address that this proxy has taken off the link comes within so long.
+const TOLD_WITHIN: Duration = Duration::from_secs(10);
+
+/// What this proxy has done to the link and that the kernel tells, too.
+#[derive(Default)]
+pub(crate) struct Link {
+    /// Addresses that it has taken off.
+    taken_off: HashMap<IpAddr, TakenOff>,
+    /// Whether it has set the link down, which takes addresses away, until they are read again.
+    was_set: bool,
+}
+
+/// An address of which the kernel has not told yet.
+struct TakenOff {
+    at: Instant,
+    is_bound_again: bool,
+}
+
+/// What it means that an address is no longer on the link, as the kernel tells.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Loss {
+    /// It is this proxy's own doing.
+    Own,
+    /// It does not say whether this one is there: all of them have to be read.
+    Unclear,
+    /// Somebody else's, if the address was there.
+    Others,
+}
+
+impl Link {
+    /// Notes what is going to be written.
+    pub(crate) fn note(&mut self, plan: &Plan, now: Instant) {
+        let is_recent = |off: &TakenOff| now.saturating_duration_since(off.at) < TOLD_WITHIN;
+        self.taken_off.retain(|_, off| is_recent(off));
+        for op in &plan.ops {
+            match op {
+                Op::CreateLink => self.was_set = true,
+                Op::UnbindAddress(address) | Op::UnbindOtherwise(address) => {
+                    let off = TakenOff {
+                        at: now,
+                        is_bound_again: false,
+                    };
+                    self.taken_off.insert(*address, off);
+                }
+                Op::BindAddress(address) => {
+                    if let Some(off) = self.taken_off.get_mut(address) {
+                        off.is_bound_again = true;
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// An address is gone, as the kernel tells.
+    pub(crate) fn lose(&mut self, address: IpAddr) -> Loss {
+        match self.taken_off.remove(&address) {
+            // It may have come late, or be somebody else's.
+            Some(off) if off.is_bound_again => Loss::Unclear,
+            Some(_) => Loss::Own,
+            None if self.was_set => Loss::Unclear,
+            None => Loss::Others,
+        }
+    }
+
+    /// All addresses have been read; whether the link had been set.
+    pub(crate) fn was_read(&mut self) -> bool {
+        mem::take(&mut self.was_set)
+    }
+}

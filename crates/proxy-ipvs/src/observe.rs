@@ -1,0 +1,210 @@
+//! What was read of the kernel, taken over into the tables; and what somebody else had changed of
+//! it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::mem;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use engine::State;
+use proxy::{Model, NamespacedName};
+
+use crate::drift::{tell_address, tell_member, tell_server};
+use crate::kernel::{FoundAddresses, FoundRules, FoundSets};
+use crate::part::Part;
+use crate::proxier::Ipvs;
+use crate::server::{VirtualServer, VirtualServerKey};
+use crate::sets::Set;
+
+impl Ipvs {
+    pub(crate) fn observe_servers(
+        &mut self,
+        state: &mut State<Self>,
+        found: BTreeMap<VirtualServerKey, VirtualServer>,
+    ) {
+        let was_known = state.knows(Part::Servers);
+        let tables = &mut self.tables;
+        self.drifts.count(found.len());
+        let (ours, others): (BTreeMap<_, _>, BTreeMap<_, _>) = if tables.has_servers() {
+            found.into_iter().partition(|(key, _)| tables.is_ours(key))
+        } else {
+            (BTreeMap::new(), found)
+        };
+        if was_known {
+            for (key, believed) in tables.servers.iter_actual() {
+                let there = ours.get(key);
+                if !tables.uncertain.contains(key) && there != Some(believed) {
+                    tell_server(state, tables, key, Some(believed), there);
+                }
+            }
+        }
+        tables.uncertain.clear();
+        for key in tables.servers.observe(ours) {
+            self.claims.settle_leftovers(key, tables);
+        }
+        if let Some(takeover) = self.takeover.as_mut().filter(|_| !was_known) {
+            takeover.found_servers(others);
+        }
+        // The check compares with what was believed before.
+        self.drifts.abort();
+    }
+
+    pub(crate) fn observe_sets(&mut self, state: &mut State<Self>, found: FoundSets) {
+        let was_known = state.knows(Part::Sets);
+        if let Some(takeover) = self.takeover.as_mut().filter(|_| !was_known) {
+            takeover.found_sets(&found);
+        }
+        let FoundSets { mut members, sizes } = found;
+        let sets = &mut self.tables.sets;
+        let believed = sets.iter_actual();
+        let believed: BTreeMap<Set, u32> = believed.map(|(set, size)| (*set, *size)).collect();
+        for set in sets.observe(sizes) {
+            // One may be larger than it was made: a set of ports has room for all.
+            if was_known && sets.actual(&set) < believed.get(&set) {
+                let name = || set.name(state.node.family);
+                state.news.drifted(state.now, "set", name);
+            }
+        }
+        for set in Set::all() {
+            let found = members.remove(&set).unwrap_or_default().into_iter();
+            let table = self.tables.members_mut(set);
+            let changed = table.observe(found.map(|member| (member, ())));
+            for member in changed.iter().filter(|_| was_known) {
+                tell_member(state, &self.tables, set, member);
+            }
+        }
+        self.drifts.abort();
+    }
+
+    pub(crate) fn observe_addresses(
+        &mut self,
+        state: &mut State<Self>,
+        model: &Model,
+        found: FoundAddresses,
+    ) {
+        let was_known = state.knows(Part::Addresses);
+        if let Some(takeover) = self.takeover.as_mut().filter(|_| !was_known) {
+            takeover.found_addresses(&found);
+        }
+        let tables = &mut self.tables;
+        let link = found.has_link.then_some(((), ()));
+        let is_link_other = !tables.link.observe(link).is_empty();
+        let entries = |of: BTreeSet<IpAddr>| of.into_iter().map(|address| (address, ()));
+        let mut changed = tables.addresses.observe(entries(found.bound));
+        changed.extend(
+            tables
+                .bound_otherwise
+                .observe(entries(found.bound_otherwise)),
+        );
+        if was_known {
+            if is_link_other {
+                let name = || "kube-ipvs0".to_owned();
+                state.news.drifted(state.now, "link", name);
+            }
+            // To set the link has taken some away.
+            if !self.link.was_read() {
+                for address in changed {
+                    tell_address(state, &self.tables, address);
+                }
+            }
+        }
+        self.take_interface_addresses(state, model, found.interface_addresses);
+    }
+
+    pub(crate) fn observe_rules(&mut self, state: &mut State<Self>, found: FoundRules) {
+        let was_known = state.knows(Part::Rules);
+        let FoundRules { rules, leftovers } = found;
+        let table = &mut self.tables.rules;
+        let before = table.actual(&()).cloned();
+        let there = (!rules.is_empty()).then(|| ((), Arc::new(rules)));
+        let is_other = !table.observe(there).is_empty();
+        // A restore that was refused may have written a part.
+        if was_known && is_other && !table.is_failing(&()) {
+            let there = table.actual(&()).cloned().unwrap_or_default();
+            for line in before.unwrap_or_default().differences(&there) {
+                let is_chain = line.contains(": -N ");
+                let kind = if is_chain { "chain" } else { "rule" };
+                state.news.drifted(state.now, kind, || line);
+            }
+            // Whoever flushes the rules may have gone on to the sets.
+            state.ask(Part::Sets);
+        }
+        self.tables.leftovers.observe(leftovers);
+        if !was_known {
+            self.cover.first_read(state.now);
+        }
+        self.cover.refresh(&self.tables);
+    }
+
+    /// Takes over what the node's other interfaces carry, and computes again the Services that
+    /// depend on it: those with a node port, if other addresses serve these now, and those with an
+    /// address that an interface has gained or lost.
+    fn take_interface_addresses(
+        &mut self,
+        state: &mut State<Self>,
+        model: &Model,
+        found: BTreeSet<IpAddr>,
+    ) {
+        let before = mem::replace(&mut state.node.interface_addresses, found);
+        let is_first = !mem::replace(&mut state.node.has_addresses, true);
+        let has_other_ports = self.refresh_node_ports(state);
+        if is_first {
+            let claimed: Vec<NamespacedName> = self.claims.services().cloned().collect();
+            return self.update_services(state, model, &claimed);
+        }
+        let found = &state.node.interface_addresses;
+        let moved: BTreeSet<&IpAddr> = before.symmetric_difference(found).collect();
+        if moved.is_empty() && !has_other_ports {
+            return;
+        }
+        let depends = |name: &&NamespacedName| {
+            let service = model.view(name).map(|view| view.service);
+            service.is_some_and(|service| {
+                let external = service.external_ips.iter().chain(&service.ingress_ips);
+                let mut addresses = service.cluster_ips.iter().chain(external);
+                addresses.any(|address| moved.contains(address))
+                    || (has_other_ports
+                        && service.ports.iter().any(|port| port.node_port.is_some()))
+            })
+        };
+        let names: Vec<_> = model.service_names().filter(depends).cloned().collect();
+        self.update_services(state, model, &names);
+    }
+
+    /// Adopts what an earlier run, or upstream, has left, once all that says so was read as it was
+    /// before anything was written.
+    pub(crate) fn judge(&mut self, state: &mut State<Self>) {
+        let evidence = [Part::Servers, Part::Sets, Part::Addresses];
+        if !evidence.into_iter().all(|part| state.knows(part)) {
+            return;
+        }
+        let excluded = &state.config.exclude_cidrs;
+        let takeover = self.takeover.as_mut();
+        if let Some(adopted) = takeover.and_then(|takeover| takeover.judge(excluded)) {
+            self.adopt(adopted);
+            self.refresh_node_ports(state);
+        }
+    }
+
+    /// Adopts what is wanted and was there before, whosever it was. Once all is known and claimed,
+    /// the rest is others'.
+    pub(crate) fn adopt_wanted(&mut self) {
+        let Some(mut takeover) = self.takeover.take() else {
+            return;
+        };
+        self.adopt(takeover.take_wanted(&self.tables));
+        self.takeover = Some(takeover).filter(|takeover| !takeover.is_over());
+    }
+
+    fn adopt(&mut self, found: Vec<(VirtualServerKey, VirtualServer)>) {
+        for (key, server) in found {
+            let servers = &mut self.tables.servers;
+            if servers.actual(&key).is_none() {
+                servers.set_actual(&key, Some(server));
+                if servers.is_pending(&key) {
+                    self.claims.settle_leftovers(key, &mut self.tables);
+                }
+            }
+        }
+    }
+}

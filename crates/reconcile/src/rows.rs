@@ -1,0 +1,53 @@
+//! A table, whatever it holds.
+
+use std::hash::Hash;
+use std::time::Instant;
+
+use crate::{Removals, Table};
+
+/// What can be asked of a table, whatever it holds. The methods are those of [`Table`].
+pub trait Rows {
+    /// [`Table::begin`].
+    fn begin(&mut self, now: Instant);
+    /// [`Table::count_removals`].
+    fn count_removals(&mut self, removals: Removals);
+    /// [`Table::pending_len`].
+    fn pending_len(&self) -> usize;
+    /// [`Table::failing_len`].
+    fn failing_len(&self) -> usize;
+    /// [`Table::pending_since`].
+    fn pending_since(&self) -> Option<Instant>;
+    /// [`Table::next_retry`].
+    fn next_retry(&self, now: Instant) -> Option<Instant>;
+}
+
+impl<K, V, O> Rows for Table<K, V, O>
+where
+    K: Clone + Eq + Hash,
+    V: Clone + Eq,
+    O: Clone + Eq + Hash + Ord,
+{
+    fn begin(&mut self, now: Instant) {
+        self.begin(now);
+    }
+
+    fn count_removals(&mut self, removals: Removals) {
+        self.count_removals(removals);
+    }
+
+    fn pending_len(&self) -> usize {
+        self.pending_len()
+    }
+
+    fn failing_len(&self) -> usize {
+        self.failing_len()
+    }
+
+    fn pending_since(&self) -> Option<Instant> {
+        self.pending_since()
+    }
+
+    fn next_retry(&self, now: Instant) -> Option<Instant> {
+        self.next_retry(now)
+    }
+}

@@ -1,0 +1,219 @@
+//! What it costs to read a list of EndpointSlices, in each form that it may come in.
+//!
+//! `cargo run --release -p source --example decode_cost [SLICES [ENDPOINTS]]`
+//!
+//! The bodies are those of the API fixture, whole as out of a watch cache. Each is read by a
+//! process of its own, from a socket to the event that the list is complete; what it has read is
+//! dropped. Printed are the processor time of that process, and the most memory that it had, beyond
+//! what it has with an empty list.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    reason = "a measurement stops at the first surprise"
+)]
+
+use std::env;
+use std::fs;
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::process::Command;
+use std::sync::{Arc, mpsc};
+use std::thread;
+
+use futures::StreamExt as _;
+use proxy::{Event, Kind};
+use serde_json::{Value, json};
+use source::{Api, ContentType, Settings};
+
+const PATH: &str = "/apis/discovery.k8s.io/v1/endpointslices";
+/// Of each form, the median of so many runs is printed.
+const RUNS: usize = 5;
+/// The forms: their names, what is accepted, and how it may be packed.
+const FORMS: [(&str, &str, &str); 4] = [
+    ("JSON", "application/json", "identity"),
+    ("JSON, gzip", "application/json", "gzip"),
+    (
+        "protobuf",
+        "application/vnd.kubernetes.protobuf",
+        "identity",
+    ),
+    (
+        "protobuf, gzip",
+        "application/vnd.kubernetes.protobuf",
+        "gzip",
+    ),
+];
+
+fn main() {
+    let arguments: Vec<String> = env::args().skip(1).collect();
+    if let [read, url] = &arguments[..]
+        && read == "read"
+    {
+        println!("{}", serde_json::to_string(&read_list(url)).unwrap());
+        return;
+    }
+    let number = |at: usize, default| {
+        arguments
+            .get(at)
+            .map_or(default, |text| text.parse().unwrap())
+    };
+    let (slices, endpoints) = (number(0, 10_000), number(1, 50));
+    let bodies = bodies(slices, endpoints);
+    let empty = median(&serve(self::bodies(0, 0).swap_remove(0)));
+    println!("{slices} EndpointSlices of {endpoints} endpoints\n");
+    println!(
+        "{:16}{:>12}{:>12}{:>14}",
+        "form", "MB sent", "CPU, ms", "peak, MB more"
+    );
+    for ((form, ..), body) in FORMS.iter().zip(bodies) {
+        let length = body.len();
+        let [nanos, bytes] = median(&serve(body));
+        println!(
+            "{form:16}{:>12}{:>12}{:>14}",
+            tenths(length as u64, 1_000_000),
+            tenths(nanos.saturating_sub(empty[0]), 1_000_000),
+            tenths(bytes.saturating_sub(empty[1]), 1_000_000),
+        );
+    }
+}
+
+fn tenths(value: u64, unit: u64) -> String {
+    let tenths = (value * 10 + unit / 2) / unit;
+    format!("{}.{}", tenths / 10, tenths % 10)
+}
+
+/// Of processor times in nanoseconds and memory in bytes.
+fn median(url: &str) -> [u64; 2] {
+    let mut runs: Vec<[u64; 2]> = (0..RUNS)
+        .map(|_| {
+            let mut read = Command::new(env::current_exe().unwrap());
+            let output = read.args(["read", url]).output().unwrap();
+            assert!(output.status.success(), "{output:?}");
+            serde_json::from_slice(&output.stdout).unwrap()
+        })
+        .collect();
+    [0, 1].map(|which| {
+        runs.sort_by_key(|run| run[which]);
+        runs[RUNS / 2][which]
+    })
+}
+
+/// Reads the EndpointSlices there, and what that took of this process.
+fn read_list(url: &str) -> [u64; 2] {
+    let runtime = tokio::runtime::Builder::new_current_thread();
+    let runtime = { runtime }.enable_all().build().unwrap();
+    runtime.block_on(async {
+        let settings = Settings::Api(Api {
+            master: Some(url.to_owned()),
+            content_type: ContentType::Protobuf,
+            ..Api::default()
+        });
+        let (mut events, _) = source::open(&settings, "node1", source::uncounted)
+            .await
+            .unwrap();
+        let complete = Event::ListComplete {
+            kind: Kind::EndpointSlice,
+            is_whole: true,
+        };
+        while events.next().await.unwrap() != complete {}
+    });
+    let schedule = fs::read_to_string("/proc/self/schedstat").unwrap();
+    let nanos = schedule.split(' ').next().unwrap().parse().unwrap();
+    let status = fs::read_to_string("/proc/self/status").unwrap();
+    let most = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmHWM:"))
+        .unwrap();
+    let kilobytes: u64 = most.trim().trim_end_matches(" kB").parse().unwrap();
+    [nanos, kilobytes * 1024]
+}
+
+/// The lists of the fixture, in each form: whole answers.
+fn bodies(slices: usize, endpoints: usize) -> Vec<Vec<u8>> {
+    let (send, address) = mpsc::channel();
+    thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread();
+        let runtime = { runtime }.enable_all().build().unwrap();
+        runtime.block_on(async {
+            let options = apiserver::Options::default();
+            let server = apiserver::Server::start(options).await.unwrap();
+            for number in 0..slices {
+                server.apply(slice(number, endpoints)).unwrap();
+            }
+            send.send(server.address()).unwrap();
+            std::future::pending::<()>().await;
+        });
+    });
+    let address = address.recv().unwrap();
+    let got = FORMS.map(|(_, accept, encoding)| {
+        let mut connection = TcpStream::connect(address).unwrap();
+        let head = format!(
+            "GET {PATH}?resourceVersion=0 HTTP/1.0\r\nAccept: {accept}\r\nAccept-Encoding: {encoding}\r\n\r\n"
+        );
+        connection.write_all(head.as_bytes()).unwrap();
+        let mut answer = Vec::new();
+        connection.read_to_end(&mut answer).unwrap();
+        assert!(answer.starts_with(b"HTTP/1.0 200"));
+        answer
+    });
+    got.into()
+}
+
+/// Serves an answer as the list of EndpointSlices, and nothing else.
+fn serve(answer: Vec<u8>) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address: SocketAddr = listener.local_addr().unwrap();
+    let answer = Arc::new(answer);
+    thread::spawn(move || {
+        for connection in listener.incoming().flatten() {
+            let answer = Arc::clone(&answer);
+            thread::spawn(move || {
+                let mut lines = BufReader::new(&connection).lines().map_while(Result::ok);
+                let asked = lines.next().unwrap_or_default();
+                if asked.contains(PATH) && !asked.contains("watch=true") {
+                    lines.find(String::is_empty);
+                    // Whoever goes away has read enough.
+                    let _ = (&connection).write_all(&answer);
+                } else {
+                    // For as long as it is waited for.
+                    lines.for_each(drop);
+                }
+            });
+        }
+    });
+    format!("http://{address}")
+}
+
+/// As the controller makes one for Pods of a Deployment.
+fn slice(number: usize, endpoints: usize) -> Value {
+    let service = format!("service-{number}");
+    let list: Vec<Value> = (0..endpoints)
+        .map(|i| {
+            let pod = number * endpoints + i;
+            json!({
+                "addresses": [format!("10.{}.{}.{}", pod >> 16 & 255, pod >> 8 & 255, pod & 255)],
+                "conditions": {"ready": true, "serving": true, "terminating": false},
+                "nodeName": format!("node-{}", pod % 1000),
+                "zone": format!("zone-{}", pod % 3),
+                "targetRef": {
+                    "kind": "Pod", "namespace": "default", "name": format!("{service}-7c5ddbdf54-{i:05}"),
+                    "uid": format!("3f0c1f0e-5d0d-4d5b-9d0a-{pod:012}"),
+                },
+            })
+        })
+        .collect();
+    json!({
+        "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
+        "metadata": {
+            "name": format!("{service}-x7f2k"), "generateName": format!("{service}-"), "namespace": "default",
+            "labels": {
+                "kubernetes.io/service-name": service,
+                "endpointslice.kubernetes.io/managed-by": "endpointslice-controller.k8s.io",
+            },
+            "annotations": {"endpoints.kubernetes.io/last-change-trigger-time": "2026-01-02T03:04:05Z"},
+        },
+        "ports": [{"name": "http", "port": 8080, "protocol": "TCP"}],
+        "endpoints": list,
+    })
+}

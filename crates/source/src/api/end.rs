@@ -1,0 +1,103 @@
+//! Why a list or a watch ended before its time.
+
+use std::time::Duration;
+
+use super::cause::root_cause;
+use super::connection;
+use super::outage::Failure;
+use crate::decode::Status;
+
+/// How much of what the server says is told on.
+const LONGEST_MESSAGE: usize = 200;
+
+/// Why a connection ended before its time.
+#[derive(Debug)]
+pub(super) enum End {
+    /// Nobody listens to the events any more.
+    Closed,
+    /// The resource version is too old.
+    Expired,
+    /// The resource version is one that the server has still to come to.
+    Ahead(String),
+    /// The server does not stream lists.
+    Unstreamed(String),
+    Failed(Failure),
+}
+
+impl End {
+    pub(super) fn nonsense(what: impl Into<String>) -> Self {
+        Self::Failed(Failure::Nonsense(what.into()))
+    }
+
+    pub(super) fn unreachable(error: &(dyn std::error::Error + 'static)) -> Self {
+        let causes = std::iter::successors(Some(error), |error| error.source());
+        let told = causes.into_iter().find_map(|cause| {
+            let untrusted = cause.downcast_ref().cloned().map(Failure::Untrusted);
+            untrusted.or_else(|| cause.downcast_ref().cloned().map(Failure::Proxied))
+        });
+        Self::Failed(match told {
+            Some(failure) => failure,
+            None if connection::is_none(error) => Failure::Unreachable(root_cause(error)),
+            None => Failure::Unanswered(root_cause(error)),
+        })
+    }
+
+    pub(super) fn silent(limit: Duration) -> Self {
+        Self::Failed(Failure::Unanswered(format!("no answer for {limit:?}")))
+    }
+}
+
+impl From<kube::Error> for End {
+    fn from(error: kube::Error) -> Self {
+        match error {
+            kube::Error::Api(status) => Self::from(Status {
+                code: status.code,
+                message: status.message.clone(),
+                details: None,
+            }),
+            other => Self::unreachable(&other),
+        }
+    }
+}
+
+impl From<Status> for End {
+    fn from(status: Status) -> Self {
+        let is_ahead = status.is_ahead();
+        let message = status.message.chars().take(LONGEST_MESSAGE).collect();
+        match status.code {
+            410 => Self::Expired,
+            _ if is_ahead => Self::Ahead(message),
+            code => Self::Failed(Failure::Refused { code, message }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::decode::json;
+
+    #[test]
+    fn a_version_that_is_still_to_come_is_told_from_other_timeouts() {
+        let is_ahead = |code: u16, rest: &str| {
+            let text = format!(r#"{{"kind":"Status","code":{code},"reason":"Timeout",{rest}}}"#);
+            let status = json::status(text.as_bytes()).unwrap();
+            matches!(End::from(status), End::Ahead(_))
+        };
+        let cause = r#""message":"no","details":{"causes":[{"reason":"ResourceVersionTooLarge"}]}"#;
+        assert!(is_ahead(504, cause));
+        assert!(is_ahead(
+            504,
+            r#""message":"Too large resource version: 7, current: 5""#
+        ));
+        assert!(!is_ahead(500, cause));
+        for other in [
+            r#""message":"Timeout: request did not complete within the allotted timeout""#,
+            r#""message":"no","details":null"#,
+            r#""message":"no","details":{"causes":null}"#,
+            r#""message":"no","details":{"causes":[{"message":"no"},{"reason":"FieldValueInvalid"}]}"#,
+        ] {
+            assert!(!is_ahead(504, other), "{other}");
+        }
+    }
+}

@@ -1,0 +1,366 @@
+//! Lists as upstream's own serializers write them (`tests/data/vectors`), whole, in pieces, packed,
+//! and damaged.
+
+use std::io::Write as _;
+
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use futures::io::AsyncBufRead;
+use futures::{TryStreamExt as _, stream};
+use proptest::prelude::*;
+use serde_json::{Value, json};
+use tokio::runtime::Builder;
+
+use super::*;
+use crate::api::messages::{Messages, Next};
+use crate::api::request::unpacked;
+use crate::decode::{Content, Watched, json as from_json, protobuf as from_protobuf};
+
+macro_rules! vector {
+    ($name:literal) => {
+        include_bytes!(concat!("../../../tests/data/vectors/", $name)).as_slice()
+    };
+}
+
+/// Lists that say the same: in JSON, in protobuf, and of which kind.
+const SAME: [(Kind, &[u8], &[u8]); 4] = [
+    (
+        Kind::Service,
+        vector!("services.json"),
+        vector!("services.pb"),
+    ),
+    (
+        Kind::EndpointSlice,
+        vector!("slices.json"),
+        vector!("slices.pb"),
+    ),
+    (Kind::Node, vector!("nodes.json"), vector!("nodes.pb")),
+    (Kind::Service, vector!("empty.json"), vector!("empty.pb")),
+];
+
+type Objects = Vec<Result<Decoded, Unnamed>>;
+
+/// A body that comes in pieces of this many bytes.
+fn in_pieces(body: &[u8], length: usize) -> impl AsyncBufRead + Send + use<> {
+    let pieces: Vec<_> = body
+        .chunks(length)
+        .map(|piece| Ok(piece.to_vec()))
+        .collect();
+    stream::iter(pieces).into_async_read()
+}
+
+fn packed(body: &[u8]) -> Vec<u8> {
+    let mut packer = GzEncoder::new(Vec::new(), Compression::fast());
+    packer.write_all(body).unwrap();
+    packer.finish().unwrap()
+}
+
+fn wait<T>(future: impl Future<Output = T>) -> T {
+    let runtime = Builder::new_current_thread().enable_time().build().unwrap();
+    runtime.block_on(future)
+}
+
+fn read(
+    kind: Kind,
+    format: Format,
+    body: impl AsyncBufRead + Send + 'static,
+) -> Result<(Meta, Objects), End> {
+    let body = Box::pin(body);
+    wait(async {
+        let mut list = List::new(kind, Answer { format, body });
+        let mut objects = Vec::new();
+        while let Some(object) = list.next().await? {
+            objects.push(object);
+        }
+        Ok((list.meta().clone(), objects))
+    })
+}
+
+fn json(kind: Kind, body: impl AsRef<[u8]>) -> Result<(Meta, Objects), End> {
+    read(kind, Format::Json, in_pieces(body.as_ref(), 100))
+}
+
+#[test]
+fn upstreams_lists_say_the_same_in_either_form() {
+    for (kind, json, protobuf) in SAME {
+        let (meta, objects) = read(kind, Format::Json, in_pieces(json, json.len())).unwrap();
+        for (format, body) in [(Format::Json, json), (Format::Protobuf, protobuf)] {
+            for length in [1, 7, 100, body.len()] {
+                let whole = read(kind, format, in_pieces(body, length)).unwrap();
+                assert_eq!(whole, (meta.clone(), objects.clone()), "{format:?}");
+                let packed = in_pieces(&packed(body), length);
+                let unpacked = read(kind, format, Box::pin(unpacked(packed))).unwrap();
+                assert_eq!(unpacked, whole, "{format:?}");
+            }
+        }
+    }
+    let (meta, objects) = read(Kind::Service, Format::Protobuf, in_pieces(SAME[0].2, 100)).unwrap();
+    assert_eq!(meta.version.as_deref(), Some("4711"));
+    assert_eq!(meta.continue_token.as_deref(), Some("more"));
+    assert_eq!(objects.len(), 5);
+    assert!(objects[4].is_err(), "it has no name");
+    let wrong = objects[2].as_ref().unwrap();
+    assert!(wrong.problems.len() > 5, "{wrong:?}");
+}
+
+/// The events of a watch, up to the one that breaks off.
+fn watched(
+    kind: Kind,
+    format: Format,
+    body: impl AsyncBufRead + Send + 'static,
+) -> Vec<Result<Watched, String>> {
+    let body = Box::pin(body);
+    wait(async {
+        let mut messages = Messages::new(Answer { format, body });
+        let mut events = Vec::new();
+        while let Ok(Next::Event) = messages.next().await {
+            events.push(match format {
+                Format::Json => from_json::event(kind, messages.event()),
+                Format::Protobuf => from_protobuf::event(kind, messages.event()),
+            });
+        }
+        events
+    })
+}
+
+#[test]
+fn upstreams_watches_say_the_same_in_either_form() {
+    let (json, protobuf) = (vector!("services.watch.json"), vector!("services.watch.pb"));
+    let events = watched(Kind::Service, Format::Json, in_pieces(json, 100));
+    assert_eq!(events.len(), 6);
+    let ends: Vec<_> = events
+        .iter()
+        .filter(|event| {
+            matches!(
+                event,
+                Ok(Watched::Bookmark {
+                    ends_list: true,
+                    ..
+                })
+            )
+        })
+        .collect();
+    assert_eq!(ends.len(), 1);
+    assert!(matches!(&events[5], Ok(Watched::Refused(status)) if status.code == 410));
+    for length in [1, 3, 100, protobuf.len()] {
+        assert_eq!(
+            watched(Kind::Service, Format::Protobuf, in_pieces(protobuf, length)),
+            events
+        );
+        let packed = in_pieces(&packed(protobuf), length);
+        assert_eq!(
+            watched(Kind::Service, Format::Protobuf, Box::pin(unpacked(packed))),
+            events
+        );
+    }
+}
+
+/// Each event that is flushed can be read before the next is sent.
+#[test]
+fn a_packed_watch_is_read_as_it_comes() {
+    for (format, event) in [
+        (
+            Format::Json,
+            json!({"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "7"}}})
+                .to_string()
+                + "\n",
+        ),
+        (Format::Protobuf, "\0\0\0\u{4}abcd".to_owned()),
+    ] {
+        let (send, receive) = futures::channel::mpsc::unbounded::<std::io::Result<Vec<u8>>>();
+        let body = Box::pin(unpacked(receive.into_async_read()));
+        wait(async {
+            let mut messages = Messages::new(Answer { format, body });
+            let mut packer = GzEncoder::new(Vec::new(), Compression::fast());
+            for _ in 0..3 {
+                packer.write_all(event.as_bytes()).unwrap();
+                packer.flush().unwrap();
+                let piece = std::mem::take(packer.get_mut());
+                send.unbounded_send(Ok(piece)).unwrap();
+                let limit = std::time::Duration::from_secs(5);
+                let next = tokio::time::timeout(limit, messages.next()).await;
+                assert_eq!(next.unwrap().unwrap(), Next::Event);
+                assert!(!messages.event().is_empty());
+            }
+        });
+    }
+}
+
+#[test]
+fn a_list_that_breaks_off_is_none() {
+    for (kind, json, protobuf) in SAME {
+        for (format, body) in [(Format::Json, json), (Format::Protobuf, protobuf)] {
+            // JSON ends in a line feed, and the envelope in what nobody reads.
+            let least = if format == Format::Json { 2 } else { 5 };
+            for end in 0..body.len() - least {
+                assert!(
+                    read(kind, format, in_pieces(&body[..end], 64)).is_err(),
+                    "{format:?} {end}"
+                );
+            }
+            // What was packed may be whole before the end of the pack is.
+            let (packed, whole) = (
+                packed(body),
+                read(kind, format, in_pieces(body, 64)).unwrap(),
+            );
+            for end in 0..packed.len() {
+                let body = Box::pin(unpacked(in_pieces(&packed[..end], 64)));
+                let read = read(kind, format, body);
+                assert!(
+                    read.is_err() || read.is_ok_and(|read| read == whole),
+                    "{format:?} {end}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn a_list_of_another_kind_is_none() {
+    for (kind, json, protobuf) in SAME {
+        for other in [Kind::Service, Kind::EndpointSlice, Kind::Node] {
+            for (format, body) in [(Format::Json, json), (Format::Protobuf, protobuf)] {
+                let read = read(other, format, in_pieces(body, 64));
+                assert_eq!(read.is_ok(), other == kind, "{format:?}");
+            }
+        }
+    }
+}
+
+/// What says that it is 4 GB long is not given the room.
+#[test]
+fn a_length_that_lies_costs_nothing() {
+    let mut list = vector!("empty.pb")[..4].to_vec();
+    list.extend_from_slice(b"\x0a\x0d\x12\x0bServiceList\x12\xff\xff\xff\xff\x0f\x12");
+    for length in [
+        &b"\xff\xff\xff\x07"[..],
+        b"\xff\xff\xff\xff\x0e",
+        b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01",
+    ] {
+        let body = [&list, length, b"\x0a\x02"].concat();
+        let error = read(Kind::Service, Format::Protobuf, in_pieces(&body, 64)).unwrap_err();
+        assert!(matches!(error, End::Failed(_)), "{error:?}");
+    }
+}
+
+fn page(items: &Value) -> (Meta, Objects) {
+    let page = json!({
+        "kind": "ServiceList", "apiVersion": "v1", "items": items,
+        "metadata": { "resourceVersion": "7", "continue": "on" },
+    });
+    json(Kind::Service, page.to_string()).unwrap()
+}
+
+fn service(name: &str, port: &Value) -> Value {
+    json!({
+        "metadata": { "name": name },
+        "spec": { "clusterIP": "10.96.0.1", "ports": [{ "port": port }] },
+    })
+}
+
+#[test]
+fn an_object_that_does_not_decode_costs_no_other() {
+    let right = |name| service(name, &80.into());
+    let wrong = service("b", &"http".into());
+    let read = page(&json!([right("a"), wrong, {}, right("c")]));
+    let [Ok(a), Ok(b), Err(_), Ok(c)] = &read.1[..] else {
+        panic!("{read:?}");
+    };
+    assert_eq!(b.content, Content::Unusable);
+    assert!(b.problems[0].to_string().contains("Service default/b"));
+    let alone = page(&json!([right("a"), right("c")]));
+    assert_eq!([&Ok(a.clone()), &Ok(c.clone())], [&alone.1[0], &alone.1[1]]);
+    for (meta, _) in [read, alone] {
+        assert_eq!(meta.version.as_deref(), Some("7"));
+        assert_eq!(meta.continue_token.as_deref(), Some("on"));
+    }
+}
+
+#[test]
+fn what_is_not_json_is_no_list() {
+    let text = r#"{"kind":"ServiceList","metadata":{},"items":[{"metadata":{"name":"a","labels":{"x":"?"}}}]}"#;
+    assert!(json(Kind::Service, text).is_ok());
+    let no_text: Vec<u8> = text
+        .bytes()
+        .map(|byte| if byte == b'?' { 0xff } else { byte })
+        .collect();
+    let cut = &text.as_bytes()[..text.len() - 1];
+    let twice = format!("{text}{text}");
+    let comma = text.replace("}}}]", "}}},]");
+    for wrong in [
+        &no_text[..],
+        cut,
+        b"",
+        b"<html>",
+        b"[]",
+        twice.as_bytes(),
+        comma.as_bytes(),
+    ] {
+        let error = json(Kind::Service, wrong).unwrap_err();
+        assert!(matches!(error, End::Failed(_)), "{error:?}");
+    }
+}
+
+#[test]
+fn an_empty_list_has_a_kind() {
+    for items in [json!([]), Value::Null] {
+        assert_eq!(page(&items).1.len(), 0);
+    }
+    assert!(json(Kind::Service, "{}").is_err());
+    assert!(json(Kind::Service, r#"{"items":[]}"#).is_err());
+}
+
+/// Objects that are long, beside short ones, and cut anywhere.
+#[test]
+fn objects_of_any_length_are_read() {
+    let long = |name: &str, length: usize| {
+        let mut service = service(name, &80.into());
+        service["metadata"]["annotations"] = json!({"note": "ü".repeat(length)});
+        service
+    };
+    let items: Vec<_> = (0..30)
+        .map(|i| long(&format!("s{i}"), [0, 10, 100_000, 300_000][i % 4]))
+        .collect();
+    let text = json!({"kind": "ServiceList", "metadata": {"resourceVersion": "7"}, "items": items})
+        .to_string();
+    for length in [4096, 100_001] {
+        let (_, objects) = read(
+            Kind::Service,
+            Format::Json,
+            in_pieces(text.as_bytes(), length),
+        )
+        .unwrap();
+        assert_eq!(objects.len(), 30);
+        assert!(
+            objects
+                .iter()
+                .flatten()
+                .all(|object| object.problems.is_empty())
+        );
+    }
+}
+
+proptest! {
+    #[test]
+    fn a_list_that_is_damaged_is_read_or_refused(
+        which in 0..SAME.len(), is_json: bool, at: prop::sample::Index, bytes: Vec<u8>, length in 1..200_usize,
+    ) {
+        let (kind, json, protobuf) = SAME[which];
+        let (format, body) = if is_json { (Format::Json, json) } else { (Format::Protobuf, protobuf) };
+        let at = at.index(body.len());
+        let rest = body.get(at + bytes.len()..).unwrap_or_default();
+        let damaged = [&body[..at], &bytes, rest].concat();
+        let _ = read(kind, format, in_pieces(&damaged, length));
+        let _ = read(kind, format, Box::pin(unpacked(in_pieces(&damaged, length))));
+        let _ = watched(kind, format, in_pieces(&damaged, length));
+    }
+
+    #[test]
+    fn a_watch_that_is_damaged_is_read_or_refused(at: prop::sample::Index, bytes: Vec<u8>, length in 1..200_usize) {
+        for (format, body) in [(Format::Json, vector!("services.watch.json")), (Format::Protobuf, vector!("services.watch.pb"))] {
+            let at = at.index(body.len());
+            let rest = body.get(at + bytes.len()..).unwrap_or_default();
+            let _ = watched(Kind::Service, format, in_pieces(&[&body[..at], &bytes, rest].concat(), length));
+        }
+    }
+}

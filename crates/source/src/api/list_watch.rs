@@ -1,0 +1,612 @@
+//! One kind of object, listed and then watched for ever.
+//!
+//! ```text
+//!          ┌──────────────────── list ◀───────────────────────────┐ expired, or
+//!          ▼                                                      │ of another life
+//!   watch from a resource version ─ ended ─▶ watch from the last one seen
+//! ```
+//!
+//! What a list costs the server depends on how it is asked for:
+//!
+//! | list | asked for as | comes from |
+//! |---|---|---|
+//! | the first | `resourceVersion=0`, with a limit | the watch cache, whole; in pages from a server without one |
+//! | a further one | not older than what was seen | the watch cache, whole, once it is as new as that |
+//! | after "too large" or "gone" | the newest | the watch cache or etcd, as the server has it |
+//! | streamed, if that is wanted | `sendInitialEvents` | the watch cache, as the beginning of a watch |
+//!
+//! So a first list may be of a cache that lags behind, as upstream's may, but nothing goes back in
+//! time after that.
+//!
+//! A server that comes back with its storage restored from a backup counts its resource versions
+//! from an earlier one. A watch from a version that is still to come stays silent until the count
+//! has got there, and what happens meanwhile is never told; so after a failure, before going on,
+//! the server is asked whether it has reached that version. If it has not, or has forgotten what
+//! changed since, the list follows at once: there is one wait to an outage, and `backoff` says how
+//! long it is. Nothing else is a reason to list anew: after a refusal (429, 5xx), a timeout or a
+//! connection that broke, the watch goes on from the last version.
+//!
+//! `kube::runtime::watcher` does the same, but does not fit here: it never falls back from a
+//! streamed list that the server does not know, it reconnects without any delay to a server that
+//! closes at once, one object that does not decode costs it the whole page, and it cannot tell an
+//! empty list of Services from an empty list of something else, after which everything would be
+//! deleted.
+
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use futures::io::AsyncReadExt as _;
+use futures::poll;
+use http::header::RETRY_AFTER;
+use kube::Client;
+use proxy::Event;
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep, timeout};
+use tracing::{debug, info, warn};
+
+use super::backoff::{Backoff, Cost, any_of, up_to};
+use super::cause::root_cause;
+use super::end::End;
+use super::list::List;
+use super::messages::{Messages, Next};
+use super::outage::{Failure, Outage};
+use super::request::{Age, Answer, Format, Paging, Resource, get};
+use crate::complaints::Complaints;
+use crate::decode::{Decoded, Status, Unnamed, Watched, json, kind_name, protobuf};
+use crate::settings::{ContentType, Lists};
+
+/// How long the beginning of an answer may take. Also the longest that a server may ask to be left
+/// alone.
+const ANSWER: Duration = Duration::from_mins(1);
+/// How long a streamed list may stay silent before the server is taken to know none.
+const FIRST_EVENT: Duration = Duration::from_secs(30);
+/// How long a server that does not stream lists is not asked to again.
+const UNSTREAMED: Duration = Duration::from_mins(10);
+/// How long a watch lasts, at least and at most: what all nodes opened when a server came back is
+/// not to end on all at once.
+const WATCH_SECONDS: std::ops::RangeInclusive<u32> = 180..=290;
+/// How long a watch that broke is left alone, at most: it may have broken on all nodes at once.
+/// Also what is added to `Retry-After`, which may be the same for all.
+const SPREAD: Duration = Duration::from_secs(1);
+/// A watch that is silent for so long is opened anew: it may be dead, as a server sends a bookmark
+/// every minute; from one that does not, it costs a request.
+const SILENCE: Duration = Duration::from_secs(90);
+/// A watch that has been open for so long is one, even if nothing has happened yet.
+const SETTLED: Duration = Duration::from_secs(1);
+/// Bytes of an answer that are read though they do not matter, so that its connection can be used
+/// again.
+const LONGEST_REST: u64 = 64 << 10;
+
+/// Lists and watches one kind of object.
+pub(super) struct ListWatch {
+    client: Client,
+    content_type: ContentType,
+    lists: Lists,
+    resource: Resource,
+    outage: Arc<Outage>,
+    events: mpsc::Sender<Event>,
+    /// When the server refused to stream a list.
+    unstreamed: Option<Instant>,
+    /// It has given a list in pages, and so has no watch cache.
+    has_pages: bool,
+    /// Everything up to here is known; nothing is, or not any more, where it is not there.
+    version: Option<String>,
+    /// How new a list must be, if there is to be another: nothing goes back in time.
+    next_list: Age,
+    /// The server has been away since, and may have come back as another.
+    is_in_doubt: bool,
+    /// How long the server asked to be left alone.
+    retry_after: Option<Duration>,
+    /// Since when everything has been known, if it has been on the connection at hand.
+    listed: Option<Instant>,
+    /// Whether the connection at hand has brought anything.
+    has_progressed: bool,
+    complaints: Complaints,
+}
+
+impl ListWatch {
+    pub(super) fn new(
+        client: Client,
+        content_type: ContentType,
+        lists: Lists,
+        resource: Resource,
+        outage: Arc<Outage>,
+        events: mpsc::Sender<Event>,
+    ) -> Self {
+        Self {
+            client,
+            content_type,
+            lists,
+            resource,
+            outage,
+            events,
+            unstreamed: None,
+            has_pages: false,
+            version: None,
+            next_list: Age::Any,
+            is_in_doubt: false,
+            retry_after: None,
+            listed: None,
+            has_progressed: false,
+            complaints: Complaints::default(),
+        }
+    }
+
+    /// Until nobody listens any more.
+    pub(super) async fn run(mut self) {
+        let name = kind_name(self.resource.kind);
+        let mut backoff = Backoff::default();
+        // Nothing has been listed since the last wait, so that a list may follow at once. One that
+        // is of no use (the watch after it has expired, too) is not repeated in a hurry.
+        let mut may_list = true;
+        loop {
+            self.has_progressed = false;
+            let is_list = self.version.is_none();
+            let is_stream = is_list && self.streams();
+            may_list &= !is_list;
+            self.listed = (!is_list).then(Instant::now);
+            let result = match self.version.clone() {
+                Some(version) => self.watch(&version).await,
+                None if is_stream => self.list_streamed().await,
+                None => self.list().await,
+            };
+            // How long the list took says nothing about the watch that follows it.
+            let is_settled = self
+                .listed
+                .is_some_and(|listed| listed.elapsed() >= SETTLED && self.has_progressed);
+            // A list that is told and lost again at once is not to be repeated in a hurry.
+            if self.has_progressed && (is_settled || !is_list) {
+                backoff.reset();
+            }
+            may_list |= is_settled;
+            let mut cost = Cost::Something;
+            match result {
+                // It broke in the middle.
+                Ok(()) if is_settled && self.is_in_doubt => {
+                    sleep(up_to(SPREAD)).await;
+                    continue;
+                }
+                Ok(()) if is_settled || (is_list && !is_stream) => continue,
+                // Closed soon, but not in vain: no outage, and no hurry either.
+                Ok(()) if self.has_progressed => {}
+                Ok(()) => {
+                    let failure = Failure::Nonsense("a watch that ends at once".to_owned());
+                    self.outage.begin(self.resource.kind, failure);
+                }
+                Err(End::Closed) => return,
+                Err(End::Unstreamed(why)) => {
+                    debug!("{name}s: the server does not stream lists ({why}); asking for one");
+                    self.unstreamed = Some(Instant::now());
+                    continue;
+                }
+                Err(End::Expired) => {
+                    debug!("{name}s: the server has forgotten what changed since; listing again");
+                    self.version = None;
+                    if is_list {
+                        self.next_list = Age::Newest;
+                    }
+                    if may_list {
+                        continue;
+                    }
+                    if is_list && !self.has_progressed {
+                        let message = "the list expires before it is complete".to_owned();
+                        let failure = Failure::Refused { code: 410, message };
+                        self.outage.begin(self.resource.kind, failure);
+                    }
+                }
+                Err(End::Ahead(message)) => {
+                    self.version = None;
+                    self.next_list = Age::Newest;
+                    if may_list {
+                        // With the answer comes a Retry-After, which is for who asks for that
+                        // version again.
+                        self.retry_after = None;
+                        info!(
+                            "{name}s: the API server has not come to the version that was last seen of it ({message}): \
+                             its storage may have been restored or made anew; listing again"
+                        );
+                        continue;
+                    }
+                    let failure = Failure::Refused { code: 504, message };
+                    self.outage.begin(self.resource.kind, failure);
+                }
+                Err(End::Failed(failure)) => {
+                    self.is_in_doubt = true;
+                    match failure {
+                        // The version that it was asked for may be what it cannot read.
+                        Failure::Refused {
+                            code: 400 | 422, ..
+                        } => {
+                            self.version = None;
+                            if is_list {
+                                self.next_list = Age::Newest;
+                            }
+                        }
+                        // Another server may take its place.
+                        Failure::Unreachable(_) | Failure::Unanswered(_) => self.unstreamed = None,
+                        _ => {}
+                    }
+                    cost = failure.cost();
+                    self.outage.begin(self.resource.kind, failure);
+                }
+            }
+            let asked = self
+                .retry_after
+                .take()
+                .map(|asked| asked.min(ANSWER) + up_to(SPREAD));
+            sleep(
+                backoff
+                    .next(cost, Instant::now())
+                    .max(asked.unwrap_or_default()),
+            )
+            .await;
+            may_list = true;
+        }
+    }
+
+    /// Whether the next list is to be streamed.
+    fn streams(&self) -> bool {
+        let is_refused = |since: Instant| since.elapsed() < UNSTREAMED;
+        self.lists == Lists::Streamed && !self.unstreamed.is_some_and(is_refused)
+    }
+
+    /// A watch that begins with all objects, and goes on.
+    async fn list_streamed(&mut self) -> Result<(), End> {
+        let target = self.resource.streamed_list(any_of(WATCH_SECONDS));
+        let answer = match self.ask(&target).await {
+            // A server that does not know the option says Invalid; what stands before it may say
+            // anything else. Only what another list would meet as well is no reason to try one.
+            Err(End::Failed(Failure::Refused { code, message }))
+                if !matches!(code, 401 | 403 | 429 | 500..) =>
+            {
+                return Err(End::Unstreamed(message));
+            }
+            answer => answer?,
+        };
+        self.send(Event::ListStarted(self.resource.kind)).await?;
+        self.follow(Messages::new(answer), Some(Listing::default()))
+            .await
+    }
+
+    async fn watch(&mut self, version: &str) -> Result<(), End> {
+        if self.is_in_doubt {
+            self.is_reached(version).await?;
+            self.is_in_doubt = false;
+        }
+        let target = self.resource.watch(version, any_of(WATCH_SECONDS));
+        let answer = self.ask(&target).await?;
+        self.follow(Messages::new(answer), None).await
+    }
+
+    /// Asks for one object as of `version` or later; a server that has not got there says so.
+    async fn is_reached(&mut self, version: &str) -> Result<(), End> {
+        let answer = self.ask(&self.resource.glance(version)).await?;
+        let rest = read_rest(answer);
+        // What is in the answer does not matter.
+        _ = timeout(ANSWER, rest).await;
+        Ok(())
+    }
+
+    /// Sends a request; the answer, if it is not a refusal.
+    async fn ask(&mut self, target: &str) -> Result<Answer, End> {
+        let request = get(target, self.content_type);
+        let request = request.map_err(|error| End::nonsense(error.to_string()))?;
+        let answer = timeout(ANSWER, self.client.send(request)).await;
+        let answer = answer.map_err(|_| End::silent(ANSWER))??;
+        let status = answer.status();
+        let retry_after = answer.headers().get(RETRY_AFTER).cloned();
+        let answer = Answer::new(answer);
+        if status.is_success() {
+            return Ok(answer);
+        }
+        // Not a date, which no API server gives.
+        let seconds = retry_after.and_then(|value| value.to_str().ok()?.parse().ok());
+        self.retry_after = seconds.map(Duration::from_secs);
+        let format = answer.format;
+        // The status code says enough when its explanation does not come.
+        let text = timeout(ANSWER, read_rest(answer)).await.unwrap_or_default();
+        let said = match format {
+            Format::Json => json::status(&text),
+            Format::Protobuf => protobuf::status(&text),
+        };
+        let said = said.unwrap_or_else(|| Status {
+            message: String::from_utf8_lossy(&text).trim().to_owned(),
+            ..Status::default()
+        });
+        Err(End::from(Status {
+            code: status.as_u16(),
+            ..said
+        }))
+    }
+
+    /// Reads a watch to its end. With a list, objects come first that are it.
+    async fn follow(
+        &mut self,
+        mut messages: Messages,
+        mut list: Option<Listing>,
+    ) -> Result<(), End> {
+        let mut patience = if list.is_some() { FIRST_EVENT } else { SETTLED };
+        loop {
+            let next = {
+                let mut next = pin!(messages.next());
+                match poll!(&mut next) {
+                    // Of many that have come together, only the last is worth a look at the clock.
+                    Poll::Ready(next) => Ok(next),
+                    Poll::Pending => timeout(patience, next).await,
+                }
+            };
+            match next {
+                Err(_) if patience == SETTLED => {
+                    self.progressed();
+                    patience = SILENCE;
+                    continue;
+                }
+                Err(_) if list.is_some() && messages.is_silent() && patience == FIRST_EVENT => {
+                    return Err(End::Unstreamed(format!("no event for {FIRST_EVENT:?}")));
+                }
+                Err(_) if list.is_some() => return Err(End::silent(SILENCE)),
+                Ok(Err(error)) if list.is_some() => return Err(End::unreachable(&error)),
+                Ok(Err(error)) => {
+                    debug!("{}s: {}", kind_name(self.resource.kind), root_cause(&error));
+                    self.is_in_doubt = true;
+                    return Ok(());
+                }
+                Ok(Ok(Next::TooLong)) => {
+                    return Err(End::nonsense("an event that is too long"));
+                }
+                Ok(Ok(Next::End)) if list.is_some() => {
+                    return Err(End::nonsense("a list that ends before it is complete"));
+                }
+                // The next connection shows whether the server is away.
+                Err(_) | Ok(Ok(Next::End)) => return Ok(()),
+                Ok(Ok(Next::Event)) => {}
+            }
+            if !messages.event().is_empty() {
+                self.event(messages.format, messages.event(), &mut list)
+                    .await?;
+                patience = SILENCE;
+            }
+        }
+    }
+
+    /// Takes one event of a watch.
+    async fn event(
+        &mut self,
+        format: Format,
+        event: &[u8],
+        list: &mut Option<Listing>,
+    ) -> Result<(), End> {
+        let kind = self.resource.kind;
+        let read = match format {
+            Format::Json => json::event(kind, event),
+            Format::Protobuf => protobuf::event(kind, event),
+        };
+        let version = match read.map_err(|error| End::nonsense(shown(&error, event)))? {
+            Watched::Applied(object) => {
+                let told = self.tell(object).await?;
+                if let Some(list) = list {
+                    list.is_whole &= told.is_named;
+                }
+                told.version
+            }
+            Watched::Deleted(Ok((key, version))) => {
+                self.complaints.forget(&key);
+                self.send(key.into_deletion()).await?;
+                version
+            }
+            Watched::Deleted(Err(unnamed)) => {
+                warn!("the API server deleted a {unnamed}");
+                None
+            }
+            Watched::Bookmark { version, ends_list } => {
+                if ends_list && let Some(list) = list.take() {
+                    self.complete(list).await?;
+                }
+                Some(version)
+            }
+            Watched::Refused(status) => return Err(status.into()),
+        };
+        // While the list is told, a version says nothing about what is still to come.
+        if list.is_none() {
+            if let Some(version) = version {
+                self.reached(version.into());
+            }
+            self.progressed();
+        }
+        Ok(())
+    }
+
+    /// A list of its own.
+    async fn list(&mut self) -> Result<(), End> {
+        let kind = self.resource.kind;
+        let age = self.next_list.clone();
+        let mut listing = Listing::default();
+        let mut is_begun = false;
+        let mut position: Option<String> = None;
+        loop {
+            let paging = match &position {
+                Some(token) => Paging::After(token),
+                None if age == Age::Any || self.has_pages => Paging::First,
+                None => Paging::Whole,
+            };
+            let answer = self.ask(&self.resource.list(&age, paging)).await?;
+            let mut list = List::new(kind, answer);
+            loop {
+                let object = list.next().await?;
+                if !is_begun {
+                    is_begun = true;
+                    self.begin(&age, list.meta().version.as_deref()).await?;
+                }
+                let Some(object) = object else { break };
+                listing.is_whole &= self.tell(object).await?.is_named;
+            }
+            let meta = list.meta();
+            match meta.continue_token.clone() {
+                Some(token) if position.as_ref() == Some(&token) => {
+                    return Err(End::nonsense("a list that goes on for ever"));
+                }
+                Some(token) => {
+                    self.has_pages = true;
+                    position = Some(token);
+                }
+                None => {
+                    let version = meta.version.clone();
+                    let version =
+                        version.ok_or_else(|| End::nonsense("a list without a resourceVersion"))?;
+                    self.is_no_step_back(&age, Some(&version))?;
+                    self.complete(listing).await?;
+                    self.reached(version);
+                    self.progressed();
+                    return Ok(());
+                }
+            }
+        }
+    }
+
+    /// A list begins, which is of this version, if that is known yet.
+    async fn begin(&mut self, age: &Age, version: Option<&str>) -> Result<(), End> {
+        self.is_no_step_back(age, version)?;
+        // A list after this one, if this one breaks off, must not be from before it.
+        if let (Age::Any, Some(version)) = (age, version) {
+            self.next_list = Age::NotOlderThan(version.to_owned());
+        }
+        self.send(Event::ListStarted(self.resource.kind)).await
+    }
+
+    /// Checks that a list is as new as was asked for. A server that does not heed that is asked for
+    /// the newest.
+    fn is_no_step_back(&mut self, age: &Age, version: Option<&str>) -> Result<(), End> {
+        if !is_older(age, version) {
+            return Ok(());
+        }
+        self.next_list = Age::Newest;
+        let version = version.unwrap_or_default();
+        Err(End::nonsense(format!(
+            "a list of resource version {version}, which is from before the last one that was told"
+        )))
+    }
+
+    /// Tells of one object.
+    async fn tell(&mut self, object: Result<Decoded, Unnamed>) -> Result<Told, End> {
+        let mut decoded = match object {
+            Ok(decoded) => decoded,
+            Err(unnamed) => {
+                warn!("from the API server, a {unnamed}");
+                return Ok(Told::default());
+            }
+        };
+        let problems = std::mem::take(&mut decoded.problems);
+        for complaint in self.complaints.of(&decoded.key, problems) {
+            warn!("{complaint}");
+        }
+        let version = decoded.version.take();
+        self.send(decoded.into_event()).await?;
+        Ok(Told {
+            version,
+            is_named: true,
+        })
+    }
+
+    async fn complete(&mut self, list: Listing) -> Result<(), End> {
+        self.listed = Some(Instant::now());
+        self.is_in_doubt = false;
+        self.send(Event::ListComplete {
+            kind: self.resource.kind,
+            is_whole: list.is_whole,
+        })
+        .await
+    }
+
+    /// Everything up to this version has been told.
+    fn reached(&mut self, version: String) {
+        self.next_list = Age::NotOlderThan(version.clone());
+        self.version = Some(version);
+    }
+
+    fn progressed(&mut self) {
+        self.has_progressed = true;
+        self.outage.end(self.resource.kind);
+    }
+
+    async fn send(&self, event: Event) -> Result<(), End> {
+        self.events.send(event).await.map_err(|_| End::Closed)
+    }
+}
+
+/// What is noted of a list while it is told.
+#[derive(Debug)]
+struct Listing {
+    is_whole: bool,
+}
+
+impl Default for Listing {
+    fn default() -> Self {
+        Self { is_whole: true }
+    }
+}
+
+/// What was told of an object.
+#[derive(Debug, Default)]
+struct Told {
+    version: Option<Box<str>>,
+    is_named: bool,
+}
+
+/// Whether a list is from before what was asked for. Versions that are no numbers cannot be
+/// compared.
+fn is_older(age: &Age, version: Option<&str>) -> bool {
+    let number = |version: &str| version.parse::<u128>().ok();
+    match (age, version) {
+        (Age::NotOlderThan(seen), Some(version)) => number(seen)
+            .zip(number(version))
+            .is_some_and(|(seen, version)| version < seen),
+        _ => false,
+    }
+}
+
+/// The rest of an answer, as much of it as is worth reading.
+async fn read_rest(answer: Answer) -> Vec<u8> {
+    let mut text = Vec::new();
+    // What breaks off is as good as what does not.
+    _ = answer.body.take(LONGEST_REST).read_to_end(&mut text).await;
+    text
+}
+
+/// An error, and the beginning of what it is in.
+fn shown(error: &str, event: &[u8]) -> String {
+    let beginning = String::from_utf8_lossy(event.get(..60).unwrap_or(event));
+    format!("{error} in {beginning:?}")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn watches_do_not_end_in_step() {
+        let lengths: BTreeSet<_> = (0..1000).map(|_| any_of(WATCH_SECONDS)).collect();
+        assert!(lengths.iter().all(|length| WATCH_SECONDS.contains(length)));
+        assert!(lengths.len() > 50, "{lengths:?}");
+        assert_eq!(any_of(7..=7), 7);
+    }
+
+    #[test]
+    fn a_list_from_before_what_was_seen_is_none() {
+        let age = |version: &str| Age::NotOlderThan(version.to_owned());
+        assert!(is_older(&age("10"), Some("9")));
+        for (age, version) in [
+            (age("10"), Some("10")),
+            (age("9"), Some("10")),
+            (age("10"), None),
+            (age("10"), Some("a")),
+            (Age::Newest, Some("1")),
+            (Age::Any, Some("1")),
+        ] {
+            assert!(!is_older(&age, version));
+        }
+    }
+}

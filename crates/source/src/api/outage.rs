@@ -1,0 +1,192 @@
+//! Saying that the API server is away: once when it goes, once when it is back, and not at every
+//! retry of three streams.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+
+use proxy::Kind;
+use tracing::{debug, info, warn};
+
+use super::backoff::Cost;
+use super::trust::Untrusted;
+use super::tunnel::NoWay;
+use crate::decode::kind_name;
+
+/// Why listing or watching failed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Failure {
+    /// There is no connection to the server.
+    Unreachable(String),
+    /// There was one, which broke or stayed silent.
+    Unanswered(String),
+    /// There is no way to it through a proxy.
+    Proxied(NoWay),
+    /// It is there, but one side does not believe the other's certificate.
+    Untrusted(Untrusted),
+    /// It answers with an error status.
+    Refused { code: u16, message: String },
+    /// It answers with something that no API server says.
+    Nonsense(String),
+}
+
+impl Failure {
+    /// What the attempt has cost the server.
+    pub(super) fn cost(&self) -> Cost {
+        match self {
+            Self::Unreachable(_) => Cost::Nothing,
+            Self::Proxied(no_way) => no_way.cost,
+            Self::Unanswered(_) | Self::Untrusted(_) | Self::Refused { .. } | Self::Nonsense(_) => {
+                Cost::Something
+            }
+        }
+    }
+
+    /// Failures that are alike are one outage.
+    fn is_like(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Untrusted(one), Self::Untrusted(two)) => one.advice == two.advice,
+            (Self::Proxied(one), Self::Proxied(two)) => one.advice == two.advice,
+            (
+                Self::Unreachable(_) | Self::Unanswered(_),
+                Self::Unreachable(_) | Self::Unanswered(_),
+            )
+            | (Self::Nonsense(_), Self::Nonsense(_)) => true,
+            (Self::Refused { code: one, .. }, Self::Refused { code: two, .. }) => one == two,
+            _ => false,
+        }
+    }
+}
+
+/// Which kinds cannot be listed or watched at the moment, and why.
+#[derive(Debug)]
+pub(super) struct Outage {
+    url: String,
+    failing: Mutex<HashMap<Kind, Failure>>,
+}
+
+impl Outage {
+    pub(super) fn new(url: String) -> Self {
+        Self {
+            url,
+            failing: Mutex::default(),
+        }
+    }
+
+    /// Notes a failure, and warns of it unless it is one that was warned of.
+    pub(super) fn begin(&self, kind: Kind, failure: Failure) {
+        match self.news(kind, failure) {
+            Ok(line) => warn!("{line}"),
+            Err(line) => debug!("{line}"),
+        }
+    }
+
+    /// Notes that a kind is listed or watched again, and says so when all are.
+    pub(super) fn end(&self, kind: Kind) {
+        if self.ends(kind) {
+            info!("API server {}: all is watched again", self.url);
+        }
+    }
+
+    /// The line about a failure; `Err` if there is nothing new in it.
+    fn news(&self, kind: Kind, failure: Failure) -> Result<String, String> {
+        let line = self.line(kind, &failure);
+        let mut failing = self.failing.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_known = failing.values().any(|known| known.is_like(&failure));
+        failing.insert(kind, failure);
+        if is_known { Err(line) } else { Ok(line) }
+    }
+
+    fn ends(&self, kind: Kind) -> bool {
+        let mut failing = self.failing.lock().unwrap_or_else(PoisonError::into_inner);
+        failing.remove(&kind).is_some() && failing.is_empty()
+    }
+
+    fn line(&self, kind: Kind, failure: &Failure) -> String {
+        let (url, kind) = (&self.url, kind_name(kind));
+        let (what, advice) = match failure {
+            Failure::Unreachable(cause) | Failure::Unanswered(cause) => (
+                format!("cannot be reached: {cause}"),
+                "check that it runs and that this node reaches it",
+            ),
+            Failure::Proxied(no_way) => (format!("cannot be reached: {no_way}"), &*no_way.advice),
+            Failure::Untrusted(untrusted) => (
+                format!("cannot be talked to: {untrusted}"),
+                &*untrusted.advice,
+            ),
+            Failure::Refused { code, message } => (
+                format!("refuses to list or watch {kind}s: {message} ({code})"),
+                match code {
+                    401 => "check the credentials in the kubeconfig or of the service account",
+                    403 => {
+                        "check that its role allows list and watch of services, endpointslices and nodes"
+                    }
+                    _ => "check its log",
+                },
+            ),
+            Failure::Nonsense(what) => (
+                format!("answers nonsense about {kind}s: {what}"),
+                "check that this is the URL of a Kubernetes API server",
+            ),
+        };
+        format!("API server {url} {what}; serving the last known state, and retrying; {advice}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_outage_is_said_once_and_its_end_once() {
+        let outage = Outage::new("http://a".into());
+        let refused = |text: &str| Failure::Unreachable(text.into());
+        let line = outage
+            .news(Kind::Service, refused("Connection refused"))
+            .unwrap();
+        assert_eq!(
+            line,
+            "API server http://a cannot be reached: Connection refused; serving the last known state, and retrying; \
+             check that it runs and that this node reaches it"
+        );
+        assert!(
+            outage
+                .news(Kind::Service, refused("Connection reset"))
+                .is_err()
+        );
+        assert!(
+            outage
+                .news(Kind::Node, refused("Connection refused"))
+                .is_err()
+        );
+        assert!(!outage.ends(Kind::Service), "Nodes are still away");
+        assert!(!outage.ends(Kind::Service));
+        assert!(outage.ends(Kind::Node));
+        assert!(!outage.ends(Kind::EndpointSlice), "was never away");
+        assert!(
+            outage
+                .news(Kind::Node, refused("Connection refused"))
+                .is_ok()
+        );
+    }
+
+    #[test]
+    fn another_failure_is_news() {
+        let outage = Outage::new("http://a".into());
+        let status = |code| Failure::Refused {
+            code,
+            message: "no".into(),
+        };
+        assert!(outage.news(Kind::Service, status(503)).is_ok());
+        assert!(outage.news(Kind::Service, status(503)).is_err());
+        let line = outage.news(Kind::EndpointSlice, status(403)).unwrap();
+        assert!(
+            line.contains("EndpointSlices: no (403)") && line.contains("role"),
+            "{line}"
+        );
+        assert!(
+            outage
+                .news(Kind::Service, Failure::Nonsense("html".into()))
+                .is_ok()
+        );
+    }
+}

@@ -1,0 +1,101 @@
+//! The token of a service account, from the file that the kubelet rotates.
+//!
+//! It is read anew for each request. There are few: a watch lasts for minutes. So a token that has
+//! been replaced is used at once, also where the one before was refused (401), and there is no
+//! cache that could be wrong. As in client-go, a file takes precedence over a token in the
+//! kubeconfig.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::{fs, io};
+
+use futures::future::BoxFuture;
+use http::Request;
+use http::header::{AUTHORIZATION, HeaderValue, InvalidHeaderValue};
+use kube::config::AuthInfo;
+use tower::{BoxError, Layer, Service};
+
+/// Puts the token that a file holds into each request; without a file, does nothing.
+#[derive(Debug, Clone)]
+pub(super) struct FromFile<S = ()> {
+    inner: S,
+    file: Option<Arc<Path>>,
+}
+
+/// There is no token to be had.
+#[derive(Debug, thiserror::Error)]
+#[error("no token in {}: {why}", file.display())]
+struct NoToken {
+    file: PathBuf,
+    why: String,
+}
+
+impl FromFile {
+    /// Takes the file out of what is known of the user, and with it the token that is there for
+    /// programs that read no file.
+    pub(super) fn take(user: &mut AuthInfo) -> Self {
+        let file = user.token_file.take();
+        if file.is_some() {
+            user.token = None;
+        }
+        Self {
+            inner: (),
+            file: file.map(|file| PathBuf::from(file).into()),
+        }
+    }
+}
+
+impl<S> Layer<S> for FromFile {
+    type Service = FromFile<S>;
+
+    fn layer(&self, inner: S) -> Self::Service {
+        FromFile {
+            inner,
+            file: self.file.clone(),
+        }
+    }
+}
+
+impl<S, B> Service<Request<B>> for FromFile<S>
+where
+    S: Service<Request<B>>,
+    S::Error: Into<BoxError> + 'static,
+    S::Response: 'static,
+    S::Future: Send + 'static,
+{
+    type Response = S::Response;
+    type Error = BoxError;
+    type Future = BoxFuture<'static, Result<S::Response, BoxError>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        self.inner.poll_ready(context).map_err(Into::into)
+    }
+
+    fn call(&mut self, mut request: Request<B>) -> Self::Future {
+        if let Some(file) = &self.file {
+            match bearer(file) {
+                Ok(bearer) => request.headers_mut().insert(AUTHORIZATION, bearer),
+                Err(why) => {
+                    let file = file.to_path_buf();
+                    return Box::pin(async { Err(NoToken { file, why }.into()) });
+                }
+            };
+        }
+        let answer = self.inner.call(request);
+        Box::pin(async { answer.await.map_err(Into::into) })
+    }
+}
+
+fn bearer(file: &Path) -> Result<HeaderValue, String> {
+    // A few hundred bytes of memory: not worth a thread.
+    let token = fs::read_to_string(file).map_err(|error: io::Error| error.to_string())?;
+    let token = token.trim();
+    if token.is_empty() {
+        return Err("it is empty".to_owned());
+    }
+    let value = HeaderValue::try_from(format!("Bearer {token}"));
+    let mut value = value.map_err(|error: InvalidHeaderValue| error.to_string())?;
+    value.set_sensitive(true);
+    Ok(value)
+}

@@ -1,0 +1,88 @@
+//! IP addresses and networks as upstream's components read them.
+//!
+//! Kubernetes reads addresses with Go's old rules: decimal octets may have leading zeros, and an
+//! IPv4-mapped IPv6 address is an IPv4 address. Objects stored years ago may still hold such
+//! spellings.
+
+use std::net::{IpAddr, Ipv4Addr};
+
+use ipnet::IpNet;
+
+/// Reads an address; `None` if it is none.
+pub fn ip(text: &str) -> Option<IpAddr> {
+    match text.parse::<IpAddr>() {
+        Ok(address) => Some(address.to_canonical()),
+        Err(_) => with_leading_zeros(text).map(IpAddr::V4),
+    }
+}
+
+/// Reads a network, with the bits behind its prefix cleared; `None` if it is none.
+pub fn net(text: &str) -> Option<IpNet> {
+    let (address, prefix) = text.split_once('/')?;
+    if prefix.is_empty() || !prefix.bytes().all(|b| b.is_ascii_digit()) {
+        return None;
+    }
+    let written: IpAddr = match address.parse() {
+        Ok(address) => address,
+        Err(_) => IpAddr::V4(with_leading_zeros(address)?),
+    };
+    Some(IpNet::new(written, prefix.parse().ok()?).ok()?.trunc())
+}
+
+fn with_leading_zeros(text: &str) -> Option<Ipv4Addr> {
+    let mut octets = [0; 4];
+    let mut parts = text.split('.');
+    for octet in &mut octets {
+        let part = parts.next()?;
+        if part.is_empty() || !part.bytes().all(|b| b.is_ascii_digit()) {
+            return None;
+        }
+        *octet = part.parse().ok()?;
+    }
+    parts.next().is_none().then(|| octets.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_read_as_go_reads_them() {
+        let read = |text| ip(text).map(|ip| ip.to_string());
+        assert_eq!(read("10.96.0.1").as_deref(), Some("10.96.0.1"));
+        assert_eq!(read("010.096.000.001").as_deref(), Some("10.96.0.1"));
+        assert_eq!(read("::ffff:10.0.0.1").as_deref(), Some("10.0.0.1"));
+        assert_eq!(read("fd00::1").as_deref(), Some("fd00::1"));
+        for wrong in [
+            "",
+            "10.0.0",
+            "10.0.0.1.2",
+            "10.0.0.256",
+            "10.0.0.+1",
+            "web",
+            "10.0.0.1 ",
+            "fe80::1%eth0",
+        ] {
+            assert_eq!(read(wrong), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn networks_lose_their_host_bits() {
+        let read = |text| net(text).map(|net| net.to_string());
+        assert_eq!(read("10.1.2.3/8").as_deref(), Some("10.0.0.0/8"));
+        assert_eq!(read("010.0.0.0/8").as_deref(), Some("10.0.0.0/8"));
+        assert_eq!(read("fd00::1/64").as_deref(), Some("fd00::/64"));
+        for wrong in [
+            "10.0.0.1",
+            "10.0.0.0/33",
+            "10.0.0.0/",
+            "10.0.0.0/+8",
+            "x/8",
+            "/8",
+            "fd00::/129",
+        ] {
+            assert_eq!(read(wrong), None, "{wrong}");
+        }
+    }
+}

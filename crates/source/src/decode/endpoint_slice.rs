@@ -1,0 +1,171 @@
+//! EndpointSlices.
+
+use std::cell::RefCell;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use hashbrown::HashMap;
+use proxy::{Endpoint, EndpointPort, EndpointSlice, IpFamily, Kind, NamespacedName, Placement};
+
+use super::decoded::{Decoded, Object, Unnamed};
+use super::findings::{Findings, family};
+use super::wire::{self, Conditions, FirstAddress, Named};
+
+/// Reads an `EndpointSlice`.
+pub(crate) fn endpoint_slice(wire: wire::EndpointSlice<'_>) -> Result<Decoded, Unnamed> {
+    let metadata = wire.metadata.unwrap_or_default();
+    let mut findings = Findings::new(Kind::EndpointSlice, &metadata)?;
+    if !findings.is_kind(wire.kind.as_deref()) {
+        return Ok(findings.unusable());
+    }
+    let labels = metadata.labels.unwrap_or_default();
+    if labels.headless.is_some() {
+        return Ok(findings.ignored("label service.kubernetes.io/headless"));
+    }
+    let address_type = wire.address_type.as_deref().unwrap_or_default();
+    if address_type == "FQDN" {
+        return Ok(findings.ignored("addressType FQDN"));
+    }
+    let Some(family) = family(address_type) else {
+        findings.text(
+            "addressType",
+            address_type,
+            "give IPv4 or IPv6; the slice is left out until then",
+        );
+        return Ok(findings.unusable());
+    };
+    let Some(service) = labels.service_name.filter(|name| !name.is_empty()) else {
+        findings.value(
+            "label kubernetes.io/service-name",
+            "missing",
+            "the slice belongs to no Service and is left out: label it with its Service's name",
+        );
+        return Ok(findings.ignored("no label kubernetes.io/service-name"));
+    };
+
+    let mut ports = smallvec::SmallVec::new();
+    for (i, wire) in wire.ports.iter().flatten().enumerate() {
+        let protocol =
+            findings.protocol(|| format!("ports[{i}].protocol"), wire.protocol.as_deref());
+        let port = findings.port(|| format!("ports[{i}].port"), wire.port);
+        if let (Some(protocol), Some(port)) = (protocol, port) {
+            ports.push(EndpointPort {
+                name: wire.name.as_deref().unwrap_or_default().into(),
+                protocol,
+                port,
+            });
+        }
+    }
+    let given = wire.endpoints.unwrap_or_default();
+    let mut endpoints = Vec::with_capacity(given.len());
+    let mut placements = Placements::new();
+    for (i, wire) in given.iter().enumerate() {
+        endpoints.extend(endpoint(&mut findings, &mut placements, family, i, wire));
+    }
+    let trigger = metadata
+        .annotations
+        .and_then(|annotations| annotations.change_trigger);
+    let trigger = findings.time(
+        "annotation endpoints.kubernetes.io/last-change-trigger-time",
+        trigger.as_ref(),
+    );
+    let slice = EndpointSlice {
+        service: NamespacedName::new(findings.key.name.namespace(), &service),
+        name: findings.key.name.clone(),
+        family,
+        ports,
+        endpoints: endpoints.into(),
+        change_trigger: trigger.map(SystemTime::from),
+    };
+    Ok(findings.proxied(Object::EndpointSlice(slice)))
+}
+
+/// By node, and nodes and zones that an endpoint is meant for.
+type Placements<'a> = HashMap<(&'a str, &'a [Named<'a>], &'a [Named<'a>]), Arc<Placement>>;
+
+fn endpoint<'a>(
+    findings: &mut Findings,
+    placements: &mut Placements<'a>,
+    family: IpFamily,
+    i: usize,
+    wire: &'a wire::Endpoint<'a>,
+) -> Option<Endpoint> {
+    let field = || format!("endpoints[{i}].addresses[0]");
+    let address = match &wire.addresses {
+        None | Some(FirstAddress::Missing) => {
+            findings.value(
+                format!("endpoints[{i}].addresses"),
+                "empty",
+                "an endpoint has an address; this one is left out until it has",
+            );
+            return None;
+        }
+        Some(FirstAddress::Wrong(text)) => findings.address(field, text)?,
+        Some(FirstAddress::Ip(ip)) => findings.host(field, *ip)?,
+    };
+    if IpFamily::of(address) != family {
+        findings.value(
+            field(),
+            address,
+            format!(
+                "{}, but addressType is {family}; this endpoint is left out until one of them is corrected",
+                IpFamily::of(address)
+            ),
+        );
+        return None;
+    }
+    let (for_nodes, for_zones) = match &wire.hints {
+        Some(hints) => (
+            hints.for_nodes.as_deref().unwrap_or_default(),
+            hints.for_zones.as_deref().unwrap_or_default(),
+        ),
+        None => Default::default(),
+    };
+    let node = wire.node_name.as_deref().unwrap_or_default();
+    let placement = if for_nodes.is_empty() && for_zones.is_empty() {
+        on_node(node)
+    } else {
+        let place = || placement(node, for_nodes, for_zones);
+        let key = (node, for_nodes, for_zones);
+        Arc::clone(placements.entry(key).or_insert_with(place))
+    };
+    let conditions = wire.conditions.as_ref();
+    let says = |condition: fn(&Conditions) -> Option<bool>| conditions.and_then(condition);
+    Some(Endpoint {
+        address,
+        ready: says(|of| of.ready).unwrap_or(true),
+        serving: says(|of| of.serving).unwrap_or(true),
+        terminating: says(|of| of.terminating).unwrap_or(false),
+        placement,
+    })
+}
+
+fn placement(node: &str, for_nodes: &[Named<'_>], for_zones: &[Named<'_>]) -> Arc<Placement> {
+    let names = |named: &[Named<'_>]| named.iter().map(|named| (*named.name).into()).collect();
+    Arc::new(Placement {
+        node: (!node.is_empty()).then(|| node.into()),
+        for_nodes: names(for_nodes),
+        for_zones: names(for_zones),
+    })
+}
+
+/// The placement of an endpoint on this node without hints. The same few thousand are in all
+/// slices: to make each anew would be a third of what reading a list costs.
+fn on_node(node: &str) -> Arc<Placement> {
+    /// More nodes than Kubernetes is made for; beyond, all are forgotten.
+    const MOST: usize = 8192;
+    thread_local! {
+        static KNOWN: RefCell<HashMap<Box<str>, Arc<Placement>>> = RefCell::default();
+    }
+    KNOWN.with_borrow_mut(|known| {
+        if let Some(placement) = known.get(node) {
+            return Arc::clone(placement);
+        }
+        if known.len() >= MOST {
+            known.clear();
+        }
+        let new = placement(node, &[], &[]);
+        known.insert(node.into(), Arc::clone(&new));
+        new
+    })
+}

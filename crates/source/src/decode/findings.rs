@@ -1,0 +1,204 @@
+//! What is right and wrong in one object: what every kind has in common.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr};
+
+use k8s_openapi::jiff::Timestamp;
+use proxy::{IpFamily, Kind, NamespacedName, Protocol};
+
+use super::decoded::{Content, Decoded, Key, Object, Problem, Unnamed, kind_name};
+use super::{address, wire};
+
+/// Collects what is wrong in one object.
+pub(super) struct Findings {
+    pub(super) key: Key,
+    pub(super) version: Option<Box<str>>,
+    problems: Vec<Problem>,
+}
+
+impl Findings {
+    pub(super) fn new(kind: Kind, metadata: &wire::Metadata<'_>) -> Result<Self, Unnamed> {
+        let name = metadata
+            .name
+            .as_deref()
+            .filter(|name| !name.is_empty())
+            .ok_or(Unnamed {
+                kind: kind_name(kind),
+            })?;
+        let namespace = match (kind, metadata.namespace.as_deref()) {
+            (Kind::Node, _) => "",
+            (_, None | Some("")) => "default",
+            (_, Some(namespace)) => namespace,
+        };
+        Ok(Self {
+            key: Key {
+                kind,
+                name: NamespacedName::new(namespace, name),
+            },
+            version: metadata.version().map(Into::into),
+            problems: Vec::new(),
+        })
+    }
+
+    /// A text that is wrong.
+    pub(super) fn text(
+        &mut self,
+        field: impl Into<String>,
+        value: &str,
+        advice: impl Into<String>,
+    ) {
+        self.value(field, format!("{value:?}"), advice);
+    }
+
+    /// A value that is wrong, as it is to be shown.
+    pub(super) fn value(
+        &mut self,
+        field: impl Into<String>,
+        value: impl fmt::Display,
+        advice: impl Into<String>,
+    ) {
+        self.problems.push(Problem {
+            object: self.key.to_string(),
+            field: field.into(),
+            value: value.to_string(),
+            advice: advice.into(),
+        });
+    }
+
+    pub(super) fn decoded(self, content: Content) -> Decoded {
+        Decoded {
+            key: self.key,
+            version: self.version,
+            content,
+            problems: self.problems,
+        }
+    }
+
+    pub(super) fn proxied(self, object: Object) -> Decoded {
+        self.decoded(Content::Proxied(object))
+    }
+
+    pub(super) fn ignored(self, reason: &'static str) -> Decoded {
+        self.decoded(Content::Ignored(reason))
+    }
+
+    pub(super) fn unusable(self) -> Decoded {
+        self.decoded(Content::Unusable)
+    }
+
+    /// It does not decode, and why.
+    pub(super) fn unreadable(mut self, what: &str) -> Decoded {
+        self.value(
+            "the object",
+            "unreadable",
+            format!("{what}; what was known of it before stays until it is corrected"),
+        );
+        self.unusable()
+    }
+
+    /// Checks the object's own `kind`, which a list leaves out.
+    pub(super) fn is_kind(&mut self, kind: Option<&str>) -> bool {
+        let expected = kind_name(self.key.kind);
+        match kind {
+            Some(kind) if kind != expected => {
+                self.text(
+                    "kind",
+                    kind,
+                    format!("a {expected} was asked for; it is left out"),
+                );
+                false
+            }
+            _ => true,
+        }
+    }
+
+    /// An address that packets can be sent to.
+    pub(super) fn address(&mut self, field: impl FnOnce() -> String, text: &str) -> Option<IpAddr> {
+        if let Some(ip) = address::ip(text) {
+            return self.host(field, ip);
+        }
+        self.text(
+            field(),
+            text,
+            "not an IP address; it is left out until it is corrected",
+        );
+        None
+    }
+
+    /// Checks that an address is that of one host, and not this one's loopback.
+    pub(super) fn host(&mut self, field: impl FnOnce() -> String, ip: IpAddr) -> Option<IpAddr> {
+        let what = if ip.is_unspecified() {
+            "an unspecified address"
+        } else if ip.is_loopback() {
+            "a loopback address"
+        } else if ip.is_multicast() || ip == IpAddr::V4(Ipv4Addr::BROADCAST) {
+            "not an address of one host"
+        } else {
+            return Some(ip);
+        };
+        let advice = format!("{what}; it is left out until it is corrected");
+        self.value(field(), ip, advice);
+        None
+    }
+
+    pub(super) fn protocol(
+        &mut self,
+        field: impl FnOnce() -> String,
+        text: Option<&str>,
+    ) -> Option<Protocol> {
+        match text {
+            None | Some("" | "TCP") => Some(Protocol::Tcp),
+            Some("UDP") => Some(Protocol::Udp),
+            Some("SCTP") => Some(Protocol::Sctp),
+            Some(other) => {
+                self.text(
+                    field(),
+                    other,
+                    "give TCP, UDP or SCTP; this port is left out until then",
+                );
+                None
+            }
+        }
+    }
+
+    /// A port number other than 0.
+    pub(super) fn port(
+        &mut self,
+        field: impl FnOnce() -> String,
+        number: Option<i64>,
+    ) -> Option<u16> {
+        let port = number.and_then(|number| u16::try_from(number).ok());
+        if let Some(1..) = port {
+            return port;
+        }
+        self.value(
+            field(),
+            number.map_or_else(|| "missing".to_owned(), |number| number.to_string()),
+            "a port is 1 to 65535; this port is left out until it is corrected",
+        );
+        None
+    }
+
+    pub(super) fn time(&mut self, field: &str, time: Option<&wire::Time<'_>>) -> Option<Timestamp> {
+        let time = time?;
+        let (read, text) = match time {
+            wire::Time::Text(text) => (text.parse().ok(), format!("{text:?}")),
+            wire::Time::Seconds(seconds) => {
+                (Timestamp::from_second(*seconds).ok(), seconds.to_string())
+            }
+        };
+        if read.is_none() {
+            self.value(field, text, "not an RFC 3339 time; it is not used");
+        }
+        read
+    }
+}
+
+/// `IPv4` or `IPv6` as the API writes them.
+pub(super) fn family(text: &str) -> Option<IpFamily> {
+    match text {
+        "IPv4" => Some(IpFamily::V4),
+        "IPv6" => Some(IpFamily::V6),
+        _ => None,
+    }
+}

@@ -1,0 +1,383 @@
+//! The fields of Kubernetes objects that are read, in their shape on the wire; everything else is
+//! skipped without being stored.
+//!
+//! Texts are borrowed from what is read: most of them are looked at once and not kept.
+//!
+//! JSON, YAML and protobuf (by `numbers`) are all read as these: formats differ, the objects do
+//! not. Numbers are wide and enumerations are text, so that a value out of range is found by the
+//! conversion, which can name it, and costs no more than its own part. Only a value of another type
+//! (a text where a number belongs) makes an object undecodable.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::net::IpAddr;
+use std::ops::Deref;
+
+use serde::Deserialize;
+use serde::de::{Deserializer, IgnoredAny, SeqAccess, Visitor};
+
+use super::address;
+
+/// `metadata`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct Metadata<'a> {
+    #[serde(borrow)]
+    pub(crate) name: Option<Text<'a>>,
+    pub(crate) namespace: Option<Text<'a>>,
+    pub(crate) uid: Option<Text<'a>>,
+    pub(crate) creation_timestamp: Option<Time<'a>>,
+    pub(crate) deletion_timestamp: Option<IgnoredAny>,
+    pub(crate) resource_version: Option<Text<'a>>,
+    pub(crate) labels: Option<Labels<'a>>,
+    pub(crate) annotations: Option<Annotations<'a>>,
+}
+
+impl Metadata<'_> {
+    /// `resourceVersion`, if there is one.
+    pub(super) fn version(&self) -> Option<&str> {
+        let version = self.resource_version.as_deref();
+        version.filter(|version| !version.is_empty())
+    }
+}
+
+/// The labels that are read.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Labels<'a> {
+    #[serde(rename = "service.kubernetes.io/service-proxy-name")]
+    pub(crate) proxy_name: Option<IgnoredAny>,
+    #[serde(rename = "service.kubernetes.io/headless")]
+    pub(crate) headless: Option<IgnoredAny>,
+    #[serde(borrow, rename = "kubernetes.io/service-name")]
+    pub(crate) service_name: Option<Text<'a>>,
+    #[serde(rename = "topology.kubernetes.io/zone")]
+    pub(crate) zone: Option<Text<'a>>,
+}
+
+/// The annotations that are read.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Annotations<'a> {
+    #[serde(borrow, rename = "endpoints.kubernetes.io/last-change-trigger-time")]
+    pub(crate) change_trigger: Option<Time<'a>>,
+    /// Of a bookmark: the list has been told.
+    #[serde(rename = "k8s.io/initial-events-end")]
+    pub(crate) initial_events_end: Option<IgnoredAny>,
+}
+
+/// A time as it is written.
+#[derive(Debug)]
+pub(crate) enum Time<'a> {
+    /// RFC 3339.
+    Text(Text<'a>),
+    /// Since 1970.
+    Seconds(i64),
+}
+
+impl<'de: 'a, 'a> Deserialize<'de> for Time<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Text::deserialize(deserializer).map(Self::Text)
+    }
+}
+
+/// v1 Service.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Service<'a> {
+    #[serde(borrow)]
+    pub(crate) kind: Option<Text<'a>>,
+    pub(crate) metadata: Option<Metadata<'a>>,
+    pub(crate) spec: Option<ServiceSpec<'a>>,
+    pub(crate) status: Option<ServiceStatus<'a>>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct ServiceSpec<'a> {
+    #[serde(borrow, rename = "type")]
+    pub(crate) kind: Option<Text<'a>>,
+    #[serde(rename = "clusterIP")]
+    pub(crate) cluster_ip: Option<Text<'a>>,
+    #[serde(rename = "clusterIPs")]
+    pub(crate) cluster_ips: Option<Vec<Text<'a>>>,
+    pub(crate) ip_families: Option<Vec<Text<'a>>>,
+    #[serde(rename = "externalIPs")]
+    pub(crate) external_ips: Option<Vec<Text<'a>>>,
+    pub(crate) ports: Option<Vec<ServicePort<'a>>>,
+    pub(crate) session_affinity: Option<Text<'a>>,
+    pub(crate) session_affinity_config: Option<AffinityConfig>,
+    pub(crate) internal_traffic_policy: Option<Text<'a>>,
+    pub(crate) external_traffic_policy: Option<Text<'a>>,
+    pub(crate) load_balancer_source_ranges: Option<Vec<Text<'a>>>,
+    pub(crate) health_check_node_port: Option<i64>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct ServicePort<'a> {
+    #[serde(borrow)]
+    pub(crate) name: Option<Text<'a>>,
+    pub(crate) protocol: Option<Text<'a>>,
+    pub(crate) port: Option<i64>,
+    pub(crate) node_port: Option<i64>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct AffinityConfig {
+    #[serde(rename = "clientIP")]
+    pub(crate) client_ip: Option<ClientIpConfig>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct ClientIpConfig {
+    pub(crate) timeout_seconds: Option<i64>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct ServiceStatus<'a> {
+    #[serde(borrow)]
+    pub(crate) load_balancer: Option<LoadBalancerStatus<'a>>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct LoadBalancerStatus<'a> {
+    #[serde(borrow)]
+    pub(crate) ingress: Option<Vec<Ingress<'a>>>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct Ingress<'a> {
+    #[serde(borrow)]
+    pub(crate) ip: Option<Text<'a>>,
+    pub(crate) ip_mode: Option<Text<'a>>,
+}
+
+/// discovery.k8s.io/v1 `EndpointSlice`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct EndpointSlice<'a> {
+    #[serde(borrow)]
+    pub(crate) kind: Option<Text<'a>>,
+    pub(crate) metadata: Option<Metadata<'a>>,
+    pub(crate) address_type: Option<Text<'a>>,
+    pub(crate) ports: Option<Vec<EndpointPort<'a>>>,
+    pub(crate) endpoints: Option<Vec<Endpoint<'a>>>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct EndpointPort<'a> {
+    #[serde(borrow)]
+    pub(crate) name: Option<Text<'a>>,
+    pub(crate) protocol: Option<Text<'a>>,
+    pub(crate) port: Option<i64>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct Endpoint<'a> {
+    pub(crate) addresses: Option<FirstAddress>,
+    pub(crate) conditions: Option<Conditions>,
+    #[serde(borrow)]
+    pub(crate) node_name: Option<Text<'a>>,
+    pub(crate) hints: Option<Hints<'a>>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Conditions {
+    pub(crate) ready: Option<bool>,
+    pub(crate) serving: Option<bool>,
+    pub(crate) terminating: Option<bool>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct Hints<'a> {
+    #[serde(borrow)]
+    pub(crate) for_nodes: Option<Vec<Named<'a>>>,
+    pub(crate) for_zones: Option<Vec<Named<'a>>>,
+}
+
+#[derive(Debug, Default, PartialEq, Eq, Hash, Deserialize)]
+#[serde(default)]
+pub(crate) struct Named<'a> {
+    #[serde(borrow)]
+    pub(crate) name: Text<'a>,
+}
+
+/// v1 Node.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Node<'a> {
+    #[serde(borrow)]
+    pub(crate) kind: Option<Text<'a>>,
+    pub(crate) metadata: Option<Metadata<'a>>,
+    pub(crate) spec: Option<NodeSpec<'a>>,
+    pub(crate) status: Option<NodeStatus<'a>>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct NodeSpec<'a> {
+    #[serde(borrow, rename = "podCIDR")]
+    pub(crate) pod_cidr: Option<Text<'a>>,
+    #[serde(rename = "podCIDRs")]
+    pub(crate) pod_cidrs: Option<Vec<Text<'a>>>,
+    pub(crate) taints: Option<Vec<Taint<'a>>>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Taint<'a> {
+    #[serde(borrow)]
+    pub(crate) key: Text<'a>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct NodeStatus<'a> {
+    #[serde(borrow)]
+    pub(crate) addresses: Option<Vec<NodeAddress<'a>>>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct NodeAddress<'a> {
+    #[serde(borrow, rename = "type")]
+    pub(crate) kind: Option<Text<'a>>,
+    pub(crate) address: Option<Text<'a>>,
+}
+
+/// What is known of an object of any kind, also of one that does not decode.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Headed<'a> {
+    #[serde(borrow)]
+    pub(crate) metadata: Option<Metadata<'a>>,
+}
+
+/// The first of an endpoint's `addresses`, read in place: there may be millions, and texts would
+/// cost an allocation each.
+#[derive(Debug, Default)]
+pub(crate) enum FirstAddress {
+    /// There is none.
+    #[default]
+    Missing,
+    /// It is an address.
+    Ip(IpAddr),
+    /// It is something else.
+    Wrong(Box<str>),
+}
+
+impl From<&str> for FirstAddress {
+    fn from(text: &str) -> Self {
+        match address::ip(text) {
+            Some(ip) => Self::Ip(ip),
+            None => Self::Wrong(text.into()),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for FirstAddress {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Addresses;
+
+        impl<'de> Visitor<'de> for Addresses {
+            type Value = FirstAddress;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a list of addresses")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
+                let first = seq.next_element::<Address>()?;
+                while seq.next_element::<IgnoredAny>()?.is_some() {}
+                Ok(first.map_or(FirstAddress::Missing, |Address(first)| first))
+            }
+        }
+
+        deserializer.deserialize_seq(Addresses)
+    }
+}
+
+/// One address.
+struct Address(FirstAddress);
+
+impl<'de> Deserialize<'de> for Address {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Text;
+
+        impl Visitor<'_> for Text {
+            type Value = Address;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an address")
+            }
+
+            fn visit_str<E>(self, text: &str) -> Result<Self::Value, E> {
+                Ok(Address(text.into()))
+            }
+        }
+
+        deserializer.deserialize_str(Text)
+    }
+}
+
+/// A text as it stands in what is read, where that spells it as it is meant; else a copy.
+#[derive(Default, PartialEq, Eq, Hash)]
+pub(crate) struct Text<'a>(Cow<'a, str>);
+
+impl fmt::Debug for Text<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&**self, f)
+    }
+}
+
+impl Deref for Text<'_> {
+    type Target = str;
+
+    fn deref(&self) -> &str {
+        &self.0
+    }
+}
+
+impl<'a> From<&'a str> for Text<'a> {
+    fn from(text: &'a str) -> Self {
+        Self(Cow::Borrowed(text))
+    }
+}
+
+impl<'de: 'a, 'a> Deserialize<'de> for Text<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Texts;
+
+        impl<'de> Visitor<'de> for Texts {
+            type Value = Text<'de>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a string")
+            }
+
+            fn visit_borrowed_str<E>(self, text: &'de str) -> Result<Self::Value, E> {
+                Ok(Text(Cow::Borrowed(text)))
+            }
+
+            fn visit_str<E>(self, text: &str) -> Result<Self::Value, E> {
+                Ok(Text(Cow::Owned(text.to_owned())))
+            }
+
+            fn visit_string<E>(self, text: String) -> Result<Self::Value, E> {
+                Ok(Text(Cow::Owned(text)))
+            }
+        }
+
+        deserializer.deserialize_string(Texts)
+    }
+}

@@ -1,0 +1,52 @@
+//! Where Services come from: an API server, or a folder of manifests. Both are a stream of
+//! [`Event`]s that never ends.
+//!
+//! ```text
+//!   Settings ─▶ open ─┬─▶ api: lists and watches ──▶ decode ─┬─▶ Event
+//!                     └─▶ manifests: a folder ─────▶ decode ─┘
+//! ```
+//!
+//! What can go wrong for good (no such folder, a kubeconfig that cannot be read) is said at once,
+//! as a [`StartError`]. What may heal (an API server that is away, a broken file) is logged, waited
+//! for, and takes nothing away meanwhile.
+//!
+//! What it knows nothing of: flags, metrics (a layer around the client counts requests), and the
+//! proxy's modes.
+
+pub mod api;
+mod complaints;
+mod decode;
+mod error;
+pub mod manifests;
+mod settings;
+
+use futures::StreamExt;
+use futures::stream::BoxStream;
+use kube::Client;
+use proxy::Event;
+
+pub use api::{Counter, uncounted};
+pub use decode::{address, kind_name};
+pub use error::StartError;
+pub use settings::{Api, ContentType, Lists, Settings};
+
+/// Opens a source, and the client of its API server, if it is one; `node` is this node's name.
+/// `count` makes the layer that counts requests, from the server's host and port ([`uncounted`]:
+/// none).
+///
+/// # Errors
+///
+/// What does not heal by itself: [`StartError`].
+pub async fn open<C: Counter>(
+    settings: &Settings,
+    node: &str,
+    count: impl FnOnce(&str) -> C,
+) -> Result<(BoxStream<'static, Event>, Option<Client>), StartError> {
+    match settings {
+        Settings::Manifests(folder) => Ok((manifests::stream(folder, node)?.boxed(), None)),
+        Settings::Api(api) => {
+            let server = api::Server::new(api, count).await?;
+            Ok((server.stream(node).boxed(), Some(server.client().clone())))
+        }
+    }
+}

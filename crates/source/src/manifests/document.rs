@@ -1,0 +1,433 @@
+//! One manifest file's text: its documents, and the objects in them.
+//!
+//! JSON is read as the YAML that it is. A document is read twice: first its `apiVersion` and
+//! `kind`, which may come last, then its fields as its kind has them, so that an error is found at
+//! its very place. Kinds that are not proxied may hold anything.
+//!
+//! The split into documents is done here and not by the parser: a line that begins with `---` is a
+//! boundary wherever it stands (YAML 1.2, `c-forbidden`), and each document must be told apart to
+//! be read as its own kind.
+
+use std::fmt;
+
+use proxy::Kind;
+use serde::Deserialize;
+use serde::de::{
+    DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor,
+};
+
+use crate::decode::{self, Decoded, Unnamed, wire};
+
+/// An object and the line that its document starts at.
+#[derive(Debug)]
+pub(super) struct Located {
+    pub(super) line: usize,
+    pub(super) object: Result<Decoded, Unnamed>,
+}
+
+/// Why a file cannot be read, and where.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{line}:{column}: {message}, in {near:?}")]
+pub(super) struct Broken {
+    pub(super) line: usize,
+    pub(super) column: usize,
+    pub(super) message: String,
+    /// The text there.
+    pub(super) near: String,
+}
+
+/// Reads all objects of the kinds that are proxied.
+pub(super) fn read(bytes: &[u8]) -> Result<Vec<Located>, Broken> {
+    let text = std::str::from_utf8(bytes).map_err(|error| not_utf8(bytes, error.valid_up_to()))?;
+    let mut located = Vec::new();
+    for (start, document) in documents(text) {
+        let line = start + lines_before_content(document);
+        let mut objects = Vec::new();
+        read_document(document, line, &mut objects).map_err(|error| {
+            let at = |number: u64| usize::try_from(number).unwrap_or(usize::MAX);
+            let (line, column) = error.location().map_or((line, 1), |place| {
+                (
+                    (start - 1).saturating_add(at(place.line())),
+                    at(place.column()),
+                )
+            });
+            Broken {
+                line,
+                column,
+                message: message(&error),
+                near: near(
+                    text.lines().nth(line.saturating_sub(1)).unwrap_or_default(),
+                    column,
+                ),
+            }
+        })?;
+        located.extend(objects.into_iter().map(|object| Located { line, object }));
+    }
+    Ok(located)
+}
+
+fn not_utf8(bytes: &[u8], at: usize) -> Broken {
+    let before = bytes.get(..at).unwrap_or_default();
+    let line_start = before
+        .iter()
+        .rposition(|b| *b == b'\n')
+        .map_or(0, |i| i + 1);
+    Broken {
+        line: before.split(|b| *b == b'\n').count(),
+        column: 1 + at - line_start,
+        message: "not UTF-8 text".to_owned(),
+        near: String::from_utf8_lossy(before.get(line_start..).unwrap_or_default()).into_owned(),
+    }
+}
+
+/// What a line says around a column, counted from 1 in characters.
+fn near(line: &str, column: usize) -> String {
+    const MOST: usize = 60;
+    let skipped = column.saturating_sub(MOST / 2);
+    let text: String = line.chars().skip(skipped).take(MOST).collect();
+    text.trim().to_owned()
+}
+
+/// What the parser says, without the place, which it counts from the document's start.
+fn message(error: &serde_saphyr::Error) -> String {
+    let text = error
+        .without_snippet()
+        .render_with_formatter(&serde_saphyr::UserMessageFormatter);
+    let end = text.rfind(" at line ").unwrap_or(text.len());
+    text.get(..end).unwrap_or(&text).to_owned()
+}
+
+/// The documents and the lines, counted from 1, that they start at.
+fn documents(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    let mut starts = vec![(1, 0)];
+    let mut offset = 0;
+    for (i, line) in text.split_inclusive('\n').enumerate() {
+        if offset > 0
+            && let Some(rest) = line.strip_prefix("---")
+            && rest.chars().next().is_none_or(char::is_whitespace)
+        {
+            starts.push((i + 1, offset));
+        }
+        offset += line.len();
+    }
+    let ends: Vec<usize> = starts
+        .iter()
+        .skip(1)
+        .map(|(_, offset)| *offset)
+        .chain([text.len()])
+        .collect();
+    starts
+        .into_iter()
+        .zip(ends)
+        .filter_map(|((line, start), end)| Some((line, text.get(start..end)?)))
+}
+
+/// How many lines of separators, comments and nothing come first.
+fn lines_before_content(document: &str) -> usize {
+    document
+        .lines()
+        .take_while(|line| {
+            let line = line.trim_start_matches('\u{feff}');
+            let line = line.strip_prefix("---").unwrap_or(line).trim();
+            line.is_empty() || line.starts_with('#')
+        })
+        .count()
+}
+
+fn read_document(
+    text: &str,
+    line: usize,
+    objects: &mut Vec<Result<Decoded, Unnamed>>,
+) -> Result<(), serde_saphyr::Error> {
+    // A file of every Service and slice of a large cluster is legitimate; a bomb of aliases is not.
+    let options = || {
+        serde_saphyr::options! {
+            with_snippet: false,
+            budget: serde_saphyr::budget! {
+                max_events: 100_000_000,
+                max_nodes: 100_000_000,
+                max_total_scalar_bytes: 1 << 30,
+            },
+        }
+    };
+    let header: Option<Header> = serde_saphyr::from_str_with_options(text, options())?;
+    let Some(header) = header else {
+        return Ok(());
+    };
+    if header.kind.is_none() || header.api_version.is_none() {
+        tracing::debug!("line {line}: a document without apiVersion or kind is left out");
+    }
+    let node = Typed {
+        header: &header,
+        target: header.target(),
+        objects,
+    };
+    serde_saphyr::with_deserializer_from_str_with_options(text, options(), |deserializer| {
+        node.deserialize(deserializer)
+    })
+}
+
+/// What says how an object is to be read.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Header {
+    api_version: Option<String>,
+    kind: Option<String>,
+    items: Option<Vec<Header>>,
+}
+
+/// How an object is to be read.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Target {
+    Object(Kind),
+    /// A list; its items are of their own kinds, or all of one.
+    List(Option<Kind>),
+    Other,
+}
+
+impl Header {
+    fn target(&self) -> Target {
+        let core = self.api_version.as_deref() == Some("v1");
+        let discovery = self.api_version.as_deref() == Some("discovery.k8s.io/v1");
+        match self.kind.as_deref().unwrap_or_default() {
+            "Service" if core => Target::Object(Kind::Service),
+            "Node" if core => Target::Object(Kind::Node),
+            "EndpointSlice" if discovery => Target::Object(Kind::EndpointSlice),
+            "List" if core => Target::List(None),
+            "ServiceList" if core => Target::List(Some(Kind::Service)),
+            "NodeList" if core => Target::List(Some(Kind::Node)),
+            "EndpointSliceList" if discovery => Target::List(Some(Kind::EndpointSlice)),
+            other => {
+                tracing::debug!(
+                    "{} {other} is not proxied and is left out",
+                    self.api_version.as_deref().unwrap_or_default()
+                );
+                Target::Other
+            }
+        }
+    }
+}
+
+/// Reads what the header says into `objects`.
+struct Typed<'a> {
+    header: &'a Header,
+    target: Target,
+    objects: &'a mut Vec<Result<Decoded, Unnamed>>,
+}
+
+impl<'de> DeserializeSeed<'de> for Typed<'_> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        let object = match self.target {
+            Target::Object(Kind::Service) => {
+                decode::service(wire::Service::deserialize(deserializer)?)
+            }
+            Target::Object(Kind::EndpointSlice) => {
+                decode::endpoint_slice(wire::EndpointSlice::deserialize(deserializer)?)
+            }
+            Target::Object(Kind::Node) => decode::node(wire::Node::deserialize(deserializer)?),
+            Target::List(_) => return deserializer.deserialize_map(self),
+            Target::Other => return IgnoredAny::deserialize(deserializer).map(drop),
+        };
+        self.objects.push(object);
+        Ok(())
+    }
+}
+
+impl<'de> Visitor<'de> for Typed<'_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a list of Kubernetes objects")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+        let items = self.header.items.as_deref().unwrap_or_default();
+        let of = match self.target {
+            Target::List(of) => of,
+            _ => None,
+        };
+        while let Some(key) = map.next_key::<String>()? {
+            if key == "items" && self.header.items.is_some() {
+                map.next_value_seed(Items {
+                    headers: items,
+                    of,
+                    objects: &mut *self.objects,
+                })?;
+            } else {
+                map.next_value::<IgnoredAny>()?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Reads the items of a list.
+struct Items<'a> {
+    headers: &'a [Header],
+    of: Option<Kind>,
+    objects: &'a mut Vec<Result<Decoded, Unnamed>>,
+}
+
+impl<'de> DeserializeSeed<'de> for Items<'_> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        deserializer.deserialize_seq(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Items<'_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a list of Kubernetes objects")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<(), A::Error> {
+        for header in self.headers {
+            let target = match self.of {
+                Some(kind) if header.kind.is_none() => Target::Object(kind),
+                _ => header.target(),
+            };
+            let item = Typed {
+                header,
+                target,
+                objects: &mut *self.objects,
+            };
+            if seq.next_element_seed(item)?.is_none() {
+                return Err(A::Error::custom("the list ends early"));
+            }
+        }
+        while seq.next_element::<IgnoredAny>()?.is_some() {}
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn objects(text: &str) -> Vec<String> {
+        read(text.as_bytes())
+            .unwrap()
+            .into_iter()
+            .map(|located| format!("{} {}", located.line, located.object.unwrap().key))
+            .collect()
+    }
+
+    fn broken(text: &str) -> Broken {
+        read(text.as_bytes()).unwrap_err()
+    }
+
+    const SERVICE: &str =
+        "apiVersion: v1\nkind: Service\nmetadata: {name: web}\nspec: {clusterIP: 10.96.0.1}\n";
+
+    #[test]
+    fn documents_keep_their_lines() {
+        let text = format!("# one\n---\n{SERVICE}---\n\n# two\n--- # three\n{SERVICE}...\n");
+        assert_eq!(
+            objects(&text),
+            ["3 Service default/web", "11 Service default/web"]
+        );
+        assert_eq!(objects(""), [""; 0]);
+        assert_eq!(objects("---\n---\n# nothing\n"), [""; 0]);
+        assert_eq!(
+            objects(&SERVICE.replace('\n', "\r\n")),
+            ["1 Service default/web"]
+        );
+        assert_eq!(
+            objects(&format!("\u{feff}{SERVICE}")),
+            ["1 Service default/web"]
+        );
+    }
+
+    #[test]
+    fn other_kinds_may_hold_anything() {
+        let text = "apiVersion: apps/v1\nkind: Deployment\nspec: {ports: x, clusterIP: [1]}\nstatus: 5\n---\n\
+                    apiVersion: serving.knative.dev/v1\nkind: Service\nmetadata: {name: x}\nspec: 7\n---\n\
+                    just: text\n---\n";
+        assert_eq!(
+            objects(&format!("{text}{SERVICE}")),
+            ["13 Service default/web"]
+        );
+    }
+
+    #[test]
+    fn lists_are_read_wherever_their_kind_stands() {
+        let list = "items:\n- metadata: {name: web}\n  apiVersion: v1\n  kind: Service\n\
+                    - {apiVersion: v1, kind: ConfigMap, spec: 5}\n\
+                    - {apiVersion: v1, kind: List, items: [{apiVersion: v1, kind: Node, metadata: {name: n}}]}\n\
+                    kind: List\napiVersion: v1\n";
+        assert_eq!(objects(list), ["1 Service default/web", "1 Node n"]);
+        let typed = "apiVersion: discovery.k8s.io/v1\nkind: EndpointSliceList\nitems: [{metadata: {name: a}}]\n";
+        assert_eq!(objects(typed), ["1 EndpointSlice default/a"]);
+        assert_eq!(
+            objects("apiVersion: v1\nkind: List\nitems: null\n"),
+            [""; 0]
+        );
+    }
+
+    #[test]
+    fn json_is_read() {
+        let json = "{\n\t\"kind\": \"Service\",\n\t\"apiVersion\": \"v1\",\n\t\"metadata\": {\n\t\t\"name\": \"web\"\n\t},\n\
+                    \t\"spec\": {\"clusterIP\": \"10.96.0.1\", \"ports\": [{\"port\": 80, \"name\": \"\\u0061\"}]}\n}\n";
+        assert_eq!(objects(json), ["1 Service default/web"]);
+        let long = format!(
+            "{{\"apiVersion\":\"v1\",\"kind\":\"Service\",\"metadata\":{{\"name\":\"web\",\"annotations\":{{\"a\":\"{}\"}}}}}}",
+            "x".repeat(5000)
+        );
+        assert_eq!(objects(&long), ["1 Service default/web"]);
+    }
+
+    #[test]
+    fn an_error_is_at_its_place_in_the_file() {
+        let at = |broken: Broken| (broken.line, broken.column);
+        let typed = "spec:\n  clusterIP: 10.96.0.1\n  ports:\n  - port: http\n";
+        let text =
+            format!("{SERVICE}---\napiVersion: v1\nkind: Service\nmetadata: {{name: b}}\n{typed}");
+        let error = broken(&text);
+        assert_eq!((error.line, error.column), (12, 11), "{error}");
+        assert_eq!(error.near, "- port: http");
+        assert!(!error.message.contains("line"), "{error}");
+        assert_eq!(at(broken(&format!("{SERVICE}---\nkind: [\n"))).0, 6);
+        assert_eq!(
+            at(broken(&format!("{SERVICE}---\nkind: a\nkind: b\n"))).0,
+            7
+        );
+        assert_eq!(at(broken("a: b\n  c: d\n")).0, 2);
+        assert_eq!(
+            read(b"a: b\nc: \xff\n").unwrap_err().to_string(),
+            "2:4: not UTF-8 text, in \"c: \""
+        );
+        let json = "{\"apiVersion\": \"v1\",\n \"kind\": \"Service\",\n \"spec\": {\"ports\": [{\"port\": \"x\"}]}}";
+        assert_eq!(at(broken(json)), (3, 30));
+    }
+
+    #[test]
+    fn an_alias_bomb_is_refused() {
+        let mut text = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n".to_owned();
+        for i in 1..12 {
+            let alias = vec![format!("*a{}", i - 1); 10].join(", ");
+            text = format!("{text}a{i}: &a{i} [{alias}]\n");
+        }
+        assert!(read(text.as_bytes()).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_read_or_refused(text in "(\\PC|\n|---\n|kind: List\n|apiVersion: v1\n|items:\n|- ){0,40}") {
+            let _ = read(text.as_bytes());
+        }
+
+        #[test]
+        fn any_damage_to_a_manifest_is_survived(at in 0..SERVICE.len(), with in "\\PC{0,3}") {
+            let mut text = SERVICE.to_owned();
+            text.replace_range(at..=at, &with);
+            let _ = read(text.as_bytes());
+        }
+    }
+}

@@ -1,0 +1,348 @@
+//! What a folder of manifests holds, and what each look at it changed. Reads files; knows nothing
+//! of watching.
+//!
+//! ```text
+//!   files:  web.yaml ─▶ { Service default/web: content, … }      claims:  Service default/web ─▶ {web.yaml, web2.yaml}
+//! ```
+//!
+//! The content of an object is that of the first file, by name, which claims it. A file that cannot
+//! be read keeps what it held. One that could never be read since the start may hold anything:
+//! until it can be, or is gone, the lists are complete but not whole.
+
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::{fs, io};
+
+use proxy::{Event, Kind};
+
+use super::document::{self, Located};
+use crate::complaints::Complaints;
+use crate::decode::{self, Content, Key};
+
+const KINDS: [Kind; 3] = [Kind::Service, Kind::EndpointSlice, Kind::Node];
+
+/// The folder as it was last seen.
+#[derive(Debug)]
+pub(super) struct Folder {
+    path: PathBuf,
+    /// The Node that is this one; others are left out.
+    node: Box<str>,
+    files: BTreeMap<OsString, File>,
+    claims: HashMap<Key, BTreeSet<OsString>>,
+    complaints: Complaints,
+    progress: Progress,
+}
+
+/// How much has been told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Progress {
+    /// Nothing.
+    New,
+    /// A list, while some file was unreadable.
+    Complete,
+    /// A list of everything.
+    Whole,
+}
+
+#[derive(Debug, Default)]
+struct File {
+    stamp: Option<Stamp>,
+    objects: HashMap<Key, Content>,
+    /// It existed before it could be read for the first time.
+    is_unknown: bool,
+}
+
+/// When this differs, a file has changed. When it does not, it may have: the clock behind it ticks
+/// some hundred times a second.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Stamp {
+    device: u64,
+    inode: u64,
+    size: u64,
+    modified: (i64, i64),
+    changed: (i64, i64),
+}
+
+impl Stamp {
+    fn new(metadata: &fs::Metadata) -> Self {
+        Self {
+            device: metadata.dev(),
+            inode: metadata.ino(),
+            size: metadata.size(),
+            modified: (metadata.mtime(), metadata.mtime_nsec()),
+            changed: (metadata.ctime(), metadata.ctime_nsec()),
+        }
+    }
+}
+
+/// Files that are known to have been written to.
+#[derive(Debug, Default)]
+pub(super) struct Touched {
+    pub(super) names: HashSet<OsString>,
+    pub(super) is_all: bool,
+}
+
+impl Touched {
+    fn contains(&self, name: &OsStr) -> bool {
+        self.is_all || self.names.contains(name)
+    }
+}
+
+/// What a look at the folder brought.
+#[derive(Debug, Default, PartialEq)]
+pub(super) struct Seen {
+    pub(super) events: Vec<Event>,
+    /// Lines for the log, to be warned about.
+    pub(super) warnings: Vec<String>,
+}
+
+impl Folder {
+    pub(super) fn new(path: &Path, node: &str) -> Self {
+        Self {
+            path: path.to_owned(),
+            node: node.into(),
+            files: BTreeMap::new(),
+            claims: HashMap::new(),
+            complaints: Complaints::default(),
+            progress: Progress::New,
+        }
+    }
+
+    /// Looks at the folder. Fails if it is not there or cannot be listed, and then nothing has
+    /// changed.
+    pub(super) fn look(&mut self, touched: &Touched) -> io::Result<Seen> {
+        let mut present = BTreeSet::new();
+        for entry in fs::read_dir(&self.path)? {
+            let name = entry?.file_name();
+            if is_manifest(&name) {
+                present.insert(name);
+            }
+        }
+        let mut look = Look::default();
+        let gone: Vec<OsString> = self
+            .files
+            .keys()
+            .filter(|name| !present.contains(*name))
+            .cloned()
+            .collect();
+        for name in gone {
+            self.remove(&mut look, &name);
+        }
+        for name in present {
+            self.read(&mut look, &name, touched);
+        }
+        Ok(self.conclude(look))
+    }
+
+    /// Reads one file, if it changed.
+    fn read(&mut self, look: &mut Look, name: &OsStr, touched: &Touched) {
+        let path = self.path.join(name);
+        let metadata = fs::metadata(&path);
+        let stamp = metadata.as_ref().ok().map(Stamp::new);
+        let known = self.files.get(name);
+        if !touched.contains(name) && known.is_some_and(|file| file.stamp == stamp) {
+            return;
+        }
+        let is_unknown = known.map_or(self.progress == Progress::New, |file| file.is_unknown);
+        let shown = path.display();
+        let fate = match known {
+            _ if is_unknown => "nothing is taken away until it is known what it holds: correct it",
+            None => "nothing of it is served until it is corrected",
+            Some(_) => "what it held before stays until it is corrected",
+        };
+        let found = metadata.and_then(|metadata| {
+            if metadata.is_file() {
+                fs::read(&path).map(Some)
+            } else {
+                Ok(None)
+            }
+        });
+        let error = match found {
+            Ok(Some(bytes)) => match document::read(&bytes) {
+                Ok(located) => {
+                    self.take(look, name, located);
+                    let file = self.files.entry(name.to_owned()).or_default();
+                    file.stamp = stamp;
+                    file.is_unknown = false;
+                    return;
+                }
+                Err(broken) => format!("{shown}:{broken}"),
+            },
+            Ok(None) => return self.remove(look, name),
+            // Deleted since the folder was listed; a symbolic link that leads nowhere is still
+            // there.
+            Err(error)
+                if error.kind() == io::ErrorKind::NotFound
+                    && fs::symlink_metadata(&path).is_err() =>
+            {
+                return self.remove(look, name);
+            }
+            Err(error) => format!("{shown}: {error}"),
+        };
+        look.warnings.push(format!("{error}; {fate}"));
+        let file = self.files.entry(name.to_owned()).or_default();
+        file.stamp = stamp;
+        file.is_unknown = is_unknown;
+    }
+
+    /// Takes what a file now holds.
+    fn take(&mut self, look: &mut Look, name: &OsStr, located: Vec<Located>) {
+        let shown = self.path.join(name);
+        let mut objects = HashMap::new();
+        for Located { line, object } in located {
+            let place = format!("{}:{line}", shown.display());
+            let decoded = match object {
+                Ok(decoded) => decoded,
+                Err(unnamed) => {
+                    look.warnings.push(format!("{place}: {unnamed}"));
+                    continue;
+                }
+            };
+            if decoded.key.kind == Kind::Node && decoded.key.name.name() != &*self.node {
+                continue;
+            }
+            let complaints = self.complaints.of(&decoded.key, decoded.problems);
+            look.warnings
+                .extend(complaints.iter().map(|said| format!("{place}: {said}")));
+            let known = self
+                .files
+                .get(name)
+                .and_then(|file| file.objects.get(&decoded.key));
+            let content = match (decoded.content, known) {
+                (Content::Unusable, Some(known)) => known.clone(),
+                (content, _) => content,
+            };
+            match objects.entry(decoded.key) {
+                Entry::Vacant(entry) => {
+                    entry.insert(content);
+                }
+                Entry::Occupied(entry) => look.warnings.push(format!(
+                    "{place}: {} is in this file twice; the first is used: remove one",
+                    entry.key()
+                )),
+            }
+        }
+        self.replace(look, name, objects);
+    }
+
+    fn remove(&mut self, look: &mut Look, name: &OsStr) {
+        self.replace(look, name, HashMap::new());
+        self.files.remove(name);
+    }
+
+    /// Lets a file claim these objects and no others.
+    fn replace(&mut self, look: &mut Look, name: &OsStr, objects: HashMap<Key, Content>) {
+        let before = self
+            .files
+            .get_mut(name)
+            .map(|file| std::mem::take(&mut file.objects))
+            .unwrap_or_default();
+        for key in before.keys().chain(objects.keys()) {
+            if !look.before.contains_key(key) {
+                // This file's objects are out of it at the moment, so they are looked for here.
+                let content = self.winner(key).and_then(|winner| {
+                    if winner == name {
+                        before.get(key)
+                    } else {
+                        self.files.get(winner)?.objects.get(key)
+                    }
+                });
+                look.before.insert(key.clone(), content.cloned());
+            }
+        }
+        for key in before.keys().filter(|key| !objects.contains_key(*key)) {
+            if let Some(files) = self.claims.get_mut(key) {
+                files.remove(name);
+                if files.is_empty() {
+                    self.claims.remove(key);
+                    self.complaints.forget(key);
+                }
+            }
+        }
+        for key in objects.keys() {
+            let files = self.claims.entry(key.clone()).or_default();
+            if files.insert(name.to_owned()) && files.len() > 1 {
+                look.contested.push(key.clone());
+            }
+        }
+        self.files.entry(name.to_owned()).or_default().objects = objects;
+    }
+
+    /// The file whose word counts.
+    fn winner(&self, key: &Key) -> Option<&OsStr> {
+        Some(self.claims.get(key)?.first()?)
+    }
+
+    fn content(&self, key: &Key) -> Option<&Content> {
+        self.files.get(self.winner(key)?)?.objects.get(key)
+    }
+
+    /// The events of a look: what an object was before it, and what it is now.
+    fn conclude(&mut self, look: Look) -> Seen {
+        let mut events = Vec::new();
+        if self.progress == Progress::New {
+            events.extend(KINDS.map(Event::ListStarted));
+        }
+        let mut changed: Vec<(Key, Option<Content>)> = look.before.into_iter().collect();
+        changed.sort_by_cached_key(|(key, _)| (decode::kind_name(key.kind), key.name.clone()));
+        let is_told = |content: &Option<Content>| {
+            matches!(content, Some(Content::Proxied(_) | Content::Unusable))
+        };
+        for (key, before) in changed {
+            let now = self.content(&key).cloned();
+            if now != before && (is_told(&now) || is_told(&before)) {
+                events.push(match now {
+                    Some(content) => content.into_event(key),
+                    None => key.into_deletion(),
+                });
+            }
+        }
+        let progress = if self.files.values().any(|file| file.is_unknown) {
+            Progress::Complete
+        } else {
+            Progress::Whole
+        };
+        if progress != self.progress && self.progress != Progress::Whole {
+            let is_whole = progress == Progress::Whole;
+            events.extend(KINDS.map(|kind| Event::ListComplete { kind, is_whole }));
+            self.progress = progress;
+        }
+        let mut warnings = look.warnings;
+        for key in look.contested {
+            let files: Vec<_> = self.claims.get(&key).into_iter().flatten().collect();
+            let names: Vec<_> = files.iter().map(|name| name.to_string_lossy()).collect();
+            if let [first, ..] = &names[..] {
+                warnings.push(format!(
+                    "{}: {key} is in {}; {first} is used, as its name sorts first: leave it in one of them",
+                    self.path.display(),
+                    names.join(" and ")
+                ));
+            }
+        }
+        Seen { events, warnings }
+    }
+}
+
+/// Notes of one look.
+#[derive(Debug, Default)]
+struct Look {
+    /// Objects whose claims changed, with what they were before.
+    before: HashMap<Key, Option<Content>>,
+    contested: Vec<Key>,
+    warnings: Vec<String>,
+}
+
+/// Whether a file of this name is read: `*.yaml`, `*.yml` and `*.json`, but neither hidden files
+/// (which include the `..data` of a mounted ConfigMap) nor what editors leave while they write.
+pub(super) fn is_manifest(name: &OsStr) -> bool {
+    !name.as_bytes().starts_with(b".")
+        && Path::new(name).extension().is_some_and(|extension| {
+            ["yaml", "yml", "json"]
+                .iter()
+                .any(|known| extension == *known)
+        })
+}

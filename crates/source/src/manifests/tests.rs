@@ -1,0 +1,455 @@
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use futures::StreamExt;
+use futures::stream::BoxStream;
+use proxy::{Event, Kind};
+
+use super::folder::{Folder, Seen, Touched};
+use super::stream;
+
+/// A folder that goes when the test ends.
+struct Temporary(PathBuf);
+
+impl Temporary {
+    fn new() -> Self {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let path = std::env::temp_dir().join(format!(
+            "manifests-{}-{}",
+            std::process::id(),
+            NUMBER.fetch_add(1, Ordering::Relaxed)
+        ));
+        fs::create_dir(&path).unwrap();
+        Self(path)
+    }
+
+    fn write(&self, name: &str, text: &str) {
+        fs::write(self.0.join(name), text).unwrap();
+    }
+
+    fn remove(&self, name: &str) {
+        fs::remove_file(self.0.join(name)).unwrap();
+    }
+}
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn service(name: &str, ip: &str) -> String {
+    format!(
+        "apiVersion: v1\nkind: Service\nmetadata: {{name: {name}}}\nspec: {{clusterIP: {ip}, ports: [{{port: 80}}]}}\n---\n"
+    )
+}
+
+/// Events in a few words.
+fn words(events: &[Event]) -> Vec<String> {
+    events
+        .iter()
+        .map(|event| match event {
+            Event::ListStarted(kind) => format!("{kind:?} list"),
+            Event::ListComplete { kind, is_whole } => {
+                format!("{kind:?} {}", if *is_whole { "whole" } else { "complete" })
+            }
+            Event::ServiceApplied(service) => {
+                format!("{} {}", service.name.name(), service.cluster_ips[0])
+            }
+            Event::ServiceDeleted(name) => format!("no {}", name.name()),
+            Event::SliceApplied(slice) => {
+                format!("slice {} {}", slice.name.name(), slice.endpoints.len())
+            }
+            Event::SliceDeleted(name) => format!("no slice {}", name.name()),
+            Event::NodeApplied(node) => format!("node {}", node.name),
+            Event::NodeDeleted(name) => format!("no node {name}"),
+            Event::Unreadable(_, name) => format!("{} unreadable", name.name()),
+        })
+        .collect()
+}
+
+/// The events of a first look, without the lists' ends.
+fn listed(events: &[Event]) -> (Vec<String>, bool) {
+    let mut all = words(events);
+    let starts: Vec<_> = all.drain(..3).collect();
+    assert_eq!(starts, ["Service list", "EndpointSlice list", "Node list"]);
+    let ends = all.split_off(all.len() - 3);
+    let is_whole = ends == ["Service whole", "EndpointSlice whole", "Node whole"];
+    assert!(
+        is_whole
+            || ends
+                == [
+                    "Service complete",
+                    "EndpointSlice complete",
+                    "Node complete"
+                ],
+        "{ends:?}"
+    );
+    (all, is_whole)
+}
+
+/// Looks as after a change of all files: what was written within one tick of the file system's
+/// clock is seen too.
+fn look(folder: &mut Folder) -> Seen {
+    let touched = Touched {
+        is_all: true,
+        ..Touched::default()
+    };
+    folder.look(&touched).unwrap()
+}
+
+#[test]
+fn adding_editing_and_deleting_files_changes_what_is_served() {
+    let dir = Temporary::new();
+    dir.write(
+        "a.yaml",
+        &(service("a", "10.96.0.1") + &service("b", "10.96.0.2")),
+    );
+    let mut folder = Folder::new(&dir.0, "node1");
+    assert_eq!(
+        listed(&look(&mut folder).events),
+        (vec!["a 10.96.0.1".into(), "b 10.96.0.2".into()], true)
+    );
+    dir.write("c.yml", &service("c", "10.96.0.3"));
+    assert_eq!(words(&look(&mut folder).events), ["c 10.96.0.3"]);
+    assert_eq!(look(&mut folder), Seen::default(), "nothing changed");
+    dir.write(
+        "a.yaml",
+        &(service("a", "10.96.0.9") + &service("d", "10.96.0.4")),
+    );
+    assert_eq!(
+        words(&look(&mut folder).events),
+        ["a 10.96.0.9", "no b", "d 10.96.0.4"]
+    );
+    dir.remove("a.yaml");
+    assert_eq!(words(&look(&mut folder).events), ["no a", "no d"]);
+    dir.write("c.yml", "");
+    assert_eq!(words(&look(&mut folder).events), ["no c"]);
+}
+
+#[test]
+fn slices_and_only_the_own_node_are_read() {
+    let dir = Temporary::new();
+    dir.write(
+        "a.json",
+        r#"{"apiVersion": "v1", "kind": "List", "items": [
+            {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node1"}},
+            {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node2"}},
+            {"apiVersion": "v1", "kind": "Secret", "data": 5},
+            {"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
+             "metadata": {"name": "a", "labels": {"kubernetes.io/service-name": "a"}},
+             "endpoints": [{"addresses": ["10.0.0.1"]}, {"addresses": ["web"]}]}]}"#,
+    );
+    let mut folder = Folder::new(&dir.0, "node1");
+    let seen = look(&mut folder);
+    assert_eq!(
+        listed(&seen.events),
+        (vec!["slice a 1".into(), "node node1".into()], true)
+    );
+    let place = dir.0.join("a.json");
+    assert_eq!(seen.warnings.len(), 1);
+    assert!(
+        seen.warnings[0].starts_with(&format!(
+            r#"{}:1: EndpointSlice default/a: endpoints[1].addresses[0] is "web""#,
+            place.display()
+        )),
+        "{:?}",
+        seen.warnings
+    );
+    assert_eq!(look(&mut folder).warnings, [""; 0], "said once");
+    dir.remove("a.json");
+    assert_eq!(
+        words(&look(&mut folder).events),
+        ["no slice a", "no node node1"]
+    );
+}
+
+#[test]
+fn a_broken_file_is_named_with_its_line_and_keeps_what_it_held() {
+    let dir = Temporary::new();
+    dir.write("a.yaml", &service("a", "10.96.0.1"));
+    let mut folder = Folder::new(&dir.0, "node1");
+    look(&mut folder);
+    let broken = service("b", "10.96.0.2")
+        + "apiVersion: v1\nkind: Service\nspec:\n  ports:\n  - port: http\n";
+    dir.write("a.yaml", &broken);
+    let seen = look(&mut folder);
+    assert_eq!(seen.events, []);
+    let wanted = format!("{}:10:11: ", dir.0.join("a.yaml").display());
+    assert!(
+        seen.warnings[0].starts_with(&wanted)
+            && seen.warnings[0].contains("what it held before stays"),
+        "{:?}",
+        seen.warnings
+    );
+    assert_eq!(
+        folder.look(&Touched::default()).unwrap(),
+        Seen::default(),
+        "said once"
+    );
+    dir.write("a.yaml", &service("b", "10.96.0.2"));
+    assert_eq!(words(&look(&mut folder).events), ["no a", "b 10.96.0.2"]);
+}
+
+#[test]
+fn a_file_that_is_broken_from_the_start_makes_the_list_not_whole() {
+    for heal in [true, false] {
+        let dir = Temporary::new();
+        dir.write("a.yaml", &service("a", "10.96.0.1"));
+        dir.write("b.yaml", "kind: [\n");
+        dir.write("c.yaml", "\u{0}");
+        let mut folder = Folder::new(&dir.0, "node1");
+        let seen = look(&mut folder);
+        assert_eq!(listed(&seen.events), (vec!["a 10.96.0.1".into()], false));
+        assert!(seen.warnings[0].contains("nothing is taken away until it is known what it holds"));
+        dir.remove("c.yaml");
+        assert_eq!(
+            words(&look(&mut folder).events),
+            [""; 0],
+            "b.yaml is still unknown"
+        );
+        let whole = ["Service whole", "EndpointSlice whole", "Node whole"];
+        if heal {
+            dir.write("b.yaml", &service("b", "10.96.0.2"));
+            let events = words(&look(&mut folder).events);
+            assert_eq!(events[0], "b 10.96.0.2");
+            assert_eq!(events[1..], whole);
+        } else {
+            dir.remove("b.yaml");
+            assert_eq!(words(&look(&mut folder).events), whole);
+        }
+        dir.write("d.yaml", "kind: [\n");
+        assert_eq!(
+            words(&look(&mut folder).events),
+            [""; 0],
+            "a new file was never served"
+        );
+    }
+}
+
+#[test]
+fn an_unusable_object_keeps_what_it_was_while_its_file_goes_on() {
+    let dir = Temporary::new();
+    dir.write(
+        "a.yaml",
+        &(service("a", "10.96.0.1") + &service("b", "10.96.0.2")),
+    );
+    let mut folder = Folder::new(&dir.0, "node1");
+    look(&mut folder);
+    dir.write(
+        "a.yaml",
+        &(service("a", "web") + &service("b", "10.96.0.9")),
+    );
+    let seen = look(&mut folder);
+    assert_eq!(words(&seen.events), ["b 10.96.0.9"]);
+    assert!(seen.warnings[0].contains(r#"Service default/a: spec.clusterIPs[0] is "web""#));
+    dir.write("c.yaml", &service("c", "web"));
+    assert_eq!(words(&look(&mut folder).events), ["c unreadable"]);
+    dir.remove("c.yaml");
+    assert_eq!(words(&look(&mut folder).events), ["no c"]);
+}
+
+#[test]
+fn of_two_files_with_one_object_the_first_wins() {
+    let dir = Temporary::new();
+    dir.write("b.yaml", &service("a", "10.96.0.2"));
+    let mut folder = Folder::new(&dir.0, "node1");
+    look(&mut folder);
+    dir.write("c.yaml", &service("a", "10.96.0.3"));
+    let seen = look(&mut folder);
+    assert_eq!(seen.events, []);
+    assert!(
+        seen.warnings[0].contains("Service default/a is in b.yaml and c.yaml; b.yaml is used"),
+        "{:?}",
+        seen.warnings
+    );
+    dir.write("a.yaml", &service("a", "10.96.0.1"));
+    assert_eq!(words(&look(&mut folder).events), ["a 10.96.0.1"]);
+    dir.remove("a.yaml");
+    assert_eq!(words(&look(&mut folder).events), ["a 10.96.0.2"]);
+    // Moved to another file unchanged: nobody notices.
+    dir.remove("b.yaml");
+    dir.write("c.yaml", "");
+    dir.write("d.yaml", &service("a", "10.96.0.2"));
+    assert_eq!(look(&mut folder).events, []);
+    dir.write(
+        "d.yaml",
+        &(service("a", "10.96.0.4") + &service("a", "10.96.0.5")),
+    );
+    let seen = look(&mut folder);
+    assert_eq!(words(&seen.events), ["a 10.96.0.4"]);
+    assert!(seen.warnings[0].contains("is in this file twice"));
+}
+
+#[test]
+fn what_is_no_manifest_is_left_out() {
+    let dir = Temporary::new();
+    for name in [
+        ".hidden.yaml",
+        ".a.yaml.swp",
+        "a.yaml~",
+        "#a.yaml#",
+        ".#a.yaml",
+        "a.txt",
+        "4913",
+    ] {
+        dir.write(name, &service("a", "10.96.0.1"));
+    }
+    fs::create_dir(dir.0.join("b.yaml")).unwrap();
+    symlink("nowhere", dir.0.join("c.yaml")).unwrap();
+    let mut folder = Folder::new(&dir.0, "node1");
+    let seen = look(&mut folder);
+    assert_eq!(
+        listed(&seen.events),
+        (vec![], false),
+        "a link to nowhere is unknown"
+    );
+    assert_eq!(seen.warnings.len(), 1, "{:?}", seen.warnings);
+}
+
+#[test]
+fn a_folder_that_cannot_be_watched_is_an_error_with_a_next_step() {
+    let dir = Temporary::new();
+    dir.write("file", "");
+    for (path, advice) in [
+        (
+            dir.0.join("none"),
+            "create the folder, or correct --manifests",
+        ),
+        (dir.0.join("file"), "--manifests takes a folder"),
+    ] {
+        let error = stream(&path, "node1").map(drop).unwrap_err().to_string();
+        assert!(
+            error.contains(advice) && error.contains(path.to_str().unwrap()),
+            "{error}"
+        );
+    }
+}
+
+/// The stream of a folder, with a limit to waiting.
+struct Watched(BoxStream<'static, Event>);
+
+impl Watched {
+    async fn new(path: &Path) -> Self {
+        let mut watched = Self(stream(path, "node1").unwrap().boxed());
+        while watched.next().await != "Node whole" {}
+        watched
+    }
+
+    async fn next(&mut self) -> String {
+        let event = tokio::time::timeout(Duration::from_secs(20), self.0.next());
+        words(&[event.await.expect("an event in time").expect("no end")]).remove(0)
+    }
+
+    async fn is_quiet(&mut self) -> bool {
+        let event = tokio::time::timeout(Duration::from_millis(300), self.0.next());
+        event.await.is_err()
+    }
+}
+
+#[tokio::test]
+async fn changes_are_watched() {
+    let dir = Temporary::new();
+    dir.write("a.yaml", &service("a", "10.96.0.1"));
+    let mut watched = Watched::new(&dir.0).await;
+    assert!(watched.is_quiet().await);
+    // In place,
+    dir.write("a.yaml", &service("a", "10.96.0.2"));
+    assert_eq!(watched.next().await, "a 10.96.0.2");
+    // by rename over it, as editors and kubectl do,
+    dir.write(".a.tmp", &service("a", "10.96.0.3"));
+    fs::rename(dir.0.join(".a.tmp"), dir.0.join("a.yaml")).unwrap();
+    assert_eq!(watched.next().await, "a 10.96.0.3");
+    // by a link,
+    dir.write("b.txt", &service("b", "10.96.0.4"));
+    symlink(dir.0.join("b.txt"), dir.0.join("b.yaml")).unwrap();
+    assert_eq!(watched.next().await, "b 10.96.0.4");
+    // and deleted.
+    dir.remove("a.yaml");
+    assert_eq!(watched.next().await, "no a");
+    assert!(watched.is_quiet().await);
+}
+
+#[tokio::test]
+async fn a_config_map_changes_at_once() {
+    let dir = Temporary::new();
+    for (version, ip) in [("..1", "10.96.0.1"), ("..2", "10.96.0.2")] {
+        fs::create_dir(dir.0.join(version)).unwrap();
+        dir.write(&format!("{version}/a.yaml"), &service("a", ip));
+    }
+    symlink("..1", dir.0.join("..data")).unwrap();
+    symlink("..data/a.yaml", dir.0.join("a.yaml")).unwrap();
+    let mut watched = Watched::new(&dir.0).await;
+    symlink("..2", dir.0.join("..data_tmp")).unwrap();
+    fs::rename(dir.0.join("..data_tmp"), dir.0.join("..data")).unwrap();
+    assert_eq!(watched.next().await, "a 10.96.0.2");
+}
+
+#[tokio::test]
+async fn half_a_file_is_not_read() {
+    use std::io::Write;
+    let dir = Temporary::new();
+    dir.write(
+        "a.yaml",
+        &(service("a", "10.96.0.1") + &service("b", "10.96.0.2")),
+    );
+    let mut watched = Watched::new(&dir.0).await;
+    let mut file = fs::File::create(dir.0.join("a.yaml")).unwrap();
+    file.write_all(service("a", "10.96.0.9").as_bytes())
+        .unwrap();
+    assert!(watched.is_quiet().await, "the writer is not done");
+    file.write_all(service("b", "10.96.0.2").as_bytes())
+        .unwrap();
+    drop(file);
+    assert_eq!(watched.next().await, "a 10.96.0.9");
+    assert!(watched.is_quiet().await, "b was there all the time");
+}
+
+#[tokio::test]
+async fn a_folder_that_is_removed_keeps_what_it_held_until_it_is_back() {
+    let outer = Temporary::new();
+    let dir = outer.0.join("x/manifests");
+    fs::create_dir_all(&dir).unwrap();
+    fs::write(dir.join("a.yaml"), service("a", "10.96.0.1")).unwrap();
+    let mut watched = Watched::new(&dir).await;
+    fs::rename(outer.0.join("x"), outer.0.join("y")).unwrap();
+    tokio::time::sleep(Duration::from_millis(1300)).await;
+    assert!(watched.is_quiet().await);
+    // Made again and filled slowly: the moment in which it is empty is not taken for its content.
+    fs::create_dir_all(&dir).unwrap();
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    fs::write(dir.join("a.yaml"), service("a", "10.96.0.2")).unwrap();
+    assert_eq!(watched.next().await, "a 10.96.0.2");
+    fs::write(dir.join("b.yaml"), service("b", "10.96.0.3")).unwrap();
+    assert_eq!(watched.next().await, "b 10.96.0.3");
+}
+
+#[test]
+fn the_model_deletes_nothing_that_a_broken_file_may_hold() {
+    let dir = Temporary::new();
+    dir.write("a.yaml", &service("a", "10.96.0.1"));
+    dir.write("b.yaml", "kind: [\n");
+    let mut folder = Folder::new(&dir.0, "node1");
+    let mut model = proxy::Model::new();
+    for event in look(&mut folder).events {
+        model.apply(event);
+    }
+    assert!(model.is_complete() && !model.is_whole());
+    dir.remove("b.yaml");
+    let events = look(&mut folder).events;
+    assert!(events.iter().all(|event| matches!(
+        event,
+        Event::ListComplete {
+            kind: Kind::Service | Kind::EndpointSlice | Kind::Node,
+            is_whole: true
+        }
+    )));
+    for event in events {
+        model.apply(event);
+    }
+    assert!(model.is_whole());
+    assert_eq!(model.service_names().count(), 1);
+}

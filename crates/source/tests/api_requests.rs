@@ -1,0 +1,354 @@
+//! What the API source asks of a server, and what that costs it.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "a test stops at the first surprise, also in what surrounds it"
+)]
+
+#[expect(dead_code, reason = "much is for other tests")]
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use apiserver::{Asked, Fault, Kind, Options, Request, Rule, Server};
+use common::scripted::Scripted;
+use common::{Told, services};
+use proxy::Event;
+use serde_json::{Value, json};
+use source::{Api, ContentType, Lists};
+use tokio::time::{Instant, timeout};
+
+fn service(name: &str) -> Value {
+    json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": name, "namespace": "default"},
+           "spec": {"ports": [{"port": 80, "protocol": "TCP"}]}})
+}
+
+fn settings(lists: Lists) -> Api {
+    Api {
+        lists,
+        ..Api::default()
+    }
+}
+
+/// A server with a Service `web`, and a source that has listed it.
+async fn well(lists: Lists, options: Options) -> (Server, Told) {
+    let server = Server::start(options).await.unwrap();
+    server.apply(service("web")).unwrap();
+    let mut told = Told::with(server.url(), "node1", settings(lists)).await;
+    told.until_watched(&server).await;
+    (server, told)
+}
+
+/// Reads what comes within `time`.
+async fn listen(told: &mut Told, time: Duration) {
+    let end = Instant::now() + time;
+    while Instant::now() < end {
+        let rest = (end - Instant::now()).min(Duration::from_mins(1));
+        _ = timeout(rest, told.until("never", |_| false)).await;
+    }
+}
+
+/// The lists among the requests, without the glances at whether a version is reached.
+fn lists(requests: &[Request]) -> Vec<&Request> {
+    let is_list = |one: &&Request| {
+        let is_glance = one.query.split('&').any(|pair| pair == "limit=1");
+        !one.query.contains("watch=true") && !is_glance
+    };
+    requests.iter().filter(is_list).collect()
+}
+
+fn answered(requests: &[Request], asked: Asked, content_type: &str) -> bool {
+    let of = requests.iter().filter(|one| one.asked == asked);
+    let mut answers = of.filter_map(|one| one.answer.as_ref());
+    answers.all(|answer| answer.content_type == content_type)
+}
+
+#[tokio::test]
+async fn only_what_is_needed_is_watched() {
+    let (server, _told) = well(Lists::Cached, Options::default()).await;
+    let requests = server.requests();
+    let mut asked: Vec<_> = requests
+        .iter()
+        .map(|one| {
+            let selectors = one
+                .query
+                .split('&')
+                .filter(|pair| pair.contains("Selector="));
+            let what = if one.query.contains("watch=true") {
+                "watch"
+            } else {
+                "list"
+            };
+            format!(
+                "{what} {} {}",
+                one.path,
+                selectors.collect::<Vec<_>>().join(" ")
+            )
+        })
+        .collect();
+    asked.sort_unstable();
+    let slices = "/apis/discovery.k8s.io/v1/endpointslices labelSelector=%21service.kubernetes.io%2Fheadless";
+    let nodes = "/api/v1/nodes fieldSelector=metadata.name%3Dnode1";
+    let services = "/api/v1/services labelSelector=%21service.kubernetes.io%2Fservice-proxy-name \
+                    fieldSelector=spec.clusterIP%21%3DNone";
+    let wanted: Vec<_> = ["list", "watch"]
+        .into_iter()
+        .flat_map(|what| [nodes, services, slices].map(|which| format!("{what} {which}")))
+        .collect();
+    assert_eq!(asked, wanted);
+    for watch in requests
+        .iter()
+        .filter(|one| one.query.contains("watch=true"))
+    {
+        assert!(
+            watch.query.contains("allowWatchBookmarks=true"),
+            "{watch:?}"
+        );
+        let seconds = watch.query.split("timeoutSeconds=").nth(1).unwrap();
+        let seconds: u32 = seconds.split('&').next().unwrap().parse().unwrap();
+        assert!((180..=290).contains(&seconds), "{watch:?}");
+    }
+}
+
+#[tokio::test]
+async fn objects_come_as_protobuf_or_as_json_if_that_is_wanted() {
+    for lists in [Lists::Cached, Lists::Streamed] {
+        for (content_type, accept, list, watch) in [
+            (
+                ContentType::Protobuf,
+                "application/vnd.kubernetes.protobuf,application/json",
+                "application/vnd.kubernetes.protobuf",
+                "application/vnd.kubernetes.protobuf;stream=watch",
+            ),
+            (
+                ContentType::Json,
+                "application/json",
+                "application/json",
+                "application/json",
+            ),
+        ] {
+            let server = Server::start(Options::default()).await.unwrap();
+            server.apply(service("web")).unwrap();
+            let settings = Api {
+                content_type,
+                ..settings(lists)
+            };
+            let mut told = Told::with(server.url(), "node1", settings).await;
+            told.until_watched(&server).await;
+            server.apply(service("new")).unwrap();
+            told.until_services(&["new", "web"]).await;
+            let requests = server.requests();
+            assert!(requests.iter().all(|one| one.accept == accept));
+            assert!(requests.iter().all(|one| one.accept_encoding == "gzip"));
+            assert!(answered(&requests, Asked::List, list), "{requests:?}");
+            assert!(answered(&requests, Asked::Watch, watch), "{requests:?}");
+            assert!(
+                answered(&requests, Asked::StreamedList, watch),
+                "{requests:?}"
+            );
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_long_list_comes_whole_and_packed_out_of_the_watch_cache() {
+    let server = Server::start(Options::default()).await.unwrap();
+    for i in 0..1201 {
+        server.apply(service(&format!("s{i}"))).unwrap();
+    }
+    let mut told = Told::by(server.url(), "node1").await;
+    told.until_listed().await;
+    assert_eq!(services(&told.model).len(), 1201);
+    let requests = server.requests();
+    let lists = lists(&requests);
+    assert_eq!(lists.len(), 3);
+    let list = lists
+        .iter()
+        .find(|one| one.path.ends_with("/services"))
+        .unwrap();
+    assert!(
+        list.query.contains("limit=500&resourceVersion=0"),
+        "{list:?}"
+    );
+    assert_eq!(list.answer.as_ref().unwrap().content_encoding, "gzip");
+}
+
+/// A list after the first comes from the watch cache, once that is as new as what was seen.
+#[tokio::test(start_paused = true)]
+async fn a_list_anew_is_not_older_than_what_was_seen() {
+    let (server, mut told) = well(Lists::Cached, Options::default()).await;
+    server.apply(service("new")).unwrap();
+    told.until_services(&["new", "web"]).await;
+    let (version, before) = (server.version(), server.requests().len());
+    let rule = Rule::from(Fault::Expire).on(Asked::Watch).of(Kind::Service);
+    server.faults().add(rule.times(1));
+    server.faults().cut();
+    listen(&mut told, Duration::from_secs(30)).await;
+    let requests = server.requests().split_off(before);
+    let [list] = &lists(&requests)[..] else {
+        panic!("{requests:?}");
+    };
+    let wanted = format!("&resourceVersion={version}&resourceVersionMatch=NotOlderThan");
+    assert!(list.query.ends_with(&wanted), "{list:?}");
+    assert!(!list.query.contains("limit="), "{list:?}");
+    assert_eq!(services(&told.model), ["new", "web"].into());
+}
+
+/// A server whose lists are from before what was told takes nothing away, until it says that this
+/// is the newest it has.
+#[tokio::test]
+async fn a_list_from_before_what_was_seen_takes_nothing_away() {
+    let count = Arc::new(AtomicUsize::new(0));
+    let turns = Arc::clone(&count);
+    let list = |kind: &str, version: &str, items: &[Value]| {
+        let meta = json!({"resourceVersion": version});
+        (
+            200,
+            json!({"kind": kind, "metadata": meta, "items": items}).to_string(),
+        )
+    };
+    let server = Scripted::new(move |target| {
+        let kind = match target {
+            _ if target.contains("/services") => "ServiceList",
+            _ if target.contains("/nodes") => "NodeList",
+            _ => "EndpointSliceList",
+        };
+        let web = json!({"metadata": {"name": "web", "namespace": "default"}, "spec": {"clusterIP": "10.96.0.1"}});
+        match (target.contains("watch=true"), kind) {
+            (true, "ServiceList") if turns.load(Ordering::SeqCst) < 2 => {
+                let gone = json!({"type": "ERROR", "object": {"kind": "Status", "code": 410}});
+                (200, gone.to_string() + "\n")
+            }
+            (true, _) => (200, "\n".to_owned()),
+            (false, "ServiceList") => match turns.fetch_add(1, Ordering::SeqCst) {
+                0 => list(kind, "10", &[web]),
+                1 => list(kind, "9", &[]),
+                // Asked for as the newest.
+                _ if target.contains("resourceVersion") => list(kind, "9", &[]),
+                _ => list(kind, "8", &[]),
+            },
+            (false, _) => list(kind, "10", &[]),
+        }
+    })
+    .await
+    .unwrap();
+    let mut told = Told::by(server.url(), "node1").await;
+    told.until_services(&["web"]).await;
+    told.until("no Service", |model| model.service_names().count() == 0)
+        .await;
+    let requests = server.requests.lock().unwrap();
+    let asked = requests
+        .iter()
+        .filter(|one| one.contains("/services") && !one.contains("watch=true"));
+    let versions: Vec<_> = asked
+        .map(|one| one.split_once("resourceVersion").map(|(_, rest)| rest))
+        .collect();
+    assert_eq!(
+        versions,
+        [
+            Some("=0"),
+            Some("=10&resourceVersionMatch=NotOlderThan"),
+            None
+        ]
+    );
+}
+
+/// Nothing but a version that is gone, or too large, is a reason for a list.
+#[tokio::test(start_paused = true)]
+async fn no_storm_of_refusals_is_a_reason_to_list_anew() {
+    let refuse = |code| Fault::Refuse {
+        code,
+        retry_after: Some(1),
+    };
+    let faults = [429, 500, 502, 503, 504, 404].map(refuse);
+    let others = [
+        Fault::Timeout,
+        Fault::Drop,
+        Fault::Silence,
+        Fault::CutAfter(0),
+        Fault::EndAfter(0),
+    ];
+    for lists_are in [Lists::Cached, Lists::Streamed] {
+        for fault in faults.into_iter().chain(others) {
+            let (server, mut told) = well(lists_are, Options::default()).await;
+            let (before, told_before) = (server.requests().len(), told.log.len());
+            server.faults().add(Rule::from(fault).on(Asked::Watch));
+            server.faults().cut();
+            server.apply(service("new")).unwrap();
+            listen(&mut told, Duration::from_mins(3)).await;
+            server.faults().clear();
+            told.until_services(&["new", "web"]).await;
+            let requests = server.requests().split_off(before);
+            assert_eq!(lists(&requests).len(), 0, "{fault:?}: {requests:?}");
+            let is_list = |event: &Event| matches!(event, Event::ListStarted(_));
+            assert!(!told.log[told_before..].iter().any(is_list), "{fault:?}");
+        }
+    }
+}
+
+/// A server that does not stream lists is asked again when it may have become another.
+#[tokio::test(start_paused = true)]
+async fn streaming_is_tried_again() {
+    let options = Options {
+        watch_list: false,
+        ..Options::default()
+    };
+    let (server, mut told) = well(Lists::Streamed, options).await;
+    let streamed = |requests: &[Request]| {
+        let services = requests
+            .iter()
+            .filter(|one| one.path.ends_with("/services"));
+        services
+            .filter(|one| one.asked == Asked::StreamedList)
+            .count()
+    };
+    assert_eq!(streamed(&server.requests()), 1);
+    let list_anew = || {
+        let rule = Rule::from(Fault::Expire).on(Asked::Watch).of(Kind::Service);
+        server.faults().add(rule.times(1));
+        server.faults().cut();
+    };
+    // Not with every list.
+    listen(&mut told, Duration::from_mins(1)).await;
+    list_anew();
+    listen(&mut told, Duration::from_mins(1)).await;
+    assert_eq!(streamed(&server.requests()), 1);
+    // After a while.
+    listen(&mut told, Duration::from_mins(10)).await;
+    list_anew();
+    listen(&mut told, Duration::from_mins(1)).await;
+    assert_eq!(streamed(&server.requests()), 2);
+    // After it was away.
+    server
+        .faults()
+        .add(Rule::from(Fault::Drop).of(Kind::Service).times(1));
+    server.faults().cut();
+    listen(&mut told, Duration::from_mins(1)).await;
+    list_anew();
+    listen(&mut told, Duration::from_mins(1)).await;
+    assert_eq!(streamed(&server.requests()), 3);
+    assert_eq!(services(&told.model), ["web"].into());
+}
+
+/// A refusal that says nothing of streaming is no reason to ask for another list.
+#[tokio::test(start_paused = true)]
+async fn a_refusal_that_need_not_last_is_none_of_streaming() {
+    let server = Server::start(Options::default()).await.unwrap();
+    server.apply(service("web")).unwrap();
+    for code in [429, 503, 504] {
+        let fault = Fault::Refuse {
+            code,
+            retry_after: Some(2),
+        };
+        server
+            .faults()
+            .add(Rule::from(fault).of(Kind::Service).times(1));
+    }
+    let mut told = Told::streamed_by(server.url(), "node1").await;
+    told.until_listed().await;
+    assert_eq!(lists(&server.requests()).len(), 0);
+}

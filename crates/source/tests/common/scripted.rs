@@ -1,0 +1,93 @@
+//! A server that says what it is told to.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::{TcpListener, TcpStream};
+
+/// An answer: its status and body. A body of a watch stays open after it has been written.
+pub(crate) type Answer = (u16, String);
+
+/// An HTTP server that answers each path with query as it is told to.
+pub(crate) struct Scripted {
+    pub(crate) address: SocketAddr,
+    /// The requests' paths and queries so far.
+    pub(crate) requests: Arc<Mutex<Vec<String>>>,
+    task: tokio::task::JoinHandle<()>,
+}
+
+impl Scripted {
+    pub(crate) async fn new(
+        answer: impl Fn(&str) -> Answer + Send + Sync + 'static,
+    ) -> io::Result<Self> {
+        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        let address = listener.local_addr()?;
+        let requests = Arc::new(Mutex::new(Vec::new()));
+        let log = Arc::clone(&requests);
+        let answer = Arc::new(answer);
+        let task = tokio::spawn(async move {
+            let mut connections = tokio::task::JoinSet::new();
+            while let Ok((connection, _)) = listener.accept().await {
+                let (answer, log) = (Arc::clone(&answer), Arc::clone(&log));
+                connections.spawn(async move {
+                    // A client that goes away is no failure of the test.
+                    let _ = serve(connection, &*answer, &log).await;
+                });
+            }
+        });
+        Ok(Self {
+            address,
+            requests,
+            task,
+        })
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    pub(crate) fn asked(&self, part: &str) -> usize {
+        let requests = self.requests.lock().unwrap();
+        requests.iter().filter(|asked| asked.contains(part)).count()
+    }
+}
+
+impl Drop for Scripted {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+async fn serve(
+    connection: TcpStream,
+    answer: &(impl Fn(&str) -> Answer + ?Sized),
+    log: &Mutex<Vec<String>>,
+) -> io::Result<()> {
+    let mut connection = BufReader::new(connection);
+    let mut request = String::new();
+    connection.read_line(&mut request).await?;
+    let (mut header, mut length) = (String::new(), 0);
+    while connection.read_line(&mut header).await? > 2 {
+        if let Some(value) = header.to_lowercase().strip_prefix("content-length:") {
+            length = value.trim().parse().unwrap_or(0);
+        }
+        header.clear();
+    }
+    // What is left unread when the connection is closed may cost the client the answer.
+    connection.read_exact(&mut vec![0; length]).await?;
+    let target = request.split(' ').nth(1).unwrap_or_default().to_owned();
+    log.lock().unwrap().push(target.clone());
+    let (status, body) = answer(&target);
+    let head = format!(
+        "HTTP/1.1 {status} X\r\nContent-Type: application/json\r\nConnection: close\r\n\r\n"
+    );
+    connection.write_all(head.as_bytes()).await?;
+    connection.write_all(body.as_bytes()).await?;
+    connection.flush().await?;
+    if target.contains("watch=true") && status == 200 && body.ends_with('\n') {
+        std::future::pending::<()>().await;
+    }
+    connection.shutdown().await
+}

@@ -1,0 +1,355 @@
+//! The API server over HTTPS: who is trusted, who the client says it is, and certificates and
+//! tokens that rotate.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "a test stops at the first surprise, also in what surrounds it"
+)]
+
+#[expect(dead_code, reason = "the server that is scripted is for other tests")]
+mod common;
+
+use std::net::{Ipv6Addr, SocketAddr};
+use std::path::Path;
+
+use apiserver::{Authority, Cluster, Identity, Options, Server, Tls};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use common::{Folder, Log, Told, services, until_said};
+use serde_json::{Value, json};
+use source::StartError;
+use source::api::Server as Source;
+
+/// The names that the fixture's certificates are for.
+const NAMES: [&str; 3] = ["127.0.0.1", "::1", "kubernetes"];
+
+fn write_pair(folder: &Folder, identity: &Identity) {
+    folder.write("crt", &identity.certificate);
+    folder.write("key", &identity.key);
+}
+
+fn service(name: &str) -> Value {
+    json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": name, "namespace": "default"},
+           "spec": {"ports": [{"port": 80, "protocol": "TCP"}]}})
+}
+
+fn with(authority: &Authority) -> Options {
+    let tls = Tls {
+        identity: authority.server(&NAMES).unwrap(),
+        clients: None,
+    };
+    Options {
+        tls: Some(tls),
+        ..Options::default()
+    }
+}
+
+/// A server with a Service `web`.
+async fn serve(options: Options) -> Server {
+    let server = Server::start(options).await.unwrap();
+    server.apply(service("web")).unwrap();
+    server
+}
+
+/// Starts again, in the place of one that has been stopped.
+async fn serve_again(cluster: Cluster, address: SocketAddr, options: Options) -> Server {
+    let options = Options { address, ..options };
+    Server::start_on(cluster, options).await.unwrap()
+}
+
+async fn source(kubeconfig: &Path) -> Result<Source, StartError> {
+    common::server(Some(kubeconfig), None).await
+}
+
+async fn told(kubeconfig: &Path) -> Told {
+    Told::of(&source(kubeconfig).await.ok().unwrap(), "node1")
+}
+
+async fn is_served(kubeconfig: &Path) {
+    told(kubeconfig).await.until_services(&["web"]).await;
+}
+
+#[tokio::test]
+async fn a_kubeconfig_as_kubeadm_makes_it_and_a_token_that_rotates() {
+    let (authority, folder) = (Authority::new("kubernetes").unwrap(), Folder::new());
+    let tokens = Some(vec!["first".to_owned()]);
+    let options = with(&authority);
+    let server = serve(Options { tokens, ..options }).await;
+    folder.write("ca.crt", &authority.certificate());
+    folder.write("token", "first\n");
+    // Relative paths are beside the kubeconfig.
+    let cluster = json!({"certificate-authority": "ca.crt"});
+    let user = json!({"tokenFile": folder.0.join("token")});
+    let (log, _guard) = Log::start();
+    let mut told = told(&folder.kubeconfig(&server.url(), cluster, &user)).await;
+    told.until_services(&["web"]).await;
+    told.until_watched(&server).await;
+
+    server.set_tokens(&["second"]);
+    server.apply(service("new")).unwrap();
+    told.until_services(&["new", "web"]).await;
+    server.faults().cut();
+    let line = until_said(&mut told, &log, "(401)").await;
+    assert!(line.contains("check the credentials"), "{line}");
+    assert_eq!(services(&told.model), ["new", "web"].into());
+    folder.write("token", "second\n");
+    server.apply(service("newer")).unwrap();
+    told.until_services(&["new", "newer", "web"]).await;
+    until_said(&mut told, &log, "all is watched again").await;
+    assert!(!log.text().contains("first") && !log.text().contains("second"));
+}
+
+#[tokio::test]
+async fn authorities_and_client_certificates_inline_and_in_files() {
+    let authority = Authority::new("kubernetes").unwrap();
+    let mut options = with(&authority);
+    options.tls.as_mut().unwrap().clients = Some(authority.certificate());
+    let (server, folder) = (serve(options).await, Folder::new());
+    let client = authority.client("system:kube-proxy").unwrap();
+    let ca = folder.write("ca.crt", &authority.certificate());
+    write_pair(&folder, &client);
+    let inline = |text: &str| json!(STANDARD.encode(text));
+    let files = json!({"client-certificate": "crt", "client-key": folder.0.join("key")});
+    let data = json!({
+        "client-certificate-data": inline(&client.certificate), "client-key-data": inline(&client.key),
+        // What is inline counts.
+        "client-certificate": "/nowhere/crt", "client-key": "/nowhere/key",
+    });
+    let named = json!({"certificate-authority": ca});
+    let written = json!({
+        "certificate-authority-data": inline(&authority.certificate()), "certificate-authority": "/nowhere/ca",
+    });
+    for (cluster, user) in [(&named, &data), (&written, &files)] {
+        is_served(&folder.kubeconfig(&server.url(), cluster.clone(), user)).await;
+    }
+    // Who shows none, and who shows another's, gets nothing.
+    let (log, _guard) = Log::start();
+    let nobody = folder.kubeconfig(&server.url(), named.clone(), &json!({}));
+    let mut unknown = told(&nobody).await;
+    until_said(&mut unknown, &log, "(401)").await;
+    write_pair(
+        &folder,
+        &Authority::new("another").unwrap().client("me").unwrap(),
+    );
+    let mut other = told(&folder.kubeconfig(&server.url(), named, &files)).await;
+    let line = until_said(&mut other, &log, "this client's certificate").await;
+    assert!(line.contains("client-certificate and client-key"), "{line}");
+    assert_eq!((&unknown.log, &other.log), (&vec![], &vec![]));
+}
+
+#[tokio::test]
+async fn a_server_by_another_name_or_unchecked() {
+    let (authority, folder) = (Authority::new("kubernetes").unwrap(), Folder::new());
+    let tls = Tls {
+        identity: authority.server(&["api.example"]).unwrap(),
+        clients: None,
+    };
+    let tls = Some(tls);
+    let server = serve(Options {
+        tls,
+        ..Options::default()
+    })
+    .await;
+    let ca = folder.write("ca.crt", &authority.certificate());
+    let (log, _guard) = Log::start();
+    let cluster = json!({"certificate-authority": ca});
+    let mut strict = told(&folder.kubeconfig(&server.url(), cluster, &json!({}))).await;
+    let line = until_said(&mut strict, &log, "cannot be talked to").await;
+    assert!(
+        line.contains("api.example") && line.contains("tls-server-name"),
+        "{line}"
+    );
+    let named = json!({"certificate-authority": ca, "tls-server-name": "api.example"});
+    is_served(&folder.kubeconfig(&server.url(), named, &json!({}))).await;
+    let unchecked = json!({"insecure-skip-tls-verify": true});
+    is_served(&folder.kubeconfig(&server.url(), unchecked, &json!({}))).await;
+}
+
+#[tokio::test]
+async fn a_server_that_is_not_trusted_is_named_and_awaited() {
+    let (authority, folder) = (Authority::new("kubernetes").unwrap(), Folder::new());
+    // Of the same name, so that it is the key that tells them apart, and of another.
+    for name in ["kubernetes", "another"] {
+        let other = Authority::new(name).unwrap();
+        let server = serve(with(&authority)).await;
+        let ca = folder.write("ca.crt", &authority.certificate());
+        let cluster = json!({"certificate-authority": ca});
+        let (log, _guard) = Log::start();
+        let mut told = told(&folder.kubeconfig(&server.url(), cluster, &json!({}))).await;
+        told.until_listed().await;
+        let known = told.log.len();
+
+        let (objects, address) = (server.cluster().clone(), server.address());
+        server.stop().await;
+        objects
+            .delete(apiserver::Kind::Service, "default", "web")
+            .unwrap();
+        let server = serve_again(objects.clone(), address, with(&other)).await;
+        let line = until_said(&mut told, &log, "not signed by").await;
+        for part in [
+            &format!("certificate-authority {}", ca.display()),
+            "serving the last known state, and retrying",
+            "put the cluster's CA there",
+        ] {
+            assert!(line.contains(part), "{line}");
+        }
+        assert_eq!((told.log.len(), server.requests().len()), (known, 0));
+        server.stop().await;
+        let _server = serve_again(objects, address, with(&authority)).await;
+        told.until_services(&[]).await;
+        until_said(&mut told, &log, "all is watched again").await;
+    }
+}
+
+#[tokio::test]
+async fn an_expired_certificate_is_told_as_such() {
+    let (authority, folder) = (Authority::new("kubernetes").unwrap(), Folder::new());
+    let mut options = with(&authority);
+    options.tls.as_mut().unwrap().identity = authority.expired_server(&NAMES).unwrap();
+    let server = serve(options).await;
+    let data = STANDARD.encode(authority.certificate());
+    let cluster = json!({"certificate-authority-data": data});
+    let (log, _guard) = Log::start();
+    let mut told = told(&folder.kubeconfig(&server.url(), cluster, &json!({}))).await;
+    let line = until_said(&mut told, &log, "cannot be talked to").await;
+    assert!(
+        line.contains("expired") && line.contains("this node's clock"),
+        "{line}"
+    );
+    assert_eq!(told.log, []);
+}
+
+#[tokio::test]
+async fn an_authority_that_rotates_is_taken_over() {
+    let [old, new] = ["old", "new"].map(|name| Authority::new(name).unwrap());
+    let folder = Folder::new();
+    let server = serve(with(&old)).await;
+    let ca = folder.write("ca.crt", &old.certificate());
+    let cluster = json!({"certificate-authority": ca});
+    let (log, _guard) = Log::start();
+    let mut told = told(&folder.kubeconfig(&server.url(), cluster, &json!({}))).await;
+    told.until_services(&["web"]).await;
+    told.until_watched(&server).await;
+    // It is said, and forgotten by nobody, when the file is no certificate for a while.
+    folder.write("ca.crt", "half of a certif");
+    server.faults().cut();
+    until_said(&mut told, &log, "cannot be used").await;
+    server.apply(service("meanwhile")).unwrap();
+    told.until_services(&["meanwhile", "web"]).await;
+
+    folder.write("ca.crt", &(old.certificate() + &new.certificate()));
+    let (objects, address) = (server.cluster().clone(), server.address());
+    server.stop().await;
+    let server = serve_again(objects, address, with(&new)).await;
+    server.apply(service("new")).unwrap();
+    told.until_services(&["meanwhile", "new", "web"]).await;
+    until_said(&mut told, &log, "are used from now on").await;
+}
+
+#[tokio::test]
+async fn a_client_certificate_that_rotates_is_shown_on_new_connections() {
+    let [old, new] = ["old", "new"].map(|name| Authority::new(name).unwrap());
+    let folder = Folder::new();
+    let taking = |clients: &Authority| {
+        let mut options = with(&old);
+        options.tls.as_mut().unwrap().clients = Some(clients.certificate());
+        options
+    };
+    let server = serve(taking(&old)).await;
+    let ca = folder.write("ca.crt", &old.certificate());
+    write_pair(&folder, &old.client("node").unwrap());
+    let cluster = json!({"certificate-authority": ca});
+    let user = json!({"client-certificate": "crt", "client-key": "key"});
+    let (log, _guard) = Log::start();
+    let mut told = told(&folder.kubeconfig(&server.url(), cluster, &user)).await;
+    told.until_listed().await;
+    let (objects, address) = (server.cluster().clone(), server.address());
+    server.stop().await;
+    let server = serve_again(objects, address, taking(&new)).await;
+    server.apply(service("new")).unwrap();
+    until_said(&mut told, &log, "this client's certificate").await;
+    // First the one file, then the other, with an attempt in between.
+    let next = new.client("node").unwrap();
+    folder.write("crt", &next.certificate);
+    until_said(&mut told, &log, "cannot be used").await;
+    folder.write("key", &next.key);
+    told.until_services(&["new", "web"]).await;
+    let line = until_said(&mut told, &log, "cannot be used").await;
+    assert!(line.contains("client-key"), "{line}");
+}
+
+#[tokio::test]
+async fn certificates_that_cannot_be_used_at_the_start_are_an_error_at_once() {
+    let folder = Folder::new();
+    let url = "https://192.0.2.1:6443";
+    let nothing = folder.write("nothing", "");
+    let garbage = folder.write("garbage", "-----BEGIN CERTIFICATE-----\n%\n");
+    for (cluster, user, parts) in [
+        (
+            json!({"certificate-authority": "/nowhere/ca.crt"}),
+            json!({}),
+            ["/nowhere/ca.crt", "No such file", "certificate-authority"],
+        ),
+        (
+            json!({"certificate-authority": garbage}),
+            json!({}),
+            ["kubeconfig", "no certificate", "certificate-authority"],
+        ),
+        (
+            json!({"certificate-authority": nothing}),
+            json!({}),
+            ["kubeconfig", "no certificate", "certificate-authority"],
+        ),
+        (
+            json!({"certificate-authority-data": "%"}),
+            json!({}),
+            ["kubeconfig", "base64", "certificate-authority-data"],
+        ),
+        (
+            json!({"insecure-skip-tls-verify": true}),
+            json!({"client-certificate": "/nowhere/crt", "client-key": "/nowhere/key"}),
+            ["/nowhere/crt", "No such file", "certificates"],
+        ),
+    ] {
+        let kubeconfig = folder.kubeconfig(url, cluster, &user);
+        let error = source(&kubeconfig).await.err().unwrap().to_string();
+        for part in parts {
+            assert!(error.contains(part), "{error:?} lacks {part:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn ipv6_literals_and_a_master_that_overrides() {
+    let (authority, folder) = (Authority::new("kubernetes").unwrap(), Folder::new());
+    let address = (Ipv6Addr::LOCALHOST, 0).into();
+    let tokens = Some(vec!["secret".to_owned()]);
+    let server = serve(Options {
+        address,
+        tokens,
+        ..with(&authority)
+    })
+    .await;
+    assert!(server.url().starts_with("https://[::1]:"));
+    let ca = folder.write("ca.crt", &authority.certificate());
+    let (cluster, user) = (
+        json!({"certificate-authority": ca}),
+        json!({"token": "secret"}),
+    );
+    is_served(&folder.kubeconfig(&server.url(), cluster.clone(), &user)).await;
+    // The credentials stay those of the kubeconfig.
+    let elsewhere = folder.kubeconfig("https://192.0.2.1:6443", cluster, &user);
+    let source = common::server(Some(&elsewhere), Some(&server.url())).await;
+    let mut told = Told::of(&source.ok().unwrap(), "node1");
+    told.until_services(&["web"]).await;
+    let tokens = server.requests();
+    assert!(
+        tokens
+            .iter()
+            .all(|one| one.authorization.reveal() == "Bearer secret")
+    );
+    // Connections are kept.
+    assert!(server.connections() <= 6, "{}", server.connections());
+}

@@ -1,0 +1,204 @@
+//! What an answer is encoded as, and what of it is asked for.
+
+use bytes::Bytes;
+
+use crate::protobuf;
+use crate::status::Status;
+
+/// An encoding of objects.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Media {
+    Json,
+    Protobuf,
+}
+
+/// What a client takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Accepted {
+    pub(crate) media: Media,
+    pub(crate) coding: Coding,
+}
+
+/// A content coding.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Coding {
+    Identity,
+    Gzip,
+}
+
+impl Accepted {
+    /// By the values of `Accept` and `Accept-Encoding`; empty where there is no such header.
+    ///
+    /// # Errors
+    /// 406 if nothing is served that is accepted.
+    pub(crate) fn negotiate(accept: &str, encodings: &str) -> Result<Self, Status> {
+        let media = Media::negotiate(accept).ok_or_else(|| Status::not_acceptable(accept))?;
+        // The real server takes the word wherever it stands in the list, too.
+        let coding = if encodings.split(',').any(|name| name.trim() == "gzip") {
+            Coding::Gzip
+        } else {
+            Coding::Identity
+        };
+        Ok(Self { media, coding })
+    }
+}
+
+impl Media {
+    pub(crate) const ALL: [Self; 2] = [Self::Json, Self::Protobuf];
+
+    /// `Content-Type` of what is no watch.
+    pub(crate) fn content_type(self) -> &'static str {
+        match self {
+            Self::Json => "application/json",
+            Self::Protobuf => "application/vnd.kubernetes.protobuf",
+        }
+    }
+
+    /// `Content-Type` of a watch.
+    pub(crate) fn of_watch(self) -> &'static str {
+        match self {
+            Self::Json => "application/json",
+            Self::Protobuf => "application/vnd.kubernetes.protobuf;stream=watch",
+        }
+    }
+
+    /// The first that will do of the ranges in an `Accept`, the better liked ones first.
+    fn negotiate(accept: &str) -> Option<Self> {
+        if accept.is_empty() {
+            return Some(Self::Json);
+        }
+        let mut ranges: Vec<_> = accept.split(',').filter_map(Range::parse).collect();
+        ranges.sort_by(|a, b| b.quality.total_cmp(&a.quality));
+        ranges
+            .iter()
+            .find_map(|range| Self::ALL.into_iter().find(|media| range.is_met_by(*media)))
+    }
+
+    /// A `Status` by itself.
+    pub(crate) fn status(self, status: &Status) -> Bytes {
+        match self {
+            Self::Json => status.to_json().to_string().into(),
+            Self::Protobuf => protobuf::status(&status.to_json()).into(),
+        }
+    }
+
+    /// Writes an event of a watch; `object` stands as it does alone.
+    pub(crate) fn event(self, what: &str, object: &[u8], out: &mut Vec<u8>) {
+        match self {
+            Self::Json => {
+                for part in [
+                    br#"{"type":""#,
+                    what.as_bytes(),
+                    br#"","object":"#,
+                    object,
+                    b"}\n",
+                ] {
+                    out.extend_from_slice(part);
+                }
+            }
+            Self::Protobuf => protobuf::event(what, object, out),
+        }
+    }
+
+    /// The event that ends a watch.
+    pub(crate) fn error(self, status: &Status) -> Bytes {
+        let mut out = Vec::new();
+        self.event("ERROR", &self.status(status), &mut out);
+        out.into()
+    }
+}
+
+/// One of the media ranges in an `Accept`.
+struct Range<'a> {
+    name: &'a str,
+    parameters: Vec<&'a str>,
+    quality: f64,
+}
+
+impl<'a> Range<'a> {
+    /// None for what is not acceptable at all.
+    fn parse(text: &'a str) -> Option<Self> {
+        let mut parts = text.split(';').map(str::trim);
+        let name = parts.next()?;
+        let (mut parameters, mut quality) = (Vec::new(), 1.0);
+        for part in parts {
+            match part.strip_prefix("q=") {
+                Some(value) => quality = value.parse().ok()?,
+                None => parameters.push(part),
+            }
+        }
+        (quality > 0.0).then_some(Self {
+            name,
+            parameters,
+            quality,
+        })
+    }
+
+    fn is_met_by(&self, media: Media) -> bool {
+        // A Table is for people, who get the object; anything else that an object may be transformed to is not served.
+        let is_known = |parameter: &&str| match parameter.split_once('=') {
+            Some(("as", form)) => form == "Table" && media == Media::Json,
+            Some(("stream", what)) => what == "watch",
+            _ => true,
+        };
+        (self.name == media.content_type() || matches!(self.name, "application/*" | "*/*"))
+            && self.parameters.iter().all(is_known)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_that_will_do_is_taken() {
+        for json in [
+            "",
+            "*/*",
+            "application/*",
+            "application/json",
+            "application/json, application/vnd.kubernetes.protobuf",
+            "application/vnd.kubernetes.protobuf;q=0.5,application/json",
+            "application/vnd.kubernetes.protobuf;q=0,application/json",
+            "application/vnd.kubernetes.protobuf;as=Table, application/json",
+            "application/json;as=Table;v=v1;g=meta.k8s.io,application/json",
+            "application/json;stream=watch",
+            "application/cbor, application/json",
+        ] {
+            assert_eq!(Media::negotiate(json), Some(Media::Json), "{json:?}");
+        }
+        for protobuf in [
+            "application/vnd.kubernetes.protobuf",
+            "application/vnd.kubernetes.protobuf;stream=watch",
+            "application/vnd.kubernetes.protobuf, */*",
+            "application/vnd.kubernetes.protobuf,application/json",
+            "application/json;q=0.9,application/vnd.kubernetes.protobuf",
+        ] {
+            assert_eq!(
+                Media::negotiate(protobuf),
+                Some(Media::Protobuf),
+                "{protobuf:?}"
+            );
+        }
+        for none in [
+            "text/html",
+            "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1",
+            "application/json;stream=lines",
+        ] {
+            assert_eq!(Media::negotiate(none), None, "{none:?}");
+        }
+    }
+
+    #[test]
+    fn gzip_is_found_in_a_list() {
+        for (encodings, coding) in [
+            ("", Coding::Identity),
+            ("gzip", Coding::Gzip),
+            ("br, gzip", Coding::Gzip),
+            ("deflate", Coding::Identity),
+        ] {
+            let accepted = Accepted::negotiate("", encodings).map(|accepted| accepted.coding);
+            assert_eq!(accepted, Ok(coding), "{encodings}");
+        }
+    }
+}

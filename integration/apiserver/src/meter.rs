@@ -1,0 +1,86 @@
+//! The bytes that a connection sends, counted with the request that is being answered.
+
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+use crate::request::Entry;
+
+/// A connection whose bytes are counted.
+#[derive(Debug)]
+pub(crate) struct Metered<S> {
+    stream: S,
+    meter: Meter,
+}
+
+/// For which request a connection's bytes are. A clone is a handle to the same.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Meter(Arc<Mutex<Option<Arc<Entry>>>>);
+
+impl Meter {
+    /// What is sent from now on is for this request.
+    pub(crate) fn turn_to(&self, entry: Option<Arc<Entry>>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = entry;
+    }
+
+    fn count(&self, written: &Poll<io::Result<usize>>) {
+        if let Poll::Ready(Ok(count)) = written
+            && let Some(entry) = &*self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        {
+            entry.sent(*count);
+        }
+    }
+}
+
+impl<S> Metered<S> {
+    pub(crate) fn new(stream: S, meter: Meter) -> Self {
+        Self { stream, meter }
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Metered<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(context, buffer)
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Metered<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.stream).poll_write(context, bytes);
+        self.meter.count(&written);
+        written
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.stream).poll_write_vectored(context, slices);
+        self.meter.count(&written);
+        written
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}

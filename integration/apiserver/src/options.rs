@@ -1,0 +1,58 @@
+//! What a server and its cluster are like.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+use crate::tls::Tls;
+
+/// What a server and its cluster are like.
+#[derive(Debug)]
+pub struct Options {
+    /// Where to listen, unless `listener` is given. The default is a free port of 127.0.0.1.
+    pub address: SocketAddr,
+    /// A socket that listens already, in whatever network namespace it was made.
+    pub listener: Option<std::net::TcpListener>,
+    /// Whether streamed initial lists (KEP-3157) are served. Without, asking for one is answered with 422 Invalid.
+    pub watch_list: bool,
+    /// Whether lists of any version come from a watch cache.
+    pub watch_cache: WatchCache,
+    /// How often a watch that wants bookmarks gets one.
+    pub bookmark_interval: Duration,
+    /// Whether there is a Service `default/kubernetes`, on 10.96.0.1.
+    pub kubernetes_service: bool,
+    /// Whether it is noted when events of changes are sent, for `GET /fixture/sent`.
+    pub notes_sent: bool,
+    /// How many changes of each kind a watch can go back.
+    pub history: usize,
+    /// HTTPS instead of HTTP.
+    pub tls: Option<Tls>,
+    /// The bearer tokens that are good; without, everybody may ask (unless [`Tls::clients`] is given).
+    pub tokens: Option<Vec<String>>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            address: (Ipv4Addr::LOCALHOST, 0).into(),
+            listener: None,
+            watch_list: true,
+            watch_cache: WatchCache::default(),
+            bookmark_interval: Duration::from_mins(1),
+            kubernetes_service: false,
+            notes_sent: false,
+            history: 100_000,
+            tls: None,
+            tokens: None,
+        }
+    }
+}
+
+/// Whether there is a watch cache, for lists and objects of any version.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum WatchCache {
+    /// It has no pages, and waits for a version that is still to come.
+    #[default]
+    Present,
+    /// Lists have pages where they are asked for, and a version that is still to come is refused at once.
+    Absent,
+}

@@ -1,0 +1,94 @@
+//! The wire format of protobuf: numbered fields (<https://protobuf.dev/programming-guides/encoding>).
+
+/// What is behind the number of a field.
+#[derive(Clone, Copy)]
+pub(super) enum Wire<'a> {
+    Varint(u64),
+    Bytes(&'a [u8]),
+    /// A fixed-size number; no field that is read here is one.
+    Fixed,
+}
+
+/// Bytes that are no message.
+#[derive(Debug, PartialEq)]
+pub(super) struct Broken;
+
+/// The fields of a message, by number, in the order of the bytes; ends after an error.
+pub(super) struct Fields<'a>(pub(super) &'a [u8]);
+
+impl<'a> Iterator for Fields<'a> {
+    type Item = Result<(u64, Wire<'a>), Broken>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.0.is_empty() {
+            return None;
+        }
+        let field = self.field();
+        if field.is_none() {
+            self.0 = &[];
+        }
+        Some(field.ok_or(Broken))
+    }
+}
+
+impl<'a> Fields<'a> {
+    fn field(&mut self) -> Option<(u64, Wire<'a>)> {
+        let tag = self.varint()?;
+        let wire = match tag & 7 {
+            0 => Wire::Varint(self.varint()?),
+            1 => self.take(8).map(|_| Wire::Fixed)?,
+            2 => {
+                let length = self.varint()?;
+                Wire::Bytes(self.take(usize::try_from(length).ok()?)?)
+            }
+            5 => self.take(4).map(|_| Wire::Fixed)?,
+            _ => return None,
+        };
+        Some((tag >> 3, wire))
+    }
+
+    fn varint(&mut self) -> Option<u64> {
+        let mut number = 0;
+        for shift in (0..64).step_by(7) {
+            let (byte, rest) = self.0.split_first()?;
+            self.0 = rest;
+            number |= u64::from(byte & 0x7f) << shift;
+            if byte & 0x80 == 0 {
+                return Some(number);
+            }
+        }
+        None
+    }
+
+    fn take(&mut self, length: usize) -> Option<&'a [u8]> {
+        let (taken, rest) = self.0.split_at_checked(length)?;
+        self.0 = rest;
+        Some(taken)
+    }
+}
+
+/// Writes a field that is a number.
+pub(super) fn put_number(number: u64, value: u64, out: &mut Vec<u8>) {
+    put_varint(number << 3, out);
+    put_varint(value, out);
+}
+
+/// Writes a field that has a length: a string, bytes or a message.
+pub(super) fn put_bytes(number: u64, bytes: &[u8], out: &mut Vec<u8>) {
+    put_length(number, bytes.len(), out);
+    out.extend_from_slice(bytes);
+}
+
+/// Writes what is in front of so many bytes.
+pub(super) fn put_length(number: u64, length: usize, out: &mut Vec<u8>) {
+    put_varint(number << 3 | 2, out);
+    put_varint(length as u64, out);
+}
+
+fn put_varint(mut value: u64, out: &mut Vec<u8>) {
+    while value >= 0x80 {
+        out.push(value.to_le_bytes()[0] | 0x80);
+        value >>= 7;
+    }
+    out.push(value.to_le_bytes()[0]);
+}
