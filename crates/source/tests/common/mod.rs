@@ -86,9 +86,22 @@ impl Told {
 
     /// Until all is listed, and each kind watched.
     pub(crate) async fn until_watched(&mut self, server: &apiserver::Server) {
-        let is_watch = |one: &apiserver::Request| one.query.contains("watch=true");
+        self.until_watched_after(server, 0).await;
+    }
+
+    /// The same, where the server had so many requests before.
+    pub(crate) async fn until_watched_after(&mut self, server: &apiserver::Server, before: usize) {
+        let is_watch = |one: &&apiserver::Request| one.query.contains("watch=true");
+        let watches = || {
+            server
+                .requests()
+                .iter()
+                .skip(before)
+                .filter(is_watch)
+                .count()
+        };
         self.until_listed().await;
-        while server.requests().iter().filter(|one| is_watch(one)).count() < 3 {
+        while watches() < 3 {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }
