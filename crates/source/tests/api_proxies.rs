@@ -16,7 +16,7 @@ use std::time::Duration;
 use apiserver::{Authority, Options, Proxy, ProxyOptions, Server, Speaks, Tls};
 use common::{Folder, Log, Told, until_said};
 use serde_json::{Value, json};
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 /// A secret that has to be percent-encoded in a URL.
 const PASSWORD: &str = "p@ss:w/rd";
@@ -81,7 +81,15 @@ impl World {
             targets.iter().all(|target| *target == wanted),
             "{targets:?}"
         );
-        assert_eq!(targets.len(), self.server.connections(), "one tunnel each");
+        // One that was begun, and then not needed, may be on its way still.
+        let are_all_there = async {
+            while proxy.targets().len() != self.server.connections() {
+                sleep(Duration::from_millis(5)).await;
+            }
+        };
+        let limit = Duration::from_secs(5);
+        let waited = timeout(limit, are_all_there).await;
+        assert!(waited.is_ok(), "one tunnel each: {:?}", proxy.targets());
     }
 }
 

@@ -43,6 +43,7 @@ use http::header::RETRY_AFTER;
 use kube::Client;
 use proxy::Event;
 use tokio::sync::mpsc;
+use tokio::task::yield_now;
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{debug, info, warn};
 
@@ -75,6 +76,9 @@ const SPREAD: Duration = Duration::from_secs(1);
 const SILENCE: Duration = Duration::from_secs(90);
 /// A watch that has been open for so long is one, even if nothing has happened yet.
 const SETTLED: Duration = Duration::from_secs(1);
+/// How often the tasks of a connection get their turn before its next request: each of them (what
+/// reads it, what waits for its end, who keeps it) hands on to the next.
+const HANDOVER: usize = 4;
 /// Bytes of an answer that are read though they do not matter, so that its connection can be used
 /// again.
 const LONGEST_REST: u64 = 64 << 10;
@@ -293,6 +297,11 @@ impl ListWatch {
     async fn ask(&mut self, target: &str) -> Result<Answer, End> {
         let request = get(target, self.content_type);
         let request = request.map_err(|error| End::nonsense(error.to_string()))?;
+        // The connection of the answer before can be used again once its tasks have seen the end:
+        // else there would be a new one, with a handshake, for each request.
+        for _ in 0..HANDOVER {
+            yield_now().await;
+        }
         let answer = timeout(ANSWER, self.client.send(request)).await;
         let answer = answer.map_err(|_| End::silent(ANSWER))??;
         let status = answer.status();
