@@ -10,7 +10,6 @@
 //!                    └─▶ Link = netlink_sys::Socket
 //! ```
 
-use std::fmt;
 use std::io::{self, ErrorKind};
 use std::thread;
 use std::time::Duration;
@@ -27,6 +26,7 @@ use crate::attributes::{Malformed, align};
 use crate::batch::{Batch, Writer};
 use crate::error::{Error, Refusal};
 use crate::message::{self, Messages};
+use crate::protocol::Protocol;
 
 /// Most messages of one send. Each refusal costs 832 bytes of receive buffer and each
 /// message holds its subsystem's lock, so more would not be faster, only harder on others.
@@ -40,29 +40,6 @@ const FIRST_SEQUENCE: u32 = 1;
 const DUMP_ATTEMPTS: u32 = 6;
 /// Before the second attempt; doubled before each further one.
 const DUMP_PAUSE: Duration = Duration::from_millis(2);
-
-/// The kernel's netlink protocols that a connection can speak.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Protocol {
-    /// `NETLINK_ROUTE`: links, addresses, routes. Requests are checked strictly
-    /// (`NETLINK_GET_STRICT_CHK`, Linux 4.20): a dump needs its family's full fixed header, and
-    /// filters by what is set in it.
-    Route,
-    /// `NETLINK_NETFILTER`: ipset, conntrack.
-    Netfilter,
-    /// `NETLINK_GENERIC`: IPVS and others, by family id.
-    Generic,
-}
-
-impl fmt::Display for Protocol {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Route => "NETLINK_ROUTE",
-            Self::Netfilter => "NETLINK_NETFILTER",
-            Self::Generic => "NETLINK_GENERIC",
-        })
-    }
-}
 
 /// Socket buffer sizes in bytes. The kernel doubles them, and without `CAP_NET_ADMIN` limits them
 /// to `net.core.{r,w}mem_max`.

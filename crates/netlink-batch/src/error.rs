@@ -3,7 +3,7 @@
 use std::{fmt, io};
 
 use crate::attributes::Malformed;
-use crate::connection::Protocol;
+use crate::protocol::Protocol;
 
 /// Error of a whole operation. Errors of single messages are [`Reply`](crate::Reply)s.
 #[derive(Debug, thiserror::Error)]

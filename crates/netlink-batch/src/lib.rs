@@ -23,14 +23,16 @@ mod connection;
 mod error;
 mod lane;
 mod message;
+mod protocol;
 mod worker;
 
 pub use attributes::{Attribute, Attributes, Malformed};
 pub use batch::{Batch, Message, Writer, messages};
-pub use connection::{Buffers, CHUNK_MESSAGES, Connection, Dump, Protocol, Reply};
+pub use connection::{Buffers, CHUNK_MESSAGES, Connection, Dump, Reply};
 pub use error::{Error, Refusal};
 pub use lane::Lane;
 pub use netlink_packet_core::{NLM_F_APPEND, NLM_F_CREATE, NLM_F_ECHO, NLM_F_EXCL, NLM_F_REPLACE};
+pub use protocol::Protocol;
 pub use worker::{Gone, Worker};
 
 #[cfg(doctest)]
