@@ -7,7 +7,8 @@ use std::task::{Context, Poll};
 use netlink_batch::{Lane as Thread, Worker};
 use proxy::Unreadable;
 
-use crate::scheme::{KernelAccess, Lane as _, Scheme, number};
+use crate::kinds::{Lane as _, number};
+use crate::scheme::{ConfigOf, KernelAccess, LaneOf, PartOf, PlanOf, Scheme};
 
 /// What has come of reading a part.
 pub(crate) type Read<S> = Result<<S as Scheme>::Found, Unreadable>;
@@ -15,7 +16,7 @@ pub(crate) type Read<S> = Result<<S as Scheme>::Found, Unreadable>;
 /// What a kernel thread has done.
 pub(crate) enum Done<S: Scheme> {
     /// It has read these parts.
-    Read(Vec<(S::Part, Read<S>)>),
+    Read(Vec<(PartOf<S>, Read<S>)>),
     /// It has carried out a step.
     Stepped {
         outcomes: Option<S::Outcomes>,
@@ -29,20 +30,20 @@ pub struct Lanes<S: Scheme, K>(Vec<Thread<K, Done<S>>>);
 impl<S: KernelAccess<K>, K: Send + 'static> Lanes<S, K> {
     /// One worker for each lane, in the order of [`Lane::ALL`](crate::Lane::ALL).
     pub fn new<const N: usize>(workers: [Worker<K>; N]) -> Self {
-        const { assert!(N == S::Lane::ALL.len(), "each lane has one worker") };
+        const { assert!(N == LaneOf::<S>::ALL.len(), "each lane has one worker") };
         Self(workers.into_iter().map(Thread::new).collect())
     }
 
     /// Lanes without threads: what each does is done when it is begun. For tests whose writes are
     /// to come in one order.
     pub fn inline(kernel: impl Fn() -> K) -> Self {
-        let all = S::Lane::ALL.iter();
+        let all = LaneOf::<S>::ALL.iter();
         Self(all.map(|_| Thread::inline(kernel())).collect())
     }
 
-    pub(crate) fn of(&mut self, lane: S::Lane) -> &mut Thread<K, Done<S>> {
+    pub(crate) fn of(&mut self, lane: LaneOf<S>) -> &mut Thread<K, Done<S>> {
         #[allow(clippy::indexing_slicing, reason = "there is one for each")]
-        &mut self.0[number(S::Lane::ALL, &lane)]
+        &mut self.0[number(LaneOf::<S>::ALL, &lane)]
     }
 
     /// The one that carries out changes of what is served.
@@ -50,13 +51,18 @@ impl<S: KernelAccess<K>, K: Send + 'static> Lanes<S, K> {
         self.0.first().is_some_and(Thread::is_free)
     }
 
-    pub(crate) fn is_free(&self, lane: S::Lane) -> bool {
-        let thread = self.0.get(number(S::Lane::ALL, &lane));
+    pub(crate) fn is_free(&self, lane: LaneOf<S>) -> bool {
+        let thread = self.0.get(number(LaneOf::<S>::ALL, &lane));
         thread.is_some_and(Thread::is_free)
     }
 
     /// Has a lane read these parts.
-    pub(crate) fn read(&mut self, lane: S::Lane, config: &Arc<S::Config>, parts: Vec<S::Part>) {
+    pub(crate) fn read(
+        &mut self,
+        lane: LaneOf<S>,
+        config: &Arc<ConfigOf<S>>,
+        parts: Vec<PartOf<S>>,
+    ) {
         let config = Arc::clone(config);
         self.of(lane).start(move |kernel| {
             let mut read = |part| (part, S::read(kernel, &config, part));
@@ -67,9 +73,9 @@ impl<S: KernelAccess<K>, K: Send + 'static> Lanes<S, K> {
     /// Has a lane carry out a step.
     pub(crate) fn step(
         &mut self,
-        lane: S::Lane,
-        config: &Arc<S::Config>,
-        plan: Option<Arc<S::Plan>>,
+        lane: LaneOf<S>,
+        config: &Arc<ConfigOf<S>>,
+        plan: Option<Arc<PlanOf<S>>>,
         query: Option<S::Query>,
     ) {
         let config = Arc::clone(config);
@@ -82,8 +88,8 @@ impl<S: KernelAccess<K>, K: Send + 'static> Lanes<S, K> {
     /// Has a lane ask, and waits for the answer; `None` if its thread is gone.
     pub(crate) async fn query(
         &mut self,
-        lane: S::Lane,
-        config: &Arc<S::Config>,
+        lane: LaneOf<S>,
+        config: &Arc<ConfigOf<S>>,
         query: S::Query,
     ) -> Option<S::Answer> {
         self.step(lane, config, None, Some(query));

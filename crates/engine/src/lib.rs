@@ -12,7 +12,8 @@
 //! the kernel is read, and read again with back-off; when a lane is free for its next [`Step`];
 //! whether anything may be taken away yet; when a Service is settled; what is told of drift,
 //! conflicts and parts that cannot be read; since when something is late, or stuck. A mode is a
-//! [`Scheme`]: its tables, its order and its kernel.
+//! [`Scheme`]: its tables, its order and its kernel. Its [`Kinds`] name its lanes, parts and
+//! plans: [`State`] is made of these, so that what a scheme is built from knows only them.
 //!
 //! # What a mode brings
 //!
@@ -21,7 +22,7 @@
 //! | tables | link, addresses, sets, members, servers, rules | base, slots, chains | elements, chains | sockets |
 //! | [parts](Part), each read as one | servers, sets, addresses, rules | rules, addresses | its table, addresses | addresses |
 //! | [lanes](Lane), each a thread | services, addresses, rules, reader | rules, looks | table, addresses | sockets |
-//! | [plan](Scheme::Plan) | netlink messages | one `iptables-restore` | one transaction | what is opened, closed |
+//! | [plan](Kinds::Plan) | netlink messages | one `iptables-restore` | one transaction | what is opened, closed |
 //! | [query](Scheme::Query) | open connections, how many servers, a dump | the canary | none | none |
 //! | drift is told by | comparing a dump piece by piece | reading all rules | [`Scheme::notice`] asks for its table | nobody |
 //!
@@ -57,7 +58,9 @@
 //!   written.
 //! - Who claims: IPVS' claims are amended with what drains, iptables' are compiled as they are.
 
+mod kinds;
 mod lanes;
+mod monitor;
 mod news;
 mod scheme;
 mod served;
@@ -72,13 +75,16 @@ use proxy::{
     Changes, IpFamily, Mode, Model, NodeFacts, NodePorts, Notice, Report, Standing, Unreadable,
 };
 
+pub use kinds::{Config, Kinds, Lane, Part};
 pub use lanes::Lanes;
 pub use news::News;
-pub use scheme::{Concern, Extent, KernelAccess, Lane, Part, Scheme, Step};
+pub use scheme::{Concern, Extent, KernelAccess, Scheme, Step};
 pub use served::Served;
 pub use state::State;
 
 use lanes::Done;
+use monitor::Monitor;
+use scheme::{ConfigOf, LaneOf, PartOf, PlanOf};
 
 /// How soon after the kernel has told of an address all of them are read: they change in bursts.
 const SETTLE: Duration = Duration::from_millis(50);
@@ -89,19 +95,21 @@ const MANY: usize = 1_000;
 /// A proxy mode for one IP family: a scheme, and the kernel threads that carry it out.
 pub struct Engine<S: KernelAccess<K>, K: 'static> {
     scheme: S,
-    state: State<S>,
+    state: State<S::Kinds>,
+    monitor: Monitor,
     lanes: Lanes<S, K>,
 }
 
 impl<S: KernelAccess<K>, K: Send + 'static> Engine<S, K> {
     /// A mode that wants nothing yet and has not read the kernel.
-    pub fn new(config: S::Config, node: NodeFacts, lanes: Lanes<S, K>, now: Instant) -> Self {
+    pub fn new(config: ConfigOf<S>, node: NodeFacts, lanes: Lanes<S, K>, now: Instant) -> Self {
         let state = State::new(config, node, now);
         let mut scheme = S::new(&state);
         scheme.removals_change(&state);
         Self {
             scheme,
             state,
+            monitor: Monitor::default(),
             lanes,
         }
     }
@@ -131,7 +139,7 @@ impl<S: KernelAccess<K>, K: Send + 'static> Engine<S, K> {
     }
 
     /// Starts what a lane has to do next, if it is free: to read what is due, or else its step.
-    fn start(&mut self, lane: S::Lane) {
+    fn start(&mut self, lane: LaneOf<S>) {
         if !self.lanes.of(lane).is_free() {
             return;
         }
@@ -154,7 +162,7 @@ impl<S: KernelAccess<K>, K: Send + 'static> Engine<S, K> {
     }
 
     /// Books what a lane has done.
-    fn take(&mut self, model: &Model, lane: S::Lane, done: Done<S>) {
+    fn take(&mut self, model: &Model, lane: LaneOf<S>, done: Done<S>) {
         match done {
             Done::Read(parts) => {
                 for (part, found) in parts {
@@ -202,7 +210,7 @@ impl<S: KernelAccess<K>, K: Send + 'static> Engine<S, K> {
 
     /// What would be written, in order, each plan as if all before it had been done; nothing is
     /// written. The kernel has been read, and all that is wanted is known.
-    pub async fn preview(mut self, now: Instant) -> Vec<S::Plan> {
+    pub async fn preview(mut self, now: Instant) -> Vec<PlanOf<S>> {
         let mut plans = Vec::new();
         self.begin(now);
         self.scheme.forgo_waiting();
@@ -210,7 +218,7 @@ impl<S: KernelAccess<K>, K: Send + 'static> Engine<S, K> {
             self.scheme.prepare(&mut self.state);
             // A later lane has its turn once those before it have nothing to do: so what it
             // writes, it writes once.
-            for &lane in S::Lane::ALL {
+            for &lane in LaneOf::<S>::ALL {
                 let Step { plan, query } = self.scheme.next(lane, &mut self.state);
                 if plan.is_none() && query.is_none() {
                     continue;
@@ -264,7 +272,8 @@ impl<S: KernelAccess<K>, K: Send + 'static> Mode for Engine<S, K> {
             false => Extent::These(&changes.services),
         };
         self.scheme.update(&mut self.state, model, extent);
-        self.state.note_unserved(self.scheme.served());
+        self.monitor
+            .note_unserved(self.state.now, self.scheme.served());
     }
 
     fn notice(&mut self, notice: &Notice, now: Instant) {
@@ -300,7 +309,7 @@ impl<S: KernelAccess<K>, K: Send + 'static> Mode for Engine<S, K> {
             self.scheme.update(&mut self.state, model, Extent::All);
         }
         self.scheme.prepare(&mut self.state);
-        for &lane in S::Lane::ALL {
+        for &lane in LaneOf::<S>::ALL {
             self.start(lane);
         }
     }
@@ -319,7 +328,7 @@ impl<S: KernelAccess<K>, K: Send + 'static> Mode for Engine<S, K> {
     fn book(&mut self, model: &Model, now: Instant) -> Option<Report> {
         self.begin(now);
         let mut has_taken = false;
-        for &lane in S::Lane::ALL {
+        for &lane in LaneOf::<S>::ALL {
             match self.lanes.of(lane).take() {
                 None => continue,
                 Some(Ok(done)) => self.take(model, lane, done),
@@ -327,17 +336,19 @@ impl<S: KernelAccess<K>, K: Send + 'static> Mode for Engine<S, K> {
             }
             has_taken = true;
         }
-        self.state.conclude(&self.scheme);
+        self.monitor.conclude(&mut self.state, &self.scheme);
         has_taken |= self.state.has_news();
         has_taken.then(|| std::mem::take(&mut self.state.report))
     }
 
     fn is_idle(&self) -> bool {
-        S::Lane::ALL.iter().all(|lane| self.lanes.is_free(*lane))
+        LaneOf::<S>::ALL
+            .iter()
+            .all(|lane| self.lanes.is_free(*lane))
     }
 
     fn next_due(&self, now: Instant) -> Option<Instant> {
-        let parts = S::Part::ALL.iter();
+        let parts = PartOf::<S>::ALL.iter();
         let of_parts = parts.flat_map(|part| {
             let tables = self.scheme.tables(*part);
             let retries = tables.filter_map(move |table| table.next_retry(now));
@@ -351,12 +362,13 @@ impl<S: KernelAccess<K>, K: Send + 'static> Mode for Engine<S, K> {
             is_settled: S::WRITING.iter().all(|lane| self.lanes.is_free(*lane)),
             ..Standing::default()
         };
-        let all = S::Part::ALL.iter();
+        let all = PartOf::<S>::ALL.iter();
         for table in all.flat_map(|part| self.scheme.tables(*part)) {
             standing.pending += table.pending_len();
             standing.failing += table.failing_len();
         }
-        self.state.note_lateness(&self.scheme, &mut standing);
+        self.monitor
+            .note_lateness(&self.state, &self.scheme, &mut standing);
         standing
     }
 

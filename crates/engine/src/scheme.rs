@@ -1,47 +1,31 @@
 //! What a mode is to the engine.
 
-use std::net::IpAddr;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use hashbrown::HashSet;
 use proxy::{Model, NamespacedName, Notice, Unreadable};
 use reconcile::Rows;
 
+use crate::kinds::Kinds;
 use crate::served::Served;
 use crate::state::State;
 
-/// A part of the kernel's state: what is read as one, and known as one.
-pub trait Part: Copy + Eq + Send + 'static {
-    /// The mode's lanes.
-    type Lane;
+/// What the flags say to a mode.
+pub(crate) type ConfigOf<S> = <<S as Scheme>::Kinds as Kinds>::Config;
 
-    /// All of them.
-    const ALL: &'static [Self];
+/// A mode's kernel threads.
+pub(crate) type LaneOf<S> = <<S as Scheme>::Kinds as Kinds>::Lane;
 
-    /// In an operator's words: `the virtual servers`.
-    fn name(self) -> &'static str;
+/// What a mode reads.
+pub(crate) type PartOf<S> = <<S as Scheme>::Kinds as Kinds>::Part;
 
-    /// The kernel thread that reads it. If any other writes it as well, the two are one.
-    fn lane(self) -> Self::Lane;
-}
-
-/// A kernel thread of a mode: what is done on it is done one after another.
-pub trait Lane: Copy + Eq + Send + 'static {
-    /// All of them. The first carries out changes of what is served; and they are started in this
-    /// order, so that what most wait for comes first.
-    const ALL: &'static [Self];
-}
-
-/// The place of one of a few.
-pub(crate) fn number<T: PartialEq>(all: &[T], one: &T) -> usize {
-    // Each is among them.
-    all.iter().position(|of| of == one).unwrap_or_default()
-}
+/// What a lane of a mode writes in one go.
+pub(crate) type PlanOf<S> = <<S as Scheme>::Kinds as Kinds>::Plan;
 
 /// What a lane does next, in one go: it carries out the plan, and then asks.
 pub struct Step<S: Scheme> {
     /// What it writes.
-    pub plan: Option<S::Plan>,
+    pub plan: Option<PlanOf<S>>,
     /// What it asks.
     pub query: Option<S::Query>,
 }
@@ -78,14 +62,8 @@ pub enum Concern {
 
 /// A proxy mode for one IP family: its tables, its order and what it reads and writes. Pure.
 pub trait Scheme: Sized + Send + 'static {
-    /// What the flags say to it.
-    type Config: Send + Sync + 'static;
-    /// Its kernel threads.
-    type Lane: Lane;
-    /// What it reads.
-    type Part: Part<Lane = Self::Lane>;
-    /// What a lane writes in one go.
-    type Plan: Send + Sync + 'static;
+    /// Its kinds of things.
+    type Kinds: Kinds;
     /// What became of a plan.
     type Outcomes: Send + 'static;
     /// What was found of a part.
@@ -96,27 +74,16 @@ pub trait Scheme: Sized + Send + 'static {
     type Answer: Send + 'static;
 
     /// The part that tells the node's addresses.
-    const ADDRESSES: Self::Part;
+    const ADDRESSES: PartOf<Self>;
     /// The parts that say what is ours: as long as one is not known, nothing is taken away.
-    const EVIDENCE: &'static [Self::Part];
+    const EVIDENCE: &'static [PartOf<Self>];
     /// The lanes that write: while one works, the mode is not settled.
-    const WRITING: &'static [Self::Lane];
+    const WRITING: &'static [LaneOf<Self>];
     /// Those that those who are served wait for, and that go on until another mode takes over.
-    const SERVING: &'static [Self::Lane];
-
-    /// The longest pause before what cannot be read is read again.
-    fn longest_pause(config: &Self::Config) -> Duration;
-
-    /// The node's address, where the flags say it: it counts before those of the Node object.
-    fn node_ip(config: &Self::Config) -> Option<IpAddr>;
-
-    /// Whether localhost serves NodePorts, too.
-    fn serves_localhost(_: &Self::Config) -> bool {
-        false
-    }
+    const SERVING: &'static [LaneOf<Self>];
 
     /// A scheme that wants nothing yet, where nothing is known to be there.
-    fn new(state: &State<Self>) -> Self;
+    fn new(state: &State<Self::Kinds>) -> Self;
 
     // ---- tables ----
 
@@ -124,7 +91,7 @@ pub trait Scheme: Sized + Send + 'static {
     fn begin(&mut self, now: Instant);
 
     /// The tables of what is in a part.
-    fn tables(&self, part: Self::Part) -> impl Iterator<Item = &dyn Rows>;
+    fn tables(&self, part: PartOf<Self>) -> impl Iterator<Item = &dyn Rows>;
 
     /// The table of the entries by which Services are served: where none of them is there, nobody
     /// is, and two Services that claim one of them are in conflict.
@@ -134,35 +101,35 @@ pub trait Scheme: Sized + Send + 'static {
     fn is_settled(&self, service: &NamespacedName) -> bool;
 
     /// Whom it concerns when a part is not as it is to be.
-    fn concern(&self, state: &State<Self>, part: Self::Part) -> Concern;
+    fn concern(&self, state: &State<Self::Kinds>, part: PartOf<Self>) -> Concern;
 
     // ---- what is wanted ----
 
     /// What nobody wants may be taken away from now on, or no longer: [`State::may_delete`]. At
     /// first it may not.
-    fn removals_change(&mut self, state: &State<Self>);
+    fn removals_change(&mut self, state: &State<Self::Kinds>);
 
     /// Takes over which addresses serve NodePorts, after [`State::node`] may have changed; whether
     /// every Service has to be compiled again for it.
-    fn node_changed(&mut self, state: &mut State<Self>) -> bool;
+    fn node_changed(&mut self, state: &mut State<Self::Kinds>) -> bool;
 
     /// Computes again what Services want.
-    fn update(&mut self, state: &mut State<Self>, model: &Model, extent: Extent<'_>);
+    fn update(&mut self, state: &mut State<Self::Kinds>, model: &Model, extent: Extent<'_>);
 
     /// Takes in what the kernel has told of service addresses; whether all addresses have to be
     /// read.
-    fn notice(&mut self, state: &mut State<Self>, notice: &Notice) -> bool;
+    fn notice(&mut self, state: &mut State<Self::Kinds>, notice: &Notice) -> bool;
 
     /// Has the kernel compared with what is believed to be there: once in each sync period.
-    fn check(&mut self, state: &mut State<Self>);
+    fn check(&mut self, state: &mut State<Self::Kinds>);
 
     // ---- what is done next ----
 
     /// Wants what follows from what is there, before the lanes are asked what they do.
-    fn prepare(&mut self, state: &mut State<Self>);
+    fn prepare(&mut self, state: &mut State<Self::Kinds>);
 
     /// What a lane that is free does. It has nothing to read, and something is wanted.
-    fn next(&mut self, lane: Self::Lane, state: &mut State<Self>) -> Step<Self>;
+    fn next(&mut self, lane: LaneOf<Self>, state: &mut State<Self::Kinds>) -> Step<Self>;
 
     /// When something is due beside retries and reading; later than `now`, or now if there is more
     /// to do at once.
@@ -174,19 +141,24 @@ pub trait Scheme: Sized + Send + 'static {
     // ---- what came of it ----
 
     /// Takes over what was found of a part.
-    fn observe(&mut self, state: &mut State<Self>, model: &Model, found: Self::Found);
+    fn observe(&mut self, state: &mut State<Self::Kinds>, model: &Model, found: Self::Found);
 
     /// Draws the conclusions once all that was read together is known.
-    fn after_reading(&mut self, _: &mut State<Self>) {}
+    fn after_reading(&mut self, _: &mut State<Self::Kinds>) {}
 
     /// Books what became of a plan.
-    fn settle(&mut self, state: &mut State<Self>, plan: &Self::Plan, outcomes: Self::Outcomes);
+    fn settle(
+        &mut self,
+        state: &mut State<Self::Kinds>,
+        plan: &PlanOf<Self>,
+        outcomes: Self::Outcomes,
+    );
 
     /// What becomes of a plan of which all is done.
-    fn as_done(plan: &Self::Plan) -> Self::Outcomes;
+    fn as_done(plan: &PlanOf<Self>) -> Self::Outcomes;
 
     /// Takes over what the kernel has said to a query.
-    fn take(&mut self, state: &mut State<Self>, answer: Self::Answer);
+    fn take(&mut self, state: &mut State<Self::Kinds>, answer: Self::Answer);
 }
 
 /// How a scheme reads and writes a kernel, each on the thread of a lane.
@@ -198,13 +170,13 @@ pub trait KernelAccess<K>: Scheme {
     /// It cannot be read: why, and what to do.
     fn read(
         kernel: &mut K,
-        config: &Self::Config,
-        part: Self::Part,
+        config: &ConfigOf<Self>,
+        part: PartOf<Self>,
     ) -> Result<Self::Found, Unreadable>;
 
     /// Carries out a plan.
-    fn write(kernel: &mut K, plan: &Self::Plan) -> Self::Outcomes;
+    fn write(kernel: &mut K, plan: &PlanOf<Self>) -> Self::Outcomes;
 
     /// Asks.
-    fn query(kernel: &mut K, config: &Self::Config, query: Self::Query) -> Self::Answer;
+    fn query(kernel: &mut K, config: &ConfigOf<Self>, query: Self::Query) -> Self::Answer;
 }

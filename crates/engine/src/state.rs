@@ -1,15 +1,13 @@
 //! What the engine keeps for a mode, and lets it see and ask for.
 
-use std::mem;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use proxy::{IpFamily, Node, NodeFacts, NodePorts, Report, Standing, Unreadable};
-use reconcile::{Look, Removals, Rows};
+use proxy::{IpFamily, Node, NodeFacts, NodePorts, Report, Unreadable};
+use reconcile::{Look, Removals};
 
+use crate::kinds::{Config as _, Kinds, Part as _, number};
 use crate::news::News;
-use crate::scheme::{Concern, Part as _, Scheme, number};
-use crate::served::Served;
 
 /// How soon what is not as believed is read again, at the earliest, after it was read.
 const REREAD_PAUSE: Duration = Duration::from_millis(100);
@@ -22,9 +20,9 @@ struct Knowledge {
 }
 
 /// What a mode's engine keeps for it.
-pub struct State<S: Scheme> {
+pub struct State<K: Kinds> {
     /// What the flags say to the mode.
-    pub config: Arc<S::Config>,
+    pub config: Arc<K::Config>,
     /// What time it is.
     pub now: Instant,
     /// This node.
@@ -38,20 +36,17 @@ pub struct State<S: Scheme> {
     /// In the order of [`Part::ALL`](crate::Part::ALL).
     parts: Vec<Knowledge>,
     /// What lanes are writing.
-    pub(crate) in_flight: Vec<(S::Lane, Arc<S::Plan>)>,
+    pub(crate) in_flight: Vec<(K::Lane, Arc<K::Plan>)>,
     /// Whether the model has told what is wanted: before that, nothing is written, and nothing
     /// taken away.
     pub(crate) has_claims: bool,
     pub(crate) may_delete: bool,
-    /// Since when nothing of what serves is there.
-    unserved: Option<Instant>,
-    conflicts_version: u64,
 }
 
-impl<S: Scheme> State<S> {
-    pub(crate) fn new(config: S::Config, mut node: NodeFacts, now: Instant) -> Self {
-        node.ip = S::node_ip(&config).or(node.ip);
-        let longest_pause = S::longest_pause(&config);
+impl<K: Kinds> State<K> {
+    pub(crate) fn new(config: K::Config, mut node: NodeFacts, now: Instant) -> Self {
+        node.ip = config.node_ip().or(node.ip);
+        let longest_pause = config.longest_pause();
         let unknown = |_| Knowledge {
             look: Look::new(now, longest_pause),
             written: None,
@@ -61,16 +56,14 @@ impl<S: Scheme> State<S> {
             node,
             serving: NodePorts {
                 addresses: Vec::new(),
-                on_localhost: S::serves_localhost(&config),
+                on_localhost: config.serves_localhost(),
             },
             report: Report::default(),
             news: News::default(),
-            parts: S::Part::ALL.iter().map(unknown).collect(),
+            parts: K::Part::ALL.iter().map(unknown).collect(),
             in_flight: Vec::new(),
             has_claims: false,
             may_delete: false,
-            unserved: None,
-            conflicts_version: 0,
             config: Arc::new(config),
         }
     }
@@ -92,45 +85,50 @@ impl<S: Scheme> State<S> {
 
     // ---- parts ----
 
-    fn part(&self, part: S::Part) -> &Knowledge {
+    fn part(&self, part: K::Part) -> &Knowledge {
         #[allow(clippy::indexing_slicing, reason = "there is one for each")]
-        &self.parts[number(S::Part::ALL, &part)]
+        &self.parts[number(K::Part::ALL, &part)]
     }
 
-    fn part_mut(&mut self, part: S::Part) -> &mut Knowledge {
+    fn part_mut(&mut self, part: K::Part) -> &mut Knowledge {
         #[allow(clippy::indexing_slicing, reason = "there is one for each")]
-        &mut self.parts[number(S::Part::ALL, &part)]
+        &mut self.parts[number(K::Part::ALL, &part)]
     }
 
     /// Whether it is known what is there of a part.
-    pub fn knows(&self, part: S::Part) -> bool {
+    pub fn knows(&self, part: K::Part) -> bool {
         self.look(part).is_known()
     }
 
     /// When a part is read.
-    pub fn look(&self, part: S::Part) -> &Look {
+    pub fn look(&self, part: K::Part) -> &Look {
         &self.part(part).look
     }
 
-    pub(crate) fn look_mut(&mut self, part: S::Part) -> &mut Look {
+    pub(crate) fn look_mut(&mut self, part: K::Part) -> &mut Look {
         &mut self.part_mut(part).look
     }
 
     /// Has a part read, as soon as may be.
-    pub fn ask(&mut self, part: S::Part) {
+    pub fn ask(&mut self, part: K::Part) {
         let now = self.now;
         self.look_mut(part).ask(now);
     }
 
     /// The same for a part that is not as believed: some time after it was last read.
-    pub fn doubt(&mut self, part: S::Part) {
+    pub fn doubt(&mut self, part: K::Part) {
         let now = self.now;
         self.look_mut(part).ask_apart(now, REREAD_PAUSE);
     }
 
     /// Something of a part was written.
-    pub fn wrote(&mut self, part: S::Part) {
+    pub fn wrote(&mut self, part: K::Part) {
         self.part_mut(part).written = Some(self.now);
+    }
+
+    /// When something of a part was last written.
+    pub(crate) fn last_written(&self, part: K::Part) -> Option<Instant> {
+        self.part(part).written
     }
 
     /// Something could be read.
@@ -148,9 +146,9 @@ impl<S: Scheme> State<S> {
     }
 
     /// The parts that a lane has to read now; that begins.
-    pub(crate) fn begin_reading(&mut self, lane: S::Lane) -> Vec<S::Part> {
+    pub(crate) fn begin_reading(&mut self, lane: K::Lane) -> Vec<K::Part> {
         let now = self.now;
-        let all = S::Part::ALL.iter().copied();
+        let all = K::Part::ALL.iter().copied();
         let of_lane = all.filter(|part| part.lane() == lane);
         let mut due = Vec::new();
         for part in of_lane {
@@ -163,13 +161,13 @@ impl<S: Scheme> State<S> {
         due
     }
 
-    pub(crate) fn has_read(&mut self, part: S::Part) {
+    pub(crate) fn has_read(&mut self, part: K::Part) {
         let now = self.now;
         self.look_mut(part).succeed(now);
         self.tell_readable(part.name());
     }
 
-    pub(crate) fn has_not_read(&mut self, part: S::Part, unreadable: Unreadable) {
+    pub(crate) fn has_not_read(&mut self, part: K::Part, unreadable: Unreadable) {
         let now = self.now;
         self.look_mut(part).fail(now);
         self.tell_unreadable(unreadable);
@@ -178,17 +176,17 @@ impl<S: Scheme> State<S> {
     // ---- plans ----
 
     /// What is being written.
-    pub fn in_flight(&self) -> impl Iterator<Item = &S::Plan> {
+    pub fn in_flight(&self) -> impl Iterator<Item = &K::Plan> {
         self.in_flight.iter().map(|(_, plan)| &**plan)
     }
 
     /// Whether a lane is writing.
-    pub fn is_writing(&self, lane: S::Lane) -> bool {
+    pub fn is_writing(&self, lane: K::Lane) -> bool {
         self.in_flight.iter().any(|(of, _)| *of == lane)
     }
 
     /// The plan that a lane was writing until now.
-    pub(crate) fn landed(&mut self, lane: S::Lane) -> Option<Arc<S::Plan>> {
+    pub(crate) fn landed(&mut self, lane: K::Lane) -> Option<Arc<K::Plan>> {
         let at = self.in_flight.iter().position(|(of, _)| *of == lane)?;
         Some(self.in_flight.swap_remove(at).1)
     }
@@ -200,7 +198,7 @@ impl<S: Scheme> State<S> {
         let family = self.node.family;
         let addresses = object.map(|node| node.addresses.as_slice());
         let mut addresses = addresses.into_iter().flatten().copied();
-        let ip = S::node_ip(&self.config);
+        let ip = self.config.node_ip();
         let ip = ip.or_else(|| addresses.find(|ip| IpFamily::of(*ip) == family));
         let zone = object.and_then(|node| node.zone.clone());
         let has_changed = (self.node.ip, &self.node.zone) != (ip, &zone);
@@ -211,31 +209,6 @@ impl<S: Scheme> State<S> {
 
     // ---- what is told ----
 
-    /// Notes since when nothing of what serves is there: since it was asked for, not since it was
-    /// refused.
-    pub(crate) fn note_unserved(&mut self, served: &dyn Served) {
-        let now = self.now;
-        let since = self.unserved.unwrap_or(now);
-        self.unserved = served.serves_nobody().then_some(since);
-    }
-
-    /// Says what there is to be told by now.
-    pub(crate) fn conclude(&mut self, scheme: &S) {
-        self.news
-            .settle(&mut self.report, |service| scheme.is_settled(service));
-        let served = scheme.served();
-        let version = served.conflicts_version();
-        if mem::replace(&mut self.conflicts_version, version) != version {
-            self.report.conflicts = Some(served.conflicts());
-        }
-        let parts = S::Part::ALL.iter();
-        let is_repaired = parts
-            .flat_map(|part| scheme.tables(*part))
-            .all(|table| table.pending_len() == table.failing_len());
-        self.report.drift = self.news.take_drift(self.now, is_repaired);
-        self.note_unserved(served);
-    }
-
     /// Whether there is anything to tell though no lane has done anything.
     pub(crate) fn has_news(&self) -> bool {
         let report = &self.report;
@@ -243,34 +216,5 @@ impl<S: Scheme> State<S> {
             || report.conflicts.is_some()
             || !report.drift.is_empty()
             || report.iptables.is_some()
-    }
-
-    /// Says since when something is late, and since when without progress.
-    pub(crate) fn note_lateness(&self, scheme: &S, standing: &mut Standing) {
-        let earlier = |one: &mut Option<Instant>, other: Instant| {
-            *one = Some(one.map_or(other, |one| one.min(other)));
-        };
-        for &part in S::Part::ALL {
-            let concern = scheme.concern(self, part);
-            let Knowledge { look, written } = self.part(part);
-            let tables = scheme.tables(part);
-            let since = tables
-                .filter_map(Rows::pending_since)
-                .chain(look.unknown_since())
-                .min();
-            let Some(since) = since.filter(|_| concern != Concern::Nobody) else {
-                continue;
-            };
-            earlier(&mut standing.pending_since, since);
-            if concern == Concern::Clients {
-                let stuck = written.map_or(since, |at| at.max(since));
-                earlier(&mut standing.stuck_since, stuck);
-            }
-        }
-        // Each may seem to be wrong in itself, but not all at once.
-        if let Some(since) = self.unserved.filter(|_| scheme.served().is_all_refused()) {
-            earlier(&mut standing.pending_since, since);
-            earlier(&mut standing.stuck_since, since);
-        }
     }
 }

@@ -43,6 +43,27 @@ impl engine::Lane for Sockets {
 /// What is opened, or closed.
 type Plan = BTreeMap<SocketAddr, bool>;
 
+struct NoFlags;
+
+impl engine::Config for NoFlags {
+    fn longest_pause(&self) -> Duration {
+        Duration::from_secs(30)
+    }
+
+    fn node_ip(&self) -> Option<IpAddr> {
+        None
+    }
+}
+
+enum Kinds {}
+
+impl engine::Kinds for Kinds {
+    type Config = NoFlags;
+    type Lane = Sockets;
+    type Part = Addresses;
+    type Plan = Plan;
+}
+
 /// What each Service wants.
 #[derive(Default)]
 struct Userspace {
@@ -68,10 +89,7 @@ impl Userspace {
 }
 
 impl engine::Scheme for Userspace {
-    type Config = ();
-    type Lane = Sockets;
-    type Part = Addresses;
-    type Plan = Plan;
+    type Kinds = Kinds;
     type Outcomes = BTreeMap<SocketAddr, Result<(), String>>;
     type Found = BTreeSet<IpAddr>;
     type Query = ();
@@ -82,15 +100,7 @@ impl engine::Scheme for Userspace {
     const WRITING: &'static [Sockets] = &[Sockets];
     const SERVING: &'static [Sockets] = &[];
 
-    fn longest_pause((): &()) -> Duration {
-        Duration::from_secs(30)
-    }
-
-    fn node_ip((): &()) -> Option<IpAddr> {
-        None
-    }
-
-    fn new(_: &State<Self>) -> Self {
+    fn new(_: &State<Kinds>) -> Self {
         Self::default()
     }
 
@@ -114,19 +124,19 @@ impl engine::Scheme for Userspace {
         })
     }
 
-    fn concern(&self, _: &State<Self>, _: Addresses) -> Concern {
+    fn concern(&self, _: &State<Kinds>, _: Addresses) -> Concern {
         Concern::Clients
     }
 
-    fn removals_change(&mut self, state: &State<Self>) {
+    fn removals_change(&mut self, state: &State<Kinds>) {
         self.open.count_removals(state.removals());
     }
 
-    fn node_changed(&mut self, _: &mut State<Self>) -> bool {
+    fn node_changed(&mut self, _: &mut State<Kinds>) -> bool {
         false
     }
 
-    fn update(&mut self, state: &mut State<Self>, model: &Model, extent: Extent<'_>) {
+    fn update(&mut self, state: &mut State<Kinds>, model: &Model, extent: Extent<'_>) {
         let names: BTreeSet<NamespacedName> = match extent {
             Extent::These(names) => names.iter().cloned().collect(),
             Extent::First | Extent::All => {
@@ -140,17 +150,17 @@ impl engine::Scheme for Userspace {
         }
     }
 
-    fn notice(&mut self, _: &mut State<Self>, _: &Notice) -> bool {
+    fn notice(&mut self, _: &mut State<Kinds>, _: &Notice) -> bool {
         false
     }
 
-    fn check(&mut self, state: &mut State<Self>) {
+    fn check(&mut self, state: &mut State<Kinds>) {
         state.ask(Addresses);
     }
 
-    fn prepare(&mut self, _: &mut State<Self>) {}
+    fn prepare(&mut self, _: &mut State<Kinds>) {}
 
-    fn next(&mut self, _: Sockets, state: &mut State<Self>) -> Step<Self> {
+    fn next(&mut self, _: Sockets, state: &mut State<Kinds>) -> Step<Self> {
         let due = self.open.due(state.now);
         let due = due.map(|at| (*at, self.open.wanted(at).is_some()));
         let plan: Plan = due
@@ -164,12 +174,12 @@ impl engine::Scheme for Userspace {
         None
     }
 
-    fn observe(&mut self, state: &mut State<Self>, _: &Model, found: BTreeSet<IpAddr>) {
+    fn observe(&mut self, state: &mut State<Kinds>, _: &Model, found: BTreeSet<IpAddr>) {
         state.node.interface_addresses = found;
         state.node.has_addresses = true;
     }
 
-    fn settle(&mut self, state: &mut State<Self>, plan: &Plan, outcomes: Self::Outcomes) {
+    fn settle(&mut self, state: &mut State<Kinds>, plan: &Plan, outcomes: Self::Outcomes) {
         for (at, outcome) in outcomes {
             let owners = self.open.owners(&at);
             let services = owners.map(|owner| owner.name.service.clone());
@@ -197,7 +207,7 @@ impl engine::Scheme for Userspace {
         plan.keys().map(|at| (*at, Ok(()))).collect()
     }
 
-    fn take(&mut self, _: &mut State<Self>, (): ()) {}
+    fn take(&mut self, _: &mut State<Kinds>, (): ()) {}
 }
 
 /// What is open, what is refused, and whether addresses can be read.
@@ -212,7 +222,11 @@ struct Node {
 type Kernel = Arc<Mutex<Node>>;
 
 impl KernelAccess<Kernel> for Userspace {
-    fn read(kernel: &mut Kernel, (): &(), _: Addresses) -> Result<BTreeSet<IpAddr>, Unreadable> {
+    fn read(
+        kernel: &mut Kernel,
+        _: &NoFlags,
+        _: Addresses,
+    ) -> Result<BTreeSet<IpAddr>, Unreadable> {
         let mut node = kernel.lock().unwrap();
         node.reads += 1;
         if node.is_unreadable {
@@ -240,7 +254,7 @@ impl KernelAccess<Kernel> for Userspace {
         plan.iter().map(write).collect()
     }
 
-    fn query(_: &mut Kernel, (): &(), (): ()) {}
+    fn query(_: &mut Kernel, _: &NoFlags, (): ()) {}
 }
 
 // ---- stories ----
@@ -262,7 +276,7 @@ impl World {
             model.apply(Event::ListStarted(kind));
         }
         Self {
-            mode: Engine::new((), node, lanes, now),
+            mode: Engine::new(NoFlags, node, lanes, now),
             kernel,
             model,
             now,

@@ -1,45 +1,18 @@
-//! What this mode does on its kernel threads: what is read, written and asked there.
+//! How this mode reads, writes and asks the kernel, on its kernel threads.
 
-use std::collections::BTreeSet;
-use std::net::IpAddr;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use engine::KernelAccess;
 use proxy::Unreadable;
 
 use crate::chain::Table;
 use crate::config::Config;
+use crate::exchange::{Answer, Found, Query};
 use crate::kernel::{Kernel, KernelError};
 use crate::part::Part;
 use crate::plan::{Plan, Verdicts};
 use crate::proxier::Iptables;
 use crate::saved::{Reader, Saved};
-
-/// What was found of a part.
-pub enum Found {
-    /// All rules, and how long it took to read them.
-    Rules(Box<Saved>, Duration),
-    /// The node's addresses.
-    Addresses(BTreeSet<IpAddr>),
-}
-
-/// What a lane asks, beside reading parts.
-pub enum Query {
-    /// Whether the canary is there.
-    Canary,
-}
-
-/// What the kernel says to that.
-pub enum Answer {
-    /// Whether the canary is there.
-    Canary(Result<bool, KernelError>),
-}
-
-impl From<KernelError> for Unreadable {
-    fn from(KernelError { what, reason }: KernelError) -> Self {
-        Self { part: what, reason }
-    }
-}
 
 impl<K: Kernel> KernelAccess<K> for Iptables {
     fn read(kernel: &mut K, config: &Config, part: Part) -> Result<Found, Unreadable> {

@@ -49,6 +49,20 @@ impl Config {
     }
 }
 
+impl engine::Config for Config {
+    fn longest_pause(&self) -> Duration {
+        self.sync_period
+    }
+
+    fn node_ip(&self) -> Option<IpAddr> {
+        self.node_ip
+    }
+
+    fn serves_localhost(&self) -> bool {
+        self.localhost_node_ports
+    }
+}
+
 impl Default for Config {
     fn default() -> Self {
         Self {

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use iptables::{Input, Iptables, Kind, Table};
-use proxy::IpFamily;
+use proxy::{IpFamily, Unreadable};
 use route_netlink::{Family, Rtnetlink};
 
 /// The kernel modules, by their aliases, of matches and targets that this mode alone has on the
@@ -42,6 +42,12 @@ pub struct KernelError {
     pub what: &'static str,
     /// Why, and what to do.
     pub reason: String,
+}
+
+impl From<KernelError> for Unreadable {
+    fn from(KernelError { what, reason }: KernelError) -> Self {
+        Self { part: what, reason }
+    }
 }
 
 /// Rules were not taken.

@@ -11,15 +11,15 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use engine::{Concern, Engine, Extent, Served, State, Step};
+use engine::{Concern, Engine, Extent, Served, Step};
 use proxy::{Failure, IptablesReport, Model, NamespacedName, Notice, Selection};
 use reconcile::Rows;
 
-use crate::access::{Answer, Found, Query};
 use crate::base::Base;
 use crate::chain::Table;
 use crate::claims::{Claims, Counts};
-use crate::config::Config;
+use crate::exchange::{Answer, Found, Query};
+use crate::kinds::{IptablesKinds, State};
 use crate::part::{Lane, Part};
 use crate::plan::{Manner, Plan, Verdict, Verdicts};
 use crate::planner::Planner;
@@ -65,7 +65,7 @@ enum Freshness {
 
 impl Iptables {
     /// Wants the base for the addresses as they are.
-    fn want_base(&mut self, state: &mut State<Self>) {
+    fn want_base(&mut self, state: &mut State) {
         let (family, config) = (state.node.family, &state.config);
         let outside = |ip: &IpAddr| match ip {
             IpAddr::V4(ip) => !ip.is_loopback(),
@@ -93,7 +93,7 @@ impl Iptables {
         state.serving.addresses = addresses;
     }
 
-    fn update_service(&mut self, state: &mut State<Self>, model: &Model, name: &NamespacedName) {
+    fn update_service(&mut self, state: &mut State, model: &Model, name: &NamespacedName) {
         let view = model.view(name);
         let ports = view.map_or_else(Vec::new, |view| compile(&view, &state.node));
         self.claims
@@ -101,7 +101,7 @@ impl Iptables {
         state.news.changed(name);
     }
 
-    fn observe_rules(&mut self, state: &mut State<Self>, saved: Saved) {
+    fn observe_rules(&mut self, state: &mut State, saved: Saved) {
         let Saved {
             chains,
             slots,
@@ -149,7 +149,7 @@ impl Iptables {
     }
 
     /// Whether a check reads all rules, and not only looks for the canary.
-    fn is_reading_due(&self, state: &State<Self>) -> bool {
+    fn is_reading_due(&self, state: &State) -> bool {
         let period = state.config.sync_period;
         let period = period.saturating_sub(period / 8);
         self.read.is_none_or(|(at, took)| {
@@ -170,7 +170,7 @@ impl Iptables {
         }
     }
 
-    fn next_of_rules(&mut self, state: &mut State<Self>) -> Step<Self> {
+    fn next_of_rules(&mut self, state: &mut State) -> Step<Self> {
         // A base that is written before the node's addresses are known could take NodePorts away.
         if !(state.knows(Part::Rules) && state.look(Part::Addresses).is_tried()) {
             return Step::NONE;
@@ -200,10 +200,7 @@ impl Iptables {
 }
 
 impl engine::Scheme for Iptables {
-    type Config = Config;
-    type Lane = Lane;
-    type Part = Part;
-    type Plan = Plan;
+    type Kinds = IptablesKinds;
     type Outcomes = Verdicts;
     type Found = Found;
     type Query = Query;
@@ -215,19 +212,7 @@ impl engine::Scheme for Iptables {
     // One lane writes all rules: where it is free, nothing else goes on for long.
     const SERVING: &'static [Lane] = &[];
 
-    fn longest_pause(config: &Config) -> Duration {
-        config.sync_period
-    }
-
-    fn node_ip(config: &Config) -> Option<IpAddr> {
-        config.node_ip
-    }
-
-    fn serves_localhost(config: &Config) -> bool {
-        config.localhost_node_ports
-    }
-
-    fn new(state: &State<Self>) -> Self {
+    fn new(state: &State) -> Self {
         // Whoever reads all rules needs no canary.
         let mut canary = reconcile::Look::new(state.now, state.config.sync_period);
         canary.begin();
@@ -261,7 +246,7 @@ impl engine::Scheme for Iptables {
         self.claims.is_settled(service, &self.tables)
     }
 
-    fn concern(&self, state: &State<Self>, part: Part) -> Concern {
+    fn concern(&self, state: &State, part: Part) -> Concern {
         let node = &state.node;
         let selects_all = node.node_port_addresses.of(node.family) == Selection::All;
         if part == Part::Addresses && selects_all {
@@ -271,17 +256,17 @@ impl engine::Scheme for Iptables {
         }
     }
 
-    fn removals_change(&mut self, state: &State<Self>) {
+    fn removals_change(&mut self, state: &State) {
         self.tables.count_removals(state.removals());
     }
 
-    fn node_changed(&mut self, state: &mut State<Self>) -> bool {
+    fn node_changed(&mut self, state: &mut State) -> bool {
         // Of the rules of Services none names an address that serves NodePorts.
         self.want_base(state);
         false
     }
 
-    fn update(&mut self, state: &mut State<Self>, model: &Model, extent: Extent<'_>) {
+    fn update(&mut self, state: &mut State, model: &Model, extent: Extent<'_>) {
         match extent {
             Extent::These(names) => {
                 for name in names {
@@ -302,17 +287,17 @@ impl engine::Scheme for Iptables {
         self.claims.settle_style(&mut self.tables, &state.config);
     }
 
-    fn notice(&mut self, _: &mut State<Self>, _: &Notice) -> bool {
+    fn notice(&mut self, _: &mut State, _: &Notice) -> bool {
         // There is no link that holds service addresses.
         false
     }
 
-    fn check(&mut self, state: &mut State<Self>) {
+    fn check(&mut self, state: &mut State) {
         self.wants_look = true;
         state.ask(Part::Addresses);
     }
 
-    fn prepare(&mut self, state: &mut State<Self>) {
+    fn prepare(&mut self, state: &mut State) {
         // Who reads all rules finds out more.
         if !state.look(Part::Rules).is_awaited() && mem::take(&mut self.wants_look) {
             if self.is_reading_due(state) {
@@ -323,7 +308,7 @@ impl engine::Scheme for Iptables {
         }
     }
 
-    fn next(&mut self, lane: Lane, state: &mut State<Self>) -> Step<Self> {
+    fn next(&mut self, lane: Lane, state: &mut State) -> Step<Self> {
         match lane {
             Lane::Rules => self.next_of_rules(state),
             // Writes go on meanwhile, so that what hangs here delays none; nor can what is found be
@@ -346,7 +331,7 @@ impl engine::Scheme for Iptables {
         self.canary.next_due(now)
     }
 
-    fn observe(&mut self, state: &mut State<Self>, _: &Model, found: Found) {
+    fn observe(&mut self, state: &mut State, _: &Model, found: Found) {
         match found {
             Found::Rules(saved, took) => {
                 self.observe_rules(state, *saved);
@@ -364,7 +349,7 @@ impl engine::Scheme for Iptables {
         }
     }
 
-    fn settle(&mut self, state: &mut State<Self>, plan: &Plan, verdicts: Verdicts) {
+    fn settle(&mut self, state: &mut State, plan: &Plan, verdicts: Verdicts) {
         let written = [Table::Filter, Table::Nat].map(|table| plan.rules(table));
         state.report.iptables = Some(self.counts(Some(written)));
         state.report.has_used_much |= plan.parts.len() >= MANY;
@@ -417,7 +402,7 @@ impl engine::Scheme for Iptables {
         }
     }
 
-    fn take(&mut self, state: &mut State<Self>, Answer::Canary(seen): Answer) {
+    fn take(&mut self, state: &mut State, Answer::Canary(seen): Answer) {
         match seen {
             Ok(is_there) => {
                 self.canary.succeed(state.now);

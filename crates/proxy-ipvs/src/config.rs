@@ -72,6 +72,16 @@ impl Config {
     }
 }
 
+impl engine::Config for Config {
+    fn longest_pause(&self) -> Duration {
+        self.sync_period
+    }
+
+    fn node_ip(&self) -> Option<IpAddr> {
+        self.node_ip
+    }
+}
+
 impl Default for Config {
     fn default() -> Self {
         Self {

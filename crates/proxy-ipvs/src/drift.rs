@@ -17,15 +17,15 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use engine::State;
 use hashbrown::HashSet;
 use ipnet::IpNet;
 use proxy::{Drift, NamespacedName, Owner, Target};
 
+use crate::exchange::Dump;
 use crate::kernel::{Evidence, FoundAddresses, FoundSets, Glance, KernelError};
+use crate::kinds::State;
 use crate::part::Part;
 use crate::plan::{Op, Outcome, Plan};
-use crate::proxier::Ipvs;
 use crate::server::{VirtualServer, VirtualServerKey};
 use crate::sets::{Member, Set};
 use crate::tables::Tables;
@@ -33,14 +33,6 @@ use crate::tables::Tables;
 /// How many entries are compared in one piece, each 16 destinations counting as one more: about two
 /// milliseconds.
 const PIECE: usize = 4096;
-
-/// What the lane that only reads has found of each part.
-#[derive(Debug)]
-pub struct Dump {
-    pub(crate) servers: Result<BTreeMap<VirtualServerKey, VirtualServer>, KernelError>,
-    pub(crate) sets: Result<FoundSets, KernelError>,
-    pub(crate) addresses: Result<FoundAddresses, KernelError>,
-}
 
 /// The check for drift, and the glances between two of them.
 #[derive(Default)]
@@ -121,7 +113,7 @@ impl Drifts {
     }
 
     /// Takes a dump to be compared.
-    pub(crate) fn take_dump(&mut self, dump: Dump, tables: &Tables, state: &mut State<Ipvs>) {
+    pub(crate) fn take_dump(&mut self, dump: Dump, tables: &Tables, state: &mut State) {
         let Dump {
             servers,
             sets,
@@ -141,7 +133,7 @@ impl Drifts {
     pub(crate) fn compare(
         &mut self,
         tables: &mut Tables,
-        state: &mut State<Ipvs>,
+        state: &mut State,
     ) -> Vec<VirtualServerKey> {
         let is_read = |check: &mut Check| matches!(check, Check::Comparing(_));
         let Some(Check::Comparing(mut comparing)) = self.check.take_if(is_read) else {
@@ -318,7 +310,7 @@ impl Comparing {
         mut addresses: Option<FoundAddresses>,
         touched: Touched,
         tables: &Tables,
-        state: &mut State<Ipvs>,
+        state: &mut State,
     ) -> Self {
         let adopted = match (&servers, &sets, &addresses) {
             (Some(servers), Some(sets), Some(addresses)) => adopted(
@@ -442,7 +434,7 @@ impl Comparing {
 
 /// What was found of a part, if it is known what was there before; it is told whether it could be
 /// read.
-fn known<T>(state: &mut State<Ipvs>, part: Part, found: Result<T, KernelError>) -> Option<T> {
+fn known<T>(state: &mut State, part: Part, found: Result<T, KernelError>) -> Option<T> {
     match found {
         Ok(found) => {
             state.tell_readable(part.name());
@@ -494,7 +486,7 @@ fn is_otherwise(found: &FoundAddresses, tables: &Tables) -> bool {
 
 /// Somebody else has changed a virtual server.
 pub(crate) fn tell_server(
-    state: &mut State<Ipvs>,
+    state: &mut State,
     tables: &Tables,
     key: &VirtualServerKey,
     believed: Option<&VirtualServer>,
@@ -506,7 +498,7 @@ pub(crate) fn tell_server(
 }
 
 /// Somebody else has added or removed a member.
-pub(crate) fn tell_member(state: &mut State<Ipvs>, tables: &Tables, set: Set, member: &Member) {
+pub(crate) fn tell_member(state: &mut State, tables: &Tables, set: Set, member: &Member) {
     let family = state.node.family;
     let name = || format!("{member} of {}", set.name(family));
     state.news.drifted(state.now, "set member", name);
@@ -516,7 +508,7 @@ pub(crate) fn tell_member(state: &mut State<Ipvs>, tables: &Tables, set: Set, me
 }
 
 /// Somebody else has bound or unbound an address.
-pub(crate) fn tell_address(state: &mut State<Ipvs>, tables: &Tables, address: IpAddr) {
+pub(crate) fn tell_address(state: &mut State, tables: &Tables, address: IpAddr) {
     state
         .news
         .drifted(state.now, "address", || address.to_string());

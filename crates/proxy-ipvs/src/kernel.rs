@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use proxy::Target;
+use proxy::{Target, Unreadable};
 
 use crate::leftovers::{Leftovers, Place};
 use crate::plan::{Outcome, Plan};
@@ -192,4 +192,10 @@ pub struct KernelError {
     pub what: &'static str,
     /// Why, and what to do.
     pub reason: String,
+}
+
+impl From<KernelError> for Unreadable {
+    fn from(KernelError { what, reason }: KernelError) -> Self {
+        Self { part: what, reason }
+    }
 }

@@ -20,9 +20,11 @@ mod cover;
 mod draft;
 mod drain;
 mod drift;
+mod exchange;
 pub mod fake;
 mod footprint;
 mod kernel;
+mod kinds;
 mod leftovers;
 mod link;
 mod netlink;
@@ -42,6 +44,7 @@ pub use compile::{Fragment, NodePortAddresses, compile};
 pub use config::{Config, ShimStyle, VipMode};
 pub use iptables::{Backend, Iptables, IptablesError};
 pub use kernel::{FoundAddresses, FoundRules, FoundSets, Glance, Kernel, KernelError, Snapshot};
+pub use kinds::IpvsKinds;
 pub use leftovers::{Leftovers, Place, beside_the_shim};
 pub use netlink::{
     MODULES, NetlinkKernel, OpenError, ProbeError, foresee_scheduler, prepare, probe,

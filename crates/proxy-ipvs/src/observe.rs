@@ -6,11 +6,11 @@ use std::mem;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use engine::State;
 use proxy::{Model, NamespacedName};
 
 use crate::drift::{tell_address, tell_member, tell_server};
 use crate::kernel::{FoundAddresses, FoundRules, FoundSets};
+use crate::kinds::State;
 use crate::part::Part;
 use crate::proxier::Ipvs;
 use crate::server::{VirtualServer, VirtualServerKey};
@@ -19,7 +19,7 @@ use crate::sets::Set;
 impl Ipvs {
     pub(crate) fn observe_servers(
         &mut self,
-        state: &mut State<Self>,
+        state: &mut State,
         found: BTreeMap<VirtualServerKey, VirtualServer>,
     ) {
         let was_known = state.knows(Part::Servers);
@@ -49,7 +49,7 @@ impl Ipvs {
         self.drifts.abort();
     }
 
-    pub(crate) fn observe_sets(&mut self, state: &mut State<Self>, found: FoundSets) {
+    pub(crate) fn observe_sets(&mut self, state: &mut State, found: FoundSets) {
         let was_known = state.knows(Part::Sets);
         if let Some(takeover) = self.takeover.as_mut().filter(|_| !was_known) {
             takeover.found_sets(&found);
@@ -78,7 +78,7 @@ impl Ipvs {
 
     pub(crate) fn observe_addresses(
         &mut self,
-        state: &mut State<Self>,
+        state: &mut State,
         model: &Model,
         found: FoundAddresses,
     ) {
@@ -111,7 +111,7 @@ impl Ipvs {
         self.take_interface_addresses(state, model, found.interface_addresses);
     }
 
-    pub(crate) fn observe_rules(&mut self, state: &mut State<Self>, found: FoundRules) {
+    pub(crate) fn observe_rules(&mut self, state: &mut State, found: FoundRules) {
         let was_known = state.knows(Part::Rules);
         let FoundRules { rules, leftovers } = found;
         let table = &mut self.tables.rules;
@@ -141,7 +141,7 @@ impl Ipvs {
     /// address that an interface has gained or lost.
     fn take_interface_addresses(
         &mut self,
-        state: &mut State<Self>,
+        state: &mut State,
         model: &Model,
         found: BTreeSet<IpAddr>,
     ) {
@@ -173,7 +173,7 @@ impl Ipvs {
 
     /// Adopts what an earlier run, or upstream, has left, once all that says so was read as it was
     /// before anything was written.
-    pub(crate) fn judge(&mut self, state: &mut State<Self>) {
+    pub(crate) fn judge(&mut self, state: &mut State) {
         let evidence = [Part::Servers, Part::Sets, Part::Addresses];
         if !evidence.into_iter().all(|part| state.knows(part)) {
             return;

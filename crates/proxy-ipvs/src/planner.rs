@@ -24,16 +24,15 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use engine::State;
 use hashbrown::HashSet;
 use proxy::{Owner, Protocol, Rank, Target};
 use reconcile::Table;
 
 use crate::claims::Claims;
 use crate::cover::Cover;
+use crate::kinds::State;
 use crate::part::Part;
 use crate::plan::{Op, Plan};
-use crate::proxier::Ipvs;
 use crate::server::VirtualServerKey;
 use crate::sets::{Member, Set, SetKind};
 use crate::tables::{SET_SIZE, Tables};
@@ -83,7 +82,7 @@ pub(crate) struct Situation<'a> {
     pub(crate) claims: &'a Claims,
     pub(crate) cover: &'a Cover,
     /// Nothing is written to parts of which it is not known what is there.
-    pub(crate) state: &'a State<Ipvs>,
+    pub(crate) state: &'a State,
     /// Whether the rules are not as they are to be.
     pub(crate) are_rules_pending: bool,
     pub(crate) now: Instant,

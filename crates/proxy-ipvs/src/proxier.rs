@@ -11,22 +11,23 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use engine::{Concern, Engine, Extent, Served, State, Step};
+use engine::{Concern, Engine, Extent, Served, Step};
 use hashbrown::HashSet;
 use proxy::{IpFamily, Model, NamespacedName, Notice, Target};
 use reconcile::Rows;
 
-use crate::access::{Answer, Found, Query, Written};
 use crate::booking::Booked;
 use crate::claims::Claims;
 use crate::compile::{NodePortAddresses, compile};
-use crate::config::{Config, VipMode};
+use crate::config::VipMode;
 use crate::cover::Cover;
 use crate::drain::Drains;
 use crate::drift::{Drifts, tell_address};
+use crate::exchange::{Answer, Found, Query, Written};
 use crate::kernel::CONNECTIONS;
+use crate::kinds::{IpvsKinds, State};
 use crate::link::{Link, Loss};
 use crate::part::{Lane, Part};
 use crate::plan::{Op, Outcome, Plan};
@@ -63,7 +64,7 @@ pub struct Ipvs {
 
 impl Ipvs {
     /// Computes again which addresses serve NodePorts; whether they changed.
-    pub(crate) fn refresh_node_ports(&mut self, state: &mut State<Self>) -> bool {
+    pub(crate) fn refresh_node_ports(&mut self, state: &mut State) -> bool {
         let bound = self.tables.addresses.iter_actual();
         let bound = bound.map(|(address, ())| *address);
         let known = state.node.serving_node_ports(bound);
@@ -82,7 +83,7 @@ impl Ipvs {
 
     /// The node's addresses at which NodePorts are served as it is: they go on to be, until it is
     /// known where they are to be.
-    fn found_node_ports(&self, state: &State<Self>) -> Vec<IpAddr> {
+    fn found_node_ports(&self, state: &State) -> Vec<IpAddr> {
         let is_node_port = |key: &VirtualServerKey| {
             let members = self.tables.members(Set::node_port(key.protocol));
             let is_there = |member| members.actual(&member).is_some();
@@ -98,7 +99,7 @@ impl Ipvs {
 
     pub(crate) fn update_services<'a>(
         &mut self,
-        state: &mut State<Self>,
+        state: &mut State,
         model: &Model,
         names: impl IntoIterator<Item = &'a NamespacedName>,
     ) {
@@ -111,7 +112,7 @@ impl Ipvs {
         }
     }
 
-    fn update_service(&mut self, state: &mut State<Self>, model: &Model, name: &NamespacedName) {
+    fn update_service(&mut self, state: &mut State, model: &Model, name: &NamespacedName) {
         let fragments = model
             .view(name)
             .map(|view| compile(&view, &state.node, &self.node_ports, &state.config))
@@ -142,7 +143,7 @@ impl Ipvs {
         !self.claims.may_delete && self.tables.are_served_by_another_mode()
     }
 
-    fn situation<'a>(&'a self, state: &'a State<Self>) -> Situation<'a> {
+    fn situation<'a>(&'a self, state: &'a State) -> Situation<'a> {
         Situation {
             claims: &self.claims,
             cover: &self.cover,
@@ -152,7 +153,7 @@ impl Ipvs {
         }
     }
 
-    fn next_of_services(&mut self, state: &State<Self>) -> Step<Self> {
+    fn next_of_services(&mut self, state: &State) -> Step<Self> {
         let mut turns = std::mem::take(&mut self.turns);
         let next = turns.services(&self.tables, &self.situation(state));
         self.turns = turns;
@@ -205,7 +206,7 @@ impl Ipvs {
     /// longer wanted.
     fn take_connections(
         &mut self,
-        state: &mut State<Self>,
+        state: &mut State,
         keys: Vec<VirtualServerKey>,
         connections: &BTreeMap<VirtualServerKey, BTreeMap<Target, u32>>,
     ) {
@@ -231,7 +232,7 @@ impl Ipvs {
     }
 
     /// A service address is gone, as the kernel tells; whether all of them have to be read.
-    fn lose(&mut self, state: &mut State<Self>, address: IpAddr) -> bool {
+    fn lose(&mut self, state: &mut State, address: IpAddr) -> bool {
         // Of routes, another one keeps what one of them has lost.
         let is_address = state.config.vip_mode == VipMode::Address;
         match self.link.lose(address) {
@@ -250,10 +251,7 @@ impl Ipvs {
 }
 
 impl engine::Scheme for Ipvs {
-    type Config = Config;
-    type Lane = Lane;
-    type Part = Part;
-    type Plan = Plan;
+    type Kinds = IpvsKinds;
     type Outcomes = Written;
     type Found = Found;
     type Query = Query;
@@ -264,15 +262,7 @@ impl engine::Scheme for Ipvs {
     const WRITING: &'static [Lane] = &[Lane::Services, Lane::Addresses, Lane::Rules];
     const SERVING: &'static [Lane] = &[Lane::Services];
 
-    fn longest_pause(config: &Config) -> Duration {
-        config.sync_period
-    }
-
-    fn node_ip(config: &Config) -> Option<IpAddr> {
-        config.node_ip
-    }
-
-    fn new(state: &State<Self>) -> Self {
+    fn new(state: &State) -> Self {
         let (config, now) = (&state.config, state.now);
         Self {
             node_ports: NodePortAddresses::default(),
@@ -302,7 +292,7 @@ impl engine::Scheme for Ipvs {
         self.claims.is_settled(service, &self.tables)
     }
 
-    fn concern(&self, state: &State<Self>, part: Part) -> Concern {
+    fn concern(&self, state: &State, part: Part) -> Concern {
         if part == Part::Rules && self.leaves_rules() && state.knows(part) {
             Concern::Operator
         } else {
@@ -310,16 +300,16 @@ impl engine::Scheme for Ipvs {
         }
     }
 
-    fn removals_change(&mut self, state: &State<Self>) {
+    fn removals_change(&mut self, state: &State) {
         self.claims.may_delete = state.may_delete();
         self.tables.count_removals(state.removals());
     }
 
-    fn node_changed(&mut self, state: &mut State<Self>) -> bool {
+    fn node_changed(&mut self, state: &mut State) -> bool {
         self.refresh_node_ports(state)
     }
 
-    fn update(&mut self, state: &mut State<Self>, model: &Model, extent: Extent<'_>) {
+    fn update(&mut self, state: &mut State, model: &Model, extent: Extent<'_>) {
         if matches!(extent, Extent::First) {
             self.cover.first_update(state.now);
         }
@@ -340,14 +330,14 @@ impl engine::Scheme for Ipvs {
         self.adopt_wanted();
     }
 
-    fn notice(&mut self, state: &mut State<Self>, notice: &Notice) -> bool {
+    fn notice(&mut self, state: &mut State, notice: &Notice) -> bool {
         match notice {
             Notice::ServiceAddressRemoved(address) => self.lose(state, *address),
             _ => true,
         }
     }
 
-    fn check(&mut self, state: &mut State<Self>) {
+    fn check(&mut self, state: &mut State) {
         // The rules that were just read, after something was refused, need not be read again.
         let period = state.config.sync_period;
         let period = period.saturating_sub(period / 8);
@@ -358,7 +348,7 @@ impl engine::Scheme for Ipvs {
         self.drifts.ask();
     }
 
-    fn prepare(&mut self, state: &mut State<Self>) {
+    fn prepare(&mut self, state: &mut State) {
         for key in self.drifts.compare(&mut self.tables, state) {
             self.claims.settle_leftovers(key, &mut self.tables);
         }
@@ -372,7 +362,7 @@ impl engine::Scheme for Ipvs {
         self.tables.want_room();
     }
 
-    fn next(&mut self, lane: Lane, state: &mut State<Self>) -> Step<Self> {
+    fn next(&mut self, lane: Lane, state: &mut State) -> Step<Self> {
         let step = match lane {
             Lane::Services => self.next_of_services(state),
             Lane::Addresses => planner::addresses(&self.tables, &self.situation(state)).into(),
@@ -405,7 +395,7 @@ impl engine::Scheme for Ipvs {
         self.cover.forgo_waiting();
     }
 
-    fn observe(&mut self, state: &mut State<Self>, model: &Model, found: Found) {
+    fn observe(&mut self, state: &mut State, model: &Model, found: Found) {
         match found {
             Found::Servers(found) => self.observe_servers(state, found),
             Found::Sets(found) => self.observe_sets(state, found),
@@ -414,11 +404,11 @@ impl engine::Scheme for Ipvs {
         }
     }
 
-    fn after_reading(&mut self, state: &mut State<Self>) {
+    fn after_reading(&mut self, state: &mut State) {
         self.judge(state);
     }
 
-    fn settle(&mut self, state: &mut State<Self>, plan: &Plan, written: Written) {
+    fn settle(&mut self, state: &mut State, plan: &Plan, written: Written) {
         let Written { outcomes, took } = written;
         if let Some(took) = took {
             self.turns.took(plan.ops.len(), took);
@@ -468,7 +458,7 @@ impl engine::Scheme for Ipvs {
         }
     }
 
-    fn take(&mut self, state: &mut State<Self>, answer: Answer) {
+    fn take(&mut self, state: &mut State, answer: Answer) {
         match answer {
             Answer::Connections(keys, Ok(connections)) => {
                 state.tell_readable(CONNECTIONS);

@@ -1,0 +1,60 @@
+//! The kinds of things that a mode has: what it can be set to, what it reads and where, what it
+//! writes.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+/// The kinds of things of a mode. A type without values: what needs to know no more of a mode than
+/// these need not know its [`Scheme`](crate::Scheme).
+pub trait Kinds: 'static {
+    /// What the flags say to it.
+    type Config: Config;
+    /// Its kernel threads.
+    type Lane: Lane;
+    /// What it reads.
+    type Part: Part<Lane = Self::Lane>;
+    /// What a lane writes in one go.
+    type Plan: Send + Sync + 'static;
+}
+
+/// What the flags say to a mode, as far as it is the same for each.
+pub trait Config: Send + Sync + 'static {
+    /// The longest pause before what cannot be read is read again.
+    fn longest_pause(&self) -> Duration;
+
+    /// The node's address, where the flags say it: it counts before those of the Node object.
+    fn node_ip(&self) -> Option<IpAddr>;
+
+    /// Whether localhost serves NodePorts, too.
+    fn serves_localhost(&self) -> bool {
+        false
+    }
+}
+
+/// A part of the kernel's state: what is read as one, and known as one.
+pub trait Part: Copy + Eq + Send + 'static {
+    /// The mode's lanes.
+    type Lane;
+
+    /// All of them.
+    const ALL: &'static [Self];
+
+    /// In an operator's words: `the virtual servers`.
+    fn name(self) -> &'static str;
+
+    /// The kernel thread that reads it. If any other writes it as well, the two are one.
+    fn lane(self) -> Self::Lane;
+}
+
+/// A kernel thread of a mode: what is done on it is done one after another.
+pub trait Lane: Copy + Eq + Send + 'static {
+    /// All of them. The first carries out changes of what is served; and they are started in this
+    /// order, so that what most wait for comes first.
+    const ALL: &'static [Self];
+}
+
+/// The place of one of a few.
+pub(crate) fn number<T: PartialEq>(all: &[T], one: &T) -> usize {
+    // Each is among them.
+    all.iter().position(|of| of == one).unwrap_or_default()
+}

@@ -1,0 +1,83 @@
+//! What is told of a mode by the state it is in: conflicts, drift that is repaired, and since when
+//! something is late or stuck.
+
+use std::mem;
+use std::time::Instant;
+
+use proxy::Standing;
+use reconcile::Rows;
+
+use crate::kinds::Part as _;
+use crate::scheme::{Concern, PartOf, Scheme};
+use crate::served::Served;
+use crate::state::State;
+
+/// What has to be remembered to tell of a mode.
+#[derive(Default)]
+pub(crate) struct Monitor {
+    /// Since when nothing of what serves is there.
+    unserved: Option<Instant>,
+    /// Of the conflicts that were last told.
+    conflicts_version: u64,
+}
+
+impl Monitor {
+    /// Notes since when nothing of what serves is there: since it was asked for, not since it was
+    /// refused.
+    pub(crate) fn note_unserved(&mut self, now: Instant, served: &dyn Served) {
+        let since = self.unserved.unwrap_or(now);
+        self.unserved = served.serves_nobody().then_some(since);
+    }
+
+    /// Says what there is to be told by now.
+    pub(crate) fn conclude<S: Scheme>(&mut self, state: &mut State<S::Kinds>, scheme: &S) {
+        state
+            .news
+            .settle(&mut state.report, |service| scheme.is_settled(service));
+        let served = scheme.served();
+        let version = served.conflicts_version();
+        if mem::replace(&mut self.conflicts_version, version) != version {
+            state.report.conflicts = Some(served.conflicts());
+        }
+        let parts = PartOf::<S>::ALL.iter();
+        let is_repaired = parts
+            .flat_map(|part| scheme.tables(*part))
+            .all(|table| table.pending_len() == table.failing_len());
+        state.report.drift = state.news.take_drift(state.now, is_repaired);
+        self.note_unserved(state.now, served);
+    }
+
+    /// Says since when something is late, and since when without progress.
+    pub(crate) fn note_lateness<S: Scheme>(
+        &self,
+        state: &State<S::Kinds>,
+        scheme: &S,
+        standing: &mut Standing,
+    ) {
+        let earlier = |one: &mut Option<Instant>, other: Instant| {
+            *one = Some(one.map_or(other, |one| one.min(other)));
+        };
+        for &part in PartOf::<S>::ALL {
+            let concern = scheme.concern(state, part);
+            let tables = scheme.tables(part);
+            let since = tables
+                .filter_map(Rows::pending_since)
+                .chain(state.look(part).unknown_since())
+                .min();
+            let Some(since) = since.filter(|_| concern != Concern::Nobody) else {
+                continue;
+            };
+            earlier(&mut standing.pending_since, since);
+            if concern == Concern::Clients {
+                let written = state.last_written(part);
+                let stuck = written.map_or(since, |at| at.max(since));
+                earlier(&mut standing.stuck_since, stuck);
+            }
+        }
+        // Each may seem to be wrong in itself, but not all at once.
+        if let Some(since) = self.unserved.filter(|_| scheme.served().is_all_refused()) {
+            earlier(&mut standing.pending_since, since);
+            earlier(&mut standing.stuck_since, since);
+        }
+    }
+}
