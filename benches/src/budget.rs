@@ -1,8 +1,9 @@
 //! How long cells take, by experience: what is begun must be done before the time of all is over.
 //!
-//! The figures are of a quiet machine (2 cores of 2024, User Mode Linux). Another machine, or a busy one, differs by a factor, which
-//! is learned from the cells that are done. What other kube-proxies take is guessed from upstream's 1.36, and says nothing of the
-//! machine: each has a factor of its own.
+//! The figures are of a quiet machine (2 cores of 2024, User Mode Linux). Another machine, or a
+//! busy one, differs by a factor, which is learned from the cells that are done. What other
+//! kube-proxies take is guessed from upstream's 1.36, and says nothing of the machine: each has a
+//! factor of its own.
 
 use std::collections::BTreeMap;
 
@@ -72,7 +73,8 @@ pub(crate) fn seconds(cell: &Cell) -> f64 {
         Axis::Restart => 0.7 + start * if is_iptables { 1.6 } else { 0.4 },
         Axis::Add => 5.5 + if is_iptables { 22.0 * services } else { 0.5 },
         Axis::Change if mode.is_none() => 0.2,
-        // Until a sixth of the limit is over, a quarter of that before it counts, and ten changes at least.
+        // Until a sixth of the limit is over, a quarter of that before it counts, and ten changes
+        // at least.
         Axis::Change if cell.subject.kind.is_other() => {
             5.5 + limit / f64::from(cell.patience()) / 5.0 + 10.0 * services
         }
@@ -87,7 +89,8 @@ pub(crate) fn seconds(cell: &Cell) -> f64 {
         Axis::Delete => 5.5 + 8.0 * services,
         #[allow(clippy::cast_precision_loss, reason = "a few minutes")]
         Axis::Idle => 5.5 + cell.idle_s as f64,
-        // Two storms of ten seconds and what it takes until all is well again, and some quiet after everything.
+        // Two storms of ten seconds and what it takes until all is well again, and some quiet after
+        // everything.
         Axis::Api => 65.0,
         // The kernel walks all rules for each packet.
         Axis::First if is_iptables => 1.3 + services * services,

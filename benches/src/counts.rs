@@ -7,13 +7,14 @@ use crate::schema::Counts;
 /// The system calls that are named in the report.
 const NAMED: usize = 12;
 
-/// Counts the lines of `strace -f -s 1000000 -o FILE`. Programs include the subject's own, where its start is in the trace.
+/// Counts the lines of `strace -f -s 1000000 -o FILE`. Programs include the subject's own, where
+/// its start is in the trace.
 pub(crate) fn count(trace: &str) -> Counts {
     let mut counts = Counts::default();
     let mut by_name: BTreeMap<&str, u64> = BTreeMap::new();
     for line in trace.lines() {
-        // `123   sendto(5, ...) = 20`; the end of a call that another thread interrupted is `123 <... read resumed>`, and
-        // `123 +++ exited with 0 +++`, `123 --- SIGCHLD ...` are no calls.
+        // `123   sendto(5, ...) = 20`; the end of a call that another thread interrupted is `123
+        // <... read resumed>`, and `123 +++ exited with 0 +++`, `123 --- SIGCHLD ...` are no calls.
         let call = line
             .trim_start_matches(|c: char| c.is_ascii_digit())
             .trim_start();
@@ -57,8 +58,8 @@ pub(crate) fn count(trace: &str) -> Counts {
     counts
 }
 
-/// Whether a `setsockopt` replaces a table of the legacy iptables, of either family: option 64 of the level IP or IPv6, for which
-/// strace has no name, or that of another level's.
+/// Whether a `setsockopt` replaces a table of the legacy iptables, of either family: option 64 of
+/// the level IP or IPv6, for which strace has no name, or that of another level's.
 fn is_replacement(arguments: &str) -> bool {
     let mut words = arguments.split(", ").skip(1);
     let (level, option) = (words.next(), words.next().unwrap_or_default());
@@ -73,13 +74,14 @@ fn write(message: &str) -> Option<String> {
         .chars()
         .take_while(|c| !matches!(c, ',' | ' '))
         .collect();
-    // rtnetlink's, on a socket that strace did not see opened: RTM_GETLINK. Generic families begin at 0x13.
+    // rtnetlink's, on a socket that strace did not see opened: RTM_GETLINK. Generic families begin
+    // at 0x13.
     if kind == "0x12" {
         return None;
     }
     if kind == "IPVS" || kind.starts_with("0x") {
-        // A generic family: the first byte of the content is the command. IPVS_CMD_GET_SERVICE, GET_DEST, GET_DAEMON,
-        // GET_CONFIG and GET_INFO read.
+        // A generic family: the first byte of the content is the command. IPVS_CMD_GET_SERVICE,
+        // GET_DEST, GET_DAEMON, GET_CONFIG and GET_INFO read.
         let name = match command(rest) {
             Some(4 | 8 | 11 | 13 | 15) => return None,
             Some(1) => "IPVS_CMD_NEW_SERVICE",

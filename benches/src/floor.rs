@@ -1,8 +1,10 @@
-//! The floor: a bare loader that sends the final state of the IPVS mode as messages that were encoded before the clock starts,
-//! in the batches and in the order that the daemon has: sets, members, rules, virtual servers with destinations, addresses.
+//! The floor: a bare loader that sends the final state of the IPVS mode as messages that were
+//! encoded before the clock starts, in the batches and in the order that the daemon has: sets,
+//! members, rules, virtual servers with destinations, addresses.
 //!
-//! It has no API server, no model and no read-back. The shim is one `iptables-restore` for each family, as the daemon's.
-//! It prepares, stops itself (SIGSTOP), and starts its work when it is continued.
+//! It has no API server, no model and no read-back. The shim is one `iptables-restore` for each
+//! family, as the daemon's. It prepares, stops itself (SIGSTOP), and starts its work when it is
+//! continued.
 
 use std::io::Write as _;
 use std::net::{IpAddr, SocketAddrV4};
@@ -51,7 +53,8 @@ fn is_stopped(pid: u32) -> Result<bool> {
         .is_some_and(|(_, rest)| rest.starts_with('T')))
 }
 
-/// The verb `floor`: what a cell's floor does, in a process of its own. It waits at the end, to be looked at.
+/// The verb `floor`: what a cell's floor does, in a process of its own. It waits at the end, to be
+/// looked at.
 pub(crate) fn run(cell: &str) -> Result<()> {
     let cell: Cell = serde_json::from_str(cell).context("cannot read the cell")?;
     let objects = Objects::new(cell.size);
@@ -275,7 +278,8 @@ fn loop_back(data: &mut Writer<'_>, at: SocketAddrV4) {
     address(data, 20, at);
 }
 
-/// `IPSET_CMD_ADD` and `IPSET_CMD_DEL` of nfnetlink's subsystem 6 (`include/uapi/linux/netfilter/ipset/ip_set.h`).
+/// `IPSET_CMD_ADD` and `IPSET_CMD_DEL` of nfnetlink's subsystem 6
+/// (`include/uapi/linux/netfilter/ipset/ip_set.h`).
 const ADD: u16 = 0x0609;
 const DELETE: u16 = 0x060a;
 

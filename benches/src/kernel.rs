@@ -1,7 +1,9 @@
-//! The kernel of the node, read back: cheap looks while something is awaited, and all of it at the end.
+//! The kernel of the node, read back: cheap looks while something is awaited, and all of it at the
+//! end.
 //!
-//! A subject is never asked whether it is done. While it works, a few entries are looked up by their keys, with the lowest
-//! priority that the scheduler has, so that it is not held up. When those are all there, everything is read and compared.
+//! A subject is never asked whether it is done. While it works, a few entries are looked up by
+//! their keys, with the lowest priority that the scheduler has, so that it is not held up. When
+//! those are all there, everything is read and compared.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -40,7 +42,8 @@ const NAMED: usize = 5;
 /// What a kernel must hold, or holds, of the objects.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Snapshot {
-    /// Virtual servers, or what packets reach in the nat table, with the destinations that get new connections.
+    /// Virtual servers, or what packets reach in the nat table, with the destinations that get new
+    /// connections.
     pub(crate) servers: Servers,
     /// IPVS: members of the set of cluster IPs.
     pub(crate) cluster_ip: BTreeSet<SocketAddrV4>,
@@ -202,7 +205,8 @@ impl Kernel {
 
     // ---- single entries ----
 
-    /// Whether a Service is carried, and new connections to it get to these endpoints and to no others.
+    /// Whether a Service is carried, and new connections to it get to these endpoints and to no
+    /// others.
     pub(crate) fn serves(
         &mut self,
         address: Ipv4Addr,

@@ -1,11 +1,13 @@
-//! `bench`: how fast the daemon is, beside a bare loader, the kernel's own tools and other kube-proxies.
+//! `bench`: how fast the daemon is, beside a bare loader, the kernel's own tools and other
+//! kube-proxies.
 //!
 //! ```text
 //!  bench run ──▶ for each cell: lab run -- bench cell JSON ──▶ one line of JSON ──▶ report.json ──▶ report.md, *.svg
 //!                                 control_plane, data_plane, api                       bench report
 //! ```
 //!
-//! Each cell has a kernel of its own, and counts only when that kernel, read back whole, holds what it must.
+//! Each cell has a kernel of its own, and counts only when that kernel, read back whole, holds what
+//! it must.
 
 mod api;
 mod budget;
@@ -69,7 +71,8 @@ enum Verb {
     Readme {
         /// The file
         json: PathBuf,
-        /// Put it into this file, between the lines `<!-- bench -->` and `<!-- /bench -->`, and the report into the folder
+        /// Put it into this file, between the lines `<!-- bench -->` and `<!-- /bench -->`, and the
+        /// report into the folder
         #[arg(long, value_name = "FILE")]
         into: Option<PathBuf>,
         /// Where the report lies, seen from the README
@@ -172,7 +175,8 @@ fn between(text: &str, block: &str) -> Option<String> {
     Some(format!("{before}{BEGIN}\n{block}{END}{after}"))
 }
 
-/// A kube-proxy that ends with a word about its flags does not know the mode, or the flag, that it is to be measured with.
+/// A kube-proxy that ends with a word about its flags does not know the mode, or the flag, that it
+/// is to be measured with.
 fn refusal(cell: &Cell, why: &str) -> Option<String> {
     let SubjectKind::KubeProxy { mode, flags, .. } = &cell.subject.kind else {
         return None;

@@ -1,4 +1,5 @@
-//! The nat tables of iptables: their length, cheaply, and the bytes of that of IPv4, which [`crate::rules`] reads.
+//! The nat tables of iptables: their length, cheaply, and the bytes of that of IPv4, which
+//! [`crate::rules`] reads.
 
 use std::io;
 
@@ -74,12 +75,14 @@ impl Nat {
     }
 }
 
-/// Makes the allocator keep what is freed. A table of 50,000 Services is 140 MB, read again and again while a subject works, and
-/// fresh pages for it take User Mode Linux ten times as long as the reading itself.
+/// Makes the allocator keep what is freed. A table of 50,000 Services is 140 MB, read again and
+/// again while a subject works, and fresh pages for it take User Mode Linux ten times as long as
+/// the reading itself.
 #[allow(unsafe_code, reason = "no crate offers glibc's settings")]
 fn keep_memory() {
     #[cfg(target_env = "gnu")]
-    // SAFETY: both settings may be made at any time, and only say where memory comes from and when it is given back.
+    // SAFETY: both settings may be made at any time, and only say where memory comes from and when
+    // it is given back.
     unsafe {
         libc::mallopt(libc::M_MMAP_MAX, 0);
         libc::mallopt(libc::M_TRIM_THRESHOLD, libc::c_int::MAX);

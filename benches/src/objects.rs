@@ -1,7 +1,9 @@
-//! The objects that every subject is given: made from their numbers alone, so that each run has the same.
+//! The objects that every subject is given: made from their numbers alone, so that each run has the
+//! same.
 //!
-//! Service `i` is `bench/svc-<i>` with one TCP port 80 on 10.96.1.0 + i. Its endpoints are at port 8080 of addresses from
-//! 10.128.1.0 on, one node in 100 being ours, in slices of at most 100, as the real controller makes them.
+//! Service `i` is `bench/svc-<i>` with one TCP port 80 on 10.96.1.0 + i. Its endpoints are at port
+//! 8080 of addresses from 10.128.1.0 on, one node in 100 being ours, in slices of at most 100, as
+//! the real controller makes them.
 
 mod served;
 
@@ -115,7 +117,8 @@ impl Objects {
             .collect()
     }
 
-    /// Replaces an endpoint of a Service by one on another node whose address no other endpoint has; each `turn` has its own.
+    /// Replaces an endpoint of a Service by one on another node whose address no other endpoint
+    /// has; each `turn` has its own.
     pub(crate) fn replace(&mut self, service: u32, index: usize, turn: u32) -> Endpoint {
         let endpoint = Endpoint {
             at: SocketAddrV4::new(Ipv4Addr::from_bits(FIRST_OTHER + turn), TARGET_PORT),
@@ -194,7 +197,8 @@ impl Objects {
 
 /// Which endpoint a change replaces: Services in a scattered order, then their next endpoints.
 pub(crate) fn changed(size: Size, turn: u32) -> (u32, usize) {
-    // A prime that divides no number of Services here, so that every Service has its turn before one has two.
+    // A prime that divides no number of Services here, so that every Service has its turn before
+    // one has two.
     const STEP: u32 = 7_919;
     let service = u64::from(turn) * u64::from(STEP) % u64::from(size.services);
     let index = turn / size.services % size.endpoints;

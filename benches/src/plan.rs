@@ -4,10 +4,12 @@
 //!  once each ─▶ counting ─▶ again, what is to be had often ─▶ a second time, the rest ─▶ what is left out without harm ─▶ counting others
 //! ```
 //!
-//! Within each of these, point by point, the most telling first, and for each all subjects one after another. So a change of
-//! the machine's speed meets all subjects alike, and a run whose time is over has whole comparisons, and every axis.
+//! Within each of these, point by point, the most telling first, and for each all subjects one
+//! after another. So a change of the machine's speed meets all subjects alike, and a run whose time
+//! is over has whole comparisons, and every axis.
 //!
-//! Other kube-proxies may take minutes for a cell: without arguments they have those of the main table, and what else there is in the end.
+//! Other kube-proxies may take minutes for a cell: without arguments they have those of the main
+//! table, and what else there is in the end.
 
 use std::str::FromStr;
 
@@ -144,7 +146,8 @@ impl Point {
     }
 }
 
-/// How often kube-proxies that are not ours are measured, which may take minutes each time: what the main table has.
+/// How often kube-proxies that are not ours are measured, which may take minutes each time: what
+/// the main table has.
 fn often_for_others(axis: Axis, size: Size) -> Often {
     let is_for_a_minute = size.services > MANY && axis != Axis::Cold;
     if !is_main(axis, size) || is_for_a_minute {
@@ -156,7 +159,8 @@ fn often_for_others(axis: Axis, size: Size) -> Often {
     }
 }
 
-/// Whether the main table shows an axis at a size, where there is another kube-proxy; without one, it has no 1,000 Services.
+/// Whether the main table shows an axis at a size, where there is another kube-proxy; without one,
+/// it has no 1,000 Services.
 pub(crate) fn is_main(axis: Axis, size: Size) -> bool {
     let are_two = size.endpoints == 2;
     match axis {
@@ -330,8 +334,8 @@ fn often(axis: Axis) -> Often {
     }
 }
 
-/// Whether counting says something at a point that it does not say at others: the largest, and of changes the smallest, too,
-/// as they are to be the same.
+/// Whether counting says something at a point that it does not say at others: the largest, and of
+/// changes the smallest, too, as they are to be the same.
 fn is_worth(points: &[Point], point: &Point) -> bool {
     let of_axis = points
         .iter()
@@ -346,7 +350,8 @@ fn is_worth(points: &[Point], point: &Point) -> bool {
 /// Whether a subject is measured on an axis.
 fn has(axis: Axis, subject: &SubjectKind) -> bool {
     match subject {
-        // The pieces are those of the two shims; what it costs to load modules is a question to one of them.
+        // The pieces are those of the two shims; what it costs to load modules is a question to one
+        // of them.
         SubjectKind::KubeProxy {
             mode,
             flags,
@@ -609,7 +614,8 @@ mod tests {
         assert!(done.iter().any(restart));
     }
 
-    /// That there is something to compare other kube-proxies by, at the sizes that all of them reach.
+    /// That there is something to compare other kube-proxies by, at the sizes that all of them
+    /// reach.
     fn assert_compared(done: &[Cell]) {
         let rows = [
             (Axis::Cold, "100"),

@@ -80,7 +80,8 @@ impl Process {
         status_field(self.id(), field)
     }
 
-    /// How often its threads gave up the CPU by themselves so far: each time something woke them before.
+    /// How often its threads gave up the CPU by themselves so far: each time something woke them
+    /// before.
     pub(crate) fn waits(&self) -> Result<u64> {
         let mut sum = 0;
         for task in fs::read_dir(format!("/proc/{}/task", self.id()))? {

@@ -1,4 +1,5 @@
-//! Where packets get in a table of iptables, read from its bytes as the kernel lays them out (`struct ipt_entry`).
+//! Where packets get in a table of iptables, read from its bytes as the kernel lays them out
+//! (`struct ipt_entry`).
 //!
 //! ```text
 //!  PREROUTING ── KUBE-SERVICES ── -d 10.96.1.0/32 --dport 80 ── KUBE-SVC-… ─┬─ KUBE-SEP-… ── DNAT 10.128.1.0:8080
@@ -6,12 +7,13 @@
 //!                                            KUBE-SVC-…, KUBE-SEP-… that no rule leads to: nobody gets there
 //! ```
 //!
-//! A packet is followed from rule to rule. Its address, protocol and port are known, and all else is not (who sent it, through which
-//! interface, what chance says): a rule that asks for that is both taken and passed. So chains that nothing leads to are not there,
-//! whatever they hold: kube-proxy leaves such behind, and takes them away when it sees fit.
+//! A packet is followed from rule to rule. Its address, protocol and port are known, and all else
+//! is not (who sent it, through which interface, what chance says): a rule that asks for that is
+//! both taken and passed. So chains that nothing leads to are not there, whatever they hold:
+//! kube-proxy leaves such behind, and takes them away when it sees fit.
 //!
-//! Source: `linux/netfilter_ipv4/ip_tables.h`, `linux/netfilter/x_tables.h`, `linux/netfilter/xt_tcpudp.h`,
-//! `linux/netfilter/nf_nat.h`.
+//! Source: `linux/netfilter_ipv4/ip_tables.h`, `linux/netfilter/x_tables.h`,
+//! `linux/netfilter/xt_tcpudp.h`, `linux/netfilter/nf_nat.h`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{Ipv4Addr, SocketAddrV4};
@@ -65,7 +67,8 @@ enum Fate {
     To(Ipv4Addr, Option<u16>),
 }
 
-/// `struct ipt_ip`: addresses and their masks, interfaces' masks, protocol, flags and what is inverted.
+/// `struct ipt_ip`: addresses and their masks, interfaces' masks, protocol, flags and what is
+/// inverted.
 const SOURCE: usize = 0;
 const DESTINATION: usize = 4;
 const SOURCE_MASK: usize = 8;
@@ -85,7 +88,8 @@ const NOT_PROTOCOL: u8 = 0x40;
 const TARGET_OFFSET: usize = 88;
 const NEXT_OFFSET: usize = 90;
 const ENTRY: usize = 112;
-/// `struct xt_entry_match`, `struct xt_entry_target`: size, name, revision; then what is the extension's own.
+/// `struct xt_entry_match`, `struct xt_entry_target`: size, name, revision; then what is the
+/// extension's own.
 const NAME: std::ops::Range<usize> = 2..31;
 const REVISION: usize = 31;
 const OWN: usize = 32;
@@ -109,12 +113,14 @@ const ENDS: [&[u8]; 8] = [
 const DEEP: usize = 32;
 
 impl<'a> Rules<'a> {
-    /// All entries of a table whose first built-in chain is PREROUTING: nat's. None: a table that is not there.
+    /// All entries of a table whose first built-in chain is PREROUTING: nat's. None: a table that
+    /// is not there.
     pub(crate) fn new(entries: &'a [u8]) -> Self {
         Self { entries }
     }
 
-    /// Where a new TCP connection that comes in for this address and port may be sent; empty if nobody takes it.
+    /// Where a new TCP connection that comes in for this address and port may be sent; empty if
+    /// nobody takes it.
     pub(crate) fn targets(&self, at: SocketAddrV4) -> Result<Targets> {
         let mut targets = Targets::new();
         if !self.entries.is_empty() {
@@ -123,8 +129,8 @@ impl<'a> Rules<'a> {
         Ok(targets)
     }
 
-    /// All addresses and ports that rules on the way of packets that come in ask for, and where these may be sent. Rules that take whole
-    /// networks, or no certain port, are not among them.
+    /// All addresses and ports that rules on the way of packets that come in ask for, and where
+    /// these may be sent. Rules that take whole networks, or no certain port, are not among them.
     pub(crate) fn servers(&self) -> Result<Servers> {
         let mut found = BTreeMap::new();
         if !self.entries.is_empty() {
@@ -177,9 +183,10 @@ impl<'a> Rules<'a> {
         }
     }
 
-    /// Goes through a chain and all that it calls but those that are for one address and port only: these are followed with a
-    /// packet for it. `found` has where such packets may be sent, and whether they have all been by now. Whether other packets
-    /// may come out at the end of the chain does not matter: what they pass is looked at in any case.
+    /// Goes through a chain and all that it calls but those that are for one address and port only:
+    /// these are followed with a packet for it. `found` has where such packets may be sent, and
+    /// whether they have all been by now. Whether other packets may come out at the end of the
+    /// chain does not matter: what they pass is looked at in any case.
     fn gather(
         &self,
         from: usize,
@@ -271,7 +278,8 @@ impl<'a> Rule<'a> {
         Ok(takes)
     }
 
-    /// The one address and port that it is for, if it is for one, from anywhere, whatever else it asks.
+    /// The one address and port that it is for, if it is for one, from anywhere, whatever else it
+    /// asks.
     fn only(&self) -> Result<Option<SocketAddrV4>> {
         let is_one = self.number(DESTINATION_MASK)? == u32::MAX
             && self.byte(INVERTED)? & (NOT_DESTINATION | NOT_PROTOCOL) == 0
@@ -311,7 +319,8 @@ impl<'a> Rule<'a> {
                 },
             },
             b"DNAT" => {
-                // Revision 0: `struct nf_nat_ipv4_multi_range_compat`; 2: `struct nf_nat_range2`, addresses of 16 bytes.
+                // Revision 0: `struct nf_nat_ipv4_multi_range_compat`; 2: `struct nf_nat_range2`,
+                // addresses of 16 bytes.
                 let (flags, address, to, port) = match target.revision {
                     0 => (4, 8, 12, 16),
                     2 => (0, 4, 20, 36),

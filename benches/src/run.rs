@@ -1,4 +1,5 @@
-//! The host's side: cells one after another, within the limits, and the report of what came of them.
+//! The host's side: cells one after another, within the limits, and the report of what came of
+//! them.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -24,29 +25,34 @@ use crate::stage::beside;
 
 /// What `report.json` says its version is.
 const VERSION: u32 = 1;
-/// What a cell may take on top of its limits: boot, surroundings, the fixture's start and a last look.
+/// What a cell may take on top of its limits: boot, surroundings, the fixture's start and a last
+/// look.
 const AROUND: Duration = Duration::from_mins(2);
 /// What another kube-proxy may take to say its version, boot included.
 const VERSION_LIMIT: Duration = Duration::from_secs(30);
 /// When all is over, of the hour that it may take with the build.
 const MINUTES: u64 = 48;
-/// How much later, for each other kube-proxy: as long as upstream's IPVS mode takes for what the main table has of it.
+/// How much later, for each other kube-proxy: as long as upstream's IPVS mode takes for what the
+/// main table has of it.
 const MINUTES_FOR_ANOTHER: u64 = 10;
 
 /// Measures, and writes report.json, report.md and charts.
 #[derive(Debug, Args)]
 pub(crate) struct Run {
-    /// Services, or Services x endpoints (2 if not said): 100,10000x50 [default: by axis, up to 50000]
+    /// Services, or Services x endpoints (2 if not said): 100,10000x50 [default: by axis, up to
+    /// 50000]
     #[arg(long, value_delimiter = ',')]
     sizes: Vec<Size>,
-    /// Only these axes, at the sizes or at one of their own: cold,change@50000 [default: cold, loaded, restart, add, change, rolling,
-    /// delete, idle, memory, big, api, first, connect, keptalive, udp, throughput, anatomy]
+    /// Only these axes, at the sizes or at one of their own: cold,change@50000 [default: cold,
+    /// loaded, restart, add, change, rolling, delete, idle, memory, big, api, first, connect,
+    /// keptalive, udp, throughput, anatomy]
     #[arg(long, value_delimiter = ',')]
     axes: Vec<Asked>,
     /// How often each is measured; counting is once more
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     repeats: u32,
-    /// When all is over; what would not be done by then is not begun [default: 48, and 10 for each other kube-proxy; with --full none]
+    /// When all is over; what would not be done by then is not begun [default: 48, and 10 for each
+    /// other kube-proxy; with --full none]
     #[arg(long, value_name = "MINUTES", conflicts_with = "full")]
     minutes: Option<u64>,
     /// Only these subjects, by name; another kube-proxy's is NAME-MODE
@@ -64,7 +70,8 @@ pub(crate) struct Run {
     /// Do not count system calls and messages
     #[arg(long)]
     no_counting: bool,
-    /// Seconds that what is measured may take, twice that for other kube-proxies at up to 1,000 Services [default: 120, with --full 1800]
+    /// Seconds that what is measured may take, twice that for other kube-proxies at up to 1,000
+    /// Services [default: 120, with --full 1800]
     #[arg(long, value_name = "SECS")]
     limit: Option<u64>,
     /// How many endpoints the axis change replaces
@@ -235,7 +242,8 @@ impl Run {
         Ok(folder.canonicalize()?)
     }
 
-    /// The subjects, and the names of other kube-proxies that are none because they are not among those asked for.
+    /// The subjects, and the names of other kube-proxies that are none because they are not among
+    /// those asked for.
     fn chosen_subjects(&self) -> Result<(Vec<Subject>, Vec<String>)> {
         self.chosen_from(&beside("kube-proxy")?)
     }
@@ -321,7 +329,8 @@ impl Run {
         others
     }
 
-    /// What a program says to `--version`, asked in a guest: one that does not know the flag does its work there.
+    /// What a program says to `--version`, asked in a guest: one that does not know the flag does
+    /// its work there.
     fn version(&self, path: &Path, folder: &Path) -> String {
         let into = folder.join("version");
         let script = "exec \"$1\" --version > \"$2\" 2>&1";
@@ -362,7 +371,8 @@ impl Run {
             "--into".into(),
             into.clone().into(),
         ];
-        // What comes before, what is measured, and a whole second time for a state that comes out wrong.
+        // What comes before, what is measured, and a whole second time for a state that comes out
+        // wrong.
         let limit = Duration::from_secs(cell.limit_s * 2 + cell.idle_s) + AROUND;
         let rest = end.map(|end| end.saturating_duration_since(Instant::now()));
         let is_cut = rest.is_some_and(|rest| rest < limit);
@@ -501,7 +511,8 @@ pub(crate) fn default_minutes(subjects: &[Subject]) -> u64 {
     MINUTES + MINUTES_FOR_ANOTHER * others.count() as u64
 }
 
-/// The cells, with the seconds that each takes by experience; `None`: one before it says that it would take too long.
+/// The cells, with the seconds that each takes by experience; `None`: one before it says that it
+/// would take too long.
 pub(crate) fn foreseen(cells: &[Cell]) -> Vec<(&Cell, Option<f64>)> {
     let mut left_out = LeftOut::default();
     let mut foreseen = Vec::new();

@@ -1,4 +1,5 @@
-//! What a cell is, what came of it, and the report: all that goes between the two sides, and all of `report.json`.
+//! What a cell is, what came of it, and the report: all that goes between the two sides, and all of
+//! `report.json`.
 //!
 //! ```text
 //!  run (host) ── Cell ──▶ lab run -- bench cell JSON ── Outcome ──▶ run ── Report ──▶ report.json ──▶ report (drawn)
@@ -23,7 +24,8 @@ pub(crate) enum Axis {
     Restart,
     /// One Service more.
     Add,
-    /// One endpoint of one Service replaced, many times; each is seen in the kernel before the next.
+    /// One endpoint of one Service replaced, many times; each is seen in the kernel before the
+    /// next.
     Change,
     /// 100 endpoints replaced, one object after another without waiting.
     Rolling,
@@ -262,8 +264,9 @@ pub(crate) struct Cell {
 }
 
 impl Cell {
-    /// How many times the time limit of the run is its own. strace makes everything slower; and what takes others minutes is to be
-    /// compared with ours at 1,000 Services, and with the limit at more.
+    /// How many times the time limit of the run is its own. strace makes everything slower; and
+    /// what takes others minutes is to be compared with ours at 1,000 Services, and with the limit
+    /// at more.
     pub(crate) fn patience(&self) -> u32 {
         let is_slow = self.subject.kind.is_other() && self.size.services <= 1_000;
         if self.is_counting || is_slow { 2 } else { 1 }
@@ -294,11 +297,13 @@ pub(crate) enum Outcome {
         /// Why.
         why: String,
     },
-    /// Was not measured: the subject does not know its mode or flags, its cold start takes too long, or there was no time.
+    /// Was not measured: the subject does not know its mode or flags, its cold start takes too
+    /// long, or there was no time.
     Skipped {
         /// Why.
         why: String,
-        /// The time limit, in seconds, that a cold start of no more than this has passed: the cell would have, too.
+        /// The time limit, in seconds, that a cold start of no more than this has passed: the cell
+        /// would have, too.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         cold_over_s: Option<u64>,
     },
@@ -323,10 +328,12 @@ pub(crate) struct Measured {
     /// The subject's `VmRSS` when all was done and a while had passed, in KiB.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) steady_kib: Option<u64>,
-    /// Distributions by name: `all` for change; `first`, `middle`, `last` and `direct` for the data plane.
+    /// Distributions by name: `all` for change; `first`, `middle`, `last` and `direct` for the data
+    /// plane.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) series: BTreeMap<String, Distribution>,
-    /// Further figures; the name ends in the unit: `write_sets_s`, `wakeups_per_s`, `connections_per_s`.
+    /// Further figures; the name ends in the unit: `write_sets_s`, `wakeups_per_s`,
+    /// `connections_per_s`.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) figures: BTreeMap<String, f64>,
     /// What the subject cost the API server, on each occasion.
@@ -440,7 +447,8 @@ pub(crate) struct Counts {
     /// Those that write, by command or type.
     #[serde(default)]
     pub(crate) writes_by_name: BTreeMap<String, u64>,
-    /// Tables that the legacy iptables replaced (`IPT_SO_SET_REPLACE`); the other one writes by netlink.
+    /// Tables that the legacy iptables replaced (`IPT_SO_SET_REPLACE`); the other one writes by
+    /// netlink.
     #[serde(default)]
     pub(crate) table_writes: u64,
     /// Programs started (`execve`), its own not counted.

@@ -25,7 +25,8 @@ use crate::wait::{self, Waited};
 pub(crate) const API: &str = "127.0.0.1:18080";
 /// What starting the fixture may take, a second for each thousand objects being far too much.
 const FIXTURE_LIMIT: Duration = Duration::from_mins(5);
-/// iptables' programs, which go by other names where iptables-nft is the default. The guest's kernel need not have nftables.
+/// iptables' programs, which go by other names where iptables-nft is the default. The guest's
+/// kernel need not have nftables.
 const IPTABLES: [&str; 6] = [
     "iptables",
     "iptables-save",
@@ -183,7 +184,8 @@ pub(crate) fn beside(name: &str) -> Result<PathBuf> {
     Ok(file)
 }
 
-/// Puts links to the legacy programs first in this process's search path, where there are any: whether there are.
+/// Puts links to the legacy programs first in this process's search path, where there are any:
+/// whether there are.
 #[allow(unsafe_code, reason = "set_var is unsafe")]
 fn prefer_legacy_iptables(folder: &Path) -> Result<bool> {
     let bin = folder.join("bin");
@@ -201,7 +203,8 @@ fn prefer_legacy_iptables(folder: &Path) -> Result<bool> {
             has_legacy = true;
         }
     }
-    // SAFETY: this process has one thread yet: a cell is measured by a process of its own, and this comes first in it.
+    // SAFETY: this process has one thread yet: a cell is measured by a process of its own, and this
+    // comes first in it.
     unsafe { std::env::set_var("PATH", format!("{}:{path}", bin.display())) };
     Ok(has_legacy)
 }

@@ -35,7 +35,8 @@ fn command(stage: &Stage) -> Result<Command> {
         } => {
             let mut command = if stage.cell.is_counting {
                 let mut command = stage.node.command("strace");
-                // -D: the child is the subject, which signals are for. Everything that is sent, whole.
+                // -D: the child is the subject, which signals are for. Everything that is sent,
+                // whole.
                 command
                     .args(["-D", "-f", "-qq", "-s", "1000000", "-o"])
                     .arg(stage.trace());

@@ -1,5 +1,5 @@
-//! The kernel's own bulk tools, with the final state of the IPVS mode as their input: `ipset restore`, `iptables-restore`,
-//! `ipvsadm -R` and `ip -batch`, one after another.
+//! The kernel's own bulk tools, with the final state of the IPVS mode as their input: `ipset
+//! restore`, `iptables-restore`, `ipvsadm -R` and `ip -batch`, one after another.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -14,7 +14,8 @@ use crate::kernel::{CLUSTER_IP, IPVS_IPS, LOOP_BACK};
 use crate::objects::{Objects, PORT};
 use crate::stage::Stage;
 
-/// Writes their input, and gives the command that runs them all. It waits at the end, to be looked at.
+/// Writes their input, and gives the command that runs them all. It waits at the end, to be looked
+/// at.
 pub(crate) fn command(stage: &Stage) -> Result<Command> {
     let folder = stage.folder();
     let shim = |family| floor::shim(family, ShimStyle::Upstream);

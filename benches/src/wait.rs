@@ -15,22 +15,25 @@ use crate::schema::{Mode, Outcome, State};
 
 /// How many Services are looked up at most before everything is read.
 const SAMPLE: u32 = 100;
-/// Between two looks, at a state of many entries: a look takes two system calls, less than 2 % of this.
+/// Between two looks, at a state of many entries: a look takes two system calls, less than 2 % of
+/// this.
 const PAUSE: Duration = Duration::from_millis(5);
-/// How much longer than a look's CPU time a pause is at least: some looks read a whole table. After one in the background, which takes
-/// nothing from the subject, it is as long.
+/// How much longer than a look's CPU time a pause is at least: some looks read a whole table. After
+/// one in the background, which takes nothing from the subject, it is as long.
 const REST: u32 = 10;
 /// Between two readings of a whole state in which nothing is missing, but something is too many.
 const WHOLE_PAUSE: Duration = Duration::from_millis(50);
 
-/// This thread runs only when no other wants to (`SCHED_IDLE`), as long as this is held. What it starts meanwhile would too.
+/// This thread runs only when no other wants to (`SCHED_IDLE`), as long as this is held. What it
+/// starts meanwhile would too.
 #[derive(Debug)]
 pub(crate) struct Background;
 
 impl Background {
     pub(crate) fn enter() -> Result<Self> {
         schedule(libc::SCHED_IDLE)?;
-        // Whoever can run does so now: the kernel notices a change of policy at its next tick only, 10 ms away.
+        // Whoever can run does so now: the kernel notices a change of policy at its next tick only,
+        // 10 ms away.
         std::thread::yield_now();
         Ok(Self)
     }
@@ -64,9 +67,9 @@ pub(crate) enum Waited {
     Not(Outcome),
 }
 
-/// Waits until the kernel holds `wanted` of these Services, and no others of them, and rules in both families where there are any
-/// (a family that has no Service has its shim nevertheless), at most until `limit` after `started`.
-/// `alive` fails when the subject has ended.
+/// Waits until the kernel holds `wanted` of these Services, and no others of them, and rules in
+/// both families where there are any (a family that has no Service has its shim nevertheless), at
+/// most until `limit` after `started`. `alive` fails when the subject has ended.
 pub(crate) fn until(
     kernel: &mut Kernel,
     mode: Mode,
@@ -76,13 +79,14 @@ pub(crate) fn until(
     limit: Duration,
     mut alive: impl FnMut() -> Result<()>,
 ) -> Result<Waited> {
-    // Not in the background: a subject that goes on to look at what it wrote would hide when it was there.
+    // Not in the background: a subject that goes on to look at what it wrote would hide when it was
+    // there.
     let mut looks = match mode {
         Mode::Ipvs => Looks::Servers(sample(services)),
         Mode::Iptables => Looks::Table {
             services: sample(services),
-            // What has enough rules before anything is done (a restart, a change, a deletion) does not say by their number when
-            // it is done.
+            // What has enough rules before anything is done (a restart, a change, a deletion) does
+            // not say by their number when it is done.
             unwanted: Some(kernel.nat().length()?).filter(|length| are_enough(wanted, *length)),
         },
     };
@@ -142,13 +146,15 @@ pub(crate) fn until(
 
 /// What is looked at while something is awaited.
 enum Looks {
-    /// Virtual servers, by their keys: Services that were not seen as wanted yet; and how many members the sets have.
+    /// Virtual servers, by their keys: Services that were not seen as wanted yet; and how many
+    /// members the sets have.
     Servers(Vec<Ipv4Addr>),
     /// The nat table, which is replaced as a whole, and read as a whole.
     Table {
         /// Services that were not seen as wanted yet.
         services: Vec<Ipv4Addr>,
-        /// How long it was when it was not as wanted. Before the first time, its length alone is waited for.
+        /// How long it was when it was not as wanted. Before the first time, its length alone is
+        /// waited for.
         unwanted: Option<Length>,
     },
 }
@@ -159,7 +165,8 @@ fn own_cpu() -> Duration {
     Duration::try_from(time).unwrap_or_default()
 }
 
-/// Services to look up: the first, the last, and some between them in no order that a program might have too.
+/// Services to look up: the first, the last, and some between them in no order that a program might
+/// have too.
 fn sample(services: u32) -> Vec<Ipv4Addr> {
     // A prime, so that the steps visit the Services in a scattered order.
     const STEP: u32 = 7_919;
@@ -204,7 +211,8 @@ fn seen(kernel: &mut Kernel, wanted: &Snapshot, services: &mut Vec<Ipv4Addr>) ->
     Ok(Look::Done(Instant::now()))
 }
 
-/// Looks at where packets to these Services get; those that get where they must need not be looked at again.
+/// Looks at where packets to these Services get; those that get where they must need not be looked
+/// at again.
 fn reached(
     kernel: &mut Kernel,
     wanted: &Snapshot,
@@ -219,7 +227,8 @@ fn reached(
     if unwanted.is_none() {
         return Ok(Look::Done(since));
     }
-    // It may have been replaced by one of the same length, which only reading it says. That takes long, so the subject goes first.
+    // It may have been replaced by one of the same length, which only reading it says. That takes
+    // long, so the subject goes first.
     let background = if *unwanted == Some(length) {
         Some(Background::enter()?)
     } else {
@@ -245,7 +254,8 @@ fn reached(
     Ok(Look::Done(background.map_or(since, |_| Instant::now())))
 }
 
-/// Whether a nat table may hold all that is wanted: each destination takes three rules, each Service one.
+/// Whether a nat table may hold all that is wanted: each destination takes three rules, each
+/// Service one.
 fn are_enough(wanted: &Snapshot, length: Length) -> bool {
     let reals: usize = wanted.servers.values().map(BTreeSet::len).sum();
     length.rules >= (wanted.servers.len() + 3 * reals) as u64

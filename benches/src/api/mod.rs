@@ -5,8 +5,9 @@
 //!  first list ─▶ restart ─▶ reconnect (played again by many) ─▶ changes ─▶ watches refused ─▶ lists, too
 //! ```
 //!
-//! The fixture says what was asked of it and how much it sent, on the wire; its CPU time is the kernel's account of its process.
-//! Hundreds of daemons do not fit a machine, so the requests that the one made when it reconnected are played again.
+//! The fixture says what was asked of it and how much it sent, on the wire; its CPU time is the
+//! kernel's account of its process. Hundreds of daemons do not fit a machine, so the requests that
+//! the one made when it reconnected are played again.
 
 mod replay;
 mod traffic;
@@ -33,7 +34,8 @@ use traffic::{Mark, Request, Traffic};
 
 /// How many clients reconnect at once, if as many changes are made.
 const CLIENTS: u32 = 500;
-/// How many clients watch the changes besides the subject, so that what one costs stands out of the noise.
+/// How many clients watch the changes besides the subject, so that what one costs stands out of the
+/// noise.
 const MORE: u32 = 20;
 /// Where fewer changes are made, nothing is to be measured, but shown to work.
 const FEW: u32 = 100;
@@ -257,7 +259,8 @@ impl Run {
         Ok(before)
     }
 
-    /// Waits until the subject watches all that it watched before, and the server has nothing more to do.
+    /// Waits until the subject watches all that it watched before, and the server has nothing more
+    /// to do.
     fn well(&mut self, stage: &Stage, subject: &mut Process, phase: &Phase) -> Result<Traffic> {
         let started = Instant::now();
         while Traffic::read(&mut self.api, Some(phase.since))?.watched() != self.watched {

@@ -90,8 +90,8 @@ impl Traffic {
 }
 
 impl Request {
-    /// Whether it is answered with all objects, and is no further page of them. (One with a limit of 1 only asks how far the
-    /// server is.)
+    /// Whether it is answered with all objects, and is no further page of them. (One with a limit
+    /// of 1 only asks how far the server is.)
     pub(super) fn is_full_list(&self) -> bool {
         let is_probe = self.query.split('&').any(|pair| pair == "limit=1");
         self.code == Some(200) && ["list", "streamed-list"].contains(&&*self.asked) && !is_probe

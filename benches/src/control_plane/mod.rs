@@ -95,7 +95,8 @@ pub(crate) fn measure(cell: &Cell) -> Result<Outcome> {
     Ok(Outcome::Measured(Box::new(measured)))
 }
 
-/// Loads what the rules and sets of IPVS mode need; what the kernel has built in, `modprobe` passes over.
+/// Loads what the rules and sets of IPVS mode need; what the kernel has built in, `modprobe` passes
+/// over.
 fn load_modules() -> Result<()> {
     let of_both = |table| ["ip", "ip6"].map(|family| format!("{family}{table}"));
     let tables = ["_tables", "table_nat", "table_filter"]
@@ -139,7 +140,8 @@ fn parts(log: &str, measured: &mut Measured) {
     }
 }
 
-/// Waits until strace has nothing more to write, and counts what it wrote from a byte of its file on.
+/// Waits until strace has nothing more to write, and counts what it wrote from a byte of its file
+/// on.
 fn counted(stage: &Stage, from: u64) -> Result<crate::schema::Counts> {
     let trace = stage.trace();
     // It may not have begun to write yet.
@@ -207,8 +209,8 @@ fn settled(
     })
 }
 
-/// Stops the subject, takes one Service out of the kernel, and starts it again: the time until it has noticed. In a counting
-/// repeat nothing is taken out, and what it does is counted.
+/// Stops the subject, takes one Service out of the kernel, and starts it again: the time until it
+/// has noticed. In a counting repeat nothing is taken out, and what it does is counted.
 fn restart(mut stage: Stage, subject: Process) -> Result<Outcome> {
     subject.stop()?;
     if stage.cell.is_counting {
@@ -350,7 +352,8 @@ fn change(stage: &mut Stage, mut subject: Process) -> Result<Outcome> {
     Ok(outcome)
 }
 
-/// When the fixture sent the event of a change, by what it answered to the request for it; on the clock of [`monotonic_ms`].
+/// When the fixture sent the event of a change, by what it answered to the request for it; on the
+/// clock of [`monotonic_ms`].
 fn sent_ms(sent: &serde_json::Value, answer: &[u8]) -> Result<f64> {
     let object: serde_json::Value = serde_json::from_slice(answer)?;
     let version = object.pointer("/metadata/resourceVersion");
@@ -393,7 +396,8 @@ fn rolling(stage: &mut Stage, mut subject: Process) -> Result<Outcome> {
     whole(stage, &mut subject, &phase, started)
 }
 
-/// Deletes everything while the subject is stopped, and lets it go on: what it does then is its own, not the API server's.
+/// Deletes everything while the subject is stopped, and lets it go on: what it does then is its
+/// own, not the API server's.
 fn delete(stage: &mut Stage, mut subject: Process) -> Result<Outcome> {
     std::thread::sleep(SETTLE);
     let mut api = stage.api()?;
@@ -446,8 +450,9 @@ fn idle(stage: &Stage, subject: &Process) -> Result<Measured> {
     Ok(measured)
 }
 
-/// Waits until new connections to one Service get to its endpoints and to no others; an outcome if they do not in time. In the
-/// background: what the subject does next counts, as the next event would have to wait for it.
+/// Waits until new connections to one Service get to its endpoints and to no others; an outcome if
+/// they do not in time. In the background: what the subject does next counts, as the next event
+/// would have to wait for it.
 fn until_served(
     stage: &mut Stage,
     subject: &mut Process,

@@ -4,10 +4,11 @@
 //!  step 0: routed to the pod   1: + virtual servers   2: + their addresses   …   n: the whole shim
 //! ```
 //!
-//! Each step has a node of its own that holds all up to this step, in one kernel, so that blocks of packets can take turns
-//! between the steps many times: what a rule costs is far less than what two guests, or two minutes, differ by. Rules come in
-//! the order in which a packet from a pod to a cluster IP meets them; at more Services than one, where every step has its own
-//! copy of all, those of a hook come together.
+//! Each step has a node of its own that holds all up to this step, in one kernel, so that blocks of
+//! packets can take turns between the steps many times: what a rule costs is far less than what two
+//! guests, or two minutes, differ by. Rules come in the order in which a packet from a pod to a
+//! cluster IP meets them; at more Services than one, where every step has its own copy of all,
+//! those of a hook come together.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -26,7 +27,8 @@ use crate::objects::{Objects, PORT};
 use crate::schema::{Cell, Distribution, Measured, Mode, Outcome};
 use crate::stage::Stage;
 
-/// Flows in a block, and blocks of each step. Together with all steps few enough for the table of connections.
+/// Flows in a block, and blocks of each step. Together with all steps few enough for the table of
+/// connections.
 const BLOCK: u16 = 48;
 const ROUNDS: usize = 24;
 /// Packets before each block: the node's own tables come back into the caches.
@@ -217,8 +219,8 @@ fn steps(objects: &Objects, chains: &Chains) -> Vec<Step> {
     steps
 }
 
-/// Adds the rules of a chain, each followed by those of the chain that it jumps to: what a packet of a pod meets. It is not
-/// masqueraded.
+/// Adds the rules of a chain, each followed by those of the chain that it jumps to: what a packet
+/// of a pod meets. It is not masqueraded.
 fn walk(chains: &Chains, table: &str, chain: &str, met: &mut Vec<Rule>) {
     let rules = chains.get(&(table.to_owned(), chain.to_owned()));
     for line in rules.into_iter().flatten() {

@@ -4,12 +4,14 @@
 //!  client (pod of node1) ── node1: the subject's state ── fabric ── server: has the addresses of all endpoints
 //! ```
 //!
-//! So every Service of any number can be used, and the way to a pod without a Service is the same. The subject and the API
-//! fixture are stopped while packets are measured: the one CPU is the packets'. The axes take turns between the first, the
-//! middle and the last Service and the pod itself, block by block, so that what disturbs one disturbs all.
+//! So every Service of any number can be used, and the way to a pod without a Service is the same.
+//! The subject and the API fixture are stopped while packets are measured: the one CPU is the
+//! packets'. The axes take turns between the first, the middle and the last Service and the pod
+//! itself, block by block, so that what disturbs one disturbs all.
 //!
-//! Which Service is the first is what the kernel walks: in iptables mode the order of the rules as they are read back, else the
-//! order in which Services were made. IPVS puts a new one at the head of its bucket: there the first is found last.
+//! Which Service is the first is what the kernel walks: in iptables mode the order of the rules as
+//! they are read back, else the order in which Services were made. IPVS puts a new one at the head
+//! of its bucket: there the first is found last.
 
 mod anatomy;
 mod packets;
@@ -45,7 +47,8 @@ const UDP_POD: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(10, 191, 0, 1), TA
 const DIRECT: &str = "direct";
 /// What is left of the sync gets this long before packets are measured.
 const SETTLE: Duration = Duration::from_secs(1);
-/// Flows in a block of first packets; few enough that IPVS' table of connections (4096 buckets) stays as it is.
+/// Flows in a block of first packets; few enough that IPVS' table of connections (4096 buckets)
+/// stays as it is.
 const BLOCK: u16 = 128;
 const ROUNDS: usize = 21;
 /// Blocks that are answered.
@@ -144,7 +147,8 @@ fn programmed(
     })
 }
 
-/// Virtual servers, and one route that makes their addresses local: nothing but the kernel's own table.
+/// Virtual servers, and one route that makes their addresses local: nothing but the kernel's own
+/// table.
 fn bare(stage: &mut Stage) -> Result<()> {
     stage
         .node
@@ -293,8 +297,8 @@ fn udp_objects(address: Ipv4Addr) -> (serde_json::Value, serde_json::Value) {
     (service, slice)
 }
 
-/// First packets: blocks of new flows to each target; then some that are answered by a reset, which takes its way back within
-/// the time of the packet.
+/// First packets: blocks of new flows to each target; then some that are answered by a reset, which
+/// takes its way back within the time of the packet.
 fn first(
     client: &Place,
     server: &Place,

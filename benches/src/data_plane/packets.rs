@@ -1,8 +1,10 @@
 //! Packets in blocks: what one costs from the client's socket to the server's network stack.
 //!
-//! A raw socket sends a block of TCP SYNs with one `sendmmsg`; each is forwarded, all the way, within that call, because this
-//! kernel has one CPU. The server has no listener but counts what arrives; a packet that is lost fails the measurement. Where it
-//! answers, by a reset, that is forwarded to the client within the call, too. The clock's own system call is spread over the block.
+//! A raw socket sends a block of TCP SYNs with one `sendmmsg`; each is forwarded, all the way,
+//! within that call, because this kernel has one CPU. The server has no listener but counts what
+//! arrives; a packet that is lost fails the measurement. Where it answers, by a reset, that is
+//! forwarded to the client within the call, too. The clock's own system call is spread over the
+//! block.
 
 use std::fs::File;
 use std::io::{self, IoSlice};
@@ -20,7 +22,8 @@ use rustix::net::{
 
 /// IPv4 and TCP headers without options.
 const PACKET: usize = 40;
-/// Packets before the first block: neighbours get known, and the code and tables come into the CPU's caches.
+/// Packets before the first block: neighbours get known, and the code and tables come into the
+/// CPU's caches.
 const WARM_UP: u16 = 16;
 const ARRIVED_WITHIN: Duration = Duration::from_secs(2);
 

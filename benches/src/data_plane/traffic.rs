@@ -1,4 +1,5 @@
-//! Connections, requests, datagrams and bytes in a second, by ordinary sockets: their system calls are part of each figure.
+//! Connections, requests, datagrams and bytes in a second, by ordinary sockets: their system calls
+//! are part of each figure.
 
 use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::net::{SocketAddr, SocketAddrV4, TcpListener, TcpStream, UdpSocket};

@@ -1,5 +1,6 @@
-//! What controllers and the API server write into objects, and no kube-proxy reads: who manages which fields, owners, the pods
-//! behind endpoints. As in a cluster of kubeadm's with Kubernetes 1.36, with other names.
+//! What controllers and the API server write into objects, and no kube-proxy reads: who manages
+//! which fields, owners, the pods behind endpoints. As in a cluster of kubeadm's with Kubernetes
+//! 1.36, with other names.
 
 use serde_json::{Map, Value, json};
 

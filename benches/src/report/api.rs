@@ -103,7 +103,8 @@ fn median(
     values.get(values.len() / 2).copied()
 }
 
-/// The bytes of ours against those of others, at the largest size, and whether they are no more anywhere.
+/// The bytes of ours against those of others, at the largest size, and whether they are no more
+/// anywhere.
 pub(super) fn bytes(report: &Report) -> Option<(String, Option<bool>)> {
     let size = *sizes(report, Axis::Api).last()?;
     let (_, bytes) = COLUMNS.first()?;

@@ -327,7 +327,8 @@ fn p99(one: &Measured) -> Option<f64> {
     Some(one.series.get("all")?.p99)
 }
 
-/// Of the last Service, which is the first where there is one only, or of the pod where there is none.
+/// Of the last Service, which is the first where there is one only, or of the pod where there is
+/// none.
 pub(super) fn last(one: &Measured) -> Option<f64> {
     p50(one, "last")
         .or_else(|| p50(one, "first"))

@@ -1,7 +1,9 @@
-//! The report, drawn from `report.json` alone: `report.md`, charts as SVG, and the block for the README.
+//! The report, drawn from `report.json` alone: `report.md`, charts as SVG, and the block for the
+//! README.
 //!
-//! Each figure is the median of its repeats, with the best and the spread. What was not done in time, came out wrong or could
-//! not be measured stands where its figure would be, and why at the end.
+//! Each figure is the median of its repeats, with the best and the spread. What was not done in
+//! time, came out wrong or could not be measured stands where its figure would be, and why at the
+//! end.
 
 mod aims;
 mod api;

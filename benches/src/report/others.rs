@@ -1,5 +1,5 @@
-//! Kube-proxies that are not of this repository: which they are, and where ours is not ahead of them. Both come from the data
-//! alone, so that a report says it whoever likes it.
+//! Kube-proxies that are not of this repository: which they are, and where ours is not ahead of
+//! them. Both come from the data alone, so that a report says it whoever likes it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -72,7 +72,8 @@ pub(super) fn named(report: &Report) -> String {
     text
 }
 
-/// Where ours is not ahead of each other kube-proxy in the same mode, of these figures; empty if there is none to compare with.
+/// Where ours is not ahead of each other kube-proxy in the same mode, of these figures; empty if
+/// there is none to compare with.
 pub(super) fn not_ahead(report: &Report, figures: &[Figure]) -> String {
     let mut text = String::new();
     for Pair { ours, other } in pairs(report) {

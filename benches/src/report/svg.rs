@@ -1,5 +1,6 @@
-//! Charts: lines over the number of Services, both axes logarithmic; and bars. Plain SVG without scripts, readable on a light
-//! and on a dark page: colours of middle lightness, text that follows the reader's scheme, no background.
+//! Charts: lines over the number of Services, both axes logarithmic; and bars. Plain SVG without
+//! scripts, readable on a light and on a dark page: colours of middle lightness, text that follows
+//! the reader's scheme, no background.
 
 use std::fmt::Write as _;
 
@@ -25,7 +26,8 @@ const TOP: f64 = 52.0;
 const BOTTOM: f64 = 346.0;
 /// Between the names at the ends of lines.
 const NAME_HEIGHT: f64 = 17.0;
-/// Seven that are told apart without regard to the eye (after Okabe and Ito), dashes where they begin again.
+/// Seven that are told apart without regard to the eye (after Okabe and Ito), dashes where they
+/// begin again.
 const COLOURS: [&str; 7] = [
     "#1f83c9", "#d9660a", "#0f9d76", "#c65b9a", "#b58a00", "#8a6fd1", "#7a8793",
 ];

@@ -4,9 +4,10 @@
 //! cargo build -p conntrack-netlink --example capture
 //! unshare --net target/debug/examples/capture crates/conntrack-netlink/tests/data
 //! ```
-//! as root, with `conntrack` and `strace` installed. `replies.hex` is how the kernel tells the flows of `FLOWS`, one line a
-//! flow in their order; `requests.hex` is what `conntrack -D` sends to delete each. A line is the message behind its
-//! `nlmsghdr`, in hex; the line with `#` before it is the flow as `conntrack -I` is told it.
+//! as root, with `conntrack` and `strace` installed. `replies.hex` is how the kernel tells the
+//! flows of `FLOWS`, one line a flow in their order; `requests.hex` is what `conntrack -D` sends to
+//! delete each. A line is the message behind its `nlmsghdr`, in hex; the line with `#` before it is
+//! the flow as `conntrack -I` is told it.
 
 use std::fmt::Write as _;
 use std::path::Path;

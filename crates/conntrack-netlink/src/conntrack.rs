@@ -6,7 +6,8 @@ use crate::Error;
 use crate::flow::{Family, Flow, Protocol, header};
 use crate::wire::{attr, command, errno, filter, message, proto, tuple};
 
-/// The kernel's table of tracked connections, in the network namespace of the thread that opened it.
+/// The kernel's table of tracked connections, in the network namespace of the thread that opened
+/// it.
 ///
 /// Calls block for as long as the kernel works.
 #[derive(Debug)]
@@ -37,7 +38,8 @@ pub enum Outcome {
 }
 
 impl Conntrack {
-    /// Opens a connection. Asks nothing yet: that the kernel lacks connection tracking is said by the first dump.
+    /// Opens a connection. Asks nothing yet: that the kernel lacks connection tracking is said by
+    /// the first dump.
     ///
     /// # Errors
     ///

@@ -11,7 +11,8 @@ pub enum Error {
         "the kernel offers no connection tracking over netlink: run `modprobe nf_conntrack_netlink` (in a container: on the host)"
     )]
     NoConntrack,
-    /// The socket failed, the kernel refused, `CAP_NET_ADMIN` is missing, or an answer makes no sense.
+    /// The socket failed, the kernel refused, `CAP_NET_ADMIN` is missing, or an answer makes no
+    /// sense.
     #[error(transparent)]
     Netlink(#[from] netlink_batch::Error),
 }

@@ -52,14 +52,15 @@ pub struct Tuple {
     pub source: SocketAddr,
     /// Where they go.
     pub destination: SocketAddr,
-    /// `CTA_TUPLE_ZONE`: a zone that holds for this direction only (iptables' `CT --zone-orig`, `--zone-reply`), else 0.
+    /// `CTA_TUPLE_ZONE`: a zone that holds for this direction only (iptables' `CT --zone-orig`,
+    /// `--zone-reply`), else 0.
     pub zone: u16,
 }
 
 /// One tracked flow.
 ///
-/// Without NAT the reply tuple is the original one turned around. With it, the reply's source is who really answers, and
-/// the reply's destination the address that the answerer sees.
+/// Without NAT the reply tuple is the original one turned around. With it, the reply's source is
+/// who really answers, and the reply's destination the address that the answerer sees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Flow {
     /// The protocol of both tuples.
@@ -70,8 +71,8 @@ pub struct Flow {
     pub reply: Tuple,
     /// `CTA_ZONE`: the zone of both directions, 0 by default.
     pub zone: u16,
-    /// `CTA_ID`: tells the flow from an earlier one with the same tuples, unless the kernel put both at one place in memory:
-    /// it is a hash of place and tuples.
+    /// `CTA_ID`: tells the flow from an earlier one with the same tuples, unless the kernel put
+    /// both at one place in memory: it is a hash of place and tuples.
     pub id: u32,
     /// `CTA_STATUS`: the `IPS_*` bits of `linux/netfilter/nf_conntrack_common.h`.
     pub status: u32,
@@ -80,8 +81,8 @@ pub struct Flow {
 }
 
 impl Flow {
-    /// Reads the payload of a flow's message: `nfgenmsg` and attributes. `None` for a protocol that is not a
-    /// [`Protocol`]. Attributes not named in [`Flow`] are passed over.
+    /// Reads the payload of a flow's message: `nfgenmsg` and attributes. `None` for a protocol that
+    /// is not a [`Protocol`]. Attributes not named in [`Flow`] are passed over.
     ///
     /// # Errors
     ///

@@ -1,4 +1,5 @@
-//! The kernel's table of tracked connections over ctnetlink: list flows, and delete exactly the ones seen.
+//! The kernel's table of tracked connections over ctnetlink: list flows, and delete exactly the
+//! ones seen.
 //!
 //! ```no_run
 //! use conntrack_netlink::{Conntrack, Family, Protocol};
@@ -18,11 +19,12 @@
 //!      └─────── delete(&[Flow]) ──▶ Outcome of each
 //! ```
 //!
-//! A flow is deleted by its original tuple, its zones and its [id](Flow::id): if it has ended meanwhile and a new one has its
-//! tuple, the new one stays. One batch deletes any number of flows.
+//! A flow is deleted by its original tuple, its zones and its [id](Flow::id): if it has ended
+//! meanwhile and a new one has its tuple, the new one stays. One batch deletes any number of flows.
 //!
-//! It speaks of flows of protocols with ports ([`Protocol`]). Not here: creating and changing flows, events,
-//! expectations, NAT and time-outs; and flushing: no call deletes what was not named.
+//! It speaks of flows of protocols with ports ([`Protocol`]). Not here: creating and changing
+//! flows, events, expectations, NAT and time-outs; and flushing: no call deletes what was not
+//! named.
 //!
 //! Protocol: `linux/netfilter/nfnetlink_conntrack.h`, `net/netfilter/nf_conntrack_netlink.c`.
 

@@ -1,5 +1,5 @@
-//! Numbers of the protocol: `linux/netfilter/nfnetlink_conntrack.h`; the filter's bits are those of the kernel's
-//! `net/netfilter/nf_internals.h`.
+//! Numbers of the protocol: `linux/netfilter/nfnetlink_conntrack.h`; the filter's bits are those of
+//! the kernel's `net/netfilter/nf_internals.h`.
 
 /// A command's netlink message type: nfnetlink's subsystem number, then ctnetlink's command.
 pub(crate) const fn message(command: u16) -> u16 {

@@ -1,4 +1,5 @@
-//! Against the running kernel, in a network namespace of each test's own. `conntrack` makes the flows and is the judge.
+//! Against the running kernel, in a network namespace of each test's own. `conntrack` makes the
+//! flows and is the judge.
 //!
 //! Needs root, `conntrack`, and a kernel with `nf_conntrack_netlink`.
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
@@ -17,7 +18,8 @@ fn new_namespace() -> Conntrack {
         "this test makes a network namespace: run it as root"
     );
     #[allow(unsafe_code, reason = "there is no safe call")]
-    // SAFETY: only the calling thread's network namespace changes, on which no memory safety depends.
+    // SAFETY: only the calling thread's network namespace changes, on which no memory safety
+    // depends.
     let unshared = unsafe { unshare_unsafe(UnshareFlags::NEWNET) };
     unshared.expect("cannot make a network namespace: run this test with CAP_SYS_ADMIN");
     Conntrack::open().unwrap()

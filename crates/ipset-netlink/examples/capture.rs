@@ -4,9 +4,10 @@
 //! cargo build -p ipset-netlink --example capture
 //! unshare --net target/debug/examples/capture crates/ipset-netlink/tests/data
 //! ```
-//! as root, with `ipset` and `strace` installed. `requests.hex` is what `ipset restore` sends for `SCRIPT`,
-//! `replies.hex` what the kernel answers afterwards. A line is a command as ipset numbers it, in decimal, and the
-//! message behind its `nlmsghdr`, in hex; lines with `#` tell where it comes from.
+//! as root, with `ipset` and `strace` installed. `requests.hex` is what `ipset restore` sends for
+//! `SCRIPT`, `replies.hex` what the kernel answers afterwards. A line is a command as ipset numbers
+//! it, in decimal, and the message behind its `nlmsghdr`, in hex; lines with `#` tell where it
+//! comes from.
 
 use std::fmt::Write as _;
 use std::io::Write as _;

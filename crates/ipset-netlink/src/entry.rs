@@ -1,7 +1,7 @@
 //! One entry of a set: its notation, and its bytes.
 //!
-//! All entries are made of the same few parts, of which each set type wants some, so encoding and decoding go
-//! through [`Parts`] and do not name the types one by one.
+//! All entries are made of the same few parts, of which each set type wants some, so encoding and
+//! decoding go through [`Parts`] and do not name the types one by one.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -15,8 +15,8 @@ use crate::{Family, SetType};
 
 /// An entry of a set; each variant belongs to one [`SetType`].
 ///
-/// Displayed as `ipset` writes it, `10.0.0.1,tcp:80,10.0.0.1`, except that ICMP types and protocols other than
-/// TCP, UDP, SCTP, UDP-Lite and ICMP stay numbers.
+/// Displayed as `ipset` writes it, `10.0.0.1,tcp:80,10.0.0.1`, except that ICMP types and protocols
+/// other than TCP, UDP, SCTP, UDP-Lite and ICMP stay numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Entry {
     /// Of `hash:ip`.
@@ -49,8 +49,8 @@ pub enum Entry {
         protocol: IpProtocol,
         /// Port.
         port: u16,
-        /// Network of the same family, prefix length 1 or more. The kernel clears its host bits, so that only a
-        /// network without any ([`IpNet::trunc`]) reads back as it was written.
+        /// Network of the same family, prefix length 1 or more. The kernel clears its host bits, so
+        /// that only a network without any ([`IpNet::trunc`]) reads back as it was written.
         net: IpNet,
     },
     /// Of `bitmap:port`.
@@ -123,11 +123,11 @@ impl ParseError {
 }
 
 impl Entry {
-    /// Reads an entry in `ipset`'s notation, as [`Entry`] displays it and `ipset save` mostly does: protocol and
-    /// port are both given, ICMP type and code as numbers.
+    /// Reads an entry in `ipset`'s notation, as [`Entry`] displays it and `ipset save` mostly does:
+    /// protocol and port are both given, ICMP type and code as numbers.
     ///
-    /// The type is needed because `10.0.0.1,tcp:80,10.0.0.2` is an entry of both `hash:ip,port,ip` and
-    /// `hash:ip,port,net`.
+    /// The type is needed because `10.0.0.1,tcp:80,10.0.0.2` is an entry of both `hash:ip,port,ip`
+    /// and `hash:ip,port,net`.
     ///
     /// # Errors
     ///

@@ -160,7 +160,8 @@ fn words(number: i32) -> String {
 }
 
 impl Reason {
-    /// Names `number`, the answer to `command`; `bitmap` tells whose numbers those from 4352 on are.
+    /// Names `number`, the answer to `command`; `bitmap` tells whose numbers those from 4352 on
+    /// are.
     pub(crate) fn from_errno(number: i32, command: u16, bitmap: bool) -> Reason {
         match number {
             errno::EPERM => Reason::NotPermitted,

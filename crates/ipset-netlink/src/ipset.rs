@@ -1,8 +1,9 @@
 //! The calls: which messages they send, and what the answers mean.
 //!
-//! Entries go many to a message. The kernel works through a message's entries in order and stops at the first
-//! that it refuses, whose line number it reports; so the call goes on behind it, with ever smaller messages: a
-//! set that is full refuses thousands, and must not cost thousands of large messages.
+//! Entries go many to a message. The kernel works through a message's entries in order and stops at
+//! the first that it refuses, whose line number it reports; so the call goes on behind it, with
+//! ever smaller messages: a set that is full refuses thousands, and must not cost thousands of
+//! large messages.
 
 use std::collections::HashMap;
 use std::thread::sleep;
@@ -18,8 +19,9 @@ use crate::{Definition, Entry, Error, Family, Header, Reason, Set, SetType};
 const PROTOCOL: u8 = 7;
 const PROTOCOL_MIN: u8 = 6;
 
-/// Bytes of entries in one message. The length of an attribute is a `u16`, so 64 KiB would be the end; a refusal
-/// echoes the whole message, so half of that spares the receive buffer and still holds 400 to 1300 entries.
+/// Bytes of entries in one message. The length of an attribute is a `u16`, so 64 KiB would be the
+/// end; a refusal echoes the whole message, so half of that spares the receive buffer and still
+/// holds 400 to 1300 entries.
 const MESSAGE_BYTES: usize = 32 * 1024;
 
 /// Most entries in one message: at first, and after each refusal.
@@ -32,8 +34,8 @@ const MESSAGE_ENTRIES: [usize; 4] = [usize::MAX, 64, 8, 1];
 pub struct Ipset {
     connection: Connection,
     protocol: u8,
-    /// Types of sets as last seen, so that an update need not ask. Another program may make a set anew as another one: then the
-    /// kernel refuses, or a list shows it.
+    /// Types of sets as last seen, so that an update need not ask. Another program may make a set
+    /// anew as another one: then the kernel refuses, or a list shows it.
     types: HashMap<String, EntryType>,
 }
 
@@ -128,19 +130,22 @@ impl Ipset {
         self.connection.sent()
     }
 
-    /// Makes an empty set. A set of that name that [`Header::matches`] is left as it is, entries included.
+    /// Makes an empty set. A set of that name that [`Header::matches`] is left as it is, entries
+    /// included.
     ///
     /// Gives whether it was made.
     ///
     /// # Errors
     ///
-    /// [`Error::Mismatch`] for a set of that name with another type, family, maxelem, range of ports
-    /// or option; [`Error::NoType`], [`Error::Revision`], [`Error::Name`], or what the kernel refuses.
+    /// [`Error::Mismatch`] for a set of that name with another type, family, maxelem, range of
+    /// ports or option; [`Error::NoType`], [`Error::Revision`], [`Error::Name`], or what the kernel
+    /// refuses.
     pub fn create(&mut self, name: &str, wanted: &Definition) -> Result<bool, Error> {
         valid_name(name)?;
         let revision = self.revision(wanted)?;
         let encode = |w: &mut Writer<'_>| wanted.encode(w, revision);
-        // Without EXCL the kernel takes a set of the *other family* for the same one and reports success.
+        // Without EXCL the kernel takes a set of the *other family* for the same one and reports
+        // success.
         match self.command(command::CREATE, NLM_F_EXCL, name, encode) {
             Err(Error::Refused {
                 reason: Reason::NameTaken,
@@ -175,8 +180,9 @@ impl Ipset {
         self.command(command::DESTROY, NLM_F_EXCL, name, |_| {})
     }
 
-    /// Removes a set as [`destroy`](Self::destroy) does, and waits so long for what refers to it to let go: rules of the nft backend
-    /// of iptables do so a little after they are gone. False if there was no such set.
+    /// Removes a set as [`destroy`](Self::destroy) does, and waits so long for what refers to it to
+    /// let go: rules of the nft backend of iptables do so a little after they are gone. False if
+    /// there was no such set.
     ///
     /// # Errors
     ///
@@ -220,7 +226,8 @@ impl Ipset {
         self.command(command::RENAME, 0, from, |w| w.attr_str(attr::SETNAME2, to))
     }
 
-    /// Exchanges two sets of one type and family in one step: rules that refer to one see the other's entries.
+    /// Exchanges two sets of one type and family in one step: rules that refer to one see the
+    /// other's entries.
     ///
     /// # Errors
     ///
@@ -246,7 +253,8 @@ impl Ipset {
         .map(|mut outcomes| outcomes.pop().unwrap_or_default())
     }
 
-    /// Deletes entries from a set; those that are not there are no error. One [`Outcome`] for each, in order.
+    /// Deletes entries from a set; those that are not there are no error. One [`Outcome`] for each,
+    /// in order.
     ///
     /// See [`Ipset::update`].
     ///
@@ -262,14 +270,16 @@ impl Ipset {
         .map(|mut outcomes| outcomes.pop().unwrap_or_default())
     }
 
-    /// Adds to and deletes from any number of sets, in the order of `changes`, in as few sends as possible.
+    /// Adds to and deletes from any number of sets, in the order of `changes`, in as few sends as
+    /// possible.
     ///
-    /// Gives for each change the [`Outcome`] of each of its entries. What is wrong with one entry or one set is
-    /// reported there and does not touch the others; among them are a set that does not exist, and one whose
-    /// type or family is not that of the entry. The kernel is asked for the type of a set that this connection has neither made
-    /// nor seen, and again when it refuses an entry: somebody else may have made the set anew meanwhile. Until it refuses
-    /// something or the set is listed, a new type goes unnoticed. What stands behind a refused entry is written later, possibly
-    /// after the changes that follow.
+    /// Gives for each change the [`Outcome`] of each of its entries. What is wrong with one entry
+    /// or one set is reported there and does not touch the others; among them are a set that does
+    /// not exist, and one whose type or family is not that of the entry. The kernel is asked for
+    /// the type of a set that this connection has neither made nor seen, and again when it refuses
+    /// an entry: somebody else may have made the set anew meanwhile. Until it refuses something or
+    /// the set is listed, a new type goes unnoticed. What stands behind a refused entry is written
+    /// later, possibly after the changes that follow.
     ///
     /// # Errors
     ///
@@ -353,8 +363,9 @@ impl Ipset {
         only_set(self.dump(Some(name), true)?).map(|set| set.header)
     }
 
-    /// What can be said of a change before it is sent: an entry that does not fit its set is refused here, because
-    /// the kernel would add what it understands of it. The others are not known yet.
+    /// What can be said of a change before it is sent: an entry that does not fit its set is
+    /// refused here, because the kernel would add what it understands of it. The others are not
+    /// known yet.
     fn expected(&mut self, change: &Change<'_>) -> Result<Vec<Outcome>, Error> {
         let refused = |reason| Ok(vec![Outcome::Refused(reason); change.entries.len()]);
         if change.entries.is_empty() {
@@ -382,8 +393,9 @@ impl Ipset {
         Ok(change.entries.iter().map(outcome).collect())
     }
 
-    /// Asks what a set is now that something was refused which was believed to fit it, and settles by that the outcomes: what is
-    /// to be sent again becomes `Unknown`. Gives whether there is such.
+    /// Asks what a set is now that something was refused which was believed to fit it, and settles
+    /// by that the outcomes: what is to be sent again becomes `Unknown`. Gives whether there is
+    /// such.
     fn expect_again(
         &mut self,
         change: &Change<'_>,
@@ -500,7 +512,8 @@ impl Ipset {
     }
 }
 
-/// Sends what is `Unknown` in `parts`, and goes on until all of it is concluded, or its answer lost.
+/// Sends what is `Unknown` in `parts`, and goes on until all of it is concluded, or its answer
+/// lost.
 fn write<E>(
     mut parts: Vec<Part<'_>>,
     protocol: u8,
@@ -539,8 +552,8 @@ struct Part<'a> {
 }
 
 impl<'a> Part<'a> {
-    /// Appends a message with the first entries of this part, no more than `most`; gives how many of the part it
-    /// takes care of. Lines count from 1, so that 0 in a refusal is none of them.
+    /// Appends a message with the first entries of this part, no more than `most`; gives how many
+    /// of the part it takes care of. Lines count from 1, so that 0 in a refusal is none of them.
     fn push(&self, batch: &mut Batch, protocol: u8, most: usize) -> usize {
         let command = match self.change.action {
             Action::Add => command::ADD,
@@ -673,7 +686,8 @@ fn refused(error: netlink_batch::Error, number: u16, name: &str) -> Error {
     let (action, name) = (action(number), name.to_owned());
     match error {
         netlink_batch::Error::Refused(refusal) => {
-            // No command but ADD and DELETE answers with a set type's own numbers, except CREATE of a bitmap.
+            // No command but ADD and DELETE answers with a set type's own numbers, except CREATE of
+            // a bitmap.
             let reason = Reason::from_errno(refusal.errno, number, true);
             Error::Refused {
                 action,

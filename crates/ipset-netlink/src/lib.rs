@@ -1,5 +1,5 @@
-//! [ipset](https://ipset.netfilter.org) over nfnetlink: no C library, no `ipset` processes, many entries in one
-//! message.
+//! [ipset](https://ipset.netfilter.org) over nfnetlink: no C library, no `ipset` processes, many
+//! entries in one message.
 //!
 //! ```no_run
 //! use ipset_netlink::{Definition, Entry, Family, IpProtocol, Ipset, Outcome, SetType};
@@ -22,10 +22,10 @@
 //!    └───── list, headers ◀── Set { Header, [Entry] }
 //! ```
 //!
-//! Adding what is there and deleting what is absent succeed, as with `ipset -exist`. It speaks the hash and bitmap
-//! types of [`SetType`], without per-entry timeouts, counters and comments; sets of other types are listed by
-//! their header. It neither loads kernel modules nor starts processes; the kernel itself loads the module of a set
-//! type where it can.
+//! Adding what is there and deleting what is absent succeed, as with `ipset -exist`. It speaks the
+//! hash and bitmap types of [`SetType`], without per-entry timeouts, counters and comments; sets of
+//! other types are listed by their header. It neither loads kernel modules nor starts processes;
+//! the kernel itself loads the module of a set type where it can.
 //!
 //! Protocol: `linux/netfilter/ipset/ip_set.h`, versions 6 (Linux 2.6.39) and 7 (Linux 4.20).
 

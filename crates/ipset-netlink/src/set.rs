@@ -1,7 +1,7 @@
 //! What a set is, and how a list of sets is read.
 //!
-//! A list answers with several messages for a large set. The first of a set's messages carries type and header,
-//! the ones that follow only its name and more entries, and sets are never interleaved.
+//! A list answers with several messages for a large set. The first of a set's messages carries type
+//! and header, the ones that follow only its name and more entries, and sets are never interleaved.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -67,7 +67,8 @@ impl SetType {
         }
     }
 
-    /// Newest revision whose meaning is known here; newer ones only add options (those of `ipset` 7.17).
+    /// Newest revision whose meaning is known here; newer ones only add options (those of `ipset`
+    /// 7.17).
     pub(crate) const fn revision(self) -> u8 {
         match self {
             SetType::HashIp | SetType::HashIpPortIp => 6,
@@ -166,8 +167,8 @@ enum Size {
 }
 
 impl Definition {
-    /// With `ipset`'s defaults: a hash of that family with hashsize 1024 and maxelem 65536, or a bitmap of all
-    /// 65536 ports, which has no family.
+    /// With `ipset`'s defaults: a hash of that family with hashsize 1024 and maxelem 65536, or a
+    /// bitmap of all 65536 ports, which has no family.
     pub const fn new(set_type: SetType, family: Family) -> Definition {
         let size = match set_type {
             SetType::BitmapPort => Size::Ports {
@@ -183,8 +184,9 @@ impl Definition {
         Definition { set_type, size }
     }
 
-    /// How many buckets the hash starts with; the kernel rounds up to a power of two of at least 64, and grows
-    /// the hash as it fills. Growing is slow: say what is expected. A bitmap has none.
+    /// How many buckets the hash starts with; the kernel rounds up to a power of two of at least
+    /// 64, and grows the hash as it fills. Growing is slow: say what is expected. A bitmap has
+    /// none.
     #[must_use]
     pub const fn with_hashsize(mut self, buckets: u32) -> Definition {
         if let Size::Hash { hashsize, .. } = &mut self.size {
@@ -193,8 +195,8 @@ impl Definition {
         self
     }
 
-    /// How many entries the hash may hold. A bitmap has no such limit. Since Linux 5.7 a hash of more
-    /// than 1024 buckets takes some more before it says that it is full: it counts by region.
+    /// How many entries the hash may hold. A bitmap has no such limit. Since Linux 5.7 a hash of
+    /// more than 1024 buckets takes some more before it says that it is full: it counts by region.
     #[must_use]
     pub const fn with_maxelem(mut self, entries: u32) -> Definition {
         if let Size::Hash { maxelem, .. } = &mut self.size {
@@ -241,7 +243,8 @@ impl Definition {
         }
     }
 
-    /// Whether both hold the same entries: all is equal but the hashsize, which the kernel changes by itself.
+    /// Whether both hold the same entries: all is equal but the hashsize, which the kernel changes
+    /// by itself.
     fn holds_the_same(self, other: Definition) -> bool {
         let without_hashsize = |definition: Definition| definition.with_hashsize(0);
         without_hashsize(self) == without_hashsize(other)
@@ -300,8 +303,9 @@ pub struct Header {
     pub revision: u8,
     /// Type and size; `None` if the type is not one of [`SetType`].
     pub definition: Option<Definition>,
-    /// Options that change which entries the set holds, or for how long, in `ipset`'s words: `timeout 300`,
-    /// `netmask 24`, `forceadd`. This crate makes sets without any. Counters and comments are not among them.
+    /// Options that change which entries the set holds, or for how long, in `ipset`'s words:
+    /// `timeout 300`, `netmask 24`, `forceadd`. This crate makes sets without any. Counters and
+    /// comments are not among them.
     pub options: Vec<String>,
     /// How many rules and sets refer to it.
     pub references: u32,
@@ -392,7 +396,8 @@ pub struct Set {
     pub header: Header,
     /// Its entries, in the kernel's order, which means nothing.
     pub entries: Vec<Entry>,
-    /// How many more it has that [`Entry`] cannot express: those of another type, and exceptions (`nomatch`).
+    /// How many more it has that [`Entry`] cannot express: those of another type, and exceptions
+    /// (`nomatch`).
     pub others: usize,
 }
 
@@ -448,7 +453,8 @@ pub(crate) struct CommandAttributes<'a> {
     pub(crate) protocol: Option<u8>,
     /// Also the type's least revision: both have the same number.
     pub(crate) protocol_min: Option<u8>,
-    /// Without its NUL. Anything but UTF-8 is possible, as whoever made the set may call it what he likes.
+    /// Without its NUL. Anything but UTF-8 is possible, as whoever made the set may call it what he
+    /// likes.
     name: Option<&'a [u8]>,
     pub(crate) type_name: Option<&'a str>,
     pub(crate) revision: Option<u8>,
@@ -480,7 +486,8 @@ impl<'a> CommandAttributes<'a> {
         Ok(found)
     }
 
-    /// What a `HEADER` answer says of a set: its type, if it is one of ours, and its family, if it has one.
+    /// What a `HEADER` answer says of a set: its type, if it is one of ours, and its family, if it
+    /// has one.
     pub(crate) fn set_type(&self) -> Option<(SetType, Option<Family>)> {
         let set_type = SetType::from_name(self.type_name?)?;
         Some((set_type, self.family.and_then(Family::from_number)))

@@ -20,7 +20,8 @@ pub(crate) mod command {
     pub(crate) const TYPE: u16 = 13;
 }
 
-/// `NLA_F_NET_BYTEORDER`: ipset takes a number of several bytes, and an address, only with this in its kind.
+/// `NLA_F_NET_BYTEORDER`: ipset takes a number of several bytes, and an address, only with this in
+/// its kind.
 pub(crate) const NET_BYTEORDER: u16 = 1 << 14;
 
 /// Attributes of a command.
@@ -96,7 +97,8 @@ pub(crate) mod errno {
     pub(crate) const REFERENCED: i32 = 4108;
     pub(crate) const IPADDR_IPV4: i32 = 4109;
     pub(crate) const IPADDR_IPV6: i32 = 4110;
-    /// 4352 on: each set type counts for itself. This one is "full" of a hash, "out of range" of a bitmap.
+    /// 4352 on: each set type counts for itself. This one is "full" of a hash, "out of range" of a
+    /// bitmap.
     pub(crate) const HASH_FULL: i32 = 4352;
     pub(crate) const BITMAP_RANGE: i32 = 4352;
     pub(crate) const HASH_ELEM: i32 = 4353;

@@ -1,4 +1,5 @@
-//! Against the running kernel, in a network namespace of each test's own. The judge is `ipset save`.
+//! Against the running kernel, in a network namespace of each test's own. The judge is `ipset
+//! save`.
 //!
 //! Needs root and `ipset`.
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
@@ -18,7 +19,8 @@ fn new_namespace() -> Ipset {
         "this test makes a network namespace: run it as root"
     );
     #[allow(unsafe_code, reason = "there is no safe call")]
-    // SAFETY: only the calling thread's network namespace changes, on which no memory safety depends.
+    // SAFETY: only the calling thread's network namespace changes, on which no memory safety
+    // depends.
     let unshared = unsafe { unshare_unsafe(UnshareFlags::NEWNET) };
     unshared.expect("cannot make a network namespace: run this test with CAP_SYS_ADMIN");
     Ipset::open().unwrap()
@@ -38,8 +40,8 @@ fn ipset_tool(arguments: &str) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// What `ipset save` has to say of a set: how to create it, without the options that are random or not ours to
-/// choose, and its entries.
+/// What `ipset save` has to say of a set: how to create it, without the options that are random or
+/// not ours to choose, and its entries.
 fn saved(set: &str) -> (String, BTreeSet<String>) {
     let text = ipset_tool(&format!("save {set}"));
     let (create, entries) = text.split_once('\n').unwrap();
@@ -568,7 +570,8 @@ fn a_change_is_one_message_whatever_happened_to_the_set() {
     assert_eq!(sent(&mut ipset, &one), (gone.clone(), 2));
     assert_eq!(sent(&mut ipset, &one), (gone, 1), "nothing is believed");
 
-    // Makes it anew as it was, then with another type or family: what was believed does not hide it.
+    // Makes it anew as it was, then with another type or family: what was believed does not hide
+    // it.
     let mismatch = vec![Outcome::Refused(Reason::TypeMismatch)];
     // A type that understands part of an entry does not take that part.
     for made in ["hash:ip", "hash:ip,port,ip", "hash:ip,port family inet6"] {

@@ -144,6 +144,10 @@ pub struct LegacyTables {
 
 impl LegacyTables {
     /// Opens a raw socket, which is what carries the questions.
+    ///
+    /// # Errors
+    ///
+    /// The system call's: `EPERM` without `CAP_NET_RAW`.
     pub fn open(family: IpFamily) -> io::Result<Self> {
         let domain = match family {
             IpFamily::V4 => AddressFamily::INET,
@@ -155,6 +159,11 @@ impl LegacyTables {
 
     /// Makes the table, if the kernel can. `ENOPROTOOPT`: it has no tables of this family;
     /// `ENOENT`: not this one.
+    ///
+    /// # Errors
+    ///
+    /// `ENOPROTOOPT`: the kernel has no tables of this family; `ENOENT`: not this one; `EPERM`
+    /// without `CAP_NET_ADMIN`.
     pub fn table(&self, name: &str) -> io::Result<LegacyTable> {
         let mut answer = named(name, INFO)?;
         self.ask(GET_INFO, &mut answer)?;
@@ -169,6 +178,10 @@ impl LegacyTables {
 
     /// All entries of a table, as the kernel lays them out (`struct ipt_entry`, `struct
     /// ip6t_entry`). `EAGAIN`: it has another size by now.
+    ///
+    /// # Errors
+    ///
+    /// `EAGAIN`: it has another size by now.
     pub fn content(&self, table: &LegacyTable) -> io::Result<Vec<u8>> {
         let mut answer = named(&table.name, ENTRIES + table.size)?;
         let size = u32::try_from(table.size).map_err(io::Error::other)?;

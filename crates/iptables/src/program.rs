@@ -62,6 +62,10 @@ impl Program {
     /// Runs it in the calling thread's network namespace, with `PATH` as its only variable, and
     /// waits. Past `limit` it is killed, with what it started, and that is
     /// [`io::ErrorKind::TimedOut`].
+    ///
+    /// # Errors
+    ///
+    /// It cannot be started or waited for, or the limit has passed.
     pub fn run(&self, arguments: &[&str], input: &str, limit: Duration) -> io::Result<Finished> {
         let mut stdout = Vec::new();
         let mut write = |sink: &mut dyn Write| sink.write_all(input.as_bytes());
@@ -78,6 +82,10 @@ impl Program {
 
     /// The same, with an input that is written, and an output that is read, piece by piece. Without
     /// an input it costs no thread; with one, a thread.
+    ///
+    /// # Errors
+    ///
+    /// As of [`run`](Self::run).
     pub fn stream(
         &self,
         arguments: &[&str],

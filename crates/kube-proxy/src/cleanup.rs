@@ -12,6 +12,10 @@ use crate::{footprints, kernel_settings};
 /// Takes away all that any mode leaves in the kernel, in both IP families. Prints what was removed;
 /// what is left, with the next step, goes to standard error, and makes the exit status 1. Kernel
 /// settings stay, as upstream; those that decide which packets the node answers are named.
+///
+/// # Errors
+///
+/// The thread that cleans up has panicked. What could not be removed is told, and no error.
 pub async fn cleanup(options: &Options) -> Result<ExitCode> {
     let excluded = options.modes.shared.exclude_cidrs.clone();
     // Blocks on the kernel and on iptables; nothing else happens meanwhile.

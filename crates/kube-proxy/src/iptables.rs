@@ -17,6 +17,10 @@ use crate::capabilities;
 
 /// Becomes iptables if the first of `arguments`, the name this was called by, is one of iptables'
 /// names; returns only if it is none, or with the reason why that failed.
+///
+/// # Errors
+///
+/// The backend cannot be chosen, or its program cannot be started.
 pub fn stand_in(mut arguments: impl Iterator<Item = OsString>) -> Result<(), Error> {
     let called = arguments.next().unwrap_or_default();
     let Some((stem, verb)) = split(&called) else {

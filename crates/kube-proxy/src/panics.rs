@@ -11,8 +11,8 @@ use std::process::exit;
 /// comes to in every Rust program.
 pub const EXIT_STATUS: i32 = 101;
 
-/// From here on a panic of any thread or task ends the process with [`EXIT_STATUS`], when its message is
-/// on standard error.
+/// From here on a panic of any thread or task ends the process with [`EXIT_STATUS`], when its
+/// message is on standard error.
 pub fn end_the_process() {
     let say = take_hook();
     set_hook(Box::new(move |panic| {

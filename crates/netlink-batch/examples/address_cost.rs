@@ -1,13 +1,15 @@
-//! What it costs the kernel to make many addresses local to a node: as addresses of one dummy link, or as local routes on it;
-//! by order, with the link down or up, by the number of messages that are sent at once.
+//! What it costs the kernel to make many addresses local to a node: as addresses of one dummy link,
+//! or as local routes on it; by order, with the link down or up, by the number of messages that are
+//! sent at once.
 //!
 //! ```text
 //! cargo build -p netlink-batch -p lab --example address_cost --bin lab
 //! target/debug/lab run --timeout 900 -- target/debug/examples/address_cost
 //! ```
-//! A line is one case in a network namespace of its own, which `unshare` makes: seconds until the last acknowledgement, and until
-//! each address has its route, which for IPv6 a worker of the kernel adds later. With arguments, one case in this namespace:
-//! `address_cost 4|6 COUNT address|route ascending|descending|shuffled down|up AT_ONCE [IFA_FLAGS]`.
+//! A line is one case in a network namespace of its own, which `unshare` makes: seconds until the
+//! last acknowledgement, and until each address has its route, which for IPv6 a worker of the
+//! kernel adds later. With arguments, one case in this namespace: `address_cost 4|6 COUNT
+//! address|route ascending|descending|shuffled down|up AT_ONCE [IFA_FLAGS]`.
 
 use std::env::{args, current_exe};
 use std::error::Error;

@@ -1,17 +1,18 @@
-//! What the number of a node's addresses adds to each packet: the table and the line that docs/operating.md has under "Many service
-//! addresses, and what a packet costs".
+//! What the number of a node's addresses adds to each packet: the table and the line that
+//! docs/operating.md has under "Many service addresses, and what a packet costs".
 //!
 //! ```text
 //! cargo build --release -p netlink-batch -p lab --example packet_cost --bin lab
 //! target/release/lab run --timeout 300 -- target/release/examples/packet_cost
 //! ```
-//! Three network namespaces: client – node – other host, with `rp_filter` 0 and nothing but veth links and routes. A raw socket of the
-//! client sends blocks of ICMP echo requests to the other host, each with one `sendmmsg`; with one CPU, as in the lab, every packet and
-//! its answer go all the way within that call, and a block whose answers are not all there after it is an error. The fastest
-//! block counts: what else the machine does only adds.
+//! Three network namespaces: client – node – other host, with `rp_filter` 0 and nothing but veth
+//! links and routes. A raw socket of the client sends blocks of ICMP echo requests to the other
+//! host, each with one `sendmmsg`; with one CPU, as in the lab, every packet and its answer go all
+//! the way within that call, and a block whose answers are not all there after it is an error. The
+//! fastest block counts: what else the machine does only adds.
 //!
-//! A local route switches the full check on for as long as a namespace lasts: each row has new ones.
-//! All takes about a minute, more than half of it for the 50,000 addresses of the last row.
+//! A local route switches the full check on for as long as a namespace lasts: each row has new
+//! ones. All takes about a minute, more than half of it for the 50,000 addresses of the last row.
 
 use std::error::Error;
 use std::fs::{File, read_to_string, write};
@@ -69,8 +70,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Microseconds for a packet and its answer: with no local route anywhere, with one on the node, with one in the client's
-/// namespace, too.
+/// Microseconds for a packet and its answer: with no local route anywhere, with one on the node,
+/// with one in the client's namespace, too.
 fn ipv4_row(count: u32) -> Result<[f64; 3], Box<dyn Error>> {
     for name in ["client", "node", "other"] {
         ip(&format!("netns add {name}"))?;
@@ -112,7 +113,8 @@ fn ipv4_row(count: u32) -> Result<[f64; 3], Box<dyn Error>> {
     ip("route add local 127.107.0.2 dev lo")?;
     let client = fastest(&socket)?;
 
-    // The kernel ends a namespace some time later, and its addresses would be in the way of the next row.
+    // The kernel ends a namespace some time later, and its addresses would be in the way of the
+    // next row.
     if Some(&count) != IPV4_COUNTS.last() {
         ip("-n node link del kube-ipvs0")?;
     }
@@ -194,7 +196,8 @@ fn fastest(socket: &OwnedFd) -> Result<f64, Box<dyn Error>> {
 }
 
 fn block(socket: &OwnedFd, count: u16) -> Result<Duration, Box<dyn Error>> {
-    // Not connected: else each packet's source would be looked up, which the route to a connected socket's peer saves.
+    // Not connected: else each packet's source would be looked up, which the route to a connected
+    // socket's peer saves.
     let to = SocketAddrAny::from(SocketAddrV4::new(OTHER, 0));
     let packet = [IoSlice::new(&ECHO_REQUEST)];
     let mut control: Vec<SendAncillaryBuffer<'_, '_, '_>> = Vec::new();

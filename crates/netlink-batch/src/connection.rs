@@ -163,7 +163,8 @@ impl Connection {
         }
     }
 
-    /// How many messages this has sent, one for each attempt at a dump; counts on from 0 after `u32::MAX`.
+    /// How many messages this has sent, one for each attempt at a dump; counts on from 0 after
+    /// `u32::MAX`.
     pub fn sent(&self) -> u32 {
         self.0.sequence.wrapping_sub(FIRST_SEQUENCE)
     }
@@ -186,8 +187,8 @@ impl Connection {
     ///
     /// # Errors
     ///
-    /// [`Error::Refused`] and [`Error::Permission`]: the kernel said no. [`Error::LostReply`]: it may
-    /// have said anything. [`Error::Io`] and [`Error::Malformed`]: as [`Connection::execute`].
+    /// [`Error::Refused`] and [`Error::Permission`]: the kernel said no. [`Error::LostReply`]: it
+    /// may have said anything. [`Error::Io`] and [`Error::Malformed`]: as [`Connection::execute`].
     pub fn request(
         &mut self,
         kind: u16,

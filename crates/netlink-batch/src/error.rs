@@ -47,7 +47,8 @@ pub enum Error {
         "cannot understand the kernel's answer: {0}; please report this with the kernel's version"
     )]
     Malformed(#[from] Malformed),
-    /// The answer to a request, or its end, did not arrive (the receive buffer was full, `ENOBUFS`).
+    /// The answer to a request, or its end, did not arrive (the receive buffer was full,
+    /// `ENOBUFS`).
     #[error("the kernel's answer was lost; ask again")]
     LostReply,
 }

@@ -8,12 +8,12 @@
 //! ```
 //!
 //! [`Iptables`] holds the tables; it is a [`Scheme`](engine::Scheme), and [`Proxier`] the
-//! [`Mode`](proxy::Mode) that an [`Engine`](engine::Engine) makes of it. Everything up to the plan is
-//! pure; a [`Kernel`] is the iptables programs on a thread of its own, or the strict fake of the
+//! [`Mode`](proxy::Mode) that an [`Engine`](engine::Engine) makes of it. Everything up to the plan
+//! is pure; a [`Kernel`] is the iptables programs on a thread of its own, or the strict fake of the
 //! tests.
 //!
-//! The chains and rules are those of upstream's iptables mode; docs/iptables-mode.md says which they
-//! are, and why.
+//! The chains and rules are those of upstream's iptables mode; docs/iptables-mode.md says which
+//! they are, and why.
 
 mod access;
 mod base;

@@ -51,12 +51,20 @@ pub struct Accounting {
 
 impl Accounting {
     /// Opens a connection. Whether the kernel counts is said by the first call.
+    ///
+    /// # Errors
+    ///
+    /// The socket cannot be opened.
     pub fn open() -> Result<Self, Error> {
         Connection::open(Protocol::Netfilter).map(|connection| Self { connection })
     }
 
     /// Makes all counters that are not there yet. `EINVAL`: the kernel has no nfacct and did not
     /// load it.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL`: the kernel has no nfacct and did not load it; else the socket's, or `EPERM`.
     pub fn ensure(&mut self) -> Result<(), Error> {
         let mut batch = Batch::new();
         for counter in Counter::ALL {
@@ -82,6 +90,10 @@ impl Accounting {
     }
 
     /// How many packets were counted; `None` if there is no such counter.
+    ///
+    /// # Errors
+    ///
+    /// The socket failed, the kernel refused, or its answer is malformed.
     pub fn packets(&mut self, counter: Counter) -> Result<Option<u64>, Error> {
         let answer = self.connection.request(GET, 0, |w| named(w, counter));
         match answer {

@@ -8,8 +8,8 @@
 //! ```
 //!
 //! [`Ipvs`] holds the tables; it is a [`Scheme`](engine::Scheme), and [`Proxier`] the
-//! [`Mode`](proxy::Mode) that an [`Engine`](engine::Engine) makes of it. Everything up to the plan is
-//! pure; a [`Kernel`] is netlink on a thread of its own, or the strict fake of the tests.
+//! [`Mode`](proxy::Mode) that an [`Engine`](engine::Engine) makes of it. Everything up to the plan
+//! is pure; a [`Kernel`] is netlink on a thread of its own, or the strict fake of the tests.
 
 mod access;
 mod booking;

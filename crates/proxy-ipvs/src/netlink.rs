@@ -7,11 +7,12 @@
 //!                  └─ Iptables ── processes ─────── the shim
 //! ```
 //!
-//! Its calls block for as long as the kernel works, so it lives on a thread of its own ([`netlink_batch::Worker`]), and in
-//! the network namespace of the thread that opened it. A dump begins with new sockets: a module that was reloaded meanwhile
-//! has another number, and a socket that failed is not used again. Consecutive writes of one kind go to the kernel together. Every
-//! refusal becomes a sentence with a next step: error numbers mean different things from write to write, and those used here
-//! were seen on Linux 6.1.
+//! Its calls block for as long as the kernel works, so it lives on a thread of its own
+//! ([`netlink_batch::Worker`]), and in the network namespace of the thread that opened it. A dump
+//! begins with new sockets: a module that was reloaded meanwhile has another number, and a socket
+//! that failed is not used again. Consecutive writes of one kind go to the kernel together. Every
+//! refusal becomes a sentence with a next step: error numbers mean different things from write to
+//! write, and those used here were seen on Linux 6.1.
 
 mod addresses;
 mod probe;
@@ -45,8 +46,9 @@ pub use scheduler::{foresee_scheduler, probe_scheduler};
 use servers::Servers;
 use sets::Sets;
 
-/// The kernel modules, by their aliases, of matches and sets that this mode alone has on the usual node, beside `ip_vs_` and the
-/// scheduler: for [`Iptables::choose_loading`]. The kernel itself loads those of rarer rules.
+/// The kernel modules, by their aliases, of matches and sets that this mode alone has on the usual
+/// node, beside `ip_vs_` and the scheduler: for [`Iptables::choose_loading`]. The kernel itself
+/// loads those of rarer rules.
 pub const MODULES: [&str; 6] = [
     "ipt_set",
     "ip_set_hash:ip",
@@ -59,7 +61,8 @@ pub const MODULES: [&str; 6] = [
 /// Time for `modprobe ip_vs`.
 const MODPROBE_LIMIT: Duration = Duration::from_secs(30);
 
-/// The kernel, for one IP family. Each part is opened when it is first used: a lane uses one or two.
+/// The kernel, for one IP family. Each part is opened when it is first used: a lane uses one or
+/// two.
 #[derive(Debug)]
 pub struct NetlinkKernel {
     family: IpFamily,
@@ -70,7 +73,8 @@ pub struct NetlinkKernel {
     servers: Option<Servers>,
     sets: Option<Sets>,
     addresses: Option<Addresses>,
-    /// What is left outside the backend that is used. Looked for once: nobody adds to it while this proxy runs.
+    /// What is left outside the backend that is used. Looked for once: nobody adds to it while this
+    /// proxy runs.
     elsewhere: Option<BTreeMap<Place, Arc<Leftovers>>>,
     /// Characters that `iptables-save` last printed: a restore takes its time with them, too.
     saved: usize,
@@ -118,8 +122,12 @@ pub enum OpenError {
 }
 
 impl NetlinkKernel {
-    /// Opens the sockets and looks whether all that is needed is there. IPVS is brought in by asking for it and, where the
-    /// kernel does not load it so, by one `modprobe ip_vs`.
+    /// Opens the sockets and looks whether all that is needed is there. IPVS is brought in by
+    /// asking for it and, where the kernel does not load it so, by one `modprobe ip_vs`.
+    ///
+    /// # Errors
+    ///
+    /// Names what is missing (IPVS, ipset, rtnetlink, iptables), why, and the next step.
     pub fn open(family: IpFamily, iptables: Iptables) -> Result<Self, OpenError> {
         let mut kernel = Self::lazy(family, iptables);
         kernel.servers = Some(open_loading(family)?);
@@ -128,8 +136,12 @@ impl NetlinkKernel {
         Ok(kernel)
     }
 
-    /// Opens the sockets to read only: nothing is loaded but what the kernel loads by itself when it is asked, and iptables is
-    /// not tried.
+    /// Opens the sockets to read only: nothing is loaded but what the kernel loads by itself when
+    /// it is asked, and iptables is not tried.
+    ///
+    /// # Errors
+    ///
+    /// As of [`open`](Self::open).
     pub fn open_to_read(family: IpFamily, iptables: Iptables) -> Result<Self, OpenError> {
         iptables.check_reading(family)?;
         let mut kernel = Self::lazy(family, iptables);
@@ -169,7 +181,8 @@ impl NetlinkKernel {
         self
     }
 
-    /// The same that looks for what these modes have left; without, for what an earlier run of its own has.
+    /// The same that looks for what these modes have left; without, for what an earlier run of its
+    /// own has.
     #[must_use]
     pub fn among(mut self, modes: Footprints) -> Self {
         self.modes = modes;
@@ -200,12 +213,14 @@ impl NetlinkKernel {
         Ok(self.addresses.insert(addresses))
     }
 
-    /// Reads the rules ahead: the first look need not, unless they change before it. Why they cannot be read, it says.
+    /// Reads the rules ahead: the first look need not, unless they change before it. Why they
+    /// cannot be read, it says.
     pub fn read_ahead(&mut self) {
         drop(self.iptables.save(self.family));
     }
 
-    /// How many netlink messages this has sent since it was opened or each part last read; counts on from 0 after `u32::MAX`.
+    /// How many netlink messages this has sent since it was opened or each part last read; counts
+    /// on from 0 after `u32::MAX`.
     pub fn sent(&self) -> u32 {
         let servers = self.servers.as_ref().map_or(0, Servers::sent);
         let sets = self.sets.as_ref().map_or(0, Sets::sent);
@@ -214,12 +229,20 @@ impl NetlinkKernel {
     }
 
     /// How long IPVS keeps idle connections: TCP, TCP after a FIN, UDP.
+    ///
+    /// # Errors
+    ///
+    /// The socket failed, or the kernel refused (`EPERM`).
     pub fn timeouts(&mut self) -> Result<[Duration; 3], ipvs_netlink::Error> {
         self.servers()?.timeouts()
     }
 
-    /// Sets how long IPVS keeps idle connections (`ipvsadm --set`), for both families of the network namespace. Whole
-    /// seconds; zero leaves a time-out as it is.
+    /// Sets how long IPVS keeps idle connections (`ipvsadm --set`), for both families of the
+    /// network namespace. Whole seconds; zero leaves a time-out as it is.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` for more than the kernel can count; else as of [`timeouts`](Self::timeouts).
     pub fn set_timeouts(
         &mut self,
         tcp: Duration,
@@ -336,6 +359,10 @@ fn nft_tables(modes: Footprints) -> impl Iterator<Item = &'static str> {
 
 /// Brings IPVS in as [`NetlinkKernel::open`] does, and sets how long it keeps idle connections, as
 /// [`NetlinkKernel::set_timeouts`]. Needs no iptables, and writes no rule.
+///
+/// # Errors
+///
+/// As of [`NetlinkKernel::open`] and [`NetlinkKernel::set_timeouts`].
 pub fn prepare(tcp: Duration, tcp_fin: Duration, udp: Duration) -> Result<(), OpenError> {
     let mut servers = open_loading(IpFamily::V4)?;
     if [tcp, tcp_fin, udp] == [Duration::ZERO; 3] {

@@ -1,7 +1,9 @@
-//! The proxier on the real kernel: netlink, ipset, iptables. The judges are `ipvsadm`, `ipset`, `iptables-save` and `ip`.
+//! The proxier on the real kernel: netlink, ipset, iptables. The judges are `ipvsadm`, `ipset`,
+//! `iptables-save` and `ip`.
 //!
-//! Each test is a node of its own: a network namespace with `eth0` (192.168.99.10/24 and fd00:99::10/64) and nothing else.
-//! `tests/dualstack/` is what upstream's kube-proxy 1.36.2 left in the kernel for the same objects on the same node.
+//! Each test is a node of its own: a network namespace with `eth0` (192.168.99.10/24 and
+//! fd00:99::10/64) and nothing else. `tests/dualstack/` is what upstream's kube-proxy 1.36.2 left
+//! in the kernel for the same objects on the same node.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -215,7 +217,8 @@ impl Node {
         self.sent.load(Ordering::Relaxed)
     }
 
-    /// Has the kernel checked, rules included, and brings it back to what is wanted; how many writes that took.
+    /// Has the kernel checked, rules included, and brings it back to what is wanted; how many
+    /// writes that took.
     fn resettle(&mut self) -> usize {
         self.now += Duration::from_secs(31);
         for proxier in &mut self.proxiers {
@@ -357,7 +360,8 @@ fn a_change_costs_a_message_for_each_thing_that_changed() {
     on_a_node(|| {
         let mut node = golden_node();
         let mut pods = PODS.to_vec();
-        // The virtual servers of the golden case: cluster IP, external IP, load balancer, node port.
+        // The virtual servers of the golden case: cluster IP, external IP, load balancer, node
+        // port.
         pods.push("10.244.3.6@node2");
         node.endpoints(&web(), &pods);
         assert_eq!(node.messages(), 4, "an endpoint elsewhere");
@@ -370,7 +374,8 @@ fn a_change_costs_a_message_for_each_thing_that_changed() {
         assert_eq!(node.messages(), 4 + 4 + 1, "it goes");
         let new = service("default/new", "10.96.10.20", 80);
         node.add(new, &[&["10.244.2.7@node2", "10.244.2.8@node2"]]);
-        // Two members, the virtual server, two destinations; the address, and a look at which link it goes to.
+        // Two members, the virtual server, two destinations; the address, and a look at which link
+        // it goes to.
         assert_eq!(node.messages(), 2 + 1 + 2 + 2, "a Service more");
         assert_eq!(node.messages(), 0);
         node.resettle();
@@ -659,7 +664,8 @@ fn routes_take_the_place_of_addresses_and_addresses_theirs() {
             );
             assert_eq!(node.resettle(), 0, "{damage}");
         }
-        // Routes of another protocol or on another link are not ours, and no virtual server is ours for them.
+        // Routes of another protocol or on another link are not ours, and no virtual server is ours
+        // for them.
         sh("ipvsadm -A -t 10.96.7.8:80 -s rr; ip route add local 10.96.7.8 dev kube-ipvs0 table local proto 107
             ipvsadm -A -t 10.96.7.9:80 -s rr; ip route add local 10.96.7.9 dev lo table local proto 107
             ip route add local 10.96.7.10 dev kube-ipvs0 table local proto 4
@@ -781,8 +787,8 @@ fn two_thousand_services_at_once() {
     });
 }
 
-/// Whether the kernel asks its routing table for the source of what comes in on eth0: a broadcast address is one then, to
-/// nobody's surprise; that of a neighbour is none.
+/// Whether the kernel asks its routing table for the source of what comes in on eth0: a broadcast
+/// address is one then, to nobody's surprise; that of a neighbour is none.
 fn looks_up_sources() -> bool {
     let passes = |source: &str| {
         let asked = format!("route get 10.96.0.1 from {source} iif eth0");
@@ -793,7 +799,8 @@ fn looks_up_sources() -> bool {
     !passes("192.168.99.255")
 }
 
-/// With many addresses a packet costs as many, by the default way of looking for its source among them.
+/// With many addresses a packet costs as many, by the default way of looking for its source among
+/// them.
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
 fn with_many_addresses_the_kernel_looks_sources_up_in_its_routing_table() {
@@ -1134,8 +1141,8 @@ fn a_set_of_the_size_that_upstream_gives_is_filled_to_the_last_member() {
         let mut ops = vec![Op::CreateSet(Set::LoopBack, 65_536)];
         ops.extend((0..65_536).map(add));
         assert_done(&apply(&mut kernel, ops));
-        // All of them once more, and some more. Since Linux 5.6 it takes more than its size while these meet parts of its table
-        // that are not full, but not many.
+        // All of them once more, and some more. Since Linux 5.6 it takes more than its size while
+        // these meet parts of its table that are not full, but not many.
         let all: Vec<Op> = (0..70_000).map(add).collect();
         let outcomes = apply(&mut kernel, all.clone());
         assert_done(&outcomes[..65_536]);

@@ -1,7 +1,9 @@
-//! iptables on the running kernel, in a network namespace of each test's own: which backend is chosen, and whether rules
-//! read back as they were written. Which backends work depends on the kernel: nft does not in Debian's User Mode Linux.
+//! iptables on the running kernel, in a network namespace of each test's own: which backend is
+//! chosen, and whether rules read back as they were written. Which backends work depends on the
+//! kernel: nft does not in Debian's User Mode Linux.
 //!
-//! Needs root, `iptables` and `ipset`, but no IPVS; so the rule that matches IPVS connections is left to `live.rs`.
+//! Needs root, `iptables` and `ipset`, but no IPVS; so the rule that matches IPVS connections is
+//! left to `live.rs`.
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
 #[path = "support/namespace.rs"]

@@ -1,5 +1,6 @@
-//! What a kernel that lacks modules makes of the real kernel's messages. It takes modules away and switches their loading
-//! off, so it runs where the kernel is thrown away afterwards: lane A of the lab.
+//! What a kernel that lacks modules makes of the real kernel's messages. It takes modules away and
+//! switches their loading off, so it runs where the kernel is thrown away afterwards: lane A of the
+//! lab.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,

@@ -1,4 +1,5 @@
-//! Which traffic counts as local to this node, that is, comes from its own pods and needs no masquerading.
+//! Which traffic counts as local to this node, that is, comes from its own pods and needs no
+//! masquerading.
 
 use ipnet::IpNet;
 

@@ -16,13 +16,15 @@ pub enum Kind {
     Node,
 }
 
-/// One thing that a source says. A list is a `ListStarted`, its objects as `…Applied` or `Unreadable`, and a
-/// `ListComplete`; objects that a whole list does not name are gone. A list that breaks off is followed by another
-/// `ListStarted`, and until one completes nothing is taken away.
+/// One thing that a source says. A list is a `ListStarted`, its objects as `…Applied` or
+/// `Unreadable`, and a `ListComplete`; objects that a whole list does not name are gone. A list
+/// that breaks off is followed by another `ListStarted`, and until one completes nothing is taken
+/// away.
 ///
-/// A list that is complete but not whole holds every object that could be read, while others are known to exist without
-/// their names being known (a broken manifest file). What it does not name stays. When the others have become known, a
-/// further `ListComplete` that is whole follows, with no `ListStarted` before it.
+/// A list that is complete but not whole holds every object that could be read, while others are
+/// known to exist without their names being known (a broken manifest file). What it does not name
+/// stays. When the others have become known, a further `ListComplete` that is whole follows, with
+/// no `ListStarted` before it.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Event {
     /// A list of this kind begins.
@@ -34,8 +36,8 @@ pub enum Event {
         /// Whether it names every object that there is.
         is_whole: bool,
     },
-    /// An object exists, but cannot be read. What was known of it before stays; and if nothing was, then what the kernel
-    /// holds of it from before this process must stay too.
+    /// An object exists, but cannot be read. What was known of it before stays; and if nothing was,
+    /// then what the kernel holds of it from before this process must stay too.
     Unreadable(Kind, NamespacedName),
     /// A Service was added or changed.
     ServiceApplied(Service),

@@ -7,8 +7,9 @@
 //!            NodeFacts ────────────────────────┘   this node: name, zone, addresses
 //! ```
 //!
-//! Everything here is pure: no clock, no I/O, no kernel, no Kubernetes client. Sources decode what they read into the
-//! compact types of [`object`]; a mode (`proxy-ipvs`) compiles a [`ServiceView`] into the kernel entries it wants.
+//! Everything here is pure: no clock, no I/O, no kernel, no Kubernetes client. Sources decode what
+//! they read into the compact types of [`object`]; a mode (`proxy-ipvs`) compiles a [`ServiceView`]
+//! into the kernel entries it wants.
 
 mod detect;
 mod event;

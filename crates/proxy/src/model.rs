@@ -1,4 +1,5 @@
-//! The model: what the sources have said so far, and which Services changed since it was last asked.
+//! The model: what the sources have said so far, and which Services changed since it was last
+//! asked.
 
 use std::hash::Hash;
 use std::mem;
@@ -19,19 +20,22 @@ const ELSEWHERE: &str = "";
 /// All Services, slices and the own Node. Costs O(event) to keep and O(changed Services) to read.
 #[derive(Debug, Default)]
 pub struct Model {
-    /// Boxed: a hash table is up to twice as large as what it holds, and three times while it grows.
+    /// Boxed: a hash table is up to twice as large as what it holds, and three times while it
+    /// grows.
     services: HashMap<NamespacedName, Box<Service>>,
-    /// By Service, sorted by name, so that a Service's slices have a fixed order. Most Services have one, for which the node of a
-    /// tree would be ten times as large.
+    /// By Service, sorted by name, so that a Service's slices have a fixed order. Most Services
+    /// have one, for which the node of a tree would be ten times as large.
     slices: HashMap<NamespacedName, Vec<EndpointSlice>>,
-    /// Which Service a slice was for: a deletion names the slice only, and its label may have changed.
+    /// Which Service a slice was for: a deletion names the slice only, and its label may have
+    /// changed.
     service_of: HashMap<NamespacedName, NamespacedName>,
     /// Of endpoints on other nodes it is not kept on which.
     own_node: Option<Box<str>>,
     /// What is kept of those that are meant for all: nothing.
     elsewhere: Arc<Placement>,
     node: Option<Node>,
-    /// Whether the own Node exists, as far as was told: by an event, or by a list that did not name it.
+    /// Whether the own Node exists, as far as was told: by an event, or by a list that did not name
+    /// it.
     has_node: Option<bool>,
     is_node_named: bool,
     service_list: List,
@@ -71,7 +75,8 @@ impl<T: ?Sized> Default for Shared<T> {
 }
 
 impl<T: Eq + Hash + ?Sized> Shared<T> {
-    /// The one that is equal. Drops those that nobody uses, each time their number has doubled: amortised O(1).
+    /// The one that is equal. Drops those that nobody uses, each time their number has doubled:
+    /// amortised O(1).
     fn one(&mut self, value: &Arc<T>) -> Arc<T> {
         if self.known.len() > 2 * self.used + FEW_SHARED {
             self.known.retain(|known| Arc::strong_count(known) > 1);
@@ -86,10 +91,12 @@ impl<T: Eq + Hash + ?Sized> Shared<T> {
 struct List {
     /// Once true, always true: what a list told stays known while the next one runs.
     has_completed: bool,
-    /// A list that named everything has completed. Stays true once nothing is `unreadable`: what cannot be read later is
-    /// either known in an older state, or so new that the kernel holds nothing of it.
+    /// A list that named everything has completed. Stays true once nothing is `unreadable`: what
+    /// cannot be read later is either known in an older state, or so new that the kernel holds
+    /// nothing of it.
     was_whole: bool,
-    /// Names that the running list, or one that was not whole, has not confirmed; gone when one completes whole.
+    /// Names that the running list, or one that was not whole, has not confirmed; gone when one
+    /// completes whole.
     unconfirmed: Option<HashSet<NamespacedName>>,
     /// Objects that exist and of which nothing was ever known.
     unreadable: HashSet<NamespacedName>,
@@ -141,7 +148,8 @@ pub struct Changes {
     pub service_changes: usize,
     /// How often an EndpointSlice did.
     pub slice_changes: usize,
-    /// What led to the slices' changes. Not for slices that are gone: theirs is of the change before.
+    /// What led to the slices' changes. Not for slices that are gone: theirs is of the change
+    /// before.
     pub triggers: Vec<Trigger>,
     /// What lists no longer named, one entry for each list that did not name something.
     pub vanished: Vec<Vanished>,
@@ -245,8 +253,8 @@ impl Model {
         Self::default()
     }
 
-    /// The same, for the node of this name. It keeps less: whether an endpoint is on this node or meant for it, but not which
-    /// other nodes are named instead.
+    /// The same, for the node of this name. It keeps less: whether an endpoint is on this node or
+    /// meant for it, but not which other nodes are named instead.
     pub fn of_node(name: &str) -> Self {
         Self {
             own_node: Some(name.into()),
@@ -294,7 +302,8 @@ impl Model {
                     self.changes.node = true;
                 }
             }
-            // The Node object may be deleted while the node still serves: what was known of it stays in use.
+            // The Node object may be deleted while the node still serves: what was known of it
+            // stays in use.
             Event::NodeDeleted(_) => {
                 self.has_node = Some(false);
                 self.is_node_named = false;
@@ -339,8 +348,9 @@ impl Model {
         self.service_list.has_completed && self.slice_list.has_completed
     }
 
-    /// Whether every Service and slice that exists is, or was, known. Before that, what the kernel holds and no known
-    /// Service wants may belong to one that could not be read, and so may not be deleted. Once true, always true.
+    /// Whether every Service and slice that exists is, or was, known. Before that, what the kernel
+    /// holds and no known Service wants may belong to one that could not be read, and so may not be
+    /// deleted. Once true, always true.
     pub fn is_whole(&self) -> bool {
         self.service_list.is_whole() && self.slice_list.is_whole()
     }
@@ -384,7 +394,8 @@ impl Model {
         self.node.as_ref()
     }
 
-    /// Whether the own Node exists; `None` before that was told. What [`node`](Self::node) says stays when it is deleted.
+    /// Whether the own Node exists; `None` before that was told. What [`node`](Self::node) says
+    /// stays when it is deleted.
     pub fn has_node(&self) -> Option<bool> {
         self.has_node
     }
@@ -493,7 +504,8 @@ impl Model {
     }
 }
 
-/// Whether nothing is to be kept of a placement: it is on another node, and meant for all. Nearly all are.
+/// Whether nothing is to be kept of a placement: it is on another node, and meant for all. Nearly
+/// all are.
 fn is_just_elsewhere(placement: &Placement, own_node: Option<&str>) -> bool {
     let Placement {
         node: Some(node),

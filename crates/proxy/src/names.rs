@@ -40,7 +40,8 @@ impl fmt::Debug for NamespacedName {
     }
 }
 
-/// One port of one Service: what upstream calls a service port name. Displayed as upstream does, `ns/name:port`.
+/// One port of one Service: what upstream calls a service port name. Displayed as upstream does,
+/// `ns/name:port`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ServicePortName {
     /// The Service.

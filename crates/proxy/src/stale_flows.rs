@@ -1,17 +1,19 @@
 //! Which tracked UDP flows lead to endpoints that are gone.
 //!
-//! UDP has no end that the kernel could see: while a client goes on sending, the kernel keeps its flow, and with it the
-//! endpoint that was chosen for the first packet (k/k#71514, k/k#76664). A flow is stale if it was opened towards a UDP
-//! Service and is answered by none of its serving endpoints; then it is to be deleted, and the next packet opens a new one.
-//! A Service with no serving endpoint has no stale flows: there is nowhere else to go.
+//! UDP has no end that the kernel could see: while a client goes on sending, the kernel keeps its
+//! flow, and with it the endpoint that was chosen for the first packet (k/k#71514, k/k#76664). A
+//! flow is stale if it was opened towards a UDP Service and is answered by none of its serving
+//! endpoints; then it is to be deleted, and the next packet opens a new one. A Service with no
+//! serving endpoint has no stale flows: there is nowhere else to go.
 //!
 //! ```text
 //!   ServiceView ── udp_ports ──▶ UdpServices ── is_stale(original destination, reply source)
 //! ```
 //!
-//! The rule is upstream's (`pkg/proxy/conntrack/cleanup.go`, 1.36), but for two cases in which upstream takes flows that
-//! are not its own: a node port counts at addresses of this node only, not wherever a packet that passes through goes; and
-//! where several Services claim one address and port, an endpoint of any of them will do.
+//! The rule is upstream's (`pkg/proxy/conntrack/cleanup.go`, 1.36), but for two cases in which
+//! upstream takes flows that are not its own: a node port counts at addresses of this node only,
+//! not wherever a packet that passes through goes; and where several Services claim one address and
+//! port, an endpoint of any of them will do.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -79,7 +81,8 @@ fn serving(view: &ServiceView<'_>, port: &str, family: IpFamily) -> Vec<SocketAd
     serving
 }
 
-/// The UDP ports of all Services in one family: kept at the cost of what changes, asked in O(1) for a flow.
+/// The UDP ports of all Services in one family: kept at the cost of what changes, asked in O(1) for
+/// a flow.
 #[derive(Debug, Default)]
 pub struct UdpServices {
     ports: HashMap<NamespacedName, Vec<UdpPort>>,
@@ -88,8 +91,8 @@ pub struct UdpServices {
 }
 
 impl UdpServices {
-    /// Sets a Service's ports; none if it is gone or has no UDP port. Says whether that changed anything, so that a flow
-    /// may have become stale.
+    /// Sets a Service's ports; none if it is gone or has no UDP port. Says whether that changed
+    /// anything, so that a flow may have become stale.
     pub fn set(&mut self, service: &NamespacedName, ports: Vec<UdpPort>) -> bool {
         if self.ports.get(service).map_or(&[][..], Vec::as_slice) == ports {
             return false;

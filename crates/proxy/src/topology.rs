@@ -1,7 +1,8 @@
 //! Who serves cluster traffic and who serves local traffic of one Service port.
 //!
-//! The rules are upstream's (`CategorizeEndpoints`, KEP-1669 for terminating endpoints, KEP-2433 and KEP-3015 for hints):
-//! ready endpoints, narrowed by hints if every ready one has them; if none is ready, those that serve while terminating.
+//! The rules are upstream's (`CategorizeEndpoints`, KEP-1669 for terminating endpoints, KEP-2433
+//! and KEP-3015 for hints): ready endpoints, narrowed by hints if every ready one has them; if none
+//! is ready, those that serve while terminating.
 
 use std::net::IpAddr;
 
@@ -24,21 +25,23 @@ pub struct Target {
 /// The endpoints of one Service port in one family, each list sorted and without duplicates.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Backends {
-    /// Who serves traffic that may go anywhere. Empty if nobody asks: a Service whose internal policy is Local and that
-    /// cannot be reached from outside.
+    /// Who serves traffic that may go anywhere. Empty if nobody asks: a Service whose internal
+    /// policy is Local and that cannot be reached from outside.
     pub cluster: Vec<Target>,
     /// Who serves traffic that must stay on this node. Empty if no policy of the Service is Local.
     pub local: Vec<Target>,
     /// Every endpoint on this node, whatever its state: these may call themselves (hairpin).
     pub on_node: Vec<Target>,
-    /// Whether anybody anywhere serves, here or elsewhere; with hints and no Local policy: anybody that is meant for us.
+    /// Whether anybody anywhere serves, here or elsewhere; with hints and no Local policy: anybody
+    /// that is meant for us.
     pub any: bool,
     /// How many endpoints there are, whatever their state.
     pub total: usize,
 }
 
 impl Backends {
-    /// Finds who serves `port`. For several ports of a Service, [`Endpoints`] sorts its endpoints once.
+    /// Finds who serves `port`. For several ports of a Service, [`Endpoints`] sorts its endpoints
+    /// once.
     pub fn resolve(view: &ServiceView<'_>, port: &ServicePort, node: &NodeFacts) -> Self {
         Endpoints::of(view, node).serving(port)
     }
@@ -86,8 +89,8 @@ impl<'a> Endpoints<'a> {
         }
     }
 
-    /// All endpoints of a port, sorted, one for each address and port: O(n). Where slices disagree, an endpoint that is not
-    /// terminating wins: its address was given to a new pod.
+    /// All endpoints of a port, sorted, one for each address and port: O(n). Where slices disagree,
+    /// an endpoint that is not terminating wins: its address was given to a new pod.
     fn candidates(&self, port: &ServicePort) -> Vec<Candidate<'a>> {
         let numbers = |slice: &&EndpointSlice| -> SmallVec<[u16; 1]> {
             let ports = slice.ports.iter();
@@ -109,7 +112,8 @@ impl<'a> Endpoints<'a> {
                 is_local: one.is_local,
             }));
         }
-        // Not in order where an address is in several slices or has several numbers; a sort is linear but for these.
+        // Not in order where an address is in several slices or has several numbers; a sort is
+        // linear but for these.
         if !found.is_sorted_by(|one, next| one.target < next.target) {
             found.sort_by_key(|c| (c.target, c.endpoint.terminating));
             found.dedup_by_key(|c| c.target);
@@ -199,8 +203,8 @@ enum Scope {
 }
 
 impl Scope {
-    /// Hints count only if every ready endpoint has them and at least one is meant for us: a hint set that is half
-    /// written or forgot this node must not cut it off.
+    /// Hints count only if every ready endpoint has them and at least one is meant for us: a hint
+    /// set that is half written or forgot this node must not cut it off.
     fn of(ready: &[&Candidate<'_>], node: &NodeFacts) -> Self {
         let holds = |scope: Self, is_hinted: fn(&EndpointView<'_>) -> bool| {
             ready.iter().all(|c| is_hinted(&c.endpoint))

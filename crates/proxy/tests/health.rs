@@ -1,6 +1,7 @@
 //! What a health-check node port counts.
 //!
-//! An endpoint is written `ADDRESS@NODE STATE`; states are `ready`, `dying` (serving while terminating) and `starting`.
+//! An endpoint is written `ADDRESS@NODE STATE`; states are `ready`, `dying` (serving while
+//! terminating) and `starting`.
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
 use std::sync::Arc;

@@ -42,8 +42,8 @@ fn service(service: &str, cluster_ips: &str, external_ips: &str) -> Service {
     }
 }
 
-/// A slice whose endpoints serve DNS over UDP on `number` and over TCP on 8053. An endpoint is an address, with `~` before
-/// it if it serves while terminating, `-` if it does not serve.
+/// A slice whose endpoints serve DNS over UDP on `number` and over TCP on 8053. An endpoint is an
+/// address, with `~` before it if it serves while terminating, `-` if it does not serve.
 fn slice(slice: &str, service: &str, number: u16, endpoints: &str) -> EndpointSlice {
     let port = |protocol, port| EndpointPort {
         name: "dns".into(),
@@ -119,7 +119,8 @@ impl World {
     }
 }
 
-/// Service `dns` with everything: four kinds of ways in, and slices with different ports, in both families.
+/// Service `dns` with everything: four kinds of ways in, and slices with different ports, in both
+/// families.
 fn dns() -> Vec<Event> {
     let mut dns = service("dns", "10.96.0.10 fd96::10", "192.0.2.20 2001:db8::20");
     dns.ingress_ips = ips("192.0.2.10 2001:db8::10");

@@ -1,7 +1,8 @@
 //! Who serves cluster traffic, and who local traffic: the rules as a table.
 //!
-//! An endpoint is written `NAME STATE @NODE [for:NODE,…] [zones:ZONE,…]`; states are `ready`, `dying` (serving while terminating),
-//! `dead` (terminating, not serving) and `starting` (neither). We are `n1`, in zone `z1`.
+//! An endpoint is written `NAME STATE @NODE [for:NODE,…] [zones:ZONE,…]`; states are `ready`,
+//! `dying` (serving while terminating), `dead` (terminating, not serving) and `starting` (neither).
+//! We are `n1`, in zone `z1`.
 #![allow(
     clippy::unwrap_used,
     clippy::indexing_slicing,

@@ -62,9 +62,9 @@ impl Rtnetlink {
     ///
     /// # Errors
     ///
-    /// [`Error::Refused`]: `EEXIST` if a link has this name, `EOPNOTSUPP` if the kernel has no dummy links, `ERANGE` if the name
-    /// is longer than 15 bytes. Otherwise those of [`Rtnetlink::execute`], and
-    /// [`Error::LostReply`].
+    /// [`Error::Refused`]: `EEXIST` if a link has this name, `EOPNOTSUPP` if the kernel has no
+    /// dummy links, `ERANGE` if the name is longer than 15 bytes. Otherwise those of
+    /// [`Rtnetlink::execute`], and [`Error::LostReply`].
     pub fn create_dummy(&mut self, name: &str) -> Result<(), Error> {
         let message = RouteNetlinkMessage::NewLink(link::dummy(name));
         self.write(NLM_F_CREATE | NLM_F_EXCL, &message)
@@ -74,7 +74,8 @@ impl Rtnetlink {
     ///
     /// # Errors
     ///
-    /// [`Error::Refused`]: `ENODEV` if there is no such link. Otherwise as [`Rtnetlink::create_dummy`].
+    /// [`Error::Refused`]: `ENODEV` if there is no such link. Otherwise as
+    /// [`Rtnetlink::create_dummy`].
     pub fn set_link_state(&mut self, name: &str, state: LinkState) -> Result<(), Error> {
         let message = RouteNetlinkMessage::SetLink(link::in_state(name, state));
         self.write(0, &message)
@@ -84,8 +85,8 @@ impl Rtnetlink {
     ///
     /// # Errors
     ///
-    /// [`Error::Refused`]: there is no such link, the kernel has no IPv6, or is older than Linux 3.17. Otherwise as
-    /// [`Rtnetlink::create_dummy`].
+    /// [`Error::Refused`]: there is no such link, the kernel has no IPv6, or is older than Linux
+    /// 3.17. Otherwise as [`Rtnetlink::create_dummy`].
     pub fn set_address_generation(
         &mut self,
         name: &str,
@@ -99,7 +100,8 @@ impl Rtnetlink {
     ///
     /// # Errors
     ///
-    /// [`Error::Refused`]: `EOPNOTSUPP` if it is hardware. Otherwise as [`Rtnetlink::create_dummy`].
+    /// [`Error::Refused`]: `EOPNOTSUPP` if it is hardware. Otherwise as
+    /// [`Rtnetlink::create_dummy`].
     pub fn delete_link(&mut self, name: &str) -> Result<(), Error> {
         let message = RouteNetlinkMessage::DelLink(link::named(name));
         match self.write(0, &message) {

@@ -54,6 +54,10 @@ const IN_FLIGHT: usize = 1024;
 ///
 /// The stream never ends. It begins with one list of each kind; a list is not whole while some file
 /// cannot be read and was never read before.
+///
+/// # Errors
+///
+/// [`StartError::Manifests`]: the folder cannot be watched.
 pub fn stream(
     folder: &Path,
     node: &str,

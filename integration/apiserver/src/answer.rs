@@ -19,7 +19,8 @@ use crate::media::{Accepted, Coding, Media};
 use crate::object::Object;
 use crate::status::Status;
 
-/// Longer bodies are compressed for those who take that, in bytes (`defaultGzipThresholdBytes` of the real server).
+/// Longer bodies are compressed for those who take that, in bytes (`defaultGzipThresholdBytes` of
+/// the real server).
 const WORTH_COMPRESSING: usize = 128 << 10;
 /// How much is compressed, as the real server has it (`defaultGzipContentEncodingLevel`).
 const LEVEL: Compression = Compression::new(1);

@@ -21,8 +21,9 @@ const SERVICE_CIDRS: [&str; 2] = ["10.96.0.0/12", "fd00:96::/112"];
 /// Where node ports come from.
 const NODE_PORTS: RangeInclusive<u16> = 30000..=32767;
 
-/// The state of an API server, shared by those that serve it and those that edit it in-process. A clone is a handle to
-/// the same state; it outlives its server, so that another can be started on it.
+/// The state of an API server, shared by those that serve it and those that edit it in-process. A
+/// clone is a handle to the same state; it outlives its server, so that another can be started on
+/// it.
 #[derive(Debug, Clone)]
 pub struct Cluster {
     state: Arc<Mutex<State>>,
@@ -51,7 +52,8 @@ pub enum ApplyError {
 
 impl Cluster {
     /// An empty cluster but for the `ServiceCIDR` that a real one starts with, and the Service
-    /// `default/kubernetes` if the options want it. What only a server needs of the options is not used.
+    /// `default/kubernetes` if the options want it. What only a server needs of the options is not
+    /// used.
     pub fn new(options: &Options) -> Self {
         let cidrs: Vec<IpNet> = SERVICE_CIDRS
             .iter()
@@ -98,16 +100,19 @@ impl Cluster {
         }
     }
 
-    /// Creates or replaces an object, its status included if it has one. Identity (uid, creation time) and values that
-    /// were allocated stay; a `resourceVersion` in the object is not looked at. Returns the object as stored.
+    /// Creates or replaces an object, its status included if it has one. Identity (uid, creation
+    /// time) and values that were allocated stay; a `resourceVersion` in the object is not looked
+    /// at. Returns the object as stored.
     pub fn apply(&self, object: Value) -> Result<Value, Status> {
         let object = self.write(|state| state.apply(object))?;
         Ok(object.value())
     }
 
-    /// Applies every object of a YAML (or JSON) text: several documents, and lists. Returns how many there were.
+    /// Applies every object of a YAML (or JSON) text: several documents, and lists. Returns how
+    /// many there were.
     pub fn apply_yaml(&self, text: &str) -> Result<usize, ApplyError> {
-        // JSON is YAML too, but as JSON it is read many times faster, and benchmarks bring much of it.
+        // JSON is YAML too, but as JSON it is read many times faster, and benchmarks bring much of
+        // it.
         let documents: Vec<Value> = if let Ok(document) = serde_json::from_str(text) {
             vec![document]
         } else {
@@ -158,15 +163,16 @@ impl Cluster {
         self.lock().version
     }
 
-    /// Forgets the history: a watch or a paged list that goes on from before now gets 410 Expired. Watches that are
-    /// under way go on. etcd does this every five minutes.
+    /// Forgets the history: a watch or a paged list that goes on from before now gets 410 Expired.
+    /// Watches that are under way go on. etcd does this every five minutes.
     pub fn compact(&self) {
         let mut state = self.lock();
         state.compacted = state.version;
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
-        // A panic in a test's thread must not take the server's state with it: every write is complete or not begun.
+        // A panic in a test's thread must not take the server's state with it: every write is
+        // complete or not begun.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -186,8 +192,8 @@ impl Cluster {
     }
 }
 
-/// Where the changes after a version begin. The search goes back from the latest, of which a watch lacks few: to halve a long
-/// history each time would be a walk through cold memory.
+/// Where the changes after a version begin. The search goes back from the latest, of which a watch
+/// lacks few: to halve a long history each time would be a walk through cold memory.
 fn first_after(changes: &VecDeque<Change>, after: u64) -> usize {
     let is_after = |at: usize| changes.get(at).is_some_and(|change| change.version > after);
     let (mut low, mut high, mut step) = (0, changes.len(), 1);
@@ -314,7 +320,8 @@ impl State {
             .map_or(0, |collection| collection.dropped)
     }
 
-    /// Up to `limit` changes after `after`, and the version up to which they are all; None if some are lost.
+    /// Up to `limit` changes after `after`, and the version up to which they are all; None if some
+    /// are lost.
     pub(crate) fn changes(
         &self,
         kind: Kind,
@@ -342,8 +349,8 @@ impl State {
             })
     }
 
-    /// The objects of `scope` behind the key `after` as they were at `version`, at most `limit` (0: all). The history
-    /// must reach back to `version`.
+    /// The objects of `scope` behind the key `after` as they were at `version`, at most `limit` (0:
+    /// all). The history must reach back to `version`.
     pub(crate) fn page(
         &self,
         kind: Kind,
@@ -352,8 +359,8 @@ impl State {
         after: Option<&Key>,
         limit: usize,
     ) -> Page {
-        // The past is the present with the later changes undone: of each object touched since, what its first such
-        // change found.
+        // The past is the present with the later changes undone: of each object touched since, what
+        // its first such change found.
         let mut past: HashMap<&Key, Option<&Arc<Object>>> = HashMap::new();
         for change in self.later(kind, version) {
             past.entry(&change.object.key)

@@ -1,8 +1,9 @@
-//! What an API server adds to an object that it is given: defaults, cluster IPs, node ports. And the little validation
-//! without which these make no sense; everything else is taken as it comes.
+//! What an API server adds to an object that it is given: defaults, cluster IPs, node ports. And
+//! the little validation without which these make no sense; everything else is taken as it comes.
 //!
-//! Source of the rules: `pkg/apis/*/v1/defaults.go` and `pkg/registry/core/service` of Kubernetes 1.36. Unlike there,
-//! free addresses and ports are taken in order (tests read better), and a cluster IP may lie outside the ranges.
+//! Source of the rules: `pkg/apis/*/v1/defaults.go` and `pkg/registry/core/service` of Kubernetes
+//! 1.36. Unlike there, free addresses and ports are taken in order (tests read better), and a
+//! cluster IP may lie outside the ranges.
 
 use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -239,7 +240,8 @@ fn service(
     Ok(())
 }
 
-/// `clusterIP`, `clusterIPs`, `ipFamilies`, `ipFamilyPolicy`. Returns whether the Service is headless.
+/// `clusterIP`, `clusterIPs`, `ipFamilies`, `ipFamilyPolicy`. Returns whether the Service is
+/// headless.
 fn cluster_ips(
     key: &Key,
     spec: &mut Map<String, Value>,

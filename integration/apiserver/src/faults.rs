@@ -1,8 +1,9 @@
 //! What a server can be told to do wrong.
 //!
-//! A [`Rule`] spoils requests that are still to come: they are refused, not answered, or their bodies are cut, stopped
-//! or slowed. [`Faults::cut`] and [`Faults::freeze`] are for the bodies that are being sent already. The cluster knows
-//! nothing of all this: what is applied meanwhile is there when the faults are over.
+//! A [`Rule`] spoils requests that are still to come: they are refused, not answered, or their
+//! bodies are cut, stopped or slowed. [`Faults::cut`] and [`Faults::freeze`] are for the bodies
+//! that are being sent already. The cluster knows nothing of all this: what is applied meanwhile is
+//! there when the faults are over.
 
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -20,11 +21,13 @@ use crate::resource::Kind;
 /// Enough for what was written before to leave.
 const FLUSH: Duration = Duration::from_millis(5);
 
-/// What goes wrong with a request. Lengths are of the body, in bytes, and a body that is shorter is left alone.
+/// What goes wrong with a request. Lengths are of the body, in bytes, and a body that is shorter is
+/// left alone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Fault {
-    /// It is refused with this code: as plain text, as the filters in front of a real server refuse.
+    /// It is refused with this code: as plain text, as the filters in front of a real server
+    /// refuse.
     Refuse {
         /// The HTTP status code, from 400 to 599.
         code: u16,
@@ -151,7 +154,8 @@ impl Faults {
         }
     }
 
-    /// From now on, requests that the rule is for go wrong. Of several rules for a request, the oldest counts.
+    /// From now on, requests that the rule is for go wrong. Of several rules for a request, the
+    /// oldest counts.
     pub fn add(&self, rule: impl Into<Rule>) {
         self.lock().push(rule.into());
     }

@@ -1,9 +1,10 @@
 //! An API server fixture that lists and watches over HTTP and HTTPS.
 //!
-//! It serves what a kube-proxy asks for (Services, EndpointSlices, Nodes, ServiceCIDRs, Events), as JSON and as protobuf,
-//! with the semantics that a client relies on: one resource version that only grows, paged and consistent lists, lists from a
-//! watch cache, watches that resume, selectors, bookmarks, streamed initial lists, and the defaults that an API server
-//! fills in. Objects are edited over HTTP or in-process:
+//! It serves what a kube-proxy asks for (Services, EndpointSlices, Nodes, ServiceCIDRs, Events), as
+//! JSON and as protobuf, with the semantics that a client relies on: one resource version that only
+//! grows, paged and consistent lists, lists from a watch cache, watches that resume, selectors,
+//! bookmarks, streamed initial lists, and the defaults that an API server fills in. Objects are
+//! edited over HTTP or in-process:
 //!
 //! ```no_run
 //! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
@@ -21,15 +22,16 @@
 //!  tests ──────────────────── apply, delete ──────────────┘
 //! ```
 //!
-//! Objects are kept serialised, as JSON and as protobuf, so a list or a watch copies bytes and nothing else; that is what
-//! lets a benchmark feed tens of thousands of Services through it. What is asked and sent is counted
-//! ([`Server::requests`], `/fixture/requests`).
+//! Objects are kept serialised, as JSON and as protobuf, so a list or a watch copies bytes and
+//! nothing else; that is what lets a benchmark feed tens of thousands of Services through it. What
+//! is asked and sent is counted ([`Server::requests`], `/fixture/requests`).
 //!
-//! It serves HTTP, or HTTPS with certificates of an [`Authority`] made on the spot, and asks for a bearer token or a client
-//! certificate where it is told to. A [`Proxy`] can stand between it and its clients.
+//! It serves HTTP, or HTTPS with certificates of an [`Authority`] made on the spot, and asks for a
+//! bearer token or a client certificate where it is told to. A [`Proxy`] can stand between it and
+//! its clients.
 //!
-//! What it does not do: HTTP/2, discovery, authorization, admission, controllers (no EndpointSlice appears by itself),
-//! patches, `dryRun`, Tables, selectors by sets, Events of the core group.
+//! What it does not do: HTTP/2, discovery, authorization, admission, controllers (no EndpointSlice
+//! appears by itself), patches, `dryRun`, Tables, selectors by sets, Events of the core group.
 
 mod answer;
 mod cluster;

@@ -213,7 +213,8 @@ impl Iterator for Chunks {
     }
 }
 
-/// A continue token: the snapshot's version, or `-` for whatever is current, and the last key of the page before.
+/// A continue token: the snapshot's version, or `-` for whatever is current, and the last key of
+/// the page before.
 fn token(version: Option<u64>, (namespace, name): &Key) -> String {
     let version = version.map_or_else(|| "-".to_owned(), |version| version.to_string());
     format!("{version}/{namespace}/{name}")

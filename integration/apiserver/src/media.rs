@@ -135,7 +135,8 @@ impl<'a> Range<'a> {
     }
 
     fn is_met_by(&self, media: Media) -> bool {
-        // A Table is for people, who get the object; anything else that an object may be transformed to is not served.
+        // A Table is for people, who get the object; anything else that an object may be
+        // transformed to is not served.
         let is_known = |parameter: &&str| match parameter.split_once('=') {
             Some(("as", form)) => form == "Table" && media == Media::Json,
             Some(("stream", what)) => what == "watch",

@@ -12,7 +12,8 @@ pub struct Options {
     pub address: SocketAddr,
     /// A socket that listens already, in whatever network namespace it was made.
     pub listener: Option<std::net::TcpListener>,
-    /// Whether streamed initial lists (KEP-3157) are served. Without, asking for one is answered with 422 Invalid.
+    /// Whether streamed initial lists (KEP-3157) are served. Without, asking for one is answered
+    /// with 422 Invalid.
     pub watch_list: bool,
     /// Whether lists of any version come from a watch cache.
     pub watch_cache: WatchCache,
@@ -26,7 +27,8 @@ pub struct Options {
     pub history: usize,
     /// HTTPS instead of HTTP.
     pub tls: Option<Tls>,
-    /// The bearer tokens that are good; without, everybody may ask (unless [`Tls::clients`] is given).
+    /// The bearer tokens that are good; without, everybody may ask (unless [`Tls::clients`] is
+    /// given).
     pub tokens: Option<Vec<String>>,
 }
 
@@ -53,6 +55,7 @@ pub enum WatchCache {
     /// It has no pages, and waits for a version that is still to come.
     #[default]
     Present,
-    /// Lists have pages where they are asked for, and a version that is still to come is refused at once.
+    /// Lists have pages where they are asked for, and a version that is still to come is refused at
+    /// once.
     Absent,
 }

@@ -123,7 +123,7 @@ impl Proxy {
         let task = tokio::spawn(async move {
             let mut connections = JoinSet::new();
             while let Ok((stream, _)) = listener.accept().await {
-                connections.spawn(Arc::clone(&service).converse(stream));
+                connections.spawn(Arc::clone(&service).serve_connection(stream));
                 while connections.try_join_next().is_some() {}
             }
         });
@@ -160,7 +160,7 @@ struct Service {
 }
 
 impl Service {
-    async fn converse(self: Arc<Self>, stream: TcpStream) {
+    async fn serve_connection(self: Arc<Self>, stream: TcpStream) {
         let Some(tls) = self.tls.clone() else {
             return self.talk(stream).await;
         };

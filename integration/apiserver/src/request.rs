@@ -37,7 +37,8 @@ pub struct Request {
     pub authorization: Credentials,
     /// None before there is one, and where the connection was closed instead.
     pub answer: Option<Answer>,
-    /// What has been sent for it so far, in bytes on the wire (below TLS): headers, and the body as it was compressed.
+    /// What has been sent for it so far, in bytes on the wire (below TLS): headers, and the body as
+    /// it was compressed.
     pub sent_bytes: u64,
 }
 
@@ -161,8 +162,8 @@ impl Log {
         self.entries().iter().map(|entry| entry.now()).collect()
     }
 
-    /// All requests from one on, and what was sent for all together, but for those of a certain `User-Agent`, if
-    /// it is not empty; and how many there are by now.
+    /// All requests from one on, and what was sent for all together, but for those of a certain
+    /// `User-Agent`, if it is not empty; and how many there are by now.
     pub(crate) fn since(&self, from: usize, without: &str) -> Value {
         let entries = self.entries();
         let counts =

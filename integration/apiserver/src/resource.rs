@@ -29,7 +29,8 @@ pub(crate) struct Resource {
     pub(crate) namespaced: bool,
     /// Fields that a field selector may name, besides `metadata.name` and `metadata.namespace`.
     pub(crate) fields: &'static [&'static str],
-    /// What a bookmark carries besides metadata: an object of a Go server shows the empty fields that have no `omitempty`.
+    /// What a bookmark carries besides metadata: an object of a Go server shows the empty fields
+    /// that have no `omitempty`.
     pub(crate) empty: &'static str,
 }
 

@@ -100,7 +100,8 @@ impl Query {
         }
     }
 
-    /// A boolean as Go's converter reads it: given without a value is true. None if it is not given.
+    /// A boolean as Go's converter reads it: given without a value is true. None if it is not
+    /// given.
     pub(crate) fn flag(&self, name: &str) -> Option<bool> {
         let (_, value) = self.0.iter().find(|(given, _)| given == name)?;
         Some(!matches!(

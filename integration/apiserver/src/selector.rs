@@ -1,11 +1,13 @@
-//! Label and field selectors, as far as a kube-proxy uses them: `a`, `!a`, `a=b`, `a==b`, `a!=b`, joined by commas. Fields have
-//! no presence. As in Kubernetes, `!=` also matches an object without the label.
+//! Label and field selectors, as far as a kube-proxy uses them: `a`, `!a`, `a=b`, `a==b`, `a!=b`,
+//! joined by commas. Fields have no presence. As in Kubernetes, `!=` also matches an object without
+//! the label.
 
 use crate::object::Object;
 use crate::resource::Kind;
 use crate::status::Status;
 
-/// What a list or a watch is about: a namespace, or all, and in it the objects that the selectors match.
+/// What a list or a watch is about: a namespace, or all, and in it the objects that the selectors
+/// match.
 #[derive(Debug, Default)]
 pub(crate) struct Scope {
     pub(crate) namespace: Option<String>,

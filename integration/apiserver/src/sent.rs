@@ -1,4 +1,5 @@
-//! When watches were given changes: by it a benchmark tells what a client takes from what this server took before.
+//! When watches were given changes: by it a benchmark tells what a client takes from what this
+//! server took before.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -6,8 +7,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use rustix::time::{ClockId, Timespec, clock_gettime};
 use serde_json::{Map, Value};
 
-/// By resource version, nanoseconds of `CLOCK_MONOTONIC`, which is the same for all processes, just before the first watch that the
-/// change is for writes its event. A clone is a handle to the same.
+/// By resource version, nanoseconds of `CLOCK_MONOTONIC`, which is the same for all processes, just
+/// before the first watch that the change is for writes its event. A clone is a handle to the same.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Sent(Arc<Mutex<BTreeMap<u64, u64>>>);
 

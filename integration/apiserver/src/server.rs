@@ -15,8 +15,8 @@ use crate::options::Options;
 use crate::request::Request;
 use crate::service::Service;
 
-/// A server that listens. It stops, and cuts its connections, when it is dropped; the [`Cluster`] that it serves, to
-/// which it dereferences, goes on for those who hold a clone.
+/// A server that listens. It stops, and cuts its connections, when it is dropped; the [`Cluster`]
+/// that it serves, to which it dereferences, goes on for those who hold a clone.
 #[derive(Debug)]
 pub struct Server {
     service: Arc<Service>,
@@ -104,8 +104,8 @@ impl Server {
         &self.service.faults
     }
 
-    /// From now on these bearer tokens are good and no others: requests with another are answered with 401. What is
-    /// being answered goes on.
+    /// From now on these bearer tokens are good and no others: requests with another are answered
+    /// with 401. What is being answered goes on.
     pub fn set_tokens(&self, tokens: &[&str]) {
         let tokens = tokens.iter().map(|&token| token.to_owned()).collect();
         *self.service.tokens() = Some(tokens);
@@ -135,8 +135,9 @@ impl Server {
         )
     }
 
-    /// Stops, and returns when nothing listens any more and all connections are cut. (When the server is only dropped,
-    /// one that was started with [`Server::start`] does this as soon as its runtime gets to it.)
+    /// Stops, and returns when nothing listens any more and all connections are cut. (When the
+    /// server is only dropped, one that was started with [`Server::start`] does this as soon as its
+    /// runtime gets to it.)
     pub async fn stop(mut self) {
         self.stop.take();
         if let Some(Running::Task(task)) = &mut self.running {

@@ -1,8 +1,8 @@
 //! The HTTP side: connections, what is accepted, and which verb does what.
 //!
-//! Every request comes through [`Service::serve`] and every watch through [`watch::start`]. What is to be answered
-//! otherwise than by the rules ([`crate::faults`]) is so in the first: before the request is looked at, or around the body
-//! that it returns.
+//! Every request comes through [`Service::serve`] and every watch through [`watch::start`]. What is
+//! to be answered otherwise than by the rules ([`crate::faults`]) is so in the first: before the
+//! request is looked at, or around the body that it returns.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -44,7 +44,8 @@ use crate::{protobuf, tls, watch};
 
 /// The longest body that is read, in bytes, as the real server has it.
 const BODY_LIMIT: usize = 3 << 20;
-/// How long a request waits for a version that is still to come, as the real server's watch cache does.
+/// How long a request waits for a version that is still to come, as the real server's watch cache
+/// does.
 const FRESH_WITHIN: Duration = Duration::from_secs(3);
 /// Paths that no real server has begin so: they are about the fixture.
 const FIXTURE: &str = "/fixture/";
@@ -118,7 +119,7 @@ impl Service {
                 _ = &mut stopped => return,
                 Some(_) = connections.join_next() => {}
                 accepted = listener.accept() => match accepted {
-                    Ok((stream, _)) => _ = connections.spawn(self.clone().converse(stream)),
+                    Ok((stream, _)) => _ = connections.spawn(self.clone().serve_connection(stream)),
                     Err(error) => {
                         tracing::warn!(%error, "cannot accept a connection");
                         tokio::time::sleep(Duration::from_millis(50)).await;
@@ -128,7 +129,7 @@ impl Service {
         }
     }
 
-    async fn converse(self: Arc<Self>, stream: TcpStream) {
+    async fn serve_connection(self: Arc<Self>, stream: TcpStream) {
         // Watch events are small and must not wait for each other.
         if let Err(error) = stream.set_nodelay(true) {
             tracing::debug!(%error, "cannot set TCP_NODELAY");
@@ -342,7 +343,8 @@ impl Service {
         Ok(())
     }
 
-    /// What is asked about the fixture itself, in JSON. Faults do not concern it, and it is in no log.
+    /// What is asked about the fixture itself, in JSON. Faults do not concern it, and it is in no
+    /// log.
     ///
     /// ```text
     ///  GET  /fixture/sent       when events of changes were sent: nanoseconds of CLOCK_MONOTONIC by resource version, of all

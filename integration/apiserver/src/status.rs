@@ -1,7 +1,7 @@
 //! `Status`, the object that says no.
 //!
-//! Clients decide by `code` and `reason` (and `details.causes` for a resource version from the future), so these are as
-//! the real server has them; the messages are for people.
+//! Clients decide by `code` and `reason` (and `details.causes` for a resource version from the
+//! future), so these are as the real server has them; the messages are for people.
 
 use serde_json::{Value, json};
 
@@ -19,7 +19,8 @@ pub struct Status {
     pub message: String,
     /// `details` of the Status, or null.
     pub details: Value,
-    /// `metadata.continue`: a token with which an expired paged list can go on, at the price of consistency.
+    /// `metadata.continue`: a token with which an expired paged list can go on, at the price of
+    /// consistency.
     pub continue_token: Option<String>,
 }
 

@@ -1,8 +1,9 @@
-//! HTTPS, and who may ask: certificates made at run time, checked client certificates, and bearer tokens.
+//! HTTPS, and who may ask: certificates made at run time, checked client certificates, and bearer
+//! tokens.
 //!
-//! As a real server does, it asks each client for a certificate and serves those without one by their token; unlike a real
-//! one, it ends the handshake when a certificate is not of the authority, where a real one answers 401. It speaks
-//! HTTP/1.1 only, and says so (ALPN).
+//! As a real server does, it asks each client for a certificate and serves those without one by
+//! their token; unlike a real one, it ends the handshake when a certificate is not of the
+//! authority, where a real one answers 401. It speaks HTTP/1.1 only, and says so (ALPN).
 
 use std::collections::BTreeSet;
 use std::io;

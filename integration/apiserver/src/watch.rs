@@ -61,7 +61,8 @@ struct Watch {
     over: bool,
 }
 
-/// Starts a watch. An error is one of the request; what is wrong with the history comes as an event.
+/// Starts a watch. An error is one of the request; what is wrong with the history comes as an
+/// event.
 pub(crate) fn start(
     cluster: &Cluster,
     kind: Kind,
@@ -146,7 +147,8 @@ impl Watch {
             self.over = true;
             return Some(self.media.error(&status));
         }
-        // Of what there is at the beginning, as much as one chunk holds; of changes there are hardly ever many.
+        // Of what there is at the beginning, as much as one chunk holds; of changes there are
+        // hardly ever many.
         let room = if self.initial.len() > 0 {
             CHUNK + CHUNK / 4
         } else {

@@ -201,7 +201,8 @@ fn metadata(object: &mut Value) -> Result<&mut Map<String, Value>, Status> {
         .ok_or_else(|| Status::bad_request("metadata: must be an object"))
 }
 
-/// The object's key, after its namespace has been defaulted and both have been compared with the path's.
+/// The object's key, after its namespace has been defaulted and both have been compared with the
+/// path's.
 fn identify(
     kind: Kind,
     object: &mut Value,

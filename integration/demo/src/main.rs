@@ -1,5 +1,6 @@
-//! The demo: two small clusters out of network namespaces, our daemon on the example manifests, real traffic, and an
-//! account of who answered. Exits 0 only if everything that it claims was seen.
+//! The demo: two small clusters out of network namespaces, our daemon on the example manifests,
+//! real traffic, and an account of who answered. Exits 0 only if everything that it claims was
+//! seen.
 
 mod account;
 mod nginx;

@@ -1,4 +1,5 @@
-//! First example: three nginx pods behind a ClusterIP, a NodePort and a LoadBalancer Service, on a node that runs one of them.
+//! First example: three nginx pods behind a ClusterIP, a NodePort and a LoadBalancer Service, on a
+//! node that runs one of them.
 
 use std::time::Duration;
 

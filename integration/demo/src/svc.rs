@@ -1,5 +1,5 @@
-//! Second example: three pods on three nodes, round robin, session affinity, a pod that calls itself, and a NodePort asked at a
-//! node that has none of them.
+//! Second example: three pods on three nodes, round robin, session affinity, a pod that calls
+//! itself, and a NodePort asked at a node that has none of them.
 
 use std::fs;
 use std::path::Path;

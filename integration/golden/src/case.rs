@@ -1,4 +1,5 @@
-//! A case is a folder: what a kube-proxy is given, and what kube-proxy 1.36.2 leaves in the kernel for that.
+//! A case is a folder: what a kube-proxy is given, and what kube-proxy 1.36.2 leaves in the kernel
+//! for that.
 //!
 //! | file | |
 //! |---|---|
@@ -91,8 +92,8 @@ impl Case {
         Ok(names)
     }
 
-    /// Whether it has to run in the kernel's initial network namespace: the size of the conntrack table is the kernel's,
-    /// not a namespace's, and can be written only there.
+    /// Whether it has to run in the kernel's initial network namespace: the size of the conntrack
+    /// table is the kernel's, not a namespace's, and can be written only there.
     pub(crate) fn needs_initial_namespace(&self) -> bool {
         let last = self
             .flags

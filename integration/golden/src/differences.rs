@@ -1,10 +1,12 @@
 //! Where we differ from upstream on purpose: all of it that a dump can show.
 //!
-//! Each row changes what is expected, and what it expects then is compared like everything else: a difference that is not
-//! there fails the case. By default there is none; a row applies where the surroundings call for it.
+//! Each row changes what is expected, and what it expects then is compared like everything else: a
+//! difference that is not there fails the case. By default there is none; a row applies where the
+//! surroundings call for it.
 //!
-//! No dump shows that of two Services which claim one address and port the older one has it (upstream: either, by chance),
-//! nor that a set grows where upstream's is full at 65,536 entries (it logs, and the rest is not served).
+//! No dump shows that of two Services which claim one address and port the older one has it
+//! (upstream: either, by chance), nor that a set grows where upstream's is full at 65,536 entries
+//! (it logs, and the rest is not served).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -28,17 +30,20 @@ struct Difference {
 }
 
 const DIFFERENCES: [Difference; 3] = [
-    // Virtual servers of others survive, also without --ipvs-exclude-cidrs: keepalived or an administrator may serve on the
-    // same node, and upstream deletes whatever it does not know (kubernetes/kube-proxy#6, k/k#55857 for --cleanup).
+    // Virtual servers of others survive, also without --ipvs-exclude-cidrs: keepalived or an
+    // administrator may serve on the same node, and upstream deletes whatever it does not know
+    // (kubernetes/kube-proxy#6, k/k#55857 for --cleanup).
     Difference {
         expect: foreign_virtual_servers_survive,
     },
-    // An address that the node carries on another interface is not bound to kube-ipvs0, also if it is a ClusterIP, which
-    // upstream binds always: it would be lost to the node when the Service goes (k/k#75290).
+    // An address that the node carries on another interface is not bound to kube-ipvs0, also if it
+    // is a ClusterIP, which upstream binds always: it would be lost to the node when the Service
+    // goes (k/k#75290).
     Difference {
         expect: addresses_of_the_node_are_not_bound,
     },
-    // The rule that keeps neighbours from localhost is the kubelet's, too: nobody takes it away, as upstream.
+    // The rule that keeps neighbours from localhost is the kubelet's, too: nobody takes it away, as
+    // upstream.
     Difference {
         expect: the_kubelets_rule_stays,
     },

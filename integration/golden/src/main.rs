@@ -6,8 +6,9 @@
 //!          └▶ … one part for each CPU
 //! ```
 //!
-//! A case is a folder (`case.rs`), its surroundings are those in which the dumps were made (`node.rs`), what is compared
-//! and what is chance is in `table.rs`, and where we differ on purpose in `differences.rs`.
+//! A case is a folder (`case.rs`), its surroundings are those in which the dumps were made
+//! (`node.rs`), what is compared and what is chance is in `table.rs`, and where we differ on
+//! purpose in `differences.rs`.
 
 mod case;
 mod differences;
@@ -52,8 +53,9 @@ struct Arguments {
     /// The folder of cases
     #[arg(long, value_name = "DIR")]
     cases: PathBuf,
-    /// The daemon finds what upstream left for the case, and changes nothing; every second node is then given the next case of
-    /// the list, and the daemon does what `kube-proxy check` has foretold
+    /// The daemon finds what upstream left for the case, and changes nothing; every second node is
+    /// then given the next case of the list, and the daemon does what `kube-proxy check` has
+    /// foretold
     #[arg(long)]
     adopt: bool,
     /// In the lab, with `adopt`: the next case
@@ -290,7 +292,8 @@ impl Arguments {
         Ok(())
     }
 
-    /// Which case the node of a case is given after it. Every second has one, so that each case is found or given once more.
+    /// Which case the node of a case is given after it. Every second has one, so that each case is
+    /// found or given once more.
     fn next(&self, index: usize) -> Option<&str> {
         // Those with a `pre.sh` hold things of others, too.
         let is_plain =
@@ -411,7 +414,8 @@ fn indented(text: &str) -> String {
     .collect()
 }
 
-/// A kernel of which nothing is left after the run: the lab's guest, but never the user's own. The error says why not.
+/// A kernel of which nothing is left after the run: the lab's guest, but never the user's own. The
+/// error says why not.
 fn throw_away_kernel() -> Result<Options, String> {
     let given = Options::from_env();
     let options = match given.lane {

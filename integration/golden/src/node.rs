@@ -1,4 +1,5 @@
-//! The surroundings of a case: node1 in the network namespace of this process, which nobody else uses, and the daemon on it.
+//! The surroundings of a case: node1 in the network namespace of this process, which nobody else
+//! uses, and the daemon on it.
 //!
 //! ```text
 //!  this namespace                          another one
@@ -42,7 +43,8 @@ const NETWORK: [&str; 7] = [
     "route add default via 192.168.99.1",
     "route add default via fd00:99::1",
 ];
-/// Loaded before the first look at the settings, as they were when the dumps were made; some bring settings.
+/// Loaded before the first look at the settings, as they were when the dumps were made; some bring
+/// settings.
 const MODULES: [&str; 6] = [
     "ipv6",
     "veth",
@@ -58,7 +60,8 @@ const COUNTERS: [&str; 2] = [
 ];
 /// A namespace may inherit these from the machine; every node of a case starts with 0.
 const OFF: [&str; 2] = ["net/ipv4/ip_forward", "net/ipv4/conf/all/route_localnet"];
-/// The commands that a `pre.sh` calls by names that mean the one or the other backend, as the distribution likes.
+/// The commands that a `pre.sh` calls by names that mean the one or the other backend, as the
+/// distribution likes.
 const PLAIN: [&str; 6] = [
     "iptables",
     "iptables-save",
@@ -174,7 +177,8 @@ impl Node {
         })
     }
 
-    /// Gives the settings that upstream left for a case, in the place of those for the one before it: no proxy undoes them.
+    /// Gives the settings that upstream left for a case, in the place of those for the one before
+    /// it: no proxy undoes them.
     pub(crate) fn settle(&self, before: Option<&Case>, case: &Case) -> Result<()> {
         let changes = |case: &Case| -> Result<Vec<(String, String)>> {
             let lines = case
@@ -203,8 +207,8 @@ impl Node {
         Ok(())
     }
 
-    /// Starts the daemon with the objects and flags of a case, ends it after the first sync of both families, and dumps what it
-    /// leaves.
+    /// Starts the daemon with the objects and flags of a case, ends it after the first sync of both
+    /// families, and dumps what it leaves.
     pub(crate) fn serve(&self, case: &Case, program: Program<'_>, check: Check) -> Result<Dumps> {
         let server = Server::spawn(Options {
             kubernetes_service: true,
@@ -281,7 +285,8 @@ fn node_addresses() -> Result<BTreeSet<String>> {
         .collect())
 }
 
-/// How many writes `check` foretells, of both families; an error if any, and `is_wanted`: the state is the wanted one.
+/// How many writes `check` foretells, of both families; an error if any, and `is_wanted`: the state
+/// is the wanted one.
 fn foretold(check: &mut Command, is_wanted: bool) -> Result<u64> {
     let (_, stdout, stderr) = finished(check)?;
     let answer: Value = serde_json::from_str(&stdout)
@@ -330,8 +335,8 @@ fn addresses_on(is_wanted: impl Fn(&str) -> bool) -> Result<Vec<String>> {
     Ok(lines.lines().filter_map(address).collect())
 }
 
-/// Asks every health-check node port over IPv4, then over IPv6, as long as the answers are not those expected: the ports
-/// are opened beside the kernel's first sync, not by it.
+/// Asks every health-check node port over IPv4, then over IPv6, as long as the answers are not
+/// those expected: the ports are opened beside the kernel's first sync, not by it.
 fn health_checks(server: &Server, expected: &str) -> Result<String> {
     let table = Table::HealthCheckNodePort;
     let expected = table.clean(expected);

@@ -1,11 +1,12 @@
 //! What is compared, table by table, and what of it is chance.
 //!
-//! Every dump becomes a list of lines in which only what matters is left, in an order that only what matters decides.
-//! Two dumps are equal if their lines are.
+//! Every dump becomes a list of lines in which only what matters is left, in an order that only
+//! what matters decides. Two dumps are equal if their lines are.
 
 use std::collections::BTreeMap;
 
-/// One dump of a case, in the order in which differences are shown: causes before what follows from them.
+/// One dump of a case, in the order in which differences are shown: causes before what follows from
+/// them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Table {
     /// `ipvsadm -Sn`
@@ -26,7 +27,8 @@ pub(crate) enum Table {
     HealthCheckNodePort,
 }
 
-/// Upstream walks a hash map of service ports, so in these chains the order of different ports' rules is chance.
+/// Upstream walks a hash map of service ports, so in these chains the order of different ports'
+/// rules is chance.
 const ANY_ORDER: [&str; 5] = [
     "KUBE-SERVICES",
     "KUBE-NODEPORTS",
@@ -128,8 +130,8 @@ fn without_seeds(line: &str) -> String {
     words.join(" ")
 }
 
-/// Rules by table and chain, those of a chain in order, as `nat -A KUBE-SERVICES …`; chains as `nat :KUBE-SERVICES -`. A
-/// built-in chain without rules that accepts says nothing.
+/// Rules by table and chain, those of a chain in order, as `nat -A KUBE-SERVICES …`; chains as `nat
+/// :KUBE-SERVICES -`. A built-in chain without rules that accepts says nothing.
 fn rules(dump: &str) -> Vec<String> {
     let mut table = "";
     let mut chains = BTreeMap::<(&str, &str), Vec<(Option<&str>, &str)>>::new();
@@ -154,7 +156,8 @@ fn rules(dump: &str) -> Vec<String> {
     }
     cleaned.sort();
     for ((table, _), mut rules) in chains {
-        // Stable: the order of one port's rules is no chance. The rules between blocks stay where they are.
+        // Stable: the order of one port's rules is no chance. The rules between blocks stay where
+        // they are.
         for block in rules.chunk_by_mut(|one, other| one.0.is_some() && other.0.is_some()) {
             block.sort_by_key(|(port, _)| *port);
         }
@@ -163,8 +166,8 @@ fn rules(dump: &str) -> Vec<String> {
     cleaned
 }
 
-/// The service port that a rule is for, if it is one of those that stand in any order: the comment's first word
-/// (`default/web:http cluster IP`), or, without a comment, the whole rule.
+/// The service port that a rule is for, if it is one of those that stand in any order: the
+/// comment's first word (`default/web:http cluster IP`), or, without a comment, the whole rule.
 fn service_port<'a>(chain: &str, rule: &'a str) -> Option<&'a str> {
     if !ANY_ORDER.contains(&chain) {
         return None;
@@ -179,8 +182,9 @@ fn service_port<'a>(chain: &str, rule: &'a str) -> Option<&'a str> {
         .filter(|word| word.contains('/'))
 }
 
-/// Whether a key is somebody's setting: `br_netfilter` comes with a match of iptables and brings its own, a device that
-/// the daemon makes had none before, and how many connections there are is nobody's.
+/// Whether a key is somebody's setting: `br_netfilter` comes with a match of iptables and brings
+/// its own, a device that the daemon makes had none before, and how many connections there are is
+/// nobody's.
 fn is_setting(line: &str) -> bool {
     let key = line.split(':').next().unwrap_or_default();
     !key.starts_with("net/bridge/")
@@ -188,7 +192,8 @@ fn is_setting(line: &str) -> bool {
         && key != "net/netfilter/nf_conntrack_count"
 }
 
-/// HTTP answers one after the other: names of headers in lower case, headers sorted, without the date.
+/// HTTP answers one after the other: names of headers in lower case, headers sorted, without the
+/// date.
 fn answers(dump: &str) -> Vec<String> {
     let mut cleaned: Vec<String> = Vec::new();
     let mut headers: Option<Vec<String>> = None;

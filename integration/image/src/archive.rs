@@ -1,4 +1,5 @@
-//! The OCI archive, read as a container engine reads it: index, manifest, config, layers, each blob held against its digest.
+//! The OCI archive, read as a container engine reads it: index, manifest, config, layers, each blob
+//! held against its digest.
 
 use std::fs;
 use std::path::{Path, PathBuf};

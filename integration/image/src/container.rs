@@ -1,6 +1,7 @@
 //! One container: a process with a root of its own and the rights that its pod gives it.
 //!
-//! `unshare` makes the namespaces and this test binary, started again, makes the rest and becomes the container's program.
+//! `unshare` makes the namespaces and this test binary, started again, makes the rest and becomes
+//! the container's program.
 
 use std::fs;
 use std::os::unix::process::CommandExt as _;
@@ -43,7 +44,8 @@ const READ_ONLY: [&str; 5] = [
 ];
 const DEVICES: [&str; 6] = ["null", "zero", "full", "random", "urandom", "tty"];
 
-/// What makes the test binary a container: the first argument; the second is the file with the [`Spec`].
+/// What makes the test binary a container: the first argument; the second is the file with the
+/// [`Spec`].
 const VERB: &str = "become-container";
 
 /// A folder or file of the host, at a place in the container.
@@ -172,7 +174,8 @@ impl Credentials {
     }
 }
 
-/// Call first in `main`: becomes the container's program if that is what this was started for, and exits if that failed.
+/// Call first in `main`: becomes the container's program if that is what this was started for, and
+/// exits if that failed.
 pub fn maybe_container() {
     let mut arguments = std::env::args_os().skip(1);
     if arguments.next().is_none_or(|verb| verb != VERB) {

@@ -5,9 +5,9 @@
 //!   DaemonSet, ConfigMap ─▶ Pod ───────────────┴─▶ Container: namespaces, mounts, capabilities ─▶ the daemon
 //! ```
 //!
-//! What containerd and the kubelet do is done here as far as it takes rights away: the root file system, which mounts there
-//! are and how, masked and read-only parts of `/proc`, the bounding set, no new privileges. Not here: seccomp, SELinux and
-//! AppArmor, cgroups, user namespaces.
+//! What containerd and the kubelet do is done here as far as it takes rights away: the root file
+//! system, which mounts there are and how, masked and read-only parts of `/proc`, the bounding set,
+//! no new privileges. Not here: seccomp, SELinux and AppArmor, cgroups, user namespaces.
 
 mod archive;
 mod container;

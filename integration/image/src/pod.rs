@@ -29,7 +29,8 @@ const DEFAULT_CAPABILITIES: [&str; 14] = [
     "AUDIT_WRITE",
 ];
 const ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
-/// A certificate of no use: the fixture speaks plain HTTP. Without one, the daemon would look for the system's.
+/// A certificate of no use: the fixture speaks plain HTTP. Without one, the daemon would look for
+/// the system's.
 const CA: &str = include_str!("../testdata/ca.crt");
 
 /// A pod on a node.
@@ -43,8 +44,8 @@ pub struct Pod {
 }
 
 impl Pod {
-    /// The pod that a DaemonSet makes on a node, its volumes in `folder`. `configuration` has the files of the ConfigMap that
-    /// it mounts.
+    /// The pod that a DaemonSet makes on a node, its volumes in `folder`. `configuration` has the
+    /// files of the ConfigMap that it mounts.
     pub fn new(
         daemon_set: &Value,
         node: &str,

@@ -1,5 +1,6 @@
-//! The daemon run from the image as the manifests say: kubeadm's DaemonSet with the image swapped, and the least-privilege
-//! ones, with exactly the capabilities that the files grant, carrying real packets.
+//! The daemon run from the image as the manifests say: kubeadm's DaemonSet with the image swapped,
+//! and the least-privilege ones, with exactly the capabilities that the files grant, carrying real
+//! packets.
 
 #![allow(clippy::indexing_slicing, reason = "a story with a slip in it")]
 
@@ -218,7 +219,8 @@ fn attempt(c: &Cluster, spec: &Spec, argv: Option<&[&str]>) -> Result<Output> {
     Container::start(&c.node1, c.folder(), &spec)?.wait(SOON)
 }
 
-/// A ClusterIP and a NodePort answer, a change is applied, and an operator in the pod sees the rules.
+/// A ClusterIP and a NodePort answer, a change is applied, and an operator in the pod sees the
+/// rules.
 fn serves(c: &Cluster, deployed: &Deployed, spec: &Spec, container: &Container) -> Outcome {
     let served = || -> Outcome {
         is_served(c, "10.244.1.10")?;
@@ -440,7 +442,8 @@ fn iptables_without_a_raw_socket_is_told(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// Not what the manifests do: a program that has its capabilities by its file, run by a user who is not root.
+/// Not what the manifests do: a program that has its capabilities by its file, run by a user who is
+/// not root.
 fn another_user_passes_its_capabilities_on(c: &mut Cluster) -> Outcome {
     let deployed = Deployed::new(c, &build(&manifests().join("least-privilege/nft"))?)?;
     let mut spec = deployed.pod.container()?;

@@ -28,8 +28,8 @@ pub struct Finding {
     pub package: Option<&'static str>,
 }
 
-/// Looks for the kernel that `options` choose and for every tool; nothing is changed (but `ip_vs` may
-/// get loaded, as a run would load it).
+/// Looks for the kernel that `options` choose and for every tool; nothing is changed (but `ip_vs`
+/// may get loaded, as a run would load it).
 pub fn doctor(options: &Options) -> Vec<Finding> {
     let kernel = Kernel::choose(options.lane, options.kernel.as_deref());
     let package = matches!(kernel, Err(crate::Missing::Uml(_))).then_some("user-mode-linux");

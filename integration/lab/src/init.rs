@@ -1,10 +1,11 @@
 //! PID 1 of the lab: makes the place, runs the command, reaps, reports, switches off.
 //!
-//! In User Mode Linux the kernel starts it on a read-only hostfs of the host's root. It puts an overlay
-//! over that (upper layer in memory) and moves into it, so the guest sees the host's files and nothing
-//! that it does to them leaves the guest; only the kept folders are the host's own. (That is against
-//! accidents. A guest that means harm can mount hostfs anew: run the lab as an unprivileged user against
-//! that.) In the host lane it is PID 1 of fresh namespaces and the files are the host's.
+//! In User Mode Linux the kernel starts it on a read-only hostfs of the host's root. It puts an
+//! overlay over that (upper layer in memory) and moves into it, so the guest sees the host's files
+//! and nothing that it does to them leaves the guest; only the kept folders are the host's own.
+//! (That is against accidents. A guest that means harm can mount hostfs anew: run the lab as an
+//! unprivileged user against that.) In the host lane it is PID 1 of fresh namespaces and the files
+//! are the host's.
 //!
 //! ```text
 //!  work dir (hostfs, rw, held open only by init)   stdout, stderr, status
@@ -31,8 +32,9 @@ use rustix::system::{RebootCommand, finit_module, reboot, sethostname, uname};
 use crate::job::Job;
 use crate::signals::kill_all_others;
 
-/// Call first in `main` of every program that the runner may start as the guest's init (the program that
-/// called [`crate::run`]). Does nothing unless this is PID 1 and was started as `PROGRAM init WORKDIR`.
+/// Call first in `main` of every program that the runner may start as the guest's init (the program
+/// that called [`crate::run`]). Does nothing unless this is PID 1 and was started as `PROGRAM init
+/// WORKDIR`.
 pub fn maybe_init() {
     let mut args = std::env::args_os().skip(1);
     // Behind them, User Mode Linux puts more of the kernel's command line (console=tty0).
@@ -166,7 +168,8 @@ fn enter_guest(dir: &Path, job: &Job) -> Result<Result<Report>> {
         attach("hostfs", &here, "hostfs", folder)?;
     }
 
-    // Stacks the old root under the new one and takes it away: nothing but the open report is left of it.
+    // Stacks the old root under the new one and takes it away: nothing but the open report is left
+    // of it.
     chdir(&new).context("chdir")?;
     pivot_root(".", ".").context("pivot_root")?;
     unmount(".", UnmountFlags::DETACH).context("cannot detach the old root")?;
@@ -223,8 +226,8 @@ fn loopback_up() -> Result<()> {
     }
 }
 
-/// Runs the command to its end, takes everything that it left running with it, and returns its status as
-/// a shell would.
+/// Runs the command to its end, takes everything that it left running with it, and returns its
+/// status as a shell would.
 fn execute(job: &Job, report: &Report) -> i32 {
     let complain = |text: String, status| {
         let _ = writeln!(&report.stderr, "lab: {text}");
@@ -262,8 +265,8 @@ fn execute(job: &Job, report: &Report) -> i32 {
             );
         }
     };
-    // Pipes, not the files themselves: a program that opens /dev/stdout again would cut a file off. The price:
-    // when the kernel panics, what was written in the last moment is lost.
+    // Pipes, not the files themselves: a program that opens /dev/stdout again would cut a file off.
+    // The price: when the kernel panics, what was written in the last moment is lost.
     let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
     let pid = Pid::from_child(&child);
     std::thread::scope(|scope| {

@@ -85,7 +85,8 @@ fn join(name: &OsStr, value: &OsStr) -> OsString {
     [name, "=".as_ref(), value].into_iter().collect()
 }
 
-/// As the C library reads the environment: the value follows the first `=` that is not the first byte.
+/// As the C library reads the environment: the value follows the first `=` that is not the first
+/// byte.
 fn split(pair: &OsStr) -> (OsString, OsString) {
     let bytes = pair.as_bytes();
     let at = bytes

@@ -1,4 +1,5 @@
-//! Where IPVS is real on this machine: the host's own kernel, or one of two User Mode Linux kernels.
+//! Where IPVS is real on this machine: the host's own kernel, or one of two User Mode Linux
+//! kernels.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -12,11 +13,13 @@ const PACKAGED_MODULES: &str = "/usr/lib/uml/modules";
 /// Which kernel a command runs on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lane {
-    /// The host's kernel, in fresh network, mount and PID namespaces. The host's files are *not* protected.
+    /// The host's kernel, in fresh network, mount and PID namespaces. The host's files are *not*
+    /// protected.
     Host,
     /// Debian's packaged User Mode Linux: modules, iptables-legacy only.
     A,
-    /// Another User Mode Linux (`--kernel`), everything built in: iptables-nft too, boots in half a second.
+    /// Another User Mode Linux (`--kernel`), everything built in: iptables-nft too, boots in half a
+    /// second.
     B,
 }
 

@@ -1,9 +1,10 @@
 //! The lab: a real kernel with IPVS, and nodes, pods and outside hosts as network namespaces.
 //!
-//! Two halves. The *runner* ([`run`], the `lab` command) carries a command to where IPVS is real: fresh
-//! namespaces of the host's kernel if that has IPVS and we are root, otherwise a User Mode Linux guest
-//! whose root is an overlay over the host's. The *world* ([`World`]) is built in there: a fabric, nodes
-//! on it, pods on the nodes, outside hosts, and servers that say who they are and whom they saw.
+//! Two halves. The *runner* ([`run`], the `lab` command) carries a command to where IPVS is real:
+//! fresh namespaces of the host's kernel if that has IPVS and we are root, otherwise a User Mode
+//! Linux guest whose root is an overlay over the host's. The *world* ([`World`]) is built in there:
+//! a fabric, nodes on it, pods on the nodes, outside hosts, and servers that say who they are and
+//! whom they saw.
 //!
 //! ```text
 //!  host                          │ lab (UML guest, or namespaces of the host)
@@ -13,7 +14,8 @@
 //!                                │            fabric ── node ── cni0 ── pod, pod …
 //! ```
 //!
-//! A test binary with its own `main` enters the lab with one line, and a test is then a short story:
+//! A test binary with its own `main` enters the lab with one line, and a test is then a short
+//! story:
 //!
 //! ```no_run
 //! # use std::time::Duration;
@@ -27,8 +29,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! What it will not do: emulate IPVS, reach the internet from the guest, or use more than one CPU (a
-//! User Mode Linux that crosses CPUs is several times slower).
+//! What it will not do: emulate IPVS, reach the internet from the guest, or use more than one CPU
+//! (a User Mode Linux that crosses CPUs is several times slower).
 
 mod doctor;
 mod init;
@@ -57,8 +59,8 @@ pub fn in_lab() -> bool {
     std::env::var_os("LAB").is_some_and(|lab| lab == "1")
 }
 
-/// The backend of iptables that stories use in this lab, as the commands are named: `nft` on lane B, whose kernel must
-/// have it, and on a host that can do NAT with it; else `legacy`.
+/// The backend of iptables that stories use in this lab, as the commands are named: `nft` on lane
+/// B, whose kernel must have it, and on a host that can do NAT with it; else `legacy`.
 pub fn iptables_backend() -> &'static str {
     static BACKEND: OnceLock<&str> = OnceLock::new();
     BACKEND.get_or_init(|| {
@@ -70,10 +72,10 @@ pub fn iptables_backend() -> &'static str {
     })
 }
 
-/// Call first in a test binary's `main`: returns inside the lab. Outside it, runs this same binary with
-/// the same arguments in the lab, and exits with its status (124 after `limit`, 125 if the guest died,
-/// 127 if there is neither IPVS nor User Mode Linux here). `LAB_LANE`, `LAB_KERNEL` and `LAB_MEMORY`
-/// choose as the runner's flags do.
+/// Call first in a test binary's `main`: returns inside the lab. Outside it, runs this same binary
+/// with the same arguments in the lab, and exits with its status (124 after `limit`, 125 if the
+/// guest died, 127 if there is neither IPVS nor User Mode Linux here). `LAB_LANE`, `LAB_KERNEL` and
+/// `LAB_MEMORY` choose as the runner's flags do.
 ///
 /// `--list` needs no kernel: then it returns outside the lab too.
 pub fn enter(limit: Duration) {

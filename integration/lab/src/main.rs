@@ -19,7 +19,8 @@ struct Cli {
 enum Verb {
     /// Run CMD in the lab; its output and exit status are carried out.
     ///
-    /// 124: time limit; 125: the guest died; 126, 127: CMD cannot be started, or there is no kernel to run it on.
+    /// 124: time limit; 125: the guest died; 126, 127: CMD cannot be started, or there is no kernel
+    /// to run it on.
     Run {
         #[command(flatten)]
         place: Where,
@@ -59,7 +60,8 @@ enum Verb {
 
 #[derive(Args)]
 struct Where {
-    /// host, A (Debian's packaged User Mode Linux; also `uml`) or B (the one of --kernel) [default: host if it has IPVS, else A]
+    /// host, A (Debian's packaged User Mode Linux; also `uml`) or B (the one of --kernel) [default:
+    /// host if it has IPVS, else A]
     #[arg(long)]
     lane: Option<Lane>,
     /// A User Mode Linux kernel of your own, everything built in
@@ -70,7 +72,8 @@ struct Where {
 impl Where {
     fn options(self) -> Options {
         let given = Options::from_env();
-        // A flag beats the environment as a whole: `--lane A` must not meet a LAB_KERNEL meant for B.
+        // A flag beats the environment as a whole: `--lane A` must not meet a LAB_KERNEL meant for
+        // B.
         match (self.lane, self.kernel) {
             (None, None) => given,
             (Some(Lane::B), None) => Options {

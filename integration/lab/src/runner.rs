@@ -4,8 +4,8 @@
 //! `stdout` and `stderr`, which are passed on while it runs, and writes `status` last. Files, not
 //! consoles: a tty would mangle bytes and mix the two streams.
 //!
-//! Nothing is left behind: the guest is one process group that is killed as a whole, and the work dir goes
-//! with [`WorkDir`]; if the runner itself is killed, its [`sentry`] does both.
+//! Nothing is left behind: the guest is one process group that is killed as a whole, and the work
+//! dir goes with [`WorkDir`]; if the runner itself is killed, its [`sentry`] does both.
 
 use std::ffi::OsString;
 use std::fs::{DirBuilder, File};
@@ -51,7 +51,8 @@ pub struct Options {
     pub memory: String,
     /// The one CPU to use; `None`: one that no other run uses, if there is one.
     pub cpu: Option<usize>,
-    /// `None`: the host's kernel if it has IPVS, otherwise lane B if a kernel is given, otherwise A.
+    /// `None`: the host's kernel if it has IPVS, otherwise lane B if a kernel is given, otherwise
+    /// A.
     pub lane: Option<Lane>,
     /// Another User Mode Linux kernel.
     pub kernel: Option<PathBuf>,
@@ -73,8 +74,8 @@ impl Default for Options {
 }
 
 impl Options {
-    /// The defaults, changed by `LAB_LANE`, `LAB_KERNEL` and `LAB_MEMORY`. A lane that does not exist is
-    /// reported on standard error and passed over.
+    /// The defaults, changed by `LAB_LANE`, `LAB_KERNEL` and `LAB_MEMORY`. A lane that does not
+    /// exist is reported on standard error and passed over.
     pub fn from_env() -> Self {
         let lane = std::env::var("LAB_LANE")
             .ok()
@@ -92,10 +93,10 @@ impl Options {
     }
 }
 
-/// Runs `argv` in the lab with this process's environment and working directory, passes its output on,
-/// and returns its exit status: its own (128 + n if signal n ended it), 124 after the time limit, 125 if
-/// the guest died (the tail of its console goes to standard error), 127 if there is no kernel to run it
-/// on, 128 + n if signal n (SIGINT, SIGTERM, SIGHUP) ended the run.
+/// Runs `argv` in the lab with this process's environment and working directory, passes its output
+/// on, and returns its exit status: its own (128 + n if signal n ended it), 124 after the time
+/// limit, 125 if the guest died (the tail of its console goes to standard error), 127 if there is
+/// no kernel to run it on, 128 + n if signal n (SIGINT, SIGTERM, SIGHUP) ended the run.
 ///
 /// Inside the lab it just runs the command.
 pub fn run(argv: &[OsString], options: &Options) -> i32 {
@@ -224,9 +225,9 @@ fn prepare(dir: &Path, argv: &[OsString], options: &Options, kernel: &Kernel) ->
     std::os::unix::fs::symlink(exe, dir.join("init")).with_context(step)
 }
 
-/// The CPU to pin the guest to: a User Mode Linux whose processes wander between CPUs pays three times
-/// as much for every system call. The claim on it, a socket name that vanishes with its owner, keeps
-/// runs that go on at the same time apart.
+/// The CPU to pin the guest to: a User Mode Linux whose processes wander between CPUs pays three
+/// times as much for every system call. The claim on it, a socket name that vanishes with its
+/// owner, keeps runs that go on at the same time apart.
 fn choose_cpu(wanted: Option<usize>) -> Result<(usize, Option<UnixListener>)> {
     let allowed = sched_getaffinity(None).context("cannot read the CPU affinity")?;
     if let Some(cpu) = wanted {
@@ -300,8 +301,8 @@ impl Guest {
                     "panic=-1",
                     "oops=panic",
                 ]);
-                // Otherwise every new network namespace starts with tunl0 and sit0 beside lo, and a kernel with
-                // dummy built in with dummy0.
+                // Otherwise every new network namespace starts with tunl0 and sit0 beside lo, and a
+                // kernel with dummy built in with dummy0.
                 command.arg("sysctl.net.core.fb_tunnels_only_for_init_net=2");
                 command.arg("dummy.numdummies=0");
                 command.arg("--").arg("init").arg(dir);
@@ -324,8 +325,8 @@ impl Guest {
             unsafe_code,
             reason = "std has no other way to pin a child and to tie its life to ours"
         )]
-        // SAFETY: between fork and exec only three async-signal-safe system calls are made; nothing is
-        // allocated and no lock is taken.
+        // SAFETY: between fork and exec only three async-signal-safe system calls are made; nothing
+        // is allocated and no lock is taken.
         unsafe {
             command.pre_exec(move || {
                 unblock_all();
@@ -388,7 +389,8 @@ impl Guest {
         }
     }
 
-    /// Kills the whole group and waits until no member is left; how the leader ended, if it was seen.
+    /// Kills the whole group and waits until no member is left; how the leader ended, if it was
+    /// seen.
     fn kill(&mut self) -> Option<WaitStatus> {
         if std::mem::replace(&mut self.killed, true) {
             return None;
@@ -419,8 +421,9 @@ impl Drop for Guest {
     }
 }
 
-/// A shell that waits until nobody holds the other end of its input, which happens before it is killed
-/// only if the runner was: then it kills the guest's group and removes the work dir in its place.
+/// A shell that waits until nobody holds the other end of its input, which happens before it is
+/// killed only if the runner was: then it kills the guest's group and removes the work dir in its
+/// place.
 fn sentry(leader: &Child, dir: &Path) -> io::Result<Child> {
     let script = r#"read -r _; n=0; while kill -s KILL -- "-$1" && [ $n -lt 40 ]; do n=$((n + 1)); sleep 0.05; done; rm -rf "$2""#;
     Command::new("/bin/sh")
@@ -480,8 +483,9 @@ fn tail(file: &Path, lines: usize) -> String {
         .collect()
 }
 
-/// Where User Mode Linux keeps the guest's memory, as an unlinked file: in memory if that has room for
-/// it, else in the work dir. Containers often have a small `/dev/shm`, and a guest that fills it dies.
+/// Where User Mode Linux keeps the guest's memory, as an unlinked file: in memory if that has room
+/// for it, else in the work dir. Containers often have a small `/dev/shm`, and a guest that fills
+/// it dies.
 fn memory_dir(dir: &Path, memory: &str) -> PathBuf {
     let shm = Path::new("/dev/shm");
     let room = rustix::fs::statvfs(shm).map_or(0, |fs| fs.f_bavail.saturating_mul(fs.f_frsize));

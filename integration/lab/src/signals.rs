@@ -1,5 +1,5 @@
-//! The three signals that end a run early, as a file descriptor to poll: a run that is interrupted has a
-//! guest to kill and a work dir to remove, which no signal handler could do.
+//! The three signals that end a run early, as a file descriptor to poll: a run that is interrupted
+//! has a guest to kill and a work dir to remove, which no signal handler could do.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -16,8 +16,8 @@ impl Signals {
         let mut set = MaybeUninit::<libc::sigset_t>::uninit();
         let mut before = MaybeUninit::<libc::sigset_t>::uninit();
         #[allow(unsafe_code, reason = "neither std nor rustix has signalfd")]
-        // SAFETY: sigemptyset initialises `set`, pthread_sigmask (given valid sets) `before`; signalfd
-        // returns a descriptor that nobody else owns, or -1, which is checked.
+        // SAFETY: sigemptyset initialises `set`, pthread_sigmask (given valid sets) `before`;
+        // signalfd returns a descriptor that nobody else owns, or -1, which is checked.
         unsafe {
             libc::sigemptyset(set.as_mut_ptr());
             for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
@@ -69,7 +69,8 @@ impl Drop for Signals {
     }
 }
 
-/// Lets a child receive every signal again: a mask is inherited through fork and exec. For `pre_exec`.
+/// Lets a child receive every signal again: a mask is inherited through fork and exec. For
+/// `pre_exec`.
 pub(crate) fn unblock_all() {
     let mut none = MaybeUninit::<libc::sigset_t>::uninit();
     #[allow(unsafe_code, reason = "std leaves the signal mask of a child as it is")]

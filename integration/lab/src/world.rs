@@ -11,8 +11,8 @@
 //!     pod    pod    pod                  default route through the gateway
 //! ```
 //!
-//! Each place is a network namespace; all share the lab's files and processes. What is built is what a
-//! cluster has *before* kube-proxy: no Service address leads anywhere.
+//! Each place is a network namespace; all share the lab's files and processes. What is built is
+//! what a cluster has *before* kube-proxy: no Service address leads anywhere.
 
 mod dial;
 mod netns;
@@ -43,7 +43,8 @@ use server::{Listening, Servers};
 /// The limit of [`Place::run`].
 const RUN_LIMIT: Duration = Duration::from_mins(1);
 
-/// No duplicate address detection and no router advertisements: an IPv6 address works at once and stays.
+/// No duplicate address detection and no router advertisements: an IPv6 address works at once and
+/// stays.
 const QUIET_IPV6: [(&str, &str); 6] = [
     ("net/ipv6/conf/all/accept_dad", "0"),
     ("net/ipv6/conf/default/accept_dad", "0"),
@@ -100,8 +101,8 @@ pub enum Error {
     },
 }
 
-/// One or several addresses, each with a prefix length or not: a string (separated by commas or blanks;
-/// `""` for none), an [`IpNet`], an [`IpAddr`], or a list of such.
+/// One or several addresses, each with a prefix length or not: a string (separated by commas or
+/// blanks; `""` for none), an [`IpNet`], an [`IpAddr`], or a list of such.
 pub trait Addresses {
     /// The addresses; one without a prefix length stands alone (/32, /128).
     fn addresses(&self) -> Result<Vec<IpNet>, Error>;
@@ -166,8 +167,8 @@ impl<T: Addresses + ?Sized> Addresses for &T {
     }
 }
 
-/// The fabric and all that is on it. Dropped, it removes every namespace, link, server and process of
-/// its own.
+/// The fabric and all that is on it. Dropped, it removes every namespace, link, server and process
+/// of its own.
 #[derive(Debug)]
 pub struct World {
     /// First part of every namespace's name; unique.
@@ -182,7 +183,8 @@ pub struct World {
 }
 
 impl World {
-    /// An empty fabric. `name` tells worlds apart for those who look at `ip netns`; it need not be unique.
+    /// An empty fabric. `name` tells worlds apart for those who look at `ip netns`; it need not be
+    /// unique.
     pub fn new(name: &str) -> Result<Self, Error> {
         static WORLDS: AtomicU32 = AtomicU32::new(0);
         if !crate::in_lab() {
@@ -216,9 +218,10 @@ impl World {
         Ok(world)
     }
 
-    /// A node on the fabric with `addresses`, and with a pod bridge that has `gateways`: each is the gateway
-    /// of its range (`"192.167.1.1/24"`); `""` for a node without pods. It forwards, passes bridged packets
-    /// through iptables, and it and the nodes before it route each other's pod ranges.
+    /// A node on the fabric with `addresses`, and with a pod bridge that has `gateways`: each is
+    /// the gateway of its range (`"192.167.1.1/24"`); `""` for a node without pods. It forwards,
+    /// passes bridged packets through iptables, and it and the nodes before it route each other's
+    /// pod ranges.
     pub fn node(
         &mut self,
         name: &str,
@@ -232,8 +235,8 @@ impl World {
         };
         node.netns().sysctl(&FORWARDING)?;
         node.netns().sysctl(&bridged_through_iptables("1"))?;
-        // An address of its own: a bridge without one takes that of its lowest port, and changes it when a
-        // pod comes, while the other pods still remember the old one.
+        // An address of its own: a bridge without one takes that of its lowest port, and changes it
+        // when a pod comes, while the other pods still remember the old one.
         let mut lines =
             vec!["link add cni0 address 02:00:00:00:00:01 type bridge mcast_snooping 0".to_owned()];
         lines.extend(
@@ -251,15 +254,16 @@ impl World {
         Ok(node)
     }
 
-    /// An outside host on the fabric: it knows the fabric's range, and else what [`route`](Self::route) tells it.
+    /// An outside host on the fabric: it knows the fabric's range, and else what
+    /// [`route`](Self::route) tells it.
     pub fn host(&mut self, name: &str, addresses: impl Addresses) -> Result<Place, Error> {
         let addresses = addresses.addresses()?;
         let fabric = self.fabric.clone();
         self.connect(name, addresses, &fabric, "fabric", &[])
     }
 
-    /// A pod on `node` with `addresses`, each in the range of one of the node's gateways, which is its
-    /// default route.
+    /// A pod on `node` with `addresses`, each in the range of one of the node's gateways, which is
+    /// its default route.
     pub fn pod(
         &mut self,
         node: &Node,
@@ -354,8 +358,8 @@ impl Drop for World {
     }
 }
 
-/// A node, an outside host or a pod: a network namespace with a name and addresses. Clones are the same
-/// place; it lasts as long as its world.
+/// A node, an outside host or a pod: a network namespace with a name and addresses. Clones are the
+/// same place; it lasts as long as its world.
 #[derive(Debug, Clone)]
 pub struct Place(Arc<Inner>);
 
@@ -405,8 +409,8 @@ impl Place {
         self.serve_stream(port, ipproto::SCTP)
     }
 
-    /// Serves on a UDP port of each of its own addresses and of loopback, so that every answer leaves from
-    /// the address that was asked.
+    /// Serves on a UDP port of each of its own addresses and of loopback, so that every answer
+    /// leaves from the address that was asked.
     pub fn serve_udp(&self, port: u16) -> Result<Server, Error> {
         let loopback = [
             IpAddr::V4(Ipv4Addr::LOCALHOST),
@@ -458,8 +462,8 @@ impl Place {
         Ok(self.0.servers.add(self.name(), self.netns_name(), sockets))
     }
 
-    /// Runs `inside` in a thread of its own that is in this place, and returns when that is done. A socket stays where it
-    /// was made, so what is returned can be used anywhere.
+    /// Runs `inside` in a thread of its own that is in this place, and returns when that is done. A
+    /// socket stays where it was made, so what is returned can be used anywhere.
     pub fn enter<T: Send>(&self, inside: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
         self.netns().enter(inside)
     }
@@ -489,8 +493,8 @@ impl Place {
         self.dial(Transport::Tcp, to).timeout(timeout).open()
     }
 
-    /// A command that starts here, with a `/sys` of this place (by `ip netns exec`, which turns into the
-    /// program: the process id is the program's).
+    /// A command that starts here, with a `/sys` of this place (by `ip netns exec`, which turns
+    /// into the program: the process id is the program's).
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new("ip");
         command
@@ -565,8 +569,8 @@ impl Deref for Node {
     }
 }
 
-/// A locally administered address that belongs to the IP address: a pod that gets the address of one that
-/// went is found at once, though neighbours still remember it.
+/// A locally administered address that belongs to the IP address: a pod that gets the address of
+/// one that went is found at once, though neighbours still remember it.
 fn mac_of(ip: IpAddr) -> String {
     let mut hasher = DefaultHasher::new();
     ip.hash(&mut hasher);
@@ -590,8 +594,9 @@ fn bridged_through_iptables(value: &str) -> [(&'static str, &str); 2] {
     ]
 }
 
-/// Once per process: what worlds, and the daemon in them, are made of. What is built in needs no loading,
-/// so only the outcome counts; a link type that is missing is named by the `ip` that wants it.
+/// Once per process: what worlds, and the daemon in them, are made of. What is built in needs no
+/// loading, so only the outcome counts; a link type that is missing is named by the `ip` that wants
+/// it.
 fn load_modules() -> Result<(), Error> {
     static LOADED: Once = Once::new();
     LOADED.call_once(|| {

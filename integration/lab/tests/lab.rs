@@ -70,7 +70,8 @@ fn main() {
     libtest_mimic::run(&arguments, trials).exit();
 }
 
-/// Two nodes, two pods on the first and one on the second, and an outside host; all of them dual-stack.
+/// Two nodes, two pods on the first and one on the second, and an outside host; all of them
+/// dual-stack.
 struct Small {
     world: World,
     node1: Node,
@@ -303,7 +304,8 @@ fn curl_is_answered() -> Outcome {
     Ok(())
 }
 
-/// Each backend that this lane is for, and in both families, what kube-proxy of every mode writes; and all schedulers.
+/// Each backend that this lane is for, and in both families, what kube-proxy of every mode writes;
+/// and all schedulers.
 fn the_kernel_takes_what_proxies_write() -> Outcome {
     let small = small()?;
     let is_b = std::env::var_os("LAB_LANE").is_some_and(|lane| lane == "B");
@@ -395,7 +397,8 @@ fn ipvs_by_hand() -> Outcome {
     Ok(())
 }
 
-/// Pods of one node talk over its bridge; that iptables sees those packets is what kube-proxy relies on.
+/// Pods of one node talk over its bridge; that iptables sees those packets is what kube-proxy
+/// relies on.
 fn bridged_packets_meet_iptables() -> Outcome {
     let small = small()?;
     small.a1.serve_tcp(80)?;
@@ -526,8 +529,8 @@ fn wrong_addresses_are_named() -> Outcome {
     Ok(())
 }
 
-/// User Mode Linux saves and restores the vector registers of each thread itself (and `xstate.c` has a part
-/// in it): several that keep theirs busy, on one CPU, must not see each other's.
+/// User Mode Linux saves and restores the vector registers of each thread itself (and `xstate.c`
+/// has a part in it): several that keep theirs busy, on one CPU, must not see each other's.
 #[cfg(target_arch = "x86_64")]
 fn vector_registers_survive_switches() -> Outcome {
     /// Puts into `$seen` what `$given` has become in a register while a long loop ran.
@@ -548,7 +551,8 @@ fn vector_registers_survive_switches() -> Outcome {
             unsafe_code,
             reason = "only assembly keeps a value in a register for sure"
         )]
-        // SAFETY: each form runs only where the CPU has it, and reads and writes within the two arrays.
+        // SAFETY: each form runs only where the CPU has it, and reads and writes within the two
+        // arrays.
         unsafe {
             if is_x86_feature_detected!("avx512f") {
                 seen = [0; 8];

@@ -225,7 +225,8 @@ fn the_time_limit_kills() {
     assert!(scratch.is_clean());
 }
 
-/// What was written in the very last moment is still in the guest's pipe, and dies with it: hence the pause.
+/// What was written in the very last moment is still in the guest's pipe, and dies with it: hence
+/// the pause.
 #[test]
 fn a_dead_guest_is_reported_with_its_last_words() {
     let scratch = Scratch::new("dead");

@@ -1,13 +1,16 @@
-//! Builds the manifests as an operator's `kubectl apply -k` would, and holds them against the Kubernetes schemas.
+//! Builds the manifests as an operator's `kubectl apply -k` would, and holds them against the
+//! Kubernetes schemas.
 //!
 //! ```text
 //!   folder ─▶ kustomization ─▶ objects ─▶ schema
 //! ```
 //!
-//! The schemas are the types of `k8s-openapi`, which are generated from Kubernetes' OpenAPI document. They pass over fields
-//! that they do not know; so an object must come back out of its type as it went in.
+//! The schemas are the types of `k8s-openapi`, which are generated from Kubernetes' OpenAPI
+//! document. They pass over fields that they do not know; so an object must come back out of its
+//! type as it went in.
 //!
-//! Not here: the rest of kustomize. A kustomization says `resources` and `patches`, and anything else in it is an error.
+//! Not here: the rest of kustomize. A kustomization says `resources` and `patches`, and anything
+//! else in it is an error.
 
 mod kustomization;
 mod merge;

@@ -1,9 +1,10 @@
-//! Strategic merge patches, as far as the manifests use them (API conventions of Kubernetes, "Strategic Merge Patch").
+//! Strategic merge patches, as far as the manifests use them (API conventions of Kubernetes,
+//! "Strategic Merge Patch").
 
 use serde_json::Value;
 
-/// What an element of a list is known by (`x-kubernetes-patch-merge-key` of the schema). Lists that are not here are
-/// replaced as a whole.
+/// What an element of a list is known by (`x-kubernetes-patch-merge-key` of the schema). Lists that
+/// are not here are replaced as a whole.
 fn merge_key(list: &str) -> Option<&'static str> {
     match list {
         "containers" | "initContainers" | "volumes" | "env" => Some("name"),
@@ -12,8 +13,8 @@ fn merge_key(list: &str) -> Option<&'static str> {
     }
 }
 
-/// Applies `patch` to `target`: objects field by field, `null` removes, lists by their merge key or as a whole, and
-/// `$patch: delete` removes an element of a list.
+/// Applies `patch` to `target`: objects field by field, `null` removes, lists by their merge key or
+/// as a whole, and `$patch: delete` removes an element of a list.
 pub fn merge(target: &mut Value, patch: &Value) {
     let (Value::Object(fields), Value::Object(patches)) = (&mut *target, patch) else {
         patch.clone_into(target);

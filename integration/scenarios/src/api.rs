@@ -38,7 +38,8 @@ pub struct ApiServer {
 }
 
 impl ApiServer {
-    /// Objects without a server: `node1` is all there is. `watch_list`: whether it will stream initial lists.
+    /// Objects without a server: `node1` is all there is. `watch_list`: whether it will stream
+    /// initial lists.
     pub(crate) fn new(place: &Place, address: SocketAddr, watch_list: bool) -> Result<Self> {
         Ok(Self {
             place: place.clone(),
@@ -145,7 +146,8 @@ impl ApiServer {
         )
     }
 
-    /// Something on its port that answers requests with these bodies as JSON, in turn. It must not be serving.
+    /// Something on its port that answers requests with these bodies as JSON, in turn. It must not
+    /// be serving.
     pub fn nonsense(&self, bodies: &'static [&'static str]) -> Result<Nonsense> {
         Nonsense::start(listen(&self.place, self.address)?, bodies)
     }

@@ -144,7 +144,8 @@ impl Cluster {
         fs::remove_file(&file).with_context(|| format!("cannot delete {}", file.display()))
     }
 
-    /// An API server at the outside host, which does not serve yet. `watch_list`: whether it will stream initial lists.
+    /// An API server at the outside host, which does not serve yet. `watch_list`: whether it will
+    /// stream initial lists.
     pub fn api_server(&self, watch_list: bool) -> Result<ApiServer> {
         ApiServer::new(&self.outside, at(API), watch_list)
     }
@@ -223,7 +224,8 @@ impl Cluster {
         Ok(())
     }
 
-    /// Waits until the daemon, which cannot go on, has ended with status 1; returns what it said on standard error.
+    /// Waits until the daemon, which cannot go on, has ended with status 1; returns what it said on
+    /// standard error.
     pub fn refusal(&mut self) -> Result<String> {
         let output = self.end(false)?;
         ensure!(
@@ -271,7 +273,8 @@ impl Cluster {
         kernel::virtual_servers(&self.node1)
     }
 
-    /// The destinations of one of them with their weights, blank-separated; empty if there is no such virtual server.
+    /// The destinations of one of them with their weights, blank-separated; empty if there is no
+    /// such virtual server.
     pub fn reals(&self, server: &str) -> Result<String> {
         Ok(self
             .servers()?
@@ -285,7 +288,8 @@ impl Cluster {
         kernel::members(&self.node1, set)
     }
 
-    /// Its addresses with their devices: `kube-ipvs0 10.96.0.10/32`, or `kube-ipvs0 local 10.96.0.10` if it is a route.
+    /// Its addresses with their devices: `kube-ipvs0 10.96.0.10/32`, or `kube-ipvs0 local
+    /// 10.96.0.10` if it is a route.
     pub fn addresses(&self) -> Result<BTreeSet<String>> {
         kernel::addresses(&self.node1)
     }
@@ -318,8 +322,8 @@ impl Cluster {
         }
     }
 
-    /// Waits until node1 serves exactly what a Service says: its virtual servers with its endpoints at weight 1, what else
-    /// there is draining at weight 0, and its addresses.
+    /// Waits until node1 serves exactly what a Service says: its virtual servers with its endpoints
+    /// at weight 1, what else there is draining at weight 0, and its addresses.
     pub fn until_served(&self, service: &Service) -> Result<Duration> {
         let node: Vec<IpAddr> = self.node1.addresses().iter().map(IpNet::addr).collect();
         let wanted = service.wanted(&node);

@@ -75,7 +75,8 @@ pub(crate) fn members(place: &Place, set: &str) -> Result<BTreeSet<String>> {
         .collect())
 }
 
-/// Addresses with their devices: `kube-ipvs0 10.96.0.10/32`, and service addresses that are routes: `kube-ipvs0 local 10.96.0.10`.
+/// Addresses with their devices: `kube-ipvs0 10.96.0.10/32`, and service addresses that are routes:
+/// `kube-ipvs0 local 10.96.0.10`.
 pub(crate) fn addresses(place: &Place) -> Result<BTreeSet<String>> {
     let lines = place.read(["ip", "-oneline", "address", "show"])?;
     let address = |line: &str| {
@@ -93,8 +94,9 @@ pub(crate) fn addresses(place: &Place) -> Result<BTreeSet<String>> {
     Ok(lines.lines().filter_map(address).chain(routes).collect())
 }
 
-/// All that a proxy may touch, a line each: virtual servers, sets, rules of both families and backends (without their
-/// counters), links and addresses. Lines whose order says nothing are sorted.
+/// All that a proxy may touch, a line each: virtual servers, sets, rules of both families and
+/// backends (without their counters), links and addresses. Lines whose order says nothing are
+/// sorted.
 pub(crate) fn state(place: &Place) -> Result<String> {
     let part = |script: &str| place.read(["sh", "-c", script]);
     let rules = part(

@@ -1,8 +1,8 @@
 //! The daemon in the lab: what its end-to-end stories are told with.
 //!
-//! A story runs the real `kube-proxy` on a node made of a network namespace, sends real packets, and looks at the kernel
-//! with the tools of an operator (`ipvsadm`, `ipset`, `iptables-save`, `ip`). What the daemon says is looked at only where
-//! the message is the point.
+//! A story runs the real `kube-proxy` on a node made of a network namespace, sends real packets,
+//! and looks at the kernel with the tools of an operator (`ipvsadm`, `ipset`, `iptables-save`,
+//! `ip`). What the daemon says is looked at only where the message is the point.
 //!
 //! ```text
 //!   outside ──┬── node1 (kube-proxy) ── cni0 ── near, client
@@ -11,8 +11,8 @@
 //!                 172.35.0.101                  10.244.2.10          the same for IPv6, see cluster.rs
 //! ```
 //!
-//! The outside host sends what is for Service addresses to node1. Objects come from the cluster's folder of manifests,
-//! or from the API server fixture on the outside host.
+//! The outside host sends what is for Service addresses to node1. Objects come from the cluster's
+//! folder of manifests, or from the API server fixture on the outside host.
 
 mod api;
 mod cluster;

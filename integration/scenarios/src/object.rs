@@ -71,7 +71,8 @@ pub struct Service {
 }
 
 impl Service {
-    /// A Service of type ClusterIP with these addresses, one or one of each family, separated by blanks.
+    /// A Service of type ClusterIP with these addresses, one or one of each family, separated by
+    /// blanks.
     pub fn new(name: &str, cluster_ips: &str) -> Self {
         Self {
             name: name.to_owned(),
@@ -92,7 +93,8 @@ impl Service {
         self
     }
 
-    /// Its endpoints, all of them; those of 10.244.1.0/24 and fd44:1::/64 are on node1, others on node2.
+    /// Its endpoints, all of them; those of 10.244.1.0/24 and fd44:1::/64 are on node1, others on
+    /// node2.
     #[must_use]
     pub fn endpoints(self, endpoints: &str) -> Self {
         Self {
@@ -151,8 +153,8 @@ impl Service {
         &self.name
     }
 
-    /// The virtual servers that it is to have on a node with these addresses, as `TCP 10.96.0.10:80`, each with its
-    /// destinations, as `10.244.1.10:8080`.
+    /// The virtual servers that it is to have on a node with these addresses, as `TCP
+    /// 10.96.0.10:80`, each with its destinations, as `10.244.1.10:8080`.
     pub(crate) fn wanted(&self, node: &[IpAddr]) -> Vec<(String, Vec<String>)> {
         let vips: Vec<IpAddr> = self.vips().collect();
         let mut wanted = Vec::new();

@@ -1,4 +1,5 @@
-//! Which programs the daemon starts: wrappers in front of its PATH write down each call and then become the program.
+//! Which programs the daemon starts: wrappers in front of its PATH write down each call and then
+//! become the program.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -61,7 +62,8 @@ impl Programs {
         Ok(Self(log))
     }
 
-    /// The calls since the last time this was asked: `iptables-legacy-save`, `iptables-legacy-restore write`.
+    /// The calls since the last time this was asked: `iptables-legacy-save`,
+    /// `iptables-legacy-restore write`.
     pub fn take(&self) -> Result<Vec<String>> {
         let text = fs::read_to_string(&self.0)
             .with_context(|| format!("cannot read {}", self.0.display()))?;

@@ -1,4 +1,5 @@
-//! How stories are run: one after the other, each in a cluster of its own, and what is said of one that fails.
+//! How stories are run: one after the other, each in a cluster of its own, and what is said of one
+//! that fails.
 
 use std::fmt::Write as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -25,7 +26,8 @@ pub struct Story {
 /// The longest that one story may take; its waits and asks have shorter limits of their own.
 const LONGEST: Duration = Duration::from_mins(2);
 
-/// Enters the lab, tells the stories in order, and exits. `limit` is for all of them, boot included.
+/// Enters the lab, tells the stories in order, and exits. `limit` is for all of them, boot
+/// included.
 pub fn tell(stories: &[Story], limit: Duration) -> ! {
     // In the guest, this program is init first, and its arguments are not ours.
     lab::maybe_init();
@@ -45,7 +47,8 @@ pub fn tell(stories: &[Story], limit: Duration) -> ! {
         } = *story;
         Trial::test(name, move || run(name, tell)).with_ignored_flag(!is_possible())
     };
-    // One at a time: there is one CPU, and the first stories change the kernel for those behind them.
+    // One at a time: there is one CPU, and the first stories change the kernel for those behind
+    // them.
     let arguments = Arguments {
         test_threads: Some(1),
         ..arguments

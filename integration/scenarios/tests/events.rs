@@ -1,4 +1,5 @@
-//! Kubernetes events that the daemon posts, with what they are about: as whoever runs `kubectl describe` sees it.
+//! Kubernetes events that the daemon posts, with what they are about: as whoever runs `kubectl
+//! describe` sees it.
 
 use std::time::Duration;
 

@@ -1,4 +1,5 @@
-//! The daemon as a Pod of a real cluster: over HTTPS, with the CA and the token that the kubelet mounts and rotates.
+//! The daemon as a Pod of a real cluster: over HTTPS, with the CA and the token that the kubelet
+//! mounts and rotates.
 
 use std::fs;
 use std::path::PathBuf;
@@ -62,7 +63,8 @@ impl Projected {
     }
 }
 
-/// An API server that takes `token`, and the daemon started as a Pod's program: from its environment and its mount.
+/// An API server that takes `token`, and the daemon started as a Pod's program: from its
+/// environment and its mount.
 fn started_in_a_pod(
     c: &mut Cluster,
     authority: &Authority,

@@ -1,6 +1,8 @@
-//! Moving over from upstream's kube-proxy: a node that it has programmed is taken over while connections go on, and left clean.
+//! Moving over from upstream's kube-proxy: a node that it has programmed is taken over while
+//! connections go on, and left clean.
 //!
-//! The node is that of the golden cases; what upstream 1.36.2 left on it for `dualstack` is loaded with the operator's tools.
+//! The node is that of the golden cases; what upstream 1.36.2 left on it for `dualstack` is loaded
+//! with the operator's tools.
 
 use std::ops::Range;
 use std::os::unix::fs::PermissionsExt as _;
@@ -44,7 +46,8 @@ macro_rules! golden {
 const DUALSTACK: Left = golden!("dualstack");
 /// A Service with a ClusterIP, a NodePort and a load-balancer address, and a pod on each node.
 const LOAD_BALANCER: Left = golden!("lb-ip");
-/// The same objects in upstream's iptables mode; without the rules that need counters of nfacct, for which there is no tool.
+/// The same objects in upstream's iptables mode; without the rules that need counters of nfacct,
+/// for which there is no tool.
 const IPTABLES_MODE: Left = Left {
     sets: "",
     servers: "",
@@ -140,7 +143,8 @@ impl Programmed {
         }
         let outside = world.host("outside", "192.168.99.9/24")?;
         world.route(&outside, "203.0.113.0/24", &node)?;
-        // Without kube-ipvs0 the node's own packets to service addresses need one; nobody gets them.
+        // Without kube-ipvs0 the node's own packets to service addresses need one; nobody gets
+        // them.
         node.read(["ip", "route", "add", "default", "via", "192.168.99.9"])?;
         c.write("objects", left.objects)?;
         c.write("kubernetes", KUBERNETES)?;
@@ -228,7 +232,8 @@ impl Programmed {
         )
     }
 
-    /// Starts the daemon, with what `env` says in front of its command line, and waits for the first sync of both families.
+    /// Starts the daemon, with what `env` says in front of its command line, and waits for the
+    /// first sync of both families.
     fn start(&self, env: &[&str]) -> Result<Running> {
         let program = kube_proxy()?.display().to_string();
         let argv = env.iter().copied().chain([program.as_str()]);
@@ -253,8 +258,8 @@ impl Programmed {
         ]
     }
 
-    /// Opens connections by each way, tells the story while each way is asked anew all the time, and asks the open ones again: the
-    /// same pods must answer, and nothing may have failed.
+    /// Opens connections by each way, tells the story while each way is asked anew all the time,
+    /// and asks the open ones again: the same pods must answer, and nothing may have failed.
     fn under_traffic(&self, story: impl FnOnce() -> Result<()>) -> Result<()> {
         under_traffic_by(&self.ways(), HELD, story)
     }
@@ -325,9 +330,10 @@ fn under_traffic_by(
     Ok(())
 }
 
-/// Source ports for each of [`Programmed::ways`]. They are disjoint: IPVS finds the connection of a packet on its way back by the
-/// client's address and port and the pod's alone, so that of two connections from one port to one pod, by different addresses of a
-/// Service, the older one would starve.
+/// Source ports for each of [`Programmed::ways`]. They are disjoint: IPVS finds the connection of a
+/// packet on its way back by the client's address and port and the pod's alone, so that of two
+/// connections from one port to one pod, by different addresses of a Service, the older one would
+/// starve.
 fn ports() -> impl Iterator<Item = Range<u16>> {
     (10_000..30_000)
         .step_by(3_000)
@@ -357,8 +363,8 @@ fn no_request_fails_and_no_connection_ends_while_the_image_is_swapped_and_back(
     Ok(())
 }
 
-/// A `PATH` with which each window between two writes becomes a second. `arms`: what else becomes of an input, as in a shell's
-/// `case $input in`.
+/// A `PATH` with which each window between two writes becomes a second. `arms`: what else becomes
+/// of an input, as in a shell's `case $input in`.
 fn slow_iptables(c: &Cluster, arms: &str) -> Result<String> {
     let slow = c.folder().join("slow");
     std::fs::create_dir_all(&slow)?;
@@ -431,8 +437,8 @@ fn the_ipvs_mode_serves_until_the_iptables_mode_does_and_leaves_nothing(
         );
     }
     assert_eq!(p.state()?, before);
-    // Open connections are IPVS's, and end with it. The node's own, to an address that it has, come from that address, and end
-    // with kube-ipvs0. An iptables without nfacct, at first.
+    // Open connections are IPVS's, and end with it. The node's own, to an address that it has, come
+    // from that address, and end with kube-ipvs0. An iptables without nfacct, at first.
     let path = slow_iptables(c, "*nfacct*) exit 2 ;;")?;
     let ways = p.ways();
     let (_own, ways) = ways.split_last().context("ways")?;

@@ -1,4 +1,5 @@
-//! One mode follows the other on a node, and nothing of the one before is left; and what is the iptables mode's alone.
+//! One mode follows the other on a node, and nothing of the one before is left; and what is the
+//! iptables mode's alone.
 //!
 //! That requests are answered all the while is told in `migrate`.
 

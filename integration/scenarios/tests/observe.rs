@@ -1,4 +1,5 @@
-//! What looks at kube-proxy from outside: probes, load balancers, monitoring, and operators with curl.
+//! What looks at kube-proxy from outside: probes, load balancers, monitoring, and operators with
+//! curl.
 
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
@@ -85,7 +86,8 @@ fn every_page_is_where_it_was(c: &mut Cluster) -> Outcome {
         );
     }
     ensure!(metric(c, "kubeproxy_proxy_healthz_total{code=\"200\"}")? == Some(1.0));
-    // Balancers ask from outside, in either family; monitoring is the node's own, unless it is told otherwise.
+    // Balancers ask from outside, in either family; monitoring is the node's own, unless it is told
+    // otherwise.
     for node in ["172.35.0.100", "[fd35::100]"] {
         let (code, _) = get(&c.outside, &format!("{node}:10256"), "/healthz")?;
         ensure!(code == 200, "{node}: {code}");

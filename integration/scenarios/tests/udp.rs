@@ -1,4 +1,5 @@
-//! UDP clients that never stop sending, as DNS clients do: they are moved when their endpoint goes, and nobody else is.
+//! UDP clients that never stop sending, as DNS clients do: they are moved when their endpoint goes,
+//! and nobody else is.
 //!
 //! The judges are the answers, and `conntrack` for the tracked flows.
 
@@ -99,7 +100,8 @@ fn ask_in_vain(clients: &mut [Client]) -> Outcome {
     Ok(())
 }
 
-/// All go on sending until `who` answers each of them; how long that took. Afterwards nobody else answers.
+/// All go on sending until `who` answers each of them; how long that took. Afterwards nobody else
+/// answers.
 fn until_all_ask(clients: &mut [Client], who: &str, limit: Duration) -> Result<Duration> {
     let started = Instant::now();
     let mut others: Vec<&mut Client> = clients.iter_mut().collect();
@@ -193,7 +195,8 @@ fn every_way_in_moves_with_its_endpoint(c: &mut Cluster) -> Outcome {
             clients.push(Client::new(from, to)?);
         }
     }
-    // Of another Service; through the node to a foreign port that has the node port's number; and the node's own.
+    // Of another Service; through the node to a foreign port that has the node port's number; and
+    // the node's own.
     let mut staying = vec![
         Client::new(&c.client, "10.96.0.11:53")?,
         Client::new(&c.outside, "10.96.0.11:53")?,
@@ -247,10 +250,12 @@ fn every_way_in_moves_with_its_endpoint(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// Flows that IPVS never saw: the node forwarded them before it had the Service, and nothing of IPVS forgets them.
+/// Flows that IPVS never saw: the node forwarded them before it had the Service, and nothing of
+/// IPVS forgets them.
 fn flows_from_before_the_service_are_served(c: &mut Cluster) -> Outcome {
     c.start(&[])?;
-    // Without the Service its addresses are somewhere else: behind a pod, which drops what is sent there.
+    // Without the Service its addresses are somewhere else: behind a pod, which drops what is sent
+    // there.
     c.sh(
         "for a in 192.0.2.0/24 10.96.0.0/16; do ip route add $a via 10.244.1.99; done
         for a in 2001:db8::/64 fd96::/112; do ip -6 route add $a via fd44:1::99; done",
@@ -282,8 +287,8 @@ fn flows_from_before_the_service_are_served(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// Somebody takes virtual servers away. What a client sends meanwhile goes astray, and connection tracking would let it go on doing
-/// so for as long as it sends.
+/// Somebody takes virtual servers away. What a client sends meanwhile goes astray, and connection
+/// tracking would let it go on doing so for as long as it sends.
 fn flows_that_never_pause_live_again_after_a_repair(c: &mut Cluster) -> Outcome {
     const OUTAGE: Duration = Duration::from_secs(5);
     // With the default periods.
@@ -376,7 +381,8 @@ fn until_compared(c: &Cluster, daemons: usize) -> Result<Duration> {
     c.until("flows are compared", || Ok(count() >= 2 * daemons))
 }
 
-/// Thousands of foreign flows, to somewhere else's port of the node port's number. The guest's table holds 8192.
+/// Thousands of foreign flows, to somewhere else's port of the node port's number. The guest's
+/// table holds 8192.
 fn a_busy_table_stays_and_delays_nobody(c: &mut Cluster) -> Outcome {
     const FOREIGN: usize = 5_000;
     c.apply(&dns())?;
@@ -468,7 +474,8 @@ fn a_large_table_is_never_held_in_memory(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// Said once for each family, with the next step; all else is served, and what could not be done is done later.
+/// Said once for each family, with the next step; all else is served, and what could not be done is
+/// done later.
 fn without_ctnetlink_the_log_says_what_to_do(c: &mut Cluster) -> Outcome {
     // The module cannot be loaded on demand.
     c.sh("sysctl -q kernel.modprobe=/bin/false; rmmod nf_conntrack_netlink")?;

@@ -112,8 +112,8 @@ fn type_request_is_what_ipset_sends() {
     }
 }
 
-/// A kernel with one set of ports: works through a message up to the first port that it refuses, whose line it
-/// reports as the real one does.
+/// A kernel with one set of ports: works through a message up to the first port that it refuses,
+/// whose line it reports as the real one does.
 struct Kernel {
     refuses: BTreeSet<u16>,
     holds: BTreeSet<u16>,

@@ -2,10 +2,10 @@
 //!
 //! These ports are open to all, and anybody may connect and say nothing. So a new connection is
 //! never refused and never waits for others: it takes the place of an old one. Of which one, two
-//! limits say. A client has [`CLIENT_SHARE`] connections to a server; one more costs the client its own
-//! oldest idle one. All servers together have [`CONNECTIONS_MAX`]; one more costs the client that has most of
-//! all, again, its oldest idle one. Who holds few connections, as probes and scrapers do, loses
-//! none, whatever others do, unless there are more clients than places.
+//! limits say. A client has [`CLIENT_SHARE`] connections to a server; one more costs the client its
+//! own oldest idle one. All servers together have [`CONNECTIONS_MAX`]; one more costs the client
+//! that has most of all, again, its oldest idle one. Who holds few connections, as probes and
+//! scrapers do, loses none, whatever others do, unless there are more clients than places.
 //!
 //! A client is an IPv4 address or an IPv6 network of 64 bits: who has one of these has all of its
 //! addresses.

@@ -51,6 +51,10 @@ pub enum ProbeError {
 }
 
 /// Tries it, in the network namespace of the calling thread, with iptables that works there.
+///
+/// # Errors
+///
+/// Names what the kernel refuses, and why.
 pub fn probe(iptables: &Iptables, family: IpFamily) -> Result<(), ProbeError> {
     let (name, kind) = match family {
         IpFamily::V4 => ("KUBE-PROXY-PROBE", Family::Inet),

@@ -51,7 +51,8 @@ pub(super) fn surprise(reason: String) -> Outcome {
     }
 }
 
-/// A refusal without further sense, in words: what the kernel says of rights, memory and what is there is not about the entry.
+/// A refusal without further sense, in words: what the kernel says of rights, memory and what is
+/// there is not about the entry.
 pub(super) fn refused_or_wrong(refusal: &Refusal, next: &str) -> Outcome {
     let said = said(refusal, next);
     match refusal.errno {
@@ -64,8 +65,8 @@ pub(super) fn refused_or_wrong(refusal: &Refusal, next: &str) -> Outcome {
     }
 }
 
-/// What the kernel said, with the error's name, and `next`: what to do about it. Rights and memory are the same for every
-/// write, so their next step is known here.
+/// What the kernel said, with the error's name, and `next`: what to do about it. Rights and memory
+/// are the same for every write, so their next step is known here.
 pub(super) fn said(refusal: &Refusal, next: &str) -> String {
     let next = match refusal.errno {
         libc::EPERM => "CAP_NET_ADMIN is needed: run as root, or grant it",

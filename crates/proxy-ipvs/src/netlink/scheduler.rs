@@ -19,6 +19,10 @@ use crate::footprint::PROBE;
 /// Asks the kernel, in the network namespace of the calling thread, for the scheduler of this name
 /// (`rr`, `mh`, ...); it loads the module if it can. [`OpenError::Scheduler`] if it has none. What
 /// an earlier question has left, which a crash cut short, is taken away.
+///
+/// # Errors
+///
+/// [`OpenError::Scheduler`]: the kernel has none of this name.
 pub fn probe_scheduler(name: &str) -> Result<(), OpenError> {
     let lacking = |reason: &dyn std::fmt::Display| OpenError::Scheduler {
         name: name.to_owned(),

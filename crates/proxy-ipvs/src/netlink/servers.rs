@@ -59,7 +59,8 @@ impl Servers {
         self.ipvs.sent()
     }
 
-    /// All of this family, but those for marked packets and for other protocols than ours: these are not for Services.
+    /// All of this family, but those for marked packets and for other protocols than ours: these
+    /// are not for Services.
     pub(super) fn dump(&mut self) -> Result<BTreeMap<VirtualServerKey, VirtualServer>, Error> {
         self.ipvs = Ipvs::open()?;
         let mut schedulers: BTreeSet<Arc<str>> = BTreeSet::new();
@@ -88,7 +89,8 @@ impl Servers {
         Ok(servers)
     }
 
-    /// Active and inactive connections, which is what upstream waits for when it drains; not the templates of persistence.
+    /// Active and inactive connections, which is what upstream waits for when it drains; not the
+    /// templates of persistence.
     pub(super) fn connections(
         &mut self,
         keys: &[VirtualServerKey],

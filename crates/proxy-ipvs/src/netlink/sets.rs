@@ -36,8 +36,8 @@ impl Sets {
         self.ipset.sent()
     }
 
-    /// Our sets, one by one: those of others may be huge. A set with the name of one of ours but of another type counts as
-    /// absent, so that it is to be made, which says what is wrong with it.
+    /// Our sets, one by one: those of others may be huge. A set with the name of one of ours but of
+    /// another type counts as absent, so that it is to be made, which says what is wrong with it.
     pub(super) fn dump(&mut self) -> Result<FoundSets, Error> {
         self.ipset = Ipset::open()?;
         let mut dump = FoundSets::default();
@@ -101,8 +101,9 @@ impl Sets {
         }
     }
 
-    /// Puts a larger set in the place of one, with the same entries. The kernel cannot resize a set beyond its `maxelem`, but
-    /// it swaps two of one type at once, so that rules which match it never miss a member.
+    /// Puts a larger set in the place of one, with the same entries. The kernel cannot resize a set
+    /// beyond its `maxelem`, but it swaps two of one type at once, so that rules which match it
+    /// never miss a member.
     fn grow(&mut self, name: &str, wanted: &Definition) -> Result<(), Error> {
         let spare = spare(self.family);
         let entries = self.ipset.list(name)?.entries;
@@ -185,8 +186,8 @@ impl Sets {
     }
 }
 
-/// How a set that is in the way can be removed, depending on whether a rule uses it. Ours may: they match it by its name, whatever
-/// it is.
+/// How a set that is in the way can be removed, depending on whether a rule uses it. Ours may: they
+/// match it by its name, whatever it is.
 fn way_out(exists: &Header) -> String {
     let name = &exists.name;
     match exists.references {

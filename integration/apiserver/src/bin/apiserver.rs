@@ -1,5 +1,5 @@
-//! The fixture as a program: `apiserver --objects DIR --kubeconfig-out FILE`. Prints the address that it listens on,
-//! and serves until it is interrupted.
+//! The fixture as a program: `apiserver --objects DIR --kubeconfig-out FILE`. Prints the address
+//! that it listens on, and serves until it is interrupted.
 
 use std::net::SocketAddr;
 use std::panic::resume_unwind;
@@ -40,8 +40,9 @@ async fn main() -> Result<()> {
     })
     .await
     .with_context(|| format!("cannot listen on {}", flags.listen))?;
-    // By a thread of its own, as what it allocates is then of another arena of glibc's allocator: between the objects, reading their
-    // files leaves holes by the hundred thousand, and a request that was served out of them would find each in cold memory.
+    // By a thread of its own, as what it allocates is then of another arena of glibc's allocator:
+    // between the objects, reading their files leaves holes by the hundred thousand, and a request
+    // that was served out of them would find each in cold memory.
     std::thread::scope(|scope| {
         let loader = scope.spawn(|| {
             flags

@@ -1,4 +1,5 @@
-//! Kubernetes' protobuf: objects in their envelope, lists, watch events and `Status`, and the Events that clients post.
+//! Kubernetes' protobuf: objects in their envelope, lists, watch events and `Status`, and the
+//! Events that clients post.
 //!
 //! ```text
 //!  JSON ── encode ──▶ message ──▶ k8s\0 + Unknown{apiVersion, kind, message}    an object, a list, a Status
@@ -6,8 +7,8 @@
 //!   └───── decode ◀──────┘       WatchEvent{type, envelope} behind its length   a watch
 //! ```
 //!
-//! Both directions go by one table ([`schema`]). What it does not know is left out, as a server leaves out what is not in
-//! its types.
+//! Both directions go by one table ([`schema`]). What it does not know is left out, as a server
+//! leaves out what is not in its types.
 
 mod schema;
 mod wire;

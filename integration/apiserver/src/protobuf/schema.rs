@@ -1,8 +1,8 @@
 //! The messages of the API, as far as they are read or written here: one row for each field.
 //!
-//! Numbers and names: `generated.proto` of `k8s.io/api/{core,discovery,events,networking}/v1` and of
-//! `k8s.io/apimachinery/pkg/apis/meta/v1`. What is written of an empty field: `types.go` there, as a field that is no
-//! pointer is always on the wire.
+//! Numbers and names: `generated.proto` of `k8s.io/api/{core,discovery,events,networking}/v1` and
+//! of `k8s.io/apimachinery/pkg/apis/meta/v1`. What is written of an empty field: `types.go` there,
+//! as a field that is no pointer is always on the wire.
 
 use crate::resource::Kind;
 

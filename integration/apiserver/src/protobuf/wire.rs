@@ -1,4 +1,5 @@
-//! The wire format of protobuf: numbered fields (<https://protobuf.dev/programming-guides/encoding>).
+//! The wire format of protobuf: numbered fields
+//! (<https://protobuf.dev/programming-guides/encoding>).
 
 /// What is behind the number of a field.
 #[derive(Clone, Copy)]

@@ -108,8 +108,8 @@ impl<'a> Dial<'a> {
         }
     }
 
-    /// Binds this source port, with `SO_REUSEADDR`. TCP waits a minute before the same two ends may meet
-    /// again; see [`reset_on_close`](Self::reset_on_close).
+    /// Binds this source port, with `SO_REUSEADDR`. TCP waits a minute before the same two ends may
+    /// meet again; see [`reset_on_close`](Self::reset_on_close).
     pub fn from_port(self, from_port: u16) -> Self {
         Self { from_port, ..self }
     }
@@ -122,7 +122,8 @@ impl<'a> Dial<'a> {
         }
     }
 
-    /// Ends the connection with a reset (`SO_LINGER` of zero), so that its source port is free at once.
+    /// Ends the connection with a reset (`SO_LINGER` of zero), so that its source port is free at
+    /// once.
     pub fn reset_on_close(self) -> Self {
         Self {
             reset: true,

@@ -16,15 +16,16 @@ use super::Error;
 /// Where `ip netns` looks for names.
 const NAMES: &str = "/run/netns";
 
-/// A network namespace with a name that `ip netns` knows. It lasts until [`remove`]: the name is all that
-/// holds it, so that no forgotten handle keeps its links alive.
+/// A network namespace with a name that `ip netns` knows. It lasts until [`remove`]: the name is
+/// all that holds it, so that no forgotten handle keeps its links alive.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Netns {
     name: String,
 }
 
 impl Netns {
-    /// Makes it as `ip netns add` does, without a process, and sets `sysctls` (path under `/proc/sys`, value).
+    /// Makes it as `ip netns add` does, without a process, and sets `sysctls` (path under
+    /// `/proc/sys`, value).
     pub(super) fn new(name: String, sysctls: &[(&str, &str)]) -> Result<Self, Error> {
         let step = |source| Error::Io {
             step: format!("cannot make network namespace {name}"),
@@ -42,8 +43,8 @@ impl Netns {
                 unsafe_code,
                 reason = "rustix marks every unshare unsafe because of CLONE_FILES"
             )]
-            // SAFETY: a new network namespace shares no file descriptor table, and only this thread, which
-            // ends with the closure, moves into it.
+            // SAFETY: a new network namespace shares no file descriptor table, and only this
+            // thread, which ends with the closure, moves into it.
             unsafe {
                 unshare_unsafe(UnshareFlags::NEWNET)?;
             }
@@ -63,8 +64,8 @@ impl Netns {
         &self.name
     }
 
-    /// Runs `inside` in a thread of its own that has moved there. A socket stays where it was made, so
-    /// what it returns can be used anywhere.
+    /// Runs `inside` in a thread of its own that has moved there. A socket stays where it was made,
+    /// so what it returns can be used anywhere.
     pub(super) fn enter<T: Send>(
         &self,
         inside: impl FnOnce() -> io::Result<T> + Send,
@@ -105,8 +106,8 @@ impl Netns {
     }
 }
 
-/// Kills every process whose main thread is in one of `namespaces` and takes their names away; the kernel
-/// removes their links.
+/// Kills every process whose main thread is in one of `namespaces` and takes their names away; the
+/// kernel removes their links.
 pub(super) fn remove(namespaces: &[Netns]) {
     let identity = |path: &Path| {
         std::fs::metadata(path)

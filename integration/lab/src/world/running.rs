@@ -52,7 +52,8 @@ enum Stream {
 }
 
 impl Running {
-    /// Starts a command in the network namespace that this thread is in; at a place, see [`Place::spawn`](super::Place::spawn).
+    /// Starts a command in the network namespace that this thread is in; at a place, see
+    /// [`Place::spawn`](super::Place::spawn).
     pub fn start(mut command: Command) -> Result<Self, Error> {
         let name = std::iter::once(command.get_program())
             .chain(command.get_args())
@@ -155,8 +156,8 @@ impl Running {
         Ok(line)
     }
 
-    /// The next line of either stream that contains `part`; those before it are passed over. Fails if the
-    /// program ends without it, with all that it said.
+    /// The next line of either stream that contains `part`; those before it are passed over. Fails
+    /// if the program ends without it, with all that it said.
     pub fn wait_for(&mut self, part: &str, timeout: Duration) -> Result<String, Error> {
         let deadline = Instant::now() + timeout;
         loop {
@@ -220,7 +221,8 @@ impl Running {
     pub fn wait(&mut self, timeout: Duration) -> Result<Output, Error> {
         let deadline = Instant::now() + timeout;
         let left = || deadline.saturating_duration_since(Instant::now());
-        // The streams end with the program, and wake us; unless it left somebody behind who holds them.
+        // The streams end with the program, and wake us; unless it left somebody behind who holds
+        // them.
         let slice = Duration::from_millis(50);
         while self.wait_text(left().min(slice), |_| false).ended < 2 && !left().is_zero() {
             if matches!(self.child.try_wait(), Ok(Some(_))) {

@@ -1,9 +1,9 @@
 //! Servers that say who they are and whom they saw.
 //!
-//! One thread for a whole world answers on every listening socket and every open connection. A request is
-//! a line; its answer is the line `NAME PEER_IP:PORT`. A line like `GET / HTTP/1.1` makes it an HTTP
-//! request: its header is read to the end, and the same line comes back as the body. Connections are kept
-//! and requests may be pipelined. Over UDP every datagram is a request.
+//! One thread for a whole world answers on every listening socket and every open connection. A
+//! request is a line; its answer is the line `NAME PEER_IP:PORT`. A line like `GET / HTTP/1.1`
+//! makes it an HTTP request: its header is read to the end, and the same line comes back as the
+//! body. Connections are kept and requests may be pipelined. Over UDP every datagram is a request.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -17,8 +17,8 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 /// A line longer than this closes the connection.
 const LONGEST_LINE: usize = 8192;
 
-/// A handle on one server of a [`crate::Place`]. The server outlives it, until [`stop`](Self::stop) or
-/// the end of its place.
+/// A handle on one server of a [`crate::Place`]. The server outlives it, until [`stop`](Self::stop)
+/// or the end of its place.
 #[derive(Debug, Clone)]
 pub struct Server {
     id: u64,
@@ -69,7 +69,8 @@ impl Servers {
         })
     }
 
-    /// Serves as `name` on all of `sockets`, as one server; `place` is what [`stop_at`](Self::stop_at) knows it by.
+    /// Serves as `name` on all of `sockets`, as one server; `place` is what
+    /// [`stop_at`](Self::stop_at) knows it by.
     pub(super) fn add(&self, name: &str, place: &str, sockets: Vec<Listening>) -> Server {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let server = Server {

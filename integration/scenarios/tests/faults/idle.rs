@@ -34,8 +34,9 @@ fn is_idle(c: &Cluster, about: &str) -> Outcome {
     Ok(())
 }
 
-/// While an object cannot be read, nothing is deleted: neither what another mode has left nor service addresses in their other form.
-/// What another mode has left also stays while rules are to be written. And an address that somebody else has bound is theirs.
+/// While an object cannot be read, nothing is deleted: neither what another mode has left nor
+/// service addresses in their other form. What another mode has left also stays while rules are to
+/// be written. And an address that somebody else has bound is theirs.
 pub(crate) fn what_cannot_go_yet_costs_nothing(c: &mut Cluster) -> Outcome {
     const BROKEN: &str = "apiVersion: v1\nkind: Service\nmetadata: {name: broken\n";
     let web = Service::new("web", "10.96.0.10 fd96::10")

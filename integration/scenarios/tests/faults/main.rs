@@ -1,5 +1,5 @@
-//! What goes wrong around the daemon holds up only what needs it, is told truly, and is made right by itself. What each takes is
-//! measured, and printed.
+//! What goes wrong around the daemon holds up only what needs it, is told truly, and is made right
+//! by itself. What each takes is measured, and printed.
 
 mod families;
 mod idle;

@@ -1,4 +1,5 @@
-//! The kernel refuses all that Services want, though it has taken what all of them rely on: that is no service, and is told so.
+//! The kernel refuses all that Services want, though it has taken what all of them rely on: that is
+//! no service, and is told so.
 
 use std::thread::sleep;
 use std::time::Duration;
@@ -20,7 +21,8 @@ fn completed(c: &Cluster) -> Result<Option<f64>> {
     metric(c, series)
 }
 
-/// It is neither ready nor, after two sync periods, healthy, and counts no sync as complete, for as long as that lasts.
+/// It is neither ready nor, after two sync periods, healthy, and counts no sync as complete, for as
+/// long as that lasts.
 fn is_told(c: &Cluster) -> Outcome {
     let before = completed(c)?;
     let pages = || -> Result<[u16; 2]> { Ok([health(c, "/readyz")?, health(c, "/healthz")?]) };

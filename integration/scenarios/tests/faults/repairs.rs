@@ -15,8 +15,8 @@ fn web(number: u16) -> Service {
         .endpoints("10.244.1.10 10.244.2.10 fd44:1::10")
 }
 
-/// Virtual servers, and addresses of both families, as the kernel shows them without a program; without numbers of links and of
-/// connections. A link that is up has one address more.
+/// Virtual servers, and addresses of both families, as the kernel shows them without a program;
+/// without numbers of links and of connections. A link that is up has one address more.
 fn glance(c: &Cluster) -> Result<String> {
     let read = |file: &str| fs::read_to_string(format!("/proc/thread-self/net/{file}"));
     let files = c
@@ -40,7 +40,8 @@ fn glance(c: &Cluster) -> Result<String> {
     Ok(lines.join("\n"))
 }
 
-/// What the kernel tells is repaired at once. Of virtual servers it tells nothing: they are glanced at.
+/// What the kernel tells is repaired at once. Of virtual servers it tells nothing: they are glanced
+/// at.
 pub(crate) fn each_takes_seconds_where_the_period_is_half_a_minute(c: &mut Cluster) -> Outcome {
     const TOLD: Duration = Duration::from_secs(1);
     const GLANCED: Duration = Duration::from_secs(5);
@@ -126,7 +127,8 @@ fn drifted(c: &Cluster, family: &str, kind: &str) -> Result<f64> {
     Ok(metric(c, &series)?.unwrap_or(f64::NAN))
 }
 
-/// One warning for all of a kind, with how many and the first names; and the counter has grown by as many.
+/// One warning for all of a kind, with how many and the first names; and the counter has grown by
+/// as many.
 pub(crate) fn each_is_told_once_with_a_count(c: &mut Cluster) -> Outcome {
     /// What is done in both families, to which tables, and what of each is gone then.
     const DAMAGE: [(&str, &str, &[&str]); 4] = [

@@ -51,8 +51,8 @@ impl Changes {
         Ok(began.elapsed())
     }
 
-    /// Makes so many, one after the other, up to one that takes long enough for a verdict; the longest that any took, after it was
-    /// printed what happened `meanwhile`.
+    /// Makes so many, one after the other, up to one that takes long enough for a verdict; the
+    /// longest that any took, after it was printed what happened `meanwhile`.
     fn make_many(&mut self, c: &Cluster, count: usize, meanwhile: &str) -> Result<Duration> {
         let mut took = Vec::new();
         while took.len() < count && took.last() < Some(&ENOUGH) {
@@ -77,7 +77,8 @@ fn web(number: u8) -> Service {
         .endpoints("10.244.1.10 fd44:1::10")
 }
 
-/// Waits until the kernel has a destination, or it is too late, looking at it all the time and without a program.
+/// Waits until the kernel has a destination, or it is too late, looking at it all the time and
+/// without a program.
 fn until_destination(c: &Cluster, endpoint: Ipv4Addr, limit: Instant) -> Result<()> {
     let line = format!("  -> {:08X}:1F90 ", endpoint.to_bits());
     let look = || fs::read_to_string("/proc/thread-self/net/ip_vs");
@@ -98,14 +99,14 @@ fn has_rules_for_external_ips(c: &Cluster, tables: &str) -> Result<bool> {
         .any(|line| line.contains("--match-set") && line.contains("EXTERNAL-IP ")))
 }
 
-/// A Service's first external IP wants rules in both families, which cannot be written: in IPv4, as far as there is one, for want
-/// of the lock; in IPv6, as the program hangs.
+/// A Service's first external IP wants rules in both families, which cannot be written: in IPv4, as
+/// far as there is one, for want of the lock; in IPv6, as the program hangs.
 pub(crate) fn a_held_xtables_lock_and_a_hanging_ip6tables_delay_no_ipv4_endpoint(
     c: &mut Cluster,
 ) -> Outcome {
     const CHANGES: usize = 50;
-    /// From the API server into the kernel; the aim is 100 ms. The guest has one processor, on which the programs start, too, and other
-    /// guests may run beside it.
+    /// From the API server into the kernel; the aim is 100 ms. The guest has one processor, on
+    /// which the programs start, too, and other guests may run beside it.
     const LATEST: Duration = Duration::from_millis(400);
     let faults = Faults::prepare(c)?;
     let mut changes = Changes::begin(c, &[])?;

@@ -10,7 +10,8 @@ pub(crate) const WAYS: [&str; 4] = ["ClusterIP", "NodePort", "LoadBalancer", "ex
 /// Who asks.
 pub(crate) const PLACES: [&str; 3] = ["pod", "node", "outside"];
 
-/// A Service of type LoadBalancer with external IPs, on port 80 of TCP, UDP and SCTP in both families.
+/// A Service of type LoadBalancer with external IPs, on port 80 of TCP, UDP and SCTP in both
+/// families.
 pub(crate) fn service(number: usize) -> Service {
     let node_port = node_port(number);
     Service::new(
@@ -88,8 +89,9 @@ pub(crate) fn place<'a>(c: &'a Cluster, name: &str) -> &'a Place {
     }
 }
 
-/// Lets what node2's pods send to the outside host go by way of node1. Otherwise an answer to a client that was not
-/// masqueraded would pass by the node that has to translate it, and who was asked could not be seen.
+/// Lets what node2's pods send to the outside host go by way of node1. Otherwise an answer to a
+/// client that was not masqueraded would pass by the node that has to translate it, and who was
+/// asked could not be seen.
 pub(crate) fn answers_come_back(c: &Cluster) -> Outcome {
     c.node1.read([
         "sysctl",

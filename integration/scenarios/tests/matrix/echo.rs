@@ -10,7 +10,8 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, ipproto, sock
 
 const AT_MOST: Duration = Duration::from_secs(2);
 
-/// Sends an echo request from a place, and says what came back: `answered`, `refused` (port unreachable), or the error.
+/// Sends an echo request from a place, and says what came back: `answered`, `refused` (port
+/// unreachable), or the error.
 pub(crate) fn ping(from: &Place, to: IpAddr) -> String {
     let (family, protocol, request) = match to {
         IpAddr::V4(_) => (AddressFamily::INET, ipproto::ICMP, 8),

@@ -1,4 +1,5 @@
-//! What lies beside the table: nobody to answer, nothing exposed, oneself, the last endpoints, source ranges, `ping`.
+//! What lies beside the table: nobody to answer, nothing exposed, oneself, the last endpoints,
+//! source ranges, `ping`.
 
 use std::fmt::Write as _;
 use std::net::SocketAddr;
@@ -12,7 +13,8 @@ use crate::cast::{PLACES, WAYS, answers_come_back, place, policies, service, sta
 use crate::echo::ping;
 use crate::see::see;
 
-/// The longest that an answer may take that comes at once: a lost first packet is sent again after a second.
+/// The longest that an answer may take that comes at once: a lost first packet is sent again after
+/// a second.
 const AT_ONCE: Duration = Duration::from_millis(900);
 
 const NEAR: &str = "10.244.1.10 fd44:1::10";
@@ -21,15 +23,17 @@ const NEAR: &str = "10.244.1.10 fd44:1::10";
 const NODE: &str = "{apiVersion: v1, kind: Node, metadata: {name: node1}, \
                     status: {addresses: [{type: InternalIP, address: 172.35.0.100}]}}";
 
-/// Lets node1 say as often as it is asked that a port is unreachable. Otherwise the kernel limits what it says to a host,
-/// to one a second in the end, and to all (`icmp_ratelimit`, icmp(7)): no client asks as we do.
+/// Lets node1 say as often as it is asked that a port is unreachable. Otherwise the kernel limits
+/// what it says to a host, to one a second in the end, and to all (`icmp_ratelimit`, icmp(7)): no
+/// client asks as we do.
 fn speak_freely(c: &Cluster) -> Outcome {
     // The types that limits apply to: none, and one that is no error.
     c.sh("sysctl -qw net.ipv4.icmp_ratemask=0 net.ipv6.icmp.ratemask=128")?;
     Ok(())
 }
 
-/// Service 0 with both policies Cluster, 1 with externalTrafficPolicy Local, 2 with internalTrafficPolicy Local, 3 with both.
+/// Service 0 with both policies Cluster, 1 with externalTrafficPolicy Local, 2 with
+/// internalTrafficPolicy Local, 3 with both.
 fn four_services(c: &mut Cluster, endpoints: &str) -> Outcome {
     for number in 0..4 {
         let policies = policies(number & 1 != 0, number & 2 != 0);
@@ -60,7 +64,8 @@ fn each<'a>(
         };
         let is_late = |took: Duration| expected != "timeout" && took > AT_ONCE;
         let (mut seen, mut took) = try_it();
-        // An ICMP error that finds the socket of a client in use is taken for a passing one, and the SYN is sent again.
+        // An ICMP error that finds the socket of a client in use is taken for a passing one, and
+        // the SYN is sent again.
         if seen == expected && is_late(took) {
             (seen, took) = try_it();
         }
@@ -76,8 +81,9 @@ fn each<'a>(
     Ok(())
 }
 
-/// Whatever the policies: a client is told at once, with a port unreachable; and the node itself, over UDP, by a send that
-/// fails, as where a rule rejects. (SCTP is told too, and asks on: it takes the ICMP for a passing error.)
+/// Whatever the policies: a client is told at once, with a port unreachable; and the node itself,
+/// over UDP, by a send that fails, as where a rule rejects. (SCTP is told too, and asks on: it
+/// takes the ICMP for a passing error.)
 pub(crate) fn no_endpoints_is_refused(c: &mut Cluster) -> Outcome {
     speak_freely(c)?;
     four_services(c, "")?;
@@ -99,8 +105,8 @@ pub(crate) fn no_endpoints_is_refused(c: &mut Cluster) -> Outcome {
     )
 }
 
-/// A process on the node that listens everywhere is not reached by way of a service address (k/k#72236); neither is a
-/// Service by its node port there.
+/// A process on the node that listens everywhere is not reached by way of a service address
+/// (k/k#72236); neither is a Service by its node port there.
 pub(crate) fn unexposed_ports_reach_no_process(c: &mut Cluster) -> Outcome {
     speak_freely(c)?;
     let process = c.node1.serve_tcp(2222)?;
@@ -136,7 +142,8 @@ pub(crate) fn unexposed_ports_reach_no_process(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// A pod that asks a Service whose only endpoint it is. It must not see its own address, or it would answer to itself.
+/// A pod that asks a Service whose only endpoint it is. It must not see its own address, or it
+/// would answer to itself.
 pub(crate) fn a_pod_reaches_itself(c: &mut Cluster) -> Outcome {
     c.near.serve_sctp(8080)?;
     four_services(c, NEAR)?;
@@ -148,8 +155,8 @@ pub(crate) fn a_pod_reaches_itself(c: &mut Cluster) -> Outcome {
     )
 }
 
-/// Endpoints here and elsewhere: ready, terminating but serving, or neither; the policies; and what a pod sees at the
-/// ClusterIP and the host outside at the load balancer's address.
+/// Endpoints here and elsewhere: ready, terminating but serving, or neither; the policies; and what
+/// a pod sees at the ClusterIP and the host outside at the load balancer's address.
 const LAST_ENDPOINTS: [(&str, &str, bool, &str, &str); 8] = [
     ("serving", "serving", false, "both kept", "both masq"),
     ("serving", "serving", true, "local kept", "local kept"),
@@ -200,7 +207,8 @@ pub(crate) fn terminating_endpoints_are_the_last_resort(c: &mut Cluster) -> Outc
     each(c, questions)
 }
 
-/// loadBalancerSourceRanges, and what comes of a question from outside, from another host there, a pod and the node.
+/// loadBalancerSourceRanges, and what comes of a question from outside, from another host there, a
+/// pod and the node.
 const SOURCE_RANGES: [(&str, [&str; 4]); 4] = [
     (
         "172.35.0.9/32",
@@ -220,7 +228,8 @@ const SOURCE_RANGES: [(&str, [&str; 4]); 4] = [
     ),
 ];
 
-/// They hold for the load balancer's addresses only. The node is meant when they hold the address of its Node object.
+/// They hold for the load balancer's addresses only. The node is meant when they hold the address
+/// of its Node object.
 pub(crate) fn source_ranges(c: &mut Cluster) -> Outcome {
     let other = c.world.host("other", "172.35.0.8/24")?;
     c.world
@@ -244,7 +253,8 @@ pub(crate) fn source_ranges(c: &mut Cluster) -> Outcome {
     each(c, questions)
 }
 
-/// A service address is refused to `ping` as any port that no Service exposes; an address of the node answers.
+/// A service address is refused to `ping` as any port that no Service exposes; an address of the
+/// node answers.
 pub(crate) fn icmp_echo(c: &mut Cluster) -> Outcome {
     speak_freely(c)?;
     four_services(c, NEAR)?;

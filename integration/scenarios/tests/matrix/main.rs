@@ -1,8 +1,8 @@
 //! The packet matrix: who reaches what, by which endpoints, and whether the source is rewritten.
 //!
-//! `--print` prints docs/packet-matrix.md out of the table in `table.rs`; the test fails where the table is not what is
-//! observed, and where the document is not the table. Each story of IPVS mode is told with either
-//! shim.
+//! `--print` prints docs/packet-matrix.md out of the table in `table.rs`; the test fails where the
+//! table is not what is observed, and where the document is not the table. Each story of IPVS mode
+//! is told with either shim.
 
 mod cast;
 mod echo;

@@ -10,8 +10,8 @@ use crate::cast::{answers_come_back, inner_service, place, policies, service, st
 use crate::see::{see, see_by_chance};
 use crate::table::{self, Row, SECTIONS};
 
-/// The daemon's flags for the three columns. A story's daemon knows the pods' networks; here, without that of the family,
-/// it cannot tell local traffic.
+/// The daemon's flags for the three columns. A story's daemon knows the pods' networks; here,
+/// without that of the family, it cannot tell local traffic.
 const MODES: [&[&str]; 3] = [&[], &["--cluster-cidr=fd44::/16"], &["--masquerade-all"]];
 
 const DOCUMENT: &str = include_str!("../../../../docs/packet-matrix.md");
@@ -64,7 +64,8 @@ pub(crate) fn every_row(c: &mut Cluster) -> Outcome {
 
 /// The same in iptables mode, in which the column that is named after it comes true.
 pub(crate) fn iptables_mode(c: &mut Cluster) -> Outcome {
-    // No service address is one of the node: its own packets need a way before they are sent elsewhere.
+    // No service address is one of the node: its own packets need a way before they are sent
+    // elsewhere.
     c.node1
         .read(["ip", "route", "replace", "default", "via", "172.35.0.9"])?;
     set_up(c)?;
@@ -89,7 +90,8 @@ pub(crate) fn iptables_mode(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// UDP and SCTP, and TCP and UDP over IPv6: all as TCP over IPv4, but for internalTrafficPolicy, which knows no protocols.
+/// UDP and SCTP, and TCP and UDP over IPv6: all as TCP over IPv4, but for internalTrafficPolicy,
+/// which knows no protocols.
 pub(crate) fn other_protocols(c: &mut Cluster) -> Outcome {
     c.near.serve_sctp(8080)?;
     c.far.serve_sctp(8080)?;

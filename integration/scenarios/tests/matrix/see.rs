@@ -8,14 +8,16 @@ use std::time::Duration;
 use lab::{Failure, Place, Transport};
 use scenarios::{Cluster, SOON};
 
-/// How long to wait for an answer that is not expected. All places are on one machine: answers take milliseconds.
+/// How long to wait for an answer that is not expected. All places are on one machine: answers take
+/// milliseconds.
 const BRIEFLY: Duration = Duration::from_millis(300);
 
-/// Asks an address so often that each endpoint has its turn, and says what came of it: `both kept`, `local masq`,
-/// `remote vip`, `timeout`. See the document for the words.
+/// Asks an address so often that each endpoint has its turn, and says what came of it: `both kept`,
+/// `local masq`, `remote vip`, `timeout`. See the document for the words.
 ///
-/// `expected` says how long to wait. What is not expected is looked at twice: the port that MASQUERADE picks at random may
-/// be the one that there was, which is all that tells the node from the node masqueraded.
+/// `expected` says how long to wait. What is not expected is looked at twice: the port that
+/// MASQUERADE picks at random may be the one that there was, which is all that tells the node from
+/// the node masqueraded.
 pub(crate) fn see(
     c: &Cluster,
     from: &Place,
@@ -29,7 +31,8 @@ pub(crate) fn see(
         .unwrap_or_else(look)
 }
 
-/// The same where the endpoint is chosen by chance: asked until each has had its turn, but not for ever.
+/// The same where the endpoint is chosen by chance: asked until each has had its turn, but not for
+/// ever.
 pub(crate) fn see_by_chance(c: &Cluster, from: &Place, to: SocketAddr, expected: &str) -> String {
     let (asked, wanted) = match expected.strip_prefix("both ") {
         // One of two stays away so often once in 2³⁰.
@@ -132,8 +135,9 @@ fn ask(
     }
 }
 
-/// A source port that nobody has used before: one that is used again within seconds meets the traces of its last
-/// connection in conntrack, and where the source is kept nothing gives it another.
+/// A source port that nobody has used before: one that is used again within seconds meets the
+/// traces of its last connection in conntrack, and where the source is kept nothing gives it
+/// another.
 fn unused_port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(10_000);
     NEXT.fetch_add(1, Ordering::Relaxed)

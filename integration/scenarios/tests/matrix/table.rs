@@ -19,7 +19,8 @@ pub(crate) struct Row {
     pub(crate) from: &'static str,
     pub(crate) to: &'static str,
     pub(crate) seen: [&'static str; 3],
-    /// What iptables mode would do, where that is something else: one for all three, or one for each.
+    /// What iptables mode would do, where that is something else: one for all three, or one for
+    /// each.
     iptables: &'static str,
     why: &'static str,
 }

@@ -26,7 +26,8 @@ const TOLD: usize = 10;
 /// How a client behaves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Manner {
-    /// A connection for each request, closed by the server: IPVS remembers it in TIME_WAIT while the client's port is free.
+    /// A connection for each request, closed by the server: IPVS remembers it in TIME_WAIT while
+    /// the client's port is free.
     New,
     /// A connection for each request, reset by the client: IPVS remembers it in CLOSE.
     Reset,
@@ -36,7 +37,8 @@ pub(crate) enum Manner {
     Slow,
 }
 
-/// One client: how it asks, where, from which source ports (in turn), and how long it rests between two requests.
+/// One client: how it asks, where, from which source ports (in turn), and how long it rests between
+/// two requests.
 #[derive(Debug, Clone)]
 pub(crate) struct Client {
     pub(crate) manner: Manner,
@@ -50,8 +52,8 @@ pub(crate) struct Client {
 pub(crate) struct Account {
     pub(crate) requests: u64,
     pub(crate) connections: u64,
-    /// The longest time from asking (with connecting, where that was necessary) to the whole answer, without what a slow
-    /// answer takes by itself.
+    /// The longest time from asking (with connecting, where that was necessary) to the whole
+    /// answer, without what a slow answer takes by itself.
     pub(crate) longest: Duration,
     pub(crate) failures: u64,
     /// The first of them.
@@ -178,7 +180,8 @@ impl Client {
         account
     }
 
-    /// One request, on a new connection if there is none; who answered, and the connection if it can be used again.
+    /// One request, on a new connection if there is none; who answered, and the connection if it
+    /// can be used again.
     fn ask(
         &self,
         kept: Option<TcpStream>,
@@ -204,7 +207,8 @@ impl Client {
     }
 }
 
-/// Connects from a source port (0: any), which may still be remembered anywhere. `reset`: dropped, it is reset.
+/// Connects from a source port (0: any), which may still be remembered anywhere. `reset`: dropped,
+/// it is reset.
 pub(crate) fn connect(to: SocketAddr, port: u16, reset: bool) -> io::Result<TcpStream> {
     let socket = rustix::net::socket_with(
         AddressFamily::INET,
@@ -228,7 +232,8 @@ pub(crate) fn connect(to: SocketAddr, port: u16, reset: bool) -> io::Result<TcpS
             Ok(()) => return Ok(socket.into()),
             // What a limit on sending means to connect(2).
             Err(Errno::INPROGRESS) => return Err(io::ErrorKind::TimedOut.into()),
-            // A process that is being started holds a copy of the connection before until it executes its program.
+            // A process that is being started holds a copy of the connection before until it
+            // executes its program.
             Err(Errno::ADDRNOTAVAIL) if Instant::now() < deadline => {
                 std::thread::sleep(Duration::from_millis(1));
             }

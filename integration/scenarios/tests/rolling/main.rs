@@ -1,5 +1,5 @@
-//! Endpoints go and come under load, and no request fails; what draining does, one thing at a time. See `scenarios::Cluster`
-//! for the cast.
+//! Endpoints go and come under load, and no request fails; what draining does, one thing at a time.
+//! See `scenarios::Cluster` for the cast.
 
 mod load;
 mod stories;

@@ -28,7 +28,8 @@ const AT_ONCE: Duration = Duration::from_millis(900);
 const ONLY_NEAR: &str = "10.244.1.10";
 const ONLY_FAR: &str = "10.244.2.10";
 
-/// Opens connections until one is answered by the pod `who`. All end with a reset, which IPVS remembers for ten seconds.
+/// Opens connections until one is answered by the pod `who`. All end with a reset, which IPVS
+/// remembers for ten seconds.
 fn open_to(who: &str, dial: &Dial<'_>) -> Result<Connection> {
     for _ in 0..4 {
         let mut connection = dial.clone().reset_on_close().open()?;
@@ -131,8 +132,8 @@ pub(crate) fn a_deleted_service_leaves_no_blackhole(c: &mut Cluster) -> Outcome 
             place.name()
         );
     }
-    // What was open on an address that the node keeps is told; what was open on the others gets ICMP unreachable, which
-    // TCP does not take for an end.
+    // What was open on an address that the node keeps is told; what was open on the others gets
+    // ICMP unreachable, which TCP does not take for an end.
     assert_eq!(kept.ask(), Err(Failure::Reset));
     // The address can be used anew at once.
     c.apply(&web(BOTH))?;
@@ -157,8 +158,8 @@ fn entry_of(c: &Cluster, port: u16) -> Result<Option<(String, String)>> {
     Ok(found.next())
 }
 
-/// A busy client, or one like NFS, comes from the same port again, while IPVS still knows the connection before
-/// (k/k#81775, k/k#84322).
+/// A busy client, or one like NFS, comes from the same port again, while IPVS still knows the
+/// connection before (k/k#81775, k/k#84322).
 pub(crate) fn one_source_port_is_not_stuck(c: &mut Cluster) -> Outcome {
     const PORT: u16 = 45_000;
     let (near, far) = (Web::serve(&c.near, 8081)?, Web::serve(&c.far, 8081)?);

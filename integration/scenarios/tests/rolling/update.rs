@@ -1,4 +1,5 @@
-//! The rolling update: every endpoint is replaced, one after the other, again and again, while clients ask.
+//! The rolling update: every endpoint is replaced, one after the other, again and again, while
+//! clients ask.
 
 use std::collections::VecDeque;
 use std::fmt::Write as _;
@@ -13,7 +14,8 @@ use crate::web::Web;
 
 /// How long the load lasts.
 const LASTS: Duration = Duration::from_secs(64);
-/// After that long, a pod that goes may be given no new connection: the daemon collects changes for a second.
+/// After that long, a pod that goes may be given no new connection: the daemon collects changes for
+/// a second.
 const SETTLED: Duration = Duration::from_secs(2);
 /// How long a pod may take to end once it is out of the EndpointSlice.
 const GRACE: Duration = Duration::from_secs(5);
@@ -29,7 +31,8 @@ struct Pod {
     web: Web,
 }
 
-/// The Service `web` and its pods; addresses of pods that have gone are used again, the oldest first.
+/// The Service `web` and its pods; addresses of pods that have gone are used again, the oldest
+/// first.
 #[derive(Debug)]
 struct Rollout {
     api: ApiServer,
@@ -80,7 +83,8 @@ impl Rollout {
         let new = self.pod(c)?;
         let old = self.pods.pop_front().context("there are no pods")?;
         self.pods.push_back(new);
-        // The kubelet tells it to finish at about the time when it becomes an endpoint that terminates.
+        // The kubelet tells it to finish at about the time when it becomes an endpoint that
+        // terminates.
         self.publish(Some(&old))?;
         old.web.leave();
         std::thread::sleep(SETTLED);

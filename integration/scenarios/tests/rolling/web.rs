@@ -1,4 +1,5 @@
-//! A web server in a pod that goes as well-behaved ones do: it finishes the open requests, and then closes.
+//! A web server in a pod that goes as well-behaved ones do: it finishes the open requests, and then
+//! closes.
 //!
 //! ```text
 //!   serves ── leave() ──▶ answers what still comes with `Connection: close` ── end() ──▶ waits for the last connection,
@@ -83,8 +84,8 @@ impl Web {
         self.state.accepted.load(Ordering::SeqCst)
     }
 
-    /// Waits until its connections are closed and no further one comes, but no longer than `grace`; then it is over. Says
-    /// how many connections it had to cut.
+    /// Waits until its connections are closed and no further one comes, but no longer than `grace`;
+    /// then it is over. Says how many connections it had to cut.
     pub(crate) fn end(mut self, grace: Duration) -> usize {
         let deadline = Instant::now() + grace;
         let mut seen = (self.accepted(), Instant::now());
@@ -123,7 +124,7 @@ impl State {
         let state = Arc::clone(self);
         let serve = move || {
             // Whoever breaks off has counted it as a failure on its side.
-            let _ = state.converse(socket);
+            let _ = state.serve_connection(socket);
             state.open.fetch_sub(1, Ordering::SeqCst);
         };
         if std::thread::Builder::new().spawn(serve).is_err() {
@@ -132,7 +133,7 @@ impl State {
     }
 
     /// Answers the requests on one connection until either side closes.
-    fn converse(&self, mut socket: TcpStream) -> io::Result<()> {
+    fn serve_connection(&self, mut socket: TcpStream) -> io::Result<()> {
         socket.set_read_timeout(Some(GLANCE))?;
         socket.set_nodelay(true)?;
         let mut input = Vec::new();

@@ -119,7 +119,8 @@ pub(crate) fn away_for_a_while(c: &mut Cluster) -> Outcome {
     let moved = web().endpoints("10.244.2.10");
     api.apply(&moved)?;
     api.delete_service("dns")?;
-    // Whoever comes back cannot go on from where it was: it has to find out by a new list what is gone.
+    // Whoever comes back cannot go on from where it was: it has to find out by a new list what is
+    // gone.
     api.compact();
     c.until_served(&web())?;
     c.until_served(&dns())?;

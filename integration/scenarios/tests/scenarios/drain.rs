@@ -7,8 +7,9 @@ use scenarios::{Cluster, Outcome, Service, Tally, at, tally, tcp, udp};
 
 const CLUSTER_IP: &str = "10.96.0.10:80";
 
-/// A connection that is answered by the pod `who`; it ends with a reset, as does every other one that was tried, so that
-/// IPVS forgets it soon: it remembers a connection that was closed in order for two minutes.
+/// A connection that is answered by the pod `who`; it ends with a reset, as does every other one
+/// that was tried, so that IPVS forgets it soon: it remembers a connection that was closed in order
+/// for two minutes.
 fn open_to(who: &str, from: &Place, transport: Transport) -> anyhow::Result<Connection> {
     for _ in 0..4 {
         let mut connection = from
@@ -55,7 +56,8 @@ pub(crate) fn an_open_connection_is_served_to_its_end(c: &mut Cluster) -> Outcom
     );
     assert_eq!(kept.ask()?.who, "far");
 
-    // A connection that was reset is remembered for ten seconds; drains are looked at every eight at least.
+    // A connection that was reset is remembered for ten seconds; drains are looked at every eight
+    // at least.
     drop(kept);
     let closed = Instant::now();
     while c.reals("TCP 10.96.0.10:80")? != "10.244.1.10:8080*1" {

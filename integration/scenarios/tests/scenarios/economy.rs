@@ -20,7 +20,8 @@ pub(crate) fn changes_start_no_program(c: &mut Cluster) -> Outcome {
     let programs = Programs::record(c)?;
     c.start(&[])?;
     c.until_served(&web)?;
-    // There were no rules, as the kernel says: none is read, by either backend, and none written to try it.
+    // There were no rules, as the kernel says: none is read, by either backend, and none written to
+    // try it.
     let backend = lab::iptables_backend();
     let of_both = |verb: &str| [4, 6].map(|family| program(family, backend, verb));
     assert_eq!(sorted(programs.take()?), of_both("restore write"));
@@ -61,7 +62,8 @@ pub(crate) fn changes_start_no_program(c: &mut Cluster) -> Outcome {
     c.stop()?;
     programs.take()?;
 
-    // A start that finds everything as it is to be reads each family once, and again when somebody has changed a rule.
+    // A start that finds everything as it is to be reads each family once, and again when somebody
+    // has changed a rule.
     c.start(&["--ipvs-sync-period=1s"])?;
     c.until_served(&web)?;
     std::thread::sleep(Duration::from_millis(2500));

@@ -2,7 +2,8 @@
 
 use scenarios::{Cluster, Outcome, Service, tcp};
 
-/// Virtual servers (one on a node address, one by mark), sets, chains and rules between ours, addresses, a device.
+/// Virtual servers (one on a node address, one by mark), sets, chains and rules between ours,
+/// addresses, a device.
 const FOREIGN: &str = "
     ipvsadm -A -t 172.35.0.100:8443 -s wlc; ipvsadm -a -t 172.35.0.100:8443 -r 10.244.1.10:8080 -m -w 7
     ipvsadm -A -u 198.51.100.7:53 -s sh -p 77

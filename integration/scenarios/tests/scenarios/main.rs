@@ -1,4 +1,5 @@
-//! What the daemon does, told with real packets through a real kernel. See `scenarios::Cluster` for the cast.
+//! What the daemon does, told with real packets through a real kernel. See `scenarios::Cluster` for
+//! the cast.
 
 mod addresses;
 mod api;

@@ -1,4 +1,5 @@
-//! The nft backend of iptables, and the way from one backend to the other. Needs a kernel with nftables: lane B.
+//! The nft backend of iptables, and the way from one backend to the other. Needs a kernel with
+//! nftables: lane B.
 
 use lab::Transport;
 use scenarios::{Cluster, Outcome, SOON, Service, at, kube_proxy, tcp, udp};
@@ -24,7 +25,8 @@ fn held(c: &Cluster, backend: &str) -> anyhow::Result<String> {
     ))
 }
 
-/// Fails unless all rules are in the one backend, in both families, and rewrite the source of what comes from outside.
+/// Fails unless all rules are in the one backend, in both families, and rewrite the source of what
+/// comes from outside.
 fn is_served_with(c: &Cluster, backend: &str) -> Outcome {
     let other = if backend == "nft" { "legacy" } else { "nft" };
     c.until_served(&web())?;
@@ -134,7 +136,8 @@ pub(crate) fn a_cleanup_takes_both_backends(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// Not nft's own, but like it only to be had in this kernel: flows in zones of others have the same addresses and stay.
+/// Not nft's own, but like it only to be had in this kernel: flows in zones of others have the same
+/// addresses and stay.
 pub(crate) fn flows_in_other_zones_stay(c: &mut Cluster) -> Outcome {
     let dns = Service::new("dns", "10.96.0.53")
         .port(udp(53, 8080))

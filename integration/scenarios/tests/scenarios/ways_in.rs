@@ -60,7 +60,8 @@ fn every_way_in_with(c: &mut Cluster, flags: &[&str], transport: Transport, port
     Ok(())
 }
 
-/// Three answers by each pod, which sees the client or, where the source is rewritten, node1's address on its side.
+/// Three answers by each pod, which sees the client or, where the source is rewritten, node1's
+/// address on its side.
 fn ask_six_times(from: &Place, transport: Transport, to: &str, keeps_pods: bool) -> Outcome {
     let is_v4 = at(to).is_ipv4();
     let own = from
@@ -219,7 +220,8 @@ pub(crate) fn other_objects_are_left_out(c: &mut Cluster) -> Outcome {
         c.servers()?.keys().collect::<Vec<_>>(),
         ["TCP 10.96.0.10:80"]
     );
-    // One that becomes headless' opposite is served, one that another proxy takes over is no longer.
+    // One that becomes headless' opposite is served, one that another proxy takes over is no
+    // longer.
     let taken = web
         .clone()
         .metadata("labels: {service.kubernetes.io/service-proxy-name: mesh}");
