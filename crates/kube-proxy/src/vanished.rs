@@ -185,6 +185,11 @@ mod tests {
         assert_eq!(said(&model.take_changes(), &metrics), "");
         assert_eq!(counted(&metrics, "Service"), 0);
 
+        // What is told before its watch is open could be watched on the other server at once.
+        let is_watch = |one: &apiserver::Request| one.query.contains("watch=true");
+        while server.requests().iter().filter(|one| is_watch(one)).count() < 3 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
         let address = server.address();
         server.stop().await;
         let options = Options {
