@@ -79,6 +79,9 @@ const SETTLED: Duration = Duration::from_secs(1);
 /// How often the tasks of a connection get their turn before its next request: each of them (what
 /// reads it, what waits for its end, who keeps it) hands on to the next.
 const HANDOVER: usize = 4;
+/// So many watches in a row that break at something which cannot be read, without anything new
+/// before it, and the watch is given up for a list: that leaves out what the watch stumbles over.
+const STUMBLES_MAX: u32 = 2;
 /// Bytes of an answer that are read though they do not matter, so that its connection can be used
 /// again.
 const LONGEST_REST: u64 = 64 << 10;
@@ -101,6 +104,8 @@ pub(super) struct ListWatch {
     next_list: Age,
     /// The server has been away since, and may have come back as another.
     is_in_doubt: bool,
+    /// How many watches have broken at what cannot be read since something new was told.
+    stumbles: u32,
     /// How long the server asked to be left alone.
     retry_after: Option<Duration>,
     /// Since when everything has been known, if it has been on the connection at hand.
@@ -131,6 +136,7 @@ impl ListWatch {
             version: None,
             next_list: Age::Any,
             is_in_doubt: false,
+            stumbles: 0,
             retry_after: None,
             listed: None,
             has_progressed: false,
@@ -281,7 +287,15 @@ impl ListWatch {
         }
         let target = self.resource.watch(version, any_of(WATCH_SECONDS));
         let answer = self.ask(&target).await?;
-        self.follow(Messages::new(answer), None).await
+        let followed = self.follow(Messages::new(answer), None).await;
+        if let Err(End::Failed(Failure::Nonsense(_))) = &followed {
+            self.stumbles += 1;
+            if self.stumbles >= STUMBLES_MAX {
+                self.stumbles = 0;
+                self.version = None;
+            }
+        }
+        followed
     }
 
     /// Asks for one object as of `version` or later; a server that has not got there says so.
@@ -368,8 +382,13 @@ impl ListWatch {
                 Ok(Ok(Next::End)) if list.is_some() => {
                     return Err(End::nonsense("a list that ends before it is complete"));
                 }
+                // No bookmark has come either: it may be a server whose versions are from before.
+                Err(_) => {
+                    self.is_in_doubt = true;
+                    return Ok(());
+                }
                 // The next connection shows whether the server is away.
-                Err(_) | Ok(Ok(Next::End)) => return Ok(()),
+                Ok(Ok(Next::End)) => return Ok(()),
                 Ok(Ok(Next::Event)) => {}
             }
             if !messages.event().is_empty() {
@@ -412,6 +431,8 @@ impl ListWatch {
             Watched::Bookmark { version, ends_list } => {
                 if ends_list && let Some(list) = list.take() {
                     self.complete(list).await?;
+                } else if list.is_none() && is_older(&self.next_list, Some(&version)) {
+                    return Err(End::Ahead(format!("a bookmark of version {version}")));
                 }
                 Some(version)
             }
@@ -530,6 +551,7 @@ impl ListWatch {
 
     /// Everything up to this version has been told.
     fn reached(&mut self, version: String) {
+        self.stumbles = 0;
         self.next_list = Age::NotOlderThan(version.clone());
         self.version = Some(version);
     }

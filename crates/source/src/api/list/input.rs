@@ -2,6 +2,7 @@
 
 use std::io;
 use std::pin::{Pin, pin};
+use std::task::Poll;
 use std::time::Duration;
 
 use futures::io::{AsyncBufRead, AsyncBufReadExt as _};
@@ -31,19 +32,23 @@ impl Input {
 
     /// What has come and is not taken yet; waits until there is some. Empty at the end.
     pub(super) async fn held(&mut self) -> Result<&[u8], End> {
-        {
+        let filled = {
             let mut filling = pin!(self.body.fill_buf());
             // Of much that has come together, only the last is worth a look at the clock.
-            if poll!(&mut filling).is_pending() {
-                let left = WHOLE.saturating_sub(self.began.elapsed()).min(STILL);
-                if timeout(left, filling).await.is_err() {
-                    return Err(End::silent(left.max(STILL)));
+            match poll!(&mut filling) {
+                Poll::Ready(filled) => filled.map(drop),
+                Poll::Pending => {
+                    let left = WHOLE.saturating_sub(self.began.elapsed()).min(STILL);
+                    let filled = timeout(left, filling).await;
+                    filled.map_err(|_| End::silent(left.max(STILL)))?.map(drop)
                 }
             }
-        }
+        };
+        // Readers tell an error once, and then their end.
+        filled.map_err(|error: io::Error| End::unreachable(&error))?;
         // There is what was waited for.
-        let filled = self.body.fill_buf().await;
-        filled.map_err(|error: io::Error| End::unreachable(&error))
+        let held = self.body.fill_buf().await;
+        held.map_err(|error| End::unreachable(&error))
     }
 
     pub(super) fn take(&mut self, count: usize) {
