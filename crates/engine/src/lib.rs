@@ -165,6 +165,8 @@ impl<S: KernelAccess<K>, K: Send + 'static> Engine<S, K> {
     fn take(&mut self, model: &Model, lane: LaneOf<S>, done: Done<S>) {
         match done {
             Done::Read(parts) => {
+                // The node's addresses alone take little.
+                let is_much = parts.iter().any(|(part, _)| *part != S::ADDRESSES);
                 for (part, found) in parts {
                     match found {
                         Ok(found) => {
@@ -177,7 +179,7 @@ impl<S: KernelAccess<K>, K: Send + 'static> Engine<S, K> {
                 self.scheme.after_reading(&mut self.state);
                 // What Services wait for may be there without having been written.
                 self.state.news.review();
-                self.state.report.has_used_much |= self.scheme.served().len() >= MANY;
+                self.state.report.has_used_much |= is_much && self.scheme.served().len() >= MANY;
             }
             Done::Stepped { outcomes, answer } => {
                 let plan = self.state.landed(lane);

@@ -384,6 +384,26 @@ fn a_service_address_that_goes_while_it_is_being_bound_is_back_at_once() {
 }
 
 #[test]
+fn a_glance_that_has_to_wait_for_its_lane_wakes_nobody() {
+    let held: Held = Arc::default();
+    let config = Config {
+        glance_period: Some(Duration::from_secs(2)),
+        ..Config::default()
+    };
+    let mut world = World::threaded(config, kernel(), &held);
+    world.service(service("default/web", "10.96.0.10", 80));
+    let mut world = world.listed();
+    world.until("a first sync", serves("10.96.0.10:80", 0));
+    hold_at(&held, &[WRITTEN]);
+    world.slice(slice("default/web", &PAIR));
+    world.until("what is written, and held then", serves("10.96.0.10:80", 2));
+    let later = world.now + Duration::from_secs(5);
+    let due = world.proxier.next_due(later);
+    hold_at(&held, &[]);
+    assert!(due.is_none_or(|due| due > later), "{due:?}");
+}
+
+#[test]
 fn what_is_written_during_a_check_is_not_what_somebody_has_changed() {
     let (mut world, held) = serving();
     a_while(&mut world);
