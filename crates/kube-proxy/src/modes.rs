@@ -104,10 +104,13 @@ impl Settings {
         chosen: ProxyMode,
         periods: &Periods,
     ) -> Result<Self, UnusableFlag> {
+        let mut iptables = iptables::settings::Settings::read(flags);
+        // It is a setting of the kernel in every mode; a rule depends on it in that one alone.
+        iptables.tcp_be_liberal &= chosen == ProxyMode::Iptables;
         Ok(Self {
             chosen,
             shared: Shared::read(flags, periods.sync.1)?,
-            iptables: iptables::settings::Settings::read(flags),
+            iptables,
             ipvs: ipvs::settings::Settings::read(flags)?,
         })
     }

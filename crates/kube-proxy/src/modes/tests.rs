@@ -86,3 +86,16 @@ fn only_the_mode_that_is_chosen_wants_kernel_settings() {
         assert_eq!(valued(&sysctls(Some(&facts))), own, "{}", mode.name());
     }
 }
+
+#[test]
+fn a_mode_is_opened_anew_only_for_what_it_reads() {
+    for (mode, same) in [("ipvs", true), ("iptables", false)] {
+        let settings = |more: &[&str]| {
+            let mode = format!("--proxy-mode={mode}");
+            let flags: Vec<_> = [&*mode].iter().chain(more).copied().collect();
+            crate::tests::options(&flags).modes
+        };
+        let liberal = settings(&["--conntrack-tcp-be-liberal"]);
+        assert_eq!(liberal == settings(&[]), same, "{mode}");
+    }
+}
