@@ -104,15 +104,22 @@ impl Settings {
         chosen: ProxyMode,
         periods: &Periods,
     ) -> Result<Self, UnusableFlag> {
-        let mut iptables = iptables::settings::Settings::read(flags);
-        // It is a setting of the kernel in every mode; a rule depends on it in that one alone.
-        iptables.tcp_be_liberal &= chosen == ProxyMode::Iptables;
         Ok(Self {
             chosen,
             shared: Shared::read(flags, periods.sync.1)?,
-            iptables,
+            iptables: iptables::settings::Settings::read(flags),
             ipvs: ipvs::settings::Settings::read(flags)?,
         })
+    }
+}
+
+impl PartialEq for Settings {
+    fn eq(&self, other: &Self) -> bool {
+        let is_own_equal = match self.chosen {
+            ProxyMode::Iptables => self.iptables == other.iptables,
+            ProxyMode::Ipvs => self.ipvs == other.ipvs,
+        };
+        self.chosen == other.chosen && self.shared == other.shared && is_own_equal
     }
 }
 

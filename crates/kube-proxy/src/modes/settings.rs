@@ -7,8 +7,8 @@ use super::iptables::settings as iptables;
 use super::ipvs::settings as ipvs;
 use super::shared::Shared;
 
-/// What the modes read.
-#[derive(Debug, Clone, PartialEq)]
+/// What the modes read. Equal are those by which the mode that is chosen is the same.
+#[derive(Debug, Clone)]
 pub struct Settings {
     /// How Services are carried.
     pub chosen: ProxyMode,

@@ -97,5 +97,7 @@ fn a_mode_is_opened_anew_only_for_what_it_reads() {
         };
         let liberal = settings(&["--conntrack-tcp-be-liberal"]);
         assert_eq!(liberal == settings(&[]), same, "{mode}");
+        let lean = settings(&["--ipvs-shim=lean"]);
+        assert_eq!(lean == settings(&[]), !same, "{mode}");
     }
 }
