@@ -1,9 +1,11 @@
 //! The calls: which messages they send, and what the answers mean.
 
+use std::net::SocketAddr;
+
 use netlink_batch::{Batch, Connection, Refusal, Reply, Writer};
 
 use crate::Error;
-use crate::flow::{Family, Flow, Protocol, header};
+use crate::flow::{Family, Flow, Protocol, header, write_reply};
 use crate::wire::{attr, command, errno, filter, message, proto, tuple};
 
 /// The kernel's table of tracked connections, in the network namespace of the thread that opened
@@ -93,6 +95,34 @@ impl Conntrack {
             },
         );
         found.map_err(refused)
+    }
+
+    /// The flow whose answers go from `source` to `destination`, in the default zone: one look-up of
+    /// the kernel's. `None` if there is none.
+    ///
+    /// # Errors
+    ///
+    /// As of [`find`](Self::find).
+    pub fn answered(
+        &mut self,
+        protocol: Protocol,
+        source: SocketAddr,
+        destination: SocketAddr,
+    ) -> Result<Option<Flow>, Error> {
+        let ask = |w: &mut Writer<'_>| write_reply(w, protocol, source, destination);
+        let answers = match self.connection.request(message(command::GET), 0, ask) {
+            Ok(answers) => answers,
+            Err(netlink_batch::Error::Refused(Refusal {
+                errno: errno::ENOENT,
+                ..
+            })) => return Ok(None),
+            Err(error) => return Err(refused(error)),
+        };
+        let mut told = answers
+            .iter()
+            .filter(|(kind, _)| *kind == message(command::NEW));
+        let flow = told.next().map(|(_, payload)| Flow::decode(payload));
+        Ok(flow.transpose()?.flatten())
     }
 
     /// Deletes flows as they were found, in as few sends as possible: one [`Outcome`] for each, in

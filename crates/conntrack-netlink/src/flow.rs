@@ -121,25 +121,19 @@ impl Flow {
 
     /// The family of its original tuple.
     pub fn family(&self) -> Family {
-        match self.original.destination {
-            SocketAddr::V4(_) => Family::Inet,
-            SocketAddr::V6(_) => Family::Inet6,
-        }
+        family_of(self.original.destination)
     }
 
     /// Writes what makes a delete message mean this flow and no other.
     pub(crate) fn write_key(&self, w: &mut Writer<'_>) {
         w.bytes(&header(self.family()));
         w.nest(attr::TUPLE_ORIG, |w| {
-            w.nest(tuple::IP, |w| {
-                write_ip(w, self.original.source.ip(), ip::V4_SRC, ip::V6_SRC);
-                write_ip(w, self.original.destination.ip(), ip::V4_DST, ip::V6_DST);
-            });
-            w.nest(tuple::PROTO, |w| {
-                w.attr_u8(proto::NUM, self.protocol.number());
-                w.attr_be16(proto::SRC_PORT, self.original.source.port());
-                w.attr_be16(proto::DST_PORT, self.original.destination.port());
-            });
+            let Tuple {
+                source,
+                destination,
+                ..
+            } = self.original;
+            write_ends(w, self.protocol, source, destination);
             if self.original.zone != 0 {
                 w.attr_be16(tuple::ZONE, self.original.zone);
             }
@@ -150,6 +144,38 @@ impl Flow {
         }
         w.attr_be32(attr::ID, self.id);
     }
+}
+
+fn family_of(address: SocketAddr) -> Family {
+    match address {
+        SocketAddr::V4(_) => Family::Inet,
+        SocketAddr::V6(_) => Family::Inet6,
+    }
+}
+
+/// Writes what asks for the flow whose answers go from one address to the other.
+pub(crate) fn write_reply(
+    w: &mut Writer<'_>,
+    protocol: Protocol,
+    source: SocketAddr,
+    destination: SocketAddr,
+) {
+    w.bytes(&header(family_of(source)));
+    w.nest(attr::TUPLE_REPLY, |w| {
+        write_ends(w, protocol, source, destination);
+    });
+}
+
+fn write_ends(w: &mut Writer<'_>, protocol: Protocol, source: SocketAddr, destination: SocketAddr) {
+    w.nest(tuple::IP, |w| {
+        write_ip(w, source.ip(), ip::V4_SRC, ip::V6_SRC);
+        write_ip(w, destination.ip(), ip::V4_DST, ip::V6_DST);
+    });
+    w.nest(tuple::PROTO, |w| {
+        w.attr_u8(proto::NUM, protocol.number());
+        w.attr_be16(proto::SRC_PORT, source.port());
+        w.attr_be16(proto::DST_PORT, destination.port());
+    });
 }
 
 /// `struct nfgenmsg`, version 0.

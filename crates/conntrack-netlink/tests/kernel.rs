@@ -111,6 +111,26 @@ fn a_dump_holds_what_was_asked_for() {
 
 #[test]
 #[ignore = "needs a kernel with nf_conntrack_netlink: run by make test in the lab"]
+fn a_flow_is_found_by_its_answers() {
+    let mut conntrack = new_namespace();
+    udp(40000);
+    tool("-I -p udp -s fd44:1::99 --sport 40002 -d fd96::10 --dport 53 -t 600");
+    let mut meant = |protocol, source: &str, destination: &str| {
+        let [source, destination] = [source, destination].map(|at| at.parse().unwrap());
+        let found = conntrack.answered(protocol, source, destination).unwrap();
+        found.map(|flow| flow.original.destination.to_string())
+    };
+    let (udp, client) = (Protocol::Udp, "10.244.1.99:40000");
+    let v4 = meant(udp, "10.244.2.10:5353", client);
+    assert_eq!(v4.as_deref(), Some("10.96.0.10:53"));
+    assert_eq!(meant(udp, "10.96.0.10:53", client), None);
+    assert_eq!(meant(Protocol::Tcp, "10.244.2.10:5353", client), None);
+    let v6 = meant(udp, "[fd96::10]:53", "[fd44:1::99]:40002");
+    assert_eq!(v6.as_deref(), Some("[fd96::10]:53"));
+}
+
+#[test]
+#[ignore = "needs a kernel with nf_conntrack_netlink: run by make test in the lab"]
 fn the_flows_that_are_named_are_deleted_and_no_others() {
     let mut conntrack = new_namespace();
     udp(40000);

@@ -2,7 +2,7 @@
 //! Services as well as the rules that iptables writes.
 
 use std::fmt;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// An IP family. One mode instance serves one family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -22,6 +22,14 @@ impl IpFamily {
         match address {
             IpAddr::V4(_) => Self::V4,
             IpAddr::V6(_) => Self::V6,
+        }
+    }
+
+    /// The address by which a host reaches itself.
+    pub const fn localhost(self) -> IpAddr {
+        match self {
+            Self::V4 => IpAddr::V4(Ipv4Addr::LOCALHOST),
+            Self::V6 => IpAddr::V6(Ipv6Addr::LOCALHOST),
         }
     }
 }

@@ -7,7 +7,7 @@
 use std::fmt;
 use std::ops::Range;
 
-use netlink_packet_core::NLM_F_REQUEST;
+use netlink_packet_core::{NLM_F_ACK, NLM_F_REQUEST};
 
 use crate::attributes::{self, Malformed, NESTED, align};
 use crate::message::{self, Messages};
@@ -98,16 +98,53 @@ impl Batch {
         messages(self.raw(index)?).next()?.ok()
     }
 
+    /// Asks for an acknowledgement of the message at `index`, which may then say that it was done.
+    pub fn acknowledge(&mut self, index: usize) {
+        self.add_flags(index, NLM_F_ACK);
+    }
+
+    /// Adds `flags` to the message at `index`, if there is one.
+    pub fn add_flags(&mut self, index: usize, flags: u16) {
+        if let (Some(message), Some(at)) = (self.get(index), self.start(index)) {
+            let flags = message.flags | flags;
+            message::set_flags(&mut self.bytes, at, flags);
+        }
+    }
+
+    /// Numbers the messages from `first` on and gives the bytes of all of them; a void message has
+    /// a number and no bytes.
+    pub(crate) fn numbered(&mut self, first: u32) -> &[u8] {
+        let mut at = 0;
+        let mut sequence = first;
+        for end in &self.ends {
+            if *end > at {
+                message::set_sequence(&mut self.bytes, at, sequence);
+            }
+            sequence = sequence.wrapping_add(1);
+            at = *end;
+        }
+        &self.bytes
+    }
+
+    /// The indices of void messages.
+    pub(crate) fn void(&self) -> impl Iterator<Item = usize> {
+        (0..self.len()).filter(|index| self.raw(*index).is_some_and(<[u8]>::is_empty))
+    }
+
     /// All bytes of one message; empty if it is void.
     pub(crate) fn raw(&self, index: usize) -> Option<&[u8]> {
-        let start = match index.checked_sub(1) {
-            Some(before) => *self.ends.get(before)?,
-            None => 0,
-        };
         self.bytes.get(Range {
-            start,
+            start: self.start(index)?,
             end: *self.ends.get(index)?,
         })
+    }
+
+    /// Where a message begins.
+    fn start(&self, index: usize) -> Option<usize> {
+        match index.checked_sub(1) {
+            Some(before) => self.ends.get(before).copied(),
+            None => Some(0),
+        }
     }
 }
 

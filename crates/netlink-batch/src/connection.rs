@@ -37,6 +37,8 @@ const CHUNK_BYTES: usize = 128 * 1024;
 const DATAGRAM: usize = 2 * CHUNK_BYTES;
 /// 0 is of messages that the kernel sends unasked.
 const FIRST_SEQUENCE: u32 = 1;
+/// What the kernel wants in a send buffer beyond the bytes of one send, amply.
+const SEND_OVERHEAD: usize = 4096;
 const DUMP_ATTEMPTS: u32 = 6;
 /// Before the second attempt; doubled before each further one.
 const DUMP_PAUSE: Duration = Duration::from_millis(2);
@@ -81,6 +83,19 @@ impl Reply {
             Self::Done | Self::Unknown => None,
         }
     }
+}
+
+/// What the kernel said to a batch that went in one send ([`Connection::transact`]).
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Answers {
+    /// The refused messages, by index, in the kernel's order.
+    pub refused: Vec<(usize, Refusal)>,
+    /// The messages that were acknowledged as done, by index.
+    pub acknowledged: Vec<usize>,
+    /// What the kernel sent besides, as with `NLM_F_ECHO`.
+    pub echoed: Dump,
+    /// Answers were lost (`ENOBUFS`): there are more than these.
+    pub lost: bool,
 }
 
 /// Received messages in one buffer.
@@ -169,6 +184,18 @@ impl Connection {
         self.0.sequence.wrapping_sub(FIRST_SEQUENCE)
     }
 
+    /// The number by which the kernel knows this socket: in what it tells others of a change, it says
+    /// that this one made it.
+    ///
+    /// # Errors
+    ///
+    /// The kernel does not tell.
+    pub fn port(&self) -> io::Result<u32> {
+        let mut address = SocketAddr::new(0, 0);
+        self.0.link.get_address(&mut address)?;
+        Ok(address.port_number())
+    }
+
     /// Sends all messages, in sends of at most 128 KiB and 512 messages (a larger message goes
     /// alone), and gives one [`Reply`] per message, by index. An acknowledgement is asked for on
     /// the last message of each send only. A refused message does not stop those after it.
@@ -180,6 +207,19 @@ impl Connection {
     /// batch may have been done: dump and compare.
     pub fn execute(&mut self, batch: &Batch) -> Result<Vec<Reply>, Error> {
         self.0.execute(batch)
+    }
+
+    /// Sends all messages in **one** send, whatever their size, as a protocol needs whose messages
+    /// are one transaction (nf\_tables). The socket's send buffer grows to that size. What the
+    /// messages ask for themselves, and refusals, are the answers: see [`Batch::acknowledge`].
+    ///
+    /// Nothing is sent where a message is void: it is refused with `EMSGSIZE`.
+    ///
+    /// # Errors
+    ///
+    /// As [`Connection::execute`]; what was done then is not known.
+    pub fn transact(&mut self, batch: &mut Batch) -> Result<Answers, Error> {
+        self.0.transact(batch)
     }
 
     /// One request that the kernel answers by itself, without a dump; the answering messages.
@@ -230,16 +270,51 @@ impl Connection {
         payload: impl Fn(&mut Writer<'_>),
         mut take: impl FnMut(&mut T, u16, &[u8]) -> Result<(), Malformed>,
     ) -> Result<T, Error> {
-        self.0
-            .dump_into(kind, flags, &payload, &mut |all, message| {
-                take(all, message.kind, message.payload)
-            })
+        self.0.dump_into(
+            kind,
+            flags,
+            &payload,
+            WhenInterrupted::Retry,
+            &mut |all, message| take(all, message.kind, message.payload),
+        )
     }
+
+    /// The same, but taken as it is where the kernel says that something changed meanwhile: for who
+    /// is told in another way whether it was what he reads. In nf\_tables it may be any table of the
+    /// network namespace.
+    ///
+    /// # Errors
+    ///
+    /// As [`Connection::request`], and that of `take`.
+    pub fn dump_loosely_into<T: Default>(
+        &mut self,
+        kind: u16,
+        flags: u16,
+        payload: impl Fn(&mut Writer<'_>),
+        mut take: impl FnMut(&mut T, u16, &[u8]) -> Result<(), Malformed>,
+    ) -> Result<T, Error> {
+        self.0.dump_into(
+            kind,
+            flags,
+            &payload,
+            WhenInterrupted::Take,
+            &mut |all, message| take(all, message.kind, message.payload),
+        )
+    }
+}
+
+/// What is done with a dump during which something changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum WhenInterrupted {
+    Retry,
+    Take,
 }
 
 /// The kernel's end of a socket.
 trait Link {
     fn send(&mut self, bytes: &[u8]) -> io::Result<()>;
+    /// Makes room for a send of so many bytes.
+    fn make_room(&mut self, bytes: usize) -> io::Result<()>;
     /// Takes one datagram into the empty `buffer`, without waiting; gives its true length.
     fn receive(&mut self, buffer: &mut Vec<u8>) -> io::Result<usize>;
 }
@@ -247,6 +322,17 @@ trait Link {
 impl Link for Socket {
     fn send(&mut self, bytes: &[u8]) -> io::Result<()> {
         Socket::send(self, bytes, 0).map(drop)
+    }
+
+    fn make_room(&mut self, bytes: usize) -> io::Result<()> {
+        // The kernel takes what is smaller than its buffer by 32 bytes, and doubles what is asked.
+        let room = sockopt::socket_send_buffer_size(&*self)?;
+        if room < bytes + SEND_OVERHEAD {
+            let wanted = (bytes + SEND_OVERHEAD).div_ceil(2);
+            sockopt::set_socket_send_buffer_size_force(&*self, wanted)
+                .or_else(|_| sockopt::set_socket_send_buffer_size(&*self, wanted))?;
+        }
+        Ok(())
     }
 
     fn receive(&mut self, buffer: &mut Vec<u8>) -> io::Result<usize> {
@@ -321,7 +407,7 @@ impl<L: Link> Exchange<L> {
                 break;
             }
             if message.is_empty() {
-                known.push(Some(too_long("an attribute is longer than 65,535 bytes")));
+                known.push(Some(Reply::Refused(overlong())));
                 continue;
             }
             let at = self.outgoing.len();
@@ -353,8 +439,9 @@ impl<L: Link> Exchange<L> {
             }
             Err(error) if error.raw_os_error() == Some(EMSGSIZE) => {
                 replies.extend(known.into_iter().map(|reply| {
-                    reply
-                        .unwrap_or_else(|| too_long("the message exceeds the socket's send buffer"))
+                    reply.unwrap_or_else(|| {
+                        Reply::Refused(too_long("the message exceeds the socket's send buffer"))
+                    })
                 }));
                 return Ok(());
             }
@@ -411,6 +498,51 @@ impl<L: Link> Exchange<L> {
         Ok(())
     }
 
+    fn transact(&mut self, batch: &mut Batch) -> Result<Answers, Error> {
+        let mut answers = Answers::default();
+        let void = batch.void();
+        answers
+            .refused
+            .extend(void.map(|index| (index, overlong())));
+        if batch.is_empty() || !answers.refused.is_empty() {
+            return Ok(answers);
+        }
+        let first = self.sequence;
+        self.sequence = self.sequence.wrapping_add(as_u32(batch.len()));
+        // Where this cannot be, the send says so.
+        let _ = self.link.make_room(batch.byte_len());
+        let bytes = batch.numbered(first);
+        while let Err(source) = self.link.send(bytes) {
+            if source.kind() != ErrorKind::Interrupted {
+                return Err(io_send(source));
+            }
+        }
+        loop {
+            match self.receive()? {
+                Received::Empty => return Ok(answers),
+                Received::Loss => answers.lost = true,
+                Received::Datagram => {
+                    for message in Messages::new(&self.datagram) {
+                        let message = message?;
+                        let index = message.sequence.wrapping_sub(first) as usize;
+                        if index >= batch.len() {
+                            // An earlier send's.
+                            continue;
+                        }
+                        if message.kind != NLMSG_ERROR {
+                            answers.echoed.push(message.raw);
+                            continue;
+                        }
+                        match message.refusal()? {
+                            Some(refusal) => answers.refused.push((index, refusal)),
+                            None => answers.acknowledged.push(index),
+                        }
+                    }
+                }
+            }
+        }
+    }
+
     fn request(
         &mut self,
         kind: u16,
@@ -429,7 +561,7 @@ impl<L: Link> Exchange<L> {
         flags: u16,
         payload: &dyn Fn(&mut Writer<'_>),
     ) -> Result<Dump, Error> {
-        self.dump_into(kind, flags, payload, &mut hold)
+        self.dump_into(kind, flags, payload, WhenInterrupted::Retry, &mut hold)
     }
 
     fn dump_into<T: Default>(
@@ -437,6 +569,7 @@ impl<L: Link> Exchange<L> {
         kind: u16,
         flags: u16,
         payload: &dyn Fn(&mut Writer<'_>),
+        when_interrupted: WhenInterrupted,
         take: &mut Take<'_, T>,
     ) -> Result<T, Error> {
         let mut pause = DUMP_PAUSE;
@@ -447,8 +580,12 @@ impl<L: Link> Exchange<L> {
             // expectation, not a dump.
             let sequence = self.send_one(kind, flags | NLM_F_DUMP | NLM_F_ACK, payload)?;
             let failure = match self.collect(sequence, &mut all, take) {
-                Ok(false) => return Ok(all),
-                Ok(true) => Error::Interrupted {
+                Ok(is_interrupted)
+                    if !is_interrupted || when_interrupted == WhenInterrupted::Take =>
+                {
+                    return Ok(all);
+                }
+                Ok(_) => Error::Interrupted {
                     attempts: DUMP_ATTEMPTS,
                 },
                 Err(Error::LostReply) => Error::LostReply,
@@ -571,12 +708,16 @@ fn io_send(source: io::Error) -> Error {
     }
 }
 
-fn too_long(why: &str) -> Reply {
-    Reply::Refused(Refusal {
+fn too_long(why: &str) -> Refusal {
+    Refusal {
         errno: EMSGSIZE,
         message: Some(why.to_owned()),
         request: Vec::new(),
-    })
+    }
+}
+
+fn overlong() -> Refusal {
+    too_long("an attribute is longer than 65,535 bytes")
 }
 
 /// Of a count of messages in memory; sequence numbers wrap.

@@ -12,7 +12,8 @@
 //! ```
 //!
 //! The same rules hold for rtnetlink, nfnetlink (ipset, conntrack) and generic netlink.
-//! Not here: subscriptions, nf\_tables transactions, and the meaning of any message.
+//! [`Connection::transact`] is for nf\_tables, whose transaction is what is in one send.
+//! Not here: subscriptions, and the meaning of any message.
 //!
 //! Source: `include/uapi/linux/netlink.h`, `net/netlink/af_netlink.c` (`netlink_rcv_skb`,
 //! `netlink_ack`, `netlink_dump`).
@@ -28,10 +29,12 @@ mod worker;
 
 pub use attributes::{Attribute, Attributes, Malformed};
 pub use batch::{Batch, Message, Writer, messages};
-pub use connection::{Buffers, CHUNK_MESSAGES, Connection, Dump, Reply};
+pub use connection::{Answers, Buffers, CHUNK_MESSAGES, Connection, Dump, Reply};
 pub use error::{Error, Refusal};
 pub use lane::Lane;
-pub use netlink_packet_core::{NLM_F_APPEND, NLM_F_CREATE, NLM_F_ECHO, NLM_F_EXCL, NLM_F_REPLACE};
+pub use netlink_packet_core::{
+    NLM_F_APPEND, NLM_F_CREATE, NLM_F_DUMP, NLM_F_ECHO, NLM_F_EXCL, NLM_F_REPLACE,
+};
 pub use protocol::Protocol;
 pub use worker::{Gone, Worker};
 

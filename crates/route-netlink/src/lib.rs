@@ -32,8 +32,10 @@ mod route;
 mod rtnetlink;
 mod subscription;
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 
+use inet::IpFamily;
 use netlink_packet_route::AddressFamily;
 
 pub use address::Address;
@@ -42,6 +44,17 @@ pub use netlink_batch::{Batch, Error, Refusal, Reply};
 pub use route::LocalRoute;
 pub use rtnetlink::Rtnetlink;
 pub use subscription::{Event, Subscription};
+
+/// The addresses of all links of the network namespace of the calling thread, by a connection of
+/// their own: one that failed is not used again.
+///
+/// # Errors
+///
+/// As [`Rtnetlink::open`] and [`Rtnetlink::addresses`].
+pub fn all_addresses(family: IpFamily) -> Result<BTreeSet<IpAddr>, Error> {
+    let addresses = Rtnetlink::open()?.addresses(family.into())?;
+    Ok(addresses.into_iter().map(|held| held.address).collect())
+}
 
 /// An IP version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,13 +65,19 @@ pub enum Family {
     Inet6,
 }
 
+impl From<IpFamily> for Family {
+    fn from(family: IpFamily) -> Self {
+        match family {
+            IpFamily::V4 => Self::Inet,
+            IpFamily::V6 => Self::Inet6,
+        }
+    }
+}
+
 impl Family {
     /// That of an address.
     pub fn of(address: IpAddr) -> Self {
-        match address {
-            IpAddr::V4(_) => Self::Inet,
-            IpAddr::V6(_) => Self::Inet6,
-        }
+        IpFamily::of(address).into()
     }
 
     /// The prefix length that leaves one address.

@@ -4,6 +4,8 @@ use std::collections::VecDeque;
 
 use proptest::prelude::*;
 
+use netlink_packet_core::NLM_F_ECHO;
+
 use super::*;
 use crate::Malformed;
 
@@ -28,6 +30,11 @@ impl Link for Script {
         self.sent.push(bytes.to_vec());
         self.queue
             .extend(self.answers.pop_front().unwrap_or_default());
+        Ok(())
+    }
+
+    fn make_room(&mut self, bytes: usize) -> io::Result<()> {
+        self.takes = self.takes.map(|takes| takes.max(bytes));
         Ok(())
     }
 
@@ -306,9 +313,21 @@ fn of_a_dump_that_is_not_held_an_interrupted_attempt_leaves_nothing() {
             Ok(done(2, 3, 0)),
         ],
     ]);
-    let picked: Picked = exchange.dump_into(8, 0, &|_| (), &mut pick).unwrap();
+    let picked: Picked = exchange
+        .dump_into(8, 0, &|_| (), WhenInterrupted::Retry, &mut pick)
+        .unwrap();
     assert_eq!(picked, (vec![b"new.".to_vec(), b"two.".to_vec()], 1));
     assert_eq!(exchange.link.sent.len(), 3);
+}
+
+#[test]
+fn who_knows_otherwise_what_changed_takes_an_interrupted_dump() {
+    let mut exchange = exchange([vec![Ok(message(9, 2, 1, b"one.")), Ok(done(2 | 16, 1, 0))]]);
+    let picked: Picked = exchange
+        .dump_into(8, 0, &|_| (), WhenInterrupted::Take, &mut pick)
+        .unwrap();
+    assert_eq!(picked, (vec![b"one.".to_vec()], 0));
+    assert_eq!(exchange.link.sent.len(), 1);
 }
 
 #[test]
@@ -319,7 +338,7 @@ fn what_cannot_be_taken_ends_a_dump_and_the_rest_of_it_is_thrown_away() {
         Ok(message(9, 2, 1, b"two.")),
         Ok(done(2, 1, 0)),
     ]]);
-    let failed = exchange.dump_into::<Picked>(8, 0, &|_| (), &mut pick);
+    let failed = exchange.dump_into::<Picked>(8, 0, &|_| (), WhenInterrupted::Retry, &mut pick);
     assert!(matches!(failed, Err(Error::Malformed(_))));
     assert!(exchange.link.queue.is_empty());
     assert_eq!(exchange.link.sent.len(), 1);
@@ -332,7 +351,9 @@ fn a_dump_that_is_not_held_needs_the_memory_of_a_datagram() {
     parts.push(Ok(done(2, 1, 0)));
     let mut exchange = exchange([parts]);
     let before = exchange.datagram.capacity();
-    let picked: Picked = exchange.dump_into(8, 0, &|_| (), &mut pick).unwrap();
+    let picked: Picked = exchange
+        .dump_into(8, 0, &|_| (), WhenInterrupted::Retry, &mut pick)
+        .unwrap();
     assert_eq!(picked, (Vec::new(), 1_000));
     assert_eq!(exchange.datagram.capacity(), before);
 }
@@ -391,6 +412,9 @@ fn a_truncated_datagram_is_a_loss_and_makes_room() {
         fn send(&mut self, _: &[u8]) -> io::Result<()> {
             Ok(())
         }
+        fn make_room(&mut self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
         fn receive(&mut self, buffer: &mut Vec<u8>) -> io::Result<usize> {
             self.0 += 1;
             match self.0 {
@@ -422,4 +446,55 @@ proptest! {
         let _ = exchange(answer()).execute(&batch(3));
         let _ = exchange(answer()).request(8, 0, &|_| ());
     }
+}
+
+#[test]
+fn a_transaction_is_one_send_of_any_size() {
+    let mut large = Batch::new();
+    for _ in 0..600 {
+        large.push(20, 0, |writer| writer.attr(1, &vec![0; 60_000]));
+    }
+    large.acknowledge(599);
+    large.add_flags(1, NLM_F_ECHO);
+    let told = message(23, 0, 2, &[7; 4]);
+    let stale = message(23, 0, 7_000, &[7; 4]);
+    let answers = vec![
+        Ok(verdict(3, EEXIST)),
+        Ok([told.clone(), stale].concat()),
+        Err(io::Error::from_raw_os_error(ENOBUFS)),
+        Ok(verdict(600, 0)),
+    ];
+    let mut exchange = exchange([answers, vec![Ok(verdict(601, 0))]]);
+    exchange.link.takes = Some(1 << 20);
+    let found = exchange.transact(&mut large).unwrap();
+    let [sent] = &exchange.link.sent[..] else {
+        panic!("one send");
+    };
+    let sent = sequences(sent);
+    assert_eq!(
+        (sent.len(), sent[0], sent[599]),
+        (600, (1, false), (600, true))
+    );
+    assert_eq!(found.acknowledged, [599]);
+    assert_eq!(found.refused.len(), 1);
+    assert_eq!((found.refused[0].0, found.refused[0].1.errno), (2, EEXIST));
+    assert_eq!(found.echoed.iter().collect::<Vec<_>>(), [(23, &[7; 4][..])]);
+    assert!(found.lost);
+
+    // Sent once more it has numbers of its own.
+    let mut small = batch(1);
+    let found = exchange.transact(&mut small).unwrap();
+    assert_eq!(sequences(&exchange.link.sent[1]), [(601, false)]);
+    assert_eq!(found.acknowledged, [0]);
+}
+
+#[test]
+fn of_a_transaction_with_a_void_message_nothing_is_sent() {
+    let mut void = batch(2);
+    void.push(20, 0, |writer| writer.attr(1, &vec![0; 70_000]));
+    let mut exchange = exchange([]);
+    let answers = exchange.transact(&mut void).unwrap();
+    assert_eq!(answers.refused[0].0, 2);
+    assert_eq!(answers.refused[0].1.errno, EMSGSIZE);
+    assert_eq!(exchange.link.sent, Vec::<Vec<u8>>::new());
 }

@@ -1,0 +1,416 @@
+//! Messages as objects, into the form in which they are written: reading what was written gives it
+//! back, but for what the kernel numbers itself.
+
+mod expression;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use netlink_batch::{Attribute, Attributes, Malformed};
+use smallvec::SmallVec;
+
+use crate::encode::concatenation;
+use crate::expression::Expression;
+use crate::object::{
+    Activity, AnonymousSet, BaseChain, Chain, ChainKind, Element, ElementData, FoundSet, Hook,
+    Policy, Set, SetKind, Table, Timeout, TypeOf,
+};
+use crate::transaction::Generation;
+use crate::user_data::{find, find_comment};
+use crate::value::{Bytes, DataType, Family, Name, Verdict};
+use crate::wire::{
+    FIXED_HEADER, chain, data, element, elements, generation, rule, set, table, user_data,
+};
+
+/// What a number of an attribute may be.
+pub(crate) fn attributes(payload: &[u8]) -> Result<Attributes<'_>, Malformed> {
+    Attributes::after(FIXED_HEADER, payload)
+}
+
+/// `nfgen_family`.
+pub(crate) fn family(payload: &[u8]) -> Option<Family> {
+    payload.first().copied().and_then(Family::of_wire)
+}
+
+pub(crate) fn name(attribute: &Attribute<'_>) -> Result<Name, Malformed> {
+    attribute.string().map(Arc::from)
+}
+
+fn missing<T>(found: Option<T>, kind: u16, name: &'static str) -> Result<T, Malformed> {
+    found.ok_or(Malformed::Missing { kind, name })
+}
+
+fn be64(attribute: &Attribute<'_>) -> Result<u64, Malformed> {
+    attribute.array().map(u64::from_be_bytes)
+}
+
+pub(crate) fn generation(payload: &[u8]) -> Result<Generation, Malformed> {
+    for attribute in attributes(payload)? {
+        let attribute = attribute?;
+        if attribute.kind == generation::ID {
+            return attribute.be32().map(Generation);
+        }
+    }
+    missing(None, generation::ID, "NFTA_GEN_ID")
+}
+
+pub(crate) fn table(payload: &[u8]) -> Result<Option<Table>, Malformed> {
+    let Some(family) = family(payload) else {
+        return Ok(None);
+    };
+    let (mut found, mut activity, mut comment) = (None, Activity::Active, None);
+    for attribute in attributes(payload)? {
+        let attribute = attribute?;
+        match attribute.kind {
+            table::NAME => found = Some(name(&attribute)?),
+            table::FLAGS if attribute.be32()? & table::DORMANT != 0 => {
+                activity = Activity::Dormant;
+            }
+            table::USER_DATA => {
+                comment = find_comment(user_data::TABLE_COMMENT, attribute.payload);
+            }
+            _ => {}
+        }
+    }
+    Ok(Some(Table {
+        family,
+        name: missing(found, table::NAME, "NFTA_TABLE_NAME")?,
+        activity,
+        comment,
+    }))
+}
+
+/// A chain of this table; `None` of another table.
+pub(crate) fn chain_of(table: &str, payload: &[u8]) -> Result<Option<Chain>, Malformed> {
+    let (mut found, mut kind, mut hook) = (None, None, None);
+    let (mut policy, mut comment) = (Policy::Accept, None);
+    for attribute in attributes(payload)? {
+        let attribute = attribute?;
+        match attribute.kind {
+            chain::TABLE if attribute.string()? != table => return Ok(None),
+            chain::NAME => found = Some(name(&attribute)?),
+            chain::TYPE => {
+                kind = match attribute.string()? {
+                    "nat" => Some(ChainKind::Nat),
+                    "route" => Some(ChainKind::Route),
+                    "filter" => Some(ChainKind::Filter),
+                    _ => None,
+                };
+            }
+            chain::HOOK => hook = base(&attribute)?,
+            chain::POLICY if attribute.be32()? == Policy::Drop as u32 => policy = Policy::Drop,
+            chain::USER_DATA => {
+                comment = find_comment(user_data::CHAIN_COMMENT, attribute.payload);
+            }
+            _ => {}
+        }
+    }
+    Ok(Some(Chain {
+        name: missing(found, chain::NAME, "NFTA_CHAIN_NAME")?,
+        base: kind.zip(hook).map(|(kind, (hook, priority))| BaseChain {
+            kind,
+            hook,
+            priority,
+            policy,
+        }),
+        comment,
+    }))
+}
+
+/// Hook and priority; `None` of a hook that only other families have.
+fn base(attribute: &Attribute<'_>) -> Result<Option<(Hook, i32)>, Malformed> {
+    let (mut hook, mut priority) = (None, 0);
+    for attribute in attribute.nested() {
+        let attribute = attribute?;
+        match attribute.kind {
+            chain::HOOK_NUMBER => {
+                hook = match attribute.be32()? {
+                    0 => Some(Hook::Prerouting),
+                    1 => Some(Hook::Input),
+                    2 => Some(Hook::Forward),
+                    3 => Some(Hook::Output),
+                    4 => Some(Hook::Postrouting),
+                    _ => None,
+                };
+            }
+            chain::HOOK_PRIORITY => priority = i32::from_be_bytes(attribute.array()?),
+            _ => {}
+        }
+    }
+    Ok(hook.map(|hook| (hook, priority)))
+}
+
+/// What a message says of a set.
+#[derive(Default)]
+struct SetMessage {
+    name: Option<Name>,
+    handle: u64,
+    flags: u32,
+    key: (u32, u32),
+    data: (u32, u32),
+    timeout: Option<u64>,
+    size: Option<u32>,
+    comment: Option<Arc<str>>,
+    /// What is noted of the parts of its key.
+    key_type_of: Vec<u8>,
+}
+
+impl SetMessage {
+    /// `None` of another table.
+    fn parse(table: &str, payload: &[u8]) -> Result<Option<Self>, Malformed> {
+        let mut found = Self::default();
+        for attribute in attributes(payload)? {
+            let attribute = attribute?;
+            match attribute.kind {
+                set::TABLE if attribute.string()? != table => return Ok(None),
+                set::NAME => found.name = Some(name(&attribute)?),
+                set::HANDLE => found.handle = be64(&attribute)?,
+                set::FLAGS => found.flags = attribute.be32()?,
+                set::KEY_TYPE => found.key.0 = attribute.be32()?,
+                set::KEY_LEN => found.key.1 = attribute.be32()?,
+                set::DATA_TYPE => found.data.0 = attribute.be32()?,
+                set::DATA_LEN => found.data.1 = attribute.be32()?,
+                set::TIMEOUT => found.timeout = Some(be64(&attribute)?),
+                set::DESCRIPTION => {
+                    for attribute in attribute.nested() {
+                        let attribute = attribute?;
+                        if attribute.kind == set::DESCRIPTION_SIZE {
+                            found.size = Some(attribute.be32()?);
+                        }
+                    }
+                }
+                set::USER_DATA => {
+                    found.comment = find_comment(user_data::SET_COMMENT, attribute.payload);
+                    let noted = find(user_data::SET_KEY_TYPE_OF, attribute.payload);
+                    found.key_type_of = noted.unwrap_or_default().to_vec();
+                }
+                _ => {}
+            }
+        }
+        Ok(Some(found))
+    }
+
+    fn key(&self) -> Vec<DataType> {
+        DataType::parts(self.key.0, self.key.1)
+    }
+
+    fn kind(&self) -> SetKind {
+        if self.flags & set::MAP == 0 {
+            SetKind::Set
+        } else if self.data.0 == data::TYPE_VERDICT {
+            SetKind::Verdicts
+        } else {
+            SetKind::Map(DataType::parts(self.data.0, self.data.1))
+        }
+    }
+
+    /// That which would be noted as this is.
+    fn type_of(&self) -> Option<TypeOf> {
+        let key = self.key();
+        let noted = |of: Option<TypeOf>| concatenation(&key, of);
+        let is_noted = |of: &TypeOf| noted(Some(*of)).bytes() == &*self.key_type_of;
+        let is_plain = noted(None).bytes() == &*self.key_type_of;
+        (!is_plain).then(|| TypeOf::ALL.into_iter().find(is_noted))?
+    }
+
+    fn is(&self, flag: u32) -> bool {
+        self.flags & flag != 0
+    }
+}
+
+/// A set of a table.
+pub(crate) enum AnySet {
+    Named(FoundSet),
+    /// By its name in the rule.
+    Anonymous(Name, AnonymousMessage),
+}
+
+/// An anonymous set without its elements.
+pub(crate) struct AnonymousMessage {
+    pub(crate) set: AnonymousSet,
+    /// How many elements it may have.
+    pub(crate) size: Option<u32>,
+}
+
+/// A set of this table; `None` of another table.
+pub(crate) fn set_of(table: &str, payload: &[u8]) -> Result<Option<AnySet>, Malformed> {
+    const SAID: u32 = set::INTERVAL | set::MAP | set::HAS_TIMEOUT | set::EVAL;
+    let Some(mut found) = SetMessage::parse(table, payload)? else {
+        return Ok(None);
+    };
+    let name = missing(found.name.take(), set::NAME, "NFTA_SET_NAME")?;
+    Ok(Some(if found.is(set::ANONYMOUS) {
+        let anonymous = AnonymousSet {
+            key: found.key(),
+            kind: found.kind(),
+            intervals: found.is(set::INTERVAL),
+            elements: Vec::new(),
+        };
+        AnySet::Anonymous(
+            name,
+            AnonymousMessage {
+                set: anonymous,
+                size: found.size,
+            },
+        )
+    } else {
+        let set = Set {
+            name,
+            key: found.key(),
+            kind: found.kind(),
+            intervals: found.is(set::INTERVAL),
+            dynamic: found.is(set::EVAL),
+            timeout: found.is(set::HAS_TIMEOUT).then_some(match found.timeout {
+                Some(milliseconds @ 1..) => Timeout::Default(Duration::from_millis(milliseconds)),
+                _ => Timeout::OfElements,
+            }),
+            size: found.size,
+            type_of: found.type_of(),
+            comment: found.comment,
+        };
+        AnySet::Named(FoundSet {
+            handle: found.handle,
+            set,
+            other_flags: found.flags & !SAID,
+        })
+    }))
+}
+
+/// The set that a message brings elements of.
+pub(crate) fn elements_set(payload: &[u8]) -> Result<Name, Malformed> {
+    for attribute in attributes(payload)? {
+        let attribute = attribute?;
+        if attribute.kind == elements::SET {
+            return name(&attribute);
+        }
+    }
+    missing(None, elements::SET, "NFTA_SET_ELEM_LIST_SET")
+}
+
+/// The elements that a message brings, put behind `all`.
+pub(crate) fn elements(payload: &[u8], all: &mut Vec<Element>) -> Result<(), Malformed> {
+    for attribute in attributes(payload)? {
+        let attribute = attribute?;
+        if attribute.kind == elements::ELEMENTS {
+            for one in attribute.nested() {
+                all.extend(element(&one?)?);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// `None` of one without a key (`NFT_SET_ELEM_CATCHALL`).
+fn element(attribute: &Attribute<'_>) -> Result<Option<Element>, Malformed> {
+    let (mut key, mut ends_interval, mut leads_to) = (None, false, None);
+    let (mut comment, mut timeout) = (None, None);
+    for attribute in attribute.nested() {
+        let attribute = attribute?;
+        match attribute.kind {
+            element::KEY => key = value(&attribute)?,
+            element::DATA => leads_to = element_data(&attribute)?,
+            element::FLAGS => ends_interval = attribute.be32()? & element::INTERVAL_END != 0,
+            element::TIMEOUT => timeout = Some(Duration::from_millis(be64(&attribute)?)),
+            element::USER_DATA => {
+                comment = find_comment(user_data::ELEMENT_COMMENT, attribute.payload);
+            }
+            _ => {}
+        }
+    }
+    Ok(key.map(|key| Element {
+        key,
+        ends_interval,
+        data: leads_to,
+        comment,
+        timeout,
+    }))
+}
+
+fn element_data(attribute: &Attribute<'_>) -> Result<Option<ElementData>, Malformed> {
+    for inner in attribute.nested() {
+        let inner = inner?;
+        match inner.kind {
+            data::VALUE => {
+                return Ok(Some(ElementData::Value(SmallVec::from_slice(
+                    inner.payload,
+                ))));
+            }
+            data::VERDICT => return Ok(verdict(&inner)?.map(ElementData::Verdict)),
+            _ => {}
+        }
+    }
+    Ok(None)
+}
+
+/// The `NFTA_DATA_VALUE` inside.
+fn value(attribute: &Attribute<'_>) -> Result<Option<Bytes>, Malformed> {
+    for inner in attribute.nested() {
+        let inner = inner?;
+        if inner.kind == data::VALUE {
+            return Ok(Some(SmallVec::from_slice(inner.payload)));
+        }
+    }
+    Ok(None)
+}
+
+/// Of what is inside an `NFTA_DATA_VERDICT`; `None` of one that no rule of ours has (`queue`).
+fn verdict(attribute: &Attribute<'_>) -> Result<Option<Verdict>, Malformed> {
+    let (mut code, mut to) = (None, None);
+    for attribute in attribute.nested() {
+        let attribute = attribute?;
+        match attribute.kind {
+            data::VERDICT_CODE => code = Some(i32::from_be_bytes(attribute.array()?)),
+            data::VERDICT_CHAIN => to = Some(name(&attribute)?),
+            _ => {}
+        }
+    }
+    Ok(match (code, to) {
+        (Some(data::DROP), _) => Some(Verdict::Drop),
+        (Some(data::ACCEPT), _) => Some(Verdict::Accept),
+        (Some(data::CONTINUE), _) => Some(Verdict::Continue),
+        (Some(data::RETURN), _) => Some(Verdict::Return),
+        (Some(data::JUMP), Some(chain)) => Some(Verdict::Jump(chain)),
+        (Some(data::GOTO), Some(chain)) => Some(Verdict::Goto(chain)),
+        _ => None,
+    })
+}
+
+/// A rule as read, its anonymous sets by name.
+pub(crate) struct RuleMessage {
+    pub(crate) chain: Name,
+    pub(crate) handle: u64,
+    pub(crate) expressions: Vec<Expression>,
+    pub(crate) comment: Option<Arc<str>>,
+}
+
+/// A rule of this table; `None` of another table.
+pub(crate) fn rule_of(table: &str, payload: &[u8]) -> Result<Option<RuleMessage>, Malformed> {
+    let (mut chain, mut handle) = (None, None);
+    let (mut expressions, mut comment) = (Vec::new(), None);
+    for attribute in attributes(payload)? {
+        let attribute = attribute?;
+        match attribute.kind {
+            rule::TABLE if attribute.string()? != table => return Ok(None),
+            rule::CHAIN => chain = Some(name(&attribute)?),
+            rule::HANDLE => handle = Some(be64(&attribute)?),
+            rule::EXPRESSIONS => {
+                for one in attribute.nested() {
+                    expressions.push(expression::parse(&one?)?);
+                }
+            }
+            rule::USER_DATA => {
+                comment = find_comment(user_data::RULE_COMMENT, attribute.payload);
+            }
+            _ => {}
+        }
+    }
+    Ok(Some(RuleMessage {
+        chain: missing(chain, rule::CHAIN, "NFTA_RULE_CHAIN")?,
+        handle: missing(handle, rule::HANDLE, "NFTA_RULE_HANDLE")?,
+        expressions,
+        comment,
+    }))
+}
+
+#[cfg(test)]
+mod tests;

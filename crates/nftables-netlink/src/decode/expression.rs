@@ -1,0 +1,417 @@
+//! Expressions. What this crate has no word for, as a field that it does not know or an operation
+//! of another kind, is [`Expression::Unknown`] as a whole.
+
+use netlink_batch::{Attribute, Malformed};
+use smallvec::SmallVec;
+
+use super::{missing, name, value, verdict};
+use crate::encode::nat_flags_implied;
+use crate::expression::{
+    Comparison, CtKey, DynsetOperation, Expression, FibResult, LookupFor, Membership, MetaKey,
+    NatKind, NumGenKind, PayloadBase, SetRef,
+};
+use crate::value::{Bytes, Family, Name, Register};
+use crate::wire::data;
+use crate::wire::expression::{
+    bitwise, cmp, counter, ct, dynset, fib, hash, immediate, lookup, masq, meta, nat, numgen,
+    payload, range, redir, reject,
+};
+use crate::wire::rule::{EXPRESSION_DATA, EXPRESSION_NAME};
+
+/// The most attributes of an expression that is known, with room for those of new kernels.
+const MOST: usize = 16;
+
+/// The attributes of an expression, by kind.
+struct Fields<'a>([Option<Attribute<'a>>; MOST]);
+
+impl<'a> Fields<'a> {
+    fn of(attribute: Option<Attribute<'a>>) -> Result<Self, Malformed> {
+        let mut fields = [None; MOST];
+        if let Some(attribute) = attribute {
+            for field in attribute.nested() {
+                let field = field?;
+                if let Some(place) = fields.get_mut(usize::from(field.kind)) {
+                    *place = Some(field);
+                }
+            }
+        }
+        Ok(Self(fields))
+    }
+
+    fn get(&self, kind: u16) -> Option<&Attribute<'a>> {
+        self.0.get(usize::from(kind))?.as_ref()
+    }
+
+    fn number(&self, kind: u16) -> Option<u32> {
+        self.get(kind)?.be32().ok()
+    }
+
+    /// 0 where it is absent.
+    fn number_or_0(&self, kind: u16) -> u32 {
+        self.number(kind).unwrap_or_default()
+    }
+
+    fn long(&self, kind: u16) -> Option<u64> {
+        self.get(kind)?.array().ok().map(u64::from_be_bytes)
+    }
+
+    fn register(&self, kind: u16) -> Option<Register> {
+        Register::of_wire(self.number(kind)?)
+    }
+
+    /// The register of a range that need not be there and is one value: the kernel repeats the
+    /// least as the greatest.
+    fn single(&self, least: u16, greatest: u16) -> Single {
+        let register = match self.get(least) {
+            None => Single::Absent,
+            Some(_) => self.register(least).map_or(Single::Other, Single::Register),
+        };
+        if self.has(greatest) && Some(register) != self.register(greatest).map(Single::Register) {
+            return Single::Other;
+        }
+        register
+    }
+
+    fn bytes(&self, kind: u16) -> Option<Bytes> {
+        value(self.get(kind)?).ok().flatten()
+    }
+
+    fn has(&self, kind: u16) -> bool {
+        self.get(kind).is_some()
+    }
+}
+
+/// The content of an `NFTA_LIST_ELEM` of a rule.
+pub(crate) fn parse(attribute: &Attribute<'_>) -> Result<Expression, Malformed> {
+    let (mut called, mut inner) = (None, None);
+    for attribute in attribute.nested() {
+        let attribute = attribute?;
+        match attribute.kind {
+            EXPRESSION_NAME => called = Some(attribute),
+            EXPRESSION_DATA => inner = Some(attribute),
+            _ => {}
+        }
+    }
+    let called = missing(called, EXPRESSION_NAME, "NFTA_EXPR_NAME")?;
+    let fields = Fields::of(inner)?;
+    let known = match called.string()? {
+        "payload" => payload_of(&fields),
+        "meta" => meta_of(&fields),
+        "ct" => ct_of(&fields),
+        "cmp" => compare(&fields),
+        "range" => range_of(&fields),
+        "bitwise" => bitwise_of(&fields),
+        "immediate" => immediate_of(&fields)?,
+        "lookup" => lookup_of(&fields)?,
+        "numgen" => numgen_of(&fields),
+        "hash" => hash_of(&fields),
+        "nat" => nat_of(&fields),
+        "masq" => masquerade(&fields),
+        "redir" => redirect(&fields),
+        "fib" => fib_of(&fields),
+        "dynset" => dynset_of(&fields)?,
+        "reject" => Some(Expression::Reject {
+            kind: fields.number_or_0(reject::TYPE),
+            code: fields
+                .get(reject::CODE)
+                .and_then(|code| code.u8().ok())
+                .unwrap_or_default(),
+        }),
+        "counter" => Some(Expression::Counter {
+            bytes: fields.long(counter::BYTES).unwrap_or_default(),
+            packets: fields.long(counter::PACKETS).unwrap_or_default(),
+        }),
+        _ => None,
+    };
+    Ok(match known {
+        Some(known) => known,
+        None => Expression::Unknown(name(&called)?),
+    })
+}
+
+fn payload_of(fields: &Fields<'_>) -> Option<Expression> {
+    if fields.has(payload::FROM) {
+        return None;
+    }
+    Some(Expression::Payload {
+        base: match fields.number(payload::BASE)? {
+            0 => PayloadBase::Link,
+            1 => PayloadBase::Network,
+            2 => PayloadBase::Transport,
+            _ => return None,
+        },
+        offset: fields.number(payload::OFFSET)?,
+        len: fields.number(payload::LEN)?,
+        to: fields.register(payload::TO)?,
+    })
+}
+
+fn meta_of(fields: &Fields<'_>) -> Option<Expression> {
+    let key = match fields.number(meta::KEY)? {
+        3 => MetaKey::Mark,
+        4 => MetaKey::Iif,
+        5 => MetaKey::Oif,
+        6 => MetaKey::IifName,
+        7 => MetaKey::OifName,
+        15 => MetaKey::NfProto,
+        16 => MetaKey::L4Proto,
+        _ => return None,
+    };
+    Some(if fields.has(meta::FROM) {
+        Expression::SetMeta {
+            key,
+            from: fields.register(meta::FROM)?,
+        }
+    } else {
+        Expression::Meta {
+            key,
+            to: fields.register(meta::TO)?,
+        }
+    })
+}
+
+fn ct_of(fields: &Fields<'_>) -> Option<Expression> {
+    if fields.has(ct::FROM) || fields.has(ct::DIRECTION) {
+        return None;
+    }
+    Some(Expression::Ct {
+        key: match fields.number(ct::KEY)? {
+            0 => CtKey::State,
+            1 => CtKey::Direction,
+            2 => CtKey::Status,
+            3 => CtKey::Mark,
+            _ => return None,
+        },
+        to: fields.register(ct::TO)?,
+    })
+}
+
+fn compare(fields: &Fields<'_>) -> Option<Expression> {
+    Some(Expression::Compare {
+        register: fields.register(cmp::FROM)?,
+        how: match fields.number(cmp::OP)? {
+            0 => Comparison::Equal,
+            1 => Comparison::NotEqual,
+            2 => Comparison::Less,
+            3 => Comparison::LessOrEqual,
+            4 => Comparison::Greater,
+            5 => Comparison::GreaterOrEqual,
+            _ => return None,
+        },
+        with: fields.bytes(cmp::DATA)?,
+    })
+}
+
+fn membership(inverted: bool) -> Membership {
+    if inverted {
+        Membership::NotIn
+    } else {
+        Membership::In
+    }
+}
+
+fn range_of(fields: &Fields<'_>) -> Option<Expression> {
+    Some(Expression::Range {
+        register: fields.register(range::FROM)?,
+        how: membership(match fields.number(range::OP)? {
+            0 => false,
+            1 => true,
+            _ => return None,
+        }),
+        from: fields.bytes(range::LEAST)?,
+        to: fields.bytes(range::GREATEST)?,
+    })
+}
+
+fn bitwise_of(fields: &Fields<'_>) -> Option<Expression> {
+    // NFT_BITWISE_BOOL alone has a mask.
+    if fields.number_or_0(bitwise::OP) != 0 {
+        return None;
+    }
+    Some(Expression::Bitwise {
+        from: fields.register(bitwise::FROM)?,
+        to: fields.register(bitwise::TO)?,
+        mask: fields.bytes(bitwise::MASK)?,
+        xor: fields.bytes(bitwise::XOR)?,
+    })
+}
+
+fn immediate_of(fields: &Fields<'_>) -> Result<Option<Expression>, Malformed> {
+    let Some(content) = fields.get(immediate::DATA) else {
+        return Ok(None);
+    };
+    for inner in content.nested() {
+        let inner = inner?;
+        match inner.kind {
+            data::VERDICT => return Ok(verdict(&inner)?.map(Expression::Verdict)),
+            data::VALUE => {
+                return Ok(fields
+                    .register(immediate::TO)
+                    .map(|to| Expression::Immediate {
+                        to,
+                        data: SmallVec::from_slice(inner.payload),
+                    }));
+            }
+            _ => {}
+        }
+    }
+    Ok(None)
+}
+
+fn set_name(fields: &Fields<'_>, kind: u16) -> Result<Option<Name>, Malformed> {
+    fields.get(kind).map(name).transpose()
+}
+
+fn lookup_of(fields: &Fields<'_>) -> Result<Option<Expression>, Malformed> {
+    let Some(set) = set_name(fields, lookup::SET)? else {
+        return Ok(None);
+    };
+    let flags = fields.number_or_0(lookup::FLAGS);
+    let what = match fields.number(lookup::TO) {
+        None if flags & !lookup::INVERTED == 0 => Some(LookupFor::Membership(membership(
+            flags & lookup::INVERTED != 0,
+        ))),
+        _ if flags != 0 => None,
+        None => None,
+        Some(Register::VERDICT) => Some(LookupFor::Verdict),
+        Some(number) => Register::of_wire(number).map(LookupFor::Value),
+    };
+    Ok(fields
+        .register(lookup::FROM)
+        .zip(what)
+        .map(|(key, what)| Expression::Lookup {
+            key,
+            set: SetRef::Named(set),
+            what,
+        }))
+}
+
+fn numgen_of(fields: &Fields<'_>) -> Option<Expression> {
+    Some(Expression::NumGen {
+        how: match fields.number(numgen::TYPE)? {
+            0 => NumGenKind::Incremental,
+            1 => NumGenKind::Random,
+            _ => return None,
+        },
+        modulus: fields.number(numgen::MODULUS)?,
+        offset: fields.number_or_0(numgen::OFFSET),
+        to: fields.register(numgen::TO)?,
+    })
+}
+
+fn hash_of(fields: &Fields<'_>) -> Option<Expression> {
+    if fields.number_or_0(hash::TYPE) != hash::JENKINS {
+        return None;
+    }
+    Some(Expression::Jhash {
+        from: fields.register(hash::FROM)?,
+        len: fields.number(hash::LEN)?,
+        modulus: fields.number(hash::MODULUS)?,
+        seed: fields.number(hash::SEED),
+        offset: fields.number_or_0(hash::OFFSET),
+        to: fields.register(hash::TO)?,
+    })
+}
+
+/// What a range of registers is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Single {
+    Absent,
+    Register(Register),
+    /// A range of several values, or none that is known.
+    Other,
+}
+
+impl Single {
+    /// Whether there is a rule of ours that has it.
+    fn is_known(self) -> bool {
+        self != Self::Other
+    }
+
+    fn register(self) -> Option<Register> {
+        match self {
+            Self::Register(register) => Some(register),
+            Self::Absent | Self::Other => None,
+        }
+    }
+}
+
+fn nat_of(fields: &Fields<'_>) -> Option<Expression> {
+    let address = fields.single(nat::ADDRESS, nat::ADDRESS_MAX);
+    let port = fields.single(nat::PORT, nat::PORT_MAX);
+    if !address.is_known() || !port.is_known() {
+        return None;
+    }
+    let (address, port) = (address.register(), port.register());
+    Some(Expression::Nat {
+        kind: match fields.number(nat::TYPE)? {
+            0 => NatKind::Source,
+            1 => NatKind::Destination,
+            _ => return None,
+        },
+        family: Family::of_wire(u8::try_from(fields.number(nat::FAMILY)?).ok()?)?,
+        address,
+        port,
+        flags: fields.number_or_0(nat::FLAGS) & !nat_flags_implied(address, port),
+    })
+}
+
+fn masquerade(fields: &Fields<'_>) -> Option<Expression> {
+    if fields.has(masq::PORT) || fields.has(masq::PORT_MAX) {
+        return None;
+    }
+    Some(Expression::Masquerade {
+        flags: fields.number_or_0(masq::FLAGS),
+    })
+}
+
+fn redirect(fields: &Fields<'_>) -> Option<Expression> {
+    let port = fields.single(redir::PORT, redir::PORT_MAX);
+    if !port.is_known() {
+        return None;
+    }
+    let port = port.register();
+    Some(Expression::Redirect {
+        port,
+        flags: fields.number_or_0(redir::FLAGS) & !nat_flags_implied(None, port),
+    })
+}
+
+fn fib_of(fields: &Fields<'_>) -> Option<Expression> {
+    Some(Expression::Fib {
+        result: match fields.number(fib::RESULT)? {
+            1 => FibResult::Oif,
+            2 => FibResult::OifName,
+            3 => FibResult::AddressType,
+            _ => return None,
+        },
+        flags: fields.number(fib::FLAGS)?,
+        to: fields.register(fib::TO)?,
+    })
+}
+
+fn dynset_of(fields: &Fields<'_>) -> Result<Option<Expression>, Malformed> {
+    let Some(set) = set_name(fields, dynset::SET)? else {
+        return Ok(None);
+    };
+    let operation = match fields.number(dynset::OP) {
+        Some(0) => DynsetOperation::Add,
+        Some(1) => DynsetOperation::Update,
+        Some(2) => DynsetOperation::Delete,
+        _ => return Ok(None),
+    };
+    let other = fields.number_or_0(dynset::FLAGS) != 0
+        || [dynset::DATA, dynset::EXPRESSION, dynset::EXPRESSIONS]
+            .iter()
+            .any(|kind| fields.has(*kind));
+    Ok(fields
+        .register(dynset::KEY)
+        .filter(|_| !other)
+        .map(|key| Expression::Dynset {
+            set: SetRef::Named(set),
+            operation,
+            key,
+            // 0 is what the kernel says of none.
+            timeout: fields.long(dynset::TIMEOUT).filter(|timeout| *timeout > 0),
+        }))
+}

@@ -1,0 +1,350 @@
+//! Changes as messages: those of `nft` 1.0.6, byte for byte, so that every `nft` lists them.
+
+mod expression;
+mod set;
+
+use netlink_batch::{
+    Batch, NLM_F_APPEND, NLM_F_CREATE, NLM_F_ECHO, NLM_F_EXCL, NLM_F_REPLACE, Writer,
+};
+
+use crate::expression::{Expression, SetRef};
+use crate::object::{Activity, AnonymousSet, Chain, Element, Rule};
+use crate::transaction::{Change, Generation, Transaction};
+use crate::user_data;
+use crate::value::{Bytes, Family};
+use crate::wire::{
+    BATCH_BEGIN, BATCH_END, BATCH_GENERATION, LIST_ELEMENT, SUBSYSTEM, chain, command, elements,
+    message, rule, set as set_attribute, table, user_data as kind,
+};
+
+pub(crate) use expression::nat_flags_implied;
+use set::Sets;
+pub(crate) use set::concatenation;
+
+/// Bytes of elements in one message. An attribute's length is a `u16`; the largest element (a key,
+/// a verdict with a chain's name, a comment) takes about 700.
+const ELEMENT_BYTES: usize = 63 * 1024;
+
+/// A transaction as the messages that it is sent as, all in one send. It can be sent any number of
+/// times; anonymous sets then have the same names again, so that those of before have to be gone
+/// (with their rules, or as the transaction deletes them).
+#[derive(Debug, Clone)]
+pub struct Prepared {
+    pub(crate) batch: Batch,
+    /// The index of the first message of each change; that of a batch's begin is 0.
+    firsts: Vec<usize>,
+    /// The index of the last message of the last change; 0 if there is none.
+    last: usize,
+    pub(crate) expected: Option<Generation>,
+}
+
+impl Prepared {
+    /// Writes the messages. With an expected generation the kernel does nothing if it has another.
+    pub fn new(transaction: &Transaction, expected: Option<Generation>) -> Self {
+        let mut prepared = Self::without_end(transaction, expected);
+        if !prepared.is_empty() {
+            // The kernel looks at the first change for whether it is to tell the new generation.
+            prepared.batch.add_flags(1, NLM_F_ECHO);
+        }
+        prepared.batch.push(BATCH_END, 0, batch_header);
+        prepared
+    }
+
+    /// The same without the message that has the kernel make all of it: it looks at each message,
+    /// and lets them go (`nfnetlink_rcv_batch`).
+    pub(crate) fn without_end(transaction: &Transaction, expected: Option<Generation>) -> Self {
+        let mut batch = Batch::new();
+        batch.push(BATCH_BEGIN, 0, |w| {
+            batch_header(w);
+            if let Some(Generation(generation)) = expected {
+                w.attr_be32(BATCH_GENERATION, generation);
+            }
+        });
+        let mut encoder = Encoder {
+            batch,
+            family: transaction.family,
+            table: &transaction.table,
+            sets: Sets::new(),
+        };
+        let mut firsts = Vec::with_capacity(transaction.changes.len());
+        for change in &transaction.changes {
+            firsts.push(encoder.batch.len());
+            encoder.change(change);
+        }
+        let mut batch = encoder.batch;
+        let last = batch.len().saturating_sub(1);
+        // That of a batch's end is answered by new kernels only.
+        if last > 0 {
+            batch.acknowledge(last);
+        }
+        Self {
+            batch,
+            firsts,
+            last,
+            expected,
+        }
+    }
+
+    /// Bytes of all messages.
+    pub fn byte_len(&self) -> usize {
+        self.batch.byte_len()
+    }
+
+    /// Messages, with the two that enclose the others.
+    pub fn messages(&self) -> usize {
+        self.batch.len()
+    }
+
+    /// Whether there is nothing to do.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.last == 0
+    }
+
+    /// The index of the message whose acknowledgement says that all came through.
+    pub(crate) fn last(&self) -> usize {
+        self.last
+    }
+
+    /// The change that a message belongs to; `None` of the two that enclose the others.
+    pub(crate) fn change_of(&self, index: usize) -> Option<usize> {
+        if index > self.last() {
+            return None;
+        }
+        self.firsts
+            .partition_point(|first| *first <= index)
+            .checked_sub(1)
+    }
+}
+
+fn batch_header(w: &mut Writer<'_>) {
+    let [high, low] = SUBSYSTEM.to_be_bytes();
+    w.bytes(&[0, 0, high, low]);
+}
+
+/// `struct nfgenmsg`.
+pub(crate) fn header(w: &mut Writer<'_>, family: u8) {
+    w.bytes(&[family, 0, 0, 0]);
+}
+
+/// Of a request for the elements with these keys.
+pub(crate) fn list_keys(
+    w: &mut Writer<'_>,
+    table: &str,
+    set: &str,
+    keys: impl Iterator<Item = Bytes>,
+) {
+    w.attr_str(elements::TABLE, table);
+    w.attr_str(elements::SET, set);
+    w.nest(elements::ELEMENTS, |w| {
+        for key in keys {
+            w.nest(LIST_ELEMENT, |w| set::element(w, &Element::of_set(key)));
+        }
+    });
+}
+
+/// The set that elements are of. That which the transaction makes itself is found by its number at
+/// once, while a name is looked for among all sets of the table.
+#[derive(Clone, Copy)]
+enum Of<'a> {
+    Named(&'a str),
+    Made(u32),
+}
+
+struct Encoder<'a> {
+    batch: Batch,
+    family: Family,
+    table: &'a str,
+    sets: Sets,
+}
+
+impl Encoder<'_> {
+    fn push(&mut self, command: u16, flags: u16, payload: impl FnOnce(&mut Writer<'_>)) {
+        let family = self.family as u8;
+        self.batch.push(message(command), flags, |w| {
+            header(w, family);
+            payload(w);
+        });
+    }
+
+    fn change(&mut self, change: &Change) {
+        let table = self.table;
+        match change {
+            Change::AddTable(new) => self.push(command::NEW_TABLE, NLM_F_CREATE, |w| {
+                w.attr_str(table::NAME, table);
+                let is_dormant = new.activity == Activity::Dormant;
+                w.attr_be32(table::FLAGS, u32::from(is_dormant) * table::DORMANT);
+                comment(
+                    w,
+                    table::USER_DATA,
+                    kind::TABLE_COMMENT,
+                    new.comment.as_ref(),
+                );
+            }),
+            Change::DeleteTable => self.push(command::DELETE_TABLE, 0, |w| {
+                w.attr_str(table::NAME, table);
+            }),
+            Change::AddChain(new) => self.add_chain(new),
+            Change::FlushChain(name) => self.push(command::DELETE_RULE, 0, |w| {
+                w.attr_str(rule::TABLE, table);
+                w.attr_str(rule::CHAIN, name);
+            }),
+            Change::DeleteChain(name) => self.push(command::DELETE_CHAIN, 0, |w| {
+                w.attr_str(chain::TABLE, table);
+                w.attr_str(chain::NAME, name);
+            }),
+            Change::AddSet(new) => {
+                let id = self.sets.next_id();
+                self.push(command::NEW_SET, NLM_F_CREATE, |w| {
+                    w.attr_str(set_attribute::TABLE, table);
+                    set::named(w, new, id);
+                });
+            }
+            Change::DeleteSet(name) => self.push(command::DELETE_SET, 0, |w| {
+                w.attr_str(set_attribute::TABLE, table);
+                w.attr_str(set_attribute::NAME, name);
+            }),
+            Change::FlushSet(name) => self.push(command::DELETE_ELEMENTS, 0, |w| {
+                w.attr_str(elements::TABLE, table);
+                w.attr_str(elements::SET, name);
+            }),
+            Change::AddElements(name, all) => {
+                self.elements(command::NEW_ELEMENTS, NLM_F_CREATE, Of::Named(name), all);
+            }
+            Change::DeleteElements(name, all) => {
+                self.elements(command::DELETE_ELEMENTS, 0, Of::Named(name), all);
+            }
+            Change::AddRule(chain, new) => {
+                self.rule(NLM_F_CREATE | NLM_F_APPEND, chain, None, new);
+            }
+            Change::DeleteRule(chain, handle) => self.push(command::DELETE_RULE, 0, |w| {
+                w.attr_str(rule::TABLE, table);
+                w.attr_str(rule::CHAIN, chain);
+                w.attr(rule::HANDLE, &handle.to_be_bytes());
+            }),
+            Change::ReplaceRule(chain, handle, new) => {
+                self.rule(NLM_F_REPLACE, chain, Some(*handle), new);
+            }
+        }
+    }
+
+    fn add_chain(&mut self, new: &Chain) {
+        let table = self.table;
+        self.push(command::NEW_CHAIN, NLM_F_CREATE, |w| {
+            w.attr_str(chain::TABLE, table);
+            w.attr_str(chain::NAME, &new.name);
+            if let Some(base) = &new.base {
+                w.attr_str(chain::TYPE, base.kind.name());
+                w.attr_be32(chain::POLICY, base.policy as u32);
+                w.nest(chain::HOOK, |w| {
+                    w.attr_be32(chain::HOOK_NUMBER, base.hook as u32);
+                    w.attr(chain::HOOK_PRIORITY, &base.priority.to_be_bytes());
+                });
+            }
+            comment(
+                w,
+                chain::USER_DATA,
+                kind::CHAIN_COMMENT,
+                new.comment.as_ref(),
+            );
+        });
+    }
+
+    /// Elements in as many messages as they take.
+    fn elements(&mut self, command: u16, flags: u16, name: Of<'_>, mut all: &[Element]) {
+        let table = self.table;
+        // A message without elements would flush the set.
+        while !all.is_empty() {
+            self.push(command, flags, |w| {
+                w.attr_str(elements::TABLE, table);
+                match name {
+                    Of::Named(name) => w.attr_str(elements::SET, name),
+                    Of::Made(id) => w.attr_be32(elements::SET_ID, id),
+                }
+                w.nest(elements::ELEMENTS, |w| {
+                    let end = w.len() + ELEMENT_BYTES;
+                    // `nft` counts them.
+                    let mut number = LIST_ELEMENT;
+                    while let [element, rest @ ..] = all
+                        && w.len() < end
+                    {
+                        w.nest(number, |w| set::element(w, element));
+                        number += 1;
+                        all = rest;
+                    }
+                });
+            });
+        }
+    }
+
+    /// A rule behind the sets that belong to it alone.
+    fn rule(&mut self, flags: u16, chain: &str, handle: Option<u64>, new: &Rule) {
+        let table = self.table;
+        let mut id = self.sets.peek_id();
+        for (at, expression) in new.expressions.iter().enumerate() {
+            if let Some(anonymous) = anonymous_set(expression) {
+                let before = new.expressions.get(..at).unwrap_or_default();
+                self.anonymous(anonymous, expression, before);
+            }
+        }
+        let (family, sets) = (self.family as u8, &mut self.sets);
+        self.batch.push(message(command::NEW_RULE), flags, |w| {
+            header(w, family);
+            w.attr_str(rule::TABLE, table);
+            w.attr_str(rule::CHAIN, chain);
+            if let Some(handle) = handle {
+                w.attr(rule::HANDLE, &handle.to_be_bytes());
+            }
+            w.nest(rule::EXPRESSIONS, |w| {
+                for expression in &new.expressions {
+                    let set = anonymous_set(expression).map(|set| {
+                        id += 1;
+                        sets.name_of(id - 1, set)
+                    });
+                    w.nest(LIST_ELEMENT, |w| expression::write(w, expression, set));
+                }
+            });
+            comment(w, rule::USER_DATA, kind::RULE_COMMENT, new.comment.as_ref());
+        });
+    }
+
+    fn anonymous(&mut self, new: &AnonymousSet, used_by: &Expression, before: &[Expression]) {
+        let table = self.table;
+        let family = self.family;
+        let type_of = set::type_of(family, used_by, before);
+        let id = self.sets.next_id();
+        let name = self.sets.name_of(id, new);
+        let flags = NLM_F_CREATE | NLM_F_EXCL;
+        self.batch.push(message(command::NEW_SET), flags, |w| {
+            header(w, family as u8);
+            w.attr_str(set_attribute::TABLE, table);
+            set::anonymous(w, new, name, id, type_of);
+        });
+        self.elements(
+            command::NEW_ELEMENTS,
+            NLM_F_CREATE,
+            Of::Made(id),
+            &new.elements,
+        );
+    }
+}
+
+/// The set that an expression brings along.
+pub(crate) fn anonymous_set(expression: &Expression) -> Option<&AnonymousSet> {
+    match expression {
+        Expression::Lookup {
+            set: SetRef::Anonymous(set),
+            ..
+        }
+        | Expression::Dynset {
+            set: SetRef::Anonymous(set),
+            ..
+        } => Some(set),
+        _ => None,
+    }
+}
+
+fn comment(w: &mut Writer<'_>, attribute: u16, kind: u8, text: Option<&std::sync::Arc<str>>) {
+    if let Some(data) = user_data::comment(kind, text) {
+        w.attr(attribute, data.bytes());
+    }
+}

@@ -1,0 +1,326 @@
+//! Whether this kernel can do what is needed: a transaction that holds one of each is tried, whose
+//! last change the kernel has to refuse, so that nothing of it stays.
+
+use std::fmt;
+use std::sync::Arc;
+
+use netlink_batch::Refusal;
+use smallvec::SmallVec;
+
+use crate::error::{CommitError, Error};
+use crate::expression::{
+    CtKey, DynsetOperation, Expression, FIB_DESTINATION, FibResult, LookupFor, MetaKey, NatKind,
+    NumGenKind, PayloadBase, SetRef,
+};
+use crate::nftables::Nftables;
+use crate::object::{
+    AnonymousSet, BaseChain, Chain, ChainKind, Element, Hook, Policy, Rule, Set, SetKind, Table,
+    Timeout,
+};
+use crate::transaction::{Change, Transaction};
+use crate::value::{Bytes, DataType, Family, Name, Register, Verdict};
+
+/// Of the table that is tried; it is never there.
+const NAME: &str = "nftables-netlink-probe";
+
+/// What a kernel may lack.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Feature {
+    /// Tables of the family.
+    Tables,
+    /// Base chains of kind `filter`.
+    FilterChains,
+    /// Base chains of kind `nat`.
+    NatChains,
+    /// Sets of concatenated keys.
+    Concatenations,
+    /// Maps to an address and a port.
+    NatMaps,
+    /// Sets that rules put elements into, which end by themselves.
+    DynamicSets,
+    /// Random numbers.
+    NumGen,
+    /// What the routing says of an address.
+    Fib,
+    /// What connection tracking knows.
+    Conntrack,
+    /// Another destination.
+    DestinationNat,
+    /// The source of the outgoing interface.
+    Masquerade,
+    /// Refusing a packet.
+    Reject,
+}
+
+impl Feature {
+    /// The option with which the kernel is built, in words for a user.
+    fn option(self, family: Family) -> &'static str {
+        let six = family == Family::Ip6;
+        match self {
+            Self::Tables if six => "CONFIG_NF_TABLES_IPV6",
+            Self::Tables if family == Family::Inet => "CONFIG_NF_TABLES_INET",
+            Self::Tables => "CONFIG_NF_TABLES_IPV4",
+            Self::FilterChains | Self::Concatenations | Self::NatMaps | Self::DynamicSets => {
+                "CONFIG_NF_TABLES"
+            }
+            Self::NatChains | Self::DestinationNat => "CONFIG_NFT_NAT, module nft_chain_nat",
+            Self::NumGen => "CONFIG_NFT_NUMGEN, module nft_numgen",
+            Self::Fib if six => "CONFIG_NFT_FIB_IPV6, module nft_fib_ipv6",
+            Self::Fib => "CONFIG_NFT_FIB_IPV4, module nft_fib_ipv4",
+            Self::Conntrack => "CONFIG_NFT_CT, module nft_ct",
+            Self::Masquerade => "CONFIG_NFT_MASQ, module nft_masq",
+            Self::Reject if six => "CONFIG_NFT_REJECT_IPV6, module nft_reject_ipv6",
+            Self::Reject => "CONFIG_NFT_REJECT_IPV4, module nft_reject_ipv4",
+        }
+    }
+}
+
+/// Something that the kernel lacks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Missing {
+    /// What.
+    pub feature: Feature,
+    /// In tables of this family.
+    pub family: Family,
+    /// What the kernel said.
+    pub refusal: Refusal,
+}
+
+impl fmt::Display for Missing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            feature,
+            family,
+            refusal,
+        } = self;
+        let option = feature.option(*family);
+        write!(
+            f,
+            "this kernel's nf_tables lacks {feature:?} in family {family:?} ({option}): {refusal}"
+        )
+    }
+}
+
+impl Nftables {
+    /// What the kernel lacks of [`Feature`] in tables of a family; nothing if all is well. It loads
+    /// the modules that it has. Nothing stays in the ruleset, and its generation is as before.
+    ///
+    /// # Errors
+    ///
+    /// The socket's, a missing privilege, or a kernel without nf\_tables.
+    pub fn probe(&mut self, family: Family) -> Result<Vec<Missing>, Error> {
+        let (features, changes): (Vec<_>, Vec<_>) = one_of_each(family).into_iter().unzip();
+        let transaction = Transaction {
+            family,
+            table: NAME.into(),
+            changes,
+        };
+        let refused = match self.commit(&transaction, None) {
+            Err(CommitError::Refused { refused, .. }) => refused,
+            Err(CommitError::Error(error)) => return Err(error),
+            // Its last change cannot be made.
+            Ok(_) | Err(_) => return Err(Error::Netlink(netlink_batch::Error::LostReply)),
+        };
+        let mut missing: Vec<Missing> = Vec::new();
+        for refused in refused {
+            let Some(Some(feature)) = features.get(refused.change) else {
+                continue;
+            };
+            // What is in a table, in a chain or of a set that was refused is refused as well.
+            let of_another = |cause: &Missing| match cause.feature {
+                Feature::Tables => true,
+                Feature::NatChains => {
+                    matches!(feature, Feature::DestinationNat | Feature::Masquerade)
+                }
+                cause => cause == *feature,
+            };
+            if !missing.iter().any(of_another) {
+                missing.push(Missing {
+                    feature: *feature,
+                    family,
+                    refusal: refused.refusal,
+                });
+            }
+        }
+        Ok(missing)
+    }
+}
+
+/// Changes, each with what it tries; the last is none.
+fn one_of_each(family: Family) -> Vec<(Option<Feature>, Change)> {
+    const PORT: Option<Register> = Register::at(4);
+    let (address, len) = match family {
+        Family::Ip6 => (DataType::Ipv6Addr, 16),
+        _ => (DataType::Ipv4Addr, 4),
+    };
+    let first = Register::FIRST;
+    let set = |name: &str, key: &[DataType], kind, timeout: Option<Timeout>| Set {
+        name: name.into(),
+        key: key.to_vec(),
+        kind,
+        intervals: false,
+        dynamic: timeout.is_some(),
+        timeout,
+        size: None,
+        type_of: None,
+        comment: None,
+    };
+    let rule = |chain: &str, expressions: Vec<Expression>| {
+        let rule = Rule {
+            expressions,
+            comment: None,
+        };
+        Change::AddRule(chain.into(), rule)
+    };
+    let numgen = Expression::NumGen {
+        how: NumGenKind::Random,
+        modulus: 1,
+        offset: 0,
+        to: first,
+    };
+    let source = Expression::Payload {
+        base: PayloadBase::Network,
+        offset: if len == 16 { 8 } else { 12 },
+        len,
+        to: first,
+    };
+    let mut endpoint: Bytes = SmallVec::new();
+    endpoint.resize(len as usize + 4, 0);
+    let endpoints = Expression::Lookup {
+        key: first,
+        set: SetRef::Anonymous(Arc::new(AnonymousSet {
+            key: vec![DataType::Mark],
+            kind: SetKind::Map(vec![address, DataType::InetService]),
+            intervals: false,
+            elements: vec![Element::of_map(Bytes::from_slice(&[0; 4]), endpoint)],
+        })),
+        what: LookupFor::Value(first),
+    };
+    let mark = Expression::Meta {
+        key: MetaKey::Mark,
+        to: first,
+    };
+    let service = [address, DataType::InetProto, DataType::InetService];
+    let clients = set(
+        "clients",
+        &[address],
+        SetKind::Set,
+        Some(Timeout::OfElements),
+    );
+    let nowhere: Name = "nowhere".into();
+    vec![
+        (Some(Feature::Tables), Change::AddTable(table(family))),
+        (None, Change::AddChain(chain("plain", None))),
+        (
+            Some(Feature::FilterChains),
+            Change::AddChain(chain("filter", Some(ChainKind::Filter))),
+        ),
+        (
+            Some(Feature::NatChains),
+            Change::AddChain(chain("nat", Some(ChainKind::Nat))),
+        ),
+        (
+            Some(Feature::Concatenations),
+            Change::AddSet(set("services", &service, SetKind::Verdicts, None)),
+        ),
+        (Some(Feature::DynamicSets), Change::AddSet(clients)),
+        (
+            Some(Feature::DynamicSets),
+            rule(
+                "plain",
+                vec![
+                    source,
+                    Expression::Dynset {
+                        set: SetRef::Named("clients".into()),
+                        operation: DynsetOperation::Update,
+                        key: first,
+                        timeout: None,
+                    },
+                ],
+            ),
+        ),
+        (Some(Feature::NatMaps), rule("plain", vec![mark, endpoints])),
+        (Some(Feature::NumGen), rule("plain", vec![numgen])),
+        (
+            Some(Feature::Fib),
+            rule(
+                "plain",
+                vec![Expression::Fib {
+                    result: FibResult::AddressType,
+                    flags: FIB_DESTINATION,
+                    to: first,
+                }],
+            ),
+        ),
+        (
+            Some(Feature::Conntrack),
+            rule(
+                "plain",
+                vec![Expression::Ct {
+                    key: CtKey::State,
+                    to: first,
+                }],
+            ),
+        ),
+        (
+            Some(Feature::DestinationNat),
+            rule(
+                "nat",
+                vec![
+                    immediate(first, len as usize),
+                    immediate(PORT.unwrap_or(first), 2),
+                    Expression::Nat {
+                        kind: NatKind::Destination,
+                        family,
+                        address: Some(first),
+                        port: PORT,
+                        flags: 0,
+                    },
+                ],
+            ),
+        ),
+        (
+            Some(Feature::Masquerade),
+            rule("nat", vec![Expression::Masquerade { flags: 0x10 }]),
+        ),
+        (
+            Some(Feature::Reject),
+            rule("plain", vec![Expression::Reject { kind: 0, code: 4 }]),
+        ),
+        // The refused one: no chain has this name.
+        (None, Change::DeleteChain(nowhere.clone())),
+        (
+            None,
+            rule("plain", vec![Expression::Verdict(Verdict::Goto(nowhere))]),
+        ),
+    ]
+}
+
+fn immediate(to: Register, len: usize) -> Expression {
+    let mut data: Bytes = SmallVec::new();
+    data.resize(len, 0);
+    Expression::Immediate { to, data }
+}
+
+fn table(family: Family) -> Table {
+    Table {
+        family,
+        name: NAME.into(),
+        activity: crate::object::Activity::Active,
+        comment: None,
+    }
+}
+
+fn chain(name: &str, kind: Option<ChainKind>) -> Chain {
+    Chain {
+        name: name.into(),
+        base: kind.map(|kind| BaseChain {
+            kind,
+            hook: Hook::Postrouting,
+            priority: 100,
+            policy: Policy::Accept,
+        }),
+        comment: None,
+    }
+}

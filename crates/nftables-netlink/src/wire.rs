@@ -1,0 +1,288 @@
+//! Numbers of the protocol: `linux/netfilter/nf_tables.h`, `linux/netfilter/nfnetlink.h`, and of
+//! what `nft` keeps in user data (`libnftnl/udata.h`), which the kernel does not look at.
+
+/// A command's netlink message type: nfnetlink's subsystem number, then the command.
+pub(crate) const fn message(command: u16) -> u16 {
+    SUBSYSTEM << 8 | command
+}
+
+/// `NFNL_SUBSYS_NFTABLES`.
+pub(crate) const SUBSYSTEM: u16 = 10;
+/// `NFNL_MSG_BATCH_BEGIN`.
+pub(crate) const BATCH_BEGIN: u16 = 16;
+/// `NFNL_MSG_BATCH_END`.
+pub(crate) const BATCH_END: u16 = 17;
+/// `NFNL_BATCH_GENID`, of the message that begins a batch.
+pub(crate) const BATCH_GENERATION: u16 = 1;
+/// Bytes of `struct nfgenmsg`.
+pub(crate) const FIXED_HEADER: usize = 4;
+/// `NFTA_LIST_ELEM`.
+pub(crate) const LIST_ELEMENT: u16 = 1;
+
+/// The table's name in messages of all objects (`NFTA_TABLE_NAME`, `NFTA_CHAIN_TABLE`, ...).
+pub(crate) const TABLE_OF_ANY: u16 = 1;
+
+/// `enum nf_tables_msg_types`.
+pub(crate) mod command {
+    pub(crate) const NEW_TABLE: u16 = 0;
+    pub(crate) const GET_TABLE: u16 = 1;
+    pub(crate) const DELETE_TABLE: u16 = 2;
+    pub(crate) const NEW_CHAIN: u16 = 3;
+    pub(crate) const GET_CHAIN: u16 = 4;
+    pub(crate) const DELETE_CHAIN: u16 = 5;
+    pub(crate) const NEW_RULE: u16 = 6;
+    pub(crate) const GET_RULE: u16 = 7;
+    pub(crate) const DELETE_RULE: u16 = 8;
+    pub(crate) const NEW_SET: u16 = 9;
+    pub(crate) const GET_SET: u16 = 10;
+    pub(crate) const DELETE_SET: u16 = 11;
+    pub(crate) const NEW_ELEMENTS: u16 = 12;
+    pub(crate) const GET_ELEMENTS: u16 = 13;
+    pub(crate) const DELETE_ELEMENTS: u16 = 14;
+    pub(crate) const NEW_GENERATION: u16 = 15;
+    pub(crate) const GET_GENERATION: u16 = 16;
+}
+
+/// `NFTA_TABLE_*`.
+pub(crate) mod table {
+    pub(crate) const NAME: u16 = 1;
+    pub(crate) const FLAGS: u16 = 2;
+    pub(crate) const USER_DATA: u16 = 6;
+    /// `NFT_TABLE_F_DORMANT`.
+    pub(crate) const DORMANT: u32 = 1;
+}
+
+/// `NFTA_CHAIN_*` and, inside `HOOK`, `NFTA_HOOK_*`.
+pub(crate) mod chain {
+    pub(crate) const TABLE: u16 = 1;
+    pub(crate) const NAME: u16 = 3;
+    pub(crate) const HOOK: u16 = 4;
+    pub(crate) const POLICY: u16 = 5;
+    pub(crate) const TYPE: u16 = 7;
+    pub(crate) const USER_DATA: u16 = 12;
+    pub(crate) const HOOK_NUMBER: u16 = 1;
+    pub(crate) const HOOK_PRIORITY: u16 = 2;
+}
+
+/// `NFTA_RULE_*` and, inside an expression, `NFTA_EXPR_*`.
+pub(crate) mod rule {
+    pub(crate) const TABLE: u16 = 1;
+    pub(crate) const CHAIN: u16 = 2;
+    pub(crate) const HANDLE: u16 = 3;
+    pub(crate) const EXPRESSIONS: u16 = 4;
+    pub(crate) const USER_DATA: u16 = 7;
+    pub(crate) const EXPRESSION_NAME: u16 = 1;
+    pub(crate) const EXPRESSION_DATA: u16 = 2;
+}
+
+/// `NFTA_SET_*`; inside `DESCRIPTION`, `NFTA_SET_DESC_*`; in `FLAGS`, `NFT_SET_*`.
+pub(crate) mod set {
+    pub(crate) const TABLE: u16 = 1;
+    pub(crate) const NAME: u16 = 2;
+    pub(crate) const FLAGS: u16 = 3;
+    pub(crate) const KEY_TYPE: u16 = 4;
+    pub(crate) const KEY_LEN: u16 = 5;
+    pub(crate) const DATA_TYPE: u16 = 6;
+    pub(crate) const DATA_LEN: u16 = 7;
+    pub(crate) const DESCRIPTION: u16 = 9;
+    pub(crate) const ID: u16 = 10;
+    pub(crate) const TIMEOUT: u16 = 11;
+    pub(crate) const USER_DATA: u16 = 13;
+    pub(crate) const HANDLE: u16 = 16;
+    pub(crate) const DESCRIPTION_SIZE: u16 = 1;
+
+    pub(crate) const ANONYMOUS: u32 = 0x1;
+    pub(crate) const CONSTANT: u32 = 0x2;
+    pub(crate) const INTERVAL: u32 = 0x4;
+    pub(crate) const MAP: u32 = 0x8;
+    pub(crate) const HAS_TIMEOUT: u32 = 0x10;
+    pub(crate) const EVAL: u32 = 0x20;
+}
+
+/// `NFTA_SET_ELEM_LIST_*`.
+pub(crate) mod elements {
+    pub(crate) const TABLE: u16 = 1;
+    pub(crate) const SET: u16 = 2;
+    pub(crate) const ELEMENTS: u16 = 3;
+    pub(crate) const SET_ID: u16 = 4;
+}
+
+/// `NFTA_SET_ELEM_*` and `NFT_SET_ELEM_INTERVAL_END`.
+pub(crate) mod element {
+    pub(crate) const KEY: u16 = 1;
+    pub(crate) const DATA: u16 = 2;
+    pub(crate) const FLAGS: u16 = 3;
+    pub(crate) const TIMEOUT: u16 = 4;
+    pub(crate) const USER_DATA: u16 = 6;
+    pub(crate) const INTERVAL_END: u32 = 1;
+}
+
+/// `NFTA_DATA_*`, `NFTA_VERDICT_*`, and the codes of verdicts (`enum nft_verdicts`, `NF_*`).
+pub(crate) mod data {
+    pub(crate) const VALUE: u16 = 1;
+    pub(crate) const VERDICT: u16 = 2;
+    pub(crate) const VERDICT_CODE: u16 = 1;
+    pub(crate) const VERDICT_CHAIN: u16 = 2;
+    pub(crate) const DROP: i32 = 0;
+    pub(crate) const ACCEPT: i32 = 1;
+    pub(crate) const CONTINUE: i32 = -1;
+    pub(crate) const JUMP: i32 = -3;
+    pub(crate) const GOTO: i32 = -4;
+    pub(crate) const RETURN: i32 = -5;
+    /// `NFT_DATA_VERDICT`, the data type of verdict maps.
+    pub(crate) const TYPE_VERDICT: u32 = 0xffff_ff00;
+}
+
+/// `NFTA_GEN_*`.
+pub(crate) mod generation {
+    pub(crate) const ID: u16 = 1;
+    pub(crate) const PROCESS: u16 = 2;
+    pub(crate) const PROCESS_NAME: u16 = 3;
+}
+
+/// `NFTNL_UDATA_*`: the types of what `nft` keeps in user data.
+pub(crate) mod user_data {
+    pub(crate) const TABLE_COMMENT: u8 = 0;
+    pub(crate) const CHAIN_COMMENT: u8 = 0;
+    pub(crate) const RULE_COMMENT: u8 = 0;
+    pub(crate) const ELEMENT_COMMENT: u8 = 0;
+    pub(crate) const SET_KEY_BYTE_ORDER: u8 = 0;
+    pub(crate) const SET_DATA_BYTE_ORDER: u8 = 1;
+    pub(crate) const SET_MERGE_ELEMENTS: u8 = 2;
+    pub(crate) const SET_KEY_TYPE_OF: u8 = 3;
+    pub(crate) const SET_DATA_TYPE_OF: u8 = 4;
+    pub(crate) const SET_DATA_INTERVAL: u8 = 6;
+    pub(crate) const SET_COMMENT: u8 = 7;
+    /// Inside a `TYPE_OF`: which expression (`enum expr_types` of `nft`), and its own data.
+    pub(crate) const TYPE_OF_EXPRESSION: u8 = 0;
+    pub(crate) const TYPE_OF_DATA: u8 = 1;
+}
+
+/// Attributes of expressions, by the kernel's name of the expression.
+pub(crate) mod expression {
+    /// `NFTA_PAYLOAD_*`.
+    pub(crate) mod payload {
+        pub(crate) const TO: u16 = 1;
+        pub(crate) const BASE: u16 = 2;
+        pub(crate) const OFFSET: u16 = 3;
+        pub(crate) const LEN: u16 = 4;
+        pub(crate) const FROM: u16 = 5;
+    }
+    /// `NFTA_META_*` and, with another meaning of 3, `NFTA_CT_*`.
+    pub(crate) mod meta {
+        pub(crate) const TO: u16 = 1;
+        pub(crate) const KEY: u16 = 2;
+        pub(crate) const FROM: u16 = 3;
+    }
+    /// `NFTA_CT_*`.
+    pub(crate) mod ct {
+        pub(crate) const TO: u16 = 1;
+        pub(crate) const KEY: u16 = 2;
+        pub(crate) const DIRECTION: u16 = 3;
+        pub(crate) const FROM: u16 = 4;
+    }
+    /// `NFTA_CMP_*`.
+    pub(crate) mod cmp {
+        pub(crate) const FROM: u16 = 1;
+        pub(crate) const OP: u16 = 2;
+        pub(crate) const DATA: u16 = 3;
+    }
+    /// `NFTA_RANGE_*`.
+    pub(crate) mod range {
+        pub(crate) const FROM: u16 = 1;
+        pub(crate) const OP: u16 = 2;
+        pub(crate) const LEAST: u16 = 3;
+        pub(crate) const GREATEST: u16 = 4;
+    }
+    /// `NFTA_BITWISE_*`.
+    pub(crate) mod bitwise {
+        pub(crate) const FROM: u16 = 1;
+        pub(crate) const TO: u16 = 2;
+        pub(crate) const LEN: u16 = 3;
+        pub(crate) const MASK: u16 = 4;
+        pub(crate) const XOR: u16 = 5;
+        pub(crate) const OP: u16 = 6;
+    }
+    /// `NFTA_IMMEDIATE_*`.
+    pub(crate) mod immediate {
+        pub(crate) const TO: u16 = 1;
+        pub(crate) const DATA: u16 = 2;
+    }
+    /// `NFTA_LOOKUP_*` and `NFT_LOOKUP_F_INV`.
+    pub(crate) mod lookup {
+        pub(crate) const SET: u16 = 1;
+        pub(crate) const FROM: u16 = 2;
+        pub(crate) const TO: u16 = 3;
+        pub(crate) const FLAGS: u16 = 5;
+        pub(crate) const INVERTED: u32 = 1;
+    }
+    /// `NFTA_NG_*`.
+    pub(crate) mod numgen {
+        pub(crate) const TO: u16 = 1;
+        pub(crate) const MODULUS: u16 = 2;
+        pub(crate) const TYPE: u16 = 3;
+        pub(crate) const OFFSET: u16 = 4;
+    }
+    /// `NFTA_HASH_*` and `NFT_HASH_JENKINS`.
+    pub(crate) mod hash {
+        pub(crate) const FROM: u16 = 1;
+        pub(crate) const TO: u16 = 2;
+        pub(crate) const LEN: u16 = 3;
+        pub(crate) const MODULUS: u16 = 4;
+        pub(crate) const SEED: u16 = 5;
+        pub(crate) const OFFSET: u16 = 6;
+        pub(crate) const TYPE: u16 = 7;
+        pub(crate) const JENKINS: u32 = 0;
+    }
+    /// `NFTA_NAT_*`; the two flags that follow from the others.
+    pub(crate) mod nat {
+        pub(crate) const TYPE: u16 = 1;
+        pub(crate) const FAMILY: u16 = 2;
+        pub(crate) const ADDRESS: u16 = 3;
+        pub(crate) const ADDRESS_MAX: u16 = 4;
+        pub(crate) const PORT: u16 = 5;
+        pub(crate) const PORT_MAX: u16 = 6;
+        pub(crate) const FLAGS: u16 = 7;
+        pub(crate) const MAP_ADDRESSES: u32 = 1;
+        pub(crate) const PORT_SPECIFIED: u32 = 2;
+    }
+    /// `NFTA_MASQ_*`.
+    pub(crate) mod masq {
+        pub(crate) const FLAGS: u16 = 1;
+        pub(crate) const PORT: u16 = 2;
+        pub(crate) const PORT_MAX: u16 = 3;
+    }
+    /// `NFTA_REDIR_*`.
+    pub(crate) mod redir {
+        pub(crate) const PORT: u16 = 1;
+        pub(crate) const PORT_MAX: u16 = 2;
+        pub(crate) const FLAGS: u16 = 3;
+    }
+    /// `NFTA_FIB_*`.
+    pub(crate) mod fib {
+        pub(crate) const TO: u16 = 1;
+        pub(crate) const RESULT: u16 = 2;
+        pub(crate) const FLAGS: u16 = 3;
+    }
+    /// `NFTA_DYNSET_*`.
+    pub(crate) mod dynset {
+        pub(crate) const SET: u16 = 1;
+        pub(crate) const OP: u16 = 3;
+        pub(crate) const KEY: u16 = 4;
+        pub(crate) const DATA: u16 = 5;
+        pub(crate) const TIMEOUT: u16 = 6;
+        pub(crate) const EXPRESSION: u16 = 7;
+        pub(crate) const FLAGS: u16 = 9;
+        pub(crate) const EXPRESSIONS: u16 = 10;
+    }
+    /// `NFTA_REJECT_*`.
+    pub(crate) mod reject {
+        pub(crate) const TYPE: u16 = 1;
+        pub(crate) const CODE: u16 = 2;
+    }
+    /// `NFTA_COUNTER_*`.
+    pub(crate) mod counter {
+        pub(crate) const BYTES: u16 = 1;
+        pub(crate) const PACKETS: u16 = 2;
+    }
+}

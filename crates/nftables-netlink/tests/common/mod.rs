@@ -1,0 +1,119 @@
+//! What the live tests share.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    dead_code,
+    reason = "tests stop at the first surprise; not each uses all of it"
+)]
+
+use std::process::Command;
+use std::thread;
+
+use nftables_netlink::{Change, Family, Nftables, Transaction, Whole};
+use rustix::thread::{UnshareFlags, unshare_unsafe};
+
+/// Runs `story` on a thread of its own in a new network namespace.
+pub(crate) fn in_namespace<T: Send + 'static>(
+    story: impl FnOnce(Nftables) -> T + Send + 'static,
+) -> T {
+    let thread = thread::spawn(move || {
+        #[allow(unsafe_code, reason = "rustix has no safe call for it")]
+        // SAFETY: without CLONE_FILES the table of file descriptors stays shared.
+        let unshared = unsafe { unshare_unsafe(UnshareFlags::NEWNET) };
+        unshared.expect("this test makes a network namespace: run it as root");
+        story(Nftables::open().unwrap())
+    });
+    match thread.join() {
+        Ok(told) => told,
+        Err(panic) => std::panic::resume_unwind(panic),
+    }
+}
+
+/// Runs `nft`.
+pub(crate) fn nft(arguments: &[&str]) -> String {
+    run("nft", arguments)
+}
+
+/// Runs this program.
+pub(crate) fn run(program: &str, arguments: &[&str]) -> String {
+    let output = Command::new(program).args(arguments).output().unwrap();
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// What makes a table as it was read, in the order in which `nft` makes one.
+pub(crate) fn making(whole: Whole) -> Transaction {
+    let table = whole.table.unwrap();
+    let mut transaction = Transaction {
+        family: table.family,
+        table: table.name.clone(),
+        changes: vec![Change::AddTable(table)],
+    };
+    let changes = &mut transaction.changes;
+    changes.extend(whole.chains.into_iter().map(Change::AddChain));
+    for (set, elements) in whole.sets {
+        assert_eq!(set.other_flags, 0, "{set:?}");
+        let name = set.set.name.clone();
+        changes.push(Change::AddSet(set.set));
+        changes.push(Change::AddElements(name, elements));
+    }
+    let rules = whole.rules.into_iter();
+    changes.extend(rules.map(|rule| Change::AddRule(rule.chain, rule.rule)));
+    transaction
+}
+
+/// All tables of the namespace.
+pub(crate) fn read_all(nftables: &mut Nftables) -> Vec<Whole> {
+    let tables = nftables.tables(None).unwrap();
+    tables
+        .iter()
+        .map(|table| nftables.read(table.family, &table.name).unwrap())
+        .collect()
+}
+
+/// The same without what is of one moment, so that a table that was made again compares.
+pub(crate) fn timeless(mut whole: Whole) -> Whole {
+    whole.generation = nftables_netlink::Generation(1);
+    for (set, elements) in &mut whole.sets {
+        set.handle = 0;
+        elements.sort_by(|a, b| (&a.key, a.ends_interval).cmp(&(&b.key, b.ends_interval)));
+    }
+    for rule in &mut whole.rules {
+        rule.handle = 0;
+    }
+    whole
+}
+
+/// A listing with the elements of sets in order.
+pub(crate) fn in_order(listing: &str) -> Vec<String> {
+    let mut lines = Vec::new();
+    let mut elements: Option<String> = None;
+    for line in listing.lines() {
+        if let Some(rest) = line.trim().strip_prefix("elements = {") {
+            elements = Some(rest.to_owned());
+        } else if let Some(so_far) = &mut elements {
+            so_far.push_str(line.trim());
+        } else {
+            lines.push(line.to_owned());
+        }
+        if elements.as_ref().is_some_and(|all| all.ends_with('}')) {
+            let all = elements.take().unwrap();
+            let mut all: Vec<_> = all
+                .trim_end_matches('}')
+                .split(',')
+                .map(|one| one.trim().to_owned())
+                .collect();
+            all.sort();
+            lines.extend(all);
+        }
+    }
+    lines
+}
+
+/// The families that a namespace is asked about.
+pub(crate) const FAMILIES: [Family; 3] = [Family::Inet, Family::Ip, Family::Ip6];

@@ -1,0 +1,601 @@
+//! Against the running kernel, each story in a network namespace of its own. Needs root.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    reason = "tests stop at the first surprise"
+)]
+
+mod common;
+
+use std::io::ErrorKind;
+use std::sync::Arc;
+
+use common::{in_namespace, making, nft};
+use nftables_netlink::{
+    Activity, AnonymousSet, Bytes, Chain, Change, CommitError, Comparison, Concatenation, DataType,
+    Element, Event, Expression, Family, Feature, LookupFor, MetaKey, Name, NatKind, Nftables,
+    NumGenKind, OwnSockets, Prepared, Register, Rule, Set, SetKind, SetRef, Subscription, Table,
+    Transaction, Verdict,
+};
+
+fn name(text: &str) -> Name {
+    text.into()
+}
+
+fn at(bytes: usize) -> Register {
+    Register::at(bytes).unwrap()
+}
+
+fn endpoints(count: u16) -> Arc<AnonymousSet> {
+    Arc::new(AnonymousSet {
+        key: vec![DataType::Integer],
+        kind: SetKind::Map(vec![DataType::Ipv4Addr, DataType::InetService]),
+        intervals: false,
+        elements: (0..count)
+            .map(|number| {
+                Element::of_map(
+                    Bytes::from_slice(&u32::from(number).to_ne_bytes()),
+                    Concatenation::new()
+                        .address(std::net::Ipv4Addr::from(0x0a00_0000 + u32::from(number)).into())
+                        .port(80)
+                        .into_key(),
+                )
+            })
+            .collect(),
+    })
+}
+
+fn service() -> Vec<Change> {
+    vec![
+        Change::AddTable(Table {
+            family: Family::Ip,
+            name: name("t"),
+            activity: Activity::Active,
+            comment: Some("of a test".into()),
+        }),
+        Change::AddChain(Chain {
+            name: name("svc"),
+            base: None,
+            comment: None,
+        }),
+        Change::AddSet(Set {
+            name: name("ips"),
+            key: vec![
+                DataType::Ipv4Addr,
+                DataType::InetProto,
+                DataType::InetService,
+            ],
+            kind: SetKind::Verdicts,
+            intervals: false,
+            dynamic: false,
+            timeout: None,
+            size: None,
+            type_of: None,
+            comment: Some("services".into()),
+        }),
+        Change::AddElements(
+            name("ips"),
+            vec![
+                Element::of_verdicts(
+                    Concatenation::new()
+                        .address([10, 96, 0, 1].into())
+                        .protocol(6)
+                        .port(443)
+                        .into_key(),
+                    Verdict::Goto(name("svc")),
+                )
+                .with_comment("a/b"),
+            ],
+        ),
+        Change::AddRule(
+            name("svc"),
+            Rule {
+                expressions: vec![
+                    Expression::Meta {
+                        key: MetaKey::L4Proto,
+                        to: Register::FIRST,
+                    },
+                    Expression::Compare {
+                        register: Register::FIRST,
+                        how: Comparison::Equal,
+                        with: Bytes::from_slice(&[6]),
+                    },
+                    Expression::NumGen {
+                        how: NumGenKind::Random,
+                        modulus: 3,
+                        offset: 0,
+                        to: Register::FIRST,
+                    },
+                    Expression::Lookup {
+                        key: Register::FIRST,
+                        set: SetRef::Anonymous(endpoints(3)),
+                        what: LookupFor::Value(Register::FIRST),
+                    },
+                    Expression::Nat {
+                        kind: NatKind::Destination,
+                        family: Family::Ip,
+                        address: Some(Register::FIRST),
+                        port: Some(at(4)),
+                        flags: 0,
+                    },
+                ],
+                comment: Some("a rule".into()),
+            },
+        ),
+    ]
+}
+
+fn transaction(changes: Vec<Change>) -> Transaction {
+    Transaction {
+        family: Family::Ip,
+        table: name("t"),
+        changes,
+    }
+}
+
+#[test]
+fn what_is_written_is_read() {
+    in_namespace(|mut nftables| {
+        let before = nftables.generation().unwrap();
+        let after = nftables
+            .commit(&transaction(service()), Some(before))
+            .unwrap();
+        assert_eq!(after, before.next());
+        assert_eq!(nftables.generation().unwrap(), after);
+        assert!(nft(&["list", "ruleset"]).contains(
+            "numgen random mod 3 map { 0 : 10.0.0.0 . 80, 1 : 10.0.0.1 . 80, 2 : 10.0.0.2 . 80 }"
+        ));
+        let whole = nftables.read(Family::Ip, "t").unwrap();
+        assert_eq!(whole.generation, after);
+        assert_eq!(making(whole), transaction(service()));
+        let of_chain = nftables.rules_of_chain(Family::Ip, "t", "svc").unwrap();
+        assert_eq!(of_chain, nftables.rules(Family::Ip, "t").unwrap());
+    });
+}
+
+#[test]
+fn a_refused_change_is_named_and_nothing_is_done() {
+    in_namespace(|mut nftables| {
+        let mut changes = service();
+        changes.insert(2, Change::DeleteChain(name("none")));
+        changes.push(Change::DeleteSet(name("nothing")));
+        let generation = nftables.generation().unwrap();
+        match nftables.commit(&transaction(changes), None) {
+            Err(CommitError::Refused { refused, more }) => {
+                assert!(!more);
+                let changes: Vec<_> = refused
+                    .iter()
+                    .map(|refused| (refused.change, refused.refusal.errno))
+                    .collect();
+                assert_eq!(changes, [(2, libc::ENOENT), (6, libc::ENOENT)]);
+            }
+            other => panic!("{other:?}"),
+        }
+        assert_eq!(nftables.generation().unwrap(), generation);
+        assert_eq!(nftables.tables(None).unwrap(), []);
+    });
+}
+
+#[test]
+fn what_cannot_be_sent_was_not_made() {
+    const IS_INSIDE: &str = "IN_A_USER_NAMESPACE";
+    if std::env::var_os(IS_INSIDE).is_none() {
+        // As in a rootless container: without the right to a buffer beyond net.core.wmem_max. A
+        // process of several threads cannot get there by itself.
+        let inside = |program: &std::path::Path, arguments: &[&str]| {
+            let mut command = std::process::Command::new("unshare");
+            command.args(["--user", "--map-root-user", "--net"]);
+            command.arg(program).args(arguments).env(IS_INSIDE, "1");
+            command.status().is_ok_and(|status| status.success())
+        };
+        if !inside("true".as_ref(), &[]) {
+            eprintln!("there are no user namespaces here");
+            return;
+        }
+        let own = std::env::current_exe().unwrap();
+        let this = "what_cannot_be_sent_was_not_made";
+        assert!(inside(&own, &["--exact", this, "--nocapture"]));
+        return;
+    }
+    let mut nftables = Nftables::open().unwrap();
+    let before = nftables.generation().unwrap();
+    let comment = Some("x".repeat(250).into());
+    let rule = Rule {
+        expressions: Vec::new(),
+        comment,
+    };
+    // A rule takes more than 250 bytes, and the buffer twice what it may be.
+    let most = std::fs::read_to_string("/proc/sys/net/core/wmem_max").unwrap_or_default();
+    let most: usize = most.trim().parse().unwrap_or(4 << 20);
+    let room_of_rules = 2 * most / 250 + 1_000;
+    let mut changes = service();
+    changes.resize(room_of_rules, Change::AddRule(name("svc"), rule));
+    match nftables.commit(&transaction(changes.clone()), None) {
+        Err(CommitError::TooLarge(_)) => {}
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(nftables.generation().unwrap(), before);
+    changes.truncate(100);
+    nftables.commit(&transaction(changes), None).unwrap();
+}
+
+#[test]
+fn a_table_that_was_switched_off_is_switched_on() {
+    in_namespace(|mut nftables| {
+        nftables.commit(&transaction(service()), None).unwrap();
+        nft(&["add table ip t { flags dormant; }"]);
+        let is = |nftables: &mut Nftables| {
+            let whole = nftables.read(Family::Ip, "t").unwrap();
+            whole.table.unwrap().activity
+        };
+        assert_eq!(is(&mut nftables), Activity::Dormant);
+        let on = transaction(service()[..1].to_vec());
+        nftables.commit(&on, None).unwrap();
+        assert_eq!(is(&mut nftables), Activity::Active);
+    });
+}
+
+#[test]
+fn another_generation_is_told() {
+    in_namespace(|mut nftables| {
+        let generation = nftables.generation().unwrap();
+        let found = nftables.commit(&transaction(service()), None).unwrap();
+        match nftables.commit(&transaction(vec![Change::DeleteTable]), Some(generation)) {
+            Err(CommitError::WrongGeneration {
+                expected,
+                found: there,
+            }) => assert_eq!((expected, there), (generation, found)),
+            other => panic!("{other:?}"),
+        }
+        nftables
+            .commit(&transaction(vec![Change::DeleteTable]), Some(found))
+            .unwrap();
+        assert_eq!(nftables.read(Family::Ip, "t").unwrap().table, None);
+    });
+}
+
+/// All that was told up to now.
+fn told(subscription: &Subscription) -> Vec<Event> {
+    let mut told = Vec::new();
+    loop {
+        match subscription.receive() {
+            Ok(events) => told.extend(events),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                // A transaction may take several datagrams.
+                told.dedup();
+                return told;
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+#[test]
+fn a_change_is_told_with_its_table_and_its_maker() {
+    in_namespace(|mut nftables| {
+        let mut subscription = Subscription::open(1 << 20).unwrap();
+        let touched = |table: &str| Event::Touched {
+            family: Family::Ip,
+            table: table.into(),
+        };
+        let generation = nftables.commit(&transaction(service()), None).unwrap();
+        let events = told(&subscription);
+        assert_eq!(events[0], touched("t"));
+        match &events[1..] {
+            [
+                Event::Committed {
+                    generation: of,
+                    process: Some(_),
+                    process_name: Some(name),
+                },
+            ] => {
+                assert_eq!(*of, generation);
+                // Its number is that of the first namespace of processes, which may not be this.
+                let own = std::fs::read_to_string("/proc/thread-self/comm").unwrap();
+                assert_eq!(**name, *own.trim_end());
+            }
+            other => panic!("{other:?}"),
+        }
+
+        // One's own is left out, another's is not.
+        let port = nftables.port().unwrap();
+        subscription.leave_out(&[port]).unwrap();
+        let flush = transaction(vec![Change::FlushChain(name("svc"))]);
+        nftables.commit(&flush, None).unwrap();
+        assert_eq!(told(&subscription), []);
+        nft(&["add", "table", "ip", "other"]);
+        let events = told(&subscription);
+        assert_eq!(events[0], touched("other"));
+        assert!(
+            matches!(&events[1], Event::Committed { process_name: Some(name), .. } if **name == *"nft"),
+            "{events:?}"
+        );
+
+        // Nothing is told meanwhile, and the generation tells of it.
+        let before = nftables.generation().unwrap();
+        subscription.pause().unwrap();
+        nft(&["delete", "table", "ip", "other"]);
+        subscription.resume().unwrap();
+        assert_eq!(told(&subscription), []);
+        assert_eq!(nftables.generation().unwrap(), before.next());
+        nft(&["add", "table", "ip", "third"]);
+        assert_eq!(told(&subscription)[0], touched("third"));
+    });
+}
+
+#[test]
+fn what_one_writes_with_any_socket_is_left_out() {
+    in_namespace(|mut other| {
+        let own = Arc::new(OwnSockets::default());
+        let mut first = own.open().unwrap();
+        let subscriptions = [(); 2].map(|()| Arc::new(Subscription::open(1 << 20).unwrap()));
+        for subscription in &subscriptions {
+            own.leave_out_of(Arc::clone(subscription)).unwrap();
+        }
+        let mut second = own.open().unwrap();
+        let added = &transaction(service()[4..].to_vec());
+        first.commit(&transaction(service()), None).unwrap();
+        second.commit(added, None).unwrap();
+        for subscription in &subscriptions {
+            assert_eq!(told(subscription), []);
+        }
+        other.commit(added, None).unwrap();
+        for subscription in &subscriptions {
+            assert_ne!(told(subscription), []);
+        }
+        // One takes the place of another, whose number may be anybody's from then on.
+        drop(second);
+        let mut stranger = Nftables::open().unwrap();
+        let mut third = own.open().unwrap();
+        for own in [&mut first, &mut third] {
+            own.commit(added, None).unwrap();
+        }
+        assert_eq!(told(&subscriptions[1]), []);
+        stranger.commit(added, None).unwrap();
+        assert_ne!(told(&subscriptions[1]), []);
+    });
+}
+
+#[test]
+fn lost_messages_are_told() {
+    in_namespace(|mut nftables| {
+        let subscription = Subscription::open(4096).unwrap();
+        for number in 0..200 {
+            let chain = Chain {
+                name: format!("c{number}").into(),
+                base: None,
+                comment: None,
+            };
+            let mut changes = service();
+            changes.truncate(1);
+            changes.push(Change::AddChain(chain));
+            nftables.commit(&transaction(changes), None).unwrap();
+        }
+        assert!(told(&subscription).contains(&Event::Lost));
+    });
+}
+
+#[test]
+fn this_kernel_has_all_that_is_needed() {
+    in_namespace(|mut nftables| {
+        let generation = nftables.generation().unwrap();
+        for family in [Family::Ip, Family::Ip6] {
+            assert_eq!(nftables.probe(family).unwrap(), []);
+        }
+        // One that has no NAT.
+        let missing = nftables.probe(Family::Netdev).unwrap();
+        let missing: Vec<_> = missing.into_iter().map(|missing| missing.feature).collect();
+        assert!(missing.contains(&Feature::NatChains), "{missing:?}");
+        assert!(!missing.contains(&Feature::Masquerade), "{missing:?}");
+        assert_eq!(nftables.generation().unwrap(), generation);
+        assert_eq!(nftables.tables(None).unwrap(), []);
+    });
+}
+
+#[test]
+fn of_many_writers_each_sees_the_others() {
+    const WRITERS: u32 = 4;
+    const EACH: u32 = 25;
+    in_namespace(|mut nftables| {
+        let begin = nftables.generation().unwrap();
+        let write = |mut nftables: Nftables| {
+            let mut wrong = 0_u32;
+            let mut done = 0;
+            while done < EACH {
+                let expected = nftables.generation().unwrap();
+                match nftables.commit(&transaction(service()), Some(expected)) {
+                    Ok(generation) => {
+                        assert_eq!(generation, expected.next());
+                        done += 1;
+                    }
+                    Err(CommitError::WrongGeneration { .. }) => wrong += 1,
+                    Err(error) => panic!("{error}"),
+                }
+            }
+            wrong
+        };
+        // Threads of this one are in its namespace.
+        let writers: Vec<_> = (0..WRITERS)
+            .map(|_| std::thread::spawn(move || write(Nftables::open().unwrap())))
+            .collect();
+        // Meanwhile what is read is of one moment.
+        for _ in 0..20 {
+            if let Ok(whole) = nftables.read(Family::Ip, "t") {
+                let commits = whole.generation.0 - begin.0;
+                assert_eq!(whole.rules.len(), commits as usize);
+            }
+        }
+        for writer in writers {
+            writer.join().unwrap();
+        }
+        let end = nftables.generation().unwrap();
+        assert_eq!(end.0, begin.0 + WRITERS * EACH);
+    });
+}
+
+#[test]
+fn what_is_done_to_other_tables_does_not_keep_a_table_from_being_read() {
+    in_namespace(|mut nftables| {
+        let chain = |number: u16| Chain {
+            name: name(&format!("c{number}")),
+            base: None,
+            comment: None,
+        };
+        let mut changes = service();
+        let rule = changes.pop().unwrap();
+        let Change::AddRule(_, rule) = rule else {
+            panic!("the rule is the last");
+        };
+        for number in 0..1_000 {
+            changes.push(Change::AddChain(chain(number)));
+            let to = name(&format!("c{number}"));
+            changes.push(Change::AddRule(to, rule.clone()));
+        }
+        nftables.commit(&transaction(changes), None).unwrap();
+        let quiet = nftables.read(Family::Ip, "t").unwrap();
+
+        // Another program, which is never idle for long, in the same namespace.
+        let is_over = Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let ends = Arc::clone(&is_over);
+        let other = std::thread::spawn(move || {
+            let mut nftables = Nftables::open().unwrap();
+            let mut commits = 0_u32;
+            while !ends.load(std::sync::atomic::Ordering::Relaxed) {
+                let change = Transaction {
+                    table: name("other"),
+                    ..transaction(service()[..4].to_vec())
+                };
+                nftables.commit(&change, None).unwrap();
+                commits += 1;
+                std::thread::sleep(std::time::Duration::from_millis(10));
+            }
+            commits
+        });
+        for _ in 0..5 {
+            let whole = nftables.read(Family::Ip, "t").unwrap();
+            assert!(whole.chains == quiet.chains && whole.rules == quiet.rules);
+            assert!(whole.sets == quiet.sets);
+        }
+        is_over.store(true, std::sync::atomic::Ordering::Relaxed);
+        assert!(other.join().unwrap() > 5);
+    });
+}
+
+#[test]
+fn clients_that_rules_have_put_into_a_set_are_not_read() {
+    in_namespace(|mut nftables| {
+        nft(&["add", "table", "ip", "t"]);
+        let set = "add set ip t clients { type ipv4_addr; flags dynamic,timeout; timeout 1h; }";
+        nft(&[set]);
+        nft(&["add", "element", "ip", "t", "clients", "{ 10.0.0.1 }"]);
+        let whole = nftables.read(Family::Ip, "t").unwrap();
+        let [(set, elements)] = &whole.sets[..] else {
+            panic!("{whole:?}");
+        };
+        assert!(set.set.dynamic);
+        assert_eq!(*elements, []);
+        let asked = nftables.elements(Family::Ip, "t", "clients").unwrap();
+        assert_eq!(asked.len(), 1, "who asks for them gets them");
+    });
+}
+
+#[test]
+fn without_the_capability_it_says_so() {
+    in_namespace(|_| {
+        let mut sets = rustix::thread::capabilities(None).unwrap();
+        sets.effective
+            .remove(rustix::thread::CapabilitySet::NET_ADMIN);
+        rustix::thread::set_capabilities(None, sets).unwrap();
+        let error = Nftables::open().unwrap_err();
+        assert!(error.to_string().contains("CAP_NET_ADMIN"), "{error}");
+    });
+}
+
+#[test]
+fn what_is_checked_is_not_made() {
+    in_namespace(|mut nftables| {
+        let generation = nftables.generation().unwrap();
+        let subscription = Subscription::open(1 << 20).unwrap();
+        nftables.check(&transaction(Vec::new())).unwrap();
+        for _ in 0..2 {
+            nftables.check(&transaction(service())).unwrap();
+        }
+        // Each change by itself, as in a transaction.
+        let mut changes = service();
+        let refused = changes.len();
+        changes.push(Change::DeleteSet(name("nobody's")));
+        let Err(CommitError::Refused { refused: told, .. }) = nftables.check(&transaction(changes))
+        else {
+            panic!("a set that is not there was deleted");
+        };
+        assert_eq!(told.len(), 1);
+        assert_eq!(
+            (told[0].change, told[0].refusal.errno),
+            (refused, libc::ENOENT)
+        );
+        assert_eq!(nftables.generation().unwrap(), generation);
+        assert_eq!(nftables.tables(None).unwrap(), []);
+        let told = subscription.receive().map_err(|error| error.kind());
+        assert_eq!(told, Err(ErrorKind::WouldBlock));
+    });
+}
+
+#[test]
+fn nothing_to_do_is_no_transaction() {
+    in_namespace(|mut nftables| {
+        let generation = nftables.generation().unwrap();
+        for changes in [
+            Vec::new(),
+            vec![Change::AddElements(name("any"), Vec::new())],
+        ] {
+            let made = nftables.commit(&transaction(changes), Some(generation));
+            assert_eq!(made.unwrap(), generation);
+        }
+        let wrong = nftables.commit(&transaction(Vec::new()), Some(generation.next()));
+        assert!(matches!(wrong, Err(CommitError::WrongGeneration { .. })));
+    });
+}
+
+#[test]
+fn what_is_prepared_is_made_again_and_again() {
+    in_namespace(|mut nftables| {
+        let mut changes = service();
+        // So that it can be deleted, and made, in one.
+        changes.insert(1, Change::DeleteTable);
+        changes.insert(2, changes[0].clone());
+        let mut prepared = Prepared::new(&transaction(changes), None);
+        for _ in 0..5 {
+            nftables.commit_prepared(&mut prepared).unwrap();
+        }
+        assert_eq!(nftables.rules(Family::Ip, "t").unwrap().len(), 1);
+    });
+}
+
+#[test]
+fn many_endpoints_are_read_in_their_order() {
+    // 2,000 take a dump, as that is more than is asked for by key.
+    for count in [1, 300, 2_000] {
+        in_namespace(move |mut nftables| {
+            let mut changes = service();
+            let Some(Change::AddRule(_, rule)) = changes.last_mut() else {
+                panic!("the rule is the last");
+            };
+            for expression in &mut rule.expressions {
+                match expression {
+                    Expression::NumGen { modulus, .. } => *modulus = u32::from(count),
+                    Expression::Lookup { set, .. } => {
+                        *set = SetRef::Anonymous(endpoints(count));
+                    }
+                    _ => {}
+                }
+            }
+            nftables
+                .commit(&transaction(changes.clone()), None)
+                .unwrap();
+            let whole = nftables.read(Family::Ip, "t").unwrap();
+            assert_eq!(making(whole), transaction(changes));
+        });
+    }
+}
