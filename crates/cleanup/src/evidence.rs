@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 
-use footprint::{Footprints, Says};
+use footprint::{Footprint, Says};
 use inet::Protocol;
 use ipset_netlink::{Entry, IpProtocol};
 
@@ -51,7 +51,7 @@ impl Evidence {
     /// Whether a virtual server is one that a mode has made: its address is on that mode's link,
     /// one of the sets names it, or its port is a NodePort and its address the node's, or was when
     /// it was made, as its note says.
-    pub(crate) fn says_ours(&self, modes: Footprints, server: &Server) -> bool {
+    pub(crate) fn says_ours(&self, modes: &[&'static Footprint], server: &Server) -> bool {
         let Server {
             at,
             protocol,
@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     const NOTE: u32 = 1 << 30;
-    const MODES: Footprints = &[&Footprint {
+    const MODES: footprint::Footprints = &[&Footprint {
         virtual_servers: Some(VirtualServers {
             node_port_flag: NOTE,
             probe: None,

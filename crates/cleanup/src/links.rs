@@ -3,10 +3,10 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use footprint::{Footprints, Link};
+use footprint::{Footprint, Link};
 use inet::IpFamily;
 use netlink_batch::Error;
-use route_netlink::{Address, Batch, Family, LocalRoute, Reply, Rtnetlink};
+use route_netlink::{Address, Batch, LocalRoute, Reply, Rtnetlink};
 
 use crate::evidence::Evidence;
 use crate::report::{Cleanup, LOST, Manner, many};
@@ -26,12 +26,12 @@ struct Held {
 impl Links {
     /// Reads them, and the addresses of all others.
     pub(crate) fn read(
-        modes: Footprints,
+        modes: &[&'static Footprint],
         family: IpFamily,
         evidence: &mut Evidence,
     ) -> Result<Self, Error> {
         let mut rtnetlink = Rtnetlink::open()?;
-        let addresses = rtnetlink.addresses(netlink_family(family))?;
+        let addresses = rtnetlink.addresses(family.into())?;
         let (mut links, mut indexes) = (Self::default(), BTreeSet::new());
         for link in modes.iter().filter_map(|mode| mode.link) {
             let Some(found) = rtnetlink.link(link.name)? else {
@@ -39,8 +39,7 @@ impl Links {
             };
             indexes.insert(found.index);
             let is_on_it = |address: &&Address| address.link == found.index;
-            let of_protocol =
-                rtnetlink.local_routes(netlink_family(family), link.route_protocol)?;
+            let of_protocol = rtnetlink.local_routes(family.into(), link.route_protocol)?;
             let routes = of_protocol.into_iter();
             let held = Held {
                 name: link.name,
@@ -190,11 +189,4 @@ fn unbind(link: &Link, of: &Found<'_>, manner: Manner, cleanup: &mut Cleanup) {
 fn counts(address: IpAddr) -> bool {
     let is_link_local = matches!(address, IpAddr::V6(ip) if ip.is_unicast_link_local());
     !(address.is_loopback() || is_link_local)
-}
-
-fn netlink_family(family: IpFamily) -> Family {
-    match family {
-        IpFamily::V4 => Family::Inet,
-        IpFamily::V6 => Family::Inet6,
-    }
 }

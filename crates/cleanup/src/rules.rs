@@ -1,14 +1,16 @@
-//! Chains and jumps of iptables, and tables of nftables.
+//! Chains and jumps of iptables.
 
-use footprint::{Finder, Footprints, Leftovers, nft};
+use std::collections::{BTreeMap, BTreeSet};
+
+use footprint::{Finder, Footprint, Leftovers};
 use inet::IpFamily;
-use iptables::Iptables;
+use iptables::{Entry, Iptables, Table, entries, restore_text};
 
 use crate::report::{Cleanup, Manner, many};
 
 /// Removes chains and jumps with these iptables.
 pub(crate) fn remove(
-    modes: Footprints,
+    modes: &[&'static Footprint],
     installed: &[Iptables],
     manner: Manner,
     cleanup: &mut Cleanup,
@@ -67,25 +69,66 @@ pub(crate) fn remove(
     }
 }
 
-/// Removes tables of nftables.
-pub(crate) fn remove_tables(modes: Footprints, manner: Manner, cleanup: &mut Cleanup) {
-    for (mode, table) in modes.iter().flat_map(|mode| {
-        let tables = mode.nft_tables.iter();
-        tables.map(|table| (mode.mode, *table))
-    }) {
-        let what = format!("the {mode} mode's table {table}");
-        for family in IpFamily::ALL {
-            let removed = nft::has_table(family, table).and_then(|is_there| {
-                if is_there && manner == Manner::Remove {
-                    nft::remove_table(family, table)?;
+/// Empties the chains with these iptables. The ways to them stay, so that whoever removes these
+/// finds what is expected.
+pub(crate) fn empty(modes: &[&'static Footprint], installed: &[Iptables], cleanup: &mut Cleanup) {
+    for family in IpFamily::ALL {
+        if iptables::exists(family).is_err() {
+            continue;
+        }
+        for iptables in installed {
+            // Asked of the kernel: no program is started for what holds nothing.
+            if iptables.is_empty(family) {
+                continue;
+            }
+            let of = format!("iptables ({})", iptables.backend());
+            let emptied = iptables.save(family).and_then(|saved| {
+                let chains = filled(modes, &saved);
+                if !chains.is_empty() {
+                    let text = emptying(&chains);
+                    iptables.restore_among(saved.len(), family, &text)?;
                 }
-                Ok(is_there)
+                Ok(chains.values().map(BTreeSet::len).sum())
             });
-            match removed {
-                Ok(true) => cleanup.removed.push(format!("{family}: {what}")),
-                Ok(false) => {}
-                Err(error) => cleanup.leave(family, &what, &error),
+            match emptied {
+                Ok(0) => {}
+                Ok(count) => cleanup.remove(
+                    family,
+                    format_args!("the rules in {} of {of}", many(count, "chain")),
+                ),
+                Err(error) if error.is_unsupported() => {}
+                Err(error) => {
+                    cleanup.leave(family, &format_args!("the rules of {of} stay"), &error);
+                }
             }
         }
     }
+}
+
+/// The chains of these modes that have rules.
+fn filled(modes: &[&'static Footprint], saved: &str) -> BTreeMap<Table, BTreeSet<String>> {
+    let mut chains: BTreeMap<Table, BTreeSet<String>> = BTreeMap::new();
+    for (table, entry) in entries(saved) {
+        if let Entry::Rule(rule) = entry
+            && modes.iter().any(|mode| mode.has_chain(table, rule.chain))
+        {
+            let of_table = chains.entry(table).or_default();
+            of_table.insert(rule.chain.to_owned());
+        }
+    }
+    chains
+}
+
+/// What empties chains that there are.
+fn emptying(chains: &BTreeMap<Table, BTreeSet<String>>) -> String {
+    restore_text(|restore| {
+        for (table, names) in chains {
+            restore.begin(*table)?;
+            for name in names {
+                restore.declare(name)?;
+            }
+            restore.commit()?;
+        }
+        Ok(())
+    })
 }

@@ -1,9 +1,11 @@
 //! Virtual servers.
 
+use std::fs::File;
+use std::io::Read as _;
 use std::net::SocketAddr;
 use std::path::Path;
 
-use footprint::Footprints;
+use footprint::Footprint;
 use inet::{IpFamily, Protocol};
 use ipnet::IpNet;
 use ipvs_netlink::{AddressFamily, Error, Ipvs, ServiceKey};
@@ -12,9 +14,26 @@ use netlink_batch::{Batch, Reply};
 use crate::evidence::{Evidence, Server};
 use crate::report::{Cleanup, LOST, Manner, many};
 
+/// The list of the kernel, which is there once IPVS is loaded: asking over netlink would load it.
+const LIST: &str = "/proc/thread-self/net/ip_vs";
+/// What it begins with, in bytes, at most.
+const HEAD: u64 = 1024;
+/// The lines of that which name no virtual server.
+const HEAD_LINES: usize = 3;
+
+/// Whether there are virtual servers, of whomever, and one of these modes makes such.
+pub(crate) fn are_there(modes: &[&'static Footprint]) -> bool {
+    let may_be = modes.iter().any(|mode| mode.virtual_servers.is_some());
+    let mut head = Vec::new();
+    may_be
+        && File::open(LIST)
+            .and_then(|list| list.take(HEAD).read_to_end(&mut head))
+            .is_ok_and(|_| head.split(|byte| *byte == b'\n').count() > HEAD_LINES + 1)
+}
+
 /// Removes those of these modes; whether they are all known to be gone.
 pub(crate) fn remove(
-    modes: Footprints,
+    modes: &[&'static Footprint],
     family: IpFamily,
     evidence: &Evidence,
     excluded: &[IpNet],
@@ -24,8 +43,7 @@ pub(crate) fn remove(
     if modes.iter().all(|mode| mode.virtual_servers.is_none()) {
         return true;
     }
-    // Asking over netlink would load the module.
-    if !Path::new("/proc/thread-self/net/ip_vs").exists() {
+    if !Path::new(LIST).exists() {
         cleanup.miss("IPVS: this kernel has not loaded it");
         return true;
     }
@@ -70,7 +88,7 @@ pub(crate) fn remove(
 /// Those that are to go.
 fn doomed(
     ipvs: &mut Ipvs,
-    modes: Footprints,
+    modes: &[&'static Footprint],
     family: IpFamily,
     evidence: &Evidence,
     excluded: &[IpNet],

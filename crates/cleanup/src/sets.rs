@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use footprint::{Footprints, Says};
+use footprint::{Footprint, Says};
 use inet::IpFamily;
 use ipset_netlink::{Error, Ipset, Reason};
 
@@ -22,7 +22,7 @@ impl Sets {
     /// Finds them, one by one, as those of others may be huge; what their members say goes to
     /// `evidence`.
     pub(crate) fn read(
-        modes: Footprints,
+        modes: &[&'static Footprint],
         family: IpFamily,
         evidence: &mut Evidence,
     ) -> Result<Self, Error> {

@@ -347,3 +347,41 @@ fn of_nftables_only_the_tables_of_kube_proxy_go() {
         }
     });
 }
+
+/// What the sets in the table say of virtual servers counts, as what ipsets say.
+#[test]
+#[ignore = "needs a kernel with IPVS: run by make test in the lab"]
+fn of_the_shim_in_nftables_nothing_stays() {
+    on_a_node(|| {
+        // Not every kernel has nftables for IP.
+        if sh("nft add table ip kube-proxy-ipvs 2>/dev/null && echo yes || true") != "yes\n" {
+            return;
+        }
+        sh(
+            "nft add set ip kube-proxy-ipvs KUBE-CLUSTER-IP '{ type ipv4_addr . inet_proto . inet_service; }'
+            nft add element ip kube-proxy-ipvs KUBE-CLUSTER-IP '{ 10.50.0.1 . tcp . 80 }'
+            nft add set ip kube-proxy-ipvs KUBE-NODE-PORT-TCP '{ type inet_service; }'
+            nft add element ip kube-proxy-ipvs KUBE-NODE-PORT-TCP '{ 30080 }'
+            ipvsadm -A -t 10.50.0.1:80 -s rr; ipvsadm -A -t 10.50.0.2:80 -s rr
+            ipvsadm -A -t 192.168.99.10:30080 -s rr",
+        );
+        let cleanup = clean_up(&[]);
+        assert!(cleanup.left.is_empty(), "{cleanup:?}");
+        assert_eq!(
+            cleanup.removed,
+            [
+                "IPv4: 2 virtual servers",
+                "IPv4: the ipvs mode's table kube-proxy-ipvs"
+            ]
+        );
+        let left = sh("ipvsadm -Sn");
+        assert!(
+            !left.contains("10.50.0.1:80") && !left.contains(":30080"),
+            "{left}"
+        );
+        assert!(
+            left.contains("10.50.0.2:80") && left.contains("192.168.99.10:8080"),
+            "{left}"
+        );
+    });
+}

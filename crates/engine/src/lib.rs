@@ -19,12 +19,12 @@
 //!
 //! | | IPVS | iptables | nftables | userspace |
 //! |---|---|---|---|---|
-//! | tables | link, addresses, sets, members, servers, rules | base, slots, chains | elements, chains | sockets |
-//! | [parts](Part), each read as one | servers, sets, addresses, rules | rules, addresses | its table, addresses | addresses |
-//! | [lanes](Lane), each a thread | services, addresses, rules, reader | rules, looks | table, addresses | sockets |
-//! | [plan](Kinds::Plan) | netlink messages | one `iptables-restore` | one transaction | what is opened, closed |
+//! | tables | link, sets, members, servers, addresses, rules, leftovers | base, slots, chains, leftovers | base, node addresses, slots, members, chains, clients | sockets, redirects, base, leftovers |
+//! | [parts](Part), each read as one | servers, sets, addresses, rules | rules, addresses | its table, addresses | rules, addresses |
+//! | [lanes](Lane), each a thread | services, addresses, rules, reader | rules, looks | table, looks | sockets, rules |
+//! | [plan](Kinds::Plan) | netlink messages | one `iptables-restore` | one transaction | listening ports, or redirects |
 //! | [query](Scheme::Query) | open connections, how many servers, a dump | the canary | none | none |
-//! | drift is told by | comparing a dump piece by piece | reading all rules | [`Scheme::notice`] asks for its table | nobody |
+//! | drift is told by | comparing a dump piece by piece | reading all rules | [`Scheme::notice`], which asks for its table | reading its rules, and `notice` |
 //!
 //! The functions that it writes, in the order in which they are called:
 //!
@@ -41,18 +41,20 @@
 //! ```
 //!
 //! All but [`KernelAccess`] is pure: it has no clock but [`State::now`], and no kernel. A mode
-//! whose kernel tells it what changes asks for a part in [`Scheme::notice`], and has an empty
-//! [`check`](Scheme::check). One without tables in the kernel keeps in a table what it has opened;
-//! all that is read then is the node's addresses.
+//! whose kernel tells it what changes asks for a part in [`Scheme::notice`], and need not in
+//! [`check`](Scheme::check). One that carries packets by itself keeps in a table what it has
+//! opened, and never has it read.
 //!
 //! # What stays with the modes
 //!
 //! Tried, and left with the modes, because what they share is no more than the name:
 //!
 //! - The order of writes. IPVS' three lanes wait for each other entry by entry; iptables has one
-//!   text, and finds out by halves what is refused. A common planner would be a callback for each.
-//! - Booking. An outcome for each write (IPVS) and a verdict for each Service port, over two tables
-//!   (iptables) share the four verbs of [`reconcile::Table`] alone.
+//!   text, and finds out by halves what is refused; nftables has one transaction, of which the
+//!   kernel says what it refuses; userspace's redirects wait for the numbers of listening ports. A
+//!   common planner would be a callback for each.
+//! - Booking. An outcome for each write (IPVS, userspace) and a verdict for each Service port, over
+//!   two tables (iptables) or four (nftables), share the four verbs of [`reconcile::Table`] alone.
 //! - Comparing. 10,000 virtual servers are compared beside the events, so what is written meanwhile
 //!   has to be left out; rules are read by the lane that writes them, when nothing is being
 //!   written.
@@ -133,6 +135,8 @@ impl<S: KernelAccess<K>, K: Send + 'static> Engine<S, K> {
         }
         let is_node_other = node == NodeObject::MayDiffer && {
             let is_other = self.state.learn_node(model.node());
+            // No Service is compiled for them; what depends on them the scheme says by itself.
+            self.state.node.service_cidrs = model.service_cidrs(self.state.node.family);
             self.scheme.node_changed(&mut self.state) | is_other
         };
         (has_changed && may_delete) || is_node_other
@@ -263,7 +267,7 @@ impl<S: KernelAccess<K>, K: Send + 'static> Mode for Engine<S, K> {
     fn update(&mut self, model: &Model, changes: &Changes, now: Instant) {
         self.begin(now);
         let is_first = !std::mem::replace(&mut self.state.has_claims, true);
-        let node = if changes.node || is_first {
+        let node = if changes.node || changes.service_cidrs || is_first {
             NodeObject::MayDiffer
         } else {
             NodeObject::Same
@@ -290,7 +294,7 @@ impl<S: KernelAccess<K>, K: Send + 'static> Mode for Engine<S, K> {
             Notice::AddressAdded(address) => is_own(address) && (is_open || !carries(address)),
             Notice::AddressRemoved(address) => is_own(address) && (is_open || carries(address)),
             Notice::ServiceAddressRemoved(address) if !is_own(address) => false,
-            Notice::ServiceAddressRemoved(_) | Notice::ServiceLink => {
+            Notice::ServiceAddressRemoved(_) | Notice::ServiceLink | Notice::Ruleset => {
                 self.scheme.notice(&mut self.state, notice)
             }
             Notice::Anything => true,
@@ -324,7 +328,12 @@ impl<S: KernelAccess<K>, K: Send + 'static> Mode for Engine<S, K> {
     }
 
     fn poll_finished(&mut self, context: &mut Context<'_>) -> Poll<()> {
-        self.lanes.poll(context)
+        let polled = self.lanes.poll(context);
+        // Of a Service that needs no write, no lane has anything to tell.
+        if self.state.news.has_fresh() {
+            return Poll::Ready(());
+        }
+        polled
     }
 
     fn book(&mut self, model: &Model, now: Instant) -> Option<Report> {

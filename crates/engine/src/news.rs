@@ -53,6 +53,11 @@ impl News {
         self.fresh = self.awaited.iter().cloned().collect();
     }
 
+    /// Whether there are Services to be looked at.
+    pub(crate) fn has_fresh(&self) -> bool {
+        !self.fresh.is_empty()
+    }
+
     /// Somebody else has changed an entry of this kind.
     pub fn drifted(&mut self, now: Instant, kind: &'static str, name: impl FnOnce() -> String) {
         self.drift.add(kind, name);

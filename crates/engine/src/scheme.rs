@@ -49,6 +49,24 @@ pub enum Extent<'a> {
     These(&'a HashSet<NamespacedName>),
 }
 
+impl Extent<'_> {
+    /// The Services that are meant, of a model and those that already claim something: some of
+    /// these may be gone.
+    pub fn services<'a>(
+        self,
+        model: &'a Model,
+        claiming: impl Iterator<Item = &'a NamespacedName>,
+    ) -> Vec<NamespacedName> {
+        match self {
+            Self::These(names) => names.iter().cloned().collect(),
+            Self::First | Self::All => {
+                let gone = claiming.filter(|name| model.view(name).is_none());
+                model.service_names().chain(gone).cloned().collect()
+            }
+        }
+    }
+}
+
 /// Whom it concerns that a part is not as it is to be, or not known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Concern {
@@ -116,8 +134,8 @@ pub trait Scheme: Sized + Send + 'static {
     /// Computes again what Services want.
     fn update(&mut self, state: &mut State<Self::Kinds>, model: &Model, extent: Extent<'_>);
 
-    /// Takes in what the kernel has told of service addresses; whether all addresses have to be
-    /// read.
+    /// Takes in what the kernel has told of service addresses, or of the mode's rules; whether all
+    /// addresses have to be read.
     fn notice(&mut self, state: &mut State<Self::Kinds>, notice: &Notice) -> bool;
 
     /// Has the kernel compared with what is believed to be there: once in each sync period.

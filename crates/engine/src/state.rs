@@ -137,8 +137,8 @@ impl<K: Kinds> State<K> {
     }
 
     /// Something could not.
-    pub fn tell_unreadable(&mut self, unreadable: impl Into<Unreadable>) {
-        self.report.unreadable.push(unreadable.into());
+    pub fn tell_unreadable(&mut self, unreadable: Unreadable) {
+        self.report.unreadable.push(unreadable);
     }
 
     pub(crate) fn has_tried_all(&self) -> bool {

@@ -5,6 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex};
+use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
 
 use engine::{Concern, Engine, Extent, KernelAccess, Lanes, Served, State, Step};
@@ -347,6 +348,23 @@ fn what_is_wanted_is_opened_and_told_once_it_is() {
     assert!(standing.is_settled && standing.pending_since.is_none());
     assert_eq!(world.sync().written, 0);
     assert_eq!(world.mode.next_due(world.now), None, "idle is idle");
+}
+
+#[test]
+fn that_a_service_needs_no_write_is_told_without_an_event() {
+    let mut world = World::new().listed();
+    world.service("a", 1, "10.96.0.1");
+    world.sync();
+    let mut context = Context::from_waker(Waker::noop());
+    assert!(world.mode.poll_finished(&mut context).is_pending());
+    world.service("a", 2, "10.96.0.1");
+    let changes = world.model.take_changes();
+    world.mode.update(&world.model, &changes, world.now);
+    world.mode.proceed(&world.model, world.now);
+    assert!(world.mode.poll_finished(&mut context).is_ready());
+    let told = world.mode.book(&world.model, world.now).unwrap();
+    assert_eq!((told.written, told.settled.len()), (0, 1));
+    assert!(world.mode.poll_finished(&mut context).is_pending());
 }
 
 #[test]

@@ -35,6 +35,17 @@ pub struct Footprint {
     pub link: Option<Link>,
     /// Its virtual servers, if it makes any.
     pub virtual_servers: Option<VirtualServers>,
+    /// Who carries what it leads packets to.
+    pub served_by: ServedBy,
+}
+
+/// Who carries the packets of a mode.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ServedBy {
+    /// The kernel: what is left goes on serving.
+    Kernel,
+    /// The mode's process: what is left leads to nobody.
+    Process,
 }
 
 /// An ipset of a mode.
@@ -92,6 +103,7 @@ impl Footprint {
             sets: |_| Vec::new(),
             link: None,
             virtual_servers: None,
+            served_by: ServedBy::Kernel,
         }
     }
 

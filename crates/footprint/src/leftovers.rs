@@ -53,7 +53,7 @@ pub struct Finder {
 
 impl Finder {
     /// Finds all that these modes have left.
-    pub fn all(modes: Footprints) -> Self {
+    pub fn all(modes: &[&'static Footprint]) -> Self {
         Self {
             theirs: modes.to_vec(),
             mine: None,

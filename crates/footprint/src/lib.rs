@@ -14,5 +14,7 @@ mod footprint;
 mod leftovers;
 pub mod nft;
 
-pub use footprint::{Footprint, Footprints, Link, NFTABLES, OwnSet, Says, VirtualServers};
+pub use footprint::{
+    Footprint, Footprints, Link, NFTABLES, OwnSet, Says, ServedBy, VirtualServers,
+};
 pub use leftovers::{Finder, Held, Leftovers};

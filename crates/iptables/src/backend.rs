@@ -6,6 +6,8 @@ use std::path::Path;
 use inet::IpFamily;
 
 use crate::error::IptablesError;
+use crate::table::Table;
+use crate::{legacy, nft};
 
 /// Which of the kernel's two packet filters iptables writes to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -18,7 +20,16 @@ pub enum Backend {
 
 impl Backend {
     /// Preferred first, as upstream's iptables-wrappers do where nothing speaks for either.
-    pub(crate) const ALL: [Self; 2] = [Self::Nft, Self::Legacy];
+    pub const ALL: [Self; 2] = [Self::Nft, Self::Legacy];
+
+    /// The chains that somebody has made in its tables, as the kernel says, in the network
+    /// namespace of the calling thread. Starts no process; `None` if it cannot be told.
+    pub fn chains(self, family: IpFamily) -> Option<Vec<(Table, String)>> {
+        match self {
+            Self::Nft => nft::chains(family),
+            Self::Legacy => legacy::chains(family),
+        }
+    }
 }
 
 impl fmt::Display for Backend {

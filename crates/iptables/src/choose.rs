@@ -49,6 +49,7 @@ impl Iptables {
     ) -> Result<Self, IptablesError> {
         let mut never = Vec::new();
         let mut reasons = Vec::new();
+        let mut are_absent = true;
         for iptables in Self::candidates(wanted)? {
             iptables.load_modules(modules);
             let verdicts = IpFamily::ALL.map(|family| iptables.verdict(family));
@@ -61,7 +62,10 @@ impl Iptables {
             }
             match iptables.try_both() {
                 Ok(()) => return Ok(iptables),
-                Err(error) => reasons.push(error.to_string()),
+                Err(error) => {
+                    are_absent &= error.kind().is_absence() && iptables.is_absent();
+                    reasons.push(error.to_string());
+                }
             }
         }
         // Nothing is left: iptables has the words for what the kernel has not.
@@ -71,7 +75,7 @@ impl Iptables {
                 Err(error) => reasons.push(error.to_string()),
             }
         }
-        Err(IptablesError::Unusable(reasons.join("; ")))
+        Err(unusable(&reasons, are_absent))
     }
 
     fn try_both(&self) -> Result<(), IptablesError> {
@@ -87,13 +91,17 @@ impl Iptables {
     /// None that is wanted is installed, or none of them can read here.
     pub fn look(wanted: Option<Backend>) -> Result<Self, IptablesError> {
         let mut reasons = Vec::new();
+        let mut are_absent = true;
         for iptables in Self::candidates(wanted)? {
             match iptables.save(IpFamily::V4) {
                 Ok(_) => return Ok(iptables),
-                Err(error) => reasons.push(error.to_string()),
+                Err(error) => {
+                    are_absent &= error.kind().is_absence() && iptables.is_absent();
+                    reasons.push(error.to_string());
+                }
             }
         }
-        Err(IptablesError::Unusable(reasons.join("; ")))
+        Err(unusable(&reasons, are_absent))
     }
 
     /// All that are installed.
@@ -195,6 +203,16 @@ impl Iptables {
             }
         }
         evidence
+    }
+}
+
+/// Why none of them can be used, and whether the kernel says of each that it has nothing of it.
+fn unusable(reasons: &[String], are_absent: bool) -> IptablesError {
+    let reasons = reasons.join("; ");
+    if are_absent {
+        IptablesError::Absent(reasons)
+    } else {
+        IptablesError::Unusable(reasons)
     }
 }
 

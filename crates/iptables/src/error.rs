@@ -22,6 +22,11 @@ pub enum IptablesError {
         "no backend of iptables works here ({0}): load its kernel modules (`modprobe -a iptable_nat iptable_filter`, or `modprobe -a nft_compat nft_chain_nat`) or choose another with --iptables-backend"
     )]
     Unusable(String),
+    /// The same, and the kernel says of each that it has nothing of it: another try changes nothing.
+    #[error(
+        "no backend of iptables works here ({0}): load its kernel modules (`modprobe -a iptable_nat iptable_filter`, or `modprobe -a nft_compat nft_chain_nat`) or choose another with --iptables-backend"
+    )]
+    Absent(String),
     /// The kernel has no IPv6.
     #[error(
         "there is no IPv6 here (no /proc/net/if_inet6): run `modprobe ipv6`, and look for ipv6.disable=1 in /proc/cmdline"
@@ -89,6 +94,23 @@ impl Kind {
         !matches!(self, Self::NoSet | Self::NoModule | Self::Refused)
     }
 
+    /// Whether it is what a program says where the kernel has no part of iptables that is needed:
+    /// all else may pass.
+    pub fn is_absence(self) -> bool {
+        matches!(
+            self,
+            Self::NoProgram | Self::Unsupported | Self::NoTable | Self::NoModule
+        )
+    }
+
+    /// Whether it may be other at the next try, with nothing done about it.
+    pub fn may_pass(self) -> bool {
+        matches!(
+            self,
+            Self::NotUsable | Self::TimedOut | Self::LockHeld | Self::Refused
+        )
+    }
+
     fn next_step(self) -> Option<&'static str> {
         Some(match self {
             Self::LockHeld => {
@@ -144,6 +166,7 @@ impl IptablesError {
     pub fn kind(&self) -> Kind {
         match self {
             Self::Missing(_) => Kind::NoProgram,
+            Self::Absent(_) => Kind::Unsupported,
             Self::Unusable(_) | Self::NoIpv6 | Self::Run { .. } => Kind::NotUsable,
             Self::TimedOut { .. } => Kind::TimedOut,
             Self::Failed { kind, .. } => *kind,

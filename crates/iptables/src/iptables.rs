@@ -8,10 +8,11 @@ use inet::IpFamily;
 
 use crate::backend::{Backend, exists};
 use crate::error::{IptablesError, LineFinder, failure};
+use crate::legacy::LegacyTables;
 use crate::program::{Input, Limit, Program};
 use crate::reading::{self, Reading, Readings, State, Verdict};
 use crate::restore::restore_text;
-use crate::rule::{Match, Rule, Target};
+use crate::rule::{Match, Rule, SourcePort, Target};
 use crate::saved::Line;
 use crate::table::Table;
 use crate::{legacy, nft};
@@ -49,9 +50,14 @@ impl Iptables {
         self.backend
     }
 
-    /// Whether it knows `MASQUERADE --random-fully` (1.6.2).
-    pub fn random_fully(&self) -> bool {
-        self.is_modern
+    /// The source port that masqueraded flows can have: a random one where it knows
+    /// `MASQUERADE --random-fully` (1.6.2).
+    pub fn source_port(&self) -> SourcePort {
+        if self.is_modern {
+            SourcePort::Random
+        } else {
+            SourcePort::Kept
+        }
     }
 
     /// Whether it can write rules of a family here. Starts a process where the kernel does not say,
@@ -80,6 +86,27 @@ impl Iptables {
             Some(State::Empty | State::Holds(_)) => Ok(()),
             Some(State::Unsupported) | None => self.save(family).map(drop),
         }
+    }
+
+    /// Whether the kernel says that it has no match of this revision for rules of a family; that it
+    /// cannot be asked says nothing. Starts no process; the kernel may load a module to answer.
+    pub fn lacks_match(&self, family: IpFamily, name: &str, revision: u8) -> bool {
+        match self.backend {
+            Backend::Legacy => LegacyTables::open(family)
+                .and_then(|tables| tables.has_match(name, revision))
+                .is_err_and(|error| legacy::is_unknown(&error)),
+            Backend::Nft => {
+                nft::has_match(family, name, revision).is_err_and(|error| nft::is_unknown(&error))
+            }
+        }
+    }
+
+    /// Whether the kernel says that it has nothing to hold rules of this backend with.
+    pub(crate) fn is_absent(&self) -> bool {
+        IpFamily::ALL.into_iter().all(|family| match self.backend {
+            Backend::Legacy => legacy::is_absent(family),
+            Backend::Nft => nft::is_absent(family),
+        })
     }
 
     /// Neither a save nor `--test` tells: both succeed with the nft backend on a kernel that cannot

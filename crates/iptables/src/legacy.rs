@@ -21,6 +21,7 @@ use rustix::net::{AddressFamily, SocketType, ipproto, socket};
 use crate::backend::exists;
 use crate::modules;
 use crate::reading::{State, Verdict};
+use crate::table::Table;
 
 /// `IPT_SO_GET_INFO`, `IP6T_SO_GET_INFO`.
 const GET_INFO: libc::c_int = 64;
@@ -68,6 +69,82 @@ pub(crate) fn state(family: IpFamily) -> Option<State> {
         tables.digest(info, &mut hasher).ok()?;
     }
     Some(State::Holds(Some(hasher.finish())))
+}
+
+/// The chains of all tables that are there; `None` if that cannot be told. Loads nothing.
+pub(crate) fn chains(family: IpFamily) -> Option<Vec<(Table, String)>> {
+    let names = names(family).ok()?;
+    let known: Vec<Table> = names.iter().filter_map(|name| Table::find(name)).collect();
+    if known.is_empty() {
+        return Some(Vec::new());
+    }
+    let tables = LegacyTables::open(family).ok()?;
+    let mut chains = Vec::new();
+    for table in known {
+        let info = tables.table(table.name()).ok()?;
+        if !info.is_untouched() {
+            let made = made_chains(&tables.content(&info).ok()?, family)?;
+            chains.extend(made.into_iter().map(|name| (table, name)));
+        }
+    }
+    Some(chains)
+}
+
+/// The names of chains that are not the kernel's own: each begins with an entry whose target has
+/// the name `ERROR`, and the chain's behind that (`struct xt_error_target`). `None` if they are no
+/// entries.
+fn made_chains(mut entries: &[u8], family: IpFamily) -> Option<Vec<String>> {
+    // `struct ipt_entry`, `struct ip6t_entry`: where the target begins, and the next entry.
+    let (target, least) = match family {
+        IpFamily::V4 => (88, 112),
+        IpFamily::V6 => (140, 168),
+    };
+    let mut names = Vec::new();
+    while !entries.is_empty() {
+        let short = |at: usize| {
+            let bytes = entries.get(at..at + 2)?.try_into().ok()?;
+            Some(usize::from(u16::from_ne_bytes(bytes)))
+        };
+        let (at, length) = (short(target)?, short(target + 2)?.max(least));
+        let (entry, rest) = entries.split_at_checked(length)?;
+        // `struct xt_entry_target`: size, name, revision.
+        if text(entry.get(at + 2..at + 31)?) == "ERROR" {
+            names.push(text(entry.get(at + 32..at + 62)?));
+        }
+        entries = rest;
+    }
+    // The last one ends the table.
+    names.pop();
+    Some(names)
+}
+
+fn text(bytes: &[u8]) -> String {
+    let bytes = bytes.split(|byte| *byte == 0).next().unwrap_or_default();
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// Whether the kernel says that it has no table nat of a family, or not the matches that rules of
+/// every mode have.
+pub(crate) fn is_absent(family: IpFamily) -> bool {
+    let asked = LegacyTables::open(family).and_then(|tables| {
+        tables.table("nat")?;
+        tables.has_revisions()
+    });
+    asked.is_err_and(|error| is_unknown(&error))
+}
+
+/// The kernel has no tables of the family, no such table, or no such match.
+pub(crate) fn is_unknown(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        Some(
+            libc::ENOPROTOOPT
+                | libc::ENOENT
+                | libc::EAFNOSUPPORT
+                | libc::EPROTONOSUPPORT
+                | libc::EPROTOTYPE
+        )
+    )
 }
 
 /// The tables that are there, as `iptables-legacy-save` learns them.
@@ -216,6 +293,20 @@ impl LegacyTables {
         Ok(())
     }
 
+    /// Whether there is a match of this revision, which the kernel may load to answer.
+    pub(crate) fn has_match(&self, name: &str, revision: u8) -> io::Result<()> {
+        let option = match self.family {
+            IpFamily::V4 => 66,
+            IpFamily::V6 => 68,
+        };
+        // `struct xt_get_revision`: name, revision.
+        let mut question = named(name, 30)?;
+        if let Some(last) = question.last_mut() {
+            *last = revision;
+        }
+        self.ask(option, &mut question)
+    }
+
     #[allow(unsafe_code, reason = "no crate offers these socket options")]
     fn ask(&self, option: libc::c_int, answer: &mut [u8]) -> io::Result<()> {
         let level = match self.family {
@@ -303,6 +394,32 @@ mod tests {
                 assert_eq!(of(&table[..entry.len() + cut], family), None, "{cut}");
             }
             assert_ne!(of(&entry, family), Some(first));
+        }
+    }
+
+    #[test]
+    fn chains_are_told_by_what_they_begin_with() {
+        for (family, head, target) in [(IpFamily::V4, 112, 88), (IpFamily::V6, 168, 140)] {
+            let entry = |of: &str, chain: &str| {
+                let mut entry = vec![0_u8; head + 64];
+                let number = |of: usize| u16::try_from(of).unwrap().to_ne_bytes();
+                entry[target..target + 2].copy_from_slice(&number(head));
+                entry[target + 2..target + 4].copy_from_slice(&number(head + 64));
+                entry[head + 2..head + 2 + of.len()].copy_from_slice(of.as_bytes());
+                entry[head + 32..head + 32 + chain.len()].copy_from_slice(chain.as_bytes());
+                entry
+            };
+            let table = [
+                entry("", ""),
+                entry("ERROR", "KUBE-SERVICES"),
+                entry("DNAT", "KUBE-NONE"),
+                entry("ERROR", "ERROR"),
+            ]
+            .concat();
+            assert_eq!(made_chains(&table, family).unwrap(), ["KUBE-SERVICES"]);
+            for cut in 1..head + 64 {
+                assert_eq!(made_chains(&table[..table.len() - cut], family), None);
+            }
         }
     }
 

@@ -15,14 +15,18 @@ use netlink_batch::{
 
 use crate::modules;
 use crate::reading::{State, Verdict};
+use crate::table::Table;
 
 const NFNL_MSG_BATCH_BEGIN: u16 = 0x10;
 const NFNL_SUBSYS_NFTABLES: u8 = 10;
 const NFT_MSG_NEWTABLE: u16 = message(0);
 const NFT_MSG_GETTABLE: u16 = message(1);
 const NFT_MSG_NEWCHAIN: u16 = message(3);
+const NFT_MSG_GETCHAIN: u16 = message(4);
 const NFT_MSG_NEWRULE: u16 = message(6);
 const NFT_MSG_GETGEN: u16 = message(16);
+/// `NFNL_SUBSYS_NFT_COMPAT`, `NFNL_MSG_COMPAT_GET`.
+const NFNL_MSG_COMPAT_GET: u16 = 11 << 8;
 /// `NFTA_TABLE_NAME`, `NFTA_CHAIN_TABLE`, `NFTA_RULE_TABLE`, `NFTA_GEN_ID`, `NFTA_LIST_ELEM`, and
 /// the name of an expression, a match or a target: each is the first of its kind.
 const FIRST: u16 = 1;
@@ -96,6 +100,51 @@ fn read(connection: &mut Connection, family: IpFamily) -> Result<(bool, Option<u
     Ok((false, generation))
 }
 
+/// The chains of iptables' tables; `None` if that cannot be told.
+pub(crate) fn chains(family: IpFamily) -> Option<Vec<(Table, String)>> {
+    let chains = Connection::open(Protocol::Netfilter).and_then(|mut connection| {
+        let answer = connection.dump(NFT_MSG_GETCHAIN, 0, |w| header(w, family))?;
+        let mut chains = Vec::new();
+        for (_, payload) in answer.iter() {
+            let (mut table, mut name) = (None, None);
+            for attribute in Attributes::after(4, payload)? {
+                let attribute = attribute?;
+                match attribute.kind {
+                    FIRST => table = Table::find(attribute.string()?),
+                    NFTA_CHAIN_NAME => name = Some(attribute.string()?.into()),
+                    _ => {}
+                }
+            }
+            chains.extend(table.zip(name));
+        }
+        Ok(chains)
+    });
+    match chains {
+        Ok(chains) => Some(chains),
+        Err(error) => is_missing(&error).then(Vec::new),
+    }
+}
+
+/// Whether the kernel says that it has nothing to hold iptables' rules of a family with: neither
+/// nf_tables with the family, or not the matches that those of every mode have.
+pub(crate) fn is_absent(family: IpFamily) -> bool {
+    let has_no_matches = || {
+        let refused = has_match(family, "addrtype", 1);
+        refused.is_err_and(|error| is_unknown(&error))
+    };
+    probe(family) == Verdict::Never || has_no_matches()
+}
+
+/// The kernel has no such match, or nothing to ask for one.
+pub(crate) fn is_unknown(error: &Error) -> bool {
+    let is_no = |errno| matches!(errno, libc::ENOENT | libc::EINVAL | libc::EPROTONOSUPPORT);
+    match error {
+        Error::Open { source, .. } => source.raw_os_error() == Some(libc::EPROTONOSUPPORT),
+        Error::Refused(Refusal { errno, .. }) => is_no(*errno),
+        _ => false,
+    }
+}
+
 /// Loads what iptables' rules need beside nf_tables, if that is there, and with it what else is
 /// needed.
 pub(crate) fn load_modules(needed: &[&str]) {
@@ -115,6 +164,19 @@ pub(crate) fn probe(family: IpFamily) -> Verdict {
         Err(error) if is_missing(&error) => Verdict::Never,
         Err(_) => Verdict::Unknown,
     }
+}
+
+/// Whether the kernel has a match of iptables of this revision, for rules in nftables.
+pub(crate) fn has_match(family: IpFamily, name: &str, revision: u8) -> Result<(), Error> {
+    let mut connection = Connection::open(Protocol::Netfilter)?;
+    let answer = connection.request(NFNL_MSG_COMPAT_GET, 0, |w| {
+        header(w, family);
+        w.attr_str(FIRST, name);
+        w.attr_be32(REVISION, revision.into());
+        // `NFTA_COMPAT_TYPE`: a match.
+        w.attr_be32(INFO, 0);
+    });
+    answer.map(drop)
 }
 
 /// Whether nftables knows the family.

@@ -27,6 +27,7 @@ use crate::check::answer::Output;
 use crate::config::{self, Configuration, ConfigurationError, Given, Waiting};
 use crate::flags::Flags;
 use crate::flags::unusable::UnusableFlag;
+use crate::modes;
 use crate::options::Options;
 use crate::version;
 
@@ -178,13 +179,16 @@ fn parse_with<A: Into<OsString>>(
             "v" => "verbosity".to_owned(),
             other => other.replace('-', "_"),
         };
-        typed.value_source(&id) == Some(ValueSource::CommandLine)
+        // What only a file has is no flag that could be typed.
+        typed.try_contains_id(&id).is_ok()
+            && typed.value_source(&id) == Some(ValueSource::CommandLine)
     };
     let mut flags = flags;
     if !flags.hostname_override.trim().is_empty() {
         flags.hostname_override = flags.hostname_override.trim().to_lowercase();
     }
     let (flags, configuration, said) = if flags.config.is_empty() {
+        modes::take_flags(&mut flags);
         (flags, Configuration::default(), Vec::new())
     } else {
         with_file(flags, read, is_given)?

@@ -26,7 +26,8 @@ pub(crate) const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
 #[derive(Debug, Clone, PartialEq, Parser)]
 #[command(
     name = "kube-proxy",
-    about = "Carries Kubernetes Services by rules of iptables (iptables mode) or by the kernel's IPVS (ipvs mode).",
+    about = "Carries Kubernetes Services by rules of iptables (iptables mode), by the kernel's IPVS (ipvs mode), by a table of \
+             nftables (nftables mode) or by itself (userspace mode).",
     after_help = "kube-proxy check [FLAGS] [-o text|json|yaml] says what a start with these flags would change in the kernel, and \
                   changes nothing. Exit status 0: nothing; 1: something; 2: it cannot be said.",
     disable_version_flag = true,
@@ -57,7 +58,7 @@ pub struct Flags {
     )]
     pub write_config_to: OsString,
 
-    /// Take away what IPVS mode and iptables mode leave in the kernel, and exit
+    /// Take away what any mode leaves in the kernel, and exit
     #[arg(long, value_name = "BOOL", default_value = "false", value_parser = go::bool, num_args = 0..=1, require_equals = true, default_missing_value = "true", action = ArgAction::Set)]
     pub cleanup: bool,
 
@@ -143,7 +144,7 @@ pub struct Flags {
     #[arg(long, value_name = "NAME=BOOL,...", value_parser = go::gate, allow_hyphen_values = true, value_delimiter = ',', action = ArgAction::Append)]
     pub feature_gates: Vec<(String, bool)>,
 
-    /// How Services are carried: iptables or ipvs; empty: iptables
+    /// How Services are carried: iptables, ipvs, nftables or userspace; empty: iptables
     #[arg(
         long,
         value_name = "MODE",
@@ -237,8 +238,8 @@ pub struct Flags {
     )]
     pub pod_interface_name_prefix: String,
 
-    /// Networks whose addresses of this node serve NodePorts, or "primary" for the node's own IP;
-    /// all addresses if not given
+    /// Networks whose addresses of this node serve NodePorts, or "primary" for the node's own IP; if
+    /// not given, all addresses, and in nftables mode "primary"
     #[arg(long, value_name = "CIDRS", action = ArgAction::Append, allow_hyphen_values = true)]
     pub nodeport_addresses: Vec<String>,
 
@@ -246,22 +247,28 @@ pub struct Flags {
     #[arg(long, value_name = "BOOL", default_value = "false", value_parser = go::bool, num_args = 0..=1, require_equals = true, default_missing_value = "true", action = ArgAction::Set)]
     pub masquerade_all: bool,
 
-    /// Bit of the packet mark that says "masquerade", 0 to 31
+    /// Bit of the packet mark that says "masquerade", 0 to 31; nftables mode has
+    /// nftables.masqueradeBit of the file instead
     #[arg(long, value_name = "BIT", default_value = "14", value_parser = go::int, allow_hyphen_values = true)]
     pub iptables_masquerade_bit: i32,
 
-    /// Longest time between two comparisons with the kernel in iptables mode; no effect in ipvs
-    /// mode
+    /// Longest time between two comparisons with the kernel in iptables mode, and the like in
+    /// nftables and userspace mode; no effect in ipvs mode
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = go::duration, allow_hyphen_values = true)]
     pub iptables_sync_period: Duration,
 
-    /// Shortest time between two syncs of iptables mode; no effect in ipvs mode
+    /// Shortest time between two syncs of iptables, nftables and userspace mode; no effect in ipvs
+    /// mode
     #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = go::duration, allow_hyphen_values = true)]
     pub iptables_min_sync_period: Duration,
 
-    /// NodePorts on 127.0.0.1 in iptables mode; no effect in ipvs mode
+    /// NodePorts on 127.0.0.1 in iptables and userspace mode; no effect in ipvs mode
     #[arg(long, value_name = "BOOL", default_value = "true", value_parser = go::bool, num_args = 0..=1, require_equals = true, default_missing_value = "true", action = ArgAction::Set)]
     pub iptables_localhost_nodeports: bool,
+
+    /// How long a UDP flow of userspace mode lasts without a datagram either way; more than 0
+    #[arg(long, value_name = "DURATION", default_value = "250ms", value_parser = go::duration, allow_hyphen_values = true)]
+    pub udp_timeout: Duration,
 
     /// Which iptables commands to use: legacy, nft, or auto for what the node already uses
     #[arg(
@@ -272,7 +279,23 @@ pub struct Flags {
     )]
     pub iptables_backend: String,
 
-    /// IPVS scheduler of every virtual server; rr if empty; no effect in iptables mode
+    /// `nftables.masqueradeAll`, which has no flag of its own.
+    #[arg(skip)]
+    pub nftables_masquerade_all: bool,
+
+    /// `nftables.masqueradeBit`, the same.
+    #[arg(skip = 14_i32)]
+    pub nftables_masquerade_bit: i32,
+
+    /// `nftables.minSyncPeriod`, the same.
+    #[arg(skip = Duration::from_secs(1))]
+    pub nftables_min_sync_period: Duration,
+
+    /// `nftables.syncPeriod`, the same.
+    #[arg(skip = Duration::from_secs(30))]
+    pub nftables_sync_period: Duration,
+
+    /// IPVS scheduler of every virtual server; rr if empty; no effect in other modes
     #[arg(
         long,
         value_name = "NAME",
@@ -287,50 +310,62 @@ pub struct Flags {
     pub ipvs_exclude_cidrs: Vec<String>,
 
     /// Answer ARP only on the interface that has the address (sysctls arp_ignore=1,
-    /// arp_announce=2); no effect in iptables mode
+    /// arp_announce=2); no effect in other modes
     #[arg(long = "ipvs-strict-arp", value_name = "BOOL", default_value = "false", value_parser = go::bool, num_args = 0..=1, require_equals = true, default_missing_value = "true", action = ArgAction::Set)]
     pub ipvs_strict_arp: bool,
 
-    /// Idle timeout of TCP connections in IPVS; 0 leaves the kernel's; no effect in iptables mode
+    /// Idle timeout of TCP connections in IPVS; 0 leaves the kernel's; no effect in other modes
     #[arg(long = "ipvs-tcp-timeout", value_name = "DURATION", default_value = "0s", value_parser = go::duration, allow_hyphen_values = true)]
     pub ipvs_tcp_timeout: Duration,
 
-    /// Timeout of TCP connections in IPVS after a FIN; 0 leaves the kernel's; no effect in iptables
-    /// mode
+    /// Timeout of TCP connections in IPVS after a FIN; 0 leaves the kernel's; no effect in other
+    /// modes
     #[arg(long = "ipvs-tcpfin-timeout", value_name = "DURATION", default_value = "0s", value_parser = go::duration, allow_hyphen_values = true)]
     pub ipvs_tcpfin_timeout: Duration,
 
-    /// Idle timeout of UDP flows in IPVS; 0 leaves the kernel's; no effect in iptables mode
+    /// Idle timeout of UDP flows in IPVS; 0 leaves the kernel's; no effect in other modes
     #[arg(long = "ipvs-udp-timeout", value_name = "DURATION", default_value = "0s", value_parser = go::duration, allow_hyphen_values = true)]
     pub ipvs_udp_timeout: Duration,
 
-    /// Longest time between two comparisons with the kernel in ipvs mode; no effect in iptables
-    /// mode
+    /// Longest time between two comparisons with the kernel in ipvs mode; no effect in other
+    /// modes
     #[arg(long = "ipvs-sync-period", value_name = "DURATION", default_value = "30s", value_parser = go::duration, allow_hyphen_values = true)]
     pub ipvs_sync_period: Duration,
 
     /// Shortest time between the end of one sync and the start of the next in ipvs mode; no effect
-    /// in iptables mode
+    /// in other modes
     #[arg(long = "ipvs-min-sync-period", value_name = "DURATION", default_value = "1s", value_parser = go::duration, allow_hyphen_values = true)]
     pub ipvs_min_sync_period: Duration,
 
-    /// Which iptables rules stand by IPVS: upstream, or lean (fewer, cheaper to the first packet of
-    /// a flow); no effect in iptables mode
+    /// Which rules stand by IPVS: upstream, lean (fewer, cheaper to the first packet of a flow),
+    /// nftables (neither iptables nor ipset), or auto: upstream where iptables and ipset work, else
+    /// nftables; no effect in other modes
     #[arg(
         long,
-        value_name = "upstream|lean",
-        default_value = "upstream",
+        value_name = "auto|upstream|lean|nftables",
+        default_value = "auto",
         allow_hyphen_values = true
     )]
     pub ipvs_shim: String,
 
+    /// How the table of nftables mode is laid out: upstream, or flat (most services without a chain
+    /// of their own, so that a change costs the kernel the same however many there are); no effect
+    /// in other modes
+    #[arg(
+        long,
+        value_name = "upstream|flat",
+        default_value = "upstream",
+        allow_hyphen_values = true
+    )]
+    pub nftables_layout: String,
+
     /// How long a removed endpoint may keep its TCP connections; 0: until they end; no effect in
-    /// iptables mode
+    /// other modes
     #[arg(long = "ipvs-drain-timeout", value_name = "DURATION", default_value = "0s", value_parser = go::duration, allow_hyphen_values = true)]
     pub ipvs_drain_timeout: Duration,
 
     /// In which form kube-ipvs0 holds the service addresses: address, or route (cheaper to the
-    /// kernel by the thousand); no effect in iptables mode
+    /// kernel by the thousand); no effect in other modes
     #[arg(
         long,
         value_name = "address|route",

@@ -1,10 +1,11 @@
 //! What each mode of kube-proxy leaves in the kernel: a row for each.
 
-use footprint::{Footprints, NFTABLES};
+use footprint::Footprints;
 
 /// Those of all modes.
 pub(crate) const ALL: Footprints = &[
     &proxy_ipvs::FOOTPRINT,
     &proxy_iptables::FOOTPRINT,
-    &NFTABLES,
+    &proxy_userspace::FOOTPRINT,
+    &proxy_nftables::FOOTPRINT,
 ];

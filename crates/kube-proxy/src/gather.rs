@@ -6,10 +6,10 @@ use futures::future::FutureExt as _;
 use futures::stream::{BoxStream, StreamExt as _};
 use proxy::{Event, Model};
 use tokio::task::{unconstrained, yield_now};
-use tokio::time::sleep_until;
+use tokio::time::{sleep_until, timeout};
 use tracing::{info, warn};
 
-use crate::options::object_source::OwnNode;
+use crate::options::object_source::{OwnNode, SideKinds};
 
 /// How many queued events are taken in before the kernel is written, so that a flood cannot put
 /// that off for ever.
@@ -18,6 +18,9 @@ const DRAINED_MAX: usize = 50_000;
 pub(crate) const WAITING_NOTICE: Duration = Duration::from_secs(10);
 /// How long the start waits for the own Node, as upstream.
 const NODE_PATIENCE: Duration = Duration::from_secs(30);
+/// How long it waits for ServiceCIDRs once all else is there: the first sync is to have them where
+/// the server is quick, and nobody is to wait for them where it is not.
+const SERVICE_CIDR_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Takes in events until Services and EndpointSlices have been told, and the own Node, if it comes
 /// in time.
@@ -27,6 +30,21 @@ pub(crate) async fn gather(
     source: &source::Settings,
 ) {
     gather_within(events, model, OwnNode::of(source), NODE_PATIENCE).await;
+    if SideKinds::of(source) == SideKinds::ServiceCidrs {
+        let listed = gather_service_cidrs(events, model);
+        // They come when they come, like any other change.
+        let _ = timeout(SERVICE_CIDR_PATIENCE, listed).await;
+    }
+}
+
+/// Takes in events until ServiceCIDRs have been told, or it is known that they are not.
+async fn gather_service_cidrs(events: &mut BoxStream<'static, Event>, model: &mut Model) {
+    while !model.are_service_cidrs_listed() {
+        match events.next().await {
+            Some(event) => drain(events, model, event).await,
+            None => return,
+        }
+    }
 }
 
 /// The same, and waits so long for the own Node. Where it need not exist, to be told that there is
@@ -94,5 +112,76 @@ pub(crate) async fn drain(events: &mut BoxStream<'static, Event>, model: &mut Mo
         }
         // The source goes on where its queue was full.
         yield_now().await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::stream;
+    use proxy::{IpFamily, Kind, ServiceCidr};
+    use tokio::time::Instant;
+
+    use super::*;
+
+    fn listed(kind: Kind) -> [Event; 2] {
+        let is_whole = true;
+        [
+            Event::ListStarted(kind),
+            Event::ListComplete { kind, is_whole },
+        ]
+    }
+
+    /// What is known after the start has gathered, where these come at first and those a while
+    /// later; and how long that took.
+    async fn gathered(first: Vec<Event>, later: (Duration, Vec<Event>)) -> (Model, Duration) {
+        let (pause, later) = later;
+        let later = stream::once(async move {
+            tokio::time::sleep(pause).await;
+            stream::iter(later)
+        });
+        let events = stream::iter(first).chain(later.flatten());
+        let mut events = events.chain(stream::pending()).boxed();
+        let settings = source::Settings::Api(source::Api {
+            service_cidrs: source::ServiceCidrs::Watched,
+            ..source::Api::default()
+        });
+        let (mut model, began) = (Model::new(), Instant::now());
+        gather(&mut events, &mut model, &settings).await;
+        (model, began.elapsed())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn service_cidrs_are_awaited_for_a_moment_and_hold_nothing_back() {
+        let node = proxy::Node {
+            name: "n".into(),
+            ..proxy::Node::default()
+        };
+        let kinds = [Kind::Service, Kind::EndpointSlice, Kind::Node];
+        let mut first: Vec<Event> = kinds.into_iter().flat_map(listed).collect();
+        first.push(Event::NodeApplied(node));
+        let [start, end] = listed(Kind::ServiceCidr);
+        let cidr = Event::ServiceCidrApplied(ServiceCidr {
+            name: "kubernetes".into(),
+            nets: vec!["10.96.0.0/12".parse().unwrap()],
+        });
+        let cidrs = vec![start, cidr, end];
+
+        let soon = Duration::from_millis(300);
+        let (model, took) = gathered(first.clone(), (soon, cidrs.clone())).await;
+        assert_eq!(model.service_cidrs(IpFamily::V4).unwrap().len(), 1);
+        assert_eq!(took, soon);
+
+        let (model, took) = gathered(first.clone(), (Duration::from_mins(1), cidrs)).await;
+        assert_eq!(model.service_cidrs(IpFamily::V4), None);
+        assert!(model.is_complete());
+        assert_eq!(took, SERVICE_CIDR_PATIENCE);
+
+        // The server does not tell of them.
+        let untold = Event::ListComplete {
+            kind: Kind::ServiceCidr,
+            is_whole: false,
+        };
+        let (_, took) = gathered(first, (Duration::ZERO, vec![untold])).await;
+        assert!(took < SERVICE_CIDR_PATIENCE, "{took:?}");
     }
 }

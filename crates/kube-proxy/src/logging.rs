@@ -33,10 +33,12 @@ use klog::Klog;
 use settings::{LogFormat, Settings};
 
 /// Our own crates, by the names that their events carry.
-const OWN_CRATES: [&str; 9] = [
+const OWN_CRATES: [&str; 11] = [
     "kube_proxy",
     "proxy",
     "proxy_ipvs",
+    "proxy_nftables",
+    "proxy_userspace",
     "reconcile",
     "source",
     "ipvs_netlink",

@@ -18,7 +18,9 @@ pub(crate) mod local_endpoints;
 pub(crate) mod of_mode;
 mod process;
 pub(crate) mod rest_client;
+pub(crate) mod restores;
 pub(crate) mod rows;
+pub(crate) mod sync_durations;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -56,7 +58,6 @@ pub struct Metrics {
     service_changes_pending: Gauge,
     service_changes: Counter,
     no_local_endpoints: Family<OfPolicy, Gauge>,
-    failed_restores: Family<OfFamily, Counter>,
     healthz_answers: Family<OfCode, Counter>,
     livez_answers: Family<OfCode, Counter>,
     flows_duration: Family<OfFamily, Histogram, Buckets>,
@@ -96,7 +97,6 @@ impl Metrics {
             service_changes_pending: Gauge::default(),
             service_changes: Counter::default(),
             no_local_endpoints: Family::default(),
-            failed_restores: Family::default(),
             healthz_answers: Family::default(),
             livez_answers: Family::default(),
             flows_duration: Family::new_with_constructor(Buckets::Sync),
@@ -146,8 +146,6 @@ impl Metrics {
             // A gauge in spite of its name.
             ALPHA "kubeproxy_sync_proxy_rules_no_local_endpoints_total" no_local_endpoints
                 "Number of services with a Local traffic policy and no endpoints"
-            ALPHA "kubeproxy_sync_proxy_rules_iptables_restore_failures" failed_restores
-                "Cumulative proxy iptables restore failures"
             ALPHA "kubeproxy_proxy_healthz" healthz_answers "Cumulative proxy healthz HTTP status"
             ALPHA "kubeproxy_proxy_livez" livez_answers "Cumulative proxy livez HTTP status"
             ALPHA "kubeproxy_conntrack_reconciler_sync_duration_seconds" flows_duration
@@ -246,7 +244,9 @@ impl Metrics {
 
     /// A family begins to be served.
     pub(crate) fn begins(&self, family: IpFamily) {
-        drop(self.failed_restores.get_or_create(&of(family)));
+        if let Some(of_mode) = &self.of_mode {
+            of_mode.begins(family);
+        }
         for kind in Drift::KINDS {
             // A counter that appears with its first increment would show none.
             drop(self.drifted.get_or_create(&of_kind(family, kind)));
@@ -255,9 +255,6 @@ impl Metrics {
 
     /// Kernel threads have finished something.
     pub(crate) fn booked(&self, family: IpFamily, report: &Report) {
-        let of = of(family);
-        let failed = report.failed_restores as u64;
-        self.failed_restores.get_or_create(&of).inc_by(failed);
         for (kind, drifted) in report.drift.kinds() {
             let counter = self.drifted.get_or_create(&of_kind(family, kind));
             counter.inc_by(drifted.count as u64);

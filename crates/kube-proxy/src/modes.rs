@@ -9,11 +9,15 @@ pub mod detect_local;
 pub(crate) mod families;
 pub mod iptables;
 pub mod ipvs;
+pub mod nftables;
 pub(crate) mod open;
 pub(crate) mod predecessor;
 pub(crate) mod preview;
+pub(crate) mod programs;
+pub(crate) mod rulesets;
 pub mod settings;
 pub mod shared;
+pub mod userspace;
 
 use std::path::Path;
 
@@ -26,13 +30,15 @@ use shared::Shared;
 
 impl ProxyMode {
     /// All of them, the default first.
-    pub(crate) const ALL: [Self; 2] = [Self::Iptables, Self::Ipvs];
+    pub(crate) const ALL: [Self; 4] = [Self::Iptables, Self::Ipvs, Self::Nftables, Self::Userspace];
 
     /// The rows.
     pub(crate) fn definition(self) -> &'static dyn Definition {
         match self {
             Self::Iptables => &iptables::IptablesMode,
             Self::Ipvs => &ipvs::IpvsMode,
+            Self::Nftables => &nftables::NftablesMode,
+            Self::Userspace => &userspace::UserspaceMode,
         }
     }
 
@@ -106,10 +112,24 @@ impl Settings {
     ) -> Result<Self, UnusableFlag> {
         Ok(Self {
             chosen,
-            shared: Shared::read(flags, periods.sync.1)?,
+            shared: Shared::read(
+                flags,
+                periods.sync.1,
+                chosen.definition().node_port_addresses(),
+            )?,
             iptables: iptables::settings::Settings::read(flags),
             ipvs: ipvs::settings::Settings::read(flags)?,
+            nftables: nftables::settings::Settings::read(flags)?,
+            userspace: userspace::settings::Settings::read(flags)?,
         })
+    }
+}
+
+/// Has the mode that is chosen take flags for what only a file says, where there is no file.
+pub(crate) fn take_flags(flags: &mut Flags) {
+    // One that there is not is refused elsewhere.
+    if let Ok(chosen) = ProxyMode::read(flags) {
+        chosen.definition().take_flags(flags);
     }
 }
 
@@ -118,6 +138,8 @@ impl PartialEq for Settings {
         let is_own_equal = match self.chosen {
             ProxyMode::Iptables => self.iptables == other.iptables,
             ProxyMode::Ipvs => self.ipvs == other.ipvs,
+            ProxyMode::Nftables => self.nftables == other.nftables,
+            ProxyMode::Userspace => self.userspace == other.userspace,
         };
         self.chosen == other.chosen && self.shared == other.shared && is_own_equal
     }

@@ -70,7 +70,7 @@ impl Options {
         check_unused(flags)?;
         Ok(Self {
             log,
-            source: object_source::read(flags, &gates)?,
+            source: object_source::read(flags, &gates, chosen.definition().service_cidrs())?,
             serve: serve::settings::Settings::read(flags)?,
             modes: modes::settings::Settings::read(flags, chosen, &periods)?,
             kernel: sysctl::settings::Settings::read(flags)?,

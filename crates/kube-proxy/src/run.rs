@@ -17,6 +17,7 @@ use std::time::Instant;
 
 use anyhow::{Context as _, Result};
 use futures::future::{FutureExt as _, try_join};
+use futures::stream::select_all;
 use proxy::Model;
 use tokio::sync::{mpsc, oneshot};
 
@@ -30,7 +31,7 @@ use crate::modes::definition::Start;
 use crate::modes::families::{require, tell_left_out};
 use crate::modes::open::{open, prepare, primary};
 use crate::options::Options;
-use daemon::Daemon;
+use daemon::{Daemon, Ended};
 use observed::Observed;
 use stop::Stop;
 
@@ -98,6 +99,8 @@ async fn live(
     require(opened.left_out(), primary(&options.modes, &model))?;
     let options = settled;
     let predecessor = opened.predecessor(&options.modes);
+    let ending = opened.ending();
+    let notices = opened.notices()?;
     let now = Instant::now();
     let modes = opened.into_modes(&Start {
         settings: &options.modes,
@@ -111,6 +114,9 @@ async fn live(
         options, events, addresses, model, modes, &recorder, observed, now,
     )?;
     daemon.predecessor = predecessor;
+    daemon.ended = Ended::Armed;
+    daemon.ending = ending;
+    daemon.rulesets = select_all(notices);
     let result = daemon.serve(stop, &mut changed).await;
     daemon.end().await;
     result

@@ -31,7 +31,7 @@ pub(crate) struct OfKind {
 /// none.
 pub(crate) fn counts() -> Counts {
     let counts = Counts::default();
-    for kind in [Kind::Service, Kind::EndpointSlice, Kind::Node] {
+    for kind in Kind::ALL {
         drop(counts.get_or_create(&of(kind)));
     }
     counts
@@ -81,8 +81,8 @@ fn line(vanished: &Vanished) -> String {
         names.push("…".to_owned());
     }
     let consequence = match kind {
-        Kind::Service => "what was programmed for them is taken away",
-        _ => "their endpoints are taken away",
+        Kind::EndpointSlice => "their endpoints are taken away",
+        _ => "what was programmed for them is taken away",
     };
     format!(
         "the API server's list no longer names {count} of {known} {}s: {}; {consequence}",

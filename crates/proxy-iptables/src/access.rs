@@ -8,7 +8,7 @@ use proxy::Unreadable;
 use crate::chain::Table;
 use crate::config::Config;
 use crate::exchange::{Answer, Found, Query};
-use crate::kernel::{Kernel, KernelError};
+use crate::kernel::Kernel;
 use crate::part::Part;
 use crate::plan::{Plan, Verdicts};
 use crate::proxier::Iptables;
@@ -41,7 +41,7 @@ fn read(
     kernel: &mut dyn Kernel,
     config: &Config,
     table: Option<Table>,
-) -> Result<Saved, KernelError> {
+) -> Result<Saved, Unreadable> {
     let mut reader = Reader::new(config);
     kernel.save(table, &mut |line| reader.line(line))?;
     Ok(reader.finish())

@@ -145,7 +145,7 @@ impl Base {
                     vec![Rule::new([], Target::set_mark(config.masquerade_mark))]
                 }
                 (Table::Nat, POSTROUTING) => {
-                    kube_rules::masquerade(config.masquerade_mark, config.source_port()).into()
+                    kube_rules::masquerade(config.masquerade_mark, config.source_port).into()
                 }
                 (Table::Filter, FORWARD) => forward(config),
                 _ => Vec::new(),

@@ -33,20 +33,10 @@ pub struct Config {
     pub node_ip: Option<IpAddr>,
     /// `--iptables-sync-period`: how often the kernel is looked at.
     pub sync_period: Duration,
-    /// Whether iptables knows `--random-fully` (1.6.2 and later).
-    pub random_fully: bool,
+    /// The source port of what is masqueraded.
+    pub source_port: SourcePort,
     /// The modes of which something may be left, which goes once this one serves.
     pub modes: Footprints,
-}
-
-impl Config {
-    pub(crate) fn source_port(&self) -> SourcePort {
-        if self.random_fully {
-            SourcePort::Random
-        } else {
-            SourcePort::Kept
-        }
-    }
 }
 
 impl engine::Config for Config {
@@ -74,7 +64,7 @@ impl Default for Config {
             has_counters: false,
             node_ip: None,
             sync_period: Duration::from_secs(30),
-            random_fully: true,
+            source_port: SourcePort::Random,
             modes: &[],
         }
     }

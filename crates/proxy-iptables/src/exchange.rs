@@ -1,10 +1,10 @@
 //! What is exchanged with the kernel threads: what was found, what is asked and answered.
 
+use proxy::Unreadable;
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use crate::kernel::KernelError;
 use crate::saved::Saved;
 
 /// What was found of a part.
@@ -24,5 +24,5 @@ pub enum Query {
 /// What the kernel says to that.
 pub enum Answer {
     /// Whether the canary is there.
-    Canary(Result<bool, KernelError>),
+    Canary(Result<bool, Unreadable>),
 }

@@ -1,6 +1,7 @@
 //! A kernel of the tests: it keeps what iptables keeps, refuses what iptables refuses, and then
 //! changes nothing of that table.
 
+use proxy::Unreadable;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::net::IpAddr;
@@ -9,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use iptables::{Input, Kind};
 
 use crate::chain::Table;
-use crate::kernel::{Kernel, KernelError, Refusal};
+use crate::kernel::{Kernel, Refusal};
 
 /// The longest name of a chain (`XT_EXTENSION_MAXNAMELEN`, with the byte that ends it).
 const MAX_NAME: usize = 28;
@@ -201,7 +202,7 @@ fn target(rule: &str) -> Option<&str> {
 }
 
 impl Kernel for FakeKernel {
-    fn addresses(&mut self) -> Result<BTreeSet<IpAddr>, KernelError> {
+    fn addresses(&mut self) -> Result<BTreeSet<IpAddr>, Unreadable> {
         let mut state = self.state();
         state.address_reads += 1;
         Ok(state.addresses.clone())
@@ -211,12 +212,11 @@ impl Kernel for FakeKernel {
         &mut self,
         table: Option<Table>,
         line: &mut (dyn FnMut(&str) + Send),
-    ) -> Result<(), KernelError> {
+    ) -> Result<(), Unreadable> {
         let mut state = self.state();
         state.saves.push(table);
         if let Some(reason) = state.unreadable.clone() {
-            let what = "the iptables rules";
-            return Err(KernelError { what, reason });
+            return Err(Unreadable::new("the iptables rules", reason));
         }
         for each in Table::ALL {
             if table.is_none_or(|table| table == each) {

@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use iptables::{Input, Iptables, Kind, Table};
 use proxy::{IpFamily, Unreadable};
-use route_netlink::{Family, Rtnetlink};
 
 /// The kernel modules, by their aliases, of matches and targets that this mode alone has on the
 /// usual node: for [`Iptables::choose_loading`]. The kernel itself loads those of rarer rules.
@@ -20,34 +19,18 @@ const RESTORE_LIMIT: Duration = Duration::from_mins(5);
 /// a strict fake that refuses what they refuse.
 pub trait Kernel: Send + 'static {
     /// The addresses of all interfaces of this node, those of localhost included.
-    fn addresses(&mut self) -> Result<BTreeSet<IpAddr>, KernelError>;
+    fn addresses(&mut self) -> Result<BTreeSet<IpAddr>, Unreadable>;
 
     /// Tells each line of `iptables-save`, of one table or of all. Costs a process.
     fn save(
         &mut self,
         table: Option<Table>,
         line: &mut (dyn FnMut(&str) + Send),
-    ) -> Result<(), KernelError>;
+    ) -> Result<(), Unreadable>;
 
     /// Carries out what `text` writes, each of its tables whole or not at all: those before one
     /// that is refused stay done. Costs a process.
     fn restore(&mut self, text: Input<'_>) -> Result<(), Refusal>;
-}
-
-/// The kernel could not be read.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("cannot read {what}: {reason}")]
-pub struct KernelError {
-    /// `the iptables rules`, ...
-    pub what: &'static str,
-    /// Why, and what to do.
-    pub reason: String,
-}
-
-impl From<KernelError> for Unreadable {
-    fn from(KernelError { what, reason }: KernelError) -> Self {
-        Self { part: what, reason }
-    }
 }
 
 /// Rules were not taken.
@@ -72,35 +55,21 @@ impl IptablesKernel {
     pub fn new(family: IpFamily, iptables: Iptables) -> Self {
         Self { family, iptables }
     }
-
-    fn read_addresses(&self) -> Result<BTreeSet<IpAddr>, route_netlink::Error> {
-        let family = match self.family {
-            IpFamily::V4 => Family::Inet,
-            IpFamily::V6 => Family::Inet6,
-        };
-        let addresses = Rtnetlink::open()?.addresses(family)?;
-        Ok(addresses.into_iter().map(|held| held.address).collect())
-    }
 }
 
 impl Kernel for IptablesKernel {
-    fn addresses(&mut self) -> Result<BTreeSet<IpAddr>, KernelError> {
-        self.read_addresses().map_err(|error| KernelError {
-            what: "the addresses of this node",
-            reason: error.to_string(),
-        })
+    fn addresses(&mut self) -> Result<BTreeSet<IpAddr>, Unreadable> {
+        route_netlink::all_addresses(self.family)
+            .map_err(|error| Unreadable::new("the addresses of this node", error))
     }
 
     fn save(
         &mut self,
         table: Option<Table>,
         line: &mut (dyn FnMut(&str) + Send),
-    ) -> Result<(), KernelError> {
+    ) -> Result<(), Unreadable> {
         let saved = self.iptables.save_lines(self.family, table, line);
-        saved.map_err(|error| KernelError {
-            what: "the iptables rules",
-            reason: error.to_string(),
-        })
+        saved.map_err(|error| Unreadable::new("the iptables rules", error))
     }
 
     fn restore(&mut self, text: Input<'_>) -> Result<(), Refusal> {

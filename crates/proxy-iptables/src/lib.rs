@@ -38,7 +38,7 @@ mod tables;
 pub use base::{Base, FOOTPRINT};
 pub use chain::{Chain, Hash, Purpose, Shared, Table};
 pub use config::Config;
-pub use kernel::{IptablesKernel, Kernel, KernelError, MODULES, Refusal};
+pub use kernel::{IptablesKernel, Kernel, MODULES, Refusal};
 pub use kinds::IptablesKinds;
 pub use nfacct::{Accounting, Counter};
 pub use part::{Lane, Part};

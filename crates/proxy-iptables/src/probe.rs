@@ -1,7 +1,5 @@
 //! What a kernel can do of what this mode needs, tried before anything depends on it.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-
 use iptables::{FlowState, Iptables, IptablesError, Line, Match, Rule, SourcePort, Table, Target};
 use proxy::{IpFamily, Protocol};
 
@@ -15,10 +13,7 @@ use crate::nfacct::{Accounting, Counter};
 /// Why one is not taken.
 pub fn probe(iptables: &Iptables, family: IpFamily) -> Result<(), IptablesError> {
     const MARK: u32 = 0x4000;
-    let localhost: IpAddr = match family {
-        IpFamily::V4 => Ipv4Addr::LOCALHOST.into(),
-        IpFamily::V6 => Ipv6Addr::LOCALHOST.into(),
-    };
+    let localhost = family.localhost();
     let ports = [
         Match::Protocol(Protocol::Tcp),
         Match::Port(Protocol::Tcp, 1),

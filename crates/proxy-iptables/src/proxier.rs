@@ -247,9 +247,7 @@ impl engine::Scheme for Iptables {
     }
 
     fn concern(&self, state: &State, part: Part) -> Concern {
-        let node = &state.node;
-        let selects_all = node.node_port_addresses.of(node.family) == Selection::All;
-        if part == Part::Addresses && selects_all {
+        if part == Part::Addresses && state.node.serves_node_ports_everywhere() {
             Concern::Nobody
         } else {
             Concern::Clients
@@ -267,22 +265,8 @@ impl engine::Scheme for Iptables {
     }
 
     fn update(&mut self, state: &mut State, model: &Model, extent: Extent<'_>) {
-        match extent {
-            Extent::These(names) => {
-                for name in names {
-                    self.update_service(state, model, name);
-                }
-            }
-            Extent::First | Extent::All => {
-                let gone = self
-                    .claims
-                    .services()
-                    .filter(|name| model.view(name).is_none());
-                let gone: Vec<NamespacedName> = gone.cloned().collect();
-                for name in model.service_names().chain(&gone) {
-                    self.update_service(state, model, name);
-                }
-            }
+        for name in extent.services(model, self.claims.services()) {
+            self.update_service(state, model, &name);
         }
         self.claims.settle_style(&mut self.tables, &state.config);
     }

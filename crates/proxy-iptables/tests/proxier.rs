@@ -22,7 +22,7 @@ use proxy::{
     Placement, Protocol, Service, ServicePort, Unreadable,
 };
 use proxy_iptables::fake::{FakeKernel, State};
-use proxy_iptables::{Config, Kernel, KernelError, Lanes, Proxier, Refusal, Table};
+use proxy_iptables::{Config, Kernel, Lanes, Proxier, Refusal, Table};
 
 /// A node with a proxier, and what they know.
 struct World<K: Kernel = FakeKernel> {
@@ -73,7 +73,7 @@ fn on_lanes<K: Kernel>(lanes: Lanes<K>, config: Config) -> Proxier<K> {
 struct Slow(FakeKernel, Arc<AtomicBool>);
 
 impl Kernel for Slow {
-    fn addresses(&mut self) -> Result<BTreeSet<IpAddr>, KernelError> {
+    fn addresses(&mut self) -> Result<BTreeSet<IpAddr>, Unreadable> {
         self.0.addresses()
     }
 
@@ -81,7 +81,7 @@ impl Kernel for Slow {
         &mut self,
         table: Option<Table>,
         line: &mut (dyn FnMut(&str) + Send),
-    ) -> Result<(), KernelError> {
+    ) -> Result<(), Unreadable> {
         let saved = self.0.save(table, line);
         let limit = Instant::now() + Duration::from_secs(30);
         let hangs = || self.1.load(Ordering::Relaxed) && Instant::now() < limit;

@@ -36,6 +36,8 @@ pub(crate) struct Claims {
     forbidden_to_node: Table<VirtualServerKey, (), Arc<Owner>>,
     /// Another number whenever these may have changed.
     forbidden_version: u64,
+    /// The lengths of the prefixes of source ranges.
+    prefixes: Table<u8, (), Arc<Owner>>,
     pub(crate) drains: Drains,
     /// True once the sources have told everything: before that, nothing may be taken away.
     pub(crate) may_delete: bool,
@@ -49,6 +51,7 @@ impl Claims {
             disputed: Vec::new(),
             forbidden_to_node: Table::new(),
             forbidden_version: 0,
+            prefixes: Table::new(),
             drains,
             may_delete: false,
         }
@@ -84,6 +87,14 @@ impl Claims {
 
     pub(crate) fn forbidden_version(&self) -> u64 {
         self.forbidden_version
+    }
+
+    /// The lengths of the prefixes of source ranges.
+    pub(crate) fn prefixes(&self) -> BTreeSet<u8> {
+        self.prefixes
+            .iter_wanted()
+            .map(|(prefix, ())| *prefix)
+            .collect()
     }
 
     pub(crate) fn is_forbidden_to_node(&self, key: &VirtualServerKey) -> bool {
@@ -156,6 +167,14 @@ impl Claims {
             .into_iter()
             .filter(|key| tables.servers.owner(key) != Some(&owner))
             .collect();
+        let prefixes: BTreeSet<u8> = members
+            .iter()
+            .filter_map(|(_, member)| member.prefix_len())
+            .collect();
+        if !prefixes.is_empty() || !self.prefixes.keys_of(&owner).is_empty() {
+            let prefixes = prefixes.into_iter().map(|prefix| (prefix, ()));
+            self.prefixes.claim(&owner, prefixes);
+        }
         for set in Set::all() {
             let own = members
                 .iter()

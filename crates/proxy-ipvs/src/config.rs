@@ -8,15 +8,16 @@ use ipnet::IpNet;
 use iptables::SourcePort;
 use proxy::LocalDetector;
 
-/// `--ipvs-shim`: which iptables rules masquerade and filter by the sets. Either gives the same
-/// verdict.
+/// `--ipvs-shim`: which rules masquerade and filter by the sets. Each gives the same verdict.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum ShimStyle {
-    /// Upstream's.
+    /// Upstream's, in iptables, with ipsets.
     #[default]
     Upstream,
     /// Fewer, with fewer look-ups for a packet.
     Lean,
+    /// In nftables, with its own sets; fewer still.
+    Nftables,
 }
 
 /// `--ipvs-vip-mode`: in which form `kube-ipvs0` holds the service addresses. Either makes them
@@ -58,18 +59,8 @@ pub struct Config {
     pub vip_mode: VipMode,
     /// `--ipvs-shim`.
     pub shim: ShimStyle,
-    /// Whether iptables knows `--random-fully` (1.6.2 and later).
-    pub random_fully: bool,
-}
-
-impl Config {
-    pub(crate) fn source_port(&self) -> SourcePort {
-        if self.random_fully {
-            SourcePort::Random
-        } else {
-            SourcePort::Kept
-        }
-    }
+    /// The source port of what is masqueraded.
+    pub source_port: SourcePort,
 }
 
 impl engine::Config for Config {
@@ -96,7 +87,7 @@ impl Default for Config {
             drain_timeout: None,
             vip_mode: VipMode::default(),
             shim: ShimStyle::default(),
-            random_fully: true,
+            source_port: SourcePort::Random,
         }
     }
 }

@@ -15,12 +15,22 @@ use crate::tables::Tables;
 /// How long virtual servers of cluster IPs wait for the rules while there are none at all.
 pub(crate) const HEAD_START: Duration = Duration::from_millis(500);
 
+/// What rules are made from.
+#[derive(Debug, PartialEq, Eq)]
+struct Ground {
+    /// The sets that they match.
+    filled: BTreeSet<Set>,
+    /// The lengths of the prefixes of source ranges.
+    prefixes: BTreeSet<u8>,
+    /// The number of what is forbidden to the node.
+    version: u64,
+}
+
 /// How far the rules cover what the sets hold.
 pub(crate) struct Cover {
     family: IpFamily,
-    /// What the wanted rules were last made from: the sets that they match, and the number of what
-    /// is forbidden to the node.
-    made_from: Option<(BTreeSet<Set>, u64)>,
+    /// What the wanted rules were last made from.
+    made_from: Option<Ground>,
     /// Sets that the rules are to match and do not match yet.
     pub(crate) uncovered: BTreeSet<Set>,
     /// Until when new virtual servers of cluster IPs wait for the rules, if there are none at the
@@ -62,26 +72,35 @@ impl Cover {
     /// needs its rules before; what empties keeps those it has until its members are gone, and does
     /// not get them back while one cannot be removed.
     pub(crate) fn want_rules(&mut self, tables: &mut Tables, claims: &Claims, config: &Config) {
-        let had = self.made_from.as_ref().map(|(filled, _)| filled);
-        let keeps = |set: Set| had.is_none_or(|had| had.contains(&set));
+        let had = self.made_from.as_ref();
+        let keeps = |set: Set| had.is_none_or(|had| had.filled.contains(&set));
         let members = tables.all_members();
         let filled: BTreeSet<Set> = members
             .filter(|(set, table)| table.wanted_len() > 0 || (!table.is_empty() && keeps(*set)))
             .map(|(set, _)| set)
             .collect();
-        let version = claims.forbidden_version();
-        if self.made_from.as_ref() == Some(&(filled.clone(), version)) {
+        let mut prefixes = claims.prefixes();
+        // As long as ranges come and go, both are asked.
+        if tables.members(Set::LoadBalancerSourceCidr).pending_len() > 0 {
+            prefixes.extend(had.iter().flat_map(|had| &had.prefixes));
+        }
+        let ground = Ground {
+            filled,
+            prefixes,
+            version: claims.forbidden_version(),
+        };
+        if had == Some(&ground) {
             return;
         }
-        let (forbidden_to_node, version) = claims.forbidden_to_node();
+        let (forbidden_to_node, _) = claims.forbidden_to_node();
         let rules = Shim {
             family: self.family,
-            filled: filled.clone(),
+            filled: ground.filled.clone(),
             forbidden_to_node,
         }
-        .rules(config);
+        .rules_with(&ground.prefixes, config);
         tables.rules.claim(&(), [((), Arc::new(rules))]);
-        self.made_from = Some((filled, version));
+        self.made_from = Some(ground);
         self.refresh(tables);
     }
 

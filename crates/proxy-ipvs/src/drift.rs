@@ -19,10 +19,10 @@ use std::time::{Duration, Instant};
 
 use hashbrown::HashSet;
 use ipnet::IpNet;
-use proxy::{Drift, NamespacedName, Owner, Target};
+use proxy::{Drift, NamespacedName, Owner, Target, Unreadable};
 
 use crate::exchange::Dump;
-use crate::kernel::{Evidence, FoundAddresses, FoundSets, Glance, KernelError};
+use crate::kernel::{Evidence, FoundAddresses, FoundSets, Glance};
 use crate::kinds::State;
 use crate::part::Part;
 use crate::plan::{Op, Outcome, Plan};
@@ -198,7 +198,7 @@ impl Drifts {
     }
 
     /// Takes over what a glance has told.
-    pub(crate) fn take_glance(&mut self, glance: &Result<Glance, KernelError>) {
+    pub(crate) fn take_glance(&mut self, glance: &Result<Glance, Unreadable>) {
         let is_as_believed = match glance {
             Ok(Glance::Count(count)) => {
                 let before = self.glances.count.replace(*count);
@@ -435,7 +435,7 @@ impl Comparing {
 
 /// What was found of a part, if it is known what was there before; it is told whether it could be
 /// read.
-fn known<T>(state: &mut State, part: Part, found: Result<T, KernelError>) -> Option<T> {
+fn known<T>(state: &mut State, part: Part, found: Result<T, Unreadable>) -> Option<T> {
     match found {
         Ok(found) => {
             state.tell_readable(part.name());

@@ -4,9 +4,9 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use proxy::Target;
+use proxy::{Target, Unreadable};
 
-use crate::kernel::{FoundAddresses, FoundRules, FoundSets, Glance, KernelError};
+use crate::kernel::{FoundAddresses, FoundRules, FoundSets, Glance};
 use crate::plan::Outcome;
 use crate::server::{VirtualServer, VirtualServerKey};
 
@@ -44,10 +44,10 @@ pub enum Answer {
     /// By virtual server and destination; and which ones were asked for.
     Connections(
         Vec<VirtualServerKey>,
-        Result<BTreeMap<VirtualServerKey, BTreeMap<Target, u32>>, KernelError>,
+        Result<BTreeMap<VirtualServerKey, BTreeMap<Target, u32>>, Unreadable>,
     ),
     /// How many there are, or whether the one is there.
-    Glance(Result<Glance, KernelError>),
+    Glance(Result<Glance, Unreadable>),
     /// All.
     Dump(Box<Dump>),
 }
@@ -55,7 +55,7 @@ pub enum Answer {
 /// What the lane that only reads has found of each part.
 #[derive(Debug)]
 pub struct Dump {
-    pub(crate) servers: Result<BTreeMap<VirtualServerKey, VirtualServer>, KernelError>,
-    pub(crate) sets: Result<FoundSets, KernelError>,
-    pub(crate) addresses: Result<FoundAddresses, KernelError>,
+    pub(crate) servers: Result<BTreeMap<VirtualServerKey, VirtualServer>, Unreadable>,
+    pub(crate) sets: Result<FoundSets, Unreadable>,
+    pub(crate) addresses: Result<FoundAddresses, Unreadable>,
 }

@@ -8,9 +8,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use proxy::{IpFamily, Target};
+use proxy::{IpFamily, Target, Unreadable};
 
-use crate::kernel::{FoundAddresses, FoundRules, FoundSets, Glance, Kernel, KernelError, Snapshot};
+mod table;
+
+use crate::config::ShimStyle;
+use crate::kernel::{FoundAddresses, FoundRules, FoundSets, Glance, Kernel, Snapshot};
 use crate::leftovers::Place;
 use crate::part::Part;
 use crate::plan::{Fault, Op, Outcome, Plan};
@@ -43,6 +46,10 @@ pub struct Work {
 pub struct State {
     /// The family it serves.
     pub family: IpFamily,
+    /// Which shim it carries.
+    pub shim: ShimStyle,
+    /// What sets of the other kind hold, at the first look.
+    pub former: BTreeMap<Set, BTreeSet<Member>>,
     /// Everything that a dump shows.
     pub snapshot: Snapshot,
     /// The schedulers it has.
@@ -75,6 +82,8 @@ impl FakeKernel {
     pub fn new(family: IpFamily, addresses: &[IpAddr]) -> Self {
         Self(Arc::new(Mutex::new(State {
             family,
+            shim: ShimStyle::default(),
+            former: BTreeMap::new(),
             snapshot: Snapshot {
                 interface_addresses: addresses.iter().copied().collect(),
                 rules: Some(Rules::default()),
@@ -99,14 +108,11 @@ impl FakeKernel {
     }
 
     /// The state, if a part of it can be read.
-    fn readable(&self, part: Part) -> Result<MutexGuard<'_, State>, KernelError> {
+    fn readable(&self, part: Part) -> Result<MutexGuard<'_, State>, Unreadable> {
         let state = self.state();
         match state.unreadable.get(part.name()) {
             None => Ok(state),
-            Some(reason) => Err(KernelError {
-                what: part.name(),
-                reason: reason.clone(),
-            }),
+            Some(reason) => Err(Unreadable::new(part.name(), reason)),
         }
     }
 
@@ -121,7 +127,7 @@ impl FakeKernel {
 }
 
 impl Kernel for FakeKernel {
-    fn read_servers(&mut self) -> Result<BTreeMap<VirtualServerKey, VirtualServer>, KernelError> {
+    fn read_servers(&mut self) -> Result<BTreeMap<VirtualServerKey, VirtualServer>, Unreadable> {
         let mut state = self.readable(Part::Servers)?;
         state.work.dumps += 1;
         let mut servers = state.snapshot.servers.clone();
@@ -131,15 +137,16 @@ impl Kernel for FakeKernel {
         Ok(servers)
     }
 
-    fn read_sets(&mut self) -> Result<FoundSets, KernelError> {
-        let state = self.readable(Part::Sets)?;
+    fn read_sets(&mut self) -> Result<FoundSets, Unreadable> {
+        let mut state = self.readable(Part::Sets)?;
         Ok(FoundSets {
+            former: std::mem::take(&mut state.former),
             members: state.snapshot.sets.clone(),
             sizes: state.snapshot.set_sizes.clone(),
         })
     }
 
-    fn read_addresses(&mut self) -> Result<FoundAddresses, KernelError> {
+    fn read_addresses(&mut self) -> Result<FoundAddresses, Unreadable> {
         let mut state = self.readable(Part::Addresses)?;
         state.work.address_reads += 1;
         let snapshot = &state.snapshot;
@@ -151,16 +158,16 @@ impl Kernel for FakeKernel {
         })
     }
 
-    fn read_rules(&mut self) -> Result<FoundRules, KernelError> {
+    fn read_rules(&mut self) -> Result<FoundRules, Unreadable> {
         let mut state = self.readable(Part::Rules)?;
-        state.work.processes += 1;
+        state.work.processes += usize::from(state.shim != ShimStyle::Nftables);
         Ok(FoundRules {
             rules: state.snapshot.rules.clone().unwrap_or_default(),
             leftovers: state.snapshot.leftovers.clone().unwrap_or_default(),
         })
     }
 
-    fn glance(&mut self, one: &VirtualServerKey) -> Result<Glance, KernelError> {
+    fn glance(&mut self, one: &VirtualServerKey) -> Result<Glance, Unreadable> {
         let mut state = self.readable(Part::Servers)?;
         state.work.glances += 1;
         let servers = &state.snapshot.servers;
@@ -183,7 +190,7 @@ impl Kernel for FakeKernel {
     fn connections(
         &mut self,
         keys: &[VirtualServerKey],
-    ) -> Result<BTreeMap<VirtualServerKey, BTreeMap<Target, u32>>, KernelError> {
+    ) -> Result<BTreeMap<VirtualServerKey, BTreeMap<Target, u32>>, Unreadable> {
         let mut state = self.state();
         state.work.looks += keys.len();
         let open = |key: &VirtualServerKey, target| {
@@ -224,7 +231,7 @@ impl State {
                     Some((set, add, 1))
                 }
                 (None, _) => {
-                    if matches!(op, Op::WriteRules { .. } | Op::RemoveLeftovers(..)) {
+                    if self.costs_a_process(op) {
                         self.work.processes += 1;
                     } else {
                         self.work.messages += 1;
@@ -232,6 +239,14 @@ impl State {
                     None
                 }
             };
+        }
+    }
+
+    fn costs_a_process(&self, op: &Op) -> bool {
+        match op {
+            Op::WriteRules { .. } => self.shim != ShimStyle::Nftables,
+            Op::RemoveLeftovers(place, _) => matches!(place, Place::Beside(_) | Place::Other(_)),
+            _ => false,
         }
     }
 
@@ -265,6 +280,7 @@ impl State {
             Op::CreateSet(set, size) => {
                 self.snapshot.sets.entry(*set).or_default();
                 let room = match set.kind() {
+                    _ if self.shim == ShimStyle::Nftables => u32::MAX,
                     // A bitmap has room for every port.
                     SetKind::Port => u32::MAX,
                     _ => *size,
@@ -297,7 +313,23 @@ impl State {
                     .ok_or(("no such set", Fault::Belief))?
                     .remove(member);
             }
+            Op::WriteRules { wanted, installed } if self.shim == ShimStyle::Nftables => {
+                let there = self.snapshot.rules.take().unwrap_or_default();
+                let changes = wanted.native().changes(installed.native(), self.family);
+                let sets = self.snapshot.sets.keys().copied().collect();
+                let tried = table::apply(there.native(), &changes, &sets, self.family);
+                let (content, result) = match tried {
+                    Ok(content) if content == *wanted.native() => (content, Ok(())),
+                    Ok(content) => (content, Err(("the table is not as wanted", Fault::Belief))),
+                    Err(reason) => (there.native().clone(), Err((reason, Fault::Node))),
+                };
+                self.snapshot.rules = Some(Rules::in_nftables(content));
+                return result;
+            }
             Op::WriteRules { wanted, .. } => {
+                if !wanted.native().is_empty() {
+                    return Err(("these rules are not for iptables", Fault::Node));
+                }
                 let text = wanted.restore_text(&Rules::default());
                 let names = text
                     .split("--match-set ")
@@ -393,6 +425,13 @@ impl State {
             }
             Op::RemoveLeftovers(place, leftovers) => {
                 let installed = self.snapshot.rules.as_ref();
+                let there = self.snapshot.leftovers.as_ref();
+                let has_rules = there.is_some_and(|there| {
+                    there.keys().any(|place| matches!(place, Place::Other(_)))
+                });
+                if *place == Place::Ipsets && has_rules {
+                    return Err(("rules name the sets", Fault::Node));
+                }
                 if matches!(place, Place::Beside(_))
                     && installed.is_some_and(|installed| leftovers.serve(installed.rules()))
                 {

@@ -5,6 +5,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use footprint::{Footprint, Link, OwnSet, Says, VirtualServers};
 use proxy::{IpFamily, Protocol};
 
+use crate::native::TABLE;
 use crate::rules::{CHAINS, JUMPS};
 use crate::server::{Properties, VirtualServerKey};
 use crate::sets::Set;
@@ -28,10 +29,11 @@ pub(crate) const PROBE: VirtualServerKey = VirtualServerKey {
     protocol: Protocol::Tcp,
 };
 
-/// What this mode leaves in the kernel; in nftables nothing.
+/// What this mode leaves in the kernel.
 pub const FOOTPRINT: Footprint = Footprint {
     chains: &CHAINS,
     jumps: &JUMPS,
+    nft_tables: &[TABLE],
     sets,
     link: Some(Link {
         name: LINK,

@@ -20,21 +20,21 @@ pub trait Kernel: Send + 'static {
     /// # Errors
     ///
     /// It cannot be read: why, and what to do.
-    fn read_servers(&mut self) -> Result<BTreeMap<VirtualServerKey, VirtualServer>, KernelError>;
+    fn read_servers(&mut self) -> Result<BTreeMap<VirtualServerKey, VirtualServer>, Unreadable>;
 
     /// Our sets.
     ///
     /// # Errors
     ///
     /// It cannot be read: why, and what to do.
-    fn read_sets(&mut self) -> Result<FoundSets, KernelError>;
+    fn read_sets(&mut self) -> Result<FoundSets, Unreadable>;
 
     /// The link and its addresses, and those of all other interfaces.
     ///
     /// # Errors
     ///
     /// It cannot be read: why, and what to do.
-    fn read_addresses(&mut self) -> Result<FoundAddresses, KernelError>;
+    fn read_addresses(&mut self) -> Result<FoundAddresses, Unreadable>;
 
     /// The shim, and what other modes have left. Costs a process if any rule in the kernel has
     /// changed since it was last read; the first time, one for each installed backend of iptables
@@ -43,7 +43,7 @@ pub trait Kernel: Send + 'static {
     /// # Errors
     ///
     /// It cannot be read: why, and what to do.
-    fn read_rules(&mut self) -> Result<FoundRules, KernelError>;
+    fn read_rules(&mut self) -> Result<FoundRules, Unreadable>;
 
     /// How many virtual servers there are, where the kernel says so at once; elsewhere whether this
     /// one is there. Costs a system call or two, however many there are.
@@ -51,7 +51,7 @@ pub trait Kernel: Send + 'static {
     /// # Errors
     ///
     /// It cannot be read: why, and what to do.
-    fn glance(&mut self, one: &VirtualServerKey) -> Result<Glance, KernelError>;
+    fn glance(&mut self, one: &VirtualServerKey) -> Result<Glance, Unreadable>;
 
     /// Does each write of the plan, in order. One that fails does not stop those after it. One
     /// outcome for each write.
@@ -66,7 +66,7 @@ pub trait Kernel: Send + 'static {
     fn connections(
         &mut self,
         keys: &[VirtualServerKey],
-    ) -> Result<BTreeMap<VirtualServerKey, BTreeMap<Target, u32>>, KernelError>;
+    ) -> Result<BTreeMap<VirtualServerKey, BTreeMap<Target, u32>>, Unreadable>;
 }
 
 /// Our sets that exist.
@@ -76,6 +76,9 @@ pub struct FoundSets {
     pub members: BTreeMap<Set, BTreeSet<Member>>,
     /// How many members each can hold.
     pub sizes: BTreeMap<Set, u32>,
+    /// What a shim of the other kind has left in its sets, at the first look: they go, and what they
+    /// say of virtual servers counts until then.
+    pub former: BTreeMap<Set, BTreeSet<Member>>,
 }
 
 /// The node's addresses, without loopback and IPv6 link-local ones.
@@ -181,21 +184,5 @@ impl Evidence<'_> {
     }
 }
 
-/// What [`Kernel::connections`] reads, as [`KernelError`] names it.
+/// What [`Kernel::connections`] reads, as [`Unreadable`] names it.
 pub(crate) const CONNECTIONS: &str = "the connections of virtual servers";
-
-/// The kernel could not be read. Says what was being read, why it failed, and the next step.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("cannot read {what}: {reason}")]
-pub struct KernelError {
-    /// The [name](crate::Part::name) of the part, or `the connections of virtual servers`.
-    pub what: &'static str,
-    /// Why, and what to do.
-    pub reason: String,
-}
-
-impl From<KernelError> for Unreadable {
-    fn from(KernelError { what, reason }: KernelError) -> Self {
-        Self { part: what, reason }
-    }
-}

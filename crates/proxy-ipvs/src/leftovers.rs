@@ -19,13 +19,22 @@ pub enum Place {
     Other(Backend),
     /// In nftables: tables that go as a whole. Its [`Leftovers`] are empty.
     Nftables,
+    /// The same of modes that serve only as long as their process runs.
+    Ended,
+    /// In nftables: the table that this mode's own shim has there, if it is not used. It goes as a
+    /// whole.
+    OwnTable,
+    /// This mode's own ipsets, where its shim is in nftables. They go after the rules that name
+    /// them.
+    Ipsets,
 }
 
 impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Beside(backend) | Self::Other(backend) => write!(f, "iptables ({backend})"),
-            Self::Nftables => f.write_str("nftables"),
+            Self::Nftables | Self::Ended | Self::OwnTable => f.write_str("nftables"),
+            Self::Ipsets => f.write_str("ipset"),
         }
     }
 }

@@ -27,8 +27,10 @@ mod kernel;
 mod kinds;
 mod leftovers;
 mod link;
+mod native;
 mod netlink;
 mod observe;
+mod pace;
 mod part;
 mod plan;
 mod planner;
@@ -43,12 +45,12 @@ pub use crate::footprint::FOOTPRINT;
 pub use compile::{Fragment, NodePortAddresses, compile};
 pub use config::{Config, ShimStyle, VipMode};
 pub use iptables::{Backend, Iptables, IptablesError};
-pub use kernel::{FoundAddresses, FoundRules, FoundSets, Glance, Kernel, KernelError, Snapshot};
+pub use kernel::{FoundAddresses, FoundRules, FoundSets, Glance, Kernel, Snapshot};
 pub use kinds::IpvsKinds;
 pub use leftovers::{Leftovers, Place, beside_the_shim};
 pub use netlink::{
-    MODULES, NetlinkKernel, OpenError, ProbeError, foresee_scheduler, prepare, probe,
-    probe_scheduler,
+    Carrier, MODULES, NetlinkKernel, OpenError, ProbeError, check_ipset, check_nftables,
+    foresee_scheduler, prepare, probe, probe_nftables, probe_scheduler,
 };
 pub use part::{Lane, Part};
 pub use plan::{Fault, Op, Outcome, Plan};

@@ -1,10 +1,14 @@
-//! The real kernel: IPVS, ipset and rtnetlink for one IP family, and iptables for the shim.
+//! The real kernel: IPVS and rtnetlink for one IP family, and ipset with iptables, or nftables, for
+//! the shim.
 //!
 //! ```text
 //!   NetlinkKernel ─┬─ Servers ── generic netlink ── virtual servers and destinations
-//!                  ├─ Sets ───── nfnetlink ──────── the KUBE-* sets
 //!                  ├─ Addresses ─ rtnetlink ─────── kube-ipvs0, its addresses or routes, addresses of other interfaces
-//!                  └─ Iptables ── processes ─────── the shim
+//!                  │   with iptables:
+//!                  ├─ Sets ───── nfnetlink ──────── the KUBE-* sets
+//!                  ├─ Iptables ── processes ─────── the shim
+//!                  │   with nftables:
+//!                  └─ Native ─── nfnetlink ──────── both, in a table of ours
 //! ```
 //!
 //! Its calls block for as long as the kernel works, so it lives on a thread of its own
@@ -15,31 +19,38 @@
 //! write, and those used here were seen on Linux 6.1.
 
 mod addresses;
+mod carrier;
+mod former;
+mod native;
 mod probe;
 mod reason;
 mod scheduler;
 mod servers;
 mod sets;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use footprint::{Finder, Footprints, nft};
-use iptables::{Iptables, IptablesError, Program};
-use proxy::{IpFamily, Target};
+use footprint::Footprints;
+use ipset_netlink::Ipset;
+use iptables::{IptablesError, Program};
+use nftables_netlink::OwnSockets;
+use proxy::{IpFamily, Target, Unreadable};
 
 use crate::config::VipMode;
 use crate::footprint::FOOTPRINT;
-use crate::kernel::{
-    CONNECTIONS, FoundAddresses, FoundRules, FoundSets, Glance, Kernel, KernelError,
-};
+use crate::kernel::{CONNECTIONS, FoundAddresses, FoundRules, FoundSets, Glance, Kernel};
 use crate::leftovers::{Leftovers, Place, beside_the_shim};
 use crate::part::Part;
 use crate::plan::{Op, Outcome, Plan};
 use crate::rules::Rules;
 use crate::server::{VirtualServer, VirtualServerKey};
+use crate::sets::{Member, Set};
 use addresses::Addresses;
+pub use carrier::Carrier;
+use former::{Former, until_known};
+use native::Native;
 pub use probe::{ProbeError, probe};
 use reason::{refused, unsent};
 pub use scheduler::{foresee_scheduler, probe_scheduler};
@@ -47,7 +58,7 @@ use servers::Servers;
 use sets::Sets;
 
 /// The kernel modules, by their aliases, of matches and sets that this mode alone has on the usual
-/// node, beside `ip_vs_` and the scheduler: for [`Iptables::choose_loading`]. The kernel itself
+/// node, beside `ip_vs_` and the scheduler: for [`iptables::Iptables::choose_loading`]. The kernel itself
 /// loads those of rarer rules.
 pub const MODULES: [&str; 6] = [
     "ipt_set",
@@ -67,15 +78,22 @@ const MODPROBE_LIMIT: Duration = Duration::from_secs(30);
 pub struct NetlinkKernel {
     family: IpFamily,
     vip_mode: VipMode,
-    iptables: Iptables,
+    carrier: Carrier,
     /// The modes of which something may be left.
     modes: Footprints,
     servers: Option<Servers>,
+    /// Of iptables alone.
     sets: Option<Sets>,
+    /// Of nftables alone.
+    native: Option<Native>,
+    /// What is written to nftables is not told to its own program.
+    own: Arc<OwnSockets>,
     addresses: Option<Addresses>,
-    /// What is left outside the backend that is used. Looked for once: nobody adds to it while this
-    /// proxy runs.
+    /// What is left outside the backend that is used. Looked for until it is known: nobody adds to
+    /// it while this proxy runs.
     elsewhere: Option<BTreeMap<Place, Arc<Leftovers>>>,
+    /// Whether it was looked for what the sets of the other kind say.
+    has_looked_for_former_sets: bool,
     /// Characters that `iptables-save` last printed: a restore takes its time with them, too.
     saved: usize,
 }
@@ -98,6 +116,9 @@ pub enum OpenError {
     /// ipset cannot be used: missing, or without `CAP_NET_ADMIN`.
     #[error("cannot use ipset: {0}")]
     Ipset(#[source] ipset_netlink::Error),
+    /// nftables cannot be used, or not as the shim needs it.
+    #[error("cannot use nftables: {0}")]
+    Nftables(String),
     /// Links and addresses cannot be read.
     #[error("cannot use rtnetlink: {0}")]
     Route(#[source] netlink_batch::Error),
@@ -121,6 +142,13 @@ pub enum OpenError {
     Thread(#[from] std::io::Error),
 }
 
+impl OpenError {
+    /// Whether the kernel has no ipset at all: another try changes nothing.
+    pub fn is_absence(&self) -> bool {
+        matches!(self, Self::Ipset(ipset_netlink::Error::NoIpset))
+    }
+}
+
 impl NetlinkKernel {
     /// Opens the sockets and looks whether all that is needed is there. IPVS is brought in by
     /// asking for it and, where the kernel does not load it so, by one `modprobe ip_vs`.
@@ -128,11 +156,14 @@ impl NetlinkKernel {
     /// # Errors
     ///
     /// Names what is missing (IPVS, ipset, rtnetlink, iptables), why, and the next step.
-    pub fn open(family: IpFamily, iptables: Iptables) -> Result<Self, OpenError> {
-        let mut kernel = Self::lazy(family, iptables);
+    pub fn open(family: IpFamily, carrier: impl Into<Carrier>) -> Result<Self, OpenError> {
+        let mut kernel = Self::lazy(family, carrier);
         kernel.servers = Some(open_loading(family)?);
         kernel.open_rest()?;
-        kernel.iptables.check(family)?;
+        match &kernel.carrier {
+            Carrier::Iptables(iptables) => iptables.check(family)?,
+            Carrier::Nftables => native::probe(family).map_err(OpenError::Nftables)?,
+        }
         Ok(kernel)
     }
 
@@ -142,31 +173,39 @@ impl NetlinkKernel {
     /// # Errors
     ///
     /// As of [`open`](Self::open).
-    pub fn open_to_read(family: IpFamily, iptables: Iptables) -> Result<Self, OpenError> {
-        iptables.check_reading(family)?;
-        let mut kernel = Self::lazy(family, iptables);
+    pub fn open_to_read(family: IpFamily, carrier: impl Into<Carrier>) -> Result<Self, OpenError> {
+        let mut kernel = Self::lazy(family, carrier);
+        if let Carrier::Iptables(iptables) = &kernel.carrier {
+            iptables.check_reading(family)?;
+        }
         kernel.servers().map_err(OpenError::Ipvs)?;
         kernel.open_rest()?;
         Ok(kernel)
     }
 
     /// Opens nothing yet. For further lanes, once one has shown that all is there.
-    pub fn lazy(family: IpFamily, iptables: Iptables) -> Self {
+    pub fn lazy(family: IpFamily, carrier: impl Into<Carrier>) -> Self {
         Self {
             family,
             vip_mode: VipMode::default(),
-            iptables,
+            carrier: carrier.into(),
             modes: &[&FOOTPRINT],
             servers: None,
             sets: None,
+            native: None,
+            own: Arc::default(),
             addresses: None,
             elsewhere: None,
+            has_looked_for_former_sets: false,
             saved: 0,
         }
     }
 
     fn open_rest(&mut self) -> Result<(), OpenError> {
-        self.sets().map_err(OpenError::Ipset)?;
+        match &self.carrier {
+            Carrier::Iptables(_) => drop(self.sets().map_err(OpenError::Ipset)?),
+            Carrier::Nftables => drop(self.native().map_err(|error| nftables_missing(&error))?),
+        }
         self.addresses().map_err(OpenError::Route)?;
         Ok(())
     }
@@ -189,6 +228,14 @@ impl NetlinkKernel {
         self
     }
 
+    /// The same, as one of those whose changes of nftables are not told.
+    #[must_use]
+    pub fn one_of(mut self, own: Arc<OwnSockets>) -> Self {
+        self.own = own;
+        self.native = None;
+        self
+    }
+
     fn servers(&mut self) -> Result<&mut Servers, ipvs_netlink::Error> {
         let servers = match self.servers.take() {
             Some(servers) => servers,
@@ -205,6 +252,14 @@ impl NetlinkKernel {
         Ok(self.sets.insert(sets))
     }
 
+    fn native(&mut self) -> Result<&mut Native, nftables_netlink::Error> {
+        let native = match self.native.take() {
+            Some(native) => native,
+            None => Native::open(self.family, Arc::clone(&self.own))?,
+        };
+        Ok(self.native.insert(native))
+    }
+
     fn addresses(&mut self) -> Result<&mut Addresses, netlink_batch::Error> {
         let addresses = match self.addresses.take() {
             Some(addresses) => addresses,
@@ -216,7 +271,9 @@ impl NetlinkKernel {
     /// Reads the rules ahead: the first look need not, unless they change before it. Why they
     /// cannot be read, it says.
     pub fn read_ahead(&mut self) {
-        drop(self.iptables.save(self.family));
+        if let Carrier::Iptables(iptables) = &self.carrier {
+            drop(iptables.save(self.family));
+        }
     }
 
     /// How many netlink messages this has sent since it was opened or each part last read; counts
@@ -225,7 +282,9 @@ impl NetlinkKernel {
         let servers = self.servers.as_ref().map_or(0, Servers::sent);
         let sets = self.sets.as_ref().map_or(0, Sets::sent);
         let addresses = self.addresses.as_ref().map_or(0, Addresses::sent);
-        servers.wrapping_add(sets).wrapping_add(addresses)
+        let native = self.native.as_ref().map_or(0, Native::sent);
+        let others = sets.wrapping_add(addresses).wrapping_add(native);
+        servers.wrapping_add(others)
     }
 
     /// How long IPVS keeps idle connections: TCP, TCP after a FIN, UDP.
@@ -263,6 +322,14 @@ impl NetlinkKernel {
                 Ok(addresses) => addresses.apply(run),
                 Err(error) => of_all(unsent(&error)),
             },
+            Kind::Set if self.carrier.is_nftables() => match self.native() {
+                Ok(native) => native.create(run),
+                Err(error) => of_all(refused(error.to_string())),
+            },
+            Kind::Member if self.carrier.is_nftables() => match self.native() {
+                Ok(native) => native.apply(run),
+                Err(error) => of_all(refused(error.to_string())),
+            },
             Kind::Set => match self.sets() {
                 Ok(sets) => run.iter().map(|op| sets.create(op)).collect(),
                 Err(error) => of_all(refused(error.to_string())),
@@ -280,14 +347,22 @@ impl NetlinkKernel {
         }
     }
 
-    fn write_rules(&self, op: &Op) -> Outcome {
+    fn write_rules(&mut self, op: &Op) -> Outcome {
         let Op::WriteRules { wanted, installed } = op else {
             return Outcome::Unknown;
         };
-        let text = wanted.restore_text(installed);
-        match self.iptables.restore_among(self.saved, self.family, &text) {
-            Ok(()) => Outcome::Done,
-            Err(error) => refused(error.to_string()),
+        match &self.carrier {
+            Carrier::Iptables(iptables) => {
+                let text = wanted.restore_text(installed);
+                match iptables.restore_among(self.saved, self.family, &text) {
+                    Ok(()) => Outcome::Done,
+                    Err(error) => refused(error.to_string()),
+                }
+            }
+            Carrier::Nftables => match self.native() {
+                Ok(native) => native.write_content(wanted.native(), installed.native()),
+                Err(error) => refused(error.to_string()),
+            },
         }
     }
 
@@ -295,25 +370,8 @@ impl NetlinkKernel {
         let Op::RemoveLeftovers(place, leftovers) = op else {
             return Outcome::Unknown;
         };
-        let iptables = match place {
-            Place::Beside(_) => Some(self.iptables.clone()),
-            Place::Other(backend) => {
-                Iptables::other_than(&self.iptables).find(|other| other.backend() == *backend)
-            }
-            Place::Nftables => None,
-        };
-        let removed = match iptables {
-            Some(iptables) => {
-                let text = leftovers.restore_text();
-                iptables
-                    .restore_among(self.saved.max(text.len()), self.family, &text)
-                    .map_err(|error| error.to_string())
-            }
-            None => nft_tables(self.modes)
-                .try_for_each(|table| nft::remove_table(self.family, table))
-                .map_err(|error| error.to_string()),
-        };
-        match removed {
+        let former = self.former();
+        match former.remove(*place, leftovers, self.saved) {
             Ok(()) => {
                 if let Some(elsewhere) = &mut self.elsewhere {
                     elsewhere.remove(place);
@@ -326,35 +384,71 @@ impl NetlinkKernel {
         }
     }
 
+    fn former(&self) -> Former<'_> {
+        Former {
+            family: self.family,
+            carrier: &self.carrier,
+            modes: self.modes,
+        }
+    }
+
     /// What other modes have left, given what `iptables-save` printed.
-    fn leftovers(&mut self, saved: &str) -> BTreeMap<Place, Arc<Leftovers>> {
-        let (family, modes) = (self.family, self.modes);
-        let elsewhere = self.elsewhere.get_or_insert_with(|| {
-            let backends = Iptables::other_than(&self.iptables).filter_map(|other| {
-                if other.is_empty(family) {
-                    return None;
-                }
-                // A backend that cannot be read holds nothing that takes packets.
-                let found = Leftovers::find(Finder::all(modes), &other.save(family).ok()?);
-                (!found.is_empty()).then(|| (Place::Other(other.backend()), Arc::new(found)))
-            });
-            let is_there = |table| nft::has_table(family, table).unwrap_or(false);
-            let is_in_nft = nft_tables(modes).any(is_there);
-            let in_nft = is_in_nft.then(|| (Place::Nftables, Arc::default()));
-            backends.chain(in_nft).collect()
-        });
-        let mut leftovers = elsewhere.clone();
-        let beside = beside_the_shim(self.modes, saved);
-        if !beside.is_empty() {
-            leftovers.insert(Place::Beside(self.iptables.backend()), Arc::new(beside));
+    fn leftovers(&mut self, saved: Option<&str>) -> BTreeMap<Place, Arc<Leftovers>> {
+        let mut known = self.elsewhere.take();
+        let mut leftovers = until_known(&mut known, || self.former().find());
+        self.elsewhere = known;
+        if let (Some(saved), Carrier::Iptables(iptables)) = (saved, &self.carrier) {
+            let beside = beside_the_shim(self.modes, saved);
+            if !beside.is_empty() {
+                leftovers.insert(Place::Beside(iptables.backend()), Arc::new(beside));
+            }
         }
         leftovers
     }
+
+    /// What the sets of the other kind hold, which an earlier run with another shim has filled.
+    fn former_sets(&mut self) -> Result<BTreeMap<Set, BTreeSet<Member>>, Unreadable> {
+        if self.has_looked_for_former_sets {
+            return Ok(BTreeMap::new());
+        }
+        let found = self.former().members();
+        let found = found.map_err(|reason| Unreadable::new(Part::Sets.name(), reason))?;
+        self.has_looked_for_former_sets = true;
+        Ok(found)
+    }
 }
 
-/// The tables of these modes in nftables.
-fn nft_tables(modes: Footprints) -> impl Iterator<Item = &'static str> {
-    modes.iter().flat_map(|mode| mode.nft_tables).copied()
+fn nftables_missing(error: &nftables_netlink::Error) -> OpenError {
+    OpenError::Nftables(error.to_string())
+}
+
+/// Whether the kernel has ipset, which it may load to answer.
+///
+/// # Errors
+///
+/// It has none, or it cannot be used.
+pub fn check_ipset() -> Result<(), OpenError> {
+    Ipset::open().map(drop).map_err(OpenError::Ipset)
+}
+
+/// Whether the kernel has nftables, which it may load to answer.
+///
+/// # Errors
+///
+/// It has none, or it cannot be used.
+pub fn check_nftables() -> Result<(), OpenError> {
+    let opened = nftables_netlink::Nftables::open();
+    opened.map(drop).map_err(|error| nftables_missing(&error))
+}
+
+/// Whether nftables can carry the shim of a family here: tried, in the network namespace of the
+/// calling thread, and nothing of it stays.
+///
+/// # Errors
+///
+/// Names what the kernel refuses, and why.
+pub fn probe_nftables(family: IpFamily) -> Result<(), OpenError> {
+    native::probe(family).map_err(OpenError::Nftables)
 }
 
 /// Brings IPVS in as [`NetlinkKernel::open`] does, and sets how long it keeps idle connections, as
@@ -430,34 +524,58 @@ impl Kind {
 }
 
 impl Kernel for NetlinkKernel {
-    fn read_servers(&mut self) -> Result<BTreeMap<VirtualServerKey, VirtualServer>, KernelError> {
+    fn read_servers(&mut self) -> Result<BTreeMap<VirtualServerKey, VirtualServer>, Unreadable> {
         let read = self.servers().and_then(Servers::dump);
-        read.map_err(|error| unreadable(Part::Servers.name(), &error))
+        read.map_err(|error| Unreadable::new(Part::Servers.name(), error))
     }
 
-    fn read_sets(&mut self) -> Result<FoundSets, KernelError> {
-        let read = self.sets().and_then(Sets::dump);
-        read.map_err(|error| unreadable(Part::Sets.name(), &error))
+    fn read_sets(&mut self) -> Result<FoundSets, Unreadable> {
+        let of_sets = |error: &dyn std::error::Error| Unreadable::new(Part::Sets.name(), error);
+        let mut found = match &self.carrier {
+            Carrier::Iptables(_) => {
+                let read = self.sets().and_then(Sets::dump);
+                read.map_err(|error| of_sets(&error))?
+            }
+            Carrier::Nftables => {
+                let read = self.native().and_then(Native::dump);
+                read.map_err(|error| of_sets(&error))?
+            }
+        };
+        found.former = self.former_sets()?;
+        Ok(found)
     }
 
-    fn read_addresses(&mut self) -> Result<FoundAddresses, KernelError> {
+    fn read_addresses(&mut self) -> Result<FoundAddresses, Unreadable> {
         let read = self.addresses().and_then(Addresses::dump);
-        read.map_err(|error| unreadable(Part::Addresses.name(), &error))
+        read.map_err(|error| Unreadable::new(Part::Addresses.name(), error))
     }
 
-    fn read_rules(&mut self) -> Result<FoundRules, KernelError> {
-        let saved = self.iptables.save(self.family);
-        let saved = saved.map_err(|error| unreadable(Part::Rules.name(), &error))?;
-        self.saved = saved.len();
-        Ok(FoundRules {
-            leftovers: self.leftovers(&saved),
-            rules: Rules::parse(&saved),
-        })
+    fn read_rules(&mut self) -> Result<FoundRules, Unreadable> {
+        let of_rules = |error: &dyn std::error::Error| Unreadable::new(Part::Rules.name(), error);
+        match &self.carrier {
+            Carrier::Iptables(iptables) => {
+                let saved = iptables.save(self.family);
+                let saved = saved.map_err(|error| of_rules(&error))?;
+                self.saved = saved.len();
+                Ok(FoundRules {
+                    leftovers: self.leftovers(Some(&saved)),
+                    rules: Rules::parse(&saved),
+                })
+            }
+            Carrier::Nftables => {
+                let read = self.native().and_then(Native::read);
+                let content = read.map_err(|error| of_rules(&error))?;
+                Ok(FoundRules {
+                    leftovers: self.leftovers(None),
+                    rules: Rules::in_nftables(content),
+                })
+            }
+        }
     }
 
-    fn glance(&mut self, one: &VirtualServerKey) -> Result<Glance, KernelError> {
+    fn glance(&mut self, one: &VirtualServerKey) -> Result<Glance, Unreadable> {
         let glanced = self.servers().and_then(|servers| servers.glance(one));
-        glanced.map_err(|error| unreadable(Part::Servers.name(), &error))
+        glanced.map_err(|error| Unreadable::new(Part::Servers.name(), error))
     }
 
     fn apply(&mut self, plan: &Plan) -> Vec<Outcome> {
@@ -471,15 +589,8 @@ impl Kernel for NetlinkKernel {
     fn connections(
         &mut self,
         keys: &[VirtualServerKey],
-    ) -> Result<BTreeMap<VirtualServerKey, BTreeMap<Target, u32>>, KernelError> {
+    ) -> Result<BTreeMap<VirtualServerKey, BTreeMap<Target, u32>>, Unreadable> {
         let read = self.servers().and_then(|servers| servers.connections(keys));
-        read.map_err(|error| unreadable(CONNECTIONS, &error))
-    }
-}
-
-fn unreadable(what: &'static str, error: &dyn std::error::Error) -> KernelError {
-    KernelError {
-        what,
-        reason: error.to_string(),
+        read.map_err(|error| Unreadable::new(CONNECTIONS, error))
     }
 }

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use proxy::{Model, NamespacedName};
 
+use crate::config::ShimStyle;
 use crate::drift::{tell_address, tell_member, tell_server};
 use crate::kernel::{FoundAddresses, FoundRules, FoundSets};
 use crate::kinds::State;
@@ -54,13 +55,21 @@ impl Ipvs {
         if let Some(takeover) = self.takeover.as_mut().filter(|_| !was_known) {
             takeover.found_sets(&found);
         }
-        let FoundSets { mut members, sizes } = found;
+        let FoundSets {
+            mut members,
+            sizes,
+            former: _,
+        } = found;
         let sets = &mut self.tables.sets;
         let believed = sets.iter_actual();
         let believed: BTreeMap<Set, u32> = believed.map(|(set, size)| (*set, *size)).collect();
         for set in sets.observe(sizes) {
             // One may be larger than it was made: a set of ports has room for all.
             if was_known && sets.actual(&set) < believed.get(&set) {
+                if state.config.shim == ShimStyle::Nftables {
+                    // They are in one table.
+                    state.ask(Part::Rules);
+                }
                 let name = || set.name(state.node.family);
                 state.news.drifted(state.now, "set", name);
             }

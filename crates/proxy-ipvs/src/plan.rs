@@ -11,6 +11,7 @@ use engine::Part as _;
 use proxy::Target;
 
 use crate::leftovers::{Leftovers, Place};
+use crate::native::TABLE;
 use crate::part::{Lane, Part};
 use crate::rules::Rules;
 use crate::server::{Properties, RealServer, VirtualServerKey};
@@ -28,7 +29,7 @@ pub enum Op {
     AddMember(Set, Member),
     /// Remove a member.
     RemoveMember(Set, Member),
-    /// Bring the shim from the second to the first: one `iptables-restore`.
+    /// Bring the shim from the second to the first: one `iptables-restore`, or one transaction.
     WriteRules {
         /// What is to be there.
         wanted: Arc<Rules>,
@@ -99,7 +100,9 @@ impl fmt::Display for Op {
             Self::CreateSet(set, size) => write!(f, "create set {set:?} for {size} members"),
             Self::AddMember(set, member) => write!(f, "add {member} to set {set:?}"),
             Self::RemoveMember(set, member) => write!(f, "remove {member} from set {set:?}"),
-            Self::WriteRules { wanted, .. } => write!(f, "write {} iptables rules", wanted.len()),
+            Self::WriteRules { wanted, .. } => {
+                write!(f, "write {} {} rules", wanted.len(), wanted.carrier())
+            }
             Self::AddServer(key, _) => write!(f, "add virtual server {key}"),
             Self::SetServer(key, _) => write!(f, "change virtual server {key}"),
             Self::RemoveServer(key) => write!(f, "remove virtual server {key}"),
@@ -126,6 +129,13 @@ impl fmt::Display for Op {
             Self::RemoveLeftovers(Place::Nftables, _) => {
                 f.write_str("remove the nftables mode's table kube-proxy")
             }
+            Self::RemoveLeftovers(Place::Ended, _) => {
+                f.write_str("remove the tables of a mode in nftables whose process has ended")
+            }
+            Self::RemoveLeftovers(Place::OwnTable, _) => {
+                write!(f, "remove this mode's own table {TABLE} of nftables")
+            }
+            Self::RemoveLeftovers(Place::Ipsets, _) => f.write_str("remove this mode's own ipsets"),
             Self::RemoveLeftovers(place, leftovers) => {
                 let (chains, jumps) = leftovers.counts();
                 let of = match place {

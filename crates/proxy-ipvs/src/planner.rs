@@ -31,6 +31,7 @@ use reconcile::Table;
 use crate::claims::Claims;
 use crate::cover::Cover;
 use crate::kinds::State;
+use crate::leftovers::Place;
 use crate::part::Part;
 use crate::plan::{Op, Plan};
 use crate::server::VirtualServerKey;
@@ -85,6 +86,8 @@ pub(crate) struct Situation<'a> {
     pub(crate) state: &'a State,
     /// Whether the rules are not as they are to be.
     pub(crate) are_rules_pending: bool,
+    /// Whether it is known which of the virtual servers that were there are ours.
+    pub(crate) has_taken_over: bool,
     pub(crate) now: Instant,
 }
 
@@ -505,6 +508,7 @@ pub(crate) fn rules(tables: &Tables, of: &Situation<'_>) -> Plan {
     // Only once the shim is there: before that, its chains may still lead into what is to go.
     if ops.is_empty() && of.claims.may_delete && tables.rules.pending_len() == 0 {
         let places = sorted(tables.leftovers.due(of.now)).into_iter();
+        let places = places.filter(|place| may_go(tables, *place, of));
         let leftovers = places.filter_map(|place| {
             let found = tables.leftovers.actual(&place)?;
             Some(Op::RemoveLeftovers(place, Arc::clone(found)))
@@ -512,6 +516,23 @@ pub(crate) fn rules(tables: &Tables, of: &Situation<'_>) -> Plan {
         ops.extend(leftovers);
     }
     Plan { ops }
+}
+
+/// Whether what was left at a place neither serves any more nor tells anything, once the shim is
+/// there.
+fn may_go(tables: &Tables, place: Place, of: &Situation<'_>) -> bool {
+    match place {
+        // The shim has replaced it, or nobody is behind it.
+        Place::Beside(_) | Place::Ended => true,
+        // It has the packets first, and serves whoever this mode does not serve yet.
+        Place::Other(_) | Place::Nftables => is_all_made(tables, of),
+        // Sets of another shim say which virtual servers are ours, until those have gone.
+        Place::OwnTable | Place::Ipsets => {
+            of.knows(Part::Servers)
+                && of.has_taken_over
+                && !tables.servers.pending().any(|key| is_left(tables, key))
+        }
+    }
 }
 
 fn write_rules(tables: &Tables, now: Instant) -> Option<Op> {

@@ -21,7 +21,7 @@ use reconcile::Rows;
 use crate::booking::Booked;
 use crate::claims::Claims;
 use crate::compile::{NodePortAddresses, compile};
-use crate::config::VipMode;
+use crate::config::{ShimStyle, VipMode};
 use crate::cover::Cover;
 use crate::drain::Drains;
 use crate::drift::{Drifts, tell_address};
@@ -29,6 +29,7 @@ use crate::exchange::{Answer, Found, Query, Written};
 use crate::kernel::CONNECTIONS;
 use crate::kinds::{IpvsKinds, State};
 use crate::link::{Link, Loss};
+use crate::pace::Pace;
 use crate::part::{Lane, Part};
 use crate::plan::{Op, Outcome, Plan};
 use crate::planner::{self, Room, Situation, Turns};
@@ -60,9 +61,17 @@ pub struct Ipvs {
     pub(crate) cover: Cover,
     turns: Turns,
     pub(crate) drifts: Drifts,
+    /// How often the table is compared because somebody may have changed it.
+    pace: Pace,
 }
 
 impl Ipvs {
+    /// Rules and sets are in it.
+    fn compare_table(&mut self, state: &mut State) {
+        state.ask(Part::Rules);
+        self.drifts.ask();
+    }
+
     /// Computes again which addresses serve NodePorts; whether they changed.
     pub(crate) fn refresh_node_ports(&mut self, state: &mut State) -> bool {
         let bound = self.tables.addresses.iter_actual();
@@ -149,6 +158,7 @@ impl Ipvs {
             cover: &self.cover,
             state,
             are_rules_pending: Cover::is_awaited(&self.tables) || !state.knows(Part::Rules),
+            has_taken_over: self.takeover.as_ref().is_none_or(TakeOver::is_over),
             now: state.now,
         }
     }
@@ -273,6 +283,7 @@ impl engine::Scheme for Ipvs {
             cover: Cover::new(state.node.family, now),
             turns: Turns::default(),
             drifts: Drifts::new(config.glance_period, now),
+            pace: Pace::default(),
         }
     }
 
@@ -313,26 +324,26 @@ impl engine::Scheme for Ipvs {
         if matches!(extent, Extent::First) {
             self.cover.first_update(state.now);
         }
-        match extent {
-            Extent::These(names) => {
-                if names.len() >= MANY {
-                    self.reserve(model, state.node.family, names);
-                }
-                self.update_services(state, model, names);
-            }
-            Extent::First | Extent::All => {
-                let known = self.claims.services();
-                let all: HashSet<NamespacedName> =
-                    known.chain(model.service_names()).cloned().collect();
-                self.update_services(state, model, &all);
-            }
+        if let Extent::These(names) = extent
+            && names.len() >= MANY
+        {
+            self.reserve(model, state.node.family, names);
         }
+        let services = extent.services(model, self.claims.services());
+        self.update_services(state, model, &services);
         self.adopt_wanted();
     }
 
     fn notice(&mut self, state: &mut State, notice: &Notice) -> bool {
         match notice {
             Notice::ServiceAddressRemoved(address) => self.lose(state, *address),
+            Notice::Ruleset => {
+                // Who has changed rules may have changed sets, in the one table.
+                if state.config.shim == ShimStyle::Nftables && self.pace.hears(state.now) {
+                    self.compare_table(state);
+                }
+                false
+            }
             _ => true,
         }
     }
@@ -349,6 +360,9 @@ impl engine::Scheme for Ipvs {
     }
 
     fn prepare(&mut self, state: &mut State) {
+        if self.pace.is_due(state.now) {
+            self.compare_table(state);
+        }
         for key in self.drifts.compare(&mut self.tables, state) {
             self.claims.settle_leftovers(key, &mut self.tables);
         }
@@ -388,6 +402,7 @@ impl engine::Scheme for Ipvs {
         waits
             .filter(|due| *due > now)
             .chain(self.drifts.next_due(&self.tables, now))
+            .chain(self.pace.next_due())
             .min()
     }
 

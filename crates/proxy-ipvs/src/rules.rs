@@ -26,6 +26,7 @@ use kube_rules::{
 use proxy::{IpFamily, LocalDetector, Protocol};
 
 use crate::config::{Config, ShimStyle};
+use crate::native::{self, Content};
 use crate::server::VirtualServerKey;
 use crate::sets::Set;
 
@@ -86,6 +87,8 @@ pub struct Rules {
     chains: BTreeMap<(Table, String), Vec<String>>,
     /// The jumps that exist.
     jumps: BTreeSet<(Table, String)>,
+    /// What stands in nftables; of the shim there, and of no other.
+    native: Content,
 }
 
 /// What decides the rules.
@@ -102,6 +105,15 @@ pub struct Shim {
 impl Shim {
     /// The rules that this shim is made of.
     pub fn rules(&self, config: &Config) -> Rules {
+        self.rules_with(&BTreeSet::new(), config)
+    }
+
+    /// The same with source ranges whose prefixes have these lengths. In iptables a set asks for
+    /// all of them.
+    pub fn rules_with(&self, prefixes: &BTreeSet<u8>, config: &Config) -> Rules {
+        if config.shim == ShimStyle::Nftables {
+            return Rules::in_nftables(self.native(prefixes, config));
+        }
         let mut rules = Rules::default();
         for (table, name, chain) in self.chains(config) {
             let lines = chain.iter().map(|rule| rule.line(name)).collect();
@@ -120,6 +132,7 @@ impl Shim {
             let chain = match config.shim {
                 ShimStyle::Upstream => self.chain(table, name, config),
                 ShimStyle::Lean => self.lean_chain(table, name, config),
+                ShimStyle::Nftables => Vec::new(),
             };
             (table, name, chain)
         })
@@ -129,6 +142,7 @@ impl Shim {
         JUMPS.iter().filter(|jump| match config.shim {
             ShimStyle::Upstream => true,
             ShimStyle::Lean => !self.lean_chain(jump.table, jump.to, config).is_empty(),
+            ShimStyle::Nftables => false,
         })
     }
 
@@ -231,7 +245,7 @@ impl Shim {
     fn postrouting(&self, config: &Config) -> Vec<Rule> {
         let hairpin = Target::Masquerade(SourcePort::Kept);
         let mut chain = self.if_filled(Set::LoopBack, DST_DST_SRC, hairpin);
-        let marked = kube_rules::masquerade(config.masquerade_mark, config.source_port());
+        let marked = kube_rules::masquerade(config.masquerade_mark, config.source_port);
         chain.extend(marked);
         chain
     }
@@ -300,10 +314,15 @@ impl Shim {
     }
 
     fn loopback(&self) -> IpNet {
-        match self.family {
-            IpFamily::V4 => LOCALHOST,
-            IpFamily::V6 => IpAddr::V6(Ipv6Addr::LOCALHOST).into(),
-        }
+        loopback(self.family)
+    }
+}
+
+/// Where the node calls itself.
+pub(crate) fn loopback(family: IpFamily) -> IpNet {
+    match family {
+        IpFamily::V4 => LOCALHOST,
+        IpFamily::V6 => IpAddr::V6(Ipv6Addr::LOCALHOST).into(),
     }
 }
 
@@ -335,6 +354,28 @@ fn mark(config: &Config) -> Target {
 }
 
 impl Rules {
+    /// Those of the shim on nftables.
+    pub(crate) fn in_nftables(native: Content) -> Self {
+        Self {
+            native,
+            ..Self::default()
+        }
+    }
+
+    /// In what they stand.
+    pub(crate) fn carrier(&self) -> &'static str {
+        if self.native.is_empty() {
+            "iptables"
+        } else {
+            "nftables"
+        }
+    }
+
+    /// What of them stands in nftables.
+    pub(crate) fn native(&self) -> &Content {
+        &self.native
+    }
+
     /// The sets that some rule of these is about which is not among those installed.
     pub(crate) fn uncovered(&self, installed: &Self, family: IpFamily) -> BTreeSet<Set> {
         let missing = self.chains.iter().flat_map(|(chain, lines)| {
@@ -347,7 +388,10 @@ impl Rules {
             let mut rules = missing.iter().filter_map(|line| RuleLine::parse(line));
             rules.any(|rule| rule.asks_set(&name))
         };
-        Set::all().filter(is_about).collect()
+        let native = self.native.uncovered(&installed.native, family);
+        Set::all()
+            .filter(|set| native.contains(set) || is_about(set))
+            .collect()
     }
 
     /// Finds the shim in what `iptables-save` (or `ip6tables-save`) printed. What is not ours is
@@ -376,7 +420,7 @@ impl Rules {
 
     /// Whether nothing of the shim is there.
     pub fn is_empty(&self) -> bool {
-        self.chains.is_empty() && self.jumps.is_empty()
+        self.chains.is_empty() && self.jumps.is_empty() && self.native.is_empty()
     }
 
     /// The input of `iptables-restore --noflush` that brings the shim from `installed` to this.
@@ -417,6 +461,12 @@ impl Rules {
         };
         let mut differences: Vec<String> = wanted.difference(&there).map(tell("add")).collect();
         differences.extend(there.difference(&wanted).map(tell("remove")));
+        let (wanted, there) = (self.native.lines(), installed.native.lines());
+        let tell = |verb: &'static str| {
+            move |line: &String| format!("{verb} in nftables {}: {line}", native::TABLE)
+        };
+        differences.extend(wanted.difference(&there).map(tell("add")));
+        differences.extend(there.difference(&wanted).map(tell("remove")));
         if differences.is_empty() && self != installed {
             differences.push("put the rules of a chain in another order".to_owned());
         }
@@ -441,7 +491,8 @@ impl Rules {
 
     /// How many rules it holds, for reports.
     pub fn len(&self) -> usize {
-        self.chains.values().map(Vec::len).sum::<usize>() + self.jumps.len()
+        let chains = self.chains.values().map(Vec::len);
+        chains.sum::<usize>() + self.jumps.len() + self.native.len()
     }
 }
 

@@ -291,6 +291,16 @@ pub enum Member {
     Port(u16),
 }
 
+impl Member {
+    /// Bits of the prefix of its network, if it has one.
+    pub(crate) fn prefix_len(&self) -> Option<u8> {
+        match self {
+            Self::AddressPortNet(.., net) => Some(net.prefix_len()),
+            _ => None,
+        }
+    }
+}
+
 impl fmt::Display for Member {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

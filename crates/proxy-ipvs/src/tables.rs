@@ -147,9 +147,15 @@ impl Tables {
             || self.uncertain.contains(key)
     }
 
-    /// Whether the chains that the shim is going to fill lead into those of another mode.
+    /// Whether the chains that the shim is going to fill lead into those of another mode. Where the
+    /// shim is in nftables, rules of iptables and tables of nftables are another's, and come behind
+    /// it: what it keeps from being translated, they do not serve any more.
     pub(crate) fn are_served_by_another_mode(&self) -> bool {
         let mut leftovers = self.leftovers.iter_actual();
+        let wanted = self.rules.wanted(&());
+        if wanted.is_some_and(|wanted| !wanted.native().is_empty()) {
+            return leftovers.any(|(place, _)| matches!(place, Place::Other(_) | Place::Nftables));
+        }
         self.rules.actual(&()).is_some_and(|installed| {
             leftovers.any(|(place, left)| {
                 matches!(place, Place::Beside(_)) && left.serve(installed.rules())

@@ -28,8 +28,11 @@ impl TakeOver {
 
     pub(crate) fn found_sets(&mut self, found: &FoundSets) {
         let is_evidence = |(set, _): &(&Set, &BTreeSet<_>)| set.marks_ownership();
-        let evidence = found.members.iter().filter(is_evidence);
-        self.evidence.sets = evidence.map(|(set, of)| (*set, of.clone())).collect();
+        let all = found.members.iter().chain(&found.former);
+        for (set, of) in all.filter(is_evidence) {
+            let members = self.evidence.sets.entry(*set).or_default();
+            members.extend(of.iter().copied());
+        }
     }
 
     pub(crate) fn found_addresses(&mut self, found: &FoundAddresses) {

@@ -24,14 +24,16 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use iptables::SourcePort;
 use namespace::in_namespace;
 use proxy::{
     Event, IpFamily, Kind, LocalDetector, Mode as _, Model, NodeFacts, Protocol, Service, Target,
+    Unreadable,
 };
 use proxy_ipvs::{
-    Config, Fault, FoundAddresses, FoundRules, FoundSets, Glance, Iptables, Kernel, KernelError,
-    Lanes, Member, NetlinkKernel, Op, Outcome, Plan, Properties, Proxier, RealServer, Rules, Set,
-    Shim, VipMode, VirtualServer, VirtualServerKey, probe_scheduler,
+    Config, Fault, FoundAddresses, FoundRules, FoundSets, Glance, Iptables, Kernel, Lanes, Member,
+    NetlinkKernel, Op, Outcome, Plan, Properties, Proxier, RealServer, Rules, Set, Shim, VipMode,
+    VirtualServer, VirtualServerKey, probe_scheduler,
 };
 use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 use support::{NODE, Synced, Whole as _, ip, name, read_ahead, server, service, slice};
@@ -70,23 +72,23 @@ struct Node {
 struct Metered(NetlinkKernel, Arc<AtomicU32>);
 
 impl Kernel for Metered {
-    fn read_servers(&mut self) -> Result<BTreeMap<VirtualServerKey, VirtualServer>, KernelError> {
+    fn read_servers(&mut self) -> Result<BTreeMap<VirtualServerKey, VirtualServer>, Unreadable> {
         self.0.read_servers()
     }
 
-    fn read_sets(&mut self) -> Result<FoundSets, KernelError> {
+    fn read_sets(&mut self) -> Result<FoundSets, Unreadable> {
         self.0.read_sets()
     }
 
-    fn read_addresses(&mut self) -> Result<FoundAddresses, KernelError> {
+    fn read_addresses(&mut self) -> Result<FoundAddresses, Unreadable> {
         self.0.read_addresses()
     }
 
-    fn read_rules(&mut self) -> Result<FoundRules, KernelError> {
+    fn read_rules(&mut self) -> Result<FoundRules, Unreadable> {
         self.0.read_rules()
     }
 
-    fn glance(&mut self, one: &VirtualServerKey) -> Result<Glance, KernelError> {
+    fn glance(&mut self, one: &VirtualServerKey) -> Result<Glance, Unreadable> {
         self.0.glance(one)
     }
 
@@ -100,7 +102,7 @@ impl Kernel for Metered {
     fn connections(
         &mut self,
         keys: &[VirtualServerKey],
-    ) -> Result<BTreeMap<VirtualServerKey, BTreeMap<Target, u32>>, KernelError> {
+    ) -> Result<BTreeMap<VirtualServerKey, BTreeMap<Target, u32>>, Unreadable> {
         self.0.connections(keys)
     }
 }
@@ -112,7 +114,7 @@ fn config(family: IpFamily, iptables: &Iptables) -> Config {
     };
     Config {
         detector: LocalDetector::SourceNet(pods.parse().unwrap()),
-        random_fully: iptables.random_fully(),
+        source_port: iptables.source_port(),
         ..Config::default()
     }
 }
@@ -453,7 +455,8 @@ fn every_rule_reads_back_as_it_was_wanted() {
             ];
             let mut installed = Arc::new(Rules::default());
             for detector in detectors {
-                for (masquerade_all, random_fully) in [(false, true), (true, false)] {
+                let sources = [(false, SourcePort::Random), (true, SourcePort::Kept)];
+                for (masquerade_all, source_port) in sources {
                     let key = |port, protocol| VirtualServerKey {
                         address: ip(address),
                         port,
@@ -468,7 +471,7 @@ fn every_rule_reads_back_as_it_was_wanted() {
                     let wanted = Arc::new(shim.rules(&Config {
                         detector: detector.clone(),
                         masquerade_all,
-                        random_fully,
+                        source_port,
                         masquerade_mark: 1 << 31,
                         ..Config::default()
                     }));

@@ -13,6 +13,8 @@ mod drains;
 mod drift;
 #[path = "proxier/lanes.rs"]
 mod lanes;
+#[path = "proxier/nftables.rs"]
+mod nftables;
 mod support;
 #[path = "proxier/takeover.rs"]
 mod takeover;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::names::NamespacedName;
-use crate::object::{EndpointSlice, Node, Service};
+use crate::object::{EndpointSlice, Node, Service, ServiceCidr};
 
 /// The kinds that are watched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -14,6 +14,23 @@ pub enum Kind {
     EndpointSlice,
     /// v1 Node, the own one only.
     Node,
+    /// networking.k8s.io/v1 ServiceCIDR, where the mode in use wants them.
+    ServiceCidr,
+}
+
+impl Kind {
+    /// Every kind, those that every mode needs first.
+    pub const ALL: [Self; 4] = [
+        Self::Service,
+        Self::EndpointSlice,
+        Self::Node,
+        Self::ServiceCidr,
+    ];
+
+    /// Whether objects of the kind are in no namespace.
+    pub fn is_cluster_scoped(self) -> bool {
+        matches!(self, Self::Node | Self::ServiceCidr)
+    }
 }
 
 /// One thing that a source says. A list is a `ListStarted`, its objects as `…Applied` or
@@ -24,7 +41,8 @@ pub enum Kind {
 /// A list that is complete but not whole holds every object that could be read, while others are
 /// known to exist without their names being known (a broken manifest file). What it does not name
 /// stays. When the others have become known, a further `ListComplete` that is whole follows, with
-/// no `ListStarted` before it.
+/// no `ListStarted` before it. Where a server does not know a kind, or does not tell of it, and
+/// that is no error (ServiceCIDRs), it is one that is not whole, with no `ListStarted` either.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Event {
     /// A list of this kind begins.
@@ -51,4 +69,8 @@ pub enum Event {
     NodeApplied(Node),
     /// The own Node was deleted.
     NodeDeleted(Arc<str>),
+    /// A ServiceCIDR was added or changed.
+    ServiceCidrApplied(ServiceCidr),
+    /// A ServiceCIDR was deleted.
+    ServiceCidrDeleted(Arc<str>),
 }

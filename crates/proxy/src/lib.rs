@@ -20,6 +20,7 @@ mod names;
 mod node;
 pub mod object;
 mod owner;
+mod service_cidrs;
 mod stale_flows;
 mod topology;
 
@@ -27,15 +28,15 @@ pub use detect::LocalDetector;
 pub use event::{Event, Kind};
 pub use health::HealthCheck;
 pub use mode::{
-    Conflict, Drift, Drifted, Failure, IptablesReport, Mode, NodePorts, Notice, Report, Standing,
-    Unreadable,
+    Conflict, Drift, Drifted, Failure, IptablesReport, Mode, NftablesReport, NodePorts, Notice,
+    Report, Standing, Unreadable,
 };
 pub use model::{Changes, ExternalIps, Model, ServiceView, Trigger, Vanished};
 pub use names::{IpFamily, NamespacedName, Protocol, ServicePortName};
 pub use node::{NodeFacts, NodePortAddresses, Selection};
 pub use object::{
     Endpoint, EndpointList, EndpointPort, EndpointSlice, EndpointView, Node, Placement, Service,
-    ServicePort, ServiceType,
+    ServiceCidr, ServicePort, ServiceType,
 };
 pub use owner::{Owner, Rank};
 pub use stale_flows::{UdpPort, UdpServices, udp_ports};

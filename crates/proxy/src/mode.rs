@@ -11,6 +11,7 @@
 //! the mode.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::net::IpAddr;
 use std::task::{Context, Poll};
 use std::time::Instant;
@@ -44,8 +45,9 @@ pub trait Mode: Send {
     /// else: another mode is to take the place of this one then.
     fn go_on_serving(&mut self, now: Instant);
 
-    /// Ready when a kernel thread has finished something that is to be [booked](Self::book). Where
-    /// none works on anything it is pending, and wakes nobody.
+    /// Ready when there is something to be [booked](Self::book): a kernel thread has finished
+    /// something, or what has changed needs no write. Where neither is so and no thread works on
+    /// anything it is pending, and wakes nobody.
     fn poll_finished(&mut self, context: &mut Context<'_>) -> Poll<()>;
 
     /// Takes over what kernel threads have finished, and says what that was; `None` if there is
@@ -77,6 +79,8 @@ pub enum Notice {
     ServiceAddressRemoved(IpAddr),
     /// The link that holds service addresses is gone, is another one, or was set up or down.
     ServiceLink,
+    /// Somebody else has changed the rules of this mode, or may have.
+    Ruleset,
     /// Messages were lost: anything may have changed.
     Anything,
 }
@@ -142,6 +146,8 @@ pub struct Report {
     pub drift: Drift,
     /// What iptables mode counts.
     pub iptables: Option<IptablesReport>,
+    /// What nftables mode counts.
+    pub nftables: Option<NftablesReport>,
     /// Whether this has used much memory for a while: the kernel was read, or compared, or much was
     /// written.
     pub has_used_much: bool,
@@ -158,6 +164,23 @@ pub struct Unreadable {
     /// Why, and what to do.
     pub reason: String,
 }
+
+impl Unreadable {
+    /// That a part cannot be read, for this reason.
+    pub fn new(part: &'static str, reason: impl fmt::Display) -> Self {
+        let reason = reason.to_string();
+        Self { part, reason }
+    }
+}
+
+impl fmt::Display for Unreadable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { part, reason } = self;
+        write!(f, "cannot read {part}: {reason}")
+    }
+}
+
+impl std::error::Error for Unreadable {}
 
 /// What somebody else has changed in the kernel of what is ours, by kind.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -219,6 +242,17 @@ pub struct IptablesReport {
     pub is_full: bool,
 }
 
+/// What nftables mode did.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct NftablesReport {
+    /// Transactions that were refused, or of which nobody knows what became.
+    pub failed_syncs: usize,
+    /// The same of those that take away only what nobody wants.
+    pub failed_cleanups: usize,
+    /// Whether everything was compared with the kernel, and not only changes written.
+    pub is_full: bool,
+}
+
 /// One thing that could not be done. Displayed as one line for the operator's log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failure {
@@ -230,8 +264,8 @@ pub struct Failure {
     pub reason: String,
 }
 
-impl std::fmt::Display for Failure {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.owner {
             Some(owner) => write!(f, "{} (of Service {owner}): {}", self.object, self.reason),
             None => write!(f, "{}: {}", self.object, self.reason),

@@ -7,10 +7,12 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use hashbrown::{HashMap, HashSet};
+use ipnet::IpNet;
 
 use crate::event::{Event, Kind};
 use crate::names::{IpFamily, NamespacedName};
-use crate::object::{EndpointSlice, Node, Placement, Service};
+use crate::object::{EndpointSlice, Node, Placement, Service, ServiceCidr};
+use crate::service_cidrs::{Changed, ServiceCidrs};
 
 /// So many shared values are not worth a look at which of them are in use.
 const FEW_SHARED: usize = 64;
@@ -38,9 +40,11 @@ pub struct Model {
     /// it.
     has_node: Option<bool>,
     is_node_named: bool,
+    service_cidrs: ServiceCidrs,
     service_list: List,
     slice_list: List,
     node_list: List,
+    service_cidr_list: List,
     external_ips: ExternalIps,
     changes: Changes,
     placements: Shared<Placement>,
@@ -144,6 +148,8 @@ pub struct Changes {
     pub services: HashSet<NamespacedName>,
     /// Whether the own Node changed.
     pub node: bool,
+    /// Whether the networks that ClusterIPs come from did.
+    pub service_cidrs: bool,
     /// How often a Service changed.
     pub service_changes: usize,
     /// How often an EndpointSlice did.
@@ -206,7 +212,7 @@ impl Vanished {
 impl Changes {
     /// Whether nothing changed.
     pub fn is_empty(&self) -> bool {
-        self.services.is_empty() && !self.node && self.vanished.is_empty()
+        self.services.is_empty() && !self.node && !self.service_cidrs && self.vanished.is_empty()
     }
 
     /// Adds those that came after these.
@@ -214,6 +220,7 @@ impl Changes {
         let Self {
             services,
             node,
+            service_cidrs,
             service_changes,
             slice_changes,
             triggers,
@@ -225,6 +232,7 @@ impl Changes {
             self.services.extend(services);
         }
         self.node |= node;
+        self.service_cidrs |= service_cidrs;
         self.service_changes += service_changes;
         self.slice_changes += slice_changes;
         self.triggers.extend(triggers);
@@ -281,6 +289,9 @@ impl Model {
                 self.is_node_named = false;
                 self.node_list.start(std::iter::empty());
             }
+            Event::ListStarted(Kind::ServiceCidr) => {
+                self.service_cidr_list.start(self.service_cidrs.names());
+            }
             Event::ListComplete { kind, is_whole } => self.complete(kind, is_whole),
             Event::Unreadable(Kind::Service, name) => {
                 let is_known = self.services.contains_key(&name);
@@ -312,6 +323,19 @@ impl Model {
                 self.has_node = Some(true);
                 self.is_node_named = true;
             }
+            Event::Unreadable(Kind::ServiceCidr, name) => {
+                let is_known = self.service_cidrs.contains(&name);
+                self.service_cidr_list.confirm_unreadable(name, is_known);
+            }
+            Event::ServiceCidrApplied(ServiceCidr { name, nets }) => {
+                let name = NamespacedName::new("", &name);
+                self.service_cidr_list.confirm(&name);
+                let changed = self.service_cidrs.apply(name, nets);
+                self.note_service_cidrs(changed);
+            }
+            Event::ServiceCidrDeleted(name) => {
+                self.delete_service_cidr(&NamespacedName::new("", &name));
+            }
         }
     }
 
@@ -330,6 +354,11 @@ impl Model {
                 let gone = node.map(|node| NamespacedName::new("", &node.name));
                 (1, gone.into_iter().collect())
             }
+            Kind::ServiceCidr => {
+                let known = self.service_cidrs.len();
+                let gone = self.service_cidr_list.complete(is_whole);
+                (known, gone)
+            }
         };
         let vanished = Vanished::of(kind, known, &gone);
         self.changes.vanished.extend(vanished);
@@ -339,8 +368,23 @@ impl Model {
                 Kind::EndpointSlice => self.delete_slice(&name),
                 // What was known of it stays in use.
                 Kind::Node => {}
+                Kind::ServiceCidr => self.delete_service_cidr(&name),
             }
         }
+        if is_whole && kind == Kind::ServiceCidr {
+            let changed = self.service_cidrs.know();
+            self.note_service_cidrs(changed);
+        }
+    }
+
+    fn delete_service_cidr(&mut self, name: &NamespacedName) {
+        self.service_cidr_list.confirm(name);
+        let changed = self.service_cidrs.delete(name);
+        self.note_service_cidrs(changed);
+    }
+
+    fn note_service_cidrs(&mut self, changed: Changed) {
+        self.changes.service_cidrs |= changed == Changed::Yes;
     }
 
     /// Whether Services and slices have both been listed once: before that, nothing is programmed.
@@ -358,6 +402,18 @@ impl Model {
     /// Whether the own Node has been listed once (it need not exist).
     pub fn is_node_listed(&self) -> bool {
         self.node_list.has_completed
+    }
+
+    /// Whether ServiceCIDRs have been listed once, or it is known that they cannot be.
+    pub fn are_service_cidrs_listed(&self) -> bool {
+        self.service_cidr_list.has_completed
+    }
+
+    /// The networks of a family that ClusterIPs come from, as [`NodeFacts`] has them.
+    ///
+    /// [`NodeFacts`]: crate::NodeFacts::service_cidrs
+    pub fn service_cidrs(&self, family: IpFamily) -> Option<Vec<IpNet>> {
+        self.service_cidrs.of(family)
     }
 
     /// What changed since the last call.
@@ -800,6 +856,47 @@ mod tests {
             };
             assert_eq!(model.take_changes().vanished, [vanished], "and once");
         }
+    }
+
+    #[test]
+    fn networks_of_services_are_known_once_all_are_told() {
+        let cidr = |name: &str, nets: &[&str]| {
+            Event::ServiceCidrApplied(ServiceCidr {
+                name: name.into(),
+                nets: nets.iter().map(|net| net.parse().unwrap()).collect(),
+            })
+        };
+        let kind = Kind::ServiceCidr;
+        let changed = |model: &mut Model| model.take_changes().service_cidrs;
+        let of = |model: &Model| {
+            let nets = model.service_cidrs(IpFamily::V4)?;
+            Some(nets.iter().map(ToString::to_string).collect::<Vec<_>>())
+        };
+        let mut model = Model::new();
+        // The server does not tell.
+        model.apply(complete(kind, false));
+        assert!(model.are_service_cidrs_listed() && !changed(&mut model));
+        assert_eq!(of(&model), None);
+        model.apply(Event::ListStarted(kind));
+        model.apply(cidr("a", &["10.0.0.0/16"]));
+        assert_eq!(of(&model), None);
+        model.apply(cidr("b", &["10.8.0.0/16", "fd00::/112"]));
+        model.apply(complete(kind, true));
+        assert!(changed(&mut model));
+        assert_eq!(of(&model).unwrap(), ["10.0.0.0/16", "10.8.0.0/16"]);
+        // What is told again changes nothing, what a list no longer names is gone.
+        model.apply(cidr("a", &["10.0.0.0/16"]));
+        assert!(!model.has_changes());
+        model.apply(Event::ListStarted(kind));
+        model.apply(cidr("b", &["10.8.0.0/16", "fd00::/112"]));
+        model.apply(complete(kind, true));
+        assert!(changed(&mut model));
+        assert_eq!(of(&model).unwrap(), ["10.8.0.0/16"]);
+        model.apply(Event::ServiceCidrDeleted("b".into()));
+        assert!(changed(&mut model));
+        assert_eq!(of(&model).unwrap(), [""; 0]);
+        // What else is known waits for none of this.
+        assert!(!model.is_complete() && !model.is_node_listed());
     }
 
     #[test]

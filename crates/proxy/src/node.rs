@@ -26,6 +26,10 @@ pub struct NodeFacts {
     pub has_addresses: bool,
     /// Which addresses serve NodePorts.
     pub node_port_addresses: NodePortAddresses,
+    /// The networks of this family that ClusterIPs come from, sorted, each once (one may be within
+    /// another); `None` while they are not known: then nothing that is there for them may be taken
+    /// away. Only modes that ask for them are told.
+    pub service_cidrs: Option<Vec<IpNet>>,
 }
 
 impl NodeFacts {
@@ -39,7 +43,13 @@ impl NodeFacts {
             interface_addresses: BTreeSet::new(),
             has_addresses: false,
             node_port_addresses: NodePortAddresses::All,
+            service_cidrs: None,
         }
+    }
+
+    /// Whether NodePorts are served on whatever addresses this node has.
+    pub fn serves_node_ports_everywhere(&self) -> bool {
+        self.node_port_addresses.of(self.family) == Selection::All
     }
 
     /// The addresses that NodePorts are served on, sorted; `None` if that cannot be said, for want

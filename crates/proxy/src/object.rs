@@ -366,6 +366,15 @@ pub struct Node {
     pub is_leaving: bool,
 }
 
+/// networking.k8s.io/v1 ServiceCIDR: networks that ClusterIPs come from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServiceCidr {
+    /// Its name.
+    pub name: Arc<str>,
+    /// `spec.cidrs`.
+    pub nets: Vec<IpNet>,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -81,6 +81,15 @@ impl<'a> Endpoints<'a> {
         };
         let mut sorted: Vec<_> = slices.iter().enumerate().flat_map(of_slice).collect();
         sorted.sort_by_key(|one| (one.endpoint.address, one.endpoint.terminating));
+        // Of two that a slice has for one address, and that are not terminating, the last counts,
+        // as with upstream (`endpointslicecache.go`, `addEndpoints`).
+        let is_same = |one: &Sliced<'_>, next: &Sliced<'_>| {
+            (one.slice, one.endpoint.address) == (next.slice, next.endpoint.address)
+                && !next.endpoint.terminating
+        };
+        for same in sorted.chunk_by_mut(is_same) {
+            same.reverse();
+        }
         Self {
             service: view.service,
             node,

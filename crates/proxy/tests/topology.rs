@@ -110,6 +110,14 @@ fn cluster(endpoints: &[&str]) -> Vec<u8> {
 }
 
 #[test]
+fn of_two_of_a_slice_for_one_address_the_last_counts_unless_it_is_terminating() {
+    assert_eq!(cluster(&["1 ready @n1", "1 starting @n1"]), []);
+    assert_eq!(cluster(&["1 starting @n1", "1 ready @n1"]), [1]);
+    assert_eq!(cluster(&["1 ready @n1", "1 dead @n1"]), [1]);
+    assert_eq!(cluster(&["1 dead @n1", "1 ready @n1"]), [1]);
+}
+
+#[test]
 fn cluster_traffic_goes_to_ready_endpoints() {
     assert_eq!(
         cluster(&[

@@ -3,7 +3,8 @@
 //! ```text
 //!   Services ───────┐ one ListWatch each, on tasks of their own
 //!   EndpointSlices ─┼─▶ events
-//!   the own Node ───┘        └─▶ Outage: says once that the server is away, and once that it is back
+//!   the own Node ───┤        └─▶ Outage: says once that the server is away, and once that it is back
+//!   ServiceCIDRs ───┘ where they are asked for
 //! ```
 //!
 //! `kube` does what is common to all clients: kubeconfig, TLS, HTTP. Listing and watching is done
@@ -44,12 +45,12 @@ use tower::util::{BoxCloneService, option_layer};
 use tower::{BoxError, Layer, Service};
 
 use crate::error::StartError;
-use crate::settings::{Api, ContentType, Lists};
+use crate::settings::{Api, ContentType, Lists, ServiceCidrs};
 use cause::root_cause;
 use connection::{Connection, Files};
 use list_watch::ListWatch;
 use outage::Outage;
-use request::Resource;
+use request::{Need, Resource};
 
 /// Events on their way to whoever reads the stream: 8 kB each, where slices have 50 endpoints.
 const IN_FLIGHT: usize = 128;
@@ -93,6 +94,7 @@ pub struct Server {
     url: String,
     lists: Lists,
     content_type: ContentType,
+    service_cidrs: ServiceCidrs,
 }
 
 impl Server {
@@ -157,6 +159,7 @@ impl Server {
             url,
             lists: settings.lists,
             content_type: settings.content_type,
+            service_cidrs: settings.service_cidrs,
         })
     }
 
@@ -171,28 +174,43 @@ impl Server {
     }
 
     /// Lists and watches Services, EndpointSlices and the Node named `node`, with upstream's
-    /// selectors. Never ends; needs a tokio runtime.
+    /// selectors, and ServiceCIDRs where they are asked for. Never ends; needs a tokio runtime.
     pub fn stream(&self, node: &str) -> impl Stream<Item = Event> + Send + use<> {
-        let resources = [
+        let mut resources = vec![
             Resource {
                 kind: Kind::Service,
+                need: Need::Needed,
                 path: "/api/v1/services",
                 labels: Some("!service.kubernetes.io/service-proxy-name"),
                 fields: Some("spec.clusterIP!=None".to_owned()),
             },
             Resource {
                 kind: Kind::EndpointSlice,
+                need: Need::Needed,
                 path: "/apis/discovery.k8s.io/v1/endpointslices",
                 labels: Some("!service.kubernetes.io/headless"),
                 fields: None,
             },
             Resource {
                 kind: Kind::Node,
+                need: Need::Needed,
                 path: "/api/v1/nodes",
                 labels: None,
                 fields: Some(format!("metadata.name={node}")),
             },
         ];
+        if self.service_cidrs == ServiceCidrs::Watched {
+            resources.push(Resource {
+                kind: Kind::ServiceCidr,
+                need: Need::Optional {
+                    right: "list and watch of servicecidrs in networking.k8s.io",
+                    since: "1.33",
+                },
+                path: "/apis/networking.k8s.io/v1/servicecidrs",
+                labels: None,
+                fields: None,
+            });
+        }
         let (events, received) = mpsc::channel(IN_FLIGHT);
         let outage = Arc::new(Outage::new(self.url.clone()));
         let mut tasks = JoinSet::new();

@@ -4,7 +4,8 @@
 //!   JSON, YAML ──serde──▶ ┐                ┌─ service()        ┐
 //!                         │ wire::Service  │                   │   Decoded { key, content, problems }
 //!                         │ wire::Endpoint…┼─ endpoint_slice() ┼─▶ content: Proxied(Service), Ignored(why) or Unusable
-//!   protobuf ─────────▶   ┘                └─ node()           ┘
+//!   protobuf ─────────▶   ┘                ├─ service_cidr()   │
+//!                                          └─ node()           ┘
 //! ```
 //!
 //! There is one shape of each kind, whatever it is read from, and one place that says what is right
@@ -26,6 +27,7 @@ mod node;
 mod numbers;
 pub(crate) mod protobuf;
 mod service;
+mod service_cidr;
 mod status;
 mod watched;
 pub(crate) mod wire;
@@ -36,6 +38,7 @@ pub(crate) use endpoint_slice::endpoint_slice;
 pub(crate) use kinds::Wire;
 pub(crate) use node::node;
 pub(crate) use service::service;
+pub(crate) use service_cidr::service_cidr;
 pub(crate) use status::Status;
 pub(crate) use watched::Watched;
 

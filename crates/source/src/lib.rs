@@ -28,7 +28,7 @@ use proxy::Event;
 pub use api::{Counter, uncounted};
 pub use decode::{address, kind_name};
 pub use error::StartError;
-pub use settings::{Api, ContentType, Lists, Settings};
+pub use settings::{Api, ContentType, Lists, ServiceCidrs, Settings};
 
 /// Opens a source, and the client of its API server, if it is one; `node` is this node's name.
 /// `count` makes the layer that counts requests, from the server's host and port ([`uncounted`]:

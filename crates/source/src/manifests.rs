@@ -1,7 +1,7 @@
 //! Services from a folder of manifests: `--manifests DIR`.
 //!
-//! The files are ordinary Kubernetes YAML or JSON: Services, EndpointSlices and this node's own
-//! Node, one or many to a file, also as a `List`; other kinds are left out. The folder is watched
+//! The files are ordinary Kubernetes YAML or JSON: Services, EndpointSlices, ServiceCIDRs and this
+//! node's own Node, one or many to a file, also as a `List`; other kinds are left out. The folder is watched
 //! by inotify and never polled; it may be a mounted ConfigMap, files may be written in place or
 //! renamed into it.
 //!

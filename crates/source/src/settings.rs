@@ -22,6 +22,19 @@ pub struct Api {
     pub lists: Lists,
     /// What objects are asked for as.
     pub content_type: ContentType,
+    /// Whether ServiceCIDRs are asked for.
+    pub service_cidrs: ServiceCidrs,
+}
+
+/// Whether a mode asks for the networks that ClusterIPs come from. A folder of manifests tells of
+/// them anyway.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ServiceCidrs {
+    /// No mode does.
+    #[default]
+    Unasked,
+    /// The mode in use does. It is served without them where the server does not tell.
+    Watched,
 }
 
 /// How the objects that there are already are asked for.

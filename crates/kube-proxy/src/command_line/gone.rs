@@ -9,8 +9,8 @@ const GONE: &[(&[&str], &str)] = &[
         "use --conntrack-max-per-core and --conntrack-min",
     ),
     (
-        &["proxy-port-range", "udp-timeout"],
-        "it was of userspace mode, which is gone; take it out",
+        &["proxy-port-range"],
+        "userspace mode takes any port that is free; take it out",
     ),
     (
         &["resource-container"],

@@ -2,6 +2,7 @@ use std::time::Duration;
 
 use proxy::{ExternalIps, IpFamily, LocalDetector, Node, NodePortAddresses};
 use proxy_ipvs::{ShimStyle, VipMode};
+use proxy_nftables::Layout;
 use source::{Api, ContentType, Lists, Settings};
 
 use super::*;
@@ -10,6 +11,7 @@ use crate::http_server::WhenTaken;
 use crate::logging::settings::LogFormat;
 use crate::modes::detect_local::DetectLocal;
 use crate::modes::ipvs::settings::Timeouts;
+use crate::modes::ipvs::shim::ShimChoice;
 use crate::modes::settings::ProxyMode;
 use crate::modes::shared::{IptablesBackend, Shared};
 use crate::options::Said;
@@ -88,9 +90,18 @@ fn the_defaults_are_upstreams() {
                 ipvs: modes::ipvs::settings::Settings {
                     scheduler: "rr".into(),
                     timeouts: Timeouts::default(),
-                    shim: ShimStyle::Upstream,
+                    shim: ShimChoice::Auto,
                     drain_timeout: None,
                     vip_mode: VipMode::Address,
+                },
+                nftables: modes::nftables::settings::Settings {
+                    masquerade_all: false,
+                    masquerade_bit: 14,
+                    layout: Layout::Upstream,
+                },
+                userspace: modes::userspace::settings::Settings {
+                    localhost_node_ports: true,
+                    udp_timeout: Duration::from_millis(250),
                 },
             },
             kernel: sysctl::settings::Settings {
@@ -212,7 +223,9 @@ fn every_flag_of_upstream_is_taken_with_its_default() {
         ours_alone,
         [
             "prepared-config",
+            "udp-timeout",
             "ipvs-shim",
+            "nftables-layout",
             "ipvs-drain-timeout",
             "ipvs-vip-mode"
         ]
@@ -277,6 +290,11 @@ fn what_is_deprecated_or_means_nothing_is_taken_with_a_warning() {
             &["--prepared-config has", "no --config"],
         ),
         ("--ipvs-shim=lean", &["--ipvs-shim has", "ipvs mode"]),
+        ("--udp-timeout=1s", &["--udp-timeout has", "userspace mode"]),
+        (
+            "--nftables-layout=flat",
+            &["--nftables-layout has", "nftables mode"],
+        ),
         (
             "--ipvs-drain-timeout=1m",
             &["--ipvs-drain-timeout has", "ipvs mode"],
@@ -561,8 +579,17 @@ fn every_flag_reaches_its_option() {
                     == [900, 30, 120]
             },
         ),
+        (&["--proxy-mode=userspace --udp-timeout=2s"], |o| {
+            o.modes.userspace.udp_timeout == Duration::from_secs(2)
+        }),
         (&["--ipvs-shim=lean"], |o| {
-            o.modes.ipvs.shim == ShimStyle::Lean
+            o.modes.ipvs.shim == ShimChoice::Fixed(ShimStyle::Lean)
+        }),
+        (&["--ipvs-shim=nftables"], |o| {
+            o.modes.ipvs.shim == ShimChoice::Fixed(ShimStyle::Nftables)
+        }),
+        (&["--nftables-layout=flat"], |o| {
+            o.modes.nftables.layout == Layout::Flat
         }),
         (&["--ipvs-drain-timeout=5m"], |o| {
             o.modes.ipvs.drain_timeout == Some(Duration::from_mins(5))
@@ -651,8 +678,13 @@ fn errors_name_the_flag_the_value_and_what_is_allowed() {
             ][..],
         ),
         (
-            "--proxy-mode=nftables",
-            &["--proxy-mode", "nftables", "modes", "iptables, ipvs"],
+            "--proxy-mode=kernelspace",
+            &[
+                "--proxy-mode",
+                "kernelspace",
+                "modes",
+                "iptables, ipvs, nftables, userspace",
+            ],
         ),
         (
             "--healthz-bind-address=node1",
@@ -746,10 +778,7 @@ fn errors_name_the_flag_the_value_and_what_is_allowed() {
             "--cleanup_ipvs",
             &["unknown flag: --cleanup-ipvs", "use --cleanup"],
         ),
-        (
-            "--udp-timeout=250ms",
-            &["unknown flag: --udp-timeout", "userspace", "take it out"],
-        ),
+        ("--udp-timeout=0", &["--udp-timeout", "'0s'", "250ms"]),
         (
             "--proxy-port-range=0-0",
             &["unknown flag: --proxy-port-range", "userspace"],
@@ -792,7 +821,11 @@ fn errors_name_the_flag_the_value_and_what_is_allowed() {
         ),
         (
             "--ipvs-shim=fat",
-            &["--ipvs-shim", "'fat'", "upstream or lean"],
+            &["--ipvs-shim", "'fat'", "auto, upstream, lean or nftables"],
+        ),
+        (
+            "--nftables-layout=lean",
+            &["--nftables-layout", "'lean'", "upstream or flat"],
         ),
         (
             "--ipvs-drain-timeout=-1s",
@@ -913,7 +946,7 @@ fn flags_are_told_as_upstream_tells_them() {
     let line = "kube-proxy --config_sync_period=900s -v 4 --nodeport-addresses=10.0.0.0/8 --nodeport-addresses=fd00::/8 \
                 --profiling=F --conntrack-min=0x20000 --feature-gates=B=true,A=0 --kube-api-qps=5.0 --hostname-override=no\"de";
     let told = as_typed(line.split_whitespace());
-    assert_eq!(told.len(), UPSTREAM.len() + 4);
+    assert_eq!(told.len(), UPSTREAM.len() + 6);
     let names = told.iter().map(|line| line.split('=').next());
     assert!(names.is_sorted(), "{told:?}");
     for line in [
@@ -969,12 +1002,13 @@ fn help_is_true_in_each_mode() {
     for flag in command.get_arguments() {
         let (name, help) = (flag.get_long().unwrap(), flag.get_help().unwrap());
         let help = help.to_string();
-        let is_said = |mode: &str| help.contains(&format!("no effect in {mode} mode"));
-        let is_of_ipvs = name.starts_with("ipvs-") && name != "ipvs-exclude-cidrs";
+        let is_of_one = name.starts_with("nftables-")
+            || name.starts_with("ipvs-") && name != "ipvs-exclude-cidrs";
         let is_of_iptables = name.ends_with("localhost-nodeports")
             || name.starts_with("iptables-") && name.ends_with("-period");
-        assert_eq!(is_said("iptables"), is_of_ipvs, "--{name}: {help}");
-        assert_eq!(is_said("ipvs"), is_of_iptables, "--{name}: {help}");
+        let is_said = |of: &str| help.contains(&format!("no effect in {of}"));
+        assert_eq!(is_said("other modes"), is_of_one, "--{name}: {help}");
+        assert_eq!(is_said("ipvs mode"), is_of_iptables, "--{name}: {help}");
     }
 }
 

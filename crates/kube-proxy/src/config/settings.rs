@@ -1,14 +1,14 @@
 //! The settings that are a field and a flag: one row each.
 
-use std::time::Duration;
-
+use proxy::NodePortAddresses;
 use serde_json::Value;
 
 use super::spelling::Spelling;
-use super::{API_VERSION, Configuration, KIND, Period};
+use super::{API_VERSION, Configuration, KIND};
 use crate::flags::unusable::UnusableFlag;
 use crate::flags::{Flags, go};
 use crate::modes::settings::ProxyMode;
+use crate::modes::shared::PRIMARY;
 
 /// A field that has a flag.
 #[derive(Debug)]
@@ -102,6 +102,10 @@ rows! {
     "logging.vmodule" [logging.vmodule] "vmodule" [vmodule] Live;
     "metricsBindAddress" [metrics_bind_address] "metrics-bind-address" [metrics_bind_address] Restart;
     "mode" [mode] "proxy-mode" [proxy_mode] Restart;
+    "nftables.masqueradeAll" [nftables.masquerade_all] "nftables-masquerade-all" [nftables_masquerade_all] Live;
+    "nftables.masqueradeBit" [nftables.masquerade_bit] "nftables-masquerade-bit" [nftables_masquerade_bit] Live;
+    "nftables.minSyncPeriod" [nftables.min_sync_period] "nftables-min-sync-period" [nftables_min_sync_period] Live;
+    "nftables.syncPeriod" [nftables.sync_period] "nftables-sync-period" [nftables_sync_period] Live;
     "nodePortAddresses" [node_port_addresses] "nodeport-addresses" [nodeport_addresses] Live;
     "oomScoreAdj" [oom_score_adj] "oom-score-adj" [oom_score_adj] Live;
     "showHiddenMetricsForVersion" [show_hidden_metrics_for_version] "show-hidden-metrics-for-version" [show_hidden_metrics_for_version] Live;
@@ -168,6 +172,14 @@ impl Configuration {
                 .collect();
             *lists = (!items.is_empty()).then(|| items.into_iter().map(str::to_owned).collect());
         }
+        let mut modes = ProxyMode::ALL.into_iter();
+        let chosen = modes.find(|mode| self.mode.as_deref() == Some(mode.name()));
+        if let Some(mode) = chosen
+            && mode.definition().node_port_addresses() == NodePortAddresses::Primary
+        {
+            let addresses = &mut self.node_port_addresses;
+            addresses.get_or_insert_with(|| vec![PRIMARY.to_owned()]);
+        }
         for text in [
             &mut self.client_connection.accept_content_types,
             &mut self.port_range,
@@ -178,25 +190,12 @@ impl Configuration {
             text.get_or_insert_default();
         }
         for switch in [
-            &mut self.nftables.masquerade_all,
             &mut self.windows_run_as_service,
             &mut self.winkernel.enable_dsr,
             &mut self.winkernel.forward_health_check_vip,
         ] {
             switch.get_or_insert_default();
         }
-        let nftables = &mut self.nftables;
-        nftables.masquerade_bit.get_or_insert(14);
-        nftables
-            .min_sync_period
-            .take_if(|period| period.0.is_zero());
-        nftables.sync_period.take_if(|period| period.0.is_zero());
-        nftables
-            .min_sync_period
-            .get_or_insert(Period(Duration::from_secs(1)));
-        nftables
-            .sync_period
-            .get_or_insert(Period(Duration::from_secs(30)));
         self
     }
 
@@ -246,6 +245,8 @@ impl Configuration {
             &mut self.iptables.min_sync_period,
             &mut self.iptables.sync_period,
             &mut self.ipvs.sync_period,
+            &mut self.nftables.min_sync_period,
+            &mut self.nftables.sync_period,
             &mut self.logging.flush_frequency,
         ] {
             period.take_if(|period| period.0.is_zero());

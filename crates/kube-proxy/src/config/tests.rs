@@ -278,10 +278,18 @@ fn what_means_nothing_here_is_taken_with_a_warning() {
             &["ClientsAllowCBOR=true has no effect", "JSON"],
         ),
         (
-            "nftables: {masqueradeBit: 3, syncPeriod: 1m}",
+            "nftables: {masqueradeBit: 3}",
+            &["nftables.masqueradeBit has", "nftables mode"],
+        ),
+        (
+            "nftables: {syncPeriod: 1m}",
+            &["nftables.syncPeriod has", "nftables mode"],
+        ),
+        (
+            "mode: nftables\niptables: {masqueradeAll: true}",
             &[
-                "nftables.masqueradeBit, nftables.syncPeriod have",
-                "nftables mode",
+                "iptables.masqueradeAll has",
+                "iptables mode, and of ipvs mode",
             ],
         ),
         (
@@ -357,8 +365,8 @@ fn a_flag_that_wins_over_the_file_is_warned_about_as_a_flag() {
 fn errors_name_the_field_the_value_and_what_is_allowed() {
     for (fields, parts) in [
         (
-            "mode: nftables",
-            &["config.conf", "'nftables' for mode", "ipvs"][..],
+            "mode: kernelspace",
+            &["config.conf", "'kernelspace' for mode", "ipvs"][..],
         ),
         (
             "bindAddress: node1",

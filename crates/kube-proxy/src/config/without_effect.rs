@@ -1,10 +1,12 @@
 //! Settings that are accepted and change nothing: which, why, and whether they were given.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
+use super::Configuration;
 use super::settings::{ROWS, Row, at, is_within, wins_over_file};
-use super::{Configuration, MODE_SECTIONS};
 use crate::flags::Flags;
+use crate::modes::definition::Definition;
 use crate::modes::settings::ProxyMode;
 
 /// Settings that are accepted and change nothing, by the path of the field or of its section, and
@@ -36,25 +38,31 @@ const WITHOUT_EFFECT: &[(&str, &str)] = &[
         "logging.options.text.infoBufferSize",
         "every line is written at once",
     ),
-    ("portRange", "it was of userspace mode"),
+    ("portRange", "userspace mode takes any port that is free"),
     ("showHiddenMetricsForVersion", "no metrics are hidden"),
     ("windowsRunAsService", "it is of Windows"),
     ("winkernel", "it is of Windows"),
 ];
 
-/// The sections of modes that this build has not, which change nothing.
-fn sections_of_no_mode() -> impl Iterator<Item = &'static str> {
-    let is_here = |section: &str| ProxyMode::ALL.iter().any(|mode| mode.name() == section);
-    let sections = MODE_SECTIONS.into_iter();
-    sections.filter(move |section| !is_here(section))
-}
-
 /// The field or section by which the field at `path` changes nothing in any mode, if it does not.
 #[cfg(test)]
 pub(super) fn without_effect(path: &str) -> Option<&'static str> {
-    let fields = WITHOUT_EFFECT.iter().map(|(section, _)| *section);
-    let mut all = fields.chain(sections_of_no_mode());
+    let mut all = WITHOUT_EFFECT.iter().map(|(section, _)| *section);
     all.find(|section| is_within(path, section))
+}
+
+/// The fields that other modes hear and `chosen` does not, each with why it has no effect.
+fn of_others(chosen: &dyn Definition) -> Vec<(&'static str, String)> {
+    let mut heard_by = BTreeMap::<&str, Vec<&str>>::new();
+    for mode in ProxyMode::ALL.map(ProxyMode::definition) {
+        for field in mode.fields() {
+            heard_by.entry(field).or_default().push(mode.name());
+        }
+    }
+    heard_by.retain(|field, _| !chosen.fields().contains(field));
+    let why = |modes: Vec<&str>| format!("it is of {} mode", modes.join(" mode, and of "));
+    let heard_by = heard_by.into_iter();
+    heard_by.map(|(field, modes)| (field, why(modes))).collect()
 }
 
 /// Where settings were given: typed, or in a file, where most that are typed do not count.
@@ -71,17 +79,12 @@ impl Given<'_> {
     pub(crate) fn without_effect(&self, flags: &Flags) -> Vec<String> {
         let file = self.file.map(|(_, file)| file.clone()).unwrap_or_default();
         let in_effect = file.completed(flags);
-        let chosen = in_effect.mode.as_deref();
-        let modes = ProxyMode::ALL.map(ProxyMode::definition);
-        let of_modes = modes.iter().filter(|mode| Some(mode.name()) != chosen);
-        let of_modes = of_modes.flat_map(|mode| {
-            let fields = mode.fields().iter();
-            fields.map(|path| (*path, mode.name()))
-        });
-        let of_no_mode = sections_of_no_mode().map(|section| (section, section));
-        let of_others = of_modes
-            .chain(of_no_mode)
-            .map(|(path, mode)| (path, format!("it is of {mode} mode")));
+        let mut modes = ProxyMode::ALL.into_iter();
+        let chosen = modes.find(|mode| in_effect.mode.as_deref() == Some(mode.name()));
+        let chosen = chosen.unwrap_or_default().definition();
+        let of_others = of_others(chosen);
+        let counts =
+            |row: &&Row| self.file.is_some() || !chosen.flags_without_file().contains(&row.flag);
         let without_effect = WITHOUT_EFFECT.iter();
         let of_all = without_effect.map(|(path, why)| (*path, (*why).to_owned()));
         let (typed, in_file) = self.differences(&in_effect);
@@ -95,6 +98,7 @@ impl Given<'_> {
                 }
             };
             let of_flags = typed.iter().filter(|row| is_within(row.path, path));
+            let of_flags = of_flags.copied().filter(counts);
             say("", of_flags.map(|row| format!("--{}", row.flag)).collect());
             let of_file = in_file.iter().filter(|field| is_within(field, path));
             let place = self.file.map(|(file, _)| format!("{}: ", file.display()));

@@ -12,6 +12,10 @@ pub(crate) trait OfMode: Debug + Send + Sync {
     /// Adds them to what is told.
     fn register(&self, rows: &mut Rows);
 
+    /// A family begins to be served: a counter that appears with its first increment would show
+    /// none.
+    fn begins(&self, family: IpFamily);
+
     /// Kernel threads have finished something.
     fn booked(&self, family: IpFamily, report: &Report);
 
@@ -29,4 +33,11 @@ pub(crate) enum Extent {
     Partial,
     /// Everything was compared with the kernel.
     Full,
+}
+
+impl Extent {
+    /// Of a sync that compared everything, or did not.
+    pub(crate) const fn of(is_full: bool) -> Self {
+        if is_full { Self::Full } else { Self::Partial }
+    }
 }

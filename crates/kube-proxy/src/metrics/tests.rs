@@ -1,8 +1,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use proxy::{
-    Endpoint, EndpointPort, EndpointSlice, Event, IptablesReport, Model, NamespacedName, Placement,
-    Protocol, Service, ServicePort,
+    Endpoint, EndpointPort, EndpointSlice, Event, IptablesReport, Model, NamespacedName,
+    NftablesReport, Placement, Protocol, Service, ServicePort,
 };
 
 use super::local_endpoints::NoLocalEndpoints;
@@ -13,9 +13,13 @@ use crate::modes::settings::ProxyMode;
 /// What Kubernetes 1.36 registers for a kube-proxy in IPVS mode and this program tells, with kinds,
 /// labels and help. From its metrics reference, and client_golang's process collector.
 const KUBERNETES: &str = include_str!("kubernetes-1.36.txt");
-/// What it registers beside these in iptables mode; what nfacct counts is there where the kernel
+/// What it registers beside these in IPVS mode. Userspace mode has nothing of its own.
+const OF_IPVS: &str = include_str!("kubernetes-1.36-ipvs.txt");
+/// The same in iptables mode; what nfacct counts is there where the kernel
 /// has it.
 const OF_IPTABLES: &str = include_str!("kubernetes-1.36-iptables.txt");
+/// The same in nftables mode.
+const OF_NFTABLES: &str = include_str!("kubernetes-1.36-nftables.txt");
 /// What this program tells beside all of these.
 const OURS: &str = include_str!("ours.txt");
 
@@ -159,6 +163,8 @@ fn busy_in(mode: ProxyMode) -> Metrics {
     metrics.queued(&changes, IpFamily::ALL.into_iter());
     metrics.taken(&changes);
     let is_iptables = mode == ProxyMode::Iptables;
+    let is_nftables = mode == ProxyMode::Nftables;
+    let has_extent = is_iptables || is_nftables;
     let mut drift = Drift::default();
     drift.add("set member", || "10.96.0.1 of KUBE-CLUSTER-IP".to_owned());
     let report = Report {
@@ -166,6 +172,11 @@ fn busy_in(mode: ProxyMode) -> Metrics {
         iptables: is_iptables.then_some(IptablesReport {
             wanted: [7, 40],
             written: Some([0, 3]),
+            is_full: false,
+        }),
+        nftables: is_nftables.then_some(NftablesReport {
+            failed_syncs: 2,
+            failed_cleanups: 1,
             is_full: false,
         }),
         drift,
@@ -177,12 +188,12 @@ fn busy_in(mode: ProxyMode) -> Metrics {
         metrics.synced(
             family,
             Duration::from_millis(3),
-            is_iptables.then_some(Extent::Partial),
+            has_extent.then_some(Extent::Partial),
         );
         metrics.synced(
             family,
             Duration::from_mins(1),
-            is_iptables.then_some(Extent::Full),
+            has_extent.then_some(Extent::Full),
         );
         metrics.complete(family, SystemTime::now());
         metrics.programmed(family, [trigger, later].into_iter());
@@ -220,7 +231,12 @@ fn names_kinds_labels_and_help_are_upstreams() {
         let line = format!("{name} {} {labels}", family.kind);
         format!("{}\n  {}\n", line.trim_end(), family.help)
     };
-    for (mode, more) in [(ProxyMode::Ipvs, ""), (ProxyMode::Iptables, OF_IPTABLES)] {
+    for (mode, more) in [
+        (ProxyMode::Ipvs, OF_IPVS),
+        (ProxyMode::Iptables, OF_IPTABLES),
+        (ProxyMode::Nftables, OF_NFTABLES),
+        (ProxyMode::Userspace, ""),
+    ] {
         let mut families = scrape(&busy_in(mode).classic());
         families.retain(|name, _| !name.starts_with("kubeproxy_iptables_"));
         let said: BTreeSet<_> = families.iter().map(described).collect();
@@ -233,7 +249,9 @@ fn names_kinds_labels_and_help_are_upstreams() {
         assert_eq!(said, wanted);
     }
     let of_stability = |level: &str| {
-        let marked = KUBERNETES.matches(&format!("  [{level}] ")).count();
+        let mark = format!("  [{level}] ");
+        let marked = [KUBERNETES, OF_IPVS].map(|all| all.matches(&mark).count());
+        let marked: usize = marked.iter().sum();
         let labels = format!("{{deprecated_version=\"\",stability_level=\"{level}\"}}");
         (
             marked,

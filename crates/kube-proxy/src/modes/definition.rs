@@ -13,12 +13,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use futures::future::LocalBoxFuture;
-use iptables::Iptables;
-use proxy::{Changes, IpFamily, Mode, Model, NodeFacts};
+use proxy::{Changes, IpFamily, Mode, Model, NodeFacts, NodePortAddresses};
+use source::ServiceCidrs;
 
 use super::families::{Access, LeftOut};
 use super::predecessor::Predecessor;
 use super::preview::Preview;
+use super::programs::Programs;
+use super::rulesets::Notices;
 use super::settings::Settings;
 use crate::flags::Flags;
 use crate::metrics::of_mode::OfMode;
@@ -31,8 +33,22 @@ pub(crate) trait Definition: Sync {
     /// As `--proxy-mode` names it, and its section of the configuration file.
     fn name(&self) -> &'static str;
 
-    /// The paths of the fields of the configuration file that no other mode hears, sorted.
+    /// The paths of the fields of the configuration file that it hears, and not every mode, sorted.
     fn fields(&self) -> &'static [&'static str];
+
+    /// Flags that it hears where there is no configuration file, though it does not hear their
+    /// fields in one.
+    fn flags_without_file(&self) -> &'static [&'static str] {
+        &[]
+    }
+
+    /// Says in the settings that only a file has what flags say for them, where there is no file.
+    fn take_flags(&self, _flags: &mut Flags) {}
+
+    /// Which addresses serve NodePorts where nothing says so.
+    fn node_port_addresses(&self) -> NodePortAddresses {
+        NodePortAddresses::All
+    }
 
     /// Flags that no other mode hears, and that no field of the configuration file says.
     fn flags(&self) -> &'static [OwnFlag] {
@@ -41,9 +57,6 @@ pub(crate) trait Definition: Sync {
 
     /// How often it is to write, and to look.
     fn periods(&self, flags: &Flags) -> Periods;
-
-    /// Kernel modules that it needs of iptables.
-    fn modules(&self, settings: &Settings) -> Vec<String>;
 
     /// Opens the kernel, by blocking, for each family that can be served. To read, nothing changes;
     /// to write, nothing of a Service does.
@@ -54,7 +67,7 @@ pub(crate) trait Definition: Sync {
     fn open(
         &self,
         settings: &Settings,
-        iptables: Iptables,
+        programs: &Programs,
         access: Access,
     ) -> Result<Box<dyn Opened>>;
 
@@ -63,7 +76,7 @@ pub(crate) trait Definition: Sync {
     /// # Errors
     ///
     /// The mode cannot be served here.
-    fn prepare(&self, _settings: &Settings) -> Result<()> {
+    fn prepare(&self, _settings: &Settings, _programs: &Programs) -> Result<()> {
         Ok(())
     }
 
@@ -72,7 +85,7 @@ pub(crate) trait Definition: Sync {
     /// # Errors
     ///
     /// The family cannot be served.
-    fn probe(&self, iptables: &Iptables, family: IpFamily) -> Result<()>;
+    fn probe(&self, settings: &Settings, programs: &Programs, family: IpFamily) -> Result<()>;
 
     /// The settings of the kernel that it knows, with the values that it wants; with none where
     /// another mode is chosen, which `None` says.
@@ -94,8 +107,13 @@ pub(crate) trait Definition: Sync {
 
     /// A line about the settings of the kernel that it may have left, for a mode that is about to
     /// clear it away. Costs no process where there is none.
-    fn left_behind(&self, _iptables: &Iptables) -> Option<String> {
+    fn left_behind(&self, _programs: &Programs) -> Option<String> {
         None
+    }
+
+    /// Whether it asks for the networks that ClusterIPs come from.
+    fn service_cidrs(&self) -> ServiceCidrs {
+        ServiceCidrs::Unasked
     }
 
     /// What it counts beside what all modes do.
@@ -104,6 +122,9 @@ pub(crate) trait Definition: Sync {
     }
 }
 
+/// Carries on what the process itself carries, for a while, by blocking; a line about what it cuts.
+pub(crate) type Ending = Box<dyn FnOnce() -> Option<String> + Send>;
+
 /// The kernel, opened for a mode, in each family that can be served.
 pub(crate) trait Opened: Send {
     /// The families that cannot.
@@ -111,6 +132,21 @@ pub(crate) trait Opened: Send {
 
     /// What is to be cleared away once this mode serves; `None` if the mode does that itself.
     fn predecessor(&self, settings: &Settings) -> Option<Predecessor>;
+
+    /// What the kernel tells of the mode's own rules, beside what it tells of addresses. Called
+    /// within a tokio runtime, before the modes are made.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be followed.
+    fn notices(&self) -> Result<Vec<Notices>> {
+        Ok(Vec::new())
+    }
+
+    /// What is to be done when the process ends, after the last write.
+    fn ending(&self) -> Option<Ending> {
+        None
+    }
 
     /// One mode for each family.
     ///

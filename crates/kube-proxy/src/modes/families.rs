@@ -22,7 +22,8 @@ pub(crate) enum Access {
 }
 
 impl Access {
-    fn check(self, iptables: &Iptables, family: IpFamily) -> Result<(), IptablesError> {
+    /// Whether rules of a family can be written, or read.
+    pub(super) fn check(self, iptables: &Iptables, family: IpFamily) -> Result<(), IptablesError> {
         match self {
             Self::Write => iptables.check(family),
             Self::Read => iptables.check_reading(family),
@@ -68,29 +69,25 @@ pub(super) fn thread<K: 'static>(
     family: IpFamily,
     kernel: impl FnOnce() -> Result<K> + Send + 'static,
 ) -> Result<Worker<K>, ThreadError> {
+    // The kernel keeps 15 bytes of a name.
     Worker::spawn(&format!("{what}-{family}"), || {
         kernel().map_err(ThreadError::Kernel)
     })
 }
 
 impl<K: 'static> Families<K> {
-    /// Starts the first thread of each family that can be served: it is not disabled, iptables can
-    /// be used as `access` needs it, and `kernel` opens. Fails if none can.
+    /// Starts the first thread of each family that can be served: it is not disabled, there is what
+    /// `check` asks for, and `kernel` opens. Fails if none can.
     pub(super) fn open(
-        access: Access,
-        iptables: &Iptables,
+        check: impl Fn(IpFamily) -> Result<(), IptablesError>,
         is_disabled: impl Fn(IpFamily) -> bool,
         what: &str,
         kernel: impl Fn(IpFamily) -> Result<K> + Clone + Send + 'static,
     ) -> Result<Self> {
-        Self::served(
-            is_disabled,
-            |family| access.check(iptables, family),
-            |family| {
-                let kernel = kernel.clone();
-                thread(what, family, move || kernel(family))
-            },
-        )
+        Self::served(is_disabled, check, |family| {
+            let kernel = kernel.clone();
+            thread(what, family, move || kernel(family))
+        })
     }
 
     fn served(

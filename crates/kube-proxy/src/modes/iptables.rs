@@ -15,6 +15,7 @@ use proxy::IpFamily;
 
 use super::definition::{Definition, Facts, Opened, Periods};
 use super::families::Access;
+use super::programs::Programs;
 use super::settings::Settings;
 use crate::flags::Flags;
 use crate::metrics::of_mode::OfMode;
@@ -38,9 +39,10 @@ impl Definition for IptablesMode {
     }
 
     fn fields(&self) -> &'static [&'static str] {
-        // Not the masquerading, which is every mode's.
         &[
             "iptables.localhostNodePorts",
+            "iptables.masqueradeAll",
+            "iptables.masqueradeBit",
             "iptables.minSyncPeriod",
             "iptables.syncPeriod",
         ]
@@ -53,16 +55,18 @@ impl Definition for IptablesMode {
         }
     }
 
-    fn modules(&self, _: &Settings) -> Vec<String> {
-        proxy_iptables::MODULES.map(str::to_owned).into()
+    fn open(&self, _: &Settings, programs: &Programs, access: Access) -> Result<Box<dyn Opened>> {
+        Ok(Box::new(Rules::open(choose(programs)?, access)?))
     }
 
-    fn open(&self, _: &Settings, iptables: Iptables, access: Access) -> Result<Box<dyn Opened>> {
-        Ok(Box::new(Rules::open(iptables, access)?))
+    fn prepare(&self, _: &Settings, programs: &Programs) -> Result<()> {
+        choose(programs).map(drop)
     }
 
-    fn probe(&self, iptables: &Iptables, family: IpFamily) -> Result<()> {
-        proxy_iptables::probe(iptables, family).context("cannot write the rules of iptables mode")
+    fn probe(&self, _: &Settings, programs: &Programs, family: IpFamily) -> Result<()> {
+        let iptables = choose(programs)?;
+        iptables.check(family)?;
+        proxy_iptables::probe(&iptables, family).context("cannot write the rules of iptables mode")
     }
 
     fn sysctls(&self, facts: Option<&Facts<'_>>) -> Vec<Wanted> {
@@ -83,14 +87,12 @@ impl Definition for IptablesMode {
 
     /// Whoever wrote the setting, nobody can tell now. Costs no process, unless it is there and
     /// rules that have not been read.
-    fn left_behind(&self, used: &Iptables) -> Option<String> {
+    fn left_behind(&self, programs: &Programs) -> Option<String> {
         let (row, _) = sysctls::ROWS
             .iter()
             .find(|(row, _)| sysctls::is_for_localhost(row))?;
         let line = row.stays(Path::new("/"))?;
-        let others = Iptables::other_than(used);
-        let mut all = [used.clone()].into_iter().chain(others);
-        let has_served = all.any(|iptables| {
+        let has_served = programs.installed().iter().any(|iptables| {
             !iptables.is_empty(IpFamily::V4)
                 && iptables
                     .save(IpFamily::V4)
@@ -102,4 +104,9 @@ impl Definition for IptablesMode {
     fn metrics(&self) -> Option<Arc<dyn OfMode>> {
         Some(Arc::new(RuleMetrics::default()))
     }
+}
+
+fn choose(programs: &Programs) -> Result<Iptables> {
+    let chosen = programs.choose(&proxy_iptables::MODULES);
+    chosen.context("cannot use iptables")
 }

@@ -2,23 +2,28 @@
 
 mod opened;
 pub mod settings;
+pub mod shim;
 mod sysctls;
 
 use std::fs;
 use std::path::Path;
+use std::sync::Arc;
 
 use anyhow::Result;
-use iptables::Iptables;
 use proxy::IpFamily;
 
 use super::definition::{Definition, Facts, Opened, OwnFlag, Periods};
 use super::families::Access;
+use super::programs::Programs;
 use super::settings::Settings;
 use crate::flags::Flags;
+use crate::metrics::of_mode::OfMode;
+use crate::metrics::restores::FailedRestores;
 use crate::sysctl;
 use crate::sysctl::row::{Wanted, wanted};
 use opened::Ipvs;
 use settings::Timeouts;
+use shim::ChosenShim;
 
 /// The link that holds the service addresses, as /proc/net/dev has it.
 const LINK: &str = "kube-ipvs0:";
@@ -34,6 +39,8 @@ impl Definition for IpvsMode {
     fn fields(&self) -> &'static [&'static str] {
         // Not `ipvs.excludeCIDRs`: a mode that clears up after this one hears them, too.
         &[
+            "iptables.masqueradeAll",
+            "iptables.masqueradeBit",
             "ipvs.minSyncPeriod",
             "ipvs.scheduler",
             "ipvs.strictARP",
@@ -68,19 +75,14 @@ impl Definition for IpvsMode {
         }
     }
 
-    fn modules(&self, settings: &Settings) -> Vec<String> {
-        let modules = proxy_ipvs::MODULES.into_iter().map(str::to_owned);
-        let scheduler = format!("ip_vs_{}", settings.ipvs.scheduler);
-        modules.chain([scheduler]).collect()
-    }
-
     fn open(
         &self,
         settings: &Settings,
-        iptables: Iptables,
+        programs: &Programs,
         access: Access,
     ) -> Result<Box<dyn Opened>> {
-        let opened = Ipvs::open(settings, iptables, access)?;
+        let shim = ChosenShim::choose(settings, programs, access)?;
+        let opened = Ipvs::open(settings, shim, access)?;
         if access == Access::Write {
             proxy_ipvs::probe_scheduler(&settings.ipvs.scheduler)?;
             opened.set_timeouts(settings.ipvs.timeouts)?;
@@ -89,15 +91,16 @@ impl Definition for IpvsMode {
     }
 
     /// Loads IPVS and sets its time-outs.
-    fn prepare(&self, settings: &Settings) -> Result<()> {
+    fn prepare(&self, settings: &Settings, programs: &Programs) -> Result<()> {
+        ChosenShim::choose(settings, programs, Access::Write)?;
         let Timeouts { tcp, tcp_fin, udp } = settings.ipvs.timeouts;
         proxy_ipvs::prepare(tcp, tcp_fin, udp)?;
         proxy_ipvs::probe_scheduler(&settings.ipvs.scheduler)?;
         Ok(())
     }
 
-    fn probe(&self, iptables: &Iptables, family: IpFamily) -> Result<()> {
-        Ok(proxy_ipvs::probe(iptables, family)?)
+    fn probe(&self, settings: &Settings, programs: &Programs, family: IpFamily) -> Result<()> {
+        ChosenShim::choose(settings, programs, Access::Write)?.probe(family)
     }
 
     fn sysctls(&self, facts: Option<&Facts<'_>>) -> Vec<Wanted> {
@@ -120,6 +123,10 @@ impl Definition for IpvsMode {
             .map(|row| row.stays(root))
             .collect();
         lines.unwrap_or_default()
+    }
+
+    fn metrics(&self) -> Option<Arc<dyn OfMode>> {
+        Some(Arc::new(FailedRestores::default()))
     }
 
     fn has_served(&self, root: &Path) -> bool {

@@ -1,13 +1,13 @@
 //! Opening the kernel for the mode that is chosen, and preparing a node for it.
 
-use anyhow::{Context as _, Result};
-use iptables::{Iptables, IptablesError};
+use anyhow::Result;
 use proxy::{IpFamily, Model};
 use tokio::task::spawn_blocking;
-use tracing::{info, warn};
+use tracing::warn;
 
 use super::definition::Opened;
 use super::families::Access;
+use super::programs::Programs;
 use super::settings::Settings;
 
 /// The family that must be served: that of `--bind-address`, if it names an address, or of the
@@ -30,13 +30,15 @@ pub(crate) async fn open(settings: &Settings) -> Result<Box<dyn Opened>> {
     let settings = settings.clone();
     // Blocks on the kernel and on programs; the first lists come meanwhile.
     spawn_blocking(move || {
-        let iptables = choose(&settings).context("cannot use iptables")?;
+        let programs = Programs::new(&settings, Access::Write);
+        let mode = settings.chosen.definition();
+        let opened = mode.open(&settings, &programs, Access::Write)?;
         for other in settings.chosen.others() {
-            if let Some(line) = other.definition().left_behind(&iptables) {
+            if let Some(line) = other.definition().left_behind(&programs) {
                 warn!("{line}");
             }
         }
-        open_with(&settings, iptables, Access::Write)
+        Ok(opened)
     })
     .await?
 }
@@ -47,24 +49,9 @@ pub(crate) async fn open(settings: &Settings) -> Result<Box<dyn Opened>> {
 ///
 /// No family can be read.
 pub(crate) fn open_to_read(settings: &Settings) -> Result<Box<dyn Opened>> {
-    let forced = settings.shared.iptables_backend.forced();
-    let iptables = Iptables::look(forced).context("cannot use iptables")?;
-    open_with(settings, iptables, Access::Read)
-}
-
-fn open_with(settings: &Settings, iptables: Iptables, access: Access) -> Result<Box<dyn Opened>> {
-    info!(backend = %iptables.backend(), "iptables");
+    let programs = Programs::new(settings, Access::Read);
     let mode = settings.chosen.definition();
-    mode.open(settings, iptables, access)
-}
-
-/// Chooses iptables to write with, and loads the kernel modules that it needs with those of the
-/// mode, if they are not there.
-fn choose(settings: &Settings) -> Result<Iptables, IptablesError> {
-    let modules = settings.chosen.definition().modules(settings);
-    let modules: Vec<&str> = modules.iter().map(String::as_str).collect();
-    let forced = settings.shared.iptables_backend.forced();
-    Iptables::choose_loading(forced, &modules)
+    mode.open(settings, &programs, Access::Read)
 }
 
 /// Prepares a node for the mode that is chosen (`--init-only`): what takes more privileges than
@@ -85,17 +72,15 @@ fn prepare_blocking(settings: &Settings) -> Result<()> {
     let mode = settings.chosen.definition();
     // The container that is to serve has the same image, so that what is missing here is missing
     // there.
-    let iptables = choose(settings).context("cannot use iptables")?;
-    info!(backend = %iptables.backend(), "iptables");
-    mode.prepare(settings)?;
+    let programs = Programs::new(settings, Access::Write);
+    mode.prepare(settings, &programs)?;
     // Half of all nodes have no IPv6. Where no address is given, the Node's first one may be of
     // either family.
     let is_named = |family: IpFamily| settings.shared.node_ip(family).is_some();
     let is_there = |family: &IpFamily| is_named(*family) || iptables::exists(*family).is_ok();
     let families: Vec<IpFamily> = IpFamily::ALL.into_iter().filter(is_there).collect();
     let failures = families.iter().filter_map(|family| {
-        let probed = iptables.check(*family).map_err(anyhow::Error::from);
-        let failure = probed.and_then(|()| mode.probe(&iptables, *family)).err()?;
+        let failure = mode.probe(settings, &programs, *family).err()?;
         Some((*family, failure))
     });
     let failures: Vec<_> = failures.collect();

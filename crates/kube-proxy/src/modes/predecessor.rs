@@ -1,7 +1,7 @@
 //! What another mode may have left in the kernel, which goes once this one serves.
 
+use ::cleanup::{Cleanup, Serving, clean_up_beside, disarm_ended, foresee_beside};
 use ipnet::IpNet;
-use iptables::Iptables;
 use tokio::task::{JoinError, spawn_blocking};
 use tracing::{error, info, warn};
 
@@ -10,8 +10,8 @@ use crate::footprints;
 
 /// Whoever served here before, in another mode.
 pub(crate) struct Predecessor {
-    /// The iptables that this mode writes with: its rules are not touched.
-    pub(super) iptables: Iptables,
+    /// The mode that serves now: what is its own is not touched.
+    pub(super) serving: Serving,
     /// Networks in which virtual servers are left alone.
     pub(super) excluded: Vec<IpNet>,
 }
@@ -19,26 +19,16 @@ pub(crate) struct Predecessor {
 impl Predecessor {
     /// Takes away what it has left, and says so.
     pub(crate) async fn clear(self) {
-        let Self { iptables, excluded } = self;
+        let Self { serving, excluded } = self;
         // Blocks on the kernel and on programs.
-        let clear = move || ::cleanup::clean_up_beside(footprints::ALL, &iptables, &excluded);
-        match spawn_blocking(clear).await {
-            Ok(cleanup) => {
-                for line in cleanup.removed {
-                    info!("removed what another mode had left: {line}");
-                }
-                for line in cleanup.left {
-                    warn!("left by another mode: {line}");
-                }
-            }
-            Err(error) => error!(%error, "what another mode has left stays"),
-        }
+        let clear = move || clean_up_beside(footprints::ALL, &serving, &excluded);
+        tell(spawn_blocking(clear).await);
     }
 
     /// What [`clear`](Self::clear) would take away. Nothing changes.
     pub(crate) async fn preview(self) -> Result<Preview, JoinError> {
-        let Self { iptables, excluded } = self;
-        let foresee = move || ::cleanup::foresee_beside(footprints::ALL, &iptables, &excluded);
+        let Self { serving, excluded } = self;
+        let foresee = move || foresee_beside(footprints::ALL, &serving, &excluded);
         let found = spawn_blocking(foresee).await?;
         let removed = found.removed.iter();
         Ok(Preview {
@@ -47,5 +37,27 @@ impl Predecessor {
             warnings: found.left,
             ..Preview::default()
         })
+    }
+}
+
+/// Has packets pass by the rules of modes that served by a process, which has ended, while the mode
+/// of this name serves.
+pub(crate) async fn disarm(serving: &'static str) {
+    // Blocks on the kernel and on programs.
+    let disarm = move || disarm_ended(footprints::ALL, serving);
+    tell(spawn_blocking(disarm).await);
+}
+
+fn tell(cleanup: Result<Cleanup, JoinError>) {
+    match cleanup {
+        Ok(cleanup) => {
+            for line in cleanup.removed {
+                info!("removed what another mode had left: {line}");
+            }
+            for line in cleanup.left {
+                warn!("left by another mode: {line}");
+            }
+        }
+        Err(error) => error!(%error, "what another mode has left stays"),
     }
 }

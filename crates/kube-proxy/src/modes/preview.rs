@@ -1,7 +1,11 @@
 //! What a mode would write, for `kube-proxy check`.
 
-use proxy::{IpFamily, Unreadable};
+use anyhow::Result;
+use engine::{Engine, KernelAccess, Kinds, Scheme};
+use proxy::{Changes, IpFamily, Mode as _, Unreadable};
 use serde::Serialize;
+
+use super::definition::Start;
 
 /// Of what is not of one family.
 pub(crate) const NODE: &str = "node";
@@ -53,14 +57,19 @@ impl Change {
 
     /// Of rules; the first word says what is done.
     pub(super) fn rule(of: &str, line: String) -> Self {
+        Self::told(of, "rules", line)
+    }
+
+    /// Of something of this kind; the first word says what is done.
+    pub(super) fn told(of: &str, kind: &'static str, line: String) -> Self {
         let action = match line.split(' ').next() {
             Some("add") => Action::Add,
-            Some("remove") => Action::Remove,
+            Some("remove" | "delete") => Action::Remove,
             _ => Action::Change,
         };
         Self {
             of: of.to_owned(),
-            kind: "rules",
+            kind,
             action,
             write: line,
         }
@@ -77,7 +86,50 @@ impl Change {
     }
 }
 
+/// What a scheme's plan is.
+type PlanOf<S> = <<S as Scheme>::Kinds as Kinds>::Plan;
+
+/// A plan as it is shown: how many writes the kernel would see of it, and what they change.
+pub(super) struct Shown {
+    pub(super) writes: usize,
+    pub(super) changes: Vec<Change>,
+}
+
+impl Preview {
+    /// Adds what modes of a scheme would write after they were told `told`. `show` is given each
+    /// plan, and whose it is.
+    ///
+    /// # Errors
+    ///
+    /// The kernel cannot be read.
+    pub(super) async fn add<S: KernelAccess<K>, K: Send + 'static>(
+        &mut self,
+        modes: Vec<Engine<S, K>>,
+        start: &Start<'_>,
+        told: &Changes,
+        show: impl Fn(&str, &PlanOf<S>) -> Shown,
+    ) -> Result<()> {
+        let Start { model, now, .. } = *start;
+        for mut mode in modes {
+            let family = mode.family();
+            let read = mode.read(model, now).await;
+            read.map_err(unreadable(family))?;
+            mode.update(model, told, now);
+            let plans = Box::pin(mode.preview(now)).await;
+            let of = family.to_string();
+            let mut writes = 0;
+            for plan in &plans {
+                let shown = show(&of, plan);
+                writes += shown.writes;
+                self.changes.extend(shown.changes);
+            }
+            self.writes.push((of, writes));
+        }
+        Ok(())
+    }
+}
+
 /// That there is no preview, because a part of the kernel's state cannot be read.
-pub(super) fn unreadable(family: IpFamily) -> impl Fn(Unreadable) -> anyhow::Error {
-    move |Unreadable { part, reason }| anyhow::anyhow!("{family}: cannot read {part}: {reason}")
+fn unreadable(family: IpFamily) -> impl Fn(Unreadable) -> anyhow::Error {
+    move |unreadable| anyhow::anyhow!("{family}: {unreadable}")
 }

@@ -5,7 +5,9 @@
 
 use super::iptables::settings as iptables;
 use super::ipvs::settings as ipvs;
+use super::nftables::settings as nftables;
 use super::shared::Shared;
+use super::userspace::settings as userspace;
 
 /// What the modes read. Equal are those by which the mode that is chosen is the same.
 #[derive(Debug, Clone)]
@@ -18,6 +20,10 @@ pub struct Settings {
     pub iptables: iptables::Settings,
     /// What IPVS mode alone reads.
     pub ipvs: ipvs::Settings,
+    /// What nftables mode alone reads.
+    pub nftables: nftables::Settings,
+    /// What userspace mode alone reads.
+    pub userspace: userspace::Settings,
 }
 
 /// `--proxy-mode`.
@@ -29,4 +35,8 @@ pub enum ProxyMode {
     Iptables,
     /// By virtual servers.
     Ipvs,
+    /// By one table of nftables.
+    Nftables,
+    /// By this process itself.
+    Userspace,
 }

@@ -13,6 +13,9 @@ use crate::flags::nets::{items, nets};
 use crate::flags::unusable::UnusableFlag;
 use crate::flags::words::word;
 
+/// The word of `--nodeport-addresses` for the node's own IP.
+pub(crate) const PRIMARY: &str = "primary";
+
 /// The words of `--iptables-backend`.
 const BACKENDS: [(&str, IptablesBackend); 3] = [
     ("auto", IptablesBackend::Auto),
@@ -30,9 +33,9 @@ pub struct Shared {
     pub detect_local: DetectLocal,
     /// Which addresses serve NodePorts.
     pub node_port_addresses: NodePortAddresses,
-    /// Whether all traffic to cluster IPs is masqueraded.
+    /// Whether all traffic to cluster IPs is masqueraded, by ipvs and iptables mode.
     pub masquerade_all: bool,
-    /// The bit of the packet mark that says "masquerade", 0 to 31.
+    /// The bit of the packet mark that says "masquerade", 0 to 31, in the same modes.
     pub masquerade_bit: u8,
     /// Which iptables commands to use.
     pub iptables_backend: IptablesBackend,
@@ -67,13 +70,19 @@ impl IptablesBackend {
 
 impl Shared {
     /// Reads the flags; `sync_period` is that of the mode that is chosen.
-    pub(super) fn read(flags: &Flags, sync_period: Duration) -> Result<Self, UnusableFlag> {
+    ///
+    /// NodePorts are served at `node_ports` where nothing is given.
+    pub(super) fn read(
+        flags: &Flags,
+        sync_period: Duration,
+        node_ports: NodePortAddresses,
+    ) -> Result<Self, UnusableFlag> {
         Ok(Self {
             bind_address: flags.bind_address,
             detect_local: DetectLocal::read(flags)?,
-            node_port_addresses: node_port_addresses(flags)?,
+            node_port_addresses: node_port_addresses(flags)?.unwrap_or(node_ports),
             masquerade_all: flags.masquerade_all,
-            masquerade_bit: masquerade_bit(flags)?,
+            masquerade_bit: mark_bit("iptables-masquerade-bit", flags.iptables_masquerade_bit)?,
             iptables_backend: word("iptables-backend", &flags.iptables_backend, &BACKENDS)?,
             exclude_cidrs: nets("ipvs-exclude-cidrs", &flags.ipvs_exclude_cidrs)?,
             sync_period,
@@ -106,31 +115,33 @@ impl Shared {
     }
 }
 
-fn masquerade_bit(flags: &Flags) -> Result<u8, UnusableFlag> {
-    match u8::try_from(flags.iptables_masquerade_bit) {
+/// A bit of a packet mark, of which `flag` gives the number.
+pub(super) fn mark_bit(flag: &'static str, number: i32) -> Result<u8, UnusableFlag> {
+    match u8::try_from(number) {
         Ok(bit @ 0..=31) => Ok(bit),
         _ => Err(UnusableFlag::new(
-            "iptables-masquerade-bit",
-            &flags.iptables_masquerade_bit.to_string(),
+            flag,
+            &number.to_string(),
             "a packet mark has the bits 0 to 31",
         )),
     }
 }
 
-fn node_port_addresses(flags: &Flags) -> Result<NodePortAddresses, UnusableFlag> {
+/// `None` if nothing is given.
+fn node_port_addresses(flags: &Flags) -> Result<Option<NodePortAddresses>, UnusableFlag> {
     const FLAG: &str = "nodeport-addresses";
     let given: Vec<&str> = items(&flags.nodeport_addresses).collect();
     if given.is_empty() {
-        Ok(NodePortAddresses::All)
-    } else if given == ["primary"] {
-        Ok(NodePortAddresses::Primary)
-    } else if given.contains(&"primary") {
+        Ok(None)
+    } else if given == [PRIMARY] {
+        Ok(Some(NodePortAddresses::Primary))
+    } else if given.contains(&PRIMARY) {
         Err(UnusableFlag::new(
             FLAG,
             &given.join(","),
             "\"primary\" stands alone: give it, or networks",
         ))
     } else {
-        nets(FLAG, &given).map(NodePortAddresses::Within)
+        nets(FLAG, &given).map(|nets| Some(NodePortAddresses::Within(nets)))
     }
 }

@@ -37,14 +37,31 @@ fn what_a_mode_alone_hears_can_be_given() {
     let fields = config::fields();
     let mut heard = BTreeSet::new();
     for mode in definitions() {
+        assert!(mode.fields().is_sorted());
         for field in mode.fields() {
             assert!(fields.iter().any(|known| known == field), "{field}");
-            assert!(heard.insert(*field), "{field} is of two modes");
+            let is_heard = |mode: &dyn Definition| mode.fields().contains(field);
+            assert!(!definitions().all(is_heard), "{field} is of every mode");
         }
-        let Periods { sync, min_sync } = mode.periods(&Flags::defaults());
-        for flag in [sync.0, min_sync.0] {
+        for flag in mode.flags_without_file() {
+            assert!(flags.contains(flag), "--{flag}");
             let field = config::field_of(flag).unwrap();
-            assert!(mode.fields().contains(&field), "--{flag}, {field}");
+            assert!(!mode.fields().contains(&field), "--{flag}, {field}");
+        }
+        for config in ["", "config.conf"] {
+            let given = Flags {
+                config: config.into(),
+                ..Flags::defaults()
+            };
+            let Periods { sync, min_sync } = mode.periods(&given);
+            for flag in [sync.0, min_sync.0] {
+                let field = config::field_of(flag).unwrap();
+                let is_flag = config.is_empty() && mode.flags_without_file().contains(&flag);
+                assert!(
+                    is_flag || mode.fields().contains(&field),
+                    "--{flag}, {field}"
+                );
+            }
         }
         for OwnFlag { name, differs } in mode.flags() {
             assert!(flags.contains(name), "--{name}");
@@ -82,7 +99,8 @@ fn only_the_mode_that_is_chosen_wants_kernel_settings() {
             valued.map(|wanted| wanted.row.path).collect::<Vec<_>>()
         };
         let own = valued(&mode.definition().sysctls(Some(&facts)));
-        assert!(!own.is_empty(), "{}", mode.name());
+        let has_some = matches!(mode, ProxyMode::Ipvs | ProxyMode::Iptables);
+        assert_eq!(!own.is_empty(), has_some, "{}", mode.name());
         assert_eq!(valued(&sysctls(Some(&facts))), own, "{}", mode.name());
     }
 }

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use source::{Api, ContentType, Lists, Settings};
+use source::{Api, ContentType, Lists, ServiceCidrs, Settings};
 
 use crate::flags::gates::{Gates, STREAMED_LISTS};
 use crate::flags::unusable::UnusableFlag;
@@ -27,7 +27,30 @@ impl OwnNode {
     }
 }
 
-pub(super) fn read(flags: &Flags, gates: &Gates) -> Result<Settings, UnusableFlag> {
+/// What a source tells beside what every mode needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum SideKinds {
+    /// Nothing that anybody waits for.
+    Nothing,
+    /// ServiceCIDRs.
+    ServiceCidrs,
+}
+
+impl SideKinds {
+    /// Those of a source. A folder of manifests tells all kinds at once.
+    pub(crate) fn of(source: &Settings) -> Self {
+        match source {
+            Settings::Api(api) if api.service_cidrs == ServiceCidrs::Unasked => Self::Nothing,
+            Settings::Api(_) | Settings::Manifests(_) => Self::ServiceCidrs,
+        }
+    }
+}
+
+pub(super) fn read(
+    flags: &Flags,
+    gates: &Gates,
+    service_cidrs: ServiceCidrs,
+) -> Result<Settings, UnusableFlag> {
     let kubeconfig = (!flags.kubeconfig.is_empty()).then(|| PathBuf::from(&flags.kubeconfig));
     let master = (!flags.master.is_empty()).then(|| flags.master.clone());
     let Some(folder) = &flags.manifests else {
@@ -44,6 +67,7 @@ pub(super) fn read(flags: &Flags, gates: &Gates) -> Result<Settings, UnusableFla
             master,
             lists,
             content_type,
+            service_cidrs,
         }));
     };
     let unusable = |advice| UnusableFlag::new("manifests", &folder.to_string_lossy(), advice);

@@ -12,15 +12,17 @@
 //! servers, they are one update after it. Families know nothing of each other.
 
 use std::future::poll_fn;
+use std::mem;
 use std::pin::pin;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
-use futures::stream::{BoxStream, StreamExt as _};
+use futures::stream::{BoxStream, SelectAll, StreamExt as _};
 use ipnet::IpNet;
-use proxy::{Event, Mode, Model, Notice};
+use proxy::{Event, IpFamily, Mode, Model, Notice};
 use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
 use tokio::time::sleep_until;
 use tracing::{error, info};
 
@@ -31,17 +33,29 @@ use crate::addresses::AddressChanges;
 use crate::events::Recorder;
 use crate::family::Family;
 use crate::gather::drain;
-use crate::modes::predecessor::Predecessor;
+use crate::modes::definition::Ending;
+use crate::modes::predecessor::{Predecessor, disarm};
+use crate::modes::rulesets::Notices;
 use crate::options::Options;
 use crate::{memory, vanished};
 
 /// How long after what takes much memory for a while: it is to be over.
 const TRIM_DELAY: Duration = Duration::from_secs(1);
 
+/// The rules of modes that served by a process, which has ended.
+pub(super) enum Ended {
+    /// They may take packets.
+    Armed,
+    /// They are passed by once this is over, or need not be looked at.
+    Disarmed(Option<JoinHandle<()>>),
+}
+
 pub(super) struct Daemon {
     pub(super) options: Options,
     pub(super) events: BoxStream<'static, Event>,
     pub(super) addresses: AddressChanges,
+    /// What the kernel tells of the modes' own rules.
+    pub(super) rulesets: SelectAll<Notices>,
     pub(super) model: Model,
     pub(super) observed: Observed,
     pub(super) families: Vec<Family>,
@@ -56,6 +70,9 @@ pub(super) struct Daemon {
     pub(super) trim_at: Option<Instant>,
     /// Until it is cleared.
     pub(super) predecessor: Option<Predecessor>,
+    pub(super) ended: Ended,
+    /// What the modes do when the process ends.
+    pub(super) ending: Option<Ending>,
 }
 
 impl Daemon {
@@ -88,6 +105,7 @@ impl Daemon {
             options,
             events,
             addresses,
+            rulesets: SelectAll::new(),
             pod_networks: pod_networks.unwrap_or_default(),
             model,
             observed,
@@ -96,6 +114,8 @@ impl Daemon {
             not_before: now,
             trim_at: None,
             predecessor: None,
+            ended: Ended::Disarmed(None),
+            ending: None,
         })
     }
 
@@ -131,6 +151,9 @@ impl Daemon {
                         error!(%error, "address changes can no longer be followed; they are seen at the next check");
                     }
                 },
+                Some((of, notice)) = self.rulesets.next(), if !self.rulesets.is_empty() => {
+                    self.notice_of(of, &notice);
+                }
                 event = self.events.next() => match event {
                     Some(event) => self.drain(event).await,
                     None => anyhow::bail!("the source of Services has ended"),
@@ -156,13 +179,39 @@ impl Daemon {
         for family in &mut self.families {
             family.conclude(now);
         }
-        if self.model.is_whole()
-            && self.families.iter().all(Family::rests)
-            && let Some(predecessor) = self.predecessor.take()
-        {
-            tokio::spawn(predecessor.clear());
+        if self.families.iter().all(Family::rests) {
+            self.succeed();
         }
         Ok(())
+    }
+
+    /// Clears what others have left, now that this mode serves. As long as it is not known what is
+    /// to be served, theirs may serve what this one does not know of; but not where they served by
+    /// a process, which has ended.
+    fn succeed(&mut self) {
+        let is_whole = self.model.is_whole();
+        match &mut self.ended {
+            ended @ Ended::Armed if !is_whole => {
+                let disarm = disarm(self.options.modes.chosen.name());
+                *ended = Ended::Disarmed(Some(tokio::spawn(disarm)));
+            }
+            ended if is_whole => {
+                let before = match mem::replace(ended, Ended::Disarmed(None)) {
+                    Ended::Disarmed(before) => before,
+                    Ended::Armed => None,
+                };
+                if let Some(predecessor) = self.predecessor.take() {
+                    tokio::spawn(async move {
+                        if let Some(before) = before {
+                            // It tells by itself what became of it.
+                            let _ = before.await;
+                        }
+                        predecessor.clear().await;
+                    });
+                }
+            }
+            _ => {}
+        }
     }
 
     /// Whether kernel threads had finished anything.
@@ -222,6 +271,16 @@ impl Daemon {
         let now = Instant::now();
         for family in &mut self.families {
             for notice in notices {
+                family.notice(notice, now);
+            }
+        }
+    }
+
+    /// Takes in what the kernel has told of one family's rules.
+    fn notice_of(&mut self, of: IpFamily, notice: &Notice) {
+        let now = Instant::now();
+        for family in &mut self.families {
+            if family.family() == of {
                 family.notice(notice, now);
             }
         }

@@ -4,8 +4,9 @@ use std::future::poll_fn;
 use std::mem;
 use std::time::{Duration, Instant};
 
+use tokio::task::spawn_blocking;
 use tokio::time::timeout;
-use tracing::warn;
+use tracing::{info, warn};
 
 use super::daemon::{Daemon, poll_finished};
 use crate::family::Family;
@@ -26,7 +27,13 @@ impl Daemon {
                 }
             }
         };
-        if timeout(END_PATIENCE, finish).await.is_err() {
+        let finished = timeout(END_PATIENCE, finish).await;
+        if let Some(ending) = self.ending.take()
+            && let Ok(Some(line)) = spawn_blocking(ending).await
+        {
+            info!("{line}");
+        }
+        if finished.is_err() {
             warn!("ending while something that was begun in the kernel goes on");
             // To drop a thread is to wait for it.
             mem::forget(self);

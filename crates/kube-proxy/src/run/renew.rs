@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use anyhow::Result;
+use futures::stream::select_all;
 use proxy::Mode;
 use tracing::{error, info};
 
@@ -38,11 +39,19 @@ impl Daemon {
     pub(super) fn renew(&mut self, prepared: Result<Prepared>) {
         let now = Instant::now();
         let opened = prepared.and_then(|Prepared { options, opened }| {
+            let beside = match &opened {
+                Some(opened) => Some((opened.ending(), opened.notices()?)),
+                None => None,
+            };
             let modes = self.open_modes(opened, &options, now)?;
-            Ok((options, modes))
+            Ok((options, modes, beside))
         });
         match opened {
-            Ok((options, modes)) => {
+            Ok((options, modes, beside)) => {
+                if let Some((ending, notices)) = beside {
+                    self.ending = ending;
+                    self.rulesets = select_all(notices);
+                }
                 self.renewal.succeed();
                 self.use_modes(modes);
                 self.follow(*options, now);

@@ -114,7 +114,7 @@ impl Addresses {
         self.foreign_prefixes.clear();
         self.is_anchored = false;
         let mut has_own_address = false;
-        for held in self.rtnetlink.addresses(family(self.family))? {
+        for held in self.rtnetlink.addresses(self.family.into())? {
             let is_on_link = Some(held.link) == index;
             self.is_anchored |= is_on_link && held.address == ANCHOR;
             has_own_address |= is_on_link && is_link_local(held.address);
@@ -159,7 +159,7 @@ impl Addresses {
 
     /// Where local routes of one protocol on the link lead.
     fn routes(&mut self, link: u32, protocol: u8) -> Result<BTreeSet<IpAddr>, Error> {
-        let routes = self.rtnetlink.local_routes(family(self.family), protocol)?;
+        let routes = self.rtnetlink.local_routes(self.family.into(), protocol)?;
         let on_link = routes.iter().filter(|route| route.link == link);
         Ok(on_link.map(|route| route.address).collect())
     }
@@ -441,13 +441,6 @@ fn outcome(op: &Op, reply: Reply) -> Outcome {
             "it is no address that a node can have: correct the Service",
         )),
         _ => refused_or_wrong(&refusal, "try it with `ip address` on kube-ipvs0 by hand"),
-    }
-}
-
-fn family(family: IpFamily) -> Family {
-    match family {
-        IpFamily::V4 => Family::Inet,
-        IpFamily::V6 => Family::Inet6,
     }
 }
 

@@ -5,14 +5,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::IpAddr;
+use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex};
 use std::thread::sleep;
 use std::time::Instant;
 
 use netlink_batch::Worker;
-use proxy::{Changes, Notice, Service, ServiceType};
+use proxy::{Changes, Notice, Service, ServiceType, Unreadable};
 use proxy_ipvs::{
-    FoundAddresses, FoundRules, FoundSets, Glance, Kernel, KernelError, Lanes, Outcome, Plan,
+    FoundAddresses, FoundRules, FoundSets, Glance, Kernel, Lanes, Outcome, Plan, ShimStyle,
     VirtualServerKey,
 };
 
@@ -72,23 +73,23 @@ impl Restless {
 }
 
 impl Kernel for Restless {
-    fn read_servers(&mut self) -> Result<BTreeMap<VirtualServerKey, VirtualServer>, KernelError> {
+    fn read_servers(&mut self) -> Result<BTreeMap<VirtualServerKey, VirtualServer>, Unreadable> {
         self.slowly(Kernel::read_servers)
     }
 
-    fn read_sets(&mut self) -> Result<FoundSets, KernelError> {
+    fn read_sets(&mut self) -> Result<FoundSets, Unreadable> {
         self.slowly(Kernel::read_sets)
     }
 
-    fn read_addresses(&mut self) -> Result<FoundAddresses, KernelError> {
+    fn read_addresses(&mut self) -> Result<FoundAddresses, Unreadable> {
         self.slowly(Kernel::read_addresses)
     }
 
-    fn read_rules(&mut self) -> Result<FoundRules, KernelError> {
+    fn read_rules(&mut self) -> Result<FoundRules, Unreadable> {
         self.slowly(Kernel::read_rules)
     }
 
-    fn glance(&mut self, one: &VirtualServerKey) -> Result<Glance, KernelError> {
+    fn glance(&mut self, one: &VirtualServerKey) -> Result<Glance, Unreadable> {
         self.0.glance(one)
     }
 
@@ -109,7 +110,7 @@ impl Kernel for Restless {
     fn connections(
         &mut self,
         keys: &[VirtualServerKey],
-    ) -> Result<BTreeMap<VirtualServerKey, BTreeMap<Target, u32>>, KernelError> {
+    ) -> Result<BTreeMap<VirtualServerKey, BTreeMap<Target, u32>>, Unreadable> {
         self.0.connections(keys)
     }
 }
@@ -225,16 +226,30 @@ fn serving(snapshot: &Snapshot) -> impl PartialEq + std::fmt::Debug {
 
 #[test]
 fn whatever_comes_between_the_end_is_what_a_start_makes() {
-    for seed in 1..=SEEDS {
+    with_shim(ShimStyle::Upstream, 1..=SEEDS);
+}
+
+#[test]
+fn nor_does_it_matter_in_which_shim() {
+    with_shim(ShimStyle::Nftables, SEEDS + 1..=SEEDS + SEEDS / 2);
+}
+
+fn with_shim(shim: ShimStyle, seeds: RangeInclusive<u64>) {
+    let config = || Config {
+        shim,
+        ..Config::default()
+    };
+    for seed in seeds {
         let chance = Chance::new(seed);
         let addresses = ["192.168.99.10", "192.168.99.11"].map(ip);
         let kernel = FakeKernel::new(IpFamily::V4, &addresses);
+        kernel.state().shim = shim;
         let lane = || {
             let restless = Restless(kernel.clone(), chance.clone());
             Worker::spawn("fake", move || Ok::<_, io::Error>(restless)).unwrap()
         };
         let lanes = Lanes::new([lane(), lane(), lane(), lane()]);
-        let mut world = World::on(Config::default(), kernel.clone(), lanes).listed();
+        let mut world = World::on(config(), kernel.clone(), lanes).listed();
         let mut ahead = Duration::ZERO;
         for _ in 0..MOMENTS {
             match chance.below(3) {
@@ -258,7 +273,9 @@ fn whatever_comes_between_the_end_is_what_a_start_makes() {
         let there = kernel.state().snapshot.clone();
         assert_eq!(told, there.bound, "seed {seed}: what the kernel tells");
         let carried: Vec<IpAddr> = there.interface_addresses.iter().copied().collect();
-        let mut fresh = World::with(Config::default(), FakeKernel::new(IpFamily::V4, &carried));
+        let new = FakeKernel::new(IpFamily::V4, &carried);
+        new.state().shim = shim;
+        let mut fresh = World::with(config(), new);
         std::mem::swap(&mut fresh.model, &mut world.model);
         fresh.take_over(&Changes {
             services: fresh.model.service_names().cloned().collect(),
@@ -267,5 +284,8 @@ fn whatever_comes_between_the_end_is_what_a_start_makes() {
         });
         let made = fresh.kernel.state().snapshot.clone();
         assert_eq!(serving(&there), serving(&made), "seed {seed}");
+        if shim == ShimStyle::Nftables {
+            assert_eq!(there.rules, made.rules, "seed {seed}");
+        }
     }
 }

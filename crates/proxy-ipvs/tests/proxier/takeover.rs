@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use proxy_ipvs::fake::FakeKernel;
-use proxy_ipvs::{Backend, Config, Place, Rules, beside_the_shim};
+use proxy_ipvs::{Backend, Config, Op, Place, Rules, beside_the_shim};
 
+use super::support::Held;
 use super::{IpFamily, Kind, PAIR, World, ip, service, slice};
 use proxy::{Event, Mode as _};
 
@@ -140,6 +141,45 @@ fn leftovers_that_no_rule_leads_to_do_not_hold_up_the_rules() {
             "remove the nftables mode's table kube-proxy",
         ]
     );
+}
+
+/// The table of the nftables mode is before IPVS, and has the packets of whoever is not served yet.
+#[test]
+fn the_nftables_mode_serves_until_all_is_made() {
+    let addresses = proxy_ipvs::Part::Addresses.name();
+    for (place, waits) in [(Place::Nftables, true), (Place::Ended, false)] {
+        let kernel = FakeKernel::new(IpFamily::V4, &[ip("192.168.99.10")]);
+        kernel.state().snapshot.leftovers = Some([(place, Arc::default())].into());
+        let held = Held::default();
+        let mut world = World::threaded(Config::default(), kernel, &held);
+        while !world.proxier.is_ready() {
+            world.go_on();
+        }
+        held.lock().unwrap().insert(addresses);
+        world.service(service("default/web", "10.96.0.10", 80));
+        world.slice(slice("default/web", &PAIR));
+        let mut world = world.listed();
+        world.until("the rules", |kernel| {
+            let done = &kernel.state().done;
+            done.iter().any(|op| matches!(op, Op::WriteRules { .. }))
+        });
+        let is_gone = |kernel: &FakeKernel| {
+            let state = kernel.state();
+            state.snapshot.leftovers.as_ref().unwrap().is_empty()
+        };
+        if waits {
+            for _ in 0..200 {
+                world.go_on();
+                std::thread::sleep(std::time::Duration::from_millis(1));
+            }
+            let has_gone = is_gone(&world.kernel);
+            // Else the threads would never end.
+            held.lock().unwrap().clear();
+            assert!(!has_gone, "no address is bound");
+        }
+        world.until("what was left is gone", is_gone);
+        held.lock().unwrap().clear();
+    }
 }
 
 /// A node that a run with the other `--ipvs-vip-mode` has programmed.

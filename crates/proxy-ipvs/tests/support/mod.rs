@@ -17,8 +17,8 @@ use proxy::{
 };
 use proxy_ipvs::fake::{FakeKernel, Work};
 use proxy_ipvs::{
-    Config, FoundAddresses, FoundRules, FoundSets, Glance, Kernel, KernelError, Lanes, Op, Outcome,
-    Part, Plan, Proxier, Snapshot, VirtualServer, VirtualServerKey,
+    Config, FoundAddresses, FoundRules, FoundSets, Glance, Kernel, Lanes, Op, Outcome, Part, Plan,
+    Proxier, Snapshot, VirtualServer, VirtualServerKey,
 };
 
 pub(crate) const NODE: &str = "node1";
@@ -133,14 +133,14 @@ pub(crate) struct World<K: Kernel = FakeKernel> {
 /// A kernel that is read as one.
 pub(crate) trait Whole: Kernel {
     /// Everything of this family; `with_rules` also the shim and what other modes have left.
-    fn dump(&mut self, with_rules: bool) -> Result<Snapshot, KernelError> {
+    fn dump(&mut self, with_rules: bool) -> Result<Snapshot, Unreadable> {
         let FoundAddresses {
             has_link,
             bound,
             bound_otherwise,
             interface_addresses,
         } = self.read_addresses()?;
-        let FoundSets { members, sizes } = self.read_sets()?;
+        let FoundSets { members, sizes, .. } = self.read_sets()?;
         let servers = self.read_servers()?;
         let rules = with_rules.then(|| self.read_rules()).transpose()?;
         let (rules, leftovers) = rules.map(|found| (found.rules, found.leftovers)).unzip();
@@ -297,29 +297,29 @@ impl Slow {
 }
 
 impl Kernel for Slow {
-    fn read_servers(&mut self) -> Result<BTreeMap<VirtualServerKey, VirtualServer>, KernelError> {
+    fn read_servers(&mut self) -> Result<BTreeMap<VirtualServerKey, VirtualServer>, Unreadable> {
         self.wait(Part::Servers);
         self.0.read_servers()
     }
 
-    fn read_sets(&mut self) -> Result<FoundSets, KernelError> {
+    fn read_sets(&mut self) -> Result<FoundSets, Unreadable> {
         self.wait(Part::Sets);
         self.0.read_sets()
     }
 
-    fn read_addresses(&mut self) -> Result<FoundAddresses, KernelError> {
+    fn read_addresses(&mut self) -> Result<FoundAddresses, Unreadable> {
         self.wait(Part::Addresses);
         let found = self.0.read_addresses();
         self.wait_at(READ);
         found
     }
 
-    fn read_rules(&mut self) -> Result<FoundRules, KernelError> {
+    fn read_rules(&mut self) -> Result<FoundRules, Unreadable> {
         self.wait(Part::Rules);
         self.0.read_rules()
     }
 
-    fn glance(&mut self, one: &VirtualServerKey) -> Result<Glance, KernelError> {
+    fn glance(&mut self, one: &VirtualServerKey) -> Result<Glance, Unreadable> {
         self.0.glance(one)
     }
 
@@ -339,7 +339,7 @@ impl Kernel for Slow {
     fn connections(
         &mut self,
         keys: &[VirtualServerKey],
-    ) -> Result<BTreeMap<VirtualServerKey, BTreeMap<Target, u32>>, KernelError> {
+    ) -> Result<BTreeMap<VirtualServerKey, BTreeMap<Target, u32>>, Unreadable> {
         self.0.connections(keys)
     }
 }

@@ -4,6 +4,7 @@
 //! |---|---|---|
 //! | no connection: refused, no route, nobody answers, a proxy has none either | 0.8 s | 5 s |
 //! | the server was there: it refuses (429, 5xx, 403, …), breaks off, stays silent, is not trusted | 0.8 s | 30 s |
+//! | it does not know a kind, or does not tell of it, and that is no error | 0.8 s | 5 min |
 //!
 //! A wait is a random part of that, between half and the whole, so that nodes which have lost the
 //! server at the same time do not find it at the same time. After what has succeeded, and after two
@@ -28,6 +29,8 @@ const FIRST: Duration = Duration::from_millis(800);
 const MOST_UNCONNECTED: Duration = Duration::from_secs(5);
 /// The longest wait for one that can.
 const MOST_ANSWERED: Duration = Duration::from_secs(30);
+/// The longest wait for a kind that the server need not tell of.
+const MOST_UNTOLD: Duration = Duration::from_mins(5);
 /// What has failed so long ago says nothing any more.
 const FORGOTTEN: Duration = Duration::from_mins(2);
 
@@ -38,6 +41,8 @@ pub(super) enum Cost {
     Nothing,
     /// It was asked.
     Something,
+    /// It was asked, and nothing waits for what it has not told.
+    InVain,
 }
 
 /// The waits of one watch.
@@ -45,6 +50,7 @@ pub(super) enum Cost {
 pub(super) struct Backoff {
     unconnected: Steps,
     answered: Steps,
+    untold: Steps,
 }
 
 /// Where a row of the table stands.
@@ -70,6 +76,7 @@ impl Backoff {
         let (steps, most) = match cost {
             Cost::Nothing => (&mut self.unconnected, MOST_UNCONNECTED),
             Cost::Something => (&mut self.answered, MOST_ANSWERED),
+            Cost::InVain => (&mut self.untold, MOST_UNTOLD),
         };
         if steps
             .last

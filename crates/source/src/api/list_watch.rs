@@ -53,7 +53,7 @@ use super::end::End;
 use super::list::List;
 use super::messages::{Messages, Next};
 use super::outage::{Failure, Outage};
-use super::request::{Age, Answer, Format, Paging, Resource, get};
+use super::request::{Age, Answer, Format, Need, Paging, Resource, get};
 use crate::complaints::Complaints;
 use crate::decode::{Decoded, Status, Unnamed, Watched, json, kind_name, protobuf};
 use crate::settings::{ContentType, Lists};
@@ -106,6 +106,8 @@ pub(super) struct ListWatch {
     is_in_doubt: bool,
     /// How many watches have broken at what cannot be read since something new was told.
     stumbles: u32,
+    /// Why the server does not tell of this kind, which need not be told: the HTTP status.
+    untold: Option<u16>,
     /// How long the server asked to be left alone.
     retry_after: Option<Duration>,
     /// Since when everything has been known, if it has been on the connection at hand.
@@ -137,6 +139,7 @@ impl ListWatch {
             next_list: Age::Any,
             is_in_doubt: false,
             stumbles: 0,
+            untold: None,
             retry_after: None,
             listed: None,
             has_progressed: false,
@@ -222,6 +225,16 @@ impl ListWatch {
                     let failure = Failure::Refused { code: 504, message };
                     self.outage.begin(self.resource.kind, failure);
                 }
+                Err(End::Failed(Failure::Refused {
+                    code: code @ (403 | 404),
+                    message,
+                })) if self.resource.need != Need::Needed => {
+                    self.is_in_doubt = true;
+                    cost = Cost::InVain;
+                    if self.go_without(code, &message).await.is_err() {
+                        return;
+                    }
+                }
                 Err(End::Failed(failure)) => {
                     self.is_in_doubt = true;
                     match failure {
@@ -246,14 +259,40 @@ impl ListWatch {
                 .retry_after
                 .take()
                 .map(|asked| asked.min(ANSWER) + up_to(SPREAD));
-            sleep(
-                backoff
-                    .next(cost, Instant::now())
-                    .max(asked.unwrap_or_default()),
-            )
-            .await;
+            let wait = backoff.next(cost, Instant::now());
+            let wait = sleep(wait.max(asked.unwrap_or_default()));
+            if cost == Cost::InVain {
+                tokio::select! {
+                    () = wait => {}
+                    () = self.outage.over() => sleep(up_to(SPREAD)).await,
+                }
+            } else {
+                wait.await;
+            }
             may_list = true;
         }
+    }
+
+    /// The server does not tell of this kind, and need not.
+    async fn go_without(&mut self, code: u16, message: &str) -> Result<(), End> {
+        let kind = self.resource.kind;
+        self.outage.end(kind);
+        if self.untold.replace(code) == Some(code) {
+            return Ok(());
+        }
+        let name = kind_name(kind);
+        if let Need::Optional { right, since } = self.resource.need {
+            let beginning = format!("the API server does not tell of {name}s");
+            let end = "what needs them is left out, and all else is served; they are asked for again, later and later";
+            if code == 404 {
+                info!("{beginning}: it has none, which Kubernetes has from {since} on; {end}");
+            } else {
+                warn!("{beginning}: {message}; {end}; its role is to allow {right}");
+            }
+        }
+        // Nobody is to wait for them.
+        let is_whole = false;
+        self.send(Event::ListComplete { kind, is_whole }).await
     }
 
     /// Whether the next list is to be streamed.
@@ -559,6 +598,10 @@ impl ListWatch {
     fn progressed(&mut self) {
         self.has_progressed = true;
         self.outage.end(self.resource.kind);
+        if self.untold.take().is_some() {
+            let name = kind_name(self.resource.kind);
+            info!("the API server tells of {name}s now");
+        }
     }
 
     async fn send(&self, event: Event) -> Result<(), End> {

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
 use proxy::Kind;
+use tokio::sync::Notify;
 use tracing::{debug, info, warn};
 
 use super::backoff::Cost;
@@ -62,6 +63,7 @@ impl Failure {
 pub(super) struct Outage {
     url: String,
     failing: Mutex<HashMap<Kind, Failure>>,
+    over: Notify,
 }
 
 impl Outage {
@@ -69,6 +71,7 @@ impl Outage {
         Self {
             url,
             failing: Mutex::default(),
+            over: Notify::new(),
         }
     }
 
@@ -84,7 +87,13 @@ impl Outage {
     pub(super) fn end(&self, kind: Kind) {
         if self.ends(kind) {
             info!("API server {}: all is watched again", self.url);
+            self.over.notify_waiters();
         }
+    }
+
+    /// Waits until the server is back, should it go away: it may be another version then.
+    pub(super) async fn over(&self) {
+        self.over.notified().await;
     }
 
     /// The line about a failure; `Err` if there is nothing new in it.

@@ -28,10 +28,25 @@ const UNPACKED: usize = 64 << 10;
 /// What to list and watch.
 pub(super) struct Resource {
     pub(super) kind: Kind,
+    pub(super) need: Need,
     /// The path that all objects of the kind are under.
     pub(super) path: &'static str,
     pub(super) labels: Option<&'static str>,
     pub(super) fields: Option<String>,
+}
+
+/// Whether there is any serving without a kind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Need {
+    /// There is none.
+    Needed,
+    /// What needs it is left out where the server does not tell of it.
+    Optional {
+        /// What a role has to allow.
+        right: &'static str,
+        /// The Kubernetes version that has it.
+        since: &'static str,
+    },
 }
 
 /// How new a list must be.

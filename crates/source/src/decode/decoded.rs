@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use proxy::{EndpointSlice, Event, Kind, NamespacedName, Node, Service};
+use proxy::{EndpointSlice, Event, Kind, NamespacedName, Node, Service, ServiceCidr};
 
 /// Which object: displayed as `Service default/web`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -14,7 +14,9 @@ pub(crate) struct Key {
 impl fmt::Display for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.kind {
-            Kind::Node => write!(f, "Node {}", self.name.name()),
+            kind if kind.is_cluster_scoped() => {
+                write!(f, "{} {}", kind_name(kind), self.name.name())
+            }
             kind => write!(f, "{} {}", kind_name(kind), self.name),
         }
     }
@@ -26,6 +28,7 @@ pub const fn kind_name(kind: Kind) -> &'static str {
         Kind::Service => "Service",
         Kind::EndpointSlice => "EndpointSlice",
         Kind::Node => "Node",
+        Kind::ServiceCidr => "ServiceCIDR",
     }
 }
 
@@ -57,6 +60,7 @@ pub(crate) enum Object {
     Service(Service),
     EndpointSlice(EndpointSlice),
     Node(Node),
+    ServiceCidr(ServiceCidr),
 }
 
 impl Decoded {
@@ -73,6 +77,7 @@ impl Content {
             Self::Proxied(Object::Service(service)) => Event::ServiceApplied(service),
             Self::Proxied(Object::EndpointSlice(slice)) => Event::SliceApplied(slice),
             Self::Proxied(Object::Node(node)) => Event::NodeApplied(node),
+            Self::Proxied(Object::ServiceCidr(cidr)) => Event::ServiceCidrApplied(cidr),
             Self::Ignored(_) => key.into_deletion(),
             Self::Unusable => Event::Unreadable(key.kind, key.name),
         }
@@ -86,6 +91,7 @@ impl Key {
             Kind::Service => Event::ServiceDeleted(self.name),
             Kind::EndpointSlice => Event::SliceDeleted(self.name),
             Kind::Node => Event::NodeDeleted(self.name.name().into()),
+            Kind::ServiceCidr => Event::ServiceCidrDeleted(self.name.name().into()),
         }
     }
 }

@@ -25,10 +25,10 @@ impl Findings {
             .ok_or(Unnamed {
                 kind: kind_name(kind),
             })?;
-        let namespace = match (kind, metadata.namespace.as_deref()) {
-            (Kind::Node, _) => "",
-            (_, None | Some("")) => "default",
-            (_, Some(namespace)) => namespace,
+        let namespace = match metadata.namespace.as_deref() {
+            _ if kind.is_cluster_scoped() => "",
+            None | Some("") => "default",
+            Some(namespace) => namespace,
         };
         Ok(Self {
             key: Key {

@@ -12,6 +12,7 @@ use super::findings::Findings;
 use super::kinds::Wire;
 use super::node::node;
 use super::service::service;
+use super::service_cidr::service_cidr;
 use super::status::Status;
 use super::watched::Watched;
 use super::wire;
@@ -79,6 +80,7 @@ pub(super) fn applied(kind: Kind, event: &str) -> Option<Result<Decoded, Unnamed
         Kind::Service => read::<wire::Service<'_>>(event),
         Kind::EndpointSlice => read::<wire::EndpointSlice<'_>>(event),
         Kind::Node => read::<wire::Node<'_>>(event),
+        Kind::ServiceCidr => read::<wire::ServiceCidr<'_>>(event),
     }
 }
 
@@ -89,6 +91,7 @@ pub(crate) fn object(kind: Kind, json: &str) -> Result<Decoded, Unnamed> {
         Kind::Service => serde_json::from_str(json).map(service),
         Kind::EndpointSlice => serde_json::from_str(json).map(endpoint_slice),
         Kind::Node => serde_json::from_str(json).map(node),
+        Kind::ServiceCidr => serde_json::from_str(json).map(service_cidr),
     };
     match decoded {
         Ok(decoded) => decoded,

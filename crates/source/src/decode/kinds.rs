@@ -7,6 +7,7 @@ use super::endpoint_slice::endpoint_slice;
 use super::message::Message;
 use super::node::node;
 use super::service::service;
+use super::service_cidr::service_cidr;
 use super::wire;
 
 /// The shape of an object on the wire.
@@ -30,5 +31,11 @@ impl<'a> Wire<'a> for wire::EndpointSlice<'a> {
 impl<'a> Wire<'a> for wire::Node<'a> {
     fn decode(self) -> Result<Decoded, Unnamed> {
         node(self)
+    }
+}
+
+impl<'a> Wire<'a> for wire::ServiceCidr<'a> {
+    fn decode(self) -> Result<Decoded, Unnamed> {
+        service_cidr(self)
     }
 }

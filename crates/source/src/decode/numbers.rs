@@ -9,7 +9,8 @@ use super::status::{Cause, Details, Status};
 use super::wire::{
     AffinityConfig, ClientIpConfig, Conditions, Endpoint, EndpointPort, EndpointSlice,
     FirstAddress, Headed, Hints, Ingress, LoadBalancerStatus, Metadata, Named, Node, NodeAddress,
-    NodeSpec, NodeStatus, Service, ServicePort, ServiceSpec, ServiceStatus, Taint, Time,
+    NodeSpec, NodeStatus, Service, ServiceCidr, ServiceCidrSpec, ServicePort, ServiceSpec,
+    ServiceStatus, Taint, Time,
 };
 
 /// `message SHAPE { NUMBER => what to do with the field; … }`, where `m` is the message and `v` the
@@ -158,6 +159,14 @@ numbers! {
     NodeAddress<'a> |m, v| {
         1 => m.kind = Some(v.text()?);
         2 => m.address = Some(v.text()?);
+    }
+
+    ServiceCidr<'a> |m, v| {
+        1 => v.merge(&mut m.metadata)?;
+        2 => v.merge(&mut m.spec)?;
+    }
+    ServiceCidrSpec<'a> |m, v| {
+        1 => v.push_text(&mut m.cidrs)?;
     }
 
     Status |m, v| {

@@ -139,6 +139,7 @@ fn object(kind: Kind, said: Option<&str>, bytes: &[u8]) -> Result<Decoded, Unnam
         Kind::Service => of_kind::<wire::Service<'_>>(kind, bytes),
         Kind::EndpointSlice => of_kind::<wire::EndpointSlice<'_>>(kind, bytes),
         Kind::Node => of_kind::<wire::Node<'_>>(kind, bytes),
+        Kind::ServiceCidr => of_kind::<wire::ServiceCidr<'_>>(kind, bytes),
     }
 }
 

@@ -545,6 +545,32 @@ fn a_node_is_read() {
 }
 
 #[test]
+fn a_service_cidr_is_read() {
+    let decoded = decode(
+        Kind::ServiceCidr,
+        &json!({
+            "metadata": {"name": "more", "namespace": "of no use"},
+            "spec": {"cidrs": ["10.128.0.0/16", "fd00:96::/112", "10.0.0.1"]},
+        }),
+    );
+    assert_eq!(decoded.key.to_string(), "ServiceCIDR more");
+    let [problem] = &decoded.problems[..] else {
+        panic!("{:?}", decoded.problems)
+    };
+    assert!(
+        problem
+            .to_string()
+            .starts_with(r#"ServiceCIDR more: spec.cidrs[2] is "10.0.0.1": not a network"#)
+    );
+    let Content::Proxied(Object::ServiceCidr(cidr)) = decoded.content else {
+        panic!("{:?}", decoded.content);
+    };
+    assert_eq!(&*cidr.name, "more");
+    let nets: Vec<_> = cidr.nets.iter().map(ToString::to_string).collect();
+    assert_eq!(nets, ["10.128.0.0/16", "fd00:96::/112"]);
+}
+
+#[test]
 fn a_node_leaves_when_it_is_deleted_or_when_the_autoscaler_says_so() {
     let is_leaving = |metadata: Value, spec: Value| {
         let node = json!({"metadata": metadata, "spec": spec});
@@ -689,7 +715,7 @@ fn any_json() -> impl Strategy<Value = Value> {
 proptest! {
     #[test]
     fn any_json_is_decoded_or_refused(value in any_json()) {
-        for kind in [Kind::Service, Kind::EndpointSlice, Kind::Node] {
+        for kind in Kind::ALL {
             let text = value.to_string();
             if let Ok(decoded) = from_json(kind, &text) {
                 for problem in &decoded.problems {
@@ -710,7 +736,7 @@ proptest! {
             "metadata": {"name": "web", "labels": labels}, "spec": spec, "status": status,
             "addressType": "IPv4", "endpoints": parts, "ports": spec.get("ports"),
         });
-        for kind in [Kind::Service, Kind::EndpointSlice, Kind::Node] {
+        for kind in Kind::ALL {
             let decoded = decode(kind, &object);
             if decoded.content == Content::Unusable {
                 prop_assert!(!decoded.problems.is_empty());

@@ -255,6 +255,23 @@ pub(crate) struct NodeAddress<'a> {
     pub(crate) address: Option<Text<'a>>,
 }
 
+/// networking.k8s.io/v1 `ServiceCIDR`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct ServiceCidr<'a> {
+    #[serde(borrow)]
+    pub(crate) kind: Option<Text<'a>>,
+    pub(crate) metadata: Option<Metadata<'a>>,
+    pub(crate) spec: Option<ServiceCidrSpec<'a>>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct ServiceCidrSpec<'a> {
+    #[serde(borrow)]
+    pub(crate) cidrs: Option<Vec<Text<'a>>>,
+}
+
 /// What is known of an object of any kind, also of one that does not decode.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]

@@ -189,14 +189,17 @@ impl Header {
     fn target(&self) -> Target {
         let core = self.api_version.as_deref() == Some("v1");
         let discovery = self.api_version.as_deref() == Some("discovery.k8s.io/v1");
+        let networking = self.api_version.as_deref() == Some("networking.k8s.io/v1");
         match self.kind.as_deref().unwrap_or_default() {
             "Service" if core => Target::Object(Kind::Service),
             "Node" if core => Target::Object(Kind::Node),
             "EndpointSlice" if discovery => Target::Object(Kind::EndpointSlice),
+            "ServiceCIDR" if networking => Target::Object(Kind::ServiceCidr),
             "List" if core => Target::List(None),
             "ServiceList" if core => Target::List(Some(Kind::Service)),
             "NodeList" if core => Target::List(Some(Kind::Node)),
             "EndpointSliceList" if discovery => Target::List(Some(Kind::EndpointSlice)),
+            "ServiceCIDRList" if networking => Target::List(Some(Kind::ServiceCidr)),
             other => {
                 tracing::debug!(
                     "{} {other} is not proxied and is left out",
@@ -227,6 +230,9 @@ impl<'de> DeserializeSeed<'de> for Typed<'_> {
                 decode::endpoint_slice(wire::EndpointSlice::deserialize(deserializer)?)
             }
             Target::Object(Kind::Node) => decode::node(wire::Node::deserialize(deserializer)?),
+            Target::Object(Kind::ServiceCidr) => {
+                decode::service_cidr(wire::ServiceCidr::deserialize(deserializer)?)
+            }
             Target::List(_) => return deserializer.deserialize_map(self),
             Target::Other => return IgnoredAny::deserialize(deserializer).map(drop),
         };

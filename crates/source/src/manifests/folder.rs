@@ -23,8 +23,6 @@ use super::document::{self, Located};
 use crate::complaints::Complaints;
 use crate::decode::{self, Content, Key};
 
-const KINDS: [Kind; 3] = [Kind::Service, Kind::EndpointSlice, Kind::Node];
-
 /// The folder as it was last seen.
 #[derive(Debug)]
 pub(super) struct Folder {
@@ -285,7 +283,7 @@ impl Folder {
     fn conclude(&mut self, look: Look) -> Seen {
         let mut events = Vec::new();
         if self.progress == Progress::New {
-            events.extend(KINDS.map(Event::ListStarted));
+            events.extend(Kind::ALL.map(Event::ListStarted));
         }
         let mut changed: Vec<(Key, Option<Content>)> = look.before.into_iter().collect();
         changed.sort_by_cached_key(|(key, _)| (decode::kind_name(key.kind), key.name.clone()));
@@ -308,7 +306,7 @@ impl Folder {
         };
         if progress != self.progress && self.progress != Progress::Whole {
             let is_whole = progress == Progress::Whole;
-            events.extend(KINDS.map(|kind| Event::ListComplete { kind, is_whole }));
+            events.extend(Kind::ALL.map(|kind| Event::ListComplete { kind, is_whole }));
             self.progress = progress;
         }
         let mut warnings = look.warnings;

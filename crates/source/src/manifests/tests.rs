@@ -66,6 +66,8 @@ fn words(events: &[Event]) -> Vec<String> {
             Event::SliceDeleted(name) => format!("no slice {}", name.name()),
             Event::NodeApplied(node) => format!("node {}", node.name),
             Event::NodeDeleted(name) => format!("no node {name}"),
+            Event::ServiceCidrApplied(cidr) => format!("cidr {}", cidr.name),
+            Event::ServiceCidrDeleted(name) => format!("no cidr {name}"),
             Event::Unreadable(_, name) => format!("{} unreadable", name.name()),
         })
         .collect()
@@ -74,20 +76,12 @@ fn words(events: &[Event]) -> Vec<String> {
 /// The events of a first look, without the lists' ends.
 fn listed(events: &[Event]) -> (Vec<String>, bool) {
     let mut all = words(events);
-    let starts: Vec<_> = all.drain(..3).collect();
-    assert_eq!(starts, ["Service list", "EndpointSlice list", "Node list"]);
-    let ends = all.split_off(all.len() - 3);
-    let is_whole = ends == ["Service whole", "EndpointSlice whole", "Node whole"];
-    assert!(
-        is_whole
-            || ends
-                == [
-                    "Service complete",
-                    "EndpointSlice complete",
-                    "Node complete"
-                ],
-        "{ends:?}"
-    );
+    let of_all = |what| Kind::ALL.map(|kind| format!("{kind:?} {what}"));
+    let starts: Vec<_> = all.drain(..Kind::ALL.len()).collect();
+    assert_eq!(starts, of_all("list"));
+    let ends = all.split_off(all.len() - Kind::ALL.len());
+    let is_whole = ends == of_all("whole");
+    assert!(is_whole || ends == of_all("complete"), "{ends:?}");
     (all, is_whole)
 }
 
@@ -131,7 +125,7 @@ fn adding_editing_and_deleting_files_changes_what_is_served() {
 }
 
 #[test]
-fn slices_and_only_the_own_node_are_read() {
+fn other_kinds_and_only_the_own_node_are_read() {
     let dir = Temporary::new();
     dir.write(
         "a.json",
@@ -139,6 +133,8 @@ fn slices_and_only_the_own_node_are_read() {
             {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node1"}},
             {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node2"}},
             {"apiVersion": "v1", "kind": "Secret", "data": 5},
+            {"apiVersion": "networking.k8s.io/v1", "kind": "ServiceCIDR", "metadata": {"name": "more"},
+             "spec": {"cidrs": ["10.128.0.0/16"]}},
             {"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
              "metadata": {"name": "a", "labels": {"kubernetes.io/service-name": "a"}},
              "endpoints": [{"addresses": ["10.0.0.1"]}, {"addresses": ["web"]}]}]}"#,
@@ -147,7 +143,10 @@ fn slices_and_only_the_own_node_are_read() {
     let seen = look(&mut folder);
     assert_eq!(
         listed(&seen.events),
-        (vec!["slice a 1".into(), "node node1".into()], true)
+        (
+            vec!["slice a 1".into(), "node node1".into(), "cidr more".into()],
+            true
+        )
     );
     let place = dir.0.join("a.json");
     assert_eq!(seen.warnings.len(), 1);
@@ -163,7 +162,7 @@ fn slices_and_only_the_own_node_are_read() {
     dir.remove("a.json");
     assert_eq!(
         words(&look(&mut folder).events),
-        ["no slice a", "no node node1"]
+        ["no slice a", "no node node1", "no cidr more"]
     );
 }
 
@@ -211,7 +210,7 @@ fn a_file_that_is_broken_from_the_start_makes_the_list_not_whole() {
             [""; 0],
             "b.yaml is still unknown"
         );
-        let whole = ["Service whole", "EndpointSlice whole", "Node whole"];
+        let whole = Kind::ALL.map(|kind| format!("{kind:?} whole"));
         if heal {
             dir.write("b.yaml", &service("b", "10.96.0.2"));
             let events = words(&look(&mut folder).events);
@@ -335,7 +334,7 @@ struct Watched(BoxStream<'static, Event>);
 impl Watched {
     async fn new(path: &Path) -> Self {
         let mut watched = Self(stream(path, "node1").unwrap().boxed());
-        while watched.next().await != "Node whole" {}
+        while watched.next().await != "ServiceCidr whole" {}
         watched
     }
 
@@ -443,7 +442,7 @@ fn the_model_deletes_nothing_that_a_broken_file_may_hold() {
     assert!(events.iter().all(|event| matches!(
         event,
         Event::ListComplete {
-            kind: Kind::Service | Kind::EndpointSlice | Kind::Node,
+            kind: Kind::Service | Kind::EndpointSlice | Kind::Node | Kind::ServiceCidr,
             is_whole: true
         }
     )));

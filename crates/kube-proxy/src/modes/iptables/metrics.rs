@@ -5,52 +5,30 @@ use std::time::Duration;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::metrics::histogram::Histogram;
 use proxy::{IpFamily, Report};
 
 use super::nfacct;
-use crate::metrics::buckets::Buckets;
 use crate::metrics::labels::{OfFamily, OfTable, of};
 use crate::metrics::of_mode::{Extent, OfMode};
+use crate::metrics::restores::FailedRestores;
 use crate::metrics::rows::Rows;
 use crate::metrics::set;
+use crate::metrics::sync_durations::SyncDurations;
 
 /// Handles to them.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct RuleMetrics {
+    failed_restores: FailedRestores,
     failed_partial_restores: Family<OfFamily, Counter>,
-    full_sync_duration: Family<OfFamily, Histogram, Buckets>,
-    partial_sync_duration: Family<OfFamily, Histogram, Buckets>,
+    sync_durations: SyncDurations,
     rules: Family<OfTable, Gauge>,
     rules_written: Family<OfTable, Gauge>,
 }
 
-impl Default for RuleMetrics {
-    fn default() -> Self {
-        Self {
-            failed_partial_restores: Family::default(),
-            full_sync_duration: Family::new_with_constructor(Buckets::Sync),
-            partial_sync_duration: Family::new_with_constructor(Buckets::Sync),
-            rules: Family::default(),
-            rules_written: Family::default(),
-        }
-    }
-}
-
 impl OfMode for RuleMetrics {
     fn register(&self, rows: &mut Rows) {
-        rows.add(
-            "ALPHA",
-            "kubeproxy_sync_full_proxy_rules_duration_seconds",
-            "SyncProxyRules latency in seconds for full resyncs",
-            self.full_sync_duration.clone(),
-        );
-        rows.add(
-            "ALPHA",
-            "kubeproxy_sync_partial_proxy_rules_duration_seconds",
-            "SyncProxyRules latency in seconds for partial resyncs",
-            self.partial_sync_duration.clone(),
-        );
+        self.sync_durations.register(rows);
+        self.failed_restores.register(rows);
         rows.add(
             "ALPHA",
             "kubeproxy_sync_proxy_rules_iptables_partial_restore_failures",
@@ -73,7 +51,12 @@ impl OfMode for RuleMetrics {
         rows.collect(nfacct::Counters);
     }
 
+    fn begins(&self, family: IpFamily) {
+        self.failed_restores.begins(family);
+    }
+
     fn booked(&self, family: IpFamily, report: &Report) {
+        self.failed_restores.booked(family, report);
         let Some(counts) = report.iptables else {
             return;
         };
@@ -95,20 +78,10 @@ impl OfMode for RuleMetrics {
     }
 
     fn extent(&self, report: &Report) -> Option<Extent> {
-        let counts = report.iptables?;
-        Some(if counts.is_full {
-            Extent::Full
-        } else {
-            Extent::Partial
-        })
+        report.iptables.map(|counts| Extent::of(counts.is_full))
     }
 
     fn synced(&self, family: IpFamily, took: Duration, extent: Extent) {
-        let durations = match extent {
-            Extent::Full => &self.full_sync_duration,
-            Extent::Partial => &self.partial_sync_duration,
-        };
-        let duration = durations.get_or_create(&of(family));
-        duration.observe(took.as_secs_f64());
+        self.sync_durations.synced(family, took, extent);
     }
 }

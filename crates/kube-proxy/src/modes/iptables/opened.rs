@@ -3,6 +3,7 @@
 use std::fs;
 
 use anyhow::Result;
+use cleanup::Serving;
 use futures::future::{FutureExt as _, LocalBoxFuture};
 use iptables::Iptables;
 use netlink_batch::Worker;
@@ -16,7 +17,7 @@ use crate::footprints;
 use crate::modes::definition::{Opened, Start};
 use crate::modes::families::{Access, Families, LeftOut, boxed, is_disabled, thread};
 use crate::modes::predecessor::Predecessor;
-use crate::modes::preview::{Change, Preview, unreadable};
+use crate::modes::preview::{Change, Preview, Shown};
 use crate::modes::settings::Settings;
 
 /// Whether connection tracking lets packets pass that it calls INVALID otherwise.
@@ -34,8 +35,7 @@ impl Rules {
     pub(super) fn open(iptables: Iptables, access: Access) -> Result<Self> {
         let own = iptables.clone();
         let families = Families::open(
-            access,
-            &iptables,
+            |family| access.check(&iptables, family),
             |family| is_disabled(family, "all") == Some(true),
             "rules",
             move |family| Ok(IptablesKernel::new(family, own.clone())),
@@ -67,7 +67,7 @@ impl Rules {
                 has_counters: counting.contains(&family),
                 node_ip: shared.node_ip(family),
                 sync_period: shared.sync_period,
-                random_fully: iptables.random_fully(),
+                source_port: iptables.source_port(),
                 modes: footprints::ALL,
             };
             let facts = start.node_facts(family);
@@ -82,21 +82,17 @@ impl Rules {
     }
 
     async fn preview(self, start: &Start<'_>, told: &Changes) -> Result<Preview> {
-        let Start { model, now, .. } = *start;
         let mut preview = Preview::default();
-        for mut proxier in self.into_proxiers(start)? {
-            let family = proxier.family();
-            let read = proxier.read(model, now).await;
-            read.map_err(unreadable(family))?;
-            proxier.update(model, told, now);
-            let plans = Box::pin(proxier.preview(now)).await;
-            let of = family.to_string();
-            let lines = plans.iter().flat_map(Plan::lines);
-            preview
-                .changes
-                .extend(lines.map(|line| Change::rule(&of, line)));
-            preview.writes.push((of, plans.len()));
-        }
+        let show = |of: &str, plan: &Plan| Shown {
+            writes: 1,
+            changes: plan
+                .lines()
+                .into_iter()
+                .map(|line| Change::rule(of, line))
+                .collect(),
+        };
+        let modes = self.into_proxiers(start)?;
+        Box::pin(preview.add(modes, start, told, show)).await?;
         Ok(preview)
     }
 }
@@ -108,7 +104,10 @@ impl Opened for Rules {
 
     fn predecessor(&self, settings: &Settings) -> Option<Predecessor> {
         Some(Predecessor {
-            iptables: self.iptables.clone(),
+            serving: Serving {
+                mode: &proxy_iptables::FOOTPRINT,
+                iptables: Some(self.iptables.clone()),
+            },
             excluded: settings.shared.exclude_cidrs.clone(),
         })
     }

@@ -1,21 +1,24 @@
 //! The kernel, opened for IPVS mode.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use futures::future::{FutureExt as _, LocalBoxFuture};
-use iptables::Iptables;
 use netlink_batch::Worker;
+use nftables_netlink::OwnSockets;
 use proxy::{Changes, IpFamily, Mode};
-use proxy_ipvs::{Config, Lanes, NetlinkKernel, Op, Plan, Proxier};
+use proxy_ipvs::{Carrier, Config, Lanes, NetlinkKernel, Op, Plan, Proxier};
 use tokio::runtime::Handle;
 
 use super::settings::Timeouts;
+use super::shim::ChosenShim;
 use crate::footprints;
 use crate::modes::definition::{Opened, Start};
 use crate::modes::families::{Access, Families, LeftOut, boxed, is_disabled, thread};
 use crate::modes::predecessor::Predecessor;
-use crate::modes::preview::{Action, Change, Preview, unreadable};
+use crate::modes::preview::{Action, Change, Preview, Shown};
+use crate::modes::rulesets::{Notices, follow_all};
 use crate::modes::settings::Settings;
 
 /// How often it is glanced at whether the virtual servers are all there. The kernel tells nobody
@@ -25,27 +28,37 @@ const GLANCE_PERIOD: Duration = Duration::from_secs(2);
 
 /// The kernel for IPVS mode.
 pub(super) struct Ipvs {
-    iptables: Iptables,
+    shim: ChosenShim,
+    /// What is written to nftables.
+    written: Arc<OwnSockets>,
     families: Families<NetlinkKernel>,
 }
 
 impl Ipvs {
-    pub(super) fn open(settings: &Settings, iptables: Iptables, access: Access) -> Result<Self> {
+    pub(super) fn open(settings: &Settings, shim: ChosenShim, access: Access) -> Result<Self> {
         let vip_mode = settings.ipvs.vip_mode;
         // Where no address can be bound to the link. One that is made has the default.
         let is_off = |family| {
             let of_link = is_disabled(family, "kube-ipvs0");
             of_link.or_else(|| is_disabled(family, "default")) == Some(true)
         };
-        let own = iptables.clone();
-        let families = Families::open(access, &iptables, is_off, "services", move |family| {
+        let own = shim.carrier.clone();
+        let written = Arc::<OwnSockets>::default();
+        let of_kernel = Arc::clone(&written);
+        let check = |family| shim.check(family, access);
+        let families = Families::open(check, is_off, "services", move |family| {
             let kernel = match access {
                 Access::Write => NetlinkKernel::open(family, own.clone()),
                 Access::Read => NetlinkKernel::open_to_read(family, own.clone()),
             };
-            Ok(kernel?.with_vip_mode(vip_mode).among(footprints::ALL))
+            let kernel = kernel?.one_of(Arc::clone(&of_kernel));
+            Ok(kernel.with_vip_mode(vip_mode).among(footprints::ALL))
         })?;
-        Ok(Self { iptables, families })
+        Ok(Self {
+            shim,
+            written,
+            families,
+        })
     }
 
     /// The time-outs are the network namespace's, not a family's. Blocks.
@@ -93,14 +106,19 @@ impl Ipvs {
     }
 
     fn into_proxiers(self, start: &Start<'_>) -> Result<Vec<Proxier<NetlinkKernel>>> {
-        let Self { iptables, families } = self;
+        let Self {
+            shim,
+            written,
+            families,
+        } = self;
         let settings = start.settings;
         let into_proxier = |(family, services): (IpFamily, Worker<NetlinkKernel>)| {
             let further = |what: &str| {
-                let (iptables, vip_mode) = (iptables.clone(), settings.ipvs.vip_mode);
+                let (carrier, vip_mode) = (shim.carrier.clone(), settings.ipvs.vip_mode);
+                let written = Arc::clone(&written);
                 thread(what, family, move || {
-                    let kernel = NetlinkKernel::lazy(family, iptables).with_vip_mode(vip_mode);
-                    Ok(kernel.among(footprints::ALL))
+                    let kernel = NetlinkKernel::lazy(family, carrier).with_vip_mode(vip_mode);
+                    Ok(kernel.among(footprints::ALL).one_of(written))
                 })
             };
             let rules = further("rules")?;
@@ -109,37 +127,26 @@ impl Ipvs {
             drop(rules.call(NetlinkKernel::read_ahead));
             let lanes = Lanes::new([services, further("addresses")?, rules, further("reader")?]);
             let facts = start.node_facts(family);
-            let config = config(start, family, &iptables);
+            let config = config(start, family, &shim);
             Ok(Proxier::new(config, facts, lanes, start.now))
         };
         families.opened.into_iter().map(into_proxier).collect()
     }
 
     async fn preview(self, start: &Start<'_>, told: &Changes) -> Result<Preview> {
-        let Start {
-            settings,
-            model,
-            now,
-            ..
-        } = *start;
+        let settings = start.settings;
         let mut preview = Preview {
             settings: self.pending_timeouts(settings.ipvs.timeouts).await?,
             ..Preview::default()
         };
         let scheduler = proxy_ipvs::foresee_scheduler(&settings.ipvs.scheduler);
         preview.warnings.extend(scheduler);
-        for mut proxier in self.into_proxiers(start)? {
-            let family = proxier.family();
-            let read = proxier.read(model, now).await;
-            read.map_err(unreadable(family))?;
-            proxier.update(model, told, now);
-            let plans = Box::pin(proxier.preview(now)).await;
-            let of = family.to_string();
-            let changes = plans.iter().flat_map(|plan| plan_changes(&of, plan));
-            preview.changes.extend(changes);
-            let writes = plans.iter().map(|plan| plan.ops.len()).sum();
-            preview.writes.push((of, writes));
-        }
+        let show = |of: &str, plan: &Plan| Shown {
+            writes: plan.ops.len(),
+            changes: plan_changes(of, plan),
+        };
+        let modes = self.into_proxiers(start)?;
+        Box::pin(preview.add(modes, start, told, show)).await?;
         Ok(preview)
     }
 }
@@ -152,6 +159,16 @@ impl Opened for Ipvs {
     /// This mode clears up by itself, in the order in which it takes over.
     fn predecessor(&self, _: &Settings) -> Option<Predecessor> {
         None
+    }
+
+    fn notices(&self) -> Result<Vec<Notices>> {
+        Ok(match self.shim.carrier {
+            Carrier::Nftables => {
+                let families = self.families.opened.iter().map(|(family, _)| *family);
+                follow_all(&proxy_ipvs::FOOTPRINT, families, &self.written)?
+            }
+            Carrier::Iptables(_) => Vec::new(),
+        })
     }
 
     fn into_modes(self: Box<Self>, start: &Start<'_>) -> Result<Vec<Box<dyn Mode>>> {
@@ -167,7 +184,7 @@ impl Opened for Ipvs {
     }
 }
 
-fn config(start: &Start<'_>, family: IpFamily, iptables: &Iptables) -> Config {
+fn config(start: &Start<'_>, family: IpFamily, shim: &ChosenShim) -> Config {
     let (shared, own) = (&start.settings.shared, &start.settings.ipvs);
     Config {
         scheduler: own.scheduler.as_str().into(),
@@ -179,9 +196,9 @@ fn config(start: &Start<'_>, family: IpFamily, iptables: &Iptables) -> Config {
         sync_period: shared.sync_period,
         glance_period: Some(GLANCE_PERIOD),
         vip_mode: own.vip_mode,
-        shim: own.shim,
+        shim: shim.style,
         drain_timeout: own.drain_timeout,
-        random_fully: iptables.random_fully(),
+        source_port: shim.source_port(),
     }
 }
 
@@ -227,8 +244,6 @@ fn class(op: &Op) -> (&'static str, Action) {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use proxy_ipvs::{Rules, Set};
 
     use super::*;

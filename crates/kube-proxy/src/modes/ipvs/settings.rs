@@ -4,13 +4,18 @@ use std::time::Duration;
 
 use proxy_ipvs::{ShimStyle, VipMode};
 
+use super::shim::ShimChoice;
 use crate::flags::Flags;
 use crate::flags::unusable::UnusableFlag;
 use crate::flags::words::word;
 
 /// The words of `--ipvs-shim`.
-const SHIMS: [(&str, ShimStyle); 2] =
-    [("upstream", ShimStyle::Upstream), ("lean", ShimStyle::Lean)];
+const SHIMS: [(&str, ShimChoice); 4] = [
+    ("auto", ShimChoice::Auto),
+    ("upstream", ShimChoice::Fixed(ShimStyle::Upstream)),
+    ("lean", ShimChoice::Fixed(ShimStyle::Lean)),
+    ("nftables", ShimChoice::Fixed(ShimStyle::Nftables)),
+];
 
 /// The words of `--ipvs-vip-mode`.
 const VIP_MODES: [(&str, VipMode); 2] = [("address", VipMode::Address), ("route", VipMode::Route)];
@@ -22,8 +27,8 @@ pub struct Settings {
     pub scheduler: String,
     /// Timeouts of IPVS connections.
     pub timeouts: Timeouts,
-    /// Which iptables rules stand by IPVS.
-    pub shim: ShimStyle,
+    /// Which rules stand by IPVS.
+    pub shim: ShimChoice,
     /// How long a removed endpoint may keep its TCP connections; `None`: until they end.
     pub drain_timeout: Option<Duration>,
     /// In which form `kube-ipvs0` holds the service addresses.

@@ -287,6 +287,7 @@ fn object(
         Kind::Service => read::<wire::Service<'_>>(text, is_all),
         Kind::EndpointSlice => read::<wire::EndpointSlice<'_>>(text, is_all),
         Kind::Node => read::<wire::Node<'_>>(text, is_all),
+        Kind::ServiceCidr => read::<wire::ServiceCidr<'_>>(text, is_all),
     };
     read.or_else(|_| {
         // It costs no other: where it ends can still be found.

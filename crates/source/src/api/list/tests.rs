@@ -216,7 +216,7 @@ fn a_list_that_breaks_off_is_none() {
 #[test]
 fn a_list_of_another_kind_is_none() {
     for (kind, json, protobuf) in SAME {
-        for other in [Kind::Service, Kind::EndpointSlice, Kind::Node] {
+        for other in Kind::ALL {
             for (format, body) in [(Format::Json, json), (Format::Protobuf, protobuf)] {
                 let read = read(other, format, in_pieces(body, 64));
                 assert_eq!(read.is_ok(), other == kind, "{format:?}");

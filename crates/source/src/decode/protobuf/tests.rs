@@ -191,11 +191,17 @@ const NODE: Schema = &[
     ),
 ];
 
+const SERVICE_CIDR: Schema = &[
+    (1, "metadata", Always, One(METADATA)),
+    (2, "spec", Always, One(&[(1, "cidrs", IfGiven, Texts)])),
+];
+
 fn schema(kind: Kind) -> Schema {
     match kind {
         Kind::Service => SERVICE,
         Kind::EndpointSlice => ENDPOINT_SLICE,
         Kind::Node => NODE,
+        Kind::ServiceCidr => SERVICE_CIDR,
     }
 }
 
@@ -374,12 +380,8 @@ fn any_object(schema: Schema) -> BoxedStrategy<Value> {
 
 /// An object of any kind.
 fn any_kind() -> impl Strategy<Value = (Kind, Value)> {
-    prop_oneof![
-        Just(Kind::Service),
-        Just(Kind::EndpointSlice),
-        Just(Kind::Node)
-    ]
-    .prop_flat_map(|kind| any_object(schema(kind)).prop_map(move |object| (kind, object)))
+    prop::sample::select(Kind::ALL.to_vec())
+        .prop_flat_map(|kind| any_object(schema(kind)).prop_map(move |object| (kind, object)))
 }
 
 /// As JSON, where Go writes a number that is not given too, if it is not left out when it is 0.
@@ -438,7 +440,7 @@ proptest! {
 
     #[test]
     fn any_bytes_are_read_or_refused(bytes: Vec<u8>) {
-        for kind in [Kind::Service, Kind::EndpointSlice, Kind::Node] {
+        for kind in Kind::ALL {
             let _ = item(kind, &bytes);
             let _ = event(kind, &bytes);
             let _ = event(kind, &framed("ADDED", &envelope("Service", &bytes)));

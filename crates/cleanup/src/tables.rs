@@ -1,0 +1,201 @@
+//! Tables of nftables, and what the sets in them say.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use footprint::{Footprint, Says, nft};
+use inet::IpFamily;
+use ipset_netlink::{Entry, IpProtocol};
+use netlink_batch::Refusal;
+use nftables_netlink::{Change, CommitError, Error, Family, Transaction};
+
+use crate::evidence::Evidence;
+use crate::report::{Cleanup, Manner};
+
+/// Takes in what sets of these modes say that are in their tables, named as their ipsets.
+pub(crate) fn read(
+    modes: &[&'static Footprint],
+    family: IpFamily,
+    evidence: &mut Evidence,
+) -> Result<(), Error> {
+    let of = Family::from(family);
+    for mode in modes {
+        let sets = (mode.sets)(family).into_iter();
+        let telling: Vec<_> = sets.filter(|set| set.says != Says::Nothing).collect();
+        for table in mode.nft_tables {
+            // Without the table, nothing more is asked.
+            if telling.is_empty() {
+                continue;
+            }
+            let Some(mut nftables) = nft::open_with(family, table)? else {
+                continue;
+            };
+            for set in &telling {
+                let elements = match nftables.elements(of, table, &set.name) {
+                    Err(Error::Netlink(netlink_batch::Error::Refused(Refusal {
+                        errno: libc::ENOENT,
+                        ..
+                    }))) => continue,
+                    elements => elements?,
+                };
+                let entries = elements.iter();
+                for entry in entries.filter_map(|one| entry(set.says, &one.key, family)) {
+                    evidence.add(set.says, &entry);
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// An element as an ipset would hold it.
+fn entry(says: Says, key: &[u8], family: IpFamily) -> Option<Entry> {
+    if let Says::NodePorts(_) = says {
+        return Some(Entry::Port(port(key)?));
+    }
+    let len = match family {
+        IpFamily::V4 => 4,
+        IpFamily::V6 => 16,
+    };
+    let (address, rest) = key.split_at_checked(len)?;
+    let ip = address_of(address)?;
+    match says {
+        Says::Bound => Some(Entry::Ip(ip)),
+        Says::VirtualServers => Some(Entry::IpPort {
+            ip,
+            // Each part is filled up to four bytes.
+            protocol: IpProtocol(*rest.first()?),
+            port: port(rest.get(4..)?)?,
+        }),
+        _ => None,
+    }
+}
+
+fn address_of(bytes: &[u8]) -> Option<IpAddr> {
+    let v4 = <[u8; 4]>::try_from(bytes).map(|bytes| Ipv4Addr::from(bytes).into());
+    let v6 = || <[u8; 16]>::try_from(bytes).map(|bytes| Ipv6Addr::from(bytes).into());
+    v4.or_else(|_| v6()).ok()
+}
+
+fn port(bytes: &[u8]) -> Option<u16> {
+    Some(u16::from_be_bytes(bytes.get(..2)?.try_into().ok()?))
+}
+
+/// Empties the chains of those whose sets tell which virtual servers are a mode's, so that packets
+/// pass by them, and the sets go on telling; whether there were any.
+pub(crate) fn disarm(modes: &[&'static Footprint], family: IpFamily) -> Result<bool, CommitError> {
+    let of = Family::from(family);
+    let mut has_any = false;
+    let modes = modes.iter().filter(|mode| mode.virtual_servers.is_some());
+    for table in modes.flat_map(|mode| mode.nft_tables) {
+        let Some(mut nftables) = nft::open_with(family, table)? else {
+            continue;
+        };
+        let chains = nftables.chains(of, table)?.into_iter();
+        let emptied = Transaction {
+            family: of,
+            table: (*table).into(),
+            changes: chains.map(|chain| Change::FlushChain(chain.name)).collect(),
+        };
+        nftables.commit(&emptied, None)?;
+        has_any = true;
+    }
+    Ok(has_any)
+}
+
+/// Removes them; those whose sets tell which virtual servers are a mode's, once these are gone.
+pub(crate) fn remove(
+    modes: &[&'static Footprint],
+    family: IpFamily,
+    is_free: bool,
+    manner: Manner,
+    cleanup: &mut Cleanup,
+) {
+    for mode in modes {
+        let is_evidence = mode.virtual_servers.is_some() && !is_free;
+        for table in mode.nft_tables {
+            let what = format!("the {} mode's table {table}", mode.mode);
+            let removed = nft::has_table(family, table).and_then(|is_there| {
+                if is_there && !is_evidence && manner == Manner::Remove {
+                    nft::remove_table(family, table)?;
+                }
+                Ok(is_there)
+            });
+            match removed {
+                Ok(true) if is_evidence => {
+                    let why = "its sets tell which virtual servers are kube-proxy's; remove what else is left, then run this again";
+                    cleanup.leave(family, &format_args!("{what} stays"), &why);
+                }
+                Ok(true) => cleanup.removed.push(format!("{family}: {what}")),
+                Ok(false) => {}
+                Err(error) => cleanup.leave(family, &what, &error),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use footprint::OwnSet;
+    use inet::Protocol;
+    use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
+
+    use super::*;
+
+    #[test]
+    fn elements_are_read_as_members_of_ipsets() {
+        let key = [10, 96, 0, 1, 6, 0, 0, 0, 0, 80, 0, 0];
+        let named = Entry::IpPort {
+            ip: "10.96.0.1".parse().unwrap(),
+            protocol: IpProtocol(6),
+            port: 80,
+        };
+        let v4 = IpFamily::V4;
+        assert_eq!(entry(Says::VirtualServers, &key, v4), Some(named));
+        assert_eq!(
+            entry(Says::Bound, &key[..4], v4),
+            Some(Entry::Ip("10.96.0.1".parse().unwrap()))
+        );
+        let ports = Says::NodePorts(Protocol::Tcp);
+        assert_eq!(entry(ports, &[117, 48], v4), Some(Entry::Port(30_000)));
+        assert_eq!(entry(Says::VirtualServers, &key[..6], v4), None);
+        assert_eq!(entry(ports, &[], v4), None);
+    }
+
+    /// Nobody but an administrator may ask.
+    #[test]
+    fn what_cannot_be_read_is_not_taken_for_absent() {
+        const MODE: &Footprint = &Footprint {
+            nft_tables: &["kube-proxy-ipvs"],
+            sets: |_| {
+                vec![OwnSet {
+                    name: "KUBE-CLUSTER-IP".to_owned(),
+                    says: Says::VirtualServers,
+                }]
+            },
+            ..Footprint::none("ipvs")
+        };
+        let look = || {
+            let none = CapabilitySet::empty();
+            let sets = CapabilitySets {
+                effective: none,
+                permitted: none,
+                inheritable: none,
+            };
+            set_capabilities(None, sets).unwrap();
+            let is_here = !matches!(nftables_netlink::Nftables::open(), Err(Error::NoNftables));
+            let mut cleanup = Cleanup::default();
+            let read = read(&[MODE], IpFamily::V4, &mut Evidence::default());
+            remove(&[MODE], IpFamily::V4, true, Manner::Remove, &mut cleanup);
+            (is_here, read.is_err(), cleanup)
+        };
+        // What a thread may do is its own.
+        let (is_here, is_error, cleanup) = thread::spawn(look).join().unwrap();
+        if is_here {
+            assert!(is_error);
+            assert!(cleanup.removed.is_empty(), "{cleanup:?}");
+            assert_eq!(cleanup.left.len(), 1, "{cleanup:?}");
+        }
+    }
+}

@@ -1,0 +1,248 @@
+//! What goes while a mode serves, on a kernel that has nf_tables: what others have left, in
+//! whichever iptables there is, and nothing of its own. The judges are `nft` and `iptables-save`.
+#![allow(
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "a test stops at the first surprise"
+)]
+
+use std::io::Write as _;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use cleanup::{Cleanup, Serving, clean_up_beside, disarm_ended, foresee_beside};
+use footprint::{Footprint, Footprints, NFTABLES};
+use iptables::{Backend, Iptables};
+use rustix::thread::{UnshareFlags, unshare_unsafe};
+
+const MODES: Footprints = &[
+    &proxy_ipvs::FOOTPRINT,
+    &proxy_iptables::FOOTPRINT,
+    &proxy_userspace::FOOTPRINT,
+    &NFTABLES,
+];
+
+/// What iptables mode leaves, and what is of others.
+const RULES: &str = "*nat
+:KUBE-SERVICES - [0:0]
+:KUBE-SVC-AAAAAAAAAAAAAAAA - [0:0]
+:OTHER - [0:0]
+-A PREROUTING -m comment --comment \"kubernetes service portals\" -j KUBE-SERVICES
+-A PREROUTING -j OTHER
+-A KUBE-SERVICES -d 10.96.0.10/32 -p tcp -m tcp --dport 80 -j KUBE-SVC-AAAAAAAAAAAAAAAA
+COMMIT
+*filter
+:KUBE-FIREWALL - [0:0]
+-A INPUT -j KUBE-FIREWALL
+COMMIT
+";
+
+/// Runs a story in a network namespace of its own with the things of two modes and of others;
+/// `None` where the kernel has no nf_tables for IP.
+fn on_a_node<T: Send + 'static>(story: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+    let story = move || {
+        #[allow(unsafe_code, reason = "there is no safe call")]
+        // SAFETY: only the calling thread's network namespace changes, on which no memory safety
+        // depends.
+        let unshared = unsafe { unshare_unsafe(UnshareFlags::NEWNET) };
+        unshared.expect("this test makes a network namespace: run it in the lab");
+        let made = sh(
+            "nft add table ip kube-proxy 2>/dev/null && echo yes || true",
+            "",
+        );
+        if made != "yes\n" {
+            return None;
+        }
+        sh(
+            "nft add chain ip kube-proxy services; nft add table ip other; iptables-nft-restore",
+            RULES,
+        );
+        Some(story())
+    };
+    thread::spawn(story).join().unwrap()
+}
+
+fn sh(script: &str, input: &str) -> String {
+    let mut child = Command::new("sh")
+        .args(["-ec", script])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    // A script need not read it.
+    let _ = stdin.write_all(input.as_bytes());
+    drop(stdin);
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success(), "{script}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn kept() -> [bool; 4] {
+    let tables = sh("nft list tables ip", "");
+    let rules = sh("iptables-nft-save", "");
+    assert!(tables.contains("table ip other\n"), "{tables}");
+    [
+        tables.contains("table ip kube-proxy\n"),
+        rules.contains("KUBE-SERVICES"),
+        rules.contains(":OTHER ") && rules.contains("-A PREROUTING -j OTHER\n"),
+        rules.contains("-A INPUT -j KUBE-FIREWALL\n"),
+    ]
+}
+
+fn serving(mode: &'static Footprint, iptables: Option<Iptables>) -> Serving {
+    Serving { mode, iptables }
+}
+
+fn said(cleanup: &Cleanup) -> String {
+    assert_eq!(cleanup.left, [""; 0]);
+    cleanup.removed.join("; ")
+}
+
+#[test]
+#[ignore = "needs a network namespace: run by make test in the lab"]
+fn beside_nftables_mode_rules_of_iptables_go_and_its_table_stays() {
+    on_a_node(|| {
+        let nftables = serving(&NFTABLES, None);
+        let foreseen = said(&foresee_beside(MODES, &nftables, &[]));
+        assert_eq!(kept(), [true, true, true, true], "nothing was written");
+        let removed = said(&clean_up_beside(MODES, &nftables, &[]));
+        assert_eq!(removed, "IPv4: 2 chains and 1 jump of iptables (nft)");
+        assert_eq!(removed, foreseen);
+        assert_eq!(kept(), [true, false, true, true]);
+    });
+}
+
+#[test]
+#[ignore = "needs a network namespace: run by make test in the lab"]
+fn beside_iptables_mode_the_table_of_nftables_mode_goes_and_its_rules_stay() {
+    on_a_node(|| {
+        let used = Iptables::choose(Some(Backend::Nft)).unwrap();
+        let iptables = serving(&proxy_iptables::FOOTPRINT, Some(used));
+        let removed = said(&clean_up_beside(MODES, &iptables, &[]));
+        assert_eq!(removed, "IPv4: the nftables mode's table kube-proxy");
+        assert_eq!(kept(), [false, true, true, true]);
+    });
+}
+
+/// What userspace mode leaves, by iptables.
+const REDIRECTS: &str = "*nat
+:KUBE-PORTALS-CONTAINER - [0:0]
+-A PREROUTING -m comment --comment \"handle ClusterIPs; NOTE: this must be before the NodePort rules\" -j KUBE-PORTALS-CONTAINER
+-A KUBE-PORTALS-CONTAINER -d 10.96.0.10/32 -p tcp -m tcp --dport 80 -j DNAT --to-destination 192.0.2.1:40000
+COMMIT
+";
+
+/// Whether there is a table of userspace mode's, a chain of its, and a rule in that.
+fn redirects() -> [bool; 3] {
+    let tables = sh("nft list tables ip", "");
+    let rules = sh("iptables-nft-save", "");
+    [
+        tables.contains("table ip kube-proxy-userspace\n"),
+        rules.contains(":KUBE-PORTALS-CONTAINER "),
+        rules.contains("-A KUBE-PORTALS-CONTAINER "),
+    ]
+}
+
+fn redirect() {
+    let script = "nft add table ip kube-proxy-userspace; iptables-nft-restore --noflush";
+    sh(script, REDIRECTS);
+    assert_eq!(redirects(), [true; 3]);
+}
+
+#[test]
+#[ignore = "needs a network namespace: run by make test in the lab"]
+fn what_leads_to_a_process_that_has_ended_is_passed_by_and_nothing_else() {
+    on_a_node(|| {
+        redirect();
+        assert_eq!(said(&disarm_ended(MODES, "userspace")), "");
+        assert_eq!(redirects(), [true; 3], "it serves");
+        assert_eq!(
+            said(&disarm_ended(MODES, "iptables")),
+            "IPv4: the userspace mode's table kube-proxy-userspace; \
+             IPv4: the rules in 1 chain of iptables (nft)"
+        );
+        assert_eq!(redirects(), [false, true, false]);
+        assert_eq!(kept(), [true, true, true, true], "those of others serve");
+        assert_eq!(said(&disarm_ended(MODES, "iptables")), "");
+    });
+}
+
+/// All that an IPVS mode with its shim in nftables has left.
+fn left_by_ipvs() -> String {
+    let script = "nft list tables ip; iptables-nft-save -t nat
+                  ip -oneline address show dev kube-ipvs0 2>/dev/null || true
+                  ipvsadm -Sn 2>/dev/null || true";
+    let left = sh(script, "");
+    // Comments tell the time.
+    let lines = left.lines().filter(|line| !line.starts_with('#'));
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+/// A process that owns a table of nftables: nobody else may change it.
+fn owner() -> Child {
+    let mut owner = Command::new("nft")
+        .arg("-i")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let table = "add table ip kube-proxy-ipvs { flags owner; chain nat-prerouting { }; }\n";
+    let stdin = owner.stdin.as_mut().unwrap();
+    stdin.write_all(table.as_bytes()).unwrap();
+    let start = Instant::now();
+    while !sh("nft list tables ip", "").contains("kube-proxy-ipvs") {
+        assert!(start.elapsed() < Duration::from_secs(20), "no table");
+        thread::sleep(Duration::from_millis(10));
+    }
+    owner
+}
+
+/// It would send to virtual servers that are gone.
+#[test]
+#[ignore = "needs a network namespace: run by make test in the lab"]
+fn where_a_table_cannot_be_emptied_nothing_of_its_mode_goes() {
+    on_a_node(|| {
+        sh(
+            // As far as this kernel has them.
+            "ip link add kube-ipvs0 type dummy 2>/dev/null || true
+            ip addr add 10.96.0.10/32 dev kube-ipvs0 2>/dev/null || true
+            ipvsadm -A -t 10.96.0.10:80 -s rr 2>/dev/null || true",
+            "",
+        );
+        let mut owner = owner();
+        let before = left_by_ipvs();
+        let nftables = serving(&NFTABLES, None);
+        let cleanup = clean_up_beside(MODES, &nftables, &[]);
+        let [why] = cleanup.left.as_slice() else {
+            panic!("{:?}", cleanup.left);
+        };
+        assert!(
+            why.contains("the table of a mode that goes cannot be emptied"),
+            "{why}"
+        );
+        assert_eq!(cleanup.removed, [""; 0]);
+        assert_eq!(left_by_ipvs(), before);
+        // Its table goes with its owner, and the rest is as ever.
+        owner.kill().unwrap();
+        owner.wait().unwrap();
+        said(&clean_up_beside(MODES, &nftables, &[]));
+        assert!(!sh("ip -oneline link", "").contains("kube-ipvs0"));
+        assert_eq!(kept(), [true, false, true, true]);
+    });
+}
+
+#[test]
+#[ignore = "needs a network namespace: run by make test in the lab"]
+fn beside_redirects_of_iptables_those_of_nftables_go() {
+    on_a_node(|| {
+        redirect();
+        let used = Iptables::choose(Some(Backend::Nft)).unwrap();
+        let userspace = serving(&proxy_userspace::FOOTPRINT, Some(used));
+        let foreseen = said(&foresee_beside(MODES, &userspace, &[]));
+        let removed = said(&clean_up_beside(MODES, &userspace, &[]));
+        assert_eq!(removed, foreseen);
+        assert_eq!(redirects(), [false, true, true]);
+    });
+}

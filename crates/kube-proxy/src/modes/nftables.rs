@@ -1,0 +1,90 @@
+//! nftables mode: Services carried by one table of nftables.
+
+mod metrics;
+mod opened;
+pub mod settings;
+
+use std::sync::Arc;
+
+use anyhow::Result;
+use proxy::{IpFamily, NodePortAddresses};
+use source::ServiceCidrs;
+
+use super::definition::{Definition, Facts, Opened, OwnFlag, Periods};
+use super::families::Access;
+use super::programs::Programs;
+use super::settings::Settings;
+use crate::flags::Flags;
+use crate::metrics::of_mode::OfMode;
+use crate::sysctl::row::Wanted;
+use metrics::TableMetrics;
+use opened::Table;
+
+/// What the daemon asks of nftables mode.
+pub(super) struct NftablesMode;
+
+impl Definition for NftablesMode {
+    fn name(&self) -> &'static str {
+        "nftables"
+    }
+
+    fn fields(&self) -> &'static [&'static str] {
+        &[
+            "nftables.masqueradeAll",
+            "nftables.masqueradeBit",
+            "nftables.minSyncPeriod",
+            "nftables.syncPeriod",
+        ]
+    }
+
+    fn flags_without_file(&self) -> &'static [&'static str] {
+        &[
+            "iptables-min-sync-period",
+            "iptables-sync-period",
+            "masquerade-all",
+        ]
+    }
+
+    fn flags(&self) -> &'static [OwnFlag] {
+        &[OwnFlag {
+            name: "nftables-layout",
+            differs: |one, other| one.nftables_layout != other.nftables_layout,
+        }]
+    }
+
+    fn take_flags(&self, flags: &mut Flags) {
+        settings::take_flags(flags);
+    }
+
+    /// As upstream.
+    fn node_port_addresses(&self) -> NodePortAddresses {
+        NodePortAddresses::Primary
+    }
+
+    fn service_cidrs(&self) -> ServiceCidrs {
+        ServiceCidrs::Watched
+    }
+
+    fn periods(&self, flags: &Flags) -> Periods {
+        let [sync, min_sync] = settings::periods(flags);
+        Periods { sync, min_sync }
+    }
+
+    fn open(&self, settings: &Settings, _: &Programs, access: Access) -> Result<Box<dyn Opened>> {
+        Ok(Box::new(Table::open(settings.nftables.layout, access)?))
+    }
+
+    fn probe(&self, settings: &Settings, _: &Programs, family: IpFamily) -> Result<()> {
+        opened::probe(family, settings.nftables.layout)
+    }
+
+    /// None, as upstream: what comes in by NodePorts and leaves for pods is forwarded as the CNI
+    /// has set it, and 127.0.0.1 serves nothing.
+    fn sysctls(&self, _: Option<&Facts<'_>>) -> Vec<Wanted> {
+        Vec::new()
+    }
+
+    fn metrics(&self) -> Option<Arc<dyn OfMode>> {
+        Some(Arc::new(TableMetrics::default()))
+    }
+}

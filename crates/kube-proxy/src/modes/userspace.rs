@@ -1,0 +1,71 @@
+//! Userspace mode: Services carried by this process itself, through listening ports that packets
+//! are redirected to.
+
+mod opened;
+pub mod settings;
+
+use anyhow::Result;
+use proxy::IpFamily;
+
+use super::definition::{Definition, Facts, Opened, OwnFlag, Periods};
+use super::families::Access;
+use super::programs::Programs;
+use super::settings::Settings;
+use crate::flags::Flags;
+use crate::sysctl::row::Wanted;
+use opened::{Redirector, Userspace};
+
+/// What the daemon asks of userspace mode.
+pub(super) struct UserspaceMode;
+
+impl Definition for UserspaceMode {
+    fn name(&self) -> &'static str {
+        "userspace"
+    }
+
+    fn fields(&self) -> &'static [&'static str] {
+        // As upstream until Kubernetes 1.25, it has no section, and hears that of iptables mode.
+        &[
+            "iptables.localhostNodePorts",
+            "iptables.minSyncPeriod",
+            "iptables.syncPeriod",
+        ]
+    }
+
+    fn flags(&self) -> &'static [OwnFlag] {
+        &[OwnFlag {
+            name: "udp-timeout",
+            differs: |one, other| one.udp_timeout != other.udp_timeout,
+        }]
+    }
+
+    fn periods(&self, flags: &Flags) -> Periods {
+        Periods {
+            sync: ("iptables-sync-period", flags.iptables_sync_period),
+            min_sync: ("iptables-min-sync-period", flags.iptables_min_sync_period),
+        }
+    }
+
+    fn open(
+        &self,
+        settings: &Settings,
+        programs: &Programs,
+        access: Access,
+    ) -> Result<Box<dyn Opened>> {
+        let redirector = Redirector::choose(settings, programs, access)?;
+        Ok(Box::new(Userspace::open(redirector, settings, access)?))
+    }
+
+    fn prepare(&self, settings: &Settings, programs: &Programs) -> Result<()> {
+        Redirector::choose(settings, programs, Access::Write).map(drop)
+    }
+
+    fn probe(&self, settings: &Settings, programs: &Programs, family: IpFamily) -> Result<()> {
+        Redirector::choose(settings, programs, Access::Write)?.probe(family)
+    }
+
+    /// None: it forwards nothing, and what it sends it sends as this node.
+    fn sysctls(&self, _: Option<&Facts<'_>>) -> Vec<Wanted> {
+        Vec::new()
+    }
+}

@@ -1,0 +1,25 @@
+//! `--ipvs-shim=nftables`: rules and sets in one table of nftables of ours, for kernels and nodes
+//! that have neither iptables nor ipset. Data; [`netlink`](crate::netlink) carries it to the
+//! kernel.
+//!
+//! ```text
+//!   table ip kube-proxy-ipvs
+//!     sets     KUBE-CLUSTER-IP, …: named as the ipsets, by the lane of services      (sets)
+//!     chains   nat-prerouting, …: the same verdicts as the iptables shims' rules, by the lane of rules (shim)
+//! ```
+
+mod content;
+mod sets;
+mod shim;
+mod text;
+mod words;
+
+pub(crate) use content::{Content, HeldChain, add_table, forbidden_of};
+pub(crate) use sets::{Place, definition, definition_of, is_of, member, place};
+pub(crate) use shim::{FORBIDDEN, everything};
+
+/// The table, in the families `ip` and `ip6`.
+pub(crate) const TABLE: &str = "kube-proxy-ipvs";
+
+/// The table that asks the kernel whether it can carry the shim. It never comes to be.
+pub(crate) const PROBE: &str = "kube-proxy-ipvs-probe";

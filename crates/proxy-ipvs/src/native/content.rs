@@ -1,0 +1,179 @@
+//! The chains of the table, and how they come to be as they are wanted.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use nftables_netlink::{
+    BaseChain, Bytes, Chain, Change, Concatenation, Element, Expression, Name, Rule, SetRef, Table,
+};
+use proxy::IpFamily;
+
+use super::TABLE;
+use super::sets::{definition_of, is_of, member};
+use super::shim::FORBIDDEN;
+use super::text::text;
+use super::words::address_len;
+use crate::server::VirtualServerKey;
+use crate::sets::Set;
+
+/// What the lane of rules writes to the table.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct Content {
+    /// Its chains, each with rules.
+    pub(crate) chains: BTreeMap<Name, HeldChain>,
+    /// What this node may not open connections to.
+    pub(crate) forbidden: BTreeSet<VirtualServerKey>,
+}
+
+/// A chain with its rules.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct HeldChain {
+    pub(crate) base: Option<BaseChain>,
+    pub(crate) rules: Vec<Rule>,
+}
+
+/// The comment of the table.
+const COMMENT: &str = "rules for kube-proxy";
+
+/// Makes the table, if it is not there.
+pub(crate) fn add_table(family: IpFamily) -> Change {
+    Change::AddTable(table(family, TABLE))
+}
+
+/// One of ours of this name.
+pub(crate) fn table(family: IpFamily, name: &str) -> Table {
+    Table {
+        family: family.into(),
+        name: name.into(),
+        activity: nftables_netlink::Activity::Active,
+        comment: Some(COMMENT.into()),
+    }
+}
+
+impl Content {
+    /// Whether there is nothing.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.chains.is_empty() && self.forbidden.is_empty()
+    }
+
+    /// How many rules it holds, for reports.
+    pub(crate) fn len(&self) -> usize {
+        self.chains.values().map(|chain| chain.rules.len()).sum()
+    }
+
+    /// What brings it from `installed` to this, in one transaction. A chain that is as it is to be
+    /// is not named.
+    pub(crate) fn changes(&self, installed: &Self, family: IpFamily) -> Vec<Change> {
+        let mut changes = vec![add_table(family)];
+        // Sets that are there already stay as they are. Without them, no rule could be written.
+        let named = self.sets_named();
+        changes.extend(
+            named
+                .iter()
+                .filter_map(|name| definition_of(name, family))
+                .map(Change::AddSet),
+        );
+        let is_same = |name: &Name| self.chains.get(name) == installed.chains.get(name);
+        let goes = |name: &Name, chain: &HeldChain| {
+            let wanted = self.chains.get(name);
+            wanted.is_none_or(|wanted| wanted.base != chain.base)
+        };
+        let there = || installed.chains.iter().filter(|(name, _)| !is_same(name));
+        let wanted = || self.chains.iter().filter(|(name, _)| !is_same(name));
+        changes.extend(there().map(|(name, _)| Change::FlushChain(name.clone())));
+        changes.extend(
+            there()
+                .filter(|(name, chain)| goes(name, chain))
+                .map(|(name, _)| Change::DeleteChain(name.clone())),
+        );
+        changes.extend(wanted().map(|(name, chain)| {
+            Change::AddChain(Chain {
+                name: name.clone(),
+                base: chain.base,
+                comment: None,
+            })
+        }));
+        for (name, chain) in wanted() {
+            let rules = chain.rules.iter();
+            changes.extend(rules.map(|rule| Change::AddRule(name.clone(), rule.clone())));
+        }
+        changes.extend(self.forbidden_changes(installed));
+        changes
+    }
+
+    fn forbidden_changes(&self, installed: &Self) -> Vec<Change> {
+        let elements = |keys: Vec<&VirtualServerKey>| -> Vec<Element> {
+            let keys = keys.into_iter();
+            keys.map(|key| Element::of_set(forbidden_key(key)))
+                .collect()
+        };
+        let gone = elements(installed.forbidden.difference(&self.forbidden).collect());
+        let new = elements(self.forbidden.difference(&installed.forbidden).collect());
+        let mut changes = Vec::new();
+        if !gone.is_empty() {
+            changes.push(Change::DeleteElements(FORBIDDEN.into(), gone));
+        }
+        if !new.is_empty() {
+            changes.push(Change::AddElements(FORBIDDEN.into(), new));
+        }
+        changes
+    }
+
+    /// The sets that its rules look into.
+    pub(crate) fn sets_named(&self) -> BTreeSet<Name> {
+        let rules = self.chains.values().flat_map(|chain| &chain.rules);
+        rules.flat_map(sets_of).cloned().collect()
+    }
+
+    /// The sets that some rule of this looks into which is not among those installed.
+    pub(crate) fn uncovered(&self, installed: &Self, family: IpFamily) -> BTreeSet<Set> {
+        let missing = self.chains.iter().flat_map(|(name, chain)| {
+            let there = installed.chains.get(name);
+            let there = there.filter(|there| there.base == chain.base);
+            let there = there.map_or(&[][..], |there| &there.rules);
+            chain.rules.iter().filter(|rule| !there.contains(rule))
+        });
+        let named = missing.flat_map(sets_of);
+        named.filter_map(|name| is_of(name, family)).collect()
+    }
+
+    /// Chains and rules for the operator, a line each.
+    pub(crate) fn lines(&self) -> BTreeSet<String> {
+        let chains = self.chains.iter().flat_map(|(name, chain)| {
+            let declared = format!("chain {name}");
+            let rules = chain.rules.iter();
+            let rules = rules.map(move |rule| format!("{name}: {}", text(rule)));
+            [declared].into_iter().chain(rules)
+        });
+        let forbidden = self.forbidden.iter();
+        let forbidden = forbidden.map(|key| format!("element {key} of set {FORBIDDEN}"));
+        chains.chain(forbidden).collect()
+    }
+}
+
+fn sets_of(rule: &Rule) -> impl Iterator<Item = &Name> {
+    rule.expressions.iter().filter_map(|part| match part {
+        Expression::Lookup {
+            set: SetRef::Named(name),
+            ..
+        } => Some(name),
+        _ => None,
+    })
+}
+
+/// The key of one of [`FORBIDDEN`].
+fn forbidden_key(key: &VirtualServerKey) -> Bytes {
+    let from_itself = Concatenation::new()
+        .address(key.address)
+        .address(key.address);
+    let to = from_itself.protocol(key.protocol.number()).port(key.port);
+    to.into_key()
+}
+
+/// The same read back; `None` for what is not one.
+pub(crate) fn forbidden_of(key: &[u8], family: IpFamily) -> Option<VirtualServerKey> {
+    let address = address_len(family) as usize;
+    let (from, rest) = key.split_at_checked(address)?;
+    // What is left has the form of a member of this one.
+    let (set, to) = member(&Set::ClusterIp.name(family), rest, family)?;
+    set.virtual_server(&to).filter(|_| rest.starts_with(from))
+}

@@ -1,0 +1,236 @@
+//! The native sets: their types, and their members as elements.
+//!
+//! Each is named as the ipset. `hash:ip,port,net` has no counterpart without intervals, whose
+//! concatenations the kernel copies whole with each commit (`nft_set_pipapo`), so it is one set for
+//! each length of prefix that is in use, and a rule for each asks it with as much of the source:
+//! what ipset does within. Ranges may overlap, and a range that comes or goes is one element.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use ipnet::IpNet;
+use nftables_netlink::{Bytes, Concatenation, DataType, Name};
+use proxy::{IpFamily, Protocol};
+
+use super::shim::FORBIDDEN;
+use super::words::address_len;
+use crate::sets::{Member, Set, SetKind};
+
+/// Where a member is: the name of its set, and its key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub(crate) set: Name,
+    pub(crate) key: Bytes,
+}
+
+/// The place of a member.
+pub(crate) fn place(set: Set, member: &Member, family: IpFamily) -> Place {
+    let key = Concatenation::new();
+    let name = || Name::from(set.name(family));
+    let (set, key) = match *member {
+        Member::Address(address) => (name(), key.address(address)),
+        Member::AddressPort(address, protocol, port) => (name(), to(key, address, protocol, port)),
+        Member::AddressPortAddress(address, protocol, port, second) => {
+            (name(), to(key, address, protocol, port).address(second))
+        }
+        Member::AddressPortNet(address, protocol, port, net) => (
+            prefix_set(set, net.prefix_len(), family),
+            to(key, address, protocol, port).address(net.network()),
+        ),
+        Member::Port(port) => (name(), key.port(port)),
+    };
+    Place {
+        set,
+        key: key.into_key(),
+    }
+}
+
+fn to(key: Concatenation, address: IpAddr, protocol: Protocol, port: u16) -> Concatenation {
+    key.address(address).protocol(protocol.number()).port(port)
+}
+
+/// The set that holds the ranges with a prefix of so many bits.
+pub(super) fn prefix_set(set: Set, prefix: u8, family: IpFamily) -> Name {
+    format!("{}-{prefix}", set.name(family)).into()
+}
+
+/// Which set this one of the kernel is, or a part of.
+pub(crate) fn is_of(name: &str, family: IpFamily) -> Option<Set> {
+    Set::by_name(name, family).or_else(|| prefix_of(name, family).map(|_| PREFIXED))
+}
+
+/// The set that is one for each length of prefix.
+const PREFIXED: Set = Set::LoadBalancerSourceCidr;
+
+/// The length of prefix of a set's members, if it has one.
+fn prefix_of(name: &str, family: IpFamily) -> Option<u8> {
+    let number = name
+        .strip_prefix(&*PREFIXED.name(family))?
+        .strip_prefix('-')?;
+    let prefix: u8 = number.parse().ok()?;
+    (u32::from(prefix) <= address_len(family) * 8 && number == prefix.to_string()).then_some(prefix)
+}
+
+/// The definition of a set as upstream names it, empty. For ranges there is none: their sets come
+/// with their members.
+pub(crate) fn definition(set: Set, family: IpFamily) -> Option<nftables_netlink::Set> {
+    (set != PREFIXED).then(|| made(set.name(family).into(), types(set, family), set.comment()))
+}
+
+/// The definition of any set of the table, by its name.
+pub(crate) fn definition_of(name: &str, family: IpFamily) -> Option<nftables_netlink::Set> {
+    if name == FORBIDDEN {
+        let address = address_type(family);
+        let key = vec![address, address, DataType::InetProto, DataType::InetService];
+        let comment = "load-balancer addresses that this node may not use";
+        return Some(made(name.into(), key, comment));
+    }
+    let set = is_of(name, family)?;
+    Some(made(name.into(), types(set, family), set.comment()))
+}
+
+fn made(name: Name, key: Vec<DataType>, comment: &str) -> nftables_netlink::Set {
+    nftables_netlink::Set {
+        name,
+        key,
+        kind: nftables_netlink::SetKind::Set,
+        intervals: false,
+        dynamic: false,
+        timeout: None,
+        // It grows by itself.
+        size: None,
+        type_of: None,
+        comment: Some(comment.into()),
+    }
+}
+
+fn types(set: Set, family: IpFamily) -> Vec<DataType> {
+    let address = address_type(family);
+    let (protocol, port) = (DataType::InetProto, DataType::InetService);
+    match set.kind() {
+        SetKind::Address => vec![address],
+        SetKind::AddressPort => vec![address, protocol, port],
+        SetKind::AddressPortAddress | SetKind::AddressPortNet => {
+            vec![address, protocol, port, address]
+        }
+        SetKind::Port => vec![port],
+    }
+}
+
+fn address_type(family: IpFamily) -> DataType {
+    match family {
+        IpFamily::V4 => DataType::Ipv4Addr,
+        IpFamily::V6 => DataType::Ipv6Addr,
+    }
+}
+
+/// The member that an element of a set of this name is; `None` for what this proxy cannot express,
+/// and so cannot have written.
+pub(crate) fn member(name: &str, key: &[u8], family: IpFamily) -> Option<(Set, Member)> {
+    let set = is_of(name, family)?;
+    let mut key = Key { rest: key, family };
+    let member = match set.kind() {
+        SetKind::Address => Member::Address(key.address()?),
+        SetKind::AddressPort => Member::AddressPort(key.address()?, key.protocol()?, key.port()?),
+        SetKind::AddressPortAddress => {
+            Member::AddressPortAddress(key.address()?, key.protocol()?, key.port()?, key.address()?)
+        }
+        SetKind::AddressPortNet => Member::AddressPortNet(
+            key.address()?,
+            key.protocol()?,
+            key.port()?,
+            IpNet::new(key.address()?, prefix_of(name, family)?).ok()?,
+        ),
+        SetKind::Port => Member::Port(key.port()?),
+    };
+    Some((set, member))
+}
+
+/// A key that is read part by part.
+struct Key<'a> {
+    rest: &'a [u8],
+    family: IpFamily,
+}
+
+impl Key<'_> {
+    fn part(&mut self, len: usize) -> Option<&[u8]> {
+        let part = self.rest.get(..len)?;
+        let filled = len.next_multiple_of(4).min(self.rest.len());
+        self.rest = self.rest.get(filled..)?;
+        Some(part)
+    }
+
+    fn address(&mut self) -> Option<IpAddr> {
+        let family = self.family;
+        let part = self.part(address_len(family) as usize)?;
+        Some(match family {
+            IpFamily::V4 => Ipv4Addr::from(<[u8; 4]>::try_from(part).ok()?).into(),
+            IpFamily::V6 => Ipv6Addr::from(<[u8; 16]>::try_from(part).ok()?).into(),
+        })
+    }
+
+    fn protocol(&mut self) -> Option<Protocol> {
+        Protocol::from_number(*self.part(1)?.first()?)
+    }
+
+    fn port(&mut self) -> Option<u16> {
+        Some(u16::from_be_bytes(self.part(2)?.try_into().ok()?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn members_survive_the_way_to_the_kernel() {
+        let (v4, v6): (IpAddr, IpAddr) = ("10.0.0.1".parse().unwrap(), "fd00::1".parse().unwrap());
+        let nets = ["10.1.0.0/16", "0.0.0.0/0", "10.1.2.3/32"];
+        for ip in [v4, v6] {
+            let family = IpFamily::of(ip);
+            let mut all = vec![
+                (Set::IpvsIps, Member::Address(ip)),
+                (Set::ClusterIp, Member::AddressPort(ip, Protocol::Sctp, 9)),
+                (
+                    Set::LoopBack,
+                    Member::AddressPortAddress(ip, Protocol::Udp, 53, ip),
+                ),
+                (Set::NodePortTcp, Member::Port(30000)),
+            ];
+            let nets = match family {
+                IpFamily::V4 => nets,
+                IpFamily::V6 => ["fd00:1::/64", "::/0", "fd00::2/128"],
+            };
+            all.extend(nets.map(|net| {
+                let net = net.parse().unwrap();
+                (
+                    Set::LoadBalancerSourceCidr,
+                    Member::AddressPortNet(ip, Protocol::Tcp, 80, net),
+                )
+            }));
+            for (set, there) in all {
+                let Place { set: name, key } = place(set, &there, family);
+                assert_eq!(member(&name, &key, family), Some((set, there)), "{name}");
+                let definition = definition_of(&name, family).unwrap();
+                let parts = definition.key.iter().map(|part| part.len());
+                let len = match definition.key.len() {
+                    1 => parts.sum::<usize>(),
+                    _ => parts.map(|len| len.next_multiple_of(4)).sum(),
+                };
+                assert_eq!(key.len(), len, "{name}");
+            }
+        }
+        assert_eq!(
+            is_of("KUBE-LOAD-BALANCER-SOURCE-CIDR-33", IpFamily::V4),
+            None
+        );
+        assert_eq!(
+            is_of("KUBE-LOAD-BALANCER-SOURCE-CIDR-016", IpFamily::V4),
+            None
+        );
+        assert_eq!(is_of("OTHERS", IpFamily::V4), None);
+        // A key that is too short, and a protocol that no Service has.
+        assert_eq!(member("KUBE-CLUSTER-IP", &[10, 0, 0], IpFamily::V4), None);
+        let icmp = [10, 0, 0, 1, 1, 0, 0, 0, 0, 80, 0, 0];
+        assert_eq!(member("KUBE-CLUSTER-IP", &icmp, IpFamily::V4), None);
+    }
+}

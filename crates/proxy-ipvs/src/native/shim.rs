@@ -1,0 +1,407 @@
+//! The rules of the shim on nftables: upstream's verdicts, with as little work as possible for the
+//! first packet of a flow.
+//!
+//! ```text
+//!  prerouting ─ nat-prerouting ─┬─▶ input ─ filter-input ─ IPVS ─┬─ filter-input-behind-ipvs ─▶ the node
+//!                               │                                └─▶ nat-postrouting ─▶ an endpoint
+//!                               └─▶ forward ─ filter-forward ─▶ nat-postrouting
+//!  output ─ filter-output ─ nat-output ─ IPVS ─▶ nat-postrouting ─▶ an endpoint
+//! ```
+//!
+//! - What IPVS takes at `input` comes no further, so that what is refused there (a port of a service
+//!   address that no Service exposes) is looked for behind it: no packet that is served is asked.
+//! - A chain of ours cannot keep a packet from the chains of others by accepting it, as a rule of
+//!   iptables does. In nat one that keeps the destination does that: nothing translates it again.
+//!   So these chains come before those of others, at one less than their usual priority.
+//! - What upstream's chain FORWARD accepts is not here: no accept of ours ends what others drop.
+//! - Chains without rules are not there, and sets that hold nothing are not asked.
+//!
+//! What an operator sees of it, and the packets that differ: `docs/ipvs-shim.md`.
+
+use std::collections::BTreeSet;
+
+use ipnet::IpNet;
+use iptables::SourcePort;
+use nftables_netlink::{
+    BaseChain, ChainKind, Comparison, Hook, Membership, Name, Policy, Rule, Verdict,
+};
+use proxy::{IpFamily, LocalDetector, Protocol};
+
+use super::content::{Content, HeldChain};
+use super::sets::prefix_set;
+use super::words::{
+    BY_SOURCE, Clause, FROM_TO, Field, TO, TO_FROM, flip_mark, further_port_in_set, in_set,
+    in_set_by_prefix, keep_destination, marked, masquerade, new_flow, not_interface,
+    not_interface_prefix, port_in_set, reject, set_mark, source, to_local, verdict,
+};
+use crate::config::Config;
+use crate::rules::{Shim, loopback};
+use crate::server::VirtualServerKey;
+use crate::sets::Set;
+
+/// The set of what this node may not open connections to: no expression asks IPVS, but what the
+/// node sends to a load-balancer address has that address as its source until IPVS takes it.
+pub(crate) const FORBIDDEN: &str = "KUBE-IPVS-OUT-FILTER";
+
+const LOAD_BALANCER: &str = "KUBE-LOAD-BALANCER";
+const NODE_PORT: &str = "KUBE-NODE-PORT";
+const SOURCE_RANGES: &str = "KUBE-SOURCE-RANGES-FIREWALL";
+const ACCESS: &str = "KUBE-IPVS-FILTER";
+
+/// Before the chains of others that translate (`NF_IP_PRI_NAT_DST`, `NF_IP_PRI_NAT_SRC`). Where the
+/// kernel translates stays where it is.
+const DNAT: i32 = -101;
+const SNAT: i32 = 99;
+/// `NF_IP_PRI_FILTER`.
+const FILTER: i32 = 0;
+/// Behind IPVS at the hook input (`ip_vs_ops4`: 98 and 99) and the kernel's own translation (100).
+const BEHIND_IPVS: i32 = 101;
+/// `NF_IP_PRI_MANGLE`: before IPVS at the hook output (-99).
+const BEFORE_IPVS: i32 = -150;
+
+/// Where a nat chain stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    In,
+    Out,
+}
+
+impl Shim {
+    /// The chains and the forbidden addresses of this shim.
+    pub(crate) fn native(&self, prefixes: &BTreeSet<u8>, config: &Config) -> Content {
+        let mut content = Content {
+            chains: [
+                nat(
+                    "nat-prerouting",
+                    Hook::Prerouting,
+                    DNAT,
+                    self.nat(Way::In, config),
+                ),
+                nat("nat-output", Hook::Output, DNAT, self.nat(Way::Out, config)),
+                nat(
+                    "nat-postrouting",
+                    Hook::Postrouting,
+                    SNAT,
+                    self.nat_postrouting(config),
+                ),
+                filter("filter-input", Hook::Input, FILTER, self.firewall()),
+                filter("filter-forward", Hook::Forward, FILTER, self.firewall()),
+                filter(
+                    "filter-input-behind-ipvs",
+                    Hook::Input,
+                    BEHIND_IPVS,
+                    self.access(),
+                ),
+                filter("filter-output", Hook::Output, BEFORE_IPVS, self.forbid()),
+                chain(LOAD_BALANCER, self.native_load_balancers(config)),
+                chain(NODE_PORT, self.native_node_ports(config)),
+                chain(SOURCE_RANGES, self.native_source_ranges(prefixes)),
+                chain(ACCESS, self.native_access_filter()),
+            ]
+            .into(),
+            forbidden: self.forbidden_to_node.clone(),
+        };
+        content.chains.retain(|_, chain| !chain.rules.is_empty());
+        content
+    }
+
+    fn has(&self, set: Set) -> bool {
+        self.filled.contains(&set)
+    }
+
+    fn set_name(&self, set: Set) -> Name {
+        set.name(self.family).into()
+    }
+
+    /// The packet goes to a member of a set.
+    fn packet_to(&self, set: Set) -> Clause {
+        in_set(self.family, TO, self.set_name(set), Membership::In)
+    }
+
+    fn packet_not_to(&self, set: Set) -> Clause {
+        in_set(self.family, TO, self.set_name(set), Membership::NotIn)
+    }
+
+    /// Marks what has to be masqueraded, and keeps what goes to a service address from others'
+    /// rules.
+    fn nat(&self, way: Way, config: &Config) -> Vec<Rule> {
+        let mark = || set_mark(config.masquerade_mark);
+        let keep = || keep_destination(self.family);
+        let mut rules = Vec::new();
+        if self.has(Set::ClusterIp) {
+            rules.extend(self.mark_cluster_ips(way, config));
+            let why = "IPVS has it: no DNAT rule of others may";
+            rules.push(rule([self.packet_to(Set::ClusterIp), keep()], why));
+        }
+        if self.has(Set::LoadBalancer) {
+            let to_chain = verdict(Verdict::Goto(LOAD_BALANCER.into()));
+            let why = Set::LoadBalancer.comment();
+            rules.push(rule([self.packet_to(Set::LoadBalancer), to_chain], why));
+        }
+        if self.has(Set::ExternalIp) {
+            let why = Set::ExternalIp.comment();
+            rules.push(rule([self.packet_to(Set::ExternalIp), mark(), keep()], why));
+        }
+        if self.has(Set::ExternalIpLocal) {
+            let why = Set::ExternalIpLocal.comment();
+            rules.push(rule([self.packet_to(Set::ExternalIpLocal), keep()], why));
+        }
+        if !self.native_node_ports(config).is_empty() {
+            let why = "node ports, for masquerade purpose";
+            rules.push(rule([verdict(Verdict::Goto(NODE_PORT.into()))], why));
+        }
+        // What comes in from such an address has been here on its way out.
+        if way == Way::Out && !rules.is_empty() {
+            let from = source(self.family, Comparison::Equal, &loopback(self.family));
+            let why = "what the node sends from localhost is left alone";
+            rules.insert(0, rule([from, verdict(Verdict::Return)], why));
+        }
+        rules
+    }
+
+    /// Those that do not come from a local pod. What the node sends itself comes by no interface.
+    fn mark_cluster_ips(&self, way: Way, config: &Config) -> Option<Rule> {
+        let all = || self.packet_to(Set::ClusterIp);
+        let (from, to) = match &config.detector {
+            _ if config.masquerade_all => (Vec::new(), all()),
+            // What a Service's own address sent: only the node does that.
+            LocalDetector::None if way == Way::In => return None,
+            LocalDetector::None => {
+                let name = self.set_name(Set::ClusterIp);
+                let by_source = in_set(self.family, BY_SOURCE, name, Membership::In);
+                (Vec::new(), by_source)
+            }
+            // Everything is.
+            LocalDetector::SourceNet(net) if net.prefix_len() == 0 => return None,
+            LocalDetector::SourceNet(net) => {
+                (source(self.family, Comparison::NotEqual, net), all())
+            }
+            LocalDetector::Bridge(_) | LocalDetector::InterfacePrefix(_) if way == Way::Out => {
+                (Vec::new(), all())
+            }
+            LocalDetector::Bridge(name) => (not_interface(name), all()),
+            LocalDetector::InterfacePrefix(prefix) => (not_interface_prefix(prefix), all()),
+        };
+        let mark = set_mark(config.masquerade_mark);
+        Some(rule([from, to, mark], Set::ClusterIp.comment()))
+    }
+
+    fn native_load_balancers(&self, config: &Config) -> Vec<Rule> {
+        if !self.has(Set::LoadBalancer) {
+            return Vec::new();
+        }
+        let not_pinned = if self.has(Set::LoadBalancerLocal) {
+            self.packet_not_to(Set::LoadBalancerLocal)
+        } else {
+            Vec::new()
+        };
+        let mark = set_mark(config.masquerade_mark);
+        vec![
+            rule(
+                [not_pinned, mark],
+                "for masquerade purpose, unless externalTrafficPolicy=local",
+            ),
+            rule(
+                [keep_destination(self.family)],
+                "IPVS has it: no DNAT rule of others may",
+            ),
+        ]
+    }
+
+    /// The look-up of the port is the cheapest, that of the address in the routing table the
+    /// dearest.
+    fn native_node_ports(&self, config: &Config) -> Vec<Rule> {
+        let protocols = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp].into_iter();
+        let filled = protocols.filter(|protocol| self.has(Set::node_port(*protocol)));
+        let rule_of = |protocol| {
+            let (set, local) = (Set::node_port(protocol), Set::node_port_local(protocol));
+            let (served, not_pinned) = match protocol {
+                Protocol::Sctp => (self.packet_to(set), self.packet_not_to(local)),
+                Protocol::Tcp | Protocol::Udp => (
+                    port_in_set(protocol, self.set_name(set), Membership::In),
+                    further_port_in_set(self.set_name(local), Membership::NotIn),
+                ),
+            };
+            let not_pinned = if self.has(local) {
+                not_pinned
+            } else {
+                Vec::new()
+            };
+            let mark = set_mark(config.masquerade_mark);
+            rule([served, not_pinned, to_local(), mark], set.comment())
+        };
+        filled.map(rule_of).collect()
+    }
+
+    /// Masquerades pods that call themselves, and what is marked.
+    fn nat_postrouting(&self, config: &Config) -> Vec<Rule> {
+        let mut rules = Vec::new();
+        if self.has(Set::LoopBack) {
+            let name = self.set_name(Set::LoopBack);
+            let itself = in_set(self.family, TO_FROM, name, Membership::In);
+            let masquerade = masquerade(SourcePort::Kept);
+            rules.push(rule([itself, masquerade], Set::LoopBack.comment()));
+        }
+        let mark = config.masquerade_mark;
+        let why = "kubernetes service traffic requiring SNAT";
+        rules.push(rule(
+            [
+                marked(mark),
+                flip_mark(mark),
+                masquerade(config.source_port),
+            ],
+            why,
+        ));
+        rules
+    }
+
+    /// Also for flows that are known: one that its source range no longer allows ends.
+    fn firewall(&self) -> Vec<Rule> {
+        if !self.has(Set::LoadBalancerFirewall) {
+            return Vec::new();
+        }
+        let to_chain = verdict(Verdict::Goto(SOURCE_RANGES.into()));
+        let limited = self.packet_to(Set::LoadBalancerFirewall);
+        let why = Set::LoadBalancerFirewall.comment();
+        vec![rule([limited, to_chain], why)]
+    }
+
+    fn native_source_ranges(&self, prefixes: &BTreeSet<u8>) -> Vec<Rule> {
+        if !self.has(Set::LoadBalancerFirewall) {
+            return Vec::new();
+        }
+        let ranges = Set::LoadBalancerSourceCidr;
+        let prefixes = prefixes.iter().filter(|_| self.has(ranges)).rev();
+        let mut rules: Vec<Rule> = prefixes
+            .map(|prefix| {
+                let name = prefix_set(ranges, *prefix, self.family);
+                let allowed = in_set_by_prefix(self.family, *prefix, name);
+                rule([allowed, verdict(Verdict::Return)], ranges.comment())
+            })
+            .collect();
+        let own = Set::LoadBalancerSourceIp;
+        if self.has(own) {
+            let allowed = in_set(self.family, TO_FROM, self.set_name(own), Membership::In);
+            rules.push(rule([allowed, verdict(Verdict::Return)], own.comment()));
+        }
+        rules.push(rule(
+            [verdict(Verdict::Drop)],
+            "outside of loadBalancerSourceRanges",
+        ));
+        rules
+    }
+
+    fn access(&self) -> Vec<Rule> {
+        if !self.has(Set::IpvsIps) {
+            return Vec::new();
+        }
+        let name = self.set_name(Set::IpvsIps);
+        let to_service = in_set(self.family, &[Field::Destination], name, Membership::In);
+        let to_chain = verdict(Verdict::Goto(ACCESS.into()));
+        vec![rule(
+            [new_flow(), to_service, to_chain],
+            "kubernetes ipvs access filter",
+        )]
+    }
+
+    /// Service addresses are addresses of this node, so ports that no Service exposes must not
+    /// reach the node's own processes (k/k#72236).
+    fn native_access_filter(&self) -> Vec<Rule> {
+        if !self.has(Set::IpvsIps) {
+            return Vec::new();
+        }
+        let exposed = [
+            Set::ClusterIp,
+            Set::LoadBalancer,
+            Set::ExternalIp,
+            Set::ExternalIpLocal,
+        ];
+        let exposed = exposed.into_iter().filter(|set| self.has(*set));
+        let mut rules: Vec<Rule> = exposed
+            .map(|set| {
+                rule(
+                    [self.packet_to(set), verdict(Verdict::Return)],
+                    set.comment(),
+                )
+            })
+            .collect();
+        let checks = Set::HealthCheckNodePort;
+        if self.has(checks) {
+            // As a set of ports of iptables' match: of these protocols alone.
+            rules.extend([Protocol::Tcp, Protocol::Udp].map(|protocol| {
+                let to_port = port_in_set(protocol, self.set_name(checks), Membership::In);
+                rule([to_port, verdict(Verdict::Return)], checks.comment())
+            }));
+        }
+        rules.push(rule([reject(self.family)], "no Service exposes this port"));
+        rules
+    }
+
+    fn forbid(&self) -> Vec<Rule> {
+        if self.forbidden_to_node.is_empty() {
+            return Vec::new();
+        }
+        let from_itself = in_set(self.family, FROM_TO, FORBIDDEN.into(), Membership::In);
+        vec![rule(
+            [from_itself, verdict(Verdict::Drop)],
+            "source ranges leave this node out",
+        )]
+    }
+}
+
+/// All that the shim may ever hold.
+pub(crate) fn everything(family: IpFamily) -> Content {
+    let address = family.localhost();
+    let shim = Shim {
+        family,
+        filled: Set::all().collect(),
+        forbidden_to_node: [VirtualServerKey {
+            address,
+            port: 1,
+            protocol: Protocol::Tcp,
+        }]
+        .into(),
+    };
+    let detector = LocalDetector::SourceNet(IpNet::new_assert(address, 31));
+    let config = Config {
+        detector,
+        ..Config::default()
+    };
+    shim.native(&[24, 31].into(), &config)
+}
+
+fn rule<const N: usize>(clauses: [Clause; N], comment: &str) -> Rule {
+    Rule {
+        expressions: clauses.into_iter().flatten().collect(),
+        comment: Some(comment.into()),
+    }
+}
+
+fn nat(name: &str, hook: Hook, priority: i32, rules: Vec<Rule>) -> (Name, HeldChain) {
+    base(name, ChainKind::Nat, hook, priority, rules)
+}
+
+fn filter(name: &str, hook: Hook, priority: i32, rules: Vec<Rule>) -> (Name, HeldChain) {
+    base(name, ChainKind::Filter, hook, priority, rules)
+}
+
+fn base(
+    name: &str,
+    kind: ChainKind,
+    hook: Hook,
+    priority: i32,
+    rules: Vec<Rule>,
+) -> (Name, HeldChain) {
+    let base = BaseChain {
+        kind,
+        hook,
+        priority,
+        policy: Policy::Accept,
+    };
+    let base = Some(base);
+    (name.into(), HeldChain { base, rules })
+}
+
+fn chain(name: &str, rules: Vec<Rule>) -> (Name, HeldChain) {
+    (name.into(), HeldChain { base: None, rules })
+}

@@ -1,0 +1,24 @@
+//! What carries the shim.
+
+use iptables::Iptables;
+
+/// What holds sets and rules.
+#[derive(Debug, Clone)]
+pub enum Carrier {
+    /// ipset and iptables.
+    Iptables(Iptables),
+    /// A table of nftables: no program is ever started.
+    Nftables,
+}
+
+impl Carrier {
+    pub(super) fn is_nftables(&self) -> bool {
+        matches!(self, Self::Nftables)
+    }
+}
+
+impl From<Iptables> for Carrier {
+    fn from(iptables: Iptables) -> Self {
+        Self::Iptables(iptables)
+    }
+}

@@ -1,0 +1,322 @@
+//! What stands where this proxy does not write: left by other modes, by a run with the other backend
+//! of iptables, or with another shim.
+//!
+//! Where the shim is in nftables, programs of iptables are started only to clear up: where the
+//! kernel holds chains of theirs.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use footprint::{Finder, Footprints, ServedBy, nft};
+use ipset_netlink::Ipset;
+use iptables::{Backend, Iptables, IptablesError, Table};
+use proxy::IpFamily;
+use tracing::warn;
+
+use super::carrier::Carrier;
+use super::native;
+use super::sets::Sets;
+use crate::footprint::FOOTPRINT;
+use crate::leftovers::{Leftovers, Place};
+use crate::native::TABLE;
+use crate::sets::{Member, Set};
+
+/// The nft backend lets go of a set a little after its rules.
+const RELEASED_WITHIN: Duration = Duration::from_secs(2);
+
+/// Is there where the kernel has ipset, built in or loaded. To ask ipset itself would load it.
+const IPSET: &str = "/sys/module/ip_set";
+
+/// Where to look.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Former<'a> {
+    pub(super) family: IpFamily,
+    /// What is used.
+    pub(super) carrier: &'a Carrier,
+    pub(super) modes: Footprints,
+}
+
+/// Whether all could be looked at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Certainty {
+    All,
+    /// Not all; it may be at the next look.
+    Some,
+}
+
+/// What is known, or is found now; what may be incomplete is looked for again the next time.
+pub(super) fn until_known<T: Clone>(
+    known: &mut Option<T>,
+    look: impl FnOnce() -> (T, Certainty),
+) -> T {
+    if let Some(known) = known {
+        return known.clone();
+    }
+    let (found, certainty) = look();
+    if certainty == Certainty::All {
+        *known = Some(found.clone());
+    }
+    found
+}
+
+/// What becomes of a backend of which the kernel does not say what it holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum IfUnknown {
+    /// Its program is asked.
+    Counts,
+    LeftOut,
+}
+
+impl Former<'_> {
+    /// What is there, as far as it can be told.
+    pub(super) fn find(self) -> (BTreeMap<Place, Arc<Leftovers>>, Certainty) {
+        let mut certainty = Certainty::All;
+        let mut found = BTreeMap::new();
+        let mut unknown = |what: &str, error: &dyn fmt::Display| {
+            warn!(
+                error = error.to_string(),
+                "cannot look for what is left in {what}; it is tried again with the next check"
+            );
+            certainty = Certainty::Some;
+        };
+        for backend in self.out_of_reach() {
+            warn!(
+                "iptables ({backend}) holds chains of a kube-proxy, and its programs are not here: these rules \
+                 stay and may still take packets; run `kube-proxy --cleanup` where iptables is installed, or restart the node"
+            );
+        }
+        for other in self.backends() {
+            match self.left_in(&other) {
+                Ok(left) if left.is_empty() => {}
+                Ok(left) => drop(found.insert(Place::Other(other.backend()), Arc::new(left))),
+                // A backend that can never be read holds nothing that takes packets.
+                Err(error) if !error.kind().may_pass() => {}
+                Err(error) => unknown(&format!("iptables ({})", other.backend()), &error),
+            }
+        }
+        let own = match self.carrier {
+            Carrier::Iptables(_) => Some((TABLE, Place::OwnTable)),
+            Carrier::Nftables => None,
+        };
+        let tables = self.tables().chain(own);
+        for (table, place) in tables {
+            match nft::has_table(self.family, table) {
+                Ok(true) => drop(found.insert(place, Arc::default())),
+                Ok(false) => {}
+                Err(error) => unknown("nftables", &error),
+            }
+        }
+        if let Carrier::Nftables = self.carrier {
+            match self.own_sets() {
+                Ok(sets) if sets.is_empty() => {}
+                Ok(_) => drop(found.insert(Place::Ipsets, Arc::default())),
+                Err(error) => unknown("ipset", &error),
+            }
+        }
+        (found, certainty)
+    }
+
+    fn left_in(self, other: &Iptables) -> Result<Leftovers, IptablesError> {
+        if other.is_empty(self.family) {
+            return Ok(Leftovers::default());
+        }
+        let saved = other.save(self.family)?;
+        Ok(Leftovers::find(Finder::all(self.modes), &saved))
+    }
+
+    /// Removes it.
+    pub(super) fn remove(
+        self,
+        place: Place,
+        leftovers: &Leftovers,
+        saved: usize,
+    ) -> Result<(), String> {
+        let restore = |iptables: &Iptables| {
+            let text = leftovers.restore_text();
+            iptables
+                .restore_among(saved.max(text.len()), self.family, &text)
+                .map_err(|error| error.to_string())
+        };
+        let remove_table =
+            |table| nft::remove_table(self.family, table).map_err(|error| error.to_string());
+        match place {
+            Place::Beside(_) => match self.carrier {
+                Carrier::Iptables(iptables) => restore(iptables),
+                Carrier::Nftables => Ok(()),
+            },
+            Place::Other(backend) => {
+                let mut others = self.backends().into_iter();
+                match others.find(|other| other.backend() == backend) {
+                    Some(other) => restore(&other),
+                    None => Err(format!("the programs of iptables ({backend}) are gone")),
+                }
+            }
+            Place::Nftables | Place::Ended => {
+                let mut tables = self.tables().filter(|(_, of)| *of == place);
+                tables.try_for_each(|(table, _)| remove_table(table))
+            }
+            Place::OwnTable => remove_table(TABLE),
+            Place::Ipsets => self.remove_sets(),
+        }
+    }
+
+    /// What the sets of the shim that is not used hold.
+    pub(super) fn members(self) -> Result<BTreeMap<Set, BTreeSet<Member>>, String> {
+        match self.carrier {
+            Carrier::Iptables(_) => {
+                let is_there = nft::has_table(self.family, TABLE);
+                if !is_there.map_err(|error| error.to_string())? {
+                    return Ok(BTreeMap::new());
+                }
+                native::members(self.family).map_err(|error| error.to_string())
+            }
+            Carrier::Nftables if has_ipset() => {
+                let read = Sets::open(self.family).and_then(|mut sets| sets.dump());
+                match read {
+                    Ok(found) => Ok(found.members),
+                    Err(ipset_netlink::Error::NoIpset) => Ok(BTreeMap::new()),
+                    Err(error) => Err(error.to_string()),
+                }
+            }
+            Carrier::Nftables => Ok(BTreeMap::new()),
+        }
+    }
+
+    /// The backends of iptables that are not used and in which something may be left.
+    fn backends(self) -> Vec<Iptables> {
+        match self.carrier {
+            Carrier::Iptables(used) => Iptables::other_than(used).collect(),
+            Carrier::Nftables => self.held_backends(),
+        }
+    }
+
+    /// Those in which the kernel holds chains of kube-proxies that no program can remove.
+    fn out_of_reach(self) -> Vec<Backend> {
+        let Carrier::Nftables = self.carrier else {
+            return Vec::new();
+        };
+        let mut held = self.held(IfUnknown::LeftOut);
+        if !held.is_empty() {
+            let installed = Iptables::installed().unwrap_or_default();
+            held.retain(|backend| installed.iter().all(|one| one.backend() != *backend));
+        }
+        held
+    }
+
+    /// Those in which the kernel holds chains of kube-proxies. Without, no program is started.
+    fn held_backends(self) -> Vec<Iptables> {
+        let held = self.held(IfUnknown::Counts);
+        if held.is_empty() {
+            return Vec::new();
+        }
+        let installed = Iptables::installed().unwrap_or_default().into_iter();
+        installed
+            .filter(|one| held.contains(&one.backend()))
+            .collect()
+    }
+
+    fn held(self, if_unknown: IfUnknown) -> Vec<Backend> {
+        let is_ours = |(table, name): &(Table, String)| {
+            let mut modes = self.modes.iter();
+            modes.any(|mode| mode.has_chain(*table, name))
+        };
+        let is_held = |backend: &Backend| match backend.chains(self.family) {
+            Some(chains) => chains.iter().any(is_ours),
+            None => if_unknown == IfUnknown::Counts,
+        };
+        Backend::ALL.into_iter().filter(is_held).collect()
+    }
+
+    /// The tables of other modes in nftables, and where they count.
+    fn tables(self) -> impl Iterator<Item = (&'static str, Place)> {
+        let others = self.modes.iter().filter(|mode| ***mode != FOOTPRINT);
+        others.flat_map(|mode| {
+            let place = match mode.served_by {
+                ServedBy::Kernel => Place::Nftables,
+                ServedBy::Process => Place::Ended,
+            };
+            mode.nft_tables.iter().map(move |table| (*table, place))
+        })
+    }
+
+    /// Those of our ipsets that are there.
+    fn own_sets(self) -> Result<Vec<String>, ipset_netlink::Error> {
+        if !has_ipset() {
+            return Ok(Vec::new());
+        }
+        let there = match Ipset::open().and_then(|mut ipset| ipset.headers()) {
+            Err(ipset_netlink::Error::NoIpset) => return Ok(Vec::new()),
+            there => there?,
+        };
+        let known = (FOOTPRINT.sets)(self.family).into_iter();
+        let names = known.map(|set| set.name);
+        Ok(names
+            .filter(|name| there.iter().any(|header| header.name == *name))
+            .collect())
+    }
+
+    fn remove_sets(self) -> Result<(), String> {
+        let mut ipset = Ipset::open().map_err(|error| error.to_string())?;
+        let own = self.own_sets().map_err(|error| error.to_string())?;
+        for name in own {
+            let removed = ipset.destroy_released(&name, RELEASED_WITHIN);
+            removed.map_err(|error| format!("ipset {name}: {error}"))?;
+        }
+        Ok(())
+    }
+}
+
+fn has_ipset() -> bool {
+    Path::new(IPSET).exists()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
+
+    use super::*;
+
+    #[test]
+    fn what_could_not_be_read_is_looked_for_again() {
+        let mut known = None;
+        assert_eq!(until_known(&mut known, || (1, Certainty::Some)), 1);
+        assert_eq!(until_known(&mut known, || (2, Certainty::All)), 2);
+        assert_eq!(until_known(&mut known, || (3, Certainty::All)), 2);
+    }
+
+    /// Nobody but an administrator may ask for tables of nftables.
+    #[test]
+    fn what_cannot_be_asked_for_is_not_known_to_be_absent() {
+        const MODES: Footprints = &[&footprint::NFTABLES];
+        let look = || {
+            let none = CapabilitySet::empty();
+            let sets = CapabilitySets {
+                effective: none,
+                permitted: none,
+                inheritable: none,
+            };
+            set_capabilities(None, sets).unwrap();
+            let former = Former {
+                family: IpFamily::V4,
+                carrier: &Carrier::Nftables,
+                modes: MODES,
+            };
+            let is_here = !matches!(
+                nftables_netlink::Nftables::open(),
+                Err(nftables_netlink::Error::NoNftables)
+            );
+            (is_here, former.find())
+        };
+        // What a thread may do is its own.
+        let (is_here, (found, certainty)) = thread::spawn(look).join().unwrap();
+        if is_here {
+            assert!(found.is_empty(), "{found:?}");
+            assert_eq!(certainty, Certainty::Some);
+        }
+    }
+}

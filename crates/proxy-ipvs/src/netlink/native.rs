@@ -1,0 +1,395 @@
+//! Sets and rules in our own table of nftables, over netlink: one transaction for what changed.
+//!
+//! Of a transaction the kernel makes all or nothing, and an element that is to go and is not there
+//! is refused, unlike with ipset. So one that is refused is tried again set by set, each element
+//! that goes added before, which is no change where it is there.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use netlink_batch::Refusal;
+use nftables_netlink::{
+    Change, CommitError, Element, Error, Family, Generation, Name, Nftables, OwnSockets,
+    Transaction,
+};
+use proxy::IpFamily;
+
+use super::reason::{refused, said, surprise};
+use crate::kernel::FoundSets;
+use crate::native::{
+    self, Content, FORBIDDEN, HeldChain, Place, TABLE, add_table, definition, definition_of,
+    forbidden_of, is_of, member, place,
+};
+use crate::plan::{Op, Outcome};
+use crate::sets::{Member, Set};
+
+/// Our table of one family.
+#[derive(Debug)]
+pub(super) struct Native {
+    nftables: Nftables,
+    own: Arc<OwnSockets>,
+    family: IpFamily,
+    /// What was read last, of which generation of the ruleset.
+    read: Option<(Generation, Content)>,
+    sent: u32,
+}
+
+/// Elements of one set that come, or go.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Run {
+    set: Name,
+    direction: Direction,
+    elements: Vec<Element>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Direction {
+    Comes,
+    Goes,
+}
+
+impl Native {
+    pub(super) fn open(family: IpFamily, own: Arc<OwnSockets>) -> Result<Self, Error> {
+        Ok(Self {
+            nftables: own.open()?,
+            own,
+            family,
+            read: None,
+            sent: 0,
+        })
+    }
+
+    /// Transactions so far.
+    pub(super) fn sent(&self) -> u32 {
+        self.sent
+    }
+
+    /// Our sets. One of another type counts as absent.
+    pub(super) fn dump(&mut self) -> Result<FoundSets, Error> {
+        self.nftables = self.own.open()?;
+        let family = Family::from(self.family);
+        let mut found = FoundSets::default();
+        for there in self.nftables.sets(family, TABLE)? {
+            let name = &there.set.name;
+            let Some(set) = is_of(name, self.family) else {
+                continue;
+            };
+            let wanted = definition_of(name, self.family);
+            if wanted.is_none_or(|wanted| !is_alike(&wanted, &there.set)) {
+                continue;
+            }
+            let elements = match self.nftables.elements(family, TABLE, name) {
+                Err(error) if is_missing(&error) => continue,
+                elements => elements?,
+            };
+            let members = elements
+                .iter()
+                .filter_map(|element| Some(member(name, &element.key, self.family)?.1));
+            found.members.entry(set).or_default().extend(members);
+            // It grows by itself.
+            found.sizes.insert(set, u32::MAX);
+        }
+        if !found.sizes.is_empty() {
+            // Its parts come with their members.
+            let ranges = Set::LoadBalancerSourceCidr;
+            found.members.entry(ranges).or_default();
+            found.sizes.insert(ranges, u32::MAX);
+        }
+        Ok(found)
+    }
+
+    /// Makes sets; where one is refused, each by itself.
+    pub(super) fn create(&mut self, run: &[Op]) -> Vec<Outcome> {
+        match self.create_together(run) {
+            Err(Failure::Refused(_)) => {
+                self.remove_strangers();
+                let each = run.chunks(1).map(|one| {
+                    let created = self.create_together(one);
+                    created.map_or_else(
+                        |failure| failure.outcome("the set cannot be made"),
+                        |()| Outcome::Done,
+                    )
+                });
+                each.collect()
+            }
+            Err(failure) => vec![failure.outcome("the sets cannot be made"); run.len()],
+            Ok(()) => vec![Outcome::Done; run.len()],
+        }
+    }
+
+    fn create_together(&mut self, run: &[Op]) -> Result<(), Failure> {
+        let sets = run.iter().filter_map(|op| match op {
+            Op::CreateSet(set, _) => definition(*set, self.family),
+            _ => None,
+        });
+        let changes = [add_table(self.family)]
+            .into_iter()
+            .chain(sets.map(Change::AddSet));
+        self.commit(changes.collect())
+    }
+
+    /// Removes those sets that are named as ours and are of another type: nothing that this proxy
+    /// needs can be in them, and in their place none of its own can be made. What cannot be removed
+    /// is told by who needs the place.
+    fn remove_strangers(&mut self) {
+        let family = Family::from(self.family);
+        let Ok(there) = self.nftables.sets(family, TABLE) else {
+            return;
+        };
+        for found in there {
+            let wanted = definition_of(&found.set.name, self.family);
+            if wanted.is_some_and(|wanted| !is_alike(&wanted, &found.set))
+                && let Err(failure) = self.commit(vec![Change::DeleteSet(found.set.name.clone())])
+            {
+                tracing::debug!(set = %found.set.name, ?failure, "a set of another type stays");
+            }
+        }
+    }
+
+    /// Adds and removes members.
+    pub(super) fn apply(&mut self, run: &[Op]) -> Vec<Outcome> {
+        let writes: Vec<(Set, Direction, Place)> =
+            run.iter().filter_map(|op| self.write(op)).collect();
+        let runs = runs(&writes);
+        let changes = self.changes(&runs);
+        match self.commit(changes) {
+            Ok(()) => vec![Outcome::Done; run.len()],
+            Err(Failure::Unknown) => vec![Outcome::Unknown; run.len()],
+            Err(Failure::Refused(refusal)) => {
+                if refusal.errno == libc::EEXIST {
+                    self.remove_strangers();
+                }
+                let runs: Vec<Run> = runs;
+                let mut outcomes = Vec::new();
+                for run in &runs {
+                    let outcome = self.try_alone(run);
+                    outcomes.extend(vec![outcome; run.elements.len()]);
+                }
+                outcomes
+            }
+            Err(failure) => vec![failure.outcome("members cannot be written"); run.len()],
+        }
+    }
+
+    fn write(&self, op: &Op) -> Option<(Set, Direction, Place)> {
+        let (set, member, direction) = match op {
+            Op::AddMember(set, member) => (*set, member, Direction::Comes),
+            Op::RemoveMember(set, member) => (*set, member, Direction::Goes),
+            _ => return None,
+        };
+        Some((set, direction, place(set, member, self.family)))
+    }
+
+    fn changes(&self, runs: &[Run]) -> Vec<Change> {
+        let changes = runs.iter().flat_map(|run| {
+            let elements = run.elements.clone();
+            let name = run.set.clone();
+            let change = match run.direction {
+                Direction::Comes => Change::AddElements(name, elements),
+                Direction::Goes => Change::DeleteElements(name, elements),
+            };
+            self.part(&run.set).into_iter().chain([change])
+        });
+        changes.collect()
+    }
+
+    /// Makes a set that comes with its members.
+    fn part(&self, name: &Name) -> Option<Change> {
+        let is_part = is_of(name, self.family) == Some(Set::LoadBalancerSourceCidr);
+        let definition = is_part.then(|| definition_of(name, self.family))?;
+        definition.map(Change::AddSet)
+    }
+
+    /// Writes to one set in one direction.
+    fn try_alone(&mut self, run: &Run) -> Outcome {
+        let mut changes: Vec<Change> = self.part(&run.set).into_iter().collect();
+        let add = Change::AddElements(run.set.clone(), run.elements.clone());
+        let delete = Change::DeleteElements(run.set.clone(), run.elements.clone());
+        match run.direction {
+            Direction::Comes => changes.push(add),
+            Direction::Goes => changes.extend([add, delete]),
+        }
+        let name = &run.set;
+        let is_missing = |failure: &Failure| matches!(failure, Failure::Refused(refusal) if refusal.errno == libc::ENOENT);
+        match self.commit(changes) {
+            Ok(()) => Outcome::Done,
+            Err(failure) if is_missing(&failure) => match run.direction {
+                Direction::Goes => Outcome::Done,
+                Direction::Comes => {
+                    surprise(format!("there is no set {name} any more; it is made again"))
+                }
+            },
+            Err(failure) => failure.outcome(name),
+        }
+    }
+
+    /// The chains and rules, and what the node is not to use. Where the ruleset is as it was when it
+    /// was read last, nothing more is asked.
+    pub(super) fn read(&mut self) -> Result<Content, Error> {
+        let generation = self.nftables.generation()?;
+        if let Some((of, content)) = &self.read
+            && *of == generation
+        {
+            return Ok(content.clone());
+        }
+        let family = Family::from(self.family);
+        let mut content = Content::default();
+        for chain in self.nftables.chains(family, TABLE)? {
+            let held = HeldChain {
+                base: chain.base,
+                rules: Vec::new(),
+            };
+            content.chains.insert(chain.name, held);
+        }
+        for found in self.nftables.rules(family, TABLE)? {
+            if let Some(chain) = content.chains.get_mut(&found.chain) {
+                chain.rules.push(found.rule);
+            }
+        }
+        match self.nftables.elements(family, TABLE, FORBIDDEN) {
+            Err(error) if is_missing(&error) => {}
+            elements => {
+                let elements = elements?;
+                let keys = elements.iter();
+                content.forbidden = keys
+                    .filter_map(|element| forbidden_of(&element.key, self.family))
+                    .collect();
+            }
+        }
+        // What changed meanwhile is read the next time.
+        self.read = Some((generation, content.clone()));
+        Ok(content)
+    }
+
+    /// Brings chains and rules from what is installed to what is wanted.
+    pub(super) fn write_content(&mut self, wanted: &Content, installed: &Content) -> Outcome {
+        let mut written = self.commit(wanted.changes(installed, self.family));
+        if let Err(Failure::Refused(refusal)) = &written
+            && refusal.errno == libc::EEXIST
+        {
+            self.remove_strangers();
+            written = self.commit(wanted.changes(installed, self.family));
+        }
+        match written {
+            Ok(()) => Outcome::Done,
+            Err(failure) => failure.outcome("the rules cannot be written"),
+        }
+    }
+
+    fn commit(&mut self, changes: Vec<Change>) -> Result<(), Failure> {
+        let transaction = Transaction {
+            family: self.family.into(),
+            table: TABLE.into(),
+            changes,
+        };
+        self.sent = self.sent.wrapping_add(1);
+        match self.nftables.commit(&transaction, None) {
+            Ok(_) => Ok(()),
+            Err(CommitError::Refused { refused, .. }) => {
+                let first = refused.into_iter().next();
+                Err(first.map_or(Failure::Unknown, |first| Failure::Refused(first.refusal)))
+            }
+            Err(CommitError::Whole(refusal)) => Err(Failure::Whole(refusal)),
+            Err(CommitError::Unknown | CommitError::WrongGeneration { .. }) => {
+                Err(Failure::Unknown)
+            }
+            Err(error) => {
+                if let Ok(nftables) = self.own.open() {
+                    self.nftables = nftables;
+                }
+                Err(Failure::Unsent(error.to_string()))
+            }
+        }
+    }
+}
+
+/// Why a transaction was not made.
+#[derive(Debug)]
+enum Failure {
+    /// Changes were refused.
+    Refused(Refusal),
+    /// All of it was.
+    Whole(Refusal),
+    /// It may have been.
+    Unknown,
+    /// It was not sent, or the answer could not be received.
+    Unsent(String),
+}
+
+impl Failure {
+    fn outcome(self, what: &str) -> Outcome {
+        let next = format!("look at it with `nft list table ip {TABLE}` (or ip6)");
+        match self {
+            Self::Refused(refusal) | Self::Whole(refusal) => {
+                refused(format!("{what}: {}", said(&refusal, &next)))
+            }
+            Self::Unknown => Outcome::Unknown,
+            Self::Unsent(why) => {
+                tracing::warn!(
+                    error = why,
+                    "a transaction may have been made or not; reading the kernel again"
+                );
+                Outcome::Unknown
+            }
+        }
+    }
+}
+
+/// What goes into one set in one direction, in a row.
+fn runs(writes: &[(Set, Direction, Place)]) -> Vec<Run> {
+    // The members of one set of this proxy may be those of several of the kernel's.
+    let mut runs: Vec<Run> = Vec::new();
+    for (_, direction, Place { set, key }) in writes {
+        let element = Element::of_set(key.clone());
+        match runs.last_mut() {
+            Some(run) if run.set == *set && run.direction == *direction => {
+                run.elements.push(element);
+            }
+            _ => runs.push(Run {
+                set: set.clone(),
+                direction: *direction,
+                elements: vec![element],
+            }),
+        }
+    }
+    runs
+}
+
+/// Whether a set takes the elements that this one is to hold.
+fn is_alike(wanted: &nftables_netlink::Set, there: &nftables_netlink::Set) -> bool {
+    let kind = |of: &nftables_netlink::Set| (of.key.clone(), of.kind.clone(), of.intervals);
+    kind(wanted) == kind(there)
+}
+
+fn is_missing(error: &Error) -> bool {
+    matches!(
+        error,
+        Error::Netlink(netlink_batch::Error::Refused(Refusal {
+            errno: libc::ENOENT,
+            ..
+        }))
+    )
+}
+
+/// What our table holds of members, for whoever writes to ipsets now; nothing where there is none.
+pub(super) fn members(family: IpFamily) -> Result<BTreeMap<Set, BTreeSet<Member>>, Error> {
+    match Native::open(family, Arc::default()) {
+        Ok(mut native) => Ok(native.dump()?.members),
+        Err(Error::NoNftables) => Ok(BTreeMap::new()),
+        Err(error) => Err(error),
+    }
+}
+
+/// Whether the kernel can carry the shim: a table with a chain of each kind and a rule with each
+/// expression is tried. It is not made.
+pub(super) fn probe(family: IpFamily) -> Result<(), String> {
+    let mut nftables = Nftables::open().map_err(|error| error.to_string())?;
+    let everything = native::everything(family);
+    let transaction = Transaction {
+        family: family.into(),
+        table: native::PROBE.into(),
+        changes: everything.changes(&Content::default(), family),
+    };
+    let checked = nftables.check(&transaction);
+    checked.map_err(|error| error.to_string())
+}

@@ -1,0 +1,404 @@
+//! The shim in nftables on the real kernel. The judge is `nft`. None of this needs IPVS.
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test stops at the first surprise"
+)]
+
+#[path = "support/namespace.rs"]
+mod namespace;
+
+use std::fs;
+use std::process::Command;
+use std::sync::Arc;
+
+use namespace::in_namespace;
+use nftables_netlink::Nftables;
+use proxy::{IpFamily, LocalDetector, Protocol};
+use proxy_ipvs::{
+    Backend, Carrier, Config, Fault, Kernel as _, Member, NetlinkKernel, Op, Outcome, Place, Plan,
+    Rules, Set, Shim, ShimStyle, VirtualServerKey, probe_nftables,
+};
+
+fn nft(arguments: &[&str]) -> String {
+    let output = Command::new("nft").args(arguments).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "nft {arguments:?}: {said}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn kernel(family: IpFamily) -> NetlinkKernel {
+    NetlinkKernel::lazy(family, Carrier::Nftables)
+}
+
+fn config(family: IpFamily) -> Config {
+    let pods = match family {
+        IpFamily::V4 => "10.244.0.0/16",
+        IpFamily::V6 => "fd00:244::/56",
+    };
+    Config {
+        detector: LocalDetector::SourceNet(pods.parse().unwrap()),
+        shim: ShimStyle::Nftables,
+        ..Config::default()
+    }
+}
+
+fn write(kernel: &mut NetlinkKernel, ops: Vec<Op>) {
+    let plan = Plan { ops };
+    let outcomes = kernel.apply(&plan);
+    for (op, outcome) in plan.ops.iter().zip(&outcomes) {
+        assert_eq!(*outcome, Outcome::Done, "{op}");
+    }
+    assert_eq!(outcomes.len(), plan.ops.len());
+}
+
+/// One of each kind.
+fn members(family: IpFamily) -> Vec<(Set, Member)> {
+    let (vip, pod, nets) = match family {
+        IpFamily::V4 => (
+            "10.96.0.10",
+            "10.244.1.9",
+            [
+                "10.0.0.0/8",
+                "10.1.0.0/16",
+                "192.0.2.128/25",
+                "0.0.0.0/1",
+                "10.1.2.3/32",
+            ],
+        ),
+        IpFamily::V6 => (
+            "fd00:96::a",
+            "fd00:244::9",
+            [
+                "fd00::/8",
+                "fd00:1::/64",
+                "fd00:2::/66",
+                "::/1",
+                "fd00:1::2/128",
+            ],
+        ),
+    };
+    let (vip, pod) = (vip.parse().unwrap(), pod.parse().unwrap());
+    let (tcp, udp, sctp) = (Protocol::Tcp, Protocol::Udp, Protocol::Sctp);
+    let mut all = vec![
+        (Set::IpvsIps, Member::Address(vip)),
+        (
+            Set::LoopBack,
+            Member::AddressPortAddress(pod, tcp, 8080, pod),
+        ),
+        (
+            Set::LoadBalancerSourceIp,
+            Member::AddressPortAddress(vip, tcp, 80, vip),
+        ),
+        (Set::NodePortSctp, Member::AddressPort(pod, sctp, 30_001)),
+        (
+            Set::NodePortLocalSctp,
+            Member::AddressPort(pod, sctp, 30_001),
+        ),
+    ];
+    let by_address = [
+        Set::ClusterIp,
+        Set::ExternalIp,
+        Set::ExternalIpLocal,
+        Set::LoadBalancer,
+        Set::LoadBalancerLocal,
+        Set::LoadBalancerFirewall,
+    ];
+    for set in by_address {
+        all.extend([tcp, udp, sctp].map(|protocol| (set, Member::AddressPort(vip, protocol, 80))));
+    }
+    let by_port = [
+        Set::NodePortTcp,
+        Set::NodePortUdp,
+        Set::NodePortLocalTcp,
+        Set::NodePortLocalUdp,
+        Set::HealthCheckNodePort,
+    ];
+    all.extend(by_port.map(|set| (set, Member::Port(30_000))));
+    all.extend(nets.map(|net| {
+        let member = Member::AddressPortNet(vip, tcp, 80, net.parse().unwrap());
+        (Set::LoadBalancerSourceCidr, member)
+    }));
+    all
+}
+
+fn shim(family: IpFamily) -> Shim {
+    let address = match family {
+        IpFamily::V4 => "10.96.0.10",
+        IpFamily::V6 => "fd00:96::a",
+    };
+    Shim {
+        family,
+        filled: Set::all().collect(),
+        forbidden_to_node: [VirtualServerKey {
+            address: address.parse().unwrap(),
+            port: 80,
+            protocol: Protocol::Tcp,
+        }]
+        .into(),
+    }
+}
+
+fn prefixes(members: &[(Set, Member)]) -> std::collections::BTreeSet<u8> {
+    let nets = members.iter().filter_map(|(_, member)| match member {
+        Member::AddressPortNet(.., net) => Some(net.prefix_len()),
+        _ => None,
+    });
+    nets.collect()
+}
+
+fn rules(family: IpFamily) -> Rules {
+    shim(family).rules_with(&prefixes(&members(family)), &config(family))
+}
+
+fn fill(kernel: &mut NetlinkKernel, family: IpFamily) {
+    let sets = Set::all().map(|set| Op::CreateSet(set, 65_536));
+    write(kernel, sets.collect());
+    let members = members(family).into_iter();
+    write(
+        kernel,
+        members
+            .map(|(set, member)| Op::AddMember(set, member))
+            .collect(),
+    );
+    write(
+        kernel,
+        vec![Op::WriteRules {
+            wanted: Arc::new(rules(family)),
+            installed: Arc::default(),
+        }],
+    );
+}
+
+/// What `nft` lists of all of it is as written here, and what is read back as it was written.
+#[test]
+fn all_of_it_lists_and_reads_back() {
+    in_namespace(|| {
+        for family in IpFamily::ALL {
+            let generation = || Nftables::open().unwrap().generation().unwrap();
+            let before = generation();
+            probe_nftables(family).unwrap();
+            assert_eq!(generation(), before);
+            let mut kernel = kernel(family);
+            assert_eq!(kernel.read_sets().unwrap().members.len(), 0);
+            fill(&mut kernel, family);
+            assert_eq!(kernel.read_rules().unwrap().rules, rules(family));
+            let found = kernel.read_sets().unwrap();
+            let found: Vec<_> = found
+                .members
+                .into_iter()
+                .flat_map(|(set, of)| of.into_iter().map(move |member| (set, member)))
+                .collect();
+            let mut wanted = members(family);
+            wanted.sort_unstable();
+            assert_eq!(found, wanted);
+        }
+        // Numbers: newer versions have more names for priorities.
+        let listed = nft(&["-y", "list", "ruleset"]);
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/nftables/ruleset");
+        if std::env::var_os("WRITE").is_some() {
+            fs::create_dir_all(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/nftables")).unwrap();
+            fs::write(path, &listed).unwrap();
+        }
+        assert_eq!(listed, fs::read_to_string(path).unwrap());
+        // As if `nft` had written it: it takes it back.
+        nft(&["flush", "ruleset"]);
+        nft(&["-f", path]);
+        for family in IpFamily::ALL {
+            assert_eq!(kernel(family).read_rules().unwrap().rules, rules(family));
+        }
+    });
+}
+
+/// Chains come, change and go in one transaction each, and a change of a member is one of its own.
+#[test]
+fn one_shim_becomes_another_and_each_change_is_one_transaction() {
+    in_namespace(|| {
+        let family = IpFamily::V4;
+        let mut kernel = kernel(family);
+        fill(&mut kernel, family);
+        let full = Arc::new(rules(family));
+        let few = Shim {
+            filled: [Set::ClusterIp, Set::IpvsIps].into(),
+            forbidden_to_node: [].into(),
+            ..shim(family)
+        };
+        let few = Arc::new(few.rules(&config(family)));
+        let mut installed = Arc::clone(&full);
+        for wanted in [&few, &full, &few] {
+            let before = kernel.sent();
+            let (wanted, installed_before) = (Arc::clone(wanted), installed);
+            installed = Arc::clone(&wanted);
+            write(
+                &mut kernel,
+                vec![Op::WriteRules {
+                    wanted,
+                    installed: installed_before,
+                }],
+            );
+            assert_eq!(kernel.sent() - before, 1);
+            assert_eq!(kernel.read_rules().unwrap().rules, *installed);
+        }
+        let before = kernel.sent();
+        let member = Member::AddressPort("10.96.0.99".parse().unwrap(), Protocol::Tcp, 80);
+        write(&mut kernel, vec![Op::AddMember(Set::ClusterIp, member)]);
+        write(&mut kernel, vec![Op::RemoveMember(Set::ClusterIp, member)]);
+        assert_eq!(kernel.sent() - before, 2);
+    });
+}
+
+/// A refusal concerns the set that it is of, and what was gone already is gone.
+#[test]
+fn what_is_not_as_believed_stops_nothing_else() {
+    in_namespace(|| {
+        let family = IpFamily::V4;
+        let mut kernel = kernel(family);
+        let sets = [Set::ClusterIp, Set::ExternalIp, Set::NodePortTcp];
+        write(
+            &mut kernel,
+            sets.map(|set| Op::CreateSet(set, 65_536)).into(),
+        );
+        nft(&["delete", "set", "ip", "kube-proxy-ipvs", "KUBE-EXTERNAL-IP"]);
+        let member = |last: u8| Member::AddressPort([10, 96, 0, last].into(), Protocol::Tcp, 80);
+        let plan = Plan {
+            ops: vec![
+                Op::AddMember(Set::ClusterIp, member(1)),
+                Op::AddMember(Set::ClusterIp, member(2)),
+                Op::AddMember(Set::ExternalIp, member(3)),
+                Op::RemoveMember(Set::ExternalIp, member(4)),
+                Op::RemoveMember(Set::NodePortTcp, Member::Port(30_000)),
+                Op::AddMember(Set::NodePortTcp, Member::Port(30_001)),
+            ],
+        };
+        let outcomes = kernel.apply(&plan);
+        let is_done: Vec<bool> = outcomes.iter().map(|one| *one == Outcome::Done).collect();
+        assert_eq!(
+            is_done,
+            [true, true, false, true, true, true],
+            "{outcomes:?}"
+        );
+        let Some(Outcome::Refused { reason, fault }) = outcomes.get(2) else {
+            panic!("{outcomes:?}")
+        };
+        assert_eq!(*fault, Fault::Belief);
+        assert!(reason.starts_with("there is no set KUBE-EXTERNAL-IP any more"));
+        let found = kernel.read_sets().unwrap().members;
+        let sizes = sets.map(|set| found.get(&set).map(std::collections::BTreeSet::len));
+        assert_eq!(sizes, [Some(2), None, Some(1)]);
+        // Rules that were not as believed are refused as a whole.
+        let outcome = kernel.apply(&Plan {
+            ops: vec![Op::WriteRules {
+                wanted: Arc::default(),
+                installed: Arc::new(rules(family)),
+            }],
+        });
+        assert!(
+            matches!(outcome[..], [Outcome::Refused { .. }]),
+            "{outcome:?}"
+        );
+    });
+}
+
+/// As many as a plan ever has.
+#[test]
+fn very_many_members_are_one_transaction() {
+    in_namespace(|| {
+        let family = IpFamily::V6;
+        let mut kernel = kernel(family);
+        write(&mut kernel, vec![Op::CreateSet(Set::LoopBack, 65_536)]);
+        let member = |number: u32| {
+            let address = std::net::Ipv6Addr::from(0xfd00_u128 << 112 | u128::from(number));
+            Member::AddressPortAddress(address.into(), Protocol::Tcp, 80, address.into())
+        };
+        let add = |number| Op::AddMember(Set::LoopBack, member(number));
+        let remove = |number| Op::RemoveMember(Set::LoopBack, member(number));
+        let before = kernel.sent();
+        write(&mut kernel, (0..32_768).map(add).collect());
+        assert_eq!(kernel.sent() - before, 1);
+        assert_eq!(
+            kernel.read_sets().unwrap().members[&Set::LoopBack].len(),
+            32_768
+        );
+        write(&mut kernel, (1..32_768).map(remove).collect());
+        assert_eq!(kernel.read_sets().unwrap().members[&Set::LoopBack].len(), 1);
+    });
+}
+
+fn iptables_restore(rules: &str) {
+    let script = format!("iptables-nft-restore --noflush <<'END'\n{rules}END\n");
+    let output = Command::new("sh").args(["-ec", &script]).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+}
+
+/// That of the kubelet and of others is no reason to start a program.
+#[test]
+fn chains_of_iptables_are_told_without_a_program() {
+    in_namespace(|| {
+        if Command::new("iptables-nft-restore")
+            .arg("-V")
+            .output()
+            .is_err()
+        {
+            return;
+        }
+        let others =
+            "*mangle\n:KUBE-KUBELET-CANARY - [0:0]\nCOMMIT\n*nat\n:CNI-X - [0:0]\nCOMMIT\n";
+        iptables_restore(others);
+        let chains = || Backend::Nft.chains(IpFamily::V4).unwrap();
+        let left = || {
+            let mut kernel = kernel(IpFamily::V4).among(&[&proxy_iptables::FOOTPRINT]);
+            kernel.read_rules().unwrap().leftovers
+        };
+        assert!(chains().contains(&(iptables::Table::Nat, "CNI-X".to_owned())));
+        assert!(left().is_empty());
+        iptables_restore("*nat\n:KUBE-SVC-AAAAAAAAAAAAAAAA - [0:0]\nCOMMIT\n");
+        assert_eq!(
+            left().keys().collect::<Vec<_>>(),
+            [&Place::Other(Backend::Nft)]
+        );
+    });
+}
+
+/// Somebody has made one of our sets as another one: it alone is made anew.
+#[test]
+fn a_set_of_another_type_is_replaced() {
+    in_namespace(|| {
+        nft(&["add", "table", "ip", "kube-proxy-ipvs"]);
+        for (set, of) in [
+            ("KUBE-EXTERNAL-IP", "ipv4_addr"),
+            ("KUBE-IPVS-OUT-FILTER", "inet_service"),
+        ] {
+            let set = format!("add set ip kube-proxy-ipvs {set} {{ type {of}; }}");
+            nft(&[&set]);
+        }
+        let mut kernel = kernel(IpFamily::V4);
+        let sets = Set::all().map(|set| Op::CreateSet(set, 65_536));
+        write(&mut kernel, sets.collect());
+        let member = Member::AddressPort("192.0.2.10".parse().unwrap(), Protocol::Tcp, 80);
+        write(&mut kernel, vec![Op::AddMember(Set::ExternalIp, member)]);
+        let found = kernel.read_sets().unwrap();
+        assert_eq!(found.members[&Set::ExternalIp], [member].into());
+        let listed = nft(&["list", "set", "ip", "kube-proxy-ipvs", "KUBE-EXTERNAL-IP"]);
+        assert!(listed.contains("192.0.2.10 . tcp . 80"), "{listed}");
+    });
+}
+
+/// It cannot be made anew while a rule of somebody names it: the others are made all the same.
+#[test]
+fn a_set_that_cannot_be_made_holds_up_no_other() {
+    in_namespace(|| {
+        nft(&["add", "table", "ip", "kube-proxy-ipvs"]);
+        nft(&["add set ip kube-proxy-ipvs KUBE-EXTERNAL-IP { type ipv4_addr; }"]);
+        nft(&["add", "chain", "ip", "kube-proxy-ipvs", "others"]);
+        nft(&["add rule ip kube-proxy-ipvs others ip daddr @KUBE-EXTERNAL-IP accept"]);
+        let mut kernel = kernel(IpFamily::V4);
+        let ops: Vec<Op> = Set::all().map(|set| Op::CreateSet(set, 65_536)).collect();
+        let plan = Plan { ops };
+        let outcomes = kernel.apply(&plan);
+        for (op, outcome) in plan.ops.iter().zip(&outcomes) {
+            let is_refused = matches!(op, Op::CreateSet(Set::ExternalIp, _));
+            assert_eq!(*outcome != Outcome::Done, is_refused, "{op}: {outcome:?}");
+        }
+    });
+}

@@ -1,0 +1,34 @@
+//! How this mode reads and writes the kernel, on its kernel threads.
+
+use std::time::Instant;
+
+use engine::KernelAccess;
+use proxy::Unreadable;
+
+use crate::config::Config;
+use crate::exchange::Found;
+use crate::found::Reader;
+use crate::kernel::Kernel;
+use crate::part::Part;
+use crate::plan::{Plan, Verdicts};
+use crate::proxier::Nftables;
+
+impl<K: Kernel> KernelAccess<K> for Nftables {
+    fn read(kernel: &mut K, _: &Config, part: Part) -> Result<Found, Unreadable> {
+        Ok(match part {
+            Part::Table => {
+                let started = Instant::now();
+                let mut reader = Reader::new(kernel.family());
+                kernel.table(&mut |object| reader.take(object))?;
+                Found::Table(Box::new(reader.finish()), started.elapsed())
+            }
+            Part::Addresses => Found::Addresses(kernel.addresses()?),
+        })
+    }
+
+    fn write(kernel: &mut K, plan: &Plan) -> Verdicts {
+        plan.apply(kernel)
+    }
+
+    fn query(_: &mut K, _: &Config, (): ()) {}
+}

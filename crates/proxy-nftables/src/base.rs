@@ -1,0 +1,424 @@
+//! What is there whatever the Services are: the table, its sets and maps, and the chains that every
+//! packet comes by.
+//!
+//! Source: docs/nftables-mode.md; upstream's `pkg/proxy/nftables/proxier.go` (`setupNFTables`).
+
+mod flat;
+mod upstream;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use nftables_netlink::{
+    Activity, BaseChain, Chain, ChainKind, DataType, Hook, Name, Policy, Rule, Set, SetKind, Table,
+};
+use proxy::IpFamily;
+
+pub use footprint::NFTABLES as FOOTPRINT;
+
+use crate::choice::{Chooser, Map};
+use crate::config::Config;
+use crate::content::Content;
+use crate::layout::Layout;
+use crate::name::{
+    CLUSTER_IPS, FIREWALL_IPS, HAIRPIN, NO_ENDPOINT_NODE_PORTS, NO_ENDPOINT_SERVICES,
+    NODE_PORT_IPS, REJECT, SERVICE_IPS, SERVICE_NODE_PORTS, TABLE, is_of_service,
+};
+use crate::rule::{Line, Sense, Side, address_type};
+
+const SERVICES: &str = "services";
+const MASQUERADING: &str = "masquerading";
+const NODE_PORTS_CHECK: &str = "nodeport-endpoints-check";
+const SERVICES_CHECK: &str = "service-endpoints-check";
+const FIREWALL_CHECK: &str = "firewall-check";
+const CLUSTER_IPS_CHECK: &str = "cluster-ips-check";
+
+/// One of these things.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum Key {
+    Table,
+    Set(&'static str),
+    Chain(&'static str),
+    /// A chain of the layout `flat` that there are as many of as there are numbers of endpoints.
+    Chooser(Chooser),
+}
+
+impl Key {
+    /// Whether it is a chain that names this set, and may be there where nobody wants it any more: of
+    /// another layout, or for a number of endpoints that no Service has. Other chains of another
+    /// layout name only sets that go with them.
+    pub(crate) fn names_unwanted(&self, set: &str) -> bool {
+        match self {
+            Self::Chain(name) => *name == NODE_PORTS_CHECK && *set == *NODE_PORT_IPS,
+            Self::Chooser(chooser) => chooser.map().name() == Some(set),
+            Self::Table | Self::Set(_) => false,
+        }
+    }
+}
+
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Table => write!(f, "table {TABLE}"),
+            Self::Set(name) => write!(f, "set {name}"),
+            Self::Chain(name) => write!(f, "chain {name}"),
+            Self::Chooser(chooser) => write!(f, "chain {}", chooser.name()),
+        }
+    }
+}
+
+/// The chain that leads to Services.
+pub(crate) const SERVICES_CHAIN: Key = Key::Chain(SERVICES);
+
+/// What it is to be, as far as it makes a difference: comments do not.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Value {
+    Table(Activity),
+    Set(Definition),
+    Chain(Option<BaseChain>, Content),
+}
+
+/// What a set is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Definition {
+    key: Vec<DataType>,
+    kind: SetKind,
+    has_more: bool,
+}
+
+impl Definition {
+    /// That of a set.
+    pub(crate) fn of(set: &Set) -> Self {
+        Self {
+            key: set.key.clone(),
+            kind: set.kind.clone(),
+            has_more: set.intervals || set.dynamic || set.timeout.is_some(),
+        }
+    }
+}
+
+/// All of these things as they are wanted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Base {
+    family: IpFamily,
+    layout: Layout,
+    sets: BTreeMap<&'static str, Set>,
+    chains: BTreeMap<Key, (Chain, Vec<Rule>)>,
+}
+
+/// What a layout is made for.
+struct Wanted<'a> {
+    config: &'a Config,
+    node_ports: NodePortIps,
+    unallocated: Option<Rule>,
+}
+
+/// Where NodePorts are served.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum NodePortIps {
+    /// At every address of the node.
+    All,
+    /// At those in the set.
+    InSet,
+}
+
+impl Base {
+    /// What is wanted.
+    pub(crate) fn new(
+        family: IpFamily,
+        config: &Config,
+        node_ports: NodePortIps,
+        unallocated: Option<Rule>,
+    ) -> Self {
+        let mut base = Self {
+            family,
+            layout: config.layout,
+            sets: BTreeMap::new(),
+            chains: BTreeMap::new(),
+        };
+        base.add_sets(node_ports);
+        let wanted = Wanted {
+            config,
+            node_ports,
+            unallocated,
+        };
+        base.add_masquerading(config);
+        match config.layout {
+            Layout::Upstream => upstream::add(&mut base, wanted),
+            Layout::Flat => flat::add(&mut base, wanted),
+        }
+        base
+    }
+
+    /// The same with chains that choose one of so many endpoints each.
+    #[must_use]
+    pub(crate) fn with_choosers(mut self, choosers: &BTreeSet<Chooser>) -> Self {
+        for chooser in choosers {
+            flat::add_chooser(&mut self, *chooser);
+        }
+        self
+    }
+
+    fn line(&self) -> Line {
+        Line::new(self.family)
+    }
+
+    fn add_set(&mut self, name: &'static str, key: &[DataType], kind: SetKind, comment: &str) {
+        let set = Set {
+            name: Name::from(name),
+            key: key.to_vec(),
+            kind,
+            intervals: false,
+            dynamic: false,
+            timeout: None,
+            size: None,
+            type_of: None,
+            comment: Some(comment.into()),
+        };
+        self.sets.insert(name, set);
+    }
+
+    /// What the key of a destination is: address, protocol, port.
+    fn destination(&self) -> [DataType; 3] {
+        [
+            address_type(self.family),
+            DataType::InetProto,
+            DataType::InetService,
+        ]
+    }
+
+    fn add_sets(&mut self, node_ports: NodePortIps) {
+        let at = self.destination();
+        let [address, protocol, port] = at;
+        let set = || SetKind::Set;
+        let map = || SetKind::Verdicts;
+        self.add_set(CLUSTER_IPS, &[address], set(), "Active ClusterIPs");
+        if node_ports == NodePortIps::InSet {
+            let comment = "IPs that accept NodePort traffic";
+            self.add_set(NODE_PORT_IPS, &[address], set(), comment);
+        }
+        let hairpin = [address, address, protocol, port];
+        self.add_set(HAIRPIN, &hairpin, set(), "service hairpin connections");
+        let comment = "ClusterIP, ExternalIP and LoadBalancer IP traffic";
+        self.add_set(SERVICE_IPS, &at, map(), comment);
+        let by_port = [protocol, port];
+        self.add_set(SERVICE_NODE_PORTS, &by_port, map(), "NodePort traffic");
+    }
+
+    fn add_base_chain(
+        &mut self,
+        name: &'static str,
+        (kind, hook, priority): (ChainKind, Hook, i32),
+        rules: Vec<Rule>,
+    ) {
+        let base = BaseChain {
+            kind,
+            hook,
+            priority,
+            policy: Policy::Accept,
+        };
+        self.add_any_chain(Key::Chain(name), name.into(), Some(base), None, rules);
+    }
+
+    fn add_chain(&mut self, name: &'static str, rules: Vec<Rule>) {
+        self.add_any_chain(Key::Chain(name), name.into(), None, None, rules);
+    }
+
+    fn add_any_chain(
+        &mut self,
+        key: Key,
+        name: Name,
+        base: Option<BaseChain>,
+        comment: Option<&str>,
+        rules: Vec<Rule>,
+    ) {
+        let comment = comment.map(Into::into);
+        let chain = Chain {
+            name,
+            base,
+            comment,
+        };
+        self.chains.insert(key, (chain, rules));
+    }
+
+    /// Where packets come into the table, whatever the layout.
+    fn add_nat_chains(&mut self) {
+        let to = |chain: &'static str| vec![self.line().jump(chain).rule()];
+        let mut services = to(SERVICES);
+        if self.layout == Layout::Flat {
+            // Behind it, not within: a chain that a map has led to, and that has translated nothing,
+            // comes back to here. What is translated has ended.
+            services.extend(to(CLUSTER_IPS_CHECK));
+        }
+        let (before, after) = (services.clone(), to(MASQUERADING));
+        for (name, hook, priority, rules) in [
+            ("nat-prerouting", Hook::Prerouting, -100, before),
+            ("nat-output", Hook::Output, -100, services),
+            ("nat-postrouting", Hook::Postrouting, 100, after),
+        ] {
+            self.add_base_chain(name, (ChainKind::Nat, hook, priority), rules);
+        }
+    }
+
+    fn add_masquerading(&mut self, config: &Config) {
+        self.add_nat_chains();
+        let mark = config.masquerade_mark;
+        let marked = self.line().marked(mark).flip_mark(mark).masquerade().rule();
+        let hairpin = self.line().translated().connection_in_set(HAIRPIN);
+        let masquerading = vec![marked, hairpin.masquerade().rule()];
+        self.add_chain(MASQUERADING, masquerading);
+    }
+
+    /// The packets that are sent to the node itself, where it serves NodePorts.
+    fn at_node(&self, line: Line, node_ports: NodePortIps) -> Line {
+        let to = Side::Destination;
+        match node_ports {
+            NodePortIps::All => line.in_net(to, Sense::IsNot, localhost(self.family)),
+            NodePortIps::InSet => line.in_set(to, NODE_PORT_IPS),
+        }
+    }
+
+    /// Where NodePorts lead.
+    fn by_node_port(&self, node_ports: NodePortIps) -> Rule {
+        let line = match node_ports {
+            NodePortIps::All => self.line().of_this_node(Side::Destination),
+            NodePortIps::InSet => self.line(),
+        };
+        self.at_node(line, node_ports)
+            .by_port(SERVICE_NODE_PORTS)
+            .rule()
+    }
+
+    /// Ports of ClusterIPs that no Service has, and addresses that none has.
+    fn add_cluster_ips_check(&mut self, unallocated: Option<Rule>) {
+        let to_cluster_ip = self.line().in_set(Side::Destination, CLUSTER_IPS);
+        let comment = "Reject traffic to invalid ports of ClusterIPs";
+        let invalid_port = to_cluster_ip.reject().comment(comment);
+        let check = [invalid_port].into_iter().chain(unallocated).collect();
+        self.add_chain(CLUSTER_IPS_CHECK, check);
+    }
+
+    fn add_reject_chain(&mut self, comment: &str) {
+        let reject = vec![self.line().reject().rule()];
+        let key = Key::Chain(REJECT);
+        self.add_any_chain(key, REJECT.into(), None, Some(comment), reject);
+    }
+
+    /// What a table compares.
+    pub(crate) fn entries(&self) -> Vec<(Key, Value)> {
+        let sets = self.sets.iter();
+        let sets = sets.map(|(name, set)| (Key::Set(name), Value::Set(Definition::of(set))));
+        let chains = self.chains.iter().map(|(key, (chain, rules))| {
+            let value = Value::Chain(chain.base, Content::of(rules));
+            (key.clone(), value)
+        });
+        let table = [(Key::Table, Value::Table(Activity::Active))];
+        table.into_iter().chain(sets).chain(chains).collect()
+    }
+
+    /// How it is laid out.
+    pub(crate) fn layout(&self) -> Layout {
+        self.layout
+    }
+
+    /// The table.
+    pub(crate) fn table(&self) -> Table {
+        Table {
+            family: self.family.into(),
+            name: TABLE.into(),
+            activity: Activity::Active,
+            comment: Some("rules for kube-proxy".into()),
+        }
+    }
+
+    /// A set.
+    pub(crate) fn set(&self, name: &str) -> Option<&Set> {
+        self.sets.get(name)
+    }
+
+    /// The rule for addresses that no Service has.
+    pub(crate) fn unallocated(&self) -> Option<&Rule> {
+        let (_, rules) = self.chains.get(&Key::Chain(CLUSTER_IPS_CHECK))?;
+        rules
+            .iter()
+            .find(|rule| is_unallocated(CLUSTER_IPS_CHECK, rule))
+    }
+
+    /// A chain, and its rules.
+    pub(crate) fn chain(&self, key: &Key) -> Option<&(Chain, Vec<Rule>)> {
+        self.chains.get(key)
+    }
+}
+
+/// What is said of the rule for addresses that no Service has.
+const UNALLOCATED: &str = "Drop traffic to unallocated ClusterIPs";
+
+/// The rule for addresses of these networks that no Service has.
+pub(crate) fn unallocated(family: IpFamily, nets: &[IpNet]) -> Option<Rule> {
+    let line = Line::new(family).in_nets(Side::Destination, Sense::Is, nets);
+    (!nets.is_empty()).then(|| line.drop().comment(UNALLOCATED))
+}
+
+/// Whether a rule is that one, of whichever networks.
+pub(crate) fn is_unallocated(chain: &str, rule: &Rule) -> bool {
+    chain == CLUSTER_IPS_CHECK && rule.comment.as_deref() == Some(UNALLOCATED)
+}
+
+/// Names of chains that this mode has whatever the Services are, in one layout or another.
+const CHAINS: [&str; 15] = [
+    "filter-prerouting-pre-dnat",
+    "filter-output-pre-dnat",
+    "filter-input",
+    "filter-forward",
+    "filter-output",
+    "nat-prerouting",
+    "nat-output",
+    "nat-postrouting",
+    SERVICES,
+    MASQUERADING,
+    NODE_PORTS_CHECK,
+    SERVICES_CHECK,
+    FIREWALL_CHECK,
+    CLUSTER_IPS_CHECK,
+    REJECT,
+];
+
+/// The same of sets.
+const SETS: [&str; 8] = [
+    CLUSTER_IPS,
+    NODE_PORT_IPS,
+    HAIRPIN,
+    SERVICE_IPS,
+    SERVICE_NODE_PORTS,
+    FIREWALL_IPS,
+    NO_ENDPOINT_SERVICES,
+    NO_ENDPOINT_NODE_PORTS,
+];
+
+/// One of these chains.
+pub(crate) fn find_chain(name: &str) -> Option<Key> {
+    if is_of_service(name) {
+        return None;
+    }
+    let fixed = CHAINS.iter().find(|known| **known == name);
+    let fixed = fixed.map(|name| Key::Chain(name));
+    fixed.or_else(|| Chooser::find(name).map(Key::Chooser))
+}
+
+/// One of these sets.
+pub(crate) fn find_set(name: &str) -> Option<&'static str> {
+    let fixed = SETS.iter().find(|known| **known == name).copied();
+    fixed.or_else(|| Map::find(name)?.name())
+}
+
+fn localhost(family: IpFamily) -> IpNet {
+    use std::net::{Ipv4Addr, Ipv6Addr};
+    match family {
+        IpFamily::V4 => Ipv4Net::new_assert(Ipv4Addr::new(127, 0, 0, 0), 8).into(),
+        IpFamily::V6 => Ipv6Net::new_assert(Ipv6Addr::LOCALHOST, 128).into(),
+    }
+}
+
+#[cfg(test)]
+mod tests;

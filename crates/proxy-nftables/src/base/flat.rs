@@ -1,0 +1,87 @@
+//! What only the layout `flat` has: maps of endpoints, and rules that choose one of them. Its chains
+//! are of type `nat`, which the first packet of a connection meets alone; what is rejected or
+//! dropped is so there.
+
+use nftables_netlink::{DataType, Set, SetKind, TypeOf};
+use proxy::Protocol;
+
+use super::{Base, Key, SERVICES, Wanted};
+use crate::choice::{Chooser, FEW, Map};
+use crate::name::{CLUSTER_IPS, SERVICE_IPS};
+use crate::rule::{Sense, Side, address_type};
+
+/// In the order in which packets meet their rules.
+const PROTOCOLS: [Protocol; 3] = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
+
+pub(super) fn add(base: &mut Base, wanted: Wanted<'_>) {
+    for (map, name) in Map::all() {
+        add_map(base, map, name);
+    }
+    let config = wanted.config;
+    let masquerade = if config.masquerade_all {
+        let to_cluster_ip = base.line().in_set(Side::Destination, CLUSTER_IPS);
+        let line = to_cluster_ip.set_mark(config.masquerade_mark);
+        Some(line.comment("masquerade all clusterIP traffic"))
+    } else {
+        // The source first: what comes from a pod is spared a look into the set.
+        let outside = base.line().pod_traffic(Sense::IsNot, &config.detector);
+        let comment = "masquerade clusterIP traffic from outside cluster";
+        outside.map(|line| {
+            let to_cluster_ip = line.in_set(Side::Destination, CLUSTER_IPS);
+            to_cluster_ip
+                .set_mark(config.masquerade_mark)
+                .comment(comment)
+        })
+    };
+    let mut rules: Vec<_> = masquerade.into_iter().collect();
+    rules.push(base.line().by_address_and_port(SERVICE_IPS).rule());
+    // What is not found goes on to the next rule.
+    for protocol in PROTOCOLS {
+        for count in 1..=FEW {
+            rules.extend(choose(base, Chooser { protocol, count }));
+        }
+    }
+    rules.push(base.by_node_port(wanted.node_ports));
+    base.add_chain(SERVICES, rules);
+    base.add_cluster_ips_check(wanted.unallocated);
+    base.add_reject_chain("helper for @service-ips / @service-nodeports");
+}
+
+/// The chain that chooses one of so many endpoints.
+pub(super) fn add_chooser(base: &mut Base, chooser: Chooser) {
+    let rules = choose(base, chooser).into_iter().collect();
+    let name = chooser.name().into();
+    base.add_any_chain(Key::Chooser(chooser), name, None, None, rules);
+}
+
+fn choose(base: &Base, chooser: Chooser) -> Option<nftables_netlink::Rule> {
+    let line = base.line().protocol(chooser.protocol);
+    let map = chooser.map().name()?;
+    Some(line.translate_to_one_in(map, chooser.count).rule())
+}
+
+fn add_map(base: &mut Base, map: Map, name: &'static str) {
+    let address = address_type(base.family);
+    let at = [address, DataType::InetService];
+    let comment = match map.count {
+        0 => "endpoints of services with more than three".to_owned(),
+        1 => "endpoints of services with one".to_owned(),
+        count => format!("endpoints of services with {count}"),
+    };
+    let set = Set {
+        name: name.into(),
+        key: [DataType::Integer].into_iter().chain(at).collect(),
+        kind: SetKind::Map(at.to_vec()),
+        intervals: false,
+        dynamic: false,
+        timeout: None,
+        size: None,
+        type_of: Some(match map.protocol {
+            Protocol::Tcp => TypeOf::Tcp,
+            Protocol::Udp => TypeOf::Udp,
+            Protocol::Sctp => TypeOf::Sctp,
+        }),
+        comment: Some(comment.into()),
+    };
+    base.sets.insert(name, set);
+}

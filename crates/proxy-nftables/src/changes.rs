@@ -1,0 +1,401 @@
+//! What a plan comes to: changes of the table, in an order that the kernel takes. What others name
+//! comes before them, and goes after them.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use nftables_netlink::{
+    Bytes, Change, Concatenation, Element, Name, Set, SetKind, Timeout, Verdict as To,
+};
+use proxy::Owner;
+
+use crate::base::Key;
+use crate::choice::{Choices, Map, Place};
+use crate::name::{
+    CLUSTER_IPS, FIREWALL_IPS, HAIRPIN, NO_ENDPOINT_NODE_PORTS, NO_ENDPOINT_SERVICES,
+    NODE_PORT_IPS, REJECT, SERVICE_IPS, SERVICE_NODE_PORTS, is_of_service,
+};
+use crate::plan::{BaseChange, Part, Plan, SlotChange, Stale, Subject, There};
+use crate::port::{Member, Route, Slot, Unserved};
+use crate::rule::{address_type, octets};
+use crate::words::tell;
+
+/// What `nft` gives a set that rules fill, where nobody says a size.
+const DYNAMIC_SIZE: u32 = 65_535;
+
+/// How elements are put into changes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Grouping {
+    /// All of a map in one.
+    ByMap,
+    /// Each part's by themselves, so that it can be told whose is refused.
+    BySubject,
+}
+
+/// The stages of a transaction, in their order.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Stage {
+    Table,
+    FlushChains,
+    DeleteReplaced,
+    AddSets,
+    AddChains,
+    AddRules,
+    DeleteElements,
+    AddElements,
+    FlushStale,
+    DeleteChains,
+    DeleteSets,
+}
+
+/// What makes elements one change: the stage, whose they are where that counts, and the set.
+type Group = (Stage, Option<Subject>, &'static str);
+
+/// Changes that are being put in order.
+struct Changes {
+    staged: Vec<(Stage, Subject, Change)>,
+    /// Elements that go, or come, by set.
+    elements: BTreeMap<Group, (Subject, Vec<Element>)>,
+    grouping: Grouping,
+}
+
+impl Changes {
+    fn push(&mut self, stage: Stage, subject: Subject, change: Change) {
+        self.staged.push((stage, subject, change));
+    }
+
+    fn element(&mut self, stage: Stage, subject: Subject, set: &'static str, element: Element) {
+        let group = (self.grouping == Grouping::BySubject).then_some(subject);
+        let entry = self.elements.entry((stage, group, set));
+        let (_, elements) = entry.or_insert_with(|| (subject, Vec::new()));
+        elements.push(element);
+    }
+
+    fn finish(mut self) -> Vec<(Subject, Change)> {
+        for ((stage, _, set), (subject, elements)) in self.elements {
+            let set = Name::from(set);
+            let change = if stage == Stage::DeleteElements {
+                Change::DeleteElements(set, elements)
+            } else {
+                Change::AddElements(set, elements)
+            };
+            self.staged.push((stage, subject, change));
+        }
+        self.staged.sort_by_key(|(stage, ..)| *stage);
+        let staged = self.staged.into_iter();
+        staged
+            .map(|(_, subject, change)| (subject, change))
+            .collect()
+    }
+}
+
+impl Plan {
+    /// The changes that these come to, in the order in which the kernel takes them.
+    pub(crate) fn changes(
+        &self,
+        subjects: impl IntoIterator<Item = Subject>,
+        grouping: Grouping,
+    ) -> Vec<(Subject, Change)> {
+        let mut changes = Changes {
+            staged: Vec::new(),
+            elements: BTreeMap::new(),
+            grouping,
+        };
+        for subject in subjects {
+            match subject {
+                Subject::Base => self.base_changes(&mut changes),
+                Subject::Part(at) => {
+                    if let Some(part) = self.parts.get(at) {
+                        self.part_changes(subject, part, &mut changes);
+                    }
+                }
+                Subject::Stale(at) => {
+                    if let Some(stale) = self.stale.get(at) {
+                        stale_changes(subject, stale, &mut changes);
+                    }
+                }
+            }
+        }
+        changes.finish()
+    }
+
+    fn base_changes(&self, changes: &mut Changes) {
+        let subject = Subject::Base;
+        for (key, BaseChange { wanted, there }) in &self.base_changes {
+            match key {
+                Key::Table => {
+                    let table = self.base.table();
+                    changes.push(Stage::Table, subject, Change::AddTable(table));
+                }
+                Key::Set(name) => {
+                    if let Some(set) = self.base.set(name).filter(|_| wanted.is_some()) {
+                        if *there == There::Other {
+                            let delete = Change::DeleteSet(Arc::clone(&set.name));
+                            changes.push(Stage::DeleteReplaced, subject, delete);
+                        }
+                        let add = Change::AddSet(set.clone());
+                        changes.push(Stage::AddSets, subject, add);
+                    }
+                }
+                Key::Chain(_) | Key::Chooser(_) => {
+                    let Some((chain, rules)) = self.base.chain(key) else {
+                        // Nobody wants it; what it names is to be free.
+                        let name = match key {
+                            Key::Chooser(chooser) => chooser.name().into(),
+                            Key::Chain(name) | Key::Set(name) => Name::from(*name),
+                            Key::Table => continue,
+                        };
+                        changes.push(Stage::FlushChains, subject, Change::FlushChain(name));
+                        continue;
+                    };
+                    let name = &chain.name;
+                    if *there == There::Same {
+                        let flush = Change::FlushChain(Arc::clone(name));
+                        changes.push(Stage::FlushChains, subject, flush);
+                    } else {
+                        let add = Change::AddChain(chain.clone());
+                        changes.push(Stage::AddChains, subject, add);
+                    }
+                    if *there == There::Other {
+                        // Neither its hook nor its priority can be changed.
+                        let delete = Change::DeleteChain(Arc::clone(name));
+                        changes.push(Stage::DeleteReplaced, subject, delete);
+                    }
+                    for rule in rules {
+                        let add = Change::AddRule(Arc::clone(name), rule.clone());
+                        changes.push(Stage::AddRules, subject, add);
+                    }
+                }
+            }
+        }
+        for (address, is_wanted) in &self.node_ports {
+            let stage = if *is_wanted {
+                Stage::AddElements
+            } else {
+                Stage::DeleteElements
+            };
+            let element = Element::of_set(octets(*address));
+            changes.element(stage, subject, NODE_PORT_IPS, element);
+        }
+    }
+
+    fn part_changes(&self, subject: Subject, part: &Part, changes: &mut Changes) {
+        for (name, seconds) in &part.affinity {
+            if seconds.is_replacement(self.timeouts) {
+                let delete = Change::DeleteSet(Arc::clone(name));
+                changes.push(Stage::DeleteReplaced, subject, delete);
+            }
+            let set = self.affinity_set(name, seconds.wanted);
+            changes.push(Stage::AddSets, subject, Change::AddSet(set));
+        }
+        for (name, written) in &part.chains {
+            let (stage, change) = if written.is_there {
+                (Stage::FlushChains, Change::FlushChain(Arc::clone(name)))
+            } else {
+                let chain = nftables_netlink::Chain {
+                    name: Arc::clone(name),
+                    base: None,
+                    comment: None,
+                };
+                (Stage::AddChains, Change::AddChain(chain))
+            };
+            changes.push(stage, subject, change);
+        }
+        for name in &part.emptied {
+            let flush = Change::FlushChain(Arc::clone(name));
+            changes.push(Stage::FlushChains, subject, flush);
+        }
+        if !part.chains.is_empty()
+            && let Some(port) = &part.port
+        {
+            let is_wanted = |name: &Name| part.chains.contains_key(name);
+            port.write(&self.config, &is_wanted, &mut |chain, rules| {
+                for rule in rules {
+                    let add = Change::AddRule(Arc::clone(&chain), rule);
+                    changes.push(Stage::AddRules, subject, add);
+                }
+            });
+        }
+        for change in &part.slots {
+            slot_changes(subject, part.owner.as_deref(), change, changes);
+        }
+        for (member, is_wanted) in &part.members {
+            let stage = if *is_wanted {
+                Stage::AddElements
+            } else {
+                Stage::DeleteElements
+            };
+            let (set, key) = match *member {
+                Member::ClusterIp(address) => (CLUSTER_IPS, octets(address)),
+                Member::Hairpin(address, protocol, port) => {
+                    let key = Concatenation::new().address(address).address(address);
+                    let key = key.protocol(protocol.number()).port(port).into_key();
+                    (HAIRPIN, key)
+                }
+            };
+            changes.element(stage, subject, set, Element::of_set(key));
+        }
+    }
+
+    fn affinity_set(&self, name: &Name, seconds: u32) -> Set {
+        let time = Duration::from_secs(seconds.into());
+        Set {
+            name: Arc::clone(name),
+            key: vec![address_type(self.family)],
+            kind: SetKind::Set,
+            intervals: false,
+            dynamic: true,
+            timeout: Some(Timeout::Default(time)),
+            size: Some(DYNAMIC_SIZE),
+            type_of: None,
+            comment: None,
+        }
+    }
+
+    /// What it does, a line each, for the operator.
+    pub fn lines(&self) -> Vec<String> {
+        let changes = self.changes(self.subjects(), Grouping::BySubject);
+        changes.iter().map(|(_, change)| tell(change)).collect()
+    }
+
+    /// How many changes it makes, but for the elements of a map each by itself.
+    pub fn len(&self) -> usize {
+        self.changes(self.subjects(), Grouping::ByMap).len()
+    }
+}
+
+fn stale_changes(subject: Subject, stale: &Stale, changes: &mut Changes) {
+    let mut chain = |name: Name| {
+        // First, as one may lead to another.
+        let flush = Change::FlushChain(Arc::clone(&name));
+        changes.push(Stage::FlushStale, subject, flush);
+        changes.push(Stage::DeleteChains, subject, Change::DeleteChain(name));
+    };
+    match stale {
+        Stale::Chain(name) => chain(Arc::clone(name)),
+        Stale::Base(Key::Chain(name)) => chain(Name::from(*name)),
+        Stale::Base(Key::Chooser(chooser)) => chain(chooser.name().into()),
+        Stale::Set(name) => {
+            let delete = Change::DeleteSet(Arc::clone(name));
+            changes.push(Stage::DeleteSets, subject, delete);
+        }
+        Stale::Base(Key::Set(name)) => {
+            let delete = Change::DeleteSet(Name::from(*name));
+            changes.push(Stage::DeleteSets, subject, delete);
+        }
+        // Somebody else may have something in it.
+        Stale::Base(Key::Table) => {}
+    }
+}
+
+/// The three verdicts that there can be for an address and port.
+fn slot_changes(
+    subject: Subject,
+    owner: Option<&Owner>,
+    change: &SlotChange,
+    changes: &mut Changes,
+) {
+    let SlotChange {
+        slot,
+        before,
+        after,
+    } = change;
+    let none = Route::default();
+    let before = before.as_ref().unwrap_or(&none);
+    let after = after.as_ref().unwrap_or(&none);
+    let [served, unserved] = match slot.address {
+        Some(_) => [SERVICE_IPS, NO_ENDPOINT_SERVICES],
+        None => [SERVICE_NODE_PORTS, NO_ENDPOINT_NODE_PORTS],
+    };
+    let key: Bytes = {
+        let start = Concatenation::new();
+        let start = slot.address.map_or(start.clone(), |ip| start.address(ip));
+        start
+            .protocol(slot.protocol.number())
+            .port(slot.port)
+            .into_key()
+    };
+    let mut differ = |set, is_there: bool, is_same: bool, wanted: Option<(To, bool)>| {
+        if is_same {
+            return;
+        }
+        if is_there {
+            let gone = Element::of_set(key.clone());
+            changes.element(Stage::DeleteElements, subject, set, gone);
+        }
+        if let Some((verdict, is_named)) = wanted {
+            let mut element = Element::of_verdicts(key.clone(), verdict);
+            if let Some(owner) = owner.filter(|_| is_named) {
+                element = element.with_comment(owner.name.to_string());
+            }
+            changes.element(Stage::AddElements, subject, set, element);
+        }
+    };
+    // Whose element it is can be seen of a chain's name; of a Service that has none, it is said.
+    let is_shared = |to: &To| !matches!(to, To::Goto(chain) if is_of_service(chain));
+    let to = after.to.clone();
+    differ(
+        served,
+        before.to.is_some(),
+        before.to == after.to,
+        to.map(|to| (to.clone(), is_shared(&to))),
+    );
+    let firewall = after.firewall.clone();
+    differ(
+        FIREWALL_IPS,
+        before.firewall.is_some(),
+        before.firewall == after.firewall,
+        firewall.map(|chain| (To::Goto(chain), false)),
+    );
+    let verdict = after.unserved.map(|unserved| match unserved {
+        Unserved::Reject => (To::Goto(REJECT.into()), true),
+        Unserved::Drop | Unserved::Other => (To::Drop, true),
+    });
+    differ(
+        unserved,
+        before.unserved.is_some(),
+        before.unserved == after.unserved,
+        verdict,
+    );
+    choice_changes(subject, slot, [&before.choices, &after.choices], changes);
+}
+
+/// Endpoints that stand in another place from now on.
+fn choice_changes(
+    subject: Subject,
+    slot: &Slot,
+    [before, after]: [&Choices; 2],
+    changes: &mut Changes,
+) {
+    let Some(address) = slot.address else {
+        return;
+    };
+    let in_map = |place: Place| {
+        let map = Map {
+            protocol: slot.protocol,
+            count: place.map,
+        };
+        let key = Concatenation::new().part(&place.number.to_ne_bytes());
+        let key = key.address(address).port(slot.port).into_key();
+        map.name().map(|name| (name, key))
+    };
+    for (place, endpoint) in before.iter() {
+        if after.at(place) != Some(endpoint)
+            && let Some((map, key)) = in_map(place)
+        {
+            let gone = Element::of_set(key);
+            changes.element(Stage::DeleteElements, subject, map, gone);
+        }
+    }
+    for (place, endpoint) in after.iter() {
+        if before.at(place) != Some(endpoint)
+            && let Some((map, key)) = in_map(place)
+        {
+            let value = Concatenation::new().address(endpoint.ip());
+            let value = value.port(endpoint.port()).into_key();
+            let new = Element::of_map(key, value);
+            changes.element(Stage::AddElements, subject, map, new);
+        }
+    }
+}

@@ -1,0 +1,259 @@
+//! Carries out a plan, and says what became of each piece of it.
+//!
+//! Together it is one transaction: all of it is done, or nothing. Where that is refused, the kernel
+//! says for which changes; what these are for is left out, and the rest tried again. Where it does
+//! not say, halves are tried, until what is refused stands alone.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use nftables_netlink::{Change, Transaction};
+
+use crate::changes::Grouping;
+use crate::kernel::{Blame, Kernel, Refusal};
+use crate::name::TABLE;
+use crate::plan::{Plan, Removal, Stale, Subject, Timeouts, Verdict, Verdicts};
+
+/// How many transactions a plan may take to find out what is refused.
+const MAX_TRANSACTIONS: usize = 64;
+
+impl Plan {
+    /// Carries it out.
+    pub(crate) fn apply(&self, kernel: &mut dyn Kernel) -> Verdicts {
+        let mut executor = Executor {
+            plan: self,
+            kernel,
+            left: MAX_TRANSACTIONS,
+            verdicts: Verdicts::done(self),
+        };
+        executor.all();
+        executor.try_timeouts();
+        executor.verdicts
+    }
+}
+
+/// A plan that is being carried out.
+struct Executor<'a> {
+    plan: &'a Plan,
+    kernel: &'a mut dyn Kernel,
+    /// How many transactions there may be still.
+    left: usize,
+    verdicts: Verdicts,
+}
+
+/// What became of a transaction.
+enum Tried {
+    Done,
+    /// These are to blame; none if nobody knows who is.
+    Refused(BTreeMap<Subject, Blame>, Arc<str>),
+    /// There is no use in going on.
+    Over,
+}
+
+/// Whether the kernel says this of a table that it does not hold valid, whichever change it was that
+/// made it so.
+fn is_of_validation(blame: &Blame) -> bool {
+    let errno = blame.errno;
+    matches!(
+        errno,
+        libc::EOPNOTSUPP | libc::EINVAL | libc::ELOOP | libc::EMLINK
+    )
+}
+
+/// Where a change makes the table invalid, the kernel validates it anew with each change that
+/// follows, and blames them all: only the first is to blame for certain. Whether it was so.
+///
+/// Source: Linux, `net/netfilter/nf_tables_api.c` (`NFT_VALIDATE_DO`).
+fn believe_first_of_cascade(blamed: &mut BTreeMap<Subject, Blame>) -> bool {
+    let of_validation = blamed.values().filter(|blame| is_of_validation(blame));
+    let changes = of_validation.map(|blame| blame.change);
+    let (count, first) = changes.fold((0_usize, usize::MAX), |(count, first), change| {
+        (count + 1, first.min(change))
+    });
+    if count > 1 {
+        blamed.retain(|_, blame| !is_of_validation(blame) || blame.change == first);
+    }
+    count > 1
+}
+
+impl Executor<'_> {
+    fn all(&mut self) {
+        let is_stale = |subject: &Subject| matches!(subject, Subject::Stale(_));
+        let all: Vec<Subject> = self.plan.subjects().collect();
+        let (stale, wanted): (Vec<Subject>, Vec<Subject>) = all.iter().partition(|of| is_stale(of));
+        if self.plan.removal == Removal::Together || wanted.is_empty() {
+            let Tried::Refused(blamed, _) = self.commit(&all, Grouping::ByMap) else {
+                return;
+            };
+            let is_in_use = |(subject, blame): (&Subject, &Blame)| {
+                is_stale(subject) && blame.errno == libc::EBUSY
+            };
+            if blamed.is_empty() || wanted.is_empty() || !blamed.iter().all(is_in_use) {
+                return self.isolate([wanted, stale]);
+            }
+            // What uses them goes in this transaction.
+            self.verdicts.removal = Removal::After;
+        }
+        match self.commit(&wanted, Grouping::ByMap) {
+            Tried::Done => self.isolate([stale]),
+            Tried::Refused(..) => self.isolate([wanted, stale]),
+            Tried::Over => {}
+        }
+    }
+
+    /// Looks, once, whether a set has got another timeout.
+    fn try_timeouts(&mut self) {
+        if self.verdicts.timeouts != Timeouts::Unknown || self.verdicts.taken == 0 {
+            return;
+        }
+        // Of a part that was refused the set is as it was, whatever the kernel can.
+        if let Some((name, wanted)) = self.plan.changed_timeout(&self.verdicts.parts)
+            && let Ok(Some(seconds)) = self.kernel.timeout(name)
+        {
+            self.verdicts.timeouts = if seconds == wanted {
+                Timeouts::Changed
+            } else {
+                Timeouts::Kept
+            };
+        }
+    }
+
+    /// Tries these groups, one after the other, and finds out what of them is to blame where one is
+    /// refused. What is wanted comes before what is stale.
+    fn isolate<const N: usize>(&mut self, groups: [Vec<Subject>; N]) {
+        let mut groups = VecDeque::from(groups);
+        let mut has_cascaded = false;
+        while let Some(mut group) = groups.pop_front() {
+            self.keep_guards(&mut group);
+            if group.is_empty() {
+                continue;
+            }
+            if self.left == 0 || self.verdicts.general.is_some() {
+                self.set_all(&group, &Verdict::Untried);
+                continue;
+            }
+            let Tried::Refused(mut blamed, reason) = self.commit(&group, Grouping::BySubject)
+            else {
+                continue;
+            };
+            let is_cascade = believe_first_of_cascade(&mut blamed);
+            if let Some(blame) = blamed.get(&Subject::Base) {
+                // All else is built on it.
+                self.set_all(&group, &Verdict::Untried);
+                self.set(
+                    Subject::Base,
+                    Verdict::Refused(blame.reason.as_str().into()),
+                );
+            } else if !blamed.is_empty() {
+                for (subject, blame) in &blamed {
+                    self.set(*subject, Verdict::Refused(blame.reason.as_str().into()));
+                }
+                group.retain(|subject| !blamed.contains_key(subject));
+                if is_cascade && has_cascaded && group.len() > 1 {
+                    // Several are to blame, one of which is found at a time: what is without them
+                    // is not to wait for all of them.
+                    let other = group.split_off(group.len().div_ceil(2));
+                    groups.push_front(other);
+                }
+                has_cascaded |= is_cascade;
+                groups.push_front(group);
+            } else if let [alone] = group[..] {
+                self.set(alone, Verdict::Refused(reason));
+            } else {
+                // The base is first, and is tried by itself in the end.
+                let other = group.split_off(group.len().div_ceil(2));
+                groups.push_front(other);
+                groups.push_front(group);
+            }
+        }
+    }
+
+    /// Leaves out what guards Services, such as chains of another layout, unless what takes its place
+    /// was written.
+    fn keep_guards(&mut self, group: &mut Vec<Subject>) {
+        if self.verdicts.has_all_wanted() {
+            return;
+        }
+        let stale = &self.plan.stale;
+        let is_guard = |subject: &mut Subject| match *subject {
+            Subject::Stale(at) => matches!(stale.get(at), Some(Stale::Base(_))),
+            Subject::Base | Subject::Part(_) => false,
+        };
+        let guards: Vec<Subject> = group.extract_if(.., is_guard).collect();
+        self.set_all(&guards, &Verdict::Untried);
+    }
+
+    fn set_all(&mut self, subjects: &[Subject], verdict: &Verdict) {
+        for subject in subjects {
+            self.set(*subject, verdict.clone());
+        }
+    }
+
+    fn commit(&mut self, subjects: &[Subject], grouping: Grouping) -> Tried {
+        self.left = self.left.saturating_sub(1);
+        let changes = self.plan.changes(subjects.iter().copied(), grouping);
+        let (owners, changes): (Vec<Subject>, Vec<Change>) = changes.into_iter().unzip();
+        let transaction = Transaction {
+            family: self.plan.family.into(),
+            table: TABLE.into(),
+            changes,
+        };
+        let verdicts = &mut self.verdicts;
+        match self.kernel.commit(&transaction) {
+            Ok(()) => {
+                verdicts.taken += 1;
+                verdicts.changes += transaction.changes.len();
+                Tried::Done
+            }
+            Err(Refusal::General(reason)) => {
+                verdicts.refused += 1;
+                verdicts.general = Some(reason.into());
+                self.set_all(subjects, &Verdict::Untried);
+                Tried::Over
+            }
+            Err(Refusal::Unknown(reason)) => {
+                verdicts.refused += 1;
+                verdicts.is_doubtful = true;
+                verdicts.general = Some(reason.into());
+                self.set_all(subjects, &Verdict::Unknown);
+                Tried::Over
+            }
+            Err(Refusal::Refused { reason, changes }) => {
+                verdicts.refused += 1;
+                let is_of_state =
+                    |blame: &Blame| matches!(blame.errno, libc::ENOENT | libc::EEXIST);
+                verdicts.is_doubtful |= changes.iter().any(is_of_state);
+                let mut blamed = BTreeMap::new();
+                let exists = changes.iter().filter(|blame| blame.errno == libc::EEXIST);
+                let mut exists = exists.map(|blame| transaction.changes.get(blame.change));
+                let set = exists.find_map(|change| match change {
+                    Some(Change::AddSet(set)) if set.timeout.is_some() => Some(&set.name),
+                    _ => None,
+                });
+                // One of another kind is in the way as well, and says nothing of timeouts.
+                if let Some(set) = set
+                    && let Ok(Some(_)) = self.kernel.timeout(set)
+                {
+                    verdicts.timeouts = Timeouts::Kept;
+                }
+                for blame in changes {
+                    if let Some(subject) = owners.get(blame.change) {
+                        blamed.entry(*subject).or_insert(blame);
+                    }
+                }
+                Tried::Refused(blamed, reason.into())
+            }
+        }
+    }
+
+    fn set(&mut self, subject: Subject, verdict: Verdict) {
+        let place = match subject {
+            Subject::Base => Some(&mut self.verdicts.base),
+            Subject::Part(at) => self.verdicts.parts.get_mut(at),
+            Subject::Stale(at) => self.verdicts.stale.get_mut(at),
+        };
+        if let Some(place) = place {
+            *place = verdict;
+        }
+    }
+}

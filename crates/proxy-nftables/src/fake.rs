@@ -1,0 +1,396 @@
+//! A kernel of the tests: it keeps what nf\_tables keeps, refuses what nf\_tables refuses, and then
+//! changes nothing.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use nftables_netlink::{
+    Activity, Bytes, Chain, Change, CommitError, DataType, Element, ElementData, Expression, Name,
+    Rule, Set, SetKind, SetRef, Table, Transaction, Verdict,
+};
+use proxy::{IpFamily, Unreadable};
+
+use crate::found::{OTHER_KIND, seconds};
+use crate::kernel::{Blame, Kernel, Object, Refusal};
+use crate::refused::refused;
+use crate::words::tell;
+
+/// A handle to one; clones are the same kernel.
+#[derive(Debug, Clone)]
+pub struct FakeKernel {
+    family: IpFamily,
+    state: Arc<Mutex<State>>,
+}
+
+/// What it holds, and how it is to behave.
+#[derive(Debug, Clone, Default)]
+pub struct State {
+    /// The table, if there is one.
+    pub table: Option<Content>,
+    /// The node's addresses.
+    pub addresses: BTreeSet<IpAddr>,
+    /// Changes whose words have one of these in them are refused, as by a kernel that lacks
+    /// something.
+    pub refused: Vec<String>,
+    /// The same, as by a kernel that finds the table invalid from then on: each rule and each element
+    /// that follows is refused with it.
+    pub invalid: Vec<String>,
+    /// The same, but the kernel does not say which change it is.
+    pub refused_as_whole: Vec<String>,
+    /// Why nothing is taken.
+    pub held: Option<String>,
+    /// What has more changes than this cannot be sent.
+    pub room: Option<usize>,
+    /// So many answers are lost, of transactions that are made.
+    pub lost: usize,
+    /// For changes whose words have one of these in them there is no memory: the kernel says so of
+    /// the whole.
+    pub no_memory_for: Vec<String>,
+    /// Why the table cannot be read.
+    pub unreadable: Option<String>,
+    /// How long a read takes, whether or not it succeeds.
+    pub reading: Duration,
+    /// Whether what is taken from a map still counts as a user of its chain until the transaction
+    /// is over, and timeouts of sets stay as they were: Linux before 6.2.
+    pub is_old: bool,
+    /// How often the table was read.
+    pub reads: usize,
+    /// How often addresses were.
+    pub address_reads: usize,
+    /// What was made since this was last emptied, a transaction each, in words.
+    pub made: Vec<Vec<String>>,
+    /// How many transactions were refused.
+    pub refusals: usize,
+}
+
+/// What a table holds.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Content {
+    /// Whether packets come to it.
+    pub activity: Activity,
+    /// Chains with their rules.
+    pub chains: BTreeMap<Name, (Chain, Vec<Rule>)>,
+    /// Sets with their elements.
+    pub sets: BTreeMap<Name, (Set, BTreeMap<Bytes, Element>)>,
+}
+
+impl FakeKernel {
+    /// One without a table.
+    pub fn new(family: IpFamily, addresses: &[&str]) -> Self {
+        let addresses = addresses.iter().filter_map(|ip| ip.parse().ok());
+        Self {
+            family,
+            state: Arc::new(Mutex::new(State {
+                addresses: addresses.collect(),
+                ..State::default()
+            })),
+        }
+    }
+
+    /// What it holds.
+    pub fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The error number, if a change is refused.
+type Done = Result<(), i32>;
+
+impl Content {
+    fn change(&mut self, before: &Self, is_old: bool, change: &Change) -> Done {
+        match change {
+            Change::AddTable(table) => self.activity = table.activity,
+            Change::DeleteTable => *self = Self::default(),
+            Change::AddChain(chain) => {
+                if let Some((there, _)) = self.chains.get(&chain.name) {
+                    if there.base != chain.base {
+                        return Err(libc::EEXIST);
+                    }
+                } else {
+                    let new = (chain.clone(), Vec::new());
+                    self.chains.insert(Arc::clone(&chain.name), new);
+                }
+            }
+            Change::FlushChain(name) => self.chain(name)?.1.clear(),
+            Change::DeleteChain(name) => {
+                self.chain(name)?;
+                let others = self.chains.iter().filter(|(other, _)| *other != name);
+                let rules = others.flat_map(|(_, (_, rules))| rules);
+                let is_named = rules.flat_map(targets).any(|target| target == name)
+                    || self.element_targets().any(|target| target == name);
+                let rules = before.chains.values().flat_map(|(_, rules)| rules);
+                let was_named = rules.flat_map(map_targets).any(|target| target == name)
+                    || before.element_targets().any(|target| target == name);
+                if is_named || (is_old && was_named) {
+                    return Err(libc::EBUSY);
+                }
+                self.chains.remove(name);
+            }
+            Change::AddSet(set) => {
+                if let Some((there, _)) = self.sets.get_mut(&set.name) {
+                    if (&there.key, &there.kind) != (&set.key, &set.kind) {
+                        return Err(libc::EEXIST);
+                    }
+                    if !is_old {
+                        there.timeout = set.timeout;
+                    }
+                } else {
+                    let new = (set.clone(), BTreeMap::new());
+                    self.sets.insert(Arc::clone(&set.name), new);
+                }
+            }
+            Change::DeleteSet(name) => {
+                self.set(name)?;
+                let rules = self.chains.values().flat_map(|(_, rules)| rules);
+                if rules.flat_map(sets).any(|set| set == name) {
+                    return Err(libc::EBUSY);
+                }
+                self.sets.remove(name);
+            }
+            Change::FlushSet(name) => self.set(name)?.1.clear(),
+            Change::AddElements(name, elements) => {
+                for element in elements {
+                    self.add(name, element)?;
+                }
+            }
+            Change::DeleteElements(name, elements) => {
+                let (_, there) = self.set(name)?;
+                for element in elements {
+                    there.remove(&element.key).ok_or(libc::ENOENT)?;
+                }
+            }
+            Change::AddRule(name, rule) => {
+                let has_all = targets(rule).all(|chain| self.chains.contains_key(chain))
+                    && sets(rule).all(|set| self.sets.contains_key(set));
+                let (_, rules) = self.chain(name)?;
+                if !has_all {
+                    return Err(libc::ENOENT);
+                }
+                rules.push(rule.clone());
+            }
+            Change::DeleteRule(..) | Change::ReplaceRule(..) => return Err(libc::EOPNOTSUPP),
+        }
+        Ok(())
+    }
+
+    fn chain(&mut self, name: &Name) -> Result<&mut (Chain, Vec<Rule>), i32> {
+        self.chains.get_mut(name).ok_or(libc::ENOENT)
+    }
+
+    fn set(&mut self, name: &Name) -> Result<&mut (Set, BTreeMap<Bytes, Element>), i32> {
+        self.sets.get_mut(name).ok_or(libc::ENOENT)
+    }
+
+    fn add(&mut self, name: &Name, element: &Element) -> Done {
+        if let Some(chain) = target(element)
+            && !self.chains.contains_key(chain)
+        {
+            return Err(libc::ENOENT);
+        }
+        let (set, there) = self.set(name)?;
+        let is_map = set.kind != SetKind::Set;
+        if element.key.len() != key_len(&set.key) || element.data.is_some() != is_map {
+            return Err(libc::EINVAL);
+        }
+        match there.get(&element.key) {
+            Some(there) if there.data != element.data => Err(libc::EEXIST),
+            Some(_) => Ok(()),
+            None => {
+                there.insert(element.key.clone(), element.clone());
+                Ok(())
+            }
+        }
+    }
+
+    fn element_targets(&self) -> impl Iterator<Item = &Name> {
+        let elements = self
+            .sets
+            .values()
+            .flat_map(|(_, elements)| elements.values());
+        elements.filter_map(target)
+    }
+}
+
+fn key_len(key: &[DataType]) -> usize {
+    match key {
+        [one] => one.len(),
+        several => several.iter().map(|of| of.len().next_multiple_of(4)).sum(),
+    }
+}
+
+/// The chain that an element leads to.
+fn target(element: &Element) -> Option<&Name> {
+    match &element.data {
+        Some(ElementData::Verdict(Verdict::Goto(chain) | Verdict::Jump(chain))) => Some(chain),
+        _ => None,
+    }
+}
+
+/// The chains that a rule's maps lead to.
+fn map_targets(rule: &Rule) -> impl Iterator<Item = &Name> {
+    let maps = rule
+        .expressions
+        .iter()
+        .filter_map(|expression| match expression {
+            Expression::Lookup {
+                set: SetRef::Anonymous(map),
+                ..
+            } => Some(map),
+            _ => None,
+        });
+    maps.flat_map(|map| map.elements.iter().filter_map(target))
+}
+
+/// The chains that a rule leads to.
+fn targets(rule: &Rule) -> impl Iterator<Item = &Name> {
+    let own = rule
+        .expressions
+        .iter()
+        .filter_map(|expression| match expression {
+            Expression::Verdict(Verdict::Goto(chain) | Verdict::Jump(chain)) => Some(chain),
+            _ => None,
+        });
+    own.chain(map_targets(rule))
+}
+
+/// The sets that a rule names.
+fn sets(rule: &Rule) -> impl Iterator<Item = &Name> {
+    rule.expressions
+        .iter()
+        .filter_map(|expression| match expression {
+            Expression::Lookup {
+                set: SetRef::Named(set),
+                ..
+            }
+            | Expression::Dynset {
+                set: SetRef::Named(set),
+                ..
+            } => Some(set),
+            _ => None,
+        })
+}
+
+impl State {
+    fn commit(&mut self, transaction: &Transaction) -> Result<(), Refusal> {
+        if let Some(reason) = &self.held {
+            return Err(Refusal::General(reason.clone()));
+        }
+        if self
+            .room
+            .is_some_and(|room| transaction.changes.len() > room)
+        {
+            self.refusals += 1;
+            let reason = "it is too large to be sent".to_owned();
+            let changes = Vec::new();
+            return Err(Refusal::Refused { reason, changes });
+        }
+        let before = self.table.clone();
+        let mut after = before.clone();
+        let start = before.unwrap_or_default();
+        let (mut blamed, mut is_refused, mut is_invalid) = (Vec::new(), false, false);
+        for (number, change) in transaction.changes.iter().enumerate() {
+            let words = tell(change);
+            let has = |parts: &[String]| parts.iter().any(|part| words.contains(part));
+            is_refused |= has(&self.refused_as_whole);
+            if has(&self.no_memory_for) {
+                self.refusals += 1;
+                let whole = netlink_batch::Refusal {
+                    errno: libc::ENOMEM,
+                    message: None,
+                    request: Vec::new(),
+                };
+                return Err(refused(transaction, CommitError::Whole(whole)));
+            }
+            is_invalid |= has(&self.invalid);
+            let is_validated = matches!(change, Change::AddRule(..) | Change::AddElements(..));
+            let done = match (&mut after, change) {
+                _ if has(&self.refused) || (is_invalid && is_validated) => Err(libc::EOPNOTSUPP),
+                (table @ None, Change::AddTable(_)) => {
+                    *table = Some(Content::default());
+                    Ok(())
+                }
+                (None, _) => Err(libc::ENOENT),
+                (Some(table), change) => table.change(&start, self.is_old, change),
+            };
+            if let Err(errno) = done {
+                let reason = format!("{words}: {}", std::io::Error::from_raw_os_error(errno));
+                blamed.push(Blame {
+                    change: number,
+                    errno,
+                    reason,
+                });
+            }
+        }
+        if is_refused || !blamed.is_empty() {
+            self.refusals += 1;
+            let changes = if is_refused { Vec::new() } else { blamed };
+            let reason = "the kernel refuses it".to_owned();
+            return Err(Refusal::Refused { reason, changes });
+        }
+        self.table = after;
+        self.made
+            .push(transaction.changes.iter().map(tell).collect());
+        if self.lost > 0 {
+            self.lost -= 1;
+            return Err(Refusal::Unknown("the answer was lost".to_owned()));
+        }
+        Ok(())
+    }
+}
+
+impl Kernel for FakeKernel {
+    fn family(&self) -> IpFamily {
+        self.family
+    }
+
+    fn addresses(&mut self) -> Result<BTreeSet<IpAddr>, Unreadable> {
+        let mut state = self.state();
+        state.address_reads += 1;
+        Ok(state.addresses.clone())
+    }
+
+    fn table(&mut self, told: &mut dyn FnMut(Object)) -> Result<(), Unreadable> {
+        thread::sleep(self.state().reading);
+        let mut state = self.state();
+        state.reads += 1;
+        if let Some(reason) = state.unreadable.clone() {
+            return Err(Unreadable::new("the nftables table kube-proxy", reason));
+        }
+        told(Object::Begin);
+        let Some(table) = &state.table else {
+            return Ok(());
+        };
+        told(Object::Table(Table {
+            family: self.family.into(),
+            activity: table.activity,
+            name: crate::name::TABLE.into(),
+            comment: None,
+        }));
+        for (name, (set, elements)) in &table.sets {
+            told(Object::Set(set.clone()));
+            let elements = elements.values().cloned().collect();
+            told(Object::Elements(Arc::clone(name), elements));
+        }
+        for (name, (chain, rules)) in &table.chains {
+            told(Object::Chain(chain.clone()));
+            for rule in rules {
+                told(Object::Rule(Arc::clone(name), rule.clone()));
+            }
+        }
+        Ok(())
+    }
+
+    fn timeout(&mut self, set: &str) -> Result<Option<u32>, Unreadable> {
+        let state = self.state();
+        let set = state.table.as_ref().and_then(|table| table.sets.get(set));
+        let seconds = set.map(|(set, _)| seconds(self.family, set));
+        Ok(seconds.filter(|seconds| *seconds != OTHER_KIND))
+    }
+
+    fn commit(&mut self, transaction: &Transaction) -> Result<(), Refusal> {
+        self.state().commit(transaction)
+    }
+}

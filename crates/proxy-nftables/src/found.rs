@@ -1,0 +1,250 @@
+//! What the table holds, read object by object: ours by name, the rest passed over.
+//!
+//! Of chains only a digest is kept; of elements, what they say of an address and port.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
+
+use hashbrown::{HashMap, HashSet};
+use nftables_netlink::{Element, ElementData, Name, Rule, Set, SetKind, Timeout, Verdict};
+use proxy::{IpFamily, Protocol};
+
+use crate::base::{Definition, Key, Value, find_chain, find_set, is_unallocated};
+use crate::choice::{Map, Place};
+use crate::content::Content;
+use crate::kernel::Object;
+use crate::name::{
+    CLUSTER_IPS, FIREWALL_IPS, HAIRPIN, NO_ENDPOINT_NODE_PORTS, NO_ENDPOINT_SERVICES,
+    NODE_PORT_IPS, REJECT, SERVICE_IPS, SERVICE_NODE_PORTS, is_affinity, is_of_service,
+};
+use crate::port::{Member, Route, Slot, Unserved};
+use crate::rule::address_type;
+
+/// What the kernel holds of this mode, in one family.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Snapshot {
+    /// What is there whatever the Services are.
+    pub(crate) base: HashMap<Key, Value>,
+    /// The rule for addresses that no Service has.
+    pub(crate) unallocated: Option<Rule>,
+    /// The node's addresses that serve NodePorts.
+    pub(crate) node_ports: HashSet<IpAddr>,
+    pub(crate) slots: HashMap<Slot, Route>,
+    pub(crate) members: HashSet<Member>,
+    /// The chains of Service ports.
+    pub(crate) chains: HashMap<Name, Content>,
+    /// The sets of clients, and how many seconds one stays, or [`OTHER_KIND`].
+    pub(crate) affinity: HashMap<Name, u32>,
+}
+
+/// Reads the objects, one after the other.
+#[derive(Debug)]
+pub(crate) struct Reader {
+    family: IpFamily,
+    snapshot: Snapshot,
+}
+
+impl Reader {
+    /// A reader that has seen nothing.
+    pub(crate) fn new(family: IpFamily) -> Self {
+        Self {
+            family,
+            snapshot: Snapshot::default(),
+        }
+    }
+
+    /// What was read.
+    pub(crate) fn finish(self) -> Snapshot {
+        self.snapshot
+    }
+
+    /// Takes in an object.
+    pub(crate) fn take(&mut self, object: Object) {
+        match object {
+            Object::Begin => self.snapshot = Snapshot::default(),
+            Object::Table(table) => {
+                let value = Value::Table(table.activity);
+                self.snapshot.base.insert(Key::Table, value);
+            }
+            Object::Set(set) => self.set(&set),
+            Object::Chain(chain) => {
+                let content = Content::default();
+                if let Some(key) = find_chain(&chain.name) {
+                    let value = Value::Chain(chain.base, content);
+                    self.snapshot.base.insert(key, value);
+                } else if is_of_service(&chain.name) && chain.base.is_none() {
+                    self.snapshot.chains.insert(chain.name, content);
+                }
+            }
+            Object::Rule(chain, rule) => self.rule(&chain, rule),
+            Object::Elements(set, elements) => {
+                let Some(set) = find_set(&set) else {
+                    return;
+                };
+                for element in &elements {
+                    // What cannot be one of ours stays.
+                    let _ = self.element(set, element);
+                }
+            }
+        }
+    }
+
+    fn set(&mut self, set: &Set) {
+        if let Some(name) = find_set(&set.name) {
+            let value = Value::Set(Definition::of(set));
+            self.snapshot.base.insert(Key::Set(name), value);
+        } else if set.kind == SetKind::Set && is_affinity(&set.name) {
+            let name = Arc::clone(&set.name);
+            let seconds = seconds(self.family, set);
+            self.snapshot.affinity.insert(name, seconds);
+        }
+    }
+
+    fn rule(&mut self, chain: &Name, rule: Rule) {
+        if let Some(content) = self.snapshot.chains.get_mut(chain) {
+            content.add(&rule);
+        } else if let Some(key) = find_chain(chain)
+            && let Some(Value::Chain(_, content)) = self.snapshot.base.get_mut(&key)
+        {
+            content.add(&rule);
+            if is_unallocated(chain, &rule) {
+                self.snapshot.unallocated = Some(rule);
+            }
+        }
+    }
+
+    fn element(&mut self, set: &str, element: &Element) -> Option<()> {
+        let mut key = Parts(&element.key);
+        match set {
+            CLUSTER_IPS => {
+                let address = key.address(self.family)?;
+                self.snapshot.members.insert(Member::ClusterIp(address));
+            }
+            NODE_PORT_IPS => {
+                self.snapshot.node_ports.insert(key.address(self.family)?);
+            }
+            HAIRPIN => {
+                let from = key.address(self.family)?;
+                let to = key.address(self.family)?;
+                let member = Member::Hairpin(from, key.protocol()?, key.port()?);
+                if from == to {
+                    self.snapshot.members.insert(member);
+                }
+            }
+            SERVICE_IPS | FIREWALL_IPS | NO_ENDPOINT_SERVICES => {
+                let address = Some(key.address(self.family)?);
+                self.verdict(set, address, key, element)?;
+            }
+            SERVICE_NODE_PORTS | NO_ENDPOINT_NODE_PORTS => {
+                self.verdict(set, None, key, element)?;
+            }
+            _ => self.endpoint(Map::find(set)?, key, element)?,
+        }
+        Some(())
+    }
+
+    fn endpoint(&mut self, map: Map, mut key: Parts<'_>, element: &Element) -> Option<()> {
+        let place = Place {
+            map: map.count,
+            number: u32::from_ne_bytes(key.take(4)?.try_into().ok()?),
+        };
+        let slot = Slot {
+            address: Some(key.address(self.family)?),
+            protocol: map.protocol,
+            port: key.port()?,
+        };
+        let Some(ElementData::Value(value)) = &element.data else {
+            return None;
+        };
+        let mut value = Parts(value);
+        let endpoint = SocketAddr::new(value.address(self.family)?, value.port()?);
+        let route = self.snapshot.slots.entry(slot).or_default();
+        route.choices.insert(place, endpoint);
+        Some(())
+    }
+
+    fn verdict(
+        &mut self,
+        set: &str,
+        address: Option<IpAddr>,
+        mut key: Parts<'_>,
+        element: &Element,
+    ) -> Option<()> {
+        let slot = Slot {
+            address,
+            protocol: key.protocol()?,
+            port: key.port()?,
+        };
+        let Some(ElementData::Verdict(verdict)) = &element.data else {
+            return None;
+        };
+        let route = self.snapshot.slots.entry(slot).or_default();
+        // What is no name of a chain stands for any other verdict.
+        let to = || match verdict {
+            Verdict::Goto(chain) => Arc::clone(chain),
+            _ => Name::from(""),
+        };
+        match set {
+            SERVICE_IPS | SERVICE_NODE_PORTS => route.to = Some(verdict.clone()),
+            FIREWALL_IPS => route.firewall = Some(to()),
+            _ => {
+                route.unserved = Some(match verdict {
+                    Verdict::Drop => Unserved::Drop,
+                    Verdict::Goto(chain) if **chain == *REJECT => Unserved::Reject,
+                    _ => Unserved::Other,
+                });
+            }
+        }
+        Some(())
+    }
+}
+
+/// Stands for how long clients stay in a set that is not one of clients: it has other keys, or other
+/// flags. Nobody wants that many seconds.
+pub(crate) const OTHER_KIND: u32 = u32::MAX;
+
+/// How many seconds clients stay in a set, or [`OTHER_KIND`].
+pub(crate) fn seconds(family: IpFamily, set: &Set) -> u32 {
+    let is_of_clients = set.key == [address_type(family)]
+        && set.kind == SetKind::Set
+        && set.dynamic
+        && !set.intervals;
+    match set.timeout {
+        Some(Timeout::Default(time)) if is_of_clients => {
+            u32::try_from(time.as_secs()).unwrap_or(OTHER_KIND)
+        }
+        _ => OTHER_KIND,
+    }
+}
+
+/// The parts of a key, each filled up to a multiple of 4 bytes.
+struct Parts<'a>(&'a [u8]);
+
+impl Parts<'_> {
+    fn take(&mut self, len: usize) -> Option<&[u8]> {
+        let part = self.0.get(..len)?;
+        self.0 = self.0.get(len.next_multiple_of(4)..).unwrap_or_default();
+        Some(part)
+    }
+
+    fn address(&mut self, family: IpFamily) -> Option<IpAddr> {
+        Some(match family {
+            IpFamily::V4 => {
+                let bytes: [u8; 4] = self.take(4)?.try_into().ok()?;
+                Ipv4Addr::from(bytes).into()
+            }
+            IpFamily::V6 => {
+                let bytes: [u8; 16] = self.take(16)?.try_into().ok()?;
+                Ipv6Addr::from(bytes).into()
+            }
+        })
+    }
+
+    fn protocol(&mut self) -> Option<Protocol> {
+        Protocol::from_number(*self.take(1)?.first()?)
+    }
+
+    fn port(&mut self) -> Option<u16> {
+        Some(u16::from_be_bytes(self.take(2)?.try_into().ok()?))
+    }
+}

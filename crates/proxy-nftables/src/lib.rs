@@ -1,0 +1,59 @@
+//! The nftables mode of kube-proxy: what one Service wants, what the kernel holds, and the
+//! transactions between the two.
+//!
+//! ```text
+//!  ServiceView ─▶ compile ─▶ ServedPort ─▶ Claims ─▶ Tables (wanted │ actual) ─▶ planner ─▶ Plan
+//!                                                     ▲    ▲                                  │
+//!                      the table ─ Snapshot ─ observe ┘    └ settle ◀─ Verdicts ◀─ transaction┘
+//! ```
+//!
+//! [`Nftables`] holds the tables; it is a [`Scheme`](engine::Scheme), and [`Proxier`] the
+//! [`Mode`](proxy::Mode) that an [`Engine`](engine::Engine) makes of it. Everything up to the plan
+//! is pure; a [`Kernel`] is netlink on a thread of its own, or the strict fake of the tests.
+//!
+//! The table, its sets, maps, chains and rules are those of upstream's nftables mode;
+//! docs/nftables-mode-differences.md says what is otherwise, and why.
+
+mod access;
+mod base;
+mod changes;
+mod choice;
+mod claims;
+mod config;
+mod content;
+mod exchange;
+mod execute;
+pub mod fake;
+mod found;
+mod interval;
+mod kernel;
+mod kinds;
+mod layout;
+mod name;
+mod netlink;
+mod part;
+mod plan;
+mod planner;
+mod port;
+mod probe;
+mod proxier;
+mod refused;
+mod rule;
+mod tables;
+mod words;
+
+pub use base::FOOTPRINT;
+pub use choice::{Choices, Place};
+pub use config::Config;
+pub use content::Content;
+pub use found::Snapshot;
+pub use kernel::{Blame, Kernel, Object, Refusal};
+pub use kinds::NftablesKinds;
+pub use layout::Layout;
+pub use name::{Purpose, TABLE};
+pub use netlink::NetlinkKernel;
+pub use part::{Lane, Part};
+pub use plan::Plan;
+pub use port::{Member, Route, ServedPort, Slot, Unserved, compile};
+pub use probe::{ProbeError, probe};
+pub use proxier::{Lanes, Nftables, Proxier};

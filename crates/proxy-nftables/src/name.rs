@@ -1,0 +1,179 @@
+//! The names of chains and sets: fixed ones, and those of Service ports by upstream's hashes.
+//!
+//! Source: upstream's `pkg/proxy/nftables/proxier.go` (`hashAndTruncate`, `servicePortChainNameBase`,
+//! `servicePortEndpointChainNameBase`).
+
+use std::fmt::Write as _;
+use std::net::{IpAddr, SocketAddr};
+
+use nftables_netlink::Name;
+use proxy::ServicePortName;
+use ring::digest::{SHA256, digest};
+
+/// The name of the table, in the families `ip` and `ip6`.
+pub const TABLE: &str = "kube-proxy";
+
+/// Each ClusterIP.
+pub(crate) const CLUSTER_IPS: &str = "cluster-ips";
+/// The node's addresses that serve NodePorts.
+pub(crate) const NODE_PORT_IPS: &str = "nodeport-ips";
+/// Endpoints of this node, to themselves.
+pub(crate) const HAIRPIN: &str = "hairpin-connections";
+/// Where packets to service addresses go.
+pub(crate) const SERVICE_IPS: &str = "service-ips";
+/// Where packets to NodePorts go.
+pub(crate) const SERVICE_NODE_PORTS: &str = "service-nodeports";
+/// Addresses with source ranges.
+pub(crate) const FIREWALL_IPS: &str = "firewall-ips";
+/// Service addresses that nobody serves.
+pub(crate) const NO_ENDPOINT_SERVICES: &str = "no-endpoint-services";
+/// NodePorts that nobody serves.
+pub(crate) const NO_ENDPOINT_NODE_PORTS: &str = "no-endpoint-nodeports";
+/// The chain that refuses what nobody serves.
+pub(crate) const REJECT: &str = "reject-chain";
+
+/// The longest name but for what a purpose puts before it.
+const MAX_BASE: usize = 240;
+
+/// What a chain of a Service port is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Purpose {
+    /// Chooses an endpoint of the whole cluster.
+    Cluster,
+    /// Chooses an endpoint of this node.
+    Local,
+    /// What comes to addresses outside of the cluster.
+    External,
+    /// Source ranges of load-balancer addresses.
+    Firewall,
+    /// One endpoint, where clients stay with theirs.
+    Endpoint,
+}
+
+impl Purpose {
+    pub(crate) const fn prefix(self) -> &'static str {
+        match self {
+            Self::Cluster => "service-",
+            Self::Local => "local-",
+            Self::External => "external-",
+            Self::Firewall => "firewall-",
+            Self::Endpoint => "endpoint-",
+        }
+    }
+}
+
+/// How the names of sets begin that hold an endpoint's clients.
+pub(crate) const AFFINITY: &str = "affinity-";
+
+/// Whether a chain of this name is one of a Service port, whoever made it.
+pub(crate) fn is_of_service(chain: &str) -> bool {
+    chain.contains('/')
+}
+
+/// Whether a set of this name holds clients, whoever made it.
+pub(crate) fn is_affinity(set: &str) -> bool {
+    set.starts_with(AFFINITY)
+}
+
+/// What the names of all chains and sets of a Service port, or of one of its endpoints, have in
+/// common.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Base(String);
+
+impl Base {
+    /// Of a Service port.
+    pub(crate) fn of_port(name: &ServicePortName) -> Self {
+        Self::hashed(&plain(name))
+    }
+
+    /// Of an endpoint of it.
+    pub(crate) fn of_endpoint(name: &ServicePortName, endpoint: SocketAddr) -> Self {
+        let mut text = plain(name);
+        // Writing to a String cannot fail.
+        let _ = match endpoint.ip() {
+            IpAddr::V4(ip) => write!(text, "__{ip}/{}", endpoint.port()),
+            // A colon is not allowed in names.
+            IpAddr::V6(ip) => {
+                let ip = ip.to_string().replace(':', ".");
+                write!(text, "__{ip}/{}", endpoint.port())
+            }
+        };
+        Self::hashed(&text)
+    }
+
+    fn hashed(name: &str) -> Self {
+        /// RFC 4648.
+        const ALPHABET: [u8; 32] = *b"ABCDEFGHIJKLMNOPQRSTUVWXYZ234567";
+        let digest = digest(&SHA256, name.as_bytes());
+        // Five bytes are eight characters.
+        let bytes = digest.as_ref().iter().take(5);
+        let bits = bytes.fold(0_u64, |bits, byte| bits << 8 | u64::from(*byte));
+        let mut base = String::with_capacity(9 + name.len());
+        for at in 0..8 {
+            let five = usize::try_from(bits >> (35 - 5 * at) & 31).unwrap_or_default();
+            base.push(char::from(ALPHABET.get(five).copied().unwrap_or_default()));
+        }
+        base.push('-');
+        base.push_str(name);
+        if base.len() > MAX_BASE {
+            base.truncate(base.floor_char_boundary(MAX_BASE - 3));
+            base.push_str("...");
+        }
+        Self(base)
+    }
+
+    /// The chain for a purpose.
+    pub(crate) fn chain(&self, purpose: Purpose) -> Name {
+        [purpose.prefix(), &self.0].concat().into()
+    }
+
+    /// The set of an endpoint's clients.
+    pub(crate) fn affinity(&self) -> Name {
+        [AFFINITY, &self.0].concat().into()
+    }
+}
+
+/// `namespace/name/protocol/port`
+fn plain(name: &ServicePortName) -> String {
+    let (service, port) = (&name.service, &name.port);
+    format!("{service}/{}/{port}", name.protocol.lower())
+}
+
+#[cfg(test)]
+mod tests {
+    use proxy::{NamespacedName, Protocol};
+
+    use super::*;
+
+    fn port(name: &str, port: &str) -> ServicePortName {
+        ServicePortName {
+            service: NamespacedName::new("default", name),
+            port: port.into(),
+            protocol: Protocol::Tcp,
+        }
+    }
+
+    #[test]
+    fn names_are_upstreams() {
+        let web = port("web", "");
+        let chain = Base::of_port(&web).chain(Purpose::Cluster);
+        assert_eq!(&*chain, "service-PFISGYVC-default/web/tcp/");
+        let endpoint = Base::of_endpoint(&web, "10.244.3.5:8080".parse().unwrap());
+        assert_eq!(
+            &*endpoint.affinity(),
+            "affinity-SCJRKLOC-default/web/tcp/__10.244.3.5/8080"
+        );
+        let endpoint = Base::of_endpoint(&web, "[fd00:244:1::5]:80".parse().unwrap());
+        assert!(endpoint.0.ends_with("/tcp/__fd00.244.1..5/80"));
+    }
+
+    #[test]
+    fn a_name_is_never_too_long_for_the_kernel() {
+        let name = port(&"n".repeat(253), &"p".repeat(63));
+        let base = Base::of_port(&name).0;
+        assert_eq!((base.len(), base.ends_with("...")), (240, true));
+        // The API has no such names, but a file may.
+        let base = Base::of_port(&port(&"ä".repeat(200), "")).0;
+        assert!(base.len() <= 240 && base.ends_with("..."));
+    }
+}

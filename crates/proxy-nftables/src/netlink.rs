@@ -1,0 +1,121 @@
+//! The real kernel: nf\_tables and rtnetlink for one IP family.
+//!
+//! Its calls block for as long as the kernel works, so it lives on a thread of its own, and in the
+//! network namespace of the thread that opened it.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use nftables_netlink::{Error, Family, Nftables, OwnSockets, Transaction};
+use proxy::{IpFamily, Unreadable};
+
+use crate::found::{OTHER_KIND, seconds};
+use crate::kernel::{Kernel, Object, Refusal};
+use crate::name::TABLE;
+use crate::refused::refused;
+
+/// The kernel, for one IP family. It is opened when it is first used.
+#[derive(Debug)]
+pub struct NetlinkKernel {
+    family: IpFamily,
+    nftables: Option<Nftables>,
+    /// What this one changes is not told to its own program.
+    own: Arc<OwnSockets>,
+}
+
+impl NetlinkKernel {
+    /// For one family.
+    pub fn new(family: IpFamily) -> Self {
+        Self {
+            family,
+            nftables: None,
+            own: Arc::default(),
+        }
+    }
+
+    /// The same, as one of those whose changes are not told.
+    #[must_use]
+    pub fn one_of(mut self, own: Arc<OwnSockets>) -> Self {
+        self.own = own;
+        self
+    }
+
+    fn opened(&mut self) -> Result<&mut Nftables, Error> {
+        let opened = match self.nftables.take() {
+            Some(opened) => opened,
+            None => self.own.open()?,
+        };
+        Ok(self.nftables.insert(opened))
+    }
+
+    fn read(&mut self) -> Result<nftables_netlink::Whole, Error> {
+        // A socket that failed is not used again.
+        self.nftables = None;
+        let family = Family::from(self.family);
+        self.opened()?.read(family, TABLE)
+    }
+}
+
+impl Kernel for NetlinkKernel {
+    fn family(&self) -> IpFamily {
+        self.family
+    }
+
+    fn addresses(&mut self) -> Result<BTreeSet<IpAddr>, Unreadable> {
+        route_netlink::all_addresses(self.family)
+            .map_err(|error| Unreadable::new("the addresses of this node", error))
+    }
+
+    fn table(&mut self, tell: &mut dyn FnMut(Object)) -> Result<(), Unreadable> {
+        let whole = self
+            .read()
+            .map_err(|error| Unreadable::new("the nftables table kube-proxy", error))?;
+        tell(Object::Begin);
+        whole
+            .table
+            .map(Object::Table)
+            .into_iter()
+            .for_each(&mut *tell);
+        whole
+            .chains
+            .into_iter()
+            .map(Object::Chain)
+            .for_each(&mut *tell);
+        for (found, elements) in whole.sets {
+            let name = found.set.name.clone();
+            tell(Object::Set(found.set));
+            tell(Object::Elements(name, elements));
+        }
+        for found in whole.rules {
+            tell(Object::Rule(found.chain, found.rule));
+        }
+        Ok(())
+    }
+
+    fn timeout(&mut self, set: &str) -> Result<Option<u32>, Unreadable> {
+        let ip_family = self.family;
+        let sets = self.opened();
+        let sets = sets.and_then(|opened| opened.sets(Family::from(ip_family), TABLE));
+        let sets = sets.map_err(|error| Unreadable::new("the nftables table kube-proxy", error))?;
+        let mut sets = sets.into_iter().map(|found| found.set);
+        let found = sets.find(|of| *of.name == *set);
+        let seconds = found.map(|of| seconds(ip_family, &of));
+        Ok(seconds.filter(|seconds| *seconds != OTHER_KIND))
+    }
+
+    fn commit(&mut self, transaction: &Transaction) -> Result<(), Refusal> {
+        let opened = self
+            .opened()
+            .map_err(|error| Refusal::General(error.to_string()))?;
+        let Err(error) = opened.commit(transaction, None) else {
+            return Ok(());
+        };
+        let refusal = refused(transaction, error);
+        if matches!(refusal, Refusal::Unknown(_)) {
+            // A socket that failed is not used again.
+            self.nftables = None;
+        }
+        Err(refusal)
+    }
+}

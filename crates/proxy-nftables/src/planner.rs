@@ -1,0 +1,457 @@
+//! What is to be written next: from tables to a plan.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Instant;
+
+use nftables_netlink::Name;
+use proxy::{IpFamily, Owner, Rank};
+use reconcile::Table as Entries;
+
+use crate::base::{Base, Key, SERVICES_CHAIN, Value};
+use crate::claims::Claims;
+use crate::config::Config;
+use crate::content::Content;
+use crate::layout::Layout;
+use crate::name::NODE_PORT_IPS;
+use crate::plan::{
+    BaseChange, Part, Plan, Removal, Seconds, SlotChange, Stale, There, Timeouts, Written,
+};
+use crate::port::Slot;
+use crate::tables::Tables;
+
+/// So many Service ports make a transaction. The kernel looks for each new map among all that the
+/// transaction has (docs/nftables-cost.md), and what it takes in memory is a kilobyte for each.
+const MANY_PARTS: usize = 1_000;
+/// So many sets of clients, or so many endpoints, make one as well: the kernel looks for each new set
+/// among all, and an endpoint takes some 60 bytes.
+const MANY_SETS: usize = 4_000;
+const MANY_ENDPOINTS: usize = 100_000;
+/// With more entries than this, those of so many Service ports are looked for, and not all.
+const MANY_ENTRIES: usize = 4_000;
+/// With more than this, what everything on the node waits for is written by itself first.
+const FEW_PARTS: usize = 256;
+/// So many things that nobody wants go at once.
+const MANY_STALE: usize = 20_000;
+
+/// What a plan is made from.
+pub(crate) struct Planner<'a> {
+    pub(crate) family: IpFamily,
+    pub(crate) tables: &'a Tables,
+    pub(crate) claims: &'a Claims,
+    pub(crate) base: &'a Arc<Base>,
+    pub(crate) removal: Removal,
+    pub(crate) timeouts: Timeouts,
+    /// Whether what nobody wants may be taken away.
+    pub(crate) may_delete: bool,
+    pub(crate) now: Instant,
+}
+
+/// What is due, by whose it is.
+#[derive(Default)]
+struct Due<'a> {
+    owned: BTreeMap<(Rank, &'a Arc<Owner>), Part>,
+    /// What nobody wants of what Service ports share.
+    unowned: Vec<Part>,
+    stale: Vec<Stale>,
+}
+
+impl<'a> Due<'a> {
+    fn part(&mut self, owner: &'a Arc<Owner>) -> &mut Part {
+        self.owned.entry((owner.rank, owner)).or_default()
+    }
+}
+
+impl<'a> Planner<'a> {
+    /// What is written next.
+    pub(crate) fn plan(&self, config: &Arc<Config>) -> Plan {
+        let mut plan = Plan {
+            family: self.family,
+            config: Arc::clone(config),
+            base: Arc::clone(self.base),
+            base_changes: BTreeMap::new(),
+            node_ports: Vec::new(),
+            parts: Vec::new(),
+            stale: Vec::new(),
+            removal: self.removal,
+            timeouts: self.timeouts,
+        };
+        self.plan_base(&mut plan);
+        // What is in a set that is replaced is known when it was read again.
+        if !self.is_founded(&plan) || plan.replaces_set() {
+            return plan;
+        }
+        // From one layout to another in one transaction: packets meet the one or the other.
+        let is_moving = self.is_moving();
+        let some = if is_moving {
+            Due::default()
+        } else {
+            self.some_due()
+        };
+        let is_all = some.owned.is_empty();
+        let mut due = if is_all { self.due() } else { some };
+        let count = due.owned.len();
+        let urgent = due.owned.keys().take_while(|(rank, _)| *rank < Rank::Other);
+        let urgent = urgent.count();
+        let most = match urgent {
+            _ if is_moving => usize::MAX,
+            1.. if count > FEW_PARTS => urgent,
+            _ => MANY_PARTS,
+        };
+        let most = if is_moving {
+            most
+        } else {
+            self.fitting(&due).min(most)
+        };
+        let is_last = is_all && count <= most;
+        let owned = std::mem::take(&mut due.owned).into_iter().take(most);
+        plan.parts = owned
+            .map(|((_, owner), mut part)| {
+                part.port = self.claims.port(owner).cloned();
+                self.add_missing_chains(owner, &mut part);
+                self.free_replaced(&mut part, config);
+                part.owner = Some(Arc::clone(owner));
+                part
+            })
+            .collect();
+        // What goes has time: what leads to it may be written later.
+        if is_last {
+            plan.parts.append(&mut due.unowned);
+            if !is_moving {
+                due.stale.truncate(MANY_STALE);
+            }
+            plan.stale = due.stale;
+            if !self.is_wanted_later() {
+                plan.stale.extend(self.stale_base());
+            }
+        }
+        plan
+    }
+
+    /// How many of the first parts fit a transaction by what is in them: one at least.
+    fn fitting(&self, due: &Due<'a>) -> usize {
+        let (mut sets, mut endpoints) = (0_usize, 0_usize);
+        let mut owned = due.owned.iter();
+        let fits = owned.position(|((_, owner), part)| {
+            sets += part.affinity.len();
+            if !part.chains.is_empty() || part.slots.iter().any(SlotChange::has_choices) {
+                endpoints += self.claims.port(owner).map_or(0, |port| port.endpoints);
+            }
+            sets > MANY_SETS || endpoints > MANY_ENDPOINTS
+        });
+        fits.unwrap_or(due.owned.len()).max(1)
+    }
+
+    /// Has all chains and sets of a Service port written with what leads to one that is not there, as
+    /// it was refused before and waits for its time: alone that would be refused too.
+    fn add_missing_chains(&self, owner: &Arc<Owner>, part: &mut Part) {
+        let (chains, affinity) = (&self.tables.chains, &self.tables.affinity);
+        let is_missing =
+            |chain: &Name| chains.actual(chain).is_none() && !part.chains.contains_key(chain);
+        let mut routes = part.slots.iter().filter_map(|slot| slot.after.as_ref());
+        if !routes.any(|route| route.chains().any(is_missing)) {
+            return;
+        }
+        let mine = chains.keys_of(owner).iter();
+        for chain in mine.filter(|chain| chains.is_pending(chain)) {
+            if let Some(written) = self.written(chain) {
+                part.chains.insert(Arc::clone(chain), written);
+            }
+        }
+        let mine = affinity.keys_of(owner).iter();
+        for set in mine.filter(|set| affinity.is_pending(set)) {
+            let is_new = !part.affinity.iter().any(|(of, _)| of == set);
+            let seconds = self.seconds(set).filter(|_| is_new);
+            part.affinity
+                .extend(seconds.map(|of| (Arc::clone(set), of)));
+        }
+    }
+
+    /// Has the chains written anew that name a set which another one takes the place of.
+    fn free_replaced(&self, part: &mut Part, config: &Config) {
+        let mut sets = part.affinity.iter();
+        if !sets.any(|(_, seconds)| seconds.is_replacement(self.timeouts)) {
+            return;
+        }
+        let Some(port) = &part.port else {
+            return;
+        };
+        for (chain, content) in port.chains(config) {
+            let is_there = self.tables.chains.actual(&chain).is_some();
+            part.chains.insert(chain, Written { content, is_there });
+        }
+        // A set can go only when no rule names it. A chain that packets go to no longer goes after
+        // the rest.
+        let left = port.chains_that_name_affinity().into_iter();
+        part.emptied = left
+            .filter(|chain| self.tables.chains.actual(chain).is_some())
+            .filter(|chain| !part.chains.contains_key(chain))
+            .collect();
+    }
+
+    /// Whether what Service ports need is there, or comes with the plan.
+    fn is_founded(&self, plan: &Plan) -> bool {
+        let base = &self.tables.base;
+        let mut missing = base.pending().filter(|key| base.wanted(key).is_some());
+        missing.all(|key| plan.base_changes.contains_key(key) || self.has_to_wait(key))
+    }
+
+    /// Whether the table changes from one layout to another.
+    fn is_moving(&self) -> bool {
+        self.may_delete && self.tables.has_other_layout()
+    }
+
+    /// Whether this leads to what some Services have of another layout, and nothing is known of
+    /// some Services as yet. The layout `flat` leads to what either has.
+    fn has_to_wait(&self, key: &Key) -> bool {
+        let is_there = self.tables.base.actual(key).is_some();
+        let leads = *key == SERVICES_CHAIN && self.base.layout() == Layout::Upstream;
+        leads && is_there && !self.may_delete && self.tables.has_other_layout()
+    }
+
+    /// Whether something that is wanted was refused, and waits for its time. Until then what is there
+    /// of another layout may be all that guards it.
+    fn is_wanted_later(&self) -> bool {
+        let Tables {
+            base,
+            slots,
+            chains,
+            ..
+        } = self.tables;
+        has_later(base, self.now) || has_later(slots, self.now) || has_later(chains, self.now)
+    }
+
+    /// What is there whatever the Services are, and of no use.
+    fn stale_base(&self) -> Vec<Stale> {
+        let base = &self.tables.base;
+        let due = base.due(self.now).filter(|_| self.may_delete);
+        let stale = due.filter(|key| base.wanted(key).is_none());
+        let mut stale: Vec<Key> = stale.cloned().collect();
+        stale.sort_unstable();
+        stale.into_iter().map(Stale::Base).collect()
+    }
+
+    /// Empties chains that nobody wants and that name a set which another one takes the place of: that
+    /// cannot go as long as they do.
+    fn empty_unwanted(&self, plan: &mut Plan) {
+        let base = &self.tables.base;
+        let replaced = plan.base_changes.iter();
+        let replaced = replaced.filter(|(_, of)| of.there == There::Other);
+        let sets: Vec<&'static str> = replaced
+            .filter_map(|(key, _)| match key {
+                Key::Set(name) => Some(*name),
+                Key::Table | Key::Chain(_) | Key::Chooser(_) => None,
+            })
+            .collect();
+        for (key, there) in base.iter_actual() {
+            if base.wanted(key).is_none()
+                && let Value::Chain(hook, _) = there
+                && sets.iter().any(|set| key.names_unwanted(set))
+            {
+                let change = BaseChange {
+                    wanted: Some(Value::Chain(*hook, Content::default())),
+                    there: There::Same,
+                };
+                plan.base_changes.insert(key.clone(), change);
+            }
+        }
+    }
+
+    fn plan_base(&self, plan: &mut Plan) {
+        let base = &self.tables.base;
+        for key in base.due(self.now) {
+            let wanted = base.wanted(key).cloned();
+            let there = base.actual(key);
+            if wanted.is_none() || self.has_to_wait(key) {
+                continue;
+            }
+            let there = match (there, &wanted) {
+                (None, _) => There::Nothing,
+                (Some(Value::Chain(there, _)), Some(Value::Chain(wanted, _)))
+                    if there != wanted =>
+                {
+                    There::Other
+                }
+                (Some(Value::Set(_)), Some(_)) => There::Other,
+                _ => There::Same,
+            };
+            let change = BaseChange { wanted, there };
+            plan.base_changes.insert(key.clone(), change);
+        }
+        if plan.replaces_set() {
+            self.empty_unwanted(plan);
+            // Rules name it: all of these are written anew, without it and with it.
+            for (key, wanted) in base.iter_wanted() {
+                let is_chain = matches!(key, Key::Chain(_) | Key::Chooser(_));
+                if is_chain && base.actual(key).is_some() {
+                    let change = BaseChange {
+                        wanted: Some(wanted.clone()),
+                        there: There::Same,
+                    };
+                    plan.base_changes.entry(key.clone()).or_insert(change);
+                }
+            }
+        }
+        let addresses = &self.tables.node_ports;
+        // Of a set that is made in this plan nothing is there to be taken out.
+        let is_new = plan.base_changes.contains_key(&Key::Set(NODE_PORT_IPS));
+        for address in addresses.due(self.now) {
+            let is_wanted = addresses.wanted(address).is_some();
+            if is_new && !is_wanted {
+                continue;
+            }
+            plan.node_ports.push((*address, is_wanted));
+        }
+        plan.node_ports.sort_unstable();
+    }
+
+    /// Where very much is due, as at a cold start: what some Service ports want, those first that
+    /// everything on the node waits for. What has failed before has time.
+    fn some_due(&self) -> Due<'a> {
+        let tables = self.tables;
+        let mut due = Due::default();
+        if tables.slots.pending_len() < MANY_ENTRIES {
+            return due;
+        }
+        let mut owners: Vec<&'a Arc<Owner>> = Vec::new();
+        let slots = tables.slots.due(self.now);
+        for slot in slots.filter(|slot| !tables.slots.is_failing(slot)) {
+            let owner = tables.slots.owner(slot);
+            let is_more = owners.len() < MANY_PARTS;
+            owners.extend(owner.filter(|owner| is_more || owner.rank < Rank::Other));
+        }
+        for owner in owners {
+            let chains = tables.chains.keys_of(owner).iter();
+            let chains = chains.filter(|chain| is_due(&tables.chains, chain));
+            let sets = tables.affinity.keys_of(owner).iter();
+            let sets = sets.filter(|set| is_due(&tables.affinity, set));
+            let slots = tables.slots.keys_of(owner).iter();
+            let slots = slots.filter(|slot| tables.slots.owner(slot) == Some(owner));
+            let slots = slots.filter(|slot| is_due(&tables.slots, slot));
+            let members = tables.members.keys_of(owner).iter();
+            let members = members.filter(|member| tables.members.owner(member) == Some(owner));
+            let members = members.filter(|member| is_due(&tables.members, member));
+            let part = Part {
+                chains: chains
+                    .filter_map(|chain| Some((Arc::clone(chain), self.written(chain)?)))
+                    .collect(),
+                affinity: sets
+                    .filter_map(|set| Some((Arc::clone(set), self.seconds(set)?)))
+                    .collect(),
+                slots: slots.map(|slot| self.change(slot)).collect(),
+                members: members.map(|member| (*member, true)).collect(),
+                ..Part::default()
+            };
+            due.owned.insert((owner.rank, owner), part);
+        }
+        due
+    }
+
+    fn written(&self, chain: &Name) -> Option<Written> {
+        let chains = &self.tables.chains;
+        Some(Written {
+            content: *chains.wanted(chain)?,
+            is_there: chains.actual(chain).is_some(),
+        })
+    }
+
+    fn seconds(&self, set: &Name) -> Option<Seconds> {
+        let sets = &self.tables.affinity;
+        Some(Seconds {
+            wanted: *sets.wanted(set)?,
+            there: sets.actual(set).copied(),
+        })
+    }
+
+    fn change(&self, slot: &Slot) -> SlotChange {
+        SlotChange {
+            slot: *slot,
+            before: self.tables.slots.actual(slot).cloned(),
+            after: self.tables.slots.wanted(slot).cloned(),
+        }
+    }
+
+    fn due(&self) -> Due<'a> {
+        let (tables, now) = (self.tables, self.now);
+        let mut due = Due::default();
+        let mut stale: BTreeSet<(bool, &Name)> = BTreeSet::new();
+        for chain in tables.chains.due(now) {
+            match (tables.chains.owner(chain), self.written(chain)) {
+                (Some(owner), Some(written)) => {
+                    due.part(owner).chains.insert(Arc::clone(chain), written);
+                }
+                _ => {
+                    stale.insert((false, chain));
+                }
+            }
+        }
+        for set in tables.affinity.due(now) {
+            match (tables.affinity.owner(set), self.seconds(set)) {
+                (Some(owner), Some(seconds)) => {
+                    let part = due.part(owner);
+                    part.affinity.push((Arc::clone(set), seconds));
+                }
+                _ => {
+                    stale.insert((true, set));
+                }
+            }
+        }
+        for slot in tables.slots.due(now) {
+            let change = self.change(slot);
+            match tables.slots.owner(slot) {
+                Some(owner) => due.part(owner).slots.push(change),
+                None if self.may_delete => due.unowned.push(Part {
+                    slots: vec![change],
+                    ..Part::default()
+                }),
+                None => {}
+            }
+        }
+        for member in tables.members.due(now) {
+            match tables.members.owner(member) {
+                Some(owner) => due.part(owner).members.push((*member, true)),
+                None if self.may_delete => due.unowned.push(Part {
+                    members: vec![(*member, false)],
+                    ..Part::default()
+                }),
+                None => {}
+            }
+        }
+        if self.may_delete {
+            let named = stale.into_iter().map(|(is_set, name)| {
+                let name = Arc::clone(name);
+                if is_set {
+                    Stale::Set(name)
+                } else {
+                    Stale::Chain(name)
+                }
+            });
+            due.stale = named.collect();
+        }
+        due
+    }
+}
+
+/// Whether something that is wanted is not there, and not to be written yet.
+fn has_later<K, V, O>(entries: &Entries<K, V, O>, now: Instant) -> bool
+where
+    K: Clone + Eq + std::hash::Hash,
+    V: Clone + Eq,
+    O: Clone + Eq + std::hash::Hash + Ord,
+{
+    if entries.failing_len() == 0 {
+        return false;
+    }
+    let count = |key: &&K| entries.wanted(key).is_some();
+    entries.due(now).filter(count).count() < entries.pending().filter(count).count()
+}
+
+/// Whether an entry is to be written, and has not failed.
+fn is_due<K, V, O>(entries: &Entries<K, V, O>, key: &K) -> bool
+where
+    K: Clone + Eq + std::hash::Hash,
+    V: Clone + Eq,
+    O: Clone + Eq + std::hash::Hash + Ord,
+{
+    entries.is_pending(key) && !entries.is_failing(key)
+}

@@ -1,0 +1,546 @@
+//! One Service port: what it is compiled to, and the chains, sets and elements that this means.
+//! Pure: no clock, no I/O, no log, no kernel.
+//!
+//! ```text
+//!   ServiceView ─▶ compile ─▶ ServedPort ─┬─▶ slots     where packets to its addresses and ports go
+//!                                         ├─▶ members   its cluster IP, its endpoints of this node
+//!                                         ├─▶ chains    those of its own, rule by rule
+//!                                         └─▶ affinity  a set for the clients of each endpoint
+//! ```
+//!
+//! A [`ServedPort`] is kept, its rules are not.
+//!
+//! Chains, rules, their order and comments are upstream's (docs/nftables-mode.md); what the layout
+//! `flat` has instead of them is in [`flat`].
+
+mod flat;
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
+
+use ipnet::IpNet;
+use nftables_netlink::{Name, Rule, Verdict};
+use proxy::{
+    Endpoints as Backing, IpFamily, NodeFacts, Owner, Protocol, ServicePort, ServiceView, Target,
+};
+
+use crate::choice::Choices;
+use crate::config::Config;
+use crate::content::Content;
+use crate::layout::Layout;
+use crate::name::{Base, Purpose, is_of_service};
+use crate::rule::{Line, Sense, Side};
+
+/// What is sent to one address and port, or to one port of this node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Slot {
+    /// The address; `None` for those of this node.
+    pub address: Option<IpAddr>,
+    /// The protocol.
+    pub protocol: Protocol,
+    /// The port.
+    pub port: u16,
+}
+
+impl fmt::Display for Slot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { port, protocol, .. } = self;
+        match self.address {
+            Some(address) => write!(f, "{}/{protocol}", SocketAddr::new(address, *port)),
+            None => write!(f, "port {port}/{protocol} of this node"),
+        }
+    }
+}
+
+/// Where it goes: what the verdict maps say of it. One thing, so that of two Services that claim a
+/// slot one has all of it.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Route {
+    /// In `service-ips` or `service-nodeports`: where it goes, as a rule a chain.
+    pub to: Option<Verdict>,
+    /// In `no-endpoint-services` or `no-endpoint-nodeports`: what becomes of what is left.
+    pub unserved: Option<Unserved>,
+    /// In `firewall-ips`: the chain of source ranges.
+    pub firewall: Option<Name>,
+    /// In the maps of endpoints, where the layout has these.
+    pub choices: Choices,
+}
+
+impl Route {
+    /// The chains of Service ports that it leads to.
+    pub(crate) fn chains(&self) -> impl Iterator<Item = &Name> {
+        let to = match &self.to {
+            Some(Verdict::Goto(chain)) if is_of_service(chain) => Some(chain),
+            _ => None,
+        };
+        to.into_iter().chain(&self.firewall)
+    }
+}
+
+/// What becomes of packets that no endpoint takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Unserved {
+    /// Refused: there is no endpoint.
+    Reject,
+    /// Dropped: there are, but the policy lets none of them be used.
+    Drop,
+    /// Another verdict, that somebody else has put there.
+    Other,
+}
+
+/// An element of a set that Service ports share.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Member {
+    /// Of `cluster-ips`.
+    ClusterIp(IpAddr),
+    /// Of `hairpin-connections`: an endpoint of this node, to itself.
+    Hairpin(IpAddr, Protocol, u16),
+}
+
+impl fmt::Display for Member {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::ClusterIp(address) => address.fmt(f),
+            Self::Hairpin(address, protocol, port) => {
+                write!(f, "{}/{protocol}", SocketAddr::new(*address, *port))
+            }
+        }
+    }
+}
+
+/// Endpoints in their order. A large node has 500,000 of them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Endpoints {
+    V4(Box<[[u8; 6]]>),
+    V6(Box<[(Ipv6Addr, u16)]>),
+}
+
+impl Endpoints {
+    /// In upstream's order, which is that of their text: `10.0.0.10:80` comes before `10.0.0.9:80`.
+    fn new(family: IpFamily, targets: &[Target]) -> Self {
+        let ends = targets.iter().map(|of| SocketAddr::new(of.ip, of.port));
+        let mut ends: Vec<SocketAddr> = ends.collect();
+        ends.sort_by_cached_key(ToString::to_string);
+        match family {
+            IpFamily::V4 => Self::V4(ends.iter().filter_map(pack).collect()),
+            IpFamily::V6 => Self::V6(
+                ends.iter()
+                    .filter_map(|at| match at.ip() {
+                        IpAddr::V6(ip) => Some((ip, at.port())),
+                        IpAddr::V4(_) => None,
+                    })
+                    .collect(),
+            ),
+        }
+    }
+
+    fn len(&self) -> usize {
+        match self {
+            Self::V4(all) => all.len(),
+            Self::V6(all) => all.len(),
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    fn at(&self, place: usize) -> Option<SocketAddr> {
+        match self {
+            Self::V4(all) => all.get(place).map(|[a, b, c, d, high, low]| {
+                let port = u16::from_be_bytes([*high, *low]);
+                (Ipv4Addr::new(*a, *b, *c, *d), port).into()
+            }),
+            Self::V6(all) => all.get(place).map(|at| (*at).into()),
+        }
+    }
+
+    fn iter(&self) -> impl ExactSizeIterator<Item = SocketAddr> {
+        let nowhere = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0));
+        (0..self.len()).map(move |place| self.at(place).unwrap_or(nowhere))
+    }
+}
+
+fn pack(at: &SocketAddr) -> Option<[u8; 6]> {
+    let IpAddr::V4(ip) = at.ip() else {
+        return None;
+    };
+    let ([a, b, c, d], [high, low]) = (ip.octets(), at.port().to_be_bytes());
+    Some([a, b, c, d, high, low])
+}
+
+/// A Service port in one family.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(
+    clippy::struct_excessive_bools,
+    reason = "each says something else about a Service"
+)]
+pub struct ServedPort {
+    /// Whose it is.
+    pub owner: Arc<Owner>,
+    /// How many endpoints it has, whatever their state.
+    pub endpoints: usize,
+    family: IpFamily,
+    cluster_ip: IpAddr,
+    port: u16,
+    node_port: Option<u16>,
+    external_ips: Box<[IpAddr]>,
+    ingress_ips: Box<[IpAddr]>,
+    source_ranges: Box<[IpNet]>,
+    /// Whether the source ranges have this node's address.
+    admits_node: bool,
+    affinity: Option<u32>,
+    internal_local: bool,
+    external_local: bool,
+    cluster: Endpoints,
+    local: Endpoints,
+    /// Those of both that are on this node.
+    on_node: Endpoints,
+    /// Whether anybody serves, here or elsewhere.
+    any: bool,
+}
+
+/// Compiles a Service into one entry for each of its ports; none if it has no address of this
+/// family.
+pub fn compile(view: &ServiceView<'_>, node: &NodeFacts) -> Vec<ServedPort> {
+    let service = view.service;
+    let family = node.family;
+    let Some(cluster_ip) = service.cluster_ip(family) else {
+        return Vec::new();
+    };
+    let own = |ips: &[IpAddr]| -> Box<[IpAddr]> {
+        let own = ips.iter().filter(|ip| IpFamily::of(**ip) == family);
+        own.copied().collect()
+    };
+    let source_ranges: Box<[IpNet]> = service
+        .source_ranges
+        .iter()
+        .filter(|net| IpFamily::of(net.addr()) == family)
+        .copied()
+        .collect();
+    // As upstream: a node without an address of the family is known by localhost.
+    let node_ip = node.ip.unwrap_or(family.localhost());
+    let served = Backing::of(view, node);
+    let compile = |port: &ServicePort| {
+        let backends = served.serving(port);
+        let on_node: Vec<Target> = backends
+            .on_node
+            .iter()
+            .filter(|of| {
+                backends.cluster.binary_search(of).is_ok()
+                    || backends.local.binary_search(of).is_ok()
+            })
+            .copied()
+            .collect();
+        ServedPort {
+            owner: Owner::new(service, port),
+            endpoints: backends.total,
+            family,
+            cluster_ip,
+            port: port.port,
+            node_port: port.node_port,
+            external_ips: own(&service.external_ips),
+            ingress_ips: own(&service.ingress_ips),
+            admits_node: source_ranges.iter().any(|net| net.contains(&node_ip)),
+            source_ranges: source_ranges.clone(),
+            affinity: service.affinity_seconds,
+            internal_local: service.internal_local,
+            external_local: service.external_local,
+            cluster: Endpoints::new(family, &backends.cluster),
+            local: Endpoints::new(family, &backends.local),
+            on_node: Endpoints::new(family, &on_node),
+            any: backends.any,
+        }
+    };
+    service.ports.iter().map(compile).collect()
+}
+
+impl ServedPort {
+    // ---- where traffic goes ----
+
+    fn protocol(&self) -> Protocol {
+        self.owner.name.protocol
+    }
+
+    /// Whether somebody serves under a policy. There is no way from Local to the endpoints of other
+    /// nodes.
+    fn is_served(&self, is_local: bool) -> bool {
+        let endpoints = if is_local { &self.local } else { &self.cluster };
+        self.any && !endpoints.is_empty()
+    }
+
+    fn is_reachable_from_outside(&self) -> bool {
+        self.node_port.is_some() || !self.external_ips.is_empty() || !self.ingress_ips.is_empty()
+    }
+
+    fn has_firewall(&self) -> bool {
+        !self.ingress_ips.is_empty() && !self.source_ranges.is_empty()
+    }
+
+    /// What becomes of what nobody takes.
+    fn unserved(&self) -> Unserved {
+        if self.any {
+            Unserved::Drop
+        } else {
+            Unserved::Reject
+        }
+    }
+
+    fn policy(is_local: bool) -> Purpose {
+        if is_local {
+            Purpose::Local
+        } else {
+            Purpose::Cluster
+        }
+    }
+
+    // ---- elements ----
+
+    /// Where packets to each of its addresses and ports go.
+    pub fn slots(&self, layout: Layout) -> Vec<(Slot, Route)> {
+        let base = Base::of_port(&self.owner.name);
+        let protocol = self.protocol();
+        let at = |address: IpAddr| Slot {
+            address: Some(address),
+            protocol,
+            port: self.port,
+        };
+        let mut slots = Vec::with_capacity(1);
+        // Of two routes for one address the first counts: what is a load balancer's address, too,
+        // keeps its source ranges.
+        if self.is_reachable_from_outside() {
+            let route = self.external(&base, layout);
+            let walled = self.walled(&base, &route, layout);
+            slots.extend(self.ingress_ips.iter().map(|ip| (at(*ip), walled.clone())));
+            slots.extend(self.external_ips.iter().map(|ip| (at(*ip), route.clone())));
+            let node_port = self.node_port.map(|port| Slot {
+                address: None,
+                protocol,
+                port,
+            });
+            slots.extend(node_port.map(|slot| (slot, route)));
+        }
+        slots.push((at(self.cluster_ip), self.internal(&base, layout)));
+        slots
+    }
+
+    /// Where packets to its cluster IP go.
+    fn internal(&self, base: &Base, layout: Layout) -> Route {
+        match layout {
+            Layout::Upstream => {
+                let is_served = self.is_served(self.internal_local);
+                let to = base.chain(Self::policy(self.internal_local));
+                Route {
+                    to: is_served.then_some(Verdict::Goto(to)),
+                    unserved: (!is_served).then(|| self.unserved()),
+                    ..Route::default()
+                }
+            }
+            Layout::Flat => self.flat_internal(base),
+        }
+    }
+
+    /// Where packets to its external IPs and its NodePort go.
+    fn external(&self, base: &Base, layout: Layout) -> Route {
+        let external = base.chain(Purpose::External);
+        match layout {
+            Layout::Upstream => {
+                let is_served = self.is_served(self.external_local);
+                Route {
+                    to: self.any.then_some(Verdict::Goto(external)),
+                    unserved: (!is_served).then(|| self.unserved()),
+                    ..Route::default()
+                }
+            }
+            Layout::Flat => Route {
+                to: Some(self.flat_external(base)),
+                ..Route::default()
+            },
+        }
+    }
+
+    /// Where packets to its load balancer's IPs go: where others from outside do, if its source
+    /// ranges let them.
+    fn walled(&self, base: &Base, external: &Route, layout: Layout) -> Route {
+        if !self.has_firewall() {
+            return external.clone();
+        }
+        let firewall = base.chain(Purpose::Firewall);
+        match layout {
+            Layout::Upstream => Route {
+                firewall: Some(firewall),
+                ..external.clone()
+            },
+            Layout::Flat => Route {
+                to: Some(Verdict::Goto(firewall)),
+                ..Route::default()
+            },
+        }
+    }
+
+    /// Its elements of sets that it shares with others.
+    pub fn members(&self) -> impl Iterator<Item = Member> {
+        let protocol = self.protocol();
+        let hairpin = move |at: SocketAddr| Member::Hairpin(at.ip(), protocol, at.port());
+        let cluster_ip = [Member::ClusterIp(self.cluster_ip)];
+        cluster_ip
+            .into_iter()
+            .chain(self.on_node.iter().map(hairpin))
+    }
+
+    /// The sets of its endpoints' clients, each with how many seconds one stays.
+    pub fn affinity(&self) -> impl Iterator<Item = (Name, u32)> {
+        let seconds = self.affinity.into_iter();
+        seconds.flat_map(|seconds| {
+            let endpoints = self.reachable().into_iter();
+            let name = &self.owner.name;
+            endpoints.map(move |at| (Base::of_endpoint(name, at).affinity(), seconds))
+        })
+    }
+
+    // ---- chains of its own ----
+
+    /// The chains that choose an endpoint, whether it has them now or had them.
+    pub(crate) fn chains_that_name_affinity(&self) -> [Name; 2] {
+        let base = Base::of_port(&self.owner.name);
+        [Purpose::Cluster, Purpose::Local].map(|purpose| base.chain(purpose))
+    }
+
+    /// All endpoints that packets may get to, by whichever policy.
+    fn reachable(&self) -> BTreeSet<SocketAddr> {
+        self.cluster.iter().chain(self.local.iter()).collect()
+    }
+
+    /// Tells each of its own chains: `tell(chain, rules)`.
+    fn rules(&self, config: &Config, tell: &mut dyn FnMut(Name, Vec<Rule>)) {
+        let base = Base::of_port(&self.owner.name);
+        if self.affinity.is_some() {
+            for at in self.reachable() {
+                let base = Base::of_endpoint(&self.owner.name, at);
+                tell(
+                    base.chain(Purpose::Endpoint),
+                    self.endpoint_rules(&base, at),
+                );
+            }
+        }
+        let policies = [(false, &self.cluster), (true, &self.local)];
+        let has_chains = config.layout == Layout::Upstream || !self.is_flat();
+        for (is_local, endpoints) in policies.into_iter().filter(|_| has_chains) {
+            if self.is_served(is_local) {
+                let chain = base.chain(Self::policy(is_local));
+                tell(chain, self.policy_rules(endpoints));
+            }
+        }
+        if self.any && self.is_reachable_from_outside() {
+            let mut rules = self.external_rules(&base, config);
+            if config.layout == Layout::Flat {
+                rules.extend(self.flat_end_of_external());
+            }
+            tell(base.chain(Purpose::External), rules);
+        }
+        if self.has_firewall() {
+            let mut rules = self.firewall_rules();
+            if config.layout == Layout::Flat {
+                rules.push(self.flat_end_of_firewall(&base));
+            }
+            tell(base.chain(Purpose::Firewall), rules);
+        }
+    }
+
+    fn line(&self) -> Line {
+        Line::new(self.family)
+    }
+
+    /// Chooses an endpoint: that of the client, or any.
+    fn policy_rules(&self, endpoints: &Endpoints) -> Vec<Rule> {
+        if self.affinity.is_none() {
+            let line = self.line().protocol(self.protocol());
+            return vec![line.translate_to_one_of(endpoints.iter()).rule()];
+        }
+        let bases = endpoints.iter().map(|at| {
+            let base = Base::of_endpoint(&self.owner.name, at);
+            (base.affinity(), base.chain(Purpose::Endpoint))
+        });
+        let bases: Vec<(Name, Name)> = bases.collect();
+        let seen = bases.iter().map(|(set, chain)| {
+            let line = self.line().in_set(Side::Source, Arc::clone(set));
+            line.goto(Arc::clone(chain)).rule()
+        });
+        let mut rules: Vec<Rule> = seen.collect();
+        let chains = bases.iter().map(|(_, chain)| Arc::clone(chain));
+        rules.push(self.line().goto_one_of(chains).rule());
+        rules
+    }
+
+    fn endpoint_rules(&self, base: &Base, at: SocketAddr) -> Vec<Rule> {
+        vec![
+            self.line().remember(base.affinity()).rule(),
+            self.line().protocol(self.protocol()).translate(at).rule(),
+        ]
+    }
+
+    fn external_rules(&self, base: &Base, config: &Config) -> Vec<Rule> {
+        let cluster = base.chain(Purpose::Cluster);
+        let masquerade = |line: Line, why| line.set_mark(config.masquerade_mark).comment(why);
+        let mut rules = Vec::new();
+        if !self.external_local {
+            rules.push(masquerade(self.line(), "masquerade"));
+            if self.is_served(false) {
+                rules.push(self.line().goto(cluster).rule());
+            }
+            return rules;
+        }
+        // What comes from a pod or from the node itself is taken as if it had gone out and come
+        // back through the load balancer: it is subject to no policy.
+        let is_served = self.is_served(false);
+        let from_pod = self.line().pod_traffic(Sense::Is, &config.detector);
+        if let Some(from_pod) = from_pod.filter(|_| is_served) {
+            let line = from_pod.goto(Arc::clone(&cluster));
+            rules.push(line.comment("short-circuit pod traffic"));
+        }
+        let from_here = || self.line().of_this_node(Side::Source);
+        rules.push(masquerade(from_here(), "masquerade local traffic"));
+        if is_served {
+            let line = from_here().goto(cluster);
+            rules.push(line.comment("short-circuit local traffic"));
+        }
+        if self.is_served(true) {
+            rules.push(self.line().goto(base.chain(Purpose::Local)).rule());
+        }
+        rules
+    }
+
+    fn firewall_rules(&self) -> Vec<Rule> {
+        // What the node sends to a load-balancer address may carry that address as its source.
+        let own = self.ingress_ips.iter().filter(|_| self.admits_node);
+        let ranges = self.source_ranges.iter().map(IpNet::trunc);
+        let ranges: Vec<IpNet> = ranges.chain(own.map(|ip| IpNet::from(*ip))).collect();
+        let line = self.line().in_nets(Side::Source, Sense::IsNot, &ranges);
+        vec![line.drop().rule()]
+    }
+
+    /// Its own chains, each with what stands for its rules.
+    pub fn chains(&self, config: &Config) -> Vec<(Name, Content)> {
+        let mut chains = Vec::with_capacity(1);
+        self.rules(config, &mut |chain, rules| {
+            chains.push((chain, Content::of(&rules)));
+        });
+        chains
+    }
+
+    /// The rules of those of its own chains that are wanted.
+    pub fn write(
+        &self,
+        config: &Config,
+        wanted: &dyn Fn(&Name) -> bool,
+        write: &mut dyn FnMut(Name, Vec<Rule>),
+    ) {
+        self.rules(config, &mut |chain, rules| {
+            if wanted(&chain) {
+                write(chain, rules);
+            }
+        });
+    }
+}

@@ -1,0 +1,124 @@
+//! What a kernel can do of what this mode needs, tried before anything depends on it.
+
+use nftables_netlink::{Chain, Change, CommitError, Error, Name, Nftables, Transaction};
+use proxy::{IpFamily, LocalDetector};
+
+use crate::base::{Base, Key, NodePortIps};
+use crate::config::Config;
+use crate::layout::Layout;
+use crate::rule::{Line, Sense, Side};
+
+/// A table that is tried, and never there.
+const PROBE: &str = "kube-proxy-probe";
+
+/// Why a kernel cannot have this mode's rules.
+#[derive(Debug, thiserror::Error)]
+pub enum ProbeError {
+    /// There is no nf\_tables, or no right to use it.
+    #[error(transparent)]
+    Unusable(#[from] Error),
+    /// It lacks something.
+    #[error(
+        "the kernel does not take the rules of nftables mode: {0}; it needs the modules nft_ct, nft_nat, nft_masq, nft_fib, nft_numgen and nft_reject"
+    )]
+    Refused(String),
+}
+
+/// Tries all that this mode writes, whatever the Services are, and a rule of each kind that they
+/// lead to, in a table of its own that the kernel is never asked to make: nobody is told of it, and
+/// the generation is as before.
+///
+/// # Errors
+///
+/// Why it is not taken.
+pub fn probe(ip_family: IpFamily, layout: Layout) -> Result<(), ProbeError> {
+    check(&attempt(ip_family, layout))
+}
+
+fn check(transaction: &Transaction) -> Result<(), ProbeError> {
+    match Nftables::open()?.check(transaction) {
+        Ok(()) => Ok(()),
+        Err(CommitError::Error(error)) => Err(error.into()),
+        Err(refused) => Err(ProbeError::Refused(refused.to_string())),
+    }
+}
+
+fn attempt(ip_family: IpFamily, layout: Layout) -> Transaction {
+    let config = Config {
+        layout,
+        detector: LocalDetector::InterfacePrefix("probe".to_owned()),
+        ..Config::default()
+    };
+    let base = Base::new(ip_family, &config, NodePortIps::InSet, None);
+    let mut table = base.table();
+    table.name = PROBE.into();
+    table.comment = None;
+    let (mut sets, mut chains, mut rules) = (Vec::new(), Vec::new(), Vec::new());
+    for (key, _) in base.entries() {
+        match key {
+            Key::Table => {}
+            Key::Set(name) => sets.extend(base.set(name).cloned().map(Change::AddSet)),
+            Key::Chain(_) | Key::Chooser(_) => {
+                if let Some((chain, of_chain)) = base.chain(&key) {
+                    chains.push(Change::AddChain(chain.clone()));
+                    let add = |rule: &nftables_netlink::Rule| {
+                        Change::AddRule(chain.name.clone(), rule.clone())
+                    };
+                    rules.extend(of_chain.iter().map(add));
+                }
+            }
+        }
+    }
+    let service = Name::from("probe/service");
+    chains.push(Change::AddChain(Chain {
+        name: service.clone(),
+        base: None,
+        comment: None,
+    }));
+    let endpoint: std::net::SocketAddr = match ip_family {
+        IpFamily::V4 => ([192, 0, 2, 1], 1).into(),
+        IpFamily::V6 => ([0x2001, 0xdb8, 0, 0, 0, 0, 0, 1], 1).into(),
+    };
+    let line = || Line::new(ip_family);
+    let of_service = [
+        line().of_this_node(Side::Source).set_mark(1).rule(),
+        line()
+            .pod_traffic(Sense::Is, &config.detector)
+            .unwrap_or_else(line)
+            .drop()
+            .rule(),
+        line()
+            .protocol(proxy::Protocol::Tcp)
+            .translate_to_one_of([endpoint].into_iter())
+            .rule(),
+    ];
+    rules.extend(of_service.map(|rule| Change::AddRule(service.clone(), rule)));
+    let add = [Change::AddTable(table)].into_iter();
+    let all = add.chain(sets).chain(chains).chain(rules);
+    Transaction {
+        family: ip_family.into(),
+        table: PROBE.into(),
+        changes: all.collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nftables_netlink::Family;
+
+    use super::*;
+
+    #[test]
+    #[ignore = "needs nf_tables"]
+    fn what_a_kernel_lacks_is_found_out() {
+        // A family that has no NAT stands for a kernel without.
+        let lacking = Transaction {
+            family: Family::Netdev,
+            ..attempt(IpFamily::V4, Layout::Upstream)
+        };
+        let error = check(&lacking).unwrap_err();
+        assert!(matches!(error, ProbeError::Refused(_)), "{error}");
+        assert!(error.to_string().contains("nft_nat"), "{error}");
+        assert!(check(&attempt(IpFamily::V4, Layout::Upstream)).is_ok());
+    }
+}

@@ -1,0 +1,454 @@
+//! The nftables mode for one IP family, as a scheme of the [`engine`].
+//!
+//! ```text
+//!   update ─▶ Claims ─▶ Tables ─planner─▶ a lane that writes and reads the table, one that only looks
+//!                         ▲                   │
+//!                         └ settle, observe ◀─┘
+//! ```
+
+use std::collections::BTreeSet;
+use std::mem;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use engine::{Concern, Engine, Extent, Served, Step};
+use nftables_netlink::Rule;
+use proxy::{Failure, Model, NamespacedName, NodeFacts, NodePortAddresses, Notice, Selection};
+use reconcile::Rows;
+
+use crate::base::{Base, NodePortIps, unallocated};
+use crate::choice::Chooser;
+use crate::claims::Claims;
+use crate::exchange::Found;
+use crate::found::Snapshot;
+use crate::kinds::{NftablesKinds, State};
+use crate::layout::Layout;
+use crate::part::{Lane, Part};
+use crate::plan::{Plan, Removal, Timeouts, Verdict, Verdicts};
+use crate::planner::Planner;
+use crate::port::{ServedPort, compile};
+use crate::tables::Tables;
+
+/// After so many Services at once, memory is given back.
+const MANY: usize = 1_000;
+
+/// Reading the table, because others change it, takes no more than this part of the time: nothing
+/// is written meanwhile.
+const READING_SHARE: u32 = 10;
+
+/// Before it is read: whoever changes it does so more than once.
+const SETTLE: Duration = Duration::from_millis(50);
+
+/// The nftables mode for one IP family.
+pub type Proxier<K> = Engine<Nftables, K>;
+
+/// Its kernel threads: of [the table, and of looks](Lane).
+pub type Lanes<K> = engine::Lanes<Nftables, K>;
+
+/// What the nftables mode wants, knows and writes.
+pub struct Nftables {
+    tables: Tables,
+    claims: Claims,
+    base: Arc<Base>,
+    /// For how many endpoints there are chains that choose one. They stay until the next start: to
+    /// make one costs the kernel as much as a chain of a Service does.
+    choosers: BTreeSet<Chooser>,
+    /// Whether there are more of them than the base has.
+    lacks_choosers: bool,
+    /// The rule for addresses that no Service has, as it is there.
+    unallocated: Option<Rule>,
+    /// How chains go that nobody wants, as far as has turned out.
+    removal: Removal,
+    timeouts: Timeouts,
+    /// When the table was last read, and how long that took.
+    read: Option<(Instant, Duration)>,
+    /// When it is read because somebody else has changed it.
+    reread: Option<Instant>,
+    /// Whether nobody knows what is there: something was refused that should not have been.
+    is_uncertain: bool,
+    /// Whether the node's own address is known, or was.
+    has_own_address: bool,
+}
+
+/// Where NodePorts are served.
+enum Serving {
+    /// At all addresses of the node.
+    All,
+    /// At these.
+    At(Vec<IpAddr>),
+    /// Nobody can say: where they are.
+    Unknown,
+}
+
+/// What is known of the node's own address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum OwnAddress {
+    /// It may still be told, or was known and is no more: nothing changes for it.
+    Open,
+    /// All has been told, and it was not.
+    None,
+}
+
+/// Where a node serves NodePorts. As upstream, where `primary` is asked for and the node has no
+/// address, that is at all of them. Otherwise than upstream, networks without one of a family are
+/// not.
+fn serving(node: &NodeFacts, own_address: OwnAddress) -> Serving {
+    let has_own = |nets: &[ipnet::IpNet]| {
+        let mut nets = nets.iter();
+        nets.any(|net| proxy::IpFamily::of(net.addr()) == node.family)
+    };
+    if let NodePortAddresses::Within(nets) = &node.node_port_addresses
+        && !has_own(nets)
+    {
+        return Serving::At(Vec::new());
+    }
+    let is_all = match node.node_port_addresses.of(node.family) {
+        Selection::All => true,
+        Selection::Primary => own_address == OwnAddress::None,
+        Selection::Within(_) => false,
+    };
+    if is_all {
+        return Serving::All;
+    }
+    let is_outside = |ip: &IpAddr| !ip.is_loopback();
+    match node.serving_node_ports([]) {
+        Some(addresses) => Serving::At(addresses.into_iter().filter(is_outside).collect()),
+        // Networks that nothing of the node is in.
+        None if node.has_addresses && own_address == OwnAddress::None => Serving::At(Vec::new()),
+        None => Serving::Unknown,
+    }
+}
+
+impl Nftables {
+    /// Whether NodePorts are served at the address alone that is, or was, the node's own, and that
+    /// it still has.
+    fn serves_own_address(&self, state: &State) -> bool {
+        let node = &state.node;
+        let mut served = self.tables.node_ports.iter_wanted();
+        node.node_port_addresses.of(node.family) == Selection::Primary
+            && served.any(|(address, ())| node.interface_addresses.contains(address))
+    }
+
+    /// Wants what is there whatever the Services are, for the node as it is.
+    fn want_base(&mut self, state: &mut State) {
+        let (family, config) = (state.node.family, &state.config);
+        self.has_own_address |= state.node.ip.is_some_and(|ip| !ip.is_loopback());
+        let own_address = if state.may_delete() && !self.has_own_address {
+            OwnAddress::None
+        } else {
+            OwnAddress::Open
+        };
+        let serving = match serving(&state.node, own_address) {
+            // The Node object names an address that the node does not have, or not yet: what is
+            // served goes on to be.
+            Serving::At(none) if none.is_empty() && self.serves_own_address(state) => {
+                Serving::Unknown
+            }
+            serving => serving,
+        };
+        let is_all = |entries: &Tables| {
+            let set = crate::base::Key::Set(crate::name::NODE_PORT_IPS);
+            entries.base.actual(&crate::base::Key::Table).is_some()
+                && entries.base.actual(&set).is_none()
+        };
+        let node_ports = match &serving {
+            Serving::All => NodePortIps::All,
+            Serving::Unknown if is_all(&self.tables) => NodePortIps::All,
+            Serving::At(_) | Serving::Unknown => NodePortIps::InSet,
+        };
+        let unallocated = match &state.node.service_cidrs {
+            // Told, not read: a change counts at once.
+            Some(nets) => unallocated(family, nets),
+            None => self.unallocated.clone(),
+        };
+        let base = Base::new(family, config, node_ports, unallocated);
+        let base = base.with_choosers(&self.choosers);
+        self.tables.base.claim(&(), base.entries());
+        self.base = Arc::new(base);
+        match serving {
+            Serving::All => {
+                self.tables.node_ports.release(&());
+                let is_outside = |ip: &IpAddr| match ip {
+                    IpAddr::V4(ip) => !ip.is_loopback(),
+                    IpAddr::V6(ip) => !ip.is_loopback() && !ip.is_unicast_link_local(),
+                };
+                let all = state.node.interface_addresses.iter().copied();
+                state.serving.addresses = all.filter(is_outside).collect();
+            }
+            Serving::At(addresses) => {
+                let entries = addresses.iter().map(|address| (*address, ()));
+                self.tables.node_ports.claim(&(), entries);
+                state.serving.addresses = addresses;
+            }
+            Serving::Unknown => {
+                // They go on to be served where they are.
+                let there = self.tables.node_ports.iter_actual();
+                let there: Vec<IpAddr> = there.map(|(address, ())| *address).collect();
+                let entries = there.iter().map(|address| (*address, ()));
+                self.tables.node_ports.claim(&(), entries);
+            }
+        }
+    }
+
+    fn update_service(&mut self, state: &mut State, model: &Model, name: &NamespacedName) {
+        let view = model.view(name);
+        let ports = view.map_or_else(Vec::new, |view| compile(&view, &state.node));
+        if state.config.layout == Layout::Flat {
+            let known = self.choosers.len();
+            let choosers = ports.iter().filter_map(ServedPort::chooser);
+            self.choosers.extend(choosers);
+            self.lacks_choosers |= self.choosers.len() > known;
+        }
+        self.claims
+            .put(name, ports, &mut self.tables, &state.config);
+        state.news.changed(name);
+    }
+
+    /// Wants the chains that Services have come to need.
+    fn want_choosers(&mut self, state: &mut State) {
+        if mem::take(&mut self.lacks_choosers) {
+            self.want_base(state);
+        }
+    }
+
+    fn observe_table(&mut self, state: &mut State, found: Snapshot) {
+        state.report.nftables.get_or_insert_default().is_full = true;
+        let is_drift = state.knows(Part::Table) && !mem::take(&mut self.is_uncertain);
+        let Snapshot {
+            base,
+            unallocated,
+            node_ports,
+            slots,
+            members,
+            chains,
+            affinity,
+        } = found;
+        self.unallocated = unallocated;
+        let tables = &mut self.tables;
+        let base = tables.base.observe(base);
+        let node_ports = node_ports.into_iter().map(|address| (address, ()));
+        let node_ports = tables.node_ports.observe(node_ports);
+        let slots = tables.slots.observe(slots);
+        let members = members.into_iter().map(|member| (member, ()));
+        let members = tables.members.observe(members);
+        let chains = tables.chains.observe(chains);
+        let affinity = tables.affinity.observe(affinity);
+        self.want_base(state);
+        if !is_drift {
+            return;
+        }
+        let (now, news) = (state.now, &mut state.news);
+        for key in base {
+            news.drifted(now, "chain", || key.to_string());
+        }
+        for address in node_ports {
+            news.drifted(now, "set member", || address.to_string());
+        }
+        for slot in slots {
+            news.drifted(now, "set member", || slot.to_string());
+            let owner = self.tables.slots.owner(&slot);
+            news.disturb(owner.map(|owner| owner.name.service.clone()));
+        }
+        for member in members {
+            news.drifted(now, "set member", || member.to_string());
+            let owner = self.tables.members.owner(&member);
+            news.disturb(owner.map(|owner| owner.name.service.clone()));
+        }
+        for chain in chains {
+            news.drifted(now, "chain", || chain.to_string());
+            let owner = self.tables.chains.owner(&chain);
+            news.disturb(owner.map(|owner| owner.name.service.clone()));
+        }
+        for set in affinity {
+            news.drifted(now, "set", || set.to_string());
+            let owner = self.tables.affinity.owner(&set);
+            news.disturb(owner.map(|owner| owner.name.service.clone()));
+        }
+    }
+}
+
+impl engine::Scheme for Nftables {
+    type Kinds = NftablesKinds;
+    type Outcomes = Verdicts;
+    type Found = Found;
+    type Query = ();
+    type Answer = ();
+
+    const ADDRESSES: Part = Part::Addresses;
+    const EVIDENCE: &'static [Part] = &[Part::Table];
+    const WRITING: &'static [Lane] = &[Lane::Table];
+    // One lane writes all: where it is free, nothing else goes on for long.
+    const SERVING: &'static [Lane] = &[];
+
+    fn new(state: &State) -> Self {
+        let family = state.node.family;
+        Self {
+            tables: Tables::new(state.now),
+            claims: Claims::default(),
+            base: Arc::new(Base::new(family, &state.config, NodePortIps::InSet, None)),
+            choosers: BTreeSet::new(),
+            lacks_choosers: false,
+            unallocated: None,
+            removal: Removal::Together,
+            timeouts: Timeouts::Unknown,
+            read: None,
+            reread: None,
+            is_uncertain: false,
+            has_own_address: false,
+        }
+    }
+
+    fn begin(&mut self, now: Instant) {
+        self.tables.begin(now);
+    }
+
+    fn tables(&self, part: Part) -> impl Iterator<Item = &dyn Rows> {
+        let of_table = (part == Part::Table).then(|| self.tables.all());
+        of_table.into_iter().flatten()
+    }
+
+    fn served(&self) -> &dyn Served {
+        &self.tables.slots
+    }
+
+    fn is_settled(&self, service: &NamespacedName) -> bool {
+        self.claims.is_settled(service, &self.tables)
+    }
+
+    fn concern(&self, state: &State, part: Part) -> Concern {
+        if part == Part::Addresses && state.node.serves_node_ports_everywhere() {
+            Concern::Nobody
+        } else {
+            Concern::Clients
+        }
+    }
+
+    fn removals_change(&mut self, state: &State) {
+        self.tables.count_removals(state.removals());
+    }
+
+    fn node_changed(&mut self, state: &mut State) -> bool {
+        // What Services want names no address that serves NodePorts.
+        self.want_base(state);
+        false
+    }
+
+    fn update(&mut self, state: &mut State, model: &Model, extent: Extent<'_>) {
+        if !matches!(extent, Extent::These(_)) {
+            // All may have been told by now.
+            self.want_base(state);
+        }
+        for name in extent.services(model, self.claims.services()) {
+            self.update_service(state, model, &name);
+        }
+        self.want_choosers(state);
+    }
+
+    fn notice(&mut self, state: &mut State, notice: &Notice) -> bool {
+        if *notice == Notice::Ruleset {
+            let pause = |(at, took): (Instant, Duration)| at + took * READING_SHARE;
+            let earliest = self.read.map_or(state.now, pause);
+            let due = earliest.max(state.now + SETTLE);
+            self.reread.get_or_insert(due);
+        }
+        // There is no link that holds service addresses.
+        false
+    }
+
+    fn check(&mut self, state: &mut State) {
+        // The kernel tells who changes the table.
+        state.ask(Part::Addresses);
+    }
+
+    fn prepare(&mut self, state: &mut State) {
+        let is_due = |due: &mut Instant| *due <= state.now;
+        if self.reread.take_if(is_due).is_some() {
+            state.ask(Part::Table);
+        }
+    }
+
+    fn next(&mut self, lane: Lane, state: &mut State) -> Step<Self> {
+        // A base that is written before the node's addresses are known could take NodePorts away.
+        let is_ready = state.knows(Part::Table) && state.look(Part::Addresses).is_tried();
+        if lane != Lane::Table || !is_ready {
+            return Step::NONE;
+        }
+        let planner = Planner {
+            family: state.node.family,
+            tables: &self.tables,
+            claims: &self.claims,
+            base: &self.base,
+            removal: self.removal,
+            timeouts: self.timeouts,
+            may_delete: state.may_delete(),
+            now: state.now,
+        };
+        let plan = planner.plan(&state.config);
+        Step {
+            plan: (!plan.is_empty()).then_some(plan),
+            query: None,
+        }
+    }
+
+    fn next_due(&self, _: Instant) -> Option<Instant> {
+        self.reread
+    }
+
+    fn observe(&mut self, state: &mut State, _: &Model, found: Found) {
+        match found {
+            Found::Table(found, took) => {
+                self.observe_table(state, *found);
+                self.read = Some((state.now, took));
+            }
+            Found::Addresses(addresses) => {
+                let is_outside = |ip: &IpAddr| !ip.is_loopback();
+                let addresses = addresses.into_iter().filter(is_outside).collect();
+                state.node.interface_addresses = addresses;
+                state.node.has_addresses = true;
+                self.want_base(state);
+            }
+        }
+    }
+
+    fn settle(&mut self, state: &mut State, plan: &Plan, verdicts: Verdicts) {
+        state.report.has_used_much |= plan.parts.len() >= MANY;
+        state.report.written += verdicts.changes;
+        let counts = state.report.nftables.get_or_insert_default();
+        if plan.is_cleanup() {
+            counts.failed_cleanups += verdicts.refused;
+        } else {
+            counts.failed_syncs += verdicts.refused;
+        }
+        if verdicts.taken > 0 {
+            state.wrote(Part::Table);
+        }
+        (self.removal, self.timeouts) = (verdicts.removal, verdicts.timeouts);
+        if verdicts.is_doubtful || plan.replaces_set() {
+            self.is_uncertain = true;
+            state.doubt(Part::Table);
+        }
+        if let Some(reason) = &verdicts.general {
+            state.report.failures.push(Failure {
+                object: "write the nftables table kube-proxy".to_owned(),
+                owner: None,
+                reason: reason.to_string(),
+            });
+        }
+        self.tables
+            .settle(plan, &verdicts, state.now, &mut state.report);
+        if plan.has_base() && verdicts.base == Verdict::Done {
+            self.unallocated = self.base.unallocated().cloned();
+            state.news.review();
+        }
+        let owners = plan.parts.iter().filter_map(|part| part.owner.as_ref());
+        let services = owners.map(|owner| owner.name.service.clone());
+        state.news.wrote(services);
+    }
+
+    fn as_done(plan: &Plan) -> Verdicts {
+        Verdicts::done(plan)
+    }
+
+    fn take(&mut self, _: &mut State, (): ()) {}
+}

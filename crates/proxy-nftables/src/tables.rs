@@ -1,0 +1,265 @@
+//! The kernel's table as this mode keeps it: what is wanted, what is there, and so what is pending.
+//!
+//! Writes go on while something else comes to be wanted. So what is booked is what was written, as
+//! the plan has it, and never what is wanted by then.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Instant;
+
+use nftables_netlink::Name;
+use proxy::{Failure, Owner, Report};
+use reconcile::{Removals, Rows, Table as Entries};
+
+use crate::base::{Key, Value};
+use crate::content::Content;
+use crate::name::NODE_PORT_IPS;
+use crate::plan::{Part, Plan, Stale, Timeouts, Verdict, Verdicts};
+use crate::port::{Member, Route, Slot};
+
+/// What is wanted or not in each layout, as the node serves NodePorts.
+pub(crate) const NODE_PORTS: Key = Key::Set(NODE_PORT_IPS);
+
+/// All of one IP family.
+pub(crate) struct Tables {
+    pub(crate) base: Entries<Key, Value, ()>,
+    /// Elements of the set of the node's addresses that serve NodePorts.
+    pub(crate) node_ports: Entries<IpAddr, (), ()>,
+    pub(crate) slots: Entries<Slot, Route, Arc<Owner>>,
+    /// Several Service ports may want the same, and all of them have it.
+    pub(crate) members: Entries<Member, (), Arc<Owner>>,
+    pub(crate) chains: Entries<Name, Content, Arc<Owner>>,
+    pub(crate) affinity: Entries<Name, u32, Arc<Owner>>,
+}
+
+impl Tables {
+    /// Nothing is wanted, nor known to be there.
+    pub(crate) fn new(now: Instant) -> Self {
+        let mut tables = Self {
+            base: Entries::new(),
+            node_ports: Entries::new(),
+            slots: Entries::new(),
+            members: Entries::new(),
+            chains: Entries::new(),
+            affinity: Entries::new(),
+        };
+        tables.begin(now);
+        tables.base.count_removals(Removals::Excused);
+        tables
+    }
+
+    /// Says what time it is.
+    pub(crate) fn begin(&mut self, now: Instant) {
+        self.base.begin(now);
+        self.node_ports.begin(now);
+        self.slots.begin(now);
+        self.members.begin(now);
+        self.chains.begin(now);
+        self.affinity.begin(now);
+    }
+
+    /// All of them.
+    pub(crate) fn all(&self) -> impl Iterator<Item = &dyn Rows> {
+        let Self {
+            base,
+            node_ports,
+            slots,
+            members,
+            chains,
+            affinity,
+        } = self;
+        [
+            base as &dyn Rows,
+            node_ports,
+            slots,
+            members,
+            chains,
+            affinity,
+        ]
+        .into_iter()
+    }
+
+    /// Whether what nobody wants counts as late: not while it may not be removed.
+    pub(crate) fn count_removals(&mut self, removals: Removals) {
+        self.slots.count_removals(removals);
+        self.members.count_removals(removals);
+        self.chains.count_removals(removals);
+        self.affinity.count_removals(removals);
+    }
+
+    /// Whether all that all Services need is there.
+    pub(crate) fn has_base(&self) -> bool {
+        let mut pending = self.base.pending();
+        // What is left of another layout harms nobody.
+        pending.all(|key| self.base.wanted(key).is_none()) && self.node_ports.pending_len() == 0
+    }
+
+    /// Whether something is there of another layout than the one that is wanted.
+    pub(crate) fn has_other_layout(&self) -> bool {
+        self.base.pending().any(|key| self.is_of_other_layout(key))
+    }
+
+    /// Whether something that is there is of no use in the layout that is wanted. A chooser may be
+    /// one of this layout that no Service needs any more.
+    fn is_of_other_layout(&self, key: &Key) -> bool {
+        self.base.wanted(key).is_none()
+            && !matches!(key, Key::Table | Key::Chooser(_))
+            && *key != NODE_PORTS
+    }
+
+    /// Whether all that an owner claims is there.
+    pub(crate) fn has_all_of(&self, owner: &Arc<Owner>) -> bool {
+        fn has<K, V>(entries: &Entries<K, V, Arc<Owner>>, owner: &Arc<Owner>) -> bool
+        where
+            K: Clone + Eq + std::hash::Hash,
+            V: Clone + Eq,
+        {
+            let mut keys = entries.keys_of(owner).iter();
+            keys.all(|key| !entries.is_pending(key))
+        }
+        has(&self.slots, owner)
+            && has(&self.members, owner)
+            && has(&self.chains, owner)
+            && has(&self.affinity, owner)
+    }
+
+    // ---- what became of a plan ----
+
+    /// Books what became of each thing in a plan, and tells why some were not written.
+    pub(crate) fn settle(
+        &mut self,
+        plan: &Plan,
+        verdicts: &Verdicts,
+        now: Instant,
+        report: &mut Report,
+    ) {
+        let mut tell = |object: String, owner: Option<&Arc<Owner>>, reason: &Arc<str>| {
+            report.failures.push(Failure {
+                object,
+                owner: owner.map(|owner| owner.name.clone()),
+                reason: reason.to_string(),
+            });
+        };
+        if let Verdict::Refused(reason) = &verdicts.base {
+            let what = "write the nftables chains and sets that all Services need";
+            tell(what.to_owned(), None, reason);
+        }
+        let booking = Booking {
+            verdict: &verdicts.base,
+            now,
+            manner: Manner::Late,
+        };
+        for (key, change) in &plan.base_changes {
+            booking.book(&mut self.base, key, change.wanted.clone());
+        }
+        if verdicts.base == Verdict::Done
+            && plan.base_changes.contains_key(&Key::Set(NODE_PORT_IPS))
+        {
+            // A new set has only what is put into it here.
+            self.node_ports.observe([]);
+        }
+        for (address, is_wanted) in &plan.node_ports {
+            booking.book(&mut self.node_ports, address, is_wanted.then_some(()));
+        }
+        let is_kept = plan.timeouts == Timeouts::Unknown && verdicts.timeouts == Timeouts::Kept;
+        for (part, verdict) in plan.parts.iter().zip(&verdicts.parts) {
+            if let Verdict::Refused(reason) = verdict {
+                let what = "write nftables chains and elements".to_owned();
+                tell(what, part.owner.as_ref(), reason);
+            }
+            self.settle_part(part, verdict, now);
+            for (set, seconds) in &part.affinity {
+                // It was refused nothing, and yet it is as it was: another one is to take its place.
+                if *verdict == Verdict::Done && is_kept && seconds.is_change() {
+                    self.affinity.set_actual(set, seconds.there);
+                }
+            }
+        }
+        for (stale, verdict) in plan.stale.iter().zip(&verdicts.stale) {
+            // What a rule that was there until now leads to may be in use for a moment more.
+            let is_first = match stale {
+                Stale::Chain(name) => !self.chains.is_failing(name),
+                Stale::Set(name) => !self.affinity.is_failing(name),
+                Stale::Base(key) => !self.base.is_failing(key),
+            };
+            if let Verdict::Refused(reason) = verdict
+                && !is_first
+            {
+                tell(format!("remove nftables {stale}"), None, reason);
+            }
+            let booking = Booking {
+                verdict,
+                now,
+                manner: if is_first {
+                    Manner::Late
+                } else {
+                    Manner::Excused
+                },
+            };
+            match stale {
+                Stale::Chain(name) => booking.book(&mut self.chains, name, None),
+                Stale::Set(name) => booking.book(&mut self.affinity, name, None),
+                Stale::Base(key) => booking.book(&mut self.base, key, None),
+            }
+        }
+    }
+
+    fn settle_part(&mut self, part: &Part, verdict: &Verdict, now: Instant) {
+        let booking = Booking {
+            verdict,
+            now,
+            // Alone, among others that are taken: it is to blame itself.
+            manner: Manner::Excused,
+        };
+        for (chain, written) in &part.chains {
+            booking.book(&mut self.chains, chain, Some(written.content));
+        }
+        for chain in &part.emptied {
+            // Whatever it is now, it is to go.
+            if *verdict == Verdict::Done {
+                self.chains.set_actual(chain, Some(Content::default()));
+            }
+        }
+        for (set, seconds) in &part.affinity {
+            booking.book(&mut self.affinity, set, Some(seconds.wanted));
+        }
+        for change in &part.slots {
+            booking.book(&mut self.slots, &change.slot, change.after.clone());
+        }
+        for (member, is_wanted) in &part.members {
+            booking.book(&mut self.members, member, is_wanted.then_some(()));
+        }
+    }
+}
+
+/// How something counts that was refused.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Manner {
+    Late,
+    Excused,
+}
+
+/// What became of something.
+struct Booking<'a> {
+    verdict: &'a Verdict,
+    now: Instant,
+    manner: Manner,
+}
+
+impl Booking<'_> {
+    fn book<K, V, O>(&self, entries: &mut Entries<K, V, O>, key: &K, written: Option<V>)
+    where
+        K: Clone + Eq + std::hash::Hash,
+        V: Clone + Eq,
+        O: Clone + Eq + std::hash::Hash + Ord,
+    {
+        match self.verdict {
+            Verdict::Done => entries.set_actual(key, written),
+            Verdict::Unknown => entries.doubt(key, self.now),
+            Verdict::Refused(_) if self.manner == Manner::Excused => {
+                entries.excuse(key, self.now);
+            }
+            Verdict::Refused(_) | Verdict::Untried => entries.fail(key, self.now),
+        }
+    }
+}

@@ -1,0 +1,1603 @@
+//! What the nftables mode does, as short stories on the strict fake kernel.
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    reason = "a test stops at the first surprise"
+)]
+
+#[path = "proxier/trouble.rs"]
+mod trouble;
+
+use std::collections::BTreeSet;
+use std::mem;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ipnet::IpNet;
+use nftables_netlink::{Chain, DataType, Element, ElementData, Name, Rule, Timeout, Verdict};
+use proptest::prelude::*;
+use proxy::{
+    Conflict, Drift, Endpoint, EndpointPort, EndpointSlice, Event, Failure, IpFamily, Kind,
+    LocalDetector, Mode as _, Model, NamespacedName, Node, NodeFacts, NodePortAddresses, Notice,
+    Placement, Protocol, Service, ServiceCidr, ServicePort, ServiceType, Unreadable,
+};
+use proxy_nftables::fake::{Content, FakeKernel};
+use proxy_nftables::{Config, Lanes, Layout, Proxier};
+
+/// A node with a proxier, and what they know.
+struct World {
+    kernel: FakeKernel,
+    proxier: Proxier<FakeKernel>,
+    model: Model,
+    now: Instant,
+    conflicts: Vec<Conflict>,
+    layout: Layout,
+}
+
+const LAYOUTS: [Layout; 2] = [Layout::Upstream, Layout::Flat];
+
+/// What came of all that was to be done at once.
+#[derive(Debug, Default)]
+struct Synced {
+    failures: Vec<Failure>,
+    unreadable: Vec<Unreadable>,
+    settled: Vec<String>,
+    repaired: Vec<String>,
+    drift: Drift,
+    pending: usize,
+}
+
+fn config(layout: Layout) -> Config {
+    Config {
+        layout,
+        detector: LocalDetector::SourceNet("10.244.0.0/16".parse().unwrap()),
+        ..Config::default()
+    }
+}
+
+fn proxier_of(kernel: &FakeKernel, node: NodeFacts, layout: Layout) -> Proxier<FakeKernel> {
+    let lanes = Lanes::inline(|| kernel.clone());
+    Proxier::new(config(layout), node, lanes, Instant::now())
+}
+
+fn node1() -> NodeFacts {
+    let mut node = NodeFacts::new(IpFamily::V4, "node1");
+    node.node_port_addresses = NodePortAddresses::Primary;
+    node
+}
+
+impl World {
+    fn new(layout: Layout) -> Self {
+        let addresses = ["127.0.0.1", "192.168.0.10"];
+        Self::on(FakeKernel::new(IpFamily::V4, &addresses), layout)
+    }
+
+    fn on(kernel: FakeKernel, layout: Layout) -> Self {
+        let mut world = Self::unlisted(kernel, layout);
+        world.list(true);
+        world
+    }
+
+    fn unlisted(kernel: FakeKernel, layout: Layout) -> Self {
+        Self {
+            proxier: proxier_of(&kernel, node1(), layout),
+            layout,
+            kernel,
+            model: Model::new(),
+            now: Instant::now(),
+            conflicts: Vec::new(),
+        }
+    }
+
+    fn list(&mut self, is_whole: bool) {
+        for kind in [Kind::Service, Kind::EndpointSlice, Kind::Node] {
+            self.model.apply(Event::ListStarted(kind));
+            if kind == Kind::Node {
+                self.model.apply(Event::NodeApplied(Node {
+                    name: "node1".into(),
+                    addresses: vec!["192.168.0.10".parse().unwrap()],
+                    ..Node::default()
+                }));
+            }
+            self.model.apply(Event::ListComplete { kind, is_whole });
+        }
+    }
+
+    /// Another life of the daemon, on the same kernel and with the same objects.
+    fn restart(&mut self) {
+        self.proxier = proxier_of(&self.kernel, node1(), self.layout);
+        self.made();
+    }
+
+    /// The same, with another layout.
+    fn lay_out(&mut self, layout: Layout) {
+        self.layout = layout;
+        self.restart();
+    }
+
+    fn apply(&mut self, event: Event) {
+        self.model.apply(event);
+    }
+
+    /// What the daemon's loop does until nothing is left to do at once.
+    fn sync(&mut self) -> Synced {
+        let changes = self.model.take_changes();
+        self.proxier.update(&self.model, &changes, self.now);
+        self.settle()
+    }
+
+    /// The same without new events.
+    fn settle(&mut self) -> Synced {
+        let mut synced = Synced::default();
+        for turn in 0.. {
+            assert!(turn < 1_000, "it goes on without end: {synced:?}");
+            self.proxier.proceed(&self.model, self.now);
+            let mut has_booked = false;
+            while let Some(report) = self.proxier.book(&self.model, self.now) {
+                has_booked = true;
+                synced.failures.extend(report.failures);
+                synced.unreadable.extend(report.unreadable);
+                let names = |all: Vec<NamespacedName>| all.into_iter().map(|at| at.to_string());
+                synced.settled.extend(names(report.settled));
+                synced.repaired.extend(names(report.repaired));
+                if !report.drift.is_empty() {
+                    synced.drift = report.drift;
+                }
+                self.conflicts = report.conflicts.unwrap_or(self.conflicts.clone());
+            }
+            let soon = self.now + Duration::from_millis(100);
+            match self.proxier.next_due(self.now).filter(|due| *due <= soon) {
+                _ if has_booked => {}
+                Some(due) => self.now = due,
+                None => break,
+            }
+        }
+        synced.pending = self.proxier.standing().pending;
+        synced
+    }
+
+    /// Somebody else changes the table, and the kernel tells.
+    fn damage(&mut self, change: impl FnOnce(&mut Content)) -> Synced {
+        change(self.kernel.state().table.as_mut().unwrap());
+        self.proxier.notice(&Notice::Ruleset, self.now);
+        self.settle()
+    }
+
+    /// The transactions since the last look.
+    fn made(&self) -> Vec<Vec<String>> {
+        mem::take(&mut self.kernel.state().made)
+    }
+
+    fn content(&self) -> Content {
+        self.kernel.state().table.clone().unwrap()
+    }
+
+    fn chains(&self) -> Vec<String> {
+        let chains = self.content().chains.into_keys();
+        let own = chains.filter(|name| name.contains('/'));
+        own.map(|name| name.to_string()).collect()
+    }
+
+    /// How many addresses and ports are served, and how many refused, whatever the layout.
+    fn served_and_refused(&self) -> (usize, usize) {
+        let content = self.content();
+        let (mut served, mut refused) = (BTreeSet::new(), BTreeSet::new());
+        for (name, (_, elements)) in &content.sets {
+            let is_of_endpoints = name.starts_with("endpoints-");
+            for (key, element) in elements {
+                let verdict = match &element.data {
+                    Some(ElementData::Verdict(verdict)) => Some(verdict),
+                    _ if is_of_endpoints => None,
+                    _ => continue,
+                };
+                let is_refused = verdict.is_some_and(
+                    |to| !matches!(to, Verdict::Goto(chain) if !chain.starts_with("reject")),
+                );
+                let address = if is_of_endpoints {
+                    &key[4..8]
+                } else {
+                    &key[..4]
+                };
+                if is_refused {
+                    refused.insert(address.to_vec());
+                } else {
+                    served.insert(address.to_vec());
+                }
+            }
+        }
+        (served.len(), refused.len())
+    }
+
+    /// How many chains that many Services have, with a cluster IP and nothing else to it.
+    fn of_plain(&self, services: usize) -> usize {
+        match self.layout {
+            Layout::Upstream => services,
+            Layout::Flat => 0,
+        }
+    }
+
+    fn elements(&self, set: &str) -> usize {
+        self.content().sets.get(set).map_or(0, |(_, all)| all.len())
+    }
+}
+
+fn name(name: &str) -> NamespacedName {
+    NamespacedName::new("default", name)
+}
+
+fn service(number: u16) -> Service {
+    let [high, low] = number.to_be_bytes();
+    Service {
+        created: Some(i64::from(number)),
+        ports: [ServicePort {
+            name: "".into(),
+            protocol: Protocol::Tcp,
+            port: 80,
+            node_port: None,
+        }]
+        .into_iter()
+        .collect(),
+        ..Service::at(
+            name(&format!("web-{number}")),
+            [[10, 96, 1 + high, low].into()],
+        )
+    }
+}
+
+fn slice(number: u16, endpoints: impl IntoIterator<Item = u16>) -> Event {
+    let endpoint = |host: u16| {
+        let [high, low] = host.to_be_bytes();
+        let node = if host.is_multiple_of(2) {
+            "node1"
+        } else {
+            "node2"
+        };
+        Endpoint {
+            address: [10, 244, high, low].into(),
+            ready: true,
+            serving: true,
+            terminating: false,
+            placement: Placement {
+                node: Some(node.into()),
+                ..Placement::default()
+            }
+            .into(),
+        }
+    };
+    Event::SliceApplied(EndpointSlice {
+        name: name(&format!("web-{number}-a")),
+        service: name(&format!("web-{number}")),
+        family: IpFamily::V4,
+        ports: [EndpointPort {
+            name: "".into(),
+            protocol: Protocol::Tcp,
+            port: 8080,
+        }]
+        .into_iter()
+        .collect(),
+        endpoints: endpoints.into_iter().map(endpoint).collect(),
+        change_trigger: None,
+    })
+}
+
+fn web(world: &mut World, number: u16, endpoints: impl IntoIterator<Item = u16>) {
+    world.apply(Event::ServiceApplied(service(number)));
+    world.apply(slice(number, endpoints));
+}
+
+fn with_affinity(number: u16, seconds: u32) -> Event {
+    Event::ServiceApplied(Service {
+        affinity_seconds: Some(seconds),
+        ..service(number)
+    })
+}
+
+#[test]
+fn a_cold_start_is_one_transaction_and_a_restart_none() {
+    for layout in LAYOUTS {
+        let mut world = World::new(layout);
+        for number in 1..=20 {
+            web(&mut world, number, [1, 2]);
+        }
+        let synced = world.sync();
+        assert_eq!((synced.failures.len(), synced.pending), (0, 0));
+        assert_eq!((world.made().len(), synced.settled.len()), (1, 20));
+        assert_eq!(world.chains().len(), world.of_plain(20));
+        assert_eq!(world.served_and_refused(), (20, 0));
+        assert_eq!(world.elements("hairpin-connections"), 1, "shared");
+        let before = world.content();
+        world.restart();
+        assert_eq!(world.sync().pending, 0);
+        assert_eq!(world.made().len(), 0);
+        assert_eq!(world.content(), before);
+        assert_eq!(world.proxier.next_due(world.now), None, "idle is idle");
+    }
+}
+
+#[test]
+fn a_changed_endpoint_is_named_and_nothing_else() {
+    let mut world = World::new(Layout::Upstream);
+    for number in 1..=20 {
+        web(&mut world, number, [1]);
+    }
+    world.sync();
+    world.made();
+    world.apply(slice(7, [1, 3]));
+    world.sync();
+    let made = world.made();
+    let chain = world
+        .chains()
+        .into_iter()
+        .find(|of| of.contains("web-7/"))
+        .unwrap();
+    let wanted = [
+        format!("flush chain {chain}"),
+        format!("add a rule to chain {chain}"),
+    ];
+    assert_eq!(made, [wanted]);
+    // One on this node is a hairpin connection as well.
+    world.apply(slice(7, [1, 2]));
+    world.sync();
+    assert_eq!(
+        world.made()[0][2],
+        "add to hairpin-connections: 10.244.0.2 . 10.244.0.2 . tcp . 8080"
+    );
+    assert_eq!(world.kernel.state().reads, 1, "nothing is listed to write");
+}
+
+#[test]
+fn who_has_no_endpoint_is_refused_until_there_is_one() {
+    for layout in LAYOUTS {
+        let mut world = World::new(layout);
+        web(&mut world, 1, []);
+        world.sync();
+        world.made();
+        assert_eq!(world.served_and_refused(), (0, 1));
+        world.apply(slice(1, [1]));
+        world.sync();
+        let made = world.made().concat();
+        let one_and_its_chain = 2 + 2 * world.of_plain(1);
+        assert_eq!(made.len(), one_and_its_chain, "{made:?}");
+        assert_eq!(world.served_and_refused(), (1, 0));
+        world.apply(slice(1, []));
+        world.sync();
+        let chains = world.chains();
+        assert!(chains.is_empty(), "stale chains go at once: {chains:?}");
+        assert_eq!(world.made().len(), 1);
+        world.apply(Event::ServiceDeleted(name("web-1")));
+        world.sync();
+        assert_eq!(world.served_and_refused(), (0, 0));
+        assert_eq!(world.elements("cluster-ips"), 0);
+    }
+}
+
+#[test]
+fn nothing_goes_before_all_is_listed() {
+    for layout in LAYOUTS {
+        let mut world = World::new(layout);
+        web(&mut world, 1, [1]);
+        world.sync();
+        let kernel = world.kernel.clone();
+        let mut world = World::unlisted(kernel, layout);
+        world.sync();
+        assert_eq!(world.chains().len(), world.of_plain(1));
+        assert_eq!(world.served_and_refused(), (1, 0));
+        world.list(true);
+        world.sync();
+        assert_eq!(
+            (world.chains().len(), world.served_and_refused()),
+            (0, (0, 0))
+        );
+    }
+}
+
+#[test]
+fn where_chains_are_in_use_until_the_end_they_go_afterwards() {
+    let mut world = World::new(Layout::Upstream);
+    world.kernel.state().is_old = true;
+    web(&mut world, 1, [1]);
+    web(&mut world, 2, [1]);
+    world.sync();
+    world.made();
+    world.apply(slice(1, []));
+    let synced = world.sync();
+    assert_eq!((synced.failures.len(), synced.pending), (0, 0));
+    assert_eq!((world.made().len(), world.chains().len()), (2, 1));
+    assert_eq!(world.kernel.state().refusals, 1);
+    // That is known from now on.
+    world.apply(slice(2, []));
+    world.sync();
+    assert_eq!((world.made().len(), world.chains().len()), (2, 0));
+    assert_eq!(world.kernel.state().refusals, 1);
+}
+
+#[test]
+fn what_is_refused_harms_nothing_else() {
+    for layout in LAYOUTS {
+        for is_told in [true, false] {
+            let mut world = World::new(layout);
+            {
+                let mut state = world.kernel.state();
+                let refused = vec!["10.96.1.3 ".to_owned(), "10.96.1.9 ".to_owned()];
+                if is_told {
+                    state.refused = refused;
+                } else {
+                    state.refused_as_whole = refused;
+                }
+            }
+            for number in 1..=20 {
+                web(&mut world, number, [1, 2]);
+            }
+            let synced = world.sync();
+            let mut blamed: Vec<String> = synced
+                .failures
+                .iter()
+                .map(|failure| failure.owner.as_ref().unwrap().to_string())
+                .collect();
+            blamed.sort();
+            assert_eq!(blamed, ["default/web-3", "default/web-9"], "{is_told}");
+            assert_eq!(synced.settled.len(), 18);
+            assert_eq!(world.served_and_refused().0, 18);
+            assert_eq!(world.chains().len(), world.of_plain(18));
+            let refusals = world.kernel.state().refusals;
+            assert!(refusals <= 16, "{refusals}");
+            // They are tried again later.
+            world.kernel.state().refused.clear();
+            world.kernel.state().refused_as_whole.clear();
+            world.now = world.proxier.next_due(world.now).unwrap();
+            assert_eq!(world.settle().settled.len(), 2);
+        }
+    }
+}
+
+#[test]
+fn without_the_base_nothing_is_tried_and_all_comes_when_it_is_taken() {
+    for layout in LAYOUTS {
+        let mut world = World::new(layout);
+        world.kernel.state().refused = vec!["chain masquerading".to_owned()];
+        web(&mut world, 1, [1]);
+        let synced = world.sync();
+        assert_eq!(synced.failures.len(), 1, "{:?}", synced.failures);
+        assert!(world.kernel.state().table.is_none());
+        assert!(world.proxier.standing().stuck_since.is_some());
+        world.kernel.state().refused.clear();
+        world.now = world.proxier.next_due(world.now).unwrap();
+        assert_eq!(world.settle().settled, ["default/web-1"]);
+    }
+}
+
+#[test]
+fn what_nobody_knows_is_read() {
+    for layout in LAYOUTS {
+        let mut world = World::new(layout);
+        web(&mut world, 1, [1]);
+        world.sync();
+        world.kernel.state().lost = 1;
+        world.made();
+        world.apply(slice(1, [1, 3]));
+        let synced = world.sync();
+        // It was made.
+        assert_eq!((synced.pending, world.made().len()), (0, 1));
+        assert_eq!(world.kernel.state().reads, 2);
+        assert!(synced.drift.is_empty());
+    }
+}
+
+#[test]
+fn without_a_right_all_is_tried_again_later() {
+    for layout in LAYOUTS {
+        let mut world = World::new(layout);
+        world.kernel.state().held = Some("a right is missing".to_owned());
+        web(&mut world, 1, [1]);
+        let synced = world.sync();
+        assert_eq!(synced.failures.len(), 1);
+        assert!(synced.pending > 0);
+        world.kernel.state().held = None;
+        world.now = world.proxier.next_due(world.now).unwrap();
+        assert_eq!(world.settle().pending, 0);
+    }
+}
+
+#[test]
+fn drift_is_mended_when_the_kernel_tells() {
+    for layout in LAYOUTS {
+        let mut world = World::new(layout);
+        web(&mut world, 1, [1]);
+        web(&mut world, 2, [2]);
+        world.sync();
+        let before = world.content();
+        world.made();
+        world.now += Duration::from_secs(1);
+        let synced = world.damage(|table| {
+            for set in ["service-ips", "endpoints-tcp-1"] {
+                if let Some((_, elements)) = table.sets.get_mut(set) {
+                    elements.clear();
+                }
+            }
+        });
+        assert_eq!(synced.repaired.len(), 2);
+        assert_eq!(world.content(), before);
+        assert_eq!(world.made().len(), 1);
+        world.now += Duration::from_secs(1);
+        world.damage(|table| {
+            let chain = table
+                .chains
+                .keys()
+                .find(|name| name.contains('/') || ***name == *"reject-chain")
+                .unwrap()
+                .clone();
+            table.chains.get_mut(&chain).unwrap().1.clear();
+            table.chains.get_mut("services").unwrap().1.pop();
+        });
+        assert_eq!(world.content(), before);
+        assert_eq!(world.made().len(), 1);
+        world.now += Duration::from_secs(1);
+        world.damage(|table| *table = Content::default());
+        assert_eq!(world.content(), before);
+        // Who is told of what is as it was writes nothing.
+        world.made();
+        world.now += Duration::from_secs(1);
+        world.damage(|_| {});
+        assert_eq!(world.made().len(), 0);
+    }
+}
+
+#[test]
+fn who_changes_the_table_often_has_it_read_once_for_many() {
+    for layout in LAYOUTS {
+        let mut world = World::new(layout);
+        web(&mut world, 1, [1]);
+        world.sync();
+        world.now += Duration::from_secs(1);
+        for _ in 0..20 {
+            world.proxier.notice(&Notice::Ruleset, world.now);
+        }
+        world.settle();
+        assert_eq!(world.kernel.state().reads, 2);
+        assert_eq!(world.proxier.next_due(world.now), None);
+    }
+}
+
+#[test]
+fn what_others_have_in_the_table_stays() {
+    for layout in LAYOUTS {
+        let mut world = World::new(layout);
+        web(&mut world, 1, [1]);
+        world.sync();
+        world.now += Duration::from_secs(1);
+        world.damage(|table| {
+            let chain = Chain {
+                name: "other-chain".into(),
+                base: None,
+                comment: None,
+            };
+            let added = (chain.clone(), vec![Rule::default()]);
+            table.chains.insert(Arc::clone(&chain.name), added);
+            let stale = Chain {
+                name: "service-AAAAAAAA-default/gone/tcp/".into(),
+                ..chain
+            };
+            table
+                .chains
+                .insert(Arc::clone(&stale.name), (stale, Vec::new()));
+        });
+        assert!(world.content().chains.contains_key("other-chain"));
+        assert_eq!(world.chains().len(), world.of_plain(1));
+    }
+}
+
+#[test]
+fn a_base_chain_at_another_place_is_put_right() {
+    for layout in LAYOUTS {
+        let mut world = World::new(layout);
+        web(&mut world, 1, [1]);
+        world.sync();
+        let before = world.content();
+        world.now += Duration::from_secs(1);
+        world.damage(|table| {
+            let (chain, rules) = table.chains.get_mut("nat-prerouting").unwrap();
+            chain.base.as_mut().unwrap().priority = -77;
+            rules.clear();
+        });
+        assert_eq!(world.content(), before);
+    }
+}
+
+#[test]
+fn a_table_that_was_switched_off_is_switched_on() {
+    for layout in LAYOUTS {
+        let mut world = World::new(layout);
+        web(&mut world, 1, [1]);
+        world.sync();
+        let before = world.content();
+        world.now += Duration::from_secs(1);
+        world.damage(|table| table.activity = nftables_netlink::Activity::Dormant);
+        assert_eq!(world.content(), before);
+    }
+}
+
+#[test]
+fn a_set_of_another_kind_is_replaced() {
+    for layout in LAYOUTS {
+        let mut world = World::new(layout);
+        web(&mut world, 1, [1]);
+        web(&mut world, 2, [1]);
+        world.sync();
+        let before = world.content();
+        world.now += Duration::from_secs(1);
+        let synced = world.damage(|table| {
+            for name in ["service-ips", "hairpin-connections"] {
+                let (set, elements) = table.sets.get_mut(name).unwrap();
+                set.key.pop();
+                elements.clear();
+            }
+        });
+        assert_eq!((synced.failures.len(), synced.pending), (0, 0));
+        assert_eq!(world.content(), before);
+    }
+}
+
+#[test]
+fn of_two_that_claim_an_address_the_older_has_it() {
+    for layout in LAYOUTS {
+        let mut world = World::new(layout);
+        let same = |number: u16| Service {
+            cluster_ips: [[10, 96, 1, 9].into()].into_iter().collect(),
+            ..service(number)
+        };
+        world.apply(Event::ServiceApplied(same(2)));
+        world.apply(slice(2, [1]));
+        world.sync();
+        world.apply(Event::ServiceApplied(same(1)));
+        // It has no endpoints, and yet it has the address.
+        world.sync();
+        assert_eq!(world.served_and_refused(), (0, 1));
+        assert_eq!(world.conflicts.len(), 1);
+        assert_eq!(world.conflicts[0].winner.to_string(), "default/web-1");
+        world.apply(Event::ServiceDeleted(name("web-1")));
+        world.sync();
+        assert_eq!(world.served_and_refused(), (1, 0));
+        assert_eq!(world.elements("cluster-ips"), 1);
+    }
+}
+
+/// With this address of a load balancer, for some sources.
+fn balanced(number: u16, vip: IpAddr) -> Service {
+    Service {
+        kind: ServiceType::LoadBalancer,
+        ingress_ips: vec![vip],
+        source_ranges: vec!["10.0.0.0/8".parse().unwrap()],
+        ..service(number)
+    }
+}
+
+#[test]
+fn source_ranges_count_for_an_address_that_is_an_external_ip_as_well() {
+    for layout in LAYOUTS {
+        let mut world = World::new(layout);
+        let vip = [203, 0, 113, 1].into();
+        world.apply(Event::ServiceApplied(Service {
+            external_ips: vec![vip],
+            ..balanced(1, vip)
+        }));
+        world.apply(slice(1, [1]));
+        world.sync();
+        assert_eq!(world.elements("service-ips"), 2);
+        // In upstream's layout a map of its own leads to them, in the other the Service's element.
+        let walled = match layout {
+            Layout::Upstream => "firewall-ips",
+            Layout::Flat => "service-ips",
+        };
+        let (_, elements) = &world.content().sets[walled];
+        let leads = |of: &&Element| format!("{:?}", of.data).contains("firewall-");
+        assert_eq!(elements.values().filter(leads).count(), 1);
+    }
+}
+
+#[test]
+fn clients_stay_with_their_endpoints() {
+    for layout in LAYOUTS {
+        let mut world = World::new(layout);
+        world.apply(with_affinity(1, 300));
+        world.apply(slice(1, [1, 2, 3]));
+        world.sync();
+        let sets = |world: &World| -> Vec<Name> {
+            let sets = world.content().sets.into_keys();
+            sets.filter(|name| name.starts_with("affinity-")).collect()
+        };
+        assert_eq!((world.chains().len(), sets(&world).len()), (4, 3));
+        // The clients of one that goes go; those of the others stay.
+        let stays = sets(&world)
+            .into_iter()
+            .find(|name| name.contains("__10.244.0.1/"))
+            .unwrap();
+        world.apply(slice(1, [1, 3]));
+        world.made();
+        let synced = world.sync();
+        assert_eq!((world.chains().len(), sets(&world).len()), (3, 2));
+        let made = world.made().concat();
+        assert!(
+            !made.iter().any(|change| change.contains(&*stays)),
+            "{made:?}"
+        );
+        assert_eq!(synced.pending, 0);
+        // No affinity any more.
+        world.apply(Event::ServiceApplied(service(1)));
+        world.sync();
+        assert_eq!(
+            (world.chains().len(), sets(&world).len()),
+            (world.of_plain(1), 0)
+        );
+    }
+}
+
+#[test]
+fn a_changed_timeout_counts_whatever_the_kernel_can() {
+    for layout in LAYOUTS {
+        for is_old in [false, true] {
+            let mut world = World::new(layout);
+            world.kernel.state().is_old = is_old;
+            world.apply(with_affinity(1, 300));
+            world.apply(slice(1, [1, 2]));
+            world.sync();
+            world.apply(with_affinity(1, 60));
+            let synced = world.sync();
+            assert_eq!((synced.failures.len(), synced.pending), (0, 0));
+            let sets = world.content().sets.into_values();
+            let wanted = Some(Timeout::Default(Duration::from_mins(1)));
+            let affinity: Vec<_> = sets.filter(|(set, _)| set.dynamic).collect();
+            assert_eq!(affinity.len(), 2);
+            assert!(
+                affinity.iter().all(|(set, _)| set.timeout == wanted),
+                "{is_old}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_refused_change_says_nothing_of_timeouts() {
+    for layout in LAYOUTS {
+        let mut world = World::new(layout);
+        for number in [1, 2] {
+            world.apply(with_affinity(number, 300));
+            world.apply(slice(number, [1]));
+        }
+        world.sync();
+        world.kernel.state().refused = vec!["/web-1/".to_owned()];
+        for number in [1, 2] {
+            world.apply(with_affinity(number, 60));
+        }
+        world.sync();
+        world.kernel.state().refused.clear();
+        world.made();
+        world.apply(with_affinity(2, 300));
+        world.sync();
+        let made = world.made().concat();
+        let is_deleted = |change: &String| change.starts_with("delete set");
+        assert!(!made.iter().any(is_deleted), "it can be changed: {made:?}");
+    }
+}
+
+#[test]
+fn a_timeout_and_a_policy_change_at_once_whatever_the_kernel_can() {
+    for layout in LAYOUTS {
+        for is_old in [false, true] {
+            let mut world = World::new(layout);
+            world.kernel.state().is_old = is_old;
+            world.apply(slice(1, [2]));
+            for (seconds, internal_local) in [(60, false), (300, false), (60, true)] {
+                world.apply(Event::ServiceApplied(Service {
+                    affinity_seconds: Some(seconds),
+                    internal_local,
+                    ..service(1)
+                }));
+                let synced = world.sync();
+                assert_eq!((synced.failures.len(), synced.pending), (0, 0), "{is_old}");
+            }
+            assert_eq!(world.chains().len(), 2, "its policy, and its endpoint");
+        }
+    }
+}
+
+#[test]
+fn the_networks_of_services_count_at_once_and_stay_while_unknown() {
+    for layout in LAYOUTS {
+        let mut world = World::new(layout);
+        web(&mut world, 1, [1]);
+        world.sync();
+        let rules = |world: &World| world.content().chains["cluster-ips-check"].1.len();
+        assert_eq!(rules(&world), 1);
+        let net: IpNet = "10.96.0.0/12".parse().unwrap();
+        world.apply(Event::ListStarted(Kind::ServiceCidr));
+        world.apply(Event::ServiceCidrApplied(ServiceCidr {
+            name: "kubernetes".into(),
+            nets: vec![net],
+        }));
+        let kind = Kind::ServiceCidr;
+        world.apply(Event::ListComplete {
+            kind,
+            is_whole: true,
+        });
+        world.sync();
+        assert_eq!(rules(&world), 2);
+        // A further life that is not told of them.
+        let kernel = world.kernel.clone();
+        let mut world = World::on(kernel, layout);
+        web(&mut world, 1, [1]);
+        world.made();
+        world.sync();
+        assert_eq!((rules(&world), world.made().len()), (2, 0));
+    }
+}
+
+#[test]
+fn node_ports_are_served_where_the_flag_says() {
+    for layout in LAYOUTS {
+        let mut world = World::new(layout);
+        world.sync();
+        assert_eq!(world.elements("nodeport-ips"), 1);
+        assert_eq!(world.proxier.node_ports().unwrap().addresses.len(), 1);
+        // The address goes, and comes again.
+        world.kernel.state().addresses.clear();
+        world.proxier.notice(&Notice::Anything, world.now);
+        world.settle();
+        assert_eq!(world.elements("nodeport-ips"), 0);
+        // At all: the set is of no use.
+        let kernel = world.kernel.clone();
+        let mut node = node1();
+        node.node_port_addresses = NodePortAddresses::All;
+        let mut other = World::on(kernel, layout);
+        other.proxier = proxier_of(&other.kernel, node, other.layout);
+        let synced = other.sync();
+        assert_eq!((synced.failures.len(), synced.pending), (0, 0));
+        assert!(!other.content().sets.contains_key("nodeport-ips"));
+        // Networks of the other family do not open this one.
+        let mut node = node1();
+        let nets = vec!["fd00::/8".parse().unwrap()];
+        node.node_port_addresses = NodePortAddresses::Within(nets);
+        other.proxier = proxier_of(&other.kernel, node, other.layout);
+        other.sync();
+        assert!(other.content().sets.contains_key("nodeport-ips"));
+        assert_eq!(other.elements("nodeport-ips"), 0);
+    }
+}
+
+#[test]
+fn the_own_address_is_followed_once_an_interface_has_it() {
+    for layout in LAYOUTS {
+        let mut world = World::new(layout);
+        world.sync();
+        let served = |world: &World| world.proxier.node_ports().unwrap().addresses.clone();
+        let [old, new] = ["192.168.0.10", "192.168.0.11"].map(|ip| ip.parse::<IpAddr>().unwrap());
+        world.apply(Event::NodeApplied(Node {
+            name: "node1".into(),
+            addresses: vec![new],
+            ..Node::default()
+        }));
+        world.made();
+        world.sync();
+        assert!(world.made().is_empty(), "no interface has it");
+        assert_eq!(served(&world), [old]);
+        world.kernel.state().addresses.insert(new);
+        world.proxier.notice(&Notice::Anything, world.now);
+        world.settle();
+        assert_eq!(served(&world), [new]);
+        assert_eq!(world.elements("nodeport-ips"), 1);
+    }
+}
+
+#[test]
+fn networks_that_no_address_is_in_open_nothing_whatever_was_there() {
+    for layout in LAYOUTS {
+        let mut node = node1();
+        node.node_port_addresses = NodePortAddresses::All;
+        let addresses = ["127.0.0.1", "192.168.0.10"];
+        let mut world = World::unlisted(FakeKernel::new(IpFamily::V4, &addresses), layout);
+        world.proxier = proxier_of(&world.kernel, node, layout);
+        world.list(true);
+        world.sync();
+        assert!(!world.content().sets.contains_key("nodeport-ips"));
+        let mut node = node1();
+        let nets = vec!["10.99.0.0/16".parse().unwrap()];
+        node.node_port_addresses = NodePortAddresses::Within(nets);
+        world.proxier = proxier_of(&world.kernel, node, layout);
+        world.apply(Event::NodeApplied(Node {
+            name: "node1".into(),
+            ..Node::default()
+        }));
+        world.sync();
+        assert_eq!(world.elements("nodeport-ips"), 0);
+    }
+}
+
+#[test]
+fn a_cluster_ip_that_is_a_balancers_address_keeps_its_source_ranges() {
+    let mut world = World::new(Layout::Upstream);
+    let own = service(1).cluster_ip(IpFamily::V4).unwrap();
+    world.apply(Event::ServiceApplied(balanced(1, own)));
+    world.apply(slice(1, [1]));
+    world.sync();
+    assert_eq!(world.elements("firewall-ips"), 1);
+    let (_, elements) = &world.content().sets["service-ips"];
+    let leads = |of: &&Element| format!("{:?}", of.data).contains("external-");
+    assert_eq!(elements.values().filter(leads).count(), 1);
+}
+
+#[test]
+fn a_set_that_somebody_else_uses_may_stay() {
+    for layout in LAYOUTS {
+        let mut world = World::new(layout);
+        web(&mut world, 1, [1]);
+        world.sync();
+        world.now += Duration::from_secs(1);
+        world.damage(|table| {
+            // Another program's chain, with a rule of ours that names the set.
+            let (_, rules) = &table.chains["services"];
+            let names_it = |rule: &&Rule| format!("{rule:?}").contains("nodeport-ips");
+            let rule = rules.iter().find(names_it).unwrap().clone();
+            let chain = Chain {
+                name: "other-chain".into(),
+                base: None,
+                comment: None,
+            };
+            let all = (chain.clone(), vec![rule]);
+            table.chains.insert(chain.name, all);
+        });
+        let mut node = node1();
+        node.node_port_addresses = NodePortAddresses::All;
+        world.proxier = proxier_of(&world.kernel, node, layout);
+        web(&mut world, 2, [1]);
+        let synced = world.sync();
+        assert_eq!(world.served_and_refused(), (2, 0), "{synced:?}");
+        assert!(synced.settled.contains(&"default/web-2".to_owned()));
+        assert!(world.proxier.standing().stuck_since.is_none());
+        world.apply(Event::ServiceDeleted(name("web-1")));
+        world.sync();
+        assert_eq!(world.served_and_refused(), (1, 0));
+        // It goes when nobody uses it.
+        world.damage(|table| drop(table.chains.remove("other-chain")));
+        world.now += Duration::from_secs(40);
+        world.settle();
+        assert!(!world.content().sets.contains_key("nodeport-ips"));
+    }
+}
+
+#[test]
+fn an_address_goes_from_a_set_that_is_replaced() {
+    for layout in LAYOUTS {
+        let mut world = World::new(layout);
+        web(&mut world, 1, [1]);
+        world.sync();
+        world.now += Duration::from_secs(1);
+        world.kernel.state().addresses.clear();
+        world.proxier.notice(&Notice::Anything, world.now);
+        let synced = world.damage(|table| {
+            let (set, _) = table.sets.get_mut("nodeport-ips").unwrap();
+            set.key = vec![DataType::InetService];
+        });
+        assert_eq!((&synced.failures[..], synced.pending), (&[][..], 0));
+        assert_eq!(world.elements("nodeport-ips"), 0);
+    }
+}
+
+#[test]
+fn what_leads_to_a_refused_chain_is_written_with_it() {
+    for layout in LAYOUTS {
+        let mut world = World::new(layout);
+        world.kernel.state().refused = vec!["to chain external-".to_owned()];
+        let with = |external: &[u8]| {
+            let ips = external.iter().map(|last| [198, 51, 100, *last].into());
+            Event::ServiceApplied(Service {
+                external_ips: ips.collect(),
+                ..service(1)
+            })
+        };
+        world.apply(with(&[1]));
+        world.apply(slice(1, [1]));
+        assert!(!world.sync().failures.is_empty());
+        let reads = world.kernel.state().reads;
+        // Another address that leads to the same chain.
+        world.apply(with(&[1, 2]));
+        world.sync();
+        world.now += Duration::from_secs(10);
+        world.settle();
+        assert_eq!(world.kernel.state().reads, reads, "it is as believed");
+        world.kernel.state().refused.clear();
+        world.now += Duration::from_secs(40);
+        assert_eq!(world.settle().pending, 0);
+    }
+}
+
+#[test]
+fn dns_and_the_api_come_first_where_there_is_much() {
+    for layout in LAYOUTS {
+        let mut world = World::new(layout);
+        for number in 1..=200 {
+            let mut service = service(number);
+            service.ports.push(ServicePort {
+                name: "more".into(),
+                protocol: Protocol::Tcp,
+                port: 81,
+                node_port: None,
+            });
+            if number == 100 {
+                service.name = NamespacedName::new("default", "kubernetes");
+            }
+            if number == 150 {
+                service.name = NamespacedName::new("kube-system", "kube-dns");
+            }
+            world.apply(Event::ServiceApplied(service));
+        }
+        world.sync();
+        let made = world.made();
+        assert_eq!(made.len(), 2);
+        let elements = |at: usize| made[at].iter().any(|of| of.contains("10.96.1.100"));
+        assert!(elements(0));
+    }
+}
+
+// ---- the layout `flat` ----
+
+#[test]
+fn endpoints_are_elements_and_a_change_names_them_alone() {
+    let mut world = World::new(Layout::Flat);
+    for number in 1..=20 {
+        web(&mut world, number, [1, 3]);
+    }
+    world.sync();
+    world.made();
+    world.apply(slice(7, [1, 5]));
+    world.sync();
+    let wanted = [
+        "delete from endpoints-tcp-2: 1 . 10.96.1.7 . 80",
+        "add to endpoints-tcp-2: 1 . 10.96.1.7 . 80 : 10.244.0.5 . 8080",
+    ];
+    assert_eq!(world.made(), [wanted]);
+    // Another number is another map, in the same transaction; the first of so many needs a chain.
+    world.apply(slice(7, [1, 3, 5, 7]));
+    world.sync();
+    let made = world.made();
+    assert_eq!(made.len(), 1);
+    let has = |what: &str| made[0].iter().any(|change| change.starts_with(what));
+    assert!(
+        has("add chain endpoints-of-tcp-4") && has("add to endpoints-tcp: 0 . 10.96.1.7 . 80 : ")
+    );
+    assert!(has("delete from endpoints-tcp-2: 0 . ") && has("add to service-ips: 10.96.1.7 . tcp"));
+    // Not the second; and one that is as it was is not named.
+    world.apply(slice(8, [1, 3, 5, 7]));
+    world.sync();
+    world.apply(slice(7, [1, 3, 5, 9]));
+    world.made();
+    world.sync();
+    let wanted = [
+        "delete from endpoints-tcp: 3 . 10.96.1.7 . 80",
+        "add to endpoints-tcp: 3 . 10.96.1.7 . 80 : 10.244.0.9 . 8080",
+    ];
+    assert_eq!(world.made(), [wanted]);
+    assert!(world.chains().is_empty());
+    assert_eq!(world.served_and_refused(), (20, 0));
+    assert_eq!(world.kernel.state().reads, 1, "nothing is listed to write");
+    // A chooser that nobody needs goes with the next start.
+    for number in [7, 8] {
+        world.apply(slice(number, [1]));
+    }
+    world.sync();
+    assert!(world.content().chains.contains_key("endpoints-of-tcp-4"));
+    world.restart();
+    assert_eq!(world.sync().pending, 0);
+    assert_eq!(
+        world.made(),
+        [[
+            "flush chain endpoints-of-tcp-4",
+            "delete chain endpoints-of-tcp-4"
+        ]]
+    );
+}
+
+/// Services of every kind, some without endpoints.
+fn all_kinds(world: &mut World) {
+    for number in 0..64 {
+        let is = |bit: u8| number & 1 << bit != 0;
+        let shape = Shape {
+            affinity: is(0).then_some(300),
+            node_port: false,
+            is_balanced: is(1),
+            has_ranges: is(2),
+            external_local: is(3),
+            internal_local: is(4),
+            shares: false,
+        };
+        world.apply(Event::ServiceApplied(shaped(number, shape)));
+        let hosts = if is(5) { 0 } else { number % 7 };
+        // Those of odd numbers are on another node.
+        let hosts = (1..=hosts).map(|host| 2 * host - u16::from(is(1)));
+        world.apply(slice(number, hosts));
+    }
+}
+
+#[test]
+fn from_one_layout_to_another_is_one_transaction_and_back_again() {
+    for is_old in [false, true] {
+        let mut world = World::new(Layout::Upstream);
+        world.kernel.state().is_old = is_old;
+        all_kinds(&mut world);
+        world.sync();
+        let upstream = uncommented(&world);
+        let mut fresh = World::new(Layout::Flat);
+        all_kinds(&mut fresh);
+        fresh.sync();
+        let flat = uncommented(&fresh);
+        assert!(flat.chains.len() < upstream.chains.len());
+        for (layout, wanted) in [(Layout::Flat, flat), (Layout::Upstream, upstream)] {
+            world.lay_out(layout);
+            let synced = world.sync();
+            assert_eq!((synced.failures.len(), synced.pending), (0, 0));
+            // Where chains are in use until the end, these go in a second.
+            assert_eq!(world.made().len(), if is_old { 2 } else { 1 });
+            assert!(uncommented(&world) == wanted, "{layout:?}");
+            world.restart();
+            world.sync();
+            assert_eq!(world.made().len(), 0);
+        }
+    }
+}
+
+#[test]
+fn another_layout_takes_nothing_from_services_that_are_not_known_yet() {
+    for (before, after) in [
+        (Layout::Upstream, Layout::Flat),
+        (Layout::Flat, Layout::Upstream),
+    ] {
+        let mut world = World::new(before);
+        web(&mut world, 1, [1]);
+        web(&mut world, 2, [1]);
+        world.sync();
+        let kernel = world.kernel.clone();
+        let mut world = World::unlisted(kernel, after);
+        world.made();
+        web(&mut world, 2, [3]);
+        world.sync();
+        assert_eq!(world.served_and_refused(), (2, 0));
+        // What leads to either is there.
+        let services = world.content().chains["services"].1.clone();
+        let leads = |to: &str| format!("{services:?}").contains(to);
+        assert!(leads("endpoints-tcp-1") && leads("service-ips"));
+        world.list(true);
+        web(&mut world, 2, [3]);
+        let synced = world.sync();
+        assert_eq!((synced.failures.len(), synced.pending), (0, 0));
+        assert_eq!(world.served_and_refused(), (1, 0));
+        let mut fresh = World::new(after);
+        web(&mut fresh, 2, [3]);
+        fresh.sync();
+        assert!(uncommented(&world) == uncommented(&fresh));
+    }
+}
+
+/// The kernel blames all that follows what makes the table invalid.
+#[test]
+fn who_follows_what_is_invalid_is_written() {
+    for layout in LAYOUTS {
+        for guilty in [&[5][..], &[5, 17, 18], &[40]] {
+            let mut world = World::new(layout);
+            for number in 1..=40 {
+                world.apply(with_affinity(number, 60));
+                world.apply(slice(number, [1, 2]));
+            }
+            let is_guilty = |chain: &str| {
+                guilty
+                    .iter()
+                    .any(|at| chain.contains(&format!("/web-{at}/")))
+            };
+            let mut fresh = World::new(layout);
+            for number in 1..=40 {
+                fresh.apply(with_affinity(number, 60));
+                fresh.apply(slice(number, [1, 2]));
+            }
+            fresh.sync();
+            let chains = fresh.chains().into_iter().filter(|chain| is_guilty(chain));
+            let rules = chains.map(|chain| format!("add a rule to chain {chain}"));
+            world.kernel.state().invalid = rules.collect();
+            let failed = world.sync().failures;
+            assert_eq!(failed.len(), guilty.len(), "{failed:?}");
+            assert_eq!(world.served_and_refused(), (40 - guilty.len(), 0));
+            assert!(world.kernel.state().refusals <= 2 + guilty.len());
+        }
+    }
+}
+
+/// Chains that nobody wants name it, and would keep it there.
+#[test]
+fn a_set_of_another_kind_is_replaced_whatever_names_it() {
+    // Of the other layout; and for a number of endpoints that no Service has any more.
+    for (before, set) in [
+        (Layout::Upstream, "nodeport-ips"),
+        (Layout::Flat, "endpoints-tcp"),
+    ] {
+        let mut world = World::new(before);
+        web(&mut world, 1, [1, 2, 3, 4]);
+        world.sync();
+        web(&mut world, 1, [1]);
+        world.sync();
+        if let Some(table) = world.kernel.state().table.as_mut() {
+            table.sets.get_mut(set).unwrap().0.key.pop();
+            table.sets.get_mut(set).unwrap().0.key.push(DataType::Mark);
+        }
+        world.lay_out(Layout::Flat);
+        let synced = world.sync();
+        assert_eq!((synced.failures.len(), synced.pending), (0, 0), "{set}");
+        let mut fresh = World::new(Layout::Flat);
+        web(&mut fresh, 1, [1]);
+        fresh.sync();
+        assert!(uncommented(&world) == uncommented(&fresh));
+    }
+}
+
+/// A Service that a load balancer leads to, from some sources alone.
+fn walled(number: u16) -> Event {
+    Event::ServiceApplied(shaped(
+        number,
+        Shape {
+            affinity: None,
+            node_port: false,
+            is_balanced: true,
+            has_ranges: true,
+            external_local: false,
+            internal_local: false,
+            shares: false,
+        },
+    ))
+}
+
+/// What asks for source ranges stays until what does so in the other layout is there.
+#[test]
+fn what_guards_a_service_stays_until_its_replacement_is_written() {
+    // All is told at once, or after the first writes.
+    for (is_old, is_late) in [(false, false), (true, false), (false, true), (true, true)] {
+        for (before, after, guards) in [
+            (
+                Layout::Upstream,
+                Layout::Flat,
+                &["filter-prerouting-pre-dnat", "firewall-check"][..],
+            ),
+            (Layout::Flat, Layout::Upstream, &["firewall-"]),
+        ] {
+            for refused in ["chain external-", "chain services", "203.0.113.1 . "] {
+                let mut world = World::new(before);
+                world.kernel.state().is_old = is_old;
+                world.apply(walled(1));
+                world.apply(slice(1, [1, 2]));
+                web(&mut world, 2, [1]);
+                world.sync();
+                let firewall = world.content().chains;
+                let of_service = |name: &&Name| name.starts_with("firewall-") && name.contains('/');
+                let firewall: Name = firewall.keys().find(of_service).unwrap().clone();
+                let rules = world.content().chains[&firewall].1.len();
+                world.kernel.state().refused = vec![refused.to_owned()];
+                if is_late {
+                    world = World::unlisted(world.kernel.clone(), after);
+                    world.apply(walled(1));
+                    world.apply(slice(1, [1, 2]));
+                    web(&mut world, 2, [1]);
+                    world.sync();
+                    world.list(true);
+                    world.apply(walled(1));
+                    world.apply(slice(1, [1, 2]));
+                    web(&mut world, 2, [1]);
+                    world.settle();
+                } else {
+                    world.lay_out(after);
+                }
+                let is_refused = |world: &World| {
+                    let content = world.content();
+                    for guard in guards {
+                        let is_there = content.chains.keys().any(|name| name.starts_with(guard));
+                        assert!(is_there, "{guard} is gone: {refused}, {after:?}");
+                    }
+                    // And it walls as it did.
+                    assert!(content.chains[&firewall].1.len() >= rules - 1);
+                    if after == Layout::Flat {
+                        assert_eq!(content.sets["firewall-ips"].1.len(), 1, "{refused}");
+                    }
+                };
+                if world.sync().pending == 0 {
+                    // This is the same in either layout.
+                    assert_eq!(refused, "chain external-");
+                    continue;
+                }
+                is_refused(&world);
+                // Not later either, as long as it waits.
+                for _ in 0..20 {
+                    world.now += Duration::from_secs(3);
+                    world.settle();
+                    is_refused(&world);
+                }
+                world.kernel.state().refused.clear();
+                world.now += Duration::from_mins(1);
+                world.settle();
+                world.now += Duration::from_mins(1);
+                world.settle();
+                assert_eq!(world.proxier.standing().pending, 0);
+                let mut fresh = World::new(after);
+                mem::swap(&mut fresh.model, &mut world.model);
+                fresh.sync();
+                assert!(uncommented(&world) == uncommented(&fresh));
+            }
+        }
+    }
+}
+
+/// More than one transaction takes, and than is looked at whole.
+const VERY_MANY: u16 = 5_000;
+
+#[test]
+fn what_has_failed_of_very_many_is_tried_again_and_ends() {
+    for layout in LAYOUTS {
+        let mut world = World::new(layout);
+        world.sync();
+        world.kernel.state().held = Some("a right is missing".to_owned());
+        for number in 1..=VERY_MANY {
+            web(&mut world, number, [1]);
+        }
+        let synced = world.sync();
+        assert!(synced.pending > usize::from(VERY_MANY));
+        world.kernel.state().held = None;
+        world.made();
+        for _ in 0..16 {
+            world.now = world.proxier.next_due(world.now).unwrap_or(world.now);
+            world.settle();
+        }
+        assert_eq!(world.proxier.standing().pending, 0);
+        let all = usize::from(VERY_MANY);
+        assert_eq!(world.served_and_refused(), (all, 0));
+        let made = world.made();
+        assert!(made.iter().all(|changes| !changes.is_empty()));
+        assert!(made.len() <= 8, "{}", made.len());
+    }
+}
+
+#[test]
+fn what_cannot_be_sent_at_once_goes_in_pieces() {
+    for layout in LAYOUTS {
+        let mut world = World::new(layout);
+        world.kernel.state().room = Some(100);
+        for number in 1..=400 {
+            web(&mut world, number, [1]);
+        }
+        let synced = world.sync();
+        assert_eq!((synced.failures.len(), synced.pending), (0, 0));
+        assert!(world.made().iter().all(|changes| changes.len() <= 100));
+        assert_eq!(world.kernel.state().reads, 1);
+    }
+}
+
+#[test]
+fn what_is_in_a_transaction_is_limited_and_not_only_the_services() {
+    for layout in LAYOUTS {
+        let mut world = World::new(layout);
+        for number in 1..=300 {
+            world.apply(with_affinity(number, 60));
+            world.apply(slice(number, 1..=40));
+        }
+        assert_eq!(world.sync().pending, 0);
+        let made = world.made();
+        assert!(made.len() >= 3, "{}", made.len());
+        for changes in made {
+            let is_set = |change: &&String| change.starts_with("add set affinity-");
+            let sets = changes.iter().filter(is_set).count();
+            assert!(sets <= 4_000, "{sets}");
+        }
+    }
+}
+
+// ---- properties ----
+
+#[derive(Debug, Clone)]
+enum Step {
+    Service(u16, Shape),
+    Gone(u16),
+    Endpoints(u16, Vec<u16>),
+    Damage(u8),
+    /// That the kernel tells of it, and the table is read.
+    Told,
+    Refuse(u16),
+    Forgive,
+    Lose,
+    Later,
+    Layout(Layout),
+}
+
+#[derive(Debug, Clone, Copy)]
+#[allow(
+    clippy::struct_excessive_bools,
+    reason = "each is a field of a Service"
+)]
+struct Shape {
+    affinity: Option<u32>,
+    node_port: bool,
+    is_balanced: bool,
+    has_ranges: bool,
+    external_local: bool,
+    internal_local: bool,
+    shares: bool,
+}
+
+fn shaped(number: u16, shape: Shape) -> Service {
+    let mut service = service(number);
+    service.affinity_seconds = shape.affinity;
+    service.internal_local = shape.internal_local;
+    service.external_local = shape.external_local;
+    service.kind = ServiceType::LoadBalancer;
+    if shape.shares {
+        service.external_ips = vec![[198, 51, 100, 1].into()];
+    }
+    if shape.is_balanced {
+        service.ingress_ips = vec![[203, 0, 113, number.to_be_bytes()[1]].into()];
+        // Whatever others have at it.
+        if number.is_multiple_of(2) {
+            service.ingress_ips.push([198, 51, 100, 1].into());
+        }
+    }
+    if shape.has_ranges {
+        service.source_ranges = vec![
+            "10.0.0.0/8".parse().unwrap(),
+            "192.168.0.0/24".parse().unwrap(),
+        ];
+    }
+    for port in &mut service.ports {
+        port.node_port = shape.node_port.then_some(30_000 + number % 3);
+    }
+    service
+}
+
+fn shape() -> impl Strategy<Value = Shape> {
+    let flag = any::<bool>;
+    let affinity = prop_oneof![Just(None), Just(Some(60)), Just(Some(300))];
+    (affinity, flag(), flag(), flag(), flag(), flag(), flag()).prop_map(
+        |(affinity, node_port, is_balanced, has_ranges, external_local, internal_local, shares)| {
+            Shape {
+                affinity,
+                node_port,
+                is_balanced,
+                has_ranges,
+                external_local,
+                internal_local,
+                shares,
+            }
+        },
+    )
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let number = 1u16..5;
+    let hosts = proptest::collection::vec(1u16..7, 0..7);
+    prop_oneof![
+        4 => (number.clone(), shape()).prop_map(|(at, shape)| Step::Service(at, shape)),
+        1 => number.clone().prop_map(Step::Gone),
+        4 => (number.clone(), hosts).prop_map(|(at, hosts)| Step::Endpoints(at, hosts)),
+        2 => (0u8..6).prop_map(Step::Damage),
+        2 => Just(Step::Told),
+        1 => number.prop_map(Step::Refuse),
+        1 => Just(Step::Forgive),
+        1 => Just(Step::Lose),
+        1 => Just(Step::Later),
+        1 => layout().prop_map(Step::Layout),
+    ]
+}
+
+fn layout() -> impl Strategy<Value = Layout> {
+    prop_oneof![Just(Layout::Upstream), Just(Layout::Flat)]
+}
+
+/// Chains that choose one of so many endpoints: they stay until the next start.
+fn take_choosers(content: &mut Content) -> Vec<(Chain, Vec<Rule>)> {
+    let names = content.chains.keys().filter(|name| is_chooser(name));
+    let names: Vec<Name> = names.cloned().collect();
+    let taken = names.iter().filter_map(|name| content.chains.remove(name));
+    taken.collect()
+}
+
+fn is_chooser(chain: &str) -> bool {
+    chain.starts_with("endpoints-of-")
+}
+
+fn harm(table: &mut Content, which: u8) {
+    match which {
+        0 => table.sets.values_mut().for_each(|(_, all)| all.clear()),
+        1 => table.chains.values_mut().for_each(|(_, rules)| {
+            rules.pop();
+        }),
+        2 => *table = Content::default(),
+        3 => {
+            table
+                .sets
+                .get_mut("service-ips")
+                .into_iter()
+                .for_each(|(_, all)| {
+                    all.pop_first();
+                });
+        }
+        4 => table
+            .chains
+            .values_mut()
+            .for_each(|(_, rules)| rules.clear()),
+        _ => {
+            if let Some((set, _)) = table.sets.values_mut().find(|(set, _)| set.dynamic) {
+                set.timeout = Some(Timeout::Default(Duration::from_secs(7)));
+            }
+        }
+    }
+}
+
+/// As upstream, a comment is written with what it is of, and not compared.
+fn uncommented(world: &World) -> Content {
+    let mut content = world.content();
+    for (chain, _) in content.chains.values_mut() {
+        chain.comment = None;
+    }
+    let sets = content.sets.values_mut();
+    for element in sets.flat_map(|(_, elements)| elements.values_mut()) {
+        element.comment = None;
+    }
+    content
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 128, ..ProptestConfig::default() })]
+
+    /// Whatever happens, what is there in the end is what a fresh start would make.
+    #[test]
+    fn it_ends_where_a_fresh_start_does(
+        steps in proptest::collection::vec(step(), 0..30),
+        is_old in any::<bool>(),
+        layout in layout(),
+    ) {
+        let mut world = World::new(layout);
+        world.kernel.state().is_old = is_old;
+        for step in steps {
+            match step {
+                Step::Service(at, shape) => {
+                    world.apply(Event::ServiceApplied(shaped(at, shape)));
+                }
+                Step::Gone(at) => {
+                    world.apply(Event::ServiceDeleted(name(&format!("web-{at}"))));
+                }
+                Step::Endpoints(at, hosts) => world.apply(slice(at, hosts)),
+                Step::Damage(which) => {
+                    if let Some(table) = world.kernel.state().table.as_mut() {
+                        harm(table, which);
+                    }
+                }
+                Step::Told => world.proxier.notice(&Notice::Ruleset, world.now),
+                Step::Refuse(at) => {
+                    let of = [format!("/web-{at}/"), format!("10.96.1.{at}")];
+                    world.kernel.state().refused.extend(of);
+                }
+                Step::Layout(layout) => world.lay_out(layout),
+                Step::Forgive => world.kernel.state().refused.clear(),
+                Step::Lose => world.kernel.state().lost = 1,
+                Step::Later => world.now += Duration::from_secs(40),
+            }
+            world.sync();
+        }
+        world.kernel.state().refused.clear();
+        world.proxier.notice(&Notice::Ruleset, world.now);
+        world.sync();
+        for _ in 0..8 {
+            world.now += Duration::from_secs(40);
+            world.settle();
+        }
+        prop_assert_eq!(world.proxier.standing().pending, 0);
+        let mut fresh = World::new(world.layout);
+        mem::swap(&mut fresh.model, &mut world.model);
+        fresh.sync();
+        let (mut ended, mut wanted) = (uncommented(&world), uncommented(&fresh));
+        let (ended_choosers, choosers) = (take_choosers(&mut ended), take_choosers(&mut wanted));
+        prop_assert!(choosers.iter().all(|of| ended_choosers.contains(of)), "a chooser is missing");
+        // All of it would be too much to print.
+        prop_assert!(ended.chains == wanted.chains, "chains differ");
+        prop_assert!(ended.sets == wanted.sets, "sets differ");
+    }
+}

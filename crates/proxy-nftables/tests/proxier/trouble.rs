@@ -1,0 +1,223 @@
+//! A node that says little, a kernel that has no memory, a table that cannot be read; and what would
+//! be written.
+
+use futures::executor::block_on;
+use nftables_netlink::Set;
+use proxy_nftables::Plan;
+
+use super::*;
+
+/// A node without an address of the family.
+fn without_address() -> Event {
+    Event::NodeApplied(Node {
+        name: "node1".into(),
+        addresses: vec!["fd00:99::10".parse().unwrap()],
+        ..Node::default()
+    })
+}
+
+fn serves_everywhere(world: &World) -> bool {
+    !world.content().sets.contains_key("nodeport-ips")
+}
+
+#[test]
+fn without_an_own_address_node_ports_are_served_everywhere() {
+    for node in [None, Some(without_address())] {
+        let kernel = FakeKernel::new(IpFamily::V4, &["127.0.0.1", "192.168.0.10", "10.0.0.1"]);
+        let mut world = World::unlisted(kernel, Layout::Upstream);
+        for kind in [Kind::Service, Kind::EndpointSlice, Kind::Node] {
+            world.apply(Event::ListStarted(kind));
+            if let (Kind::Node, Some(node)) = (kind, &node) {
+                world.model.apply(node.clone());
+            }
+            world.apply(Event::ListComplete {
+                kind,
+                is_whole: true,
+            });
+        }
+        let synced = world.sync();
+        assert_eq!((synced.failures.len(), synced.pending), (0, 0));
+        assert!(serves_everywhere(&world));
+        let addresses = |world: &World| world.proxier.node_ports().unwrap().addresses.len();
+        assert_eq!(addresses(&world), 2);
+        // It comes.
+        let own = Node {
+            name: "node1".into(),
+            addresses: vec!["192.168.0.10".parse().unwrap()],
+            ..Node::default()
+        };
+        world.apply(Event::NodeApplied(own));
+        assert_eq!(world.sync().pending, 0);
+        assert_eq!(world.elements("nodeport-ips"), 1);
+        assert_eq!(addresses(&world), 1);
+        // What was known stays.
+        world.apply(without_address());
+        assert_eq!(world.sync().pending, 0);
+        assert_eq!(world.elements("nodeport-ips"), 1);
+    }
+}
+
+#[test]
+fn before_all_is_told_node_ports_are_opened_nowhere() {
+    let kernel = FakeKernel::new(IpFamily::V4, &["127.0.0.1", "192.168.0.10"]);
+    let mut world = World::unlisted(kernel, Layout::Upstream);
+    web(&mut world, 1, [1]);
+    world.sync();
+    assert_eq!(world.elements("service-ips"), 1);
+    assert!(!serves_everywhere(&world));
+    assert_eq!(world.elements("nodeport-ips"), 0);
+}
+
+#[test]
+fn what_would_be_written_is_counted_as_what_is_written() {
+    let mut world = World::new(Layout::Upstream);
+    for number in 1..=20 {
+        web(&mut world, number, [1, 2]);
+    }
+    let told = world.model.take_changes();
+    let mut other = proxier_of(&world.kernel, node1(), Layout::Upstream);
+    block_on(other.read(&world.model, world.now)).unwrap();
+    other.update(&world.model, &told, world.now);
+    let plans = block_on(other.preview(world.now));
+    assert_eq!(world.made().len(), 0, "nothing is written");
+    world.proxier.update(&world.model, &told, world.now);
+    world.settle();
+    let foreseen: usize = plans.iter().map(Plan::len).sum();
+    assert_eq!(foreseen, world.made().concat().len());
+    assert!(foreseen > 20 && plans.len() == 1);
+}
+
+/// The sets of clients.
+fn of_clients(world: &World) -> Vec<Set> {
+    let sets = world.content().sets.into_values().map(|(set, _)| set);
+    sets.filter(|set| set.name.starts_with("affinity-"))
+        .collect()
+}
+
+/// A set of clients is made one of another kind, without anybody being told.
+fn make_other(table: &mut Content, what: fn(&mut Set)) {
+    let mut sets = table.sets.values_mut().map(|(set, _)| set);
+    what(sets.find(|set| set.name.starts_with("affinity-")).unwrap());
+}
+
+fn with_ports(set: &mut Set) {
+    set.key.push(DataType::InetService);
+}
+
+#[test]
+fn a_set_of_clients_of_another_kind_is_replaced() {
+    let kinds: [fn(&mut Set); 3] = [
+        with_ports,
+        |set| set.dynamic = false,
+        |set| set.timeout = None,
+    ];
+    for is_old in [false, true] {
+        for kind in kinds {
+            let mut world = World::new(Layout::Upstream);
+            world.kernel.state().is_old = is_old;
+            world.apply(with_affinity(1, 300));
+            world.apply(slice(1, [1, 2]));
+            world.sync();
+            let before = world.content();
+            world.now += Duration::from_secs(1);
+            let synced = world.damage(|table| make_other(table, kind));
+            assert_eq!((synced.failures.len(), synced.pending), (0, 0));
+            assert_eq!(world.content(), before);
+            // What that took says nothing of what the kernel can.
+            world.made();
+            world.apply(with_affinity(1, 60));
+            assert_eq!(world.sync().pending, 0);
+            let wanted = Some(Timeout::Default(Duration::from_mins(1)));
+            assert!(of_clients(&world).iter().all(|set| set.timeout == wanted));
+            let made = world.made().concat();
+            let is_deleted = |change: &String| change.starts_with("delete set");
+            assert_eq!(made.iter().any(is_deleted), is_old, "{made:?}");
+        }
+    }
+}
+
+#[test]
+fn a_set_of_another_kind_in_the_way_says_nothing_of_timeouts() {
+    let mut world = World::new(Layout::Upstream);
+    world.apply(with_affinity(1, 300));
+    world.apply(slice(1, [1]));
+    world.sync();
+    make_other(world.kernel.state().table.as_mut().unwrap(), with_ports);
+    world.apply(with_affinity(1, 60));
+    // It is refused, and so the table is read: the set is another one.
+    world.sync();
+    world.now = world.proxier.next_due(world.now).unwrap_or(world.now);
+    assert_eq!(world.settle().pending, 0);
+    let address = DataType::Ipv4Addr;
+    assert!(of_clients(&world).iter().all(|set| set.key == [address]));
+    world.made();
+    world.apply(with_affinity(1, 300));
+    assert_eq!(world.sync().pending, 0);
+    let made = world.made().concat();
+    let is_deleted = |change: &String| change.starts_with("delete set");
+    assert!(!made.iter().any(is_deleted), "{made:?}");
+}
+
+#[test]
+fn where_memory_is_short_nobody_is_blamed_and_all_is_tried_again() {
+    let mut world = World::new(Layout::Upstream);
+    world.kernel.state().no_memory_for = vec!["/web-3/".to_owned()];
+    for number in 1..=20 {
+        web(&mut world, number, [1]);
+    }
+    let synced = world.sync();
+    assert_eq!(synced.failures.len(), 1, "{:?}", synced.failures);
+    assert!(synced.failures[0].owner.is_none());
+    assert_eq!(world.kernel.state().refusals, 1, "parts need as much");
+    assert_eq!(world.kernel.state().reads, 1, "nothing was done");
+    world.kernel.state().no_memory_for.clear();
+    world.now = world.proxier.next_due(world.now).unwrap();
+    let synced = world.settle();
+    assert_eq!((synced.failures.len(), synced.pending), (0, 0));
+    assert_eq!(world.chains().len(), 20);
+}
+
+/// Somebody changes the table ten times a second, for so long; how often it was read.
+fn reads_within(world: &mut World, time: Duration) -> usize {
+    let before = world.kernel.state().reads;
+    let end = world.now + time;
+    while world.now < end {
+        world.now += Duration::from_millis(100);
+        world.proxier.notice(&Notice::Ruleset, world.now);
+        // Not what is due soon: time goes on here.
+        world.proxier.proceed(&world.model, world.now);
+        while world.proxier.book(&world.model, world.now).is_some() {}
+    }
+    world.kernel.state().reads - before
+}
+
+#[test]
+fn reading_takes_a_small_part_of_the_time_whatever_others_do() {
+    let mut world = World::new(Layout::Upstream);
+    web(&mut world, 1, [1]);
+    world.kernel.state().reading = Duration::from_millis(20);
+    world.sync();
+    world.now += Duration::from_secs(1);
+    // A tenth of it is 2 s, and a read takes a bit longer than that.
+    let reads = reads_within(&mut world, Duration::from_secs(20));
+    assert!((10..=100).contains(&reads), "{reads}");
+}
+
+#[test]
+fn what_cannot_be_read_is_read_more_and_more_rarely_and_then_mended() {
+    let mut world = World::new(Layout::Upstream);
+    web(&mut world, 1, [1]);
+    world.sync();
+    let before = world.content();
+    world.now += Duration::from_secs(1);
+    world.kernel.state().unreadable = Some("others write all the time".to_owned());
+    let mut damaged = before.clone();
+    damaged.sets.get_mut("service-ips").unwrap().1.clear();
+    world.kernel.state().table = Some(damaged.clone());
+    let reads = reads_within(&mut world, Duration::from_mins(1));
+    assert!((3..=7).contains(&reads), "{reads}");
+    assert_eq!(world.content(), damaged, "nothing is known");
+    world.kernel.state().unreadable = None;
+    reads_within(&mut world, Duration::from_mins(1));
+    assert_eq!(world.content(), before);
+}

@@ -1,0 +1,278 @@
+//! What the relay costs, on loopback: connections for each second, throughput, round trips, and
+//! memory of an idle connection, with and without `splice`.
+//!
+//! ```text
+//! cargo run --release -p proxy-userspace --example load
+//! ```
+//!
+//! Clients and the endpoint are processes of their own, which this starts, so that what is measured
+//! of this process is the relay's alone. `direct` is the same without a relay.
+#![allow(clippy::unwrap_used, reason = "an example stops at the first surprise")]
+
+use std::env;
+use std::fs;
+use std::io::{BufRead, BufReader, Read as _, Write as _};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use proxy_userspace::relay::{Carriage, Limits, Reach, Relay, Serving, Transport};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+/// How long each measurement takes.
+const TIME: Duration = Duration::from_secs(3);
+
+/// How many idle connections there are to be.
+const IDLE: usize = 10_000;
+
+/// Descriptors for all else.
+const OTHERS: usize = 100;
+
+/// How many clients connect beside each other.
+const CLIENTS: usize = 4;
+
+fn main() {
+    let limit = getrlimit(Resource::Nofile);
+    let current = limit.maximum;
+    setrlimit(Resource::Nofile, Rlimit { current, ..limit }).unwrap();
+    let arguments: Vec<String> = env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    match *arguments.as_slice() {
+        [] => measure(current),
+        ["server"] => serve(),
+        ["client", at, what, count] => {
+            client(at.parse().unwrap(), what, count.parse().unwrap());
+        }
+        _ => eprintln!("usage: load"),
+    }
+}
+
+// ---- the endpoint ----
+
+/// What a connection is for is its first byte.
+fn serve() {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    println!("{}", listener.local_addr().unwrap());
+    let mut idle = Vec::new();
+    for connection in listener.incoming() {
+        let mut connection = connection.unwrap();
+        connection.set_nodelay(true).unwrap();
+        let mut what = [0; 1];
+        if connection.read_exact(&mut what).is_err() {
+            continue;
+        }
+        match what {
+            [b'i'] => {
+                connection.write_all(b"i").unwrap();
+                idle.push(connection);
+            }
+            [b'c'] => drop(connection.write_all(b"c")),
+            [b'n'] => idle.clear(),
+            [b'b'] => drop(thread::spawn(move || {
+                let mut buffer = vec![0; 256 * 1024];
+                while let Ok(1..) = connection.read(&mut buffer) {}
+            })),
+            _ => drop(thread::spawn(move || {
+                let mut buffer = [0; 64];
+                while connection.read_exact(&mut buffer).is_ok() {
+                    connection.write_all(&buffer).unwrap();
+                }
+            })),
+        }
+    }
+}
+
+// ---- clients ----
+
+fn connect(at: SocketAddr) -> TcpStream {
+    let client = TcpStream::connect(at).unwrap();
+    client.set_nodelay(true).unwrap();
+    client
+}
+
+/// Prints how many there were in a second.
+fn client(at: SocketAddr, what: &str, count: usize) {
+    let start = Instant::now();
+    match what {
+        "connections" => {
+            let one = move || {
+                let mut done = 0_usize;
+                while start.elapsed() < TIME {
+                    let mut client = connect(at);
+                    client.write_all(b"c").unwrap();
+                    let mut answer = [0; 1];
+                    client.read_exact(&mut answer).unwrap();
+                    done += 1;
+                }
+                done
+            };
+            let all: Vec<_> = (0..count).map(|_| thread::spawn(one)).collect();
+            let all = all.into_iter().map(|one| one.join().unwrap());
+            println!("{}", per_second(all.sum(), start));
+        }
+        "bytes" => {
+            let mut client = connect(at);
+            client.write_all(b"b").unwrap();
+            let (chunk, mut done) = (vec![7; 256 * 1024], 0);
+            while start.elapsed() < TIME {
+                client.write_all(&chunk).unwrap();
+                done += chunk.len();
+            }
+            client.shutdown(Shutdown::Write).unwrap();
+            // Until all is read.
+            let _ = client.read(&mut [0; 1]);
+            println!("{}", per_second(done, start));
+        }
+        "round trips" => {
+            let mut client = connect(at);
+            client.write_all(b"r").unwrap();
+            let (mut buffer, mut done) = ([0; 64], 0);
+            while start.elapsed() < TIME {
+                client.write_all(&buffer).unwrap();
+                client.read_exact(&mut buffer).unwrap();
+                done += 1;
+            }
+            println!("{}", per_second(done, start));
+        }
+        _ => {
+            let one = |_| {
+                let mut client = connect(at);
+                client.write_all(b"i").unwrap();
+                let mut answer = [0; 1];
+                client.read_exact(&mut answer).unwrap();
+                client
+            };
+            let all: Vec<TcpStream> = (0..count).map(one).collect();
+            println!("{}", all.len());
+            // Until the relay has measured, and closes this.
+            let _ = std::io::stdin().read(&mut [0; 1]);
+        }
+    }
+}
+
+fn per_second(count: usize, start: Instant) -> u64 {
+    #[allow(
+        clippy::cast_precision_loss,
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a figure to be read"
+    )]
+    let per_second = (count as f64 / start.elapsed().as_secs_f64()) as u64;
+    per_second
+}
+
+// ---- the relay, and the table ----
+
+fn start(arguments: &[&str]) -> (Child, BufReader<std::process::ChildStdout>) {
+    let mut child = Command::new(env::current_exe().unwrap())
+        .args(arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let output = BufReader::new(child.stdout.take().unwrap());
+    (child, output)
+}
+
+fn line<T: std::str::FromStr>(output: &mut impl BufRead) -> T
+where
+    T::Err: std::fmt::Debug,
+{
+    let mut line = String::new();
+    output.read_line(&mut line).unwrap();
+    line.trim().parse().unwrap()
+}
+
+/// What a client prints, and how long this process has worked meanwhile, in seconds.
+fn run(at: SocketAddr, what: &str, count: usize) -> (u64, f64) {
+    let before = worked();
+    let (mut child, mut output) = start(&["client", &at.to_string(), what, &count.to_string()]);
+    let found = line(&mut output);
+    child.wait().unwrap();
+    (found, worked() - before)
+}
+
+/// How long this process has worked, in seconds.
+fn worked() -> f64 {
+    let stat = fs::read_to_string("/proc/self/stat").unwrap();
+    let fields = stat.rsplit(')').next().unwrap().split_whitespace();
+    // User and system, in ticks of 10 ms.
+    let ticks = fields.skip(11).take(2);
+    ticks
+        .map(|field| field.parse::<f64>().unwrap())
+        .sum::<f64>()
+        / 100.0
+}
+
+/// The memory of this process, in bytes.
+fn resident() -> u64 {
+    let statm = fs::read_to_string("/proc/self/statm").unwrap();
+    let pages: u64 = statm.split(' ').nth(1).unwrap().parse().unwrap();
+    pages * 4096
+}
+
+fn measure(descriptors: Option<u64>) {
+    let (mut server, mut output) = start(&["server"]);
+    let endpoint: SocketAddr = line(&mut output);
+    let descriptors = descriptors.map_or(usize::MAX, |most| most.try_into().unwrap());
+    // Each takes two here.
+    let idle = IDLE.min((descriptors - OTHERS) / 2);
+    let all = [
+        ("direct", None),
+        ("copy", Some(Carriage::Copy)),
+        ("splice", Some(Carriage::Splice)),
+        ("adaptive", Some(Carriage::Adaptive)),
+    ];
+    println!(
+        "| carried by | connections/s | MB/s | relay's CPU s/GB | round trips/s | idle connections | bytes each |"
+    );
+    println!("|---|---|---|---|---|---|---|");
+    for (name, carriage) in all {
+        let relay = carriage.map(|carriage| {
+            let limits = Limits {
+                carriage,
+                descriptors: Some(descriptors),
+                reach: Reach::Anybody,
+                ..Limits::default()
+            };
+            let relay = Relay::start(limits).unwrap();
+            let serving = Serving {
+                endpoints: [endpoint].into(),
+                ..Serving::default()
+            };
+            let any = (Ipv4Addr::LOCALHOST, 0).into();
+            let opened = relay.open(Transport::Tcp, any, Arc::new(serving)).unwrap();
+            (relay, opened.at)
+        });
+        let at = relay.as_ref().map_or(endpoint, |(_, at)| *at);
+        let (connections, _) = run(at, "connections", CLIENTS);
+        let (bytes, seconds) = run(at, "bytes", 1);
+        #[allow(clippy::cast_precision_loss, reason = "a figure to be read")]
+        let cost = seconds / (bytes as f64 * TIME.as_secs_f64() / 1e9);
+        let (trips, _) = run(at, "round trips", 1);
+        let held = if relay.is_some() {
+            let before = resident();
+            let count = idle.to_string();
+            let (mut child, mut output) = start(&["client", &at.to_string(), "idle", &count]);
+            let count: u64 = line(&mut output);
+            let each = resident().saturating_sub(before) / count;
+            drop(child.stdin.take());
+            child.wait().unwrap();
+            connect(endpoint).write_all(b"n").unwrap();
+            format!("{count} | {each}")
+        } else {
+            "| ".to_owned()
+        };
+        println!(
+            "| {name} | {connections} | {} | {cost:.2} | {trips} | {held} |",
+            bytes / 1_000_000
+        );
+        if let Some((relay, _)) = relay {
+            relay.finish(Duration::from_secs(5));
+        }
+    }
+    server.kill().unwrap();
+    server.wait().unwrap();
+}

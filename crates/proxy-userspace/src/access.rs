@@ -1,0 +1,135 @@
+//! How this mode reads and writes the kernel, on its kernel threads.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use engine::KernelAccess;
+use hashbrown::{HashMap, HashSet};
+use proxy::{Protocol, Unreadable};
+
+use crate::config::Config;
+use crate::exchange::Found;
+use crate::kernel::Kernel;
+use crate::part::Part;
+use crate::plan::{Blame, Extent, Outcomes, Plan, Redirects, Refusal, SocketError, Written};
+use crate::port::Listener;
+use crate::proxier::Userspace;
+use crate::relay::Serving;
+
+/// How many writes there may be to find out what is refused.
+const MAX_WRITES: usize = 32;
+
+impl<K: Kernel> KernelAccess<K> for Userspace {
+    fn read(kernel: &mut K, config: &Config, part: Part) -> Result<Found, Unreadable> {
+        Ok(match part {
+            Part::Rules => Found::Rules(Box::new(kernel.redirects(config)?)),
+            Part::Addresses => Found::Addresses(kernel.addresses()?),
+        })
+    }
+
+    fn write(kernel: &mut K, plan: &Plan) -> Outcomes {
+        match plan {
+            Plan::Sockets(sockets) => {
+                let changes = sockets.changes.iter();
+                let mut none_left = HashMap::new();
+                let outcomes = changes.map(|(listener, serving)| match serving {
+                    Some(serving) => {
+                        let avoided = &sockets.avoided;
+                        serve(kernel, listener, serving, avoided, &mut none_left).map(Some)
+                    }
+                    None => kernel.close(listener).map(|()| None),
+                });
+                Outcomes::Sockets(outcomes.collect())
+            }
+            Plan::Redirects(redirects) => Outcomes::Redirects(redirect(kernel, redirects)),
+        }
+    }
+
+    fn query(_: &mut K, _: &Config, (): ()) {}
+}
+
+/// Has these serve at a listening port, and opens it if need be. Where there is no more to be had
+/// for one, nothing more of its protocol is opened: to be refused can cost a search through all
+/// ports, and there may be thousands.
+fn serve(
+    kernel: &mut impl Kernel,
+    listener: &Listener,
+    serving: &Arc<Serving>,
+    avoided: &HashSet<(Protocol, u16)>,
+    none_left: &mut HashMap<Protocol, String>,
+) -> Result<u16, SocketError> {
+    if let Some(port) = kernel.update(listener, serving)? {
+        return Ok(port);
+    }
+    let protocol = listener.name.protocol;
+    if let Some(reason) = none_left.get(&protocol) {
+        return Err(SocketError::Now(reason.clone()));
+    }
+    let opened = kernel.open(listener, serving, avoided);
+    if let Err(SocketError::Now(reason)) = &opened {
+        none_left.insert(protocol, reason.clone());
+    }
+    opened
+}
+
+/// Writes all at once; where that is refused, the base, and then the changes in halves of halves,
+/// until what is refused stands alone.
+fn redirect(kernel: &mut impl Kernel, plan: &Redirects) -> Written {
+    let Err(refusal) = kernel.redirect(plan) else {
+        return Written::default();
+    };
+    let refuse_all = |refusal: Refusal| {
+        let of_changes = (0..plan.changes.len()).map(|at| (at, refusal.clone()));
+        Written {
+            base: plan.base.is_some().then(|| refusal.clone()),
+            changes: of_changes.collect(),
+            leftovers: (!plan.leftovers.is_empty()).then_some(refusal),
+        }
+    };
+    let pieces = plan.changes.len() + usize::from(plan.base.is_some());
+    if refusal.blame == Blame::None || pieces < 2 {
+        return refuse_all(refusal);
+    }
+    if plan.base.is_some() {
+        let base = Redirects {
+            changes: Vec::new(),
+            ..plan.clone()
+        };
+        if let Err(refusal) = kernel.redirect(&base) {
+            return refuse_all(refusal);
+        }
+    }
+    let mut written = Written::default();
+    let mut all = plan.changes.clone();
+    if plan.extent == Extent::Whole {
+        // With the base all is gone that was there.
+        for change in &mut all {
+            change.before = None;
+        }
+    }
+    let mut groups = VecDeque::from([(0, all.as_slice())]);
+    let mut left = MAX_WRITES;
+    while let Some((from, changes)) = groups.pop_front() {
+        if changes.is_empty() {
+            continue;
+        }
+        let part = Redirects {
+            changes: changes.to_vec(),
+            detector: plan.detector.clone(),
+            ..Redirects::default()
+        };
+        left = left.saturating_sub(1);
+        match kernel.redirect(&part) {
+            Ok(()) => {}
+            Err(refusal) if changes.len() > 1 && left > 0 && refusal.blame == Blame::One => {
+                let (one, other) = changes.split_at(changes.len() / 2);
+                groups.extend([(from, one), (from + one.len(), other)]);
+            }
+            Err(refusal) => {
+                let all = from..from + changes.len();
+                written.changes.extend(all.map(|at| (at, refusal.clone())));
+            }
+        }
+    }
+    written
+}

@@ -1,0 +1,104 @@
+//! Who wants which listening ports and redirects.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use hashbrown::HashMap;
+use proxy::{LocalDetector, NamespacedName, Owner};
+
+use crate::plan::Aim;
+use crate::port::{Listener, ServedPort, Way};
+use crate::tables::Tables;
+
+/// The claims of all Services of one IP family.
+#[derive(Default)]
+pub(crate) struct Claims {
+    ports: HashMap<NamespacedName, Vec<Arc<ServedPort>>>,
+    by_owner: HashMap<Arc<Owner>, Arc<ServedPort>>,
+}
+
+/// What redirects depend on beside the Services.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Surroundings {
+    /// The address for what comes from elsewhere.
+    pub(crate) via: Option<IpAddr>,
+    /// How this node's pods are told apart.
+    pub(crate) detector: LocalDetector,
+}
+
+impl Claims {
+    /// All Services that claim something.
+    pub(crate) fn services(&self) -> impl Iterator<Item = &NamespacedName> {
+        self.ports.keys()
+    }
+
+    /// Whether all that a Service claims is there.
+    pub(crate) fn is_settled(&self, service: &NamespacedName, tables: &Tables) -> bool {
+        let mut ports = self.ports.get(service).into_iter().flatten();
+        tables.base.pending_len() == 0 && ports.all(|port| tables.has_all_of(&port.owner))
+    }
+
+    /// Makes these all that a Service claims.
+    pub(crate) fn put(
+        &mut self,
+        service: &NamespacedName,
+        ports: Vec<ServedPort>,
+        tables: &mut Tables,
+        surroundings: &Surroundings,
+    ) {
+        let ports: Vec<Arc<ServedPort>> = ports.into_iter().map(Arc::new).collect();
+        let before = if ports.is_empty() {
+            self.ports.remove(service)
+        } else {
+            self.ports.insert(service.clone(), ports.clone())
+        };
+        for old in before.into_iter().flatten() {
+            if !ports.iter().any(|port| port.owner == old.owner) {
+                tables.sockets.release(&old.owner);
+                tables.redirects.release(&old.owner);
+                self.by_owner.remove(&old.owner);
+            }
+        }
+        for port in ports {
+            tables.sockets.claim(&port.owner, port.listeners.clone());
+            aim(&port, tables, surroundings);
+            self.by_owner.insert(Arc::clone(&port.owner), port);
+        }
+    }
+
+    /// Claims the redirects of an owner anew: ports of his were opened.
+    pub(crate) fn aim(&self, owner: &Arc<Owner>, tables: &mut Tables, surroundings: &Surroundings) {
+        if let Some(port) = self.by_owner.get(owner) {
+            aim(port, tables, surroundings);
+        }
+    }
+}
+
+fn aim(port: &ServedPort, tables: &mut Tables, surroundings: &Surroundings) {
+    let number = |way: Way| {
+        tables.port(&Listener {
+            name: port.owner.name.clone(),
+            way,
+        })
+    };
+    let aims = port.portals.iter().map(|(portal, ways)| {
+        let node = number(ways.node);
+        let via = surroundings.via;
+        let outside = via.map_or(node, |_| number(ways.outside));
+        let tells_pods = via.is_some() && surroundings.detector != LocalDetector::None;
+        let aim = Aim {
+            name: Arc::clone(&port.name),
+            via,
+            outside,
+            pods: if tells_pods {
+                number(ways.pods)
+            } else {
+                outside
+            },
+            node,
+        };
+        (*portal, aim)
+    });
+    let aims: Vec<_> = aims.collect();
+    tables.redirects.claim(&port.owner, aims);
+}

@@ -1,0 +1,189 @@
+//! A kernel of the tests: it keeps what is redirected and which ports are open, refuses what the
+//! kernel refuses, and then changes nothing.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use footprint::Leftovers;
+use hashbrown::HashSet;
+use proxy::{Protocol, Unreadable};
+
+use crate::config::Config;
+use crate::held::Held;
+use crate::kernel::Kernel;
+use crate::plan::{Aim, Base, Blame, Extent, Redirects, Refusal, SocketError};
+use crate::port::{Listener, Portal};
+use crate::relay::Serving;
+
+/// A handle to one; clones are the same kernel.
+#[derive(Debug, Clone, Default)]
+pub struct FakeKernel(Arc<Mutex<State>>);
+
+/// What it holds, and how it is to behave.
+#[derive(Debug, Clone, Default)]
+pub struct State {
+    /// What is there whatever the Services are.
+    pub base: Option<Base>,
+    /// What is redirected.
+    pub redirects: BTreeMap<Portal, Aim>,
+    /// What other modes have left.
+    pub leftovers: Leftovers,
+    /// The listening ports, by what is listened for.
+    pub open: BTreeMap<Listener, (u16, Arc<Serving>)>,
+    /// The node's addresses.
+    pub addresses: BTreeSet<IpAddr>,
+    /// The port that is opened next.
+    pub next_port: u16,
+    /// Portals that are refused.
+    pub refused: BTreeSet<Portal>,
+    /// Why nothing is redirected: the lock is held.
+    pub held: Option<String>,
+    /// Why no port can be opened.
+    pub exhausted: Option<String>,
+    /// How often it was tried to open one.
+    pub tries: usize,
+    /// Why redirects cannot be read.
+    pub unreadable: Option<String>,
+    /// What was written of redirects since this was last emptied.
+    pub writes: Vec<Redirects>,
+    /// How often redirects were read.
+    pub reads: usize,
+}
+
+impl FakeKernel {
+    /// One that redirects nothing.
+    pub fn new(addresses: &[&str]) -> Self {
+        let kernel = Self::default();
+        let addresses = addresses.iter().filter_map(|ip| ip.parse().ok());
+        kernel.state().addresses = addresses.collect();
+        kernel.state().next_port = 40_000;
+        kernel
+    }
+
+    /// What it holds.
+    pub fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn change(&mut self, plan: &Redirects) -> Result<(), Refusal> {
+        let refuse = |reason: String| Refusal {
+            reason,
+            blame: Blame::One,
+        };
+        if let Some(reason) = self.held.clone() {
+            let blame = Blame::None;
+            return Err(Refusal { reason, blame });
+        }
+        let mut redirects = self.redirects.clone();
+        match plan.extent {
+            Extent::Whole => redirects.clear(),
+            Extent::Changes if self.base.is_none() => {
+                return Err(refuse("there are no chains".to_owned()));
+            }
+            Extent::Changes => {}
+        }
+        for change in &plan.changes {
+            let portal = change.portal;
+            if self.refused.contains(&portal) && change.after.is_some() {
+                return Err(refuse(format!("{portal} is refused")));
+            }
+            if plan.extent == Extent::Changes && redirects.remove(&portal) != change.before {
+                return Err(refuse(format!("{portal} is redirected elsewhere")));
+            }
+            if let Some(aim) = &change.after {
+                redirects.insert(portal, aim.clone());
+            }
+        }
+        self.redirects = redirects;
+        if let Some(base) = &plan.base {
+            self.base = Some(base.clone());
+        }
+        if !plan.leftovers.is_empty() {
+            self.leftovers = Leftovers::default();
+        }
+        Ok(())
+    }
+}
+
+impl Kernel for FakeKernel {
+    fn addresses(&mut self) -> Result<BTreeSet<IpAddr>, Unreadable> {
+        Ok(self.state().addresses.clone())
+    }
+
+    fn redirects(&mut self, _: &Config) -> Result<Held, Unreadable> {
+        let mut state = self.state();
+        state.reads += 1;
+        if let Some(reason) = state.unreadable.clone() {
+            return Err(Unreadable::new(
+                "the rules that redirect to listening ports",
+                reason,
+            ));
+        }
+        let redirects = state.redirects.iter();
+        Ok(Held {
+            base: state.base.clone(),
+            redirects: redirects.map(|(at, aim)| (*at, aim.clone())).collect(),
+            leftovers: state.leftovers.clone(),
+        })
+    }
+
+    fn redirect(&mut self, plan: &Redirects) -> Result<(), Refusal> {
+        let mut state = self.state();
+        state.writes.push(plan.clone());
+        state.change(plan)
+    }
+
+    fn update(
+        &mut self,
+        listener: &Listener,
+        serving: &Arc<Serving>,
+    ) -> Result<Option<u16>, SocketError> {
+        let mut state = self.state();
+        let open = state.open.get_mut(listener);
+        Ok(open.map(|(port, known)| {
+            *known = Arc::clone(serving);
+            *port
+        }))
+    }
+
+    fn open(
+        &mut self,
+        listener: &Listener,
+        serving: &Arc<Serving>,
+        avoided: &HashSet<(Protocol, u16)>,
+    ) -> Result<u16, SocketError> {
+        let mut state = self.state();
+        let protocol = listener.name.protocol;
+        if protocol == Protocol::Sctp {
+            return Err(SocketError::Never("no SCTP"));
+        }
+        state.tries += 1;
+        if let Some(reason) = state.exhausted.clone() {
+            return Err(SocketError::Now(reason));
+        }
+        while avoided.contains(&(protocol, state.next_port)) {
+            state.next_port += 1;
+        }
+        let port = state.next_port;
+        state.next_port += 1;
+        let opened = (port, Arc::clone(serving));
+        state.open.insert(listener.clone(), opened);
+        Ok(port)
+    }
+
+    fn close(&mut self, listener: &Listener) -> Result<(), SocketError> {
+        let mut state = self.state();
+        let Some((port, _)) = state.open.remove(listener) else {
+            return Err(SocketError::Now("it is not open".to_owned()));
+        };
+        let of = listener.name.protocol;
+        let mut redirects = state.redirects.iter();
+        if redirects.any(|(at, aim)| at.protocol == of && aim.ports().any(|to| to == port)) {
+            return Err(SocketError::Now("rules lead to it".to_owned()));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,209 @@
+//! The kernel as this mode sees it: listening ports, redirects, and the node's addresses.
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
+
+use hashbrown::{HashMap, HashSet};
+use iptables::Iptables;
+use nftables_netlink::OwnSockets;
+use proxy::{IpFamily, Protocol, Unreadable};
+
+use crate::config::Config;
+use crate::held::Held;
+use crate::plan::{Redirects, Refusal, SocketError};
+use crate::port::Listener;
+use crate::redirect::Redirect;
+use crate::redirect::iptables::IptablesRedirect;
+use crate::redirect::nftables::NftablesRedirect;
+use crate::relay::{Opened, Relay, Serving, Transport};
+
+/// How many ports are opened in search for one that is not to be avoided.
+const TRIES: usize = 16;
+
+/// What can be read and written, for one IP family. Two implementations: the kernel with a relay,
+/// and a strict fake.
+pub trait Kernel: Send + 'static {
+    /// The addresses of all interfaces of this node, those of localhost included.
+    ///
+    /// # Errors
+    ///
+    /// They cannot be read.
+    fn addresses(&mut self) -> Result<BTreeSet<IpAddr>, Unreadable>;
+
+    /// What is redirected.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be read.
+    fn redirects(&mut self, config: &Config) -> Result<Held, Unreadable>;
+
+    /// Carries out what a plan says of redirects, whole or not at all.
+    ///
+    /// # Errors
+    ///
+    /// It was not taken.
+    fn redirect(&mut self, plan: &Redirects) -> Result<(), Refusal>;
+
+    /// Says who serves from now on at a listening port, if it is open. Its number.
+    ///
+    /// # Errors
+    ///
+    /// Nobody serves there any more: the relay has ended.
+    fn update(
+        &mut self,
+        listener: &Listener,
+        serving: &Arc<Serving>,
+    ) -> Result<Option<u16>, SocketError>;
+
+    /// Opens a listening port that is not open, at none of the `avoided` ones. Its number.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be opened. [`SocketError::Now`] is so for all of its protocol.
+    fn open(
+        &mut self,
+        listener: &Listener,
+        serving: &Arc<Serving>,
+        avoided: &HashSet<(Protocol, u16)>,
+    ) -> Result<u16, SocketError>;
+
+    /// Closes a listening port. Connections go on.
+    ///
+    /// # Errors
+    ///
+    /// There is none to be closed any more: the relay has ended.
+    fn close(&mut self, listener: &Listener) -> Result<(), SocketError>;
+}
+
+/// The kernel, and a relay.
+pub struct UserspaceKernel {
+    family: IpFamily,
+    redirect: Box<dyn Redirect>,
+    relay: Relay,
+    opened: HashMap<Listener, Opened>,
+}
+
+impl UserspaceKernel {
+    /// For one family, which iptables can write ([`Iptables::check`]).
+    pub fn with_iptables(family: IpFamily, iptables: Iptables, relay: Relay) -> Self {
+        Self {
+            family,
+            redirect: Box::new(IptablesRedirect::new(family, iptables)),
+            relay,
+            opened: HashMap::new(),
+        }
+    }
+
+    /// For one family, by a table in nf\_tables: neither a program nor a module of iptables.
+    ///
+    /// # Errors
+    ///
+    /// The kernel has no nf\_tables, or a right is missing.
+    pub fn with_nftables(
+        family: IpFamily,
+        relay: Relay,
+        own: &Arc<OwnSockets>,
+    ) -> Result<Self, nftables_netlink::Error> {
+        Ok(Self {
+            family,
+            redirect: Box::new(NftablesRedirect::open(family, own)?),
+            relay,
+            opened: HashMap::new(),
+        })
+    }
+
+    fn open_at_any(
+        &self,
+        transport: Transport,
+        protocol: Protocol,
+        serving: &Arc<Serving>,
+        avoided: &HashSet<(Protocol, u16)>,
+    ) -> Result<Opened, SocketError> {
+        let any: IpAddr = match self.family {
+            IpFamily::V4 => Ipv4Addr::UNSPECIFIED.into(),
+            IpFamily::V6 => Ipv6Addr::UNSPECIFIED.into(),
+        };
+        // Those that are to be avoided stay open meanwhile: else they would come again.
+        let mut left = Vec::new();
+        let found = loop {
+            let opened = self
+                .relay
+                .open(transport, SocketAddr::new(any, 0), Arc::clone(serving));
+            match opened {
+                Ok(opened) if !avoided.contains(&(protocol, opened.at.port())) => {
+                    break Ok(opened);
+                }
+                Ok(opened) if left.len() < TRIES => left.push(opened),
+                Ok(opened) => {
+                    left.push(opened);
+                    let reason = "rules of a process before us lead to every port that is free";
+                    break Err(SocketError::Now(reason.to_owned()));
+                }
+                Err(error) => break Err(SocketError::Now(error.to_string())),
+            }
+        };
+        for opened in left {
+            // If it has ended, they are closed.
+            let _ = self.relay.close(opened.number);
+        }
+        found
+    }
+}
+
+impl Kernel for UserspaceKernel {
+    fn addresses(&mut self) -> Result<BTreeSet<IpAddr>, Unreadable> {
+        route_netlink::all_addresses(self.family)
+            .map_err(|error| Unreadable::new("the addresses of this node", error))
+    }
+
+    fn redirects(&mut self, config: &Config) -> Result<Held, Unreadable> {
+        self.redirect.read(config)
+    }
+
+    fn redirect(&mut self, plan: &Redirects) -> Result<(), Refusal> {
+        self.redirect.write(plan)
+    }
+
+    fn update(
+        &mut self,
+        listener: &Listener,
+        serving: &Arc<Serving>,
+    ) -> Result<Option<u16>, SocketError> {
+        let Some(opened) = self.opened.get(listener) else {
+            return Ok(None);
+        };
+        let updated = self.relay.update(opened.number, Arc::clone(serving));
+        updated.map_err(|error| SocketError::Now(error.to_string()))?;
+        Ok(Some(opened.at.port()))
+    }
+
+    fn open(
+        &mut self,
+        listener: &Listener,
+        serving: &Arc<Serving>,
+        avoided: &HashSet<(Protocol, u16)>,
+    ) -> Result<u16, SocketError> {
+        let protocol = listener.name.protocol;
+        let transport = match protocol {
+            Protocol::Tcp => Transport::Tcp,
+            Protocol::Udp => Transport::Udp,
+            Protocol::Sctp => {
+                return Err(SocketError::Never(
+                    "userspace mode carries TCP and UDP, and no SCTP: choose another mode for it",
+                ));
+            }
+        };
+        let opened = self.open_at_any(transport, protocol, serving, avoided)?;
+        self.opened.insert(listener.clone(), opened);
+        Ok(opened.at.port())
+    }
+
+    fn close(&mut self, listener: &Listener) -> Result<(), SocketError> {
+        let Some(opened) = self.opened.remove(listener) else {
+            return Ok(());
+        };
+        let closed = self.relay.close(opened.number);
+        closed.map_err(|error| SocketError::Now(error.to_string()))
+    }
+}

@@ -1,0 +1,37 @@
+//! What a kernel can do of what this mode needs, tried before anything depends on it.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use iptables::{Iptables, IptablesError, Match, Rule, Table, Target};
+use proxy::{IpFamily, Protocol};
+
+/// The kernel modules, by their aliases, of matches and targets that this mode has on the usual
+/// node: for [`Iptables::choose_loading`].
+pub const MODULES: [&str; 4] = ["ipt_tcp", "ipt_udp", "ipt_mark", "ipt_DNAT"];
+
+/// Tries rules with each match and target that all clusters need, in a chain that nothing leads to.
+/// Nothing of it stays.
+///
+/// # Errors
+///
+/// Why one is not taken.
+pub fn probe(iptables: &Iptables, family: IpFamily) -> Result<(), IptablesError> {
+    let localhost: IpAddr = match family {
+        IpFamily::V4 => Ipv4Addr::LOCALHOST.into(),
+        IpFamily::V6 => Ipv6Addr::LOCALHOST.into(),
+    };
+    let redirect = |protocol| {
+        let matches = [
+            Match::Protocol(protocol),
+            Match::comment("probe"),
+            Match::Port(protocol, 1),
+        ];
+        Rule::new(matches, Target::Dnat((localhost, 1).into()))
+    };
+    let rules = [
+        Rule::new([Match::DestinationLocal, Match::NotMark(1)], Target::Return),
+        redirect(Protocol::Tcp),
+        redirect(Protocol::Udp),
+    ];
+    iptables.try_rules(family, &rules.map(|rule| (Table::Nat, rule)))
+}

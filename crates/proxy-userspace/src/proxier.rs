@@ -1,0 +1,468 @@
+//! The userspace mode for one IP family, as a scheme of the [`engine`].
+//!
+//! ```text
+//!   update ─▶ Claims ─▶ Tables ─┬─▶ listening ports ─(their numbers)─▶ redirects ─▶ rules
+//!                         ▲     │    lane: sockets                      lane: rules
+//!                         └ settle, observe
+//! ```
+//!
+//! A redirect waits for its listening ports, and a listening port is closed once no rule leads to
+//! it.
+
+use std::mem;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Instant;
+
+use engine::{Concern, Engine, Extent, Served, Step};
+use hashbrown::HashSet;
+use proxy::{Failure, Model, NamespacedName, Notice, Owner, Selection, ServicePortName};
+use reconcile::Rows;
+
+use crate::claims::{Claims, Surroundings};
+use crate::exchange::Found;
+use crate::held::Held;
+use crate::kinds::{State, UserspaceKinds};
+use crate::part::{Lane, Part};
+use crate::plan::{
+    Base, Blame, Change, Extent as Writes, NodePortsAt, Outcomes, Plan, Redirects, Refusal,
+    SocketError, Sockets, Written,
+};
+use crate::port::{Listener, compile};
+use crate::tables::Tables;
+
+/// The userspace mode for one IP family.
+pub type Proxier<K> = Engine<Userspace, K>;
+
+/// Its kernel threads: of [listening ports, and of rules](Lane).
+pub type Lanes<K> = engine::Lanes<Userspace, K>;
+
+/// What the userspace mode wants, knows and writes.
+pub struct Userspace {
+    tables: Tables,
+    claims: Claims,
+    surroundings: Surroundings,
+    /// Whether nobody knows what was written: something was refused.
+    is_uncertain: bool,
+}
+
+impl Userspace {
+    /// Wants the base for the addresses as they are; whether redirects depend on what changed.
+    fn want_base(&mut self, state: &mut State) -> bool {
+        let node = &state.node;
+        let outside = |ip: &IpAddr| match ip {
+            IpAddr::V4(ip) => !ip.is_loopback() && !ip.is_link_local(),
+            IpAddr::V6(ip) => !ip.is_loopback() && !ip.is_unicast_link_local(),
+        };
+        let held = || node.interface_addresses.iter().copied().filter(outside);
+        let own = node.ip.filter(|ip| node.interface_addresses.contains(ip));
+        let via = own.or_else(|| held().next());
+        let selection = node.node_port_addresses.of(node.family);
+        let (wanted, addresses) = if selection == Selection::All {
+            let at = if state.config.localhost_node_ports {
+                NodePortsAt::Everywhere
+            } else {
+                NodePortsAt::NotAtLocalhost
+            };
+            let all = node.interface_addresses.iter().copied();
+            let not_local = |ip: &IpAddr| match ip {
+                IpAddr::V4(ip) => !ip.is_loopback(),
+                IpAddr::V6(ip) => !ip.is_loopback() && !ip.is_unicast_link_local(),
+            };
+            (Some(at), all.filter(not_local).collect())
+        } else if let Some(selected) = node.serving_node_ports([]) {
+            let addresses = selected.iter().copied().filter(outside).collect();
+            (Some(NodePortsAt::These(selected)), addresses)
+        } else {
+            // They go on to be served where they are.
+            let installed = self.tables.base.actual(&());
+            let installed = installed.map(|base| base.node_ports.clone());
+            let addresses = mem::take(&mut state.serving.addresses);
+            (installed, addresses)
+        };
+        let node_ports = wanted.unwrap_or(NodePortsAt::These(Vec::new()));
+        let base = Base {
+            node_ports,
+            own_mark: state.config.own_mark,
+        };
+        self.tables.base.claim(&(), [((), base)]);
+        state.serving.addresses = addresses;
+        // As long as the addresses are not known, what leads to one stays.
+        let is_other = node.has_addresses && self.surroundings.via != via;
+        if is_other {
+            self.surroundings.via = via;
+        }
+        is_other
+    }
+
+    fn update_service(&mut self, state: &mut State, model: &Model, name: &NamespacedName) {
+        let view = model.view(name);
+        let ports = view.map_or_else(Vec::new, |view| compile(&view, &state.node));
+        self.claims
+            .put(name, ports, &mut self.tables, &self.surroundings);
+        state.news.changed(name);
+    }
+
+    fn next_of_sockets(&mut self, state: &State) -> Option<Plan> {
+        // Rules of a process before us may lead to ports that are free now, and are not to be
+        // opened for another Service.
+        if !state.knows(Part::Rules) {
+            return None;
+        }
+        let due = self.tables.sockets.due(state.now);
+        let due = due.filter_map(|listener| {
+            let serving = self.tables.sockets.wanted(listener).cloned();
+            let may_be =
+                serving.is_some() || (state.may_delete() && !self.tables.is_used(listener));
+            let rank = self.tables.sockets.owner(listener).map(|owner| owner.rank);
+            may_be.then(|| (rank, listener.clone(), serving))
+        });
+        let mut due: Vec<_> = due.collect();
+        due.sort_by(|one, other| (one.0, &one.1).cmp(&(other.0, &other.1)));
+        let changes = due.into_iter();
+        let changes: Vec<_> = changes
+            .map(|(_, listener, serving)| (listener, serving))
+            .collect();
+        (!changes.is_empty()).then(|| {
+            Plan::Sockets(Sockets {
+                changes,
+                avoided: self.tables.foreign_ports(),
+            })
+        })
+    }
+
+    /// Whether ports are being opened, or about to be.
+    fn is_opening(&self, state: &State) -> bool {
+        let opens = |listener: &Listener| self.tables.port(listener) == 0;
+        let mut due = self.tables.sockets.due(state.now);
+        let mut in_flight = state.in_flight().flat_map(|plan| match plan {
+            Plan::Sockets(sockets) => sockets.changes.as_slice(),
+            Plan::Redirects(_) => &[],
+        });
+        due.any(|listener| self.tables.sockets.wanted(listener).is_some() && opens(listener))
+            || in_flight.any(|(listener, serving)| serving.is_some() && opens(listener))
+    }
+
+    fn next_of_rules(&mut self, state: &State) -> Option<Plan> {
+        // A base that is written before the node's addresses are known could take NodePorts away.
+        if !(state.knows(Part::Rules) && state.look(Part::Addresses).is_tried()) {
+            return None;
+        }
+        // Redirects are written together with those whose ports are open in a moment.
+        if self.is_opening(state) {
+            return None;
+        }
+        let tables = &self.tables;
+        let mut plan = Redirects {
+            detector: self.surroundings.detector.clone(),
+            ..Redirects::default()
+        };
+        if tables.base.due(state.now).next().is_some() {
+            plan.base = tables.base.wanted(&()).cloned();
+            if tables.base.actual(&()).is_none() {
+                plan.extent = Writes::Whole;
+            }
+        }
+        let change = |portal| Change {
+            portal,
+            before: tables.redirects.actual(&portal).cloned(),
+            after: tables.redirects.wanted(&portal).cloned(),
+            owner: tables.redirects.owner(&portal).map(|of| of.name.clone()),
+        };
+        let is_ready = |change: &Change| match &change.after {
+            Some(aim) => aim.is_open(),
+            None => state.may_delete(),
+        };
+        if plan.extent == Writes::Whole {
+            // What is not ready stays as it is.
+            let wanted = tables.redirects.iter_wanted().map(|(portal, _)| *portal);
+            let held = tables.redirects.iter_actual().map(|(portal, _)| *portal);
+            let all: HashSet<_> = wanted.chain(held).collect();
+            let all = all.into_iter().map(change);
+            plan.changes = all
+                .filter_map(|change| {
+                    let is_ready = is_ready(&change);
+                    let before = change.before.clone();
+                    let after = if is_ready {
+                        change.after.clone()
+                    } else {
+                        before
+                    };
+                    after.is_some().then_some(Change { after, ..change })
+                })
+                .collect();
+        } else {
+            let due = tables.redirects.due(state.now);
+            plan.changes = due.map(|portal| change(*portal)).filter(is_ready).collect();
+        }
+        plan.changes.sort_by_key(|change| change.portal);
+        if plan.is_empty() && state.may_delete() && tables.serve_all() && !self.is_uncertain {
+            let due = tables.leftovers.due(state.now).next();
+            let leftovers = due.and_then(|due| tables.leftovers.actual(due));
+            plan.leftovers = leftovers.cloned().unwrap_or_default();
+        }
+        (!plan.is_empty()).then_some(Plan::Redirects(plan))
+    }
+
+    fn observe_rules(&mut self, state: &mut State, held: Held) {
+        let is_drift = state.knows(Part::Rules) && !mem::take(&mut self.is_uncertain);
+        let had_base = self.tables.base.actual(&()).cloned();
+        let drifted = self.tables.observe(held);
+        self.want_base(state);
+        if !is_drift {
+            return;
+        }
+        let (now, news) = (state.now, &mut state.news);
+        for portal in drifted {
+            news.drifted(now, "rule", || portal.to_string());
+            let owner = self.tables.redirects.owner(&portal);
+            news.disturb(owner.map(|owner| owner.name.service.clone()));
+        }
+        if had_base.is_some() && self.tables.base.actual(&()) != had_base.as_ref() {
+            news.drifted(now, "chain", || "the ways to the redirects".to_owned());
+        }
+    }
+
+    fn settle_sockets(
+        &mut self,
+        state: &mut State,
+        plan: &Sockets,
+        outcomes: Vec<Result<Option<u16>, SocketError>>,
+    ) {
+        let mut opened: HashSet<Arc<Owner>> = HashSet::new();
+        for ((listener, serving), outcome) in plan.changes.iter().zip(outcomes) {
+            let owner = self.tables.sockets.owner(listener).cloned();
+            state.news.wrote([listener.name.service.clone()]);
+            let failure = match (outcome, serving) {
+                (Ok(Some(port)), Some(serving)) => {
+                    if self.tables.port(listener) != port {
+                        opened.extend(owner);
+                    }
+                    self.tables.opened(listener, port, Arc::clone(serving));
+                    state.report.written += 1;
+                    state.wrote(Part::Rules);
+                    continue;
+                }
+                (Ok(_), _) => {
+                    self.tables.closed(listener);
+                    state.report.written += 1;
+                    continue;
+                }
+                (Err(failure), _) => failure,
+            };
+            match failure {
+                SocketError::Never(_) => self.tables.sockets.excuse(listener, state.now),
+                SocketError::Now(_) => self.tables.sockets.fail(listener, state.now),
+            }
+            let object = format!("listening port of {listener}");
+            tell(state, object, Some(&listener.name), failure.to_string());
+        }
+        for owner in opened {
+            self.claims
+                .aim(&owner, &mut self.tables, &self.surroundings);
+        }
+    }
+
+    fn settle_redirects(&mut self, state: &mut State, plan: &Redirects, written: Written) {
+        if written.is_refused() {
+            // Not in every case is it known what was written.
+            self.is_uncertain = true;
+            state.doubt(Part::Rules);
+        }
+        if let Some(base) = &plan.base {
+            match &written.base {
+                None => {
+                    self.tables.base.set_actual(&(), Some(base.clone()));
+                    state.news.review();
+                }
+                Some(refusal) => {
+                    let what = "write the rules that lead to redirects".to_owned();
+                    tell(state, what, None, refusal.to_string());
+                    self.tables.base.fail(&(), state.now);
+                }
+            }
+        }
+        let mut refused = written.changes.into_iter().peekable();
+        for (at, change) in plan.changes.iter().enumerate() {
+            let owner = change.owner.as_ref();
+            state.news.wrote(owner.map(|owner| owner.service.clone()));
+            match refused.next_if(|(of, _)| *of == at) {
+                None => {
+                    self.tables.redirected(&change.portal, change.after.clone());
+                    state.report.written += 1;
+                    state.wrote(Part::Rules);
+                }
+                Some((_, refusal)) => self.refuse(state, change, &refusal, written.base.as_ref()),
+            }
+        }
+        if !plan.leftovers.is_empty() {
+            match written.leftovers {
+                None => self.tables.leftovers.set_actual(&(), None),
+                Some(refusal) => {
+                    let what = "remove the rules that another mode has left".to_owned();
+                    tell(state, what, None, refusal.to_string());
+                    self.tables.leftovers.fail(&(), state.now);
+                }
+            }
+        }
+    }
+
+    fn refuse(
+        &mut self,
+        state: &mut State,
+        change: &Change,
+        refusal: &Refusal,
+        base: Option<&Refusal>,
+    ) {
+        let redirects = &mut self.tables.redirects;
+        if base.is_some() || refusal.blame == Blame::None {
+            redirects.fail(&change.portal, state.now);
+        } else {
+            // Alone, among others that are taken: it is to blame itself.
+            redirects.excuse(&change.portal, state.now);
+        }
+        if base.is_none() {
+            let object = format!("redirect {}", change.portal);
+            tell(state, object, change.owner.as_ref(), refusal.to_string());
+        }
+    }
+}
+
+fn tell(state: &mut State, object: String, owner: Option<&ServicePortName>, reason: String) {
+    state.report.failures.push(Failure {
+        object,
+        owner: owner.cloned(),
+        reason,
+    });
+}
+
+impl engine::Scheme for Userspace {
+    type Kinds = UserspaceKinds;
+    type Outcomes = Outcomes;
+    type Found = Found;
+    type Query = ();
+    type Answer = ();
+
+    const ADDRESSES: Part = Part::Addresses;
+    const EVIDENCE: &'static [Part] = &[];
+    const WRITING: &'static [Lane] = &[Lane::Sockets, Lane::Rules];
+    // Endpoints change without a rule.
+    const SERVING: &'static [Lane] = &[Lane::Sockets];
+
+    fn new(state: &State) -> Self {
+        Self {
+            tables: Tables::new(state.now),
+            claims: Claims::default(),
+            surroundings: Surroundings {
+                via: None,
+                detector: state.config.detector.clone(),
+            },
+            is_uncertain: false,
+        }
+    }
+
+    fn begin(&mut self, now: Instant) {
+        self.tables.begin(now);
+    }
+
+    fn tables(&self, part: Part) -> impl Iterator<Item = &dyn Rows> {
+        let of_rules = (part == Part::Rules).then(|| self.tables.all());
+        of_rules.into_iter().flatten()
+    }
+
+    fn served(&self) -> &dyn Served {
+        &self.tables.redirects
+    }
+
+    fn is_settled(&self, service: &NamespacedName) -> bool {
+        self.claims.is_settled(service, &self.tables)
+    }
+
+    fn concern(&self, _: &State, _: Part) -> Concern {
+        Concern::Clients
+    }
+
+    fn removals_change(&mut self, state: &State) {
+        self.tables.count_removals(state.removals());
+    }
+
+    fn node_changed(&mut self, state: &mut State) -> bool {
+        self.want_base(state)
+    }
+
+    fn update(&mut self, state: &mut State, model: &Model, extent: Extent<'_>) {
+        for name in extent.services(model, self.claims.services()) {
+            self.update_service(state, model, &name);
+        }
+    }
+
+    fn notice(&mut self, state: &mut State, notice: &Notice) -> bool {
+        if *notice == Notice::Ruleset {
+            // They mostly come several together.
+            state.doubt(Part::Rules);
+        }
+        // There is no link that holds service addresses.
+        false
+    }
+
+    fn check(&mut self, state: &mut State) {
+        state.ask(Part::Rules);
+        state.ask(Part::Addresses);
+    }
+
+    fn prepare(&mut self, _: &mut State) {}
+
+    fn next(&mut self, lane: Lane, state: &mut State) -> Step<Self> {
+        let plan = match lane {
+            Lane::Sockets => self.next_of_sockets(state),
+            Lane::Rules => self.next_of_rules(state),
+        };
+        Step { plan, query: None }
+    }
+
+    fn next_due(&self, _: Instant) -> Option<Instant> {
+        None
+    }
+
+    fn observe(&mut self, state: &mut State, model: &Model, found: Found) {
+        match found {
+            Found::Rules(held) => self.observe_rules(state, *held),
+            Found::Addresses(addresses) => {
+                state.node.interface_addresses = addresses;
+                state.node.has_addresses = true;
+                if self.want_base(state) {
+                    engine::Scheme::update(self, state, model, Extent::All);
+                }
+            }
+        }
+    }
+
+    fn settle(&mut self, state: &mut State, plan: &Plan, outcomes: Outcomes) {
+        match (plan, outcomes) {
+            (Plan::Sockets(plan), Outcomes::Sockets(outcomes)) => {
+                self.settle_sockets(state, plan, outcomes);
+            }
+            (Plan::Redirects(plan), Outcomes::Redirects(written)) => {
+                self.settle_redirects(state, plan, written);
+            }
+            // Each lane carries out plans of its own.
+            _ => {}
+        }
+    }
+
+    fn as_done(plan: &Plan) -> Outcomes {
+        match plan {
+            // Which ports it would be the kernel says as it opens them.
+            Plan::Sockets(sockets) => Outcomes::Sockets(
+                (1..=u16::MAX)
+                    .cycle()
+                    .zip(&sockets.changes)
+                    .map(|(number, (_, serving))| Ok(serving.as_ref().map(|_| number)))
+                    .collect(),
+            ),
+            Plan::Redirects(_) => Outcomes::Redirects(Written::default()),
+        }
+    }
+
+    fn take(&mut self, _: &mut State, (): ()) {}
+}

@@ -1,0 +1,443 @@
+//! Redirects by iptables: rules in upstream's chains of table nat.
+//!
+//! ```text
+//!   PREROUTING ─▶ KUBE-PORTALS-CONTAINER    -d 10.96.0.1 -p tcp --dport 80 -j DNAT to this node's address
+//!              └▶ KUBE-NODEPORT-CONTAINER   the same for NodePorts
+//!   OUTPUT     ─▶ KUBE-PORTALS-HOST         the same -j DNAT to localhost
+//!              └▶ KUBE-NODEPORT-HOST        the same for NodePorts
+//! ```
+//!
+//! What comes by an interface is sent to the node's own address: `REDIRECT` would take the first
+//! one of the interface, and drop the packet where that has none, as those of pods often are.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+
+use footprint::{Finder, Footprint, Held as HeldChains, ServedBy};
+use hashbrown::HashMap;
+use hashbrown::hash_map::Entry as Place;
+use ipnet::IpNet;
+use iptables::{
+    Entry, Iptables, Jump, Match, Reader, Restore, Rule, RuleLine, Table, Target, restore_text,
+};
+use kube_rules::{LOCALHOST, local};
+use proxy::{IpFamily, LocalDetector, Protocol, Unreadable};
+
+use super::Redirect;
+use crate::config::Config;
+use crate::held::Held;
+use crate::plan::{Aim, Base, Blame, Extent, NodePortsAt, Redirects, Refusal};
+use crate::port::Portal;
+
+/// The table of all of them.
+const NAT: Table = Table::Nat;
+
+/// For what comes by an interface: to addresses, and to NodePorts.
+const CONTAINER: &str = "KUBE-PORTALS-CONTAINER";
+const NODE_PORT_CONTAINER: &str = "KUBE-NODEPORT-CONTAINER";
+/// The same for what this node sends.
+const HOST: &str = "KUBE-PORTALS-HOST";
+const NODE_PORT_HOST: &str = "KUBE-NODEPORT-HOST";
+
+const CHAINS: [&str; 4] = [CONTAINER, HOST, NODE_PORT_CONTAINER, NODE_PORT_HOST];
+
+const FIRST: &str = "handle ClusterIPs; NOTE: this must be before the NodePort rules";
+const LAST: &str = "handle service NodePorts; NOTE: this must be the last rule in the chain";
+
+/// What this mode leaves in the kernel.
+///
+/// Source: upstream's `pkg/proxy/userspace/proxier.go` of Kubernetes 1.25. What it wrote into table
+/// filter is not written any more.
+pub const FOOTPRINT: Footprint = Footprint {
+    chains: &[
+        (NAT, CONTAINER),
+        (NAT, HOST),
+        (NAT, NODE_PORT_CONTAINER),
+        (NAT, NODE_PORT_HOST),
+        (Table::Filter, "KUBE-NODEPORT-NON-LOCAL"),
+    ],
+    jumps: &[
+        Jump::new(NAT, "PREROUTING", CONTAINER, FIRST),
+        Jump::new(NAT, "OUTPUT", HOST, FIRST),
+        Jump::new(NAT, "PREROUTING", NODE_PORT_CONTAINER, LAST),
+        Jump::new(NAT, "OUTPUT", NODE_PORT_HOST, LAST),
+    ],
+    nft_tables: &[super::nftables::TABLE],
+    older_comments: &["Ensure that non-local NodePort traffic can flow"],
+    served_by: ServedBy::Process,
+    ..Footprint::none("userspace")
+};
+
+/// Redirects by the iptables programs.
+pub(crate) struct IptablesRedirect {
+    family: IpFamily,
+    iptables: Iptables,
+    /// The rules of built-in chains that lead to ours, as they were last read or written.
+    jumps: BTreeSet<String>,
+}
+
+impl IptablesRedirect {
+    /// For one family, which iptables can write.
+    pub(crate) fn new(family: IpFamily, iptables: Iptables) -> Self {
+        Self {
+            family,
+            iptables,
+            jumps: BTreeSet::new(),
+        }
+    }
+}
+
+impl Redirect for IptablesRedirect {
+    fn read(&mut self, config: &Config) -> Result<Held, Unreadable> {
+        let mut saved = Saved::new(self.family, config);
+        let mut line = |line: &str| saved.line(line);
+        let read = self.iptables.save_lines(self.family, None, &mut line);
+        read.map_err(|error| Unreadable::new(engine::Part::name(crate::part::Part::Rules), error))?;
+        let (held, jumps) = saved.finish();
+        self.jumps = jumps;
+        Ok(held)
+    }
+
+    fn write(&mut self, plan: &Redirects) -> Result<(), Refusal> {
+        let text = restore_text(|restore| write(self.family, plan, &self.jumps, restore));
+        let written = self.iptables.restore(self.family, &text);
+        written.map_err(|error| Refusal {
+            blame: if error.kind().is_general() {
+                Blame::None
+            } else {
+                Blame::One
+            },
+            reason: error.to_string(),
+        })?;
+        if let Some(base) = &plan.base {
+            self.jumps = jumps(self.family, base).into_iter().collect();
+        }
+        Ok(())
+    }
+}
+
+/// Writes what a plan does, where these jumps are there.
+fn write(
+    family: IpFamily,
+    plan: &Redirects,
+    installed: &BTreeSet<String>,
+    restore: &mut Restore<'_>,
+) -> io::Result<()> {
+    restore.begin(NAT)?;
+    // A chain that is declared is emptied; with the base all is written.
+    if plan.extent == Extent::Whole {
+        for chain in CHAINS {
+            restore.declare(chain)?;
+        }
+    }
+    if let Some(base) = &plan.base {
+        for line in installed {
+            restore.delete(line)?;
+        }
+        let (first, last): (Vec<String>, Vec<String>) = jumps(family, base)
+            .into_iter()
+            .partition(|line| line.contains(FIRST));
+        for line in first {
+            restore.insert(&line)?;
+        }
+        for line in last {
+            restore.append(&line)?;
+        }
+    }
+    for change in &plan.changes {
+        let lines = |aim: &Option<Aim>| {
+            let aim = aim.as_ref();
+            aim.map_or_else(Vec::new, |aim| {
+                lines(family, &change.portal, aim, &plan.detector)
+            })
+        };
+        let (before, after) = (lines(&change.before), lines(&change.after));
+        if plan.extent == Extent::Changes {
+            for line in before {
+                restore.delete(&line)?;
+            }
+        }
+        for line in after {
+            restore.append(&line)?;
+        }
+    }
+    restore.commit()?;
+    if !plan.leftovers.is_empty() {
+        plan.leftovers.write(restore)?;
+    }
+    Ok(())
+}
+
+/// The rules of built-in chains that lead to ours.
+fn jumps(family: IpFamily, base: &Base) -> Vec<String> {
+    let jump = |from: &str, to: &'static str, mut matches: Vec<Match>| {
+        // What the relay sends goes where it is sent.
+        let own = base.own_mark.filter(|_| from == "OUTPUT");
+        matches.extend(own.map(Match::NotMark));
+        Rule::new(matches, to).line(from)
+    };
+    let first = |from: &str, to: &'static str| jump(from, to, vec![Match::comment(FIRST)]);
+    let mut lines = vec![first("PREROUTING", CONTAINER), first("OUTPUT", HOST)];
+    let to_node_ports = |matches: Vec<Match>| {
+        [
+            ("PREROUTING", NODE_PORT_CONTAINER),
+            ("OUTPUT", NODE_PORT_HOST),
+        ]
+        .map(|(from, to)| jump(from, to, matches.clone()))
+    };
+    let comment = || Match::comment(LAST);
+    match &base.node_ports {
+        NodePortsAt::Everywhere => {
+            lines.extend(to_node_ports(vec![Match::DestinationLocal, comment()]));
+        }
+        NodePortsAt::NotAtLocalhost => {
+            let localhost = match family {
+                IpFamily::V4 => LOCALHOST,
+                IpFamily::V6 => family.localhost().into(),
+            };
+            let but = Match::NotDestination(localhost);
+            lines.extend(to_node_ports(vec![but, Match::DestinationLocal, comment()]));
+        }
+        NodePortsAt::These(addresses) => {
+            for address in addresses {
+                let to = Match::Destination((*address).into());
+                lines.extend(to_node_ports(vec![to, comment()]));
+            }
+        }
+    }
+    lines
+}
+
+/// The rules of a redirect, in the order in which they stand.
+fn lines(family: IpFamily, portal: &Portal, aim: &Aim, detector: &LocalDetector) -> Vec<String> {
+    let (container, host) = chains_of(portal);
+    let matches = || {
+        let address = portal
+            .address
+            .map(|address| Match::Destination(address.into()));
+        address.into_iter().chain([
+            Match::Protocol(portal.protocol),
+            Match::comment(aim.name.to_string()),
+            Match::Port(portal.protocol, portal.port),
+        ])
+    };
+    let to = |address: IpAddr, port| Target::Dnat(SocketAddr::new(address, port));
+    let mut lines = Vec::new();
+    if let Some(via) = aim.via {
+        let pods = local(detector).filter(|_| aim.pods != aim.outside);
+        if let Some(pods) = pods {
+            let rule = Rule::new([pods].into_iter().chain(matches()), to(via, aim.pods));
+            lines.push(rule.line(container));
+        }
+        lines.push(Rule::new(matches(), to(via, aim.outside)).line(container));
+    }
+    let localhost = family.localhost();
+    lines.push(Rule::new(matches(), to(localhost, aim.node)).line(host));
+    lines
+}
+
+fn chains_of(portal: &Portal) -> (&'static str, &'static str) {
+    match portal.address {
+        Some(_) => (CONTAINER, HOST),
+        None => (NODE_PORT_CONTAINER, NODE_PORT_HOST),
+    }
+}
+
+/// What `iptables-save` prints, read line by line.
+struct Saved<'a> {
+    family: IpFamily,
+    config: &'a Config,
+    lines: Reader,
+    others: Finder,
+    chains: BTreeSet<String>,
+    jumps: Vec<String>,
+    redirects: HashMap<Portal, Rules>,
+    is_ordered: bool,
+}
+
+/// The rules of one redirect.
+#[derive(Default)]
+struct Rules {
+    name: String,
+    via: Option<IpAddr>,
+    outside: Option<u16>,
+    pods: Option<u16>,
+    node: Option<u16>,
+    /// As they stand.
+    lines: Vec<String>,
+}
+
+impl<'a> Saved<'a> {
+    fn new(family: IpFamily, config: &'a Config) -> Self {
+        Self {
+            family,
+            config,
+            lines: Reader::default(),
+            others: Finder::beside(&FOOTPRINT, config.modes, HeldChains::Goes),
+            chains: BTreeSet::new(),
+            jumps: Vec::new(),
+            redirects: HashMap::new(),
+            is_ordered: true,
+        }
+    }
+
+    fn line(&mut self, line: &str) {
+        match self.lines.read(line) {
+            Some((NAT, Entry::Chain(name))) if CHAINS.contains(&name) => {
+                self.chains.insert(name.to_owned());
+            }
+            Some((NAT, Entry::Rule(rule))) if CHAINS.contains(&rule.chain) => self.rule(rule),
+            Some((NAT, Entry::Rule(rule))) if is_way(rule) => {
+                self.jumps.push(rule.text.to_owned());
+            }
+            Some((table, entry)) => self.others.entry(table, entry),
+            None => {}
+        }
+    }
+
+    fn rule(&mut self, rule: RuleLine<'_>) {
+        // What no portal would be found for is no rule of ours.
+        let known = parse(rule).is_some_and(|parsed| self.take(rule, &parsed));
+        self.is_ordered &= known;
+    }
+
+    fn take(&mut self, rule: RuleLine<'_>, parsed: &Parsed) -> bool {
+        let rules = match self.redirects.entry(parsed.portal) {
+            Place::Occupied(known) => known.into_mut(),
+            Place::Vacant(new) => new.insert(Rules {
+                name: parsed.name.clone(),
+                ..Rules::default()
+            }),
+        };
+        rules.lines.push(rule.text.to_owned());
+        let (container, host) = chains_of(&parsed.portal);
+        let (address, port) = (parsed.to.ip(), parsed.to.port());
+        let place = if rule.chain == host {
+            &mut rules.node
+        } else if rule.chain == container && parsed.is_of_pods {
+            &mut rules.pods
+        } else if rule.chain == container {
+            &mut rules.outside
+        } else {
+            return false;
+        };
+        if rule.chain == container {
+            rules.via = Some(address);
+        }
+        place.replace(port).is_none()
+    }
+
+    fn finish(mut self) -> (Held, BTreeSet<String>) {
+        let mut redirects = HashMap::with_capacity(self.redirects.len());
+        for (portal, rules) in std::mem::take(&mut self.redirects) {
+            let node = rules.node.unwrap_or_default();
+            // Without a rule for it, it goes where this node's own packets go: nowhere.
+            let outside = rules.outside.unwrap_or(node);
+            let aim = Aim {
+                name: rules.name.into(),
+                via: rules.via,
+                outside,
+                pods: rules.pods.unwrap_or(outside),
+                node,
+            };
+            // As they would be written, those of each chain in their order.
+            let mut own = lines(self.family, &portal, &aim, &self.config.detector);
+            let mut found = rules.lines;
+            let chain = |line: &String| line.contains("-HOST ");
+            own.sort_by_key(chain);
+            found.sort_by_key(chain);
+            self.is_ordered &= own == found;
+            redirects.insert(portal, aim);
+        }
+        let base = self.find_base();
+        let base = base.filter(|_| self.is_ordered && self.chains.len() == CHAINS.len());
+        let held = Held {
+            base,
+            redirects,
+            leftovers: self.others.finish(),
+        };
+        (held, self.jumps.into_iter().collect())
+    }
+
+    /// The base that these jumps are of, if it is one.
+    fn find_base(&self) -> Option<Base> {
+        let addresses = self.jumps.iter().filter_map(|line| {
+            let rule = RuleLine::parse(line)?;
+            let mut options = rule.options();
+            options.find(|option| option == "-d" || option == "!")?;
+            let net: IpNet = options.next()?.parse().ok()?;
+            (rule.chain == "OUTPUT").then(|| net.addr())
+        });
+        let these = NodePortsAt::These(addresses.collect());
+        let all = [NodePortsAt::Everywhere, NodePortsAt::NotAtLocalhost, these];
+        let mut found = self.jumps.clone();
+        found.sort();
+        all.into_iter()
+            .map(|node_ports| Base {
+                node_ports,
+                own_mark: self.config.own_mark,
+            })
+            .find(|base| {
+                let mut own = jumps(self.family, base);
+                own.sort();
+                own == found
+            })
+    }
+}
+
+/// A rule of ours.
+struct Parsed {
+    portal: Portal,
+    name: String,
+    is_of_pods: bool,
+    to: SocketAddr,
+}
+
+/// Whether a rule of a chain of others leads to one of ours.
+fn is_way(rule: RuleLine<'_>) -> bool {
+    let target = rule.target();
+    target.is_some_and(|target| CHAINS.contains(&&*target))
+}
+
+fn parse(rule: RuleLine<'_>) -> Option<Parsed> {
+    let (mut address, mut protocol, mut port, mut to) = (None, None, None, None);
+    let mut is_of_pods = false;
+    let mut options = rule.options().skip(2);
+    while let Some(option) = options.next() {
+        match &*option {
+            "-d" => {
+                let net: IpNet = options.next()?.parse().ok()?;
+                let is_host = net.prefix_len() == net.max_prefix_len();
+                address = Some(is_host.then(|| net.addr())?);
+            }
+            "-p" => protocol = Some(named(&options.next()?)?),
+            "--dport" => port = Some(options.next()?.parse().ok()?),
+            "--to-destination" => to = Some(options.next()?.parse().ok()?),
+            "-s" | "-i" => {
+                is_of_pods = true;
+                options.next()?;
+            }
+            "!" => return None,
+            _ => {}
+        }
+    }
+    Some(Parsed {
+        portal: Portal {
+            address,
+            protocol: protocol?,
+            port: port?,
+        },
+        name: rule.comment()?.into_owned(),
+        is_of_pods,
+        to: to?,
+    })
+}
+
+fn named(name: &str) -> Option<Protocol> {
+    let all = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
+    all.into_iter().find(|protocol| protocol.lower() == name)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,112 @@
+//! The maps of the table, and what of them one redirect is.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use nftables_netlink::{Bytes, Concatenation, DataType, Element, Set, SetKind, Table};
+use proxy::IpFamily;
+
+use crate::plan::Aim;
+use crate::port::Portal;
+
+/// The name of the table, in the families `ip` and `ip6`.
+pub(crate) const TABLE: &str = "kube-proxy-userspace";
+
+/// From where packets come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Origin {
+    /// By an interface.
+    Outside,
+    /// By an interface, from pods of this node.
+    Pods,
+    /// From this node itself.
+    Node,
+}
+
+impl Origin {
+    pub(super) const ALL: [Self; 3] = [Self::Outside, Self::Pods, Self::Node];
+
+    /// The map of addresses, and that of NodePorts.
+    pub(super) const fn maps(self) -> [&'static str; 2] {
+        match self {
+            Self::Outside => ["portals", "nodeports"],
+            Self::Pods => ["portals-pods", "nodeports-pods"],
+            Self::Node => ["portals-node", "nodeports-node"],
+        }
+    }
+
+    /// Where a portal is looked up.
+    pub(super) const fn map(self, portal: &Portal) -> &'static str {
+        let [portals, node_ports] = self.maps();
+        match portal.address {
+            Some(_) => portals,
+            None => node_ports,
+        }
+    }
+}
+
+pub(super) const fn address_type(family: IpFamily) -> DataType {
+    match family {
+        IpFamily::V4 => DataType::Ipv4Addr,
+        IpFamily::V6 => DataType::Ipv6Addr,
+    }
+}
+
+pub(super) fn table(family: IpFamily) -> Table {
+    Table {
+        family: family.into(),
+        name: TABLE.into(),
+        activity: nftables_netlink::Activity::Active,
+        comment: Some("redirects to the listening ports of kube-proxy".into()),
+    }
+}
+
+/// All maps, without elements.
+pub(super) fn maps(family: IpFamily) -> impl Iterator<Item = Set> {
+    Origin::ALL.into_iter().flat_map(move |from| {
+        let address = address_type(family);
+        let port = vec![DataType::InetProto, DataType::InetService];
+        let of_address = [vec![address], port.clone()].concat();
+        let [portals, node_ports] = from.maps();
+        [(portals, of_address), (node_ports, port)].map(|(name, key)| Set {
+            name: name.into(),
+            key,
+            kind: SetKind::Map(vec![address, DataType::InetService]),
+            intervals: false,
+            dynamic: false,
+            timeout: None,
+            size: None,
+            type_of: None,
+            comment: None,
+        })
+    })
+}
+
+/// The elements of a redirect, each with its map.
+pub(super) fn elements(
+    family: IpFamily,
+    portal: &Portal,
+    aim: &Aim,
+) -> Vec<(&'static str, Element)> {
+    let protocol = portal.protocol.number();
+    let key = match portal.address {
+        Some(address) => Concatenation::new().address(address),
+        None => Concatenation::new(),
+    };
+    let key: Bytes = key.protocol(protocol).port(portal.port).into_key();
+    let element = |from: Origin, address: IpAddr, port: u16| {
+        let value = Concatenation::new().address(address).port(port).into_key();
+        let comment: Arc<str> = Arc::clone(&aim.name);
+        let element = Element::of_map(key.clone(), value).with_comment(comment);
+        (from.map(portal), element)
+    };
+    let mut elements = Vec::new();
+    if let Some(via) = aim.via {
+        elements.push(element(Origin::Outside, via, aim.outside));
+        if aim.pods != aim.outside {
+            elements.push(element(Origin::Pods, via, aim.pods));
+        }
+    }
+    elements.push(element(Origin::Node, family.localhost(), aim.node));
+    elements
+}

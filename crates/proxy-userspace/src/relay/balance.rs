@@ -1,0 +1,165 @@
+//! Which endpoint a client is connected to: round robin, or the one that it had before.
+
+use std::collections::hash_map::RandomState;
+use std::hash::{BuildHasher as _, Hasher as _};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ipnet::IpNet;
+
+use super::recent::Recent;
+
+/// How many clients are remembered for one listening port.
+const MOST_CLIENTS: usize = 65_536;
+
+/// Whom a listening port serves, and by whom.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Serving {
+    /// Who serves, sorted. Where it is empty, connections are reset.
+    pub endpoints: Box<[SocketAddr]>,
+    /// How long a client keeps its endpoint after its last connection.
+    pub affinity: Option<Duration>,
+    /// From where alone clients may come; `None`: from everywhere.
+    pub sources: Option<Box<[IpNet]>>,
+}
+
+impl Serving {
+    /// Whether an endpoint is one of these.
+    pub fn has(&self, endpoint: &SocketAddr) -> bool {
+        self.endpoints.binary_search(endpoint).is_ok()
+    }
+
+    /// Whether a client may come from there.
+    pub fn admits(&self, client: IpAddr) -> bool {
+        let sources = self.sources.as_deref();
+        sources.is_none_or(|nets| nets.iter().any(|net| net.contains(&client)))
+    }
+}
+
+/// Whether a client gets the endpoint that it had before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Choice {
+    /// Where there is affinity.
+    Kept,
+    /// No: it did not accept.
+    Another,
+}
+
+/// The turns of one listening port.
+pub(crate) struct Balance {
+    serving: Arc<Serving>,
+    next: usize,
+    kept: Option<Recent<IpAddr, SocketAddr>>,
+}
+
+impl Balance {
+    pub(crate) fn new(serving: Arc<Serving>) -> Self {
+        // Not every node is to begin with the same endpoint.
+        let random = RandomState::new().build_hasher().finish();
+        let mut balance = Self {
+            serving: Arc::default(),
+            next: usize::try_from(random >> 33).unwrap_or_default(),
+            kept: None,
+        };
+        balance.update(serving);
+        balance
+    }
+
+    /// Takes over who serves by now. Clients keep those endpoints that are still among them.
+    pub(crate) fn update(&mut self, serving: Arc<Serving>) {
+        if serving.affinity != self.serving.affinity {
+            let of = |ttl| Recent::new(ttl, MOST_CLIENTS);
+            self.kept = serving.affinity.map(of);
+        }
+        self.serving = serving;
+    }
+
+    pub(crate) fn serving(&self) -> &Serving {
+        &self.serving
+    }
+
+    /// The endpoint for a client's next connection.
+    pub(crate) fn pick(
+        &mut self,
+        client: IpAddr,
+        choice: Choice,
+        now: Instant,
+    ) -> Option<SocketAddr> {
+        if let Some(kept) = self.kept.as_mut().filter(|_| choice == Choice::Kept)
+            && let Some(endpoint) = kept.get(&client, now)
+            && self.serving.has(endpoint)
+        {
+            return Some(*endpoint);
+        }
+        let at = self.next.checked_rem(self.serving.endpoints.len())?;
+        self.next = at + 1;
+        let endpoint = *self.serving.endpoints.get(at)?;
+        if let Some(kept) = &mut self.kept {
+            kept.insert(client, endpoint, now);
+        }
+        Some(endpoint)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    fn serving(ports: &[u16], affinity: Option<u64>) -> Arc<Serving> {
+        let at = |port: &u16| SocketAddr::from(([10, 0, 0, 1], *port));
+        Arc::new(Serving {
+            endpoints: ports.iter().map(at).collect(),
+            affinity: affinity.map(Duration::from_secs),
+            sources: None,
+        })
+    }
+
+    fn client(last: u8) -> IpAddr {
+        [192, 0, 2, last].into()
+    }
+
+    #[test]
+    fn each_endpoint_has_its_turn() {
+        let mut balance = Balance::new(serving(&[1, 2, 3], None));
+        let mut counts = BTreeMap::new();
+        for _ in 0..30 {
+            let picked = balance.pick(client(1), Choice::Kept, Instant::now());
+            *counts.entry(picked.unwrap().port()).or_insert(0) += 1;
+        }
+        assert_eq!(counts, BTreeMap::from([(1, 10), (2, 10), (3, 10)]));
+        balance.update(serving(&[], None));
+        assert_eq!(balance.pick(client(1), Choice::Kept, Instant::now()), None);
+    }
+
+    #[test]
+    fn a_client_keeps_its_endpoint_until_its_time_is_over_or_the_endpoint_gone() {
+        let mut balance = Balance::new(serving(&[1, 2, 3], Some(10)));
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let mut pick = |seconds, choice| balance.pick(client(1), choice, at(seconds)).unwrap();
+        let first = pick(0, Choice::Kept);
+        assert_eq!(pick(9, Choice::Kept), first);
+        assert_eq!(pick(18, Choice::Kept), first, "each connection prolongs it");
+        let second = pick(28, Choice::Kept);
+        assert_ne!(second, first);
+        let third = pick(29, Choice::Another);
+        assert_ne!(third, second);
+        assert_eq!(pick(30, Choice::Kept), third, "it has moved");
+        balance.update(serving(&[9], Some(10)));
+        let left = balance.pick(client(1), Choice::Kept, at(31)).unwrap();
+        assert_eq!(left.port(), 9);
+    }
+
+    #[test]
+    fn sources_that_are_not_named_are_not_admitted() {
+        let serving = Serving {
+            sources: Some(["192.0.2.0/29".parse().unwrap()].into()),
+            ..Serving::default()
+        };
+        assert!(serving.admits(client(7)) && !serving.admits(client(8)));
+        assert!(Serving::default().admits(client(8)));
+    }
+}

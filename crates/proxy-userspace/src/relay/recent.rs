@@ -1,0 +1,214 @@
+//! What was used lately: a map whose entries end some time after they were last used, and of which
+//! there are never more than so many.
+//!
+//! Every entry has the same time to live, so that those that end first stand at the head of one
+//! queue. A use only notes the time; whoever comes to the head and was used since goes to the end
+//! again. So each call costs O(1), and no timer is needed.
+
+use std::collections::VecDeque;
+use std::hash::Hash;
+use std::time::{Duration, Instant};
+
+use hashbrown::HashMap;
+
+/// How many entries at the head are looked at with each new one: more than one, so that the queue
+/// cannot grow for ever.
+const LOOKS: usize = 2;
+
+/// How many entries that were used since are passed over to find one that gives way.
+const CHANCES: usize = 16;
+
+struct Entry<V> {
+    value: V,
+    used: Instant,
+    /// That of its place in the queue.
+    number: u64,
+}
+
+/// A place in the queue.
+struct Place<K> {
+    key: K,
+    number: u64,
+    /// When the entry had been used, as it came here.
+    seen: Instant,
+}
+
+/// A bounded map of what was used lately.
+pub(crate) struct Recent<K, V> {
+    entries: HashMap<K, Entry<V>>,
+    queue: VecDeque<Place<K>>,
+    /// How long an entry lasts that is not used.
+    ttl: Duration,
+    most: usize,
+    next: u64,
+}
+
+impl<K: Clone + Eq + Hash, V> Recent<K, V> {
+    /// An empty one, of entries that last for `ttl`, and of `most` of them, at least one.
+    pub(crate) fn new(ttl: Duration, most: usize) -> Self {
+        Self {
+            entries: HashMap::new(),
+            queue: VecDeque::new(),
+            ttl,
+            most: most.max(1),
+            next: 0,
+        }
+    }
+
+    /// How many there are, some of which may have ended.
+    pub(crate) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// The value of a key, which is used by that; none if it has ended.
+    pub(crate) fn get(&mut self, key: &K, now: Instant) -> Option<&V> {
+        if now.saturating_duration_since(self.used(key)?) >= self.ttl {
+            self.entries.remove(key);
+            return None;
+        }
+        let entry = self.entries.get_mut(key)?;
+        entry.used = now;
+        Some(&entry.value)
+    }
+
+    /// When a key was last used.
+    pub(crate) fn used(&self, key: &K) -> Option<Instant> {
+        Some(self.entries.get(key)?.used)
+    }
+
+    /// Keeps a value. Where there are too many, one goes that was not used for long.
+    pub(crate) fn insert(&mut self, key: K, value: V, now: Instant) {
+        self.look(now);
+        if let Some(entry) = self.entries.get_mut(&key) {
+            entry.value = value;
+            entry.used = now;
+            return;
+        }
+        while self.entries.len() >= self.most {
+            if !self.give_way() {
+                break;
+            }
+        }
+        let number = self.next;
+        self.next += 1;
+        self.queue.push_back(Place {
+            key: key.clone(),
+            number,
+            seen: now,
+        });
+        let used = now;
+        self.entries.insert(
+            key,
+            Entry {
+                value,
+                used,
+                number,
+            },
+        );
+    }
+
+    /// Forgets a key.
+    pub(crate) fn remove(&mut self, key: &K) -> Option<V> {
+        Some(self.entries.remove(key)?.value)
+    }
+
+    /// Forgets those that are not as they have to be: O(n).
+    pub(crate) fn retain(&mut self, mut keeps: impl FnMut(&K, &V) -> bool) {
+        self.entries.retain(|key, entry| keeps(key, &entry.value));
+    }
+
+    /// Lets one go that was not used for long; whether there was one.
+    pub(crate) fn give_way(&mut self) -> bool {
+        let mut chances = CHANCES;
+        while let Some(mut place) = self.queue.pop_front() {
+            let Some(entry) = self.entries.get(&place.key) else {
+                continue;
+            };
+            if entry.number != place.number {
+                continue;
+            }
+            if entry.used > place.seen && chances > 0 {
+                chances -= 1;
+                place.seen = entry.used;
+                self.queue.push_back(place);
+                continue;
+            }
+            self.entries.remove(&place.key);
+            return true;
+        }
+        false
+    }
+
+    /// Looks at the head of the queue: what has ended goes, what was used goes to the end.
+    fn look(&mut self, now: Instant) {
+        for _ in 0..LOOKS {
+            let Some(mut place) = self.queue.pop_front() else {
+                return;
+            };
+            let Some(entry) = self.entries.get(&place.key) else {
+                continue;
+            };
+            if entry.number != place.number {
+                continue;
+            }
+            if now.saturating_duration_since(entry.used) >= self.ttl {
+                self.entries.remove(&place.key);
+            } else if entry.used > place.seen {
+                place.seen = entry.used;
+                self.queue.push_back(place);
+            } else {
+                self.queue.push_front(place);
+                return;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TTL: Duration = Duration::from_secs(10);
+
+    #[test]
+    fn what_is_used_stays_and_what_is_not_ends() {
+        let (mut recent, start) = (Recent::new(TTL, 100), Instant::now());
+        let at = |seconds| start + Duration::from_secs(seconds);
+        recent.insert("a", 1, start);
+        recent.insert("b", 2, start);
+        assert_eq!(recent.get(&"a", at(9)), Some(&1));
+        assert_eq!(recent.get(&"a", at(18)), Some(&1));
+        assert_eq!(recent.get(&"b", at(10)), None);
+        recent.insert("c", 3, at(28));
+        assert_eq!(recent.len(), 1, "a has ended, and is gone");
+    }
+
+    #[test]
+    fn where_there_are_too_many_the_one_goes_that_was_idle_for_longest() {
+        let (mut recent, start) = (Recent::new(TTL, 3), Instant::now());
+        for (at, key) in ["a", "b", "c"].into_iter().enumerate() {
+            recent.insert(key, at, start);
+        }
+        let later = start + Duration::from_secs(1);
+        recent.get(&"a", later);
+        recent.insert("d", 3, later);
+        assert_eq!(recent.len(), 3);
+        assert_eq!(recent.get(&"b", later), None);
+        assert_eq!(recent.get(&"a", later), Some(&0));
+    }
+
+    #[test]
+    fn neither_map_nor_queue_grows_without_bound() {
+        let (mut recent, start) = (Recent::new(TTL, 64), Instant::now());
+        for number in 0..100_000_u32 {
+            let now = start + Duration::from_millis(u64::from(number));
+            recent.insert(number % 1_000, number, now);
+            recent.get(&(number % 7), now);
+            if number % 3 == 0 {
+                recent.remove(&(number % 1_000));
+            }
+        }
+        assert!(recent.entries.len() <= 64, "{}", recent.entries.len());
+        assert!(recent.queue.len() <= 256, "{}", recent.queue.len());
+    }
+}

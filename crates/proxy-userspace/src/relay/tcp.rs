@@ -1,0 +1,283 @@
+//! A listening port: connections are accepted, connected to an endpoint, and carried.
+
+use std::cell::{Cell, RefCell};
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{SocketFlags, acceptfrom_with};
+use socket2::{Domain, SockRef, Socket, TcpKeepalive, Type};
+use tokio::io::Interest;
+use tokio::net::{TcpSocket, TcpStream};
+use tokio::sync::Notify;
+use tokio::task::spawn_local;
+use tokio::time::{sleep, timeout};
+
+use super::balance::{Balance, Choice};
+use super::descriptors::is_exhausted;
+use super::limits::{DIAL_TIMEOUTS, Reach};
+use super::pump::reset;
+use super::shared::{Shared, set_mark};
+
+/// Which descriptors a connection takes: its own, and that to the endpoint.
+const OF_CONNECTION: u32 = 2;
+
+/// How long a connection is silent before it is asked whether it is still there, as by Go's
+/// default, and so upstream's.
+const KEEPALIVE: Duration = Duration::from_secs(15);
+
+/// How long accepting pauses after an error that nobody knows.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// A listening port, and its connections.
+pub(crate) struct Port {
+    pub(crate) balance: RefCell<Balance>,
+    /// Its connections are to end.
+    is_cut: Cell<bool>,
+    cut: Notify,
+}
+
+impl Port {
+    pub(crate) fn new(balance: Balance) -> Self {
+        Self {
+            balance: RefCell::new(balance),
+            is_cut: Cell::new(false),
+            cut: Notify::new(),
+        }
+    }
+
+    /// Ends the connections that there are.
+    pub(crate) fn cut(&self) {
+        self.is_cut.set(true);
+        self.cut.notify_waiters();
+    }
+
+    async fn until_cut(&self) {
+        let cut = self.cut.notified();
+        if !self.is_cut.get() {
+            cut.await;
+        }
+    }
+}
+
+/// Makes a listening socket.
+///
+/// # Errors
+///
+/// The system's.
+pub(crate) fn listen(at: SocketAddr) -> io::Result<TcpListener> {
+    let socket = Socket::new(Domain::for_address(at), Type::STREAM, None)?;
+    if at.is_ipv6() {
+        socket.set_only_v6(true)?;
+    }
+    socket.set_nonblocking(true)?;
+    socket.bind(&at.into())?;
+    // The kernel takes the lower one of this and net.core.somaxconn.
+    socket.listen(i32::from(i16::MAX))?;
+    Ok(socket.into())
+}
+
+/// Accepts connections, as long as it is not aborted.
+pub(crate) async fn serve(shared: Rc<Shared>, port: Rc<Port>, listener: TcpListener) {
+    let own = listener.local_addr();
+    let own = own.map_or(Ipv4Addr::UNSPECIFIED.into(), |own| own.ip());
+    // A listener of the runtime cannot be asked whether somebody waits; its streams can, and are
+    // sockets like any.
+    let Ok(listener) = TcpStream::from_std(OwnedFd::from(listener).into()) else {
+        // The runtime watches each socket that the system has made.
+        return;
+    };
+    loop {
+        if listener.readable().await.is_err() {
+            return;
+        }
+        // Whoever waited may have been accepted before: then nothing is had for nobody.
+        if listener
+            .try_io(Interest::READABLE, || is_waited_at(&listener))
+            .is_err()
+        {
+            continue;
+        }
+        // Before one is taken from the queue: there it waits at the kernel's cost.
+        let Some(place) = shared.descriptors.take_connection().await else {
+            return;
+        };
+        let Some(held) = shared.take(OF_CONNECTION).await else {
+            return;
+        };
+        let held = (place, held);
+        // Nor without the socket that it goes on by: where the kernel has no more, each would hold
+        // one, and none would have two. Endpoints have the family of their Service.
+        let outward = match open_outward(own, shared.limits.mark) {
+            Ok(outward) => outward,
+            Err(error) => {
+                drop(held);
+                shared.descriptors.back_off(&error).await;
+                continue;
+            }
+        };
+        let accepted = listener.try_io(Interest::READABLE, || accept(&listener));
+        let (stream, client) = match accepted {
+            Ok(accepted) => accepted,
+            // Somebody has given up meanwhile.
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
+            Err(error) if is_exhausted(&error) => {
+                drop((held, outward));
+                shared.descriptors.back_off(&error).await;
+                continue;
+            }
+            Err(error) => {
+                drop((held, outward));
+                // Of the connection, which is gone, and not of the listener: accept(2).
+                if !is_of_connection(&error) {
+                    sleep(PAUSE).await;
+                }
+                continue;
+            }
+        };
+        let open = shared.count_connection();
+        let (shared, port) = (Rc::clone(&shared), Rc::clone(&port));
+        spawn_local(async move {
+            let _counted = open;
+            let _held = held;
+            tokio::select! {
+                biased;
+                () = port.until_cut() => reset(&stream),
+                () = connect_and_carry(&shared, &port, &stream, client, outward) => {}
+            }
+        });
+    }
+}
+
+/// [`WouldBlock`](io::ErrorKind::WouldBlock) where nobody waits to be accepted.
+fn is_waited_at(listener: &TcpStream) -> io::Result<()> {
+    let mut asked = [PollFd::new(listener, PollFlags::IN)];
+    match poll(&mut asked, Some(&Timespec::default())) {
+        Ok(0) => Err(io::ErrorKind::WouldBlock.into()),
+        // To accept tells what is wrong.
+        _ => Ok(()),
+    }
+}
+
+fn accept(listener: &TcpStream) -> io::Result<(TcpStream, SocketAddr)> {
+    let (stream, client) = acceptfrom_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
+    let client = client.and_then(|client| client.try_into().ok());
+    let client: SocketAddr = client.ok_or(io::ErrorKind::ConnectionAborted)?;
+    Ok((TcpStream::from_std(stream.into())?, client))
+}
+
+fn is_of_connection(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::ConnectionAborted
+            | io::ErrorKind::ConnectionReset
+            | io::ErrorKind::Interrupted
+            | io::ErrorKind::TimedOut
+            | io::ErrorKind::HostUnreachable
+            | io::ErrorKind::NetworkUnreachable
+            | io::ErrorKind::NetworkDown
+            | io::ErrorKind::PermissionDenied
+    )
+}
+
+async fn connect_and_carry(
+    shared: &Shared,
+    port: &Port,
+    client: &TcpStream,
+    from: SocketAddr,
+    outward: TcpSocket,
+) {
+    let is_welcome = (shared.limits.reach == Reach::Anybody || was_redirected(client))
+        && port.balance.borrow().serving().admits(from.ip());
+    let server = if is_welcome {
+        dial(shared, port, from.ip(), outward).await
+    } else {
+        None
+    };
+    let Some(server) = server else {
+        shared.counters.add_refused();
+        return reset(client);
+    };
+    prepare(client);
+    prepare(&server);
+    shared.pump.run(client, &server).await;
+}
+
+/// What the client meant was not this port.
+fn was_redirected(client: &TcpStream) -> bool {
+    let socket = SockRef::from(client);
+    let Ok(own) = client.local_addr() else {
+        return false;
+    };
+    let meant = if own.is_ipv4() {
+        socket.original_dst_v4()
+    } else {
+        socket.original_dst_v6()
+    };
+    meant.is_ok_and(|meant| meant.as_socket() != Some(own))
+}
+
+fn prepare(connection: &TcpStream) {
+    // A connection that does not take these is as good.
+    let _ = connection.set_nodelay(true);
+    let keepalive = TcpKeepalive::new()
+        .with_time(KEEPALIVE)
+        .with_interval(KEEPALIVE);
+    let _ = SockRef::from(connection).set_tcp_keepalive(&keepalive);
+}
+
+/// Connects to an endpoint: the first one that accepts. Each refusal is a reason for the next one,
+/// until each has refused; one that says nothing has a longer time with each further try.
+/// The first try is by a socket that there is already.
+async fn dial(
+    shared: &Shared,
+    port: &Port,
+    client: IpAddr,
+    outward: TcpSocket,
+) -> Option<TcpStream> {
+    let mut outward = Some(outward);
+    let mut choice = Choice::Kept;
+    let (mut refusals, mut waits) = (0, DIAL_TIMEOUTS.iter());
+    let mut wait = waits.next()?;
+    loop {
+        let endpoint = {
+            let mut balance = port.balance.borrow_mut();
+            if refusals > balance.serving().endpoints.len() {
+                return None;
+            }
+            balance.pick(client, choice, Instant::now())?
+        };
+        let socket = outward
+            .take()
+            .map_or_else(|| open_outward(endpoint.ip(), shared.limits.mark), Ok);
+        let connected = async { socket?.connect(endpoint).await };
+        match timeout(*wait, connected).await {
+            Ok(Ok(server)) => {
+                shared.descriptors.succeeded();
+                return Some(server);
+            }
+            // It says nothing of the endpoint.
+            Ok(Err(error)) if is_exhausted(&error) => {
+                shared.descriptors.back_off(&error).await;
+                wait = waits.next()?;
+                continue;
+            }
+            Ok(Err(_)) => refusals += 1,
+            Err(_) => wait = waits.next()?,
+        }
+        choice = Choice::Another;
+    }
+}
+
+/// A socket to an endpoint of this family.
+fn open_outward(family: IpAddr, mark: Option<u32>) -> io::Result<TcpSocket> {
+    let socket = match family {
+        IpAddr::V4(_) => TcpSocket::new_v4(),
+        IpAddr::V6(_) => TcpSocket::new_v6(),
+    }?;
+    set_mark(&SockRef::from(&socket), mark);
+    Ok(socket)
+}

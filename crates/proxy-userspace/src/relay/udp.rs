@@ -1,0 +1,229 @@
+//! A UDP port: each client has a flow, with a socket of its own to one endpoint, so that answers
+//! find their way back.
+
+use std::cell::RefCell;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket as StdSocket};
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use rustix::net::SendFlags;
+use socket2::{Domain, SockRef, Socket, Type};
+use tokio::io::Interest;
+use tokio::net::UdpSocket;
+use tokio::task::{spawn_local, yield_now};
+use tokio::time::{sleep, timeout};
+
+use super::balance::{Balance, Choice};
+use super::datagram::{Datagrams, Peer};
+use super::descriptors::is_exhausted;
+use super::flow::{Flow, FlowKey};
+use super::shared::{Shared, set_mark};
+
+/// Others have their turn after so many datagrams.
+const TURN: usize = 64;
+
+/// How long a port pauses after an error that nobody knows.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// A UDP port.
+pub(crate) struct Port {
+    pub(crate) balance: RefCell<Balance>,
+    number: u64,
+    /// The number of its port.
+    at: u16,
+    datagrams: Datagrams,
+}
+
+impl Port {
+    /// A port by a number of its own.
+    ///
+    /// # Errors
+    ///
+    /// The runtime cannot watch its socket.
+    pub(crate) fn new(number: u64, balance: Balance, socket: StdSocket) -> io::Result<Self> {
+        Ok(Self {
+            balance: RefCell::new(balance),
+            number,
+            at: socket.local_addr()?.port(),
+            datagrams: Datagrams::new(UdpSocket::from_std(socket)?),
+        })
+    }
+
+    /// Ends flows to endpoints that are not among those who serve.
+    pub(crate) fn end_stale(&self, shared: &Shared) {
+        let balance = self.balance.borrow();
+        let mut flows = shared.flows.borrow_mut();
+        flows.retain(|key, flow| key.port != self.number || balance.serving().has(&flow.endpoint));
+        shared.counters.set_flows(flows.len());
+    }
+
+    /// Ends all of its flows.
+    pub(crate) fn end_all(&self, shared: &Shared) {
+        let mut flows = shared.flows.borrow_mut();
+        flows.retain(|key, _| key.port != self.number);
+        shared.counters.set_flows(flows.len());
+    }
+}
+
+/// Makes a socket that receives, and tells which address a datagram was sent to.
+///
+/// # Errors
+///
+/// The system's.
+pub(crate) fn bind(at: SocketAddr) -> io::Result<StdSocket> {
+    let socket = Socket::new(Domain::for_address(at), Type::DGRAM, None)?;
+    if at.is_ipv6() {
+        socket.set_only_v6(true)?;
+    }
+    socket.set_nonblocking(true)?;
+    super::datagram::want_destination(&socket, at)?;
+    socket.bind(&at.into())?;
+    Ok(socket.into())
+}
+
+/// Receives datagrams, as long as it is not aborted.
+pub(crate) async fn serve(shared: Rc<Shared>, port: Rc<Port>) {
+    let mut turn = 0;
+    loop {
+        if port.datagrams.readable().await.is_err() {
+            return;
+        }
+        let received = shared.with_datagram(|buffer| {
+            let (count, peer) = port.datagrams.receive(buffer)?;
+            let bytes = buffer.get(..count).unwrap_or_default();
+            pass_on(&shared, &port, peer, bytes);
+            Ok::<_, io::Error>(())
+        });
+        match received {
+            Ok(()) => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
+            // Of a datagram that was sent before, or nobody knows.
+            Err(_) => sleep(PAUSE).await,
+        }
+        turn += 1;
+        if turn >= TURN {
+            turn = 0;
+            yield_now().await;
+        }
+    }
+}
+
+fn pass_on(shared: &Rc<Shared>, port: &Rc<Port>, peer: Peer, bytes: &[u8]) {
+    let key = FlowKey {
+        port: port.number,
+        peer,
+    };
+    let now = Instant::now();
+    let mut flows = shared.flows.borrow_mut();
+    let mut choice = Choice::Kept;
+    if let Some(flow) = flows.get(&key, now) {
+        if send(&flow.socket, bytes).is_ok() {
+            return;
+        }
+        // Nobody listens there: the next one has it.
+        flows.remove(&key);
+        choice = Choice::Another;
+    }
+    let client = peer.client.ip();
+    let own = SocketAddr::new(peer.own, port.at);
+    // Of the first one of a flow alone: an answer of ours does not change what is known of it.
+    if choice == Choice::Kept && !shared.redirected.borrow_mut().is(peer.client, own) {
+        return;
+    }
+    let endpoint = {
+        let mut balance = port.balance.borrow_mut();
+        if !balance.serving().admits(client) {
+            return;
+        }
+        balance.pick(client, choice, now)
+    };
+    let Some(endpoint) = endpoint else { return };
+    let held = shared.try_take(1).or_else(|| {
+        flows.give_way();
+        shared.try_take(1)
+    });
+    let Some(held) = held else { return };
+    let mark = shared.limits.mark;
+    let socket = connect(endpoint, mark).or_else(|error| {
+        if is_exhausted(&error) && flows.give_way() {
+            return connect(endpoint, mark);
+        }
+        Err(error)
+    });
+    let Ok(socket) = socket else { return };
+    let socket = Rc::new(socket);
+    // A socket that is new has no failure to tell.
+    let _ = send(&socket, bytes);
+    let answers = answer(Rc::clone(shared), Rc::clone(port), Rc::clone(&socket), key);
+    let answers = spawn_local(answers).abort_handle();
+    let flow = Flow::new(endpoint, socket, answers, held);
+    flows.insert(key, flow, now);
+    shared.counters.set_flows(flows.len());
+}
+
+/// Sends what an endpoint answers back to the client, until nothing was sent either way for long.
+async fn answer(shared: Rc<Shared>, port: Rc<Port>, socket: Rc<UdpSocket>, key: FlowKey) {
+    let idle = shared.limits.udp_idle;
+    let mut wait = idle;
+    loop {
+        let heard = socket.ready(Interest::READABLE | Interest::ERROR);
+        match timeout(wait, heard).await {
+            Ok(Ok(ready)) if ready.is_readable() => {}
+            // Nobody listens there.
+            Ok(_) => break,
+            Err(_) => match shared.flows.borrow().used(&key) {
+                Some(used) if used.elapsed() < idle => {
+                    wait = idle.saturating_sub(used.elapsed());
+                    continue;
+                }
+                _ => break,
+            },
+        }
+        wait = idle;
+        let received = socket.try_io(Interest::READABLE, || {
+            shared.with_datagram(|buffer| {
+                let count = rustix::io::read(&*socket, &mut *buffer)?;
+                let bytes = buffer.get(..count).unwrap_or_default();
+                // Where there is no room a datagram is lost, as anywhere.
+                let _ = port.datagrams.send(key.peer, bytes);
+                Ok(())
+            })
+        });
+        match received {
+            Ok(()) => {
+                shared.flows.borrow_mut().get(&key, Instant::now());
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            // The next datagram has the next endpoint.
+            Err(_) => break,
+        }
+    }
+    let mut flows = shared.flows.borrow_mut();
+    let ended = flows.remove(&key);
+    shared.counters.set_flows(flows.len());
+    drop(flows);
+    drop(ended);
+}
+
+/// Where there is no room a datagram is lost, as anywhere. Not by the runtime, which believes that
+/// there is none until it has looked.
+fn send(socket: &UdpSocket, bytes: &[u8]) -> io::Result<()> {
+    match rustix::net::send(socket, bytes, SendFlags::DONTWAIT) {
+        Ok(_) | Err(Errno::AGAIN | Errno::NOBUFS | Errno::MSGSIZE) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn connect(endpoint: SocketAddr, mark: Option<u32>) -> io::Result<UdpSocket> {
+    let any: IpAddr = match endpoint {
+        SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    let socket = StdSocket::bind((any, 0))?;
+    socket.set_nonblocking(true)?;
+    set_mark(&SockRef::from(&socket), mark);
+    socket.connect(endpoint)?;
+    UdpSocket::from_std(socket)
+}

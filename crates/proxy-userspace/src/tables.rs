@@ -1,0 +1,168 @@
+//! What this mode keeps: what is wanted, what is there, and so what is pending.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use footprint::Leftovers;
+use hashbrown::{HashMap, HashSet};
+use proxy::{Owner, Protocol};
+use reconcile::{Removals, Rows, Table};
+
+use crate::held::Held;
+use crate::plan::{Aim, Base};
+use crate::port::{Listener, Portal};
+use crate::relay::Serving;
+
+/// All tables of one IP family.
+pub(crate) struct Tables {
+    /// Listening ports. Those that are there are of this process, and so all known.
+    pub(crate) sockets: Table<Listener, Arc<Serving>, Arc<Owner>>,
+    pub(crate) redirects: Table<Portal, Aim, Arc<Owner>>,
+    pub(crate) base: Table<(), Base, ()>,
+    /// Of other modes: only in the way, so that nothing is late for it.
+    pub(crate) leftovers: Table<(), Leftovers, ()>,
+    /// The numbers of the listening ports that are open.
+    ports: HashMap<Listener, u16>,
+    /// How many redirects that are there lead to a port.
+    uses: HashMap<(Protocol, u16), usize>,
+    /// Whether rules may lead to ports that are none of ours.
+    may_have_foreign: bool,
+}
+
+impl Tables {
+    /// Nothing is wanted, nor known to be there.
+    pub(crate) fn new(now: Instant) -> Self {
+        let mut tables = Self {
+            sockets: Table::new(),
+            redirects: Table::new(),
+            base: Table::new(),
+            leftovers: Table::new(),
+            ports: HashMap::new(),
+            uses: HashMap::new(),
+            may_have_foreign: false,
+        };
+        tables.begin(now);
+        tables.leftovers.count_removals(Removals::Excused);
+        tables
+    }
+
+    /// Says what time it is.
+    pub(crate) fn begin(&mut self, now: Instant) {
+        self.sockets.begin(now);
+        self.redirects.begin(now);
+        self.base.begin(now);
+        self.leftovers.begin(now);
+    }
+
+    /// All of them.
+    pub(crate) fn all(&self) -> impl Iterator<Item = &dyn Rows> {
+        let Self {
+            sockets,
+            redirects,
+            base,
+            leftovers,
+            ..
+        } = self;
+        [sockets as &dyn Rows, redirects, base, leftovers].into_iter()
+    }
+
+    pub(crate) fn count_removals(&mut self, removals: Removals) {
+        self.sockets.count_removals(removals);
+        self.redirects.count_removals(removals);
+    }
+
+    // ---- listening ports ----
+
+    /// The number of a listening port; 0 as long as it is not open.
+    pub(crate) fn port(&self, listener: &Listener) -> u16 {
+        self.ports.get(listener).copied().unwrap_or_default()
+    }
+
+    /// A listening port is open, and these serve there.
+    pub(crate) fn opened(&mut self, listener: &Listener, port: u16, serving: Arc<Serving>) {
+        self.ports.insert(listener.clone(), port);
+        self.sockets.set_actual(listener, Some(serving));
+    }
+
+    /// A listening port is closed.
+    pub(crate) fn closed(&mut self, listener: &Listener) {
+        self.ports.remove(listener);
+        self.sockets.set_actual(listener, None);
+    }
+
+    /// Whether rules lead to a listening port: then it stays.
+    pub(crate) fn is_used(&self, listener: &Listener) -> bool {
+        let port = (listener.name.protocol, self.port(listener));
+        self.uses.contains_key(&port)
+    }
+
+    /// The ports that rules of a process before us lead to.
+    pub(crate) fn foreign_ports(&mut self) -> HashSet<(Protocol, u16)> {
+        if !self.may_have_foreign {
+            return HashSet::new();
+        }
+        let own = self.ports.iter();
+        let own = own.map(|(listener, port)| (listener.name.protocol, *port));
+        let own: HashSet<(Protocol, u16)> = own.collect();
+        let used = self.uses.keys().copied();
+        let foreign: HashSet<_> = used.filter(|port| !own.contains(port)).collect();
+        self.may_have_foreign = !foreign.is_empty();
+        foreign
+    }
+
+    // ---- redirects ----
+
+    /// Books what a redirect is now.
+    pub(crate) fn redirected(&mut self, portal: &Portal, aim: Option<Aim>) {
+        if let Some(before) = self.redirects.actual(portal) {
+            for port in before.ports() {
+                let port = (portal.protocol, port);
+                if let Some(count) = self.uses.get_mut(&port) {
+                    *count -= 1;
+                    if *count == 0 {
+                        self.uses.remove(&port);
+                    }
+                }
+            }
+        }
+        for port in aim.iter().flat_map(Aim::ports) {
+            *self.uses.entry((portal.protocol, port)).or_default() += 1;
+        }
+        self.redirects.set_actual(portal, aim);
+    }
+
+    /// Takes over what was found; the redirects that are not as they were believed to be.
+    pub(crate) fn observe(&mut self, held: Held) -> Vec<Portal> {
+        let Held {
+            base,
+            redirects,
+            leftovers,
+        } = held;
+        self.base.observe(base.map(|base| ((), base)));
+        let leftovers = (!leftovers.is_empty()).then_some(leftovers);
+        self.leftovers.observe(leftovers.map(|found| ((), found)));
+        self.uses.clear();
+        for (portal, aim) in &redirects {
+            for port in aim.ports() {
+                *self.uses.entry((portal.protocol, port)).or_default() += 1;
+            }
+        }
+        self.may_have_foreign = true;
+        self.redirects.observe(redirects)
+    }
+
+    /// Whether all that an owner claims is there.
+    pub(crate) fn has_all_of(&self, owner: &Arc<Owner>) -> bool {
+        let mut sockets = self.sockets.keys_of(owner).iter();
+        let mut redirects = self.redirects.keys_of(owner).iter();
+        sockets.all(|key| !self.sockets.is_pending(key))
+            && redirects.all(|key| !self.redirects.is_pending(key))
+    }
+
+    /// Whether everything is served by this mode.
+    pub(crate) fn serve_all(&self) -> bool {
+        self.base.pending_len() == 0
+            && self.sockets.pending_len() == 0
+            && self.redirects.pending_len() == 0
+    }
+}

@@ -1,0 +1,87 @@
+//! The relay where this process has no descriptors left. A file of its own: it is a limit of the
+//! process.
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    reason = "a test stops at the first surprise"
+)]
+
+mod support;
+
+use std::fs::{self, File};
+use std::io::{ErrorKind, Read as _};
+use std::net::TcpStream;
+use std::os::unix::fs::FileExt as _;
+use std::thread;
+use std::time::Duration;
+
+use proxy_userspace::relay::{Limits, Transport};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use support::{LONG, World, by, limits, named, until};
+
+/// How long this process has worked, in ticks of 10 ms.
+fn worked(stat: &File) -> u64 {
+    let mut text = [0; 4096];
+    let count = stat.read_at(&mut text, 0).unwrap();
+    let text = String::from_utf8_lossy(&text[..count]).into_owned();
+    let fields: Vec<&str> = text
+        .rsplit(')')
+        .next()
+        .unwrap()
+        .split_whitespace()
+        .collect();
+    fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
+}
+
+#[test]
+fn without_descriptors_nothing_spins_and_all_goes_on_once_there_are_some() {
+    let with = Limits {
+        // The relay believes that there are enough.
+        descriptors: Some(1_000_000),
+        ..limits()
+    };
+    let world = World::new(with, Transport::Tcp, by(&[named("a")]));
+    let stat = File::open("/proc/self/stat").unwrap();
+    let at_rest = open();
+    // A connection has two: that to the endpoint is as needed as its own.
+    for free in [0, 1] {
+        assert_eq!(world.who(), "a");
+        until("all of it has ended", || open() == at_rest);
+        let mut clients: Vec<TcpStream> = (0..8).map(|_| world.connect()).collect();
+        for client in &mut clients {
+            client.read_exact(&mut [0; 1]).unwrap();
+        }
+        let before = getrlimit(Resource::Nofile);
+        let current = Some(open() as u64 + 8);
+        setrlimit(Resource::Nofile, Rlimit { current, ..before }).unwrap();
+        let mut taken = all_there_are();
+        // One for the client itself.
+        taken.truncate(taken.len() - 1 - free);
+        let mut waits = world.connect();
+        thread::sleep(Duration::from_millis(100));
+        let start = worked(&stat);
+        let second = Some(Duration::from_secs(1));
+        waits.set_read_timeout(second).unwrap();
+        let read = waits.read(&mut [0; 1]);
+        assert_eq!(read.unwrap_err().kind(), ErrorKind::WouldBlock, "it waits");
+        let ticks = worked(&stat) - start;
+        assert!(ticks < 20, "{ticks} ticks of 100");
+        clients.clear();
+        waits.set_read_timeout(Some(LONG)).unwrap();
+        waits.read_exact(&mut [0; 1]).unwrap();
+        drop(taken);
+        setrlimit(Resource::Nofile, before).unwrap();
+    }
+    assert_eq!(world.who(), "a");
+}
+
+/// How many files are open.
+fn open() -> usize {
+    // One is the listing itself.
+    fs::read_dir("/proc/self/fd").unwrap().count() - 1
+}
+
+/// Takes each descriptor that there is.
+fn all_there_are() -> Vec<File> {
+    std::iter::from_fn(|| File::open("/dev/null").ok()).collect()
+}

@@ -1,0 +1,106 @@
+//! The mode on a real kernel, with real packets, redirected by a table of nf_tables.
+#![allow(
+    clippy::panic,
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    reason = "a test stops at the first surprise"
+)]
+
+mod support;
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use proxy::{IpFamily, Mode as _};
+use proxy_userspace::{Relay, UserspaceKernel, probe_nftables};
+use support::world::{
+    World, endpoints_of_the_node_itself_are_reached, on_a_node, one_process_comes_after_another,
+    packets_find_their_way, packets_find_their_way_over_ipv6, sh, very_many_are_served,
+    whatever_tells_pods_apart_reads_back, who,
+};
+
+fn kernel(family: IpFamily, relay: Relay) -> UserspaceKernel {
+    probe_nftables(family).unwrap();
+    UserspaceKernel::with_nftables(family, relay, &Arc::default()).unwrap()
+}
+
+#[test]
+#[ignore = "writes rules: run it as root, where the kernel has nf_tables"]
+fn packets_find_their_way_by_nftables() {
+    on_a_node(|| packets_find_their_way(kernel));
+}
+
+#[test]
+#[ignore = "writes rules: run it as root, where the kernel has nf_tables"]
+fn packets_find_their_way_by_nftables_over_ipv6() {
+    on_a_node(|| packets_find_their_way_over_ipv6(kernel));
+}
+
+/// What `nft` writes of what it lists is what we write, byte by byte.
+#[test]
+#[ignore = "writes rules: run it as root, where the kernel has nf_tables"]
+fn rules_that_tell_pods_apart_read_back() {
+    let again = "nft list ruleset > /tmp/listed.$$; nft flush ruleset
+                 nft -f /tmp/listed.$$; rm /tmp/listed.$$";
+    whatever_tells_pods_apart_reads_back(kernel, again);
+}
+
+#[test]
+#[ignore = "writes rules: run it as root, where the kernel has nf_tables"]
+fn a_process_that_comes_after_another_takes_over() {
+    on_a_node(|| one_process_comes_after_another(kernel));
+}
+
+#[test]
+#[ignore = "writes rules: run it as root, where the kernel has nf_tables"]
+fn nft_lists_the_table_and_what_others_change_of_it_is_repaired() {
+    on_a_node(|| {
+        let mut world = World::new(IpFamily::V4, kernel);
+        let endpoints = world.endpoints("192.0.2.2", &["a"]);
+        world.serve("10.96.0.1", &endpoints);
+        world.sync();
+        let list = || sh("nft list table ip kube-proxy-userspace");
+        let listed = list();
+        for part in [
+            "10.96.0.1 . tcp . 80 comment \"default/web:tcp\" : 192.0.2.1 . ",
+            "10.96.0.1 . udp . 80 comment \"default/web:udp\" : 127.0.0.1 . ",
+            "type nat hook prerouting priority dstnat - 10; policy accept;",
+            "dnat to ip daddr . meta l4proto . th dport map @portals comment",
+            "fib daddr type local dnat to meta l4proto . th dport map @nodeports-node comment",
+        ] {
+            let is_there = listed.contains(part);
+            // Older ones print the comment behind, and say `ip`.
+            let plain = part.split(" comment").next().unwrap();
+            let other = plain.replace("dnat to", "dnat ip to");
+            assert!(
+                is_there || listed.contains(plain) || listed.contains(&other),
+                "{part}: {listed}"
+            );
+        }
+        for harm in [
+            "delete table ip kube-proxy-userspace",
+            "flush chain ip kube-proxy-userspace output",
+            "flush map ip kube-proxy-userspace portals",
+            "add rule ip kube-proxy-userspace prerouting accept",
+        ] {
+            sh(&format!("nft '{harm}'"));
+            world.mode.check(Instant::now());
+            world.settle();
+            assert_eq!(list(), listed, "{harm}");
+            assert_eq!(who("10.96.0.1:80").unwrap(), "a", "{harm}");
+        }
+        assert_eq!(sh("nft list tables"), "table ip kube-proxy-userspace\n");
+    });
+}
+
+#[test]
+#[ignore = "writes rules: run it as root, where the kernel has nf_tables"]
+fn endpoints_of_the_node_itself_are_reached_by_nftables() {
+    on_a_node(|| endpoints_of_the_node_itself_are_reached(kernel));
+}
+
+#[test]
+#[ignore = "writes rules: run it as root, where the kernel has nf_tables"]
+fn very_many_are_served_at_once() {
+    on_a_node(|| very_many_are_served(kernel, 3_000));
+}

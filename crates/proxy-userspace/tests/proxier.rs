@@ -1,0 +1,576 @@
+//! What the mode does, as short stories on the strict fake kernel.
+#![allow(
+    clippy::panic,
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    reason = "a test stops at the first surprise"
+)]
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use engine::Lanes;
+use futures::executor::block_on;
+use proxy::{
+    Endpoint, EndpointPort, EndpointSlice, Event, IpFamily, Kind, LocalDetector, Mode as _, Model,
+    NamespacedName, Node, NodeFacts, NodePortAddresses, Notice, Placement, Protocol, Report,
+    Service, ServicePort,
+};
+use proxy_userspace::fake::FakeKernel;
+use proxy_userspace::{
+    Aim, Base, Config, Extent, NodePortsAt, Plan, Portal, Proxier, Scope, Sources,
+};
+
+const NODE: &str = "192.0.2.1";
+
+struct World {
+    kernel: FakeKernel,
+    mode: Proxier<FakeKernel>,
+    model: Model,
+    now: Instant,
+}
+
+impl World {
+    fn new() -> Self {
+        Self::with(
+            Config::default(),
+            NodePortAddresses::All,
+            FakeKernel::new(&[NODE, "127.0.0.1", "10.244.1.1"]),
+        )
+    }
+
+    fn with(config: Config, node_ports: NodePortAddresses, kernel: FakeKernel) -> Self {
+        let now = Instant::now();
+        let lanes = Lanes::inline(|| kernel.clone());
+        let mut node = NodeFacts::new(IpFamily::V4, "node1");
+        node.node_port_addresses = node_ports;
+        let mut model = Model::of_node("node1");
+        for kind in [Kind::Service, Kind::EndpointSlice, Kind::Node] {
+            model.apply(Event::ListStarted(kind));
+        }
+        model.apply(Event::NodeApplied(Node {
+            name: "node1".into(),
+            addresses: vec![NODE.parse().unwrap()],
+            ..Node::default()
+        }));
+        Self {
+            mode: Proxier::new(config, node, lanes, now),
+            kernel,
+            model,
+            now,
+        }
+    }
+
+    fn listed(mut self) -> Self {
+        for kind in [Kind::Service, Kind::EndpointSlice, Kind::Node] {
+            let is_whole = true;
+            self.model.apply(Event::ListComplete { kind, is_whole });
+        }
+        self
+    }
+
+    fn apply(&mut self, service: Service) {
+        self.model.apply(Event::ServiceApplied(service));
+    }
+
+    fn delete(&mut self, name: &str) {
+        let name = NamespacedName::new("default", name);
+        self.model.apply(Event::ServiceDeleted(name));
+    }
+
+    /// Endpoints by address; those that end in an even number are on this node.
+    fn endpoints(&mut self, service: &str, addresses: &[&str]) {
+        let endpoint = |address: &&str| Endpoint {
+            address: address.parse().unwrap(),
+            ready: true,
+            serving: true,
+            terminating: false,
+            placement: Arc::new(Placement {
+                node: Some(if address.ends_with(['0', '2', '4', '6', '8']) {
+                    "node1".into()
+                } else {
+                    "node2".into()
+                }),
+                ..Placement::default()
+            }),
+        };
+        let ports = [Protocol::Tcp, Protocol::Udp].map(|protocol| EndpointPort {
+            name: "".into(),
+            protocol,
+            port: 8080,
+        });
+        let name = NamespacedName::new("default", service);
+        self.model.apply(Event::SliceApplied(EndpointSlice {
+            name: name.clone(),
+            service: name,
+            family: IpFamily::V4,
+            ports: ports.into_iter().collect(),
+            endpoints: addresses.iter().map(endpoint).collect(),
+            change_trigger: None,
+        }));
+    }
+
+    fn settle(&mut self) -> Report {
+        let mut all = Report::default();
+        for _ in 0..100 {
+            self.mode.proceed(&self.model, self.now);
+            let Some(report) = self.mode.book(&self.model, self.now) else {
+                return all;
+            };
+            all.written += report.written;
+            all.failures.extend(report.failures);
+            all.unreadable.extend(report.unreadable);
+            all.settled.extend(report.settled);
+            all.repaired.extend(report.repaired);
+            all.conflicts = report.conflicts.or(all.conflicts);
+            for (kind, of) in report.drift.kinds() {
+                for name in &of.first {
+                    all.drift.add(kind, || name.clone());
+                }
+            }
+        }
+        panic!("it never ends");
+    }
+
+    fn sync(&mut self) -> Report {
+        let changes = self.model.take_changes();
+        self.mode.update(&self.model, &changes, self.now);
+        self.settle()
+    }
+
+    /// What a portal is redirected to.
+    fn aim(&self, address: Option<&str>, port: u16) -> Option<Aim> {
+        let portal = portal(address, port);
+        self.kernel.state().redirects.get(&portal).cloned()
+    }
+
+    /// Who serves at a port, and for whom.
+    fn at(&self, port: u16) -> (Scope, Sources, Vec<String>) {
+        let state = self.kernel.state();
+        let open = state.open.iter();
+        let mut found = open.filter(|(_, (number, _))| *number == port);
+        let (listener, (_, serving)) = found.next().unwrap();
+        let endpoints = serving.endpoints.iter().map(ToString::to_string);
+        let way = listener.way;
+        (way.scope, way.sources, endpoints.collect())
+    }
+
+    fn writes(&self) -> Vec<proxy_userspace::Redirects> {
+        std::mem::take(&mut self.kernel.state().writes)
+    }
+}
+
+fn portal(address: Option<&str>, port: u16) -> Portal {
+    Portal {
+        address: address.map(|ip| ip.parse().unwrap()),
+        protocol: Protocol::Tcp,
+        port,
+    }
+}
+
+fn service(name: &str, address: &str) -> Service {
+    let port = ServicePort {
+        name: "".into(),
+        protocol: Protocol::Tcp,
+        port: 80,
+        node_port: None,
+    };
+    Service {
+        created: Some(1),
+        ports: [port].into_iter().collect(),
+        ..Service::at(
+            NamespacedName::new("default", name),
+            [address.parse().unwrap()],
+        )
+    }
+}
+
+/// With a NodePort and a balancer's address.
+fn balanced(name: &str, address: &str) -> Service {
+    let mut service = service(name, address);
+    service.ports[0].node_port = Some(30_080);
+    service.ingress_ips = vec!["203.0.113.1".parse().unwrap()];
+    service.external_ips = vec!["198.51.100.1".parse().unwrap()];
+    service
+}
+
+#[test]
+fn a_port_is_opened_and_then_redirected_to() {
+    let mut world = World::new().listed();
+    world.apply(service("web", "10.96.0.1"));
+    world.endpoints("web", &["10.244.1.2", "10.244.2.3"]);
+    let report = world.sync();
+    assert_eq!(report.settled.len(), 1);
+    let aim = world.aim(Some("10.96.0.1"), 80).unwrap();
+    assert_eq!(
+        aim,
+        Aim {
+            name: "default/web".into(),
+            via: Some(NODE.parse().unwrap()),
+            outside: 40_000,
+            pods: 40_000,
+            node: 40_000,
+        }
+    );
+    let all = ["10.244.1.2:8080", "10.244.2.3:8080"].map(str::to_owned);
+    assert_eq!(
+        world.at(40_000),
+        (Scope::Cluster, Sources::All, all.to_vec())
+    );
+    assert_eq!(world.writes().len(), 1, "chains and redirects in one");
+    assert!(world.mode.standing().is_settled);
+    assert_eq!(world.mode.standing().pending_since, None);
+    assert_eq!(world.sync().written, 0);
+    assert_eq!(world.mode.next_due(world.now), None, "idle is idle");
+}
+
+#[test]
+fn an_endpoint_that_comes_or_goes_writes_no_rule() {
+    let mut world = World::new().listed();
+    world.apply(service("web", "10.96.0.1"));
+    world.endpoints("web", &["10.244.1.2"]);
+    world.sync();
+    world.writes();
+    world.endpoints("web", &["10.244.2.3"]);
+    let report = world.sync();
+    assert_eq!((report.written, report.settled.len()), (1, 1));
+    assert_eq!(world.at(40_000).2, ["10.244.2.3:8080"]);
+    assert!(world.writes().is_empty());
+}
+
+#[test]
+fn a_port_is_closed_once_nothing_leads_to_it() {
+    let mut world = World::new().listed();
+    world.apply(service("web", "10.96.0.1"));
+    world.apply(service("other", "10.96.0.2"));
+    world.sync();
+    world.writes();
+    world.delete("web");
+    world.kernel.state().held = Some("somebody writes".to_owned());
+    assert_eq!(world.sync().failures.len(), 1);
+    assert_eq!(world.kernel.state().open.len(), 2, "rules lead to it");
+    world.kernel.state().held = None;
+    for _ in 0..3 {
+        world.now += Duration::from_secs(1);
+        world.settle();
+    }
+    assert_eq!(world.kernel.state().open.len(), 1);
+    assert_eq!(world.aim(Some("10.96.0.1"), 80), None);
+    let writes = world.writes();
+    let last = writes.last().unwrap();
+    assert_eq!((last.extent, last.changes.len()), (Extent::Changes, 1));
+}
+
+#[test]
+fn nothing_goes_before_all_is_listed() {
+    let mut world = World::new();
+    world.apply(service("web", "10.96.0.1"));
+    world.sync();
+    world.delete("web");
+    world.sync();
+    assert!(world.aim(Some("10.96.0.1"), 80).is_some());
+    assert_eq!(world.kernel.state().open.len(), 1);
+    assert_eq!(world.mode.standing().pending_since, None, "it is not late");
+    let mut world = world.listed();
+    world.sync();
+    assert!(world.kernel.state().open.is_empty());
+    assert!(world.kernel.state().redirects.is_empty());
+}
+
+#[test]
+fn every_address_of_a_service_leads_to_its_port() {
+    let mut world = World::new().listed();
+    world.apply(balanced("web", "10.96.0.1"));
+    world.endpoints("web", &["10.244.1.2", "10.244.2.3"]);
+    world.sync();
+    let of = |at: Option<&str>, port| world.aim(at, port).map(|aim| aim.outside);
+    assert_eq!(of(Some("10.96.0.1"), 80), Some(40_000));
+    assert_eq!(of(Some("203.0.113.1"), 80), Some(40_000));
+    assert_eq!(of(Some("198.51.100.1"), 80), Some(40_000));
+    assert_eq!(of(None, 30_080), Some(40_000));
+    assert_eq!(world.kernel.state().open.len(), 1, "one way, one port");
+}
+
+#[test]
+fn policies_and_source_ranges_have_ports_of_their_own() {
+    let detector = LocalDetector::SourceNet("10.244.1.0/24".parse().unwrap());
+    let config = Config {
+        detector,
+        ..Config::default()
+    };
+    let kernel = FakeKernel::new(&[NODE]);
+    let mut world = World::with(config, NodePortAddresses::All, kernel).listed();
+    world.apply(Service {
+        external_local: true,
+        source_ranges: vec!["192.0.2.0/24".parse().unwrap()],
+        ..balanced("web", "10.96.0.1")
+    });
+    world.endpoints("web", &["10.244.1.2", "10.244.2.3"]);
+    world.sync();
+    let all = vec!["10.244.1.2:8080".to_owned(), "10.244.2.3:8080".to_owned()];
+    let local = vec!["10.244.1.2:8080".to_owned()];
+    let cluster = world.aim(Some("10.96.0.1"), 80).unwrap();
+    let everybody = (Scope::Cluster, Sources::All, all.clone());
+    assert_eq!(world.at(cluster.outside), everybody);
+    // From elsewhere only to this node's; from this node and its pods to all.
+    let node_port = world.aim(None, 30_080).unwrap();
+    let outside = (Scope::Local, Sources::All, local.clone());
+    assert_eq!(world.at(node_port.outside), outside);
+    assert_eq!(world.at(node_port.pods), everybody);
+    assert_eq!(world.at(node_port.node), everybody);
+    let balancer = world.aim(Some("203.0.113.1"), 80).unwrap();
+    let outside = (Scope::Local, Sources::Ranges, local);
+    assert_eq!(world.at(balancer.outside), outside);
+    assert_eq!(
+        world.at(balancer.node),
+        (Scope::Cluster, Sources::Ranges, all)
+    );
+    let state = world.kernel.state();
+    let mut open = state.open.iter();
+    let (_, (_, serving)) = open
+        .find(|(listener, _)| listener.way.sources == Sources::Ranges)
+        .unwrap();
+    let admits = |ip: &str| serving.admits(ip.parse().unwrap());
+    assert!(admits("192.0.2.77") && !admits("198.51.100.7"));
+    // The node is among them, and may have the balancer's address for its source.
+    assert!(admits("203.0.113.1"));
+}
+
+#[test]
+fn node_ports_are_served_where_they_are_to_be() {
+    let within = NodePortAddresses::Within(vec!["192.0.2.0/24".parse().unwrap()]);
+    let kernel = FakeKernel::new(&[NODE, "198.51.100.9"]);
+    let mut world = World::with(Config::default(), within, kernel).listed();
+    world.sync();
+    let at = |world: &World| world.kernel.state().base.clone().unwrap().node_ports;
+    let one: IpAddr = NODE.parse().unwrap();
+    assert_eq!(at(&world), NodePortsAt::These(vec![one]));
+    assert_eq!(world.mode.node_ports().unwrap().addresses, [one]);
+    let other: IpAddr = "192.0.2.2".parse().unwrap();
+    world.kernel.state().addresses.insert(other);
+    world.mode.notice(&Notice::AddressAdded(other), world.now);
+    world.now += Duration::from_millis(50);
+    world.settle();
+    assert_eq!(at(&world), NodePortsAt::These(vec![one, other]));
+}
+
+#[test]
+fn a_node_that_has_another_address_is_redirected_there() {
+    let mut world = World::new().listed();
+    world.apply(service("web", "10.96.0.1"));
+    world.sync();
+    let other: IpAddr = "192.0.2.9".parse().unwrap();
+    world.kernel.state().addresses = BTreeSet::from([other]);
+    let gone = Notice::AddressRemoved(NODE.parse().unwrap());
+    world.mode.notice(&gone, world.now);
+    world.now += Duration::from_millis(50);
+    world.settle();
+    let aim = world.aim(Some("10.96.0.1"), 80).unwrap();
+    assert_eq!(aim.via, Some(other));
+}
+
+#[test]
+fn what_a_process_before_us_has_left_is_taken_over_and_its_ports_are_avoided() {
+    let kernel = FakeKernel::new(&[NODE]);
+    let before = Aim {
+        name: "default/web".into(),
+        via: Some(NODE.parse().unwrap()),
+        outside: 40_000,
+        pods: 40_000,
+        node: 40_001,
+    };
+    {
+        let mut state = kernel.state();
+        let node_ports = NodePortsAt::Everywhere;
+        state.base = Some(Base {
+            node_ports,
+            own_mark: None,
+        });
+        let redirects = [("10.96.0.1", 80), ("10.96.0.9", 80)];
+        let redirects = redirects.map(|(at, port)| (portal(Some(at), port), before.clone()));
+        state.redirects = redirects.into();
+    }
+    let mut world = World::with(Config::default(), NodePortAddresses::All, kernel).listed();
+    world.apply(service("web", "10.96.0.1"));
+    let report = world.sync();
+    let aim = world.aim(Some("10.96.0.1"), 80).unwrap();
+    assert_eq!(aim.outside, 40_002, "rules led to those two");
+    assert_eq!(world.aim(Some("10.96.0.9"), 80), None, "nobody wants it");
+    let writes = world.writes();
+    assert_eq!((writes.len(), writes[0].extent), (1, Extent::Changes));
+    assert!(report.drift.is_empty());
+}
+
+#[test]
+fn what_others_change_is_repaired_and_told() {
+    let mut world = World::new().listed();
+    world.apply(service("web", "10.96.0.1"));
+    world.apply(service("other", "10.96.0.2"));
+    world.sync();
+    world.writes();
+    let at = portal(Some("10.96.0.1"), 80);
+    world.kernel.state().redirects.remove(&at);
+    world.mode.check(world.now);
+    let report = world.settle();
+    assert_eq!(report.repaired.len(), 1);
+    let kinds: Vec<_> = report
+        .drift
+        .kinds()
+        .map(|(kind, of)| (kind, of.count))
+        .collect();
+    assert_eq!(kinds, [("rule", 1)]);
+    assert_eq!(world.writes()[0].changes.len(), 1);
+    // All of it.
+    let mut state = world.kernel.state();
+    state.base = None;
+    state.redirects.clear();
+    drop(state);
+    world.mode.check(world.now);
+    world.settle();
+    assert!(world.kernel.state().base.is_some());
+    assert_eq!(world.kernel.state().redirects.len(), 2);
+    assert_eq!(world.writes()[0].extent, Extent::Whole);
+}
+
+#[test]
+fn one_redirect_that_is_refused_harms_no_other() {
+    let mut world = World::new().listed();
+    for number in 1..=9 {
+        let name = format!("web{number}");
+        world.apply(service(&name, &format!("10.96.0.{number}")));
+    }
+    let bad = portal(Some("10.96.0.5"), 80);
+    world.kernel.state().refused.insert(bad);
+    let report = world.sync();
+    assert_eq!(report.settled.len(), 8);
+    assert_eq!(report.failures.len(), 1);
+    let told = report.failures[0].to_string();
+    assert!(told.contains("default/web5"), "{told}");
+    assert_eq!(world.kernel.state().redirects.len(), 8);
+    assert_eq!(world.mode.standing().pending_since, None, "it is excused");
+    world.kernel.state().refused.clear();
+    world.now += Duration::from_secs(1);
+    world.settle();
+    assert_eq!(world.kernel.state().redirects.len(), 9);
+}
+
+#[test]
+fn a_port_that_cannot_be_opened_is_told_and_tried_again() {
+    let mut world = World::new().listed();
+    world.apply(service("before", "10.96.0.9"));
+    assert_eq!(world.sync().settled.len(), 1);
+    world.kernel.state().exhausted = Some("too many open files".to_owned());
+    world.apply(service("web", "10.96.0.1"));
+    let report = world.sync();
+    assert_eq!((report.settled.len(), report.failures.len()), (0, 1));
+    let told = report.failures[0].to_string();
+    assert!(
+        told.contains("default/web") && told.contains("too many open files"),
+        "{told}"
+    );
+    assert!(world.mode.standing().pending_since.is_some());
+    // Those who have one go on, and change.
+    world.endpoints("before", &["10.244.0.7"]);
+    world.sync();
+    assert_eq!(world.at(40_000).2, ["10.244.0.7:8080"]);
+    assert!(world.aim(Some("10.96.0.9"), 80).is_some());
+    assert!(world.aim(Some("10.96.0.1"), 80).is_none());
+    world.kernel.state().exhausted = None;
+    world.now = world.mode.next_due(world.now).unwrap();
+    assert_eq!(world.settle().settled.len(), 1);
+    assert!(world.aim(Some("10.96.0.1"), 80).is_some());
+    assert_eq!(world.mode.standing().pending_since, None);
+}
+
+#[test]
+fn where_no_port_is_left_one_is_asked_for_and_all_are_told() {
+    let mut world = World::new().listed();
+    world.kernel.state().exhausted = Some("address already in use".to_owned());
+    for at in 1..=100 {
+        world.apply(service(&format!("web-{at}"), &format!("10.96.0.{at}")));
+    }
+    let mut dns = service("dns", "10.96.1.1");
+    dns.ports[0].protocol = Protocol::Udp;
+    world.apply(dns);
+    assert_eq!(world.sync().failures.len(), 101);
+    assert_eq!(world.kernel.state().tries, 2, "one of each protocol");
+    world.kernel.state().exhausted = None;
+    world.now = world.mode.next_due(world.now).unwrap();
+    assert_eq!(world.settle().settled.len(), 101);
+}
+
+#[test]
+fn sctp_is_told_and_nothing_waits_for_it() {
+    let mut world = World::new().listed();
+    let mut sctp = service("signal", "10.96.0.7");
+    sctp.ports[0].protocol = Protocol::Sctp;
+    world.apply(sctp);
+    world.apply(service("web", "10.96.0.1"));
+    let report = world.sync();
+    assert_eq!((report.settled.len(), report.failures.len()), (1, 1));
+    assert_eq!(world.mode.standing().pending_since, None);
+    assert_eq!(world.kernel.state().redirects.len(), 1);
+}
+
+#[test]
+fn of_two_that_want_one_address_the_older_has_it() {
+    let mut world = World::new().listed();
+    world.apply(Service {
+        created: Some(2),
+        ..service("younger", "10.96.0.1")
+    });
+    world.apply(service("older", "10.96.0.1"));
+    let conflicts = world.sync().conflicts.unwrap();
+    assert_eq!(conflicts[0].winner.to_string(), "default/older");
+    let name = |world: &World| world.aim(Some("10.96.0.1"), 80).unwrap().name;
+    assert_eq!(&*name(&world), "default/older");
+    world.delete("older");
+    world.sync();
+    assert_eq!(&*name(&world), "default/younger");
+}
+
+#[test]
+fn without_knowing_the_rules_nothing_is_opened() {
+    let kernel = FakeKernel::new(&[NODE]);
+    kernel.state().unreadable = Some("busy".to_owned());
+    let mut world = World::with(Config::default(), NodePortAddresses::All, kernel).listed();
+    world.apply(service("web", "10.96.0.1"));
+    assert_eq!(world.sync().unreadable.len(), 1);
+    assert!(world.kernel.state().open.is_empty());
+    world.kernel.state().unreadable = None;
+    world.now = world.mode.next_due(world.now).unwrap();
+    assert_eq!(world.settle().settled.len(), 1);
+}
+
+#[test]
+fn a_preview_writes_nothing() {
+    let mut world = World::new().listed();
+    world.apply(balanced("web", "10.96.0.1"));
+    block_on(world.mode.read(&world.model, world.now)).unwrap();
+    let changes = world.model.take_changes();
+    world.mode.update(&world.model, &changes, world.now);
+    let kernel = world.kernel.clone();
+    let plans = block_on(world.mode.preview(world.now));
+    let lines: Vec<String> = plans.iter().flat_map(Plan::lines).collect();
+    assert_eq!(lines.len(), 6, "{lines:?}");
+    assert!(kernel.state().open.is_empty() && kernel.state().writes.is_empty());
+}
+
+#[test]
+fn ten_thousand_are_one_write_and_one_more_is_one_redirect() {
+    let mut world = World::new().listed();
+    for number in 0..10_000_u32 {
+        let [_, _, high, low] = number.to_be_bytes();
+        let name = format!("web{number}");
+        world.apply(service(&name, &format!("10.97.{high}.{low}")));
+    }
+    world.sync();
+    let writes = world.writes();
+    assert_eq!((writes.len(), writes[0].changes.len()), (1, 10_000));
+    world.apply(service("one", "10.96.0.1"));
+    world.sync();
+    let writes = world.writes();
+    assert_eq!((writes.len(), writes[0].changes.len()), (1, 1));
+}

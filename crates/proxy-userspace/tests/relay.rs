@@ -1,0 +1,538 @@
+//! The relay on loopback, with real sockets.
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    reason = "a test stops at the first surprise"
+)]
+
+mod support;
+
+use std::collections::BTreeMap;
+use std::io::{ErrorKind, Read as _, Write as _};
+use std::net::{Shutdown, SocketAddr, TcpStream, UdpSocket};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use proxy_userspace::relay::{Carriage, Limits, Reach, Relay, Serving, Transport};
+use socket2::{Domain, SockRef, Socket, Type};
+
+use support::{
+    ANY, LONG, World, answering, by, connect, echo, endpoint, limits, named, nobody, until,
+};
+
+#[test]
+fn each_endpoint_has_its_turn() {
+    let world = World::tcp(&[named("a"), named("b"), named("c")]);
+    let mut counts = BTreeMap::new();
+    for _ in 0..30 {
+        *counts.entry(world.who()).or_insert(0) += 1;
+    }
+    let even = ["a", "b", "c"].map(|name| (name.to_owned(), 10));
+    assert_eq!(counts, BTreeMap::from(even));
+}
+
+#[test]
+fn a_client_keeps_its_endpoint_for_a_while() {
+    let serving = Serving {
+        affinity: Some(Duration::from_secs(3)),
+        ..by(&[named("a"), named("b"), named("c")])
+    };
+    let world = World::new(limits(), Transport::Tcp, serving);
+    let first = world.who();
+    for _ in 0..10 {
+        assert_eq!(world.who(), first);
+    }
+    thread::sleep(Duration::from_millis(3_100));
+    assert_ne!(world.who(), first, "its time is over");
+}
+
+#[test]
+fn an_endpoint_that_refuses_is_passed_over() {
+    let world = World::tcp(&[nobody(), nobody(), named("a"), nobody(), nobody(), nobody()]);
+    let start = Instant::now();
+    for _ in 0..10 {
+        assert_eq!(world.who(), "a");
+    }
+    assert!(start.elapsed() < Duration::from_secs(1), "it costs no wait");
+}
+
+#[test]
+fn an_endpoint_that_hangs_is_passed_over_in_time() {
+    // Its queue is full: who connects hears nothing.
+    let hangs = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    hangs.bind(&ANY.into()).unwrap();
+    hangs.listen(0).unwrap();
+    let at = hangs.local_addr().unwrap().as_socket().unwrap();
+    let fill = Duration::from_millis(100);
+    let _full: Vec<_> = (0..4)
+        .map(|_| TcpStream::connect_timeout(&at, fill))
+        .collect();
+    let world = World::tcp(&[at, named("a")]);
+    let times = (0..2).map(|_| {
+        let start = Instant::now();
+        assert_eq!(world.who(), "a");
+        start.elapsed()
+    });
+    let slowest = times.max().unwrap();
+    assert!(slowest >= Duration::from_millis(250), "{slowest:?}");
+    assert!(slowest < Duration::from_millis(900), "{slowest:?}");
+}
+
+#[test]
+fn where_nobody_accepts_the_client_is_reset() {
+    for endpoints in [vec![], vec![nobody()]] {
+        let world = World::tcp(&endpoints);
+        let error = world.connect().read(&mut [0; 1]).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+        until("refused is counted", || {
+            world.relay.counters().refused() == 1
+        });
+    }
+}
+
+#[test]
+fn who_may_not_come_is_reset() {
+    let serving = Serving {
+        sources: Some(["127.0.0.2/32".parse().unwrap()].into()),
+        ..by(&[named("a")])
+    };
+    let world = World::new(limits(), Transport::Tcp, serving.clone());
+    let error = world.connect().read(&mut [0; 1]).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+    let serving = Serving {
+        sources: Some(["127.0.0.0/29".parse().unwrap()].into()),
+        ..serving
+    };
+    let updated = world.relay.update(world.port.number, Arc::new(serving));
+    updated.unwrap();
+    assert_eq!(world.who(), "a");
+}
+
+#[test]
+fn who_was_not_redirected_is_reset_where_that_is_asked() {
+    let with = Limits {
+        reach: Reach::Redirected,
+        ..limits()
+    };
+    let world = World::new(with, Transport::Tcp, by(&[named("a")]));
+    let error = world.connect().read(&mut [0; 1]).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+}
+
+#[test]
+fn the_end_of_one_direction_leaves_the_other_open() {
+    // It answers when all is told, and reads on when it has said all.
+    let at = endpoint(|mut connection| {
+        let mut told = Vec::new();
+        connection.read_to_end(&mut told).unwrap();
+        connection.write_all(&told).unwrap();
+    });
+    let world = World::tcp(&[at]);
+    let mut client = world.connect();
+    client.write_all(b"all").unwrap();
+    client.shutdown(Shutdown::Write).unwrap();
+    let mut answer = String::new();
+    client.read_to_string(&mut answer).unwrap();
+    assert_eq!(answer, "all");
+    let at = endpoint(|mut connection| {
+        connection.shutdown(Shutdown::Write).unwrap();
+        let mut told = String::new();
+        connection.read_to_string(&mut told).unwrap();
+        assert_eq!(told, "later");
+    });
+    let world = World::tcp(&[at]);
+    let mut client = world.connect();
+    assert_eq!(client.read(&mut [0; 1]).unwrap(), 0);
+    client.write_all(b"later").unwrap();
+    client.shutdown(Shutdown::Write).unwrap();
+    until("it is over", || world.relay.counters().connections() == 0);
+}
+
+#[test]
+fn a_reset_resets_the_other_side() {
+    let resets = endpoint(|mut connection| {
+        connection.read_exact(&mut [0; 1]).unwrap();
+        let socket = SockRef::from(&connection);
+        socket.set_linger(Some(Duration::ZERO)).unwrap();
+    });
+    let world = World::tcp(&[resets]);
+    let mut client = world.connect();
+    client.write_all(b"x").unwrap();
+    let error = client.read(&mut [0; 1]).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+    // And the other way round.
+    let (told, seen) = std::sync::mpsc::channel();
+    let at = endpoint(move |mut connection| {
+        connection.write_all(b"a").unwrap();
+        let error = connection.read(&mut [0; 1]).unwrap_err();
+        told.send(error.kind()).unwrap();
+    });
+    let world = World::tcp(&[at]);
+    let mut client = world.connect();
+    client.read_exact(&mut [0; 1]).unwrap();
+    let socket = SockRef::from(&client);
+    socket.set_linger(Some(Duration::ZERO)).unwrap();
+    drop(client);
+    assert_eq!(seen.recv().unwrap(), ErrorKind::ConnectionReset);
+}
+
+/// Writes as long as anything is taken; how much that is.
+fn write_until_full(connection: &mut TcpStream) -> usize {
+    connection
+        .set_write_timeout(Some(Duration::from_millis(700)))
+        .unwrap();
+    let (chunk, mut written) = (vec![b'x'; 1 << 20], 0);
+    while let Ok(count) = connection.write(&chunk) {
+        written += count;
+        assert!(written < 1 << 28, "nothing holds it back");
+    }
+    written
+}
+
+#[test]
+fn who_reads_slowly_holds_the_writer_back_and_loses_nothing() {
+    let all = [Carriage::Copy, Carriage::Splice, Carriage::Adaptive].map(|one| (one, 1_024));
+    // Where there is no room for more, as much arrives.
+    for (carriage, waiting) in [&all[..], &[(Carriage::Copy, 0), (Carriage::Adaptive, 0)]].concat()
+    {
+        let with = Limits {
+            carriage,
+            waiting,
+            ..limits()
+        };
+        let (go, waits) = std::sync::mpsc::channel::<()>();
+        let waits = Arc::new(std::sync::Mutex::new(waits));
+        let (told, counted) = std::sync::mpsc::channel();
+        let at = endpoint(move |mut connection| {
+            waits.lock().unwrap().recv().unwrap();
+            let mut read = 0;
+            let mut buffer = vec![0; 1 << 16];
+            while let Ok(count @ 1..) = connection.read(&mut buffer) {
+                assert!(buffer[..count].iter().all(|byte| *byte == b'x'));
+                read += count;
+            }
+            told.send(read).unwrap();
+        });
+        let world = World::new(with, Transport::Tcp, by(&[at]));
+        let mut client = world.connect();
+        let before = resident();
+        let written = write_until_full(&mut client);
+        // What the sockets' buffers hold is the kernel's, and bounded by tcp_rmem and tcp_wmem.
+        let grown = resident().saturating_sub(before);
+        assert!(grown < 8 << 20, "{carriage:?}: {grown} bytes");
+        go.send(()).unwrap();
+        client.shutdown(Shutdown::Write).unwrap();
+        assert_eq!(counted.recv_timeout(LONG).unwrap(), written, "{carriage:?}");
+    }
+}
+
+/// The memory of this process, in bytes.
+fn resident() -> usize {
+    let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
+    let pages: usize = statm.split(' ').nth(1).unwrap().parse().unwrap();
+    pages * 4096
+}
+
+#[test]
+fn much_is_carried_both_ways_at_once() {
+    for carriage in [Carriage::Copy, Carriage::Splice, Carriage::Adaptive] {
+        let with = Limits {
+            carriage,
+            ..limits()
+        };
+        let world = World::new(with, Transport::Tcp, by(&[endpoint(echo)]));
+        let sizes = [1, 7, 4_096, 65_536, 300_001, 3 << 20];
+        for size in sizes {
+            let sent: Vec<u8> = (0..size).map(|at: u32| (at % 251) as u8).collect();
+            let mut client = world.connect();
+            let mut writer = client.try_clone().unwrap();
+            let bytes = sent.clone();
+            let writes = thread::spawn(move || {
+                writer.write_all(&bytes).unwrap();
+                writer.shutdown(Shutdown::Write).unwrap();
+            });
+            let mut received = Vec::new();
+            client.read_to_end(&mut received).unwrap();
+            writes.join().unwrap();
+            assert!(received == sent, "{carriage:?}, {size} bytes");
+        }
+    }
+}
+
+#[test]
+fn where_descriptors_are_used_up_clients_wait_until_one_is_free() {
+    let with = Limits {
+        // Of the listening port, and of two connections.
+        descriptors: Some(5),
+        ..limits()
+    };
+    let world = World::new(with, Transport::Tcp, by(&[named("a")]));
+    let hold = |mut client: TcpStream| {
+        client.read_exact(&mut [0; 1]).unwrap();
+        client
+    };
+    let (first, _second) = (hold(world.connect()), hold(world.connect()));
+    let mut third = world.connect();
+    third
+        .set_read_timeout(Some(Duration::from_millis(200)))
+        .unwrap();
+    let error = third.read(&mut [0; 1]).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::WouldBlock, "it waits");
+    assert_eq!(world.relay.counters().accepted(), 2);
+    drop(first);
+    third.set_read_timeout(Some(LONG)).unwrap();
+    hold(third);
+}
+
+/// Without descriptors for it, no port is opened, and what there is goes on.
+#[test]
+fn a_listening_port_takes_a_descriptor_and_gives_it_back() {
+    let with = Limits {
+        descriptors: Some(3),
+        ..limits()
+    };
+    let world = World::new(with, Transport::Tcp, by(&[named("a")]));
+    let open = |transport| {
+        let serving = Arc::new(by(&[named("b")]));
+        world.relay.open(transport, ANY, serving)
+    };
+    let (one, other) = (open(Transport::Udp).unwrap(), open(Transport::Tcp).unwrap());
+    let refused = open(Transport::Tcp).unwrap_err();
+    assert!(refused.to_string().contains("LimitNOFILE"), "{refused}");
+    world.relay.close(one.number).unwrap();
+    world.relay.close(other.number).unwrap();
+    assert_eq!(world.who(), "a");
+}
+
+#[test]
+fn where_there_are_as_many_connections_as_may_be_others_wait() {
+    let with = Limits {
+        connections: 1,
+        ..limits()
+    };
+    let world = World::new(with, Transport::Tcp, by(&[named("a")]));
+    let mut first = world.connect();
+    first.read_exact(&mut [0; 1]).unwrap();
+    let mut second = world.connect();
+    let brief = Duration::from_millis(200);
+    second.set_read_timeout(Some(brief)).unwrap();
+    let error = second.read(&mut [0; 1]).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::WouldBlock, "it waits");
+    drop(first);
+    second.set_read_timeout(Some(LONG)).unwrap();
+    second.read_exact(&mut [0; 1]).unwrap();
+}
+
+/// Bytes are copied where no pipe may be lent, for want of either.
+#[test]
+fn without_a_pipe_bytes_are_carried_all_the_same() {
+    let none = Limits {
+        pipes: 0,
+        ..limits()
+    };
+    // Of the listening port, and of one connection.
+    let few = Limits {
+        descriptors: Some(3),
+        ..limits()
+    };
+    for with in [none, few] {
+        let with = Limits {
+            carriage: Carriage::Splice,
+            ..with
+        };
+        let world = World::new(with, Transport::Tcp, by(&[named("a")]));
+        assert_eq!(world.who(), "a");
+        assert_eq!(world.who(), "a");
+    }
+}
+
+/// Pipes that are spare give way to connections.
+#[test]
+fn spare_pipes_keep_nobody_waiting() {
+    let with = Limits {
+        descriptors: Some(5),
+        carriage: Carriage::Splice,
+        ..limits()
+    };
+    let world = World::new(with, Transport::Tcp, by(&[named("a")]));
+    let held = [world.connect(), world.connect()].map(|mut client| {
+        client.read_exact(&mut [0; 1]).unwrap();
+        client
+    });
+    assert_eq!(world.relay.counters().connections(), held.len());
+}
+
+#[test]
+fn a_closed_port_accepts_nobody_and_its_connections_go_on_for_a_while() {
+    let with = Limits {
+        drain: Duration::from_millis(600),
+        ..limits()
+    };
+    let world = World::new(with, Transport::Tcp, by(&[named("a")]));
+    let mut client = world.connect();
+    client.read_exact(&mut [0; 1]).unwrap();
+    world.relay.close(world.port.number).unwrap();
+    until("nobody listens", || {
+        TcpStream::connect(world.port.at).is_err()
+    });
+    client.write_all(b"x").unwrap();
+    client.read_exact(&mut [0; 1]).unwrap();
+    let start = Instant::now();
+    let error = client.read(&mut [0; 1]).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+    assert!(start.elapsed() > Duration::from_millis(300));
+}
+
+#[test]
+fn connections_to_an_endpoint_that_serves_no_more_go_on() {
+    let world = World::tcp(&[named("a")]);
+    let mut client = world.connect();
+    client.read_exact(&mut [0; 1]).unwrap();
+    let others = by(&[named("b")]);
+    let updated = world.relay.update(world.port.number, Arc::new(others));
+    updated.unwrap();
+    assert_eq!(world.who(), "b");
+    client.write_all(b"x").unwrap();
+    client.read_exact(&mut [0; 1]).unwrap();
+}
+
+#[test]
+fn the_end_waits_for_connections_but_not_for_ever() {
+    let world = World::tcp(&[named("a")]);
+    let mut client = world.connect();
+    client.read_exact(&mut [0; 1]).unwrap();
+    let relay = world.relay.clone();
+    let finished = thread::spawn(move || relay.finish(LONG));
+    until("nobody listens", || {
+        TcpStream::connect(world.port.at).is_err()
+    });
+    client.write_all(b"x").unwrap();
+    client.read_exact(&mut [0; 1]).unwrap();
+    drop(client);
+    assert_eq!(finished.join().unwrap(), 0);
+    assert!(
+        world.relay.close(world.port.number).is_err(),
+        "it has ended"
+    );
+    let world = World::tcp(&[named("a")]);
+    let mut client = world.connect();
+    client.read_exact(&mut [0; 1]).unwrap();
+    assert_eq!(world.relay.finish(Duration::from_millis(100)), 1);
+}
+
+// ---- UDP ----
+
+fn client(of: SocketAddr) -> UdpSocket {
+    let client = UdpSocket::bind(ANY).unwrap();
+    client.connect(of).unwrap();
+    client.set_read_timeout(Some(LONG)).unwrap();
+    client
+}
+
+fn ask(client: &UdpSocket, what: &str) -> String {
+    client.send(what.as_bytes()).unwrap();
+    let mut buffer = vec![0; 65_536];
+    let count = client.recv(&mut buffer).unwrap();
+    String::from_utf8(buffer[..count].into()).unwrap()
+}
+
+fn udp(limits: Limits, endpoints: &[SocketAddr]) -> World {
+    World::new(limits, Transport::Udp, by(endpoints))
+}
+
+#[test]
+fn a_flow_of_datagrams_has_one_endpoint_until_it_is_idle() {
+    // Longer than a loaded machine lets one wait.
+    let with = Limits {
+        udp_idle: Duration::from_secs(2),
+        ..limits()
+    };
+    let world = udp(with, &[answering("a"), answering("b")]);
+    let one = client(world.port.at);
+    let first = ask(&one, "x");
+    for _ in 0..10 {
+        assert_eq!(ask(&one, "x"), first);
+    }
+    assert_ne!(ask(&client(world.port.at), "x"), first, "another client");
+    until("flows end", || world.relay.counters().flows() == 0);
+    let large = "y".repeat(60_000);
+    assert_eq!(ask(&one, &large).len(), 60_001);
+}
+
+#[test]
+fn a_flow_to_an_endpoint_that_serves_no_more_ends() {
+    let with = Limits {
+        udp_idle: LONG,
+        ..limits()
+    };
+    let world = udp(with, &[answering("a")]);
+    let one = client(world.port.at);
+    assert_eq!(ask(&one, "x"), "ax");
+    let others = by(&[answering("b")]);
+    let updated = world.relay.update(world.port.number, Arc::new(others));
+    updated.unwrap();
+    until("the flow ends", || world.relay.counters().flows() == 0);
+    assert_eq!(ask(&one, "x"), "bx");
+    world.relay.close(world.port.number).unwrap();
+    until("all flows end", || world.relay.counters().flows() == 0);
+}
+
+#[test]
+fn flows_are_bounded_and_the_one_gives_way_that_was_idle_for_longest() {
+    let with = Limits {
+        udp_idle: LONG,
+        udp_flows: 8,
+        ..limits()
+    };
+    let world = udp(with, &[answering("a")]);
+    let clients: Vec<_> = (0..50).map(|_| client(world.port.at)).collect();
+    for client in &clients {
+        assert_eq!(ask(client, "x"), "ax");
+    }
+    assert_eq!(world.relay.counters().flows(), 8);
+}
+
+#[test]
+fn an_endpoint_that_is_gone_loses_a_datagram_and_then_the_flow() {
+    let with = Limits {
+        udp_idle: LONG,
+        ..limits()
+    };
+    let gone = UdpSocket::bind(ANY).unwrap().local_addr().unwrap();
+    let world = udp(with, &[gone, answering("a")]);
+    let one = client(world.port.at);
+    one.set_read_timeout(Some(Duration::from_millis(200)))
+        .unwrap();
+    let start = Instant::now();
+    let mut buffer = [0; 16];
+    while one.send(b"x").is_err() || one.recv(&mut buffer).is_err() {
+        assert!(start.elapsed() < LONG, "it never reaches the other one");
+    }
+}
+
+#[test]
+fn a_relay_that_nobody_holds_accepts_until_another_has_taken_over() {
+    let with = Limits {
+        linger: Duration::from_millis(500),
+        ..limits()
+    };
+    let World { relay, port } = World::new(with, Transport::Tcp, by(&[named("a")]));
+    drop(relay);
+    connect(port.at).read_exact(&mut [0; 1]).unwrap();
+    until("nobody listens", || TcpStream::connect(port.at).is_err());
+}
+
+#[test]
+fn all_that_a_relay_has_ends_with_its_last_handle() {
+    let at = {
+        let world = World::tcp(&[named("a")]);
+        assert_eq!(world.who(), "a");
+        world.port.at
+    };
+    until("nobody listens", || TcpStream::connect(at).is_err());
+    let relay = Relay::start(limits()).unwrap();
+    let taken = connect(named("a")).peer_addr().unwrap();
+    let opened = relay.open(Transport::Tcp, taken, Arc::default());
+    assert_eq!(opened.unwrap_err().kind(), ErrorKind::AddrInUse);
+}

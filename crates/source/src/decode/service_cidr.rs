@@ -1,0 +1,33 @@
+//! The networks that ClusterIPs come from.
+
+use proxy::{Kind, ServiceCidr};
+
+use super::decoded::{Decoded, Object, Unnamed};
+use super::findings::Findings;
+use super::{address, wire};
+
+/// Reads a ServiceCIDR.
+pub(crate) fn service_cidr(wire: wire::ServiceCidr<'_>) -> Result<Decoded, Unnamed> {
+    let metadata = wire.metadata.unwrap_or_default();
+    let mut findings = Findings::new(Kind::ServiceCidr, &metadata)?;
+    if !findings.is_kind(wire.kind.as_deref()) {
+        return Ok(findings.unusable());
+    }
+    let given = wire.spec.unwrap_or_default().cidrs.unwrap_or_default();
+    let mut nets = Vec::new();
+    for (i, text) in given.iter().enumerate() {
+        match address::net(text) {
+            Some(net) => nets.push(net),
+            None => findings.text(
+                format!("spec.cidrs[{i}]"),
+                text,
+                "not a network such as 10.96.0.0/16; it is left out until it is corrected",
+            ),
+        }
+    }
+    let cidr = ServiceCidr {
+        name: findings.key.name.name().into(),
+        nets,
+    };
+    Ok(findings.proxied(Object::ServiceCidr(cidr)))
+}

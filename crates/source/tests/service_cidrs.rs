@@ -1,0 +1,182 @@
+//! ServiceCIDRs, which a mode may ask for, from servers that tell of them, and from others.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test stops at the first surprise, also in what surrounds it"
+)]
+
+#[expect(dead_code, reason = "what else is shared is for other tests")]
+mod common;
+
+use std::time::Duration;
+
+use apiserver::{Fault, Kind, Options, Rule, Server};
+use common::{Log, Told, until_said};
+use proxy::{IpFamily, Model};
+use serde_json::{Value, json};
+use source::{Api, ContentType, Lists, ServiceCidrs};
+
+fn cidr(name: &str, nets: &[&str]) -> Value {
+    json!({"apiVersion": "networking.k8s.io/v1", "kind": "ServiceCIDR",
+           "metadata": {"name": name}, "spec": {"cidrs": nets}})
+}
+
+fn asking() -> Api {
+    Api {
+        service_cidrs: ServiceCidrs::Watched,
+        ..Api::default()
+    }
+}
+
+fn nets(model: &Model, family: IpFamily) -> Option<Vec<String>> {
+    let nets = model.service_cidrs(family)?;
+    Some(nets.iter().map(ToString::to_string).collect())
+}
+
+fn are(model: &Model, wanted: &[&str]) -> bool {
+    nets(model, IpFamily::V4).is_some_and(|nets| nets == wanted)
+}
+
+fn asked(server: &Server) -> usize {
+    let requests = server.requests();
+    let of_kind = requests
+        .iter()
+        .filter(|one| one.path.ends_with("/servicecidrs"));
+    of_kind.count()
+}
+
+fn refuse(code: u16) -> Rule {
+    let fault = Fault::Refuse {
+        code,
+        retry_after: None,
+    };
+    Rule::from(fault).of(Kind::ServiceCidr)
+}
+
+async fn for_an_hour(told: &mut Told) {
+    for _ in 0..60 {
+        let minute = Duration::from_mins(1);
+        let _ = tokio::time::timeout(minute, told.until("never", |_| false)).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn they_are_followed_where_they_are_asked_for() {
+    for (content_type, lists) in [
+        (ContentType::Protobuf, Lists::Cached),
+        (ContentType::Json, Lists::Cached),
+        (ContentType::Protobuf, Lists::Streamed),
+        (ContentType::Json, Lists::Streamed),
+    ] {
+        let server = Server::start(Options::default()).await.unwrap();
+        let settings = Api {
+            content_type,
+            lists,
+            ..asking()
+        };
+        let mut told = Told::with(server.url(), "node1", settings).await;
+        // The fixture's own, as a new cluster has it.
+        told.until("the first", |model| are(model, &["10.96.0.0/12"]))
+            .await;
+        let of_ipv6 = nets(&told.model, IpFamily::V6).unwrap();
+        assert_eq!(of_ipv6, ["fd00:96::/112"]);
+        server.apply(cidr("more", &["10.7.0.0/16"])).unwrap();
+        told.until("another", |model| {
+            are(model, &["10.7.0.0/16", "10.96.0.0/12"])
+        })
+        .await;
+        server.delete(Kind::ServiceCidr, "", "kubernetes").unwrap();
+        told.until("one less", |model| are(model, &["10.7.0.0/16"]))
+            .await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn nobody_asks_for_them_unasked() {
+    let server = Server::start(Options::default()).await.unwrap();
+    let mut told = Told::by(server.url(), "node1").await;
+    told.until_watched(&server).await;
+    assert_eq!(asked(&server), 0);
+    assert_eq!(nets(&told.model, IpFamily::V4), None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_does_not_tell_of_them_holds_nothing_back() {
+    for (code, said) in [
+        (404, "it has none, which Kubernetes has from 1.33 on"),
+        (
+            403,
+            "allow list and watch of servicecidrs in networking.k8s.io",
+        ),
+    ] {
+        let (log, _guard) = Log::start();
+        let server = Server::start(Options::default()).await.unwrap();
+        server.faults().add(refuse(code));
+        let mut told = Told::with(server.url(), "node1", asking()).await;
+        told.until("all else is listed, and these are not awaited", |model| {
+            model.is_complete() && model.is_node_listed() && model.are_service_cidrs_listed()
+        })
+        .await;
+        assert!(told.model.is_whole());
+        assert_eq!(nets(&told.model, IpFamily::V4), None, "nothing is known");
+        until_said(&mut told, &log, said).await;
+
+        // It is asked seldom, and said once.
+        for_an_hour(&mut told).await;
+        let count = asked(&server);
+        assert!((12..=40).contains(&count), "{count} requests in an hour");
+        let lines = |part| {
+            log.text()
+                .lines()
+                .filter(|line| line.contains(part))
+                .count()
+        };
+        assert_eq!(lines("does not tell of ServiceCIDRs"), 1, "{}", log.text());
+        assert_eq!(lines("refuses"), 0, "it is no outage");
+
+        server.faults().clear();
+        for_an_hour(&mut told).await;
+        assert!(are(&told.model, &["10.96.0.0/12"]));
+        assert_eq!(lines("tells of ServiceCIDRs now"), 1);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_known_stays_when_the_right_is_gone() {
+    // A line that is first said where nobody listens would be heard nowhere else.
+    let _log = Log::start();
+    let server = Server::start(Options::default()).await.unwrap();
+    let mut told = Told::with(server.url(), "node1", asking()).await;
+    told.until("the first", |model| are(model, &["10.96.0.0/12"]))
+        .await;
+    server.faults().add(refuse(403));
+    server.faults().cut();
+    told.for_a_moment().await;
+    assert!(are(&told.model, &["10.96.0.0/12"]));
+    server.apply(cidr("more", &["10.7.0.0/16"])).unwrap();
+    server.faults().clear();
+    told.until("another", |model| {
+        are(model, &["10.7.0.0/16", "10.96.0.0/12"])
+    })
+    .await;
+}
+
+/// After an upgrade of the server, which takes the others' connections with it.
+#[tokio::test(start_paused = true)]
+async fn a_server_that_was_away_is_asked_again_at_once() {
+    // A line that is first said where nobody listens would be heard nowhere else.
+    let _log = Log::start();
+    let server = Server::start(Options::default()).await.unwrap();
+    server.faults().add(refuse(404));
+    let mut told = Told::with(server.url(), "node1", asking()).await;
+    for_an_hour(&mut told).await;
+    server.faults().clear();
+    server.faults().add(Rule::from(Fault::Drop).times(4));
+    server.faults().cut();
+    let began = tokio::time::Instant::now();
+    told.until("they are told", |model| are(model, &["10.96.0.0/12"]))
+        .await;
+    let took = began.elapsed();
+    assert!(took < Duration::from_secs(20), "{took:?}");
+}
