@@ -11,14 +11,15 @@ CASES ?= integration/golden/cases/$(MODE)
 help: ## Say what can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: deps ## Show real Services carried by real IPVS, with an account of who answered
+demo: deps ## Show real Services carried by real IPVS, with an account of who answered (LANE=B WITHOUT_IPTABLES=1: by a guest without its programs and ipset's)
 	$(CARGO) build --locked -p kube-proxy -p lab -p demo
-	$(TARGET)/demo --kube-proxy $(TARGET)/kube-proxy --examples manifests/examples
+	$(if $(LANE),LAB_LANE=$(LANE) $(if $(filter B,$(LANE)),LAB_KERNEL="$$(integration/kernel/build)")) \
+		$(TARGET)/demo --kube-proxy $(TARGET)/kube-proxy --examples manifests/examples $(if $(WITHOUT_IPTABLES),--without-iptables)
 
 test: deps ## Run everything: lints, unit tests, the lab with a real IPVS kernel (LANE=B: on one with nftables, which it builds)
 	integration/test
 
-golden: deps ## Compare what is left in the kernel with upstream's dumps: CASES=DIR MODE=ipvs|iptables
+golden: deps ## Compare what is left in the kernel with upstream's dumps: CASES=DIR MODE=ipvs|iptables|nftables
 	$(CARGO) build --locked -p kube-proxy -p golden
 	$(TARGET)/golden --kube-proxy $(TARGET)/kube-proxy --mode $(MODE) --cases "$(CASES)"
 
@@ -34,7 +35,7 @@ lint: ## Formatting, clippy, licences and sources of dependencies
 build: ## The release binary
 	$(CARGO) build --locked --release -p kube-proxy
 
-image: ## The container image, as an OCI archive, and its SBOM (says what it installs)
+image: ## The container image, as an OCI archive, and its SBOM (says what it installs; FLAVOUR=nftables: of one static binary)
 	@image/build
 
 deps: ## Install what the lab needs from Debian's packages (says what; LANE=B: and what builds its kernel)

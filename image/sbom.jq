@@ -21,7 +21,8 @@ def relation($from; $type; $to): {spdxElementId: $from, relationshipType: $type,
     | "\(.[0]) \(.[1])" as $key | .[0] as $crate | .[1] as $number | $known[$key] as $meta
     | package("crate-\($crate)-\($number)" | id; $crate; $number; ($meta.license // "NOASSERTION" | gsub(" ?/ ?"; " OR "));
         (if $meta.source then "pkg:cargo/\($crate | @uri)@\($number | @uri)" else null end); $checksum[$key]))
-  + [package("SPDXRef-rust-std"; "rust-std"; $rustc; "MIT OR Apache-2.0"; null; null)]) as $crate
+  + [package("SPDXRef-rust-std"; "rust-std"; $rustc; "MIT OR Apache-2.0"; null; null)]
+  + (if $libc == "" then [] else [package("SPDXRef-glibc"; "glibc"; $libc; "LGPL-2.1-or-later"; null; null)] end)) as $crate
 | (package("SPDXRef-image"; $name; $version; "NOASSERTION"; "pkg:oci/\($name)?arch=amd64&tag=\($version)"; null)
   + {primaryPackagePurpose: "CONTAINER"}) as $image
 | (package("SPDXRef-kube-proxy"; "kube-proxy"; $version | ltrimstr("v"); "Apache-2.0"; null; $sha256)

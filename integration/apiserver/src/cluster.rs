@@ -16,8 +16,6 @@ use crate::resource::Kind;
 use crate::selector::Scope;
 use crate::status::Status;
 
-/// Where cluster IPs come from; the first range's family is the default one.
-const SERVICE_CIDRS: [&str; 2] = ["10.96.0.0/12", "fd00:96::/112"];
 /// Where node ports come from.
 const NODE_PORTS: RangeInclusive<u16> = 30000..=32767;
 
@@ -55,7 +53,9 @@ impl Cluster {
     /// `default/kubernetes` if the options want it. What only a server needs of the options is not
     /// used.
     pub fn new(options: &Options) -> Self {
-        let cidrs: Vec<IpNet> = SERVICE_CIDRS
+        // The first range's family is the default one.
+        let cidrs: Vec<IpNet> = options
+            .service_cidrs
             .iter()
             .filter_map(|cidr| cidr.parse().ok())
             .collect();

@@ -21,6 +21,9 @@ pub struct Options {
     pub bookmark_interval: Duration,
     /// Whether there is a Service `default/kubernetes`, on 10.96.0.1.
     pub kubernetes_service: bool,
+    /// Where cluster IPs come from, and what the `ServiceCIDR` of the start says: an IPv4 range
+    /// that holds 10.96.0.1, and an IPv6 one.
+    pub service_cidrs: [&'static str; 2],
     /// Whether it is noted when events of changes are sent, for `GET /fixture/sent`.
     pub notes_sent: bool,
     /// How many changes of each kind a watch can go back.
@@ -41,6 +44,7 @@ impl Default for Options {
             watch_cache: WatchCache::default(),
             bookmark_interval: Duration::from_mins(1),
             kubernetes_service: false,
+            service_cidrs: ["10.96.0.0/12", "fd00:96::/112"],
             notes_sent: false,
             history: 100_000,
             tls: None,

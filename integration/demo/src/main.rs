@@ -3,6 +3,7 @@
 //! seen.
 
 mod account;
+mod bare;
 mod nginx;
 mod svc;
 
@@ -26,12 +27,21 @@ struct Arguments {
     /// The folder of example manifests
     #[arg(long, value_name = "DIR")]
     examples: PathBuf,
+    /// In a guest with neither the programs of iptables nor those of ipset
+    #[arg(long)]
+    without_iptables: bool,
 }
 
 fn main() -> ExitCode {
     lab::enter(LIMIT);
     let arguments = Arguments::parse();
     let mut account = Account::new();
+    if arguments.without_iptables {
+        match bare::hide_programs() {
+            Ok(()) => bare::claim_that_no_program_is_there(&mut account),
+            Err(error) => account.failed(&format!("{error:#}")),
+        }
+    }
     for (what, show) in [
         ("nginx", nginx::show as fn(&Arguments, &mut Account) -> _),
         ("svc", svc::show),

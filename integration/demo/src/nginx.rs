@@ -6,8 +6,8 @@ use std::time::Duration;
 use anyhow::Result;
 use lab::World;
 
-use crate::Arguments;
 use crate::account::{Account, count, members, start, tally, virtual_servers, wait_for};
+use crate::{Arguments, bare};
 
 const VIRTUAL_SERVERS: [&str; 6] = [
     "10.103.1.234:80",
@@ -85,7 +85,11 @@ pub(crate) fn show(arguments: &Arguments, account: &mut Account) -> Result<()> {
         ("KUBE-NODE-PORT-TCP", &["30781", "30915"]),
         ("KUBE-LOOP-BACK", &["192.167.1.123,tcp:80,192.167.1.123"]),
     ] {
-        let found = members(&node, set)?;
+        let found = if arguments.without_iptables {
+            bare::members(&node, set)?
+        } else {
+            members(&node, set)?
+        };
         account.claim(
             &format!("{set} holds exactly these"),
             found == wanted,
@@ -93,6 +97,9 @@ pub(crate) fn show(arguments: &Arguments, account: &mut Account) -> Result<()> {
         );
     }
 
+    if arguments.without_iptables {
+        bare::claim_that_iptables_is_unused(account, &node)?;
+    }
     for server in VIRTUAL_SERVERS {
         let to = server.parse()?;
         let answers: Result<Vec<_>, _> = (0..REQUESTS)

@@ -8,8 +8,8 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use lab::{Answer, Failure, Place, World};
 
-use crate::Arguments;
 use crate::account::{Account, count, start, tally, wait_for};
+use crate::{Arguments, bare};
 
 const CLUSTER_IP: &str = "10.200.1.201:9000";
 const NODE_PORT: &str = "172.36.0.14:30900";
@@ -144,6 +144,14 @@ pub(crate) fn show(arguments: &Arguments, account: &mut Account) -> Result<()> {
         "ipvsadm -Ln   # on node4, which only forwards",
         &node4.read(["ipvsadm", "-Ln"])?,
     );
+    if arguments.without_iptables {
+        bare::claim_that_iptables_is_unused(account, &node1)?;
+        account.show(
+            "nft list table ip kube-proxy-ipvs   # on node1",
+            &node1.read(["nft", "list", "table", "ip", "kube-proxy-ipvs"])?,
+        );
+        return Ok(());
+    }
     account.show(
         "ipset save | grep ^add   # on node1",
         &adds(&node1.read(["ipset", "save"])?),

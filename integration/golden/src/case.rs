@@ -4,21 +4,25 @@
 //! | file | |
 //! |---|---|
 //! | `objects.yaml` | what the API server is told, besides its own `default/kubernetes` |
+//! | `objects-2.yaml`, `-3`, … | all objects of the next phase, which begins when the one before is settled; each is one change |
 //! | `flags` | further flags, separated by blanks; may be empty or missing |
-//! | `pre.sh` | leaves something behind before the daemon starts; may be missing |
+//! | `config.yaml` | the configuration file, in the place of flags; `KUBECONFIG` in it is the path of that |
+//! | `pre.sh`, `pre.nft`, `pre-iptables-save`, `pre-ip6tables-save` | run or loaded before the daemon starts |
 //! | one for each [`Table`] | what is in the kernel afterwards; one that is missing is not compared |
+//! | `nft-ip-1`, `nft-ip6-1`, … | the same at the end of phase 1; one that is missing is as after the last phase |
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, ensure};
 
-use crate::table::Table;
+use crate::table::{Dumps, Table};
 
+/// The node's name, which a configuration file does not say.
+pub(crate) const NAME: &str = "--hostname-override=node1";
 /// What every daemon is started with; `flags` come behind, and so win.
 const FLAGS: [&str; 3] = [
-    "--hostname-override=node1",
+    NAME,
     "--cluster-cidr=10.244.0.0/16,fd00:244::/56",
     "--conntrack-max-per-core=0",
 ];
@@ -30,11 +34,40 @@ const NO_CLUSTER_CIDR: &str = "--cluster-cidr=";
 pub(crate) struct Case {
     /// Absolute.
     pub(crate) folder: PathBuf,
-    pub(crate) objects: String,
+    /// At least one.
+    pub(crate) phases: Vec<Phase>,
     /// All of them, those that every case has too.
     pub(crate) flags: Vec<String>,
-    pub(crate) has_pre: bool,
-    pub(crate) expected: BTreeMap<Table, String>,
+    /// The configuration file, instead of flags.
+    pub(crate) config: Option<String>,
+    pub(crate) pre: Pre,
+    /// After the last phase.
+    pub(crate) expected: Dumps,
+}
+
+/// What the API server is told at once, and what the nf_tables mode leaves for it.
+#[derive(Debug)]
+pub(crate) struct Phase {
+    pub(crate) objects: String,
+    /// Of the last phase, those of the case.
+    pub(crate) expected: Dumps,
+}
+
+/// What is in the kernel before the daemon starts.
+#[derive(Debug, Default)]
+pub(crate) struct Pre {
+    /// `pre.sh`
+    pub(crate) is_script: bool,
+    /// `pre.nft`
+    pub(crate) nft: Option<String>,
+    /// `pre-iptables-save`, `pre-ip6tables-save`: what the iptables mode has left.
+    pub(crate) iptables: Option<[String; 2]>,
+}
+
+impl Pre {
+    pub(crate) fn is_none(&self) -> bool {
+        !self.is_script && self.nft.is_none() && self.iptables.is_none()
+    }
 }
 
 impl Case {
@@ -51,7 +84,7 @@ impl Case {
         let objects = text("objects.yaml")?
             .with_context(|| format!("{} has no objects.yaml", folder.display()))?;
         let flags = flags(&text("flags")?.unwrap_or_default());
-        let mut expected = BTreeMap::new();
+        let mut expected = Dumps::new();
         for table in Table::ALL {
             if let Some(text) = text(table.file())? {
                 expected.insert(table, text);
@@ -62,14 +95,58 @@ impl Case {
             "{} says nothing about the kernel: it has none of the dumps",
             folder.display()
         );
-        let has_pre = folder.join("pre.sh").exists();
+        let mut objects = vec![objects];
+        while let Some(next) = text(&format!("objects-{}.yaml", objects.len() + 1))? {
+            objects.push(next);
+        }
+        let last = objects.len();
+        let mut phases = Vec::new();
+        for (number, objects) in (1..).zip(objects) {
+            let mut own = expected.clone();
+            if number < last {
+                own.retain(|table, _| Table::NFT.contains(table));
+                for (table, dump) in &mut own {
+                    if let Some(text) = text(&format!("{}-{number}", table.file()))? {
+                        *dump = text;
+                    }
+                }
+            }
+            phases.push(Phase {
+                objects,
+                expected: own,
+            });
+        }
+        let pre = Pre {
+            is_script: folder.join("pre.sh").exists(),
+            nft: text("pre.nft")?,
+            iptables: text("pre-iptables-save")?
+                .zip(text("pre-ip6tables-save")?)
+                .map(Into::into),
+        };
+        let config = text("config.yaml")?;
         Ok(Self {
             folder,
-            objects,
+            phases,
             flags,
-            has_pre,
+            config,
+            pre,
             expected,
         })
+    }
+
+    /// Whether node ports are served on named networks, and on none of IPv4, of IPv6.
+    pub(crate) fn has_no_node_ports(&self) -> [bool; 2] {
+        let flag = "--nodeport-addresses=";
+        let networks = self
+            .flags
+            .iter()
+            .rev()
+            .find_map(|one| one.strip_prefix(flag));
+        let Some(networks) = networks.filter(|networks| *networks != "primary") else {
+            return [false; 2];
+        };
+        let is_there = |is_ipv6| networks.split(',').any(|one| one.contains(':') == is_ipv6);
+        [!is_there(false), !is_there(true)]
     }
 
     /// The folders below `cases` by name, one case each.
@@ -95,6 +172,9 @@ impl Case {
     /// Whether it has to run in the kernel's initial network namespace: the size of the conntrack
     /// table is the kernel's, not a namespace's, and can be written only there.
     pub(crate) fn needs_initial_namespace(&self) -> bool {
+        if self.config.is_some() {
+            return false;
+        }
         let last = self
             .flags
             .iter()
@@ -140,10 +220,11 @@ mod tests {
     fn the_conntrack_table_is_the_kernels() {
         let case = |further: &str| Case {
             folder: PathBuf::new(),
-            objects: String::new(),
+            phases: Vec::new(),
             flags: flags(further),
-            has_pre: false,
-            expected: BTreeMap::new(),
+            config: None,
+            pre: Pre::default(),
+            expected: Dumps::new(),
         };
         assert!(!case("").needs_initial_namespace());
         assert!(

@@ -16,12 +16,14 @@ use crate::table::{Dumps, Table};
 pub(crate) type Expected = BTreeMap<Table, Vec<String>>;
 
 /// What a case found before the daemon started.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Before {
     /// Empty without a `pre.sh`.
     pub(crate) dumps: Dumps,
     /// Addresses of the node, on all interfaces but `lo` and `kube-ipvs0`.
     pub(crate) node: BTreeSet<String>,
+    /// Whether `--nodeport-addresses` names networks, and none of this family: of IPv4, of IPv6.
+    pub(crate) has_no_node_ports: [bool; 2],
 }
 
 /// One difference.
@@ -29,7 +31,7 @@ struct Difference {
     expect: fn(&Before, &mut Expected),
 }
 
-const DIFFERENCES: [Difference; 3] = [
+const DIFFERENCES: [Difference; 4] = [
     // Virtual servers of others survive, also without --ipvs-exclude-cidrs: keepalived or an
     // administrator may serve on the same node, and upstream deletes whatever it does not know
     // (kubernetes/kube-proxy#6, k/k#55857 for --cleanup).
@@ -46,6 +48,11 @@ const DIFFERENCES: [Difference; 3] = [
     // upstream.
     Difference {
         expect: the_kubelets_rule_stays,
+    },
+    // NodePort addresses of one family do not open the other one everywhere: who names networks
+    // wants node ports there alone (upstream logs an error, and matches all local addresses).
+    Difference {
+        expect: node_ports_stay_closed_without_addresses,
     },
 ];
 
@@ -153,6 +160,32 @@ fn the_kubelets_rule_stays(before: &Before, expected: &mut Expected) {
     }
 }
 
+fn node_ports_stay_closed_without_addresses(before: &Before, expected: &mut Expected) {
+    for ((table, is_closed), (family, loopback)) in [Table::NftIp, Table::NftIp6]
+        .into_iter()
+        .zip(before.has_no_node_ports)
+        .zip([("ip", "127.0.0.0/8"), ("ip6", "::1")])
+    {
+        let Some(lines) = expected.get_mut(&table).filter(|_| is_closed) else {
+            continue;
+        };
+        let everywhere = format!("{family} daddr != {loopback} ");
+        let nowhere = format!("{family} daddr @nodeport-ips ");
+        for line in lines.iter_mut() {
+            *line = line.replace(&format!("fib daddr type local {everywhere}"), &everywhere);
+            *line = line.replace(&everywhere, &nowhere);
+        }
+        let version = if family == "ip" { 4 } else { 6 };
+        let set = [
+            "{".to_owned(),
+            format!("type ipv{version}_addr"),
+            "comment \"IPs that accept NodePort traffic\"".to_owned(),
+        ];
+        // Sets are the last in a listing.
+        lines.extend(set.map(|line| format!("set nodeport-ips {line}")));
+    }
+}
+
 /// `10.96.0.1/32` → `10.96.0.1`
 pub(crate) fn without_prefix(line: &str) -> String {
     line.split('/').next().unwrap_or_default().to_owned()
@@ -219,6 +252,7 @@ mod tests {
                 ),
             ]),
             node: ["192.168.99.10".to_owned()].into(),
+            ..Before::default()
         };
         let found = ours(
             &before,
@@ -264,5 +298,27 @@ mod tests {
             found.get(&Table::IpsetSave).unwrap(),
             &lines("add KUBE-CLUSTER-IP 10.96.0.10,tcp:80\nadd KUBE-IPVS-IPS 10.96.0.1")
         );
+    }
+
+    #[test]
+    fn a_family_without_addresses_is_expected_to_have_no_node_ports() {
+        let lines_of = |ports: &str| {
+            lines(&format!(
+                "table ip6 kube-proxy {{\nchain a {{\nchain a {ports} meta l4proto . th dport vmap @service-nodeports"
+            ))
+        };
+        let everywhere = lines_of("fib daddr type local ip6 daddr != ::1");
+        let expected = |closed| {
+            let before = Before {
+                has_no_node_ports: closed,
+                ..Before::default()
+            };
+            let expected = Expected::from([(Table::NftIp6, everywhere.clone())]);
+            ours(&before, expected).remove(&Table::NftIp6).unwrap()
+        };
+        assert_eq!(expected([true, false]), everywhere);
+        let closed = expected([false, true]);
+        assert_eq!(closed.len(), everywhere.len() + 3);
+        assert!(closed.starts_with(&lines_of("ip6 daddr @nodeport-ips")));
     }
 }

@@ -12,9 +12,13 @@
 
 mod case;
 mod differences;
+mod kernel;
+mod nft;
 mod node;
+mod scratch;
 mod table;
 
+use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
 use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -24,17 +28,18 @@ use std::process::{Command, ExitCode, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use case::Case;
+use case::{Case, Phase};
 use clap::Parser;
 use differences::Before;
+use kernel::Monitor;
 use lab::{Lane, Options, Running};
-use node::{Check, Node, Program};
-use table::Dumps;
+use node::{Check, NFTABLES, Node, Program};
+use table::{Dumps, Table};
 
 /// How many differing lines of a table are shown.
 const SHOWN: usize = 6;
 /// How many lines of an error are shown: it may hold all that the daemon said.
-const SAID: usize = 20;
+pub(crate) const SAID: usize = 20;
 /// The longest that one case may take; it takes about a second.
 const CASE_LIMIT: Duration = Duration::from_mins(2);
 /// What the boot of a guest may take on top.
@@ -61,6 +66,9 @@ struct Arguments {
     /// In the lab, with `adopt`: the next case
     #[arg(long, value_name = "CASE", hide = true)]
     next: Option<String>,
+    /// The binary is Kubernetes' own: it has no flags of ours, and does not say when it is done
+    #[arg(long)]
+    upstream: bool,
     /// Only these cases
     names: Vec<String>,
     /// In the lab: run the cases, and append their verdicts to this file
@@ -139,7 +147,7 @@ impl Arguments {
         }
         let mut score = Score::default();
         if !shared.is_empty() {
-            self.send(&Options::from_env(), &cases, &shared, false, &mut score)?;
+            self.send(&self.place()?, &cases, &shared, false, &mut score)?;
         }
         let throw_away = throw_away_kernel();
         for name in &alone {
@@ -165,6 +173,20 @@ impl Arguments {
         Ok(score.failed == 0)
     }
 
+    /// Where cases run.
+    fn place(&self) -> Result<Options> {
+        let given = Options::from_env();
+        if self.mode != NFTABLES {
+            return Ok(given);
+        }
+        let options = given.with_nftables();
+        ensure!(
+            options.lane.is_some_and(|lane| lane != Lane::A) || options.kernel.is_some(),
+            "nftables mode needs a kernel with nf_tables: run as root on one that has it and `nft`, or with LAB_LANE=B and LAB_KERNEL"
+        );
+        Ok(options)
+    }
+
     /// A guest has one CPU: shares the cases out to as many processes as there are CPUs.
     fn part_by_part(&self, names: &[String], guests: usize) -> Result<bool> {
         // Even, so that a case and its next one stay together.
@@ -177,6 +199,7 @@ impl Arguments {
                 .arg("--cases")
                 .arg(&self.cases);
             part.args(self.adopt.then_some("--adopt"))
+                .args(self.upstream.then_some("--upstream"))
                 .arg("--")
                 .args(names);
             let mut part = part.stdout(Stdio::piped()).spawn()?;
@@ -239,6 +262,7 @@ impl Arguments {
         argv.extend(["--verdicts".into(), verdicts.clone().into()]);
         argv.extend(is_initial.then(|| "--initial".into()));
         argv.extend(self.adopt.then(|| "--adopt".into()));
+        argv.extend(self.upstream.then(|| "--upstream".into()));
         argv.push("--".into());
         argv.extend(names.iter().map(Into::into));
         let limit = CASE_LIMIT * u32::try_from(names.len()).unwrap_or(u32::MAX) + BOOT_LIMIT;
@@ -296,8 +320,9 @@ impl Arguments {
     /// found or given once more.
     fn next(&self, index: usize) -> Option<&str> {
         // Those with a `pre.sh` hold things of others, too.
-        let is_plain =
-            |name: &&String| Case::read(&self.cases.join(name)).is_ok_and(|case| !case.has_pre);
+        let is_plain = |name: &&String| {
+            Case::read(&self.cases.join(name)).is_ok_and(|case| case.pre.is_none())
+        };
         let [own, next] = self.names.chunks(2).nth(index / 2)? else {
             return None;
         };
@@ -325,6 +350,7 @@ impl Arguments {
             .arg(&self.cases)
             .args(self.initial.then_some("--initial"))
             .args(self.adopt.then_some("--adopt"))
+            .args(self.upstream.then_some("--upstream"))
             .args(next.map(|next| format!("--next={next}")))
             .arg("--")
             .arg(name);
@@ -346,23 +372,52 @@ impl Arguments {
         let program = Program {
             file: &self.kube_proxy,
             mode: &self.mode,
+            is_upstream: self.upstream,
         };
-        let node = Node::new(self.initial)?;
-        let (mut before, check) = if self.adopt {
-            (node.load(&case)?, Check::Nothing)
+        let is_nft = self.mode == NFTABLES;
+        let node = Node::new(program, self.initial)?;
+        // What is there is then not all that is wanted.
+        let is_otherwise = case.has_no_node_ports().contains(&true);
+        let (mut before, check, phases) = if self.adopt {
+            // The last phase's objects are those that the dumps are for.
+            let last = case.phases.len().saturating_sub(1);
+            let check = if self.upstream {
+                Check::Unasked
+            } else if is_otherwise {
+                Check::Any
+            } else {
+                Check::Nothing
+            };
+            (node.load(&case)?, check, case.phases.get(last..))
         } else {
-            (node.prepare(&case)?, Check::Unasked)
+            (node.prepare(&case)?, Check::Unasked, Some(&*case.phases))
         };
-        let found = node.serve(&case, program, check)?;
-        let mut differing = differing(&case, &before, &found);
+        let phases = phases.unwrap_or_default();
+        let judge = |before: &Before| {
+            let before = before.clone();
+            let node = &node;
+            move |phase: &Phase, found: &Dumps| differing(node, phase, &before, found)
+        };
+        let is_silent = self.adopt && is_nft && !is_otherwise && kernel::is_reference()?;
+        let mut monitor = is_silent.then(Monitor::start).transpose()?;
+        let (found, mut differing) = node.serve(&case, phases, check, &judge(&before))?;
+        if let Some(monitor) = &mut monitor {
+            let heard = monitor.heard()?;
+            if !heard.is_empty() {
+                differing.push_str("  written where upstream left all that is wanted:\n");
+                let heard = heard.iter().take(SHOWN);
+                differing.extend(heard.flat_map(|line| ["    ", line, "\n"]));
+            }
+        }
+        drop(monitor);
         if let (true, Some(name)) = (differing.is_empty(), &self.next) {
             let next = read(name)?;
             before.dumps = found;
+            before.has_no_node_ports = next.has_no_node_ports();
             node.settle(Some(&case), &next)?;
-            let found = node
-                .serve(&next, program, Check::Any)
+            let (_, this) = node
+                .serve(&next, &next.phases, Check::Any, &judge(&before))
                 .with_context(|| format!("given {name} then"))?;
-            let this = self::differing(&next, &before, &found);
             if !this.is_empty() {
                 differing = format!("  given {name} then:\n{this}");
             }
@@ -373,14 +428,23 @@ impl Arguments {
 }
 
 /// What differs from what upstream left, by table.
-fn differing(case: &Case, before: &Before, found: &Dumps) -> String {
-    let expected = case
-        .expected
-        .iter()
-        .map(|(table, dump)| (*table, table.clean(dump)))
-        .collect();
+fn differing(node: &Node<'_>, phase: &Phase, before: &Before, found: &Dumps) -> String {
+    let mut expected = BTreeMap::new();
+    for (table, dump) in &phase.expected {
+        match node.relisted(*table, dump) {
+            Ok(listing) => expected.insert(*table, table.clean(&listing)),
+            Err(error) => return format!("  {error:#}\n"),
+        };
+    }
+    // Tables of others stay.
+    if let Some(others) = before.dumps.get(&Table::NftOthers) {
+        expected.insert(Table::NftOthers, Table::NftOthers.clean(others));
+    }
     let mut text = String::new();
-    for (table, expected) in differences::ours(before, expected) {
+    if !node.is_upstream() {
+        expected = differences::ours(before, expected);
+    }
+    for (table, expected) in expected {
         let found = found
             .get(&table)
             .map(|found| table.clean(found))

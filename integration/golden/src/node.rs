@@ -7,52 +7,49 @@
 //!  eth0 192.168.99.10/24 fd00:99::10/64 ── eth0
 //! ```
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
-use std::ffi::OsStr;
 use std::fs;
 use std::net::IpAddr;
-use std::os::unix::fs::symlink;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail, ensure};
-use apiserver::{Kind, Options, Server};
+use anyhow::{Context as _, Result, ensure};
+use apiserver::{Cluster, Fault, Kind, Options, Rule, Server};
 use lab::Running;
 use serde_json::Value;
 
-use crate::case::Case;
+use crate::case::{Case, NAME, Phase, Pre};
 use crate::differences::{Before, without_prefix};
+use crate::scratch::{Peer, Scratch, finished, output};
 use crate::table::{Dumps, Table};
+use crate::{SAID, kernel};
 
 /// How long the daemon may take to its first sync, on a loaded machine.
 const SYNCED_WITHIN: Duration = Duration::from_secs(30);
 /// How long one command may take.
 const DONE_WITHIN: Duration = Duration::from_secs(20);
+/// How long the tables may take to be those of a phase.
+const SETTLED_WITHIN: Duration = Duration::from_secs(15);
+const GLANCE: Duration = Duration::from_millis(50);
+/// How long nothing may happen any more until a phase is over.
+const QUIET: Duration = Duration::from_millis(300);
+/// Upstream's shortest pause between two syncs is 1 s; what a sync leaves for the next one is told
+/// by its age, another second.
+const UPSTREAMS_QUIET: Duration = Duration::from_millis(2500);
+/// What upstream has from its list of `ServiceCIDR`s to that of Services: it does not wait for the
+/// former, and the dumps are those of runs in which it had them.
+const UPSTREAMS_HEAD_START: Duration = Duration::from_millis(500);
 /// How long a health-check node port may take to listen after the first sync.
 const LISTENS_WITHIN: Duration = Duration::from_secs(2);
 
 const NODE_IPS: [&str; 2] = ["192.168.99.10", "fd00:99::10"];
-/// Gateways that nobody has: the routes are what counts.
-const NETWORK: [&str; 7] = [
-    "link set lo up",
-    "link add eth0 type veth peer name eth0 netns PEER",
-    "addr add 192.168.99.10/24 dev eth0",
-    "addr add fd00:99::10/64 dev eth0 nodad",
-    "link set eth0 up",
-    "route add default via 192.168.99.1",
-    "route add default via fd00:99::1",
-];
 /// Loaded before the first look at the settings, as they were when the dumps were made; some bring
 /// settings.
-const MODULES: [&str; 6] = [
-    "ipv6",
-    "veth",
-    "dummy",
-    "ip_vs",
-    "nf_conntrack",
-    "nfnetlink_acct",
-];
+const MODULES: [&str; 5] = ["ipv6", "veth", "dummy", "nf_conntrack", "nfnetlink_acct"];
+/// The module of the IPVS mode.
+const IPVS: &str = "ip_vs";
 /// What rules of the iptables mode count with; they must be there before the rules.
 const COUNTERS: [&str; 2] = [
     "ct_state_invalid_dropped_pkts",
@@ -60,16 +57,6 @@ const COUNTERS: [&str; 2] = [
 ];
 /// A namespace may inherit these from the machine; every node of a case starts with 0.
 const OFF: [&str; 2] = ["net/ipv4/ip_forward", "net/ipv4/conf/all/route_localnet"];
-/// The commands that a `pre.sh` calls by names that mean the one or the other backend, as the
-/// distribution likes.
-const PLAIN: [&str; 6] = [
-    "iptables",
-    "iptables-save",
-    "iptables-restore",
-    "ip6tables",
-    "ip6tables-save",
-    "ip6tables-restore",
-];
 
 /// What starts the daemon.
 #[derive(Debug, Clone, Copy)]
@@ -77,7 +64,31 @@ pub(crate) struct Program<'a> {
     pub(crate) file: &'a Path,
     /// `--proxy-mode`
     pub(crate) mode: &'a str,
+    /// Kubernetes' own: it has no flags of ours, and does not say when it is done.
+    pub(crate) is_upstream: bool,
 }
+
+impl Program<'_> {
+    /// Whether it writes nf_tables, and what it wants of the rest.
+    fn is_nftables(self) -> bool {
+        self.mode == NFTABLES
+    }
+
+    fn dumps(self) -> Result<Dumps> {
+        if !self.is_nftables() {
+            return dumps();
+        }
+        let mut dumps = kernel::dumps()?;
+        dumps.extend(iptables()?);
+        Ok(dumps)
+    }
+}
+
+/// The mode whose tables are `nft`'s.
+pub(crate) const NFTABLES: &str = "nftables";
+
+/// What a phase came to, and what differs.
+type Judge<'a> = dyn Fn(&Phase, &Dumps) -> String + 'a;
 
 /// What `kube-proxy check` has to foretell of a start, which then must make as many writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -92,19 +103,29 @@ pub(crate) enum Check {
 
 /// node1 in this namespace.
 #[derive(Debug)]
-pub(crate) struct Node {
+pub(crate) struct Node<'a> {
+    program: Program<'a>,
+    is_initial: bool,
     scratch: Scratch,
     _peer: Peer,
     /// As they were before anything of a proxy.
     settings: BTreeMap<String, String>,
+    /// What was relisted already, by what it was.
+    relisted: RefCell<BTreeMap<String, String>>,
 }
 
-impl Node {
+impl<'a> Node<'a> {
     /// Builds it. `is_initial`: this is the kernel's initial network namespace.
-    pub(crate) fn new(is_initial: bool) -> Result<Self> {
+    pub(crate) fn new(program: Program<'a>, is_initial: bool) -> Result<Self> {
         let scratch = Scratch::new()?;
         // What is built in needs no loading, so only the outcome counts.
-        let _ = finished(Command::new("modprobe").args(["-q", "-a"]).args(MODULES));
+        let ipvs = (!program.is_nftables()).then_some(IPVS);
+        let _ = finished(
+            Command::new("modprobe")
+                .args(["-q", "-a"])
+                .args(MODULES)
+                .args(ipvs),
+        );
         let peer = Peer::connect(&scratch)?;
         for key in OFF {
             set(key, "0")?;
@@ -115,28 +136,72 @@ impl Node {
             fs::write(size, "65536").with_context(|| format!("cannot write {size}"))?;
         }
         Ok(Self {
+            program,
+            is_initial,
             scratch,
             _peer: peer,
             settings: settings(Path::new("/proc/sys/net"))?,
+            relisted: RefCell::default(),
         })
     }
 
-    /// Lets the `pre.sh` of a case leave what it does, if there is one.
+    /// Whether nothing is expected to be otherwise than upstream has it.
+    pub(crate) fn is_upstream(&self) -> bool {
+        self.program.is_upstream
+    }
+
+    /// Makes what a case has before the daemon starts, if anything.
     pub(crate) fn prepare(&self, case: &Case) -> Result<Before> {
-        let mut before = Before::default();
-        if case.has_pre {
-            let tools = self.scratch.tools()?;
-            let path = std::env::var("PATH").unwrap_or_default();
-            let mut shell = Command::new("sh");
-            shell
-                .arg("pre.sh")
-                .current_dir(&case.folder)
-                .env("PATH", format!("{}:{path}", tools.display()));
-            output(&mut shell)?;
-            before.dumps = dumps()?;
+        let Pre {
+            is_script,
+            nft,
+            iptables,
+        } = &case.pre;
+        if *is_script {
+            self.run_script(case)?;
         }
-        before.node = node_addresses()?;
+        if let Some(ruleset) = nft {
+            self.scratch.feed("nft -f -", ruleset)?;
+        }
+        if let Some([ip, ip6]) = iptables {
+            self.restore("iptables", ip)?;
+            self.restore("ip6tables", ip6)?;
+            // The iptables mode's, which nobody takes back.
+            set("net/ipv4/conf/all/route_localnet", "1")?;
+        }
+        let mut before = Before {
+            dumps: Dumps::new(),
+            node: node_addresses()?,
+            has_no_node_ports: case.has_no_node_ports(),
+        };
+        if !case.pre.is_none() || self.program.is_nftables() {
+            before.dumps = self.program.dumps()?;
+        }
         Ok(before)
+    }
+
+    fn run_script(&self, case: &Case) -> Result<()> {
+        let tools = self.scratch.tools()?;
+        let path = std::env::var("PATH").unwrap_or_default();
+        let mut shell = Command::new("sh");
+        shell
+            .arg("pre.sh")
+            .current_dir(&case.folder)
+            .env("PATH", format!("{}:{path}", tools.display()));
+        output(&mut shell).map(drop)
+    }
+
+    /// Loads what `iptables-save` or `ip6tables-save` said.
+    fn restore(&self, tables: &str, dump: &str) -> Result<()> {
+        for counter in COUNTERS {
+            if dump.contains(counter) {
+                // It may be there for the other family.
+                finished(Command::new("nfacct").args(["add", counter]))?;
+            }
+        }
+        let backend = lab::iptables_backend();
+        self.scratch
+            .feed(&format!("{tables}-{backend}-restore"), dump)
     }
 
     /// Makes the kernel hold what upstream left for a case, with the operator's tools.
@@ -155,25 +220,38 @@ impl Node {
         for address in addresses.lines() {
             links.extend(["address add ", address, " dev kube-ipvs0\n"]);
         }
-        for counter in COUNTERS {
-            if dump(Table::IptablesSave).contains(counter) {
-                output(Command::new("nfacct").args(["add", counter]))?;
-            }
-        }
-        let restore = |tables: &str| format!("{tables}-{}-restore", lab::iptables_backend());
         for (command, input) in [
             ("ip -batch -", links.as_str()),
             ("ipset restore", &sets),
-            (&restore("iptables"), dump(Table::IptablesSave)),
-            (&restore("ip6tables"), dump(Table::Ip6tablesSave)),
             ("ipvsadm -R", dump(Table::IpvsadmSave)),
+            ("nft -f -", dump(Table::NftIp)),
+            ("nft -f -", dump(Table::NftIp6)),
         ] {
-            self.scratch.feed(command, input)?;
+            if !input.trim().is_empty() {
+                self.scratch.feed(command, input)?;
+            }
+        }
+        for (tables, table) in [
+            ("iptables", Table::IptablesSave),
+            ("ip6tables", Table::Ip6tablesSave),
+        ] {
+            if !dump(table).is_empty() {
+                self.restore(tables, dump(table))?;
+            }
         }
         self.settle(None, case)?;
+        let mut dumps = case.expected.clone();
+        if self.program.is_nftables() {
+            // There it makes the node's addresses, and in no other mode what is to stay.
+            if case.pre.is_script {
+                self.run_script(case)?;
+            }
+            dumps.extend(kernel::dumps()?);
+        }
         Ok(Before {
-            dumps: case.expected.clone(),
+            dumps,
             node: node_addresses()?,
+            has_no_node_ports: case.has_no_node_ports(),
         })
     }
 
@@ -207,25 +285,118 @@ impl Node {
         Ok(())
     }
 
-    /// Starts the daemon with the objects and flags of a case, ends it after the first sync of both
-    /// families, and dumps what it leaves.
-    pub(crate) fn serve(&self, case: &Case, program: Program<'_>, check: Check) -> Result<Dumps> {
-        let server = Server::spawn(Options {
-            kubernetes_service: true,
-            ..Options::default()
-        })
-        .context("cannot start the API server fixture")?;
-        server.apply_yaml(&case.objects).context("objects.yaml")?;
+    /// Starts the daemon with the objects and flags of a case, gives it one phase after the other,
+    /// and ends it. Returns what it leaves, and what differs: at the end of the first phase that
+    /// has a difference, or after all.
+    pub(crate) fn serve(
+        &self,
+        case: &Case,
+        phases: &[Phase],
+        check: Check,
+        judge: &Judge<'_>,
+    ) -> Result<(Dumps, String)> {
+        let is_upstream = self.program.is_upstream;
+        let server = Server::spawn(options()).context("cannot start the API server fixture")?;
+        if is_upstream {
+            let slow = Fault::Slow {
+                piece: usize::MAX,
+                pause: UPSTREAMS_HEAD_START,
+            };
+            server
+                .faults()
+                .add(Rule::from(slow).of(Kind::Service).times(1));
+        }
+        let mut daemon = None;
+        let mut found = Dumps::new();
+        for (number, phase) in (1..).zip(phases) {
+            give(&server, phase).with_context(|| format!("the objects of phase {number}"))?;
+            let daemon: &Running = match &mut daemon {
+                Some(daemon) => daemon,
+                none => none.insert(self.start(case, &server, check)?),
+            };
+            let differing = self.settled(phase, judge)?;
+            if !differing.is_empty() && number < phases.len() {
+                let said = last_of(&daemon.said());
+                let differing = format!("  phase {number}:\n{differing}  it said:\n{said}");
+                return Ok((found, differing));
+            }
+        }
+        let mut daemon = daemon.context("there is no phase")?;
+        if let Some(expected) = case.expected.get(&Table::HealthCheckNodePort) {
+            let answers = health_checks(&server, expected)?;
+            found.insert(Table::HealthCheckNodePort, answers);
+        }
+        let output = daemon.stop(DONE_WITHIN)?;
+        ensure!(
+            is_upstream || output.status.success(),
+            "kube-proxy ended with {}; it said:\n{}",
+            output.status,
+            daemon.said()
+        );
+
+        // What it leaves is what it hands on.
+        found.extend(self.program.dumps()?);
+        let after = settings(Path::new("/proc/sys/net"))?;
+        let is_changed = |(key, value): &(&String, &String)| {
+            // The kernel's, not a namespace's, where it can only be read: somebody else's doing.
+            let is_ours = self.is_initial || *key != "net/netfilter/nf_conntrack_max";
+            is_ours && self.settings.get(*key).is_some_and(|old| old != *value)
+        };
+        let changes = after.iter().filter(is_changed);
+        let changes = changes.flat_map(|(key, value)| [key, ":", value, "\n"]);
+        found.insert(Table::SysctlChanges, changes.collect());
+        let last = phases.last().context("there is no phase")?;
+        let mut differing = judge(last, &found);
+        if !differing.is_empty() {
+            differing.extend(["  it said:\n", &*last_of(&daemon.said())]);
+        }
+        Ok((found, differing))
+    }
+
+    /// How this `nft` lists an expected table: versions print the same kernel state differently.
+    pub(crate) fn relisted(&self, table: Table, dump: &str) -> Result<String> {
+        if let Some(listing) = self.relisted.borrow().get(dump) {
+            return Ok(listing.clone());
+        }
+        let listing = kernel::relisted(&self.scratch, table, dump)?;
+        self.relisted
+            .borrow_mut()
+            .insert(dump.to_owned(), listing.clone());
+        Ok(listing)
+    }
+
+    /// Starts the daemon and waits for the first sync of all families, as far as it says so.
+    fn start(&self, case: &Case, server: &Server, check: Check) -> Result<Running> {
+        let Program {
+            file,
+            mode,
+            is_upstream,
+        } = self.program;
         let kubeconfig = self.scratch.0.join("kubeconfig");
         fs::write(&kubeconfig, server.kubeconfig())?;
-        let flags = [
-            format!("--proxy-mode={}", program.mode),
-            format!("--kubeconfig={}", kubeconfig.display()),
-            format!("--iptables-backend={}", lab::iptables_backend()),
-        ];
+        let mut flags = match &case.config {
+            Some(text) => {
+                let file = self.scratch.0.join("config.yaml");
+                fs::write(
+                    &file,
+                    text.replace("KUBECONFIG", &kubeconfig.display().to_string()),
+                )?;
+                vec![format!("--config={}", file.display()), NAME.to_owned()]
+            }
+            None => vec![
+                format!("--proxy-mode={mode}"),
+                format!("--kubeconfig={}", kubeconfig.display()),
+            ],
+        };
+        if !is_upstream {
+            flags.push(format!("--iptables-backend={}", lab::iptables_backend()));
+        }
+        if case.config.is_none() {
+            flags.extend(case.flags.iter().cloned());
+        }
         let command = |first: &[&str]| {
-            let mut command = Command::new(program.file);
-            command.args(first).args(&flags).args(&case.flags);
+            let mut command = Command::new(file);
+            command.args(first).args(&flags);
             command
         };
         let foretold = if check == Check::Unasked {
@@ -235,41 +406,102 @@ impl Node {
             Some(foretold(&mut ask, check == Check::Nothing)?)
         };
         let mut daemon = Running::start(command(&[]))?;
+        if is_upstream {
+            return Ok(daemon);
+        }
+        // Where the node has no IPv6, no table of it is expected.
+        let nft = [Table::NftIp, Table::NftIp6].map(|table| case.expected.contains_key(&table));
+        let families = if nft == [true, false] { 1 } else { 2 };
         let mut written = 0;
-        for _family in 0..2 {
+        for _family in 0..families {
             let line = daemon.wait_for("first sync done", SYNCED_WITHIN)?;
             written += writes(&line).with_context(|| format!("how many writes: {line}"))?;
         }
         if let Some(foretold) = foretold {
+            // In nftables mode a transaction is foretold as one write, and what it changes counts.
+            let is_so = if self.program.is_nftables() {
+                (written == 0) == (foretold == 0)
+            } else {
+                written == foretold
+            };
             ensure!(
-                written == foretold,
+                is_so,
                 "`check` foretold {foretold} writes, and the start made {written}"
             );
         }
-        let mut found = Dumps::new();
-        if let Some(expected) = case.expected.get(&Table::HealthCheckNodePort) {
-            let answers = health_checks(&server, expected)?;
-            found.insert(Table::HealthCheckNodePort, answers);
-        }
-        let output = daemon.stop(DONE_WITHIN)?;
-        ensure!(
-            output.status.success(),
-            "kube-proxy ended with {}; it said:\n{}",
-            output.status,
-            daemon.said()
-        );
-
-        // What it leaves is what it hands on.
-        found.extend(dumps()?);
-        let after = settings(Path::new("/proc/sys/net"))?;
-        let is_changed = |(key, value): &(&String, &String)| {
-            self.settings.get(*key).is_some_and(|old| old != *value)
-        };
-        let changes = after.iter().filter(is_changed);
-        let changes = changes.flat_map(|(key, value)| [key, ":", value, "\n"]);
-        found.insert(Table::SysctlChanges, changes.collect());
-        Ok(found)
+        Ok(daemon)
     }
+
+    /// Waits until the tables are those that a phase expects, and stay so; or until they should
+    /// have been. Says what differs. Other modes than nftables are judged at their end.
+    fn settled(&self, phase: &Phase, judge: &Judge<'_>) -> Result<String> {
+        if !self.program.is_nftables() {
+            return Ok(String::new());
+        }
+        let mut expected = phase.expected.clone();
+        expected.retain(|table, _| Table::NFT.contains(table));
+        let phase = Phase {
+            objects: String::new(),
+            expected,
+        };
+        let differing = || Ok::<_, anyhow::Error>(judge(&phase, &kernel::dumps()?));
+        let deadline = Instant::now() + SETTLED_WITHIN;
+        while !differing()?.is_empty() && Instant::now() < deadline {
+            std::thread::sleep(GLANCE);
+        }
+        std::thread::sleep(if self.program.is_upstream {
+            UPSTREAMS_QUIET
+        } else {
+            QUIET
+        });
+        differing()
+    }
+}
+
+/// The last lines of a text.
+fn last_of(text: &str) -> String {
+    let lines: Vec<&str> = text.lines().collect();
+    let first = lines.len().saturating_sub(SAID);
+    let lines = lines.iter().skip(first);
+    lines.flat_map(|line| ["    ", line, "\n"]).collect()
+}
+
+/// What the API server is when the dumps are made.
+fn options() -> Options {
+    Options {
+        kubernetes_service: true,
+        service_cidrs: ["10.96.0.0/12", "fd00:96::/108"],
+        ..Options::default()
+    }
+}
+
+/// Makes the objects of an API server those of a phase.
+fn give(server: &Server, phase: &Phase) -> Result<()> {
+    let wanted = Cluster::new(&options());
+    wanted.apply_yaml(&phase.objects)?;
+    let cluster = server.cluster();
+    for kind in [
+        Kind::Node,
+        Kind::Service,
+        Kind::EndpointSlice,
+        Kind::ServiceCidr,
+    ] {
+        for object in cluster.list(kind) {
+            let text = |path| {
+                object
+                    .pointer(path)
+                    .and_then(Value::as_str)
+                    .unwrap_or_default()
+            };
+            let (namespace, name) = (text("/metadata/namespace"), text("/metadata/name"));
+            if wanted.get(kind, namespace, name).is_none() {
+                cluster.delete(kind, namespace, name)?;
+            }
+        }
+    }
+    // What is as it was makes no event.
+    cluster.apply_yaml(&phase.objects)?;
+    Ok(())
 }
 
 fn set(key: &str, value: &str) -> Result<()> {
@@ -311,15 +543,27 @@ fn dumps() -> Result<Dumps> {
         let mut words = words.split(' ');
         output(Command::new(words.next().unwrap_or_default()).args(words))
     };
-    let save = |tables: &str| command(&format!("{tables}-{}-save", lab::iptables_backend()));
     let bound = addresses_on(|device| device == "kube-ipvs0")?;
-    Ok(Dumps::from([
+    let mut dumps = Dumps::from([
         (Table::IpvsadmSave, command("ipvsadm -Sn")?),
         (Table::IpsetSave, command("ipset save")?),
-        (Table::IptablesSave, save("iptables")?),
-        (Table::Ip6tablesSave, save("ip6tables")?),
         (Table::KubeIpvs0Addresses, bound.join("\n")),
         (Table::IpvsTimeouts, command("ipvsadm -l --timeout")?),
+    ]);
+    dumps.extend(iptables()?);
+    Ok(dumps)
+}
+
+fn iptables() -> Result<Dumps> {
+    let save = |tables: &str| {
+        output(&mut Command::new(format!(
+            "{tables}-{}-save",
+            lab::iptables_backend()
+        )))
+    };
+    Ok(Dumps::from([
+        (Table::IptablesSave, save("iptables")?),
+        (Table::Ip6tablesSave, save("ip6tables")?),
     ]))
 }
 
@@ -398,91 +642,4 @@ fn settings(folder: &Path) -> Result<BTreeMap<String, String>> {
         }
     }
     Ok(found)
-}
-
-/// The standard output of a command that must succeed.
-fn output(command: &mut Command) -> Result<String> {
-    let (is_success, stdout, stderr) = finished(command)?;
-    ensure!(is_success, "{command:?} failed: {}", stderr.trim_end());
-    Ok(stdout)
-}
-
-fn finished(command: &mut Command) -> Result<(bool, String, String)> {
-    let output = command
-        .output()
-        .with_context(|| format!("cannot run {command:?}"))?;
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    Ok((
-        output.status.success(),
-        text(&output.stdout),
-        text(&output.stderr),
-    ))
-}
-
-/// The namespace of the wire's other end.
-#[derive(Debug)]
-struct Peer(String);
-
-impl Peer {
-    /// Makes the namespace, the wire to it, and this end's addresses and routes.
-    fn connect(scratch: &Scratch) -> Result<Self> {
-        let peer = Self(format!("golden-{}", std::process::id()));
-        output(Command::new("ip").args(["netns", "add", &peer.0]))?;
-        let lines = NETWORK.join("\n").replace("PEER", &peer.0);
-        scratch.feed("ip -batch -", &(lines + "\n"))?;
-        output(Command::new("ip").args(["-n", &peer.0, "link", "set", "eth0", "up"]))?;
-        Ok(peer)
-    }
-}
-
-impl Drop for Peer {
-    fn drop(&mut self) {
-        let _ = finished(Command::new("ip").args(["netns", "del", &self.0]));
-    }
-}
-
-/// A folder of this run.
-#[derive(Debug)]
-struct Scratch(PathBuf);
-
-impl Scratch {
-    fn new() -> Result<Self> {
-        let folder = std::env::temp_dir().join(format!("golden-{}", std::process::id()));
-        fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
-        Ok(Self(folder))
-    }
-
-    /// Runs a command that reads `input`.
-    fn feed(&self, command: &str, input: &str) -> Result<()> {
-        let file = self.0.join("input");
-        fs::write(&file, input)?;
-        let mut words = command.split(' ');
-        let mut command = Command::new(words.next().unwrap_or_default());
-        output(command.args(words).stdin(fs::File::open(&file)?)).map(drop)
-    }
-
-    /// A folder in which `iptables` is that of the lab's backend.
-    fn tools(&self) -> Result<PathBuf> {
-        let folder = self.0.join("bin");
-        fs::create_dir_all(&folder)?;
-        let path = std::env::var_os("PATH").unwrap_or_default();
-        let backend = format!("tables-{}", lab::iptables_backend());
-        for tool in PLAIN {
-            let named = tool.replacen("tables", &backend, 1);
-            let Some(file) = std::env::split_paths(&path)
-                .map(|folder| folder.join(&named))
-                .find(|file| file.is_file())
-            else {
-                bail!("{named} is not installed");
-            };
-            symlink(file, folder.join(OsStr::new(tool)))?;
-        }
-        Ok(folder)
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
 }

@@ -5,10 +5,19 @@
 
 use std::collections::BTreeMap;
 
+use crate::nft;
+
 /// One dump of a case, in the order in which differences are shown: causes before what follows from
 /// them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Table {
+    /// `nft -s list table ip kube-proxy`
+    NftIp,
+    /// `nft -s list table ip6 kube-proxy`
+    NftIp6,
+    /// The tables of nf_tables that are nobody's of these and not those of iptables. No file: they
+    /// stay as they were.
+    NftOthers,
     /// `ipvsadm -Sn`
     IpvsadmSave,
     /// `ipset save`
@@ -41,7 +50,13 @@ const ANY_ORDER: [&str; 5] = [
 pub(crate) type Dumps = BTreeMap<Table, String>;
 
 impl Table {
-    pub(crate) const ALL: [Self; 8] = [
+    /// Those of the nftables mode, and all that is compared after each phase.
+    pub(crate) const NFT: [Self; 3] = [Self::NftIp, Self::NftIp6, Self::NftOthers];
+
+    pub(crate) const ALL: [Self; 11] = [
+        Self::NftIp,
+        Self::NftIp6,
+        Self::NftOthers,
         Self::IpvsadmSave,
         Self::IpsetSave,
         Self::IptablesSave,
@@ -55,6 +70,9 @@ impl Table {
     /// The file of a case that holds it.
     pub(crate) fn file(self) -> &'static str {
         match self {
+            Self::NftIp => "nft-ip",
+            Self::NftIp6 => "nft-ip6",
+            Self::NftOthers => "nft-others",
             Self::IpvsadmSave => "ipvsadm-save",
             Self::IpsetSave => "ipset-save",
             Self::IptablesSave => "iptables-save",
@@ -69,13 +87,14 @@ impl Table {
     /// What of a dump matters.
     pub(crate) fn clean(self, dump: &str) -> Vec<String> {
         match self {
+            Self::NftIp | Self::NftIp6 => nft::table(dump),
             Self::IpvsadmSave => virtual_servers(dump),
             Self::IpsetSave => sorted(dump, |line| Some(without_seeds(line))),
             Self::IptablesSave | Self::Ip6tablesSave => rules(dump),
             Self::KubeIpvs0Addresses => sorted(dump, |line| {
                 (!line.starts_with("fe80:")).then(|| line.to_owned())
             }),
-            Self::IpvsTimeouts => lines(dump).map(str::to_owned).collect(),
+            Self::NftOthers | Self::IpvsTimeouts => lines(dump).map(str::to_owned).collect(),
             Self::SysctlChanges => sorted(dump, |line| is_setting(line).then(|| line.to_owned())),
             Self::HealthCheckNodePort => answers(dump),
         }

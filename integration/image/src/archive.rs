@@ -8,9 +8,21 @@ use std::process::Command;
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 
-/// The archive that was built for these tests; or the one that `IMAGE` in the environment names.
-pub fn archive() -> Result<PathBuf> {
-    if let Some(path) = std::env::var_os("IMAGE") {
+/// Which image: `image/build` makes each by its name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Flavour {
+    /// Debian's packages and the daemon. `IMAGE` in the environment may name another.
+    Debian,
+    /// Nothing but the daemon.
+    Nftables,
+}
+
+/// The archive that was built for these tests.
+///
+/// # Errors
+/// It was not built.
+pub fn archive(flavour: Flavour) -> Result<PathBuf> {
+    if let (Flavour::Debian, Some(path)) = (flavour, std::env::var_os("IMAGE")) {
         return Ok(path.into());
     }
     let exe = std::env::current_exe().context("cannot find this program's own file")?;
@@ -18,7 +30,11 @@ pub fn archive() -> Result<PathBuf> {
         .parent()
         .and_then(Path::parent)
         .context("this program's file is in no target folder")?;
-    let name = concat!("kube-proxy-ipvs-v", env!("CARGO_PKG_VERSION"), ".tar");
+    let suffix = match flavour {
+        Flavour::Debian => "",
+        Flavour::Nftables => "-nftables",
+    };
+    let name = format!("kube-proxy-ipvs-v{}{suffix}.tar", env!("CARGO_PKG_VERSION"));
     let file = target.join("image").join(name);
     ensure!(
         file.is_file(),

@@ -206,6 +206,10 @@ fn isolate(spec: &Spec) -> Result<()> {
         MountPropagationFlags::PRIVATE | MountPropagationFlags::REC,
     )?;
     mount_bind(&spec.root, &spec.root)?;
+    // A runtime makes what it mounts on, in an image that has nothing, too.
+    for folder in ["/proc", "/sys", "/dev"] {
+        fs::create_dir_all(inside(folder.as_ref()))?;
+    }
     let quiet = MountFlags::NOSUID | MountFlags::NOEXEC | MountFlags::NODEV;
     mount("proc", inside("/proc".as_ref()), "proc", quiet, None)?;
     let sys = if spec.privileged {

@@ -13,6 +13,6 @@ mod archive;
 mod container;
 mod pod;
 
-pub use archive::{Image, archive};
+pub use archive::{Flavour, Image, archive};
 pub use container::{Container, Credentials, Spec, maybe_container};
 pub use pod::Pod;

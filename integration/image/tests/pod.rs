@@ -11,7 +11,7 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use image::{Container, Image, Pod, Spec, archive, maybe_container};
+use image::{Container, Flavour, Image, Pod, Spec, archive, maybe_container};
 use lab::{Output, Transport};
 use manifests_check::{build, merge, read};
 use scenarios::{ApiServer, Cluster, Outcome, SOON, Service, Story, at, tally, tcp, tell};
@@ -56,6 +56,13 @@ fn main() {
             "iptables_without_a_raw_socket_is_told",
             iptables_without_a_raw_socket_is_told,
         ),
+        Story {
+            is_possible: has_nft,
+            ..story(
+                "nothing_but_the_daemon_is_in_the_image",
+                nothing_but_the_daemon_is_in_the_image,
+            )
+        },
         Story {
             is_possible: has_nft,
             ..story(
@@ -136,7 +143,7 @@ fn image() -> Result<&'static Image> {
         return Ok(image);
     }
     let folder = std::env::temp_dir().join(format!("image-{}", std::process::id()));
-    let image = Image::unpack(&archive()?, &folder)?;
+    let image = Image::unpack(&archive(Flavour::Debian)?, &folder)?;
     Ok(IMAGE.get_or_init(|| image))
 }
 
@@ -149,7 +156,10 @@ struct Deployed {
 
 impl Deployed {
     fn new(c: &Cluster, objects: &[Value]) -> Result<Self> {
-        let image = image()?;
+        Self::of(c, objects, image()?)
+    }
+
+    fn of(c: &Cluster, objects: &[Value], image: &Image) -> Result<Self> {
         let files = configuration(objects, c.folder())?;
         let daemon_set = of_kind(objects, "DaemonSet")?;
         let pod = Pod::new(&daemon_set, "node1", image, &files, c.folder())?;
@@ -219,9 +229,8 @@ fn attempt(c: &Cluster, spec: &Spec, argv: Option<&[&str]>) -> Result<Output> {
     Container::start(&c.node1, c.folder(), &spec)?.wait(SOON)
 }
 
-/// A ClusterIP and a NodePort answer, a change is applied, and an operator in the pod sees the
-/// rules.
-fn serves(c: &Cluster, deployed: &Deployed, spec: &Spec, container: &Container) -> Outcome {
+/// A ClusterIP and a NodePort answer, and a change is applied.
+fn carries(c: &Cluster, deployed: &Deployed, container: &Container) -> Outcome {
     let served = || -> Outcome {
         is_served(c, "10.244.1.10")?;
         deployed.api.apply(&web("10.244.2.10"))?;
@@ -249,6 +258,12 @@ fn serves(c: &Cluster, deployed: &Deployed, spec: &Spec, container: &Container) 
             .all(|request| request.authorization.reveal() == "Bearer token-of-the-account"),
         "{requests:?}"
     );
+    Ok(())
+}
+
+/// Likewise, and an operator in the pod sees the rules.
+fn serves(c: &Cluster, deployed: &Deployed, spec: &Spec, container: &Container) -> Outcome {
+    carries(c, deployed, container)?;
     for tool in ["iptables-save", "ip6tables-save"] {
         let rules = run(c, spec, Some(&[&format!("/usr/sbin/{tool}"), "-t", "nat"]))?.stdout;
         assert!(rules.contains(":KUBE-SERVICES "), "{tool}: {rules}");
@@ -439,6 +454,37 @@ fn iptables_without_a_raw_socket_is_told(c: &mut Cluster) -> Outcome {
             .any(|line| line.starts_with('E') && line.contains("CAP_NET_RAW")))
     })
     .with_context(|| container.said())?;
+    Ok(())
+}
+
+/// One static binary in an empty file system, and no more rights than to write the network: IPVS with
+/// the shim of nftables, which is chosen as there is no other, and the nftables mode.
+fn nothing_but_the_daemon_is_in_the_image(c: &mut Cluster) -> Outcome {
+    // In nftables mode no service address is one of the node: its own packets need a way.
+    c.node1
+        .read(["ip", "route", "replace", "default", "via", "172.35.0.9"])?;
+    let folder = c.folder().join("image");
+    let image = Image::unpack(&archive(Flavour::Nftables)?, &folder)?;
+    let files = c.sh(&format!("cd {} && find . ! -type d", image.root.display()))?;
+    assert_eq!(files, "./usr/local/bin/kube-proxy\n");
+    let objects = build(&manifests().join("least-privilege/nftables"))?;
+    for mode in ["ipvs", "nftables"] {
+        let mut deployed = Deployed::of(c, &objects, &image)?;
+        deployed.edit(c, |file| file["mode"] = json!(mode))?;
+        let spec = deployed.pod.container()?;
+        let container = deployed.start(c, &spec)?;
+        carries(c, &deployed, &container).with_context(|| container.said())?;
+        assert_eq!(c.sh("curl -sS http://127.0.0.1:10249/proxyMode")?, mode);
+        let rights = container.credentials()?;
+        assert_eq!(rights.capabilities("CapEff")?, ["NET_ADMIN"]);
+        let rules = c.sh("iptables-nft-save; ipset list -name")?;
+        assert!(!rules.contains("KUBE-"), "{rules}");
+        let said = container.said();
+        assert!(said.lines().all(|line| !line.starts_with('E')), "{said}");
+        ends(container)?;
+        // Its API server serves at the same place.
+        drop(deployed);
+    }
     Ok(())
 }
 

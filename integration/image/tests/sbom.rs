@@ -4,10 +4,13 @@
 use std::collections::BTreeSet;
 use std::fs;
 
+use image::Flavour;
 use serde_json::Value;
 
 fn sbom() -> Value {
-    let file = image::archive().unwrap().with_extension("spdx.json");
+    let file = image::archive(Flavour::Debian)
+        .unwrap()
+        .with_extension("spdx.json");
     serde_json::from_slice(&fs::read(file).unwrap()).unwrap()
 }
 

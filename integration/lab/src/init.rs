@@ -26,7 +26,9 @@ use std::process::{Command, Stdio};
 use anyhow::{Context as _, Result, bail};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
-use rustix::process::{Pid, WaitOptions, chdir, pivot_root, wait};
+use rustix::process::{
+    Pid, Resource, Rlimit, WaitOptions, chdir, getrlimit, pivot_root, setrlimit, wait,
+};
 use rustix::system::{RebootCommand, finit_module, reboot, sethostname, uname};
 
 use crate::job::Job;
@@ -50,6 +52,20 @@ pub fn maybe_init() {
     }
 }
 
+/// Lets what runs here have as many files open as a container may, which a kernel's first process
+/// may not: its limit is 4,096.
+fn allow_files() {
+    const FILES: u64 = 1 << 20;
+    let Rlimit { current, .. } = getrlimit(Resource::Nofile);
+    let limit = Rlimit {
+        current,
+        maximum: Some(FILES),
+    };
+    if let Err(error) = setrlimit(Resource::Nofile, limit) {
+        eprintln!("lab: the limit of open files stays as it is: {error}");
+    }
+}
+
 fn init(dir: &Path) -> ! {
     let job = Job::read(dir);
     let host = job.as_ref().is_ok_and(|job| job.lane == "host");
@@ -57,6 +73,7 @@ fn init(dir: &Path) -> ! {
         let report = if host {
             enter_namespaces().map(|()| Report::open(dir))
         } else {
+            allow_files();
             enter_guest(dir, &job)
         };
         let mut report = report.context("cannot set up the lab")??;

@@ -160,6 +160,13 @@ fn host_has_ipvs() -> bool {
         && (there() || succeeds("modprobe", &["-q", "ip_vs"]) && there())
 }
 
+/// Asks the kernel for a table, in a network namespace that is gone afterwards.
+pub(crate) fn host_has_nftables() -> bool {
+    rustix::process::geteuid().is_root()
+        && succeeds("unshare", &["--net", "nft", "add", "table", "inet", "lab"])
+        && can_unshare()
+}
+
 fn can_unshare() -> bool {
     succeeds("unshare", &["--net", "--mount", "--pid", "--fork", "true"])
 }

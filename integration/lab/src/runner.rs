@@ -27,7 +27,7 @@ use rustix::process::{
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use crate::job::{Job, sane_path};
-use crate::lane::{Kernel, Lane, Missing};
+use crate::lane::{self, Kernel, Lane, Missing};
 use crate::signals::{Signals, unblock_all};
 
 /// See `xstate.c`.
@@ -89,6 +89,23 @@ impl Options {
             kernel: std::env::var_os("LAB_KERNEL").map(PathBuf::from),
             memory: std::env::var("LAB_MEMORY").unwrap_or_else(|_| Self::default().memory),
             ..Self::default()
+        }
+    }
+}
+
+impl Options {
+    /// For what needs `nf_tables`: where no lane was chosen, the host's kernel, if it has them and
+    /// we are root with `nft`.
+    #[must_use]
+    pub fn with_nftables(self) -> Self {
+        let is_open = self.lane.is_none() && self.kernel.is_none();
+        Self {
+            lane: if is_open && lane::host_has_nftables() {
+                Some(Lane::Host)
+            } else {
+                self.lane
+            },
+            ..self
         }
     }
 }

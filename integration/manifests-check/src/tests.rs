@@ -10,6 +10,12 @@ use crate::{build, check, differences, merge, read};
 
 const CONTAINER: &str = "/spec/template/spec/containers/0";
 const INIT_CONTAINER: &str = "/spec/template/spec/initContainers/0";
+const FOLDERS: [&str; 4] = [
+    "daemonset",
+    "least-privilege/nft",
+    "least-privilege/legacy",
+    "least-privilege/nftables",
+];
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
@@ -61,7 +67,7 @@ fn patched_kubeadm() -> Value {
 
 #[test]
 fn every_object_fits_its_schema() {
-    for folder in ["daemonset", "least-privilege/nft", "least-privilege/legacy"] {
+    for folder in FOLDERS {
         let objects = build(&manifests().join(folder)).unwrap();
         assert_eq!(objects.len(), 4, "{folder}");
         for object in &objects {
@@ -229,8 +235,7 @@ const LONGEST_START: u64 = 180;
 /// thread has to answer beside its work.
 #[test]
 fn every_daemon_is_watched_with_patience() {
-    let folders = ["daemonset", "least-privilege/nft", "least-privilege/legacy"];
-    let ours = folders.map(|folder| (folder, daemon_set(folder)));
+    let ours = FOLDERS.map(|folder| (folder, daemon_set(folder)));
     for (folder, daemon_set) in ours.iter().chain([&("kubeadm-patch", patched_kubeadm())]) {
         let container = daemon_set.pointer(CONTAINER).unwrap();
         let probe = &container["livenessProbe"];
@@ -255,7 +260,7 @@ fn every_daemon_is_watched_with_patience() {
 /// the pod, and the container that prepares writes it where the one that serves looks.
 #[test]
 fn what_a_pod_was_prepared_for_lives_as_long_as_the_pod() {
-    for folder in ["daemonset", "least-privilege/nft", "least-privilege/legacy"] {
+    for folder in FOLDERS {
         let daemon_set = daemon_set(folder);
         let volumes = daemon_set.pointer("/spec/template/spec/volumes").unwrap();
         let volumes = volumes.as_array().unwrap();
@@ -277,7 +282,7 @@ fn what_a_pod_was_prepared_for_lives_as_long_as_the_pod() {
 /// What the API server asks beyond the schema: mounts have volumes, the selector finds the pods.
 #[test]
 fn references_inside_a_daemon_set_hold() {
-    for folder in ["daemonset", "least-privilege/nft", "least-privilege/legacy"] {
+    for folder in FOLDERS {
         let daemon_set = daemon_set(folder);
         let pod = &daemon_set["spec"]["template"]["spec"];
         let list = |value: &Value, name: &str| value[name].as_array().cloned().unwrap_or_default();
@@ -304,7 +309,11 @@ fn references_inside_a_daemon_set_hold() {
 
 #[test]
 fn least_privilege_is_what_it_says() {
-    for folder in ["least-privilege/nft", "least-privilege/legacy"] {
+    for (folder, capabilities) in [
+        ("least-privilege/nft", json!(["NET_ADMIN", "NET_RAW"])),
+        ("least-privilege/legacy", json!(["NET_ADMIN", "NET_RAW"])),
+        ("least-privilege/nftables", json!(["NET_ADMIN"])),
+    ] {
         let daemon_set = daemon_set(folder);
         let container = daemon_set.pointer(CONTAINER).unwrap();
         let expected = json!({
@@ -313,16 +322,14 @@ fn least_privilege_is_what_it_says() {
             "readOnlyRootFilesystem": true,
             "runAsUser": 0,
             "runAsGroup": 0,
-            "capabilities": {"drop": ["ALL"], "add": ["NET_ADMIN", "NET_RAW"]},
+            "capabilities": {"drop": ["ALL"], "add": capabilities},
             "seccompProfile": {"type": "RuntimeDefault"},
         });
         assert_eq!(container["securityContext"], expected, "{folder}");
         let lock = json!({"name": "xtables-lock", "mountPath": "/run/xtables.lock"});
         let mounts = container["volumeMounts"].as_array().unwrap();
-        assert!(
-            mounts.contains(&lock),
-            "{folder}: the lock is not writable: {mounts:?}"
-        );
+        let has_iptables = folder != "least-privilege/nftables";
+        assert_eq!(mounts.contains(&lock), has_iptables, "{folder}: {mounts:?}");
         assert!(
             !mounts
                 .iter()
@@ -369,6 +376,8 @@ fn the_daemon_understands_its_command_lines() {
         ("least-privilege/nft", CONTAINER, false, "Nft"),
         ("least-privilege/legacy", INIT_CONTAINER, true, "Legacy"),
         ("least-privilege/legacy", CONTAINER, false, "Legacy"),
+        ("least-privilege/nftables", INIT_CONTAINER, true, "Auto"),
+        ("least-privilege/nftables", CONTAINER, false, "Auto"),
     ] {
         let options = options(folder, container);
         assert_eq!(options.said.warnings, Vec::<String>::new(), "{folder}");

@@ -175,13 +175,28 @@ impl Cluster {
     /// Starts the daemon with flags that say where objects come from, without waiting.
     pub fn launch_with(&mut self, flags: &[&str]) -> Result<()> {
         ensure!(self.daemon.is_none(), "there is a daemon already");
+        self.daemon = Some(self.spawn(flags)?);
+        Ok(())
+    }
+
+    fn spawn(&self, flags: &[&str]) -> Result<Running> {
         let mut argv = self.prefix.clone();
         argv.push(kube_proxy()?.into());
         // A later flag overrides an earlier one.
         argv.extend(COMMON.iter().chain(flags).map(Into::into));
         argv.extend(self.flags.iter().cloned());
-        self.daemon = Some(self.node1.spawn(argv)?);
-        Ok(())
+        Ok(self.node1.spawn(argv)?)
+    }
+
+    /// Starts a daemon on the manifests that the story keeps itself, so that the cluster stays to be
+    /// looked at meanwhile, and waits for its first sync.
+    pub fn start_apart(&self, flags: &[&str]) -> Result<Running> {
+        let manifests = format!("--manifests={}", self.manifests().display());
+        let mut daemon = self.spawn(&[&[manifests.as_str()], flags].concat())?;
+        for _family in 0..2 {
+            daemon.wait_for("first sync done", self.patience)?;
+        }
+        Ok(daemon)
     }
 
     /// What `kube-proxy check` says of the manifests and the node, a change a line.
@@ -192,10 +207,10 @@ impl Cluster {
             "check".to_owned(),
             format!("--manifests={}", manifests.display()),
         ];
-        let given = given.iter().map(String::as_str);
-        let output = self
-            .node1
-            .run(given.chain(COMMON.iter().chain(flags).copied()))?;
+        let given = given.into_iter().map(OsString::from);
+        let given = self.prefix.iter().cloned().chain(given);
+        let flags = COMMON.iter().chain(flags).map(Into::into);
+        let output = self.node1.run(given.chain(flags))?;
         Ok(output.stdout)
     }
 

@@ -34,4 +34,4 @@ pub use object::{Port, Service, sctp, tcp, udp};
 pub use pages::{HEALTH, METRICS, get, health, metric};
 pub use programs::Programs;
 pub use story::{Outcome, Story, tell};
-pub use traffic::{Tally, tally};
+pub use traffic::{FIRST_TRY, Tally, tally, under_traffic};

@@ -2,11 +2,21 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use lab::{Place, Transport};
 
-use crate::cluster::ANSWERED_WITHIN;
+use crate::cluster::{ANSWERED_WITHIN, SOON, at};
+
+/// Between two requests of one way.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// Sooner than the first retransmission (1 s): what is lost once fails.
+pub const FIRST_TRY: Duration = Duration::from_millis(900);
 
 /// How often who answered, and whom it saw: `near from 10.244.1.99`.
 pub type Tally = BTreeMap<String, usize>;
@@ -31,4 +41,106 @@ pub fn tally(from: &Place, transport: Transport, to: SocketAddr, times: usize) -
             .or_default() += 1;
     }
     Ok(tally)
+}
+
+/// Opens so many connections by each way, tells the story while each way is asked anew all the time,
+/// and asks the open ones again: the same pods must answer, and nothing may have failed, nor have
+/// been answered later than `within`.
+///
+/// # Errors
+/// A request that was not answered, or the story's.
+///
+/// # Panics
+/// If another pod answers on an open connection.
+pub fn under_traffic(
+    ways: &[(&Place, &str)],
+    held: usize,
+    within: Duration,
+    story: impl FnOnce() -> Result<()>,
+) -> Result<()> {
+    ensure!(ways.len() <= ports().count(), "too many ways");
+    let mut open = Vec::new();
+    for ((from, to), ports) in ways.iter().zip(ports()) {
+        for port in ports.take(held) {
+            let dial = from.dial(Transport::Tcp, at(to)).from_port(port);
+            let mut connection = dial.timeout(SOON).open()?;
+            let who = connection.ask()?.who;
+            open.push((connection, who, format!("{} to {to}", from.name())));
+        }
+    }
+    let is_told = AtomicBool::new(false);
+    let ask = |(from, to): (&Place, &str), ports: Range<u16>| {
+        let mut slowest = Duration::ZERO;
+        for (times, port) in ports.skip(held).enumerate() {
+            if times > 0 && is_told.load(Ordering::Relaxed) {
+                return Ok::<_, anyhow::Error>((times, slowest));
+            }
+            let dial = from
+                .dial(Transport::Tcp, at(to))
+                .from_port(port)
+                .timeout(within);
+            let start = Instant::now();
+            let asked = dial.reset_on_close().ask();
+            asked.with_context(|| format!("{} asks {to}, time {times}", from.name()))?;
+            slowest = slowest.max(start.elapsed());
+            thread::sleep(PAUSE);
+        }
+        anyhow::bail!("{} has no port left to ask {to} from", from.name())
+    };
+    let ask = &ask;
+    let mut stood_still = Duration::ZERO;
+    let asked = thread::scope(|scope| {
+        let meter = scope.spawn(|| longest_pause(&is_told));
+        let ways = ways.iter().copied().zip(ports());
+        let ways: Vec<_> = ways
+            .map(|(way, ports)| scope.spawn(move || ask(way, ports)))
+            .collect();
+        let told = story();
+        is_told.store(true, Ordering::Relaxed);
+        stood_still = meter.join().unwrap_or_default();
+        let mut asked = Vec::new();
+        for way in ways {
+            match way.join() {
+                Ok(times) => asked.push(times?),
+                Err(panic) => std::panic::resume_unwind(panic),
+            }
+        }
+        told.map(|()| asked)
+    });
+    // Whatever fails then may have failed for that.
+    let asked = asked.with_context(|| format!("nothing ran for {stood_still:.2?} meanwhile"))?;
+    let times: Vec<_> = asked.iter().map(|(times, _)| times).collect();
+    let slowest = asked.iter().map(|(_, slowest)| slowest).max();
+    let slowest = slowest.copied().unwrap_or_default();
+    println!(
+        "    requests by way: {times:?}, the slowest {slowest:.2?}; nothing ran for {stood_still:.2?}"
+    );
+    for (connection, who, way) in &mut open {
+        let answer = connection.ask();
+        let answer = answer.with_context(|| format!("an open connection from {way}"))?;
+        assert_eq!(&answer.who, who);
+    }
+    Ok(())
+}
+
+/// How long nothing ran here at most, until the story is told: a guest that its machine gives no
+/// time, or a kernel that gives none.
+fn longest_pause(is_told: &AtomicBool) -> Duration {
+    let mut longest = Duration::ZERO;
+    while !is_told.load(Ordering::Relaxed) {
+        let start = Instant::now();
+        thread::sleep(PAUSE);
+        longest = longest.max(start.elapsed().saturating_sub(PAUSE));
+    }
+    longest
+}
+
+/// Source ports for each way. They are disjoint: IPVS finds the connection of a
+/// packet on its way back by the client's address and port and the pod's alone, so that of two
+/// connections from one port to one pod, by different addresses of a Service, the older one would
+/// starve.
+fn ports() -> impl Iterator<Item = Range<u16>> {
+    (10_000..30_000)
+        .step_by(2_500)
+        .map(|first| first..first + 2_500)
 }

@@ -706,7 +706,11 @@ fn init_only_fails_where_the_mode_could_not_be_served(c: &mut Cluster) -> Outcom
     let read_only = "mount --bind /proc/sys /proc/sys; mount -o remount,bind,ro /proc/sys;";
     let backend = format!("--iptables-backend={}", lab::iptables_backend());
     for (before, flags, reason) in [
-        (no_iptables, "--proxy-mode=ipvs", "cannot use iptables"),
+        (
+            no_iptables,
+            "--proxy-mode=ipvs --ipvs-shim=upstream",
+            "cannot use iptables",
+        ),
         (no_iptables, "--proxy-mode=iptables", "cannot use iptables"),
         (
             no_iptables,

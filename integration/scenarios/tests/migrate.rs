@@ -4,15 +4,12 @@
 //! The node is that of the golden cases; what upstream 1.36.2 left on it for `dualstack` is loaded
 //! with the operator's tools.
 
-use std::ops::Range;
 use std::os::unix::fs::PermissionsExt as _;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use lab::{Node, Output, Place, Running, Transport, World};
-use scenarios::{Cluster, Outcome, SOON, Story, at, kube_proxy, tell, with_backend};
+use scenarios::{Cluster, Outcome, SOON, Story, at, kube_proxy, tell, under_traffic, with_backend};
 
 /// What upstream left for a case, beside its objects.
 struct Left {
@@ -59,8 +56,6 @@ const IPTABLES_MODE: Left = Left {
     settings: "net/ipv4/ip_forward:1\nnet/ipv4/conf/all/route_localnet:1\n",
     ..LOAD_BALANCER
 };
-/// Between two requests of one way.
-const PAUSE: Duration = Duration::from_millis(20);
 /// Connections held open by each way.
 const HELD: usize = 2;
 const CLUSTER_IP: &str = "10.96.10.10:80";
@@ -261,7 +256,7 @@ impl Programmed {
     /// Opens connections by each way, tells the story while each way is asked anew all the time,
     /// and asks the open ones again: the same pods must answer, and nothing may have failed.
     fn under_traffic(&self, story: impl FnOnce() -> Result<()>) -> Result<()> {
-        under_traffic_by(&self.ways(), HELD, story)
+        under_traffic(&self.ways(), HELD, SOON, story)
     }
 
     /// Runs the daemon's program to its end.
@@ -271,73 +266,6 @@ impl Programmed {
         let argv = [program.as_str()].into_iter().chain(first.iter().copied());
         Ok(self.node.run(argv.chain(flags))?)
     }
-}
-
-/// [`Programmed::under_traffic`] by these ways, with so many open connections by each.
-fn under_traffic_by(
-    ways: &[(&Place, &str)],
-    held: usize,
-    story: impl FnOnce() -> Result<()>,
-) -> Result<()> {
-    let mut open = Vec::new();
-    for ((from, to), ports) in ways.iter().zip(ports()) {
-        for port in ports.take(held) {
-            let dial = from.dial(Transport::Tcp, at(to)).from_port(port);
-            let mut connection = dial.timeout(SOON).open()?;
-            let who = connection.ask()?.who;
-            open.push((connection, who, format!("{} to {to}", from.name())));
-        }
-    }
-    let is_told = AtomicBool::new(false);
-    let ask = |(from, to): (&Place, &str), ports: Range<u16>| {
-        for (times, port) in ports.skip(held).enumerate() {
-            if times > 0 && is_told.load(Ordering::Relaxed) {
-                return Ok::<usize, anyhow::Error>(times);
-            }
-            let dial = from
-                .dial(Transport::Tcp, at(to))
-                .from_port(port)
-                .timeout(SOON);
-            let asked = dial.reset_on_close().ask();
-            asked.with_context(|| format!("{} asks {to}, time {times}", from.name()))?;
-            thread::sleep(PAUSE);
-        }
-        anyhow::bail!("{} has no port left to ask {to} from", from.name())
-    };
-    let ask = &ask;
-    let asked = thread::scope(|scope| {
-        let ways = ways.iter().copied().zip(ports());
-        let ways: Vec<_> = ways
-            .map(|(way, ports)| scope.spawn(move || ask(way, ports)))
-            .collect();
-        let told = story();
-        is_told.store(true, Ordering::Relaxed);
-        let mut asked = Vec::new();
-        for way in ways {
-            match way.join() {
-                Ok(times) => asked.push(times?),
-                Err(panic) => std::panic::resume_unwind(panic),
-            }
-        }
-        told.map(|()| asked)
-    })?;
-    println!("    requests by way: {asked:?}");
-    for (connection, who, way) in &mut open {
-        let answer = connection.ask();
-        let answer = answer.with_context(|| format!("an open connection from {way}"))?;
-        assert_eq!(&answer.who, who);
-    }
-    Ok(())
-}
-
-/// Source ports for each of [`Programmed::ways`]. They are disjoint: IPVS finds the connection of a
-/// packet on its way back by the client's address and port and the pod's alone, so that of two
-/// connections from one port to one pod, by different addresses of a Service, the older one would
-/// starve.
-fn ports() -> impl Iterator<Item = Range<u16>> {
-    (10_000..30_000)
-        .step_by(3_000)
-        .map(|first| first..first + 3_000)
 }
 
 fn no_request_fails_and_no_connection_ends_while_the_image_is_swapped_and_back(
@@ -442,7 +370,7 @@ fn the_ipvs_mode_serves_until_the_iptables_mode_does_and_leaves_nothing(
     let path = slow_iptables(c, "*nfacct*) exit 2 ;;")?;
     let ways = p.ways();
     let (_own, ways) = ways.split_last().context("ways")?;
-    under_traffic_by(ways, 0, || {
+    under_traffic(ways, 0, SOON, || {
         let mut daemon = p.start(&["env", &path])?;
         p.awaits("! ip link show kube-ipvs0 >/dev/null 2>&1 && [ -z \"$(ipset list -name)\" ]")?;
         daemon.stop(SOON)?;

@@ -68,7 +68,10 @@ fn is_served(c: &Cluster) -> Outcome {
 
 fn each_mode_clears_up_after_the_other(c: &mut Cluster) -> Outcome {
     set_up(c)?;
-    for (round, shim) in ["upstream", "lean"].into_iter().enumerate() {
+    let shims = ["upstream", "lean"].into_iter();
+    // Where the lane's kernel has it.
+    let nftables = (lab::iptables_backend() == "nft").then_some("nftables");
+    for (round, shim) in shims.chain(nftables).enumerate() {
         c.start(&[&format!("--ipvs-shim={shim}")])?;
         is_served(c)?;
         let rules = with_backend("iptables-$backend-save; ip6tables-$backend-save");
@@ -92,13 +95,16 @@ fn each_mode_clears_up_after_the_other(c: &mut Cluster) -> Outcome {
         is_served(c)?;
         c.until("what is of IPVS mode to go", || {
             let saved = c.sh(&rules)?;
-            let left = c.sh("ipvsadm -Sn; ipset list -name; ip -o link show")?;
+            let left = c.sh(
+                "ipvsadm -Sn; ipset list -name; ip -o link show; nft list tables 2>/dev/null || true",
+            )?;
             let is_left = saved.contains("IPVS")
                 || saved.contains("match-set")
                 || saved.contains("KUBE-LOAD-BALANCER")
                 || left.contains("KUBE-")
                 || left.contains("10.96.0.10")
-                || left.contains("kube-ipvs0");
+                || left.contains("kube-ipvs0")
+                || left.contains("kube-proxy-ipvs");
             Ok(!is_left)
         })
         .with_context(|| format!("round {round}"))?;

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use lab::Place;
+use lab::{Place, Transport};
 use scenarios::{Cluster, Outcome, Service, at, sctp, tcp, udp};
 
 /// The ways to a Service of [`service`].
@@ -65,8 +65,86 @@ pub(crate) fn policies(external_local: bool, internal_local: bool) -> String {
     )
 }
 
+const NODE: &str = "{apiVersion: v1, kind: Node, metadata: {name: node1}, status: {addresses: [\
+                    {type: InternalIP, address: 172.35.0.100}, {type: InternalIP, address: 'fd35::100'}]}}";
+
+/// How a daemon carries Services.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mode {
+    Ipvs,
+    Iptables,
+    Nftables,
+    Userspace,
+}
+
+impl Mode {
+    /// The mode of a story's daemons.
+    pub(crate) fn of(c: &Cluster) -> Self {
+        let is = |mode: &str| {
+            c.flags
+                .iter()
+                .any(|flag| *flag == *format!("--proxy-mode={mode}"))
+        };
+        if is("userspace") {
+            Self::Userspace
+        } else if is("nftables") {
+            Self::Nftables
+        } else if is("iptables") {
+            Self::Iptables
+        } else {
+            Self::Ipvs
+        }
+    }
+}
+
+/// Whether a story's daemons lay nftables mode's table out otherwise than upstream.
+pub(crate) fn is_flat(c: &Cluster) -> bool {
+    c.flags
+        .iter()
+        .any(|flag| *flag == *"--nftables-layout=flat")
+}
+
+/// The transports that a mode carries, of these.
+pub(crate) fn transports<const N: usize>(
+    mode: Mode,
+    all: [Transport; N],
+) -> impl Iterator<Item = Transport> {
+    let mut all = all.into_iter().collect::<Vec<_>>();
+    all.retain(|transport| mode != Mode::Userspace || *transport != Transport::Sctp);
+    all.into_iter()
+}
+
+/// What userspace mode makes of what the modes of rules do (G): the endpoint sees the node, and a
+/// client who is accepted, but not served, is reset.
+pub(crate) fn carried(mode: Mode, transport: Transport, by_rules: &'static str) -> &'static str {
+    match by_rules {
+        said if mode != Mode::Userspace => said,
+        "both kept" => "both masq",
+        "local kept" => "local masq",
+        "remote kept" => "remote masq",
+        "timeout" | "refused" if transport == Transport::Udp => "timeout",
+        "timeout" | "refused" => "reset",
+        said => said,
+    }
+}
+
+/// Whether stories of nf_tables can be told here: on lane B, or on a host that has it.
+pub(crate) fn has_nftables() -> bool {
+    lab::iptables_backend() == "nft"
+}
+
 /// Starts the daemon, and waits until what it has programmed is there.
 pub(crate) fn start(c: &mut Cluster, flags: &[&str]) -> Outcome {
+    if Mode::of(c) != Mode::Ipvs {
+        // The nftables mode serves node ports at the addresses of the Node alone.
+        if !c.manifests().join("node.yaml").exists() {
+            c.write("node", NODE)?;
+        }
+        // No service address is one of the node: its own packets need a way before they are sent
+        // elsewhere.
+        c.sh("ip route replace default via 172.35.0.9; ip -6 route replace default via fd35::9")?;
+        return c.start(flags);
+    }
     c.start(flags)?;
     // An IPv6 address leads nowhere before the kernel's own worker has made its route.
     c.until("routes of the IPv6 addresses", || {

@@ -9,10 +9,17 @@ use lab::Place;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, ipproto, socket_with};
 
 const AT_MOST: Duration = Duration::from_secs(2);
+/// Where no answer is expected: one would come within milliseconds.
+const BRIEFLY: Duration = Duration::from_millis(300);
 
 /// Sends an echo request from a place, and says what came back: `answered`, `refused` (port
-/// unreachable), or the error.
-pub(crate) fn ping(from: &Place, to: IpAddr) -> String {
+/// unreachable), `not sent` (a rule refused it on its way out), `timeout`, or the error. `expected` says how long to wait.
+pub(crate) fn ping(from: &Place, to: IpAddr, expected: &str) -> String {
+    let patience = if expected == "timeout" {
+        BRIEFLY
+    } else {
+        AT_MOST
+    };
     let (family, protocol, request) = match to {
         IpAddr::V4(_) => (AddressFamily::INET, ipproto::ICMP, 8),
         IpAddr::V6(_) => (AddressFamily::INET6, ipproto::ICMPV6, 128),
@@ -24,7 +31,7 @@ pub(crate) fn ping(from: &Place, to: IpAddr) -> String {
         let socket = socket_with(family, SocketType::DGRAM, flags, Some(protocol))?;
         connect(&socket, &SocketAddr::new(to, 0))?;
         let socket = UdpSocket::from(socket);
-        socket.set_read_timeout(Some(AT_MOST))?;
+        socket.set_read_timeout(Some(patience))?;
         // The kernel fills in checksum and identifier, and passes on only the answers to it.
         socket.send(&[request, 0, 0, 0, 0, 0, 0, 1])?;
         socket.recv(&mut [0; 64])
@@ -32,6 +39,8 @@ pub(crate) fn ping(from: &Place, to: IpAddr) -> String {
     match from.enter(exchange) {
         Ok(_) => "answered".to_owned(),
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => "refused".to_owned(),
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => "not sent".to_owned(),
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => "timeout".to_owned(),
         Err(error) => error.to_string(),
     }
 }

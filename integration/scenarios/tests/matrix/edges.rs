@@ -2,16 +2,19 @@
 //! source ranges, `ping`.
 
 use std::fmt::Write as _;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use anyhow::ensure;
 use lab::{Place, Transport};
 use scenarios::{Cluster, Outcome, at};
 
-use crate::cast::{PLACES, WAYS, answers_come_back, place, policies, service, start, v4, v6};
+use crate::cast::{
+    Mode, PLACES, WAYS, answers_come_back, carried, is_flat, place, policies, service, start,
+    transports, v4, v6,
+};
 use crate::echo::ping;
-use crate::see::see;
+use crate::see::{see, see_by_chance};
 
 /// The longest that an answer may take that comes at once: a lost first packet is sent again after
 /// a second.
@@ -59,7 +62,10 @@ fn each<'a>(
     for (from, transport, to, expected) in questions {
         let try_it = || {
             let asked = Instant::now();
-            let seen = see(c, from, transport, to, expected);
+            let seen = match Mode::of(c) {
+                Mode::Ipvs => see(c, from, transport, to, expected),
+                _ => see_by_chance(c, from, transport, to, expected),
+            };
             (seen, asked.elapsed())
         };
         let is_late = |took: Duration| expected != "timeout" && took > AT_ONCE;
@@ -87,22 +93,70 @@ fn each<'a>(
 pub(crate) fn no_endpoints_is_refused(c: &mut Cluster) -> Outcome {
     speak_freely(c)?;
     four_services(c, "")?;
+    let mode = Mode::of(c);
     let questions = PLACES.iter().flat_map(|from| {
         let transports = [Transport::Tcp, Transport::Udp].into_iter();
-        transports.flat_map(move |transport| all_ways().map(move |to| (*from, transport, to)))
+        transports.flat_map(move |transport| {
+            // What is not answered at all takes its time: one Service stands for all.
+            let is_dropped = carried(mode, transport, "refused") == "timeout";
+            let most = if is_dropped {
+                2 * WAYS.len()
+            } else {
+                usize::MAX
+            };
+            all_ways().take(most).map(move |to| (*from, transport, to))
+        })
     });
     each(
         c,
         questions.map(|(from, transport, to)| {
-            let is_send = from == "node" && transport == Transport::Udp;
+            // A node port on the node is asked by way of `lo`: its packets are refused when they
+            // come in; in the flat layout of nftables before they go out, as all others.
+            let is_by_lo = to.port() != 80 && !is_flat(c);
+            let is_sent = mode != Mode::Ipvs && is_by_lo || mode == Mode::Userspace;
+            let is_send = from == "node" && transport == Transport::Udp && !is_sent;
             (
                 place(c, from),
                 transport,
                 to,
-                if is_send { "not sent" } else { "refused" },
+                if is_send {
+                    "not sent"
+                } else {
+                    carried(mode, transport, "refused")
+                },
             )
         }),
     )
+}
+
+/// What comes of a port that no Service exposes, or of a ping: it is refused, but where nobody on
+/// the node has the address and no rule speaks of it, it goes on to where nobody answers.
+fn unexposed(mode: Mode, to: IpAddr) -> &'static str {
+    let is_cluster_ip = all_cluster_ips().any(|cluster_ip| cluster_ip == to);
+    match mode {
+        Mode::Ipvs => "refused",
+        Mode::Nftables if is_cluster_ip => "refused",
+        _ => "timeout",
+    }
+}
+
+fn all_cluster_ips() -> impl Iterator<Item = IpAddr> {
+    (0..4).flat_map(|number| [v4("ClusterIP", number), v6("ClusterIP", number)].map(|to| to.ip()))
+}
+
+/// Their addresses with what is expected of an unexposed port there. What is not answered at all
+/// takes its time, so that one Service stands for all.
+fn all_vips(mode: Mode) -> Vec<(IpAddr, &'static str)> {
+    let vips = all_ways().filter(|to| to.port() == 80).map(|to| to.ip());
+    let vips = vips.map(|to| (to, unexposed(mode, to)));
+    let per_service = 2 * (WAYS.len() - 1);
+    let is_told = |(index, (_, expected)): &(usize, (IpAddr, &str))| {
+        *index < per_service || *expected != "timeout"
+    };
+    vips.enumerate()
+        .filter(is_told)
+        .map(|(_, vip)| vip)
+        .collect()
 }
 
 /// A process on the node that listens everywhere is not reached by way of a service address
@@ -113,14 +167,13 @@ pub(crate) fn unexposed_ports_reach_no_process(c: &mut Cluster) -> Outcome {
     four_services(c, NEAR)?;
     let mut questions = Vec::new();
     for from in PLACES {
-        let vips = all_ways().filter(|to| to.port() == 80);
-        for vip in vips {
+        for (vip, expected) in all_vips(Mode::of(c)) {
             for port in [2222, 30_080] {
                 questions.push((
                     place(c, from),
                     Transport::Tcp,
-                    SocketAddr::new(vip.ip(), port),
-                    "refused",
+                    SocketAddr::new(vip, port),
+                    expected,
                 ));
             }
         }
@@ -147,7 +200,8 @@ pub(crate) fn unexposed_ports_reach_no_process(c: &mut Cluster) -> Outcome {
 pub(crate) fn a_pod_reaches_itself(c: &mut Cluster) -> Outcome {
     c.near.serve_sctp(8080)?;
     four_services(c, NEAR)?;
-    let transports = [Transport::Tcp, Transport::Udp, Transport::Sctp].into_iter();
+    let all = [Transport::Tcp, Transport::Udp, Transport::Sctp];
+    let transports = transports(Mode::of(c), all);
     let questions = transports.flat_map(|transport| all_ways().map(move |to| (transport, to)));
     each(
         c,
@@ -190,20 +244,26 @@ pub(crate) fn terminating_endpoints_are_the_last_resort(c: &mut Cluster) -> Outc
         c.write(service.name(), &format!("{service}{slice}"))?;
     }
     start(c, &[])?;
-    let questions = LAST_ENDPOINTS
-        .iter()
-        .enumerate()
-        .flat_map(|(number, (.., pod, outside))| {
+    let mode = Mode::of(c);
+    let questions = LAST_ENDPOINTS.iter().enumerate().flat_map(
+        |(number, (here, _, is_local, pod, outside))| {
+            // Only IPVS mode falls back to all others (C, F).
+            let is_nobody = mode != Mode::Ipvs && *is_local && *here == "gone" && *pod != "refused";
+            let of = |seen| {
+                let by_rules = if is_nobody { "timeout" } else { seen };
+                carried(mode, Transport::Tcp, by_rules)
+            };
             [
-                (&c.client, Transport::Tcp, v4("ClusterIP", number), *pod),
+                (&c.client, Transport::Tcp, v4("ClusterIP", number), of(*pod)),
                 (
                     &c.outside,
                     Transport::Tcp,
                     v4("LoadBalancer", number),
-                    *outside,
+                    of(*outside),
                 ),
             ]
-        });
+        },
+    );
     each(c, questions)
 }
 
@@ -240,11 +300,13 @@ pub(crate) fn source_ranges(c: &mut Cluster) -> Outcome {
         c.apply(&service(number).endpoints(NEAR).spec(&ranges))?;
     }
     start(c, &[])?;
+    let mode = Mode::of(c);
     let places = [&c.outside, &other, &c.client, &c.node1];
     let mut questions = Vec::new();
     for (number, (_, expected)) in SOURCE_RANGES.iter().enumerate() {
         for (from, expected) in places.iter().zip(expected) {
-            questions.push((*from, Transport::Tcp, v4("LoadBalancer", number), *expected));
+            let expected = carried(mode, Transport::Tcp, expected);
+            questions.push((*from, Transport::Tcp, v4("LoadBalancer", number), expected));
         }
         for way in ["ClusterIP", "NodePort", "externalIP"] {
             questions.push((&other, Transport::Tcp, v4(way, number), "local masq"));
@@ -253,23 +315,27 @@ pub(crate) fn source_ranges(c: &mut Cluster) -> Outcome {
     each(c, questions)
 }
 
-/// A service address is refused to `ping` as any port that no Service exposes; an address of the
-/// node answers.
+/// A service address is to `ping` as any port that no Service exposes; an address of the node
+/// answers.
 pub(crate) fn icmp_echo(c: &mut Cluster) -> Outcome {
     speak_freely(c)?;
     four_services(c, NEAR)?;
+    let mode = Mode::of(c);
+    let nodes = all_ways()
+        .filter(|to| to.port() != 80)
+        .map(|to| (to.ip(), "answered"));
+    let addresses: Vec<_> = all_vips(mode).into_iter().chain(nodes).collect();
     for from in PLACES {
-        for to in all_ways() {
-            let expected = if to.port() == 80 {
-                "refused"
-            } else {
-                "answered"
-            };
-            let seen = ping(place(c, from), to.ip());
+        for (to, expected) in &addresses {
+            // The rule is in the way out of the node itself. IPv6 does not tell the sender of a
+            // packet that was dropped there, but of the answer.
+            let is_send =
+                mode != Mode::Ipvs && to.is_ipv4() && from == "node" && *expected == "refused";
+            let expected = if is_send { "not sent" } else { *expected };
+            let seen = ping(place(c, from), *to, expected);
             ensure!(
                 seen == expected,
-                "{from} pings {}: {seen}, not {expected}",
-                to.ip()
+                "{from} pings {to}: {seen}, not {expected}"
             );
         }
     }

@@ -1,8 +1,8 @@
 //! The packet matrix: who reaches what, by which endpoints, and whether the source is rewritten.
 //!
 //! `--print` prints docs/packet-matrix.md out of the table in `table.rs`; the test fails where the
-//! table is not what is observed, and where the document is not the table. Each story of IPVS mode
-//! is told with either shim.
+//! table is not what is observed, and where the document is not the table. Each story is told
+//! with every shim of IPVS mode, in nftables mode with each layout, and in userspace mode.
 
 mod cast;
 mod echo;
@@ -15,28 +15,37 @@ use std::time::Duration;
 
 use scenarios::{Story, tell};
 
+/// Each story, told in the other ways that these flags stand for.
 macro_rules! stories {
     ($($module:ident: $($name:ident),+;)+) => {
         &[$($(
-            Story {
-                name: concat!(stringify!($module), "::", stringify!($name)),
-                tell: $module::$name,
-                is_possible: || true,
-            },
-            Story {
-                name: concat!("lean::", stringify!($module), "::", stringify!($name)),
-                tell: |c| {
-                    c.flags.push("--ipvs-shim=lean".into());
-                    $module::$name(c)
-                },
-                is_possible: || true,
-            },
+            story!("", [], || true, $module::$name),
+            story!("lean::", ["--ipvs-shim=lean"], || true, $module::$name),
+            story!("ipvs_nftables::", ["--ipvs-shim=nftables"], cast::has_nftables, $module::$name),
+            story!("nftables::", ["--proxy-mode=nftables"], cast::has_nftables, $module::$name),
+            story!("nftables_flat::", ["--proxy-mode=nftables", "--nftables-layout=flat"],
+                cast::has_nftables, $module::$name),
+            // Redirected by nftables where that is there, and by iptables on lane A.
+            story!("userspace::", ["--proxy-mode=userspace"], || true, $module::$name),
         )+)+]
     };
 }
 
+macro_rules! story {
+    ($prefix:literal, [$($flag:literal),*], $is_possible:expr, $module:ident::$name:ident) => {
+        Story {
+            name: concat!($prefix, stringify!($module), "::", stringify!($name)),
+            tell: |c| {
+                $(c.flags.push($flag.into());)*
+                $module::$name(c)
+            },
+            is_possible: $is_possible,
+        }
+    };
+}
+
 /// The lab's own limit; each story has a shorter one.
-const LIMIT: Duration = Duration::from_mins(5);
+const LIMIT: Duration = Duration::from_mins(15);
 
 fn main() {
     if std::env::args().any(|argument| argument == "--print") {
@@ -48,10 +57,19 @@ fn main() {
         edges: no_endpoints_is_refused, unexposed_ports_reach_no_process, a_pod_reaches_itself,
             terminating_endpoints_are_the_last_resort, source_ranges, icmp_echo;
     };
-    let iptables_mode = Story {
-        name: "matrix::iptables_mode",
-        tell: matrix::iptables_mode,
-        is_possible: || true,
-    };
-    tell(&[stories, &[iptables_mode]].concat(), LIMIT)
+    let iptables = [
+        story!(
+            "iptables::",
+            ["--proxy-mode=iptables"],
+            || true,
+            matrix::every_row
+        ),
+        story!(
+            "userspace_iptables::",
+            ["--proxy-mode=userspace", "--iptables-backend=nft"],
+            cast::has_nftables,
+            matrix::every_row
+        ),
+    ];
+    tell(&[stories, &iptables].concat(), LIMIT)
 }

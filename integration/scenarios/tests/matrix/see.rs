@@ -33,7 +33,13 @@ pub(crate) fn see(
 
 /// The same where the endpoint is chosen by chance: asked until each has had its turn, but not for
 /// ever.
-pub(crate) fn see_by_chance(c: &Cluster, from: &Place, to: SocketAddr, expected: &str) -> String {
+pub(crate) fn see_by_chance(
+    c: &Cluster,
+    from: &Place,
+    transport: Transport,
+    to: SocketAddr,
+    expected: &str,
+) -> String {
     let (asked, wanted) = match expected.strip_prefix("both ") {
         // One of two stays away so often once in 2³⁰.
         Some(source) => (
@@ -46,7 +52,7 @@ pub(crate) fn see_by_chance(c: &Cluster, from: &Place, to: SocketAddr, expected:
     };
     let (mut seen, mut odd) = (BTreeSet::new(), Vec::new());
     for turn in 1..=asked {
-        let word = match ask(c, from, Transport::Tcp, to, expected) {
+        let word = match ask(c, from, transport, to, expected) {
             Ok((who, source)) => format!("{who} {source}"),
             Err(failure) => failure,
         };
@@ -110,6 +116,9 @@ fn ask(
             Failure::Refused => "refused",
             Failure::Unreachable => "unreachable",
             Failure::TimedOut => "timeout",
+            Failure::Reset => "reset",
+            // EPIPE: it was reset before the question was written.
+            Failure::Other(text) if text.contains("os error 32)") => "reset",
             // EPERM: a rule or IPVS dropped it on its way out.
             Failure::Other(text) if text.contains("os error 1)") => "not sent",
             other => return other.to_string(),

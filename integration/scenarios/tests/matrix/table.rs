@@ -2,6 +2,10 @@
 
 use std::fmt::Write as _;
 
+use lab::Transport;
+
+use crate::cast::{Mode, carried};
+
 /// Services of one kind, and a row for each who and where.
 pub(crate) struct Section {
     /// `externalTrafficPolicy: Local`
@@ -19,14 +23,14 @@ pub(crate) struct Row {
     pub(crate) from: &'static str,
     pub(crate) to: &'static str,
     pub(crate) seen: [&'static str; 3],
-    /// What iptables mode would do, where that is something else: one for all three, or one for
+    /// What iptables and nftables mode would do, where that is something else: one for all three, or one for
     /// each.
     iptables: &'static str,
     why: &'static str,
 }
 
-/// Why something differs from iptables mode.
-const REASONS: [(&str, &str); 6] = [
+/// Why something differs from the modes of rules.
+const REASONS: [(&str, &str); 7] = [
     (
         "A",
         "Every service address is an address of the node, and the kernel gives what the node itself sends there that address as its \
@@ -58,29 +62,40 @@ const REASONS: [(&str, &str); 6] = [
         "Without a local endpoint, the ClusterIP of a Service that can be reached from outside too gets the other endpoints; that of one \
          that cannot has no destination, and IPVS refuses at once. iptables mode drops in both cases. As upstream.",
     ),
+    (
+        "G",
+        "Userspace mode takes the endpoints that iptables and nftables mode take. The process itself connects to one, which therefore sees \
+         an address of the node, whatever is detected and with `--masquerade-all` or without. It has accepted the client before it \
+         knows that there is no endpoint for it, so that the client is **reset**; over UDP it hears nothing.",
+    ),
 ];
 
 /// What the other stories of this test see, as the document's last part.
 const BESIDE: &str = "
 ## Beside the table
 
-The same for all policies, places and ways unless said otherwise; in both families.
+The same for all policies, places and ways unless said otherwise; in both families. In IPVS mode with each shim, in nftables and in userspace mode
+(what the latter makes of it is G where nothing else is said).
 
-- **UDP and SCTP, and IPv6**: as TCP over IPv4 in the table.
-- **No endpoints**: refused at once, by IPVS itself (a TCP client and a UDP client get an ICMP port unreachable; on the node itself a
-  UDP client's send fails). The kernel limits such messages to one a second and client (`net.ipv4.icmp_ratelimit`) after a burst; in
-  iptables mode, whose rules reject with the same message, too.
+- **UDP and SCTP, and IPv6**: as TCP over IPv4 in the table. Userspace mode carries no SCTP.
+- **No endpoints**: refused at once, in IPVS mode by IPVS itself, in the others by a rule (a TCP client and a UDP client get an ICMP port
+  unreachable; on the node itself a UDP client's send fails, but at a node port in nftables mode, whose rule refuses what comes in). The
+  kernel limits such messages to one a second and client (`net.ipv4.icmp_ratelimit`) after a burst.
 - **A port that the Service does not expose**: refused at once, also where a process on the node listens on all addresses
   ([k/k#72236](https://github.com/kubernetes/kubernetes/issues/72236)), and also a node port asked at a service address. The rules of
-  KUBE-IPVS-FILTER do so, upstream's since 1.27.
+  KUBE-IPVS-FILTER do so, upstream's since 1.27. nftables mode does so at ClusterIPs alone: nobody on the node has the other addresses
+  of a Service, and where packets to them come to is the network's affair, which is so of ClusterIPs, too, in iptables
+  and userspace mode.
+- **An address of the ServiceCIDRs that no Service has**: IPVS, iptables and userspace mode do not know these ranges. nftables mode drops what is sent
+  there.
 - **A pod that asks a Service whose only endpoint it is** reaches itself, masqueraded, in every way and with all policies.
 - **Terminating endpoints** that still serve answer where no ready one does: no ready one at all, or, where the policy says Local, no
-  ready one here. Where there is neither here, all others do (C, F).
-- **loadBalancerSourceRanges** hold for the load balancer's addresses alone: who is in no range gets a timeout. The node itself is
-  allowed if a range holds an address of its Node object. iptables mode does the same.
-- **ICMP echo** to a service address is refused (port unreachable), by the rule that refuses ports that are not exposed. An address of
-  the node answers, whether it has a node port or not. In iptables mode nobody has the address of a Service, and what a ping to it comes to
-  is the network's affair.
+  ready one here. Where there is neither here, all others do in IPVS mode (C, F); nftables mode drops, userspace mode resets.
+- **loadBalancerSourceRanges** hold for the load balancer's addresses alone: who is in no range gets a timeout, in userspace mode a reset. The node itself is
+  allowed if a range holds an address of its Node object. All modes do the same.
+- **ICMP echo** to a service address is refused (port unreachable), by the rule that refuses ports that are not exposed; in nftables mode
+  to a ClusterIP (over IPv4 the node itself cannot even send it). An address of the node answers, whether it has a node port or not. Where nobody has
+  the address of a Service, what a ping to it comes to is the network's affair.
 ";
 
 pub(crate) const SECTIONS: [Section; 8] = [
@@ -274,14 +289,25 @@ impl Section {
 }
 
 impl Row {
-    /// What is expected in iptables mode, in one of the three columns.
-    pub(crate) fn in_iptables_mode(&self, column: usize) -> &'static str {
-        let said = if self.iptables.is_empty() {
+    /// What is expected in a mode, in one of the three columns.
+    pub(crate) fn expected(&self, mode: Mode, transport: Transport, column: usize) -> &'static str {
+        let said = if mode == Mode::Ipvs || self.iptables.is_empty() {
             self.seen.get(column).copied()
         } else {
             self.iptables.split(" / ").cycle().nth(column)
         };
-        said.unwrap_or_default()
+        carried(mode, transport, said.unwrap_or_default())
+    }
+
+    /// What userspace mode does: one for all three columns, or one for each.
+    fn userspace(&self) -> String {
+        let all = [0, 1, 2].map(|column| self.expected(Mode::Userspace, Transport::Tcp, column));
+        let [first, ..] = all;
+        if all == [first; 3] {
+            first.to_owned()
+        } else {
+            all.join(" / ")
+        }
     }
 
     /// Whether what is said of iptables mode and why fits to what is seen.
@@ -307,8 +333,11 @@ const INTRODUCTION: &str = "\
 # The packet matrix
 
 Who reaches what on a node that runs `kube-proxy` in IPVS mode: real packets, seen by the test that holds this table
-(`integration/scenarios/tests/matrix`). Where iptables mode, whose semantics are the meant ones, would do something else, its column
-says what, and the last one why. All of it follows from a kernel state that is upstream's IPVS mode's too, for the same objects.
+(`integration/scenarios/tests/matrix`), with every `--ipvs-shim`: upstream, lean and nftables. Where iptables and nftables mode, whose
+semantics are the meant ones, would do something else, their column says what, and the last one why. Both columns are seen with packets,
+too, and the two modes never differ here, nor do the two layouts of nftables mode (`--nftables-layout`). What userspace mode would do has
+a column of its own, for one reason alone (G), seen with packets as well, with redirects by nftables and by iptables. All of it but the
+flat layout follows from a kernel state that is upstream's of the same mode, for the same objects.
 
 This file is made by `cargo test -p scenarios --test matrix -- --print > docs/packet-matrix.md`; the test fails where it is out of date.
 
@@ -326,16 +355,20 @@ pub(crate) fn document_of(mut seen: impl Iterator<Item = [String; 3]>) -> String
     for section in &SECTIONS {
         let _ = writeln!(
             text,
-            "\n## {}\n\n| from | to | detected | not detected | masquerade-all | iptables mode would | why |\n\
-             |---|---|---|---|---|---|---|",
+            "\n## {}\n\n| from | to | detected | not detected | masquerade-all | iptables and nftables mode would | userspace mode would | why |\n\
+             |---|---|---|---|---|---|---|---|",
             section.title()
         );
         for row in section.rows() {
             let seen = seen.next().unwrap_or_default().join(" | ");
             let _ = writeln!(
                 text,
-                "| {} | {} | {seen} | {} | {} |",
-                row.from, row.to, row.iptables, row.why
+                "| {} | {} | {seen} | {} | {} | {} |",
+                row.from,
+                row.to,
+                row.iptables,
+                row.userspace(),
+                row.why
             );
         }
     }

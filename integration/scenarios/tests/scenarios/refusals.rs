@@ -129,7 +129,10 @@ pub(crate) fn unknown_flag(c: &mut Cluster) -> Outcome {
             "--ipvs-shceduler=wrr",
             ["--ipvs-shceduler;", "is --ipvs-scheduler meant"],
         ),
-        ("--proxy-mode=nftables", ["--proxy-mode", "iptables, ipvs"]),
+        (
+            "--proxy-mode=nonesuch",
+            ["--proxy-mode", "iptables, ipvs, nftables, userspace"],
+        ),
         ("--ipvs-sync-period=1", ["--ipvs-sync-period", "'1'"]),
     ] {
         c.launch(&[flag])?;

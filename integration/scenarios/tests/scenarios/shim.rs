@@ -8,6 +8,7 @@ use lab::{Place, Transport};
 use scenarios::{Cluster, Outcome, Service, at, kube_proxy, tcp, with_backend};
 
 const LEAN: &str = "--ipvs-shim=lean";
+const NFTABLES: &str = "--ipvs-shim=nftables";
 /// A SYN that gets no answer is sent again after a second.
 const FIRST_TRY: Duration = Duration::from_millis(900);
 
@@ -49,6 +50,14 @@ fn ask_on(places: &[Place; 3], is_over: &AtomicBool) -> Result<usize> {
 }
 
 pub(crate) fn one_follows_the_other_under_traffic(c: &mut Cluster) -> Outcome {
+    follow(c, change, LEAN)
+}
+
+pub(crate) fn nftables_and_iptables_follow_each_other_under_traffic(c: &mut Cluster) -> Outcome {
+    follow(c, change_carrier, NFTABLES)
+}
+
+fn follow(c: &mut Cluster, change: fn(&mut Cluster, &str) -> Outcome, last: &str) -> Outcome {
     let web = Service::new("web", "10.96.0.10 fd96::10")
         .port(tcp(80, 8080).node_port(30080))
         .external("192.0.2.20 2001:db8::20")
@@ -74,13 +83,146 @@ pub(crate) fn one_follows_the_other_under_traffic(c: &mut Cluster) -> Outcome {
     ensure!(asked > 50, "only {asked} questions");
     ensure!(process.answers() == 0);
 
-    // All that the lean one leaves goes, too.
-    c.start(&[LEAN])?;
+    // All that the last one leaves goes, too.
+    c.start(&[last])?;
     c.stop()?;
     let kube_proxy = kube_proxy()?;
     c.sh(&format!("{} --cleanup", kube_proxy.display()))?;
-    let left = c.sh("iptables-$backend-save; ip6tables-$backend-save; ipset list -name")?;
-    ensure!(!left.contains("KUBE-"), "{left}");
+    let left =
+        c.sh("iptables-$backend-save; ip6tables-$backend-save; ipset list -name; ipvsadm -Sn")?;
+    ensure!(
+        !left.contains("KUBE-") && !left.contains("10.96.0.10"),
+        "{left}"
+    );
+    let left = c.sh(TABLES)?;
+    ensure!(!left.contains("kube-proxy"), "{left}");
+    Ok(())
+}
+
+/// The tables of nftables, where there are any.
+const TABLES: &str = "nft list tables 2>&1 || true";
+/// In a preview: a line of the shim in nftables.
+const NATIVE: &str = "nftables kube-proxy-ipvs";
+/// Rules and sets of iptables.
+const OF_IPTABLES: &str = "iptables-$backend-save; ip6tables-$backend-save; ipset list -name";
+
+fn change_carrier(c: &mut Cluster, upstream: &str) -> Outcome {
+    let of_iptables = with_backend(OF_IPTABLES);
+    for shim in [None, Some(LEAN)] {
+        c.stop()?;
+        c.start(&[NFTABLES])?;
+        c.until("rules and sets of iptables to go", || {
+            Ok(!c.sh(&of_iptables)?.contains("KUBE-"))
+        })?;
+        let preview = c.check(&[NFTABLES])?;
+        ensure!(!preview.contains(NATIVE), "{preview}");
+        c.stop()?;
+        c.launch(&[NFTABLES])?;
+        for _family in 0..2 {
+            let line = c.await_line("first sync done")?;
+            ensure!(line.contains("written=0"), "{line}");
+        }
+        c.stop()?;
+        c.start(shim.as_slice())?;
+        c.until("the table to go", || {
+            Ok(!c.sh(TABLES)?.contains("kube-proxy-ipvs"))
+        })?;
+        if shim.is_none() {
+            ensure!(
+                same(&c.state()?) == same(upstream),
+                "not as before:\n{}",
+                c.state()?
+            );
+        }
+    }
+    c.stop()
+}
+
+/// No program at all is to be had, and what is there of ipset and iptables stays empty.
+pub(crate) fn neither_iptables_nor_ipset(c: &mut Cluster) -> Outcome {
+    let web = Service::new("web", "10.96.0.10 fd96::10")
+        .port(tcp(80, 8080).node_port(30080))
+        .external("192.0.2.20 2001:db8::20")
+        .ingress("192.0.2.10")
+        .spec("loadBalancerSourceRanges: [172.35.0.0/24]")
+        .endpoints("10.244.1.10 10.244.2.10 fd44:1::10 fd44:2::10");
+    c.apply(&web)?;
+    let foreseen = c.check(&[])?;
+    ensure!(!foreseen.contains(NATIVE), "{foreseen}");
+    hide_programs(c)?;
+    let foreseen = c.check(&[])?;
+    ensure!(
+        foreseen.contains(NATIVE) && !foreseen.contains("KUBE-MARK-MASQ"),
+        "{foreseen}"
+    );
+    c.launch(&[])?;
+    c.await_line("shim=\"nftables\"")?;
+    c.await_first_sync()?;
+    c.until_answered(&c.client, "10.96.0.10:80")?;
+    c.until_answered(&c.client, "[fd96::10]:80")?;
+    c.until_answered(&c.node1, "10.96.0.10:80")?;
+    for to in [
+        "172.35.0.100:30080",
+        "192.0.2.20:80",
+        "192.0.2.10:80",
+        "[2001:db8::20]:80",
+    ] {
+        c.until_answered(&c.outside, to)?;
+    }
+    c.refuses(&c.client, "10.96.0.10:2222")?;
+    let of_iptables = c.sh("iptables-legacy-save 2>/dev/null || true; ipset list -name")?;
+    ensure!(!of_iptables.contains("KUBE"), "{of_iptables}");
+    let more = web.clone().endpoints("10.244.2.10 fd44:2::10");
+    c.apply(&more)?;
+    c.until_served(&more)?;
+    c.stop()
+}
+
+/// From here on the daemon finds none of the programs of iptables and ipset.
+fn hide_programs(c: &mut Cluster) -> Outcome {
+    // Where these programs are, it finds nothing.
+    let empty = c.folder().join("empty");
+    std::fs::create_dir(&empty)?;
+    let hide = format!("mount --bind {} /usr/sbin && exec \"$@\"", empty.display());
+    c.prefix = ["unshare", "--mount", "sh", "-c", &hide, "sh"]
+        .map(Into::into)
+        .into();
+    Ok(())
+}
+
+/// Where its programs are gone, upstream's shim stays in the kernel: each start says so, until one
+/// can clear up.
+pub(crate) fn rules_without_their_programs_are_told_at_each_start(c: &mut Cluster) -> Outcome {
+    let web = Service::new("web", "10.96.0.10 fd96::10")
+        .port(tcp(80, 8080))
+        .endpoints("10.244.1.10 10.244.2.10 fd44:1::10 fd44:2::10");
+    c.apply(&web)?;
+    c.launch(&[])?;
+    c.await_line("shim=\"upstream\"")?;
+    c.await_first_sync()?;
+    c.stop()?;
+    hide_programs(c)?;
+    for _start in 0..2 {
+        c.launch(&[])?;
+        c.await_line("shim=\"nftables\"")?;
+        c.await_line("holds chains of a kube-proxy, and its programs are not here")?;
+        c.until_answered(&c.client, "10.96.0.10:80")?;
+        c.until_answered(&c.client, "[fd96::10]:80")?;
+        c.stop()?;
+    }
+    let rules = c.sh("iptables-$backend-save")?;
+    ensure!(rules.contains("KUBE-SERVICES"), "{rules}");
+    c.prefix.clear();
+    let said = c.said().len();
+    c.start(&[NFTABLES])?;
+    let of_iptables = with_backend(OF_IPTABLES);
+    c.until("rules and sets of iptables to go", || {
+        Ok(!c.sh(&of_iptables)?.contains("KUBE-"))
+    })?;
+    c.until_answered(&c.client, "10.96.0.10:80")?;
+    c.stop()?;
+    let said = c.said().split_off(said);
+    ensure!(!said.contains("its programs are not here"), "{said}");
     Ok(())
 }
 
@@ -118,4 +260,34 @@ fn same(state: &str) -> Vec<&str> {
     let mut lines: Vec<_> = state.lines().collect();
     lines.sort_unstable();
     lines
+}
+
+/// A hostPort of a network plug-in is a DNAT rule for a port of all addresses of the node, and
+/// service addresses are such.
+pub(crate) fn dnat_rules_of_others_get_nothing_of_services(c: &mut Cluster) -> Outcome {
+    let web = Service::new("web", "10.96.0.10")
+        .port(tcp(80, 8080))
+        .external("192.0.2.20")
+        .ingress("192.0.2.10")
+        .endpoints("10.244.1.10 10.244.2.10");
+    c.apply(&web)?;
+    // They were there before.
+    c.sh(
+        "iptables-$backend -t nat -A PREROUTING -p tcp --dport 80 -m addrtype --dst-type LOCAL -j DNAT --to-destination 10.244.1.66:1
+        iptables-$backend -t nat -A OUTPUT -p tcp --dport 80 -m addrtype --dst-type LOCAL -j DNAT --to-destination 10.244.1.66:1
+        nft add table ip others
+        nft 'add chain ip others hostports { type nat hook prerouting priority dstnat; }'
+        nft add rule ip others hostports tcp dport 80 fib daddr type local dnat to 10.244.1.66:1",
+    )?;
+    c.start(&[NFTABLES])?;
+    c.until_served(&web)?;
+    for (from, to) in [
+        (&c.client, "10.96.0.10:80"),
+        (&*c.node1, "10.96.0.10:80"),
+        (&c.outside, "192.0.2.20:80"),
+        (&c.outside, "192.0.2.10:80"),
+    ] {
+        c.until_answered(from, to)?;
+    }
+    c.stop()
 }

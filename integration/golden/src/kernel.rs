@@ -1,0 +1,131 @@
+//! nf_tables of this network namespace, by the `nft` program.
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use lab::Running;
+
+use crate::scratch::{Scratch, output};
+use crate::table::{Dumps, Table};
+
+/// The `nft` that upstream's dumps were made with: what it writes for them is what upstream left.
+const REFERENCE: &str = "nftables v1.0.6 ";
+/// Tables that the iptables programs keep here; their own dumps say what is in them.
+const OF_IPTABLES: [&str; 5] = ["filter", "nat", "mangle", "raw", "security"];
+/// A table that comes and goes, so that the monitor says something.
+const MARK: &str = "golden-mark";
+/// A table that the daemon makes and takes away, to see whether the kernel can do what it will need.
+const PROBE: &str = " kube-proxy-probe";
+/// How long the monitor may take to say what has happened.
+const TOLD_WITHIN: Duration = Duration::from_secs(10);
+
+/// The tables of the nftables mode, and all others.
+pub(crate) fn dumps() -> Result<Dumps> {
+    let mut dumps = Dumps::from(Table::NFT.map(|table| (table, String::new())));
+    let tables = output(Command::new("nft").args(["list", "tables"]))?;
+    // `table ip kube-proxy`
+    for line in tables.lines() {
+        let words: Vec<&str> = line.split_whitespace().skip(1).collect();
+        let table = match *words {
+            ["ip", "kube-proxy"] => Table::NftIp,
+            ["ip6", "kube-proxy"] => Table::NftIp6,
+            ["ip" | "ip6", name] if OF_IPTABLES.contains(&name) => continue,
+            _ => Table::NftOthers,
+        };
+        let listing = output(
+            Command::new("nft")
+                .args(["-s", "list", "table"])
+                .args(&words),
+        )?;
+        dumps.entry(table).or_default().push_str(&listing);
+    }
+    Ok(dumps)
+}
+
+/// How this `nft` lists what is in a file: versions print the same kernel state differently.
+pub(crate) fn relisted(scratch: &Scratch, table: Table, file: &str) -> Result<String> {
+    let family = match table {
+        Table::NftIp => "ip",
+        Table::NftIp6 => "ip6",
+        _ => return Ok(file.to_owned()),
+    };
+    let script = format!("nft -f - && nft -s list table {family} kube-proxy");
+    let file = scratch.file(file)?;
+    output(
+        Command::new("unshare")
+            .args(["--net", "sh", "-c", &script])
+            .stdin(file),
+    )
+    .with_context(|| format!("{} does not load", table.file()))
+}
+
+/// Whether what this `nft` loads is encoded as upstream's was.
+pub(crate) fn is_reference() -> Result<bool> {
+    Ok(output(Command::new("nft").arg("--version"))?.starts_with(REFERENCE))
+}
+
+/// Hears every transaction of nf_tables.
+#[derive(Debug)]
+pub(crate) struct Monitor(Running);
+
+impl Monitor {
+    /// Returns when it hears.
+    pub(crate) fn start() -> Result<Self> {
+        let mut command = Command::new("nft");
+        command.arg("monitor");
+        let mut monitor = Self(Running::start(command)?);
+        let deadline = Instant::now() + TOLD_WITHIN;
+        loop {
+            mark()?;
+            // The line of its end: none of the mark is left.
+            let told = monitor
+                .0
+                .wait_for(&format!("delete table inet {MARK}"), TOLD_WITHIN / 50);
+            if told.is_ok() {
+                return Ok(monitor);
+            }
+            ensure!(
+                Instant::now() < deadline,
+                "`nft monitor` hears nothing: {}",
+                monitor.0.said()
+            );
+        }
+    }
+
+    /// What was written since it was started, and by whom, a line each.
+    pub(crate) fn heard(&mut self) -> Result<Vec<String>> {
+        mark()?;
+        let mut heard = Vec::new();
+        // What one transaction did; the line of its generation ends it.
+        let mut transaction = Vec::new();
+        loop {
+            let line = self
+                .0
+                .next_line(TOLD_WITHIN)?
+                .context("`nft monitor` has ended")?;
+            let is_last = line == format!("delete table inet {MARK}");
+            let is_generation = line.starts_with("# new generation ");
+            transaction.push(line);
+            if is_generation {
+                let is_others = |line: &String| {
+                    line.starts_with('#') || [MARK, PROBE].iter().any(|name| line.contains(name))
+                };
+                if !transaction.iter().all(is_others) {
+                    heard.append(&mut transaction);
+                }
+                transaction.clear();
+            }
+            if is_last {
+                return Ok(heard);
+            }
+        }
+    }
+}
+
+fn mark() -> Result<()> {
+    for verb in ["add", "delete"] {
+        output(Command::new("nft").args([verb, "table", "inet", MARK]))?;
+    }
+    Ok(())
+}

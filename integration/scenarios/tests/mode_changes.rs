@@ -1,0 +1,280 @@
+//! From each mode to each other one, and back, with requests all the while: none fails, and nothing
+//! is left of the mode that went.
+//!
+//! What goes on between connections is told in `migrate`, with what upstream has left.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use lab::Place;
+use scenarios::{
+    Cluster, FIRST_TRY, Outcome, SOON, Service, Story, tcp, tell, under_traffic, with_backend,
+};
+
+/// A way to carry Services, and what it leaves in the kernel when it ends.
+struct Way {
+    /// In the names of stories.
+    name: &'static str,
+    flags: &'static [&'static str],
+    /// A part of what [`held`] says as long as it is there; some of it is gone in every other way.
+    marks: &'static [&'static str],
+    /// Whether connections are translated by conntrack, so that those of one such way go on in the
+    /// next one.
+    is_by_conntrack: bool,
+}
+
+const DEVICE: &str = "dev kube-ipvs0";
+const SET: &str = "create KUBE-CLUSTER-IP";
+const MATCH: &str = "-m set --match-set KUBE-CLUSTER-IP";
+
+const IPVS: Way = Way {
+    name: "ipvs",
+    flags: &["--proxy-mode=ipvs", "--ipvs-shim=upstream"],
+    marks: &[DEVICE, SET, MATCH, "for masquerade purpose"],
+    is_by_conntrack: false,
+};
+const LEAN: Way = Way {
+    name: "lean",
+    flags: &["--proxy-mode=ipvs", "--ipvs-shim=lean"],
+    marks: &[DEVICE, SET, MATCH],
+    is_by_conntrack: false,
+};
+const IPVS_NFTABLES: Way = Way {
+    name: "ipvs_nftables",
+    flags: &["--proxy-mode=ipvs", "--ipvs-shim=nftables"],
+    marks: &[DEVICE, "kube-proxy-ipvs\n"],
+    is_by_conntrack: false,
+};
+const IPTABLES: Way = Way {
+    name: "iptables",
+    flags: &["--proxy-mode=iptables"],
+    marks: &[":KUBE-SVC-"],
+    is_by_conntrack: true,
+};
+const NFTABLES: Way = Way {
+    name: "nftables",
+    flags: &["--proxy-mode=nftables"],
+    marks: &[
+        "table ip kube-proxy\n",
+        "table ip6 kube-proxy\n",
+        "map firewall-ips\n",
+    ],
+    is_by_conntrack: true,
+};
+const NFTABLES_FLAT: Way = Way {
+    name: "nftables_flat",
+    flags: &["--proxy-mode=nftables", "--nftables-layout=flat"],
+    marks: &[
+        "table ip kube-proxy\n",
+        "table ip6 kube-proxy\n",
+        "map endpoints-tcp-2\n",
+    ],
+    is_by_conntrack: true,
+};
+const ALL: [&Way; 6] = [
+    &IPVS,
+    &LEAN,
+    &IPVS_NFTABLES,
+    &IPTABLES,
+    &NFTABLES,
+    &NFTABLES_FLAT,
+];
+
+const NODE: &str = "{apiVersion: v1, kind: Node, metadata: {name: node1}, status: {addresses: [\
+                    {type: InternalIP, address: 172.35.0.100}, {type: InternalIP, address: 'fd35::100'}]}}";
+
+/// Services that nobody asks.
+const CROWD: usize = 2_000;
+
+/// Connections held open by each way, where they go on.
+const HELD: usize = 2;
+
+macro_rules! stories {
+    ($is_possible:expr; $($one:ident, $other:ident: $name:literal),+ $(,)?) => {
+        [$(Story {
+            name: $name,
+            tell: |c| there_and_back(c, &$one, &$other),
+            is_possible: $is_possible,
+        }),+]
+    };
+}
+
+fn main() {
+    let before = stories! { || true;
+        IPVS, IPTABLES: "from_ipvs_to_iptables_and_back",
+        IPVS, LEAN: "from_the_upstream_shim_to_the_lean_one_and_back",
+    };
+    let many = [
+        Story {
+            name: "from_ipvs_on_nftables_to_nftables_among_2_000_services",
+            tell: |c| among_many(c, &IPVS_NFTABLES, &NFTABLES),
+            is_possible: has_nftables,
+        },
+        Story {
+            name: "from_ipvs_to_nftables_among_2_000_services",
+            tell: |c| among_many(c, &IPVS, &NFTABLES),
+            is_possible: has_nftables,
+        },
+    ];
+    let stories = stories! { has_nftables;
+        IPTABLES, NFTABLES: "from_iptables_to_nftables_and_back",
+        IPVS, NFTABLES: "from_ipvs_to_nftables_and_back",
+        IPVS_NFTABLES, NFTABLES: "from_ipvs_on_nftables_to_nftables_and_back",
+        IPVS, IPVS_NFTABLES: "from_ipvs_on_iptables_to_ipvs_on_nftables_and_back",
+        LEAN, IPVS_NFTABLES: "from_the_lean_shim_to_that_of_nftables_and_back",
+        IPTABLES, IPVS_NFTABLES: "from_iptables_to_ipvs_on_nftables_and_back",
+        NFTABLES, NFTABLES_FLAT: "from_upstreams_layout_of_nftables_to_the_flat_one_and_back",
+    };
+    tell(
+        &[&before[..], &stories, &many].concat(),
+        Duration::from_mins(10),
+    )
+}
+
+fn has_nftables() -> bool {
+    lab::iptables_backend() == "nft"
+}
+
+/// What is in the kernel of any way: tables by name, maps that one layout of them has, rules, sets,
+/// virtual servers, addresses.
+fn held(c: &Cluster) -> Result<String> {
+    c.sh(&with_backend(
+        "nft list tables 2>/dev/null || true
+        for map in firewall-ips endpoints-tcp-2; do
+            nft -t list map ip kube-proxy $map >/dev/null 2>&1 && echo map $map
+        done
+        iptables-$backend-save; ip6tables-$backend-save; ipset save; ipvsadm -Sn
+        ip -oneline address show dev kube-ipvs0 2>/dev/null | sed 's/.*/dev kube-ipvs0 &/' || true",
+    ))
+}
+
+fn set_up(c: &Cluster) -> Outcome {
+    // Where no service address is one of the node, its own packets need a way.
+    c.sh("ip route replace default via 172.35.0.9; ip -6 route replace default via fd35::9")?;
+    // The nftables mode serves node ports at the addresses of the Node alone.
+    c.write("node", NODE)?;
+    let service = Service::new("web", "10.96.0.10 fd96::10").port(tcp(80, 8080).node_port(30080));
+    let service = service.ingress("192.0.2.10").external("192.0.2.20");
+    c.apply(&service.endpoints("10.244.1.10 10.244.2.10 fd44:1::10 fd44:2::10"))?;
+    let inner = Service::new("inner", "10.96.0.11 fd96::11").port(tcp(80, 8080));
+    c.apply(&inner.endpoints("10.244.1.10 10.244.2.10 fd44:1::10 fd44:2::10"))?;
+    Ok(())
+}
+
+/// From where what is asked: not by the node itself where IPVS takes part, whose own source address
+/// comes and goes with `kube-ipvs0`.
+fn ways(c: &Cluster) -> [(&Place, &'static str); 6] {
+    [
+        (&c.client, "10.96.0.10:80"),
+        (&c.client, "172.35.0.100:30080"),
+        (&c.client, "192.0.2.10:80"),
+        (&c.client, "[fd96::10]:80"),
+        (&c.outside, "172.35.0.100:30080"),
+        (&c.outside, "192.0.2.20:80"),
+    ]
+}
+
+/// To a Service that has no chain in the flat layout.
+const INNER: [&str; 2] = ["10.96.0.11:80", "[fd96::11]:80"];
+
+/// The same with so many Services beside that their first sync takes a while: those that are asked
+/// come last.
+fn among_many(c: &mut Cluster, one: &Way, other: &Way) -> Outcome {
+    let mut crowd = String::new();
+    for number in 0..CROWD {
+        let (high, low) = (number / 250, number % 250 + 1);
+        let name = format!("crowd-{number}");
+        let addresses = format!("10.90.{high}.{low} fd90::{high}:{low}");
+        let service = Service::new(&name, &addresses).port(tcp(80, 8080));
+        let service = service.endpoints("10.244.1.10 10.244.2.10 fd44:1::10 fd44:2::10");
+        crowd.extend(["---\n", &service.to_string(), "\n"]);
+    }
+    c.write("crowd", &crowd)?;
+    c.patience = Duration::from_mins(1);
+    there_and_back(c, one, other)
+}
+
+fn there_and_back(c: &mut Cluster, one: &Way, other: &Way) -> Outcome {
+    set_up(c)?;
+    c.start(one.flags)?;
+    is_alone(c, one)?;
+    c.stop()?;
+    let mut asked = ways(c).to_vec();
+    if other.marks == NFTABLES_FLAT.marks {
+        asked.extend(INNER.map(|to| (&c.client, to)));
+    }
+    for (from, to) in [(one, other), (other, one)] {
+        // Those of IPVS end with it.
+        let held = if from.is_by_conntrack && to.is_by_conntrack {
+            HELD
+        } else {
+            0
+        };
+        let step = format!("from {} to {}", from.name, to.name);
+        let change = || {
+            let mut daemon = c.start_apart(to.flags)?;
+            is_alone(c, to)?;
+            let output = daemon.stop(SOON)?;
+            ensure!(output.status.success(), "it ended with {}", output.status);
+            // What serves on is what it left.
+            is_alone(c, to)
+        };
+        if let Err(error) = under_traffic(&asked, held, FIRST_TRY, change) {
+            let seen = c.sh(SEEN).unwrap_or_default();
+            return Err(error.context(format!("{step}; afterwards: {seen}")));
+        }
+    }
+    clean(c)
+}
+
+/// All that marks a way is there, and of every other way something is not.
+fn is_alone(c: &Cluster, way: &Way) -> Outcome {
+    let mut wrong = String::new();
+    let waited = c.until("one mode alone", || {
+        wrong.clear();
+        // `iptables-save` fails where an ipset goes between a rule and its name.
+        let held = match held(c) {
+            Ok(held) => held,
+            Err(error) => {
+                wrong = format!("{error:#}");
+                return Ok(false);
+            }
+        };
+        let has = |mark: &&&str| held.contains(**mark);
+        for mark in way.marks.iter().filter(|mark| !has(mark)) {
+            wrong.extend(["no ", *mark, "; "]);
+        }
+        // What no rule of this way shares with it.
+        let others = ALL.iter().flat_map(|other| other.marks);
+        for mark in others.filter(|mark| !way.marks.contains(mark)).filter(has) {
+            wrong.extend(["still ", *mark, "; "]);
+        }
+        Ok(wrong.is_empty())
+    });
+    waited
+        .map(drop)
+        .with_context(|| format!("{}: {wrong}", way.name))
+}
+
+/// What tells why a request was lost.
+const SEEN: &str =
+    "conntrack -L 2>&1 || true; ipvsadm -Lnc; ipvsadm -Ln; nft list ruleset; iptables-save";
+
+fn clean(c: &Cluster) -> Outcome {
+    let program = scenarios::kube_proxy()?.display().to_string();
+    c.sh(&format!("{program} --cleanup"))?;
+    let left = held(c)?;
+    ensure!(
+        [
+            "KUBE-SVC",
+            "KUBE-SERVICES",
+            "kube-proxy",
+            "kube-ipvs0",
+            "create KUBE-"
+        ]
+        .iter()
+        .all(|mark| !left.contains(mark)),
+        "{left}"
+    );
+    Ok(())
+}

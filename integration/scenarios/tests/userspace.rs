@@ -1,0 +1,226 @@
+//! Userspace mode, end to end: what no other mode can, and changes from it and to it.
+//!
+//! Its process carries the connections itself, so that those end with it, and requests fail until
+//! the next one serves. What is told here is that they are served then, and that nothing of a mode
+//! that went takes packets any more.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, ensure};
+use lab::{Place, Transport};
+use scenarios::{Cluster, Outcome, Service, Story, at, tally, tcp, tell, udp, with_backend};
+
+/// The longest that an answer may take where nothing is sent twice: a lost first packet is sent
+/// again after a second.
+const FIRST_TRY: Duration = Duration::from_millis(900);
+
+/// Longer than all tries of a connection together; who is left may be slow on a loaded machine.
+const PASSED_OVER: Duration = Duration::from_secs(4);
+
+const NODE: &str = "{apiVersion: v1, kind: Node, metadata: {name: node1}, status: {addresses: [\
+                    {type: InternalIP, address: 172.35.0.100}, {type: InternalIP, address: 'fd35::100'}]}}";
+
+/// A file that says what nobody can read.
+const BROKEN: &str = "apiVersion: v1\nkind: Service\nmetadata: {name: broken\n";
+
+/// A way to carry Services.
+struct Way {
+    flags: &'static [&'static str],
+    /// A part of what [`held`] says as long as it serves.
+    mark: &'static str,
+}
+
+const USERSPACE: Way = Way {
+    flags: &["--proxy-mode=userspace"],
+    mark: "table ip kube-proxy-userspace\n",
+};
+/// Where there is no nf_tables.
+const USERSPACE_LEGACY: Way = Way {
+    flags: &["--proxy-mode=userspace"],
+    mark: "-A KUBE-PORTALS-CONTAINER ",
+};
+const USERSPACE_IPTABLES: Way = Way {
+    flags: &["--proxy-mode=userspace", "--iptables-backend=nft"],
+    mark: "-A KUBE-PORTALS-CONTAINER ",
+};
+const IPTABLES: Way = Way {
+    flags: &["--proxy-mode=iptables"],
+    mark: ":KUBE-SVC-",
+};
+const IPVS: Way = Way {
+    flags: &["--proxy-mode=ipvs", "--ipvs-shim=upstream"],
+    mark: "-m set --match-set KUBE-CLUSTER-IP",
+};
+const IPVS_NFTABLES: Way = Way {
+    flags: &["--proxy-mode=ipvs", "--ipvs-shim=nftables"],
+    mark: "table ip kube-proxy-ipvs\n",
+};
+const NFTABLES: Way = Way {
+    flags: &["--proxy-mode=nftables"],
+    mark: "table ip kube-proxy\n",
+};
+
+macro_rules! stories {
+    ($is_possible:expr; $($one:ident, $other:ident: $name:literal),+ $(,)?) => {
+        [$(
+            Story {
+                name: concat!("from_", $name, "_and_back"),
+                tell: |c| there_and_back(c, &$one, &$other),
+                is_possible: $is_possible,
+            },
+            Story {
+                name: concat!("from_", $name, "_while_an_object_cannot_be_read"),
+                tell: |c| with_a_broken_object(c, &$one, &$other),
+                is_possible: $is_possible,
+            },
+        )+]
+    };
+}
+
+fn main() {
+    let one = [Story {
+        name: "endpoints_that_do_not_accept_are_passed_over",
+        tell: endpoints_that_do_not_accept_are_passed_over,
+        is_possible: || true,
+    }];
+    let without = stories! { || !has_nftables();
+        USERSPACE_LEGACY, IPTABLES: "userspace_to_iptables_without_nftables",
+        USERSPACE_LEGACY, IPVS: "userspace_to_ipvs_without_nftables",
+    };
+    let with = stories! { has_nftables;
+        USERSPACE, NFTABLES: "userspace_to_nftables",
+        USERSPACE, IPTABLES: "userspace_to_iptables",
+        USERSPACE, IPVS: "userspace_to_ipvs",
+        USERSPACE, IPVS_NFTABLES: "userspace_to_ipvs_on_nftables",
+        USERSPACE_IPTABLES, NFTABLES: "userspace_by_iptables_to_nftables",
+        USERSPACE_IPTABLES, IPTABLES: "userspace_by_iptables_to_iptables",
+    };
+    let redirects = [Story {
+        name: "from_redirects_of_nftables_to_those_of_iptables_and_back",
+        tell: |c| there_and_back(c, &USERSPACE, &USERSPACE_IPTABLES),
+        is_possible: has_nftables,
+    }];
+    let stories = [&one[..], &without, &with, &redirects].concat();
+    tell(&stories, Duration::from_mins(9))
+}
+
+fn has_nftables() -> bool {
+    lab::iptables_backend() == "nft"
+}
+
+fn set_up(c: &Cluster) -> Outcome {
+    // Where no service address is one of the node, its own packets need a way.
+    c.sh("ip route replace default via 172.35.0.9; ip -6 route replace default via fd35::9")?;
+    // The nftables mode serves node ports at the addresses of the Node alone.
+    c.write("node", NODE)?;
+    let service = Service::new("web", "10.96.0.10 fd96::10").port(tcp(80, 8080).node_port(30080));
+    let service = service.ingress("192.0.2.10").external("192.0.2.20");
+    c.apply(&service.endpoints("10.244.1.10 10.244.2.10 fd44:1::10 fd44:2::10"))
+}
+
+/// Every way to the Service is answered at once.
+fn is_served(c: &Cluster) -> Outcome {
+    let ways: [(&Place, &str); 7] = [
+        (&c.client, "10.96.0.10:80"),
+        (&c.client, "172.35.0.100:30080"),
+        (&c.client, "192.0.2.10:80"),
+        (&c.client, "[fd96::10]:80"),
+        (&c.outside, "172.35.0.100:30080"),
+        (&c.outside, "192.0.2.20:80"),
+        (&c.node1, "10.96.0.10:80"),
+    ];
+    for (from, to) in ways {
+        let answer = from.dial(Transport::Tcp, at(to)).timeout(FIRST_TRY).ask();
+        answer.with_context(|| format!("{} asks {to}", from.name()))?;
+    }
+    Ok(())
+}
+
+/// What there is by which packets are sent elsewhere.
+fn held(c: &Cluster) -> anyhow::Result<String> {
+    c.sh(&with_backend(
+        "nft list tables 2>/dev/null || true; iptables-$backend-save",
+    ))
+}
+
+/// Waits until that of one way is there, and that of another is not.
+fn until_alone(c: &Cluster, way: &Way, other: &Way) -> Outcome {
+    let waited = c.until("one way alone", || {
+        let held = held(c)?;
+        Ok(held.contains(way.mark) && !held.contains(other.mark))
+    });
+    waited.map(drop).with_context(|| {
+        let (is, was) = (way.flags, other.flags);
+        format!("to {is:?} from {was:?}: {:?}", held(c))
+    })
+}
+
+fn there_and_back(c: &mut Cluster, one: &Way, other: &Way) -> Outcome {
+    set_up(c)?;
+    c.start(one.flags)?;
+    is_served(c)?;
+    for (from, to) in [(one, other), (other, one)] {
+        c.stop()?;
+        c.start(to.flags)?;
+        until_alone(c, to, from)?;
+        is_served(c).with_context(|| format!("from {:?} to {:?}", from.flags, to.flags))?;
+    }
+    c.stop()
+}
+
+/// What leads to a process that has ended is not waited with until all objects are known.
+fn with_a_broken_object(c: &mut Cluster, userspace: &Way, other: &Way) -> Outcome {
+    set_up(c)?;
+    c.start(userspace.flags)?;
+    is_served(c)?;
+    c.stop()?;
+    c.write("broken", BROKEN)?;
+    c.start(other.flags)?;
+    until_alone(c, other, userspace)?;
+    is_served(c)?;
+    c.delete("broken")?;
+    c.until("nothing of userspace mode is left", || {
+        let held = held(c)?;
+        Ok(!held.contains("kube-proxy-userspace") && !held.contains("KUBE-PORTALS"))
+    })?;
+    is_served(c)?;
+    c.stop()
+}
+
+/// One refuses, one has no host: each client is served by the one that is left.
+fn endpoints_that_do_not_accept_are_passed_over(c: &mut Cluster) -> Outcome {
+    let service = Service::new("web", "10.96.0.10")
+        .port(tcp(80, 8080).named("tcp"))
+        .port(udp(80, 8080).named("udp"));
+    // The client pod serves nothing; nobody has .77.
+    let endpoints = "10.244.2.10 10.244.1.99 10.244.1.77";
+    c.sh("ip route replace default via 172.35.0.9")?;
+    c.apply(&service.clone().endpoints(endpoints))?;
+    c.start(&["--proxy-mode=userspace"])?;
+    let cluster_ip: SocketAddr = at("10.96.0.10:80");
+    for from in [&c.client, &c.outside, &c.node1] {
+        for number in 0..9 {
+            let asked = Instant::now();
+            let answer = from.dial(Transport::Tcp, cluster_ip).timeout(PASSED_OVER);
+            let answer = answer.reset_on_close().ask();
+            let answer = answer.with_context(|| format!("{} asks, {number}", from.name()))?;
+            ensure!(answer.who == "far", "{}", answer.who);
+            let took = asked.elapsed();
+            ensure!(took < PASSED_OVER, "{}: {took:?}", from.name());
+        }
+    }
+    // None accepts: the client is told in time.
+    c.apply(&service.clone().endpoints("10.244.1.99"))?;
+    c.until("a client is reset", || {
+        let asked = c.client.dial(Transport::Tcp, cluster_ip);
+        Ok(asked.timeout(FIRST_TRY).ask().is_err())
+    })?;
+    // It accepts again.
+    c.apply(&service.endpoints("10.244.2.10 10.244.1.10"))?;
+    c.until("both are asked", || {
+        let tally = tally(&c.client, Transport::Tcp, cluster_ip, 4);
+        Ok(tally.is_ok_and(|tally| tally.values().copied().eq([2, 2])))
+    })?;
+    c.stop()
+}
