@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::schema::{Axis, Cell, Mode, SubjectKind};
+use crate::schema::{Axis, Cell, FLAT, Mode, SubjectKind};
 
 /// Boot, the nodes, and the end.
 const AROUND: f64 = 1.6;
@@ -132,6 +132,26 @@ fn start(cell: &Cell) -> f64 {
             mode: Mode::Iptables,
             ..
         } => (1.0, 3.0, 4.0, 1.0),
+        // The kernel walks its list of maps for each.
+        SubjectKind::KubeProxy {
+            mode: Mode::Nftables,
+            is_ours: false,
+            ..
+        } => (1.0, 3.0, 2.0, 12.0),
+        SubjectKind::KubeProxy {
+            mode: Mode::Nftables,
+            ..
+        } if subject.has(FLAT) => (0.9, 1.0, 0.7, 0.0),
+        SubjectKind::KubeProxy {
+            mode: Mode::Nftables,
+            ..
+        } => (0.5, 2.0, 1.0, 8.0),
+        SubjectKind::KubeProxy {
+            mode: Mode::Userspace,
+            ..
+        } => (1.0, 4.0, 1.0, 1.0),
+        SubjectKind::NftFloor => (0.5, 0.4, 0.4, 8.0),
+        SubjectKind::NftFlatFloor => (0.5, 0.1, 0.1, 0.0),
         SubjectKind::KubeProxy { .. } if subject.has(crate::schema::ROUTE) => (0.9, 2.6, 1.5, 0.0),
         SubjectKind::KubeProxy { .. } => (0.9, 2.6, 1.4, 1.2),
         SubjectKind::Floor => (0.5, 0.4, 0.4, 1.1),

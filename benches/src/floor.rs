@@ -22,20 +22,24 @@ use proxy_ipvs::{Config, Rules, Set, SetKind, Shim, ShimStyle};
 use crate::kernel::{CLUSTER_IP, IPVS_IPS, LOOP_BACK};
 use crate::objects::{CLUSTER_CIDR, Objects, PORT, changed};
 use crate::process::Process;
-use crate::schema::{Axis, Cell};
+use crate::schema::{Axis, Cell, SubjectKind};
 
 /// What the daemon gives its sets room for, at least.
 const LEAST_ROOM: u32 = 65_536;
 /// What it says when it is ready.
 const READY: &str = "ready";
+/// At least; before changes it writes the whole state.
 const PREPARED_WITHIN: Duration = Duration::from_mins(2);
 
 /// Waits until a floor has prepared, and lets it go.
-pub(crate) fn await_ready(mut process: Process) -> Result<(Process, Instant)> {
+pub(crate) fn await_ready(mut process: Process, limit: Duration) -> Result<(Process, Instant)> {
     let asked = Instant::now();
     loop {
         ensure!(!process.is_over(), "the floor ended: {}", process.said());
-        ensure!(asked.elapsed() < PREPARED_WITHIN, "the floor is not ready");
+        ensure!(
+            asked.elapsed() < limit.max(PREPARED_WITHIN),
+            "the floor is not ready"
+        );
         if process.log().lines().any(|line| line == READY) && is_stopped(process.id())? {
             break;
         }
@@ -57,6 +61,12 @@ fn is_stopped(pid: u32) -> Result<bool> {
 /// looked at.
 pub(crate) fn run(cell: &str) -> Result<()> {
     let cell: Cell = serde_json::from_str(cell).context("cannot read the cell")?;
+    if matches!(
+        cell.subject.kind,
+        SubjectKind::NftFloor | SubjectKind::NftFlatFloor
+    ) {
+        return crate::nft_floor::run(&cell);
+    }
     let objects = Objects::new(cell.size);
     let mut floor = Floor::prepare(&objects)?;
     if cell.axis == Axis::Change {
@@ -74,7 +84,7 @@ pub(crate) fn run(cell: &str) -> Result<()> {
 }
 
 /// Says that it is ready, and stops until it is continued.
-fn pause() -> Result<()> {
+pub(crate) fn pause() -> Result<()> {
     println!("{READY}");
     std::io::stdout().flush()?;
     rustix::process::kill_process(rustix::process::getpid(), Signal::STOP)?;

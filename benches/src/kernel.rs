@@ -9,7 +9,6 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::fs;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
-use std::io;
 use std::net::{Ipv4Addr, SocketAddrV4};
 
 use anyhow::{Context as _, Result, ensure};
@@ -19,6 +18,7 @@ use lab::Place;
 use netlink_batch::{Attributes, Batch, Connection, Protocol, Reply};
 
 use crate::nat::Nat;
+use crate::nft::{self, Tables};
 use crate::objects::{Objects, PORT};
 use crate::rules::{Rules, Servers};
 use crate::schema::{Mode, State};
@@ -172,35 +172,46 @@ fn compare<T: Ord + std::fmt::Display>(
     }
 }
 
-/// The node's kernel.
+/// Where the sets of IPVS mode are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum SetsIn {
+    /// As upstream has them.
+    Ipset,
+    /// In a table of nftables, with the rules.
+    Nftables,
+}
+
+/// The node's kernel. What a mode does not have is not opened: the kernel may not have it.
 pub(crate) struct Kernel {
     place: Place,
     mode: Mode,
-    ipvs: Ipvs,
-    ipset: Ipset,
+    ipvs: Option<Ipvs>,
+    ipset: Option<Ipset>,
     route: Connection,
-    nat: Nat,
+    nat: Option<Nat>,
+    tables: Option<Tables>,
 }
 
 impl Kernel {
     /// Opens sockets in a place.
-    pub(crate) fn open(place: &Place, mode: Mode) -> Result<Self> {
-        let (ipvs, ipset, route, nat) = place.enter(|| {
-            Ok((
-                Ipvs::open().map_err(io::Error::other)?,
-                Ipset::open().map_err(io::Error::other)?,
-                Connection::open(Protocol::Route).map_err(io::Error::other)?,
-                Nat::open()?,
-            ))
-        })?;
-        Ok(Self {
-            place: place.clone(),
-            mode,
-            ipvs,
-            ipset,
-            route,
-            nat,
-        })
+    pub(crate) fn open(place: &Place, mode: Mode, sets: SetsIn) -> Result<Self> {
+        let is_ipvs = mode == Mode::Ipvs;
+        let has_ipset = is_ipvs && sets == SetsIn::Ipset;
+        let has_tables = mode == Mode::Nftables || (is_ipvs && sets == SetsIn::Nftables);
+        place.enter(|| {
+            let open = || {
+                Ok(Self {
+                    place: place.clone(),
+                    mode,
+                    ipvs: is_ipvs.then(Ipvs::open).transpose()?,
+                    ipset: has_ipset.then(Ipset::open).transpose()?,
+                    route: Connection::open(Protocol::Route)?,
+                    nat: (!has_tables).then(Nat::open).transpose()?,
+                    tables: has_tables.then(Tables::open).transpose()?,
+                })
+            };
+            Ok(open())
+        })?
     }
 
     // ---- single entries ----
@@ -215,9 +226,18 @@ impl Kernel {
         match self.mode {
             Mode::Ipvs => Ok(self.reals(address)? == *wanted && self.is_local(address)?),
             Mode::Iptables => {
-                let (table, _) = self.nat.read()?;
+                let (table, _) = self.nat()?.read()?;
                 let targets = Rules::new(&table).targets(SocketAddrV4::new(address, PORT))?;
                 Ok(targets == *wanted)
+            }
+            Mode::Nftables => self
+                .tables()?
+                .serves(SocketAddrV4::new(address, PORT), wanted),
+            // The kernel has the daemon's port alone.
+            Mode::Userspace => {
+                let (table, _) = self.nat()?.read()?;
+                let targets = Rules::new(&table).targets(SocketAddrV4::new(address, PORT))?;
+                Ok(targets.is_empty() == wanted.is_empty())
             }
         }
     }
@@ -225,7 +245,7 @@ impl Kernel {
     /// The destinations of a virtual server that get new connections; empty if there is none.
     pub(crate) fn reals(&mut self, address: Ipv4Addr) -> Result<BTreeSet<SocketAddrV4>> {
         let key = ServiceKey::new(ipvs_netlink::Protocol::TCP, address.into(), PORT);
-        let entries = self.ipvs.destinations(&key)?;
+        let entries = self.ipvs()?.destinations(&key)?;
         let weighty = entries.iter().filter(|entry| entry.destination.weight > 0);
         Ok(weighty.filter_map(at).collect())
     }
@@ -247,7 +267,10 @@ impl Kernel {
 
     /// How many members a set has; 0 if there is none.
     pub(crate) fn members(&mut self, set: &str) -> Result<u64> {
-        match self.ipset.header(set) {
+        if let Some(tables) = &mut self.tables {
+            return Ok(tables.members(nft::SHIM, set)?.len() as u64);
+        }
+        match self.ipset()?.header(set) {
             Err(ipset_netlink::Error::Refused {
                 reason: Reason::NoSuchSet,
                 ..
@@ -256,9 +279,49 @@ impl Kernel {
         }
     }
 
-    /// The nat tables.
-    pub(crate) fn nat(&self) -> &Nat {
-        &self.nat
+    /// The nat tables of iptables.
+    pub(crate) fn nat(&self) -> Result<&Nat> {
+        self.nat
+            .as_ref()
+            .context("this mode has no nat table of iptables")
+    }
+
+    fn ipvs(&mut self) -> Result<&mut Ipvs> {
+        self.ipvs
+            .as_mut()
+            .context("this mode has no virtual servers")
+    }
+
+    fn ipset(&mut self) -> Result<&mut Ipset> {
+        self.ipset.as_mut().context("this mode has no ipsets")
+    }
+
+    fn tables(&mut self) -> Result<&mut Tables> {
+        self.tables
+            .as_mut()
+            .context("this mode has no table of nftables")
+    }
+
+    /// How many rules iptables has for IPv4, the ends of chains included; 0 where it is not used.
+    pub(crate) fn rules(&self) -> Result<u64> {
+        self.nat
+            .as_ref()
+            .map_or(Ok(0), |nat| Ok(nat.length()?.rules))
+    }
+
+    /// Whether IPv6 has rules, too, where IPv4 has any.
+    pub(crate) fn is_in_both(&mut self) -> Result<bool> {
+        match (&self.nat, &mut self.tables) {
+            (Some(nat), _) => nat.is_in_both(),
+            (None, Some(tables)) if self.mode == Mode::Ipvs => tables.is_in_both(nft::SHIM),
+            (None, Some(tables)) => tables.is_in_both(nft::TABLE),
+            (None, None) => Ok(true),
+        }
+    }
+
+    /// Takes a Service out of the table of nftables mode.
+    pub(crate) fn take_out(&mut self, address: Ipv4Addr) -> Result<()> {
+        self.tables()?.take_out(SocketAddrV4::new(address, PORT))
     }
 
     /// Writes to IPVS.
@@ -267,8 +330,9 @@ impl Kernel {
         write: impl FnOnce(ipvs_netlink::Family, &mut Batch),
     ) -> Result<()> {
         let mut batch = Batch::new();
-        write(self.ipvs.family(), &mut batch);
-        let replies = self.ipvs.execute(&batch)?;
+        let ipvs = self.ipvs()?;
+        write(ipvs.family(), &mut batch);
+        let replies = ipvs.execute(&batch)?;
         let refused = replies.iter().find(|reply| **reply != Reply::Done);
         ensure!(refused.is_none(), "IPVS refuses: {refused:?}");
         Ok(())
@@ -285,20 +349,51 @@ impl Kernel {
         virtual_servers(&text)
     }
 
-    /// Reads everything.
-    pub(crate) fn snapshot(&mut self) -> Result<Snapshot> {
-        if self.mode == Mode::Iptables {
-            let (table, _) = self.nat.read()?;
-            return Ok(Snapshot {
-                servers: Rules::new(&table).servers()?,
-                ..Snapshot::default()
-            });
-        }
+    /// Reads everything. Where reading is dear or the kernel does not hold all, the rest is as it is
+    /// wanted.
+    pub(crate) fn snapshot(&mut self, wanted: &Snapshot) -> Result<Snapshot> {
+        let servers = match self.mode {
+            Mode::Ipvs => return self.virtual_state(),
+            Mode::Iptables => Rules::new(&self.nat()?.read()?.0).servers()?,
+            Mode::Nftables => self.tables()?.servers(&wanted.servers)?,
+            Mode::Userspace => {
+                let mut servers = Rules::new(&self.nat()?.read()?.0).servers()?;
+                for (at, targets) in &mut servers {
+                    // One port of the daemon's for each.
+                    if let (1, Some(wanted)) = (targets.len(), wanted.servers.get(at)) {
+                        targets.clone_from(wanted);
+                    }
+                }
+                servers
+            }
+        };
+        Ok(Snapshot {
+            servers,
+            ..Snapshot::default()
+        })
+    }
+
+    /// All of IPVS mode.
+    fn virtual_state(&mut self) -> Result<Snapshot> {
         let mut snapshot = Snapshot {
             servers: self.servers()?,
             local: self.local_routes()?,
             ..Snapshot::default()
         };
+        if let Some(tables) = &mut self.tables {
+            let mut of = |set| tables.members(nft::SHIM, set);
+            for member in of(CLUSTER_IP)? {
+                snapshot.cluster_ip.extend(nft::address(&member.key));
+            }
+            for member in of(IPVS_IPS)? {
+                let key: Option<[u8; 4]> = member.key.as_slice().try_into().ok();
+                snapshot.ipvs_ips.extend(key.map(Ipv4Addr::from));
+            }
+            for member in of(LOOP_BACK)? {
+                snapshot.loop_back.extend(nft::address(&member.key));
+            }
+            return Ok(snapshot);
+        }
         for entry in self.list(CLUSTER_IP)? {
             if let Entry::IpPort {
                 ip: std::net::IpAddr::V4(ip),
@@ -348,7 +443,7 @@ impl Kernel {
     }
 
     fn list(&mut self, set: &str) -> Result<Vec<Entry>> {
-        match self.ipset.list(set) {
+        match self.ipset()?.list(set) {
             Err(ipset_netlink::Error::Refused {
                 reason: Reason::NoSuchSet,
                 ..

@@ -18,6 +18,9 @@ mod floor;
 mod http;
 mod kernel;
 mod nat;
+mod nft;
+mod nft_cost;
+mod nft_floor;
 mod objects;
 mod plan;
 mod process;
@@ -62,6 +65,8 @@ enum Verb {
         #[arg(hide = true)]
         cell: String,
     },
+    /// Measure what the kernel does for changes of a table of nftables mode, by a bare loader
+    NftCost(nft_cost::Cost),
     /// Draw the report of a report.json again
     Report {
         /// The file
@@ -87,6 +92,7 @@ fn main() -> ExitCode {
         Verb::Run(run) => run.run(),
         Verb::Cell { cell, into } => measure(&cell, into.as_deref()),
         Verb::Floor { cell } => floor::run(&cell),
+        Verb::NftCost(cost) => nft_cost::run(&cost),
         Verb::Report { json } => read(&json)
             .and_then(|report| report::draw(&report, json.parent().unwrap_or(Path::new("")))),
         Verb::Readme { json, into, folder } => readme(&json, into.as_deref(), &folder),
@@ -178,6 +184,9 @@ fn between(text: &str, block: &str) -> Option<String> {
 /// A kube-proxy that ends with a word about its flags does not know the mode, or the flag, that it
 /// is to be measured with.
 fn refusal(cell: &Cell, why: &str) -> Option<String> {
+    if why.contains("the kernel has no nf_tables") {
+        return Some("this kernel has no nf_tables; that of lane B has (LANE=B)".to_owned());
+    }
     let SubjectKind::KubeProxy { mode, flags, .. } = &cell.subject.kind else {
         return None;
     };

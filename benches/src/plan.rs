@@ -13,7 +13,7 @@
 
 use std::str::FromStr;
 
-use crate::schema::{Axis, Cell, Mode, ROUTE, Size, Subject, SubjectKind};
+use crate::schema::{Axis, Cell, Mode, NATIVE, ROUTE, Size, Subject, SubjectKind};
 
 /// Above this many Services an axis has two endpoints each only.
 const MANY: u32 = 10_000;
@@ -350,17 +350,36 @@ fn is_worth(points: &[Point], point: &Point) -> bool {
 /// Whether a subject is measured on an axis.
 fn has(axis: Axis, subject: &SubjectKind) -> bool {
     match subject {
-        // The pieces are those of the two shims; what it costs to load modules is a question to one
-        // of them.
+        // The pieces are those of the shims, and of what is a table of nftables.
         SubjectKind::KubeProxy {
             mode,
             flags,
             is_ours,
             ..
-        } if matches!(axis, Axis::Anatomy | Axis::Loaded) => {
-            let is_one = flags.is_empty() || (axis == Axis::Anatomy && subject.is_lean());
-            *is_ours && *mode == Mode::Ipvs && is_one
+        } if axis == Axis::Anatomy => {
+            let has_pieces = flags.is_empty() || subject.is_lean() || subject.has(NATIVE);
+            *is_ours
+                && match mode {
+                    Mode::Ipvs => has_pieces,
+                    Mode::Nftables => true,
+                    Mode::Iptables | Mode::Userspace => false,
+                }
         }
+        // What it costs to load modules is a question to one of them.
+        SubjectKind::KubeProxy {
+            mode,
+            flags,
+            is_ours,
+            ..
+        } if axis == Axis::Loaded => *is_ours && *mode == Mode::Ipvs && flags.is_empty(),
+        // Its endpoints are not in the kernel, and it answers a SYN itself.
+        SubjectKind::KubeProxy {
+            mode: Mode::Userspace,
+            ..
+        } => !matches!(
+            axis,
+            Axis::Restart | Axis::Add | Axis::Change | Axis::Rolling | Axis::First
+        ),
         // The shim makes a difference to packets, and to how a state is written at once.
         SubjectKind::KubeProxy { .. } if subject.is_lean() => {
             axis == Axis::Cold || axis.is_data_plane()
@@ -373,6 +392,9 @@ fn has(axis: Axis, subject: &SubjectKind) -> bool {
         SubjectKind::KubeProxy { .. } => true,
         SubjectKind::Floor => {
             matches!(axis, Axis::Cold | Axis::Loaded | Axis::Change | Axis::Big)
+        }
+        SubjectKind::NftFloor | SubjectKind::NftFlatFloor => {
+            matches!(axis, Axis::Cold | Axis::Change)
         }
         SubjectKind::Tools => matches!(axis, Axis::Cold | Axis::Big),
         SubjectKind::BareIpvs | SubjectKind::Direct => {

@@ -18,8 +18,8 @@ use crate::budget::{self, Budget};
 use crate::plan::{Asked, Plan};
 use crate::report;
 use crate::schema::{
-    About, Axis, Cell, LEAN, Measurement, Mode, NO_TIME, Other, Outcome, ROUTE, Report, Size,
-    Subject, SubjectKind,
+    About, Axis, Cell, FLAT, LEAN, Measurement, Mode, NATIVE, NO_TIME, Other, Outcome, ROUTE,
+    Report, Size, Subject, SubjectKind,
 };
 use crate::stage::beside;
 
@@ -93,12 +93,14 @@ pub(crate) struct Run {
 
 /// `upstream=/usr/bin/kube-proxy:ipvs`
 fn other(text: &str) -> Result<Subject, String> {
-    let wrong = || format!("{text:?}: write NAME=PATH:MODE, with the mode ipvs or iptables");
+    let wrong =
+        || format!("{text:?}: write NAME=PATH:MODE, with the mode ipvs, iptables or nftables");
     let (name, rest) = text.split_once('=').ok_or_else(wrong)?;
     let (path, mode) = rest.rsplit_once(':').ok_or_else(wrong)?;
     let mode = match mode {
         "ipvs" => Mode::Ipvs,
         "iptables" => Mode::Iptables,
+        "nftables" => Mode::Nftables,
         _ => return Err(wrong()),
     };
     Ok(Subject {
@@ -268,7 +270,11 @@ impl Run {
             ours("ipvs", Mode::Ipvs, &[]),
             ours("ipvs-route", Mode::Ipvs, &[ROUTE]),
             ours("ipvs-lean", Mode::Ipvs, &[LEAN]),
+            ours("ipvs-nftables", Mode::Ipvs, &[NATIVE]),
             ours("iptables", Mode::Iptables, &[]),
+            ours("nftables", Mode::Nftables, &[]),
+            ours("nftables-flat", Mode::Nftables, &[FLAT]),
+            ours("userspace", Mode::Userspace, &[]),
         ];
         for other in &self.others {
             let mut other = other.clone();
@@ -281,6 +287,8 @@ impl Run {
         }
         all.extend([
             plain("floor", SubjectKind::Floor),
+            plain("nft-floor", SubjectKind::NftFloor),
+            plain("nft-flat-floor", SubjectKind::NftFlatFloor),
             plain("tools", SubjectKind::Tools),
             plain("bare-ipvs", SubjectKind::BareIpvs),
             plain("direct", SubjectKind::Direct),
@@ -711,8 +719,8 @@ mod tests {
     fn a_kube_proxy_that_is_given_and_not_named_is_told() {
         let given = "run --kube-proxy up=FILE:ipvs --kube-proxy up=FILE:iptables";
         let (all, not_named) = chosen(given).unwrap();
-        assert_eq!(all.get(4..6).unwrap(), ["up-ipvs", "up-iptables"]);
-        assert_eq!((all.len(), not_named.len()), (10, 0));
+        assert_eq!(all.get(8..10).unwrap(), ["up-ipvs", "up-iptables"]);
+        assert_eq!((all.len(), not_named.len()), (16, 0));
         let (some, not_named) = chosen(&format!("{given} --subjects ipvs,up-ipvs")).unwrap();
         assert_eq!(
             (some, not_named),
@@ -747,6 +755,8 @@ mod tests {
         let subject = other("upstream=/opt/kube-proxy:iptables").unwrap();
         assert_eq!(subject.name, "upstream-iptables");
         assert!(other("upstream=/opt/kube-proxy").is_err());
-        assert!(other("upstream=/opt/kube-proxy:nftables").is_err());
+        let subject = other("upstream=/opt/kube-proxy:nftables").unwrap();
+        assert_eq!(subject.name, "upstream-nftables");
+        assert!(other("upstream=/opt/kube-proxy:userspace").is_err());
     }
 }

@@ -129,6 +129,10 @@ pub(crate) enum Mode {
     Ipvs,
     /// iptables.
     Iptables,
+    /// nftables.
+    Nftables,
+    /// By the daemon itself.
+    Userspace,
 }
 
 impl Mode {
@@ -137,6 +141,8 @@ impl Mode {
         match self {
             Self::Ipvs => "ipvs",
             Self::Iptables => "iptables",
+            Self::Nftables => "nftables",
+            Self::Userspace => "userspace",
         }
     }
 }
@@ -168,6 +174,10 @@ pub(crate) enum SubjectKind {
     },
     /// The bare loader: the same final state of the IPVS mode as messages encoded beforehand.
     Floor,
+    /// The same of the nftables mode.
+    NftFloor,
+    /// The same of its flat layout.
+    NftFlatFloor,
     /// `ipvsadm -R`, `ipset restore` and `ip -batch` with the same final state.
     Tools,
     /// Data plane: virtual servers and nothing else: no sets, no rules.
@@ -176,11 +186,20 @@ pub(crate) enum SubjectKind {
     Direct,
 }
 
+/// How the series of the axis anatomy begin that are of a node which a daemon has programmed; the
+/// name of the subject follows.
+pub(crate) const WHOLE: &str = "by the daemon: ";
+/// The series of the axis anatomy in which addresses are translated, and no rule says how.
+pub(crate) const NAT_ALONE: &str = "translation of addresses, no rule";
 /// Why a cell is not run after its run's time.
 pub(crate) const NO_TIME: &str =
     "it would not have been done in the time of the whole run (--minutes)";
 /// The flag of our leaner shim.
 pub(crate) const LEAN: &str = "--ipvs-shim=lean";
+/// The flag of the shim that is a table of nftables.
+pub(crate) const NATIVE: &str = "--ipvs-shim=nftables";
+/// The flag of the flat layout of nftables mode.
+pub(crate) const FLAT: &str = "--nftables-layout=flat";
 /// The flag that has service addresses as routes.
 pub(crate) const ROUTE: &str = "--ipvs-vip-mode=route";
 

@@ -15,10 +15,10 @@ use anyhow::{Context as _, Result, ensure};
 use lab::{Node, World};
 
 use crate::http::Api;
-use crate::kernel::{Kernel, Snapshot};
+use crate::kernel::{Kernel, SetsIn, Snapshot};
 use crate::objects::Objects;
 use crate::process::Process;
-use crate::schema::{Cell, Mode, SubjectKind};
+use crate::schema::{Cell, Mode, NATIVE, Subject, SubjectKind};
 use crate::wait::{self, Waited};
 
 /// Where the fixture listens, on node1.
@@ -55,11 +55,13 @@ impl Stage {
     /// A node without anything.
     pub(crate) fn new(cell: &Cell) -> Result<Self> {
         let folder = std::env::temp_dir().join(format!("bench-{}", std::process::id()));
+        // On the host's own kernel, that of the cell before has the same number.
+        let _ = fs::remove_dir_all(&folder);
         fs::create_dir_all(&folder)?;
         let has_legacy = prefer_legacy_iptables(&folder)?;
         let mut world = World::new("bench")?;
         let node = world.node("node1", "172.35.0.100/24", "10.200.1.1/24")?;
-        let kernel = Kernel::open(&node, mode(cell))?;
+        let kernel = Kernel::open(&node, mode(cell), sets(cell))?;
         Ok(Self {
             cell: cell.clone(),
             objects: Objects::new(cell.size),
@@ -70,6 +72,15 @@ impl Stage {
             fixture: None,
             has_legacy,
         })
+    }
+
+    /// Goes on with another subject, on another node, which has an API fixture of its own.
+    pub(crate) fn go_on(&mut self, node: Node, subject: Subject) -> Result<()> {
+        self.fixture = None;
+        self.cell.subject = subject;
+        self.kernel = Kernel::open(&node, mode(&self.cell), sets(&self.cell))?;
+        self.node = node;
+        Ok(())
     }
 
     /// The mode whose state is wanted.
@@ -168,7 +179,16 @@ impl Stage {
 fn mode(cell: &Cell) -> Mode {
     match cell.subject.kind {
         SubjectKind::KubeProxy { mode, .. } => mode,
+        SubjectKind::NftFloor | SubjectKind::NftFlatFloor => Mode::Nftables,
         _ => Mode::Ipvs,
+    }
+}
+
+fn sets(cell: &Cell) -> SetsIn {
+    if cell.subject.kind.has(NATIVE) {
+        SetsIn::Nftables
+    } else {
+        SetsIn::Ipset
     }
 }
 

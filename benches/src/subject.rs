@@ -14,10 +14,13 @@ use crate::{floor, tools};
 /// Starts the subject; when it was, too.
 pub(crate) fn start(stage: &Stage) -> Result<(Process, Instant)> {
     let log = stage.folder().join("subject.log");
-    if stage.cell.subject.kind == SubjectKind::Floor {
+    if matches!(
+        stage.cell.subject.kind,
+        SubjectKind::Floor | SubjectKind::NftFloor | SubjectKind::NftFlatFloor
+    ) {
         // It prepares, stops itself, and writes when it is continued.
         let process = Process::start(command(stage)?, &log)?;
-        floor::await_ready(process)
+        floor::await_ready(process, stage.limit())
     } else {
         let command = command(stage)?;
         let started = Instant::now();
@@ -63,7 +66,7 @@ fn command(stage: &Stage) -> Result<Command> {
             }
             Ok(command)
         }
-        SubjectKind::Floor => {
+        SubjectKind::Floor | SubjectKind::NftFloor | SubjectKind::NftFlatFloor => {
             let mut command = stage.node.command(std::env::current_exe()?);
             command.args(["floor", &serde_json::to_string(&stage.cell)?]);
             Ok(command)

@@ -83,11 +83,13 @@ pub(crate) fn until(
     // there.
     let mut looks = match mode {
         Mode::Ipvs => Looks::Servers(sample(services)),
-        Mode::Iptables => Looks::Table {
+        Mode::Nftables => Looks::Elements(sample(services)),
+        Mode::Iptables | Mode::Userspace => Looks::Table {
             services: sample(services),
             // What has enough rules before anything is done (a restart, a change, a deletion) does
             // not say by their number when it is done.
-            unwanted: Some(kernel.nat().length()?).filter(|length| are_enough(wanted, *length)),
+            unwanted: Some(kernel.nat()?.length()?)
+                .filter(|length| are_enough(mode, wanted, *length)),
         },
     };
     let deadline = started + limit;
@@ -97,23 +99,30 @@ pub(crate) fn until(
             let before = own_cpu();
             let look = match &mut looks {
                 Looks::Servers(services) => seen(kernel, wanted, services)?,
-                Looks::Table { services, unwanted } => reached(kernel, wanted, services, unwanted)?,
+                Looks::Elements(services) => carried(kernel, wanted, services)?,
+                Looks::Table { services, unwanted } => {
+                    reached(kernel, mode, wanted, services, unwanted)?
+                }
             };
             let rest = match look {
-                Look::Done(since) if kernel.nat().is_in_both()? => break since,
+                Look::Done(since) if kernel.is_in_both()? => break since,
                 Look::NotYet { rest } => rest,
                 Look::Done(_) => REST,
             };
             alive()?;
             if Instant::now() > deadline {
-                return Ok(Waited::Not(over(kernel, limit)?));
+                return Ok(Waited::Not(over(kernel, wanted, limit)?));
             }
             std::thread::sleep(PAUSE.max(own_cpu().saturating_sub(before) * rest));
         };
-        let length = kernel.nat().length()?;
-        let found = kernel.snapshot()?;
+        let rules = kernel.rules()?;
+        let length = match looks {
+            Looks::Table { .. } => kernel.nat()?.length()?,
+            _ => Length::default(),
+        };
+        let found = kernel.snapshot(wanted)?;
         if found == *wanted {
-            return Ok(Waited::Done(since, found.state(length.rules)));
+            return Ok(Waited::Done(since, found.state(rules)));
         }
         alive()?;
         if Instant::now() > deadline {
@@ -129,7 +138,7 @@ pub(crate) fn until(
         }
         let lacking = found.lacking(wanted).into_iter();
         match &mut looks {
-            Looks::Servers(services) => {
+            Looks::Servers(services) | Looks::Elements(services) => {
                 *services = lacking.collect();
                 if services.is_empty() {
                     std::thread::sleep(WHOLE_PAUSE);
@@ -149,6 +158,9 @@ enum Looks {
     /// Virtual servers, by their keys: Services that were not seen as wanted yet; and how many
     /// members the sets have.
     Servers(Vec<Ipv4Addr>),
+    /// Chains of nftables mode, and the map that leads to them: of Services that were not seen as
+    /// wanted yet.
+    Elements(Vec<Ipv4Addr>),
     /// The nat table, which is replaced as a whole, and read as a whole.
     Table {
         /// Services that were not seen as wanted yet.
@@ -211,17 +223,31 @@ fn seen(kernel: &mut Kernel, wanted: &Snapshot, services: &mut Vec<Ipv4Addr>) ->
     Ok(Look::Done(Instant::now()))
 }
 
+/// Looks at chains of Services; those that are as wanted need not be looked at again.
+fn carried(kernel: &mut Kernel, wanted: &Snapshot, services: &mut Vec<Ipv4Addr>) -> Result<Look> {
+    let none = BTreeSet::new();
+    while let Some(&address) = services.last() {
+        let reals = wanted.servers.get(&SocketAddrV4::new(address, PORT));
+        if !kernel.serves(address, reals.unwrap_or(&none))? {
+            return Ok(Look::NotYet { rest: REST });
+        }
+        services.pop();
+    }
+    Ok(Look::Done(Instant::now()))
+}
+
 /// Looks at where packets to these Services get; those that get where they must need not be looked
 /// at again.
 fn reached(
     kernel: &mut Kernel,
+    mode: Mode,
     wanted: &Snapshot,
     services: &mut Vec<Ipv4Addr>,
     unwanted: &mut Option<Length>,
 ) -> Result<Look> {
-    let length = kernel.nat().length()?;
+    let length = kernel.nat()?.length()?;
     let since = Instant::now();
-    if !are_enough(wanted, length) {
+    if !are_enough(mode, wanted, length) {
         return Ok(Look::NotYet { rest: REST });
     }
     if unwanted.is_none() {
@@ -234,7 +260,7 @@ fn reached(
     } else {
         None
     };
-    let (table, length) = kernel.nat().read()?;
+    let (table, length) = kernel.nat()?.read()?;
     *unwanted = Some(length);
     let rules = Rules::new(&table);
     while let Some(&address) = services.last() {
@@ -243,7 +269,11 @@ fn reached(
         if wanted
             .servers
             .get(&at)
-            .map_or(!targets.is_empty(), |reals| *reals != targets)
+            .map_or(!targets.is_empty(), |reals| match mode {
+                // Which port of the daemon's it is does not matter.
+                Mode::Userspace => targets.len() != 1,
+                _ => *reals != targets,
+            })
         {
             let rest = if background.is_some() { 1 } else { REST };
             return Ok(Look::NotYet { rest });
@@ -255,14 +285,19 @@ fn reached(
 }
 
 /// Whether a nat table may hold all that is wanted: each destination takes three rules, each
-/// Service one.
-fn are_enough(wanted: &Snapshot, length: Length) -> bool {
+/// Service one; in userspace mode, a Service takes one on each of two ways.
+fn are_enough(mode: Mode, wanted: &Snapshot, length: Length) -> bool {
+    let services = wanted.servers.len();
     let reals: usize = wanted.servers.values().map(BTreeSet::len).sum();
-    length.rules >= (wanted.servers.len() + 3 * reals) as u64
+    let least = match mode {
+        Mode::Userspace => 2 * services,
+        _ => services + 3 * reals,
+    };
+    length.rules >= least as u64
 }
 
-fn over(kernel: &mut Kernel, limit: Duration) -> Result<Outcome> {
-    let found = kernel.snapshot()?;
+fn over(kernel: &mut Kernel, wanted: &Snapshot, limit: Duration) -> Result<Outcome> {
+    let found = kernel.snapshot(wanted)?;
     let state = found.state(0);
     Ok(Outcome::Over {
         limit_s: limit.as_secs(),
@@ -278,6 +313,7 @@ mod tests {
     use lab::{Place, World};
 
     use super::*;
+    use crate::kernel::SetsIn;
     use crate::rules::tests::{LEFTOVERS, WAYS, table};
 
     const DATA: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data");
@@ -301,8 +337,8 @@ mod tests {
         let mut world = World::new("layout").unwrap();
         for (rules, captured) in [("leftovers", LEFTOVERS), ("ways", WAYS)] {
             let host = host_with(&mut world, rules);
-            let kernel = Kernel::open(&host, Mode::Iptables).unwrap();
-            let (found, _) = kernel.nat().read().unwrap();
+            let kernel = Kernel::open(&host, Mode::Iptables, SetsIn::Ipset).unwrap();
+            let (found, _) = kernel.nat().unwrap().read().unwrap();
             assert!(found == table(captured), "{rules}");
             world.remove(&host);
         }
@@ -313,7 +349,7 @@ mod tests {
     fn what_is_left_behind_does_not_keep_a_change_from_its_end() {
         let mut world = World::new("leftovers").unwrap();
         let host = host_with(&mut world, "leftovers");
-        let mut kernel = Kernel::open(&host, Mode::Iptables).unwrap();
+        let mut kernel = Kernel::open(&host, Mode::Iptables, SetsIn::Ipset).unwrap();
         let mut serves = |service, wanted: &BTreeSet<_>| {
             let address = Objects::address(service);
             kernel.serves(address, wanted).unwrap()
@@ -330,7 +366,7 @@ mod tests {
     fn a_rule_that_comes_back_is_awaited() {
         let mut world = World::new("back").unwrap();
         let host = host_with(&mut world, "leftovers");
-        let mut kernel = Kernel::open(&host, Mode::Iptables).unwrap();
+        let mut kernel = Kernel::open(&host, Mode::Iptables, SetsIn::Ipset).unwrap();
         let served = [
             (0, reals(["10.128.1.0:8080", "10.192.0.7:8080"])),
             (1, reals(["10.128.1.2:8080", "10.128.1.3:8080"])),

@@ -250,6 +250,8 @@ fn take_out(stage: &mut Stage) -> Result<()> {
             let key = ServiceKey::new(Protocol::TCP, last.into(), PORT);
             family.del_service(batch, &key);
         }),
+        Mode::Nftables => stage.kernel.take_out(last),
+        Mode::Userspace => bail!("nothing of userspace mode is taken out"),
         Mode::Iptables => {
             let saved = stage.node.read(["iptables-save", "-t", "nat"])?;
             let rule = format!("-A KUBE-SERVICES -d {last}/32 ");

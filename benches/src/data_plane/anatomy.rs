@@ -1,14 +1,17 @@
-//! What each piece of the shim, upstream's or the lean one, adds to the first packet of a flow.
+//! What each piece of a mode's rules adds to the first packet of a flow: of the shim of IPVS mode
+//! (upstream's, the lean one, that of nftables) and of nftables mode.
 //!
 //! ```text
-//!  step 0: routed to the pod   1: + virtual servers   2: + their addresses   …   n: the whole shim
+//!  step 0: routed to the pod   1: + virtual servers   2: + their addresses   …   n: all rules
+//!  beside: nodes that a daemon has programmed, in this mode and in those that it is compared with
 //! ```
 //!
 //! Each step has a node of its own that holds all up to this step, in one kernel, so that blocks of
 //! packets can take turns between the steps many times: what a rule costs is far less than what two
 //! guests, or two minutes, differ by. Rules come in the order in which a packet from a pod to a
 //! cluster IP meets them; at more Services than one, where every step has its own copy of all,
-//! those of a hook come together.
+//! those of a hook come together. Rules of iptables are those that the floor has, a table of
+//! nftables is read from the node that the daemon has programmed.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -16,15 +19,21 @@ use std::fs;
 use std::net::{Ipv4Addr, SocketAddrV4};
 
 use anyhow::{Context as _, Result};
-use lab::Place;
+use lab::{Node, Place};
+use nftables_netlink::Hook;
 use proxy::IpFamily;
 use proxy_ipvs::ShimStyle;
 
 use super::packets::{Lane, Sender};
-use super::{POD, SERVERS, SERVICES, silent_host, write_servers};
-use crate::kernel::Kernel;
+use super::table::{self, Pieces};
+use super::{CLIENT, POD, SERVERS, SERVICES, programmed, silent_host, write_servers};
+use crate::kernel::{Kernel, SetsIn};
+use crate::nft;
 use crate::objects::{Objects, PORT};
-use crate::schema::{Cell, Distribution, Measured, Mode, Outcome};
+use crate::schema::{
+    Cell, Distribution, FLAT, LEAN, Measured, Mode, NAT_ALONE, NATIVE, Outcome, Subject,
+    SubjectKind, WHOLE,
+};
 use crate::stage::Stage;
 
 /// Flows in a block, and blocks of each step. Together with all steps few enough for the table of
@@ -57,6 +66,12 @@ enum Add {
     Script(String),
     /// Rules of the shim, with the sets that they ask.
     Rules(Vec<Rule>),
+    /// Connections are followed, by nf_tables.
+    Tracking,
+    /// Addresses are translated, by nf_tables.
+    Translation,
+    /// So many pieces of a table instead of fewer, or all.
+    Pieces(Option<usize>),
 }
 
 impl Step {
@@ -68,95 +83,307 @@ impl Step {
     }
 }
 
-/// Measures all steps.
+/// Nodes with a client each, to which packets are sent in turns.
+struct Track {
+    server: Place,
+    sender: Sender,
+    lanes: Vec<(String, Lane)>,
+    nodes: u8,
+}
+
+impl Track {
+    fn new(stage: &mut Stage) -> Result<Self> {
+        let server = silent_host(&mut stage.world)?;
+        Ok(Self {
+            sender: Sender::new(&server)?,
+            server,
+            lanes: Vec::new(),
+            // The first is the stage's own.
+            nodes: 1,
+        })
+    }
+
+    /// One more node, and its number.
+    fn node(&mut self, stage: &mut Stage) -> Result<(Node, u8)> {
+        self.nodes += 1;
+        let third = self.nodes;
+        let address = format!("172.35.0.{}/24", 100 + u32::from(third));
+        let gateway = format!("10.200.{third}.1/24");
+        let name = format!("node{third}");
+        let node = stage
+            .world
+            .node(&name, address.as_str(), gateway.as_str())?;
+        Ok((node, third))
+    }
+
+    /// A client at a node that has all that it is to have.
+    fn enter(
+        &mut self,
+        stage: &mut Stage,
+        (node, third): (&Node, u8),
+        title: String,
+        to: SocketAddrV4,
+    ) -> Result<()> {
+        let source = Ipv4Addr::new(10, 200, third, CLIENT.octets()[3]);
+        let name = format!("client{third}");
+        let client = stage.world.pod(node, &name, source.to_string().as_str())?;
+        stage.world.route(node, SERVERS, &self.server)?;
+        let back = format!("10.200.{third}.0/24");
+        stage.world.route(&self.server, back.as_str(), node)?;
+        let lane = Lane::open(&client, source, to)?;
+        self.sender.warm_up(&lane)?;
+        self.lanes.push((title, lane));
+        Ok(())
+    }
+
+    /// Blocks of packets in turns.
+    fn run(mut self) -> Result<Measured> {
+        let mut values: Vec<Vec<f64>> = vec![Vec::new(); self.lanes.len()];
+        for _ in 0..ROUNDS {
+            for ((_, lane), values) in self.lanes.iter().zip(&mut values) {
+                self.sender.new_flows(lane, BEFORE)?;
+                values.push(self.sender.new_flows(lane, BLOCK)?);
+            }
+        }
+        let mut measured = Measured::default();
+        for ((number, (title, _)), values) in self.lanes.iter().enumerate().zip(values) {
+            let distribution = Distribution::of("ns", values).context("nothing was measured")?;
+            let name = format!("{number:02} {title}");
+            measured.series.insert(name, distribution);
+        }
+        Ok(measured)
+    }
+}
+
+/// Measures all steps, and whole modes beside them.
 pub(crate) fn measure(cell: &Cell) -> Result<Outcome> {
     let mut stage = Stage::new(cell)?;
-    let server = silent_host(&mut stage.world)?;
-    let style = if cell.subject.kind.is_lean() {
+    let mut track = Track::new(&mut stage)?;
+    let last = stage.objects.services().saturating_sub(1);
+    let service = SocketAddrV4::new(Objects::address(last), PORT);
+
+    let own = (stage.node.clone(), 1);
+    let mut whole = Vec::new();
+    let steps = match (cell.subject.kind.has(NATIVE), stage.mode()) {
+        (false, Mode::Ipvs) => rule_steps(&stage, &cell.subject.kind)?,
+        (is_shim, _) => {
+            if let Some(outcome) = program(&mut stage)? {
+                return Ok(outcome);
+            }
+            whole.push((cell.subject.name.clone(), own));
+            let pieces = if is_shim {
+                Pieces::read(&stage.node, nft::SHIM, &THROUGH_IPVS)?
+            } else {
+                Pieces::read(&stage.node, nft::TABLE, &FORWARDED)?
+            };
+            piece_steps(pieces, is_shim)
+        }
+    };
+    for number in 0..steps.all.len() {
+        let (node, third) = track.node(&mut stage)?;
+        let held = steps.all.get(..=number).unwrap_or_default();
+        build(&stage, &node, held, &steps)
+            .with_context(|| format!("cannot build step {number}"))?;
+        let to = if steps.is_direct(number) {
+            POD
+        } else {
+            service
+        };
+        let title = held.last().map_or("", |step| &step.title).to_owned();
+        track.enter(&mut stage, (&node, third), title, to)?;
+    }
+    for subject in beside(&cell.subject) {
+        let (node, third) = track.node(&mut stage)?;
+        stage.go_on(node.clone(), subject.clone())?;
+        if let Some(outcome) = program(&mut stage)? {
+            return Ok(outcome);
+        }
+        whole.push((subject.name, (node, third)));
+    }
+    for (name, (node, third)) in whole {
+        track.enter(
+            &mut stage,
+            (&node, third),
+            format!("{WHOLE}{name}"),
+            service,
+        )?;
+    }
+    Ok(Outcome::Measured(Box::new(track.run()?)))
+}
+
+/// Has the daemon program the stage's node, and ends it; or why it is not.
+fn program(stage: &mut Stage) -> Result<Option<Outcome>> {
+    match programmed(stage, &mut Measured::default())? {
+        Ok(subject) => {
+            if let Some(subject) = subject {
+                subject.stop()?;
+            }
+            Ok(None)
+        }
+        Err(outcome) => Ok(Some(outcome)),
+    }
+}
+
+/// Modes that are measured whole beside the pieces of a subject, in the same kernel.
+fn beside(subject: &Subject) -> Vec<Subject> {
+    let SubjectKind::KubeProxy { path, mode, .. } = &subject.kind else {
+        return Vec::new();
+    };
+    let ours = |name: &str, mode, flags: &[&str]| Subject {
+        name: name.to_owned(),
+        kind: SubjectKind::KubeProxy {
+            path: path.clone(),
+            mode,
+            flags: flags.iter().map(|&flag| flag.to_owned()).collect(),
+            is_ours: true,
+        },
+    };
+    let mut all = vec![ours("iptables", Mode::Iptables, &[])];
+    if subject.name == "nftables" {
+        all.push(ours("nftables-flat", Mode::Nftables, &[FLAT]));
+    }
+    if *mode == Mode::Ipvs && !subject.kind.has(NATIVE) {
+        all.push(subject.clone());
+    }
+    if subject.kind.has(NATIVE) {
+        all.push(ours("ipvs-lean", Mode::Ipvs, &[LEAN]));
+    }
+    all
+}
+
+/// The way of a packet that IPVS takes.
+const THROUGH_IPVS: [Hook; 4] = [
+    Hook::Prerouting,
+    Hook::Input,
+    Hook::Output,
+    Hook::Postrouting,
+];
+/// The way of a packet that is forwarded.
+const FORWARDED: [Hook; 3] = [Hook::Prerouting, Hook::Forward, Hook::Postrouting];
+
+/// All steps, and what their rules are taken from.
+struct Steps {
+    all: Vec<Step>,
+    chains: Chains,
+    pieces: Option<Pieces>,
+    /// The first that gets packets to the Service; those before are asked for the pod.
+    first: usize,
+}
+
+impl Steps {
+    fn is_direct(&self, number: usize) -> bool {
+        number < self.first
+    }
+}
+
+/// The steps of a shim of iptables.
+fn rule_steps(stage: &Stage, subject: &SubjectKind) -> Result<Steps> {
+    let style = if subject.is_lean() {
         ShimStyle::Lean
     } else {
         ShimStyle::Upstream
     };
     let chains = parse(&crate::floor::shim(IpFamily::V4, style)?);
-    let steps = steps(&stage.objects, &chains);
     fs::write(
         stage.folder().join("sets"),
         crate::tools::sets(&stage.objects),
     )?;
-    fs::write(
-        stage.folder().join("addresses"),
-        crate::tools::addresses(&stage.objects),
-    )?;
-    let last = stage.objects.services().saturating_sub(1);
-    let service = SocketAddrV4::new(Objects::address(last), PORT);
+    Ok(Steps {
+        all: steps(&stage.objects, &chains),
+        chains,
+        pieces: None,
+        first: 1,
+    })
+}
 
-    let mut sender = Sender::new(&server)?;
-    let mut lanes = Vec::new();
-    for (number, third) in (0..steps.len()).zip(2_u8..) {
-        let address = format!("172.35.0.{}/24", 100 + u32::from(third));
-        let gateway = format!("10.200.{third}.1/24");
-        let node =
-            stage
-                .world
-                .node(&format!("step{number}"), address.as_str(), gateway.as_str())?;
-        let source = Ipv4Addr::new(10, 200, third, 2);
-        let client = stage.world.pod(
-            &node,
-            &format!("client{number}"),
-            source.to_string().as_str(),
-        )?;
-        stage.world.route(&node, SERVERS, &server)?;
-        stage
-            .world
-            .route(&server, format!("10.200.{third}.0/24").as_str(), &node)?;
-        let held = steps.get(..=number).unwrap_or_default();
-        build(&stage, &node, held, &chains)
-            .with_context(|| format!("cannot build step {number}"))?;
-        let to = if number == 0 { POD } else { service };
-        let lane = Lane::open(&client, source, to)?;
-        sender.warm_up(&lane)?;
-        lanes.push(lane);
+/// The steps of a table of nf_tables.
+fn piece_steps(pieces: Pieces, is_shim: bool) -> Steps {
+    let mut all = vec![Step::new("routed to the pod, no Service", Add::Nothing)];
+    if is_shim {
+        all.push(servers_step());
+        all.push(addresses_step());
     }
-
-    let mut values: Vec<Vec<f64>> = vec![Vec::new(); lanes.len()];
-    for _ in 0..ROUNDS {
-        for (lane, values) in lanes.iter().zip(&mut values) {
-            sender.new_flows(lane, BEFORE)?;
-            values.push(sender.new_flows(lane, BLOCK)?);
-        }
+    all.push(Step::new("connection tracking", Add::Tracking));
+    if is_shim {
+        all.push(conntrack_step());
     }
-    let mut measured = Measured::default();
-    for ((number, step), values) in steps.iter().enumerate().zip(values) {
-        let distribution = Distribution::of("ns", values).context("nothing was measured")?;
-        let name = format!("{number:02} {}", step.title);
-        measured.series.insert(name, distribution);
+    all.push(Step::new(NAT_ALONE, Add::Translation));
+    let before = all.len();
+    for piece in 0..pieces.len() {
+        all.push(Step::new(pieces.title(piece), Add::Pieces(Some(piece + 1))));
     }
-    Ok(Outcome::Measured(Box::new(measured)))
+    let first = if is_shim {
+        1
+    } else {
+        (0..pieces.len())
+            .find(|piece| pieces.translates(piece + 1))
+            .map_or(all.len(), |piece| before + piece)
+    };
+    all.push(Step::new(
+        format!(
+            "the other {} rules, which it does not meet",
+            pieces.others()
+        ),
+        Add::Pieces(None),
+    ));
+    Steps {
+        all,
+        chains: Chains::new(),
+        pieces: Some(pieces),
+        first,
+    }
 }
 
 /// Writes the steps into a node.
-fn build(stage: &Stage, node: &Place, steps: &[Step], chains: &Chains) -> Result<()> {
+fn build(stage: &Stage, node: &Place, steps: &[Step], all: &Steps) -> Result<()> {
+    let addresses = crate::tools::addresses(&stage.objects);
+    fs::write(stage.folder().join("addresses"), addresses)?;
     let mut script = format!("cd '{}'\n", stage.folder().display());
     let mut rules: Vec<&Rule> = Vec::new();
+    let mut pieces = None;
+    let sets = match all.pieces {
+        Some(_) => SetsIn::Nftables,
+        None => SetsIn::Ipset,
+    };
     for step in steps {
         match &step.add {
             Add::Nothing => {}
             Add::Servers => {
-                let mut kernel = Kernel::open(node, Mode::Ipvs)?;
+                let mut kernel = Kernel::open(node, Mode::Ipvs, sets)?;
                 write_servers(&mut kernel, &stage.objects)?;
                 _ = writeln!(script, "ip route add local {SERVICES} dev lo");
             }
             Add::Script(lines) => script.push_str(lines),
             Add::Rules(more) => rules.extend(more),
+            Add::Tracking => table::track(node)?,
+            Add::Translation => table::translate(node)?,
+            Add::Pieces(number) => pieces = Some(*number),
         }
     }
     if !rules.is_empty() {
-        let text = restore_text(&rules, chains);
+        let text = restore_text(&rules, &all.chains);
         fs::write(stage.folder().join("rules"), text)?;
         script.push_str("ipset restore < sets\niptables-restore --noflush < rules\n");
     }
     node.read(["sh", "-ec", &script]).map(drop)?;
+    if let (Some(number), Some(table)) = (pieces, &all.pieces) {
+        table.write(node, number)?;
+    }
     Ok(())
+}
+
+fn servers_step() -> Step {
+    Step::new("virtual servers, local by one route", Add::Servers)
+}
+
+fn addresses_step() -> Step {
+    let lines = "ip -batch addresses\n".to_owned();
+    Step::new("their addresses on kube-ipvs0", Add::Script(lines))
+}
+
+fn conntrack_step() -> Step {
+    let lines = "sysctl -qw net.ipv4.vs.conntrack=1\n".to_owned();
+    Step::new("sysctl net.ipv4.vs.conntrack=1", Add::Script(lines))
 }
 
 /// All steps.
@@ -164,11 +391,8 @@ fn steps(objects: &Objects, chains: &Chains) -> Vec<Step> {
     let script = |lines: &str| Add::Script(lines.replace("UNUSED", UNUSED));
     let mut steps = vec![
         Step::new("routed to the pod, no Service", Add::Nothing),
-        Step::new("virtual servers, local by one route", Add::Servers),
-        Step::new(
-            "their addresses on kube-ipvs0",
-            script("ip -batch addresses\n"),
-        ),
+        servers_step(),
+        addresses_step(),
         Step::new(
             "the filter table, empty",
             script("iptables -w -t filter -N UNUSED\n"),
@@ -177,14 +401,8 @@ fn steps(objects: &Objects, chains: &Chains) -> Vec<Step> {
             "connection tracking",
             script("iptables -w -t filter -A UNUSED -m conntrack --ctstate NEW\n"),
         ),
-        Step::new(
-            "sysctl net.ipv4.vs.conntrack=1",
-            script("sysctl -qw net.ipv4.vs.conntrack=1\n"),
-        ),
-        Step::new(
-            "the nat table, empty",
-            script("iptables -w -t nat -N UNUSED\n"),
-        ),
+        conntrack_step(),
+        Step::new(NAT_ALONE, script("iptables -w -t nat -N UNUSED\n")),
     ];
     let mut met: Vec<Rule> = Vec::new();
     for (table, hook) in [

@@ -5,8 +5,8 @@
 //! ```
 //!
 //! So every Service of any number can be used, and the way to a pod without a Service is the same.
-//! The subject and the API fixture are stopped while packets are measured: the one CPU is the
-//! packets'. The axes take turns between the first, the middle and the last Service and the pod
+//! The subject, unless it carries packets itself, and the API fixture are stopped while packets are
+//! measured: the one CPU is the packets'. The axes take turns between the first, the middle and the last Service and the pod
 //! itself, block by block, so that what disturbs one disturbs all.
 //!
 //! Which Service is the first is what the kernel walks: in iptables mode the order of the rules as
@@ -15,6 +15,7 @@
 
 mod anatomy;
 mod packets;
+mod table;
 mod traffic;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddrV4};
@@ -34,7 +35,7 @@ use crate::subject;
 use crate::wait::Waited;
 
 /// The range that the server has whole: all endpoints are in it, no client is.
-const SERVERS: &str = "10.128.0.0/10";
+pub(crate) const SERVERS: &str = "10.128.0.0/10";
 /// The range of Service addresses.
 const SERVICES: &str = "10.96.0.0/12";
 /// A pod that is no endpoint of any Service.
@@ -89,7 +90,10 @@ pub(crate) fn measure(cell: &Cell) -> Result<Outcome> {
     };
     if let Some(subject) = &subject {
         std::thread::sleep(SETTLE);
-        subject.signal(Signal::STOP)?;
+        // One that carries the packets itself has to go on.
+        if stage.mode() != Mode::Userspace {
+            subject.signal(Signal::STOP)?;
+        }
     }
     let series = match cell.axis {
         Axis::First => first(&client, &server, &targets)?,
@@ -134,7 +138,7 @@ fn programmed(
             return Ok(Ok(None));
         }
         SubjectKind::KubeProxy { .. } => stage.serve()?,
-        SubjectKind::Floor => {}
+        SubjectKind::Floor | SubjectKind::NftFloor | SubjectKind::NftFlatFloor => {}
         SubjectKind::Tools => bail!("tools have no data plane of their own"),
     }
     let (mut subject, started) = subject::start(stage)?;
@@ -199,7 +203,8 @@ fn targets(stage: &Stage) -> Result<Vec<Target>> {
 
 /// The Services' addresses in the order that the kernel has them.
 fn order(stage: &Stage) -> Result<Vec<Ipv4Addr>> {
-    if stage.mode() == Mode::Ipvs {
+    // The others do not search one after another.
+    if stage.mode() != Mode::Iptables {
         return Ok((0..stage.objects.services())
             .map(Objects::address)
             .collect());
@@ -255,7 +260,10 @@ fn udp_targets(stage: &mut Stage, client: &Place, server: &Place) -> Result<Vec<
             };
             family.new_destination(batch, &key, &Destination::new(real, 1));
         })?,
-        SubjectKind::Floor | SubjectKind::Tools => {
+        SubjectKind::Floor
+        | SubjectKind::NftFloor
+        | SubjectKind::NftFlatFloor
+        | SubjectKind::Tools => {
             bail!("{} has no UDP Service", stage.cell.subject.name)
         }
     }

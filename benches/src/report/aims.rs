@@ -1,9 +1,9 @@
 //! What was to be reached, each with its figure from this run, met or not.
 
-use super::api;
 use super::axes::{COLD, FROM_EVENT, SHARE, SHOWN};
 use super::point::{self, cell};
 use super::table::{self, short};
+use super::{anatomy, api};
 use crate::objects::{Objects, changed};
 use crate::schema::{Axis, Cell, Measured, Outcome, Report, Size};
 
@@ -68,6 +68,48 @@ fn aims(report: &Report) -> Vec<Aim> {
         aim(
             "Cold start at 10,000 × 2: at most 1.25 × the bare loader",
             ratio(cold("ipvs", "10000"), cold("floor", "10000"), 1.25),
+        ),
+        aim(
+            "Cold start at 10,000 × 2 in nftables mode: at most 1.25 × the bare loader",
+            ratio(cold("nftables", "10000"), cold("nft-floor", "10000"), 1.25),
+        ),
+        aim(
+            "One endpoint changed at 50,000 in nftables mode, from the event that the API sends: at most 1.5 × the bare loader",
+            ratio(
+                median(Axis::Change, FROM_EVENT, "nftables", "50000"),
+                median(Axis::Change, "median", "nft-floor", "50000"),
+                1.5,
+            ),
+        ),
+        aim(
+            "One endpoint changed at 50,000 in nftables mode: what is our own, of that",
+            own(
+                median(Axis::Change, FROM_EVENT, "nftables", "50000"),
+                median(Axis::Change, "median", "nft-floor", "50000"),
+                5.0,
+            ),
+        ),
+        aim(
+            "Cold start at 10,000 × 2 in nftables mode's flat layout: at most 1.25 × the bare loader",
+            ratio(
+                cold("nftables-flat", "10000"),
+                cold("nft-flat-floor", "10000"),
+                1.25,
+            ),
+        ),
+        aim(
+            "One endpoint changed at 50,000 in the flat layout: what is our own",
+            own(
+                median(Axis::Change, FROM_EVENT, "nftables-flat", "50000"),
+                median(Axis::Change, "median", "nft-flat-floor", "50000"),
+                5.0,
+            ),
+        ),
+        aim(
+            "First packet at one Service with the shim of nftables: best at most that of iptables mode, in the same kernel (anatomy)",
+            anatomy::against(report, "ipvs-nftables")
+                .and_then(|found| ratio(Some(found.best), Some(found.base), 1.0))
+                .or_else(|| ratio(least("ipvs-nftables", "1"), least("iptables", "1"), 1.0)),
         ),
         aim(
             "Cold start at 10,000 × 2 with all kernel modules loaded before: against the bare loader, which does not load them together as our daemon does",
@@ -213,6 +255,12 @@ fn compared(ours: Option<f64>, base: Option<f64>) -> Option<Figure> {
 
 fn below(value: Option<f64>, unit: &str, most: f64) -> Option<Figure> {
     value.map(|value| (format!("{} {unit}", short(value)), Some(value < most)))
+}
+
+/// What is over the bare loader, in milliseconds.
+fn own(ours: Option<f64>, floor: Option<f64>, most: f64) -> Option<Figure> {
+    let own = ours? - floor?;
+    Some((format!("{} ms", short(own)), Some(own <= most)))
 }
 
 fn surplus(addresses: Option<f64>, routes: Option<f64>) -> Option<Figure> {

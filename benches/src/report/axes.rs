@@ -70,7 +70,7 @@ pub(super) fn explained(axis: Axis) -> &'static str {
         }
         Axis::Throughput => "Bytes on one connection from a pod to a pod of another host.",
         Axis::Anatomy => {
-            "The first packet of a new connection from a pod to a cluster IP. Each row has all pieces of the rows above and one more, on a node of its own in the same kernel; blocks of packets take turns between the rows. `ipvs` has the pieces of upstream's shim, `ipvs-lean` those of the lean one. A difference below about 100 ns is noise."
+            "The first packet of a new connection from a pod to a cluster IP. Each row has all pieces of the rows above and one more, on a node of its own in the same kernel; blocks of packets take turns between the rows. `ipvs` has the pieces of upstream's shim, `ipvs-lean` those of the lean one, `ipvs-nftables` and `nftables` the rules of the daemon's table, read from the kernel; in nftables mode the pod is asked until the rows have what leads to a Service. `by the daemon` is a node that a daemon has programmed, also in the modes that it is compared with. A difference below about 100 ns is noise."
         }
     }
 }

@@ -6,6 +6,7 @@
 //! end.
 
 mod aims;
+mod anatomy;
 mod api;
 mod axes;
 mod others;
@@ -32,7 +33,8 @@ const BASES: [&str; 4] = ["floor", "tools", "iptables", "bare-ipvs"];
 
 /// What the columns are.
 const COLUMNS: &str = "`ipvs`, `ipvs-route`, `ipvs-lean`, `iptables`: our daemon in IPVS mode, with `--ipvs-vip-mode=route`, with `--ipvs-shim=lean`, \
-    in iptables mode; `floor`: a bare loader of the IPVS mode's state; `tools`: `ipvsadm -R`, `ipset restore`, `ip -batch` with it; `bare-ipvs`: \
+    in iptables mode; `ipvs-nftables`, `nftables`, `nftables-flat`, `userspace`: with `--ipvs-shim=nftables`, in nftables mode, there with \
+    `--nftables-layout=flat`, in userspace mode; `nft-floor`, `nft-flat-floor`: bare loaders of these two layouts; `floor`: a bare loader of the IPVS mode's state; `tools`: `ipvsadm -R`, `ipset restore`, `ip -batch` with it; `bare-ipvs`: \
     virtual servers without sets and rules; `direct`: the pod itself";
 
 /// What is said above where ours is not ahead.
@@ -91,8 +93,9 @@ pub(crate) fn draw(report: &Report, folder: &Path) -> Result<()> {
             text.push_str(&figures(report, metric, index == 0));
         }
         if axis == Axis::Anatomy {
+            text.push_str(&anatomy::whole(report));
             for (subject, size) in pairs(subjects(report, axis), &sizes(report, axis)) {
-                let (table, chart) = anatomy(report, subject, size);
+                let (table, chart) = anatomy::pieces(report, subject, size);
                 text.push_str(&table);
                 if let Some(chart) = chart {
                     let name = format!("anatomy-{subject}-{size}.svg");
@@ -380,6 +383,8 @@ fn figures(report: &Report, metric: &Metric, has_ratios: bool) -> String {
     let is_base = |ours: &str, base: &str| match ours {
         "ipvs" => BASES.contains(&base) || others.contains(&base),
         "iptables" => others.contains(&base),
+        "nftables" => base == "nft-floor" || others.contains(&base),
+        "nftables-flat" => base == "nft-flat-floor" || others.contains(&base),
         _ => ours.starts_with("ipvs") && BASES.contains(&base),
     };
     let pairs: Vec<(&str, &str)> = names
@@ -455,64 +460,6 @@ fn pairs<'a>(subjects: Vec<&'a str>, sizes: &[Size]) -> impl Iterator<Item = (&'
     subjects
         .into_iter()
         .flat_map(|subject| sizes.iter().map(move |size| (subject, *size)))
-}
-
-/// What each piece of a subject's shim adds: a table and a chart.
-fn anatomy(report: &Report, subject: &str, size: Size) -> (String, Option<String>) {
-    // All repeats of a step together: they are blocks of packets like the others.
-    let mut steps: BTreeMap<&str, Vec<&crate::schema::Distribution>> = BTreeMap::new();
-    let of_both = measured(report, Axis::Anatomy, size);
-    for (_, measured) in of_both.filter(|(name, _)| *name == subject) {
-        for (step, values) in &measured.series {
-            steps.entry(step).or_default().push(values);
-        }
-    }
-    let (mut rows, mut bars) = (Vec::new(), Vec::new());
-    let mut before: Option<(f64, f64)> = None;
-    for (step, repeats) in steps {
-        let of = |one: fn(&crate::schema::Distribution) -> f64| -> Vec<f64> {
-            let mut values: Vec<f64> = repeats.iter().copied().map(one).collect();
-            values.sort_by(f64::total_cmp);
-            values
-        };
-        let least = of(|one| one.min).first().copied().unwrap_or_default();
-        let medians = of(|one| one.p50);
-        let median = medians.get(medians.len() / 2).copied().unwrap_or_default();
-        // The slowest tenth are interruptions of the guest.
-        let high = of(|one| one.p90).last().copied().unwrap_or_default();
-        let added = |now: f64, before: Option<f64>| {
-            before.map_or_else(|| "–".to_owned(), |before| format!("{:+.0}", now - before))
-        };
-        let name = step.split_once(' ').map_or(step, |(_, name)| name);
-        rows.push(vec![
-            name.to_owned(),
-            short(least),
-            added(least, before.map(|before| before.0)),
-            short(median),
-            added(median, before.map(|before| before.1)),
-            format!("{:.0} %", (high - least) / median * 100.0),
-        ]);
-        bars.push((name.to_owned(), least));
-        before = Some((least, median));
-    }
-    if rows.is_empty() {
-        return (String::new(), None);
-    }
-    let head = ["+ piece", "min, ns", "adds", "median, ns", "adds", "spread"].map(str::to_owned);
-    let text = format!(
-        "### {subject}, {} Services × endpoints\n\n{}The spread is from the least to the 90th percentile.\n\n",
-        services(size),
-        table(&head, &rows)
-    );
-    let chart = svg::bars(
-        &format!(
-            "First packet of a flow, piece by piece: {subject}, {} Services × endpoints",
-            services(size)
-        ),
-        "ns for a packet, minimum, all pieces up to this one",
-        &bars,
-    );
-    (text, chart)
 }
 
 /// Subjects, and what was measured of them.

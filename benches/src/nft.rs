@@ -1,0 +1,273 @@
+//! The tables of nftables, as they are in the kernel: where a packet to a Service gets in the table
+//! of nftables mode, and the sets of the IPVS mode whose shim is nftables.
+
+mod flat;
+
+use std::collections::{BTreeSet, HashMap};
+use std::net::{Ipv4Addr, SocketAddrV4};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use nftables_netlink::{
+    Change, Element, ElementData, Expression, Family, Generation, Name, Nftables, SetRef, Table,
+    Transaction, Verdict,
+};
+
+use crate::rules::Servers;
+use flat::Lookups;
+
+/// The table of nftables mode, ours and upstream's.
+pub(crate) const TABLE: &str = "kube-proxy";
+/// Its map of Service addresses.
+const SERVICES: &str = "service-ips";
+/// The table of the IPVS mode's shim.
+pub(crate) const SHIM: &str = "kube-proxy-ipvs";
+/// A table that asks whether there can be one.
+const PROBE: &str = "bench-probe";
+const PROTOCOL_TCP: u8 = 6;
+/// Up to so many Services have all their endpoints read at the end. Those of one are a few
+/// requests, for each of which the kernel walks all maps.
+const WHOLE: usize = 12_000;
+/// How many of more are read.
+const SAMPLE: usize = 1_000;
+
+/// How nftables mode has its Services.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Layout {
+    /// A chain for each.
+    Upstream,
+    /// Elements of maps that all share.
+    Flat,
+}
+
+/// A connection to nf_tables, in the network namespace of the thread that opened it.
+pub(crate) struct Tables {
+    nft: Nftables,
+    /// Where Services' packets were sent when the map was read last.
+    chains: HashMap<SocketAddrV4, Name>,
+    /// In which layout nftables mode's table is, once it is there.
+    layout: Option<Layout>,
+    lookups: Lookups,
+    /// What was asked last and was not as wanted, in this generation: it need not be read again.
+    unwanted: Option<(Ipv4Addr, Generation)>,
+}
+
+impl Tables {
+    pub(crate) fn open() -> Result<Self> {
+        const NONE: &str = "the kernel has no nf_tables";
+        let mut nft = Nftables::open().context(NONE)?;
+        // A kernel may have nf_tables without its families. This table is never there.
+        let probe = Transaction {
+            family: Family::Ip,
+            table: PROBE.into(),
+            changes: vec![
+                Change::AddTable(Table {
+                    family: Family::Ip,
+                    name: PROBE.into(),
+                    activity: nftables_netlink::Activity::Active,
+                    comment: None,
+                }),
+                Change::DeleteTable,
+            ],
+        };
+        nft.commit(&probe, None).context(NONE)?;
+        Ok(Self {
+            nft,
+            chains: HashMap::new(),
+            layout: None,
+            lookups: Lookups::open()?,
+            unwanted: None,
+        })
+    }
+
+    /// Upstream's, as long as there is no table.
+    fn layout(&mut self) -> Result<Layout> {
+        if self.layout.is_none() && self.lookups.has_set(SERVICES)? {
+            let is_flat = self.lookups.has_set(flat::MANY)?;
+            self.layout = Some(if is_flat {
+                Layout::Flat
+            } else {
+                Layout::Upstream
+            });
+        }
+        Ok(self.layout.unwrap_or(Layout::Upstream))
+    }
+
+    /// Whether the table is there for IPv6, too, where it is for IPv4.
+    pub(crate) fn is_in_both(&mut self, table: &str) -> Result<bool> {
+        let tables = self.nft.tables(None)?;
+        let is_in = |family| {
+            let is_it = |one: &Table| one.family == family && *one.name == *table;
+            tables.iter().any(is_it)
+        };
+        Ok(!is_in(Family::Ip) || is_in(Family::Ip6))
+    }
+
+    /// Whether new connections to a Service get to these endpoints and to no others; to none if it
+    /// is not there.
+    pub(crate) fn serves(
+        &mut self,
+        at: SocketAddrV4,
+        wanted: &BTreeSet<SocketAddrV4>,
+    ) -> Result<bool> {
+        let generation = self.nft.generation()?;
+        if self.unwanted == Some((*at.ip(), generation)) {
+            return Ok(false);
+        }
+        if self.layout()? == Layout::Flat {
+            let serves = self.lookups.endpoints(at)? == *wanted;
+            self.unwanted = (!serves).then_some((*at.ip(), generation));
+            return Ok(serves);
+        }
+        // Which chain is a Service's does not change while it is there.
+        if wanted.is_empty() || !self.chains.contains_key(&at) {
+            self.read_chains()?;
+        }
+        let serves = match self.chains.get(&at).cloned() {
+            None => wanted.is_empty(),
+            // It may have gone since.
+            Some(chain) => self.endpoints(&chain).is_ok_and(|found| found == *wanted),
+        };
+        self.unwanted = (!serves).then_some((*at.ip(), generation));
+        Ok(serves)
+    }
+
+    /// All Services with their endpoints. Of many, those of some are read; the others are taken to
+    /// have what is wanted, if the map leads to a chain of theirs.
+    pub(crate) fn servers(&mut self, wanted: &Servers) -> Result<Servers> {
+        if self.layout()? == Layout::Flat {
+            return self.flat_servers();
+        }
+        self.read_chains()?;
+        let chains: Vec<(SocketAddrV4, Name)> = self
+            .chains
+            .iter()
+            .map(|(at, chain)| (*at, chain.clone()))
+            .collect();
+        let step = if chains.len() > WHOLE {
+            chains.len() / SAMPLE
+        } else {
+            1
+        };
+        let mut different: BTreeSet<&Name> = BTreeSet::new();
+        let mut servers = Servers::new();
+        for (number, (at, chain)) in chains.iter().enumerate() {
+            ensure!(
+                different.insert(chain),
+                "two Services lead to the chain {chain}"
+            );
+            let found = match wanted.get(at) {
+                Some(wanted) if number % step != 0 => wanted.clone(),
+                _ => self.endpoints(chain)?,
+            };
+            servers.insert(*at, found);
+        }
+        Ok(servers)
+    }
+
+    /// The elements of a set; none if there is no such set.
+    pub(crate) fn members(&mut self, table: &str, set: &str) -> Result<Vec<Element>> {
+        match self.nft.elements(Family::Ip, table, set) {
+            Err(error) if is_absent(&error) => Ok(Vec::new()),
+            elements => Ok(elements?),
+        }
+    }
+
+    /// Takes a Service out of the map.
+    pub(crate) fn take_out(&mut self, at: SocketAddrV4) -> Result<()> {
+        let (map, gone) = match self.layout()? {
+            Layout::Flat => self.flat_elements(at)?,
+            Layout::Upstream => {
+                let mut elements = self.members(TABLE, SERVICES)?;
+                elements.retain(|one| address(&one.key) == Some(at));
+                (SERVICES, elements)
+            }
+        };
+        ensure!(!gone.is_empty(), "{at} is not in {map}");
+        let transaction = Transaction {
+            family: Family::Ip,
+            table: TABLE.into(),
+            changes: vec![Change::DeleteElements(map.into(), gone)],
+        };
+        self.nft
+            .commit(&transaction, None)
+            .context("cannot take an element away")?;
+        Ok(())
+    }
+
+    fn read_chains(&mut self) -> Result<()> {
+        self.chains.clear();
+        for element in self.members(TABLE, SERVICES)? {
+            let Some(at) = address(&element.key) else {
+                bail!("{SERVICES} has a key that is not of the objects");
+            };
+            if let Some(ElementData::Verdict(Verdict::Goto(chain))) = element.data {
+                self.chains.insert(at, chain);
+            }
+        }
+        Ok(())
+    }
+
+    /// The endpoints that the one rule of a Service's chain chooses from.
+    fn endpoints(&mut self, chain: &str) -> Result<BTreeSet<SocketAddrV4>> {
+        let rules = self.nft.rules_of_chain(Family::Ip, TABLE, chain)?;
+        let [rule] = rules.as_slice() else {
+            bail!("{} rules in {chain}", rules.len());
+        };
+        let map = rule.rule.expressions.iter().find_map(|one| match one {
+            Expression::Lookup {
+                set: SetRef::Anonymous(map),
+                ..
+            } => Some(map),
+            _ => None,
+        });
+        let map = map.with_context(|| format!("the rule in {chain} asks no map of its own"))?;
+        let ends = map.elements.iter().filter_map(|one| match &one.data {
+            Some(ElementData::Value(value)) => endpoint(value),
+            _ => None,
+        });
+        Ok(ends.collect())
+    }
+}
+
+fn is_absent(error: &nftables_netlink::Error) -> bool {
+    matches!(
+        error,
+        nftables_netlink::Error::Netlink(netlink_batch::Error::Refused(refusal))
+            if refusal.errno == libc::ENOENT
+    )
+}
+
+/// The address and port of a key that begins with address, protocol (TCP) and port.
+pub(crate) fn address(key: &[u8]) -> Option<SocketAddrV4> {
+    match key {
+        [a, b, c, d, PROTOCOL_TCP, _, _, _, high, low, ..] => Some(SocketAddrV4::new(
+            Ipv4Addr::new(*a, *b, *c, *d),
+            u16::from_be_bytes([*high, *low]),
+        )),
+        _ => None,
+    }
+}
+
+fn endpoint(value: &[u8]) -> Option<SocketAddrV4> {
+    match value {
+        [a, b, c, d, high, low, ..] => Some(SocketAddrV4::new(
+            Ipv4Addr::new(*a, *b, *c, *d),
+            u16::from_be_bytes([*high, *low]),
+        )),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_and_values_are_read_as_the_kernel_has_them() {
+        let at = "10.96.1.0:80".parse().unwrap();
+        assert_eq!(address(&[10, 96, 1, 0, 6, 0, 0, 0, 0, 80, 0, 0]), Some(at));
+        assert_eq!(address(&[10, 96, 1, 0, 17, 0, 0, 0, 0, 80, 0, 0]), None);
+        let end = "10.128.1.0:8080".parse().unwrap();
+        assert_eq!(endpoint(&[10, 128, 1, 0, 31, 144, 0, 0]), Some(end));
+    }
+}
