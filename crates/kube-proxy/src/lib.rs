@@ -34,3 +34,4 @@ pub mod sysctl;
 mod tests;
 mod vanished;
 pub mod version;
+pub mod view;

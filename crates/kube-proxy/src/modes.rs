@@ -4,6 +4,7 @@
 //! lines in this registry: a row, and a part of [`Settings`]. Nothing else in the daemon tells
 //! modes apart.
 
+pub(crate) mod counters;
 pub(crate) mod definition;
 pub mod detect_local;
 pub(crate) mod families;
