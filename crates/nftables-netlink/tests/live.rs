@@ -201,15 +201,16 @@ fn what_cannot_be_sent_was_not_made() {
     }
     let mut nftables = Nftables::open().unwrap();
     let before = nftables.generation().unwrap();
-    let comment = Some("x".repeat(250).into());
+    // The longest that the kernel's tools take.
+    let comment = Some("x".repeat(128).into());
     let rule = Rule {
         expressions: Vec::new(),
         comment,
     };
-    // A rule takes more than 250 bytes, and the buffer twice what it may be.
+    // A rule takes more than its comment, and the buffer twice what it may be.
     let most = std::fs::read_to_string("/proc/sys/net/core/wmem_max").unwrap_or_default();
     let most: usize = most.trim().parse().unwrap_or(4 << 20);
-    let room_of_rules = 2 * most / 250 + 1_000;
+    let room_of_rules = 2 * most / 128 + 1_000;
     let mut changes = service();
     changes.resize(room_of_rules, Change::AddRule(name("svc"), rule));
     match nftables.commit(&transaction(changes.clone()), None) {
