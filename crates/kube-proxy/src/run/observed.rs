@@ -10,6 +10,7 @@ use crate::health::Health;
 use crate::healthz::{self, Status};
 use crate::http_server::{self, ListenError, Server};
 use crate::metrics::Metrics;
+use crate::modes::counters::Counters;
 use crate::options::Options;
 use crate::options::object_source::OwnNode;
 use crate::serve::pages::{self, Pages};
@@ -20,6 +21,8 @@ pub(super) struct Observed {
     pub(super) health: Arc<Health>,
     pub(super) status: Arc<Status>,
     pub(super) configz: Configz,
+    /// What the mode that serves has counted.
+    pub(super) counters: Counters,
 }
 
 impl Observed {
@@ -34,6 +37,7 @@ impl Observed {
             )),
             health,
             configz: Configz::new(&options.said.configuration),
+            counters: Counters::default(),
         }
     }
 
