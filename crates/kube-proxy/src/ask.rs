@@ -16,6 +16,7 @@ mod services;
 mod socket;
 mod status;
 mod table;
+mod virtual_servers;
 
 use std::ffi::OsString;
 use std::io::{self, IsTerminal as _, Write as _};
@@ -71,7 +72,10 @@ enum Output {
 #[derive(Debug, thiserror::Error)]
 enum Failure {
     /// Nobody listens.
-    #[error("no kube-proxy-ipvs answers in this network namespace (local socket @{})", crate::inspect::socket::NAME)]
+    #[error(
+        "no kube-proxy-ipvs answers in this network namespace (local socket @{})",
+        crate::inspect::socket::NAME
+    )]
     NoDaemon,
     /// There is no such object.
     #[error("{0}")]
@@ -134,6 +138,10 @@ impl Form {
                 Some(serde_saphyr::to_string(object).map_err(|error| failed(&error))?)
             }
         })
+    }
+
+    fn is_table(self) -> bool {
+        matches!(self.output, None | Some(Output::Wide))
     }
 
     fn is_wide(self) -> bool {

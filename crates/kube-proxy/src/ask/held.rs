@@ -11,8 +11,8 @@ use crate::footprints;
 /// What the kernel holds.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(super) struct Held {
-    /// That none answers.
-    daemon: Option<()>,
+    /// Whether a daemon answers: it does not.
+    daemon: bool,
     /// The modes of which something is there that no other one makes.
     modes: Vec<&'static str>,
     /// What is there, a line each.
@@ -33,7 +33,7 @@ impl Held {
         });
         let modes = alone.filter(|(mode, held)| is_of(mode, held));
         Self {
-            daemon: None,
+            daemon: false,
             modes: modes.map(|(mode, _)| mode.mode).collect(),
             holds: all.removed,
             unreadable: all.left,
@@ -49,7 +49,7 @@ impl Held {
             text.push_str("The kernel holds nothing of a kube-proxy.\n");
         } else {
             let modes = match &*self.modes {
-                [] => "of no mode alone".to_owned(),
+                [] => "by its chains, of mode iptables or userspace".to_owned(),
                 modes => format!("by its objects, of mode {}", modes.join(" and ")),
             };
             let _ = writeln!(text, "The kernel holds, {modes}:");

@@ -4,8 +4,8 @@ use std::fmt::Write as _;
 
 use clap::Args;
 
-use super::table::{Cell, Table, Tone, age, coloured};
 use super::held::Held;
+use super::table::{Cell, Table, Tone, age, coloured};
 use super::{Failure, Form, NO_DAEMON, Printed, WELL, WRONG, has_colours, socket};
 use crate::view::{Family, State, Status};
 
@@ -38,10 +38,8 @@ pub(super) fn status(arguments: &Arguments) -> Printed {
         Some(text) => text,
         None => render(&status, arguments.form.is_wide(), has_colours()),
     };
-    let is_well = status.ready
-        && status.healthy
-        && status.errors.is_empty()
-        && status.unreadable.is_empty();
+    let is_well =
+        status.ready && status.healthy && status.errors.is_empty() && status.unreadable.is_empty();
     Ok((text, if is_well { WELL } else { WRONG }))
 }
 
@@ -81,17 +79,17 @@ fn render(status: &Status, is_wide: bool, has_colours: bool) -> String {
     let title = format!("Draining ({})", status.draining_count);
     section(&title, &drains, count);
     let (drift, count) = drift(status);
-    section(
-        "Changed by others, and made right again",
-        &drift,
-        count,
-    );
+    section("Changed by others, and made right again", &drift, count);
     let (limits, count) = limits(status, is_wide);
     section("Limits", &limits, count);
     let (features, count) = features(status, is_wide);
     section("Kernel", &features, count);
     for note in &status.notes {
-        let _ = write!(text, "\n{} {note}\n", coloured("Note:", Tone::Odd, has_colours));
+        let _ = write!(
+            text,
+            "\n{} {note}\n",
+            coloured("Note:", Tone::Odd, has_colours)
+        );
     }
     text
 }
@@ -194,7 +192,11 @@ fn conflicts(status: &Status) -> (Table, usize) {
     let mut table = Table::new(["ADDRESS", "HAS IT", "GOES WITHOUT"]);
     for conflict in &status.conflicts {
         let loser = Cell::of(&*conflict.loser, Tone::Bad);
-        table.row([(&*conflict.address).into(), (&*conflict.winner).into(), loser]);
+        table.row([
+            (&*conflict.address).into(),
+            (&*conflict.winner).into(),
+            loser,
+        ]);
     }
     (table, status.conflicts.len())
 }
