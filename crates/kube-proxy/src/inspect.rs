@@ -26,6 +26,7 @@
 
 mod facts;
 mod local_only;
+mod parts;
 mod query;
 pub(crate) mod question;
 mod service;

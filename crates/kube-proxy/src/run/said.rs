@@ -46,7 +46,7 @@ impl Daemon {
         let families = self.families.iter();
         Facts {
             mode: self.options.modes.chosen.name(),
-            forms: Vec::new(),
+            uses: self.uses.clone(),
             families: families.map(|of: &Family| of.told(TOLD_MAX, now)).collect(),
             services: model.service_count(),
             slices: model.slice_count(),

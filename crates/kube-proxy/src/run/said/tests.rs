@@ -89,7 +89,7 @@ async fn a_status_is_how_the_loop_stands() {
     let asked = serve(&mut daemon, get(&inspect, "/api/v1/status"));
     let ((code, status), ..) = asked.await;
     assert_eq!(code, 200, "{status}");
-    assert_eq!(status["mode"], "iptables");
+    assert_eq!(status["mode"], "ipvs");
     assert_eq!(status["source"]["services"], 3);
     assert_eq!(status["source"]["endpointSlices"], 3);
     assert_eq!(status["families"][0]["family"], "IPv4");
