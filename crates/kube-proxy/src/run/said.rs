@@ -62,7 +62,7 @@ impl Daemon {
 fn names(model: &Model, from: usize) -> Names {
     let names = model.service_names().skip(from).take(NAMES_A_TURN);
     Names {
-        names: names.cloned().collect(),
+        some: names.cloned().collect(),
         version: model.names_version(),
         is_last: from.saturating_add(NAMES_A_TURN) >= model.service_count(),
     }

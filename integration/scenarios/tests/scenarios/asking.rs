@@ -1,4 +1,8 @@
 //! `kube-proxy status` and `kube-proxy services`, against what the kernel has.
+#![allow(
+    clippy::indexing_slicing,
+    reason = "what an object has not is null; a story stops at the first surprise"
+)]
 
 use anyhow::{Context as _, Result, ensure};
 use scenarios::{Cluster, METRICS, Outcome, SOON, Service, at, get, kube_proxy, tcp};

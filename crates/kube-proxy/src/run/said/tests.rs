@@ -140,7 +140,7 @@ async fn no_question_holds_up_the_loop() {
         let (answer, told) = oneshot::channel();
         daemon.answer(Question::Names(from, answer));
         let told = told.await.unwrap();
-        assert!(told.names.len() <= NAMES_A_TURN);
+        assert!(told.some.len() <= NAMES_A_TURN);
         assert_eq!(told.is_last, from == 45_000);
     }
     let all: Vec<NamespacedName> = daemon.model.service_names().cloned().collect();
