@@ -11,7 +11,7 @@ use tokio::sync::oneshot::Sender;
 use super::facts::Facts;
 
 /// How many names are told in one turn.
-pub(crate) const NAMES_A_TURN: usize = 10_000;
+pub(crate) const NAMES_A_TURN: usize = 5_000;
 /// How many Services are told in one turn, unless their endpoints are too many.
 pub(crate) const SERVICES_A_TURN: usize = 250;
 /// How many endpoints are told in one turn; one Service's are told together, however many these are.
