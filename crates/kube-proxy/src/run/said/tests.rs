@@ -74,7 +74,7 @@ async fn serve<R>(daemon: &mut Daemon, asking: impl Future<Output = R>) -> (R, D
             Some(question) = daemon.observed.questions.recv() => {
                 let began = worked();
                 daemon.answer(question);
-                longest = longest.max(worked() - began);
+                longest = longest.max(worked().saturating_sub(began));
                 count += 1;
             }
         }
@@ -143,12 +143,12 @@ async fn services_are_listed_in_pages_and_one_by_one() {
 async fn no_question_holds_up_the_loop() {
     const SERVICES: usize = 50_000;
     let (mut daemon, inspect) = daemon(SERVICES, 5);
-    for from in [0, 20_000, 45_000] {
+    for from in [0, 20_000, 47_500] {
         let (answer, told) = oneshot::channel();
         daemon.answer(Question::Names(from, answer));
         let told = told.await.unwrap();
         assert!(told.some.len() <= NAMES_A_TURN);
-        assert_eq!(told.is_last, from == 45_000);
+        assert_eq!(told.is_last, from == 47_500);
     }
     let all: Vec<NamespacedName> = daemon.model.service_names().cloned().collect();
     assert_eq!(services(&daemon.model, &all).len(), SERVICES_A_TURN);
@@ -172,7 +172,7 @@ async fn no_question_holds_up_the_loop() {
         "{SERVICES} Services in {:?}, the client's reading included; {questions} questions, the longest took the loop {longest:?}",
         began.elapsed()
     );
-    assert!(longest < Duration::from_millis(50), "{longest:?}");
+    assert!(longest < Duration::from_millis(20), "{longest:?}");
 }
 
 #[tokio::test]
