@@ -137,8 +137,9 @@ async fn services_are_listed_in_pages_and_one_by_one() {
 }
 
 /// What is handed out in one turn is bounded by count. What that takes is printed
-/// (`cargo test --release -p kube-proxy --lib no_question -- --nocapture`), and asserted with much
-/// room: this runs on machines that do other things, too.
+/// (`CARGO_PROFILE_DEV_OPT_LEVEL=2 cargo test -p kube-proxy --lib no_question -- --nocapture`: 1.3 to
+/// 1.6 ms for the longest of 710 questions, and 0.7 s for all 50,000 Services, on a busy machine of
+/// 2 cores), and asserted with much room: this is compiled without optimisation, too.
 #[tokio::test]
 async fn no_question_holds_up_the_loop() {
     const SERVICES: usize = 50_000;
