@@ -83,12 +83,12 @@ impl Rules {
 
     async fn preview(self, start: &Start<'_>, told: &Changes) -> Result<Preview> {
         let mut preview = Preview::default();
-        let show = |of: &str, plan: &Plan| Shown {
+        let show = |of: IpFamily, _: &_, plan: &Plan| Shown {
             writes: 1,
             changes: plan
                 .lines()
                 .into_iter()
-                .map(|line| Change::rule(of, line))
+                .map(|line| Change::rule(of, "rules", line))
                 .collect(),
         };
         let modes = self.into_proxiers(start)?;
