@@ -111,7 +111,8 @@ fn connections(from: &[&str], to: &str) -> &'static str {
     if from.contains(&"userspace") {
         "those that userspace mode carries end, or have ended, with its process; all others go on"
     } else if from.contains(&"ipvs") && to != "ipvs" {
-        "those that IPVS carries end when its virtual servers go, as their state is in IPVS alone; new ones are          served throughout"
+        "those that IPVS carries end when its virtual servers go, as their state is in IPVS alone; new ones are \
+         served throughout"
     } else if from.contains(&to) {
         "open ones go on, and new ones are served throughout"
     } else {
