@@ -77,6 +77,7 @@ use proxy::{
     Changes, Drains, IpFamily, Mode, Model, NodeFacts, NodePorts, Notice, Report, Standing,
     Unreadable,
 };
+use reconcile::Rows;
 
 pub use kinds::{Config, Kinds, Lane, Part};
 pub use lanes::Lanes;
@@ -224,7 +225,7 @@ impl<S: KernelAccess<K>, K: Send + 'static> Engine<S, K> {
         let parts = PartOf::<S>::ALL.iter();
         let kept = parts.map(|part| {
             let tables = self.scheme.tables(*part);
-            (*part, tables.map(|table| table.as_wanted_len()).sum())
+            (*part, tables.map(Rows::as_wanted_len).sum())
         });
         kept.collect()
     }

@@ -15,16 +15,13 @@ impl<'a> Listed<'a> {
     /// Counts one; the how manieth of its family and kind it is.
     pub(super) fn count(&mut self, change: &'a Change) -> usize {
         let key = (change.of.as_str(), change.kind);
-        match self.0.iter_mut().find(|(known, _)| *known == key) {
-            Some((_, count)) => {
-                *count += 1;
-                *count
-            }
-            None => {
-                self.0.push((key, 1));
-                1
-            }
+        let of_key = self.0.iter_mut().find(|(known, _)| *known == key);
+        if let Some((_, count)) = of_key {
+            *count += 1;
+            return *count;
         }
+        self.0.push((key, 1));
+        1
     }
 }
 

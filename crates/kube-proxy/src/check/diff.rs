@@ -108,6 +108,9 @@ fn lines(changes: &[Change], colour: Colour) -> String {
             let _ = write!(text, "   # {service}");
         }
         let _ = writeln!(text, "{off}");
+        for rule in &change.rules {
+            let _ = writeln!(text, "    {rule}");
+        }
     }
     text
 }
@@ -157,6 +160,8 @@ mod tests {
              - 10.96.0.1:81/TCP rr\n\
              ~ 10.96.0.9:80/TCP: rr => mh   # default/web:http\n\n\
              IPv4 rules\n\
+             ~ chain KUBE-SVC-A of table nat\n\
+             \x20   - -A KUBE-SVC-A -j ONE\n\
              + table nat: -A OUTPUT -j KUBE-SERVICES\n"
         );
         assert!(told(changes(), Colour::On).contains("\x1b[31m- 10.96.0.1:81/TCP rr\x1b[0m\n"));

@@ -16,7 +16,7 @@ pub(super) struct Names {
     /// Service ports, by the port at the node's addresses.
     node_ports: HashMap<(u16, Protocol), String>,
     /// Services and their ports, by name.
-    names: HashSet<String>,
+    known: HashSet<String>,
 }
 
 impl Names {
@@ -42,11 +42,11 @@ impl Names {
                     let at = (node_port, port.protocol);
                     names.node_ports.insert(at, of_port.clone());
                 }
-                names.names.insert(of_port);
+                names.known.insert(of_port);
             }
             let of_addresses = addresses.map(|address| (*address, name.clone()));
             names.addresses.extend(of_addresses);
-            names.names.insert(name);
+            names.known.insert(name);
         }
         names
     }
@@ -71,7 +71,7 @@ impl Names {
     /// By a name, as comments of rules have it, and names of chains in nftables within others:
     /// `service-ULMVA6XW-default/web/tcp/http`.
     fn named(&self, word: &str) -> Option<&str> {
-        let known = |name: &str| self.names.get(name).map(String::as_str);
+        let known = |name: &str| self.known.get(name).map(String::as_str);
         if let Some(found) = known(word) {
             return Some(found);
         }
@@ -90,16 +90,13 @@ impl Names {
     /// By an address: `10.96.0.1:443/TCP`, `10.96.0.1,tcp:443`, `10.96.0.1`, `10.96.0.1/32`.
     fn at(&self, word: &str) -> Option<&str> {
         let word = word.trim_end_matches(':');
-        let (place, protocol) = match word.split_once(',') {
-            Some((address, rest)) => {
-                let (protocol, port) = rest.split(',').next()?.split_once(':')?;
-                let at = SocketAddr::new(address.parse().ok()?, port.parse().ok()?);
-                (Some(at), protocol)
-            }
-            None => {
-                let (at, protocol) = word.split_once('/').unwrap_or((word, ""));
-                (at.parse().ok(), protocol)
-            }
+        let (place, protocol) = if let Some((address, rest)) = word.split_once(',') {
+            let (protocol, port) = rest.split(',').next()?.split_once(':')?;
+            let at = SocketAddr::new(address.parse().ok()?, port.parse().ok()?);
+            (Some(at), protocol)
+        } else {
+            let (at, protocol) = word.split_once('/').unwrap_or((word, ""));
+            (at.parse().ok(), protocol)
         };
         let Some(at) = place else {
             let address = word.split('/').next()?.parse().ok()?;

@@ -19,6 +19,7 @@ pub(super) fn change(kind: &'static str, action: Action, entry: &str) -> Change 
         entry: entry.to_owned(),
         before: None,
         after: None,
+        rules: Vec::new(),
         service: None,
     }
 }

@@ -1074,17 +1074,36 @@ proptest::proptest! {
 #[test]
 fn what_to_do_is_read_besides_what_is_meant() {
     let read = |line: &str| parse(line.split(' '));
-    use Question::{Check, Diff, Plan};
     for (line, wanted, form) in [
-        ("check --manifests=/m", Check, Output::Text),
-        ("check -o json --manifests=/m", Check, Output::Json),
-        ("check --manifests /m --output=yaml", Check, Output::Yaml),
-        ("check --manifests=/m -o=text", Check, Output::Text),
-        ("check --dry-run --manifests=/m", Check, Output::Text),
-        ("plan --manifests=/m -o wide", Plan, Output::Wide),
-        ("diff -o=yaml --manifests=/m", Diff, Output::Yaml),
-        ("--dry-run --manifests=/m", Plan, Output::Text),
-        ("--manifests=/m -o json --dry_run=true", Plan, Output::Json),
+        ("check --manifests=/m", Question::Check, Output::Text),
+        (
+            "check -o json --manifests=/m",
+            Question::Check,
+            Output::Json,
+        ),
+        (
+            "check --manifests /m --output=yaml",
+            Question::Check,
+            Output::Yaml,
+        ),
+        (
+            "check --manifests=/m -o=text",
+            Question::Check,
+            Output::Text,
+        ),
+        (
+            "check --dry-run --manifests=/m",
+            Question::Check,
+            Output::Text,
+        ),
+        ("plan --manifests=/m -o wide", Question::Plan, Output::Wide),
+        ("diff -o=yaml --manifests=/m", Question::Diff, Output::Yaml),
+        ("--dry-run --manifests=/m", Question::Plan, Output::Text),
+        (
+            "--manifests=/m -o json --dry_run=true",
+            Question::Plan,
+            Output::Json,
+        ),
     ] {
         let Ok(Command::Check(options, asked)) = read(&format!("kube-proxy {line}")) else {
             panic!("{line}");

@@ -1,5 +1,6 @@
 //! iptables mode: Services carried by rules.
 
+mod chains;
 mod counters;
 mod metrics;
 mod nfacct;

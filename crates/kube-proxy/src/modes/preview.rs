@@ -59,6 +59,10 @@ pub(crate) struct Change {
     /// What there is to be, likewise.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) after: Option<String>,
+    /// Of a chain that is written whole: each rule that is there and should not be, from `- ` on, and
+    /// each that should be and is not, from `+ ` on.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) rules: Vec<String>,
     /// Whose it is, where that is known: `default/web:http`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) service: Option<String>,
@@ -85,6 +89,7 @@ impl Change {
             entry: setting.name,
             before: Some(setting.found),
             after: Some(setting.wanted),
+            rules: Vec::new(),
             service: None,
         }
     }
@@ -115,6 +120,7 @@ impl Change {
             entry: entry.to_owned(),
             before: None,
             after: None,
+            rules: Vec::new(),
             service: None,
             write: line,
         }
@@ -149,6 +155,7 @@ impl Change {
             entry,
             before: some(before),
             after: some(after),
+            rules: Vec::new(),
             service: owner.map(|owner| owner.to_string()),
         }
     }
@@ -164,6 +171,7 @@ impl Change {
             entry: line.to_owned(),
             before: None,
             after: None,
+            rules: Vec::new(),
             service: None,
         }
     }
