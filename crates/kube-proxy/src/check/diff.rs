@@ -70,8 +70,8 @@ fn sorted(changes: &[Change]) -> impl Iterator<Item = &Change> {
         });
         placed.push((place, change));
     }
-    // What is of one entry stays in its order.
-    placed.sort_by_key(|(place, change)| (*place, &change.service, &change.entry));
+    // What is of one Service stays in its order.
+    placed.sort_by_key(|(place, change)| (*place, &change.service));
     placed.into_iter().map(|(_, change)| change)
 }
 
@@ -160,9 +160,9 @@ mod tests {
              - 10.96.0.1:81/TCP rr\n\
              ~ 10.96.0.9:80/TCP: rr => mh   # default/web:http\n\n\
              IPv4 rules\n\
+             + table nat: -A OUTPUT -j KUBE-SERVICES\n\
              ~ chain KUBE-SVC-A of table nat\n\
-             \x20   - -A KUBE-SVC-A -j ONE\n\
-             + table nat: -A OUTPUT -j KUBE-SERVICES\n"
+             \x20   - -A KUBE-SVC-A -j ONE\n"
         );
         assert!(told(changes(), Colour::On).contains("\x1b[31m- 10.96.0.1:81/TCP rr\x1b[0m\n"));
         let yaml = render(&foreseen(changes()), Output::Yaml, Colour::Off).unwrap();

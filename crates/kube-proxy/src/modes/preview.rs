@@ -107,10 +107,11 @@ impl Change {
             "remove" | "delete" => Action::Remove,
             _ => Action::Change,
         };
-        let entry = if action == Action::Change {
-            &line
-        } else {
-            rest.strip_prefix("in ").unwrap_or(rest)
+        // A chain that is emptied is one that is filled anew.
+        let (entry, after) = match (action, verb) {
+            (Action::Change, "flush") => (rest, Some("written anew".to_owned())),
+            (Action::Change, _) => (&*line, None),
+            _ => (rest.strip_prefix("in ").unwrap_or(rest), None),
         };
         Self {
             of: of.to_string(),
@@ -119,7 +120,7 @@ impl Change {
             lane,
             entry: entry.to_owned(),
             before: None,
-            after: None,
+            after,
             rules: Vec::new(),
             service: None,
             write: line,

@@ -118,11 +118,12 @@ mod tests {
         );
         let turned = (Action::Change, told(&["~ its rules in another order"]));
         assert_eq!(change("KUBE-SVC-A", &[two, one]), turned);
-        assert_eq!(
-            change("KUBE-SVC-A", &[one, two]),
-            (Action::Change, Vec::new())
+        let same = (
+            Action::Change,
+            told(&["~ the same rules, written with others"]),
         );
-        assert_eq!(change("KUBE-EMPTY", &[]), (Action::Change, Vec::new()));
+        assert_eq!(change("KUBE-SVC-A", &[one, two]), same);
+        assert_eq!(change("KUBE-EMPTY", &[]), same);
         assert_eq!(change("KUBE-NEW", &[]), (Action::Add, Vec::new()));
     }
 }
