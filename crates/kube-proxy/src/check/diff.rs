@@ -149,6 +149,10 @@ mod tests {
                     "table nat: -A OUTPUT -j KUBE-SERVICES",
                 ),
                 Change {
+                    rules: vec!["- -A KUBE-SVC-A -j ONE".to_owned()],
+                    ..change("rules", Action::Change, "chain KUBE-SVC-A of table nat")
+                },
+                Change {
                     before: Some("rr".to_owned()),
                     ..change("virtual servers", Action::Remove, "10.96.0.1:81/TCP")
                 },
