@@ -33,7 +33,10 @@ pub(crate) const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
                   kube-proxy plan [FLAGS]   the writes of a start, in their order (also --dry-run)\n  \
                   kube-proxy diff [FLAGS]   what the kernel holds, against what it should\n\n\
                   -o text|wide|json|yaml. Exit status 0: nothing; 1: something; 2: it cannot be said, or a start would \
-                  fail. Without flags, those of process 1 are taken if that is this program.",
+                  fail. Without flags, those of process 1 are taken if that is this program.\n\n\
+                  kube-proxy status says how the kube-proxy that runs on this node stands, and kube-proxy services \
+                  [NAMESPACE/NAME] what it serves, to which endpoints, and why. See kube-proxy status --help and kube-proxy \
+                  services --help.",
     disable_version_flag = true,
     args_override_self = true
 )]

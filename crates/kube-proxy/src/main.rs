@@ -8,7 +8,7 @@ use kube_proxy::command_line::{self, Command, Completed};
 use kube_proxy::follow::{keep_prepared, keeps_prepared};
 use kube_proxy::options::Options;
 use kube_proxy::{
-    capabilities, check, cleanup, config, follow, iptables, logging, memory, panics, run,
+    ask, capabilities, check, cleanup, config, follow, iptables, logging, memory, panics, run,
 };
 use tokio::sync::{mpsc, oneshot};
 use tracing::{error, info, warn};
@@ -21,6 +21,9 @@ fn main() -> ExitCode {
     panics::end_the_process();
     memory::start();
     let given: Vec<OsString> = std::env::args_os().collect();
+    if let Some(code) = ask::run(&given) {
+        return code;
+    }
     let asks = command_line::asks(&given);
     let read = command_line::completed(given).and_then(|Completed { arguments, note }| {
         if let Some(note) = note {

@@ -14,6 +14,7 @@ use anyhow::Result;
 use proxy::IpFamily;
 use proxy_ipvs::ShimStyle;
 
+use super::counters::ReadCounters;
 use super::definition::{Definition, Facts, Module, ModuleNeed, Opened, OwnFlag, Periods, modules};
 use super::families::Access;
 use super::programs::Programs;
@@ -23,6 +24,7 @@ use crate::metrics::of_mode::OfMode;
 use crate::metrics::restores::FailedRestores;
 use crate::sysctl;
 use crate::sysctl::row::{Wanted, wanted};
+use counters::IpvsCounters;
 use opened::Ipvs;
 use settings::Timeouts;
 use shim::{ChosenShim, ShimChoice};
@@ -168,4 +170,10 @@ impl Definition for IpvsMode {
                 .any(|line| line.trim_start().starts_with(LINK))
         })
     }
+}
+
+/// How virtual servers are read where there is no daemon to ask, whoever has made them. Nothing is
+/// opened before it is asked.
+pub(crate) fn virtual_servers() -> Box<dyn ReadCounters> {
+    Box::new(IpvsCounters::default())
 }

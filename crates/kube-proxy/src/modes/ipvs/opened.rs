@@ -8,7 +8,9 @@ use futures::future::{FutureExt as _, LocalBoxFuture};
 use netlink_batch::Worker;
 use nftables_netlink::OwnSockets;
 use proxy::{Changes, EntryChange, IpFamily, Mode};
-use proxy_ipvs::{Carrier, Config, Lanes, NetlinkKernel, Op, Part, Plan, Proxier};
+use proxy_ipvs::{
+    Carrier, Config, Lanes, NetlinkKernel, Op, Part as OfKernel, Plan, Proxier, ShimStyle, VipMode,
+};
 use tokio::runtime::Handle;
 
 use super::counters::IpvsCounters;
@@ -22,6 +24,7 @@ use crate::modes::predecessor::Predecessor;
 use crate::modes::preview::{Action, Change, OTHER_MODES, Preview, Shown};
 use crate::modes::rulesets::{Notices, follow_all};
 use crate::modes::settings::Settings;
+use crate::modes::uses::{Part, Uses};
 use crate::sysctl::setting::Setting;
 
 /// How often it is glanced at whether the virtual servers are all there. The kernel tells nobody
@@ -178,6 +181,31 @@ impl Opened for Ipvs {
         })
     }
 
+    fn uses(&self, settings: &Settings) -> Uses {
+        let scheduler = settings.ipvs.scheduler.clone();
+        let style = match self.shim.style {
+            ShimStyle::Upstream => "upstream",
+            ShimStyle::Lean => "lean",
+            ShimStyle::Nftables => "nftables",
+        };
+        let mut forms = vec![format!("scheduler {scheduler}"), format!("shim {style}")];
+        if settings.ipvs.vip_mode == VipMode::Route {
+            forms.push("service addresses as routes".to_owned());
+        }
+        let mut parts = vec![Part::Ipvs { scheduler }];
+        match &self.shim.carrier {
+            Carrier::Nftables => parts.push(Part::NfTables),
+            Carrier::Iptables(iptables) => {
+                parts.extend([Part::Ipset, Part::Iptables(iptables.backend().to_string())]);
+            }
+        }
+        Uses {
+            forms,
+            parts,
+            ..Uses::default()
+        }
+    }
+
     fn counters(&self) -> Box<dyn ReadCounters> {
         Box::new(IpvsCounters::default())
     }
@@ -242,9 +270,9 @@ fn plan_changes(
 /// The kernel thread that makes a write.
 fn lane(op: &Op) -> &'static str {
     match op.part() {
-        Part::Servers | Part::Sets => "services",
-        Part::Addresses => "addresses",
-        Part::Rules => "rules",
+        OfKernel::Servers | OfKernel::Sets => "services",
+        OfKernel::Addresses => "addresses",
+        OfKernel::Rules => "rules",
     }
 }
 
