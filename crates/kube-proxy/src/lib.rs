@@ -30,7 +30,8 @@ pub mod panics;
 mod report;
 pub mod run;
 pub mod serve;
-pub mod sysctl;
+pub mod story;
+mod sysctl;
 #[cfg(test)]
 mod tests;
 mod vanished;

@@ -23,6 +23,7 @@ mod owner;
 mod service_cidrs;
 mod stale_flows;
 mod topology;
+mod writes;
 
 pub use detect::LocalDetector;
 pub use event::{Event, Kind};
@@ -41,3 +42,4 @@ pub use object::{
 pub use owner::{Owner, Rank};
 pub use stale_flows::{UdpPort, UdpServices, udp_ports};
 pub use topology::{Backends, Endpoints, Target};
+pub use writes::{Fate, Subject, Writes};

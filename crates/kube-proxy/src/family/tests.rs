@@ -40,7 +40,7 @@ impl World {
 
     fn told(&mut self, events: impl IntoIterator<Item = Event>) {
         events.into_iter().for_each(|event| self.model.apply(event));
-        self.family.add(self.model.take_changes());
+        self.family.add(self.model.take_changes(), Some(self.now));
     }
 
     /// A turn as the daemon's, so long after the one before.
@@ -335,10 +335,13 @@ fn what_waits_for_a_kernel_that_hangs_has_its_limit() {
             family,
             at: SystemTime::now(),
         };
-        world.family.add(Changes {
-            triggers: vec![trigger; TRIGGERS_MAX],
-            ..Changes::default()
-        });
+        world.family.add(
+            Changes {
+                triggers: vec![trigger; TRIGGERS_MAX],
+                ..Changes::default()
+            },
+            None,
+        );
     }
     assert_eq!(world.family.changes.triggers.len(), TRIGGERS_MAX);
     assert!(

@@ -14,6 +14,7 @@ use crate::healthz::{self, Status};
 use crate::http_server::{self, ListenError, Server};
 use crate::inspect::{About, Inspect, Question, socket};
 use crate::metrics::Metrics;
+use crate::metrics::services::ServiceMetrics;
 use crate::modes::counters::Counters;
 use crate::options::Options;
 use crate::options::object_source::OwnNode;
@@ -47,15 +48,17 @@ impl Observed {
             started: SystemTime::now(),
         };
         let (inspect, questions) = Inspect::new(about, Arc::clone(&status));
+        let counters = Counters::default();
+        let services = ServiceMetrics::new(options.serve.services, counters.clone());
         let of_mode = options.modes.chosen.definition().metrics();
         Self {
-            metrics: Metrics::of(of_mode, &options.process.gates),
+            metrics: Metrics::of(of_mode, &options.process.gates, services),
             status,
             health,
             inspect,
             questions,
             configz: Configz::new(&options.said.configuration),
-            counters: Counters::default(),
+            counters,
         }
     }
 

@@ -30,6 +30,10 @@ impl ReadCounters for IpvsCounters {
         self.ipvs = Some(ipvs);
         Ok(())
     }
+
+    fn tells_more_of_single(&self) -> bool {
+        true
+    }
 }
 
 fn tell(
