@@ -411,5 +411,18 @@ fn the_log_has_a_line_for_what_changed_and_none_for_what_did_not(c: &mut Cluster
         metric(c, heard)?.is_some_and(|count| count >= 1.0),
         "{heard}"
     );
+    c.stop()?;
+    c.start(&["--logging-format=json"])?;
+    let cache = Service::new("cache", "10.96.0.12 fd96::12").port(tcp(6379, 6379));
+    c.apply(&cache.endpoints("10.244.1.10 fd44:1::10"))?;
+    let line = c.await_line("\"synced\"")?;
+    println!("    {line}");
+    for part in [
+        "\"service\":\"default/cache\"",
+        "\"written\":\"1 virtual server",
+        "\"took\":",
+    ] {
+        ensure!(line.contains(part), "{part}: {line}");
+    }
     c.stop()
 }

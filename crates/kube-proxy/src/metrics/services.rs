@@ -130,7 +130,7 @@ impl Inner {
         };
         let mut told = Gathered::default();
         reader.tell(which, &mut |one| told.take(one))?;
-        let mut ports = self.named(told.addresses);
+        let mut ports = self.named(&told.addresses);
         ports.extend(told.ports);
         let mut left_out = [keep_busiest(&mut ports, self.settings.most), 0];
         let mut endpoints = Counts::default();
@@ -139,12 +139,12 @@ impl Inner {
             let kept: Vec<At> = ports.values().flatten().filter_map(|(at, _)| *at).collect();
             told = Gathered::default();
             reader.tell(Which::Of(&kept), &mut |one| told.take(one))?;
-            let mut again = self.named(told.addresses);
+            let mut again = self.named(&told.addresses);
             again.retain(|port, _| ports.contains_key(port));
             ports = again;
         }
         if self.settings.detail == Detail::Endpoints {
-            endpoints = self.named_endpoints(told.endpoints);
+            endpoints = self.named_endpoints(&told.endpoints);
             for (port, endpoint, count) in told.port_endpoints {
                 let of = endpoints.entry((port, endpoint)).or_default();
                 of.push((None, count));
@@ -160,7 +160,7 @@ impl Inner {
     }
 
     /// By Service port. The loop never waits for long for the names.
-    fn named(&self, addresses: Vec<(At, Count)>) -> Counts<ServicePortName> {
+    fn named(&self, addresses: &[(At, Count)]) -> Counts<ServicePortName> {
         let mut ports = Counts::default();
         for part in addresses.chunks(LOOK_UPS) {
             let names = lock(&self.names);
@@ -174,7 +174,7 @@ impl Inner {
         ports
     }
 
-    fn named_endpoints(&self, endpoints: Vec<(At, SocketAddr, Count)>) -> Counts<OfEndpoint> {
+    fn named_endpoints(&self, endpoints: &[(At, SocketAddr, Count)]) -> Counts<OfEndpoint> {
         let mut all = Counts::default();
         for part in endpoints.chunks(LOOK_UPS) {
             let names = lock(&self.names);

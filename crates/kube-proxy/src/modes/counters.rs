@@ -189,12 +189,11 @@ impl Counters {
     /// Another mode serves now.
     pub(crate) fn set(&self, reader: Box<dyn ReadCounters>) {
         // Whoever reads goes on with the one before for as long: the loop does not wait for it.
-        match self.0.try_lock() {
-            Ok(mut held) => *held = Some(reader),
-            Err(_) => {
-                let held = self.clone();
-                std::thread::spawn(move || held.replace(reader));
-            }
+        if let Ok(mut held) = self.0.try_lock() {
+            *held = Some(reader);
+        } else {
+            let held = self.clone();
+            std::thread::spawn(move || held.replace(reader));
         }
     }
 
