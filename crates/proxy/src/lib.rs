@@ -41,5 +41,5 @@ pub use object::{
 };
 pub use owner::{Owner, Rank};
 pub use stale_flows::{UdpPort, UdpServices, udp_ports};
-pub use topology::{Backends, Endpoints, Target};
+pub use topology::{Backends, Endpoints, Judged, Reason, Target};
 pub use writes::{Fate, Subject, Writes};

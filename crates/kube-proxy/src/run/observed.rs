@@ -47,8 +47,8 @@ impl Observed {
             node: options.process.node_name.clone(),
             started: SystemTime::now(),
         };
-        let (inspect, questions) = Inspect::new(about, Arc::clone(&status));
         let counters = Counters::default();
+        let (inspect, questions) = Inspect::new(about, Arc::clone(&status), counters.clone());
         let services = ServiceMetrics::new(options.serve.services, counters.clone());
         let of_mode = options.modes.chosen.definition().metrics();
         Self {
