@@ -31,8 +31,8 @@ pub mod panics;
 mod report;
 pub mod run;
 pub mod serve;
-pub mod story;
-mod sysctl;
+mod story;
+pub mod sysctl;
 #[cfg(test)]
 mod tests;
 mod vanished;

@@ -126,7 +126,7 @@ impl World {
         let ours = text
             .lines()
             .filter(|line| line.starts_with("kubeproxy_service_") && !line.contains("duration"));
-        ours.map(|line| format!("{line}\n")).collect()
+        ours.flat_map(|line| [line, "\n"]).collect()
     }
 
     fn asked(&self) -> Vec<usize> {
