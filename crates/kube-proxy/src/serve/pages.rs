@@ -18,6 +18,7 @@ use std::sync::Arc;
 
 use http::request::Parts;
 use http::{HeaderName, HeaderValue, Method, StatusCode, header};
+use tokio::task::spawn_blocking;
 
 use super::zpages::Zpages;
 use crate::config::configz::Configz;
@@ -76,6 +77,8 @@ impl Respond for Pages {
     async fn respond(&self, head: &Parts) -> Answer {
         if head.uri.path().starts_with(inspect::PREFIX) {
             self.api.respond(head).await
+        } else if head.uri.path() == "/metrics" {
+            self.scrape(head).await
         } else {
             self.page(head)
         }
@@ -101,13 +104,27 @@ impl Pages {
         }
     }
 
+    /// All metrics. Where they are read from the kernel, on a thread that may block.
+    async fn scrape(&self, head: &Parts) -> Answer {
+        let (content_type, tell): (_, fn(&Metrics) -> String) = if asks_for_openmetrics(head) {
+            (OPENMETRICS, Metrics::openmetrics)
+        } else {
+            (CLASSIC, Metrics::classic)
+        };
+        if !self.metrics.reads_kernel() {
+            return self.scraped(content_type, tell(&self.metrics));
+        }
+        let metrics = self.metrics.clone();
+        match spawn_blocking(move || tell(&metrics)).await {
+            Ok(told) => self.scraped(content_type, told),
+            // The runtime ends.
+            Err(error) => text(StatusCode::SERVICE_UNAVAILABLE, format!("{error}\n")),
+        }
+    }
+
     /// What a request for a page is answered.
     fn page(&self, head: &Parts) -> Answer {
         match head.uri.path() {
-            "/metrics" if asks_for_openmetrics(head) => {
-                self.scraped(OPENMETRICS, self.metrics.openmetrics())
-            }
-            "/metrics" => self.scraped(CLASSIC, self.metrics.classic()),
             "/metrics/slis" if head.method == Method::DELETE => {
                 self.metrics.reset_slis();
                 text(StatusCode::OK, "metrics reset\n")
