@@ -110,13 +110,14 @@ export function table(caption, columns, rows) {
       { role: 'row', 'data-key': key, class: tone },
       cells.map((content, at) => cell(content, columns[at])),
     );
-  return h(
+  const drawn = h(
     'table',
-    { role: 'table', 'data-key': `table ${caption}` },
+    { role: 'table' },
     h('caption', null, caption),
     h('thead', { role: 'rowgroup' }, h('tr', { role: 'row' }, columns.map(heading))),
     h('tbody', { role: 'rowgroup' }, rows.map(row)),
   );
+  return h('div', { class: 'scroll', 'data-key': `table ${caption}` }, drawn);
 }
 
 /** A part of a view, with its heading; nothing where there is nothing in it. */

@@ -80,7 +80,7 @@ function one(journey, at, all) {
     h('h2', null, heading),
     h('p', { class: 'verdict' }, journey.verdict),
     h('ol', { class: 'path' },
-      h('li', { class: 'end' }, h('b', null, journey.from), h('span', { class: 'quiet' }, ' sends the first packet of a flow to '), h('code', null, `${journey.to}/${journey.protocol}`),
+      h('li', { class: 'sender' }, h('b', null, journey.from), h('span', { class: 'quiet' }, ' sends the first packet of a flow to '), h('code', null, `${journey.to}/${journey.protocol}`),
         journey.of ? h('span', { class: 'quiet' }, `, ${journey.of}`) : null),
       branch(tree, `${at}`, all)));
 }
