@@ -26,9 +26,11 @@
 
 mod facts;
 mod local_only;
+pub(crate) mod owners;
 pub(crate) mod question;
 pub(crate) mod socket;
 mod status;
+mod top;
 
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
@@ -46,6 +48,7 @@ pub(crate) use question::Question;
 
 use crate::healthz;
 use crate::http_server::{Answer, Respond, answer, not_found};
+use crate::modes::counters::Counters;
 
 /// Under which all of it is.
 pub(crate) const PREFIX: &str = "/api/v1/";
@@ -61,6 +64,8 @@ pub(crate) struct Inspect {
     about: About,
     /// Where objects come from, in words, without secrets; once it is open.
     source: OnceLock<String>,
+    counters: Counters,
+    looks: top::Looks,
     health: Arc<healthz::Status>,
     questions: mpsc::Sender<Question>,
     at_once: Semaphore,
@@ -102,11 +107,14 @@ impl Inspect {
     pub(crate) fn new(
         about: About,
         health: Arc<healthz::Status>,
+        counters: Counters,
     ) -> (Arc<Self>, mpsc::Receiver<Question>) {
         let (questions, asked) = mpsc::channel(QUEUE);
         let inspect = Self {
             about,
             source: OnceLock::new(),
+            counters,
+            looks: top::Looks::default(),
             health,
             questions,
             at_once: Semaphore::new(AT_ONCE),
@@ -134,6 +142,7 @@ impl Inspect {
         let path = head.uri.path().strip_prefix(PREFIX).unwrap_or_default();
         match path {
             "status" => told(self.status().await),
+            "top" => told(self.top(&head.uri).await),
             _ => failed(
                 StatusCode::NOT_FOUND,
                 "there is no such path: see docs/api.md",
@@ -173,7 +182,7 @@ impl Inspect {
             node: node.to_owned(),
             started: SystemTime::UNIX_EPOCH,
         };
-        Self::new(about, health)
+        Self::new(about, health, Counters::default())
     }
 }
 

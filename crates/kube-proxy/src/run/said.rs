@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use super::daemon::Daemon;
 use crate::family::Family;
+use crate::inspect::owners::owners;
 use crate::inspect::{Facts, Question};
 
 /// How many failures, conflicts and drains of a family are told.
@@ -14,6 +15,9 @@ impl Daemon {
     pub(super) fn answer(&mut self, question: Question) {
         match question {
             Question::Facts(answer) => drop(answer.send(self.facts(Instant::now()))),
+            Question::Owners(wanted, from, answer) => {
+                drop(answer.send(owners(&self.model, &wanted, from)));
+            }
         }
     }
 
