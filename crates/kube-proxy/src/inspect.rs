@@ -27,7 +27,10 @@
 mod facts;
 mod local_only;
 pub(crate) mod owners;
+mod query;
 pub(crate) mod question;
+mod service;
+mod services;
 pub(crate) mod socket;
 mod status;
 mod top;
@@ -38,6 +41,7 @@ use std::time::{Duration, SystemTime};
 use http::request::Parts;
 use http::{HeaderValue, Method, StatusCode, header};
 use serde::Serialize;
+use source::Registry;
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
@@ -62,8 +66,8 @@ const LOOP_PATIENCE: Duration = Duration::from_secs(5);
 /// Answers what can be seen.
 pub(crate) struct Inspect {
     about: About,
-    /// Where objects come from, in words, without secrets; once it is open.
-    source: OnceLock<String>,
+    /// Where objects come from, once that is open.
+    source: OnceLock<Origin>,
     counters: Counters,
     looks: top::Looks,
     health: Arc<healthz::Status>,
@@ -78,6 +82,15 @@ pub(crate) struct About {
     pub(crate) node: String,
     /// When the process began.
     pub(crate) started: SystemTime,
+}
+
+/// Where objects come from.
+#[derive(Clone)]
+pub(crate) struct Origin {
+    /// In words, without secrets.
+    pub(crate) from: String,
+    /// Whom to ask for what the model does not keep.
+    pub(crate) registry: Registry,
 }
 
 /// Why a question has no answer.
@@ -122,8 +135,8 @@ impl Inspect {
         (Arc::new(inspect), asked)
     }
 
-    /// Takes in where objects come from, in words, without secrets.
-    pub(crate) fn comes_from(&self, source: String) {
+    /// Takes in where objects come from.
+    pub(crate) fn comes_from(&self, source: Origin) {
         // There is one start.
         let _ = self.source.set(source);
     }
@@ -142,11 +155,15 @@ impl Inspect {
         let path = head.uri.path().strip_prefix(PREFIX).unwrap_or_default();
         match path {
             "status" => told(self.status().await),
+            "services" => told(self.services(&head.uri).await),
             "top" => told(self.top(&head.uri).await),
-            _ => failed(
-                StatusCode::NOT_FOUND,
-                "there is no such path: see docs/api.md",
-            ),
+            _ => match path.strip_prefix("services/") {
+                Some(name) => told(self.service(name).await),
+                None => failed(
+                    StatusCode::NOT_FOUND,
+                    "there is no such path: see docs/api.md",
+                ),
+            },
         }
     }
 

@@ -48,6 +48,11 @@ static FILES: [File; 13] = files! {
     "top.js": SCRIPT,
 };
 
+/// Whether a path is the page, or below it.
+pub fn has(path: &str) -> bool {
+    path == "/ui" || path.starts_with("/ui/")
+}
+
 /// What a request for the page or a file of it is answered; nothing to a path that is not below `/ui`.
 pub fn respond(head: &Parts) -> Option<Answer> {
     let path = head.uri.path();

@@ -52,6 +52,9 @@ impl Span {
 /// Endpoints of the ports that are listed: since when each is counted, and what, before and now.
 pub(super) type Endpoints = HashMap<(At, SocketAddr), Counted>;
 
+/// What was counted, by address and endpoint.
+type ByEndpoint = HashMap<(At, SocketAddr), Count>;
+
 /// An endpoint at two moments.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Counted {
@@ -67,7 +70,7 @@ pub(crate) struct Looks(Arc<Mutex<Kept>>);
 #[derive(Debug, Default)]
 struct Kept {
     last: Option<Span>,
-    endpoints: Option<(Instant, HashMap<(At, SocketAddr), Count>)>,
+    endpoints: Option<(Instant, ByEndpoint)>,
     forgetting: Option<AbortHandle>,
 }
 
@@ -122,7 +125,7 @@ impl Looks {
         }
         let mut kept = self.held();
         let now = Instant::now();
-        let mut counted: HashMap<(At, SocketAddr), Count> = HashMap::new();
+        let mut counted = ByEndpoint::new();
         read(counters, Which::Of(of), &mut |told| {
             if let Told::Endpoint(at, endpoint, _, count) = told {
                 counted.entry((at, endpoint)).or_default().add(&count);

@@ -7,8 +7,9 @@ use proxy::{Protocol, ServicePortName};
 
 use super::looks::{Endpoints, Span};
 use crate::inspect::owners::Owner;
+use crate::inspect::service::counters;
 use crate::modes::counters::{At, Count};
-use crate::view::{Counters, Rate, ServiceName, Top, TopEndpoint, TopPort};
+use crate::view::{Rate, ServiceName, Top, TopEndpoint, TopPort};
 
 /// For each Service port that is listed, so many of the busiest addresses are looked at: a port may have
 /// several.
@@ -62,11 +63,11 @@ pub(super) struct Ranked {
 /// busiest so far.
 pub(super) fn busiest(span: &Span, sort: Sort, limit: usize) -> Busiest {
     let at = span.now.addresses.iter().map(|(at, count)| {
-        let before = span.before.as_ref().map(|look| look.addresses.get(at));
+        let before = span.before.as_ref().and_then(|look| look.addresses.get(at));
         (*at, rate(count, before, span.seconds()), count)
     });
     let names = span.now.ports.iter().map(|(name, count)| {
-        let before = span.before.as_ref().map(|look| look.ports.get(name));
+        let before = span.before.as_ref().and_then(|look| look.ports.get(name));
         (name.clone(), rate(count, before, span.seconds()), count)
     });
     Busiest {
@@ -133,7 +134,7 @@ pub(super) fn assemble(span: &Span, owners: Vec<Owner>, sort: Sort, limit: usize
             protocol: owner.name.protocol.to_string(),
             port: owner.port,
             rate,
-            counters: shown(&count),
+            counters: counters(&count),
         });
     }
     ranked
@@ -148,7 +149,7 @@ impl Ranked {
                 let before = span
                     .before
                     .as_ref()
-                    .map(|look| look.port_endpoints.get(&key));
+                    .and_then(|look| look.port_endpoints.get(&key));
                 let rate = rate(count, before, span.seconds());
                 self.view
                     .endpoints
@@ -168,7 +169,7 @@ impl Ranked {
             let (sum, count) = all.entry((*port, *endpoint)).or_default();
             count.add(&counted.now);
             if let Some((before, seconds)) = &counted.before {
-                *sum = plus(sum, &rate(&counted.now, Some(Some(before)), *seconds));
+                *sum = plus(sum, &rate(&counted.now, Some(before), *seconds));
             }
         }
         let ports = &self.view.ports;
@@ -181,7 +182,7 @@ impl Ranked {
                     port_name: of.port_name.clone(),
                     at: endpoint.to_string(),
                     rate,
-                    counters: shown(&count),
+                    counters: counters(&count),
                 })
             });
         let more: Vec<_> = more.collect();
@@ -229,7 +230,7 @@ fn service_addresses(owner: &Owner) -> impl Iterator<Item = At> + '_ {
 /// Over its addresses; in userspace mode by its name.
 fn of_port(span: &Span, name: &ServicePortName, at: &[At], seconds: f64) -> (Rate, Count) {
     let mut sum = (Rate::default(), Count::default());
-    let mut add = |count: &Count, before: Option<Option<&Count>>| {
+    let mut add = |count: &Count, before: Option<&Count>| {
         sum.0 = plus(&sum.0, &rate(count, before, seconds));
         sum.1.add(count);
     };
@@ -237,12 +238,15 @@ fn of_port(span: &Span, name: &ServicePortName, at: &[At], seconds: f64) -> (Rat
         if let Some(count) = span.now.addresses.get(at) {
             add(
                 count,
-                span.before.as_ref().map(|look| look.addresses.get(at)),
+                span.before.as_ref().and_then(|look| look.addresses.get(at)),
             );
         }
     }
     if let Some(count) = span.now.ports.get(name) {
-        add(count, span.before.as_ref().map(|look| look.ports.get(name)));
+        add(
+            count,
+            span.before.as_ref().and_then(|look| look.ports.get(name)),
+        );
     }
     sum
 }
@@ -250,27 +254,25 @@ fn of_port(span: &Span, name: &ServicePortName, at: &[At], seconds: f64) -> (Rat
 /// Over all that is counted.
 fn total(span: &Span, seconds: f64) -> Rate {
     let before = span.before.as_ref();
-    let addresses = span
-        .now
-        .addresses
-        .iter()
-        .map(|(at, count)| rate(count, before.map(|look| look.addresses.get(at)), seconds));
-    let ports = span
-        .now
-        .ports
-        .iter()
-        .map(|(name, count)| rate(count, before.map(|look| look.ports.get(name)), seconds));
+    let addresses = span.now.addresses.iter().map(|(at, count)| {
+        rate(
+            count,
+            before.and_then(|look| look.addresses.get(at)),
+            seconds,
+        )
+    });
+    let ports =
+        span.now.ports.iter().map(|(name, count)| {
+            rate(count, before.and_then(|look| look.ports.get(name)), seconds)
+        });
     addresses
         .chain(ports)
         .fold(Rate::default(), |sum, each| plus(&sum, &each))
 }
 
-/// What came in a second. `before` is nothing at the first look; and what was not there then began
-/// between the looks, as did what is less now.
-fn rate(now: &Count, before: Option<Option<&Count>>, seconds: f64) -> Rate {
-    let Some(before) = before else {
-        return Rate::default();
-    };
+/// What came in a second; nothing at the first look, when no time has passed. What was not there before
+/// began between the looks, as did what is less now.
+fn rate(now: &Count, before: Option<&Count>, seconds: f64) -> Rate {
     if seconds <= 0.0 {
         return Rate::default();
     }
@@ -313,7 +315,7 @@ fn endpoint_of(name: &ServicePortName, at: SocketAddr, rate: Rate, count: &Count
         port_name: name.port.to_string(),
         at: at.to_string(),
         rate,
-        counters: shown(count),
+        counters: counters(count),
     }
 }
 
@@ -321,17 +323,5 @@ fn service(name: &ServicePortName) -> ServiceName {
     ServiceName {
         namespace: name.service.namespace().to_owned(),
         name: name.service.name().to_owned(),
-    }
-}
-
-fn shown(count: &Count) -> Counters {
-    Counters {
-        connections: count.connections,
-        packets_in: count.packets_in,
-        packets_out: count.packets_out,
-        bytes_in: count.bytes_in,
-        bytes_out: count.bytes_out,
-        active: count.active,
-        inactive: count.inactive,
     }
 }

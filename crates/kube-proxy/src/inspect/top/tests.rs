@@ -72,7 +72,7 @@ fn port(number: u16, node_port: Option<u16>) -> ServicePort {
 fn model(services: &[(&str, &str, Option<u16>)]) -> Model {
     let mut model = Model::new();
     for (name, ip, node_port) in services {
-        let name = NamespacedName::new("default", *name);
+        let name = NamespacedName::new("default", name);
         let mut service = Service::at(name, [ip.parse().unwrap()]);
         service.ports.push(port(80, *node_port));
         model.apply(Event::ServiceApplied(service));

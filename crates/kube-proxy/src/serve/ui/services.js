@@ -14,7 +14,7 @@ export const title = ({ asked }) => (asked.get('search') ? `Services: ${asked.ge
 export function begin(main, { asked }) {
   const field = h('input', {
     id: 'search', type: 'search', autocomplete: 'off', spellcheck: 'false', enterkeyhint: 'search',
-    placeholder: 'Name, namespace or address', 'aria-label': 'Search Services', 'aria-describedby': 'found',
+    placeholder: 'Namespace or name', 'aria-label': 'Search Services', 'aria-describedby': 'found',
   });
   field.value = asked.get('search') ?? '';
   const form = h('form', { role: 'search' }, field, h('span', { id: 'found', role: 'status', class: 'quiet' }));
@@ -44,7 +44,7 @@ export function begin(main, { asked }) {
 
 export function load({ asked }, signal) {
   const { namespace, search, after } = Object.fromEntries(asked);
-  return ask(api(['services'], { namespace, search, after, limit: PAGE }), signal);
+  return ask(api(['services'], { namespace, search, after, limit: PAGE, counters: true }), signal);
 }
 
 export function refused(_main, _place, says) {

@@ -14,12 +14,16 @@ const ORDERS = {
   bytes: ['bytes', (rate) => rate.bytesIn + rate.bytesOut],
 };
 
-export function load(_place, signal) {
-  return ask(api(['top'], { limit: LIMIT }), signal);
+function ordered(asked) {
+  return ORDERS[asked.get('sort')] ? asked.get('sort') : 'connections';
+}
+
+export function load({ asked }, signal) {
+  return ask(api(['top'], { limit: LIMIT, sort: ordered(asked) }), signal);
 }
 
 export function draw(main, { asked }, { answer }) {
-  const order = ORDERS[asked.get('sort')] ? asked.get('sort') : 'connections';
+  const order = ordered(asked);
   const { total } = answer;
   show(
     main,
