@@ -395,7 +395,10 @@ fn listed(
     }
     let mut lines = vec![heads];
     if all.is_empty() {
-        lines.push(vec![Span::of("nothing is counted", Tone::Faint)]);
+        lines.push(vec![Span::of(
+            "nothing has come yet that is counted",
+            Tone::Faint,
+        )]);
     }
     lines.extend(rows.into_iter().map(|row| line(row, for_name, columns)));
     lines

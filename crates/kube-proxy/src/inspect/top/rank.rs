@@ -57,6 +57,8 @@ pub(super) struct Ranked {
     pub(super) at: Vec<At>,
     /// Which port of the list they are of.
     port_of: HashMap<At, usize>,
+    /// Ports whose open connections are counted by address.
+    has_active: HashSet<usize>,
 }
 
 /// The busiest addresses, and in userspace mode Service ports. At the first look, those that were
@@ -113,6 +115,8 @@ pub(super) fn assemble(span: &Span, owners: Vec<Owner>, sort: Sort, limit: usize
             let (rate, count) = of_port(span, &owner.name, &at, seconds);
             (owner, at, rate, count)
         })
+        // Where nothing ever came is nothing busy.
+        .filter(|(_, _, _, count)| count.connections > 0 || count.packets_in > Some(0))
         .collect();
     ports.sort_by(
         |(one_owner, _, one_rate, one), (other_owner, _, other_rate, other)| {
@@ -127,6 +131,9 @@ pub(super) fn assemble(span: &Span, owners: Vec<Owner>, sort: Sort, limit: usize
     for (number, (owner, at, rate, count)) in ports.into_iter().enumerate() {
         ranked.port_of.extend(at.iter().map(|at| (*at, number)));
         ranked.at.extend(at);
+        if count.active.is_some() {
+            ranked.has_active.insert(number);
+        }
         ranked.add_counted_by_port(span, &owner.name);
         ranked.view.ports.push(TopPort {
             service: service(&owner.name),
@@ -168,6 +175,13 @@ impl Ranked {
             };
             let (sum, count) = all.entry((*port, *endpoint)).or_default();
             count.add(&counted.now);
+            // Open connections are counted by endpoint alone, in IPVS mode.
+            if let (Some(active), Some(of)) = (counted.now.active, self.view.ports.get_mut(*port))
+                && !self.has_active.contains(port)
+            {
+                let sum = of.counters.active.unwrap_or_default();
+                of.counters.active = Some(sum.saturating_add(active));
+            }
             if let Some((before, seconds)) = &counted.before {
                 *sum = plus(sum, &rate(&counted.now, Some(before), *seconds));
             }

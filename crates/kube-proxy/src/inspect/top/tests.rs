@@ -135,6 +135,8 @@ fn the_busiest_port_is_first_with_what_came_at_all_its_addresses() {
         ]
     );
     assert_eq!(top.ports[0].counters.connections, 2_040);
+    // At two addresses.
+    assert_eq!(top.ports[0].counters.active, Some(6));
     assert_eq!(top.seconds, 2.0);
     assert_eq!((top.total.connections, top.total.bytes_in), (35.0, 3_500.0));
     // What is nobody's is counted in all, and not listed.

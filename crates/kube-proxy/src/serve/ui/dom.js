@@ -96,7 +96,7 @@ export function table(caption, columns, rows) {
   const heading = ({ title, number }) =>
     h('th', { scope: 'col', role: 'columnheader', class: number && 'number' }, title);
   const cell = (content, column) => {
-    const isEmpty = content === '' || content === undefined || content === null;
+    const isEmpty = content === '' || content === undefined || content === null || content === false;
     const kind = [column.number && 'number', column.wide && 'wide', isEmpty && 'empty'];
     return h(
       'td',

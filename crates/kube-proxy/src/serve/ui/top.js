@@ -64,11 +64,11 @@ function rates({ connections, packetsIn, packetsOut, bytesIn, bytesOut }) {
 }
 
 function bar(share) {
-  return h('span', { class: 'bar', 'aria-hidden': 'true', vars: { '--share': `${share * 100}%` } });
+  return share > 0 && h('span', { class: 'bar', 'aria-hidden': 'true', vars: { '--share': `${share * 100}%` } });
 }
 
 function ports(all, order) {
-  if (all.length === 0) return h('p', { class: 'quiet' }, 'Nothing is counted.');
+  if (all.length === 0) return h('p', { class: 'quiet' }, 'Nothing has come yet that is counted.');
   const columns = [
     { title: 'Service' }, { title: 'Port' }, ...RATES, { title: 'Connections so far', number: true }, { title: 'Active', number: true }, { title: '' },
   ];
@@ -86,7 +86,7 @@ function ports(all, order) {
 }
 
 function endpoints(all, order) {
-  if (all.length === 0) return h('p', { class: 'quiet' }, 'Nothing is counted.');
+  if (all.length === 0) return h('p', { class: 'quiet' }, 'Nothing has come yet that is counted.');
   const columns = [
     { title: 'Endpoint' }, { title: 'Of' }, ...RATES, { title: 'Connections so far', number: true }, { title: 'Active', number: true }, { title: '' },
   ];
