@@ -27,6 +27,7 @@
 mod facts;
 mod local_only;
 pub(crate) mod owners;
+mod parts;
 mod query;
 pub(crate) mod question;
 mod service;
