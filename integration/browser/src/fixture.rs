@@ -146,12 +146,11 @@ fn respond(world: &World, head: &Parts) -> Response<Full<Bytes>> {
                 [namespace, name] => world.service(namespace, name),
                 _ => None,
             };
-            match found {
-                Some(service) => json(StatusCode::OK, &service),
-                None => {
-                    let says = format!("no Service {} is proxied on this node", name.join("/"));
-                    json(StatusCode::NOT_FOUND, &error(&says))
-                }
+            if let Some(service) = found {
+                json(StatusCode::OK, &service)
+            } else {
+                let says = format!("no Service {} is proxied on this node", name.join("/"));
+                json(StatusCode::NOT_FOUND, &error(&says))
             }
         }
     }

@@ -415,13 +415,13 @@ fn marked() -> Service {
         namespace: "zzz".to_owned(),
         name: MARKUP.to_owned(),
     };
-    marked.kind = MARKUP.to_owned();
+    MARKUP.clone_into(&mut marked.kind);
     marked.errors = vec![MARKUP.to_owned()];
     for port in &mut marked.ports {
-        port.name = MARKUP.to_owned();
+        MARKUP.clone_into(&mut port.name);
         for endpoint in &mut port.endpoints {
             endpoint.pod = Some(MARKUP.to_owned());
-            endpoint.why = MARKUP.to_owned();
+            MARKUP.clone_into(&mut endpoint.why);
         }
     }
     marked
