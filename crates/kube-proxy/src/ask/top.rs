@@ -121,10 +121,11 @@ fn printed(top: &Top, sort: Sort) -> String {
     let has_colours = has_colours();
     let mut text = String::new();
     for line in screen::draw(top, &view, None, WIDE, u16::MAX) {
+        let mut shown = String::new();
         for span in &line {
-            text.push_str(&coloured(&span.text, span.tone, has_colours));
+            shown.push_str(&coloured(&span.text, span.tone, has_colours));
         }
-        text.truncate(text.trim_end().len());
+        text.push_str(shown.trim_end());
         text.push('\n');
     }
     text
