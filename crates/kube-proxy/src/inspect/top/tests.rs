@@ -39,11 +39,13 @@ impl ReadCounters for Fake {
             if let Which::Of(asked) = which
                 && asked.contains(at)
             {
+                let endpoint = "10.244.1.5:8080".parse().unwrap();
+                let active = Some(3);
                 take(Told::Endpoint(
                     *at,
-                    "10.244.1.5:8080".parse().unwrap(),
+                    endpoint,
                     None,
-                    count,
+                    Count { active, ..count },
                 ));
             }
         }
