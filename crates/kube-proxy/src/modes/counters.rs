@@ -197,6 +197,12 @@ impl Counters {
         }
     }
 
+    /// What is not counted in the mode, and why.
+    pub(crate) fn note(&self) -> Option<String> {
+        self.with(|reader| reader.note().map(str::to_owned))
+            .flatten()
+    }
+
     fn replace(&self, reader: Box<dyn ReadCounters>) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(reader);
     }

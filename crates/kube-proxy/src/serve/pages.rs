@@ -10,6 +10,7 @@
 //! | `/statusz`      | versions, and since when the process runs, likewise              |
 //! | `/healthz`      | `ok`: the process answers; the proxy's health is in `healthz`    |
 //! | `/api/v1/...`   | what can be seen of the daemon, on loopback alone: see `inspect` |
+//! | `/ui/`           | the page that shows it, on loopback alone: see `ui`              |
 //!
 //! Methods and bodies of requests do not matter otherwise, as upstream.
 
@@ -20,6 +21,7 @@ use http::request::Parts;
 use http::{HeaderName, HeaderValue, Method, StatusCode, header};
 use tokio::task::spawn_blocking;
 
+use super::ui;
 use super::zpages::Zpages;
 use crate::config::configz::Configz;
 use crate::flags::gates::Gates;
@@ -49,7 +51,7 @@ pub(crate) struct Pages {
     api: Api,
 }
 
-/// `/api/v1/...` at this address.
+/// `/api/v1/...`, and the page that shows it, at this address.
 pub(crate) struct Api {
     /// Whether only this node reaches the address.
     is_loopback: bool,
@@ -67,7 +69,10 @@ impl Api {
 
     async fn respond(&self, head: &Parts) -> Answer {
         match inspect::refusal(head, self.is_loopback) {
-            None => self.inspect.respond(head).await,
+            None => match ui::respond(head) {
+                Some(page) => page,
+                None => self.inspect.respond(head).await,
+            },
             Some(why) => text(StatusCode::FORBIDDEN, format!("{why}\n")),
         }
     }
@@ -75,7 +80,8 @@ impl Api {
 
 impl Respond for Pages {
     async fn respond(&self, head: &Parts) -> Answer {
-        if head.uri.path().starts_with(inspect::PREFIX) {
+        let path = head.uri.path();
+        if path.starts_with(inspect::PREFIX) || ui::has(path) {
             self.api.respond(head).await
         } else if head.uri.path() == "/metrics" {
             self.scrape(head).await
