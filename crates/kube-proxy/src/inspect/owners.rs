@@ -8,7 +8,7 @@ use proxy::{Model, NamespacedName, Protocol, Service, ServicePort, ServicePortNa
 
 use crate::modes::counters::At;
 
-/// How many Services are looked at in one turn: about a millisecond.
+/// How many Services are looked at in one turn.
 pub(crate) const LOOKED_AT_A_TURN: usize = 5_000;
 
 /// What is asked about.
