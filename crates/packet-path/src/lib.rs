@@ -31,7 +31,9 @@ mod ipvs;
 mod kernel;
 mod outcome;
 mod packet;
+pub mod read;
 mod ruleset;
+mod snapshot;
 mod walk;
 mod xtables;
 
@@ -40,5 +42,6 @@ pub use kernel::{AddressType, Kernel, Route, RouteQuestion, Server, SetKey, Unre
 pub use outcome::{Fate, Source, Walk};
 pub use packet::{Interface, Packet, SourceNat, Tracking};
 pub use ruleset::{Base, ChainKind, Hook, Ruleset};
+pub use snapshot::Snapshot;
 pub use walk::{Question, Sender, walk};
 pub use xtables::Xtables;
