@@ -274,7 +274,7 @@ impl Iptables {
     /// # Errors
     ///
     /// As [`save_lines`](Self::save_lines).
-    pub fn save_counted(
+    pub fn save_all_counted(
         &self,
         family: IpFamily,
         line: &mut (dyn FnMut(&str) + Send),

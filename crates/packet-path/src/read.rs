@@ -50,7 +50,7 @@ pub fn rules(family: IpFamily) -> Rules {
     };
     for program in &installed {
         let mut tables = Xtables::default();
-        match program.save_counted(family, &mut |line| tables.read(line)) {
+        match program.save_all_counted(family, &mut |line| tables.read(line)) {
             Ok(()) if tables.is_empty() => {}
             Ok(()) => rules.backends.push((program.backend(), tables)),
             Err(error) => rules.unread.push(unread(part(program.backend()), &error)),
@@ -246,9 +246,13 @@ impl Live {
     }
 
     fn ask_member(&self, set: &str, key: &SetKey) -> Result<Option<String>, Unread> {
+        let type_name = self.set_type(set)?.unwrap_or_default();
+        // A bitmap's members have ports of no protocol.
+        let has_protocol = type_name != "bitmap:port";
+        let protocol = key.port.filter(|_| has_protocol);
         let asked = Key {
             ip: key.ip,
-            protocol: key.port.map(|(protocol, _)| IpProtocol(protocol)),
+            protocol: protocol.map(|(protocol, _)| IpProtocol(protocol)),
             port: key.port.map(|(_, port)| port),
             ip2: key.ip2,
         };
@@ -256,7 +260,6 @@ impl Live {
         if is_in != Some(true) {
             return Ok(None);
         }
-        let type_name = self.set_type(set)?.unwrap_or_default();
         let found = if type_name.contains("net") {
             self.network(set, key)?
         } else {
