@@ -267,13 +267,31 @@ impl Iptables {
         self.stream(family, &["-t", table.name()], SAVE_LIMIT.into(), line)
     }
 
-    /// The lines of all tables in use, whatever tables these are, with what rules have counted: each
-    /// rule's line begins with `[packets:bytes] `. Costs a process unless there is nothing to read.
-    /// Nothing is kept, and nobody is waited for.
+    /// The lines of one table, each rule's with what it has counted before it: `[PACKETS:BYTES] -A
+    /// CHAIN ...` ([`Counted`](crate::Counted)). Costs a process each time.
     ///
     /// # Errors
     ///
-    /// As [`save_lines`](Self::save_lines).
+    /// As of [`save_lines`](Self::save_lines).
+    pub fn save_counted(
+        &self,
+        family: IpFamily,
+        table: Table,
+        line: &mut (dyn FnMut(&str) + Send),
+    ) -> Result<(), IptablesError> {
+        if self.is_empty(family) {
+            return Ok(());
+        }
+        let arguments = ["-c", "-t", table.name()];
+        self.stream(family, &arguments, LONG_SAVE_LIMIT, line)
+    }
+
+    /// The lines of all tables in use, whatever tables these are, in the same form. Costs a process
+    /// unless there is nothing to read. Nothing is kept, and nobody is waited for.
+    ///
+    /// # Errors
+    ///
+    /// As of [`save_lines`](Self::save_lines).
     pub fn save_all_counted(
         &self,
         family: IpFamily,

@@ -1,6 +1,7 @@
 //! The node daemon: kube-proxy in IPVS and iptables mode.
 
 mod addresses;
+pub mod ask;
 pub mod capabilities;
 pub mod check;
 pub mod cleanup;
@@ -18,6 +19,7 @@ pub mod health;
 mod health_check;
 mod healthz;
 mod http_server;
+mod inspect;
 pub mod iptables;
 mod kernel_settings;
 pub mod logging;

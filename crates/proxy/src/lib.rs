@@ -12,6 +12,7 @@
 //! into the kernel entries it wants.
 
 mod detect;
+mod entry;
 mod event;
 mod health;
 mod mode;
@@ -25,11 +26,12 @@ mod stale_flows;
 mod topology;
 
 pub use detect::LocalDetector;
+pub use entry::EntryChange;
 pub use event::{Event, Kind};
 pub use health::HealthCheck;
 pub use mode::{
-    Conflict, Drift, Drifted, Failure, IptablesReport, Mode, NftablesReport, NodePorts, Notice,
-    Report, Standing, Unreadable,
+    Conflict, Draining, Drains, Drift, Drifted, Failure, IptablesReport, Mode, NftablesReport,
+    NodePorts, Notice, Report, Standing, Unreadable,
 };
 pub use model::{Changes, ExternalIps, Model, ServiceView, Trigger, Vanished};
 pub use names::{IpFamily, NamespacedName, Protocol, ServicePortName};
@@ -40,4 +42,4 @@ pub use object::{
 };
 pub use owner::{Owner, Rank};
 pub use stale_flows::{UdpPort, UdpServices, udp_ports};
-pub use topology::{Backends, Endpoints, Target};
+pub use topology::{Backends, Endpoints, Judged, Reason, Target};

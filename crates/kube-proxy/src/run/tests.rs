@@ -53,7 +53,7 @@ async fn a_start_goes_on_without_a_node_that_cannot_be_listed() {
 }
 
 /// A daemon that is told nothing.
-fn daemon_of(options: Options, modes: Vec<Box<dyn Mode>>) -> Daemon {
+pub(super) fn daemon_of(options: Options, modes: Vec<Box<dyn Mode>>) -> Daemon {
     let (_, received) = mpsc::channel(1);
     let observed = Observed::new(&options);
     let daemon = Daemon::new(
@@ -191,7 +191,7 @@ async fn a_server_that_cannot_listen_is_an_event() {
             assert_eq!(served.is_err(), is_fatal);
             let event = recorded.recv().await.unwrap().event;
             let error = match served {
-                Ok(servers) => servers[0].address.as_ref().unwrap_err().to_string(),
+                Ok((servers, _)) => servers[0].address.as_ref().unwrap_err().to_string(),
                 Err(error) => error.to_string(),
             };
             let wanted = events::Event::listen_failed("node1", purpose.event, error);

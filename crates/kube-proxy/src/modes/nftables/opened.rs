@@ -12,12 +12,15 @@ use proxy::{Changes, IpFamily, Mode};
 use proxy_nftables::{Config, Lanes, Layout, NetlinkKernel, Plan, Proxier, TABLE};
 use tracing::warn;
 
+use super::counters::TrackedFlows;
+use crate::modes::counters::ReadCounters;
 use crate::modes::definition::{Opened, Start};
 use crate::modes::families::{Access, Families, LeftOut, boxed, is_disabled, thread};
 use crate::modes::predecessor::Predecessor;
 use crate::modes::preview::{Change, Preview, Shown};
 use crate::modes::rulesets::{Notices, follow, leave_out, subscribe};
 use crate::modes::settings::Settings;
+use crate::modes::uses::{Part, Uses};
 use crate::sysctl::machine::Machine;
 
 /// The first kernel that upstream takes, as an older one is a sign of an old `nft` on its host.
@@ -98,13 +101,13 @@ impl Table {
 
     async fn preview(self, start: &Start<'_>, told: &Changes) -> Result<Preview> {
         let mut preview = Preview::default();
-        let show = |of: &str, plan: &Plan| {
+        let show = |of: IpFamily, _: &_, plan: &Plan| {
             let lines = plan.lines().into_iter();
             Shown {
                 // Counted as the daemon does when it writes.
                 writes: plan.len(),
                 changes: lines
-                    .map(|line| Change::told(of, "nftables", line))
+                    .map(|line| Change::told(of, "table", "nftables", line))
                     .collect(),
             }
         };
@@ -134,6 +137,22 @@ impl Opened for Table {
         let notices =
             subscriptions.map(|(family, subscription)| follow(family, TABLE, subscription));
         Ok(notices.collect::<Result<_, _>>()?)
+    }
+
+    fn uses(&self, settings: &Settings) -> Uses {
+        let layout = match settings.nftables.layout {
+            Layout::Upstream => "upstream",
+            Layout::Flat => "flat",
+        };
+        Uses {
+            forms: vec![format!("layout {layout}")],
+            parts: vec![Part::NfTables],
+            ..Uses::default()
+        }
+    }
+
+    fn counters(&self) -> Box<dyn ReadCounters> {
+        Box::new(TrackedFlows)
     }
 
     fn into_modes(self: Box<Self>, start: &Start<'_>) -> Result<Vec<Box<dyn Mode>>> {

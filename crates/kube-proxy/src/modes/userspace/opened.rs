@@ -10,10 +10,12 @@ use iptables::{Iptables, IptablesError};
 use netlink_batch::Worker;
 use nftables_netlink::OwnSockets;
 use proxy::{Changes, IpFamily, Mode};
-use proxy_userspace::{Config, Lanes, Limits, Plan, Proxier, Relay, UserspaceKernel};
+use proxy_userspace::{Config, Lanes, Limits, Plan, Proxier, Relay, Traffic, UserspaceKernel};
 use tracing::info;
 
+use super::counters::RelayCounters;
 use crate::footprints;
+use crate::modes::counters::ReadCounters;
 use crate::modes::definition::{Ending, Opened, Start};
 use crate::modes::families::{Access, Families, LeftOut, boxed, is_disabled, thread};
 use crate::modes::predecessor::Predecessor;
@@ -21,6 +23,7 @@ use crate::modes::preview::{Change, Preview, Shown};
 use crate::modes::programs::Programs;
 use crate::modes::rulesets::{Notices, follow_all};
 use crate::modes::settings::Settings;
+use crate::modes::uses::{Part, Uses};
 
 /// How long connections go on when the process ends. Nobody is served anew meanwhile, and the next
 /// process may not begin before this one is gone.
@@ -78,13 +81,15 @@ impl Redirector {
         family: IpFamily,
         relay: Relay,
         written: &Arc<OwnSockets>,
+        traffic: &Traffic,
     ) -> Result<UserspaceKernel> {
-        Ok(match self {
+        let kernel = match self {
             Self::Nftables => UserspaceKernel::with_nftables(family, relay, written)?,
             Self::Iptables(iptables) => {
                 UserspaceKernel::with_iptables(family, iptables.clone(), relay)
             }
-        })
+        };
+        Ok(kernel.counted_in(traffic))
     }
 }
 
@@ -94,6 +99,8 @@ pub(super) struct Userspace {
     relay: Relay,
     /// What is written to nftables.
     written: Arc<OwnSockets>,
+    /// What is counted.
+    traffic: Traffic,
     families: Families<UserspaceKernel>,
 }
 
@@ -112,16 +119,19 @@ impl Userspace {
         let (own, of_kernel) = (redirector.clone(), relay.clone());
         let written = Arc::<OwnSockets>::default();
         let by_kernel = Arc::clone(&written);
+        let traffic = Traffic::default();
+        let counted = traffic.clone();
         let families = Families::open(
             |family| redirector.check(family, access),
             |family| is_disabled(family, "all") == Some(true),
             "sockets",
-            move |family| own.kernel(family, of_kernel.clone(), &by_kernel),
+            move |family| own.kernel(family, of_kernel.clone(), &by_kernel, &counted),
         )?;
         Ok(Self {
             redirector,
             relay,
             written,
+            traffic,
             families,
         })
     }
@@ -131,6 +141,7 @@ impl Userspace {
             redirector,
             relay,
             written,
+            traffic,
             families,
         } = self;
         let settings = start.settings;
@@ -146,9 +157,9 @@ impl Userspace {
                 modes: footprints::ALL,
             };
             let (redirector, relay) = (redirector.clone(), relay.clone());
-            let written = Arc::clone(&written);
+            let (written, traffic) = (Arc::clone(&written), traffic.clone());
             let rules = thread("rules", family, move || {
-                redirector.kernel(family, relay, &written)
+                redirector.kernel(family, relay, &written, &traffic)
             })?;
             let facts = start.node_facts(family);
             Ok(Proxier::new(
@@ -163,15 +174,17 @@ impl Userspace {
 
     async fn preview(self, start: &Start<'_>, told: &Changes) -> Result<Preview> {
         let mut preview = Preview::default();
-        let show = |of: &str, plan: &Plan| {
-            let kind = match plan {
-                Plan::Sockets(_) => "listening ports",
-                Plan::Redirects(_) => "rules",
+        let show = |of: IpFamily, _: &_, plan: &Plan| {
+            let (lane, kind) = match plan {
+                Plan::Sockets(_) => ("sockets", "listening ports"),
+                Plan::Redirects(_) => ("rules", "rules"),
             };
             let lines = plan.lines().into_iter();
             Shown {
                 writes: 1,
-                changes: lines.map(|line| Change::told(of, kind, line)).collect(),
+                changes: lines
+                    .map(|line| Change::told(of, lane, kind, line))
+                    .collect(),
             }
         };
         let modes = self.into_proxiers(start)?;
@@ -214,6 +227,25 @@ impl Opened for Userspace {
             let cut = relay.finish(DRAIN);
             (cut > 0).then(|| format!("{cut} connections that this process carried were cut"))
         }))
+    }
+
+    fn uses(&self, _: &Settings) -> Uses {
+        let (by, part) = match &self.redirector {
+            Redirector::Nftables => ("nftables".to_owned(), Part::NfTables),
+            Redirector::Iptables(iptables) => {
+                let backend = iptables.backend().to_string();
+                (format!("iptables ({backend})"), Part::Iptables(backend))
+            }
+        };
+        Uses {
+            forms: vec![format!("redirects by {by}")],
+            parts: vec![part],
+            ..Uses::default()
+        }
+    }
+
+    fn counters(&self) -> Box<dyn ReadCounters> {
+        Box::new(RelayCounters(self.traffic.clone()))
     }
 
     fn into_modes(self: Box<Self>, start: &Start<'_>) -> Result<Vec<Box<dyn Mode>>> {
