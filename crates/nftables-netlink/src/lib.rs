@@ -5,6 +5,7 @@
 //!      Table Chain Set Element Rule ▲            or CommitError { change, errno, the kernel's text }
 //!                      Expression   │
 //!  Nftables::{tables, chains, sets, elements, rules, read} ── the same types, decoded
+//!  Nftables::{hooked, set, element, rules_of_chain} ── of a large table only what is asked for
 //!  Subscription ── which table was touched, by whom     Nftables::probe ── what the kernel lacks
 //! ```
 //!
@@ -17,6 +18,7 @@
 //! Source: `linux/netfilter/nf_tables.h`, `linux/netfilter/nfnetlink.h`,
 //! `net/netfilter/nf_tables_api.c`, `net/netfilter/nfnetlink.c` (`nfnetlink_rcv_batch`).
 
+mod ask;
 mod decode;
 mod encode;
 mod error;
@@ -33,11 +35,12 @@ mod value;
 mod watch;
 mod wire;
 
+pub use ask::Hooked;
 pub use encode::Prepared;
 pub use error::{CommitError, Error, RefusedChange};
 pub use expression::{
-    Comparison, CtKey, DynsetOperation, Expression, FIB_DESTINATION, FIB_SOURCE, FibResult,
-    LookupFor, Membership, MetaKey, NatKind, NumGenKind, PayloadBase, SetRef,
+    Comparison, CtKey, Direction, DynsetOperation, Expression, FIB_DESTINATION, FIB_SOURCE,
+    FibResult, LookupFor, Membership, MetaKey, NatKind, NumGenKind, PayloadBase, SetRef, TupleKey,
 };
 pub use nftables::Nftables;
 pub use object::{
