@@ -2,7 +2,7 @@
 //! none.
 //!
 //! ```text
-//!   kube-proxy status|services … ─▶ socket ─▶ view ─▶ a table, JSON or YAML
+//!   kube-proxy status|services|top … ─▶ socket ─▶ view ─▶ a table, JSON or YAML
 //! ```
 //!
 //! They are told from the daemon's flags by the first argument, as `check` is. A subcommand is a row
@@ -16,6 +16,7 @@ mod services;
 mod socket;
 mod status;
 mod table;
+mod top;
 mod virtual_servers;
 
 use std::ffi::OsString;
@@ -50,6 +51,9 @@ enum Asked {
     /// Services, their addresses and endpoints on this node, and why each endpoint is in or out
     #[command(after_help = services::HELP)]
     Services(services::Arguments),
+    /// The busiest Services and endpoints, live: new connections, packets and bytes a second, and what drains or fails
+    #[command(after_help = top::HELP)]
+    Top(top::Arguments),
 }
 
 /// The form of an answer.
@@ -103,6 +107,7 @@ fn asked(arguments: &[OsString]) -> u8 {
     let answer = match asked {
         Asked::Status(arguments) => status::status(&arguments),
         Asked::Services(arguments) => services::services(&arguments),
+        Asked::Top(arguments) => top::top(&arguments),
     };
     match answer {
         Ok((text, code)) => {

@@ -26,6 +26,7 @@
 
 mod facts;
 mod local_only;
+pub(crate) mod owners;
 mod parts;
 mod query;
 pub(crate) mod question;
@@ -33,6 +34,7 @@ mod service;
 mod services;
 pub(crate) mod socket;
 mod status;
+mod top;
 
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
@@ -68,6 +70,7 @@ pub(crate) struct Inspect {
     /// Where objects come from, once that is open.
     source: OnceLock<Origin>,
     counters: Counters,
+    looks: top::Looks,
     health: Arc<healthz::Status>,
     questions: mpsc::Sender<Question>,
     at_once: Semaphore,
@@ -125,6 +128,7 @@ impl Inspect {
             about,
             source: OnceLock::new(),
             counters,
+            looks: top::Looks::default(),
             health,
             questions,
             at_once: Semaphore::new(AT_ONCE),
@@ -153,6 +157,7 @@ impl Inspect {
         match path {
             "status" => told(self.status().await),
             "services" => told(self.services(&head.uri).await),
+            "top" => told(self.top(&head.uri).await),
             _ => match path.strip_prefix("services/") {
                 Some(name) => told(self.service(name).await),
                 None => failed(

@@ -11,7 +11,10 @@ use crate::relay::{Carried, PortCounters};
 
 /// The counters of the listening ports that are open. Clones are the same.
 #[derive(Debug, Clone, Default)]
-pub struct Traffic(Arc<Mutex<HashMap<(IpFamily, Listener), Arc<PortCounters>>>>);
+pub struct Traffic(Arc<Mutex<Ports>>);
+
+/// Those of each listening port.
+type Ports = HashMap<(IpFamily, Listener), Arc<PortCounters>>;
 
 /// What was counted of one listening port: a Service port may have several.
 #[derive(Debug, Clone)]
@@ -60,7 +63,7 @@ impl Traffic {
         self.lock().remove(&(family, listener.clone()));
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<(IpFamily, Listener), Arc<PortCounters>>> {
+    fn lock(&self) -> MutexGuard<'_, Ports> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

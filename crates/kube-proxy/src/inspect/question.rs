@@ -3,12 +3,15 @@
 //! How many of each is said here, for the loop and for those who ask. What a piece costs the loop is
 //! measured by `run::said::tests::no_question_holds_up_the_loop`.
 
+use std::sync::Arc;
+
 use proxy::{
     Conflict, EndpointSlice, Failure, NamespacedName, NodeFacts, NodePorts, Service, ServiceView,
 };
 use tokio::sync::oneshot::Sender;
 
 use super::facts::Facts;
+use super::owners::{Owners, Wanted};
 
 /// How many names are told in one turn.
 pub(crate) const NAMES_A_TURN: usize = 2_500;
@@ -24,6 +27,8 @@ pub(crate) const TROUBLES: usize = 1_000;
 pub(crate) enum Question {
     /// How it stands.
     Facts(Sender<Facts>),
+    /// Whose these addresses are, among the Services behind the first so many.
+    Owners(Arc<Wanted>, usize, Sender<Owners>),
     /// The names of Services behind the first so many, in no order.
     Names(usize, Sender<Names>),
     /// The first of these Services, as many as are told in one turn: at least one, if any is given.
