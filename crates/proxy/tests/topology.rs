@@ -252,7 +252,7 @@ fn slices_are_merged_by_address_and_port() {
 }
 
 fn judged(service: Service, slices: Vec<EndpointSlice>) -> Vec<String> {
-    with_endpoints(service, slices, |endpoints, port| {
+    with_endpoints(&service, &slices, |endpoints, port| {
         let judged = endpoints.judged(port);
         let told = judged.iter().map(|one| {
             let port = one.port.map_or_else(String::new, |port| format!(":{port}"));
@@ -264,14 +264,14 @@ fn judged(service: Service, slices: Vec<EndpointSlice>) -> Vec<String> {
 }
 
 fn with_endpoints<R>(
-    service: Service,
-    slices: Vec<EndpointSlice>,
+    service: &Service,
+    slices: &[EndpointSlice],
     work: impl FnOnce(&Endpoints<'_>, &ServicePort) -> R,
 ) -> R {
     let mut node = NodeFacts::new(IpFamily::V4, "n1");
     node.zone = Some("z1".into());
     let port = service.ports[0].clone();
-    let view = ServiceView::new(&service, &slices);
+    let view = ServiceView::new(service, slices);
     work(&Endpoints::of(&view, &node), &port)
 }
 
@@ -375,7 +375,7 @@ proptest! {
             external_ips: if is_reachable { vec![address(99)] } else { Vec::new() },
             ..web()
         };
-        with_endpoints(service, slices.collect(), |endpoints, port| {
+        with_endpoints(&service, &slices.collect::<Vec<_>>(), |endpoints, port| {
             let (judged, serving) = (endpoints.judged(port), endpoints.serving(port));
             let of = |is_in: fn(&Judged<'_>) -> bool| -> Vec<Target> {
                 let judged = judged.iter().filter(|one| is_in(one));
