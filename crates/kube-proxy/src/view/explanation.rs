@@ -50,6 +50,12 @@ pub struct Walk {
     pub endpoint: Option<String>,
     /// `kept`, or the words for what it is rewritten to: `masqueraded, to an address of this node`.
     pub source: String,
+    /// The client's address as the endpoint sees it, where that is known.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub seen_as: Option<String>,
+    /// Why the endpoint's answers do not come back, where they do not.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub unanswered: Option<String>,
     /// In the order in which the packet meets them.
     pub steps: Vec<Step>,
 }
@@ -98,4 +104,12 @@ pub struct Step {
     /// Bytes.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub bytes: Option<u64>,
+    /// Whether the packet passes by here, and nothing becomes of it.
+    #[serde(skip_serializing_if = "is_false", default)]
+    pub passed: bool,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "as serde calls it")]
+fn is_false(value: &bool) -> bool {
+    !value
 }
