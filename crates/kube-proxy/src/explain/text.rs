@@ -15,7 +15,7 @@ const PLACE: usize = 34;
 /// How it is shown.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Style {
-    /// Every rule that the packet passes, and every way.
+    /// Also the rules and members themselves, how many rules did nothing, and every way.
     pub(crate) is_wide: bool,
     /// With colours: a terminal is there to show them.
     pub(crate) has_colours: bool,
@@ -80,16 +80,8 @@ impl Page {
         let _ = write!(self.text, "  {mark}  ");
         self.line("", &journey.verdict);
         let ways = journey.walks.iter();
-        let ways: Vec<(f64, Vec<Step>, &Walk)> = ways
-            .map(|walk| {
-                let steps = walk.steps.iter();
-                let shown = steps.filter(|step| self.style.is_wide || !step.passed);
-                (walk.chance.0, shown.cloned().collect(), walk)
-            })
-            .collect();
         let ways: Ways<'_> = ways
-            .iter()
-            .map(|(chance, steps, walk)| (*chance, steps.as_slice(), *walk))
+            .map(|walk| (walk.chance.0, walk.steps.as_slice(), walk))
             .collect();
         let all: f64 = ways.iter().map(|(chance, ..)| chance).sum();
         self.ways(&ways, "    ", all);
@@ -102,6 +94,9 @@ impl Page {
             for step in steps.iter().take(common) {
                 self.step(indent, step);
             }
+        }
+        if let [(_, _, walk)] = &**ways {
+            self.end(indent, walk);
         }
         if ways.len() < 2 {
             return;
@@ -149,6 +144,20 @@ impl Page {
         }
     }
 
+    /// What is to be said at the end of a way.
+    fn end(&mut self, indent: &str, walk: &Walk) {
+        for doubt in &walk.doubts {
+            self.line(indent, &format!("not sure: {doubt}"));
+        }
+        if self.style.is_wide && walk.rules_passed > 0 {
+            let count = walk.rules_passed;
+            self.line(
+                indent,
+                &format!("({count} rules were passed that do nothing to it)"),
+            );
+        }
+    }
+
     fn step(&mut self, indent: &str, step: &Step) {
         let place = &step.place;
         let says = if step.says.is_empty() {
@@ -163,8 +172,13 @@ impl Page {
         self.line(indent, &line);
         let under = " ".repeat(PLACE + 2);
         let is_said = !step.says.is_empty() && !step.entry.is_empty();
-        if is_said {
+        if is_said && self.style.is_wide {
             self.line(&format!("{indent}{under}"), &step.entry);
+        }
+        if self.style.is_wide {
+            for member in &step.members {
+                self.line(&format!("{indent}{under}"), &format!("found: {member}"));
+            }
         }
         if !step.origin.is_empty() {
             self.line(&format!("{indent}{under}"), &format!("← {}", step.origin));

@@ -171,6 +171,7 @@ fn other(planned: &Planned<'_>, walk: &Walk) -> String {
         }
         Fate::Refused => format!("is refused by {at}{because}"),
         Fate::Dropped => format!("is dropped by {at}, and hears nothing{because}"),
+        Fate::Reset => format!("is taken by {at}, and its connection is ended at once{because}"),
         Fate::Local => format!(
             "reaches this node itself: whatever listens at {} here, or a refusal if nothing does",
             walk.endpoint
@@ -189,7 +190,7 @@ fn other(planned: &Planned<'_>, walk: &Walk) -> String {
 
 /// Why an address of a Service is not served, by its objects.
 fn why(planned: &Planned<'_>, fate: Fate) -> Option<String> {
-    if !matches!(fate, Fate::Refused | Fate::Dropped) {
+    if !matches!(fate, Fate::Refused | Fate::Dropped | Fate::Reset) {
         return None;
     }
     let of = planned.of.as_ref()?;

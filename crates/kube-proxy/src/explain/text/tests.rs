@@ -41,17 +41,13 @@ fn two() -> Explanation {
     let rule = Step {
         entry: "-A KUBE-SERVICES -j KUBE-SVC-1".to_owned(),
         origin: "Service default/web".to_owned(),
+        members: vec!["KUBE-CLUSTER-IP 10.96.0.9,tcp:80".to_owned()],
         packets: Some(7),
         bytes: Some(420),
         ..step("nat KUBE-SERVICES", "goes on to KUBE-SVC-1")
     };
-    let passed = Step {
-        passed: true,
-        ..step("nat PREROUTING", "passes")
-    };
     let way = |endpoint: &str| {
         let steps = vec![
-            passed.clone(),
             rule.clone(),
             step("nat KUBE-SVC-1", endpoint),
             step("routing", "by eth0"),
@@ -68,7 +64,6 @@ fn what_ways_have_in_common_is_told_once() {
 pod 10.244.1.9 on this node → 10.96.0.9:80/TCP, clusterIP of default/web
   ok  a pod on this node reaches somebody
     nat KUBE-SERVICES                   goes on to KUBE-SVC-1  [7 packets, 420 bytes]
-                                        -A KUBE-SERVICES -j KUBE-SVC-1
                                         ← Service default/web
     ├─ 50.0 %  10.0.0.1:80
     │    nat KUBE-SVC-1                      10.0.0.1
@@ -87,7 +82,20 @@ fn wide_shows_all_rules_and_all_ways() {
         is_wide: true,
         has_colours: false,
     };
-    assert!(render(&two(), wide).contains("    nat PREROUTING                      passes\n"));
+    let mut two = two();
+    two.journeys[0].walks[0].rules_passed = 12;
+    two.journeys[0].walks[0]
+        .doubts
+        .push("whether it is Tuesday".to_owned());
+    let text = render(&two, wide);
+    for line in [
+        "-A KUBE-SERVICES -j KUBE-SVC-1\n",
+        "found: KUBE-CLUSTER-IP 10.96.0.9,tcp:80\n",
+        "(12 rules were passed that do nothing to it)\n",
+        "not sure: whether it is Tuesday\n",
+    ] {
+        assert!(text.contains(line), "{text}");
+    }
     let ways = (0..50).map(|host| {
         let endpoint = format!("10.0.0.{host}:80");
         walk(0.02, &endpoint, vec![step("IPVS", &endpoint)])
@@ -111,7 +119,7 @@ fn colours_are_for_terminals_and_nobody_else_may_send_any() {
     let mut lost = two();
     lost.journeys[0].walks[0].fate = Fate::Dropped;
     assert!(render(&lost, colours).contains("\u{1b}[31mFAILS\u{1b}[0m"));
-    lost.journeys[0].walks[0].steps[1].entry = "--comment \u{1b}[2J\n".to_owned();
+    lost.journeys[0].walks[0].steps[0].says = "--comment \u{1b}[2J\n".to_owned();
     let text = render(&lost, Style::default());
     assert!(!text.contains('\u{1b}'), "{text}");
 }
