@@ -102,6 +102,7 @@ async fn live(
     let predecessor = opened.predecessor(&options.modes);
     let ending = opened.ending();
     let notices = opened.notices()?;
+    observed.counters.set(opened.counters());
     let now = Instant::now();
     let modes = opened.into_modes(&Start {
         settings: &options.modes,

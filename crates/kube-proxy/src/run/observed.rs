@@ -14,6 +14,7 @@ use crate::healthz::{self, Status};
 use crate::http_server::{self, ListenError, Server};
 use crate::inspect::{About, Inspect, Question, socket};
 use crate::metrics::Metrics;
+use crate::modes::counters::Counters;
 use crate::options::Options;
 use crate::options::object_source::OwnNode;
 use crate::serve::pages::{self, Api, Pages};
@@ -24,6 +25,8 @@ pub(super) struct Observed {
     pub(super) health: Arc<Health>,
     pub(super) status: Arc<Status>,
     pub(super) configz: Configz,
+    /// What the mode that serves has counted.
+    pub(super) counters: Counters,
     pub(super) inspect: Arc<Inspect>,
     /// What is asked of the loop.
     pub(super) questions: mpsc::Receiver<Question>,
@@ -52,6 +55,7 @@ impl Observed {
             inspect,
             questions,
             configz: Configz::new(&options.said.configuration),
+            counters: Counters::default(),
         }
     }
 
