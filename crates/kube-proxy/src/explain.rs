@@ -7,6 +7,7 @@ mod objects;
 mod origin;
 mod text;
 mod verdict;
+mod walked;
 
 use crate::view::{Explanation, Fate, Journey};
 

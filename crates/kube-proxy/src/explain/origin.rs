@@ -4,6 +4,7 @@
 mod names;
 
 use super::objects::Place;
+pub(crate) use names::LISTENING;
 use names::{Space, origin_of};
 
 /// How the origin of what is somebody else's begins.

@@ -79,6 +79,8 @@ const KUBELET: &str = "the kubelet's";
 const PORTALS: &str = "Services: their addresses, led to a listening port of kube-proxy";
 const PORTALS_NODE_PORTS: &str =
     "Services: spec.ports[].nodePort, led to a listening port of kube-proxy";
+/// What is in the origin of all that leads to the daemon's own ports.
+pub(crate) const LISTENING: &str = "led to a listening port of kube-proxy";
 const CANARY: &str = "kube-proxy: tells it whether the table was flushed";
 const NODE_RANGES: &str =
     "Services: spec.loadBalancerSourceRanges that hold no address of this node";

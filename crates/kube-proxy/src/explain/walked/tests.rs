@@ -1,0 +1,224 @@
+use packet_path::Interface;
+use proxy::{NamespacedName, ServicePortName};
+
+use super::*;
+use crate::explain::journeys::{Hop, Sender};
+
+/// Pods of this node are 10.244.1.0/24.
+struct Node;
+
+impl Routing for Node {
+    fn hop(&self, to: std::net::IpAddr) -> Option<Hop> {
+        Some(Hop {
+            interface: "any".to_owned(),
+            is_local: false,
+            is_neighbour: to.to_string().starts_with("10.244.1."),
+        })
+    }
+}
+
+fn planned(way: Way) -> Planned<'static> {
+    Planned {
+        sender: Sender {
+            words: "somebody".to_owned(),
+            who: "somebody".to_owned(),
+            way,
+        },
+        to: "10.96.0.9:80".parse().unwrap(),
+        protocol: Protocol::Tcp,
+        of: None,
+    }
+}
+
+fn packet(source: &str, to: &str) -> Packet {
+    let at: SocketAddr = to.parse().unwrap();
+    let mut packet = Packet::new(6, source.parse().unwrap(), "10.96.0.9".parse().unwrap(), 80);
+    if at.ip() != packet.destination {
+        packet.translate(Some(at.ip()), Some(at.port()));
+    }
+    packet
+}
+
+fn from_pod(source: &str) -> Way {
+    Way::Comes("cbr0".to_owned(), source.parse().unwrap())
+}
+
+fn serving(endpoints: &[&str], sources: Option<&str>) -> Relayed {
+    Relayed {
+        name: ServicePortName {
+            service: NamespacedName::new("default", "web"),
+            port: "http".into(),
+            protocol: Protocol::Tcp,
+        },
+        endpoints: endpoints.iter().map(|at| at.parse().unwrap()).collect(),
+        sources: sources.map(|net| vec![net.parse().unwrap()]),
+    }
+}
+
+fn walks(
+    packet: &Packet,
+    end: &End,
+    planned: &Planned<'_>,
+    relayed: Option<&Relayed>,
+) -> Vec<Walk> {
+    let portal = packet_path::Step::new(
+        if relayed.is_some() {
+            "nat KUBE-PORTALS-HOST"
+        } else {
+            "nat KUBE-SEP-A"
+        },
+        "",
+        "sent on",
+    );
+    let listening =
+        |_: IpFamily, _: Protocol, port: u16| relayed.filter(|_| port == 40_000).cloned();
+    let around = Surroundings {
+        routing: &Node,
+        listening: &listening,
+    };
+    let steps = [Arc::new(portal)];
+    let followed = Followed {
+        packet,
+        chance: 0.5,
+        end,
+        steps: &steps,
+        passed: 3,
+        doubts: &[],
+    };
+    told(&followed, planned, &around)
+}
+
+fn walk(packet: &Packet, end: &End, way: Way) -> Walk {
+    walks(packet, end, &planned(way), None).remove(0)
+}
+
+#[test]
+fn what_was_sent_on_is_delivered_wherever_that_is() {
+    let packet = packet("10.244.1.9", "10.244.2.7:8080");
+    for end in [End::Forwarded, End::Local] {
+        let walk = walk(&packet, &end, from_pod("10.244.1.9"));
+        assert_eq!(walk.fate, Fate::Delivered);
+        assert_eq!(walk.endpoint.as_deref(), Some("10.244.2.7:8080"));
+        assert_eq!(
+            (&*walk.source, walk.seen_as.as_deref()),
+            ("kept", Some("10.244.1.9"))
+        );
+        assert_eq!((walk.chance.0, walk.rules_passed), (0.5, 3));
+        assert_eq!(walk.unanswered, None);
+    }
+    let untouched = Packet::new(6, packet.source, packet.original.ip(), 80);
+    assert_eq!(
+        walk(&untouched, &End::Forwarded, from_pod("10.244.1.9")).fate,
+        Fate::Forwarded
+    );
+    assert_eq!(
+        walk(&untouched, &End::Local, from_pod("10.244.1.9")).fate,
+        Fate::Local
+    );
+}
+
+#[test]
+fn whom_the_endpoint_sees_is_told() {
+    let mut packet = packet("10.244.1.9", "10.244.2.7:8080");
+    packet.translate_source(SourceNat::Masquerade(None));
+    let seen = walk(&packet, &End::Forwarded, from_pod("10.244.1.9"));
+    assert_eq!(seen.source, "masqueraded, to an address of this node");
+    packet.translate_source(SourceNat::Masquerade(Some("172.35.0.100".parse().unwrap())));
+    let seen = walk(&packet, &End::Forwarded, from_pod("10.244.1.9"));
+    assert_eq!(seen.source, "masqueraded, to 172.35.0.100");
+    assert_eq!(seen.seen_as.as_deref(), Some("172.35.0.100"));
+}
+
+#[test]
+fn answers_that_do_not_come_back_are_told() {
+    // From a service address, to an endpoint here, and to one elsewhere.
+    let here = walk(
+        &packet("10.96.0.9", "10.244.1.5:80"),
+        &End::Forwarded,
+        Way::Made(None),
+    );
+    assert_eq!(here.unanswered, None);
+    assert!(
+        here.source.starts_with("kept: 10.96.0.9"),
+        "{}",
+        here.source
+    );
+    let there = walk(
+        &packet("10.96.0.9", "10.244.2.5:80"),
+        &End::Forwarded,
+        Way::Made(None),
+    );
+    assert!(
+        there
+            .unanswered
+            .unwrap()
+            .contains("does not come to this node")
+    );
+    // A pod that is sent to itself.
+    let mut itself = packet("10.244.1.5", "10.244.1.5:80");
+    itself.iif = Some(Interface {
+        index: None,
+        name: "cbr0".to_owned(),
+    });
+    let lost = walk(&itself, &End::Forwarded, from_pod("10.244.1.5"));
+    assert!(lost.unanswered.unwrap().contains("answers itself"));
+    itself.translate_source(SourceNat::Masquerade(None));
+    assert_eq!(
+        walk(&itself, &End::Forwarded, from_pod("10.244.1.5")).unanswered,
+        None
+    );
+}
+
+#[test]
+fn the_daemon_goes_on_with_what_comes_to_its_ports() {
+    let packet = packet("10.244.1.9", "127.0.0.1:40000");
+    let plan = planned(from_pod("10.244.1.9"));
+    let told = |relayed: &Relayed| walks(&packet, &End::Local, &plan, Some(relayed));
+    let two = told(&serving(
+        &["10.244.1.5:80", "10.244.2.5:80"],
+        Some("10.244.0.0/16"),
+    ));
+    let ends: Vec<_> = two
+        .iter()
+        .map(|walk| (walk.fate, walk.endpoint.as_deref().unwrap()))
+        .collect();
+    assert_eq!(
+        ends,
+        [
+            (Fate::Delivered, "10.244.1.5:80"),
+            (Fate::Delivered, "10.244.2.5:80")
+        ]
+    );
+    assert_eq!(two[0].chance.0, 0.25);
+    assert!(two[0].source.starts_with("masqueraded"));
+    for lost in [
+        serving(&[], None),
+        serving(&["10.244.1.5:80"], Some("192.0.2.0/24")),
+    ] {
+        let lost = told(&lost);
+        assert_eq!((lost.len(), lost[0].fate), (1, Fate::Reset));
+    }
+    let datagram = Planned {
+        protocol: Protocol::Udp,
+        ..plan.clone()
+    };
+    let lost = walks(&packet, &End::Local, &datagram, Some(&serving(&[], None)));
+    assert_eq!(lost[0].fate, Fate::Dropped);
+    // Nobody says who serves there.
+    let mut other = packet.clone();
+    other.port = 40_001;
+    let unknown = walks(&other, &End::Local, &plan, Some(&serving(&[], None)));
+    assert_eq!(unknown[0].fate, Fate::Local);
+}
+
+#[test]
+fn what_is_not_understood_says_so_once() {
+    let packet = packet("10.244.1.9", "10.244.2.7:8080");
+    let walk = walk(
+        &packet,
+        &End::Unknown("a riddle".to_owned()),
+        from_pod("10.244.1.9"),
+    );
+    assert_eq!(walk.fate, Fate::Unknown);
+    assert_eq!(walk.steps.last().unwrap().says, "a riddle");
+}
