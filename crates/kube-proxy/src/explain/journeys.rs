@@ -13,8 +13,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use ipnet::IpNet;
 use proxy::Protocol;
 
-use super::asked::{Asked, From, PortOf, To};
-use super::objects::{Objects, Place};
+use super::asked::{Asked, From, To};
+use super::objects::{Objects, Place, is_asked};
 use crate::view::AddressKind;
 
 /// What the routing of this node says of an address.
@@ -172,16 +172,6 @@ fn targets<'a>(asked: &Asked, objects: &'a Objects, notes: &mut Vec<String>) -> 
                 ));
             }
             found
-        }
-    }
-}
-
-fn is_asked(place: &Place<'_>, port: Option<&PortOf>) -> bool {
-    match port {
-        None => true,
-        Some(PortOf::Name(name)) => *name == place.port.name,
-        Some(PortOf::Number(number)) => {
-            *number == place.port.port || Some(*number) == place.port.node_port
         }
     }
 }

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use ipnet::IpNet;
 use proxy::Protocol;
 
-use super::asked::protocol_of;
+use super::asked::{Asked, PortOf, To, protocol_of};
 use crate::view::{Address, AddressKind, Endpoint, Port, Service};
 
 /// Services that a question names, or that have the address that it names, and this node.
@@ -58,6 +58,14 @@ impl Objects {
         })
     }
 
+    /// Whether one of these is what is asked for.
+    pub(crate) fn has_asked(&self, asked: &Asked) -> bool {
+        match &asked.to {
+            To::Service(_, port) => self.places().any(|place| is_asked(&place, port.as_ref())),
+            To::Address(..) => true,
+        }
+    }
+
     /// Whose an address is: of those that claim it, who has it.
     pub(crate) fn place_at(&self, at: SocketAddr, protocol: Protocol) -> Option<Place<'_>> {
         let mut places = self
@@ -66,6 +74,17 @@ impl Objects {
             .collect::<Vec<_>>();
         places.sort_by_key(|place| place.address.lost_to.is_some());
         places.first().copied()
+    }
+}
+
+/// Whether it is at the port that is asked for.
+pub(crate) fn is_asked(place: &Place<'_>, port: Option<&PortOf>) -> bool {
+    match port {
+        None => true,
+        Some(PortOf::Name(name)) => *name == place.port.name,
+        Some(PortOf::Number(number)) => {
+            *number == place.port.port || Some(*number) == place.port.node_port
+        }
     }
 }
 

@@ -1,9 +1,8 @@
 //! A way that a packet has been followed on, in the words that are answered.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
 
-use packet_path::{Doubt, End, Packet, SourceNat};
+use packet_path::{Doubt, Packet, Source};
 use proxy::{IpFamily, Protocol};
 
 use super::journeys::{Planned, Routing, Way};
@@ -13,17 +12,6 @@ use crate::view::{Chance, Fate, Step, Walk};
 
 /// How the source is told that an endpoint sees as it was sent.
 const KEPT: &str = "kept";
-
-/// A way with its end.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Followed<'a> {
-    pub(crate) packet: &'a Packet,
-    pub(crate) chance: f64,
-    pub(crate) end: &'a End,
-    pub(crate) steps: &'a [Arc<packet_path::Step>],
-    pub(crate) passed: usize,
-    pub(crate) doubts: &'a [Doubt],
-}
 
 /// Who serves what comes to a listening port of the daemon.
 pub(crate) type Listening<'a> = &'a dyn Fn(IpFamily, Protocol, u16) -> Option<Relayed>;
@@ -37,33 +25,42 @@ pub(crate) struct Surroundings<'a> {
 
 /// A way in words; several where the daemon itself goes on with it.
 pub(crate) fn told(
-    followed: &Followed<'_>,
+    followed: &packet_path::Walk,
     planned: &Planned<'_>,
     around: &Surroundings<'_>,
 ) -> Vec<Walk> {
+    use packet_path::Fate as Found;
+
+    let packet = &followed.packet;
+    let steps = followed.steps.iter();
     let mut walk = Walk {
         chance: Chance(followed.chance),
+        fate: match followed.fate {
+            Found::Delivered => Fate::Delivered,
+            Found::Refused => Fate::Refused,
+            Found::Dropped => Fate::Dropped,
+            Found::Local => Fate::Local,
+            Found::Forwarded => Fate::Forwarded,
+            Found::Unknown => Fate::Unknown,
+        },
+        endpoint: followed.endpoint.map(|at| at.to_string()),
         rules_passed: followed.passed,
         doubts: followed.doubts.iter().map(doubt).collect(),
-        steps: followed
-            .steps
-            .iter()
-            .map(|step| in_view(step, planned))
-            .collect(),
+        steps: steps.map(|step| in_view(step, planned)).collect(),
         ..Walk::default()
     };
-    let packet = followed.packet;
-    let is_sent_on = packet.destination_changed || packet.server.is_some();
-    match followed.end {
-        End::Dropped => walk.fate = Fate::Dropped,
-        End::Refused(_) => walk.fate = Fate::Refused,
-        End::Unknown(why) => {
-            walk.fate = Fate::Unknown;
-            if !walk
-                .steps
-                .last()
-                .is_some_and(|last| last.says.contains(&**why))
-            {
+    match walk.fate {
+        Fate::Delivered | Fate::Local if is_listening(&walk) => {
+            return relayed(walk, packet, planned, around);
+        }
+        Fate::Delivered => {
+            see(&mut walk, followed);
+            walk.unanswered = unanswered(followed, planned, around);
+        }
+        Fate::Local | Fate::Forwarded => see(&mut walk, followed),
+        Fate::Unknown => {
+            let why = &followed.why;
+            if !walk.steps.last().is_some_and(|last| last.says.contains(&**why)) {
                 walk.steps.push(Step {
                     place: "not understood".to_owned(),
                     says: why.clone(),
@@ -71,23 +68,7 @@ pub(crate) fn told(
                 });
             }
         }
-        End::Local if is_listening(&walk) => return relayed(walk, packet, planned, around),
-        End::Local | End::Forwarded if is_sent_on => {
-            walk.fate = Fate::Delivered;
-            walk.endpoint = Some(packet.to().to_string());
-            see(&mut walk, packet, planned);
-            walk.unanswered = unanswered(packet, planned, around);
-        }
-        End::Local => {
-            walk.fate = Fate::Local;
-            walk.endpoint = Some(packet.to().to_string());
-            see(&mut walk, packet, planned);
-        }
-        End::Forwarded => {
-            walk.fate = Fate::Forwarded;
-            walk.endpoint = Some(packet.to().to_string());
-            see(&mut walk, packet, planned);
-        }
+        Fate::Refused | Fate::Dropped | Fate::Reset => {}
     }
     vec![walk]
 }
@@ -119,53 +100,47 @@ fn in_view(step: &packet_path::Step, planned: &Planned<'_>) -> Step {
 }
 
 /// Whom the endpoint sees.
-fn see(walk: &mut Walk, packet: &Packet, planned: &Planned<'_>) {
-    let new = match packet.source_nat {
-        None => {
+fn see(walk: &mut Walk, followed: &packet_path::Walk) {
+    let packet = &followed.packet;
+    let (new, how) = match followed.source {
+        Source::Kept => {
             walk.seen_as = Some(packet.source.to_string());
-            let is_service = is_of_service(packet, planned);
-            walk.source = if is_service {
-                format!("{KEPT}: {}, the Service's own address", packet.source)
-            } else {
-                KEPT.to_owned()
-            };
+            KEPT.clone_into(&mut walk.source);
             return;
         }
-        Some(SourceNat::To(address, _) | SourceNat::Masquerade(address)) => address,
+        Source::ServiceAddress => {
+            walk.seen_as = Some(packet.source.to_string());
+            walk.source = format!("{KEPT}: {}, the Service's own address", packet.source);
+            return;
+        }
+        Source::Masqueraded(address) => (address, "masqueraded"),
+        Source::Rewritten(address) => (address, "rewritten"),
     };
     walk.seen_as = new.map(|address| address.to_string());
     walk.source = match new {
-        Some(address) if address == packet.original_source => {
-            format!("masqueraded, to {address} again, and perhaps another port")
-        }
-        Some(address) => format!("masqueraded, to {address}"),
-        None => "masqueraded, to an address of this node".to_owned(),
+        Some(address) => format!("{how}, to {address}"),
+        None => format!("{how}, to an address of this node"),
     };
 }
 
-/// Whether the node has sent it from the very address that it went to.
-fn is_of_service(packet: &Packet, planned: &Planned<'_>) -> bool {
-    let is_made = matches!(planned.sender.way, Way::Made(_));
-    is_made && packet.source == planned.to.ip() && packet.destination != planned.to.ip()
-}
-
 /// Why an endpoint's answers do not come back.
-fn unanswered(packet: &Packet, planned: &Planned<'_>, around: &Surroundings<'_>) -> Option<String> {
-    let is_kept = packet.source_nat.is_none();
-    if is_kept && packet.source == packet.destination && packet.iif.is_some() {
-        return Some(format!(
-            "{} sees its own address as the client's, and answers itself",
-            packet.to()
-        ));
+fn unanswered(
+    followed: &packet_path::Walk,
+    planned: &Planned<'_>,
+    around: &Surroundings<'_>,
+) -> Option<String> {
+    let (endpoint, source) = (followed.endpoint?, followed.packet.source);
+    match followed.source {
+        Source::Kept if source == endpoint.ip() && matches!(planned.sender.way, Way::Comes(..)) => {
+            Some(format!(
+                "{endpoint} sees its own address as the client's, and answers itself"
+            ))
+        }
+        Source::ServiceAddress if !is_here(endpoint, planned, around) => Some(format!(
+            "{endpoint} sees the Service's own address {source} as the client's, and what it answers does not come to this node"
+        )),
+        _ => None,
     }
-    if is_kept && is_of_service(packet, planned) && !is_here(packet.to(), planned, around) {
-        return Some(format!(
-            "{} sees the Service's own address {} as the client's, and what it answers does not come to this node",
-            packet.to(),
-            packet.source
-        ));
-    }
-    None
 }
 
 /// Whether an endpoint is on this node: by its object, else by where packets to it go.

@@ -1,4 +1,6 @@
-use packet_path::Interface;
+use std::sync::Arc;
+
+use packet_path::{Fate as Found, SourceNat};
 use proxy::{NamespacedName, ServicePortName};
 
 use super::*;
@@ -55,76 +57,57 @@ fn serving(endpoints: &[&str], sources: Option<&str>) -> Relayed {
     }
 }
 
-fn walks(
-    packet: &Packet,
-    end: &End,
-    planned: &Planned<'_>,
-    relayed: Option<&Relayed>,
-) -> Vec<Walk> {
-    let portal = packet_path::Step::new(
-        if relayed.is_some() {
-            "nat KUBE-PORTALS-HOST"
-        } else {
-            "nat KUBE-SEP-A"
+fn followed(packet: &Packet, fate: Found) -> packet_path::Walk {
+    packet_path::Walk {
+        chance: 0.5,
+        fate,
+        presumed: fate,
+        endpoint: Some(packet.to()),
+        why: String::new(),
+        source: match packet.source_nat {
+            Some(SourceNat::Masquerade(address)) => Source::Masqueraded(address),
+            _ if packet.source == packet.original.ip() => Source::ServiceAddress,
+            _ => Source::Kept,
         },
-        "",
-        "sent on",
-    );
-    let listening =
-        |_: IpFamily, _: Protocol, port: u16| relayed.filter(|_| port == 40_000).cloned();
+        steps: vec![Arc::new(packet_path::Step::new("nat KUBE-SEP-A", "", "sent on"))],
+        passed: 3,
+        doubts: Vec::new(),
+        packet: packet.clone(),
+    }
+}
+
+fn walks(followed: &packet_path::Walk, planned: &Planned<'_>, relayed: Option<&Relayed>) -> Vec<Walk> {
+    let listening = |_: IpFamily, _: Protocol, port: u16| relayed.filter(|_| port == 40_000).cloned();
     let around = Surroundings {
         routing: &Node,
         listening: &listening,
     };
-    let steps = [Arc::new(portal)];
-    let followed = Followed {
-        packet,
-        chance: 0.5,
-        end,
-        steps: &steps,
-        passed: 3,
-        doubts: &[],
-    };
-    told(&followed, planned, &around)
+    told(followed, planned, &around)
 }
 
-fn walk(packet: &Packet, end: &End, way: Way) -> Walk {
-    walks(packet, end, &planned(way), None).remove(0)
+fn walk(packet: &Packet, fate: Found, way: Way) -> Walk {
+    walks(&followed(packet, fate), &planned(way), None).remove(0)
 }
 
 #[test]
-fn what_was_sent_on_is_delivered_wherever_that_is() {
+fn what_was_sent_on_is_delivered() {
     let packet = packet("10.244.1.9", "10.244.2.7:8080");
-    for end in [End::Forwarded, End::Local] {
-        let walk = walk(&packet, &end, from_pod("10.244.1.9"));
-        assert_eq!(walk.fate, Fate::Delivered);
-        assert_eq!(walk.endpoint.as_deref(), Some("10.244.2.7:8080"));
-        assert_eq!(
-            (&*walk.source, walk.seen_as.as_deref()),
-            ("kept", Some("10.244.1.9"))
-        );
-        assert_eq!((walk.chance.0, walk.rules_passed), (0.5, 3));
-        assert_eq!(walk.unanswered, None);
-    }
-    let untouched = Packet::new(6, packet.source, packet.original.ip(), 80);
-    assert_eq!(
-        walk(&untouched, &End::Forwarded, from_pod("10.244.1.9")).fate,
-        Fate::Forwarded
-    );
-    assert_eq!(
-        walk(&untouched, &End::Local, from_pod("10.244.1.9")).fate,
-        Fate::Local
-    );
+    let walk = walk(&packet, Found::Delivered, from_pod("10.244.1.9"));
+    assert_eq!(walk.fate, Fate::Delivered);
+    assert_eq!(walk.endpoint.as_deref(), Some("10.244.2.7:8080"));
+    assert_eq!((&*walk.source, walk.seen_as.as_deref()), ("kept", Some("10.244.1.9")));
+    assert!((walk.chance.0 - 0.5).abs() < 1e-9);
+    assert_eq!((walk.rules_passed, walk.unanswered), (3, None));
 }
 
 #[test]
 fn whom_the_endpoint_sees_is_told() {
     let mut packet = packet("10.244.1.9", "10.244.2.7:8080");
     packet.translate_source(SourceNat::Masquerade(None));
-    let seen = walk(&packet, &End::Forwarded, from_pod("10.244.1.9"));
+    let seen = walk(&packet, Found::Delivered, from_pod("10.244.1.9"));
     assert_eq!(seen.source, "masqueraded, to an address of this node");
     packet.translate_source(SourceNat::Masquerade(Some("172.35.0.100".parse().unwrap())));
-    let seen = walk(&packet, &End::Forwarded, from_pod("10.244.1.9"));
+    let seen = walk(&packet, Found::Delivered, from_pod("10.244.1.9"));
     assert_eq!(seen.source, "masqueraded, to 172.35.0.100");
     assert_eq!(seen.seen_as.as_deref(), Some("172.35.0.100"));
 }
@@ -132,69 +115,37 @@ fn whom_the_endpoint_sees_is_told() {
 #[test]
 fn answers_that_do_not_come_back_are_told() {
     // From a service address, to an endpoint here, and to one elsewhere.
-    let here = walk(
-        &packet("10.96.0.9", "10.244.1.5:80"),
-        &End::Forwarded,
-        Way::Made(None),
-    );
+    let here = walk(&packet("10.96.0.9", "10.244.1.5:80"), Found::Delivered, Way::Made(None));
     assert_eq!(here.unanswered, None);
-    assert!(
-        here.source.starts_with("kept: 10.96.0.9"),
-        "{}",
-        here.source
-    );
-    let there = walk(
-        &packet("10.96.0.9", "10.244.2.5:80"),
-        &End::Forwarded,
-        Way::Made(None),
-    );
-    assert!(
-        there
-            .unanswered
-            .unwrap()
-            .contains("does not come to this node")
-    );
+    assert!(here.source.starts_with("kept: 10.96.0.9"), "{}", here.source);
+    let there = walk(&packet("10.96.0.9", "10.244.2.5:80"), Found::Delivered, Way::Made(None));
+    assert!(there.unanswered.unwrap().contains("does not come to this node"));
     // A pod that is sent to itself.
     let mut itself = packet("10.244.1.5", "10.244.1.5:80");
-    itself.iif = Some(Interface {
-        index: None,
-        name: "cbr0".to_owned(),
-    });
-    let lost = walk(&itself, &End::Forwarded, from_pod("10.244.1.5"));
+    let lost = walk(&itself, Found::Delivered, from_pod("10.244.1.5"));
     assert!(lost.unanswered.unwrap().contains("answers itself"));
     itself.translate_source(SourceNat::Masquerade(None));
-    assert_eq!(
-        walk(&itself, &End::Forwarded, from_pod("10.244.1.5")).unanswered,
-        None
-    );
+    assert_eq!(walk(&itself, Found::Delivered, from_pod("10.244.1.5")).unanswered, None);
 }
 
 #[test]
 fn the_daemon_goes_on_with_what_comes_to_its_ports() {
     let packet = packet("10.244.1.9", "127.0.0.1:40000");
     let plan = planned(from_pod("10.244.1.9"));
-    let told = |relayed: &Relayed| walks(&packet, &End::Local, &plan, Some(relayed));
-    let two = told(&serving(
-        &["10.244.1.5:80", "10.244.2.5:80"],
-        Some("10.244.0.0/16"),
-    ));
-    let ends: Vec<_> = two
-        .iter()
-        .map(|walk| (walk.fate, walk.endpoint.as_deref().unwrap()))
-        .collect();
+    let portal = |packet: &Packet| packet_path::Walk {
+        steps: vec![Arc::new(packet_path::Step::new("nat KUBE-PORTALS-HOST", "", "sent on"))],
+        ..followed(packet, Found::Delivered)
+    };
+    let told = |relayed: &Relayed| walks(&portal(&packet), &plan, Some(relayed));
+    let two = told(&serving(&["10.244.1.5:80", "10.244.2.5:80"], Some("10.244.0.0/16")));
+    let ends: Vec<_> = two.iter().map(|walk| (walk.fate, walk.endpoint.as_deref().unwrap())).collect();
     assert_eq!(
         ends,
-        [
-            (Fate::Delivered, "10.244.1.5:80"),
-            (Fate::Delivered, "10.244.2.5:80")
-        ]
+        [(Fate::Delivered, "10.244.1.5:80"), (Fate::Delivered, "10.244.2.5:80")]
     );
-    assert_eq!(two[0].chance.0, 0.25);
+    assert!((two[0].chance.0 - 0.25).abs() < 1e-9);
     assert!(two[0].source.starts_with("masqueraded"));
-    for lost in [
-        serving(&[], None),
-        serving(&["10.244.1.5:80"], Some("192.0.2.0/24")),
-    ] {
+    for lost in [serving(&[], None), serving(&["10.244.1.5:80"], Some("192.0.2.0/24"))] {
         let lost = told(&lost);
         assert_eq!((lost.len(), lost[0].fate), (1, Fate::Reset));
     }
@@ -202,23 +153,20 @@ fn the_daemon_goes_on_with_what_comes_to_its_ports() {
         protocol: Protocol::Udp,
         ..plan.clone()
     };
-    let lost = walks(&packet, &End::Local, &datagram, Some(&serving(&[], None)));
+    let lost = walks(&portal(&packet), &datagram, Some(&serving(&[], None)));
     assert_eq!(lost[0].fate, Fate::Dropped);
     // Nobody says who serves there.
     let mut other = packet.clone();
     other.port = 40_001;
-    let unknown = walks(&other, &End::Local, &plan, Some(&serving(&[], None)));
+    let unknown = walks(&portal(&other), &plan, Some(&serving(&[], None)));
     assert_eq!(unknown[0].fate, Fate::Local);
 }
 
 #[test]
 fn what_is_not_understood_says_so_once() {
-    let packet = packet("10.244.1.9", "10.244.2.7:8080");
-    let walk = walk(
-        &packet,
-        &End::Unknown("a riddle".to_owned()),
-        from_pod("10.244.1.9"),
-    );
+    let mut riddle = followed(&packet("10.244.1.9", "10.244.2.7:8080"), Found::Unknown);
+    riddle.why = "a riddle".to_owned();
+    let walk = walks(&riddle, &planned(from_pod("10.244.1.9")), None).remove(0);
     assert_eq!(walk.fate, Fate::Unknown);
     assert_eq!(walk.steps.last().unwrap().says, "a riddle");
 }
