@@ -122,3 +122,6 @@ pub(crate) fn exit_status(explanation: &Explanation) -> u8 {
         u8::from(journeys.iter().any(fails))
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -208,6 +208,8 @@ fn target_of(entry: &str) -> Option<&str> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
     use crate::explain::objects::Objects;
     use crate::view::{Address, AddressKind, Port, Service, ServiceName};
@@ -349,6 +351,21 @@ mod tests {
             )
             .starts_with(NOT_OURS)
         );
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_is_in_the_kernel_is_read(
+            place in "(nat |table ip |IPVS|)?.{0,30}(, chain .{0,30})?",
+            entry in "(-j |comment \"?|)?.{0,40}",
+            member in ".{0,20}",
+        ) {
+            let members = [member];
+            let met = Met { place: &place, entry: &entry, members: &members };
+            let objects = objects();
+            let _ = origin(&met, objects.places().next().as_ref());
+            let _ = origin(&met, None);
+        }
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! All of a journey in one sentence.
 
+use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::net::{IpAddr, SocketAddr};
 
@@ -55,17 +56,20 @@ fn total(walks: &[&Walk]) -> f64 {
 /// `reaches 10.244.1.5:8080 or 10.244.2.7:8080, half each; the endpoint sees the client's own address`
 fn reached(planned: &Planned<'_>, walks: &[&Walk]) -> String {
     let mut shares: Vec<(String, f64)> = Vec::new();
+    let mut places: HashMap<&str, usize> = HashMap::new();
     for walk in walks {
         let endpoint = walk.endpoint.as_deref().unwrap_or("an endpoint");
+        let place = *places.entry(endpoint).or_insert(shares.len());
+        if let Some((_, chance)) = shares.get_mut(place) {
+            *chance += walk.chance.0;
+            continue;
+        }
         let name = if is_itself(planned, endpoint) {
             format!("itself ({endpoint})")
         } else {
             endpoint.to_owned()
         };
-        match shares.iter_mut().find(|(known, _)| *known == name) {
-            Some((_, chance)) => *chance += walk.chance.0,
-            None => shares.push((name, walk.chance.0)),
-        }
+        shares.push((name, walk.chance.0));
     }
     format!("reaches {}; {}", endpoints(&shares), seen(planned, walks))
 }
