@@ -26,6 +26,7 @@ use crate::addresses::AddressChanges;
 use crate::command_line;
 use crate::events::{Event, Recorder};
 use crate::gather::gather;
+use crate::inspect::Origin;
 use crate::kernel_settings::{Step, settle};
 use crate::metrics::rest_client::CountRequests;
 use crate::modes::definition::Start;
@@ -75,7 +76,10 @@ async fn live(
     let count = |host: &str| CountRequests::new(observed.metrics.clone(), host);
     let source = source::connect(&options.source, &node, count).await?;
     let (mut events, client) = (source.events, source.client);
-    observed.inspect.comes_from(source.from);
+    observed.inspect.comes_from(Origin {
+        from: source.from,
+        registry: source.registry,
+    });
     let recorder = client.map_or_else(Recorder::off, |client| Recorder::start(client, &node));
     // Nobody need listen.
     drop(recording.send(recorder.clone()));

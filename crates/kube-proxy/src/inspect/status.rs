@@ -28,7 +28,11 @@ impl Inspect {
         let now = Instant::now();
         let outer = Outer {
             about: self.about.clone(),
-            source: self.source.get().cloned().unwrap_or_default(),
+            source: self
+                .source
+                .get()
+                .map(|of| of.from.clone())
+                .unwrap_or_default(),
             awaiting: self.health.awaiting(),
             is_healthy: self.health.is_healthy(now),
             progress: self.health.progress(),

@@ -40,7 +40,7 @@ use crate::options::Options;
 use crate::{memory, vanished};
 
 /// How long after what takes much memory for a while: it is to be over.
-const TRIM_DELAY: Duration = Duration::from_secs(1);
+pub(super) const TRIM_DELAY: Duration = Duration::from_secs(1);
 
 /// The rules of modes that served by a process, which has ended.
 pub(super) enum Ended {

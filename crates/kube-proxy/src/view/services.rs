@@ -63,6 +63,9 @@ pub struct Service {
     pub errors: Vec<String>,
     /// Its ports, as in `spec.ports`.
     pub ports: Vec<Port>,
+    /// What could not be told, and why.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub notes: Vec<String>,
 }
 
 /// One of its ports.
