@@ -157,8 +157,10 @@ fn targets<'a>(asked: &Asked, objects: &'a Objects, notes: &mut Vec<String>) -> 
             {
                 let is_node_port = place.address.kind == AddressKind::NodePort;
                 // Every address of the node serves it alike: one of each family stands for all.
-                if is_node_port && !is_own(objects, place) {
-                    passed.push(place.at.to_string());
+                if is_node_port && !stands_for_all(objects, place) {
+                    if !place.at.ip().is_loopback() {
+                        passed.push(place.at.to_string());
+                    }
                     continue;
                 }
                 found.push((place.at, place.protocol, Some(place)));
@@ -176,9 +178,9 @@ fn targets<'a>(asked: &Asked, objects: &'a Objects, notes: &mut Vec<String>) -> 
     }
 }
 
-/// Whether it is the node's own address; where that is not among those that serve the port, the
-/// first of them.
-fn is_own(objects: &Objects, place: Place<'_>) -> bool {
+/// Whether it is the first of the node's own addresses that serve the port. Where its Node does not say
+/// which these are, none stands for another.
+fn stands_for_all(objects: &Objects, place: Place<'_>) -> bool {
     let alike = |other: &Place<'_>| {
         other.service.name == place.service.name
             && other.address.kind == AddressKind::NodePort
@@ -188,7 +190,10 @@ fn is_own(objects: &Objects, place: Place<'_>) -> bool {
     };
     let all: Vec<IpAddr> = objects.places().filter(alike).map(|p| p.at.ip()).collect();
     let own = objects.node.addresses.iter().find(|own| all.contains(own));
-    own.or(all.first()) == Some(&place.at.ip())
+    match own {
+        Some(own) => *own == place.at.ip(),
+        None => !place.at.ip().is_loopback(),
+    }
 }
 
 /// Who may send to an address.

@@ -19,7 +19,7 @@ use crate::modes::counters::{Counted, Counters};
 /// The kernel is read for so many questions beside each other.
 pub(super) const AT_ONCE: usize = 2;
 /// How long a further one waits for its turn.
-const TURN_PATIENCE: Duration = Duration::from_secs(5);
+pub(super) const TURN_PATIENCE: Duration = Duration::from_secs(5);
 /// How many Services are looked at in one turn of the loop.
 pub(crate) const LOOKED_AT_A_TURN: usize = 5_000;
 /// The namespace of a Service that is named without one.
@@ -31,7 +31,7 @@ impl Inspect {
         let asked = read(uri)?;
         let turn = Arc::clone(&self.explaining).acquire_owned();
         let Ok(Ok(turn)) = timeout(TURN_PATIENCE, turn).await else {
-            return Err(Unanswered::Busy(AT_ONCE, TURN_PATIENCE));
+            return Err(Unanswered::Busy);
         };
         let objects = self.objects(&asked).await?;
         let counters = self.counters.clone();
