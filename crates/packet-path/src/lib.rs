@@ -28,6 +28,7 @@
 
 mod branch;
 mod kernel;
+pub mod nft;
 mod packet;
 mod ruleset;
 
