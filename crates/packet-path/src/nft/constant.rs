@@ -208,8 +208,8 @@ fn big(bytes: &[u8]) -> String {
 }
 
 fn hex(bytes: &[u8]) -> String {
-    let digits: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-    format!("0x{digits}")
+    let digits = bytes.iter().map(|byte| format!("{byte:02x}"));
+    format!("0x{}", digits.collect::<Vec<_>>().concat())
 }
 
 fn named(names: &[(u8, &str)], number: u8) -> String {
@@ -297,7 +297,8 @@ pub(super) fn fib(result: FibResult, flags: u32) -> (String, Kind) {
     };
     let parts = [(1 << 2, "mark"), (1 << 3, "iif"), (1 << 4, "oif")];
     let parts = parts.into_iter().filter(|(bit, _)| flags & bit != 0);
-    let parts: String = parts.map(|(_, part)| format!(" . {part}")).collect();
+    let parts = parts.map(|(_, part)| format!(" . {part}"));
+    let parts = parts.collect::<Vec<_>>().concat();
     let is_presence = flags & 1 << 5 != 0;
     let (result, kind) = match result {
         FibResult::AddressType => ("type", Kind::AddressType),

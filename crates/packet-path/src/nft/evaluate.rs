@@ -131,7 +131,7 @@ impl<R: Reader> Evaluation<'_, R> {
                         stopped.push((run, None));
                     }
                 }
-                Stop::Ended(run, verdict) => stopped.push((run, verdict)),
+                Stop::Ended(run, verdict) => stopped.push((*run, verdict)),
             }
         }
         // In the order of their numbers.

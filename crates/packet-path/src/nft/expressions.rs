@@ -63,7 +63,7 @@ pub(super) enum Did {
 /// How the carrying out of a rule stops.
 pub(super) enum Stop {
     /// It does not match, its expressions are all done, or one has said where the packet goes.
-    Ended(Run, Option<Verdict>),
+    Ended(Box<Run>, Option<Verdict>),
     /// It goes on in each of these ways.
     Fork(Vec<Run>),
 }
@@ -114,8 +114,8 @@ impl Run {
             self.at += 1;
             match self.one(evaluation, chain, expression)? {
                 Done::On => {}
-                Done::Missed => return Ok(Stop::Ended(self, None)),
-                Done::Ended(verdict) => return Ok(Stop::Ended(self, verdict)),
+                Done::Missed => return Ok(Stop::Ended(Box::new(self), None)),
+                Done::Ended(verdict) => return Ok(Stop::Ended(Box::new(self), verdict)),
                 Done::Open(what) => {
                     if let Some(parted) = self.part(super::say::open(chain, rule, what)) {
                         return Ok(parted);
@@ -124,7 +124,7 @@ impl Run {
                 Done::Lost => {
                     let why = super::say::lost(chain, rule, expression);
                     self.branch.end = Some(End::Unknown(why));
-                    return Ok(Stop::Ended(self, None));
+                    return Ok(Stop::Ended(Box::new(self), None));
                 }
                 Done::NotUnderstood => {
                     // It may have written any of them.
@@ -137,7 +137,7 @@ impl Run {
                 Done::Choose(count, first, to) => return Ok(self.choose(count, first, to)),
             }
         }
-        Ok(Stop::Ended(self, None))
+        Ok(Stop::Ended(Box::new(self), None))
     }
 
     /// Both ways. A rule that is in doubt already is taken to go on matching: whether it does is one

@@ -94,11 +94,10 @@ impl Fields<'_> {
             MetaKey::OifName => name(self.0.oif.as_ref()),
             MetaKey::IifType => device_type(self.0.iif.as_ref()),
             MetaKey::OifType => device_type(self.0.oif.as_ref()),
-            MetaKey::NfTrace => known(&[0]),
             MetaKey::NfProto => known(&[if is_v4 { 2 } else { 10 }]),
             MetaKey::L4Proto => known(&[self.0.protocol]),
-            // To this host.
-            MetaKey::PktType => known(&[0]),
+            // To this host; and it is not traced.
+            MetaKey::PktType | MetaKey::NfTrace => known(&[0]),
             MetaKey::Len
             | MetaKey::Priority
             | MetaKey::SkUid

@@ -31,7 +31,7 @@ pub(super) fn step(
     run: &Run,
     verdict: Option<&Verdict>,
 ) -> Option<Step> {
-    let mut says: Vec<String> = run.did.iter().map(|did| did_words(did)).collect();
+    let mut says: Vec<String> = run.did.iter().map(did_words).collect();
     let has_translated = run.did.iter().any(Did::is_translation);
     match (&run.branch.end, verdict) {
         (Some(End::Refused(message)), _) => says.push(format!("refuses it: {message}")),

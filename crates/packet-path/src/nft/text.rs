@@ -53,6 +53,16 @@ struct Held {
     mask: Option<Vec<u8>>,
 }
 
+impl Held {
+    /// It with its mask, where that is no part of a comparison.
+    fn masked(self) -> String {
+        match &self.mask {
+            Some(mask) => format!("{} & {}", self.text, self.kind.text(mask)),
+            None => self.text,
+        }
+    }
+}
+
 struct Reader<'a> {
     family: Family,
     found: &'a [(usize, Element)],
@@ -88,7 +98,7 @@ impl Reader<'_> {
     /// What is asked of a set: all from a register on that has been loaded for it.
     fn key(&mut self, from: Register) -> String {
         let parts = self.held.split_off(&from);
-        let parts: Vec<String> = parts.into_values().map(|held| held.text).collect();
+        let parts: Vec<String> = parts.into_values().map(Held::masked).collect();
         parts.join(" . ")
     }
 
@@ -224,14 +234,15 @@ impl Reader<'_> {
                 let not = if how == Comparison::Equal { "! " } else { "" };
                 format!("{} {not}{}", held.text, held.kind.text(mask))
             }
-            Some(mask) => match held.kind.prefix(mask) {
-                Some(prefix) => format!("{} {sign}{}/{prefix}", held.text, held.kind.text(with)),
-                None => {
+            Some(mask) => {
+                let value = held.kind.text(with);
+                if let Some(prefix) = held.kind.prefix(mask) {
+                    format!("{} {sign}{value}/{prefix}", held.text)
+                } else {
                     let sign = if sign.is_empty() { "== " } else { sign };
-                    let (mask, with) = (held.kind.text(mask), held.kind.text(with));
-                    format!("{} & {mask} {sign}{with}", held.text)
+                    format!("{} & {} {sign}{value}", held.text, held.kind.text(mask))
                 }
-            },
+            }
             None => match held.kind.presence(how, with) {
                 Some(word) => format!("{} {word}", held.text),
                 None => format!("{} {sign}{}", held.text, held.kind.text(with)),
@@ -358,7 +369,7 @@ impl Reader<'_> {
         let held = self.held(from);
         match &held.kind {
             Kind::Constant(bytes) => Kind::Mark.text(bytes),
-            _ => held.text,
+            _ => held.masked(),
         }
     }
 
@@ -445,7 +456,6 @@ fn constant_masked(held: Held, mask: &[u8], xor: &[u8]) -> Held {
     let all = |byte: u8| mask.iter().all(|of| *of == byte);
     if xor.iter().all(|byte| *byte == 0) {
         return Held {
-            // A mark that is set so, not compared, shows its mask.
             mask: Some(mask.to_vec()),
             ..held
         };

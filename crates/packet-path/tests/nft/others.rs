@@ -28,7 +28,7 @@ table inet firewall {
         limit rate over 5/second drop
         meta mark @marks accept
         tcp dport @allowed counter accept comment "what may come in"
-        ct original proto-dst 443 accept
+        meta l4proto tcp ct original proto-dst 443 accept
         ip saddr { 192.0.2.0/24, 198.51.100.7 } log prefix "known " accept
         tcp sport 53 accept
         reject with icmpx admin-prohibited
@@ -120,7 +120,7 @@ fn what_cannot_be_told_is_said_to_be_unknown() {
 table ip t {
     chain pre {
         type nat hook prerouting priority dstnat;
-        tcp dport 81 queue num 0
+        tcp dport 81 redirect to :8000-8010
         tcp dport 82 dnat to 10.0.0.1-10.0.0.9
         tcp dport 83 meta cpu 1 counter
         tcp dport 84 socket mark 5 drop
