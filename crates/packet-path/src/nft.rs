@@ -32,6 +32,9 @@ mod say;
 mod sets;
 mod text;
 
+#[cfg(test)]
+mod tests;
+
 use std::cell::RefCell;
 use std::collections::HashSet;
 
@@ -170,6 +173,7 @@ impl<R: Reader> Nft<R> {
         let mut evaluation = Evaluation {
             asked: &mut self.asked.borrow_mut(),
             kernel,
+            budget: evaluate::BUDGET,
         };
         evaluation.base_chain(chain, base.policy, branch)
     }

@@ -13,8 +13,11 @@ use crate::kernel::Kernel;
 
 /// `NFT_JUMP_STACK_SIZE`: the kernel takes no ruleset that jumps deeper.
 const DEPTH: usize = 16;
-/// Most ways that are followed at once; those of a Service are as many as its endpoints.
-const WAYS: usize = 20_000;
+/// Most rules and choices that are followed through one base chain: those of a Service are a few for
+/// each endpoint. Where doubts or chance multiply beyond, the rest is told to be unknown.
+pub(super) const BUDGET: usize = 100_000;
+/// Of more ways it is not looked which are alike.
+const JOINED: usize = 256;
 
 /// How a way leaves a chain, or a rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,6 +34,8 @@ enum Exit {
 pub(super) struct Evaluation<'a, R> {
     pub(super) asked: &'a mut Asked<R>,
     pub(super) kernel: &'a dyn Kernel,
+    /// How many rules and choices may still be followed.
+    pub(super) budget: usize,
 }
 
 impl<R: Reader> Evaluation<'_, R> {
@@ -63,7 +68,13 @@ impl<R: Reader> Evaluation<'_, R> {
         let (mut open, mut back, mut out) = (vec![branch], Vec::new(), Vec::new());
         for rule in rules.iter() {
             let mut next = Vec::new();
-            for branch in open {
+            for mut branch in open {
+                self.budget = self.budget.saturating_sub(1);
+                if self.budget == 0 {
+                    branch.end = Some(End::Unknown(say::too_many(chain, &rule.rule)));
+                    out.push((branch, Exit::Out));
+                    continue;
+                }
                 for (branch, exit) in self.rule(chain, rule, branch, depth)? {
                     match exit {
                         Exit::On => next.push(branch),
@@ -124,9 +135,14 @@ impl<R: Reader> Evaluation<'_, R> {
         let (mut open, mut stopped) = (vec![Run::new(branch)], Vec::new());
         while let Some(run) = open.pop() {
             match run.go(self, chain, &found.rule)? {
-                Stop::Fork(runs) if open.len() + runs.len() <= WAYS => open.extend(runs),
+                Stop::Fork(runs) if runs.len() < self.budget => {
+                    self.budget -= runs.len();
+                    open.extend(runs);
+                }
                 Stop::Fork(runs) => {
+                    let chance = runs.iter().map(|run| run.branch.chance).sum();
                     if let Some(mut run) = runs.into_iter().next() {
+                        run.branch.chance = chance;
                         run.branch.end = Some(End::Unknown(say::too_many(chain, &found.rule)));
                         stopped.push((run, None));
                     }
@@ -190,7 +206,9 @@ fn settled(
 ) -> Vec<(Branch, Leads)> {
     let mut all: Vec<Taken> = Vec::with_capacity(stopped.len());
     for (mut run, verdict) in stopped {
-        match say::step(chain, found, &run, verdict.as_ref()) {
+        let step = say::step(chain, found, &run, verdict.as_ref());
+        let is_nothing = step.is_none();
+        match step {
             Some(step) => run.branch.step(step),
             None => run.branch.passed += 1,
         }
@@ -203,8 +221,9 @@ fn settled(
             Leads::of(verdict)
         };
         let (side, doubt) = run.doubt.unzip();
-        let like = all
-            .iter_mut()
+        // Where something was done, it was done in another way each time.
+        let mut others = all.iter_mut().filter(|_| is_nothing);
+        let like = others
             .find(|of| of.side == side && of.leads == leads && is_like(&of.branch, &run.branch));
         match like {
             Some(like) => like.branch.chance += run.branch.chance,
@@ -250,6 +269,9 @@ fn is_like(one: &Branch, other: &Branch) -> bool {
 
 /// Those that are alike become one.
 fn joined(branches: Vec<Branch>) -> Vec<Branch> {
+    if branches.len() > JOINED {
+        return branches;
+    }
     let mut all: Vec<Branch> = Vec::with_capacity(branches.len().min(8));
     for branch in branches {
         match all.iter_mut().find(|of| is_like(of, &branch)) {

@@ -17,8 +17,8 @@ use super::sets;
 use crate::branch::{Branch, End};
 use crate::packet::{SourceNat, Tracking};
 
-/// Most endpoints that one rule chooses among; beyond that, which one is not followed.
-const CHOICES: u32 = 10_000;
+/// Most endpoints that one rule chooses among and that are followed one by one.
+const CHOICES: u32 = 20_000;
 
 /// A rule that is being carried out.
 #[derive(Debug, Clone)]

@@ -157,9 +157,10 @@ pub(super) fn lost(chain: &At, rule: &Rule, expression: &Expression) -> String {
     format!("{rule}: what its `{what}` does to the packet cannot be told")
 }
 
-/// A rule that chooses among more than can be followed.
+/// A rule at which there are more ways than can be followed.
 pub(super) fn too_many(chain: &At, rule: &Rule) -> String {
-    format!("{}: it chooses among too many", quoted(chain, rule))
+    let rule = quoted(chain, rule);
+    format!("{rule}: up to here there are too many ways and rules to follow them further")
 }
 
 /// Jumps that the kernel would not have taken.
