@@ -74,7 +74,8 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use proxy::{
-    Changes, IpFamily, Mode, Model, NodeFacts, NodePorts, Notice, Report, Standing, Unreadable,
+    Changes, Drains, IpFamily, Mode, Model, NodeFacts, NodePorts, Notice, Report, Standing,
+    Unreadable,
 };
 
 pub use kinds::{Config, Kinds, Lane, Part};
@@ -386,5 +387,9 @@ impl<S: KernelAccess<K>, K: Send + 'static> Mode for Engine<S, K> {
     fn node_ports(&self) -> Option<&NodePorts> {
         let has_addresses = self.state.node.has_addresses;
         has_addresses.then_some(&self.state.serving)
+    }
+
+    fn drains(&self, named: usize) -> Drains {
+        self.scheme.drains(named)
     }
 }

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use hashbrown::HashSet;
-use proxy::{Model, NamespacedName, Notice, Unreadable};
+use proxy::{Drains, Model, NamespacedName, Notice, Unreadable};
 use reconcile::Rows;
 
 use crate::kinds::Kinds;
@@ -152,6 +152,11 @@ pub trait Scheme: Sized + Send + 'static {
     /// When something is due beside retries and reading; later than `now`, or now if there is more
     /// to do at once.
     fn next_due(&self, now: Instant) -> Option<Instant>;
+
+    /// What drains, of which at most so many are named.
+    fn drains(&self, _named: usize) -> Drains {
+        Drains::default()
+    }
 
     /// Time does not pass from now on: nothing waits for others to be quicker.
     fn forgo_waiting(&mut self) {}

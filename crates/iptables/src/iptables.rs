@@ -267,6 +267,25 @@ impl Iptables {
         self.stream(family, &["-t", table.name()], SAVE_LIMIT.into(), line)
     }
 
+    /// The lines of one table, each rule's with what it has counted before it: `[PACKETS:BYTES] -A
+    /// CHAIN ...` ([`Counted`](crate::Counted)). Costs a process each time.
+    ///
+    /// # Errors
+    ///
+    /// As of [`save_lines`](Self::save_lines).
+    pub fn save_counted(
+        &self,
+        family: IpFamily,
+        table: Table,
+        line: &mut (dyn FnMut(&str) + Send),
+    ) -> Result<(), IptablesError> {
+        if self.is_empty(family) {
+            return Ok(());
+        }
+        let arguments = ["-c", "-t", table.name()];
+        self.stream(family, &arguments, LONG_SAVE_LIMIT, line)
+    }
+
     /// Tells the lines of all tables in use, and gives them as a text if that is kept.
     fn read(
         &self,

@@ -41,5 +41,5 @@ pub use modules::MODULES;
 pub use program::{Finished, Input, Limit, Output, Program};
 pub use restore::{Restore, restore_text};
 pub use rule::{Field, FlowState, Jump, Match, Packets, Rule, SourcePort, Target};
-pub use saved::{Entry, Line, Reader, RuleLine, Words, entries};
+pub use saved::{Counted, Entry, Line, Reader, RuleLine, Words, entries};
 pub use table::{BUILT_IN, ChainName, MAX_CHAIN_NAME, Table};

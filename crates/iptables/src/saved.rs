@@ -35,6 +35,28 @@ impl<'a> Line<'a> {
     }
 }
 
+/// A rule with what it has counted, as `iptables-save -c` prints it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Counted<'a> {
+    /// How many packets it has matched; of a rule in table nat: connections, since only the first
+    /// packet of each comes by there.
+    pub packets: u64,
+    /// The rule.
+    pub rule: RuleLine<'a>,
+}
+
+impl<'a> Counted<'a> {
+    /// Reads one, without its line feed; `None` if the line is another one.
+    pub fn parse(line: &'a str) -> Option<Self> {
+        let (counts, rule) = line.strip_prefix('[')?.split_once("] ")?;
+        let (packets, _) = counts.split_once(':')?;
+        Some(Self {
+            packets: packets.parse().ok()?,
+            rule: RuleLine::parse(rule)?,
+        })
+    }
+}
+
 fn first(words: &str) -> &str {
     words.split(' ').next().unwrap_or_default()
 }
@@ -227,6 +249,23 @@ mod tests {
     }
 
     #[test]
+    fn counts_stand_before_a_rule() {
+        let counted = Counted::parse("[12:720] -A A -j B").unwrap();
+        assert_eq!(counted.packets, 12);
+        assert_eq!(Some(counted.rule), RuleLine::parse("-A A -j B"));
+        for other in [
+            "",
+            "-A A -j B",
+            "[1:2]",
+            "[1] -A A",
+            "[-1:0] -A A",
+            ":A - [0:0]",
+        ] {
+            assert_eq!(Counted::parse(other), None, "{other}");
+        }
+    }
+
+    #[test]
     fn tables_begin_and_end() {
         let saved = "# x\n*nat\n:A - [0:0]\n-A A -j B\nCOMMIT\n:C - [0:0]\n*raw\n:D - [0:0]\n*filter\n:E - [0:0]\n";
         let found: Vec<_> = entries(saved).collect();
@@ -248,6 +287,9 @@ mod tests {
                 if let Entry::Rule(rule) = entry {
                     let _ = (rule.target(), rule.comment(), rule.asks_set("A"), rule.words().count());
                 }
+            }
+            for line in saved.lines() {
+                let _ = Counted::parse(line);
             }
         }
     }

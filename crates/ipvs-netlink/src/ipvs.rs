@@ -93,13 +93,12 @@ impl Ipvs {
     ///
     /// As of [`Ipvs::info`].
     pub fn services(&mut self) -> Result<Vec<ServiceEntry>, Error> {
-        let dump = self.connection.dump(self.family.id(), 0, |message| {
-            message.bytes(&uapi::header(command::GET_SERVICE));
-        })?;
-        Ok(dump
-            .iter()
-            .map(|(_, payload)| ServiceEntry::decode(payload))
-            .collect::<Result<_, _>>()?)
+        let ask = |message: &mut Writer<'_>| message.bytes(&uapi::header(command::GET_SERVICE));
+        let take = |all: &mut Vec<_>, _, payload: &[u8]| {
+            all.push(ServiceEntry::decode(payload)?);
+            Ok(())
+        };
+        Ok(self.connection.dump_into(self.family.id(), 0, ask, take)?)
     }
 
     /// One service, if there is one with this key.
@@ -125,12 +124,15 @@ impl Ipvs {
     ///
     /// As of [`Ipvs::info`].
     pub fn destinations(&mut self, key: &ServiceKey) -> Result<Vec<DestinationEntry>, Error> {
-        let dump = self.connection.dump(self.family.id(), 0, |message| {
+        let ask = |message: &mut Writer<'_>| {
             message.bytes(&uapi::header(command::GET_DEST));
             message.nest(top::SERVICE, |nest| key.encode(nest));
-        })?;
-        let decode = |(_, payload)| DestinationEntry::decode(payload, key.family());
-        Ok(dump.iter().map(decode).collect::<Result<_, _>>()?)
+        };
+        let take = |all: &mut Vec<_>, _, payload: &[u8]| {
+            all.push(DestinationEntry::decode(payload, key.family())?);
+            Ok(())
+        };
+        Ok(self.connection.dump_into(self.family.id(), 0, ask, take)?)
     }
 
     /// The timeouts of connections.

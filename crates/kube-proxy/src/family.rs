@@ -22,6 +22,7 @@ use crate::conntrack::StaleFlows;
 use crate::events::Recorder;
 use crate::health::Health;
 use crate::health_check::HealthChecks;
+use crate::inspect::OfFamily;
 use crate::metrics::Metrics;
 use crate::metrics::local_endpoints::NoLocalEndpoints;
 use crate::metrics::of_mode::Extent;
@@ -318,6 +319,17 @@ impl Family {
         let before = SystemTime::now().checked_sub(ago);
         if let Some(before) = before {
             self.metrics.complete(family, before);
+        }
+    }
+
+    /// How far it has come, and what was said of it, at most so many of each kind.
+    pub(crate) fn told(&self, most: usize, now: Instant) -> OfFamily {
+        OfFamily {
+            family: self.family(),
+            standing: self.mode.standing(),
+            is_served: self.is_served,
+            seen: self.reporter.seen(most, now),
+            drains: self.mode.drains(most),
         }
     }
 

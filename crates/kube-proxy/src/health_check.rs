@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
+use http::request::Parts;
 use http::{HeaderName, StatusCode};
 use proxy::{HealthCheck, IpFamily, Model, NamespacedName, NodePortAddresses};
 use serde::Serialize;
@@ -203,7 +204,7 @@ impl Server {
                     self.addresses.insert(*address);
                     let answer = Arc::clone(&self.answer);
                     let what = format!("the health checks of Service {}", answer.service);
-                    let respond = Arc::new(move |_: &_| answer.response(Instant::now()));
+                    let respond = Arc::new(move |_: &Parts| answer.response(Instant::now()));
                     self.tasks
                         .spawn(http_server::serve(listener, what, respond));
                 }

@@ -88,6 +88,21 @@ impl Status {
         let _ = self.families.set(families);
     }
 
+    /// Whether the lists are complete.
+    pub(crate) fn is_expecting(&self) -> bool {
+        self.families.get().is_some()
+    }
+
+    /// Whether it keeps up.
+    pub(crate) fn is_healthy(&self, now: Instant) -> bool {
+        self.health.is_healthy(now)
+    }
+
+    /// Where each family stands that has begun.
+    pub(crate) fn progress(&self) -> BTreeMap<IpFamily, Progress> {
+        self.health.progress()
+    }
+
     /// Takes in what is known of the own Node.
     pub(crate) fn note_node(&self, model: &Model) {
         let is_eligible = match (model.has_node(), model.node()) {
@@ -154,7 +169,14 @@ impl Status {
     }
 
     fn readiness(&self) -> Answer {
-        let awaiting = match self.families.get() {
+        let awaiting = self.awaiting();
+        let ready = awaiting.is_empty();
+        json(code(ready), &Readiness { ready, awaiting })
+    }
+
+    /// What is awaited before all that was first known is in the kernel, a line each.
+    pub(crate) fn awaiting(&self) -> Vec<String> {
+        match self.families.get() {
             None => vec!["the first lists of Services and EndpointSlices, and the own Node".into()],
             Some(families) => {
                 let progress = self.health.progress();
@@ -173,9 +195,7 @@ impl Status {
                 });
                 awaited.collect()
             }
-        };
-        let ready = awaiting.is_empty();
-        json(code(ready), &Readiness { ready, awaiting })
+        }
     }
 }
 

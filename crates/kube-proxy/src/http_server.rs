@@ -1,13 +1,21 @@
-//! A small HTTP/1.1 server: one address, and a function from a request's head to an answer.
+//! A small HTTP/1.1 server: one address, and who says what a request's head is answered.
+//!
+//! ```text
+//!   Listen: TCP, a local socket ─▶ Accepted ─▶ Place ─▶ Patient ─▶ Respond ─▶ Answer
+//! ```
+//!
+//! Most pages are a function; what has to wait for others to answer is a [`Respond`] of its own.
 //!
 //! Some of these ports are open to all, so connections are limited in number (`places`) and in time
 //! (`patience`), and what one takes in memory is, too. Bodies of requests are not read.
 
+mod accept;
 pub(crate) mod listen;
 mod patience;
 mod places;
 
 use std::convert::Infallible;
+use std::future::ready;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -16,17 +24,20 @@ use std::time::Duration;
 use http::request::Parts;
 use http::{HeaderValue, Response, StatusCode, header};
 use http_body_util::Full;
-use hyper::body::Bytes;
+use hyper::body::{Bytes, Incoming};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpListener;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::sleep;
 use tracing::{debug, error, info};
 
+pub(crate) use accept::{Accepted, Listen};
 use listen::listen;
 use patience::Patient;
+pub(crate) use places::Client;
 use places::{Place, Places};
 
 /// The longest head of a request. More than any probe sends, as each connection may have as much.
@@ -39,6 +50,18 @@ const LISTEN_RETRY_PERIOD: Duration = if cfg!(test) {
 } else {
     Duration::from_secs(5)
 };
+
+/// Says what requests are answered. A function that has the answer at hand is one.
+pub(crate) trait Respond: Send + Sync + 'static {
+    /// What a request with this head is answered.
+    fn respond(&self, head: &Parts) -> impl Future<Output = Answer> + Send;
+}
+
+impl<F: Fn(&Parts) -> Answer + Send + Sync + 'static> Respond for F {
+    fn respond(&self, head: &Parts) -> impl Future<Output = Answer> + Send {
+        ready(self(head))
+    }
+}
 
 /// An answer.
 pub(crate) type Answer = Response<Full<Bytes>>;
@@ -64,6 +87,14 @@ pub(crate) fn answer(
 /// Plain text.
 pub(crate) fn text(status: StatusCode, body: impl Into<Bytes>) -> Answer {
     answer(status, "text/plain; charset=utf-8", body)
+}
+
+/// What one who may not ask is answered, before the connection ends.
+fn refused(why: &str) -> Answer {
+    let mut answer = text(StatusCode::FORBIDDEN, why.to_owned() + "\n");
+    let close = HeaderValue::from_static("close");
+    answer.headers_mut().insert(header::CONNECTION, close);
+    answer
 }
 
 /// What a path that does not exist answers.
@@ -123,7 +154,7 @@ pub(crate) fn start(
     purpose: Purpose,
     at: SocketAddr,
     when_taken: WhenTaken,
-    respond: impl Fn(&Parts) -> Answer + Send + Sync + 'static,
+    respond: impl Respond,
 ) -> Result<Server, ListenError> {
     let respond = Arc::new(respond);
     let failed = |source| ListenError {
@@ -168,27 +199,27 @@ async fn until_bound(purpose: Purpose, at: SocketAddr) -> TcpListener {
 
 /// Answers until it is aborted, and its connections with it. `what` is for the log.
 pub(crate) async fn serve(
-    listener: TcpListener,
+    listener: impl Listen,
     what: impl std::fmt::Display,
-    respond: Arc<impl Fn(&Parts) -> Answer + Send + Sync + 'static>,
+    respond: Arc<impl Respond>,
 ) {
     serve_within(Places::all(), listener, what, respond).await;
 }
 
 async fn serve_within(
     places: Arc<Places>,
-    listener: TcpListener,
+    listener: impl Listen,
     what: impl std::fmt::Display,
-    respond: Arc<impl Fn(&Parts) -> Answer + Send + Sync + 'static>,
+    respond: Arc<impl Respond>,
 ) {
     let server = places.server();
     let mut connections = JoinSet::new();
     loop {
         tokio::select! {
             accepted = listener.accept() => match accepted {
-                Ok((stream, peer)) => {
-                    let place = places.admit(server, peer.ip(), &what);
-                    connections.spawn(answer_all(stream, place, Arc::clone(&respond)));
+                Ok(accepted) => {
+                    let place = places.admit(server, accepted.client, &what);
+                    connections.spawn(answer_all(accepted, place, Arc::clone(&respond)));
                 }
                 // The peer has gone already.
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
@@ -204,16 +235,25 @@ async fn serve_within(
 }
 
 /// Answers what a peer asks, until it goes, takes too long, or has to go.
-async fn answer_all(
-    stream: TcpStream,
+async fn answer_all<S: AsyncRead + AsyncWrite + Unpin + Send>(
+    accepted: Accepted<S>,
     place: Place,
-    respond: Arc<impl Fn(&Parts) -> Answer + Send + Sync + 'static>,
+    respond: Arc<impl Respond>,
 ) {
+    let Accepted {
+        stream, refusal, ..
+    } = accepted;
     let activity = Arc::clone(&place.activity);
-    let respond = service_fn(async |request: http::Request<hyper::body::Incoming>| {
-        activity.busy();
-        let (head, _) = request.into_parts();
-        Ok::<_, Infallible>(respond(&head))
+    let respond = service_fn(|request: http::Request<Incoming>| {
+        let (activity, respond, refusal) = (&activity, &respond, &refusal);
+        async move {
+            activity.busy();
+            let (head, _) = request.into_parts();
+            Ok::<_, Infallible>(match refusal {
+                None => respond.respond(&head).await,
+                Some(why) => refused(why),
+            })
+        }
     });
     let stream = Patient::new(stream, Arc::clone(&place.activity));
     let connection = http1::Builder::new()

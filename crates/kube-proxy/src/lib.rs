@@ -18,6 +18,7 @@ pub mod health;
 mod health_check;
 mod healthz;
 mod http_server;
+mod inspect;
 pub mod iptables;
 mod kernel_settings;
 pub mod logging;

@@ -1,7 +1,7 @@
 //! What the log says about syncs: what is new, once, by name; not the same failure at every retry.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use proxy::{Conflict, Drift, Failure, IpFamily, Model, Report, Standing, Unreadable};
 use tracing::{debug, error, info, warn};
@@ -18,13 +18,43 @@ const FAILURE_MEMORY: Duration = Duration::from_mins(2);
 pub(crate) struct Reporter {
     family: IpFamily,
     recorder: Recorder,
-    /// With when each was last seen.
-    failing: BTreeMap<String, Instant>,
-    conflicts: BTreeSet<String>,
+    failing: BTreeMap<Failure, Failing>,
+    conflicts: BTreeSet<Conflict>,
     /// Why, by part.
     unreadable: BTreeMap<&'static str, String>,
+    /// By kind, of which there are few.
+    drift: BTreeMap<&'static str, DriftTotal>,
     /// When the first sync began, and what it has written; `None` once it is done.
     first: Option<(Instant, usize)>,
+}
+
+/// Something that fails.
+#[derive(Debug, Clone, Copy)]
+struct Failing {
+    /// When it was first seen,
+    since: Instant,
+    /// and last.
+    seen: Instant,
+}
+
+/// What has drifted since the start, of one kind.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct DriftTotal {
+    pub(crate) count: u64,
+    /// When the last was found.
+    pub(crate) last: SystemTime,
+    /// The first names of that time.
+    pub(crate) names: Vec<String>,
+}
+
+/// What a family's reports have said, for those who ask.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Seen {
+    /// What fails, with how long it has.
+    pub(crate) failures: Vec<(Failure, Duration)>,
+    pub(crate) conflicts: Vec<Conflict>,
+    pub(crate) unreadable: Vec<Unreadable>,
+    pub(crate) drift: Vec<(&'static str, DriftTotal)>,
 }
 
 impl Reporter {
@@ -36,7 +66,26 @@ impl Reporter {
             failing: BTreeMap::new(),
             conflicts: BTreeSet::new(),
             unreadable: BTreeMap::new(),
+            drift: BTreeMap::new(),
             first: Some((now, 0)),
+        }
+    }
+
+    /// What was said and is so still, at most so many of each.
+    pub(crate) fn seen(&self, most: usize, now: Instant) -> Seen {
+        let failures = self.failing.iter().take(most).map(|(failure, failing)| {
+            let since = now.saturating_duration_since(failing.since);
+            (failure.clone(), since)
+        });
+        let unreadable = self.unreadable.iter();
+        let drift = self.drift.iter();
+        Seen {
+            failures: failures.collect(),
+            conflicts: self.conflicts.iter().take(most).cloned().collect(),
+            unreadable: unreadable
+                .map(|(part, reason)| Unreadable::new(part, reason))
+                .collect(),
+            drift: drift.map(|(kind, of)| (*kind, of.clone())).collect(),
         }
     }
 
@@ -56,6 +105,7 @@ impl Reporter {
         }
         if !report.drift.is_empty() {
             warn!(family = %self.family, "somebody else has changed {}; it is made right again", list(&report.drift));
+            self.drifted(&report.drift);
         }
         let (written, pending) = (report.written, standing.pending);
         match &mut self.first {
@@ -73,12 +123,26 @@ impl Reporter {
         }
     }
 
+    fn drifted(&mut self, drift: &Drift) {
+        let last = SystemTime::now();
+        for (kind, of) in drift.kinds() {
+            let total = self.drift.entry(kind).or_insert_with(|| DriftTotal {
+                count: 0,
+                last,
+                names: Vec::new(),
+            });
+            total.count += u64::try_from(of.count).unwrap_or(u64::MAX);
+            total.last = last;
+            total.names.clone_from(&of.first);
+        }
+    }
+
     fn failures(&mut self, failures: &[Failure], failing: usize, now: Instant) {
         let family = self.family;
-        let told: BTreeSet<String> = failures.iter().map(ToString::to_string).collect();
+        let told: BTreeSet<&Failure> = failures.iter().collect();
         let fresh: Vec<_> = told
             .iter()
-            .filter(|failure| !self.failing.contains_key(*failure))
+            .filter(|failure| !self.failing.contains_key(**failure))
             .collect();
         for failure in fresh.iter().take(NAMED_FAILURES_MAX) {
             error!(%family, "cannot {failure}; it is tried again");
@@ -91,26 +155,31 @@ impl Reporter {
             self.failing.clear();
         }
         self.failing
-            .retain(|_, seen| now.saturating_duration_since(*seen) < FAILURE_MEMORY);
-        self.failing
-            .extend(told.into_iter().map(|failure| (failure, now)));
+            .retain(|_, of| now.saturating_duration_since(of.seen) < FAILURE_MEMORY);
+        for failure in told {
+            if let Some(known) = self.failing.get_mut(failure) {
+                known.seen = now;
+            } else {
+                let (since, seen) = (now, now);
+                self.failing
+                    .insert(failure.clone(), Failing { since, seen });
+            }
+        }
     }
 
     fn conflicts(&mut self, all: &[Conflict], model: &Model) {
-        let mut told = BTreeSet::new();
         for conflict in all {
-            let text = format!(
-                "{} is claimed by Services {} and {}: the former has it, as the older one or the first by name",
-                conflict.object, conflict.winner, conflict.loser
-            );
-            if !self.conflicts.contains(&text) {
-                warn!(family = %self.family, "{text}");
+            if !self.conflicts.contains(conflict) {
+                warn!(
+                    family = %self.family,
+                    "{} is claimed by Services {} and {}: the former has it, as the older one or the first by name",
+                    conflict.object, conflict.winner, conflict.loser
+                );
                 self.recorder
                     .record(Event::address_conflict(conflict, model));
             }
-            told.insert(text);
         }
-        self.conflicts = told;
+        self.conflicts = all.iter().cloned().collect();
     }
 
     fn unreadable(&mut self, parts: &[Unreadable]) {
@@ -192,7 +261,12 @@ mod tests {
         }
         let remembered = reporter.failing.len();
         assert!(remembered <= 121, "{remembered} are remembered");
-        assert!(reporter.failing.contains_key("always: busy"));
+        let failing = reporter.seen(usize::MAX, now).failures;
+        let always = failing
+            .iter()
+            .find(|(failure, _)| failure.object == "always");
+        assert_eq!(always.unwrap().1, Duration::from_secs(999));
+        assert_eq!(reporter.seen(7, now).failures.len(), 7);
         reporter.booked(&Report::default(), &Standing::default(), &Model::new(), now);
         assert!(reporter.failing.is_empty(), "all is done");
     }

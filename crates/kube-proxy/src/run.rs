@@ -10,6 +10,7 @@ mod end;
 mod observed;
 mod renew;
 mod renewal;
+mod said;
 mod stop;
 
 use std::panic::resume_unwind;
@@ -71,10 +72,10 @@ async fn live(
     let observed = Observed::new(&options);
     let flags = command_line::values(std::env::args_os());
     let node = options.process.node_name.clone();
-    let (mut events, client) = source::open(&options.source, &node, |host| {
-        CountRequests::new(observed.metrics.clone(), host)
-    })
-    .await?;
+    let count = |host: &str| CountRequests::new(observed.metrics.clone(), host);
+    let source = source::connect(&options.source, &node, count).await?;
+    let (mut events, client) = (source.events, source.client);
+    observed.inspect.comes_from(source.from);
     let recorder = client.map_or_else(Recorder::off, |client| Recorder::start(client, &node));
     // Nobody need listen.
     drop(recording.send(recorder.clone()));
@@ -101,6 +102,7 @@ async fn live(
     let predecessor = opened.predecessor(&options.modes);
     let ending = opened.ending();
     let notices = opened.notices()?;
+    observed.counters.set(opened.counters());
     let now = Instant::now();
     let modes = opened.into_modes(&Start {
         settings: &options.modes,

@@ -4,6 +4,10 @@ use std::sync::Arc;
 
 use crate::packet::Packet;
 
+/// How many ways of one packet are followed: a Service may have some thousand endpoints, and chances
+/// in a row would multiply without end.
+pub const MOST_BRANCHES: usize = 4096;
+
 /// Packets and bytes that a rule has counted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counters {

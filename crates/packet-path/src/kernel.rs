@@ -37,6 +37,13 @@ pub trait Kernel {
     /// It cannot be asked.
     fn address_of(&self, interface: &Interface, to: IpAddr) -> Result<Option<IpAddr>, Unread>;
 
+    /// Whether an interface is a bridge.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be asked.
+    fn is_bridge(&self, interface: &Interface) -> Result<bool, Unread>;
+
     /// The type of the ipset with this name, as `hash:ip,port`; `None` if there is no such set.
     ///
     /// # Errors

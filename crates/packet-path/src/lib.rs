@@ -27,12 +27,19 @@
 //! Nothing here knows of Kubernetes, and nothing is written.
 
 mod branch;
+mod ipvs;
 mod kernel;
 pub mod nft;
+mod outcome;
 mod packet;
 mod ruleset;
+mod walk;
+mod xtables;
 
-pub use branch::{Branch, Counters, Doubt, End, Step};
+pub use branch::{Branch, Counters, Doubt, End, MOST_BRANCHES, Step};
 pub use kernel::{AddressType, Kernel, Route, RouteQuestion, Server, SetKey, Unread};
+pub use outcome::{Fate, Source, Walk};
 pub use packet::{Interface, Packet, SourceNat, Tracking};
 pub use ruleset::{Base, ChainKind, Hook, Ruleset};
+pub use walk::{Question, Sender, walk};
+pub use xtables::Xtables;

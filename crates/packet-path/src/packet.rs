@@ -18,6 +18,14 @@ impl Interface {
     /// The one by which the node sends to itself.
     pub const LOOPBACK: &'static str = "lo";
 
+    /// The one by which the node sends to itself.
+    pub fn loopback() -> Self {
+        Self {
+            index: Some(1),
+            name: Self::LOOPBACK.to_owned(),
+        }
+    }
+
     /// Whether it is the one by which the node sends to itself.
     pub fn is_loopback(&self) -> bool {
         self.name == Self::LOOPBACK
@@ -84,6 +92,8 @@ pub struct Packet {
     pub source_nat: Option<SourceNat>,
     /// The virtual server that IPVS has sent it on for.
     pub server: Option<ServiceKey>,
+    /// The destination that IPVS has chosen.
+    pub real_server: Option<SocketAddr>,
 }
 
 impl Packet {
@@ -108,6 +118,7 @@ impl Packet {
             source_settled: false,
             source_nat: None,
             server: None,
+            real_server: None,
         }
     }
 

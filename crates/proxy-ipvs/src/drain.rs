@@ -13,7 +13,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use proxy::Target;
+use proxy::{Draining, Target};
 
 use crate::server::VirtualServerKey;
 
@@ -127,6 +127,24 @@ impl Drains {
             .get(key)
             .into_iter()
             .flat_map(|drain| drain.targets.keys().copied())
+    }
+
+    /// What drains, of which at most so many are named.
+    pub(crate) fn told(&self, named: usize) -> proxy::Drains {
+        let all = self.servers.iter().flat_map(|(key, drain)| {
+            let (at, protocol) = key.socket();
+            let targets = drain.targets.iter();
+            targets.map(move |(target, since)| Draining {
+                at,
+                protocol,
+                target: *target,
+                since: *since,
+            })
+        });
+        proxy::Drains {
+            count: self.servers.values().map(|drain| drain.targets.len()).sum(),
+            first: all.take(named).collect(),
+        }
     }
 
     /// When the next look is due, of those that are not yet.

@@ -311,6 +311,15 @@ impl engine::Scheme for Ipvs {
         }
     }
 
+    fn drains(&self, named: usize) -> proxy::Drains {
+        if self.claims.may_delete {
+            self.claims.drains.told(named)
+        } else {
+            // What is there and not wanted stays as it is.
+            proxy::Drains::default()
+        }
+    }
+
     fn removals_change(&mut self, state: &State) {
         self.claims.may_delete = state.may_delete();
         self.tables.count_removals(state.removals());

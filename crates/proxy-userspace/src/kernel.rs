@@ -17,6 +17,7 @@ use crate::redirect::Redirect;
 use crate::redirect::iptables::IptablesRedirect;
 use crate::redirect::nftables::NftablesRedirect;
 use crate::relay::{Opened, Relay, Serving, Transport};
+use crate::traffic::Traffic;
 
 /// How many ports are opened in search for one that is not to be avoided.
 const TRIES: usize = 16;
@@ -82,6 +83,7 @@ pub struct UserspaceKernel {
     redirect: Box<dyn Redirect>,
     relay: Relay,
     opened: HashMap<Listener, Opened>,
+    traffic: Traffic,
 }
 
 impl UserspaceKernel {
@@ -92,7 +94,15 @@ impl UserspaceKernel {
             redirect: Box::new(IptablesRedirect::new(family, iptables)),
             relay,
             opened: HashMap::new(),
+            traffic: Traffic::default(),
         }
+    }
+
+    /// Tells there what its listening ports count.
+    #[must_use]
+    pub fn counted_in(mut self, traffic: &Traffic) -> Self {
+        self.traffic = traffic.clone();
+        self
     }
 
     /// For one family, by a table in nf\_tables: neither a program nor a module of iptables.
@@ -110,6 +120,7 @@ impl UserspaceKernel {
             redirect: Box::new(NftablesRedirect::open(family, own)?),
             relay,
             opened: HashMap::new(),
+            traffic: Traffic::default(),
         })
     }
 
@@ -195,14 +206,17 @@ impl Kernel for UserspaceKernel {
             }
         };
         let opened = self.open_at_any(transport, protocol, serving, avoided)?;
+        let number = opened.at.port();
+        self.traffic.insert(self.family, listener, &opened.counters);
         self.opened.insert(listener.clone(), opened);
-        Ok(opened.at.port())
+        Ok(number)
     }
 
     fn close(&mut self, listener: &Listener) -> Result<(), SocketError> {
         let Some(opened) = self.opened.remove(listener) else {
             return Ok(());
         };
+        self.traffic.remove(self.family, listener);
         let closed = self.relay.close(opened.number);
         closed.map_err(|error| SocketError::Now(error.to_string()))
     }

@@ -30,6 +30,7 @@ mod proxier;
 mod redirect;
 pub mod relay;
 mod tables;
+mod traffic;
 
 pub use config::Config;
 pub use exchange::Found;
@@ -47,3 +48,4 @@ pub use proxier::{Lanes, Proxier, Userspace};
 pub use redirect::iptables::FOOTPRINT;
 pub use redirect::nftables::{has_nftables, probe_nftables};
 pub use relay::{Limits, Relay};
+pub use traffic::{OfListener, Traffic};

@@ -11,6 +11,7 @@
 //! waits to be written by a buffer for each direction, clients that are remembered by their number.
 
 mod balance;
+mod counted;
 mod datagram;
 mod descriptors;
 mod flow;
@@ -38,6 +39,7 @@ use tokio::task::{JoinHandle, LocalSet, spawn_local};
 use tokio::time::{sleep, timeout};
 
 pub use balance::Serving;
+pub use counted::{Carried, PortCounters};
 pub use limits::{Carriage, DIAL_TIMEOUTS, Limits, Reach};
 pub use shared::Counters;
 
@@ -55,12 +57,14 @@ pub enum Transport {
 }
 
 /// A listening port of a relay.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct Opened {
     /// What the relay calls it.
     pub number: u64,
     /// Where it listens.
     pub at: SocketAddr,
+    /// What it counts.
+    pub counters: Arc<PortCounters>,
 }
 
 /// The thread of the relay has ended: nothing is carried.
@@ -80,8 +84,8 @@ pub struct Relay {
 
 /// Each port with the descriptor that it holds.
 enum Order {
-    OpenTcp(u64, TcpListener, Arc<Serving>, Held),
-    OpenUdp(u64, UdpSocket, Arc<Serving>, Held),
+    OpenTcp(u64, TcpListener, Arc<Serving>, Arc<PortCounters>, Held),
+    OpenUdp(u64, UdpSocket, Arc<Serving>, Arc<PortCounters>, Held),
     Update(u64, Arc<Serving>),
     Close(u64),
     Finish(Duration, mpsc::Sender<usize>),
@@ -137,24 +141,30 @@ impl Relay {
         let held = self.free.try_take(1);
         let held = held.ok_or_else(|| io::Error::other(OPEN))?;
         let number = self.next.fetch_add(1, Ordering::Relaxed);
+        let counters = Arc::<PortCounters>::default();
+        let counted = Arc::clone(&counters);
         let (at, order) = match transport {
             Transport::Tcp => {
                 let socket = tcp::listen(at)?;
                 (
                     socket.local_addr()?,
-                    Order::OpenTcp(number, socket, serving, held),
+                    Order::OpenTcp(number, socket, serving, counted, held),
                 )
             }
             Transport::Udp => {
                 let socket = udp::bind(at)?;
                 (
                     socket.local_addr()?,
-                    Order::OpenUdp(number, socket, serving, held),
+                    Order::OpenUdp(number, socket, serving, counted, held),
                 )
             }
         };
         self.order(order).map_err(io::Error::other)?;
-        Ok(Opened { number, at })
+        Ok(Opened {
+            number,
+            at,
+            counters,
+        })
     }
 
     /// Says who serves by now at a port. TCP connections go on, also those to endpoints that are
@@ -240,24 +250,28 @@ async fn run(
     let (mut limit, mut done) = (shared.limits.drain, None);
     while let Some(order) = orders.recv().await {
         match order {
-            Order::OpenTcp(number, socket, serving, held) => {
-                let port = Rc::new(tcp::Port::new(Balance::new(serving)));
+            Order::OpenTcp(number, socket, serving, counters, held) => {
+                let port = Rc::new(tcp::Port::new(Balance::new(serving), counters));
                 let task = tcp::serve(Rc::clone(&shared), Rc::clone(&port), socket);
                 ports.insert(number, Port::Tcp(port, spawn_local(with(held, task))));
             }
-            Order::OpenUdp(number, socket, serving, held) => {
+            Order::OpenUdp(number, socket, serving, counters, held) => {
                 // The runtime watches each socket that the system has made.
-                if let Ok(port) = udp::Port::new(number, Balance::new(serving), socket) {
+                if let Ok(port) = udp::Port::new(number, Balance::new(serving), counters, socket) {
                     let port = Rc::new(port);
                     let task = udp::serve(Rc::clone(&shared), Rc::clone(&port));
                     ports.insert(number, Port::Udp(port, spawn_local(with(held, task))));
                 }
             }
             Order::Update(number, serving) => match ports.get(&number) {
-                Some(Port::Tcp(port, _)) => port.balance.borrow_mut().update(serving),
-                Some(Port::Udp(port, _)) => {
+                Some(Port::Tcp(port, _)) => {
+                    port.counters.retain(&serving);
                     port.balance.borrow_mut().update(serving);
+                }
+                Some(Port::Udp(port, _)) => {
+                    port.balance.borrow_mut().update(Arc::clone(&serving));
                     port.end_stale(&shared);
+                    port.counters.retain(&serving);
                 }
                 None => {}
             },

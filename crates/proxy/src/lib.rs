@@ -28,8 +28,8 @@ pub use detect::LocalDetector;
 pub use event::{Event, Kind};
 pub use health::HealthCheck;
 pub use mode::{
-    Conflict, Drift, Drifted, Failure, IptablesReport, Mode, NftablesReport, NodePorts, Notice,
-    Report, Standing, Unreadable,
+    Conflict, Draining, Drains, Drift, Drifted, Failure, IptablesReport, Mode, NftablesReport,
+    NodePorts, Notice, Report, Standing, Unreadable,
 };
 pub use model::{Changes, ExternalIps, Model, ServiceView, Trigger, Vanished};
 pub use names::{IpFamily, NamespacedName, Protocol, ServicePortName};

@@ -12,12 +12,13 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::task::{Context, Poll};
 use std::time::Instant;
 
 use crate::model::{Changes, Model};
-use crate::names::{IpFamily, NamespacedName, ServicePortName};
+use crate::names::{IpFamily, NamespacedName, Protocol, ServicePortName};
+use crate::topology::Target;
 
 /// A proxy mode for one IP family. One task owns it; there is no lock around its state.
 pub trait Mode: Send {
@@ -66,6 +67,34 @@ pub trait Mode: Send {
 
     /// Where NodePorts are served; `None` while the node's addresses are not known.
     fn node_ports(&self) -> Option<&NodePorts>;
+
+    /// What drains, of which at most so many are named: nothing in a mode that lets flows go on by
+    /// themselves.
+    fn drains(&self, _named: usize) -> Drains {
+        Drains::default()
+    }
+}
+
+/// Endpoints that are gone, and whose connections end by themselves.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Drains {
+    /// How many there are.
+    pub count: usize,
+    /// The first of them, by address.
+    pub first: Vec<Draining>,
+}
+
+/// An endpoint that drains.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Draining {
+    /// At which address and port of its Service.
+    pub at: SocketAddr,
+    /// The protocol there.
+    pub protocol: Protocol,
+    /// The endpoint.
+    pub target: Target,
+    /// Since when, as far as is known: after a restart, since then.
+    pub since: Option<Instant>,
 }
 
 /// What the kernel has told of its own accord.
@@ -254,7 +283,7 @@ pub struct NftablesReport {
 }
 
 /// One thing that could not be done. Displayed as one line for the operator's log.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Failure {
     /// What could not be written: `virtual server 10.0.0.1:80/TCP`.
     pub object: String,
@@ -274,7 +303,7 @@ impl fmt::Display for Failure {
 }
 
 /// Two Service ports want one address and port.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Conflict {
     /// The address, port and protocol.
     pub object: String,

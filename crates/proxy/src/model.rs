@@ -445,6 +445,16 @@ impl Model {
         self.services.keys()
     }
 
+    /// How many Services there are.
+    pub fn service_count(&self) -> usize {
+        self.services.len()
+    }
+
+    /// How many EndpointSlices there are, those of Services that are not proxied included.
+    pub fn slice_count(&self) -> usize {
+        self.service_of.len()
+    }
+
     /// The own Node, if it was ever seen.
     pub fn node(&self) -> Option<&Node> {
         self.node.as_ref()

@@ -173,6 +173,11 @@ impl Server {
         &self.url
     }
 
+    /// The same without the user and password that it may have.
+    pub fn place(&self) -> String {
+        without_user(&self.url)
+    }
+
     /// Lists and watches Services, EndpointSlices and the Node named `node`, with upstream's
     /// selectors, and ServiceCIDRs where they are asked for. Never ends; needs a tokio runtime.
     pub fn stream(&self, node: &str) -> impl Stream<Item = Event> + Send + use<> {
@@ -384,6 +389,21 @@ fn plugin(kubeconfig: &Kubeconfig) -> Option<&'static str> {
         user if user.auth_provider.is_some() => Some("an auth-provider"),
         _ => None,
     }
+}
+
+/// A URL without what stands in front of its host.
+fn without_user(url: &str) -> String {
+    let Some((scheme, rest)) = url.split_once("://") else {
+        return url.to_owned();
+    };
+    let end = rest.find(['/', '?']).unwrap_or(rest.len());
+    let (authority, path) = rest.split_at(end);
+    let host = authority
+        .rsplit_once('@')
+        .map_or(authority, |(_, host)| host);
+    // What follows a `?` may be a secret, too.
+    let path = path.split('?').next().unwrap_or_default();
+    format!("{scheme}://{host}{path}")
 }
 
 /// `--master`, with its scheme as client-go takes it: plain HTTP where none is given.

@@ -30,6 +30,44 @@ pub use decode::{address, kind_name};
 pub use error::StartError;
 pub use settings::{Api, ContentType, Lists, ServiceCidrs, Settings};
 
+/// A source that is open.
+pub struct Source {
+    /// What it tells, without end.
+    pub events: BoxStream<'static, Event>,
+    /// The client of its API server, if it is one.
+    pub client: Option<Client>,
+    /// What it is, in words, without secrets: `API server https://10.0.0.1:6443`.
+    pub from: String,
+}
+
+/// Opens a source; `node` is this node's name. `count` makes the layer that counts requests, from
+/// the server's host and port ([`uncounted`]: none).
+///
+/// # Errors
+///
+/// What does not heal by itself: [`StartError`].
+pub async fn connect<C: Counter>(
+    settings: &Settings,
+    node: &str,
+    count: impl FnOnce(&str) -> C,
+) -> Result<Source, StartError> {
+    Ok(match settings {
+        Settings::Manifests(folder) => Source {
+            events: manifests::stream(folder, node)?.boxed(),
+            client: None,
+            from: format!("manifests in {}", folder.display()),
+        },
+        Settings::Api(api) => {
+            let server = api::Server::new(api, count).await?;
+            Source {
+                events: server.stream(node).boxed(),
+                client: Some(server.client().clone()),
+                from: format!("API server {}", server.place()),
+            }
+        }
+    })
+}
+
 /// Opens a source, and the client of its API server, if it is one; `node` is this node's name.
 /// `count` makes the layer that counts requests, from the server's host and port ([`uncounted`]:
 /// none).
@@ -42,11 +80,6 @@ pub async fn open<C: Counter>(
     node: &str,
     count: impl FnOnce(&str) -> C,
 ) -> Result<(BoxStream<'static, Event>, Option<Client>), StartError> {
-    match settings {
-        Settings::Manifests(folder) => Ok((manifests::stream(folder, node)?.boxed(), None)),
-        Settings::Api(api) => {
-            let server = api::Server::new(api, count).await?;
-            Ok((server.stream(node).boxed(), Some(server.client().clone())))
-        }
-    }
+    let Source { events, client, .. } = connect(settings, node, count).await?;
+    Ok((events, client))
 }

@@ -7,7 +7,6 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep, sleep};
 
 use super::places::Activity;
@@ -21,8 +20,8 @@ const IDLE_PATIENCE: Duration = Duration::from_mins(3);
 const ANSWER_PATIENCE: Duration = Duration::from_secs(30);
 
 /// A stream whose reads and writes fail when the peer takes too long.
-pub(super) struct Patient {
-    stream: TcpStream,
+pub(super) struct Patient<S> {
+    stream: S,
     activity: Arc<Activity>,
     awaits: Awaits,
     /// Until when.
@@ -40,8 +39,8 @@ enum Awaits {
     Taking,
 }
 
-impl Patient {
-    pub(super) fn new(stream: TcpStream, activity: Arc<Activity>) -> Self {
+impl<S> Patient<S> {
+    pub(super) fn new(stream: S, activity: Arc<Activity>) -> Self {
         Self {
             stream,
             activity,
@@ -78,7 +77,7 @@ impl Patient {
     }
 }
 
-impl AsyncRead for Patient {
+impl<S: AsyncRead + Unpin> AsyncRead for Patient<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -99,7 +98,7 @@ impl AsyncRead for Patient {
     }
 }
 
-impl AsyncWrite for Patient {
+impl<S: AsyncWrite + Unpin> AsyncWrite for Patient<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,

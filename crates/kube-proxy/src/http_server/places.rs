@@ -8,7 +8,7 @@
 //! scrapers do, loses none, whatever others do, unless there are more clients than places.
 //!
 //! A client is an IPv4 address or an IPv6 network of 64 bits: who has one of these has all of its
-//! addresses.
+//! addresses. All who come by a local socket are one.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -68,7 +68,12 @@ struct Connection {
 
 /// Who is counted as one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-struct Client(IpAddr);
+pub(crate) enum Client {
+    /// Of the network.
+    Network(IpAddr),
+    /// On this node, by a local socket.
+    Local,
+}
 
 /// What a connection does.
 #[derive(Debug)]
@@ -111,15 +116,14 @@ impl Places {
         self.lock().number()
     }
 
-    /// Takes in a connection from `peer`; who has too many loses the oldest idle one. `what` the
+    /// Takes in a connection of `client`; who has too many loses the oldest idle one. `what` the
     /// server is, for the log.
     pub(super) fn admit(
         self: &Arc<Self>,
         server: u64,
-        peer: IpAddr,
+        client: Client,
         what: &impl fmt::Display,
     ) -> Place {
-        let client = Client::of(peer);
         let mut held = self.lock();
         let of_client = |one: &Connection| one.server == server && one.client == client;
         if held.count(of_client) >= self.share {
@@ -211,9 +215,10 @@ impl Held {
 }
 
 impl Client {
-    fn of(peer: IpAddr) -> Self {
+    /// Who is at this address.
+    pub(super) fn of(peer: IpAddr) -> Self {
         const NETWORK: u128 = !0 << 64;
-        Self(match peer.to_canonical() {
+        Self::Network(match peer.to_canonical() {
             IpAddr::V6(ip) => Ipv6Addr::from_bits(ip.to_bits() & NETWORK).into(),
             ip @ IpAddr::V4(_) => ip,
         })
@@ -222,9 +227,10 @@ impl Client {
 
 impl fmt::Display for Client {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            IpAddr::V4(ip) => ip.fmt(formatter),
-            IpAddr::V6(ip) => write!(formatter, "{ip}/64"),
+        match self {
+            Self::Network(IpAddr::V4(ip)) => ip.fmt(formatter),
+            Self::Network(IpAddr::V6(ip)) => write!(formatter, "{ip}/64"),
+            Self::Local => formatter.write_str("this node's root"),
         }
     }
 }
@@ -288,8 +294,8 @@ pub(super) mod tests {
         Arc::new(Places::new(most, share))
     }
 
-    fn peer(text: &str) -> IpAddr {
-        text.parse().unwrap()
+    fn peer(text: &str) -> Client {
+        Client::of(text.parse().unwrap())
     }
 
     fn is_over(place: &Place) -> bool {
@@ -378,7 +384,7 @@ pub(super) mod tests {
 
     #[test]
     fn ipv6_clients_are_networks() {
-        let of = |text: &str| Client::of(peer(text)).to_string();
+        let of = |text: &str| peer(text).to_string();
         assert_eq!(of("2001:db8:1:2:3:4:5:6"), "2001:db8:1:2::/64");
         assert_eq!(of("::1"), "::/64");
         assert_eq!(of("::ffff:192.0.2.1"), "192.0.2.1");

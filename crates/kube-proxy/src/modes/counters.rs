@@ -1,14 +1,23 @@
 //! What the kernel (in userspace mode: the relay) has counted, for those who look: read by blocking,
 //! over sockets of its own, so that no lane of a mode waits for it.
+//!
+//! | mode | by | connections | packets, bytes | active |
+//! |---|---|---|---|---|
+//! | IPVS | address, endpoint | yes | yes | yes, inactive too |
+//! | iptables | address, endpoint (under one address of its Service port) | yes | no | no |
+//! | nftables | address, endpoint, where they are named | those that are still tracked | no | yes |
+//! | userspace | Service port, endpoint | yes | bytes; of UDP packets, too | yes |
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::Result;
-use proxy::Protocol;
+use proxy::{IpFamily, Protocol, ServicePortName};
 
 /// An address that a Service port is served at; a NodePort's is each address of the node that serves
-/// it, as the kernel has it.
+/// it, as the kernel has it: in iptables mode, which has one rule for all of these, the unspecified
+/// address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct At {
     pub(crate) address: IpAddr,
@@ -27,13 +36,23 @@ pub(crate) enum Which<'a> {
     Of(&'a [At]),
 }
 
-/// What was counted.
+/// What was counted. It may be of more than this process has made: virtual servers of others are
+/// told as well.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Counted {
     /// By address.
     pub(crate) addresses: HashMap<At, OfAddress>,
     /// By address and endpoint.
     pub(crate) endpoints: HashMap<(At, SocketAddr), OfEndpoint>,
+    /// By mark of the firewall: virtual servers of others, in IPVS mode.
+    pub(crate) marks: HashMap<(IpFamily, u32), OfAddress>,
+    /// By Service port, in userspace mode, which has no counters by address. All of
+    /// them are told, whichever are asked for.
+    pub(crate) ports: HashMap<ServicePortName, Count>,
+    /// By Service port and endpoint, there.
+    pub(crate) port_endpoints: HashMap<(ServicePortName, SocketAddr), Count>,
+    /// What is not counted in this mode, and why: a line for who asked.
+    pub(crate) note: Option<&'static str>,
 }
 
 /// Of an address.
@@ -62,14 +81,131 @@ pub(crate) struct Count {
     pub(crate) bytes_out: Option<u64>,
     pub(crate) active: Option<u64>,
     pub(crate) inactive: Option<u64>,
+    /// Clients that keep their endpoint (IPVS: persistence templates), of an endpoint.
+    pub(crate) persistent: Option<u64>,
+}
+
+impl Count {
+    /// Adds what was counted elsewhere; what is absent in both stays so.
+    pub(crate) fn add(&mut self, other: &Self) {
+        let add = |one: &mut Option<u64>, other: Option<u64>| {
+            if let Some(other) = other {
+                *one = Some(one.unwrap_or_default().saturating_add(other));
+            }
+        };
+        self.connections = self.connections.saturating_add(other.connections);
+        add(&mut self.packets_in, other.packets_in);
+        add(&mut self.packets_out, other.packets_out);
+        add(&mut self.bytes_in, other.bytes_in);
+        add(&mut self.bytes_out, other.bytes_out);
+        add(&mut self.active, other.active);
+        add(&mut self.inactive, other.inactive);
+        add(&mut self.persistent, other.persistent);
+    }
+}
+
+/// One thing that was counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Told<'a> {
+    /// An address, with its scheduler in IPVS mode.
+    Address(At, Option<&'a str>, Count),
+    /// An endpoint at an address, with its weight in IPVS mode.
+    Endpoint(At, SocketAddr, Option<u32>, Count),
+    /// A mark of the firewall, with its scheduler.
+    Mark(IpFamily, u32, &'a str, Count),
+    /// A Service port.
+    Port(&'a ServicePortName, Count),
+    /// An endpoint of a Service port.
+    PortEndpoint(&'a ServicePortName, SocketAddr, Count),
 }
 
 /// Reads what is counted.
 pub(crate) trait ReadCounters: Send {
+    /// Reads, by blocking, and tells each thing as it comes: nothing of it is kept.
+    ///
+    /// # Errors
+    ///
+    /// The kernel cannot be read; the reason, and what to do.
+    fn tell(&mut self, which: Which<'_>, take: &mut dyn FnMut(Told<'_>)) -> Result<()>;
+
+    /// What is not counted in this mode, and why.
+    fn note(&self) -> Option<&'static str> {
+        None
+    }
+
     /// Reads, by blocking.
     ///
     /// # Errors
     ///
     /// The kernel cannot be read; the reason, and what to do.
-    fn read(&mut self, which: Which<'_>) -> Result<Counted>;
+    fn read(&mut self, which: Which<'_>) -> Result<Counted> {
+        let mut all = Counted {
+            note: self.note(),
+            ..Counted::default()
+        };
+        self.tell(which, &mut |told| all.take(told))?;
+        Ok(all)
+    }
+}
+
+impl Counted {
+    fn take(&mut self, told: Told<'_>) {
+        match told {
+            Told::Address(at, scheduler, count) => {
+                let of = self.addresses.entry(at).or_default();
+                of.scheduler = scheduler.map(str::to_owned);
+                of.count.add(&count);
+            }
+            Told::Endpoint(at, endpoint, weight, count) => {
+                let of = self.endpoints.entry((at, endpoint)).or_default();
+                of.weight = of.weight.max(weight);
+                of.count.add(&count);
+            }
+            Told::Mark(family, mark, scheduler, count) => {
+                let of = self.marks.entry((family, mark)).or_default();
+                of.scheduler = Some(scheduler.to_owned());
+                of.count.add(&count);
+            }
+            Told::Port(port, count) => self.ports.entry(port.clone()).or_default().add(&count),
+            Told::PortEndpoint(port, endpoint, count) => {
+                let of = self.port_endpoints.entry((port.clone(), endpoint));
+                of.or_default().add(&count);
+            }
+        }
+    }
+}
+
+/// The counters of the mode that serves, for whoever looks, on whatever thread. Clones are the same.
+#[derive(Clone, Default)]
+pub(crate) struct Counters(Arc<Mutex<Option<Box<dyn ReadCounters>>>>);
+
+impl Counters {
+    /// Another mode serves now.
+    pub(crate) fn set(&self, reader: Box<dyn ReadCounters>) {
+        // Whoever reads goes on with the one before for as long: the loop does not wait for it.
+        match self.0.try_lock() {
+            Ok(mut held) => *held = Some(reader),
+            Err(_) => {
+                let held = self.clone();
+                std::thread::spawn(move || held.replace(reader));
+            }
+        }
+    }
+
+    fn replace(&self, reader: Box<dyn ReadCounters>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(reader);
+    }
+
+    /// Does something with what reads them, by blocking, one after the other; `None` before there is
+    /// a mode.
+    pub(crate) fn with<R>(&self, work: impl FnOnce(&mut dyn ReadCounters) -> R) -> Option<R> {
+        let mut held = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        held.as_mut().map(|reader| work(&mut **reader))
+    }
+}
+
+impl std::fmt::Debug for Counters {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Counters").finish_non_exhaustive()
+    }
 }

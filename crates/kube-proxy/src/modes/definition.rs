@@ -16,6 +16,7 @@ use futures::future::LocalBoxFuture;
 use proxy::{Changes, IpFamily, Mode, Model, NodeFacts, NodePortAddresses};
 use source::ServiceCidrs;
 
+use super::counters::ReadCounters;
 use super::families::{Access, LeftOut};
 use super::predecessor::Predecessor;
 use super::preview::Preview;
@@ -142,6 +143,9 @@ pub(crate) trait Opened: Send {
     fn notices(&self) -> Result<Vec<Notices>> {
         Ok(Vec::new())
     }
+
+    /// How what the kernel has counted for it is read. Nothing is opened before somebody asks.
+    fn counters(&self) -> Box<dyn ReadCounters>;
 
     /// What is to be done when the process ends, after the last write.
     fn ending(&self) -> Option<Ending> {

@@ -1,5 +1,6 @@
 //! iptables mode: Services carried by rules.
 
+mod counters;
 mod metrics;
 mod nfacct;
 mod opened;

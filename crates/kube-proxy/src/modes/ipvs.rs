@@ -1,5 +1,6 @@
 //! IPVS mode: Services carried by virtual servers.
 
+mod counters;
 mod opened;
 pub mod settings;
 pub mod shim;

@@ -1,5 +1,6 @@
 //! nftables mode: Services carried by one table of nftables.
 
+mod counters;
 mod metrics;
 mod opened;
 pub mod settings;

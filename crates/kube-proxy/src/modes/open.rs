@@ -5,6 +5,7 @@ use proxy::{IpFamily, Model};
 use tokio::task::spawn_blocking;
 use tracing::warn;
 
+use super::counters::ReadCounters;
 use super::definition::Opened;
 use super::families::Access;
 use super::programs::Programs;
@@ -52,6 +53,16 @@ pub(crate) fn open_to_read(settings: &Settings) -> Result<Box<dyn Opened>> {
     let programs = Programs::new(settings, Access::Read);
     let mode = settings.chosen.definition();
     mode.open(settings, &programs, Access::Read)
+}
+
+/// How what is counted is read where there is no daemon to ask, by blocking: nothing in the kernel
+/// changes.
+///
+/// # Errors
+///
+/// No family can be read.
+pub(crate) fn counters(settings: &Settings) -> Result<Box<dyn ReadCounters>> {
+    Ok(open_to_read(settings)?.counters())
 }
 
 /// Prepares a node for the mode that is chosen (`--init-only`): what takes more privileges than

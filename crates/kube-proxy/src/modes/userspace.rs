@@ -1,6 +1,7 @@
 //! Userspace mode: Services carried by this process itself, through listening ports that packets
 //! are redirected to.
 
+mod counters;
 mod opened;
 pub mod settings;
 

@@ -158,6 +158,7 @@ impl Daemon {
                     Some(event) => self.drain(event).await,
                     None => anyhow::bail!("the source of Services has ended"),
                 },
+                Some(question) = self.observed.questions.recv() => self.answer(question),
                 Some(options) = changed.recv() => self.renewal.want(options, Modes::AsSettingsSay),
                 prepared = self.renewal.finished() => if let Some(prepared) = prepared {
                     self.renew(prepared);

@@ -1,18 +1,23 @@
 //! What the daemon tells others over HTTP, and the servers that tell it.
 
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use anyhow::Result;
+use http::request::Parts;
+use tokio::sync::mpsc;
 
 use crate::config::configz::Configz;
 use crate::events::{Event, Recorder};
 use crate::health::Health;
 use crate::healthz::{self, Status};
 use crate::http_server::{self, ListenError, Server};
+use crate::inspect::{About, Inspect, Question, socket};
 use crate::metrics::Metrics;
+use crate::modes::counters::Counters;
 use crate::options::Options;
 use crate::options::object_source::OwnNode;
-use crate::serve::pages::{self, Pages};
+use crate::serve::pages::{self, Api, Pages};
 
 /// What the servers tell.
 pub(super) struct Observed {
@@ -20,37 +25,54 @@ pub(super) struct Observed {
     pub(super) health: Arc<Health>,
     pub(super) status: Arc<Status>,
     pub(super) configz: Configz,
+    /// What the mode that serves has counted.
+    pub(super) counters: Counters,
+    pub(super) inspect: Arc<Inspect>,
+    /// What is asked of the loop.
+    pub(super) questions: mpsc::Receiver<Question>,
 }
+
+/// What answers others, by addresses and by the local socket; it ends when this is dropped.
+pub(super) type Servers = (Vec<Server>, socket::Server);
 
 impl Observed {
     pub(super) fn new(options: &Options) -> Self {
         let health = Arc::new(Health::new(options.modes.shared.sync_period));
+        let status = Arc::new(Status::new(
+            Arc::clone(&health),
+            OwnNode::of(&options.source),
+        ));
+        let about = About {
+            node: options.process.node_name.clone(),
+            started: SystemTime::now(),
+        };
+        let (inspect, questions) = Inspect::new(about, Arc::clone(&status));
         let of_mode = options.modes.chosen.definition().metrics();
         Self {
             metrics: Metrics::of(of_mode, &options.process.gates),
-            status: Arc::new(Status::new(
-                Arc::clone(&health),
-                OwnNode::of(&options.source),
-            )),
+            status,
             health,
+            inspect,
+            questions,
             configz: Configz::new(&options.said.configuration),
+            counters: Counters::default(),
         }
     }
 
-    /// Starts the servers of health and metrics; they end when they are dropped. `flags` are those
-    /// of this process' command line, with their values.
+    /// Starts the servers of health and metrics, and the local socket. `flags` are those of this
+    /// process' command line, with their values.
     pub(super) async fn serve(
         &self,
         options: &Options,
         flags: Vec<(String, String)>,
         recorder: &Recorder,
-    ) -> Result<Vec<Server>> {
+    ) -> Result<Servers> {
         let settings = &options.serve;
         let when_taken = settings.when_taken;
         let mut servers = Vec::new();
         if let Some(at) = settings.healthz_address {
             let (status, metrics) = (Arc::clone(&self.status), self.metrics.clone());
-            let respond = move |head: &_| status.respond(head, &metrics);
+            let respond = move |head: &Parts| status.respond(head, &metrics);
             let started = http_server::start(healthz::PURPOSE, at, when_taken, respond);
             servers.push((healthz::PURPOSE, started));
         }
@@ -61,9 +83,9 @@ impl Observed {
                 options.modes.chosen.name(),
                 &options.process.gates,
                 flags,
+                Api::at(at, Arc::clone(&self.inspect)),
             );
-            let respond = move |head: &_| pages.respond(head);
-            let started = http_server::start(pages::PURPOSE, at, when_taken, respond);
+            let started = http_server::start(pages::PURPOSE, at, when_taken, pages);
             servers.push((pages::PURPOSE, started));
         }
         let mut running = Vec::new();
@@ -85,6 +107,7 @@ impl Observed {
                 }
             }
         }
-        Ok(running)
+        let local = socket::start(socket::NAME, Arc::clone(&self.inspect));
+        Ok((running, local))
     }
 }

@@ -40,7 +40,7 @@ impl Daemon {
         let now = Instant::now();
         let opened = prepared.and_then(|Prepared { options, opened }| {
             let beside = match &opened {
-                Some(opened) => Some((opened.ending(), opened.notices()?)),
+                Some(opened) => Some((opened.ending(), opened.notices()?, opened.counters())),
                 None => None,
             };
             let modes = self.open_modes(opened, &options, now)?;
@@ -48,7 +48,8 @@ impl Daemon {
         });
         match opened {
             Ok((options, modes, beside)) => {
-                if let Some((ending, notices)) = beside {
+                if let Some((ending, notices, counters)) = beside {
+                    self.observed.counters.set(counters);
                     self.ending = ending;
                     self.rulesets = select_all(notices);
                 }

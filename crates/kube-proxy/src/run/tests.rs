@@ -191,7 +191,7 @@ async fn a_server_that_cannot_listen_is_an_event() {
             assert_eq!(served.is_err(), is_fatal);
             let event = recorded.recv().await.unwrap().event;
             let error = match served {
-                Ok(servers) => servers[0].address.as_ref().unwrap_err().to_string(),
+                Ok((servers, _)) => servers[0].address.as_ref().unwrap_err().to_string(),
                 Err(error) => error.to_string(),
             };
             let wanted = events::Event::listen_failed("node1", purpose.event, error);

@@ -9,8 +9,12 @@
 //! | `/flagz`        | the flags, where the feature gate is on: see `zpages`            |
 //! | `/statusz`      | versions, and since when the process runs, likewise              |
 //! | `/healthz`      | `ok`: the process answers; the proxy's health is in `healthz`    |
+//! | `/api/v1/...`   | what can be seen of the daemon, on loopback alone: see `inspect` |
 //!
 //! Methods and bodies of requests do not matter otherwise, as upstream.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
 
 use http::request::Parts;
 use http::{HeaderName, HeaderValue, Method, StatusCode, header};
@@ -18,7 +22,8 @@ use http::{HeaderName, HeaderValue, Method, StatusCode, header};
 use super::zpages::Zpages;
 use crate::config::configz::Configz;
 use crate::flags::gates::Gates;
-use crate::http_server::{Answer, Purpose, answer, not_found, text};
+use crate::http_server::{Answer, Purpose, Respond, answer, not_found, text};
+use crate::inspect::{self, Inspect};
 use crate::metrics::Metrics;
 
 /// For the log.
@@ -35,12 +40,46 @@ const STARTED: HeaderName = HeaderName::from_static("process-start-time-unix");
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// What is told.
-#[derive(Debug)]
 pub(crate) struct Pages {
     metrics: Metrics,
     configz: Configz,
     mode: &'static str,
     zpages: Zpages,
+    api: Api,
+}
+
+/// `/api/v1/...` at this address.
+pub(crate) struct Api {
+    /// Whether only this node reaches the address.
+    is_loopback: bool,
+    inspect: Arc<Inspect>,
+}
+
+impl Api {
+    /// What is answered where the pages are at this address.
+    pub(crate) fn at(address: SocketAddr, inspect: Arc<Inspect>) -> Self {
+        Self {
+            is_loopback: address.ip().to_canonical().is_loopback(),
+            inspect,
+        }
+    }
+
+    async fn respond(&self, head: &Parts) -> Answer {
+        match inspect::refusal(head, self.is_loopback) {
+            None => self.inspect.respond(head).await,
+            Some(why) => text(StatusCode::FORBIDDEN, format!("{why}\n")),
+        }
+    }
+}
+
+impl Respond for Pages {
+    async fn respond(&self, head: &Parts) -> Answer {
+        if head.uri.path().starts_with(inspect::PREFIX) {
+            self.api.respond(head).await
+        } else {
+            self.page(head)
+        }
+    }
 }
 
 impl Pages {
@@ -51,8 +90,10 @@ impl Pages {
         mode: &'static str,
         gates: &Gates,
         flags: impl IntoIterator<Item = (String, String)>,
+        api: Api,
     ) -> Self {
         Self {
+            api,
             zpages: Zpages::new(gates, flags, metrics.started),
             metrics,
             configz,
@@ -60,8 +101,8 @@ impl Pages {
         }
     }
 
-    /// What a request is answered.
-    pub(crate) fn respond(&self, head: &Parts) -> Answer {
+    /// What a request for a page is answered.
+    fn page(&self, head: &Parts) -> Answer {
         match head.uri.path() {
             "/metrics" if asks_for_openmetrics(head) => {
                 self.scraped(OPENMETRICS, self.metrics.openmetrics())

@@ -6,6 +6,7 @@ use std::rc::Rc;
 use tokio::net::UdpSocket;
 use tokio::task::AbortHandle;
 
+use super::counted::Carrying;
 use super::datagram::Peer;
 use super::descriptors::Held;
 
@@ -20,6 +21,7 @@ pub(crate) struct FlowKey {
 pub(crate) struct Flow {
     pub(crate) endpoint: SocketAddr,
     pub(crate) socket: Rc<UdpSocket>,
+    pub(crate) carrying: Rc<Carrying>,
     answers: AbortHandle,
     _held: Held,
 }
@@ -29,12 +31,14 @@ impl Flow {
     pub(crate) fn new(
         endpoint: SocketAddr,
         socket: Rc<UdpSocket>,
+        carrying: Rc<Carrying>,
         answers: AbortHandle,
         held: Held,
     ) -> Self {
         Self {
             endpoint,
             socket,
+            carrying,
             answers,
             _held: held,
         }

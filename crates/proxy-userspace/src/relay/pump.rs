@@ -11,6 +11,7 @@ use std::cell::RefCell;
 use std::io;
 use std::net::Shutdown;
 use std::os::fd::OwnedFd;
+use std::sync::atomic::AtomicU64;
 
 use rustix::pipe::{PipeFlags, SpliceFlags, fcntl_setpipe_size, pipe_with, splice};
 use socket2::SockRef;
@@ -18,6 +19,7 @@ use tokio::io::Interest;
 use tokio::net::TcpStream;
 use tokio::task::yield_now;
 
+use super::counted::{Carrying, add};
 use super::descriptors::{Free, Held};
 use super::limits::{Carriage, Limits};
 
@@ -100,16 +102,20 @@ impl Pump {
         self.spare.borrow_mut().clear();
     }
 
-    /// Carries bytes both ways until both are over. What fails resets both.
-    pub(crate) async fn run(&self, one: &TcpStream, other: &TcpStream) {
-        let both = tokio::try_join!(self.carry(one, other), self.carry(other, one));
+    /// Carries bytes both ways until both are over, and counts them as they are read. What fails
+    /// resets both.
+    pub(crate) async fn run(&self, client: &TcpStream, server: &TcpStream, counted: &Carrying) {
+        let both = tokio::try_join!(
+            self.carry(client, server, counted.bytes_in()),
+            self.carry(server, client, counted.bytes_out())
+        );
         if both.is_err() {
-            reset(one);
-            reset(other);
+            reset(client);
+            reset(server);
         }
     }
 
-    async fn carry(&self, from: &TcpStream, to: &TcpStream) -> io::Result<()> {
+    async fn carry(&self, from: &TcpStream, to: &TcpStream, sum: &AtomicU64) -> io::Result<()> {
         let mut way = match self.carriage {
             Carriage::Splice => Way::Pipe,
             Carriage::Copy | Carriage::Adaptive => Way::Buffer,
@@ -120,8 +126,8 @@ impl Pump {
             let mut moved = None;
             let tried = from.try_io(Interest::READABLE, || {
                 let now = match way {
-                    Way::Buffer => self.read(from, to)?,
-                    Way::Pipe => self.splice(from, to)?,
+                    Way::Buffer => self.read(from, to, sum)?,
+                    Way::Pipe => self.splice(from, to, sum)?,
                 };
                 // A buffer that is not filled has emptied the socket: it need not be asked for that.
                 let is_empty = matches!(now, Moved::All(count) if count < CHUNK);
@@ -186,7 +192,7 @@ impl Pump {
     }
 
     /// Reads once, and writes what can be written.
-    fn read(&self, from: &TcpStream, to: &TcpStream) -> io::Result<Moved> {
+    fn read(&self, from: &TcpStream, to: &TcpStream, sum: &AtomicU64) -> io::Result<Moved> {
         let mut buffer = self.buffer.borrow_mut();
         let leave = self.waiting.try_take(1);
         let most = if leave.is_some() { CHUNK } else { FEW_BYTES };
@@ -194,6 +200,7 @@ impl Pump {
         if count == 0 {
             return Ok(Moved::End);
         }
+        add(sum, count);
         let bytes = buffer.get(..count).unwrap_or_default();
         let written = match to.try_write(bytes) {
             Ok(written) => written,
@@ -208,9 +215,9 @@ impl Pump {
     }
 
     /// The same through a pipe.
-    fn splice(&self, from: &TcpStream, to: &TcpStream) -> io::Result<Moved> {
+    fn splice(&self, from: &TcpStream, to: &TcpStream, sum: &AtomicU64) -> io::Result<Moved> {
         let Some(pipe) = self.borrow() else {
-            return self.read(from, to);
+            return self.read(from, to, sum);
         };
         let flags = SpliceFlags::MOVE | SpliceFlags::NONBLOCK;
         let count = match splice(from, None, &pipe.write, None, PIPE, flags) {
@@ -224,6 +231,7 @@ impl Pump {
             self.give_back(pipe);
             return Ok(Moved::End);
         }
+        add(sum, count);
         let written = to.try_io(Interest::WRITABLE, || drain(&pipe, to, count));
         let written = match written {
             Ok(written) => written,

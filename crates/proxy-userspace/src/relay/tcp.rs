@@ -5,6 +5,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -17,6 +18,7 @@ use tokio::task::spawn_local;
 use tokio::time::{sleep, timeout};
 
 use super::balance::{Balance, Choice};
+use super::counted::PortCounters;
 use super::descriptors::is_exhausted;
 use super::limits::{DIAL_TIMEOUTS, Reach};
 use super::pump::reset;
@@ -35,15 +37,17 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// A listening port, and its connections.
 pub(crate) struct Port {
     pub(crate) balance: RefCell<Balance>,
+    pub(crate) counters: Arc<PortCounters>,
     /// Its connections are to end.
     is_cut: Cell<bool>,
     cut: Notify,
 }
 
 impl Port {
-    pub(crate) fn new(balance: Balance) -> Self {
+    pub(crate) fn new(balance: Balance, counters: Arc<PortCounters>) -> Self {
         Self {
             balance: RefCell::new(balance),
+            counters,
             is_cut: Cell::new(false),
             cut: Notify::new(),
         }
@@ -197,13 +201,14 @@ async fn connect_and_carry(
     } else {
         None
     };
-    let Some(server) = server else {
+    let Some((server, endpoint)) = server else {
         shared.counters.add_refused();
         return reset(client);
     };
     prepare(client);
     prepare(&server);
-    shared.pump.run(client, &server).await;
+    let carrying = port.counters.connect(endpoint);
+    shared.pump.run(client, &server, &carrying).await;
 }
 
 /// What the client meant was not this port.
@@ -231,13 +236,13 @@ fn prepare(connection: &TcpStream) {
 
 /// Connects to an endpoint: the first one that accepts. Each refusal is a reason for the next one,
 /// until each has refused; one that says nothing has a longer time with each further try.
-/// The first try is by a socket that there is already.
+/// The first try is by a socket that there is already. The connection, and to whom.
 async fn dial(
     shared: &Shared,
     port: &Port,
     client: IpAddr,
     outward: TcpSocket,
-) -> Option<TcpStream> {
+) -> Option<(TcpStream, SocketAddr)> {
     let mut outward = Some(outward);
     let mut choice = Choice::Kept;
     let (mut refusals, mut waits) = (0, DIAL_TIMEOUTS.iter());
@@ -257,7 +262,7 @@ async fn dial(
         match timeout(*wait, connected).await {
             Ok(Ok(server)) => {
                 shared.descriptors.succeeded();
-                return Some(server);
+                return Some((server, endpoint));
             }
             // It says nothing of the endpoint.
             Ok(Err(error)) if is_exhausted(&error) => {

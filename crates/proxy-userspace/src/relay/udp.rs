@@ -5,6 +5,7 @@ use std::cell::RefCell;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket as StdSocket};
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
@@ -16,6 +17,7 @@ use tokio::task::{spawn_local, yield_now};
 use tokio::time::{sleep, timeout};
 
 use super::balance::{Balance, Choice};
+use super::counted::{Carrying, PortCounters};
 use super::datagram::{Datagrams, Peer};
 use super::descriptors::is_exhausted;
 use super::flow::{Flow, FlowKey};
@@ -30,6 +32,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// A UDP port.
 pub(crate) struct Port {
     pub(crate) balance: RefCell<Balance>,
+    pub(crate) counters: Arc<PortCounters>,
     number: u64,
     /// The number of its port.
     at: u16,
@@ -42,9 +45,15 @@ impl Port {
     /// # Errors
     ///
     /// The runtime cannot watch its socket.
-    pub(crate) fn new(number: u64, balance: Balance, socket: StdSocket) -> io::Result<Self> {
+    pub(crate) fn new(
+        number: u64,
+        balance: Balance,
+        counters: Arc<PortCounters>,
+        socket: StdSocket,
+    ) -> io::Result<Self> {
         Ok(Self {
             balance: RefCell::new(balance),
+            counters,
             number,
             at: socket.local_addr()?.port(),
             datagrams: Datagrams::new(UdpSocket::from_std(socket)?),
@@ -120,6 +129,7 @@ fn pass_on(shared: &Rc<Shared>, port: &Rc<Port>, peer: Peer, bytes: &[u8]) {
     let mut choice = Choice::Kept;
     if let Some(flow) = flows.get(&key, now) {
         if send(&flow.socket, bytes).is_ok() {
+            flow.carrying.datagram_in(bytes.len());
             return;
         }
         // Nobody listens there: the next one has it.
@@ -156,15 +166,24 @@ fn pass_on(shared: &Rc<Shared>, port: &Rc<Port>, peer: Peer, bytes: &[u8]) {
     let socket = Rc::new(socket);
     // A socket that is new has no failure to tell.
     let _ = send(&socket, bytes);
-    let answers = answer(Rc::clone(shared), Rc::clone(port), Rc::clone(&socket), key);
+    let carrying = Rc::new(port.counters.connect(endpoint));
+    carrying.datagram_in(bytes.len());
+    let (both, counted) = (Rc::clone(&socket), Rc::clone(&carrying));
+    let answers = answer(Rc::clone(shared), Rc::clone(port), both, counted, key);
     let answers = spawn_local(answers).abort_handle();
-    let flow = Flow::new(endpoint, socket, answers, held);
+    let flow = Flow::new(endpoint, socket, carrying, answers, held);
     flows.insert(key, flow, now);
     shared.counters.set_flows(flows.len());
 }
 
 /// Sends what an endpoint answers back to the client, until nothing was sent either way for long.
-async fn answer(shared: Rc<Shared>, port: Rc<Port>, socket: Rc<UdpSocket>, key: FlowKey) {
+async fn answer(
+    shared: Rc<Shared>,
+    port: Rc<Port>,
+    socket: Rc<UdpSocket>,
+    carrying: Rc<Carrying>,
+    key: FlowKey,
+) {
     let idle = shared.limits.udp_idle;
     let mut wait = idle;
     loop {
@@ -188,6 +207,7 @@ async fn answer(shared: Rc<Shared>, port: Rc<Port>, socket: Rc<UdpSocket>, key: 
                 let bytes = buffer.get(..count).unwrap_or_default();
                 // Where there is no room a datagram is lost, as anywhere.
                 let _ = port.datagrams.send(key.peer, bytes);
+                carrying.datagram_out(count);
                 Ok(())
             })
         });

@@ -13,7 +13,9 @@ use proxy_iptables::{
 };
 use tracing::info;
 
+use super::counters::RuleCounters;
 use crate::footprints;
+use crate::modes::counters::ReadCounters;
 use crate::modes::definition::{Opened, Start};
 use crate::modes::families::{Access, Families, LeftOut, boxed, is_disabled, thread};
 use crate::modes::predecessor::Predecessor;
@@ -109,6 +111,14 @@ impl Opened for Rules {
                 iptables: Some(self.iptables.clone()),
             },
             excluded: settings.shared.exclude_cidrs.clone(),
+        })
+    }
+
+    fn counters(&self) -> Box<dyn ReadCounters> {
+        let families = self.families.opened.iter().map(|(family, _)| *family);
+        Box::new(RuleCounters {
+            iptables: self.iptables.clone(),
+            families: families.collect(),
         })
     }
 

@@ -11,9 +11,11 @@ use proxy::{Changes, IpFamily, Mode};
 use proxy_ipvs::{Carrier, Config, Lanes, NetlinkKernel, Op, Plan, Proxier};
 use tokio::runtime::Handle;
 
+use super::counters::IpvsCounters;
 use super::settings::Timeouts;
 use super::shim::ChosenShim;
 use crate::footprints;
+use crate::modes::counters::ReadCounters;
 use crate::modes::definition::{Opened, Start};
 use crate::modes::families::{Access, Families, LeftOut, boxed, is_disabled, thread};
 use crate::modes::predecessor::Predecessor;
@@ -169,6 +171,10 @@ impl Opened for Ipvs {
             }
             Carrier::Iptables(_) => Vec::new(),
         })
+    }
+
+    fn counters(&self) -> Box<dyn ReadCounters> {
+        Box::new(IpvsCounters::default())
     }
 
     fn into_modes(self: Box<Self>, start: &Start<'_>) -> Result<Vec<Box<dyn Mode>>> {

@@ -12,6 +12,8 @@ use proxy::{Changes, IpFamily, Mode};
 use proxy_nftables::{Config, Lanes, Layout, NetlinkKernel, Plan, Proxier, TABLE};
 use tracing::warn;
 
+use super::counters::TrackedFlows;
+use crate::modes::counters::ReadCounters;
 use crate::modes::definition::{Opened, Start};
 use crate::modes::families::{Access, Families, LeftOut, boxed, is_disabled, thread};
 use crate::modes::predecessor::Predecessor;
@@ -134,6 +136,10 @@ impl Opened for Table {
         let notices =
             subscriptions.map(|(family, subscription)| follow(family, TABLE, subscription));
         Ok(notices.collect::<Result<_, _>>()?)
+    }
+
+    fn counters(&self) -> Box<dyn ReadCounters> {
+        Box::new(TrackedFlows)
     }
 
     fn into_modes(self: Box<Self>, start: &Start<'_>) -> Result<Vec<Box<dyn Mode>>> {

@@ -10,10 +10,12 @@ use iptables::{Iptables, IptablesError};
 use netlink_batch::Worker;
 use nftables_netlink::OwnSockets;
 use proxy::{Changes, IpFamily, Mode};
-use proxy_userspace::{Config, Lanes, Limits, Plan, Proxier, Relay, UserspaceKernel};
+use proxy_userspace::{Config, Lanes, Limits, Plan, Proxier, Relay, Traffic, UserspaceKernel};
 use tracing::info;
 
+use super::counters::RelayCounters;
 use crate::footprints;
+use crate::modes::counters::ReadCounters;
 use crate::modes::definition::{Ending, Opened, Start};
 use crate::modes::families::{Access, Families, LeftOut, boxed, is_disabled, thread};
 use crate::modes::predecessor::Predecessor;
@@ -78,13 +80,15 @@ impl Redirector {
         family: IpFamily,
         relay: Relay,
         written: &Arc<OwnSockets>,
+        traffic: &Traffic,
     ) -> Result<UserspaceKernel> {
-        Ok(match self {
+        let kernel = match self {
             Self::Nftables => UserspaceKernel::with_nftables(family, relay, written)?,
             Self::Iptables(iptables) => {
                 UserspaceKernel::with_iptables(family, iptables.clone(), relay)
             }
-        })
+        };
+        Ok(kernel.counted_in(traffic))
     }
 }
 
@@ -94,6 +98,8 @@ pub(super) struct Userspace {
     relay: Relay,
     /// What is written to nftables.
     written: Arc<OwnSockets>,
+    /// What is counted.
+    traffic: Traffic,
     families: Families<UserspaceKernel>,
 }
 
@@ -112,16 +118,19 @@ impl Userspace {
         let (own, of_kernel) = (redirector.clone(), relay.clone());
         let written = Arc::<OwnSockets>::default();
         let by_kernel = Arc::clone(&written);
+        let traffic = Traffic::default();
+        let counted = traffic.clone();
         let families = Families::open(
             |family| redirector.check(family, access),
             |family| is_disabled(family, "all") == Some(true),
             "sockets",
-            move |family| own.kernel(family, of_kernel.clone(), &by_kernel),
+            move |family| own.kernel(family, of_kernel.clone(), &by_kernel, &counted),
         )?;
         Ok(Self {
             redirector,
             relay,
             written,
+            traffic,
             families,
         })
     }
@@ -131,6 +140,7 @@ impl Userspace {
             redirector,
             relay,
             written,
+            traffic,
             families,
         } = self;
         let settings = start.settings;
@@ -146,9 +156,9 @@ impl Userspace {
                 modes: footprints::ALL,
             };
             let (redirector, relay) = (redirector.clone(), relay.clone());
-            let written = Arc::clone(&written);
+            let (written, traffic) = (Arc::clone(&written), traffic.clone());
             let rules = thread("rules", family, move || {
-                redirector.kernel(family, relay, &written)
+                redirector.kernel(family, relay, &written, &traffic)
             })?;
             let facts = start.node_facts(family);
             Ok(Proxier::new(
@@ -214,6 +224,10 @@ impl Opened for Userspace {
             let cut = relay.finish(DRAIN);
             (cut > 0).then(|| format!("{cut} connections that this process carried were cut"))
         }))
+    }
+
+    fn counters(&self) -> Box<dyn ReadCounters> {
+        Box::new(RelayCounters(self.traffic.clone()))
     }
 
     fn into_modes(self: Box<Self>, start: &Start<'_>) -> Result<Vec<Box<dyn Mode>>> {

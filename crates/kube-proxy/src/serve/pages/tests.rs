@@ -16,15 +16,11 @@ fn server_with(flags: &[&str]) -> Server {
     let metrics = Metrics::new();
     let (mode, gates) = (options.modes.chosen.name(), &options.process.gates);
     let flags = command_line::values(line);
-    let pages = Pages::new(metrics, Configz::default(), mode, gates, flags);
-    let respond = move |head: &Parts| pages.respond(head);
-    http_server::start(
-        PURPOSE,
-        "127.0.0.1:0".parse().unwrap(),
-        WhenTaken::Fail,
-        respond,
-    )
-    .unwrap()
+    let (inspect, _) = Inspect::unasked("node1");
+    let at: SocketAddr = "127.0.0.1:0".parse().unwrap();
+    let api = Api::at(at, inspect);
+    let pages = Pages::new(metrics, Configz::default(), mode, gates, flags, api);
+    http_server::start(PURPOSE, at, WhenTaken::Fail, pages).unwrap()
 }
 
 #[tokio::test]

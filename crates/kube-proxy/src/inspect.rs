@@ -1,0 +1,234 @@
+//! What can be seen of the running daemon: `/api/v1/...`, answered on a local socket, and at the
+//! metrics address where that is loopback.
+//!
+//! ```text
+//!   socket ───────┐            Question ─▶ the loop: facts, a bounded piece a turn ─┐
+//!   metrics pages ┴▶ Inspect ─▶                                                     ├─▶ view ─▶ JSON
+//!                              a blocking thread: counters, limits, topology ◀──────┘
+//! ```
+//!
+//! The loop owns the model and the modes, so that it is asked ([`Question`]). It hands out copies, so
+//! many of them in one of its turns as take it no longer than about 2 ms; whatever is worked out of
+//! them, and all rendering, happens on a blocking thread. Nothing is kept for those who may ask: what
+//! nobody asks for takes no memory.
+//!
+//! Everything here is read-only: nothing but `GET` is answered, and no answer has a secret in it.
+//!
+//! # The local socket
+//!
+//! It is an abstract UNIX socket, `@kube-proxy-ipvs/inspect`. Abstract names belong to the network
+//! namespace, as what the daemon programs does: the same name is the same daemon on the node, in the
+//! daemon's container and with `kubectl exec`, and two nodes of a test on one machine do not meet. A
+//! file would need a folder that both have mounted and may write to (the container's root is
+//! read-only), and cleaning up after a crash, which the kernel does for an abstract name. What a file
+//! has in permissions, the kernel says of each peer (`SO_PEERCRED`): root of the node, or who runs
+//! the daemon, may ask, and nobody else.
+
+mod facts;
+mod local_only;
+pub(crate) mod question;
+pub(crate) mod socket;
+mod status;
+
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, SystemTime};
+
+use http::request::Parts;
+use http::{HeaderValue, Method, StatusCode, header};
+use serde::Serialize;
+use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::task::spawn_blocking;
+use tokio::time::timeout;
+
+pub(crate) use facts::{Facts, OfFamily};
+pub(crate) use local_only::refusal;
+pub(crate) use question::Question;
+
+use crate::healthz;
+use crate::http_server::{Answer, Respond, answer, not_found};
+
+/// Under which all of it is.
+pub(crate) const PREFIX: &str = "/api/v1/";
+/// Questions that wait for the loop.
+const QUEUE: usize = 16;
+/// Answers that are worked out beside each other: what they hold in memory is bounded so.
+const AT_ONCE: usize = 4;
+/// How long the loop may take for a question, whatever else it does.
+const LOOP_PATIENCE: Duration = Duration::from_secs(5);
+
+/// Answers what can be seen.
+pub(crate) struct Inspect {
+    about: About,
+    /// Where objects come from, in words, without secrets; once it is open.
+    source: OnceLock<String>,
+    health: Arc<healthz::Status>,
+    questions: mpsc::Sender<Question>,
+    at_once: Semaphore,
+}
+
+/// What does not change while the process runs.
+#[derive(Debug, Clone)]
+pub(crate) struct About {
+    /// The node's name.
+    pub(crate) node: String,
+    /// When the process began.
+    pub(crate) started: SystemTime,
+}
+
+/// Why a question has no answer.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Unanswered {
+    /// The first lists are still awaited.
+    #[error(
+        "the daemon is starting: the first lists of Services and EndpointSlices, and the own Node, are awaited"
+    )]
+    Starting,
+    /// It is busy, or ends.
+    #[error("the daemon's loop has not answered within {} s: see its log", LOOP_PATIENCE.as_secs())]
+    Late,
+    /// The question cannot be meant.
+    #[error("{0}")]
+    Wrong(String),
+    /// There is no such object.
+    #[error("{0}")]
+    NotFound(String),
+    /// What is to be read cannot be.
+    #[error("{0}")]
+    Unreadable(String),
+}
+
+impl Inspect {
+    /// Answers, and the end at which the loop takes questions.
+    pub(crate) fn new(
+        about: About,
+        health: Arc<healthz::Status>,
+    ) -> (Arc<Self>, mpsc::Receiver<Question>) {
+        let (questions, asked) = mpsc::channel(QUEUE);
+        let inspect = Self {
+            about,
+            source: OnceLock::new(),
+            health,
+            questions,
+            at_once: Semaphore::new(AT_ONCE),
+        };
+        (Arc::new(inspect), asked)
+    }
+
+    /// Takes in where objects come from, in words, without secrets.
+    pub(crate) fn comes_from(&self, source: String) {
+        // There is one start.
+        let _ = self.source.set(source);
+    }
+
+    /// What a request for a path under [`PREFIX`] is answered.
+    pub(crate) async fn respond(&self, head: &Parts) -> Answer {
+        if head.method != Method::GET && head.method != Method::HEAD {
+            let why = "only GET is answered: nothing can be changed here";
+            let mut answer = failed(StatusCode::METHOD_NOT_ALLOWED, why);
+            let allowed = HeaderValue::from_static("GET, HEAD");
+            answer.headers_mut().insert(header::ALLOW, allowed);
+            return answer;
+        }
+        // It is not closed.
+        let _permit = self.at_once.acquire().await;
+        let path = head.uri.path().strip_prefix(PREFIX).unwrap_or_default();
+        match path {
+            "status" => told(self.status().await),
+            _ => failed(
+                StatusCode::NOT_FOUND,
+                "there is no such path: see docs/api.md",
+            ),
+        }
+    }
+
+    /// Asks the loop.
+    async fn ask<T>(
+        &self,
+        question: impl FnOnce(oneshot::Sender<T>) -> Question,
+    ) -> Result<T, Unanswered> {
+        if !self.health.is_expecting() {
+            return Err(Unanswered::Starting);
+        }
+        let (answer, answered) = oneshot::channel();
+        let asked = async {
+            self.questions.send(question(answer)).await.ok()?;
+            answered.await.ok()
+        };
+        match timeout(LOOP_PATIENCE, asked).await {
+            Ok(Some(answer)) => Ok(answer),
+            Ok(None) | Err(_) => Err(Unanswered::Late),
+        }
+    }
+}
+
+#[cfg(test)]
+impl Inspect {
+    /// Of a node whose daemon is starting.
+    pub(crate) fn unasked(node: &str) -> (Arc<Self>, mpsc::Receiver<Question>) {
+        use crate::health::Health;
+        use crate::options::object_source::OwnNode;
+        let health = Arc::new(Health::new(Duration::from_secs(30)));
+        let health = Arc::new(healthz::Status::new(health, OwnNode::Needed));
+        let about = About {
+            node: node.to_owned(),
+            started: SystemTime::UNIX_EPOCH,
+        };
+        Self::new(about, health)
+    }
+}
+
+impl Respond for Arc<Inspect> {
+    async fn respond(&self, head: &Parts) -> Answer {
+        if head.uri.path().starts_with(PREFIX) {
+            Inspect::respond(self, head).await
+        } else {
+            not_found()
+        }
+    }
+}
+
+impl Unanswered {
+    fn code(&self) -> StatusCode {
+        match self {
+            Self::Starting | Self::Late => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Wrong(_) => StatusCode::BAD_REQUEST,
+            Self::NotFound(_) => StatusCode::NOT_FOUND,
+            Self::Unreadable(_) => StatusCode::INTERNAL_SERVER_ERROR,
+        }
+    }
+}
+
+/// What an object, or that there is none, is answered as.
+fn told(found: Result<Vec<u8>, Unanswered>) -> Answer {
+    match found {
+        Ok(json) => uncached(answer(StatusCode::OK, "application/json", json)),
+        Err(why) => failed(why.code(), &why.to_string()),
+    }
+}
+
+fn failed(code: StatusCode, why: &str) -> Answer {
+    let body = serde_json::json!({ "error": why }).to_string();
+    uncached(answer(code, "application/json", body))
+}
+
+/// It is of this moment.
+fn uncached(mut answer: Answer) -> Answer {
+    let not = HeaderValue::from_static("no-store");
+    answer.headers_mut().insert(header::CACHE_CONTROL, not);
+    answer
+}
+
+/// Works something out, and renders it, where nobody waits for it.
+async fn rendered<T: Serialize>(
+    work: impl FnOnce() -> Result<T, Unanswered> + Send + 'static,
+) -> Result<Vec<u8>, Unanswered> {
+    let rendered = spawn_blocking(move || {
+        let object = work()?;
+        serde_json::to_vec(&object).map_err(|error| Unanswered::Unreadable(error.to_string()))
+    });
+    let ended = |error: tokio::task::JoinError| Unanswered::Unreadable(error.to_string());
+    rendered.await.map_err(ended)?
+}
+
+#[cfg(test)]
+mod tests;

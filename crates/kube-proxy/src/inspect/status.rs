@@ -1,0 +1,182 @@
+//! `/api/v1/status`.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant, SystemTime};
+
+use k8s_openapi::jiff::Timestamp;
+use proxy::{IpFamily, Standing};
+
+use super::facts::{Facts, OfFamily};
+use super::{About, Inspect, Unanswered, rendered};
+use crate::health::Progress;
+use crate::version::{KUBERNETES, OWN_VERSION};
+use crate::view::{
+    Conflict, Draining, Drifted, Family, Refused, Source, State, Status, Unreadable,
+};
+
+/// How many errors, conflicts and drains are listed, over all families.
+const LISTED: usize = 100;
+
+impl Inspect {
+    /// How the node stands. While the daemon starts, what is awaited.
+    pub(super) async fn status(&self) -> Result<Vec<u8>, Unanswered> {
+        let facts = match self.ask(super::Question::Facts).await {
+            Ok(facts) => Some(facts),
+            Err(Unanswered::Starting) => None,
+            Err(error) => return Err(error),
+        };
+        let now = Instant::now();
+        let outer = Outer {
+            about: self.about.clone(),
+            source: self.source.get().cloned().unwrap_or_default(),
+            awaiting: self.health.awaiting(),
+            is_healthy: self.health.is_healthy(now),
+            progress: self.health.progress(),
+        };
+        rendered(move || Ok(outer.status(facts))).await
+    }
+}
+
+/// What is known beside the loop.
+struct Outer {
+    about: About,
+    source: String,
+    /// What is awaited before the daemon is ready.
+    awaiting: Vec<String>,
+    is_healthy: bool,
+    progress: BTreeMap<IpFamily, Progress>,
+}
+
+impl Outer {
+    fn status(self, facts: Option<Facts>) -> Status {
+        let mut status = Status {
+            node: self.about.node,
+            version: OWN_VERSION.to_owned(),
+            kubernetes: KUBERNETES.git_version(),
+            started: text(self.about.started),
+            ready: self.awaiting.is_empty(),
+            healthy: self.is_healthy,
+            source: Source {
+                from: self.source,
+                ..Source::default()
+            },
+            notes: self.awaiting,
+            ..Status::default()
+        };
+        if let Some(facts) = facts {
+            add(&mut status, facts, &self.progress);
+        }
+        status
+    }
+}
+
+fn add(status: &mut Status, facts: Facts, progress: &BTreeMap<IpFamily, Progress>) {
+    facts.mode.clone_into(&mut status.mode);
+    status.forms = facts.forms;
+    status.source.services = facts.services;
+    status.source.endpoint_slices = facts.slices;
+    status.source.complete = facts.is_complete;
+    status.source.whole = facts.is_whole;
+    status.source.node_exists = facts.has_node;
+    if facts.is_complete && !facts.is_whole {
+        status.notes.push(
+            "an object exists that could not be read: until it can be, nothing is removed; the log names it".to_owned(),
+        );
+    }
+    for of in facts.families {
+        let updated = progress.get(&of.family).and_then(|of| of.updated);
+        status.families.push(family(&of, updated, facts.now));
+        add_seen(status, of, facts.now);
+    }
+    status.errors.truncate(LISTED);
+    status.conflicts.truncate(LISTED);
+    status.draining.truncate(LISTED);
+}
+
+fn add_seen(status: &mut Status, of: OfFamily, now: Instant) {
+    let family = of.family.to_string();
+    let seen = of.seen;
+    status
+        .errors
+        .extend(seen.failures.into_iter().map(|(failure, since)| Refused {
+            family: family.clone(),
+            object: failure.object,
+            service: failure.owner.map(|owner| owner.to_string()),
+            reason: failure.reason,
+            seconds: since.as_secs_f64(),
+        }));
+    status
+        .unreadable
+        .extend(seen.unreadable.into_iter().map(|of| Unreadable {
+            family: family.clone(),
+            part: of.part.to_owned(),
+            reason: of.reason,
+        }));
+    status
+        .conflicts
+        .extend(seen.conflicts.into_iter().map(|conflict| Conflict {
+            family: family.clone(),
+            address: conflict.object,
+            winner: conflict.winner.to_string(),
+            loser: conflict.loser.to_string(),
+        }));
+    status
+        .drift
+        .extend(seen.drift.into_iter().map(|(kind, of)| Drifted {
+            family: family.clone(),
+            kind: kind.to_owned(),
+            count: of.count,
+            last: text(of.last),
+            names: of.names,
+        }));
+    status.draining_count += of.drains.count;
+    status
+        .draining
+        .extend(of.drains.first.into_iter().map(|one| Draining {
+            server: format!("{}/{}", one.at, one.protocol),
+            endpoint: std::net::SocketAddr::new(one.target.ip, one.target.port).to_string(),
+            seconds: one.since.map_or(0.0, |since| ago(since, now)),
+            connections: None,
+        }));
+}
+
+fn family(of: &OfFamily, updated: Option<Instant>, now: Instant) -> Family {
+    let standing = &of.standing;
+    Family {
+        family: of.family.to_string(),
+        state: state(standing, of.is_served, !of.seen.failures.is_empty()),
+        pending: standing.pending,
+        failing: standing.failing,
+        lag_seconds: standing.pending_since.map_or(0.0, |since| ago(since, now)),
+        stuck_seconds: standing.stuck_since.map(|since| ago(since, now)),
+        updated_seconds_ago: updated.map(|updated| ago(updated, now)),
+    }
+}
+
+fn state(standing: &Standing, is_served: bool, has_failures: bool) -> State {
+    if standing.stuck_since.is_some() {
+        State::Stuck
+    } else if !is_served {
+        State::Starting
+    } else if standing.failing > 0 || has_failures {
+        State::Failing
+    } else if standing.pending > 0 {
+        State::Syncing
+    } else {
+        State::Synced
+    }
+}
+
+fn ago(since: Instant, now: Instant) -> f64 {
+    let ago = now.saturating_duration_since(since);
+    // To the millisecond.
+    Duration::from_millis(u64::try_from(ago.as_millis()).unwrap_or(u64::MAX)).as_secs_f64()
+}
+
+/// RFC 3339, to the second.
+fn text(at: SystemTime) -> String {
+    let at = Timestamp::try_from(at).unwrap_or_default();
+    Timestamp::from_second(at.as_second())
+        .unwrap_or_default()
+        .to_string()
+}

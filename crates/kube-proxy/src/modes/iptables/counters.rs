@@ -1,0 +1,84 @@
+//! What the rules of iptables mode have counted: connections. Each look costs a process for each
+//! family, which prints all rules of table nat.
+
+use anyhow::{Context as _, Result};
+use iptables::{Iptables, Table};
+use proxy::IpFamily;
+use proxy_iptables::{Counts, OfPort, Served};
+
+use crate::modes::counters::{At, Count, ReadCounters, Told, Which};
+
+/// Reads them by a program.
+pub(super) struct RuleCounters {
+    pub(super) iptables: Iptables,
+    pub(super) families: Vec<IpFamily>,
+}
+
+impl ReadCounters for RuleCounters {
+    fn tell(&mut self, which: Which<'_>, take: &mut dyn FnMut(Told<'_>)) -> Result<()> {
+        for family in &self.families {
+            let mut counts = Counts::new(*family);
+            self.iptables
+                .save_counted(*family, Table::Nat, &mut |line| counts.read(line))
+                .with_context(|| format!("cannot read what rules of {family} have counted"))?;
+            for port in counts.into_ports() {
+                tell(&port, which, take);
+            }
+        }
+        Ok(())
+    }
+
+    fn note(&self) -> Option<&'static str> {
+        Some(
+            "rules of iptables mode count new connections, and neither packets nor bytes of those there are; \
+             an endpoint's are of all addresses of its Service port",
+        )
+    }
+}
+
+fn tell(port: &OfPort, which: Which<'_>, take: &mut dyn FnMut(Told<'_>)) {
+    let is_asked = match which {
+        Which::Addresses | Which::All => true,
+        Which::Of(asked) => port
+            .addresses
+            .iter()
+            .any(|(served, _)| asked.contains(&at(served))),
+    };
+    if !is_asked {
+        return;
+    }
+    for (served, connections) in &port.addresses {
+        take(Told::Address(at(served), None, count(*connections)));
+    }
+    // A NodePort's rule comes before those of the addresses that each Service port has.
+    let mut own = port.addresses.iter().map(|(served, _)| served);
+    let first = own.clone().next();
+    let own = own
+        .find(|served| !served.at.ip().is_unspecified())
+        .or(first);
+    if let (Some(own), false) = (own, which == Which::Addresses) {
+        for (endpoint, connections) in &port.endpoints {
+            take(Told::Endpoint(
+                at(own),
+                *endpoint,
+                None,
+                count(*connections),
+            ));
+        }
+    }
+}
+
+fn at(served: &Served) -> At {
+    At {
+        address: served.at.ip(),
+        port: served.at.port(),
+        protocol: served.protocol,
+    }
+}
+
+fn count(connections: u64) -> Count {
+    Count {
+        connections,
+        ..Count::default()
+    }
+}

@@ -1,0 +1,155 @@
+//! What IPVS has counted: the 64-bit counters of virtual servers and destinations.
+//!
+//! All virtual servers are one dump; destinations are a dump for each virtual server, which generic
+//! netlink has no other way for: a socket has one dump at a time, and a request of another kind
+//! does not tell destinations. docs/observability.md says what that costs.
+
+use std::net::SocketAddr;
+
+use anyhow::{Context as _, Result};
+use ipvs_netlink::{AddressFamily, DestinationEntry, Ipvs, ServiceEntry, ServiceKey, Statistics};
+use proxy::{IpFamily, Protocol};
+
+use crate::modes::counters::{At, Count, ReadCounters, Told, Which};
+
+/// Reads them over a socket of its own.
+#[derive(Debug, Default)]
+pub(super) struct IpvsCounters {
+    /// Once somebody has asked.
+    ipvs: Option<Ipvs>,
+}
+
+impl ReadCounters for IpvsCounters {
+    fn tell(&mut self, which: Which<'_>, take: &mut dyn FnMut(Told<'_>)) -> Result<()> {
+        let mut ipvs = match self.ipvs.take() {
+            Some(ipvs) => ipvs,
+            None => Ipvs::open().context("cannot read what IPVS has counted")?,
+        };
+        tell(&mut ipvs, which, take).context("cannot read what IPVS has counted")?;
+        // One that has failed is not used again.
+        self.ipvs = Some(ipvs);
+        Ok(())
+    }
+}
+
+fn tell(
+    ipvs: &mut Ipvs,
+    which: Which<'_>,
+    take: &mut dyn FnMut(Told<'_>),
+) -> Result<(), ipvs_netlink::Error> {
+    match which {
+        Which::Addresses => {
+            for entry in ipvs.services()? {
+                tell_server(&entry, count(&entry.statistics), take);
+            }
+        }
+        Which::All => {
+            for entry in ipvs.services()? {
+                tell_with_destinations(ipvs, &entry, take)?;
+            }
+        }
+        Which::Of(addresses) => {
+            for at in addresses {
+                if let Some(entry) = ipvs.service(&key(at))? {
+                    tell_with_destinations(ipvs, &entry, take)?;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+fn tell_with_destinations(
+    ipvs: &mut Ipvs,
+    entry: &ServiceEntry,
+    take: &mut dyn FnMut(Told<'_>),
+) -> Result<(), ipvs_netlink::Error> {
+    // None of one that has gone since.
+    let destinations = ipvs.destinations(&entry.service.key)?;
+    let at = at(&entry.service.key);
+    let mut whole = Count {
+        active: Some(0),
+        inactive: Some(0),
+        persistent: Some(0),
+        ..count(&entry.statistics)
+    };
+    for destination in &destinations {
+        let of = of_destination(destination);
+        whole.add(&Count {
+            active: of.active,
+            inactive: of.inactive,
+            persistent: of.persistent,
+            ..Count::default()
+        });
+        if let Some(at) = at {
+            let key = destination.destination.key;
+            let endpoint = SocketAddr::new(key.address, key.port);
+            let weight = Some(destination.destination.weight);
+            take(Told::Endpoint(at, endpoint, weight, of));
+        }
+    }
+    tell_server(entry, whole, take);
+    Ok(())
+}
+
+fn tell_server(entry: &ServiceEntry, count: Count, take: &mut dyn FnMut(Told<'_>)) {
+    let scheduler = entry.service.scheduler.as_str();
+    match entry.service.key {
+        ServiceKey::Address { .. } => {
+            if let Some(at) = at(&entry.service.key) {
+                take(Told::Address(at, Some(scheduler), count));
+            }
+        }
+        ServiceKey::Fwmark { family, mark } => {
+            let family = match family {
+                AddressFamily::Inet => IpFamily::V4,
+                AddressFamily::Inet6 => IpFamily::V6,
+            };
+            take(Told::Mark(family, mark, scheduler, count));
+        }
+    }
+}
+
+/// `None` of a mark, and of a protocol that no Service has.
+fn at(key: &ServiceKey) -> Option<At> {
+    let ServiceKey::Address {
+        protocol,
+        address,
+        port,
+    } = *key
+    else {
+        return None;
+    };
+    let protocols = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
+    let mut protocols = protocols.into_iter();
+    Some(At {
+        address,
+        port,
+        protocol: protocols.find(|known| known.number() == protocol.0)?,
+    })
+}
+
+fn key(at: &At) -> ServiceKey {
+    let protocol = ipvs_netlink::Protocol(at.protocol.number());
+    ServiceKey::new(protocol, at.address, at.port)
+}
+
+fn of_destination(entry: &DestinationEntry) -> Count {
+    Count {
+        active: Some(entry.active.into()),
+        inactive: Some(entry.inactive.into()),
+        persistent: Some(entry.persistent.into()),
+        ..count(&entry.statistics)
+    }
+}
+
+fn count(statistics: &Statistics) -> Count {
+    Count {
+        connections: statistics.connections,
+        packets_in: Some(statistics.incoming_packets),
+        packets_out: Some(statistics.outgoing_packets),
+        bytes_in: Some(statistics.incoming_bytes),
+        bytes_out: Some(statistics.outgoing_bytes),
+        ..Count::default()
+    }
+}

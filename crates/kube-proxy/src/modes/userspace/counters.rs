@@ -1,0 +1,49 @@
+//! What the relay of this process has counted, by Service port: it is not told which address a client
+//! meant.
+
+use anyhow::Result;
+use proxy::Protocol;
+use proxy_userspace::Traffic;
+use proxy_userspace::relay::Carried;
+
+use crate::modes::counters::{Count, ReadCounters, Told, Which};
+
+/// Reads them.
+pub(super) struct RelayCounters(pub(super) Traffic);
+
+impl ReadCounters for RelayCounters {
+    fn tell(&mut self, which: Which<'_>, take: &mut dyn FnMut(Told<'_>)) -> Result<()> {
+        for port in self.0.read() {
+            let protocol = port.name.protocol;
+            take(Told::Port(&port.name, count(&port.sum, protocol)));
+            if which == Which::Addresses {
+                continue;
+            }
+            for (endpoint, carried) in &port.endpoints {
+                let count = count(carried, protocol);
+                take(Told::PortEndpoint(&port.name, *endpoint, count));
+            }
+        }
+        Ok(())
+    }
+
+    fn note(&self) -> Option<&'static str> {
+        Some(
+            "userspace mode counts what this process has carried since it opened the port, by Service port and not \
+             by address, and no packets of TCP",
+        )
+    }
+}
+
+fn count(carried: &Carried, protocol: Protocol) -> Count {
+    let of_udp = |packets| (protocol == Protocol::Udp).then_some(packets);
+    Count {
+        connections: carried.connections,
+        packets_in: of_udp(carried.packets_in),
+        packets_out: of_udp(carried.packets_out),
+        bytes_in: Some(carried.bytes_in),
+        bytes_out: Some(carried.bytes_out),
+        active: Some(carried.active),
+        ..Count::default()
+    }
+}

@@ -1,0 +1,502 @@
+//! A packet's way from hook to hook.
+//!
+//! ```text
+//!            ┌───────────┐ routing ┌───────┐
+//!  from ────▶│PREROUTING ├───┬────▶│INPUT  ├─▶ IPVS ──▶ a process of this node
+//!  outside   └───────▲───┘   │     └───────┘    │
+//!                    │lo     │     ┌───────┐    │     ┌───────────┐
+//!                    │       └────▶│FORWARD├────┼────▶│POSTROUTING├──▶ leaves, or comes back by lo
+//!                    │             └───────┘    │     └────▲──────┘
+//!                    └──────────────────────────┼──────────┤
+//!  from this node ── routing ──▶ OUTPUT ◀───────┘          │
+//!                                  └─ IPVS ── routing anew ┘
+//! ```
+
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr};
+
+use inet::{IpFamily, Protocol};
+
+use crate::branch::{Branch, Doubt, End, MOST_BRANCHES, Step};
+use crate::ipvs::{self, Passed};
+use crate::kernel::{Kernel, Route, RouteQuestion};
+use crate::outcome::{self, Walk};
+use crate::packet::{Interface, Packet, Tracking};
+use crate::ruleset::{Base, ChainKind, Hook, Ruleset};
+
+/// `NF_IP_PRI_CONNTRACK`.
+const TRACKING: i32 = -200;
+/// `NF_IP_PRI_NAT_DST` and `NF_IP_PRI_NAT_SRC`: where the kernel's own NAT stands.
+const NAT_DESTINATION: i32 = -100;
+const NAT_SOURCE: i32 = 100;
+/// Ways that have become more are joined where they are at one place as the same packet.
+const JOINED_ABOVE: usize = 64;
+/// No way comes by more hooks: PREROUTING, INPUT, OUTPUT, POSTROUTING, and by `lo` once more.
+const MOST_HOOKS: usize = 12;
+
+/// What is asked: what becomes of the first packet of a flow.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Question {
+    /// Of this protocol.
+    pub protocol: Protocol,
+    /// Who sends it.
+    pub from: Sender,
+    /// To where.
+    pub to: SocketAddr,
+    /// From which port; mostly nobody has chosen it.
+    pub source_port: Option<u16>,
+}
+
+/// Who sends a packet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Sender {
+    /// This node itself, from this address or the one that the kernel chooses.
+    Node(Option<IpAddr>),
+    /// Another, a pod as well as a host outside: its address, and the interface by which what it
+    /// sends comes in; else the one by which the node reaches it.
+    Other(IpAddr, Option<Interface>),
+}
+
+/// Follows the packet by these rules.
+pub fn walk(question: &Question, rulesets: &[&dyn Ruleset], kernel: &dyn Kernel) -> Vec<Walk> {
+    let walker = Walker { rulesets, kernel };
+    let mut done = Vec::new();
+    let mut under_way = match walker.begin(question) {
+        Ok(begun) => vec![begun],
+        Err(ended) => {
+            done.push(*ended);
+            Vec::new()
+        }
+    };
+    for _ in 0..MOST_HOOKS {
+        if under_way.is_empty() {
+            break;
+        }
+        let mut next = Vec::new();
+        for (stage, branch) in under_way {
+            for (stage, branch) in walker.advance(stage, branch) {
+                if branch.end.is_some() {
+                    done.push(branch);
+                } else {
+                    next.push((stage, branch));
+                }
+            }
+        }
+        under_way = if next.len() > JOINED_ABOVE {
+            joined(next)
+        } else {
+            next
+        };
+        bound(&mut under_way, &mut done);
+    }
+    for (_, mut branch) in under_way {
+        branch.end = Some(End::Unknown("it goes in circles".to_owned()));
+        done.push(branch);
+    }
+    outcome::settle(done)
+}
+
+/// Ways beyond the most that are followed come to an end here.
+fn bound(under_way: &mut Vec<(Hook, Branch)>, done: &mut Vec<Branch>) {
+    if under_way.len() <= MOST_BRANCHES {
+        return;
+    }
+    let mut rest = under_way.split_off(MOST_BRANCHES).into_iter();
+    if let Some((_, mut first)) = rest.next() {
+        first.chance += rest.map(|(_, branch)| branch.chance).sum::<f64>();
+        let why = format!("more than {MOST_BRANCHES} ways that it may go are not followed");
+        first.end = Some(End::Unknown(why));
+        done.push(first);
+    }
+}
+
+/// Makes one of ways that are the same packet at one place, by whatever they came.
+fn joined(ways: Vec<(Hook, Branch)>) -> Vec<(Hook, Branch)> {
+    let mut places: HashMap<(u32, Packet, Vec<Doubt>), usize> = HashMap::new();
+    let mut kept: Vec<(Hook, Branch)> = Vec::new();
+    for (hook, branch) in ways {
+        let key = (hook as u32, branch.packet.clone(), branch.doubts.clone());
+        match places.get(&key).and_then(|place| kept.get_mut(*place)) {
+            Some((_, same)) => same.chance += branch.chance,
+            None => {
+                places.insert(key, kept.len());
+                kept.push((hook, branch));
+            }
+        }
+    }
+    kept
+}
+
+/// Something at a hook.
+enum Stop<'a> {
+    Chain(&'a dyn Ruleset, Base),
+    Tracking,
+    /// The kernel's own NAT, with the chains that it asks.
+    Nat(Vec<(&'a dyn Ruleset, Base)>),
+    Ipvs,
+}
+
+struct Walker<'a> {
+    rulesets: &'a [&'a dyn Ruleset],
+    kernel: &'a dyn Kernel,
+}
+
+impl<'a> Walker<'a> {
+    /// The packet at its first hook.
+    fn begin(&self, question: &Question) -> Result<(Hook, Branch), Box<Branch>> {
+        let to = question.to;
+        let protocol = question.protocol.number();
+        let packet = |source| {
+            let mut packet = Packet::new(protocol, source, to.ip(), to.port());
+            packet.source_port = question.source_port;
+            packet
+        };
+        let unspecified = match IpFamily::of(to.ip()) {
+            IpFamily::V4 => IpAddr::from([0; 4]),
+            IpFamily::V6 => IpAddr::from([0; 16]),
+        };
+        match &question.from {
+            Sender::Other(address, iif) => {
+                let mut branch = Branch::new(packet(*address));
+                let iif = match iif {
+                    Some(given) => given.clone(),
+                    None => match self.way_to(*address, None, 0) {
+                        Ok(Route::Out { interface, .. }) => interface,
+                        Ok(Route::Local { .. }) => return self.send(packet(*address), true),
+                        Ok(Route::None { why }) => {
+                            let why =
+                                format!("nobody knows by which interface {address} sends: {why}");
+                            return Err(unknown(branch, why));
+                        }
+                        Err(unread) => return Err(unknown(branch, unread)),
+                    },
+                };
+                branch.packet.iif = Some(iif);
+                Ok((Hook::Prerouting, branch))
+            }
+            Sender::Node(source) => {
+                self.send(packet(source.unwrap_or(unspecified)), source.is_some())
+            }
+        }
+    }
+
+    /// What the node itself sends is routed first, which mostly chooses its source.
+    fn send(&self, packet: Packet, is_chosen: bool) -> Result<(Hook, Branch), Box<Branch>> {
+        let chosen = is_chosen.then_some(packet.source);
+        let mut branch = Branch::new(packet);
+        let found = self.way_to(branch.packet.destination, chosen, 0);
+        let (interface, source) = match found {
+            Err(unread) => return Err(unknown(branch, unread)),
+            Ok(Route::None { why }) => {
+                branch.step(Step::new("routing", "", format!("cannot be sent: {why}")));
+                branch.end = Some(End::Refused(why));
+                return Err(Box::new(branch));
+            }
+            Ok(route) => {
+                let to = branch.packet.destination;
+                branch.step(Step::new("routing", listed(to, &route), said(&route)));
+                leaving_by(route)
+            }
+        };
+        if let Some(source) = source.filter(|_| !is_chosen) {
+            branch.packet.source = source;
+            branch.packet.original_source = source;
+        }
+        branch.packet.oif = Some(interface);
+        Ok((Hook::Output, branch))
+    }
+
+    fn way_to(
+        &self,
+        destination: IpAddr,
+        source: Option<IpAddr>,
+        mark: u32,
+    ) -> Result<Route, String> {
+        let question = RouteQuestion {
+            destination,
+            source,
+            iif: None,
+            mark,
+        };
+        self.kernel
+            .route(&question)
+            .map_err(|unread| unread.to_string())
+    }
+
+    /// Takes a way through a hook, and on to the next one.
+    fn advance(&self, hook: Hook, branch: Branch) -> Vec<(Hook, Branch)> {
+        let (before, mark) = (branch.packet.to().ip(), branch.packet.mark);
+        let ways = self.through(hook, branch);
+        let next = ways.into_iter().map(|passed| match passed {
+            Passed::Leaves(branch) => (Hook::Output, branch),
+            Passed::Stays(branch) if branch.end.is_some() => (hook, branch),
+            Passed::Stays(branch) => match hook {
+                Hook::Prerouting => self.route_in(branch),
+                Hook::Input => ended(hook, branch, End::Local),
+                Hook::Forward => (Hook::Postrouting, branch),
+                Hook::Output => {
+                    let is_new = branch.packet.destination != before || branch.packet.mark != mark;
+                    (
+                        Hook::Postrouting,
+                        if is_new {
+                            self.route_anew(branch)
+                        } else {
+                            branch
+                        },
+                    )
+                }
+                Hook::Postrouting => self.leave(branch),
+            },
+        });
+        next.collect()
+    }
+
+    /// Everything at a hook, in the kernel's order.
+    fn through(&self, hook: Hook, branch: Branch) -> Vec<Passed> {
+        let (mut here, mut gone) = (vec![branch], Vec::new());
+        for stop in self.stops(hook) {
+            for branch in std::mem::take(&mut here) {
+                if branch.end.is_some() {
+                    here.push(branch);
+                    continue;
+                }
+                match &stop {
+                    Stop::Tracking => here.push(track(branch)),
+                    Stop::Chain(ruleset, base) => {
+                        here.extend(ruleset.walk(base, branch, self.kernel));
+                    }
+                    Stop::Nat(chains) => here.extend(self.translate(hook, chains, branch)),
+                    Stop::Ipvs => {
+                        for passed in ipvs::pass(branch, self.kernel) {
+                            match passed {
+                                Passed::Stays(branch) => here.push(branch),
+                                leaves @ Passed::Leaves(_) => gone.push(leaves),
+                            }
+                        }
+                    }
+                }
+            }
+        }
+        gone.extend(here.into_iter().map(Passed::Stays));
+        gone
+    }
+
+    fn stops(&self, hook: Hook) -> Vec<Stop<'a>> {
+        let mut stops: Vec<(i32, Stop<'a>)> = Vec::new();
+        if matches!(hook, Hook::Prerouting | Hook::Output) {
+            stops.push((TRACKING, Stop::Tracking));
+        }
+        let mut nat = Vec::new();
+        for ruleset in self.rulesets {
+            for base in ruleset.base_chains(hook) {
+                if base.kind == ChainKind::Nat {
+                    nat.push((*ruleset, base));
+                } else {
+                    stops.push((base.priority, Stop::Chain(*ruleset, base)));
+                }
+            }
+        }
+        nat.sort_by_key(|(_, base)| base.priority);
+        let at = if is_of_destination(hook) {
+            NAT_DESTINATION
+        } else {
+            NAT_SOURCE
+        };
+        if hook != Hook::Forward {
+            stops.push((at, Stop::Nat(nat)));
+        }
+        stops.extend(ipvs::priority(hook).map(|priority| (priority, Stop::Ipvs)));
+        stops.sort_by_key(|(priority, _)| *priority);
+        stops.into_iter().map(|(_, stop)| stop).collect()
+    }
+
+    /// As `nf_nat_inet_fn`: chains are asked until one has settled it, and then it is.
+    fn translate(
+        &self,
+        hook: Hook,
+        chains: &[(&'a dyn Ruleset, Base)],
+        branch: Branch,
+    ) -> Vec<Branch> {
+        let is_for_destination = is_of_destination(hook);
+        let is_settled = |branch: &Branch| {
+            let packet = &branch.packet;
+            let is_settled = if is_for_destination {
+                packet.destination_settled
+            } else {
+                packet.source_settled
+            };
+            branch.end.is_some() || is_settled || packet.tracking != Tracking::New
+        };
+        let mut ways = vec![branch];
+        for (ruleset, base) in chains {
+            let mut next = Vec::new();
+            for branch in ways {
+                if is_settled(&branch) {
+                    next.push(branch);
+                } else {
+                    next.extend(ruleset.walk(base, branch, self.kernel));
+                }
+            }
+            ways = next;
+        }
+        for branch in &mut ways {
+            if branch.packet.tracking == Tracking::New {
+                if is_for_destination {
+                    branch.packet.destination_settled = true;
+                } else {
+                    branch.packet.source_settled = true;
+                }
+            }
+        }
+        ways
+    }
+
+    /// Where what came in goes.
+    fn route_in(&self, mut branch: Branch) -> (Hook, Branch) {
+        let packet = &branch.packet;
+        let question = RouteQuestion {
+            destination: packet.destination,
+            source: Some(packet.source),
+            iif: packet.iif.clone(),
+            mark: packet.mark,
+        };
+        let route = if packet.iif.as_ref().is_some_and(Interface::is_loopback) {
+            // What comes back by it has its route with it.
+            Ok(Route::Local { source: None })
+        } else {
+            self.kernel.route(&question)
+        };
+        let to = packet.destination;
+        match route {
+            Err(unread) => ended(Hook::Prerouting, branch, End::Unknown(unread.to_string())),
+            Ok(Route::None { why }) => {
+                branch.step(Step::new("routing", "", format!("dropped: {why}")));
+                ended(Hook::Prerouting, branch, End::Dropped)
+            }
+            Ok(route) => {
+                branch.step(Step::new("routing", listed(to, &route), said(&route)));
+                match route {
+                    Route::Out { interface, .. } => {
+                        branch.packet.oif = Some(interface);
+                        (Hook::Forward, branch)
+                    }
+                    Route::Local { .. } | Route::None { .. } => (Hook::Input, branch),
+                }
+            }
+        }
+    }
+
+    /// What the node sends is routed again where a rule has changed it.
+    fn route_anew(&self, mut branch: Branch) -> Branch {
+        let packet = &branch.packet;
+        let found = self.way_to(packet.destination, Some(packet.source), packet.mark);
+        match found {
+            Err(why) => branch.end = Some(End::Unknown(why)),
+            Ok(Route::None { why }) => {
+                branch.step(Step::new("routing", "", format!("dropped: {why}")));
+                branch.end = Some(End::Dropped);
+            }
+            Ok(route) => {
+                let to = packet.destination;
+                branch.step(Step::new("routing", listed(to, &route), said(&route)));
+                branch.packet.oif = Some(leaving_by(route).0);
+            }
+        }
+        branch
+    }
+
+    /// Behind POSTROUTING.
+    fn leave(&self, mut branch: Branch) -> (Hook, Branch) {
+        let packet = &mut branch.packet;
+        if packet.oif.as_ref().is_some_and(Interface::is_loopback) {
+            packet.iif = packet.oif.take();
+            return (Hook::Prerouting, branch);
+        }
+        if packet.original_source.is_loopback() {
+            return match self.answer_to_localhost(&branch.packet) {
+                Ok(true) => ended(Hook::Postrouting, branch, End::Forwarded),
+                Ok(false) => {
+                    let says = "leaves, but its answer would be dropped: nobody may send to a loopback address \
+                                from outside (net.ipv4.conf.all.route_localnet is 0)";
+                    branch.step(Step::new("routing", "", says));
+                    ended(Hook::Postrouting, branch, End::Dropped)
+                }
+                Err(why) => ended(Hook::Postrouting, branch, End::Unknown(why)),
+            };
+        }
+        ended(Hook::Postrouting, branch, End::Forwarded)
+    }
+
+    /// Whether what comes back to a sender on a loopback address gets there.
+    fn answer_to_localhost(&self, packet: &Packet) -> Result<bool, String> {
+        if packet.family() == IpFamily::V6 {
+            return Ok(false);
+        }
+        let by = packet.oif.as_ref().map_or("", |oif| &oif.name);
+        for interface in ["all", by] {
+            let name = format!("net/ipv4/conf/{interface}/route_localnet");
+            let value = self
+                .kernel
+                .setting(&name)
+                .map_err(|unread| unread.to_string())?;
+            if value.is_some_and(|value| value == "1") {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+}
+
+fn is_of_destination(hook: Hook) -> bool {
+    matches!(hook, Hook::Prerouting | Hook::Output)
+}
+
+fn track(mut branch: Branch) -> Branch {
+    if branch.packet.tracking == Tracking::NotYet {
+        branch.packet.tracking = Tracking::New;
+    }
+    branch
+}
+
+fn ended(hook: Hook, mut branch: Branch, end: End) -> (Hook, Branch) {
+    branch.end = Some(end);
+    (hook, branch)
+}
+
+fn unknown(mut branch: Branch, why: String) -> Box<Branch> {
+    branch.end = Some(End::Unknown(why));
+    Box::new(branch)
+}
+
+/// By which interface the node sends what takes this route, and from which address.
+fn leaving_by(route: Route) -> (Interface, Option<IpAddr>) {
+    match route {
+        Route::Out {
+            interface, source, ..
+        } => (interface, source),
+        Route::Local { source } => (Interface::loopback(), source),
+        Route::None { .. } => (Interface::loopback(), None),
+    }
+}
+
+/// A route, as `ip route get` lists it.
+fn listed(to: IpAddr, route: &Route) -> String {
+    match route {
+        Route::Local { .. } => format!("local {to}"),
+        Route::Out {
+            interface,
+            gateway: Some(gateway),
+            ..
+        } => format!("{to} via {gateway} dev {}", interface.name),
+        Route::Out { interface, .. } => format!("{to} dev {}", interface.name),
+        Route::None { why } => format!("{to}: {why}"),
+    }
+}
+
+fn said(route: &Route) -> String {
+    match route {
+        Route::Local { .. } => "is for this node itself".to_owned(),
+        Route::Out { interface, .. } => format!("leaves by {}", interface.name),
+        Route::None { why } => why.clone(),
+    }
+}

@@ -1,0 +1,305 @@
+//! Whether a packet fits a rule.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use ipvs_netlink::ServiceKey;
+
+use super::rule::{Ask, Bridge, Ipvs, PortSide, Rule, Side, State, Test};
+use crate::kernel::{AddressType, Kernel, SetKey, Unread};
+use crate::packet::{Interface, Packet, SourceNat, Tracking};
+
+/// Whether it fits, and by which members of sets.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Fit {
+    pub(super) how: How,
+    pub(super) members: Vec<String>,
+    /// Whether it was taken not to fit since a client that is new is in no list of `recent`.
+    pub(super) is_new_client: bool,
+}
+
+/// Whether it fits.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum How {
+    No,
+    Yes,
+    /// By chance, of this likelihood, less than 1.
+    Chance(f64),
+    /// It cannot be told: why.
+    Unknown(String),
+}
+
+/// Asks all that the rule asks; what is in the packet first, and the kernel only then.
+pub(super) fn fit(rule: &Rule, packet: &Packet, kernel: &dyn Kernel) -> Fit {
+    let mut fit = Fit {
+        how: How::Yes,
+        members: Vec::new(),
+        is_new_client: false,
+    };
+    let mut unknown: Vec<String> = Vec::new();
+    let mut chance = 1.0;
+    let cheap = rule.tests.iter().filter(|test| !test.ask.is_dear());
+    let dear = rule.tests.iter().filter(|test| test.ask.is_dear());
+    for test in cheap.chain(dear) {
+        match ask(test, packet, kernel, &mut fit) {
+            Ok(Answer::Yes) => {}
+            Ok(Answer::No) => {
+                fit.how = How::No;
+                return fit;
+            }
+            Ok(Answer::Chance(part)) => chance *= part,
+            Err(reason) => unknown.push(reason),
+        }
+    }
+    fit.how = if !unknown.is_empty() {
+        How::Unknown(unknown.join("; "))
+    } else if chance <= 0.0 {
+        How::No
+    } else if chance < 1.0 {
+        How::Chance(chance)
+    } else {
+        How::Yes
+    };
+    fit
+}
+
+enum Answer {
+    Yes,
+    No,
+    Chance(f64),
+}
+
+impl From<bool> for Answer {
+    fn from(is: bool) -> Self {
+        if is { Self::Yes } else { Self::No }
+    }
+}
+
+fn ask(test: &Test, packet: &Packet, kernel: &dyn Kernel, fit: &mut Fit) -> Result<Answer, String> {
+    let is = match &test.ask {
+        Ask::Chance(chance) => {
+            let chance = if test.is_inverted {
+                1.0 - chance
+            } else {
+                *chance
+            };
+            return Ok(Answer::Chance(chance));
+        }
+        Ask::Always(is) => *is,
+        Ask::Address(side, net) => net.contains(&address(*side, packet)),
+        Ask::Interface(side, pattern) => is_named(interface(*side, packet), pattern),
+        Ask::Protocol(number) => packet.protocol == *number,
+        Ask::Ports(side, ranges) => is_port(*side, ranges, packet)?,
+        Ask::State(states) => states.iter().any(|state| is_in(*state, packet)),
+        Ask::OriginalAddress(Side::Source, net) => net.contains(&packet.original_source),
+        Ask::OriginalAddress(Side::Destination, net) => net.contains(&packet.original.ip()),
+        Ask::OriginalPort(range) => range.contains(&packet.original.port()),
+        Ask::Mark(value, mask) => packet.mark & mask == *value,
+        Ask::ConnectionMark(value, mask) => packet.connection_mark & mask == *value,
+        Ask::AddressType(side, types, limit) => {
+            is_of_type(address(*side, packet), types, *limit, packet, kernel)?
+        }
+        Ask::Set(name, sides) => match member(name, sides, packet, kernel)? {
+            Some(member) => {
+                if !test.is_inverted {
+                    fit.members.push(format!("{name} {member}"));
+                }
+                true
+            }
+            None => false,
+        },
+        Ask::Bridge(Bridge::IsIn) => comes_by_port(packet, kernel).map_err(told)?,
+        Ask::Bridge(Bridge::IsOut) => false,
+        Ask::Ipvs(wanted) => is_of_server(wanted, packet),
+        Ask::Remembered(_) => {
+            fit.is_new_client = true;
+            false
+        }
+        Ask::TcpFlags(mask, set) => packet.protocol == super::TCP && super::SYN & mask == *set,
+        Ask::Unknown(text) => return Err(format!("`{text}` is not understood")),
+    };
+    Ok(Answer::from(is != test.is_inverted))
+}
+
+fn address(side: Side, packet: &Packet) -> IpAddr {
+    match side {
+        Side::Source => packet.source,
+        Side::Destination => packet.destination,
+    }
+}
+
+fn interface(side: Side, packet: &Packet) -> Option<&Interface> {
+    match side {
+        Side::Source => packet.iif.as_ref(),
+        Side::Destination => packet.oif.as_ref(),
+    }
+}
+
+/// What has no interface has one without a name.
+fn is_named(interface: Option<&Interface>, pattern: &str) -> bool {
+    let name = interface.map_or("", |interface| &interface.name);
+    match pattern.strip_suffix('+') {
+        Some(beginning) => name.starts_with(beginning),
+        None => name == pattern,
+    }
+}
+
+fn is_port(
+    side: PortSide,
+    ranges: &[std::ops::RangeInclusive<u16>],
+    packet: &Packet,
+) -> Result<bool, String> {
+    let is = |port: u16| ranges.iter().any(|range| range.contains(&port));
+    let source = || match packet.source_port {
+        Some(port) => Ok(is(port)),
+        // Any of those that nobody has chosen.
+        None if ranges.iter().all(|range| *range.end() < EPHEMERAL) => Ok(false),
+        None if ranges
+            .iter()
+            .any(|range| *range.start() <= EPHEMERAL && *range.end() == u16::MAX) =>
+        {
+            Ok(true)
+        }
+        None => Err("it depends on the source port".to_owned()),
+    };
+    match side {
+        PortSide::Of(Side::Destination) => Ok(is(packet.port)),
+        PortSide::Of(Side::Source) => source(),
+        PortSide::Either => Ok(is(packet.port) || source()?),
+    }
+}
+
+/// No client's port by itself is below.
+const EPHEMERAL: u16 = 1024;
+
+fn is_in(state: State, packet: &Packet) -> bool {
+    let is_tracked = packet.tracking == Tracking::New;
+    match state {
+        State::New => is_tracked,
+        State::Invalid => packet.tracking == Tracking::NotYet,
+        State::Untracked => packet.tracking == Tracking::Untracked,
+        State::Dnat => is_tracked && packet.destination_changed,
+        State::Snat => is_tracked && packet.source_nat.is_some(),
+        State::Later => false,
+    }
+}
+
+fn is_of_type(
+    address: IpAddr,
+    types: &[String],
+    limit: Option<Side>,
+    packet: &Packet,
+    kernel: &dyn Kernel,
+) -> Result<bool, String> {
+    let limit = limit.and_then(|side| interface(side, packet));
+    let found = kernel.address_type(address, limit).map_err(told)?;
+    let name = match found {
+        AddressType::Unicast => "UNICAST",
+        AddressType::Local => "LOCAL",
+        AddressType::Broadcast => "BROADCAST",
+        AddressType::Multicast => "MULTICAST",
+        AddressType::Blackhole => "BLACKHOLE",
+        AddressType::Unreachable => "UNREACHABLE",
+        AddressType::Prohibit => "PROHIBIT",
+    };
+    Ok(types.iter().any(|wanted| wanted == name))
+}
+
+/// The member that the packet is by these sides of it.
+fn member(
+    set: &str,
+    sides: &[Side],
+    packet: &Packet,
+    kernel: &dyn Kernel,
+) -> Result<Option<String>, String> {
+    let Some(type_name) = kernel.set_type(set).map_err(told)? else {
+        return Err(format!("there is no ipset {set}"));
+    };
+    let Some(key) = key(&type_name, sides, packet)? else {
+        return Ok(None);
+    };
+    kernel.member(set, &key).map_err(told)
+}
+
+/// What is looked for in a set of this type; `None`: the packet can be no member.
+fn key(type_name: &str, sides: &[Side], packet: &Packet) -> Result<Option<SetKey>, String> {
+    let unknown = || format!("sets of type {type_name} are not understood");
+    let (_, parts) = type_name.split_once(':').ok_or_else(unknown)?;
+    let mut key = SetKey::default();
+    for (index, part) in parts.split(',').enumerate() {
+        // Too few sides match nothing, as in the kernel.
+        let Some(side) = sides.get(index) else {
+            return Ok(None);
+        };
+        match part {
+            "ip" | "net" if key.ip.is_none() => key.ip = Some(address(*side, packet)),
+            "ip" | "net" => key.ip2 = Some(address(*side, packet)),
+            "port" => {
+                let port = match side {
+                    Side::Destination => packet.port,
+                    Side::Source => packet.source_port.ok_or("it depends on the source port")?,
+                };
+                key.port = Some((packet.protocol, port));
+            }
+            _ => return Err(unknown()),
+        }
+    }
+    Ok(Some(key))
+}
+
+/// Whether netfilter sees it come in by a port of a bridge.
+fn comes_by_port(packet: &Packet, kernel: &dyn Kernel) -> Result<bool, Unread> {
+    let Some(iif) = &packet.iif else {
+        return Ok(false);
+    };
+    let setting = if packet.source.is_ipv4() {
+        "net/bridge/bridge-nf-call-iptables"
+    } else {
+        "net/bridge/bridge-nf-call-ip6tables"
+    };
+    let calls = kernel.setting(setting)?.is_some_and(|value| value == "1");
+    Ok(calls && kernel.is_bridge(iif)?)
+}
+
+fn is_of_server(wanted: &Ipvs, packet: &Packet) -> bool {
+    let Some(server) = packet.server else {
+        return false;
+    };
+    let ServiceKey::Address {
+        protocol,
+        address,
+        port,
+    } = server
+    else {
+        return wanted.address.is_none() && wanted.port.is_none();
+    };
+    let holds = |is: bool, is_wanted: bool| is == is_wanted;
+    let of = |net: IpNet| net.contains(&address);
+    wanted
+        .protocol
+        .is_none_or(|(number, is)| holds(protocol.0 == number, is))
+        && wanted.address.is_none_or(|(net, is)| holds(of(net), is))
+        && wanted
+            .port
+            .is_none_or(|(number, is)| holds(port == number, is))
+}
+
+fn told(unread: Unread) -> String {
+    unread.to_string()
+}
+
+/// The source in words, for who reads what a rule has done.
+pub(super) fn source_words(nat: &SourceNat) -> String {
+    match nat {
+        SourceNat::To(Some(address), _) => format!("its source becomes {address}"),
+        SourceNat::To(None, _) => "its source port is chosen anew".to_owned(),
+        SourceNat::Masquerade(Some(address)) => {
+            format!(
+                "masqueraded: its source becomes {address}, of the interface by which it leaves"
+            )
+        }
+        SourceNat::Masquerade(None) => {
+            "masqueraded: its source becomes an address of this node".to_owned()
+        }
+    }
+}

@@ -1,0 +1,439 @@
+//! The words of a rule, one option after the other.
+
+use std::borrow::Cow;
+use std::iter::Peekable;
+use std::net::IpAddr;
+use std::ops::RangeInclusive;
+
+use ipnet::IpNet;
+use iptables::Words;
+
+use super::rule::{Ask, Bridge, Ipvs, PortSide, Rule, Side, State, Target, Test};
+use super::targets;
+
+/// Matches that are read here. Of others all is taken as one thing that is not understood.
+const MODULES: [&str; 17] = [
+    "comment",
+    "tcp",
+    "udp",
+    "sctp",
+    "multiport",
+    "conntrack",
+    "state",
+    "mark",
+    "connmark",
+    "addrtype",
+    "set",
+    "physdev",
+    "ipvs",
+    "statistic",
+    "recent",
+    "nfacct",
+    "icmp",
+];
+
+pub(super) type Rest<'a> = Peekable<Words<'a>>;
+
+/// Reads all options of a rule.
+pub(super) fn read(words: Words<'_>) -> Rule {
+    let mut words = words.peekable();
+    let mut reading = Reading::default();
+    let mut target = Target::None;
+    while let Some(word) = words.next() {
+        match &*word {
+            "!" => reading.is_inverted = true,
+            "-m" | "--match" => reading.begin(words.next(), &mut words),
+            "-j" | "--jump" => {
+                target = targets::read(words.next().unwrap_or_default(), &mut words);
+                break;
+            }
+            "-g" | "--goto" => {
+                target = Target::Goto(words.next().unwrap_or_default().into_owned());
+                break;
+            }
+            // Counters, as `iptables -S -v` prints them.
+            "-c" => {
+                words.next();
+                words.next();
+            }
+            option => reading.option(option, &mut words),
+        }
+    }
+    reading.end();
+    Rule {
+        tests: reading.tests,
+        target,
+    }
+}
+
+/// What has been read of a rule.
+#[derive(Debug, Default)]
+struct Reading {
+    tests: Vec<Test>,
+    is_inverted: bool,
+    module: String,
+    /// Of the module that is being read, where its options make one thing.
+    ipvs: Option<Ipvs>,
+    recent: Option<(bool, String)>,
+    types: Vec<(Side, Vec<String>, bool)>,
+    limit: Option<Side>,
+}
+
+impl Reading {
+    fn begin(&mut self, module: Option<Cow<'_, str>>, words: &mut Rest<'_>) {
+        self.end();
+        self.module = module.unwrap_or_default().into_owned();
+        match &*self.module {
+            "icmp6" | "icmpv6" => "icmp".clone_into(&mut self.module),
+            module if !MODULES.contains(&module) => {
+                let mut text = format!("-m {module}");
+                while let Some(word) = words.next_if(|word| !is_next(word)) {
+                    text.push(' ');
+                    text.push_str(&word);
+                }
+                self.push(Ask::Unknown(text));
+            }
+            _ => {}
+        }
+    }
+
+    /// Closes what the options of a module have said together.
+    fn end(&mut self) {
+        if let Some(ipvs) = self.ipvs.take() {
+            self.push(Ask::Ipvs(ipvs));
+        }
+        if let Some((is_asked, name)) = self.recent.take() {
+            self.is_inverted &= is_asked;
+            self.push(if is_asked {
+                Ask::Remembered(name)
+            } else {
+                Ask::Always(true)
+            });
+        }
+        for (side, types, is_inverted) in std::mem::take(&mut self.types) {
+            self.is_inverted = is_inverted;
+            self.push(Ask::AddressType(side, types, self.limit));
+        }
+        self.limit = None;
+        self.is_inverted = false;
+    }
+
+    fn push(&mut self, ask: Ask) {
+        let is_inverted = std::mem::take(&mut self.is_inverted);
+        self.tests.push(Test { is_inverted, ask });
+    }
+
+    fn option(&mut self, option: &str, words: &mut Rest<'_>) {
+        match self.known(option, words) {
+            Some(Some(ask)) => self.push(ask),
+            // It is a part of something, or says nothing.
+            Some(None) => self.is_inverted = false,
+            None => {
+                let mut text = option.to_owned();
+                while let Some(word) = words.next_if(|word| !is_next(word)) {
+                    text.push(' ');
+                    text.push_str(&word);
+                }
+                self.push(Ask::Unknown(text));
+            }
+        }
+    }
+
+    /// `None`: it is not understood. `Some(None)`: it asks nothing by itself.
+    #[allow(clippy::option_option, reason = "three cases, named above")]
+    fn known(&mut self, option: &str, words: &mut Rest<'_>) -> Option<Option<Ask>> {
+        let flag = match (&*self.module, option) {
+            ("physdev", "--physdev-is-in") => Some(Ask::Bridge(Bridge::IsIn)),
+            ("physdev", "--physdev-is-out" | "--physdev-is-bridged") => {
+                Some(Ask::Bridge(Bridge::IsOut))
+            }
+            ("ipvs", "--ipvs") => {
+                if std::mem::take(&mut self.is_inverted) {
+                    return None;
+                }
+                self.ipvs.get_or_insert_default();
+                return Some(None);
+            }
+            ("recent", "--set" | "--rcheck" | "--update" | "--remove" | "--reap" | "--rttl") => {
+                self.recent(option);
+                return Some(None);
+            }
+            ("recent", "--rsource" | "--rdest") => return Some(None),
+            ("addrtype", "--limit-iface-in") => {
+                self.limit = Some(Side::Source);
+                return Some(None);
+            }
+            ("addrtype", "--limit-iface-out") => {
+                self.limit = Some(Side::Destination);
+                return Some(None);
+            }
+            _ => None,
+        };
+        if flag.is_some() {
+            return Some(flag);
+        }
+        let value = words.peek()?.clone();
+        let read = self.valued(option, &value, words)?;
+        Some(read)
+    }
+
+    /// An option with values. They are taken where the option is understood.
+    #[allow(clippy::option_option, reason = "as of `known`")]
+    fn valued(&mut self, option: &str, value: &str, words: &mut Rest<'_>) -> Option<Option<Ask>> {
+        let ask = match (&*self.module, option) {
+            (_, "-s" | "--source") => Ask::Address(Side::Source, network(value)?),
+            (_, "-d" | "--destination") => Ask::Address(Side::Destination, network(value)?),
+            (_, "-i" | "--in-interface") => Ask::Interface(Side::Source, value.to_owned()),
+            (_, "-o" | "--out-interface") => Ask::Interface(Side::Destination, value.to_owned()),
+            (_, "-p" | "--protocol") => match protocol(value)? {
+                0 => Ask::Always(true),
+                number => Ask::Protocol(number),
+            },
+            ("comment", "--comment") => {
+                words.next();
+                return Some(None);
+            }
+            ("nfacct", "--nfacct-name") => Ask::Always(true),
+            ("tcp" | "udp" | "sctp", "--dport" | "--destination-port") => {
+                Ask::Ports(PortSide::Of(Side::Destination), ports(value)?)
+            }
+            ("tcp" | "udp" | "sctp", "--sport" | "--source-port") => {
+                Ask::Ports(PortSide::Of(Side::Source), ports(value)?)
+            }
+            ("multiport", "--dports") => Ask::Ports(PortSide::Of(Side::Destination), ports(value)?),
+            ("multiport", "--sports") => Ask::Ports(PortSide::Of(Side::Source), ports(value)?),
+            ("multiport", "--ports") => Ask::Ports(PortSide::Either, ports(value)?),
+            ("tcp", "--tcp-flags") => return self.flags(words),
+            // Of no packet that is asked about.
+            ("icmp", "--icmp-type" | "--icmpv6-type") => Ask::Always(false),
+            ("conntrack", "--ctstate") | ("state", "--state") => Ask::State(states(value)?),
+            ("conntrack", "--ctstatus") => Ask::State(statuses(value)?),
+            ("conntrack", "--ctdir") => Ask::Always(value == "ORIGINAL"),
+            ("conntrack", "--ctorigdst") => {
+                Ask::OriginalAddress(Side::Destination, network(value)?)
+            }
+            ("conntrack", "--ctorigsrc") => Ask::OriginalAddress(Side::Source, network(value)?),
+            ("conntrack", "--ctorigdstport") => Ask::OriginalPort(range(value)?),
+            ("conntrack", "--ctproto") => Ask::Protocol(protocol(value)?),
+            ("mark", "--mark") => {
+                let (value, mask) = masked(value)?;
+                Ask::Mark(value, mask)
+            }
+            ("connmark", "--mark") => {
+                let (value, mask) = masked(value)?;
+                Ask::ConnectionMark(value, mask)
+            }
+            ("addrtype", "--src-type" | "--dst-type") => {
+                let side = if option == "--src-type" {
+                    Side::Source
+                } else {
+                    Side::Destination
+                };
+                let types = value.split(',').map(str::to_owned).collect();
+                let is_inverted = std::mem::take(&mut self.is_inverted);
+                self.types.push((side, types, is_inverted));
+                words.next();
+                return Some(None);
+            }
+            ("set", "--match-set") => return self.set(words),
+            ("ipvs", _) => {
+                self.ipvs(option, value)?;
+                words.next();
+                return Some(None);
+            }
+            ("statistic", "--mode") => {
+                words.next();
+                return Some(None);
+            }
+            ("statistic", "--probability") => Ask::Chance(chance(value)?),
+            ("statistic", "--every") => {
+                let every: u32 = value.parse().ok().filter(|every| *every > 0)?;
+                Ask::Chance(1.0 / f64::from(every))
+            }
+            ("statistic", "--packet") => {
+                words.next();
+                return Some(None);
+            }
+            ("recent", "--name") => {
+                let (_, name) = self.recent.get_or_insert_default();
+                value.clone_into(name);
+                words.next();
+                return Some(None);
+            }
+            ("recent", "--seconds" | "--hitcount" | "--mask") => {
+                words.next();
+                return Some(None);
+            }
+            _ => return None,
+        };
+        words.next();
+        Some(Some(ask))
+    }
+
+    fn recent(&mut self, option: &str) {
+        let (is_asked, _) = self.recent.get_or_insert_default();
+        *is_asked |= matches!(option, "--rcheck" | "--update" | "--remove");
+    }
+
+    fn ipvs(&mut self, option: &str, value: &str) -> Option<()> {
+        let ipvs = self.ipvs.get_or_insert_default();
+        let is_wanted = !std::mem::take(&mut self.is_inverted);
+        match option {
+            "--vproto" => ipvs.protocol = Some((protocol(value)?, is_wanted)),
+            "--vaddr" => ipvs.address = Some((network(value)?, is_wanted)),
+            "--vport" => ipvs.port = Some((value.parse().ok()?, is_wanted)),
+            // A first packet is of that direction, and kube-proxies masquerade.
+            "--vdir" if value == "ORIGINAL" && is_wanted => {}
+            "--vmethod" if value == "MASQ" && is_wanted => {}
+            _ => return None,
+        }
+        Some(())
+    }
+
+    #[allow(clippy::option_option, reason = "as of `known`")]
+    fn set(&mut self, words: &mut Rest<'_>) -> Option<Option<Ask>> {
+        let name = words.next()?.into_owned();
+        let sides = words.next()?;
+        let side = |side: &str| match side {
+            "src" => Some(Side::Source),
+            "dst" => Some(Side::Destination),
+            _ => None,
+        };
+        let sides: Option<Vec<Side>> = sides.split(',').map(side).collect();
+        Some(Some(Ask::Set(name, sides?)))
+    }
+
+    #[allow(clippy::option_option, reason = "as of `known`")]
+    fn flags(&mut self, words: &mut Rest<'_>) -> Option<Option<Ask>> {
+        let mask = tcp_flags(&words.next()?)?;
+        let set = tcp_flags(&words.next()?)?;
+        Some(Some(Ask::TcpFlags(mask, set)))
+    }
+}
+
+/// Whether a word begins something else than the options of a match.
+fn is_next(word: &str) -> bool {
+    matches!(
+        word,
+        "-m" | "-j" | "-g" | "-s" | "-d" | "-i" | "-o" | "-p" | "--match" | "--jump" | "--goto"
+    )
+}
+
+/// An address, a network, or a network as address and netmask.
+fn network(text: &str) -> Option<IpNet> {
+    if let Ok(net) = text.parse() {
+        return Some(net);
+    }
+    match text.split_once('/') {
+        None => text.parse().ok().map(|address: IpAddr| address.into()),
+        Some((address, mask)) => {
+            IpNet::with_netmask(address.parse().ok()?, mask.parse().ok()?).ok()
+        }
+    }
+}
+
+/// IANA's number of a protocol; 0 of all.
+fn protocol(text: &str) -> Option<u8> {
+    const NAMES: [(&str, u8); 12] = [
+        ("all", 0),
+        ("icmp", 1),
+        ("igmp", 2),
+        ("ipencap", 4),
+        ("tcp", 6),
+        ("udp", 17),
+        ("gre", 47),
+        ("esp", 50),
+        ("ah", 51),
+        ("ipv6-icmp", 58),
+        ("icmpv6", 58),
+        ("sctp", 132),
+    ];
+    let named = NAMES.iter().find(|(name, _)| *name == text);
+    named.map_or_else(|| text.parse().ok(), |(_, number)| Some(*number))
+}
+
+/// `80`, `80:90`, `80,443,8000:8080`.
+fn ports(text: &str) -> Option<Vec<RangeInclusive<u16>>> {
+    text.split(',').map(range).collect()
+}
+
+fn range(text: &str) -> Option<RangeInclusive<u16>> {
+    match text.split_once(':') {
+        None => {
+            let port = text.parse().ok()?;
+            Some(port..=port)
+        }
+        Some((from, to)) => {
+            let or = |text: &str, or| {
+                if text.is_empty() {
+                    Some(or)
+                } else {
+                    text.parse().ok()
+                }
+            };
+            Some(or(from, 0)?..=or(to, u16::MAX)?)
+        }
+    }
+}
+
+/// `0x4000/0x4000`; without a mask all bits count.
+pub(super) fn masked(text: &str) -> Option<(u32, u32)> {
+    match text.split_once('/') {
+        None => Some((number(text)?, u32::MAX)),
+        Some((value, mask)) => Some((number(value)?, number(mask)?)),
+    }
+}
+
+pub(super) fn number(text: &str) -> Option<u32> {
+    match text.strip_prefix("0x") {
+        Some(digits) => u32::from_str_radix(digits, 16).ok(),
+        None => text.parse().ok(),
+    }
+}
+
+fn states(text: &str) -> Option<Vec<State>> {
+    let state = |name| {
+        Some(match name {
+            "NEW" => State::New,
+            "INVALID" => State::Invalid,
+            "UNTRACKED" => State::Untracked,
+            "DNAT" => State::Dnat,
+            "SNAT" => State::Snat,
+            "ESTABLISHED" | "RELATED" => State::Later,
+            _ => return None,
+        })
+    };
+    text.split(',').map(state).collect()
+}
+
+/// Of a first packet none of these holds, whose connection nobody has confirmed yet.
+fn statuses(text: &str) -> Option<Vec<State>> {
+    let status = |name| match name {
+        "EXPECTED" | "SEEN_REPLY" | "ASSURED" | "CONFIRMED" => Some(State::Later),
+        _ => None,
+    };
+    text.split(',').map(status).collect()
+}
+
+fn chance(text: &str) -> Option<f64> {
+    let chance: f64 = text.parse().ok()?;
+    (0.0..=1.0).contains(&chance).then_some(chance)
+}
+
+fn tcp_flags(text: &str) -> Option<u8> {
+    let flag = |name| {
+        Some(match name {
+            "FIN" => 0x01,
+            "SYN" => super::SYN,
+            "RST" => 0x04,
+            "PSH" => 0x08,
+            "ACK" => 0x10,
+            "URG" => 0x20,
+            "ALL" => 0x3f,
+            "NONE" => 0,
+            _ => return None,
+        })
+    };
+    text.split(',')
+        .try_fold(0, |all, name| Some(all | flag(name)?))
+}

@@ -1,0 +1,170 @@
+//! What rules do: their targets, read.
+
+use std::borrow::Cow;
+use std::net::{IpAddr, SocketAddr};
+
+use super::options::{Rest, masked, number};
+use super::rule::{ConnectionMark, Nat, Target};
+
+/// Targets that do nothing to where a packet goes.
+const HARMLESS: [&str; 17] = [
+    "LOG",
+    "NFLOG",
+    "ULOG",
+    "TRACE",
+    "AUDIT",
+    "CHECKSUM",
+    "CLASSIFY",
+    "DSCP",
+    "ECN",
+    "HL",
+    "IDLETIMER",
+    "LED",
+    "RATEEST",
+    "SET",
+    "TCPMSS",
+    "TOS",
+    "TTL",
+];
+/// Targets of the kernel that are not read here; whatever else there is, is a chain.
+const UNKNOWN: [&str; 13] = [
+    "BALANCE",
+    "CLUSTERIP",
+    "CONNSECMARK",
+    "DNPT",
+    "HMARK",
+    "NETMAP",
+    "NFQUEUE",
+    "QUEUE",
+    "SECMARK",
+    "SNPT",
+    "SYNPROXY",
+    "TEE",
+    "TPROXY",
+];
+
+/// Reads a target and the options behind it.
+pub(super) fn read(name: Cow<'_, str>, words: &mut Rest<'_>) -> Target {
+    let options: Vec<Cow<'_, str>> = words.collect();
+    let unknown = || {
+        let mut text = format!("-j {name}");
+        for option in &options {
+            text.push(' ');
+            text.push_str(option);
+        }
+        Target::Unknown(text)
+    };
+    let value = |wanted: &str| {
+        let at = options.iter().position(|option| option == wanted)?;
+        options.get(at + 1).map(|value| &**value)
+    };
+    let read = match &*name {
+        "ACCEPT" => Some(Target::Accept),
+        "DROP" => Some(Target::Drop),
+        "RETURN" => Some(Target::Return),
+        "MASQUERADE" => Some(Target::Masquerade),
+        "NOTRACK" => Some(Target::NoTrack),
+        "CT" if options.iter().any(|option| option == "--notrack") => Some(Target::NoTrack),
+        // A helper, a zone, a timeout.
+        "CT" => None,
+        "REJECT" => {
+            let with = value("--reject-with").unwrap_or("icmp-port-unreachable");
+            Some(Target::Reject(message(with)))
+        }
+        "MARK" => mark(&value),
+        "CONNMARK" => connection_mark(&options, &value),
+        "DNAT" => value("--to-destination").and_then(nat).map(Target::Dnat),
+        "SNAT" => value("--to-source").and_then(nat).map(Target::Snat),
+        "REDIRECT" => match value("--to-ports") {
+            None => Some(Target::Redirect(None)),
+            Some(port) => port.parse().ok().map(|port| Target::Redirect(Some(port))),
+        },
+        name if HARMLESS.contains(&name) => Some(Target::Harmless(name.to_owned())),
+        name if UNKNOWN.contains(&name) => None,
+        name => Some(Target::Jump(name.to_owned())),
+    };
+    read.unwrap_or_else(unknown)
+}
+
+/// The message of a REJECT in words.
+fn message(with: &str) -> String {
+    match with {
+        "tcp-reset" => "a TCP reset".to_owned(),
+        "icmp-port-unreachable" | "icmp6-port-unreachable" | "port-unreach" => {
+            "ICMP port unreachable".to_owned()
+        }
+        other => {
+            let words = other
+                .trim_start_matches("icmp6-")
+                .trim_start_matches("icmp-");
+            format!("ICMP {}", words.replace('-', " "))
+        }
+    }
+}
+
+fn mark<'a>(value: &impl Fn(&str) -> Option<&'a str>) -> Option<Target> {
+    let (value, mask) = if let Some(text) = value("--set-xmark") {
+        masked(text)?
+    } else if let Some(text) = value("--set-mark") {
+        let (value, mask) = masked(text)?;
+        (value, mask | value)
+    } else if let Some(text) = value("--or-mark") {
+        let bits = number(text)?;
+        (bits, bits)
+    } else if let Some(text) = value("--and-mark") {
+        (0, !number(text)?)
+    } else {
+        (number(value("--xor-mark")?)?, 0)
+    };
+    Some(Target::Mark { value, mask })
+}
+
+fn connection_mark<'a>(
+    options: &[Cow<'_, str>],
+    value: &impl Fn(&str) -> Option<&'a str>,
+) -> Option<Target> {
+    let has = |wanted: &str| options.iter().any(|option| option == wanted);
+    let mask = |name| value(name).map_or(Some(u32::MAX), number);
+    let set = value("--set-xmark").or_else(|| value("--set-mark"));
+    let what = if let Some(text) = set {
+        let (value, mask) = masked(text)?;
+        ConnectionMark::Set { value, mask }
+    } else if has("--save-mark") || has("--restore-mark") {
+        let (packet, connection) = match value("--mask") {
+            Some(both) => (number(both)?, number(both)?),
+            None => (mask("--nfmask")?, mask("--ctmask")?),
+        };
+        if has("--save-mark") {
+            let (from, to) = (packet, connection);
+            ConnectionMark::Save { from, to }
+        } else {
+            let (from, to) = (connection, packet);
+            ConnectionMark::Restore { from, to }
+        }
+    } else {
+        return None;
+    };
+    Some(Target::ConnectionMark(what))
+}
+
+/// `10.0.0.1:80`, `10.0.0.1`, `:80`, `[fd00::1]:80`. A range is not understood.
+fn nat(text: &str) -> Option<Nat> {
+    if let Ok(both) = text.parse::<SocketAddr>() {
+        return Some(Nat {
+            address: Some(both.ip()),
+            port: Some(both.port()),
+        });
+    }
+    if let Some(port) = text.strip_prefix(':').filter(|rest| !rest.contains(':')) {
+        return Some(Nat {
+            address: None,
+            port: Some(port.parse().ok()?),
+        });
+    }
+    let bare = text.trim_start_matches('[').trim_end_matches(']');
+    let address: IpAddr = bare.parse().ok()?;
+    Some(Nat {
+        address: Some(address),
+        port: None,
+    })
+}

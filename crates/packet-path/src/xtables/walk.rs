@@ -1,0 +1,408 @@
+//! A packet's way through the chains of a table.
+
+use std::net::IpAddr;
+
+use iptables::RuleLine;
+
+use super::matching::{self, Fit, How, source_words};
+use super::rule::{ConnectionMark, Nat, Rule, Target};
+use super::{Chain, Rules, Table, counters, name_of};
+use crate::branch::{Branch, End, MOST_BRANCHES, Step};
+use crate::kernel::Kernel;
+use crate::packet::{Packet, SourceNat, Tracking};
+use crate::ruleset::Hook;
+
+/// The kernel refuses chains that lead in circles; a text that nobody checked may hold such.
+const DEEPEST: usize = 256;
+
+/// Takes a way through the built-in chain of a hook.
+pub(super) fn through(
+    table: &Table,
+    hook: Hook,
+    branch: Branch,
+    kernel: &dyn Kernel,
+) -> Vec<Branch> {
+    let name = name_of(hook);
+    let Some(chain) = table.chains.get(name) else {
+        return vec![branch];
+    };
+    let mut walk = Walk {
+        table,
+        hook,
+        kernel,
+        built_in: chain,
+        under_way: Vec::new(),
+        done: Vec::new(),
+    };
+    walk.under_way.push(At {
+        branch,
+        frames: vec![Frame {
+            chain: name,
+            rest: table.rules(chain),
+            steps: None,
+        }],
+    });
+    while let Some(at) = walk.under_way.pop() {
+        walk.advance(at);
+    }
+    walk.done
+}
+
+struct Walk<'a> {
+    table: &'a Table,
+    hook: Hook,
+    kernel: &'a dyn Kernel,
+    built_in: &'a Chain,
+    under_way: Vec<At<'a>>,
+    done: Vec<Branch>,
+}
+
+/// Where one way is.
+#[derive(Clone)]
+struct At<'a> {
+    branch: Branch,
+    /// The chains that it is in, the innermost last.
+    frames: Vec<Frame<'a>>,
+}
+
+/// A chain that a way is in.
+#[derive(Clone)]
+struct Frame<'a> {
+    chain: &'a str,
+    rest: Rules<'a>,
+    /// How many steps there were behind the jump that led here; none of a built-in chain.
+    steps: Option<usize>,
+}
+
+/// What a rule does with the way.
+enum Next<'r> {
+    /// The next rule.
+    On,
+    /// Out of the chain.
+    Return,
+    /// Out of the table.
+    Leave,
+    /// Into a chain; whether the way comes back behind the rule.
+    Into { chain: &'r str, comes_back: bool },
+}
+
+impl<'a> Walk<'a> {
+    /// Goes on until the way is out of the table, or becomes two.
+    fn advance(&mut self, mut at: At<'a>) {
+        loop {
+            let Some(frame) = at.frames.last_mut() else {
+                let ended = self.policy(at.branch);
+                self.done.push(ended);
+                return;
+            };
+            let Some(line) = frame.rest.next() else {
+                at.leave();
+                continue;
+            };
+            let place = format!("{} {}", self.table.name, frame.chain);
+            let (counted, text) = counters(line);
+            let Some(rule) = RuleLine::parse(text).map(parse) else {
+                continue;
+            };
+            let fit = matching::fit(&rule, &at.branch.packet, self.kernel);
+            if fit.how == How::No && !fit.is_new_client {
+                at.branch.passed += 1;
+                continue;
+            }
+            let mut step = Step::new(place, text, "");
+            step.counters = counted;
+            match self.carry_out(at, &rule, fit, step) {
+                Some(goes_on) => at = goes_on,
+                None => return,
+            }
+        }
+    }
+
+    /// Does what the rule does; gives the way where it goes on.
+    fn carry_out(
+        &mut self,
+        mut at: At<'a>,
+        rule: &Rule,
+        fit: Fit,
+        mut step: Step,
+    ) -> Option<At<'a>> {
+        step.members = fit.members;
+        match fit.how {
+            How::No => {
+                note_new_client(&mut at.branch, step);
+                Some(at)
+            }
+            How::Yes => self.apply(at, &rule.target, step),
+            How::Unknown(why) if is_harmless(&rule.target) => {
+                step.says =
+                    format!("cannot be told ({why}); does nothing to the packet either way");
+                at.branch.step(step);
+                Some(at)
+            }
+            _ if self.done.len() + self.under_way.len() >= MOST_BRANCHES => {
+                let most =
+                    format!("more than {MOST_BRANCHES} ways that it may go are not followed");
+                step.says.clone_from(&most);
+                at.branch.step(step);
+                at.branch.end = Some(End::Unknown(most));
+                self.done.push(at.branch);
+                None
+            }
+            How::Chance(chance) => {
+                let mut fits = at.clone();
+                fits.branch.chance *= chance;
+                at.branch.chance *= 1.0 - chance;
+                at.branch.passed += 1;
+                let fits = self.apply(fits, &rule.target, step);
+                self.under_way.extend(fits);
+                Some(at)
+            }
+            How::Unknown(why) => {
+                let what = format!("{}: {}: {why}", step.place, step.entry);
+                let frames = at.frames.clone();
+                let (branch, mut no) = at.branch.doubt(&what);
+                let mut passed = step.clone();
+                passed.says = format!("cannot be told: {why}; here taken not to match");
+                no.step(passed);
+                step.says = format!("cannot be told: {why}; here taken to match, so ");
+                let fits = self.apply(At { branch, frames }, &rule.target, step);
+                self.under_way.extend(fits);
+                Some(At {
+                    branch: no,
+                    frames: at.frames,
+                })
+            }
+        }
+    }
+
+    fn apply(&mut self, mut at: At<'a>, target: &Target, step: Step) -> Option<At<'a>> {
+        match self.act(&mut at, target, step) {
+            Next::On => Some(at),
+            Next::Return => {
+                at.leave();
+                Some(at)
+            }
+            Next::Leave => {
+                self.done.push(at.branch);
+                None
+            }
+            Next::Into { chain, comes_back } => {
+                if !comes_back {
+                    at.frames.pop();
+                }
+                let found = self.table.chains.get_key_value(chain);
+                match found.filter(|_| at.frames.len() < DEEPEST) {
+                    Some((name, chain)) => {
+                        let steps = Some(at.branch.steps.len());
+                        at.frames.push(Frame {
+                            chain: name,
+                            rest: self.table.rules(chain),
+                            steps,
+                        });
+                        Some(at)
+                    }
+                    None => {
+                        let why = format!("there is no chain {chain}, or it leads in circles");
+                        at.branch.end = Some(End::Unknown(why));
+                        self.done.push(at.branch);
+                        None
+                    }
+                }
+            }
+        }
+    }
+
+    /// What the target does to the packet. The step is kept if that is anything.
+    fn act<'r>(&self, at: &mut At<'a>, target: &'r Target, mut step: Step) -> Next<'r> {
+        let packet = &mut at.branch.packet;
+        let (says, next) = match target {
+            // It counts, and says so to who reads it.
+            Target::None => {
+                at.branch.passed += 1;
+                return Next::On;
+            }
+            Target::Harmless(_) => {
+                at.branch.passed += 1;
+                return Next::On;
+            }
+            Target::Accept => {
+                let table = &self.table.name;
+                (
+                    format!("accepted: no further rule of {table} is asked"),
+                    Next::Leave,
+                )
+            }
+            Target::Drop => {
+                at.branch.end = Some(End::Dropped);
+                ("dropped: nobody is told".to_owned(), Next::Leave)
+            }
+            Target::Reject(with) => {
+                at.branch.end = Some(End::Refused(with.clone()));
+                (format!("refused: its sender gets {with}"), Next::Leave)
+            }
+            Target::Return => ("leaves the chain".to_owned(), Next::Return),
+            Target::Mark { value, mask } => {
+                packet.mark = (packet.mark & !mask) ^ value;
+                (format!("its mark becomes {:#x}", packet.mark), Next::On)
+            }
+            Target::ConnectionMark(what) => (connection_mark(packet, *what), Next::On),
+            Target::NoTrack => {
+                packet.tracking = Tracking::Untracked;
+                (
+                    "it is not tracked, so that nothing is translated".to_owned(),
+                    Next::On,
+                )
+            }
+            Target::Masquerade => self.masquerade(packet),
+            Target::Snat(to) => {
+                let nat = SourceNat::To(to.address, to.port);
+                let says = source_words(&nat);
+                packet.translate_source(nat);
+                (says, Next::Leave)
+            }
+            Target::Dnat(to) => (translate(packet, *to), Next::Leave),
+            Target::Redirect(port) => self.redirect(packet, *port),
+            Target::Jump(chain) => {
+                let says = format!("goes through {chain}");
+                (
+                    says,
+                    Next::Into {
+                        chain,
+                        comes_back: true,
+                    },
+                )
+            }
+            Target::Goto(chain) => {
+                let says = format!("goes on in {chain}");
+                (
+                    says,
+                    Next::Into {
+                        chain,
+                        comes_back: false,
+                    },
+                )
+            }
+            Target::Unknown(text) => {
+                let why = format!("`{text}` is not understood");
+                let says = format!("what becomes of it cannot be told: {why}");
+                at.branch.end = Some(End::Unknown(why));
+                (says, Next::Leave)
+            }
+        };
+        step.says.push_str(&says);
+        at.branch.step(step);
+        next
+    }
+
+    fn masquerade(&self, packet: &mut Packet) -> (String, Next<'static>) {
+        let address = packet.oif.as_ref().and_then(|oif| {
+            // That nobody can tell it leaves it unsaid.
+            self.kernel
+                .address_of(oif, packet.destination)
+                .ok()
+                .flatten()
+        });
+        let nat = SourceNat::Masquerade(address);
+        let says = source_words(&nat);
+        packet.translate_source(nat);
+        (says, Next::Leave)
+    }
+
+    fn redirect(&self, packet: &mut Packet, port: Option<u16>) -> (String, Next<'static>) {
+        let (source, family) = (packet.source, packet.family());
+        let address = match (self.hook, &packet.iif) {
+            (Hook::Output, _) | (_, None) => Some(family.localhost()),
+            (_, Some(iif)) => self.kernel.address_of(iif, source).ok().flatten(),
+        };
+        packet.translate(address, port);
+        packet.is_redirected = true;
+        let says = format!("redirected to this node itself, port {}", packet.port);
+        (says, Next::Leave)
+    }
+
+    /// What becomes of a way at the end of the built-in chain.
+    fn policy(&self, mut branch: Branch) -> Branch {
+        if self.built_in.drops {
+            let name = name_of(self.hook);
+            let place = format!("{} {name}", self.table.name);
+            let mut step = Step::new(
+                place,
+                format!("policy DROP of {name}"),
+                "dropped: nobody is told",
+            );
+            step.counters = self.built_in.counters;
+            branch.step(step);
+            branch.end = Some(End::Dropped);
+        }
+        branch
+    }
+}
+
+impl At<'_> {
+    /// Leaves the innermost chain. A jump into one that did nothing is not worth a step.
+    fn leave(&mut self) {
+        let Some(frame) = self.frames.pop() else {
+            return;
+        };
+        if frame.steps == Some(self.branch.steps.len()) {
+            self.branch.steps.pop();
+            self.branch.passed += 1;
+        }
+    }
+}
+
+fn parse(line: RuleLine<'_>) -> Rule {
+    let mut words = line.words();
+    // `-A` and the chain.
+    words.next();
+    words.next();
+    Rule::parse(words)
+}
+
+/// Whether it makes no difference to the packet if it is carried out.
+fn is_harmless(target: &Target) -> bool {
+    matches!(target, Target::None | Target::Harmless(_))
+}
+
+/// Of lists of clients that came before: once for each way, as all endpoints have one.
+fn note_new_client(branch: &mut Branch, mut step: Step) {
+    const SAYS: &str = "would send a client that came before to the same endpoint as then; this one is \
+                        taken to be new";
+    branch.passed += 1;
+    if !branch.steps.iter().any(|earlier| earlier.says == SAYS) {
+        SAYS.clone_into(&mut step.says);
+        branch.step(step);
+    }
+}
+
+fn connection_mark(packet: &mut Packet, what: ConnectionMark) -> String {
+    match what {
+        ConnectionMark::Set { value, mask } => {
+            packet.connection_mark = (packet.connection_mark & !mask) ^ value;
+            format!(
+                "its connection's mark becomes {:#x}",
+                packet.connection_mark
+            )
+        }
+        ConnectionMark::Save { from, to } => {
+            packet.connection_mark = (packet.connection_mark & !to) ^ (packet.mark & from);
+            format!(
+                "its connection's mark becomes {:#x}",
+                packet.connection_mark
+            )
+        }
+        ConnectionMark::Restore { from, to } => {
+            packet.mark = (packet.mark & !to) ^ (packet.connection_mark & from);
+            format!(
+                "its mark becomes {:#x}, that of its connection",
+                packet.mark
+            )
+        }
+    }
+}
+
+fn translate(packet: &mut Packet, to: Nat) -> String {
+    let address: Option<IpAddr> = to.address;
+    packet.translate(address, to.port);
+    format!("sent to {} instead", packet.to())
+}

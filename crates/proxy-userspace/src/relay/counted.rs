@@ -1,0 +1,175 @@
+//! What is counted of a listening port: by endpoint, as it is carried.
+//!
+//! Only the relay's thread counts, so nothing is contended: a chunk costs one addition. Whoever looks
+//! reads from another thread.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use hashbrown::HashMap;
+
+use super::balance::Serving;
+
+/// What was carried between clients and an endpoint, since the port was opened.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Carried {
+    /// Connections; flows, for UDP.
+    pub connections: u64,
+    /// Those that there are now.
+    pub active: u64,
+    /// From clients.
+    pub bytes_in: u64,
+    /// To clients.
+    pub bytes_out: u64,
+    /// Datagrams from clients; 0 of TCP.
+    pub packets_in: u64,
+    /// Datagrams to clients; 0 of TCP.
+    pub packets_out: u64,
+}
+
+impl Carried {
+    fn add(&mut self, other: &Self) {
+        self.connections += other.connections;
+        self.active += other.active;
+        self.bytes_in += other.bytes_in;
+        self.bytes_out += other.bytes_out;
+        self.packets_in += other.packets_in;
+        self.packets_out += other.packets_out;
+    }
+}
+
+/// What a listening port counts. Endpoints that serve no more and have no connection left are
+/// counted together.
+#[derive(Debug, Default)]
+pub struct PortCounters(Mutex<Counted>);
+
+#[derive(Debug, Default)]
+struct Counted {
+    endpoints: HashMap<SocketAddr, Arc<Tally>>,
+    past: Carried,
+}
+
+impl PortCounters {
+    /// All of the port, and of each endpoint that serves, or has a connection.
+    pub fn read(&self) -> (Carried, Vec<(SocketAddr, Carried)>) {
+        let counted = self.lock();
+        let mut sum = counted.past;
+        let of = |(at, tally): (&SocketAddr, &Arc<Tally>)| (*at, tally.read());
+        let endpoints: Vec<_> = counted.endpoints.iter().map(of).collect();
+        for (_, carried) in &endpoints {
+            sum.add(carried);
+        }
+        (sum, endpoints)
+    }
+
+    /// Begins to count a connection to an endpoint; it is over when what is returned is dropped.
+    pub(crate) fn connect(&self, endpoint: SocketAddr) -> Carrying {
+        let tally = Arc::clone(self.lock().endpoints.entry(endpoint).or_default());
+        tally.connections.fetch_add(1, Ordering::Relaxed);
+        tally.active.fetch_add(1, Ordering::Relaxed);
+        Carrying(tally)
+    }
+
+    /// Forgets endpoints that serve no more and carry nothing.
+    pub(crate) fn retain(&self, serving: &Serving) {
+        let mut counted = self.lock();
+        let Counted { endpoints, past } = &mut *counted;
+        endpoints.retain(|endpoint, tally| {
+            let is_kept = serving.has(endpoint) || tally.active.load(Ordering::Relaxed) > 0;
+            if !is_kept {
+                past.add(&tally.read());
+            }
+            is_kept
+        });
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Counted> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The counters of an endpoint.
+#[derive(Debug, Default)]
+struct Tally {
+    connections: AtomicU64,
+    active: AtomicU64,
+    bytes_in: AtomicU64,
+    bytes_out: AtomicU64,
+    packets_in: AtomicU64,
+    packets_out: AtomicU64,
+}
+
+impl Tally {
+    fn read(&self) -> Carried {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        Carried {
+            connections: read(&self.connections),
+            active: read(&self.active),
+            bytes_in: read(&self.bytes_in),
+            bytes_out: read(&self.bytes_out),
+            packets_in: read(&self.packets_in),
+            packets_out: read(&self.packets_out),
+        }
+    }
+}
+
+/// A connection that is counted.
+#[derive(Debug)]
+pub(crate) struct Carrying(Arc<Tally>);
+
+impl Carrying {
+    pub(crate) fn bytes_in(&self) -> &AtomicU64 {
+        &self.0.bytes_in
+    }
+
+    pub(crate) fn bytes_out(&self) -> &AtomicU64 {
+        &self.0.bytes_out
+    }
+
+    /// A datagram of a client.
+    pub(crate) fn datagram_in(&self, bytes: usize) {
+        self.0.packets_in.fetch_add(1, Ordering::Relaxed);
+        add(&self.0.bytes_in, bytes);
+    }
+
+    /// A datagram to a client.
+    pub(crate) fn datagram_out(&self, bytes: usize) {
+        self.0.packets_out.fetch_add(1, Ordering::Relaxed);
+        add(&self.0.bytes_out, bytes);
+    }
+}
+
+impl Drop for Carrying {
+    fn drop(&mut self) {
+        self.0.active.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Counts bytes.
+pub(crate) fn add(counter: &AtomicU64, bytes: usize) {
+    counter.fetch_add(bytes as u64, Ordering::Relaxed);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_serves_no_more_still_counts_for_its_port() {
+        let [one, other] = [1, 2].map(|port| SocketAddr::from(([10, 0, 0, 1], port)));
+        let counters = PortCounters::default();
+        let open = counters.connect(one);
+        add(open.bytes_in(), 10);
+        counters.connect(other).datagram_out(5);
+        counters.retain(&Serving::default());
+        let (sum, endpoints) = counters.read();
+        assert_eq!((sum.connections, sum.active), (2, 1));
+        assert_eq!((sum.bytes_in, sum.bytes_out, sum.packets_out), (10, 5, 1));
+        assert_eq!(endpoints.len(), 1, "one is carried still: {endpoints:?}");
+        drop(open);
+        counters.retain(&Serving::default());
+        assert_eq!(counters.read().1, []);
+        assert_eq!(counters.read().0, Carried { active: 0, ..sum });
+    }
+}
