@@ -177,7 +177,7 @@ fn words(held: &mut Held, from: &str, to: &str) -> String {
     };
     let packet = node::packet(6, from, to);
     let nft = Nft::read(held, packet.family()).unwrap();
-    let outcomes = node::outcomes(&node::journey(&nft, packet));
+    let outcomes = node::outcomes(&node::journey(&nft, &packet));
     let outcomes: Vec<&str> = outcomes.iter().map(String::as_str).collect();
     let told = match outcomes.as_slice() {
         ["dropped"] => "timeout",

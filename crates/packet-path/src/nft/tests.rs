@@ -50,6 +50,10 @@ impl Kernel for Nowhere {
         Err(unread())
     }
 
+    fn is_bridge(&self, _: &Interface) -> Result<bool, Unread> {
+        Err(unread())
+    }
+
     fn setting(&self, _: &str) -> Result<Option<String>, Unread> {
         Err(unread())
     }

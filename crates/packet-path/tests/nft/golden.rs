@@ -5,8 +5,9 @@ use std::fs;
 use std::path::PathBuf;
 
 use packet_path::nft::Nft;
+use packet_path::{Hook, Packet};
 
-use crate::node::{NODE, ask, journey, outcomes, packet, tcp, with_rules};
+use crate::node::{NODE, ask, at, journey, outcomes, packet, tcp, with_rules};
 
 const CASES: &str = concat!(
     env!("CARGO_MANIFEST_DIR"),
@@ -96,7 +97,7 @@ fn nothing_of_upstreams_tables_is_unknown() {
                     for protocol in [6, 17, 132] {
                         let packet = packet(protocol, from, to);
                         let nft = Nft::read(&mut *nftables, packet.family()).unwrap();
-                        let branches = journey(&nft, packet);
+                        let branches = journey(&nft, &packet);
                         let chance: f64 = branches.iter().map(|of| of.chance).sum();
                         assert!((chance - 1.0).abs() < 1e-6, "{name}: {chance}");
                         let is_sure = branches.iter().all(|of| of.doubts.is_empty());
@@ -221,8 +222,9 @@ fn a_way_is_told_step_by_step() {
     with_rules(&case("nodeport-tcp"), |nftables| {
         let packet = packet(6, OUTSIDE, "192.168.99.10:30080");
         let nft = Nft::read(nftables, packet.family()).unwrap();
-        let branches = journey(&nft, packet);
-        let steps = branches[1].steps.iter().map(|step| {
+        let branches = journey(&nft, &packet);
+        let of_rules = branches[1].steps.iter().filter(|of| of.place != "routing");
+        let steps = of_rules.map(|step| {
             let mut told = format!("{} | {} | {}", step.place, step.entry, step.says);
             for member in &step.members {
                 told += &format!(" | {member}");
@@ -301,14 +303,20 @@ fn redirects_of_userspace_mode_are_understood() {
                 &["192.168.99.10:43143 kept"],
             ),
             (POD, "192.168.99.10:30040", &["192.168.99.10:41669 kept"]),
-            (NODE, "192.168.99.10:30040", &["127.0.0.1:41669 kept"]),
+            // Its source is the address that it is sent to: the node's own.
+            (NODE, "192.168.99.10:30040", &["127.0.0.1:41669 vip"]),
             (POD, "10.96.0.99:80", &["10.96.0.99:80 kept"]),
         ],
     );
     with_rules(include_str!("userspace.nft"), |nftables| {
         // What the process itself sends is left alone.
-        let mut own = packet(6, NODE, "10.96.0.11:80");
-        own.mark = 0x4000;
-        assert_eq!(ask(nftables, &own), ["10.96.0.11:80 kept"]);
+        let own = Packet {
+            mark: 0x4000,
+            ..packet(6, NODE, "10.96.0.11:80")
+        };
+        let nft = Nft::read(nftables, own.family()).unwrap();
+        let branches = at(&nft, Hook::Output, own.clone());
+        assert_eq!(branches[0].packet, own);
+        assert_eq!(branches[0].steps.len(), 1);
     });
 }

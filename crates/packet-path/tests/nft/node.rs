@@ -5,13 +5,13 @@ use std::net::{IpAddr, SocketAddr};
 use std::process::{Command, Stdio};
 use std::thread;
 
-use inet::IpFamily;
+use inet::{IpFamily, Protocol};
 use ipvs_netlink::ServiceKey;
 use nftables_netlink::Nftables;
 use packet_path::nft::{Nft, Reader};
 use packet_path::{
-    AddressType, Branch, ChainKind, End, Hook, Interface, Kernel, Packet, Route, RouteQuestion,
-    Ruleset, Server, SetKey, SourceNat, Tracking, Unread,
+    AddressType, Branch, Fate, Hook, Interface, Kernel, Packet, Question, Route, RouteQuestion,
+    Ruleset, Sender, Server, SetKey, Source, Unread, Walk, walk,
 };
 use rustix::thread::{UnshareFlags, unshare_unsafe};
 
@@ -108,6 +108,10 @@ impl Kernel for Node {
         Ok(None)
     }
 
+    fn is_bridge(&self, _: &Interface) -> Result<bool, Unread> {
+        Ok(false)
+    }
+
     fn setting(&self, _: &str) -> Result<Option<String>, Unread> {
         Ok(None)
     }
@@ -124,112 +128,78 @@ pub(crate) fn packet(protocol: u8, from: &str, to: &str) -> Packet {
     packet
 }
 
-/// Through all hooks, as the kernel leads it.
-pub(crate) fn journey<R: Reader>(nft: &Nft<R>, packet: Packet) -> Vec<Branch> {
-    let is_sent_here = packet.iif.is_none();
-    let first = Branch::new(packet);
-    if is_sent_here {
-        let branches = hook(nft, Hook::Output, vec![first]);
-        return hook(nft, Hook::Postrouting, leaving(branches));
-    }
-    let mut ended = Vec::new();
-    for branch in hook(nft, Hook::Prerouting, vec![first]) {
-        if branch.end.is_some() {
-            ended.push(branch);
-        } else if is_local(branch.packet.destination) {
-            ended.extend(hook(nft, Hook::Input, vec![branch]));
-        } else {
-            let through = hook(nft, Hook::Forward, leaving(vec![branch]));
-            ended.extend(hook(nft, Hook::Postrouting, through));
-        }
-    }
-    ended
-}
-
-fn leaving(mut branches: Vec<Branch>) -> Vec<Branch> {
-    for branch in &mut branches {
-        branch.packet.oif = Some(interface(branch.packet.destination));
-    }
-    branches
-}
-
-/// The base chains of a hook by priority; those of type nat one after the other, where the kernel
-/// translates.
-fn hook<R: Reader>(nft: &Nft<R>, hook: Hook, mut branches: Vec<Branch>) -> Vec<Branch> {
-    let nat = match hook {
-        Hook::Prerouting | Hook::Output => -100,
-        Hook::Input | Hook::Forward | Hook::Postrouting => 100,
+/// Through all hooks.
+pub(crate) fn journey<R: Reader>(nft: &Nft<R>, packet: &Packet) -> Vec<Walk> {
+    let question = Question {
+        protocol: Protocol::from_number(packet.protocol).unwrap(),
+        from: match &packet.iif {
+            Some(iif) => Sender::Other(packet.source, Some(iif.clone())),
+            None => Sender::Node(Some(packet.source)),
+        },
+        to: packet.to(),
+        source_port: None,
     };
+    walk(&question, &[nft], &Node)
+}
+
+/// Through the base chains of one hook alone, all of them.
+pub(crate) fn at<R: Reader>(nft: &Nft<R>, hook: Hook, packet: Packet) -> Vec<Branch> {
     let mut bases = nft.base_chains(hook);
-    bases.sort_by_key(|base| match base.kind {
-        ChainKind::Nat => (nat, 1, base.priority),
-        _ => (base.priority, 0, 0),
-    });
+    bases.sort_by_key(|base| base.priority);
+    let mut branches = vec![Branch::new(packet)];
     for base in bases {
-        let mut next = Vec::new();
-        for mut branch in branches {
-            let packet = &mut branch.packet;
-            if base.priority > -200 && packet.tracking == Tracking::NotYet {
-                packet.tracking = Tracking::New;
-            }
-            let is_settled = match hook {
-                Hook::Prerouting | Hook::Output => packet.destination_settled,
-                _ => packet.source_settled,
-            };
-            let is_asked =
-                base.kind != ChainKind::Nat || !is_settled && packet.tracking == Tracking::New;
-            if branch.end.is_none() && is_asked {
-                next.extend(nft.walk(&base, branch, &Node));
-            } else {
-                next.push(branch);
-            }
-        }
-        branches = next;
+        let walked = branches.into_iter();
+        let walked = walked.flat_map(|branch| match branch.end {
+            Some(_) => vec![branch],
+            None => nft.walk(&base, branch, &Node),
+        });
+        branches = walked.collect();
     }
     branches
 }
 
 /// What becomes of a packet, in short: `10.244.1.5:8080 masq 50%`, the likeliest first.
-pub(crate) fn outcomes(branches: &[Branch]) -> Vec<String> {
+pub(crate) fn outcomes(walks: &[Walk]) -> Vec<String> {
     let mut all: Vec<(String, f64)> = Vec::new();
-    for branch in branches {
-        let packet = &branch.packet;
-        let mut words = match &branch.end {
-            Some(End::Dropped) => "dropped".to_owned(),
-            Some(End::Refused(_)) => "refused".to_owned(),
-            Some(End::Unknown(why)) => format!("unknown: {why}"),
-            Some(End::Local | End::Forwarded) => "ended".to_owned(),
-            None => {
-                let source = match &packet.source_nat {
-                    None => "kept".to_owned(),
-                    Some(SourceNat::Masquerade(_)) => "masq".to_owned(),
-                    Some(SourceNat::To(to, _)) => format!("{to:?}"),
+    for walk in walks {
+        let mut words = match (walk.presumed, walk.endpoint) {
+            (Fate::Dropped, _) => "dropped".to_owned(),
+            (Fate::Refused, _) => "refused".to_owned(),
+            (_, Some(endpoint)) => {
+                let source = match &walk.source {
+                    Source::Kept => "kept".to_owned(),
+                    Source::ServiceAddress => "vip".to_owned(),
+                    Source::Masqueraded(_) => "masq".to_owned(),
+                    Source::Rewritten(to) => format!("{to:?}"),
                 };
-                format!("{} {source}", packet.to())
+                format!("{endpoint} {source}")
             }
+            (_, None) => format!("unknown: {}", walk.why),
         };
-        for doubt in &branch.doubts {
+        for doubt in &walk.doubts {
             words += &format!(" if {} {}", doubt.what, doubt.matches);
         }
         match all.iter_mut().find(|(of, _)| *of == words) {
-            Some((_, chance)) => *chance += branch.chance,
-            None => all.push((words, branch.chance)),
+            Some((_, chance)) => *chance += walk.chance,
+            None => all.push((words, walk.chance)),
         }
     }
-    all.sort_by(|(one, a), (other, b)| b.total_cmp(a).then_with(|| one.cmp(other)));
-    let told = all
-        .into_iter()
-        .map(|(words, chance)| match (chance * 100.0).round() {
-            100.0 => words,
-            percent => format!("{words} {percent}%"),
-        });
+    all.sort_by(|(one, a), (other, b)| {
+        let (a, b) = ((a * 1e6).round(), (b * 1e6).round());
+        b.total_cmp(&a).then_with(|| one.cmp(other))
+    });
+    let told = all.into_iter();
+    let told = told.map(|(words, chance)| match (chance * 100.0).round() {
+        100.0 => words,
+        percent => format!("{words} {percent}%"),
+    });
     told.collect()
 }
 
 /// The outcomes of a packet in this ruleset.
 pub(crate) fn ask<R: Reader>(reader: &mut R, packet: &Packet) -> Vec<String> {
     let nft = Nft::read(reader, packet.family()).unwrap();
-    outcomes(&journey(&nft, packet.clone()))
+    outcomes(&journey(&nft, packet))
 }
 
 /// TCP from somewhere.

@@ -2,31 +2,15 @@
 //! rules leave as it is and mark is what IPVS gets.
 
 use packet_path::nft::Nft;
-use packet_path::{Branch, Hook, Packet, Ruleset};
+use packet_path::{End, Hook, Packet, Tracking};
 
-use crate::node::{NODE, Node, packet, with_rules};
+use crate::node::{NODE, at, packet, with_rules};
 
 const RULES: &str = include_str!("../../../proxy-ipvs/tests/nftables/ruleset");
 
-/// Through the base chains of one hook, all of them.
-fn at(nft: &Nft<&mut nftables_netlink::Nftables>, hook: Hook, packet: Packet) -> Vec<Branch> {
-    let mut bases = nft.base_chains(hook);
-    bases.sort_by_key(|base| base.priority);
-    let mut branches = vec![Branch::new(packet)];
-    for base in bases {
-        let walked = branches.into_iter();
-        let walked = walked.flat_map(|branch| match branch.end {
-            Some(_) => vec![branch],
-            None => nft.walk(&base, branch, &Node),
-        });
-        branches = walked.collect();
-    }
-    branches
-}
-
 fn new(protocol: u8, from: &str, to: &str) -> Packet {
     Packet {
-        tracking: packet_path::Tracking::New,
+        tracking: Tracking::New,
         ..packet(protocol, from, to)
     }
 }
@@ -111,7 +95,7 @@ fn what_is_marked_is_masqueraded() {
         // The node may not use a load balancer whose source ranges leave it out.
         let own = new(6, "10.96.0.10", "10.96.0.10:80");
         let branches = at(&nft, Hook::Output, own);
-        assert_eq!(branches[0].end, Some(packet_path::End::Dropped));
+        assert_eq!(branches[0].end, Some(End::Dropped));
         // A node port.
         let to_node = new(6, "198.51.100.1", &format!("{NODE}:30000"));
         let branches = at(&nft, Hook::Prerouting, to_node);
