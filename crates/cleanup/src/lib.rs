@@ -65,6 +65,17 @@ pub fn clean_up(modes: Footprints, excluded: &[IpNet]) -> Cleanup {
     cleanup
 }
 
+/// What [`clean_up`] would remove of these modes; nothing is written.
+pub fn survey(modes: &[&'static Footprint]) -> Cleanup {
+    let mut cleanup = Cleanup::default();
+    let installed = Iptables::installed().unwrap_or_else(|error| {
+        cleanup.left.push(error.to_string());
+        Vec::new()
+    });
+    take_down(modes, modes, &installed, &[], Manner::Count, &mut cleanup);
+    cleanup
+}
+
 /// A mode that serves while what others have left goes.
 #[derive(Debug, Clone)]
 pub struct Serving {

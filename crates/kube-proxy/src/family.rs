@@ -16,13 +16,16 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant, SystemTime};
 
-use proxy::{Changes, IpFamily, Mode, Model, NamespacedName, NodePorts, Report, Standing, Trigger};
+use proxy::{
+    Changes, IpFamily, Mode, Model, NamespacedName, NodeFacts, NodePorts, Report, Standing, Trigger,
+};
 
 use crate::conntrack::StaleFlows;
 use crate::events::Recorder;
 use crate::health::Health;
 use crate::health_check::HealthChecks;
 use crate::inspect::OfFamily;
+use crate::inspect::question::GroundOfFamily;
 use crate::metrics::Metrics;
 use crate::metrics::local_endpoints::NoLocalEndpoints;
 use crate::metrics::of_mode::Extent;
@@ -330,6 +333,18 @@ impl Family {
             is_served: self.is_served,
             seen: self.reporter.seen(most, now),
             drains: self.mode.drains(most),
+        }
+    }
+
+    /// What Services are seen on in this family, with at most so much of what is wrong.
+    pub(crate) fn ground(&self, node: NodeFacts, most: usize, now: Instant) -> GroundOfFamily {
+        let seen = self.reporter.seen(most, now);
+        let failures = seen.failures.into_iter();
+        GroundOfFamily {
+            node,
+            node_ports: self.node_ports.clone(),
+            failures: failures.map(|(failure, _)| failure).collect(),
+            conflicts: seen.conflicts,
         }
     }
 

@@ -29,7 +29,10 @@ pub(crate) const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
     about = "Carries Kubernetes Services by rules of iptables (iptables mode), by the kernel's IPVS (ipvs mode), by a table of \
              nftables (nftables mode) or by itself (userspace mode).",
     after_help = "kube-proxy check [FLAGS] [-o text|json|yaml] says what a start with these flags would change in the kernel, and \
-                  changes nothing. Exit status 0: nothing; 1: something; 2: it cannot be said.",
+                  changes nothing. Exit status 0: nothing; 1: something; 2: it cannot be said.\n\n\
+                  kube-proxy status says how the kube-proxy that runs on this node stands, and kube-proxy services \
+                  [NAMESPACE/NAME] what it serves, to which endpoints, and why. See kube-proxy status --help and kube-proxy \
+                  services --help.",
     disable_version_flag = true,
     args_override_self = true
 )]

@@ -26,7 +26,11 @@
 
 mod facts;
 mod local_only;
+mod parts;
+mod query;
 pub(crate) mod question;
+mod service;
+mod services;
 pub(crate) mod socket;
 mod status;
 
@@ -36,6 +40,7 @@ use std::time::{Duration, SystemTime};
 use http::request::Parts;
 use http::{HeaderValue, Method, StatusCode, header};
 use serde::Serialize;
+use source::Registry;
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
@@ -46,6 +51,7 @@ pub(crate) use question::Question;
 
 use crate::healthz;
 use crate::http_server::{Answer, Respond, answer, not_found};
+use crate::modes::counters::Counters;
 
 /// Under which all of it is.
 pub(crate) const PREFIX: &str = "/api/v1/";
@@ -59,8 +65,9 @@ const LOOP_PATIENCE: Duration = Duration::from_secs(5);
 /// Answers what can be seen.
 pub(crate) struct Inspect {
     about: About,
-    /// Where objects come from, in words, without secrets; once it is open.
-    source: OnceLock<String>,
+    /// Where objects come from, once that is open.
+    source: OnceLock<Origin>,
+    counters: Counters,
     health: Arc<healthz::Status>,
     questions: mpsc::Sender<Question>,
     at_once: Semaphore,
@@ -73,6 +80,15 @@ pub(crate) struct About {
     pub(crate) node: String,
     /// When the process began.
     pub(crate) started: SystemTime,
+}
+
+/// Where objects come from.
+#[derive(Clone)]
+pub(crate) struct Origin {
+    /// In words, without secrets.
+    pub(crate) from: String,
+    /// Whom to ask for what the model does not keep.
+    pub(crate) registry: Registry,
 }
 
 /// Why a question has no answer.
@@ -102,11 +118,13 @@ impl Inspect {
     pub(crate) fn new(
         about: About,
         health: Arc<healthz::Status>,
+        counters: Counters,
     ) -> (Arc<Self>, mpsc::Receiver<Question>) {
         let (questions, asked) = mpsc::channel(QUEUE);
         let inspect = Self {
             about,
             source: OnceLock::new(),
+            counters,
             health,
             questions,
             at_once: Semaphore::new(AT_ONCE),
@@ -114,8 +132,8 @@ impl Inspect {
         (Arc::new(inspect), asked)
     }
 
-    /// Takes in where objects come from, in words, without secrets.
-    pub(crate) fn comes_from(&self, source: String) {
+    /// Takes in where objects come from.
+    pub(crate) fn comes_from(&self, source: Origin) {
         // There is one start.
         let _ = self.source.set(source);
     }
@@ -134,10 +152,14 @@ impl Inspect {
         let path = head.uri.path().strip_prefix(PREFIX).unwrap_or_default();
         match path {
             "status" => told(self.status().await),
-            _ => failed(
-                StatusCode::NOT_FOUND,
-                "there is no such path: see docs/api.md",
-            ),
+            "services" => told(self.services(&head.uri).await),
+            _ => match path.strip_prefix("services/") {
+                Some(name) => told(self.service(name).await),
+                None => failed(
+                    StatusCode::NOT_FOUND,
+                    "there is no such path: see docs/api.md",
+                ),
+            },
         }
     }
 
@@ -173,7 +195,7 @@ impl Inspect {
             node: node.to_owned(),
             started: SystemTime::UNIX_EPOCH,
         };
-        Self::new(about, health)
+        Self::new(about, health, Counters::default())
     }
 }
 

@@ -1,6 +1,7 @@
 //! The node daemon: kube-proxy in IPVS and iptables mode.
 
 mod addresses;
+pub mod ask;
 pub mod capabilities;
 pub mod check;
 pub mod cleanup;

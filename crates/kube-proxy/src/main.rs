@@ -7,7 +7,7 @@ use kube_proxy::command_line::{self, Command};
 use kube_proxy::follow::{keep_prepared, keeps_prepared};
 use kube_proxy::options::Options;
 use kube_proxy::{
-    capabilities, check, cleanup, config, follow, iptables, logging, memory, panics, run,
+    ask, capabilities, check, cleanup, config, follow, iptables, logging, memory, panics, run,
 };
 use tokio::sync::{mpsc, oneshot};
 use tracing::{error, info, warn};
@@ -23,6 +23,9 @@ fn main() -> ExitCode {
     panics::end_the_process();
     memory::start();
     let arguments: Vec<OsString> = std::env::args_os().collect();
+    if let Some(code) = ask::run(&arguments) {
+        return code;
+    }
     match command_line::parse_prepared(&arguments) {
         Ok(Command::Run(options)) => live(&options, ExitCode::FAILURE, serve(&options)),
         Ok(Command::Check(options, output)) => live(

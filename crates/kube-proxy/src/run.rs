@@ -26,11 +26,12 @@ use crate::addresses::AddressChanges;
 use crate::command_line;
 use crate::events::{Event, Recorder};
 use crate::gather::gather;
+use crate::inspect::Origin;
 use crate::kernel_settings::{Step, settle};
 use crate::metrics::rest_client::CountRequests;
 use crate::modes::definition::Start;
 use crate::modes::families::{require, tell_left_out};
-use crate::modes::open::{open, prepare, primary};
+use crate::modes::open::{open, prepare, primary, used};
 use crate::options::Options;
 use daemon::{Daemon, Ended};
 use observed::Observed;
@@ -75,7 +76,10 @@ async fn live(
     let count = |host: &str| CountRequests::new(observed.metrics.clone(), host);
     let source = source::connect(&options.source, &node, count).await?;
     let (mut events, client) = (source.events, source.client);
-    observed.inspect.comes_from(source.from);
+    observed.inspect.comes_from(Origin {
+        from: source.from,
+        registry: source.registry,
+    });
     let recorder = client.map_or_else(Recorder::off, |client| Recorder::start(client, &node));
     // Nobody need listen.
     drop(recording.send(recorder.clone()));
@@ -103,6 +107,7 @@ async fn live(
     let ending = opened.ending();
     let notices = opened.notices()?;
     observed.counters.set(opened.counters());
+    let uses = used(&*opened, &options.modes);
     let now = Instant::now();
     let modes = opened.into_modes(&Start {
         settings: &options.modes,
@@ -118,6 +123,7 @@ async fn live(
     daemon.predecessor = predecessor;
     daemon.ended = Ended::Armed;
     daemon.ending = ending;
+    daemon.uses = uses;
     daemon.rulesets = select_all(notices);
     let result = daemon.serve(stop, &mut changed).await;
     daemon.end().await;

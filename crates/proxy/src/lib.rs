@@ -40,4 +40,4 @@ pub use object::{
 };
 pub use owner::{Owner, Rank};
 pub use stale_flows::{UdpPort, UdpServices, udp_ports};
-pub use topology::{Backends, Endpoints, Target};
+pub use topology::{Backends, Endpoints, Judged, Reason, Target};

@@ -31,6 +31,8 @@ pub struct Model {
     /// Which Service a slice was for: a deletion names the slice only, and its label may have
     /// changed.
     service_of: HashMap<NamespacedName, NamespacedName>,
+    /// Another number whenever a Service has come or gone: the order of names may be another then.
+    names_version: u64,
     /// Of endpoints on other nodes it is not kept on which.
     own_node: Option<Box<str>>,
     /// What is kept of those that are meant for all: nothing.
@@ -249,6 +251,11 @@ pub struct ServiceView<'a> {
 }
 
 impl<'a> ServiceView<'a> {
+    /// A Service and its slices, which are in the order of their names.
+    pub fn new(service: &'a Service, slices: &'a [EndpointSlice]) -> Self {
+        Self { service, slices }
+    }
+
     /// Its slices, of both families, in the order of their names.
     pub fn slices(&self) -> impl Iterator<Item = &'a EndpointSlice> + use<'a> {
         self.slices.iter()
@@ -445,6 +452,12 @@ impl Model {
         self.services.keys()
     }
 
+    /// Another number whenever [`service_names`](Self::service_names) may tell others, or in
+    /// another order.
+    pub fn names_version(&self) -> u64 {
+        self.names_version
+    }
+
     /// How many Services there are.
     pub fn service_count(&self) -> usize {
         self.services.len()
@@ -480,13 +493,16 @@ impl Model {
             port.name = self.port_names.one(&port.name);
         }
         self.changes.services.insert(service.name.clone());
-        self.services
+        let before = self
+            .services
             .insert(service.name.clone(), Box::new(service));
+        self.names_version += u64::from(before.is_none());
     }
 
     fn delete_service(&mut self, name: &NamespacedName) {
         self.service_list.confirm(name);
         if self.services.remove(name).is_some() {
+            self.names_version += 1;
             self.changes.service_changes += 1;
             self.changes.services.insert(name.clone());
         }

@@ -4,6 +4,7 @@
 //! and KEP-3015 for hints): ready endpoints, narrowed by hints if every ready one has them; if none
 //! is ready, those that serve while terminating.
 
+use std::fmt;
 use std::net::IpAddr;
 
 use smallvec::SmallVec;
@@ -101,6 +102,18 @@ impl<'a> Endpoints<'a> {
     /// All endpoints of a port, sorted, one for each address and port: O(n). Where slices disagree,
     /// an endpoint that is not terminating wins: its address was given to a new pod.
     fn candidates(&self, port: &ServicePort) -> Vec<Candidate<'a>> {
+        let mut found = self.listed(port);
+        // Not in order where an address is in several slices or has several numbers; a sort is
+        // linear but for these.
+        if !found.is_sorted_by(|one, next| one.target < next.target) {
+            found.sort_by_key(|c| (c.target, c.endpoint.terminating));
+            found.dedup_by_key(|c| c.target);
+        }
+        found
+    }
+
+    /// All endpoints of a port as its slices have them.
+    fn listed(&self, port: &ServicePort) -> Vec<Candidate<'a>> {
         let numbers = |slice: &&EndpointSlice| -> SmallVec<[u16; 1]> {
             let ports = slice.ports.iter();
             ports
@@ -121,22 +134,14 @@ impl<'a> Endpoints<'a> {
                 is_local: one.is_local,
             }));
         }
-        // Not in order where an address is in several slices or has several numbers; a sort is
-        // linear but for these.
-        if !found.is_sorted_by(|one, next| one.target < next.target) {
-            found.sort_by_key(|c| (c.target, c.endpoint.terminating));
-            found.dedup_by_key(|c| c.target);
-        }
         found
     }
 
     /// Finds who serves `port`: O(n).
     pub fn serving(&self, port: &ServicePort) -> Backends {
         let candidates = self.candidates(port);
-        let (service, node) = (self.service, self.node);
-        let external = is_externally_reachable(service, port, node.family);
-        let uses_cluster = !service.internal_local || external;
-        let uses_local = service.internal_local || (service.external_local && external);
+        let node = self.node;
+        let (uses_cluster, uses_local) = uses(self.service, port, node.family);
         let mut backends = Backends {
             on_node: candidates
                 .iter()
@@ -178,11 +183,188 @@ impl<'a> Endpoints<'a> {
     }
 }
 
+/// Which policies anybody asks for: Cluster, Local.
+fn uses(service: &Service, port: &ServicePort, family: IpFamily) -> (bool, bool) {
+    let external = is_externally_reachable(service, port, family);
+    (
+        !service.internal_local || external,
+        service.internal_local || (service.external_local && external),
+    )
+}
+
 /// An endpoint under the port it serves.
+#[derive(Clone, Copy)]
 struct Candidate<'a> {
     target: Target,
     endpoint: EndpointView<'a>,
     is_local: bool,
+}
+
+/// An endpoint of a port, and why it is in or out: [`Endpoints::judged`].
+#[derive(Debug, Clone, Copy)]
+pub struct Judged<'a> {
+    /// Its address.
+    pub ip: IpAddr,
+    /// The port that its pod listens on; `None` where its slice has none for this Service port.
+    pub port: Option<u16>,
+    /// As its slice has it.
+    pub endpoint: EndpointView<'a>,
+    /// Whether it is on this node.
+    pub is_local: bool,
+    /// How often slices list it; one of them counts.
+    pub listed: usize,
+    /// Whether it serves traffic that may go anywhere.
+    pub cluster: Reason,
+    /// Whether it serves traffic that must stay on this node.
+    pub local: Reason,
+}
+
+/// Why an endpoint is in or out of one policy's traffic.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Reason {
+    /// In: it is ready.
+    Ready,
+    /// In: it terminates, but serves, and none is ready.
+    LastResort,
+    /// Out: the Service has no traffic of this policy.
+    Unasked,
+    /// Out: it is not ready.
+    NotReady,
+    /// Out: it terminates, and serves no more.
+    Terminating,
+    /// Out: it terminates, and ready ones are there.
+    OthersAreReady,
+    /// Out: hints mean it for another zone, and others for this one.
+    OtherZone,
+    /// Out: hints mean it for another node, and others for this one.
+    OtherNode,
+    /// Out: it is on another node.
+    NotOnNode,
+    /// Out: its slice has no port of the Service port's name and protocol.
+    OtherPort,
+}
+
+impl Reason {
+    /// Whether the endpoint is sent to.
+    pub fn is_in(self) -> bool {
+        matches!(self, Self::Ready | Self::LastResort)
+    }
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Ready => "ready",
+            Self::LastResort => "terminating, but still serving, and none is ready",
+            Self::Unasked => "the Service has no traffic of this policy",
+            Self::NotReady => "not ready",
+            Self::Terminating => "terminating, and not serving any more",
+            Self::OthersAreReady => "terminating, and others are ready",
+            Self::OtherZone => "ready, but hinted for another zone",
+            Self::OtherNode => "ready, but hinted for another node",
+            Self::NotOnNode => "on another node",
+            Self::OtherPort => "its EndpointSlice has no port of this name and protocol",
+        })
+    }
+}
+
+impl<'a> Endpoints<'a> {
+    /// All endpoints of a port, sorted by address, each with why it is in or out. What is in is what
+    /// [`serving`](Self::serving) finds. O(n log n).
+    pub fn judged(&self, port: &ServicePort) -> Vec<Judged<'a>> {
+        let mut listed = self.listed(port);
+        listed.sort_by_key(|c| (c.target, c.endpoint.terminating));
+        let same = listed.chunk_by(|one, next| one.target == next.target);
+        let counted: Vec<(Candidate<'a>, usize)> = same
+            .filter_map(|same| Some((*same.first()?, same.len())))
+            .collect();
+        let candidates: Vec<Candidate<'a>> = counted.iter().map(|(one, _)| *one).collect();
+        let (uses_cluster, uses_local) = uses(self.service, port, self.node.family);
+        let cluster = Judge::of_cluster(&candidates, self.node);
+        let local = Judge::of_node(&candidates);
+        let judged = counted.into_iter().map(|(one, listed)| Judged {
+            ip: one.target.ip,
+            port: Some(one.target.port),
+            endpoint: one.endpoint,
+            is_local: one.is_local,
+            listed,
+            cluster: if uses_cluster {
+                cluster.reason(&one, self.node)
+            } else {
+                Reason::Unasked
+            },
+            local: match uses_local {
+                true if one.is_local => local.reason(&one, self.node),
+                true => Reason::NotOnNode,
+                false => Reason::Unasked,
+            },
+        });
+        let mut judged: Vec<_> = judged.collect();
+        judged.extend(self.of_other_ports(&candidates));
+        judged.sort_by_key(|one| (one.ip, one.port));
+        judged
+    }
+
+    /// Endpoints of slices that have no such port.
+    fn of_other_ports(&self, candidates: &[Candidate<'a>]) -> Vec<Judged<'a>> {
+        let is_known = |ip: &IpAddr| candidates.binary_search_by_key(ip, |c| c.target.ip).is_ok();
+        let others = self.sorted.iter();
+        let others = others.filter(|one| !is_known(&one.endpoint.address));
+        let mut others: Vec<_> = others
+            .map(|one| Judged {
+                ip: one.endpoint.address,
+                port: None,
+                endpoint: one.endpoint,
+                is_local: one.is_local,
+                listed: 1,
+                cluster: Reason::OtherPort,
+                local: Reason::OtherPort,
+            })
+            .collect();
+        others.dedup_by(|next, one| {
+            let is_same = next.ip == one.ip;
+            one.listed += usize::from(is_same);
+            is_same
+        });
+        others
+    }
+}
+
+/// Judges the endpoints that one policy may use.
+struct Judge {
+    scope: Scope,
+    /// Whether one that is ready is in.
+    has_ready: bool,
+}
+
+impl Judge {
+    fn of_cluster(candidates: &[Candidate<'_>], node: &NodeFacts) -> Self {
+        let ready: Vec<_> = candidates.iter().filter(|c| c.endpoint.ready).collect();
+        let scope = Scope::of(&ready, node);
+        let has_ready = ready.iter().any(|c| scope.admits(&c.endpoint, node));
+        Self { scope, has_ready }
+    }
+
+    fn of_node(candidates: &[Candidate<'_>]) -> Self {
+        let mut all = candidates.iter();
+        Self {
+            scope: Scope::Cluster,
+            has_ready: all.any(|c| c.endpoint.ready && c.is_local),
+        }
+    }
+
+    fn reason(&self, candidate: &Candidate<'_>, node: &NodeFacts) -> Reason {
+        let endpoint = &candidate.endpoint;
+        match (endpoint.ready, endpoint.terminating) {
+            (true, _) if self.scope.admits(endpoint, node) => Reason::Ready,
+            (true, _) if self.scope == Scope::Node => Reason::OtherNode,
+            (true, _) => Reason::OtherZone,
+            (false, false) => Reason::NotReady,
+            (false, true) if !endpoint.serving => Reason::Terminating,
+            (false, true) if self.has_ready => Reason::OthersAreReady,
+            (false, true) => Reason::LastResort,
+        }
+    }
 }
 
 /// Endpoints that serve though their pods are going.

@@ -13,9 +13,10 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
+use proptest::prelude::*;
 use proxy::{
-    Backends, Endpoint, EndpointPort, EndpointSlice, Event, IpFamily, Model, NamespacedName,
-    NodeFacts, Placement, Protocol, Service, ServicePort, Target,
+    Backends, Endpoint, EndpointPort, EndpointSlice, Endpoints, Event, IpFamily, Judged, Model,
+    NamespacedName, NodeFacts, Placement, Protocol, Service, ServicePort, ServiceView, Target,
 };
 
 fn endpoint(text: &str) -> Endpoint {
@@ -248,4 +249,143 @@ fn slices_are_merged_by_address_and_port() {
         .map(|t| format!("{}:{}", t.ip, t.port))
         .collect();
     assert_eq!(text, ["10.0.0.1:8080", "10.0.0.1:9090", "10.0.0.2:8080"]);
+}
+
+fn judged(service: Service, slices: Vec<EndpointSlice>) -> Vec<String> {
+    with_endpoints(service, slices, |endpoints, port| {
+        let judged = endpoints.judged(port);
+        let told = judged.iter().map(|one| {
+            let port = one.port.map_or_else(String::new, |port| format!(":{port}"));
+            let (cluster, local) = (one.cluster, one.local);
+            format!("{}{port} x{}: {cluster} | {local}", one.ip, one.listed)
+        });
+        told.collect()
+    })
+}
+
+fn with_endpoints<R>(
+    service: Service,
+    slices: Vec<EndpointSlice>,
+    work: impl FnOnce(&Endpoints<'_>, &ServicePort) -> R,
+) -> R {
+    let mut node = NodeFacts::new(IpFamily::V4, "n1");
+    node.zone = Some("z1".into());
+    let port = service.ports[0].clone();
+    let view = ServiceView::new(&service, &slices);
+    work(&Endpoints::of(&view, &node), &port)
+}
+
+#[test]
+fn each_endpoint_has_a_reason() {
+    let unasked = "the Service has no traffic of this policy";
+    let reachable = || Service {
+        external_local: true,
+        external_ips: vec![address(99)],
+        ..web()
+    };
+    let endpoints = [
+        "1 ready @n1",
+        "2 ready @n2",
+        "3 starting",
+        "4 dying",
+        "5 dead",
+    ];
+    assert_eq!(
+        judged(reachable(), vec![slice("a", "", 80, &endpoints)]),
+        [
+            "10.0.0.1:80 x1: ready | ready",
+            "10.0.0.2:80 x1: ready | on another node",
+            "10.0.0.3:80 x1: not ready | on another node",
+            "10.0.0.4:80 x1: terminating, and others are ready | on another node",
+            "10.0.0.5:80 x1: terminating, and not serving any more | on another node",
+        ]
+    );
+    let last = "terminating, but still serving, and none is ready";
+    assert_eq!(
+        judged(
+            reachable(),
+            vec![slice("a", "", 80, &["1 dying @n1", "2 dying @n2"])]
+        ),
+        [
+            format!("10.0.0.1:80 x1: {last} | {last}"),
+            format!("10.0.0.2:80 x1: {last} | on another node"),
+        ]
+    );
+    let hinted = ["1 ready zones:z1", "2 ready zones:z2"];
+    assert_eq!(
+        judged(web(), vec![slice("a", "", 80, &hinted)])[1],
+        format!("10.0.0.2:80 x1: ready, but hinted for another zone | {unasked}")
+    );
+    let hinted = ["1 ready for:n1", "2 ready for:n2"];
+    assert_eq!(
+        judged(web(), vec![slice("a", "", 80, &hinted)])[1],
+        format!("10.0.0.2:80 x1: ready, but hinted for another node | {unasked}")
+    );
+    let slices = vec![
+        slice("a", "", 80, &["1 dying"]),
+        slice("b", "", 80, &["1 ready"]),
+        slice("c", "other", 90, &["1 ready", "7 ready"]),
+        slice("d", "more", 91, &["7 ready"]),
+    ];
+    let other = "its EndpointSlice has no port of this name and protocol";
+    assert_eq!(
+        judged(web(), slices),
+        [
+            format!("10.0.0.1:80 x2: ready | {unasked}"),
+            format!("10.0.0.7 x2: {other} | {other}"),
+        ]
+    );
+}
+
+fn any_endpoint() -> impl Strategy<Value = String> {
+    let state = prop::sample::select(vec!["ready", "dying", "dead", "starting"]);
+    let hints = prop::sample::select(vec![
+        "",
+        "zones:z1",
+        "zones:z2",
+        "for:n1",
+        "for:n2 zones:z1",
+    ]);
+    (1..6_u8, state, 1..3_u8, hints)
+        .prop_map(|(number, state, node, hints)| format!("{number} {state} @n{node} {hints}"))
+}
+
+fn any_slice() -> impl Strategy<Value = (bool, u16, Vec<String>)> {
+    let endpoints = prop::collection::vec(any_endpoint(), 0..5);
+    (prop::bool::weighted(0.8), 80..82_u16, endpoints)
+}
+
+proptest! {
+    /// What is told of each endpoint is what is done.
+    #[test]
+    fn who_is_in_is_who_serves(
+        given in prop::collection::vec(any_slice(), 0..4),
+        internal_local: bool,
+        external_local: bool,
+        is_reachable: bool,
+    ) {
+        let slices = given.iter().enumerate().map(|(number, (is_named, port, endpoints))| {
+            let endpoints: Vec<_> = endpoints.iter().map(String::as_str).collect();
+            let name = if *is_named { "" } else { "other" };
+            slice(&format!("s{number}"), name, *port, &endpoints)
+        });
+        let service = Service {
+            internal_local,
+            external_local,
+            external_ips: if is_reachable { vec![address(99)] } else { Vec::new() },
+            ..web()
+        };
+        with_endpoints(service, slices.collect(), |endpoints, port| {
+            let (judged, serving) = (endpoints.judged(port), endpoints.serving(port));
+            let of = |is_in: fn(&Judged<'_>) -> bool| -> Vec<Target> {
+                let judged = judged.iter().filter(|one| is_in(one));
+                judged.filter_map(|one| Some(Target { ip: one.ip, port: one.port? })).collect()
+            };
+            prop_assert_eq!(of(|one| one.cluster.is_in()), serving.cluster);
+            prop_assert_eq!(of(|one| one.local.is_in()), serving.local);
+            prop_assert_eq!(of(|one| one.is_local), serving.on_node);
+            prop_assert_eq!(of(|_| true).len(), serving.total);
+            Ok(())
+        })?;
+    }
 }

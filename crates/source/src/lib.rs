@@ -19,6 +19,7 @@ mod decode;
 mod error;
 pub mod manifests;
 mod settings;
+mod whereabouts;
 
 use futures::StreamExt;
 use futures::stream::BoxStream;
@@ -29,6 +30,7 @@ pub use api::{Counter, uncounted};
 pub use decode::{address, kind_name};
 pub use error::StartError;
 pub use settings::{Api, ContentType, Lists, ServiceCidrs, Settings};
+pub use whereabouts::{Registry, Unknown, Whereabouts};
 
 /// A source that is open.
 pub struct Source {
@@ -36,6 +38,8 @@ pub struct Source {
     pub events: BoxStream<'static, Event>,
     /// The client of its API server, if it is one.
     pub client: Option<Client>,
+    /// Whom to ask for what it does not tell.
+    pub registry: Registry,
     /// What it is, in words, without secrets: `API server https://10.0.0.1:6443`.
     pub from: String,
 }
@@ -55,6 +59,7 @@ pub async fn connect<C: Counter>(
         Settings::Manifests(folder) => Source {
             events: manifests::stream(folder, node)?.boxed(),
             client: None,
+            registry: Registry::Manifests(folder.clone()),
             from: format!("manifests in {}", folder.display()),
         },
         Settings::Api(api) => {
@@ -62,6 +67,7 @@ pub async fn connect<C: Counter>(
             Source {
                 events: server.stream(node).boxed(),
                 client: Some(server.client().clone()),
+                registry: Registry::Api(server.client().clone()),
                 from: format!("API server {}", server.place()),
             }
         }

@@ -17,6 +17,8 @@
 mod document;
 mod folder;
 
+pub(crate) use document::of as documents_of;
+
 use std::collections::HashSet;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};

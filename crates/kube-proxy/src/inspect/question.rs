@@ -1,12 +1,84 @@
-//! What the loop is asked.
+//! What the loop is asked, and what it hands out: copies of bounded pieces.
+//!
+//! How many of each is said here, for the loop and for those who ask. What a piece costs the loop is
+//! measured by `run::said::tests::no_question_holds_up_the_loop`.
 
+use proxy::{
+    Conflict, EndpointSlice, Failure, NamespacedName, NodeFacts, NodePorts, Service, ServiceView,
+};
 use tokio::sync::oneshot::Sender;
 
 use super::facts::Facts;
+
+/// How many names are told in one turn.
+pub(crate) const NAMES_A_TURN: usize = 10_000;
+/// How many Services are told in one turn, unless their endpoints are too many.
+pub(crate) const SERVICES_A_TURN: usize = 250;
+/// How many endpoints are told in one turn; one Service's are told together, however many these are.
+pub(crate) const ENDPOINTS_A_TURN: usize = 25_000;
+/// How many failures and conflicts of a family Services are told with.
+pub(crate) const TROUBLES: usize = 1_000;
 
 /// A question to the loop, with the end at which its answer is awaited. Each takes it about 2 ms at
 /// most.
 pub(crate) enum Question {
     /// How it stands.
     Facts(Sender<Facts>),
+    /// The names of Services behind the first so many, in no order.
+    Names(usize, Sender<Names>),
+    /// The first of these Services, as many as are told in one turn: at least one, if any is given.
+    Services(Vec<NamespacedName>, Sender<Vec<Option<Copied>>>),
+    /// What Services are seen on.
+    Ground(Sender<Ground>),
+}
+
+/// Some names.
+#[derive(Debug)]
+pub(crate) struct Names {
+    pub(crate) some: Vec<NamespacedName>,
+    /// Where this is another number than in the answer before, the order is another one.
+    pub(crate) version: u64,
+    pub(crate) is_last: bool,
+}
+
+/// A Service and its slices, as the model has them.
+#[derive(Debug)]
+pub(crate) struct Copied {
+    pub(crate) service: Service,
+    pub(crate) slices: Vec<EndpointSlice>,
+}
+
+impl Copied {
+    pub(crate) fn of(view: &ServiceView<'_>) -> Self {
+        Self {
+            service: view.service.clone(),
+            slices: view.slices().cloned().collect(),
+        }
+    }
+
+    /// How many endpoints its slices have.
+    pub(crate) fn endpoint_count(&self) -> usize {
+        self.slices.iter().map(|slice| slice.endpoints.len()).sum()
+    }
+
+    pub(crate) fn view(&self) -> ServiceView<'_> {
+        ServiceView::new(&self.service, &self.slices)
+    }
+}
+
+/// What Services are seen on: the node, and what is wrong.
+#[derive(Debug, Default)]
+pub(crate) struct Ground {
+    pub(crate) families: Vec<GroundOfFamily>,
+}
+
+/// The same of one family.
+#[derive(Debug)]
+pub(crate) struct GroundOfFamily {
+    /// Its name, and its zone.
+    pub(crate) node: NodeFacts,
+    /// Where NodePorts are served; `None` while that is not known.
+    pub(crate) node_ports: Option<NodePorts>,
+    pub(crate) failures: Vec<Failure>,
+    pub(crate) conflicts: Vec<Conflict>,
 }

@@ -16,7 +16,10 @@ async fn asked(inspect: &Arc<Inspect>, method: &str, path: &str) -> (u16, Value)
 #[tokio::test]
 async fn while_it_starts_the_status_says_what_is_awaited() {
     let (inspect, _questions) = Inspect::unasked("node1");
-    inspect.comes_from("manifests in /m".to_owned());
+    inspect.comes_from(Origin {
+        from: "manifests in /m".to_owned(),
+        registry: Registry::Manifests("/m".into()),
+    });
     let (code, status) = asked(&inspect, "GET", "/api/v1/status").await;
     assert_eq!(code, 200);
     assert_eq!(status["node"], "node1");

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use anyhow::Result;
 use proxy::IpFamily;
 
+use super::counters::ReadCounters;
 use super::definition::{Definition, Facts, Opened, OwnFlag, Periods};
 use super::families::Access;
 use super::programs::Programs;
@@ -22,6 +23,7 @@ use crate::metrics::of_mode::OfMode;
 use crate::metrics::restores::FailedRestores;
 use crate::sysctl;
 use crate::sysctl::row::{Wanted, wanted};
+use counters::IpvsCounters;
 use opened::Ipvs;
 use settings::Timeouts;
 use shim::ChosenShim;
@@ -138,4 +140,10 @@ impl Definition for IpvsMode {
                 .any(|line| line.trim_start().starts_with(LINK))
         })
     }
+}
+
+/// How virtual servers are read where there is no daemon to ask, whoever has made them. Nothing is
+/// opened before it is asked.
+pub(crate) fn virtual_servers() -> Box<dyn ReadCounters> {
+    Box::new(IpvsCounters::default())
 }

@@ -36,11 +36,12 @@ use crate::gather::drain;
 use crate::modes::definition::Ending;
 use crate::modes::predecessor::{Predecessor, disarm};
 use crate::modes::rulesets::Notices;
+use crate::modes::uses::Uses;
 use crate::options::Options;
 use crate::{memory, vanished};
 
 /// How long after what takes much memory for a while: it is to be over.
-const TRIM_DELAY: Duration = Duration::from_secs(1);
+pub(super) const TRIM_DELAY: Duration = Duration::from_secs(1);
 
 /// The rules of modes that served by a process, which has ended.
 pub(super) enum Ended {
@@ -73,6 +74,8 @@ pub(super) struct Daemon {
     pub(super) ended: Ended,
     /// What the modes do when the process ends.
     pub(super) ending: Option<Ending>,
+    /// What the modes are made of.
+    pub(super) uses: Uses,
 }
 
 impl Daemon {
@@ -116,6 +119,7 @@ impl Daemon {
             predecessor: None,
             ended: Ended::Disarmed(None),
             ending: None,
+            uses: Uses::default(),
         })
     }
 

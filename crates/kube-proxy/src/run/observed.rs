@@ -46,7 +46,8 @@ impl Observed {
             node: options.process.node_name.clone(),
             started: SystemTime::now(),
         };
-        let (inspect, questions) = Inspect::new(about, Arc::clone(&status));
+        let counters = Counters::default();
+        let (inspect, questions) = Inspect::new(about, Arc::clone(&status), counters.clone());
         let of_mode = options.modes.chosen.definition().metrics();
         Self {
             metrics: Metrics::of(of_mode, &options.process.gates),
@@ -55,7 +56,7 @@ impl Observed {
             inspect,
             questions,
             configz: Configz::new(&options.said.configuration),
-            counters: Counters::default(),
+            counters,
         }
     }
 

@@ -2,8 +2,13 @@
 
 use std::time::Instant;
 
-use super::daemon::Daemon;
+use proxy::{Model, NamespacedName, NodeFacts};
+
+use super::daemon::{Daemon, TRIM_DELAY};
 use crate::family::Family;
+use crate::inspect::question::{
+    Copied, ENDPOINTS_A_TURN, Ground, NAMES_A_TURN, Names, SERVICES_A_TURN, TROUBLES,
+};
 use crate::inspect::{Facts, Question};
 
 /// How many failures, conflicts and drains of a family are told.
@@ -14,6 +19,25 @@ impl Daemon {
     pub(super) fn answer(&mut self, question: Question) {
         match question {
             Question::Facts(answer) => drop(answer.send(self.facts(Instant::now()))),
+            Question::Names(from, answer) => drop(answer.send(names(&self.model, from))),
+            Question::Services(asked, answer) => {
+                drop(answer.send(services(&self.model, &asked)));
+                // What was worked out of it is free again by then.
+                self.trim_at = Some(Instant::now() + TRIM_DELAY);
+            }
+            Question::Ground(answer) => drop(answer.send(self.ground(Instant::now()))),
+        }
+    }
+
+    fn ground(&self, now: Instant) -> Ground {
+        let node = self.model.node();
+        let families = self.families.iter().map(|of| {
+            let mut facts = NodeFacts::new(of.family(), &self.options.process.node_name);
+            facts.zone = node.and_then(|node| node.zone.clone());
+            of.ground(facts, TROUBLES, now)
+        });
+        Ground {
+            families: families.collect(),
         }
     }
 
@@ -22,7 +46,7 @@ impl Daemon {
         let families = self.families.iter();
         Facts {
             mode: self.options.modes.chosen.name(),
-            forms: Vec::new(),
+            uses: self.uses.clone(),
             families: families.map(|of: &Family| of.told(TOLD_MAX, now)).collect(),
             services: model.service_count(),
             slices: model.slice_count(),
@@ -33,3 +57,31 @@ impl Daemon {
         }
     }
 }
+
+/// Names behind the first so many.
+fn names(model: &Model, from: usize) -> Names {
+    let names = model.service_names().skip(from).take(NAMES_A_TURN);
+    Names {
+        some: names.cloned().collect(),
+        version: model.names_version(),
+        is_last: from.saturating_add(NAMES_A_TURN) >= model.service_count(),
+    }
+}
+
+/// The first of these, as many as may be told in one turn.
+fn services(model: &Model, asked: &[NamespacedName]) -> Vec<Option<Copied>> {
+    let mut endpoints = 0;
+    let mut told = Vec::with_capacity(asked.len().min(SERVICES_A_TURN));
+    for name in asked.iter().take(SERVICES_A_TURN) {
+        let copied = model.view(name).map(|view| Copied::of(&view));
+        endpoints += copied.as_ref().map_or(0, Copied::endpoint_count);
+        told.push(copied);
+        if endpoints >= ENDPOINTS_A_TURN {
+            break;
+        }
+    }
+    told
+}
+
+#[cfg(test)]
+mod tests;

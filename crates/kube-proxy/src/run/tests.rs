@@ -53,7 +53,7 @@ async fn a_start_goes_on_without_a_node_that_cannot_be_listed() {
 }
 
 /// A daemon that is told nothing.
-fn daemon_of(options: Options, modes: Vec<Box<dyn Mode>>) -> Daemon {
+pub(super) fn daemon_of(options: Options, modes: Vec<Box<dyn Mode>>) -> Daemon {
     let (_, received) = mpsc::channel(1);
     let observed = Observed::new(&options);
     let daemon = Daemon::new(

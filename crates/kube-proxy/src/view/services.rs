@@ -63,6 +63,9 @@ pub struct Service {
     pub errors: Vec<String>,
     /// Its ports, as in `spec.ports`.
     pub ports: Vec<Port>,
+    /// What could not be told, and why.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub notes: Vec<String>,
 }
 
 /// One of its ports.
@@ -144,6 +147,10 @@ pub enum AddressKind {
 /// One endpoint.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
+#[allow(
+    clippy::struct_excessive_bools,
+    reason = "each is a field of the object that programs read"
+)]
 pub struct Endpoint {
     /// `10.244.1.5:8080`.
     pub at: String,

@@ -97,6 +97,11 @@ fn message(error: &serde_saphyr::Error) -> String {
     text.get(..end).unwrap_or(&text).to_owned()
 }
 
+/// The documents of a text, each as it stands.
+pub(crate) fn of(text: &str) -> impl Iterator<Item = &str> {
+    documents(text).map(|(_, document)| document)
+}
+
 /// The documents and the lines, counted from 1, that they start at.
 fn documents(text: &str) -> impl Iterator<Item = (usize, &str)> {
     let mut starts = vec![(1, 0)];

@@ -1,0 +1,78 @@
+//! What the kernel holds of kube-proxies, where no daemon answers.
+
+use std::fmt::Write as _;
+
+use footprint::Footprint;
+use serde::Serialize;
+
+use super::Failure;
+use crate::footprints;
+
+/// What the kernel holds.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(super) struct Held {
+    /// Whether a daemon answers: it does not.
+    daemon: bool,
+    /// The modes of which something is there that no other one makes.
+    modes: Vec<&'static str>,
+    /// What is there, a line each.
+    holds: Vec<String>,
+    /// What cannot be read, and why.
+    unreadable: Vec<String>,
+    /// What this kernel does not have.
+    absent: Vec<String>,
+}
+
+impl Held {
+    /// Looks, and loads no kernel module.
+    pub(super) fn look() -> Self {
+        let all = ::cleanup::survey(footprints::ALL);
+        let alone = footprints::ALL.iter().map(|mode| {
+            let held = ::cleanup::survey(&[*mode]).removed;
+            (*mode, held)
+        });
+        let modes = alone.filter(|(mode, held)| is_of(mode, held));
+        Self {
+            daemon: false,
+            modes: modes.map(|(mode, _)| mode.mode).collect(),
+            holds: all.removed,
+            unreadable: all.left,
+            absent: all.absent,
+        }
+    }
+
+    /// For people.
+    pub(super) fn render(&self) -> String {
+        let mut text = format!("{}\n\n", Failure::NoDaemon);
+        // Writing to a String cannot fail.
+        if self.holds.is_empty() {
+            text.push_str("The kernel holds nothing of a kube-proxy.\n");
+        } else {
+            let modes = match &*self.modes {
+                [] => "by its chains, of mode iptables or userspace".to_owned(),
+                modes => format!("by its objects, of mode {}", modes.join(" and ")),
+            };
+            let _ = writeln!(text, "The kernel holds, {modes}:");
+            for line in &self.holds {
+                let _ = writeln!(text, "  {line}");
+            }
+        }
+        for line in &self.absent {
+            let _ = writeln!(text, "nothing in {line}");
+        }
+        for line in &self.unreadable {
+            let _ = writeln!(text, "cannot be read: {line}");
+        }
+        text
+    }
+}
+
+/// Whether what is there of a mode is its own: chains of iptables have their names in several modes.
+fn is_of(mode: &Footprint, held: &[String]) -> bool {
+    let names = mode.link.map(|link| link.name).into_iter();
+    let names: Vec<_> = names.chain(mode.nft_tables.iter().copied()).collect();
+    held.iter().any(|line| {
+        let is_served = mode.virtual_servers.is_some() && line.contains("virtual server");
+        is_served || names.iter().any(|name| line.contains(name))
+    })
+}

@@ -1,0 +1,105 @@
+//! Asking the daemon by its local socket.
+
+use std::io::{self, Read as _, Write as _};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use rustix::net::sockopt::socket_peercred;
+use rustix::process::geteuid;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use super::Failure;
+use crate::inspect::socket;
+
+/// How long an answer may take to begin, and to go on.
+const PATIENCE: Duration = Duration::from_secs(15);
+/// More than any answer has: a page of 5,000 Services is a tenth of it.
+const ANSWER_BYTES_MAX: u64 = 256 << 20;
+
+/// The object at a path.
+///
+/// # Errors
+///
+/// Nobody listens, the daemon says why not, or what it says is no such object.
+pub(super) fn get<T: DeserializeOwned>(path: &str) -> Result<T, Failure> {
+    let unreadable = |what: &dyn std::fmt::Display| {
+        Failure::Unreadable(format!("kube-proxy's answer cannot be read: {what}"))
+    };
+    let answer = ask(socket::NAME, path)?;
+    let (code, body) = split(&answer).ok_or_else(|| unreadable(&"it is no HTTP"))?;
+    if code == 200 {
+        return serde_json::from_slice(body).map_err(|error| unreadable(&error));
+    }
+    let why = serde_json::from_slice(body).ok();
+    let why = why.and_then(|object: Value| Some(object.get("error")?.as_str()?.to_owned()));
+    let why = why.unwrap_or_else(|| String::from_utf8_lossy(body).trim().to_owned());
+    Err(if code == 404 {
+        Failure::NotFound(why)
+    } else {
+        Failure::Unreadable(format!("kube-proxy answers {code}: {why}"))
+    })
+}
+
+fn ask(name: &str, path: &str) -> Result<Vec<u8>, Failure> {
+    let failed = |error: io::Error| {
+        Failure::Unreadable(format!("cannot ask by the local socket @{name}: {error}"))
+    };
+    let address = socket::address(name).map_err(failed)?;
+    let mut stream = match UnixStream::connect_addr(&address) {
+        Ok(stream) => stream,
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+            return Err(Failure::NoDaemon);
+        }
+        Err(error) => return Err(failed(error)),
+    };
+    // Anybody may take the name while no daemon has it.
+    let server = socket_peercred(&stream).map_err(|error| failed(error.into()))?;
+    if !server.uid.is_root() && server.uid != geteuid() {
+        return Err(Failure::Unreadable(format!(
+            "the local socket @{name} is of a process of user {}, which is no kube-proxy that root runs (ss -xlp): it is not \
+             asked",
+            server.uid.as_raw()
+        )));
+    }
+    let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+    let exchange = || {
+        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_write_timeout(Some(PATIENCE))?;
+        stream.write_all(request.as_bytes())?;
+        let mut answer = Vec::new();
+        stream.take(ANSWER_BYTES_MAX).read_to_end(&mut answer)?;
+        Ok(answer)
+    };
+    exchange().map_err(failed)
+}
+
+/// Status and body.
+fn split(answer: &[u8]) -> Option<(u16, &[u8])> {
+    const END: &[u8] = b"\r\n\r\n";
+    let at = answer.windows(END.len()).position(|part| part == END)?;
+    let (head, rest) = answer.split_at_checked(at)?;
+    let head = str::from_utf8(head).ok()?;
+    let code = head.split(' ').nth(1)?.parse().ok()?;
+    Some((code, rest.get(END.len()..)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_has_a_status_and_a_body() {
+        let answer = b"HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\n\r\n{}";
+        assert_eq!(split(answer), Some((404, &b"{}"[..])));
+        for wrong in ["", "HTTP/1.1", "HTTP/1.1 200 OK\r\n", "x\r\n\r\n{}"] {
+            assert_eq!(split(wrong.as_bytes()), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn without_a_daemon_that_is_said() {
+        let failure = ask("kube-proxy-ipvs/test-nobody", "/").unwrap_err();
+        assert!(matches!(failure, Failure::NoDaemon), "{failure}");
+    }
+}

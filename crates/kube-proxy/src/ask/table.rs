@@ -1,0 +1,208 @@
+//! Tables as kubectl's: columns as wide as what is in them, three spaces apart.
+
+use std::fmt::Write as _;
+
+/// Between two columns.
+const GAP: usize = 3;
+
+/// What a cell says of what it is about, for colours.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) enum Tone {
+    /// Nothing.
+    #[default]
+    Plain,
+    /// It is as it is to be.
+    Good,
+    /// Worth a look.
+    Odd,
+    /// Wrong.
+    Bad,
+    /// Less than the rest.
+    Faint,
+}
+
+impl Tone {
+    /// This, if so.
+    pub(super) fn when(self, is_so: bool) -> Self {
+        if is_so { self } else { Self::Plain }
+    }
+}
+
+/// A cell.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(super) struct Cell {
+    text: String,
+    tone: Tone,
+}
+
+impl<T: Into<String>> From<T> for Cell {
+    fn from(text: T) -> Self {
+        Self {
+            text: text.into(),
+            tone: Tone::Plain,
+        }
+    }
+}
+
+impl Cell {
+    /// A cell of this tone.
+    pub(super) fn of(text: impl Into<String>, tone: Tone) -> Self {
+        Self {
+            text: text.into(),
+            tone,
+        }
+    }
+}
+
+/// Lines of cells.
+#[derive(Debug, Default)]
+pub(super) struct Table {
+    rows: Vec<Vec<Cell>>,
+}
+
+impl Table {
+    /// A table with these heads, of which there may be none.
+    pub(super) fn new<'a>(heads: impl IntoIterator<Item = &'a str>) -> Self {
+        let heads: Vec<Cell> = heads.into_iter().map(Cell::from).collect();
+        let rows = if heads.is_empty() {
+            Vec::new()
+        } else {
+            vec![heads]
+        };
+        Self { rows }
+    }
+
+    /// Adds a line.
+    pub(super) fn row(&mut self, cells: impl IntoIterator<Item = Cell>) {
+        self.rows.push(cells.into_iter().collect());
+    }
+
+    /// All of it, each line behind `indent`.
+    pub(super) fn render(&self, indent: &str, has_colours: bool) -> String {
+        let mut widths: Vec<usize> = Vec::new();
+        for row in &self.rows {
+            for (column, cell) in row.iter().enumerate() {
+                let width = cell.text.chars().count();
+                match widths.get_mut(column) {
+                    Some(widest) => *widest = width.max(*widest),
+                    None => widths.push(width),
+                }
+            }
+        }
+        let mut text = String::new();
+        for row in &self.rows {
+            text.push_str(indent);
+            for (column, (cell, width)) in row.iter().zip(&widths).enumerate() {
+                text.push_str(&coloured(&cell.text, cell.tone, has_colours));
+                if column + 1 < row.len() {
+                    let pad = width + GAP - cell.text.chars().count();
+                    let _ = write!(text, "{:pad$}", "");
+                }
+            }
+            text.push('\n');
+        }
+        text
+    }
+}
+
+/// A text in its colour.
+pub(super) fn coloured(text: &str, tone: Tone, has_colours: bool) -> String {
+    let code = match tone {
+        Tone::Plain => return text.to_owned(),
+        Tone::Good => 32,
+        Tone::Odd => 33,
+        Tone::Bad => 31,
+        Tone::Faint => 2,
+    };
+    if has_colours && !text.is_empty() {
+        format!("\x1b[{code}m{text}\x1b[0m")
+    } else {
+        text.to_owned()
+    }
+}
+
+/// A time as kubectl has ages: `45s`, `12m`, `5h12m`, `3d4h`.
+pub(super) fn age(seconds: f64) -> String {
+    #[allow(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a number of seconds; as saturates, and a fraction is not told"
+    )]
+    let whole = seconds.max(0.0) as u64;
+    let (minutes, hours, days) = (whole / 60, whole / 3_600, whole / 86_400);
+    match whole {
+        0 if seconds > 0.0 => format!("{:.0}ms", seconds * 1_000.0),
+        ..120 => format!("{whole}s"),
+        120..7_200 => format!("{minutes}m"),
+        7_200..172_800 => format!("{hours}h{}m", minutes % 60),
+        _ => format!("{days}d{}h", hours % 24),
+    }
+}
+
+/// A number for people: `999`, `12.3k`, `4.5M`.
+pub(super) fn short(number: u64) -> String {
+    let mut units = ["k", "M", "G", "T", "P"].into_iter();
+    if number < 10_000 {
+        return number.to_string();
+    }
+    // In tenths.
+    let mut tenths = u128::from(number) * 10 / 1_000;
+    let mut unit = units.next().unwrap_or_default();
+    for next in units {
+        if tenths < 10_000 {
+            break;
+        }
+        tenths /= 1_000;
+        unit = next;
+    }
+    if tenths < 1_000 {
+        format!("{}.{}{unit}", tenths / 10, tenths % 10)
+    } else {
+        format!("{}{unit}", tenths / 10)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_are_as_wide_as_what_is_in_them() {
+        let mut table = Table::new(["NAME", "STATE"]);
+        table.row(["a-long-name".into(), Cell::of("synced", Tone::Good)]);
+        table.row(["é".into(), "x".into(), "more".into()]);
+        assert_eq!(
+            table.render("", false),
+            "NAME          STATE\na-long-name   synced\né             x        more\n"
+        );
+        assert_eq!(
+            table.render("  ", true),
+            "  NAME          STATE\n  a-long-name   \x1b[32msynced\x1b[0m\n  é             x        more\n"
+        );
+    }
+
+    #[test]
+    fn times_and_numbers_are_short() {
+        for (seconds, wanted) in [
+            (0.0, "0s"),
+            (0.25, "250ms"),
+            (45.9, "45s"),
+            (119.0, "119s"),
+            (720.0, "12m"),
+            (18_720.0, "5h12m"),
+            (270_000.0, "3d3h"),
+        ] {
+            assert_eq!(age(seconds), wanted);
+        }
+        for (number, wanted) in [
+            (0, "0"),
+            (9_999, "9999"),
+            (10_000, "10.0k"),
+            (123_456, "123k"),
+            (4_567_890, "4.5M"),
+            (u64::MAX, "18446P"),
+        ] {
+            assert_eq!(short(number), wanted);
+        }
+    }
+}

@@ -1,0 +1,318 @@
+//! A Service as it is shown: worked out of copies, with what was counted.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use proxy::{
+    Endpoints, IpFamily, Judged, Reason, Service, ServicePort, ServicePortName, ServiceType,
+};
+use source::Whereabouts;
+
+use super::question::{Copied, Ground};
+use crate::modes::counters::{At, Count, Counted};
+use crate::view::{
+    Address, AddressKind, Condition, Counters, Endpoint, EndpointCounts, Port, ServiceName,
+};
+
+/// How much is told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Detail {
+    /// Whether endpoints are listed, and not only counted.
+    pub(super) has_endpoints: bool,
+}
+
+/// What Services are seen with.
+pub(super) struct Seen<'a> {
+    ground: &'a Ground,
+    counted: &'a Counted,
+    whereabouts: &'a HashMap<IpAddr, Whereabouts>,
+}
+
+impl Ground {
+    /// Where a port is served, with what kind of address that is.
+    pub(super) fn addresses(
+        &self,
+        service: &Service,
+        port: &ServicePort,
+    ) -> Vec<(AddressKind, At)> {
+        let is_served = |ip: &IpAddr| {
+            self.families
+                .iter()
+                .any(|of| of.node.family == IpFamily::of(*ip))
+        };
+        let at = |address, port_number| At {
+            address,
+            port: port_number,
+            protocol: port.protocol,
+        };
+        let of_kind = |kind, ips: &[IpAddr]| -> Vec<_> {
+            let ips = ips.iter().filter(|ip| is_served(ip));
+            ips.map(|ip| (kind, at(*ip, port.port))).collect()
+        };
+        let mut addresses = of_kind(AddressKind::ClusterIp, &service.cluster_ips);
+        addresses.extend(of_kind(AddressKind::ExternalIp, &service.external_ips));
+        addresses.extend(of_kind(AddressKind::LoadBalancerIp, &service.ingress_ips));
+        if let Some(number) = port.node_port {
+            for of in &self.families {
+                // A Service has node ports in the families of its cluster IPs.
+                let has_family = service.cluster_ip(of.node.family).is_some();
+                let node_ports = of.node_ports.as_ref().filter(|_| has_family);
+                let localhost = match of.node.family {
+                    IpFamily::V4 => Ipv4Addr::LOCALHOST.into(),
+                    IpFamily::V6 => Ipv6Addr::LOCALHOST.into(),
+                };
+                let ips = node_ports.into_iter().flat_map(|of| {
+                    let localhost = of.on_localhost.then_some(localhost);
+                    of.addresses.iter().copied().chain(localhost)
+                });
+                addresses.extend(ips.map(|ip| (AddressKind::NodePort, at(ip, number))));
+            }
+        }
+        addresses
+    }
+}
+
+impl<'a> Seen<'a> {
+    pub(super) fn new(
+        ground: &'a Ground,
+        counted: &'a Counted,
+        whereabouts: &'a HashMap<IpAddr, Whereabouts>,
+    ) -> Self {
+        Self {
+            ground,
+            counted,
+            whereabouts,
+        }
+    }
+
+    /// A Service.
+    pub(super) fn service(&self, copied: &Copied, detail: Detail) -> crate::view::Service {
+        let service = &copied.service;
+        let policy = |is_local| if is_local { "Local" } else { "Cluster" }.to_owned();
+        let families = self.ground.families.iter();
+        let endpoints: Vec<Endpoints<'_>> = families
+            .map(|of| Endpoints::of(&copied.view(), &of.node))
+            .collect();
+        let ports = service.ports.iter();
+        crate::view::Service {
+            name: ServiceName {
+                namespace: service.name.namespace().to_owned(),
+                name: service.name.name().to_owned(),
+            },
+            kind: match service.kind {
+                ServiceType::ClusterIp => "ClusterIP",
+                ServiceType::NodePort => "NodePort",
+                ServiceType::LoadBalancer => "LoadBalancer",
+            }
+            .to_owned(),
+            internal_traffic_policy: policy(service.internal_local),
+            external_traffic_policy: policy(service.external_local),
+            session_affinity_seconds: service.affinity_seconds,
+            source_ranges: service
+                .source_ranges
+                .iter()
+                .map(ToString::to_string)
+                .collect(),
+            health_check_node_port: service.health_check_node_port,
+            errors: self.errors(service),
+            ports: ports
+                .map(|port| self.port(service, port, &endpoints, detail))
+                .collect(),
+            notes: Vec::new(),
+        }
+    }
+
+    /// What is wrong with a Service, in words.
+    fn errors(&self, service: &Service) -> Vec<String> {
+        let mut errors = Vec::new();
+        for of in &self.ground.families {
+            let family = of.node.family;
+            let failures = of.failures.iter();
+            let own = failures.filter(|failure| {
+                let owner = failure.owner.as_ref();
+                owner.is_some_and(|owner| owner.service == service.name)
+            });
+            errors.extend(
+                own.map(|failure| {
+                    format!("{family}: cannot {}: {}", failure.object, failure.reason)
+                }),
+            );
+            let lost = of.conflicts.iter();
+            let lost = lost.filter(|conflict| conflict.loser.service == service.name);
+            errors.extend(lost.map(|conflict| {
+                let (at, winner) = (&conflict.object, &conflict.winner);
+                format!("{family}: {at} is served for Service {winner}, which claims it too and is older, or first by name")
+            }));
+        }
+        errors
+    }
+
+    fn port(
+        &self,
+        service: &Service,
+        port: &ServicePort,
+        of_families: &[Endpoints<'_>],
+        detail: Detail,
+    ) -> Port {
+        let name = ServicePortName {
+            service: service.name.clone(),
+            port: port.name.clone(),
+            protocol: port.protocol,
+        };
+        let at = self.ground.addresses(service, port);
+        let addresses = at.iter().map(|(kind, at)| self.address(*kind, at, &name));
+        let addresses: Vec<Address> = addresses.collect();
+        let at: Vec<At> = at
+            .into_iter()
+            .map(|(_, at)| at)
+            .chain(anywhere(port))
+            .collect();
+        let judged = of_families.iter().flat_map(|of| of.judged(port));
+        let judged: Vec<Judged<'_>> = judged.collect();
+        let listed = judged.iter().filter(|_| detail.has_endpoints);
+        Port {
+            name: port.name.to_string(),
+            protocol: port.protocol.to_string(),
+            port: port.port,
+            node_port: port.node_port,
+            addresses,
+            endpoint_counts: counts(&judged),
+            endpoints: listed.map(|one| self.endpoint(one, &name, &at)).collect(),
+            counters: self.of_port(&name, &at),
+        }
+    }
+
+    fn address(&self, kind: AddressKind, at: &At, of: &ServicePortName) -> Address {
+        let counted = self.counted.addresses.get(at);
+        let text = SocketAddr::new(at.address, at.port).to_string();
+        let object = format!("{text}/{}", at.protocol);
+        let conflicts = self.ground.families.iter().flat_map(|of| &of.conflicts);
+        let mut lost = conflicts.filter(|one| one.loser == *of && one.object == object);
+        Address {
+            kind,
+            at: text,
+            scheduler: counted.and_then(|counted| counted.scheduler.clone()),
+            lost_to: lost.next().map(|conflict| conflict.winner.to_string()),
+            counters: counted.map(|counted| counters(&counted.count)),
+        }
+    }
+
+    /// Over all addresses of a port.
+    fn of_port(&self, name: &ServicePortName, at: &[At]) -> Option<Counters> {
+        let of_addresses = at.iter().filter_map(|at| self.counted.addresses.get(at));
+        let counts = of_addresses.map(|of| &of.count);
+        sum(counts.chain(self.counted.ports.get(name)))
+    }
+
+    fn endpoint(&self, one: &Judged<'_>, name: &ServicePortName, at: &[At]) -> Endpoint {
+        let socket = one.port.map(|port| SocketAddr::new(one.ip, port));
+        let counted = socket.map(|socket| {
+            let of = at.iter().map(move |at| (*at, socket));
+            of.filter_map(|key| self.counted.endpoints.get(&key))
+                .collect::<Vec<_>>()
+        });
+        let counted = counted.unwrap_or_default();
+        let by_name =
+            socket.and_then(|socket| self.counted.port_endpoints.get(&(name.clone(), socket)));
+        let place = self.whereabouts.get(&one.ip).cloned().unwrap_or_default();
+        let own_node = self
+            .ground
+            .families
+            .first()
+            .map(|of| of.node.name.to_string());
+        let is_ready = one.endpoint.ready;
+        Endpoint {
+            at: socket.map_or_else(|| one.ip.to_string(), |socket| socket.to_string()),
+            pod: place.pod,
+            node: place.node.or(own_node.filter(|_| one.is_local)),
+            zone: place.zone,
+            local: one.is_local,
+            condition: match (is_ready, one.endpoint.serving, one.endpoint.terminating) {
+                (true, ..) => Condition::Ready,
+                (false, true, true) => Condition::ServingTerminating,
+                (false, false, true) => Condition::Terminating,
+                (false, _, false) => Condition::NotReady,
+            },
+            ready: is_ready,
+            serving: one.endpoint.serving,
+            terminating: one.endpoint.terminating,
+            cluster: one.cluster.is_in(),
+            local_policy: one.local.is_in(),
+            why: why(one),
+            weight: counted.iter().filter_map(|of| of.weight).max(),
+            counters: sum(counted.iter().map(|of| &of.count).chain(by_name)),
+        }
+    }
+}
+
+/// Where a mode counts that has one entry for a node port, whatever the node's addresses.
+pub(super) fn anywhere(port: &ServicePort) -> impl Iterator<Item = At> {
+    let unspecified = [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];
+    let (number, protocol) = (port.node_port, port.protocol);
+    unspecified.into_iter().filter_map(move |address| {
+        Some(At {
+            address,
+            port: number?,
+            protocol,
+        })
+    })
+}
+
+fn counts(judged: &[Judged<'_>]) -> EndpointCounts {
+    let count = |is_meant: fn(&&Judged<'_>) -> bool| judged.iter().filter(is_meant).count();
+    EndpointCounts {
+        total: count(|one| one.port.is_some()),
+        ready: count(|one| one.port.is_some() && one.endpoint.ready),
+        local: count(|one| one.port.is_some() && one.is_local),
+        used: count(|one| one.cluster.is_in() || one.local.is_in()),
+    }
+}
+
+/// Why an endpoint is in or out, under each policy that the Service has traffic of.
+fn why(one: &Judged<'_>) -> String {
+    let why = match (one.cluster, one.local) {
+        (Reason::Unasked, local) => local.to_string(),
+        (cluster, Reason::Unasked) => cluster.to_string(),
+        (cluster, local) if cluster == local => cluster.to_string(),
+        (cluster, local) => format!("policy Cluster: {cluster}; policy Local: {local}"),
+    };
+    if one.listed > 1 {
+        let times = one.listed;
+        format!("{why} (listed {times} times in its EndpointSlices; one counts)")
+    } else {
+        why
+    }
+}
+
+fn sum<'a>(counts: impl Iterator<Item = &'a Count>) -> Option<Counters> {
+    let sum = counts.copied().reduce(|mut sum, count| {
+        sum.add(&count);
+        sum
+    });
+    sum.as_ref().map(counters)
+}
+
+fn counters(count: &Count) -> Counters {
+    let Count {
+        connections,
+        packets_in,
+        packets_out,
+        bytes_in,
+        bytes_out,
+        active,
+        inactive,
+        ..
+    } = *count;
+    Counters {
+        connections,
+        packets_in,
+        packets_out,
+        bytes_in,
+        bytes_out,
+        active,
+        inactive,
+    }
+}
+
+#[cfg(test)]
+mod tests;

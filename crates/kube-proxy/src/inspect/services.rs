@@ -1,0 +1,280 @@
+//! `/api/v1/services` and `/api/v1/services/NAMESPACE/NAME`.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::Uri;
+use proxy::NamespacedName;
+use source::Whereabouts;
+use tokio::task::spawn_blocking;
+use tokio::time::timeout;
+
+use super::query::Query;
+use super::question::{Copied, Ground, Question, SERVICES_A_TURN};
+use super::service::{Detail, Seen, anywhere};
+use super::{Inspect, Unanswered, rendered};
+use crate::modes::counters::{At, Counted, Counters, Which};
+use crate::view::{Service, ServiceList};
+
+/// How often names are asked for anew because Services came or went meanwhile.
+const TRIES: usize = 3;
+/// Endpoints on a page where they are listed: it ends behind the Service that has the last of these.
+const ENDPOINTS_MAX: usize = 20_000;
+/// Of so many addresses the endpoints' counters are read one by one; of more, not at all.
+const COUNTED_ADDRESSES_MAX: usize = 2_000;
+/// How long a source may take to say where endpoints are.
+const WHEREABOUTS_PATIENCE: Duration = Duration::from_secs(2);
+
+/// What is on a page.
+struct Page {
+    names: Vec<NamespacedName>,
+    total: usize,
+    has_more: bool,
+}
+
+impl Inspect {
+    /// A page of Services.
+    pub(super) async fn services(&self, uri: &Uri) -> Result<Vec<u8>, Unanswered> {
+        let query = Query::read(uri)?;
+        let mut list = ServiceList::default();
+        let names = self.names(&mut list.notes).await?;
+        let of = query.clone();
+        let page = blocking(move || page(names, &of)).await?;
+        list.total = page.total;
+        let ground = Arc::new(self.ask(Question::Ground).await?);
+        let mut has_more = page.has_more;
+        let mut last = None;
+        let mut copied = Vec::new();
+        let mut endpoints = 0;
+        let mut names = &*page.names;
+        while !names.is_empty() {
+            let asked = names.get(..SERVICES_A_TURN).unwrap_or(names).to_vec();
+            let told = self.ask(|answer| Question::Services(asked, answer)).await?;
+            // It is at least one.
+            let (done, rest) = names.split_at(told.len().clamp(1, names.len()));
+            last = done.last().cloned();
+            names = rest;
+            let told = told.into_iter().flatten();
+            copied.extend(told.inspect(|one| endpoints += one.endpoint_count()));
+            if query.has_endpoints && endpoints >= ENDPOINTS_MAX && !names.is_empty() {
+                has_more = true;
+                break;
+            }
+        }
+        list.next = last.filter(|_| has_more).map(|name| name.to_string());
+        let detail = Detail {
+            has_endpoints: query.has_endpoints,
+        };
+        let counters = query.has_counters.then(|| self.counters.clone());
+        rendered(move || {
+            let counted = match counters {
+                Some(counters) => {
+                    let addresses = addresses(&copied, &ground);
+                    let is_much = addresses.len() > COUNTED_ADDRESSES_MAX;
+                    let which = if query.has_endpoints && !is_much {
+                        Which::Of(&addresses)
+                    } else {
+                        Which::Addresses
+                    };
+                    if query.has_endpoints && is_much {
+                        list.notes.push("endpoints have no counters on a page of so many addresses: ask with a smaller limit".to_owned());
+                    }
+                    counted(&counters, which, &mut list.notes)
+                }
+                None => Counted::default(),
+            };
+            let nowhere = HashMap::new();
+            let seen = Seen::new(&ground, &counted, &nowhere);
+            list.items = copied.iter().map(|one| seen.service(one, detail)).collect();
+            Ok(list)
+        })
+        .await
+    }
+
+    /// One Service with all that can be told of it.
+    pub(super) async fn service(&self, path: &str) -> Result<Vec<u8>, Unanswered> {
+        let (namespace, name) = path.split_once('/').unwrap_or_default();
+        let is_name = |text: &str| {
+            !text.is_empty()
+                && text
+                    .bytes()
+                    .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.'))
+        };
+        if !is_name(namespace) || !is_name(name) {
+            let why = "give /api/v1/services/NAMESPACE/NAME".to_owned();
+            return Err(Unanswered::Wrong(why));
+        }
+        let name = NamespacedName::new(namespace, name);
+        let asked = vec![name.clone()];
+        let told = self.ask(|answer| Question::Services(asked, answer)).await?;
+        let Some(copied) = told.into_iter().next().flatten() else {
+            return Err(Unanswered::NotFound(format!(
+                "there is no Service {name} that is proxied: none of that name, or it is headless, of type ExternalName, or has \
+                 the label service.kubernetes.io/service-proxy-name"
+            )));
+        };
+        let ground = self.ask(Question::Ground).await?;
+        let mut notes = Vec::new();
+        let whereabouts = self.whereabouts(&name, &mut notes).await;
+        let counters = self.counters.clone();
+        rendered(move || {
+            let copied = [copied];
+            let addresses = addresses(&copied, &ground);
+            let counted = counted(&counters, Which::Of(&addresses), &mut notes);
+            let seen = Seen::new(&ground, &counted, &whereabouts);
+            let detail = Detail {
+                has_endpoints: true,
+            };
+            let mut services = copied.iter().map(|one| seen.service(one, detail));
+            let service = services.next().unwrap_or_default();
+            Ok(Service { notes, ..service })
+        })
+        .await
+    }
+
+    /// Where a Service's endpoints are: asked for at its source, which the model keeps nothing of.
+    async fn whereabouts(
+        &self,
+        name: &NamespacedName,
+        notes: &mut Vec<String>,
+    ) -> HashMap<IpAddr, Whereabouts> {
+        let without = "names of pods, nodes and zones are left out";
+        let Some(source) = self.source.get() else {
+            return HashMap::new();
+        };
+        match timeout(WHEREABOUTS_PATIENCE, source.registry.whereabouts(name)).await {
+            Ok(Ok(found)) => return found,
+            Ok(Err(error)) => notes.push(format!("{without}: {error}")),
+            Err(_) => notes.push(format!(
+                "{without}: {} has not answered within {} s",
+                source.from,
+                WHEREABOUTS_PATIENCE.as_secs()
+            )),
+        }
+        HashMap::new()
+    }
+
+    /// The names of all Services, in no order.
+    async fn names(&self, notes: &mut Vec<String>) -> Result<Vec<NamespacedName>, Unanswered> {
+        let mut all = Vec::new();
+        for _ in 0..TRIES {
+            all.clear();
+            let mut version = None;
+            loop {
+                let from = all.len();
+                let told = self.ask(|answer| Question::Names(from, answer)).await?;
+                if version.is_some_and(|version| version != told.version) {
+                    break;
+                }
+                version = Some(told.version);
+                all.extend(told.some);
+                if told.is_last {
+                    return Ok(all);
+                }
+            }
+        }
+        let mut from = 0;
+        loop {
+            let told = self.ask(|answer| Question::Names(from, answer)).await?;
+            from += told.some.len();
+            all.extend(told.some);
+            if told.is_last {
+                break;
+            }
+        }
+        notes.push("Services came and went while they were listed: some may be missing".to_owned());
+        all.sort_unstable();
+        all.dedup();
+        Ok(all)
+    }
+}
+
+/// Those that are asked for, in their order.
+fn page(mut names: Vec<NamespacedName>, query: &Query) -> Page {
+    names.retain(|name| query.matches(name));
+    let total = names.len();
+    let key = |name: &NamespacedName| (name.namespace().to_owned(), name.name().to_owned());
+    if let Some(after) = &query.after {
+        let after = (after.namespace(), after.name());
+        names.retain(|name| (name.namespace(), name.name()) > after);
+    }
+    let has_more = names.len() > query.limit;
+    if has_more {
+        // Only those of the page need be in order.
+        names.select_nth_unstable_by(query.limit, by_name);
+        names.truncate(query.limit);
+    }
+    names.sort_by_cached_key(key);
+    Page {
+        names,
+        total,
+        has_more,
+    }
+}
+
+/// By namespace, then by name: not as the whole text sorts, where `-` comes before `/`.
+fn by_name(one: &NamespacedName, other: &NamespacedName) -> std::cmp::Ordering {
+    (one.namespace(), one.name()).cmp(&(other.namespace(), other.name()))
+}
+
+/// Where all ports of these Services are served.
+fn addresses(copied: &[Copied], ground: &Ground) -> Vec<At> {
+    let ports = copied.iter().flat_map(|one| {
+        let service = &one.service;
+        service.ports.iter().map(move |port| (service, port))
+    });
+    let addresses = ports.flat_map(|(service, port)| {
+        let addresses = ground.addresses(service, port).into_iter();
+        addresses.map(|(_, at)| at).chain(anywhere(port))
+    });
+    addresses.collect()
+}
+
+/// What was counted, by blocking; nothing where it cannot be read, and a note says why.
+fn counted(counters: &Counters, which: Which<'_>, notes: &mut Vec<String>) -> Counted {
+    let read = counters.with(|reader| reader.read(which));
+    match read {
+        Some(Ok(counted)) => {
+            notes.extend(counted.note.map(str::to_owned));
+            return counted;
+        }
+        Some(Err(error)) => notes.push(format!("what was counted is left out: {error:#}")),
+        None => {}
+    }
+    Counted::default()
+}
+
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, Unanswered> {
+    let done = spawn_blocking(work).await;
+    done.map_err(|error| Unanswered::Unreadable(error.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_follow_each_other_by_namespace_and_name() {
+        let all = ["a/x", "a-b/x", "b/a", "a/w", "b/b"];
+        let all = all.map(|text| {
+            let (namespace, name) = text.split_once('/').unwrap();
+            NamespacedName::new(namespace, name)
+        });
+        let (mut after, mut told) = (String::new(), Vec::new());
+        loop {
+            let uri = format!("/?limit=2&after={after}").parse().unwrap();
+            let page = page(all.to_vec(), &Query::read(&uri).unwrap());
+            assert_eq!(page.total, 5);
+            told.extend(page.names.iter().map(ToString::to_string));
+            if !page.has_more {
+                break;
+            }
+            after = told.last().unwrap().clone();
+        }
+        assert_eq!(told, ["a/w", "a/x", "a-b/x", "b/a", "b/b"]);
+    }
+}

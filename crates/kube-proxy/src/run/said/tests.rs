@@ -1,0 +1,182 @@
+use std::time::Duration;
+
+use proxy::{
+    Endpoint, EndpointPort, EndpointSlice, Event, IpFamily, Protocol, Service, ServicePort,
+};
+use serde_json::Value;
+use tokio::sync::oneshot;
+
+use super::*;
+use crate::inspect::Inspect;
+use crate::inspect::question::Copied;
+use crate::run::tests::daemon_of;
+use crate::tests::options;
+use crate::tests::scripted::Scripted;
+use std::sync::Arc;
+
+/// A daemon that knows so many Services, each with so many endpoints, and the end at which it is
+/// asked.
+fn daemon(services: usize, endpoints: usize) -> (Daemon, Arc<Inspect>) {
+    let (mode, _) = Scripted::mode(IpFamily::V4);
+    let mut daemon = daemon_of(options(&[]), vec![mode]);
+    for number in 0..services {
+        let name = NamespacedName::new(&format!("ns-{}", number % 100), &format!("web-{number}"));
+        let [_, a, b, c] = u32::try_from(number).unwrap().to_be_bytes();
+        let ports = [("http", 80), ("https", 443)].map(|(name, port)| ServicePort {
+            name: name.into(),
+            protocol: Protocol::Tcp,
+            port,
+            node_port: None,
+        });
+        daemon.model.apply(Event::ServiceApplied(Service {
+            ports: ports.into_iter().collect(),
+            ..Service::at(name.clone(), [[10, a, b, c].into()])
+        }));
+        let endpoint = |last: usize| Endpoint {
+            address: [10, 244, b, u8::try_from(last % 250).unwrap()].into(),
+            ready: last != 1,
+            serving: last != 1,
+            terminating: false,
+            placement: Arc::default(),
+        };
+        let ports = [("http", 8080), ("https", 8443)].map(|(name, port)| EndpointPort {
+            name: name.into(),
+            protocol: Protocol::Tcp,
+            port,
+        });
+        daemon.model.apply(Event::SliceApplied(EndpointSlice {
+            name: NamespacedName::new(name.namespace(), &format!("slice-{number}")),
+            service: name,
+            family: IpFamily::V4,
+            ports: ports.into_iter().collect(),
+            endpoints: (0..endpoints).map(endpoint).collect(),
+            change_trigger: None,
+        }));
+    }
+    let inspect = Arc::clone(&daemon.observed.inspect);
+    (daemon, inspect)
+}
+
+/// Answers questions as the loop does, until `asking` is done; with the longest that one took.
+async fn serve<R>(daemon: &mut Daemon, asking: impl Future<Output = R>) -> (R, Duration, usize) {
+    let (mut longest, mut count) = (Duration::ZERO, 0);
+    tokio::pin!(asking);
+    loop {
+        tokio::select! {
+            done = &mut asking => return (done, longest, count),
+            Some(question) = daemon.observed.questions.recv() => {
+                let began = Instant::now();
+                daemon.answer(question);
+                longest = longest.max(began.elapsed());
+                count += 1;
+            }
+        }
+    }
+}
+
+async fn get(inspect: &Inspect, path: &str) -> (u16, Value) {
+    use http_body_util::BodyExt as _;
+    let request = http::Request::get(path).body(()).unwrap();
+    let answer = inspect.respond(&request.into_parts().0).await;
+    let code = answer.status().as_u16();
+    let body = answer.into_body().collect().await.unwrap().to_bytes();
+    (code, serde_json::from_slice(&body).unwrap())
+}
+
+#[tokio::test]
+async fn a_status_is_how_the_loop_stands() {
+    let (mut daemon, inspect) = daemon(3, 2);
+    let asked = serve(&mut daemon, get(&inspect, "/api/v1/status"));
+    let ((code, status), ..) = asked.await;
+    assert_eq!(code, 200, "{status}");
+    assert_eq!(status["mode"], "ipvs");
+    assert_eq!(status["source"]["services"], 3);
+    assert_eq!(status["source"]["endpointSlices"], 3);
+    assert_eq!(status["families"][0]["family"], "IPv4");
+    assert_eq!(status["families"][0]["state"], "starting");
+    assert_eq!(status["errors"], serde_json::json!([]));
+}
+
+#[tokio::test]
+async fn services_are_listed_in_pages_and_one_by_one() {
+    let (mut daemon, inspect) = daemon(150, 3);
+    let path = "/api/v1/services?limit=100&search=web-1";
+    let ((code, list), ..) = serve(&mut daemon, get(&inspect, path)).await;
+    assert_eq!(code, 200, "{list}");
+    assert_eq!(list["total"], 61, "web-1, web-1x, web-1xx");
+    assert_eq!(list["items"].as_array().unwrap().len(), 61);
+    let path = "/api/v1/services?limit=2&namespace=ns-7&endpoints=true";
+    let ((_, list), ..) = serve(&mut daemon, get(&inspect, path)).await;
+    assert_eq!((&list["total"], &list["next"]), (&2.into(), &Value::Null));
+    let port = &list["items"][0]["ports"][0];
+    assert_eq!(port["endpointCounts"]["total"], 3);
+    assert_eq!(port["endpointCounts"]["used"], 2);
+    assert_eq!(port["endpoints"][1]["why"], "not ready");
+    let path = "/api/v1/services/ns-7/web-107";
+    let ((code, one), ..) = serve(&mut daemon, get(&inspect, path)).await;
+    assert_eq!((code, &one["name"]), (200, &"web-107".into()));
+    assert_eq!(one["ports"][1]["addresses"][0]["at"], "10.0.0.107:443");
+    assert_eq!(one["ports"][1]["endpoints"][0]["at"], "10.244.0.0:8443");
+    for (path, wanted) in [
+        ("/api/v1/services/ns-7/nobody", 404),
+        ("/api/v1/services/ns-7", 400),
+        ("/api/v1/services/ns-7/a/b", 400),
+        ("/api/v1/services?limit=0", 400),
+    ] {
+        let ((code, object), ..) = serve(&mut daemon, get(&inspect, path)).await;
+        assert_eq!(code, wanted, "{path}: {object}");
+        assert!(object["error"].is_string());
+    }
+}
+
+/// What is handed out in one turn is bounded by count. What that takes is printed
+/// (`cargo test --release -p kube-proxy --lib no_question -- --nocapture`), and asserted with much
+/// room: this runs on machines that do other things, too.
+#[tokio::test]
+async fn no_question_holds_up_the_loop() {
+    const SERVICES: usize = 50_000;
+    let (mut daemon, inspect) = daemon(SERVICES, 5);
+    for from in [0, 20_000, 45_000] {
+        let (answer, told) = oneshot::channel();
+        daemon.answer(Question::Names(from, answer));
+        let told = told.await.unwrap();
+        assert!(told.some.len() <= NAMES_A_TURN);
+        assert_eq!(told.is_last, from == 45_000);
+    }
+    let all: Vec<NamespacedName> = daemon.model.service_names().cloned().collect();
+    assert_eq!(services(&daemon.model, &all).len(), SERVICES_A_TURN);
+    let began = Instant::now();
+    let all = async {
+        let (mut after, mut count) = (String::new(), 0);
+        loop {
+            let path = format!("/api/v1/services?limit=5000&after={after}");
+            let (code, list) = get(&inspect, &path).await;
+            assert_eq!(code, 200, "{list}");
+            count += list["items"].as_array().unwrap().len();
+            match list["next"].as_str() {
+                Some(next) => after = next.to_owned(),
+                None => return count,
+            }
+        }
+    };
+    let (count, longest, questions) = serve(&mut daemon, all).await;
+    assert_eq!(count, SERVICES);
+    println!(
+        "{SERVICES} Services in {:?}, the client's reading included; {questions} questions, the longest took the loop {longest:?}",
+        began.elapsed()
+    );
+    assert!(longest < Duration::from_millis(50), "{longest:?}");
+}
+
+#[tokio::test]
+async fn services_with_many_endpoints_are_told_a_few_at_a_time() {
+    let (daemon, _) = daemon(5, 10_000);
+    let all: Vec<NamespacedName> = daemon.model.service_names().cloned().collect();
+    let told = services(&daemon.model, &all);
+    assert_eq!(told.len(), ENDPOINTS_A_TURN.div_ceil(10_000));
+    assert!(
+        told.iter()
+            .flatten()
+            .all(|one: &Copied| one.endpoint_count() == 10_000)
+    );
+}
