@@ -27,6 +27,7 @@
 pub(crate) mod explain;
 mod facts;
 mod local_only;
+mod parts;
 mod query;
 pub(crate) mod question;
 mod service;

@@ -19,6 +19,7 @@ pub(crate) mod rulesets;
 pub mod settings;
 pub mod shared;
 pub mod userspace;
+pub(crate) mod uses;
 
 use std::path::Path;
 

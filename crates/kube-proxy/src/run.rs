@@ -31,7 +31,7 @@ use crate::kernel_settings::{Step, settle};
 use crate::metrics::rest_client::CountRequests;
 use crate::modes::definition::Start;
 use crate::modes::families::{require, tell_left_out};
-use crate::modes::open::{open, prepare, primary};
+use crate::modes::open::{open, prepare, primary, used};
 use crate::options::Options;
 use daemon::{Daemon, Ended};
 use observed::Observed;
@@ -107,6 +107,7 @@ async fn live(
     let ending = opened.ending();
     let notices = opened.notices()?;
     observed.counters.set(opened.counters());
+    let uses = used(&*opened, &options.modes);
     let now = Instant::now();
     let modes = opened.into_modes(&Start {
         settings: &options.modes,
@@ -122,6 +123,7 @@ async fn live(
     daemon.predecessor = predecessor;
     daemon.ended = Ended::Armed;
     daemon.ending = ending;
+    daemon.uses = uses;
     daemon.rulesets = select_all(notices);
     let result = daemon.serve(stop, &mut changed).await;
     daemon.end().await;

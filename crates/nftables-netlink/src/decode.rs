@@ -9,6 +9,7 @@ use std::time::Duration;
 use netlink_batch::{Attribute, Attributes, Malformed};
 use smallvec::SmallVec;
 
+use crate::ask::{Hooked, without_key};
 use crate::encode::concatenation;
 use crate::expression::Expression;
 use crate::object::{
@@ -114,6 +115,29 @@ pub(crate) fn chain_of(table: &str, payload: &[u8]) -> Result<Option<Chain>, Mal
             policy,
         }),
         comment,
+    }))
+}
+
+/// A base chain of whichever table; `None` of another chain, and of a family that is not known.
+pub(crate) fn hooked(payload: &[u8]) -> Result<Option<Hooked>, Malformed> {
+    let (mut table, mut is_base) = (None, false);
+    for attribute in attributes(payload)? {
+        let attribute = attribute?;
+        match attribute.kind {
+            chain::TABLE => table = Some(attribute.string()?),
+            chain::HOOK => is_base = true,
+            _ => {}
+        }
+    }
+    let Some(family) = family(payload).filter(|_| is_base) else {
+        return Ok(None);
+    };
+    let table = missing(table, chain::TABLE, "NFTA_CHAIN_TABLE")?;
+    Ok(chain_of(table, payload)?.map(|chain| Hooked {
+        family,
+        table: table.into(),
+        chain: chain.name,
+        base: chain.base,
     }))
 }
 
@@ -300,14 +324,50 @@ pub(crate) fn elements(payload: &[u8], all: &mut Vec<Element>) -> Result<(), Mal
     Ok(())
 }
 
+/// The first element that a message brings, also the one for all other keys.
+pub(crate) fn one_element(payload: &[u8]) -> Result<Option<Element>, Malformed> {
+    for attribute in attributes(payload)? {
+        let attribute = attribute?;
+        if attribute.kind == elements::ELEMENTS {
+            let Some(one) = attribute.nested().next() else {
+                continue;
+            };
+            let one = one?;
+            return match element(&one)? {
+                Some(found) => Ok(Some(found)),
+                None => catch_all(&one),
+            };
+        }
+    }
+    Ok(None)
+}
+
+/// One that stands for all other keys.
+fn catch_all(attribute: &Attribute<'_>) -> Result<Option<Element>, Malformed> {
+    let (mut is_one, mut found) = (false, without_key());
+    for attribute in attribute.nested() {
+        let attribute = attribute?;
+        match attribute.kind {
+            element::DATA => found.data = element_data(&attribute)?,
+            element::FLAGS => is_one = attribute.be32()? & element::CATCH_ALL != 0,
+            element::USER_DATA => {
+                found.comment = find_comment(user_data::ELEMENT_COMMENT, attribute.payload);
+            }
+            _ => {}
+        }
+    }
+    Ok(is_one.then_some(found))
+}
+
 /// `None` of one without a key (`NFT_SET_ELEM_CATCHALL`).
 fn element(attribute: &Attribute<'_>) -> Result<Option<Element>, Malformed> {
     let (mut key, mut ends_interval, mut leads_to) = (None, false, None);
-    let (mut comment, mut timeout) = (None, None);
+    let (mut comment, mut timeout, mut key_end) = (None, None, None);
     for attribute in attribute.nested() {
         let attribute = attribute?;
         match attribute.kind {
             element::KEY => key = value(&attribute)?,
+            element::KEY_END => key_end = value(&attribute)?,
             element::DATA => leads_to = element_data(&attribute)?,
             element::FLAGS => ends_interval = attribute.be32()? & element::INTERVAL_END != 0,
             element::TIMEOUT => timeout = Some(Duration::from_millis(be64(&attribute)?)),
@@ -319,6 +379,7 @@ fn element(attribute: &Attribute<'_>) -> Result<Option<Element>, Malformed> {
     }
     Ok(key.map(|key| Element {
         key,
+        key_end,
         ends_interval,
         data: leads_to,
         comment,

@@ -13,8 +13,8 @@ use crate::transaction::{Change, Generation, Transaction};
 use crate::user_data;
 use crate::value::{Bytes, Family};
 use crate::wire::{
-    BATCH_BEGIN, BATCH_END, BATCH_GENERATION, LIST_ELEMENT, SUBSYSTEM, chain, command, elements,
-    message, rule, set as set_attribute, table, user_data as kind,
+    BATCH_BEGIN, BATCH_END, BATCH_GENERATION, LIST_ELEMENT, SUBSYSTEM, chain, command, element,
+    elements, message, rule, set as set_attribute, table, user_data as kind,
 };
 
 pub(crate) use expression::nat_flags_implied;
@@ -139,6 +139,22 @@ pub(crate) fn list_keys(
         for key in keys {
             w.nest(LIST_ELEMENT, |w| set::element(w, &Element::of_set(key)));
         }
+    });
+}
+
+/// Of a request for the element that a key is in, or without a key for one that these flags tell.
+pub(crate) fn list_one(w: &mut Writer<'_>, table: &str, set: &str, key: Option<&[u8]>, flags: u32) {
+    w.attr_str(elements::TABLE, table);
+    w.attr_str(elements::SET, set);
+    w.nest(elements::ELEMENTS, |w| {
+        w.nest(LIST_ELEMENT, |w| {
+            if flags != 0 {
+                w.attr_be32(element::FLAGS, flags);
+            }
+            if let Some(key) = key {
+                set::value(w, element::KEY, key);
+            }
+        });
     });
 }
 

@@ -173,7 +173,61 @@ pub enum Expression {
         /// Packets so far.
         packets: u64,
     },
-    /// One that this crate does not know: it has no counterpart in a rule that is wanted.
+    /// An address or port as connection tracking has it for one direction, into a register (`ct` with
+    /// a direction).
+    CtTuple {
+        /// What.
+        key: TupleKey,
+        /// Of which direction.
+        direction: Direction,
+        /// Where it goes.
+        to: Register,
+    },
+    /// Something of the connection from a register (`ct` with a source register).
+    SetCt {
+        /// What is set.
+        key: CtKey,
+        /// The new value.
+        from: Register,
+    },
+    /// The order of bytes of each number (`byteorder`).
+    ByteOrder {
+        /// The register that is read.
+        from: Register,
+        /// The one that is written.
+        to: Register,
+        /// Bytes of all.
+        len: u32,
+        /// Bytes of each number: 2, 4 or 8.
+        size: u32,
+    },
+    /// Goes on within a rate, or beyond it (`limit`).
+    Limit {
+        /// So many packets, or bytes.
+        rate: u64,
+        /// In so many seconds.
+        seconds: u64,
+        /// Whether bytes are counted.
+        bytes: bool,
+        /// Goes on beyond the rate (`NFT_LIMIT_F_INV`).
+        over: bool,
+    },
+    /// Tells the log (`log`).
+    Log {
+        /// How its line begins.
+        prefix: Option<Name>,
+    },
+    /// The packet is not tracked (`notrack`).
+    NoTrack,
+    /// An object of the table that has a name (`objref`).
+    Object {
+        /// `NFT_OBJECT_*`: 1 is a counter, 2 a quota.
+        kind: u32,
+        /// Its name.
+        name: Name,
+    },
+    /// One that this crate does not know: it has no counterpart in a rule that is wanted. Those of
+    /// iptables (`match`, `target`) have their own name behind it.
     Unknown(Name),
 }
 
@@ -183,7 +237,7 @@ impl Expression {
         match self {
             Self::Payload { .. } => "payload",
             Self::Meta { .. } | Self::SetMeta { .. } => "meta",
-            Self::Ct { .. } => "ct",
+            Self::Ct { .. } | Self::CtTuple { .. } | Self::SetCt { .. } => "ct",
             Self::Compare { .. } => "cmp",
             Self::Range { .. } => "range",
             Self::Bitwise { .. } => "bitwise",
@@ -198,6 +252,11 @@ impl Expression {
             Self::Dynset { .. } => "dynset",
             Self::Reject { .. } => "reject",
             Self::Counter { .. } => "counter",
+            Self::ByteOrder { .. } => "byteorder",
+            Self::Limit { .. } => "limit",
+            Self::Log { .. } => "log",
+            Self::NoTrack => "notrack",
+            Self::Object { .. } => "objref",
             Self::Unknown(name) => name,
         }
     }
@@ -228,6 +287,12 @@ pub enum PayloadBase {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum MetaKey {
+    /// Bytes of the packet, 4 bytes.
+    Len = 0,
+    /// The number of its ethernet type, 2 bytes, network order.
+    Protocol = 1,
+    /// The packet's priority, 4 bytes.
+    Priority = 2,
     /// The packet's mark, 4 bytes.
     Mark = 3,
     /// Index of the interface by which it came, 4 bytes.
@@ -238,10 +303,30 @@ pub enum MetaKey {
     IifName = 6,
     /// Name of the interface by which it goes, 16 bytes.
     OifName = 7,
+    /// `ARPHRD_*` of the interface by which it came, 2 bytes.
+    IifType = 8,
+    /// `ARPHRD_*` of the interface by which it goes, 2 bytes.
+    OifType = 9,
+    /// The user whose socket sends it, 4 bytes.
+    SkUid = 10,
+    /// The group of that socket, 4 bytes.
+    SkGid = 11,
+    /// Whether it is traced, 1 byte.
+    NfTrace = 12,
     /// `NFPROTO_*`, 1 byte.
     NfProto = 15,
     /// IANA protocol number, 1 byte.
     L4Proto = 16,
+    /// `PACKET_*`: 0 to this host, 1 broadcast, 2 multicast; 1 byte.
+    PktType = 19,
+    /// The processor, 4 bytes.
+    Cpu = 20,
+    /// The group of the interface by which it came, 4 bytes.
+    IifGroup = 21,
+    /// The group of the interface by which it goes, 4 bytes.
+    OifGroup = 22,
+    /// `net_cls`, 4 bytes.
+    Cgroup = 23,
 }
 
 /// `enum nft_ct_keys`, as far as needed.
@@ -256,6 +341,84 @@ pub enum CtKey {
     Status = 2,
     /// The connection's mark.
     Mark = 3,
+}
+
+impl MetaKey {
+    /// All of them.
+    pub const ALL: [Self; 20] = [
+        Self::Len,
+        Self::Protocol,
+        Self::Priority,
+        Self::Mark,
+        Self::Iif,
+        Self::Oif,
+        Self::IifName,
+        Self::OifName,
+        Self::IifType,
+        Self::OifType,
+        Self::SkUid,
+        Self::SkGid,
+        Self::NfTrace,
+        Self::NfProto,
+        Self::L4Proto,
+        Self::PktType,
+        Self::Cpu,
+        Self::IifGroup,
+        Self::OifGroup,
+        Self::Cgroup,
+    ];
+}
+
+/// Of `enum nft_ct_keys`, what each direction has of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u32)]
+pub enum TupleKey {
+    /// `NFPROTO_*`, 1 byte.
+    L3Proto = 7,
+    /// The source address.
+    Source = 8,
+    /// The destination address.
+    Destination = 9,
+    /// IANA protocol number, 1 byte.
+    L4Proto = 10,
+    /// The source port, 2 bytes, network order.
+    SourcePort = 11,
+    /// The destination port, 2 bytes, network order.
+    DestinationPort = 12,
+    /// The source address where it is of IPv4.
+    SourceIp = 19,
+    /// The destination address where it is of IPv4.
+    DestinationIp = 20,
+    /// The source address where it is of IPv6.
+    SourceIp6 = 21,
+    /// The destination address where it is of IPv6.
+    DestinationIp6 = 22,
+}
+
+impl TupleKey {
+    /// All of them.
+    pub const ALL: [Self; 10] = [
+        Self::L3Proto,
+        Self::Source,
+        Self::Destination,
+        Self::L4Proto,
+        Self::SourcePort,
+        Self::DestinationPort,
+        Self::SourceIp,
+        Self::DestinationIp,
+        Self::SourceIp6,
+        Self::DestinationIp6,
+    ];
+}
+
+/// `enum ip_conntrack_dir`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Direction {
+    /// As the first packet went.
+    Original = 0,
+    /// Back.
+    Reply = 1,
 }
 
 /// `enum nft_cmp_ops`.

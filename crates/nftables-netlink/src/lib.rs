@@ -17,6 +17,7 @@
 //! Source: `linux/netfilter/nf_tables.h`, `linux/netfilter/nfnetlink.h`,
 //! `net/netfilter/nf_tables_api.c`, `net/netfilter/nfnetlink.c` (`nfnetlink_rcv_batch`).
 
+mod ask;
 mod decode;
 mod encode;
 mod error;
@@ -33,11 +34,12 @@ mod value;
 mod watch;
 mod wire;
 
+pub use ask::Hooked;
 pub use encode::Prepared;
 pub use error::{CommitError, Error, RefusedChange};
 pub use expression::{
-    Comparison, CtKey, DynsetOperation, Expression, FIB_DESTINATION, FIB_SOURCE, FibResult,
-    LookupFor, Membership, MetaKey, NatKind, NumGenKind, PayloadBase, SetRef,
+    Comparison, CtKey, Direction, DynsetOperation, Expression, FIB_DESTINATION, FIB_SOURCE,
+    FibResult, LookupFor, Membership, MetaKey, NatKind, NumGenKind, PayloadBase, SetRef, TupleKey,
 };
 pub use nftables::Nftables;
 pub use object::{

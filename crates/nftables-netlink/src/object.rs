@@ -181,6 +181,9 @@ pub struct AnonymousSet {
 pub struct Element {
     /// Its key; in a set of intervals the first of a range.
     pub key: Bytes,
+    /// The last of a range of concatenations (`NFTA_SET_ELEM_KEY_END`, Linux 5.6); no other element
+    /// has one.
+    pub key_end: Option<Bytes>,
     /// In a set of intervals: nothing is in the set from this key on
     /// (`NFT_SET_ELEM_INTERVAL_END`).
     pub ends_interval: bool,
@@ -206,6 +209,7 @@ impl Element {
     pub fn of_set(key: Bytes) -> Self {
         Self {
             key,
+            key_end: None,
             ends_interval: false,
             data: None,
             comment: None,

@@ -114,7 +114,10 @@ pub(crate) mod element {
     pub(crate) const FLAGS: u16 = 3;
     pub(crate) const TIMEOUT: u16 = 4;
     pub(crate) const USER_DATA: u16 = 6;
+    pub(crate) const KEY_END: u16 = 10;
     pub(crate) const INTERVAL_END: u32 = 1;
+    /// `NFT_SET_ELEM_CATCHALL`.
+    pub(crate) const CATCH_ALL: u32 = 2;
 }
 
 /// `NFTA_DATA_*`, `NFTA_VERDICT_*`, and the codes of verdicts (`enum nft_verdicts`, `NF_*`).
@@ -279,6 +282,36 @@ pub(crate) mod expression {
     pub(crate) mod reject {
         pub(crate) const TYPE: u16 = 1;
         pub(crate) const CODE: u16 = 2;
+    }
+    /// `NFTA_BYTEORDER_*`.
+    pub(crate) mod byteorder {
+        pub(crate) const FROM: u16 = 1;
+        pub(crate) const TO: u16 = 2;
+        pub(crate) const OP: u16 = 3;
+        pub(crate) const LEN: u16 = 4;
+        pub(crate) const SIZE: u16 = 5;
+    }
+    /// `NFTA_LIMIT_*`, `NFT_LIMIT_PKT_BYTES` and `NFT_LIMIT_F_INV`.
+    pub(crate) mod limit {
+        pub(crate) const RATE: u16 = 1;
+        pub(crate) const UNIT: u16 = 2;
+        pub(crate) const TYPE: u16 = 4;
+        pub(crate) const FLAGS: u16 = 5;
+        pub(crate) const BYTES: u32 = 1;
+        pub(crate) const OVER: u32 = 1;
+    }
+    /// `NFTA_LOG_*`.
+    pub(crate) mod log {
+        pub(crate) const PREFIX: u16 = 2;
+    }
+    /// `NFTA_OBJREF_*`.
+    pub(crate) mod objref {
+        pub(crate) const TYPE: u16 = 1;
+        pub(crate) const NAME: u16 = 2;
+    }
+    /// `NFTA_MATCH_NAME`, `NFTA_TARGET_NAME`.
+    pub(crate) mod xt {
+        pub(crate) const NAME: u16 = 1;
     }
     /// `NFTA_COUNTER_*`.
     pub(crate) mod counter {

@@ -29,6 +29,7 @@
 mod branch;
 mod ipvs;
 mod kernel;
+pub mod nft;
 mod outcome;
 mod packet;
 mod ruleset;

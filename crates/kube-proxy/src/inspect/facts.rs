@@ -4,14 +4,15 @@ use std::time::Instant;
 
 use proxy::{IpFamily, Standing};
 
+use crate::modes::uses::Uses;
 use crate::report::Seen;
 
 /// How the daemon stands.
 #[derive(Debug)]
 pub(crate) struct Facts {
     pub(crate) mode: &'static str,
-    /// What of the mode has several forms.
-    pub(crate) forms: Vec<String>,
+    /// What the mode is made of.
+    pub(crate) uses: Uses,
     pub(crate) families: Vec<OfFamily>,
     /// How many are proxied.
     pub(crate) services: usize,

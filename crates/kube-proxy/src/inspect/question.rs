@@ -50,7 +50,7 @@ pub(crate) struct Claimed {
 /// Some names.
 #[derive(Debug)]
 pub(crate) struct Names {
-    pub(crate) names: Vec<NamespacedName>,
+    pub(crate) some: Vec<NamespacedName>,
     /// Where this is another number than in the answer before, the order is another one.
     pub(crate) version: u64,
     pub(crate) is_last: bool,

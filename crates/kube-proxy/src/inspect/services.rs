@@ -169,7 +169,7 @@ impl Inspect {
                     break;
                 }
                 version = Some(told.version);
-                all.extend(told.names);
+                all.extend(told.some);
                 if told.is_last {
                     return Ok(all);
                 }
@@ -178,8 +178,8 @@ impl Inspect {
         let mut from = 0;
         loop {
             let told = self.ask(|answer| Question::Names(from, answer)).await?;
-            from += told.names.len();
-            all.extend(told.names);
+            from += told.some.len();
+            all.extend(told.some);
             if told.is_last {
                 break;
             }

@@ -7,6 +7,7 @@ use k8s_openapi::jiff::Timestamp;
 use proxy::{IpFamily, Standing};
 
 use super::facts::{Facts, OfFamily};
+use super::parts::{features, limits};
 use super::{About, Inspect, Unanswered, rendered};
 use crate::health::Progress;
 use crate::version::{KUBERNETES, OWN_VERSION};
@@ -76,7 +77,9 @@ impl Outer {
 
 fn add(status: &mut Status, facts: Facts, progress: &BTreeMap<IpFamily, Progress>) {
     facts.mode.clone_into(&mut status.mode);
-    status.forms = facts.forms;
+    status.limits = limits(&facts.uses.parts);
+    status.features = features(&facts.uses);
+    status.forms = facts.uses.forms;
     status.source.services = facts.services;
     status.source.endpoint_slices = facts.slices;
     status.source.complete = facts.is_complete;

@@ -23,6 +23,7 @@ use super::preview::Preview;
 use super::programs::Programs;
 use super::rulesets::Notices;
 use super::settings::Settings;
+use super::uses::Uses;
 use crate::flags::Flags;
 use crate::metrics::of_mode::OfMode;
 use crate::sysctl;
@@ -146,6 +147,10 @@ pub(crate) trait Opened: Send {
 
     /// How what the kernel has counted for it is read. Nothing is opened before somebody asks.
     fn counters(&self) -> Box<dyn ReadCounters>;
+
+    /// What it is made of here: its forms, and the parts of the kernel that it needs; without the
+    /// families that are left out.
+    fn uses(&self, settings: &Settings) -> Uses;
 
     /// What is to be done when the process ends, after the last write.
     fn ending(&self) -> Option<Ending> {

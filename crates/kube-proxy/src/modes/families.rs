@@ -44,6 +44,13 @@ pub(crate) struct LeftOut {
     usual: Usual,
 }
 
+impl LeftOut {
+    /// Which it is, and why.
+    pub(crate) fn told(&self) -> (IpFamily, String) {
+        (self.family, self.reason.clone())
+    }
+}
+
 /// Whether many nodes lack a family for this reason: half of all have no IPv6, and that is no
 /// warning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

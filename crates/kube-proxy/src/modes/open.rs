@@ -7,9 +7,10 @@ use tracing::warn;
 
 use super::counters::ReadCounters;
 use super::definition::Opened;
-use super::families::Access;
+use super::families::{Access, LeftOut};
 use super::programs::Programs;
 use super::settings::Settings;
+use super::uses::Uses;
 
 /// The family that must be served: that of `--bind-address`, if it names an address, or of the
 /// Node's first one.
@@ -53,6 +54,15 @@ pub(crate) fn open_to_read(settings: &Settings) -> Result<Box<dyn Opened>> {
     let programs = Programs::new(settings, Access::Read);
     let mode = settings.chosen.definition();
     mode.open(settings, &programs, Access::Read)
+}
+
+/// What a mode that is open is made of.
+pub(crate) fn used(opened: &dyn Opened, settings: &Settings) -> Uses {
+    let left_out = opened.left_out().iter().map(LeftOut::told);
+    Uses {
+        left_out: left_out.collect(),
+        ..opened.uses(settings)
+    }
 }
 
 /// How what is counted is read where there is no daemon to ask, by blocking: nothing in the kernel

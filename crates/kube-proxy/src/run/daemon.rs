@@ -36,6 +36,7 @@ use crate::gather::drain;
 use crate::modes::definition::Ending;
 use crate::modes::predecessor::{Predecessor, disarm};
 use crate::modes::rulesets::Notices;
+use crate::modes::uses::Uses;
 use crate::options::Options;
 use crate::{memory, vanished};
 
@@ -73,6 +74,8 @@ pub(super) struct Daemon {
     pub(super) ended: Ended,
     /// What the modes do when the process ends.
     pub(super) ending: Option<Ending>,
+    /// What the modes are made of.
+    pub(super) uses: Uses,
 }
 
 impl Daemon {
@@ -116,6 +119,7 @@ impl Daemon {
             predecessor: None,
             ended: Ended::Disarmed(None),
             ending: None,
+            uses: Uses::default(),
         })
     }
 

@@ -12,6 +12,7 @@ use super::renewal::{Modes, Prepared};
 use crate::modes::definition::{Opened, Start};
 use crate::modes::detect_local::DetectLocal;
 use crate::modes::families::require;
+use crate::modes::open::used;
 use crate::options::Options;
 use crate::{logging, memory};
 
@@ -40,7 +41,10 @@ impl Daemon {
         let now = Instant::now();
         let opened = prepared.and_then(|Prepared { options, opened }| {
             let beside = match &opened {
-                Some(opened) => Some((opened.ending(), opened.notices()?, opened.counters())),
+                Some(opened) => {
+                    let uses = used(&**opened, &options.modes);
+                    Some((opened.ending(), opened.notices()?, opened.counters(), uses))
+                }
                 None => None,
             };
             let modes = self.open_modes(opened, &options, now)?;
@@ -48,7 +52,8 @@ impl Daemon {
         });
         match opened {
             Ok((options, modes, beside)) => {
-                if let Some((ending, notices, counters)) = beside {
+                if let Some((ending, notices, counters, uses)) = beside {
+                    self.uses = uses;
                     self.observed.counters.set(counters);
                     self.ending = ending;
                     self.rulesets = select_all(notices);

@@ -54,7 +54,7 @@ impl Daemon {
         let families = self.families.iter();
         Facts {
             mode: self.options.modes.chosen.name(),
-            forms: Vec::new(),
+            uses: self.uses.clone(),
             families: families.map(|of: &Family| of.told(TOLD_MAX, now)).collect(),
             services: model.service_count(),
             slices: model.slice_count(),
@@ -70,7 +70,7 @@ impl Daemon {
 fn names(model: &Model, from: usize) -> Names {
     let names = model.service_names().skip(from).take(NAMES_A_TURN);
     Names {
-        names: names.cloned().collect(),
+        some: names.cloned().collect(),
         version: model.names_version(),
         is_last: from.saturating_add(NAMES_A_TURN) >= model.service_count(),
     }

@@ -147,6 +147,10 @@ pub enum AddressKind {
 /// One endpoint.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
+#[allow(
+    clippy::struct_excessive_bools,
+    reason = "each is a field of the object that programs read"
+)]
 pub struct Endpoint {
     /// `10.244.1.5:8080`.
     pub at: String,

@@ -7,14 +7,14 @@ use smallvec::SmallVec;
 use super::{missing, name, value, verdict};
 use crate::encode::nat_flags_implied;
 use crate::expression::{
-    Comparison, CtKey, DynsetOperation, Expression, FibResult, LookupFor, Membership, MetaKey,
-    NatKind, NumGenKind, PayloadBase, SetRef,
+    Comparison, CtKey, Direction, DynsetOperation, Expression, FibResult, LookupFor, Membership,
+    MetaKey, NatKind, NumGenKind, PayloadBase, SetRef, TupleKey,
 };
 use crate::value::{Bytes, Family, Name, Register};
 use crate::wire::data;
 use crate::wire::expression::{
-    bitwise, cmp, counter, ct, dynset, fib, hash, immediate, lookup, masq, meta, nat, numgen,
-    payload, range, redir, reject,
+    bitwise, byteorder, cmp, counter, ct, dynset, fib, hash, immediate, limit, log, lookup, masq,
+    meta, nat, numgen, objref, payload, range, redir, reject, xt,
 };
 use crate::wire::rule::{EXPRESSION_DATA, EXPRESSION_NAME};
 
@@ -121,12 +121,59 @@ pub(crate) fn parse(attribute: &Attribute<'_>) -> Result<Expression, Malformed> 
             bytes: fields.long(counter::BYTES).unwrap_or_default(),
             packets: fields.long(counter::PACKETS).unwrap_or_default(),
         }),
+        "byteorder" => byte_order(&fields),
+        "limit" => limit_of(&fields),
+        "log" => Some(Expression::Log {
+            prefix: fields.get(log::PREFIX).map(name).transpose()?,
+        }),
+        "notrack" => Some(Expression::NoTrack),
+        "objref" => object_of(&fields)?,
         _ => None,
     };
     Ok(match known {
         Some(known) => known,
-        None => Expression::Unknown(name(&called)?),
+        None => Expression::Unknown(unknown(&called, &fields)?),
     })
+}
+
+/// The name of one that is not known, with that of the extension of iptables.
+fn unknown(called: &Attribute<'_>, fields: &Fields<'_>) -> Result<Name, Malformed> {
+    let extension = match called.string()? {
+        "match" | "target" => fields.get(xt::NAME).map(Attribute::string).transpose()?,
+        _ => None,
+    };
+    match extension {
+        Some(extension) => Ok(format!("{} {extension}", called.string()?).into()),
+        None => name(called),
+    }
+}
+
+fn byte_order(fields: &Fields<'_>) -> Option<Expression> {
+    // Either way it turns the bytes of a number around, or nothing where the orders are the same.
+    fields.number(byteorder::OP)?;
+    Some(Expression::ByteOrder {
+        from: fields.register(byteorder::FROM)?,
+        to: fields.register(byteorder::TO)?,
+        len: fields.number(byteorder::LEN)?,
+        size: fields.number(byteorder::SIZE)?,
+    })
+}
+
+fn limit_of(fields: &Fields<'_>) -> Option<Expression> {
+    Some(Expression::Limit {
+        rate: fields.long(limit::RATE)?,
+        seconds: fields.long(limit::UNIT)?,
+        bytes: fields.number_or_0(limit::TYPE) == limit::BYTES,
+        over: fields.number_or_0(limit::FLAGS) & limit::OVER != 0,
+    })
+}
+
+fn object_of(fields: &Fields<'_>) -> Result<Option<Expression>, Malformed> {
+    let called = fields.get(objref::NAME).map(name).transpose()?;
+    Ok(fields
+        .number(objref::TYPE)
+        .zip(called)
+        .map(|(kind, name)| Expression::Object { kind, name }))
 }
 
 fn payload_of(fields: &Fields<'_>) -> Option<Expression> {
@@ -147,16 +194,8 @@ fn payload_of(fields: &Fields<'_>) -> Option<Expression> {
 }
 
 fn meta_of(fields: &Fields<'_>) -> Option<Expression> {
-    let key = match fields.number(meta::KEY)? {
-        3 => MetaKey::Mark,
-        4 => MetaKey::Iif,
-        5 => MetaKey::Oif,
-        6 => MetaKey::IifName,
-        7 => MetaKey::OifName,
-        15 => MetaKey::NfProto,
-        16 => MetaKey::L4Proto,
-        _ => return None,
-    };
+    let number = fields.number(meta::KEY)?;
+    let key = MetaKey::ALL.into_iter().find(|of| *of as u32 == number)?;
     Some(if fields.has(meta::FROM) {
         Expression::SetMeta {
             key,
@@ -171,18 +210,37 @@ fn meta_of(fields: &Fields<'_>) -> Option<Expression> {
 }
 
 fn ct_of(fields: &Fields<'_>) -> Option<Expression> {
-    if fields.has(ct::FROM) || fields.has(ct::DIRECTION) {
-        return None;
+    let number = fields.number(ct::KEY)?;
+    if let Some(direction) = fields.get(ct::DIRECTION) {
+        return Some(Expression::CtTuple {
+            key: TupleKey::ALL
+                .into_iter()
+                .find(|key| *key as u32 == number)?,
+            direction: match direction.u8().ok()? {
+                0 => Direction::Original,
+                1 => Direction::Reply,
+                _ => return None,
+            },
+            to: fields.register(ct::TO)?,
+        });
     }
-    Some(Expression::Ct {
-        key: match fields.number(ct::KEY)? {
-            0 => CtKey::State,
-            1 => CtKey::Direction,
-            2 => CtKey::Status,
-            3 => CtKey::Mark,
-            _ => return None,
-        },
-        to: fields.register(ct::TO)?,
+    let key = match number {
+        0 => CtKey::State,
+        1 => CtKey::Direction,
+        2 => CtKey::Status,
+        3 => CtKey::Mark,
+        _ => return None,
+    };
+    Some(if fields.has(ct::FROM) {
+        Expression::SetCt {
+            key,
+            from: fields.register(ct::FROM)?,
+        }
+    } else {
+        Expression::Ct {
+            key,
+            to: fields.register(ct::TO)?,
+        }
     })
 }
 

@@ -11,8 +11,8 @@ use smallvec::SmallVec;
 use super::{AnySet, chain_of, elements, generation, rule_of, set_of, table};
 use crate::encode::{Prepared, concatenation};
 use crate::expression::{
-    Comparison, CtKey, DynsetOperation, Expression, FibResult, LookupFor, Membership, MetaKey,
-    NatKind, NumGenKind, PayloadBase, SetRef,
+    Comparison, CtKey, Direction, DynsetOperation, Expression, FibResult, LookupFor, Membership,
+    MetaKey, NatKind, NumGenKind, PayloadBase, SetRef, TupleKey,
 };
 use crate::object::{
     AnonymousSet, BaseChain, Chain, ChainKind, Element, ElementData, Hook, Policy, Rule, Set,
@@ -145,6 +145,8 @@ fn element() -> impl Strategy<Value = Element> {
         timeout,
     )
         .prop_map(|(key, ends_interval, data, comment, timeout)| Element {
+            // Of any length: it is of the same where it comes from the kernel.
+            key_end: ends_interval.then(|| key.clone()),
             key,
             ends_interval,
             data,
@@ -176,15 +178,7 @@ fn membership() -> impl Strategy<Value = Membership> {
 }
 
 fn meta_key() -> impl Strategy<Value = MetaKey> {
-    prop_oneof![
-        Just(MetaKey::Mark),
-        Just(MetaKey::Iif),
-        Just(MetaKey::Oif),
-        Just(MetaKey::IifName),
-        Just(MetaKey::OifName),
-        Just(MetaKey::NfProto),
-        Just(MetaKey::L4Proto),
-    ]
+    prop::sample::select(&MetaKey::ALL[..])
 }
 
 fn translation() -> impl Strategy<Value = Expression> {
@@ -306,7 +300,8 @@ fn compared() -> impl Strategy<Value = Expression> {
         }),
         (meta_key(), register()).prop_map(|(key, to)| Expression::Meta { key, to }),
         (meta_key(), register()).prop_map(|(key, from)| Expression::SetMeta { key, from }),
-        (ct_key, register()).prop_map(|(key, to)| Expression::Ct { key, to }),
+        (ct_key.clone(), register()).prop_map(|(key, to)| Expression::Ct { key, to }),
+        (ct_key, register()).prop_map(|(key, from)| Expression::SetCt { key, from }),
         (register(), comparison, bytes(1..=16)).prop_map(|(register, how, with)| {
             Expression::Compare {
                 register,
@@ -336,8 +331,39 @@ fn compared() -> impl Strategy<Value = Expression> {
     ]
 }
 
+fn further() -> impl Strategy<Value = Expression> {
+    let tuple_key = prop::sample::select(&TupleKey::ALL[..]);
+    let direction = prop_oneof![Just(Direction::Original), Just(Direction::Reply)];
+    prop_oneof![
+        (tuple_key, direction, register()).prop_map(|(key, direction, to)| Expression::CtTuple {
+            key,
+            direction,
+            to
+        }),
+        (register(), register(), any::<(u32, u32)>()).prop_map(|(from, to, (len, size))| {
+            Expression::ByteOrder {
+                from,
+                to,
+                len,
+                size,
+            }
+        }),
+        any::<(u64, u64, bool, bool)>().prop_map(|(rate, seconds, bytes, over)| {
+            Expression::Limit {
+                rate,
+                seconds,
+                bytes,
+                over,
+            }
+        }),
+        option::of(name()).prop_map(|prefix| Expression::Log { prefix }),
+        Just(Expression::NoTrack),
+        (any::<u32>(), name()).prop_map(|(kind, name)| Expression::Object { kind, name }),
+    ]
+}
+
 fn rule() -> impl Strategy<Value = Rule> {
-    let expression = prop_oneof![compared(), made(), translation()];
+    let expression = prop_oneof![compared(), made(), translation(), further()];
     (vec(expression, 0..6), comment()).prop_map(|(expressions, comment)| Rule {
         expressions,
         comment,

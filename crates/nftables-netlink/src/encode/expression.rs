@@ -6,8 +6,8 @@ use super::set::{value, verdict};
 use crate::expression::{Expression, LookupFor, Membership, SetRef};
 use crate::value::Register;
 use crate::wire::expression::{
-    bitwise, cmp, counter, ct, dynset, fib, hash, immediate, lookup, masq, meta, nat, numgen,
-    payload, range, redir, reject,
+    bitwise, byteorder, cmp, counter, ct, dynset, fib, hash, immediate, limit, log, lookup, masq,
+    meta, nat, numgen, objref, payload, range, redir, reject,
 };
 use crate::wire::rule::{EXPRESSION_DATA, EXPRESSION_NAME};
 
@@ -162,7 +162,48 @@ fn attributes(w: &mut Writer<'_>, expression: &Expression, set: Option<&str>) {
         Expression::Nat { .. } | Expression::Masquerade { .. } | Expression::Redirect { .. } => {
             translation(w, expression);
         }
-        Expression::Unknown(_) => {}
+        Expression::CtTuple { key, direction, to } => {
+            w.attr_be32(ct::KEY, *key as u32);
+            register(w, ct::TO, *to);
+            w.attr_u8(ct::DIRECTION, *direction as u8);
+        }
+        Expression::SetCt { key, from } => {
+            w.attr_be32(ct::KEY, *key as u32);
+            register(w, ct::FROM, *from);
+        }
+        Expression::ByteOrder {
+            from,
+            to,
+            len,
+            size,
+        } => {
+            register(w, byteorder::FROM, *from);
+            register(w, byteorder::TO, *to);
+            w.attr_be32(byteorder::OP, 0);
+            w.attr_be32(byteorder::LEN, *len);
+            w.attr_be32(byteorder::SIZE, *size);
+        }
+        Expression::Limit {
+            rate,
+            seconds,
+            bytes,
+            over,
+        } => {
+            w.attr(limit::RATE, &rate.to_be_bytes());
+            w.attr(limit::UNIT, &seconds.to_be_bytes());
+            w.attr_be32(limit::TYPE, if *bytes { limit::BYTES } else { 0 });
+            w.attr_be32(limit::FLAGS, if *over { limit::OVER } else { 0 });
+        }
+        Expression::Log { prefix } => {
+            if let Some(prefix) = prefix {
+                w.attr_str(log::PREFIX, prefix);
+            }
+        }
+        Expression::Object { kind, name } => {
+            w.attr_be32(objref::TYPE, *kind);
+            w.attr_str(objref::NAME, name);
+        }
+        Expression::NoTrack | Expression::Unknown(_) => {}
     }
 }
 

@@ -298,6 +298,9 @@ pub(crate) fn element(w: &mut Writer<'_>, new: &Element) {
         w.attr_be32(attribute::FLAGS, attribute::INTERVAL_END);
     }
     value(w, attribute::KEY, &new.key);
+    if let Some(last) = &new.key_end {
+        value(w, attribute::KEY_END, last);
+    }
     match &new.data {
         Some(ElementData::Value(bytes)) => value(w, attribute::DATA, bytes),
         Some(ElementData::Verdict(to)) => verdict(w, attribute::DATA, to),

@@ -7,7 +7,8 @@
     reason = "tests stop at the first surprise; not each uses all of it"
 )]
 
-use std::process::Command;
+use std::io::Write as _;
+use std::process::{Command, Stdio};
 use std::thread;
 
 use nftables_netlink::{Change, Family, Nftables, Transaction, Whole};
@@ -33,6 +34,19 @@ pub(crate) fn in_namespace<T: Send + 'static>(
 /// Runs `nft`.
 pub(crate) fn nft(arguments: &[&str]) -> String {
     run("nft", arguments)
+}
+
+/// Loads a ruleset with `nft`.
+pub(crate) fn load(rules: &str) {
+    let mut nft = Command::new("nft")
+        .args(["-f", "-"])
+        .stdin(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut input = nft.stdin.take().unwrap();
+    input.write_all(rules.as_bytes()).unwrap();
+    drop(input);
+    assert!(nft.wait().unwrap().success());
 }
 
 /// Runs this program.

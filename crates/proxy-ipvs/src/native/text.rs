@@ -201,6 +201,8 @@ fn meta(key: MetaKey) -> &'static str {
         MetaKey::Iif => "iif",
         MetaKey::Oif => "oif",
         MetaKey::NfProto => "meta nfproto",
+        // The shim has no other.
+        _ => "meta",
     }
 }
 

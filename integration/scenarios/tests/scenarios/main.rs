@@ -3,6 +3,7 @@
 
 mod addresses;
 mod api;
+mod asking;
 mod conflicts;
 mod drain;
 mod drift;
@@ -51,6 +52,7 @@ fn main() {
         drain: an_open_connection_is_served_to_its_end, udp_moves_at_once, no_question_is_lost_by_changes;
         conflicts: the_older_service_wins;
         wrong: wrong_objects_are_named, an_endpoint_that_the_kernel_refuses, a_set_in_the_way;
+        asking: what_is_told_is_what_the_kernel_has;
         economy: changes_start_no_program;
         nft: is_chosen_where_nothing_speaks_for_either if has_nft(), the_kubelets_hint_moves_rules_under_open_connections if has_nft(), a_cleanup_takes_both_backends if has_nft(), flows_in_other_zones_stay if has_nft();
     };

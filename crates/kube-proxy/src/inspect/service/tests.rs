@@ -1,1 +1,231 @@
+use std::sync::Arc;
 
+use proxy::{
+    Conflict, EndpointPort, EndpointSlice, Failure, NamespacedName, NodeFacts, NodePorts,
+    Placement, Protocol,
+};
+
+use super::*;
+use crate::inspect::question::GroundOfFamily;
+use crate::modes::counters::{OfAddress, OfEndpoint};
+
+fn name(port: &str) -> ServicePortName {
+    ServicePortName {
+        service: NamespacedName::new("default", "web"),
+        port: port.into(),
+        protocol: Protocol::Tcp,
+    }
+}
+
+fn at(text: &str) -> At {
+    let socket: SocketAddr = text.parse().unwrap();
+    At {
+        address: socket.ip(),
+        port: socket.port(),
+        protocol: Protocol::Tcp,
+    }
+}
+
+fn web() -> Copied {
+    let own = NamespacedName::new("default", "web");
+    let endpoint = |last: u8, node: &str, ready| proxy::Endpoint {
+        address: [10, 244, 1, last].into(),
+        ready,
+        serving: ready,
+        terminating: false,
+        placement: Arc::new(Placement {
+            node: Some(node.into()),
+            ..Placement::default()
+        }),
+    };
+    let port = ServicePort {
+        name: "http".into(),
+        protocol: Protocol::Tcp,
+        port: 80,
+        node_port: Some(30_080),
+    };
+    Copied {
+        service: Service {
+            kind: ServiceType::NodePort,
+            external_local: true,
+            ports: [port].into_iter().collect(),
+            external_ips: vec![
+                "192.0.2.20".parse().unwrap(),
+                "2001:db8::1".parse().unwrap(),
+            ],
+            ..Service::at(own.clone(), [[10, 96, 0, 1].into()])
+        },
+        slices: vec![EndpointSlice {
+            name: own.clone(),
+            service: own,
+            family: IpFamily::V4,
+            ports: [EndpointPort {
+                name: "http".into(),
+                protocol: Protocol::Tcp,
+                port: 8080,
+            }]
+            .into_iter()
+            .collect(),
+            endpoints: vec![
+                endpoint(1, "n1", true),
+                endpoint(2, "n2", true),
+                endpoint(3, "n2", false),
+            ]
+            .into(),
+            change_trigger: None,
+        }],
+    }
+}
+
+fn ground() -> Ground {
+    Ground {
+        families: vec![GroundOfFamily {
+            node: NodeFacts::new(IpFamily::V4, "n1"),
+            node_ports: Some(NodePorts {
+                addresses: vec![[172, 35, 0, 100].into()],
+                on_localhost: true,
+            }),
+            failures: vec![Failure {
+                object: "add virtual server 10.96.0.1:80/TCP".to_owned(),
+                owner: Some(name("http")),
+                reason: "no memory".to_owned(),
+            }],
+            conflicts: vec![Conflict {
+                object: "192.0.2.20:80/TCP".to_owned(),
+                winner: name("other"),
+                loser: name("http"),
+            }],
+        }],
+    }
+}
+
+#[test]
+fn a_service_is_told_with_its_addresses_reasons_errors_and_counters() {
+    let count = |connections| Count {
+        connections,
+        ..Count::default()
+    };
+    let mut counted = Counted::default();
+    for (text, connections) in [
+        ("10.96.0.1:80", 5),
+        ("172.35.0.100:30080", 2),
+        ("10.96.0.9:80", 99),
+    ] {
+        let of = OfAddress {
+            scheduler: Some("rr".to_owned()),
+            count: count(connections),
+        };
+        counted.addresses.insert(at(text), of);
+        let of = OfEndpoint {
+            weight: Some(1),
+            count: count(connections),
+        };
+        let endpoint = "10.244.1.1:8080".parse().unwrap();
+        counted.endpoints.insert((at(text), endpoint), of);
+    }
+    let place = Whereabouts {
+        pod: Some("web-0".to_owned()),
+        ..Whereabouts::default()
+    };
+    let whereabouts = HashMap::from([([10, 244, 1, 1].into(), place)]);
+    let ground = ground();
+    let seen = Seen::new(&ground, &counted, &whereabouts);
+    let told = seen.service(
+        &web(),
+        Detail {
+            has_endpoints: true,
+        },
+    );
+    let port = &told.ports[0];
+    let addresses: Vec<_> = port
+        .addresses
+        .iter()
+        .map(|one| (one.kind, &*one.at))
+        .collect();
+    assert_eq!(
+        addresses,
+        [
+            (AddressKind::ClusterIp, "10.96.0.1:80"),
+            // The one of IPv6 is not served here.
+            (AddressKind::ExternalIp, "192.0.2.20:80"),
+            (AddressKind::NodePort, "172.35.0.100:30080"),
+            (AddressKind::NodePort, "127.0.0.1:30080"),
+        ]
+    );
+    assert_eq!(
+        port.addresses[1].lost_to.as_deref(),
+        Some("default/web:other")
+    );
+    assert_eq!(port.addresses[0].counters.unwrap().connections, 5);
+    assert_eq!(
+        port.counters.unwrap().connections,
+        7,
+        "of its own addresses"
+    );
+    assert_eq!(told.errors.len(), 2, "{:?}", told.errors);
+    assert!(told.errors[0].contains("no memory") && told.errors[1].contains("192.0.2.20:80/TCP"));
+    let [one, two, three] = &*port.endpoints else {
+        panic!("{:?}", port.endpoints);
+    };
+    assert_eq!(
+        (one.pod.as_deref(), one.node.as_deref()),
+        (Some("web-0"), Some("n1"))
+    );
+    assert_eq!((&*one.why, one.weight), ("ready", Some(1)));
+    assert_eq!(one.counters.unwrap().connections, 7);
+    assert_eq!((two.cluster, two.local_policy), (true, false));
+    assert_eq!(
+        two.why,
+        "policy Cluster: ready; policy Local: on another node"
+    );
+    assert_eq!(three.condition, Condition::NotReady);
+    assert_eq!(
+        three.why,
+        "policy Cluster: not ready; policy Local: on another node"
+    );
+    let counts = EndpointCounts {
+        total: 3,
+        ready: 2,
+        local: 1,
+        used: 2,
+    };
+    assert_eq!(port.endpoint_counts, counts);
+    let short = seen.service(
+        &web(),
+        Detail {
+            has_endpoints: false,
+        },
+    );
+    assert!(short.ports[0].endpoints.is_empty());
+    assert_eq!(short.ports[0].endpoint_counts, counts);
+}
+
+#[test]
+fn a_mode_that_counts_by_name_or_for_any_address_is_told_at_the_port() {
+    let count = Count {
+        connections: 3,
+        ..Count::default()
+    };
+    let mut counted = Counted::default();
+    counted.ports.insert(name("http"), count);
+    let of = OfAddress {
+        count,
+        ..OfAddress::default()
+    };
+    counted.addresses.insert(at("0.0.0.0:30080"), of);
+    let (ground, nowhere) = (ground(), HashMap::new());
+    let seen = Seen::new(&ground, &counted, &nowhere);
+    let told = seen.service(
+        &web(),
+        Detail {
+            has_endpoints: false,
+        },
+    );
+    assert_eq!(told.ports[0].counters.unwrap().connections, 6);
+    assert!(
+        told.ports[0]
+            .addresses
+            .iter()
+            .all(|one| one.counters.is_none())
+    );
+}

@@ -8,7 +8,7 @@ use futures::future::{FutureExt as _, LocalBoxFuture};
 use netlink_batch::Worker;
 use nftables_netlink::OwnSockets;
 use proxy::{Changes, IpFamily, Mode};
-use proxy_ipvs::{Carrier, Config, Lanes, NetlinkKernel, Op, Plan, Proxier};
+use proxy_ipvs::{Carrier, Config, Lanes, NetlinkKernel, Op, Plan, Proxier, ShimStyle, VipMode};
 use tokio::runtime::Handle;
 
 use super::counters::IpvsCounters;
@@ -22,6 +22,7 @@ use crate::modes::predecessor::Predecessor;
 use crate::modes::preview::{Action, Change, Preview, Shown};
 use crate::modes::rulesets::{Notices, follow_all};
 use crate::modes::settings::Settings;
+use crate::modes::uses::{Part, Uses};
 
 /// How often it is glanced at whether the virtual servers are all there. The kernel tells nobody
 /// that somebody's `ipvsadm -C` has taken away every Service; the question is one system call
@@ -171,6 +172,31 @@ impl Opened for Ipvs {
             }
             Carrier::Iptables(_) => Vec::new(),
         })
+    }
+
+    fn uses(&self, settings: &Settings) -> Uses {
+        let scheduler = settings.ipvs.scheduler.clone();
+        let style = match self.shim.style {
+            ShimStyle::Upstream => "upstream",
+            ShimStyle::Lean => "lean",
+            ShimStyle::Nftables => "nftables",
+        };
+        let mut forms = vec![format!("scheduler {scheduler}"), format!("shim {style}")];
+        if settings.ipvs.vip_mode == VipMode::Route {
+            forms.push("service addresses as routes".to_owned());
+        }
+        let mut parts = vec![Part::Ipvs { scheduler }];
+        match &self.shim.carrier {
+            Carrier::Nftables => parts.push(Part::NfTables),
+            Carrier::Iptables(iptables) => {
+                parts.extend([Part::Ipset, Part::Iptables(iptables.backend().to_string())]);
+            }
+        }
+        Uses {
+            forms,
+            parts,
+            ..Uses::default()
+        }
     }
 
     fn counters(&self) -> Box<dyn ReadCounters> {

@@ -20,6 +20,7 @@ use crate::modes::predecessor::Predecessor;
 use crate::modes::preview::{Change, Preview, Shown};
 use crate::modes::rulesets::{Notices, follow, leave_out, subscribe};
 use crate::modes::settings::Settings;
+use crate::modes::uses::{Part, Uses};
 use crate::sysctl::machine::Machine;
 
 /// The first kernel that upstream takes, as an older one is a sign of an old `nft` on its host.
@@ -136,6 +137,18 @@ impl Opened for Table {
         let notices =
             subscriptions.map(|(family, subscription)| follow(family, TABLE, subscription));
         Ok(notices.collect::<Result<_, _>>()?)
+    }
+
+    fn uses(&self, settings: &Settings) -> Uses {
+        let layout = match settings.nftables.layout {
+            Layout::Upstream => "upstream",
+            Layout::Flat => "flat",
+        };
+        Uses {
+            forms: vec![format!("layout {layout}")],
+            parts: vec![Part::NfTables],
+            ..Uses::default()
+        }
     }
 
     fn counters(&self) -> Box<dyn ReadCounters> {

@@ -23,6 +23,7 @@ use crate::modes::preview::{Change, Preview, Shown};
 use crate::modes::programs::Programs;
 use crate::modes::rulesets::{Notices, follow_all};
 use crate::modes::settings::Settings;
+use crate::modes::uses::{Part, Uses};
 
 /// How long connections go on when the process ends. Nobody is served anew meanwhile, and the next
 /// process may not begin before this one is gone.
@@ -224,6 +225,21 @@ impl Opened for Userspace {
             let cut = relay.finish(DRAIN);
             (cut > 0).then(|| format!("{cut} connections that this process carried were cut"))
         }))
+    }
+
+    fn uses(&self, _: &Settings) -> Uses {
+        let (by, part) = match &self.redirector {
+            Redirector::Nftables => ("nftables".to_owned(), Part::NfTables),
+            Redirector::Iptables(iptables) => {
+                let backend = iptables.backend().to_string();
+                (format!("iptables ({backend})"), Part::Iptables(backend))
+            }
+        };
+        Uses {
+            forms: vec![format!("redirects by {by}")],
+            parts: vec![part],
+            ..Uses::default()
+        }
     }
 
     fn counters(&self) -> Box<dyn ReadCounters> {

@@ -89,7 +89,7 @@ async fn a_status_is_how_the_loop_stands() {
     let asked = serve(&mut daemon, get(&inspect, "/api/v1/status"));
     let ((code, status), ..) = asked.await;
     assert_eq!(code, 200, "{status}");
-    assert_eq!(status["mode"], "iptables");
+    assert_eq!(status["mode"], "ipvs");
     assert_eq!(status["source"]["services"], 3);
     assert_eq!(status["source"]["endpointSlices"], 3);
     assert_eq!(status["families"][0]["family"], "IPv4");
@@ -140,7 +140,7 @@ async fn no_question_holds_up_the_loop() {
         let (answer, told) = oneshot::channel();
         daemon.answer(Question::Names(from, answer));
         let told = told.await.unwrap();
-        assert!(told.names.len() <= NAMES_A_TURN);
+        assert!(told.some.len() <= NAMES_A_TURN);
         assert_eq!(told.is_last, from == 45_000);
     }
     let all: Vec<NamespacedName> = daemon.model.service_names().cloned().collect();

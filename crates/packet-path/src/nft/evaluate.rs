@@ -1,0 +1,283 @@
+//! The rules of a base chain, carried out for a packet as `nft_do_chain` of the kernel does, along
+//! all ways that chance leaves open.
+
+use std::sync::Arc;
+
+use nftables_netlink::{Error, FoundRule, Name, Policy, Verdict};
+
+use super::expressions::{Run, Stop};
+use super::reader::{Asked, At, Reader};
+use super::say;
+use crate::branch::{Branch, Doubt, End, Step};
+use crate::kernel::Kernel;
+
+/// `NFT_JUMP_STACK_SIZE`: the kernel takes no ruleset that jumps deeper.
+const DEPTH: usize = 16;
+/// Most rules and choices that are followed through one base chain: those of a Service are a few for
+/// each endpoint. Where doubts or chance multiply beyond, the rest is told to be unknown.
+pub(super) const BUDGET: usize = 100_000;
+/// Of more ways it is not looked which are alike.
+const JOINED: usize = 256;
+
+/// How a way leaves a chain, or a rule.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Exit {
+    /// On with the next rule; of a chain: back to who jumped.
+    On,
+    /// Back from the chain.
+    Return,
+    /// Out of the base chain: its branch says how.
+    Out,
+}
+
+/// Carries out the rules of one table.
+pub(super) struct Evaluation<'a, R> {
+    pub(super) asked: &'a mut Asked<R>,
+    pub(super) kernel: &'a dyn Kernel,
+    /// How many rules and choices may still be followed.
+    pub(super) budget: usize,
+}
+
+impl<R: Reader> Evaluation<'_, R> {
+    /// From the first rule of a base chain to its policy.
+    pub(super) fn base_chain(
+        &mut self,
+        chain: &At,
+        policy: Policy,
+        branch: Branch,
+    ) -> Result<Vec<Branch>, Error> {
+        let mut branches = Vec::new();
+        for (mut branch, exit) in self.chain(chain, branch, 0)? {
+            if exit != Exit::Out && policy == Policy::Drop {
+                let says = "no rule has accepted it: it is dropped, and nobody is told";
+                branch.step(Step::new(say::place(chain), "policy drop", says));
+                branch.end = Some(End::Dropped);
+            }
+            branches.push(branch);
+        }
+        Ok(branches)
+    }
+
+    fn chain(
+        &mut self,
+        chain: &At,
+        branch: Branch,
+        depth: usize,
+    ) -> Result<Vec<(Branch, Exit)>, Error> {
+        let rules = self.asked.rules(chain)?;
+        let (mut open, mut back, mut out) = (vec![branch], Vec::new(), Vec::new());
+        for rule in rules.iter() {
+            let mut next = Vec::new();
+            for mut branch in open {
+                self.budget = self.budget.saturating_sub(1);
+                if self.budget == 0 {
+                    branch.end = Some(End::Unknown(say::too_many(chain, &rule.rule)));
+                    out.push((branch, Exit::Out));
+                    continue;
+                }
+                for (branch, exit) in self.rule(chain, rule, branch, depth)? {
+                    match exit {
+                        Exit::On => next.push(branch),
+                        Exit::Return => back.push(branch),
+                        Exit::Out => out.push((branch, exit)),
+                    }
+                }
+            }
+            open = joined(next);
+            if open.is_empty() {
+                break;
+            }
+        }
+        back.extend(open);
+        out.extend(joined(back).into_iter().map(|branch| (branch, Exit::On)));
+        Ok(out)
+    }
+
+    fn rule(
+        &mut self,
+        chain: &At,
+        found: &FoundRule,
+        branch: Branch,
+        depth: usize,
+    ) -> Result<Vec<(Branch, Exit)>, Error> {
+        let before = branch.steps.len();
+        let stopped = self.carry_out(chain, found, branch)?;
+        let mut ways = Vec::with_capacity(stopped.len());
+        for (branch, leads) in settled(chain, found, stopped) {
+            match leads {
+                Leads::Exit(exit) => ways.push((branch, exit)),
+                Leads::Into(to, after) => {
+                    let inside = self.inside(&chain.beside(&to), branch, depth)?;
+                    ways.extend(inside.into_iter().map(|(mut branch, exit)| match exit {
+                        Exit::Out => (branch, exit),
+                        Exit::On | Exit::Return => {
+                            // It has jumped into a chain where nothing happened, and back.
+                            if after == Exit::On && branch.steps.len() == before + 1 {
+                                branch.steps.truncate(before);
+                                branch.passed += 1;
+                            }
+                            (branch, after)
+                        }
+                    }));
+                }
+            }
+        }
+        Ok(ways)
+    }
+
+    /// All ways through one rule.
+    fn carry_out(
+        &mut self,
+        chain: &At,
+        found: &FoundRule,
+        branch: Branch,
+    ) -> Result<Vec<(Run, Option<Verdict>)>, Error> {
+        let (mut open, mut stopped) = (vec![Run::new(branch)], Vec::new());
+        while let Some(run) = open.pop() {
+            match run.go(self, chain, &found.rule)? {
+                Stop::Fork(runs) if runs.len() < self.budget => {
+                    self.budget -= runs.len();
+                    open.extend(runs);
+                }
+                Stop::Fork(runs) => {
+                    let chance = runs.iter().map(|run| run.branch.chance).sum();
+                    if let Some(mut run) = runs.into_iter().next() {
+                        run.branch.chance = chance;
+                        run.branch.end = Some(End::Unknown(say::too_many(chain, &found.rule)));
+                        stopped.push((run, None));
+                    }
+                }
+                Stop::Ended(run, verdict) => stopped.push((*run, verdict)),
+            }
+        }
+        // In the order of their numbers.
+        stopped.reverse();
+        Ok(stopped)
+    }
+
+    fn inside(
+        &mut self,
+        to: &At,
+        mut branch: Branch,
+        depth: usize,
+    ) -> Result<Vec<(Branch, Exit)>, Error> {
+        if depth + 1 < DEPTH {
+            return self.chain(to, branch, depth + 1);
+        }
+        branch.end = Some(End::Unknown(say::too_deep(to)));
+        Ok(vec![(branch, Exit::Out)])
+    }
+}
+
+/// Where a rule leads.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Leads {
+    Exit(Exit),
+    /// Into a chain, and from there on so.
+    Into(Name, Exit),
+}
+
+impl Leads {
+    fn of(verdict: Option<Verdict>) -> Self {
+        match verdict {
+            None | Some(Verdict::Continue) => Self::Exit(Exit::On),
+            Some(Verdict::Accept | Verdict::Drop) => Self::Exit(Exit::Out),
+            Some(Verdict::Return) => Self::Exit(Exit::Return),
+            Some(Verdict::Jump(chain)) => Self::Into(chain, Exit::On),
+            Some(Verdict::Goto(chain)) => Self::Into(chain, Exit::Return),
+        }
+    }
+}
+
+/// One way through a rule.
+struct Taken {
+    branch: Branch,
+    leads: Leads,
+    /// The side of a doubt that it is on.
+    side: Option<bool>,
+    doubt: Option<Arc<str>>,
+}
+
+/// What a rule has come to. Of a doubt that makes no difference nothing is kept.
+fn settled(
+    chain: &At,
+    found: &FoundRule,
+    stopped: Vec<(Run, Option<Verdict>)>,
+) -> Vec<(Branch, Leads)> {
+    let mut all: Vec<Taken> = Vec::with_capacity(stopped.len());
+    for (mut run, verdict) in stopped {
+        let step = say::step(chain, found, &run, verdict.as_ref());
+        let is_nothing = step.is_none();
+        match step {
+            Some(step) => run.branch.step(step),
+            None => run.branch.passed += 1,
+        }
+        if verdict == Some(Verdict::Drop) {
+            run.branch.end = Some(End::Dropped);
+        }
+        let leads = if run.branch.end.is_some() {
+            Leads::Exit(Exit::Out)
+        } else {
+            Leads::of(verdict)
+        };
+        let (side, doubt) = run.doubt.unzip();
+        // Where something was done, it was done in another way each time.
+        let mut others = all.iter_mut().filter(|_| is_nothing);
+        let like = others
+            .find(|of| of.side == side && of.leads == leads && is_like(&of.branch, &run.branch));
+        match like {
+            Some(like) => like.branch.chance += run.branch.chance,
+            None => all.push(Taken {
+                branch: run.branch,
+                leads,
+                side,
+                doubt,
+            }),
+        }
+    }
+    if makes_no_difference(&all) {
+        all.retain(|of| of.side != Some(false));
+        return all.into_iter().map(|of| (of.branch, of.leads)).collect();
+    }
+    let decided = all.into_iter().map(|of| {
+        let mut branch = of.branch;
+        let doubt = of.side.zip(of.doubt);
+        branch
+            .doubts
+            .extend(doubt.map(|(matches, what)| Doubt { what, matches }));
+        (branch, of.leads)
+    });
+    decided.collect()
+}
+
+/// Whether both sides of a doubt come to the same.
+fn makes_no_difference(all: &[Taken]) -> bool {
+    let of = |side| all.iter().filter(move |of: &&Taken| of.side == Some(side));
+    of(true).count() == of(false).count()
+        && of(true).all(|yes| {
+            of(false).any(|no| yes.leads == no.leads && is_like(&yes.branch, &no.branch))
+        })
+}
+
+/// Whether all but the chance is the same.
+fn is_like(one: &Branch, other: &Branch) -> bool {
+    one.packet == other.packet
+        && one.end == other.end
+        && one.steps == other.steps
+        && one.doubts == other.doubts
+}
+
+/// Those that are alike become one.
+fn joined(branches: Vec<Branch>) -> Vec<Branch> {
+    if branches.len() > JOINED {
+        return branches;
+    }
+    let mut all: Vec<Branch> = Vec::with_capacity(branches.len().min(8));
+    for branch in branches {
+        match all.iter_mut().find(|of| is_like(of, &branch)) {
+            Some(like) => like.chance += branch.chance,
+            None => all.push(branch),
+        }
+    }
+    all
+}

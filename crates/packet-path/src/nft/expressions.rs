@@ -1,0 +1,571 @@
+//! The expressions of one rule, carried out for one packet.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use nftables_netlink::{
+    Bytes, CtKey, DynsetOperation, Element, ElementData, Error, Expression, Family, LookupFor,
+    Membership, MetaKey, NatKind, Register, Rule, SetRef, Verdict,
+};
+
+use super::evaluate::Evaluation;
+use super::fields::Fields;
+use super::members;
+use super::reader::{At, Reader};
+use super::registers::{self, Registers};
+use super::sets;
+use crate::branch::{Branch, End};
+use crate::packet::{SourceNat, Tracking};
+
+/// Most endpoints that one rule chooses among and that are followed one by one.
+const CHOICES: u32 = 20_000;
+
+/// A rule that is being carried out.
+#[derive(Debug, Clone)]
+pub(super) struct Run {
+    /// The next expression.
+    at: usize,
+    pub(super) branch: Branch,
+    registers: Registers,
+    /// What it has done, in words.
+    pub(super) did: Vec<Did>,
+    /// The elements that it has found in sets of its own, each with the place of the expression.
+    pub(super) found: Vec<(usize, Element)>,
+    /// Those that it has found in sets of the table, as they are listed.
+    pub(super) members: Vec<String>,
+    /// Among how many it has chosen by chance, if it has.
+    pub(super) choices: Option<u32>,
+    /// What it depends on and is not known, and whether this run takes it to match.
+    pub(super) doubt: Option<(bool, Arc<str>)>,
+}
+
+/// What a rule does to a packet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Did {
+    /// Another mark, and the one before.
+    Mark(u32, u32),
+    /// Another destination.
+    Destination(IpAddr, u16),
+    /// The destination stays, whatever others say.
+    Kept,
+    /// To this node itself: its address, where it has one there, and the port.
+    Redirected(Option<IpAddr>, u16),
+    /// Another source.
+    Source(SourceNat),
+    /// Noted in a set.
+    Noted(nftables_netlink::Name),
+    /// Taken out of a set.
+    Forgotten(nftables_netlink::Name),
+    /// It is not tracked.
+    Untracked,
+}
+
+/// How the carrying out of a rule stops.
+pub(super) enum Stop {
+    /// It does not match, its expressions are all done, or one has said where the packet goes.
+    Ended(Box<Run>, Option<Verdict>),
+    /// It goes on in each of these ways.
+    Fork(Vec<Run>),
+}
+
+/// What one expression comes to.
+enum Done {
+    On,
+    Missed,
+    Ended(Option<Verdict>),
+    /// Whether it goes on depends on what is not known.
+    Open(&'static str),
+    /// The same, of an expression that is not understood.
+    NotUnderstood,
+    /// What it does to the packet cannot be told.
+    Lost,
+    /// A number of so many is made, from this one on.
+    Choose(u32, u32, Register),
+}
+
+impl From<bool> for Done {
+    fn from(goes_on: bool) -> Self {
+        if goes_on { Self::On } else { Self::Missed }
+    }
+}
+
+impl Run {
+    pub(super) fn new(branch: Branch) -> Self {
+        Self {
+            at: 0,
+            branch,
+            registers: Registers::new(),
+            did: Vec::new(),
+            found: Vec::new(),
+            members: Vec::new(),
+            choices: None,
+            doubt: None,
+        }
+    }
+
+    /// On to the end of the rule, or to where its ways part.
+    pub(super) fn go<R: Reader>(
+        mut self,
+        evaluation: &mut Evaluation<'_, R>,
+        chain: &At,
+        rule: &Rule,
+    ) -> Result<Stop, Error> {
+        while let Some(expression) = rule.expressions.get(self.at) {
+            self.at += 1;
+            match self.one(evaluation, chain, expression)? {
+                Done::On => {}
+                Done::Missed => return Ok(Stop::Ended(Box::new(self), None)),
+                Done::Ended(verdict) => return Ok(Stop::Ended(Box::new(self), verdict)),
+                Done::Open(what) => {
+                    if let Some(parted) = self.part(super::say::open(chain, rule, what)) {
+                        return Ok(parted);
+                    }
+                }
+                Done::Lost => {
+                    let why = super::say::lost(chain, rule, expression);
+                    self.branch.end = Some(End::Unknown(why));
+                    return Ok(Stop::Ended(Box::new(self), None));
+                }
+                Done::NotUnderstood => {
+                    // It may have written any of them.
+                    self.registers = Registers::new();
+                    let doubt = super::say::not_understood(chain, rule, expression);
+                    if let Some(parted) = self.part(doubt) {
+                        return Ok(parted);
+                    }
+                }
+                Done::Choose(count, first, to) => return Ok(self.choose(count, first, to)),
+            }
+        }
+        Ok(Stop::Ended(Box::new(self), None))
+    }
+
+    /// Both ways. A rule that is in doubt already is taken to go on matching: whether it does is one
+    /// question.
+    fn part(&mut self, doubt: Arc<str>) -> Option<Stop> {
+        if self.doubt.is_some() {
+            return None;
+        }
+        let mut yes = self.clone();
+        yes.doubt = Some((true, Arc::clone(&doubt)));
+        let mut no = self.clone();
+        no.doubt = Some((false, doubt));
+        // What it has done so far has happened; behind the last expression it ends.
+        no.at = usize::MAX;
+        Some(Stop::Fork(vec![yes, no]))
+    }
+
+    fn choose(self, count: u32, first: u32, to: Register) -> Stop {
+        let runs = (0..count).map(|number| {
+            let mut run = self.clone();
+            run.branch.chance /= f64::from(count);
+            run.choices = Some(self.choices.unwrap_or(1).saturating_mul(count));
+            let number = first.wrapping_add(number);
+            run.registers.put(to, &number.to_ne_bytes());
+            run
+        });
+        Stop::Fork(runs.collect())
+    }
+
+    fn one<R: Reader>(
+        &mut self,
+        evaluation: &mut Evaluation<'_, R>,
+        chain: &At,
+        expression: &Expression,
+    ) -> Result<Done, Error> {
+        Ok(match expression {
+            Expression::Lookup { key, set, what } => {
+                return self.lookup(evaluation, chain, (*key, set), *what);
+            }
+            Expression::Compare {
+                register,
+                how,
+                with,
+            } => {
+                let found = self.registers.read(*register, with.len());
+                match registers::compare(&found, *how, with) {
+                    Some(holds) => holds.into(),
+                    None => Done::Open(NOT_KNOWN),
+                }
+            }
+            Expression::Range {
+                register,
+                how,
+                from,
+                to,
+            } => match self.registers.bytes(*register, from.len()) {
+                Some(found) => {
+                    let is_in = *from <= found && found <= *to;
+                    (is_in == (*how == Membership::In)).into()
+                }
+                None => Done::Open(NOT_KNOWN),
+            },
+            Expression::Verdict(verdict) => Done::Ended(Some(verdict.clone())),
+            Expression::Reject { kind, code } => {
+                let message = super::say::refusal(self.branch.packet.family(), *kind, *code);
+                self.branch.end = Some(End::Refused(message));
+                Done::Ended(None)
+            }
+            Expression::NumGen {
+                modulus,
+                offset,
+                to,
+                ..
+            }
+            | Expression::Jhash {
+                modulus,
+                offset,
+                to,
+                ..
+            } => {
+                if *modulus == 0 || *modulus > CHOICES {
+                    self.registers.forget(*to, 4);
+                    Done::On
+                } else {
+                    Done::Choose(*modulus, *offset, *to)
+                }
+            }
+            // It is taken to be quiet: so is a limit for the first packet that comes.
+            Expression::Limit { over, .. } => (!over).into(),
+            Expression::Dynset { set, operation, .. } => {
+                self.note(set, *operation);
+                Done::On
+            }
+            Expression::Object { kind, .. } => match *kind {
+                // NFT_OBJECT_COUNTER; NFT_OBJECT_LIMIT is taken to be quiet, too.
+                1 | 4 => Done::On,
+                _ => Done::NotUnderstood,
+            },
+            Expression::NoTrack => {
+                if self.branch.packet.tracking == Tracking::NotYet {
+                    self.branch.packet.tracking = Tracking::Untracked;
+                    self.did.push(Did::Untracked);
+                }
+                Done::On
+            }
+            Expression::Counter { .. } | Expression::Log { .. } => Done::On,
+            Expression::Unknown(name) if is_of_no_matter(name) => Done::On,
+            Expression::Unknown(name) if is_deed(name) => Done::Lost,
+            Expression::Unknown(_) => Done::NotUnderstood,
+            Expression::Nat { .. }
+            | Expression::Masquerade { .. }
+            | Expression::Redirect { .. } => self.translate(evaluation, expression),
+            Expression::SetMeta { key, from } => self.set_meta(*key, *from),
+            Expression::SetCt { key, from } => self.set_ct(*key, *from),
+            load => self.load(evaluation, load),
+        })
+    }
+
+    /// What goes from the packet or from one register into another.
+    fn load<R: Reader>(&mut self, evaluation: &Evaluation<'_, R>, expression: &Expression) -> Done {
+        let packet = Fields(&self.branch.packet);
+        let (to, bytes) = match expression {
+            Expression::Payload {
+                base,
+                offset,
+                len,
+                to,
+            } => (*to, packet.payload(*base, *offset, *len)),
+            Expression::Meta { key, to } => (*to, packet.meta(*key)),
+            Expression::Ct { key, to } => (*to, packet.ct(*key)),
+            Expression::CtTuple { key, direction, to } => match packet.tuple(*key, *direction) {
+                Some(bytes) => (*to, bytes),
+                None => return Done::Missed,
+            },
+            Expression::Fib { result, flags, to } => {
+                (*to, packet.fib(evaluation.kernel, *result, *flags))
+            }
+            Expression::Immediate { to, data } => (*to, data.iter().copied().map(Some).collect()),
+            Expression::Bitwise {
+                from,
+                to,
+                mask,
+                xor,
+            } => {
+                let found = self.registers.read(*from, mask.len());
+                (*to, registers::masked(&found, mask, xor))
+            }
+            Expression::ByteOrder {
+                from,
+                to,
+                len,
+                size,
+            } => {
+                let found = self.registers.read(*from, *len as usize);
+                (*to, registers::turned(&found, *size as usize))
+            }
+            _ => return Done::NotUnderstood,
+        };
+        self.registers.write(to, &bytes);
+        Done::On
+    }
+
+    fn set_meta(&mut self, key: MetaKey, from: Register) -> Done {
+        match (key, self.registers.number(from)) {
+            (MetaKey::Mark, Some(mark)) => {
+                let before = self.branch.packet.mark;
+                if mark != before {
+                    self.branch.packet.mark = mark;
+                    self.did.push(Did::Mark(before, mark));
+                }
+                Done::On
+            }
+            (MetaKey::Mark, None) => Done::Lost,
+            // None of the others leads a packet elsewhere.
+            _ => Done::On,
+        }
+    }
+
+    fn set_ct(&mut self, key: CtKey, from: Register) -> Done {
+        match (key, self.registers.number(from)) {
+            (CtKey::Mark, Some(mark)) => {
+                self.branch.packet.connection_mark = mark;
+                Done::On
+            }
+            _ => Done::Lost,
+        }
+    }
+
+    fn note(&mut self, set: &SetRef, operation: DynsetOperation) {
+        let SetRef::Named(name) = set else { return };
+        let name = Arc::clone(name);
+        self.did.push(match operation {
+            DynsetOperation::Add | DynsetOperation::Update => Did::Noted(name),
+            DynsetOperation::Delete => Did::Forgotten(name),
+        });
+    }
+
+    fn lookup<R: Reader>(
+        &mut self,
+        evaluation: &mut Evaluation<'_, R>,
+        chain: &At,
+        (key, set): (Register, &SetRef),
+        what: LookupFor,
+    ) -> Result<Done, Error> {
+        let Some(key) = self.key(evaluation, chain, key, set)? else {
+            // An element may be there or not, and what it leads to would be anything.
+            return Ok(match what {
+                LookupFor::Membership(_) => Done::Open(NOT_KNOWN),
+                LookupFor::Value(to) => {
+                    self.registers.forget(to, 64);
+                    Done::Open(NOT_KNOWN)
+                }
+                LookupFor::Verdict => Done::Lost,
+            });
+        };
+        let found = match set {
+            SetRef::Named(name) => self.member(evaluation, &chain.beside(name), &key)?,
+            SetRef::Anonymous(set) => {
+                let found = sets::find(set, &key).cloned();
+                self.found
+                    .extend(found.clone().map(|found| (self.at - 1, found)));
+                found
+            }
+        };
+        let is_in = found.is_some();
+        let data = found.and_then(|element| element.data);
+        Ok(match (what, data) {
+            (LookupFor::Membership(sense), _) => (is_in == (sense == Membership::In)).into(),
+            (LookupFor::Value(to), Some(ElementData::Value(value))) => {
+                self.registers.put(to, &value);
+                Done::On
+            }
+            (LookupFor::Verdict, Some(ElementData::Verdict(verdict))) => Done::Ended(Some(verdict)),
+            _ if is_in => Done::Lost,
+            _ => Done::Missed,
+        })
+    }
+
+    /// The element of a set of the table that a key is in.
+    fn member<R: Reader>(
+        &mut self,
+        evaluation: &mut Evaluation<'_, R>,
+        at: &At,
+        key: &[u8],
+    ) -> Result<Option<Element>, Error> {
+        let Some(found) = evaluation.asked.element(at, key)? else {
+            return Ok(None);
+        };
+        if let Some(set) = evaluation.asked.set(at)? {
+            let set = &set.set;
+            let end = if set.intervals && set.key.len() == 1 && !found.key.is_empty() {
+                evaluation.asked.interval_end(at, key)?
+            } else {
+                None
+            };
+            let end = end.as_ref().map(|end| &*end.key);
+            let text = members::element(&set.key, &set.kind, &found, end);
+            self.members.push(format!("{} {text}", set.name));
+        }
+        Ok(Some(found))
+    }
+
+    /// The key that a set is asked with; `None` where some of it is not known.
+    fn key<R: Reader>(
+        &self,
+        evaluation: &mut Evaluation<'_, R>,
+        chain: &At,
+        from: Register,
+        set: &SetRef,
+    ) -> Result<Option<Bytes>, Error> {
+        let len = match set {
+            SetRef::Named(name) => {
+                let Some(set) = evaluation.asked.set(&chain.beside(name))? else {
+                    return Ok(None);
+                };
+                sets::key_len(&set.set.key)
+            }
+            SetRef::Anonymous(set) => sets::key_len(&set.key),
+        };
+        Ok(self.registers.bytes(from, len))
+    }
+
+    fn translate<R: Reader>(
+        &mut self,
+        evaluation: &Evaluation<'_, R>,
+        expression: &Expression,
+    ) -> Done {
+        let did = match expression {
+            Expression::Masquerade { .. } => self.masquerade(evaluation),
+            Expression::Redirect { port, .. } => self.redirect(evaluation, *port),
+            Expression::Nat {
+                kind,
+                family,
+                address,
+                port,
+                ..
+            } => self.nat(*kind, *family, *address, *port),
+            _ => None,
+        };
+        match did {
+            Some(did) => {
+                self.did.push(did);
+                // It is accepted, as by a verdict.
+                Done::Ended((self.branch.end.is_none()).then_some(Verdict::Accept))
+            }
+            None => Done::Lost,
+        }
+    }
+
+    fn masquerade<R: Reader>(&mut self, evaluation: &Evaluation<'_, R>) -> Option<Did> {
+        let packet = &mut self.branch.packet;
+        let address = match &packet.oif {
+            Some(oif) => evaluation.kernel.address_of(oif, packet.destination).ok()?,
+            None => None,
+        };
+        packet.translate_source(SourceNat::Masquerade(address));
+        Some(Did::Source(SourceNat::Masquerade(address)))
+    }
+
+    fn redirect<R: Reader>(
+        &mut self,
+        evaluation: &Evaluation<'_, R>,
+        port: Option<Register>,
+    ) -> Option<Did> {
+        let port = self.port(port)?;
+        let packet = &mut self.branch.packet;
+        let address = match &packet.iif {
+            None => Some(packet.family().localhost()),
+            Some(iif) => evaluation.kernel.address_of(iif, packet.source).ok()?,
+        };
+        if address.is_none() {
+            // The kernel has no address to redirect it to, and drops it.
+            self.branch.end = Some(End::Dropped);
+        } else {
+            packet.translate(address, port);
+            packet.is_redirected = true;
+        }
+        Some(Did::Redirected(address, self.branch.packet.port))
+    }
+
+    /// A port in a register, if there is one; `None` where it is not known.
+    #[allow(
+        clippy::option_option,
+        reason = "whether it is known, and whether there is one"
+    )]
+    fn port(&self, register: Option<Register>) -> Option<Option<u16>> {
+        let Some(register) = register else {
+            return Some(None);
+        };
+        let bytes = self.registers.bytes(register, 2)?;
+        let bytes = <[u8; 2]>::try_from(&*bytes).ok()?;
+        Some(Some(u16::from_be_bytes(bytes)))
+    }
+
+    fn nat(
+        &mut self,
+        kind: NatKind,
+        family: Family,
+        address: Option<Register>,
+        port: Option<Register>,
+    ) -> Option<Did> {
+        let port = self.port(port)?;
+        let address = match address {
+            Some(address) => Some(self.address(address, family)?),
+            None => None,
+        };
+        let packet = &mut self.branch.packet;
+        if kind == NatKind::Source {
+            let to = SourceNat::To(address, port);
+            packet.translate_source(to.clone());
+            return Some(Did::Source(to));
+        }
+        let before = packet.to();
+        let has_changed = packet.destination_changed;
+        packet.translate(address, port);
+        if packet.to() == before {
+            packet.destination_changed = has_changed;
+            return Some(Did::Kept);
+        }
+        Some(Did::Destination(packet.destination, packet.port))
+    }
+
+    fn address(&self, from: Register, family: Family) -> Option<IpAddr> {
+        let bytes = |len| self.registers.bytes(from, len);
+        match family {
+            Family::Ip6 => {
+                let bytes = <[u8; 16]>::try_from(&*bytes(16)?).ok()?;
+                Some(IpAddr::from(bytes))
+            }
+            Family::Ip => {
+                let bytes = <[u8; 4]>::try_from(&*bytes(4)?).ok()?;
+                Some(IpAddr::from(bytes))
+            }
+            _ => None,
+        }
+    }
+}
+
+/// What a rule asks that cannot be told of a packet that only might come.
+const NOT_KNOWN: &str = "it asks something that is not known of this packet";
+
+impl Did {
+    pub(super) fn is_translation(&self) -> bool {
+        match self {
+            Self::Destination(..) | Self::Kept | Self::Redirected(..) | Self::Source(_) => true,
+            Self::Mark(..) | Self::Noted(_) | Self::Forgotten(_) | Self::Untracked => false,
+        }
+    }
+}
+
+/// Expressions that do something to the packet, or send it elsewhere, and do not only ask: `immediate`
+/// of a verdict that is not known (`queue`), and what translates in a way that is not known.
+fn is_deed(name: &str) -> bool {
+    let deeds = [
+        "immediate",
+        "nat",
+        "masq",
+        "redir",
+        "queue",
+        "tproxy",
+        "synproxy",
+        "fwd",
+    ];
+    deeds.contains(&name) || name.starts_with("target")
+}
+
+/// Expressions that change neither the packet's way nor whether the rule goes on: a flow table takes
+/// packets that follow, copies go elsewhere.
+fn is_of_no_matter(name: &str) -> bool {
+    matches!(name, "flow_offload" | "last" | "dup")
+}

@@ -1,0 +1,265 @@
+//! What rules ask of a packet, as bytes in registers.
+
+use std::net::IpAddr;
+
+use inet::IpFamily;
+use nftables_netlink::{CtKey, Direction, FIB_SOURCE, FibResult, MetaKey, PayloadBase, TupleKey};
+use smallvec::SmallVec;
+
+use super::registers::Known;
+use crate::kernel::{Kernel, Route, RouteQuestion};
+use crate::packet::{Interface, Packet, Tracking};
+
+/// `NF_CT_STATE_INVALID_BIT`: what nobody has looked at yet counts as that.
+const INVALID: u32 = 1;
+/// `NF_CT_STATE_BIT(IP_CT_NEW)`.
+const NEW: u32 = 8;
+/// `NF_CT_STATE_UNTRACKED_BIT`.
+const UNTRACKED: u32 = 1 << 6;
+/// `IPS_SRC_NAT`, `IPS_DST_NAT` and that either has been decided (linux/nf_conntrack_common.h).
+const SOURCE_NAT: u32 = 1 << 4;
+const DESTINATION_NAT: u32 = 1 << 5;
+const SOURCE_NAT_DONE: u32 = 1 << 7;
+const DESTINATION_NAT_DONE: u32 = 1 << 8;
+/// `ARPHRD_LOOPBACK`.
+const LOOPBACK: u16 = 772;
+/// `IFNAMSIZ`.
+const INTERFACE_NAME: usize = 16;
+/// `TCP` flags of a first packet: SYN.
+const SYN: u8 = 2;
+
+/// A packet, as it is asked.
+pub(super) struct Fields<'a>(pub(super) &'a Packet);
+
+impl Fields<'_> {
+    pub(super) fn payload(&self, base: PayloadBase, offset: u32, len: u32) -> Known {
+        let header = match base {
+            PayloadBase::Link => Known::new(),
+            PayloadBase::Network => self.network_header(),
+            PayloadBase::Transport => self.transport_header(),
+        };
+        let (offset, len) = (offset as usize, len.min(64) as usize);
+        let byte = |at| header.get(at).copied().flatten();
+        (offset..offset.saturating_add(len)).map(byte).collect()
+    }
+
+    fn network_header(&self) -> Known {
+        let mut header = Known::new();
+        match self.0.family() {
+            IpFamily::V4 => {
+                header.resize(20, None);
+                // Version and length; no fragment; the protocol.
+                for (at, byte) in [(0, 0x45), (6, 0x40), (7, 0), (9, self.0.protocol)] {
+                    set(&mut header, at, &[byte]);
+                }
+                set(&mut header, 12, &octets(self.0.source));
+                set(&mut header, 16, &octets(self.0.destination));
+            }
+            IpFamily::V6 => {
+                header.resize(40, None);
+                set(&mut header, 6, &[self.0.protocol]);
+                set(&mut header, 8, &octets(self.0.source));
+                set(&mut header, 24, &octets(self.0.destination));
+            }
+        }
+        header
+    }
+
+    fn transport_header(&self) -> Known {
+        const TCP: u8 = 6;
+        let mut header = Known::from_elem(None, 20);
+        if let Some(port) = self.0.source_port {
+            set(&mut header, 0, &port.to_be_bytes());
+        }
+        set(&mut header, 2, &self.0.port.to_be_bytes());
+        if self.0.protocol == TCP {
+            set(&mut header, 8, &[0; 4]);
+            set(&mut header, 13, &[SYN]);
+        }
+        header
+    }
+
+    pub(super) fn meta(&self, key: MetaKey) -> Known {
+        let is_v4 = self.0.family() == IpFamily::V4;
+        let index = |of: &Option<Interface>| match of {
+            Some(interface) => number(interface.index),
+            None => number(Some(0)),
+        };
+        match key {
+            MetaKey::Protocol => known(if is_v4 { &[0x08, 0x00] } else { &[0x86, 0xdd] }),
+            MetaKey::Mark => number(Some(self.0.mark)),
+            MetaKey::Iif => index(&self.0.iif),
+            MetaKey::Oif => index(&self.0.oif),
+            MetaKey::IifName => name(self.0.iif.as_ref()),
+            MetaKey::OifName => name(self.0.oif.as_ref()),
+            MetaKey::IifType => device_type(self.0.iif.as_ref()),
+            MetaKey::OifType => device_type(self.0.oif.as_ref()),
+            MetaKey::NfProto => known(&[if is_v4 { 2 } else { 10 }]),
+            MetaKey::L4Proto => known(&[self.0.protocol]),
+            // To this host; and it is not traced.
+            MetaKey::PktType | MetaKey::NfTrace => known(&[0]),
+            MetaKey::Len
+            | MetaKey::Priority
+            | MetaKey::SkUid
+            | MetaKey::SkGid
+            | MetaKey::Cpu
+            | MetaKey::IifGroup
+            | MetaKey::OifGroup
+            | MetaKey::Cgroup => number(None),
+        }
+    }
+
+    pub(super) fn ct(&self, key: CtKey) -> Known {
+        let bits = match key {
+            CtKey::State => match self.0.tracking {
+                Tracking::NotYet => INVALID,
+                Tracking::New => NEW,
+                Tracking::Untracked => UNTRACKED,
+            },
+            CtKey::Direction => return known(&[Direction::Original as u8]),
+            CtKey::Status => {
+                let bits = [
+                    (self.0.source_nat.is_some(), SOURCE_NAT),
+                    (self.0.destination_changed, DESTINATION_NAT),
+                    (self.0.source_settled, SOURCE_NAT_DONE),
+                    (self.0.destination_settled, DESTINATION_NAT_DONE),
+                ];
+                let set = bits.into_iter().filter(|(is, _)| *is);
+                set.fold(0, |all, (_, bit)| all | bit)
+            }
+            CtKey::Mark => self.0.connection_mark,
+        };
+        number(Some(bits))
+    }
+
+    /// `None` of what there is none: a packet that is not tracked, an address of the other family.
+    pub(super) fn tuple(&self, key: TupleKey, direction: Direction) -> Option<Known> {
+        if self.0.tracking != Tracking::New {
+            return None;
+        }
+        let original = self.0.original;
+        let (source, destination) = match direction {
+            Direction::Original => (
+                (self.0.original_source, self.0.source_port),
+                (original.ip(), Some(original.port())),
+            ),
+            Direction::Reply => (
+                (self.0.destination, Some(self.0.port)),
+                (self.0.source, self.0.source_port),
+            ),
+        };
+        let port = |port: Option<u16>| match port {
+            Some(port) => known(&port.to_be_bytes()),
+            None => Known::from_elem(None, 2),
+        };
+        let of = |family, address| (self.0.family() == family).then(|| known(&octets(address)));
+        match key {
+            TupleKey::L3Proto => Some(self.meta(MetaKey::NfProto)),
+            TupleKey::L4Proto => Some(known(&[self.0.protocol])),
+            TupleKey::Source => Some(known(&octets(source.0))),
+            TupleKey::Destination => Some(known(&octets(destination.0))),
+            TupleKey::SourcePort => Some(port(source.1)),
+            TupleKey::DestinationPort => Some(port(destination.1)),
+            TupleKey::SourceIp => of(IpFamily::V4, source.0),
+            TupleKey::DestinationIp => of(IpFamily::V4, destination.0),
+            TupleKey::SourceIp6 => of(IpFamily::V6, source.0),
+            TupleKey::DestinationIp6 => of(IpFamily::V6, destination.0),
+        }
+    }
+
+    pub(super) fn fib(&self, kernel: &dyn Kernel, result: FibResult, flags: u32) -> Known {
+        /// `NFTA_FIB_F_IIF` and `NFTA_FIB_F_OIF`: only by that interface.
+        const BY_IIF: u32 = 1 << 3;
+        const BY_OIF: u32 = 1 << 4;
+        /// `NFTA_FIB_F_PRESENT`: only whether there is a way.
+        const PRESENT: u32 = 1 << 5;
+        let of = if flags & FIB_SOURCE != 0 {
+            self.0.source
+        } else {
+            self.0.destination
+        };
+        let only_by = match flags & (BY_IIF | BY_OIF) {
+            0 => None,
+            BY_IIF => self.0.iif.as_ref(),
+            _ => self.0.oif.as_ref(),
+        };
+        if result == FibResult::AddressType {
+            let found = kernel.address_type(of, only_by);
+            return number(found.ok().map(|found| u32::from(found as u8)));
+        }
+        let way = self.way_to(kernel, of);
+        let way = way.map(|way| way.filter(|way| only_by.is_none_or(|by| way.name == by.name)));
+        match (result, way) {
+            (_, Some(way)) if flags & PRESENT != 0 => known(&[u8::from(way.is_some())]),
+            (_, None) if flags & PRESENT != 0 => Known::from_elem(None, 1),
+            (FibResult::OifName, Some(way)) => name(way.as_ref()),
+            (FibResult::OifName, None) => Known::from_elem(None, INTERFACE_NAME),
+            (_, Some(None)) => number(Some(0)),
+            (_, Some(Some(way))) => number(way.index),
+            (_, None) => number(None),
+        }
+    }
+
+    /// The interface by which the node reaches an address, if it does; `None` where that cannot be
+    /// told.
+    #[allow(
+        clippy::option_option,
+        reason = "whether it is known, and whether there is one"
+    )]
+    fn way_to(&self, kernel: &dyn Kernel, address: IpAddr) -> Option<Option<Interface>> {
+        let question = RouteQuestion {
+            destination: address,
+            source: None,
+            iif: None,
+            mark: self.0.mark,
+        };
+        Some(match kernel.route(&question).ok()? {
+            Route::Out { interface, .. } => Some(interface),
+            Route::Local { .. } => Some(Interface {
+                index: Some(1),
+                name: Interface::LOOPBACK.to_owned(),
+            }),
+            Route::None { .. } => None,
+        })
+    }
+}
+
+fn set(header: &mut Known, at: usize, bytes: &[u8]) {
+    for (place, byte) in header.iter_mut().skip(at).zip(bytes) {
+        *place = Some(*byte);
+    }
+}
+
+pub(super) fn octets(address: IpAddr) -> SmallVec<[u8; 16]> {
+    match address {
+        IpAddr::V4(address) => SmallVec::from_slice(&address.octets()),
+        IpAddr::V6(address) => SmallVec::from_slice(&address.octets()),
+    }
+}
+
+fn known(bytes: &[u8]) -> Known {
+    bytes.iter().copied().map(Some).collect()
+}
+
+/// A number in the kernel's own order.
+fn number(number: Option<u32>) -> Known {
+    match number {
+        Some(number) => known(&number.to_ne_bytes()),
+        None => Known::from_elem(None, 4),
+    }
+}
+
+/// An interface's name; of none it is empty.
+fn name(interface: Option<&Interface>) -> Known {
+    let name = interface.map_or("", |interface| &interface.name);
+    let mut bytes: Known = name.bytes().take(INTERFACE_NAME - 1).map(Some).collect();
+    bytes.resize(INTERFACE_NAME, Some(0));
+    bytes
+}
+
+fn device_type(interface: Option<&Interface>) -> Known {
+    match interface {
+        Some(interface) if interface.is_loopback() => known(&LOOPBACK.to_ne_bytes()),
+        _ => Known::from_elem(None, 2),
+    }
+}

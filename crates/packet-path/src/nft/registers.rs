@@ -1,0 +1,145 @@
+//! The registers of a rule, byte by byte: what is not known of a packet stays unknown through copies
+//! and masks, and is noticed only where something depends on it.
+
+use nftables_netlink::{Bytes, Comparison, Register};
+use smallvec::SmallVec;
+
+/// Bytes, each of them known or not.
+pub(super) type Known = SmallVec<[Option<u8>; 32]>;
+
+/// 16 places of 4 bytes.
+#[derive(Debug, Clone)]
+pub(super) struct Registers([Option<u8>; 64]);
+
+impl Registers {
+    /// Nothing in them is known.
+    pub(super) fn new() -> Self {
+        Self([None; 64])
+    }
+
+    /// So many bytes from a place on; what lies beyond the last place is unknown.
+    pub(super) fn read(&self, from: Register, len: usize) -> Known {
+        let at = usize::from(from.place()) * 4;
+        let byte = |index| self.0.get(index).copied().flatten();
+        (at..at.saturating_add(len.min(64))).map(byte).collect()
+    }
+
+    /// The same, where all of them are known.
+    pub(super) fn bytes(&self, from: Register, len: usize) -> Option<Bytes> {
+        self.read(from, len).into_iter().collect()
+    }
+
+    /// A number in the kernel's own order.
+    pub(super) fn number(&self, from: Register) -> Option<u32> {
+        let bytes = self.bytes(from, 4)?;
+        <[u8; 4]>::try_from(&*bytes).ok().map(u32::from_ne_bytes)
+    }
+
+    /// Writes bytes; what fills up their last place is 0.
+    pub(super) fn write(&mut self, to: Register, bytes: &[Option<u8>]) {
+        let at = usize::from(to.place()) * 4;
+        let filled = bytes.len().next_multiple_of(4);
+        let places = self.0.iter_mut().skip(at).take(filled);
+        let bytes = bytes.iter().copied().chain(std::iter::repeat(Some(0)));
+        for (place, byte) in places.zip(bytes) {
+            *place = byte;
+        }
+    }
+
+    /// Writes bytes that are known.
+    pub(super) fn put(&mut self, to: Register, bytes: &[u8]) {
+        let known: Known = bytes.iter().copied().map(Some).collect();
+        self.write(to, &known);
+    }
+
+    /// Writes so many that are not.
+    pub(super) fn forget(&mut self, to: Register, len: usize) {
+        self.write(to, &Known::from_elem(None, len.min(64)));
+    }
+}
+
+/// `(from & mask) ^ xor`: what the mask leaves out need not be known.
+pub(super) fn masked(from: &[Option<u8>], mask: &[u8], xor: &[u8]) -> Known {
+    let bytes = from.iter().zip(mask).zip(xor);
+    bytes
+        .map(|((byte, mask), xor)| match (byte, mask) {
+            (_, 0) => Some(*xor),
+            (byte, mask) => byte.map(|byte| byte & mask ^ xor),
+        })
+        .collect()
+}
+
+/// Each number of so many bytes with its bytes turned around.
+pub(super) fn turned(from: &[Option<u8>], size: usize) -> Known {
+    let size = if cfg!(target_endian = "little") {
+        size.max(1)
+    } else {
+        1
+    };
+    let numbers = from.chunks(size);
+    numbers.flat_map(|one| one.iter().rev().copied()).collect()
+}
+
+/// Whether a comparison holds; `None` where that depends on what is not known.
+pub(super) fn compare(found: &[Option<u8>], how: Comparison, with: &[u8]) -> Option<bool> {
+    let differs = |(byte, with): (&Option<u8>, &u8)| byte.is_some_and(|byte| byte != *with);
+    let is_other = found.iter().zip(with).any(differs);
+    match how {
+        Comparison::Equal if is_other => return Some(false),
+        Comparison::NotEqual if is_other => return Some(true),
+        _ => {}
+    }
+    let found: Option<Bytes> = found.iter().copied().collect();
+    let order = found?.as_slice().cmp(with);
+    Some(match how {
+        Comparison::Equal => order.is_eq(),
+        Comparison::NotEqual => order.is_ne(),
+        Comparison::Less => order.is_lt(),
+        Comparison::LessOrEqual => order.is_le(),
+        Comparison::Greater => order.is_gt(),
+        Comparison::GreaterOrEqual => order.is_ge(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(bytes: usize) -> Register {
+        Register::at(bytes).unwrap()
+    }
+
+    #[test]
+    fn what_is_unknown_stays_so() {
+        let mut registers = Registers::new();
+        registers.put(Register::FIRST, &[10, 0, 0, 1]);
+        registers.forget(at(4), 2);
+        assert_eq!(registers.bytes(Register::FIRST, 6), None);
+        assert_eq!(
+            registers.bytes(Register::FIRST, 4).unwrap()[..],
+            [10, 0, 0, 1]
+        );
+        // The place is filled up.
+        assert_eq!(registers.read(at(4), 4)[..], [None, None, Some(0), Some(0)]);
+        // Beyond the last place.
+        registers.put(at(60), &[1; 16]);
+        assert_eq!(registers.read(at(60), 8)[3..5], [Some(1), None]);
+    }
+
+    #[test]
+    fn what_a_mask_leaves_out_need_not_be_known() {
+        let half = masked(&[None, Some(0xff)], &[0, 0x0f], &[0, 1]);
+        assert_eq!(half[..], [Some(0), Some(0x0e)]);
+        assert_eq!(masked(&[None], &[1], &[0])[..], [None]);
+    }
+
+    #[test]
+    fn a_byte_that_differs_decides() {
+        let found = [Some(1), None];
+        assert_eq!(compare(&found, Comparison::Equal, &[2, 0]), Some(false));
+        assert_eq!(compare(&found, Comparison::NotEqual, &[2, 0]), Some(true));
+        assert_eq!(compare(&found, Comparison::Equal, &[1, 0]), None);
+        assert_eq!(compare(&found, Comparison::Less, &[2, 0]), None);
+        assert_eq!(compare(&[Some(1)], Comparison::Less, &[2]), Some(true));
+    }
+}

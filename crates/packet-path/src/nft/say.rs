@@ -1,0 +1,169 @@
+//! What a rule does to a packet, in plain words.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use inet::IpFamily;
+use nftables_netlink::{Expression, FoundRule, Rule, Verdict};
+
+use super::expressions::{Did, Run};
+use super::reader::At;
+use super::text;
+use crate::branch::{Counters, End, Step};
+use crate::packet::SourceNat;
+
+/// `table ip kube-proxy, chain services`
+pub(super) fn place(chain: &At) -> String {
+    let table = table(chain);
+    format!("{table}, chain {}", chain.name)
+}
+
+/// `table ip kube-proxy`
+pub(super) fn table(of: &At) -> String {
+    let family = super::family_name(of.family);
+    format!("table {family} {}", of.table)
+}
+
+/// What a rule has done; `None` where that is nothing.
+pub(super) fn step(
+    chain: &At,
+    found: &FoundRule,
+    run: &Run,
+    verdict: Option<&Verdict>,
+) -> Option<Step> {
+    let mut says: Vec<String> = run.did.iter().map(did_words).collect();
+    let has_translated = run.did.iter().any(Did::is_translation);
+    match (&run.branch.end, verdict) {
+        (Some(End::Refused(message)), _) => says.push(format!("refuses it: {message}")),
+        (_, Some(Verdict::Drop)) => says.push("drops it, and nobody is told".to_owned()),
+        (_, Some(Verdict::Accept)) if !has_translated => {
+            says.push("lets it pass this base chain; others may still drop it".to_owned());
+        }
+        (_, Some(Verdict::Return)) => {
+            says.push("passes over the other rules of this chain".to_owned());
+        }
+        (_, Some(Verdict::Jump(to) | Verdict::Goto(to))) => {
+            says.push(format!("goes on in chain {to}"));
+        }
+        _ => {}
+    }
+    if says.is_empty() {
+        return None;
+    }
+    match run.choices {
+        Some(choices @ 2..) => says.push(format!("one of {choices} by chance")),
+        Some(1) => says.push("the only one".to_owned()),
+        _ => {}
+    }
+    let mut step = Step::new(
+        place(chain),
+        text::rule(chain.family, &found.rule, &run.found),
+        says.join(", "),
+    );
+    step.members.clone_from(&run.members);
+    step.counters = found.rule.expressions.iter().find_map(|of| match of {
+        Expression::Counter { bytes, packets } => Some(Counters {
+            packets: *packets,
+            bytes: *bytes,
+        }),
+        _ => None,
+    });
+    Some(step)
+}
+
+fn did_words(did: &Did) -> String {
+    match did {
+        Did::Mark(before, after) => mark(*before, *after),
+        Did::Destination(address, port) => {
+            format!(
+                "its destination becomes {}",
+                SocketAddr::new(*address, *port)
+            )
+        }
+        Did::Kept => "keeps its destination: no other rule of type nat changes it".to_owned(),
+        Did::Redirected(Some(address), port) => {
+            let to = SocketAddr::new(*address, *port);
+            format!("leads it to this node itself, {to}")
+        }
+        Did::Redirected(None, _) => {
+            "drops it: the interface that it came by has no address to redirect it to".to_owned()
+        }
+        Did::Source(SourceNat::Masquerade(Some(address))) => {
+            format!("masquerades it: its source becomes {address}, an address of this node")
+        }
+        Did::Source(SourceNat::Masquerade(None)) => {
+            "masquerades it: its source becomes an address of the interface that it leaves by"
+                .to_owned()
+        }
+        Did::Source(SourceNat::To(address, port)) => {
+            let address = address.map(|address| format!(" address {address}"));
+            let port = port.map(|port| format!(" port {port}"));
+            let both = [address, port].into_iter().flatten().collect::<Vec<_>>();
+            format!("its source becomes{}", both.join(","))
+        }
+        Did::Noted(set) => format!("remembers it in set {set}"),
+        Did::Forgotten(set) => format!("takes it out of set {set}"),
+        Did::Untracked => "keeps connection tracking from it".to_owned(),
+    }
+}
+
+fn mark(before: u32, after: u32) -> String {
+    let (set, cleared) = (after & !before, before & !after);
+    match (set, cleared) {
+        (set, 0) => format!("sets its mark {set:#x}"),
+        (0, cleared) => format!("clears its mark {cleared:#x}"),
+        _ => format!("its mark becomes {after:#x}"),
+    }
+}
+
+/// What the sender of a refused packet is told (`NFT_REJECT_*`, and the code).
+pub(super) fn refusal(family: IpFamily, kind: u32, code: u8) -> String {
+    let what = match (kind, family, code) {
+        (1, ..) => return "TCP reset".to_owned(),
+        (0, IpFamily::V4, 0) | (2, _, 0) => "network unreachable",
+        (0, IpFamily::V4, 1) | (2, _, 2) => "host unreachable",
+        (0, IpFamily::V4, 2) => "protocol unreachable",
+        (0, IpFamily::V4, 3) | (0, IpFamily::V6, 4) | (2, _, 1) => "port unreachable",
+        (0, IpFamily::V6, 0) => "no route",
+        (0, IpFamily::V6, 3) => "address unreachable",
+        (0, IpFamily::V4, 9 | 10 | 13) | (0, IpFamily::V6, 1) | (2, _, 3) => {
+            "administratively prohibited"
+        }
+        _ => return format!("ICMP, code {code}"),
+    };
+    format!("ICMP {what}")
+}
+
+fn quoted(chain: &At, rule: &Rule) -> String {
+    let text = text::rule(chain.family, rule, &[]);
+    format!("{}: `{text}`", place(chain))
+}
+
+/// A rule that asks what is not known.
+pub(super) fn open(chain: &At, rule: &Rule, why: &str) -> Arc<str> {
+    format!("{}: {why}", quoted(chain, rule)).into()
+}
+
+/// A rule with an expression that is not understood.
+pub(super) fn not_understood(chain: &At, rule: &Rule, expression: &Expression) -> Arc<str> {
+    let what = expression.name();
+    format!("{}: its `{what}` is not understood", quoted(chain, rule)).into()
+}
+
+/// A rule that would do something to the packet that is not understood.
+pub(super) fn lost(chain: &At, rule: &Rule, expression: &Expression) -> String {
+    let what = expression.name();
+    let rule = quoted(chain, rule);
+    format!("{rule}: what its `{what}` does to the packet cannot be told")
+}
+
+/// A rule at which there are more ways than can be followed.
+pub(super) fn too_many(chain: &At, rule: &Rule) -> String {
+    let rule = quoted(chain, rule);
+    format!("{rule}: up to here there are too many ways and rules to follow them further")
+}
+
+/// Jumps that the kernel would not have taken.
+pub(super) fn too_deep(to: &At) -> String {
+    format!("{}: jumps lead deeper than the kernel allows", place(to))
+}

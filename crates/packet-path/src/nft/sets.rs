@@ -1,0 +1,116 @@
+//! Sets that belong to a rule, which come with it whole.
+
+use nftables_netlink::{AnonymousSet, DataType, Element};
+
+/// Bytes of a key; each part of several is filled up to 4 bytes.
+pub(super) fn key_len(parts: &[DataType]) -> usize {
+    match parts {
+        [only] => only.len(),
+        parts => parts
+            .iter()
+            .map(|part| part.len().next_multiple_of(4))
+            .sum(),
+    }
+}
+
+/// The element that a key is in.
+pub(super) fn find<'a>(set: &'a AnonymousSet, key: &[u8]) -> Option<&'a Element> {
+    let mut elements = set.elements.iter();
+    if !set.intervals {
+        return elements.find(|element| element.key[..] == *key);
+    }
+    if set.elements.iter().any(|element| element.key_end.is_some()) {
+        let parts = parts(&set.key);
+        return elements.find(|element| is_within(element, key, &parts));
+    }
+    let before = elements.filter(|element| element.key[..] <= *key);
+    // Of a range that begins where another ends, the beginning counts.
+    let last = before.max_by_key(|element| (&element.key, !element.ends_interval));
+    last.filter(|element| !element.ends_interval)
+}
+
+/// Where each part of a key is.
+fn parts(types: &[DataType]) -> Vec<std::ops::Range<usize>> {
+    let mut at = 0;
+    let range = |part: &DataType| {
+        let start = at;
+        at += part.len().next_multiple_of(4);
+        start..start + part.len()
+    };
+    types.iter().map(range).collect()
+}
+
+/// Each part of the key lies in its range.
+fn is_within(element: &Element, key: &[u8], parts: &[std::ops::Range<usize>]) -> bool {
+    let last = element.key_end.as_ref().unwrap_or(&element.key);
+    parts.iter().all(|part| {
+        let of = |bytes: &'_ [u8]| bytes.get(part.clone()).map(<[u8]>::to_vec);
+        match (of(&element.key), of(key), of(last)) {
+            (Some(first), Some(key), Some(last)) => first <= key && key <= last,
+            _ => false,
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use nftables_netlink::{Bytes, SetKind};
+
+    use super::*;
+
+    fn element(key: &[u8]) -> Element {
+        Element::of_set(Bytes::from_slice(key))
+    }
+
+    fn end(key: &[u8]) -> Element {
+        Element {
+            ends_interval: true,
+            ..element(key)
+        }
+    }
+
+    fn set(key: Vec<DataType>, elements: Vec<Element>) -> AnonymousSet {
+        AnonymousSet {
+            key,
+            kind: SetKind::Set,
+            intervals: true,
+            elements,
+        }
+    }
+
+    #[test]
+    fn a_key_is_in_the_range_that_it_lies_in() {
+        let ranges = [
+            end(&[0, 0]),
+            element(&[1, 0]),
+            end(&[2, 0]),
+            element(&[9, 0]),
+        ];
+        let ports = set(vec![DataType::InetService], ranges.to_vec());
+        let is_in = |key: [u8; 2]| find(&ports, &key).is_some();
+        assert!(is_in([1, 0]) && is_in([1, 255]) && is_in([255, 255]));
+        assert!(!is_in([0, 0]) && !is_in([0, 255]) && !is_in([2, 0]) && !is_in([8, 255]));
+        // One range begins where another ends.
+        let joined = [
+            element(&[1, 0]),
+            end(&[2, 0]),
+            element(&[2, 0]),
+            end(&[3, 0]),
+        ];
+        let ports = set(vec![DataType::InetService], joined.to_vec());
+        assert!(find(&ports, &[2, 0]).is_some() && find(&ports, &[3, 0]).is_none());
+    }
+
+    #[test]
+    fn each_part_of_a_key_lies_in_its_range() {
+        let types = vec![DataType::InetProto, DataType::InetService];
+        let mut range = element(&[6, 0, 0, 0, 0, 80, 0, 0]);
+        range.key_end = Some(Bytes::from_slice(&[17, 0, 0, 0, 0, 90, 0, 0]));
+        let ranges = set(types, vec![range]);
+        let is_in = |proto, port| find(&ranges, &[proto, 0, 0, 0, 0, port, 0, 0]).is_some();
+        assert!(is_in(6, 80) && is_in(17, 90) && is_in(10, 85));
+        assert!(!is_in(6, 91) && !is_in(18, 85));
+        // What has no such part.
+        assert!(find(&ranges, &[6]).is_none());
+    }
+}

@@ -1,0 +1,72 @@
+//! Rules and elements are told as `nft` lists them.
+
+use std::collections::BTreeSet;
+use std::fs;
+
+use nftables_netlink::{Family, Nftables};
+use packet_path::nft;
+
+use crate::golden;
+use crate::node;
+
+/// Rules of a listing, without those that count: what they have counted is of the moment.
+fn rules(listing: &str) -> BTreeSet<String> {
+    let mut inside = false;
+    let mut found = BTreeSet::new();
+    for line in listing.lines() {
+        let text = line.trim();
+        if text.starts_with("chain ") {
+            inside = true;
+        } else if text == "}" {
+            inside = false;
+        } else if inside && !text.starts_with("type ") && !text.starts_with("comment ") {
+            found.insert(text.to_owned());
+        }
+    }
+    found
+}
+
+fn ours(nftables: &mut Nftables) -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    for table in nftables.tables(None).unwrap() {
+        let rules = nftables.rules(table.family, &table.name).unwrap();
+        found.extend(rules.iter().map(|of| nft::listed(table.family, &of.rule)));
+    }
+    found
+}
+
+fn compare(name: &str, ruleset: &str) {
+    node::with_rules(ruleset, |nftables| {
+        let theirs = rules(&node::nft(&["-y", "list", "ruleset"], ""));
+        // Of long maps not all is told.
+        let theirs: BTreeSet<_> = theirs.iter().filter(|of| of.len() < 400).collect();
+        let ours = ours(nftables);
+        let missing: Vec<_> = theirs
+            .into_iter()
+            .filter(|of| !ours.contains(*of))
+            .collect();
+        assert!(missing.is_empty(), "{name}: {missing:#?}\n of {ours:#?}");
+    });
+}
+
+#[test]
+#[ignore = "needs nf_tables, nft, and the right to make network namespaces"]
+fn rules_are_told_as_nft_lists_them() {
+    for (name, file) in golden::files() {
+        compare(&name, &fs::read_to_string(file).unwrap());
+    }
+    let shim = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../proxy-ipvs/tests/nftables/ruleset"
+    );
+    compare("shim", &fs::read_to_string(shim).unwrap());
+    let flat = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/nft/flat.nft");
+    compare("flat", &fs::read_to_string(flat).unwrap());
+    let userspace = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/nft/userspace.nft");
+    compare("userspace", &fs::read_to_string(userspace).unwrap());
+}
+
+#[test]
+fn families_have_their_names() {
+    assert_eq!(nft::family_name(Family::Inet), "inet");
+}

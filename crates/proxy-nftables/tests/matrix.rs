@@ -1,0 +1,237 @@
+//! The packet matrix (docs/packet-matrix.md) by the rules alone: what this mode makes of each of its
+//! Services, in each layout, taken through the interpreter of rules that explains them. Scenarios see
+//! the same table with packets.
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    reason = "a test stops at the first surprise"
+)]
+
+#[path = "../../packet-path/tests/nft/node.rs"]
+#[allow(dead_code, reason = "what needs a kernel is for others")]
+mod node;
+
+use std::time::Instant;
+
+use nftables_netlink::Family;
+use packet_path::nft::{Held, Nft};
+use proxy::{
+    Endpoint, EndpointPort, EndpointSlice, Event, IpFamily, Kind, LocalDetector, Mode as _, Model,
+    NamespacedName, Node, NodeFacts, Placement, Protocol, Service, ServiceCidr, ServicePort,
+    ServiceType,
+};
+use proxy_nftables::fake::FakeKernel;
+use proxy_nftables::{Config, Lanes, Layout, Proxier, TABLE};
+
+const MATRIX: &str = include_str!("../../../docs/packet-matrix.md");
+const LOCAL: &str = "10.244.1.2";
+const REMOTE: &str = "10.244.2.3";
+
+/// The kinds of detection, in the order of the columns.
+const DETECTIONS: usize = 3;
+
+fn config(layout: Layout, detection: usize) -> Config {
+    let net = LocalDetector::SourceNet("10.244.0.0/16".parse().unwrap());
+    Config {
+        layout,
+        detector: if detection == 1 {
+            LocalDetector::None
+        } else {
+            net
+        },
+        masquerade_all: detection == 2,
+        ..Config::default()
+    }
+}
+
+/// What a section of the matrix is about.
+#[derive(Clone, Copy)]
+struct Section<'a> {
+    title: &'a str,
+    is_cluster_ip_only: bool,
+}
+
+impl Section<'_> {
+    fn service(self) -> (Service, EndpointSlice) {
+        let has = |words: &str| self.title.starts_with(words);
+        let name = NamespacedName::new("default", "web");
+        let mut service = Service::at(name.clone(), ["10.96.0.1".parse().unwrap()]);
+        service.internal_local = has("internalTrafficPolicy") || has("Both policies Local");
+        service.external_local = has("externalTrafficPolicy") || has("Both policies Local");
+        service.ports.push(ServicePort {
+            name: "".into(),
+            protocol: Protocol::Tcp,
+            port: 80,
+            node_port: (!self.is_cluster_ip_only).then_some(30_080),
+        });
+        if !self.is_cluster_ip_only {
+            service.kind = ServiceType::LoadBalancer;
+            service.ingress_ips = vec!["203.0.113.1".parse().unwrap()];
+            service.external_ips = vec!["198.51.100.1".parse().unwrap()];
+        }
+        let endpoint = |(address, node): (&str, &str)| Endpoint {
+            address: address.parse().unwrap(),
+            ready: true,
+            serving: true,
+            terminating: false,
+            placement: Placement {
+                node: Some(node.into()),
+                ..Placement::default()
+            }
+            .into(),
+        };
+        let both = [(LOCAL, "node1"), (REMOTE, "node2")];
+        let is_remote_only = self.title.ends_with("an endpoint elsewhere only");
+        let there = if is_remote_only { &both[1..] } else { &both };
+        let slice = EndpointSlice {
+            name: NamespacedName::new("default", "web-a"),
+            service: name,
+            family: IpFamily::V4,
+            ports: [EndpointPort {
+                name: "".into(),
+                protocol: Protocol::Tcp,
+                port: 8080,
+            }]
+            .into_iter()
+            .collect(),
+            endpoints: there.iter().copied().map(endpoint).collect(),
+            change_trigger: None,
+        };
+        (service, slice)
+    }
+
+    fn model(self) -> Model {
+        let mut model = Model::new();
+        let kinds = [
+            Kind::Service,
+            Kind::EndpointSlice,
+            Kind::Node,
+            Kind::ServiceCidr,
+        ];
+        for kind in kinds {
+            model.apply(Event::ListStarted(kind));
+        }
+        model.apply(Event::NodeApplied(Node {
+            name: "node1".into(),
+            addresses: vec![node::NODE.parse().unwrap()],
+            ..Node::default()
+        }));
+        model.apply(Event::ServiceCidrApplied(ServiceCidr {
+            name: "kubernetes".into(),
+            nets: vec!["10.96.0.0/12".parse().unwrap()],
+        }));
+        let (service, slice) = self.service();
+        model.apply(Event::ServiceApplied(service));
+        model.apply(Event::SliceApplied(slice));
+        for kind in kinds {
+            let is_whole = true;
+            model.apply(Event::ListComplete { kind, is_whole });
+        }
+        model
+    }
+
+    /// The table that this mode makes of it.
+    fn table(self, config: Config) -> Held {
+        let mut model = self.model();
+        let kernel = FakeKernel::new(IpFamily::V4, &["127.0.0.1", node::NODE]);
+        let now = Instant::now();
+        let lanes = Lanes::inline(|| kernel.clone());
+        let mut proxier = Proxier::new(config, NodeFacts::new(IpFamily::V4, "node1"), lanes, now);
+        let changes = model.take_changes();
+        proxier.update(&model, &changes, now);
+        for _ in 0..8 {
+            proxier.proceed(&model, now);
+            while let Some(report) = proxier.book(&model, now) {
+                assert_eq!(report.failures.len(), 0, "{:?}", report.failures);
+            }
+        }
+        assert_eq!(proxier.standing().pending, 0);
+        let content = kernel.state().table.clone().unwrap();
+        let mut held = Held::default();
+        held.add_table(Family::Ip, TABLE);
+        for (chain, rules) in content.chains.into_values() {
+            held.add_chain(Family::Ip, TABLE, &chain, rules);
+        }
+        for (set, elements) in content.sets.into_values() {
+            held.add_set(Family::Ip, TABLE, &set, elements.into_values().collect());
+        }
+        held
+    }
+}
+
+/// What becomes of a packet, in the words of the matrix.
+fn words(held: &mut Held, from: &str, to: &str) -> String {
+    let from = match from {
+        "pod" => "10.244.1.77",
+        "node" => node::NODE,
+        "outside" => "192.0.2.7",
+        other => panic!("{other}"),
+    };
+    let to = match to {
+        "ClusterIP" | "ClusterIP only" => "10.96.0.1:80",
+        "NodePort" => "192.168.99.10:30080",
+        "LoadBalancer" => "203.0.113.1:80",
+        "externalIP" => "198.51.100.1:80",
+        other => panic!("{other}"),
+    };
+    let packet = node::packet(6, from, to);
+    let nft = Nft::read(held, packet.family()).unwrap();
+    let outcomes = node::outcomes(&node::journey(&nft, &packet));
+    let outcomes: Vec<&str> = outcomes.iter().map(String::as_str).collect();
+    let told = match outcomes.as_slice() {
+        ["dropped"] => "timeout",
+        ["refused"] => "refused",
+        ["10.244.1.2:8080 kept"] => "local kept",
+        ["10.244.1.2:8080 masq"] => "local masq",
+        ["10.244.2.3:8080 kept"] => "remote kept",
+        ["10.244.2.3:8080 masq"] => "remote masq",
+        ["10.244.1.2:8080 kept 50%", "10.244.2.3:8080 kept 50%"] => "both kept",
+        ["10.244.1.2:8080 masq 50%", "10.244.2.3:8080 masq 50%"] => "both masq",
+        other => return format!("{other:?}"),
+    };
+    told.to_owned()
+}
+
+/// What nftables mode would do, by the matrix, for each detection.
+fn wanted(columns: &[&str]) -> [String; DETECTIONS] {
+    let [detected, not_detected, all, would, ..] = columns else {
+        panic!("{columns:?}");
+    };
+    let each: Vec<&str> = would.split(" / ").collect();
+    let each = match each.as_slice() {
+        [""] => [*detected, *not_detected, *all],
+        [one] => [*one; DETECTIONS],
+        [a, b, c] => [*a, *b, *c],
+        other => panic!("{other:?}"),
+    };
+    each.map(ToOwned::to_owned)
+}
+
+#[test]
+fn the_matrix_follows_from_the_rules() {
+    let (mut title, mut rows) = ("", 0);
+    for line in MATRIX.lines() {
+        if let Some(of) = line.strip_prefix("## ") {
+            title = of;
+        }
+        let columns: Vec<&str> = line.split('|').map(str::trim).collect();
+        let ["", from @ ("pod" | "node" | "outside"), to, columns @ ..] = columns.as_slice() else {
+            continue;
+        };
+        rows += 1;
+        let section = Section {
+            title,
+            is_cluster_ip_only: *to == "ClusterIP only",
+        };
+        for layout in [Layout::Upstream, Layout::Flat] {
+            for (detection, wanted) in wanted(columns).into_iter().enumerate() {
+                let mut held = section.table(config(layout, detection));
+                let found = words(&mut held, from, to);
+                let place = format!("{title}: {from} to {to}, {layout:?}, detection {detection}");
+                assert_eq!(found, wanted, "{place}");
+            }
+        }
+    }
+    assert!(rows > 90, "{rows}");
+}

@@ -1,0 +1,143 @@
+//! `kube-proxy status` and `kube-proxy services`, against what the kernel has.
+#![allow(
+    clippy::indexing_slicing,
+    reason = "what an object has not is null; a story stops at the first surprise"
+)]
+
+use anyhow::{Context as _, Result, ensure};
+use scenarios::{Cluster, METRICS, Outcome, SOON, Service, at, get, kube_proxy, tcp};
+use serde_json::Value;
+
+/// Exit status and output of a subcommand on node1.
+fn ask(c: &Cluster, arguments: &[&str]) -> Result<(i32, String)> {
+    let program = kube_proxy()?;
+    let mut line = vec![program.to_str().context("a path that is text")?];
+    line.extend(arguments);
+    let output = c.node1.run(line)?;
+    let code = output.status.code().context("it was killed")?;
+    Ok((code, output.stdout + &output.stderr))
+}
+
+fn json(c: &Cluster, arguments: &[&str]) -> Result<(i32, Value)> {
+    let (code, text) = ask(c, &[arguments, &["-o", "json"]].concat())?;
+    let value = serde_json::from_str(&text).with_context(|| text.clone())?;
+    Ok((code, value))
+}
+
+pub(crate) fn what_is_told_is_what_the_kernel_has(c: &mut Cluster) -> Outcome {
+    let (code, text) = ask(c, &["status"])?;
+    ensure!(
+        code == 3 && text.contains("holds nothing of a kube-proxy"),
+        "{code} {text}"
+    );
+
+    let web = Service::new("web", "10.96.0.10 fd96::10")
+        .port(tcp(80, 8080).node_port(30080))
+        .endpoints("10.244.1.10 10.244.2.10 fd44:1::10");
+    let idle = Service::new("idle", "10.96.0.11").port(tcp(80, 8080));
+    c.apply(&web)?;
+    c.apply(&idle)?;
+    c.start(&[])?;
+    c.until_served(&web)?;
+
+    let (code, status) = json(c, &["status"])?;
+    ensure!(code == 0, "{code} {status}");
+    ensure!(
+        status["mode"] == "ipvs" && status["ready"] == true,
+        "{status}"
+    );
+    ensure!(status["source"]["services"] == 2, "{status}");
+    ensure!(status["families"][0]["state"] == "synced", "{status}");
+    let features = status["features"].as_array().context("features")?;
+    ensure!(
+        features
+            .iter()
+            .any(|one| one["name"] == "IPVS" && one["found"] == true),
+        "{status}"
+    );
+    let limits = status["limits"].as_array().context("limits")?;
+    let set = limits
+        .iter()
+        .find(|one| one["of"] == "set KUBE-CLUSTER-IP (IPv4)");
+    ensure!(set.is_some_and(|one| one["used"] == 2), "{status}");
+    let (code, text) = ask(c, &["status"])?;
+    ensure!(
+        code == 0 && text.contains("ready, healthy"),
+        "{code} {text}"
+    );
+
+    for _ in 0..4 {
+        c.client.ask_tcp(at("10.96.0.10:80"), SOON)?;
+    }
+    // The kernel adds up what it counts every two seconds.
+    c.until("connections are told", || {
+        let (_, one) = json(c, &["services", "default/web"])?;
+        Ok(one["ports"][0]["counters"]["connections"] == 4)
+    })?;
+    let (code, one) = json(c, &["services", "default/web"])?;
+    ensure!(code == 0, "{code} {one}");
+    let port = &one["ports"][0];
+    let servers = c.servers()?;
+    for address in port["addresses"].as_array().context("addresses")? {
+        let key = format!("TCP {}", address["at"].as_str().context("text")?);
+        ensure!(
+            servers.contains_key(&key),
+            "{key} is told, and the kernel has {servers:?}"
+        );
+        ensure!(address["scheduler"] == "rr", "{address}");
+    }
+    let told = port["addresses"].as_array().map_or(0, Vec::len);
+    let held = servers.keys().filter(|key| {
+        key.ends_with(":30080") || key.contains("96::10") || key.contains("96.0.10:")
+    });
+    ensure!(told == held.count(), "{told} addresses of {servers:?}");
+    let cluster_ip = &port["addresses"][0];
+    ensure!(
+        cluster_ip["at"] == "10.96.0.10:80" && cluster_ip["counters"]["connections"] == 4,
+        "{cluster_ip}"
+    );
+    let endpoints = port["endpoints"].as_array().context("endpoints")?;
+    ensure!(endpoints.len() == 3, "{port}");
+    for endpoint in endpoints {
+        ensure!(
+            endpoint["why"] == "ready" && endpoint["weight"] == 1,
+            "{endpoint}"
+        );
+    }
+    ensure!(
+        endpoints[1]["node"] == "node2" && endpoints[0]["local"] == true,
+        "{port}"
+    );
+    ensure!(port["endpointCounts"]["used"] == 3, "{port}");
+    let (code, text) = ask(c, &["services", "default/web"])?;
+    ensure!(
+        code == 0 && text.contains("10.244.2.10:8080"),
+        "{code} {text}"
+    );
+    let (code, text) = ask(c, &["services"])?;
+    ensure!(
+        code == 0 && text.contains("10.96.0.11") && text.contains("3/3/3"),
+        "{code} {text}"
+    );
+    let (code, text) = ask(c, &["services", "nobody"])?;
+    ensure!(
+        code == 1 && text.contains("there is no Service default/nobody"),
+        "{code} {text}"
+    );
+    let (code, _) = ask(c, &["services", "--nonsense"])?;
+    ensure!(code == 2, "wrong usage: {code}");
+
+    // The pages of the metrics address are for those who name this node, which this does not.
+    let (code, text) = get(&c.node1, METRICS, "/api/v1/status")?;
+    ensure!(code == 403 && text.contains("localhost"), "{code} {text}");
+
+    c.stop()?;
+    let (code, text) = ask(c, &["services"])?;
+    ensure!(
+        code == 3 && text.contains("10.96.0.10:80/TCP"),
+        "{code} {text}"
+    );
+    let (code, text) = ask(c, &["status"])?;
+    ensure!(code == 3 && text.contains("of mode ipvs"), "{code} {text}");
+    Ok(())
+}
