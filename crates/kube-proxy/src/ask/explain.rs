@@ -3,9 +3,8 @@
 use clap::Args;
 
 use super::{Failure, Form, Printed, has_colours, socket};
-use crate::explain::live::Live;
 use crate::explain::text::{Style, render};
-use crate::explain::{Asked, Objects, To, exit_status, explain as follow};
+use crate::explain::{Asked, Objects, To, exit_status, live};
 use crate::view::Explanation;
 
 /// Below its help.
@@ -30,7 +29,12 @@ pub(super) struct Arguments {
     #[arg(short, long, default_value = "default")]
     namespace: String,
     /// Who sends: pod, node, external, or an IP address; several with commas between. By default all that make sense
-    #[arg(long, value_name = "SENDERS", default_value = "", hide_default_value = true)]
+    #[arg(
+        long,
+        value_name = "SENDERS",
+        default_value = "",
+        hide_default_value = true
+    )]
     from: String,
     #[command(flatten)]
     form: Form,
@@ -72,11 +76,12 @@ fn without_daemon(asked: &Asked) -> Result<Explanation, Failure> {
     if let To::Service(..) = asked.to {
         return Err(Failure::NoDaemon);
     }
-    let kernel = Live::open();
-    let mut explanation = follow(asked, &Objects::default(), &kernel, &|_, _, _| None);
+    let explanation = live::answer(asked, &Objects::default(), &|_, _, _| None);
+    let mut explanation = explanation.map_err(Failure::Unreadable)?;
     explanation.notes.insert(
         0,
-        "no kube-proxy answers: this is what the kernel holds, without the names of objects".to_owned(),
+        "no kube-proxy answers: this is what the kernel holds, without the names of objects"
+            .to_owned(),
     );
     Ok(explanation)
 }

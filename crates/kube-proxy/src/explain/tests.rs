@@ -83,7 +83,11 @@ fn every_journey_has_its_ways_and_a_sentence() {
     };
     assert_eq!((&*first.from, &*first.to), ("this node", "10.96.0.9:1"));
     assert_eq!(first.of.as_deref(), Some("clusterIP of default/web"));
-    assert!(first.verdict.starts_with("this node reaches 10.244.2.1:1 or 10.244.2.1:2, half each"));
+    assert!(
+        first
+            .verdict
+            .starts_with("this node reaches 10.244.2.1:1 or 10.244.2.1:2, half each")
+    );
     assert_eq!(explanation.notes, ["the moon cannot be read"]);
     assert_eq!(exit_status(&explanation), 0);
 }
@@ -92,11 +96,19 @@ fn every_journey_has_its_ways_and_a_sentence() {
 fn what_an_answer_holds_is_bounded() {
     let many = explained(300, 1);
     assert_eq!(many.journeys.len(), JOURNEYS_MAX);
-    assert!(many.notes[0].starts_with("200 of 300 journeys were followed"), "{:?}", many.notes);
+    assert!(
+        many.notes[0].starts_with("200 of 300 journeys were followed"),
+        "{:?}",
+        many.notes
+    );
     let wide = explained(300, 5_000);
     let listed: usize = wide.journeys.iter().map(|one| one.walks.len()).sum();
     assert_eq!(listed, WALKS_MAX);
-    assert!(wide.notes[0].contains("500 of 5000 ways are listed"), "{:?}", wide.notes[0]);
+    assert!(
+        wide.notes[0].contains("500 of 5000 ways are listed"),
+        "{:?}",
+        wide.notes[0]
+    );
     // The sentence is about all of them.
     assert!(wide.journeys[0].verdict.contains("one in 5000 each"));
 }

@@ -8,7 +8,7 @@ use proxy::{IpFamily, Protocol};
 use super::journeys::{Planned, Routing, Way};
 use super::origin::{LISTENING, Met, origin};
 use crate::modes::counters::Relayed;
-use crate::view::{Chance, Fate, Step, Walk};
+use crate::view::{AddressKind, Chance, Fate, Step, Walk};
 
 /// How the source is told that an endpoint sees as it was sent.
 const KEPT: &str = "kept";
@@ -54,13 +54,17 @@ pub(crate) fn told(
             return relayed(walk, packet, planned, around);
         }
         Fate::Delivered => {
-            see(&mut walk, followed);
+            see(&mut walk, followed, planned);
             walk.unanswered = unanswered(followed, planned, around);
         }
-        Fate::Local | Fate::Forwarded => see(&mut walk, followed),
+        Fate::Local | Fate::Forwarded => see(&mut walk, followed, planned),
         Fate::Unknown => {
             let why = &followed.why;
-            if !walk.steps.last().is_some_and(|last| last.says.contains(&**why)) {
+            if !walk
+                .steps
+                .last()
+                .is_some_and(|last| last.says.contains(&**why))
+            {
                 walk.steps.push(Step {
                     place: "not understood".to_owned(),
                     says: why.clone(),
@@ -100,9 +104,9 @@ fn in_view(step: &packet_path::Step, planned: &Planned<'_>) -> Step {
 }
 
 /// Whom the endpoint sees.
-fn see(walk: &mut Walk, followed: &packet_path::Walk) {
+fn see(walk: &mut Walk, followed: &packet_path::Walk, planned: &Planned<'_>) {
     let packet = &followed.packet;
-    let (new, how) = match followed.source {
+    let (new, how) = match source(followed, planned) {
         Source::Kept => {
             walk.seen_as = Some(packet.source.to_string());
             KEPT.clone_into(&mut walk.source);
@@ -123,21 +127,32 @@ fn see(walk: &mut Walk, followed: &packet_path::Walk) {
     };
 }
 
+/// Whom the endpoint sees. A node port is at addresses that are the node's own, and no Service's.
+fn source(followed: &packet_path::Walk, planned: &Planned<'_>) -> Source {
+    let of = planned.of.as_ref().map(|of| of.address.kind);
+    match followed.source {
+        Source::ServiceAddress if matches!(of, None | Some(AddressKind::NodePort)) => Source::Kept,
+        source => source,
+    }
+}
+
 /// Why an endpoint's answers do not come back.
 fn unanswered(
     followed: &packet_path::Walk,
     planned: &Planned<'_>,
     around: &Surroundings<'_>,
 ) -> Option<String> {
-    let (endpoint, source) = (followed.endpoint?, followed.packet.source);
-    match followed.source {
-        Source::Kept if source == endpoint.ip() && matches!(planned.sender.way, Way::Comes(..)) => {
+    let (endpoint, address) = (followed.endpoint?, followed.packet.source);
+    match source(followed, planned) {
+        Source::Kept
+            if address == endpoint.ip() && matches!(planned.sender.way, Way::Comes(..)) =>
+        {
             Some(format!(
                 "{endpoint} sees its own address as the client's, and answers itself"
             ))
         }
         Source::ServiceAddress if !is_here(endpoint, planned, around) => Some(format!(
-            "{endpoint} sees the Service's own address {source} as the client's, and what it answers does not come to this node"
+            "{endpoint} sees the Service's own address {address} as the client's, and what it answers does not come to this node"
         )),
         _ => None,
     }

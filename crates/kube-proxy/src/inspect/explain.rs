@@ -12,8 +12,7 @@ use tokio::time::timeout;
 use super::question::{Claimed, Question};
 use super::service::{Detail, Seen};
 use super::{Inspect, Unanswered, rendered};
-use crate::explain::{Asked, Objects, OwnNode, To, explain};
-use crate::explain::live::Live;
+use crate::explain::{Asked, Objects, OwnNode, To, live};
 use crate::modes::counters::{Counted, Counters};
 
 /// The kernel is read for so many questions beside each other.
@@ -38,9 +37,8 @@ impl Inspect {
         rendered(move || {
             // Also where nobody waits for the answer any more.
             let _turn = turn;
-            let kernel = Live::open();
             let listening = listening(&counters);
-            Ok(explain(&asked, &objects, &kernel, &listening))
+            live::answer(&asked, &objects, &listening).map_err(Unanswered::Unreadable)
         })
         .await
     }
@@ -84,7 +82,11 @@ impl Inspect {
     }
 
     /// The Services that have an address and port.
-    async fn claimants(&self, address: IpAddr, port: u16) -> Result<Vec<NamespacedName>, Unanswered> {
+    async fn claimants(
+        &self,
+        address: IpAddr,
+        port: u16,
+    ) -> Result<Vec<NamespacedName>, Unanswered> {
         let mut all = Vec::new();
         let mut from = 0;
         loop {
@@ -205,6 +207,10 @@ mod tests {
         let same = Asked::parse("shop/web:http", "pod,10.0.0.1,node", "").unwrap();
         assert_eq!(one, same);
         assert!(asked("").unwrap_err().contains("neither a Service"));
-        assert!(asked("too=a/b").unwrap_err().contains("there is no parameter too"));
+        assert!(
+            asked("too=a/b")
+                .unwrap_err()
+                .contains("there is no parameter too")
+        );
     }
 }

@@ -5,6 +5,8 @@ use proxy::{NamespacedName, ServicePortName};
 
 use super::*;
 use crate::explain::journeys::{Hop, Sender};
+use crate::explain::objects::Objects;
+use crate::view::{Address, Port, Service};
 
 /// Pods of this node are 10.244.1.0/24.
 struct Node;
@@ -69,15 +71,24 @@ fn followed(packet: &Packet, fate: Found) -> packet_path::Walk {
             _ if packet.source == packet.original.ip() => Source::ServiceAddress,
             _ => Source::Kept,
         },
-        steps: vec![Arc::new(packet_path::Step::new("nat KUBE-SEP-A", "", "sent on"))],
+        steps: vec![Arc::new(packet_path::Step::new(
+            "nat KUBE-SEP-A",
+            "",
+            "sent on",
+        ))],
         passed: 3,
         doubts: Vec::new(),
         packet: packet.clone(),
     }
 }
 
-fn walks(followed: &packet_path::Walk, planned: &Planned<'_>, relayed: Option<&Relayed>) -> Vec<Walk> {
-    let listening = |_: IpFamily, _: Protocol, port: u16| relayed.filter(|_| port == 40_000).cloned();
+fn walks(
+    followed: &packet_path::Walk,
+    planned: &Planned<'_>,
+    relayed: Option<&Relayed>,
+) -> Vec<Walk> {
+    let listening =
+        |_: IpFamily, _: Protocol, port: u16| relayed.filter(|_| port == 40_000).cloned();
     let around = Surroundings {
         routing: &Node,
         listening: &listening,
@@ -95,7 +106,10 @@ fn what_was_sent_on_is_delivered() {
     let walk = walk(&packet, Found::Delivered, from_pod("10.244.1.9"));
     assert_eq!(walk.fate, Fate::Delivered);
     assert_eq!(walk.endpoint.as_deref(), Some("10.244.2.7:8080"));
-    assert_eq!((&*walk.source, walk.seen_as.as_deref()), ("kept", Some("10.244.1.9")));
+    assert_eq!(
+        (&*walk.source, walk.seen_as.as_deref()),
+        ("kept", Some("10.244.1.9"))
+    );
     assert!((walk.chance.0 - 0.5).abs() < 1e-9);
     assert_eq!((walk.rules_passed, walk.unanswered), (3, None));
 }
@@ -115,17 +129,53 @@ fn whom_the_endpoint_sees_is_told() {
 #[test]
 fn answers_that_do_not_come_back_are_told() {
     // From a service address, to an endpoint here, and to one elsewhere.
-    let here = walk(&packet("10.96.0.9", "10.244.1.5:80"), Found::Delivered, Way::Made(None));
+    let objects = |kind| Objects {
+        services: vec![Service {
+            ports: vec![Port {
+                protocol: "TCP".to_owned(),
+                addresses: vec![Address {
+                    kind,
+                    at: "10.96.0.9:80".to_owned(),
+                    ..Address::default()
+                }],
+                ..Port::default()
+            }],
+            ..Service::default()
+        }],
+        ..Objects::default()
+    };
+    let made = |kind, endpoint: &str| {
+        let objects = objects(kind);
+        let planned = Planned {
+            of: objects.places().next(),
+            ..planned(Way::Made(None))
+        };
+        let packet = packet("10.96.0.9", endpoint);
+        walks(&followed(&packet, Found::Delivered), &planned, None).remove(0)
+    };
+    let here = made(AddressKind::LoadBalancerIp, "10.244.1.5:80");
     assert_eq!(here.unanswered, None);
-    assert!(here.source.starts_with("kept: 10.96.0.9"), "{}", here.source);
-    let there = walk(&packet("10.96.0.9", "10.244.2.5:80"), Found::Delivered, Way::Made(None));
-    assert!(there.unanswered.unwrap().contains("does not come to this node"));
+    assert!(
+        here.source.starts_with("kept: 10.96.0.9"),
+        "{}",
+        here.source
+    );
+    let there = made(AddressKind::LoadBalancerIp, "10.244.2.5:80");
+    assert!(
+        there
+            .unanswered
+            .unwrap()
+            .contains("does not come to this node")
+    );
+    let node_port = made(AddressKind::NodePort, "10.244.2.5:80");
+    assert_eq!((&*node_port.source, node_port.unanswered), ("kept", None));
     // A pod that is sent to itself.
     let mut itself = packet("10.244.1.5", "10.244.1.5:80");
     let lost = walk(&itself, Found::Delivered, from_pod("10.244.1.5"));
     assert!(lost.unanswered.unwrap().contains("answers itself"));
     itself.translate_source(SourceNat::Masquerade(None));
-    assert_eq!(walk(&itself, Found::Delivered, from_pod("10.244.1.5")).unanswered, None);
+    let found = walk(&itself, Found::Delivered, from_pod("10.244.1.5"));
+    assert_eq!(found.unanswered, None);
 }
 
 #[test]
@@ -133,19 +183,35 @@ fn the_daemon_goes_on_with_what_comes_to_its_ports() {
     let packet = packet("10.244.1.9", "127.0.0.1:40000");
     let plan = planned(from_pod("10.244.1.9"));
     let portal = |packet: &Packet| packet_path::Walk {
-        steps: vec![Arc::new(packet_path::Step::new("nat KUBE-PORTALS-HOST", "", "sent on"))],
+        steps: vec![Arc::new(packet_path::Step::new(
+            "nat KUBE-PORTALS-HOST",
+            "",
+            "sent on",
+        ))],
         ..followed(packet, Found::Delivered)
     };
     let told = |relayed: &Relayed| walks(&portal(&packet), &plan, Some(relayed));
-    let two = told(&serving(&["10.244.1.5:80", "10.244.2.5:80"], Some("10.244.0.0/16")));
-    let ends: Vec<_> = two.iter().map(|walk| (walk.fate, walk.endpoint.as_deref().unwrap())).collect();
+    let two = told(&serving(
+        &["10.244.1.5:80", "10.244.2.5:80"],
+        Some("10.244.0.0/16"),
+    ));
+    let ends: Vec<_> = two
+        .iter()
+        .map(|walk| (walk.fate, walk.endpoint.as_deref().unwrap()))
+        .collect();
     assert_eq!(
         ends,
-        [(Fate::Delivered, "10.244.1.5:80"), (Fate::Delivered, "10.244.2.5:80")]
+        [
+            (Fate::Delivered, "10.244.1.5:80"),
+            (Fate::Delivered, "10.244.2.5:80")
+        ]
     );
     assert!((two[0].chance.0 - 0.25).abs() < 1e-9);
     assert!(two[0].source.starts_with("masqueraded"));
-    for lost in [serving(&[], None), serving(&["10.244.1.5:80"], Some("192.0.2.0/24"))] {
+    for lost in [
+        serving(&[], None),
+        serving(&["10.244.1.5:80"], Some("192.0.2.0/24")),
+    ] {
         let lost = told(&lost);
         assert_eq!((lost.len(), lost[0].fate), (1, Fate::Reset));
     }
