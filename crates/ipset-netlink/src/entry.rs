@@ -240,21 +240,7 @@ impl Entry {
     pub(crate) fn encode(&self, w: &mut Writer<'_>, line: u32) {
         let parts = self.parts();
         w.nest(attr::DATA, |w| {
-            if let Some(ip) = parts.ip {
-                encode_ip(w, data::IP, ip);
-            }
-            if let Some(port) = parts.port {
-                w.attr_be16(data::PORT | NET_BYTEORDER, port);
-            }
-            if let Some(protocol) = parts.protocol {
-                w.attr_u8(data::PROTO, protocol);
-            }
-            if let Some(ip2) = parts.ip2 {
-                encode_ip(w, data::IP2, ip2);
-            }
-            if let Some(prefix) = parts.prefix2 {
-                w.attr_u8(data::CIDR2, prefix);
-            }
+            parts.encode(w);
             w.attr_be32(attr::LINENO | NET_BYTEORDER, line);
         });
     }
@@ -310,6 +296,35 @@ impl fmt::Display for Entry {
     }
 }
 
+/// What a set of any type is asked for: parts of a packet. Of which of them a member is made, the
+/// set's type says (`hash:ip,port`); what it has not, is not looked at.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Key {
+    /// The first address; in a set of networks one that holds it counts.
+    pub ip: Option<IpAddr>,
+    /// Protocol of the port.
+    pub protocol: Option<IpProtocol>,
+    /// Port.
+    pub port: Option<u16>,
+    /// The second address.
+    pub ip2: Option<IpAddr>,
+}
+
+impl Key {
+    /// Writes it as one `DATA` attribute. Without a line: kernels of old write where it would stand
+    /// without having a place for it.
+    pub(crate) fn encode(&self, w: &mut Writer<'_>) {
+        let parts = Parts {
+            ip: self.ip,
+            protocol: self.protocol.map(|protocol| protocol.0),
+            port: self.port,
+            ip2: self.ip2,
+            prefix2: None,
+        };
+        w.nest(attr::DATA, |w| parts.encode(w));
+    }
+}
+
 /// What entries are made of.
 #[derive(Default)]
 struct Parts {
@@ -321,6 +336,24 @@ struct Parts {
 }
 
 impl Parts {
+    fn encode(&self, w: &mut Writer<'_>) {
+        if let Some(ip) = self.ip {
+            encode_ip(w, data::IP, ip);
+        }
+        if let Some(port) = self.port {
+            w.attr_be16(data::PORT | NET_BYTEORDER, port);
+        }
+        if let Some(protocol) = self.protocol {
+            w.attr_u8(data::PROTO, protocol);
+        }
+        if let Some(ip2) = self.ip2 {
+            encode_ip(w, data::IP2, ip2);
+        }
+        if let Some(prefix) = self.prefix2 {
+            w.attr_u8(data::CIDR2, prefix);
+        }
+    }
+
     /// The entry of that type, unless a part of it is missing.
     fn entry(&self, set_type: SetType) -> Option<Entry> {
         if set_type == SetType::BitmapPort {

@@ -13,7 +13,7 @@ use netlink_batch::{Batch, Connection, Dump, NLM_F_EXCL, Protocol, Refusal, Repl
 
 use crate::set::CommandAttributes;
 use crate::wire::{LIST_HEADER, MAX_NAME, NET_BYTEORDER, attr, command, errno, message};
-use crate::{Definition, Entry, Error, Family, Header, Reason, Set, SetType};
+use crate::{Definition, Entry, Error, Family, Header, Key, Reason, Set, SetType};
 
 /// Newest and oldest protocol version spoken here.
 const PROTOCOL: u8 = 7;
@@ -363,6 +363,41 @@ impl Ipset {
         only_set(self.dump(Some(name), true)?).map(|set| set.header)
     }
 
+    /// The kernel's name of a set's type, as `hash:ip,port`. One question, whatever the set holds.
+    ///
+    /// # Errors
+    ///
+    /// As of [`Ipset::list`].
+    pub fn type_name(&mut self, name: &str) -> Result<String, Error> {
+        let answer = self.ask(command::HEADER, 0, name, |_| {})?;
+        let attributes = only_message(&answer, command::HEADER)?;
+        Ok(attributes.type_name.unwrap_or_default().to_owned())
+    }
+
+    /// Whether a member of a set holds for a key, in a set of any type whose members are made of
+    /// addresses, networks and ports. The kernel looks it up as it does for packets, and lists nothing. Of
+    /// a key that lacks what the type wants it says no.
+    ///
+    /// # Errors
+    ///
+    /// As of [`Ipset::list`].
+    pub fn test(&mut self, name: &str, key: &Key) -> Result<bool, Error> {
+        valid_name(name)?;
+        let protocol = self.protocol;
+        let answer = self.connection.request(message(command::TEST), 0, |w| {
+            preamble(w, protocol, Some(name));
+            key.encode(w);
+        });
+        match answer {
+            Ok(_) => Ok(true),
+            Err(netlink_batch::Error::Refused(Refusal {
+                errno: errno::EXIST,
+                ..
+            })) => Ok(false),
+            Err(error) => Err(refused(error, command::TEST, name)),
+        }
+    }
+
     /// What can be said of a change before it is sent: an entry that does not fit its set is
     /// refused here, because the kernel would add what it understands of it. The others are not
     /// known yet.
@@ -696,11 +731,13 @@ fn refused(error: netlink_batch::Error, number: u16, name: &str) -> Error {
             }
         }
         // Who only read may ask again.
-        netlink_batch::Error::LostReply if !matches!(number, command::LIST | command::HEADER) => {
-            Error::Unknown { action, name }
-        }
+        netlink_batch::Error::LostReply if !is_read(number) => Error::Unknown { action, name },
         error => Error::Netlink(error),
     }
+}
+
+fn is_read(command: u16) -> bool {
+    matches!(command, command::LIST | command::HEADER | command::TEST)
 }
 
 /// What a command does, to be followed by "set" and its name.
@@ -712,7 +749,7 @@ fn action(number: u16) -> &'static str {
         command::RENAME => "rename",
         command::SWAP => "swap",
         command::LIST => "list",
-        command::HEADER => "look up",
+        command::HEADER | command::TEST => "look up",
         command::TYPE => "look up the type of",
         _ => "agree on a protocol for",
     }

@@ -19,7 +19,9 @@
 //!    │
 //!    ├───── add, delete, update ──▶ Change { set, Action, [Entry] } ──▶ Outcome of each entry
 //!    │
-//!    └───── list, headers ◀── Set { Header, [Entry] }
+//!    ├───── list, headers ◀── Set { Header, [Entry] }
+//!    │
+//!    └───── type_name, test ── Key ──▶ whether a member holds for it, in a set of any type
 //! ```
 //!
 //! Adding what is there and deleting what is absent succeed, as with `ipset -exist`. It speaks the
@@ -37,7 +39,7 @@ mod ipset;
 mod set;
 mod wire;
 
-pub use entry::{Entry, IpProtocol, ParseError};
+pub use entry::{Entry, IpProtocol, Key, ParseError};
 pub use error::{Error, Reason};
 pub use ipset::{Action, Change, Ipset, Outcome};
 pub use set::{Definition, Family, Header, Set, SetType};

@@ -16,6 +16,7 @@ pub(crate) mod command {
     pub(crate) const LIST: u16 = 7;
     pub(crate) const ADD: u16 = 9;
     pub(crate) const DELETE: u16 = 10;
+    pub(crate) const TEST: u16 = 11;
     pub(crate) const HEADER: u16 = 12;
     pub(crate) const TYPE: u16 = 13;
 }

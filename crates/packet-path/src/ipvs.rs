@@ -207,7 +207,7 @@ fn send(
             step.says = format!("sent to {to}");
         }
         Forward::Local => {
-            step.says = "left to this node itself".to_owned();
+            "left to this node itself".clone_into(&mut step.says);
             branch.step(step);
             return Passed::Stays(branch);
         }

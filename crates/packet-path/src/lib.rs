@@ -32,7 +32,9 @@ mod kernel;
 pub mod nft;
 mod outcome;
 mod packet;
+pub mod read;
 mod ruleset;
+mod snapshot;
 mod walk;
 mod xtables;
 
@@ -41,5 +43,6 @@ pub use kernel::{AddressType, Kernel, Route, RouteQuestion, Server, SetKey, Unre
 pub use outcome::{Fate, Source, Walk};
 pub use packet::{Interface, Packet, SourceNat, Tracking};
 pub use ruleset::{Base, ChainKind, Hook, Ruleset};
+pub use snapshot::Snapshot;
 pub use walk::{Question, Sender, walk};
 pub use xtables::Xtables;

@@ -146,9 +146,8 @@ pub(crate) fn settle(branches: Vec<Branch>) -> Vec<Walk> {
             walk.why = format!("it depends on what is not understood: {}", doubt.what);
         }
     }
-    if walks.len() > MOST_TOLD {
-        walks = joined(walks);
-    }
+    let is_many = walks.len() > MOST_TOLD;
+    walks = joined(walks, is_many);
     walks.sort_by(|one, other| {
         let by_chance = other.chance.total_cmp(&one.chance);
         by_chance.then_with(|| one.endpoint.cmp(&other.endpoint))
@@ -182,18 +181,28 @@ fn is_the_same(walks: &[Walk], what: &str) -> bool {
             .all(|(outcome, chance)| is_near(outcome, *chance))
 }
 
-/// Joins ways of one outcome; the steps are those of the first.
-fn joined(walks: Vec<Walk>) -> Vec<Walk> {
-    let mut places: HashMap<(Outcome, Vec<Doubt>), usize> = HashMap::new();
+/// Joins ways of one outcome; the steps are those of the first. Where ways are not many, only those
+/// that nobody gets, and that end at the same thing.
+fn joined(walks: Vec<Walk>, is_many: bool) -> Vec<Walk> {
+    let mut places: HashMap<(Outcome, Vec<Doubt>, String), usize> = HashMap::new();
     let mut kept: Vec<Walk> = Vec::new();
     for walk in walks {
-        let key = (walk.outcome(), walk.doubts.clone());
-        match places.get(&key).and_then(|place| kept.get_mut(*place)) {
-            Some(same) => same.chance += walk.chance,
-            None => {
-                places.insert(key, kept.len());
-                kept.push(walk);
-            }
+        if walk.endpoint.is_some() && !is_many {
+            kept.push(walk);
+            continue;
+        }
+        let last = walk.steps.last().filter(|_| !is_many);
+        let last = last.map_or_else(String::new, |step| step.entry.clone());
+        let mut outcome = walk.outcome();
+        if walk.endpoint.is_none() {
+            outcome.3 = Source::Kept;
+        }
+        let key = (outcome, walk.doubts.clone(), last);
+        if let Some(same) = places.get(&key).and_then(|place| kept.get_mut(*place)) {
+            same.chance += walk.chance;
+        } else {
+            places.insert(key, kept.len());
+            kept.push(walk);
         }
     }
     kept

@@ -55,6 +55,10 @@ pub enum SourceNat {
 
 /// The first packet of a flow, at one moment of its way.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[allow(
+    clippy::struct_excessive_bools,
+    reason = "facts as the kernel's flags have them, none of which excludes another"
+)]
 pub struct Packet {
     /// IANA's number.
     pub protocol: u8,

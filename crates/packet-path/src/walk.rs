@@ -116,12 +116,11 @@ fn joined(ways: Vec<(Hook, Branch)>) -> Vec<(Hook, Branch)> {
     let mut kept: Vec<(Hook, Branch)> = Vec::new();
     for (hook, branch) in ways {
         let key = (hook as u32, branch.packet.clone(), branch.doubts.clone());
-        match places.get(&key).and_then(|place| kept.get_mut(*place)) {
-            Some((_, same)) => same.chance += branch.chance,
-            None => {
-                places.insert(key, kept.len());
-                kept.push((hook, branch));
-            }
+        if let Some((_, same)) = places.get(&key).and_then(|place| kept.get_mut(*place)) {
+            same.chance += branch.chance;
+        } else {
+            places.insert(key, kept.len());
+            kept.push((hook, branch));
         }
     }
     kept

@@ -4,6 +4,7 @@
 //!  Address, LocalRoute ── push_new, push_del ──▶ Batch ──▶ Rtnetlink::execute ──▶ Reply of each
 //!  Link ◀─────────────── Rtnetlink::{link, create_dummy, set_link_state, ..}, by its name
 //!  Address, LocalRoute ◀─ Rtnetlink::{addresses, local_routes}
+//!  Lookup ── Rtnetlink::way ──▶ Way, or why there is none: one question to the kernel's routing
 //!  Event of these ◀────── Subscription::receive
 //! ```
 //!
@@ -27,6 +28,7 @@
 
 mod address;
 mod link;
+mod lookup;
 mod message;
 mod route;
 mod rtnetlink;
@@ -40,6 +42,7 @@ use netlink_packet_route::AddressFamily;
 
 pub use address::Address;
 pub use link::{AddressGeneration, Link, LinkState};
+pub use lookup::{Lookup, NoWay, Way};
 pub use netlink_batch::{Batch, Error, Refusal, Reply};
 pub use route::LocalRoute;
 pub use rtnetlink::Rtnetlink;
@@ -57,7 +60,7 @@ pub fn all_addresses(family: IpFamily) -> Result<BTreeSet<IpAddr>, Error> {
 }
 
 /// An IP version.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Family {
     /// `AF_INET`, IPv4.
     Inet,

@@ -7,6 +7,7 @@ use netlink_packet_route::RouteNetlinkMessage;
 use crate::Family;
 use crate::address::{self, Address};
 use crate::link::{self, AddressGeneration, Link, LinkState};
+use crate::lookup::{self, Lookup, NoWay, Way};
 use crate::message::{push, write};
 use crate::route::{self, LocalRoute};
 
@@ -158,6 +159,25 @@ impl Rtnetlink {
             // Before Linux 4.20 the kernel does not filter.
             LocalRoute::parse(payload, family, protocol)
         })
+    }
+
+    /// The way that a packet takes, as the kernel's routing decides it.
+    ///
+    /// # Errors
+    ///
+    /// The kernel refuses to say ([`Error::Refused`]), as where it has no link of this index
+    /// (`ENODEV`), or its answer is lost or cannot be understood.
+    pub fn way(&mut self, asked: &Lookup) -> Result<Result<Way, NoWay>, Error> {
+        let message = RouteNetlinkMessage::GetRoute(asked.message());
+        let kind = message.message_type();
+        let ask = |writer: &mut netlink_batch::Writer<'_>| write(writer, &message);
+        match self.0.request(kind, 0, ask) {
+            Err(error) => lookup::answer(error).map(Err),
+            Ok(answer) => {
+                let (_, payload) = answer.iter().next().ok_or(Error::LostReply)?;
+                Ok(Ok(Way::parse(payload)?))
+            }
+        }
     }
 
     fn dump<T>(

@@ -108,7 +108,9 @@ fn ask(test: &Test, packet: &Packet, kernel: &dyn Kernel, fit: &mut Fit) -> Resu
             }
             None => false,
         },
-        Ask::Bridge(Bridge::IsIn) => comes_by_port(packet, kernel).map_err(told)?,
+        Ask::Bridge(Bridge::IsIn) => {
+            comes_by_port(packet, kernel).map_err(|unread| told(&unread))?
+        }
         Ask::Bridge(Bridge::IsOut) => false,
         Ask::Ipvs(wanted) => is_of_server(wanted, packet),
         Ask::Remembered(_) => {
@@ -192,7 +194,9 @@ fn is_of_type(
     kernel: &dyn Kernel,
 ) -> Result<bool, String> {
     let limit = limit.and_then(|side| interface(side, packet));
-    let found = kernel.address_type(address, limit).map_err(told)?;
+    let found = kernel
+        .address_type(address, limit)
+        .map_err(|unread| told(&unread))?;
     let name = match found {
         AddressType::Unicast => "UNICAST",
         AddressType::Local => "LOCAL",
@@ -212,13 +216,13 @@ fn member(
     packet: &Packet,
     kernel: &dyn Kernel,
 ) -> Result<Option<String>, String> {
-    let Some(type_name) = kernel.set_type(set).map_err(told)? else {
+    let Some(type_name) = kernel.set_type(set).map_err(|unread| told(&unread))? else {
         return Err(format!("there is no ipset {set}"));
     };
     let Some(key) = key(&type_name, sides, packet)? else {
         return Ok(None);
     };
-    kernel.member(set, &key).map_err(told)
+    kernel.member(set, &key).map_err(|unread| told(&unread))
 }
 
 /// What is looked for in a set of this type; `None`: the packet can be no member.
@@ -284,7 +288,7 @@ fn is_of_server(wanted: &Ipvs, packet: &Packet) -> bool {
             .is_none_or(|(number, is)| holds(port == number, is))
 }
 
-fn told(unread: Unread) -> String {
+fn told(unread: &Unread) -> String {
     unread.to_string()
 }
 

@@ -44,7 +44,7 @@ pub(super) fn read(words: Words<'_>) -> Rule {
             "!" => reading.is_inverted = true,
             "-m" | "--match" => reading.begin(words.next(), &mut words),
             "-j" | "--jump" => {
-                target = targets::read(words.next().unwrap_or_default(), &mut words);
+                target = targets::read(&words.next().unwrap_or_default(), &mut words);
                 break;
             }
             "-g" | "--goto" => {
@@ -189,7 +189,10 @@ impl Reading {
                 0 => Ask::Always(true),
                 number => Ask::Protocol(number),
             },
-            ("comment", "--comment") => {
+            // What says nothing by itself.
+            ("comment", "--comment")
+            | ("statistic", "--mode" | "--packet")
+            | ("recent", "--seconds" | "--hitcount" | "--mask") => {
                 words.next();
                 return Some(None);
             }
@@ -203,7 +206,7 @@ impl Reading {
             ("multiport", "--dports") => Ask::Ports(PortSide::Of(Side::Destination), ports(value)?),
             ("multiport", "--sports") => Ask::Ports(PortSide::Of(Side::Source), ports(value)?),
             ("multiport", "--ports") => Ask::Ports(PortSide::Either, ports(value)?),
-            ("tcp", "--tcp-flags") => return self.flags(words),
+            ("tcp", "--tcp-flags") => return flags(words),
             // Of no packet that is asked about.
             ("icmp", "--icmp-type" | "--icmpv6-type") => Ask::Always(false),
             ("conntrack", "--ctstate") | ("state", "--state") => Ask::State(states(value)?),
@@ -235,13 +238,9 @@ impl Reading {
                 words.next();
                 return Some(None);
             }
-            ("set", "--match-set") => return self.set(words),
+            ("set", "--match-set") => return set(words),
             ("ipvs", _) => {
                 self.ipvs(option, value)?;
-                words.next();
-                return Some(None);
-            }
-            ("statistic", "--mode") => {
                 words.next();
                 return Some(None);
             }
@@ -250,17 +249,9 @@ impl Reading {
                 let every: u32 = value.parse().ok().filter(|every| *every > 0)?;
                 Ask::Chance(1.0 / f64::from(every))
             }
-            ("statistic", "--packet") => {
-                words.next();
-                return Some(None);
-            }
             ("recent", "--name") => {
                 let (_, name) = self.recent.get_or_insert_default();
                 value.clone_into(name);
-                words.next();
-                return Some(None);
-            }
-            ("recent", "--seconds" | "--hitcount" | "--mask") => {
                 words.next();
                 return Some(None);
             }
@@ -289,26 +280,26 @@ impl Reading {
         }
         Some(())
     }
+}
 
-    #[allow(clippy::option_option, reason = "as of `known`")]
-    fn set(&mut self, words: &mut Rest<'_>) -> Option<Option<Ask>> {
-        let name = words.next()?.into_owned();
-        let sides = words.next()?;
-        let side = |side: &str| match side {
-            "src" => Some(Side::Source),
-            "dst" => Some(Side::Destination),
-            _ => None,
-        };
-        let sides: Option<Vec<Side>> = sides.split(',').map(side).collect();
-        Some(Some(Ask::Set(name, sides?)))
-    }
+#[allow(clippy::option_option, reason = "as of `Reading::known`")]
+fn set(words: &mut Rest<'_>) -> Option<Option<Ask>> {
+    let name = words.next()?.into_owned();
+    let sides = words.next()?;
+    let side = |side: &str| match side {
+        "src" => Some(Side::Source),
+        "dst" => Some(Side::Destination),
+        _ => None,
+    };
+    let sides: Option<Vec<Side>> = sides.split(',').map(side).collect();
+    Some(Some(Ask::Set(name, sides?)))
+}
 
-    #[allow(clippy::option_option, reason = "as of `known`")]
-    fn flags(&mut self, words: &mut Rest<'_>) -> Option<Option<Ask>> {
-        let mask = tcp_flags(&words.next()?)?;
-        let set = tcp_flags(&words.next()?)?;
-        Some(Some(Ask::TcpFlags(mask, set)))
-    }
+#[allow(clippy::option_option, reason = "as of `Reading::known`")]
+fn flags(words: &mut Rest<'_>) -> Option<Option<Ask>> {
+    let mask = tcp_flags(&words.next()?)?;
+    let set = tcp_flags(&words.next()?)?;
+    Some(Some(Ask::TcpFlags(mask, set)))
 }
 
 /// Whether a word begins something else than the options of a match.

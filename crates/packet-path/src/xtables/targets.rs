@@ -44,7 +44,7 @@ const UNKNOWN: [&str; 13] = [
 ];
 
 /// Reads a target and the options behind it.
-pub(super) fn read(name: Cow<'_, str>, words: &mut Rest<'_>) -> Target {
+pub(super) fn read(name: &str, words: &mut Rest<'_>) -> Target {
     let options: Vec<Cow<'_, str>> = words.collect();
     let unknown = || {
         let mut text = format!("-j {name}");
@@ -58,7 +58,7 @@ pub(super) fn read(name: Cow<'_, str>, words: &mut Rest<'_>) -> Target {
         let at = options.iter().position(|option| option == wanted)?;
         options.get(at + 1).map(|value| &**value)
     };
-    let read = match &*name {
+    let read = match name {
         "ACCEPT" => Some(Target::Accept),
         "DROP" => Some(Target::Drop),
         "RETURN" => Some(Target::Return),

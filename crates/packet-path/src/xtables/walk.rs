@@ -191,23 +191,19 @@ impl<'a> Walk<'a> {
                     at.frames.pop();
                 }
                 let found = self.table.chains.get_key_value(chain);
-                match found.filter(|_| at.frames.len() < DEEPEST) {
-                    Some((name, chain)) => {
-                        let steps = Some(at.branch.steps.len());
-                        at.frames.push(Frame {
-                            chain: name,
-                            rest: self.table.rules(chain),
-                            steps,
-                        });
-                        Some(at)
-                    }
-                    None => {
-                        let why = format!("there is no chain {chain}, or it leads in circles");
-                        at.branch.end = Some(End::Unknown(why));
-                        self.done.push(at.branch);
-                        None
-                    }
-                }
+                let Some((name, chain)) = found.filter(|_| at.frames.len() < DEEPEST) else {
+                    let why = format!("there is no chain {chain}, or it leads in circles");
+                    at.branch.end = Some(End::Unknown(why));
+                    self.done.push(at.branch);
+                    return None;
+                };
+                let steps = Some(at.branch.steps.len());
+                at.frames.push(Frame {
+                    chain: name,
+                    rest: self.table.rules(chain),
+                    steps,
+                });
+                Some(at)
             }
         }
     }
@@ -216,12 +212,7 @@ impl<'a> Walk<'a> {
     fn act<'r>(&self, at: &mut At<'a>, target: &'r Target, mut step: Step) -> Next<'r> {
         let packet = &mut at.branch.packet;
         let (says, next) = match target {
-            // It counts, and says so to who reads it.
-            Target::None => {
-                at.branch.passed += 1;
-                return Next::On;
-            }
-            Target::Harmless(_) => {
+            Target::None | Target::Harmless(_) => {
                 at.branch.passed += 1;
                 return Next::On;
             }

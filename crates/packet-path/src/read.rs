@@ -1,0 +1,437 @@
+//! The kernel itself: its rules of iptables, and a [`Kernel`] that asks it thing by thing.
+//!
+//! All is of the network namespace of the calling thread, and blocks for as long as the kernel and the
+//! programs of iptables take: not for a thread that has something else to do. Asking loads nothing: what
+//! the kernel has not loaded holds nothing.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::hash::Hash;
+use std::io::ErrorKind;
+use std::net::IpAddr;
+use std::path::Path;
+
+use inet::IpFamily;
+use ipset_netlink::{Entry, IpProtocol, Ipset, Key, Reason};
+use iptables::{Backend, Iptables};
+use ipvs_netlink::{Ipvs, ServiceKey};
+use route_netlink::{Address, Family, Lookup, NoWay, Rtnetlink};
+use rustix::net::netdevice::index_to_name;
+use rustix::net::{AddressFamily, SocketType, socket};
+
+use crate::kernel::{AddressType, Kernel, Route, RouteQuestion, Server, SetKey, Unread};
+use crate::packet::Interface;
+use crate::xtables::Xtables;
+
+/// Sets of more members are not listed to say by which network an address is in one.
+const MOST_LISTED: u32 = 4096;
+
+/// The rules of iptables of a family.
+#[derive(Debug, Default)]
+pub struct Rules {
+    /// Those of each backend that has any.
+    pub backends: Vec<(Backend, Xtables)>,
+    /// What could not be read.
+    pub unread: Vec<Unread>,
+}
+
+/// Reads the rules of iptables, of all tables and both backends. A table can only be read whole: with
+/// 50,000 Services in iptables mode that is some 100 MB of text, which is held as long as the result
+/// is. Costs a process for each backend that holds anything.
+pub fn rules(family: IpFamily) -> Rules {
+    let mut rules = Rules::default();
+    let part = |backend: Backend| format!("the rules of iptables-{backend}");
+    let installed = match Iptables::installed() {
+        Ok(installed) => installed,
+        Err(error) => {
+            rules.unread.push(unread("the rules of iptables", &error));
+            return rules;
+        }
+    };
+    for program in &installed {
+        let mut tables = Xtables::default();
+        match program.save_all_counted(family, &mut |line| tables.read(line)) {
+            Ok(()) if tables.is_empty() => {}
+            Ok(()) => rules.backends.push((program.backend(), tables)),
+            Err(error) => rules.unread.push(unread(part(program.backend()), &error)),
+        }
+    }
+    for backend in Backend::ALL {
+        let is_installed = installed.iter().any(|program| program.backend() == backend);
+        let holds = || {
+            backend
+                .chains(family)
+                .is_some_and(|chains| !chains.is_empty())
+        };
+        if !is_installed && holds() {
+            let reason = format!("there are some, but no program iptables-{backend}-save");
+            rules.unread.push(Unread {
+                part: part(backend),
+                reason,
+            });
+        }
+    }
+    rules
+}
+
+/// The kernel, asked thing by thing. What it has answered is kept, so that a walk sees one state.
+#[derive(Debug)]
+pub struct Live {
+    routing: RefCell<Rtnetlink>,
+    ipset: RefCell<Option<Ipset>>,
+    ipvs: RefCell<Option<Ipvs>>,
+    routes: Kept<RouteQuestion, Route>,
+    types: Kept<IpAddr, AddressType>,
+    addresses: Kept<(Interface, Family), Vec<Address>>,
+    bridges: Kept<String, bool>,
+    set_types: Kept<String, Option<String>>,
+    members: Kept<(String, SetKey), Option<String>>,
+    servers: Kept<ServiceKey, Option<Server>>,
+    settings: Kept<String, Option<String>>,
+}
+
+/// Answers by question.
+#[derive(Debug)]
+struct Kept<Q, A>(RefCell<HashMap<Q, Result<A, Unread>>>);
+
+impl<Q, A> Default for Kept<Q, A> {
+    fn default() -> Self {
+        Self(RefCell::default())
+    }
+}
+
+impl<Q: Hash + Eq + Clone, A: Clone> Kept<Q, A> {
+    fn or_ask(&self, question: &Q, ask: impl FnOnce() -> Result<A, Unread>) -> Result<A, Unread> {
+        if let Some(answer) = self.0.borrow().get(question) {
+            return answer.clone();
+        }
+        let answer = ask();
+        let mut kept = self.0.borrow_mut();
+        kept.insert(question.clone(), answer.clone());
+        answer
+    }
+}
+
+impl Live {
+    /// Opens what is always there; the rest is opened as it is first asked.
+    ///
+    /// # Errors
+    ///
+    /// There is no socket for routes.
+    pub fn open() -> Result<Self, Unread> {
+        let routing = Rtnetlink::open().map_err(|error| unread("the routes", &error))?;
+        Ok(Self {
+            routing: RefCell::new(routing),
+            ipset: RefCell::default(),
+            ipvs: RefCell::default(),
+            routes: Kept::default(),
+            types: Kept::default(),
+            addresses: Kept::default(),
+            bridges: Kept::default(),
+            set_types: Kept::default(),
+            members: Kept::default(),
+            servers: Kept::default(),
+            settings: Kept::default(),
+        })
+    }
+
+    fn ask_route(&self, question: &RouteQuestion) -> Result<Route, Unread> {
+        let part = || format!("the route to {}", question.destination);
+        let link = match &question.iif {
+            None => None,
+            Some(iif) => Some(self.index(iif)?),
+        };
+        let asked = Lookup {
+            destination: question.destination,
+            source: question.source,
+            link,
+            mark: question.mark,
+        };
+        let answer = self.routing.borrow_mut().way(&asked);
+        let way = match answer.map_err(|error| unread(part(), &error))? {
+            Ok(way) => way,
+            Err(why) => {
+                let why = self.no_way(why, question)?;
+                return Ok(Route::None { why });
+            }
+        };
+        if way.is_local() {
+            let source = way.source.or(Some(question.destination));
+            return Ok(Route::Local { source });
+        }
+        let Some(link) = way.link else {
+            let reason = "the kernel names no interface".to_owned();
+            return Err(Unread {
+                part: part(),
+                reason,
+            });
+        };
+        Ok(Route::Out {
+            interface: named(link).map_err(|error| unread(part(), &error))?,
+            gateway: way.gateway,
+            source: way.source,
+        })
+    }
+
+    fn no_way(&self, why: NoWay, question: &RouteQuestion) -> Result<String, Unread> {
+        let by = question.iif.as_ref().map_or("", |iif| &iif.name);
+        Ok(match why {
+            NoWay::NoRoute => "no route to there".to_owned(),
+            NoWay::WrongLink => {
+                format!("the way back does not lead by {by} (net.ipv4.conf.{by}.rp_filter)")
+            }
+            NoWay::Martian => "a source or destination that may not be there (martian)".to_owned(),
+            NoWay::NotForwarded => {
+                let setting = self.setting("net/ipv4/ip_forward")?;
+                let is_off = question.destination.is_ipv4() && setting.as_deref() == Some("0");
+                if is_off && question.iif.is_some() {
+                    "this node forwards nothing (net.ipv4.ip_forward is 0)".to_owned()
+                } else {
+                    "no route to there, or one that refuses".to_owned()
+                }
+            }
+            NoWay::Other(errno) => format!("the kernel refuses ({errno})"),
+        })
+    }
+
+    fn index(&self, interface: &Interface) -> Result<u32, Unread> {
+        if let Some(index) = interface.index {
+            return Ok(index);
+        }
+        let part = || format!("the interface {}", interface.name);
+        let link = self.routing.borrow_mut().link(&interface.name);
+        match link.map_err(|error| unread(part(), &error))? {
+            Some(link) => Ok(link.index),
+            None => Err(Unread {
+                part: part(),
+                reason: "there is none".to_owned(),
+            }),
+        }
+    }
+
+    fn addresses(&self, interface: &Interface, to: IpAddr) -> Result<Vec<Address>, Unread> {
+        let family = Family::of(to);
+        let question = (interface.clone(), family);
+        self.addresses.or_ask(&question, || {
+            let index = self.index(interface)?;
+            let found = self.routing.borrow_mut().addresses_of(index, family);
+            found.map_err(|error| unread(format!("the addresses of {}", interface.name), &error))
+        })
+    }
+
+    fn with_ipset<A>(
+        &self,
+        set: &str,
+        ask: impl FnOnce(&mut Ipset) -> Result<A, ipset_netlink::Error>,
+    ) -> Result<Option<A>, Unread> {
+        let told = |error: &ipset_netlink::Error| unread(format!("the ipset {set}"), error);
+        let mut slot = self.ipset.borrow_mut();
+        let ipset = match &mut *slot {
+            Some(open) => open,
+            None => slot.insert(Ipset::open().map_err(|error| told(&error))?),
+        };
+        match ask(ipset) {
+            Err(ipset_netlink::Error::Refused {
+                reason: Reason::NoSuchSet,
+                ..
+            }) => Ok(None),
+            Err(error) => {
+                let told = told(&error);
+                // A connection that has failed is not used again.
+                *slot = None;
+                Err(told)
+            }
+            Ok(answer) => Ok(Some(answer)),
+        }
+    }
+
+    fn ask_member(&self, set: &str, key: &SetKey) -> Result<Option<String>, Unread> {
+        // Sets of ports alone know no protocol, and the kernel refuses what a type has no place for.
+        let protocol = key.port.filter(|_| key.ip.is_some());
+        let asked = Key {
+            ip: key.ip,
+            protocol: protocol.map(|(protocol, _)| IpProtocol(protocol)),
+            port: key.port.map(|(_, port)| port),
+            ip2: key.ip2,
+        };
+        let is_in = self.with_ipset(set, |ipset| ipset.test(set, &asked))?;
+        if is_in != Some(true) {
+            return Ok(None);
+        }
+        let type_name = self.set_type(set)?.unwrap_or_default();
+        let found = if type_name.contains("net") {
+            self.network(set, key)?
+        } else {
+            None
+        };
+        Ok(Some(found.unwrap_or_else(|| written(&type_name, key))))
+    }
+
+    /// By which network of a set a key is in it, if that is not dear to find out.
+    fn network(&self, set: &str, key: &SetKey) -> Result<Option<String>, Unread> {
+        let found = self.with_ipset(set, |ipset| {
+            if ipset
+                .header(set)?
+                .entries
+                .is_none_or(|count| count > MOST_LISTED)
+            {
+                return Ok(None);
+            }
+            let entries = ipset.list(set)?.entries;
+            Ok(entries.into_iter().find(|entry| holds(entry, key)))
+        })?;
+        Ok(found.flatten().map(|entry| entry.to_string()))
+    }
+
+    fn ask_server(&self, key: &ServiceKey) -> Result<Option<Server>, Unread> {
+        // Opening a connection would load IPVS.
+        if !Path::new("/proc/thread-self/net/ip_vs").exists() {
+            return Ok(None);
+        }
+        let told = |error: ipvs_netlink::Error| unread("the virtual servers of IPVS", &error);
+        let mut slot = self.ipvs.borrow_mut();
+        let ipvs = match &mut *slot {
+            Some(open) => open,
+            None => slot.insert(Ipvs::open().map_err(told)?),
+        };
+        let Some(entry) = ipvs.service(key).map_err(told)? else {
+            return Ok(None);
+        };
+        let destinations = ipvs.destinations(key).map_err(told)?;
+        Ok(Some(Server {
+            entry,
+            destinations,
+        }))
+    }
+}
+
+impl Kernel for Live {
+    fn route(&self, question: &RouteQuestion) -> Result<Route, Unread> {
+        self.routes.or_ask(question, || self.ask_route(question))
+    }
+
+    fn address_type(
+        &self,
+        address: IpAddr,
+        interface: Option<&Interface>,
+    ) -> Result<AddressType, Unread> {
+        if let Some(interface) = interface {
+            let addresses = self.addresses(interface, address)?;
+            let is_its = addresses.iter().any(|held| held.address == address);
+            return Ok(if is_its {
+                AddressType::Local
+            } else {
+                AddressType::Unicast
+            });
+        }
+        self.types.or_ask(&address, || {
+            let asked = Lookup {
+                destination: address,
+                source: None,
+                link: None,
+                mark: 0,
+            };
+            let part = || format!("the route to {address}");
+            let answer = self.routing.borrow_mut().way(&asked);
+            Ok(match answer.map_err(|error| unread(part(), &error))? {
+                Ok(way) => match way.kind {
+                    2 => AddressType::Local,
+                    3 => AddressType::Broadcast,
+                    5 => AddressType::Multicast,
+                    _ => AddressType::Unicast,
+                },
+                Err(NoWay::NotForwarded) => AddressType::Unreachable,
+                Err(_) => AddressType::Unicast,
+            })
+        })
+    }
+
+    fn address_of(&self, interface: &Interface, to: IpAddr) -> Result<Option<IpAddr>, Unread> {
+        let addresses = self.addresses(interface, to)?;
+        let is_near = |held: &&Address| {
+            let net = ipnet::IpNet::new(held.address, held.prefix);
+            net.is_ok_and(|net| net.contains(&to))
+        };
+        let near = addresses.iter().find(is_near).or(addresses.first());
+        Ok(near.map(|held| held.address))
+    }
+
+    fn is_bridge(&self, interface: &Interface) -> Result<bool, Unread> {
+        let name = &interface.name;
+        self.bridges.or_ask(name, || {
+            let link = self.routing.borrow_mut().link(name);
+            let link = link.map_err(|error| unread(format!("the interface {name}"), &error))?;
+            Ok(link.is_some_and(|link| link.kind == "bridge"))
+        })
+    }
+
+    fn set_type(&self, set: &str) -> Result<Option<String>, Unread> {
+        self.set_types.or_ask(&set.to_owned(), || {
+            self.with_ipset(set, |ipset| ipset.type_name(set))
+        })
+    }
+
+    fn member(&self, set: &str, key: &SetKey) -> Result<Option<String>, Unread> {
+        let question = (set.to_owned(), key.clone());
+        self.members.or_ask(&question, || self.ask_member(set, key))
+    }
+
+    fn server(&self, key: &ServiceKey) -> Result<Option<Server>, Unread> {
+        self.servers.or_ask(key, || self.ask_server(key))
+    }
+
+    fn setting(&self, name: &str) -> Result<Option<String>, Unread> {
+        self.settings.or_ask(&name.to_owned(), || {
+            match std::fs::read_to_string(Path::new("/proc/sys").join(name)) {
+                Ok(text) => Ok(Some(text.trim().to_owned())),
+                Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+                Err(error) => Err(unread(format!("the setting {name}"), &error)),
+            }
+        })
+    }
+}
+
+fn unread(part: impl Into<String>, error: &dyn std::error::Error) -> Unread {
+    Unread {
+        part: part.into(),
+        reason: error.to_string(),
+    }
+}
+
+fn named(index: u32) -> rustix::io::Result<Interface> {
+    let any = socket(AddressFamily::INET, SocketType::DGRAM, None)?;
+    Ok(Interface {
+        index: Some(index),
+        name: index_to_name(any, index)?,
+    })
+}
+
+/// A key as `ipset` writes the member that it is.
+fn written(type_name: &str, key: &SetKey) -> String {
+    let parts = type_name.split_once(':').map_or("", |(_, parts)| parts);
+    let mut addresses = [key.ip, key.ip2].into_iter().flatten();
+    let texts = parts.split(',').map(|part| match (part, key.port) {
+        ("port", Some((_, port))) if parts == "port" => port.to_string(),
+        ("port", Some((protocol, port))) => format!("{}:{port}", IpProtocol(protocol)),
+        _ => addresses
+            .next()
+            .map_or_else(String::new, |address| address.to_string()),
+    });
+    texts.collect::<Vec<_>>().join(",")
+}
+
+fn holds(entry: &Entry, key: &SetKey) -> bool {
+    match entry {
+        Entry::IpPortNet {
+            ip,
+            protocol,
+            port,
+            net,
+        } => {
+            key.ip == Some(*ip)
+                && key.port == Some((protocol.0, *port))
+                && key.ip2.is_some_and(|address| net.contains(&address))
+        }
+        _ => false,
+    }
+}

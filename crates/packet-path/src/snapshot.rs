@@ -1,0 +1,173 @@
+//! What the walk asks of the kernel, as data: of a kernel that is not there, or not any more.
+
+use std::collections::{HashMap, HashSet};
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use ipvs_netlink::ServiceKey;
+
+use crate::kernel::{AddressType, Kernel, Route, RouteQuestion, Server, SetKey, Unread};
+use crate::packet::Interface;
+
+/// Answers to all questions. What is not in it is not there.
+#[derive(Debug, Clone, Default)]
+pub struct Snapshot {
+    /// Addresses of the node, each with its interface and the length of its network's prefix.
+    pub addresses: Vec<(Interface, IpNet)>,
+    /// Routes to elsewhere: to where, by which interface, by which neighbour.
+    pub routes: Vec<(IpNet, Interface, Option<IpAddr>)>,
+    /// The names of bridges.
+    pub bridges: HashSet<String>,
+    /// Ipsets by name: type and members, as `ipset save` writes them.
+    pub sets: HashMap<String, (String, Vec<String>)>,
+    /// Virtual servers.
+    pub servers: HashMap<ServiceKey, Server>,
+    /// Settings, as `net/ipv4/ip_forward`.
+    pub settings: HashMap<String, String>,
+}
+
+impl Snapshot {
+    fn is_on(&self, setting: &str) -> bool {
+        self.settings.get(setting).is_some_and(|value| value == "1")
+    }
+
+    fn is_own(&self, address: IpAddr) -> bool {
+        address.is_loopback() || self.addresses.iter().any(|(_, net)| net.addr() == address)
+    }
+
+    fn first_address(&self, interface: &Interface, to: IpAddr) -> Option<IpAddr> {
+        let is_of_family = |net: &&IpNet| net.addr().is_ipv4() == to.is_ipv4();
+        let addresses = self.addresses.iter();
+        let here = addresses.filter(|(at, _)| at.name == interface.name);
+        let mut here = here.map(|(_, net)| net).filter(is_of_family).peekable();
+        let first = here.peek().copied();
+        let near = here.find(|net| net.contains(&to)).or(first);
+        near.map(IpNet::addr)
+    }
+}
+
+impl Kernel for Snapshot {
+    fn route(&self, question: &RouteQuestion) -> Result<Route, Unread> {
+        let to = question.destination;
+        let none = |why: &str| {
+            let why = why.to_owned();
+            Ok(Route::None { why })
+        };
+        let is_foreign = question.iif.as_ref().is_some_and(|iif| !iif.is_loopback());
+        if is_foreign && to.is_loopback() {
+            let iif = question.iif.as_ref().map_or("", |iif| &iif.name);
+            let is_allowed = |at| self.is_on(&format!("net/ipv4/conf/{at}/route_localnet"));
+            if to.is_ipv6() || !(is_allowed("all") || is_allowed(iif)) {
+                return none("a loopback address, from outside (a martian destination)");
+            }
+        }
+        if self.is_own(to) {
+            let source = if to.is_loopback() {
+                let family = inet::IpFamily::of(to);
+                family.localhost()
+            } else {
+                to
+            };
+            return Ok(Route::Local {
+                source: Some(source),
+            });
+        }
+        let forwarding = if to.is_ipv4() {
+            "net/ipv4/ip_forward"
+        } else {
+            "net/ipv6/conf/all/forwarding"
+        };
+        if is_foreign && !self.is_on(forwarding) {
+            return none("this node forwards nothing (net.ipv4.ip_forward is 0)");
+        }
+        let ways = self.routes.iter().filter(|(net, ..)| net.contains(&to));
+        let Some((_, interface, gateway)) = ways.max_by_key(|(net, ..)| net.prefix_len()) else {
+            return none("no route to there");
+        };
+        Ok(Route::Out {
+            interface: interface.clone(),
+            gateway: *gateway,
+            source: self.first_address(interface, gateway.unwrap_or(to)),
+        })
+    }
+
+    fn address_type(
+        &self,
+        address: IpAddr,
+        interface: Option<&Interface>,
+    ) -> Result<AddressType, Unread> {
+        let is_local = interface.map_or_else(
+            || self.is_own(address),
+            |wanted| {
+                let mut addresses = self.addresses.iter();
+                addresses.any(|(at, net)| net.addr() == address && at.name == wanted.name)
+            },
+        );
+        Ok(if is_local {
+            AddressType::Local
+        } else if address.is_multicast() {
+            AddressType::Multicast
+        } else {
+            AddressType::Unicast
+        })
+    }
+
+    fn address_of(&self, interface: &Interface, to: IpAddr) -> Result<Option<IpAddr>, Unread> {
+        Ok(self.first_address(interface, to))
+    }
+
+    fn is_bridge(&self, interface: &Interface) -> Result<bool, Unread> {
+        Ok(self.bridges.contains(&interface.name))
+    }
+
+    fn set_type(&self, set: &str) -> Result<Option<String>, Unread> {
+        Ok(self.sets.get(set).map(|(type_name, _)| type_name.clone()))
+    }
+
+    fn member(&self, set: &str, key: &SetKey) -> Result<Option<String>, Unread> {
+        let Some((type_name, members)) = self.sets.get(set) else {
+            return Ok(None);
+        };
+        let found = members
+            .iter()
+            .find(|member| is_member(type_name, member, key));
+        Ok(found.cloned())
+    }
+
+    fn server(&self, key: &ServiceKey) -> Result<Option<Server>, Unread> {
+        Ok(self.servers.get(key).cloned())
+    }
+
+    fn setting(&self, name: &str) -> Result<Option<String>, Unread> {
+        Ok(self.settings.get(name).cloned())
+    }
+}
+
+/// Whether a key is that of a member, or within one that is a network.
+fn is_member(type_name: &str, member: &str, key: &SetKey) -> bool {
+    let parts = type_name.split_once(':').map_or("", |(_, parts)| parts);
+    let mut addresses = [key.ip, key.ip2].into_iter().flatten();
+    let mut written = member.split(',');
+    let is_bare = parts == "port";
+    parts.split(',').all(|part| {
+        let Some(text) = written.next() else {
+            return false;
+        };
+        match part {
+            "port" if is_bare => key.port.is_some_and(|(_, port)| text == port.to_string()),
+            "port" => key.port.is_some_and(|(protocol, port)| {
+                let name = ipset_netlink::IpProtocol(protocol);
+                text == format!("{name}:{port}")
+            }),
+            _ => addresses.next().is_some_and(|address| holds(text, address)),
+        }
+    })
+}
+
+fn holds(text: &str, address: IpAddr) -> bool {
+    match (text.parse::<IpAddr>(), text.parse::<IpNet>()) {
+        (Ok(one), _) => one == address,
+        (_, Ok(net)) => net.contains(&address),
+        _ => false,
+    }
+}

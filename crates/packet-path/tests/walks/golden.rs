@@ -1,0 +1,289 @@
+//! What the rules, sets and virtual servers of upstream do with packets: as docs/packet-matrix.md has
+//! it, which is seen with real ones.
+
+use crate::world::{World, short};
+use inet::Protocol;
+use packet_path::Fate;
+
+const POD: &str = "10.244.1.7";
+const HOST: &str = "192.168.99.77";
+const LOCAL: &str = "10.244.1.5:8080";
+const REMOTE: [&str; 2] = ["10.244.2.5:8080", "10.244.3.5:8080"];
+
+/// All three endpoints, with what is done to the source on the way to each.
+fn all(local: &str, remote: &str) -> Vec<String> {
+    let [first, second] = REMOTE;
+    vec![
+        format!("{LOCAL} {local}"),
+        format!("{first} {remote}"),
+        format!("{second} {remote}"),
+    ]
+}
+
+/// Masqueraded to the interface that it leaves by.
+fn all_masqueraded() -> Vec<String> {
+    all("masq 10.244.1.1", "masq 192.168.99.10")
+}
+
+#[test]
+fn cluster_ip_by_ipvs() {
+    let world = World::golden("ipvs", "clusterip-tcp", false);
+    let ip = "10.96.10.10:80";
+    assert_eq!(world.comes_to(POD, ip), all("kept", "kept"));
+    assert_eq!(world.comes_to("node", ip), all_masqueraded());
+    assert_eq!(world.comes_to(HOST, ip), all_masqueraded());
+}
+
+#[test]
+fn masquerade_all_by_ipvs() {
+    let world = World::golden("ipvs", "flag-masquerade-all", false);
+    let ip = "10.96.10.10:80";
+    assert_eq!(world.comes_to(POD, ip), all_masqueraded());
+}
+
+#[test]
+fn node_port_by_ipvs() {
+    let world = World::golden("ipvs", "nodeport-tcp", false);
+    let port = "192.168.99.10:30080";
+    for from in [POD, "node", HOST] {
+        assert_eq!(world.comes_to(from, port), all_masqueraded(), "{from}");
+    }
+}
+
+#[test]
+fn local_node_port_by_ipvs() {
+    let world = World::golden("ipvs", "nodeport-etp-local", false);
+    for from in [POD, HOST] {
+        let found = world.comes_to(from, "192.168.99.10:30080");
+        assert_eq!(found, [format!("{LOCAL} kept")], "{from}");
+    }
+    // The node's own address is what it asks, so that is its source.
+    let found = world.comes_to("node", "192.168.99.10:30080");
+    assert_eq!(found, [format!("{LOCAL} vip")]);
+}
+
+#[test]
+fn no_endpoints_by_ipvs() {
+    let world = World::golden("ipvs", "no-endpoints", false);
+    for from in [POD, "node", HOST] {
+        let found = world.ask(from, "10.96.10.10:80");
+        assert_eq!(
+            short(&found[0]),
+            "refused by ICMP port unreachable, by IPVS"
+        );
+        assert!(
+            found[0]
+                .steps
+                .last()
+                .unwrap()
+                .says
+                .contains("no destination")
+        );
+    }
+}
+
+#[test]
+fn a_port_that_is_not_exposed_by_ipvs() {
+    let world = World::golden("ipvs", "clusterip-tcp", false);
+    for from in [POD, "node", HOST] {
+        let found = world.comes_to(from, "10.96.10.10:81");
+        assert_eq!(found, ["refused by ICMP port unreachable"], "{from}");
+    }
+}
+
+#[test]
+fn source_ranges_by_ipvs() {
+    let vip = "203.0.113.10:80";
+    let with = World::golden("ipvs", "lb-sourceranges-with-node", false);
+    assert_eq!(with.comes_to(HOST, vip), all_masqueraded());
+    assert_eq!(with.comes_to("8.8.8.8", vip), ["dropped"]);
+    assert_eq!(with.comes_to("node", vip), all_masqueraded());
+    let without = World::golden("ipvs", "lb-sourceranges-without-node", false);
+    assert_eq!(without.comes_to("node", vip), ["dropped"]);
+    let dropped = without.ask("node", vip);
+    let last = dropped[0].steps.last().unwrap();
+    assert_eq!(last.place, "filter KUBE-IPVS-OUT-FILTER");
+}
+
+#[test]
+fn external_ips_by_ipvs() {
+    let world = World::golden("ipvs", "externalips-etp-local", false);
+    let ip = "198.51.100.7:80";
+    assert_eq!(world.comes_to(HOST, ip), [format!("{LOCAL} kept")]);
+    assert_eq!(world.comes_to("node", ip), [format!("{LOCAL} vip")]);
+}
+
+#[test]
+fn the_only_endpoint_asks_itself_by_ipvs() {
+    let world = World::golden("ipvs", "nodeport-etp-local", false);
+    let found = world.ask("10.244.1.5", "192.168.99.10:30080");
+    assert_eq!(short(&found[0]), format!("{LOCAL} masq 10.244.1.1"));
+    let steps = &found[0].steps;
+    let hairpin = steps
+        .iter()
+        .find(|step| step.entry.contains("KUBE-LOOP-BACK"))
+        .unwrap();
+    assert_eq!(
+        hairpin.members,
+        ["KUBE-LOOP-BACK 10.244.1.5,tcp:8080,10.244.1.5"]
+    );
+}
+
+#[test]
+fn without_conntrack_nothing_is_masqueraded_behind_ipvs() {
+    let mut world = World::golden("ipvs", "nodeport-tcp", false);
+    world.sysctl("net/ipv4/vs/conntrack", "0");
+    assert_eq!(
+        world.comes_to(HOST, "192.168.99.10:30080"),
+        all("kept", "kept")
+    );
+}
+
+#[test]
+fn ipv6_and_udp_by_ipvs() {
+    let world = World::golden("ipvs", "dualstack", true);
+    let ends = |source: [&str; 2]| {
+        let [here, there] = source;
+        [
+            format!("[fd00:244:1::5]:8080 {here}"),
+            format!("[fd00:244:2::5]:8080 {there}"),
+        ]
+    };
+    // Within the cluster CIDR of these cases, fd00:244::/56; the endpoints are not.
+    let pod = "fd00:244::7";
+    assert_eq!(
+        world.comes_to(pod, "[fd00:96::10]:80"),
+        ends(["kept", "kept"])
+    );
+    let masqueraded = ["masq fd00:244:1::1", "masq fd00:99::10"];
+    assert_eq!(
+        world.comes_to(pod, "[fd00:99::10]:30080"),
+        ends(masqueraded)
+    );
+    let world = World::golden("ipvs", "clusterip-udp", false);
+    let found = world.ask_by(Protocol::Udp, POD, "10.96.10.10:53");
+    assert_eq!(found.len(), 3);
+    assert!(
+        found.iter().all(|walk| walk.fate == Fate::Delivered),
+        "{found:#?}"
+    );
+}
+
+#[test]
+fn weight_0_gets_nothing_new() {
+    let mut world = World::golden("ipvs", "clusterip-tcp", false);
+    for server in world.snapshot.servers.values_mut() {
+        for entry in &mut server.destinations {
+            let is_remote = entry.destination.key.to_string() != LOCAL;
+            entry.destination.weight = u32::from(!is_remote);
+        }
+    }
+    assert_eq!(
+        world.comes_to(POD, "10.96.10.10:80"),
+        [format!("{LOCAL} kept")]
+    );
+}
+
+#[test]
+fn cluster_ip_by_iptables() {
+    let world = World::golden("iptables", "clusterip-tcp", false);
+    let ip = "10.96.10.10:80";
+    assert_eq!(world.comes_to(POD, ip), all("kept", "kept"));
+    assert_eq!(world.comes_to("node", ip), all_masqueraded());
+    assert_eq!(world.comes_to(HOST, ip), all_masqueraded());
+}
+
+#[test]
+fn node_port_by_iptables() {
+    let world = World::golden("iptables", "nodeport-tcp", false);
+    for from in [POD, "node", HOST] {
+        assert_eq!(
+            world.comes_to(from, "192.168.99.10:30080"),
+            all_masqueraded(),
+            "{from}"
+        );
+    }
+    let localhost = world.comes_to("node", "127.0.0.1:30080");
+    assert_eq!(
+        localhost,
+        all_masqueraded(),
+        "kube-proxy has set route_localnet"
+    );
+}
+
+#[test]
+fn local_node_port_by_iptables() {
+    let world = World::golden("iptables", "nodeport-etp-local", false);
+    let port = "192.168.99.10:30080";
+    assert_eq!(world.comes_to(HOST, port), [format!("{LOCAL} kept")]);
+    assert_eq!(world.comes_to(POD, port), all("kept", "kept"));
+    assert_eq!(world.comes_to("node", port), all_masqueraded());
+    let none = World::golden("iptables", "nodeport-etp-local-nolocal", false);
+    assert_eq!(none.comes_to(HOST, port), ["dropped"]);
+}
+
+#[test]
+fn source_ranges_by_iptables() {
+    let vip = "203.0.113.10:80";
+    let world = World::golden("iptables", "lb-sourceranges-with-node", false);
+    assert_eq!(world.comes_to(HOST, vip), all_masqueraded());
+    assert_eq!(world.comes_to("8.8.8.8", vip), ["dropped"]);
+}
+
+#[test]
+fn no_endpoints_by_iptables() {
+    let world = World::golden("iptables", "no-endpoints", false);
+    for from in [POD, "node", HOST] {
+        let found = world.comes_to(from, "10.96.10.10:80");
+        assert_eq!(found, ["refused by ICMP port unreachable"], "{from}");
+    }
+}
+
+#[test]
+fn affinity_by_iptables_takes_the_client_to_be_new() {
+    let world = World::golden("iptables", "affinity-clientip", false);
+    let walks = world.ask(POD, "10.96.10.10:80");
+    assert_eq!(walks.len(), 3);
+    let noted = |entry: &str| {
+        walks[0]
+            .steps
+            .iter()
+            .filter(|step| step.entry.contains(entry))
+            .count()
+    };
+    assert_eq!(noted("--rcheck"), 1);
+}
+
+/// Every case is walked to somewhere, from everywhere, and nothing of upstream's is not understood.
+#[test]
+fn everything_of_upstreams_is_understood() {
+    let cases = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../../integration/golden/cases"
+    );
+    let mut asked = 0;
+    for mode in ["ipvs", "iptables"] {
+        for case in std::fs::read_dir(format!("{cases}/{mode}")).unwrap() {
+            let case = case.unwrap();
+            if !case.path().join("iptables-save").exists() {
+                continue;
+            }
+            let world = World::golden(mode, case.file_name().to_str().unwrap(), false);
+            for to in [
+                "10.96.10.10:80",
+                "192.168.99.10:30080",
+                "203.0.113.10:80",
+                "10.96.0.1:443",
+            ] {
+                for from in [POD, "node", HOST, "10.244.1.5"] {
+                    for walk in world.ask(from, to) {
+                        assert_ne!(walk.fate, Fate::Unknown, "{case:?} {from} {to}: {walk:#?}");
+                        assert!(walk.doubts.is_empty(), "{walk:#?}");
+                        asked += 1;
+                    }
+                }
+            }
+        }
+    }
+    assert!(asked > 1000, "{asked}");
+}

@@ -1,0 +1,12 @@
+//! Packets through whole rulesets, and where they come to.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    reason = "a test stops at the first surprise"
+)]
+
+mod golden;
+mod rules;
+mod world;

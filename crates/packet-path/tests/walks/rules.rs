@@ -1,0 +1,235 @@
+//! Rules of others, and rules that nobody understands.
+
+use crate::world::{World, short};
+use std::fmt::Write as _;
+
+use packet_path::{Branch, Fate, Hook, Packet, Ruleset, Sender, Xtables};
+use proptest::prelude::*;
+
+/// A table with these rules in it.
+fn filter(rules: &str) -> World {
+    World::bare(&format!(
+        "*filter\n:INPUT ACCEPT [0:0]\n:FORWARD ACCEPT [0:0]\n:OUTPUT ACCEPT [0:0]\n:X - [0:0]\n{rules}COMMIT\n"
+    ))
+}
+
+const POD: &str = "10.244.1.7";
+const FAR: &str = "10.244.2.5:80";
+
+#[test]
+fn what_is_not_for_this_node_is_forwarded_or_not() {
+    let mut world = filter("");
+    assert_eq!(world.comes_to(POD, FAR), ["forwarded 10.244.2.5:80 kept"]);
+    assert_eq!(
+        world.comes_to(POD, "192.168.99.10:22"),
+        ["local 192.168.99.10:22"]
+    );
+    assert_eq!(
+        world.comes_to("node", "127.0.0.1:22"),
+        ["local 127.0.0.1:22"]
+    );
+    world.sysctl("net/ipv4/ip_forward", "0");
+    let dropped = world.ask(POD, FAR);
+    assert_eq!(short(&dropped[0]), "dropped");
+    assert!(
+        dropped[0].steps[0].says.contains("ip_forward"),
+        "{dropped:#?}"
+    );
+}
+
+#[test]
+fn docker_drops_by_policy_and_counts() {
+    let world = World::bare(
+        "*filter\n:FORWARD DROP [7:420]\n:DOCKER-USER - [0:0]\n[3:4] -A FORWARD -j DOCKER-USER\n\
+         [0:0] -A FORWARD -o docker0 -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT\n\
+         [9:9] -A DOCKER-USER -j RETURN\nCOMMIT\n",
+    );
+    let dropped = world.ask(POD, FAR);
+    assert_eq!(short(&dropped[0]), "dropped");
+    let last = dropped[0].steps.last().unwrap();
+    assert_eq!(last.entry, "policy DROP of FORWARD");
+    assert_eq!(last.counters.map(|counted| counted.packets), Some(7));
+    let jump = dropped[0]
+        .steps
+        .iter()
+        .find(|step| step.entry.contains("-j DOCKER-USER"));
+    assert_eq!(jump.unwrap().counters.map(|counted| counted.bytes), Some(4));
+}
+
+#[test]
+fn what_is_not_understood_counts_where_it_matters() {
+    let logs = filter("-A FORWARD -m time --timestart 08:00 -j LOG\n");
+    assert_eq!(logs.comes_to(POD, FAR), ["forwarded 10.244.2.5:80 kept"]);
+    let same = filter("-A FORWARD -m time --timestart 08:00 -j ACCEPT\n");
+    assert_eq!(same.comes_to(POD, FAR), ["forwarded 10.244.2.5:80 kept"]);
+    let drops = filter("-A FORWARD -m time --timestart 08:00 -j DROP\n");
+    let both = drops.ask(POD, FAR);
+    assert_eq!(both.len(), 2);
+    assert!(both.iter().all(|walk| walk.fate == Fate::Unknown));
+    let mut presumed: Vec<Fate> = both.iter().map(|walk| walk.presumed).collect();
+    presumed.sort_by_key(|fate| *fate as u8);
+    assert_eq!(presumed, [Fate::Dropped, Fate::Forwarded]);
+    assert!(
+        both[0].why.contains("-m time --timestart 08:00"),
+        "{}",
+        both[0].why
+    );
+    // It does not fit, whatever the part means that nobody understands.
+    let other = filter("-A FORWARD -p udp -m time --timestart 08:00 -j DROP\n");
+    assert_eq!(other.comes_to(POD, FAR), ["forwarded 10.244.2.5:80 kept"]);
+}
+
+#[test]
+fn goto_does_not_come_back() {
+    let world = filter("-A FORWARD -g X\n-A FORWARD -j DROP\n-A X -j MARK --set-xmark 0x1/0x1\n");
+    assert_eq!(world.comes_to(POD, FAR), ["forwarded 10.244.2.5:80 kept"]);
+    let world = filter("-A FORWARD -j X\n-A FORWARD -j DROP\n-A X -j MARK --set-xmark 0x1/0x1\n");
+    assert_eq!(world.comes_to(POD, FAR), ["dropped"]);
+}
+
+#[test]
+fn circles_and_missing_chains_end() {
+    for rules in ["-A FORWARD -j X\n-A X -j X\n", "-A FORWARD -j NOWHERE\n"] {
+        let walks = filter(rules).ask(POD, FAR);
+        assert_eq!(walks[0].fate, Fate::Unknown, "{rules}");
+    }
+}
+
+#[test]
+fn chances_in_a_row_are_bounded() {
+    let rule = "-A FORWARD -m statistic --mode random --probability 0.5 -j MARK --set-xmark 0x";
+    let mut rules = String::new();
+    for bit in 0..20 {
+        writeln!(rules, "{rule}{:x}/0x0", 1 << bit).unwrap();
+    }
+    let walks = filter(&rules).ask(POD, FAR);
+    let sum: f64 = walks.iter().map(|walk| walk.chance).sum();
+    assert!((sum - 1.0).abs() < 1e-6, "{sum}");
+    assert!(walks.len() <= 64, "{}", walks.len());
+    assert!(walks.iter().any(|walk| walk.fate == Fate::Unknown));
+}
+
+#[test]
+fn a_thousand_endpoints_are_a_thousand_ways() {
+    let mut rules = "*nat\n:PREROUTING ACCEPT [0:0]\n:POSTROUTING ACCEPT [0:0]\n".to_owned();
+    for left in (1..=1000).rev() {
+        let chance = 1.0 / f64::from(left);
+        let (high, low) = (left / 250, left % 250);
+        writeln!(
+            rules,
+            "-A PREROUTING -d 10.96.0.1/32 -m statistic --mode random --probability {chance:.11} \
+             -j DNAT --to-destination 10.244.{high}.{low}:80"
+        )
+        .unwrap();
+    }
+    rules += "-A POSTROUTING -j MASQUERADE\nCOMMIT\n";
+    let walks = World::bare(&rules).ask(POD, "10.96.0.1:80");
+    assert_eq!(walks.len(), 1000);
+    let sum: f64 = walks.iter().map(|walk| walk.chance).sum();
+    assert!((sum - 1.0).abs() < 1e-6, "{sum}");
+    assert!(walks.iter().all(|walk| (walk.chance - 0.001).abs() < 1e-6));
+}
+
+/// As flannel, Calico, the kubelet and Docker write them.
+#[test]
+fn rules_of_others_are_understood() {
+    let rules = "*raw\n:PREROUTING ACCEPT [0:0]\n:OUTPUT ACCEPT [0:0]\n\
+        -A PREROUTING -p udp -m multiport --dports 4789,8472 -j NOTRACK\n\
+        -A OUTPUT -p udp -m udp --dport 4789 -j CT --notrack\nCOMMIT\n\
+        *mangle\n:PREROUTING ACCEPT [0:0]\n:FORWARD ACCEPT [0:0]\n\
+        -A FORWARD -p tcp -m tcp --tcp-flags SYN,RST SYN -j TCPMSS --clamp-mss-to-pmtu\n\
+        -A PREROUTING -m connmark ! --mark 0x0/0xf00 -j CONNMARK --restore-mark --nfmask 0xf00 --ctmask 0xf00\n\
+        COMMIT\n\
+        *nat\n:PREROUTING ACCEPT [0:0]\n:POSTROUTING ACCEPT [0:0]\n:FLANNEL-POSTRTG - [0:0]\n:DOCKER - [0:0]\n\
+        -A PREROUTING -m addrtype --dst-type LOCAL -j DOCKER\n\
+        -A DOCKER -i docker0 -j RETURN\n\
+        -A DOCKER ! -i docker0 -p tcp -m tcp --dport 8080 -j DNAT --to-destination 172.17.0.2:80\n\
+        -A POSTROUTING -m comment --comment \"flanneld masq\" -j FLANNEL-POSTRTG\n\
+        -A FLANNEL-POSTRTG -m mark --mark 0x4000/0x4000 -m comment --comment \"flanneld masq\" -j RETURN\n\
+        -A FLANNEL-POSTRTG -s 10.244.1.0/24 -d 10.244.0.0/16 -j RETURN\n\
+        -A FLANNEL-POSTRTG -s 10.244.0.0/16 ! -d 224.0.0.0/4 -j MASQUERADE --random-fully\nCOMMIT\n\
+        *filter\n:INPUT ACCEPT [0:0]\n:FORWARD DROP [0:0]\n:cali-FORWARD - [0:0]\n:KUBE-FIREWALL - [0:0]\n\
+        -A FORWARD -j cali-FORWARD\n\
+        -A cali-FORWARD -j MARK --set-xmark 0x0/0xe0000\n\
+        -A cali-FORWARD -i cali+ -m set ! --match-set cali40all dst -j DROP\n\
+        -A cali-FORWARD -m comment --comment \"cali:policy\" -m mark --mark 0x0/0x10000 -j ACCEPT\n\
+        -A KUBE-FIREWALL ! -s 127.0.0.0/8 -d 127.0.0.0/8 -m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT -j DROP\n\
+        -A INPUT -j KUBE-FIREWALL\nCOMMIT\n";
+    let world = World::bare(rules);
+    assert_eq!(world.comes_to(POD, FAR), ["forwarded 10.244.2.5:80 kept"]);
+    assert_eq!(
+        world.comes_to(POD, "8.8.8.8:53"),
+        ["forwarded 8.8.8.8:53 masq 192.168.99.10"]
+    );
+    let published = world.comes_to("192.168.99.77", "192.168.99.10:8080");
+    assert_eq!(published, ["172.17.0.2:80 kept"]);
+}
+
+#[test]
+fn a_redirect_is_for_a_process_here() {
+    let rules = "*nat\n:PREROUTING ACCEPT [0:0]\n:OUTPUT ACCEPT [0:0]\n\
+        -A PREROUTING -d 10.96.0.1/32 -p tcp -m tcp --dport 80 -j REDIRECT --to-ports 4000\n\
+        -A OUTPUT -d 10.96.0.1/32 -p tcp -m tcp --dport 80 -j REDIRECT --to-ports 4000\nCOMMIT\n";
+    let world = World::bare(rules);
+    assert_eq!(
+        world.comes_to(POD, "10.96.0.1:80"),
+        ["local 10.244.1.1:4000"]
+    );
+    assert_eq!(
+        world.comes_to("node", "10.96.0.1:80"),
+        ["local 127.0.0.1:4000"]
+    );
+}
+
+#[test]
+fn a_set_that_is_not_there_is_not_understood() {
+    let world = filter("-A FORWARD -m set --match-set NOWHERE dst -j DROP\n");
+    let walks = world.ask(POD, FAR);
+    assert!(walks.iter().all(|walk| walk.fate == Fate::Unknown));
+    assert!(
+        walks[0].why.contains("there is no ipset NOWHERE"),
+        "{}",
+        walks[0].why
+    );
+}
+
+#[test]
+fn the_first_interface_may_be_given() {
+    let world = filter("-A FORWARD -i tun+ -j DROP\n");
+    let question = packet_path::Question {
+        protocol: inet::Protocol::Udp,
+        from: Sender::Other(
+            [10, 9, 9, 9].into(),
+            Some(crate::world::interface(9, "tun0")),
+        ),
+        to: FAR.parse().unwrap(),
+        source_port: Some(53),
+    };
+    let rulesets: [&dyn Ruleset; 1] = [&world.rules];
+    let walks = packet_path::walk(&question, &rulesets, &world.snapshot);
+    assert_eq!(short(&walks[0]), "dropped");
+}
+
+proptest! {
+    #[test]
+    fn foreign_rules_never_panic(
+        lines in proptest::collection::vec(
+            "(\\[[0-9]{0,3}:[0-9]{0,3}\\] )?-A (FORWARD|X)( (!|-m|-j|-g|-s|-d|-p|--dport|--dports|--ctstate|--mark|\
+             --match-set|--probability|--to-destination|--set-xmark|set|tcp|conntrack|ipvs|--vaddr|recent|\
+             --rcheck|--name|X|DNAT|MARK|DROP|SNAT|10\\.0\\.0\\.0/8|[a-z0-9:/.,\"\\\\-]{0,9})){0,9}|.{0,40}",
+            0..12,
+        ),
+    ) {
+        let saved = lines.join("\n");
+        let text = format!("*nat\n:PREROUTING ACCEPT [0:0]\n:X - [0:0]\n*filter\n:FORWARD DROP [1:\n:X - [0:0]\n{saved}\n");
+        let rules = Xtables::of(&text);
+        let world = World::bare("");
+        let packet = Packet::new(6, [10, 0, 0, 1].into(), [10, 0, 0, 2].into(), 80);
+        for hook in [Hook::Prerouting, Hook::Forward] {
+            for base in rules.base_chains(hook) {
+                let branch = Branch::new(packet.clone());
+                prop_assert!(!rules.walk(&base, branch, &world.snapshot).is_empty());
+            }
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! A node out of dumps of kube-proxy 1.36.2 (integration/golden/cases): node1 with 192.168.99.10 on
+//! eth0, its pods behind cni0, those of others behind 192.168.99.2.
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
+
+use inet::Protocol;
+use ipnet::IpNet;
+use ipvs_netlink::{
+    Destination, DestinationEntry, Flags, Service, ServiceEntry, ServiceKey, Statistics,
+};
+use packet_path::{
+    Fate, Interface, Question, Ruleset, Sender, Server, Snapshot, Source, Walk, Xtables,
+};
+
+/// What is asked, and of what.
+pub(crate) struct World {
+    pub(crate) snapshot: Snapshot,
+    pub(crate) rules: Xtables,
+}
+
+pub(crate) fn interface(index: u32, name: &str) -> Interface {
+    Interface {
+        index: Some(index),
+        name: name.to_owned(),
+    }
+}
+
+pub(crate) fn net(text: &str) -> IpNet {
+    text.parse().unwrap()
+}
+
+/// What one walk comes to, short: `10.244.1.5:8080 kept`, `refused`.
+pub(crate) fn short(walk: &Walk) -> String {
+    let source = match walk.source {
+        Source::Kept => "kept".to_owned(),
+        Source::ServiceAddress => "vip".to_owned(),
+        Source::Masqueraded(Some(by)) => format!("masq {by}"),
+        Source::Masqueraded(None) => "masq".to_owned(),
+        Source::Rewritten(to) => format!("rewritten {to:?}"),
+    };
+    match walk.fate {
+        Fate::Delivered => format!("{} {source}", walk.endpoint.unwrap()),
+        Fate::Local => format!("local {}", walk.endpoint.unwrap()),
+        Fate::Forwarded => format!("forwarded {} {source}", walk.endpoint.unwrap()),
+        Fate::Refused => format!("refused by {}", walk.why),
+        Fate::Dropped => "dropped".to_owned(),
+        Fate::Unknown => format!("unknown: {}", walk.why),
+    }
+}
+
+impl World {
+    /// A node with nothing of kube-proxy.
+    pub(crate) fn bare(rules: &str) -> Self {
+        let (lo, eth0, cni0) = (
+            Interface::loopback(),
+            interface(2, "eth0"),
+            interface(3, "cni0"),
+        );
+        let gateway = |text: &str| Some(text.parse().unwrap());
+        let settings = [
+            ("net/ipv4/ip_forward", "1"),
+            ("net/ipv6/conf/all/forwarding", "1"),
+            ("net/ipv4/conf/all/route_localnet", "0"),
+        ];
+        let owned = |(name, value): (&str, &str)| (name.to_owned(), value.to_owned());
+        let snapshot = Snapshot {
+            addresses: vec![
+                (lo, net("127.0.0.1/8")),
+                (eth0.clone(), net("192.168.99.10/24")),
+                (eth0.clone(), net("fd00:99::10/64")),
+                (cni0.clone(), net("10.244.1.1/24")),
+                (cni0.clone(), net("fd00:244:1::1/64")),
+            ],
+            routes: vec![
+                (net("192.168.99.0/24"), eth0.clone(), None),
+                (net("fd00:99::/64"), eth0.clone(), None),
+                (net("10.244.1.0/24"), cni0.clone(), None),
+                (net("fd00:244:1::/64"), cni0, None),
+                (net("10.244.0.0/16"), eth0.clone(), gateway("192.168.99.2")),
+                (net("fd00:244::/56"), eth0.clone(), gateway("fd00:99::2")),
+                (net("0.0.0.0/0"), eth0.clone(), gateway("192.168.99.1")),
+                (net("::/0"), eth0, gateway("fd00:99::1")),
+            ],
+            settings: settings.into_iter().map(owned).collect(),
+            ..Snapshot::default()
+        };
+        Self {
+            snapshot,
+            rules: Xtables::of(rules),
+        }
+    }
+
+    /// One of the cases, of a family.
+    pub(crate) fn golden(mode: &str, case: &str, is_ipv6: bool) -> Self {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("../../integration/golden/cases")
+            .join(mode)
+            .join(case);
+        let read = |name: &str| std::fs::read_to_string(folder.join(name)).unwrap();
+        let rules = if is_ipv6 {
+            "ip6tables-save"
+        } else {
+            "iptables-save"
+        };
+        let mut world = Self::bare(&read(rules));
+        for line in read("ipset-save").lines() {
+            world.set(line);
+        }
+        for line in read("ipvsadm-save").lines() {
+            world.server(line);
+        }
+        for line in read("kube-ipvs0-addresses").lines() {
+            let at = interface(4, "kube-ipvs0");
+            world.snapshot.addresses.push((at, net(line)));
+        }
+        for line in read("sysctl-changes").lines() {
+            let (name, value) = line.split_once(':').unwrap();
+            world.sysctl(name, value);
+        }
+        world
+    }
+
+    pub(crate) fn sysctl(&mut self, name: &str, value: &str) {
+        let settings = &mut self.snapshot.settings;
+        settings.insert(name.to_owned(), value.to_owned());
+    }
+
+    /// A line of `ipset save`.
+    pub(crate) fn set(&mut self, line: &str) {
+        let words: Vec<&str> = line.split(' ').collect();
+        let sets = &mut self.snapshot.sets;
+        match *words.as_slice() {
+            // Dumps are sorted, so that members come before their sets.
+            ["create", name, kind, ..] => {
+                let (type_name, _) = sets.entry(name.to_owned()).or_default();
+                kind.clone_into(type_name);
+            }
+            ["add", name, member, ..] => {
+                let (_, members) = sets.entry(name.to_owned()).or_default();
+                members.push(member.to_owned());
+            }
+            _ => panic!("{line}"),
+        }
+    }
+
+    /// A line of `ipvsadm -Sn`.
+    pub(crate) fn server(&mut self, line: &str) {
+        let words: Vec<&str> = line.split(' ').collect();
+        let value = |option| {
+            let at = words.iter().position(|word| *word == option)?;
+            words.get(at + 1).copied()
+        };
+        let protocol = match words[1] {
+            "-t" => ipvs_netlink::Protocol::TCP,
+            "-u" => ipvs_netlink::Protocol::UDP,
+            _ => ipvs_netlink::Protocol::SCTP,
+        };
+        let at: SocketAddr = words[2].parse().unwrap();
+        let key = ServiceKey::new(protocol, at.ip(), at.port());
+        if words[0] == "-A" {
+            let mut service = Service::new(key, value("-s").unwrap().parse().unwrap());
+            if let Some(timeout) = value("-p") {
+                service.flags |= Flags::PERSISTENT;
+                service.timeout = timeout.parse().unwrap();
+            }
+            let entry = ServiceEntry {
+                service,
+                statistics: Statistics::default(),
+            };
+            let destinations = Vec::new();
+            self.snapshot.servers.insert(
+                key,
+                Server {
+                    entry,
+                    destinations,
+                },
+            );
+            return;
+        }
+        let to: SocketAddr = value("-r").unwrap().parse().unwrap();
+        let weight = value("-w").unwrap().parse().unwrap();
+        let server = self.snapshot.servers.get_mut(&key).unwrap();
+        server.destinations.push(DestinationEntry {
+            destination: Destination::new(to, weight),
+            active: 0,
+            inactive: 0,
+            persistent: 0,
+            statistics: Statistics::default(),
+        });
+    }
+
+    pub(crate) fn ask(&self, from: &str, to: &str) -> Vec<Walk> {
+        self.ask_by(Protocol::Tcp, from, to)
+    }
+
+    /// `from` is `node`, or an address.
+    pub(crate) fn ask_by(&self, protocol: Protocol, from: &str, to: &str) -> Vec<Walk> {
+        let from = match from {
+            "node" => Sender::Node(None),
+            address => Sender::Other(address.parse::<IpAddr>().unwrap(), None),
+        };
+        let question = Question {
+            protocol,
+            from,
+            to: to.parse().unwrap(),
+            source_port: None,
+        };
+        let rulesets: [&dyn Ruleset; 1] = [&self.rules];
+        packet_path::walk(&question, &rulesets, &self.snapshot)
+    }
+
+    /// All that may come of it, in order.
+    pub(crate) fn comes_to(&self, from: &str, to: &str) -> Vec<String> {
+        let walks = self.ask(from, to);
+        let sum: f64 = walks.iter().map(|walk| walk.chance).sum();
+        assert!((sum - 1.0).abs() < 1e-6, "{from} to {to}: {walks:#?}");
+        walks.iter().map(short).collect()
+    }
+}
