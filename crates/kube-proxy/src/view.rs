@@ -15,6 +15,7 @@ pub use services::{
     ServiceList, ServiceName,
 };
 pub use status::{
-    Conflict, Draining, Drifted, Family, Feature, Limit, Refused, Source, State, Status, Unreadable,
+    Conflict, Draining, Drifted, Family, Feature, Limit, OFF, Refused, Source, State, Status,
+    Unreadable,
 };
 pub use top::{Rate, Top, TopEndpoint, TopPort};

@@ -173,6 +173,18 @@ pub enum Expression {
         /// Packets so far.
         packets: u64,
     },
+    /// Bytes of the packet from a register (`payload` with a source register). What of checksums is
+    /// renewed is not read, so that it cannot be written again.
+    SetPayload {
+        /// From where the offset counts.
+        base: PayloadBase,
+        /// In bytes.
+        offset: u32,
+        /// In bytes.
+        len: u32,
+        /// The new bytes.
+        from: Register,
+    },
     /// An address or port as connection tracking has it for one direction, into a register (`ct` with
     /// a direction).
     CtTuple {
@@ -235,7 +247,7 @@ impl Expression {
     /// The kernel's name of it.
     pub fn name(&self) -> &str {
         match self {
-            Self::Payload { .. } => "payload",
+            Self::Payload { .. } | Self::SetPayload { .. } => "payload",
             Self::Meta { .. } | Self::SetMeta { .. } => "meta",
             Self::Ct { .. } | Self::CtTuple { .. } | Self::SetCt { .. } => "ct",
             Self::Compare { .. } => "cmp",

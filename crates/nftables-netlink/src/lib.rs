@@ -5,6 +5,7 @@
 //!      Table Chain Set Element Rule ▲            or CommitError { change, errno, the kernel's text }
 //!                      Expression   │
 //!  Nftables::{tables, chains, sets, elements, rules, read} ── the same types, decoded
+//!  Nftables::{hooked, set, element, rules_of_chain} ── of a large table only what is asked for
 //!  Subscription ── which table was touched, by whom     Nftables::probe ── what the kernel lacks
 //! ```
 //!

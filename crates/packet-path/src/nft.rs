@@ -31,6 +31,7 @@ mod registers;
 mod say;
 mod sets;
 mod text;
+mod translate;
 
 #[cfg(test)]
 mod tests;

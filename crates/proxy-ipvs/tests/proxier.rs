@@ -801,10 +801,19 @@ fn a_removed_endpoint_with_connections_drains_and_returns_with_them() {
         world.destinations("10.96.0.10:80").unwrap(),
         ["10.244.1.5:8080=1", "10.244.2.5:8080=0"]
     );
+    let drains = world.proxier.drains(10);
+    let [draining] = &*drains.first else {
+        panic!("{drains:?}");
+    };
+    assert_eq!((drains.count, draining.target), (1, target));
+    assert_eq!(draining.at.to_string(), "10.96.0.10:80");
+    let unnamed = world.proxier.drains(0);
+    assert_eq!((unnamed.count, unnamed.first.len()), (1, 0));
     world.work();
     // It comes back: its weight is set, nothing is deleted.
     world.slice(slice("default/web", &PAIR));
     world.sync();
+    assert_eq!(world.proxier.drains(10).count, 0);
     assert_eq!(
         world.written(),
         ["set destination 10.244.2.5:8080 of 10.96.0.10:80/TCP to weight 1"]

@@ -11,6 +11,7 @@ use kube::Client;
 use proxy::NamespacedName;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
+use tokio::task::spawn_blocking;
 
 use crate::manifests;
 
@@ -46,6 +47,9 @@ pub enum Unknown {
     /// The API server does not tell.
     #[error("the API server does not tell its EndpointSlices: {0}")]
     Api(#[from] kube::Error),
+    /// What it says cannot be read.
+    #[error("the API server's answer cannot be read: {0}")]
+    Json(#[from] serde_json::Error),
     /// The question cannot be put.
     #[error("its EndpointSlices cannot be asked for: {0}")]
     Request(#[from] http::Error),
@@ -55,7 +59,8 @@ pub enum Unknown {
 }
 
 impl Registry {
-    /// Where the endpoints of a Service are, by address. Reads files by blocking.
+    /// Where the endpoints of a Service are, by address. Files are read, and what comes is decoded, on
+    /// a blocking thread: a Service may have 100,000 endpoints.
     ///
     /// # Errors
     ///
@@ -64,18 +69,17 @@ impl Registry {
         &self,
         service: &NamespacedName,
     ) -> Result<HashMap<IpAddr, Whereabouts>, Unknown> {
-        let mut found = HashMap::new();
-        match self {
+        let read = match self.clone() {
             Self::Api(client) => {
-                let slices: Objects = client.request(request(service)?).await?;
-                slices
-                    .items
-                    .into_iter()
-                    .for_each(|slice| slice.tell(&mut found));
+                let text = client.request_text(request(service)?).await?;
+                spawn_blocking(move || read_list(&text)).await
             }
-            Self::Manifests(folder) => read_folder(folder, service, &mut found)?,
-        }
-        Ok(found)
+            Self::Manifests(folder) => {
+                let service = service.clone();
+                spawn_blocking(move || read_folder(&folder, &service)).await
+            }
+        };
+        read.unwrap_or_else(|ended| Err(Unknown::Folder(ended.into())))
     }
 }
 
@@ -94,11 +98,21 @@ fn request(service: &NamespacedName) -> http::Result<http::Request<Vec<u8>>> {
     .body(Vec::new())
 }
 
+fn read_list(text: &str) -> Result<HashMap<IpAddr, Whereabouts>, Unknown> {
+    let mut found = HashMap::new();
+    let slices: Objects = serde_json::from_str(text)?;
+    slices
+        .items
+        .into_iter()
+        .for_each(|slice| slice.tell(&mut found));
+    Ok(found)
+}
+
 fn read_folder(
     folder: &Path,
     service: &NamespacedName,
-    found: &mut HashMap<IpAddr, Whereabouts>,
-) -> std::io::Result<()> {
+) -> Result<HashMap<IpAddr, Whereabouts>, Unknown> {
+    let mut found = HashMap::new();
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();
         // What is no text, or goes meanwhile, has no slices.
@@ -110,10 +124,10 @@ fn read_folder(
             let items = object.items.clone().unwrap_or_default();
             let objects = items.into_iter().chain([object]);
             let own = objects.filter(|slice| slice.is_of(service));
-            own.for_each(|slice| slice.tell(found));
+            own.for_each(|slice| slice.tell(&mut found));
         }
     }
-    Ok(())
+    Ok(found)
 }
 
 #[derive(Deserialize)]
@@ -226,9 +240,8 @@ mod tests {
         for (name, text) in files {
             fs::write(folder.join(name), text).unwrap();
         }
-        let mut found = HashMap::new();
         let web = NamespacedName::new("default", "web");
-        read_folder(&folder, &web, &mut found).unwrap();
+        let found = read_folder(&folder, &web).unwrap();
         fs::remove_dir_all(&folder).unwrap();
         let of = |pod: &str| Whereabouts {
             pod: Some(pod.to_owned()),
@@ -248,5 +261,17 @@ mod tests {
             "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices?labelSelector=kubernetes.io%2Fservice-name%3Dweb&\
              resourceVersion=0&limit=1000"
         );
+    }
+
+    #[test]
+    fn an_answer_may_have_no_endpoints() {
+        let text = r#"{"kind":"EndpointSliceList","items":[{"endpoints":null},{"metadata":{"labels":null},
+            "endpoints":[{"addresses":["10.0.0.1"],"conditions":{"ready":true},"nodeName":"n1"}]}]}"#;
+        let found = read_list(text).unwrap();
+        assert_eq!(
+            found[&IpAddr::from([10, 0, 0, 1])].node.as_deref(),
+            Some("n1")
+        );
+        assert!(read_list("{").is_err());
     }
 }

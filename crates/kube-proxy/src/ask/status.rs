@@ -7,7 +7,7 @@ use clap::Args;
 use super::held::Held;
 use super::table::{Cell, Table, Tone, age, coloured};
 use super::{Failure, Form, NO_DAEMON, Printed, WELL, WRONG, has_colours, socket};
-use crate::view::{Family, State, Status};
+use crate::view::{Family, Feature, OFF, State, Status};
 
 /// Below its help.
 pub(super) const HELP: &str = "Examples:
@@ -242,11 +242,13 @@ fn limits(status: &Status, is_wide: bool) -> (Table, usize) {
     (table, count)
 }
 
-/// Those that are missing; all, where more is asked for.
+/// Those that are missing; all, where more is asked for. What is there and switched off is not
+/// missing.
 fn features(status: &Status, is_wide: bool) -> (Table, usize) {
     let mut table = Table::new(["FEATURE", "FOUND", "NOTE"]);
     let features = status.features.iter();
-    let shown = features.filter(|feature| is_wide || !feature.found);
+    let is_missing = |feature: &Feature| !feature.found && !feature.note.starts_with(OFF);
+    let shown = features.filter(|feature| is_wide || is_missing(feature));
     let mut count = 0;
     for feature in shown {
         count += 1;

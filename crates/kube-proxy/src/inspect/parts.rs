@@ -12,7 +12,7 @@ use proxy::IpFamily;
 use rustix::process::{Resource, getrlimit};
 
 use crate::modes::uses::{Part, Uses};
-use crate::view::{Feature, Limit};
+use crate::view::{Feature, Limit, OFF};
 
 /// Where the kernel tells of its connection tracking.
 const CONNTRACK: &str = "/proc/sys/net/netfilter";
@@ -152,7 +152,9 @@ fn flow_counters(folder: &Path) -> Option<Feature> {
     let found = if number(&file)? == 1 {
         Ok(String::new())
     } else {
-        Err("off: tracked flows do not count packets and bytes (sysctl net.netfilter.nf_conntrack_acct)".to_owned())
+        Err(format!(
+            "{OFF}tracked flows do not count packets and bytes (sysctl net.netfilter.nf_conntrack_acct)"
+        ))
     };
     Some(feature("flow counters", found))
 }

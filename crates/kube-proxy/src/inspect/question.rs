@@ -14,9 +14,9 @@ use super::facts::Facts;
 use crate::explain::OwnNode;
 
 /// How many names are told in one turn.
-pub(crate) const NAMES_A_TURN: usize = 10_000;
+pub(crate) const NAMES_A_TURN: usize = 2_500;
 /// How many Services are told in one turn, unless their endpoints are too many.
-pub(crate) const SERVICES_A_TURN: usize = 250;
+pub(crate) const SERVICES_A_TURN: usize = 100;
 /// How many endpoints are told in one turn; one Service's are told together, however many these are.
 pub(crate) const ENDPOINTS_A_TURN: usize = 25_000;
 /// How many failures and conflicts of a family Services are told with.

@@ -1,6 +1,7 @@
 //! `/api/v1/status`.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::time::{Duration, Instant, SystemTime};
 
 use k8s_openapi::jiff::Timestamp;
@@ -10,6 +11,7 @@ use super::facts::{Facts, OfFamily};
 use super::parts::{features, limits};
 use super::{About, Inspect, Unanswered, rendered};
 use crate::health::Progress;
+use crate::modes::counters::{At, Counters, Which};
 use crate::version::{KUBERNETES, OWN_VERSION};
 use crate::view::{
     Conflict, Draining, Drifted, Family, Refused, Source, State, Status, Unreadable,
@@ -37,6 +39,7 @@ impl Inspect {
             awaiting: self.health.awaiting(),
             is_healthy: self.health.is_healthy(now),
             progress: self.health.progress(),
+            counters: self.counters.clone(),
         };
         rendered(move || Ok(outer.status(facts))).await
     }
@@ -50,6 +53,7 @@ struct Outer {
     awaiting: Vec<String>,
     is_healthy: bool,
     progress: BTreeMap<IpFamily, Progress>,
+    counters: Counters,
 }
 
 impl Outer {
@@ -69,7 +73,10 @@ impl Outer {
             ..Status::default()
         };
         if let Some(facts) = facts {
+            let drains = facts.families.iter().flat_map(|of| &of.drains.first);
+            let drains: Vec<proxy::Draining> = drains.copied().collect();
             add(&mut status, facts, &self.progress);
+            add_connections(&mut status, &drains, &self.counters);
         }
         status
     }
@@ -98,6 +105,29 @@ fn add(status: &mut Status, facts: Facts, progress: &BTreeMap<IpFamily, Progress
     status.errors.truncate(LISTED);
     status.conflicts.truncate(LISTED);
     status.draining.truncate(LISTED);
+}
+
+/// How many connections what drains still has; unknown where that cannot be read. Both lists are of
+/// the same endpoints, of which the first may be cut short.
+fn add_connections(status: &mut Status, drains: &[proxy::Draining], counters: &Counters) {
+    if drains.is_empty() {
+        return;
+    }
+    let key = |one: &proxy::Draining| At {
+        address: one.at.ip(),
+        port: one.at.port(),
+        protocol: one.protocol,
+    };
+    let mut at: Vec<At> = drains.iter().map(key).collect();
+    at.dedup();
+    let Some(Ok(counted)) = counters.with(|reader| reader.read(Which::Of(&at))) else {
+        return;
+    };
+    for (told, one) in status.draining.iter_mut().zip(drains) {
+        let endpoint = SocketAddr::new(one.target.ip, one.target.port);
+        let of = counted.endpoints.get(&(key(one), endpoint));
+        told.connections = of.and_then(|of| Some(of.count.active? + of.count.inactive?));
+    }
 }
 
 fn add_seen(status: &mut Status, of: OfFamily, now: Instant) {
@@ -141,7 +171,7 @@ fn add_seen(status: &mut Status, of: OfFamily, now: Instant) {
         .draining
         .extend(of.drains.first.into_iter().map(|one| Draining {
             server: format!("{}/{}", one.at, one.protocol),
-            endpoint: std::net::SocketAddr::new(one.target.ip, one.target.port).to_string(),
+            endpoint: SocketAddr::new(one.target.ip, one.target.port).to_string(),
             seconds: one.since.map_or(0.0, |since| ago(since, now)),
             connections: None,
         }));

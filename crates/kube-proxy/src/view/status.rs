@@ -191,6 +191,9 @@ pub struct Limit {
     pub near: bool,
 }
 
+/// How the note of a feature begins that is there and switched off.
+pub const OFF: &str = "off: ";
+
 /// A part of the kernel.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]

@@ -177,19 +177,28 @@ fn object_of(fields: &Fields<'_>) -> Result<Option<Expression>, Malformed> {
 }
 
 fn payload_of(fields: &Fields<'_>) -> Option<Expression> {
-    if fields.has(payload::FROM) {
-        return None;
-    }
-    Some(Expression::Payload {
-        base: match fields.number(payload::BASE)? {
-            0 => PayloadBase::Link,
-            1 => PayloadBase::Network,
-            2 => PayloadBase::Transport,
-            _ => return None,
-        },
-        offset: fields.number(payload::OFFSET)?,
-        len: fields.number(payload::LEN)?,
-        to: fields.register(payload::TO)?,
+    let base = match fields.number(payload::BASE)? {
+        0 => PayloadBase::Link,
+        1 => PayloadBase::Network,
+        2 => PayloadBase::Transport,
+        _ => return None,
+    };
+    let offset = fields.number(payload::OFFSET)?;
+    let len = fields.number(payload::LEN)?;
+    Some(if fields.has(payload::FROM) {
+        Expression::SetPayload {
+            base,
+            offset,
+            len,
+            from: fields.register(payload::FROM)?,
+        }
+    } else {
+        Expression::Payload {
+            base,
+            offset,
+            len,
+            to: fields.register(payload::TO)?,
+        }
     })
 }
 

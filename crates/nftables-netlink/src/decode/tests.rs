@@ -332,9 +332,18 @@ fn compared() -> impl Strategy<Value = Expression> {
 }
 
 fn further() -> impl Strategy<Value = Expression> {
+    let base = prop_oneof![Just(PayloadBase::Network), Just(PayloadBase::Transport)];
     let tuple_key = prop::sample::select(&TupleKey::ALL[..]);
     let direction = prop_oneof![Just(Direction::Original), Just(Direction::Reply)];
     prop_oneof![
+        (base, any::<(u32, u32)>(), register()).prop_map(|(base, (offset, len), from)| {
+            Expression::SetPayload {
+                base,
+                offset,
+                len,
+                from,
+            }
+        }),
         (tuple_key, direction, register()).prop_map(|(key, direction, to)| Expression::CtTuple {
             key,
             direction,

@@ -162,6 +162,17 @@ fn attributes(w: &mut Writer<'_>, expression: &Expression, set: Option<&str>) {
         Expression::Nat { .. } | Expression::Masquerade { .. } | Expression::Redirect { .. } => {
             translation(w, expression);
         }
+        Expression::SetPayload {
+            base,
+            offset,
+            len,
+            from,
+        } => {
+            register(w, payload::FROM, *from);
+            w.attr_be32(payload::BASE, *base as u32);
+            w.attr_be32(payload::OFFSET, *offset);
+            w.attr_be32(payload::LEN, *len);
+        }
         Expression::CtTuple { key, direction, to } => {
             w.attr_be32(ct::KEY, *key as u32);
             register(w, ct::TO, *to);

@@ -4,8 +4,8 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use nftables_netlink::{
-    Bytes, CtKey, DynsetOperation, Element, ElementData, Error, Expression, Family, LookupFor,
-    Membership, MetaKey, NatKind, Register, Rule, SetRef, Verdict,
+    Bytes, CtKey, DynsetOperation, Element, ElementData, Error, Expression, LookupFor, Membership,
+    MetaKey, Register, Rule, SetRef, Verdict,
 };
 
 use super::evaluate::Evaluation;
@@ -26,7 +26,7 @@ pub(super) struct Run {
     /// The next expression.
     at: usize,
     pub(super) branch: Branch,
-    registers: Registers,
+    pub(super) registers: Registers,
     /// What it has done, in words.
     pub(super) did: Vec<Did>,
     /// The elements that it has found in sets of its own, each with the place of the expression.
@@ -69,7 +69,7 @@ pub(super) enum Stop {
 }
 
 /// What one expression comes to.
-enum Done {
+pub(super) enum Done {
     On,
     Missed,
     Ended(Option<Verdict>),
@@ -250,6 +250,15 @@ impl Run {
             Expression::Nat { .. }
             | Expression::Masquerade { .. }
             | Expression::Redirect { .. } => self.translate(evaluation, expression),
+            Expression::SetPayload {
+                base, offset, len, ..
+            } => {
+                if Fields(&self.branch.packet).leads(*base, *offset, *len) {
+                    Done::Lost
+                } else {
+                    Done::On
+                }
+            }
             Expression::SetMeta { key, from } => self.set_meta(*key, *from),
             Expression::SetCt { key, from } => self.set_ct(*key, *from),
             load => self.load(evaluation, load),
@@ -418,121 +427,6 @@ impl Run {
             SetRef::Anonymous(set) => sets::key_len(&set.key),
         };
         Ok(self.registers.bytes(from, len))
-    }
-
-    fn translate<R: Reader>(
-        &mut self,
-        evaluation: &Evaluation<'_, R>,
-        expression: &Expression,
-    ) -> Done {
-        let did = match expression {
-            Expression::Masquerade { .. } => self.masquerade(evaluation),
-            Expression::Redirect { port, .. } => self.redirect(evaluation, *port),
-            Expression::Nat {
-                kind,
-                family,
-                address,
-                port,
-                ..
-            } => self.nat(*kind, *family, *address, *port),
-            _ => None,
-        };
-        match did {
-            Some(did) => {
-                self.did.push(did);
-                // It is accepted, as by a verdict.
-                Done::Ended((self.branch.end.is_none()).then_some(Verdict::Accept))
-            }
-            None => Done::Lost,
-        }
-    }
-
-    fn masquerade<R: Reader>(&mut self, evaluation: &Evaluation<'_, R>) -> Option<Did> {
-        let packet = &mut self.branch.packet;
-        let address = match &packet.oif {
-            Some(oif) => evaluation.kernel.address_of(oif, packet.destination).ok()?,
-            None => None,
-        };
-        packet.translate_source(SourceNat::Masquerade(address));
-        Some(Did::Source(SourceNat::Masquerade(address)))
-    }
-
-    fn redirect<R: Reader>(
-        &mut self,
-        evaluation: &Evaluation<'_, R>,
-        port: Option<Register>,
-    ) -> Option<Did> {
-        let port = self.port(port)?;
-        let packet = &mut self.branch.packet;
-        let address = match &packet.iif {
-            None => Some(packet.family().localhost()),
-            Some(iif) => evaluation.kernel.address_of(iif, packet.source).ok()?,
-        };
-        if address.is_none() {
-            // The kernel has no address to redirect it to, and drops it.
-            self.branch.end = Some(End::Dropped);
-        } else {
-            packet.translate(address, port);
-            packet.is_redirected = true;
-        }
-        Some(Did::Redirected(address, self.branch.packet.port))
-    }
-
-    /// A port in a register, if there is one; `None` where it is not known.
-    #[allow(
-        clippy::option_option,
-        reason = "whether it is known, and whether there is one"
-    )]
-    fn port(&self, register: Option<Register>) -> Option<Option<u16>> {
-        let Some(register) = register else {
-            return Some(None);
-        };
-        let bytes = self.registers.bytes(register, 2)?;
-        let bytes = <[u8; 2]>::try_from(&*bytes).ok()?;
-        Some(Some(u16::from_be_bytes(bytes)))
-    }
-
-    fn nat(
-        &mut self,
-        kind: NatKind,
-        family: Family,
-        address: Option<Register>,
-        port: Option<Register>,
-    ) -> Option<Did> {
-        let port = self.port(port)?;
-        let address = match address {
-            Some(address) => Some(self.address(address, family)?),
-            None => None,
-        };
-        let packet = &mut self.branch.packet;
-        if kind == NatKind::Source {
-            let to = SourceNat::To(address, port);
-            packet.translate_source(to.clone());
-            return Some(Did::Source(to));
-        }
-        let before = packet.to();
-        let has_changed = packet.destination_changed;
-        packet.translate(address, port);
-        if packet.to() == before {
-            packet.destination_changed = has_changed;
-            return Some(Did::Kept);
-        }
-        Some(Did::Destination(packet.destination, packet.port))
-    }
-
-    fn address(&self, from: Register, family: Family) -> Option<IpAddr> {
-        let bytes = |len| self.registers.bytes(from, len);
-        match family {
-            Family::Ip6 => {
-                let bytes = <[u8; 16]>::try_from(&*bytes(16)?).ok()?;
-                Some(IpAddr::from(bytes))
-            }
-            Family::Ip => {
-                let bytes = <[u8; 4]>::try_from(&*bytes(4)?).ok()?;
-                Some(IpAddr::from(bytes))
-            }
-            _ => None,
-        }
     }
 }
 

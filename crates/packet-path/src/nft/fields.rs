@@ -43,6 +43,17 @@ impl Fields<'_> {
         (offset..offset.saturating_add(len)).map(byte).collect()
     }
 
+    /// Whether these bytes say where the packet comes from and goes to.
+    pub(super) fn leads(&self, base: PayloadBase, offset: u32, len: u32) -> bool {
+        let (first, behind) = match (base, self.0.family()) {
+            (PayloadBase::Link, _) => return false,
+            (PayloadBase::Network, IpFamily::V4) => (12, 20),
+            (PayloadBase::Network, IpFamily::V6) => (8, 40),
+            (PayloadBase::Transport, _) => (0, 4),
+        };
+        offset < behind && offset.saturating_add(len) > first
+    }
+
     fn network_header(&self) -> Known {
         let mut header = Known::new();
         match self.0.family() {

@@ -227,7 +227,7 @@ fn a_way_is_told_step_by_step() {
         let steps = of_rules.map(|step| {
             let mut told = format!("{} | {} | {}", step.place, step.entry, step.says);
             for member in &step.members {
-                told += &format!(" | {member}");
+                told = [told, member.clone()].join(" | ");
             }
             told
         });

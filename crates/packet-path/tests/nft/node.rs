@@ -1,5 +1,6 @@
 //! A node of the tests, and the way of a packet through the hooks of it.
 
+use std::fmt::Write as _;
 use std::io::Write as _;
 use std::net::{IpAddr, SocketAddr};
 use std::process::{Command, Stdio};
@@ -177,7 +178,7 @@ pub(crate) fn outcomes(walks: &[Walk]) -> Vec<String> {
             (_, None) => format!("unknown: {}", walk.why),
         };
         for doubt in &walk.doubts {
-            words += &format!(" if {} {}", doubt.what, doubt.matches);
+            let _ = write!(words, " if {} {}", doubt.what, doubt.matches);
         }
         match all.iter_mut().find(|(of, _)| *of == words) {
             Some((_, chance)) => *chance += walk.chance,

@@ -124,13 +124,15 @@ table ip t {
         tcp dport 82 dnat to 10.0.0.1-10.0.0.9
         tcp dport 83 meta cpu 1 counter
         tcp dport 84 socket mark 5 drop
+        tcp dport 85 ip dscp set cs1
+        tcp dport 86 ip daddr set 10.0.0.1
     }
 }";
     with_rules(rules, |nftables| {
         let told = |of: &mut nftables_netlink::Nftables, port: u16| {
             tcp(of, OUTSIDE, &format!("203.0.113.1:{port}"))
         };
-        for port in [81, 82] {
+        for port in [81, 82, 86] {
             let told = told(nftables, port);
             assert!(
                 told[0].starts_with("unknown: table ip t, chain pre:"),
@@ -139,6 +141,7 @@ table ip t {
         }
         // It makes no difference.
         assert_eq!(told(nftables, 83), ["203.0.113.1:83 kept"]);
+        assert_eq!(told(nftables, 85), ["203.0.113.1:85 kept"]);
         let told = told(nftables, 84);
         assert_eq!(told.len(), 2, "{told:?}");
         assert!(

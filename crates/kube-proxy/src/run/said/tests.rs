@@ -57,7 +57,14 @@ fn daemon(services: usize, endpoints: usize) -> (Daemon, Arc<Inspect>) {
     (daemon, inspect)
 }
 
-/// Answers questions as the loop does, until `asking` is done; with the longest that one took.
+/// For how long this thread has worked, whatever else the machine did.
+fn worked() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::try_from(time).unwrap()
+}
+
+/// Answers questions as the loop does, until `asking` is done; with how long the longest one had this
+/// thread work, and how many there were.
 async fn serve<R>(daemon: &mut Daemon, asking: impl Future<Output = R>) -> (R, Duration, usize) {
     let (mut longest, mut count) = (Duration::ZERO, 0);
     tokio::pin!(asking);
@@ -65,9 +72,9 @@ async fn serve<R>(daemon: &mut Daemon, asking: impl Future<Output = R>) -> (R, D
         tokio::select! {
             done = &mut asking => return (done, longest, count),
             Some(question) = daemon.observed.questions.recv() => {
-                let began = Instant::now();
+                let began = worked();
                 daemon.answer(question);
-                longest = longest.max(began.elapsed());
+                longest = longest.max(worked().saturating_sub(began));
                 count += 1;
             }
         }
@@ -130,18 +137,19 @@ async fn services_are_listed_in_pages_and_one_by_one() {
 }
 
 /// What is handed out in one turn is bounded by count. What that takes is printed
-/// (`cargo test --release -p kube-proxy --lib no_question -- --nocapture`), and asserted with much
-/// room: this runs on machines that do other things, too.
+/// (`CARGO_PROFILE_DEV_OPT_LEVEL=2 cargo test -p kube-proxy --lib no_question -- --nocapture`: 1.3 to
+/// 1.6 ms for the longest of 710 questions, and 0.7 s for all 50,000 Services, on a busy machine of
+/// 2 cores), and asserted with much room: this is compiled without optimisation, too.
 #[tokio::test]
 async fn no_question_holds_up_the_loop() {
     const SERVICES: usize = 50_000;
     let (mut daemon, inspect) = daemon(SERVICES, 5);
-    for from in [0, 20_000, 45_000] {
+    for from in [0, 20_000, 47_500] {
         let (answer, told) = oneshot::channel();
         daemon.answer(Question::Names(from, answer));
         let told = told.await.unwrap();
         assert!(told.some.len() <= NAMES_A_TURN);
-        assert_eq!(told.is_last, from == 45_000);
+        assert_eq!(told.is_last, from == 47_500);
     }
     let all: Vec<NamespacedName> = daemon.model.service_names().cloned().collect();
     assert_eq!(services(&daemon.model, &all).len(), SERVICES_A_TURN);
@@ -165,7 +173,7 @@ async fn no_question_holds_up_the_loop() {
         "{SERVICES} Services in {:?}, the client's reading included; {questions} questions, the longest took the loop {longest:?}",
         began.elapsed()
     );
-    assert!(longest < Duration::from_millis(50), "{longest:?}");
+    assert!(longest < Duration::from_millis(20), "{longest:?}");
 }
 
 #[tokio::test]
