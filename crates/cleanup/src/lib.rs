@@ -35,6 +35,7 @@ use report::Manner;
 use sets::Sets;
 
 pub use report::Cleanup;
+pub use servers::ForeignServer;
 
 /// How long connections by virtual servers have that are being opened, or about to end: once their
 /// server is gone, the kernel drops what is sent in them.
@@ -170,6 +171,32 @@ pub fn disarm_ended(modes: Footprints, serving: &str) -> Cleanup {
     let installed = Iptables::installed().unwrap_or_default();
     rules::empty(&ended, &installed, &mut cleanup);
     cleanup
+}
+
+/// The virtual servers, in the network namespace of the calling thread, that nothing says to be of
+/// one of these modes. One that a mode wants or has just made may be among them. Loads no kernel
+/// module.
+///
+/// # Errors
+///
+/// What cannot be read, in lines for the operator.
+pub fn foreign_servers(modes: Footprints) -> Result<Vec<ForeignServer>, Vec<String>> {
+    let mut cleanup = Cleanup::default();
+    let mut foreign = Vec::new();
+    for family in IpFamily::ALL {
+        let remains = Remains::read(modes, family, &mut cleanup);
+        match servers::foreign(modes, family, &remains.evidence) {
+            Ok(found) => foreign.extend(found),
+            Err(error) => {
+                cleanup.leave(family, &"the virtual servers cannot be read", &error);
+            }
+        }
+    }
+    if cleanup.left.is_empty() {
+        Ok(foreign)
+    } else {
+        Err(cleanup.left)
+    }
 }
 
 /// All of some modes in its order, with the rules of others in these iptables.

@@ -21,6 +21,15 @@ const HEAD: u64 = 1024;
 /// The lines of that which name no virtual server.
 const HEAD_LINES: usize = 3;
 
+/// A virtual server of somebody else.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ForeignServer {
+    /// Where it is; `None` if it is for marked packets, or of another protocol than Services have.
+    pub at: Option<(SocketAddr, Protocol)>,
+    /// As it is called: `192.0.2.1:80/TCP`, `FWM 1`.
+    pub name: String,
+}
+
 /// Whether there are virtual servers, of whomever, and one of these modes makes such.
 pub(crate) fn are_there(modes: &[&'static Footprint]) -> bool {
     let may_be = modes.iter().any(|mode| mode.virtual_servers.is_some());
@@ -83,6 +92,55 @@ pub(crate) fn remove(
         cleanup.remove(family, many(done, "virtual server"));
     }
     done == doomed.len()
+}
+
+/// Those that none of these modes has made, as far as can be told.
+pub(crate) fn foreign(
+    modes: &[&'static Footprint],
+    family: IpFamily,
+    evidence: &Evidence,
+) -> Result<Vec<ForeignServer>, Error> {
+    if !Path::new(LIST).exists() {
+        return Ok(Vec::new());
+    }
+    let mut foreign = Vec::new();
+    for entry in Ipvs::open()?.services()? {
+        let key = entry.service.key;
+        if key.family() != address_family(family) {
+            continue;
+        }
+        let at = match key {
+            ServiceKey::Address {
+                protocol,
+                address,
+                port,
+            } => Protocol::from_number(protocol.0)
+                .map(|protocol| (SocketAddr::new(address, port), protocol)),
+            ServiceKey::Fwmark { .. } => None,
+        };
+        let is_ours = at.is_some_and(|(at, protocol)| {
+            let flags = entry.service.flags.bits();
+            evidence.says_ours(
+                modes,
+                &Server {
+                    at,
+                    protocol,
+                    flags,
+                },
+            )
+        });
+        if !is_ours {
+            let name = match (at, key) {
+                (Some((at, protocol)), _) => format!("{at}/{protocol}"),
+                (None, ServiceKey::Fwmark { mark, .. }) => format!("FWM {mark}"),
+                (None, ServiceKey::Address { address, port, .. }) => {
+                    SocketAddr::new(address, port).to_string()
+                }
+            };
+            foreign.push(ForeignServer { at, name });
+        }
+    }
+    Ok(foreign)
 }
 
 /// Those that are to go.

@@ -77,6 +77,7 @@ use proxy::{
     Changes, Drains, IpFamily, Mode, Model, NodeFacts, NodePorts, Notice, Report, Standing,
     Unreadable,
 };
+use reconcile::Rows;
 
 pub use kinds::{Config, Kinds, Lane, Part};
 pub use lanes::Lanes;
@@ -215,9 +216,28 @@ impl<S: KernelAccess<K>, K: Send + 'static> Engine<S, K> {
         Ok(())
     }
 
+    /// How many entries of each part are there as they are wanted, before anything is written: what
+    /// a start would keep. The kernel has been read, and all that is wanted is known.
+    pub fn kept(&mut self, now: Instant) -> Vec<(PartOf<S>, usize)> {
+        self.begin(now);
+        self.scheme.forgo_waiting();
+        self.scheme.prepare(&mut self.state);
+        let parts = PartOf::<S>::ALL.iter();
+        let kept = parts.map(|part| {
+            let tables = self.scheme.tables(*part);
+            (*part, tables.map(Rows::as_wanted_len).sum())
+        });
+        kept.collect()
+    }
+
     /// What would be written, in order, each plan as if all before it had been done; nothing is
-    /// written. The kernel has been read, and all that is wanted is known.
-    pub async fn preview(mut self, now: Instant) -> Vec<PlanOf<S>> {
+    /// written. The kernel has been read, and all that is wanted is known. `see` is given each plan
+    /// while what it changes is still believed to be as it was found.
+    pub async fn preview(
+        mut self,
+        now: Instant,
+        mut see: impl FnMut(&S, &PlanOf<S>),
+    ) -> Vec<PlanOf<S>> {
         let mut plans = Vec::new();
         self.begin(now);
         self.scheme.forgo_waiting();
@@ -231,6 +251,7 @@ impl<S: KernelAccess<K>, K: Send + 'static> Engine<S, K> {
                     continue;
                 }
                 if let Some(plan) = plan {
+                    see(&self.scheme, &plan);
                     let outcomes = S::as_done(&plan);
                     self.scheme.settle(&mut self.state, &plan, outcomes);
                     plans.push(plan);

@@ -448,7 +448,7 @@ fn a_preview_writes_nothing() {
     let changes = world.model.take_changes();
     world.mode.update(&world.model, &changes, world.now);
     let kernel = Arc::clone(&world.kernel);
-    let plans = block_on(world.mode.preview(world.now));
+    let plans = block_on(world.mode.preview(world.now, |_, _| {}));
     assert_eq!(plans.iter().map(BTreeMap::len).sum::<usize>(), 1);
     assert!(kernel.lock().unwrap().open.is_empty());
 }

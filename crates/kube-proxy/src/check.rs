@@ -1,5 +1,10 @@
-//! `kube-proxy check`: what the daemon would write if it were started now, with the same flags.
-//! Nothing is written.
+//! What the daemon would do if it were started now, with the same flags. Nothing is written.
+//!
+//! ```text
+//!                        ┌─▶ check: preflight, changes, migration
+//!   foresee ─ Foreseen ──┼─▶ plan: the writes in their order (also `--dry-run`)
+//!                        └─▶ diff: what is there, against what should be
+//! ```
 //!
 //! It takes the way of the daemon up to the first write: sources, kernel, model, plans. Not
 //! foretold: connection tracking entries of UDP flows that turn stale, what objects that change
@@ -8,88 +13,95 @@
 //! mode does (ipvs mode may have left something), may make the kernel load its module, as `ipvsadm
 //! -L` does.
 
-pub mod answer;
+mod answer;
+pub mod asked;
+mod counts;
+mod diff;
+mod finding;
+mod foresee;
+mod migration;
+mod names;
+mod plan;
+mod preflight;
+#[cfg(test)]
+mod tests;
 
-use std::collections::BTreeMap;
+use std::env;
+use std::io::{IsTerminal as _, stdout};
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result};
-use proxy::Model;
+use anyhow::Result;
 
-use crate::gather::gather;
-use crate::kernel_settings;
-use crate::modes::definition::Start;
-use crate::modes::families::require;
-use crate::modes::open::{open_to_read, primary};
-use crate::modes::preview::{Change, NODE};
+use crate::footprints;
 use crate::options::Options;
-use answer::{Answer, Output};
+use answer::Answer;
+use asked::{Asked, Output, Question};
+use diff::Colour;
+use foresee::foresee;
+use migration::Migration;
+use preflight::Traces;
 
-/// How long the first lists may take.
-const FIRST_LISTS_PATIENCE: Duration = Duration::from_mins(1);
-
-/// Prints what would change. Exit status 0: nothing would; 1: something would.
+/// Answers what is asked of a start. Exit status 0: it would change nothing; 1: it would change
+/// something.
 ///
 /// # Errors
 ///
-/// It cannot be said, which is exit status 2.
-pub async fn check(options: Options, output: Output) -> Result<ExitCode> {
-    let answer = Box::pin(look(&options)).await?;
-    print!("{}", answer.render(output)?);
-    Ok(ExitCode::from(u8::from(answer.would_change)))
+/// It cannot be said, or the start would fail, which is exit status 2.
+pub async fn check(options: Options, asked: Asked) -> Result<ExitCode> {
+    let Asked { question, output } = asked;
+    let would_change = match question {
+        Question::Check => return Box::pin(preflighted(&options, output)).await,
+        Question::Plan => {
+            let (foreseen, _) = Box::pin(foresee(&options)).await?;
+            print!("{}", plan::render(&foreseen, output)?);
+            foreseen.would_change
+        }
+        Question::Diff => {
+            let (foreseen, _) = Box::pin(foresee(&options)).await?;
+            if matches!(output, Output::Text | Output::Wide) {
+                // Nothing but what differs is an answer.
+                for warning in &foreseen.warnings {
+                    eprintln!("kube-proxy: {warning}");
+                }
+            }
+            let is_plain = !stdout().is_terminal() || env::var_os("NO_COLOR").is_some();
+            let colour = if is_plain { Colour::Off } else { Colour::On };
+            print!("{}", diff::render(&foreseen, output, colour)?);
+            foreseen.would_change
+        }
+    };
+    Ok(ExitCode::from(u8::from(would_change)))
 }
 
-async fn look(options: &Options) -> Result<Answer> {
-    let (node, settings) = (&*options.process.node_name, &options.modes);
-    let (mut events, _) = source::open(&options.source, node, source::uncounted).await?;
-    let kernel = open_to_read(settings)?;
-    let sysctls = kernel_settings::pending(options);
-    let mut model = Model::of_node(node).with_external_ips(options.external_ips());
-    let first_lists = gather(&mut events, &mut model, &options.source);
-    tokio::time::timeout(FIRST_LISTS_PATIENCE, first_lists)
-        .await
-        .with_context(|| {
-            format!(
-                "the objects have not come within {} s: is the API server there (--kubeconfig, --master)?",
-                FIRST_LISTS_PATIENCE.as_secs()
-            )
-        })?;
-    let mut warnings = options.said.warnings.clone();
-    let may_remove = model.is_complete() && model.is_whole();
-    if !may_remove {
-        warnings.push(
-            "some objects cannot be read: until that is mended nothing is removed".to_owned(),
-        );
-    }
-    let told = model.take_changes();
-    require(kernel.left_out(), primary(settings, &model))?;
-    let start = Start {
-        settings,
-        node,
-        model: &model,
-        now: Instant::now(),
+/// `kube-proxy check`: all that can be said of this node is, also where it cannot be read.
+async fn preflighted(options: &Options, output: Output) -> Result<ExitCode> {
+    let foreseen = Box::pin(foresee(options)).await;
+    let traces = Traces::read();
+    let seen = foreseen.as_ref().ok();
+    let seen = seen.map(|(foreseen, model)| (foreseen, model));
+    let preflight = preflight::look(options, &traces, seen);
+    let from = traces.modes(footprints::ALL);
+    let to = options.modes.chosen.name();
+    let migration = seen.and_then(|(foreseen, _)| Migration::report(from, to, foreseen));
+    let (foreseen, error) = match foreseen {
+        Ok((foreseen, _)) => (Some(foreseen), None),
+        Err(error) => (None, Some(error)),
     };
-    let predecessor = kernel.predecessor(settings).filter(|_| may_remove);
-    let mut preview = kernel.preview(&start, &told).await?;
-    let settings = preview.settings.drain(..).chain(sysctls);
-    let mut changes: Vec<Change> = settings.map(Change::setting).collect();
-    let mut writes = BTreeMap::from([(NODE.to_owned(), changes.len())]);
-    let mut previews = vec![preview];
-    if let Some(predecessor) = predecessor {
-        previews.push(predecessor.preview().await?);
+    let would_change = foreseen.as_ref().is_some_and(|of| of.would_change);
+    let answer = Answer {
+        foreseen,
+        error: error.as_ref().map(|error| format!("{error:#}")),
+        preflight,
+        migration,
+    };
+    print!("{}", answer.render(output)?);
+    match error {
+        Some(error) => Err(error),
+        None if answer.fails() => Ok(ExitCode::from(CANNOT_SAY)),
+        None => Ok(ExitCode::from(u8::from(would_change))),
     }
-    for preview in previews {
-        for (of, count) in preview.writes {
-            *writes.entry(of).or_default() += count;
-        }
-        changes.extend(preview.changes);
-        warnings.extend(preview.warnings);
-    }
-    Ok(Answer {
-        would_change: !changes.is_empty(),
-        warnings,
-        writes,
-        changes,
-    })
 }
+
+/// Exit status where it cannot be said what a start would change, or the start would fail: neither
+/// 0, nothing, nor 1, something.
+pub const CANNOT_SAY: u8 = 2;

@@ -13,6 +13,7 @@
 //! says so if it is given.
 
 mod arguments;
+mod daemons;
 mod gone;
 mod syntax;
 mod typed;
@@ -23,7 +24,7 @@ use std::path::{Path, PathBuf};
 use clap::parser::ValueSource;
 use clap::{CommandFactory as _, FromArgMatches as _};
 
-use crate::check::answer::Output;
+use crate::check::asked::{Asked, Question};
 use crate::config::{self, Configuration, ConfigurationError, Given, Waiting};
 use crate::flags::Flags;
 use crate::flags::unusable::UnusableFlag;
@@ -31,7 +32,8 @@ use crate::modes;
 use crate::options::Options;
 use crate::version;
 
-use arguments::{normalised, take_check};
+use arguments::{Leading, normalised, take_question};
+pub use daemons::{Completed, completed};
 pub use typed::{as_typed, values};
 
 /// Flags that go at some time, and what to use.
@@ -45,8 +47,9 @@ const DEPRECATED: [(&str, &str); 2] = [
 pub enum Command {
     /// Run the daemon.
     Run(Box<Options>),
-    /// Say what the daemon would write, and exit: `check` stands in front of the flags.
-    Check(Box<Options>, Output),
+    /// Say what the daemon would write, and exit: `check`, `plan` or `diff` stands in front of the
+    /// flags, or `--dry-run` is among them.
+    Check(Box<Options>, Asked),
     /// Take down what a kube-proxy has left (`--cleanup`), and exit.
     Cleanup(Box<Options>),
     /// Print this (help or version) to standard output, and exit with 0.
@@ -64,6 +67,16 @@ pub enum CommandLineError {
     /// A value that cannot be meant.
     #[error(transparent)]
     Meaning(#[from] UnusableFlag),
+    /// A question about a start, without the flags of one.
+    #[error(
+        "`kube-proxy {question}` is to know the flags of the daemon, and none are given: give its own, as in \
+         `kubectl -n kube-system exec POD -- kube-proxy {question} --config=/var/lib/kube-proxy/config.conf`; in the \
+         daemon's own container they are found by themselves, if it is process 1 there"
+    )]
+    NoFlags {
+        /// The word of the question.
+        question: &'static str,
+    },
     /// The file that `--config` names.
     #[error(transparent)]
     Configuration(#[from] ConfigurationError),
@@ -147,13 +160,18 @@ fn warned(
     read
 }
 
+/// Whether a command line asks what a start would do, even if it cannot be read otherwise.
+pub fn asks(arguments: &[OsString]) -> bool {
+    arguments::asks(arguments)
+}
+
 /// Reads a command line, and with `read` the configuration file that it names.
 fn parse_with<A: Into<OsString>>(
     arguments: impl IntoIterator<Item = A>,
     read: impl FnOnce(&Path) -> Result<(Configuration, Vec<String>), ConfigurationError>,
 ) -> Result<Command, CommandLineError> {
     let mut arguments: Vec<OsString> = arguments.into_iter().map(Into::into).collect();
-    let output = take_check(&mut arguments)?;
+    let Leading { question, output } = take_question(&mut arguments)?;
     let typed = Flags::command()
         .try_get_matches_from(normalised(arguments))
         .and_then(|typed| Ok((Flags::from_arg_matches(&typed)?, typed)));
@@ -220,8 +238,9 @@ fn parse_with<A: Into<OsString>>(
     );
     options.said.warnings.extend(without_effect);
     let options = Box::new(options);
-    Ok(match output {
-        Some(output) => Command::Check(options, output),
+    let question = question.or(flags.dry_run.then_some(Question::Plan));
+    Ok(match question {
+        Some(question) => Command::Check(options, Asked { question, output }),
         None if flags.cleanup => Command::Cleanup(options),
         None => Command::Run(options),
     })

@@ -28,8 +28,12 @@ pub(crate) const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
     name = "kube-proxy",
     about = "Carries Kubernetes Services by rules of iptables (iptables mode), by the kernel's IPVS (ipvs mode), by a table of \
              nftables (nftables mode) or by itself (userspace mode).",
-    after_help = "kube-proxy check [FLAGS] [-o text|json|yaml] says what a start with these flags would change in the kernel, and \
-                  changes nothing. Exit status 0: nothing; 1: something; 2: it cannot be said.\n\n\
+    after_help = "Asked with the daemon's own flags, and changing nothing:\n\n  \
+                  kube-proxy check [FLAGS]  whether this node can be served, and what a start would change\n  \
+                  kube-proxy plan [FLAGS]   the writes of a start, in their order (also --dry-run)\n  \
+                  kube-proxy diff [FLAGS]   what the kernel holds, against what it should\n\n\
+                  -o text|wide|json|yaml. Exit status 0: nothing; 1: something; 2: it cannot be said, or a start would \
+                  fail. Without flags, those of process 1 are taken if that is this program.\n\n\
                   kube-proxy status says how the kube-proxy that runs on this node stands, and kube-proxy services \
                   [NAMESPACE/NAME] what it serves, to which endpoints, and why. See kube-proxy status --help and kube-proxy \
                   services --help.",
@@ -64,6 +68,11 @@ pub struct Flags {
     /// Take away what any mode leaves in the kernel, and exit
     #[arg(long, value_name = "BOOL", default_value = "false", value_parser = go::bool, num_args = 0..=1, require_equals = true, default_missing_value = "true", action = ArgAction::Set)]
     pub cleanup: bool,
+
+    /// Say which writes a start would make, as `kube-proxy plan` does, and exit: 0 nothing, 1
+    /// something, 2 it cannot be said; -o is text, wide, json or yaml
+    #[arg(long, value_name = "BOOL", default_value = "false", value_parser = go::bool, num_args = 0..=1, require_equals = true, default_missing_value = "true", action = ArgAction::Set)]
+    pub dry_run: bool,
 
     /// Do what needs privileges (sysctls; in ipvs mode, also loading IPVS and its timeouts), and
     /// exit

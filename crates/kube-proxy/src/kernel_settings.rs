@@ -18,7 +18,7 @@ use tracing::{error, info, warn};
 use crate::modes;
 use crate::modes::definition::Facts;
 use crate::options::Options;
-use crate::sysctl::apply::{Origins, apply, differences};
+use crate::sysctl::apply::{Difference, Origins, apply, differences};
 use crate::sysctl::conntrack;
 use crate::sysctl::error::{SysctlError, SysctlErrors};
 use crate::sysctl::machine::Machine;
@@ -111,12 +111,10 @@ pub(crate) fn leftovers() -> Vec<String> {
         .collect()
 }
 
-/// What [`settle`] would write, a line each.
-pub(crate) fn pending(options: &Options) -> Vec<String> {
+/// What [`settle`] would write.
+pub(crate) fn pending(options: &Options) -> Vec<Difference> {
     let wanted = wanted(options, Machine::this());
-    differences(Path::new(ROOT), &wanted)
-        .map(|difference| difference.to_string())
-        .collect()
+    differences(Path::new(ROOT), &wanted).collect()
 }
 
 /// Every setting, in the order in which they are written.

@@ -3,7 +3,8 @@
 use std::ffi::OsString;
 use std::process::ExitCode;
 
-use kube_proxy::command_line::{self, Command};
+use kube_proxy::check::CANNOT_SAY;
+use kube_proxy::command_line::{self, Command, Completed};
 use kube_proxy::follow::{keep_prepared, keeps_prepared};
 use kube_proxy::options::Options;
 use kube_proxy::{
@@ -12,9 +13,6 @@ use kube_proxy::{
 use tokio::sync::{mpsc, oneshot};
 use tracing::{error, info, warn};
 
-/// Exit status of `kube-proxy check`: neither 0, nothing would change, nor 1, something would.
-const CANNOT_SAY: u8 = 2;
-
 fn main() -> ExitCode {
     if let Err(error) = iptables::stand_in(std::env::args_os()) {
         eprintln!("kube-proxy: {}", told(&error));
@@ -22,16 +20,23 @@ fn main() -> ExitCode {
     }
     panics::end_the_process();
     memory::start();
-    let arguments: Vec<OsString> = std::env::args_os().collect();
-    if let Some(code) = ask::run(&arguments) {
+    let given: Vec<OsString> = std::env::args_os().collect();
+    if let Some(code) = ask::run(&given) {
         return code;
     }
-    match command_line::parse_prepared(&arguments) {
+    let asks = command_line::asks(&given);
+    let read = command_line::completed(given).and_then(|Completed { arguments, note }| {
+        if let Some(note) = note {
+            eprintln!("kube-proxy: {note}");
+        }
+        command_line::parse_prepared(&arguments)
+    });
+    match read {
         Ok(Command::Run(options)) => live(&options, ExitCode::FAILURE, serve(&options)),
-        Ok(Command::Check(options, output)) => live(
+        Ok(Command::Check(options, asked)) => live(
             &options,
             ExitCode::from(CANNOT_SAY),
-            check::check((*options).clone(), output),
+            check::check((*options).clone(), asked),
         ),
         Ok(Command::Cleanup(options)) => {
             live(&options, ExitCode::FAILURE, cleanup::cleanup(&options))
@@ -49,10 +54,7 @@ fn main() -> ExitCode {
         },
         Err(error) => {
             eprintln!("kube-proxy: {error}");
-            let is_check = std::env::args_os()
-                .nth(1)
-                .is_some_and(|first| first == "check");
-            ExitCode::from(if is_check { CANNOT_SAY } else { 1 })
+            ExitCode::from(if asks { CANNOT_SAY } else { 1 })
         }
     }
 }

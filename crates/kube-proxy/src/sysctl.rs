@@ -6,4 +6,5 @@ pub(crate) mod conntrack;
 pub(crate) mod error;
 pub(crate) mod machine;
 pub(crate) mod row;
+pub(crate) mod setting;
 pub mod settings;

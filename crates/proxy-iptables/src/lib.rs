@@ -44,7 +44,7 @@ pub use kernel::{IptablesKernel, Kernel, MODULES, Refusal};
 pub use kinds::IptablesKinds;
 pub use nfacct::{Accounting, Counter};
 pub use part::{Lane, Part};
-pub use plan::Plan;
+pub use plan::{Plan, Told, WrittenChain};
 pub use port::{Content, ServedPort, Slot, Style, compile};
 pub use probe::{has_counting_rules, probe, probe_counters};
 pub use proxier::{Iptables, Lanes, Proxier};

@@ -13,7 +13,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use iptables::Table;
-use proxy::{Owner, Protocol};
+use proxy::{Owner, Protocol, ServicePortName};
 
 use crate::base::{Base, Edit};
 use crate::chain::{Chain, Shared};
@@ -42,6 +42,28 @@ pub struct Plan {
     pub(crate) stale: Vec<Chain>,
     /// Of other modes.
     pub(crate) leftovers: Leftovers,
+}
+
+/// One thing that a plan does, for the operator.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Told {
+    /// In words.
+    pub line: String,
+    /// The chain, if one is written whole.
+    pub chain: Option<WrittenChain>,
+}
+
+/// A chain that is written whole, whatever is in it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WrittenChain {
+    /// Its table.
+    pub table: Table,
+    /// Its name.
+    pub name: String,
+    /// What is to be in it: lines from `-A CHAIN` on.
+    pub rules: Vec<String>,
+    /// The Service port that it is of, if it is of one.
+    pub owner: Option<ServicePortName>,
 }
 
 /// A shared chain with all its rules.
@@ -276,6 +298,11 @@ impl Plan {
 
     /// What it does, a line each, for the operator.
     pub fn lines(&self) -> Vec<String> {
+        self.told().into_iter().map(|told| told.line).collect()
+    }
+
+    /// The same, with what is to be in chains that are written whole.
+    pub fn told(&self) -> Vec<Told> {
         let pieces = self.pieces();
         let ops = pieces.iter().flat_map(|piece| &piece.ops);
         ops.flat_map(|(table, op)| op.tell(*table)).collect()
@@ -283,6 +310,12 @@ impl Plan {
 }
 
 impl Lines<'_> {
+    fn all(&self) -> Vec<String> {
+        let slots = self.slots.iter().flat_map(|text| text.lines());
+        let tail = self.tail.iter().map(String::as_str);
+        slots.chain(tail).map(str::to_owned).collect()
+    }
+
     fn len(&self) -> usize {
         let slots = self.slots.iter().map(|text| text.lines().count());
         slots.sum::<usize>() + self.tail.len()
@@ -290,6 +323,32 @@ impl Lines<'_> {
 }
 
 impl Own<'_> {
+    fn tell(&self, table: Table) -> Vec<Told> {
+        let mut rules: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        self.write(&mut |line| {
+            let chain = line.split(' ').nth(1).unwrap_or_default().to_owned();
+            rules
+                .entry(chain)
+                .or_default()
+                .push(line.trim_end().to_owned());
+        });
+        let owner = self.part.owner.as_ref().map(|owner| &owner.name);
+        let of = owner.map(ToString::to_string).unwrap_or_default();
+        let told = self.chains().map(|chain| {
+            let name = chain.to_string();
+            Told {
+                line: format!("write chain {chain} of table {table}, for {of}"),
+                chain: Some(WrittenChain {
+                    table,
+                    rules: rules.remove(&name).unwrap_or_default(),
+                    name,
+                    owner: owner.cloned(),
+                }),
+            }
+        });
+        told.collect()
+    }
+
     /// The chains.
     pub(crate) fn chains(&self) -> impl Iterator<Item = Chain> {
         self.part.chains.keys().copied()
@@ -306,27 +365,27 @@ impl Own<'_> {
 
 impl Op<'_> {
     /// What it does in a table.
-    fn tell(&self, table: Table) -> Vec<String> {
+    fn tell(&self, table: Table) -> Vec<Told> {
+        let plain = |line| vec![Told { line, chain: None }];
         match self {
             Self::Write(name, lines) => {
-                let rules = lines.len();
-                vec![format!(
-                    "write chain {name} of table {table}: {rules} rules"
-                )]
+                let (count, rules) = (lines.len(), lines.all());
+                vec![Told {
+                    line: format!("write chain {name} of table {table}: {count} rules"),
+                    chain: Some(WrittenChain {
+                        table,
+                        name: (*name).to_owned(),
+                        rules,
+                        owner: None,
+                    }),
+                }]
             }
-            Self::WriteOwn(own) => {
-                let owner = own.part.owner.as_ref();
-                let owner = owner.map(|owner| owner.name.to_string());
-                let owner = owner.unwrap_or_default();
-                own.chains()
-                    .map(|chain| format!("write chain {chain} of table {table}, for {owner}"))
-                    .collect()
-            }
+            Self::WriteOwn(own) => own.tell(table),
             Self::Insert(line) | Self::Append(line) => {
-                vec![format!("add in table {table}: {line}")]
+                plain(format!("add in table {table}: {line}"))
             }
-            Self::Delete(line) => vec![format!("remove in table {table}: {line}")],
-            Self::Remove(name) => vec![format!("remove chain {name} of table {table}")],
+            Self::Delete(line) => plain(format!("remove in table {table}: {line}")),
+            Self::Remove(name) => plain(format!("remove chain {name} of table {table}")),
         }
     }
 }

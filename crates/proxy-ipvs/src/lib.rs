@@ -38,6 +38,7 @@ mod proxier;
 mod rules;
 mod server;
 mod sets;
+mod shown;
 mod tables;
 mod takeover;
 

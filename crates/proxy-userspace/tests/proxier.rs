@@ -552,7 +552,7 @@ fn a_preview_writes_nothing() {
     let changes = world.model.take_changes();
     world.mode.update(&world.model, &changes, world.now);
     let kernel = world.kernel.clone();
-    let plans = block_on(world.mode.preview(world.now));
+    let plans = block_on(world.mode.preview(world.now, |_, _| {}));
     let lines: Vec<String> = plans.iter().flat_map(Plan::lines).collect();
     assert_eq!(lines.len(), 6, "{lines:?}");
     assert!(kernel.state().open.is_empty() && kernel.state().writes.is_empty());

@@ -12,6 +12,7 @@
 //! into the kernel entries it wants.
 
 mod detect;
+mod entry;
 mod event;
 mod health;
 mod mode;
@@ -25,6 +26,7 @@ mod stale_flows;
 mod topology;
 
 pub use detect::LocalDetector;
+pub use entry::EntryChange;
 pub use event::{Event, Kind};
 pub use health::HealthCheck;
 pub use mode::{

@@ -519,6 +519,12 @@ where
         self.rows.len()
     }
 
+    /// How many keys are there as they are wanted.
+    pub fn as_wanted_len(&self) -> usize {
+        // A row of which nothing is wanted nor there is none.
+        self.rows.len() - self.pending.len()
+    }
+
     /// How many keys are wanted.
     pub fn wanted_len(&self) -> usize {
         self.wanted_len
@@ -813,6 +819,11 @@ mod tests {
                 prop_assert_eq!(sum, counted.count());
                 let wanted_len = (0..6).filter(|key| wanted_of(&claims, *key).is_some()).count();
                 prop_assert_eq!(table.wanted_len(), wanted_len);
+                let is_kept = |key: &u8| {
+                    let there = actual.get(key).copied();
+                    there.is_some() && wanted_of(&claims, *key) == there
+                };
+                prop_assert_eq!(table.as_wanted_len(), (0..6).filter(is_kept).count());
                 for key in 0..6 {
                     let wanted = wanted_of(&claims, key);
                     prop_assert_eq!(table.wanted(&key).copied(), wanted);

@@ -15,6 +15,8 @@ pub trait Rows {
     fn pending_len(&self) -> usize;
     /// [`Table::failing_len`].
     fn failing_len(&self) -> usize;
+    /// [`Table::as_wanted_len`].
+    fn as_wanted_len(&self) -> usize;
     /// [`Table::pending_since`].
     fn pending_since(&self) -> Option<Instant>;
     /// [`Table::next_retry`].
@@ -41,6 +43,10 @@ where
 
     fn failing_len(&self) -> usize {
         self.failing_len()
+    }
+
+    fn as_wanted_len(&self) -> usize {
+        self.as_wanted_len()
     }
 
     fn pending_since(&self) -> Option<Instant> {

@@ -403,7 +403,10 @@ impl<'a> Node<'a> {
             None
         } else {
             let mut ask = command(&["check", "--output=json"]);
-            Some(foretold(&mut ask, check == Check::Nothing)?)
+            let is_wanted = check == Check::Nothing;
+            let foretold = foretold(&mut ask, is_wanted)?;
+            differs(&mut command(&["diff"]), is_wanted, foretold)?;
+            Some(foretold)
         };
         let mut daemon = Running::start(command(&[]))?;
         if is_upstream {
@@ -530,6 +533,25 @@ fn foretold(check: &mut Command, is_wanted: bool) -> Result<u64> {
     );
     let of = |family| answer.pointer(family).and_then(Value::as_u64).unwrap_or(0);
     Ok(of("/writes/IPv4") + of("/writes/IPv6"))
+}
+
+/// That `diff` says the same: nothing, and exits with 0, where the state is the wanted one; else
+/// what differs, and exits with 1.
+fn differs(diff: &mut Command, is_wanted: bool, foretold: u64) -> Result<()> {
+    let output = diff
+        .output()
+        .with_context(|| format!("cannot run {diff:?}"))?;
+    let is_so = match output.status.code() {
+        Some(0) => output.stdout.is_empty() && foretold == 0,
+        // Settings of the kernel differ, too.
+        Some(1) => !output.stdout.is_empty() && !is_wanted,
+        _ => false,
+    };
+    ensure!(
+        is_so,
+        "`check` foretold {foretold} writes, and `diff` says otherwise: {output:?}"
+    );
+    Ok(())
 }
 
 /// `… written=12 …`

@@ -90,6 +90,10 @@ fn main() {
             what_upstream_left_is_taken_over_while_connections_go_on,
         ),
         story(
+            "what_was_removed_by_hand_is_told_with_its_service",
+            what_was_removed_by_hand_is_told_with_its_service,
+        ),
+        story(
             "a_dry_run_tells_what_differs_and_a_cleanup_leaves_nothing",
             a_dry_run_tells_what_differs_and_a_cleanup_leaves_nothing,
         ),
@@ -341,7 +345,11 @@ fn the_iptables_mode_serves_until_this_one_does_and_leaves_nothing(c: &mut Clust
         assert!(state.contains(kept), "{kept}: {state}");
     }
     let again = p.kube_proxy(&["check"])?;
-    assert_eq!(again.stdout, "nothing would change\n");
+    assert!(
+        again.stdout.starts_with("nothing would change\n"),
+        "{}",
+        again.stdout
+    );
     Ok(())
 }
 
@@ -391,7 +399,11 @@ fn the_ipvs_mode_serves_until_the_iptables_mode_does_and_leaves_nothing(
         "of each family, what was INVALID: {counted}"
     );
     let again = p.kube_proxy(&["check"])?;
-    assert_eq!(again.stdout, "nothing would change\n");
+    assert!(
+        again.stdout.starts_with("nothing would change\n"),
+        "{}",
+        again.stdout
+    );
     let output = p.kube_proxy(&["--cleanup"])?;
     assert_eq!(output.status.code(), Some(0), "{}", output.stderr);
     let left = saved()?;
@@ -429,7 +441,14 @@ fn what_upstream_left_is_taken_over_while_connections_go_on(c: &mut Cluster) -> 
         output.stdout,
         output.stderr
     );
-    assert_eq!(output.stdout, "nothing would change\n");
+    for part in [
+        "nothing would change\n\nPreflight\n",
+        "\nProgrammed by: ipvs (upstream's kube-proxy or this one); to be served by: ipvs\n",
+        "\n  connections: open ones go on",
+    ] {
+        assert!(output.stdout.contains(part), "{part}: {}", output.stdout);
+    }
+    assert!(!output.stdout.contains("[fail]"), "{}", output.stdout);
     assert_eq!(p.state()?, before);
 
     let program = kube_proxy()?.display().to_string();
@@ -450,6 +469,73 @@ fn what_upstream_left_is_taken_over_while_connections_go_on(c: &mut Cluster) -> 
     for (connection, who) in connections.iter_mut().zip(&answered) {
         assert_eq!(&connection.ask()?.who, who);
     }
+    Ok(())
+}
+
+fn what_was_removed_by_hand_is_told_with_its_service(c: &mut Cluster) -> Outcome {
+    let p = Programmed::new(c, &DUALSTACK)?;
+    let equal = p.kube_proxy(&["diff"])?;
+    assert_eq!(equal.status.code(), Some(0), "{equal:?}");
+    assert_eq!(equal.stdout, "");
+    p.sh(
+        "ipvsadm -D -t 203.0.113.10:80; ipset del KUBE-CLUSTER-IP 10.96.10.10,tcp:80
+        ip address del 198.51.100.7/32 dev kube-ipvs0; iptables-$backend -t nat -D OUTPUT 1
+        ipvsadm -e -t 10.96.10.10:80 -r 10.244.2.5:8080 -m -w 7
+        ipset add KUBE-CLUSTER-IP 10.96.10.10,tcp:81; ipvsadm -A -t 10.96.10.10:81 -s wlc",
+    )?;
+    let before = p.state()?;
+    let diff = p.kube_proxy(&["diff"])?;
+    assert_eq!(diff.status.code(), Some(1), "{diff:?}");
+    let lines: Vec<&str> = diff.stdout.lines().collect();
+    for line in [
+        "IPv4 virtual servers",
+        "+ 203.0.113.10:80/TCP rr   # default/web",
+        "- 10.96.10.10:81/TCP wlc   # default/web",
+        "IPv4 destinations",
+        "+ 203.0.113.10:80/TCP -> 10.244.1.5:8080 weight 1   # default/web",
+        "~ 10.96.10.10:80/TCP -> 10.244.2.5:8080: weight 7 => weight 1   # default/web",
+        "IPv4 set members",
+        "+ KUBE-CLUSTER-IP 10.96.10.10,tcp:80   # default/web",
+        "- KUBE-CLUSTER-IP 10.96.10.10,tcp:81   # default/web",
+        "IPv4 addresses",
+        "+ 198.51.100.7 on kube-ipvs0   # default/web",
+        "IPv4 rules",
+        "+ table nat: -A OUTPUT -m comment --comment \"kubernetes service portals\" -j KUBE-SERVICES",
+    ] {
+        assert!(lines.contains(&line), "{line}: {}", diff.stdout);
+    }
+    // What is there in each of the five, and the gaps between them.
+    assert_eq!(lines.len(), 10 + 5 + 4, "{}", diff.stdout);
+    let planned = p.kube_proxy(&["plan", "-o", "wide"])?;
+    assert_eq!(planned.status.code(), Some(1), "{planned:?}");
+    for part in [
+        "10 changes in 10 writes: IPv4 10\n",
+        "IPv4, services\n",
+        "   add virtual server 203.0.113.10:80/TCP   # default/web\n",
+        "IPv4, rules\n   add in table nat: -A OUTPUT",
+    ] {
+        assert!(planned.stdout.contains(part), "{part}: {}", planned.stdout);
+    }
+    let dry = p.kube_proxy(&["--dry-run", "-o", "json"])?;
+    let dry: serde_json::Value = serde_json::from_str(&dry.stdout)?;
+    let changes = dry.pointer("/changes").and_then(|of| of.as_array());
+    assert_eq!(changes.map(Vec::len), Some(10), "{dry}");
+    assert_eq!(p.state()?, before);
+    // A daemon mends it, and then nothing differs.
+    p.start(&[])?.stop(SOON)?;
+    let mended = p.kube_proxy(&["diff"])?;
+    assert_eq!(
+        (mended.status.code(), &*mended.stdout),
+        (Some(0), ""),
+        "{mended:?}"
+    );
+    let program = kube_proxy()?.display().to_string();
+    let unasked = p.node.run([program.as_str(), "diff"])?;
+    assert_eq!(unasked.status.code(), Some(2), "{unasked:?}");
+    assert!(
+        unasked.stderr.contains("kubectl -n kube-system exec"),
+        "{unasked:?}"
+    );
     Ok(())
 }
 

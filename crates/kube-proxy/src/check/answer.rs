@@ -1,118 +1,117 @@
 //! The answer of `kube-proxy check`, and its forms.
 
-use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use anyhow::Result;
 use serde::Serialize;
 
-use crate::modes::preview::Change;
+use super::asked::Output;
+use super::counts::{LISTED_PER_KIND, Listed, table};
+use super::finding::{self, Finding, Status};
+use super::foresee::Foreseen;
+use super::migration::Migration;
 
-/// How many changes of one kind are listed for people.
-const LISTED_PER_KIND: usize = 20;
-
-/// The form of the answer (`-o`).
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Output {
-    /// Lines for people.
-    #[default]
-    Text,
-    /// A JSON object: `wouldChange`, `warnings`, `writes` (how many the kernel would see, by
-    /// `node`, `IPv4` and `IPv6`), and `changes`, each with `of`, `kind`, `action` (`add`, `change`
-    /// or `remove`) and `write`, the same in words.
-    Json,
-    /// The same as YAML.
-    Yaml,
-}
-
-/// The answer.
+/// The answer. As an object: what is foreseen (`wouldChange`, `warnings`, `writes`, by `node`,
+/// `IPv4` and `IPv6`, `changes`, each with `of`, `kind`, `action`, and `write`, the same in words),
+/// or the `error` why it cannot be; `preflight`, and `migration` where a kube-proxy has programmed
+/// the node.
 #[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
 pub(super) struct Answer {
-    pub(super) would_change: bool,
-    pub(super) warnings: Vec<String>,
-    /// By `node`, `IPv4` and `IPv6`. All rules of a family are one write.
-    pub(super) writes: BTreeMap<String, usize>,
-    pub(super) changes: Vec<Change>,
+    #[serde(flatten)]
+    pub(super) foreseen: Option<Foreseen>,
+    /// Why nothing can be foreseen.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) error: Option<String>,
+    pub(super) preflight: Vec<Finding>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) migration: Option<Migration>,
 }
 
 impl Answer {
+    /// Whether a start would fail, as far as can be told.
+    pub(super) fn fails(&self) -> bool {
+        self.error.is_some()
+            || self
+                .preflight
+                .iter()
+                .any(|finding| finding.status == Status::Fail)
+    }
+
     pub(super) fn render(&self, output: Output) -> Result<String> {
         Ok(match output {
-            Output::Text => self.lines(),
+            Output::Text => self.lines(LISTED_PER_KIND),
+            Output::Wide => self.lines(usize::MAX),
             Output::Json => serde_json::to_string_pretty(self)? + "\n",
             Output::Yaml => serde_saphyr::to_string(self)?,
         })
     }
 
-    fn lines(&self) -> String {
+    /// Of each kind so many changes.
+    fn lines(&self, most: usize) -> String {
         let mut text = String::new();
-        for warning in &self.warnings {
+        if let Some(foreseen) = &self.foreseen {
+            self.changes(foreseen, most, &mut text);
+        }
+        text.push_str("\nPreflight\n");
+        text.push_str(&finding::lines(&self.preflight));
+        if let Some(migration) = &self.migration {
+            text.push_str("\nMigration\n");
+            text.push_str(&migration.lines());
+        }
+        text
+    }
+
+    fn changes(&self, foreseen: &Foreseen, most: usize, text: &mut String) {
+        let Foreseen {
+            warnings, changes, ..
+        } = foreseen;
+        let is_told = |warning: &&String| {
+            let mut findings = self.preflight.iter();
+            !findings.any(|finding| finding.message == **warning)
+        };
+        for warning in warnings.iter().filter(is_told) {
             let _ = writeln!(text, "warning  {warning}");
         }
-        let mut counts: Vec<((&str, &str), [usize; 3])> = Vec::new();
-        for change in &self.changes {
-            let key = (change.of.as_str(), change.kind);
-            let index = counts.iter().position(|(of, _)| *of == key);
-            let index = index.unwrap_or_else(|| {
-                counts.push((key, [0; 3]));
-                counts.len() - 1
-            });
-            let Some((_, count)) = counts.get_mut(index) else {
-                continue;
-            };
-            let listed: usize = count.iter().sum();
-            if let Some(count) = count.get_mut(change.action as usize) {
-                *count += 1;
+        let mut listed = Listed::default();
+        for change in changes {
+            let number = listed.count(change);
+            if number <= most {
+                let _ = writeln!(text, "{:<7}  {}", change.of, change.write);
+            } else if number == most.saturating_add(1) {
+                let _ = writeln!(text, "{:<7}  more {}: see -o wide", change.of, change.kind);
             }
-            let _ = match listed {
-                ..LISTED_PER_KIND => writeln!(text, "{:<7}  {}", change.of, change.write),
-                LISTED_PER_KIND => {
-                    writeln!(text, "{:<7}  more {}: see -o yaml", change.of, change.kind)
-                }
-                _ => Ok(()),
-            };
         }
-        if self.changes.is_empty() {
+        if changes.is_empty() {
             text.push_str("nothing would change\n");
-            return text;
+            return;
         }
-        let _ = writeln!(
-            text,
-            "\n{:<25}{:>7}{:>8}{:>8}",
-            "", "add", "change", "remove"
-        );
-        for ((of, kind), [add, change, remove]) in &counts {
-            let _ = writeln!(text, "{of:<7}  {kind:<16}{add:>7}{change:>8}{remove:>8}");
-        }
-        let _ = match self.changes.len() {
+        let _ = write!(text, "\n{}", table(changes));
+        let _ = match changes.len() {
             1 => writeln!(text, "1 change; nothing was written"),
             count => writeln!(text, "{count} changes; nothing was written"),
         };
-        text
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::modes::preview::Action;
+    use crate::check::tests::foreseen;
+    use crate::modes::preview::{Action, Change};
 
     fn answer(changes: Vec<Change>) -> Answer {
         Answer {
-            would_change: !changes.is_empty(),
-            warnings: vec!["look".to_owned()],
-            writes: [("IPv4".to_owned(), changes.len())].into(),
-            changes,
+            foreseen: Some(foreseen(changes)),
+            error: None,
+            preflight: vec![Finding::ok("modules", "there: ip_vs")],
+            migration: None,
         }
     }
 
     fn member(port: u16) -> Change {
         Change {
-            of: "IPv4".to_owned(),
-            kind: "set members",
-            action: Action::Add,
             write: format!("add {port} to set NodePortTcp"),
+            ..crate::check::tests::change("set members", Action::Add, "KUBE-NODE-PORT-TCP 80")
         }
     }
 
@@ -122,14 +121,15 @@ mod tests {
         let none = answer(Vec::new());
         assert_eq!(
             render(&none, Output::Text),
-            "warning  look\nnothing would change\n"
+            "warning  look\nnothing would change\n\nPreflight\n[ok]   modules: there: ip_vs\n"
         );
         let one = answer(vec![member(80)]);
         assert_eq!(
             render(&one, Output::Text),
             "warning  look\nIPv4     add 80 to set NodePortTcp\n\n\
              \x20                            add  change  remove\n\
-             IPv4     set members           1       0       0\n1 change; nothing was written\n"
+             IPv4     set members           1       0       0\n1 change; nothing was written\n\
+             \nPreflight\n[ok]   modules: there: ip_vs\n"
         );
         let wanted = serde_json::json!({
             "wouldChange": true,
@@ -140,7 +140,11 @@ mod tests {
                 "kind": "set members",
                 "action": "add",
                 "write": "add 80 to set NodePortTcp",
+                "lane": "services",
+                "entry": "KUBE-NODE-PORT-TCP 80",
             }],
+            "kept": [],
+            "preflight": [{"name": "modules", "status": "ok", "message": "there: ip_vs"}],
         });
         let json: serde_json::Value = serde_json::from_str(&render(&one, Output::Json)).unwrap();
         let yaml: serde_json::Value = serde_saphyr::from_str(&render(&one, Output::Yaml)).unwrap();
@@ -149,12 +153,44 @@ mod tests {
 
     #[test]
     fn of_many_changes_some_are_listed_and_all_are_counted() {
-        let text = answer((1..=1000).map(member).collect()).lines();
+        let many = answer((1..=1000).map(member).collect());
+        let text = many.render(Output::Text).unwrap();
         assert_eq!(text.matches("to set NodePortTcp").count(), LISTED_PER_KIND);
-        assert_eq!(text.matches("more set members: see -o yaml").count(), 1);
+        assert_eq!(text.matches("more set members: see -o wide").count(), 1);
         assert!(
             text.contains("set members        1000       0       0\n1000 changes;"),
             "{text}"
+        );
+        let wide = many.render(Output::Wide).unwrap();
+        assert_eq!(wide.matches("to set NodePortTcp").count(), 1000);
+    }
+
+    #[test]
+    fn a_node_that_cannot_be_read_or_served_fails() {
+        let mut answer = answer(Vec::new());
+        assert!(!answer.fails());
+        answer.preflight.push(Finding::warn("ports", "taken"));
+        assert!(!answer.fails());
+        answer.preflight.push(Finding::fail("scheduler", "look"));
+        assert!(answer.fails());
+        let text = answer.render(Output::Text).unwrap();
+        assert_eq!(
+            text.matches("look").count(),
+            1,
+            "once, where it fails: {text}"
+        );
+        let unread = Answer {
+            foreseen: None,
+            error: Some("no IPVS".to_owned()),
+            preflight: Vec::new(),
+            migration: None,
+        };
+        assert!(unread.fails());
+        let json = unread.render(Output::Json).unwrap();
+        let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+        assert_eq!(
+            json,
+            serde_json::json!({"error": "no IPVS", "preflight": []})
         );
     }
 }

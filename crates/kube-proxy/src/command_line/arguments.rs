@@ -2,17 +2,13 @@
 
 use std::ffi::OsString;
 
-use crate::check::answer::Output;
+use crate::check::asked::{Output, Question};
 use crate::flags::go;
 use crate::flags::unusable::UnusableFlag;
-use crate::flags::words::word;
+use crate::flags::words::word as word_of;
 
-/// The words of `check -o`.
-const FORMS: [(&str, Output); 3] = [
-    ("text", Output::Text),
-    ("json", Output::Json),
-    ("yaml", Output::Yaml),
-];
+/// The flag that asks as `plan` does.
+const DRY_RUN: &str = "--dry-run";
 
 /// The flags with `_` for `-` in their names made right.
 pub(super) fn normalised(arguments: Vec<OsString>) -> impl Iterator<Item = OsString> {
@@ -28,12 +24,27 @@ pub(super) fn normalised(arguments: Vec<OsString>) -> impl Iterator<Item = OsStr
     })
 }
 
-/// Takes `check` and its `-o` out of a command line, if it begins so; the form of the answer.
-pub(super) fn take_check(arguments: &mut Vec<OsString>) -> Result<Option<Output>, UnusableFlag> {
-    if arguments.get(1).is_none_or(|first| first != "check") {
-        return Ok(None);
+/// What a command line asks, before its flags are read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Leading {
+    /// What the word asks that stands in front of the flags.
+    pub(super) question: Option<Question>,
+    /// `-o`, where something may be asked.
+    pub(super) output: Output,
+}
+
+/// Takes the word that asks something, and its `-o`, out of a command line that begins with one, or
+/// has `--dry-run`.
+pub(super) fn take_question(arguments: &mut Vec<OsString>) -> Result<Leading, UnusableFlag> {
+    let word = arguments.get(1).and_then(|word| word.to_str());
+    let question = word.and_then(Question::of);
+    if question.is_some() {
+        arguments.remove(1);
     }
-    arguments.remove(1);
+    if question.is_none() && !is_dry_run(arguments) {
+        let output = Output::default();
+        return Ok(Leading { question, output });
+    }
     let mut form = "text".to_owned();
     let mut rest = Vec::with_capacity(arguments.len());
     let mut given = arguments.drain(..);
@@ -53,5 +64,21 @@ pub(super) fn take_check(arguments: &mut Vec<OsString>) -> Result<Option<Output>
     }
     drop(given);
     *arguments = rest;
-    word("output", &form, &FORMS).map(Some)
+    let output = word_of("output", &form, &Output::WORDS)?;
+    Ok(Leading { question, output })
+}
+
+/// Whether a command line asks something, however it reads otherwise.
+pub(super) fn asks(arguments: &[OsString]) -> bool {
+    let word = arguments.get(1).and_then(|word| word.to_str());
+    word.and_then(Question::of).is_some() || is_dry_run(arguments)
+}
+
+fn is_dry_run(arguments: &[OsString]) -> bool {
+    let flags = normalised(arguments.to_vec()).take_while(|flag| flag != "--");
+    let mut flags = flags.skip(1);
+    flags.any(|flag| {
+        let flag = flag.to_string_lossy();
+        flag.split('=').next() == Some(DRY_RUN)
+    })
 }

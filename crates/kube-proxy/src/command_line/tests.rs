@@ -6,6 +6,7 @@ use proxy_nftables::Layout;
 use source::{Api, ContentType, Lists, Settings};
 
 use super::*;
+use crate::check::asked::Output;
 use crate::flags::gates::Gates;
 use crate::http_server::WhenTaken;
 use crate::logging::settings::LogFormat;
@@ -222,6 +223,7 @@ fn every_flag_of_upstream_is_taken_with_its_default() {
     assert_eq!(
         ours_alone,
         [
+            "dry-run",
             "prepared-config",
             "udp-timeout",
             "ipvs-shim",
@@ -946,7 +948,7 @@ fn flags_are_told_as_upstream_tells_them() {
     let line = "kube-proxy --config_sync_period=900s -v 4 --nodeport-addresses=10.0.0.0/8 --nodeport-addresses=fd00::/8 \
                 --profiling=F --conntrack-min=0x20000 --feature-gates=B=true,A=0 --kube-api-qps=5.0 --hostname-override=no\"de";
     let told = as_typed(line.split_whitespace());
-    assert_eq!(told.len(), UPSTREAM.len() + 6);
+    assert_eq!(told.len(), UPSTREAM.len() + 7);
     let names = told.iter().map(|line| line.split('=').next());
     assert!(names.is_sorted(), "{told:?}");
     for line in [
@@ -1072,24 +1074,76 @@ proptest::proptest! {
 #[test]
 fn what_to_do_is_read_besides_what_is_meant() {
     let read = |line: &str| parse(line.split(' '));
-    for (line, wanted) in [
-        ("kube-proxy check --manifests=/m", Output::Text),
-        ("kube-proxy check -o json --manifests=/m", Output::Json),
+    for (line, wanted, form) in [
+        ("check --manifests=/m", Question::Check, Output::Text),
         (
-            "kube-proxy check --manifests /m --output=yaml",
+            "check -o json --manifests=/m",
+            Question::Check,
+            Output::Json,
+        ),
+        (
+            "check --manifests /m --output=yaml",
+            Question::Check,
             Output::Yaml,
         ),
-        ("kube-proxy check --manifests=/m -o=text", Output::Text),
+        (
+            "check --manifests=/m -o=text",
+            Question::Check,
+            Output::Text,
+        ),
+        (
+            "check --dry-run --manifests=/m",
+            Question::Check,
+            Output::Text,
+        ),
+        ("plan --manifests=/m -o wide", Question::Plan, Output::Wide),
+        ("diff -o=yaml --manifests=/m", Question::Diff, Output::Yaml),
+        ("--dry-run --manifests=/m", Question::Plan, Output::Text),
+        (
+            "--manifests=/m -o json --dry_run=true",
+            Question::Plan,
+            Output::Json,
+        ),
     ] {
-        let Ok(Command::Check(options, output)) = read(line) else {
+        let Ok(Command::Check(options, asked)) = read(&format!("kube-proxy {line}")) else {
             panic!("{line}");
         };
-        assert_eq!(output, wanted, "{line}");
+        let output = form;
+        assert_eq!(
+            asked,
+            Asked {
+                question: wanted,
+                output
+            },
+            "{line}"
+        );
         assert_eq!(options.source, Settings::Manifests("/m".into()));
     }
-    for line in ["check -o xml", "check -o", "check --nosuch", "-o json"] {
+    for line in [
+        "check -o xml",
+        "check -o",
+        "check --nosuch",
+        "-o json",
+        "-o json -- --dry-run",
+        "plans",
+        "diff plan",
+    ] {
         let line = format!("kube-proxy {line}");
         assert!(read(&line).is_err(), "{line}");
+    }
+    let serves = read("kube-proxy --dry-run=false --manifests=/m").unwrap();
+    assert!(matches!(serves, Command::Run(_)), "{serves:?}");
+    for (line, wanted) in [
+        ("diff --nosuch", true),
+        ("--dry-run --x", true),
+        ("--x", false),
+    ] {
+        let line: Vec<_> = ["kube-proxy"]
+            .into_iter()
+            .chain(line.split(' '))
+            .map(Into::into)
+            .collect();
+        assert_eq!(asks(&line), wanted, "{line:?}");
     }
     let cleanup = read("kube-proxy --cleanup --ipvs-exclude-cidrs=10.0.0.0/8").unwrap();
     assert!(

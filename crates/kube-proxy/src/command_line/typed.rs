@@ -4,7 +4,7 @@ use std::ffi::{OsStr, OsString};
 
 use clap::{Arg, ArgAction, ArgMatches, CommandFactory as _};
 
-use super::arguments::{normalised, take_check};
+use super::arguments::{normalised, take_question};
 use crate::config::Period;
 use crate::flags::{Flags, go};
 
@@ -23,7 +23,7 @@ pub fn values<A: Into<OsString>>(arguments: impl IntoIterator<Item = A>) -> Vec<
     let mut arguments: Vec<OsString> = arguments.into_iter().map(Into::into).collect();
     let mut command = Flags::command();
     command.build();
-    let typed = take_check(&mut arguments)
+    let typed = take_question(&mut arguments)
         .ok()
         .and_then(|_| command.try_get_matches_from_mut(normalised(arguments)).ok());
     let Some(typed) = typed else {

@@ -6,6 +6,7 @@ use super::*;
 use crate::modes::settings::ProxyMode;
 use crate::sysctl::apply::Applied;
 use crate::sysctl::row::Row;
+use crate::sysctl::setting::Setting;
 use crate::sysctl::settings::Conntrack;
 use crate::tests::options;
 
@@ -75,7 +76,7 @@ fn only_what_differs_is_written() {
     let (root, mut facts) = kernel("differs", (6, 1));
     fs::write(root.join("proc/sys/net/ipv4/ip_forward"), "1\n").unwrap();
     let told: Vec<String> = differences(&root, &facts.wanted())
-        .map(|difference| difference.to_string())
+        .map(|difference| Setting::from(difference).to_string())
         .collect();
     assert_eq!(told.len(), 3);
     assert_eq!(told[0], "set net.ipv4.vs.conntrack to 1 (it is 0)");

@@ -7,6 +7,7 @@
 //!                 └─▶ prepare, probe (--init-only); sysctls; metrics
 //! ```
 
+use std::borrow::Cow;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -118,6 +119,14 @@ pub(crate) trait Definition: Sync {
         ServiceCidrs::Unasked
     }
 
+    /// The kernel modules that it uses on the usual node, by their own names.
+    fn modules(&self, settings: &Settings) -> Vec<Module>;
+
+    /// Whether it writes rules of iptables with these settings, where it can.
+    fn uses_iptables(&self, _settings: &Settings) -> bool {
+        false
+    }
+
     /// What it counts beside what all modes do.
     fn metrics(&self) -> Option<Arc<dyn OfMode>> {
         None
@@ -194,6 +203,33 @@ impl Start<'_> {
         facts.node_port_addresses = self.settings.shared.node_port_addresses.clone();
         facts
     }
+}
+
+/// A kernel module.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Module {
+    pub(crate) name: Cow<'static, str>,
+    pub(crate) need: ModuleNeed,
+}
+
+/// Who needs a module.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ModuleNeed {
+    /// The mode as a whole.
+    All,
+    /// Some of what it writes, or one of the forms that it can take.
+    Some,
+}
+
+/// Modules that are needed so.
+pub(super) fn modules<'a>(
+    names: &'a [&'static str],
+    need: ModuleNeed,
+) -> impl Iterator<Item = Module> + 'a {
+    names.iter().map(move |name| Module {
+        name: Cow::Borrowed(*name),
+        need,
+    })
 }
 
 /// A flag that only one mode hears.

@@ -1,5 +1,6 @@
 //! iptables mode: Services carried by rules.
 
+mod chains;
 mod counters;
 mod metrics;
 mod nfacct;
@@ -14,7 +15,7 @@ use anyhow::{Context as _, Result};
 use iptables::Iptables;
 use proxy::IpFamily;
 
-use super::definition::{Definition, Facts, Opened, Periods};
+use super::definition::{Definition, Facts, Module, ModuleNeed, Opened, Periods, modules};
 use super::families::Access;
 use super::programs::Programs;
 use super::settings::Settings;
@@ -29,6 +30,18 @@ use opened::Rules;
 const OF_LOCALHOST: [&str; 2] = [
     ":KUBE-NODEPORTS ",
     "--comment \"block incoming localnet connections\"",
+];
+
+/// Modules of the matches, targets and expressions of its rules.
+const MODULES: &[&str] = &[
+    "xt_addrtype",
+    "xt_comment",
+    "xt_conntrack",
+    "xt_mark",
+    "xt_nat",
+    "xt_MASQUERADE",
+    "xt_statistic",
+    "xt_tcpudp",
 ];
 
 /// What the daemon asks of iptables mode.
@@ -68,6 +81,17 @@ impl Definition for IptablesMode {
         let iptables = choose(programs)?;
         iptables.check(family)?;
         proxy_iptables::probe(&iptables, family).context("cannot write the rules of iptables mode")
+    }
+
+    fn modules(&self, _: &Settings) -> Vec<Module> {
+        let some = modules(MODULES, ModuleNeed::Some);
+        modules(&["nf_conntrack", "nf_nat"], ModuleNeed::All)
+            .chain(some)
+            .collect()
+    }
+
+    fn uses_iptables(&self, _: &Settings) -> bool {
+        true
     }
 
     fn sysctls(&self, facts: Option<&Facts<'_>>) -> Vec<Wanted> {

@@ -12,9 +12,10 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use proxy::IpFamily;
+use proxy_ipvs::ShimStyle;
 
 use super::counters::ReadCounters;
-use super::definition::{Definition, Facts, Opened, OwnFlag, Periods};
+use super::definition::{Definition, Facts, Module, ModuleNeed, Opened, OwnFlag, Periods, modules};
 use super::families::Access;
 use super::programs::Programs;
 use super::settings::Settings;
@@ -26,10 +27,21 @@ use crate::sysctl::row::{Wanted, wanted};
 use counters::IpvsCounters;
 use opened::Ipvs;
 use settings::Timeouts;
-use shim::ChosenShim;
+use shim::{ChosenShim, ShimChoice};
 
 /// The link that holds the service addresses, as /proc/net/dev has it.
 const LINK: &str = "kube-ipvs0:";
+
+/// The modules of the sets that upstream's shim and the lean one match.
+const OF_SETS: &[&str] = &[
+    "ip_set",
+    "ip_set_hash_ip",
+    "ip_set_hash_ipport",
+    "ip_set_hash_ipportip",
+    "ip_set_hash_ipportnet",
+    "ip_set_bitmap_port",
+    "xt_set",
+];
 
 /// What the daemon asks of IPVS mode.
 pub(super) struct IpvsMode;
@@ -126,6 +138,24 @@ impl Definition for IpvsMode {
             .map(|row| row.stays(root))
             .collect();
         lines.unwrap_or_default()
+    }
+
+    fn modules(&self, settings: &Settings) -> Vec<Module> {
+        let mut all: Vec<Module> = modules(&["ip_vs", "nf_conntrack"], ModuleNeed::All).collect();
+        all.push(Module {
+            name: format!("ip_vs_{}", settings.ipvs.scheduler).into(),
+            need: ModuleNeed::All,
+        });
+        if settings.ipvs.shim == ShimChoice::Fixed(ShimStyle::Nftables) {
+            all.extend(modules(&["nf_tables"], ModuleNeed::All));
+        } else {
+            all.extend(modules(OF_SETS, ModuleNeed::Some));
+        }
+        all
+    }
+
+    fn uses_iptables(&self, settings: &Settings) -> bool {
+        settings.ipvs.shim != ShimChoice::Fixed(ShimStyle::Nftables)
     }
 
     fn metrics(&self) -> Option<Arc<dyn OfMode>> {

@@ -11,7 +11,7 @@ use anyhow::Result;
 use proxy::{IpFamily, NodePortAddresses};
 use source::ServiceCidrs;
 
-use super::definition::{Definition, Facts, Opened, OwnFlag, Periods};
+use super::definition::{Definition, Facts, Module, ModuleNeed, Opened, OwnFlag, Periods, modules};
 use super::families::Access;
 use super::programs::Programs;
 use super::settings::Settings;
@@ -20,6 +20,16 @@ use crate::metrics::of_mode::OfMode;
 use crate::sysctl::row::Wanted;
 use metrics::TableMetrics;
 use opened::Table;
+
+/// Modules of the matches, targets and expressions of its rules.
+const MODULES: &[&str] = &[
+    "nft_ct",
+    "nft_masq",
+    "nft_nat",
+    "nft_fib",
+    "nft_reject",
+    "nft_numgen",
+];
 
 /// What the daemon asks of nftables mode.
 pub(super) struct NftablesMode;
@@ -81,6 +91,13 @@ impl Definition for NftablesMode {
 
     /// None, as upstream: what comes in by NodePorts and leaves for pods is forwarded as the CNI
     /// has set it, and 127.0.0.1 serves nothing.
+    fn modules(&self, _: &Settings) -> Vec<Module> {
+        let some = modules(MODULES, ModuleNeed::Some);
+        modules(&["nf_tables", "nf_conntrack", "nf_nat"], ModuleNeed::All)
+            .chain(some)
+            .collect()
+    }
+
     fn sysctls(&self, _: Option<&Facts<'_>>) -> Vec<Wanted> {
         Vec::new()
     }

@@ -1,30 +1,46 @@
-//! What a mode would write, for `kube-proxy check`.
+//! What a mode would write, for `kube-proxy check`, `plan` and `diff`.
 
 use anyhow::Result;
-use engine::{Engine, KernelAccess, Kinds, Scheme};
-use proxy::{Changes, IpFamily, Mode as _, Unreadable};
+use engine::{Engine, KernelAccess, Kinds, Part as _, Scheme};
+use proxy::{Changes, EntryChange, IpFamily, Mode as _, Unreadable};
 use serde::Serialize;
 
 use super::definition::Start;
+use crate::sysctl::setting::Setting;
 
 /// Of what is not of one family.
 pub(crate) const NODE: &str = "node";
 
+/// The kind of what other modes have left.
+pub(crate) const OTHER_MODES: &str = "other modes";
+
 /// What a mode would write.
 #[derive(Debug, Default)]
 pub(crate) struct Preview {
-    /// What is set once, whatever the Services are; a line each.
-    pub(crate) settings: Vec<String>,
+    /// What is set once, whatever the Services are.
+    pub(crate) settings: Vec<Setting>,
     /// In the order they would be made.
     pub(crate) changes: Vec<Change>,
     /// How many writes the kernel would see, of each family, and of the node.
     pub(crate) writes: Vec<(String, usize)>,
+    /// How many entries of each family and part are there as they are to be.
+    pub(crate) kept: Vec<Kept>,
     /// What the operator should know.
     pub(crate) warnings: Vec<String>,
 }
 
+/// What stays as it is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(crate) struct Kept {
+    /// `IPv4` or `IPv6`.
+    pub(crate) of: String,
+    /// `the virtual servers`, ...
+    pub(crate) part: &'static str,
+    pub(crate) entries: usize,
+}
+
 /// One change.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Clone, Serialize)]
 pub(crate) struct Change {
     /// `node`, `IPv4` or `IPv6`.
     pub(crate) of: String,
@@ -33,6 +49,23 @@ pub(crate) struct Change {
     pub(crate) action: Action,
     /// The change in words.
     pub(crate) write: String,
+    /// The kernel thread that makes it, or the step of a start.
+    pub(crate) lane: &'static str,
+    /// What it is of.
+    pub(crate) entry: String,
+    /// What there is, where more is known than that.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) before: Option<String>,
+    /// What there is to be, likewise.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) after: Option<String>,
+    /// Of a chain that is written whole: each rule that is there and should not be, from `- ` on, and
+    /// each that should be and is not, from `+ ` on.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) rules: Vec<String>,
+    /// Whose it is, where that is known: `default/web:http`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) service: Option<String>,
 }
 
 /// What is done to what a change is of.
@@ -46,42 +79,101 @@ pub(crate) enum Action {
 
 impl Change {
     /// Of a setting of the kernel.
-    pub(crate) fn setting(write: String) -> Self {
+    pub(crate) fn setting(setting: Setting) -> Self {
         Self {
             of: NODE.to_owned(),
             kind: "settings",
             action: Action::Change,
-            write,
+            write: setting.to_string(),
+            lane: "settings",
+            entry: setting.name,
+            before: Some(setting.found),
+            after: Some(setting.wanted),
+            rules: Vec::new(),
+            service: None,
         }
     }
 
     /// Of rules; the first word says what is done.
-    pub(super) fn rule(of: &str, line: String) -> Self {
-        Self::told(of, "rules", line)
+    pub(super) fn rule(of: IpFamily, lane: &'static str, line: String) -> Self {
+        Self::told(of, lane, "rules", line)
     }
 
     /// Of something of this kind; the first word says what is done.
-    pub(super) fn told(of: &str, kind: &'static str, line: String) -> Self {
-        let action = match line.split(' ').next() {
-            Some("add") => Action::Add,
-            Some("remove" | "delete") => Action::Remove,
+    pub(super) fn told(of: IpFamily, lane: &'static str, kind: &'static str, line: String) -> Self {
+        let (verb, rest) = line.split_once(' ').unwrap_or(("", &line));
+        let action = match verb {
+            "add" => Action::Add,
+            "remove" | "delete" => Action::Remove,
             _ => Action::Change,
         };
+        // A chain that is emptied is one that is filled anew.
+        let (entry, after) = match (action, verb) {
+            (Action::Change, "flush") => (rest, Some("written anew".to_owned())),
+            (Action::Change, _) => (&*line, None),
+            _ => (rest.strip_prefix("in ").unwrap_or(rest), None),
+        };
         Self {
-            of: of.to_owned(),
+            of: of.to_string(),
             kind,
             action,
+            lane,
+            entry: entry.to_owned(),
+            before: None,
+            after,
+            rules: Vec::new(),
+            service: None,
             write: line,
         }
     }
 
+    /// Of one entry of this kind.
+    pub(super) fn of_entry(
+        of: IpFamily,
+        lane: &'static str,
+        kind: &'static str,
+        change: EntryChange,
+        write: String,
+    ) -> Self {
+        let EntryChange {
+            entry,
+            before,
+            after,
+            owner,
+        } = change;
+        let action = match (&before, &after) {
+            (None, _) => Action::Add,
+            (Some(_), None) => Action::Remove,
+            (Some(_), Some(_)) => Action::Change,
+        };
+        let some = |text: Option<String>| text.filter(|text| !text.is_empty());
+        Self {
+            of: of.to_string(),
+            kind,
+            action,
+            write,
+            lane,
+            entry,
+            before: some(before),
+            after: some(after),
+            rules: Vec::new(),
+            service: owner.map(|owner| owner.to_string()),
+        }
+    }
+
     /// Of a line that says what would be removed.
-    pub(super) fn left_by_another(line: &str) -> Self {
+    pub(crate) fn left_by_another(line: &str) -> Self {
         Self {
             of: NODE.to_owned(),
-            kind: "other modes",
+            kind: OTHER_MODES,
             action: Action::Remove,
             write: format!("remove what another mode has left: {line}"),
+            lane: "clearing up",
+            entry: line.to_owned(),
+            before: None,
+            after: None,
+            rules: Vec::new(),
+            service: None,
         }
     }
 }
@@ -97,7 +189,7 @@ pub(super) struct Shown {
 
 impl Preview {
     /// Adds what modes of a scheme would write after they were told `told`. `show` is given each
-    /// plan, and whose it is.
+    /// plan, whose it is, and the scheme, which still knows what was there before.
     ///
     /// # Errors
     ///
@@ -107,7 +199,7 @@ impl Preview {
         modes: Vec<Engine<S, K>>,
         start: &Start<'_>,
         told: &Changes,
-        show: impl Fn(&str, &PlanOf<S>) -> Shown,
+        show: impl Fn(IpFamily, &S, &PlanOf<S>) -> Shown,
     ) -> Result<()> {
         let Start { model, now, .. } = *start;
         for mut mode in modes {
@@ -115,15 +207,21 @@ impl Preview {
             let read = mode.read(model, now).await;
             read.map_err(unreadable(family))?;
             mode.update(model, told, now);
-            let plans = Box::pin(mode.preview(now)).await;
-            let of = family.to_string();
+            let kept = mode.kept(now).into_iter();
+            self.kept.extend(kept.map(|(part, entries)| Kept {
+                of: family.to_string(),
+                part: part.name(),
+                entries,
+            }));
             let mut writes = 0;
-            for plan in &plans {
-                let shown = show(&of, plan);
+            let changes = &mut self.changes;
+            let see = |scheme: &S, plan: &PlanOf<S>| {
+                let shown = show(family, scheme, plan);
                 writes += shown.writes;
-                self.changes.extend(shown.changes);
-            }
-            self.writes.push((of, writes));
+                changes.extend(shown.changes);
+            };
+            Box::pin(mode.preview(now, see)).await;
+            self.writes.push((family.to_string(), writes));
         }
         Ok(())
     }

@@ -33,7 +33,7 @@ impl Programs {
     /// # Errors
     ///
     /// There are none, or they cannot be used here.
-    pub(super) fn choose(&self, modules: &[&str]) -> Result<Iptables, IptablesError> {
+    pub(crate) fn choose(&self, modules: &[&str]) -> Result<Iptables, IptablesError> {
         if let Some(chosen) = self.chosen.get() {
             return Ok(chosen.clone());
         }

@@ -8,13 +8,16 @@ pub mod settings;
 use anyhow::Result;
 use proxy::IpFamily;
 
-use super::definition::{Definition, Facts, Opened, OwnFlag, Periods};
+use super::definition::{Definition, Facts, Module, ModuleNeed, Opened, OwnFlag, Periods, modules};
 use super::families::Access;
 use super::programs::Programs;
 use super::settings::Settings;
 use crate::flags::Flags;
 use crate::sysctl::row::Wanted;
 use opened::{Redirector, Userspace};
+
+/// Modules of the matches, targets and expressions of its rules.
+const MODULES: &[&str] = &["nf_tables", "nft_redir"];
 
 /// What the daemon asks of userspace mode.
 pub(super) struct UserspaceMode;
@@ -63,6 +66,17 @@ impl Definition for UserspaceMode {
 
     fn probe(&self, settings: &Settings, programs: &Programs, family: IpFamily) -> Result<()> {
         Redirector::choose(settings, programs, Access::Write)?.probe(family)
+    }
+
+    fn modules(&self, _: &Settings) -> Vec<Module> {
+        let some = modules(MODULES, ModuleNeed::Some);
+        modules(&["nf_conntrack", "nf_nat"], ModuleNeed::All)
+            .chain(some)
+            .collect()
+    }
+
+    fn uses_iptables(&self, settings: &Settings) -> bool {
+        settings.shared.iptables_backend.forced().is_some()
     }
 
     /// None: it forwards nothing, and what it sends it sends as this node.

@@ -4,7 +4,6 @@
 //! node that is set up already.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::fs;
 use std::io;
 use std::path::Path;
@@ -13,6 +12,7 @@ use tracing::warn;
 
 use super::error::SysctlError;
 use super::row::{End, Enough, Row, Wanted};
+use super::setting::Setting;
 
 /// What a process has found of the settings that it may set back, by their files.
 pub(crate) type Origins = BTreeMap<&'static str, Origin>;
@@ -48,10 +48,21 @@ pub(crate) struct Difference {
     found: String,
 }
 
-impl fmt::Display for Difference {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { row, value, found } = self;
-        write!(f, "set {} to {value} (it is {found})", row.name())
+impl Difference {
+    /// What it is about.
+    pub(crate) fn row(&self) -> &'static Row {
+        self.row
+    }
+}
+
+impl From<Difference> for Setting {
+    fn from(difference: Difference) -> Self {
+        let Difference { row, value, found } = difference;
+        Self {
+            name: row.name(),
+            found,
+            wanted: value.to_string(),
+        }
     }
 }
 

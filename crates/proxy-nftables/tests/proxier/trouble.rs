@@ -78,7 +78,7 @@ fn what_would_be_written_is_counted_as_what_is_written() {
     let mut other = proxier_of(&world.kernel, node1(), Layout::Upstream);
     block_on(other.read(&world.model, world.now)).unwrap();
     other.update(&world.model, &told, world.now);
-    let plans = block_on(other.preview(world.now));
+    let plans = block_on(other.preview(world.now, |_, _| {}));
     assert_eq!(world.made().len(), 0, "nothing is written");
     world.proxier.update(&world.model, &told, world.now);
     world.settle();

@@ -1,5 +1,6 @@
 //! The kernel, opened for iptables mode.
 
+use std::cell::OnceCell;
 use std::fs;
 
 use anyhow::Result;
@@ -9,10 +10,11 @@ use iptables::Iptables;
 use netlink_batch::Worker;
 use proxy::{Changes, IpFamily, Mode};
 use proxy_iptables::{
-    Config, IptablesKernel, Lanes, Plan, Proxier, has_counting_rules, probe_counters,
+    Config, IptablesKernel, Lanes, Plan, Proxier, Told, has_counting_rules, probe_counters,
 };
 use tracing::info;
 
+use super::chains::Chains;
 use super::counters::RuleCounters;
 use crate::footprints;
 use crate::modes::counters::ReadCounters;
@@ -86,13 +88,23 @@ impl Rules {
 
     async fn preview(self, start: &Start<'_>, told: &Changes) -> Result<Preview> {
         let mut preview = Preview::default();
-        let show = |of: &str, plan: &Plan| Shown {
-            writes: 1,
-            changes: plan
-                .lines()
-                .into_iter()
-                .map(|line| Change::rule(of, line))
-                .collect(),
+        let iptables = self.iptables.clone();
+        // What was read is kept, unless it is very much.
+        let there = |family| Chains::of(&iptables.save(family).unwrap_or_default());
+        let found = IpFamily::ALL.map(|family| (family, OnceCell::new()));
+        let show = |of: IpFamily, _: &_, plan: &Plan| {
+            let found = found.iter().find(|(family, _)| *family == of);
+            let told = plan.told().into_iter();
+            let change = |told: Told| match (told.chain, found) {
+                (Some(chain), Some((_, found))) => {
+                    found.get_or_init(|| there(of)).change(of, chain, told.line)
+                }
+                _ => Change::rule(of, "rules", told.line),
+            };
+            Shown {
+                writes: 1,
+                changes: told.map(change).collect(),
+            }
         };
         let modes = self.into_proxiers(start)?;
         Box::pin(preview.add(modes, start, told, show)).await?;

@@ -7,8 +7,10 @@ use anyhow::{Context as _, Result};
 use futures::future::{FutureExt as _, LocalBoxFuture};
 use netlink_batch::Worker;
 use nftables_netlink::OwnSockets;
-use proxy::{Changes, IpFamily, Mode};
-use proxy_ipvs::{Carrier, Config, Lanes, NetlinkKernel, Op, Plan, Proxier, ShimStyle, VipMode};
+use proxy::{Changes, EntryChange, IpFamily, Mode};
+use proxy_ipvs::{
+    Carrier, Config, Lanes, NetlinkKernel, Op, Part as OfKernel, Plan, Proxier, ShimStyle, VipMode,
+};
 use tokio::runtime::Handle;
 
 use super::counters::IpvsCounters;
@@ -19,10 +21,11 @@ use crate::modes::counters::ReadCounters;
 use crate::modes::definition::{Opened, Start};
 use crate::modes::families::{Access, Families, LeftOut, boxed, is_disabled, thread};
 use crate::modes::predecessor::Predecessor;
-use crate::modes::preview::{Action, Change, Preview, Shown};
+use crate::modes::preview::{Action, Change, OTHER_MODES, Preview, Shown};
 use crate::modes::rulesets::{Notices, follow_all};
 use crate::modes::settings::Settings;
 use crate::modes::uses::{Part, Uses};
+use crate::sysctl::setting::Setting;
 
 /// How often it is glanced at whether the virtual servers are all there. The kernel tells nobody
 /// that somebody's `ipvsadm -C` has taken away every Service; the question is one system call
@@ -79,8 +82,8 @@ impl Ipvs {
         )
     }
 
-    /// The time-outs that are not as they are wanted, a line each.
-    async fn pending_timeouts(&self, wanted: Timeouts) -> Result<Vec<String>> {
+    /// The time-outs that are not as they are wanted.
+    async fn pending_timeouts(&self, wanted: Timeouts) -> Result<Vec<Setting>> {
         let Some((_, kernel)) = self.families.opened.first() else {
             return Ok(Vec::new());
         };
@@ -102,8 +105,12 @@ impl Ipvs {
             });
         Ok(differing
             .map(|((what, wanted), found)| {
-                let (wanted, found) = (wanted.as_secs(), found.as_secs());
-                format!("set the IPVS time-out of {what} to {wanted} s (it is {found} s)")
+                let seconds = |time: Duration| format!("{} s", time.as_secs());
+                Setting {
+                    name: format!("the IPVS time-out of {what}"),
+                    found: seconds(found),
+                    wanted: seconds(wanted),
+                }
             })
             .collect())
     }
@@ -144,9 +151,9 @@ impl Ipvs {
         };
         let scheduler = proxy_ipvs::foresee_scheduler(&settings.ipvs.scheduler);
         preview.warnings.extend(scheduler);
-        let show = |of: &str, plan: &Plan| Shown {
+        let show = |of: IpFamily, known: &proxy_ipvs::Ipvs, plan: &Plan| Shown {
             writes: plan.ops.len(),
-            changes: plan_changes(of, plan),
+            changes: plan_changes(of, plan, |op| known.entry(of, op)),
         };
         let modes = self.into_proxiers(start)?;
         Box::pin(preview.add(modes, start, told, show)).await?;
@@ -234,24 +241,39 @@ fn config(start: &Start<'_>, family: IpFamily, shim: &ChosenShim) -> Config {
     }
 }
 
-/// What a plan does, one change each.
-fn plan_changes(of: &str, plan: &Plan) -> Vec<Change> {
-    let told = |op: &Op| match op {
-        Op::WriteRules { wanted, installed } => {
+/// What a plan does, one change each; `entry` says of a write what it changes.
+fn plan_changes(
+    of: IpFamily,
+    plan: &Plan,
+    entry: impl Fn(&Op) -> Option<EntryChange>,
+) -> Vec<Change> {
+    let told = |op: &Op| match (op, entry(op)) {
+        (Op::WriteRules { wanted, installed }, _) => {
             let lines = wanted.differences(installed).into_iter();
-            lines.map(|line| Change::rule(of, line)).collect()
+            lines.map(|line| Change::rule(of, lane(op), line)).collect()
         }
-        op => {
+        (op, entry) => {
+            let change = entry.unwrap_or_else(|| EntryChange {
+                entry: op.to_string(),
+                ..EntryChange::default()
+            });
             let (kind, action) = class(op);
             vec![Change {
-                of: of.to_owned(),
-                kind,
                 action,
-                write: op.to_string(),
+                ..Change::of_entry(of, lane(op), kind, change, op.to_string())
             }]
         }
     };
     plan.ops.iter().flat_map(told).collect()
+}
+
+/// The kernel thread that makes a write.
+fn lane(op: &Op) -> &'static str {
+    match op.part() {
+        OfKernel::Servers | OfKernel::Sets => "services",
+        OfKernel::Addresses => "addresses",
+        OfKernel::Rules => "rules",
+    }
 }
 
 fn class(op: &Op) -> (&'static str, Action) {
@@ -270,7 +292,7 @@ fn class(op: &Op) -> (&'static str, Action) {
         Op::RemoveDestination(..) => ("destinations", Remove),
         Op::BindAddress(..) => ("addresses", Add),
         Op::UnbindAddress(..) | Op::UnbindOtherwise(..) => ("addresses", Remove),
-        Op::RemoveLeftovers(..) => ("other modes", Remove),
+        Op::RemoveLeftovers(..) => (OTHER_MODES, Remove),
     }
 }
 
@@ -292,7 +314,7 @@ mod tests {
                 },
             ],
         };
-        let told: Vec<_> = plan_changes("IPv4", &plan)
+        let told: Vec<_> = plan_changes(IpFamily::V4, &plan, |_| None)
             .into_iter()
             .map(|change| (change.kind, change.action, change.write))
             .collect();

@@ -101,13 +101,13 @@ impl Table {
 
     async fn preview(self, start: &Start<'_>, told: &Changes) -> Result<Preview> {
         let mut preview = Preview::default();
-        let show = |of: &str, plan: &Plan| {
+        let show = |of: IpFamily, _: &_, plan: &Plan| {
             let lines = plan.lines().into_iter();
             Shown {
                 // Counted as the daemon does when it writes.
                 writes: plan.len(),
                 changes: lines
-                    .map(|line| Change::told(of, "nftables", line))
+                    .map(|line| Change::told(of, "table", "nftables", line))
                     .collect(),
             }
         };

@@ -174,15 +174,17 @@ impl Userspace {
 
     async fn preview(self, start: &Start<'_>, told: &Changes) -> Result<Preview> {
         let mut preview = Preview::default();
-        let show = |of: &str, plan: &Plan| {
-            let kind = match plan {
-                Plan::Sockets(_) => "listening ports",
-                Plan::Redirects(_) => "rules",
+        let show = |of: IpFamily, _: &_, plan: &Plan| {
+            let (lane, kind) = match plan {
+                Plan::Sockets(_) => ("sockets", "listening ports"),
+                Plan::Redirects(_) => ("rules", "rules"),
             };
             let lines = plan.lines().into_iter();
             Shown {
                 writes: 1,
-                changes: lines.map(|line| Change::told(of, kind, line)).collect(),
+                changes: lines
+                    .map(|line| Change::told(of, lane, kind, line))
+                    .collect(),
             }
         };
         let modes = self.into_proxiers(start)?;

@@ -1,0 +1,48 @@
+//! Changes, counted by family and kind.
+
+use std::fmt::Write as _;
+
+use crate::modes::preview::Change;
+
+/// How many changes of one kind are listed for people who have not asked for all.
+pub(super) const LISTED_PER_KIND: usize = 20;
+
+/// How many of each family and kind were listed.
+#[derive(Debug, Default)]
+pub(super) struct Listed<'a>(Vec<((&'a str, &'static str), usize)>);
+
+impl<'a> Listed<'a> {
+    /// Counts one; the how manieth of its family and kind it is.
+    pub(super) fn count(&mut self, change: &'a Change) -> usize {
+        let key = (change.of.as_str(), change.kind);
+        let of_key = self.0.iter_mut().find(|(known, _)| *known == key);
+        if let Some((_, count)) = of_key {
+            *count += 1;
+            return *count;
+        }
+        self.0.push((key, 1));
+        1
+    }
+}
+
+/// A table of how many are added, changed and removed, by family and kind.
+pub(super) fn table(changes: &[Change]) -> String {
+    let mut counts: Vec<((&str, &str), [usize; 3])> = Vec::new();
+    for change in changes {
+        let key = (change.of.as_str(), change.kind);
+        let index = counts.iter().position(|(of, _)| *of == key);
+        let index = index.unwrap_or_else(|| {
+            counts.push((key, [0; 3]));
+            counts.len() - 1
+        });
+        let count = counts.get_mut(index).map(|(_, count)| count);
+        if let Some(count) = count.and_then(|count| count.get_mut(change.action as usize)) {
+            *count += 1;
+        }
+    }
+    let mut text = format!("{:<25}{:>7}{:>8}{:>8}\n", "", "add", "change", "remove");
+    for ((of, kind), [add, change, remove]) in &counts {
+        let _ = writeln!(text, "{of:<7}  {kind:<16}{add:>7}{change:>8}{remove:>8}");
+    }
+    text
+}

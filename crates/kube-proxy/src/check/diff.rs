@@ -1,0 +1,177 @@
+//! `kube-proxy diff`: what the kernel holds, against what it should, a line for each entry.
+
+use std::fmt::Write as _;
+
+use anyhow::Result;
+use serde::Serialize;
+
+use super::asked::Output;
+use super::foresee::Foreseen;
+use crate::modes::preview::{Action, Change};
+
+/// Whether lines are coloured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Colour {
+    /// As on a terminal.
+    On,
+    /// As in a pipe.
+    Off,
+}
+
+/// What differs, for programs.
+#[derive(Serialize)]
+struct Difference<'a> {
+    differs: bool,
+    warnings: &'a [String],
+    entries: Vec<Entry<'a>>,
+}
+
+#[derive(Serialize)]
+struct Entry<'a> {
+    /// `-` is there and should not be, `+` should be and is not, `~` is otherwise.
+    sign: char,
+    #[serde(flatten)]
+    change: &'a Change,
+}
+
+/// What differs; empty if nothing does.
+///
+/// # Errors
+///
+/// It cannot be told in this form.
+pub(super) fn render(foreseen: &Foreseen, output: Output, colour: Colour) -> Result<String> {
+    let difference = || Difference {
+        differs: foreseen.would_change,
+        warnings: &foreseen.warnings,
+        entries: sorted(&foreseen.changes)
+            .map(|change| Entry {
+                sign: sign(change),
+                change,
+            })
+            .collect(),
+    };
+    Ok(match output {
+        Output::Text | Output::Wide => lines(&foreseen.changes, colour),
+        Output::Json => serde_json::to_string_pretty(&difference())? + "\n",
+        Output::Yaml => serde_saphyr::to_string(&difference())?,
+    })
+}
+
+/// By family and kind in the order in which they come, then by whose they are.
+fn sorted(changes: &[Change]) -> impl Iterator<Item = &Change> {
+    let mut kinds: Vec<(&str, &str)> = Vec::new();
+    let mut placed: Vec<(usize, &Change)> = Vec::new();
+    for change in changes {
+        let kind = (change.of.as_str(), change.kind);
+        let place = kinds.iter().position(|known| *known == kind);
+        let place = place.unwrap_or_else(|| {
+            kinds.push(kind);
+            kinds.len() - 1
+        });
+        placed.push((place, change));
+    }
+    // What is of one Service stays in its order.
+    placed.sort_by_key(|(place, change)| (*place, &change.service));
+    placed.into_iter().map(|(_, change)| change)
+}
+
+fn sign(change: &Change) -> char {
+    match change.action {
+        Action::Add => '+',
+        Action::Change => '~',
+        Action::Remove => '-',
+    }
+}
+
+fn lines(changes: &[Change], colour: Colour) -> String {
+    let mut text = String::new();
+    let mut group = None;
+    for change in sorted(changes) {
+        let of = (change.of.as_str(), change.kind);
+        if group.replace(of) != Some(of) {
+            let gap = if text.is_empty() { "" } else { "\n" };
+            let _ = writeln!(text, "{gap}{} {}", change.of, change.kind);
+        }
+        let (on, off) = match (colour, change.action) {
+            (Colour::Off, _) => ("", ""),
+            (Colour::On, Action::Add) => ("\x1b[32m", "\x1b[0m"),
+            (Colour::On, Action::Change) => ("\x1b[33m", "\x1b[0m"),
+            (Colour::On, Action::Remove) => ("\x1b[31m", "\x1b[0m"),
+        };
+        let _ = write!(text, "{on}{} {}", sign(change), change.entry);
+        let _ = match (&change.before, &change.after) {
+            (Some(before), Some(after)) => write!(text, ": {before} => {after}"),
+            (Some(one), None) | (None, Some(one)) => write!(text, " {one}"),
+            (None, None) => Ok(()),
+        };
+        if let Some(service) = &change.service {
+            let _ = write!(text, "   # {service}");
+        }
+        let _ = writeln!(text, "{off}");
+        for rule in &change.rules {
+            let _ = writeln!(text, "    {rule}");
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::check::tests::{change, foreseen};
+
+    fn told(changes: Vec<Change>, colour: Colour) -> String {
+        render(&foreseen(changes), Output::Text, colour).unwrap()
+    }
+
+    #[test]
+    fn equal_is_empty() {
+        assert_eq!(told(Vec::new(), Colour::Off), "");
+        let json = render(&foreseen(Vec::new()), Output::Json, Colour::Off).unwrap();
+        let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+        let wanted = serde_json::json!({"differs": false, "warnings": ["look"], "entries": []});
+        assert_eq!(json, wanted);
+    }
+
+    #[test]
+    fn each_entry_is_a_line_with_a_sign_both_values_and_whose_it_is() {
+        let changes = || {
+            vec![
+                Change {
+                    before: Some("rr".to_owned()),
+                    after: Some("mh".to_owned()),
+                    service: Some("default/web:http".to_owned()),
+                    ..change("virtual servers", Action::Change, "10.96.0.9:80/TCP")
+                },
+                change(
+                    "rules",
+                    Action::Add,
+                    "table nat: -A OUTPUT -j KUBE-SERVICES",
+                ),
+                Change {
+                    rules: vec!["- -A KUBE-SVC-A -j ONE".to_owned()],
+                    ..change("rules", Action::Change, "chain KUBE-SVC-A of table nat")
+                },
+                Change {
+                    before: Some("rr".to_owned()),
+                    ..change("virtual servers", Action::Remove, "10.96.0.1:81/TCP")
+                },
+            ]
+        };
+        assert_eq!(
+            told(changes(), Colour::Off),
+            "IPv4 virtual servers\n\
+             - 10.96.0.1:81/TCP rr\n\
+             ~ 10.96.0.9:80/TCP: rr => mh   # default/web:http\n\n\
+             IPv4 rules\n\
+             + table nat: -A OUTPUT -j KUBE-SERVICES\n\
+             ~ chain KUBE-SVC-A of table nat\n\
+             \x20   - -A KUBE-SVC-A -j ONE\n"
+        );
+        assert!(told(changes(), Colour::On).contains("\x1b[31m- 10.96.0.1:81/TCP rr\x1b[0m\n"));
+        let yaml = render(&foreseen(changes()), Output::Yaml, Colour::Off).unwrap();
+        let yaml: serde_json::Value = serde_saphyr::from_str(&yaml).unwrap();
+        assert_eq!(yaml["entries"][0]["sign"], "-");
+        assert_eq!(yaml["entries"][1]["service"], "default/web:http");
+    }
+}

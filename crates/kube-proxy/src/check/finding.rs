@@ -1,0 +1,108 @@
+//! What the preflight has found, with the next step.
+
+use std::fmt::Write as _;
+
+use serde::Serialize;
+
+/// Something that was looked at.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(super) struct Finding {
+    /// What was looked at: `modules`, `capabilities`, ...
+    pub(super) name: &'static str,
+    pub(super) status: Status,
+    /// What was found, and what to do about it.
+    pub(super) message: String,
+}
+
+/// What is to be thought of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Status {
+    /// It is in order.
+    Ok,
+    /// A start succeeds, and something is to be known or mended.
+    Warn,
+    /// A start would fail, or serve nobody.
+    Fail,
+}
+
+impl Finding {
+    pub(super) fn ok(name: &'static str, message: impl Into<String>) -> Self {
+        Self::new(name, Status::Ok, message)
+    }
+
+    pub(super) fn warn(name: &'static str, message: impl Into<String>) -> Self {
+        Self::new(name, Status::Warn, message)
+    }
+
+    pub(super) fn fail(name: &'static str, message: impl Into<String>) -> Self {
+        Self::new(name, Status::Fail, message)
+    }
+
+    fn new(name: &'static str, status: Status, message: impl Into<String>) -> Self {
+        Self {
+            name,
+            status,
+            message: message.into(),
+        }
+    }
+}
+
+/// A line each.
+pub(super) fn lines(findings: &[Finding]) -> String {
+    let mut text = String::new();
+    for Finding {
+        name,
+        status,
+        message,
+    } in findings
+    {
+        let mark = match status {
+            Status::Ok => "[ok]",
+            Status::Warn => "[warn]",
+            Status::Fail => "[fail]",
+        };
+        let _ = writeln!(text, "{mark:<6} {name}: {message}");
+    }
+    text
+}
+
+/// Some of many, with how many more there are.
+pub(super) fn some(all: &[String]) -> String {
+    const MOST: usize = 5;
+    let mut told = all
+        .iter()
+        .take(MOST)
+        .cloned()
+        .collect::<Vec<_>>()
+        .join(", ");
+    if let Some(more) = all.len().checked_sub(MOST).filter(|more| *more > 0) {
+        let _ = write!(told, " and {more} more");
+    }
+    told
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn findings_are_marked() {
+        let findings = [
+            Finding::ok("modules", "loaded"),
+            Finding::warn("ports", "taken"),
+            Finding::fail("capabilities", "none"),
+        ];
+        assert_eq!(
+            lines(&findings),
+            "[ok]   modules: loaded\n[warn] ports: taken\n[fail] capabilities: none\n"
+        );
+    }
+
+    #[test]
+    fn of_many_some_are_named() {
+        let names = |count| (1..=count).map(|n: u8| n.to_string()).collect::<Vec<_>>();
+        assert_eq!(some(&names(5)), "1, 2, 3, 4, 5");
+        assert_eq!(some(&names(7)), "1, 2, 3, 4, 5 and 2 more");
+    }
+}

@@ -1,0 +1,103 @@
+//! What a start would write, by the way that it takes up to the first write: sources, kernel,
+//! model, plans.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use proxy::Model;
+use serde::Serialize;
+
+use super::names::Names;
+use crate::gather::gather;
+use crate::kernel_settings;
+use crate::modes::definition::Start;
+use crate::modes::families::require;
+use crate::modes::open::{open_to_read, primary};
+use crate::modes::preview::{Change, Kept, NODE};
+use crate::options::Options;
+
+/// How long the first lists may take.
+const FIRST_LISTS_PATIENCE: Duration = Duration::from_mins(1);
+
+/// What a start would write.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Foreseen {
+    pub(super) would_change: bool,
+    pub(super) warnings: Vec<String>,
+    /// By `node`, `IPv4` and `IPv6`. All rules of a family are one write.
+    pub(super) writes: BTreeMap<String, usize>,
+    /// In the order in which they would be made.
+    pub(super) changes: Vec<Change>,
+    /// What is there as it is to be, and stays.
+    pub(super) kept: Vec<Kept>,
+}
+
+/// Foresees it, and what it is foreseen from.
+///
+/// # Errors
+///
+/// It cannot be said: what could not be read, and what to do.
+pub(super) async fn foresee(options: &Options) -> Result<(Foreseen, Model)> {
+    let (node, settings) = (&*options.process.node_name, &options.modes);
+    let (mut events, _) = source::open(&options.source, node, source::uncounted).await?;
+    let kernel = open_to_read(settings)?;
+    let sysctls = kernel_settings::pending(options);
+    let mut model = Model::of_node(node).with_external_ips(options.external_ips());
+    let first_lists = gather(&mut events, &mut model, &options.source);
+    tokio::time::timeout(FIRST_LISTS_PATIENCE, first_lists)
+        .await
+        .with_context(|| {
+            format!(
+                "the objects have not come within {} s: is the API server there (--kubeconfig, --master)?",
+                FIRST_LISTS_PATIENCE.as_secs()
+            )
+        })?;
+    let mut warnings = options.said.warnings.clone();
+    let may_remove = model.is_complete() && model.is_whole();
+    if !may_remove {
+        warnings.push(
+            "some objects cannot be read: until that is mended nothing is removed".to_owned(),
+        );
+    }
+    let told = model.take_changes();
+    require(kernel.left_out(), primary(settings, &model))?;
+    let start = Start {
+        settings,
+        node,
+        model: &model,
+        now: Instant::now(),
+    };
+    let predecessor = kernel.predecessor(settings).filter(|_| may_remove);
+    let mut preview = kernel.preview(&start, &told).await?;
+    let sysctls = sysctls.into_iter().map(Into::into);
+    let settings = preview.settings.drain(..).chain(sysctls);
+    let mut changes: Vec<Change> = settings.map(Change::setting).collect();
+    let mut writes = BTreeMap::from([(NODE.to_owned(), changes.len())]);
+    let mut previews = vec![preview];
+    if let Some(predecessor) = predecessor {
+        previews.push(predecessor.preview().await?);
+    }
+    let mut kept = Vec::new();
+    for preview in previews {
+        for (of, count) in preview.writes {
+            *writes.entry(of).or_default() += count;
+        }
+        changes.extend(preview.changes);
+        kept.extend(preview.kept);
+        warnings.extend(preview.warnings);
+    }
+    let names = Names::of(&model);
+    for change in changes.iter_mut().filter(|of| of.service.is_none()) {
+        change.service = names.find(&change.entry).map(str::to_owned);
+    }
+    let foreseen = Foreseen {
+        would_change: !changes.is_empty(),
+        warnings,
+        writes,
+        changes,
+        kept,
+    };
+    Ok((foreseen, model))
+}

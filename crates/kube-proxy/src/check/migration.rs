@@ -1,0 +1,192 @@
+//! What becomes of a node that a kube-proxy has programmed, upstream's or this one: what stays, what
+//! is changed, what goes, and whether connections go on.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use serde::Serialize;
+
+use super::foresee::Foreseen;
+use crate::modes::preview::{Action, Kept, OTHER_MODES};
+
+/// The report.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(super) struct Migration {
+    /// The modes that have programmed this node.
+    pub(super) from: Vec<&'static str>,
+    /// The mode that is chosen.
+    pub(super) to: &'static str,
+    /// What is there as it is to be, and is not touched.
+    pub(super) kept: Vec<Kept>,
+    /// How many entries are made, by kind.
+    pub(super) added: BTreeMap<&'static str, usize>,
+    /// How many are changed, by kind.
+    pub(super) changed: BTreeMap<&'static str, usize>,
+    /// How many go, by kind, but for what other modes have left.
+    pub(super) removed: BTreeMap<&'static str, usize>,
+    /// What other modes have left, and goes once this one serves.
+    pub(super) left: Vec<String>,
+    /// Whether connections go on.
+    pub(super) connections: &'static str,
+}
+
+impl Migration {
+    /// That from some modes to one; `None` where no kube-proxy has programmed the node.
+    pub(super) fn report(
+        from: Vec<&'static str>,
+        to: &'static str,
+        foreseen: &Foreseen,
+    ) -> Option<Self> {
+        if from.is_empty() {
+            return None;
+        }
+        let mut counts: [BTreeMap<&'static str, usize>; 3] = Default::default();
+        let [added, changed, removed] = &mut counts;
+        let mut left = Vec::new();
+        for change in &foreseen.changes {
+            let count = match change.action {
+                _ if change.kind == OTHER_MODES => {
+                    left.push(format!("{}: {}", change.of, change.entry));
+                    continue;
+                }
+                Action::Add => &mut *added,
+                Action::Change => &mut *changed,
+                Action::Remove => &mut *removed,
+            };
+            *count.entry(change.kind).or_default() += 1;
+        }
+        let [added, changed, removed] = counts;
+        let kept = foreseen.kept.iter().filter(|kept| kept.entries > 0);
+        Some(Self {
+            kept: kept.cloned().collect(),
+            added,
+            changed,
+            removed,
+            left,
+            connections: connections(&from, to),
+            from,
+            to,
+        })
+    }
+
+    /// For people.
+    pub(super) fn lines(&self) -> String {
+        let mut text = String::new();
+        let _ = writeln!(
+            text,
+            "Programmed by: {} (upstream's kube-proxy or this one); to be served by: {}",
+            self.from.join(", "),
+            self.to
+        );
+        let kept: Vec<String> = self
+            .kept
+            .iter()
+            .map(|Kept { of, part, entries }| {
+                let part = part.strip_prefix("the ").unwrap_or(part);
+                format!("{of} {part} {entries}")
+            })
+            .collect();
+        let counts = |of: &BTreeMap<&'static str, usize>| {
+            let counts = of.iter().map(|(kind, count)| format!("{count} {kind}"));
+            counts.collect::<Vec<_>>()
+        };
+        for (what, told) in [
+            ("stays as it is", kept),
+            ("is made", counts(&self.added)),
+            ("is changed", counts(&self.changed)),
+            ("is removed", counts(&self.removed)),
+            ("goes once this mode serves", self.left.clone()),
+        ] {
+            if !told.is_empty() {
+                let _ = writeln!(text, "  {what}: {}", told.join(", "));
+            }
+        }
+        let _ = writeln!(text, "  connections: {}", self.connections);
+        text
+    }
+}
+
+/// Whether connections go on that one of these modes carries.
+fn connections(from: &[&str], to: &str) -> &'static str {
+    if from.contains(&"userspace") {
+        "those that userspace mode carries end, or have ended, with its process; all others go on"
+    } else if from.contains(&"ipvs") && to != "ipvs" {
+        "those that IPVS carries end when its virtual servers go, as their state is in IPVS alone; new ones are \
+         served throughout"
+    } else if from.contains(&to) {
+        "open ones go on, and new ones are served throughout"
+    } else {
+        "open ones go on, as connection tracking holds them; new ones are served throughout"
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::check::tests::{change, foreseen};
+    use crate::modes::preview::Change;
+
+    fn report(from: &[&'static str], to: &'static str, changes: Vec<Change>) -> Option<Migration> {
+        let mut foreseen = foreseen(changes);
+        foreseen.kept = vec![
+            Kept {
+                of: "IPv4".to_owned(),
+                part: "the virtual servers",
+                entries: 12,
+            },
+            Kept {
+                of: "IPv6".to_owned(),
+                part: "the virtual servers",
+                entries: 0,
+            },
+        ];
+        Migration::report(from.to_vec(), to, &foreseen)
+    }
+
+    #[test]
+    fn what_stays_changes_and_goes_is_counted() {
+        assert_eq!(report(&[], "ipvs", Vec::new()), None);
+        let changes = vec![
+            change("rules", Action::Add, "a"),
+            change("rules", Action::Add, "b"),
+            change("destinations", Action::Change, "c"),
+            change("set members", Action::Remove, "d"),
+            change(
+                OTHER_MODES,
+                Action::Remove,
+                "12 chains of the iptables mode",
+            ),
+        ];
+        let report = report(&["ipvs", "iptables"], "ipvs", changes).unwrap();
+        assert_eq!(
+            report.lines(),
+            "Programmed by: ipvs, iptables (upstream's kube-proxy or this one); to be served by: ipvs\n\
+             \x20 stays as it is: IPv4 virtual servers 12\n\
+             \x20 is made: 2 rules\n\
+             \x20 is changed: 1 destinations\n\
+             \x20 is removed: 1 set members\n\
+             \x20 goes once this mode serves: IPv4: 12 chains of the iptables mode\n\
+             \x20 connections: open ones go on, and new ones are served throughout\n"
+        );
+    }
+
+    #[test]
+    fn only_what_ipvs_or_a_process_carries_ends() {
+        let told = |from: &[&'static str], to| report(from, to, Vec::new()).unwrap().connections;
+        for (from, to) in [
+            ("ipvs", "ipvs"),
+            ("iptables", "ipvs"),
+            ("nftables", "iptables"),
+            ("iptables", "nftables"),
+        ] {
+            assert!(
+                told(&[from], to).starts_with("open ones go on"),
+                "{from} {to}"
+            );
+        }
+        for to in ["iptables", "nftables", "userspace"] {
+            assert!(told(&["ipvs"], to).contains("IPVS carries end"), "{to}");
+        }
+        assert!(told(&["userspace"], "ipvs").contains("with its process"));
+    }
+}

@@ -1,0 +1,175 @@
+//! Whose an entry of the kernel's is, by what it names: for what nobody wants any more, and for
+//! rules, which no table of a mode knows the owner of.
+
+use std::collections::{HashMap, HashSet};
+use std::net::{IpAddr, SocketAddr};
+
+use proxy::{Model, Protocol};
+
+/// The Services, by what entries name of them.
+#[derive(Debug, Default)]
+pub(super) struct Names {
+    /// Service ports, by address and port.
+    ports: HashMap<(SocketAddr, Protocol), String>,
+    /// Services, by address.
+    addresses: HashMap<IpAddr, String>,
+    /// Service ports, by the port at the node's addresses.
+    node_ports: HashMap<(u16, Protocol), String>,
+    /// Services and their ports, by name.
+    known: HashSet<String>,
+}
+
+impl Names {
+    /// Those of all Services.
+    pub(super) fn of(model: &Model) -> Self {
+        let mut names = Self::default();
+        let views = model.service_names().filter_map(|name| model.view(name));
+        for service in views.map(|view| view.service) {
+            let name = service.name.to_string();
+            let addresses = service.cluster_ips.iter().chain(&service.external_ips);
+            let addresses = addresses.chain(&service.ingress_ips);
+            for port in &service.ports {
+                let of_port = if port.name.is_empty() {
+                    name.clone()
+                } else {
+                    format!("{name}:{}", port.name)
+                };
+                for address in addresses.clone() {
+                    let at = (SocketAddr::new(*address, port.port), port.protocol);
+                    names.ports.insert(at, of_port.clone());
+                }
+                if let Some(node_port) = port.node_port {
+                    let at = (node_port, port.protocol);
+                    names.node_ports.insert(at, of_port.clone());
+                }
+                names.known.insert(of_port);
+            }
+            let of_addresses = addresses.map(|address| (*address, name.clone()));
+            names.addresses.extend(of_addresses);
+            names.known.insert(name);
+        }
+        names
+    }
+
+    /// Whether a Service is served there.
+    pub(super) fn serves(&self, at: SocketAddr, protocol: Protocol) -> bool {
+        self.ports.contains_key(&(at, protocol))
+            || self.node_ports.contains_key(&(at.port(), protocol))
+    }
+
+    /// Whose an entry is that reads so; `None` if it names none that is known.
+    pub(super) fn find(&self, text: &str) -> Option<&str> {
+        let words = || {
+            text.split([' ', '"', '{', '}'])
+                .filter(|word| !word.is_empty())
+        };
+        let named = words().find_map(|word| self.named(word));
+        let at = || words().find_map(|word| self.at(word));
+        named.or_else(at)
+    }
+
+    /// By a name, as comments of rules have it, and names of chains in nftables within others:
+    /// `service-ULMVA6XW-default/web/tcp/http`.
+    fn named(&self, word: &str) -> Option<&str> {
+        let known = |name: &str| self.known.get(name).map(String::as_str);
+        if let Some(found) = known(word) {
+            return Some(found);
+        }
+        let mut parts = word.split('/');
+        let (first, service) = (parts.next()?, parts.next()?);
+        let port = parts.nth(1).unwrap_or_default();
+        // The namespace has dashes, too.
+        let mut namespaces = first.match_indices('-').map(|(at, _)| first.get(at + 1..));
+        namespaces.find_map(|namespace| {
+            let name = format!("{}/{service}", namespace?);
+            let of_port = known(&format!("{name}:{port}"));
+            of_port.or_else(|| known(&name))
+        })
+    }
+
+    /// By an address: `10.96.0.1:443/TCP`, `10.96.0.1,tcp:443`, `10.96.0.1`, `10.96.0.1/32`.
+    fn at(&self, word: &str) -> Option<&str> {
+        let word = word.trim_end_matches(':');
+        let (place, protocol) = if let Some((address, rest)) = word.split_once(',') {
+            let (protocol, port) = rest.split(',').next()?.split_once(':')?;
+            let at = SocketAddr::new(address.parse().ok()?, port.parse().ok()?);
+            (Some(at), protocol)
+        } else {
+            let (at, protocol) = word.split_once('/').unwrap_or((word, ""));
+            (at.parse().ok(), protocol)
+        };
+        let Some(at) = place else {
+            let address = word.split('/').next()?.parse().ok()?;
+            return self.addresses.get(&address).map(String::as_str);
+        };
+        let protocol = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp]
+            .into_iter()
+            .find(|known| known.to_string().eq_ignore_ascii_case(protocol))?;
+        let of_port = self.ports.get(&(at, protocol));
+        let of_address = || self.addresses.get(&at.ip());
+        let of_node_port = || self.node_ports.get(&(at.port(), protocol));
+        let found = of_port.or_else(of_address).or_else(of_node_port);
+        found.map(String::as_str)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proxy::{Event, NamespacedName, Service, ServicePort};
+
+    use super::*;
+
+    fn names() -> Names {
+        let mut model = Model::new();
+        let port = |name: &str, port, node_port| ServicePort {
+            name: name.into(),
+            protocol: Protocol::Tcp,
+            port,
+            node_port,
+        };
+        let at =
+            |name, ip: &str| Service::at(NamespacedName::new("a-b", name), [ip.parse().unwrap()]);
+        model.apply(Event::ServiceApplied(Service {
+            ports: vec![port("http", 80, Some(30080)), port("https", 443, None)].into(),
+            ..at("web", "10.96.0.10")
+        }));
+        model.apply(Event::ServiceApplied(Service {
+            ports: [port("", 80, None)].into(),
+            ..at("one", "fd00:96::1")
+        }));
+        Names::of(&model)
+    }
+
+    #[test]
+    fn an_entry_is_named_by_what_it_names() {
+        let names = names();
+        for (text, wanted) in [
+            ("10.96.0.10:80/TCP", Some("a-b/web:http")),
+            ("10.96.0.10:81/TCP rr", Some("a-b/web")),
+            ("10.96.0.10:80/TCP -> 10.244.1.5:8080", Some("a-b/web:http")),
+            ("[fd00:96::1]:80/TCP", Some("a-b/one")),
+            ("192.0.2.1:30080/TCP", Some("a-b/web:http")),
+            ("192.0.2.1:30080/UDP", None),
+            ("KUBE-CLUSTER-IP 10.96.0.10,tcp:443", Some("a-b/web:https")),
+            ("KUBE-6-CLUSTER-IP fd00:96::1,tcp:80", Some("a-b/one")),
+            ("10.96.0.10 on kube-ipvs0", Some("a-b/web")),
+            (
+                "table nat: -A KUBE-SERVICES -d 10.96.0.10/32 -p tcp -m comment --comment \"a-b/web:http cluster IP\"",
+                Some("a-b/web:http"),
+            ),
+            (
+                "chain service-ULMVA6XW-a-b/web/tcp/https",
+                Some("a-b/web:https"),
+            ),
+            (
+                "chain endpoint-5OJB2KTY-a-b/one/tcp/__10.1.0.1/80",
+                Some("a-b/one"),
+            ),
+            ("table nat: -N KUBE-SERVICES", None),
+            ("10.96.0.99:80/TCP", None),
+            ("", None),
+        ] {
+            assert_eq!(names.find(text), wanted, "{text}");
+        }
+    }
+}

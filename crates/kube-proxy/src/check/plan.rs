@@ -1,0 +1,118 @@
+//! `kube-proxy plan`: the writes of a start, counted, and in the order in which they are made.
+
+use std::fmt::Write as _;
+
+use anyhow::Result;
+
+use super::asked::Output;
+use super::counts::{LISTED_PER_KIND, Listed, table};
+use super::foresee::Foreseen;
+
+/// The plan.
+///
+/// # Errors
+///
+/// It cannot be told in this form.
+pub(super) fn render(foreseen: &Foreseen, output: Output) -> Result<String> {
+    Ok(match output {
+        Output::Text => lines(foreseen, LISTED_PER_KIND),
+        Output::Wide => lines(foreseen, usize::MAX),
+        Output::Json => serde_json::to_string_pretty(foreseen)? + "\n",
+        Output::Yaml => serde_saphyr::to_string(foreseen)?,
+    })
+}
+
+/// Of each kind so many.
+fn lines(foreseen: &Foreseen, most: usize) -> String {
+    let Foreseen {
+        warnings,
+        writes,
+        changes,
+        ..
+    } = foreseen;
+    let mut text = String::new();
+    for warning in warnings {
+        let _ = writeln!(text, "warning  {warning}");
+    }
+    if changes.is_empty() {
+        text.push_str("nothing would be written\n");
+        return text;
+    }
+    text.push_str(&table(changes));
+    let counts: Vec<String> = writes
+        .iter()
+        .filter(|(_, count)| **count > 0)
+        .map(|(of, count)| format!("{of} {count}"))
+        .collect();
+    let _ = writeln!(
+        text,
+        "{} changes in {} writes: {}",
+        changes.len(),
+        writes.values().sum::<usize>(),
+        counts.join(", ")
+    );
+    let (mut group, mut step) = (None, 0);
+    let mut listed = Listed::default();
+    for change in changes {
+        let of = (change.of.as_str(), change.lane);
+        if group.replace(of) != Some(of) {
+            step += 1;
+            let _ = writeln!(text, "\n{step}. {}, {}", change.of, change.lane);
+        }
+        let number = listed.count(change);
+        if number <= most {
+            let _ = write!(text, "   {}", change.write);
+            let _ = match &change.service {
+                Some(service) => writeln!(text, "   # {service}"),
+                None => writeln!(text),
+            };
+        } else if number == most.saturating_add(1) {
+            let _ = writeln!(text, "   more {}: see -o wide", change.kind);
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::check::tests::{change, foreseen};
+    use crate::modes::preview::{Action, Change};
+
+    #[test]
+    fn writes_are_counted_and_then_told_lane_by_lane() {
+        let server = |number: usize| change("virtual servers", Action::Add, &format!("{number}"));
+        let rule = Change {
+            lane: "rules",
+            service: Some("default/web".to_owned()),
+            ..change("rules", Action::Remove, "one")
+        };
+        let mut changes = vec![server(0), rule];
+        changes.extend((1..=30).map(server));
+        let foreseen = foreseen(changes);
+        let text = render(&foreseen, Output::Text).unwrap();
+        for part in [
+            "warning  look\n",
+            "IPv4     virtual servers      31       0       0\n",
+            "IPv4     rules                 0       0       1\n",
+            "\n32 changes in 32 writes: IPv4 32\n",
+            "\n1. IPv4, services\n   add 0\n\n2. IPv4, rules\n   remove one   # default/web\n\n3. IPv4, services\n   add 1\n",
+            "   add 19\n   more virtual servers: see -o wide\n",
+        ] {
+            assert!(text.contains(part), "{part}\n---\n{text}");
+        }
+        assert_eq!(text.matches("\n   add ").count(), LISTED_PER_KIND);
+        let wide = render(&foreseen, Output::Wide).unwrap();
+        assert_eq!(wide.matches("\n   add ").count(), 31);
+        let json = render(&foreseen, Output::Json).unwrap();
+        let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+        assert_eq!(json["changes"].as_array().unwrap().len(), 32);
+        assert_eq!(json["changes"][1]["lane"], "rules");
+    }
+
+    #[test]
+    fn nothing_to_write_is_said() {
+        let text = render(&foreseen(Vec::new()), Output::Text).unwrap();
+        assert_eq!(text, "warning  look\nnothing would be written\n");
+    }
+}

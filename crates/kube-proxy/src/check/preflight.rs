@@ -1,0 +1,259 @@
+//! Whether this node can be served in the mode that is chosen, and what on it is in the way: what
+//! is found, and what follows from it. Nothing changes.
+//!
+//! ```text
+//!   /proc, /lib/modules, netlink ─ read ─▶ facts ─ judge (pure) ─▶ Findings
+//! ```
+
+mod addresses;
+mod capabilities;
+mod listening;
+mod modules;
+mod others;
+mod packet_filters;
+mod ports;
+mod routes;
+mod settings;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::net::IpAddr;
+use std::path::Path;
+
+use footprint::{Footprints, nft};
+use iptables::{Backend, Table};
+use proxy::{IpFamily, Model};
+use route_netlink::Rtnetlink;
+use rustix::fs::Access as Right;
+
+use super::finding::Finding;
+use super::foresee::Foreseen;
+use super::names::Names;
+use crate::modes::families::Access;
+use crate::modes::programs::Programs;
+use crate::options::Options;
+use crate::{footprints, kernel_settings};
+
+/// Where the kernel's files are.
+const ROOT: &str = "/";
+
+/// What there is of proxies, by which it is told who has served here.
+#[derive(Debug, Default)]
+pub(super) struct Traces {
+    /// The names of links.
+    pub(super) links: BTreeSet<String>,
+    /// Chains that somebody has made in iptables.
+    pub(super) chains: Vec<(Backend, Table, String)>,
+    /// Tables of the modes in nftables.
+    pub(super) tables: BTreeSet<&'static str>,
+}
+
+impl Traces {
+    /// Those of this network namespace.
+    pub(super) fn read() -> Self {
+        let links = fs::read_to_string(Path::new(ROOT).join("proc/thread-self/net/dev"));
+        let links = links.unwrap_or_default();
+        let links = links.lines().filter_map(|line| line.split_once(':'));
+        let mut traces = Self {
+            links: links.map(|(name, _)| name.trim().to_owned()).collect(),
+            ..Self::default()
+        };
+        for family in IpFamily::ALL {
+            for backend in Backend::ALL {
+                let chains = backend.chains(family).unwrap_or_default().into_iter();
+                let chains = chains.map(|(table, name)| (backend, table, name));
+                traces.chains.extend(chains);
+            }
+            let tables = footprints::ALL.iter().flat_map(|mode| mode.nft_tables);
+            // One that cannot be read is told where it is to be written.
+            let is_there = |table: &&'static str| nft::has_table(family, table).unwrap_or(false);
+            traces.tables.extend(tables.copied().filter(is_there));
+        }
+        traces
+    }
+
+    /// The modes that have programmed this node: by what only one of them makes.
+    pub(super) fn modes(&self, modes: Footprints) -> Vec<&'static str> {
+        let has_left = |mode: &&&footprint::Footprint| {
+            let others = || modes.iter().filter(|other| **other != **mode);
+            let is_its_alone = |(_, table, name): &&(Backend, Table, String)| {
+                mode.has_chain(*table, name) && !others().any(|other| other.has_chain(*table, name))
+            };
+            mode.link.is_some_and(|link| self.links.contains(link.name))
+                || mode
+                    .nft_tables
+                    .iter()
+                    .any(|table| self.tables.contains(table))
+                || self.chains.iter().any(|chain| is_its_alone(&chain))
+        };
+        let left = modes.iter().filter(has_left);
+        left.map(|mode| mode.mode).collect()
+    }
+}
+
+/// Looks at all of it, by blocking. `seen` is what a start would do, if that can be said.
+pub(super) fn look(
+    options: &Options,
+    traces: &Traces,
+    seen: Option<(&Foreseen, &Model)>,
+) -> Vec<Finding> {
+    let root = Path::new(ROOT);
+    let chosen = &options.modes.chosen;
+    let mode = chosen.definition();
+    let wanted = mode.modules(&options.modes);
+    let found = modules::Modules::read(root, &wanted);
+    let mut findings = modules::judge(&wanted, &found, seen.is_some());
+    if mode.name() == "ipvs" {
+        findings.push(scheduler(&options.modes.ipvs.scheduler));
+    }
+    let iptables = mode.uses_iptables(&options.modes).then(|| {
+        let chosen = Programs::new(&options.modes, Access::Read).choose(&[]);
+        let backend = chosen.map(|iptables| iptables.backend());
+        backend.map_err(|error| error.to_string())
+    });
+    let backend = iptables.as_ref().and_then(|chosen| chosen.as_ref().ok());
+    match rustix::thread::capabilities(None) {
+        Ok(sets) => findings.extend(capabilities::judge(sets.effective, backend.copied())),
+        Err(error) => findings.push(Finding::warn(
+            "capabilities",
+            format!("they cannot be read: {error}"),
+        )),
+    }
+    findings.extend(settings::judge(
+        &pending(options, root),
+        mode.has_served(root),
+    ));
+    findings.extend(packet_filters::judge(iptables.as_ref(), traces));
+    let none = &[][..];
+    let changes = seen.map_or(none, |(foreseen, _)| &foreseen.changes);
+    let foreign = foreign(seen.map(|(_, model)| model));
+    findings.extend(others::judge(&traces.links, &foreign, changes, mode.name()));
+    if let Some((_, model)) = seen {
+        findings.extend(addresses::judge(
+            model,
+            &own_addresses(traces),
+            &all_routes(root),
+            mode.name(),
+        ));
+    }
+    findings.extend(all_ports(options, root, seen.map(|(_, model)| model)));
+    findings
+}
+
+fn scheduler(name: &str) -> Finding {
+    match proxy_ipvs::foresee_scheduler(name) {
+        Some(refusal) => Finding::fail("scheduler", refusal),
+        None => Finding::ok("scheduler", format!("nothing speaks against {name}")),
+    }
+}
+
+fn pending(options: &Options, root: &Path) -> Vec<settings::Pending> {
+    let pending = kernel_settings::pending(options).into_iter();
+    let with_right = pending.map(|difference| {
+        let row = difference.row();
+        let file = root.join(row.path);
+        settings::Pending {
+            need: row.need,
+            is_writable: rustix::fs::access(&file, Right::WRITE_OK).is_ok(),
+            setting: difference.into(),
+        }
+    });
+    with_right.collect()
+}
+
+/// The virtual servers that are neither a kube-proxy's nor wanted.
+fn foreign(model: Option<&Model>) -> Vec<String> {
+    let names = model.map(Names::of).unwrap_or_default();
+    let found = cleanup::foreign_servers(footprints::ALL).unwrap_or_default();
+    let is_unknown = |server: &cleanup::ForeignServer| {
+        !server
+            .at
+            .is_some_and(|(at, protocol)| names.serves(at, protocol))
+    };
+    let unknown = found.into_iter().filter(is_unknown);
+    unknown.map(|server| server.name).collect()
+}
+
+/// The node's addresses with the names of their links, but for those that modes make.
+fn own_addresses(traces: &Traces) -> BTreeMap<IpAddr, String> {
+    let mut found = BTreeMap::new();
+    let made: Vec<&str> = footprints::ALL
+        .iter()
+        .filter_map(|mode| mode.link.map(|link| link.name))
+        .collect();
+    let Ok(mut rtnetlink) = Rtnetlink::open() else {
+        return found;
+    };
+    let names = traces
+        .links
+        .iter()
+        .filter(|name| !made.contains(&name.as_str()));
+    for name in names {
+        let Ok(Some(link)) = rtnetlink.link(name) else {
+            continue;
+        };
+        for family in IpFamily::ALL {
+            let addresses = rtnetlink.addresses_of(link.index, family.into());
+            let addresses = addresses.unwrap_or_default().into_iter();
+            found.extend(addresses.map(|held| (held.address, name.clone())));
+        }
+    }
+    found
+}
+
+fn all_routes(root: &Path) -> Vec<routes::Route> {
+    let folder = root.join("proc/thread-self/net");
+    let text = |file| fs::read_to_string(folder.join(file)).unwrap_or_default();
+    let mut all = routes::v4(&text("route"));
+    all.extend(routes::v6(&text("ipv6_route")));
+    let made = footprints::ALL.iter().filter_map(|mode| mode.link);
+    let made: Vec<&str> = made.map(|link| link.name).collect();
+    all.retain(|route| !made.contains(&route.link.as_str()));
+    all
+}
+
+fn all_ports(options: &Options, root: &Path, model: Option<&Model>) -> Vec<Finding> {
+    let serve = &options.serve;
+    let server = |of, at: Option<_>| at.map(|at| ports::Server { of, at });
+    let servers = [
+        server("health", serve.healthz_address),
+        server("metrics", serve.metrics_address),
+    ];
+    let servers: Vec<ports::Server> = servers.into_iter().flatten().collect();
+    let node_ports = model.map(ports::NodePorts::of).unwrap_or_default();
+    let listeners = listening::read(root);
+    let concerned = ports::concerned(&listeners, &servers, &node_ports);
+    let inodes: Vec<u64> = concerned.iter().map(|listener| listener.inode).collect();
+    let owners = if inodes.is_empty() {
+        BTreeMap::new()
+    } else {
+        listening::owners(root, &inodes)
+    };
+    ports::judge(&concerned, &owners, &servers, &node_ports, serve.when_taken)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_has_served_is_told_by_what_only_one_mode_makes() {
+        let told = |links: &[&str], chains: &[&str], tables: &[&'static str]| {
+            let chains = chains.iter();
+            let traces = Traces {
+                links: links.iter().map(|link| (*link).to_owned()).collect(),
+                chains: chains
+                    .map(|name| (Backend::Nft, Table::Nat, (*name).to_owned()))
+                    .collect(),
+                tables: tables.iter().copied().collect(),
+            };
+            traces.modes(footprints::ALL)
+        };
+        assert!(told(&["lo", "eth0"], &["DOCKER", "KUBE-SERVICES"], &[]).is_empty());
+        assert_eq!(told(&["kube-ipvs0"], &["KUBE-SERVICES"], &[]), ["ipvs"]);
+        assert_eq!(told(&[], &["KUBE-SVC-ERIFXISQEP7F7OF4"], &[]), ["iptables"]);
+        assert_eq!(told(&[], &[], &["kube-proxy"]), ["nftables"]);
+        let both = told(&["kube-ipvs0"], &["KUBE-SEP-ERIFXISQEP7F7OF4"], &[]);
+        assert_eq!(both, ["ipvs", "iptables"]);
+    }
+}

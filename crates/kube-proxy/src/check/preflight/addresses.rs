@@ -1,0 +1,169 @@
+//! Addresses that are in each other's way: of Services, of this node, of its routes.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
+
+use proxy::{Model, Protocol};
+
+use super::routes::Route;
+use crate::check::finding::{Finding, some};
+
+const NAME: &str = "addresses";
+
+/// What follows; `own` are the node's addresses, with the links that have them, but for that of IPVS
+/// mode.
+pub(super) fn judge(
+    model: &Model,
+    own: &BTreeMap<IpAddr, String>,
+    routes: &[Route],
+    mode: &str,
+) -> Vec<Finding> {
+    let mut claims: BTreeMap<(SocketAddr, Protocol), BTreeSet<String>> = BTreeMap::new();
+    let mut carried = BTreeSet::new();
+    let mut covered: BTreeMap<String, String> = BTreeMap::new();
+    let views = model.service_names().filter_map(|name| model.view(name));
+    for service in views.map(|view| view.service) {
+        let name = service.name.to_string();
+        let addresses = service.cluster_ips.iter().chain(&service.external_ips);
+        let addresses: BTreeSet<IpAddr> = addresses.chain(&service.ingress_ips).copied().collect();
+        for address in &addresses {
+            if let Some(link) = own.get(address) {
+                carried.insert(format!("{address} of {name} on {link}"));
+            }
+            for port in &service.ports {
+                let at = (SocketAddr::new(*address, port.port), port.protocol);
+                claims.entry(at).or_default().insert(name.clone());
+            }
+        }
+        for address in &service.cluster_ips {
+            let covers = |route: &&Route| route.net.contains(address);
+            if let Some(route) = routes.iter().find(covers) {
+                let route = format!("{} on {}", route.net, route.link);
+                covered
+                    .entry(route)
+                    .or_insert_with(|| format!("{address} of {name}"));
+            }
+        }
+    }
+    let mut findings = Vec::new();
+    let contested: Vec<String> = claims
+        .iter()
+        .filter(|(_, names)| names.len() > 1)
+        .map(|((at, protocol), names)| {
+            let names: Vec<&str> = names.iter().map(String::as_str).collect();
+            format!("{at}/{protocol} ({})", names.join(", "))
+        })
+        .collect();
+    if !contested.is_empty() {
+        findings.push(Finding::warn(
+            NAME,
+            format!(
+                "claimed by two Services, of which the older one has it: {}; give one of them another address or port",
+                some(&contested)
+            ),
+        ));
+    }
+    if !carried.is_empty() {
+        let carried: Vec<String> = carried.into_iter().collect();
+        let what = match mode {
+            "ipvs" => "are served, and not bound to kube-ipvs0",
+            _ => {
+                "are served by rules: what the node itself listens on there is not reached at those ports"
+            }
+        };
+        findings.push(Finding::warn(
+            NAME,
+            format!(
+                "this node has addresses of Services on other interfaces, which {what}: {}",
+                some(&carried)
+            ),
+        ));
+    }
+    if !covered.is_empty() {
+        let covered: Vec<String> = covered
+            .into_iter()
+            .map(|(route, address)| format!("{route} has {address}"))
+            .collect();
+        findings.push(Finding::warn(
+            NAME,
+            format!(
+                "routes of this node lead to networks in which Services are: {}; hosts in both are not reached: \
+                 check --service-cluster-ip-range against the networks of nodes and pods",
+                some(&covered)
+            ),
+        ));
+    }
+    if findings.is_empty() {
+        findings.push(Finding::ok(
+            NAME,
+            "no Service is in another's way, or in the node's",
+        ));
+    }
+    findings
+}
+
+#[cfg(test)]
+mod tests {
+    use proxy::{Event, NamespacedName, Service, ServicePort};
+
+    use super::*;
+    use crate::check::finding::Status;
+
+    fn service(name: &str, ip: &str, external: &[&str]) -> Service {
+        Service {
+            ports: [ServicePort {
+                name: "".into(),
+                protocol: Protocol::Tcp,
+                port: 80,
+                node_port: None,
+            }]
+            .into(),
+            external_ips: external.iter().map(|ip| ip.parse().unwrap()).collect(),
+            ..Service::at(NamespacedName::new("default", name), [ip.parse().unwrap()])
+        }
+    }
+
+    fn told(services: Vec<Service>, own: &[(&str, &str)], routes: &[(&str, &str)]) -> Vec<String> {
+        let mut model = Model::new();
+        for service in services {
+            model.apply(Event::ServiceApplied(service));
+        }
+        let own = own
+            .iter()
+            .map(|(ip, link)| (ip.parse().unwrap(), (*link).to_owned()));
+        let routes = routes.iter().map(|(net, link)| Route {
+            net: net.parse().unwrap(),
+            link: (*link).to_owned(),
+        });
+        let routes: Vec<Route> = routes.collect();
+        let findings = judge(&model, &own.collect(), &routes, "ipvs");
+        let is_ok = findings.len() == 1 && findings[0].status == Status::Ok;
+        if is_ok {
+            return Vec::new();
+        }
+        findings.into_iter().map(|of| of.message).collect()
+    }
+
+    #[test]
+    fn addresses_in_the_way_are_named_with_their_services() {
+        let web = || service("web", "10.96.0.10", &["192.0.2.1"]);
+        let api = || service("api", "10.96.0.11", &["192.0.2.1"]);
+        let around = [("10.97.0.0/16", "eth1"), ("fd00::/64", "eth1")];
+        assert!(told(vec![web()], &[("192.0.2.9", "eth0")], &around).is_empty());
+        let two = told(vec![web(), api()], &[], &[]);
+        assert!(
+            two[0].contains("192.0.2.1:80/TCP (default/api, default/web)"),
+            "{two:?}"
+        );
+        let carried = told(vec![web()], &[("192.0.2.1", "eth0")], &[]);
+        assert!(
+            carried[0].contains("192.0.2.1 of default/web on eth0"),
+            "{carried:?}"
+        );
+        let covered = told(vec![web()], &[], &[("10.96.0.0/24", "eth1")]);
+        assert!(
+            covered[0].contains("10.96.0.0/24 on eth1 has 10.96.0.10 of default/web"),
+            "{covered:?}"
+        );
+    }
+}

@@ -1,0 +1,119 @@
+//! Other proxies: what the modes of a kube-proxy have left, and what is somebody else's.
+
+use std::collections::BTreeSet;
+
+use crate::check::finding::{Finding, some};
+use crate::modes::preview::{Change, OTHER_MODES};
+
+const NAME: &str = "other proxies";
+
+/// Links by which other programs are known that serve, or may serve, Services; what each says.
+const KNOWN: [(&str, &str); 4] = [
+    (
+        "cilium_host",
+        "Cilium is here (cilium_host): if it replaces kube-proxy (`cilium-dbg status | grep KubeProxyReplacement`), \
+         one of the two is to serve; set kubeProxyReplacement=false, or do without a kube-proxy",
+    ),
+    (
+        "kube-dummy-if",
+        "kube-router's service proxy is here (kube-dummy-if): two proxies would write virtual servers; run it with \
+         --run-service-proxy=false, and `kube-router --cleanup-config` on the node",
+    ),
+    (
+        "bpfin.cali",
+        "Calico's eBPF data plane is here (bpfin.cali): it serves Services by itself; set bpfEnabled: false in its \
+         FelixConfiguration, or do without a kube-proxy",
+    ),
+    (
+        "nodelocaldns",
+        "NodeLocal DNSCache is here (nodelocaldns): in ipvs mode pods have to be told its own address \
+         (--cluster-dns of the kubelet), as it cannot take over that of the DNS Service",
+    ),
+];
+
+/// What follows; `foreign` are virtual servers of nobody that is known here.
+pub(super) fn judge(
+    links: &BTreeSet<String>,
+    foreign: &[String],
+    changes: &[Change],
+    mode: &str,
+) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let known = KNOWN.iter().filter(|(link, _)| links.contains(*link));
+    // Its address is taken over by rules as it is by its own.
+    let known = known.filter(|(link, _)| *link != "nodelocaldns" || mode == "ipvs");
+    findings.extend(known.map(|(_, message)| Finding::warn(NAME, *message)));
+    if !foreign.is_empty() {
+        findings.push(Finding::warn(
+            NAME,
+            format!(
+                "{} virtual servers of IPVS are somebody else's ({}): they stay; see who makes them (keepalived, \
+                 another proxy) with `ipvsadm -Ln`",
+                foreign.len(),
+                some(foreign)
+            ),
+        ));
+    }
+    let left = changes.iter().filter(|change| change.kind == OTHER_MODES);
+    let left: Vec<String> = left
+        .map(|change| {
+            if change.of == "node" {
+                change.entry.clone()
+            } else {
+                format!("{}: {}", change.of, change.entry)
+            }
+        })
+        .collect();
+    if !left.is_empty() {
+        findings.push(Finding::warn(
+            NAME,
+            format!(
+                "left by another mode, and removed once this one serves: {}",
+                some(&left)
+            ),
+        ));
+    }
+    if findings.is_empty() {
+        findings.push(Finding::ok(NAME, "nothing of any is here"));
+    }
+    findings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::check::finding::Status;
+    use crate::modes::preview::Action;
+
+    #[test]
+    fn other_proxies_are_known_by_what_they_make() {
+        let links = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+        let told = |names: &[&str], foreign: &[String], changes: &[Change]| {
+            let found: BTreeSet<String> = links(names);
+            let findings = judge(&found, foreign, changes, "nftables").into_iter();
+            findings
+                .map(|of| (of.status, of.message))
+                .collect::<Vec<_>>()
+        };
+        let none = told(&["lo", "eth0", "nodelocaldns"], &[], &[]);
+        assert_eq!(none, [(Status::Ok, "nothing of any is here".to_owned())]);
+        let cilium = told(&["cilium_host"], &[], &[]);
+        assert!(cilium[0].0 == Status::Warn && cilium[0].1.starts_with("Cilium"));
+        let left = Change::left_by_another("link kube-ipvs0 with 3 addresses");
+        let gone = crate::check::tests::change("rules", Action::Remove, "x");
+        let foreign = ["9.9.9.9:9/TCP".to_owned()];
+        let both = told(&[], &foreign, &[left, gone]);
+        assert!(
+            both[0]
+                .1
+                .starts_with("1 virtual servers of IPVS are somebody else's (9.9.9.9:9/TCP)")
+        );
+        assert!(
+            both[1]
+                .1
+                .ends_with("serves: link kube-ipvs0 with 3 addresses")
+        );
+        let ipvs = judge(&links(&["nodelocaldns"]), &[], &[], "ipvs");
+        assert_eq!(ipvs[0].status, Status::Warn);
+    }
+}

@@ -1,0 +1,96 @@
+//! iptables' two backends: which one is used, and whether both are.
+
+use std::collections::BTreeMap;
+
+use iptables::Backend;
+
+use super::Traces;
+use crate::check::finding::Finding;
+
+const NAME: &str = "iptables";
+
+/// What follows; `chosen` is the backend that this mode would write to, an error why there is none,
+/// or `None` where it needs none.
+pub(super) fn judge(chosen: Option<&Result<Backend, String>>, traces: &Traces) -> Vec<Finding> {
+    let mut ours: BTreeMap<Backend, usize> = BTreeMap::new();
+    let mut kubelets: Vec<Backend> = Vec::new();
+    for (backend, _, chain) in &traces.chains {
+        if chain == "KUBE-KUBELET-CANARY" {
+            kubelets.push(*backend);
+        } else if chain.starts_with("KUBE-") {
+            *ours.entry(*backend).or_default() += 1;
+        }
+    }
+    let counted: Vec<String> = ours
+        .iter()
+        .map(|(backend, count)| format!("{backend} {count}"))
+        .collect();
+    let counted = if counted.is_empty() {
+        "no chain of a kube-proxy is there".to_owned()
+    } else {
+        format!("chains of kube-proxies: {}", counted.join(", "))
+    };
+    let mut findings = vec![match chosen {
+        None => Finding::ok(NAME, format!("not used by this mode; {counted}")),
+        Some(Ok(backend)) => Finding::ok(NAME, format!("{backend} is used; {counted}")),
+        Some(Err(error)) => Finding::warn(NAME, format!("{error}; {counted}")),
+    }];
+    if ours.len() > 1 {
+        findings.push(Finding::warn(
+            NAME,
+            "both backends hold chains of a kube-proxy: packets pass through both; those in the one that is not \
+             used go once this mode serves, others' by hand (`iptables-legacy-save`, `iptables-nft-save`)",
+        ));
+    }
+    if let Some(Ok(chosen)) = chosen
+        && !kubelets.is_empty()
+        && !kubelets.contains(chosen)
+    {
+        findings.push(Finding::warn(
+            NAME,
+            format!(
+                "the kubelet writes to the other backend than {chosen} (KUBE-KUBELET-CANARY): let \
+                 --iptables-backend name the host's"
+            ),
+        ));
+    }
+    findings
+}
+
+#[cfg(test)]
+mod tests {
+    use iptables::Table;
+
+    use super::*;
+    use crate::check::finding::Status;
+
+    fn traces(chains: &[(Backend, &str)]) -> Traces {
+        let chains = chains.iter();
+        Traces {
+            chains: chains
+                .map(|(backend, name)| (*backend, Table::Nat, (*name).to_owned()))
+                .collect(),
+            ..Traces::default()
+        }
+    }
+
+    #[test]
+    fn mixed_backends_are_told() {
+        let statuses = |chosen: Option<Result<Backend, String>>, chains: &[(Backend, &str)]| {
+            let findings = judge(chosen.as_ref(), &traces(chains)).into_iter();
+            findings.map(|finding| finding.status).collect::<Vec<_>>()
+        };
+        let (nft, legacy) = (Backend::Nft, Backend::Legacy);
+        assert_eq!(statuses(None, &[]), [Status::Ok]);
+        assert_eq!(statuses(Some(Err("none".to_owned())), &[]), [Status::Warn]);
+        let one = [
+            (nft, "KUBE-SERVICES"),
+            (nft, "KUBE-KUBELET-CANARY"),
+            (legacy, "DOCKER"),
+        ];
+        assert_eq!(statuses(Some(Ok(nft)), &one), [Status::Ok]);
+        assert_eq!(statuses(Some(Ok(legacy)), &one), [Status::Ok, Status::Warn]);
+        let both = [(nft, "KUBE-SERVICES"), (legacy, "KUBE-SERVICES")];
+        assert_eq!(statuses(Some(Ok(nft)), &both), [Status::Ok, Status::Warn]);
+    }
+}

@@ -1,0 +1,211 @@
+//! Ports that are taken: of this process's servers, and of Services at the node's addresses.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+
+use proxy::{Model, Protocol};
+
+use super::listening::Listener;
+use crate::check::finding::{Finding, some};
+use crate::http_server::WhenTaken;
+
+const NAME: &str = "ports";
+
+/// A server of this process.
+#[derive(Debug)]
+pub(super) struct Server {
+    /// What it serves.
+    pub(super) of: &'static str,
+    pub(super) at: SocketAddr,
+}
+
+/// The ports of all Services at the node's addresses: of NodePorts, and of health checks.
+#[derive(Debug, Default)]
+pub(super) struct NodePorts {
+    pub(super) services: BTreeMap<(u16, Protocol), String>,
+    pub(super) health_checks: BTreeMap<u16, String>,
+}
+
+impl NodePorts {
+    /// Those of all Services.
+    pub(super) fn of(model: &Model) -> Self {
+        let mut ports = Self::default();
+        let views = model.service_names().filter_map(|name| model.view(name));
+        for service in views.map(|view| view.service) {
+            let name = service.name.to_string();
+            for port in &service.ports {
+                if let Some(node_port) = port.node_port {
+                    let at = (node_port, port.protocol);
+                    ports.services.insert(at, name.clone());
+                }
+            }
+            if let Some(port) = service.health_check_node_port {
+                ports.health_checks.insert(port, name);
+            }
+        }
+        ports
+    }
+}
+
+/// Those sockets that are in the way of something.
+pub(super) fn concerned<'a>(
+    listeners: &'a [Listener],
+    servers: &[Server],
+    node_ports: &NodePorts,
+) -> Vec<&'a Listener> {
+    let is_concerned = |listener: &&Listener| {
+        let (port, protocol) = (listener.at.port(), listener.protocol);
+        let mut servers = servers.iter();
+        servers.any(|server| is_in_the_way(listener, server.at))
+            || node_ports.services.contains_key(&(port, protocol))
+            || (protocol == Protocol::Tcp && node_ports.health_checks.contains_key(&port))
+    };
+    listeners.iter().filter(is_concerned).collect()
+}
+
+fn is_in_the_way(listener: &Listener, of: SocketAddr) -> bool {
+    let (there, here) = (listener.at.ip(), of.ip());
+    let overlap = there.is_unspecified() || here.is_unspecified() || there == here;
+    listener.protocol == Protocol::Tcp && listener.at.port() == of.port() && overlap
+}
+
+/// What follows; `owners` are the processes of sockets that are known.
+pub(super) fn judge(
+    concerned: &[&Listener],
+    owners: &BTreeMap<u64, String>,
+    servers: &[Server],
+    node_ports: &NodePorts,
+    when_taken: WhenTaken,
+) -> Vec<Finding> {
+    let owner = |listener: &Listener| owners.get(&listener.inode).map(String::as_str);
+    let is_kube_proxy = |name: &str| name.starts_with("kube-proxy[");
+    let mut findings = Vec::new();
+    for Server { of, at } in servers {
+        let taken = concerned
+            .iter()
+            .find(|listener| is_in_the_way(listener, *at));
+        findings.push(match taken.map(|listener| owner(listener)) {
+            None => Finding::ok(NAME, format!("{at} is free for {of}")),
+            Some(Some(name)) if is_kube_proxy(name) => {
+                let message = format!("{at} for {of} is that of {name}, which runs now");
+                Finding::ok(NAME, message)
+            }
+            Some(Some(name)) => {
+                let message = format!(
+                    "{at} for {of} is taken by {name}: end that, or give another address \
+                     (--healthz-bind-address, --metrics-bind-address)"
+                );
+                match when_taken {
+                    WhenTaken::Fail => Finding::fail(NAME, message),
+                    WhenTaken::Retry => Finding::warn(NAME, message),
+                }
+            }
+            Some(None) => Finding::warn(
+                NAME,
+                format!(
+                    "{at} for {of} is taken, by whom cannot be seen from here: right if that is the kube-proxy \
+                     which this one replaces, else see `ss -ltnp` on the node"
+                ),
+            ),
+        });
+    }
+    let mut listened = Vec::new();
+    for listener in concerned {
+        let (port, protocol) = (listener.at.port(), listener.protocol);
+        let who = owner(listener);
+        // The health checks of Services, and the listening ports of userspace mode, are its own.
+        if who.is_some_and(is_kube_proxy) {
+            continue;
+        }
+        let who = who.unwrap_or("a process that cannot be seen from here");
+        if let Some(service) = node_ports.services.get(&(port, protocol)) {
+            listened.push(format!("{port}/{protocol} of {service} by {who}"));
+        } else if let Some(service) = node_ports.health_checks.get(&port)
+            && protocol == Protocol::Tcp
+        {
+            listened.push(format!("{port} (health check) of {service} by {who}"));
+        }
+    }
+    listened.sort_unstable();
+    listened.dedup();
+    if !listened.is_empty() {
+        findings.push(Finding::warn(
+            NAME,
+            format!(
+                "NodePorts that are listened on: {}; the Service gets what is sent there, or for a health check \
+                 nobody answers: choose another port",
+                some(&listened)
+            ),
+        ));
+    }
+    findings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::check::finding::Status;
+
+    fn listener(at: &str, inode: u64) -> Listener {
+        Listener {
+            at: at.parse().unwrap(),
+            protocol: Protocol::Tcp,
+            inode,
+        }
+    }
+
+    fn told(
+        listeners: &[Listener],
+        owners: &[(u64, &str)],
+        when: WhenTaken,
+    ) -> Vec<(Status, String)> {
+        let servers = [Server {
+            of: "health",
+            at: "0.0.0.0:10256".parse().unwrap(),
+        }];
+        let node_ports = NodePorts {
+            services: [((30080, Protocol::Tcp), "default/web".to_owned())].into(),
+            health_checks: [(31000, "default/lb".to_owned())].into(),
+        };
+        let owners = owners
+            .iter()
+            .map(|(inode, name)| (*inode, (*name).to_owned()));
+        let concerned = concerned(listeners, &servers, &node_ports);
+        let findings = judge(&concerned, &owners.collect(), &servers, &node_ports, when);
+        findings
+            .into_iter()
+            .map(|of| (of.status, of.message))
+            .collect()
+    }
+
+    #[test]
+    fn ports_that_are_taken_are_told_with_who_has_them() {
+        let (retry, fail) = (WhenTaken::Retry, WhenTaken::Fail);
+        let free = told(&[listener("0.0.0.0:22", 1)], &[], fail);
+        assert_eq!(
+            free,
+            [(Status::Ok, "0.0.0.0:10256 is free for health".to_owned())]
+        );
+        let taken = [listener("127.0.0.1:10256", 1)];
+        let status = |owners: &[(u64, &str)], when| told(&taken, owners, when)[0].0;
+        assert_eq!(status(&[(1, "kube-proxy[7]")], fail), Status::Ok);
+        assert_eq!(status(&[(1, "nginx[7]")], retry), Status::Warn);
+        assert_eq!(status(&[(1, "nginx[7]")], fail), Status::Fail);
+        assert_eq!(status(&[], fail), Status::Warn);
+        let node_ports = [
+            listener("[::]:30080", 2),
+            listener("0.0.0.0:30080", 3),
+            listener("0.0.0.0:31000", 4),
+        ];
+        let owners = [(2, "nginx[7]"), (3, "nginx[7]"), (4, "kube-proxy[8]")];
+        let found = told(&node_ports, &owners, retry);
+        assert_eq!(found.len(), 2);
+        assert!(
+            found[1]
+                .1
+                .contains(": 30080/TCP of default/web by nginx[7];"),
+            "{found:?}"
+        );
+        assert_eq!(told(&node_ports[2..], &[], retry).len(), 2);
+    }
+}

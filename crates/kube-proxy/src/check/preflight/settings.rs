@@ -1,0 +1,97 @@
+//! Settings of the kernel: as they are, as they would be set, and whether they can be.
+
+use crate::check::finding::{Finding, some};
+use crate::sysctl::row::Need;
+use crate::sysctl::setting::Setting;
+
+const NAME: &str = "settings";
+
+/// A setting that is not as it is to be.
+#[derive(Debug)]
+pub(super) struct Pending {
+    pub(super) setting: Setting,
+    pub(super) need: Need,
+    /// Whether this process may write it.
+    pub(super) is_writable: bool,
+}
+
+/// What follows; `has_served`: this mode has served here before, and goes on in any case.
+pub(super) fn judge(pending: &[Pending], has_served: bool) -> Vec<Finding> {
+    if pending.is_empty() {
+        return vec![Finding::ok(NAME, "all are as they are to be")];
+    }
+    let of = |is_writable| {
+        let some = pending
+            .iter()
+            .filter(move |one| one.is_writable == is_writable);
+        some.map(|Pending { setting, .. }| {
+            let Setting {
+                name,
+                found,
+                wanted,
+            } = setting;
+            format!("{name}={wanted} (it is {found})")
+        })
+        .collect::<Vec<_>>()
+    };
+    let mut findings = Vec::new();
+    let (set, stuck) = (of(true), of(false));
+    if !set.is_empty() {
+        findings.push(Finding::ok(NAME, format!("to be set: {}", some(&set))));
+    }
+    if !stuck.is_empty() {
+        let message = format!(
+            "cannot be set from here: {}; set them on the node with `sysctl -w`, or have --init-only do it in a \
+             privileged init container",
+            some(&stuck)
+        );
+        let mut refused = pending.iter().filter(|one| !one.is_writable);
+        let is_needed = refused.any(|one| one.need == Need::Mode);
+        findings.push(if is_needed && !has_served {
+            Finding::fail(NAME, message)
+        } else {
+            Finding::warn(NAME, message)
+        });
+    }
+    findings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::check::finding::Status;
+
+    fn pending(need: Need, is_writable: bool) -> Pending {
+        Pending {
+            setting: Setting {
+                name: "net.ipv4.ip_forward".to_owned(),
+                found: "0".to_owned(),
+                wanted: "1".to_owned(),
+            },
+            need,
+            is_writable,
+        }
+    }
+
+    #[test]
+    fn a_start_fails_only_for_what_a_mode_cannot_do_without() {
+        let statuses = |pending: &[Pending], has_served| {
+            let findings = judge(pending, has_served).into_iter();
+            findings.map(|finding| finding.status).collect::<Vec<_>>()
+        };
+        assert_eq!(statuses(&[], false), [Status::Ok]);
+        assert_eq!(statuses(&[pending(Need::Mode, true)], false), [Status::Ok]);
+        assert_eq!(
+            statuses(&[pending(Need::Mode, false)], false),
+            [Status::Fail]
+        );
+        assert_eq!(
+            statuses(&[pending(Need::Mode, false)], true),
+            [Status::Warn]
+        );
+        let both = [pending(Need::Mode, true), pending(Need::Comfort, false)];
+        assert_eq!(statuses(&both, false), [Status::Ok, Status::Warn]);
+        let told = &judge(&both, false)[0].message;
+        assert_eq!(told, "to be set: net.ipv4.ip_forward=1 (it is 0)");
+    }
+}

@@ -1,0 +1,36 @@
+//! What tests of the answers are made of.
+
+use super::foresee::Foreseen;
+use crate::modes::preview::{Action, Change};
+
+/// A change of an IPv4 entry, by the first lane of IPVS mode.
+pub(super) fn change(kind: &'static str, action: Action, entry: &str) -> Change {
+    let verb = match action {
+        Action::Add => "add",
+        Action::Change => "change",
+        Action::Remove => "remove",
+    };
+    Change {
+        of: "IPv4".to_owned(),
+        kind,
+        action,
+        write: format!("{verb} {entry}"),
+        lane: "services",
+        entry: entry.to_owned(),
+        before: None,
+        after: None,
+        rules: Vec::new(),
+        service: None,
+    }
+}
+
+/// That a start would make these changes, and one warning.
+pub(super) fn foreseen(changes: Vec<Change>) -> Foreseen {
+    Foreseen {
+        would_change: !changes.is_empty(),
+        warnings: vec!["look".to_owned()],
+        writes: [("IPv4".to_owned(), changes.len())].into(),
+        changes,
+        kept: Vec::new(),
+    }
+}

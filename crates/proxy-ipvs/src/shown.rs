@@ -1,0 +1,164 @@
+//! Writes as they are shown to people: what each is to, what there is, what there is to be, and
+//! whose it is.
+
+use std::fmt;
+use std::net::SocketAddr;
+
+use proxy::{EntryChange, ServicePortName, Target};
+
+use crate::footprint::LINK;
+use crate::plan::Op;
+use crate::proxier::Ipvs;
+use crate::server::{Properties, RealServer, VirtualServerKey};
+
+impl Ipvs {
+    /// What a write changes, as long as it is not booked; `None` for one that changes many entries.
+    pub fn entry(&self, family: proxy::IpFamily, op: &Op) -> Option<EntryChange> {
+        let none = String::new;
+        let (entry, before, after) = match op {
+            Op::WriteRules { .. } => return None,
+            Op::CreateLink => (format!("link {LINK}"), None, Some(none())),
+            Op::CreateSet(set, size) => {
+                let room = |size: &u32| format!("for {size} members");
+                let before = self.tables.sets.actual(set).map(room);
+                (set.name(family), before, Some(room(size)))
+            }
+            Op::AddMember(set, member) => {
+                let entry = format!("{} {member}", set.name(family));
+                (entry, None, Some(none()))
+            }
+            Op::RemoveMember(set, member) => {
+                let entry = format!("{} {member}", set.name(family));
+                (entry, Some(none()), None)
+            }
+            Op::AddServer(key, wanted) => (key.to_string(), None, Some(wanted.to_string())),
+            Op::SetServer(key, wanted) => (
+                key.to_string(),
+                Some(self.server(key)),
+                Some(wanted.to_string()),
+            ),
+            Op::RemoveServer(key) => (key.to_string(), Some(self.server(key)), None),
+            Op::AddDestination(key, real) => {
+                (destination(key, real.target), None, Some(real.to_string()))
+            }
+            Op::SetDestination(key, real) => {
+                let before = self.destination(key, real.target);
+                (
+                    destination(key, real.target),
+                    Some(before),
+                    Some(real.to_string()),
+                )
+            }
+            Op::RemoveDestination(key, target) => {
+                let before = self.destination(key, *target);
+                (destination(key, *target), Some(before), None)
+            }
+            Op::BindAddress(address) => (format!("{address} on {LINK}"), None, Some(none())),
+            Op::UnbindAddress(address) => (format!("{address} on {LINK}"), Some(none()), None),
+            Op::UnbindOtherwise(address) => {
+                let before = "as the other --ipvs-vip-mode has it".to_owned();
+                (format!("{address} on {LINK}"), Some(before), None)
+            }
+            Op::RemoveLeftovers(..) => {
+                let told = op.to_string();
+                let entry = told.strip_prefix("remove ").unwrap_or(&told);
+                (entry.to_owned(), Some(none()), None)
+            }
+        };
+        let owner = self.owner(op).cloned();
+        Some(EntryChange {
+            entry,
+            before,
+            after,
+            owner,
+        })
+    }
+
+    /// Who wants what a write is to.
+    fn owner(&self, op: &Op) -> Option<&ServicePortName> {
+        let owner = match op {
+            Op::AddMember(set, member) | Op::RemoveMember(set, member) => {
+                self.tables.members(*set).owner(member)
+            }
+            Op::BindAddress(address)
+            | Op::UnbindAddress(address)
+            | Op::UnbindOtherwise(address) => self.tables.addresses.owner(address),
+            op => self.tables.servers.owner(op.server()?),
+        };
+        owner.map(|owner| &owner.name)
+    }
+
+    fn server(&self, key: &VirtualServerKey) -> String {
+        let there = self.tables.servers.actual(key);
+        there.map_or_else(String::new, |server| server.properties.to_string())
+    }
+
+    fn destination(&self, key: &VirtualServerKey, target: Target) -> String {
+        let there = self.tables.servers.actual(key);
+        let there = there.and_then(|server| server.destination(target));
+        there.map_or_else(String::new, |real| real.to_string())
+    }
+}
+
+fn destination(key: &VirtualServerKey, target: Target) -> String {
+    format!("{key} -> {}", SocketAddr::new(target.ip, target.port))
+}
+
+/// As `ipvsadm` tells them, but for flags that it has no word for.
+impl fmt::Display for Properties {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.scheduler)?;
+        if self.flags & Self::PERSISTENT != 0 {
+            write!(f, " persistent {}", self.timeout)?;
+        }
+        let known = Self::PERSISTENT | Self::HASHED | Self::NODE_PORT;
+        match self.flags & !known {
+            0 => Ok(()),
+            Self::MH_PORT => f.write_str(" mh-port"),
+            others => write!(f, " flags {others:#x}"),
+        }
+    }
+}
+
+impl fmt::Display for RealServer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "weight {}", self.weight)?;
+        if !self.is_plain {
+            f.write_str(", not masqueraded, or with thresholds")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_virtual_server_reads_as_ipvsadm_tells_it() {
+        let properties = |flags, timeout| Properties {
+            scheduler: "mh".into(),
+            flags,
+            timeout,
+        };
+        let told = |flags, timeout| properties(flags, timeout).to_string();
+        assert_eq!(told(Properties::NODE_PORT, 0), "mh");
+        assert_eq!(told(Properties::PERSISTENT, 10800), "mh persistent 10800");
+        assert_eq!(told(Properties::MH_PORT, 0), "mh mh-port");
+        assert_eq!(told(0x4, 0), "mh flags 0x4");
+        let target = Target {
+            ip: [10, 244, 1, 5].into(),
+            port: 80,
+        };
+        let real = RealServer::new(target);
+        assert_eq!(real.with_weight(0).to_string(), "weight 0");
+        let other = RealServer {
+            is_plain: false,
+            ..real
+        };
+        assert_eq!(
+            other.to_string(),
+            "weight 1, not masqueraded, or with thresholds"
+        );
+    }
+}
