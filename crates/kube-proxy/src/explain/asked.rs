@@ -10,18 +10,18 @@ use crate::view::ServiceName;
 /// A question: all journeys to somewhere, from these senders; from those that make sense if there is
 /// none.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Asked {
+pub(crate) struct Asked {
     /// As it was typed.
-    pub text: String,
+    pub(crate) text: String,
     /// To where.
-    pub to: To,
+    pub(crate) to: To,
     /// From whom.
-    pub from: Vec<From>,
+    pub(crate) from: Vec<From>,
 }
 
 /// To where.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum To {
+pub(crate) enum To {
     /// All addresses of a Service, at all of its ports, or at one.
     Service(ServiceName, Option<PortOf>),
     /// An address and port; of every protocol that a Service has there, or of this one.
@@ -30,7 +30,7 @@ pub enum To {
 
 /// One of a Service's ports.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum PortOf {
+pub(crate) enum PortOf {
     /// `port`, or `nodePort`.
     Number(u16),
     /// `name`.
@@ -39,7 +39,7 @@ pub enum PortOf {
 
 /// From whom.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum From {
+pub(crate) enum From {
     /// A pod of this node.
     Pod,
     /// This node.
@@ -52,7 +52,7 @@ pub enum From {
 
 /// Why a question cannot be answered as it was asked.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Unclear {
+pub(crate) enum Unclear {
     /// It is not to be read.
     #[error(
         "`{0}` is neither a Service nor an address: give NAMESPACE/NAME, NAMESPACE/NAME:PORT, 10.96.0.1:80, 10.96.0.1:53/UDP \
@@ -82,7 +82,7 @@ impl Asked {
     /// # Errors
     ///
     /// It is not clear what is meant.
-    pub fn parse(to: &str, from: &str, namespace: &str) -> Result<Self, Unclear> {
+    pub(crate) fn parse(to: &str, from: &str, namespace: &str) -> Result<Self, Unclear> {
         let text = to.trim();
         let to = to_of(text, namespace)?;
         let from = from.split(',').map(str::trim);

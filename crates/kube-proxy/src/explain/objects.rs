@@ -10,22 +10,22 @@ use crate::view::{Address, AddressKind, Endpoint, Port, Service};
 
 /// Services that a question names, or that have the address that it names, and this node.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Objects {
+pub(crate) struct Objects {
     /// `ipvs`, ...; `None` where there is no daemon.
-    pub mode: Option<String>,
+    pub(crate) mode: Option<String>,
     /// The Services, with their endpoints.
-    pub services: Vec<Service>,
+    pub(crate) services: Vec<Service>,
     /// This node.
-    pub node: OwnNode,
+    pub(crate) node: OwnNode,
 }
 
 /// What is known of this node.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct OwnNode {
+pub(crate) struct OwnNode {
     /// The addresses of its Node object, the first of each family first.
-    pub addresses: Vec<IpAddr>,
+    pub(crate) addresses: Vec<IpAddr>,
     /// `spec.podCIDRs`.
-    pub pod_networks: Vec<IpNet>,
+    pub(crate) pod_networks: Vec<IpNet>,
 }
 
 /// An address of a Service port.

@@ -54,17 +54,18 @@ pub(crate) fn origin(met: &Met<'_>, of: Option<&Place<'_>>) -> String {
         return link.map_or_else(String::new, |says| in_words(says, of, None));
     };
     let named = at.service().or_else(|| commented(met.entry));
-    let sets = members.iter().filter_map(|member| {
+    // The last of them is the one that decides.
+    let mut sets = members.iter().rev().filter_map(|member| {
         let set = member.split([' ', ',']).next()?;
         origin_of(at.sets(), set)
     });
     let target = || target_of(met.entry).and_then(|target| origin_of(at.space(), target));
-    let own = origin_of(at.space(), at.chain);
+    let own = origin_of(at.space(), at.name);
     // A chain of others that asks a set of ours, or leads to a chain of ours, is where theirs begin.
     let is_ours = own.is_some() || at.is_built_in();
     let says = match own {
-        Some(own) => Some(sets.last().unwrap_or(own)),
-        None if at.is_built_in() => target().or_else(|| sets.last()),
+        Some(own) => Some(sets.next().unwrap_or(own)),
+        None if at.is_built_in() => target().or_else(|| sets.next()),
         None => None,
     };
     match says {
@@ -111,7 +112,7 @@ fn named_service(named: &str) -> (&str, Option<&str>) {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Chain<'a> {
     table: &'a str,
-    chain: &'a str,
+    name: &'a str,
     /// Whether it is one of nf\_tables, and not of iptables.
     is_nft: bool,
 }
@@ -123,14 +124,14 @@ impl<'a> Chain<'a> {
             let table = table.split_once(' ').map_or(table, |(_, name)| name);
             return Some(Self {
                 table,
-                chain,
+                name: chain,
                 is_nft: true,
             });
         }
         let (table, chain) = place.split_once(' ')?;
         TABLES.contains(&table).then_some(Self {
             table,
-            chain,
+            name: chain,
             is_nft: false,
         })
     }
@@ -153,7 +154,7 @@ impl<'a> Chain<'a> {
     }
 
     fn is_built_in(&self) -> bool {
-        !self.is_nft && BUILT_IN.contains(&self.chain)
+        !self.is_nft && BUILT_IN.contains(&self.name)
     }
 
     /// The Service port that a chain of nftables mode names: `default/web:http`.
@@ -162,7 +163,7 @@ impl<'a> Chain<'a> {
             return None;
         }
         // service-PFISGYVC-default/web/tcp/http, endpoint-…-default/web/tcp/http__10.244.1.5/8080
-        let mut parts = self.chain.splitn(3, '-').skip(2);
+        let mut parts = self.name.splitn(3, '-').skip(2);
         let mut parts = parts.next()?.split('/');
         let (namespace, name) = (parts.next()?, parts.next()?);
         let (_protocol, port) = (parts.next()?, parts.next()?);
@@ -171,13 +172,13 @@ impl<'a> Chain<'a> {
     }
 
     fn words(&self) -> String {
-        let Self { table, chain, .. } = self;
+        let Self { table, name, .. } = self;
         if self.is_nft {
             format!("table {table} of nftables")
         } else if self.is_built_in() {
-            format!("a rule in chain {chain} of table {table}")
+            format!("a rule in chain {name} of table {table}")
         } else {
-            format!("chain {chain}")
+            format!("chain {name}")
         }
     }
 }

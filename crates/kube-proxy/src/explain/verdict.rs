@@ -217,8 +217,7 @@ fn why(planned: &Planned<'_>, fate: Fate) -> Option<String> {
     {
         return Some(format!("no endpoint of {service} is ready"));
     }
-    let serves_here = |one: &&crate::view::Endpoint| one.local && one.local_policy;
-    if is_local && !endpoints.iter().any(|one| serves_here(&one)) {
+    if is_local && !endpoints.iter().any(|one| one.local && one.local_policy) {
         return Some(format!(
             "{policy} is Local, and no endpoint of {service} on this node is ready"
         ));

@@ -10,6 +10,8 @@ use super::origin::{LISTENING, Met, origin};
 use crate::modes::counters::Relayed;
 use crate::view::{AddressKind, Chance, Fate, Step, Walk};
 
+/// How the source is told that an endpoint of userspace mode sees.
+const BY_RELAY: &str = "masqueraded, to an address of this node: kube-proxy itself connects";
 /// How the source is told that an endpoint sees as it was sent.
 const KEPT: &str = "kept";
 
@@ -237,8 +239,7 @@ fn relayed(
         walk.fate = Fate::Delivered;
         walk.endpoint = Some(endpoint.to_string());
         walk.seen_as = None;
-        walk.source =
-            "masqueraded, to an address of this node: kube-proxy itself connects".to_owned();
+        BY_RELAY.clone_into(&mut walk.source);
         walk.steps.push(step(match count {
             1 => format!("connects to {endpoint}"),
             _ => format!("connects to {endpoint}, one of {count} in turn"),
