@@ -56,6 +56,8 @@ pub(super) fn explain(arguments: &Arguments) -> Printed {
         .finish();
     let explanation: Explanation = match socket::get(&format!("/api/v1/explain?{query}")) {
         Err(Failure::NoDaemon) => without_daemon(&asked)?,
+        // It is no journey that fails.
+        Err(Failure::NotFound(why)) => return Err(Failure::Unreadable(why)),
         answer => answer?,
     };
     let text = match form.of(&explanation)? {

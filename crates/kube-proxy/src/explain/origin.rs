@@ -32,12 +32,7 @@ pub(crate) fn origin(met: &Met<'_>, of: Option<&Place<'_>>) -> String {
     let (place, members) = (met.place, met.members);
     if place == "IPVS" {
         return of.map_or_else(
-            || {
-                format!(
-                    "a virtual server: {}",
-                    service_words(None, "--ipvs-scheduler")
-                )
-            },
+            || "a virtual server; --ipvs-scheduler".to_owned(),
             |of| {
                 service_words(
                     Some(&of.port_name()),

@@ -91,8 +91,10 @@ impl Page {
     fn ways(&mut self, ways: &Ways<'_>, indent: &str, all: f64) {
         let common = common(ways);
         if let Some((_, steps, _)) = ways.first() {
+            let mut before = "";
             for step in steps.iter().take(common) {
-                self.step(indent, step);
+                self.step(indent, step, before);
+                before = &step.origin;
             }
         }
         if let [(_, _, walk)] = &**ways {
@@ -158,7 +160,8 @@ impl Page {
         }
     }
 
-    fn step(&mut self, indent: &str, step: &Step) {
+    /// `before`: where the step before it comes from, which need not be told twice.
+    fn step(&mut self, indent: &str, step: &Step, before: &str) {
         let place = &step.place;
         let says = if step.says.is_empty() {
             &step.entry
@@ -180,7 +183,7 @@ impl Page {
                 self.line(&format!("{indent}{under}"), &format!("found: {member}"));
             }
         }
-        if !step.origin.is_empty() {
+        if !step.origin.is_empty() && step.origin != before {
             self.line(&format!("{indent}{under}"), &format!("← {}", step.origin));
         }
     }
