@@ -1,7 +1,11 @@
-//! What it costs to read all counters: 50,000 services (or as many as said) with two destinations
-//! each, all services in one dump, and all destinations, a dump for each service.
+//! What it costs to read counters: 50,000 services (or as many as said) with two destinations each.
+//! All services are one dump, all destinations a dump for each service; what a scrape asks is all
+//! services, and 1,000 of them again, each with its destinations.
 //!
-//! `target/debug/lab run -- target/debug/examples/read_cost [SERVICES]`
+//! ```text
+//! cargo build --release -p ipvs-netlink -p lab --example read_cost --bin lab
+//! target/release/lab run -- target/release/examples/read_cost [SERVICES]
+//! ```
 #![allow(
     clippy::unwrap_used,
     clippy::print_stdout,
@@ -42,8 +46,18 @@ fn main() {
             .iter()
             .map(|entry| ipvs.destinations(&entry.service.key).unwrap().len())
             .sum();
+        let all = began.elapsed();
+        let began = Instant::now();
+        let few = services.iter().take(1_000);
+        let again: usize = few
+            .filter_map(|entry| {
+                let key = &entry.service.key;
+                ipvs.service(key).unwrap()?;
+                Some(ipvs.destinations(key).unwrap().len())
+            })
+            .sum();
         println!(
-            "{} services in {dumped:?}, {found} destinations in {:?}",
+            "{} services in {dumped:?}, {found} destinations in {all:?}, {again} of single services in {:?}",
             services.len(),
             began.elapsed()
         );

@@ -2,7 +2,7 @@
 //! none.
 //!
 //! ```text
-//!   kube-proxy status|services|explain … ─▶ socket ─▶ view ─▶ a table, JSON or YAML
+//!   kube-proxy status|services|explain|top … ─▶ socket ─▶ view ─▶ a table, JSON or YAML
 //! ```
 //!
 //! They are told from the daemon's flags by the first argument, as `check` is. A subcommand is a row
@@ -17,6 +17,7 @@ mod services;
 mod socket;
 mod status;
 mod table;
+mod top;
 mod virtual_servers;
 
 use std::ffi::OsString;
@@ -54,6 +55,9 @@ enum Asked {
     /// The way of packets to a Service or an address, step by step as the kernel has it, and where they end
     #[command(after_help = explain::HELP)]
     Explain(explain::Arguments),
+    /// The busiest Services and endpoints, live: new connections, packets and bytes a second, and what drains or fails
+    #[command(after_help = top::HELP)]
+    Top(top::Arguments),
 }
 
 /// The form of an answer.
@@ -108,6 +112,7 @@ fn asked(arguments: &[OsString]) -> u8 {
         Asked::Status(arguments) => status::status(&arguments),
         Asked::Services(arguments) => services::services(&arguments),
         Asked::Explain(arguments) => explain::explain(&arguments),
+        Asked::Top(arguments) => top::top(&arguments),
     };
     match answer {
         Ok((text, code)) => {

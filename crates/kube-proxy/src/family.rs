@@ -31,6 +31,7 @@ use crate::metrics::local_endpoints::NoLocalEndpoints;
 use crate::metrics::of_mode::Extent;
 use crate::options::Options;
 use crate::report::Reporter;
+use crate::story::Story;
 
 /// How many changes that are not in the kernel yet are measured, should it not be writable for
 /// long.
@@ -51,7 +52,11 @@ pub(crate) struct Family {
     is_asked: bool,
     is_served: bool,
     triggers: Triggers,
+    heard: Heard,
     reporter: Reporter,
+    story: Story,
+    /// Whether what drains may have changed since it was last told.
+    may_drain: bool,
     health: Arc<Health>,
     health_checks: HealthChecks,
     stale_flows: StaleFlows,
@@ -116,7 +121,10 @@ impl Family {
             is_asked: false,
             is_served: false,
             triggers: Triggers::default(),
+            heard: Heard::default(),
             reporter: Reporter::new(family, recorder.clone(), now),
+            story: Story::new(family),
+            may_drain: false,
             health: Arc::clone(health),
             health_checks: HealthChecks::new(
                 family,
@@ -165,8 +173,12 @@ impl Family {
     }
 
     /// Adds what is to be taken over.
-    pub(crate) fn add(&mut self, mut changes: Changes) {
+    /// They were first heard of then; without that, it is not measured how long they take.
+    pub(crate) fn add(&mut self, mut changes: Changes, heard: Option<Instant>) {
         let family = self.family();
+        if let (true, Some(heard)) = (self.is_served, heard) {
+            self.heard.extend(&changes, heard);
+        }
         let room = TRIGGERS_MAX.saturating_sub(self.changes.triggers.len());
         changes
             .triggers
@@ -230,11 +242,14 @@ impl Family {
     fn succeed(&mut self, model: &Model, now: Instant) {
         if let Some(successor) = self.successor.take() {
             self.mode = successor;
-            self.add(Changes {
-                services: model.service_names().cloned().collect(),
-                node: true,
-                ..Changes::default()
-            });
+            self.add(
+                Changes {
+                    services: model.service_names().cloned().collect(),
+                    node: true,
+                    ..Changes::default()
+                },
+                None,
+            );
             self.is_asked = true;
             self.take_in(model, now);
         }
@@ -263,10 +278,18 @@ impl Family {
         self.metrics.booked(family, report);
         let standing = self.mode.standing();
         self.reporter.booked(report, &standing, model, now);
+        self.story.booked(report);
+        self.may_drain = true;
         if let Some(round) = &mut self.round {
             round.has_written |= report.written > 0 || !report.failures.is_empty();
             round.has_unreadable |= !report.unreadable.is_empty();
             round.extent = round.extent.max(self.metrics.extent(report));
+        }
+        for service in &report.settled {
+            if let Some(since) = self.heard.take(service) {
+                let took = now.saturating_duration_since(since);
+                self.metrics.settled(family, took);
+            }
         }
         let settled = report.settled.iter();
         let triggers: Vec<SystemTime> = settled
@@ -292,6 +315,11 @@ impl Family {
         let is_served = self.health.note(family, &standing, self.started, now);
         if is_served && !mem::replace(&mut self.is_served, is_served) {
             self.reporter.served(&standing, now);
+            self.story.begin();
+        }
+        if mem::take(&mut self.may_drain) {
+            let drains = self.mode.drains(0);
+            self.metrics.drains(family, drains.count, drains.oldest);
         }
         // Where changes come without end, something always goes on. What was asked before it began
         // is there all the same.
@@ -303,9 +331,12 @@ impl Family {
         if let Some(round) = self.round.take_if(is_over) {
             self.end(&round, &standing, now);
         }
+        if self.is_served {
+            self.story.tell(&standing, now);
+        }
     }
 
-    fn end(&self, round: &Round, standing: &Standing, now: Instant) {
+    fn end(&mut self, round: &Round, standing: &Standing, now: Instant) {
         // A piece of the check for drift, or a look at what drains, is no sync.
         if !round.is_asked && !round.has_written {
             return;
@@ -313,6 +344,9 @@ impl Family {
         let family = self.family();
         let took = now.saturating_duration_since(round.began);
         self.metrics.synced(family, took, round.extent);
+        if round.has_written {
+            self.story.synced(took);
+        }
         if round.has_unreadable || !self.is_served {
             return;
         }
@@ -354,7 +388,25 @@ impl Family {
             // It waits for what a kernel thread works on.
             return None;
         }
-        self.mode.next_due(now)
+        let story = self.story.next_due(now).filter(|_| self.is_served);
+        self.mode.next_due(now).into_iter().chain(story).min()
+    }
+}
+
+/// When changes that are not in the kernel yet were heard of, by Service.
+#[derive(Debug, Default)]
+struct Heard(HashMap<NamespacedName, Instant>);
+
+impl Heard {
+    fn extend(&mut self, changes: &Changes, heard: Instant) {
+        let room = TRIGGERS_MAX.saturating_sub(self.0.len());
+        for service in changes.services.iter().take(room) {
+            self.0.entry(service.clone()).or_insert(heard);
+        }
+    }
+
+    fn take(&mut self, service: &NamespacedName) -> Option<Instant> {
+        self.0.remove(service)
     }
 }
 

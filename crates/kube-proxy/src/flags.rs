@@ -192,6 +192,21 @@ pub struct Flags {
     )]
     pub metrics_bind_address: String,
 
+    /// Metrics of single services: none, ports (of the busiest service ports what the kernel has
+    /// counted), or endpoints (of their endpoints, too); read when they are scraped
+    #[arg(
+        long,
+        value_name = "none|ports|endpoints",
+        default_value = "none",
+        allow_hyphen_values = true
+    )]
+    pub metrics_per_service: String,
+
+    /// How many service ports have metrics of their own at most, and how many endpoints: those with
+    /// the most connections
+    #[arg(long, value_name = "COUNT", default_value = "1000", value_parser = go::int, allow_hyphen_values = true)]
+    pub metrics_service_series_max: i32,
+
     /// Port of the health server, if --healthz-bind-address has none; 0: no health server
     #[arg(long, value_name = "PORT", default_value = "10256", value_parser = go::int, allow_hyphen_values = true, hide = true)]
     pub healthz_port: i32,

@@ -27,6 +27,7 @@
 pub(crate) mod explain;
 mod facts;
 mod local_only;
+pub(crate) mod owners;
 mod parts;
 mod query;
 pub(crate) mod question;
@@ -34,6 +35,7 @@ mod service;
 mod services;
 pub(crate) mod socket;
 mod status;
+mod top;
 
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
@@ -69,6 +71,7 @@ pub(crate) struct Inspect {
     /// Where objects come from, once that is open.
     source: OnceLock<Origin>,
     counters: Counters,
+    looks: top::Looks,
     health: Arc<healthz::Status>,
     questions: mpsc::Sender<Question>,
     at_once: Semaphore,
@@ -135,6 +138,7 @@ impl Inspect {
             about,
             source: OnceLock::new(),
             counters,
+            looks: top::Looks::default(),
             health,
             questions,
             at_once: Semaphore::new(AT_ONCE),
@@ -165,6 +169,7 @@ impl Inspect {
             "status" => told(self.status().await),
             "services" => told(self.services(&head.uri).await),
             "explain" => told(self.explain(&head.uri).await),
+            "top" => told(self.top(&head.uri).await),
             _ => match path.strip_prefix("services/") {
                 Some(name) => told(self.service(name).await),
                 None => failed(

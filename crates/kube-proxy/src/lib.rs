@@ -32,6 +32,7 @@ pub mod panics;
 mod report;
 pub mod run;
 pub mod serve;
+mod story;
 pub mod sysctl;
 #[cfg(test)]
 mod tests;

@@ -12,6 +12,7 @@
 //! there is no Go here, hence no `go_*`. `/metrics/slis` is a registry of its own.
 
 pub(crate) mod buckets;
+mod draining;
 mod exposition;
 pub(crate) mod labels;
 pub(crate) mod local_endpoints;
@@ -20,11 +21,12 @@ mod process;
 pub(crate) mod rest_client;
 pub(crate) mod restores;
 pub(crate) mod rows;
+pub mod services;
 pub(crate) mod sync_durations;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use http::StatusCode;
 use prometheus_client::metrics::counter::Counter;
@@ -32,17 +34,19 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
-use proxy::{Changes, Drift, IpFamily, Report};
+use proxy::{Changes, Drift, Fate, IpFamily, Model, Report, Subject};
 
 use crate::flags::gates::Gates;
 use crate::version::OWN_VERSION;
 use buckets::Buckets;
+use draining::Draining;
 use labels::{
     Build, OfCheck, OfCheckStatus, OfCode, OfFamily, OfFeature, OfKind, OfPolicy, OfRequest,
-    OfVerb, OwnBuild, of, of_kind,
+    OfVerb, OfWrite, OwnBuild, of, of_kind, of_write,
 };
 use of_mode::{Extent, OfMode};
 use rows::Rows;
+use services::ServiceMetrics;
 
 /// Handles to all metrics. Clones count together.
 #[derive(Debug, Clone)]
@@ -72,6 +76,10 @@ pub struct Metrics {
     check_results: Family<OfCheckStatus, Counter>,
     pub(crate) vanished: crate::vanished::Counts,
     drifted: Family<OfKind, Counter>,
+    writes: Family<OfWrite, Counter>,
+    programming_duration: Family<OfFamily, Histogram, Buckets>,
+    draining: Draining,
+    services: Option<ServiceMetrics>,
     of_mode: Option<Arc<dyn OfMode>>,
 }
 
@@ -80,11 +88,16 @@ type Seconds = Gauge<f64, AtomicU64>;
 impl Metrics {
     /// Those of all modes, where no feature gate was given; nothing has happened yet.
     pub fn new() -> Self {
-        Self::of(None, &Gates::default())
+        Self::of(None, &Gates::default(), None)
     }
 
-    /// Those of a mode with these feature gates; nothing has happened yet.
-    pub(crate) fn of(of_mode: Option<Arc<dyn OfMode>>, gates: &Gates) -> Self {
+    /// Those of a mode with these feature gates, and of single Services if they are asked for;
+    /// nothing has happened yet.
+    pub(crate) fn of(
+        of_mode: Option<Arc<dyn OfMode>>,
+        gates: &Gates,
+        services: Option<ServiceMetrics>,
+    ) -> Self {
         let mut metrics = Self {
             registry: Arc::default(),
             started: SystemTime::now(),
@@ -111,6 +124,10 @@ impl Metrics {
             check_results: Family::default(),
             vanished: crate::vanished::counts(),
             drifted: Family::default(),
+            writes: Family::default(),
+            programming_duration: Family::new_with_constructor(Buckets::Programming),
+            draining: Draining::default(),
+            services,
             of_mode,
         };
         metrics.registry = Arc::new(metrics.register(gates));
@@ -175,6 +192,19 @@ impl Metrics {
         let drifted = self.drifted.clone();
         all.registry
             .register("kubeproxy_drifted_entries", help, drifted);
+        let help = "Writes to the kernel by what they are about, and what became of them";
+        all.registry
+            .register("kubeproxy_kernel_writes", help, self.writes.clone());
+        let help = "From when a change of a Service or of its endpoints was heard of until all of the Service was in the kernel, in seconds";
+        all.registry.register(
+            "kubeproxy_service_programming_duration_seconds",
+            help,
+            self.programming_duration.clone(),
+        );
+        all.collect(self.draining.clone());
+        if let Some(services) = &self.services {
+            all.collect(services.clone());
+        }
         let build = Family::<Build, Gauge>::default();
         build.get_or_create(&Build::this()).set(1);
         let help = "A metric with a constant '1' value labeled by major, minor, git version, git commit, git tree state, \
@@ -247,6 +277,12 @@ impl Metrics {
         if let Some(of_mode) = &self.of_mode {
             of_mode.begins(family);
         }
+        for subject in Subject::ALL {
+            for fate in [Fate::Done, Fate::Refused] {
+                drop(self.writes.get_or_create(&of_write(family, subject, fate)));
+            }
+        }
+        self.draining.set(family, 0, None);
         for kind in Drift::KINDS {
             // A counter that appears with its first increment would show none.
             drop(self.drifted.get_or_create(&of_kind(family, kind)));
@@ -259,9 +295,37 @@ impl Metrics {
             let counter = self.drifted.get_or_create(&of_kind(family, kind));
             counter.inc_by(drifted.count as u64);
         }
+        for (subject, fate, count) in report.writes.iter() {
+            let counter = self.writes.get_or_create(&of_write(family, subject, fate));
+            counter.inc_by(count.into());
+        }
         if let Some(of_mode) = &self.of_mode {
             of_mode.booked(family, report);
         }
+    }
+
+    /// What was heard of so long ago is in the kernel now.
+    pub(crate) fn settled(&self, family: IpFamily, took: Duration) {
+        self.programming_duration
+            .get_or_create(&of(family))
+            .observe(took.as_secs_f64());
+    }
+
+    /// So many endpoints drain, the oldest since then.
+    pub(crate) fn drains(&self, family: IpFamily, count: usize, oldest: Option<Instant>) {
+        self.draining.set(family, count, oldest);
+    }
+
+    /// What changed, for the metrics of single Services.
+    pub(crate) fn note(&self, model: &Model, changes: &Changes) {
+        if let Some(services) = &self.services {
+            services.note(model, changes);
+        }
+    }
+
+    /// Whether to tell them reads the kernel, by blocking.
+    pub(crate) fn reads_kernel(&self) -> bool {
+        self.services.is_some()
     }
 
     /// How much a sync concerned of which this is a part, where the mode tells.

@@ -3,4 +3,5 @@
 
 pub(crate) mod pages;
 pub mod settings;
+pub mod ui;
 mod zpages;

@@ -101,7 +101,22 @@ impl Nftables {
         set: &str,
         key: &[u8],
     ) -> Result<Option<Element>, Error> {
-        self.one_element(family, table, set, Some(key), element::INTERVAL_END)
+        // As `nft` asks: for the next key. By that which begins a range, Linux 6.1 gives the beginning.
+        let Some(next) = next(key) else {
+            return Ok(None);
+        };
+        let flags = element::INTERVAL_END;
+        let found = self.one_element(family, table, set, Some(&next), flags)?;
+        Ok(found
+            .filter(|found| found.ends_interval || found.key == next)
+            .map(|found| {
+                // Where another range begins at the next key, this one ends there.
+                Element {
+                    key: found.key,
+                    ends_interval: true,
+                    ..without_key()
+                }
+            }))
     }
 
     /// The element of a set that all keys are in that are in no other (`*`, Linux 5.13); its key is
@@ -146,6 +161,19 @@ impl Nftables {
         }
         Ok(None)
     }
+}
+
+/// The key that follows, in the network's order; `None` behind the last.
+fn next(key: &[u8]) -> Option<Bytes> {
+    let mut next = Bytes::from_slice(key);
+    for byte in next.iter_mut().rev() {
+        let (more, carries) = byte.overflowing_add(1);
+        *byte = more;
+        if !carries {
+            return Some(next);
+        }
+    }
+    None
 }
 
 /// `None` of what is not there.

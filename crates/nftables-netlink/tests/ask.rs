@@ -72,6 +72,9 @@ fn an_element_is_found_by_a_key_that_is_in_it() {
             find("ranges", &[192, 0, 2, 9]),
             Some((vec![192, 0, 2, 5], Some(vec![192, 0, 2, 10])))
         );
+        // The last before its end.
+        let last = find("ranges", &[192, 0, 2, 8]).unwrap();
+        assert_eq!(last.1.unwrap(), [192, 0, 2, 10]);
         assert_eq!(
             find("ranges", &[255, 255, 255, 255]),
             Some((vec![255, 255, 255, 0], None))

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use engine::{Concern, Engine, Extent, Served, Step};
-use proxy::{Failure, IptablesReport, Model, NamespacedName, Notice, Selection};
+use proxy::{Failure, Fate, IptablesReport, Model, NamespacedName, Notice, Selection, Subject};
 use reconcile::Rows;
 
 use crate::base::Base;
@@ -338,7 +338,14 @@ impl engine::Scheme for Iptables {
         state.report.iptables = Some(self.counts(Some(written)));
         state.report.has_used_much |= plan.parts.len() >= MANY;
         state.report.failed_restores += verdicts.refused;
-        state.report.written += verdicts.taken;
+        let report = &mut state.report;
+        report.written += verdicts.taken;
+        report
+            .writes
+            .add(Subject::Rules, Fate::Done, verdicts.taken);
+        report
+            .writes
+            .add(Subject::Rules, Fate::Refused, verdicts.refused);
         if verdicts.taken > 0 {
             state.wrote(Part::Rules);
         }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use hashbrown::HashSet;
-use proxy::{Failure, NamespacedName, Owner, ServicePortName};
+use proxy::{Failure, Fate, NamespacedName, Owner, ServicePortName, Writes};
 use reconcile::Table;
 use smallvec::SmallVec;
 
@@ -21,9 +21,9 @@ use crate::tables::Tables;
 /// What became of a plan, once it is booked.
 #[derive(Debug, Default)]
 pub(crate) struct Booked {
-    /// Writes that were done.
-    pub(crate) written: usize,
-    /// Why others were not.
+    /// How many were done, and how many were not.
+    pub(crate) writes: Writes,
+    /// Why these were not.
     pub(crate) failures: Vec<Failure>,
     /// How many of these are tables of rules.
     pub(crate) failed_restores: usize,
@@ -74,14 +74,18 @@ impl Tables {
         for (op, outcome) in run.iter().zip(outcomes) {
             match outcome {
                 Outcome::Done => {
-                    booked.written += 1;
+                    booked.writes.add(op.subject(), Fate::Done, 1);
                     Draft::apply(&mut draft, op);
                 }
-                Outcome::Unknown => is_unknown = true,
+                Outcome::Unknown => {
+                    booked.writes.add(op.subject(), Fate::Unknown, 1);
+                    is_unknown = true;
+                }
                 // A virtual server that was refused takes its destinations with it: that is no
                 // surprise, and it is said once.
                 Outcome::Refused { .. } if is_refused => {}
                 Outcome::Refused { reason, fault: of } => {
+                    booked.writes.add(op.subject(), Fate::Refused, 1);
                     is_refused = matches!(op, Op::AddServer(..));
                     if fault.is_none() {
                         booked.fail(op, self.owner_of(op), reason);
@@ -114,12 +118,16 @@ impl Tables {
     fn settle_one(&mut self, op: &Op, outcome: Outcome, now: Instant, booked: &mut Booked) {
         let fault = match outcome {
             Outcome::Done => {
-                booked.written += 1;
+                booked.writes.add(op.subject(), Fate::Done, 1);
                 self.set_done(op);
                 return;
             }
-            Outcome::Unknown => Fault::Belief,
+            Outcome::Unknown => {
+                booked.writes.add(op.subject(), Fate::Unknown, 1);
+                Fault::Belief
+            }
             Outcome::Refused { reason, fault } => {
+                booked.writes.add(op.subject(), Fate::Refused, 1);
                 booked.fail(op, self.owner_of(op), reason);
                 fault
             }

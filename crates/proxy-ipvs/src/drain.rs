@@ -143,6 +143,11 @@ impl Drains {
         });
         proxy::Drains {
             count: self.servers.values().map(|drain| drain.targets.len()).sum(),
+            oldest: self
+                .servers
+                .values()
+                .flat_map(|drain| drain.targets.values().copied().flatten())
+                .min(),
             first: all.take(named).collect(),
         }
     }

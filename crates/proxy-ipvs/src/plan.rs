@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use engine::Part as _;
-use proxy::Target;
+use proxy::{Subject, Target};
 
 use crate::leftovers::{Leftovers, Place};
 use crate::native::TABLE;
@@ -76,6 +76,26 @@ impl Op {
             | Self::AddDestination(..)
             | Self::SetDestination(..)
             | Self::RemoveDestination(..) => Part::Servers,
+        }
+    }
+
+    /// What it is about, for those who count.
+    pub fn subject(&self) -> Subject {
+        match self {
+            Self::CreateLink => Subject::Link,
+            Self::CreateSet(..) => Subject::Sets,
+            Self::AddMember(..) | Self::RemoveMember(..) => Subject::SetMembers,
+            Self::WriteRules { .. } => Subject::Rules,
+            Self::AddServer(..) | Self::SetServer(..) | Self::RemoveServer(..) => {
+                Subject::VirtualServers
+            }
+            Self::AddDestination(..) | Self::SetDestination(..) | Self::RemoveDestination(..) => {
+                Subject::Destinations
+            }
+            Self::BindAddress(_) | Self::UnbindAddress(_) | Self::UnbindOtherwise(_) => {
+                Subject::Addresses
+            }
+            Self::RemoveLeftovers(..) => Subject::Leftovers,
         }
     }
 

@@ -15,7 +15,7 @@ use std::time::Instant;
 
 use engine::{Concern, Engine, Extent, Served, Step};
 use hashbrown::HashSet;
-use proxy::{IpFamily, Model, NamespacedName, Notice, Target};
+use proxy::{Fate, IpFamily, Model, NamespacedName, Notice, Target};
 use reconcile::Rows;
 
 use crate::booking::Booked;
@@ -439,12 +439,13 @@ impl engine::Scheme for Ipvs {
         }
         self.drifts.follow_count(plan, &outcomes);
         let Booked {
-            written,
+            writes,
             failures,
             failed_restores,
             doubted,
             touched,
         } = self.tables.settle(plan, outcomes, state.now);
+        let written = usize::try_from(writes.sum(Fate::Done)).unwrap_or(usize::MAX);
         for part in plan.parts().filter(|_| written > 0) {
             state.wrote(part);
         }
@@ -470,6 +471,7 @@ impl engine::Scheme for Ipvs {
         state.news.wrote(touched);
         let report = &mut state.report;
         report.written += written;
+        report.writes.extend(&writes);
         report.failures.extend(failures);
         report.failed_restores += failed_restores;
         report.has_used_much |= plan.ops.len() >= MANY_WRITES;

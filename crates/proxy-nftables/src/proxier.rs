@@ -14,7 +14,9 @@ use std::time::{Duration, Instant};
 
 use engine::{Concern, Engine, Extent, Served, Step};
 use nftables_netlink::Rule;
-use proxy::{Failure, Model, NamespacedName, NodeFacts, NodePortAddresses, Notice, Selection};
+use proxy::{
+    Failure, Fate, Model, NamespacedName, NodeFacts, NodePortAddresses, Notice, Selection, Subject,
+};
 use reconcile::Rows;
 
 use crate::base::{Base, NodePortIps, unallocated};
@@ -414,6 +416,9 @@ impl engine::Scheme for Nftables {
     fn settle(&mut self, state: &mut State, plan: &Plan, verdicts: Verdicts) {
         state.report.has_used_much |= plan.parts.len() >= MANY;
         state.report.written += verdicts.changes;
+        let writes = &mut state.report.writes;
+        writes.add(Subject::Table, Fate::Done, verdicts.taken);
+        writes.add(Subject::Table, Fate::Refused, verdicts.refused);
         let counts = state.report.nftables.get_or_insert_default();
         if plan.is_cleanup() {
             counts.failed_cleanups += verdicts.refused;

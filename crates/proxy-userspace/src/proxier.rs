@@ -16,7 +16,9 @@ use std::time::Instant;
 
 use engine::{Concern, Engine, Extent, Served, Step};
 use hashbrown::HashSet;
-use proxy::{Failure, Model, NamespacedName, Notice, Owner, Selection, ServicePortName};
+use proxy::{
+    Failure, Fate, Model, NamespacedName, Notice, Owner, Selection, ServicePortName, Subject,
+};
 use reconcile::Rows;
 
 use crate::claims::{Claims, Surroundings};
@@ -239,13 +241,13 @@ impl Userspace {
                         opened.extend(owner);
                     }
                     self.tables.opened(listener, port, Arc::clone(serving));
-                    state.report.written += 1;
+                    count(state, Subject::ListeningPorts);
                     state.wrote(Part::Rules);
                     continue;
                 }
                 (Ok(_), _) => {
                     self.tables.closed(listener);
-                    state.report.written += 1;
+                    count(state, Subject::ListeningPorts);
                     continue;
                 }
                 (Err(failure), _) => failure,
@@ -254,6 +256,8 @@ impl Userspace {
                 SocketError::Never(_) => self.tables.sockets.excuse(listener, state.now),
                 SocketError::Now(_) => self.tables.sockets.fail(listener, state.now),
             }
+            let writes = &mut state.report.writes;
+            writes.add(Subject::ListeningPorts, Fate::Refused, 1);
             let object = format!("listening port of {listener}");
             tell(state, object, Some(&listener.name), failure.to_string());
         }
@@ -289,10 +293,14 @@ impl Userspace {
             match refused.next_if(|(of, _)| *of == at) {
                 None => {
                     self.tables.redirected(&change.portal, change.after.clone());
-                    state.report.written += 1;
+                    count(state, Subject::Redirects);
                     state.wrote(Part::Rules);
                 }
-                Some((_, refusal)) => self.refuse(state, change, &refusal, written.base.as_ref()),
+                Some((_, refusal)) => {
+                    let writes = &mut state.report.writes;
+                    writes.add(Subject::Redirects, Fate::Refused, 1);
+                    self.refuse(state, change, &refusal, written.base.as_ref());
+                }
             }
         }
         if !plan.leftovers.is_empty() {
@@ -326,6 +334,12 @@ impl Userspace {
             tell(state, object, change.owner.as_ref(), refusal.to_string());
         }
     }
+}
+
+/// Counts a write that was done.
+fn count(state: &mut State, subject: Subject) {
+    state.report.written += 1;
+    state.report.writes.add(subject, Fate::Done, 1);
 }
 
 fn tell(state: &mut State, object: String, owner: Option<&ServicePortName>, reason: String) {

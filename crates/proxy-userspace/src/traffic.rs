@@ -14,6 +14,7 @@ use crate::relay::{Carried, Opened, PortCounters, Serving};
 #[derive(Debug, Clone, Default)]
 pub struct Traffic(Arc<Mutex<Ports>>);
 
+/// Those of each listening port.
 type Ports = HashMap<(IpFamily, Listener), OpenPort>;
 
 /// A listening port that is open.

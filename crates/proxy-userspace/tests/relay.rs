@@ -461,6 +461,55 @@ fn a_flow_of_datagrams_has_one_endpoint_until_it_is_idle() {
 }
 
 #[test]
+fn what_is_carried_is_counted_by_endpoint() {
+    for carriage in [Carriage::Copy, Carriage::Splice, Carriage::Adaptive] {
+        let at = endpoint(echo);
+        let with = Limits {
+            carriage,
+            ..limits()
+        };
+        let world = World::new(with, Transport::Tcp, by(&[at]));
+        let mut client = world.connect();
+        let sent = vec![7; 300_000];
+        let mut writer = client.try_clone().unwrap();
+        let writing = thread::spawn(move || {
+            writer.write_all(&sent).unwrap();
+            writer.shutdown(Shutdown::Write).unwrap();
+        });
+        let mut told = Vec::new();
+        client.read_to_end(&mut told).unwrap();
+        writing.join().unwrap();
+        drop(client);
+        until("the connection ends", || {
+            world.port.counters.read().0.active == 0
+        });
+        let (sum, endpoints) = world.port.counters.read();
+        assert_eq!(endpoints, [(at, sum)]);
+        assert_eq!((sum.connections, sum.packets_in), (1, 0));
+        assert_eq!(
+            (sum.bytes_in, sum.bytes_out),
+            (300_000, 300_000),
+            "{carriage:?}"
+        );
+    }
+    let at = answering("a");
+    let with = Limits {
+        udp_idle: LONG,
+        ..limits()
+    };
+    let world = udp(with, &[at]);
+    let one = client(world.port.at);
+    for _ in 0..5 {
+        assert_eq!(ask(&one, "xy"), "axy");
+    }
+    let (sum, endpoints) = world.port.counters.read();
+    assert_eq!(endpoints, [(at, sum)]);
+    assert_eq!((sum.connections, sum.active), (1, 1));
+    assert_eq!((sum.packets_in, sum.packets_out), (5, 5));
+    assert_eq!((sum.bytes_in, sum.bytes_out), (10, 15));
+}
+
+#[test]
 fn a_flow_to_an_endpoint_that_serves_no_more_ends() {
     let with = Limits {
         udp_idle: LONG,

@@ -24,6 +24,7 @@ mod owner;
 mod service_cidrs;
 mod stale_flows;
 mod topology;
+mod writes;
 
 pub use detect::LocalDetector;
 pub use entry::EntryChange;
@@ -43,3 +44,4 @@ pub use object::{
 pub use owner::{Owner, Rank};
 pub use stale_flows::{UdpPort, UdpServices, udp_ports};
 pub use topology::{Backends, Endpoints, Judged, Reason, Target};
+pub use writes::{Fate, Subject, Writes};

@@ -19,6 +19,7 @@ use std::time::Instant;
 use crate::model::{Changes, Model};
 use crate::names::{IpFamily, NamespacedName, Protocol, ServicePortName};
 use crate::topology::Target;
+use crate::writes::Writes;
 
 /// A proxy mode for one IP family. One task owns it; there is no lock around its state.
 pub trait Mode: Send {
@@ -80,6 +81,8 @@ pub trait Mode: Send {
 pub struct Drains {
     /// How many there are.
     pub count: usize,
+    /// Since when the one that has drained longest has, as far as is known.
+    pub oldest: Option<Instant>,
     /// The first of them, by address.
     pub first: Vec<Draining>,
 }
@@ -153,6 +156,8 @@ pub struct Standing {
 pub struct Report {
     /// Writes that the kernel took.
     pub written: usize,
+    /// The same by what they are about, and with those that it did not take.
+    pub writes: Writes,
     /// Writes that it refused, or that could not be tried. They stay pending and are tried again
     /// with back-off.
     pub failures: Vec<Failure>,

@@ -21,4 +21,6 @@ pub use merge::{differences, merge};
 pub use schema::{SchemaError, check};
 
 #[cfg(test)]
+mod monitoring;
+#[cfg(test)]
 mod tests;

@@ -5,9 +5,10 @@ use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
+use lab::Transport;
 use scenarios::{
-    ApiServer, Cluster, HEALTH, METRICS, Outcome, Service, Story, at, get, health, metric, tcp,
-    tell, with_backend,
+    ApiServer, Cluster, HEALTH, METRICS, Outcome, Service, Story, at, get, health, metric, tally,
+    tcp, tell, with_backend,
 };
 
 fn main() {
@@ -42,6 +43,14 @@ fn main() {
         story(
             "idle_connections_of_a_pod_keep_no_probe_out",
             idle_connections_of_a_pod_keep_no_probe_out,
+        ),
+        story(
+            "what_single_services_carry_is_told_if_it_is_asked_for",
+            what_single_services_carry_is_told_if_it_is_asked_for,
+        ),
+        story(
+            "the_log_has_a_line_for_what_changed_and_none_for_what_did_not",
+            the_log_has_a_line_for_what_changed_and_none_for_what_did_not,
         ),
     ];
     tell(&stories, Duration::from_mins(3))
@@ -328,5 +337,92 @@ fn idle_connections_of_a_pod_keep_no_probe_out(c: &mut Cluster) -> Outcome {
     }
     let line = c.await_line("connections to the proxy's health")?;
     println!("    {line}");
+    c.stop()
+}
+
+fn what_single_services_carry_is_told_if_it_is_asked_for(c: &mut Cluster) -> Outcome {
+    c.apply(&web())?;
+    let labels = "namespace=\"default\",service=\"web\",port_name=\"\",protocol=\"TCP\"";
+    let port = |name: &str| format!("kubeproxy_service_{name}{{{labels}}}");
+    let endpoint = format!(
+        "kubeproxy_service_endpoint_connections_total{{{labels},endpoint=\"10.244.1.10:8080\"}}"
+    );
+    for mode in ["ipvs", "iptables"] {
+        let mode = format!("--proxy-mode={mode}");
+        c.start(&[&mode])?;
+        let (_, text) = get(&c.node1, METRICS, "/metrics")?;
+        ensure!(!text.contains("service=\"web\""), "nobody has asked");
+        c.stop()?;
+        c.start(&[&mode, "--metrics-per-service=endpoints"])?;
+        let before = metric(c, &port("connections_total"))?.unwrap_or_default();
+        tally(&c.client, Transport::Tcp, at("10.96.0.10:80"), 20)?;
+        // IPVS brings its counters up to date every two seconds.
+        for series in [port("connections_total"), endpoint.clone()] {
+            c.until("20 connections", || {
+                Ok(metric(c, &series)?.is_some_and(|count| count >= before + 20.0))
+            })?;
+        }
+        if mode.ends_with("=ipvs") {
+            for (name, direction) in [("bytes_total", "in"), ("packets_total", "out")] {
+                let series =
+                    format!("kubeproxy_service_{name}{{{labels},direction=\"{direction}\"}}");
+                ensure!(
+                    metric(c, &series)?.is_some_and(|count| count >= 20.0),
+                    "{series}"
+                );
+            }
+            ensure!(metric(c, &port("active_connections"))?.is_some());
+        }
+        let written =
+            "kubeproxy_kernel_writes_total{ip_family=\"IPv4\",subsystem=\"rules\",result=\"done\"}";
+        ensure!(metric(c, written)?.is_some(), "{written}");
+        ensure!(metric(c, "kubeproxy_service_counters_readable")? == Some(1.0));
+        c.stop()?;
+    }
+    Ok(())
+}
+
+fn the_log_has_a_line_for_what_changed_and_none_for_what_did_not(c: &mut Cluster) -> Outcome {
+    c.apply(&web())?;
+    c.start(&["--ipvs-sync-period=1s", "--ipvs-min-sync-period=0s"])?;
+    let lines = |c: &Cluster| c.said().matches("\"synced\"").count();
+    std::thread::sleep(Duration::from_secs(3));
+    ensure!(lines(c) == 0, "nothing has changed: {}", c.said());
+    let db = Service::new("db", "10.96.0.11 fd96::11").port(tcp(5432, 5432));
+    c.apply(&db.endpoints("10.244.1.10 fd44:1::10"))?;
+    let line = c.await_line("\"synced\" family=\"IPv")?;
+    println!("    {line}");
+    for part in [
+        "service=\"default/db\"",
+        "1 virtual server",
+        "1 destination",
+        "took=",
+    ] {
+        ensure!(line.contains(part), "{part}: {line}");
+    }
+    c.await_line("\"synced\" family=\"IPv")?;
+    std::thread::sleep(Duration::from_secs(2));
+    let before = lines(c);
+    ensure!(before <= 6, "{before}: {}", c.said());
+    std::thread::sleep(Duration::from_secs(3));
+    ensure!(lines(c) == before, "nothing has changed: {}", c.said());
+    let heard = "kubeproxy_service_programming_duration_seconds_count{ip_family=\"IPv4\"}";
+    ensure!(
+        metric(c, heard)?.is_some_and(|count| count >= 1.0),
+        "{heard}"
+    );
+    c.stop()?;
+    c.start(&["--logging-format=json"])?;
+    let cache = Service::new("cache", "10.96.0.12 fd96::12").port(tcp(6379, 6379));
+    c.apply(&cache.endpoints("10.244.1.10 fd44:1::10"))?;
+    let line = c.await_line("\"synced\"")?;
+    println!("    {line}");
+    for part in [
+        "\"service\":\"default/cache\"",
+        "\"written\":\"1 virtual server",
+        "\"took\":",
+    ] {
+        ensure!(line.contains(part), "{part}: {line}");
+    }
     c.stop()
 }

@@ -10,6 +10,7 @@ use crate::check::asked::Output;
 use crate::flags::gates::Gates;
 use crate::http_server::WhenTaken;
 use crate::logging::settings::LogFormat;
+use crate::metrics::services::settings::Detail;
 use crate::modes::detect_local::DetectLocal;
 use crate::modes::ipvs::settings::Timeouts;
 use crate::modes::ipvs::shim::ShimChoice;
@@ -18,7 +19,7 @@ use crate::modes::shared::{IptablesBackend, Shared};
 use crate::options::Said;
 use crate::options::process::Process;
 use crate::sysctl::settings::Conntrack;
-use crate::{logging, modes, serve, sysctl};
+use crate::{logging, metrics, modes, serve, sysctl};
 
 fn options(line: &str) -> Options {
     match read(line) {
@@ -71,6 +72,10 @@ fn the_defaults_are_upstreams() {
                 healthz_address: Some("0.0.0.0:10256".parse().unwrap()),
                 metrics_address: Some("127.0.0.1:10249".parse().unwrap()),
                 when_taken: WhenTaken::Retry,
+                services: metrics::services::settings::Settings {
+                    detail: Detail::None,
+                    most: 1_000,
+                },
             },
             modes: modes::settings::Settings {
                 chosen: ProxyMode::Iptables,
@@ -225,6 +230,8 @@ fn every_flag_of_upstream_is_taken_with_its_default() {
         [
             "dry-run",
             "prepared-config",
+            "metrics-per-service",
+            "metrics-service-series-max",
             "udp-timeout",
             "ipvs-shim",
             "nftables-layout",
@@ -593,6 +600,10 @@ fn every_flag_reaches_its_option() {
         (&["--nftables-layout=flat"], |o| {
             o.modes.nftables.layout == Layout::Flat
         }),
+        (
+            &["--metrics-per-service=endpoints --metrics-service-series-max=7"],
+            |o| (o.serve.services.detail, o.serve.services.most) == (Detail::Endpoints, 7),
+        ),
         (&["--ipvs-drain-timeout=5m"], |o| {
             o.modes.ipvs.drain_timeout == Some(Duration::from_mins(5))
         }),
@@ -830,6 +841,14 @@ fn errors_name_the_flag_the_value_and_what_is_allowed() {
             &["--nftables-layout", "'lean'", "upstream or flat"],
         ),
         (
+            "--metrics-per-service=all",
+            &["--metrics-per-service", "none, ports or endpoints"],
+        ),
+        (
+            "--metrics-service-series-max=0",
+            &["--metrics-service-series-max", "1 or more"],
+        ),
+        (
             "--ipvs-drain-timeout=-1s",
             &["--ipvs-drain-timeout", "negative"],
         ),
@@ -948,7 +967,7 @@ fn flags_are_told_as_upstream_tells_them() {
     let line = "kube-proxy --config_sync_period=900s -v 4 --nodeport-addresses=10.0.0.0/8 --nodeport-addresses=fd00::/8 \
                 --profiling=F --conntrack-min=0x20000 --feature-gates=B=true,A=0 --kube-api-qps=5.0 --hostname-override=no\"de";
     let told = as_typed(line.split_whitespace());
-    assert_eq!(told.len(), UPSTREAM.len() + 7);
+    assert_eq!(told.len(), UPSTREAM.len() + 9);
     let names = told.iter().map(|line| line.split('=').next());
     assert!(names.is_sorted(), "{told:?}");
     for line in [

@@ -40,7 +40,7 @@ impl World {
 
     fn told(&mut self, events: impl IntoIterator<Item = Event>) {
         events.into_iter().for_each(|event| self.model.apply(event));
-        self.family.add(self.model.take_changes());
+        self.family.add(self.model.take_changes(), Some(self.now));
     }
 
     /// A turn as the daemon's, so long after the one before.
@@ -207,6 +207,28 @@ async fn a_change_is_measured_when_its_service_is_in_the_kernel() {
 }
 
 #[tokio::test]
+async fn a_change_is_measured_by_our_own_clock_once_all_is_served() {
+    let mut world = World::new();
+    let series = "kubeproxy_service_programming_duration_seconds";
+    let count = |world: &World| world.metric(&format!("{series}_count{{ip_family=\"IPv4\"}}"));
+    world.told([service("web", None)]);
+    world.turn(0).await;
+    world.script.finish(settled(&["web"]));
+    world.turn(1).await;
+    assert_eq!(count(&world), 0, "it is the first sync's");
+    world.told([service("dns", None), service("web", Some(1))]);
+    world.turn(0).await;
+    world.script.finish(settled(&["dns"]));
+    world.turn(2).await;
+    assert_eq!(count(&world), 1000);
+    world.script.finish(settled(&["dns", "web"]));
+    world.turn(1).await;
+    assert_eq!(count(&world), 2000, "each once");
+    let sum = world.metric(&format!("{series}_sum{{ip_family=\"IPv4\"}}"));
+    assert_eq!(sum, 5000, "two seconds and three");
+}
+
+#[tokio::test]
 async fn health_checks_follow_each_service_by_itself() {
     let port = || {
         let any = std::net::TcpListener::bind("0.0.0.0:0").unwrap();
@@ -335,10 +357,13 @@ fn what_waits_for_a_kernel_that_hangs_has_its_limit() {
             family,
             at: SystemTime::now(),
         };
-        world.family.add(Changes {
-            triggers: vec![trigger; TRIGGERS_MAX],
-            ..Changes::default()
-        });
+        world.family.add(
+            Changes {
+                triggers: vec![trigger; TRIGGERS_MAX],
+                ..Changes::default()
+            },
+            None,
+        );
     }
     assert_eq!(world.family.changes.triggers.len(), TRIGGERS_MAX);
     assert!(

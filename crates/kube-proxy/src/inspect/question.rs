@@ -4,6 +4,7 @@
 //! measured by `run::said::tests::no_question_holds_up_the_loop`.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use proxy::{
     Conflict, EndpointSlice, Failure, NamespacedName, NodeFacts, NodePorts, Service, ServiceView,
@@ -12,6 +13,7 @@ use tokio::sync::oneshot::Sender;
 
 use super::facts::Facts;
 use crate::explain::OwnNode;
+use super::owners::{Owners, Wanted};
 
 /// How many names are told in one turn.
 pub(crate) const NAMES_A_TURN: usize = 2_500;
@@ -27,6 +29,8 @@ pub(crate) const TROUBLES: usize = 1_000;
 pub(crate) enum Question {
     /// How it stands.
     Facts(Sender<Facts>),
+    /// Whose these addresses are, among the Services behind the first so many.
+    Owners(Arc<Wanted>, usize, Sender<Owners>),
     /// The names of Services behind the first so many, in no order.
     Names(usize, Sender<Names>),
     /// The first of these Services, as many as are told in one turn: at least one, if any is given.

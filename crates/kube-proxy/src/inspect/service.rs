@@ -292,7 +292,7 @@ fn sum<'a>(counts: impl Iterator<Item = &'a Count>) -> Option<Counters> {
     sum.as_ref().map(counters)
 }
 
-fn counters(count: &Count) -> Counters {
+pub(super) fn counters(count: &Count) -> Counters {
     let Count {
         connections,
         packets_in,

@@ -10,6 +10,8 @@ pub(crate) enum Buckets {
     Sync,
     /// Quarters of a second, then seconds, then steps of 5 s and 30 s up to five minutes.
     NetworkProgramming,
+    /// A quarter of a millisecond, doubled up to 33 s.
+    Programming,
     /// Of client-go, in seconds.
     Request,
     /// Of client-go, in bytes: 64 to 16 Mi.
@@ -20,6 +22,7 @@ impl MetricConstructor<Histogram> for Buckets {
     fn new_metric(&self) -> Histogram {
         match self {
             Self::Sync => Histogram::new(exponential_buckets(0.001, 2.0, 15)),
+            Self::Programming => Histogram::new(exponential_buckets(0.000_25, 2.0, 18)),
             Self::NetworkProgramming => {
                 // The first one, which only clocks that disagree can fill, is upstream's too.
                 let buckets = std::iter::once(0.0)

@@ -1,7 +1,7 @@
 //! The labels of metrics.
 
 use prometheus_client::encoding::EncodeLabelSet;
-use proxy::IpFamily;
+use proxy::{Fate, IpFamily, Subject};
 
 use crate::version::KUBERNETES;
 
@@ -121,6 +121,23 @@ pub(crate) fn of(family: IpFamily) -> OfFamily {
         IpFamily::V6 => "IPv6",
     };
     OfFamily { ip_family }
+}
+
+/// What a write is about, and what became of it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(crate) struct OfWrite {
+    pub(crate) ip_family: &'static str,
+    pub(crate) subsystem: &'static str,
+    pub(crate) result: &'static str,
+}
+
+pub(super) fn of_write(family: IpFamily, subject: Subject, fate: Fate) -> OfWrite {
+    let OfFamily { ip_family } = of(family);
+    OfWrite {
+        ip_family,
+        subsystem: subject.label(),
+        result: fate.label(),
+    }
 }
 
 pub(super) fn of_kind(family: IpFamily, kind: &str) -> OfKind {

@@ -148,7 +148,7 @@ fn busy() -> Metrics {
 
 /// Those of a mode.
 fn of_mode(mode: ProxyMode) -> Metrics {
-    Metrics::of(mode.definition().metrics(), &Gates::default())
+    Metrics::of(mode.definition().metrics(), &Gates::default(), None)
 }
 
 fn busy_in(mode: ProxyMode) -> Metrics {
@@ -196,6 +196,7 @@ fn busy_in(mode: ProxyMode) -> Metrics {
             has_extent.then_some(Extent::Full),
         );
         metrics.complete(family, SystemTime::now());
+        metrics.settled(family, Duration::from_micros(500));
         metrics.programmed(family, [trigger, later].into_iter());
         metrics.flows_compared(family, Duration::from_millis(2), 5);
         metrics.no_local_endpoints(family, 1, 0);
@@ -291,6 +292,7 @@ fn feature_gates_are_told_as_they_are() {
         Metrics::of(
             options.modes.chosen.definition().metrics(),
             &options.process.gates,
+            None,
         )
         .classic()
     };

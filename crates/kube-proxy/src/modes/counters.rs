@@ -140,6 +140,12 @@ pub(crate) trait ReadCounters: Send {
     /// The kernel cannot be read; the reason, and what to do.
     fn tell(&mut self, which: Which<'_>, take: &mut dyn FnMut(Told<'_>)) -> Result<()>;
 
+    /// Whether single addresses are told with more than all of them are by [`Which::Addresses`], so
+    /// that it is worth asking for those that matter; else [`Which::All`] costs no more.
+    fn tells_more_of_single(&self) -> bool {
+        false
+    }
+
     /// What is not counted in this mode, and why.
     fn note(&self) -> Option<&'static str> {
         None
@@ -200,13 +206,18 @@ impl Counters {
     /// Another mode serves now.
     pub(crate) fn set(&self, reader: Box<dyn ReadCounters>) {
         // Whoever reads goes on with the one before for as long: the loop does not wait for it.
-        match self.0.try_lock() {
-            Ok(mut held) => *held = Some(reader),
-            Err(_) => {
-                let held = self.clone();
-                std::thread::spawn(move || held.replace(reader));
-            }
+        if let Ok(mut held) = self.0.try_lock() {
+            *held = Some(reader);
+        } else {
+            let held = self.clone();
+            std::thread::spawn(move || held.replace(reader));
         }
+    }
+
+    /// What is not counted in the mode, and why.
+    pub(crate) fn note(&self) -> Option<String> {
+        self.with(|reader| reader.note().map(str::to_owned))
+            .flatten()
     }
 
     fn replace(&self, reader: Box<dyn ReadCounters>) {

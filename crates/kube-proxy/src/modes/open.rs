@@ -5,7 +5,6 @@ use proxy::{IpFamily, Model};
 use tokio::task::spawn_blocking;
 use tracing::warn;
 
-use super::counters::ReadCounters;
 use super::definition::Opened;
 use super::families::{Access, LeftOut};
 use super::programs::Programs;
@@ -63,16 +62,6 @@ pub(crate) fn used(opened: &dyn Opened, settings: &Settings) -> Uses {
         left_out: left_out.collect(),
         ..opened.uses(settings)
     }
-}
-
-/// How what is counted is read where there is no daemon to ask, by blocking: nothing in the kernel
-/// changes.
-///
-/// # Errors
-///
-/// No family can be read.
-pub(crate) fn counters(settings: &Settings) -> Result<Box<dyn ReadCounters>> {
-    Ok(open_to_read(settings)?.counters())
 }
 
 /// Prepares a node for the mode that is chosen (`--init-only`): what takes more privileges than

@@ -65,6 +65,8 @@ pub(super) struct Daemon {
     pub(super) pod_networks: Vec<IpNet>,
     /// Before this, no family takes over further changes.
     pub(super) not_before: Instant,
+    /// When the first of the changes that are not handed out was heard of.
+    pub(super) heard: Option<Instant>,
     /// When the kernel is next compared unasked.
     pub(super) next_tick: Instant,
     /// When memory is given back to the system.
@@ -115,6 +117,7 @@ impl Daemon {
             families,
             renewal: Renewal::default(),
             not_before: now,
+            heard: None,
             trim_at: None,
             predecessor: None,
             ended: Ended::Disarmed(None),
@@ -242,9 +245,11 @@ impl Daemon {
         if can && self.model.has_changes() && now >= self.not_before {
             let changes = self.model.take_changes();
             self.observed.metrics.taken(&changes);
+            self.observed.metrics.note(&self.model, &changes);
+            let heard = self.heard.take().unwrap_or(now);
             vanished::tell(&changes, &self.observed.metrics.vanished);
             for family in &mut self.families {
-                family.add(changes.clone());
+                family.add(changes.clone(), Some(heard));
             }
             self.not_before = now + self.options.process.min_sync_period;
         }
@@ -297,6 +302,7 @@ impl Daemon {
         self.observed.status.note_node(&self.model);
         self.follow_pod_networks();
         if self.model.has_changes() {
+            self.heard.get_or_insert_with(Instant::now);
             let families = self.families.iter().map(Family::family);
             self.observed.metrics.queued(self.model.changes(), families);
         }

@@ -14,6 +14,7 @@ use crate::healthz::{self, Status};
 use crate::http_server::{self, ListenError, Server};
 use crate::inspect::{About, Inspect, Question, socket};
 use crate::metrics::Metrics;
+use crate::metrics::services::ServiceMetrics;
 use crate::modes::counters::Counters;
 use crate::options::Options;
 use crate::options::object_source::OwnNode;
@@ -48,9 +49,10 @@ impl Observed {
         };
         let counters = Counters::default();
         let (inspect, questions) = Inspect::new(about, Arc::clone(&status), counters.clone());
+        let services = ServiceMetrics::new(options.serve.services, counters.clone());
         let of_mode = options.modes.chosen.definition().metrics();
         Self {
-            metrics: Metrics::of(of_mode, &options.process.gates),
+            metrics: Metrics::of(of_mode, &options.process.gates, services),
             status,
             health,
             inspect,

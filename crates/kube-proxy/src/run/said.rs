@@ -7,6 +7,7 @@ use proxy::{Model, NamespacedName, NodeFacts};
 use super::daemon::{Daemon, TRIM_DELAY};
 use crate::family::Family;
 use crate::inspect::explain::{claimants, own_node};
+use crate::inspect::owners::owners;
 use crate::inspect::question::{
     Copied, ENDPOINTS_A_TURN, Ground, NAMES_A_TURN, Names, SERVICES_A_TURN, TROUBLES,
 };
@@ -20,6 +21,9 @@ impl Daemon {
     pub(super) fn answer(&mut self, question: Question) {
         match question {
             Question::Facts(answer) => drop(answer.send(self.facts(Instant::now()))),
+            Question::Owners(wanted, from, answer) => {
+                drop(answer.send(owners(&self.model, &wanted, from)));
+            }
             Question::Names(from, answer) => drop(answer.send(names(&self.model, from))),
             Question::Services(asked, answer) => {
                 drop(answer.send(services(&self.model, &asked)));

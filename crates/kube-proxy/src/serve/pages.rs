@@ -10,6 +10,7 @@
 //! | `/statusz`      | versions, and since when the process runs, likewise              |
 //! | `/healthz`      | `ok`: the process answers; the proxy's health is in `healthz`    |
 //! | `/api/v1/...`   | what can be seen of the daemon, on loopback alone: see `inspect` |
+//! | `/ui/`           | the page that shows it, on loopback alone: see `ui`              |
 //!
 //! Methods and bodies of requests do not matter otherwise, as upstream.
 
@@ -18,7 +19,9 @@ use std::sync::Arc;
 
 use http::request::Parts;
 use http::{HeaderName, HeaderValue, Method, StatusCode, header};
+use tokio::task::spawn_blocking;
 
+use super::ui;
 use super::zpages::Zpages;
 use crate::config::configz::Configz;
 use crate::flags::gates::Gates;
@@ -48,7 +51,7 @@ pub(crate) struct Pages {
     api: Api,
 }
 
-/// `/api/v1/...` at this address.
+/// `/api/v1/...`, and the page that shows it, at this address.
 pub(crate) struct Api {
     /// Whether only this node reaches the address.
     is_loopback: bool,
@@ -66,7 +69,10 @@ impl Api {
 
     async fn respond(&self, head: &Parts) -> Answer {
         match inspect::refusal(head, self.is_loopback) {
-            None => self.inspect.respond(head).await,
+            None => match ui::respond(head) {
+                Some(page) => page,
+                None => self.inspect.respond(head).await,
+            },
             Some(why) => text(StatusCode::FORBIDDEN, format!("{why}\n")),
         }
     }
@@ -74,8 +80,11 @@ impl Api {
 
 impl Respond for Pages {
     async fn respond(&self, head: &Parts) -> Answer {
-        if head.uri.path().starts_with(inspect::PREFIX) {
+        let path = head.uri.path();
+        if path.starts_with(inspect::PREFIX) || ui::has(path) {
             self.api.respond(head).await
+        } else if head.uri.path() == "/metrics" {
+            self.scrape(head).await
         } else {
             self.page(head)
         }
@@ -101,13 +110,27 @@ impl Pages {
         }
     }
 
+    /// All metrics. Where they are read from the kernel, on a thread that may block.
+    async fn scrape(&self, head: &Parts) -> Answer {
+        let (content_type, tell): (_, fn(&Metrics) -> String) = if asks_for_openmetrics(head) {
+            (OPENMETRICS, Metrics::openmetrics)
+        } else {
+            (CLASSIC, Metrics::classic)
+        };
+        if !self.metrics.reads_kernel() {
+            return self.scraped(content_type, tell(&self.metrics));
+        }
+        let metrics = self.metrics.clone();
+        match spawn_blocking(move || tell(&metrics)).await {
+            Ok(told) => self.scraped(content_type, told),
+            // The runtime ends.
+            Err(error) => text(StatusCode::SERVICE_UNAVAILABLE, format!("{error}\n")),
+        }
+    }
+
     /// What a request for a page is answered.
     fn page(&self, head: &Parts) -> Answer {
         match head.uri.path() {
-            "/metrics" if asks_for_openmetrics(head) => {
-                self.scraped(OPENMETRICS, self.metrics.openmetrics())
-            }
-            "/metrics" => self.scraped(CLASSIC, self.metrics.classic()),
             "/metrics/slis" if head.method == Method::DELETE => {
                 self.metrics.reset_slis();
                 text(StatusCode::OK, "metrics reset\n")

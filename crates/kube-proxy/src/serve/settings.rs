@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use crate::flags::unusable::UnusableFlag;
 use crate::flags::{Flags, go};
 use crate::http_server::WhenTaken;
+use crate::metrics;
 
 /// What the servers read.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -15,6 +16,8 @@ pub struct Settings {
     pub metrics_address: Option<SocketAddr>,
     /// What a server does that cannot listen.
     pub when_taken: WhenTaken,
+    /// What is told of single Services.
+    pub services: metrics::services::settings::Settings,
 }
 
 impl Settings {
@@ -40,6 +43,7 @@ impl Settings {
             } else {
                 WhenTaken::Retry
             },
+            services: metrics::services::settings::Settings::read(flags)?,
         })
     }
 }

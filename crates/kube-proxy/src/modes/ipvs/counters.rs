@@ -2,7 +2,9 @@
 //!
 //! All virtual servers are one dump; destinations are a dump for each virtual server, which generic
 //! netlink has no other way for: a socket has one dump at a time, and a request of another kind
-//! does not tell destinations. docs/observability.md says what that costs.
+//! does not tell destinations. That is three system calls for each virtual server: 1.2 s for 50,000
+//! of two destinations in the lab, where system calls are slow, beside 0.8 s for the dump of all
+//! (`cargo run -p ipvs-netlink --example read_cost`).
 
 use std::net::SocketAddr;
 
@@ -29,6 +31,10 @@ impl ReadCounters for IpvsCounters {
         // One that has failed is not used again.
         self.ipvs = Some(ipvs);
         Ok(())
+    }
+
+    fn tells_more_of_single(&self) -> bool {
+        true
     }
 }
 

@@ -1,0 +1,121 @@
+//! `/api/v1/top`: the busiest, by two looks at what is counted.
+//!
+//! ```text
+//!   look: all addresses ─▶ rates since the look before ─▶ the busiest addresses ─▶ the loop: whose they are
+//!                                                                                  │
+//!   view::Top ◀─ rates of their endpoints ◀─ look: endpoints of these alone ◀──────┘
+//! ```
+//!
+//! Looks are kept for a minute after the last question, and two of them, so that askers who come
+//! together are answered from the same: nobody has the kernel read more than once a second.
+
+mod looks;
+mod rank;
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use http::Uri;
+use tokio::task::spawn_blocking;
+
+pub(super) use looks::Looks;
+use rank::{Sort, assemble, busiest};
+
+use super::owners::{Owner, Wanted};
+use super::{Inspect, Question, Unanswered, rendered};
+
+/// Service ports, and endpoints, where nobody says how many.
+const LIMIT: usize = 50;
+/// At most.
+const LIMIT_MAX: usize = 1_000;
+
+/// What is asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Asked {
+    limit: usize,
+    sort: Sort,
+}
+
+impl Asked {
+    fn read(uri: &Uri) -> Result<Self, Unanswered> {
+        let mut asked = Self {
+            limit: LIMIT,
+            sort: Sort::Connections,
+        };
+        let pairs = uri.query().unwrap_or_default().split('&');
+        for pair in pairs.filter(|pair| !pair.is_empty()) {
+            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+            match name {
+                "limit" => {
+                    let limit = value.parse().ok();
+                    let limit = limit.filter(|limit| (1..=LIMIT_MAX).contains(limit));
+                    asked.limit = limit.ok_or_else(|| {
+                        Unanswered::Wrong(format!("limit={value}: give 1 to {LIMIT_MAX}"))
+                    })?;
+                }
+                "sort" => {
+                    asked.sort = Sort::named(value).ok_or_else(|| {
+                        Unanswered::Wrong(format!(
+                            "sort={value}: give connections, packets or bytes"
+                        ))
+                    })?;
+                }
+                _ => {
+                    let why = format!("there is no parameter {name}; there are: limit, sort");
+                    return Err(Unanswered::Wrong(why));
+                }
+            }
+        }
+        Ok(asked)
+    }
+}
+
+impl Inspect {
+    /// The busiest Service ports and endpoints.
+    pub(super) async fn top(&self, uri: &Uri) -> Result<Vec<u8>, Unanswered> {
+        let Asked { limit, sort } = Asked::read(uri)?;
+        let facts = self.ask(Question::Facts).await?;
+        let looks = self.looks.clone();
+        let counters = self.counters.clone();
+        let looked = spawn_blocking(move || looks.take(&counters, Instant::now()));
+        let ended = |error: tokio::task::JoinError| Unanswered::Unreadable(error.to_string());
+        let span = looked.await.map_err(ended)??;
+        self.looks.forget_later();
+        let found = busiest(&span, sort, limit);
+        let owners = self.owners(Wanted::new(found.at, found.names)).await?;
+        let looks = self.looks.clone();
+        let counters = self.counters.clone();
+        rendered(move || {
+            let mut top = assemble(&span, owners, sort, limit);
+            let endpoints = looks.endpoints(&counters, &top.at)?;
+            top.add_endpoints(&endpoints, sort, limit);
+            let mut view = top.view;
+            let families = &facts.families;
+            view.pending = families.iter().map(|of| of.standing.pending).sum();
+            view.failing = families.iter().map(|of| of.standing.failing).sum();
+            view.draining = families.iter().map(|of| of.drains.count).sum();
+            view.notes.extend(counters.note());
+            Ok(view)
+        })
+        .await
+    }
+
+    /// Asks the loop whose these are, piece by piece.
+    async fn owners(&self, wanted: Wanted) -> Result<Vec<Owner>, Unanswered> {
+        let wanted = Arc::new(wanted);
+        let mut all = Vec::new();
+        let mut from = 0;
+        loop {
+            let asked = |answer| Question::Owners(Arc::clone(&wanted), from, answer);
+            let part = self.ask(asked).await?;
+            all.extend(part.found);
+            if part.is_last {
+                return Ok(all);
+            }
+            from += super::owners::LOOKED_AT_A_TURN;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

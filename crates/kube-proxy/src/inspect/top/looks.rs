@@ -1,0 +1,190 @@
+//! Looks at what is counted, as few as are needed for rates.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use proxy::ServicePortName;
+use tokio::task::AbortHandle;
+use tokio::time::sleep;
+
+use crate::inspect::Unanswered;
+use crate::memory;
+use crate::modes::counters::{At, Count, Counters, Told, Which};
+
+/// Looks are that far apart at least.
+const APART: Duration = Duration::from_secs(1);
+/// For how long a look is kept after the last question.
+const KEPT: Duration = Duration::from_mins(1);
+
+/// What was counted at one moment.
+#[derive(Debug)]
+pub(super) struct Look {
+    pub(super) at: Instant,
+    pub(super) addresses: HashMap<At, Count>,
+    /// In userspace mode.
+    pub(super) ports: HashMap<ServicePortName, Count>,
+    pub(super) port_endpoints: HashMap<(ServicePortName, SocketAddr), Count>,
+}
+
+/// Two looks.
+#[derive(Debug, Clone)]
+pub(super) struct Span {
+    /// Absent at the first look.
+    pub(super) before: Option<Arc<Look>>,
+    pub(super) now: Arc<Look>,
+}
+
+impl Span {
+    /// Seconds between them; 0 at the first.
+    pub(super) fn seconds(&self) -> f64 {
+        let before = self.before.as_ref();
+        before.map_or(0.0, |before| {
+            self.now
+                .at
+                .saturating_duration_since(before.at)
+                .as_secs_f64()
+        })
+    }
+}
+
+/// Endpoints of the ports that are listed: since when each is counted, and what, before and now.
+pub(super) type Endpoints = HashMap<(At, SocketAddr), Counted>;
+
+/// What was counted, by address and endpoint.
+type ByEndpoint = HashMap<(At, SocketAddr), Count>;
+
+/// An endpoint at two moments.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Counted {
+    pub(super) now: Count,
+    /// What was counted before, and how many seconds earlier.
+    pub(super) before: Option<(Count, f64)>,
+}
+
+/// The looks that are kept. Clones are the same.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Looks(Arc<Mutex<Kept>>);
+
+#[derive(Debug, Default)]
+struct Kept {
+    last: Option<Span>,
+    endpoints: Option<(Instant, ByEndpoint)>,
+    forgetting: Option<AbortHandle>,
+}
+
+impl Looks {
+    /// Looks, unless that was only just done.
+    ///
+    /// # Errors
+    ///
+    /// What is counted cannot be read.
+    pub(super) fn take(&self, counters: &Counters, now: Instant) -> Result<Span, Unanswered> {
+        let mut kept = self.held();
+        if let Some(last) = &kept.last
+            && now.saturating_duration_since(last.now.at) < APART
+        {
+            return Ok(last.clone());
+        }
+        let mut look = Look {
+            at: now,
+            addresses: HashMap::new(),
+            ports: HashMap::new(),
+            port_endpoints: HashMap::new(),
+        };
+        read(counters, Which::Addresses, &mut |told| match told {
+            Told::Address(at, _, count) => look.addresses.entry(at).or_default().add(&count),
+            Told::Port(port, count) => look.ports.entry(port.clone()).or_default().add(&count),
+            Told::PortEndpoint(port, endpoint, count) => {
+                let of = look.port_endpoints.entry((port.clone(), endpoint));
+                of.or_default().add(&count);
+            }
+            Told::Endpoint(..) | Told::Mark(..) => {}
+        })?;
+        let span = Span {
+            before: kept.last.take().map(|last| last.now),
+            now: Arc::new(look),
+        };
+        kept.last = Some(span.clone());
+        Ok(span)
+    }
+
+    /// Looks at the endpoints of these addresses.
+    ///
+    /// # Errors
+    ///
+    /// What is counted cannot be read.
+    pub(super) fn endpoints(
+        &self,
+        counters: &Counters,
+        of: &[At],
+    ) -> Result<Endpoints, Unanswered> {
+        if of.is_empty() {
+            return Ok(Endpoints::new());
+        }
+        let mut kept = self.held();
+        let now = Instant::now();
+        let mut counted = ByEndpoint::new();
+        read(counters, Which::Of(of), &mut |told| {
+            if let Told::Endpoint(at, endpoint, _, count) = told {
+                counted.entry((at, endpoint)).or_default().add(&count);
+            }
+        })?;
+        let before = kept.endpoints.take();
+        let found = counted.iter().map(|(key, now_counted)| {
+            let then = before.as_ref().and_then(|(then, counted)| {
+                let seconds = now.saturating_duration_since(*then).as_secs_f64();
+                counted.get(key).map(|count| (*count, seconds))
+            });
+            let of = Counted {
+                now: *now_counted,
+                before: then,
+            };
+            (*key, of)
+        });
+        let found = found.collect();
+        kept.endpoints = Some((now, counted));
+        Ok(found)
+    }
+
+    /// Forgets all, when nobody has asked for a while.
+    pub(super) fn forget_later(&self) {
+        let kept = Arc::downgrade(&self.0);
+        let forgetting = tokio::spawn(async move {
+            sleep(KEPT).await;
+            if let Some(kept) = kept.upgrade() {
+                let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
+                kept.last = None;
+                kept.endpoints = None;
+                drop(kept);
+                memory::trim();
+            }
+        });
+        let before = self.held().forgetting.replace(forgetting.abort_handle());
+        if let Some(before) = before {
+            before.abort();
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_empty(&self) -> bool {
+        self.held().last.is_none()
+    }
+
+    fn held(&self) -> MutexGuard<'_, Kept> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn read(
+    counters: &Counters,
+    which: Which<'_>,
+    take: &mut dyn FnMut(Told<'_>),
+) -> Result<(), Unanswered> {
+    match counters.with(|reader| reader.tell(which, take)) {
+        Some(Ok(())) => Ok(()),
+        Some(Err(error)) => Err(Unanswered::Unreadable(format!("{error:#}"))),
+        None => Err(Unanswered::Starting),
+    }
+}

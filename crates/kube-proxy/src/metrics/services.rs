@@ -1,0 +1,404 @@
+//! What single Services carry, as the kernel has counted it: read when it is asked for, by blocking,
+//! at most once a second.
+//!
+//! ```text
+//!   the loop ─ changes ─▶ Names: whose an address is ─┐
+//!   the kernel ─▶ all addresses (one dump) ───────────┴▶ the busiest ─▶ those again, with endpoints
+//! ```
+//!
+//! Only the busiest are told, and only those are looked at one by one: what active connections they
+//! have, and their endpoints, is a question each.
+
+mod names;
+pub mod settings;
+mod sums;
+
+use std::cmp::Reverse;
+use std::collections::HashMap;
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric, MetricEncoder};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
+use proxy::{Changes, Model, ServicePortName};
+use tracing::{info, warn};
+
+use crate::modes::counters::{At, Count, Counters, ReadCounters, Told, Which};
+use names::Names;
+use settings::{Detail, Settings};
+use sums::{Source, Sum};
+
+/// How long an answer is good for whoever asks next.
+const FRESH: Duration = Duration::from_secs(1);
+/// How many addresses are looked up before others may have the names.
+const LOOK_UPS: usize = 512;
+
+/// What Services carry. Clones are the same.
+#[derive(Debug, Clone)]
+pub(crate) struct ServiceMetrics(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    settings: Settings,
+    counters: Counters,
+    names: Mutex<Names>,
+    read: Mutex<Read>,
+}
+
+/// What was read last.
+#[derive(Debug, Default)]
+struct Read {
+    at: Option<Instant>,
+    took: Duration,
+    failure: Option<String>,
+    ports: HashMap<ServicePortName, Sum>,
+    endpoints: HashMap<OfEndpoint, Sum>,
+    /// How many are not told.
+    left_out: [usize; 2],
+}
+
+/// An endpoint of a Service port.
+type OfEndpoint = (ServicePortName, SocketAddr);
+
+/// What was counted, and where.
+type Counts<K> = HashMap<K, Vec<(Source, Count)>>;
+
+impl ServiceMetrics {
+    /// `None` where nothing is to be told.
+    pub(crate) fn new(settings: Settings, counters: Counters) -> Option<Self> {
+        let inner = Inner {
+            settings,
+            counters,
+            names: Mutex::default(),
+            read: Mutex::default(),
+        };
+        (settings.detail != Detail::None).then(|| Self(Arc::new(inner)))
+    }
+
+    /// Takes in what changed.
+    pub(crate) fn note(&self, model: &Model, changes: &Changes) {
+        lock(&self.0.names).note(model, changes);
+    }
+}
+
+impl Inner {
+    /// What is there now, or was within the last second.
+    fn fresh(&self) -> MutexGuard<'_, Read> {
+        let mut read = lock(&self.read);
+        if read.at.is_some_and(|at| at.elapsed() < FRESH) {
+            return read;
+        }
+        let began = Instant::now();
+        let counted = self.counters.with(|reader| self.count(reader));
+        match counted {
+            Some(Ok(counted)) => {
+                sums::update(&mut read.ports, &counted.ports);
+                sums::update(&mut read.endpoints, &counted.endpoints);
+                read.left_out = counted.left_out;
+                if read.failure.take().is_some() {
+                    info!("what Services carry can be read again");
+                }
+            }
+            Some(Err(error)) => {
+                let failure = format!("{error:#}");
+                if read.failure.as_ref() != Some(&failure) {
+                    warn!("metrics of single Services are missing: {failure}");
+                }
+                // What was told before would look as if nothing were carried.
+                (read.ports, read.endpoints) = Default::default();
+                read.failure = Some(failure);
+            }
+            // There is no mode yet.
+            None => {}
+        }
+        read.took = began.elapsed();
+        read.at = Some(Instant::now());
+        read
+    }
+
+    fn count(&self, reader: &mut dyn ReadCounters) -> anyhow::Result<Counted> {
+        let is_apart = reader.tells_more_of_single();
+        let which = if is_apart {
+            Which::Addresses
+        } else {
+            Which::All
+        };
+        let mut told = Gathered::default();
+        reader.tell(which, &mut |one| told.take(one))?;
+        let mut ports = self.named(&told.addresses);
+        ports.extend(told.ports);
+        let mut left_out = [keep_busiest(&mut ports, self.settings.most), 0];
+        let mut endpoints = Counts::default();
+        if is_apart {
+            // Of these alone what is now, and their endpoints.
+            let kept: Vec<At> = ports.values().flatten().filter_map(|(at, _)| *at).collect();
+            told = Gathered::default();
+            reader.tell(Which::Of(&kept), &mut |one| told.take(one))?;
+            let mut again = self.named(&told.addresses);
+            again.retain(|port, _| ports.contains_key(port));
+            ports = again;
+        }
+        if self.settings.detail == Detail::Endpoints {
+            endpoints = self.named_endpoints(&told.endpoints);
+            for (port, endpoint, count) in told.port_endpoints {
+                let of = endpoints.entry((port, endpoint)).or_default();
+                of.push((None, count));
+            }
+            endpoints.retain(|(port, _), _| ports.contains_key(port));
+            left_out[1] = keep_busiest(&mut endpoints, self.settings.most);
+        }
+        Ok(Counted {
+            ports,
+            endpoints,
+            left_out,
+        })
+    }
+
+    /// By Service port. The loop never waits for long for the names.
+    fn named(&self, addresses: &[(At, Count)]) -> Counts<ServicePortName> {
+        let mut ports = Counts::default();
+        for part in addresses.chunks(LOOK_UPS) {
+            let names = lock(&self.names);
+            for (at, count) in part {
+                if let Some(name) = names.find(at) {
+                    let of: &mut Vec<_> = ports.entry(name.clone()).or_default();
+                    of.push((Some(*at), *count));
+                }
+            }
+        }
+        ports
+    }
+
+    fn named_endpoints(&self, endpoints: &[(At, SocketAddr, Count)]) -> Counts<OfEndpoint> {
+        let mut all = Counts::default();
+        for part in endpoints.chunks(LOOK_UPS) {
+            let names = lock(&self.names);
+            for (at, endpoint, count) in part {
+                if let Some(name) = names.find(at) {
+                    let of: &mut Vec<_> = all.entry((name.clone(), *endpoint)).or_default();
+                    of.push((Some(*at), *count));
+                }
+            }
+        }
+        all
+    }
+}
+
+struct Counted {
+    ports: Counts<ServicePortName>,
+    endpoints: Counts<OfEndpoint>,
+    left_out: [usize; 2],
+}
+
+/// What a reader has told.
+#[derive(Default)]
+struct Gathered {
+    addresses: Vec<(At, Count)>,
+    endpoints: Vec<(At, SocketAddr, Count)>,
+    ports: Counts<ServicePortName>,
+    port_endpoints: Vec<(ServicePortName, SocketAddr, Count)>,
+}
+
+impl Gathered {
+    fn take(&mut self, told: Told<'_>) {
+        match told {
+            Told::Address(at, _, count) => self.addresses.push((at, count)),
+            Told::Endpoint(at, endpoint, _, count) => self.endpoints.push((at, endpoint, count)),
+            Told::Port(name, count) => add(self.ports.entry(name.clone()).or_default(), &count),
+            Told::PortEndpoint(name, endpoint, count) => {
+                self.port_endpoints.push((name.clone(), endpoint, count));
+            }
+            // Somebody else's.
+            Told::Mark(..) => {}
+        }
+    }
+}
+
+/// Adds what was counted at one of several listening ports.
+fn add(counts: &mut Vec<(Source, Count)>, count: &Count) {
+    match counts.first_mut() {
+        Some((_, sum)) => sum.add(count),
+        None => counts.push((None, *count)),
+    }
+}
+
+/// Keeps as many as that, those with the most connections; how many were left out.
+fn keep_busiest<K: Clone + Eq + std::hash::Hash + Ord>(all: &mut Counts<K>, most: usize) -> usize {
+    let left_out = all.len().saturating_sub(most);
+    if left_out > 0 {
+        let connections = |counts: &[(Source, Count)]| -> u64 {
+            let each = counts.iter().map(|(_, count)| count.connections);
+            each.fold(0, u64::saturating_add)
+        };
+        let mut ranked: Vec<(Reverse<u64>, K)> = all
+            .iter()
+            .map(|(key, counts)| (Reverse(connections(counts)), key.clone()))
+            .collect();
+        // Of equal ones the same at each look, so that series do not come and go.
+        ranked.select_nth_unstable(most);
+        for (_, key) in ranked.iter().skip(most) {
+            all.remove(key);
+        }
+    }
+    left_out
+}
+
+fn lock<T>(held: &Mutex<T>) -> MutexGuard<'_, T> {
+    held.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+// ---- how it is told ----
+
+/// The labels of one port or endpoint.
+type Labels = Vec<(&'static str, String)>;
+
+fn labels(port: &ServicePortName, endpoint: Option<SocketAddr>) -> Labels {
+    let mut labels = vec![
+        ("namespace", port.service.namespace().to_owned()),
+        ("service", port.service.name().to_owned()),
+        ("port_name", port.port.to_string()),
+        ("protocol", port.protocol.to_string()),
+    ];
+    labels.extend(endpoint.map(|endpoint| ("endpoint", endpoint.to_string())));
+    labels
+}
+
+#[derive(Debug, Clone, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct OfLeftOut {
+    kind: &'static str,
+}
+
+/// A value of a count, with its direction where it has one.
+type Value = (Option<&'static str>, fn(&Count) -> Option<u64>);
+
+/// A metric of Service ports, and of endpoints.
+struct Row {
+    /// Behind `kubeproxy_service_`, and `kubeproxy_service_endpoint_`.
+    name: &'static str,
+    help: &'static str,
+    kind: MetricType,
+    values: &'static [Value],
+}
+
+const ROWS: [Row; 5] = [
+    Row {
+        name: "connections",
+        help: "Connections; flows of UDP",
+        kind: MetricType::Counter,
+        values: &[(None, |count| Some(count.connections))],
+    },
+    Row {
+        name: "packets",
+        help: "Packets from clients (in) and to them (out)",
+        kind: MetricType::Counter,
+        values: &[
+            (Some("in"), |count| count.packets_in),
+            (Some("out"), |count| count.packets_out),
+        ],
+    },
+    Row {
+        name: "bytes",
+        help: "Bytes from clients (in) and to them (out)",
+        kind: MetricType::Counter,
+        values: &[
+            (Some("in"), |count| count.bytes_in),
+            (Some("out"), |count| count.bytes_out),
+        ],
+    },
+    Row {
+        name: "active_connections",
+        help: "Connections now",
+        kind: MetricType::Gauge,
+        values: &[(None, |count| count.active)],
+    },
+    Row {
+        name: "inactive_connections",
+        help: "Connections that begin, or have ended and are still known; flows of UDP",
+        kind: MetricType::Gauge,
+        values: &[(None, |count| count.inactive)],
+    },
+];
+
+impl Collector for ServiceMetrics {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let read = self.0.fresh();
+        let ports: Vec<(Labels, Count)> = read
+            .ports
+            .iter()
+            .map(|(port, sum)| (labels(port, None), sum.count()))
+            .collect();
+        for row in &ROWS {
+            encode(&mut encoder, "service", "service port", row, &ports)?;
+        }
+        let has_endpoints = self.0.settings.detail == Detail::Endpoints;
+        if has_endpoints {
+            let endpoints: Vec<(Labels, Count)> = read
+                .endpoints
+                .iter()
+                .map(|((port, endpoint), sum)| (labels(port, Some(*endpoint)), sum.count()))
+                .collect();
+            let of = "endpoint of a service port";
+            for row in &ROWS {
+                encode(&mut encoder, "service_endpoint", of, row, &endpoints)?;
+            }
+        }
+        let help = "Service ports, and endpoints, that are not told: others have more connections.";
+        let name = "kubeproxy_service_series_left_out";
+        let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        let kinds = ["ports", "endpoints"].into_iter().zip(read.left_out);
+        for (kind, count) in kinds.take(1 + usize::from(has_endpoints)) {
+            gauge(count as u64).encode(metric.encode_family(&OfLeftOut { kind })?)?;
+        }
+        let help = "How long it took to read what Services carry, when it was last read.";
+        let name = "kubeproxy_service_counters_read_duration_seconds";
+        let metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        ConstGauge::new(read.took.as_secs_f64()).encode(metric)?;
+        let help = "Whether what Services carry could be read, when it was last tried.";
+        let name = "kubeproxy_service_counters_readable";
+        let metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        gauge(u64::from(read.failure.is_none())).encode(metric)
+    }
+}
+
+fn encode(
+    encoder: &mut DescriptorEncoder<'_>,
+    of: &str,
+    of_words: &str,
+    row: &Row,
+    all: &[(Labels, Count)],
+) -> fmt::Result {
+    let name = format!("kubeproxy_{of}_{}", row.name);
+    // With the point that a registry adds, see `exposition`.
+    let help = format!("{}, by {of_words}.", row.help);
+    let mut metric: Option<MetricEncoder<'_>> = None;
+    let mut descriptor = Some(encoder);
+    for (labels, count) in all {
+        for (direction, value) in row.values {
+            let Some(value) = value(count) else { continue };
+            if let Some(encoder) = descriptor.take() {
+                metric = Some(encoder.encode_descriptor(&name, &help, None, row.kind)?);
+            }
+            let Some(metric) = &mut metric else { continue };
+            let mut labels = labels.clone();
+            labels.extend(direction.map(|direction| ("direction", direction.to_owned())));
+            let series = metric.encode_family(&labels)?;
+            match row.kind {
+                MetricType::Counter => ConstCounter::new(value).encode(series)?,
+                _ => gauge(value).encode(series)?,
+            }
+        }
+    }
+    Ok(())
+}
+
+fn gauge(value: u64) -> ConstGauge<i64> {
+    ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,281 @@
+use std::net::IpAddr;
+
+use anyhow::{Result, bail};
+use proxy::{Event, NamespacedName, Protocol, Service, ServicePort};
+
+use super::*;
+use crate::flags::gates::Gates;
+use crate::metrics::Metrics;
+
+/// What is told of single Services.
+const OURS: &str = include_str!("../ours-services.txt");
+
+fn at(address: [u8; 4], port: u16) -> At {
+    At {
+        address: address.into(),
+        port,
+        protocol: Protocol::Tcp,
+    }
+}
+
+fn service(name: &str, last: u8, node_port: Option<u16>) -> Event {
+    let port = ServicePort {
+        name: "http".into(),
+        protocol: Protocol::Tcp,
+        port: 80,
+        node_port,
+    };
+    Event::ServiceApplied(Service {
+        ports: [port].into_iter().collect(),
+        ..Service::at(
+            NamespacedName::new("default", name),
+            [IpAddr::from([10, 96, 0, last])],
+        )
+    })
+}
+
+fn count(connections: u64) -> Count {
+    Count {
+        connections,
+        packets_in: Some(2 * connections),
+        packets_out: Some(3 * connections),
+        bytes_in: Some(4 * connections),
+        bytes_out: Some(5 * connections),
+        active: Some(1),
+        inactive: Some(2),
+        persistent: None,
+    }
+}
+
+/// A kernel: virtual servers, each with an endpoint; and what was asked.
+#[derive(Clone, Default)]
+struct Kernel(Arc<Mutex<Held>>);
+
+#[derive(Default)]
+struct Held {
+    servers: Vec<(At, u64)>,
+    asked: Vec<usize>,
+    is_broken: bool,
+}
+
+impl ReadCounters for Kernel {
+    fn tell(&mut self, which: Which<'_>, take: &mut dyn FnMut(Told<'_>)) -> Result<()> {
+        let mut held = self.0.lock().unwrap();
+        if held.is_broken {
+            bail!("the kernel is away");
+        }
+        held.asked.push(match which {
+            Which::Addresses => 0,
+            Which::All => usize::MAX,
+            Which::Of(of) => of.len(),
+        });
+        for (at, connections) in &held.servers {
+            let mut count = count(*connections);
+            match which {
+                Which::Of(of) if !of.contains(at) => continue,
+                Which::Addresses => (count.active, count.inactive) = (None, None),
+                _ => {
+                    let endpoint = SocketAddr::from(([10, 244, 0, 1], 8080));
+                    take(Told::Endpoint(*at, endpoint, Some(1), count));
+                }
+            }
+            take(Told::Address(*at, Some("rr"), count));
+        }
+        Ok(())
+    }
+
+    fn tells_more_of_single(&self) -> bool {
+        true
+    }
+}
+
+struct World {
+    kernel: Kernel,
+    services: ServiceMetrics,
+    metrics: Metrics,
+    model: Model,
+}
+
+impl World {
+    fn new(detail: Detail, most: usize) -> Self {
+        let (kernel, counters) = (Kernel::default(), Counters::default());
+        counters.set(Box::new(kernel.clone()));
+        let services = ServiceMetrics::new(Settings { detail, most }, counters).unwrap();
+        Self {
+            kernel,
+            metrics: Metrics::of(None, &Gates::default(), Some(services.clone())),
+            services,
+            model: Model::new(),
+        }
+    }
+
+    fn apply(&mut self, event: Event) {
+        self.model.apply(event);
+        let changes = self.model.take_changes();
+        self.services.note(&self.model, &changes);
+    }
+
+    fn holds(&self, servers: &[(At, u64)]) {
+        self.kernel.0.lock().unwrap().servers = servers.to_vec();
+        // A second later.
+        lock(&self.services.0.read).at = None;
+    }
+
+    fn told(&self) -> String {
+        let text = self.metrics.classic();
+        let ours = text
+            .lines()
+            .filter(|line| line.starts_with("kubeproxy_service_") && !line.contains("duration"));
+        ours.flat_map(|line| [line, "\n"]).collect()
+    }
+
+    fn asked(&self) -> Vec<usize> {
+        std::mem::take(&mut self.kernel.0.lock().unwrap().asked)
+    }
+}
+
+const LABELS: &str = "namespace=\"default\",service=\"web\",port_name=\"http\",protocol=\"TCP\"";
+
+#[test]
+fn a_port_is_the_sum_over_its_addresses_which_never_falls() {
+    let mut world = World::new(Detail::Ports, 10);
+    world.apply(service("web", 1, Some(30_080)));
+    let cluster_ip = at([10, 96, 0, 1], 80);
+    let node_ports = [at([192, 0, 2, 1], 30_080), at([192, 0, 2, 2], 30_080)];
+    let foreign = at([192, 0, 2, 9], 443);
+    world.holds(&[
+        (cluster_ip, 5),
+        (node_ports[0], 2),
+        (node_ports[1], 1),
+        (foreign, 9),
+    ]);
+    let told = world.told();
+    let series = |name: &str, more: &str, value: u64| {
+        format!("kubeproxy_service_{name}{{{LABELS}{more}}} {value}\n")
+    };
+    for line in [
+        series("connections_total", "", 8),
+        series("packets_total", ",direction=\"in\"", 16),
+        series("bytes_total", ",direction=\"out\"", 40),
+        series("active_connections", "", 3),
+        series("inactive_connections", "", 6),
+    ] {
+        assert!(told.contains(&line), "{line} in {told}");
+    }
+    assert!(told.contains("kubeproxy_service_series_left_out{kind=\"ports\"} 0\n"));
+    assert_eq!(
+        world.asked(),
+        [0, 3],
+        "once for all, and once for those three"
+    );
+    world.told();
+    assert_eq!(
+        world.asked(),
+        [0; 0],
+        "within a second nothing is asked again"
+    );
+    world.holds(&[(cluster_ip, 1)]);
+    assert!(world.told().contains(&series("connections_total", "", 9)));
+}
+
+#[test]
+fn only_the_busiest_are_told() {
+    let mut world = World::new(Detail::Endpoints, 2);
+    for last in 1..=5 {
+        world.apply(service(&format!("s{last}"), last, None));
+    }
+    let servers = [(1, 0), (2, 7), (3, 0), (4, 9), (5, 0)];
+    world.holds(&servers.map(|(last, connections)| (at([10, 96, 0, last], 80), connections)));
+    let told = world.told();
+    let of = |kind: &str| -> Vec<&str> {
+        let lines = told.lines().filter(|line| line.starts_with(kind));
+        let names = lines.filter_map(|line| line.split("service=\"").nth(1)?.split('"').next());
+        let mut names: Vec<&str> = names.collect();
+        names.sort_unstable();
+        names
+    };
+    assert_eq!(of("kubeproxy_service_connections_total{"), ["s2", "s4"]);
+    assert_eq!(
+        of("kubeproxy_service_endpoint_connections_total{"),
+        ["s2", "s4"]
+    );
+    assert!(told.contains("endpoint=\"10.244.0.1:8080\""), "{told}");
+    assert!(told.contains("kubeproxy_service_series_left_out{kind=\"ports\"} 3\n"));
+    assert!(told.contains("kubeproxy_service_series_left_out{kind=\"endpoints\"} 0\n"));
+}
+
+#[test]
+fn a_service_that_is_gone_is_not_told() {
+    let mut world = World::new(Detail::Ports, 10);
+    world.apply(service("web", 1, Some(30_080)));
+    world.apply(service("older", 1, None));
+    let servers = [(at([10, 96, 0, 1], 80), 1), (at([192, 0, 2, 1], 30_080), 1)];
+    world.holds(&servers);
+    let told = world.told();
+    // Both claim the address; the first by name has it.
+    assert!(told.contains("service=\"older\"") && told.contains("service=\"web\""));
+    for name in ["web", "older"] {
+        world.apply(Event::ServiceDeleted(NamespacedName::new("default", name)));
+    }
+    world.holds(&servers);
+    assert!(!world.told().contains("namespace="), "{}", world.told());
+    let names = lock(&world.services.0.names);
+    assert!(names.find(&servers[0].0).is_none() && names.find(&servers[1].0).is_none());
+}
+
+#[test]
+fn what_cannot_be_read_is_not_told_as_nothing() {
+    let mut world = World::new(Detail::Ports, 10);
+    world.apply(service("web", 1, None));
+    world.holds(&[(at([10, 96, 0, 1], 80), 1)]);
+    assert!(
+        world
+            .told()
+            .contains("kubeproxy_service_counters_readable 1\n")
+    );
+    world.kernel.0.lock().unwrap().is_broken = true;
+    world.holds(&[]);
+    let told = world.told();
+    assert!(
+        told.contains("kubeproxy_service_counters_readable 0\n") && !told.contains("connections")
+    );
+}
+
+#[test]
+fn names_kinds_and_labels_are_those_that_are_listed() {
+    let mut world = World::new(Detail::Endpoints, 10);
+    world.apply(service("web", 1, None));
+    world.holds(&[(at([10, 96, 0, 1], 80), 1)]);
+    let text = world.metrics.classic();
+    let lines: Vec<&str> = OURS.lines().collect();
+    for pair in lines.chunks(2) {
+        let mut words = pair[0].split(' ');
+        let (name, kind) = (words.next().unwrap(), words.next().unwrap());
+        let help = pair[1].trim();
+        let header = format!("# HELP {name} {help}\n# TYPE {name} {kind}\n{name}");
+        assert!(text.contains(&header), "{header}");
+        let (_, after) = text.split_once(&header).unwrap();
+        let labels = after.lines().next().unwrap().split('}').next().unwrap();
+        let mut labels: Vec<&str> = labels
+            .trim_start_matches('{')
+            .split(',')
+            .filter_map(|pair| Some(pair.split_once('=')?.0))
+            .collect();
+        labels.sort_unstable();
+        assert_eq!(labels.join(","), words.next().unwrap_or_default(), "{name}");
+    }
+    let told = text
+        .lines()
+        .filter(|line| line.starts_with("# TYPE kubeproxy_service_"));
+    let told = told.filter(|line| !line.contains("programming"));
+    assert_eq!(told.count(), lines.len() / 2);
+}
+
+#[test]
+fn where_nothing_is_asked_for_nothing_is_kept() {
+    let none = Settings {
+        detail: Detail::None,
+        most: 1_000,
+    };
+    assert!(ServiceMetrics::new(none, Counters::default()).is_none());
+}

@@ -1,0 +1,227 @@
+//! The page `/ui/`: files of this binary that a browser shows, and that ask `/api/v1/...` for all else.
+//!
+//! Nothing of it is loaded from elsewhere, and its policy lets nothing be: no script but its own, no
+//! style in attributes, no frame around it. What it shows is put in as text.
+
+use http::request::Parts;
+use http::{HeaderValue, Method, StatusCode, header};
+
+use crate::http_server::{Answer, answer, not_found, text};
+
+/// What the page may do.
+const POLICY: &str = "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; object-src 'none'";
+
+/// A file of the page.
+struct File {
+    /// After `/ui/`.
+    name: &'static str,
+    content_type: &'static str,
+    content: &'static [u8],
+}
+
+macro_rules! files {
+    ($($name:literal: $content_type:expr),* $(,)?) => {
+        [$(File {
+            name: $name,
+            content_type: $content_type,
+            content: include_bytes!(concat!("ui/", $name)),
+        }),*]
+    };
+}
+
+const HTML: &str = "text/html; charset=utf-8";
+const SCRIPT: &str = "text/javascript; charset=utf-8";
+
+static FILES: [File; 13] = files! {
+    "index.html": HTML,
+    "style.css": "text/css; charset=utf-8",
+    "icon.svg": "image/svg+xml",
+    "app.js": SCRIPT,
+    "dom.js": SCRIPT,
+    "poll.js": SCRIPT,
+    "rates.js": SCRIPT,
+    "words.js": SCRIPT,
+    "overview.js": SCRIPT,
+    "services.js": SCRIPT,
+    "service.js": SCRIPT,
+    "explain.js": SCRIPT,
+    "top.js": SCRIPT,
+};
+
+/// Whether a path is the page, or below it.
+pub fn has(path: &str) -> bool {
+    path == "/ui" || path.starts_with("/ui/")
+}
+
+/// What a request for the page or a file of it is answered; nothing to a path that is not below `/ui`.
+pub fn respond(head: &Parts) -> Option<Answer> {
+    let path = head.uri.path();
+    if path == "/ui" {
+        let mut moved = text(StatusCode::FOUND, "the page is at ui/\n");
+        let to = HeaderValue::from_static("ui/");
+        moved.headers_mut().insert(header::LOCATION, to);
+        return Some(moved);
+    }
+    let name = match path.strip_prefix("/ui/")? {
+        "" => "index.html",
+        name => name,
+    };
+    if head.method != Method::GET && head.method != Method::HEAD {
+        let mut refused = text(StatusCode::METHOD_NOT_ALLOWED, "the page is only read\n");
+        let allowed = HeaderValue::from_static("GET, HEAD");
+        refused.headers_mut().insert(header::ALLOW, allowed);
+        return Some(refused);
+    }
+    let Some(file) = FILES.iter().find(|file| file.name == name) else {
+        return Some(not_found());
+    };
+    Some(sent(file, head))
+}
+
+/// The file, or that what the browser has of it is still the same.
+fn sent(file: &File, head: &Parts) -> Answer {
+    let tag = tag(file.content);
+    let asked = head.headers.get_all(header::IF_NONE_MATCH);
+    let is_known = asked
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .any(|known| matches!(known.trim(), "*") || known.trim().trim_start_matches("W/") == tag);
+    let mut sent = if is_known {
+        answer(StatusCode::NOT_MODIFIED, file.content_type, "")
+    } else {
+        answer(StatusCode::OK, file.content_type, file.content)
+    };
+    sent.headers_mut().extend([
+        (
+            header::CONTENT_SECURITY_POLICY,
+            HeaderValue::from_static(POLICY),
+        ),
+        // Asked for each time, as an update of the daemon changes the files together.
+        (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),
+        (
+            header::REFERRER_POLICY,
+            HeaderValue::from_static("no-referrer"),
+        ),
+    ]);
+    if let Ok(tag) = HeaderValue::try_from(tag) {
+        sent.headers_mut().insert(header::ETAG, tag);
+    }
+    sent
+}
+
+/// Another for another content: FNV-1a, which is enough to tell one build's file from another's.
+fn tag(content: &[u8]) -> String {
+    let hash = content
+        .iter()
+        .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+            (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+        });
+    format!("\"{hash:016x}\"")
+}
+
+#[cfg(test)]
+mod tests {
+    use http::Request;
+
+    use super::*;
+
+    fn asked(method: Method, path: &str, known: Option<&str>) -> Option<Answer> {
+        let mut request = Request::builder().method(method).uri(path);
+        if let Some(known) = known {
+            request = request.header(header::IF_NONE_MATCH, known);
+        }
+        respond(&request.body(()).unwrap().into_parts().0)
+    }
+
+    fn got(path: &str) -> Answer {
+        asked(Method::GET, path, None).unwrap()
+    }
+
+    #[test]
+    fn the_page_and_each_of_its_files_are_served_under_a_strict_policy() {
+        assert_eq!(got("/ui/").headers()[header::CONTENT_TYPE], HTML);
+        for file in &FILES {
+            let answer = got(&format!("/ui/{}", file.name));
+            assert_eq!(answer.status(), StatusCode::OK, "{}", file.name);
+            let policy = answer.headers()[header::CONTENT_SECURITY_POLICY]
+                .to_str()
+                .unwrap();
+            assert!(policy.contains("default-src 'self'"), "{policy}");
+            assert!(!policy.contains("unsafe"), "{policy}");
+        }
+    }
+
+    #[test]
+    fn every_file_of_the_folder_is_one_of_the_page_and_every_module_that_is_imported_is_there() {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/src/serve/ui");
+        let mut there: Vec<_> = std::fs::read_dir(folder)
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        let mut served: Vec<_> = FILES.iter().map(|file| file.name.to_owned()).collect();
+        there.sort();
+        served.sort();
+        assert_eq!(there, served);
+        for file in &FILES {
+            let content = std::str::from_utf8(file.content).unwrap();
+            for line in content.lines().filter(|line| line.starts_with("import ")) {
+                let from = line
+                    .split("'./")
+                    .nth(1)
+                    .and_then(|rest| rest.split('\'').next());
+                assert!(
+                    from.is_some_and(|from| served.iter().any(|name| name == from)),
+                    "{line}"
+                );
+            }
+        }
+    }
+
+    /// The policy would refuse it in the browser; here it is seen before.
+    #[test]
+    fn nothing_is_loaded_from_elsewhere_and_nothing_is_put_in_as_markup() {
+        for file in &FILES {
+            let content = std::str::from_utf8(file.content).unwrap();
+            let name = file.name;
+            let without_namespace = content.replace("http://www.w3.org/2000/svg", "");
+            assert!(!without_namespace.contains("://"), "{name}");
+            for banned in [
+                "innerHTML",
+                "outerHTML",
+                "insertAdjacentHTML",
+                "document.write",
+                "eval(",
+                "<style",
+                " style=\"",
+                "DOMParser",
+            ] {
+                assert!(!content.contains(banned), "{name} has {banned}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_file_that_the_browser_has_is_not_sent_again() {
+        let tag = got("/ui/app.js").headers()[header::ETAG]
+            .to_str()
+            .unwrap()
+            .to_owned();
+        for known in [tag.clone(), format!("\"x\", W/{tag}"), "*".to_owned()] {
+            let answer = asked(Method::GET, "/ui/app.js", Some(&known)).unwrap();
+            assert_eq!(answer.status(), StatusCode::NOT_MODIFIED, "{known}");
+        }
+        let other = asked(Method::GET, "/ui/dom.js", Some(&tag)).unwrap();
+        assert_eq!(other.status(), StatusCode::OK);
+    }
+
+    #[test]
+    fn what_is_not_there_is_not_found_and_nothing_is_written() {
+        assert_eq!(got("/ui").headers()[header::LOCATION], "ui/");
+        assert_eq!(got("/ui/../Cargo.toml").status(), StatusCode::NOT_FOUND);
+        let posted = asked(Method::POST, "/ui/", None).unwrap();
+        assert_eq!(posted.status(), StatusCode::METHOD_NOT_ALLOWED);
+        assert!(asked(Method::GET, "/metrics", None).is_none());
+        assert!(asked(Method::GET, "/uix", None).is_none());
+    }
+}

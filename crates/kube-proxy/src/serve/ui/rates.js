@@ -1,0 +1,40 @@
+// Rates of what the API gives as counters: the difference between two answers.
+
+/** Remembers counters by name from one answer to the next. */
+export class Rates {
+  #before = new Map();
+  #now = new Map();
+  #then = 0;
+  #seconds = 0;
+
+  /** Begins a new answer. */
+  turn() {
+    const now = performance.now();
+    this.#seconds = this.#then === 0 ? 0 : (now - this.#then) / 1000;
+    this.#then = now;
+    this.#before = this.#now;
+    this.#now = new Map();
+  }
+
+  /**
+   * What `counters` have grown by in a second, as `{connections, bytes, packets}`; nothing at the first
+   * answer, nor where they have begun anew.
+   */
+  of(key, counters) {
+    if (!counters) return null;
+    this.#now.set(key, counters);
+    const before = this.#before.get(key);
+    if (!before || this.#seconds <= 0) return null;
+    const rate = (name) => {
+      if (counters[name] === undefined || before[name] === undefined) return undefined;
+      return (counters[name] - before[name]) / this.#seconds;
+    };
+    const both = (one, other) => (one === undefined ? undefined : one + (other ?? 0));
+    const found = {
+      connections: rate('connections'),
+      packets: both(rate('packetsIn'), rate('packetsOut')),
+      bytes: both(rate('bytesIn'), rate('bytesOut')),
+    };
+    return Object.values(found).some((each) => each < 0) ? null : found;
+  }
+}

@@ -1,0 +1,155 @@
+// Services by namespace, a page at a time, as the daemon filters and sorts them: also of 50,000 no more
+// than a page is ever here.
+
+import { h, notes, show, state, table } from './dom.js';
+import { ask } from './poll.js';
+import { api, bytes, count, counted, link, portName, scaled, serviceLink } from './words.js';
+
+const PAGE = 100;
+const TYPING_PAUSE = 200;
+
+export const title = ({ asked }) => (asked.get('search') ? `Services: ${asked.get('search')}` : 'Services');
+
+/** The search field and where what is found is shown. */
+export function begin(main, { asked }) {
+  const field = h('input', {
+    id: 'search', type: 'search', autocomplete: 'off', spellcheck: 'false', enterkeyhint: 'search',
+    placeholder: 'Namespace or name', 'aria-label': 'Search Services', 'aria-describedby': 'found',
+  });
+  field.value = asked.get('search') ?? '';
+  const form = h('form', { role: 'search' }, field, h('span', { id: 'found', role: 'status', class: 'quiet' }));
+  let typing;
+  const look = () => {
+    clearTimeout(typing);
+    const now = new URLSearchParams(location.hash.split('?')[1] ?? '');
+    const wanted = link(['services'], { namespace: now.get('namespace'), search: field.value.trim() });
+    if (wanted === location.hash) return;
+    // One entry of the history for all that is typed.
+    history.replaceState(null, '', wanted);
+    window.dispatchEvent(new HashChangeEvent('hashchange'));
+  };
+  field.addEventListener('input', () => {
+    clearTimeout(typing);
+    typing = setTimeout(look, TYPING_PAUSE);
+  });
+  form.addEventListener('submit', (event) => {
+    event.preventDefault();
+    look();
+    main.querySelector('[data-row]')?.focus();
+  });
+  main.replaceChildren(h('h1', null, 'Services'), form, h('div', { id: 'services' }, h('p', { class: 'quiet' }, 'Asking kube-proxy…')));
+  if (sessionStorage.getItem('focus') === 'search') field.focus();
+  sessionStorage.removeItem('focus');
+}
+
+export function load({ asked }, signal) {
+  const { namespace, search, after } = Object.fromEntries(asked);
+  return ask(api(['services'], { namespace, search, after, limit: PAGE, counters: true }), signal);
+}
+
+export function refused(_main, _place, says) {
+  show(document.getElementById('services'), says);
+}
+
+export function draw(_main, { asked }, memory) {
+  const field = document.getElementById('search');
+  const search = asked.get('search') ?? '';
+  if (document.activeElement !== field) field.value = search;
+  const { items, total, next } = memory.answer;
+  show(document.getElementById('found'), found(items, total, asked));
+  show(
+    document.getElementById('services'),
+    chosen(asked),
+    notes(memory.answer.notes),
+    items.length === 0 ? h('p', { 'data-key': 'nothing' }, nothing(asked)) : listed(items, memory),
+    pages(asked, next),
+  );
+}
+
+function found(items, total, asked) {
+  if (items.length === total) return counted(total, 'Service');
+  const from = asked.get('after') ? ', further on' : '';
+  return `${count(items.length)} of ${counted(total, 'Service')}${from}`;
+}
+
+function nothing(asked) {
+  const search = asked.get('search');
+  const where = asked.get('namespace') ? ` in namespace ${asked.get('namespace')}` : '';
+  return search ? `No Service${where} matches “${search}”.` : `No Service is proxied${where}.`;
+}
+
+/** The namespace that the list is limited to, and a way out of it. */
+function chosen(asked) {
+  const namespace = asked.get('namespace');
+  if (!namespace) return null;
+  const all = link(['services'], { search: asked.get('search') });
+  return h('p', { 'data-key': 'chosen' }, 'Namespace ', h('b', null, namespace), ' · ', h('a', { href: all }, 'all namespaces'));
+}
+
+function pages(asked, next) {
+  const query = { namespace: asked.get('namespace'), search: asked.get('search') };
+  const links = [
+    asked.get('after') && h('a', { href: link(['services'], query), 'data-key': 'first' }, 'First page'),
+    next && h('a', { href: link(['services'], { ...query, after: next }), 'data-key': 'next', rel: 'next' }, 'Next page'),
+  ].filter(Boolean);
+  return links.length > 0 ? h('nav', { class: 'pages', 'aria-label': 'Pages', 'data-key': 'pages' }, links) : null;
+}
+
+const COLUMNS = [
+  { title: 'Service' }, { title: 'Type' }, { title: 'Port' }, { title: 'Addresses' }, { title: 'Endpoints' },
+  { title: 'New/s', number: true }, { title: 'Bytes/s', number: true },
+];
+
+function listed(items, memory) {
+  const byNamespace = Map.groupBy(items, (service) => service.namespace);
+  return [...byNamespace].map(([namespace, services]) => {
+    const only = link(['services'], { namespace });
+    return h(
+      'section',
+      { 'data-key': `namespace ${namespace}` },
+      h('h2', null, h('a', { href: only }, namespace), h('span', { class: 'quiet' }, ` ${count(services.length)}`)),
+      table(`Services of namespace ${namespace}`, COLUMNS, services.flatMap((service) => rows(service, memory.rates))),
+    );
+  });
+}
+
+/** One for each port. */
+function rows(service, rates) {
+  const name = `${service.namespace}/${service.name}`;
+  const called = [
+    h('a', { href: serviceLink(service), 'data-row': true }, service.name),
+    service.errors?.length ? [' ', state('warn', counted(service.errors.length, 'error'))] : null,
+  ];
+  if (service.ports.length === 0) return [{ key: name, cells: [called, service.type, 'none', '', '', '', ''] }];
+  return service.ports.map((port, at) => {
+    const rate = rates.of(`${name} ${portName(port)}`, port.counters);
+    return {
+      key: `${name} ${portName(port)}`,
+      tone: at > 0 ? 'more' : null,
+      cells: [
+        at === 0 ? called : '',
+        at === 0 ? service.type : '',
+        portName(port),
+        addresses(port),
+        endpoints(port.endpointCounts),
+        scaled(rate?.connections),
+        bytes(rate?.bytes),
+      ],
+    };
+  });
+}
+
+function addresses(port) {
+  const [first, ...others] = port.addresses;
+  if (!first) return '';
+  return [h('code', null, first.at), others.length > 0 ? h('span', { class: 'quiet' }, ` and ${count(others.length)} more`) : null];
+}
+
+/** How many are in, and how many are not. */
+export function endpoints({ total, used }) {
+  if (total === 0) return state('off', 'none');
+  const out = total - used;
+  const text = out > 0 ? `${count(used)} in, ${count(out)} out` : `${count(used)} in`;
+  if (used === 0) return state('warn', text);
+  return text;
+}

@@ -1,0 +1,193 @@
+//! The line that the log has for syncs that changed something: what, how much, how long. There is
+//! none for one that changed nothing, and at most one a second and family: what comes thicker is
+//! summed.
+
+use std::time::{Duration, Instant};
+
+use proxy::{Fate, IpFamily, NamespacedName, Report, Standing, Writes};
+use tracing::{field, info};
+
+/// The shortest time between two lines.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// What one family's syncs have done since the last line.
+#[derive(Debug)]
+pub(crate) struct Story {
+    family: IpFamily,
+    done: Done,
+    /// When the last line was told.
+    told: Option<Instant>,
+}
+
+/// What was done. Nothing of it grows with how much that was.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct Done {
+    writes: Writes,
+    /// How many Services are in the kernel since, each time counted.
+    services: usize,
+    /// The one that all of these are.
+    only: Option<NamespacedName>,
+    /// How many syncs have ended that wrote something.
+    syncs: usize,
+    /// How long they took.
+    took: Duration,
+}
+
+impl Story {
+    /// Nothing has been done yet.
+    pub(crate) fn new(family: IpFamily) -> Self {
+        Self {
+            family,
+            done: Done::default(),
+            told: None,
+        }
+    }
+
+    /// Kernel threads have finished something.
+    pub(crate) fn booked(&mut self, report: &Report) {
+        let done = &mut self.done;
+        done.writes.extend(&report.writes);
+        for service in &report.settled {
+            done.services += 1;
+            match &done.only {
+                _ if done.services == 1 => done.only = Some(service.clone()),
+                Some(only) if only != service => done.only = None,
+                _ => {}
+            }
+        }
+    }
+
+    /// A sync has ended that wrote something, or tried to.
+    pub(crate) fn synced(&mut self, took: Duration) {
+        self.done.syncs += 1;
+        self.done.took += took;
+    }
+
+    /// The first sync is over, of which there is a line of its own.
+    pub(crate) fn begin(&mut self) {
+        self.done = Done::default();
+    }
+
+    /// Says what was done, if it is time.
+    pub(crate) fn tell(&mut self, standing: &Standing, now: Instant) {
+        let Some(done) = self.take(now) else { return };
+        let failed = done.writes.sum(Fate::Refused) + done.writes.sum(Fate::Unknown);
+        info!(
+            family = %self.family,
+            service = done.only.as_ref().map(field::display),
+            services = (done.only.is_none() && done.services > 0).then_some(done.services),
+            written = list(&done.writes),
+            failed = (failed > 0).then_some(failed),
+            pending = (standing.pending > 0).then_some(standing.pending),
+            syncs = (done.syncs > 1).then_some(done.syncs),
+            took = ?done.took,
+            "synced"
+        );
+    }
+
+    /// What is to be told now.
+    fn take(&mut self, now: Instant) -> Option<Done> {
+        if self.next_due(now)? > now {
+            return None;
+        }
+        let done = std::mem::take(&mut self.done);
+        if done.writes.sum(Fate::Done) == 0 {
+            // What failed is told by name.
+            return None;
+        }
+        self.told = Some(now);
+        Some(done)
+    }
+
+    /// When there is something to be told.
+    pub(crate) fn next_due(&self, now: Instant) -> Option<Instant> {
+        let due = self.told.map_or(now, |told| now.max(told + PAUSE));
+        (self.done.syncs > 0).then_some(due)
+    }
+}
+
+/// `1 virtual server, 2 destinations`
+fn list(writes: &Writes) -> String {
+    let done = writes.iter().filter(|(_, fate, _)| *fate == Fate::Done);
+    let each = done.map(|(subject, _, count)| {
+        let [one, many] = subject.words();
+        format!("{count} {}", if count == 1 { one } else { many })
+    });
+    each.collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use proxy::Subject;
+
+    use super::*;
+
+    fn report(services: &[&str], writes: &[(Subject, Fate, usize)]) -> Report {
+        let mut report = Report {
+            settled: services
+                .iter()
+                .map(|name| NamespacedName::new("default", name))
+                .collect(),
+            ..Report::default()
+        };
+        for (subject, fate, count) in writes {
+            report.writes.add(*subject, *fate, *count);
+        }
+        report
+    }
+
+    const ONE: (Subject, Fate, usize) = (Subject::Destinations, Fate::Done, 1);
+
+    #[test]
+    fn one_service_is_named_and_several_are_counted() {
+        let mut story = Story::new(IpFamily::V4);
+        let now = Instant::now();
+        story.booked(&report(&["web"], &[ONE]));
+        story.booked(&report(
+            &["web"],
+            &[(Subject::VirtualServers, Fate::Done, 2)],
+        ));
+        assert_eq!(story.take(now), None, "it goes on");
+        story.synced(Duration::from_millis(2));
+        let done = story.take(now).unwrap();
+        assert_eq!(done.only, Some(NamespacedName::new("default", "web")));
+        assert_eq!(list(&done.writes), "2 virtual servers, 1 destination");
+        story.booked(&report(&["web", "db", "web"], &[ONE]));
+        story.synced(Duration::from_millis(2));
+        let done = story.take(now + PAUSE).unwrap();
+        assert_eq!((done.only, done.services), (None, 3));
+    }
+
+    #[test]
+    fn a_flood_is_one_line_a_second() {
+        let mut story = Story::new(IpFamily::V4);
+        let start = Instant::now();
+        let mut lines = Vec::new();
+        for millisecond in 0..3_000 {
+            let now = start + Duration::from_millis(millisecond);
+            for _ in 0..10 {
+                story.booked(&report(&["web", "db"], &[ONE]));
+                story.synced(Duration::from_micros(50));
+            }
+            lines.extend(story.take(now));
+        }
+        assert_eq!(lines.len(), 3);
+        assert_eq!(lines[1].syncs, 10_000);
+        assert_eq!(lines[1].took, Duration::from_millis(500));
+        assert_eq!(list(&lines[1].writes), "10000 destinations");
+        let due = story.next_due(start + 2 * PAUSE).unwrap();
+        assert_eq!(due, start + 3 * PAUSE, "the rest is not forgotten");
+        assert_eq!(story.take(due).unwrap().syncs, 9_990);
+        assert_eq!(story.next_due(due), None, "and then all is said");
+    }
+
+    #[test]
+    fn what_changed_nothing_is_not_told() {
+        let mut story = Story::new(IpFamily::V4);
+        story.booked(&report(&["web"], &[(Subject::Sets, Fate::Refused, 3)]));
+        story.synced(Duration::from_millis(2));
+        let now = Instant::now();
+        assert_eq!(story.take(now), None);
+        assert_eq!(story.next_due(now), None);
+    }
+}

@@ -1,0 +1,173 @@
+//! Writes to the kernel, counted by what they are about and what became of them.
+
+/// What a write is about. In the order in which it is told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Subject {
+    /// Virtual servers of IPVS.
+    VirtualServers,
+    /// Their destinations.
+    Destinations,
+    /// Sets.
+    Sets,
+    /// Members of sets.
+    SetMembers,
+    /// The link that holds service addresses.
+    Link,
+    /// Service addresses on it.
+    Addresses,
+    /// Rules: a restore by a program, or the shim's transaction.
+    Rules,
+    /// Transactions of a table of nf\_tables.
+    Table,
+    /// Listening ports of this process.
+    ListeningPorts,
+    /// Redirects to these.
+    Redirects,
+    /// What other modes have left.
+    Leftovers,
+}
+
+impl Subject {
+    /// All of them.
+    pub const ALL: [Self; 11] = [
+        Self::VirtualServers,
+        Self::Destinations,
+        Self::Sets,
+        Self::SetMembers,
+        Self::Link,
+        Self::Addresses,
+        Self::Rules,
+        Self::Table,
+        Self::ListeningPorts,
+        Self::Redirects,
+        Self::Leftovers,
+    ];
+
+    /// In words, for one and for many.
+    pub const fn words(self) -> [&'static str; 2] {
+        match self {
+            Self::VirtualServers => ["virtual server", "virtual servers"],
+            Self::Destinations => ["destination", "destinations"],
+            Self::Sets => ["set", "sets"],
+            Self::SetMembers => ["set member", "set members"],
+            Self::Link => ["link", "links"],
+            Self::Addresses => ["address", "addresses"],
+            Self::Rules => ["restore of rules", "restores of rules"],
+            Self::Table => ["transaction", "transactions"],
+            Self::ListeningPorts => ["listening port", "listening ports"],
+            Self::Redirects => ["redirect", "redirects"],
+            Self::Leftovers => ["leftover", "leftovers"],
+        }
+    }
+
+    /// As a label of a metric.
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::VirtualServers => "virtual_servers",
+            Self::Destinations => "destinations",
+            Self::Sets => "sets",
+            Self::SetMembers => "set_members",
+            Self::Link => "link",
+            Self::Addresses => "addresses",
+            Self::Rules => "rules",
+            Self::Table => "table",
+            Self::ListeningPorts => "listening_ports",
+            Self::Redirects => "redirects",
+            Self::Leftovers => "leftovers",
+        }
+    }
+}
+
+/// What became of a write.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Fate {
+    /// The kernel took it.
+    Done,
+    /// The kernel refused it, or it could not be tried.
+    Refused,
+    /// The answer was lost: nobody knows.
+    Unknown,
+}
+
+impl Fate {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Done, Self::Refused, Self::Unknown];
+
+    /// As a label of a metric.
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Done => "done",
+            Self::Refused => "refused",
+            Self::Unknown => "unknown",
+        }
+    }
+}
+
+/// How many writes there were. A fixed size, so that to count costs no memory.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Writes([[u32; Fate::ALL.len()]; Subject::ALL.len()]);
+
+impl Writes {
+    /// Counts some.
+    pub fn add(&mut self, subject: Subject, fate: Fate, count: usize) {
+        if let Some(of) = self.0.get_mut(subject as usize)
+            && let Some(sum) = of.get_mut(fate as usize)
+        {
+            *sum = sum.saturating_add(u32::try_from(count).unwrap_or(u32::MAX));
+        }
+    }
+
+    /// Counts those of another one, too.
+    pub fn extend(&mut self, other: &Self) {
+        let of = self.0.iter_mut().flatten();
+        for (sum, count) in of.zip(other.0.iter().flatten()) {
+            *sum = sum.saturating_add(*count);
+        }
+    }
+
+    /// How many there were of one kind.
+    pub fn count(&self, subject: Subject, fate: Fate) -> u32 {
+        let of = self.0.get(subject as usize);
+        of.and_then(|of| of.get(fate as usize))
+            .copied()
+            .unwrap_or_default()
+    }
+
+    /// Those that there were.
+    pub fn iter(&self) -> impl Iterator<Item = (Subject, Fate, u32)> {
+        let all = Subject::ALL.into_iter();
+        let all = all.flat_map(|subject| Fate::ALL.into_iter().map(move |fate| (subject, fate)));
+        all.map(|(subject, fate)| (subject, fate, self.count(subject, fate)))
+            .filter(|(_, _, count)| *count > 0)
+    }
+
+    /// How many there were of a fate.
+    pub fn sum(&self, fate: Fate) -> u64 {
+        let all = Subject::ALL.into_iter();
+        all.map(|subject| u64::from(self.count(subject, fate)))
+            .sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_kind_is_counted_by_itself() {
+        let mut writes = Writes::default();
+        for (number, subject) in Subject::ALL.into_iter().enumerate() {
+            for fate in Fate::ALL {
+                writes.add(subject, fate, number);
+            }
+        }
+        writes.extend(&writes.clone());
+        for (number, subject) in Subject::ALL.into_iter().enumerate() {
+            for fate in Fate::ALL {
+                assert_eq!(writes.count(subject, fate) as usize, 2 * number);
+            }
+        }
+        assert_eq!(writes.iter().count(), 30, "the first has none");
+        assert_eq!(writes.sum(Fate::Refused), 110);
+    }
+}

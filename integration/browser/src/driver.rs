@@ -1,0 +1,315 @@
+//! A browser, by the few commands of WebDriver that the tests need. The published clients bring a licence
+//! that this project does not take, or two HTTP stacks.
+
+use std::io::{BufRead as _, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use http_body_util::{BodyExt as _, Full};
+use hyper::body::Bytes;
+use hyper_util::rt::TokioIo;
+use serde_json::{Value, json};
+use tokio::net::TcpStream;
+use tokio::runtime::Runtime;
+
+/// A command that takes longer has failed.
+const COMMAND: Duration = Duration::from_secs(30);
+/// How often what is waited for is looked at.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// Keys that are no characters, as WebDriver has them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Key {
+    /// Escape.
+    Escape,
+    /// Enter.
+    Enter,
+    /// Tab.
+    Tab,
+    /// Arrow down.
+    Down,
+    /// Arrow up.
+    Up,
+}
+
+impl Key {
+    fn text(self) -> &'static str {
+        match self {
+            Self::Escape => "\u{e00c}",
+            Self::Enter => "\u{e007}",
+            Self::Tab => "\u{e004}",
+            Self::Down => "\u{e015}",
+            Self::Up => "\u{e013}",
+        }
+    }
+}
+
+/// A headless Chromium with one window, which ends when this is dropped.
+#[derive(Debug)]
+pub struct Browser {
+    runtime: Runtime,
+    driver: Child,
+    port: u16,
+    session: String,
+}
+
+impl Browser {
+    /// Starts chromedriver and a browser with an empty profile in `profile`.
+    ///
+    /// # Errors
+    ///
+    /// They are not installed, or do not start: the reason.
+    pub fn start(profile: &Path) -> Result<Self> {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()?;
+        let mut driver = Command::new("chromedriver")
+            .arg("--port=0")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .context("cannot start chromedriver: is Debian's package chromium-driver installed?")?;
+        let said = driver.stdout.take().context("chromedriver has no output")?;
+        let port = BufReader::new(said)
+            .lines()
+            .map_while(Result::ok)
+            .find_map(|line| {
+                let (_, port) = line.split_once("started successfully on port ")?;
+                port.trim_end_matches('.').parse().ok()
+            });
+        let mut browser = Self {
+            runtime,
+            driver,
+            port: port.context("chromedriver did not say its port")?,
+            session: String::new(),
+        };
+        let profile = format!("--user-data-dir={}", profile.display());
+        let arguments = [
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-quic",
+            "--disable-dev-shm-usage",
+            "--no-first-run",
+            "--disable-background-networking",
+            "--disable-component-update",
+            "--disable-sync",
+            "--window-size=1280,900",
+            &profile,
+        ];
+        let wanted = json!({"capabilities": {"alwaysMatch": {
+            "goog:chromeOptions": {"args": arguments},
+            "goog:loggingPrefs": {"browser": "ALL"},
+        }}});
+        let session = browser.send("POST", "/session", &wanted)?;
+        let id = session.get("sessionId").and_then(Value::as_str);
+        id.context("no session")?.clone_into(&mut browser.session);
+        Ok(browser)
+    }
+
+    /// Goes to an address.
+    ///
+    /// # Errors
+    ///
+    /// The browser does not load it.
+    pub fn go(&self, to: &str) -> Result<()> {
+        self.command("url", &json!({ "url": to })).map(drop)
+    }
+
+    /// What JavaScript returns, called with `arguments`.
+    ///
+    /// # Errors
+    ///
+    /// It throws.
+    pub fn run(&self, script: &str, arguments: &[Value]) -> Result<Value> {
+        let body = json!({"script": script, "args": arguments});
+        self.command("execute/sync", &body)
+    }
+
+    /// All text that the page shows.
+    ///
+    /// # Errors
+    ///
+    /// The browser does not answer.
+    pub fn text(&self) -> Result<String> {
+        let text = self.run("return document.body.innerText", &[])?;
+        Ok(text.as_str().unwrap_or_default().to_owned())
+    }
+
+    /// Types characters where the focus is.
+    ///
+    /// # Errors
+    ///
+    /// The browser does not answer.
+    pub fn write(&self, text: &str) -> Result<()> {
+        let strokes: Vec<Value> = text
+            .chars()
+            .flat_map(|key| ["keyDown", "keyUp"].map(|kind| json!({"type": kind, "value": key})))
+            .collect();
+        let body = json!({"actions": [{"type": "key", "id": "keyboard", "actions": strokes}]});
+        self.command("actions", &body).map(drop)
+    }
+
+    /// Presses a key.
+    ///
+    /// # Errors
+    ///
+    /// The browser does not answer.
+    pub fn press(&self, key: Key) -> Result<()> {
+        self.write(key.text())
+    }
+
+    /// Waits until JavaScript returns something that is true, and returns it.
+    ///
+    /// # Errors
+    ///
+    /// It does not within ten seconds: what the page shows then.
+    pub fn until(&self, what: &str, script: &str) -> Result<Value> {
+        let deadline = Instant::now() + Duration::from_secs(10);
+        loop {
+            let found = self.run(script, &[])?;
+            let is_it = match &found {
+                Value::Null => false,
+                Value::Bool(is_it) => *is_it,
+                Value::String(text) => !text.is_empty(),
+                _ => true,
+            };
+            if is_it {
+                return Ok(found);
+            }
+            if Instant::now() > deadline {
+                bail!("not within 10 s: {what}. The page shows:\n{}", self.text()?);
+            }
+            std::thread::sleep(LOOK);
+        }
+    }
+
+    /// Waits until the page shows this text.
+    ///
+    /// # Errors
+    ///
+    /// As of [`until`](Self::until).
+    pub fn sees(&self, text: &str) -> Result<()> {
+        let quoted = Value::from(text);
+        let script = format!("return document.body.innerText.includes({quoted})");
+        self.until(&format!("the text {quoted}"), &script).map(drop)
+    }
+
+    /// Makes the window so large, as of a device with this screen.
+    ///
+    /// # Errors
+    ///
+    /// The browser does not answer.
+    pub fn size(&self, width: u32, height: u32) -> Result<()> {
+        self.devtools(
+            "Emulation.setDeviceMetricsOverride",
+            &json!({"width": width, "height": height, "deviceScaleFactor": 1, "mobile": false}),
+        )
+    }
+
+    /// Light or dark, as a person's settings would say.
+    ///
+    /// # Errors
+    ///
+    /// The browser does not answer.
+    pub fn scheme(&self, scheme: &str) -> Result<()> {
+        let features = json!([{"name": "prefers-color-scheme", "value": scheme}]);
+        self.devtools("Emulation.setEmulatedMedia", &json!({"features": features}))
+    }
+
+    /// What the browser's console says of errors: a script that fails, or what the policy refused.
+    /// Reading it empties it.
+    ///
+    /// # Errors
+    ///
+    /// The browser does not answer.
+    pub fn complaints(&self) -> Result<Vec<String>> {
+        let log = self.command("se/log", &json!({"type": "browser"}))?;
+        let entries = log.as_array().map(Vec::as_slice).unwrap_or_default();
+        Ok(entries
+            .iter()
+            .filter(|entry| entry.get("level").is_some_and(|level| level == "SEVERE"))
+            .filter_map(|entry| entry.get("message")?.as_str().map(str::to_owned))
+            .collect())
+    }
+
+    /// Writes what the window shows as `FOLDER/NAME.png`, where the environment gives a folder in
+    /// `BROWSER_SHOTS`.
+    ///
+    /// # Errors
+    ///
+    /// The picture cannot be taken or written.
+    pub fn picture(&self, name: &str) -> Result<()> {
+        let Some(folder) = std::env::var_os("BROWSER_SHOTS") else {
+            return Ok(());
+        };
+        let path = format!("/session/{}/screenshot", self.session);
+        let picture = self.send("GET", &path, &Value::Null)?;
+        let picture = STANDARD.decode(picture.as_str().unwrap_or_default())?;
+        let file = Path::new(&folder).join(format!("{name}.png"));
+        std::fs::create_dir_all(&folder)?;
+        std::fs::write(&file, picture).with_context(|| format!("cannot write {}", file.display()))
+    }
+
+    fn devtools(&self, command: &str, parameters: &Value) -> Result<()> {
+        let body = json!({"cmd": command, "params": parameters});
+        self.command("goog/cdp/execute", &body).map(drop)
+    }
+
+    fn command(&self, command: &str, body: &Value) -> Result<Value> {
+        let path = format!("/session/{}/{command}", self.session);
+        self.send("POST", &path, body)
+    }
+
+    fn send(&self, method: &str, path: &str, body: &Value) -> Result<Value> {
+        let answered = async {
+            let stream = TcpStream::connect(("127.0.0.1", self.port)).await?;
+            let (mut sender, connection) =
+                hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
+            let body = if body.is_null() {
+                String::new()
+            } else {
+                body.to_string()
+            };
+            let request = http::Request::builder()
+                .method(method)
+                .uri(path)
+                .header(http::header::HOST, "127.0.0.1")
+                .header(http::header::CONTENT_TYPE, "application/json")
+                .body(Full::new(Bytes::from(body)))?;
+            let exchanged = async {
+                let answer = sender.send_request(request).await?;
+                let status = answer.status();
+                anyhow::Ok((status, answer.into_body().collect().await?.to_bytes()))
+            };
+            tokio::select! {
+                answer = exchanged => answer,
+                ended = connection => bail!("chromedriver hung up: {ended:?}"),
+            }
+        };
+        let (status, answer) = self
+            .runtime
+            .block_on(async { tokio::time::timeout(COMMAND, answered).await })
+            .with_context(|| format!("{method} {path}: no answer in {COMMAND:?}"))??;
+        let answer: Value = serde_json::from_slice(&answer)?;
+        ensure!(status.is_success(), "{method} {path}: {answer}");
+        Ok(answer.get("value").cloned().unwrap_or_default())
+    }
+}
+
+impl Drop for Browser {
+    fn drop(&mut self) {
+        // It takes the browser down with it; killed at once, it would leave it.
+        if !self.session.is_empty() {
+            let path = format!("/session/{}", self.session);
+            drop(self.send("DELETE", &path, &Value::Null));
+        }
+        drop(self.driver.kill());
+        drop(self.driver.wait());
+    }
+}

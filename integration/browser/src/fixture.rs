@@ -1,0 +1,170 @@
+//! A server of the page that answers the API from a [`World`], as the daemon does.
+
+use std::convert::Infallible;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::JoinHandle;
+
+use anyhow::Result;
+use http::request::Parts;
+use http::{Request, Response, StatusCode, header};
+use http_body_util::Full;
+use hyper::body::{Bytes, Incoming};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
+use kube_proxy::serve::ui;
+use serde::Serialize;
+use tokio::net::TcpListener;
+use tokio::sync::oneshot;
+
+use crate::World;
+
+/// A server, which ends with all its connections when this is dropped.
+#[derive(Debug)]
+pub struct Fixture {
+    address: SocketAddr,
+    asked: Arc<AtomicUsize>,
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Fixture {
+    /// Starts on a port of 127.0.0.1: on a free one, where `port` is 0.
+    ///
+    /// # Errors
+    ///
+    /// The port is taken.
+    pub fn start(world: World, port: u16) -> Result<Self> {
+        let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, port))?;
+        listener.set_nonblocking(true)?;
+        let address = listener.local_addr()?;
+        let asked = Arc::new(AtomicUsize::new(0));
+        let (stop, stopped) = oneshot::channel();
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()?;
+        let listener = {
+            let _entered = runtime.enter();
+            TcpListener::from_std(listener)?
+        };
+        let counted = Arc::clone(&asked);
+        let thread = std::thread::spawn(move || {
+            runtime.block_on(async {
+                tokio::select! {
+                    () = serve(listener, Arc::new(world), counted) => {}
+                    _ = stopped => {}
+                }
+            });
+        });
+        Ok(Self {
+            address,
+            asked,
+            stop: Some(stop),
+            thread: Some(thread),
+        })
+    }
+
+    /// The address of the page.
+    pub fn page(&self, hash: &str) -> String {
+        format!("http://{}/ui/{hash}", self.address)
+    }
+
+    /// The port that it listens on.
+    pub fn port(&self) -> u16 {
+        self.address.port()
+    }
+
+    /// How many questions the API was asked.
+    pub fn asked(&self) -> usize {
+        self.asked.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Fixture {
+    fn drop(&mut self) {
+        if let Some(stop) = self.stop.take() {
+            let _ = stop.send(());
+        }
+        if let Some(thread) = self.thread.take() {
+            drop(thread.join());
+        }
+    }
+}
+
+async fn serve(listener: TcpListener, world: Arc<World>, asked: Arc<AtomicUsize>) {
+    while let Ok((stream, _)) = listener.accept().await {
+        let (world, asked) = (Arc::clone(&world), Arc::clone(&asked));
+        tokio::spawn(async move {
+            let answer = service_fn(async |request: Request<Incoming>| {
+                let (head, _) = request.into_parts();
+                if head.uri.path().starts_with("/api/") {
+                    asked.fetch_add(1, Ordering::Relaxed);
+                }
+                Ok::<_, Infallible>(respond(&world, &head))
+            });
+            // A browser that hangs up is none of our errors.
+            let _ = http1::Builder::new()
+                .serve_connection(TokioIo::new(stream), answer)
+                .await;
+        });
+    }
+}
+
+fn respond(world: &World, head: &Parts) -> Response<Full<Bytes>> {
+    if let Some(answer) = ui::respond(head) {
+        return answer;
+    }
+    let query: Vec<(String, String)> =
+        form_urlencoded::parse(head.uri.query().unwrap_or_default().as_bytes())
+            .into_owned()
+            .collect();
+    let asked = |name: &str| {
+        let found = query.iter().find(|(key, _)| key == name);
+        found.map_or("", |(_, value)| value.as_str())
+    };
+    let Some(path) = head.uri.path().strip_prefix("/api/v1/") else {
+        return json(StatusCode::NOT_FOUND, &error("there is no such path"));
+    };
+    match path {
+        "status" => json(StatusCode::OK, &world.status()),
+        "top" => json(StatusCode::OK, &world.top()),
+        "explain" => json(StatusCode::OK, &world.explain(asked("to"), asked("from"))),
+        "services" => {
+            let limit = asked("limit").parse().unwrap_or(500);
+            let list = world.services(asked("namespace"), asked("search"), asked("after"), limit);
+            json(StatusCode::OK, &list)
+        }
+        path => {
+            let name = path.strip_prefix("services/").unwrap_or_default();
+            let name: Vec<_> = name
+                .split('/')
+                .map(|part| percent_encoding::percent_decode_str(part).decode_utf8_lossy())
+                .collect();
+            let found = match name.as_slice() {
+                [namespace, name] => world.service(namespace, name),
+                _ => None,
+            };
+            if let Some(service) = found {
+                json(StatusCode::OK, &service)
+            } else {
+                let says = format!("no Service {} is proxied on this node", name.join("/"));
+                json(StatusCode::NOT_FOUND, &error(&says))
+            }
+        }
+    }
+}
+
+fn error(says: &str) -> serde_json::Value {
+    serde_json::json!({ "error": says })
+}
+
+fn json(status: StatusCode, object: &impl Serialize) -> Response<Full<Bytes>> {
+    let body = serde_json::to_vec(object).unwrap_or_default();
+    let mut answer = Response::new(Full::new(body.into()));
+    *answer.status_mut() = status;
+    let kind = header::HeaderValue::from_static("application/json");
+    answer.headers_mut().insert(header::CONTENT_TYPE, kind);
+    answer
+}

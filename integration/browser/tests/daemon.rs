@@ -1,0 +1,119 @@
+//! The page of a real daemon, in the lab: the browser is on the node, as with kubectl port-forward.
+
+use std::fmt::Write as _;
+use std::io;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use browser::{Browser, Key};
+use lab::Transport;
+use scenarios::{Cluster, METRICS, Outcome, Service, Story, at, tally, tcp, tell};
+
+/// So many Services, but the one that is looked at.
+const MANY: usize = 10_000;
+
+fn main() {
+    let stories = [Story {
+        name: "an_operator_reads_the_page_of_a_daemon_with_ten_thousand_services",
+        tell: |c| read_by_an_operator(c),
+        is_possible: || true,
+    }];
+    tell(&stories, Duration::from_mins(5))
+}
+
+fn read_by_an_operator(c: &mut Cluster) -> Outcome {
+    c.patience = Duration::from_secs(90);
+    c.write("many", &many())?;
+    let web = Service::new("web", "10.96.0.10 fd96::10")
+        .port(tcp(80, 8080).named("http"))
+        .endpoints("10.244.1.10 10.244.2.10 fd44:1::10");
+    c.apply(&web)?;
+    let c = &*c;
+    // The browser, and whoever drives it, are on the node: so is the metrics address.
+    let told = c
+        .node1
+        .enter(|| on_the_node(c).map_err(|error| io::Error::other(format!("{error:?}"))));
+    Ok(told?)
+}
+
+fn on_the_node(c: &Cluster) -> Result<()> {
+    let mut daemon = c.start_apart(&[])?;
+    let browser = Browser::start(&c.folder().join("profile"))?;
+    browser.go(&format!("http://{METRICS}/ui/"))?;
+    for text in ["All is in the kernel.", "node1 · ipvs", "10,001", "synced"] {
+        browser.sees(text)?;
+    }
+    browser.picture("daemon-overview")?;
+    a_service_is_found(&browser)?;
+    its_traffic_is_seen(c, &browser)?;
+    // It ends, and what was known stays to be read; then it is back.
+    daemon.stop(Duration::from_secs(30))?;
+    browser.sees("kube-proxy has not answered here since")?;
+    browser.sees("default/web")?;
+    let _daemon = c.start_apart(&[])?;
+    browser.until(
+        "the end of it",
+        "return document.getElementById('gone').hidden",
+    )?;
+    Ok(())
+}
+
+fn a_service_is_found(browser: &Browser) -> Result<()> {
+    browser.write("/")?;
+    browser.sees("100 of 10,001 Services")?;
+    browser.picture("daemon-services")?;
+    let began = Instant::now();
+    browser.write("default/web")?;
+    let one = "return document.querySelectorAll('tbody tr').length === 1";
+    browser.until("one row", one)?;
+    let took = began.elapsed();
+    ensure!(took < Duration::from_secs(5), "a search took {took:?}");
+    browser.press(Key::Down)?;
+    browser.press(Key::Enter)?;
+    for text in [
+        "10.96.0.10:80",
+        "10.244.1.10:8080",
+        "10.244.2.10:8080",
+        "3 in",
+        "this node",
+        "Weight",
+    ] {
+        browser.sees(text)?;
+    }
+    browser.picture("daemon-service")?;
+    let complaints = browser.complaints()?;
+    ensure!(complaints.is_empty(), "{complaints:#?}");
+    Ok(())
+}
+
+fn its_traffic_is_seen(c: &Cluster, browser: &Browser) -> Result<()> {
+    browser.run("location.hash = '#/top'", &[])?;
+    browser.sees("Service ports")?;
+    tally(&c.client, Transport::Tcp, at("10.96.0.10:80"), 40)?;
+    let busiest = "return document.querySelector('tbody tr')?.textContent.includes('default/web')
+        && document.querySelector('tbody td[data-title=\"Connections so far\"]').textContent === '40'";
+    browser.until(
+        "default/web as the busiest, with its 40 connections",
+        busiest,
+    )?;
+    browser.sees("10.244.1.10:8080")?;
+    browser.picture("daemon-top")
+}
+
+/// Services with an endpoint each, in ten namespaces.
+fn many() -> String {
+    let mut text = String::new();
+    for number in 0..MANY {
+        let (namespace, third, last) = (number % 10, number / 250, number % 250 + 1);
+        // Writing to a String cannot fail.
+        let _ = write!(
+            text,
+            "---\n{{apiVersion: v1, kind: Service, metadata: {{namespace: team-{namespace}, name: web-{number:05}}}, \
+             spec: {{clusterIPs: [10.97.{third}.{last}], clusterIP: 10.97.{third}.{last}, ports: [{{port: 80}}]}}}}\n\
+             ---\n{{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, addressType: IPv4, \
+             metadata: {{namespace: team-{namespace}, name: web-{number:05}, labels: {{kubernetes.io/service-name: web-{number:05}}}}}, \
+             ports: [{{port: 8080}}], endpoints: [{{addresses: [10.244.2.{last}], conditions: {{ready: true}}}}]}}\n"
+        );
+    }
+    text
+}

@@ -1,0 +1,306 @@
+//! The page against the fixture: each test is what a person does.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use browser::{Browser, Fixture, Key, MARKUP, World};
+use serde_json::{Value, json};
+
+const MANY: usize = 10_000;
+
+/// A browser with a profile of its own.
+fn browser(name: &str) -> Result<Browser> {
+    let profile = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("profile-{name}"));
+    if profile.exists() {
+        std::fs::remove_dir_all(&profile)?;
+    }
+    Browser::start(&profile)
+}
+
+fn hash(browser: &Browser) -> Result<String> {
+    let hash = browser.run("return location.hash", &[])?;
+    Ok(hash.as_str().unwrap_or_default().to_owned())
+}
+
+/// Neither a script that failed, nor anything that the policy refused.
+fn nothing_to_complain(browser: &Browser) -> Result<()> {
+    let complaints = browser.complaints()?;
+    ensure!(complaints.is_empty(), "{complaints:#?}");
+    Ok(())
+}
+
+#[test]
+fn the_overview_says_what_is_wrong_first_and_in_words() -> Result<()> {
+    let fixture = Fixture::start(World::with(20), 0)?;
+    let browser = browser("overview")?;
+    browser.go(&fixture.page(""))?;
+    browser.sees("IPv4 serves, but for 1 entry that the kernel refused.")?;
+    for text in [
+        "node-1 · ipvs",
+        "failing",
+        "synced",
+        "load ip_vs_mh, or choose another --ipvs-scheduler",
+        "192.0.2.20:80/TCP",
+        "10.244.1.9:8080",
+        "KUBE-CLUSTER-IP 10.96.0.1,tcp:80",
+        "connection tracking entries",
+        "scheduler mh",
+    ] {
+        browser.sees(text)?;
+    }
+    browser.picture("overview")?;
+    browser.scheme("dark")?;
+    browser.picture("overview-dark")?;
+    nothing_to_complain(&browser)
+}
+
+#[test]
+fn ten_thousand_services_are_searched_and_read_with_the_keyboard_alone() -> Result<()> {
+    let fixture = Fixture::start(World::with(MANY), 0)?;
+    let browser = browser("services")?;
+    browser.go(&fixture.page(""))?;
+    browser.sees("node-1")?;
+    browser.press(Key::Escape)?;
+    browser.write("/")?;
+    browser.until(
+        "the search field",
+        "return document.activeElement.id === 'search'",
+    )?;
+    browser.sees("100 of 10,001 Services")?;
+    browser.picture("services")?;
+    let began = Instant::now();
+    browser.write("web-04321")?;
+    browser.until(
+        "one row",
+        "return document.querySelectorAll('tbody tr').length === 1 && document.body.innerText.includes('1 Service')",
+    )?;
+    let took = began.elapsed();
+    ensure!(took < Duration::from_secs(3), "a search took {took:?}");
+    ensure!(hash(&browser)? == "#/services?search=web-04321");
+    browser.press(Key::Down)?;
+    browser.until(
+        "its link",
+        "return document.activeElement.textContent === 'web-04321'",
+    )?;
+    browser.press(Key::Enter)?;
+    for text in [
+        "ready, on this node",
+        "terminating, and others are ready",
+        "web-04321-3",
+        "2 in, 1 out",
+        "Weight",
+    ] {
+        browser.sees(text)?;
+    }
+    ensure!(hash(&browser)? == "#/services/team-1/web-04321");
+    // Rates come with the second answer.
+    browser.until(
+        "rates",
+        "return [...document.querySelectorAll('td[data-title=\"New/s\"]')].some((cell) => cell.textContent > 0)",
+    )?;
+    browser.picture("service")?;
+    browser.press(Key::Escape)?;
+    browser.sees("1 Service")?;
+    ensure!(hash(&browser)? == "#/services?search=web-04321");
+    nothing_to_complain(&browser)
+}
+
+#[test]
+fn the_list_goes_on_page_by_page_and_by_namespace() -> Result<()> {
+    let fixture = Fixture::start(World::with(MANY), 0)?;
+    let browser = browser("pages")?;
+    browser.go(&fixture.page("#/services?namespace=team-7"))?;
+    browser.sees("100 of 1,000 Services")?;
+    browser.run("document.querySelector('.pages a[rel=next]').click()", &[])?;
+    browser.sees("100 of 1,000 Services, further on")?;
+    browser.sees("web-01007")?;
+    let count = browser.run("return document.querySelectorAll('tbody tr').length", &[])?;
+    ensure!(count == json!(100), "{count}");
+    browser.run("history.back()", &[])?;
+    browser.sees("web-00007")?;
+    nothing_to_complain(&browser)
+}
+
+#[test]
+fn a_packets_path_is_drawn_step_by_step_and_reads_as_a_list() -> Result<()> {
+    let fixture = Fixture::start(World::with(20), 0)?;
+    let browser = browser("explain")?;
+    browser.go(&fixture.page("#/services/team-0/web-00000"))?;
+    browser.sees("What becomes of a packet from")?;
+    browser.run(
+        "[...document.querySelectorAll('a')].find((a) => a.textContent === 'a pod of this node').click()",
+        &[],
+    )?;
+    for text in [
+        "pod 10.244.0.5 on this node",
+        "Reaches one of 2 endpoints, with its own source address.",
+        "TCP 10.96.0.1:80 rr",
+        "EndpointSlice of team-0/web-00000",
+        "--cluster-cidr",
+        "18,211 packets",
+        "50 %",
+        "delivered to 10.244.0.3:8080",
+        "Is refused: the Service port has no endpoints.",
+    ] {
+        browser.sees(text)?;
+    }
+    // Steps that all ways share are drawn once, and the order of the list is the packet's.
+    let places = browser.run(
+        "return [...document.querySelector('article').querySelectorAll('ol .place')].map((place) => place.textContent)",
+        &[],
+    )?;
+    let wanted = [
+        "nat PREROUTING",
+        "nat KUBE-SERVICES",
+        "IPVS",
+        "IPVS",
+        "IPVS",
+    ];
+    ensure!(places == json!(wanted), "{places}");
+    browser.picture("explain")?;
+    let chosen = "const from = document.getElementById('from'); from.value = 'external'; from.dispatchEvent(new Event('change'));";
+    browser.run(chosen, &[])?;
+    browser.until(
+        "the address",
+        "return location.hash.includes('from=external')",
+    )?;
+    nothing_to_complain(&browser)
+}
+
+#[test]
+fn top_shows_the_busiest_and_sorts_by_what_is_asked() -> Result<()> {
+    let fixture = Fixture::start(World::with(20), 0)?;
+    let browser = browser("top")?;
+    browser.go(&fixture.page("#/top"))?;
+    browser.sees("team-0/web-00000")?;
+    browser.sees("235")?;
+    browser.picture("top")?;
+    browser.run(
+        "document.querySelector('.orders a:last-child').click()",
+        &[],
+    )?;
+    browser.until("the order", "return location.hash === '#/top?sort=bytes'")?;
+    nothing_to_complain(&browser)
+}
+
+#[test]
+fn a_narrow_window_never_scrolls_sideways() -> Result<()> {
+    let fixture = Fixture::start(World::with(300), 0)?;
+    let browser = browser("narrow")?;
+    browser.size(360, 740)?;
+    for (name, at, text) in [
+        ("overview", "#/", "connection tracking entries"),
+        ("services", "#/services", "web-00000"),
+        (
+            "service",
+            "#/services/team-0/web-00000",
+            "terminating, and others are ready",
+        ),
+        (
+            "explain",
+            "#/explain?to=team-0/web-00000&from=pod",
+            "delivered to",
+        ),
+        ("top", "#/top", "10.244.0.1:8080"),
+    ] {
+        browser.go(&fixture.page(at))?;
+        browser.sees(text)?;
+        let wide = browser.run(
+            "const wide = document.documentElement.clientWidth;
+             return [...document.querySelectorAll('main *, header *')]
+               .filter((each) => each.getBoundingClientRect().right > wide + 0.5 && !each.closest('thead, caption'))
+               .map((each) => each.outerHTML.slice(0, 120));",
+            &[],
+        )?;
+        browser.picture(&format!("narrow-{name}"))?;
+        ensure!(wide == json!([]), "{name}: {wide:#}");
+        let scrolls = browser.run(
+            "return document.documentElement.scrollWidth > document.documentElement.clientWidth",
+            &[],
+        )?;
+        ensure!(scrolls == json!(false), "{name} scrolls sideways");
+    }
+    nothing_to_complain(&browser)
+}
+
+#[test]
+fn a_service_named_with_markup_is_only_text() -> Result<()> {
+    let fixture = Fixture::start(World::with(3), 0)?;
+    let browser = browser("markup")?;
+    let name = "encodeURIComponent(arguments[0])";
+    for view in [
+        "'#/'".to_owned(),
+        "'#/services'".to_owned(),
+        format!("'#/services?search=' + {name}"),
+        format!("'#/services/zzz/' + {name}"),
+        format!("'#/services/zzz/' + {name} + 'x'"),
+        format!("'#/explain?from=pod&to=zzz/' + {name}"),
+        "'#/top'".to_owned(),
+    ] {
+        browser.go(&fixture.page(""))?;
+        browser.sees("node-1")?;
+        browser.run(&format!("location.hash = {view}"), &[Value::from(MARKUP)])?;
+        if view != "'#/top'" {
+            browser.sees(MARKUP)?;
+        }
+        let found = browser.run(
+            "return [window.harmed ?? null, document.querySelectorAll('main img, main script, main [onerror]').length]",
+            &[],
+        )?;
+        ensure!(found == json!([null, 0]), "{view}: {found}");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_daemon_that_is_gone_is_told_and_one_that_is_back_is_found() -> Result<()> {
+    let fixture = Fixture::start(World::with(20), 0)?;
+    let port = fixture.port();
+    let browser = browser("gone")?;
+    browser.go(&fixture.page("#/services"))?;
+    browser.sees("web-00000")?;
+    drop(fixture);
+    browser.sees("kube-proxy has not answered here since")?;
+    browser.sees("no answer")?;
+    // What was known stays to be read.
+    browser.sees("web-00000")?;
+    browser.picture("gone")?;
+    let _fixture = Fixture::start(World::with(30), port)?;
+    browser.until(
+        "the end of it",
+        "return document.getElementById('gone').hidden",
+    )?;
+    browser.sees("31 Services")
+}
+
+#[test]
+fn it_asks_at_most_once_in_two_seconds_and_not_while_nobody_sees_it() -> Result<()> {
+    let fixture = Fixture::start(World::with(20), 0)?;
+    let browser = browser("polls")?;
+    browser.go(&fixture.page("#/top"))?;
+    browser.sees("team-0/web-00000")?;
+    let before = fixture.asked();
+    std::thread::sleep(Duration::from_secs(7));
+    let asked = fixture.asked() - before;
+    ensure!((2..=4).contains(&asked), "{asked} questions in 7 s");
+    let hidden = "Object.defineProperty(document, 'hidden', {get: () => window.isHidden ?? true, configurable: true})";
+    browser.run(hidden, &[])?;
+    std::thread::sleep(Duration::from_millis(2500));
+    let before = fixture.asked();
+    std::thread::sleep(Duration::from_secs(5));
+    ensure!(fixture.asked() == before, "it asks though it is hidden");
+    browser.run(
+        "window.isHidden = false; document.dispatchEvent(new Event('visibilitychange'))",
+        &[],
+    )?;
+    let began = Instant::now();
+    while fixture.asked() == before {
+        ensure!(
+            began.elapsed() < Duration::from_secs(3),
+            "it does not ask again"
+        );
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    Ok(())
+}

@@ -1,0 +1,179 @@
+//! The dashboard and the alert rules, held against the metrics that there are. What the rules come to
+//! is `promtool`'s (`integration/test lint`).
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+
+use serde_json::Value;
+
+/// What the daemon tells: the lists that its own tests compare it with.
+const LISTS: [&str; 4] = [
+    include_str!("../../../crates/kube-proxy/src/metrics/kubernetes-1.36.txt"),
+    include_str!("../../../crates/kube-proxy/src/metrics/kubernetes-1.36-ipvs.txt"),
+    include_str!("../../../crates/kube-proxy/src/metrics/ours.txt"),
+    include_str!("../../../crates/kube-proxy/src/metrics/ours-services.txt"),
+];
+
+/// What a metric's name begins with.
+const PREFIXES: [&str; 4] = ["kubeproxy_", "rest_client_", "process_", "kubernetes_"];
+
+fn text(name: &str) -> String {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../manifests/monitoring");
+    fs::read_to_string(folder.join(name)).unwrap()
+}
+
+fn dashboard() -> Value {
+    serde_json::from_str(&text("dashboard.json")).unwrap()
+}
+
+fn rules() -> Vec<Value> {
+    let rules: Value = serde_saphyr::from_str(&text("rules.yaml")).unwrap();
+    let groups = rules["groups"].as_array().unwrap().iter();
+    let rules = groups.flat_map(|group| group["rules"].as_array().unwrap().clone());
+    rules.collect()
+}
+
+/// Names, kinds and labels.
+fn known() -> Vec<(&'static str, &'static str, Vec<&'static str>)> {
+    let lines = LISTS.iter().flat_map(|list| list.lines());
+    let heads = lines.filter(|line| PREFIXES.iter().any(|prefix| line.starts_with(prefix)));
+    let known = heads.map(|line| {
+        let mut words = line.split(' ');
+        let (name, kind) = (words.next().unwrap(), words.next().unwrap());
+        (
+            name,
+            kind,
+            words.next().unwrap_or_default().split(',').collect(),
+        )
+    });
+    known.collect()
+}
+
+fn is_known(word: &str) -> bool {
+    known().iter().any(|(name, kind, _)| {
+        let rest = word.strip_prefix(name);
+        match *kind {
+            "histogram" => matches!(rest, Some("_bucket" | "_sum" | "_count")),
+            _ => rest == Some(""),
+        }
+    })
+}
+
+/// The words of an expression that are metrics.
+fn metrics(expression: &str) -> BTreeSet<&str> {
+    let words = expression.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
+    words
+        .filter(|word| PREFIXES.iter().any(|prefix| word.starts_with(prefix)))
+        .collect()
+}
+
+/// The expressions of a dashboard, its variables' included.
+fn expressions(value: &Value) -> Vec<String> {
+    match value {
+        Value::Object(fields) => {
+            let own = ["expr", "definition"].into_iter();
+            let own = own.filter_map(|name| Some(fields.get(name)?.as_str()?.to_owned()));
+            own.chain(fields.values().flat_map(expressions)).collect()
+        }
+        Value::Array(values) => values.iter().flat_map(expressions).collect(),
+        _ => Vec::new(),
+    }
+}
+
+#[test]
+fn each_metric_that_is_named_is_told() {
+    let rules = rules();
+    let of_rules = rules
+        .iter()
+        .map(|rule| rule["expr"].as_str().unwrap().to_owned());
+    let all: Vec<String> = of_rules.chain(expressions(&dashboard())).collect();
+    assert!(all.len() > 30, "{all:?}");
+    for expression in &all {
+        for metric in metrics(expression) {
+            assert!(is_known(metric), "{metric} in {expression}");
+        }
+        assert!(
+            !metrics(expression).is_empty() || expression.contains("up{"),
+            "{expression}"
+        );
+    }
+    assert!(
+        !is_known("kubeproxy_kernel_writes")
+            && !is_known("kubeproxy_service_programming_duration_seconds")
+    );
+}
+
+#[test]
+fn the_dashboard_shows_all_that_is_ours() {
+    let shown = expressions(&dashboard()).join(" ");
+    let ours = LISTS[2].lines().filter(|line| !line.starts_with(' '));
+    for line in ours {
+        let name = line.split(' ').next().unwrap();
+        assert!(shown.contains(name), "{name}");
+    }
+}
+
+#[test]
+fn the_dashboards_panels_have_numbers_and_places_of_their_own() {
+    let dashboard = dashboard();
+    let panels = dashboard["panels"].as_array().unwrap();
+    let mut ids: Vec<u64> = panels
+        .iter()
+        .map(|panel| panel["id"].as_u64().unwrap())
+        .collect();
+    let count = ids.len();
+    ids.sort_unstable();
+    ids.dedup();
+    assert_eq!(ids.len(), count);
+    let mut cells = BTreeSet::new();
+    for panel in panels {
+        let at = |side: &str| panel["gridPos"][side].as_u64().unwrap();
+        assert!(at("x") + at("w") <= 24, "{}", panel["title"]);
+        for x in at("x")..at("x") + at("w") {
+            for y in at("y")..at("y") + at("h") {
+                assert!(
+                    cells.insert((x, y)),
+                    "{} covers another one",
+                    panel["title"]
+                );
+            }
+        }
+        if panel["type"] == "row" {
+            continue;
+        }
+        let targets = panel["targets"].as_array().unwrap();
+        let letters: BTreeSet<_> = targets
+            .iter()
+            .map(|of| of["refId"].as_str().unwrap())
+            .collect();
+        assert_eq!(letters.len(), targets.len(), "{}", panel["title"]);
+    }
+}
+
+#[test]
+fn each_alert_says_what_is_wrong_and_what_to_do_and_is_tested_and_documented() {
+    let tests = text("rules.test.yaml");
+    let documentation = include_str!("../../../docs/observability.md");
+    let rules = rules();
+    let names: BTreeSet<&str> = rules
+        .iter()
+        .map(|rule| rule["alert"].as_str().unwrap())
+        .collect();
+    assert_eq!(names.len(), rules.len(), "two have one name");
+    for rule in &rules {
+        let name = rule["alert"].as_str().unwrap();
+        for part in ["summary", "description"] {
+            assert!(rule["annotations"][part].as_str().is_some(), "{name}");
+        }
+        assert!(rule["labels"]["severity"].as_str().is_some(), "{name}");
+        assert!(
+            tests.contains(&format!("alertname: {name}\n")),
+            "{name} has no test that it fires"
+        );
+        assert!(
+            documentation.contains(&format!("`{name}`")),
+            "{name} is not documented"
+        );
+    }
+}
