@@ -296,8 +296,8 @@ impl fmt::Display for Entry {
     }
 }
 
-/// What a set of any type is asked for: parts of a packet. Of which of them a member is made, the
-/// set's type says (`hash:ip,port`); what it has not, is not looked at.
+/// What a set of any type is asked for: parts of a packet, as the set's type wants them
+/// (`hash:ip,port`), and no others: kernels since 5.2 take a part that it does not know for malformed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Key {
     /// The first address; in a set of networks one that holds it counts.

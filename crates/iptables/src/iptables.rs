@@ -286,13 +286,12 @@ impl Iptables {
         self.stream(family, &arguments, LONG_SAVE_LIMIT, line)
     }
 
-    /// The lines of all tables in use, whatever tables these are, with what rules have counted: each
-    /// rule's line begins with `[packets:bytes] `. Costs a process unless there is nothing to read.
-    /// Nothing is kept, and nobody is waited for.
+    /// The lines of all tables in use, whatever tables these are, in the same form. Costs a process
+    /// unless there is nothing to read. Nothing is kept, and nobody is waited for.
     ///
     /// # Errors
     ///
-    /// As [`save_lines`](Self::save_lines).
+    /// As of [`save_lines`](Self::save_lines).
     pub fn save_all_counted(
         &self,
         family: IpFamily,

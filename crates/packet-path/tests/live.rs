@@ -50,6 +50,10 @@ fn run(line: &str) {
     assert!(output.status.success(), "{line}: {said}");
 }
 
+fn iptables(arguments: &str) {
+    run(&format!("iptables-{} {arguments}", lab::iptables_backend()));
+}
+
 fn ask(from: Sender, to: &str) -> Vec<Walk> {
     let found = rules(IpFamily::V4);
     assert_eq!(found.unread, []);
@@ -141,15 +145,15 @@ fn rules_and_sets_are_read() {
     run("ipset add KUBE-X 192.168.99.10,tcp:30080,10.244.1.0/24");
     run("ipset create PORTS bitmap:port range 0-65535");
     run("ipset add PORTS 30080");
-    run("iptables -t nat -N KUBE-SVC");
-    run(
-        "iptables -t nat -A PREROUTING -m set --match-set KUBE-X dst,dst,src -m set --match-set PORTS dst -m addrtype --dst-type LOCAL -j KUBE-SVC",
+    iptables("-t nat -N KUBE-SVC");
+    iptables(
+        "-t nat -A PREROUTING -m set --match-set KUBE-X dst,dst,src -m set --match-set PORTS dst -m addrtype --dst-type LOCAL -j KUBE-SVC",
     );
-    run(
-        "iptables -t nat -A KUBE-SVC -p tcp -m statistic --mode random --probability 0.5 -j DNAT --to-destination 10.244.1.5:80",
+    iptables(
+        "-t nat -A KUBE-SVC -p tcp -m statistic --mode random --probability 0.5 -j DNAT --to-destination 10.244.1.5:80",
     );
-    run("iptables -t nat -A KUBE-SVC -p tcp -j DNAT --to-destination 10.244.2.5:80");
-    run("iptables -t nat -A POSTROUTING -j MASQUERADE");
+    iptables("-t nat -A KUBE-SVC -p tcp -j DNAT --to-destination 10.244.2.5:80");
+    iptables("-t nat -A POSTROUTING -j MASQUERADE");
     let walks = ask(pod(), "192.168.99.10:30080");
     assert_eq!(walks.len(), 2, "{walks:#?}");
     assert!(walks.iter().all(|walk| walk.fate == Fate::Delivered));
