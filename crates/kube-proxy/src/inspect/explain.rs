@@ -20,7 +20,9 @@ pub(super) const AT_ONCE: usize = 2;
 /// How long a further one waits for its turn.
 pub(super) const TURN_PATIENCE: Duration = Duration::from_secs(5);
 /// How many Services are looked at in one turn of the loop.
-pub(crate) const LOOKED_AT_A_TURN: usize = 5_000;
+pub(crate) const LOOKED_AT_A_TURN: usize = 2_000;
+/// How often an address is looked for anew because Services came or went meanwhile.
+const TRIES: usize = 3;
 /// The namespace of a Service that is named without one.
 const NAMESPACE: &str = "default";
 
@@ -81,18 +83,24 @@ impl Inspect {
         Ok(objects)
     }
 
-    /// The Services that have an address and port.
-    async fn claimants(
+    /// The Services that have an address and port. Where some come or go meanwhile, the order of
+    /// pieces may be another: they are asked anew, a few times.
+    pub(crate) async fn claimants(
         &self,
         address: IpAddr,
         port: u16,
     ) -> Result<Vec<NamespacedName>, Unanswered> {
-        let mut all = Vec::new();
-        let mut from = 0;
+        let (mut all, mut from, mut version, mut tries) = (Vec::new(), 0, None, 1);
         loop {
             let told: Claimed = self
                 .ask(|answer| Question::Claimants(from, address, port, answer))
                 .await?;
+            let is_moved = version.is_some_and(|version| version != told.version);
+            version = Some(told.version);
+            if is_moved && tries < TRIES {
+                (all, from, version, tries) = (Vec::new(), 0, None, tries + 1);
+                continue;
+            }
             all.extend(told.names);
             match told.next {
                 Some(next) => from = next,
@@ -117,6 +125,7 @@ pub(crate) fn claimants(model: &Model, from: usize, address: IpAddr, port: u16) 
     let names = names.filter(claims).cloned().collect();
     Claimed {
         names,
+        version: model.names_version(),
         next: (looked_at == LOOKED_AT_A_TURN).then_some(from + looked_at),
     }
 }

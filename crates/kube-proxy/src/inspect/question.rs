@@ -12,8 +12,8 @@ use proxy::{
 use tokio::sync::oneshot::Sender;
 
 use super::facts::Facts;
-use crate::explain::OwnNode;
 use super::owners::{Owners, Wanted};
+use crate::explain::OwnNode;
 
 /// How many names are told in one turn.
 pub(crate) const NAMES_A_TURN: usize = 2_500;
@@ -47,6 +47,8 @@ pub(crate) enum Question {
 #[derive(Debug, Default)]
 pub(crate) struct Claimed {
     pub(crate) names: Vec<NamespacedName>,
+    /// Where this is another number than in the answer before, the order is another one.
+    pub(crate) version: u64,
     /// Behind how many the next piece is, if there is one.
     pub(crate) next: Option<usize>,
 }

@@ -7,6 +7,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::{Context as _, Result, bail, ensure};
+use ipnet::IpNet;
 use lab::{Place, Transport};
 use scenarios::{Cluster, Outcome, kube_proxy};
 use serde_json::Value;
@@ -79,7 +80,7 @@ impl Explained {
         }
         let said = services.get(service).context("it was asked")?;
         let is_node = from.name() == c.node1.name();
-        let sender = from.addresses().iter().map(|net| net.addr());
+        let sender = from.addresses().iter().map(IpNet::addr);
         let sender = sender.into_iter().find(|ip| ip.is_ipv4() == to.is_ipv4());
         let is_it = |journey: &&Value| {
             let text = |field: &str| journey[field].as_str().unwrap_or_default();
@@ -118,10 +119,7 @@ fn ask(c: &Cluster, service: &str) -> Result<Value> {
     let is_asked = |ip: &IpAddr| at.is_none_or(|at| at.is_ipv4() == ip.is_ipv4());
     let places = [&c.client, &c.near, &c.outside];
     let senders = places.iter().flat_map(|place| place.addresses());
-    let senders = senders
-        .map(|net| net.addr())
-        .chain([OTHER])
-        .filter(is_asked);
+    let senders = senders.map(IpNet::addr).chain([OTHER]).filter(is_asked);
     let senders: Vec<String> = senders.map(|ip| ip.to_string()).collect();
     let from = format!("--from=node,{}", senders.join(","));
     let argv = [&*program, "explain", service, &from, "-o", "json"];
@@ -178,9 +176,8 @@ fn walk_word(walk: &Value, is_node: bool) -> String {
             format!("{who} {source}")
         }
         "refused" | "reset" => fate.to_owned(),
-        "dropped" => "timeout".to_owned(),
-        // To where nobody answers in this lab.
-        "forwarded" => "timeout".to_owned(),
+        // What leaves as it was sent comes to where nobody answers in this lab.
+        "dropped" | "forwarded" => "timeout".to_owned(),
         other => other.to_owned(),
     }
 }
