@@ -2,7 +2,7 @@
 //! none.
 //!
 //! ```text
-//!   kube-proxy status|services|top … ─▶ socket ─▶ view ─▶ a table, JSON or YAML
+//!   kube-proxy status|services|explain|top … ─▶ socket ─▶ view ─▶ a table, JSON or YAML
 //! ```
 //!
 //! They are told from the daemon's flags by the first argument, as `check` is. A subcommand is a row
@@ -11,6 +11,7 @@
 //! Exit status: 0, all is well; 1, something is wrong; 2, wrong usage, or it cannot be read; 3, no
 //! daemon answers.
 
+mod explain;
 mod held;
 mod services;
 mod socket;
@@ -51,6 +52,9 @@ enum Asked {
     /// Services, their addresses and endpoints on this node, and why each endpoint is in or out
     #[command(after_help = services::HELP)]
     Services(services::Arguments),
+    /// The way of packets to a Service or an address, step by step as the kernel has it, and where they end
+    #[command(after_help = explain::HELP)]
+    Explain(explain::Arguments),
     /// The busiest Services and endpoints, live: new connections, packets and bytes a second, and what drains or fails
     #[command(after_help = top::HELP)]
     Top(top::Arguments),
@@ -107,6 +111,7 @@ fn asked(arguments: &[OsString]) -> u8 {
     let answer = match asked {
         Asked::Status(arguments) => status::status(&arguments),
         Asked::Services(arguments) => services::services(&arguments),
+        Asked::Explain(arguments) => explain::explain(&arguments),
         Asked::Top(arguments) => top::top(&arguments),
     };
     match answer {

@@ -35,8 +35,8 @@ pub(crate) const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
                   -o text|wide|json|yaml. Exit status 0: nothing; 1: something; 2: it cannot be said, or a start would \
                   fail. Without flags, those of process 1 are taken if that is this program.\n\n\
                   kube-proxy status says how the kube-proxy that runs on this node stands, and kube-proxy services \
-                  [NAMESPACE/NAME] what it serves, to which endpoints, and why. See kube-proxy status --help and kube-proxy \
-                  services --help.",
+                  [NAMESPACE/NAME] what it serves, to which endpoints, and why; kube-proxy explain SERVICE|IP:PORT the way of \
+                  packets there, step by step. See kube-proxy status --help and so on.",
     disable_version_flag = true,
     args_override_self = true
 )]

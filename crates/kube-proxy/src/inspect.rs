@@ -24,6 +24,7 @@
 //! has in permissions, the kernel says of each peer (`SO_PEERCRED`): root of the node, or who runs
 //! the daemon, may ask, and nobody else.
 
+pub(crate) mod explain;
 mod facts;
 mod local_only;
 pub(crate) mod owners;
@@ -74,6 +75,8 @@ pub(crate) struct Inspect {
     health: Arc<healthz::Status>,
     questions: mpsc::Sender<Question>,
     at_once: Semaphore,
+    /// How many read the kernel rule by rule.
+    explaining: Arc<Semaphore>,
 }
 
 /// What does not change while the process runs.
@@ -105,6 +108,13 @@ pub(crate) enum Unanswered {
     /// It is busy, or ends.
     #[error("the daemon's loop has not answered within {} s: see its log", LOOP_PATIENCE.as_secs())]
     Late,
+    /// Others are asking what reads much.
+    #[error(
+        "{} such questions are being answered, and none of them has ended within {} s: ask again",
+        explain::AT_ONCE,
+        explain::TURN_PATIENCE.as_secs()
+    )]
+    Busy,
     /// The question cannot be meant.
     #[error("{0}")]
     Wrong(String),
@@ -132,6 +142,7 @@ impl Inspect {
             health,
             questions,
             at_once: Semaphore::new(AT_ONCE),
+            explaining: Arc::new(Semaphore::new(explain::AT_ONCE)),
         };
         (Arc::new(inspect), asked)
     }
@@ -157,6 +168,7 @@ impl Inspect {
         match path {
             "status" => told(self.status().await),
             "services" => told(self.services(&head.uri).await),
+            "explain" => told(self.explain(&head.uri).await),
             "top" => told(self.top(&head.uri).await),
             _ => match path.strip_prefix("services/") {
                 Some(name) => told(self.service(name).await),
@@ -217,7 +229,7 @@ impl Respond for Arc<Inspect> {
 impl Unanswered {
     fn code(&self) -> StatusCode {
         match self {
-            Self::Starting | Self::Late => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Starting | Self::Late | Self::Busy => StatusCode::SERVICE_UNAVAILABLE,
             Self::Wrong(_) => StatusCode::BAD_REQUEST,
             Self::NotFound(_) => StatusCode::NOT_FOUND,
             Self::Unreadable(_) => StatusCode::INTERNAL_SERVER_ERROR,

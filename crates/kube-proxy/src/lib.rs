@@ -10,6 +10,7 @@ pub mod config;
 mod conntrack;
 pub mod descriptors;
 pub mod events;
+pub mod explain;
 mod family;
 pub mod flags;
 pub mod follow;

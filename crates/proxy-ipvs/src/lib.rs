@@ -49,6 +49,7 @@ pub use iptables::{Backend, Iptables, IptablesError};
 pub use kernel::{FoundAddresses, FoundRules, FoundSets, Glance, Kernel, Snapshot};
 pub use kinds::IpvsKinds;
 pub use leftovers::{Leftovers, Place, beside_the_shim};
+pub use native::names as native_names;
 pub use netlink::{
     Carrier, MODULES, NetlinkKernel, OpenError, ProbeError, check_ipset, check_nftables,
     foresee_scheduler, prepare, probe, probe_nftables, probe_scheduler,

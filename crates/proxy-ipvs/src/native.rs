@@ -8,6 +8,12 @@
 //!     chains   nat-prerouting, …: the same verdicts as the iptables shims' rules, by the lane of rules (shim)
 //! ```
 
+use std::collections::BTreeSet;
+
+use proxy::IpFamily;
+
+use crate::sets::Set;
+
 mod content;
 mod sets;
 mod shim;
@@ -20,6 +26,16 @@ pub(crate) use shim::{FORBIDDEN, everything};
 
 /// The table, in the families `ip` and `ip6`.
 pub(crate) const TABLE: &str = "kube-proxy-ipvs";
+
+/// The names of all chains and sets of a family that the table may hold; but the sets of source
+/// ranges, which are as many as prefixes have lengths.
+pub fn names(family: IpFamily) -> BTreeSet<String> {
+    let chains = everything(family).chains.into_keys();
+    let chains = chains.map(|name| name.to_string());
+    let sets = Set::all().filter_map(|set| definition(set, family));
+    let sets = sets.map(|set| set.name.to_string());
+    chains.chain(sets).chain([FORBIDDEN.to_owned()]).collect()
+}
 
 /// The table that asks the kernel whether it can carry the shim. It never comes to be.
 pub(crate) const PROBE: &str = "kube-proxy-ipvs-probe";

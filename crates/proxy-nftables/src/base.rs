@@ -107,6 +107,28 @@ pub(crate) struct Base {
     chains: BTreeMap<Key, (Chain, Vec<Rule>)>,
 }
 
+/// The names of all chains, sets and maps of a family that are there whatever the Services are, in
+/// any layout.
+pub fn names(family: IpFamily) -> BTreeSet<String> {
+    let all_node_ports = [NodePortIps::All, NodePortIps::InSet];
+    let layouts = [Layout::Upstream, Layout::Flat].into_iter();
+    let bases = layouts.flat_map(|layout| {
+        let config = Config {
+            layout,
+            ..Config::default()
+        };
+        all_node_ports.map(|node_ports| Base::new(family, &config, node_ports, None))
+    });
+    bases
+        .flat_map(|base| {
+            let sets: Vec<String> = base.sets.values().map(|set| set.name.to_string()).collect();
+            let chains = base.chains.into_values();
+            let chains = chains.map(|(chain, _)| chain.name.to_string());
+            chains.chain(sets).collect::<Vec<_>>()
+        })
+        .collect()
+}
+
 /// What a layout is made for.
 struct Wanted<'a> {
     config: &'a Config,

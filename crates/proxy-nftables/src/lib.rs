@@ -42,7 +42,7 @@ mod rule;
 mod tables;
 mod words;
 
-pub use base::FOOTPRINT;
+pub use base::{FOOTPRINT, names};
 pub use choice::{Choices, Place};
 pub use config::Config;
 pub use content::Content;

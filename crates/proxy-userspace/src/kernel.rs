@@ -186,6 +186,7 @@ impl Kernel for UserspaceKernel {
         };
         let updated = self.relay.update(opened.number, Arc::clone(serving));
         updated.map_err(|error| SocketError::Now(error.to_string()))?;
+        self.traffic.update(self.family, listener, serving);
         Ok(Some(opened.at.port()))
     }
 
@@ -207,7 +208,7 @@ impl Kernel for UserspaceKernel {
         };
         let opened = self.open_at_any(transport, protocol, serving, avoided)?;
         let number = opened.at.port();
-        self.traffic.insert(self.family, listener, &opened.counters);
+        self.traffic.insert(self.family, listener, &opened, serving);
         self.opened.insert(listener.clone(), opened);
         Ok(number)
     }

@@ -46,6 +46,6 @@ pub use port::{Listener, Portal, Scope, ServedPort, Sources, Way, Ways, compile}
 pub use probe::{MODULES, probe};
 pub use proxier::{Lanes, Proxier, Userspace};
 pub use redirect::iptables::FOOTPRINT;
-pub use redirect::nftables::{has_nftables, probe_nftables};
+pub use redirect::nftables::{has_nftables, native_names, probe_nftables};
 pub use relay::{Limits, Relay};
 pub use traffic::{OfListener, Traffic};

@@ -3,6 +3,7 @@
 //! How many of each is said here, for the loop and for those who ask. What a piece costs the loop is
 //! measured by `run::said::tests::no_question_holds_up_the_loop`.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use proxy::{
@@ -12,6 +13,7 @@ use tokio::sync::oneshot::Sender;
 
 use super::facts::Facts;
 use super::owners::{Owners, Wanted};
+use crate::explain::OwnNode;
 
 /// How many names are told in one turn.
 pub(crate) const NAMES_A_TURN: usize = 2_500;
@@ -35,6 +37,20 @@ pub(crate) enum Question {
     Services(Vec<NamespacedName>, Sender<Vec<Option<Copied>>>),
     /// What Services are seen on.
     Ground(Sender<Ground>),
+    /// Which of the Services behind the first so many have this address and port.
+    Claimants(usize, IpAddr, u16, Sender<Claimed>),
+    /// The mode's name, and what is known of this node.
+    OwnNode(Sender<(&'static str, OwnNode)>),
+}
+
+/// Who has an address, of a piece of the Services.
+#[derive(Debug, Default)]
+pub(crate) struct Claimed {
+    pub(crate) names: Vec<NamespacedName>,
+    /// Where this is another number than in the answer before, the order is another one.
+    pub(crate) version: u64,
+    /// Behind how many the next piece is, if there is one.
+    pub(crate) next: Option<usize>,
 }
 
 /// Some names.

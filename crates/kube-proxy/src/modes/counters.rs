@@ -13,6 +13,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::Result;
+use ipnet::IpNet;
 use proxy::{IpFamily, Protocol, ServicePortName};
 
 /// An address that a Service port is served at; a NodePort's is each address of the node that serves
@@ -119,6 +120,17 @@ pub(crate) enum Told<'a> {
     PortEndpoint(&'a ServicePortName, SocketAddr, Count),
 }
 
+/// Who serves what comes to a listening port of this process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Relayed {
+    /// Whose it is.
+    pub(crate) name: ServicePortName,
+    /// Whom it connects to, in turn.
+    pub(crate) endpoints: Vec<SocketAddr>,
+    /// From where alone clients may come; `None`: from everywhere.
+    pub(crate) sources: Option<Vec<IpNet>>,
+}
+
 /// Reads what is counted.
 pub(crate) trait ReadCounters: Send {
     /// Reads, by blocking, and tells each thing as it comes: nothing of it is kept.
@@ -136,6 +148,11 @@ pub(crate) trait ReadCounters: Send {
 
     /// What is not counted in this mode, and why.
     fn note(&self) -> Option<&'static str> {
+        None
+    }
+
+    /// Who serves what comes to a listening port of this process, in userspace mode.
+    fn relayed(&self, _family: IpFamily, _protocol: Protocol, _port: u16) -> Option<Relayed> {
         None
     }
 

@@ -6,6 +6,7 @@ use proxy::{Model, NamespacedName, NodeFacts};
 
 use super::daemon::{Daemon, TRIM_DELAY};
 use crate::family::Family;
+use crate::inspect::explain::{claimants, own_node};
 use crate::inspect::owners::owners;
 use crate::inspect::question::{
     Copied, ENDPOINTS_A_TURN, Ground, NAMES_A_TURN, Names, SERVICES_A_TURN, TROUBLES,
@@ -30,6 +31,13 @@ impl Daemon {
                 self.trim_at = Some(Instant::now() + TRIM_DELAY);
             }
             Question::Ground(answer) => drop(answer.send(self.ground(Instant::now()))),
+            Question::Claimants(from, address, port, answer) => {
+                drop(answer.send(claimants(&self.model, from, address, port)));
+            }
+            Question::OwnNode(answer) => {
+                let mode = self.options.modes.chosen.name();
+                drop(answer.send((mode, own_node(&self.model))));
+            }
         }
     }
 

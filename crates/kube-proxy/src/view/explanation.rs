@@ -50,7 +50,19 @@ pub struct Walk {
     pub endpoint: Option<String>,
     /// `kept`, or the words for what it is rewritten to: `masqueraded, to an address of this node`.
     pub source: String,
-    /// In the order in which the packet meets them.
+    /// The client's address as the endpoint sees it, where that is known.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub seen_as: Option<String>,
+    /// Why the endpoint's answers do not come back, where they do not.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub unanswered: Option<String>,
+    /// What this way takes for granted, as it is not understood or could not be read.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub doubts: Vec<String>,
+    /// How many rules it passes that do nothing to it.
+    #[serde(default)]
+    pub rules_passed: usize,
+    /// What does something to the packet, in the order in which it meets it.
     pub steps: Vec<Step>,
 }
 
@@ -73,6 +85,8 @@ pub enum Fate {
     Local,
     /// It leaves this node to where its destination address is.
     Forwarded,
+    /// It is taken, and the connection is ended at once.
+    Reset,
     /// It depends on what is not understood, which a step names.
     #[default]
     Unknown,
@@ -98,4 +112,7 @@ pub struct Step {
     /// Bytes.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub bytes: Option<u64>,
+    /// Members of sets by which it was found, each with its set: `KUBE-CLUSTER-IP 10.96.0.1,tcp:443`.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub members: Vec<String>,
 }

@@ -15,6 +15,7 @@ mod held;
 mod layout;
 mod rules;
 
+use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
@@ -33,6 +34,19 @@ use crate::port::Portal;
 use layout::{elements, maps, table};
 
 pub(crate) use layout::TABLE;
+
+/// The names of all chains and maps of the table in a family.
+pub fn native_names(family: IpFamily) -> BTreeSet<String> {
+    let base = Base {
+        node_ports: NodePortsAt::Everywhere,
+        own_mark: None,
+    };
+    let chains = rules::chains(family, &base, &LocalDetector::None).into_iter();
+    let chains = chains.map(|(chain, _)| chain.name.to_string());
+    chains
+        .chain(maps(family).map(|map| map.name.to_string()))
+        .collect()
+}
 
 /// The name of the one that is tried.
 const PROBE: &str = "kube-proxy-userspace-probe";

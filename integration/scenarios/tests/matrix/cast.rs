@@ -30,6 +30,15 @@ pub(crate) fn inner_service(number: usize) -> Service {
     Service::new(&format!("inner{number}"), &format!("10.96.2.{number}")).port(tcp(80, 8080))
 }
 
+/// The Service that a way of [`v4`] or [`v6`] leads to.
+pub(crate) fn named(way: &str, number: usize) -> String {
+    if way == "ClusterIP only" {
+        format!("default/inner{number}")
+    } else {
+        format!("default/web{number}")
+    }
+}
+
 /// A way to Service `number`, by IPv4.
 pub(crate) fn v4(way: &str, number: usize) -> SocketAddr {
     at(&match way {

@@ -10,10 +10,11 @@ use lab::{Place, Transport};
 use scenarios::{Cluster, Outcome, at};
 
 use crate::cast::{
-    Mode, PLACES, WAYS, answers_come_back, carried, is_flat, place, policies, service, start,
-    transports, v4, v6,
+    Mode, PLACES, WAYS, answers_come_back, carried, is_flat, named, place, policies, service,
+    start, transports, v4, v6,
 };
 use crate::echo::ping;
+use crate::explained::Explained;
 use crate::see::{see, see_by_chance};
 
 /// The longest that an answer may take that comes at once: a lost first packet is sent again after
@@ -59,6 +60,8 @@ fn each<'a>(
     questions: impl IntoIterator<Item = (&'a Place, Transport, SocketAddr, &'a str)>,
 ) -> Outcome {
     let mut wrong = String::new();
+    let explained = Explained::default();
+    let mut unlike = Vec::new();
     for (from, transport, to, expected) in questions {
         let try_it = || {
             let asked = Instant::now();
@@ -75,6 +78,9 @@ fn each<'a>(
         if seen == expected && is_late(took) {
             (seen, took) = try_it();
         }
+        if let Some(asked) = explainable(transport, to) {
+            unlike.extend(explained.differs(c, from, (transport, to), &asked, &seen)?);
+        }
         if seen != expected || is_late(took) {
             let from = from.name();
             let _ = writeln!(
@@ -84,7 +90,22 @@ fn each<'a>(
         }
     }
     ensure!(wrong.is_empty(), "\n{wrong}");
-    Ok(())
+    explained.agree(&unlike)
+}
+
+/// What explain is asked for an address and port: its Service, or itself where no Service exposes it.
+/// Of these, the addresses of one Service stand for all.
+fn explainable(transport: Transport, to: SocketAddr) -> Option<String> {
+    let ways = |number| {
+        let ways = WAYS.into_iter();
+        ways.flat_map(move |way| [v4(way, number), v6(way, number)])
+    };
+    let mut services = 0..LAST_ENDPOINTS.len();
+    if let Some(number) = services.find(|number| ways(*number).any(|way| way == to)) {
+        return Some(named("", number));
+    }
+    let is_first = ways(0).any(|way| way.ip() == to.ip());
+    is_first.then(|| format!("{to}/{transport:?}"))
 }
 
 /// Whatever the policies: a client is told at once, with a port unreachable; and the node itself,

@@ -2,11 +2,13 @@
 //!
 //! `--print` prints docs/packet-matrix.md out of the table in `table.rs`; the test fails where the
 //! table is not what is observed, and where the document is not the table. Each story is told
-//! with every shim of IPVS mode, in nftables mode with each layout, and in userspace mode.
+//! with every shim of IPVS mode, in nftables mode with each layout, and in userspace mode. What packets
+//! do is compared with what `kube-proxy explain` says, which reads the kernel.
 
 mod cast;
 mod echo;
 mod edges;
+mod explained;
 mod matrix;
 mod see;
 mod table;

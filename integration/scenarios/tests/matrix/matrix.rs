@@ -7,8 +7,9 @@ use lab::Transport;
 use scenarios::{Cluster, Outcome};
 
 use crate::cast::{
-    Mode, answers_come_back, inner_service, place, policies, service, start, v4, v6,
+    Mode, answers_come_back, inner_service, named, place, policies, service, start, v4, v6,
 };
+use crate::explained::Explained;
 use crate::see::{see, see_by_chance};
 use crate::table::{self, Row, SECTIONS};
 
@@ -24,18 +25,19 @@ pub(crate) fn every_row(c: &mut Cluster) -> Outcome {
     }
     set_up(c)?;
     let mut seen = vec![<[String; 3]>::default(); rows().count()];
+    let explained = Explained::default();
+    let mut unlike = Vec::new();
     for (mode, flags) in MODES.iter().enumerate() {
         start(c, flags)?;
+        explained.forget();
         for (cells, (number, row)) in seen.iter_mut().zip(rows()) {
             let cell = cells.iter_mut().zip(row.seen).nth(mode);
             let (cell, expected) = cell.context("a column for each mode")?;
-            *cell = see(
-                c,
-                place(c, row.from),
-                Transport::Tcp,
-                v4(row.to, number),
-                expected,
-            );
+            let (from, to) = (place(c, row.from), v4(row.to, number));
+            *cell = see(c, from, Transport::Tcp, to, expected);
+            let way = (Transport::Tcp, to);
+            let service = named(row.to, number);
+            unlike.extend(explained.differs(c, from, way, &service, cell)?);
         }
         c.stop()?;
     }
@@ -60,6 +62,7 @@ pub(crate) fn every_row(c: &mut Cluster) -> Outcome {
         }
     }
     ensure!(wrong.is_empty(), "rows that are not as expected:\n{wrong}");
+    explained.agree(&unlike)?;
     ensure!(
         DOCUMENT == document,
         "docs/packet-matrix.md is out of date; its first lines say how it is made"
@@ -73,17 +76,18 @@ fn every_row_by_chance(c: &mut Cluster) -> Outcome {
     set_up(c)?;
     let mode = Mode::of(c);
     let mut wrong = String::new();
+    let explained = Explained::default();
+    let mut unlike = Vec::new();
     for (column, flags) in MODES.iter().enumerate() {
         start(c, &[&["--iptables-min-sync-period=0s"][..], flags].concat())?;
+        explained.forget();
         for (number, row) in rows() {
             let expected = row.expected(mode, Transport::Tcp, column);
-            let seen = see_by_chance(
-                c,
-                place(c, row.from),
-                Transport::Tcp,
-                v4(row.to, number),
-                expected,
-            );
+            let (from, to) = (place(c, row.from), v4(row.to, number));
+            let seen = see_by_chance(c, from, Transport::Tcp, to, expected);
+            let way = (Transport::Tcp, to);
+            let service = named(row.to, number);
+            unlike.extend(explained.differs(c, from, way, &service, &seen)?);
             if seen != expected {
                 let Row { from, to, .. } = row;
                 let _ = writeln!(
@@ -95,7 +99,7 @@ fn every_row_by_chance(c: &mut Cluster) -> Outcome {
         c.stop()?;
     }
     ensure!(wrong.is_empty(), "rows that are not as expected:\n{wrong}");
-    Ok(())
+    explained.agree(&unlike)
 }
 
 /// UDP and SCTP, and TCP and UDP over IPv6: all as TCP over IPv4, but for internalTrafficPolicy,
@@ -107,6 +111,8 @@ pub(crate) fn other_protocols(c: &mut Cluster) -> Outcome {
     set_up(c)?;
     start(c, &[])?;
     let mut wrong = String::new();
+    let explained = Explained::default();
+    let mut unlike = Vec::new();
     for (transport, to) in [
         (Transport::Udp, v4 as fn(&str, usize) -> _),
         (Transport::Sctp, v4),
@@ -124,6 +130,8 @@ pub(crate) fn other_protocols(c: &mut Cluster) -> Outcome {
             } else {
                 see_by_chance(c, from, transport, to, expected)
             };
+            let service = named(row.to, number);
+            unlike.extend(explained.differs(c, from, (transport, to), &service, &seen)?);
             if seen != expected {
                 let _ = writeln!(
                     wrong,
@@ -134,7 +142,7 @@ pub(crate) fn other_protocols(c: &mut Cluster) -> Outcome {
         }
     }
     ensure!(wrong.is_empty(), "not as over TCP and IPv4:\n{wrong}");
-    Ok(())
+    explained.agree(&unlike)
 }
 
 /// The Services of all sections, and the way back.

@@ -339,6 +339,8 @@ too, and the two modes never differ here, nor do the two layouts of nftables mod
 a column of its own, for one reason alone (G), seen with packets as well, with redirects by nftables and by iptables. All of it but the
 flat layout follows from a kernel state that is upstream's of the same mode, for the same objects.
 
+`kube-proxy explain` says the same of every row: the test asks it, in every mode, for who answers and whom the endpoint sees, and compares.
+
 This file is made by `cargo test -p scenarios --test matrix -- --print > docs/packet-matrix.md`; the test fails where it is out of date.
 
 Asked from: a **pod** on this node, the **node** itself, and a host **outside** that sends what is for the address to this node. The

@@ -2,11 +2,11 @@
 //! meant.
 
 use anyhow::Result;
-use proxy::Protocol;
+use proxy::{IpFamily, Protocol};
 use proxy_userspace::Traffic;
 use proxy_userspace::relay::Carried;
 
-use crate::modes::counters::{Count, ReadCounters, Told, Which};
+use crate::modes::counters::{Count, ReadCounters, Relayed, Told, Which};
 
 /// Reads them.
 pub(super) struct RelayCounters(pub(super) Traffic);
@@ -32,6 +32,15 @@ impl ReadCounters for RelayCounters {
             "userspace mode counts what this process has carried since it opened the port, by Service port and not \
              by address, and no packets of TCP",
         )
+    }
+
+    fn relayed(&self, family: IpFamily, protocol: Protocol, port: u16) -> Option<Relayed> {
+        let (name, serving) = self.0.listening(family, protocol, port)?;
+        Some(Relayed {
+            name,
+            endpoints: serving.endpoints.to_vec(),
+            sources: serving.sources.as_deref().map(<[_]>::to_vec),
+        })
     }
 }
 

@@ -188,3 +188,20 @@ async fn services_with_many_endpoints_are_told_a_few_at_a_time() {
             .all(|one: &Copied| one.endpoint_count() == 10_000)
     );
 }
+
+/// As of names: printed, and asserted with much room.
+#[tokio::test]
+async fn whose_an_address_is_does_not_hold_up_the_loop() {
+    let (mut daemon, inspect) = daemon(50_000, 1);
+    let find = async |address: [u8; 4], port| {
+        let found = inspect.claimants(address.into(), port).await.unwrap();
+        Vec::from_iter(found.iter().map(ToString::to_string))
+    };
+    let asked = serve(&mut daemon, find([10, 0, 0, 107], 443)).await;
+    let (found, longest, questions) = asked;
+    assert_eq!(found, ["ns-7/web-107"]);
+    println!("{questions} questions, the longest took the loop {longest:?}");
+    assert!(longest < Duration::from_millis(20), "{longest:?}");
+    let (found, ..) = serve(&mut daemon, find([10, 0, 0, 107], 444)).await;
+    assert!(found.is_empty());
+}

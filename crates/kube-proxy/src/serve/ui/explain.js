@@ -151,6 +151,7 @@ const FATES = {
   delivered: ['good', 'delivered', 'the endpoint gets it'],
   refused: ['warn', 'refused', 'the sender is told that nobody listens'],
   dropped: ['bad', 'dropped', 'nobody is told anything'],
+  reset: ['warn', 'reset', 'it is taken, and the connection is ended at once'],
   local: ['off', 'local', 'a process of this node gets it, or nobody if none listens'],
   forwarded: ['off', 'forwarded', 'it leaves this node to its destination address'],
   unknown: ['busy', 'unknown', 'it depends on what is not understood'],

@@ -1,0 +1,306 @@
+//! What is asked: to where, and from whom.
+
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+
+use proxy::Protocol;
+
+use crate::view::ServiceName;
+
+/// A question: all journeys to somewhere, from these senders; from those that make sense if there is
+/// none.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Asked {
+    /// As it was typed.
+    pub(crate) text: String,
+    /// To where.
+    pub(crate) to: To,
+    /// From whom.
+    pub(crate) from: Vec<From>,
+}
+
+/// To where.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum To {
+    /// All addresses of a Service, at all of its ports, or at one.
+    Service(ServiceName, Option<PortOf>),
+    /// An address and port; of every protocol that a Service has there, or of this one.
+    Address(SocketAddr, Option<Protocol>),
+}
+
+/// One of a Service's ports.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum PortOf {
+    /// `port`, or `nodePort`.
+    Number(u16),
+    /// `name`.
+    Name(String),
+}
+
+/// From whom.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum From {
+    /// A pod of this node.
+    Pod,
+    /// This node.
+    Node,
+    /// A host outside of the cluster.
+    External,
+    /// Who has this address.
+    Address(IpAddr),
+}
+
+/// Why a question cannot be answered as it was asked.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Unclear {
+    /// It is not to be read.
+    #[error(
+        "`{0}` is neither a Service nor an address: give NAMESPACE/NAME, NAMESPACE/NAME:PORT, 10.96.0.1:80, 10.96.0.1:53/UDP \
+         or [fd00::1]:80"
+    )]
+    To(String),
+    /// A port is missing.
+    #[error("`{0}` has no port: give {1}:PORT")]
+    Port(String, String),
+    /// There is no such protocol.
+    #[error("`{0}` is no protocol that Services have: give TCP, UDP or SCTP")]
+    Protocol(String),
+    /// There is no such sender.
+    #[error(
+        "`{0}` is no sender: give pod, node, external or an IP address; several with commas between"
+    )]
+    From(String),
+    /// The families differ.
+    #[error("{0} cannot send to {1}: one is IPv4, the other IPv6")]
+    Family(IpAddr, SocketAddr),
+}
+
+impl Asked {
+    /// Reads a question. `namespace` is that of a Service which is named without one; `from` is a list
+    /// with commas, and may be empty.
+    ///
+    /// # Errors
+    ///
+    /// It is not clear what is meant.
+    pub(crate) fn parse(to: &str, from: &str, namespace: &str) -> Result<Self, Unclear> {
+        let text = to.trim();
+        let to = to_of(text, namespace)?;
+        let from = from.split(',').map(str::trim);
+        let from = from.filter(|word| !word.is_empty()).map(from_of);
+        let from: Vec<From> = from.collect::<Result<_, _>>()?;
+        if let To::Address(at, _) = to {
+            for sender in &from {
+                if let From::Address(address) = *sender
+                    && address.is_ipv4() != at.is_ipv4()
+                {
+                    return Err(Unclear::Family(address, at));
+                }
+            }
+        }
+        let text = match &to {
+            To::Service(name, _) if !text.contains('/') => {
+                text.replacen(&name.name, &format!("{}/{}", name.namespace, name.name), 1)
+            }
+            _ => text.to_owned(),
+        };
+        Ok(Self { text, to, from })
+    }
+}
+
+fn to_of(text: &str, namespace: &str) -> Result<To, Unclear> {
+    if let Some(address) = address_of(text)? {
+        return Ok(address);
+    }
+    let unclear = || Unclear::To(text.to_owned());
+    let (name, port) = match text.split_once(':') {
+        Some((name, port)) => (name, Some(port)),
+        None => (text, None),
+    };
+    let (namespace, name) = name.split_once('/').unwrap_or((namespace, name));
+    if !is_label(namespace) || !is_label(name) {
+        return Err(unclear());
+    }
+    let port = match port {
+        None => None,
+        Some(port) => Some(match port.parse::<u16>() {
+            Ok(number) if number > 0 => PortOf::Number(number),
+            Err(_) if is_label(port) => PortOf::Name(port.to_owned()),
+            _ => return Err(unclear()),
+        }),
+    };
+    let name = ServiceName {
+        namespace: namespace.to_owned(),
+        name: name.to_owned(),
+    };
+    Ok(To::Service(name, port))
+}
+
+/// `None` if it does not begin as an address does.
+fn address_of(text: &str) -> Result<Option<To>, Unclear> {
+    let (at, protocol) = match text.rsplit_once('/') {
+        Some((at, protocol)) => (at, Some(protocol)),
+        None => (text, None),
+    };
+    let bare = at.trim_start_matches('[').trim_end_matches(']');
+    if let Ok(address) = bare.parse::<IpAddr>() {
+        let address = match address {
+            IpAddr::V4(address) => address.to_string(),
+            IpAddr::V6(address) => format!("[{address}]"),
+        };
+        return Err(Unclear::Port(text.to_owned(), address));
+    }
+    let Ok(at) = at.parse::<SocketAddr>() else {
+        return Ok(None);
+    };
+    if at.port() == 0 {
+        return Err(Unclear::To(text.to_owned()));
+    }
+    let protocol = protocol.map(protocol_of).transpose()?;
+    Ok(Some(To::Address(at, protocol)))
+}
+
+/// Reads a protocol, in capitals or not.
+pub(crate) fn protocol_of(word: &str) -> Result<Protocol, Unclear> {
+    let all = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
+    let found = all
+        .into_iter()
+        .find(|protocol| protocol.lower().eq_ignore_ascii_case(word));
+    found.ok_or_else(|| Unclear::Protocol(word.to_owned()))
+}
+
+fn from_of(word: &str) -> Result<From, Unclear> {
+    Ok(match word {
+        "pod" => From::Pod,
+        "node" => From::Node,
+        "external" => From::External,
+        other => {
+            let address = other.trim_start_matches('[').trim_end_matches(']').parse();
+            From::Address(address.map_err(|_| Unclear::From(other.to_owned()))?)
+        }
+    })
+}
+
+/// Whether it may be a name of Kubernetes. What it refuses is certainly none; the API server knows
+/// better of the rest.
+fn is_label(text: &str) -> bool {
+    let is_usual = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.');
+    (1..=253).contains(&text.len()) && text.bytes().all(is_usual)
+}
+
+impl fmt::Display for From {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Pod => f.write_str("pod"),
+            Self::Node => f.write_str("node"),
+            Self::External => f.write_str("external"),
+            Self::Address(address) => address.fmt(f),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn to(text: &str) -> Result<To, Unclear> {
+        Asked::parse(text, "", "default").map(|asked| asked.to)
+    }
+
+    fn service(namespace: &str, name: &str, port: Option<PortOf>) -> To {
+        let name = ServiceName {
+            namespace: namespace.to_owned(),
+            name: name.to_owned(),
+        };
+        To::Service(name, port)
+    }
+
+    #[test]
+    fn services_are_named_as_kubectl_names_them() {
+        let name = |port: &str| Some(PortOf::Name(port.to_owned()));
+        for (text, meant) in [
+            ("shop/web", service("shop", "web", None)),
+            (
+                "shop/web:80",
+                service("shop", "web", Some(PortOf::Number(80))),
+            ),
+            ("shop/web:http", service("shop", "web", name("http"))),
+            ("web", service("default", "web", None)),
+            ("web:http", service("default", "web", name("http"))),
+            ("web.a", service("default", "web.a", None)),
+        ] {
+            assert_eq!(to(text), Ok(meant), "{text}");
+        }
+        let asked = Asked::parse("web:http", "", "shop").unwrap();
+        assert_eq!(asked.text, "shop/web:http");
+    }
+
+    #[test]
+    fn addresses_have_a_port_and_perhaps_a_protocol() {
+        let at = |text: &str| text.parse::<SocketAddr>().unwrap();
+        for (text, address, protocol) in [
+            ("10.96.0.1:80", "10.96.0.1:80", None),
+            ("10.96.0.1:53/UDP", "10.96.0.1:53", Some(Protocol::Udp)),
+            ("10.96.0.1:53/sctp", "10.96.0.1:53", Some(Protocol::Sctp)),
+            ("[fd00::1]:80", "[fd00::1]:80", None),
+            ("[fd00::1]:80/tcp", "[fd00::1]:80", Some(Protocol::Tcp)),
+        ] {
+            assert_eq!(to(text), Ok(To::Address(at(address), protocol)), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_unclear_is_told_with_what_to_give() {
+        let told = |text| to(text).unwrap_err().to_string();
+        assert_eq!(
+            told("10.96.0.1"),
+            "`10.96.0.1` has no port: give 10.96.0.1:PORT"
+        );
+        assert_eq!(
+            told("fd00::1"),
+            "`fd00::1` has no port: give [fd00::1]:PORT"
+        );
+        assert_eq!(
+            told("10.96.0.1:53/icmp"),
+            "`icmp` is no protocol that Services have: give TCP, UDP or SCTP"
+        );
+        for text in [
+            "",
+            "a/b/c",
+            "/web",
+            "web:",
+            "web:0",
+            "shop/",
+            "10.96.0.1:0",
+            "a b",
+        ] {
+            assert!(told(text).contains("neither a Service"), "{text}");
+        }
+    }
+
+    #[test]
+    fn senders_are_a_list() {
+        let from = |text| Asked::parse("10.96.0.1:80", text, "default");
+        assert_eq!(from("").unwrap().from, []);
+        assert_eq!(
+            from("pod,node, external,10.244.1.5").unwrap().from,
+            [
+                From::Pod,
+                From::Node,
+                From::External,
+                From::Address("10.244.1.5".parse().unwrap())
+            ]
+        );
+        assert!(from("pods").unwrap_err().to_string().contains("`pods`"));
+        let other = from("fd00::1").unwrap_err().to_string();
+        assert!(other.contains("one is IPv4"), "{other}");
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_is_typed_is_read_or_refused(text in ".{0,40}", from in ".{0,20}") {
+            let _ = Asked::parse(&text, &from, "default");
+        }
+    }
+}

@@ -1,0 +1,225 @@
+use super::*;
+use crate::explain::objects::OwnNode;
+use crate::view::{Address, Endpoint, Port, Service, ServiceName};
+
+/// 172.35.0.100/24 on eth0, with a default route by 172.35.0.9; pods in 10.244.1.0/24 on cbr0.
+struct Node;
+
+impl Routing for Node {
+    fn hop(&self, to: IpAddr) -> Option<Hop> {
+        let IpAddr::V4(to) = to else { return None };
+        let (interface, is_local, is_neighbour) = match to.octets() {
+            [172, 35, 0, 100] | [10, 244, 1, 1] | [10, 96, ..] => ("lo", true, true),
+            [172, 35, 0, _] => ("eth0", false, true),
+            [10, 244, 1, _] => ("cbr0", false, true),
+            _ => ("eth0", false, false),
+        };
+        Some(Hop {
+            interface: interface.to_owned(),
+            is_local,
+            is_neighbour,
+        })
+    }
+}
+
+fn address(kind: AddressKind, at: &str) -> Address {
+    Address {
+        kind,
+        at: at.to_owned(),
+        ..Address::default()
+    }
+}
+
+fn endpoint(at: &str, local: bool) -> Endpoint {
+    Endpoint {
+        at: at.to_owned(),
+        local,
+        ready: true,
+        cluster: true,
+        ..Endpoint::default()
+    }
+}
+
+/// default/web, in every way.
+fn objects(source_ranges: &[&str], endpoints: Vec<Endpoint>) -> Objects {
+    let service = Service {
+        name: ServiceName {
+            namespace: "default".to_owned(),
+            name: "web".to_owned(),
+        },
+        source_ranges: source_ranges.iter().map(ToString::to_string).collect(),
+        ports: vec![Port {
+            name: "http".to_owned(),
+            protocol: "TCP".to_owned(),
+            port: 80,
+            node_port: Some(30_080),
+            addresses: vec![
+                address(AddressKind::ClusterIp, "10.96.0.10:80"),
+                address(AddressKind::NodePort, "10.244.1.1:30080"),
+                address(AddressKind::NodePort, "172.35.0.100:30080"),
+                address(AddressKind::LoadBalancerIp, "192.0.2.10:80"),
+            ],
+            endpoints,
+            ..Port::default()
+        }],
+        ..Service::default()
+    };
+    Objects {
+        mode: Some("ipvs".to_owned()),
+        services: vec![service],
+        node: OwnNode {
+            addresses: vec!["172.35.0.100".parse().unwrap()],
+            pod_networks: vec!["10.244.1.0/24".parse().unwrap()],
+        },
+    }
+}
+
+/// `pod 10.244.1.253 on this node to 10.96.0.10:80 (cbr0 10.244.1.253)`
+fn told(to: &str, from: &str, objects: &Objects) -> Vec<String> {
+    let asked = Asked::parse(to, from, "default").unwrap();
+    let journeys = plan(&asked, objects, &Node);
+    let planned = journeys.planned.iter().map(|one| {
+        let way = match &one.sender.way {
+            Way::Made(None) => "made".to_owned(),
+            Way::Made(Some(address)) => format!("made {address}"),
+            Way::Comes(interface, address) => format!("{interface} {address}"),
+        };
+        format!("{} to {} ({way})", one.sender.words, one.to)
+    });
+    let notes = journeys.notes.iter().map(|note| format!("note: {note}"));
+    planned.chain(notes).collect()
+}
+
+#[test]
+fn a_service_is_asked_in_every_way_that_makes_sense() {
+    let objects = objects(&[], vec![endpoint("10.244.2.5:8080", false)]);
+    assert_eq!(
+        told("web", "", &objects),
+        [
+            "pod 10.244.1.253 on this node to 10.96.0.10:80 (cbr0 10.244.1.253)",
+            "this node to 10.96.0.10:80 (made)",
+            "pod 10.244.1.253 on this node to 172.35.0.100:30080 (cbr0 10.244.1.253)",
+            "this node to 172.35.0.100:30080 (made)",
+            "outside 203.0.113.7 to 172.35.0.100:30080 (eth0 203.0.113.7)",
+            "pod 10.244.1.253 on this node to 192.0.2.10:80 (cbr0 10.244.1.253)",
+            "this node to 192.0.2.10:80 (made)",
+            "outside 203.0.113.7 to 192.0.2.10:80 (eth0 203.0.113.7)",
+            "note: the node port is served at 10.244.1.1:30080 as well",
+        ]
+    );
+    assert!(told("web:https", "", &objects).is_empty());
+    assert_eq!(told("web:http", "node", &objects).len(), 4);
+    assert_eq!(told("web:30080", "node", &objects).len(), 4);
+}
+
+#[test]
+fn an_endpoint_of_this_node_also_asks_itself() {
+    let endpoints = vec![
+        endpoint("10.244.2.5:8080", false),
+        endpoint("10.244.1.253:8080", true),
+    ];
+    let objects = objects(&[], endpoints);
+    assert_eq!(
+        told("10.96.0.10:80", "pod", &objects),
+        [
+            // An endpoint is no other pod.
+            "pod 10.244.1.252 on this node to 10.96.0.10:80 (cbr0 10.244.1.252)",
+            "pod 10.244.1.253 on this node, itself an endpoint to 10.96.0.10:80 (cbr0 10.244.1.253)",
+        ]
+    );
+}
+
+#[test]
+fn source_ranges_are_asked_from_within_and_from_without() {
+    let without = "outside 203.0.113.7, in none of loadBalancerSourceRanges";
+    let within = |address: &str| format!("outside {address}, within loadBalancerSourceRanges");
+    for (ranges, wanted) in [
+        (
+            &["198.18.0.0/15"][..],
+            vec![within("198.19.255.253"), without.to_owned()],
+        ),
+        (
+            &["198.18.0.1/32"],
+            vec![within("198.18.0.1"), without.to_owned()],
+        ),
+        (&["0.0.0.0/0"], vec![within("203.0.113.7")]),
+        // Nobody outside is within the pods' network, nor this node.
+        (
+            &["10.244.1.0/24", "172.35.0.100/32"],
+            vec![without.to_owned()],
+        ),
+        (&["fd00::/8"], vec!["outside 203.0.113.7".to_owned()]),
+    ] {
+        let objects = objects(ranges, Vec::new());
+        let told = told("192.0.2.10:80", "external", &objects);
+        let told: Vec<&str> = told
+            .iter()
+            .map(|one| one.split_once(" to ").unwrap().0)
+            .collect();
+        assert_eq!(told, wanted, "{ranges:?}");
+    }
+    // They hold for load-balancer addresses alone.
+    let objects = objects(&["198.18.0.0/15"], Vec::new());
+    assert_eq!(told("172.35.0.100:30080", "external", &objects).len(), 1);
+}
+
+#[test]
+fn who_is_named_is_known_by_where_he_is() {
+    let objects = objects(&[], vec![endpoint("10.244.1.5:8080", true)]);
+    let asked = told(
+        "10.96.0.10:80",
+        "10.244.1.9,10.244.1.5,172.35.0.100,198.51.100.1",
+        &objects,
+    );
+    assert_eq!(
+        asked,
+        [
+            "pod 10.244.1.9 on this node to 10.96.0.10:80 (cbr0 10.244.1.9)",
+            "pod 10.244.1.5 on this node, itself an endpoint to 10.96.0.10:80 (cbr0 10.244.1.5)",
+            "this node, from 172.35.0.100 to 10.96.0.10:80 (made 172.35.0.100)",
+            "198.51.100.1, by eth0 to 10.96.0.10:80 (eth0 198.51.100.1)",
+        ]
+    );
+}
+
+#[test]
+fn without_a_daemon_an_address_is_asked_as_it_is() {
+    let nothing = Objects::default();
+    assert_eq!(
+        told("10.96.0.10:80", "", &nothing),
+        [
+            "this node to 10.96.0.10:80 (made)",
+            "outside 203.0.113.7 to 10.96.0.10:80 (eth0 203.0.113.7)",
+            "note: no IPv4 address of a pod of this node is known: give --from IP",
+        ]
+    );
+    let notes = told("[fd00::1]:80", "external,fd01::1", &nothing);
+    assert_eq!(notes.len(), 2, "{notes:?}");
+    assert!(notes[0].contains("no IPv6 route to outside"), "{notes:?}");
+    assert!(notes[1].contains("no route to fd01::1"), "{notes:?}");
+}
+
+#[test]
+fn each_protocol_that_a_service_has_there_is_asked() {
+    let mut objects = objects(&[], Vec::new());
+    let mut udp = objects.services[0].ports[0].clone();
+    udp.protocol = "UDP".to_owned();
+    objects.services[0].ports.push(udp);
+    assert_eq!(told("10.96.0.10:80", "node", &objects).len(), 2);
+    assert_eq!(told("10.96.0.10:80/UDP", "node", &objects).len(), 1);
+    // Nobody has it.
+    assert_eq!(told("10.96.0.10:81", "node", &objects).len(), 1);
+}
+
+#[test]
+fn the_end_of_a_network_is_within_it() {
+    let net = |text: &str| text.parse::<IpNet>().unwrap();
+    assert_eq!(
+        from_end(&net("10.0.0.4/30"), 2),
+        Some("10.0.0.5".parse().unwrap())
+    );
+    assert_eq!(from_end(&net("10.0.0.4/30"), 3), None);
+    assert_eq!(from_end(&net("10.0.0.4/32"), 2), None);
+    assert_eq!(from_end(&net("0.0.0.0/32"), 2), None);
+    assert_eq!(from_end(&net("fd00::/127"), 2), None);
+}

@@ -1,0 +1,183 @@
+//! The kernel as it is now, for one answer: what it has said once it is not asked again.
+
+use std::cell::OnceCell;
+use std::net::IpAddr;
+
+use nftables_netlink::{Error, Generation, Nftables};
+use packet_path::nft::Nft;
+use packet_path::{
+    Interface, Kernel as _, Question, Route, RouteQuestion, Ruleset, Sender, Walk, read,
+};
+use proxy::IpFamily;
+
+use super::journeys::{Hop, Planned, Routing, Way};
+use super::{Asked, Follow, Listening, Objects, explain};
+use crate::view::Explanation;
+
+/// How often the kernel is read where its rules change meanwhile.
+const TRIES: u32 = 3;
+
+/// Answers a question by what the kernel holds, by blocking. Sockets are of its own, and of the network
+/// namespace of the calling thread.
+///
+/// # Errors
+///
+/// The kernel cannot be asked at all.
+pub(crate) fn answer(
+    asked: &Asked,
+    objects: &Objects,
+    listening: Listening<'_>,
+) -> Result<Explanation, String> {
+    let mut tries = 1;
+    loop {
+        let kernel = Live::open()?;
+        let mut explanation = explain(asked, objects, &kernel, listening);
+        let has_changed = kernel.has_changed();
+        if has_changed && tries == TRIES {
+            let note = "the rules of nf_tables were changed while they were read: ways may mix what was and what is";
+            explanation.notes.push(note.to_owned());
+        }
+        if !has_changed || tries == TRIES {
+            return Ok(explanation);
+        }
+        tries += 1;
+    }
+}
+
+/// The kernel.
+struct Live {
+    kernel: read::Live,
+    /// The number of nf\_tables' rules when they were first read; none where there are none.
+    generation: Option<Generation>,
+    v4: OnceCell<Rules>,
+    v6: OnceCell<Rules>,
+}
+
+/// The rules that packets of a family meet.
+struct Rules {
+    iptables: read::Rules,
+    nft: Option<Nft<Nftables>>,
+    unread: Vec<String>,
+}
+
+impl Live {
+    fn open() -> Result<Self, String> {
+        let kernel = read::Live::open().map_err(|unread| unread.to_string())?;
+        Ok(Self {
+            kernel,
+            generation: generation(),
+            v4: OnceCell::new(),
+            v6: OnceCell::new(),
+        })
+    }
+
+    fn has_changed(&self) -> bool {
+        self.generation != generation()
+    }
+
+    fn rules(&self, family: IpFamily) -> &Rules {
+        let held = match family {
+            IpFamily::V4 => &self.v4,
+            IpFamily::V6 => &self.v6,
+        };
+        held.get_or_init(|| Rules::read(family))
+    }
+}
+
+fn generation() -> Option<Generation> {
+    Nftables::open().ok()?.generation().ok()
+}
+
+impl Rules {
+    fn read(family: IpFamily) -> Self {
+        let iptables = read::rules(family);
+        let mut unread: Vec<String> = iptables.unread.iter().map(ToString::to_string).collect();
+        let nft = Nftables::open().and_then(|nftables| Nft::read(nftables, family));
+        let nft = match nft {
+            Ok(nft) => {
+                unread.extend(nft.notes().iter().cloned());
+                Some(nft)
+            }
+            Err(Error::NoNftables) => None,
+            Err(error) => {
+                unread.push(format!("cannot read the rules of nf_tables: {error}"));
+                None
+            }
+        };
+        Self {
+            iptables,
+            nft,
+            unread,
+        }
+    }
+
+    fn all(&self) -> Vec<&dyn Ruleset> {
+        let mut all: Vec<&dyn Ruleset> = Vec::new();
+        for (_, tables) in &self.iptables.backends {
+            all.push(tables);
+        }
+        if let Some(nft) = &self.nft {
+            all.push(nft);
+        }
+        all
+    }
+}
+
+impl Routing for Live {
+    fn hop(&self, to: IpAddr) -> Option<Hop> {
+        let question = RouteQuestion {
+            destination: to,
+            source: None,
+            iif: None,
+            mark: 0,
+        };
+        match self.kernel.route(&question).ok()? {
+            Route::Local { .. } => Some(Hop {
+                interface: Interface::LOOPBACK.to_owned(),
+                is_local: true,
+                is_neighbour: true,
+            }),
+            Route::Out {
+                interface, gateway, ..
+            } => Some(Hop {
+                interface: interface.name,
+                is_local: false,
+                is_neighbour: gateway.is_none(),
+            }),
+            Route::None { .. } => None,
+        }
+    }
+}
+
+impl Follow for Live {
+    fn follow(&self, planned: &Planned<'_>) -> Vec<Walk> {
+        let from = match &planned.sender.way {
+            Way::Made(source) => Sender::Node(*source),
+            Way::Comes(interface, source) => {
+                // Whoever follows it knows more of an interface than its name.
+                let is_by_route = self
+                    .hop(*source)
+                    .is_some_and(|hop| hop.interface == *interface);
+                let given = Interface {
+                    index: None,
+                    name: interface.clone(),
+                };
+                Sender::Other(*source, (!is_by_route).then_some(given))
+            }
+        };
+        let question = Question {
+            protocol: planned.protocol,
+            from,
+            to: planned.to,
+            source_port: None,
+        };
+        let rules = self.rules(IpFamily::of(planned.to.ip()));
+        packet_path::walk(&question, &rules.all(), &self.kernel)
+    }
+
+    fn unread(&self) -> Vec<String> {
+        let read = [&self.v4, &self.v6].into_iter().filter_map(OnceCell::get);
+        read.flat_map(|rules| rules.unread.iter().cloned())
+            .collect()
+    }
+}

@@ -1,0 +1,375 @@
+//! What each step of a way comes from, in Kubernetes' words: a Service's field, an EndpointSlice's
+//! endpoint, a flag; or that it is not kube-proxy's.
+
+mod names;
+
+use super::objects::Place;
+pub(crate) use names::LISTENING;
+use names::{Space, origin_of};
+
+/// How the origin of what is somebody else's begins.
+pub(crate) const NOT_OURS: &str = "not kube-proxy's";
+
+/// The tables of iptables.
+const TABLES: [&str; 5] = ["raw", "mangle", "nat", "filter", "security"];
+/// The chains that every table begins with.
+const BUILT_IN: [&str; 5] = ["PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"];
+
+/// A step, as it was met.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Met<'a> {
+    /// `nat KUBE-SERVICES`, `table ip kube-proxy, chain services`, `IPVS`, `routing`.
+    pub(crate) place: &'a str,
+    /// The rule.
+    pub(crate) entry: &'a str,
+    /// `KUBE-CLUSTER-IP 10.96.0.1,tcp:80`.
+    pub(crate) members: &'a [String],
+}
+
+/// What a step of a packet comes from; empty where it is the kernel's own. `of`: whose address the
+/// packet was sent to.
+pub(crate) fn origin(met: &Met<'_>, of: Option<&Place<'_>>) -> String {
+    let (place, members) = (met.place, met.members);
+    if place == "IPVS" {
+        return of.map_or_else(
+            || "a virtual server; --ipvs-scheduler".to_owned(),
+            |of| {
+                service_words(
+                    Some(&of.port_name()),
+                    &format!("{}; --ipvs-scheduler", of.field()),
+                )
+            },
+        );
+    }
+    let Some(at) = Chain::parse(place) else {
+        let by_link = met.entry.contains("kube-ipvs0");
+        let link = by_link
+            .then(|| origin_of(Space::Link, "kube-ipvs0"))
+            .flatten();
+        return link.map_or_else(String::new, |says| in_words(says, of, None));
+    };
+    let named = at.service().or_else(|| commented(met.entry));
+    // The last of them is the one that decides.
+    let mut sets = members.iter().rev().filter_map(|member| {
+        let set = member.split([' ', ',']).next()?;
+        origin_of(at.sets(), set)
+    });
+    let target = || target_of(met.entry).and_then(|target| origin_of(at.space(), target));
+    let own = origin_of(at.space(), at.name);
+    // A chain of others that asks a set of ours, or leads to a chain of ours, is where theirs begin.
+    let is_ours = own.is_some() || at.is_built_in();
+    let says = match own {
+        Some(own) => Some(sets.next().unwrap_or(own)),
+        None if at.is_built_in() => target().or_else(|| sets.next()),
+        None => None,
+    };
+    match says {
+        Some(says) if is_ours => in_words(says, of, named.as_deref()),
+        _ => format!("{NOT_OURS}: {}", at.words()),
+    }
+}
+
+/// `Services: spec.clusterIPs` of a Service that is known: `Service default/web, port http:
+/// spec.clusterIPs`.
+fn in_words(says: &str, of: Option<&Place<'_>>, named: Option<&str>) -> String {
+    let of = of.map(Place::port_name);
+    let named = named.or(of.as_deref());
+    match says.split_once(": ") {
+        Some(("Services", what)) => service_words(named, what),
+        Some(("EndpointSlices", what)) => named.map_or_else(
+            || says.to_owned(),
+            |named| format!("EndpointSlices of {}: {what}", named_service(named).0),
+        ),
+        _ => says.to_owned(),
+    }
+}
+
+fn service_words(named: Option<&str>, what: &str) -> String {
+    let Some(named) = named else {
+        return format!("Services: {what}");
+    };
+    match named_service(named) {
+        (service, Some(port)) => format!("Service {service}, port {port}: {what}"),
+        (service, None) => format!("Service {service}: {what}"),
+    }
+}
+
+/// `default/web:http` in its parts.
+fn named_service(named: &str) -> (&str, Option<&str>) {
+    match named.split_once(':') {
+        Some((service, port)) if !port.is_empty() => (service, Some(port)),
+        Some((service, _)) => (service, None),
+        None => (named, None),
+    }
+}
+
+/// A chain.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Chain<'a> {
+    table: &'a str,
+    name: &'a str,
+    /// Whether it is one of nf\_tables, and not of iptables.
+    is_nft: bool,
+}
+
+impl<'a> Chain<'a> {
+    fn parse(place: &'a str) -> Option<Self> {
+        if let Some(rest) = place.strip_prefix("table ") {
+            let (table, chain) = rest.split_once(", chain ")?;
+            let table = table.split_once(' ').map_or(table, |(_, name)| name);
+            return Some(Self {
+                table,
+                name: chain,
+                is_nft: true,
+            });
+        }
+        let (table, chain) = place.split_once(' ')?;
+        TABLES.contains(&table).then_some(Self {
+            table,
+            name: chain,
+            is_nft: false,
+        })
+    }
+
+    fn space(&self) -> Space<'a> {
+        if self.is_nft {
+            Space::Nftables(self.table)
+        } else {
+            Space::Iptables(self.table)
+        }
+    }
+
+    /// Where the sets are that its rules ask.
+    fn sets(&self) -> Space<'a> {
+        if self.is_nft {
+            self.space()
+        } else {
+            Space::Ipset
+        }
+    }
+
+    fn is_built_in(&self) -> bool {
+        !self.is_nft && BUILT_IN.contains(&self.name)
+    }
+
+    /// The Service port that a chain of nftables mode names: `default/web:http`.
+    fn service(&self) -> Option<String> {
+        if !self.is_nft {
+            return None;
+        }
+        // service-PFISGYVC-default/web/tcp/http, endpoint-…-default/web/tcp/http__10.244.1.5/8080
+        let mut parts = self.name.splitn(3, '-').skip(2);
+        let mut parts = parts.next()?.split('/');
+        let (namespace, name) = (parts.next()?, parts.next()?);
+        let (_protocol, port) = (parts.next()?, parts.next()?);
+        let port = port.split_once("__").map_or(port, |(port, _)| port);
+        Some(format!("{namespace}/{name}:{port}"))
+    }
+
+    fn words(&self) -> String {
+        let Self { table, name, .. } = self;
+        if self.is_nft {
+            format!("table {table} of nftables")
+        } else if self.is_built_in() {
+            format!("a rule in chain {name} of table {table}")
+        } else {
+            format!("chain {name}")
+        }
+    }
+}
+
+/// The Service port that a rule's comment begins with: `default/web:http cluster IP`.
+fn commented(entry: &str) -> Option<String> {
+    let (_, comment) = entry
+        .split_once("--comment ")
+        .or_else(|| entry.split_once("comment "))?;
+    let comment = comment.trim_start_matches('"');
+    let name = comment.split([' ', '"']).next()?;
+    let (namespace, rest) = name.split_once('/')?;
+    let is_name = |text: &str| {
+        let mut bytes = text.bytes();
+        !text.is_empty() && bytes.all(|byte| byte.is_ascii_alphanumeric() || b"-.".contains(&byte))
+    };
+    let (service, port) = rest.split_once(':').unwrap_or((rest, ""));
+    let is_port = port.is_empty() || is_name(port);
+    (is_name(namespace) && is_name(service) && is_port).then(|| name.to_owned())
+}
+
+/// The chain that a rule leads to.
+fn target_of(entry: &str) -> Option<&str> {
+    let mut words = entry.split_whitespace();
+    words.find(|word| matches!(*word, "-j" | "-g" | "jump" | "goto"))?;
+    words.next()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::explain::objects::Objects;
+    use crate::view::{Address, AddressKind, Port, Service, ServiceName};
+
+    fn objects() -> Objects {
+        let service = Service {
+            name: ServiceName {
+                namespace: "default".to_owned(),
+                name: "web".to_owned(),
+            },
+            ports: vec![Port {
+                name: "http".to_owned(),
+                protocol: "TCP".to_owned(),
+                port: 80,
+                addresses: vec![Address {
+                    kind: AddressKind::ClusterIp,
+                    at: "10.96.0.10:80".to_owned(),
+                    ..Address::default()
+                }],
+                ..Port::default()
+            }],
+            ..Service::default()
+        };
+        Objects {
+            services: vec![service],
+            ..Objects::default()
+        }
+    }
+
+    fn known(place: &str, entry: &str, members: &[&str]) -> String {
+        let objects = objects();
+        let of = objects.places().next();
+        let members: Vec<String> = members.iter().map(ToString::to_string).collect();
+        let met = Met {
+            place,
+            entry,
+            members: &members,
+        };
+        origin(&met, of.as_ref())
+    }
+
+    fn unknown(place: &str, entry: &str) -> String {
+        let met = Met {
+            place,
+            entry,
+            members: &[],
+        };
+        origin(&met, None)
+    }
+
+    #[test]
+    fn a_step_comes_from_a_field_of_its_service() {
+        let web = "Service default/web, port http: ";
+        assert_eq!(
+            known(
+                "nat KUBE-SERVICES",
+                "-A KUBE-SERVICES -m set --match-set KUBE-CLUSTER-IP dst,dst -j KUBE-MARK-MASQ",
+                &["KUBE-CLUSTER-IP 10.96.0.10,tcp:80"],
+            ),
+            format!(
+                "{web}spec.clusterIPs; whom it masquerades: --cluster-cidr, --detect-local-mode, --masquerade-all"
+            )
+        );
+        assert_eq!(
+            known("IPVS", "TCP 10.96.0.10:80 rr", &[]),
+            format!("{web}spec.clusterIPs; --ipvs-scheduler")
+        );
+        assert_eq!(
+            known(
+                "table ip kube-proxy, chain services",
+                "",
+                &["service-ips 10.96.0.10 . tcp . 80"]
+            ),
+            format!("{web}spec.clusterIPs, spec.externalIPs, status.loadBalancer.ingress")
+        );
+        assert_eq!(
+            known("table ip kube-proxy-ipvs, chain KUBE-IPVS-FILTER", "", &[]),
+            "kube-proxy: ports that no Service exposes (kubernetes/kubernetes#72236)"
+        );
+    }
+
+    #[test]
+    fn without_a_daemon_rules_name_their_services() {
+        assert_eq!(
+            unknown(
+                "nat KUBE-SVC-LOLE4ISW44XBNF3G",
+                "-A KUBE-SVC-LOLE4ISW44XBNF3G -m comment --comment \"shop/cart:http -> 10.244.1.5:80\" -j KUBE-SEP-X"
+            ),
+            "EndpointSlices of shop/cart: endpoints that are ready"
+        );
+        assert_eq!(
+            unknown(
+                "table ip kube-proxy, chain service-PFISGYVC-default/web/tcp/",
+                ""
+            ),
+            "EndpointSlices of default/web: endpoints that are ready"
+        );
+        assert_eq!(
+            unknown(
+                "table ip6 kube-proxy, chain endpoint-W2BRTWSS-default/web/tcp/p__10.244.2.5/8080",
+                ""
+            ),
+            "Service default/web, port p: sessionAffinity: ClientIP"
+        );
+        // A comment that is no name.
+        assert_eq!(
+            unknown(
+                "nat KUBE-SERVICES",
+                "-A KUBE-SERVICES -m comment --comment \"kubernetes service nodeports; NOTE: this\" -j KUBE-NODEPORTS"
+            ),
+            "Services: spec.clusterIPs, spec.externalIPs, status.loadBalancer.ingress"
+        );
+    }
+
+    #[test]
+    fn what_is_of_others_is_called_so() {
+        assert_eq!(
+            unknown("filter DOCKER-USER", "-A DOCKER-USER -j DROP"),
+            "not kube-proxy's: chain DOCKER-USER"
+        );
+        assert_eq!(
+            unknown("filter INPUT", "-A INPUT -p tcp -j DROP"),
+            "not kube-proxy's: a rule in chain INPUT of table filter"
+        );
+        assert_eq!(
+            unknown("table inet firewalld, chain filter_INPUT", "reject"),
+            "not kube-proxy's: table firewalld of nftables"
+        );
+        // Where ours begin.
+        let jump =
+            "-A PREROUTING -m comment --comment \"kubernetes service portals\" -j KUBE-SERVICES";
+        assert!(unknown("nat PREROUTING", jump).starts_with("Services: "));
+        let theirs = "-A cali-x -m set --match-set KUBE-CLUSTER-IP dst,dst -j DROP";
+        assert!(
+            known(
+                "filter cali-x",
+                theirs,
+                &["KUBE-CLUSTER-IP 10.96.0.10,tcp:80"]
+            )
+            .starts_with(NOT_OURS)
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_is_in_the_kernel_is_read(
+            place in "(nat |table ip |IPVS|)?.{0,30}(, chain .{0,30})?",
+            entry in "(-j |comment \"?|)?.{0,40}",
+            member in ".{0,20}",
+        ) {
+            let members = [member];
+            let met = Met { place: &place, entry: &entry, members: &members };
+            let objects = objects();
+            let _ = origin(&met, objects.places().next().as_ref());
+            let _ = origin(&met, None);
+        }
+    }
+
+    #[test]
+    fn what_is_the_kernels_has_none() {
+        assert_eq!(unknown("routing", "by eth0"), "");
+        assert_eq!(
+            unknown("routing", "local 10.96.0.10 dev kube-ipvs0"),
+            "Services: the addresses that this node serves"
+        );
+    }
+}

@@ -1,0 +1,133 @@
+use std::net::IpAddr;
+
+use packet_path::Packet;
+
+use super::*;
+use crate::explain::journeys::Hop;
+use crate::view::{Address, Endpoint, Port, Service, ServiceName};
+
+/// A kernel in which every packet has so many ways, each to another endpoint.
+struct Fake(u16);
+
+impl Routing for Fake {
+    fn hop(&self, _: IpAddr) -> Option<Hop> {
+        Some(Hop {
+            interface: "eth0".to_owned(),
+            is_local: false,
+            is_neighbour: true,
+        })
+    }
+}
+
+impl Follow for Fake {
+    fn follow(&self, planned: &Planned<'_>) -> Vec<packet_path::Walk> {
+        let mut packet = Packet::new(6, [10, 0, 0, 1].into(), planned.to.ip(), planned.to.port());
+        packet.translate(Some([10, 244, 2, 1].into()), None);
+        let walk = |port: u16| packet_path::Walk {
+            chance: 1.0 / f64::from(self.0),
+            fate: packet_path::Fate::Delivered,
+            presumed: packet_path::Fate::Delivered,
+            endpoint: Some(([10, 244, 2, 1], port).into()),
+            why: String::new(),
+            source: packet_path::Source::Kept,
+            steps: Vec::new(),
+            passed: 0,
+            doubts: Vec::new(),
+            packet: packet.clone(),
+        };
+        (1..=self.0).map(walk).collect()
+    }
+
+    fn unread(&self) -> Vec<String> {
+        vec!["the moon cannot be read".to_owned()]
+    }
+}
+
+fn objects(ports: u16) -> Objects {
+    let port = |number: u16| Port {
+        protocol: "TCP".to_owned(),
+        port: number,
+        addresses: vec![Address {
+            at: format!("10.96.0.9:{number}"),
+            ..Address::default()
+        }],
+        endpoints: vec![Endpoint::default()],
+        ..Port::default()
+    };
+    let service = Service {
+        name: ServiceName {
+            namespace: "default".to_owned(),
+            name: "web".to_owned(),
+        },
+        ports: (1..=ports).map(port).collect(),
+        ..Service::default()
+    };
+    Objects {
+        mode: Some("ipvs".to_owned()),
+        services: vec![service],
+        ..Objects::default()
+    }
+}
+
+fn explained(ports: u16, ways: u16) -> Explanation {
+    let asked = Asked::parse("default/web", "node", "").unwrap();
+    explain(&asked, &objects(ports), &Fake(ways), &|_, _, _| None)
+}
+
+#[test]
+fn every_journey_has_its_ways_and_a_sentence() {
+    let explanation = explained(2, 2);
+    assert_eq!(explanation.mode.as_deref(), Some("ipvs"));
+    let [first, _] = &*explanation.journeys else {
+        panic!("{explanation:?}");
+    };
+    assert_eq!((&*first.from, &*first.to), ("this node", "10.96.0.9:1"));
+    assert_eq!(first.of.as_deref(), Some("clusterIP of default/web"));
+    assert!(
+        first
+            .verdict
+            .starts_with("this node reaches 10.244.2.1:1 or 10.244.2.1:2, half each")
+    );
+    assert_eq!(explanation.notes, ["the moon cannot be read"]);
+    assert_eq!(exit_status(&explanation), 0);
+}
+
+#[test]
+fn what_an_answer_holds_is_bounded() {
+    let many = explained(300, 1);
+    assert_eq!(many.journeys.len(), JOURNEYS_MAX);
+    assert!(
+        many.notes[0].starts_with("200 of 300 journeys were followed"),
+        "{:?}",
+        many.notes
+    );
+    let wide = explained(300, 5_000);
+    let listed: usize = wide.journeys.iter().map(|one| one.walks.len()).sum();
+    assert_eq!(listed, WALKS_MAX);
+    assert!(
+        wide.notes[0].contains("500 of 5000 ways are listed"),
+        "{:?}",
+        wide.notes[0]
+    );
+    // The sentence is about all of them.
+    assert!(wide.journeys[0].verdict.contains("one in 5000 each"));
+}
+
+#[test]
+fn the_exit_status_says_whether_all_arrive() {
+    let with = |fate| {
+        let mut explanation = explained(2, 1);
+        explanation.journeys[1].walks[0].fate = fate;
+        exit_status(&explanation)
+    };
+    assert_eq!(with(Fate::Delivered), 0);
+    assert_eq!(with(Fate::Local), 0);
+    for fate in [Fate::Dropped, Fate::Refused, Fate::Reset, Fate::Forwarded] {
+        assert_eq!(with(fate), 1, "{fate:?}");
+    }
+    assert_eq!(with(Fate::Unknown), 2);
+    assert_eq!(exit_status(&Explanation::default()), 2);
+    let mut lost = explained(1, 1);
+    lost.journeys[0].walks[0].unanswered = Some("it is deaf".to_owned());
+    assert_eq!(exit_status(&lost), 1);
+}

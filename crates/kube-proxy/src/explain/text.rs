@@ -1,0 +1,216 @@
+//! An explanation for people: what becomes of the packet, and then its way, step by step; where it
+//! may go several ways, what they have in common first.
+
+use std::fmt::Write as _;
+
+use crate::view::{Explanation, Journey, Step, Walk};
+
+use super::fails;
+
+/// How many ways from one place are shown where not all are asked for.
+const BRANCHES: usize = 4;
+/// How wide the column of places is at most.
+const PLACE: usize = 34;
+
+/// How it is shown.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Style {
+    /// Also the rules and members themselves, how many rules did nothing, and every way.
+    pub(crate) is_wide: bool,
+    /// With colours: a terminal is there to show them.
+    pub(crate) has_colours: bool,
+}
+
+/// The text, with its last newline.
+pub(crate) fn render(explanation: &Explanation, style: Style) -> String {
+    let mut page = Page {
+        text: String::new(),
+        style,
+    };
+    for (number, journey) in explanation.journeys.iter().enumerate() {
+        if number > 0 {
+            page.text.push('\n');
+        }
+        page.journey(journey);
+    }
+    for note in &explanation.notes {
+        page.line("", &format!("note: {note}"));
+    }
+    page.text
+}
+
+struct Page {
+    text: String,
+    style: Style,
+}
+
+/// A step of a way, and how many branches it is deep.
+type Ways<'a> = Vec<(f64, &'a [Step], &'a Walk)>;
+
+impl Page {
+    fn line(&mut self, indent: &str, text: &str) {
+        self.text.push_str(indent);
+        // What is in the kernel may be of anybody, and a terminal obeys what it reads.
+        let shown = text.chars();
+        self.text
+            .extend(shown.map(|one| if one.is_control() { '\u{fffd}' } else { one }));
+        self.text.push('\n');
+    }
+
+    fn coloured(&self, text: &str, colour: u8) -> String {
+        if self.style.has_colours {
+            format!("\u{1b}[{colour}m{text}\u{1b}[0m")
+        } else {
+            text.to_owned()
+        }
+    }
+
+    fn journey(&mut self, journey: &Journey) {
+        let Journey {
+            from, to, protocol, ..
+        } = journey;
+        let of = journey.of.as_deref();
+        let of = of.map_or_else(String::new, |of| format!(", {of}"));
+        self.line("", &format!("{from} → {to}/{protocol}{of}"));
+        let mark = if fails(journey) {
+            self.coloured("FAILS", 31)
+        } else {
+            self.coloured("ok", 32)
+        };
+        let _ = write!(self.text, "  {mark}  ");
+        self.line("", &journey.verdict);
+        let ways = journey.walks.iter();
+        let ways: Ways<'_> = ways
+            .map(|walk| (walk.chance.0, walk.steps.as_slice(), walk))
+            .collect();
+        let all: f64 = ways.iter().map(|(chance, ..)| chance).sum();
+        self.ways(&ways, "    ", all);
+    }
+
+    /// What these ways have in common, and then each.
+    fn ways(&mut self, ways: &Ways<'_>, indent: &str, all: f64) {
+        let common = common(ways);
+        if let Some((_, steps, _)) = ways.first() {
+            let mut before = "";
+            for step in steps.iter().take(common) {
+                self.step(indent, step, before);
+                before = &step.origin;
+            }
+        }
+        if let [(_, _, walk)] = &**ways {
+            self.end(indent, walk);
+        }
+        if ways.len() < 2 {
+            return;
+        }
+        let mut groups: Vec<Ways<'_>> = Vec::new();
+        for (chance, steps, walk) in ways {
+            let rest = steps.get(common..).unwrap_or_default();
+            let group = groups.iter_mut().find(|group| {
+                let first = group.first().and_then(|(_, known, _)| known.first());
+                first.is_some() && first == rest.first()
+            });
+            match group {
+                Some(group) => group.push((*chance, rest, walk)),
+                None => groups.push(vec![(*chance, rest, walk)]),
+            }
+        }
+        let shown = if self.style.is_wide {
+            groups.len()
+        } else {
+            BRANCHES
+        };
+        let more = groups.len().saturating_sub(shown);
+        for (number, group) in groups.iter().take(shown).enumerate() {
+            let is_last = number + 1 == groups.len();
+            let chance: f64 = group.iter().map(|(chance, ..)| chance).sum();
+            let share = if all > 0.0 { chance / all } else { 0.0 };
+            let ends: Vec<&str> = group
+                .iter()
+                .filter_map(|(_, _, walk)| walk.endpoint.as_deref())
+                .collect();
+            let end = match &*ends {
+                [one] => format!("  {one}"),
+                _ => String::new(),
+            };
+            let fork = if is_last { "└─" } else { "├─" };
+            self.line(indent, &format!("{fork} {:.1} %{end}", share * 100.0));
+            let deeper = format!("{indent}{}", if is_last { "     " } else { "│    " });
+            self.ways(group, &deeper, all);
+        }
+        if more > 0 {
+            self.line(
+                indent,
+                &format!("└─ and {more} more ways: -o wide shows them"),
+            );
+        }
+    }
+
+    /// What is to be said at the end of a way.
+    fn end(&mut self, indent: &str, walk: &Walk) {
+        for doubt in &walk.doubts {
+            self.line(indent, &format!("not sure: {doubt}"));
+        }
+        if self.style.is_wide && walk.rules_passed > 0 {
+            let count = walk.rules_passed;
+            self.line(
+                indent,
+                &format!("({count} rules were passed that do nothing to it)"),
+            );
+        }
+    }
+
+    /// `before`: where the step before it comes from, which need not be told twice.
+    fn step(&mut self, indent: &str, step: &Step, before: &str) {
+        let place = &step.place;
+        let says = if step.says.is_empty() {
+            &step.entry
+        } else {
+            &step.says
+        };
+        let mut line = format!("{place:<PLACE$}  {says}");
+        if let Some(packets) = step.packets {
+            let _ = write!(line, "  [{}]", counted(packets, step.bytes));
+        }
+        self.line(indent, &line);
+        let under = " ".repeat(PLACE + 2);
+        let is_said = !step.says.is_empty() && !step.entry.is_empty();
+        if is_said && self.style.is_wide {
+            self.line(&format!("{indent}{under}"), &step.entry);
+        }
+        if self.style.is_wide {
+            for member in &step.members {
+                self.line(&format!("{indent}{under}"), &format!("found: {member}"));
+            }
+        }
+        if !step.origin.is_empty() && step.origin != before {
+            self.line(&format!("{indent}{under}"), &format!("← {}", step.origin));
+        }
+    }
+}
+
+/// How many steps all ways begin with.
+fn common(ways: &Ways<'_>) -> usize {
+    let Some(((_, first, _), others)) = ways.split_first() else {
+        return 0;
+    };
+    let is_alike = |number: &usize| {
+        let step = first.get(*number);
+        step.is_some()
+            && others
+                .iter()
+                .all(|(_, steps, _)| steps.get(*number) == step)
+    };
+    (0..first.len()).take_while(is_alike).count()
+}
+
+fn counted(packets: u64, bytes: Option<u64>) -> String {
+    let plural = if packets == 1 { "" } else { "s" };
+    match bytes {
+        Some(bytes) => format!("{packets} packet{plural}, {bytes} bytes"),
+        None => format!("{packets} packet{plural}"),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,132 @@
+use super::*;
+use crate::view::{Chance, Fate};
+
+fn step(place: &str, says: &str) -> Step {
+    Step {
+        place: place.to_owned(),
+        says: says.to_owned(),
+        ..Step::default()
+    }
+}
+
+fn walk(chance: f64, endpoint: &str, steps: Vec<Step>) -> Walk {
+    Walk {
+        chance: Chance(chance),
+        fate: Fate::Delivered,
+        endpoint: Some(endpoint.to_owned()),
+        source: "kept".to_owned(),
+        steps,
+        ..Walk::default()
+    }
+}
+
+fn explanation(walks: Vec<Walk>) -> Explanation {
+    Explanation {
+        to: "default/web".to_owned(),
+        journeys: vec![Journey {
+            from: "pod 10.244.1.9 on this node".to_owned(),
+            to: "10.96.0.9:80".to_owned(),
+            protocol: "TCP".to_owned(),
+            of: Some("clusterIP of default/web".to_owned()),
+            walks,
+            verdict: "a pod on this node reaches somebody".to_owned(),
+        }],
+        notes: vec!["so it is".to_owned()],
+        ..Explanation::default()
+    }
+}
+
+/// Two ways, which part at the second step.
+fn two() -> Explanation {
+    let rule = Step {
+        entry: "-A KUBE-SERVICES -j KUBE-SVC-1".to_owned(),
+        origin: "Service default/web".to_owned(),
+        members: vec!["KUBE-CLUSTER-IP 10.96.0.9,tcp:80".to_owned()],
+        packets: Some(7),
+        bytes: Some(420),
+        ..step("nat KUBE-SERVICES", "goes on to KUBE-SVC-1")
+    };
+    let way = |endpoint: &str| {
+        let steps = vec![
+            rule.clone(),
+            step("nat KUBE-SVC-1", endpoint),
+            step("routing", "by eth0"),
+        ];
+        walk(0.5, &format!("{endpoint}:80"), steps)
+    };
+    explanation(vec![way("10.0.0.1"), way("10.0.0.2")])
+}
+
+#[test]
+fn what_ways_have_in_common_is_told_once() {
+    let text = render(&two(), Style::default());
+    let wanted = "\
+pod 10.244.1.9 on this node → 10.96.0.9:80/TCP, clusterIP of default/web
+  ok  a pod on this node reaches somebody
+    nat KUBE-SERVICES                   goes on to KUBE-SVC-1  [7 packets, 420 bytes]
+                                        ← Service default/web
+    ├─ 50.0 %  10.0.0.1:80
+    │    nat KUBE-SVC-1                      10.0.0.1
+    │    routing                             by eth0
+    └─ 50.0 %  10.0.0.2:80
+         nat KUBE-SVC-1                      10.0.0.2
+         routing                             by eth0
+note: so it is
+";
+    assert_eq!(text, wanted);
+}
+
+#[test]
+fn wide_shows_all_rules_and_all_ways() {
+    let wide = Style {
+        is_wide: true,
+        has_colours: false,
+    };
+    let mut two = two();
+    two.journeys[0].walks[0].rules_passed = 12;
+    two.journeys[0].walks[0]
+        .doubts
+        .push("whether it is Tuesday".to_owned());
+    let text = render(&two, wide);
+    for line in [
+        "-A KUBE-SERVICES -j KUBE-SVC-1\n",
+        "found: KUBE-CLUSTER-IP 10.96.0.9,tcp:80\n",
+        "(12 rules were passed that do nothing to it)\n",
+        "not sure: whether it is Tuesday\n",
+    ] {
+        assert!(text.contains(line), "{text}");
+    }
+    let ways = (0..50).map(|host| {
+        let endpoint = format!("10.0.0.{host}:80");
+        walk(0.02, &endpoint, vec![step("IPVS", &endpoint)])
+    });
+    let many = explanation(ways.collect());
+    let short = render(&many, Style::default());
+    assert!(
+        short.contains("└─ and 46 more ways: -o wide shows them\n"),
+        "{short}"
+    );
+    assert_eq!(render(&many, wide).matches(" 2.0 %").count(), 50);
+}
+
+#[test]
+fn colours_are_for_terminals_and_nobody_else_may_send_any() {
+    let colours = Style {
+        is_wide: false,
+        has_colours: true,
+    };
+    assert!(render(&two(), colours).contains("\u{1b}[32mok\u{1b}[0m"));
+    let mut lost = two();
+    lost.journeys[0].walks[0].fate = Fate::Dropped;
+    assert!(render(&lost, colours).contains("\u{1b}[31mFAILS\u{1b}[0m"));
+    lost.journeys[0].walks[0].steps[0].says = "--comment \u{1b}[2J\n".to_owned();
+    let text = render(&lost, Style::default());
+    assert!(!text.contains('\u{1b}'), "{text}");
+}
+
+#[test]
+fn it_is_shown_whatever_is_missing() {
+    let text = render(&explanation(Vec::new()), Style::default());
+    assert!(text.contains("FAILS"), "nothing is known of it: {text}");
+    assert_eq!(render(&Explanation::default(), Style::default()), "");
+}

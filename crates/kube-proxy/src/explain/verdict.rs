@@ -1,0 +1,273 @@
+//! All of a journey in one sentence.
+
+use std::collections::HashMap;
+use std::fmt::Write as _;
+use std::net::{IpAddr, SocketAddr};
+
+use super::journeys::{Planned, Way};
+use super::objects::Place;
+use super::origin::NOT_OURS;
+use crate::view::{Fate, Walk};
+
+/// How many endpoints a sentence names.
+const NAMED: usize = 4;
+
+/// The sentence for what becomes of packets that take these ways.
+pub(crate) fn verdict(planned: &Planned<'_>, walks: &[Walk]) -> String {
+    let mut parts: Vec<(f64, String)> = Vec::new();
+    let delivered: Vec<&Walk> = walks.iter().filter(|walk| arrives(walk)).collect();
+    if !delivered.is_empty() {
+        parts.push((total(&delivered), reached(planned, &delivered)));
+    }
+    for walk in walks.iter().filter(|walk| !arrives(walk)) {
+        let said = other(planned, walk);
+        match parts.iter_mut().find(|(_, known)| *known == said) {
+            Some((chance, _)) => *chance += walk.chance.0,
+            None => parts.push((walk.chance.0, said)),
+        }
+    }
+    let who = &planned.sender.who;
+    match &*parts {
+        [] => format!(
+            "what becomes of packets from {} cannot be said",
+            who.trim_end_matches(',')
+        ),
+        [(_, said)] => format!("{who} {said}"),
+        several => {
+            let mut text = who.clone();
+            for (number, (chance, said)) in several.iter().enumerate() {
+                let between = if number == 0 { " " } else { "; " };
+                let _ = write!(text, "{between}{} {said}", times(*chance));
+            }
+            text
+        }
+    }
+}
+
+/// Whether an endpoint gets it, and can answer.
+fn arrives(walk: &Walk) -> bool {
+    walk.fate == Fate::Delivered && walk.unanswered.is_none()
+}
+
+fn total(walks: &[&Walk]) -> f64 {
+    walks.iter().map(|walk| walk.chance.0).sum()
+}
+
+/// `reaches 10.244.1.5:8080 or 10.244.2.7:8080, half each; the endpoint sees the client's own address`
+fn reached(planned: &Planned<'_>, walks: &[&Walk]) -> String {
+    let mut shares: Vec<(String, f64)> = Vec::new();
+    let mut places: HashMap<&str, usize> = HashMap::new();
+    for walk in walks {
+        let endpoint = walk.endpoint.as_deref().unwrap_or("an endpoint");
+        let place = *places.entry(endpoint).or_insert(shares.len());
+        if let Some((_, chance)) = shares.get_mut(place) {
+            *chance += walk.chance.0;
+            continue;
+        }
+        let name = if is_itself(planned, endpoint) {
+            format!("itself ({endpoint})")
+        } else {
+            endpoint.to_owned()
+        };
+        shares.push((name, walk.chance.0));
+    }
+    format!("reaches {}; {}", endpoints(&shares), seen(planned, walks))
+}
+
+fn is_itself(planned: &Planned<'_>, endpoint: &str) -> bool {
+    let endpoint = endpoint.parse::<SocketAddr>().map(|at| at.ip());
+    matches!((&planned.sender.way, endpoint), (Way::Comes(_, from), Ok(at)) if *from == at)
+}
+
+fn endpoints(shares: &[(String, f64)]) -> String {
+    let all: f64 = shares.iter().map(|(_, chance)| chance).sum();
+    let count = shares.len();
+    #[allow(clippy::cast_precision_loss, reason = "a number of endpoints")]
+    let equal = all / count.max(1) as f64;
+    let is_even = shares
+        .iter()
+        .all(|(_, chance)| (chance - equal).abs() < 0.005 * equal);
+    let name = |(endpoint, chance): &(String, f64)| {
+        if is_even || all == 0.0 {
+            endpoint.clone()
+        } else {
+            format!("{endpoint} ({})", percent(chance / all))
+        }
+    };
+    let mut names: Vec<String> = shares.iter().take(NAMED).map(name).collect();
+    let more = count.saturating_sub(names.len());
+    let mut text = if more > 0 {
+        format!("{} or one of {more} more", names.join(", "))
+    } else {
+        let last = names.pop().unwrap_or_default();
+        if names.is_empty() {
+            last
+        } else {
+            format!("{} or {last}", names.join(", "))
+        }
+    };
+    if is_even {
+        match count {
+            0 | 1 => {}
+            2 => text.push_str(", half each"),
+            3 => text.push_str(", a third each"),
+            4 => text.push_str(", a quarter each"),
+            more => {
+                let _ = write!(text, ", one in {more} each");
+            }
+        }
+    }
+    text
+}
+
+fn seen(planned: &Planned<'_>, walks: &[&Walk]) -> String {
+    let kept = |walk: &&&Walk| is_kept(walk);
+    let count = walks.iter().filter(kept).count();
+    if count == walks.len() {
+        match planned.sender.way {
+            Way::Made(_) => "the endpoint sees the address that it was sent from".to_owned(),
+            Way::Comes(..) => "the endpoint sees the client's own address".to_owned(),
+        }
+    } else if count == 0 {
+        "the endpoint sees an address of this node as the client".to_owned()
+    } else {
+        let rewritten = walks.iter().find(|walk| !is_kept(walk));
+        let rewritten = rewritten.and_then(|walk| walk.endpoint.as_deref());
+        format!(
+            "{} sees an address of this node as the client, the others the client's own",
+            rewritten.unwrap_or("one endpoint")
+        )
+    }
+}
+
+/// Whether the endpoint sees the source that the packet had.
+pub(crate) fn is_kept(walk: &Walk) -> bool {
+    walk.source.starts_with("kept")
+}
+
+/// What becomes of a packet that no endpoint answers.
+fn other(planned: &Planned<'_>, walk: &Walk) -> String {
+    let last = walk.steps.last();
+    let why = why(planned, walk.fate);
+    let at = last.map(|step| {
+        let entry = if step.entry.is_empty() {
+            String::new()
+        } else {
+            format!(" (`{}`)", step.entry)
+        };
+        format!("{}{entry}", step.place)
+    });
+    let at = at.unwrap_or_else(|| "this node".to_owned());
+    let origin = last
+        .map(|step| &*step.origin)
+        .filter(|origin| !origin.is_empty());
+    let because = match origin {
+        Some(origin) if origin.starts_with(NOT_OURS) => Some(origin.to_owned()),
+        _ => why.or_else(|| origin.map(|origin| format!("it comes from {origin}"))),
+    };
+    let because = because.map_or_else(String::new, |why| format!(": {why}"));
+    let says = last.map(|step| &*step.says).unwrap_or_default();
+    match walk.fate {
+        Fate::Delivered => {
+            let endpoint = walk.endpoint.as_deref().unwrap_or("an endpoint");
+            let lost = walk.unanswered.as_deref().unwrap_or_default();
+            format!("reaches {endpoint}, but gets no answer: {lost}")
+        }
+        Fate::Refused => format!("is refused by {at}{because}"),
+        Fate::Dropped => format!("is dropped by {at}, and hears nothing{because}"),
+        Fate::Reset => format!("is taken by {at}, and its connection is ended at once{because}"),
+        Fate::Local => format!(
+            "reaches this node itself: whatever listens at {} here, or a refusal if nothing does",
+            walk.endpoint
+                .clone()
+                .unwrap_or_else(|| planned.to.to_string())
+        ),
+        Fate::Forwarded => format!(
+            "is sent on to {} as it is: no Service takes it here",
+            walk.endpoint
+                .clone()
+                .unwrap_or_else(|| planned.to.to_string())
+        ),
+        Fate::Unknown => format!("cannot be followed beyond {at}: {says}"),
+    }
+}
+
+/// Why an address of a Service is not served, by its objects.
+fn why(planned: &Planned<'_>, fate: Fate) -> Option<String> {
+    if !matches!(fate, Fate::Refused | Fate::Dropped | Fate::Reset) {
+        return None;
+    }
+    let of = planned.of.as_ref()?;
+    let service = &of.service.name;
+    if let Some(other) = &of.address.lost_to {
+        return Some(format!(
+            "{} is served for {other} instead, which is older",
+            of.address.at
+        ));
+    }
+    let (policy, is_local) = of.policy();
+    let mut endpoints = of.endpoints().map(|(_, endpoint)| endpoint).peekable();
+    if endpoints.peek().is_none() {
+        return Some(format!("{service} has no endpoints"));
+    }
+    let endpoints: Vec<_> = endpoints.collect();
+    if !endpoints
+        .iter()
+        .any(|one| one.cluster || one.local_policy || one.ready)
+    {
+        return Some(format!("no endpoint of {service} is ready"));
+    }
+    if is_local && !endpoints.iter().any(|one| one.local && one.local_policy) {
+        return Some(format!(
+            "{policy} is Local, and no endpoint of {service} on this node is ready"
+        ));
+    }
+    outside_ranges(planned, of)
+}
+
+fn outside_ranges(planned: &Planned<'_>, of: &Place<'_>) -> Option<String> {
+    let is_balanced = of.address.kind == crate::view::AddressKind::LoadBalancerIp;
+    let ranges = &of.service.source_ranges;
+    if !is_balanced || ranges.is_empty() {
+        return None;
+    }
+    let within = |address: IpAddr| {
+        let nets = ranges
+            .iter()
+            .filter_map(|range| range.parse::<ipnet::IpNet>().ok());
+        nets.into_iter().any(|net| net.contains(&address))
+    };
+    let said = ranges.join(", ");
+    match planned.sender.way {
+        Way::Comes(_, from) if !within(from) => Some(format!(
+            "{from} is in none of the loadBalancerSourceRanges of {} ({said})",
+            of.service.name
+        )),
+        Way::Made(_) => Some(format!(
+            "no address of this node is in the loadBalancerSourceRanges of {} ({said})",
+            of.service.name
+        )),
+        Way::Comes(..) => None,
+    }
+}
+
+/// `half of the time`
+fn times(chance: f64) -> String {
+    if (chance - 0.5).abs() < 0.005 {
+        "half of the time".to_owned()
+    } else {
+        format!("{} of the time", percent(chance))
+    }
+}
+
+fn percent(share: f64) -> String {
+    let percent = share * 100.0;
+    if percent > 0.0 && percent < 1.0 {
+        format!("{percent:.2} %")
+    } else {
+        format!("{percent:.0} %")
+    }
+}
+
+#[cfg(test)]
+mod tests;

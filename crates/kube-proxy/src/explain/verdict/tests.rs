@@ -1,0 +1,211 @@
+use super::*;
+use crate::explain::journeys::Sender;
+use crate::explain::objects::Objects;
+use crate::view::{Address, AddressKind, Chance, Endpoint, Port, Service, ServiceName, Step};
+
+fn delivered(endpoint: &str, chance: f64, source: &str) -> Walk {
+    Walk {
+        chance: Chance(chance),
+        fate: Fate::Delivered,
+        endpoint: Some(endpoint.to_owned()),
+        source: source.to_owned(),
+        ..Walk::default()
+    }
+}
+
+fn failed(fate: Fate, chance: f64, place: &str, entry: &str, origin: &str) -> Walk {
+    let step = Step {
+        place: place.to_owned(),
+        entry: entry.to_owned(),
+        origin: origin.to_owned(),
+        ..Step::default()
+    };
+    Walk {
+        chance: Chance(chance),
+        fate,
+        steps: vec![step],
+        ..Walk::default()
+    }
+}
+
+fn pod(of: Option<Place<'_>>) -> Planned<'_> {
+    Planned {
+        sender: Sender {
+            words: "pod 10.244.1.9 on this node".to_owned(),
+            who: "a pod on this node".to_owned(),
+            way: Way::Comes("cbr0".to_owned(), "10.244.1.9".parse().unwrap()),
+        },
+        to: "10.96.0.9:80".parse().unwrap(),
+        protocol: proxy::Protocol::Tcp,
+        of,
+    }
+}
+
+const MASQUERADED: &str = "masqueraded, to an address of this node";
+
+#[test]
+fn endpoints_are_named_with_their_shares() {
+    let told = |walks: &[Walk]| verdict(&pod(None), walks);
+    assert_eq!(
+        told(&[
+            delivered("10.244.1.5:8080", 0.5, "kept"),
+            delivered("10.244.2.7:8080", 0.5, "kept"),
+        ]),
+        "a pod on this node reaches 10.244.1.5:8080 or 10.244.2.7:8080, half each; the endpoint sees the client's own address"
+    );
+    assert_eq!(
+        told(&[delivered("10.244.2.7:8080", 1.0, MASQUERADED)]),
+        "a pod on this node reaches 10.244.2.7:8080; the endpoint sees an address of this node as the client"
+    );
+    assert_eq!(
+        told(&[
+            delivered("10.244.2.7:8080", 0.75, "kept"),
+            delivered("10.244.2.8:8080", 0.25, "kept"),
+        ]),
+        "a pod on this node reaches 10.244.2.7:8080 (75 %) or 10.244.2.8:8080 (25 %); the endpoint sees the client's own address"
+    );
+    let many: Vec<Walk> = (0..50)
+        .map(|host| delivered(&format!("10.244.2.{host}:80"), 0.02, "kept"))
+        .collect();
+    let told = told(&many);
+    assert!(
+        told.contains("10.244.2.3:80 or one of 46 more, one in 50 each;"),
+        "{told}"
+    );
+}
+
+#[test]
+fn a_pod_may_reach_itself() {
+    let told = verdict(
+        &pod(None),
+        &[
+            delivered("10.244.1.9:8080", 0.5, MASQUERADED),
+            delivered("10.244.2.7:8080", 0.5, "kept"),
+        ],
+    );
+    assert_eq!(
+        told,
+        "a pod on this node reaches itself (10.244.1.9:8080) or 10.244.2.7:8080, half each; \
+         10.244.1.9:8080 sees an address of this node as the client, the others the client's own"
+    );
+}
+
+fn objects(policy: &str, lost_to: Option<&str>, endpoints: Vec<Endpoint>) -> Objects {
+    let port = Port {
+        protocol: "TCP".to_owned(),
+        port: 80,
+        addresses: vec![Address {
+            kind: AddressKind::ClusterIp,
+            at: "10.96.0.9:80".to_owned(),
+            lost_to: lost_to.map(str::to_owned),
+            ..Address::default()
+        }],
+        endpoints,
+        ..Port::default()
+    };
+    let service = Service {
+        name: ServiceName {
+            namespace: "default".to_owned(),
+            name: "web".to_owned(),
+        },
+        internal_traffic_policy: policy.to_owned(),
+        ports: vec![port],
+        ..Service::default()
+    };
+    Objects {
+        services: vec![service],
+        ..Objects::default()
+    }
+}
+
+#[test]
+fn what_fails_says_where_and_why() {
+    let endpoint = |ready, local| Endpoint {
+        at: "10.244.1.5:8080".to_owned(),
+        ready,
+        local,
+        cluster: ready,
+        ..Endpoint::default()
+    };
+    let ipvs = failed(
+        Fate::Refused,
+        1.0,
+        "IPVS",
+        "TCP 10.96.0.9:80 rr",
+        "clusterIP of default/web",
+    );
+    let by_ipvs = "a pod on this node is refused by IPVS (`TCP 10.96.0.9:80 rr`): ";
+    for (objects, why) in [
+        (
+            objects("Cluster", None, vec![]),
+            "default/web has no endpoints",
+        ),
+        (
+            objects("Cluster", None, vec![endpoint(false, true)]),
+            "no endpoint of default/web is ready",
+        ),
+        (
+            objects("Local", None, vec![endpoint(true, false)]),
+            "internalTrafficPolicy is Local, and no endpoint of default/web on this node is ready",
+        ),
+        (
+            objects("Cluster", Some("default/older"), vec![]),
+            "10.96.0.9:80 is served for default/older instead, which is older",
+        ),
+        // It should be served, for all that is known.
+        (
+            objects("Cluster", None, vec![endpoint(true, false)]),
+            "it comes from clusterIP of default/web",
+        ),
+    ] {
+        let place = objects.places().next();
+        let told = verdict(&pod(place), std::slice::from_ref(&ipvs));
+        assert_eq!(told, format!("{by_ipvs}{why}"));
+    }
+    let others = failed(
+        Fate::Dropped,
+        1.0,
+        "filter DOCKER-USER",
+        "-A DOCKER-USER -j DROP",
+        "not kube-proxy's: chain DOCKER-USER",
+    );
+    let objects = objects("Cluster", None, vec![]);
+    assert_eq!(
+        verdict(&pod(objects.places().next()), &[others]),
+        "a pod on this node is dropped by filter DOCKER-USER (`-A DOCKER-USER -j DROP`), and hears nothing: \
+         not kube-proxy's: chain DOCKER-USER"
+    );
+}
+
+#[test]
+fn ways_that_differ_are_told_each_with_its_chance() {
+    let mut lost = delivered("10.244.2.7:8080", 0.25, "kept");
+    lost.unanswered =
+        Some("it sees 10.96.0.9, which is an address of its own node, too".to_owned());
+    let told = verdict(
+        &pod(None),
+        &[
+            delivered("10.244.1.5:8080", 0.5, "kept"),
+            lost,
+            failed(Fate::Dropped, 0.25, "filter FORWARD", "", ""),
+        ],
+    );
+    assert_eq!(
+        told,
+        "a pod on this node half of the time reaches 10.244.1.5:8080; the endpoint sees the client's own address; \
+         25 % of the time reaches 10.244.2.7:8080, but gets no answer: it sees 10.96.0.9, which is an address of its own node, \
+         too; 25 % of the time is dropped by filter FORWARD, and hears nothing"
+    );
+}
+
+#[test]
+fn what_no_service_takes_is_told_as_well() {
+    let told = |fate| verdict(&pod(None), &[failed(fate, 1.0, "routing", "", "")]);
+    assert_eq!(
+        told(Fate::Forwarded),
+        "a pod on this node is sent on to 10.96.0.9:80 as it is: no Service takes it here"
+    );
+    assert!(told(Fate::Local).contains("whatever listens at 10.96.0.9:80"));
+    assert!(told(Fate::Unknown).contains("cannot be followed beyond routing"));
+    assert!(verdict(&pod(None), &[]).contains("cannot be said"));
+}

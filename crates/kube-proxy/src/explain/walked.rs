@@ -1,0 +1,253 @@
+//! A way that a packet has been followed on, in the words that are answered.
+
+use std::net::SocketAddr;
+
+use packet_path::{Doubt, Packet, Source};
+use proxy::{IpFamily, Protocol};
+
+use super::journeys::{Planned, Routing, Way};
+use super::origin::{LISTENING, Met, origin};
+use crate::modes::counters::Relayed;
+use crate::view::{AddressKind, Chance, Fate, Step, Walk};
+
+/// How the source is told that an endpoint of userspace mode sees.
+const BY_RELAY: &str = "masqueraded, to an address of this node: kube-proxy itself connects";
+/// How the source is told that an endpoint sees as it was sent.
+const KEPT: &str = "kept";
+
+/// Who serves what comes to a listening port of the daemon.
+pub(crate) type Listening<'a> = &'a dyn Fn(IpFamily, Protocol, u16) -> Option<Relayed>;
+
+/// What ways are looked at with.
+#[derive(Clone, Copy)]
+pub(crate) struct Surroundings<'a> {
+    pub(crate) routing: &'a dyn Routing,
+    pub(crate) listening: Listening<'a>,
+}
+
+/// A way in words; several where the daemon itself goes on with it.
+pub(crate) fn told(
+    followed: &packet_path::Walk,
+    planned: &Planned<'_>,
+    around: &Surroundings<'_>,
+) -> Vec<Walk> {
+    use packet_path::Fate as Found;
+
+    let packet = &followed.packet;
+    let steps = followed.steps.iter();
+    let mut walk = Walk {
+        chance: Chance(followed.chance),
+        fate: match followed.fate {
+            Found::Delivered => Fate::Delivered,
+            Found::Refused => Fate::Refused,
+            Found::Dropped => Fate::Dropped,
+            Found::Local => Fate::Local,
+            Found::Forwarded => Fate::Forwarded,
+            Found::Unknown => Fate::Unknown,
+        },
+        endpoint: followed.endpoint.map(|at| at.to_string()),
+        rules_passed: followed.passed,
+        doubts: followed.doubts.iter().map(doubt).collect(),
+        steps: steps.map(|step| in_view(step, planned)).collect(),
+        ..Walk::default()
+    };
+    match walk.fate {
+        Fate::Delivered | Fate::Local if is_listening(&walk) => {
+            return relayed(walk, packet, planned, around);
+        }
+        Fate::Delivered => {
+            see(&mut walk, followed, planned);
+            walk.unanswered = unanswered(followed, planned, around);
+        }
+        Fate::Local | Fate::Forwarded => see(&mut walk, followed, planned),
+        Fate::Unknown => {
+            let why = &followed.why;
+            if !walk
+                .steps
+                .last()
+                .is_some_and(|last| last.says.contains(&**why))
+            {
+                walk.steps.push(Step {
+                    place: "not understood".to_owned(),
+                    says: why.clone(),
+                    ..Step::default()
+                });
+            }
+        }
+        Fate::Refused | Fate::Dropped | Fate::Reset => {}
+    }
+    vec![walk]
+}
+
+fn doubt(doubt: &Doubt) -> String {
+    let taken = if doubt.matches {
+        "to match"
+    } else {
+        "not to match"
+    };
+    format!("{}; taken {taken}", doubt.what)
+}
+
+fn in_view(step: &packet_path::Step, planned: &Planned<'_>) -> Step {
+    let met = Met {
+        place: &step.place,
+        entry: &step.entry,
+        members: &step.members,
+    };
+    Step {
+        place: step.place.clone(),
+        entry: step.entry.clone(),
+        says: step.says.clone(),
+        origin: origin(&met, planned.of.as_ref()),
+        packets: step.counters.map(|counted| counted.packets),
+        bytes: step.counters.map(|counted| counted.bytes),
+        members: step.members.clone(),
+    }
+}
+
+/// Whom the endpoint sees.
+fn see(walk: &mut Walk, followed: &packet_path::Walk, planned: &Planned<'_>) {
+    let packet = &followed.packet;
+    let (new, how) = match source(followed, planned) {
+        Source::Kept => {
+            walk.seen_as = Some(packet.source.to_string());
+            KEPT.clone_into(&mut walk.source);
+            return;
+        }
+        Source::ServiceAddress => {
+            walk.seen_as = Some(packet.source.to_string());
+            walk.source = format!("{KEPT}: {}, the Service's own address", packet.source);
+            return;
+        }
+        Source::Masqueraded(address) => (address, "masqueraded"),
+        Source::Rewritten(address) => (address, "rewritten"),
+    };
+    walk.seen_as = new.map(|address| address.to_string());
+    walk.source = match new {
+        Some(address) => format!("{how}, to {address}"),
+        None => format!("{how}, to an address of this node"),
+    };
+}
+
+/// Whom the endpoint sees. A node port is at addresses that are the node's own, and no Service's.
+fn source(followed: &packet_path::Walk, planned: &Planned<'_>) -> Source {
+    let of = planned.of.as_ref().map(|of| of.address.kind);
+    match followed.source {
+        Source::ServiceAddress if matches!(of, None | Some(AddressKind::NodePort)) => Source::Kept,
+        source => source,
+    }
+}
+
+/// Why an endpoint's answers do not come back.
+fn unanswered(
+    followed: &packet_path::Walk,
+    planned: &Planned<'_>,
+    around: &Surroundings<'_>,
+) -> Option<String> {
+    let (endpoint, address) = (followed.endpoint?, followed.packet.source);
+    match source(followed, planned) {
+        Source::Kept
+            if address == endpoint.ip() && matches!(planned.sender.way, Way::Comes(..)) =>
+        {
+            Some(format!(
+                "{endpoint} sees its own address as the client's, and answers itself"
+            ))
+        }
+        Source::ServiceAddress if !is_here(endpoint, planned, around) => Some(format!(
+            "{endpoint} sees the Service's own address {address} as the client's, and what it answers does not come to this node"
+        )),
+        _ => None,
+    }
+}
+
+/// Whether an endpoint is on this node: by its object, else by where packets to it go.
+fn is_here(endpoint: SocketAddr, planned: &Planned<'_>, around: &Surroundings<'_>) -> bool {
+    let known = planned.of.as_ref().and_then(|of| {
+        let mut endpoints = of.endpoints();
+        endpoints
+            .find(|(at, _)| *at == endpoint)
+            .map(|(_, endpoint)| endpoint.local)
+    });
+    known.unwrap_or_else(|| {
+        let hop = around.routing.hop(endpoint.ip());
+        hop.is_some_and(|hop| hop.is_local || hop.is_neighbour)
+    })
+}
+
+/// Whether it was led to a listening port of the daemon.
+fn is_listening(walk: &Walk) -> bool {
+    walk.steps
+        .iter()
+        .any(|step| step.origin.contains(LISTENING))
+}
+
+/// What the daemon does with what comes to one of its listening ports.
+fn relayed(
+    mut walk: Walk,
+    packet: &Packet,
+    planned: &Planned<'_>,
+    around: &Surroundings<'_>,
+) -> Vec<Walk> {
+    let at = packet.to();
+    walk.endpoint = Some(at.to_string());
+    walk.seen_as = Some(packet.source.to_string());
+    KEPT.clone_into(&mut walk.source);
+    let Some(serving) = (around.listening)(packet.family(), planned.protocol, packet.port) else {
+        walk.fate = Fate::Local;
+        walk.steps.push(Step {
+            place: "kube-proxy".to_owned(),
+            says: format!(
+                "port {} of this node, where kube-proxy listens in userspace mode, if it runs: whom it connects to it alone knows",
+                packet.port
+            ),
+            ..Step::default()
+        });
+        return vec![walk];
+    };
+    let step = |says: String| Step {
+        place: "kube-proxy".to_owned(),
+        entry: format!("listening port {}/{}", packet.port, planned.protocol),
+        says,
+        origin: format!("EndpointSlices of {}", serving.name.service),
+        ..Step::default()
+    };
+    let is_admitted = |net: &ipnet::IpNet| net.contains(&packet.source);
+    let refused = match &serving.sources {
+        Some(ranges) if !ranges.iter().any(is_admitted) => Some(format!(
+            "{} is in no source range of the Service",
+            packet.source
+        )),
+        _ if serving.endpoints.is_empty() => Some("there is no endpoint to connect to".to_owned()),
+        _ => None,
+    };
+    if let Some(why) = refused {
+        (walk.fate, walk.endpoint) = (Fate::Reset, None);
+        let mut says = format!("accepted, and ended at once: {why}");
+        if planned.protocol != Protocol::Tcp {
+            walk.fate = Fate::Dropped;
+            says = format!("taken, and not answered: {why}");
+        }
+        walk.steps.push(step(says));
+        return vec![walk];
+    }
+    let count = serving.endpoints.len();
+    let to = |endpoint: &SocketAddr| {
+        let mut walk = walk.clone();
+        #[allow(clippy::cast_precision_loss, reason = "a number of endpoints")]
+        let share = walk.chance.0 / count as f64;
+        walk.chance = Chance(share);
+        walk.fate = Fate::Delivered;
+        walk.endpoint = Some(endpoint.to_string());
+        walk.seen_as = None;
+        BY_RELAY.clone_into(&mut walk.source);
+        walk.steps.push(step(match count {
+            1 => format!("connects to {endpoint}"),
+            _ => format!("connects to {endpoint}, one of {count} in turn"),
+        }));
+        walk
+    };
+    serving.endpoints.iter().map(to).collect()
+}
+
+#[cfg(test)]
+mod tests;

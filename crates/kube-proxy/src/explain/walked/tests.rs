@@ -1,0 +1,238 @@
+use std::sync::Arc;
+
+use packet_path::{Fate as Found, SourceNat};
+use proxy::{NamespacedName, ServicePortName};
+
+use super::*;
+use crate::explain::journeys::{Hop, Sender};
+use crate::explain::objects::Objects;
+use crate::view::{Address, Port, Service};
+
+/// Pods of this node are 10.244.1.0/24.
+struct Node;
+
+impl Routing for Node {
+    fn hop(&self, to: std::net::IpAddr) -> Option<Hop> {
+        Some(Hop {
+            interface: "any".to_owned(),
+            is_local: false,
+            is_neighbour: to.to_string().starts_with("10.244.1."),
+        })
+    }
+}
+
+fn planned(way: Way) -> Planned<'static> {
+    Planned {
+        sender: Sender {
+            words: "somebody".to_owned(),
+            who: "somebody".to_owned(),
+            way,
+        },
+        to: "10.96.0.9:80".parse().unwrap(),
+        protocol: Protocol::Tcp,
+        of: None,
+    }
+}
+
+fn packet(source: &str, to: &str) -> Packet {
+    let at: SocketAddr = to.parse().unwrap();
+    let mut packet = Packet::new(6, source.parse().unwrap(), "10.96.0.9".parse().unwrap(), 80);
+    if at.ip() != packet.destination {
+        packet.translate(Some(at.ip()), Some(at.port()));
+    }
+    packet
+}
+
+fn from_pod(source: &str) -> Way {
+    Way::Comes("cbr0".to_owned(), source.parse().unwrap())
+}
+
+fn serving(endpoints: &[&str], sources: Option<&str>) -> Relayed {
+    Relayed {
+        name: ServicePortName {
+            service: NamespacedName::new("default", "web"),
+            port: "http".into(),
+            protocol: Protocol::Tcp,
+        },
+        endpoints: endpoints.iter().map(|at| at.parse().unwrap()).collect(),
+        sources: sources.map(|net| vec![net.parse().unwrap()]),
+    }
+}
+
+fn followed(packet: &Packet, fate: Found) -> packet_path::Walk {
+    packet_path::Walk {
+        chance: 0.5,
+        fate,
+        presumed: fate,
+        endpoint: Some(packet.to()),
+        why: String::new(),
+        source: match packet.source_nat {
+            Some(SourceNat::Masquerade(address)) => Source::Masqueraded(address),
+            _ if packet.source == packet.original.ip() => Source::ServiceAddress,
+            _ => Source::Kept,
+        },
+        steps: vec![Arc::new(packet_path::Step::new(
+            "nat KUBE-SEP-A",
+            "",
+            "sent on",
+        ))],
+        passed: 3,
+        doubts: Vec::new(),
+        packet: packet.clone(),
+    }
+}
+
+fn walks(
+    followed: &packet_path::Walk,
+    planned: &Planned<'_>,
+    relayed: Option<&Relayed>,
+) -> Vec<Walk> {
+    let listening =
+        |_: IpFamily, _: Protocol, port: u16| relayed.filter(|_| port == 40_000).cloned();
+    let around = Surroundings {
+        routing: &Node,
+        listening: &listening,
+    };
+    told(followed, planned, &around)
+}
+
+fn walk(packet: &Packet, fate: Found, way: Way) -> Walk {
+    walks(&followed(packet, fate), &planned(way), None).remove(0)
+}
+
+#[test]
+fn what_was_sent_on_is_delivered() {
+    let packet = packet("10.244.1.9", "10.244.2.7:8080");
+    let walk = walk(&packet, Found::Delivered, from_pod("10.244.1.9"));
+    assert_eq!(walk.fate, Fate::Delivered);
+    assert_eq!(walk.endpoint.as_deref(), Some("10.244.2.7:8080"));
+    assert_eq!(
+        (&*walk.source, walk.seen_as.as_deref()),
+        ("kept", Some("10.244.1.9"))
+    );
+    assert!((walk.chance.0 - 0.5).abs() < 1e-9);
+    assert_eq!((walk.rules_passed, walk.unanswered), (3, None));
+}
+
+#[test]
+fn whom_the_endpoint_sees_is_told() {
+    let mut packet = packet("10.244.1.9", "10.244.2.7:8080");
+    packet.translate_source(SourceNat::Masquerade(None));
+    let seen = walk(&packet, Found::Delivered, from_pod("10.244.1.9"));
+    assert_eq!(seen.source, "masqueraded, to an address of this node");
+    packet.translate_source(SourceNat::Masquerade(Some("172.35.0.100".parse().unwrap())));
+    let seen = walk(&packet, Found::Delivered, from_pod("10.244.1.9"));
+    assert_eq!(seen.source, "masqueraded, to 172.35.0.100");
+    assert_eq!(seen.seen_as.as_deref(), Some("172.35.0.100"));
+}
+
+#[test]
+fn answers_that_do_not_come_back_are_told() {
+    // From a service address, to an endpoint here, and to one elsewhere.
+    let objects = |kind| Objects {
+        services: vec![Service {
+            ports: vec![Port {
+                protocol: "TCP".to_owned(),
+                addresses: vec![Address {
+                    kind,
+                    at: "10.96.0.9:80".to_owned(),
+                    ..Address::default()
+                }],
+                ..Port::default()
+            }],
+            ..Service::default()
+        }],
+        ..Objects::default()
+    };
+    let made = |kind, endpoint: &str| {
+        let objects = objects(kind);
+        let planned = Planned {
+            of: objects.places().next(),
+            ..planned(Way::Made(None))
+        };
+        let packet = packet("10.96.0.9", endpoint);
+        walks(&followed(&packet, Found::Delivered), &planned, None).remove(0)
+    };
+    let here = made(AddressKind::LoadBalancerIp, "10.244.1.5:80");
+    assert_eq!(here.unanswered, None);
+    assert!(
+        here.source.starts_with("kept: 10.96.0.9"),
+        "{}",
+        here.source
+    );
+    let there = made(AddressKind::LoadBalancerIp, "10.244.2.5:80");
+    assert!(
+        there
+            .unanswered
+            .unwrap()
+            .contains("does not come to this node")
+    );
+    let node_port = made(AddressKind::NodePort, "10.244.2.5:80");
+    assert_eq!((&*node_port.source, node_port.unanswered), ("kept", None));
+    // A pod that is sent to itself.
+    let mut itself = packet("10.244.1.5", "10.244.1.5:80");
+    let lost = walk(&itself, Found::Delivered, from_pod("10.244.1.5"));
+    assert!(lost.unanswered.unwrap().contains("answers itself"));
+    itself.translate_source(SourceNat::Masquerade(None));
+    let found = walk(&itself, Found::Delivered, from_pod("10.244.1.5"));
+    assert_eq!(found.unanswered, None);
+}
+
+#[test]
+fn the_daemon_goes_on_with_what_comes_to_its_ports() {
+    let packet = packet("10.244.1.9", "127.0.0.1:40000");
+    let plan = planned(from_pod("10.244.1.9"));
+    let portal = |packet: &Packet| packet_path::Walk {
+        steps: vec![Arc::new(packet_path::Step::new(
+            "nat KUBE-PORTALS-HOST",
+            "",
+            "sent on",
+        ))],
+        ..followed(packet, Found::Delivered)
+    };
+    let told = |relayed: &Relayed| walks(&portal(&packet), &plan, Some(relayed));
+    let two = told(&serving(
+        &["10.244.1.5:80", "10.244.2.5:80"],
+        Some("10.244.0.0/16"),
+    ));
+    let ends: Vec<_> = two
+        .iter()
+        .map(|walk| (walk.fate, walk.endpoint.as_deref().unwrap()))
+        .collect();
+    assert_eq!(
+        ends,
+        [
+            (Fate::Delivered, "10.244.1.5:80"),
+            (Fate::Delivered, "10.244.2.5:80")
+        ]
+    );
+    assert!((two[0].chance.0 - 0.25).abs() < 1e-9);
+    assert!(two[0].source.starts_with("masqueraded"));
+    for lost in [
+        serving(&[], None),
+        serving(&["10.244.1.5:80"], Some("192.0.2.0/24")),
+    ] {
+        let lost = told(&lost);
+        assert_eq!((lost.len(), lost[0].fate), (1, Fate::Reset));
+    }
+    let datagram = Planned {
+        protocol: Protocol::Udp,
+        ..plan.clone()
+    };
+    let lost = walks(&portal(&packet), &datagram, Some(&serving(&[], None)));
+    assert_eq!(lost[0].fate, Fate::Dropped);
+    // Nobody says who serves there.
+    let mut other = packet.clone();
+    other.port = 40_001;
+    let unknown = walks(&portal(&other), &plan, Some(&serving(&[], None)));
+    assert_eq!(unknown[0].fate, Fate::Local);
+}
+
+#[test]
+fn what_is_not_understood_says_so_once() {
+    let mut riddle = followed(&packet("10.244.1.9", "10.244.2.7:8080"), Found::Unknown);
+    riddle.why = "a riddle".to_owned();
+    let walk = walks(&riddle, &planned(from_pod("10.244.1.9")), None).remove(0);
+    assert_eq!(walk.fate, Fate::Unknown);
+    assert_eq!(walk.steps.last().unwrap().says, "a riddle");
+}

@@ -1,0 +1,225 @@
+//! `/api/v1/explain`.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::Uri;
+use proxy::{IpFamily, Model, NamespacedName, Protocol, Service};
+use tokio::time::timeout;
+
+use super::question::{Claimed, Question};
+use super::service::{Detail, Seen};
+use super::{Inspect, Unanswered, rendered};
+use crate::explain::{Asked, Objects, OwnNode, To, live};
+use crate::modes::counters::{Counted, Counters};
+
+/// The kernel is read for so many questions beside each other.
+pub(super) const AT_ONCE: usize = 2;
+/// How long a further one waits for its turn.
+pub(super) const TURN_PATIENCE: Duration = Duration::from_secs(5);
+/// How many Services are looked at in one turn of the loop.
+pub(crate) const LOOKED_AT_A_TURN: usize = 2_000;
+/// How often an address is looked for anew because Services came or went meanwhile.
+const TRIES: usize = 3;
+/// The namespace of a Service that is named without one.
+const NAMESPACE: &str = "default";
+
+impl Inspect {
+    /// What becomes of packets to somewhere.
+    pub(super) async fn explain(&self, uri: &Uri) -> Result<Vec<u8>, Unanswered> {
+        let asked = read(uri)?;
+        let turn = Arc::clone(&self.explaining).acquire_owned();
+        let Ok(Ok(turn)) = timeout(TURN_PATIENCE, turn).await else {
+            return Err(Unanswered::Busy);
+        };
+        let objects = self.objects(&asked).await?;
+        let counters = self.counters.clone();
+        rendered(move || {
+            // Also where nobody waits for the answer any more.
+            let _turn = turn;
+            let listening = listening(&counters);
+            live::answer(&asked, &objects, &listening).map_err(Unanswered::Unreadable)
+        })
+        .await
+    }
+
+    /// What is known of the objects that a question is about.
+    async fn objects(&self, asked: &Asked) -> Result<Objects, Unanswered> {
+        let names = match &asked.to {
+            To::Service(name, _) => vec![NamespacedName::new(&name.namespace, &name.name)],
+            To::Address(at, _) => self.claimants(at.ip(), at.port()).await?,
+        };
+        let is_named = matches!(asked.to, To::Service(..));
+        let mut copied = Vec::new();
+        let mut rest = &*names;
+        while !rest.is_empty() {
+            let ask = rest.to_vec();
+            let told = self.ask(|answer| Question::Services(ask, answer)).await?;
+            // It is at least one.
+            rest = rest.get(told.len().max(1)..).unwrap_or_default();
+            copied.extend(told.into_iter().flatten());
+        }
+        if let (true, Some(name), true) = (is_named, names.first(), copied.is_empty()) {
+            return Err(Unanswered::NotFound(format!(
+                "there is no Service {name} that is proxied: kube-proxy services lists those that are"
+            )));
+        }
+        let ground = self.ask(Question::Ground).await?;
+        let (mode, node) = self.ask(Question::OwnNode).await?;
+        let (counted, nowhere) = (Counted::default(), HashMap::new());
+        let seen = Seen::new(&ground, &counted, &nowhere);
+        let detail = Detail {
+            has_endpoints: true,
+        };
+        let services = copied.iter().map(|one| seen.service(one, detail)).collect();
+        let objects = Objects {
+            mode: Some(mode.to_owned()),
+            services,
+            node,
+        };
+        unknown_port(asked, &objects)?;
+        Ok(objects)
+    }
+
+    /// The Services that have an address and port. Where some come or go meanwhile, the order of
+    /// pieces may be another: they are asked anew, a few times.
+    pub(crate) async fn claimants(
+        &self,
+        address: IpAddr,
+        port: u16,
+    ) -> Result<Vec<NamespacedName>, Unanswered> {
+        let (mut all, mut from, mut version, mut tries) = (Vec::new(), 0, None, 1);
+        loop {
+            let told: Claimed = self
+                .ask(|answer| Question::Claimants(from, address, port, answer))
+                .await?;
+            let is_moved = version.is_some_and(|version| version != told.version);
+            version = Some(told.version);
+            if is_moved && tries < TRIES {
+                (all, from, version, tries) = (Vec::new(), 0, None, tries + 1);
+                continue;
+            }
+            all.extend(told.names);
+            match told.next {
+                Some(next) => from = next,
+                None => break,
+            }
+        }
+        all.sort_unstable();
+        all.dedup();
+        Ok(all)
+    }
+}
+
+/// Those of a piece of the Services that have an address and port: those behind the first so many.
+pub(crate) fn claimants(model: &Model, from: usize, address: IpAddr, port: u16) -> Claimed {
+    let mut looked_at = 0;
+    let names = model.service_names().skip(from).take(LOOKED_AT_A_TURN);
+    let names = names.inspect(|_| looked_at += 1);
+    let claims = |name: &&NamespacedName| {
+        let view = model.view(name);
+        view.is_some_and(|view| has(view.service, address, port))
+    };
+    let names = names.filter(claims).cloned().collect();
+    Claimed {
+        names,
+        version: model.names_version(),
+        next: (looked_at == LOOKED_AT_A_TURN).then_some(from + looked_at),
+    }
+}
+
+/// Whether a Service has an address and port; the address of a node port may be any of this node's.
+fn has(service: &Service, address: IpAddr, port: u16) -> bool {
+    let mut own = service
+        .cluster_ips
+        .iter()
+        .chain(&service.external_ips)
+        .chain(&service.ingress_ips);
+    let has_address = own.any(|own| *own == address);
+    let mut ports = service.ports.iter();
+    ports.any(|own| (has_address && own.port == port) || own.node_port == Some(port))
+}
+
+/// What the model knows of this node.
+pub(crate) fn own_node(model: &Model) -> OwnNode {
+    let node = model.node();
+    OwnNode {
+        addresses: node.map(|node| node.addresses.clone()).unwrap_or_default(),
+        pod_networks: node.map(|node| node.pod_cidrs.clone()).unwrap_or_default(),
+    }
+}
+
+/// Who serves at a listening port of this process.
+fn listening(
+    counters: &Counters,
+) -> impl Fn(IpFamily, Protocol, u16) -> Option<crate::modes::counters::Relayed> + '_ {
+    |family, protocol, port| {
+        let relayed = counters.with(|reader| reader.relayed(family, protocol, port));
+        relayed.flatten()
+    }
+}
+
+/// Reads the question.
+fn read(uri: &Uri) -> Result<Asked, Unanswered> {
+    let (mut to, mut from) = (String::new(), String::new());
+    let pairs = form_urlencoded::parse(uri.query().unwrap_or_default().as_bytes());
+    for (name, value) in pairs {
+        match &*name {
+            "to" => to = value.into_owned(),
+            "from" if from.is_empty() => from = value.into_owned(),
+            "from" => from = format!("{from},{value}"),
+            _ => {
+                let why = format!("there is no parameter {name}; there are: to, from");
+                return Err(Unanswered::Wrong(why));
+            }
+        }
+    }
+    Asked::parse(&to, &from, NAMESPACE).map_err(|error| Unanswered::Wrong(error.to_string()))
+}
+
+/// Whether a Service has no port as is asked for.
+fn unknown_port(asked: &Asked, objects: &Objects) -> Result<(), Unanswered> {
+    let To::Service(name, Some(_)) = &asked.to else {
+        return Ok(());
+    };
+    if objects.has_asked(asked) {
+        return Ok(());
+    }
+    let ports = objects.services.iter().flat_map(|service| &service.ports);
+    let ports: Vec<String> = ports
+        .map(|port| match &*port.name {
+            "" => format!("{}/{}", port.port, port.protocol),
+            name => format!("{name} ({}/{})", port.port, port.protocol),
+        })
+        .collect();
+    Err(Unanswered::NotFound(format!(
+        "Service {name} has no port as in {}; it has {}",
+        asked.text,
+        ports.join(", ")
+    )))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn asked(query: &str) -> Result<Asked, String> {
+        let uri = format!("/api/v1/explain?{query}").parse().unwrap();
+        read(&uri).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_question_is_read_from_the_path() {
+        let one = asked("to=shop%2Fweb%3Ahttp&from=pod&from=10.0.0.1%2Cnode").unwrap();
+        let same = Asked::parse("shop/web:http", "pod,10.0.0.1,node", "").unwrap();
+        assert_eq!(one, same);
+        assert!(asked("").unwrap_err().contains("neither a Service"));
+        assert!(
+            asked("too=a/b")
+                .unwrap_err()
+                .contains("there is no parameter too")
+        );
+    }
+}

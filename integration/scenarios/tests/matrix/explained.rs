@@ -1,0 +1,188 @@
+//! What `kube-proxy explain` says of a way, beside what packets did there: it reads the kernel, and
+//! has to come to the same.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use ipnet::IpNet;
+use lab::{Place, Transport};
+use scenarios::{Cluster, Outcome, kube_proxy};
+use serde_json::Value;
+
+/// The pods' addresses: on node1, and on node2.
+const HERE: [&str; 2] = ["10.244.1.10", "fd44:1::10"];
+const ELSEWHERE: [&str; 2] = ["10.244.2.10", "fd44:2::10"];
+
+/// Another host outside, which some stories have.
+const OTHER: IpAddr = IpAddr::V4(Ipv4Addr::new(172, 35, 0, 8));
+
+/// What it has said of each Service since the daemon was started: it is asked once for all senders.
+#[derive(Default)]
+pub(crate) struct Explained {
+    services: RefCell<BTreeMap<String, Value>>,
+    compared: AtomicUsize,
+}
+
+impl Explained {
+    /// Forgets what was said: another daemon serves.
+    pub(crate) fn forget(&self) {
+        self.services.borrow_mut().clear();
+    }
+
+    /// Says how many ways were compared; fails if some differed.
+    pub(crate) fn agree(&self, unlike: &[String]) -> Outcome {
+        let compared = self.compared.load(Ordering::Relaxed);
+        println!(
+            "    explain: {compared} ways compared with packets, {} differ",
+            unlike.len()
+        );
+        ensure!(compared > 0, "nothing was compared");
+        ensure!(
+            unlike.is_empty(),
+            "explain and packets differ:\n{}",
+            unlike.join("\n")
+        );
+        Ok(())
+    }
+
+    /// How what it says of a way differs from what packets did; `None` if it is the same.
+    pub(crate) fn differs(
+        &self,
+        c: &Cluster,
+        from: &Place,
+        (transport, to): (Transport, SocketAddr),
+        service: &str,
+        seen: &str,
+    ) -> Result<Option<String>> {
+        let said = self.says(c, from, (transport, to), service)?;
+        self.compared.fetch_add(1, Ordering::Relaxed);
+        // A send that fails at once is what a refusal on the way out looks like.
+        let seen = if seen == "not sent" { "refused" } else { seen };
+        let from = from.name();
+        Ok((said != seen).then(|| {
+            format!("{from} to {to} over {transport:?}: explain says {said}, packets {seen}")
+        }))
+    }
+
+    fn says(
+        &self,
+        c: &Cluster,
+        from: &Place,
+        (transport, to): (Transport, SocketAddr),
+        service: &str,
+    ) -> Result<String> {
+        let mut services = self.services.borrow_mut();
+        if !services.contains_key(service) {
+            services.insert(service.to_owned(), ask(c, service)?);
+        }
+        let said = services.get(service).context("it was asked")?;
+        let is_node = from.name() == c.node1.name();
+        let sender = from.addresses().iter().map(IpNet::addr);
+        let sender = sender.into_iter().find(|ip| ip.is_ipv4() == to.is_ipv4());
+        let is_it = |journey: &&Value| {
+            let text = |field: &str| journey[field].as_str().unwrap_or_default();
+            let from = text("from");
+            let is_from = if is_node {
+                from == "this node"
+            } else {
+                sender.is_some_and(|sender| words(from).any(|ip| ip == sender))
+            };
+            let protocol = format!("{transport:?}").to_uppercase();
+            is_from && text("to") == to.to_string() && text("protocol") == protocol
+        };
+        let journeys = said["journeys"].as_array().context("no journeys")?;
+        let Some(journey) = journeys.iter().find(is_it) else {
+            bail!(
+                "explain {service} says nothing of {} to {to} over {transport:?}: {said:#}",
+                from.name()
+            );
+        };
+        Ok(word(journey, is_node))
+    }
+}
+
+/// The addresses in a text.
+fn words(text: &str) -> impl Iterator<Item = IpAddr> {
+    text.split([' ', ',']).filter_map(|word| word.parse().ok())
+}
+
+/// Asks of a Service as everybody who asks in these stories.
+fn ask(c: &Cluster, service: &str) -> Result<Value> {
+    let program = kube_proxy()?.display().to_string();
+    // Of an address, only those of its family can be asked.
+    let at = service
+        .rsplit_once('/')
+        .and_then(|(at, _)| at.parse::<SocketAddr>().ok());
+    let is_asked = |ip: &IpAddr| at.is_none_or(|at| at.is_ipv4() == ip.is_ipv4());
+    let places = [&c.client, &c.near, &c.outside];
+    let senders = places.iter().flat_map(|place| place.addresses());
+    let senders = senders.map(IpNet::addr).chain([OTHER]).filter(is_asked);
+    let senders: Vec<String> = senders.map(|ip| ip.to_string()).collect();
+    let from = format!("--from=node,{}", senders.join(","));
+    let argv = [&*program, "explain", service, &from, "-o", "json"];
+    let output = c.node1.run(argv)?;
+    // 1: a way fails.
+    if !matches!(output.status.code(), Some(0 | 1)) {
+        bail!(
+            "explain {service} ends with {}: {} {}",
+            output.status,
+            output.stderr,
+            output.stdout
+        );
+    }
+    serde_json::from_str(&output.stdout)
+        .with_context(|| format!("explain {service}: {}", output.stdout))
+}
+
+/// What it says of a way, in the words of the table.
+fn word(journey: &Value, is_node: bool) -> String {
+    let walks = journey["walks"].as_array().map_or(&[][..], Vec::as_slice);
+    let words: BTreeSet<String> = walks.iter().map(|walk| walk_word(walk, is_node)).collect();
+    for source in ["kept", "masq", "vip"] {
+        let both = ["local", "remote"].map(|who| format!("{who} {source}"));
+        if words == both.into() {
+            return format!("both {source}");
+        }
+    }
+    Vec::from_iter(words).join(", ")
+}
+
+fn walk_word(walk: &Value, is_node: bool) -> String {
+    let text = |field: &str| walk[field].as_str().unwrap_or_default();
+    let fate = text("fate");
+    match fate {
+        "delivered" if !text("unanswered").is_empty() => "timeout".to_owned(),
+        "delivered" => {
+            let endpoint = text("endpoint").parse::<SocketAddr>().map(|at| at.ip());
+            let ip = endpoint.map_or_else(|_| String::new(), |ip| ip.to_string());
+            let who = if HERE.contains(&&*ip) {
+                "local"
+            } else if ELSEWHERE.contains(&&*ip) {
+                "remote"
+            } else {
+                return format!("delivered to {ip}");
+            };
+            let source = text("source");
+            let source = if !source.starts_with("kept") {
+                "masq"
+            } else if is_node && !is_of_node(text("seenAs")) {
+                "vip"
+            } else {
+                "kept"
+            };
+            format!("{who} {source}")
+        }
+        "refused" | "reset" => fate.to_owned(),
+        // What leaves as it was sent comes to where nobody answers in this lab.
+        "dropped" | "forwarded" => "timeout".to_owned(),
+        other => other.to_owned(),
+    }
+}
+
+/// Whether an address is one of node1's own.
+fn is_of_node(address: &str) -> bool {
+    ["172.35.0.100", "fd35::100", "10.244.1.1", "fd44:1::1"].contains(&address)
+}
