@@ -6,7 +6,7 @@ TARGET ?= $(or $(CARGO_TARGET_DIR),target)/debug
 MODE ?= ipvs
 CASES ?= integration/golden/cases/$(MODE)
 
-.PHONY: help demo test golden bench lint build image deps doctor advisories
+.PHONY: help demo tour test golden bench lint build image deps doctor advisories
 
 help: ## Say what can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -15,6 +15,11 @@ demo: deps ## Show real Services carried by real IPVS, with an account of who an
 	$(CARGO) build --locked -p kube-proxy -p lab -p demo
 	$(if $(LANE),LAB_LANE=$(LANE) $(if $(filter B,$(LANE)),LAB_KERNEL="$$(integration/kernel/build)")) \
 		$(TARGET)/demo --kube-proxy $(TARGET)/kube-proxy --examples manifests/examples $(if $(WITHOUT_IPTABLES),--without-iptables)
+
+tour: ## Print docs/tour.md: a Service of each type, as the subcommands of kube-proxy show it in the demo's lab
+	@integration/deps >&2
+	@$(CARGO) build --locked -p kube-proxy -p lab -p demo
+	@$(TARGET)/demo --kube-proxy $(TARGET)/kube-proxy --examples manifests/examples --tour
 
 test: deps ## Run everything: lints, unit tests, the lab with a real IPVS kernel (LANE=B: on one with nftables, which it builds)
 	integration/test

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use lab::{Answer, Place, Running};
 use serde_json::Value;
 
@@ -267,4 +267,14 @@ pub(crate) fn tally(counts: &BTreeMap<&str, usize>) -> String {
         .map(|(who, times)| format!("{who} ×{times}"))
         .collect::<Vec<_>>()
         .join(", ")
+}
+
+/// Copies the files of a folder into another, which may be new.
+pub(crate) fn copy(from: &Path, to: &Path) -> Result<()> {
+    fs::create_dir_all(to)?;
+    for entry in fs::read_dir(from).with_context(|| format!("cannot read {}", from.display()))? {
+        let entry = entry?;
+        fs::copy(entry.path(), to.join(entry.file_name()))?;
+    }
+    Ok(())
 }

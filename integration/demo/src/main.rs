@@ -6,6 +6,7 @@ mod account;
 mod bare;
 mod nginx;
 mod svc;
+mod tour;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -30,11 +31,23 @@ struct Arguments {
     /// In a guest with neither the programs of iptables nor those of ipset
     #[arg(long)]
     without_iptables: bool,
+    /// Print docs/tour.md instead: Services of each type, as the subcommands show them
+    #[arg(long, conflicts_with = "without_iptables")]
+    tour: bool,
 }
 
 fn main() -> ExitCode {
     lab::enter(LIMIT);
     let arguments = Arguments::parse();
+    if arguments.tour {
+        return match tour::print(&arguments) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                eprintln!("demo: the tour: {error:#}");
+                ExitCode::FAILURE
+            }
+        };
+    }
     let mut account = Account::new();
     if arguments.without_iptables {
         match bare::hide_programs() {

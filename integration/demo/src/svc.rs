@@ -2,13 +2,12 @@
 //! itself, and a NodePort asked at a node that has none of them.
 
 use std::fs;
-use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use lab::{Answer, Failure, Place, World};
 
-use crate::account::{Account, count, start, tally, wait_for};
+use crate::account::{Account, copy, count, start, tally, wait_for};
 use crate::{Arguments, bare};
 
 const CLUSTER_IP: &str = "10.200.1.201:9000";
@@ -144,6 +143,17 @@ pub(crate) fn show(arguments: &Arguments, account: &mut Account) -> Result<()> {
         "ipvsadm -Ln   # on node4, which only forwards",
         &node4.read(["ipvsadm", "-Ln"])?,
     );
+    for command in [
+        &["status"][..],
+        &["explain", "default/svc-nodeport", "--from", "external"],
+    ] {
+        let program = arguments.kube_proxy.as_os_str();
+        let words = command.iter().map(AsRef::as_ref);
+        account.show(
+            &format!("kube-proxy {}   # on node4", command.join(" ")),
+            &node4.read(std::iter::once(program).chain(words))?,
+        );
+    }
     if arguments.without_iptables {
         bare::claim_that_iptables_is_unused(account, &node1)?;
         account.show(
@@ -181,13 +191,4 @@ fn adds(saved: &str) -> String {
         .filter(|line| line.starts_with("add "))
         .collect::<Vec<_>>()
         .join("\n")
-}
-
-fn copy(from: &Path, to: &Path) -> Result<()> {
-    fs::create_dir_all(to)?;
-    for entry in fs::read_dir(from).with_context(|| format!("cannot read {}", from.display()))? {
-        let entry = entry?;
-        fs::copy(entry.path(), to.join(entry.file_name()))?;
-    }
-    Ok(())
 }

@@ -1,0 +1,211 @@
+//! `--tour`: docs/tour.md, a Service of each type as the subcommands of kube-proxy show it, in
+//! Markdown on standard output. What it prints is what the programs print, here and now: a daemon
+//! serves on node1, and clients ask.
+
+mod page;
+mod texts;
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use lab::{Connection, Node, Place, Running, World};
+
+use crate::Arguments;
+use crate::account::{copy, start, wait_for};
+use page::Page;
+
+/// Where the manifests are, and, of another version, those that `plan` is asked about.
+const MANIFESTS: &str = "/tmp/shop";
+const NEXT: &str = "/tmp/next";
+const PORT: u16 = 8080;
+const CLUSTER: &str = "10.200.0.1:80";
+const DRAINED: &str = "10.200.0.9:80";
+/// The pod that `DRAINED` loses while a connection to it is open.
+const LEAVING: &str = "10.10.2.3";
+const PATIENCE: Duration = Duration::from_secs(5);
+/// How often the kernel's state is broken, until `diff` sees it before the daemon does.
+const BREAKS: usize = 3;
+
+/// Makes the page; an error if a command has not ended as its text says.
+pub(crate) fn print(arguments: &Arguments) -> Result<()> {
+    let mut stage = Stage::build(arguments)?;
+    let traffic = Traffic::start(&stage);
+    let mut page = Page::new(&arguments.kube_proxy, &stage.node1, flags());
+    page.title(&texts::TITLE);
+    for part in texts::SERVICES {
+        page.part(part)?;
+    }
+    let connection = stage.drain()?;
+    page.part(&texts::DRAINS)?;
+    drop(connection);
+    page.part(&texts::BUSIEST)?;
+    page.part(&texts::IN_ORDER)?;
+    stage.break_until_seen(&mut page)?;
+    stage.wait_for_repair()?;
+    page.part(&texts::REPAIRED)?;
+    stage.write_next()?;
+    page.part(&texts::PLANNED)?;
+    traffic.stop();
+    page.close()
+}
+
+/// Two nodes, three pods that serve and one that asks, two hosts outside, and the daemon on node1.
+struct Stage {
+    _world: World,
+    node1: Node,
+    client: Place,
+    outside: Place,
+    daemon: Running,
+}
+
+impl Stage {
+    fn build(arguments: &Arguments) -> Result<Self> {
+        let mut world = World::new("tour")?;
+        let node1 = world.node("node1", "172.36.0.11/24", "10.10.1.1/24")?;
+        let node2 = world.node("node2", "172.36.0.12/24", "10.10.2.1/24")?;
+        for (name, at, address) in [
+            ("web-1", &node1, "10.10.1.2"),
+            ("web-2", &node2, "10.10.2.2"),
+            ("web-3", &node2, LEAVING),
+        ] {
+            world.pod(at, name, address)?.serve_tcp(PORT)?;
+        }
+        let client = world.pod(&node1, "client", "10.10.1.9")?;
+        let outside = world.host("outside", "172.36.0.9/24")?;
+        let manifests = Path::new(MANIFESTS);
+        copy(&arguments.examples.join("tour"), manifests)?;
+        let flags = ["--cluster-cidr=10.10.0.0/16"];
+        let mut daemon = start(&arguments.kube_proxy, &node1, "node1", manifests, &flags)?;
+        wait_for(&node1, &mut daemon, |servers| {
+            let has = |at: &str, count| servers.get(at).is_some_and(|of| of.reals.len() == count);
+            has(CLUSTER, 3) && has(DRAINED, 2) && has("172.36.0.103:80", 3)
+        })?;
+        Ok(Self {
+            _world: world,
+            node1,
+            client,
+            outside,
+            daemon,
+        })
+    }
+
+    /// Opens a connection to the pod that leaves, and lets it leave.
+    fn drain(&mut self) -> Result<Connection> {
+        let mut kept = None;
+        for _ in 0..4 {
+            let mut connection = self.client.open_tcp(DRAINED.parse()?, PATIENCE)?;
+            if connection.ask()?.who == "web-3" {
+                kept = Some(connection);
+                break;
+            }
+        }
+        let kept = kept.context("web-3 has answered none of four connections")?;
+        let file = Path::new(MANIFESTS).join("drained.yaml");
+        let text = fs::read_to_string(&file)?;
+        let leaving = text.find(&format!("- addresses:\n  - {LEAVING}"));
+        let rest = leaving.and_then(|at| text.get(..at));
+        fs::write(&file, rest.context("drained.yaml has no web-3")?)?;
+        wait_for(&self.node1, &mut self.daemon, |servers| {
+            servers
+                .get(DRAINED)
+                .is_some_and(|server| server.reals.iter().any(|real| real.ends_with("-w 0")))
+        })?;
+        Ok(kept)
+    }
+
+    /// Takes an endpoint away behind the daemon's back, and shows what `diff` says of it.
+    fn break_until_seen(&self, page: &mut Page<'_>) -> Result<()> {
+        for _ in 0..BREAKS {
+            let gone = ["ipvsadm", "-d", "-t", CLUSTER, "-r", "10.10.2.2:8080"];
+            self.node1.read(gone)?;
+            if page.part_if_so(&texts::CHANGED)? {
+                return Ok(());
+            }
+        }
+        anyhow::bail!("the daemon has mended {BREAKS} times what diff was to show")
+    }
+
+    fn wait_for_repair(&mut self) -> Result<()> {
+        // A check comes in each sync period, of 30 s.
+        for _ in 0..3 {
+            let is_mended = wait_for(&self.node1, &mut self.daemon, |servers| {
+                servers
+                    .get(CLUSTER)
+                    .is_some_and(|server| server.reals.len() == 3)
+            });
+            if is_mended.is_ok() {
+                return Ok(());
+            }
+        }
+        anyhow::bail!("the daemon has not mended what was changed")
+    }
+
+    /// The manifests, and one change: another scheduler is no part of them, another port is.
+    fn write_next(&self) -> Result<()> {
+        copy(Path::new(MANIFESTS), Path::new(NEXT))?;
+        let file = Path::new(NEXT).join("cluster.yaml");
+        let text = fs::read_to_string(&file)?;
+        let changed = text.replace("  port: 80\n", "  port: 81\n");
+        ensure!(changed != text, "cluster.yaml has no port 80");
+        Ok(fs::write(&file, changed)?)
+    }
+}
+
+/// Those that the daemon was started with, for the subcommands that ask what it would do.
+fn flags() -> Vec<String> {
+    [
+        "--manifests=/tmp/shop",
+        "--hostname-override=node1",
+        "--proxy-mode=ipvs",
+        "--conntrack-max-per-core=0",
+        "--cluster-cidr=10.10.0.0/16",
+    ]
+    .map(str::to_owned)
+    .to_vec()
+}
+
+/// Clients that ask until they are stopped.
+struct Traffic {
+    ends: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Traffic {
+    fn start(stage: &Stage) -> Self {
+        let ends = Arc::new(AtomicBool::new(false));
+        let ways = [
+            (&stage.client, CLUSTER, 100),
+            (&stage.client, "10.200.0.7:80", 250),
+            (&stage.outside, "172.36.0.11:30002", 200),
+            (&stage.outside, "172.36.0.11:30005", 500),
+        ];
+        let threads = ways.map(|(from, to, pause)| {
+            let (from, ends) = (from.clone(), Arc::clone(&ends));
+            thread::spawn(move || {
+                let Ok(to) = to.parse() else { return };
+                while !ends.load(Ordering::Relaxed) {
+                    // Whether it is answered is told by the page.
+                    let _ = from.ask_tcp(to, PATIENCE);
+                    thread::sleep(Duration::from_millis(pause));
+                }
+            })
+        });
+        Self {
+            ends,
+            threads: threads.into(),
+        }
+    }
+
+    fn stop(self) {
+        self.ends.store(true, Ordering::Relaxed);
+        for thread in self.threads {
+            // It has nothing to say.
+            let _ = thread.join();
+        }
+    }
+}
