@@ -6,7 +6,7 @@
 //! ```
 //!
 //! They are told from the daemon's flags by the first argument, as `check` is. A subcommand is a row
-//! of [`Asked`] and a file here. They only read.
+//! of `Asked` and a file here. They only read.
 //!
 //! Exit status: 0, all is well; 1, something is wrong; 2, wrong usage, or it cannot be read; 3, no
 //! daemon answers.

@@ -251,7 +251,7 @@ fn slices_are_merged_by_address_and_port() {
     assert_eq!(text, ["10.0.0.1:8080", "10.0.0.1:9090", "10.0.0.2:8080"]);
 }
 
-fn judged(service: Service, slices: Vec<EndpointSlice>) -> Vec<String> {
+fn judged(service: &Service, slices: &[EndpointSlice]) -> Vec<String> {
     with_endpoints(service, slices, |endpoints, port| {
         let judged = endpoints.judged(port);
         let told = judged.iter().map(|one| {
@@ -264,14 +264,14 @@ fn judged(service: Service, slices: Vec<EndpointSlice>) -> Vec<String> {
 }
 
 fn with_endpoints<R>(
-    service: Service,
-    slices: Vec<EndpointSlice>,
+    service: &Service,
+    slices: &[EndpointSlice],
     work: impl FnOnce(&Endpoints<'_>, &ServicePort) -> R,
 ) -> R {
     let mut node = NodeFacts::new(IpFamily::V4, "n1");
     node.zone = Some("z1".into());
     let port = service.ports[0].clone();
-    let view = ServiceView::new(&service, &slices);
+    let view = ServiceView::new(service, slices);
     work(&Endpoints::of(&view, &node), &port)
 }
 
@@ -291,7 +291,7 @@ fn each_endpoint_has_a_reason() {
         "5 dead",
     ];
     assert_eq!(
-        judged(reachable(), vec![slice("a", "", 80, &endpoints)]),
+        judged(&reachable(), &[slice("a", "", 80, &endpoints)]),
         [
             "10.0.0.1:80 x1: ready | ready",
             "10.0.0.2:80 x1: ready | on another node",
@@ -303,8 +303,8 @@ fn each_endpoint_has_a_reason() {
     let last = "terminating, but still serving, and none is ready";
     assert_eq!(
         judged(
-            reachable(),
-            vec![slice("a", "", 80, &["1 dying @n1", "2 dying @n2"])]
+            &reachable(),
+            &[slice("a", "", 80, &["1 dying @n1", "2 dying @n2"])]
         ),
         [
             format!("10.0.0.1:80 x1: {last} | {last}"),
@@ -313,12 +313,12 @@ fn each_endpoint_has_a_reason() {
     );
     let hinted = ["1 ready zones:z1", "2 ready zones:z2"];
     assert_eq!(
-        judged(web(), vec![slice("a", "", 80, &hinted)])[1],
+        judged(&web(), &[slice("a", "", 80, &hinted)])[1],
         format!("10.0.0.2:80 x1: ready, but hinted for another zone | {unasked}")
     );
     let hinted = ["1 ready for:n1", "2 ready for:n2"];
     assert_eq!(
-        judged(web(), vec![slice("a", "", 80, &hinted)])[1],
+        judged(&web(), &[slice("a", "", 80, &hinted)])[1],
         format!("10.0.0.2:80 x1: ready, but hinted for another node | {unasked}")
     );
     let slices = vec![
@@ -329,7 +329,7 @@ fn each_endpoint_has_a_reason() {
     ];
     let other = "its EndpointSlice has no port of this name and protocol";
     assert_eq!(
-        judged(web(), slices),
+        judged(&web(), &slices),
         [
             format!("10.0.0.1:80 x2: ready | {unasked}"),
             format!("10.0.0.7 x2: {other} | {other}"),
@@ -375,7 +375,7 @@ proptest! {
             external_ips: if is_reachable { vec![address(99)] } else { Vec::new() },
             ..web()
         };
-        with_endpoints(service, slices.collect(), |endpoints, port| {
+        with_endpoints(&service, &slices.collect::<Vec<_>>(), |endpoints, port| {
             let (judged, serving) = (endpoints.judged(port), endpoints.serving(port));
             let of = |is_in: fn(&Judged<'_>) -> bool| -> Vec<Target> {
                 let judged = judged.iter().filter(|one| is_in(one));
