@@ -3,7 +3,7 @@
 
 use std::fmt::Write as _;
 
-use crate::view::{Explanation, Journey, Step, Walk};
+use crate::view::{Explanation, Fate, Journey, Step, Walk};
 
 use super::fails;
 
@@ -125,12 +125,8 @@ impl Page {
             let is_last = number + 1 == groups.len();
             let chance: f64 = group.iter().map(|(chance, ..)| chance).sum();
             let share = if all > 0.0 { chance / all } else { 0.0 };
-            let ends: Vec<&str> = group
-                .iter()
-                .filter_map(|(_, _, walk)| walk.endpoint.as_deref())
-                .collect();
-            let end = match &*ends {
-                [one] => format!("  {one}"),
+            let end = match &**group {
+                [(_, _, walk)] => format!("  {}", end_of(walk)),
                 _ => String::new(),
             };
             let fork = if is_last { "└─" } else { "├─" };
@@ -168,7 +164,13 @@ impl Page {
         } else {
             &step.says
         };
-        let mut line = format!("{place:<PLACE$}  {says}");
+        // A place that is longer has a line of its own.
+        let mut line = if place.chars().count() > PLACE {
+            self.line(indent, place);
+            format!("{:<PLACE$}  {says}", "")
+        } else {
+            format!("{place:<PLACE$}  {says}")
+        };
         if let Some(packets) = step.packets {
             let _ = write!(line, "  [{}]", counted(packets, step.bytes));
         }
@@ -186,6 +188,22 @@ impl Page {
         if !step.origin.is_empty() && step.origin != before {
             self.line(&format!("{indent}{under}"), &format!("← {}", step.origin));
         }
+    }
+}
+
+/// How a way ends, in a word or by whom.
+fn end_of(walk: &Walk) -> &str {
+    let word = match walk.fate {
+        Fate::Delivered | Fate::Local => "",
+        Fate::Refused => "refused",
+        Fate::Dropped => "dropped",
+        Fate::Reset => "reset",
+        Fate::Forwarded => "sent on as it is",
+        Fate::Unknown => "cannot be told",
+    };
+    match walk.endpoint.as_deref() {
+        Some(endpoint) if word.is_empty() => endpoint,
+        _ => word,
     }
 }
 

@@ -175,7 +175,7 @@ fn other(planned: &Planned<'_>, walk: &Walk) -> String {
         }
         Fate::Refused => format!("is refused by {at}{because}"),
         Fate::Dropped => format!("is dropped by {at}, and hears nothing{because}"),
-        Fate::Reset => format!("is taken by {at}, and its connection is ended at once{because}"),
+        Fate::Reset => format!("is accepted by {at}, and reset{because}"),
         Fate::Local => format!(
             "reaches this node itself: whatever listens at {} here, or a refusal if nothing does",
             walk.endpoint

@@ -125,6 +125,18 @@ fn colours_are_for_terminals_and_nobody_else_may_send_any() {
 }
 
 #[test]
+fn a_long_place_has_a_line_of_its_own_and_a_way_that_fails_its_word() {
+    let mut two = two();
+    let place = "table ip kube-proxy, chain service-SUSTUHLJ-default/web/tcp/http";
+    two.journeys[0].walks[0].steps[1].place = place.to_owned();
+    two.journeys[0].walks[1].fate = Fate::Dropped;
+    let text = render(&two, Style::default());
+    let wanted = format!("    │    {place}\n    │    {:<34}  10.0.0.1\n", "");
+    assert!(text.contains(&wanted), "{text}");
+    assert!(text.contains("    └─ 50.0 %  dropped\n"), "{text}");
+}
+
+#[test]
 fn it_is_shown_whatever_is_missing() {
     let text = render(&explanation(Vec::new()), Style::default());
     assert!(text.contains("FAILS"), "nothing is known of it: {text}");

@@ -195,7 +195,7 @@ async fn whose_an_address_is_does_not_hold_up_the_loop() {
     let (mut daemon, inspect) = daemon(50_000, 1);
     let find = async |address: [u8; 4], port| {
         let found = inspect.claimants(address.into(), port).await.unwrap();
-        Vec::from_iter(found.iter().map(ToString::to_string))
+        found.iter().map(ToString::to_string).collect::<Vec<_>>()
     };
     let asked = serve(&mut daemon, find([10, 0, 0, 107], 443)).await;
     let (found, longest, questions) = asked;
