@@ -35,7 +35,7 @@ const BREAKS: usize = 3;
 pub(crate) fn print(arguments: &Arguments) -> Result<()> {
     let mut stage = Stage::build(arguments)?;
     let traffic = Traffic::start(&stage);
-    let mut page = Page::new(&arguments.kube_proxy, &stage.node1, flags());
+    let mut page = Page::new(&arguments.kube_proxy, &stage.node1, stage.askers(), flags());
     page.title(&texts::TITLE);
     for part in texts::SERVICES {
         page.part(part)?;
@@ -60,6 +60,7 @@ struct Stage {
     node1: Node,
     client: Place,
     outside: Place,
+    stranger: Place,
     daemon: Running,
 }
 
@@ -77,6 +78,13 @@ impl Stage {
         }
         let client = world.pod(&node1, "client", "10.10.1.9")?;
         let outside = world.host("outside", "172.36.0.9/24")?;
+        let stranger = world.host("stranger", "172.36.0.77/24")?;
+        for host in [&outside, &stranger] {
+            // What a load balancer, or a router, does.
+            for address in ["172.36.0.103", "172.36.0.104"] {
+                world.route(host, address, &node1)?;
+            }
+        }
         let manifests = Path::new(MANIFESTS);
         copy(&arguments.examples.join("tour"), manifests)?;
         let flags = ["--cluster-cidr=10.10.0.0/16"];
@@ -90,8 +98,18 @@ impl Stage {
             node1,
             client,
             outside,
+            stranger,
             daemon,
         })
+    }
+
+    fn askers(&self) -> Vec<Place> {
+        vec![
+            self.client.clone(),
+            (*self.node1).clone(),
+            self.outside.clone(),
+            self.stranger.clone(),
+        ]
     }
 
     /// Opens a connection to the pod that leaves, and lets it leave.
@@ -145,7 +163,7 @@ impl Stage {
         anyhow::bail!("the daemon has not mended what was changed")
     }
 
-    /// The manifests, and one change: another scheduler is no part of them, another port is.
+    /// The same manifests, but for one port.
     fn write_next(&self) -> Result<()> {
         copy(Path::new(MANIFESTS), Path::new(NEXT))?;
         let file = Path::new(NEXT).join("cluster.yaml");

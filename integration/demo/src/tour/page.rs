@@ -1,9 +1,13 @@
 //! The page: sections of Markdown, and in them commands with what they print.
 
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use lab::{Node, Output};
+use lab::{Node, Output, Place};
+
+/// How long somebody who asks waits.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// A section: what is to be seen, and how.
 pub(super) struct Part {
@@ -11,6 +15,8 @@ pub(super) struct Part {
     /// Before the commands.
     pub(super) text: &'static str,
     pub(super) looks: &'static [Look],
+    /// Then asked with packets: by whom, where.
+    pub(super) asks: &'static [(&'static str, &'static str)],
     /// After the commands; empty if they say it all.
     pub(super) after: &'static str,
 }
@@ -34,13 +40,20 @@ pub(super) struct Title {
 pub(super) struct Page<'a> {
     kube_proxy: &'a Path,
     node: Node,
+    places: Vec<Place>,
     flags: Vec<String>,
     unexpected: Vec<String>,
 }
 
 impl<'a> Page<'a> {
-    pub(super) fn new(kube_proxy: &'a Path, node: &Node, flags: Vec<String>) -> Self {
+    pub(super) fn new(
+        kube_proxy: &'a Path,
+        node: &Node,
+        places: Vec<Place>,
+        flags: Vec<String>,
+    ) -> Self {
         Self {
+            places,
             kube_proxy,
             node: node.clone(),
             flags,
@@ -92,16 +105,37 @@ impl<'a> Page<'a> {
                 ));
             }
             println!("\n```\n$ {}", look.command);
-            print!("{}{}", output.stderr, cut(&output.stdout, look.most));
+            print!("{}", cut(&output.stdout, look.most));
             println!("```");
             if look.status != 0 {
                 println!("\nExit status: {}.", look.status);
             }
         }
+        for (who, to) in part.asks {
+            println!("\n{}", self.ask(who, to)?);
+        }
         if !part.after.is_empty() {
             println!("\n{}", part.after);
         }
         Ok(())
+    }
+
+    /// What comes of one question by packets.
+    fn ask(&self, who: &str, to: &str) -> Result<String> {
+        let mut places = self.places.iter();
+        let from = places.find(|place| place.name() == who);
+        let from = from.with_context(|| format!("there is no {who}"))?;
+        let asked = Instant::now();
+        let answer = from.ask_tcp(to.parse()?, PATIENCE);
+        let took = asked.elapsed();
+        Ok(match answer {
+            Ok(answer) => format!(
+                "`{who}` asks {to}: `{}` answers, and sees the client as {}.",
+                answer.who,
+                answer.seen_source.ip()
+            ),
+            Err(failure) => format!("`{who}` asks {to}: {failure}, after {took:.1?}."),
+        })
     }
 
     fn run(&self, look: &Look) -> Result<Output> {

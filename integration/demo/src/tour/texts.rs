@@ -1,5 +1,6 @@
 //! What the page says, part by part. What its commands print is not here: it is what they print.
 
+use super::DRAINED;
 use super::page::{Look, Part, Title};
 
 /// Of a command that finds all in order.
@@ -22,162 +23,206 @@ const fn wrong(command: &'static str, most: usize) -> Look {
 
 pub(super) const TITLE: Title = Title {
     title: "A tour: what kube-proxy does for each Service, as it says itself",
-    text: "Made by `make tour > docs/tour.md`, in IPVS mode: each output is what the command printed, on a node of a small world of network \
-namespaces, while a daemon served there and clients asked. What is cut says so.
+    text: "This page is made by `make tour > docs/tour.md`, in IPVS mode. What stands below a `$` is what that command printed on a node of a small world of
+network namespaces, while a daemon served there and clients asked; where it is cut, it says so, and log lines (standard error) are left out.
 
-node1 (172.36.0.11) has the daemon, the pod `web-1` and the pod `client` (10.10.1.9) that asks; node2 (172.36.0.12) has `web-2` and `web-3`; a host
-`outside` is 172.36.0.9. The Services are those of [manifests/examples/tour](../manifests/examples/tour), in the namespace `shop`.
+`node1` (172.36.0.11) has the daemon, the pod `web-1` and the pod `client` (10.10.1.9), which asks; `node2` (172.36.0.12) has `web-2` and `web-3`.
+Outside are the hosts `outside` (172.36.0.9) and `stranger` (172.36.0.77). The Services are in the namespace `shop`:
+[manifests/examples/tour](../manifests/examples/tour).
 
-All commands are subcommands of `kube-proxy`, and only read. `status`, `services`, `explain` and `top` ask the daemon of the node; in a cluster:
-`kubectl -n kube-system exec POD -- kube-proxy status`. `check`, `plan` and `diff` ask no daemon but the kernel and the cluster's objects, and take the
-daemon's own flags, here:",
+All commands are subcommands of `kube-proxy`, and only read. `status`, `services`, `explain` and `top` ask the daemon on the node; in a cluster
+`kubectl -n kube-system exec POD -- kube-proxy status`. `check`, `plan` and `diff` ask the kernel and the cluster's objects, not the daemon, and take
+its flags. Here these are:",
 };
 
 pub(super) const SERVICES: &[Part] = &[
     Part {
         title: "How the node stands",
-        text: "The first command on any node. One line for each IP family; below it whatever is not in order, and nothing if all is.",
+        text: "The first command on any node: a line for each IP family, and below whatever is not in order. Here all is, so that nothing is there.",
         looks: &[
             well("kube-proxy status", 30),
-            well("kube-proxy status -o wide", 40),
+            well("kube-proxy status -o wide", 16),
         ],
-        after: "`-o wide` also lists the limits that are far, and what the kernel has of what the mode uses. `-o json` and `-o yaml` have all of it, \
-in the words of [api.md](api.md).",
+        asks: &[],
+        after: "`-o wide` has all limits, and which parts of the kernel are found; without it, only those that are near or missing are told. `-o json` and
+`-o yaml` are in the words of [api.md](api.md).",
     },
     Part {
         title: "All Services",
-        text: "ENDPOINTS are used/ready/all: to how many traffic on this node is sent, how many are ready, how many there are.",
+        text: "ENDPOINTS are *used/ready/all*: those that traffic on this node is sent to, those that are ready, all.",
         looks: &[well("kube-proxy services", 40)],
-        after: "`headless` and `alias` are not there: a Service without a cluster IP and an `ExternalName` are names in DNS, and kube-proxy does nothing for \
-them, as upstream. If one of those does not answer, look at DNS.",
+        asks: &[],
+        after: "`headless` (no cluster IP) and `alias` (`ExternalName`) are not there: these are names in DNS, and no kube-proxy does anything for them. Where one of
+them does not answer, look at DNS and at the pod.",
     },
     Part {
         title: "ClusterIP",
-        text: "One virtual server, with an endpoint for each pod. IN is whether traffic is sent to it, and WHY the reason. The counters are the kernel's own.",
+        text: "A virtual server, with a destination for each endpoint. IN is under which traffic policy an endpoint is used, and WHY is the reason. Counters are
+the kernel's; IPVS adds up every two seconds.",
         looks: &[
             well("kube-proxy services shop/cluster -o wide", 40),
-            well("kube-proxy explain shop/cluster --from pod", 60),
-            well("kube-proxy explain shop/cluster --from node", 60),
+            well("kube-proxy explain shop/cluster --from 10.10.1.9", 60),
         ],
-        after: "`explain` walks the rules, sets and virtual servers that the kernel holds now, and says what of Kubernetes each comes from. From a pod the \
-client's address is kept; the node itself is masqueraded, as its source would be the service address.",
+        asks: &[("client", "10.200.0.1:80")],
+        after: "`explain` follows the first packet of a connection through the rules, sets and virtual servers that the kernel holds now; `←` says which object
+or flag a step comes from. The node itself is masqueraded, since its source would be the service address:",
+    },
+    Part {
+        title: "ClusterIP, from the node, and from a pod that is an endpoint",
+        text: "`--from` takes `pod`, `node`, `external`, or an address. `pod` is one that is known on this node, here an endpoint, which may reach itself.",
+        looks: &[
+            well("kube-proxy explain shop/cluster --from node", 12),
+            well("kube-proxy explain shop/cluster --from pod", 4),
+        ],
+        asks: &[("node1", "10.200.0.1:80")],
+        after: "",
     },
     Part {
         title: "NodePort",
-        text: "The same, and a virtual server at each address of the node.",
+        text: "A virtual server more at each address of the node that NodePorts are served at.",
         looks: &[
             well("kube-proxy services shop/node", 40),
-            well("kube-proxy explain shop/node --from external", 60),
+            well("kube-proxy explain shop/node --from external", 20),
         ],
-        after: "Under the policy `Cluster` a client from outside is masqueraded: the endpoint sees the node. `externalTrafficPolicy: Local` keeps the client's address \
-(below).",
+        asks: &[("outside", "172.36.0.11:30002")],
+        after: "Under the policy `Cluster`, who comes from outside is masqueraded, so that answers come back by way of this node: the pod sees the node.",
     },
     Part {
         title: "LoadBalancer, with source ranges",
-        text: "The load balancer's address is served on the node; `loadBalancerSourceRanges` lets in 172.36.0.0/28 alone. 172.36.0.9 is in it, 172.36.0.77 is not.",
+        text: "`loadBalancerSourceRanges` of this one has 172.36.0.0/28, so `outside`, and not `stranger`.",
         looks: &[
             well("kube-proxy services shop/balanced", 40),
-            well("kube-proxy explain 172.36.0.103:80 --from 172.36.0.9", 60),
-            wrong("kube-proxy explain 172.36.0.103:80 --from 172.36.0.77", 60),
+            well("kube-proxy explain 172.36.0.103:80 --from 172.36.0.9", 3),
+            wrong("kube-proxy explain 172.36.0.103:80 --from 172.36.0.77", 40),
         ],
-        after: "The verdict of the second says which rule drops it, and which field that comes from. Such a client sees a timeout.",
+        asks: &[
+            ("outside", "172.36.0.103:80"),
+            ("stranger", "172.36.0.103:80"),
+        ],
+        after: "",
     },
     Part {
         title: "External IPs",
-        text: "An address that somebody else leads to the node.",
+        text: "An address that somebody else leads to the node. kube-proxy serves it, and does not make it come here.",
         looks: &[
             well("kube-proxy services shop/external", 40),
-            well("kube-proxy explain 172.36.0.104:80 --from external", 60),
+            well("kube-proxy explain 172.36.0.104:80 --from 172.36.0.9", 20),
         ],
+        asks: &[("outside", "172.36.0.104:80")],
         after: "",
     },
     Part {
         title: "externalTrafficPolicy: Local",
-        text: "From outside only pods of this node are asked, and they see the client. From pods, the policy within the cluster counts.",
+        text: "What comes from outside goes to pods of this node alone, which see the client's own address.",
         looks: &[
             well("kube-proxy services shop/local", 40),
-            well("kube-proxy explain shop/local --from external", 60),
+            well("kube-proxy explain shop/local --from 172.36.0.9", 20),
         ],
+        asks: &[("outside", "172.36.0.11:30005")],
         after: "",
     },
     Part {
-        title: "Policy Local, and no pod here",
-        text: "Both policies are `Local`, and node1 has no pod of this Service: it works on node2, and fails here.",
+        title: "externalTrafficPolicy: Local, and no pod here",
+        text: "In IPVS mode the endpoints of other nodes stand in, as upstream, for the sake of clients inside the cluster (C in
+[packet-matrix.md](packet-matrix.md)). `explain` says what this node does. But it masquerades nothing under that policy, so that the pod's answer goes
+straight to the client, who has asked another address and does not take it, unless it comes back by way of this node. A load balancer that looks at the
+health-check node port does not send here at all.",
+        looks: &[
+            well("kube-proxy services shop/remote", 40),
+            well("kube-proxy explain shop/remote --from 172.36.0.9", 20),
+        ],
+        asks: &[("outside", "172.36.0.11:30010"), ("client", "10.200.0.10:80")],
+        after: "",
+    },
+    Part {
+        title: "internalTrafficPolicy: Local, and no pod here",
+        text: "The same Service answers on node2, and is refused at once here.",
         looks: &[
             well("kube-proxy services shop/elsewhere", 40),
-            wrong("kube-proxy explain shop/elsewhere", 80),
+            wrong("kube-proxy explain shop/elsewhere --from 10.10.1.9", 40),
         ],
+        asks: &[("client", "10.200.0.6:80")],
         after: "",
     },
     Part {
         title: "Session affinity",
-        text: "`sessionAffinity: ClientIP` makes a virtual server persistent: one client stays with one endpoint for 600 s.",
+        text: "`sessionAffinity: ClientIP` makes a virtual server persistent: a client stays with an endpoint until 600 s after its last connection.",
         looks: &[
             well("kube-proxy services shop/sticky -o wide", 40),
-            well("kube-proxy explain shop/sticky --from 10.10.1.9", 60),
+            well("kube-proxy explain shop/sticky --from 10.10.1.9", 16),
         ],
-        after: "",
+        asks: &[],
+        after: "All connections that the endpoint with CONNS has are those of `client`. The shares in `explain` are those of a client who has not asked before.",
     },
     Part {
         title: "No endpoint is ready",
-        text: "Two pods, none of them ready. Whoever asks is refused at once, and does not wait.",
+        text: "Two pods, and none of them ready. Who asks is refused at once.",
         looks: &[
             well("kube-proxy services shop/unready", 40),
-            wrong("kube-proxy explain shop/unready --from pod", 60),
+            wrong("kube-proxy explain shop/unready --from 10.10.1.9", 40),
         ],
+        asks: &[("client", "10.200.0.8:80")],
         after: "",
     },
 ];
 
 pub(super) const DRAINS: Part = Part {
     title: "An endpoint that drains",
-    text: "`web-3` has just left the EndpointSlice of `drained`, while `client` has a connection open to it. It gets no new ones (weight 0), and goes when that one ends.",
+    text: "`web-3` has just left the EndpointSlice of `drained`, while `client` has a connection open to it: this one goes on, new ones go to others. The
+virtual server keeps it with weight 0 until its last connection has ended.",
     looks: &[
         well("kube-proxy status", 30),
         well("kube-proxy services shop/drained -o wide", 40),
-        well("kube-proxy explain shop/drained --from pod", 60),
+        well("kube-proxy explain shop/drained --from 10.10.1.9", 3),
     ],
-    after: "",
+    asks: &[("client", DRAINED)],
+    after: "`services` lists the endpoints of the EndpointSlices, so that one that is gone is no longer there; `status` and `top` count it as long as it drains.",
 };
 
 pub(super) const BUSIEST: Part = Part {
     title: "The busiest",
-    text: "`kube-proxy top` is live on a terminal; with `--once`, or where there is no terminal, it looks twice and prints one table.",
-    looks: &[well("kube-proxy top --once", 40)],
-    after: "The same, with drawings, is a page: `kubectl -n kube-system port-forward POD 10249`, then http://localhost:10249/ui/.",
+    text: "`kube-proxy top` is live on a terminal. With `--once`, or where there is none, it looks twice, prints one table and ends.",
+    looks: &[well("kube-proxy top --once", 22)],
+    asks: &[],
+    after: "`status`, `services`, `top` and `explain` are also a page: `kubectl -n kube-system port-forward POD 10249`, then <http://localhost:10249/ui/>.",
 };
 
 pub(super) const IN_ORDER: Part = Part {
     title: "Is the kernel as it should be",
-    text: "`diff` prints nothing and ends with 0 where it is. `check` is the preflight of a start with these flags: what would change, and what on the node is in the way.",
+    text: "`diff` prints nothing and ends with 0 where it is. `check` says what a start with these flags would change, and what on this node is in its way.",
     looks: &[
         well("kube-proxy diff $FLAGS", 20),
         well("kube-proxy check $FLAGS", 40),
     ],
-    after: "The ports that are taken are the daemon's that serves here.",
+    asks: &[],
+    after: "",
 };
 
 pub(super) const CHANGED: Part = Part {
     title: "Somebody changes what is programmed",
-    text: "Here `ipvsadm -d -t 10.200.0.1:80 -r 10.10.2.2:8080` has taken an endpoint away behind the daemon's back.",
+    text: "`ipvsadm -d -t 10.200.0.1:80 -r 10.10.2.2:8080` has just taken a destination away:",
     looks: &[wrong("kube-proxy diff $FLAGS", 20)],
+    asks: &[],
     after: "",
 };
 
 pub(super) const REPAIRED: Part = Part {
-    title: "It is made right, and told",
-    text: "The check of each sync period (30 s) has found it and put it back.",
+    title: "It is made right again, and told",
+    text: "The check of the sync period (30 s) has found it, and put it back.",
     looks: &[
         well("kube-proxy status", 30),
         well("kube-proxy diff $FLAGS", 20),
     ],
+    asks: &[],
     after: "",
 };
 
 pub(super) const PLANNED: Part = Part {
     title: "What a change would do",
-    text: "`/tmp/next` has the same manifests, but `cluster` serves at port 81 instead of 80. `plan` counts the writes, and lists them in the order in which they are made. \
-Of two `--manifests` the last counts.",
+    text: "`/tmp/next` has the same manifests, but `cluster` with port 81 instead of 80. (Of two `--manifests` the last counts.)",
     looks: &[wrong("kube-proxy plan $FLAGS --manifests=/tmp/next", 40)],
-    after: "Without `--manifests` it is the cluster's objects that count. `kube-proxy --dry-run` is the same.",
+    asks: &[],
+    after: "Without `--manifests` the cluster's objects count, so that `plan` on a node of upstream's kube-proxy says what a change to this one would write.
+
+What to do where something is wrong: [troubleshooting.md](troubleshooting.md).",
 };
