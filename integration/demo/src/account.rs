@@ -278,3 +278,26 @@ pub(crate) fn copy(from: &Path, to: &Path) -> Result<()> {
     }
     Ok(())
 }
+
+/// The first lines; how many more there are is said.
+pub(crate) fn cut(text: &str, most: usize) -> String {
+    let count = text.lines().count();
+    let shown = text.lines().take(most);
+    let mut shown: Vec<_> = shown.map(|line| line.trim_end().to_owned()).collect();
+    if count > most {
+        shown.push(format!("… ({} more lines)", count - most));
+    }
+    shown.iter().flat_map(|line| [line, "\n"]).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_cut_is_said() {
+        assert_eq!(cut("one\ntwo\n", 2), "one\ntwo\n");
+        assert_eq!(cut("one  \ntwo\nthree\n", 1), "one\n… (2 more lines)\n");
+        assert_eq!(cut("", 5), "");
+    }
+}

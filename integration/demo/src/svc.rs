@@ -7,10 +7,12 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use lab::{Answer, Failure, Place, World};
 
-use crate::account::{Account, copy, count, start, tally, wait_for};
+use crate::account::{Account, copy, count, cut, start, tally, wait_for};
 use crate::{Arguments, bare};
 
 const CLUSTER_IP: &str = "10.200.1.201:9000";
+/// So much is shown of what a subcommand says.
+const LINES: usize = 16;
 const NODE_PORT: &str = "172.36.0.14:30900";
 
 pub(crate) fn show(arguments: &Arguments, account: &mut Account) -> Result<()> {
@@ -143,15 +145,14 @@ pub(crate) fn show(arguments: &Arguments, account: &mut Account) -> Result<()> {
         "ipvsadm -Ln   # on node4, which only forwards",
         &node4.read(["ipvsadm", "-Ln"])?,
     );
-    for command in [
-        &["status"][..],
-        &["explain", "default/svc-nodeport", "--from", "external"],
-    ] {
+    let explain = ["explain", "172.36.0.14:30900", "--from", "172.36.0.9"];
+    for command in [&["status"][..], &explain] {
         let program = arguments.kube_proxy.as_os_str();
         let words = command.iter().map(AsRef::as_ref);
+        let told = node4.read(std::iter::once(program).chain(words))?;
         account.show(
             &format!("kube-proxy {}   # on node4", command.join(" ")),
-            &node4.read(std::iter::once(program).chain(words))?,
+            &cut(&told, LINES),
         );
     }
     if arguments.without_iptables {

@@ -28,6 +28,8 @@ const DRAINED: &str = "10.200.0.9:80";
 /// The pod that `DRAINED` loses while a connection to it is open.
 const LEAVING: &str = "10.10.2.3";
 const PATIENCE: Duration = Duration::from_secs(5);
+/// IPVS adds up what it counts every two seconds.
+const COUNTED_AFTER: Duration = Duration::from_secs(5);
 /// How often the kernel's state is broken, until `diff` sees it before the daemon does.
 const BREAKS: usize = 3;
 
@@ -35,6 +37,7 @@ const BREAKS: usize = 3;
 pub(crate) fn print(arguments: &Arguments) -> Result<()> {
     let mut stage = Stage::build(arguments)?;
     let traffic = Traffic::start(&stage);
+    thread::sleep(COUNTED_AFTER);
     let mut page = Page::new(&arguments.kube_proxy, &stage.node1, stage.askers(), flags());
     page.title(&texts::TITLE);
     for part in texts::SERVICES {
@@ -48,7 +51,7 @@ pub(crate) fn print(arguments: &Arguments) -> Result<()> {
     stage.break_until_seen(&mut page)?;
     stage.wait_for_repair()?;
     page.part(&texts::REPAIRED)?;
-    stage.write_next()?;
+    write_next()?;
     page.part(&texts::PLANNED)?;
     traffic.stop();
     page.close()
@@ -162,16 +165,16 @@ impl Stage {
         }
         anyhow::bail!("the daemon has not mended what was changed")
     }
+}
 
-    /// The same manifests, but for one port.
-    fn write_next(&self) -> Result<()> {
-        copy(Path::new(MANIFESTS), Path::new(NEXT))?;
-        let file = Path::new(NEXT).join("cluster.yaml");
-        let text = fs::read_to_string(&file)?;
-        let changed = text.replace("  port: 80\n", "  port: 81\n");
-        ensure!(changed != text, "cluster.yaml has no port 80");
-        Ok(fs::write(&file, changed)?)
-    }
+/// The same manifests, but for one port.
+fn write_next() -> Result<()> {
+    copy(Path::new(MANIFESTS), Path::new(NEXT))?;
+    let file = Path::new(NEXT).join("cluster.yaml");
+    let text = fs::read_to_string(&file)?;
+    let changed = text.replace("  port: 80\n", "  port: 81\n");
+    ensure!(changed != text, "cluster.yaml has no port 80");
+    Ok(fs::write(&file, changed)?)
 }
 
 /// Those that the daemon was started with, for the subcommands that ask what it would do.

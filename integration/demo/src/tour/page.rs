@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use lab::{Node, Output, Place};
 
+use crate::account::cut;
+
 /// How long somebody who asks waits.
 const PATIENCE: Duration = Duration::from_secs(2);
 
@@ -15,8 +17,8 @@ pub(super) struct Part {
     /// Before the commands.
     pub(super) text: &'static str,
     pub(super) looks: &'static [Look],
-    /// Then asked with packets: by whom, where.
-    pub(super) asks: &'static [(&'static str, &'static str)],
+    /// Then asked with packets: by whom, where, and what is to come of it.
+    pub(super) asks: &'static [(&'static str, &'static str, &'static str)],
     /// After the commands; empty if they say it all.
     pub(super) after: &'static str,
 }
@@ -111,8 +113,13 @@ impl<'a> Page<'a> {
                 println!("\nExit status: {}.", look.status);
             }
         }
-        for (who, to) in part.asks {
-            println!("\n{}", self.ask(who, to)?);
+        for (who, to, wanted) in part.asks {
+            let said = self.ask(who, to)?;
+            if !said.contains(wanted) {
+                self.unexpected
+                    .push(format!("{said} It is to be: {wanted}"));
+            }
+            println!("\n{said}");
         }
         if !part.after.is_empty() {
             println!("\n{}", part.after);
@@ -148,31 +155,5 @@ impl<'a> Page<'a> {
         }
         let output = self.node.run(argv);
         output.with_context(|| format!("cannot run {}", look.command))
-    }
-}
-
-/// The first lines; how many more there are is said.
-fn cut(text: &str, most: usize) -> String {
-    let count = text.lines().count();
-    let shown: String = text
-        .lines()
-        .take(most)
-        .map(|line| format!("{}\n", line.trim_end()))
-        .collect();
-    match count.saturating_sub(most) {
-        0 => shown,
-        more => format!("{shown}… ({more} more lines)\n"),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_is_cut_is_said() {
-        assert_eq!(cut("one\ntwo\n", 2), "one\ntwo\n");
-        assert_eq!(cut("one  \ntwo\nthree\n", 1), "one\n… (2 more lines)\n");
-        assert_eq!(cut("", 5), "");
     }
 }

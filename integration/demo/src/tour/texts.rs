@@ -63,18 +63,19 @@ the kernel's; IPVS adds up every two seconds.",
             well("kube-proxy services shop/cluster -o wide", 40),
             well("kube-proxy explain shop/cluster --from 10.10.1.9", 60),
         ],
-        asks: &[("client", "10.200.0.1:80")],
+        asks: &[("client", "10.200.0.1:80", "answers")],
         after: "`explain` follows the first packet of a connection through the rules, sets and virtual servers that the kernel holds now; `←` says which object
-or flag a step comes from. The node itself is masqueraded, since its source would be the service address:",
+or flag a step comes from.",
     },
     Part {
         title: "ClusterIP, from the node, and from a pod that is an endpoint",
-        text: "`--from` takes `pod`, `node`, `external`, or an address. `pod` is one that is known on this node, here an endpoint, which may reach itself.",
+        text: "`--from` takes `pod`, `node`, `external`, or an address. `pod` is one that is known on this node, here an endpoint, which may reach itself. The node itself is
+masqueraded, since its source would be the service address.",
         looks: &[
             well("kube-proxy explain shop/cluster --from node", 12),
             well("kube-proxy explain shop/cluster --from pod", 4),
         ],
-        asks: &[("node1", "10.200.0.1:80")],
+        asks: &[("node1", "10.200.0.1:80", "answers")],
         after: "",
     },
     Part {
@@ -82,9 +83,9 @@ or flag a step comes from. The node itself is masqueraded, since its source woul
         text: "A virtual server more at each address of the node that NodePorts are served at.",
         looks: &[
             well("kube-proxy services shop/node", 40),
-            well("kube-proxy explain shop/node --from external", 20),
+            well("kube-proxy explain 172.36.0.11:30002 --from external", 24),
         ],
-        asks: &[("outside", "172.36.0.11:30002")],
+        asks: &[("outside", "172.36.0.11:30002", "answers")],
         after: "Under the policy `Cluster`, who comes from outside is masqueraded, so that answers come back by way of this node: the pod sees the node.",
     },
     Part {
@@ -96,8 +97,8 @@ or flag a step comes from. The node itself is masqueraded, since its source woul
             wrong("kube-proxy explain 172.36.0.103:80 --from 172.36.0.77", 40),
         ],
         asks: &[
-            ("outside", "172.36.0.103:80"),
-            ("stranger", "172.36.0.103:80"),
+            ("outside", "172.36.0.103:80", "answers"),
+            ("stranger", "172.36.0.103:80", "timed out"),
         ],
         after: "",
     },
@@ -108,7 +109,7 @@ or flag a step comes from. The node itself is masqueraded, since its source woul
             well("kube-proxy services shop/external", 40),
             well("kube-proxy explain 172.36.0.104:80 --from 172.36.0.9", 20),
         ],
-        asks: &[("outside", "172.36.0.104:80")],
+        asks: &[("outside", "172.36.0.104:80", "answers")],
         after: "",
     },
     Part {
@@ -116,9 +117,9 @@ or flag a step comes from. The node itself is masqueraded, since its source woul
         text: "What comes from outside goes to pods of this node alone, which see the client's own address.",
         looks: &[
             well("kube-proxy services shop/local", 40),
-            well("kube-proxy explain shop/local --from 172.36.0.9", 20),
+            well("kube-proxy explain 172.36.0.11:30005 --from 172.36.0.9", 24),
         ],
-        asks: &[("outside", "172.36.0.11:30005")],
+        asks: &[("outside", "172.36.0.11:30005", "answers")],
         after: "",
     },
     Part {
@@ -129,19 +130,19 @@ straight to the client, who has asked another address and does not take it, unle
 health-check node port does not send here at all.",
         looks: &[
             well("kube-proxy services shop/remote", 40),
-            well("kube-proxy explain shop/remote --from 172.36.0.9", 20),
+            well("kube-proxy explain 172.36.0.11:30010 --from 172.36.0.9", 20),
         ],
-        asks: &[("outside", "172.36.0.11:30010"), ("client", "10.200.0.10:80")],
+        asks: &[("outside", "172.36.0.11:30010", "timed out"), ("client", "10.200.0.10:80", "answers")],
         after: "",
     },
     Part {
         title: "internalTrafficPolicy: Local, and no pod here",
-        text: "The same Service answers on node2, and is refused at once here.",
+        text: "Of clients on node1 no pod may be asked, as none is here: they are refused at once.",
         looks: &[
             well("kube-proxy services shop/elsewhere", 40),
             wrong("kube-proxy explain shop/elsewhere --from 10.10.1.9", 40),
         ],
-        asks: &[("client", "10.200.0.6:80")],
+        asks: &[("client", "10.200.0.6:80", "connection refused")],
         after: "",
     },
     Part {
@@ -161,7 +162,7 @@ health-check node port does not send here at all.",
             well("kube-proxy services shop/unready", 40),
             wrong("kube-proxy explain shop/unready --from 10.10.1.9", 40),
         ],
-        asks: &[("client", "10.200.0.8:80")],
+        asks: &[("client", "10.200.0.8:80", "connection refused")],
         after: "",
     },
 ];
@@ -173,9 +174,9 @@ virtual server keeps it with weight 0 until its last connection has ended.",
     looks: &[
         well("kube-proxy status", 30),
         well("kube-proxy services shop/drained -o wide", 40),
-        well("kube-proxy explain shop/drained --from 10.10.1.9", 3),
+        well("kube-proxy explain shop/drained --from 10.10.1.9", 16),
     ],
-    asks: &[("client", DRAINED)],
+    asks: &[("client", DRAINED, "answers")],
     after: "`services` lists the endpoints of the EndpointSlices, so that one that is gone is no longer there; `status` and `top` count it as long as it drains.",
 };
 
