@@ -262,6 +262,7 @@ impl World {
             origin: origin.to_owned(),
             packets: Some(18_211),
             bytes: Some(1_092_660),
+            ..Step::default()
         };
         let origin = format!("Service {to}, port http");
         let walk = |endpoint: &str, chance: f64| Walk {
@@ -295,6 +296,7 @@ impl World {
                     &format!("EndpointSlice of {to}"),
                 ),
             ],
+            ..Walk::default()
         };
         let walks = vec![walk("10.244.0.2:8080", 0.5), walk("10.244.0.3:8080", 0.5)];
         Explanation {
@@ -329,6 +331,7 @@ impl World {
                             "is refused: the port has no endpoints",
                             &origin,
                         )],
+                        ..Walk::default()
                     }],
                     verdict: "Is refused: the Service port has no endpoints.".to_owned(),
                 },
