@@ -47,6 +47,10 @@ impl Story {
     pub(crate) fn booked(&mut self, report: &Report) {
         let done = &mut self.done;
         done.writes.extend(&report.writes);
+        if done.writes == Writes::default() {
+            // These Services were in the kernel as they should be.
+            return;
+        }
         for service in &report.settled {
             done.services += 1;
             match &done.only {
@@ -156,6 +160,17 @@ mod tests {
         story.synced(Duration::from_millis(2));
         let done = story.take(now + PAUSE).unwrap();
         assert_eq!((done.only, done.services), (None, 3));
+    }
+
+    #[test]
+    fn services_that_were_in_order_are_no_part_of_the_next_line() {
+        let mut story = Story::new(IpFamily::V4);
+        story.booked(&report(&["web", "db"], &[]));
+        story.booked(&report(&["cache"], &[ONE]));
+        story.synced(Duration::from_millis(2));
+        let done = story.take(Instant::now()).unwrap();
+        assert_eq!(done.only, Some(NamespacedName::new("default", "cache")));
+        assert_eq!(done.services, 1);
     }
 
     #[test]
