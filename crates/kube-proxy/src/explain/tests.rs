@@ -3,7 +3,7 @@ use std::net::IpAddr;
 use packet_path::Packet;
 
 use super::*;
-use crate::explain::journeys::Hop;
+use crate::explain::journeys::{Hop, Routing};
 use crate::view::{Address, Endpoint, Port, Service, ServiceName};
 
 /// A kernel in which every packet has so many ways, each to another endpoint.
@@ -15,7 +15,18 @@ impl Routing for Fake {
             interface: "eth0".to_owned(),
             is_local: false,
             is_neighbour: true,
+            is_inner: true,
         })
+    }
+}
+
+impl Answers for Fake {
+    fn answers(&self, _: &packet_path::Walk) -> Vec<packet_path::Walk> {
+        Vec::new()
+    }
+
+    fn listens(&self, _: std::net::SocketAddr, _: proxy::Protocol) -> Result<bool, String> {
+        Ok(false)
     }
 }
 
