@@ -160,7 +160,10 @@ impl Packet {
         }
     }
 
-    /// To which port, where that is known: clients mostly choose none.
+    /// What stands for the port of a client, which nobody has chosen: one of those that systems take.
+    pub const CLIENT_PORT: u16 = 54_321;
+
+    /// To which port, where that is known: of an answer it is the client's.
     pub fn destination_port(&self) -> Option<u16> {
         self.reply.is_none().then_some(self.port)
     }

@@ -87,9 +87,8 @@ impl Fields<'_> {
         if let Some(port) = self.0.source_port {
             set(&mut header, 0, &port.to_be_bytes());
         }
-        if let Some(port) = self.0.destination_port() {
-            set(&mut header, 2, &port.to_be_bytes());
-        }
+        let port = self.0.destination_port().unwrap_or(Packet::CLIENT_PORT);
+        set(&mut header, 2, &port.to_be_bytes());
         if self.0.protocol == TCP {
             if self.0.reply.is_some() {
                 set(&mut header, 13, &[SYN_ACK]);
@@ -178,7 +177,7 @@ impl Fields<'_> {
             ),
             (Direction::Reply, Some(reply)) => (
                 (reply.endpoint.ip(), Some(reply.endpoint.port())),
-                (reply.client, None),
+                (reply.client, Some(Packet::CLIENT_PORT)),
             ),
             (Direction::Reply, None) => (
                 (self.0.destination, Some(self.0.port)),

@@ -162,13 +162,13 @@ fn is_port(
     packet: &Packet,
 ) -> Result<bool, String> {
     let is = |port: u16| ranges.iter().any(|range| range.contains(&port));
-    let of = |port: Option<u16>, which: &str| match port {
+    let of = |port: Option<u16>, lowest: u16, which: &str| match port {
         Some(port) => Ok(is(port)),
         // Any of those that nobody has chosen.
-        None if ranges.iter().all(|range| *range.end() < EPHEMERAL) => Ok(false),
+        None if ranges.iter().all(|range| *range.end() < lowest) => Ok(false),
         None if ranges
             .iter()
-            .any(|range| *range.start() <= EPHEMERAL && *range.end() == u16::MAX) =>
+            .any(|range| *range.start() <= lowest && *range.end() == u16::MAX) =>
         {
             Ok(true)
         }
@@ -176,16 +176,19 @@ fn is_port(
     };
     let (source, destination) = (packet.source_port, packet.destination_port());
     match side {
-        PortSide::Of(Side::Destination) => of(destination, "destination"),
-        PortSide::Of(Side::Source) => of(source, "source"),
+        PortSide::Of(Side::Destination) => of(destination, ANSWERED, "destination"),
+        PortSide::Of(Side::Source) => of(source, EPHEMERAL, "source"),
         PortSide::Either => Ok(source.is_some_and(is)
             || destination.is_some_and(is)
-            || (of(source, "source")? || of(destination, "destination")?)),
+            || (of(source, EPHEMERAL, "source")? || of(destination, ANSWERED, "destination")?)),
     }
 }
 
 /// No client's port by itself is below.
 const EPHEMERAL: u16 = 1024;
+/// Nor is one to which an answer goes below the first that systems take (`ip_local_port_range`; others
+/// begin at 49152).
+const ANSWERED: u16 = 32_768;
 
 fn is_in(state: State, packet: &Packet) -> bool {
     let is_tracked = packet.is_tracked();
@@ -254,9 +257,8 @@ fn key(type_name: &str, sides: &[Side], packet: &Packet) -> Result<Option<SetKey
             "ip" | "net" => key.ip2 = Some(address(*side, packet)),
             "port" => {
                 let port = match side {
-                    Side::Destination => packet
-                        .destination_port()
-                        .ok_or("it depends on the destination port")?,
+                    // No set singles out a client's.
+                    Side::Destination => packet.destination_port().unwrap_or(Packet::CLIENT_PORT),
                     Side::Source => packet.source_port.ok_or("it depends on the source port")?,
                 };
                 key.port = Some((packet.protocol, port));

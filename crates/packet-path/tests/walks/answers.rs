@@ -70,9 +70,16 @@ fn rules_of_others_are_met() {
         let by_port = "-A FORWARD -p tcp -m tcp --sport 8080 -m conntrack --ctdir REPLY -j DROP";
         assert_eq!(drops(by_port, POD), ["dropped by filter FORWARD"], "{mode}");
         assert_eq!(drops(by_port, "node"), ["local"], "{mode}");
-        // A client's port is none of those below 1024.
-        let by_client = "-A FORWARD -p tcp -m tcp --dport 22 -j DROP";
-        assert_eq!(drops(by_client, POD), ["forwarded"], "{mode}");
+        // A client's port is none of those that services have.
+        for port in ["22", "6443", "30000:32767"] {
+            let by_client = format!(
+                "-A FORWARD -p tcp -m tcp --dport {port} -m conntrack --ctdir REPLY -j DROP"
+            );
+            assert_eq!(drops(&by_client, POD), ["forwarded"], "{mode} {port}");
+        }
+        let by_all =
+            "-A FORWARD -p tcp -m tcp --dport 1024:65535 -m conntrack --ctdir REPLY -j DROP";
+        assert_eq!(drops(by_all, POD), ["dropped by filter FORWARD"], "{mode}");
         for state in [
             "-m conntrack --ctstate ESTABLISHED",
             "-m conntrack --ctdir REPLY",
