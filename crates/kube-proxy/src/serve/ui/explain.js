@@ -157,9 +157,10 @@ const FATES = {
   unknown: ['busy', 'unknown', 'it depends on what is not understood'],
 };
 
-function end({ fate, endpoint, source }) {
-  const [tone, word, means] = FATES[fate] ?? ['off', fate, ''];
+function end({ fate, endpoint, source, unanswered, unsure }) {
+  const [tone, word, means] = unanswered ? ['bad', 'no answer', ''] : unsure ? ['warn', 'not sure', ''] : FATES[fate] ?? ['off', fate, ''];
   return h('li', { class: `end ${tone}` },
     h('p', null, state(tone, word), endpoint ? [' to ', h('code', null, endpoint)] : ` ${means}`),
-    source ? h('p', { class: 'quiet' }, `source ${source}`) : null);
+    source ? h('p', { class: 'quiet' }, `source ${source}`) : null,
+    unanswered || unsure ? h('p', null, unanswered ?? unsure) : null);
 }
