@@ -41,6 +41,8 @@ pub(crate) enum Question {
     Claimants(usize, IpAddr, u16, Sender<Claimed>),
     /// The mode's name, and what is known of this node.
     OwnNode(Sender<(&'static str, OwnNode)>),
+    /// None: much that an answer took is free again.
+    Freed,
 }
 
 /// Who has an address, of a piece of the Services.

@@ -34,6 +34,7 @@ impl Daemon {
             Question::Claimants(from, address, port, answer) => {
                 drop(answer.send(claimants(&self.model, from, address, port)));
             }
+            Question::Freed => self.trim_at = Some(Instant::now() + TRIM_DELAY),
             Question::OwnNode(answer) => {
                 let mode = self.options.modes.chosen.name();
                 let own = own_node(&self.model, &self.options.process.node_name);
