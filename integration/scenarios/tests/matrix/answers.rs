@@ -13,7 +13,7 @@ use crate::cast::{Mode, answers_come_back, place, policies, start};
 
 /// How long to wait for what explain says does not come. All places are on one machine: answers take
 /// milliseconds.
-const BRIEFLY: Duration = Duration::from_millis(150);
+const BRIEFLY: Duration = Duration::from_millis(100);
 
 /// Who asks what: pods of this node and of another one, a process of this node; by the pods' own
 /// addresses and masqueraded; IPv4 and IPv6.

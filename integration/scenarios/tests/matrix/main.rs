@@ -73,11 +73,12 @@ fn main() {
             cast::has_nftables,
             matrix::every_row
         ),
+        // Of lane A, whose rules are the same, IPVS is enough.
         story!("", [], || true, answers::come_back_or_not),
         story!(
             "iptables::",
             ["--proxy-mode=iptables"],
-            || true,
+            cast::has_nftables,
             answers::come_back_or_not
         ),
         story!(
@@ -89,7 +90,7 @@ fn main() {
         story!(
             "userspace::",
             ["--proxy-mode=userspace"],
-            || true,
+            cast::has_nftables,
             answers::come_back_or_not
         ),
     ];
