@@ -464,8 +464,16 @@ impl Cast<'_, '_> {
             .filter(|beside| self.is_free(*beside));
         beside.find_map(|beside| {
             let hop = self.routing.hop(beside)?;
-            (hop.is_neighbour && !hop.is_local).then_some((beside, hop))
+            let is_beside = hop.is_neighbour && !hop.is_local && !self.is_by_pods(&hop.interface);
+            is_beside.then_some((beside, hop))
         })
+    }
+
+    /// Whether an interface is that of a pod.
+    fn is_by_pods(&self, interface: &str) -> bool {
+        let pods = self.objects.node.pods.iter();
+        let mut hops = pods.filter_map(|pod| self.routing.hop(*pod));
+        hops.any(|hop| !hop.is_local && hop.interface == interface)
     }
 }
 
@@ -482,7 +490,14 @@ fn from_end(net: &IpNet, back: u32) -> Option<IpAddr> {
 /// An address beside this one.
 fn neighbour_of(address: IpAddr) -> IpAddr {
     match address {
-        IpAddr::V4(address) => Ipv4Addr::from(u32::from(address) ^ 1).into(),
+        IpAddr::V4(address) => {
+            let beside = Ipv4Addr::from(u32::from(address) ^ 1);
+            // Mostly the network itself, or all in it.
+            match beside.octets() {
+                [.., 0 | 255] => Ipv4Addr::from(u32::from(address) ^ 2).into(),
+                _ => beside.into(),
+            }
+        }
         IpAddr::V6(address) => Ipv6Addr::from(u128::from(address) ^ 1).into(),
     }
 }

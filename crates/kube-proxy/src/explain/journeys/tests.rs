@@ -232,8 +232,14 @@ struct Alone;
 
 impl Routing for Alone {
     fn hop(&self, to: IpAddr) -> Option<Hop> {
-        let is_here = to.to_string().starts_with("172.35.0.") || to.to_string() == "10.9.9.9";
+        let is_pod = to.to_string() == "10.9.9.9";
+        let is_here = to.to_string().starts_with("172.35.0.") || is_pod;
         is_here.then(|| Node.hop(to))?.map(|hop| Hop {
+            interface: if is_pod {
+                "cali1".to_owned()
+            } else {
+                hop.interface
+            },
             is_neighbour: true,
             ..hop
         })
@@ -264,4 +270,16 @@ fn where_networks_are_not_known_a_pod_and_a_host_beside_the_node_are_taken() {
         ]
     );
     assert_eq!(journeys.notes, Vec::<String>::new());
+}
+
+#[test]
+fn a_neighbour_is_a_host() {
+    for (own, beside) in [
+        ("172.35.0.100", "172.35.0.101"),
+        ("172.35.0.1", "172.35.0.3"),
+        ("172.35.0.254", "172.35.0.252"),
+        ("fd35::1", "fd35::"),
+    ] {
+        assert_eq!(neighbour_of(own.parse().unwrap()).to_string(), beside);
+    }
 }
