@@ -142,3 +142,35 @@ fn the_exit_status_says_whether_all_arrive() {
     lost.journeys[0].walks[0].unanswered = Some("it is deaf".to_owned());
     assert_eq!(exit_status(&lost), 1);
 }
+
+#[test]
+fn what_fails_for_certain_outweighs_what_is_not_known() {
+    let journey = |walk: Walk| Journey {
+        walks: vec![walk],
+        ..Journey::default()
+    };
+    let arrives = || Walk {
+        fate: Fate::Delivered,
+        ..Walk::default()
+    };
+    let unsure = || Walk {
+        unsure: Some("it goes by another node".to_owned()),
+        ..arrives()
+    };
+    let lost = || Walk {
+        unanswered: Some("a rule drops it".to_owned()),
+        ..arrives()
+    };
+    for (walks, status) in [
+        (vec![arrives()], 0),
+        (vec![arrives(), unsure()], 2),
+        (vec![unsure(), lost()], 1),
+        (vec![lost(), Walk::default()], 2),
+    ] {
+        let told = Explanation {
+            journeys: walks.into_iter().map(journey).collect(),
+            ..Explanation::default()
+        };
+        assert_eq!(exit_status(&told), status, "{told:?}");
+    }
+}
