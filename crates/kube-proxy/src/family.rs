@@ -25,7 +25,7 @@ use crate::events::Recorder;
 use crate::health::Health;
 use crate::health_check::HealthChecks;
 use crate::inspect::OfFamily;
-use crate::inspect::question::GroundOfFamily;
+use crate::inspect::question::{DRAINS, GroundOfFamily};
 use crate::metrics::Metrics;
 use crate::metrics::local_endpoints::NoLocalEndpoints;
 use crate::metrics::of_mode::Extent;
@@ -379,6 +379,8 @@ impl Family {
             node_ports: self.node_ports.clone(),
             failures: failures.map(|(failure, _)| failure).collect(),
             conflicts: seen.conflicts,
+            drains: self.mode.drains(DRAINS),
+            now,
         }
     }
 

@@ -80,7 +80,7 @@ function addresses(port, name, rates) {
   })));
 }
 
-const CONDITIONS = { ready: 'ready', servingTerminating: 'terminating, still serves', terminating: 'terminating', notReady: 'not ready' };
+const CONDITIONS = { ready: 'ready', servingTerminating: 'terminating, still serves', terminating: 'terminating', notReady: 'not ready', draining: 'draining', left: 'left' };
 
 function endpoints(port, name, full, rates) {
   const all = port.endpoints ?? [];
@@ -102,7 +102,7 @@ function endpoints(port, name, full, rates) {
       cells: [
         h('code', { tabindex: '0', 'data-row': true }, endpoint.at),
         [state(isIn ? 'good' : 'off', isIn ? 'in' : 'out'), ` ${endpoint.why}`],
-        CONDITIONS[endpoint.condition] ?? endpoint.condition,
+        conditionOf(endpoint),
         endpoint.pod ?? '',
         where(endpoint),
         ...(has_weight ? [endpoint.weight ?? ''] : []),
@@ -115,6 +115,15 @@ function endpoints(port, name, full, rates) {
     ? h('p', null, h('button', { type: 'button', 'data-all': name }, `Show all ${counted(all.length, 'endpoint')}`))
     : null;
   return [table(`Endpoints of port ${name}`, columns, rows), more];
+}
+
+/** Its state, and since when it drains, with what it has open. */
+function conditionOf({ condition, draining }) {
+  const word = CONDITIONS[condition] ?? condition;
+  if (!draining) return condition === 'left' ? state('warn', word) : word;
+  const since = draining.seconds === undefined ? '' : ` for ${duration(draining.seconds)}`;
+  const open = draining.open === undefined ? '' : `, ${count(draining.open)} open`;
+  return state('busy', condition === 'draining' ? `draining${since}${open}` : `${word}, draining${since}${open}`);
 }
 
 function where({ local, node, zone }) {
