@@ -29,6 +29,7 @@ use crate::inspect::question::{DRAINS, GroundOfFamily};
 use crate::metrics::Metrics;
 use crate::metrics::local_endpoints::NoLocalEndpoints;
 use crate::metrics::of_mode::Extent;
+use crate::modes::counters::Counters;
 use crate::options::Options;
 use crate::report::Reporter;
 use crate::story::Story;
@@ -107,6 +108,7 @@ impl Family {
         options: &Options,
         health: &Arc<Health>,
         metrics: &Metrics,
+        counters: &Counters,
         recorder: &Recorder,
         now: Instant,
     ) -> io::Result<Self> {
@@ -133,7 +135,7 @@ impl Family {
                 Arc::clone(health),
                 recorder.clone(),
             ),
-            stale_flows: StaleFlows::new(family, metrics.clone())?,
+            stale_flows: StaleFlows::new(family, metrics.clone(), counters.clone())?,
             no_local_endpoints: NoLocalEndpoints::new(family, node),
             node_ports: None,
             metrics: metrics.clone(),

@@ -95,10 +95,10 @@ impl Daemon {
         observed: Observed,
         now: Instant,
     ) -> Result<Self> {
-        let (health, metrics) = (&observed.health, &observed.metrics);
+        let (health, metrics, counters) = (&observed.health, &observed.metrics, &observed.counters);
         let families = modes
             .into_iter()
-            .map(|mode| Family::new(mode, &options, health, metrics, recorder, now));
+            .map(|mode| Family::new(mode, &options, health, metrics, counters, recorder, now));
         let families: Vec<Family> = families
             .collect::<Result<_, _>>()
             .context("cannot start a thread for stale UDP flows")?;
