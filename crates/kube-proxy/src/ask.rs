@@ -170,4 +170,6 @@ fn has_colours() -> bool {
 }
 
 #[cfg(test)]
+mod documented;
+#[cfg(test)]
 mod tests;
