@@ -237,7 +237,8 @@ fn a_mode_that_counts_by_name_or_for_any_address_is_told_at_the_port() {
 
 #[test]
 fn what_has_left_its_slices_is_listed_for_as_long_as_it_is_held() {
-    let now = Instant::now();
+    let since = Instant::now();
+    let now = since + Duration::from_secs(12);
     let target = |last: u8| proxy::Target {
         ip: [10, 244, 1, last].into(),
         port: 8080,
@@ -246,7 +247,7 @@ fn what_has_left_its_slices_is_listed_for_as_long_as_it_is_held() {
         at: "10.96.0.1:80".parse().unwrap(),
         protocol: Protocol::Tcp,
         target: target(last),
-        since: Some(now - Duration::from_secs(12)),
+        since: Some(since),
     };
     let mut ground = ground();
     let family = &mut ground.families[0];
@@ -254,7 +255,7 @@ fn what_has_left_its_slices_is_listed_for_as_long_as_it_is_held() {
     family.drains = proxy::Drains {
         count: 2,
         first: vec![drain(3), drain(7)],
-        limit: Some(Duration::from_secs(300)),
+        limit: Some(Duration::from_mins(5)),
         ..proxy::Drains::default()
     };
     let mut counted = Counted::default();

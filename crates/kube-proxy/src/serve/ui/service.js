@@ -1,6 +1,6 @@
 // One Service: where each port is served, and which endpoints are in or out, and why.
 
-import { h, section, show, state, table, terms } from './dom.js';
+import { h, notes, section, show, state, table, terms } from './dom.js';
 import { ask } from './poll.js';
 import { endpoints as endpointCounts } from './services.js';
 import { api, bytes, count, counted, duration, link, portName, scaled } from './words.js';
@@ -35,6 +35,7 @@ export function draw(main, _place, { answer: service, rates, all }) {
       ? h('ul', { class: 'errors', 'data-key': 'errors' }, service.errors.map((error) => h('li', null, state('warn', error))))
       : null,
     service.ports.map((port) => portSection(port, all, rates)),
+    notes(service.notes),
   );
 }
 
