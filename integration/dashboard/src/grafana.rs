@@ -121,12 +121,12 @@ impl<'a> Panel<'a> {
 
     /// The colour that a value has by the thresholds.
     pub fn colour(&self, value: f64) -> &'a str {
-        let steps = array(self.0, "/fieldConfig/defaults/thresholds/steps").iter();
-        let reached = steps.filter(|step| {
+        let mut steps = array(self.0, "/fieldConfig/defaults/thresholds/steps").iter();
+        let reached = steps.rfind(|step| {
             let from = step.get("value").and_then(Value::as_f64);
             from.is_none_or(|from| value >= from)
         });
-        reached.last().map_or("", |step| text(step, "/color"))
+        reached.map_or("", |step| text(step, "/color"))
     }
 
     /// What a table calls the column of a query, and whether it is a duration.

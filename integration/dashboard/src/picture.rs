@@ -42,7 +42,7 @@ pub fn page(dashboard: &Dashboard, range: &Range, panels: &[Found<'_>]) -> Strin
     let mut page = format!(
         "<!DOCTYPE html><html lang=en><meta charset=utf-8><title>{title}</title><style>{STYLE}</style>\
          <h1>{title}</h1><p>Drawn from manifests/monitoring/dashboard.json without Grafana, which looks otherwise. The data are real: \
-         a daemon in the lab, scraped each second by Prometheus for {seconds:.0} s.</p><main style=\"height:{height}px\">",
+         a daemon in the lab, scraped each second by Prometheus for {seconds:.0} s. Collapsed rows are open.</p><main style=\"height:{height}px\">",
         title = escaped(dashboard.title()),
         seconds = range.to - range.from,
     );
@@ -62,14 +62,14 @@ pub fn page(dashboard: &Dashboard, range: &Range, panels: &[Found<'_>]) -> Strin
         );
         let words = escaped(panel.description());
         let inside = match panel.kind() {
-            "stat" => stat(panel, found, &title, &words),
+            "stat" => stat(*panel, found, &title, &words),
             "table" => format!(
                 "<h2>{title}</h2><small>{words}</small>{}",
-                table(panel, found)
+                table(*panel, found)
             ),
             _ => format!(
                 "<h2>{title}</h2><small>{words}</small>{}",
-                chart(panel, found, range, [width, height])
+                chart(*panel, found, range, [width, height])
             ),
         };
         page.push_str(&inside);
@@ -78,12 +78,7 @@ pub fn page(dashboard: &Dashboard, range: &Range, panels: &[Found<'_>]) -> Strin
     page + "</main></html>\n"
 }
 
-fn stat(
-    panel: &Panel<'_>,
-    found: &[(Target<'_>, Vec<Series>)],
-    title: &str,
-    words: &str,
-) -> String {
+fn stat(panel: Panel<'_>, found: &[(Target<'_>, Vec<Series>)], title: &str, words: &str) -> String {
     let value = found.first().and_then(|(_, series)| series.first()?.last());
     let (colour, text) = value.map_or(("#7b8a8b", "No data".to_owned()), |value| {
         let colour = match panel.colour(value) {
@@ -100,7 +95,7 @@ fn stat(
 }
 
 /// A row for each node, a column for each query, as the merge of the file makes it.
-fn table(panel: &Panel<'_>, found: &[(Target<'_>, Vec<Series>)]) -> String {
+fn table(panel: Panel<'_>, found: &[(Target<'_>, Vec<Series>)]) -> String {
     let mut table = "<table><tr><th>Node".to_owned();
     for (target, _) in found {
         let _ = write!(table, "<th>{}", escaped(panel.column(target).0));
@@ -126,12 +121,12 @@ fn table(panel: &Panel<'_>, found: &[(Target<'_>, Vec<Series>)]) -> String {
 /// Lines, each with its name and its last value; stacked ones with the area below.
 #[allow(clippy::cast_precision_loss, reason = "pixels")]
 fn chart(
-    panel: &Panel<'_>,
+    panel: Panel<'_>,
     found: &[(Target<'_>, Vec<Series>)],
     range: &Range,
     [width, height]: [u64; 2],
 ) -> String {
-    let (left, width, height) = (58.0, width as f64 - 74.0, height as f64 - 124.0);
+    let (left, width, height) = (68.0, width as f64 - 84.0, height as f64 - 124.0);
     let mut lines: Vec<(String, Vec<(f64, f64)>)> = found
         .iter()
         .flat_map(|(target, series)| {
@@ -155,7 +150,7 @@ fn chart(
     let y = |value: f64| 8.0 + height - value / top * height;
     let mut svg = format!(
         "<svg width=\"{:.0}\" height=\"{:.0}\">",
-        width + 74.0,
+        width + 84.0,
         height + 30.0
     );
     for part in [0.0, 0.25, 0.5, 0.75, 1.0] {
@@ -319,7 +314,7 @@ mod tests {
 
     #[test]
     fn a_scale_ends_at_a_round_number() {
-        let tops = [0.0, 0.013, 1.0, 4.2, 60.0].map(ceiling);
-        assert_eq!(tops, [1.0, 0.02, 1.0, 5.0, 100.0]);
+        let tops = [0.0, 0.013, 1.0, 4.2, 60.0].map(|value| ceiling(value).to_string());
+        assert_eq!(tops, ["1", "0.02", "1", "5", "100"]);
     }
 }

@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::{Context as _, Result, ensure};
 use browser::Browser;
-use dashboard::{Dashboard, Panel, Prometheus, Range, Series, Target, picture, quickened};
+use dashboard::{Dashboard, Prometheus, Range, picture, quickened};
 use lab::Transport;
 use scenarios::{
     ApiServer, Cluster, Faults, METRICS, Outcome, SOON, Service, Story, at, health, tally, tcp,
@@ -30,6 +30,9 @@ const EMPTY_WHILE_WELL: [&str; 2] = [
     "result!=\"done\"}[$__rate_interval])) > 0",
     "drifted_entries_total{job=\"$job\",instance=~\"$instance\"}[$__rate_interval])) > 0",
 ];
+
+/// What the faults of the story raise.
+const FAULTS: [&str; 2] = ["KubeProxyWritesRefused", "KubeProxyApiServerUnreachable"];
 
 fn main() {
     let stories = [Story {
@@ -61,50 +64,43 @@ fn told(c: &mut Cluster) -> Outcome {
     let began = now()?;
     something_happens(c, &api)?;
     variables_are_chosen(&prometheus, &dashboard)?;
-    let range = Range {
-        from: began,
-        to: now()?,
-        step: 1,
-    };
-    let shown = Shown::read(&prometheus, &dashboard, range)?;
+    let shown = Shown::read(&prometheus, &dashboard, began)?;
     shown.has_data(&EMPTY_WHILE_WELL)?;
     shown.is_green()?;
     expect(&prometheus, &[])?;
 
+    // Somebody's hands, a write that is refused, and an API server that is away.
     c.sh("ipvsadm -D -t 10.96.0.10:80")?;
     let refusing = faults.fail("iptables restore")?;
     api.apply(&with_source_ranges())?;
-    c.until("the refusal", || {
-        Ok(prometheus.state("KubeProxyWritesRefused")? == "pending")
-    })?;
+    until(c, &prometheus, &FAULTS[..1], "pending")?;
     api.stop();
     c.patience = Duration::from_secs(40);
-    for alert in ["KubeProxyWritesRefused", "KubeProxyApiServerUnreachable"] {
-        c.until(alert, || Ok(prometheus.state(alert)? == "firing"))?;
-    }
-    expect(
-        &prometheus,
-        &["KubeProxyWritesRefused", "KubeProxyApiServerUnreachable"],
-    )?;
-    let range = Range {
-        to: now()?,
-        ..range
-    };
-    let shown = Shown::read(&prometheus, &dashboard, range)?;
+    until(c, &prometheus, &FAULTS, "firing")?;
+    expect(&prometheus, &FAULTS)?;
+    let shown = Shown::read(&prometheus, &dashboard, began)?;
     shown.has_data(&[])?;
-    let red = ["Entries the kernel refuses", "Nodes without API server"];
-    shown.are_red(&red)?;
+    shown.are_red(&["Entries the kernel refuses", "Nodes without API server"])?;
     drawn(c, &shown)?;
 
     drop(refusing);
     api.start()?;
-    c.until("all is well again", || {
-        Ok(prometheus.state("KubeProxyWritesRefused")? == "inactive"
-            && prometheus.state("KubeProxyApiServerUnreachable")? == "inactive")
-    })?;
+    until(c, &prometheus, &FAULTS, "inactive")?;
     c.stop()?;
-    for alert in ["KubeProxyDown", "KubeProxyAbsent"] {
-        c.until(alert, || Ok(prometheus.state(alert)? == "firing"))?;
+    until(
+        c,
+        &prometheus,
+        &["KubeProxyDown", "KubeProxyAbsent"],
+        "firing",
+    )
+}
+
+/// Waits until these alerts are all in that state.
+fn until(c: &Cluster, prometheus: &Prometheus, alerts: &[&str], state: &str) -> Result<()> {
+    for alert in alerts {
+        c.until(&format!("{alert} is {state}"), || {
+            Ok(prometheus.state(alert)? == state)
+        })?;
     }
     Ok(())
 }
@@ -228,15 +224,17 @@ fn expect(prometheus: &Prometheus, wanted: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// The dashboard with what its queries find.
+/// The dashboard with what its queries have found since something began.
 struct Shown<'a> {
     dashboard: &'a Dashboard,
     range: Range,
-    panels: Vec<(Panel<'a>, Vec<(Target<'a>, Vec<Series>)>)>,
+    panels: Vec<picture::Found<'a>>,
 }
 
 impl<'a> Shown<'a> {
-    fn read(prometheus: &Prometheus, dashboard: &'a Dashboard, range: Range) -> Result<Self> {
+    fn read(prometheus: &Prometheus, dashboard: &'a Dashboard, from: f64) -> Result<Self> {
+        let (to, step) = (now()?, 1);
+        let range = Range { from, to, step };
         let mut panels = Vec::new();
         for panel in dashboard.panels() {
             let mut found = Vec::new();
