@@ -4,7 +4,7 @@
 //!
 //! ```text
 //! cargo build --release -p kube-proxy -p lab && cargo build --release -p dashboard --example scrape_cost
-//! SERVICES="10000 50000" target/release/lab run --memory 3G -- target/release/examples/scrape_cost
+//! target/release/lab run --memory 3G -- target/release/examples/scrape_cost [10_000]
 //! ```
 #![allow(clippy::print_stdout, reason = "a measurement")]
 
@@ -23,75 +23,63 @@ const TIMES: usize = 10;
 /// An answer is good for a second for whoever asks next.
 const FRESH: Duration = Duration::from_millis(1100);
 
-fn main() {
-    let sizes = std::env::var("SERVICES").unwrap_or_else(|_| "10000".to_owned());
-    let story = |name: &str| match name {
-        "50000" => Some(Story {
-            name: "50000",
-            tell: |c| measured(c, 50_000),
+macro_rules! stories {
+    ($($services:literal $detail:literal),+) => {
+        [$(Story {
+            name: concat!(stringify!($services), "_", $detail),
+            tell: |c| measured(c, $services, $detail),
             is_possible: || true,
-        }),
-        "10000" => Some(Story {
-            name: "10000",
-            tell: |c| measured(c, 10_000),
-            is_possible: || true,
-        }),
-        "1000" => Some(Story {
-            name: "1000",
-            tell: |c| measured(c, 1_000),
-            is_possible: || true,
-        }),
-        _ => None,
+        }),+]
     };
-    let stories: Vec<Story> = sizes.split_whitespace().filter_map(story).collect();
+}
+
+fn main() {
+    let stories = stories!(
+        10_000 "none", 10_000 "ports", 10_000 "endpoints",
+        50_000 "none", 50_000 "ports", 50_000 "endpoints"
+    );
     tell(&stories, Duration::from_mins(10))
 }
 
-fn measured(c: &mut Cluster, services: usize) -> Outcome {
+fn measured(c: &mut Cluster, services: usize, detail: &str) -> Outcome {
     c.patience = Duration::from_mins(2);
     c.write("many", &many(services))?;
     c.apply(&web("10.244.1.10"))?;
-    println!("{services} Services with two endpoints each, the series of 1,000 at most:");
-    println!(
-        "  --metrics-per-service  scrape        bytes      question alone, meanwhile   change alone, meanwhile"
-    );
-    for detail in ["none", "ports", "endpoints"] {
-        c.start(&[&format!("--metrics-per-service={detail}"), "--v=0"])?;
-        // What follows the start is done.
-        thread::sleep(Duration::from_secs(2));
-        scrape(c)?;
-        let mut scrapes = Vec::new();
-        let mut bytes = 0;
-        for _ in 0..TIMES {
-            thread::sleep(FRESH);
-            let (took, length) = scrape(c)?;
-            scrapes.push(took);
-            bytes = length;
-        }
-        let alone = [questions(c)?, changes(c)?];
-        let is_over = AtomicBool::new(false);
-        let meanwhile = thread::scope(|scope| {
-            scope.spawn(|| {
-                while !is_over.load(Ordering::Relaxed) {
-                    // Whoever does not answer is seen by the others.
-                    drop(scrape(c));
-                }
-            });
-            let both = questions(c).and_then(|asked| Ok([asked, changes(c)?]));
-            is_over.store(true, Ordering::Relaxed);
-            both
-        })?;
-        println!(
-            "  {detail:21}  {:13} {bytes:10}     {}, {}      {}, {}",
-            spread(&scrapes),
-            spread(&alone[0]),
-            spread(&meanwhile[0]),
-            spread(&alone[1]),
-            spread(&meanwhile[1]),
-        );
-        c.stop()?;
+    c.start(&[&format!("--metrics-per-service={detail}"), "--v=0"])?;
+    // What follows the start is done.
+    thread::sleep(Duration::from_secs(2));
+    scrape(c)?;
+    let mut scrapes = Vec::new();
+    let mut bytes = 0;
+    for _ in 0..TIMES {
+        thread::sleep(FRESH);
+        let (took, length) = scrape(c)?;
+        scrapes.push(took);
+        bytes = length;
     }
-    Ok(())
+    let alone = [questions(c)?, changes(c)?];
+    let is_over = AtomicBool::new(false);
+    let meanwhile = thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                // Whoever does not answer is seen by the others.
+                drop(scrape(c));
+            }
+        });
+        let both = questions(c).and_then(|asked| Ok([asked, changes(c)?]));
+        is_over.store(true, Ordering::Relaxed);
+        both
+    })?;
+    println!(
+        "{services} Services with two endpoints each, --metrics-per-service={detail}: a scrape {}, {bytes} bytes; \
+         a question {}, during scrapes {}; a change {}, during scrapes {}",
+        spread(&scrapes),
+        spread(&alone[0]),
+        spread(&meanwhile[0]),
+        spread(&alone[1]),
+        spread(&meanwhile[1]),
+    );
+    c.stop()
 }
 
 /// How long it took, and how many bytes came.
@@ -157,7 +145,7 @@ fn spread(took: &[Duration]) -> String {
     let median = sorted.get(sorted.len() / 2).copied().unwrap_or_default();
     let longest = sorted.last().copied().unwrap_or_default();
     let ms = |time: Duration| format!("{:.1}", time.as_secs_f64() * 1e3);
-    format!("{}-{} ms", ms(median), ms(longest))
+    format!("{} ms (at most {})", ms(median), ms(longest))
 }
 
 fn web(endpoints: &str) -> Service {
