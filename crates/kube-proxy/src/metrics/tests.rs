@@ -510,9 +510,9 @@ fn how_a_family_stands_is_told_in_the_numbers_of_status() {
             "lag_seconds",
             "stuck_seconds",
         ];
-        names.map(value)
+        names.map(|name| value(name).round().to_string())
     };
-    assert_eq!(all().map(f64::round), [0.0; 4]);
+    assert_eq!(all(), ["0"; 4]);
     let ago = |seconds| Instant::now().checked_sub(Duration::from_secs(seconds));
     let standing = Standing {
         pending_since: ago(70),
@@ -522,7 +522,7 @@ fn how_a_family_stands_is_told_in_the_numbers_of_status() {
         ..Standing::default()
     };
     metrics.stands(IpFamily::V4, &standing);
-    assert_eq!(all().map(f64::round), [5.0, 2.0, 70.0, 20.0]);
+    assert_eq!(all(), ["5", "2", "70", "20"]);
 }
 
 #[test]
