@@ -121,7 +121,9 @@ fn asked(arguments: &[OsString]) -> u8 {
             code
         }
         Err(failure) => {
-            eprintln!("kube-proxy: {failure}");
+            // The terminal may be gone, which is no reason to panic.
+            let why = table::shown(&failure.to_string());
+            let _ = writeln!(io::stderr(), "kube-proxy: {why}");
             match failure {
                 Failure::NoDaemon => NO_DAEMON,
                 Failure::NotFound(_) => WRONG,
@@ -167,5 +169,7 @@ fn has_colours() -> bool {
     !is_unwanted && !is_dumb && io::stdout().is_terminal()
 }
 
+#[cfg(test)]
+mod documented;
 #[cfg(test)]
 mod tests;

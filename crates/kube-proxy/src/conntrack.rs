@@ -18,6 +18,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::io;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
@@ -32,6 +33,7 @@ use proxy::{
 use tracing::{debug, error, info};
 
 use crate::metrics::Metrics;
+use crate::modes::counters::Counters;
 
 /// How many flows are deleted by one call: each is a message and an answer in memory.
 const FLOWS_PER_CALL: usize = 4_096;
@@ -61,13 +63,14 @@ impl StaleFlows {
     /// # Errors
     ///
     /// There is no thread for it.
-    pub(crate) fn new(family: IpFamily, metrics: Metrics) -> io::Result<Self> {
+    pub(crate) fn new(family: IpFamily, metrics: Metrics, counters: Counters) -> io::Result<Self> {
         let is_due = Arc::new(AtomicBool::new(false));
         let due = Arc::clone(&is_due);
         let cleaner = move || {
             Ok::<_, io::Error>(Cleaner {
                 family,
                 metrics,
+                counters,
                 services: UdpServices::default(),
                 is_due: due,
                 failure: None,
@@ -145,6 +148,8 @@ impl StaleFlows {
 struct Cleaner {
     family: IpFamily,
     metrics: Metrics,
+    /// Of the mode that serves, which knows what this process relays itself.
+    counters: Counters,
     services: UdpServices,
     /// Something changed since the flows were last compared.
     is_due: Arc<AtomicBool>,
@@ -216,7 +221,20 @@ impl Cleaner {
     fn is_stale(&self, flow: &Flow, node_ports: &NodePorts) -> bool {
         let is_default_zone = [flow.zone, flow.original.zone, flow.reply.zone] == [0; 3];
         let (destination, answerer) = (flow.original.destination, flow.reply.source);
-        is_default_zone && self.services.is_stale(destination, answerer, node_ports)
+        is_default_zone
+            && self.services.is_stale(destination, answerer, node_ports)
+            && !self.is_relayed(answerer)
+    }
+
+    /// Whether a listening port of this process answers, in userspace mode: the relay itself moves what
+    /// comes there, and without its entry an answer that is under way would not be translated back.
+    fn is_relayed(&self, answerer: SocketAddr) -> bool {
+        let relayed = self.counters.with(|reader| {
+            reader
+                .relayed(self.family, Protocol::Udp, answerer.port())
+                .is_some()
+        });
+        relayed.unwrap_or_default()
     }
 }
 
@@ -240,7 +258,9 @@ fn delete(conntrack: &mut Conntrack, stale: &[Flow]) -> Result<usize> {
 
 #[cfg(test)]
 mod tests {
-    use proxy::{Event, Service, ServicePort};
+    use proxy::{Event, Service, ServicePort, ServicePortName};
+
+    use crate::modes::counters::{ReadCounters, Relayed, Told, Which};
 
     use super::*;
 
@@ -264,7 +284,7 @@ mod tests {
 
     #[test]
     fn the_worker_is_told_of_udp_services_and_of_their_end() {
-        let flows = StaleFlows::new(IpFamily::V4, Metrics::new());
+        let flows = StaleFlows::new(IpFamily::V4, Metrics::new(), Counters::default());
         let (mut model, mut flows) = (Model::new(), flows.unwrap());
         let mut told = |event| {
             model.apply(event);
@@ -282,5 +302,45 @@ mod tests {
         assert_eq!(told(service("dns", &[tcp])), "dns: 0");
         assert_eq!(told(service("dns", &[udp])), "dns: 1");
         assert_eq!(told(gone("dns")), "dns: 0");
+    }
+
+    /// A mode that relays what comes to one port.
+    struct Relay(u16);
+
+    impl ReadCounters for Relay {
+        fn tell(&mut self, _: Which<'_>, _: &mut dyn FnMut(Told<'_>)) -> Result<()> {
+            Ok(())
+        }
+
+        fn relayed(&self, family: IpFamily, protocol: Protocol, port: u16) -> Option<Relayed> {
+            let is_it = (family, protocol, port) == (IpFamily::V4, Protocol::Udp, self.0);
+            is_it.then(|| Relayed {
+                name: ServicePortName {
+                    service: NamespacedName::new("default", "dns"),
+                    port: "udp".into(),
+                    protocol,
+                },
+                endpoints: Vec::new(),
+                sources: None,
+            })
+        }
+    }
+
+    #[test]
+    fn what_the_relay_answers_is_not_stale() {
+        let counters = Counters::default();
+        let cleaner = Cleaner {
+            family: IpFamily::V4,
+            metrics: Metrics::new(),
+            counters: counters.clone(),
+            services: UdpServices::default(),
+            is_due: Arc::default(),
+            failure: None,
+        };
+        let at = |port| SocketAddr::from(([10, 244, 1, 1], port));
+        assert!(!cleaner.is_relayed(at(42_209)), "no mode serves yet");
+        counters.set(Box::new(Relay(42_209)));
+        assert!(cleaner.is_relayed(at(42_209)));
+        assert!(!cleaner.is_relayed(at(8_080)));
     }
 }

@@ -25,10 +25,11 @@ use crate::events::Recorder;
 use crate::health::Health;
 use crate::health_check::HealthChecks;
 use crate::inspect::OfFamily;
-use crate::inspect::question::GroundOfFamily;
+use crate::inspect::question::{DRAINS, GroundOfFamily};
 use crate::metrics::Metrics;
 use crate::metrics::local_endpoints::NoLocalEndpoints;
 use crate::metrics::of_mode::Extent;
+use crate::modes::counters::Counters;
 use crate::options::Options;
 use crate::report::Reporter;
 use crate::story::Story;
@@ -107,6 +108,7 @@ impl Family {
         options: &Options,
         health: &Arc<Health>,
         metrics: &Metrics,
+        counters: &Counters,
         recorder: &Recorder,
         now: Instant,
     ) -> io::Result<Self> {
@@ -133,7 +135,7 @@ impl Family {
                 Arc::clone(health),
                 recorder.clone(),
             ),
-            stale_flows: StaleFlows::new(family, metrics.clone())?,
+            stale_flows: StaleFlows::new(family, metrics.clone(), counters.clone())?,
             no_local_endpoints: NoLocalEndpoints::new(family, node),
             node_ports: None,
             metrics: metrics.clone(),
@@ -312,6 +314,7 @@ impl Family {
     pub(crate) fn conclude(&mut self, now: Instant) {
         let standing = self.mode.standing();
         let family = self.family();
+        self.metrics.stands(family, &standing);
         let is_served = self.health.note(family, &standing, self.started, now);
         if is_served && !mem::replace(&mut self.is_served, is_served) {
             self.reporter.served(&standing, now);
@@ -379,6 +382,8 @@ impl Family {
             node_ports: self.node_ports.clone(),
             failures: failures.map(|(failure, _)| failure).collect(),
             conflicts: seen.conflicts,
+            drains: self.mode.drains(DRAINS),
+            now,
         }
     }
 

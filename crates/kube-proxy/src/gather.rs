@@ -23,13 +23,14 @@ const NODE_PATIENCE: Duration = Duration::from_secs(30);
 const SERVICE_CIDR_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Takes in events until Services and EndpointSlices have been told, and the own Node, if it comes
-/// in time.
+/// in time. How far that is, `seen` is shown.
 pub(crate) async fn gather(
     events: &mut BoxStream<'static, Event>,
     model: &mut Model,
     source: &source::Settings,
+    seen: impl FnMut(&Model),
 ) {
-    gather_within(events, model, OwnNode::of(source), NODE_PATIENCE).await;
+    gather_within(events, model, OwnNode::of(source), NODE_PATIENCE, seen).await;
     if SideKinds::of(source) == SideKinds::ServiceCidrs {
         let listed = gather_service_cidrs(events, model);
         // They come when they come, like any other change.
@@ -54,11 +55,13 @@ pub(crate) async fn gather_within(
     model: &mut Model,
     node: OwnNode,
     patience: Duration,
+    mut seen: impl FnMut(&Model),
 ) {
     let started = Instant::now();
     let mut notice = started + WAITING_NOTICE;
     let enough = started + patience;
     loop {
+        seen(model);
         let is_patient = Instant::now() < enough;
         let is_listed = model.is_node_listed();
         let is_node_known = model.node().is_some() || (is_listed && node == OwnNode::Optional);
@@ -146,7 +149,7 @@ mod tests {
             ..source::Api::default()
         });
         let (mut model, began) = (Model::new(), Instant::now());
-        gather(&mut events, &mut model, &settings).await;
+        gather(&mut events, &mut model, &settings, |_| ()).await;
         (model, began.elapsed())
     }
 

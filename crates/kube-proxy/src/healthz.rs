@@ -11,13 +11,13 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Instant, SystemTime};
 
 use http::StatusCode;
 use http::request::Parts;
 use k8s_openapi::jiff::Timestamp;
-use proxy::{IpFamily, Model};
+use proxy::{IpFamily, Kind, Model};
 use serde::Serialize;
 
 use crate::health::{Health, Progress};
@@ -32,6 +32,9 @@ pub(crate) const PURPOSE: Purpose = Purpose {
     event: "FailedToStartProxierHealthcheck",
 };
 
+/// Without these, nothing is programmed.
+const LISTS: [Kind; 2] = [Kind::Service, Kind::EndpointSlice];
+
 /// How Go writes a time that never was.
 const NEVER: &str = "0001-01-01T00:00:00Z";
 
@@ -43,6 +46,18 @@ pub(crate) struct Status {
     is_node_eligible: AtomicBool,
     /// The families that are served, once it is known what to serve.
     families: OnceLock<Vec<IpFamily>>,
+    awaited: Mutex<Awaited>,
+}
+
+/// What the start waits for, before it is known what to serve.
+#[derive(Debug)]
+struct Awaited {
+    /// Since when.
+    since: Instant,
+    /// Kinds of which no list has come whole.
+    lists: Vec<Kind>,
+    /// Whether the own Node has yet to be told.
+    node: bool,
 }
 
 #[derive(Serialize)]
@@ -79,13 +94,31 @@ impl Status {
             own_node,
             is_node_eligible: AtomicBool::new(true),
             families: OnceLock::new(),
+            awaited: Mutex::new(Awaited {
+                since: Instant::now(),
+                lists: LISTS.to_vec(),
+                node: true,
+            }),
         }
+    }
+
+    /// Takes in which of the first lists have come.
+    pub(crate) fn note_lists(&self, model: &Model) {
+        let mut awaited = self.lock();
+        awaited.lists.retain(|kind| !model.is_listed(*kind));
+        let is_none = model.is_node_listed() && self.own_node == OwnNode::Optional;
+        awaited.node = model.node().is_none() && !is_none;
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Awaited> {
+        self.awaited.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The lists are complete: these families are to be synced.
     pub(crate) fn expect(&self, families: Vec<IpFamily>) {
         // There is one start.
         let _ = self.families.set(families);
+        self.lock().since = Instant::now();
     }
 
     /// Whether the lists are complete.
@@ -176,8 +209,10 @@ impl Status {
 
     /// What is awaited before all that was first known is in the kernel, a line each.
     pub(crate) fn awaiting(&self) -> Vec<String> {
+        let awaited = self.lock();
+        let seconds = awaited.since.elapsed().as_secs();
         match self.families.get() {
-            None => vec!["the first lists of Services and EndpointSlices, and the own Node".into()],
+            None => vec![format!("{}, for {seconds} s now", awaited.words())],
             Some(families) => {
                 let progress = self.health.progress();
                 let awaited = families.iter().filter_map(|family| {
@@ -189,12 +224,26 @@ impl Status {
                         ..
                     } = progress;
                     updated.is_none().then(|| format!(
-                        "{family}: what was known at the start is not in the kernel yet; {pending} entries wait, {failing} of \
-                         them were refused, and the log says why"
+                        "{family}: what was known at the start is not in the kernel yet, after {seconds} s; {pending} entries wait, \
+                         {failing} of them were refused, and the log says why"
                     ))
                 });
                 awaited.collect()
             }
+        }
+    }
+}
+
+impl Awaited {
+    fn words(&self) -> String {
+        let node = if self.node { ", and the own Node" } else { "" };
+        match &*self.lists {
+            [] if self.node => "the own Node".to_owned(),
+            // Both go on beside each other.
+            [] => "the kernel to be opened for this mode: see the log".to_owned(),
+            [Kind::Service] => format!("the first list of Services{node}"),
+            [Kind::EndpointSlice] => format!("the first list of EndpointSlices{node}"),
+            _ => format!("the first lists of Services and EndpointSlices{node}"),
         }
     }
 }

@@ -43,7 +43,7 @@ use std::time::{Duration, SystemTime};
 use http::request::Parts;
 use http::{HeaderValue, Method, StatusCode, header};
 use serde::Serialize;
-use source::Registry;
+use source::{Registry, Troubles};
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
@@ -95,16 +95,16 @@ pub(crate) struct Origin {
     pub(crate) from: String,
     /// Whom to ask for what the model does not keep.
     pub(crate) registry: Registry,
+    /// What fails there.
+    pub(crate) troubles: Troubles,
 }
 
 /// Why a question has no answer.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Unanswered {
     /// The first lists are still awaited.
-    #[error(
-        "the daemon is starting: the first lists of Services and EndpointSlices, and the own Node, are awaited"
-    )]
-    Starting,
+    #[error("the daemon is starting, and awaits {0}")]
+    Starting(String),
     /// It is busy, or ends.
     #[error("the daemon's loop has not answered within {} s: see its log", LOOP_PATIENCE.as_secs())]
     Late,
@@ -186,7 +186,7 @@ impl Inspect {
         question: impl FnOnce(oneshot::Sender<T>) -> Question,
     ) -> Result<T, Unanswered> {
         if !self.health.is_expecting() {
-            return Err(Unanswered::Starting);
+            return Err(Unanswered::Starting(self.health.awaiting().join("; ")));
         }
         let (answer, answered) = oneshot::channel();
         let asked = async {
@@ -229,7 +229,7 @@ impl Respond for Arc<Inspect> {
 impl Unanswered {
     fn code(&self) -> StatusCode {
         match self {
-            Self::Starting | Self::Late | Self::Busy => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Starting(_) | Self::Late | Self::Busy => StatusCode::SERVICE_UNAVAILABLE,
             Self::Wrong(_) => StatusCode::BAD_REQUEST,
             Self::NotFound(_) => StatusCode::NOT_FOUND,
             Self::Unreadable(_) => StatusCode::INTERNAL_SERVER_ERROR,

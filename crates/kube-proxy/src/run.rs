@@ -79,6 +79,7 @@ async fn live(
     observed.inspect.comes_from(Origin {
         from: source.from,
         registry: source.registry,
+        troubles: source.troubles,
     });
     let recorder = client.map_or_else(Recorder::off, |client| Recorder::start(client, &node));
     // Nobody need listen.
@@ -96,7 +97,8 @@ async fn live(
         anyhow::Ok((opened, servers, addresses))
     };
     let mut model = Model::of_node(&node).with_external_ips(options.external_ips());
-    let gathered = gather(&mut events, &mut model, &options.source).map(anyhow::Ok);
+    let seen = |model: &Model| observed.status.note_lists(model);
+    let gathered = gather(&mut events, &mut model, &options.source, seen).map(anyhow::Ok);
     let (opened, _servers, addresses) = tokio::select! {
         ready = try_join(prepared, gathered) => ready?.0,
         () = stop.requested() => return Ok(()),

@@ -11,7 +11,7 @@ mod top;
 
 pub use explanation::{Chance, Explanation, Fate, Journey, Step, Walk};
 pub use services::{
-    Address, AddressKind, Condition, Counters, Endpoint, EndpointCounts, Port, Service,
+    Address, AddressKind, Condition, Counters, Drain, Endpoint, EndpointCounts, Port, Service,
     ServiceList, ServiceName,
 };
 pub use status::{

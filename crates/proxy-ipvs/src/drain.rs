@@ -149,6 +149,7 @@ impl Drains {
                 .flat_map(|drain| drain.targets.values().copied().flatten())
                 .min(),
             first: all.take(named).collect(),
+            limit: self.timeout,
         }
     }
 

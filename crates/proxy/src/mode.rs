@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::task::{Context, Poll};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::model::{Changes, Model};
 use crate::names::{IpFamily, NamespacedName, Protocol, ServicePortName};
@@ -85,6 +85,8 @@ pub struct Drains {
     pub oldest: Option<Instant>,
     /// The first of them, by address.
     pub first: Vec<Draining>,
+    /// How long each may last at most; `None`: until its connections have ended.
+    pub limit: Option<Duration>,
 }
 
 /// An endpoint that drains.

@@ -406,6 +406,16 @@ impl Model {
         self.service_list.is_whole() && self.slice_list.is_whole()
     }
 
+    /// Whether a kind has been listed once.
+    pub fn is_listed(&self, kind: Kind) -> bool {
+        match kind {
+            Kind::Service => self.service_list.has_completed,
+            Kind::EndpointSlice => self.slice_list.has_completed,
+            Kind::Node => self.is_node_listed(),
+            Kind::ServiceCidr => self.are_service_cidrs_listed(),
+        }
+    }
+
     /// Whether the own Node has been listed once (it need not exist).
     pub fn is_node_listed(&self) -> bool {
         self.node_list.has_completed

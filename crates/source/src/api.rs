@@ -50,6 +50,7 @@ use cause::root_cause;
 use connection::{Connection, Files};
 use list_watch::ListWatch;
 use outage::Outage;
+pub use outage::{Trouble, Troubles};
 use request::{Need, Resource};
 
 /// Events on their way to whoever reads the stream: 8 kB each, where slices have 50 endpoints.
@@ -92,6 +93,7 @@ pub fn uncounted(_host: &str) -> Identity {
 pub struct Server {
     client: Client,
     url: String,
+    outage: Arc<Outage>,
     lists: Lists,
     content_type: ContentType,
     service_cidrs: ServiceCidrs,
@@ -156,11 +158,17 @@ impl Server {
         let counted = count(&host.unwrap_or_default()).layer(transport);
         Ok(Self {
             client: ClientBuilder::new(counted, "default").build(),
+            outage: Arc::new(Outage::new(url.clone())),
             url,
             lists: settings.lists,
             content_type: settings.content_type,
             service_cidrs: settings.service_cidrs,
         })
+    }
+
+    /// What fails of what [`stream`](Self::stream) asks.
+    pub fn troubles(&self) -> Troubles {
+        Troubles::of(&self.outage)
     }
 
     /// The client, for whatever else is to be asked or told.
@@ -217,7 +225,7 @@ impl Server {
             });
         }
         let (events, received) = mpsc::channel(IN_FLIGHT);
-        let outage = Arc::new(Outage::new(self.url.clone()));
+        let outage = &self.outage;
         let mut tasks = JoinSet::new();
         for resource in resources {
             let list_watch = ListWatch::new(
@@ -225,7 +233,7 @@ impl Server {
                 self.content_type,
                 self.lists,
                 resource,
-                Arc::clone(&outage),
+                Arc::clone(outage),
                 events.clone(),
             );
             tasks.spawn(list_watch.run());

@@ -26,7 +26,7 @@ use futures::stream::BoxStream;
 use kube::Client;
 use proxy::Event;
 
-pub use api::{Counter, uncounted};
+pub use api::{Counter, Trouble, Troubles, uncounted};
 pub use decode::{address, kind_name};
 pub use error::StartError;
 pub use settings::{Api, ContentType, Lists, ServiceCidrs, Settings};
@@ -42,6 +42,8 @@ pub struct Source {
     pub registry: Registry,
     /// What it is, in words, without secrets: `API server https://10.0.0.1:6443`.
     pub from: String,
+    /// What fails there; nothing does at a folder.
+    pub troubles: Troubles,
 }
 
 /// Opens a source; `node` is this node's name. `count` makes the layer that counts requests, from
@@ -61,6 +63,7 @@ pub async fn connect<C: Counter>(
             client: None,
             registry: Registry::Manifests(folder.clone()),
             from: format!("manifests in {}", folder.display()),
+            troubles: Troubles::default(),
         },
         Settings::Api(api) => {
             let server = api::Server::new(api, count).await?;
@@ -69,6 +72,7 @@ pub async fn connect<C: Counter>(
                 client: Some(server.client().clone()),
                 registry: Registry::Api(server.client().clone()),
                 from: format!("API server {}", server.place()),
+                troubles: server.troubles(),
             }
         }
     })

@@ -5,19 +5,25 @@ use std::sync::Mutex;
 use std::time::Instant;
 
 use kube_proxy::view::{
-    Address, AddressKind, Chance, Condition, Conflict, Counters, Draining, Drifted, Endpoint,
-    EndpointCounts, Explanation, Family, Fate, Feature, Journey, Limit, Port, Rate, Refused,
-    Service, ServiceList, ServiceName, Source, State, Status, Step, Top, TopEndpoint, TopPort,
-    Walk,
+    Address, AddressKind, Chance, Condition, Conflict, Counters, Drain, Draining, Drifted,
+    Endpoint, EndpointCounts, Explanation, Family, Fate, Feature, Journey, Limit, Port, Rate,
+    Refused, Service, ServiceList, ServiceName, Source, State, Status, Step, Top, TopEndpoint,
+    TopPort, Walk,
 };
 
 /// A name that would do something, if it were taken for markup.
 pub const MARKUP: &str = "<img src=x onerror=\"window.harmed=1\"><script>window.harmed=1</script>";
 
+/// Longer than any window is wide, and with no place to break it at; as long as a name may be.
+fn long() -> String {
+    "x".repeat(253)
+}
+
 /// The Services, and since when they are counted.
 #[derive(Debug)]
 pub struct World {
     services: Vec<Service>,
+    is_starting: bool,
     began: Instant,
     last: Mutex<Option<Instant>>,
 }
@@ -30,8 +36,17 @@ impl World {
         services.sort_by(|one, other| one.name.cmp(&other.name));
         Self {
             services,
+            is_starting: false,
             began: Instant::now(),
             last: Mutex::new(None),
+        }
+    }
+
+    /// A node whose first lists have not come.
+    pub fn starting() -> Self {
+        Self {
+            is_starting: true,
+            ..Self::with(0)
         }
     }
 
@@ -119,6 +134,23 @@ impl World {
 
     /// As `/api/v1/status` answers.
     pub fn status(&self) -> Status {
+        if self.is_starting {
+            return Status {
+                node: "node-1".to_owned(),
+                started: "2026-01-05T08:30:00Z".to_owned(),
+                healthy: true,
+                source: Source {
+                    from: "API server https://10.0.0.1:6443".to_owned(),
+                    ..Source::default()
+                },
+                notes: vec![
+                    "awaited: the first lists of Services and EndpointSlices, for 12 s now"
+                        .to_owned(),
+                    format!("API server https://10.0.0.1:6443 cannot be reached: {MARKUP}"),
+                ],
+                ..Status::default()
+            };
+        }
         Status {
             node: "node-1".to_owned(),
             mode: "ipvs".to_owned(),
@@ -360,7 +392,7 @@ fn service(number: usize) -> Service {
             local_policy: ready && last == 1,
             why: why.to_owned(),
             weight: Some(u32::from(ready)),
-            counters: None,
+            ..Endpoint::default()
         }
     };
     Service {
@@ -395,6 +427,7 @@ fn service(number: usize) -> Service {
                 ready: 2,
                 local: 1,
                 used: 2,
+                draining: 1,
             },
             endpoints: vec![
                 endpoint(1, Condition::Ready, "ready, on this node"),
@@ -404,6 +437,16 @@ fn service(number: usize) -> Service {
                     Condition::Terminating,
                     "terminating, and others are ready",
                 ),
+                Endpoint {
+                    pod: None,
+                    draining: Some(Drain {
+                        seconds: Some(75.0),
+                        open: Some(2),
+                        ended: Some(1),
+                        ends_within_seconds: None,
+                    }),
+                    ..endpoint(9, Condition::Draining, "no EndpointSlice has it any more")
+                },
             ],
             counters: None,
         }],
@@ -419,12 +462,18 @@ fn marked() -> Service {
         name: MARKUP.to_owned(),
     };
     MARKUP.clone_into(&mut marked.kind);
-    marked.errors = vec![MARKUP.to_owned()];
+    marked.errors = vec![format!("{MARKUP}{}", long())];
+    marked.notes = vec![format!("{MARKUP}{}", long())];
     for port in &mut marked.ports {
-        MARKUP.clone_into(&mut port.name);
+        port.name = format!("{MARKUP}{}", long());
+        for address in &mut port.addresses {
+            address.lost_to = Some(format!("{MARKUP}{}", long()));
+        }
         for endpoint in &mut port.endpoints {
-            endpoint.pod = Some(MARKUP.to_owned());
-            MARKUP.clone_into(&mut endpoint.why);
+            endpoint.pod = Some(format!("{MARKUP}{}", long()));
+            endpoint.node = Some(long());
+            endpoint.zone = Some(MARKUP.to_owned());
+            endpoint.why = format!("{MARKUP}{}", long());
         }
     }
     marked

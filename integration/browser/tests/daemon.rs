@@ -24,16 +24,18 @@ fn main() {
 fn read_by_an_operator(c: &mut Cluster) -> Outcome {
     c.patience = Duration::from_secs(90);
     c.write("many", &many())?;
-    let web = Service::new("web", "10.96.0.10 fd96::10")
-        .port(tcp(80, 8080).named("http"))
-        .endpoints("10.244.1.10 10.244.2.10 fd44:1::10");
-    c.apply(&web)?;
+    c.apply(&web())?;
     let c = &*c;
     // The browser, and whoever drives it, are on the node: so is the metrics address.
     let told = c
         .node1
         .enter(|| on_the_node(c).map_err(|error| io::Error::other(format!("{error:?}"))));
     Ok(told?)
+}
+
+fn web() -> Service {
+    let web = Service::new("web", "10.96.0.10 fd96::10").port(tcp(80, 8080).named("http"));
+    web.endpoints("10.244.1.10 10.244.2.10 fd44:1::10")
 }
 
 fn on_the_node(c: &Cluster) -> Result<()> {
@@ -46,16 +48,38 @@ fn on_the_node(c: &Cluster) -> Result<()> {
     browser.picture("daemon-overview")?;
     a_service_is_found(&browser)?;
     its_traffic_is_seen(c, &browser)?;
+    its_packets_path_is_drawn(
+        &browser,
+        "daemon-explain-ipvs",
+        &[
+            "-A -t 10.96.0.10:80 -s rr",
+            "found KUBE-CLUSTER-IP 10.96.0.10,tcp:80",
+            "-a -t 10.96.0.10:80 -r 10.244.2.10:8080",
+            "one of 2 ways",
+        ],
+    )?;
+    an_endpoint_that_drains_is_seen(c, &browser)?;
+    // Asked for every two seconds; names of pods of so many manifests take longer.
+    browser.run("location.hash = '#/top'", &[])?;
+    browser.sees("Service ports")?;
+    browser.sees("default/web")?;
     // It ends, and what was known stays to be read; then it is back.
     daemon.stop(Duration::from_secs(30))?;
     browser.sees("kube-proxy has not answered here since")?;
     browser.sees("default/web")?;
-    let _daemon = c.start_apart(&[])?;
+    c.delete("many")?;
+    c.apply(&web())?;
+    let _daemon = c.start_apart(&["--proxy-mode=iptables"])?;
     browser.until(
         "the end of it",
         "return document.getElementById('gone').hidden",
     )?;
-    Ok(())
+    browser.sees("node1 · iptables")?;
+    its_packets_path_is_drawn(
+        &browser,
+        "daemon-explain-iptables",
+        &["KUBE-SERVICES", "KUBE-SVC-", "--probability 0.5"],
+    )
 }
 
 fn a_service_is_found(browser: &Browser) -> Result<()> {
@@ -98,6 +122,53 @@ fn its_traffic_is_seen(c: &Cluster, browser: &Browser) -> Result<()> {
     )?;
     browser.sees("10.244.1.10:8080")?;
     browser.picture("daemon-top")
+}
+
+/// As the kernel has it: what is there, in its order, and both ends with their chances.
+fn its_packets_path_is_drawn(browser: &Browser, name: &str, entries: &[&str]) -> Result<()> {
+    browser.run("location.hash = '#/explain?to=10.96.0.10:80&from=pod'", &[])?;
+    browser.until(
+        "the ends of both ways",
+        "return document.querySelectorAll('article .end.good').length === 2",
+    )?;
+    // What is folded is drawn, too.
+    let drawn = browser.run("return document.querySelector('article').textContent", &[])?;
+    let drawn = drawn.as_str().unwrap_or_default();
+    let ends = ["10.244.1.10:8080", "10.244.2.10:8080", "50 %", "delivered"];
+    for part in ends.iter().chain(entries) {
+        ensure!(drawn.contains(part), "{part} is not in {drawn}");
+    }
+    browser.picture(name)?;
+    let complaints = browser.complaints()?;
+    // The daemon was away before.
+    let own = complaints
+        .iter()
+        .filter(|one| !one.contains("ERR_CONNECTION_REFUSED"));
+    let own: Vec<_> = own.collect();
+    ensure!(own.is_empty(), "{own:#?}");
+    Ok(())
+}
+
+/// It has left its EndpointSlice, and somebody is still connected to it.
+fn an_endpoint_that_drains_is_seen(c: &Cluster, browser: &Browser) -> Result<()> {
+    let dial = || c.client.dial(Transport::Tcp, at("10.96.0.10:80"));
+    let mut kept = dial().reset_on_close().open()?;
+    while kept.ask()?.who != "far" {
+        kept = dial().reset_on_close().open()?;
+    }
+    c.apply(&web().endpoints("10.244.1.10 fd44:1::10"))?;
+    browser.run("location.hash = '#/services/default/web'", &[])?;
+    for text in [
+        "no EndpointSlice has it any more; drains",
+        "draining for",
+        "1 open",
+        "2 in, 1 draining",
+    ] {
+        browser.sees(text)?;
+    }
+    browser.picture("daemon-draining")?;
+    ensure!(kept.ask()?.who == "far", "it is served on");
+    Ok(())
 }
 
 /// Services with an endpoint each, in ten namespaces.

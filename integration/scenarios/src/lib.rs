@@ -15,6 +15,7 @@
 //! folder of manifests, or from the API server fixture on the outside host.
 
 mod api;
+mod asking;
 mod cluster;
 mod faults;
 mod kernel;
@@ -23,9 +24,11 @@ mod object;
 mod pages;
 mod programs;
 mod story;
+mod terminal;
 mod traffic;
 
 pub use api::{ApiServer, Nonsense};
+pub use asking::{ask, ask_json};
 pub use cluster::{Cluster, SOON, at, kube_proxy, with_backend};
 pub use faults::{Fault, Faults};
 pub use kernel::{VirtualServer, VirtualServers};
@@ -34,4 +37,5 @@ pub use object::{Port, Service, sctp, tcp, udp};
 pub use pages::{HEALTH, METRICS, get, health, metric};
 pub use programs::Programs;
 pub use story::{Outcome, Story, tell};
+pub use terminal::Terminal;
 pub use traffic::{FIRST_TRY, Tally, tally, under_traffic};

@@ -2,13 +2,19 @@
 //! is left of the mode that went.
 //!
 //! What goes on between connections is told in `migrate`, with what upstream has left.
+#![allow(
+    clippy::indexing_slicing,
+    reason = "what an object has not is null; a story stops at the first surprise"
+)]
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use lab::Place;
 use scenarios::{
-    Cluster, FIRST_TRY, Outcome, SOON, Service, Story, tcp, tell, under_traffic, with_backend,
+    Cluster, FIRST_TRY, Outcome, SOON, Service, Story, ask_json, tcp, tell, under_traffic,
+    with_backend,
 };
 
 /// A way to carry Services, and what it leaves in the kernel when it ends.
@@ -214,6 +220,9 @@ fn there_and_back(c: &mut Cluster, one: &Way, other: &Way) -> Outcome {
         let change = || {
             let mut daemon = c.start_apart(to.flags)?;
             is_alone(c, to)?;
+            if from.marks.contains(&DEVICE) && !to.marks.contains(&DEVICE) {
+                node_ports_are_told_at_the_nodes_addresses(c)?;
+            }
             let output = daemon.stop(SOON)?;
             ensure!(output.status.success(), "it ended with {}", output.status);
             // What serves on is what it left.
@@ -225,6 +234,28 @@ fn there_and_back(c: &mut Cluster, one: &Way, other: &Way) -> Outcome {
         }
     }
     clean(c)
+}
+
+/// What `kube-ipvs0` held was the node's for as long as it was there, and no longer.
+fn node_ports_are_told_at_the_nodes_addresses(c: &Cluster) -> Outcome {
+    let mut told = serde_json::Value::Null;
+    let waited = c.until("no node port at a service address", || {
+        let (_, service) = ask_json(c, &["services", "default/web"])?;
+        told = service["ports"][0]["addresses"].clone();
+        let (mut node_ports, mut own) = (Vec::new(), Vec::new());
+        for address in told.as_array().context("addresses")? {
+            let at: SocketAddr = address["at"].as_str().context("at")?.parse()?;
+            let is_node_port = address["kind"] == "nodePort";
+            let ips = if is_node_port {
+                &mut node_ports
+            } else {
+                &mut own
+            };
+            ips.push(at.ip());
+        }
+        Ok(!node_ports.is_empty() && !node_ports.iter().any(|ip| own.contains(ip)))
+    });
+    waited.map(drop).with_context(|| told.to_string())
 }
 
 /// All that marks a way is there, and of every other way something is not.

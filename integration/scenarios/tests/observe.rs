@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 use lab::Transport;
 use scenarios::{
-    ApiServer, Cluster, HEALTH, METRICS, Outcome, Service, Story, at, get, health, metric, tally,
-    tcp, tell, with_backend,
+    ApiServer, Cluster, HEALTH, METRICS, Outcome, Service, Story, ask, at, get, health, metric,
+    tally, tcp, tell, with_backend,
 };
 
 fn main() {
@@ -48,6 +48,11 @@ fn main() {
             "what_single_services_carry_is_told_if_it_is_asked_for",
             what_single_services_carry_is_told_if_it_is_asked_for,
         ),
+        Story {
+            name: "nftables_mode_tells_tracked_flows",
+            tell: nftables_mode_tells_tracked_flows,
+            is_possible: || lab::iptables_backend() == "nft",
+        },
         story(
             "the_log_has_a_line_for_what_changed_and_none_for_what_did_not",
             the_log_has_a_line_for_what_changed_and_none_for_what_did_not,
@@ -118,6 +123,19 @@ fn ready_is_the_first_full_sync(c: &mut Cluster) -> Outcome {
         "{code} {body}"
     );
     ensure!(health(c, "/healthz")? == 200, "while starting up");
+    let (code, text) = ask(c, &["status"])?;
+    for part in [
+        "awaited: the first lists of Services and EndpointSlices, and the own Node, for ",
+        "API server http://172.35.0.9:6443 cannot be reached: ",
+        "nothing is programmed before",
+    ] {
+        ensure!(code == 1 && text.contains(part), "{part}: {code} {text}");
+    }
+    let (code, text) = ask(c, &["services"])?;
+    ensure!(
+        code == 2 && text.contains("the daemon is starting, and awaits the first lists"),
+        "{code} {text}"
+    );
     api.start()?;
     c.until("readiness", || Ok(health(c, "/readyz")? == 200))?;
     ensure!(
@@ -139,6 +157,11 @@ fn ready_is_the_first_full_sync(c: &mut Cluster) -> Outcome {
         || Ok(metric(c, failures)?.is_some()),
     )?;
     ensure!(health(c, "/readyz")? == 200, "what is served stays");
+    let (code, text) = ask(c, &["status"])?;
+    ensure!(
+        code == 0 && text.contains("what was known last is served") && !text.contains("awaited"),
+        "{code} {text}"
+    );
     c.stop()
 }
 
@@ -174,7 +197,7 @@ fn a_node_about_to_go_is_left_out_by_balancers(c: &mut Cluster) -> Outcome {
     // A change that happened since the start is measured until it is in the kernel.
     let measured = "kubeproxy_network_programming_duration_seconds_count{ip_family=\"IPv4\"}";
     ensure!(
-        metric(c, measured)?.is_none(),
+        metric(c, measured)? == Some(0.0),
         "nothing has changed since the start"
     );
     let now = c.sh("date -u +%Y-%m-%dT%H:%M:%S.%NZ")?;
@@ -377,6 +400,63 @@ fn what_single_services_carry_is_told_if_it_is_asked_for(c: &mut Cluster) -> Out
             "kubeproxy_kernel_writes_total{ip_family=\"IPv4\",subsystem=\"rules\",result=\"done\"}";
         ensure!(metric(c, written)?.is_some(), "{written}");
         ensure!(metric(c, "kubeproxy_service_counters_readable")? == Some(1.0));
+        c.stop()?;
+    }
+    Ok(())
+}
+
+/// Rules of nftables mode count nothing: what is told is what is tracked, and nothing is told of packets,
+/// which is another thing than none.
+fn nftables_mode_tells_tracked_flows(c: &mut Cluster) -> Outcome {
+    let node = "{apiVersion: v1, kind: Node, metadata: {name: node1}, \
+                status: {addresses: [{type: InternalIP, address: 172.35.0.100}]}}";
+    c.write("node", node)?;
+    c.apply(&web())?;
+    c.sh("ip route replace default via 172.35.0.9")?;
+    for accounting in ["0", "1"] {
+        c.sh(&format!(
+            "sysctl -qw net.netfilter.nf_conntrack_acct={accounting}"
+        ))?;
+        c.start(&["--proxy-mode=nftables", "--metrics-per-service=endpoints"])?;
+        let mut kept = c.client.open_tcp(at("10.96.0.10:80"), scenarios::SOON)?;
+        kept.ask()?;
+        let (code, text) = ask(c, &["services", "default/web"])?;
+        ensure!(code == 0, "{code} {text}");
+        for (name, column) in [("10.96.0.10:80", 4), ("10.244.1.10:8080", 8)] {
+            let row = text
+                .lines()
+                .find(|line| line.contains(name))
+                .unwrap_or_default();
+            // Columns are three blanks apart.
+            let cells: Vec<&str> = row
+                .split("   ")
+                .map(str::trim)
+                .filter(|cell| !cell.is_empty())
+                .collect();
+            let counted = cells
+                .get(column - 1)
+                .and_then(|cell| cell.parse::<u64>().ok());
+            ensure!(
+                counted.is_some_and(|count| count >= 1),
+                "{name} {cells:?}: {text}"
+            );
+        }
+        let row = text.lines().find(|line| line.contains("10.96.0.10:80"));
+        let row: Vec<&str> = row.unwrap_or_default().split_whitespace().collect();
+        ensure!(row.ends_with(&["-", "-"]), "packets and bytes: {text}");
+        ensure!(
+            text.contains("rules of nftables mode count nothing"),
+            "{text}"
+        );
+        let (_, text) = get(&c.node1, METRICS, "/metrics")?;
+        let samples = text
+            .lines()
+            .filter(|line| line.starts_with("kubeproxy_service_"));
+        let zeros: Vec<&str> = samples
+            .filter(|line| line.contains("_packets") || line.contains("_bytes"))
+            .collect();
+        ensure!(zeros.is_empty(), "nobody has counted these: {zeros:?}");
+        drop(kept);
         c.stop()?;
     }
     Ok(())

@@ -3,13 +3,20 @@
 //! Its process carries the connections itself, so that those end with it, and requests fail until
 //! the next one serves. What is told here is that they are served then, and that nothing of a mode
 //! that went takes packets any more.
+#![allow(
+    clippy::indexing_slicing,
+    reason = "what an object has not is null; a story stops at the first surprise"
+)]
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 use lab::{Place, Transport};
-use scenarios::{Cluster, Outcome, Service, Story, at, tally, tcp, tell, udp, with_backend};
+use scenarios::{
+    Cluster, Outcome, Service, Story, ask, ask_json, at, metric, tally, tcp, tell, udp,
+    with_backend,
+};
 
 /// The longest that an answer may take where nothing is sent twice: a lost first packet is sent
 /// again after a second.
@@ -79,11 +86,18 @@ macro_rules! stories {
 }
 
 fn main() {
-    let one = [Story {
-        name: "endpoints_that_do_not_accept_are_passed_over",
-        tell: endpoints_that_do_not_accept_are_passed_over,
-        is_possible: || true,
-    }];
+    let one = [
+        Story {
+            name: "endpoints_that_do_not_accept_are_passed_over",
+            tell: endpoints_that_do_not_accept_are_passed_over,
+            is_possible: || true,
+        },
+        Story {
+            name: "what_the_relay_carries_is_told",
+            tell: what_the_relay_carries_is_told,
+            is_possible: || true,
+        },
+    ];
     let without = stories! { || !has_nftables();
         USERSPACE_LEGACY, IPTABLES: "userspace_to_iptables_without_nftables",
         USERSPACE_LEGACY, IPVS: "userspace_to_ipvs_without_nftables",
@@ -221,6 +235,88 @@ fn endpoints_that_do_not_accept_are_passed_over(c: &mut Cluster) -> Outcome {
     c.until("both are asked", || {
         let tally = tally(&c.client, Transport::Tcp, cluster_ip, 4);
         Ok(tally.is_ok_and(|tally| tally.values().copied().eq([2, 2])))
+    })?;
+    c.stop()
+}
+
+/// By Service port and endpoint, in the metrics, the table and the object; and an endpoint that has
+/// left is told for as long as somebody is connected to it.
+fn what_the_relay_carries_is_told(c: &mut Cluster) -> Outcome {
+    let service = Service::new("web", "10.96.0.10")
+        .port(tcp(80, 8080).named("tcp"))
+        .port(udp(80, 8080).named("udp"));
+    c.sh("ip route replace default via 172.35.0.9")?;
+    let both = service.clone().endpoints("10.244.2.10 10.244.1.10");
+    c.apply(&both)?;
+    c.start(&["--proxy-mode=userspace", "--metrics-per-service=endpoints"])?;
+    let cluster_ip: SocketAddr = at("10.96.0.10:80");
+    tally(&c.client, Transport::Tcp, cluster_ip, 6)?;
+    c.client.dial(Transport::Udp, cluster_ip).ask()?;
+    let series = |name: &str, port: &str, more: &str| {
+        let protocol = port.to_uppercase();
+        format!(
+            "kubeproxy_service_{name}{{namespace=\"default\",service=\"web\",port_name=\"{port}\",protocol=\"{protocol}\"{more}}}"
+        )
+    };
+    for (name, more, least) in [
+        ("connections_total", "", 6.0),
+        ("bytes_total", ",direction=\"in\"", 6.0),
+        ("bytes_total", ",direction=\"out\"", 6.0),
+        (
+            "endpoint_connections_total",
+            ",endpoint=\"10.244.2.10:8080\"",
+            3.0,
+        ),
+        (
+            "endpoint_connections_total",
+            ",endpoint=\"10.244.1.10:8080\"",
+            3.0,
+        ),
+    ] {
+        let series = series(name, "tcp", more);
+        let told = metric(c, &series)?;
+        ensure!(
+            told.is_some_and(|count| count >= least),
+            "{series} {told:?}"
+        );
+    }
+    let packets = series("packets_total", "tcp", ",direction=\"in\"");
+    ensure!(
+        metric(c, &packets)?.is_none(),
+        "nobody counts packets of TCP"
+    );
+    let packets = series("packets_total", "udp", ",direction=\"in\"");
+    ensure!(metric(c, &packets)? == Some(1.0), "{packets}");
+
+    let mut kept = c.client.open_tcp(cluster_ip, FIRST_TRY)?;
+    while kept.ask()?.who != "far" {
+        kept = c.client.open_tcp(cluster_ip, FIRST_TRY)?;
+    }
+    c.apply(&service.endpoints("10.244.1.10"))?;
+    let mut told = serde_json::Value::Null;
+    c.until("the endpoint that has left is told", || {
+        let (_, one) = ask_json(c, &["services", "default/web"])?;
+        told = one["ports"][0]["endpoints"][1].clone();
+        Ok(told["condition"] == "draining")
+    })?;
+    ensure!(
+        told["at"] == "10.244.2.10:8080" && told["draining"]["open"] == 1,
+        "{told}"
+    );
+    ensure!(kept.ask()?.who == "far", "it is carried on");
+    let (_, text) = ask(c, &["services", "default/web"])?;
+    ensure!(
+        text.contains("drains: 1 connection open; kube-proxy carries them until they end"),
+        "{text}"
+    );
+    // Packets of TCP are not counted, which is another thing than none.
+    let row = text.lines().find(|line| line.contains("10.96.0.10:80"));
+    let row = row.with_context(|| text.clone())?;
+    ensure!(row.split_whitespace().nth(6) == Some("-"), "{row}");
+    drop(kept);
+    c.until("it is told no more", || {
+        let (_, one) = ask_json(c, &["services", "default/web"])?;
+        Ok(one["ports"][0]["endpoints"][1].is_null())
     })?;
     c.stop()
 }

@@ -41,6 +41,18 @@ impl Held {
         }
     }
 
+    #[cfg(test)]
+    pub(super) fn full() -> Self {
+        let lines = || vec!["something".to_owned()];
+        Self {
+            daemon: false,
+            modes: vec!["ipvs"],
+            holds: lines(),
+            unreadable: lines(),
+            absent: lines(),
+        }
+    }
+
     /// For people.
     pub(super) fn render(&self) -> String {
         let mut text = format!("{}\n\n", Failure::NoDaemon);

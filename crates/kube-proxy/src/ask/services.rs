@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use clap::Args;
 
-use super::table::{Cell, Table, Tone, coloured, short};
+use super::table::{Cell, Table, Tone, coloured, short, shown};
 use super::virtual_servers::VirtualServers;
 use super::{Failure, Form, NO_DAEMON, Printed, WELL, WRONG, has_colours, socket};
 use crate::view::{
@@ -165,7 +165,11 @@ fn row(service: &Service, port: &Port, is_wide: bool) -> Vec<Cell> {
         (0, _) => Tone::Bad,
         _ => Tone::Plain,
     };
-    let endpoints = format!("{}/{}/{}", counts.used, counts.ready, counts.total);
+    let drains = match counts.draining {
+        0 => String::new(),
+        count => format!(", {count} draining"),
+    };
+    let endpoints = format!("{}/{}/{}{drains}", counts.used, counts.ready, counts.total);
     let mut cells: Vec<Cell> = vec![
         (&*service.name.namespace).into(),
         (&*service.name.name).into(),
@@ -272,10 +276,10 @@ fn render_one(service: &Service, is_wide: bool, has_colours: bool) -> String {
     for error in &service.errors {
         let mark = coloured("Error:", Tone::Bad, has_colours);
         // Writing to a String cannot fail.
-        let _ = writeln!(text, "{mark} {error}");
+        let _ = writeln!(text, "{mark} {}", shown(error));
     }
     for port in &service.ports {
-        let _ = writeln!(text, "\nPort {}", port_text(port));
+        let _ = writeln!(text, "\nPort {}", shown(&port_text(port)));
         text.push_str(&addresses(port).render("  ", has_colours));
         if port.endpoints.is_empty() {
             let none = coloured("no endpoints", Tone::Odd, has_colours);
@@ -347,6 +351,8 @@ fn endpoint_row(endpoint: &Endpoint, is_wide: bool) -> Vec<Cell> {
         Condition::ServingTerminating => ("terminating, serving", Tone::Odd),
         Condition::Terminating => ("terminating", Tone::Faint),
         Condition::NotReady => ("not ready", Tone::Odd),
+        Condition::Draining => ("draining", Tone::Odd),
+        Condition::Left => ("left", Tone::Bad),
     };
     let within = match (endpoint.cluster, endpoint.local_policy) {
         (true, true) => Cell::of("yes", Tone::Good),
@@ -377,7 +383,9 @@ fn endpoint_row(endpoint: &Endpoint, is_wide: bool) -> Vec<Cell> {
 
 fn notes(notes: &[String], has_colours: bool) -> String {
     let mark = coloured("Note:", Tone::Odd, has_colours);
-    let notes = notes.iter().map(|note| format!("\n{mark} {note}\n"));
+    let notes = notes
+        .iter()
+        .map(|note| format!("\n{mark} {}\n", shown(note)));
     notes.collect()
 }
 

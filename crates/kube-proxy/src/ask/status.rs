@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use clap::Args;
 
 use super::held::Held;
-use super::table::{Cell, Table, Tone, age, coloured};
+use super::table::{Cell, Table, Tone, age, coloured, shown};
 use super::{Failure, Form, NO_DAEMON, Printed, WELL, WRONG, has_colours, socket};
 use crate::view::{Family, Feature, OFF, State, Status};
 
@@ -87,8 +87,9 @@ fn render(status: &Status, is_wide: bool, has_colours: bool) -> String {
     for note in &status.notes {
         let _ = write!(
             text,
-            "\n{} {note}\n",
-            coloured("Note:", Tone::Odd, has_colours)
+            "\n{} {}\n",
+            coloured("Note:", Tone::Odd, has_colours),
+            shown(note)
         );
     }
     text

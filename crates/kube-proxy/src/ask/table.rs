@@ -37,10 +37,7 @@ pub(super) struct Cell {
 
 impl<T: Into<String>> From<T> for Cell {
     fn from(text: T) -> Self {
-        Self {
-            text: text.into(),
-            tone: Tone::Plain,
-        }
+        Self::of(text, Tone::Plain)
     }
 }
 
@@ -48,10 +45,27 @@ impl Cell {
     /// A cell of this tone.
     pub(super) fn of(text: impl Into<String>, tone: Tone) -> Self {
         Self {
-            text: text.into(),
+            text: shown(&text.into()),
             tone,
         }
     }
+}
+
+/// Without what would steer the terminal, or show letters in another order than they have: names and
+/// reasons are others', and an API server may be somebody's who means ill.
+pub(super) fn shown(text: &str) -> String {
+    let steers = |letter: char| {
+        letter.is_control()
+            || matches!(letter, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+    };
+    let seen = |letter: char| {
+        if steers(letter) {
+            char::REPLACEMENT_CHARACTER
+        } else {
+            letter
+        }
+    };
+    text.chars().map(seen).collect()
 }
 
 /// Lines of cells.
@@ -77,7 +91,7 @@ impl Table {
         self.rows.push(cells.into_iter().collect());
     }
 
-    /// All of it, each line behind `indent`.
+    /// All of it, each line behind `indent`; no line ends with a blank.
     pub(super) fn render(&self, indent: &str, has_colours: bool) -> String {
         let mut widths: Vec<usize> = Vec::new();
         for row in &self.rows {
@@ -92,10 +106,14 @@ impl Table {
         let mut text = String::new();
         for row in &self.rows {
             text.push_str(indent);
+            // Behind these there is nothing to be seen.
+            let last = row
+                .iter()
+                .rposition(|cell| !cell.text.trim_end().is_empty());
             for (column, (cell, width)) in row.iter().zip(&widths).enumerate() {
-                text.push_str(&coloured(&cell.text, cell.tone, has_colours));
-                if column + 1 < row.len() {
-                    let pad = width + GAP - cell.text.chars().count();
+                text.push_str(&coloured(cell.text.trim_end(), cell.tone, has_colours));
+                if last.is_some_and(|last| column < last) {
+                    let pad = width + GAP - cell.text.trim_end().chars().count();
                     let _ = write!(text, "{:pad$}", "");
                 }
             }
@@ -179,6 +197,17 @@ mod tests {
             table.render("  ", true),
             "  NAME          STATE\n  a-long-name   \x1b[32msynced\x1b[0m\n  é             x        more\n"
         );
+    }
+
+    #[test]
+    fn no_line_ends_with_a_blank_and_nothing_steers_the_terminal() {
+        let mut table = Table::new(["NAME", ""]);
+        table.row(["a".into(), "".into()]);
+        table.row(["b ".into()]);
+        table.row(["".into(), "".into()]);
+        table.row(["\x1b[2J\u{202e}x\n".into(), "more".into()]);
+        let text = table.render("", false);
+        assert_eq!(text, "NAME\na\nb\n\n\u{fffd}[2J\u{fffd}x\u{fffd}   more\n");
     }
 
     #[test]

@@ -36,9 +36,9 @@ Examples:
 
 Where standard output is no terminal, and with --once or -o, it looks twice, an interval apart, prints one table and ends.
 
-Exit status: 0, told; 2, wrong usage, or it cannot be read; 3, no daemon answers; 143, ended by SIGTERM.";
-/// What a shell says of a process that SIGTERM has ended.
-const TERMINATED: u8 = 143;
+Exit status: 0, told; 2, wrong usage, or it cannot be read; 3, no daemon answers; 129, 130, 143, ended by SIGHUP, SIGINT, SIGTERM.";
+/// What a shell says of a process that a signal has ended: this and the signal's number.
+const SIGNALLED: u8 = 128;
 
 /// What may be given.
 #[derive(Debug, Args)]
@@ -142,7 +142,9 @@ fn live(arguments: &Arguments, first: Top) -> io::Result<u8> {
 }
 
 async fn watch(arguments: &Arguments, mut top: Top) -> io::Result<u8> {
-    let mut terminate = signal(SignalKind::terminate())?;
+    let mut terminated = signal(SignalKind::terminate())?;
+    // Of a key it is not: there is none in raw mode.
+    let mut interrupted = signal(SignalKind::interrupt())?;
     let mut hung_up = signal(SignalKind::hangup())?;
     let mut terminal = Terminal::take()?;
     let mut keys = EventStream::new();
@@ -189,8 +191,9 @@ async fn watch(arguments: &Arguments, mut top: Top) -> io::Result<u8> {
                     Err(why) => failure = Some(why.to_string()),
                 }
             }
-            _ = terminate.recv() => return Ok(TERMINATED),
-            _ = hung_up.recv() => return Ok(TERMINATED),
+            _ = terminated.recv() => return Ok(SIGNALLED + 15),
+            _ = interrupted.recv() => return Ok(SIGNALLED + 2),
+            _ = hung_up.recv() => return Ok(SIGNALLED + 1),
         }
     }
 }

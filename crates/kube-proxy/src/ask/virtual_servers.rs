@@ -74,6 +74,25 @@ impl VirtualServers {
         })
     }
 
+    #[cfg(test)]
+    pub(super) fn full() -> Self {
+        Self {
+            daemon: false,
+            virtual_servers: vec![VirtualServer {
+                at: "10.96.0.1:80".to_owned(),
+                protocol: "TCP".to_owned(),
+                scheduler: Some("rr".to_owned()),
+                connections: 1,
+                endpoints: vec![RealServer {
+                    at: "10.244.1.1:80".to_owned(),
+                    weight: Some(1),
+                    connections: 1,
+                    active: Some(1),
+                }],
+            }],
+        }
+    }
+
     /// For people.
     pub(super) fn render(&self, has_colours: bool) -> String {
         let mut text = format!(

@@ -45,7 +45,7 @@ pub(super) async fn foresee(options: &Options) -> Result<(Foreseen, Model)> {
     let kernel = open_to_read(settings)?;
     let sysctls = kernel_settings::pending(options);
     let mut model = Model::of_node(node).with_external_ips(options.external_ips());
-    let first_lists = gather(&mut events, &mut model, &options.source);
+    let first_lists = gather(&mut events, &mut model, &options.source, |_| ());
     tokio::time::timeout(FIRST_LISTS_PATIENCE, first_lists)
         .await
         .with_context(|| {

@@ -27,7 +27,15 @@ impl World {
         let now = Instant::now();
         let (mode, script) = Scripted::mode(IpFamily::V4);
         let recorder = Recorder::off();
-        let family = Family::new(mode, &options, &health, &metrics, &recorder, now);
+        let family = Family::new(
+            mode,
+            &options,
+            &health,
+            &metrics,
+            &Counters::default(),
+            &recorder,
+            now,
+        );
         Self {
             family: family.unwrap(),
             script,

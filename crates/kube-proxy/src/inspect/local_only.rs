@@ -7,8 +7,11 @@
 
 use std::net::IpAddr;
 
-use http::header;
 use http::request::Parts;
+use http::{HeaderName, HeaderValue, header};
+
+/// Where a request comes from, in the browser's word (Fetch Metadata, W3C).
+const SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
 /// Why a request at the metrics address is not answered; `None` if it is. `is_loopback`: whether
 /// only this node reaches that address.
@@ -23,10 +26,23 @@ pub(crate) fn refusal(head: &Parts, is_loopback: bool) -> Option<&'static str> {
     let host = host.and_then(|host| host.to_str().ok()).unwrap_or_default();
     // HTTP/1.1 may name it in the request's line instead, and that counts then.
     let host = head.uri.authority().map_or(host, |uri| uri.as_str());
-    (!is_of_this_node(host)).then_some(
-        "only requests for localhost, 127.0.0.1 or [::1] are answered: ask by one of these names (with kubectl port-forward, \
-         too)",
-    )
+    if !is_of_this_node(host) {
+        return Some(
+            "only requests for localhost, 127.0.0.1 or [::1] are answered: ask by one of these names (with kubectl port-forward, \
+             too)",
+        );
+    }
+    is_anothers(head)
+        .then_some("a page from elsewhere asks: only the page /ui/ of this address may")
+}
+
+/// Whether the browser says that a page of another origin asks for an object. It would not get to read it,
+/// and what it asks for costs this node something all the same. A link to the page is no such thing, and
+/// what is no browser says nothing of this.
+fn is_anothers(head: &Parts) -> bool {
+    let site = head.headers.get(SITE).map(HeaderValue::as_bytes);
+    head.uri.path().starts_with(super::PREFIX)
+        && site.is_some_and(|site| !matches!(site, b"same-origin" | b"none"))
 }
 
 fn is_of_this_node(host: &str) -> bool {
@@ -92,5 +108,23 @@ mod tests {
         assert!(refusal(&absolute, true).is_some());
         let without = http::Request::get("/api/v1/status").body(()).unwrap();
         assert!(refusal(&without.into_parts().0, true).is_some());
+    }
+
+    #[test]
+    fn a_page_from_elsewhere_is_not_heard() {
+        let from = |path: &str, site: &str| {
+            let mut head = head(path, "localhost:10249");
+            head.headers.insert(SITE, site.parse().unwrap());
+            refusal(&head, true).is_none()
+        };
+        for (site, is_heard) in [
+            ("same-origin", true),
+            ("none", true),
+            ("same-site", false),
+            ("cross-site", false),
+        ] {
+            assert_eq!(from("/api/v1/explain?to=a/b", site), is_heard, "{site}");
+            assert!(from("/ui/", site), "a link to the page, {site}");
+        }
     }
 }

@@ -5,9 +5,11 @@
 
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Instant;
 
 use proxy::{
-    Conflict, EndpointSlice, Failure, NamespacedName, NodeFacts, NodePorts, Service, ServiceView,
+    Conflict, Drains, EndpointSlice, Failure, NamespacedName, NodeFacts, NodePorts, Service,
+    ServiceView,
 };
 use tokio::sync::oneshot::Sender;
 
@@ -23,6 +25,8 @@ pub(crate) const SERVICES_A_TURN: usize = 100;
 pub(crate) const ENDPOINTS_A_TURN: usize = 25_000;
 /// How many failures and conflicts of a family Services are told with.
 pub(crate) const TROUBLES: usize = 1_000;
+/// How many drains of a family Services are told with; of further ones it is not said since when.
+pub(crate) const DRAINS: usize = 1_000;
 
 /// A question to the loop, with the end at which its answer is awaited. Each takes it about 2 ms at
 /// most.
@@ -104,4 +108,8 @@ pub(crate) struct GroundOfFamily {
     pub(crate) node_ports: Option<NodePorts>,
     pub(crate) failures: Vec<Failure>,
     pub(crate) conflicts: Vec<Conflict>,
+    /// At most [`DRAINS`] of them.
+    pub(crate) drains: Drains,
+    /// When this was so.
+    pub(crate) now: Instant,
 }

@@ -1,5 +1,7 @@
 //! A Service as it is shown: worked out of copies, with what was counted.
 
+mod draining;
+
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -7,6 +9,8 @@ use proxy::{
     Endpoints, IpFamily, Judged, Reason, Service, ServicePort, ServicePortName, ServiceType,
 };
 use source::Whereabouts;
+
+use draining::Held;
 
 use super::question::{Copied, Ground};
 use crate::modes::counters::{At, Count, Counted};
@@ -26,6 +30,7 @@ pub(super) struct Seen<'a> {
     ground: &'a Ground,
     counted: &'a Counted,
     whereabouts: &'a HashMap<IpAddr, Whereabouts>,
+    held: Held<'a>,
 }
 
 impl Ground {
@@ -82,6 +87,7 @@ impl<'a> Seen<'a> {
             ground,
             counted,
             whereabouts,
+            held: Held::new(ground, counted),
         }
     }
 
@@ -169,15 +175,22 @@ impl<'a> Seen<'a> {
             .collect();
         let judged = of_families.iter().flat_map(|of| of.judged(port));
         let judged: Vec<Judged<'_>> = judged.collect();
-        let listed = judged.iter().filter(|_| detail.has_endpoints);
+        let endpoints = if detail.has_endpoints {
+            self.endpoints(&judged, &name, &at)
+        } else {
+            Vec::new()
+        };
         Port {
             name: port.name.to_string(),
             protocol: port.protocol.to_string(),
             port: port.port,
             node_port: port.node_port,
             addresses,
-            endpoint_counts: counts(&judged),
-            endpoints: listed.map(|one| self.endpoint(one, &name, &at)).collect(),
+            endpoint_counts: EndpointCounts {
+                draining: self.held.count(&at),
+                ..counts(&judged)
+            },
+            endpoints,
             counters: self.of_port(&name, &at),
         }
     }
@@ -204,25 +217,48 @@ impl<'a> Seen<'a> {
         sum(counts.chain(self.counted.ports.get(name)))
     }
 
-    fn endpoint(&self, one: &Judged<'_>, name: &ServicePortName, at: &[At]) -> Endpoint {
-        let socket = one.port.map(|port| SocketAddr::new(one.ip, port));
-        let counted = socket.map(|socket| {
-            let of = at.iter().map(move |at| (*at, socket));
-            of.filter_map(|key| self.counted.endpoints.get(&key))
-                .collect::<Vec<_>>()
-        });
-        let counted = counted.unwrap_or_default();
-        let by_name =
-            socket.and_then(|socket| self.counted.port_endpoints.get(&(name.clone(), socket)));
+    /// Those of its EndpointSlices, and then those that are held and in none.
+    fn endpoints(&self, judged: &[Judged<'_>], name: &ServicePortName, at: &[At]) -> Vec<Endpoint> {
+        let mut held = self.held.all(name, at);
+        let mut endpoints: Vec<Endpoint> = Vec::with_capacity(judged.len());
+        for one in judged {
+            let socket = one.port.map(|port| SocketAddr::new(one.ip, port));
+            let mut endpoint = self.endpoint(one);
+            if let Some(socket) = socket {
+                held.remove(&socket);
+                self.add_held(&mut endpoint, socket, name, at);
+                self.held.add_drain(&mut endpoint, socket, name, at);
+            }
+            endpoints.push(endpoint);
+        }
+        endpoints.extend(held.into_iter().map(|socket| {
+            let place = self.whereabouts.get(&socket.ip()).cloned();
+            let place = place.unwrap_or_default();
+            let mut endpoint = Endpoint {
+                at: socket.to_string(),
+                pod: place.pod,
+                node: place.node,
+                zone: place.zone,
+                ..Endpoint::default()
+            };
+            self.add_held(&mut endpoint, socket, name, at);
+            self.held.left(&mut endpoint, socket, name, at);
+            endpoint
+        }));
+        endpoints
+    }
+
+    /// An endpoint as its EndpointSlice has it.
+    fn endpoint(&self, one: &Judged<'_>) -> Endpoint {
         let place = self.whereabouts.get(&one.ip).cloned().unwrap_or_default();
-        let own_node = self
-            .ground
-            .families
-            .first()
-            .map(|of| of.node.name.to_string());
+        let families = self.ground.families.first();
+        let own_node = families.map(|of| of.node.name.to_string());
         let is_ready = one.endpoint.ready;
         Endpoint {
-            at: socket.map_or_else(|| one.ip.to_string(), |socket| socket.to_string()),
+            at: match one.port {
+                Some(port) => SocketAddr::new(one.ip, port).to_string(),
+                None => one.ip.to_string(),
+            },
             pod: place.pod,
             node: place.node.or(own_node.filter(|_| one.is_local)),
             zone: place.zone,
@@ -239,9 +275,23 @@ impl<'a> Seen<'a> {
             cluster: one.cluster.is_in(),
             local_policy: one.local.is_in(),
             why: why(one),
-            weight: counted.iter().filter_map(|of| of.weight).max(),
-            counters: sum(counted.iter().map(|of| &of.count).chain(by_name)),
+            ..Endpoint::default()
         }
+    }
+
+    /// Adds an endpoint's weight and counters.
+    fn add_held(
+        &self,
+        endpoint: &mut Endpoint,
+        socket: SocketAddr,
+        name: &ServicePortName,
+        at: &[At],
+    ) {
+        let of = at.iter().map(|at| (*at, socket));
+        let counted = of.filter_map(|key| self.counted.endpoints.get(&key));
+        let by_name = self.counted.port_endpoints.get(&(name.clone(), socket));
+        endpoint.weight = counted.clone().filter_map(|of| of.weight).max();
+        endpoint.counters = sum(counted.map(|of| &of.count).chain(by_name));
     }
 }
 
@@ -261,6 +311,7 @@ pub(super) fn anywhere(port: &ServicePort) -> impl Iterator<Item = At> {
 fn counts(judged: &[Judged<'_>]) -> EndpointCounts {
     let count = |is_meant: fn(&&Judged<'_>) -> bool| judged.iter().filter(is_meant).count();
     EndpointCounts {
+        draining: 0,
         total: count(|one| one.port.is_some()),
         ready: count(|one| one.port.is_some() && one.endpoint.ready),
         local: count(|one| one.port.is_some() && one.is_local),

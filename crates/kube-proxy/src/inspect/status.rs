@@ -6,6 +6,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use k8s_openapi::jiff::Timestamp;
 use proxy::{IpFamily, Standing};
+use source::Trouble;
 
 use super::facts::{Facts, OfFamily};
 use super::parts::{features, limits};
@@ -25,17 +26,20 @@ impl Inspect {
     pub(super) async fn status(&self) -> Result<Vec<u8>, Unanswered> {
         let facts = match self.ask(super::Question::Facts).await {
             Ok(facts) => Some(facts),
-            Err(Unanswered::Starting) => None,
+            Err(Unanswered::Starting(_)) => None,
             Err(error) => return Err(error),
         };
         let now = Instant::now();
+        let source = self.source.get();
+        let is_serving = facts.is_some();
+        let troubles = source.map(|of| of.troubles.now()).unwrap_or_default();
         let outer = Outer {
             about: self.about.clone(),
-            source: self
-                .source
-                .get()
-                .map(|of| of.from.clone())
-                .unwrap_or_default(),
+            source: source.map(|of| of.from.clone()).unwrap_or_default(),
+            troubles: troubles
+                .iter()
+                .map(|one| told(one, is_serving, now))
+                .collect(),
             awaiting: self.health.awaiting(),
             is_healthy: self.health.is_healthy(now),
             progress: self.health.progress(),
@@ -49,6 +53,8 @@ impl Inspect {
 struct Outer {
     about: About,
     source: String,
+    /// What fails there.
+    troubles: Vec<String>,
     /// What is awaited before the daemon is ready.
     awaiting: Vec<String>,
     is_healthy: bool,
@@ -58,18 +64,21 @@ struct Outer {
 
 impl Outer {
     fn status(self, facts: Option<Facts>) -> Status {
+        let is_ready = self.awaiting.is_empty();
+        let awaited = self.awaiting.into_iter();
+        let awaited = awaited.map(|what| format!("awaited: {what}"));
         let mut status = Status {
             node: self.about.node,
             version: OWN_VERSION.to_owned(),
             kubernetes: KUBERNETES.git_version(),
             started: text(self.about.started),
-            ready: self.awaiting.is_empty(),
+            ready: is_ready,
             healthy: self.is_healthy,
             source: Source {
                 from: self.source,
                 ..Source::default()
             },
-            notes: self.awaiting,
+            notes: awaited.chain(self.troubles).collect(),
             ..Status::default()
         };
         if let Some(facts) = facts {
@@ -202,6 +211,20 @@ fn state(standing: &Standing, is_served: bool, has_failures: bool) -> State {
     } else {
         State::Synced
     }
+}
+
+/// What fails at the source, and for how long.
+fn told(trouble: &Trouble, is_serving: bool, now: Instant) -> String {
+    let seconds = now.saturating_duration_since(trouble.since).as_secs();
+    let served = if is_serving {
+        "what was known last is served"
+    } else {
+        "nothing is programmed before"
+    };
+    format!(
+        "{}; for {seconds} s now, and it is tried again; {served}",
+        trouble.text
+    )
 }
 
 fn ago(since: Instant, now: Instant) -> f64 {

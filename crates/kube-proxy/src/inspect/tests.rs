@@ -19,6 +19,7 @@ async fn while_it_starts_the_status_says_what_is_awaited() {
     inspect.comes_from(Origin {
         from: "manifests in /m".to_owned(),
         registry: Registry::Manifests("/m".into()),
+        troubles: Troubles::default(),
     });
     let (code, status) = asked(&inspect, "GET", "/api/v1/status").await;
     assert_eq!(code, 200);
@@ -26,7 +27,14 @@ async fn while_it_starts_the_status_says_what_is_awaited() {
     assert_eq!(status["ready"], false);
     assert_eq!(status["source"]["from"], "manifests in /m");
     let note = status["notes"][0].as_str().unwrap();
-    assert!(note.contains("the first lists of Services"), "{note}");
+    assert_eq!(
+        note,
+        "awaited: the first lists of Services and EndpointSlices, and the own Node, for 0 s now"
+    );
+    let (code, refused) = asked(&inspect, "GET", "/api/v1/services").await;
+    let why = refused["error"].as_str().unwrap();
+    assert_eq!(code, 503);
+    assert!(why.contains("awaits the first lists of Services"), "{why}");
 }
 
 #[tokio::test]

@@ -74,6 +74,8 @@ pub(super) struct Daemon {
     /// Until it is cleared.
     pub(super) predecessor: Option<Predecessor>,
     pub(super) ended: Ended,
+    /// While it is being cleared.
+    pub(super) clearing: Option<JoinHandle<()>>,
     /// What the modes do when the process ends.
     pub(super) ending: Option<Ending>,
     /// What the modes are made of.
@@ -95,10 +97,10 @@ impl Daemon {
         observed: Observed,
         now: Instant,
     ) -> Result<Self> {
-        let (health, metrics) = (&observed.health, &observed.metrics);
+        let (health, metrics, counters) = (&observed.health, &observed.metrics, &observed.counters);
         let families = modes
             .into_iter()
-            .map(|mode| Family::new(mode, &options, health, metrics, recorder, now));
+            .map(|mode| Family::new(mode, &options, health, metrics, counters, recorder, now));
         let families: Vec<Family> = families
             .collect::<Result<_, _>>()
             .context("cannot start a thread for stale UDP flows")?;
@@ -121,6 +123,7 @@ impl Daemon {
             trim_at: None,
             predecessor: None,
             ended: Ended::Disarmed(None),
+            clearing: None,
             ending: None,
             uses: Uses::default(),
         })
@@ -160,6 +163,11 @@ impl Daemon {
                 },
                 Some((of, notice)) = self.rulesets.next(), if !self.rulesets.is_empty() => {
                     self.notice_of(of, &notice);
+                }
+                () = ended(&mut self.clearing) => {
+                    // What a link held that is gone now was the node's until then, and the kernel is not
+                    // listened to about that link.
+                    self.notice(&[Notice::Anything]);
                 }
                 event = self.events.next() => match event {
                     Some(event) => self.drain(event).await,
@@ -209,13 +217,13 @@ impl Daemon {
                     Ended::Armed => None,
                 };
                 if let Some(predecessor) = self.predecessor.take() {
-                    tokio::spawn(async move {
+                    self.clearing = Some(tokio::spawn(async move {
                         if let Some(before) = before {
                             // It tells by itself what became of it.
                             let _ = before.await;
                         }
                         predecessor.clear().await;
-                    });
+                    }));
                 }
             }
             _ => {}
@@ -324,6 +332,16 @@ impl Daemon {
     pub(super) fn sync_period(&self) -> Duration {
         self.options.modes.shared.sync_period
     }
+}
+
+/// Ready once, when a task has ended; never, where there is none.
+async fn ended(task: &mut Option<JoinHandle<()>>) {
+    match task {
+        // It tells by itself what became of it.
+        Some(running) => drop(running.await),
+        None => std::future::pending().await,
+    }
+    *task = None;
 }
 
 /// Ready when a kernel thread of any family has finished something.

@@ -47,7 +47,7 @@ async fn a_start_goes_on_without_a_node_that_cannot_be_listed() {
     }
     let (mut events, mut model) = (stream(received), Model::new());
     let patience = Duration::from_millis(20);
-    let gathered = gather_within(&mut events, &mut model, OwnNode::Needed, patience);
+    let gathered = gather_within(&mut events, &mut model, OwnNode::Needed, patience, |_| ());
     timeout(WAITING_NOTICE / 2, gathered).await.unwrap();
     assert!(model.is_complete());
 }

@@ -4,7 +4,7 @@
 //! style in attributes, no frame around it. What it shows is put in as text.
 
 use http::request::Parts;
-use http::{HeaderValue, Method, StatusCode, header};
+use http::{HeaderName, HeaderValue, Method, StatusCode, header};
 
 use crate::http_server::{Answer, answer, not_found, text};
 
@@ -56,22 +56,22 @@ pub fn has(path: &str) -> bool {
 /// What a request for the page or a file of it is answered; nothing to a path that is not below `/ui`.
 pub fn respond(head: &Parts) -> Option<Answer> {
     let path = head.uri.path();
-    if path == "/ui" {
-        let mut moved = text(StatusCode::FOUND, "the page is at ui/\n");
-        let to = HeaderValue::from_static("ui/");
-        moved.headers_mut().insert(header::LOCATION, to);
-        return Some(moved);
+    if !has(path) {
+        return None;
     }
-    let name = match path.strip_prefix("/ui/")? {
-        "" => "index.html",
-        name => name,
-    };
     if head.method != Method::GET && head.method != Method::HEAD {
         let mut refused = text(StatusCode::METHOD_NOT_ALLOWED, "the page is only read\n");
         let allowed = HeaderValue::from_static("GET, HEAD");
         refused.headers_mut().insert(header::ALLOW, allowed);
         return Some(refused);
     }
+    let Some(name) = path.strip_prefix("/ui/") else {
+        let mut moved = text(StatusCode::FOUND, "the page is at ui/\n");
+        let to = HeaderValue::from_static("ui/");
+        moved.headers_mut().insert(header::LOCATION, to);
+        return Some(moved);
+    };
+    let name = if name.is_empty() { "index.html" } else { name };
     let Some(file) = FILES.iter().find(|file| file.name == name) else {
         return Some(not_found());
     };
@@ -102,6 +102,11 @@ fn sent(file: &File, head: &Parts) -> Answer {
         (
             header::REFERRER_POLICY,
             HeaderValue::from_static("no-referrer"),
+        ),
+        // Nor does a page from elsewhere get a file of it as its own script or picture.
+        (
+            HeaderName::from_static("cross-origin-resource-policy"),
+            HeaderValue::from_static("same-origin"),
         ),
     ]);
     if let Ok(tag) = HeaderValue::try_from(tag) {
@@ -219,8 +224,13 @@ mod tests {
     fn what_is_not_there_is_not_found_and_nothing_is_written() {
         assert_eq!(got("/ui").headers()[header::LOCATION], "ui/");
         assert_eq!(got("/ui/../Cargo.toml").status(), StatusCode::NOT_FOUND);
-        let posted = asked(Method::POST, "/ui/", None).unwrap();
-        assert_eq!(posted.status(), StatusCode::METHOD_NOT_ALLOWED);
+        for method in [Method::POST, Method::PUT, Method::DELETE, Method::OPTIONS] {
+            for path in ["/ui", "/ui/", "/ui/app.js", "/ui/nothing"] {
+                let refused = asked(method.clone(), path, None).unwrap();
+                assert_eq!(refused.status(), StatusCode::METHOD_NOT_ALLOWED, "{path}");
+                assert_eq!(refused.headers()[header::ALLOW], "GET, HEAD");
+            }
+        }
         assert!(asked(Method::GET, "/metrics", None).is_none());
         assert!(asked(Method::GET, "/uix", None).is_none());
     }

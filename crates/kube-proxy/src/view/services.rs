@@ -105,6 +105,10 @@ pub struct EndpointCounts {
     pub local: usize,
     /// Those that traffic on this node is sent to, of any policy.
     pub used: usize,
+    /// Those that drain, as far as is known without asking the kernel; `total` has only those of them that
+    /// are in an EndpointSlice still.
+    #[serde(default)]
+    pub draining: usize,
 }
 
 /// An address that a port is served at.
@@ -183,9 +187,32 @@ pub struct Endpoint {
     /// it is in none.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub weight: Option<u32>,
+    /// That it drains: it gets no new connection, and keeps those that it has.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub draining: Option<Drain>,
     /// What the kernel has counted for it, over the port's addresses.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub counters: Option<Counters>,
+}
+
+/// How an endpoint drains, over all addresses of its port.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Drain {
+    /// For how long, in seconds, as far as this process knows: after a restart, since then.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub seconds: Option<f64>,
+    /// Connections that are open.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub open: Option<u64>,
+    /// Those that have ended, and that the kernel still remembers: it drains until these are
+    /// forgotten, too.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub ended: Option<u64>,
+    /// It ends within so many seconds, whatever is open then; absent where it may last for as long as
+    /// its connections.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub ends_within_seconds: Option<f64>,
 }
 
 /// The state of an endpoint, in a word.
@@ -201,6 +228,10 @@ pub enum Condition {
     /// Does not serve.
     #[default]
     NotReady,
+    /// Has left its EndpointSlices, and keeps the connections that it has.
+    Draining,
+    /// Is in no EndpointSlice, and the kernel still sends new connections to it.
+    Left,
 }
 
 /// What the kernel has counted.

@@ -2,7 +2,8 @@
 //! retry of three streams.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 use proxy::Kind;
 use tokio::sync::Notify;
@@ -62,8 +63,40 @@ impl Failure {
 #[derive(Debug)]
 pub(super) struct Outage {
     url: String,
-    failing: Mutex<HashMap<Kind, Failure>>,
+    failing: Mutex<HashMap<Kind, Ongoing>>,
     over: Notify,
+}
+
+/// A failure, and since when there is one.
+#[derive(Debug)]
+struct Ongoing {
+    failure: Failure,
+    since: Instant,
+}
+
+/// What fails at the source, for whoever looks. Clones are the same.
+#[derive(Debug, Clone, Default)]
+pub struct Troubles(Option<Arc<Outage>>);
+
+/// Something that fails, and is tried again.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Trouble {
+    /// What, and what to look at.
+    pub text: String,
+    /// Since when.
+    pub since: Instant,
+}
+
+impl Troubles {
+    pub(super) fn of(outage: &Arc<Outage>) -> Self {
+        Self(Some(Arc::clone(outage)))
+    }
+
+    /// What fails now; failures that are alike are one.
+    pub fn now(&self) -> Vec<Trouble> {
+        let ongoing = self.0.as_deref().map(Outage::ongoing);
+        ongoing.unwrap_or_default()
+    }
 }
 
 impl Outage {
@@ -100,8 +133,12 @@ impl Outage {
     fn news(&self, kind: Kind, failure: Failure) -> Result<String, String> {
         let line = self.line(kind, &failure);
         let mut failing = self.failing.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_known = failing.values().any(|known| known.is_like(&failure));
-        failing.insert(kind, failure);
+        let is_known = failing
+            .values()
+            .any(|known| known.failure.is_like(&failure));
+        let since = failing.get(&kind).map(|known| known.since);
+        let since = since.unwrap_or_else(Instant::now);
+        failing.insert(kind, Ongoing { failure, since });
         if is_known { Err(line) } else { Ok(line) }
     }
 
@@ -110,7 +147,35 @@ impl Outage {
         failing.remove(&kind).is_some() && failing.is_empty()
     }
 
+    /// One of each that are alike, with the time of the oldest.
+    fn ongoing(&self) -> Vec<Trouble> {
+        let failing = self.failing.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all: Vec<(&Kind, &Ongoing)> = failing.iter().collect();
+        all.sort_by_key(|(_, ongoing)| ongoing.since);
+        let mut told: Vec<(&Kind, &Ongoing)> = Vec::new();
+        for (kind, ongoing) in all {
+            let is_told = |(_, told): &(&Kind, &Ongoing)| told.failure.is_like(&ongoing.failure);
+            if !told.iter().any(is_told) {
+                told.push((kind, ongoing));
+            }
+        }
+        let trouble = |(kind, ongoing): (&Kind, &Ongoing)| {
+            let (what, advice) = self.words(*kind, &ongoing.failure);
+            Trouble {
+                text: format!("{what}; {advice}"),
+                since: ongoing.since,
+            }
+        };
+        told.into_iter().map(trouble).collect()
+    }
+
     fn line(&self, kind: Kind, failure: &Failure) -> String {
+        let (what, advice) = self.words(kind, failure);
+        format!("{what}; serving the last known state, and retrying; {advice}")
+    }
+
+    /// What fails, and what to look at.
+    fn words<'a>(&self, kind: Kind, failure: &'a Failure) -> (String, &'a str) {
         let (url, kind) = (&self.url, kind_name(kind));
         let (what, advice) = match failure {
             Failure::Unreachable(cause) | Failure::Unanswered(cause) => (
@@ -137,7 +202,7 @@ impl Outage {
                 "check that this is the URL of a Kubernetes API server",
             ),
         };
-        format!("API server {url} {what}; serving the last known state, and retrying; {advice}")
+        (format!("API server {url} {what}"), advice)
     }
 }
 
@@ -147,7 +212,7 @@ mod tests {
 
     #[test]
     fn an_outage_is_said_once_and_its_end_once() {
-        let outage = Outage::new("http://a".into());
+        let outage = Arc::new(Outage::new("http://a".into()));
         let refused = |text: &str| Failure::Unreachable(text.into());
         let line = outage
             .news(Kind::Service, refused("Connection refused"))
@@ -167,9 +232,18 @@ mod tests {
                 .news(Kind::Node, refused("Connection refused"))
                 .is_err()
         );
+        let troubles = Troubles::of(&outage).now();
+        let [one] = &*troubles else {
+            panic!("{troubles:?}");
+        };
+        assert_eq!(
+            one.text,
+            "API server http://a cannot be reached: Connection reset; check that it runs and that this node reaches it"
+        );
         assert!(!outage.ends(Kind::Service), "Nodes are still away");
         assert!(!outage.ends(Kind::Service));
         assert!(outage.ends(Kind::Node));
+        assert_eq!(Troubles::of(&outage).now(), []);
         assert!(!outage.ends(Kind::EndpointSlice), "was never away");
         assert!(
             outage

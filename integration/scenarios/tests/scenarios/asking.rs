@@ -4,25 +4,8 @@
     reason = "what an object has not is null; a story stops at the first surprise"
 )]
 
-use anyhow::{Context as _, Result, ensure};
-use scenarios::{Cluster, METRICS, Outcome, SOON, Service, at, get, kube_proxy, tcp};
-use serde_json::Value;
-
-/// Exit status and output of a subcommand on node1.
-fn ask(c: &Cluster, arguments: &[&str]) -> Result<(i32, String)> {
-    let program = kube_proxy()?;
-    let mut line = vec![program.to_str().context("a path that is text")?];
-    line.extend(arguments);
-    let output = c.node1.run(line)?;
-    let code = output.status.code().context("it was killed")?;
-    Ok((code, output.stdout + &output.stderr))
-}
-
-fn json(c: &Cluster, arguments: &[&str]) -> Result<(i32, Value)> {
-    let (code, text) = ask(c, &[arguments, &["-o", "json"]].concat())?;
-    let value = serde_json::from_str(&text).with_context(|| text.clone())?;
-    Ok((code, value))
-}
+use anyhow::{Context as _, ensure};
+use scenarios::{Cluster, METRICS, Outcome, SOON, Service, ask, ask_json, at, get, tcp};
 
 pub(crate) fn what_is_told_is_what_the_kernel_has(c: &mut Cluster) -> Outcome {
     let (code, text) = ask(c, &["status"])?;
@@ -40,7 +23,7 @@ pub(crate) fn what_is_told_is_what_the_kernel_has(c: &mut Cluster) -> Outcome {
     c.start(&[])?;
     c.until_served(&web)?;
 
-    let (code, status) = json(c, &["status"])?;
+    let (code, status) = ask_json(c, &["status"])?;
     ensure!(code == 0, "{code} {status}");
     ensure!(
         status["mode"] == "ipvs" && status["ready"] == true,
@@ -71,10 +54,10 @@ pub(crate) fn what_is_told_is_what_the_kernel_has(c: &mut Cluster) -> Outcome {
     }
     // The kernel adds up what it counts every two seconds.
     c.until("connections are told", || {
-        let (_, one) = json(c, &["services", "default/web"])?;
+        let (_, one) = ask_json(c, &["services", "default/web"])?;
         Ok(one["ports"][0]["counters"]["connections"] == 4)
     })?;
-    let (code, one) = json(c, &["services", "default/web"])?;
+    let (code, one) = ask_json(c, &["services", "default/web"])?;
     ensure!(code == 0, "{code} {one}");
     let port = &one["ports"][0];
     let servers = c.servers()?;

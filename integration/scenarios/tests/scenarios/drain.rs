@@ -1,9 +1,14 @@
 //! Endpoints go away under open connections.
+#![allow(
+    clippy::indexing_slicing,
+    reason = "what an object has not is null; a story stops at the first surprise"
+)]
 
 use std::time::{Duration, Instant};
 
+use anyhow::ensure;
 use lab::{Connection, Place, Transport};
-use scenarios::{Cluster, Outcome, Service, Tally, at, tally, tcp, udp};
+use scenarios::{Cluster, Outcome, Service, Tally, ask, ask_json, at, tally, tcp, udp};
 
 const CLUSTER_IP: &str = "10.96.0.10:80";
 
@@ -21,6 +26,45 @@ fn open_to(who: &str, from: &Place, transport: Transport) -> anyhow::Result<Conn
         }
     }
     anyhow::bail!("{who} does not answer")
+}
+
+/// What is told of the endpoint that has left.
+fn is_told(c: &Cluster) -> Outcome {
+    let (code, one) = ask_json(c, &["services", "default/web"])?;
+    ensure!(code == 0, "{code} {one}");
+    let port = &one["ports"][0];
+    ensure!(port["endpointCounts"]["draining"] == 1, "{port}");
+    ensure!(port["endpointCounts"]["total"] == 1, "{port}");
+    let endpoint = &port["endpoints"][1];
+    ensure!(
+        endpoint["at"] == "10.244.2.10:8080"
+            && endpoint["condition"] == "draining"
+            && endpoint["weight"] == 0
+            && endpoint["cluster"] == false
+            && endpoint["draining"]["open"] == 1
+            && endpoint["draining"]["seconds"].is_f64(),
+        "{endpoint}"
+    );
+    let (_, text) = ask(c, &["services", "default/web"])?;
+    let line = text.lines().find(|line| line.contains("10.244.2.10:8080"));
+    let parts = [
+        "draining",
+        "no EndpointSlice has it any more; drains for",
+        ": 1 connection open",
+        "--ipvs-drain-timeout",
+    ];
+    ensure!(
+        line.is_some_and(|line| parts.iter().all(|part| line.contains(part))),
+        "{text}"
+    );
+    let (_, text) = ask(c, &["services"])?;
+    ensure!(text.contains("1/1/1, 1 draining"), "{text}");
+    let (_, text) = ask(c, &["status"])?;
+    ensure!(
+        text.contains("Draining (1)") && text.contains("10.244.2.10:8080"),
+        "{text}"
+    );
+    Ok(())
 }
 
 pub(crate) fn an_open_connection_is_served_to_its_end(c: &mut Cluster) -> Outcome {
@@ -41,6 +85,7 @@ pub(crate) fn an_open_connection_is_served_to_its_end(c: &mut Cluster) -> Outcom
         tally(&c.client, Transport::Tcp, at(CLUSTER_IP), 4)?,
         only_near
     );
+    is_told(c)?;
 
     // It returns with its connection, and goes once more; the daemon is started anew meanwhile.
     c.apply(&web)?;
@@ -55,6 +100,7 @@ pub(crate) fn an_open_connection_is_served_to_its_end(c: &mut Cluster) -> Outcom
         "10.244.1.10:8080*1 10.244.2.10:8080*0"
     );
     assert_eq!(kept.ask()?.who, "far");
+    is_told(c)?;
 
     // A connection that was reset is remembered for ten seconds; drains are looked at every eight
     // at least.

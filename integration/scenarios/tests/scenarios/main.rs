@@ -14,6 +14,7 @@ mod nft;
 mod refusals;
 mod restart;
 mod shim;
+mod top;
 mod vip_mode;
 mod ways_in;
 mod wrong;
@@ -53,6 +54,7 @@ fn main() {
         conflicts: the_older_service_wins;
         wrong: wrong_objects_are_named, an_endpoint_that_the_kernel_refuses, a_set_in_the_way;
         asking: what_is_told_is_what_the_kernel_has;
+        top: the_terminal_is_given_back_however_it_ends;
         economy: changes_start_no_program;
         nft: is_chosen_where_nothing_speaks_for_either if has_nft(), the_kubelets_hint_moves_rules_under_open_connections if has_nft(), a_cleanup_takes_both_backends if has_nft(), flows_in_other_zones_stay if has_nft();
     };

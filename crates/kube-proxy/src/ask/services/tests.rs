@@ -49,6 +49,7 @@ fn web() -> Service {
                 ready: 1,
                 local: 1,
                 used: 1,
+                draining: 0,
             },
             endpoints: vec![
                 Endpoint {

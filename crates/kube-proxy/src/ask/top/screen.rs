@@ -3,7 +3,7 @@
 use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
 use super::Sort;
-use crate::ask::table::{Tone, short};
+use crate::ask::table::{Tone, short, shown};
 use crate::view::{Counters, Rate, Top, TopEndpoint, TopPort};
 
 /// A name gets at least so many columns, as long as there is a number that can be left out.
@@ -423,12 +423,6 @@ fn line(row: &Row, for_name: usize, columns: &[Column]) -> Line {
     let numbers: String = numbers.collect();
     line.push(Span::of(numbers, Tone::Plain));
     line
-}
-
-/// Without what would steer the terminal.
-fn shown(text: &str) -> String {
-    let seen = |letter: char| if letter.is_control() { '?' } else { letter };
-    text.chars().map(seen).collect()
 }
 
 fn padded(text: &str, width: usize) -> String {

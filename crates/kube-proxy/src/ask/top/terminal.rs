@@ -106,3 +106,60 @@ fn give_back() {
     let _ = execute!(io::stdout(), Show, LeaveAlternateScreen);
     let _ = disable_raw_mode();
 }
+
+#[cfg(test)]
+mod tests {
+    use std::env;
+    use std::fs::File;
+    use std::io::Read as _;
+    use std::process::{Command, Stdio};
+
+    use rustix::pty::{OpenptFlags, grantpt, ioctl_tiocgptpeer, openpt, unlockpt};
+    use rustix::termios::{LocalModes, tcgetattr};
+
+    use super::*;
+
+    /// In the environment of the process that panics.
+    const PANICS: &str = "KUBE_PROXY_TEST_PANICS_IN_A_TERMINAL";
+
+    /// In a process of its own, with a terminal of its own.
+    #[test]
+    fn a_panic_gives_the_terminal_back_before_it_is_told() {
+        if env::var_os(PANICS).is_some() {
+            let _taken = Terminal::take().unwrap();
+            panic!("on purpose");
+        }
+        let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
+        let end = openpt(flags).unwrap();
+        grantpt(&end).unwrap();
+        unlockpt(&end).unwrap();
+        let terminal = ioctl_tiocgptpeer(&end, flags).unwrap();
+        let modes = || tcgetattr(&terminal).unwrap().local_modes;
+        assert!(modes().contains(LocalModes::ECHO | LocalModes::ICANON));
+        let stream = || Stdio::from(terminal.try_clone().unwrap());
+        let name = "ask::top::terminal::tests::a_panic_gives_the_terminal_back_before_it_is_told";
+        let ended = Command::new(env::current_exe().unwrap())
+            .args(["--exact", name, "--nocapture", "--test-threads=1"])
+            .env(PANICS, "yes")
+            .env("TERM", "xterm")
+            .stdin(stream())
+            .stdout(stream())
+            .stderr(stream())
+            .status()
+            .unwrap();
+        assert!(!ended.success());
+        assert!(modes().contains(LocalModes::ECHO | LocalModes::ICANON));
+        drop(terminal);
+        let mut shown = Vec::new();
+        // It ends with an error: nobody has the other end any more.
+        let _ = File::from(end).read_to_end(&mut shown);
+        let shown = String::from_utf8_lossy(&shown);
+        let at = |part: &str| {
+            let at = shown.find(part);
+            at.unwrap_or_else(|| panic!("{part:?} is not in {shown:?}"))
+        };
+        assert!(at("\x1b[?1049h") < at("\x1b[?25h"));
+        assert!(at("\x1b[?25h") < at("\x1b[?1049l"));
+        assert!(at("\x1b[?1049l") < at("on purpose"));
+    }
+}

@@ -1,4 +1,5 @@
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use proxy::{
     Conflict, EndpointPort, EndpointSlice, Failure, NamespacedName, NodeFacts, NodePorts,
@@ -8,6 +9,7 @@ use proxy::{
 use super::*;
 use crate::inspect::question::GroundOfFamily;
 use crate::modes::counters::{OfAddress, OfEndpoint};
+use crate::view::Drain;
 
 fn name(port: &str) -> ServicePortName {
     ServicePortName {
@@ -95,6 +97,8 @@ fn ground() -> Ground {
                 winner: name("other"),
                 loser: name("http"),
             }],
+            drains: proxy::Drains::default(),
+            now: Instant::now(),
         }],
     }
 }
@@ -188,6 +192,7 @@ fn a_service_is_told_with_its_addresses_reasons_errors_and_counters() {
         ready: 2,
         local: 1,
         used: 2,
+        draining: 0,
     };
     assert_eq!(port.endpoint_counts, counts);
     let short = seen.service(
@@ -227,5 +232,144 @@ fn a_mode_that_counts_by_name_or_for_any_address_is_told_at_the_port() {
             .addresses
             .iter()
             .all(|one| one.counters.is_none())
+    );
+}
+
+#[test]
+fn what_has_left_its_slices_is_listed_for_as_long_as_it_is_held() {
+    let since = Instant::now();
+    let now = since + Duration::from_secs(12);
+    let target = |last: u8| proxy::Target {
+        ip: [10, 244, 1, last].into(),
+        port: 8080,
+    };
+    let drain = |last: u8| proxy::Draining {
+        at: "10.96.0.1:80".parse().unwrap(),
+        protocol: Protocol::Tcp,
+        target: target(last),
+        since: Some(since),
+    };
+    let mut ground = ground();
+    let family = &mut ground.families[0];
+    family.now = now;
+    family.drains = proxy::Drains {
+        count: 2,
+        first: vec![drain(3), drain(7)],
+        limit: Some(Duration::from_mins(5)),
+        ..proxy::Drains::default()
+    };
+    let mut counted = Counted::default();
+    for (last, weight, active, inactive) in [
+        (1, 1, 5, 0),
+        (3, 0, 1, 0),
+        (7, 0, 2, 3),
+        (8, 0, 0, 0),
+        (9, 1, 0, 0),
+    ] {
+        let of = OfEndpoint {
+            weight: Some(weight),
+            count: Count {
+                connections: 9,
+                active: Some(active),
+                inactive: Some(inactive),
+                ..Count::default()
+            },
+        };
+        let endpoint = SocketAddr::from(([10, 244, 1, last], 8080));
+        counted.endpoints.insert((at("10.96.0.1:80"), endpoint), of);
+    }
+    let nowhere = HashMap::new();
+    let seen = Seen::new(&ground, &counted, &nowhere);
+    let told = seen.service(
+        &web(),
+        Detail {
+            has_endpoints: true,
+        },
+    );
+    let port = &told.ports[0];
+    assert_eq!(port.endpoint_counts.draining, 2);
+    assert_eq!(port.endpoint_counts.total, 3, "of its slices");
+    let told: Vec<_> = port
+        .endpoints
+        .iter()
+        .map(|one| (&*one.at, one.condition, &*one.why))
+        .collect();
+    assert_eq!(
+        told[2..],
+        [
+            (
+                "10.244.1.3:8080",
+                Condition::NotReady,
+                "policy Cluster: not ready; policy Local: on another node; drains for 12 s: 1 connection open; it goes when \
+                 they have ended, or after 288 s more (--ipvs-drain-timeout)"
+            ),
+            (
+                "10.244.1.7:8080",
+                Condition::Draining,
+                "no EndpointSlice has it any more; drains for 12 s: 2 connections open, 3 closed and still remembered by the \
+                 kernel; it goes when they have ended, or after 288 s more (--ipvs-drain-timeout)"
+            ),
+            (
+                "10.244.1.8:8080",
+                Condition::Draining,
+                "no EndpointSlice has it any more; drains: no connection is left, it goes at the next look"
+            ),
+            (
+                "10.244.1.9:8080",
+                Condition::Left,
+                "no EndpointSlice has it, and the kernel still sends to it: it is about to go, or it stays until every \
+                 object can be read (kube-proxy status)"
+            ),
+        ]
+    );
+    let drain = Drain {
+        seconds: Some(12.0),
+        open: Some(2),
+        ended: Some(3),
+        ends_within_seconds: Some(288.0),
+    };
+    assert_eq!(port.endpoints[3].draining, Some(drain));
+    assert_eq!(port.endpoints[0].draining, None, "it serves");
+}
+
+#[test]
+fn what_the_relay_still_carries_is_listed() {
+    let mut counted = Counted::default();
+    for (last, active) in [(1, 4), (3, 1), (7, 2), (8, 0)] {
+        let count = Count {
+            connections: 9,
+            active: Some(active),
+            ..Count::default()
+        };
+        let endpoint = SocketAddr::from(([10, 244, 1, last], 8080));
+        counted
+            .port_endpoints
+            .insert((name("http"), endpoint), count);
+    }
+    let (ground, nowhere) = (ground(), HashMap::new());
+    let seen = Seen::new(&ground, &counted, &nowhere);
+    let told = seen.service(
+        &web(),
+        Detail {
+            has_endpoints: true,
+        },
+    );
+    let draining = told.ports[0].endpoints.iter();
+    let draining = draining.filter_map(|one| Some((&*one.at, one.draining?.open?, &*one.why)));
+    assert_eq!(
+        draining.collect::<Vec<_>>(),
+        [
+            (
+                "10.244.1.3:8080",
+                1,
+                "policy Cluster: not ready; policy Local: on another node; drains: 1 connection open; kube-proxy carries \
+                 them until they end"
+            ),
+            (
+                "10.244.1.7:8080",
+                2,
+                "no EndpointSlice has it any more; drains: 2 connections open; kube-proxy carries them until they end"
+            ),
+        ]
     );
 }

@@ -185,6 +185,6 @@ fn read(
     match counters.with(|reader| reader.tell(which, take)) {
         Some(Ok(())) => Ok(()),
         Some(Err(error)) => Err(Unanswered::Unreadable(format!("{error:#}"))),
-        None => Err(Unanswered::Starting),
+        None => Err(Unanswered::Starting("the mode to be opened".to_owned())),
     }
 }

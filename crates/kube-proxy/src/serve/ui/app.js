@@ -126,8 +126,8 @@ function draw(place, memory) {
 /** The page's head: the node, and how it stands. */
 function head() {
   const { node, mode, families, version, kubernetes } = status;
-  show(document.getElementById('node'), `${node} · ${mode}`);
-  show(document.getElementById('standing'), families.map((family) => overview.standing(family)));
+  show(document.getElementById('node'), [node, mode].filter(Boolean).join(' · '));
+  show(document.getElementById('standing'), families.length > 0 ? families.map((family) => overview.standing(family)) : state('busy', 'starting'));
   show(document.getElementById('version'), `version ${version}, as Kubernetes ${kubernetes}`);
   titled();
 }

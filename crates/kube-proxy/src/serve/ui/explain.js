@@ -47,7 +47,7 @@ function filled({ asked }) {
   if ([to, kind, address].includes(document.activeElement)) return;
   const from = asked.get('from') || 'pod';
   if (asked.get('to')) to.value = asked.get('to');
-  kind.value = SENDERS[from] ? from : 'ip';
+  kind.value = Object.hasOwn(SENDERS, from) ? from : 'ip';
   address.hidden = kind.value !== 'ip';
   if (!address.hidden) address.value = from;
 }
@@ -133,7 +133,7 @@ function leads(tree) {
   return tree.walk.endpoint ? `to ${tree.walk.endpoint}` : FATES[tree.walk.fate]?.[1] ?? tree.walk.fate;
 }
 
-function step({ place, entry, says, origin, packets, bytes: size }) {
+function step({ place, entry, says, origin, members, packets, bytes: size }) {
   const counted_here = [
     packets === undefined ? null : counted(packets, 'packet'),
     size === undefined ? null : bytes(size),
@@ -142,6 +142,7 @@ function step({ place, entry, says, origin, packets, bytes: size }) {
     h('p', { class: 'place' }, place),
     h('p', { class: 'says' }, says),
     entry ? h('p', null, h('code', null, entry)) : null,
+    members?.length ? h('p', { class: 'quiet' }, 'found ', h('code', null, members.join('; '))) : null,
     h('p', { class: 'from quiet' },
       origin ? h('span', null, `from ${origin}`) : null,
       counted_here.length > 0 ? h('span', { class: 'number' }, counted_here.join(', ')) : null));
@@ -157,10 +158,12 @@ const FATES = {
   unknown: ['busy', 'unknown', 'it depends on what is not understood'],
 };
 
-function end({ fate, endpoint, source, unanswered, unsure }) {
-  const [tone, word, means] = unanswered ? ['bad', 'no answer', ''] : unsure ? ['warn', 'not sure', ''] : FATES[fate] ?? ['off', fate, ''];
+function end({ fate, endpoint, source, seenAs, unanswered, unsure, doubts }) {
+  const [tone, word, means] = FATES[fate] ?? ['off', fate, ''];
   return h('li', { class: `end ${tone}` },
     h('p', null, state(tone, word), endpoint ? [' to ', h('code', null, endpoint)] : ` ${means}`),
-    source ? h('p', { class: 'quiet' }, `source ${source}`) : null,
-    unanswered || unsure ? h('p', null, unanswered ?? unsure) : null);
+    source ? h('p', { class: 'quiet' }, `source ${source}`, seenAs ? `; the endpoint sees ${seenAs}` : null) : null,
+    unanswered ? h('p', null, state('bad', 'no answer comes back'), `: ${unanswered}`) : null,
+    unsure ? h('p', null, state('warn', 'not sure that an answer comes back'), `: ${unsure}`) : null,
+    doubts?.map((doubt) => h('p', { class: 'quiet' }, `taken for granted: ${doubt}`)));
 }

@@ -23,6 +23,8 @@ export function standing({ family, state: is }) {
 export function draw(main, _place, { answer }) {
   const drawn = [
     headline(answer),
+    // What is awaited, and what fails where objects come from.
+    !answer.ready && notes(answer.notes),
     section('Families', families(answer.families)),
     section('Refused by the kernel', refused(answer.errors)),
     section('Cannot be read', unreadable(answer.unreadable)),
@@ -33,7 +35,7 @@ export function draw(main, _place, { answer }) {
     quiet(answer),
     section('Limits', limits(answer.limits.filter((limit) => !limit.near))),
     section('Kernel', features(answer.features)),
-    section('What could not be told', notes(answer.notes)),
+    answer.ready && section('Notes', notes(answer.notes)),
   ];
   show(main, drawn);
 }
@@ -41,7 +43,7 @@ export function draw(main, _place, { answer }) {
 function headline(answer) {
   const { source } = answer;
   const began = terms(
-    ['Mode', [answer.mode, ...answer.forms].join(', ')],
+    ['Mode', [answer.mode || 'not known yet', ...answer.forms].join(', ')],
     ['Ready', answer.ready ? state('good', 'yes') : state('busy', 'not yet')],
     ['Healthy', answer.healthy ? state('good', 'yes') : state('bad', 'no')],
     ['Services', h('a', { href: link(['services']) }, count(source.services))],
@@ -60,6 +62,7 @@ function headline(answer) {
 /** All in one sentence. */
 export function sentence({ families: all, unreadable: parts, errors }) {
   const is = (wanted) => all.filter((family) => family.state === wanted).map((family) => family.family).join(' and ');
+  if (all.length === 0) return 'kube-proxy is starting: nothing is written before what is awaited is there.';
   if (is('stuck')) return `${is('stuck')} is stuck: nothing that is pending can be written.`;
   if (is('failing')) {
     const failing = all.reduce((sum, family) => sum + family.failing, 0);

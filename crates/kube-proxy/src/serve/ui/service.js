@@ -1,6 +1,6 @@
 // One Service: where each port is served, and which endpoints are in or out, and why.
 
-import { h, section, show, state, table, terms } from './dom.js';
+import { h, notes, section, show, state, table, terms } from './dom.js';
 import { ask } from './poll.js';
 import { endpoints as endpointCounts } from './services.js';
 import { api, bytes, count, counted, duration, link, portName, scaled } from './words.js';
@@ -35,6 +35,7 @@ export function draw(main, _place, { answer: service, rates, all }) {
       ? h('ul', { class: 'errors', 'data-key': 'errors' }, service.errors.map((error) => h('li', null, state('warn', error))))
       : null,
     service.ports.map((port) => portSection(port, all, rates)),
+    notes(service.notes),
   );
 }
 
@@ -80,7 +81,7 @@ function addresses(port, name, rates) {
   })));
 }
 
-const CONDITIONS = { ready: 'ready', servingTerminating: 'terminating, still serves', terminating: 'terminating', notReady: 'not ready' };
+const CONDITIONS = { ready: 'ready', servingTerminating: 'terminating, still serves', terminating: 'terminating', notReady: 'not ready', draining: 'draining', left: 'left' };
 
 function endpoints(port, name, full, rates) {
   const all = port.endpoints ?? [];
@@ -102,7 +103,7 @@ function endpoints(port, name, full, rates) {
       cells: [
         h('code', { tabindex: '0', 'data-row': true }, endpoint.at),
         [state(isIn ? 'good' : 'off', isIn ? 'in' : 'out'), ` ${endpoint.why}`],
-        CONDITIONS[endpoint.condition] ?? endpoint.condition,
+        conditionOf(endpoint),
         endpoint.pod ?? '',
         where(endpoint),
         ...(has_weight ? [endpoint.weight ?? ''] : []),
@@ -115,6 +116,15 @@ function endpoints(port, name, full, rates) {
     ? h('p', null, h('button', { type: 'button', 'data-all': name }, `Show all ${counted(all.length, 'endpoint')}`))
     : null;
   return [table(`Endpoints of port ${name}`, columns, rows), more];
+}
+
+/** Its state, and since when it drains, with what it has open. */
+function conditionOf({ condition, draining }) {
+  const word = CONDITIONS[condition] ?? condition;
+  if (!draining) return condition === 'left' ? state('warn', word) : word;
+  const since = draining.seconds === undefined ? '' : ` for ${duration(draining.seconds)}`;
+  const open = draining.open === undefined ? '' : `, ${count(draining.open)} open`;
+  return state('busy', condition === 'draining' ? `draining${since}${open}` : `${word}, draining${since}${open}`);
 }
 
 function where({ local, node, zone }) {

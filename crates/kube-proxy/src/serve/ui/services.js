@@ -146,10 +146,11 @@ function addresses(port) {
 }
 
 /** How many are in, and how many are not. */
-export function endpoints({ total, used }) {
-  if (total === 0) return state('off', 'none');
+export function endpoints({ total, used, draining }) {
+  const drains = draining > 0 ? `, ${count(draining)} draining` : '';
+  if (total === 0) return state('off', `none${drains}`);
   const out = total - used;
-  const text = out > 0 ? `${count(used)} in, ${count(out)} out` : `${count(used)} in`;
+  const text = `${count(used)} in${out > 0 ? `, ${count(out)} out` : ''}${drains}`;
   if (used === 0) return state('warn', text);
   return text;
 }

@@ -15,7 +15,7 @@ const ORDERS = {
 };
 
 function ordered(asked) {
-  return ORDERS[asked.get('sort')] ? asked.get('sort') : 'connections';
+  return Object.hasOwn(ORDERS, asked.get('sort')) ? asked.get('sort') : 'connections';
 }
 
 export function load({ asked }, signal) {

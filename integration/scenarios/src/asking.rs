@@ -1,0 +1,31 @@
+//! The subcommands of `kube-proxy`, as an operator on node1 gives them.
+
+use anyhow::{Context as _, Result};
+use serde_json::Value;
+
+use crate::cluster::{Cluster, kube_proxy};
+
+/// Exit status of a subcommand on node1, and what it prints.
+///
+/// # Errors
+///
+/// It cannot be started, or was killed.
+pub fn ask(c: &Cluster, arguments: &[&str]) -> Result<(i32, String)> {
+    let program = kube_proxy()?;
+    let mut line = vec![program.to_str().context("a path that is text")?];
+    line.extend(arguments);
+    let output = c.node1.run(line)?;
+    let code = output.status.code().context("it was killed")?;
+    Ok((code, output.stdout + &output.stderr))
+}
+
+/// The same with `-o json`.
+///
+/// # Errors
+///
+/// As of [`ask`], or what it prints is no JSON.
+pub fn ask_json(c: &Cluster, arguments: &[&str]) -> Result<(i32, Value)> {
+    let (code, text) = ask(c, &[arguments, &["-o", "json"]].concat())?;
+    let value = serde_json::from_str(&text).with_context(|| text.clone())?;
+    Ok((code, value))
+}

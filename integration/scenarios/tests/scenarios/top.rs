@@ -1,0 +1,76 @@
+//! `kube-proxy top` in a terminal: what it shows, and how it leaves.
+
+use anyhow::{Context as _, Result, ensure};
+use lab::Transport;
+use rustix::process::Signal;
+use scenarios::{Cluster, Outcome, Service, Terminal, at, kube_proxy, tally, tcp};
+
+fn start(c: &Cluster) -> Result<Terminal> {
+    let program = kube_proxy()?;
+    let program = program.to_str().context("a path that is text")?;
+    let terminal = Terminal::start(&c.node1, &[program, "top", "--interval", "1"])?;
+    terminal.sees("SERVICE PORT")?;
+    Ok(terminal)
+}
+
+pub(crate) fn the_terminal_is_given_back_however_it_ends(c: &mut Cluster) -> Outcome {
+    let web = Service::new("web", "10.96.0.10").port(tcp(80, 8080).named("http"));
+    c.apply(&web.endpoints("10.244.1.10 10.244.2.10"))?;
+    c.start(&[])?;
+    for (keys, signal, code) in [
+        ("q", None, 0),
+        ("\x03", None, 0),
+        ("\x1b", None, 0),
+        ("", Some(Signal::TERM), 143),
+        ("", Some(Signal::INT), 130),
+        ("", Some(Signal::HUP), 129),
+    ] {
+        let mut top = start(c)?;
+        top.types(keys)?;
+        if let Some(signal) = signal {
+            top.signal(signal)?;
+        }
+        let status = top.ended()?;
+        ensure!(
+            status.code() == Some(code),
+            "{keys:?} {signal:?}: {status}, {}",
+            top.shown()
+        );
+        top.is_given_back()
+            .with_context(|| format!("{keys:?} {signal:?}"))?;
+    }
+
+    // The daemon ends while it runs, and another begins.
+    let mut top = start(c)?;
+    tally(&c.client, Transport::Tcp, at("10.96.0.10:80"), 20)?;
+    top.sees("default/web:http")?;
+    c.stop()?;
+    top.sees("no kube-proxy-ipvs answers")?;
+    c.start(&[])?;
+    top.sees("the first look is taken")?;
+    tally(&c.client, Transport::Tcp, at("10.96.0.10:80"), 20)?;
+    top.sees("default/web:http")?;
+    top.types("q")?;
+    ensure!(top.ended()?.success());
+    top.is_given_back()?;
+
+    // Whoever looked is gone, with the window: nothing is left behind.
+    let mut top = start(c)?;
+    top.hang_up();
+    top.ended()?;
+
+    // What reads its one table has ended.
+    let program = kube_proxy()?;
+    let piped = format!(
+        "{} top --once --interval 1 | true; echo ${{PIPESTATUS[0]}}",
+        program.display()
+    );
+    let output = c.node1.run(["bash", "-c", &piped])?;
+    ensure!(
+        output.stdout.trim() == "0" && output.stderr.is_empty(),
+        "{} {}",
+        output.stdout,
+        output.stderr
+    );
+    c.stop()
+}
