@@ -284,6 +284,15 @@ fn services_are_as_documented() {
 
 #[test]
 fn explanations_are_as_documented() {
+    let step = || Step {
+        place: text(),
+        entry: text(),
+        says: text(),
+        origin: text(),
+        packets: Some(1),
+        bytes: Some(1),
+        members: vec![text()],
+    };
     let explanation = Explanation {
         to: text(),
         mode: Some(text()),
@@ -299,17 +308,11 @@ fn explanations_are_as_documented() {
                 source: text(),
                 seen_as: Some(text()),
                 unanswered: Some(text()),
+                unsure: Some(text()),
                 doubts: vec![text()],
                 rules_passed: 1,
-                steps: vec![Step {
-                    place: text(),
-                    entry: text(),
-                    says: text(),
-                    origin: text(),
-                    packets: Some(1),
-                    bytes: Some(1),
-                    members: vec![text()],
-                }],
+                steps: vec![step()],
+                answer: vec![step()],
             }],
             verdict: text(),
         }],
