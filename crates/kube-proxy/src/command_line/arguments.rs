@@ -74,11 +74,20 @@ pub(super) fn asks(arguments: &[OsString]) -> bool {
     word.and_then(Question::of).is_some() || is_dry_run(arguments)
 }
 
+/// Whether `--dry-run` is among the flags and not said to be off; of several the last counts, as it
+/// does when they are read.
 fn is_dry_run(arguments: &[OsString]) -> bool {
     let flags = normalised(arguments.to_vec()).take_while(|flag| flag != "--");
-    let mut flags = flags.skip(1);
-    flags.any(|flag| {
+    let last = flags.skip(1).filter_map(|flag| {
         let flag = flag.to_string_lossy();
-        flag.split('=').next() == Some(DRY_RUN)
-    })
+        let value = flag.strip_prefix(DRY_RUN)?;
+        if value.is_empty() {
+            return Some(true);
+        }
+        // What is neither yes nor no asks as well: it ends as a wrong question does.
+        value
+            .strip_prefix('=')
+            .map(|value| go::bool(value) != Ok(false))
+    });
+    last.last().unwrap_or(false)
 }

@@ -1144,6 +1144,7 @@ fn what_to_do_is_read_besides_what_is_meant() {
         "check --nosuch",
         "-o json",
         "-o json -- --dry-run",
+        "-o json --dry-run=false --manifests=/m",
         "plans",
         "diff plan",
     ] {
@@ -1155,6 +1156,11 @@ fn what_to_do_is_read_besides_what_is_meant() {
     for (line, wanted) in [
         ("diff --nosuch", true),
         ("--dry-run --x", true),
+        ("--dry-run=maybe", true),
+        ("--dry_run=F --x", false),
+        ("--dry-run=false --dry-run", true),
+        ("--dry-run --dry-run=false --x", false),
+        ("--dry-runs", false),
         ("--x", false),
     ] {
         let line: Vec<_> = ["kube-proxy"]
