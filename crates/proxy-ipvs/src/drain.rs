@@ -10,6 +10,7 @@
 //! say since when a destination has weight 0, so the time counts from when it was first looked at;
 //! after a restart, anew.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
@@ -24,6 +25,7 @@ const LAST_LOOK: Duration = Duration::from_secs(8);
 #[derive(Debug)]
 pub(crate) struct Drains {
     servers: BTreeMap<VirtualServerKey, Drain>,
+    total: Total,
     /// How long a drain may last.
     timeout: Option<Duration>,
 }
@@ -37,11 +39,45 @@ struct Drain {
     due: Option<Instant>,
 }
 
+/// What all of them come to, kept as they change: it is told with whatever is written.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Total {
+    count: usize,
+    /// How many were first looked at when.
+    since: BTreeMap<Instant, usize>,
+}
+
+impl Total {
+    fn add(&mut self, drain: &Drain) {
+        self.count += drain.targets.len();
+        for since in drain.targets.values().flatten() {
+            self.looked_at(*since);
+        }
+    }
+
+    fn looked_at(&mut self, since: Instant) {
+        *self.since.entry(since).or_default() += 1;
+    }
+
+    fn remove(&mut self, drain: &Drain) {
+        self.count -= drain.targets.len();
+        for since in drain.targets.values().flatten() {
+            if let Entry::Occupied(mut count) = self.since.entry(*since) {
+                *count.get_mut() -= 1;
+                if *count.get() == 0 {
+                    count.remove();
+                }
+            }
+        }
+    }
+}
+
 impl Drains {
     /// Nothing drains; what will may do so for `timeout`, or for ever.
     pub(crate) fn new(timeout: Option<Duration>) -> Self {
         Self {
             servers: BTreeMap::new(),
+            total: Total::default(),
             timeout,
         }
     }
@@ -50,10 +86,10 @@ impl Drains {
     /// look at once.
     pub(crate) fn set(&mut self, key: VirtualServerKey, targets: BTreeSet<Target>) {
         if targets.is_empty() {
-            self.servers.remove(&key);
-            return;
+            return self.forget(&key);
         }
         let drain = self.servers.entry(key).or_default();
+        self.total.remove(drain);
         let is_new = |target| !drain.targets.contains_key(target);
         if targets.iter().any(is_new) {
             (drain.looks, drain.due) = (0, None);
@@ -62,6 +98,7 @@ impl Drains {
             .into_iter()
             .map(|target| (target, drain.targets.get(&target).copied().flatten()))
             .collect();
+        self.total.add(drain);
     }
 
     /// Has a virtual server looked at at once: something of it begins to drain.
@@ -73,7 +110,9 @@ impl Drains {
 
     /// Forgets a virtual server.
     pub(crate) fn forget(&mut self, key: &VirtualServerKey) {
-        self.servers.remove(key);
+        if let Some(drain) = self.servers.remove(key) {
+            self.total.remove(&drain);
+        }
     }
 
     /// Whether a destination drains.
@@ -91,8 +130,12 @@ impl Drains {
                 let delay = FIRST_LOOK
                     .saturating_mul(1 << drain.looks.min(16))
                     .min(LAST_LOOK);
+                let total = &mut self.total;
                 let ends = drain.targets.values_mut().filter_map(|since| {
-                    let since = *since.get_or_insert(now);
+                    let since = *since.get_or_insert_with(|| {
+                        total.looked_at(now);
+                        now
+                    });
                     since.checked_add(self.timeout?).filter(|end| *end > now)
                 });
                 drain.due = ends.chain([now + delay]).min();
@@ -142,12 +185,8 @@ impl Drains {
             })
         });
         proxy::Drains {
-            count: self.servers.values().map(|drain| drain.targets.len()).sum(),
-            oldest: self
-                .servers
-                .values()
-                .flat_map(|drain| drain.targets.values().copied().flatten())
-                .min(),
+            count: self.total.count,
+            oldest: self.total.since.keys().next().copied(),
             first: all.take(named).collect(),
             limit: self.timeout,
         }
@@ -157,5 +196,54 @@ impl Drains {
     pub(crate) fn next_due(&self, now: Instant) -> Option<Instant> {
         let times = self.servers.values().filter_map(|drain| drain.due);
         times.filter(|due| *due > now).min()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What all come to, counted one by one.
+    fn counted(drains: &Drains) -> Total {
+        let mut total = Total::default();
+        drains.servers.values().for_each(|drain| total.add(drain));
+        total
+    }
+
+    #[test]
+    fn how_many_drain_and_since_when_is_known_without_a_look_at_each() {
+        let key = |port| VirtualServerKey {
+            address: [10, 96, 0, 1].into(),
+            port,
+            protocol: proxy::Protocol::Tcp,
+        };
+        let targets = |ports: std::ops::Range<u16>| -> BTreeSet<Target> {
+            let target = |port| Target {
+                ip: [10, 244, 0, 1].into(),
+                port,
+            };
+            ports.map(target).collect()
+        };
+        let now = Instant::now();
+        let later = now + Duration::from_secs(3);
+        let mut drains = Drains::new(Some(Duration::from_mins(1)));
+        drains.set(key(80), targets(0..3));
+        drains.set(key(81), targets(0..2));
+        let told = drains.told(0);
+        assert_eq!((told.count, told.oldest), (5, None), "none is looked at");
+        drains.take_due(now);
+        drains.set(key(80), targets(2..5));
+        drains.take_due(later);
+        let told = drains.told(0);
+        assert_eq!((told.count, told.oldest), (5, Some(now)));
+        assert_eq!(drains.total, counted(&drains));
+        // Those that are the oldest go.
+        drains.set(key(80), targets(3..5));
+        drains.forget(&key(81));
+        let told = drains.told(0);
+        assert_eq!((told.count, told.oldest), (2, Some(later)));
+        assert_eq!(drains.total, counted(&drains));
+        drains.set(key(80), BTreeSet::new());
+        assert_eq!(drains.total, Total::default());
     }
 }
