@@ -298,9 +298,11 @@ impl Family {
             .flat_map(|service| self.triggers.take(service))
             .collect();
         self.metrics.programmed(family, triggers.into_iter());
-        let node_ports = self.mode.node_ports();
-        if node_ports.is_some() && node_ports != self.node_ports.as_ref() {
-            self.node_ports = node_ports.cloned();
+        if let Some(node_ports) = self.mode.node_ports()
+            && self.node_ports.as_ref() != Some(node_ports)
+        {
+            self.metrics.note_node_ports(family, node_ports);
+            self.node_ports = Some(node_ports.clone());
         }
         self.stale_flows
             .compare(model, report, self.node_ports.as_ref());
@@ -370,6 +372,7 @@ impl Family {
             is_served: self.is_served,
             seen: self.reporter.seen(most, now),
             drains: self.mode.drains(most),
+            node_ports: self.node_ports.clone(),
         }
     }
 

@@ -39,3 +39,4 @@ mod tests;
 mod vanished;
 pub mod version;
 pub mod view;
+mod whose;

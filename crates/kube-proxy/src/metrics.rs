@@ -35,7 +35,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
-use proxy::{Changes, Drift, Fate, IpFamily, Model, Report, Standing, Subject};
+use proxy::{Changes, Drift, Fate, IpFamily, Model, NodePorts, Report, Standing, Subject};
 
 use crate::flags::gates::Gates;
 use crate::version::OWN_VERSION;
@@ -334,6 +334,13 @@ impl Metrics {
     pub(crate) fn note(&self, model: &Model, changes: &Changes) {
         if let Some(services) = &self.services {
             services.note(model, changes);
+        }
+    }
+
+    /// A family serves NodePorts there.
+    pub(crate) fn note_node_ports(&self, family: IpFamily, node_ports: &NodePorts) {
+        if let Some(services) = &self.services {
+            services.note_node_ports(family, node_ports);
         }
     }
 

@@ -6,15 +6,16 @@ use std::net::{IpAddr, SocketAddr};
 
 use proxy::{Model, Protocol};
 
+use crate::modes::counters::At;
+use crate::whose::{Place, addresses, places};
+
 /// The Services, by what entries name of them.
 #[derive(Debug, Default)]
 pub(super) struct Names {
-    /// Service ports, by address and port.
-    ports: HashMap<(SocketAddr, Protocol), String>,
+    /// Service ports, by where they are served.
+    ports: HashMap<Place, String>,
     /// Services, by address.
     addresses: HashMap<IpAddr, String>,
-    /// Service ports, by the port at the node's addresses.
-    node_ports: HashMap<(u16, Protocol), String>,
     /// Services and their ports, by name.
     known: HashSet<String>,
 }
@@ -26,25 +27,17 @@ impl Names {
         let views = model.service_names().filter_map(|name| model.view(name));
         for service in views.map(|view| view.service) {
             let name = service.name.to_string();
-            let addresses = service.cluster_ips.iter().chain(&service.external_ips);
-            let addresses = addresses.chain(&service.ingress_ips);
             for port in &service.ports {
                 let of_port = if port.name.is_empty() {
                     name.clone()
                 } else {
                     format!("{name}:{}", port.name)
                 };
-                for address in addresses.clone() {
-                    let at = (SocketAddr::new(*address, port.port), port.protocol);
-                    names.ports.insert(at, of_port.clone());
-                }
-                if let Some(node_port) = port.node_port {
-                    let at = (node_port, port.protocol);
-                    names.node_ports.insert(at, of_port.clone());
-                }
+                let at = places(service, port).map(|place| (place, of_port.clone()));
+                names.ports.extend(at);
                 names.known.insert(of_port);
             }
-            let of_addresses = addresses.map(|address| (*address, name.clone()));
+            let of_addresses = addresses(service).map(|address| (address, name.clone()));
             names.addresses.extend(of_addresses);
             names.known.insert(name);
         }
@@ -53,8 +46,8 @@ impl Names {
 
     /// Whether a Service is served there.
     pub(super) fn serves(&self, at: SocketAddr, protocol: Protocol) -> bool {
-        self.ports.contains_key(&(at, protocol))
-            || self.node_ports.contains_key(&(at.port(), protocol))
+        let places = [place_at(at, protocol), Place::NodePort(at.port(), protocol)];
+        places.iter().any(|place| self.ports.contains_key(place))
     }
 
     /// Whose an entry is that reads so; `None` if it names none that is known.
@@ -105,12 +98,21 @@ impl Names {
         let protocol = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp]
             .into_iter()
             .find(|known| known.to_string().eq_ignore_ascii_case(protocol))?;
-        let of_port = self.ports.get(&(at, protocol));
+        let of_port = self.ports.get(&place_at(at, protocol));
         let of_address = || self.addresses.get(&at.ip());
-        let of_node_port = || self.node_ports.get(&(at.port(), protocol));
+        let of_node_port = || self.ports.get(&Place::NodePort(at.port(), protocol));
         let found = of_port.or_else(of_address).or_else(of_node_port);
         found.map(String::as_str)
     }
+}
+
+fn place_at(at: SocketAddr, protocol: Protocol) -> Place {
+    let (address, port) = (at.ip(), at.port());
+    Place::At(At {
+        address,
+        port,
+        protocol,
+    })
 }
 
 #[cfg(test)]

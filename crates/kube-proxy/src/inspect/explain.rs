@@ -14,6 +14,7 @@ use super::service::{Detail, Seen};
 use super::{Inspect, Unanswered, rendered};
 use crate::explain::{Asked, Objects, OwnNode, To, live};
 use crate::modes::counters::{Counted, Counters};
+use crate::whose::{Place, places};
 
 /// The kernel is read for so many questions beside each other.
 pub(super) const AT_ONCE: usize = 2;
@@ -139,14 +140,12 @@ pub(crate) fn claimants(model: &Model, from: usize, address: IpAddr, port: u16) 
 
 /// Whether a Service has an address and port; the address of a node port may be any of this node's.
 fn has(service: &Service, address: IpAddr, port: u16) -> bool {
-    let mut own = service
-        .cluster_ips
-        .iter()
-        .chain(&service.external_ips)
-        .chain(&service.ingress_ips);
-    let has_address = own.any(|own| *own == address);
+    let is_it = |place| match place {
+        Place::At(at) => at.address == address && at.port == port,
+        Place::NodePort(number, _) => number == port,
+    };
     let mut ports = service.ports.iter();
-    ports.any(|own| (has_address && own.port == port) || own.node_port == Some(port))
+    ports.any(|own| places(service, own).any(is_it))
 }
 
 /// What the model knows of this node.

@@ -1,11 +1,13 @@
 //! How the daemon stands, as its loop hands it out.
 
+use std::net::IpAddr;
 use std::time::Instant;
 
-use proxy::{IpFamily, Standing};
+use proxy::{IpFamily, NodePorts, Standing};
 
 use crate::modes::uses::Uses;
 use crate::report::Seen;
+use crate::whose::is_of_node;
 
 /// How the daemon stands.
 #[derive(Debug)]
@@ -25,6 +27,15 @@ pub(crate) struct Facts {
     pub(crate) now: Instant,
 }
 
+impl Facts {
+    /// Whether NodePorts are served at an address.
+    pub(crate) fn is_of_node(&self, address: IpAddr) -> bool {
+        let mut families = self.families.iter();
+        let family = families.find(|of| of.family == IpFamily::of(address));
+        is_of_node(family.and_then(|of| of.node_ports.as_ref()), address)
+    }
+}
+
 /// How a family does.
 #[derive(Debug)]
 pub(crate) struct OfFamily {
@@ -33,4 +44,6 @@ pub(crate) struct OfFamily {
     pub(crate) is_served: bool,
     pub(crate) seen: Seen,
     pub(crate) drains: proxy::Drains,
+    /// Where NodePorts are served, as far as is known.
+    pub(crate) node_ports: Option<NodePorts>,
 }

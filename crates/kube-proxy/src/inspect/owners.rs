@@ -7,6 +7,7 @@ use std::net::IpAddr;
 use proxy::{Model, NamespacedName, Protocol, Service, ServicePort, ServicePortName};
 
 use crate::modes::counters::At;
+use crate::whose::{Place, addresses, places};
 
 /// How many Services are looked at in one turn.
 pub(crate) const LOOKED_AT_A_TURN: usize = 5_000;
@@ -37,16 +38,13 @@ impl Wanted {
     }
 
     fn has(&self, service: &Service, port: &ServicePort) -> bool {
-        let is_at = |ip: IpAddr| {
-            self.at.contains(&At {
-                address: ip,
-                port: port.port,
-                protocol: port.protocol,
-            })
+        let is_wanted = |place| match place {
+            Place::At(at) => self.at.contains(&at),
+            Place::NodePort(number, protocol) => self.ports.contains(&(number, protocol)),
         };
-        let is_node_port = |node_port| self.ports.contains(&(node_port, port.protocol));
-        port.node_port.is_some_and(is_node_port)
-            || (self.ports.contains(&(port.port, port.protocol)) && addresses(service).any(is_at))
+        // Most have not even such a port, which is quicker to see.
+        let may_be = port.node_port.is_some() || self.ports.contains(&(port.port, port.protocol));
+        (may_be && places(service, port).any(is_wanted))
             || (!self.names.is_empty() && self.names.contains(&name(service, port)))
     }
 }
@@ -100,10 +98,4 @@ fn name(service: &Service, port: &ServicePort) -> ServicePortName {
         port: port.name.clone(),
         protocol: port.protocol,
     }
-}
-
-fn addresses(service: &Service) -> impl Iterator<Item = IpAddr> {
-    let cluster = service.cluster_ips.iter();
-    let all = cluster.chain(&service.external_ips);
-    all.chain(&service.ingress_ips).copied()
 }

@@ -86,7 +86,8 @@ impl Inspect {
         let looks = self.looks.clone();
         let counters = self.counters.clone();
         rendered(move || {
-            let mut top = assemble(&span, owners, sort, limit);
+            let is_node = |address| facts.is_of_node(address);
+            let mut top = assemble(&span, owners, &is_node, sort, limit);
             let endpoints = looks.endpoints(&counters, &top.at)?;
             top.add_endpoints(&endpoints, sort, limit);
             let mut view = top.view;

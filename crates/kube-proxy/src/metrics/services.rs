@@ -14,8 +14,9 @@ pub mod settings;
 mod sums;
 
 use std::cmp::Reverse;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
+use std::hash::Hash;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -25,10 +26,10 @@ use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetri
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
-use proxy::{Changes, Model, ServicePortName};
+use proxy::{Changes, IpFamily, Model, NodePorts, ServicePortName};
 use tracing::{info, warn};
 
-use crate::modes::counters::{At, Count, Counters, ReadCounters, Told, Which};
+use crate::modes::counters::{At, Count, Counters, Listener, ReadCounters, Told, Which};
 use names::Names;
 use settings::{Detail, Settings};
 use sums::{Source, Sum};
@@ -84,6 +85,11 @@ impl ServiceMetrics {
     pub(crate) fn note(&self, model: &Model, changes: &Changes) {
         lock(&self.0.names).note(model, changes);
     }
+
+    /// A family serves NodePorts there.
+    pub(crate) fn note_node_ports(&self, family: IpFamily, node_ports: &NodePorts) {
+        lock(&self.0.names).note_node_ports(family, node_ports);
+    }
 }
 
 impl Inner {
@@ -97,8 +103,14 @@ impl Inner {
         let counted = self.counters.with(|reader| self.count(reader));
         match counted {
             Some(Ok(counted)) => {
-                sums::update(&mut read.ports, &counted.ports);
-                sums::update(&mut read.endpoints, &counted.endpoints);
+                let names = lock(&self.names);
+                sums::update(&mut read.ports, &counted.ports, |port| names.has(port));
+                sums::update(&mut read.endpoints, &counted.endpoints, |key| {
+                    // Of a port that is read, what is not there is gone.
+                    let is_read = counted.ports.contains_key(&key.0);
+                    names.has(&key.0) && (!is_read || counted.cut.contains(key))
+                });
+                drop(names);
                 read.left_out = counted.left_out;
                 if read.failure.take().is_some() {
                     info!("what Services carry can be read again");
@@ -109,8 +121,7 @@ impl Inner {
                 if read.failure.as_ref() != Some(&failure) {
                     warn!("metrics of single Services are missing: {failure}");
                 }
-                // What was told before would look as if nothing were carried.
-                (read.ports, read.endpoints) = Default::default();
+                // Nothing is told until it can be read again; from then on what was before counts.
                 read.failure = Some(failure);
             }
             // There is no mode yet.
@@ -132,11 +143,19 @@ impl Inner {
         reader.tell(which, &mut |one| told.take(one))?;
         let mut ports = self.named(&told.addresses);
         ports.extend(told.ports);
-        let mut left_out = [keep_busiest(&mut ports, self.settings.most), 0];
+        let mut left_out = [keep_busiest(&mut ports, self.settings.most).len(), 0];
+        let mut cut = HashSet::new();
         let mut endpoints = Counts::default();
         if is_apart {
             // Of these alone what is now, and their endpoints.
-            let kept: Vec<At> = ports.values().flatten().filter_map(|(at, _)| *at).collect();
+            let kept = ports
+                .values()
+                .flatten()
+                .filter_map(|(source, _)| match source {
+                    Source::At(at) => Some(*at),
+                    Source::Listener(_) => None,
+                });
+            let kept: Vec<At> = kept.collect();
             told = Gathered::default();
             reader.tell(Which::Of(&kept), &mut |one| told.take(one))?;
             let mut again = self.named(&told.addresses);
@@ -145,16 +164,18 @@ impl Inner {
         }
         if self.settings.detail == Detail::Endpoints {
             endpoints = self.named_endpoints(&told.endpoints);
-            for (port, endpoint, count) in told.port_endpoints {
+            for (port, listener, endpoint, count) in told.port_endpoints {
                 let of = endpoints.entry((port, endpoint)).or_default();
-                of.push((None, count));
+                of.push((Source::Listener(listener), count));
             }
             endpoints.retain(|(port, _), _| ports.contains_key(port));
-            left_out[1] = keep_busiest(&mut endpoints, self.settings.most);
+            cut = keep_busiest(&mut endpoints, self.settings.most);
+            left_out[1] = cut.len();
         }
         Ok(Counted {
             ports,
             endpoints,
+            cut,
             left_out,
         })
     }
@@ -167,7 +188,7 @@ impl Inner {
             for (at, count) in part {
                 if let Some(name) = names.find(at) {
                     let of: &mut Vec<_> = ports.entry(name.clone()).or_default();
-                    of.push((Some(*at), *count));
+                    of.push((Source::At(*at), *count));
                 }
             }
         }
@@ -181,7 +202,7 @@ impl Inner {
             for (at, endpoint, count) in part {
                 if let Some(name) = names.find(at) {
                     let of: &mut Vec<_> = all.entry((name.clone(), *endpoint)).or_default();
-                    of.push((Some(*at), *count));
+                    of.push((Source::At(*at), *count));
                 }
             }
         }
@@ -192,6 +213,8 @@ impl Inner {
 struct Counted {
     ports: Counts<ServicePortName>,
     endpoints: Counts<OfEndpoint>,
+    /// Endpoints that are there, and of which others have more connections.
+    cut: HashSet<OfEndpoint>,
     left_out: [usize; 2],
 }
 
@@ -201,7 +224,7 @@ struct Gathered {
     addresses: Vec<(At, Count)>,
     endpoints: Vec<(At, SocketAddr, Count)>,
     ports: Counts<ServicePortName>,
-    port_endpoints: Vec<(ServicePortName, SocketAddr, Count)>,
+    port_endpoints: Vec<(ServicePortName, Listener, SocketAddr, Count)>,
 }
 
 impl Gathered {
@@ -209,9 +232,13 @@ impl Gathered {
         match told {
             Told::Address(at, _, count) => self.addresses.push((at, count)),
             Told::Endpoint(at, endpoint, _, count) => self.endpoints.push((at, endpoint, count)),
-            Told::Port(name, count) => add(self.ports.entry(name.clone()).or_default(), &count),
-            Told::PortEndpoint(name, endpoint, count) => {
-                self.port_endpoints.push((name.clone(), endpoint, count));
+            Told::Port(name, listener, count) => {
+                let of = self.ports.entry(name.clone()).or_default();
+                of.push((Source::Listener(listener), count));
+            }
+            Told::PortEndpoint(name, listener, endpoint, count) => {
+                let of = (name.clone(), listener, endpoint, count);
+                self.port_endpoints.push(of);
             }
             // Somebody else's.
             Told::Mark(..) => {}
@@ -219,32 +246,23 @@ impl Gathered {
     }
 }
 
-/// Adds what was counted at one of several listening ports.
-fn add(counts: &mut Vec<(Source, Count)>, count: &Count) {
-    match counts.first_mut() {
-        Some((_, sum)) => sum.add(count),
-        None => counts.push((None, *count)),
+/// Keeps as many as that, those with the most connections; which were left out.
+fn keep_busiest<K: Clone + Eq + Hash + Ord>(all: &mut Counts<K>, most: usize) -> HashSet<K> {
+    if all.len() <= most {
+        return HashSet::new();
     }
-}
-
-/// Keeps as many as that, those with the most connections; how many were left out.
-fn keep_busiest<K: Clone + Eq + std::hash::Hash + Ord>(all: &mut Counts<K>, most: usize) -> usize {
-    let left_out = all.len().saturating_sub(most);
-    if left_out > 0 {
-        let connections = |counts: &[(Source, Count)]| -> u64 {
-            let each = counts.iter().map(|(_, count)| count.connections);
-            each.fold(0, u64::saturating_add)
-        };
-        let mut ranked: Vec<(Reverse<u64>, K)> = all
-            .iter()
-            .map(|(key, counts)| (Reverse(connections(counts)), key.clone()))
-            .collect();
-        // Of equal ones the same at each look, so that series do not come and go.
-        ranked.select_nth_unstable(most);
-        for (_, key) in ranked.iter().skip(most) {
-            all.remove(key);
-        }
-    }
+    let connections = |counts: &[(Source, Count)]| -> u64 {
+        let each = counts.iter().map(|(_, count)| count.connections);
+        each.fold(0, u64::saturating_add)
+    };
+    let mut ranked: Vec<(Reverse<u64>, K)> = all
+        .iter()
+        .map(|(key, counts)| (Reverse(connections(counts)), key.clone()))
+        .collect();
+    // Of equal ones the same at each look, so that series do not come and go.
+    ranked.select_nth_unstable(most);
+    let left_out: HashSet<K> = ranked.drain(most..).map(|(_, key)| key).collect();
+    all.retain(|key, _| !left_out.contains(key));
     left_out
 }
 
@@ -327,20 +345,22 @@ const ROWS: [Row; 5] = [
 impl Collector for ServiceMetrics {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let read = self.0.fresh();
-        let ports: Vec<(Labels, Count)> = read
-            .ports
-            .iter()
-            .map(|(port, sum)| (labels(port, None), sum.count()))
+        // What was told before would look as if nothing were carried.
+        let is_readable = read.failure.is_none();
+        let ports = read.ports.iter().filter(|_| is_readable);
+        let ports: Vec<(Labels, Count)> = ports
+            .filter_map(|(port, sum)| Some((labels(port, None), sum.told()?)))
             .collect();
         for row in &ROWS {
             encode(&mut encoder, "service", "service port", row, &ports)?;
         }
         let has_endpoints = self.0.settings.detail == Detail::Endpoints;
         if has_endpoints {
-            let endpoints: Vec<(Labels, Count)> = read
-                .endpoints
-                .iter()
-                .map(|((port, endpoint), sum)| (labels(port, Some(*endpoint)), sum.count()))
+            let endpoints = read.endpoints.iter().filter(|_| is_readable);
+            let endpoints: Vec<(Labels, Count)> = endpoints
+                .filter_map(|((port, endpoint), sum)| {
+                    Some((labels(port, Some(*endpoint)), sum.told()?))
+                })
                 .collect();
             let of = "endpoint of a service port";
             for row in &ROWS {

@@ -114,11 +114,16 @@ pub(crate) enum Told<'a> {
     Endpoint(At, SocketAddr, Option<u32>, Count),
     /// A mark of the firewall, with its scheduler.
     Mark(IpFamily, u32, &'a str, Count),
-    /// A Service port.
-    Port(&'a ServicePortName, Count),
-    /// An endpoint of a Service port.
-    PortEndpoint(&'a ServicePortName, SocketAddr, Count),
+    /// A Service port, at one of its listening ports.
+    Port(&'a ServicePortName, Listener, Count),
+    /// An endpoint of a Service port, at one of its listening ports.
+    PortEndpoint(&'a ServicePortName, Listener, SocketAddr, Count),
 }
+
+/// A listening port of this process, by its number among all that were ever opened: a Service port
+/// has one for each way in which it is served.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct Listener(pub(crate) u64);
 
 /// Who serves what comes to a listening port of this process.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -189,8 +194,8 @@ impl Counted {
                 of.scheduler = Some(scheduler.to_owned());
                 of.count.add(&count);
             }
-            Told::Port(port, count) => self.ports.entry(port.clone()).or_default().add(&count),
-            Told::PortEndpoint(port, endpoint, count) => {
+            Told::Port(port, _, count) => self.ports.entry(port.clone()).or_default().add(&count),
+            Told::PortEndpoint(port, _, endpoint, count) => {
                 let of = self.port_endpoints.entry((port.clone(), endpoint));
                 of.or_default().add(&count);
             }

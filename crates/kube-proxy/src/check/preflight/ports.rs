@@ -8,6 +8,7 @@ use proxy::{Model, Protocol};
 use super::listening::Listener;
 use crate::check::finding::{Finding, some};
 use crate::http_server::WhenTaken;
+use crate::whose::{Place, places};
 
 const NAME: &str = "ports";
 
@@ -33,10 +34,9 @@ impl NodePorts {
         let views = model.service_names().filter_map(|name| model.view(name));
         for service in views.map(|view| view.service) {
             let name = service.name.to_string();
-            for port in &service.ports {
-                if let Some(node_port) = port.node_port {
-                    let at = (node_port, port.protocol);
-                    ports.services.insert(at, name.clone());
+            for place in service.ports.iter().flat_map(|port| places(service, port)) {
+                if let Place::NodePort(number, protocol) = place {
+                    ports.services.insert((number, protocol), name.clone());
                 }
             }
             if let Some(port) = service.health_check_node_port {

@@ -95,8 +95,8 @@ impl Looks {
         };
         read(counters, Which::Addresses, &mut |told| match told {
             Told::Address(at, _, count) => look.addresses.entry(at).or_default().add(&count),
-            Told::Port(port, count) => look.ports.entry(port.clone()).or_default().add(&count),
-            Told::PortEndpoint(port, endpoint, count) => {
+            Told::Port(port, _, count) => look.ports.entry(port.clone()).or_default().add(&count),
+            Told::PortEndpoint(port, _, endpoint, count) => {
                 let of = look.port_endpoints.entry((port.clone(), endpoint));
                 of.or_default().add(&count);
             }

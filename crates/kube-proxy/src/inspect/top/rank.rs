@@ -1,7 +1,7 @@
 //! Which are busiest: of two looks and the owners of addresses, the lists. Pure.
 
 use std::collections::{HashMap, HashSet};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use proxy::{Protocol, ServicePortName};
 
@@ -98,11 +98,17 @@ fn order(sort: Sort, one: (&Rate, &Count), other: (&Rate, &Count)) -> std::cmp::
         .then(one.1.connections.cmp(&other.1.connections))
 }
 
-/// The Service ports, the busiest first.
-pub(super) fn assemble(span: &Span, owners: Vec<Owner>, sort: Sort, limit: usize) -> Ranked {
+/// The Service ports, the busiest first. NodePorts are served where `is_node` says.
+pub(super) fn assemble(
+    span: &Span,
+    owners: Vec<Owner>,
+    is_node: &dyn Fn(IpAddr) -> bool,
+    sort: Sort,
+    limit: usize,
+) -> Ranked {
     let seconds = span.seconds();
     let exact: HashSet<At> = owners.iter().flat_map(service_addresses).collect();
-    let node_ports = by_node_port(span, &owners, &exact);
+    let node_ports = by_node_port(span, &owners, &exact, is_node);
     let mut ports: Vec<_> = owners
         .into_iter()
         .map(|owner| {
@@ -218,6 +224,7 @@ fn by_node_port(
     span: &Span,
     owners: &[Owner],
     exact: &HashSet<At>,
+    is_node: &dyn Fn(IpAddr) -> bool,
 ) -> HashMap<(u16, Protocol), Vec<At>> {
     let mut found: HashMap<(u16, Protocol), Vec<At>> = owners
         .iter()
@@ -226,6 +233,7 @@ fn by_node_port(
     for at in span.now.addresses.keys() {
         if let Some(all) = found.get_mut(&(at.port, at.protocol))
             && !exact.contains(at)
+            && is_node(at.address)
         {
             all.push(*at);
         }

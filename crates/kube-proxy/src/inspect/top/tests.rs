@@ -1,4 +1,5 @@
 use std::collections::HashMap;
+use std::net::IpAddr;
 use std::sync::Mutex;
 use std::time::Duration;
 
@@ -96,7 +97,8 @@ fn told(fake: &Fake, model: &Model, between: impl FnOnce(), limit: usize) -> cra
     let found = busiest(&span, Sort::Connections, limit);
     let of = owners(model, &Wanted::new(found.at, found.names), 0);
     assert!(of.is_last);
-    let mut top = assemble(&span, of.found, Sort::Connections, limit);
+    let is_node = |address| address != IpAddr::from([192, 0, 2, 9]);
+    let mut top = assemble(&span, of.found, &is_node, Sort::Connections, limit);
     let endpoints = looks.endpoints(&counters, &top.at).unwrap();
     top.add_endpoints(&endpoints, Sort::Connections, limit);
     top.view
@@ -114,6 +116,8 @@ fn the_busiest_port_is_first_with_what_came_at_all_its_addresses() {
     ] {
         fake.set(at, 1_000);
     }
+    // Somebody else's, at an address that serves no NodePorts.
+    fake.set("192.0.2.9:30080", 7_000);
     let model = model(&[
         ("quiet", "10.96.0.1", None),
         ("busy", "10.96.0.2", Some(30_080)),

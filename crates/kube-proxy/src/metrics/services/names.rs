@@ -1,95 +1,77 @@
 //! Whose an address is: kept only where Services are counted one by one.
 
 use std::collections::HashMap;
-use std::hash::Hash;
 use std::sync::Arc;
 
-use proxy::{Changes, Model, NamespacedName, Owner, Protocol, ServicePortName, ServiceView};
+use proxy::{
+    Changes, IpFamily, Model, NamespacedName, NodePorts, Owner, ServicePortName, ServiceView,
+};
 
 use crate::modes::counters::At;
+use crate::whose::{Place, is_of_node, places};
 
-/// Service ports by their addresses.
+/// Service ports by the places that they are served at.
 #[derive(Debug, Default)]
 pub(crate) struct Names {
-    at: HashMap<At, Claims>,
-    node_ports: HashMap<(u16, Protocol), Claims>,
-    services: HashMap<NamespacedName, Vec<(Key, Arc<Owner>)>>,
+    at: HashMap<Place, Claims>,
+    services: HashMap<NamespacedName, Vec<(Place, Arc<Owner>)>>,
+    /// Where NodePorts are served, as far as is known.
+    node: HashMap<IpFamily, NodePorts>,
 }
 
 /// Those who claim one address and port. Nearly always one; the first by age and name has it.
 type Claims = Vec<Arc<Owner>>;
 
-#[derive(Debug, Clone, Copy)]
-enum Key {
-    At(At),
-    NodePort(u16, Protocol),
-}
-
 impl Names {
     /// Looks again at what changed.
     pub(crate) fn note(&mut self, model: &Model, changes: &Changes) {
         for name in &changes.services {
-            for (key, owner) in self.services.remove(name).unwrap_or_default() {
-                match key {
-                    Key::At(at) => release(&mut self.at, &at, &owner),
-                    Key::NodePort(port, protocol) => {
-                        release(&mut self.node_ports, &(port, protocol), &owner);
-                    }
-                }
+            for (place, owner) in self.services.remove(name).unwrap_or_default() {
+                release(&mut self.at, &place, &owner);
             }
             let Some(view) = model.view(name) else {
                 continue;
             };
-            let keys = keys(&view);
-            for (key, owner) in &keys {
-                let claims = match *key {
-                    Key::At(at) => self.at.entry(at),
-                    Key::NodePort(port, protocol) => {
-                        claim(self.node_ports.entry((port, protocol)).or_default(), owner);
-                        continue;
-                    }
-                };
-                claim(claims.or_default(), owner);
+            let claimed = claimed(&view);
+            for (place, owner) in &claimed {
+                claim(self.at.entry(*place).or_default(), owner);
             }
-            if !keys.is_empty() {
-                self.services.insert(name.clone(), keys);
+            if !claimed.is_empty() {
+                self.services.insert(name.clone(), claimed);
             }
         }
     }
 
+    /// A family serves NodePorts there.
+    pub(crate) fn note_node_ports(&mut self, family: IpFamily, node_ports: &NodePorts) {
+        self.node.insert(family, node_ports.clone());
+    }
+
     /// Whose an address is; `None` of somebody else's virtual server.
     pub(crate) fn find(&self, at: &At) -> Option<&ServicePortName> {
-        let claims = self
-            .at
-            .get(at)
-            .or_else(|| self.node_ports.get(&(at.port, at.protocol)));
+        let on_node = || {
+            let place = Place::NodePort(at.port, at.protocol);
+            let node = self.node.get(&IpFamily::of(at.address));
+            self.at.get(&place).filter(|_| is_of_node(node, at.address))
+        };
+        let claims = self.at.get(&Place::At(*at)).or_else(on_node);
         Some(&claims?.first()?.name)
+    }
+
+    /// Whether there is such a Service port, at whatever address.
+    pub(crate) fn has(&self, port: &ServicePortName) -> bool {
+        let of_service = self.services.get(&port.service);
+        of_service.is_some_and(|claimed| claimed.iter().any(|(_, owner)| owner.name == *port))
     }
 }
 
-fn keys(view: &ServiceView<'_>) -> Vec<(Key, Arc<Owner>)> {
+fn claimed(view: &ServiceView<'_>) -> Vec<(Place, Arc<Owner>)> {
     let service = view.service;
-    let addresses = service.cluster_ips.iter().chain(&service.external_ips);
-    let addresses = addresses.chain(&service.ingress_ips);
-    let mut keys = Vec::new();
-    for port in &service.ports {
+    let of_port = |port| {
         let owner = Owner::new(service, port);
-        let at = |address: &std::net::IpAddr| {
-            let at = At {
-                address: *address,
-                port: port.port,
-                protocol: port.protocol,
-            };
-            (Key::At(at), Arc::clone(&owner))
-        };
-        keys.extend(addresses.clone().map(at));
-        let node_port = port.node_port.map(|number| {
-            let key = Key::NodePort(number, port.protocol);
-            (key, Arc::clone(&owner))
-        });
-        keys.extend(node_port);
-    }
-    keys
+        places(service, port).map(move |place| (place, Arc::clone(&owner)))
+    };
+    service.ports.iter().flat_map(of_port).collect()
 }
 
 fn claim(claims: &mut Claims, owner: &Arc<Owner>) {
@@ -98,11 +80,11 @@ fn claim(claims: &mut Claims, owner: &Arc<Owner>) {
     }
 }
 
-fn release<K: Eq + Hash>(all: &mut HashMap<K, Claims>, key: &K, owner: &Arc<Owner>) {
-    if let Some(claims) = all.get_mut(key) {
+fn release(all: &mut HashMap<Place, Claims>, place: &Place, owner: &Arc<Owner>) {
+    if let Some(claims) = all.get_mut(place) {
         claims.retain(|claim| claim != owner);
         if claims.is_empty() {
-            all.remove(key);
+            all.remove(place);
         }
     }
 }

@@ -5,10 +5,16 @@
 use std::collections::HashMap;
 use std::hash::Hash;
 
-use crate::modes::counters::{At, Count};
+use crate::modes::counters::{At, Count, Listener};
 
-/// Where something was counted; `None` where a mode counts by Service port.
-pub(crate) type Source = Option<At>;
+/// Where something was counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Source {
+    /// At an address.
+    At(At),
+    /// At a listening port of this process.
+    Listener(Listener),
+}
 
 /// What was counted at several places.
 #[derive(Debug, Default)]
@@ -16,6 +22,8 @@ pub(crate) struct Sum {
     /// At places that are gone, or began anew.
     past: Count,
     last: HashMap<Source, Count>,
+    /// Whether anything was counted when that was last looked at.
+    is_told: bool,
 }
 
 impl Sum {
@@ -38,10 +46,20 @@ impl Sum {
             }
         }
         self.last = counts;
+        self.is_told = true;
     }
 
-    /// The sum.
-    pub(crate) fn count(&self) -> Count {
+    /// Whether it is more than what is counted now: without it, what is told would fall.
+    fn has_past(&self) -> bool {
+        self.past != Count::default()
+    }
+
+    /// The sum; `None` if nothing was counted when that was last looked at.
+    pub(crate) fn told(&self) -> Option<Count> {
+        self.is_told.then(|| self.count())
+    }
+
+    fn count(&self) -> Count {
         let mut sum = self.past;
         for count in self.last.values() {
             sum.add(count);
@@ -50,12 +68,17 @@ impl Sum {
     }
 }
 
-/// Brings sums up to what was counted now, and forgets those of which nothing was.
+/// Brings sums up to what was counted now. Of others, those are kept that may be counted again and
+/// would fall then, and are not told meanwhile.
 pub(crate) fn update<K: Clone + Eq + Hash>(
     sums: &mut HashMap<K, Sum>,
     counted: &HashMap<K, Vec<(Source, Count)>>,
+    may_return: impl Fn(&K) -> bool,
 ) {
-    sums.retain(|key, _| counted.contains_key(key));
+    sums.retain(|key, sum| {
+        sum.is_told = counted.contains_key(key);
+        sum.is_told || (sum.has_past() && may_return(key))
+    });
     for (key, counts) in counted {
         if let Some(sum) = sums.get_mut(key) {
             sum.update(counts);
@@ -76,7 +99,7 @@ mod tests {
     #[test]
     fn a_sum_never_falls() {
         let at = |port| {
-            Some(At {
+            Source::At(At {
                 address: [10, 96, 0, 1].into(),
                 port,
                 protocol: Protocol::Tcp,

@@ -109,6 +109,22 @@ impl World {
         }
     }
 
+    /// NodePorts are served at these addresses of the node.
+    fn serves_node_ports(&self, last: &[u8]) {
+        let addresses = last.iter().map(|last| [192, 0, 2, *last].into());
+        let node_ports = NodePorts {
+            addresses: addresses.collect(),
+            on_localhost: false,
+        };
+        self.services.note_node_ports(IpFamily::V4, &node_ports);
+    }
+
+    /// The kernel cannot be read, or again.
+    fn breaks(&self, is_broken: bool) {
+        self.kernel.0.lock().unwrap().is_broken = is_broken;
+        lock(&self.services.0.read).at = None;
+    }
+
     fn apply(&mut self, event: Event) {
         self.model.apply(event);
         let changes = self.model.take_changes();
@@ -142,12 +158,15 @@ fn a_port_is_the_sum_over_its_addresses_which_never_falls() {
     world.apply(service("web", 1, Some(30_080)));
     let cluster_ip = at([10, 96, 0, 1], 80);
     let node_ports = [at([192, 0, 2, 1], 30_080), at([192, 0, 2, 2], 30_080)];
-    let foreign = at([192, 0, 2, 9], 443);
+    world.serves_node_ports(&[1, 2]);
+    let foreign = [at([192, 0, 2, 9], 443), at([192, 0, 2, 9], 30_080)];
     world.holds(&[
         (cluster_ip, 5),
         (node_ports[0], 2),
         (node_ports[1], 1),
-        (foreign, 9),
+        (foreign[0], 9),
+        // Of an address that serves no NodePorts.
+        (foreign[1], 9),
     ]);
     let told = world.told();
     let series = |name: &str, more: &str, value: u64| {
@@ -209,6 +228,7 @@ fn a_service_that_is_gone_is_not_told() {
     let mut world = World::new(Detail::Ports, 10);
     world.apply(service("web", 1, Some(30_080)));
     world.apply(service("older", 1, None));
+    world.serves_node_ports(&[1]);
     let servers = [(at([10, 96, 0, 1], 80), 1), (at([192, 0, 2, 1], 30_080), 1)];
     world.holds(&servers);
     let told = world.told();
@@ -239,6 +259,110 @@ fn what_cannot_be_read_is_not_told_as_nothing() {
     assert!(
         told.contains("kubeproxy_service_counters_readable 0\n") && !told.contains("connections")
     );
+}
+
+#[test]
+fn a_look_that_fails_makes_no_jump() {
+    let mut world = World::new(Detail::Endpoints, 10);
+    world.apply(service("web", 1, None));
+    let series = |name: &str, more: &str, value: u64| {
+        format!("kubeproxy_service_{name}connections_total{{{LABELS}{more}}} {value}\n")
+    };
+    let endpoint = ",endpoint=\"10.244.0.1:8080\"";
+    let is_told = |world: &World, value| {
+        let told = world.told();
+        assert!(told.contains(&series("", "", value)), "{value} in {told}");
+        let of_endpoint = series("endpoint_", endpoint, value);
+        assert!(told.contains(&of_endpoint), "{of_endpoint} in {told}");
+    };
+    let one = at([10, 96, 0, 1], 80);
+    // It is made anew meanwhile.
+    for (connections, sum) in [(500, 500), (3, 503), (400, 900)] {
+        world.holds(&[(one, connections)]);
+        is_told(&world, sum);
+    }
+    world.breaks(true);
+    assert!(!world.told().contains("connections"));
+    world.breaks(false);
+    is_told(&world, 900);
+}
+
+#[test]
+fn a_port_that_others_outdo_for_a_while_goes_on_from_its_sum() {
+    let mut world = World::new(Detail::Endpoints, 1);
+    world.apply(service("web", 1, None));
+    world.apply(service("dns", 2, None));
+    let (web, dns) = (at([10, 96, 0, 1], 80), at([10, 96, 0, 2], 80));
+    for (of_web, of_dns, told_name, sum) in [
+        (500, 1, "web", 500),
+        (10, 1, "web", 510),
+        (20, 30, "dns", 30),
+        (40, 30, "web", 540),
+    ] {
+        world.holds(&[(web, of_web), (dns, of_dns)]);
+        let told = world.told();
+        for kind in ["", "endpoint_"] {
+            let start = format!("kubeproxy_service_{kind}connections_total{{");
+            let mut lines = told.lines().filter(|line| line.starts_with(&start));
+            let line = lines.next().unwrap();
+            assert!(line.contains(&format!("service=\"{told_name}\"")), "{line}");
+            assert!(line.ends_with(&format!(" {sum}")), "{sum}: {line}");
+            assert_eq!(lines.next(), None);
+        }
+    }
+    // Nobody needs to know what a Service had that is gone.
+    for name in ["web", "dns"] {
+        world.apply(Event::ServiceDeleted(NamespacedName::new("default", name)));
+    }
+    world.holds(&[]);
+    world.told();
+    let read = lock(&world.services.0.read);
+    assert!(read.ports.is_empty() && read.endpoints.is_empty());
+}
+
+/// Listening ports of a Service port: which, and how many connections it had.
+struct Relay(Vec<(u64, u64)>);
+
+impl ReadCounters for Relay {
+    fn tell(&mut self, _: Which<'_>, take: &mut dyn FnMut(Told<'_>)) -> Result<()> {
+        let name = ServicePortName {
+            service: NamespacedName::new("default", "web"),
+            port: "http".into(),
+            protocol: Protocol::Tcp,
+        };
+        let endpoint = SocketAddr::from(([10, 244, 0, 1], 8080));
+        for (listener, connections) in &self.0 {
+            let (listener, count) = (Listener(*listener), count(*connections));
+            take(Told::Port(&name, listener, count));
+            take(Told::PortEndpoint(&name, listener, endpoint, count));
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn listening_ports_are_added_up_in_whatever_order_they_are_told() {
+    let mut world = World::new(Detail::Endpoints, 10);
+    world.apply(service("web", 1, None));
+    let (cluster, local, local_again) = (1, 2, 3);
+    for (listeners, sum) in [
+        (vec![(cluster, 10), (local, 1_000)], 1_010),
+        (vec![(local, 1_000), (cluster, 10)], 1_010),
+        (vec![(cluster, 10), (local, 1_000)], 1_010),
+        // One is closed: what it has counted stays.
+        (vec![(cluster, 12)], 1_012),
+        // It is opened again, and has more by the next look than it had then.
+        (vec![(cluster, 12), (local_again, 1_001)], 2_013),
+    ] {
+        world.services.0.counters.set(Box::new(Relay(listeners)));
+        lock(&world.services.0.read).at = None;
+        let told = world.told();
+        for kind in ["", "endpoint_"] {
+            let start = format!("kubeproxy_service_{kind}connections_total{{");
+            let line = told.lines().find(|line| line.starts_with(&start)).unwrap();
+            assert!(line.ends_with(&format!(" {sum}")), "{sum}: {line}");
+        }
+    }
 }
 
 #[test]

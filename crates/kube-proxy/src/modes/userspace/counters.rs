@@ -6,7 +6,7 @@ use proxy::{IpFamily, Protocol};
 use proxy_userspace::Traffic;
 use proxy_userspace::relay::Carried;
 
-use crate::modes::counters::{Count, ReadCounters, Relayed, Told, Which};
+use crate::modes::counters::{Count, Listener, ReadCounters, Relayed, Told, Which};
 
 /// Reads them.
 pub(super) struct RelayCounters(pub(super) Traffic);
@@ -15,13 +15,14 @@ impl ReadCounters for RelayCounters {
     fn tell(&mut self, which: Which<'_>, take: &mut dyn FnMut(Told<'_>)) -> Result<()> {
         for port in self.0.read() {
             let protocol = port.name.protocol;
-            take(Told::Port(&port.name, count(&port.sum, protocol)));
+            let listener = Listener(port.opening);
+            take(Told::Port(&port.name, listener, count(&port.sum, protocol)));
             if which == Which::Addresses {
                 continue;
             }
             for (endpoint, carried) in &port.endpoints {
                 let count = count(carried, protocol);
-                take(Told::PortEndpoint(&port.name, *endpoint, count));
+                take(Told::PortEndpoint(&port.name, listener, *endpoint, count));
             }
         }
         Ok(())

@@ -1,0 +1,82 @@
+//! Whose an address and port is. All who look that up go by this: the places that a Service port is
+//! served at.
+
+use std::net::IpAddr;
+
+use proxy::{NodePorts, Protocol, Service, ServicePort};
+
+use crate::modes::counters::At;
+
+/// A place that a Service port is served at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Place {
+    /// An address of its Service's, and its port.
+    At(At),
+    /// A port at those addresses of the node that serve NodePorts: which these are, no Service
+    /// says.
+    NodePort(u16, Protocol),
+}
+
+/// A Service's addresses in the cluster, its external ones, and those of its load balancer.
+pub(crate) fn addresses(service: &Service) -> impl Iterator<Item = IpAddr> + Clone {
+    let cluster = service.cluster_ips.iter();
+    let all = cluster.chain(&service.external_ips);
+    all.chain(&service.ingress_ips).copied()
+}
+
+/// Where a port of a Service is served.
+pub(crate) fn places(service: &Service, port: &ServicePort) -> impl Iterator<Item = Place> {
+    let (number, protocol) = (port.port, port.protocol);
+    let at = addresses(service).map(move |address| {
+        Place::At(At {
+            address,
+            port: number,
+            protocol,
+        })
+    });
+    let node_port = port.node_port;
+    at.chain(node_port.map(|number| Place::NodePort(number, protocol)))
+}
+
+/// Whether NodePorts are served at an address; the unspecified one stands for all of these. Others
+/// may have something of their own at the same port of another address.
+pub(crate) fn is_of_node(node_ports: Option<&NodePorts>, address: IpAddr) -> bool {
+    address.is_unspecified() || node_ports.is_some_and(|node| node.contains(address))
+}
+
+#[cfg(test)]
+mod tests {
+    use proxy::NamespacedName;
+
+    use super::*;
+
+    #[test]
+    fn a_port_is_served_at_all_addresses_of_its_service_and_at_the_node() {
+        let protocol = Protocol::Udp;
+        let port = |number, node_port| ServicePort {
+            name: "".into(),
+            protocol,
+            port: number,
+            node_port,
+        };
+        let [cluster, external, ingress] = [1, 2, 3].map(|last| IpAddr::from([10, 96, 0, last]));
+        let service = Service {
+            external_ips: [external].into(),
+            ingress_ips: [ingress].into(),
+            ..Service::at(NamespacedName::new("a", "b"), [cluster])
+        };
+        let at = |address| {
+            let port = 53;
+            Place::At(At {
+                address,
+                port,
+                protocol,
+            })
+        };
+        let of = |port: ServicePort| -> Vec<Place> { places(&service, &port).collect() };
+        let own = [cluster, external, ingress].map(at);
+        assert_eq!(of(port(53, None)), own);
+        let all = [own.as_slice(), &[Place::NodePort(30_053, protocol)]].concat();
+        assert_eq!(of(port(53, Some(30_053))), all);
+    }
+}
