@@ -22,6 +22,8 @@ pub struct News {
     fresh: Vec<NamespacedName>,
     /// Those of them of which somebody else had changed something.
     disturbed: HashSet<NamespacedName>,
+    /// Those of them of which something was written, or tried, since they changed.
+    written: HashSet<NamespacedName>,
     drift: Drift,
     /// Since when there is any.
     drifting: Option<Instant>,
@@ -37,7 +39,12 @@ impl News {
 
     /// Something of these Services was written, or tried.
     pub fn wrote(&mut self, services: impl IntoIterator<Item = NamespacedName>) {
-        self.fresh.extend(services);
+        for service in services {
+            if self.awaited.contains(&service) {
+                self.written.insert(service.clone());
+            }
+            self.fresh.push(service);
+        }
     }
 
     /// Somebody else has changed something of these Services.
@@ -82,12 +89,16 @@ impl News {
                 if self.disturbed.remove(&service) {
                     report.repaired.push(service.clone());
                 }
+                if self.written.remove(&service) {
+                    report.written_for.insert(service.clone());
+                }
                 report.settled.push(service);
             }
         }
         if self.awaited.is_empty() && self.awaited.capacity() > MANY {
             self.awaited = HashSet::new();
             self.disturbed = HashSet::new();
+            self.written = HashSet::new();
         }
     }
 

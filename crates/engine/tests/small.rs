@@ -321,6 +321,7 @@ impl World {
             all.failures.extend(report.failures);
             all.unreadable.extend(report.unreadable);
             all.settled.extend(report.settled);
+            all.written_for.extend(report.written_for);
             all.conflicts = report.conflicts.or(all.conflicts);
         }
     }
@@ -343,6 +344,7 @@ fn what_is_wanted_is_opened_and_told_once_it_is() {
     world.service("web", 1, "10.96.0.1");
     let report = world.sync();
     assert_eq!((report.written, report.settled.len()), (1, 1));
+    assert!(report.written_for.contains(&report.settled[0]));
     assert_eq!(world.open(), ["10.96.0.1:80"]);
     let standing = world.mode.standing();
     assert!(standing.is_settled && standing.pending_since.is_none());
@@ -364,6 +366,7 @@ fn that_a_service_needs_no_write_is_told_without_an_event() {
     assert!(world.mode.poll_finished(&mut context).is_ready());
     let told = world.mode.book(&world.model, world.now).unwrap();
     assert_eq!((told.written, told.settled.len()), (0, 1));
+    assert!(told.written_for.is_empty(), "{told:?}");
     assert!(world.mode.poll_finished(&mut context).is_pending());
 }
 

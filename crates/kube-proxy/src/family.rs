@@ -9,6 +9,8 @@
 //! Nothing here waits for the kernel. What is told of a Service is told once all of it is in the
 //! kernel, whatever else is not.
 
+mod late;
+
 use std::collections::HashMap;
 use std::io;
 use std::mem;
@@ -33,6 +35,7 @@ use crate::modes::counters::Counters;
 use crate::options::Options;
 use crate::report::Reporter;
 use crate::story::Story;
+use late::Late;
 
 /// How many changes that are not in the kernel yet are measured, should it not be writable for
 /// long.
@@ -45,6 +48,7 @@ pub(crate) struct Family {
     successor: Option<Box<dyn Mode>>,
     /// What the mode has not taken over yet.
     changes: Changes,
+    late: Late,
     /// When it was first told all that was known.
     started: Option<Instant>,
     /// What goes on in the kernel.
@@ -118,6 +122,7 @@ impl Family {
         Ok(Self {
             successor: None,
             changes: Changes::default(),
+            late: Late::default(),
             started: None,
             round: None,
             is_asked: false,
@@ -178,6 +183,9 @@ impl Family {
     /// They were first heard of then; without that, it is not measured how long they take.
     pub(crate) fn add(&mut self, mut changes: Changes, heard: Option<Instant>) {
         let family = self.family();
+        if !changes.is_empty() {
+            self.late.add(heard);
+        }
         if let (true, Some(heard)) = (self.is_served, heard) {
             self.heard.extend(&changes, heard);
         }
@@ -212,6 +220,7 @@ impl Family {
             return;
         }
         let changes = mem::take(&mut self.changes);
+        self.late.taken();
         self.mode.update(model, &changes, now);
         self.started.get_or_insert(now);
         self.stale_flows.note(model, &changes);
@@ -288,7 +297,9 @@ impl Family {
             round.extent = round.extent.max(self.metrics.extent(report));
         }
         for service in &report.settled {
-            if let Some(since) = self.heard.take(service) {
+            let heard = self.heard.take(service);
+            // What needed no write tells nothing of the kernel: each Service is told to both families.
+            if let Some(since) = heard.filter(|_| report.written_for.contains(service)) {
                 let took = now.saturating_duration_since(since);
                 self.metrics.settled(family, took);
             }
@@ -312,11 +323,28 @@ impl Family {
             .await;
     }
 
+    /// Notes what is late that the mode does not count: so many Services have `changed` since then
+    /// without that being handed out, and removals may be held back.
+    pub(crate) fn note_late(
+        &mut self,
+        changed: Option<(usize, Instant)>,
+        model: &Model,
+        now: Instant,
+    ) {
+        self.late.wait(changed);
+        self.late.look(model, || self.mode.standing(), now);
+    }
+
+    /// How far it has come, for who looks at it.
+    fn standing(&self) -> Standing {
+        self.late.added_to(self.mode.standing(), &self.changes)
+    }
+
     /// Says how far it has come, after all that could be begun was begun.
     pub(crate) fn conclude(&mut self, now: Instant) {
         let standing = self.mode.standing();
         let family = self.family();
-        self.metrics.stands(family, &standing);
+        self.metrics.stands(family, &self.standing());
         let is_served = self.health.note(family, &standing, self.started, now);
         if is_served && !mem::replace(&mut self.is_served, is_served) {
             self.reporter.served(&standing, now);
@@ -368,7 +396,7 @@ impl Family {
     pub(crate) fn told(&self, most: usize, now: Instant) -> OfFamily {
         OfFamily {
             family: self.family(),
-            standing: self.mode.standing(),
+            standing: self.standing(),
             is_served: self.is_served,
             seen: self.reporter.seen(most, now),
             drains: self.mode.drains(most),

@@ -16,6 +16,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
+use hashbrown::HashSet;
+
 use crate::model::{Changes, Model};
 use crate::names::{IpFamily, NamespacedName, Protocol, ServicePortName};
 use crate::topology::Target;
@@ -173,7 +175,9 @@ pub struct Report {
     /// Services of which all that is wanted is in the kernel now, as of their last
     /// [`update`](Mode::update).
     pub settled: Vec<NamespacedName>,
-    /// Of these, the ones of which something had been changed by somebody else.
+    /// Of these, the ones for which something was written since they changed.
+    pub written_for: HashSet<NamespacedName>,
+    /// Of the settled ones, those of which something had been changed by somebody else.
     pub repaired: Vec<NamespacedName>,
     /// Service ports that claim an address and port which another one has, if these are other ones
     /// than before.

@@ -1,7 +1,7 @@
 use std::net::IpAddr;
 
 use proxy::{
-    Endpoint, EndpointPort, EndpointSlice, Event, Failure, Placement, Protocol, Service,
+    Endpoint, EndpointPort, EndpointSlice, Event, Failure, Kind, Placement, Protocol, Service,
     ServicePort, ServiceType,
 };
 
@@ -156,6 +156,7 @@ fn settled(services: &[&str]) -> Report {
     Report {
         written: 1,
         settled: services.iter().map(|service| name(service)).collect(),
+        written_for: services.iter().map(|service| name(service)).collect(),
         ..Report::default()
     }
 }
@@ -234,6 +235,75 @@ async fn a_change_is_measured_by_our_own_clock_once_all_is_served() {
     assert_eq!(count(&world), 2000, "each once");
     let sum = world.metric(&format!("{series}_sum{{ip_family=\"IPv4\"}}"));
     assert_eq!(sum, 5000, "two seconds and three");
+    // A Service of the other family alone, say.
+    world.told([service("dns", Some(2))]);
+    world.turn(0).await;
+    world.script.finish(Report {
+        written_for: [].into(),
+        ..settled(&["dns"])
+    });
+    world.turn(1).await;
+    assert_eq!(count(&world), 2000, "nothing was to be written");
+}
+
+#[tokio::test]
+async fn what_the_mode_is_not_told_yet_is_pending() {
+    let mut world = World::new();
+    world.turn(0).await;
+    world.script.set_ready(false);
+    world.told([service("web", None), service("dns", None)]);
+    world.turn(3).await;
+    let lag = "kubeproxy_lag_seconds{ip_family=\"IPv4\"}";
+    let pending = "kubeproxy_pending_entries{ip_family=\"IPv4\"}";
+    let told = world.family.told(0, world.now);
+    let before = |at: Instant, seconds| at.checked_sub(Duration::from_secs(seconds)).unwrap();
+    let heard = before(world.now, 3);
+    assert_eq!(told.standing.pending, 2);
+    assert_eq!(told.standing.pending_since, Some(heard));
+    assert_eq!(world.metric(pending), 2000, "metrics say the same");
+    // Beside those are others that nobody has handed out, which were heard of earlier.
+    let earlier = before(heard, 1);
+    world
+        .family
+        .note_late(Some((1, earlier)), &world.model, world.now);
+    let told = world.family.told(0, world.now);
+    assert_eq!(told.standing.pending, 3);
+    assert_eq!(told.standing.pending_since, Some(earlier));
+    world.family.note_late(None, &world.model, world.now);
+    world.script.set_ready(true);
+    world.turn(0).await;
+    let told = world.family.told(0, world.now);
+    assert_eq!(told.standing.pending, 0);
+    assert_eq!(told.standing.pending_since, None);
+    assert_eq!((world.metric(pending), world.metric(lag)), (0, 0));
+}
+
+#[tokio::test]
+async fn what_stays_because_an_object_cannot_be_read_is_late() {
+    let mut world = World::new();
+    let complete = |is_whole| {
+        [Kind::Service, Kind::EndpointSlice].map(|kind| Event::ListComplete { kind, is_whole })
+    };
+    let pends = |world: &World, pending, failing| {
+        let mut state = world.script.state();
+        (state.standing.pending, state.standing.failing) = (pending, failing);
+    };
+    let since = |world: &mut World| {
+        world.now += Duration::from_secs(1);
+        world.family.note_late(None, &world.model, world.now);
+        world.family.told(0, world.now).standing.pending_since
+    };
+    world.told(complete(false));
+    world.turn(0).await;
+    assert_eq!(since(&mut world), None, "there is nothing to be removed");
+    pends(&world, 1, 1);
+    assert_eq!(since(&mut world), None, "it was tried");
+    pends(&world, 2, 1);
+    let began = since(&mut world);
+    assert_eq!(began, Some(world.now));
+    assert_eq!(since(&mut world), began);
+    world.told(complete(true));
+    assert_eq!(since(&mut world), None, "from now on the mode counts it");
 }
 
 #[tokio::test]

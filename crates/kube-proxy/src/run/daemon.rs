@@ -192,7 +192,12 @@ impl Daemon {
         if self.book(now).await? {
             self.proceed(now);
         }
+        let changed = self.model.has_changes().then(|| {
+            let services = self.model.changes().services.len();
+            (services.max(1), self.heard.unwrap_or(now))
+        });
         for family in &mut self.families {
+            family.note_late(changed, &self.model, now);
             family.conclude(now);
         }
         if self.families.iter().all(Family::rests) {

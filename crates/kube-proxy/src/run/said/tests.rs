@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use proxy::{
-    Endpoint, EndpointPort, EndpointSlice, Event, IpFamily, Protocol, Service, ServicePort,
+    Endpoint, EndpointPort, EndpointSlice, Event, IpFamily, Kind, Protocol, Service, ServicePort,
 };
 use serde_json::Value;
 use tokio::sync::oneshot;
@@ -102,6 +102,47 @@ async fn a_status_is_how_the_loop_stands() {
     assert_eq!(status["families"][0]["family"], "IPv4");
     assert_eq!(status["families"][0]["state"], "starting");
     assert_eq!(status["errors"], serde_json::json!([]));
+}
+
+#[tokio::test]
+async fn a_change_that_waits_is_pending() {
+    let (mode, script) = Scripted::mode(IpFamily::V4);
+    let mut daemon = daemon_of(options(&["--ipvs-min-sync-period=30s"]), vec![mode]);
+    let inspect = Arc::clone(&daemon.observed.inspect);
+    let now = Instant::now();
+    let apply = |daemon: &mut Daemon, name: &str| {
+        let service = Service::at(NamespacedName::new("a", name), [[10, 96, 0, 1].into()]);
+        daemon.model.apply(Event::ServiceApplied(service));
+    };
+    for kind in [Kind::Service, Kind::EndpointSlice] {
+        let is_whole = true;
+        daemon.model.apply(Event::ListComplete { kind, is_whole });
+    }
+    for name in ["first", "second"] {
+        apply(&mut daemon, name);
+        daemon.turn(now).await.unwrap();
+    }
+    // The second change waits for --min-sync-period, which began with the first.
+    assert_eq!(script.updates(), 1);
+    daemon.heard = now.checked_sub(Duration::from_secs(5));
+    daemon.turn(now).await.unwrap();
+    let asked = serve(&mut daemon, get(&inspect, "/api/v1/status"));
+    let ((_, status), ..) = asked.await;
+    let family = &status["families"][0];
+    assert_eq!(
+        (&family["state"], &family["pending"]),
+        (&"syncing".into(), &1.into())
+    );
+    assert!(family["lagSeconds"].as_f64().unwrap() >= 5.0, "{family}");
+    daemon.not_before = now;
+    daemon.turn(now).await.unwrap();
+    let asked = serve(&mut daemon, get(&inspect, "/api/v1/status"));
+    let ((_, status), ..) = asked.await;
+    let family = &status["families"][0];
+    assert_eq!(
+        (&family["state"], &family["pending"]),
+        (&"synced".into(), &0.into())
+    );
 }
 
 #[tokio::test]
