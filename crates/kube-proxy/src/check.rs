@@ -9,7 +9,8 @@
 //! It takes the way of the daemon up to the first write: sources, kernel, model, plans. Not
 //! foretold: connection tracking entries of UDP flows that turn stale, what objects that change
 //! meanwhile bring, and whether the kernel has a scheduler that no virtual server uses, which can
-//! only be tried: a warning says it where the lists of modules do. Asking for IPVS, which every
+//! only be tried: a warning says it where the lists of modules do. What a start leaves as it is is
+//! not compared: rules, chains and sets of others beside our own. Asking for IPVS, which every
 //! mode does (ipvs mode may have left something), may make the kernel load its module, as `ipvsadm
 //! -L` does.
 
@@ -34,43 +35,44 @@ use anyhow::Result;
 
 use crate::footprints;
 use crate::options::Options;
+use crate::shown::shown;
 use answer::Answer;
 use asked::{Asked, Output, Question};
 use diff::Colour;
-use foresee::foresee;
+use foresee::{Foreseen, foresee};
 use migration::Migration;
 use preflight::Traces;
 
 /// Answers what is asked of a start. Exit status 0: it would change nothing; 1: it would change
-/// something.
+/// something; 2: no object that could be read would have it change anything, but not all could be.
 ///
 /// # Errors
 ///
-/// It cannot be said, or the start would fail, which is exit status 2.
+/// It cannot be said, or the start would fail, which is exit status 2, too.
 pub async fn check(options: Options, asked: Asked) -> Result<ExitCode> {
     let Asked { question, output } = asked;
-    let would_change = match question {
+    let status = match question {
         Question::Check => return Box::pin(preflighted(&options, output)).await,
         Question::Plan => {
             let (foreseen, _) = Box::pin(foresee(&options)).await?;
             print!("{}", plan::render(&foreseen, output)?);
-            foreseen.would_change
+            foreseen.status()
         }
         Question::Diff => {
             let (foreseen, _) = Box::pin(foresee(&options)).await?;
             if matches!(output, Output::Text | Output::Wide) {
                 // Nothing but what differs is an answer.
                 for warning in &foreseen.warnings {
-                    eprintln!("kube-proxy: {warning}");
+                    eprintln!("kube-proxy: {}", shown(warning));
                 }
             }
             let is_plain = !stdout().is_terminal() || env::var_os("NO_COLOR").is_some();
             let colour = if is_plain { Colour::Off } else { Colour::On };
             print!("{}", diff::render(&foreseen, output, colour)?);
-            foreseen.would_change
+            foreseen.status()
         }
     };
-    Ok(ExitCode::from(u8::from(would_change)))
+    Ok(ExitCode::from(status))
 }
 
 /// `kube-proxy check`: all that can be said of this node is, also where it cannot be read.
@@ -87,7 +89,7 @@ async fn preflighted(options: &Options, output: Output) -> Result<ExitCode> {
         Ok((foreseen, _)) => (Some(foreseen), None),
         Err(error) => (None, Some(error)),
     };
-    let would_change = foreseen.as_ref().is_some_and(|of| of.would_change);
+    let status = foreseen.as_ref().map_or(CANNOT_SAY, Foreseen::status);
     let answer = Answer {
         foreseen,
         error: error.as_ref().map(|error| format!("{error:#}")),
@@ -98,7 +100,7 @@ async fn preflighted(options: &Options, output: Output) -> Result<ExitCode> {
     match error {
         Some(error) => Err(error),
         None if answer.fails() => Ok(ExitCode::from(CANNOT_SAY)),
-        None => Ok(ExitCode::from(u8::from(would_change))),
+        None => Ok(ExitCode::from(status)),
     }
 }
 

@@ -32,6 +32,7 @@ pub mod panics;
 mod report;
 pub mod run;
 pub mod serve;
+mod shown;
 mod story;
 pub mod sysctl;
 #[cfg(test)]

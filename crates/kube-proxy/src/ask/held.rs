@@ -6,6 +6,7 @@ use footprint::Footprint;
 use serde::Serialize;
 
 use super::Failure;
+use super::table::shown;
 use crate::footprints;
 
 /// What the kernel holds.
@@ -66,14 +67,14 @@ impl Held {
             };
             let _ = writeln!(text, "The kernel holds, {modes}:");
             for line in &self.holds {
-                let _ = writeln!(text, "  {line}");
+                let _ = writeln!(text, "  {}", shown(line));
             }
         }
         for line in &self.absent {
-            let _ = writeln!(text, "nothing in {line}");
+            let _ = writeln!(text, "nothing in {}", shown(line));
         }
         for line in &self.unreadable {
-            let _ = writeln!(text, "cannot be read: {line}");
+            let _ = writeln!(text, "cannot be read: {}", shown(line));
         }
         text
     }
@@ -87,4 +88,27 @@ fn is_of(mode: &Footprint, held: &[String]) -> bool {
         let is_served = mode.virtual_servers.is_some() && line.contains("virtual server");
         is_served || names.iter().any(|name| line.contains(name))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_in_the_kernel_does_not_steer_the_terminal() {
+        let lines = || vec!["\x1b[2Jone\ntwo".to_owned()];
+        let held = Held {
+            holds: lines(),
+            unreadable: lines(),
+            absent: lines(),
+            ..Held::full()
+        };
+        let text = held.render();
+        assert_eq!(
+            text.matches("\u{fffd}[2Jone\u{fffd}two\n").count(),
+            3,
+            "{text}"
+        );
+        assert!(!text.contains('\x1b'));
+    }
 }

@@ -18,7 +18,7 @@ pub(super) const HELP: &str = "Examples:
 It asks the daemon of this network namespace by a local socket, as root. Where none answers, it says what the kernel holds of
 kube-proxies, and ends with 3.
 
-Exit status: 0, ready, healthy and without errors; 1, not so; 2, wrong usage, or it cannot be read; 3, no daemon answers.";
+Exit status: 0, ready, healthy, without errors, and every object could be read; 1, not so; 2, wrong usage, or it cannot be read; 3, no daemon answers.";
 
 /// What may be given.
 #[derive(Debug, Args)]
@@ -38,9 +38,20 @@ pub(super) fn status(arguments: &Arguments) -> Printed {
         Some(text) => text,
         None => render(&status, arguments.form.is_wide(), has_colours()),
     };
-    let is_well =
-        status.ready && status.healthy && status.errors.is_empty() && status.unreadable.is_empty();
-    Ok((text, if is_well { WELL } else { WRONG }))
+    Ok((text, if is_well(&status) { WELL } else { WRONG }))
+}
+
+fn is_well(status: &Status) -> bool {
+    let does_well = |family: &Family| match family.state {
+        State::Synced | State::Syncing | State::Starting => family.failing == 0,
+        State::Failing | State::Stuck => false,
+    };
+    status.ready
+        && status.healthy
+        && status.source.whole
+        && status.families.iter().all(does_well)
+        && status.errors.is_empty()
+        && status.unreadable.is_empty()
 }
 
 fn without_daemon(form: Form) -> Printed {

@@ -2,6 +2,8 @@
 
 use std::fmt::Write as _;
 
+pub(super) use crate::shown::shown;
+
 /// Between two columns.
 const GAP: usize = 3;
 
@@ -49,23 +51,6 @@ impl Cell {
             tone,
         }
     }
-}
-
-/// Without what would steer the terminal, or show letters in another order than they have: names and
-/// reasons are others', and an API server may be somebody's who means ill.
-pub(super) fn shown(text: &str) -> String {
-    let steers = |letter: char| {
-        letter.is_control()
-            || matches!(letter, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
-    };
-    let seen = |letter: char| {
-        if steers(letter) {
-            char::REPLACEMENT_CHARACTER
-        } else {
-            letter
-        }
-    };
-    text.chars().map(seen).collect()
 }
 
 /// Lines of cells.

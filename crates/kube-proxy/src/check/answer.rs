@@ -10,8 +10,10 @@ use super::counts::{LISTED_PER_KIND, Listed, table};
 use super::finding::{self, Finding, Status};
 use super::foresee::Foreseen;
 use super::migration::Migration;
+use crate::shown::shown;
 
-/// The answer. As an object: what is foreseen (`wouldChange`, `warnings`, `writes`, by `node`,
+/// The answer. As an object: what is foreseen (`wouldChange`, `whole`, `warnings`, `writes`, by
+/// `node`,
 /// `IPv4` and `IPv6`, `changes`, each with `of`, `kind`, `action`, and `write`, the same in words),
 /// or the `error` why it cannot be; `preflight`, and `migration` where a kube-proxy has programmed
 /// the node.
@@ -70,19 +72,19 @@ impl Answer {
             !findings.any(|finding| finding.message == **warning)
         };
         for warning in warnings.iter().filter(is_told) {
-            let _ = writeln!(text, "warning  {warning}");
+            let _ = writeln!(text, "warning  {}", shown(warning));
         }
         let mut listed = Listed::default();
         for change in changes {
             let number = listed.count(change);
             if number <= most {
-                let _ = writeln!(text, "{:<7}  {}", change.of, change.write);
+                let _ = writeln!(text, "{:<7}  {}", change.of, shown(&change.write));
             } else if number == most.saturating_add(1) {
                 let _ = writeln!(text, "{:<7}  more {}: see -o wide", change.of, change.kind);
             }
         }
         if changes.is_empty() {
-            text.push_str("nothing would change\n");
+            let _ = writeln!(text, "nothing would change{}", foreseen.as_far_as_known());
             return;
         }
         let _ = write!(text, "\n{}", table(changes));
@@ -116,6 +118,20 @@ mod tests {
     }
 
     #[test]
+    fn what_the_kernel_holds_does_not_steer_the_terminal() {
+        let ill = "\x1b[2J\n".to_owned();
+        let mut answer = answer(vec![Change {
+            write: ill.clone(),
+            ..member(80)
+        }]);
+        answer.preflight = vec![Finding::warn("ports", ill.clone())];
+        answer.foreseen.as_mut().unwrap().warnings = vec![format!("!{ill}")];
+        let text = answer.render(Output::Text).unwrap();
+        assert_eq!(text.matches("\u{fffd}[2J\u{fffd}\n").count(), 3, "{text}");
+        assert!(!text.contains('\x1b'));
+    }
+
+    #[test]
     fn an_answer_reads_well_in_each_form() {
         let render = |answer: &Answer, output| answer.render(output).unwrap();
         let none = answer(Vec::new());
@@ -133,6 +149,7 @@ mod tests {
         );
         let wanted = serde_json::json!({
             "wouldChange": true,
+            "whole": true,
             "warnings": ["look"],
             "writes": {"IPv4": 1},
             "changes": [{

@@ -8,6 +8,7 @@ use serde::Serialize;
 use super::asked::Output;
 use super::foresee::Foreseen;
 use crate::modes::preview::{Action, Change};
+use crate::shown::shown;
 
 /// Whether lines are coloured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,6 +23,8 @@ pub(super) enum Colour {
 #[derive(Serialize)]
 struct Difference<'a> {
     differs: bool,
+    /// Whether all objects could be read, without which that nothing differs means little.
+    whole: bool,
     warnings: &'a [String],
     entries: Vec<Entry<'a>>,
 }
@@ -42,6 +45,7 @@ struct Entry<'a> {
 pub(super) fn render(foreseen: &Foreseen, output: Output, colour: Colour) -> Result<String> {
     let difference = || Difference {
         differs: foreseen.would_change,
+        whole: foreseen.whole,
         warnings: &foreseen.warnings,
         entries: sorted(&foreseen.changes)
             .map(|change| Entry {
@@ -98,18 +102,19 @@ fn lines(changes: &[Change], colour: Colour) -> String {
             (Colour::On, Action::Change) => ("\x1b[33m", "\x1b[0m"),
             (Colour::On, Action::Remove) => ("\x1b[31m", "\x1b[0m"),
         };
-        let _ = write!(text, "{on}{} {}", sign(change), change.entry);
-        let _ = match (&change.before, &change.after) {
+        let _ = write!(text, "{on}{} {}", sign(change), shown(&change.entry));
+        let [before, after] = [&change.before, &change.after].map(|of| of.as_deref().map(shown));
+        let _ = match (before, after) {
             (Some(before), Some(after)) => write!(text, ": {before} => {after}"),
             (Some(one), None) | (None, Some(one)) => write!(text, " {one}"),
             (None, None) => Ok(()),
         };
         if let Some(service) = &change.service {
-            let _ = write!(text, "   # {service}");
+            let _ = write!(text, "   # {}", shown(service));
         }
         let _ = writeln!(text, "{off}");
         for rule in &change.rules {
-            let _ = writeln!(text, "    {rule}");
+            let _ = writeln!(text, "    {}", shown(rule));
         }
     }
     text
@@ -129,7 +134,7 @@ mod tests {
         assert_eq!(told(Vec::new(), Colour::Off), "");
         let json = render(&foreseen(Vec::new()), Output::Json, Colour::Off).unwrap();
         let json: serde_json::Value = serde_json::from_str(&json).unwrap();
-        let wanted = serde_json::json!({"differs": false, "warnings": ["look"], "entries": []});
+        let wanted = serde_json::json!({"differs": false, "whole": true, "warnings": ["look"], "entries": []});
         assert_eq!(json, wanted);
     }
 
@@ -173,5 +178,21 @@ mod tests {
         let yaml: serde_json::Value = serde_saphyr::from_str(&yaml).unwrap();
         assert_eq!(yaml["entries"][0]["sign"], "-");
         assert_eq!(yaml["entries"][1]["service"], "default/web:http");
+    }
+
+    #[test]
+    fn what_the_kernel_holds_does_not_steer_the_terminal() {
+        let ill = || "\x1b[2J\n".to_owned();
+        let change = Change {
+            before: Some(ill()),
+            after: Some(ill()),
+            service: Some(ill()),
+            rules: vec![ill()],
+            ..change("rules", Action::Change, &ill())
+        };
+        let text = told(vec![change], Colour::Off);
+        assert_eq!(text.matches("\u{fffd}[2J\u{fffd}").count(), 5, "{text}");
+        assert_eq!(text.lines().count(), 3, "{text}");
+        assert!(!text.contains('\x1b'));
     }
 }

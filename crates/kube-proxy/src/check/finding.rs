@@ -4,6 +4,8 @@ use std::fmt::Write as _;
 
 use serde::Serialize;
 
+use crate::shown::shown;
+
 /// Something that was looked at.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(super) struct Finding {
@@ -62,7 +64,7 @@ pub(super) fn lines(findings: &[Finding]) -> String {
             Status::Warn => "[warn]",
             Status::Fail => "[fail]",
         };
-        let _ = writeln!(text, "{mark:<6} {name}: {message}");
+        let _ = writeln!(text, "{mark:<6} {name}: {}", shown(message));
     }
     text
 }

@@ -8,6 +8,7 @@ use anyhow::{Context as _, Result};
 use proxy::Model;
 use serde::Serialize;
 
+use super::CANNOT_SAY;
 use super::names::Names;
 use crate::gather::gather;
 use crate::kernel_settings;
@@ -25,6 +26,9 @@ const FIRST_LISTS_PATIENCE: Duration = Duration::from_mins(1);
 #[serde(rename_all = "camelCase")]
 pub(super) struct Foreseen {
     pub(super) would_change: bool,
+    /// Whether all objects could be read: if not, something may be there that should not be, and is
+    /// not foreseen to go.
+    pub(super) whole: bool,
     pub(super) warnings: Vec<String>,
     /// By `node`, `IPv4` and `IPv6`. All rules of a family are one write.
     pub(super) writes: BTreeMap<String, usize>,
@@ -32,6 +36,27 @@ pub(super) struct Foreseen {
     pub(super) changes: Vec<Change>,
     /// What is there as it is to be, and stays.
     pub(super) kept: Vec<Kept>,
+}
+
+impl Foreseen {
+    /// The exit status: what differs differs for sure; that nothing does can only be said where
+    /// everything could be read.
+    pub(super) fn status(&self) -> u8 {
+        match (self.would_change, self.whole) {
+            (true, _) => 1,
+            (false, true) => 0,
+            (false, false) => CANNOT_SAY,
+        }
+    }
+
+    /// Of nothing to be done.
+    pub(super) fn as_far_as_known(&self) -> &'static str {
+        if self.whole {
+            ""
+        } else {
+            ", as far as the objects can be read"
+        }
+    }
 }
 
 /// Foresees it, and what it is foreseen from.
@@ -58,7 +83,9 @@ pub(super) async fn foresee(options: &Options) -> Result<(Foreseen, Model)> {
     let may_remove = model.is_complete() && model.is_whole();
     if !may_remove {
         warnings.push(
-            "some objects cannot be read: until that is mended nothing is removed".to_owned(),
+            "some objects cannot be read: until that is mended nothing is removed, and whether something is there that \
+             should not be cannot be said"
+                .to_owned(),
         );
     }
     let told = model.take_changes();
@@ -94,6 +121,7 @@ pub(super) async fn foresee(options: &Options) -> Result<(Foreseen, Model)> {
     }
     let foreseen = Foreseen {
         would_change: !changes.is_empty(),
+        whole: may_remove,
         warnings,
         writes,
         changes,

@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use super::foresee::Foreseen;
 use crate::modes::preview::{Action, Kept, OTHER_MODES};
+use crate::shown::shown;
 
 /// The report.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -98,7 +99,7 @@ impl Migration {
             ("goes once this mode serves", self.left.clone()),
         ] {
             if !told.is_empty() {
-                let _ = writeln!(text, "  {what}: {}", told.join(", "));
+                let _ = writeln!(text, "  {what}: {}", shown(&told.join(", ")));
             }
         }
         let _ = writeln!(text, "  connections: {}", self.connections);

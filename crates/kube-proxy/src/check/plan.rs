@@ -7,6 +7,7 @@ use anyhow::Result;
 use super::asked::Output;
 use super::counts::{LISTED_PER_KIND, Listed, table};
 use super::foresee::Foreseen;
+use crate::shown::shown;
 
 /// The plan.
 ///
@@ -32,10 +33,14 @@ fn lines(foreseen: &Foreseen, most: usize) -> String {
     } = foreseen;
     let mut text = String::new();
     for warning in warnings {
-        let _ = writeln!(text, "warning  {warning}");
+        let _ = writeln!(text, "warning  {}", shown(warning));
     }
     if changes.is_empty() {
-        text.push_str("nothing would be written\n");
+        let _ = writeln!(
+            text,
+            "nothing would be written{}",
+            foreseen.as_far_as_known()
+        );
         return text;
     }
     text.push_str(&table(changes));
@@ -61,9 +66,9 @@ fn lines(foreseen: &Foreseen, most: usize) -> String {
         }
         let number = listed.count(change);
         if number <= most {
-            let _ = write!(text, "   {}", change.write);
+            let _ = write!(text, "   {}", shown(&change.write));
             let _ = match &change.service {
-                Some(service) => writeln!(text, "   # {service}"),
+                Some(service) => writeln!(text, "   # {}", shown(service)),
                 None => writeln!(text),
             };
         } else if number == most.saturating_add(1) {
@@ -111,8 +116,29 @@ mod tests {
     }
 
     #[test]
+    fn what_the_kernel_holds_does_not_steer_the_terminal() {
+        let ill = "\x1b[2J\n";
+        let change = Change {
+            service: Some(ill.to_owned()),
+            ..change("rules", Action::Remove, ill)
+        };
+        let mut foreseen = foreseen(vec![change]);
+        foreseen.warnings = vec![ill.to_owned()];
+        let text = render(&foreseen, Output::Text).unwrap();
+        assert_eq!(text.matches("\u{fffd}[2J\u{fffd}").count(), 3, "{text}");
+        assert!(!text.contains('\x1b'));
+    }
+
+    #[test]
     fn nothing_to_write_is_said() {
         let text = render(&foreseen(Vec::new()), Output::Text).unwrap();
         assert_eq!(text, "warning  look\nnothing would be written\n");
+        let partial = Foreseen {
+            whole: false,
+            ..foreseen(Vec::new())
+        };
+        let text = render(&partial, Output::Text).unwrap();
+        let wanted = "warning  look\nnothing would be written, as far as the objects can be read\n";
+        assert_eq!(text, wanted);
     }
 }

@@ -28,9 +28,27 @@ pub(super) fn change(kind: &'static str, action: Action, entry: &str) -> Change 
 pub(super) fn foreseen(changes: Vec<Change>) -> Foreseen {
     Foreseen {
         would_change: !changes.is_empty(),
+        whole: true,
         warnings: vec!["look".to_owned()],
         writes: [("IPv4".to_owned(), changes.len())].into(),
         changes,
         kept: Vec::new(),
+    }
+}
+
+#[test]
+fn that_nothing_differs_is_said_only_where_all_could_be_read() {
+    let one = || vec![change("rules", Action::Add, "one")];
+    for (changes, whole, status) in [
+        (Vec::new(), true, 0),
+        (Vec::new(), false, 2),
+        (one(), true, 1),
+        (one(), false, 1),
+    ] {
+        let foreseen = Foreseen {
+            whole,
+            ..foreseen(changes)
+        };
+        assert_eq!(foreseen.status(), status, "{foreseen:?}");
     }
 }

@@ -3,6 +3,7 @@
 
 use std::fmt::Write as _;
 
+use crate::shown::shown;
 use crate::view::{Explanation, Fate, Journey, Step, Walk};
 
 use super::{fails, is_unsure};
@@ -51,9 +52,7 @@ impl Page {
     fn line(&mut self, indent: &str, text: &str) {
         self.text.push_str(indent);
         // What is in the kernel may be of anybody, and a terminal obeys what it reads.
-        let shown = text.chars();
-        self.text
-            .extend(shown.map(|one| if one.is_control() { '\u{fffd}' } else { one }));
+        self.text.push_str(&shown(text));
         self.text.push('\n');
     }
 
@@ -117,13 +116,13 @@ impl Page {
                 None => groups.push(vec![(*chance, rest, walk)]),
             }
         }
-        let shown = if self.style.is_wide {
+        let most = if self.style.is_wide {
             groups.len()
         } else {
             BRANCHES
         };
-        let more = groups.len().saturating_sub(shown);
-        for (number, group) in groups.iter().take(shown).enumerate() {
+        let more = groups.len().saturating_sub(most);
+        for (number, group) in groups.iter().take(most).enumerate() {
             let is_last = number + 1 == groups.len();
             let chance: f64 = group.iter().map(|(chance, ..)| chance).sum();
             let share = if all > 0.0 { chance / all } else { 0.0 };

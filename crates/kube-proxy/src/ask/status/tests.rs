@@ -122,3 +122,25 @@ fn what_is_wrong_is_told_with_its_object() {
         "{wide}"
     );
 }
+
+#[test]
+fn what_is_not_well_is_the_exit_status() {
+    assert!(is_well(&status()));
+    let spoilt: [fn(&mut Status); 7] = [
+        |status| status.ready = false,
+        |status| status.healthy = false,
+        |status| status.source.whole = false,
+        |status| status.families[0].state = State::Failing,
+        |status| status.families[0].state = State::Stuck,
+        |status| status.families[0].failing = 1,
+        |status| status.errors.push(Refused::default()),
+    ];
+    for (number, spoil) in spoilt.into_iter().enumerate() {
+        let mut status = status();
+        spoil(&mut status);
+        assert!(!is_well(&status), "{number}");
+    }
+    let mut syncing = status();
+    (syncing.families[0].state, syncing.families[0].pending) = (State::Syncing, 3);
+    assert!(is_well(&syncing), "it is at it");
+}

@@ -119,9 +119,9 @@ fn colours_are_for_terminals_and_nobody_else_may_send_any() {
     let mut lost = two();
     lost.journeys[0].walks[0].fate = Fate::Dropped;
     assert!(render(&lost, colours).contains("\u{1b}[31mFAILS\u{1b}[0m"));
-    lost.journeys[0].walks[0].steps[0].says = "--comment \u{1b}[2J\n".to_owned();
+    lost.journeys[0].walks[0].steps[0].says = "--comment \u{1b}[2J\n\u{202e}".to_owned();
     let text = render(&lost, Style::default());
-    assert!(!text.contains('\u{1b}'), "{text}");
+    assert!(!text.contains(['\u{1b}', '\u{202e}']), "{text}");
 }
 
 #[test]

@@ -1,0 +1,31 @@
+//! Texts as a terminal may show them.
+
+/// Without what would steer the terminal, forge lines, or show letters in another order than they
+/// have: names, reasons and what the kernel holds are others', and an API server may be somebody's
+/// who means ill.
+pub(crate) fn shown(text: &str) -> String {
+    let steers = |letter: char| {
+        letter.is_control()
+            || matches!(letter, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+    };
+    let seen = |letter: char| {
+        if steers(letter) {
+            char::REPLACEMENT_CHARACTER
+        } else {
+            letter
+        }
+    };
+    text.chars().map(seen).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_steers_and_all_else_is_as_it_was() {
+        assert_eq!(shown("é a-b/c:http ←"), "é a-b/c:http ←");
+        let all = shown("a\x1b[2J\u{9b}\n\u{202e}\u{2067}\u{200b}z");
+        assert_eq!(all, "a\u{fffd}[2J\u{fffd}\u{fffd}\u{fffd}\u{fffd}\u{fffd}z");
+    }
+}
