@@ -529,6 +529,18 @@ fn what_was_removed_by_hand_is_told_with_its_service(c: &mut Cluster) -> Outcome
         (Some(0), ""),
         "{mended:?}"
     );
+    // Whose something is may be in an object that cannot be read.
+    c.write(
+        "broken",
+        "apiVersion: v1\nkind: Service\nmetadata: {name: broken\n",
+    )?;
+    let unsure = p.kube_proxy(&["diff"])?;
+    assert_eq!(unsure.status.code(), Some(2), "{unsure:?}");
+    assert!(
+        unsure.stdout.is_empty() && unsure.stderr.contains("some objects cannot be read"),
+        "{unsure:?}"
+    );
+    c.delete("broken")?;
     let program = kube_proxy()?.display().to_string();
     let unasked = p.node.run([program.as_str(), "diff"])?;
     assert_eq!(unasked.status.code(), Some(2), "{unasked:?}");

@@ -5,7 +5,7 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use scenarios::{Cluster, Faults, Outcome, Service, tcp};
+use scenarios::{Cluster, Faults, Outcome, Service, ask_json, tcp};
 
 const IDLE: Duration = Duration::from_secs(5);
 /// Of the processor's time.
@@ -75,6 +75,8 @@ pub(crate) fn what_cannot_go_yet_costs_nothing(c: &mut Cluster) -> Outcome {
     })?;
     is_idle(c, "what must not go yet")?;
     ensure!(has_left(c)? == [true; 2]);
+    let (code, status) = ask_json(c, &["status"])?;
+    ensure!(code == 1 && status["source"]["whole"] == false, "{status}");
 
     c.delete("broken")?;
     c.await_line("it refuses on purpose")?;
