@@ -42,9 +42,10 @@ use std::time::{Duration, SystemTime};
 
 use http::request::Parts;
 use http::{HeaderValue, Method, StatusCode, header};
+use hyper::body::Bytes;
 use serde::Serialize;
 use source::{Registry, Troubles};
-use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
@@ -62,6 +63,9 @@ pub(crate) const PREFIX: &str = "/api/v1/";
 const QUEUE: usize = 16;
 /// Answers that are worked out beside each other: what they hold in memory is bounded so.
 const AT_ONCE: usize = 4;
+/// How much of answers may wait to be taken by those who asked, in KiB: some may read slowly, or
+/// nothing.
+const UNTAKEN_KIB: u32 = 32 << 10;
 /// How long the loop may take for a question, whatever else it does.
 const LOOP_PATIENCE: Duration = Duration::from_secs(5);
 
@@ -74,7 +78,9 @@ pub(crate) struct Inspect {
     looks: top::Looks,
     health: Arc<healthz::Status>,
     questions: mpsc::Sender<Question>,
-    at_once: Semaphore,
+    at_once: Arc<Semaphore>,
+    /// In KiB.
+    untaken: Arc<Semaphore>,
     /// How many read the kernel rule by rule.
     explaining: Arc<Semaphore>,
 }
@@ -141,7 +147,8 @@ impl Inspect {
             looks: top::Looks::default(),
             health,
             questions,
-            at_once: Semaphore::new(AT_ONCE),
+            at_once: Arc::new(Semaphore::new(AT_ONCE)),
+            untaken: Arc::new(Semaphore::new(UNTAKEN_KIB as usize)),
             explaining: Arc::new(Semaphore::new(explain::AT_ONCE)),
         };
         (Arc::new(inspect), asked)
@@ -154,7 +161,7 @@ impl Inspect {
     }
 
     /// What a request for a path under [`PREFIX`] is answered.
-    pub(crate) async fn respond(&self, head: &Parts) -> Answer {
+    pub(crate) async fn respond(self: &Arc<Self>, head: &Parts) -> Answer {
         if head.method != Method::GET && head.method != Method::HEAD {
             let why = "only GET is answered: nothing can be changed here";
             let mut answer = failed(StatusCode::METHOD_NOT_ALLOWED, why);
@@ -162,22 +169,54 @@ impl Inspect {
             answer.headers_mut().insert(header::ALLOW, allowed);
             return answer;
         }
+        let permit = Arc::clone(&self.at_once).acquire_owned();
         // It is not closed.
-        let _permit = self.at_once.acquire().await;
+        let Ok(Ok(permit)) = timeout(LOOP_PATIENCE, permit).await else {
+            return refused(&Unanswered::Busy);
+        };
+        // Whoever asked may go; what was begun holds its place until it has ended, on whatever thread.
+        let (inspect, head) = (Arc::clone(self), head.clone());
+        let answered = tokio::spawn(async move {
+            let _permit = permit;
+            inspect.answered(&head).await
+        });
+        answered
+            .await
+            .unwrap_or_else(|ended| refused(&Unanswered::Unreadable(ended.to_string())))
+    }
+
+    async fn answered(&self, head: &Parts) -> Answer {
         let path = head.uri.path().strip_prefix(PREFIX).unwrap_or_default();
         match path {
-            "status" => told(self.status().await),
-            "services" => told(self.services(&head.uri).await),
-            "explain" => told(self.explain(&head.uri).await),
-            "top" => told(self.top(&head.uri).await),
+            "status" => self.told(self.status().await).await,
+            "services" => self.told(self.services(&head.uri).await).await,
+            "explain" => self.told(self.explain(&head.uri).await).await,
+            "top" => self.told(self.top(&head.uri).await).await,
             _ => match path.strip_prefix("services/") {
-                Some(name) => told(self.service(name).await),
+                Some(name) => self.told(self.service(name).await).await,
                 None => failed(
                     StatusCode::NOT_FOUND,
                     "there is no such path: see docs/api.md",
                 ),
             },
         }
+    }
+
+    /// What an object, or that there is none, is answered as. It counts as untaken until all of it is
+    /// sent, or the connection has ended.
+    async fn told(&self, found: Result<Vec<u8>, Unanswered>) -> Answer {
+        let json = match found {
+            Ok(json) => json,
+            Err(why) => return refused(&why),
+        };
+        let size = u32::try_from(json.len() >> 10).unwrap_or(u32::MAX);
+        let size = size.saturating_add(1).min(UNTAKEN_KIB);
+        let room = Arc::clone(&self.untaken).acquire_many_owned(size);
+        let Ok(Ok(room)) = timeout(LOOP_PATIENCE, room).await else {
+            return refused(&Unanswered::Busy);
+        };
+        let body = Bytes::from_owner(Untaken { json, _room: room });
+        uncached(answer(StatusCode::OK, "application/json", body))
     }
 
     /// Asks the loop.
@@ -216,6 +255,18 @@ impl Inspect {
     }
 }
 
+/// An answer that somebody is to take.
+struct Untaken {
+    json: Vec<u8>,
+    _room: OwnedSemaphorePermit,
+}
+
+impl AsRef<[u8]> for Untaken {
+    fn as_ref(&self) -> &[u8] {
+        &self.json
+    }
+}
+
 impl Respond for Arc<Inspect> {
     async fn respond(&self, head: &Parts) -> Answer {
         if head.uri.path().starts_with(PREFIX) {
@@ -237,12 +288,8 @@ impl Unanswered {
     }
 }
 
-/// What an object, or that there is none, is answered as.
-fn told(found: Result<Vec<u8>, Unanswered>) -> Answer {
-    match found {
-        Ok(json) => uncached(answer(StatusCode::OK, "application/json", json)),
-        Err(why) => failed(why.code(), &why.to_string()),
-    }
+fn refused(why: &Unanswered) -> Answer {
+    failed(why.code(), &why.to_string())
 }
 
 fn failed(code: StatusCode, why: &str) -> Answer {

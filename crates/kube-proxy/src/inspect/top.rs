@@ -77,12 +77,15 @@ impl Inspect {
         let facts = self.ask(Question::Facts).await?;
         let looks = self.looks.clone();
         let counters = self.counters.clone();
-        let looked = spawn_blocking(move || looks.take(&counters, Instant::now()));
+        let looked = spawn_blocking(move || {
+            let span = looks.take(&counters, Instant::now())?;
+            let found = busiest(&span, sort, limit);
+            Ok::<_, Unanswered>((span, Wanted::new(found.at, found.names)))
+        });
         let ended = |error: tokio::task::JoinError| Unanswered::Unreadable(error.to_string());
-        let span = looked.await.map_err(ended)??;
+        let (span, wanted) = looked.await.map_err(ended)??;
         self.looks.forget_later();
-        let found = busiest(&span, sort, limit);
-        let owners = self.owners(Wanted::new(found.at, found.names)).await?;
+        let owners = self.owners(wanted).await?;
         let looks = self.looks.clone();
         let counters = self.counters.clone();
         rendered(move || {

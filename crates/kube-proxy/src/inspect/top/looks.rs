@@ -65,13 +65,17 @@ pub(super) struct Counted {
 
 /// The looks that are kept. Clones are the same.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Looks(Arc<Mutex<Kept>>);
+pub(crate) struct Looks {
+    /// Held while the kernel is read: no thread that has something else to do may wait for it.
+    kept: Arc<Mutex<Kept>>,
+    /// Held for a moment.
+    forgetting: Arc<Mutex<Option<AbortHandle>>>,
+}
 
 #[derive(Debug, Default)]
 struct Kept {
     last: Option<Span>,
     endpoints: Option<(Instant, ByEndpoint)>,
-    forgetting: Option<AbortHandle>,
 }
 
 impl Looks {
@@ -150,18 +154,25 @@ impl Looks {
 
     /// Forgets all, when nobody has asked for a while.
     pub(super) fn forget_later(&self) {
-        let kept = Arc::downgrade(&self.0);
+        let kept = Arc::downgrade(&self.kept);
         let forgetting = tokio::spawn(async move {
             sleep(KEPT).await;
-            if let Some(kept) = kept.upgrade() {
-                let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
-                kept.last = None;
-                kept.endpoints = None;
-                drop(kept);
-                memory::trim();
-            }
+            let forget = move || {
+                if let Some(kept) = kept.upgrade() {
+                    let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
+                    *kept = Kept::default();
+                    drop(kept);
+                    memory::trim();
+                }
+            };
+            // The runtime ends.
+            let _ = tokio::task::spawn_blocking(forget).await;
         });
-        let before = self.held().forgetting.replace(forgetting.abort_handle());
+        let mut held = self
+            .forgetting
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let before = held.replace(forgetting.abort_handle());
         if let Some(before) = before {
             before.abort();
         }
@@ -173,7 +184,7 @@ impl Looks {
     }
 
     fn held(&self) -> MutexGuard<'_, Kept> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -81,7 +81,7 @@ async fn serve<R>(daemon: &mut Daemon, asking: impl Future<Output = R>) -> (R, D
     }
 }
 
-async fn get(inspect: &Inspect, path: &str) -> (u16, Value) {
+async fn get(inspect: &Arc<Inspect>, path: &str) -> (u16, Value) {
     use http_body_util::BodyExt as _;
     let request = http::Request::get(path).body(()).unwrap();
     let answer = inspect.respond(&request.into_parts().0).await;
