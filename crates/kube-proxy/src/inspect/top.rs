@@ -7,7 +7,9 @@
 //! ```
 //!
 //! Looks are kept for a minute after the last question, and two of them, so that askers who come
-//! together are answered from the same: nobody has the kernel read more than once a second.
+//! together are answered from the same: all addresses are read once a second at most, and so is each
+//! address of those whose endpoints are listed. The kernel is read on blocking threads, one look after
+//! the other; ranking is done there, too.
 
 mod looks;
 mod rank;
@@ -90,7 +92,7 @@ impl Inspect {
         let counters = self.counters.clone();
         rendered(move || {
             let mut top = assemble(&span, owners, sort, limit);
-            let endpoints = looks.endpoints(&counters, &top.at)?;
+            let endpoints = looks.endpoints(&counters, &top.at, Instant::now())?;
             top.add_endpoints(&endpoints, sort, limit);
             let mut view = top.view;
             let families = &facts.families;
