@@ -21,8 +21,12 @@
 //! daemon's container and with `kubectl exec`, and two nodes of a test on one machine do not meet. A
 //! file would need a folder that both have mounted and may write to (the container's root is
 //! read-only), and cleaning up after a crash, which the kernel does for an abstract name. What a file
-//! has in permissions, the kernel says of each peer (`SO_PEERCRED`): root of the node, or who runs
-//! the daemon, may ask, and nobody else.
+//! has in permissions, the kernel says of each peer (`SO_PEERCRED`): user 0 and the user that runs the
+//! daemon may ask. User 0 is root of the node, and of each container in the node's network namespace
+//! that has no user namespace of its own: a pod with `hostNetwork` that runs as root may ask, too.
+//!
+//! At the metrics address whoever is on the node may ask. They are not told what the kernel tells root
+//! alone: rules of others are named there, and not quoted ([`rooms`] keeps both from each other).
 
 pub(crate) mod explain;
 mod facts;
@@ -31,6 +35,7 @@ pub(crate) mod owners;
 mod parts;
 mod query;
 pub(crate) mod question;
+mod rooms;
 mod service;
 mod services;
 pub(crate) mod socket;
@@ -41,31 +46,27 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
 use http::request::Parts;
-use http::{HeaderValue, Method, StatusCode, header};
-use hyper::body::Bytes;
+use http::{HeaderValue, Method, StatusCode, Uri, header};
 use serde::Serialize;
 use source::{Registry, Troubles};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot};
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
 pub(crate) use facts::{Facts, OfFamily};
 pub(crate) use local_only::refusal;
 pub(crate) use question::Question;
+pub(crate) use rooms::Asker;
+use rooms::{Room, TURN_PATIENCE, Trims};
 
 use crate::healthz;
 use crate::http_server::{Answer, Respond, answer, not_found};
-use crate::modes::counters::Counters;
+use crate::modes::counters::{Apart, Counters};
 
 /// Under which all of it is.
 pub(crate) const PREFIX: &str = "/api/v1/";
 /// Questions that wait for the loop.
 const QUEUE: usize = 16;
-/// Answers that are worked out beside each other: what they hold in memory is bounded so.
-const AT_ONCE: usize = 4;
-/// How much of answers may wait to be taken by those who asked, in KiB: some may read slowly, or
-/// nothing.
-const UNTAKEN_KIB: u32 = 32 << 10;
 /// How long the loop may take for a question, whatever else it does.
 const LOOP_PATIENCE: Duration = Duration::from_secs(5);
 
@@ -75,14 +76,14 @@ pub(crate) struct Inspect {
     /// Where objects come from, once that is open.
     source: OnceLock<Origin>,
     counters: Counters,
+    /// The same, for status alone.
+    status_counters: Counters,
     looks: top::Looks,
     health: Arc<healthz::Status>,
     questions: mpsc::Sender<Question>,
-    at_once: Arc<Semaphore>,
-    /// In KiB.
-    untaken: Arc<Semaphore>,
-    /// How many read the kernel rule by rule.
-    explaining: Arc<Semaphore>,
+    trims: Trims,
+    of_root: Room,
+    of_anyone: Room,
 }
 
 /// What does not change while the process runs.
@@ -114,11 +115,10 @@ pub(crate) enum Unanswered {
     /// It is busy, or ends.
     #[error("the daemon's loop has not answered within {} s: see its log", LOOP_PATIENCE.as_secs())]
     Late,
-    /// Others are asking what reads much.
+    /// Others are asking, or have not taken what they asked for.
     #[error(
-        "{} such questions are being answered, and none of them has ended within {} s: ask again",
-        explain::AT_ONCE,
-        explain::TURN_PATIENCE.as_secs()
+        "others ask, or do not take their answers, and none of them has ended within {} s: ask again",
+        TURN_PATIENCE.as_secs()
     )]
     Busy,
     /// The question cannot be meant.
@@ -137,19 +137,21 @@ impl Inspect {
     pub(crate) fn new(
         about: About,
         health: Arc<healthz::Status>,
-        counters: Counters,
+        counters: &Apart,
     ) -> (Arc<Self>, mpsc::Receiver<Question>) {
         let (questions, asked) = mpsc::channel(QUEUE);
+        let trims = Trims::default();
         let inspect = Self {
             about,
             source: OnceLock::new(),
-            counters,
+            counters: counters.asked.clone(),
+            status_counters: counters.status.clone(),
             looks: top::Looks::default(),
             health,
             questions,
-            at_once: Arc::new(Semaphore::new(AT_ONCE)),
-            untaken: Arc::new(Semaphore::new(UNTAKEN_KIB as usize)),
-            explaining: Arc::new(Semaphore::new(explain::AT_ONCE)),
+            of_root: Room::new(&trims),
+            of_anyone: Room::new(&trims),
+            trims,
         };
         (Arc::new(inspect), asked)
     }
@@ -161,7 +163,7 @@ impl Inspect {
     }
 
     /// What a request for a path under [`PREFIX`] is answered.
-    pub(crate) async fn respond(self: &Arc<Self>, head: &Parts) -> Answer {
+    pub(crate) async fn respond(self: &Arc<Self>, head: &Parts, asker: Asker) -> Answer {
         if head.method != Method::GET && head.method != Method::HEAD {
             let why = "only GET is answered: nothing can be changed here";
             let mut answer = failed(StatusCode::METHOD_NOT_ALLOWED, why);
@@ -169,54 +171,61 @@ impl Inspect {
             answer.headers_mut().insert(header::ALLOW, allowed);
             return answer;
         }
-        let permit = Arc::clone(&self.at_once).acquire_owned();
-        // It is not closed.
-        let Ok(Ok(permit)) = timeout(LOOP_PATIENCE, permit).await else {
-            return refused(&Unanswered::Busy);
+        let room = self.room(asker);
+        let turn = match path(&head.uri) {
+            "status" => room.status_turn().await,
+            _ => room.turn().await,
+        };
+        let turn = match turn {
+            Ok(turn) => turn,
+            Err(busy) => return refused(&busy),
         };
         // Whoever asked may go; what was begun holds its place until it has ended, on whatever thread.
-        let (inspect, head) = (Arc::clone(self), head.clone());
+        let (inspect, uri) = (Arc::clone(self), head.uri.clone());
         let answered = tokio::spawn(async move {
-            let _permit = permit;
-            inspect.answered(&head).await
+            let _turn = turn;
+            inspect.answered(&uri, asker).await
         });
         answered
             .await
             .unwrap_or_else(|ended| refused(&Unanswered::Unreadable(ended.to_string())))
     }
 
-    async fn answered(&self, head: &Parts) -> Answer {
-        let path = head.uri.path().strip_prefix(PREFIX).unwrap_or_default();
-        match path {
-            "status" => self.told(self.status().await).await,
-            "services" => self.told(self.services(&head.uri).await).await,
-            "explain" => self.told(self.explain(&head.uri).await).await,
-            "top" => self.told(self.top(&head.uri).await).await,
-            _ => match path.strip_prefix("services/") {
-                Some(name) => self.told(self.service(name).await).await,
-                None => failed(
-                    StatusCode::NOT_FOUND,
-                    "there is no such path: see docs/api.md",
-                ),
-            },
+    async fn answered(&self, uri: &Uri, asker: Asker) -> Answer {
+        let found = match path(uri) {
+            "status" => self.status().await,
+            "top" => self.top(uri).await,
+            path => {
+                let found = match path {
+                    "services" => self.services(uri).await,
+                    "explain" => self.explain(uri, asker).await,
+                    _ => match path.strip_prefix("services/") {
+                        Some(name) => self.service(name).await,
+                        None => Err(Unanswered::NotFound(
+                            "there is no such path: see docs/api.md".to_owned(),
+                        )),
+                    },
+                };
+                // What it was worked out of is free again; looks are kept, and forgotten by themselves.
+                self.trims.soon();
+                found
+            }
+        };
+        let json = match found {
+            Ok(json) => self.room(asker).untaken(json).await,
+            Err(why) => Err(why),
+        };
+        match json {
+            Ok(json) => uncached(answer(StatusCode::OK, "application/json", json)),
+            Err(why) => refused(&why),
         }
     }
 
-    /// What an object, or that there is none, is answered as. It counts as untaken until all of it is
-    /// sent, or the connection has ended.
-    async fn told(&self, found: Result<Vec<u8>, Unanswered>) -> Answer {
-        let json = match found {
-            Ok(json) => json,
-            Err(why) => return refused(&why),
-        };
-        let size = u32::try_from(json.len() >> 10).unwrap_or(u32::MAX);
-        let size = size.saturating_add(1).min(UNTAKEN_KIB);
-        let room = Arc::clone(&self.untaken).acquire_many_owned(size);
-        let Ok(Ok(room)) = timeout(LOOP_PATIENCE, room).await else {
-            return refused(&Unanswered::Busy);
-        };
-        let body = Bytes::from_owner(Untaken { json, _room: room });
-        uncached(answer(StatusCode::OK, "application/json", body))
+    fn room(&self, asker: Asker) -> &Room {
+        match asker {
+            Asker::Root => &self.of_root,
+            Asker::Anyone => &self.of_anyone,
+        }
     }
 
     /// Asks the loop.
@@ -251,26 +260,20 @@ impl Inspect {
             node: node.to_owned(),
             started: SystemTime::UNIX_EPOCH,
         };
-        Self::new(about, health, Counters::default())
+        Self::new(about, health, &Apart::default())
     }
 }
 
-/// An answer that somebody is to take.
-struct Untaken {
-    json: Vec<u8>,
-    _room: OwnedSemaphorePermit,
+/// The path under [`PREFIX`].
+fn path(uri: &Uri) -> &str {
+    uri.path().strip_prefix(PREFIX).unwrap_or_default()
 }
 
-impl AsRef<[u8]> for Untaken {
-    fn as_ref(&self) -> &[u8] {
-        &self.json
-    }
-}
-
+/// By the local socket.
 impl Respond for Arc<Inspect> {
     async fn respond(&self, head: &Parts) -> Answer {
         if head.uri.path().starts_with(PREFIX) {
-            Inspect::respond(self, head).await
+            Inspect::respond(self, head, Asker::Root).await
         } else {
             not_found()
         }

@@ -11,7 +11,7 @@ use packet_path::{
 use proxy::IpFamily;
 
 use super::journeys::{Hop, Planned, Routing, Way};
-use super::{Asked, Follow, Listening, Objects, explain};
+use super::{Asked, Follow, Listening, Objects, Quotes, explain};
 use crate::view::Explanation;
 
 /// How often the kernel is read where its rules change meanwhile.
@@ -27,11 +27,12 @@ pub(crate) fn answer(
     asked: &Asked,
     objects: &Objects,
     listening: Listening<'_>,
+    quotes: Quotes,
 ) -> Result<Explanation, String> {
     let mut tries = 1;
     loop {
         let kernel = Live::open()?;
-        let mut explanation = explain(asked, objects, &kernel, listening);
+        let mut explanation = explain(asked, objects, &kernel, listening, quotes);
         let has_changed = kernel.has_changed();
         if has_changed && tries == TRIES {
             let note = "the rules of nf_tables were changed while they were read: ways may mix what was and what is";

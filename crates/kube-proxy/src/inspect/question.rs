@@ -29,7 +29,7 @@ pub(crate) const TROUBLES: usize = 1_000;
 pub(crate) const DRAINS: usize = 1_000;
 
 /// A question to the loop, with the end at which its answer is awaited. Each takes it about 2 ms at
-/// most.
+/// most, but for a Service that has more endpoints than [`ENDPOINTS_A_TURN`] by itself.
 pub(crate) enum Question {
     /// How it stands.
     Facts(Sender<Facts>),
@@ -84,6 +84,12 @@ impl Copied {
     /// How many endpoints its slices have.
     pub(crate) fn endpoint_count(&self) -> usize {
         self.slices.iter().map(|slice| slice.endpoints.len()).sum()
+    }
+
+    /// How many are listed of it: each endpoint at each port.
+    pub(crate) fn listed_count(&self) -> usize {
+        self.endpoint_count()
+            .saturating_mul(self.service.ports.len())
     }
 
     pub(crate) fn view(&self) -> ServiceView<'_> {
