@@ -4,15 +4,17 @@
 //! ```text
 //!   what was typed ─▶ Asked ──────┐
 //!   the daemon's loop ─▶ Objects ─┴─▶ journeys ─▶ packet_path, which reads the kernel ─▶ walked ─▶ view
-//!                                                                       origin, verdict ─┘
+//!                                                               origin, answer, verdict ─┘
 //! ```
 //!
 //! What packets do is the kernel's word alone. Objects only say which journeys there are, and put
 //! names to what is found: without a daemon it is the same without names. Nothing is written, and what
 //! one answer may hold is bounded.
 
+mod answer;
 pub(crate) mod asked;
 mod journeys;
+mod listeners;
 pub(crate) mod live;
 mod objects;
 mod origin;
@@ -27,7 +29,8 @@ pub(crate) use quotes::Quotes;
 pub(crate) use walked::Listening;
 
 use crate::view::{Explanation, Fate, Journey, Walk};
-use journeys::{Planned, Routing};
+use answer::Answers;
+use journeys::Planned;
 use walked::Surroundings;
 
 /// Of more journeys the first are followed.
@@ -38,7 +41,7 @@ const LISTED_MAX: usize = 500;
 const WALKS_MAX: usize = 2_000;
 
 /// Follows packets by what the kernel holds.
-pub(crate) trait Follow: Routing {
+pub(crate) trait Follow: Answers {
     /// All ways of the first packet of a flow.
     fn follow(&self, planned: &Planned<'_>) -> Vec<packet_path::Walk>;
 
@@ -61,10 +64,7 @@ pub(crate) fn explain(
         notes: planned.notes,
         ..Explanation::default()
     };
-    let around = Surroundings {
-        routing: kernel,
-        listening,
-    };
+    let around = Surroundings { kernel, listening };
     let count = planned.planned.len();
     let (mut listed, mut is_cut) = (0, false);
     for planned in planned.planned.iter().take(JOURNEYS_MAX) {
@@ -108,11 +108,16 @@ pub(crate) fn explain(
 }
 
 /// Whether packets of a journey may end elsewhere than at an endpoint or a process of this node, or
-/// nothing is known of them.
+/// stay without an answer, or nothing is known of them.
 pub(crate) fn fails(journey: &Journey) -> bool {
     let arrives = |fate| matches!(fate, Fate::Delivered | Fate::Local);
     let mut walks = journey.walks.iter();
     journey.walks.is_empty() || walks.any(|walk| !arrives(walk.fate) || walk.unanswered.is_some())
+}
+
+/// Whether it cannot be said of packets of a journey that they are answered.
+pub(crate) fn is_unsure(journey: &Journey) -> bool {
+    journey.walks.iter().any(|walk| walk.unsure.is_some())
 }
 
 /// The exit status of an answer: 0 if all journeys end well, 1 if one does not, 2 if of one it
@@ -125,8 +130,12 @@ pub(crate) fn exit_status(explanation: &Explanation) -> u8 {
     };
     if journeys.is_empty() || journeys.iter().any(is_unknown) {
         2
+    } else if journeys.iter().any(fails) {
+        1
+    } else if journeys.iter().any(is_unsure) {
+        2
     } else {
-        u8::from(journeys.iter().any(fails))
+        0
     }
 }
 

@@ -314,6 +314,7 @@ impl Family {
     pub(crate) fn conclude(&mut self, now: Instant) {
         let standing = self.mode.standing();
         let family = self.family();
+        self.metrics.stands(family, &standing);
         let is_served = self.health.note(family, &standing, self.started, now);
         if is_served && !mem::replace(&mut self.is_served, is_served) {
             self.reporter.served(&standing, now);

@@ -22,6 +22,7 @@ pub(crate) mod rest_client;
 pub(crate) mod restores;
 pub(crate) mod rows;
 pub mod services;
+mod standing;
 pub(crate) mod sync_durations;
 
 use std::sync::Arc;
@@ -34,7 +35,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
-use proxy::{Changes, Drift, Fate, IpFamily, Model, Report, Subject};
+use proxy::{Changes, Drift, Fate, IpFamily, Model, Report, Standing, Subject};
 
 use crate::flags::gates::Gates;
 use crate::version::OWN_VERSION;
@@ -47,6 +48,7 @@ use labels::{
 use of_mode::{Extent, OfMode};
 use rows::Rows;
 use services::ServiceMetrics;
+use standing::Standings;
 
 /// Handles to all metrics. Clones count together.
 #[derive(Debug, Clone)]
@@ -79,6 +81,7 @@ pub struct Metrics {
     writes: Family<OfWrite, Counter>,
     programming_duration: Family<OfFamily, Histogram, Buckets>,
     draining: Draining,
+    standings: Standings,
     services: Option<ServiceMetrics>,
     of_mode: Option<Arc<dyn OfMode>>,
 }
@@ -127,6 +130,7 @@ impl Metrics {
             writes: Family::default(),
             programming_duration: Family::new_with_constructor(Buckets::Programming),
             draining: Draining::default(),
+            standings: Standings::default(),
             services,
             of_mode,
         };
@@ -202,6 +206,7 @@ impl Metrics {
             self.programming_duration.clone(),
         );
         all.collect(self.draining.clone());
+        all.collect(self.standings.clone());
         if let Some(services) = &self.services {
             all.collect(services.clone());
         }
@@ -283,8 +288,12 @@ impl Metrics {
             }
         }
         self.draining.set(family, 0, None);
+        self.standings.set(family, &Standing::default());
+        // What appears with its first increment would show none: rates are of differences.
+        let of_family = of(family);
+        drop(self.programming_duration.get_or_create(&of_family));
+        drop(self.network_programming_duration.get_or_create(&of_family));
         for kind in Drift::KINDS {
-            // A counter that appears with its first increment would show none.
             drop(self.drifted.get_or_create(&of_kind(family, kind)));
         }
     }
@@ -314,6 +323,11 @@ impl Metrics {
     /// So many endpoints drain, the oldest since then.
     pub(crate) fn drains(&self, family: IpFamily, count: usize, oldest: Option<Instant>) {
         self.draining.set(family, count, oldest);
+    }
+
+    /// So far a family has come.
+    pub(crate) fn stands(&self, family: IpFamily, standing: &Standing) {
+        self.standings.set(family, standing);
     }
 
     /// What changed, for the metrics of single Services.

@@ -21,6 +21,8 @@ use crate::ruleset::Hook;
 pub(crate) const PRIORITY_INPUT: i32 = 99;
 /// `NF_IP_PRI_NAT_DST + 2`.
 pub(crate) const PRIORITY_OUTPUT: i32 = -98;
+/// Of answers alone (`ip_vs_out`).
+const PRIORITY_FORWARD: i32 = 100;
 
 const PLACE: &str = "IPVS";
 const CONNTRACK: &str = "net/ipv4/vs/conntrack";
@@ -38,14 +40,16 @@ pub(crate) fn priority(hook: Hook) -> Option<i32> {
     match hook {
         Hook::Input => Some(PRIORITY_INPUT),
         Hook::Output => Some(PRIORITY_OUTPUT),
-        Hook::Prerouting | Hook::Forward | Hook::Postrouting => None,
+        Hook::Forward => Some(PRIORITY_FORWARD),
+        Hook::Prerouting | Hook::Postrouting => None,
     }
 }
 
 /// What IPVS does with a way.
 pub(crate) fn pass(mut branch: Branch, kernel: &dyn Kernel) -> Vec<Passed> {
-    // Marked as sent by IPVS (`ipvs_property`).
-    if branch.packet.server.is_some() {
+    // Marked as sent by IPVS (`ipvs_property`). What is only forwarded is looked at for answers.
+    let is_forwarded = branch.packet.iif.is_some() && branch.packet.oif.is_some();
+    if branch.packet.server.is_some() || is_forwarded {
         return vec![Passed::Stays(branch)];
     }
     let server = match find(&branch.packet, kernel) {

@@ -1,4 +1,4 @@
-//! What the kernel does with the first packet of a flow, by what it holds now.
+//! What the kernel does with the first packet of a flow, and with the answer to it, by what it holds now.
 //!
 //! ```text
 //!  Question ─▶ walk ──┬─ at each hook, by priority ─▶ Ruleset::walk ─▶ [Branch]   iptables, nft
@@ -24,9 +24,15 @@
 //! than a table, so that those of 50,000 Services in iptables mode are read whole; they are kept as
 //! text, and parsed where the packet comes by.
 //!
+//! **The answer** ([`answer`]) is walked as a packet of its own, from the endpoint to who the endpoint
+//! sees: no chain of type nat is asked, and what was translated is translated back. Only the caller can
+//! know that it comes by this node at all.
+//!
 //! Nothing here knows of Kubernetes, and nothing is written.
 
+mod answer;
 mod branch;
+mod bridge;
 mod ipvs;
 mod kernel;
 pub mod nft;
@@ -38,10 +44,11 @@ mod snapshot;
 mod walk;
 mod xtables;
 
+pub use answer::answer;
 pub use branch::{Branch, Counters, Doubt, End, MOST_BRANCHES, Step};
 pub use kernel::{AddressType, Kernel, Route, RouteQuestion, Server, SetKey, Unread};
 pub use outcome::{Fate, Source, Walk};
-pub use packet::{Interface, Packet, SourceNat, Tracking};
+pub use packet::{Interface, Packet, Reply, SourceNat, Tracking};
 pub use ruleset::{Base, ChainKind, Hook, Ruleset};
 pub use snapshot::Snapshot;
 pub use walk::{Question, Sender, walk};

@@ -12,7 +12,8 @@
 //! Whether it was all of one moment, the number of the ruleset tells: [`consistently`].
 //!
 //! **What is taken for granted** of the first packet of a flow: it is no fragment, it is the SYN of TCP,
-//! limits have not been reached, and sets that rules fill have room. A client is in a set that rules
+//! limits have not been reached, and sets that rules fill have room. Of the answer to it: no rule singles out
+//! the client's port. A client is in a set that rules
 //! fill only where it is there now. Of what else a rule may ask (users of sockets, processors, ports
 //! of clients) nothing is taken for granted: both ways are followed, and both say so.
 //!

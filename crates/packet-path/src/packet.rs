@@ -1,4 +1,4 @@
-//! The first packet of a flow.
+//! The first packet of a flow, and the answer to it.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -39,6 +39,8 @@ pub enum Tracking {
     NotYet,
     /// It begins a connection.
     New,
+    /// It belongs to a connection that another has begun: an answer.
+    Established,
     /// A rule has said that it is not to be tracked, or IPVS has.
     Untracked,
 }
@@ -53,7 +55,16 @@ pub enum SourceNat {
     Masquerade(Option<IpAddr>),
 }
 
-/// The first packet of a flow, at one moment of its way.
+/// Whose answer a packet is.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Reply {
+    /// Who answers.
+    pub endpoint: SocketAddr,
+    /// To whom, as the endpoint sees it.
+    pub client: IpAddr,
+}
+
+/// The first packet of a flow, or the answer to it, at one moment of its way.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 #[allow(
     clippy::struct_excessive_bools,
@@ -68,11 +79,11 @@ pub struct Packet {
     pub source_port: Option<u16>,
     /// To where.
     pub destination: IpAddr,
-    /// To which port.
+    /// To which port; of an answer it is not known ([`Packet::destination_port`]).
     pub port: u16,
-    /// Where it was sent at first.
+    /// Where it was sent at first; of an answer, where what it answers was.
     pub original: SocketAddr,
-    /// Who sent it at first.
+    /// Who sent it at first; of an answer, who sent what it answers.
     pub original_source: IpAddr,
     /// `meta mark`.
     pub mark: u32,
@@ -98,6 +109,8 @@ pub struct Packet {
     pub server: Option<ServiceKey>,
     /// The destination that IPVS has chosen.
     pub real_server: Option<SocketAddr>,
+    /// Whose answer it is; none of a first packet.
+    pub reply: Option<Reply>,
 }
 
 impl Packet {
@@ -123,7 +136,41 @@ impl Packet {
             source_nat: None,
             server: None,
             real_server: None,
+            reply: None,
         }
+    }
+
+    /// The first answer to a packet that `endpoint` has got, as it is when it leaves there. What
+    /// connection tracking and IPVS know of the connection stays with it; marks of packets do not.
+    pub fn answer_to(asked: &Self, endpoint: SocketAddr) -> Self {
+        Self {
+            source: endpoint.ip(),
+            source_port: Some(endpoint.port()),
+            destination: asked.source,
+            port: 0,
+            mark: 0,
+            iif: None,
+            oif: None,
+            tracking: Tracking::NotYet,
+            reply: Some(Reply {
+                endpoint,
+                client: asked.source,
+            }),
+            ..asked.clone()
+        }
+    }
+
+    /// What stands for the port of a client, which nobody has chosen: one of those that systems take.
+    pub const CLIENT_PORT: u16 = 54_321;
+
+    /// To which port, where that is known: of an answer it is the client's.
+    pub fn destination_port(&self) -> Option<u16> {
+        self.reply.is_none().then_some(self.port)
+    }
+
+    /// Whether connection tracking knows its connection.
+    pub fn is_tracked(&self) -> bool {
+        matches!(self.tracking, Tracking::New | Tracking::Established)
     }
 
     /// Its family.

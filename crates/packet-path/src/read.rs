@@ -83,7 +83,7 @@ pub struct Live {
     routes: Kept<RouteQuestion, Route>,
     types: Kept<IpAddr, AddressType>,
     addresses: Kept<(Interface, Family), Vec<Address>>,
-    bridges: Kept<String, bool>,
+    kinds: Kept<String, String>,
     set_types: Kept<String, Option<String>>,
     members: Kept<(String, SetKey), Option<String>>,
     servers: Kept<ServiceKey, Option<Server>>,
@@ -127,11 +127,25 @@ impl Live {
             routes: Kept::default(),
             types: Kept::default(),
             addresses: Kept::default(),
-            bridges: Kept::default(),
+            kinds: Kept::default(),
             set_types: Kept::default(),
             members: Kept::default(),
             servers: Kept::default(),
             settings: Kept::default(),
+        })
+    }
+
+    /// What kind of interface has this name, as `ip link add` names them: `bridge`, `veth`; empty of one
+    /// that is a device.
+    ///
+    /// # Errors
+    ///
+    /// The kernel cannot be asked.
+    pub fn link_kind(&self, name: &str) -> Result<String, Unread> {
+        self.kinds.or_ask(&name.to_owned(), || {
+            let link = self.routing.borrow_mut().link(name);
+            let link = link.map_err(|error| unread(format!("the interface {name}"), &error))?;
+            Ok(link.map_or_else(String::new, |link| link.kind))
         })
     }
 
@@ -155,6 +169,11 @@ impl Live {
                 return Ok(Route::None { why });
             }
         };
+        if !way.is_local()
+            && let Some(why) = self.refuses_to_forward(question)?
+        {
+            return Ok(Route::None { why });
+        }
         if way.is_local() {
             let source = way.source.or(Some(question.destination));
             return Ok(Route::Local { source });
@@ -173,6 +192,25 @@ impl Live {
         })
     }
 
+    /// The kernel's answer on a way of IPv6 leaves out whether it forwards at all (`ip6_forward`).
+    fn refuses_to_forward(&self, question: &RouteQuestion) -> Result<Option<String>, Unread> {
+        let Some(iif) = question.iif.as_ref().filter(|iif| !iif.is_loopback()) else {
+            return Ok(None);
+        };
+        if question.destination.is_ipv4() {
+            return Ok(None);
+        }
+        let is = |setting: Option<String>, value: &str| setting.as_deref() == Some(value);
+        let is_off = is(self.setting("net/ipv6/conf/all/forwarding")?, "0");
+        // Since Linux 6.17.
+        let forced = format!("net/ipv6/conf/{}/force_forwarding", iif.name);
+        if is_off && !is(self.setting(&forced)?, "1") {
+            let why = "this node forwards nothing (net.ipv6.conf.all.forwarding is 0)";
+            return Ok(Some(why.to_owned()));
+        }
+        Ok(None)
+    }
+
     fn no_way(&self, why: NoWay, question: &RouteQuestion) -> Result<String, Unread> {
         let by = question.iif.as_ref().map_or("", |iif| &iif.name);
         Ok(match why {
@@ -182,10 +220,14 @@ impl Live {
             }
             NoWay::Martian => "a source or destination that may not be there (martian)".to_owned(),
             NoWay::NotForwarded => {
-                let setting = self.setting("net/ipv4/ip_forward")?;
-                let is_off = question.destination.is_ipv4() && setting.as_deref() == Some("0");
-                if is_off && question.iif.is_some() {
+                let is_off = |name: &str| Ok(self.setting(name)?.as_deref() == Some("0"));
+                let can_be = question.destination.is_ipv4() && question.iif.is_some();
+                if can_be && is_off("net/ipv4/ip_forward")? {
                     "this node forwards nothing (net.ipv4.ip_forward is 0)".to_owned()
+                } else if can_be && is_off(&format!("net/ipv4/conf/{by}/forwarding"))? {
+                    format!(
+                        "this node forwards nothing that comes in by {by} (net.ipv4.conf.{by}.forwarding is 0)"
+                    )
                 } else {
                     "no route to there, or one that refuses".to_owned()
                 }
@@ -359,11 +401,7 @@ impl Kernel for Live {
 
     fn is_bridge(&self, interface: &Interface) -> Result<bool, Unread> {
         let name = &interface.name;
-        self.bridges.or_ask(name, || {
-            let link = self.routing.borrow_mut().link(name);
-            let link = link.map_err(|error| unread(format!("the interface {name}"), &error))?;
-            Ok(link.is_some_and(|link| link.kind == "bridge"))
-        })
+        Ok(self.link_kind(name)? == "bridge")
     }
 
     fn set_type(&self, set: &str) -> Result<Option<String>, Unread> {

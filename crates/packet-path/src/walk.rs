@@ -17,6 +17,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use inet::{IpFamily, Protocol};
 
+use crate::answer;
 use crate::branch::{Branch, Doubt, End, MOST_BRANCHES, Step};
 use crate::ipvs::{self, Passed};
 use crate::kernel::{Kernel, Route, RouteQuestion};
@@ -60,8 +61,16 @@ pub enum Sender {
 /// Follows the packet by these rules.
 pub fn walk(question: &Question, rulesets: &[&dyn Ruleset], kernel: &dyn Kernel) -> Vec<Walk> {
     let walker = Walker { rulesets, kernel };
+    follow(&walker, walker.begin(question))
+}
+
+/// Where a way begins, or how it has ended before.
+pub(crate) type Begun = Result<(Hook, Branch), Box<Branch>>;
+
+/// Follows a packet to all of its ends.
+pub(crate) fn follow(walker: &Walker<'_>, begun: Begun) -> Vec<Walk> {
     let mut done = Vec::new();
-    let mut under_way = match walker.begin(question) {
+    let mut under_way = match begun {
         Ok(begun) => vec![begun],
         Err(ended) => {
             done.push(*ended);
@@ -135,14 +144,14 @@ enum Stop<'a> {
     Ipvs,
 }
 
-struct Walker<'a> {
-    rulesets: &'a [&'a dyn Ruleset],
-    kernel: &'a dyn Kernel,
+pub(crate) struct Walker<'a> {
+    pub(crate) rulesets: &'a [&'a dyn Ruleset],
+    pub(crate) kernel: &'a dyn Kernel,
 }
 
 impl<'a> Walker<'a> {
     /// The packet at its first hook.
-    fn begin(&self, question: &Question) -> Result<(Hook, Branch), Box<Branch>> {
+    fn begin(&self, question: &Question) -> Begun {
         let to = question.to;
         let protocol = question.protocol.number();
         let packet = |source| {
@@ -180,7 +189,7 @@ impl<'a> Walker<'a> {
     }
 
     /// What the node itself sends is routed first, which mostly chooses its source.
-    fn send(&self, packet: Packet, is_chosen: bool) -> Result<(Hook, Branch), Box<Branch>> {
+    pub(crate) fn send(&self, packet: Packet, is_chosen: bool) -> Begun {
         let chosen = is_chosen.then_some(packet.source);
         let mut branch = Branch::new(packet);
         let found = self.way_to(branch.packet.destination, chosen, 0);
@@ -205,7 +214,7 @@ impl<'a> Walker<'a> {
         Ok((Hook::Output, branch))
     }
 
-    fn way_to(
+    pub(crate) fn way_to(
         &self,
         destination: IpAddr,
         source: Option<IpAddr>,
@@ -261,6 +270,12 @@ impl<'a> Walker<'a> {
                 }
                 match &stop {
                     Stop::Tracking => here.push(track(branch)),
+                    Stop::Nat(_) if branch.packet.reply.is_some() => {
+                        here.push(answer::translate_back(hook, branch));
+                    }
+                    Stop::Ipvs if branch.packet.reply.is_some() => {
+                        here.push(answer::pass_ipvs(branch));
+                    }
                     Stop::Chain(ruleset, base) => {
                         here.extend(ruleset.walk(base, branch, self.kernel));
                     }
@@ -362,6 +377,8 @@ impl<'a> Walker<'a> {
         let route = if packet.iif.as_ref().is_some_and(Interface::is_loopback) {
             // What comes back by it has its route with it.
             Ok(Route::Local { source: None })
+        } else if let Some(bridge) = answer::crosses(packet, self.kernel) {
+            Ok(bridge)
         } else {
             self.kernel.route(&question)
         };
@@ -411,7 +428,7 @@ impl<'a> Walker<'a> {
             packet.iif = packet.oif.take();
             return (Hook::Prerouting, branch);
         }
-        if packet.original_source.is_loopback() {
+        if packet.original_source.is_loopback() && packet.reply.is_none() {
             return match self.answer_to_localhost(&branch.packet) {
                 Ok(true) => ended(Hook::Postrouting, branch, End::Forwarded),
                 Ok(false) => {
@@ -452,7 +469,10 @@ fn is_of_destination(hook: Hook) -> bool {
 
 fn track(mut branch: Branch) -> Branch {
     if branch.packet.tracking == Tracking::NotYet {
-        branch.packet.tracking = Tracking::New;
+        branch.packet.tracking = match branch.packet.reply {
+            None => Tracking::New,
+            Some(_) => Tracking::Established,
+        };
     }
     branch
 }
@@ -462,7 +482,7 @@ fn ended(hook: Hook, mut branch: Branch, end: End) -> (Hook, Branch) {
     (hook, branch)
 }
 
-fn unknown(mut branch: Branch, why: String) -> Box<Branch> {
+pub(crate) fn unknown(mut branch: Branch, why: String) -> Box<Branch> {
     branch.end = Some(End::Unknown(why));
     Box::new(branch)
 }

@@ -24,6 +24,8 @@ use crate::ruleset::{Base, ChainKind, Hook, Ruleset};
 const TCP: u8 = 6;
 /// The flag of TCP that a first packet has, and no other.
 const SYN: u8 = 0x02;
+/// The one that an answer has besides.
+const ACK: u8 = 0x10;
 
 /// The tables of a family and backend.
 #[derive(Debug, Default)]

@@ -117,7 +117,11 @@ fn the_dashboard_shows_all_that_is_ours() {
 #[test]
 fn the_dashboards_panels_have_numbers_and_places_of_their_own() {
     let dashboard = dashboard();
-    let panels = dashboard["panels"].as_array().unwrap();
+    let outer = dashboard["panels"].as_array().unwrap().iter();
+    // Those of a collapsed row are within it.
+    let panels: Vec<&Value> = outer
+        .flat_map(|one| std::iter::once(one).chain(one["panels"].as_array().into_iter().flatten()))
+        .collect();
     let mut ids: Vec<u64> = panels
         .iter()
         .map(|panel| panel["id"].as_u64().unwrap())
@@ -127,7 +131,7 @@ fn the_dashboards_panels_have_numbers_and_places_of_their_own() {
     ids.dedup();
     assert_eq!(ids.len(), count);
     let mut cells = BTreeSet::new();
-    for panel in panels {
+    for panel in &panels {
         let at = |side: &str| panel["gridPos"][side].as_u64().unwrap();
         assert!(at("x") + at("w") <= 24, "{}", panel["title"]);
         for x in at("x")..at("x") + at("w") {
@@ -151,6 +155,19 @@ fn the_dashboards_panels_have_numbers_and_places_of_their_own() {
     }
 }
 
+/// The places of the troubleshooting page, as its renderers name them.
+fn anchors() -> BTreeSet<String> {
+    let page = include_str!("../../../docs/troubleshooting.md");
+    let headings = page.lines().filter(|line| line.starts_with("##"));
+    let anchor = |heading: &str| -> String {
+        let words = heading.trim_start_matches('#').trim().to_lowercase();
+        let kept = words.chars().map(|c| if c == ' ' { '-' } else { c });
+        kept.filter(|c| c.is_alphanumeric() || matches!(c, '-' | '_'))
+            .collect()
+    };
+    headings.map(anchor).collect()
+}
+
 #[test]
 fn each_alert_says_what_is_wrong_and_what_to_do_and_is_tested_and_documented() {
     let tests = text("rules.test.yaml");
@@ -166,6 +183,9 @@ fn each_alert_says_what_is_wrong_and_what_to_do_and_is_tested_and_documented() {
         for part in ["summary", "description"] {
             assert!(rule["annotations"][part].as_str().is_some(), "{name}");
         }
+        let runbook = rule["annotations"]["runbook"].as_str().unwrap();
+        let anchor = runbook.strip_prefix("docs/troubleshooting.md#").unwrap();
+        assert!(anchors().contains(anchor), "{name}: {runbook}");
         assert!(rule["labels"]["severity"].as_str().is_some(), "{name}");
         assert!(
             tests.contains(&format!("alertname: {name}\n")),

@@ -282,6 +282,18 @@ fn services_are_as_documented() {
     }
 }
 
+fn step() -> Step {
+    Step {
+        place: text(),
+        entry: text(),
+        says: text(),
+        origin: text(),
+        packets: Some(1),
+        bytes: Some(1),
+        members: vec![text()],
+    }
+}
+
 #[test]
 fn explanations_are_as_documented() {
     let explanation = Explanation {
@@ -299,17 +311,11 @@ fn explanations_are_as_documented() {
                 source: text(),
                 seen_as: Some(text()),
                 unanswered: Some(text()),
+                unsure: Some(text()),
+                answer: vec![step()],
                 doubts: vec![text()],
                 rules_passed: 1,
-                steps: vec![Step {
-                    place: text(),
-                    entry: text(),
-                    says: text(),
-                    origin: text(),
-                    packets: Some(1),
-                    bytes: Some(1),
-                    members: vec![text()],
-                }],
+                steps: vec![step()],
             }],
             verdict: text(),
         }],

@@ -14,11 +14,11 @@ pub(super) const HELP: &str = "Examples:
   kube-proxy explain 10.96.0.10:53/UDP --from 10.244.1.5
   kube-proxy explain default/web:http --from external -o json | jq '.journeys[].verdict'
 
-What packets do is read from the kernel, rule by rule, as it is now. The daemon of this network namespace is asked by a local
+What packets do, and the answers to them, is read from the kernel, rule by rule, as it is now. The daemon of this network namespace is asked by a local
 socket, and puts the names of objects to it; where none answers, an ADDRESS:PORT is followed all the same, without them.
 
-Exit status: 0, all journeys end at an endpoint, or at a process of this node; 1, one does not; 2, it cannot be said, or wrong
-usage; 3, no daemon answers, and a Service was asked for.";
+Exit status: 0, all journeys end at an endpoint, or at a process of this node that listens, and as far as this node knows are
+answered; 1, one is not; 2, it cannot be said, or wrong usage; 3, no daemon answers, and a Service was asked for.";
 
 /// What may be given.
 #[derive(Debug, Args)]

@@ -26,6 +26,9 @@ pub(crate) struct Hop {
     pub(crate) is_local: bool,
     /// Whether it is a neighbour: no gateway is between.
     pub(crate) is_neighbour: bool,
+    /// Whether it is a neighbour by an interface that leads into this node alone, as those of pods: a
+    /// bridge or one end of a cable, and not the one of the default route.
+    pub(crate) is_inner: bool,
 }
 
 /// The routing of this node.
@@ -42,6 +45,8 @@ pub(crate) struct Sender {
     /// How it begins a sentence: `a pod on this node`.
     pub(crate) who: String,
     pub(crate) way: Way,
+    /// Whether it is on this node: what is sent to it comes by here.
+    pub(crate) is_here: bool,
 }
 
 /// How its packets come.
@@ -83,6 +88,15 @@ const NOBODYS_V6: [Ipv6Addr; 3] = [
     Ipv6Addr::new(0x3fff, 0, 0, 0, 0, 0, 0, 7),
     Ipv6Addr::new(0x2001, 0xdb8, 0, 0xffff, 0, 0, 0, 7),
 ];
+/// An address that nobody has.
+pub(crate) const fn nobodys(is_v4: bool) -> IpAddr {
+    if is_v4 {
+        IpAddr::V4(Ipv4Addr::new(203, 0, 113, 7))
+    } else {
+        IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0xffff, 0, 0, 0, 0, 7))
+    }
+}
+
 /// How many addresses of a pod network are tried.
 const TRIED: u32 = 16;
 
@@ -212,6 +226,7 @@ impl Cast<'_, '_> {
                 words: "this node".to_owned(),
                 who: "this node".to_owned(),
                 way: Way::Made(None),
+                is_here: true,
             }]),
             From::Pod => {
                 let itself = self.local_endpoint().map(|itself| self.pod(itself));
@@ -220,7 +235,8 @@ impl Cast<'_, '_> {
                 let all = all?;
                 if all.is_empty() {
                     return Err(format!(
-                        "no {} address of a pod of this node is known: give --from IP",
+                        "no {} address of a pod of this node is known, by spec.podCIDRs of its Node or by an EndpointSlice: \
+                         give --from POD-IP (kubectl get pods -A -o wide)",
                         self.family()
                     ));
                 }
@@ -255,7 +271,8 @@ impl Cast<'_, '_> {
     fn is_of_pods(&self, address: IpAddr) -> bool {
         let node = &self.objects.node;
         let mut services = self.objects.places();
-        node.pod_networks.iter().any(|net| net.contains(&address))
+        node.pods.contains(&address)
+            || node.pod_networks.iter().any(|net| net.contains(&address))
             || services.any(|place| {
                 let mut endpoints = place.endpoints();
                 endpoints.any(|(at, endpoint)| endpoint.local && at.ip() == address)
@@ -269,9 +286,15 @@ impl Cast<'_, '_> {
         let networks = networks.filter(|net| self.is_family(net.addr()));
         let mut candidates =
             networks.flat_map(|net| (2..2 + TRIED).filter_map(|back| from_end(net, back)));
-        candidates.find(|address| {
+        let is_one = |address: &IpAddr| {
             let hop = self.routing.hop(*address);
             !self.is_endpoint(*address) && hop.is_some_and(|hop| !hop.is_local && hop.is_neighbour)
+        };
+        candidates.find(is_one).or_else(|| {
+            // Pods of the node's own network have its address.
+            let pods = self.objects.node.pods.iter().copied();
+            let mut pods = pods.filter(|pod| self.is_family(*pod));
+            pods.find(is_one)
         })
     }
 
@@ -292,6 +315,7 @@ impl Cast<'_, '_> {
             words,
             who,
             way: Way::Comes(hop.interface, address),
+            is_here: true,
         })
     }
 
@@ -311,6 +335,7 @@ impl Cast<'_, '_> {
                 words: format!("this node, from {address}"),
                 who: format!("this node, from {address},"),
                 way: Way::Made(Some(address)),
+                is_here: true,
             });
         }
         if self.is_of_pods(address) {
@@ -323,6 +348,7 @@ impl Cast<'_, '_> {
         Ok(Sender {
             words: format!("{address}, by {}", hop.interface),
             who: address.to_string(),
+            is_here: hop.is_inner,
             way: Way::Comes(hop.interface, address),
         })
     }
@@ -397,28 +423,57 @@ impl Cast<'_, '_> {
     fn outsider(&self, address: Option<IpAddr>, who: &str, about: &str) -> Result<Sender, String> {
         let missing = || {
             format!(
-                "every {} address for documentation is a Service's: give --from IP",
+                "every {} address for documentation is a Service's: give --from CLIENT-IP",
                 self.family()
             )
         };
         let address = address.ok_or_else(missing)?;
-        let hop = self.routing.hop(address).or_else(|| {
-            // Without a default route, by where the node itself is.
-            let own = self.objects.node.addresses.iter();
-            let mut own = own.filter(|own| self.is_family(**own));
-            own.find_map(|own| self.routing.hop(neighbour_of(*own)))
-        });
-        let hop = hop.ok_or_else(|| {
+        let sender = |words: String, interface: String, address: IpAddr| Sender {
+            words,
+            who: who.to_owned(),
+            way: Way::Comes(interface, address),
+            is_here: false,
+        };
+        if let Some(hop) = self.routing.hop(address) {
+            let words = format!("outside {address}{about}");
+            return Ok(sender(words, hop.interface, address));
+        }
+        let (beside, hop) = self.beside().ok_or_else(|| {
             format!(
-                "this node has no {} route to outside of the cluster: nothing comes from there",
+                "this node has no {} default route, and no address of its own that a host outside could be beside \
+                 is known: give --from CLIENT-IP",
                 self.family()
             )
         })?;
-        Ok(Sender {
-            words: format!("outside {address}{about}"),
-            who: who.to_owned(),
-            way: Way::Comes(hop.interface, address),
+        // Whoever is within ranges is not chosen freely.
+        if !about.is_empty() {
+            let words = format!("outside {address}{about}");
+            return Ok(sender(words, hop.interface, address));
+        }
+        let words = format!("outside {beside}, beside this node, which has no default route");
+        Ok(sender(words, hop.interface, beside))
+    }
+
+    /// A host that nobody knows of, in a network of this node's.
+    fn beside(&self) -> Option<(IpAddr, Hop)> {
+        let own = self.objects.node.addresses.iter().copied();
+        let own = own.chain([self.to.ip()]);
+        let mut beside = own
+            .filter(|own| self.is_family(*own))
+            .map(neighbour_of)
+            .filter(|beside| self.is_free(*beside));
+        beside.find_map(|beside| {
+            let hop = self.routing.hop(beside)?;
+            let is_beside = hop.is_neighbour && !hop.is_local && !self.is_by_pods(&hop.interface);
+            is_beside.then_some((beside, hop))
         })
+    }
+
+    /// Whether an interface is that of a pod.
+    fn is_by_pods(&self, interface: &str) -> bool {
+        let pods = self.objects.node.pods.iter();
+        let mut hops = pods.filter_map(|pod| self.routing.hop(*pod));
+        hops.any(|hop| !hop.is_local && hop.interface == interface)
     }
 }
 
@@ -435,7 +490,14 @@ fn from_end(net: &IpNet, back: u32) -> Option<IpAddr> {
 /// An address beside this one.
 fn neighbour_of(address: IpAddr) -> IpAddr {
     match address {
-        IpAddr::V4(address) => Ipv4Addr::from(u32::from(address) ^ 1).into(),
+        IpAddr::V4(address) => {
+            let beside = Ipv4Addr::from(u32::from(address) ^ 1);
+            // Mostly the network itself, or all in it.
+            match beside.octets() {
+                [.., 0 | 255] => Ipv4Addr::from(u32::from(address) ^ 2).into(),
+                _ => beside.into(),
+            }
+        }
         IpAddr::V6(address) => Ipv6Addr::from(u128::from(address) ^ 1).into(),
     }
 }

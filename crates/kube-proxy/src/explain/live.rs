@@ -1,16 +1,18 @@
 //! The kernel as it is now, for one answer: what it has said once it is not asked again.
 
 use std::cell::OnceCell;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use nftables_netlink::{Error, Generation, Nftables};
 use packet_path::nft::Nft;
 use packet_path::{
     Interface, Kernel as _, Question, Route, RouteQuestion, Ruleset, Sender, Walk, read,
 };
-use proxy::IpFamily;
+use proxy::{IpFamily, Protocol};
 
-use super::journeys::{Hop, Planned, Routing, Way};
+use super::answer::Answers;
+use super::journeys::{self, Hop, Planned, Routing, Way};
+use super::listeners;
 use super::{Asked, Follow, Listening, Objects, Quotes, explain};
 use crate::view::Explanation;
 
@@ -137,16 +139,49 @@ impl Routing for Live {
                 interface: Interface::LOOPBACK.to_owned(),
                 is_local: true,
                 is_neighbour: true,
+                is_inner: true,
             }),
             Route::Out {
                 interface, gateway, ..
             } => Some(Hop {
+                is_inner: gateway.is_none() && self.leads_inside(&interface.name, to),
                 interface: interface.name,
                 is_local: false,
                 is_neighbour: gateway.is_none(),
             }),
             Route::None { .. } => None,
         }
+    }
+}
+
+impl Live {
+    /// Whether an interface may be one of pods.
+    fn leads_inside(&self, interface: &str, to: IpAddr) -> bool {
+        let outside = journeys::nobodys(to.is_ipv4());
+        let question = RouteQuestion {
+            destination: outside,
+            source: None,
+            iif: None,
+            mark: 0,
+        };
+        let is_default = matches!(
+            self.kernel.route(&question),
+            Ok(Route::Out { interface: by, .. }) if by.name == interface
+        );
+        let kind = self.kernel.link_kind(interface).unwrap_or_default();
+        !is_default && matches!(&*kind, "veth" | "bridge")
+    }
+}
+
+impl Answers for Live {
+    fn answers(&self, arrived: &Walk) -> Vec<Walk> {
+        let rules = self.rules(arrived.packet.family());
+        packet_path::answer(arrived, &rules.all(), &self.kernel)
+    }
+
+    fn listens(&self, at: SocketAddr, protocol: Protocol) -> Result<bool, String> {
+        listeners::listens(at, protocol)
+            .map_err(|error| format!("/proc/net cannot be read: {error}"))
     }
 }
 

@@ -26,6 +26,8 @@ pub(crate) struct OwnNode {
     pub(crate) addresses: Vec<IpAddr>,
     /// `spec.podCIDRs`.
     pub(crate) pod_networks: Vec<IpNet>,
+    /// Some of its pods that EndpointSlices name.
+    pub(crate) pods: Vec<IpAddr>,
 }
 
 /// An address of a Service port.

@@ -1,14 +1,11 @@
 //! Whose rules are quoted. The kernel lists rules for root alone; that a rule of others is what ends a
-//! packet's way is seen by whoever sends one, but not what it says.
+//! packet's way is seen by whoever sends one, but not what it says. Texts quote rules between backticks.
 
 use super::origin::NOT_OURS;
 use crate::view::{Step, Walk};
 
 /// The note where something is left out.
 pub(super) const LEFT_OUT: &str = "rules that are not kube-proxy's are named, and not quoted: root is told all, by kube-proxy explain on the node";
-/// What is said instead of what quotes a rule.
-const UNQUOTED: &str = "what it does is told root alone";
-
 /// Whose rules are quoted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Quotes {
@@ -27,34 +24,36 @@ impl Quotes {
 
 fn cut(walk: &mut Walk) -> bool {
     let mut is_any = false;
-    for step in &mut walk.steps {
+    for step in walk.steps.iter_mut().chain(&mut walk.answer) {
         is_any |= cut_step(step);
     }
-    for doubt in &mut walk.doubts {
-        // Whose rule it is about is not known of one.
-        if doubt.contains('`') {
-            let taken = doubt.rsplit_once("; taken ").map_or("", |(_, taken)| taken);
-            *doubt = format!("a rule that is not understood, and told root alone; taken {taken}");
-            is_any = true;
-        }
+    let why = walk.unanswered.iter_mut().chain(&mut walk.unsure);
+    // Whose rule these are about is not known of them.
+    for text in why.chain(&mut walk.doubts) {
+        is_any |= unquote(text);
     }
-    walk.doubts.dedup();
     is_any
 }
 
 fn cut_step(step: &mut Step) -> bool {
     let is_others = step.origin.starts_with(NOT_OURS);
-    // Of what is not understood it says what is there.
-    if step.says.contains('`') && (is_others || step.origin.is_empty()) {
-        UNQUOTED.clone_into(&mut step.says);
-    } else if !is_others {
-        return false;
-    }
+    // What is not understood has no origin, and says what is there.
+    let is_cut = (is_others || step.origin.is_empty()) && unquote(&mut step.says);
     if is_others {
         step.entry.clear();
         step.members.clear();
         (step.packets, step.bytes) = (None, None);
     }
+    is_others || is_cut
+}
+
+/// Leaves out what is quoted in a text; whether there was anything.
+fn unquote(text: &mut String) -> bool {
+    // A rule may have such marks in it.
+    let (Some(first), Some(last)) = (text.find('`'), text.rfind('`')) else {
+        return false;
+    };
+    text.replace_range(first..=last, "a rule");
     true
 }
 
@@ -92,6 +91,9 @@ mod tests {
                 "filter cali-x: `-m bpf --secret` is not understood; taken not to match".to_owned(),
                 "the sysctl net.ipv4.vs.conntrack cannot be read; taken to match".to_owned(),
             ],
+            answer: vec![step(&theirs, "dropped")],
+            unanswered: Some("dropped by filter cali-x (`-s secret`)".to_owned()),
+            unsure: Some("filter cali-x: its `secret` in `-s secret`".to_owned()),
             ..Walk::default()
         }]
     }
@@ -106,11 +108,12 @@ mod tests {
         let theirs = &told[0].steps[0];
         assert_eq!((&*theirs.entry, theirs.packets), ("", None));
         assert_eq!(theirs.says, "dropped");
+        assert_eq!(told[0].answer[0], *theirs);
         assert_eq!(theirs.origin, "not kube-proxy's: chain cali-x");
         assert_eq!(
             told[0].doubts,
             [
-                "a rule that is not understood, and told root alone; taken not to match",
+                "filter cali-x: a rule is not understood; taken not to match",
                 "the sysctl net.ipv4.vs.conntrack cannot be read; taken to match",
             ]
         );

@@ -3,7 +3,7 @@ use std::net::IpAddr;
 use packet_path::Packet;
 
 use super::*;
-use crate::explain::journeys::Hop;
+use crate::explain::journeys::{Hop, Routing};
 use crate::view::{Address, Endpoint, Port, Service, ServiceName};
 
 /// A kernel in which every packet has so many ways, each to another endpoint.
@@ -15,7 +15,18 @@ impl Routing for Fake {
             interface: "eth0".to_owned(),
             is_local: false,
             is_neighbour: true,
+            is_inner: true,
         })
+    }
+}
+
+impl Answers for Fake {
+    fn answers(&self, _: &packet_path::Walk) -> Vec<packet_path::Walk> {
+        Vec::new()
+    }
+
+    fn listens(&self, _: std::net::SocketAddr, _: proxy::Protocol) -> Result<bool, String> {
+        Ok(false)
     }
 }
 
@@ -136,4 +147,36 @@ fn the_exit_status_says_whether_all_arrive() {
     let mut lost = explained(1, 1);
     lost.journeys[0].walks[0].unanswered = Some("it is deaf".to_owned());
     assert_eq!(exit_status(&lost), 1);
+}
+
+#[test]
+fn what_fails_for_certain_outweighs_what_is_not_known() {
+    let journey = |walk: Walk| Journey {
+        walks: vec![walk],
+        ..Journey::default()
+    };
+    let arrives = || Walk {
+        fate: Fate::Delivered,
+        ..Walk::default()
+    };
+    let unsure = || Walk {
+        unsure: Some("it goes by another node".to_owned()),
+        ..arrives()
+    };
+    let lost = || Walk {
+        unanswered: Some("a rule drops it".to_owned()),
+        ..arrives()
+    };
+    for (walks, status) in [
+        (vec![arrives()], 0),
+        (vec![arrives(), unsure()], 2),
+        (vec![unsure(), lost()], 1),
+        (vec![lost(), Walk::default()], 2),
+    ] {
+        let told = Explanation {
+            journeys: walks.into_iter().map(journey).collect(),
+            ..Explanation::default()
+        };
+        assert_eq!(exit_status(&told), status, "{told:?}");
+    }
 }

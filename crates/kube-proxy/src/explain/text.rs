@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 
 use crate::view::{Explanation, Fate, Journey, Step, Walk};
 
-use super::fails;
+use super::{fails, is_unsure};
 
 /// How many ways from one place are shown where not all are asked for.
 const BRANCHES: usize = 4;
@@ -74,6 +74,8 @@ impl Page {
         self.line("", &format!("{from} → {to}/{protocol}{of}"));
         let mark = if fails(journey) {
             self.coloured("FAILS", 31)
+        } else if is_unsure(journey) {
+            self.coloured("not sure", 33)
         } else {
             self.coloured("ok", 32)
         };
@@ -144,7 +146,16 @@ impl Page {
 
     /// What is to be said at the end of a way.
     fn end(&mut self, indent: &str, walk: &Walk) {
-        for doubt in &walk.doubts {
+        let is_at_odds = walk.unanswered.is_some() || walk.unsure.is_some();
+        if !walk.answer.is_empty() && (is_at_odds || self.style.is_wide) {
+            self.line(indent, "its answer:");
+            let mut before = "";
+            for step in &walk.answer {
+                self.step(indent, step, before);
+                before = &step.origin;
+            }
+        }
+        for doubt in walk.doubts.iter().chain(&walk.unsure) {
             self.line(indent, &format!("not sure: {doubt}"));
         }
         if self.style.is_wide && walk.rules_passed > 0 {

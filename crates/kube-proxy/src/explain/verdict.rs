@@ -1,12 +1,13 @@
 //! All of a journey in one sentence.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
 use std::net::{IpAddr, SocketAddr};
 
 use super::journeys::{Planned, Way};
 use super::objects::Place;
 use super::origin::NOT_OURS;
+use super::walked::THIS_NODE;
 use crate::view::{Fate, Walk};
 
 /// How many endpoints a sentence names.
@@ -15,11 +16,21 @@ const NAMED: usize = 4;
 /// The sentence for what becomes of packets that take these ways.
 pub(crate) fn verdict(planned: &Planned<'_>, walks: &[Walk]) -> String {
     let mut parts: Vec<(f64, String)> = Vec::new();
-    let delivered: Vec<&Walk> = walks.iter().filter(|walk| arrives(walk)).collect();
-    if !delivered.is_empty() {
-        parts.push((total(&delivered), reached(planned, &delivered)));
+    for (end, delivered) in delivered(walks) {
+        let said = match end {
+            Back::Comes => reached(planned, &delivered),
+            Back::Unsure(why) => format!(
+                "{}; not sure that an answer comes back: {why}",
+                reached(planned, &delivered)
+            ),
+            Back::Lost(why) => format!(
+                "reaches {}, but gets no answer: {why}",
+                named(planned, &delivered)
+            ),
+        };
+        parts.push((total(&delivered), said));
     }
-    for walk in walks.iter().filter(|walk| !arrives(walk)) {
+    for walk in walks.iter().filter(|walk| walk.fate != Fate::Delivered) {
         let said = other(planned, walk);
         match parts.iter_mut().find(|(_, known)| *known == said) {
             Some((chance, _)) => *chance += walk.chance.0,
@@ -44,9 +55,26 @@ pub(crate) fn verdict(planned: &Planned<'_>, walks: &[Walk]) -> String {
     }
 }
 
-/// Whether an endpoint gets it, and can answer.
-fn arrives(walk: &Walk) -> bool {
-    walk.fate == Fate::Delivered && walk.unanswered.is_none()
+/// What becomes of answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Back<'a> {
+    Comes,
+    Unsure(&'a str),
+    Lost(&'a str),
+}
+
+/// What endpoints get, by what becomes of their answers; first those that come back.
+fn delivered(walks: &[Walk]) -> BTreeMap<Back<'_>, Vec<&Walk>> {
+    let mut all: BTreeMap<Back<'_>, Vec<&Walk>> = BTreeMap::new();
+    for walk in walks.iter().filter(|walk| walk.fate == Fate::Delivered) {
+        let back = match (&walk.unanswered, &walk.unsure) {
+            (Some(why), _) => Back::Lost(why),
+            (None, Some(why)) => Back::Unsure(why),
+            (None, None) => Back::Comes,
+        };
+        all.entry(back).or_default().push(walk);
+    }
+    all
 }
 
 fn total(walks: &[&Walk]) -> f64 {
@@ -55,6 +83,15 @@ fn total(walks: &[&Walk]) -> f64 {
 
 /// `reaches 10.244.1.5:8080 or 10.244.2.7:8080, half each; the endpoint sees the client's own address`
 fn reached(planned: &Planned<'_>, walks: &[&Walk]) -> String {
+    format!(
+        "reaches {}; {}",
+        named(planned, walks),
+        seen(planned, walks)
+    )
+}
+
+/// `10.244.1.5:8080 or 10.244.2.7:8080, half each`
+fn named(planned: &Planned<'_>, walks: &[&Walk]) -> String {
     let mut shares: Vec<(String, f64)> = Vec::new();
     let mut places: HashMap<&str, usize> = HashMap::new();
     for walk in walks {
@@ -71,7 +108,7 @@ fn reached(planned: &Planned<'_>, walks: &[&Walk]) -> String {
         };
         shares.push((name, walk.chance.0));
     }
-    format!("reaches {}; {}", endpoints(&shares), seen(planned, walks))
+    endpoints(&shares)
 }
 
 fn is_itself(planned: &Planned<'_>, endpoint: &str) -> bool {
@@ -168,27 +205,37 @@ fn other(planned: &Planned<'_>, walk: &Walk) -> String {
     let because = because.map_or_else(String::new, |why| format!(": {why}"));
     let says = last.map(|step| &*step.says).unwrap_or_default();
     match walk.fate {
-        Fate::Delivered => {
-            let endpoint = walk.endpoint.as_deref().unwrap_or("an endpoint");
-            let lost = walk.unanswered.as_deref().unwrap_or_default();
-            format!("reaches {endpoint}, but gets no answer: {lost}")
-        }
+        Fate::Refused if at == THIS_NODE => format!(
+            "reaches this node itself, and is refused: no Service is served at {}, and no process listens there",
+            planned.to
+        ),
         Fate::Refused => format!("is refused by {at}{because}"),
         Fate::Dropped => format!("is dropped by {at}, and hears nothing{because}"),
         Fate::Reset => format!("is accepted by {at}, and reset{because}"),
-        Fate::Local => format!(
-            "reaches this node itself: whatever listens at {} here, or a refusal if nothing does",
-            walk.endpoint
-                .clone()
-                .unwrap_or_else(|| planned.to.to_string())
-        ),
-        Fate::Forwarded => format!(
+        Fate::Local => local(planned, walk),
+        // Those that are delivered have been told.
+        Fate::Delivered | Fate::Forwarded => format!(
             "is sent on to {} as it is: no Service takes it here",
             walk.endpoint
                 .clone()
                 .unwrap_or_else(|| planned.to.to_string())
         ),
         Fate::Unknown => format!("cannot be followed beyond {at}: {says}"),
+    }
+}
+
+/// What a process of this node takes, and no Service.
+fn local(planned: &Planned<'_>, walk: &Walk) -> String {
+    let at = walk.endpoint.clone();
+    let at = at.unwrap_or_else(|| planned.to.to_string());
+    let reaches =
+        format!("reaches a process of this node that listens at {at}: no Service is served there");
+    match (&walk.unanswered, &walk.unsure) {
+        (Some(lost), _) => format!("{reaches}, and gets no answer: {lost}"),
+        (None, Some(why)) => {
+            format!("reaches this node itself: no Service is served at {at}; not sure: {why}")
+        }
+        (None, None) => reaches,
     }
 }
 

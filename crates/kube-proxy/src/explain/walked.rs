@@ -5,7 +5,8 @@ use std::net::SocketAddr;
 use packet_path::{Doubt, Packet, Source};
 use proxy::{IpFamily, Protocol};
 
-use super::journeys::{Planned, Routing, Way};
+use super::answer::{self, Answers};
+use super::journeys::Planned;
 use super::origin::{LISTENING, Met, origin};
 use crate::modes::counters::Relayed;
 use crate::view::{AddressKind, Chance, Fate, Step, Walk};
@@ -14,6 +15,8 @@ use crate::view::{AddressKind, Chance, Fate, Step, Walk};
 const BY_RELAY: &str = "masqueraded, to an address of this node: kube-proxy itself connects";
 /// How the source is told that an endpoint sees as it was sent.
 const KEPT: &str = "kept";
+/// Where what no Service takes ends.
+pub(crate) const THIS_NODE: &str = "this node itself";
 
 /// Who serves what comes to a listening port of the daemon.
 pub(crate) type Listening<'a> = &'a dyn Fn(IpFamily, Protocol, u16) -> Option<Relayed>;
@@ -21,7 +24,7 @@ pub(crate) type Listening<'a> = &'a dyn Fn(IpFamily, Protocol, u16) -> Option<Re
 /// What ways are looked at with.
 #[derive(Clone, Copy)]
 pub(crate) struct Surroundings<'a> {
-    pub(crate) routing: &'a dyn Routing,
+    pub(crate) kernel: &'a dyn Answers,
     pub(crate) listening: Listening<'a>,
 }
 
@@ -53,13 +56,18 @@ pub(crate) fn told(
     };
     match walk.fate {
         Fate::Delivered | Fate::Local if is_listening(&walk) => {
+            answer::follow(&mut walk, followed, planned, around);
             return relayed(walk, packet, planned, around);
         }
         Fate::Delivered => {
             see(&mut walk, followed, planned);
-            walk.unanswered = unanswered(followed, planned, around);
+            answer::follow(&mut walk, followed, planned, around);
         }
-        Fate::Local | Fate::Forwarded => see(&mut walk, followed, planned),
+        Fate::Local => {
+            see(&mut walk, followed, planned);
+            listened(&mut walk, followed, planned, around);
+        }
+        Fate::Forwarded => see(&mut walk, followed, planned),
         Fate::Unknown => {
             let why = &followed.why;
             if !walk
@@ -79,6 +87,34 @@ pub(crate) fn told(
     vec![walk]
 }
 
+/// Whether a process takes what no Service does.
+fn listened(
+    walk: &mut Walk,
+    followed: &packet_path::Walk,
+    planned: &Planned<'_>,
+    around: &Surroundings<'_>,
+) {
+    let at = followed.packet.to();
+    match around.kernel.listens(at, planned.protocol) {
+        Ok(true) => answer::follow(walk, followed, planned, around),
+        Ok(false) => {
+            (walk.fate, walk.endpoint) = (Fate::Refused, None);
+            (walk.source, walk.seen_as) = (String::new(), None);
+            walk.steps.push(Step {
+                place: THIS_NODE.to_owned(),
+                says: format!("refused: no process listens at {at}/{}", planned.protocol),
+                ..Step::default()
+            });
+        }
+        Err(why) => {
+            walk.unsure = Some(format!(
+                "whether a process listens at {at}/{} cannot be told: {why}",
+                planned.protocol
+            ));
+        }
+    }
+}
+
 fn doubt(doubt: &Doubt) -> String {
     let taken = if doubt.matches {
         "to match"
@@ -88,7 +124,7 @@ fn doubt(doubt: &Doubt) -> String {
     format!("{}; taken {taken}", doubt.what)
 }
 
-fn in_view(step: &packet_path::Step, planned: &Planned<'_>) -> Step {
+pub(super) fn in_view(step: &packet_path::Step, planned: &Planned<'_>) -> Step {
     let met = Met {
         place: &step.place,
         entry: &step.entry,
@@ -130,48 +166,12 @@ fn see(walk: &mut Walk, followed: &packet_path::Walk, planned: &Planned<'_>) {
 }
 
 /// Whom the endpoint sees. A node port is at addresses that are the node's own, and no Service's.
-fn source(followed: &packet_path::Walk, planned: &Planned<'_>) -> Source {
+pub(super) fn source(followed: &packet_path::Walk, planned: &Planned<'_>) -> Source {
     let of = planned.of.as_ref().map(|of| of.address.kind);
     match followed.source {
         Source::ServiceAddress if matches!(of, None | Some(AddressKind::NodePort)) => Source::Kept,
         source => source,
     }
-}
-
-/// Why an endpoint's answers do not come back.
-fn unanswered(
-    followed: &packet_path::Walk,
-    planned: &Planned<'_>,
-    around: &Surroundings<'_>,
-) -> Option<String> {
-    let (endpoint, address) = (followed.endpoint?, followed.packet.source);
-    match source(followed, planned) {
-        Source::Kept
-            if address == endpoint.ip() && matches!(planned.sender.way, Way::Comes(..)) =>
-        {
-            Some(format!(
-                "{endpoint} sees its own address as the client's, and answers itself"
-            ))
-        }
-        Source::ServiceAddress if !is_here(endpoint, planned, around) => Some(format!(
-            "{endpoint} sees the Service's own address {address} as the client's, and what it answers does not come to this node"
-        )),
-        _ => None,
-    }
-}
-
-/// Whether an endpoint is on this node: by its object, else by where packets to it go.
-fn is_here(endpoint: SocketAddr, planned: &Planned<'_>, around: &Surroundings<'_>) -> bool {
-    let known = planned.of.as_ref().and_then(|of| {
-        let mut endpoints = of.endpoints();
-        endpoints
-            .find(|(at, _)| *at == endpoint)
-            .map(|(_, endpoint)| endpoint.local)
-    });
-    known.unwrap_or_else(|| {
-        let hop = around.routing.hop(endpoint.ip());
-        hop.is_some_and(|hop| hop.is_local || hop.is_neighbour)
-    })
 }
 
 /// Whether it was led to a listening port of the daemon.

@@ -14,6 +14,9 @@ use crate::modes::counters::{Counted, Counters};
 
 /// How many Services are looked at in one turn of the loop.
 pub(crate) const LOOKED_AT_A_TURN: usize = 2_000;
+/// So many endpoints are looked at, for so many pods of this node.
+const ENDPOINTS_LOOKED_AT: usize = 10_000;
+const PODS: usize = 64;
 /// How often an address is looked for anew because Services came or went meanwhile.
 const TRIES: usize = 3;
 /// The namespace of a Service that is named without one.
@@ -158,12 +161,26 @@ fn has(service: &Service, address: IpAddr, port: u16) -> bool {
 }
 
 /// What the model knows of this node.
-pub(crate) fn own_node(model: &Model) -> OwnNode {
+pub(crate) fn own_node(model: &Model, name: &str) -> OwnNode {
     let node = model.node();
     OwnNode {
+        pods: own_pods(model, name),
         addresses: node.map(|node| node.addresses.clone()).unwrap_or_default(),
         pod_networks: node.map(|node| node.pod_cidrs.clone()).unwrap_or_default(),
     }
+}
+
+/// A few of this node's pods, if the first Services have any.
+fn own_pods(model: &Model, name: &str) -> Vec<IpAddr> {
+    let names = model.service_names().take(LOOKED_AT_A_TURN);
+    let views = names.filter_map(|name| model.view(name));
+    let slices = views.flat_map(|view| view.slices().collect::<Vec<_>>());
+    let endpoints = slices.flat_map(|slice| slice.endpoints.iter());
+    let endpoints = endpoints.take(ENDPOINTS_LOOKED_AT);
+    let own = endpoints.filter(|one| one.placement.node.as_deref() == Some(name));
+    let mut pods: Vec<IpAddr> = own.map(|one| one.address).take(PODS).collect();
+    pods.dedup();
+    pods
 }
 
 /// Who serves at a listening port of this process.

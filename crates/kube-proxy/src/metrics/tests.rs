@@ -494,6 +494,51 @@ fn what_drifts_is_counted_by_kind_from_the_start() {
 }
 
 #[test]
+fn how_a_family_stands_is_told_in_the_numbers_of_status() {
+    let metrics = Metrics::new();
+    metrics.begins(IpFamily::V4);
+    let value = |name: &str| {
+        let name = format!("kubeproxy_{name}{{ip_family=\"IPv4\"}} ");
+        let text = metrics.classic();
+        let value = text.lines().find_map(|line| line.strip_prefix(&name));
+        value.unwrap().parse::<f64>().unwrap()
+    };
+    let all = || {
+        let names = [
+            "pending_entries",
+            "failing_entries",
+            "lag_seconds",
+            "stuck_seconds",
+        ];
+        names.map(|name| value(name).round().to_string())
+    };
+    assert_eq!(all(), ["0"; 4]);
+    let ago = |seconds| Instant::now().checked_sub(Duration::from_secs(seconds));
+    let standing = Standing {
+        pending_since: ago(70),
+        stuck_since: ago(20),
+        pending: 5,
+        failing: 2,
+        ..Standing::default()
+    };
+    metrics.stands(IpFamily::V4, &standing);
+    assert_eq!(all(), ["5", "2", "70", "20"]);
+}
+
+#[test]
+fn a_histogram_is_there_before_its_first_value() {
+    let metrics = Metrics::new();
+    metrics.begins(IpFamily::V6);
+    let text = metrics.classic();
+    for name in ["service", "network"] {
+        let count = format!(
+            "kubeproxy_{name}_programming_duration_seconds_count{{ip_family=\"IPv6\"}} 0\n"
+        );
+        assert!(text.contains(&count), "{count}{text}");
+    }
+}
+
+#[test]
 fn openmetrics_says_the_same() {
     let metrics = busy();
     let text = metrics.openmetrics();

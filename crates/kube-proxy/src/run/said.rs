@@ -34,7 +34,8 @@ impl Daemon {
             }
             Question::OwnNode(answer) => {
                 let mode = self.options.modes.chosen.name();
-                drop(answer.send((mode, own_node(&self.model))));
+                let own = own_node(&self.model, &self.options.process.node_name);
+                drop(answer.send((mode, own)));
             }
         }
     }

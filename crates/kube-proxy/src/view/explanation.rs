@@ -56,6 +56,12 @@ pub struct Walk {
     /// Why the endpoint's answers do not come back, where they do not.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub unanswered: Option<String>,
+    /// Why it cannot be said whether the answers come back, where nothing is known to stop them.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub unsure: Option<String>,
+    /// What does something to the endpoint's answer on this node, in the order in which it meets it.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub answer: Vec<Step>,
     /// What this way takes for granted, as it is not understood or could not be read.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub doubts: Vec<String>,

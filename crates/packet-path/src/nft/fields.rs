@@ -14,8 +14,12 @@ use crate::packet::{Interface, Packet, Tracking};
 const INVALID: u32 = 1;
 /// `NF_CT_STATE_BIT(IP_CT_NEW)`.
 const NEW: u32 = 8;
+/// `NF_CT_STATE_BIT(IP_CT_ESTABLISHED)`.
+const ESTABLISHED: u32 = 2;
 /// `NF_CT_STATE_UNTRACKED_BIT`.
 const UNTRACKED: u32 = 1 << 6;
+/// `IPS_SEEN_REPLY` and `IPS_CONFIRMED`.
+const ANSWERED: u32 = (1 << 1) | (1 << 3);
 /// `IPS_SRC_NAT`, `IPS_DST_NAT` and that either has been decided (linux/nf_conntrack_common.h).
 const SOURCE_NAT: u32 = 1 << 4;
 const DESTINATION_NAT: u32 = 1 << 5;
@@ -25,8 +29,9 @@ const DESTINATION_NAT_DONE: u32 = 1 << 8;
 const LOOPBACK: u16 = 772;
 /// `IFNAMSIZ`.
 const INTERFACE_NAME: usize = 16;
-/// `TCP` flags of a first packet: SYN.
+/// `TCP` flags of a first packet, SYN, and of the answer to it.
 const SYN: u8 = 2;
+const SYN_ACK: u8 = 0x12;
 
 /// A packet, as it is asked.
 pub(super) struct Fields<'a>(pub(super) &'a Packet);
@@ -82,10 +87,15 @@ impl Fields<'_> {
         if let Some(port) = self.0.source_port {
             set(&mut header, 0, &port.to_be_bytes());
         }
-        set(&mut header, 2, &self.0.port.to_be_bytes());
+        let port = self.0.destination_port().unwrap_or(Packet::CLIENT_PORT);
+        set(&mut header, 2, &port.to_be_bytes());
         if self.0.protocol == TCP {
-            set(&mut header, 8, &[0; 4]);
-            set(&mut header, 13, &[SYN]);
+            if self.0.reply.is_some() {
+                set(&mut header, 13, &[SYN_ACK]);
+            } else {
+                set(&mut header, 8, &[0; 4]);
+                set(&mut header, 13, &[SYN]);
+            }
         }
         header
     }
@@ -125,11 +135,19 @@ impl Fields<'_> {
             CtKey::State => match self.0.tracking {
                 Tracking::NotYet => INVALID,
                 Tracking::New => NEW,
+                Tracking::Established => ESTABLISHED,
                 Tracking::Untracked => UNTRACKED,
             },
-            CtKey::Direction => return known(&[Direction::Original as u8]),
+            CtKey::Direction => {
+                let direction = match self.0.reply {
+                    None => Direction::Original,
+                    Some(_) => Direction::Reply,
+                };
+                return known(&[direction as u8]);
+            }
             CtKey::Status => {
                 let bits = [
+                    (self.0.tracking == Tracking::Established, ANSWERED),
                     (self.0.source_nat.is_some(), SOURCE_NAT),
                     (self.0.destination_changed, DESTINATION_NAT),
                     (self.0.source_settled, SOURCE_NAT_DONE),
@@ -145,16 +163,23 @@ impl Fields<'_> {
 
     /// `None` of what there is none: a packet that is not tracked, an address of the other family.
     pub(super) fn tuple(&self, key: TupleKey, direction: Direction) -> Option<Known> {
-        if self.0.tracking != Tracking::New {
+        if !self.0.is_tracked() {
             return None;
         }
         let original = self.0.original;
-        let (source, destination) = match direction {
-            Direction::Original => (
-                (self.0.original_source, self.0.source_port),
+        let (source, destination) = match (direction, &self.0.reply) {
+            (Direction::Original, reply) => (
+                (
+                    self.0.original_source,
+                    self.0.source_port.filter(|_| reply.is_none()),
+                ),
                 (original.ip(), Some(original.port())),
             ),
-            Direction::Reply => (
+            (Direction::Reply, Some(reply)) => (
+                (reply.endpoint.ip(), Some(reply.endpoint.port())),
+                (reply.client, Some(Packet::CLIENT_PORT)),
+            ),
+            (Direction::Reply, None) => (
                 (self.0.destination, Some(self.0.port)),
                 (self.0.source, self.0.source_port),
             ),

@@ -6,6 +6,7 @@ use ipnet::IpNet;
 use ipvs_netlink::ServiceKey;
 
 use super::rule::{Ask, Bridge, Ipvs, PortSide, Rule, Side, State, Test};
+use crate::bridge::comes_by_port;
 use crate::kernel::{AddressType, Kernel, SetKey, Unread};
 use crate::packet::{Interface, Packet, SourceNat, Tracking};
 
@@ -91,6 +92,7 @@ fn ask(test: &Test, packet: &Packet, kernel: &dyn Kernel, fit: &mut Fit) -> Resu
         Ask::Protocol(number) => packet.protocol == *number,
         Ask::Ports(side, ranges) => is_port(*side, ranges, packet)?,
         Ask::State(states) => states.iter().any(|state| is_in(*state, packet)),
+        Ask::IsAnswer(is) => packet.reply.is_some() == *is,
         Ask::OriginalAddress(Side::Source, net) => net.contains(&packet.original_source),
         Ask::OriginalAddress(Side::Destination, net) => net.contains(&packet.original.ip()),
         Ask::OriginalPort(range) => range.contains(&packet.original.port()),
@@ -117,10 +119,18 @@ fn ask(test: &Test, packet: &Packet, kernel: &dyn Kernel, fit: &mut Fit) -> Resu
             fit.is_new_client = true;
             false
         }
-        Ask::TcpFlags(mask, set) => packet.protocol == super::TCP && super::SYN & mask == *set,
+        Ask::TcpFlags(mask, set) => packet.protocol == super::TCP && flags(packet) & mask == *set,
         Ask::Unknown(text) => return Err(format!("`{text}` is not understood")),
     };
     Ok(Answer::from(is != test.is_inverted))
+}
+
+/// The flags of TCP that a first packet has, and the answer to it.
+fn flags(packet: &Packet) -> u8 {
+    match packet.reply {
+        None => super::SYN,
+        Some(_) => super::SYN | super::ACK,
+    }
 }
 
 fn address(side: Side, packet: &Packet) -> IpAddr {
@@ -152,32 +162,39 @@ fn is_port(
     packet: &Packet,
 ) -> Result<bool, String> {
     let is = |port: u16| ranges.iter().any(|range| range.contains(&port));
-    let source = || match packet.source_port {
+    let of = |port: Option<u16>, lowest: u16, which: &str| match port {
         Some(port) => Ok(is(port)),
         // Any of those that nobody has chosen.
-        None if ranges.iter().all(|range| *range.end() < EPHEMERAL) => Ok(false),
+        None if ranges.iter().all(|range| *range.end() < lowest) => Ok(false),
         None if ranges
             .iter()
-            .any(|range| *range.start() <= EPHEMERAL && *range.end() == u16::MAX) =>
+            .any(|range| *range.start() <= lowest && *range.end() == u16::MAX) =>
         {
             Ok(true)
         }
-        None => Err("it depends on the source port".to_owned()),
+        None => Err(format!("it depends on the {which} port")),
     };
+    let (source, destination) = (packet.source_port, packet.destination_port());
     match side {
-        PortSide::Of(Side::Destination) => Ok(is(packet.port)),
-        PortSide::Of(Side::Source) => source(),
-        PortSide::Either => Ok(is(packet.port) || source()?),
+        PortSide::Of(Side::Destination) => of(destination, ANSWERED, "destination"),
+        PortSide::Of(Side::Source) => of(source, EPHEMERAL, "source"),
+        PortSide::Either => Ok(source.is_some_and(is)
+            || destination.is_some_and(is)
+            || (of(source, EPHEMERAL, "source")? || of(destination, ANSWERED, "destination")?)),
     }
 }
 
 /// No client's port by itself is below.
 const EPHEMERAL: u16 = 1024;
+/// Nor is one to which an answer goes below the first that systems take (`ip_local_port_range`; others
+/// begin at 49152).
+const ANSWERED: u16 = 32_768;
 
 fn is_in(state: State, packet: &Packet) -> bool {
-    let is_tracked = packet.tracking == Tracking::New;
+    let is_tracked = packet.is_tracked();
     match state {
-        State::New => is_tracked,
+        State::New => packet.tracking == Tracking::New,
+        State::Established => packet.tracking == Tracking::Established,
         State::Invalid => packet.tracking == Tracking::NotYet,
         State::Untracked => packet.tracking == Tracking::Untracked,
         State::Dnat => is_tracked && packet.destination_changed,
@@ -240,7 +257,8 @@ fn key(type_name: &str, sides: &[Side], packet: &Packet) -> Result<Option<SetKey
             "ip" | "net" => key.ip2 = Some(address(*side, packet)),
             "port" => {
                 let port = match side {
-                    Side::Destination => packet.port,
+                    // No set singles out a client's.
+                    Side::Destination => packet.destination_port().unwrap_or(Packet::CLIENT_PORT),
                     Side::Source => packet.source_port.ok_or("it depends on the source port")?,
                 };
                 key.port = Some((packet.protocol, port));
@@ -249,20 +267,6 @@ fn key(type_name: &str, sides: &[Side], packet: &Packet) -> Result<Option<SetKey
         }
     }
     Ok(Some(key))
-}
-
-/// Whether netfilter sees it come in by a port of a bridge.
-fn comes_by_port(packet: &Packet, kernel: &dyn Kernel) -> Result<bool, Unread> {
-    let Some(iif) = &packet.iif else {
-        return Ok(false);
-    };
-    let setting = if packet.source.is_ipv4() {
-        "net/bridge/bridge-nf-call-iptables"
-    } else {
-        "net/bridge/bridge-nf-call-ip6tables"
-    };
-    let calls = kernel.setting(setting)?.is_some_and(|value| value == "1");
-    Ok(calls && kernel.is_bridge(iif)?)
 }
 
 fn is_of_server(wanted: &Ipvs, packet: &Packet) -> bool {

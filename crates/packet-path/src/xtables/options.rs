@@ -211,7 +211,7 @@ impl Reading {
             ("icmp", "--icmp-type" | "--icmpv6-type") => Ask::Always(false),
             ("conntrack", "--ctstate") | ("state", "--state") => Ask::State(states(value)?),
             ("conntrack", "--ctstatus") => Ask::State(statuses(value)?),
-            ("conntrack", "--ctdir") => Ask::Always(value == "ORIGINAL"),
+            ("conntrack", "--ctdir") => Ask::IsAnswer(value == "REPLY"),
             ("conntrack", "--ctorigdst") => {
                 Ask::OriginalAddress(Side::Destination, network(value)?)
             }
@@ -390,17 +390,19 @@ fn states(text: &str) -> Option<Vec<State>> {
             "UNTRACKED" => State::Untracked,
             "DNAT" => State::Dnat,
             "SNAT" => State::Snat,
-            "ESTABLISHED" | "RELATED" => State::Later,
+            "ESTABLISHED" => State::Established,
+            "RELATED" => State::Later,
             _ => return None,
         })
     };
     text.split(',').map(state).collect()
 }
 
-/// Of a first packet none of these holds, whose connection nobody has confirmed yet.
+/// Of a first packet none of these holds: its connection nobody has confirmed yet.
 fn statuses(text: &str) -> Option<Vec<State>> {
     let status = |name| match name {
-        "EXPECTED" | "SEEN_REPLY" | "ASSURED" | "CONFIRMED" => Some(State::Later),
+        "SEEN_REPLY" | "CONFIRMED" => Some(State::Established),
+        "EXPECTED" | "ASSURED" => Some(State::Later),
         _ => None,
     };
     text.split(',').map(status).collect()

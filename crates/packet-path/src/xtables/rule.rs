@@ -39,6 +39,8 @@ pub(super) enum Ask {
     Ports(PortSide, Vec<RangeInclusive<u16>>),
     /// `--ctstate`, `--state`.
     State(Vec<State>),
+    /// `--ctdir`: whether it is an answer.
+    IsAnswer(bool),
     /// `--ctorigdst`, `--ctorigsrc`.
     OriginalAddress(Side, IpNet),
     /// `--ctorigdstport`.
@@ -90,7 +92,9 @@ pub(super) enum State {
     Untracked,
     Dnat,
     Snat,
-    /// `ESTABLISHED`, `RELATED`: of no first packet.
+    /// `ESTABLISHED`, `SEEN_REPLY`, `CONFIRMED`: of an answer.
+    Established,
+    /// `RELATED`, `EXPECTED`, `ASSURED`: of neither a first packet nor the answer to it.
     Later,
 }
 

@@ -7,6 +7,7 @@
     reason = "a test stops at the first surprise"
 )]
 
+mod answers;
 mod golden;
 mod rules;
 mod world;

@@ -190,6 +190,26 @@ impl World {
         });
     }
 
+    /// What becomes of the answer to each way that arrives: `10.244.1.5:8080 forwarded`.
+    pub(crate) fn answers(&self, from: &str, to: &str) -> Vec<String> {
+        let rulesets: [&dyn Ruleset; 1] = [&self.rules];
+        let said = |arrived: &Walk| {
+            let answers = packet_path::answer(arrived, &rulesets, &self.snapshot);
+            let endpoint = arrived.endpoint.unwrap();
+            let said = move |answer: &Walk| match answer.fate {
+                Fate::Forwarded => format!("{endpoint} forwarded"),
+                Fate::Local => format!("{endpoint} local"),
+                Fate::Dropped => {
+                    let last = answer.steps.last();
+                    format!("{endpoint} dropped by {}", last.unwrap().place)
+                }
+                _ => format!("{endpoint} {:?}: {}", answer.fate, answer.why),
+            };
+            answers.iter().map(said).collect::<Vec<_>>()
+        };
+        self.ask(from, to).iter().flat_map(said).collect()
+    }
+
     pub(crate) fn ask(&self, from: &str, to: &str) -> Vec<Walk> {
         self.ask_by(Protocol::Tcp, from, to)
     }

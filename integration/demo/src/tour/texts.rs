@@ -21,6 +21,15 @@ const fn wrong(command: &'static str, most: usize) -> Look {
     }
 }
 
+/// Of a command that cannot tell, and says so by its exit status.
+const fn unsure(command: &'static str, most: usize) -> Look {
+    Look {
+        command,
+        status: 2,
+        most,
+    }
+}
+
 pub(super) const TITLE: Title = Title {
     title: "A tour: what kube-proxy does for each Service, as it says itself",
     text: "This page is made by `make tour > docs/tour.md`, in IPVS mode. What stands below a `$` is what that command printed on a node of a small world of
@@ -64,8 +73,8 @@ the kernel's; IPVS adds up every two seconds.",
             well("kube-proxy explain shop/cluster --from 10.10.1.9", 60),
         ],
         asks: &[("client", "10.200.0.1:80", "answers")],
-        after: "`explain` follows the first packet of a connection through the rules, sets and virtual servers that the kernel holds now; `←` says which object
-or flag a step comes from.",
+        after: "`explain` follows the first packet of a connection, and the answer to it, through the rules, sets and virtual servers that the kernel holds now; `←` says
+which object or flag a step comes from.",
     },
     Part {
         title: "ClusterIP, from the node, and from a pod that is an endpoint",
@@ -125,12 +134,12 @@ masqueraded, since its source would be the service address.",
     Part {
         title: "externalTrafficPolicy: Local, and no pod here",
         text: "In IPVS mode the endpoints of other nodes stand in, as upstream, for the sake of clients inside the cluster (C in
-[packet-matrix.md](packet-matrix.md)). `explain` says what this node does. But it masquerades nothing under that policy, so that the pod's answer goes
-straight to the client, who has asked another address and does not take it, unless it comes back by way of this node. A load balancer that looks at the
-health-check node port does not send here at all.",
+[packet-matrix.md](packet-matrix.md)). But this node masquerades nothing under that policy, so that the pod's answer goes straight to the client, who has
+asked another address and does not take it, unless it comes back by way of this node. That is not to be seen here: `explain` is not sure, and ends with 2.
+A load balancer that looks at the health-check node port does not send here at all.",
         looks: &[
             well("kube-proxy services shop/remote", 40),
-            well("kube-proxy explain 172.36.0.11:30010 --from 172.36.0.9", 20),
+            unsure("kube-proxy explain 172.36.0.11:30010 --from 172.36.0.9", 20),
         ],
         asks: &[("outside", "172.36.0.11:30010", "timed out"), ("client", "10.200.0.10:80", "answers")],
         after: "",

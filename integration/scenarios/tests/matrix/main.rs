@@ -3,8 +3,9 @@
 //! `--print` prints docs/packet-matrix.md out of the table in `table.rs`; the test fails where the
 //! table is not what is observed, and where the document is not the table. Each story is told
 //! with every shim of IPVS mode, in nftables mode with each layout, and in userspace mode. What packets
-//! do is compared with what `kube-proxy explain` says, which reads the kernel.
+//! do is compared with what `kube-proxy explain` says, which reads the kernel; in `answers` where only answers are lost.
 
+mod answers;
 mod cast;
 mod echo;
 mod edges;
@@ -71,6 +72,26 @@ fn main() {
             ["--proxy-mode=userspace", "--iptables-backend=nft"],
             cast::has_nftables,
             matrix::every_row
+        ),
+        // Of lane A, whose rules are the same, IPVS is enough.
+        story!("", [], || true, answers::come_back_or_not),
+        story!(
+            "iptables::",
+            ["--proxy-mode=iptables"],
+            cast::has_nftables,
+            answers::come_back_or_not
+        ),
+        story!(
+            "nftables::",
+            ["--proxy-mode=nftables"],
+            cast::has_nftables,
+            answers::come_back_or_not
+        ),
+        story!(
+            "userspace::",
+            ["--proxy-mode=userspace"],
+            cast::has_nftables,
+            answers::come_back_or_not
         ),
     ];
     tell(&[stories, &iptables].concat(), LIMIT)

@@ -18,6 +18,7 @@ impl Routing for Node {
             interface: interface.to_owned(),
             is_local,
             is_neighbour,
+            is_inner: is_neighbour && interface == "cbr0",
         })
     }
 }
@@ -70,6 +71,7 @@ fn objects(source_ranges: &[&str], endpoints: Vec<Endpoint>) -> Objects {
         node: OwnNode {
             addresses: vec!["172.35.0.100".parse().unwrap()],
             pod_networks: vec!["10.244.1.0/24".parse().unwrap()],
+            pods: Vec::new(),
         },
     }
 }
@@ -190,12 +192,13 @@ fn without_a_daemon_an_address_is_asked_as_it_is() {
         [
             "this node to 10.96.0.10:80 (made)",
             "outside 203.0.113.7 to 10.96.0.10:80 (eth0 203.0.113.7)",
-            "note: no IPv4 address of a pod of this node is known: give --from IP",
+            "note: no IPv4 address of a pod of this node is known, by spec.podCIDRs of its Node or by an EndpointSlice: \
+             give --from POD-IP (kubectl get pods -A -o wide)",
         ]
     );
     let notes = told("[fd00::1]:80", "external,fd01::1", &nothing);
     assert_eq!(notes.len(), 2, "{notes:?}");
-    assert!(notes[0].contains("no IPv6 route to outside"), "{notes:?}");
+    assert!(notes[0].contains("give --from CLIENT-IP"), "{notes:?}");
     assert!(notes[1].contains("no route to fd01::1"), "{notes:?}");
 }
 
@@ -222,4 +225,61 @@ fn the_end_of_a_network_is_within_it() {
     assert_eq!(from_end(&net("10.0.0.4/32"), 2), None);
     assert_eq!(from_end(&net("0.0.0.0/32"), 2), None);
     assert_eq!(from_end(&net("fd00::/127"), 2), None);
+}
+
+/// 172.35.0.100/24 on eth0, and no route to elsewhere but that of one pod.
+struct Alone;
+
+impl Routing for Alone {
+    fn hop(&self, to: IpAddr) -> Option<Hop> {
+        let is_pod = to.to_string() == "10.9.9.9";
+        let is_here = to.to_string().starts_with("172.35.0.") || is_pod;
+        is_here.then(|| Node.hop(to))?.map(|hop| Hop {
+            interface: if is_pod {
+                "cali1".to_owned()
+            } else {
+                hop.interface
+            },
+            is_neighbour: true,
+            ..hop
+        })
+    }
+}
+
+#[test]
+fn where_networks_are_not_known_a_pod_and_a_host_beside_the_node_are_taken() {
+    let mut objects = objects(&[], Vec::new());
+    objects.node = OwnNode {
+        addresses: vec!["172.35.0.100".parse().unwrap()],
+        pod_networks: Vec::new(),
+        // The first one is of the node's own network.
+        pods: ["172.35.0.100", "10.9.9.9"]
+            .map(|ip| ip.parse().unwrap())
+            .to_vec(),
+    };
+    let asked = Asked::parse("192.0.2.10:80", "", "default").unwrap();
+    let journeys = plan(&asked, &objects, &Alone);
+    let words = journeys.planned.iter();
+    let words: Vec<&str> = words.map(|planned| &*planned.sender.words).collect();
+    assert_eq!(
+        words,
+        [
+            "pod 10.9.9.9 on this node",
+            "this node",
+            "outside 172.35.0.101, beside this node, which has no default route",
+        ]
+    );
+    assert_eq!(journeys.notes, Vec::<String>::new());
+}
+
+#[test]
+fn a_neighbour_is_a_host() {
+    for (own, beside) in [
+        ("172.35.0.100", "172.35.0.101"),
+        ("172.35.0.1", "172.35.0.3"),
+        ("172.35.0.254", "172.35.0.252"),
+        ("fd35::1", "fd35::"),
+    ] {
+        assert_eq!(neighbour_of(own.parse().unwrap()).to_string(), beside);
+    }
 }

@@ -142,3 +142,41 @@ fn it_is_shown_whatever_is_missing() {
     assert!(text.contains("FAILS"), "nothing is known of it: {text}");
     assert_eq!(render(&Explanation::default(), Style::default()), "");
 }
+
+#[test]
+fn an_answer_is_told_where_it_is_lost_or_all_is_asked_for() {
+    let with_answer = || Walk {
+        answer: vec![step("filter FORWARD", "goes through KUBE-FORWARD")],
+        ..walk(1.0, "10.0.0.1:80", vec![step("routing", "by eth0")])
+    };
+    let narrow = |walk| render(&explanation(vec![walk]), Style::default());
+    let fine = narrow(with_answer());
+    assert!(
+        fine.contains("  ok  ") && !fine.contains("its answer"),
+        "{fine}"
+    );
+    let wide = Style {
+        is_wide: true,
+        ..Style::default()
+    };
+    let wide = render(&explanation(vec![with_answer()]), wide);
+    assert!(wide.contains("its answer:\n    filter FORWARD"), "{wide}");
+    let lost = narrow(Walk {
+        unanswered: Some("its answer is dropped".to_owned()),
+        ..with_answer()
+    });
+    assert!(
+        lost.contains("  FAILS  ") && lost.contains("its answer:\n"),
+        "{lost}"
+    );
+    let unsure = narrow(Walk {
+        unsure: Some("the endpoint is on another node".to_owned()),
+        answer: Vec::new(),
+        ..with_answer()
+    });
+    assert!(unsure.contains("  not sure  "), "{unsure}");
+    assert!(
+        unsure.contains("    not sure: the endpoint is on another node\n"),
+        "{unsure}"
+    );
+}

@@ -33,6 +33,7 @@ fn pod(of: Option<Place<'_>>) -> Planned<'_> {
         sender: Sender {
             words: "pod 10.244.1.9 on this node".to_owned(),
             who: "a pod on this node".to_owned(),
+            is_here: true,
             way: Way::Comes("cbr0".to_owned(), "10.244.1.9".parse().unwrap()),
         },
         to: "10.96.0.9:80".parse().unwrap(),
@@ -205,7 +206,39 @@ fn what_no_service_takes_is_told_as_well() {
         told(Fate::Forwarded),
         "a pod on this node is sent on to 10.96.0.9:80 as it is: no Service takes it here"
     );
-    assert!(told(Fate::Local).contains("whatever listens at 10.96.0.9:80"));
+    assert_eq!(
+        told(Fate::Local),
+        "a pod on this node reaches a process of this node that listens at 10.96.0.9:80: no Service is served there"
+    );
+    let nobody = failed(Fate::Refused, 1.0, THIS_NODE, "", "");
+    assert_eq!(
+        verdict(&pod(None), &[nobody]),
+        "a pod on this node reaches this node itself, and is refused: no Service is served at 10.96.0.9:80, and no process \
+         listens there"
+    );
     assert!(told(Fate::Unknown).contains("cannot be followed beyond routing"));
     assert!(verdict(&pod(None), &[]).contains("cannot be said"));
+}
+
+#[test]
+fn endpoints_whose_answers_fare_alike_are_told_together() {
+    let lost = |at: &str, chance| Walk {
+        unanswered: Some("its answer is dropped by filter FORWARD".to_owned()),
+        ..delivered(at, chance, "kept")
+    };
+    let unsure = Walk {
+        unsure: Some("the endpoint is on another node".to_owned()),
+        ..delivered("10.244.3.7:8080", 0.5, "kept")
+    };
+    let walks = [
+        lost("10.244.1.5:8080", 0.25),
+        lost("10.244.2.7:8080", 0.25),
+        unsure,
+    ];
+    assert_eq!(
+        verdict(&pod(None), &walks),
+        "a pod on this node half of the time reaches 10.244.3.7:8080; the endpoint sees the client's own address; not sure that \
+         an answer comes back: the endpoint is on another node; half of the time reaches 10.244.1.5:8080 or 10.244.2.7:8080, \
+         half each, but gets no answer: its answer is dropped by filter FORWARD"
+    );
 }

@@ -4,7 +4,7 @@ use packet_path::{Fate as Found, SourceNat};
 use proxy::{NamespacedName, ServicePortName};
 
 use super::*;
-use crate::explain::journeys::{Hop, Sender};
+use crate::explain::journeys::{Hop, Routing, Sender, Way};
 use crate::explain::objects::Objects;
 use crate::view::{Address, Port, Service};
 
@@ -17,7 +17,22 @@ impl Routing for Node {
             interface: "any".to_owned(),
             is_local: false,
             is_neighbour: to.to_string().starts_with("10.244.1."),
+            is_inner: to.to_string().starts_with("10.244.1."),
         })
+    }
+}
+
+impl Answers for Node {
+    fn answers(&self, _: &packet_path::Walk) -> Vec<packet_path::Walk> {
+        Vec::new()
+    }
+
+    fn listens(&self, at: SocketAddr, _: Protocol) -> Result<bool, String> {
+        match at.port() {
+            22 => Ok(true),
+            23 => Err("no /proc".to_owned()),
+            _ => Ok(false),
+        }
     }
 }
 
@@ -27,6 +42,7 @@ fn planned(way: Way) -> Planned<'static> {
             words: "somebody".to_owned(),
             who: "somebody".to_owned(),
             way,
+            is_here: true,
         },
         to: "10.96.0.9:80".parse().unwrap(),
         protocol: Protocol::Tcp,
@@ -90,7 +106,7 @@ fn walks(
     let listening =
         |_: IpFamily, _: Protocol, port: u16| relayed.filter(|_| port == 40_000).cloned();
     let around = Surroundings {
-        routing: &Node,
+        kernel: &Node,
         listening: &listening,
     };
     told(followed, planned, &around)
@@ -235,4 +251,44 @@ fn what_is_not_understood_says_so_once() {
     let walk = walks(&riddle, &planned(from_pod("10.244.1.9")), None).remove(0);
     assert_eq!(walk.fate, Fate::Unknown);
     assert_eq!(walk.steps.last().unwrap().says, "a riddle");
+}
+
+#[test]
+fn what_no_service_takes_is_refused_unless_a_process_listens() {
+    let local = |port: u16| {
+        let at = SocketAddr::new("10.96.0.9".parse().unwrap(), port);
+        let mut packet = Packet::new(6, "10.244.1.9".parse().unwrap(), at.ip(), at.port());
+        packet.source_port = None;
+        walk(&packet, Found::Local, from_pod("10.244.1.9"))
+    };
+    assert_eq!((local(22).fate, local(22).unsure), (Fate::Local, None));
+    let nobody = local(80);
+    assert_eq!((nobody.fate, nobody.endpoint), (Fate::Refused, None));
+    assert_eq!(nobody.steps.last().unwrap().place, THIS_NODE);
+    let unknown = local(23);
+    assert_eq!(unknown.fate, Fate::Local);
+    assert!(unknown.unsure.unwrap().contains("no /proc"));
+}
+
+#[test]
+fn an_answer_that_goes_by_another_node_is_not_known() {
+    let packet = packet("203.0.113.7", "10.244.2.7:8080");
+    let followed = followed(&packet, Found::Delivered);
+    let outside = Planned {
+        sender: Sender {
+            is_here: false,
+            ..planned(Way::Made(None)).sender
+        },
+        ..planned(Way::Comes("eth0".to_owned(), packet.source))
+    };
+    let outside = Planned {
+        sender: Sender {
+            way: Way::Comes("eth0".to_owned(), packet.source),
+            ..outside.sender
+        },
+        ..outside
+    };
+    let walk = walks(&followed, &outside, None).remove(0);
+    assert_eq!((walk.fate, walk.unanswered), (Fate::Delivered, None));
+    assert!(walk.unsure.unwrap().contains("on another node"));
 }

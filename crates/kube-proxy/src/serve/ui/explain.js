@@ -158,11 +158,12 @@ const FATES = {
   unknown: ['busy', 'unknown', 'it depends on what is not understood'],
 };
 
-function end({ fate, endpoint, source, seenAs, unanswered, doubts }) {
+function end({ fate, endpoint, source, seenAs, unanswered, unsure, doubts }) {
   const [tone, word, means] = FATES[fate] ?? ['off', fate, ''];
   return h('li', { class: `end ${tone}` },
     h('p', null, state(tone, word), endpoint ? [' to ', h('code', null, endpoint)] : ` ${means}`),
     source ? h('p', { class: 'quiet' }, `source ${source}`, seenAs ? `; the endpoint sees ${seenAs}` : null) : null,
     unanswered ? h('p', null, state('bad', 'no answer comes back'), `: ${unanswered}`) : null,
+    unsure ? h('p', null, state('warn', 'not sure that an answer comes back'), `: ${unsure}`) : null,
     doubts?.map((doubt) => h('p', { class: 'quiet' }, `taken for granted: ${doubt}`)));
 }

@@ -1,0 +1,171 @@
+//! Whether what an endpoint answers comes back to who has asked.
+//!
+//! ```text
+//!   does it come by this node? ──no──▶ unanswered      nobody knows ──▶ unsure
+//!              │ yes
+//!              ▼
+//!   packet_path::answer ─▶ all of its ways arrive      some or all are dropped ──▶ unsure, unanswered
+//! ```
+
+use std::net::SocketAddr;
+
+use packet_path::{Fate, Source};
+use proxy::Protocol;
+
+use super::journeys::{Planned, Routing, Way};
+use super::origin::NOT_OURS;
+use super::walked::{Surroundings, in_view, source};
+use crate::view::{Step, Walk};
+
+/// What is known of answers.
+pub(crate) trait Answers: Routing {
+    /// All ways of the answer to a packet that has arrived, if it comes by this node.
+    fn answers(&self, arrived: &packet_path::Walk) -> Vec<packet_path::Walk>;
+
+    /// Whether a process of this node listens there.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be read: why.
+    fn listens(&self, at: SocketAddr, protocol: Protocol) -> Result<bool, String>;
+}
+
+/// Says of a way whose packet arrives whether its answer does.
+pub(crate) fn follow(
+    walk: &mut Walk,
+    followed: &packet_path::Walk,
+    planned: &Planned<'_>,
+    around: &Surroundings<'_>,
+) {
+    walk.unanswered = never_back(followed, planned, around);
+    if walk.unanswered.is_some() {
+        return;
+    }
+    walk.unsure = elsewhere(followed, planned, around);
+    if walk.unsure.is_some() {
+        return;
+    }
+    let ways = around.kernel.answers(followed);
+    let mut failing = ways.iter().filter(|way| !arrives(way));
+    let Some(first) = failing.next() else {
+        walk.answer = ways
+            .first()
+            .map_or_else(Vec::new, |way| steps(way, planned));
+        return;
+    };
+    walk.answer = steps(first, planned);
+    let said = said(first, &walk.answer);
+    let is_certain = ways
+        .iter()
+        .all(|way| !arrives(way) && way.fate != Fate::Unknown);
+    if is_certain {
+        walk.unanswered = Some(said);
+    } else {
+        walk.unsure = Some(said);
+    }
+}
+
+fn arrives(way: &packet_path::Walk) -> bool {
+    matches!(way.fate, Fate::Local | Fate::Forwarded)
+}
+
+fn steps(way: &packet_path::Walk, planned: &Planned<'_>) -> Vec<Step> {
+    way.steps
+        .iter()
+        .map(|step| in_view(step, planned))
+        .collect()
+}
+
+/// What becomes of an answer that does not arrive.
+fn said(way: &packet_path::Walk, steps: &[Step]) -> String {
+    if way.fate == Fate::Unknown {
+        return format!(
+            "what becomes of its answer here cannot be told: {}",
+            way.why
+        );
+    }
+    if !way.why.is_empty() && way.fate == Fate::Dropped {
+        return format!("its answer is not taken: {}", way.why);
+    }
+    let Some(last) = steps.last() else {
+        return "its answer is dropped here".to_owned();
+    };
+    let says = last.says.strip_prefix("dropped: ").unwrap_or(&last.says);
+    let entry = match &*last.entry {
+        "" => format!(": {says}"),
+        entry => format!(" (`{entry}`)"),
+    };
+    let whose = match &*last.origin {
+        origin if origin.starts_with(NOT_OURS) => format!(", {origin}"),
+        _ => String::new(),
+    };
+    format!("its answer is dropped by {}{entry}{whose}", last.place)
+}
+
+/// Why an endpoint's answers never come back.
+fn never_back(
+    followed: &packet_path::Walk,
+    planned: &Planned<'_>,
+    around: &Surroundings<'_>,
+) -> Option<String> {
+    let (endpoint, address) = (followed.endpoint?, followed.packet.source);
+    match source(followed, planned) {
+        Source::Kept
+            if address == endpoint.ip() && matches!(planned.sender.way, Way::Comes(..)) =>
+        {
+            Some(format!(
+                "{endpoint} sees its own address as the client's, and answers itself"
+            ))
+        }
+        Source::ServiceAddress if !is_here(endpoint, planned, around) => Some(format!(
+            "{endpoint} sees the Service's own address {address} as the client's, and what it answers does not come to this node"
+        )),
+        _ => None,
+    }
+}
+
+/// Why it is not known whether the answer comes by this node.
+fn elsewhere(
+    followed: &packet_path::Walk,
+    planned: &Planned<'_>,
+    around: &Surroundings<'_>,
+) -> Option<String> {
+    let endpoint = followed.endpoint?;
+    let client = match source(followed, planned) {
+        // Of the node itself, or of a Service, which the node has: they come to where these are.
+        Source::Masqueraded(_) | Source::ServiceAddress => return None,
+        Source::Kept | Source::Rewritten(_) => followed.packet.source,
+    };
+    let is_local = around.kernel.hop(client).is_some_and(|hop| hop.is_local);
+    if is_local || is_here(endpoint, planned, around) {
+        return None;
+    }
+    // Where both are behind one interface, this node is not between them.
+    let by = around.kernel.hop(endpoint.ip()).map(|hop| hop.interface);
+    let is_between = match &planned.sender.way {
+        Way::Made(_) => true,
+        Way::Comes(interface, _) => by.is_none_or(|by| by != *interface),
+    };
+    if planned.sender.is_here && is_between {
+        return None;
+    }
+    Some(format!(
+        "the endpoint is on another node, and answers {client} itself: only if that way leads by this node it comes from \
+         {}, and else {client} does not take it",
+        followed.packet.original
+    ))
+}
+
+/// Whether an endpoint is on this node: by its object, else by where packets to it go.
+fn is_here(endpoint: SocketAddr, planned: &Planned<'_>, around: &Surroundings<'_>) -> bool {
+    let known = planned.of.as_ref().and_then(|of| {
+        let mut endpoints = of.endpoints();
+        endpoints
+            .find(|(at, _)| *at == endpoint)
+            .map(|(_, endpoint)| endpoint.local)
+    });
+    known.unwrap_or_else(|| {
+        let hop = around.kernel.hop(endpoint.ip());
+        hop.is_some_and(|hop| hop.is_local || hop.is_inner)
+    })
+}

@@ -1,0 +1,18 @@
+//! Bridges, whose frames netfilter may see as packets (`br_netfilter`).
+
+use crate::kernel::{Kernel, Unread};
+use crate::packet::Packet;
+
+/// Whether netfilter sees it come in by a port of a bridge.
+pub(crate) fn comes_by_port(packet: &Packet, kernel: &dyn Kernel) -> Result<bool, Unread> {
+    let Some(iif) = &packet.iif else {
+        return Ok(false);
+    };
+    let setting = if packet.source.is_ipv4() {
+        "net/bridge/bridge-nf-call-iptables"
+    } else {
+        "net/bridge/bridge-nf-call-ip6tables"
+    };
+    let calls = kernel.setting(setting)?.is_some_and(|value| value == "1");
+    Ok(calls && kernel.is_bridge(iif)?)
+}

@@ -1,0 +1,394 @@
+//! The dashboard and the alert rules against a daemon in the lab that a real Prometheus scrapes: each
+//! panel has something to show, and each fault raises its alert and no other.
+//!
+//! With `BROWSER_SHOTS=FOLDER` the dashboard is drawn there, as `dashboard.html` and `dashboard.png`.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::Path;
+use std::time::{Duration, SystemTime};
+
+use anyhow::{Context as _, Result, ensure};
+use browser::Browser;
+use dashboard::{Dashboard, Prometheus, Range, picture, quickened};
+use lab::Transport;
+use scenarios::{
+    ApiServer, Cluster, Faults, METRICS, Outcome, SOON, Service, Story, at, health, tally, tcp,
+    tell, udp,
+};
+
+const FILE: &str = include_str!("../../../manifests/monitoring/dashboard.json");
+const RULES: &str = include_str!("../../../manifests/monitoring/rules.yaml");
+
+/// The job that the rules name, and Grafana's pattern for all nodes.
+const JOB: &str = "kube-proxy";
+const ALL: &str = ".*";
+
+/// Queries that find nothing while all is well, each beside one of the same panel that does.
+const EMPTY_WHILE_WELL: [&str; 2] = [
+    // The single subsystems, beside all together.
+    "result!=\"done\"}[$__rate_interval])) > 0",
+    "drifted_entries_total{job=\"$job\",instance=~\"$instance\"}[$__rate_interval])) > 0",
+];
+
+/// What the faults of the story raise.
+const FAULTS: [&str; 2] = ["KubeProxyWritesRefused", "KubeProxyApiServerUnreachable"];
+
+fn main() {
+    let stories = [Story {
+        name: "each_panel_has_data_and_each_fault_its_alert",
+        tell: told,
+        is_possible: || true,
+    }];
+    tell(&stories, Duration::from_mins(4))
+}
+
+fn told(c: &mut Cluster) -> Outcome {
+    let dashboard = Dashboard::read(FILE)?;
+    let mut api = c.api_server(true)?;
+    let faults = Faults::prepare(c)?;
+    for service in [web("10.244.1.10 10.244.2.10"), dns(), local()] {
+        api.apply(&service)?;
+    }
+    api.start()?;
+    c.launch_on(
+        &api,
+        &["--metrics-per-service=endpoints", "--ipvs-sync-period=2s"],
+    )?;
+    c.await_first_sync()?;
+    let prometheus = Prometheus::start(&c.node1, c.folder(), METRICS, &quickened(RULES))?;
+    c.until("the first scrape", || {
+        Ok(!prometheus.instant("up == 1", now()?)?.is_empty())
+    })?;
+
+    let began = now()?;
+    something_happens(c, &api)?;
+    variables_are_chosen(&prometheus, &dashboard)?;
+    let shown = Shown::read(&prometheus, &dashboard, began)?;
+    shown.has_data(&EMPTY_WHILE_WELL)?;
+    shown.is_green()?;
+    expect(&prometheus, &[])?;
+
+    // Somebody's hands, a write that is refused, and an API server that is away.
+    c.sh("ipvsadm -D -t 10.96.0.10:80")?;
+    let refusing = faults.fail("iptables restore")?;
+    api.apply(&with_source_ranges())?;
+    until(c, &prometheus, &FAULTS[..1], "pending")?;
+    api.stop();
+    c.patience = Duration::from_secs(40);
+    until(c, &prometheus, &FAULTS, "firing")?;
+    expect(&prometheus, &FAULTS)?;
+    let shown = Shown::read(&prometheus, &dashboard, began)?;
+    shown.has_data(&[])?;
+    shown.are_red(&["Entries the kernel refuses", "Nodes without API server"])?;
+    drawn(c, &shown)?;
+
+    drop(refusing);
+    api.start()?;
+    until(c, &prometheus, &FAULTS, "inactive")?;
+    c.stop()?;
+    until(
+        c,
+        &prometheus,
+        &["KubeProxyDown", "KubeProxyAbsent"],
+        "firing",
+    )
+}
+
+/// Waits until these alerts are all in that state.
+fn until(c: &Cluster, prometheus: &Prometheus, alerts: &[&str], state: &str) -> Result<()> {
+    for alert in alerts {
+        c.until(&format!("{alert} is {state}"), || {
+            Ok(prometheus.state(alert)? == state)
+        })?;
+    }
+    Ok(())
+}
+
+// ---- what happens ----
+
+fn web(endpoints: &str) -> Service {
+    Service::new("web", "10.96.0.10 fd96::10")
+        .port(tcp(80, 8080).named("http"))
+        .endpoints(endpoints)
+}
+
+fn dns() -> Service {
+    Service::new("dns", "10.96.0.53")
+        .port(udp(53, 8080).named("dns"))
+        .endpoints("10.244.1.10 10.244.2.10")
+}
+
+/// Without an endpoint on this node.
+fn local() -> Service {
+    Service::new("local", "10.96.0.20")
+        .port(tcp(80, 8080).node_port(30080))
+        .endpoints("10.244.2.10")
+        .spec("externalTrafficPolicy: Local")
+}
+
+/// Needs rules that were not there before.
+fn with_source_ranges() -> Service {
+    Service::new("ranged", "10.96.0.30")
+        .port(tcp(80, 8080))
+        .endpoints("10.244.1.10")
+        .ingress("192.0.2.30")
+        .spec("loadBalancerSourceRanges: [172.35.0.0/24]")
+}
+
+/// Traffic, an endpoint that drains, one that comes and goes, and probes.
+fn something_happens(c: &Cluster, api: &ApiServer) -> Result<()> {
+    let mut kept = Vec::new();
+    for round in 0..10 {
+        tally(
+            &c.client,
+            Transport::Tcp,
+            at("10.96.0.10:80"),
+            4 + round % 3 * 3,
+        )?;
+        tally(&c.client, Transport::Udp, at("10.96.0.53:53"), 3)?;
+        ensure!(health(c, "/healthz")? == 200 && health(c, "/livez")? == 200);
+        match round {
+            2 => {
+                for _ in 0..4 {
+                    let mut open = c.client.open_tcp(at("10.96.0.10:80"), SOON)?;
+                    open.ask()?;
+                    kept.push(open);
+                }
+            }
+            // Whoever is at the one that goes drains; then it is measured from its trigger on.
+            4 => api.apply(&web("10.244.1.10 fd44:1::10"))?,
+            6 => triggered(c, api)?,
+            _ => {}
+        }
+        std::thread::sleep(Duration::from_millis(700));
+    }
+    for open in &mut kept {
+        open.ask()?;
+    }
+    Ok(())
+}
+
+/// One more endpoint, with the time of its trigger.
+fn triggered(c: &Cluster, api: &ApiServer) -> Result<()> {
+    let now = c.sh("date -u +%Y-%m-%dT%H:%M:%S.%NZ")?;
+    api.apply(&format!(
+        "{{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, addressType: IPv4, \
+         metadata: {{name: dns-more, namespace: default, labels: {{kubernetes.io/service-name: dns}}, \
+         annotations: {{endpoints.kubernetes.io/last-change-trigger-time: '{}'}}}}, \
+         ports: [{{name: dns, protocol: UDP, port: 8080}}], \
+         endpoints: [{{addresses: [10.244.1.99], conditions: {{ready: false, serving: true, terminating: true}}}}, \
+         {{addresses: [10.244.2.99], conditions: {{ready: true}}}}]}}",
+        now.trim()
+    ))?;
+    c.until("it is in the kernel", || {
+        Ok(c.reals("UDP 10.96.0.53:53")?.contains("10.244.2.99"))
+    })?;
+    api.delete_slice("dns-more")
+}
+
+// ---- what is asserted ----
+
+/// Each variable of the dashboard finds its values.
+fn variables_are_chosen(prometheus: &Prometheus, dashboard: &Dashboard) -> Result<()> {
+    let mut found = BTreeMap::new();
+    for (name, selector, label) in dashboard.choices(JOB)? {
+        found.insert(name, prometheus.values(&selector, label)?);
+    }
+    let wanted = [
+        ("instance", vec![METRICS.to_owned()]),
+        ("job", vec![JOB.to_owned()]),
+    ];
+    ensure!(found == BTreeMap::from(wanted), "{found:?}");
+    Ok(())
+}
+
+/// The rules are all loaded, and just these are not inactive.
+fn expect(prometheus: &Prometheus, wanted: &[&str]) -> Result<()> {
+    let alerts = prometheus.alerts()?;
+    ensure!(
+        alerts.len() == RULES.matches("- alert: ").count(),
+        "{alerts:?}"
+    );
+    let active: Vec<_> = alerts
+        .iter()
+        .filter(|(_, state)| *state != "inactive")
+        .collect();
+    ensure!(
+        active.len() == wanted.len()
+            && active
+                .iter()
+                .all(|(name, _)| wanted.contains(&name.as_str())),
+        "{active:?}"
+    );
+    Ok(())
+}
+
+/// The dashboard with what its queries have found since something began.
+struct Shown<'a> {
+    dashboard: &'a Dashboard,
+    range: Range,
+    panels: Vec<picture::Found<'a>>,
+}
+
+impl<'a> Shown<'a> {
+    fn read(prometheus: &Prometheus, dashboard: &'a Dashboard, from: f64) -> Result<Self> {
+        let (to, step) = (now()?, 1);
+        let range = Range { from, to, step };
+        let mut panels = Vec::new();
+        for panel in dashboard.panels() {
+            let mut found = Vec::new();
+            for target in panel.targets() {
+                // One node that was chosen is the same as all, where there is but one.
+                let [all, one] = [ALL, "127\\\\.0\\\\.0\\\\.1:10249"].map(|instance| {
+                    let query = target.filled(JOB, instance, &range)?;
+                    let answer = if target.is_instant() {
+                        prometheus.instant(&query, range.to)
+                    } else {
+                        prometheus.range(&query, &range)
+                    };
+                    answer.with_context(|| format!("{}: {query}", panel.title()))
+                });
+                let all = all?;
+                ensure!(all.len() == one?.len(), "{}", panel.title());
+                found.push((target, all));
+            }
+            panels.push((panel, found));
+        }
+        Ok(Self {
+            dashboard,
+            range,
+            panels,
+        })
+    }
+
+    /// Each query but these found series with values, which have the labels that their legend names,
+    /// in a unit that is theirs.
+    fn has_data(&self, but: &[&str]) -> Result<()> {
+        for (panel, found) in &self.panels {
+            for (target, series) in found {
+                let query = target.raw();
+                let may_be_empty = but.iter().any(|part| query.contains(part));
+                let has_values = series.iter().any(|one| !one.points.is_empty());
+                ensure!(
+                    has_values || may_be_empty,
+                    "{} has no data: {query}",
+                    panel.title()
+                );
+                for one in series {
+                    let name = one.called(target.legend());
+                    ensure!(
+                        !name.contains("{{"),
+                        "{}: {name} of {:?}",
+                        panel.title(),
+                        one.labels
+                    );
+                }
+                let unit = unit_of(query);
+                ensure!(
+                    panel.kind() == "table" || unit == panel.unit(),
+                    "{} is in {}, and {query} in {unit}",
+                    panel.title(),
+                    panel.unit()
+                );
+            }
+            ensure!(
+                panel.kind() == "row" || !found.is_empty(),
+                "{}",
+                panel.title()
+            );
+            ensure!(
+                panel.kind() == "row" || panel.description().ends_with(['.', '?']),
+                "{} has no description",
+                panel.title()
+            );
+        }
+        Ok(())
+    }
+
+    /// The stats by their titles, in the colours of their thresholds.
+    fn colours(&self) -> Vec<(&'a str, &'a str)> {
+        let stats = self
+            .panels
+            .iter()
+            .filter(|(panel, _)| panel.kind() == "stat");
+        stats
+            .filter_map(|(panel, found)| {
+                let value = found.first()?.1.first()?.last()?;
+                Some((panel.title(), panel.colour(value)))
+            })
+            .collect()
+    }
+
+    fn is_green(&self) -> Result<()> {
+        let colours = self.colours();
+        let is_green = colours.iter().all(|(_, colour)| *colour == "green");
+        ensure!(is_green && colours.len() == 6, "{colours:?}");
+        Ok(())
+    }
+
+    fn are_red(&self, titles: &[&str]) -> Result<()> {
+        let colours = self.colours();
+        let red = colours.iter().filter(|(_, colour)| *colour == "red");
+        let red: Vec<&str> = red.map(|(title, _)| *title).collect();
+        ensure!(red == titles, "{colours:?}");
+        Ok(())
+    }
+}
+
+/// The unit, by Grafana's name, of what a query comes to: by the names of metrics, whose last word is
+/// their unit.
+fn unit_of(query: &str) -> &'static str {
+    let is_rate = query.contains("rate(") && !query.contains("histogram_quantile(");
+    let counts_nodes = query.starts_with("count");
+    if counts_nodes || query.contains("increase(") || query.contains("changes(") {
+        return "short";
+    }
+    let names = [
+        ("_cpu_seconds_total", true, "percentunit"),
+        ("_duration_seconds_count", true, "ops"),
+        ("_changes_total", true, "ops"),
+        ("_kernel_writes_total", true, "wps"),
+        ("rest_client_requests_total", true, "reqps"),
+        ("_connections_total", true, "cps"),
+        ("_packets_total", true, "pps"),
+        ("_bytes_total", true, "Bps"),
+        ("_bytes{", false, "bytes"),
+        ("_seconds", false, "s"),
+    ];
+    let found = names
+        .iter()
+        .find(|(part, of_rate, _)| *of_rate == is_rate && query.contains(part));
+    found.map_or("short", |(_, _, unit)| *unit)
+}
+
+// ---- the picture ----
+
+/// Draws it where somebody wants to see it.
+fn drawn(c: &Cluster, shown: &Shown<'_>) -> Result<()> {
+    let Some(folder) = std::env::var_os("BROWSER_SHOTS") else {
+        return Ok(());
+    };
+    let page = picture::page(shown.dashboard, &shown.range, &shown.panels);
+    let file = Path::new(&folder).join("dashboard.html");
+    std::fs::write(&file, page).with_context(|| format!("cannot write {}", file.display()))?;
+    let taken = c.node1.enter(|| {
+        let take = || {
+            let browser = Browser::start(&c.folder().join("profile"))?;
+            browser.go(&format!("file://{}", file.display()))?;
+            let height = browser.run("return document.documentElement.scrollHeight", &[])?;
+            let height = height
+                .as_u64()
+                .and_then(|height| u32::try_from(height).ok());
+            browser.size(picture::WIDTH, height.context("no height")?)?;
+            browser.picture("dashboard")
+        };
+        take().map_err(|error| io::Error::other(format!("{error:?}")))
+    });
+    Ok(taken?)
+}
+
+fn now() -> Result<f64> {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?;
+    Ok(now.as_secs_f64())
+}
