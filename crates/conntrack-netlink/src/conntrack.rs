@@ -60,8 +60,8 @@ impl Conntrack {
         Ok(Self { connection })
     }
 
-    /// Looks at all flows of one family and protocol, in every zone, and keeps those that are
-    /// wanted. The table is read part by part, and nothing else of it is held: it may have millions
+    /// Looks at all flows of one family, and of one protocol unless it is `None`, in every zone, and
+    /// keeps those that are wanted. The table is read part by part, and nothing else of it is held: it may have millions
     /// of flows. Kernels since 5.8 pick family and protocol; from older ones the flows of all
     /// protocols come, and the others are passed over here.
     ///
@@ -75,9 +75,13 @@ impl Conntrack {
     pub fn find(
         &mut self,
         family: Family,
-        protocol: Protocol,
+        protocol: impl Into<Option<Protocol>>,
         mut is_wanted: impl FnMut(&Flow) -> bool,
     ) -> Result<Found, Error> {
+        let protocol = protocol.into();
+        let is_meant = |flow: &Flow| {
+            flow.family() == family && protocol.is_none_or(|protocol| flow.protocol == protocol)
+        };
         let ask = |w: &mut Writer<'_>| write_filter(w, family, protocol);
         let found = self.connection.dump_into(
             message(command::GET),
@@ -87,8 +91,7 @@ impl Conntrack {
                 if kind != message(command::NEW) {
                     return Ok(());
                 }
-                let flow = Flow::decode(payload)?
-                    .filter(|flow| flow.family() == family && flow.protocol == protocol);
+                let flow = Flow::decode(payload)?.filter(is_meant);
                 found.seen += usize::from(flow.is_some());
                 found.flows.extend(flow.filter(&mut is_wanted));
                 Ok(())
@@ -159,8 +162,11 @@ impl From<Reply> for Outcome {
     }
 }
 
-fn write_filter(w: &mut Writer<'_>, family: Family, protocol: Protocol) {
+fn write_filter(w: &mut Writer<'_>, family: Family, protocol: Option<Protocol>) {
     w.bytes(&header(family));
+    let Some(protocol) = protocol else {
+        return;
+    };
     w.nest(attr::TUPLE_ORIG, |w| {
         w.nest(tuple::PROTO, |w| w.attr_u8(proto::NUM, protocol.number()));
     });

@@ -52,7 +52,11 @@ fn udp(source_port: u16) {
     ));
 }
 
-fn flows(conntrack: &mut Conntrack, family: Family, protocol: Protocol) -> Vec<Flow> {
+fn flows(
+    conntrack: &mut Conntrack,
+    family: Family,
+    protocol: impl Into<Option<Protocol>>,
+) -> Vec<Flow> {
     let found = conntrack.find(family, protocol, |_| true).unwrap();
     assert_eq!(found.seen, found.flows.len());
     let mut flows = found.flows;
@@ -107,6 +111,8 @@ fn a_dump_holds_what_was_asked_for() {
         [40003]
     );
     assert_eq!(flows(&mut conntrack, Family::Inet6, Protocol::Tcp), []);
+    let of_all = flows(&mut conntrack, Family::Inet, None::<Protocol>);
+    assert_eq!(ports(of_all), [40000, 40001, 40003]);
 }
 
 #[test]

@@ -18,12 +18,14 @@ mod listeners;
 pub(crate) mod live;
 mod objects;
 mod origin;
+mod quotes;
 pub(crate) mod text;
 mod verdict;
 mod walked;
 
 pub(crate) use asked::{Asked, To};
 pub(crate) use objects::{Objects, OwnNode};
+pub(crate) use quotes::Quotes;
 pub(crate) use walked::Listening;
 
 use crate::view::{Explanation, Fate, Journey, Walk};
@@ -53,6 +55,7 @@ pub(crate) fn explain(
     objects: &Objects,
     kernel: &impl Follow,
     listening: Listening<'_>,
+    quotes: Quotes,
 ) -> Explanation {
     let planned = journeys::plan(asked, objects, kernel);
     let mut explanation = Explanation {
@@ -63,7 +66,7 @@ pub(crate) fn explain(
     };
     let around = Surroundings { kernel, listening };
     let count = planned.planned.len();
-    let mut listed = 0;
+    let (mut listed, mut is_cut) = (0, false);
     for planned in planned.planned.iter().take(JOURNEYS_MAX) {
         if listed >= WALKS_MAX {
             break;
@@ -71,6 +74,7 @@ pub(crate) fn explain(
         let walks = kernel.follow(planned).into_iter();
         let walks = walks.flat_map(|walk| walked::told(&walk, planned, &around));
         let mut walks: Vec<Walk> = walks.collect();
+        is_cut |= quotes.leave_out(&mut walks);
         let verdict = verdict::verdict(planned, &walks);
         if walks.len() > LISTED_MAX {
             let (from, to) = (&planned.sender.words, planned.to);
@@ -95,6 +99,9 @@ pub(crate) fn explain(
         explanation.notes.push(format!(
             "{followed} of {count} journeys were followed: ask for one port, one address, or one sender (--from)"
         ));
+    }
+    if is_cut {
+        explanation.notes.push(quotes::LEFT_OUT.to_owned());
     }
     explanation.notes.extend(kernel.unread());
     explanation

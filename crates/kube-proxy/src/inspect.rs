@@ -21,8 +21,12 @@
 //! daemon's container and with `kubectl exec`, and two nodes of a test on one machine do not meet. A
 //! file would need a folder that both have mounted and may write to (the container's root is
 //! read-only), and cleaning up after a crash, which the kernel does for an abstract name. What a file
-//! has in permissions, the kernel says of each peer (`SO_PEERCRED`): root of the node, or who runs
-//! the daemon, may ask, and nobody else.
+//! has in permissions, the kernel says of each peer (`SO_PEERCRED`): user 0 and the user that runs the
+//! daemon may ask. User 0 is root of the node, and of each container in the node's network namespace
+//! that has no user namespace of its own: a pod with `hostNetwork` that runs as root may ask, too.
+//!
+//! At the metrics address whoever is on the node may ask. They are not told what the kernel tells root
+//! alone: rules of others are named there, and not quoted ([`rooms`] keeps both from each other).
 
 pub(crate) mod explain;
 mod facts;
@@ -31,6 +35,7 @@ pub(crate) mod owners;
 mod parts;
 mod query;
 pub(crate) mod question;
+mod rooms;
 mod service;
 mod services;
 pub(crate) mod socket;
@@ -41,27 +46,27 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
 use http::request::Parts;
-use http::{HeaderValue, Method, StatusCode, header};
+use http::{HeaderValue, Method, StatusCode, Uri, header};
 use serde::Serialize;
 use source::{Registry, Troubles};
-use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot};
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
 pub(crate) use facts::{Facts, OfFamily};
 pub(crate) use local_only::refusal;
 pub(crate) use question::Question;
+pub(crate) use rooms::Asker;
+use rooms::{Room, TURN_PATIENCE, Trims};
 
 use crate::healthz;
 use crate::http_server::{Answer, Respond, answer, not_found};
-use crate::modes::counters::Counters;
+use crate::modes::counters::{Apart, Counters};
 
 /// Under which all of it is.
 pub(crate) const PREFIX: &str = "/api/v1/";
 /// Questions that wait for the loop.
 const QUEUE: usize = 16;
-/// Answers that are worked out beside each other: what they hold in memory is bounded so.
-const AT_ONCE: usize = 4;
 /// How long the loop may take for a question, whatever else it does.
 const LOOP_PATIENCE: Duration = Duration::from_secs(5);
 
@@ -71,12 +76,14 @@ pub(crate) struct Inspect {
     /// Where objects come from, once that is open.
     source: OnceLock<Origin>,
     counters: Counters,
+    /// The same, for status alone.
+    status_counters: Counters,
     looks: top::Looks,
     health: Arc<healthz::Status>,
     questions: mpsc::Sender<Question>,
-    at_once: Semaphore,
-    /// How many read the kernel rule by rule.
-    explaining: Arc<Semaphore>,
+    trims: Trims,
+    of_root: Room,
+    of_anyone: Room,
 }
 
 /// What does not change while the process runs.
@@ -108,11 +115,10 @@ pub(crate) enum Unanswered {
     /// It is busy, or ends.
     #[error("the daemon's loop has not answered within {} s: see its log", LOOP_PATIENCE.as_secs())]
     Late,
-    /// Others are asking what reads much.
+    /// Others are asking, or have not taken what they asked for.
     #[error(
-        "{} such questions are being answered, and none of them has ended within {} s: ask again",
-        explain::AT_ONCE,
-        explain::TURN_PATIENCE.as_secs()
+        "others ask, or do not take their answers, and none of them has ended within {} s: ask again",
+        TURN_PATIENCE.as_secs()
     )]
     Busy,
     /// The question cannot be meant.
@@ -131,18 +137,21 @@ impl Inspect {
     pub(crate) fn new(
         about: About,
         health: Arc<healthz::Status>,
-        counters: Counters,
+        counters: &Apart,
     ) -> (Arc<Self>, mpsc::Receiver<Question>) {
         let (questions, asked) = mpsc::channel(QUEUE);
+        let trims = Trims::default();
         let inspect = Self {
             about,
             source: OnceLock::new(),
-            counters,
+            counters: counters.asked.clone(),
+            status_counters: counters.status.clone(),
             looks: top::Looks::default(),
             health,
             questions,
-            at_once: Semaphore::new(AT_ONCE),
-            explaining: Arc::new(Semaphore::new(explain::AT_ONCE)),
+            of_root: Room::new(&trims),
+            of_anyone: Room::new(&trims),
+            trims,
         };
         (Arc::new(inspect), asked)
     }
@@ -154,7 +163,7 @@ impl Inspect {
     }
 
     /// What a request for a path under [`PREFIX`] is answered.
-    pub(crate) async fn respond(&self, head: &Parts) -> Answer {
+    pub(crate) async fn respond(self: &Arc<Self>, head: &Parts, asker: Asker) -> Answer {
         if head.method != Method::GET && head.method != Method::HEAD {
             let why = "only GET is answered: nothing can be changed here";
             let mut answer = failed(StatusCode::METHOD_NOT_ALLOWED, why);
@@ -162,21 +171,60 @@ impl Inspect {
             answer.headers_mut().insert(header::ALLOW, allowed);
             return answer;
         }
-        // It is not closed.
-        let _permit = self.at_once.acquire().await;
-        let path = head.uri.path().strip_prefix(PREFIX).unwrap_or_default();
-        match path {
-            "status" => told(self.status().await),
-            "services" => told(self.services(&head.uri).await),
-            "explain" => told(self.explain(&head.uri).await),
-            "top" => told(self.top(&head.uri).await),
-            _ => match path.strip_prefix("services/") {
-                Some(name) => told(self.service(name).await),
-                None => failed(
-                    StatusCode::NOT_FOUND,
-                    "there is no such path: see docs/api.md",
-                ),
-            },
+        let room = self.room(asker);
+        let turn = match path(&head.uri) {
+            "status" => room.status_turn().await,
+            _ => room.turn().await,
+        };
+        let turn = match turn {
+            Ok(turn) => turn,
+            Err(busy) => return refused(&busy),
+        };
+        // Whoever asked may go; what was begun holds its place until it has ended, on whatever thread.
+        let (inspect, uri) = (Arc::clone(self), head.uri.clone());
+        let answered = tokio::spawn(async move {
+            let _turn = turn;
+            inspect.answered(&uri, asker).await
+        });
+        answered
+            .await
+            .unwrap_or_else(|ended| refused(&Unanswered::Unreadable(ended.to_string())))
+    }
+
+    async fn answered(&self, uri: &Uri, asker: Asker) -> Answer {
+        let found = match path(uri) {
+            "status" => self.status().await,
+            "top" => self.top(uri).await,
+            path => {
+                let found = match path {
+                    "services" => self.services(uri).await,
+                    "explain" => self.explain(uri, asker).await,
+                    _ => match path.strip_prefix("services/") {
+                        Some(name) => self.service(name).await,
+                        None => Err(Unanswered::NotFound(
+                            "there is no such path: see docs/api.md".to_owned(),
+                        )),
+                    },
+                };
+                // What it was worked out of is free again; looks are kept, and forgotten by themselves.
+                self.trims.soon();
+                found
+            }
+        };
+        let json = match found {
+            Ok(json) => self.room(asker).untaken(json).await,
+            Err(why) => Err(why),
+        };
+        match json {
+            Ok(json) => uncached(answer(StatusCode::OK, "application/json", json)),
+            Err(why) => refused(&why),
+        }
+    }
+
+    fn room(&self, asker: Asker) -> &Room {
+        match asker {
+            Asker::Root => &self.of_root,
+            Asker::Anyone => &self.of_anyone,
         }
     }
 
@@ -212,14 +260,20 @@ impl Inspect {
             node: node.to_owned(),
             started: SystemTime::UNIX_EPOCH,
         };
-        Self::new(about, health, Counters::default())
+        Self::new(about, health, &Apart::default())
     }
 }
 
+/// The path under [`PREFIX`].
+fn path(uri: &Uri) -> &str {
+    uri.path().strip_prefix(PREFIX).unwrap_or_default()
+}
+
+/// By the local socket.
 impl Respond for Arc<Inspect> {
     async fn respond(&self, head: &Parts) -> Answer {
         if head.uri.path().starts_with(PREFIX) {
-            Inspect::respond(self, head).await
+            Inspect::respond(self, head, Asker::Root).await
         } else {
             not_found()
         }
@@ -237,12 +291,8 @@ impl Unanswered {
     }
 }
 
-/// What an object, or that there is none, is answered as.
-fn told(found: Result<Vec<u8>, Unanswered>) -> Answer {
-    match found {
-        Ok(json) => uncached(answer(StatusCode::OK, "application/json", json)),
-        Err(why) => failed(why.code(), &why.to_string()),
-    }
+fn refused(why: &Unanswered) -> Answer {
+    failed(why.code(), &why.to_string())
 }
 
 fn failed(code: StatusCode, why: &str) -> Answer {

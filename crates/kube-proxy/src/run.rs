@@ -108,7 +108,7 @@ async fn live(
     let predecessor = opened.predecessor(&options.modes);
     let ending = opened.ending();
     let notices = opened.notices()?;
-    observed.counters.set(opened.counters());
+    observed.counters.set([(); 4].map(|()| opened.counters()));
     let uses = used(&*opened, &options.modes);
     let now = Instant::now();
     let modes = opened.into_modes(&Start {

@@ -4,7 +4,7 @@ use clap::Args;
 
 use super::{Failure, Form, Printed, has_colours, socket};
 use crate::explain::text::{Style, render};
-use crate::explain::{Asked, Objects, To, exit_status, live};
+use crate::explain::{Asked, Objects, Quotes, To, exit_status, live};
 use crate::view::Explanation;
 
 /// Below its help.
@@ -78,7 +78,7 @@ fn without_daemon(asked: &Asked) -> Result<Explanation, Failure> {
     if let To::Service(..) = asked.to {
         return Err(Failure::NoDaemon);
     }
-    let explanation = live::answer(asked, &Objects::default(), &|_, _, _| None);
+    let explanation = live::answer(asked, &Objects::default(), &|_, _, _| None, Quotes::All);
     let mut explanation = explanation.map_err(Failure::Unreadable)?;
     explanation.notes.insert(
         0,

@@ -13,7 +13,7 @@ use proxy::{IpFamily, Protocol};
 use super::answer::Answers;
 use super::journeys::{self, Hop, Planned, Routing, Way};
 use super::listeners;
-use super::{Asked, Follow, Listening, Objects, explain};
+use super::{Asked, Follow, Listening, Objects, Quotes, explain};
 use crate::view::Explanation;
 
 /// How often the kernel is read where its rules change meanwhile.
@@ -29,11 +29,12 @@ pub(crate) fn answer(
     asked: &Asked,
     objects: &Objects,
     listening: Listening<'_>,
+    quotes: Quotes,
 ) -> Result<Explanation, String> {
     let mut tries = 1;
     loop {
         let kernel = Live::open()?;
-        let mut explanation = explain(asked, objects, &kernel, listening);
+        let mut explanation = explain(asked, objects, &kernel, listening, quotes);
         let has_changed = kernel.has_changed();
         if has_changed && tries == TRIES {
             let note = "the rules of nf_tables were changed while they were read: ways may mix what was and what is";

@@ -82,7 +82,13 @@ fn objects(ports: u16) -> Objects {
 
 fn explained(ports: u16, ways: u16) -> Explanation {
     let asked = Asked::parse("default/web", "node", "").unwrap();
-    explain(&asked, &objects(ports), &Fake(ways), &|_, _, _| None)
+    explain(
+        &asked,
+        &objects(ports),
+        &Fake(ways),
+        &|_, _, _| None,
+        Quotes::All,
+    )
 }
 
 #[test]

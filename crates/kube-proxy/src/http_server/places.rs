@@ -8,7 +8,9 @@
 //! scrapers do, loses none, whatever others do, unless there are more clients than places.
 //!
 //! A client is an IPv4 address or an IPv6 network of 64 bits: who has one of these has all of its
-//! addresses. All who come by a local socket are one.
+//! addresses. Whoever is on this node has all of 127.0.0.0/8 and `::1`, which are one client. Of those
+//! who come by a local socket each user is one; all who may not ask there are one together, as one of
+//! them may have many users, and take no place from those who may.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -71,8 +73,12 @@ struct Connection {
 pub(crate) enum Client {
     /// Of the network.
     Network(IpAddr),
-    /// On this node, by a local socket.
-    Local,
+    /// On this node, by its loopback addresses.
+    Loopback,
+    /// This user, by a local socket.
+    Local(u32),
+    /// By a local socket, those who may not ask there.
+    Refused,
 }
 
 /// What a connection does.
@@ -218,6 +224,9 @@ impl Client {
     /// Who is at this address.
     pub(super) fn of(peer: IpAddr) -> Self {
         const NETWORK: u128 = !0 << 64;
+        if peer.to_canonical().is_loopback() {
+            return Self::Loopback;
+        }
         Self::Network(match peer.to_canonical() {
             IpAddr::V6(ip) => Ipv6Addr::from_bits(ip.to_bits() & NETWORK).into(),
             ip @ IpAddr::V4(_) => ip,
@@ -230,7 +239,9 @@ impl fmt::Display for Client {
         match self {
             Self::Network(IpAddr::V4(ip)) => ip.fmt(formatter),
             Self::Network(IpAddr::V6(ip)) => write!(formatter, "{ip}/64"),
-            Self::Local => formatter.write_str("this node's root"),
+            Self::Loopback => formatter.write_str("this node (127.0.0.0/8, ::1)"),
+            Self::Local(user) => write!(formatter, "user {user} of this node"),
+            Self::Refused => formatter.write_str("whoever may not ask by the local socket"),
         }
     }
 }
@@ -383,10 +394,28 @@ pub(super) mod tests {
     }
 
     #[test]
+    fn who_is_on_this_node_is_one_client() {
+        let same = ["127.0.0.1", "127.200.3.4", "::1", "::ffff:127.0.0.9"];
+        assert!(same.iter().all(|text| peer(text) == Client::Loopback));
+    }
+
+    #[test]
+    fn who_may_not_ask_takes_no_place_of_who_may() {
+        let places = places(8, 3);
+        let server = places.server();
+        let admit = |client| places.admit(server, client, &"tests");
+        let root = [admit(Client::Local(0)), admit(Client::Local(0))];
+        let others: Vec<_> = (0..100).map(|_| admit(Client::Refused)).collect();
+        assert!(!root.iter().any(is_over));
+        let left = others.iter().filter(|place| !is_over(place)).count();
+        assert_eq!(left, 3);
+    }
+
+    #[test]
     fn ipv6_clients_are_networks() {
         let of = |text: &str| peer(text).to_string();
         assert_eq!(of("2001:db8:1:2:3:4:5:6"), "2001:db8:1:2::/64");
-        assert_eq!(of("::1"), "::/64");
+        assert_eq!(of("::2"), "::/64");
         assert_eq!(of("::ffff:192.0.2.1"), "192.0.2.1");
         assert_eq!(of("192.0.2.1"), "192.0.2.1");
     }

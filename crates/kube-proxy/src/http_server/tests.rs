@@ -55,6 +55,22 @@ async fn an_unspecified_address_is_both_families() {
         .unwrap();
 }
 
+/// Takes each address of this node for another client, as if they were elsewhere.
+struct ByAddress(TcpListener);
+
+impl Listen for ByAddress {
+    type Stream = TcpStream;
+
+    async fn accept(&self) -> io::Result<Accepted<TcpStream>> {
+        let (stream, peer) = self.0.accept().await?;
+        Ok(Accepted {
+            stream,
+            client: Client::Network(peer.ip()),
+            refusal: None,
+        })
+    }
+}
+
 /// A server of its own, with so many places, and so many for each client.
 fn small(places: Arc<Places>) -> (SocketAddr, JoinHandle<()>) {
     let listener = listen_on((Ipv4Addr::LOCALHOST, 0).into(), Unspecified::Both).unwrap();
@@ -63,7 +79,7 @@ fn small(places: Arc<Places>) -> (SocketAddr, JoinHandle<()>) {
         "/long" => text(StatusCode::OK, vec![b'x'; 64 << 20]),
         _ => echo(head),
     });
-    let serving = serve_within(places, listener, "tests", respond);
+    let serving = serve_within(places, ByAddress(listener), "tests", respond);
     (address, tokio::spawn(serving))
 }
 

@@ -2,24 +2,17 @@
 
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::sync::Arc;
-use std::time::Duration;
 
 use http::Uri;
 use proxy::{IpFamily, Model, NamespacedName, Protocol, Service};
-use tokio::time::timeout;
 
-use super::question::{Claimed, Question};
+use super::question::{Claimed, Copied, Ground, Question};
 use super::service::{Detail, Seen};
-use super::{Inspect, Unanswered, rendered};
-use crate::explain::{Asked, Objects, OwnNode, To, live};
+use super::{Asker, Inspect, Unanswered, rendered};
+use crate::explain::{Asked, Objects, OwnNode, Quotes, To, live};
 use crate::modes::counters::{Counted, Counters};
 use crate::whose::{Place, places};
 
-/// The kernel is read for so many questions beside each other.
-pub(super) const AT_ONCE: usize = 2;
-/// How long a further one waits for its turn.
-pub(super) const TURN_PATIENCE: Duration = Duration::from_secs(5);
 /// How many Services are looked at in one turn of the loop.
 pub(crate) const LOOKED_AT_A_TURN: usize = 2_000;
 /// So many endpoints are looked at, for so many pods of this node.
@@ -32,29 +25,27 @@ const NAMESPACE: &str = "default";
 
 impl Inspect {
     /// What becomes of packets to somewhere.
-    pub(super) async fn explain(&self, uri: &Uri) -> Result<Vec<u8>, Unanswered> {
+    pub(super) async fn explain(&self, uri: &Uri, asker: Asker) -> Result<Vec<u8>, Unanswered> {
         let asked = read(uri)?;
-        let turn = Arc::clone(&self.explaining).acquire_owned();
-        let Ok(Ok(turn)) = timeout(TURN_PATIENCE, turn).await else {
-            return Err(Unanswered::Busy);
+        let turn = self.room(asker).explaining_turn().await?;
+        let known = self.known(&asked).await?;
+        let counters = self.counters.clone();
+        let quotes = match asker {
+            Asker::Root => Quotes::All,
+            Asker::Anyone => Quotes::Own,
         };
-        let objects = self.objects(&asked).await?;
-        let (counters, questions) = (self.counters.clone(), self.questions.clone());
         rendered(move || {
             // Also where nobody waits for the answer any more.
             let _turn = turn;
+            let objects = known.objects(&asked)?;
             let listening = listening(&counters);
-            let answer = live::answer(&asked, &objects, &listening);
-            // Of iptables mode's rules a table is read whole: 15 MB with 10,000 Services. A loop that is
-            // late has other things to do.
-            let _ = questions.try_send(Question::Freed);
-            answer.map_err(Unanswered::Unreadable)
+            live::answer(&asked, &objects, &listening, quotes).map_err(Unanswered::Unreadable)
         })
         .await
     }
 
-    /// What is known of the objects that a question is about.
-    async fn objects(&self, asked: &Asked) -> Result<Objects, Unanswered> {
+    /// What the loop knows of what a question is about.
+    async fn known(&self, asked: &Asked) -> Result<Known, Unanswered> {
         let names = match &asked.to {
             To::Service(name, _) => vec![NamespacedName::new(&name.namespace, &name.name)],
             To::Address(at, _) => self.claimants(at.ip(), at.port()).await?,
@@ -76,19 +67,12 @@ impl Inspect {
         }
         let ground = self.ask(Question::Ground).await?;
         let (mode, node) = self.ask(Question::OwnNode).await?;
-        let (counted, nowhere) = (Counted::default(), HashMap::new());
-        let seen = Seen::new(&ground, &counted, &nowhere);
-        let detail = Detail {
-            has_endpoints: true,
-        };
-        let services = copied.iter().map(|one| seen.service(one, detail)).collect();
-        let objects = Objects {
-            mode: Some(mode.to_owned()),
-            services,
+        Ok(Known {
+            copied,
+            ground,
+            mode,
             node,
-        };
-        unknown_port(asked, &objects)?;
-        Ok(objects)
+        })
     }
 
     /// The Services that have an address and port. Where some come or go meanwhile, the order of
@@ -118,6 +102,33 @@ impl Inspect {
         all.sort_unstable();
         all.dedup();
         Ok(all)
+    }
+}
+
+/// What the loop knows of what a question is about.
+struct Known {
+    copied: Vec<Copied>,
+    ground: Ground,
+    mode: &'static str,
+    node: OwnNode,
+}
+
+impl Known {
+    /// The same as it is shown: worked out of many endpoints, it takes a while.
+    fn objects(self, asked: &Asked) -> Result<Objects, Unanswered> {
+        let (counted, nowhere) = (Counted::default(), HashMap::new());
+        let seen = Seen::new(&self.ground, &counted, &nowhere);
+        let detail = Detail {
+            has_endpoints: true,
+        };
+        let copied = self.copied.iter();
+        let objects = Objects {
+            mode: Some(self.mode.to_owned()),
+            services: copied.map(|one| seen.service(one, detail)).collect(),
+            node: self.node,
+        };
+        unknown_port(asked, &objects)?;
+        Ok(objects)
     }
 }
 

@@ -29,7 +29,7 @@ pub(crate) const TROUBLES: usize = 1_000;
 pub(crate) const DRAINS: usize = 1_000;
 
 /// A question to the loop, with the end at which its answer is awaited. Each takes it about 2 ms at
-/// most.
+/// most, but for a Service that has more endpoints than [`ENDPOINTS_A_TURN`] by itself.
 pub(crate) enum Question {
     /// How it stands.
     Facts(Sender<Facts>),
@@ -45,8 +45,6 @@ pub(crate) enum Question {
     Claimants(usize, IpAddr, u16, Sender<Claimed>),
     /// The mode's name, and what is known of this node.
     OwnNode(Sender<(&'static str, OwnNode)>),
-    /// None: much that an answer took is free again.
-    Freed,
 }
 
 /// Who has an address, of a piece of the Services.
@@ -86,6 +84,12 @@ impl Copied {
     /// How many endpoints its slices have.
     pub(crate) fn endpoint_count(&self) -> usize {
         self.slices.iter().map(|slice| slice.endpoints.len()).sum()
+    }
+
+    /// How many are listed of it: each endpoint at each port.
+    pub(crate) fn listed_count(&self) -> usize {
+        self.endpoint_count()
+            .saturating_mul(self.service.ports.len())
     }
 
     pub(crate) fn view(&self) -> ServiceView<'_> {

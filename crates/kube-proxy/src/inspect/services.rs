@@ -20,9 +20,11 @@ use crate::view::{Service, ServiceList};
 
 /// How often names are asked for anew because Services came or went meanwhile.
 const TRIES: usize = 3;
-/// Endpoints on a page where they are listed: it ends behind the Service that has the last of these.
+/// Endpoints on a page where they are listed, each at each of its ports: it ends behind the Service that
+/// has the last of these.
 const ENDPOINTS_MAX: usize = 20_000;
-/// Of so many addresses the endpoints' counters are read one by one; of more, not at all.
+/// So many addresses are read one by one where that tells more, with their endpoints; more of them all
+/// together, without.
 const COUNTED_ADDRESSES_MAX: usize = 2_000;
 /// How long a source may take to say where endpoints are.
 const WHEREABOUTS_PATIENCE: Duration = Duration::from_secs(2);
@@ -57,7 +59,7 @@ impl Inspect {
             last = done.last().cloned();
             names = rest;
             let told = told.into_iter().flatten();
-            copied.extend(told.inspect(|one| endpoints += one.endpoint_count()));
+            copied.extend(told.inspect(|one| endpoints += one.listed_count()));
             if query.has_endpoints && endpoints >= ENDPOINTS_MAX && !names.is_empty() {
                 has_more = true;
                 break;
@@ -69,22 +71,11 @@ impl Inspect {
         };
         let counters = query.has_counters.then(|| self.counters.clone());
         rendered(move || {
-            let counted = match counters {
-                Some(counters) => {
-                    let addresses = addresses(&copied, &ground);
-                    let is_much = addresses.len() > COUNTED_ADDRESSES_MAX;
-                    let which = if query.has_endpoints && !is_much {
-                        Which::Of(&addresses)
-                    } else {
-                        Which::Addresses
-                    };
-                    if query.has_endpoints && is_much {
-                        list.notes.push("endpoints have no counters on a page of so many addresses: ask with a smaller limit".to_owned());
-                    }
-                    counted(&counters, which, &mut list.notes)
-                }
-                None => Counted::default(),
-            };
+            let counted = counters.map(|counters| {
+                let addresses = addresses(&copied, &ground);
+                counted_of_page(&counters, &addresses, detail, &mut list.notes)
+            });
+            let counted = counted.unwrap_or_default();
             let nowhere = HashMap::new();
             let seen = Seen::new(&ground, &counted, &nowhere);
             list.items = copied.iter().map(|one| seen.service(one, detail)).collect();
@@ -230,6 +221,28 @@ fn addresses(copied: &[Copied], ground: &Ground) -> Vec<At> {
         addresses.map(|(_, at)| at).chain(anywhere(port))
     });
     addresses.collect()
+}
+
+/// What was counted of a page, by blocking.
+fn counted_of_page(
+    counters: &Counters,
+    addresses: &[At],
+    detail: Detail,
+    notes: &mut Vec<String>,
+) -> Counted {
+    let is_one_by_one = counters.with(|reader| reader.tells_more_of_single());
+    let is_much = addresses.len() > COUNTED_ADDRESSES_MAX && is_one_by_one == Some(true);
+    if is_much && detail.has_endpoints {
+        let note =
+            "endpoints have no counters on a page of so many addresses: ask with a smaller limit";
+        notes.push(note.to_owned());
+    }
+    let which = if is_much {
+        Which::Addresses
+    } else {
+        Which::Of(addresses)
+    };
+    counted(counters, which, notes)
 }
 
 /// What was counted, by blocking; nothing where it cannot be read, and a note says why.

@@ -99,11 +99,19 @@ impl Listen for Local {
         let (stream, _) = self.listener.accept().await?;
         // As they were when it connected, by the kernel's word; who is gone already may not ask.
         let user = stream.peer_cred().map(|credentials| credentials.uid());
-        Ok(Accepted {
-            refusal: refusal(user.ok(), self.own),
-            stream,
-            client: Client::Local,
-        })
+        Ok(accepted(stream, user.ok(), self.own))
+    }
+}
+
+fn accepted(stream: UnixStream, user: Option<u32>, own: u32) -> Accepted<UnixStream> {
+    let refusal = refusal(user, own);
+    Accepted {
+        stream,
+        client: match (user, &refusal) {
+            (Some(user), None) => Client::Local(user),
+            _ => Client::Refused,
+        },
+        refusal,
     }
 }
 

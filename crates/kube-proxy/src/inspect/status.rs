@@ -43,7 +43,7 @@ impl Inspect {
             awaiting: self.health.awaiting(),
             is_healthy: self.health.is_healthy(now),
             progress: self.health.progress(),
-            counters: self.counters.clone(),
+            counters: self.status_counters.clone(),
         };
         rendered(move || Ok(outer.status(facts))).await
     }

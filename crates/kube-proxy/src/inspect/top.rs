@@ -7,7 +7,9 @@
 //! ```
 //!
 //! Looks are kept for a minute after the last question, and two of them, so that askers who come
-//! together are answered from the same: nobody has the kernel read more than once a second.
+//! together are answered from the same: all addresses are read once a second at most, and so is each
+//! address of those whose endpoints are listed. The kernel is read on blocking threads, one look after
+//! the other; ranking is done there, too.
 
 mod looks;
 mod rank;
@@ -77,18 +79,21 @@ impl Inspect {
         let facts = self.ask(Question::Facts).await?;
         let looks = self.looks.clone();
         let counters = self.counters.clone();
-        let looked = spawn_blocking(move || looks.take(&counters, Instant::now()));
+        let looked = spawn_blocking(move || {
+            let span = looks.take(&counters, Instant::now())?;
+            let found = busiest(&span, sort, limit);
+            Ok::<_, Unanswered>((span, Wanted::new(found.at, found.names)))
+        });
         let ended = |error: tokio::task::JoinError| Unanswered::Unreadable(error.to_string());
-        let span = looked.await.map_err(ended)??;
+        let (span, wanted) = looked.await.map_err(ended)??;
         self.looks.forget_later();
-        let found = busiest(&span, sort, limit);
-        let owners = self.owners(Wanted::new(found.at, found.names)).await?;
+        let owners = self.owners(wanted).await?;
         let looks = self.looks.clone();
         let counters = self.counters.clone();
         rendered(move || {
             let is_node = |address| facts.is_of_node(address);
             let mut top = assemble(&span, owners, &is_node, sort, limit);
-            let endpoints = looks.endpoints(&counters, &top.at)?;
+            let endpoints = looks.endpoints(&counters, &top.at, Instant::now())?;
             top.add_endpoints(&endpoints, sort, limit);
             let mut view = top.view;
             let families = &facts.families;

@@ -10,7 +10,7 @@
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anyhow::Result;
 use ipnet::IpNet;
@@ -203,19 +203,25 @@ impl Counted {
     }
 }
 
-/// The counters of the mode that serves, for whoever looks, on whatever thread. Clones are the same.
+/// The counters of the mode that serves, for whoever looks, on whatever thread. Clones are the same,
+/// and read one after the other.
 #[derive(Clone, Default)]
-pub(crate) struct Counters(Arc<Mutex<Option<Box<dyn ReadCounters>>>>);
+pub(crate) struct Counters(Arc<Held>);
+
+#[derive(Default)]
+struct Held {
+    /// That of the mode that serves now, until who reads takes it over; held for a moment.
+    next: Mutex<Option<Box<dyn ReadCounters>>>,
+    /// Held while it reads.
+    reader: Mutex<Option<Box<dyn ReadCounters>>>,
+}
 
 impl Counters {
-    /// Another mode serves now.
+    /// Another mode serves now. Whoever reads goes on with the one before: nobody waits for it here.
     pub(crate) fn set(&self, reader: Box<dyn ReadCounters>) {
-        // Whoever reads goes on with the one before for as long: the loop does not wait for it.
-        if let Ok(mut held) = self.0.try_lock() {
-            *held = Some(reader);
-        } else {
-            let held = self.clone();
-            std::thread::spawn(move || held.replace(reader));
+        *lock(&self.0.next) = Some(reader);
+        if let Ok(mut held) = self.0.reader.try_lock() {
+            self.0.take_over(&mut held);
         }
     }
 
@@ -225,15 +231,54 @@ impl Counters {
             .flatten()
     }
 
-    fn replace(&self, reader: Box<dyn ReadCounters>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(reader);
-    }
-
     /// Does something with what reads them, by blocking, one after the other; `None` before there is
     /// a mode.
     pub(crate) fn with<R>(&self, work: impl FnOnce(&mut dyn ReadCounters) -> R) -> Option<R> {
-        let mut held = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        held.as_mut().map(|reader| work(&mut **reader))
+        let mut held = lock(&self.0.reader);
+        self.0.take_over(&mut held);
+        let done = held.as_mut().map(|reader| work(&mut **reader));
+        // One that has ended keeps nothing open.
+        self.0.take_over(&mut held);
+        done
+    }
+}
+
+impl Held {
+    fn take_over(&self, held: &mut Option<Box<dyn ReadCounters>>) {
+        let next = lock(&self.next).take();
+        if next.is_some() {
+            *held = next;
+        }
+    }
+}
+
+fn lock<T>(held: &Mutex<T>) -> MutexGuard<'_, T> {
+    held.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The same counters, with a reader for each of those who are not to wait for one another.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Apart {
+    /// For those who ask for what takes a while.
+    pub(crate) asked: Counters,
+    /// For those who ask how it stands.
+    pub(crate) status: Counters,
+    /// For `/metrics`.
+    pub(crate) scraped: Counters,
+    /// For the daemon's own work.
+    pub(crate) own: Counters,
+}
+
+/// A reader for each.
+pub(crate) type Readers = [Box<dyn ReadCounters>; 4];
+
+impl Apart {
+    /// Another mode serves now.
+    pub(crate) fn set(&self, readers: Readers) {
+        let all = [&self.asked, &self.status, &self.scraped, &self.own];
+        for (counters, reader) in all.into_iter().zip(readers) {
+            counters.set(reader);
+        }
     }
 }
 
@@ -242,3 +287,6 @@ impl std::fmt::Debug for Counters {
         f.debug_tuple("Counters").finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -41,7 +41,7 @@ use crate::options::Options;
 use crate::{memory, vanished};
 
 /// How long after what takes much memory for a while: it is to be over.
-pub(super) const TRIM_DELAY: Duration = Duration::from_secs(1);
+const TRIM_DELAY: Duration = Duration::from_secs(1);
 
 /// The rules of modes that served by a process, which has ended.
 pub(super) enum Ended {
@@ -97,7 +97,8 @@ impl Daemon {
         observed: Observed,
         now: Instant,
     ) -> Result<Self> {
-        let (health, metrics, counters) = (&observed.health, &observed.metrics, &observed.counters);
+        let (health, metrics, counters) =
+            (&observed.health, &observed.metrics, &observed.counters.own);
         let families = modes
             .into_iter()
             .map(|mode| Family::new(mode, &options, health, metrics, counters, recorder, now));

@@ -15,7 +15,7 @@ use crate::http_server::{self, ListenError, Server};
 use crate::inspect::{About, Inspect, Question, socket};
 use crate::metrics::Metrics;
 use crate::metrics::services::ServiceMetrics;
-use crate::modes::counters::Counters;
+use crate::modes::counters::Apart;
 use crate::options::Options;
 use crate::options::object_source::OwnNode;
 use crate::serve::pages::{self, Api, Pages};
@@ -27,7 +27,7 @@ pub(super) struct Observed {
     pub(super) status: Arc<Status>,
     pub(super) configz: Configz,
     /// What the mode that serves has counted.
-    pub(super) counters: Counters,
+    pub(super) counters: Apart,
     pub(super) inspect: Arc<Inspect>,
     /// What is asked of the loop.
     pub(super) questions: mpsc::Receiver<Question>,
@@ -47,9 +47,9 @@ impl Observed {
             node: options.process.node_name.clone(),
             started: SystemTime::now(),
         };
-        let counters = Counters::default();
-        let (inspect, questions) = Inspect::new(about, Arc::clone(&status), counters.clone());
-        let services = ServiceMetrics::new(options.serve.services, counters.clone());
+        let counters = Apart::default();
+        let (inspect, questions) = Inspect::new(about, Arc::clone(&status), &counters);
+        let services = ServiceMetrics::new(options.serve.services, counters.scraped.clone());
         let of_mode = options.modes.chosen.definition().metrics();
         Self {
             metrics: Metrics::of(of_mode, &options.process.gates, services),

@@ -43,7 +43,8 @@ impl Daemon {
             let beside = match &opened {
                 Some(opened) => {
                     let uses = used(&**opened, &options.modes);
-                    Some((opened.ending(), opened.notices()?, opened.counters(), uses))
+                    let counters = [(); 4].map(|()| opened.counters());
+                    Some((opened.ending(), opened.notices()?, counters, uses))
                 }
                 None => None,
             };

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use proxy::{Model, NamespacedName, NodeFacts};
 
-use super::daemon::{Daemon, TRIM_DELAY};
+use super::daemon::Daemon;
 use crate::family::Family;
 use crate::inspect::explain::{claimants, own_node};
 use crate::inspect::owners::owners;
@@ -27,14 +27,11 @@ impl Daemon {
             Question::Names(from, answer) => drop(answer.send(names(&self.model, from))),
             Question::Services(asked, answer) => {
                 drop(answer.send(services(&self.model, &asked)));
-                // What was worked out of it is free again by then.
-                self.trim_at = Some(Instant::now() + TRIM_DELAY);
             }
             Question::Ground(answer) => drop(answer.send(self.ground(Instant::now()))),
             Question::Claimants(from, address, port, answer) => {
                 drop(answer.send(claimants(&self.model, from, address, port)));
             }
-            Question::Freed => self.trim_at = Some(Instant::now() + TRIM_DELAY),
             Question::OwnNode(answer) => {
                 let mode = self.options.modes.chosen.name();
                 let own = own_node(&self.model, &self.options.process.node_name);

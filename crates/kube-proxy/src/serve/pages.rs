@@ -26,7 +26,7 @@ use super::zpages::Zpages;
 use crate::config::configz::Configz;
 use crate::flags::gates::Gates;
 use crate::http_server::{Answer, Purpose, Respond, answer, not_found, text};
-use crate::inspect::{self, Inspect};
+use crate::inspect::{self, Asker, Inspect};
 use crate::metrics::Metrics;
 
 /// For the log.
@@ -71,7 +71,7 @@ impl Api {
         match inspect::refusal(head, self.is_loopback) {
             None => match ui::respond(head) {
                 Some(page) => page,
-                None => self.inspect.respond(head).await,
+                None => self.inspect.respond(head, Asker::Anyone).await,
             },
             Some(why) => text(StatusCode::FORBIDDEN, format!("{why}\n")),
         }

@@ -158,7 +158,7 @@ impl<'a> Walk<'a> {
                 Some(at)
             }
             How::Unknown(why) => {
-                let what = format!("{}: {}: {why}", step.place, step.entry);
+                let what = format!("{}: `{}`: {why}", step.place, step.entry);
                 let frames = at.frames.clone();
                 let (branch, mut no) = at.branch.doubt(&what);
                 let mut passed = step.clone();

@@ -56,11 +56,8 @@ async fn whoever_else_is_told_so() {
         impl Listen for Other {
             type Stream = UnixStream;
             async fn accept(&self) -> io::Result<Accepted<UnixStream>> {
-                let accepted = self.0.accept().await?;
-                Ok(Accepted {
-                    refusal: refusal(Some(1000), self.0.own),
-                    ..accepted
-                })
+                let Accepted { stream, .. } = self.0.accept().await?;
+                Ok(accepted(stream, Some(1000), self.0.own))
             }
         }
         tokio::spawn(http_server::serve(Other(local), "tests", Arc::new(echo)));

@@ -1,4 +1,5 @@
-//! Looks at what is counted, as few as are needed for rates.
+//! Looks at what is counted, as few as are needed for rates: all addresses, and of those that are listed
+//! their endpoints. Whoever asks within a second of another is answered from the same look.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -52,8 +53,17 @@ impl Span {
 /// Endpoints of the ports that are listed: since when each is counted, and what, before and now.
 pub(super) type Endpoints = HashMap<(At, SocketAddr), Counted>;
 
-/// What was counted, by address and endpoint.
-type ByEndpoint = HashMap<(At, SocketAddr), Count>;
+/// What was counted at an address, by endpoint.
+type ByEndpoint = HashMap<SocketAddr, Count>;
+
+/// The endpoints of an address.
+#[derive(Debug)]
+struct OfAddress {
+    at: Instant,
+    counted: ByEndpoint,
+    /// The look before, and when that was.
+    before: Option<(Instant, ByEndpoint)>,
+}
 
 /// An endpoint at two moments.
 #[derive(Debug, Clone, Copy)]
@@ -65,13 +75,18 @@ pub(super) struct Counted {
 
 /// The looks that are kept. Clones are the same.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Looks(Arc<Mutex<Kept>>);
+pub(crate) struct Looks {
+    /// Held while the kernel is read: no thread that has something else to do may wait for it.
+    kept: Arc<Mutex<Kept>>,
+    /// Held for a moment.
+    forgetting: Arc<Mutex<Option<AbortHandle>>>,
+}
 
 #[derive(Debug, Default)]
 struct Kept {
     last: Option<Span>,
-    endpoints: Option<(Instant, ByEndpoint)>,
-    forgetting: Option<AbortHandle>,
+    /// Each by itself: those who ask need not have the same list.
+    endpoints: HashMap<At, OfAddress>,
 }
 
 impl Looks {
@@ -110,7 +125,7 @@ impl Looks {
         Ok(span)
     }
 
-    /// Looks at the endpoints of these addresses.
+    /// Looks at the endpoints of these addresses, but those at which that was only just done.
     ///
     /// # Errors
     ///
@@ -119,49 +134,59 @@ impl Looks {
         &self,
         counters: &Counters,
         of: &[At],
+        now: Instant,
     ) -> Result<Endpoints, Unanswered> {
-        if of.is_empty() {
-            return Ok(Endpoints::new());
-        }
         let mut kept = self.held();
-        let now = Instant::now();
-        let mut counted = ByEndpoint::new();
-        read(counters, Which::Of(of), &mut |told| {
-            if let Told::Endpoint(at, endpoint, _, count) = told {
-                counted.entry((at, endpoint)).or_default().add(&count);
+        let kept = &mut kept.endpoints;
+        let age = |of: &OfAddress| now.saturating_duration_since(of.at);
+        kept.retain(|_, of| age(of) < KEPT);
+        let is_due = |at: &&At| kept.get(at).is_none_or(|of| age(of) >= APART);
+        let due: Vec<At> = of.iter().filter(is_due).copied().collect();
+        if !due.is_empty() {
+            let mut told: HashMap<At, ByEndpoint> =
+                due.iter().map(|at| (*at, ByEndpoint::new())).collect();
+            read(counters, Which::Of(&due), &mut |one| {
+                if let Told::Endpoint(at, endpoint, _, count) = one
+                    && let Some(counted) = told.get_mut(&at)
+                {
+                    counted.entry(endpoint).or_default().add(&count);
+                }
+            })?;
+            for (at, counted) in told {
+                let before = kept.remove(&at).map(|of| (of.at, of.counted));
+                let of = OfAddress {
+                    at: now,
+                    counted,
+                    before,
+                };
+                kept.insert(at, of);
             }
-        })?;
-        let before = kept.endpoints.take();
-        let found = counted.iter().map(|(key, now_counted)| {
-            let then = before.as_ref().and_then(|(then, counted)| {
-                let seconds = now.saturating_duration_since(*then).as_secs_f64();
-                counted.get(key).map(|count| (*count, seconds))
-            });
-            let of = Counted {
-                now: *now_counted,
-                before: then,
-            };
-            (*key, of)
-        });
-        let found = found.collect();
-        kept.endpoints = Some((now, counted));
-        Ok(found)
+        }
+        let found = of.iter().filter_map(|at| Some((at, kept.get(at)?)));
+        Ok(found.flat_map(|(at, of)| of.found(*at)).collect())
     }
 
     /// Forgets all, when nobody has asked for a while.
     pub(super) fn forget_later(&self) {
-        let kept = Arc::downgrade(&self.0);
+        let kept = Arc::downgrade(&self.kept);
         let forgetting = tokio::spawn(async move {
             sleep(KEPT).await;
-            if let Some(kept) = kept.upgrade() {
-                let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
-                kept.last = None;
-                kept.endpoints = None;
-                drop(kept);
-                memory::trim();
-            }
+            let forget = move || {
+                if let Some(kept) = kept.upgrade() {
+                    let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
+                    *kept = Kept::default();
+                    drop(kept);
+                    memory::trim();
+                }
+            };
+            // The runtime ends.
+            let _ = tokio::task::spawn_blocking(forget).await;
         });
-        let before = self.held().forgetting.replace(forgetting.abort_handle());
+        let mut held = self
+            .forgetting
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let before = held.replace(forgetting.abort_handle());
         if let Some(before) = before {
             before.abort();
         }
@@ -173,7 +198,20 @@ impl Looks {
     }
 
     fn held(&self) -> MutexGuard<'_, Kept> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl OfAddress {
+    fn found(&self, at: At) -> impl Iterator<Item = ((At, SocketAddr), Counted)> {
+        self.counted.iter().map(move |(endpoint, now)| {
+            let before = self.before.as_ref().and_then(|(then, counted)| {
+                let seconds = self.at.saturating_duration_since(*then).as_secs_f64();
+                Some((*counted.get(endpoint)?, seconds))
+            });
+            let counted = Counted { now: *now, before };
+            ((at, *endpoint), counted)
+        })
     }
 }
 

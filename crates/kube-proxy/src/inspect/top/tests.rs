@@ -1,6 +1,6 @@
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::sync::Mutex;
+use std::sync::{Mutex, mpsc};
 use std::time::Duration;
 
 use anyhow::Result;
@@ -89,17 +89,16 @@ fn told(fake: &Fake, model: &Model, between: impl FnOnce(), limit: usize) -> cra
     let began = Instant::now();
     looks.take(&counters, began).unwrap();
     let first: Vec<At> = fake.0.lock().unwrap().keys().copied().collect();
-    looks.endpoints(&counters, &first).unwrap();
+    looks.endpoints(&counters, &first, began).unwrap();
     between();
-    let span = looks
-        .take(&counters, began + Duration::from_secs(2))
-        .unwrap();
+    let then = began + Duration::from_secs(2);
+    let span = looks.take(&counters, then).unwrap();
     let found = busiest(&span, Sort::Connections, limit);
     let of = owners(model, &Wanted::new(found.at, found.names), 0);
     assert!(of.is_last);
     let is_node = |address| address != IpAddr::from([192, 0, 2, 9]);
     let mut top = assemble(&span, of.found, &is_node, Sort::Connections, limit);
-    let endpoints = looks.endpoints(&counters, &top.at).unwrap();
+    let endpoints = looks.endpoints(&counters, &top.at, then).unwrap();
     top.add_endpoints(&endpoints, Sort::Connections, limit);
     top.view
 }
@@ -252,4 +251,64 @@ fn what_cannot_be_meant_is_refused() {
     for wrong in ["?limit=0", "?limit=x", "?sort=name", "?x=1"] {
         assert!(read(wrong).is_err(), "{wrong}");
     }
+}
+
+#[test]
+fn two_who_list_different_ports_have_the_same_rates() {
+    let fake = Fake::default();
+    let (one, other) = ("10.96.0.1:80", "10.96.0.2:80");
+    let set = |connections| {
+        fake.set(one, connections);
+        fake.set(other, connections);
+    };
+    let (counters, looks, began) = (fake.counters(), Looks::default(), Instant::now());
+    let both = [here(one), here(other)];
+    let look = |of: &[At], milliseconds| {
+        let now = began + Duration::from_millis(milliseconds);
+        let found = looks.endpoints(&counters, of, now).unwrap();
+        let rate = |at: &str| {
+            let of = found.get(&(here(at), "10.244.1.5:8080".parse().unwrap()))?;
+            let (before, seconds) = of.before?;
+            Some((of.now.connections - before.connections, seconds.to_string()))
+        };
+        (rate(one), rate(other))
+    };
+    set(1_000);
+    assert_eq!(look(&both, 0), (None, None));
+    // The second one's list has but one of the ports.
+    set(1_190);
+    let is_told = |count: u64, seconds: &str| Some((count, seconds.to_owned()));
+    assert_eq!(look(&both[..1], 1_900), (is_told(190, "1.9"), None));
+    set(1_200);
+    assert_eq!(look(&both, 2_000), (is_told(190, "1.9"), is_told(200, "2")));
+    set(1_400);
+    assert_eq!(look(&both, 4_000), (is_told(210, "2.1"), is_told(200, "2")));
+    // What nobody lists any more is forgotten.
+    look(&both[..1], 70_000);
+    assert_eq!(look(&both, 71_500).1, None);
+}
+
+/// Reads until it is let go on.
+struct Waits(mpsc::Sender<()>, mpsc::Receiver<()>);
+
+impl ReadCounters for Waits {
+    fn tell(&mut self, _: Which<'_>, _: &mut dyn FnMut(Told<'_>)) -> Result<()> {
+        self.0.send(())?;
+        Ok(self.1.recv_timeout(Duration::from_secs(10))?)
+    }
+}
+
+#[tokio::test]
+async fn to_forget_later_waits_for_nobody_who_reads() {
+    let (began, begins) = mpsc::channel();
+    let (go_on, goes_on) = mpsc::channel();
+    let counters = Counters::default();
+    counters.set(Box::new(Waits(began, goes_on)));
+    let looks = Looks::default();
+    let other = looks.clone();
+    let reading = spawn_blocking(move || other.take(&counters, Instant::now()).map(drop));
+    begins.recv().unwrap();
+    looks.forget_later();
+    go_on.send(()).unwrap();
+    reading.await.unwrap().unwrap();
 }

@@ -1,6 +1,8 @@
 //! What the rules of iptables mode have counted: connections. Each look costs a process for each
 //! family, which prints all rules of table nat.
 
+use std::collections::HashSet;
+
 use anyhow::{Context as _, Result};
 use iptables::{Iptables, Table};
 use proxy::IpFamily;
@@ -16,13 +18,20 @@ pub(super) struct RuleCounters {
 
 impl ReadCounters for RuleCounters {
     fn tell(&mut self, which: Which<'_>, take: &mut dyn FnMut(Told<'_>)) -> Result<()> {
+        let asked: HashSet<At> = match which {
+            Which::Of(asked) => asked.iter().copied().collect(),
+            Which::Addresses | Which::All => HashSet::new(),
+        };
         for family in &self.families {
             let mut counts = Counts::new(*family);
             self.iptables
                 .save_counted(*family, Table::Nat, &mut |line| counts.read(line))
                 .with_context(|| format!("cannot read what rules of {family} have counted"))?;
             for port in counts.into_ports() {
-                tell(&port, which, take);
+                let mut at = port.addresses.iter().map(|(served, _)| at(served));
+                if !matches!(which, Which::Of(_)) || at.any(|at| asked.contains(&at)) {
+                    tell(&port, which, take);
+                }
             }
         }
         Ok(())
@@ -37,16 +46,6 @@ impl ReadCounters for RuleCounters {
 }
 
 fn tell(port: &OfPort, which: Which<'_>, take: &mut dyn FnMut(Told<'_>)) {
-    let is_asked = match which {
-        Which::Addresses | Which::All => true,
-        Which::Of(asked) => port
-            .addresses
-            .iter()
-            .any(|(served, _)| asked.contains(&at(served))),
-    };
-    if !is_asked {
-        return;
-    }
     for (served, connections) in &port.addresses {
         take(Told::Address(at(served), None, count(*connections)));
     }

@@ -23,14 +23,10 @@ impl ReadCounters for TrackedFlows {
             return Ok(());
         };
         for family in [Family::Inet, Family::Inet6] {
-            for protocol in [Protocol::Tcp, Protocol::Udp, Protocol::Sctp] {
-                let of = addresses
-                    .iter()
-                    .filter(|at| at.protocol == protocol && conntrack_family(at) == family);
-                let of: HashSet<SocketAddr> = of.map(|at| (at.address, at.port).into()).collect();
-                if !of.is_empty() {
-                    tell(family, protocol, &of, take)?;
-                }
+            let of = addresses.iter().filter(|at| conntrack_family(at) == family);
+            let of: HashSet<At> = of.copied().collect();
+            if !of.is_empty() {
+                tell(family, &of, take)?;
             }
         }
         Ok(())
@@ -51,52 +47,41 @@ fn conntrack_family(at: &At) -> Family {
     }
 }
 
-fn tell(
-    family: Family,
-    protocol: Protocol,
-    of: &HashSet<SocketAddr>,
-    take: &mut dyn FnMut(Told<'_>),
-) -> Result<()> {
-    let counts = count(family, protocol, of)?;
-    let mut sums: HashMap<SocketAddr, u64> = of.iter().map(|address| (*address, 0)).collect();
-    let at = |address: SocketAddr| At {
-        address: address.ip(),
-        port: address.port(),
-        protocol,
-    };
-    for ((address, endpoint), flows) in counts {
-        *sums.entry(address).or_default() += flows;
-        take(Told::Endpoint(at(address), endpoint, None, tracked(flows)));
+fn tell(family: Family, of: &HashSet<At>, take: &mut dyn FnMut(Told<'_>)) -> Result<()> {
+    let counts = count(family, of)?;
+    let mut sums: HashMap<At, u64> = of.iter().map(|at| (*at, 0)).collect();
+    for ((at, endpoint), flows) in counts {
+        *sums.entry(at).or_default() += flows;
+        take(Told::Endpoint(at, endpoint, None, tracked(flows)));
     }
-    for (address, flows) in sums {
-        take(Told::Address(at(address), None, tracked(flows)));
+    for (at, flows) in sums {
+        take(Told::Address(at, None, tracked(flows)));
     }
     Ok(())
 }
 
 /// How many flows there are, by where they were sent and who answers.
-type Flows = HashMap<(SocketAddr, SocketAddr), u64>;
+type Flows = HashMap<(At, SocketAddr), u64>;
 
-fn count(family: Family, protocol: Protocol, of: &HashSet<SocketAddr>) -> Result<Flows> {
+/// Counts by one walk through the table, of whatever protocols.
+fn count(family: Family, of: &HashSet<At>) -> Result<Flows> {
     let mut conntrack = Conntrack::open().context("cannot count tracked flows")?;
-    let transport = match protocol {
-        Protocol::Tcp => conntrack_netlink::Protocol::Tcp,
-        Protocol::Udp => conntrack_netlink::Protocol::Udp,
-        Protocol::Sctp => conntrack_netlink::Protocol::Sctp,
-    };
+    let mut protocols = of.iter().map(|at| transport(at.protocol));
+    let first = protocols.next();
+    // The kernel passes over the flows of others.
+    let only = first.filter(|first| protocols.all(|protocol| protocol == *first));
     for _ in 0..ATTEMPTS {
         let (mut flows, mut looked_at) = (Flows::new(), 0_usize);
         // Counted as they come, so that none is kept.
         let count = |flow: &Flow| {
             looked_at += 1;
-            let to = flow.original.destination;
-            if of.contains(&to) {
-                *flows.entry((to, flow.reply.source)).or_default() += 1;
+            if let Some(at) = sent_to(flow).filter(|at| of.contains(at)) {
+                *flows.entry((at, flow.reply.source)).or_default() += 1;
             }
             false
         };
         let found = conntrack
-            .find(family, transport, count)
+            .find(family, only, count)
             .context("cannot count tracked flows")?;
         // Where the kernel was asked anew, some were counted twice.
         if looked_at == found.seen {
@@ -104,6 +89,25 @@ fn count(family: Family, protocol: Protocol, of: &HashSet<SocketAddr>) -> Result
         }
     }
     bail!("cannot count tracked flows: their table changes all the time; ask again")
+}
+
+/// `None` for a protocol that no Service has.
+fn sent_to(flow: &Flow) -> Option<At> {
+    let to = flow.original.destination;
+    let mut protocols = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp].into_iter();
+    Some(At {
+        address: to.ip(),
+        port: to.port(),
+        protocol: protocols.find(|one| transport(*one) == flow.protocol)?,
+    })
+}
+
+fn transport(protocol: Protocol) -> conntrack_netlink::Protocol {
+    match protocol {
+        Protocol::Tcp => conntrack_netlink::Protocol::Tcp,
+        Protocol::Udp => conntrack_netlink::Protocol::Udp,
+        Protocol::Sctp => conntrack_netlink::Protocol::Sctp,
+    }
 }
 
 fn tracked(flows: u64) -> Count {

@@ -7,8 +7,8 @@ use serde_json::Value;
 use tokio::sync::oneshot;
 
 use super::*;
-use crate::inspect::Inspect;
 use crate::inspect::question::Copied;
+use crate::inspect::{Asker, Inspect};
 use crate::run::tests::daemon_of;
 use crate::tests::options;
 use crate::tests::scripted::Scripted;
@@ -81,10 +81,10 @@ async fn serve<R>(daemon: &mut Daemon, asking: impl Future<Output = R>) -> (R, D
     }
 }
 
-async fn get(inspect: &Inspect, path: &str) -> (u16, Value) {
+async fn get(inspect: &Arc<Inspect>, path: &str) -> (u16, Value) {
     use http_body_util::BodyExt as _;
     let request = http::Request::get(path).body(()).unwrap();
-    let answer = inspect.respond(&request.into_parts().0).await;
+    let answer = inspect.respond(&request.into_parts().0, Asker::Root).await;
     let code = answer.status().as_u16();
     let body = answer.into_body().collect().await.unwrap().to_bytes();
     (code, serde_json::from_slice(&body).unwrap())
@@ -246,3 +246,5 @@ async fn whose_an_address_is_does_not_hold_up_the_loop() {
     let (found, ..) = serve(&mut daemon, find([10, 0, 0, 107], 444)).await;
     assert!(found.is_empty());
 }
+
+mod asked;

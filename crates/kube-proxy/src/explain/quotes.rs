@@ -1,0 +1,128 @@
+//! Whose rules are quoted. The kernel lists rules for root alone; that a rule of others is what ends a
+//! packet's way is seen by whoever sends one, but not what it says. Texts quote rules between backticks.
+
+use super::origin::NOT_OURS;
+use crate::view::{Step, Walk};
+
+/// The note where something is left out.
+pub(super) const LEFT_OUT: &str = "rules that are not kube-proxy's are named, and not quoted: root is told all, by kube-proxy explain on the node";
+/// Whose rules are quoted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Quotes {
+    /// All: root asks.
+    All,
+    /// kube-proxy's.
+    Own,
+}
+
+impl Quotes {
+    /// Leaves out what is not to be told; whether there was anything.
+    pub(super) fn leave_out(self, walks: &mut [Walk]) -> bool {
+        self == Self::Own && walks.iter_mut().fold(false, |any, walk| any | cut(walk))
+    }
+}
+
+fn cut(walk: &mut Walk) -> bool {
+    let mut is_any = false;
+    for step in walk.steps.iter_mut().chain(&mut walk.answer) {
+        is_any |= cut_step(step);
+    }
+    let why = walk.unanswered.iter_mut().chain(&mut walk.unsure);
+    // Whose rule these are about is not known of them.
+    for text in why.chain(&mut walk.doubts) {
+        is_any |= unquote(text);
+    }
+    is_any
+}
+
+fn cut_step(step: &mut Step) -> bool {
+    let is_others = step.origin.starts_with(NOT_OURS);
+    // What is not understood has no origin, and says what is there.
+    let is_cut = (is_others || step.origin.is_empty()) && unquote(&mut step.says);
+    if is_others {
+        step.entry.clear();
+        step.members.clear();
+        (step.packets, step.bytes) = (None, None);
+    }
+    is_others || is_cut
+}
+
+/// Leaves out what is quoted in a text; whether there was anything.
+fn unquote(text: &mut String) -> bool {
+    // A rule may have such marks in it.
+    let (Some(first), Some(last)) = (text.find('`'), text.rfind('`')) else {
+        return false;
+    };
+    text.replace_range(first..=last, "a rule");
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn step(origin: &str, says: &str) -> Step {
+        Step {
+            place: "filter cali-x".to_owned(),
+            entry: "-A cali-x -s 192.0.2.66/32 -j DROP".to_owned(),
+            says: says.to_owned(),
+            origin: origin.to_owned(),
+            packets: Some(5),
+            members: vec!["cali-secret 192.0.2.66".to_owned()],
+            ..Step::default()
+        }
+    }
+
+    fn walks() -> Vec<Walk> {
+        let theirs = format!("{NOT_OURS}: chain cali-x");
+        vec![Walk {
+            steps: vec![
+                step("Service default/web, port http: spec.clusterIPs", "found"),
+                step(&theirs, "dropped"),
+                step(&theirs, "`-m bpf --secret` is not understood"),
+                Step {
+                    place: "not understood".to_owned(),
+                    says: "it depends on what is not understood: filter cali-x: `-m bpf --secret`"
+                        .to_owned(),
+                    ..Step::default()
+                },
+            ],
+            doubts: vec![
+                "filter cali-x: `-m bpf --secret` is not understood; taken not to match".to_owned(),
+                "the sysctl net.ipv4.vs.conntrack cannot be read; taken to match".to_owned(),
+            ],
+            answer: vec![step(&theirs, "dropped")],
+            unanswered: Some("dropped by filter cali-x (`-s secret`)".to_owned()),
+            unsure: Some("filter cali-x: its `secret` in `-s secret`".to_owned()),
+            ..Walk::default()
+        }]
+    }
+
+    #[test]
+    fn rules_of_others_are_named_and_not_quoted() {
+        let mut told = walks();
+        assert!(Quotes::Own.leave_out(&mut told));
+        assert_eq!(told[0].steps.remove(0), walks()[0].steps[0]);
+        let text = format!("{told:?}");
+        assert!(!text.contains("secret"), "{text}");
+        let theirs = &told[0].steps[0];
+        assert_eq!((&*theirs.entry, theirs.packets), ("", None));
+        assert_eq!(theirs.says, "dropped");
+        assert_eq!(told[0].answer[0], *theirs);
+        assert_eq!(theirs.origin, "not kube-proxy's: chain cali-x");
+        assert_eq!(
+            told[0].doubts,
+            [
+                "filter cali-x: a rule is not understood; taken not to match",
+                "the sysctl net.ipv4.vs.conntrack cannot be read; taken to match",
+            ]
+        );
+    }
+
+    #[test]
+    fn root_is_told_all() {
+        let mut told = walks();
+        assert!(!Quotes::All.leave_out(&mut told));
+        assert_eq!(told, walks());
+    }
+}

@@ -1,0 +1,56 @@
+use std::sync::mpsc;
+
+use super::*;
+
+/// Has a name, by its note, and reads for as long as it is let.
+struct Named(&'static str, Option<mpsc::Receiver<()>>);
+
+impl ReadCounters for Named {
+    fn tell(&mut self, _: Which<'_>, _: &mut dyn FnMut(Told<'_>)) -> Result<()> {
+        if let Some(go_on) = &self.1 {
+            go_on.recv()?;
+        }
+        Ok(())
+    }
+
+    fn note(&self) -> Option<&'static str> {
+        Some(self.0)
+    }
+}
+
+#[test]
+fn of_modes_that_follow_each_other_while_one_is_read_the_last_is_read_next() {
+    let counters = Counters::default();
+    let (go_on, waits) = mpsc::channel();
+    counters.set(Box::new(Named("first", Some(waits))));
+    let (began, begins) = mpsc::channel();
+    let reader = counters.clone();
+    let reading = std::thread::spawn(move || {
+        let read = reader.with(|reader| {
+            began.send(()).unwrap();
+            reader.tell(Which::All, &mut |_| {}).unwrap();
+            reader.note()
+        });
+        read.flatten()
+    });
+    begins.recv().unwrap();
+    // This thread does not wait for who reads.
+    counters.set(Box::new(Named("second", None)));
+    counters.set(Box::new(Named("third", None)));
+    go_on.send(()).unwrap();
+    assert_eq!(reading.join().unwrap(), Some("first"));
+    assert_eq!(counters.note().as_deref(), Some("third"));
+}
+
+#[test]
+fn who_reads_apart_does_not_wait() {
+    let apart = Apart::default();
+    let named = || -> Box<dyn ReadCounters> { Box::new(Named("mode", None)) };
+    apart.set([(); 4].map(|()| named()));
+    let status = apart.asked.with(|_| {
+        let scraped = apart.scraped.note();
+        assert_eq!(scraped, apart.own.note());
+        apart.status.note()
+    });
+    assert_eq!(status.flatten().as_deref(), Some("mode"));
+}

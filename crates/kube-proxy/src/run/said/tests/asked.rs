@@ -1,0 +1,196 @@
+//! What those who ask may cost: the loop's thread, memory, and each other.
+
+use std::sync::Mutex;
+use std::sync::mpsc;
+
+use anyhow::Result;
+
+use super::*;
+use crate::modes::counters::{At, Count, ReadCounters, Told, Which};
+
+/// What is counted at so many addresses; a look begins by saying so, and then waits to be let go on.
+struct Kernel {
+    addresses: u32,
+    gate: Option<(mpsc::Sender<()>, mpsc::Receiver<()>)>,
+    /// How many addresses were asked for one by one, at each look.
+    looks: Arc<Mutex<Vec<Option<usize>>>>,
+}
+
+impl Kernel {
+    fn of(addresses: u32) -> Self {
+        Self {
+            addresses,
+            gate: None,
+            looks: Arc::default(),
+        }
+    }
+
+    fn closed() -> (Self, mpsc::Receiver<()>, mpsc::Sender<()>) {
+        let (began, begins) = mpsc::channel();
+        let (go_on, goes_on) = mpsc::channel();
+        let kernel = Self {
+            gate: Some((began, goes_on)),
+            ..Self::of(1)
+        };
+        (kernel, begins, go_on)
+    }
+}
+
+impl ReadCounters for Kernel {
+    fn tell(&mut self, which: Which<'_>, take: &mut dyn FnMut(Told<'_>)) -> Result<()> {
+        if let Some((began, goes_on)) = &self.gate {
+            // Who waits for it may have gone.
+            let _ = began.send(());
+            let _ = goes_on.recv();
+        }
+        self.looks.lock().unwrap().push(match which {
+            Which::Of(asked) => Some(asked.len()),
+            Which::Addresses | Which::All => None,
+        });
+        for number in 0..self.addresses {
+            let at = At {
+                address: std::net::Ipv4Addr::from_bits(0x0a00_0000 + number / 2).into(),
+                port: if number % 2 == 0 { 80 } else { 443 },
+                protocol: Protocol::Tcp,
+            };
+            let count = Count {
+                connections: number.into(),
+                bytes_in: Some(number.into()),
+                ..Count::default()
+            };
+            take(Told::Address(at, None, count));
+        }
+        Ok(())
+    }
+
+    fn tells_more_of_single(&self) -> bool {
+        true
+    }
+}
+
+/// Answers questions as the loop does, until `asking` is done; with how long this thread worked beside
+/// that.
+async fn beside<R>(daemon: &mut Daemon, asking: impl Future<Output = R>) -> (R, Duration) {
+    let (began, mut answering) = (worked(), Duration::ZERO);
+    tokio::pin!(asking);
+    loop {
+        tokio::select! {
+            done = &mut asking => {
+                return (done, worked().saturating_sub(began + answering));
+            }
+            Some(question) = daemon.observed.questions.recv() => {
+                let began = worked();
+                daemon.answer(question);
+                answering += worked().saturating_sub(began);
+            }
+        }
+    }
+}
+
+/// The status alone: what an answer holds is read elsewhere.
+async fn code(inspect: &Arc<Inspect>, path: &str) -> u16 {
+    let request = http::Request::get(path).body(()).unwrap();
+    let (head, ()) = request.into_parts();
+    inspect.respond(&head, Asker::Root).await.status().as_u16()
+}
+
+#[tokio::test]
+async fn the_busiest_are_ranked_where_nobody_waits() {
+    let (mut daemon, inspect) = daemon(50_000, 1);
+    daemon
+        .observed
+        .counters
+        .asked
+        .set(Box::new(Kernel::of(100_000)));
+    let asked = beside(&mut daemon, code(&inspect, "/api/v1/top"));
+    let (code, took) = asked.await;
+    println!("top of 100,000 addresses: {took:?} of the loop's thread");
+    assert_eq!(code, 200);
+    assert!(took < Duration::from_millis(20), "{took:?}");
+}
+
+#[tokio::test]
+async fn what_is_explained_is_worked_out_where_nobody_waits() {
+    let (mut daemon, inspect) = daemon(1, 20_000);
+    let path = "/api/v1/explain?to=ns-0/web-0:http&from=node";
+    let (_, took) = beside(&mut daemon, code(&inspect, path)).await;
+    println!("a Service of 20,000 endpoints: {took:?} of the loop's thread");
+    assert!(took < Duration::from_millis(20), "{took:?}");
+}
+
+#[tokio::test]
+async fn who_asks_and_goes_keeps_a_place_until_it_has_ended() {
+    let (mut daemon, inspect) = daemon(10, 1);
+    let (kernel, begins, go_on) = Kernel::closed();
+    daemon.observed.counters.asked.set(Box::new(kernel));
+    let path = "/api/v1/services?counters=true";
+    let asking = async {
+        for _ in 0..6 {
+            let asked = tokio::time::timeout(Duration::from_millis(20), code(&inspect, path));
+            assert!(asked.await.is_err());
+        }
+        while begins.try_recv().is_err() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    };
+    let ((), _, questions) = serve(&mut daemon, asking).await;
+    assert_eq!(questions, 2 * 3, "names, the ground and Services, of two");
+    drop(go_on);
+}
+
+#[tokio::test]
+async fn a_status_waits_for_nobody_who_has_the_kernel_read() {
+    let (mut daemon, inspect) = daemon(10, 1);
+    let (kernel, begins, go_on) = Kernel::closed();
+    daemon.observed.counters.asked.set(Box::new(kernel));
+    let asking = async {
+        let slow = || code(&inspect, "/api/v1/services?counters=true");
+        let status = async {
+            while begins.try_recv().is_err() {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            let code = code(&inspect, "/api/v1/status").await;
+            drop(go_on);
+            code
+        };
+        tokio::join!(slow(), slow(), slow(), status)
+    };
+    let (codes, ..) = serve(&mut daemon, asking).await;
+    assert_eq!(codes, (200, 200, 200, 200));
+}
+
+#[tokio::test]
+async fn a_page_ends_by_what_is_listed_on_it() {
+    let (mut daemon, inspect) = daemon(300, 100);
+    let path = "/api/v1/services?limit=5000&endpoints=true";
+    let ((_, list), ..) = serve(&mut daemon, get(&inspect, path)).await;
+    let services = list["items"].as_array().unwrap();
+    let ports = services
+        .iter()
+        .flat_map(|one| one["ports"].as_array().unwrap());
+    let listed: usize = ports
+        .map(|port| port["endpoints"].as_array().unwrap().len())
+        .sum();
+    // Of 100 Services a turn.
+    assert_eq!((services.len(), listed), (100, 20_000));
+    assert!(list["next"].is_string());
+}
+
+#[tokio::test]
+async fn of_a_small_page_the_kernel_is_asked_for_its_addresses_alone() {
+    let (mut daemon, inspect) = daemon(2_000, 1);
+    let kernel = Kernel::of(4_000);
+    let looks = Arc::clone(&kernel.looks);
+    daemon.observed.counters.asked.set(Box::new(kernel));
+    for limit in [100, 2_000] {
+        let path = format!("/api/v1/services?counters=true&limit={limit}");
+        let ((code, list), ..) = serve(&mut daemon, get(&inspect, &path)).await;
+        assert_eq!(code, 200);
+        assert_eq!(
+            list["items"][1]["ports"][1]["counters"]["connections"], 201,
+            "ns-0/web-100 at 443"
+        );
+    }
+    assert_eq!(*looks.lock().unwrap(), [Some(200), None]);
+}
