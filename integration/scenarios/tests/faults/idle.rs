@@ -76,7 +76,10 @@ pub(crate) fn what_cannot_go_yet_costs_nothing(c: &mut Cluster) -> Outcome {
     is_idle(c, "what must not go yet")?;
     ensure!(has_left(c)? == [true; 2]);
     let (code, status) = ask_json(c, &["status"])?;
-    ensure!(code == 1 && status["source"]["whole"] == false, "{status}");
+    let is_whole = status
+        .pointer("/source/whole")
+        .and_then(serde_json::Value::as_bool);
+    ensure!(code == 1 && is_whole == Some(false), "{status}");
 
     c.delete("broken")?;
     c.await_line("it refuses on purpose")?;
