@@ -1,3 +1,6 @@
+use ipnet::IpNet;
+
+use super::senders::{from_end, neighbour_of};
 use super::*;
 use crate::explain::objects::OwnNode;
 use crate::view::{Address, Endpoint, Port, Service, ServiceName};

@@ -1,0 +1,317 @@
+//! Who sends to an address, of the kinds that are asked for, and how they look to the kernel.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use ipnet::IpNet;
+
+use super::{Hop, Routing, Sender, Way};
+use crate::explain::asked::From;
+use crate::explain::objects::{Objects, Place};
+use crate::view::AddressKind;
+
+/// Addresses for documentation, which nobody has (RFC 5737).
+const NOBODYS: [Ipv4Addr; 3] = [
+    Ipv4Addr::new(203, 0, 113, 7),
+    Ipv4Addr::new(198, 51, 100, 7),
+    Ipv4Addr::new(192, 0, 2, 7),
+];
+/// The same of IPv6 (RFC 3849, RFC 9637).
+const NOBODYS_V6: [Ipv6Addr; 3] = [
+    Ipv6Addr::new(0x2001, 0xdb8, 0xffff, 0, 0, 0, 0, 7),
+    Ipv6Addr::new(0x3fff, 0, 0, 0, 0, 0, 0, 7),
+    Ipv6Addr::new(0x2001, 0xdb8, 0, 0xffff, 0, 0, 0, 7),
+];
+/// How many addresses of a pod network are tried.
+const TRIED: u32 = 16;
+
+/// Who may send to an address.
+pub(super) struct Cast<'a, 'r> {
+    pub(super) objects: &'a Objects,
+    pub(super) routing: &'r dyn Routing,
+    pub(super) to: SocketAddr,
+    pub(super) of: Option<Place<'a>>,
+}
+
+impl Cast<'_, '_> {
+    /// The senders of a kind; a note if there is none.
+    pub(super) fn senders(&self, from: From) -> Result<Vec<Sender>, String> {
+        match from {
+            From::Node => Ok(vec![Sender {
+                words: "this node".to_owned(),
+                who: "this node".to_owned(),
+                way: Way::Made(None),
+                is_here: true,
+            }]),
+            From::Pod => {
+                let itself = self.local_endpoint().map(|itself| self.pod(itself));
+                let other = self.pod_address().map(|other| self.pod(other));
+                let all: Result<Vec<Sender>, String> = other.into_iter().chain(itself).collect();
+                let all = all?;
+                if all.is_empty() {
+                    return Err(format!(
+                        "no {} address of a pod of this node is known, by spec.podCIDRs of its Node or by an EndpointSlice: \
+                         give --from POD-IP (kubectl get pods -A -o wide)",
+                        self.family()
+                    ));
+                }
+                Ok(all)
+            }
+            From::External => self.outsiders(),
+            From::Address(address) => self.known(address).map(|one| vec![one]),
+        }
+    }
+
+    fn family(&self) -> &'static str {
+        if self.to.is_ipv4() { "IPv4" } else { "IPv6" }
+    }
+
+    fn is_family(&self, address: IpAddr) -> bool {
+        address.is_ipv4() == self.to.is_ipv4()
+    }
+
+    /// The first endpoint on this node that is sent to.
+    fn local_endpoint(&self) -> Option<IpAddr> {
+        let endpoints = self.of.iter().flat_map(Place::endpoints);
+        let mut own = endpoints
+            .filter(|(_, endpoint)| endpoint.local && (endpoint.cluster || endpoint.local_policy));
+        own.next().map(|(at, _)| at.ip())
+    }
+
+    fn is_endpoint(&self, address: IpAddr) -> bool {
+        let mut endpoints = self.of.iter().flat_map(Place::endpoints);
+        endpoints.any(|(at, _)| at.ip() == address)
+    }
+
+    fn is_of_pods(&self, address: IpAddr) -> bool {
+        let node = &self.objects.node;
+        let mut services = self.objects.places();
+        node.pods.contains(&address)
+            || node.pod_networks.iter().any(|net| net.contains(&address))
+            || services.any(|place| {
+                let mut endpoints = place.endpoints();
+                endpoints.any(|(at, endpoint)| endpoint.local && at.ip() == address)
+            })
+    }
+
+    /// One that is a neighbour, and no endpoint: from the end of the network, where the bridge has
+    /// none.
+    fn pod_address(&self) -> Option<IpAddr> {
+        let networks = self.objects.node.pod_networks.iter();
+        let networks = networks.filter(|net| self.is_family(net.addr()));
+        let mut candidates =
+            networks.flat_map(|net| (2..2 + TRIED).filter_map(|back| from_end(net, back)));
+        let is_one = |address: &IpAddr| {
+            let hop = self.routing.hop(*address);
+            !self.is_endpoint(*address) && hop.is_some_and(|hop| !hop.is_local && hop.is_neighbour)
+        };
+        candidates.find(is_one).or_else(|| {
+            // Pods of the node's own network have its address.
+            let pods = self.objects.node.pods.iter().copied();
+            let mut pods = pods.filter(|pod| self.is_family(*pod));
+            pods.find(is_one)
+        })
+    }
+
+    fn pod(&self, address: IpAddr) -> Result<Sender, String> {
+        let hop = self.hop(address)?;
+        let (words, who) = if self.is_endpoint(address) {
+            (
+                format!("pod {address} on this node, itself an endpoint"),
+                format!("pod {address}, itself an endpoint,"),
+            )
+        } else {
+            (
+                format!("pod {address} on this node"),
+                "a pod on this node".to_owned(),
+            )
+        };
+        Ok(Sender {
+            words,
+            who,
+            way: Way::Comes(hop.interface, address),
+            is_here: true,
+        })
+    }
+
+    fn hop(&self, address: IpAddr) -> Result<Hop, String> {
+        self.routing.hop(address).ok_or_else(|| {
+            format!(
+                "this node has no route to {address}, so that nothing comes from there: `ip route get {address}` says why"
+            )
+        })
+    }
+
+    /// Who has this address.
+    fn known(&self, address: IpAddr) -> Result<Sender, String> {
+        let hop = self.hop(address)?;
+        if hop.is_local {
+            return Ok(Sender {
+                words: format!("this node, from {address}"),
+                who: format!("this node, from {address},"),
+                way: Way::Made(Some(address)),
+                is_here: true,
+            });
+        }
+        if self.is_of_pods(address) {
+            let mut pod = self.pod(address)?;
+            if !self.is_endpoint(address) {
+                pod.who = format!("pod {address} on this node");
+            }
+            return Ok(pod);
+        }
+        Ok(Sender {
+            words: format!("{address}, by {}", hop.interface),
+            who: address.to_string(),
+            is_here: hop.is_inner,
+            way: Way::Comes(hop.interface, address),
+        })
+    }
+
+    /// From outside: one, or where there are source ranges, one inside of them and one not.
+    fn outsiders(&self) -> Result<Vec<Sender>, String> {
+        let ranges = self.ranges();
+        let nobodys: Vec<IpAddr> = if self.to.is_ipv4() {
+            NOBODYS.map(IpAddr::V4).to_vec()
+        } else {
+            NOBODYS_V6.map(IpAddr::V6).to_vec()
+        };
+        if ranges.is_empty() {
+            let address = nobodys.into_iter().find(|address| self.is_free(*address));
+            return Ok(vec![self.outsider(address, "a host outside", "")?]);
+        }
+        let is_within = |address: &IpAddr| ranges.iter().any(|net| net.contains(address));
+        let without = nobodys
+            .iter()
+            .copied()
+            .find(|address| !is_within(address) && self.is_free(*address));
+        let mut within = ranges.iter().flat_map(|net| {
+            let nobodys = nobodys
+                .iter()
+                .copied()
+                .filter(|address| net.contains(address));
+            nobodys
+                .chain((2..2 + TRIED).filter_map(|back| from_end(net, back)))
+                .chain([net.network(), net.broadcast()])
+        });
+        let within = within.find(|address| {
+            let hop = self.routing.hop(*address);
+            !self.is_of_pods(*address)
+                && self.is_free(*address)
+                && hop.is_none_or(|hop| !hop.is_local)
+        });
+        let mut senders = Vec::new();
+        if within.is_some() {
+            let about = ", within loadBalancerSourceRanges";
+            senders.push(self.outsider(
+                within,
+                "a host outside, within the source ranges,",
+                about,
+            )?);
+        }
+        if without.is_some() {
+            let about = ", in none of loadBalancerSourceRanges";
+            senders.push(self.outsider(without, "a host outside, in no source range,", about)?);
+        }
+        Ok(senders)
+    }
+
+    /// The source ranges that hold for this address.
+    fn ranges(&self) -> Vec<IpNet> {
+        let Some(of) = &self.of else {
+            return Vec::new();
+        };
+        if of.address.kind != AddressKind::LoadBalancerIp {
+            return Vec::new();
+        }
+        let ranges = of.service.source_ranges.iter();
+        let ranges = ranges.filter_map(|range| range.parse::<IpNet>().ok());
+        ranges.filter(|net| self.is_family(net.addr())).collect()
+    }
+
+    /// Whether no Service has it.
+    fn is_free(&self, address: IpAddr) -> bool {
+        let mut places = self.objects.places();
+        !places.any(|place| place.at.ip() == address)
+    }
+
+    fn outsider(&self, address: Option<IpAddr>, who: &str, about: &str) -> Result<Sender, String> {
+        let missing = || {
+            format!(
+                "every {} address for documentation is a Service's: give --from CLIENT-IP",
+                self.family()
+            )
+        };
+        let address = address.ok_or_else(missing)?;
+        let sender = |words: String, interface: String, address: IpAddr| Sender {
+            words,
+            who: who.to_owned(),
+            way: Way::Comes(interface, address),
+            is_here: false,
+        };
+        if let Some(hop) = self.routing.hop(address) {
+            let words = format!("outside {address}{about}");
+            return Ok(sender(words, hop.interface, address));
+        }
+        let (beside, hop) = self.beside().ok_or_else(|| {
+            format!(
+                "this node has no {} default route, and no address of its own that a host outside could be beside \
+                 is known: give --from CLIENT-IP",
+                self.family()
+            )
+        })?;
+        // Whoever is within ranges is not chosen freely.
+        if !about.is_empty() {
+            let words = format!("outside {address}{about}");
+            return Ok(sender(words, hop.interface, address));
+        }
+        let words = format!("outside {beside}, beside this node, which has no default route");
+        Ok(sender(words, hop.interface, beside))
+    }
+
+    /// A host that nobody knows of, in a network of this node's.
+    fn beside(&self) -> Option<(IpAddr, Hop)> {
+        let own = self.objects.node.addresses.iter().copied();
+        let own = own.chain([self.to.ip()]);
+        let mut beside = own
+            .filter(|own| self.is_family(*own))
+            .map(neighbour_of)
+            .filter(|beside| self.is_free(*beside));
+        beside.find_map(|beside| {
+            let hop = self.routing.hop(beside)?;
+            let is_beside = hop.is_neighbour && !hop.is_local && !self.is_by_pods(&hop.interface);
+            is_beside.then_some((beside, hop))
+        })
+    }
+
+    /// Whether an interface is that of a pod.
+    fn is_by_pods(&self, interface: &str) -> bool {
+        let pods = self.objects.node.pods.iter();
+        let mut hops = pods.filter_map(|pod| self.routing.hop(*pod));
+        hops.any(|hop| !hop.is_local && hop.interface == interface)
+    }
+}
+
+/// The address so many before the end of a network; `None` if that is not within, or the network
+/// itself.
+pub(super) fn from_end(net: &IpNet, back: u32) -> Option<IpAddr> {
+    let address: IpAddr = match net.broadcast() {
+        IpAddr::V4(last) => Ipv4Addr::from(u32::from(last).checked_sub(back)?).into(),
+        IpAddr::V6(last) => Ipv6Addr::from(u128::from(last).checked_sub(back.into())?).into(),
+    };
+    (net.contains(&address) && address != net.network()).then_some(address)
+}
+
+/// An address beside this one.
+pub(super) fn neighbour_of(address: IpAddr) -> IpAddr {
+    match address {
+        IpAddr::V4(address) => {
+            let beside = Ipv4Addr::from(u32::from(address) ^ 1);
+            // Mostly the network itself, or all in it.
+            match beside.octets() {
+                [.., 0 | 255] => Ipv4Addr::from(u32::from(address) ^ 2).into(),
+                _ => beside.into(),
+            }
+        }
+        IpAddr::V6(address) => Ipv6Addr::from(u128::from(address) ^ 1).into(),
+    }
+}
