@@ -113,6 +113,7 @@ pub(crate) fn what_is_told_is_what_the_kernel_has(c: &mut Cluster) -> Outcome {
     // The pages of the metrics address are for those who name this node, which this does not.
     let (code, text) = get(&c.node1, METRICS, "/api/v1/status")?;
     ensure!(code == 403 && text.contains("localhost"), "{code} {text}");
+    rules_of_others_are_quoted_to_root_alone(c)?;
 
     c.stop()?;
     let (code, text) = ask(c, &["services"])?;
@@ -122,5 +123,36 @@ pub(crate) fn what_is_told_is_what_the_kernel_has(c: &mut Cluster) -> Outcome {
     );
     let (code, text) = ask(c, &["status"])?;
     ensure!(code == 3 && text.contains("of mode ipvs"), "{code} {text}");
+    Ok(())
+}
+
+/// The local socket is root's; at the metrics address anybody on the node may ask.
+fn rules_of_others_are_quoted_to_root_alone(c: &Cluster) -> Outcome {
+    let rule = "INPUT -p tcp --dport 80 -m comment --comment of-others -j DROP";
+    let program = format!("iptables-{}", lab::iptables_backend());
+    let iptables = |how: &str| {
+        let words = rule.split(' ');
+        c.node1.run([&*program, how].into_iter().chain(words))
+    };
+    let added = iptables("-I")?;
+    ensure!(added.status.success(), "{added:?}");
+    let whose = "not kube-proxy's: a rule in chain INPUT of table filter";
+    let (_, root) = ask_json(c, &["explain", "default/web", "--from", "pod"])?;
+    let root = root.to_string();
+    ensure!(
+        root.contains("of-others") && root.contains(whose) && !root.contains("not quoted"),
+        "{root}"
+    );
+    let path = "http://localhost/api/v1/explain?to=default/web&from=pod";
+    let (code, anyone) = get(&c.node1, METRICS, path)?;
+    ensure!(
+        code == 200 && anyone.contains(whose) && anyone.contains("named, and not quoted"),
+        "{code} {anyone}"
+    );
+    ensure!(
+        !anyone.contains("of-others") && !anyone.contains("-j DROP"),
+        "{anyone}"
+    );
+    iptables("-D")?;
     Ok(())
 }
