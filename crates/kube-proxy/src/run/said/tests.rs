@@ -33,7 +33,13 @@ fn daemon(services: usize, endpoints: usize) -> (Daemon, Arc<Inspect>) {
             ..Service::at(name.clone(), [[10, a, b, c].into()])
         }));
         let endpoint = |last: usize| Endpoint {
-            address: [10, 244, b, u8::try_from(last % 250).unwrap()].into(),
+            address: [
+                10,
+                244,
+                u8::try_from(last / 250).unwrap(),
+                u8::try_from(last % 250).unwrap(),
+            ]
+            .into(),
             ready: last != 1,
             serving: last != 1,
             terminating: false,
