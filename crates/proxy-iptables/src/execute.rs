@@ -308,7 +308,7 @@ mod tests {
             [
                 "write chain KUBE-SERVICES of table filter: 0 rules",
                 "add in table filter: -A INPUT -j KUBE-SERVICES",
-                "write chain KUBE-EXTERNAL-SERVICES of table filter: 1 rules",
+                "write chain KUBE-EXTERNAL-SERVICES of table filter: 1 rule",
             ]
         );
         assert_eq!(

@@ -370,8 +370,9 @@ impl Op<'_> {
         match self {
             Self::Write(name, lines) => {
                 let (count, rules) = (lines.len(), lines.all());
+                let s = if count == 1 { "" } else { "s" };
                 vec![Told {
-                    line: format!("write chain {name} of table {table}: {count} rules"),
+                    line: format!("write chain {name} of table {table}: {count} rule{s}"),
                     chain: Some(WrittenChain {
                         table,
                         name: (*name).to_owned(),
