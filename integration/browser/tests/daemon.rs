@@ -157,6 +157,9 @@ fn an_endpoint_that_drains_is_seen(c: &Cluster, browser: &Browser) -> Result<()>
         kept = dial().reset_on_close().open()?;
     }
     c.apply(&web().endpoints("10.244.1.10 fd44:1::10"))?;
+    // The page asks again a while later where pods' names take long to be found, as among so many
+    // manifests: what it asks first is to be there.
+    c.until_reals("TCP 10.96.0.10:80", "10.244.1.10:8080*1 10.244.2.10:8080*0")?;
     browser.run("location.hash = '#/services/default/web'", &[])?;
     for text in [
         "no EndpointSlice has it any more; drains",
