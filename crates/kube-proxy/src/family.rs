@@ -344,7 +344,8 @@ impl Family {
     pub(crate) fn conclude(&mut self, now: Instant) {
         let standing = self.mode.standing();
         let family = self.family();
-        self.metrics.stands(family, &self.standing());
+        let shown = self.late.added_to(standing, &self.changes);
+        self.metrics.stands(family, &shown);
         let is_served = self.health.note(family, &standing, self.started, now);
         if is_served && !mem::replace(&mut self.is_served, is_served) {
             self.reporter.served(&standing, now);

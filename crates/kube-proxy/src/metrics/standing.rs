@@ -62,8 +62,12 @@ fn age(since: Option<Instant>) -> f64 {
 
 impl Collector for Standings {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let all = all.clone();
+        // The loop does not wait for what is rendered.
+        let all = self
+            .0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone();
         if all.is_empty() {
             return Ok(());
         }
