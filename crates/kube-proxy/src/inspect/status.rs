@@ -122,19 +122,14 @@ fn add_connections(status: &mut Status, drains: &[proxy::Draining], counters: &C
     if drains.is_empty() {
         return;
     }
-    let key = |one: &proxy::Draining| At {
-        address: one.at.ip(),
-        port: one.at.port(),
-        protocol: one.protocol,
-    };
-    let mut at: Vec<At> = drains.iter().map(key).collect();
+    let mut at: Vec<At> = drains.iter().map(At::from).collect();
     at.dedup();
     let Some(Ok(counted)) = counters.with(|reader| reader.read(Which::Of(&at))) else {
         return;
     };
     for (told, one) in status.draining.iter_mut().zip(drains) {
         let endpoint = SocketAddr::new(one.target.ip, one.target.port);
-        let of = counted.endpoints.get(&(key(one), endpoint));
+        let of = counted.endpoints.get(&(At::from(one), endpoint));
         told.connections = of.and_then(|of| Some(of.count.active? + of.count.inactive?));
     }
 }

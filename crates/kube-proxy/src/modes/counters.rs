@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anyhow::Result;
 use ipnet::IpNet;
-use proxy::{IpFamily, Protocol, ServicePortName};
+use proxy::{Draining, IpFamily, Protocol, ServicePortName};
 
 /// An address that a Service port is served at; a NodePort's is each address of the node that serves
 /// it, as the kernel has it: in iptables mode, which has one rule for all of these, the unspecified
@@ -24,6 +24,16 @@ pub(crate) struct At {
     pub(crate) address: IpAddr,
     pub(crate) port: u16,
     pub(crate) protocol: Protocol,
+}
+
+impl From<&Draining> for At {
+    fn from(drain: &Draining) -> Self {
+        Self {
+            address: drain.at.ip(),
+            port: drain.at.port(),
+            protocol: drain.protocol,
+        }
+    }
 }
 
 /// What is to be read.

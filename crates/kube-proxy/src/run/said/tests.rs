@@ -110,6 +110,13 @@ async fn a_status_is_how_the_loop_stands() {
     assert_eq!(status["errors"], serde_json::json!([]));
 }
 
+/// The first family of a status.
+async fn first_family(daemon: &mut Daemon, inspect: &Arc<Inspect>) -> Value {
+    let asked = serve(daemon, get(inspect, "/api/v1/status"));
+    let ((_, mut status), ..) = asked.await;
+    status["families"][0].take()
+}
+
 #[tokio::test]
 async fn a_change_that_waits_is_pending() {
     let (mode, script) = Scripted::mode(IpFamily::V4);
@@ -132,9 +139,7 @@ async fn a_change_that_waits_is_pending() {
     assert_eq!(script.updates(), 1);
     daemon.heard = now.checked_sub(Duration::from_secs(5));
     daemon.turn(now).await.unwrap();
-    let asked = serve(&mut daemon, get(&inspect, "/api/v1/status"));
-    let ((_, status), ..) = asked.await;
-    let family = &status["families"][0];
+    let family = first_family(&mut daemon, &inspect).await;
     assert_eq!(
         (&family["state"], &family["pending"]),
         (&"syncing".into(), &1.into())
@@ -142,9 +147,7 @@ async fn a_change_that_waits_is_pending() {
     assert!(family["lagSeconds"].as_f64().unwrap() >= 5.0, "{family}");
     daemon.not_before = now;
     daemon.turn(now).await.unwrap();
-    let asked = serve(&mut daemon, get(&inspect, "/api/v1/status"));
-    let ((_, status), ..) = asked.await;
-    let family = &status["families"][0];
+    let family = first_family(&mut daemon, &inspect).await;
     assert_eq!(
         (&family["state"], &family["pending"]),
         (&"synced".into(), &0.into())
