@@ -36,7 +36,7 @@ pub use netlink_packet_core::{
     NLM_F_APPEND, NLM_F_CREATE, NLM_F_DUMP, NLM_F_ECHO, NLM_F_EXCL, NLM_F_REPLACE,
 };
 pub use protocol::Protocol;
-pub use worker::{Gone, Worker};
+pub use worker::{Gone, HandedOut, Job, Worker};
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

@@ -13,7 +13,8 @@ use std::thread::{self, JoinHandle};
 
 use futures::channel::oneshot;
 
-type Job<T> = Box<dyn FnOnce(&mut T) + Send>;
+/// A closure that waits to be run on a worker's value.
+pub type Job<T> = Box<dyn FnOnce(&mut T) + Send>;
 
 /// The worker's thread has ended because a closure panicked. What it was writing may be half done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -26,6 +27,22 @@ pub struct Gone;
 pub struct Worker<T> {
     jobs: Option<mpsc::Sender<Job<T>>>,
     thread: Option<JoinHandle<()>>,
+}
+
+/// What a worker has been called to do ([`Worker::handing_out`]).
+pub struct HandedOut<T>(mpsc::Receiver<Job<T>>);
+
+impl<T> HandedOut<T> {
+    /// The next closure, if there is one.
+    pub fn next_job(&mut self) -> Option<Job<T>> {
+        self.0.try_recv().ok()
+    }
+}
+
+impl<T> fmt::Debug for HandedOut<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("HandedOut").finish_non_exhaustive()
+    }
 }
 
 impl<T> fmt::Debug for Worker<T> {
@@ -74,6 +91,18 @@ impl<T: 'static> Worker<T> {
                 Ok(()) => unreachable!("the thread ends without a verdict only by a panic"),
             },
         }
+    }
+
+    /// A worker without a thread or a value: its closures are handed out, in the order of the calls,
+    /// to whoever says when and on what each runs. For tests that decide what comes before what. A
+    /// closure that is dropped instead is to its caller as a thread that has ended.
+    pub fn handing_out() -> (Self, HandedOut<T>) {
+        let (jobs, queue) = mpsc::channel();
+        let worker = Self {
+            jobs: Some(jobs),
+            thread: None,
+        };
+        (worker, HandedOut(queue))
     }
 
     /// Runs `f` on the value. It is queued at once, and runs even if the future is dropped.
@@ -155,6 +184,17 @@ mod tests {
             (Err::<(), _>(Gone), Err(Gone))
         );
         assert_eq!(block_on(worker.call(|()| 3)), Err(Gone));
+    }
+
+    #[test]
+    fn what_is_handed_out_is_done_when_and_where_somebody_says() {
+        let (worker, mut jobs) = Worker::<u32>::handing_out();
+        assert!(jobs.next_job().is_none());
+        let (first, second) = (worker.call(|n| *n + 1), worker.call(|n| *n + 2));
+        jobs.next_job().unwrap()(&mut 10);
+        assert_eq!(block_on(first), Ok(11));
+        drop(jobs);
+        assert_eq!(block_on(second), Err(Gone));
     }
 
     #[test]
