@@ -38,6 +38,9 @@ impl<S: Scheme> Step<S> {
     };
 }
 
+/// So many Services are not put in order.
+const MANY: usize = 1_000;
+
 /// Of which Services the entries are computed again.
 #[derive(Debug, Clone, Copy)]
 pub enum Extent<'a> {
@@ -51,19 +54,24 @@ pub enum Extent<'a> {
 
 impl Extent<'_> {
     /// The Services that are meant, of a model and those that already claim something: some of
-    /// these may be gone.
+    /// these may be gone. Few are in the order of their names, so that the same changes lead to the
+    /// same plans.
     pub fn services<'a>(
         self,
         model: &'a Model,
         claiming: impl Iterator<Item = &'a NamespacedName>,
     ) -> Vec<NamespacedName> {
-        match self {
+        let mut services: Vec<NamespacedName> = match self {
             Self::These(names) => names.iter().cloned().collect(),
             Self::First | Self::All => {
                 let gone = claiming.filter(|name| model.view(name).is_none());
                 model.service_names().chain(gone).cloned().collect()
             }
+        };
+        if services.len() < MANY {
+            services.sort_unstable();
         }
+        services
     }
 }
 
