@@ -89,6 +89,19 @@ pub enum Kind {
 }
 
 impl Kind {
+    /// Whether it ended before anything was written; of others not every table need be as it was.
+    pub fn leaves_all(self) -> bool {
+        match self {
+            Self::NoProgram | Self::NotUsable | Self::LockHeld | Self::NotPermitted => true,
+            Self::TimedOut
+            | Self::Unsupported
+            | Self::NoTable
+            | Self::NoSet
+            | Self::NoModule
+            | Self::Refused => false,
+        }
+    }
+
     /// Whether other rules would not be taken either, whatever they are.
     pub fn is_general(self) -> bool {
         !matches!(self, Self::NoSet | Self::NoModule | Self::Refused)

@@ -1,7 +1,5 @@
 //! How this mode reads, writes and asks the kernel, on its kernel threads.
 
-use std::time::Instant;
-
 use engine::KernelAccess;
 use proxy::Unreadable;
 
@@ -18,9 +16,10 @@ impl<K: Kernel> KernelAccess<K> for Iptables {
     fn read(kernel: &mut K, config: &Config, part: Part) -> Result<Found, Unreadable> {
         Ok(match part {
             Part::Rules => {
-                let started = Instant::now();
+                let started = kernel.clock();
                 let saved = read(kernel, config, None)?;
-                Found::Rules(Box::new(saved), started.elapsed())
+                let took = kernel.clock().saturating_duration_since(started);
+                Found::Rules(Box::new(saved), took)
             }
             Part::Addresses => Found::Addresses(kernel.addresses()?),
         })

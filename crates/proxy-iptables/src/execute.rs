@@ -137,6 +137,7 @@ impl Executor<'_> {
             Ok(()) => self.verdicts.taken += 1,
             Err(refusal) => {
                 self.verdicts.refused += 1;
+                self.verdicts.is_doubtful |= !refusal.kind.leaves_all();
                 if refusal.kind.is_general() {
                     self.verdicts.general = Some(refusal.reason.as_str().into());
                 }

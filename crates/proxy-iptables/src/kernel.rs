@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use iptables::{Input, Iptables, Kind, Table};
 use proxy::{IpFamily, Unreadable};
@@ -18,6 +18,12 @@ const RESTORE_LIMIT: Duration = Duration::from_mins(5);
 /// What can be read and written, for one IP family. Two implementations: the iptables programs, and
 /// a strict fake that refuses what they refuse.
 pub trait Kernel: Send + 'static {
+    /// What time it is, for what is measured: how long reading takes. A kernel of tests may have a
+    /// time of its own.
+    fn clock(&self) -> Instant {
+        Instant::now()
+    }
+
     /// The addresses of all interfaces of this node, those of localhost included.
     fn addresses(&mut self) -> Result<BTreeSet<IpAddr>, Unreadable>;
 

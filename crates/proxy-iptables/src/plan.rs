@@ -118,6 +118,8 @@ pub struct Verdicts {
     pub(crate) taken: usize,
     /// How many restores were refused.
     pub(crate) refused: usize,
+    /// Whether a refused restore may have written some of its tables.
+    pub(crate) is_doubtful: bool,
     /// Why nothing would be taken now, whatever it is; the other verdicts say nothing then.
     pub(crate) general: Option<Arc<str>>,
 }

@@ -62,6 +62,16 @@ impl Planner<'_> {
         for (owner, slots) in changed {
             let part = parts.entry(owner.cloned()).or_default();
             part.slots = self.in_order(owner, &slots);
+            // What a slot leads to has to be there, also if it failed before and has time.
+            let chains = owner.map_or(&[][..], |owner| self.tables.chains.keys_of(owner));
+            for chain in chains {
+                if let Some(content) = self.tables.chains.wanted(chain)
+                    && self.tables.chains.actual(chain).is_none()
+                    && part.chains.insert(*chain, *content).is_none()
+                {
+                    part.rules += content.rules as usize;
+                }
+            }
         }
         plan.stale.sort_unstable();
         plan.parts = parts
@@ -146,6 +156,12 @@ impl Planner<'_> {
             .collect();
     }
 
+    /// Whether a slot was refused, and is to be tried again later.
+    fn is_put_off(&self, slot: &Slot) -> bool {
+        let slots = &self.tables.slots;
+        slots.is_failing(slot) && !slots.is_due(slot, self.now)
+    }
+
     /// All rules of Services that are to be in these chains, in the order of their owners.
     fn texts_of(&self, chains: &BTreeSet<Shared>) -> BTreeMap<Shared, Vec<Arc<str>>> {
         let mut texts: BTreeMap<Shared, Vec<Arc<str>>> = BTreeMap::new();
@@ -164,7 +180,8 @@ impl Planner<'_> {
             let slots = self.tables.slots.keys_of(owner).iter();
             for slot in slots.filter(|slot| self.tables.slots.owner(slot) == Some(owner)) {
                 // What is tried apart stays out: only what the kernel has taken before.
-                if is_apart {
+                // So does what was refused, until its time comes.
+                if is_apart || self.is_put_off(slot) {
                     put(slot, self.tables.slots.actual(slot));
                 } else {
                     put(slot, self.tables.slots.wanted(slot));

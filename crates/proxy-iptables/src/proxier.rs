@@ -50,6 +50,8 @@ pub struct Iptables {
     freshness: Freshness,
     /// Whether nobody knows what was written: a restore was refused.
     is_uncertain: bool,
+    /// Whether that may be other than what is believed: nothing is written until it is read.
+    has_to_read: bool,
     /// When the canary is looked for.
     canary: reconcile::Look,
     /// Whether that is to be done, or all rules read.
@@ -109,6 +111,7 @@ impl Iptables {
             disordered,
             leftovers,
         } = saved;
+        self.has_to_read = false;
         let is_drift = state.knows(Part::Rules) && !mem::take(&mut self.is_uncertain);
         let tables = &mut self.tables;
         let before = tables.base.actual(&()).cloned();
@@ -175,6 +178,11 @@ impl Iptables {
         if !(state.knows(Part::Rules) && state.look(Part::Addresses).is_tried()) {
             return Step::NONE;
         }
+        // Of a plan that was refused nobody knows what was written. To write it again would have
+        // jumps stand there twice, and a chain that is written whole could lose what it has got.
+        if self.has_to_read {
+            return Step::NONE;
+        }
         let planner = Planner {
             tables: &self.tables,
             claims: &self.claims,
@@ -224,6 +232,7 @@ impl engine::Scheme for Iptables {
             read: None,
             freshness: Freshness::Written,
             is_uncertain: false,
+            has_to_read: false,
             canary,
             wants_look: false,
         }
@@ -352,6 +361,7 @@ impl engine::Scheme for Iptables {
         if verdicts.refused > 0 {
             // Not in every case is it known what was written.
             self.is_uncertain = true;
+            self.has_to_read |= verdicts.is_doubtful || verdicts.taken > 0;
             self.read = None;
             state.doubt(Part::Rules);
         } else {

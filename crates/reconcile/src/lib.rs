@@ -477,6 +477,12 @@ where
             .filter(move |key| self.retries.get(*key).is_none_or(|retry| retry.due <= now))
     }
 
+    /// Whether a key is one of those.
+    pub fn is_due(&self, key: &K, now: Instant) -> bool {
+        let retry = self.retries.get(key);
+        self.is_pending(key) && retry.is_none_or(|retry| retry.due <= now)
+    }
+
     /// Keys whose wanted value is not the actual one, due or not, in no order.
     pub fn pending(&self) -> impl Iterator<Item = &K> {
         let (listed, rows) = match &self.pending {
