@@ -1,7 +1,5 @@
 //! How this mode reads and writes the kernel, on its kernel threads.
 
-use std::time::Instant;
-
 use engine::KernelAccess;
 use proxy::Unreadable;
 
@@ -17,10 +15,11 @@ impl<K: Kernel> KernelAccess<K> for Nftables {
     fn read(kernel: &mut K, _: &Config, part: Part) -> Result<Found, Unreadable> {
         Ok(match part {
             Part::Table => {
-                let started = Instant::now();
+                let started = kernel.clock();
                 let mut reader = Reader::new(kernel.family());
                 kernel.table(&mut |object| reader.take(object))?;
-                Found::Table(Box::new(reader.finish()), started.elapsed())
+                let took = kernel.clock().saturating_duration_since(started);
+                Found::Table(Box::new(reader.finish()), took)
             }
             Part::Addresses => Found::Addresses(kernel.addresses()?),
         })

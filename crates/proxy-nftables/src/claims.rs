@@ -16,6 +16,12 @@ pub(crate) struct Claims {
 }
 
 impl Claims {
+    /// Whether something leads to endpoints of a Service port of which none is known.
+    pub(crate) fn lost_endpoints(&self, owner: &Arc<Owner>, tables: &Tables) -> bool {
+        let port = self.port(owner);
+        port.is_some_and(|port| !port.has_endpoints()) && tables.leads_to(owner)
+    }
+
     /// All Services that claim something.
     pub(crate) fn services(&self) -> impl Iterator<Item = &NamespacedName> {
         self.ports.keys()

@@ -97,7 +97,7 @@ impl Executor<'_> {
         match self.commit(&wanted, Grouping::ByMap) {
             Tried::Done => self.isolate([stale]),
             Tried::Refused(..) => self.isolate([wanted, stale]),
-            Tried::Over => {}
+            Tried::Over => self.set_all(&stale, &Verdict::Untried),
         }
     }
 

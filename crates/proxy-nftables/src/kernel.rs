@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
+use std::time::Instant;
 
 use nftables_netlink::{Chain, Element, Name, Rule, Set, Table, Transaction};
 use proxy::{IpFamily, Unreadable};
@@ -9,6 +10,12 @@ use proxy::{IpFamily, Unreadable};
 /// What can be read and written, for one IP family. Two implementations: netlink, and a strict fake
 /// that refuses what the kernel refuses.
 pub trait Kernel: Send + 'static {
+    /// What time it is, for what is measured: how long reading takes. A kernel of tests may have a
+    /// time of its own.
+    fn clock(&self) -> Instant {
+        Instant::now()
+    }
+
     /// The family.
     fn family(&self) -> IpFamily;
 

@@ -30,7 +30,7 @@ use crate::choice::Choices;
 use crate::config::Config;
 use crate::content::Content;
 use crate::layout::Layout;
-use crate::name::{Base, Purpose, is_of_service};
+use crate::name::{Base, Purpose, REJECT, is_of_service};
 use crate::rule::{Line, Sense, Side};
 
 /// What is sent to one address and port, or to one port of this node.
@@ -69,6 +69,12 @@ pub struct Route {
 }
 
 impl Route {
+    /// Whether it leads to endpoints.
+    pub(crate) fn leads(&self) -> bool {
+        let is_chain = |to: &Verdict| matches!(to, Verdict::Goto(chain) if **chain != *REJECT);
+        self.to.as_ref().is_some_and(is_chain) || self.choices != Choices::default()
+    }
+
     /// The chains of Service ports that it leads to.
     pub(crate) fn chains(&self) -> impl Iterator<Item = &Name> {
         let to = match &self.to {
@@ -378,6 +384,11 @@ impl ServedPort {
                 ..Route::default()
             },
         }
+    }
+
+    /// Whether any endpoint of it is known.
+    pub(crate) fn has_endpoints(&self) -> bool {
+        self.any
     }
 
     /// Its elements of sets that it shares with others.

@@ -270,6 +270,19 @@ impl Nftables {
     }
 }
 
+impl Nftables {
+    /// Whether Service ports go on to be served as they are only because not every object could be
+    /// read.
+    fn has_ports_that_go_on(&self) -> bool {
+        let slots = &self.tables.slots;
+        let slots = slots.pending().filter_map(|slot| slots.owner(slot));
+        let chains = &self.tables.chains;
+        let chains = chains.pending().filter_map(|chain| chains.owner(chain));
+        let mut owners = slots.chain(chains);
+        owners.any(|owner| self.claims.lost_endpoints(owner, &self.tables))
+    }
+}
+
 impl engine::Scheme for Nftables {
     type Kinds = NftablesKinds;
     type Outcomes = Verdicts;
@@ -321,6 +334,9 @@ impl engine::Scheme for Nftables {
     fn concern(&self, state: &State, part: Part) -> Concern {
         if part == Part::Addresses && state.node.serves_node_ports_everywhere() {
             Concern::Nobody
+        } else if part == Part::Table && !state.may_delete() && self.has_ports_that_go_on() {
+            // They wait for somebody who mends an object.
+            Concern::Operator
         } else {
             Concern::Clients
         }

@@ -1,0 +1,233 @@
+//! The strict fake is what the kernel is: the same transactions have the same errors on both, and
+//! leave the same table.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test stops at the first surprise"
+)]
+
+use std::collections::BTreeMap;
+use std::thread;
+
+use nftables_netlink::{
+    Activity, Bytes, Chain, Change, DataType, Element, ElementData, Expression, Name, Rule, Set,
+    SetKind, Table, Transaction, Verdict,
+};
+use proxy::IpFamily;
+use proxy_nftables::fake::FakeKernel;
+use proxy_nftables::{Kernel, NetlinkKernel, Object, Refusal, TABLE};
+use rustix::thread::{UnshareFlags, unshare_unsafe};
+
+/// So many transactions, and so many tables.
+const TRANSACTIONS: usize = 60;
+const TABLES: u64 = 12;
+
+fn in_namespace(what: impl FnOnce() + Send) {
+    thread::scope(|scope| {
+        let inside = scope.spawn(|| {
+            // SAFETY: the thread has no files of its own that others use.
+            #[allow(unsafe_code)]
+            unsafe { unshare_unsafe(UnshareFlags::NEWNET) }
+                .expect("needs nf_tables, and the right to make network namespaces");
+            what();
+        });
+        inside.join().unwrap();
+    });
+}
+
+/// Numbers that follow from a seed (splitmix64).
+struct Chance(u64);
+
+impl Chance {
+    fn below(&mut self, limit: u64) -> usize {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        usize::try_from((mixed ^ (mixed >> 31)) % limit).unwrap()
+    }
+}
+
+fn name(kind: &str, number: usize) -> Name {
+    format!("{kind}{number}").into()
+}
+
+fn table() -> Change {
+    Change::AddTable(Table {
+        family: IpFamily::V4.into(),
+        activity: Activity::Active,
+        name: TABLE.into(),
+        comment: None,
+    })
+}
+
+fn set(number: usize) -> Set {
+    Set {
+        name: name("set", number),
+        key: vec![DataType::InetService],
+        kind: if number == 0 {
+            SetKind::Set
+        } else {
+            SetKind::Verdicts
+        },
+        intervals: false,
+        dynamic: false,
+        timeout: None,
+        size: None,
+        type_of: None,
+        comment: None,
+    }
+}
+
+fn element(set: usize, chance: &mut Chance, is_added: bool) -> Element {
+    let port = u16::try_from(chance.below(4)).unwrap();
+    let leads = set > 0 && is_added;
+    let to = name("chain", chance.below(4));
+    Element {
+        key: port.to_be_bytes().iter().copied().collect::<Bytes>(),
+        key_end: None,
+        ends_interval: false,
+        data: leads.then_some(ElementData::Verdict(Verdict::Goto(to))),
+        comment: None,
+        timeout: None,
+    }
+}
+
+fn change(chance: &mut Chance) -> Change {
+    let (chain, of) = (chance.below(4), chance.below(3));
+    match chance.below(20) {
+        0..4 => Change::AddChain(Chain {
+            name: name("chain", chain),
+            base: None,
+            comment: None,
+        }),
+        4 => Change::FlushChain(name("chain", chain)),
+        5..7 => Change::DeleteChain(name("chain", chain)),
+        7..10 => Change::AddSet(set(of)),
+        10 => Change::DeleteSet(name("set", of)),
+        11 => Change::FlushSet(name("set", of)),
+        12..15 => {
+            let elements = vec![element(of, chance, true)];
+            Change::AddElements(name("set", of), elements)
+        }
+        15..17 => {
+            let elements = vec![element(of, chance, false)];
+            Change::DeleteElements(name("set", of), elements)
+        }
+        17 => table(),
+        // Only to chains of higher numbers: there are no loops.
+        _ => {
+            let to = chain + 1 + chance.below(3);
+            let jump = Expression::Verdict(Verdict::Jump(name("chain", to)));
+            let rule = Rule {
+                expressions: vec![jump],
+                comment: None,
+            };
+            Change::AddRule(name("chain", chain), rule)
+        }
+    }
+}
+
+/// What was refused first, and why.
+fn verdict(done: Result<(), Refusal>) -> Result<(), (usize, i32)> {
+    done.map_err(|refusal| match refusal {
+        Refusal::Refused { changes, .. } => {
+            let first = changes.iter().min_by_key(|blame| blame.change);
+            first.map_or((usize::MAX, 0), |blame| (blame.change, blame.errno))
+        }
+        other => panic!("{other:?}"),
+    })
+}
+
+type Held = (BTreeMap<Name, Vec<Rule>>, BTreeMap<Name, Vec<Element>>);
+
+fn held(kernel: &mut impl Kernel) -> Held {
+    let mut held = Held::default();
+    let mut tell = |object| match object {
+        Object::Begin => held = Held::default(),
+        Object::Table(_) => {}
+        Object::Set(set) => {
+            held.1.entry(set.name).or_default();
+        }
+        Object::Chain(chain) => {
+            held.0.entry(chain.name).or_default();
+        }
+        Object::Elements(set, elements) => held.1.entry(set).or_default().extend(elements),
+        Object::Rule(chain, rule) => held.0.entry(chain).or_default().push(rule),
+    };
+    kernel.table(&mut tell).unwrap();
+    for elements in held.1.values_mut() {
+        elements.sort_by(|one, other| one.key.cmp(&other.key));
+    }
+    held
+}
+
+fn transaction(changes: Vec<Change>) -> Transaction {
+    Transaction {
+        family: IpFamily::V4.into(),
+        table: TABLE.into(),
+        changes,
+    }
+}
+
+/// Whether what leaves a map counts as a user of its chain until the transaction is over.
+fn is_old(kernel: &mut NetlinkKernel) -> bool {
+    let mut only = Element {
+        data: Some(ElementData::Verdict(Verdict::Goto(name("chain", 0)))),
+        ..element(0, &mut Chance(0), false)
+    };
+    let chain = Chain {
+        name: name("chain", 0),
+        base: None,
+        comment: None,
+    };
+    let changes = vec![
+        table(),
+        Change::AddChain(chain),
+        Change::AddSet(set(1)),
+        Change::AddElements(name("set", 1), vec![only.clone()]),
+    ];
+    kernel.commit(&transaction(changes)).unwrap();
+    only.data = None;
+    let changes = vec![
+        Change::DeleteElements(name("set", 1), vec![only]),
+        Change::DeleteChain(name("chain", 0)),
+    ];
+    let is_old = kernel.commit(&transaction(changes)).is_err();
+    kernel
+        .commit(&transaction(vec![Change::DeleteTable]))
+        .unwrap();
+    is_old
+}
+
+#[test]
+#[ignore = "needs nf_tables, and the right to make network namespaces"]
+fn the_fake_refuses_what_the_kernel_refuses_and_holds_what_it_holds() {
+    in_namespace(|| {
+        let mut kernel = NetlinkKernel::new(IpFamily::V4);
+        let is_old = is_old(&mut kernel);
+        let mut refused = 0;
+        for seed in 0..TABLES {
+            let mut chance = Chance(seed);
+            let mut fake = FakeKernel::new(IpFamily::V4, &[]);
+            fake.state().is_old = is_old;
+            for at in 0..TRANSACTIONS {
+                let mut changes = vec![table()];
+                changes.extend((0..=chance.below(5)).map(|_| change(&mut chance)));
+                let planned = transaction(changes);
+                let (told, real) = (fake.commit(&planned), kernel.commit(&planned));
+                let context = || format!("seed {seed}, {at}: {:#?}", planned.changes);
+                let (told, real) = (verdict(told), verdict(real));
+                refused += usize::from(real.is_err());
+                assert_eq!(told, real, "the fake, the kernel: {}", context());
+                assert_eq!(held(&mut fake), held(&mut kernel), "{}", context());
+            }
+            kernel
+                .commit(&transaction(vec![Change::DeleteTable]))
+                .unwrap();
+        }
+        // Both happen.
+        assert!((40..680).contains(&refused), "{refused}");
+    });
+}
