@@ -176,14 +176,15 @@ impl Kernel for FakeKernel {
 
     fn close(&mut self, listener: &Listener) -> Result<(), SocketError> {
         let mut state = self.state();
-        let Some((port, _)) = state.open.remove(listener) else {
+        let Some((port, _)) = state.open.get(listener) else {
             return Err(SocketError::Now("it is not open".to_owned()));
         };
         let of = listener.name.protocol;
         let mut redirects = state.redirects.iter();
-        if redirects.any(|(at, aim)| at.protocol == of && aim.ports().any(|to| to == port)) {
+        if redirects.any(|(at, aim)| at.protocol == of && aim.ports().any(|to| to == *port)) {
             return Err(SocketError::Now("rules lead to it".to_owned()));
         }
+        state.open.remove(listener);
         Ok(())
     }
 }

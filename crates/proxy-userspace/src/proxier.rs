@@ -114,8 +114,8 @@ impl Userspace {
         let due = self.tables.sockets.due(state.now);
         let due = due.filter_map(|listener| {
             let serving = self.tables.sockets.wanted(listener).cloned();
-            let may_be =
-                serving.is_some() || (state.may_delete() && !self.tables.is_used(listener));
+            let is_free = || !self.tables.is_used(listener) && !self.is_being_used(state, listener);
+            let may_be = serving.is_some() || (state.may_delete() && is_free());
             let rank = self.tables.sockets.owner(listener).map(|owner| owner.rank);
             may_be.then(|| (rank, listener.clone(), serving))
         });
@@ -130,6 +130,20 @@ impl Userspace {
                 changes,
                 avoided: self.tables.foreign_ports(),
             })
+        })
+    }
+
+    /// Whether redirects are being written that lead to a port.
+    fn is_being_used(&self, state: &State, listener: &Listener) -> bool {
+        let (protocol, port) = (listener.name.protocol, self.tables.port(listener));
+        let changes = state.in_flight().flat_map(|plan| match plan {
+            Plan::Redirects(redirects) => redirects.changes.as_slice(),
+            Plan::Sockets(_) => &[],
+        });
+        let mut of_protocol = changes.filter(|change| change.portal.protocol == protocol);
+        of_protocol.any(|change| {
+            let aim = change.after.as_ref();
+            aim.is_some_and(|aim| aim.ports().any(|to| to == port))
         })
     }
 
