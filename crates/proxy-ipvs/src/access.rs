@@ -1,7 +1,5 @@
 //! How this mode reads, writes and asks the kernel, on its kernel threads.
 
-use std::time::Instant;
-
 use engine::KernelAccess;
 use proxy::Unreadable;
 
@@ -26,10 +24,10 @@ impl<K: Kernel> KernelAccess<K> for Ipvs {
     fn write(kernel: &mut K, plan: &Plan) -> Written {
         // To ask for the time costs a change as much as a message where it is a system call.
         let tells = Budget::tells(plan.ops.len()) && plan.lane() == Some(Lane::Services);
-        let began = tells.then(Instant::now);
+        let began = tells.then(|| kernel.clock());
         Written {
             outcomes: kernel.apply(plan),
-            took: began.map(|began| began.elapsed()),
+            took: began.map(|began| kernel.clock().saturating_duration_since(began)),
         }
     }
 

@@ -21,6 +21,8 @@ use crate::rules::Rules;
 use crate::server::{RealServer, VirtualServer, VirtualServerKey};
 use crate::sets::{Member, Set, SetKind};
 
+const NO_FIT: &str = "the member does not fit the set's type or family";
+
 /// How many members fit into one message to the kernel.
 const MEMBERS_PER_MESSAGE: usize = 1600;
 
@@ -74,13 +76,26 @@ pub struct State {
 }
 
 /// A handle on a fake kernel; clones share it.
-#[derive(Debug, Clone)]
-pub struct FakeKernel(Arc<Mutex<State>>);
+#[derive(Debug)]
+pub struct FakeKernel {
+    state: Arc<Mutex<State>>,
+    /// Each handle tells of former sets once.
+    has_told_former: bool,
+}
+
+impl Clone for FakeKernel {
+    fn clone(&self) -> Self {
+        Self {
+            state: Arc::clone(&self.state),
+            has_told_former: false,
+        }
+    }
+}
 
 impl FakeKernel {
     /// An empty kernel with the node addresses given.
     pub fn new(family: IpFamily, addresses: &[IpAddr]) -> Self {
-        Self(Arc::new(Mutex::new(State {
+        let state = State {
             family,
             shim: ShimStyle::default(),
             former: BTreeMap::new(),
@@ -99,12 +114,16 @@ impl FakeKernel {
             unreadable: BTreeMap::new(),
             done: Vec::new(),
             work: Work::default(),
-        })))
+        };
+        Self {
+            state: Arc::new(Mutex::new(state)),
+            has_told_former: false,
+        }
     }
 
     /// The state, to look at or to damage.
     pub fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The state, if a part of it can be read.
@@ -138,12 +157,19 @@ impl Kernel for FakeKernel {
     }
 
     fn read_sets(&mut self) -> Result<FoundSets, Unreadable> {
-        let mut state = self.readable(Part::Sets)?;
-        Ok(FoundSets {
-            former: std::mem::take(&mut state.former),
+        let state = self.readable(Part::Sets)?;
+        let found = FoundSets {
+            former: if self.has_told_former {
+                BTreeMap::new()
+            } else {
+                state.former.clone()
+            },
             members: state.snapshot.sets.clone(),
             sizes: state.snapshot.set_sizes.clone(),
-        })
+        };
+        drop(state);
+        self.has_told_former = true;
+        Ok(found)
     }
 
     fn read_addresses(&mut self) -> Result<FoundAddresses, Unreadable> {
@@ -289,29 +315,25 @@ impl State {
                 *holds = (*holds).max(room);
             }
             Op::AddMember(set, member) => {
-                if !fits(*set, member, self.family) {
-                    return Err((
-                        "the member does not fit the set's type or family",
-                        Fault::Entry,
-                    ));
-                }
                 let size = self.snapshot.set_sizes.get(set).copied().unwrap_or(0) as usize;
-                let members = self
-                    .snapshot
-                    .sets
-                    .get_mut(set)
-                    .ok_or(("no such set", Fault::Belief))?;
+                let members = self.snapshot.sets.get_mut(set);
+                let members = members.ok_or(("no such set", Fault::Belief))?;
+                if !fits(*set, member, self.family) {
+                    return Err((NO_FIT, Fault::Belief));
+                }
                 if members.len() >= size && !members.contains(member) {
                     return Err(("the set is full", Fault::Belief));
                 }
                 members.insert(*member);
             }
             Op::RemoveMember(set, member) => {
-                self.snapshot
-                    .sets
-                    .get_mut(set)
-                    .ok_or(("no such set", Fault::Belief))?
-                    .remove(member);
+                // Where there is no set, there is no member of it.
+                if let Some(members) = self.snapshot.sets.get_mut(set) {
+                    if !fits(*set, member, self.family) {
+                        return Err((NO_FIT, Fault::Belief));
+                    }
+                    members.remove(member);
+                }
             }
             Op::WriteRules { wanted, installed } if self.shim == ShimStyle::Nftables => {
                 let there = self.snapshot.rules.take().unwrap_or_default();
@@ -350,11 +372,11 @@ impl State {
                 if !own(&key.address) {
                     return Err(("address of another family", Fault::Entry));
                 }
-                if !self.schedulers.contains(&*properties.scheduler) {
-                    return Err(("no such scheduler", Fault::Node));
-                }
                 if self.snapshot.servers.contains_key(key) {
                     return Err(("exists", Fault::Belief));
+                }
+                if !self.schedulers.contains(&*properties.scheduler) {
+                    return Err(("no such scheduler", Fault::Node));
                 }
                 let server = VirtualServer {
                     properties: properties.clone(),
@@ -400,12 +422,14 @@ impl State {
                 server.destinations = server.destinations.iter().map(edit).collect();
             }
             Op::RemoveDestination(key, target) => {
-                let server = self.server(key)?;
-                server.destinations = server
-                    .destinations
-                    .iter()
-                    .filter(|real| real.target != *target)
-                    .collect();
+                // Where there is no virtual server, there is no destination of it.
+                if let Ok(server) = self.server(key) {
+                    server.destinations = server
+                        .destinations
+                        .iter()
+                        .filter(|real| real.target != *target)
+                        .collect();
+                }
                 self.connections.remove(&(*key, *target));
             }
             Op::BindAddress(address) => {

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Instant;
 
 use proxy::{Target, Unreadable};
 
@@ -15,6 +16,12 @@ use crate::sets::{Member, Set};
 /// What can be read and written, for one IP family. Two implementations: netlink, and a strict fake
 /// that refuses what the kernel refuses. Each of a proxier's lanes has one of its own.
 pub trait Kernel: Send + 'static {
+    /// What time it is, for what is measured: how long writing takes. A kernel of tests may have a
+    /// time of its own.
+    fn clock(&self) -> Instant {
+        Instant::now()
+    }
+
     /// All virtual servers, each with its destinations.
     ///
     /// # Errors
@@ -161,8 +168,9 @@ pub(crate) struct Evidence<'a> {
 
 impl Evidence<'_> {
     /// Whether a virtual server is one that a kube-proxy in IPVS mode has made: its address is on
-    /// `kube-ipvs0`, one of the sets names it, or its port is a NodePort and its address the
-    /// node's, or was when it was made, as its note says.
+    /// `kube-ipvs0`, one of the sets names it, its port is a NodePort and its address the node's, or
+    /// it bears the note that a kube-proxy made it for a NodePort: that is proof by itself, as
+    /// nobody else sets that flag.
     pub(crate) fn says_ours(self, key: &VirtualServerKey, server: Option<&VirtualServer>) -> bool {
         let holds =
             |set: Set, member: Member| self.sets.get(&set).is_some_and(|set| set.contains(&member));
@@ -179,7 +187,8 @@ impl Evidence<'_> {
             ]
             .into_iter()
             .any(|set| holds(set, by_address))
-            || ((self.interface_addresses.contains(&key.address) || server.is_some_and(is_noted))
+            || server.is_some_and(is_noted)
+            || (self.interface_addresses.contains(&key.address)
                 && holds(Set::node_port(key.protocol), Member::Port(key.port)))
     }
 }

@@ -1,0 +1,189 @@
+//! The strict fake is what the kernel is: the same writes have the same outcomes on both, and leave
+//! the same behind.
+#![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
+
+#[path = "support/namespace.rs"]
+mod namespace;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::process::Command;
+
+use namespace::in_namespace;
+use proxy::{IpFamily, Protocol, Target};
+use proxy_ipvs::fake::FakeKernel;
+use proxy_ipvs::{
+    Fault, Iptables, Kernel, Member, NetlinkKernel, Op, Outcome, Plan, Properties, RealServer, Set,
+    VirtualServer, VirtualServerKey,
+};
+
+/// So many writes, one after the other.
+const WRITES: u64 = 3_000;
+
+const SETS: [Set; 4] = [
+    Set::ClusterIp,
+    Set::IpvsIps,
+    Set::NodePortTcp,
+    Set::LoopBack,
+];
+
+/// Numbers that follow from a seed (splitmix64).
+struct Chance(u64);
+
+impl Chance {
+    fn below(&mut self, limit: u8) -> u8 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        u8::try_from((mixed ^ (mixed >> 31)) % u64::from(limit)).unwrap()
+    }
+
+    fn address(&mut self) -> IpAddr {
+        if self.below(25) == 0 {
+            return "fd00::1".parse().unwrap();
+        }
+        [10, 96, 0, self.below(4)].into()
+    }
+
+    fn protocol(&mut self) -> Protocol {
+        *[Protocol::Tcp, Protocol::Udp, Protocol::Sctp]
+            .get(usize::from(self.below(3)))
+            .unwrap()
+    }
+
+    fn key(&mut self) -> VirtualServerKey {
+        VirtualServerKey {
+            address: [10, 96, 0, self.below(3)].into(),
+            port: 80,
+            protocol: self.protocol(),
+        }
+    }
+
+    fn properties(&mut self) -> Properties {
+        let is_persistent = self.below(3) == 0;
+        let scheduler = match self.below(12) {
+            0 => "nonsense",
+            1..6 => "wrr",
+            _ => "rr",
+        };
+        Properties {
+            scheduler: scheduler.into(),
+            flags: if is_persistent {
+                Properties::PERSISTENT
+            } else {
+                0
+            },
+            timeout: if is_persistent { 10_800 } else { 0 },
+        }
+    }
+
+    fn real(&mut self) -> RealServer {
+        let target = Target {
+            ip: [10, 244, 0, 1 + self.below(3)].into(),
+            port: 8080,
+        };
+        RealServer::new(target).with_weight(u16::from(self.below(3)))
+    }
+
+    fn set(&mut self) -> Set {
+        *SETS.get(usize::from(self.below(4))).unwrap()
+    }
+
+    fn member(&mut self, set: Set) -> Member {
+        // Now and then one of another type.
+        let set = if self.below(12) == 0 { self.set() } else { set };
+        let (address, protocol) = (self.address(), self.protocol());
+        let port = 80 + u16::from(self.below(3));
+        match set {
+            Set::ClusterIp => Member::AddressPort(address, protocol, port),
+            Set::IpvsIps => Member::Address(address),
+            Set::NodePortTcp => Member::Port(port),
+            _ => Member::AddressPortAddress(address, protocol, port, address),
+        }
+    }
+
+    fn op(&mut self) -> Op {
+        match self.below(24) {
+            0 => Op::CreateLink,
+            1 | 2 => Op::CreateSet(self.set(), 8),
+            3..7 => {
+                let set = self.set();
+                Op::AddMember(set, self.member(set))
+            }
+            7..9 => {
+                let set = self.set();
+                Op::RemoveMember(set, self.member(set))
+            }
+            9..12 => Op::AddServer(self.key(), self.properties()),
+            12 => Op::SetServer(self.key(), self.properties()),
+            13 => Op::RemoveServer(self.key()),
+            14..17 => Op::AddDestination(self.key(), self.real()),
+            17..19 => Op::SetDestination(self.key(), self.real()),
+            19 => Op::RemoveDestination(self.key(), self.real().target),
+            20..22 => Op::BindAddress([10, 96, 0, self.below(4)].into()),
+            _ => Op::UnbindAddress([10, 96, 0, self.below(4)].into()),
+        }
+    }
+}
+
+/// What became of a write, without its words.
+fn told(kernel: &mut impl Kernel, op: &Op) -> Result<(), Option<Fault>> {
+    let outcomes = kernel.apply(&Plan {
+        ops: vec![op.clone()],
+    });
+    match outcomes.into_iter().next().unwrap() {
+        Outcome::Done => Ok(()),
+        Outcome::Refused { fault, .. } => Err(Some(fault)),
+        Outcome::Unknown => Err(None),
+    }
+}
+
+type Held = (
+    BTreeMap<VirtualServerKey, VirtualServer>,
+    BTreeMap<Set, BTreeSet<Member>>,
+    bool,
+    BTreeSet<IpAddr>,
+);
+
+fn held(kernel: &mut impl Kernel) -> Held {
+    let sets = kernel.read_sets().unwrap().members;
+    let addresses = kernel.read_addresses().unwrap();
+    let bound: BTreeSet<IpAddr> = addresses.bound;
+    (
+        kernel.read_servers().unwrap(),
+        sets,
+        addresses.has_link,
+        bound,
+    )
+}
+
+#[test]
+#[ignore = "needs a kernel with IPVS, and root: the lab"]
+fn the_fake_refuses_what_the_kernel_refuses_and_holds_what_it_holds() {
+    in_namespace(|| {
+        let up = Command::new("ip")
+            .args(["link", "set", "lo", "up"])
+            .status();
+        assert!(up.unwrap().success());
+        let iptables = Iptables::choose(None).unwrap();
+        let mut kernel = NetlinkKernel::open(IpFamily::V4, iptables).unwrap();
+        let mut fake = FakeKernel::new(IpFamily::V4, &[]);
+        let mut chance = Chance(1);
+        let (mut refused, mut differences) = (0, Vec::new());
+        for at in 0..WRITES {
+            let op = chance.op();
+            let (pretended, real) = (told(&mut fake, &op), told(&mut kernel, &op));
+            refused += usize::from(real.is_err());
+            if pretended != real {
+                differences.push(format!("{at}: {op}: fake {pretended:?}, kernel {real:?}"));
+            }
+            if pretended.is_ok() == real.is_ok() {
+                assert_eq!(held(&mut fake), held(&mut kernel), "after {at}: {op}");
+            }
+            assert!(differences.len() < 20, "{differences:#?}");
+        }
+        assert_eq!(differences, [""; 0]);
+        assert!(refused > 300, "{refused}");
+    });
+}
