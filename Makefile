@@ -6,7 +6,7 @@ TARGET ?= $(or $(CARGO_TARGET_DIR),target)/debug
 MODE ?= ipvs
 CASES ?= integration/golden/cases/$(MODE)
 
-.PHONY: help demo tour test golden bench lint build image deps doctor advisories
+.PHONY: help demo tour test properties golden bench lint build image deps doctor advisories
 
 help: ## Say what can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,6 +23,10 @@ tour: ## Print docs/tour.md: a Service of each type, as the subcommands of kube-
 
 test: deps ## Run everything: lints, unit tests, the lab with a real IPVS kernel (LANE=B: on one with nftables, which it builds)
 	integration/test
+
+properties: ## Histories of events, faults, foreign changes and restarts, on the fakes of all modes: HISTORIES= SEED= MODE= (or FORM=)
+	$(CARGO) run --locked -q --profile histories -p properties -- $(if $(HISTORIES),--histories $(HISTORIES)) \
+		$(if $(SEED),--seed $(SEED)) $(if $(filter command line environment,$(origin MODE)),--mode $(MODE)) $(if $(FORM),--form $(FORM))
 
 golden: deps ## Compare what is left in the kernel with upstream's dumps: CASES=DIR MODE=ipvs|iptables|nftables
 	$(CARGO) build --locked -p kube-proxy -p golden

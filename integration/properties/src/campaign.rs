@@ -1,0 +1,114 @@
+//! Many histories, one after the other.
+
+use std::time::{Duration, Instant};
+
+use proxy::IpFamily;
+
+use crate::action::{Action, history};
+use crate::modes::Form;
+use crate::run::{Failure, run};
+use crate::shrink::shrink;
+use crate::turnstile::Threads;
+
+/// One in so many is run twice, to see that it is the same.
+const TWICE: u64 = 20;
+
+/// What is run.
+#[derive(Debug, Clone)]
+pub struct Campaign {
+    /// How many histories at most.
+    pub histories: u64,
+    /// No further one is begun after this.
+    pub limit: Option<Duration>,
+    /// The seed of the first; each next one has the next number.
+    pub seed: u64,
+    /// The modes, in turn.
+    pub forms: Vec<&'static Form>,
+}
+
+/// What came of it.
+#[derive(Debug, Default)]
+pub struct Account {
+    /// How many histories were run to their end, or to their failure.
+    pub histories: u64,
+    /// How many pieces kernel threads did in them.
+    pub pieces: u64,
+    /// How long it took.
+    pub took: Duration,
+    /// How many were run twice, and in how many of these the plans came in another order: where
+    /// the product takes things in the order of a hash table.
+    pub twice: u64,
+    /// See there.
+    pub unlike: u64,
+    /// The first one that failed.
+    pub failed: Option<Failed>,
+}
+
+/// A history that failed, shortened.
+#[derive(Debug)]
+pub struct Failed {
+    /// Its seed.
+    pub seed: u64,
+    /// The mode.
+    pub form: &'static Form,
+    /// The family.
+    pub family: IpFamily,
+    /// What is needed for it.
+    pub actions: Vec<Action>,
+    /// What does not hold.
+    pub failure: Failure,
+    /// What happens, for people.
+    pub log: Vec<String>,
+}
+
+/// The family of a seed's addresses: one in seven is IPv6.
+pub fn family(seed: u64) -> IpFamily {
+    if seed.is_multiple_of(7) {
+        IpFamily::V6
+    } else {
+        IpFamily::V4
+    }
+}
+
+/// Runs them until one fails.
+pub fn go(campaign: &Campaign, threads: &Threads) -> Account {
+    let began = Instant::now();
+    let mut account = Account::default();
+    for number in 0..campaign.histories {
+        let is_over = campaign.limit.is_some_and(|limit| began.elapsed() >= limit);
+        let forms = campaign.forms.iter().cycle();
+        let turn = usize::try_from(number % campaign.forms.len().max(1) as u64).unwrap_or(0);
+        let Some(form) = forms.copied().nth(turn).filter(|_| !is_over) else {
+            break;
+        };
+        let seed = campaign.seed.wrapping_add(number);
+        let family = family(seed);
+        let actions = history(seed);
+        let again =
+            |actions: &[Action], is_told| run(form.subject(family), actions, threads, is_told);
+        let ran = again(&actions, false);
+        account.histories += 1;
+        account.pieces += ran.pieces as u64;
+        if let Some(failure) = ran.failure {
+            let fails = |fewer: &[Action]| again(fewer, false).failure;
+            let (actions, failure) = shrink(actions, failure, fails);
+            let log = again(&actions, true).log;
+            account.failed = Some(Failed {
+                seed,
+                form,
+                family,
+                actions,
+                failure,
+                log,
+            });
+        } else if number.is_multiple_of(TWICE) {
+            account.twice += 1;
+            account.unlike += u64::from(again(&actions, false).trace != ran.trace);
+        }
+        if account.failed.is_some() {
+            break;
+        }
+    }
+    account.took = began.elapsed();
+    account
+}

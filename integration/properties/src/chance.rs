@@ -1,0 +1,54 @@
+//! Numbers that look random and follow from a seed.
+
+use std::ops::RangeInclusive;
+
+/// A generator (splitmix64): the same numbers for the same seed, on every machine.
+#[derive(Debug, Clone)]
+pub struct Chance(u64);
+
+impl Chance {
+    /// From a seed.
+    pub fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    /// The next number.
+    pub fn number(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        mixed ^ (mixed >> 31)
+    }
+
+    /// Less than `limit`, which is not 0.
+    pub fn below(&mut self, limit: u64) -> u64 {
+        self.number() % limit
+    }
+
+    /// The same, small.
+    pub fn small(&mut self, limit: u8) -> u8 {
+        u8::try_from(self.below(limit.into())).unwrap_or(0)
+    }
+
+    /// The same, as an index.
+    pub fn index(&mut self, len: usize) -> usize {
+        usize::try_from(self.below(len.max(1) as u64)).unwrap_or(0)
+    }
+
+    /// Within these.
+    pub fn within(&mut self, range: RangeInclusive<u64>) -> u64 {
+        range.start() + self.below(range.end() - range.start() + 1)
+    }
+
+    /// Once in so many times.
+    pub fn is_one_in(&mut self, times: u64) -> bool {
+        self.below(times) == 0
+    }
+
+    /// One of these.
+    pub fn one_of<'a, T>(&mut self, all: &'a [T]) -> Option<&'a T> {
+        let at = self.index(all.len());
+        all.get(at)
+    }
+}

@@ -1,0 +1,432 @@
+//! The objects of a cluster that somebody changes: small numbers of everything, so that they meet.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, Ipv6Addr};
+use std::sync::Arc;
+
+use ipnet::IpNet;
+use proxy::{
+    Endpoint, EndpointPort, EndpointSlice, Event, IpFamily, Kind, Model, NamespacedName, Node,
+    Placement, Protocol, Service, ServicePort, ServiceType,
+};
+
+use crate::chance::Chance;
+use crate::turnstile::{From, Front};
+
+/// The own node.
+pub const NODE: &str = "node1";
+
+/// The node's address that never goes.
+pub const NODE_ADDRESS: [u8; 4] = [192, 168, 99, 10];
+
+/// The kinds that are listed.
+const KINDS: [Kind; 3] = [Kind::Service, Kind::EndpointSlice, Kind::Node];
+
+/// So many Services.
+const SERVICES: u8 = 6;
+
+/// An address, or what stands for it in the other family.
+pub fn at(family: IpFamily, octets: [u8; 4]) -> IpAddr {
+    let [a, b, c, d] = octets;
+    match (family, octets) {
+        (IpFamily::V4, _) => octets.into(),
+        (IpFamily::V6, [127, ..]) => Ipv6Addr::LOCALHOST.into(),
+        (IpFamily::V6, _) => {
+            let (high, low) = (u16::from_be_bytes([a, b]), u16::from_be_bytes([c, d]));
+            Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, high, low).into()
+        }
+    }
+}
+
+/// A network, likewise.
+pub fn net(family: IpFamily, octets: [u8; 4], len: u8) -> Option<IpNet> {
+    let before = match family {
+        IpFamily::V4 => 0,
+        IpFamily::V6 => 96,
+    };
+    IpNet::new(at(family, octets), before + len).ok()
+}
+
+/// What the API server holds.
+#[derive(Debug)]
+pub struct Cluster {
+    family: IpFamily,
+    services: BTreeMap<NamespacedName, Service>,
+    slices: BTreeMap<NamespacedName, EndpointSlice>,
+    node: Option<Node>,
+    /// Objects that cannot be read as they are now.
+    garbled: BTreeSet<(bool, NamespacedName)>,
+    /// The same objects, all readable.
+    pub model: Model,
+}
+
+fn name(number: u8) -> NamespacedName {
+    NamespacedName::new("default", &format!("s{number}"))
+}
+
+fn slice_name(number: u8, which: u8) -> NamespacedName {
+    NamespacedName::new("default", &format!("s{number}-{which}"))
+}
+
+/// A Model of the own node, as the daemon makes it.
+pub fn model() -> Model {
+    Model::of_node(NODE)
+}
+
+impl Cluster {
+    /// One with a Node and nothing else.
+    pub fn new(family: IpFamily) -> Self {
+        let mut cluster = Self {
+            family,
+            services: BTreeMap::new(),
+            slices: BTreeMap::new(),
+            node: None,
+            garbled: BTreeSet::new(),
+            model: model(),
+        };
+        cluster.node = Some(cluster.node_at(0));
+        for event in cluster.list(&KINDS) {
+            cluster.model.apply(event);
+        }
+        cluster.model.take_changes();
+        cluster
+    }
+
+    fn node_at(&self, zone: u8) -> Node {
+        Node {
+            name: NODE.into(),
+            addresses: vec![at(self.family, NODE_ADDRESS)],
+            zone: Some(format!("zone{zone}").into()),
+            pod_cidrs: net(self.family, [10, 244, 1, 0], 24).into_iter().collect(),
+            is_leaving: false,
+        }
+    }
+
+    /// Everywhere that a Service may be reached at, and which Services claim it.
+    pub fn fronts(&self, addresses: &BTreeSet<IpAddr>) -> BTreeMap<Front, BTreeSet<String>> {
+        let mut fronts: BTreeMap<Front, BTreeSet<String>> = BTreeMap::new();
+        for service in self.services.values() {
+            let own = service.cluster_ips.iter().chain(&service.external_ips);
+            let own: Vec<IpAddr> = own.chain(&service.ingress_ips).copied().collect();
+            for port in &service.ports {
+                let at_own = own.iter().map(|address| (*address, port.port));
+                let node_port = port.node_port.into_iter();
+                let at_node = node_port.flat_map(|port| {
+                    let addresses = addresses.iter().filter(|address| !address.is_loopback());
+                    addresses.map(move |address| (*address, port))
+                });
+                for (address, number) in at_own.chain(at_node) {
+                    for from in [From::Node, From::Outside] {
+                        let front = Front {
+                            address,
+                            protocol: port.protocol,
+                            port: number,
+                            from,
+                        };
+                        let claim = format!("{}:{}", service.name, port.name);
+                        fronts.entry(front).or_default().insert(claim);
+                    }
+                }
+            }
+        }
+        fronts
+    }
+
+    /// What a source tells that lists everything.
+    pub fn list_all(&self) -> Vec<Event> {
+        self.list(&KINDS)
+    }
+
+    /// What a source tells that lists one kind again.
+    pub fn list_one(&self, chance: &mut Chance) -> Vec<Event> {
+        let kind = chance.one_of(&KINDS).copied();
+        self.list(kind.as_slice())
+    }
+
+    fn list(&self, kinds: &[Kind]) -> Vec<Event> {
+        let mut events = Vec::new();
+        for &kind in kinds {
+            events.push(Event::ListStarted(kind));
+            match kind {
+                Kind::Service => events.extend(self.services.values().map(|service| {
+                    if self.garbled.contains(&(true, service.name.clone())) {
+                        Event::Unreadable(kind, service.name.clone())
+                    } else {
+                        Event::ServiceApplied(service.clone())
+                    }
+                })),
+                Kind::EndpointSlice => events.extend(self.slices.values().map(|slice| {
+                    if self.garbled.contains(&(false, slice.name.clone())) {
+                        Event::Unreadable(kind, slice.name.clone())
+                    } else {
+                        Event::SliceApplied(slice.clone())
+                    }
+                })),
+                _ => events.extend(self.node.clone().map(Event::NodeApplied)),
+            }
+            events.push(Event::ListComplete {
+                kind,
+                is_whole: true,
+            });
+        }
+        events
+    }
+
+    fn apply(&mut self, event: Event) -> Event {
+        self.model.apply(event.clone());
+        self.model.take_changes();
+        event
+    }
+
+    /// A Service comes, or changes.
+    pub fn service(&mut self, chance: &mut Chance) -> Event {
+        let number = chance.small(SERVICES);
+        let service = self.some_service(number, chance);
+        self.garbled.remove(&(true, service.name.clone()));
+        self.services.insert(service.name.clone(), service.clone());
+        self.apply(Event::ServiceApplied(service))
+    }
+
+    /// One goes.
+    pub fn service_gone(&mut self, chance: &mut Chance) -> Option<Event> {
+        let at = chance.index(self.services.len());
+        let name = self.services.keys().nth(at)?.clone();
+        self.services.remove(&name);
+        self.garbled.remove(&(true, name.clone()));
+        Some(self.apply(Event::ServiceDeleted(name)))
+    }
+
+    /// A slice comes, or changes.
+    pub fn slice(&mut self, chance: &mut Chance) -> Event {
+        // Mostly of Services that there are.
+        let number = if chance.is_one_in(6) || self.services.is_empty() {
+            chance.small(SERVICES)
+        } else {
+            let at = chance.index(self.services.len());
+            let number = (0..SERVICES).filter(|number| self.services.contains_key(&name(*number)));
+            number.into_iter().nth(at).unwrap_or(0)
+        };
+        let slice = self.some_slice(number, chance);
+        self.garbled.remove(&(false, slice.name.clone()));
+        self.slices.insert(slice.name.clone(), slice.clone());
+        self.apply(Event::SliceApplied(slice))
+    }
+
+    /// One goes.
+    pub fn slice_gone(&mut self, chance: &mut Chance) -> Option<Event> {
+        let at = chance.index(self.slices.len());
+        let name = self.slices.keys().nth(at)?.clone();
+        self.slices.remove(&name);
+        self.garbled.remove(&(false, name.clone()));
+        Some(self.apply(Event::SliceDeleted(name)))
+    }
+
+    /// The Node gets into another zone.
+    pub fn node(&mut self, chance: &mut Chance) -> Event {
+        let node = self.node_at(chance.small(2));
+        self.node = Some(node.clone());
+        self.apply(Event::NodeApplied(node))
+    }
+
+    /// An object is there in a form that cannot be read; what it was before is what it is to be.
+    pub fn garble(&mut self, chance: &mut Chance) -> Option<Event> {
+        let is_service = chance.is_one_in(2);
+        let (kind, name) = if is_service {
+            let at = chance.index(self.services.len());
+            (Kind::Service, self.services.keys().nth(at)?.clone())
+        } else {
+            let at = chance.index(self.slices.len());
+            (Kind::EndpointSlice, self.slices.keys().nth(at)?.clone())
+        };
+        self.garbled.insert((is_service, name.clone()));
+        Some(Event::Unreadable(kind, name))
+    }
+
+    /// All can be read again.
+    pub fn mend(&mut self) -> Vec<Event> {
+        let garbled = std::mem::take(&mut self.garbled);
+        let events = garbled.iter().filter_map(|(is_service, name)| {
+            if *is_service {
+                self.services.get(name).cloned().map(Event::ServiceApplied)
+            } else {
+                self.slices.get(name).cloned().map(Event::SliceApplied)
+            }
+        });
+        events.collect()
+    }
+
+    fn some_service(&self, number: u8, chance: &mut Chance) -> Service {
+        let family = self.family;
+        // Now and then it has the ClusterIP of another one.
+        let own = if chance.is_one_in(12) {
+            chance.small(SERVICES)
+        } else {
+            number
+        };
+        let mut service = Service::at(name(number), [at(family, [10, 96, 0, 10 + own])]);
+        service.created = Some(chance.small(3).into());
+        service.kind = match chance.below(4) {
+            0 => ServiceType::NodePort,
+            1 => ServiceType::LoadBalancer,
+            _ => ServiceType::ClusterIp,
+        };
+        if chance.is_one_in(3) {
+            // Several may claim it.
+            service.external_ips = vec![at(family, [198, 51, 100, chance.small(3)])];
+        }
+        if chance.is_one_in(25) {
+            service.external_ips.push(at(family, NODE_ADDRESS));
+        }
+        if chance.is_one_in(25) {
+            let same = service.external_ips.first().copied();
+            service.external_ips.extend(same);
+        }
+        if service.kind == ServiceType::LoadBalancer {
+            service.ingress_ips = vec![at(family, [203, 0, 113, chance.small(3)])];
+            if chance.is_one_in(2) {
+                let ranges = [
+                    net(family, [198, 51, 100, 0], 24),
+                    net(family, [10, 244, 0, 0], 16),
+                    net(family, NODE_ADDRESS, 32),
+                    net(family, [0, 0, 0, 0], 0),
+                ];
+                let range = chance.one_of(&ranges).copied().flatten();
+                service.source_ranges = range.into_iter().collect();
+            }
+        }
+        service.external_local = service.kind != ServiceType::ClusterIp && chance.is_one_in(4);
+        service.internal_local = chance.is_one_in(8);
+        service.affinity_seconds = chance.is_one_in(5).then_some(10_800);
+        if service.external_local && service.kind == ServiceType::LoadBalancer {
+            service.health_check_node_port = Some(32_000 + u16::from(number));
+        }
+        service.ports.push(ServicePort {
+            name: "a".into(),
+            protocol: match chance.below(10) {
+                0 => Protocol::Sctp,
+                1 | 2 => Protocol::Udp,
+                _ => Protocol::Tcp,
+            },
+            port: 80,
+            node_port: self.node_port(&service, number, chance),
+        });
+        if chance.is_one_in(4) {
+            service.ports.push(ServicePort {
+                name: "b".into(),
+                protocol: Protocol::Tcp,
+                port: if chance.is_one_in(8) { 80 } else { 443 },
+                node_port: self.node_port(&service, number + 10, chance),
+            });
+        }
+        service
+    }
+
+    #[allow(clippy::unused_self, reason = "it belongs to the others")]
+    fn node_port(&self, service: &Service, number: u8, chance: &mut Chance) -> Option<u16> {
+        // Two that claim one are what the API server never allows, and manifests do.
+        let number = if chance.is_one_in(20) { 1 } else { number };
+        let is_wanted = service.kind != ServiceType::ClusterIp;
+        is_wanted.then_some(30_000 + u16::from(number))
+    }
+
+    fn some_slice(&self, number: u8, chance: &mut Chance) -> EndpointSlice {
+        let port = |name: &str, port: u16, protocol| EndpointPort {
+            name: name.into(),
+            protocol,
+            port,
+        };
+        let mut ports: Vec<EndpointPort> = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp]
+            .map(|protocol| port("a", 8080, protocol))
+            .to_vec();
+        let other = if chance.is_one_in(6) { 9443 } else { 8443 };
+        ports.push(port("b", other, Protocol::Tcp));
+        let len = chance.below(4);
+        let endpoints: Vec<Endpoint> = (0..len).map(|_| self.some_endpoint(chance)).collect();
+        EndpointSlice {
+            name: slice_name(number, u8::from(chance.is_one_in(4))),
+            service: name(number),
+            family: self.family,
+            ports: ports.into_iter().collect(),
+            endpoints: endpoints.into(),
+            change_trigger: None,
+        }
+    }
+
+    fn some_endpoint(&self, chance: &mut Chance) -> Endpoint {
+        let node = chance.small(2);
+        let octets = match chance.below(60) {
+            // What no pod has.
+            0 => [127, 0, 0, 1],
+            1 => NODE_ADDRESS,
+            2 => [10, 96, 0, 10],
+            _ => [10, 244, node + 1, 1 + chance.small(5)],
+        };
+        let (ready, serving, terminating) = match chance.below(12) {
+            0 => (false, false, false),
+            1 => (false, true, true),
+            2 => (false, false, true),
+            _ => (true, true, false),
+        };
+        let for_zones: Box<[Box<str>]> = if chance.is_one_in(4) {
+            [format!("zone{}", chance.small(2)).into()].into()
+        } else {
+            Box::default()
+        };
+        Endpoint {
+            address: at(self.family, octets),
+            ready,
+            serving,
+            terminating,
+            placement: Arc::new(Placement {
+                node: Some(format!("node{}", node + 1).into()),
+                for_zones,
+                ..Placement::default()
+            }),
+        }
+    }
+}
+
+/// An event, for people.
+pub fn tell(event: &Event) -> String {
+    match event {
+        Event::ServiceApplied(of) => {
+            let ports = of.ports.iter().map(|port| {
+                format!(
+                    "{}/{}:{}",
+                    port.port,
+                    port.protocol,
+                    port.node_port.unwrap_or(0)
+                )
+            });
+            let ports = ports.collect::<Vec<String>>().join(" ");
+            format!(
+                "{} {:?} since {} at {:?}, external {:?}, ingress {:?}, ports {ports}, sources {:?}, affinity {:?}, local {}/{}",
+                of.name,
+                of.kind,
+                of.created.unwrap_or(0),
+                of.cluster_ips,
+                of.external_ips,
+                of.ingress_ips,
+                of.source_ranges,
+                of.affinity_seconds,
+                of.internal_local,
+                of.external_local,
+            )
+        }
+        Event::SliceApplied(of) => {
+            let endpoints = of.endpoints.iter().map(|endpoint| {
+                let state = match (endpoint.ready, endpoint.serving, endpoint.terminating) {
+                    (true, ..) => "",
+                    (_, true, _) => " serves yet",
+                    (_, _, true) => " ends",
+                    _ => " not ready",
+                };
+                let placement = endpoint.placement;
+                format!("{}@{:?}{state}", endpoint.address, placement.node)
+            });
+            let endpoints: Vec<String> = endpoints.collect();
+            format!("{} of {}: {}", of.name, of.service, endpoints.join(", "))
+        }
+        other => format!("{other:?}"),
+    }
+}

@@ -1,0 +1,134 @@
+//! `make properties`: runs histories, and says how many, from which seed, how fast.
+
+use std::process::ExitCode;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use clap::Parser;
+use properties::campaign::{Account, Campaign, go};
+use properties::modes::FORMS;
+use properties::regressions;
+use properties::run::run;
+use properties::turnstile::Threads;
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+/// Runs histories of events, faults, foreign changes and restarts on the strict fakes of all modes.
+#[derive(Debug, Parser)]
+struct Arguments {
+    /// How many.
+    #[arg(long, default_value_t = 1_000)]
+    histories: u64,
+    /// No further one is begun after so many seconds.
+    #[arg(long)]
+    seconds: Option<u64>,
+    /// The seed of the first one; without it, the time.
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Only forms of modes whose name begins so: `ipvs`, `nftables-flat`, ...
+    #[arg(long, default_value = "")]
+    mode: String,
+    /// Only the form with exactly this name.
+    #[arg(long)]
+    form: Option<String>,
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    stay_on_one_processor();
+    let threads = Threads::start();
+    if let Err(why) = replay(&threads) {
+        eprintln!("properties: a history that is kept fails again: {why}");
+        return ExitCode::FAILURE;
+    }
+    let by_time = || {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH);
+        since.unwrap_or_default().as_secs() << 24
+    };
+    let seed = arguments.seed.unwrap_or_else(by_time);
+    let is_asked_for = |name: &str| match &arguments.form {
+        Some(form) => form == name,
+        None => name.starts_with(&arguments.mode),
+    };
+    let forms: Vec<_> = FORMS
+        .iter()
+        .filter(|form| is_asked_for(form.name))
+        .collect();
+    if forms.is_empty() {
+        let all: Vec<&str> = FORMS.iter().map(|form| form.name).collect();
+        eprintln!(
+            "properties: no mode is called so; there are {}",
+            all.join(", ")
+        );
+        return ExitCode::FAILURE;
+    }
+    let names: Vec<&str> = forms.iter().map(|form| form.name).collect();
+    let account = go(
+        &Campaign {
+            histories: arguments.histories,
+            limit: arguments.seconds.map(Duration::from_secs),
+            seed,
+            forms,
+        },
+        &threads,
+    );
+    let Account {
+        histories,
+        pieces,
+        took,
+        twice,
+        unlike,
+        failed,
+    } = account;
+    let took = took.as_secs_f64();
+    let rate = f64::from(u32::try_from(histories).unwrap_or(u32::MAX)) / took;
+    println!(
+        "{histories} histories from seed {seed}, {pieces} pieces of kernel work, {took:.1} s, {rate:.0} histories a second; of {}",
+        names.join(", ")
+    );
+    let Some(failed) = failed else {
+        println!("all of them held; {twice} were run twice, {unlike} of these in another order");
+        return ExitCode::SUCCESS;
+    };
+    for line in &failed.log {
+        println!("  {line}");
+    }
+    let what = &failed.failure.what;
+    println!(
+        "seed {} fails in {} ({}): {what}",
+        failed.seed, failed.form.name, failed.family
+    );
+    let name = format!("{}-{}.history", failed.form.name, failed.seed);
+    println!("to keep it, as integration/properties/regressions/{name}:\n");
+    print!(
+        "{}",
+        regressions::text(failed.form, failed.family, &failed.actions, what)
+    );
+    ExitCode::FAILURE
+}
+
+/// The threads take turns: on several processors each turn would wake another one.
+fn stay_on_one_processor() {
+    if let Ok(may) = sched_getaffinity(None)
+        && let Some(last) = (0..CpuSet::MAX_CPU).rev().find(|cpu| may.is_set(*cpu))
+    {
+        let mut one = CpuSet::new();
+        one.set(last);
+        // Else it is slower.
+        let _ = sched_setaffinity(None, &one);
+    }
+}
+
+fn replay(threads: &Threads) -> Result<(), String> {
+    let kept = regressions::read(&regressions::folder()).map_err(|error| error.to_string())?;
+    for kept in kept {
+        let ran = run(
+            kept.form.subject(kept.family),
+            &kept.actions,
+            threads,
+            false,
+        );
+        if let Some(failure) = ran.failure {
+            return Err(format!("{}: {}", kept.path.display(), failure.what));
+        }
+    }
+    Ok(())
+}

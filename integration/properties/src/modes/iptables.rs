@@ -1,0 +1,302 @@
+//! The iptables mode.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::time::Instant;
+
+use iptables::{Input, Kind};
+use packet_path::Xtables;
+use proxy::{
+    IpFamily, LocalDetector, Mode, Model, NodeFacts, NodePortAddresses, Notice, Unreadable,
+};
+use proxy_iptables::fake::FakeKernel;
+use proxy_iptables::{Config, Kernel, Lanes, Proxier, Refusal, Table};
+
+use crate::chance::Chance;
+use crate::cluster::{NODE, NODE_ADDRESS, at, net};
+use crate::packets;
+use crate::subject::{Damage, Entries, Fresh, Served, Subject, run_afresh};
+use crate::turnstile::{Ask, Blame, Front, Lane, Permit, Serves, Turnstile, Write};
+
+/// What the rules of others bear.
+const THEIRS: &str = "theirs";
+
+/// Chains that hold a slot of each Service port.
+const SHARED: [&str; 5] = [
+    "KUBE-SERVICES",
+    "KUBE-NODEPORTS",
+    "KUBE-EXTERNAL-SERVICES",
+    "KUBE-FORWARD",
+    "KUBE-PROXY-FIREWALL",
+];
+
+pub(super) fn subject(family: IpFamily, _: &'static str) -> Box<dyn Subject> {
+    let addresses = [
+        at(family, [127, 0, 0, 1]),
+        at(family, NODE_ADDRESS),
+        at(family, [10, 244, 1, 254]),
+    ];
+    let kernel = FakeKernel::new(&[]);
+    kernel.state().addresses = addresses.into();
+    let detector = net(family, [10, 244, 1, 0], 24);
+    Box::new(Iptables {
+        family,
+        kernel,
+        config: Config {
+            detector: detector.map_or(LocalDetector::None, LocalDetector::SourceNet),
+            ..Config::default()
+        },
+        theirs: Entries::new(),
+        made: 0,
+    })
+}
+
+struct Iptables {
+    family: IpFamily,
+    kernel: FakeKernel,
+    config: Config,
+    /// What others have written.
+    theirs: Entries,
+    made: usize,
+}
+
+impl Iptables {
+    fn node(&self) -> NodeFacts {
+        let mut node = NodeFacts::new(self.family, NODE);
+        node.node_port_addresses = NodePortAddresses::All;
+        node
+    }
+
+    fn entries(&self, is_theirs: bool) -> Entries {
+        let state = self.kernel.state();
+        let mut entries = Entries::new();
+        for (table, chains) in &state.tables {
+            for (chain, rules) in chains {
+                let is_of = |rule: &&String| rule.contains(THEIRS) == is_theirs;
+                let is_built_in = !chain.starts_with("KUBE-") && !chain.contains(THEIRS);
+                let mut rules: Vec<&str> = rules.iter().filter(is_of).map(String::as_str).collect();
+                if SHARED.contains(&chain.as_str()) || is_built_in {
+                    // What comes before what makes no difference, but to packets that are asked
+                    // about for themselves.
+                    rules.sort_unstable();
+                }
+                if chain.contains(THEIRS) == is_theirs && !is_built_in || !rules.is_empty() {
+                    entries.insert(format!("{table:?} {chain}"), rules.join("\n"));
+                }
+            }
+        }
+        entries
+    }
+}
+
+impl Subject for Iptables {
+    fn family(&self) -> IpFamily {
+        self.family
+    }
+
+    fn start(&mut self, now: Instant) -> (Box<dyn Mode>, Vec<Lane>) {
+        let mut lanes = Vec::new();
+        let mut worker = || {
+            let (lane, worker) = Lane::new(self.kernel.clone());
+            lanes.push(lane);
+            worker
+        };
+        let workers = Lanes::new([worker(), worker()]);
+        let mode = Proxier::new(self.config.clone(), self.node(), workers, now);
+        (Box::new(mode), lanes)
+    }
+
+    fn switch(&mut self, chance: &mut Chance) -> Option<String> {
+        if chance.is_one_in(2) {
+            self.config.masquerade_all = !self.config.masquerade_all;
+            return Some(format!("masquerade-all {}", self.config.masquerade_all));
+        }
+        self.config.lets_invalid_pass = !self.config.lets_invalid_pass;
+        Some(format!("liberal {}", self.config.lets_invalid_pass))
+    }
+
+    fn addresses(&self) -> BTreeSet<IpAddr> {
+        self.kernel.state().addresses.clone()
+    }
+
+    fn served(&self, fronts: &BTreeSet<Front>) -> Served {
+        let node = packets::node(self.family, self.addresses());
+        let rules = Xtables::of(&self.kernel.saved());
+        packets::served(fronts, &rules, &node)
+    }
+
+    fn ours(&self) -> Entries {
+        self.entries(false)
+    }
+
+    fn foreign(&self) -> Entries {
+        self.entries(true)
+    }
+
+    fn foreign_left(&self) -> Entries {
+        self.theirs.clone()
+    }
+
+    fn damage(&mut self, chance: &mut Chance) -> Option<Damage> {
+        let untold = |what: String| Some(Damage { what, told: None });
+        let which = chance.below(6);
+        if which == 0 {
+            self.kernel.flush();
+            self.theirs = Entries::new();
+            return untold("all tables are flushed".to_owned());
+        }
+        let mut state = self.kernel.state();
+        let table = *chance.one_of(&[Table::Nat, Table::Nat, Table::Filter, Table::Mangle])?;
+        let chains = state.tables.get_mut(&table)?;
+        if which == 1 {
+            chains.retain(|name, _| !name.starts_with("KUBE-") || name.contains(THEIRS));
+            for rules in chains.values_mut() {
+                rules.retain(|rule| rule.contains(THEIRS));
+            }
+            return untold(format!("what is ours in table {table:?} is removed"));
+        }
+        let names: Vec<String> = chains.keys().cloned().collect();
+        let name = chance.one_of(&names)?.clone();
+        // The kubelet's.
+        if name == "KUBE-FIREWALL" {
+            return None;
+        }
+        let rules = chains.get_mut(&name)?;
+        if which == 2 {
+            rules.retain(|rule| rule.contains(THEIRS));
+            return untold(format!("chain {name} of {table:?} is flushed"));
+        }
+        if which == 3 && name.starts_with("KUBE-") {
+            rules.push(format!("-A {name} -s 172.31.0.1/32 -j RETURN"));
+            return untold(format!("chain {name} of {table:?} gets a rule"));
+        }
+        let at = chance.index(rules.len());
+        if rules.get(at).is_none_or(|rule| rule.contains(THEIRS)) {
+            return None;
+        }
+        let rule = rules.remove(at);
+        untold(format!("{rule} of {table:?} is deleted"))
+    }
+
+    fn change_foreign(&mut self, chance: &mut Chance) -> Option<String> {
+        let mut state = self.kernel.state();
+        let chains = state.tables.get_mut(&Table::Nat)?;
+        self.made += 1;
+        let rule = format!(
+            "-A POSTROUTING -s 172.31.0.{}/32 -m comment --comment {THEIRS}{} -j RETURN",
+            chance.small(9),
+            self.made
+        );
+        let rules = chains.get_mut("POSTROUTING")?;
+        let what = if chance.is_one_in(3) {
+            let at = rules.iter().position(|rule| rule.contains(THEIRS))?;
+            format!("they delete {}", rules.remove(at))
+        } else {
+            let what = format!("they write {rule}");
+            if chance.is_one_in(2) {
+                rules.push(rule);
+            } else {
+                rules.insert(0, rule);
+            }
+            what
+        };
+        drop(state);
+        self.theirs = self.entries(true);
+        Some(what)
+    }
+
+    fn change_address(&mut self, chance: &mut Chance) -> Notice {
+        let other = at(self.family, [192, 168, 99, 11 + chance.small(2)]);
+        let mut state = self.kernel.state();
+        if state.addresses.remove(&other) {
+            Notice::AddressRemoved(other)
+        } else {
+            state.addresses.insert(other);
+            Notice::AddressAdded(other)
+        }
+    }
+
+    fn notices(&self) -> &'static [Notice] {
+        &[Notice::Ruleset, Notice::Anything]
+    }
+
+    fn afresh(&self, model: &Model) -> Fresh {
+        let kernel = FakeKernel::new(&[]);
+        kernel.state().addresses = self.addresses();
+        let handle = kernel.clone();
+        let lanes = Lanes::inline(|| handle.clone());
+        let mut mode = Proxier::new(self.config.clone(), self.node(), lanes, Instant::now());
+        let pending = run_afresh(&mut mode, model);
+        let subject = Box::new(Self {
+            family: self.family,
+            kernel,
+            config: self.config.clone(),
+            theirs: Entries::new(),
+            made: 0,
+        });
+        Fresh { subject, pending }
+    }
+}
+
+impl Kernel for Turnstile<FakeKernel> {
+    fn clock(&self) -> Instant {
+        self.gate.clock()
+    }
+
+    fn addresses(&mut self) -> Result<BTreeSet<IpAddr>, Unreadable> {
+        const PART: &str = "the addresses of this node";
+        match self.gate.pass(Ask::Read(PART)) {
+            Permit::Go | Permit::PassOver(_) => self.kernel.addresses(),
+            _ => Err(Unreadable::new(PART, "on purpose")),
+        }
+    }
+
+    fn save(
+        &mut self,
+        table: Option<Table>,
+        line: &mut (dyn FnMut(&str) + Send),
+    ) -> Result<(), Unreadable> {
+        const PART: &str = "the iptables rules";
+        match self.gate.pass(Ask::Read(PART)) {
+            Permit::Go => self.kernel.save(table, line),
+            // It breaks off.
+            Permit::PassOver(which) => {
+                let mut left = Chance::new(which).index(60);
+                self.kernel.save(table, &mut |text| {
+                    if left > 0 {
+                        left -= 1;
+                        line(text);
+                    }
+                })?;
+                Err(Unreadable::new(PART, "it broke off, on purpose"))
+            }
+            _ => Err(Unreadable::new(PART, "on purpose")),
+        }
+    }
+
+    fn restore(&mut self, text: Input<'_>) -> Result<(), Refusal> {
+        let mut bytes = Vec::new();
+        // Writing to a Vec cannot fail.
+        let _ = text(&mut bytes);
+        let refuse = |kind| {
+            let reason = "on purpose".to_owned();
+            Err(Refusal { reason, kind })
+        };
+        let ask = Ask::Write(Write {
+            what: String::from_utf8_lossy(&bytes).into_owned(),
+            serves: Serves::All,
+            removes: None,
+        });
+        match self.gate.pass(ask) {
+            Permit::Go => self.kernel.restore(text),
+            // It was killed once it had done that.
+            Permit::LoseDone => {
+                self.kernel.restore(text)?;
+                refuse(Kind::TimedOut)
+            }
+            Permit::Refuse(Blame::Entry) => refuse(Kind::Refused),
+            Permit::Refuse(_) => refuse(Kind::LockHeld),
+            _ => refuse(Kind::TimedOut),
+        }
+    }
+}

@@ -1,0 +1,581 @@
+//! The IPVS mode.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Instant;
+
+use proxy::{IpFamily, Mode, Model, NodeFacts, Notice, Protocol, Target, Unreadable};
+use proxy_ipvs::fake::FakeKernel;
+use proxy_ipvs::{
+    Config, Fault, FoundAddresses, FoundRules, FoundSets, Glance, Kernel, Lanes, Member, Op,
+    Outcome, Place, Plan, Properties, Proxier, RealServer, Rules, Set, ShimStyle, VipMode,
+    VirtualServer, VirtualServerKey,
+};
+
+use crate::chance::Chance;
+use crate::cluster::{NODE, NODE_ADDRESS, at};
+use crate::subject::{Damage, Entries, Fresh, Served, Subject, run_afresh};
+use crate::turnstile::{Ask, Blame, Front, Lane, Permit, Serves, Turnstile, Write};
+
+/// In a form, by its name.
+pub(super) fn subject(family: IpFamily, form: &'static str) -> Box<dyn Subject> {
+    let shim = match form {
+        _ if form.contains("lean") => ShimStyle::Lean,
+        _ if form.contains("nftables") => ShimStyle::Nftables,
+        _ => ShimStyle::Upstream,
+    };
+    let vip_mode = if form.contains("route") {
+        VipMode::Route
+    } else {
+        VipMode::Address
+    };
+    let addresses = [at(family, NODE_ADDRESS), at(family, [10, 244, 1, 254])];
+    let kernel = FakeKernel::new(family, &addresses);
+    kernel.state().shim = shim;
+    Box::new(Ipvs {
+        family,
+        kernel,
+        config: Config {
+            shim,
+            vip_mode,
+            ..Config::default()
+        },
+        foreign: BTreeMap::new(),
+        orphans: BTreeSet::new(),
+        unproven: BTreeSet::new(),
+        former: Former::default(),
+    })
+}
+
+struct Ipvs {
+    family: IpFamily,
+    kernel: FakeKernel,
+    config: Config,
+    /// Virtual servers of others.
+    foreign: BTreeMap<VirtualServerKey, VirtualServer>,
+    /// Virtual servers of ours of which somebody has taken away what says so, or may have.
+    orphans: BTreeSet<VirtualServerKey>,
+    /// Members of sets that were refused.
+    unproven: BTreeSet<String>,
+    /// What a shim of the other kind had in its sets, until they go.
+    former: Former,
+}
+
+/// Sets, their sizes, and the rules that name them.
+type Former = (BTreeMap<Set, BTreeSet<Member>>, BTreeMap<Set, u32>, Rules);
+
+impl Ipvs {
+    fn foreign_key(&self, chance: &mut Chance) -> VirtualServerKey {
+        VirtualServerKey {
+            address: at(self.family, [172, 31, 0, chance.small(3)]),
+            port: 80,
+            protocol: Protocol::Tcp,
+        }
+    }
+
+    fn node(&self) -> NodeFacts {
+        NodeFacts::new(self.family, NODE)
+    }
+}
+
+impl Subject for Ipvs {
+    fn family(&self) -> IpFamily {
+        self.family
+    }
+
+    fn start(&mut self, now: Instant) -> (Box<dyn Mode>, Vec<Lane>) {
+        {
+            let mut state = self.kernel.state();
+            let leftovers = state.snapshot.leftovers.iter().flatten();
+            let mut places = leftovers.map(|(place, _)| place);
+            let is_there = places.any(|place| matches!(place, Place::Ipsets | Place::OwnTable));
+            state.former = if is_there {
+                self.former.0.clone()
+            } else {
+                BTreeMap::new()
+            };
+        }
+        let mut lanes = Vec::new();
+        let mut worker = || {
+            let (lane, worker) = Lane::new(self.kernel.clone());
+            lanes.push(lane);
+            worker
+        };
+        let workers = Lanes::new([worker(), worker(), worker(), worker()]);
+        let mode = Proxier::new(self.config.clone(), self.node(), workers, now);
+        (Box::new(mode), lanes)
+    }
+
+    fn switch(&mut self, chance: &mut Chance) -> Option<String> {
+        let mut state = self.kernel.state();
+        if chance.is_one_in(2) {
+            let there = &mut state.snapshot;
+            std::mem::swap(&mut there.bound, &mut there.bound_otherwise);
+            self.config.vip_mode = match self.config.vip_mode {
+                VipMode::Address => VipMode::Route,
+                VipMode::Route => VipMode::Address,
+            };
+            return Some(format!("--ipvs-vip-mode={:?}", self.config.vip_mode));
+        }
+        let styles = [ShimStyle::Upstream, ShimStyle::Lean, ShimStyle::Nftables];
+        let before = self.config.shim;
+        self.config.shim = *chance.one_of(&styles)?;
+        if self.config.shim == before {
+            return None;
+        }
+        state.shim = self.config.shim;
+        let is_native = |style| style == ShimStyle::Nftables;
+        if is_native(before) != is_native(self.config.shim) {
+            // What is in the other kind of sets is seen as former sets, and as leftovers; what such
+            // leftovers were is the sets again.
+            let there = &mut state.snapshot;
+            let is_left = there.leftovers.iter().flatten().next().is_some();
+            let mut other = if is_left {
+                std::mem::take(&mut self.former)
+            } else {
+                (BTreeMap::new(), BTreeMap::new(), Rules::default())
+            };
+            std::mem::swap(&mut there.sets, &mut other.0);
+            std::mem::swap(&mut there.set_sizes, &mut other.1);
+            let rules = there.rules.get_or_insert_default();
+            std::mem::swap(rules, &mut other.2);
+            self.former = other;
+            let place = if is_native(before) {
+                Place::OwnTable
+            } else {
+                Place::Ipsets
+            };
+            there.leftovers = Some([(place, Arc::default())].into());
+        }
+        Some(format!("--ipvs-shim={:?}", self.config.shim))
+    }
+
+    fn addresses(&self) -> BTreeSet<IpAddr> {
+        self.kernel.state().snapshot.interface_addresses.clone()
+    }
+
+    fn served(&self, fronts: &BTreeSet<Front>) -> Served {
+        let state = self.kernel.state();
+        let there = &state.snapshot;
+        let is_local = |address: &IpAddr| {
+            let is_bound = there.bound.contains(address) || there.bound_otherwise.contains(address);
+            (there.has_link && is_bound) || there.interface_addresses.contains(address)
+        };
+        let mut served = Served::new();
+        for front in fronts {
+            let key = VirtualServerKey {
+                address: front.address,
+                port: front.port,
+                protocol: front.protocol,
+            };
+            let Some(server) = there.servers.get(&key).filter(|_| is_local(&key.address)) else {
+                continue;
+            };
+            let open = server.destinations.iter().filter(|real| real.weight > 0);
+            let targets: BTreeSet<Target> = open.map(|real| real.target).collect();
+            if !targets.is_empty() {
+                served.insert(*front, targets);
+            }
+        }
+        served
+    }
+
+    fn ours(&self) -> Entries {
+        let state = self.kernel.state();
+        let there = &state.snapshot;
+        let mut ours = Entries::new();
+        for (key, server) in &there.servers {
+            if !self.foreign.contains_key(key) {
+                ours.insert(format!("server {key}"), format!("{server:?}"));
+            }
+        }
+        for (set, members) in &there.sets {
+            for member in members {
+                ours.insert(format!("member {set:?} {member}"), String::new());
+            }
+        }
+        for address in &there.bound {
+            ours.insert(format!("address {address}"), String::new());
+        }
+        for address in &there.bound_otherwise {
+            ours.insert(
+                format!("address in the other form {address}"),
+                String::new(),
+            );
+        }
+        if let Some(rules) = &there.rules {
+            ours.insert("rules".to_owned(), rules_text(rules));
+        }
+        for place in there.leftovers.iter().flatten().map(|(place, _)| place) {
+            ours.insert(format!("leftovers in {place:?}"), String::new());
+        }
+        if there.has_link {
+            ours.insert("link".to_owned(), String::new());
+        }
+        ours
+    }
+
+    fn hands_over(&self) -> bool {
+        true
+    }
+
+    fn passes_over(&mut self, which: u64) {
+        // Who is taken to be gone loses what says whose it is.
+        let state = self.kernel.state();
+        let at = Chance::new(which).index(state.snapshot.servers.len());
+        let key = state.snapshot.servers.keys().nth(at).copied();
+        drop(state);
+        self.orphans.extend(key);
+    }
+
+    fn refused(&mut self, write: &Write) {
+        // A virtual server serves also where what says whose it is was refused.
+        let member = write.what.strip_prefix("add ");
+        let member = member.and_then(|rest| rest.split_once(" to set "));
+        self.unproven
+            .extend(member.map(|(member, _)| member.to_owned()));
+        if write.what.starts_with("create set") {
+            // Of all that it would hold.
+            self.unproven.insert(String::new());
+        }
+    }
+
+    fn may_stay(&self, entry: &str) -> bool {
+        let Some(server) = entry.strip_prefix("server ") else {
+            return false;
+        };
+        let port = server.rsplit_once(':').map_or("", |(_, port)| port);
+        let is_of = |member: &String| {
+            let address = member.split(',').next().unwrap_or_default();
+            server.trim_start_matches('[').starts_with(address)
+                || port.split('/').next() == Some(member)
+        };
+        self.orphans.iter().any(|key| key.to_string() == server) || self.unproven.iter().any(is_of)
+    }
+
+    fn foreign(&self) -> Entries {
+        let state = self.kernel.state();
+        let there = &state.snapshot.servers;
+        let foreign = self.foreign.keys().filter_map(|key| {
+            let server = there.get(key)?;
+            Some((key.to_string(), format!("{server:?}")))
+        });
+        foreign.collect()
+    }
+
+    fn foreign_left(&self) -> Entries {
+        let left = self.foreign.iter();
+        left.map(|(key, server)| (key.to_string(), format!("{server:?}")))
+            .collect()
+    }
+
+    fn damage(&mut self, chance: &mut Chance) -> Option<Damage> {
+        let nftables = self.config.shim == ShimStyle::Nftables;
+        let mut state = self.kernel.state();
+        let there = &mut state.snapshot;
+        let foreign = &self.foreign;
+        let ours: Vec<VirtualServerKey> = there
+            .servers
+            .keys()
+            .filter(|key| !foreign.contains_key(key))
+            .copied()
+            .collect();
+        let untold = |what: String| Some(Damage { what, told: None });
+        match chance.below(10) {
+            0 => {
+                let key = chance.one_of(&ours)?;
+                there.servers.remove(key);
+                untold(format!("virtual server {key} is removed"))
+            }
+            1 | 2 => {
+                let key = chance.one_of(&ours)?;
+                let server = there.servers.get_mut(key)?;
+                let mut all = server.destinations.to_vec();
+                let at = chance.index(all.len());
+                let real = all.get_mut(at)?;
+                let what = if chance.is_one_in(2) {
+                    let target = real.target;
+                    all.remove(at);
+                    format!("destination {target:?} of {key} is removed")
+                } else {
+                    *real = real.with_weight(if chance.is_one_in(2) { 0 } else { 7 });
+                    format!(
+                        "destination {:?} of {key} gets weight {}",
+                        real.target, real.weight
+                    )
+                };
+                server.destinations = all.into();
+                untold(what)
+            }
+            3 => {
+                let key = chance.one_of(&ours)?;
+                let server = there.servers.get_mut(key)?;
+                server.properties.scheduler = "lc".into();
+                untold(format!("{key} gets another scheduler"))
+            }
+            4 => {
+                let key = chance.one_of(&ours)?;
+                let server = there.servers.get_mut(key)?;
+                let target = Target {
+                    ip: at(self.family, [172, 31, 1, 1]),
+                    port: 1,
+                };
+                let mut all = server.destinations.to_vec();
+                if all.iter().any(|real| real.target == target) {
+                    return None;
+                }
+                all.push(RealServer::new(target));
+                all.sort_unstable();
+                server.destinations = all.into();
+                untold(format!("{key} gets a destination of somebody's"))
+            }
+            5 => {
+                let at = chance.index(there.bound.len());
+                let address = there.bound.iter().nth(at).copied()?;
+                there.bound.remove(&address);
+                let of_address = ours.iter().filter(|key| key.address == address);
+                self.orphans.extend(of_address);
+                Some(Damage {
+                    what: format!("address {address} is removed"),
+                    told: Some(Notice::ServiceAddressRemoved(address)),
+                })
+            }
+            6 => {
+                there.has_link = false;
+                there.bound.clear();
+                there.bound_otherwise.clear();
+                self.orphans.extend(&ours);
+                Some(Damage {
+                    what: "the link is removed".to_owned(),
+                    told: Some(Notice::ServiceLink),
+                })
+            }
+            7 => {
+                let sets: Vec<Set> = there.sets.keys().copied().collect();
+                let set = chance.one_of(&sets)?;
+                let members = there.sets.get_mut(set)?;
+                let at = chance.index(members.len());
+                let what = if let Some(member) = members.iter().nth(at).copied() {
+                    members.remove(&member);
+                    let is_of = |key: &&VirtualServerKey| match member {
+                        Member::Port(port) => key.port == port,
+                        _ => member.to_string().starts_with(&key.address.to_string()),
+                    };
+                    self.orphans.extend(ours.iter().filter(is_of));
+                    format!("{member} is removed from set {set:?}")
+                } else {
+                    return None;
+                };
+                Some(Damage {
+                    what,
+                    told: nftables.then_some(Notice::Ruleset),
+                })
+            }
+            8 => {
+                let all: Vec<Set> = Set::all()
+                    .filter(|set| there.sets.contains_key(set))
+                    .collect();
+                let set = *chance.one_of(&all)?;
+                let member =
+                    Member::AddressPort(at(self.family, [10, 96, 9, 9]), Protocol::Tcp, 80);
+                if set.kind() != proxy_ipvs::SetKind::AddressPort {
+                    return None;
+                }
+                there.sets.get_mut(&set)?.insert(member);
+                Some(Damage {
+                    what: format!("{member} is added to set {set:?}"),
+                    told: nftables.then_some(Notice::Ruleset),
+                })
+            }
+            _ => {
+                there.rules = Some(Rules::default());
+                Some(Damage {
+                    what: "the rules are flushed".to_owned(),
+                    told: nftables.then_some(Notice::Ruleset),
+                })
+            }
+        }
+    }
+
+    fn change_foreign(&mut self, chance: &mut Chance) -> Option<String> {
+        let key = self.foreign_key(chance);
+        let mut state = self.kernel.state();
+        let servers = &mut state.snapshot.servers;
+        if chance.is_one_in(3) && self.foreign.remove(&key).is_some() {
+            servers.remove(&key);
+            return Some(format!("their virtual server {key} goes"));
+        }
+        let ports = [1, 2, 3].into_iter().filter(|_| chance.is_one_in(2));
+        let reals = ports.map(|port| {
+            let ip = at(self.family, [172, 31, 1, 1]);
+            RealServer::new(Target { ip, port })
+        });
+        let reals: Vec<RealServer> = reals.collect();
+        let server = VirtualServer {
+            properties: Properties {
+                scheduler: "wrr".into(),
+                flags: 0,
+                timeout: 0,
+            },
+            destinations: reals.into(),
+        };
+        servers.insert(key, server.clone());
+        self.foreign.insert(key, server);
+        Some(format!("their virtual server {key} is there"))
+    }
+
+    fn change_address(&mut self, chance: &mut Chance) -> Notice {
+        let other = at(self.family, [192, 168, 99, 11 + chance.small(2)]);
+        let mut state = self.kernel.state();
+        let there = &mut state.snapshot.interface_addresses;
+        if there.remove(&other) {
+            Notice::AddressRemoved(other)
+        } else {
+            there.insert(other);
+            Notice::AddressAdded(other)
+        }
+    }
+
+    fn notices(&self) -> &'static [Notice] {
+        &[Notice::ServiceLink, Notice::Ruleset, Notice::Anything]
+    }
+
+    fn afresh(&self, model: &Model) -> Fresh {
+        let state = self.kernel.state();
+        let addresses: Vec<IpAddr> = state.snapshot.interface_addresses.iter().copied().collect();
+        drop(state);
+        let kernel = FakeKernel::new(self.family, &addresses);
+        kernel.state().shim = self.config.shim;
+        let handle = kernel.clone();
+        let lanes = Lanes::inline(|| handle.clone());
+        let mut mode = Proxier::new(self.config.clone(), self.node(), lanes, Instant::now());
+        let pending = run_afresh(&mut mode, model);
+        let subject = Box::new(Self {
+            family: self.family,
+            kernel,
+            config: self.config.clone(),
+            foreign: BTreeMap::new(),
+            orphans: BTreeSet::new(),
+            unproven: BTreeSet::new(),
+            former: Former::default(),
+        });
+        Fresh { subject, pending }
+    }
+}
+
+fn rules_text(rules: &Rules) -> String {
+    format!("{}{rules:?}", rules.restore_text(&Rules::default()))
+}
+
+impl Turnstile<FakeKernel> {
+    fn read<T>(
+        &mut self,
+        part: &'static str,
+        read: impl FnOnce(&mut FakeKernel) -> Result<T, Unreadable>,
+    ) -> Result<T, Unreadable> {
+        match self.gate.pass(Ask::Read(part)) {
+            Permit::Go | Permit::PassOver(_) => read(&mut self.kernel),
+            _ => Err(Unreadable::new(part, "on purpose")),
+        }
+    }
+}
+
+impl Kernel for Turnstile<FakeKernel> {
+    fn clock(&self) -> Instant {
+        self.gate.clock()
+    }
+
+    fn read_servers(&mut self) -> Result<BTreeMap<VirtualServerKey, VirtualServer>, Unreadable> {
+        const PART: &str = "the virtual servers";
+        match self.gate.pass(Ask::Read(PART)) {
+            Permit::Go => self.kernel.read_servers(),
+            Permit::PassOver(which) => {
+                let mut all = self.kernel.read_servers()?;
+                let at = Chance::new(which).index(all.len());
+                if let Some(key) = all.keys().nth(at).copied() {
+                    all.remove(&key);
+                }
+                Ok(all)
+            }
+            _ => Err(Unreadable::new(PART, "on purpose")),
+        }
+    }
+
+    fn read_sets(&mut self) -> Result<FoundSets, Unreadable> {
+        self.read("the ipsets", Kernel::read_sets)
+    }
+
+    fn read_addresses(&mut self) -> Result<FoundAddresses, Unreadable> {
+        self.read("the addresses of this node", Kernel::read_addresses)
+    }
+
+    fn read_rules(&mut self) -> Result<FoundRules, Unreadable> {
+        self.read("the iptables rules", Kernel::read_rules)
+    }
+
+    fn glance(&mut self, one: &VirtualServerKey) -> Result<Glance, Unreadable> {
+        self.read("a glance", |kernel| kernel.glance(one))
+    }
+
+    fn apply(&mut self, plan: &Plan) -> Vec<Outcome> {
+        let mut outcomes = Vec::new();
+        for op in &plan.ops {
+            let mut apply = || {
+                let done = self.kernel.apply(&Plan {
+                    ops: vec![op.clone()],
+                });
+                done.into_iter().next().unwrap_or(Outcome::Unknown)
+            };
+            outcomes.push(match self.gate.pass(Ask::Write(write(op))) {
+                Permit::Go => apply(),
+                Permit::Refuse(blame) => Outcome::Refused {
+                    reason: "on purpose".to_owned(),
+                    fault: match blame {
+                        Blame::Entry => Fault::Entry,
+                        Blame::Node => Fault::Node,
+                        Blame::Belief => Fault::Belief,
+                    },
+                },
+                Permit::LoseDone => {
+                    apply();
+                    Outcome::Unknown
+                }
+                _ => Outcome::Unknown,
+            });
+        }
+        outcomes
+    }
+
+    fn connections(
+        &mut self,
+        keys: &[VirtualServerKey],
+    ) -> Result<BTreeMap<VirtualServerKey, BTreeMap<Target, u32>>, Unreadable> {
+        self.read("connections", |kernel| kernel.connections(keys))
+    }
+}
+
+fn write(op: &Op) -> Write {
+    let serves = match op {
+        Op::CreateLink => Serves::All,
+        Op::BindAddress(address) | Op::UnbindAddress(address) | Op::UnbindOtherwise(address) => {
+            Serves::Address(*address)
+        }
+        _ => match op.server() {
+            Some(key) => Serves::Address(key.address),
+            // What else there is serves nobody by itself.
+            None => Serves::Nobody,
+        },
+    };
+    let removes = match op {
+        Op::RemoveServer(key) => Some(format!("server {key}")),
+        Op::RemoveMember(set, member) => Some(format!("member {set:?} {member}")),
+        Op::UnbindAddress(address) => Some(format!("address {address}")),
+        _ => None,
+    };
+    Write {
+        what: op.to_string(),
+        serves,
+        removes,
+    }
+}

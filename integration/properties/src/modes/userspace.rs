@@ -1,0 +1,333 @@
+//! The userspace mode.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Instant;
+
+use hashbrown::HashSet;
+use proxy::{
+    IpFamily, LocalDetector, Mode, Model, NodeFacts, NodePortAddresses, Notice, Protocol, Target,
+    Unreadable,
+};
+use proxy_userspace::fake::FakeKernel;
+use proxy_userspace::relay::Serving;
+use proxy_userspace::{
+    Aim, Blame as BlameOf, Config, Held, Kernel, Lanes, Listener, Portal, Proxier, Redirects,
+    Refusal, SocketError,
+};
+
+use crate::chance::Chance;
+use crate::cluster::{NODE, NODE_ADDRESS, at, net};
+use crate::subject::{Damage, Entries, Fresh, Served, Subject, run_afresh};
+use crate::turnstile::{Ask, Blame, From, Front, Lane, Permit, Serves, Turnstile, Write};
+
+pub(super) fn subject(family: IpFamily, _: &'static str) -> Box<dyn Subject> {
+    let addresses = [
+        at(family, [127, 0, 0, 1]),
+        at(family, NODE_ADDRESS),
+        at(family, [10, 244, 1, 254]),
+    ];
+    let kernel = FakeKernel::new(&[]);
+    kernel.state().addresses = addresses.into();
+    let detector = net(family, [10, 244, 1, 0], 24);
+    Box::new(Userspace {
+        family,
+        kernel,
+        config: Config {
+            detector: detector.map_or(LocalDetector::None, LocalDetector::SourceNet),
+            localhost_node_ports: family == IpFamily::V4,
+            ..Config::default()
+        },
+    })
+}
+
+struct Userspace {
+    family: IpFamily,
+    kernel: FakeKernel,
+    config: Config,
+}
+
+impl Userspace {
+    fn node(&self) -> NodeFacts {
+        let mut node = NodeFacts::new(self.family, NODE);
+        node.node_port_addresses = NodePortAddresses::All;
+        node
+    }
+}
+
+impl Subject for Userspace {
+    fn family(&self) -> IpFamily {
+        self.family
+    }
+
+    fn start(&mut self, now: Instant) -> (Box<dyn Mode>, Vec<Lane>) {
+        // The listening ports end with the process that has opened them; their numbers may come
+        // again.
+        {
+            let mut state = self.kernel.state();
+            state.open.clear();
+            state.next_port = 40_000;
+        }
+        let mut lanes = Vec::new();
+        let mut worker = || {
+            let (lane, worker) = Lane::new(self.kernel.clone());
+            lanes.push(lane);
+            worker
+        };
+        let workers = Lanes::new([worker(), worker()]);
+        let mode = Proxier::new(self.config.clone(), self.node(), workers, now);
+        (Box::new(mode), lanes)
+    }
+
+    fn ends_with_process(&self) -> bool {
+        true
+    }
+
+    fn switch(&mut self, _: &mut Chance) -> Option<String> {
+        None
+    }
+
+    fn addresses(&self) -> BTreeSet<IpAddr> {
+        self.kernel.state().addresses.clone()
+    }
+
+    fn served(&self, fronts: &BTreeSet<Front>) -> Served {
+        let state = self.kernel.state();
+        let mut served = Served::new();
+        if state.base.is_none() {
+            return served;
+        }
+        for front in fronts {
+            let portal = |address| Portal {
+                address,
+                protocol: front.protocol,
+                port: front.port,
+            };
+            let of_address = state.redirects.get(&portal(Some(front.address)));
+            let of_node = || {
+                let is_own = state.addresses.contains(&front.address);
+                state.redirects.get(&portal(None)).filter(|_| is_own)
+            };
+            let Some(aim) = of_address.or_else(of_node) else {
+                continue;
+            };
+            let to = match front.from {
+                From::Node => aim.node,
+                From::Outside => aim.outside,
+            };
+            let mut open = state.open.iter();
+            let listens = open.find(|(listener, (port, _))| {
+                *port == to && listener.name.protocol == front.protocol
+            });
+            let Some((_, (_, serving))) = listens else {
+                continue;
+            };
+            let endpoints = serving.endpoints.iter();
+            let targets = endpoints.map(|at| Target {
+                ip: at.ip(),
+                port: at.port(),
+            });
+            let targets: BTreeSet<Target> = targets.collect();
+            if !targets.is_empty() {
+                served.insert(*front, targets);
+            }
+        }
+        served
+    }
+
+    fn ours(&self) -> Entries {
+        let state = self.kernel.state();
+        let mut ours = Entries::new();
+        ours.insert("base".to_owned(), format!("{:?}", state.base));
+        let name = |protocol: Protocol, port: u16| {
+            let mut open = state.open.iter();
+            let of = open.find(|(listener, (number, _))| {
+                *number == port && listener.name.protocol == protocol
+            });
+            match of {
+                Some((listener, _)) => listener.to_string(),
+                None if port == 0 => "nothing".to_owned(),
+                None => format!("port {port}, closed"),
+            }
+        };
+        for (portal, aim) in &state.redirects {
+            let [outside, pods, node] =
+                [aim.outside, aim.pods, aim.node].map(|port| name(portal.protocol, port));
+            let to = format!("{} {:?}: {outside}, {pods}, {node}", aim.name, aim.via);
+            ours.insert(format!("redirect {portal}"), to);
+        }
+        for (listener, (_, serving)) in &state.open {
+            ours.insert(format!("listener {listener}"), format!("{serving:?}"));
+        }
+        ours
+    }
+
+    fn foreign(&self) -> Entries {
+        Entries::new()
+    }
+
+    fn foreign_left(&self) -> Entries {
+        Entries::new()
+    }
+
+    fn damage(&mut self, chance: &mut Chance) -> Option<Damage> {
+        let mut state = self.kernel.state();
+        let at = chance.index(state.redirects.len());
+        let portal = state.redirects.keys().nth(at).copied();
+        let is_told = chance.is_one_in(2).then_some(Notice::Ruleset);
+        let damage = |what: String| {
+            Some(Damage {
+                what,
+                told: is_told,
+            })
+        };
+        match chance.below(4) {
+            0 => {
+                state.base = None;
+                state.redirects.clear();
+                damage("all redirects are flushed".to_owned())
+            }
+            1 => {
+                state.redirects.remove(&portal?);
+                damage(format!("the redirect of {} is deleted", portal?))
+            }
+            2 => {
+                let aim: &mut Aim = state.redirects.get_mut(&portal?)?;
+                aim.node = 1;
+                damage(format!("the redirect of {} leads elsewhere", portal?))
+            }
+            _ => {
+                let portal = Portal { port: 9, ..portal? };
+                let aim = Aim {
+                    name: Arc::from("default/somebody"),
+                    via: None,
+                    outside: 7,
+                    pods: 7,
+                    node: 7,
+                };
+                state.redirects.insert(portal, aim);
+                damage(format!("{portal} is redirected"))
+            }
+        }
+    }
+
+    fn change_foreign(&mut self, _: &mut Chance) -> Option<String> {
+        None
+    }
+
+    fn change_address(&mut self, chance: &mut Chance) -> Notice {
+        let other = at(self.family, [192, 168, 99, 11 + chance.small(2)]);
+        let mut state = self.kernel.state();
+        if state.addresses.remove(&other) {
+            Notice::AddressRemoved(other)
+        } else {
+            state.addresses.insert(other);
+            Notice::AddressAdded(other)
+        }
+    }
+
+    fn notices(&self) -> &'static [Notice] {
+        &[Notice::Ruleset, Notice::Anything]
+    }
+
+    fn afresh(&self, model: &Model) -> Fresh {
+        let kernel = FakeKernel::new(&[]);
+        kernel.state().addresses = self.addresses();
+        let handle = kernel.clone();
+        let lanes = Lanes::inline(|| handle.clone());
+        let mut mode = Proxier::new(self.config.clone(), self.node(), lanes, Instant::now());
+        let pending = run_afresh(&mut mode, model);
+        let subject = Box::new(Self {
+            family: self.family,
+            kernel,
+            config: self.config.clone(),
+        });
+        Fresh { subject, pending }
+    }
+}
+
+const SOCKETS: &str = "on purpose";
+
+impl Turnstile<FakeKernel> {
+    fn socket<T>(
+        &mut self,
+        what: String,
+        act: impl FnOnce(&mut FakeKernel) -> Result<T, SocketError>,
+    ) -> Result<T, SocketError> {
+        let ask = Ask::Write(Write {
+            what,
+            serves: Serves::All,
+            removes: None,
+        });
+        // A thread of this process is asked: no answer of it can be lost.
+        match self.gate.pass(ask) {
+            Permit::Go | Permit::LoseDone => act(&mut self.kernel),
+            _ => Err(SocketError::Now(SOCKETS.to_owned())),
+        }
+    }
+}
+
+impl Kernel for Turnstile<FakeKernel> {
+    fn addresses(&mut self) -> Result<BTreeSet<IpAddr>, Unreadable> {
+        const PART: &str = "the addresses of this node";
+        match self.gate.pass(Ask::Read(PART)) {
+            Permit::Go | Permit::PassOver(_) => self.kernel.addresses(),
+            _ => Err(Unreadable::new(PART, "on purpose")),
+        }
+    }
+
+    fn redirects(&mut self, config: &Config) -> Result<Held, Unreadable> {
+        const PART: &str = "the rules that redirect to listening ports";
+        match self.gate.pass(Ask::Read(PART)) {
+            Permit::Go | Permit::PassOver(_) => self.kernel.redirects(config),
+            _ => Err(Unreadable::new(PART, "on purpose")),
+        }
+    }
+
+    fn redirect(&mut self, plan: &Redirects) -> Result<(), Refusal> {
+        let refuse = |blame| {
+            let reason = "on purpose".to_owned();
+            Err(Refusal { reason, blame })
+        };
+        let ask = Ask::Write(Write {
+            what: format!("{plan:?}"),
+            serves: Serves::All,
+            removes: None,
+        });
+        match self.gate.pass(ask) {
+            Permit::Go => self.kernel.redirect(plan),
+            Permit::LoseDone => {
+                self.kernel.redirect(plan)?;
+                refuse(BlameOf::None)
+            }
+            Permit::Refuse(Blame::Entry) => refuse(BlameOf::One),
+            _ => refuse(BlameOf::None),
+        }
+    }
+
+    fn update(
+        &mut self,
+        listener: &Listener,
+        serving: &Arc<Serving>,
+    ) -> Result<Option<u16>, SocketError> {
+        self.socket(format!("update {listener}: {serving:?}"), |kernel| {
+            kernel.update(listener, serving)
+        })
+    }
+
+    fn open(
+        &mut self,
+        listener: &Listener,
+        serving: &Arc<Serving>,
+        avoided: &HashSet<(Protocol, u16)>,
+    ) -> Result<u16, SocketError> {
+        self.socket(format!("open {listener}"), |kernel| {
+            kernel.open(listener, serving, avoided)
+        })
+    }
+
+    fn close(&mut self, listener: &Listener) -> Result<(), SocketError> {
+        self.socket(format!("close {listener}"), |kernel| kernel.close(listener))
+    }
+}

@@ -1,0 +1,85 @@
+//! Histories that once failed, as files: a first line `form family`, and an action on each further
+//! one. What is behind a `#` is for people.
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::{fs, io};
+
+use proxy::IpFamily;
+
+use crate::action::Action;
+use crate::modes::{FORMS, Form};
+
+/// A history that is kept.
+#[derive(Debug)]
+pub struct Kept {
+    /// Its file.
+    pub path: PathBuf,
+    /// The mode.
+    pub form: &'static Form,
+    /// The family.
+    pub family: IpFamily,
+    /// What happens.
+    pub actions: Vec<Action>,
+}
+
+/// Where they are.
+pub fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("regressions")
+}
+
+/// All of them, by name.
+///
+/// # Errors
+///
+/// The folder or a file cannot be read, or a file is none of these.
+pub fn read(folder: &Path) -> io::Result<Vec<Kept>> {
+    let files: io::Result<Vec<_>> = fs::read_dir(folder)?.collect();
+    let mut paths: Vec<PathBuf> = files?.into_iter().map(|file| file.path()).collect();
+    paths.retain(|path| {
+        path.extension()
+            .is_some_and(|extension| extension == "history")
+    });
+    paths.sort();
+    let read = |path: PathBuf| {
+        let text = fs::read_to_string(&path)?;
+        parse(path.clone(), &text)
+            .map_err(|why| io::Error::other(format!("{}: {why}", path.display())))
+    };
+    paths.into_iter().map(read).collect()
+}
+
+fn parse(path: PathBuf, text: &str) -> Result<Kept, String> {
+    let lines = text
+        .lines()
+        .map(|line| line.split('#').next().unwrap_or_default().trim());
+    let mut lines = lines.filter(|line| !line.is_empty());
+    let head = lines.next().ok_or("it is empty")?;
+    let (form, family) = head
+        .split_once(' ')
+        .ok_or("no form and family in the first line")?;
+    let mut forms = FORMS.iter();
+    let known = forms.find(|known| known.name == form);
+    let family = match family {
+        "IPv4" => IpFamily::V4,
+        "IPv6" => IpFamily::V6,
+        other => return Err(format!("no family: {other}")),
+    };
+    Ok(Kept {
+        path,
+        form: known.ok_or_else(|| format!("no form: {form}"))?,
+        family,
+        actions: lines.map(str::parse).collect::<Result<_, _>>()?,
+    })
+}
+
+/// What a file of it has in it.
+pub fn text(form: &Form, family: IpFamily, actions: &[Action], why: &str) -> String {
+    let first = why.lines().next().unwrap_or_default();
+    let mut text = format!("# {first}\n{} {family}\n", form.name);
+    for action in actions {
+        // Writing to a String cannot fail.
+        let _ = writeln!(text, "{action}");
+    }
+    text
+}

@@ -1,0 +1,626 @@
+//! One history: what happens, in an order that follows from the actions alone.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::fmt::Write as _;
+use std::hash::Hasher;
+use std::mem;
+use std::time::{Duration, Instant};
+
+use proxy::{Event, Mode, Model, Notice};
+
+use crate::action::{Action, Verb};
+use crate::chance::Chance;
+use crate::cluster::{self, Cluster};
+use crate::subject::{Fresh, Served, Subject};
+use crate::turnstile::{Ask, Blame, Front, Lane, Moved, Permit, Threads};
+use crate::watch::Watch;
+
+/// How far ahead timers are waited for at the end, beyond any retry.
+const HORIZON: Duration = Duration::from_secs(100);
+
+/// So many turns are an end that does not come.
+const MOST_TURNS: usize = 3_000;
+
+/// What came of a history.
+#[derive(Debug)]
+pub struct Ran {
+    /// What did not hold, if anything: after which action, and what.
+    pub failure: Option<Failure>,
+    /// The same for the same history: of all that was done.
+    pub trace: u64,
+    /// Pieces that kernel threads have done.
+    pub pieces: usize,
+    /// What happened, if that was asked for.
+    pub log: Vec<String>,
+}
+
+/// What did not hold.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Failure {
+    /// The number of the action during which it was found; as many as there are for the end.
+    pub at: usize,
+    /// What.
+    pub what: String,
+}
+
+/// Runs a history on this kernel.
+pub fn run(subject: Box<dyn Subject>, actions: &[Action], threads: &Threads, is_told: bool) -> Ran {
+    let mut world = World::new(subject, threads, is_told);
+    let failure = world.live(actions).err();
+    world.kill();
+    Ran {
+        failure: failure.map(|what| Failure { at: world.at, what }),
+        trace: world.trace.finish(),
+        pieces: world.pieces,
+        log: world.log,
+    }
+}
+
+/// FNV-1a: the same on every machine.
+struct Trace(u64);
+
+impl Hasher for Trace {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.0 = (self.0 ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+        }
+    }
+}
+
+/// The next pieces that are not to be done.
+#[derive(Debug, Clone, Copy, Default)]
+struct Armed {
+    refusals: u64,
+    blame: Option<Blame>,
+    lost: Option<bool>,
+    passes_over: Option<u64>,
+    /// Reads of this lane fail.
+    unreadable: Option<usize>,
+}
+
+struct World<'a> {
+    subject: Box<dyn Subject>,
+    threads: &'a Threads,
+    mode: Option<Box<dyn Mode>>,
+    lanes: Vec<Lane>,
+    cluster: Cluster,
+    model: Model,
+    /// What is told of objects and has not arrived, each with its number.
+    events: VecDeque<(u64, Event)>,
+    notices: VecDeque<Notice>,
+    /// The last event that was made, that has arrived, that the mode has been told.
+    made: u64,
+    arrived: u64,
+    heard: u64,
+    has_updated: bool,
+    succeeds: bool,
+    now: Instant,
+    armed: Armed,
+    watch: Watch,
+    fronts: BTreeSet<Front>,
+    at: usize,
+    trace: Trace,
+    pieces: usize,
+    log: Vec<String>,
+    is_told: bool,
+}
+
+type Held = Result<(), String>;
+
+impl<'a> World<'a> {
+    fn new(subject: Box<dyn Subject>, threads: &'a Threads, is_told: bool) -> Self {
+        let now = Instant::now();
+        let mut world = Self {
+            cluster: Cluster::new(subject.family()),
+            subject,
+            threads,
+            mode: None,
+            lanes: Vec::new(),
+            model: cluster::model(),
+            events: VecDeque::new(),
+            notices: VecDeque::new(),
+            made: 0,
+            arrived: 0,
+            heard: 0,
+            has_updated: false,
+            succeeds: false,
+            now,
+            armed: Armed::default(),
+            watch: Watch::default(),
+            fronts: BTreeSet::new(),
+            at: 0,
+            trace: Trace(0xcbf2_9ce4_8422_2325),
+            pieces: 0,
+            log: Vec::new(),
+            is_told,
+        };
+        world.start();
+        world
+    }
+
+    fn say(&mut self, what: impl FnOnce() -> String) {
+        if self.is_told {
+            self.log.push(what());
+        }
+    }
+
+    // ---- the process ----
+
+    fn start(&mut self) {
+        let (mode, lanes) = self.subject.start(self.now);
+        (self.mode, self.lanes) = (Some(mode), lanes);
+        self.model = cluster::model();
+        self.notices.clear();
+        let number = self.made;
+        let listed = self.cluster.list_all();
+        self.events = listed.into_iter().map(|event| (number, event)).collect();
+        // Until all is listed nothing may be taken away, so that all counts as heard.
+        (self.arrived, self.heard) = (number, number);
+        (self.has_updated, self.succeeds) = (false, false);
+    }
+
+    fn kill(&mut self) {
+        for lane in &mut self.lanes {
+            lane.kill();
+        }
+        self.mode = None;
+        self.lanes.clear();
+    }
+
+    /// Another mode in the same process: it is told what the model holds.
+    fn succeed(&mut self) {
+        self.kill();
+        let (mode, lanes) = self.subject.start(self.now);
+        (self.mode, self.lanes) = (Some(mode), lanes);
+        self.has_updated = false;
+        self.succeeds = false;
+        self.heard = self.arrived;
+        if self.subject.ends_with_process() {
+            self.damaged();
+        }
+        // As the daemon hands over: every Service, and the Node.
+        self.say(|| "another one takes over".to_owned());
+    }
+
+    fn with_mode<T>(
+        &mut self,
+        what: impl FnOnce(&mut dyn Mode, &Model, Instant) -> T,
+    ) -> Option<T> {
+        let mode = self.mode.as_mut()?;
+        Some(what(&mut **mode, &self.model, self.now))
+    }
+
+    /// What the daemon does in a turn.
+    fn turn(&mut self) -> Held {
+        let has_booked = self.book()?;
+        self.update();
+        self.proceed();
+        if has_booked && self.book()? {
+            self.proceed();
+        }
+        Ok(())
+    }
+
+    fn book(&mut self) -> Result<bool, String> {
+        let report = self.with_mode(|mode, model, now| mode.book(model, now));
+        let Some(Some(report)) = report else {
+            return Ok(false);
+        };
+        if let Some(gone) = report.gone {
+            return Err(format!("a kernel thread has panicked: {gone}"));
+        }
+        if self.is_told {
+            for failure in &report.failures {
+                self.log.push(format!("  reported: {failure}"));
+            }
+            for unreadable in &report.unreadable {
+                self.log.push(format!("  reported: {unreadable}"));
+            }
+        }
+        Ok(true)
+    }
+
+    fn update(&mut self) {
+        let is_ready = self.mode.as_ref().is_some_and(|mode| mode.is_ready());
+        let has_news = self.model.has_changes() || !self.has_updated;
+        // The daemon waits for both lists before it says anything for the first time.
+        if !is_ready || self.succeeds || !has_news || !self.is_listed() {
+            return;
+        }
+        let mut changes = self.model.take_changes();
+        if !mem::replace(&mut self.has_updated, true) {
+            changes.services.extend(self.model.service_names().cloned());
+            changes.node = true;
+        }
+        self.heard = self.arrived;
+        self.with_mode(|mode, model, now| mode.update(model, &changes, now));
+        self.say(|| "  updated".to_owned());
+    }
+
+    /// The daemon waits for the own Node, too, for a while.
+    fn is_listed(&self) -> bool {
+        self.model.is_complete() && self.model.node().is_some()
+    }
+
+    fn proceed(&mut self) {
+        if self.succeeds {
+            if self.mode.as_ref().is_some_and(|mode| mode.is_idle()) {
+                return self.succeed();
+            }
+            self.with_mode(|mode, _, now| mode.go_on_serving(now));
+        } else {
+            self.with_mode(|mode, model, now| mode.proceed(model, now));
+        }
+        let heard = self.heard;
+        for (number, lane) in self.lanes.iter_mut().enumerate() {
+            lane.begin(self.threads, number, heard);
+        }
+    }
+
+    // ---- kernel threads ----
+
+    /// A lane does its next piece; whether it had one.
+    fn piece(&mut self, number: usize) -> Result<bool, String> {
+        let Some(lane) = self.lanes.get_mut(number) else {
+            return Ok(false);
+        };
+        let Some(ask) = lane.asks().cloned() else {
+            return Ok(false);
+        };
+        let heard = lane.heard;
+        let permit = self.decide(number, &ask);
+        self.pieces += 1;
+        let mut words = String::new();
+        let _ = write!(words, "  lane {number}: {ask}");
+        if permit != Permit::Go {
+            let _ = write!(words, " -- {permit:?}");
+        }
+        self.trace.write(words.as_bytes());
+        if let Permit::PassOver(which) = permit {
+            self.subject.passes_over(which);
+        }
+        self.say(|| words);
+        if let (Ask::Write(write), Permit::Go | Permit::LoseDone) = (&ask, permit) {
+            self.watch.may(write, heard)?;
+        }
+        if let (Ask::Write(write), Permit::Refuse(_) | Permit::LoseUndone) = (&ask, permit) {
+            self.watch.refused(write);
+            self.subject.refused(write);
+        }
+        let moved = self.lanes.get_mut(number).map(|lane| lane.permit(permit));
+        if let (Ask::Write(_), Permit::Go | Permit::LoseDone) = (&ask, permit) {
+            if self.watch.has_lost() {
+                self.watch.repaired(&self.subject.ours());
+            }
+            let served = self.subject.served(&self.fronts);
+            self.watch.after(served, heard)?;
+        }
+        Ok(moved.is_some_and(|moved| matches!(moved, Moved::Waits | Moved::Finished)))
+    }
+
+    fn decide(&mut self, lane: usize, ask: &Ask) -> Permit {
+        match ask {
+            Ask::Read(_) if self.armed.unreadable == Some(lane) => Permit::Refuse(Blame::Node),
+            Ask::Read(_) => match self.armed.passes_over.take() {
+                Some(which) => Permit::PassOver(which),
+                None => Permit::Go,
+            },
+            Ask::Write(_) if self.armed.refusals > 0 => {
+                self.armed.refusals -= 1;
+                Permit::Refuse(self.armed.blame.unwrap_or(Blame::Entry))
+            }
+            Ask::Write(_) => match self.armed.lost.take() {
+                Some(true) => Permit::LoseDone,
+                Some(false) => Permit::LoseUndone,
+                None => Permit::Go,
+            },
+        }
+    }
+
+    /// All goes on until nothing is left to be done within this time.
+    fn rest(&mut self, horizon: Duration) -> Held {
+        let end = self.now + horizon;
+        for _ in 0..MOST_TURNS {
+            self.turn()?;
+            let mut is_any = false;
+            for number in 0..self.lanes.len() {
+                while self.piece(number)? {
+                    is_any = true;
+                }
+            }
+            if is_any || self.book()? {
+                continue;
+            }
+            let is_idle = self.mode.as_ref().is_none_or(|mode| mode.is_idle());
+            if !is_idle || self.succeeds {
+                continue;
+            }
+            let due = self.with_mode(|mode, _, now| mode.next_due(now)).flatten();
+            match due {
+                Some(due) if due <= end => self.now = self.now.max(due),
+                _ => return Ok(()),
+            }
+        }
+        Err("it has no end".to_owned())
+    }
+
+    /// Where nothing is left to be heard or done, all that there is to know is known.
+    fn note_rest(&mut self) {
+        let has_heard_all = self.events.is_empty() && self.notices.is_empty();
+        let pending = self.mode.as_ref().map_or(1, |mode| mode.standing().pending);
+        if has_heard_all && pending == 0 && self.armed.unreadable.is_none() {
+            self.watch.repaired(&self.subject.ours());
+            self.watch.note(self.subject.served(&self.fronts));
+            self.watch.rests(self.made);
+        }
+    }
+
+    // ---- what happens ----
+
+    fn tell(&mut self, event: Event) {
+        self.made += 1;
+        self.say(|| format!("  #: {}", cluster::tell(&event)));
+        self.events.push_back((self.made, event));
+        self.want(Some(self.made));
+    }
+
+    /// The objects, or the node, want something else.
+    fn want(&mut self, since: Option<u64>) {
+        let Fresh { subject: fresh, .. } = self.subject.afresh(&self.cluster.model);
+        let claims = self.cluster.fronts(&self.subject.addresses());
+        if !self.subject.hands_over() {
+            self.watch.begin_where_others_claim(&claims);
+        }
+        self.fronts = claims.into_keys().collect();
+        self.watch
+            .want(&fresh.served(&self.fronts), &fresh.ours(), since);
+    }
+
+    fn hear(&mut self, most: usize) {
+        for _ in 0..most {
+            let Some((number, event)) = self.events.pop_front() else {
+                break;
+            };
+            self.model.apply(event);
+            self.arrived = self.arrived.max(number);
+        }
+        if let Some(notice) = self.notices.pop_front() {
+            self.say(|| format!("  told: {notice:?}"));
+            self.with_mode(|mode, _, now| mode.notice(&notice, now));
+        }
+    }
+
+    fn hear_all(&mut self) {
+        while !self.events.is_empty() || !self.notices.is_empty() {
+            self.hear(usize::MAX);
+        }
+    }
+
+    fn live(&mut self, actions: &[Action]) -> Held {
+        self.want(Some(0));
+        for (at, action) in actions.iter().enumerate() {
+            self.at = at;
+            self.say(|| action.to_string());
+            self.trace.write(action.to_string().as_bytes());
+            self.act(action.verb, &mut action.chance())?;
+        }
+        self.at = actions.len();
+        self.say(|| "the end".to_owned());
+        self.end()
+    }
+
+    fn act(&mut self, verb: Verb, chance: &mut Chance) -> Held {
+        match verb {
+            Verb::Populate => {
+                for _ in 0..4 {
+                    let event = self.cluster.service(chance);
+                    self.tell(event);
+                }
+                for _ in 0..5 {
+                    let event = self.cluster.slice(chance);
+                    self.tell(event);
+                }
+                self.hear_all();
+                self.rest(Duration::from_secs(2))?;
+            }
+            Verb::Service => {
+                let event = self.cluster.service(chance);
+                self.tell(event);
+            }
+            Verb::ServiceGone => {
+                if let Some(event) = self.cluster.service_gone(chance) {
+                    self.tell(event);
+                }
+            }
+            Verb::Slice => {
+                let event = self.cluster.slice(chance);
+                self.tell(event);
+            }
+            Verb::SliceGone => {
+                if let Some(event) = self.cluster.slice_gone(chance) {
+                    self.tell(event);
+                }
+            }
+            Verb::Node => {
+                let event = self.cluster.node(chance);
+                self.tell(event);
+            }
+            Verb::Garbled => {
+                if let Some(event) = self.cluster.garble(chance) {
+                    self.tell(event);
+                }
+            }
+            Verb::Relist => {
+                let number = self.made;
+                let events = self.cluster.list_one(chance);
+                self.events
+                    .extend(events.into_iter().map(|event| (number, event)));
+            }
+            Verb::Address => {
+                let notice = self.subject.change_address(chance);
+                self.say(|| format!("  #: {notice:?}"));
+                self.notices.push_back(notice);
+                self.want(None);
+                self.damaged();
+            }
+            Verb::Damage => {
+                let before = self.subject.ours();
+                if let Some(damage) = self.subject.damage(chance) {
+                    self.say(|| format!("  #: {}", damage.what));
+                    self.notices.extend(damage.told);
+                    self.watch.lose(&before, &self.subject.ours());
+                    self.damaged();
+                }
+            }
+            Verb::Foreign => {
+                if let Some(what) = self.subject.change_foreign(chance) {
+                    self.say(|| format!("  #: {what}"));
+                    let served = self.subject.served(&self.fronts);
+                    self.watch.note(served);
+                }
+            }
+            Verb::Refuse => {
+                self.armed.refusals = chance.within(1..=4);
+                self.armed.blame = chance
+                    .one_of(&[Blame::Entry, Blame::Entry, Blame::Node, Blame::Belief])
+                    .copied();
+            }
+            Verb::Lose => self.armed.lost = Some(!chance.is_one_in(3)),
+            Verb::Unreadable => self.armed.unreadable = Some(chance.index(self.lanes.len())),
+            Verb::PassOver => self.armed.passes_over = Some(chance.number()),
+            Verb::Lift => self.armed = Armed::default(),
+            Verb::Hear => {
+                self.hear(1 + chance.index(8));
+                if !chance.is_one_in(3) {
+                    self.turn()?;
+                }
+            }
+            Verb::Step => self.step(chance)?,
+            Verb::Turn => self.turn()?,
+            Verb::Time => {
+                let most = *chance.one_of(&[60, 2_000, 40_000]).unwrap_or(&60);
+                self.now += Duration::from_millis(chance.below(most));
+            }
+            Verb::Due => {
+                let due = self.with_mode(|mode, _, now| mode.next_due(now)).flatten();
+                self.now = self.now.max(due.unwrap_or(self.now));
+                self.turn()?;
+            }
+            Verb::Check => {
+                self.with_mode(|mode, _, now| mode.check(now));
+            }
+            Verb::Told => {
+                let notice = chance.one_of(self.subject.notices()).copied();
+                self.notices.extend(notice);
+            }
+            Verb::Rest => {
+                self.rest(Duration::from_millis(200))?;
+                self.note_rest();
+            }
+            Verb::Kill => {
+                self.kill();
+                self.start();
+                if self.subject.ends_with_process() {
+                    self.damaged();
+                }
+            }
+            Verb::Switch => {
+                if let Some(how) = self.subject.switch(chance) {
+                    self.say(|| format!("  #: {how}"));
+                    self.kill();
+                    self.start();
+                    self.want(None);
+                    self.damaged();
+                }
+            }
+            Verb::Succeed => self.succeeds = true,
+        }
+        Ok(())
+    }
+
+    fn damaged(&mut self) {
+        self.watch.damaged();
+        let served = self.subject.served(&self.fronts);
+        self.watch.note(served);
+    }
+
+    /// One lane that can go on does so for some pieces.
+    fn step(&mut self, chance: &mut Chance) -> Held {
+        let waiting = self.lanes.iter().enumerate();
+        let waiting = waiting.filter(|(_, lane)| lane.asks().is_some());
+        let waiting: Vec<usize> = waiting.map(|(number, _)| number).collect();
+        let Some(&number) = chance.one_of(&waiting) else {
+            return self.turn();
+        };
+        let most = match chance.below(4) {
+            0 => 40,
+            1 => 6,
+            _ => 1 + chance.below(2),
+        };
+        for _ in 0..most {
+            if !self.piece(number)? {
+                break;
+            }
+        }
+        if chance.is_one_in(2) {
+            self.turn()?;
+        }
+        Ok(())
+    }
+
+    // ---- the end ----
+
+    /// Nothing happens any more, and nothing is wrong any more.
+    fn end(&mut self) -> Held {
+        self.armed = Armed::default();
+        for event in self.cluster.mend() {
+            self.tell(event);
+        }
+        self.hear_all();
+        self.subject.end_connections();
+        self.rest(HORIZON)?;
+        for _ in 0..2 {
+            self.say(|| "a check".to_owned());
+            self.now += Duration::from_mins(1);
+            self.with_mode(|mode, _, now| mode.check(now));
+            self.rest(HORIZON)?;
+        }
+        let standing = self.mode.as_ref().map(|mode| mode.standing());
+        let standing = standing.unwrap_or_default();
+        let Fresh {
+            subject: fresh,
+            pending,
+        } = self.subject.afresh(&self.cluster.model);
+        let (there, made) = (self.subject.ours(), fresh.ours());
+        for (entry, value) in &made {
+            match there.get(entry) {
+                Some(held) if held == value => {}
+                Some(held) => return Err(format!("{entry} is {held}, a start makes {value}")),
+                None => return Err(format!("{entry} is not there, a start makes {value}")),
+            }
+        }
+        let is_left = |entry: &String| !made.contains_key(entry) && !self.subject.may_stay(entry);
+        if let Some((entry, value)) = there.iter().find(|(entry, _)| is_left(entry)) {
+            return Err(format!(
+                "{entry} is there ({value}), a start does not make it"
+            ));
+        }
+        if standing.pending != pending || !standing.is_settled {
+            return Err(format!("something is pending: {standing:?}"));
+        }
+        let (theirs, left) = (self.subject.foreign(), self.subject.foreign_left());
+        if theirs != left {
+            return Err(format!("of others there is {theirs:?}, they left {left:?}"));
+        }
+        let served: Served = self.subject.served(&self.fronts);
+        let wanted = fresh.served(&self.fronts);
+        if served != wanted {
+            return Err(format!("{served:?} serve, a start makes {wanted:?}"));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,65 @@
+//! A failing history is made shorter, as long as it still fails.
+
+use crate::action::Action;
+use crate::run::Failure;
+
+/// The shortest that is found by leaving out more and more of it; `fails` says what does not hold
+/// in a history, if anything.
+pub fn shrink(
+    mut actions: Vec<Action>,
+    mut failure: Failure,
+    mut fails: impl FnMut(&[Action]) -> Option<Failure>,
+) -> (Vec<Action>, Failure) {
+    // What comes after makes no difference.
+    if failure.at < actions.len() {
+        actions.truncate(failure.at + 1);
+    }
+    let mut size = actions.len() / 2;
+    while size > 0 {
+        let mut at = 0;
+        let mut is_shorter = false;
+        while at < actions.len() {
+            let mut fewer = actions.clone();
+            fewer.drain(at..(at + size).min(actions.len()));
+            if let Some(other) = fails(&fewer) {
+                (actions, failure) = (fewer, other);
+                if failure.at < actions.len() {
+                    actions.truncate(failure.at + 1);
+                }
+                is_shorter = true;
+            } else {
+                at += size;
+            }
+        }
+        if !is_shorter {
+            size /= 2;
+        }
+    }
+    (actions, failure)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::action::history;
+
+    #[test]
+    fn what_does_not_matter_is_left_out() {
+        let actions = history(3);
+        let needed = [actions.get(5), actions.get(40)];
+        let fails = |of: &[Action]| {
+            let has = |needed: Option<&Action>| needed.is_some_and(|one| of.contains(one));
+            needed.into_iter().all(has).then(|| Failure {
+                at: of.len(),
+                what: String::new(),
+            })
+        };
+        let failure = fails(&actions).into_iter().next();
+        let shrunk = failure.map(|failure| shrink(actions.clone(), failure, fails).0);
+        let shrunk = shrunk.unwrap_or_default();
+        assert_eq!(
+            shrunk.iter().collect::<Vec<_>>(),
+            needed.into_iter().flatten().collect::<Vec<_>>()
+        );
+    }
+}

@@ -1,0 +1,136 @@
+//! A mode on a kernel, as histories see it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use proxy::{Changes, IpFamily, Mode, Model, Notice, Target};
+
+use crate::chance::Chance;
+use crate::turnstile::{Front, Lane, Write};
+
+/// What is due by then is waited for.
+const SOON: Duration = Duration::from_secs(2);
+
+/// More than any start takes.
+const MOST_TURNS: usize = 1_000;
+
+/// Who serves where.
+pub type Served = BTreeMap<Front, BTreeSet<Target>>;
+
+/// Entries by name, each with what it is.
+pub type Entries = BTreeMap<String, String>;
+
+/// A mode, with the kernel that it is on. The kernel outlives the mode.
+pub trait Subject {
+    /// The family of all addresses.
+    fn family(&self) -> IpFamily;
+
+    /// A process starts: the mode, and its kernel threads.
+    fn start(&mut self, now: Instant) -> (Box<dyn Mode>, Vec<Lane>);
+
+    /// It is set otherwise from the next start on; how, in words. `None` if there is no other way.
+    fn switch(&mut self, chance: &mut Chance) -> Option<String>;
+
+    /// The addresses of the node, those of Services left out.
+    fn addresses(&self) -> BTreeSet<IpAddr>;
+
+    /// Who serves at each of these, by what the kernel does with packets; those that nobody serves
+    /// are left out.
+    fn served(&self, fronts: &BTreeSet<Front>) -> Served;
+
+    /// Whether a front that another Service claims from now on has to be served without a pause
+    /// meanwhile: where it is one entry, whoever has it. Elsewhere each Service has chains or
+    /// listening ports of its own.
+    fn hands_over(&self) -> bool {
+        false
+    }
+
+    /// What is read next leaves out one thing: by this number.
+    fn passes_over(&mut self, _which: u64) {}
+
+    /// A write was not done.
+    fn refused(&mut self, _write: &Write) {}
+
+    /// Whether what it serves ends with its process.
+    fn ends_with_process(&self) -> bool {
+        false
+    }
+
+    /// All that is ours in the kernel, as far as it makes a difference.
+    fn ours(&self) -> Entries;
+
+    /// Whether an entry may be there at the end that a start does not make.
+    fn may_stay(&self, _entry: &str) -> bool {
+        false
+    }
+
+    /// All that is not ours.
+    fn foreign(&self) -> Entries;
+
+    /// The same, as those whose it is have left it.
+    fn foreign_left(&self) -> Entries;
+
+    /// Somebody changes what is ours: `None` if there is nothing of the kind.
+    fn damage(&mut self, chance: &mut Chance) -> Option<Damage>;
+
+    /// Somebody changes what is not ours; in words.
+    fn change_foreign(&mut self, chance: &mut Chance) -> Option<String>;
+
+    /// The node gets an address, or loses one.
+    fn change_address(&mut self, chance: &mut Chance) -> Notice;
+
+    /// What the kernel may tell without a reason.
+    fn notices(&self) -> &'static [Notice];
+
+    /// Connections at what drains end.
+    fn end_connections(&mut self) {}
+
+    /// What a start on an empty kernel makes for these objects, on a node with the same addresses.
+    fn afresh(&self, model: &Model) -> Fresh;
+}
+
+/// What a start makes.
+pub struct Fresh {
+    /// The mode and its kernel.
+    pub subject: Box<dyn Subject>,
+    /// How many entries it cannot write, whatever happens.
+    pub pending: usize,
+}
+
+/// What somebody has done.
+#[derive(Debug)]
+pub struct Damage {
+    /// In words.
+    pub what: String,
+    /// What the kernel tells of it.
+    pub told: Option<Notice>,
+}
+
+/// Has a mode whose jobs run when they begin do all that there is to do at once, from the
+/// start. How much is pending then.
+pub fn run_afresh(mode: &mut dyn Mode, model: &Model) -> usize {
+    let mut now = Instant::now();
+    let changes = Changes {
+        services: model.service_names().cloned().collect(),
+        node: true,
+        service_cidrs: true,
+        ..Changes::default()
+    };
+    let mut has_updated = false;
+    for _ in 0..MOST_TURNS {
+        if !has_updated && mode.is_ready() {
+            mode.update(model, &changes, now);
+            has_updated = true;
+        }
+        mode.proceed(model, now);
+        if mode.book(model, now).is_some() || !mode.is_idle() || !has_updated {
+            continue;
+        }
+        match mode.next_due(now) {
+            Some(due) if due <= now + SOON => now = due,
+            _ => break,
+        }
+    }
+    mode.standing().pending
+}

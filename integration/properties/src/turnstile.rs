@@ -1,0 +1,311 @@
+//! Kernel threads that stop before each thing they do, until they are let go on.
+//!
+//! ```text
+//!   engine ─ job ─▶ Worker::handing_out ─▶ Lane::begin ─▶ a thread: Turnstile ─▶ kernel
+//!                                              ▲   Ask, Finished   │
+//!                                  the driver ─┘◀──────────────────┘
+//!                                              Permit ────────────▶
+//! ```
+//!
+//! One thread runs at any moment: the driver, or the one that it has let go on and waits for. So
+//! what happens, and in which order, follows from what the driver decides.
+
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::Instant;
+
+use netlink_batch::Worker;
+use proxy::{IpFamily, Protocol};
+
+/// What a thread is about to do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Ask {
+    /// It reads this part.
+    Read(&'static str),
+    /// It writes.
+    Write(Write),
+}
+
+/// A piece of a plan.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Write {
+    /// What, in words.
+    pub what: String,
+    /// Whom it serves: who may go without if it is refused.
+    pub serves: Serves,
+    /// The entry that it takes away, as [`Subject::ours`](crate::subject::Subject::ours) names it.
+    pub removes: Option<String>,
+}
+
+/// Whose way to an endpoint something is on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Serves {
+    /// Perhaps everybody's.
+    All,
+    /// That of those who serve at this address.
+    Address(std::net::IpAddr),
+    /// Nobody's.
+    Nobody,
+}
+
+/// What becomes of a piece.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Permit {
+    /// It is done.
+    Go,
+    /// A write is refused; a read fails.
+    Refuse(Blame),
+    /// A write is done, and nobody learns it.
+    LoseDone,
+    /// Nobody learns that a write was not done.
+    LoseUndone,
+    /// A read leaves out something.
+    PassOver(u64),
+    /// The process was killed: this is not done, nor is anything after it.
+    Dead,
+}
+
+/// What is said to be the cause of a refusal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Blame {
+    /// What is written.
+    Entry,
+    /// The kernel.
+    Node,
+    /// That something is there, or not, is not so.
+    Belief,
+}
+
+impl fmt::Display for Ask {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Read(part) => write!(f, "read {part}"),
+            Self::Write(write) => f.write_str(&write.what),
+        }
+    }
+}
+
+enum Told {
+    Asks(Ask),
+    Finished,
+}
+
+/// Where a thread waits.
+#[derive(Debug)]
+pub struct Gate {
+    told: Sender<Told>,
+    permits: Receiver<Permit>,
+    is_dead: bool,
+    opened: Instant,
+}
+
+impl Gate {
+    /// What time it is behind it: always the same, as nothing takes any.
+    pub fn clock(&self) -> Instant {
+        self.opened
+    }
+
+    /// Waits until it is decided what becomes of this.
+    pub fn pass(&mut self, ask: Ask) -> Permit {
+        if !self.is_dead {
+            // Without a driver there is nobody who waits for what this does.
+            let permit = self
+                .told
+                .send(Told::Asks(ask))
+                .ok()
+                .and_then(|()| self.permits.recv().ok());
+            let permit = permit.unwrap_or(Permit::Dead);
+            self.is_dead = permit == Permit::Dead;
+            return permit;
+        }
+        Permit::Dead
+    }
+}
+
+/// A kernel behind a gate.
+#[derive(Debug)]
+pub struct Turnstile<K> {
+    /// The kernel.
+    pub kernel: K,
+    /// Where whoever uses it waits.
+    pub gate: Gate,
+}
+
+/// Tells the end of a job, also if that is a panic.
+struct End(Sender<Told>);
+
+impl Drop for End {
+    fn drop(&mut self) {
+        let _ = self.0.send(Told::Finished);
+    }
+}
+
+type Run = Box<dyn FnOnce() + Send>;
+
+/// Threads that carry out jobs, for one history after the other.
+#[derive(Debug)]
+pub struct Threads(Vec<Sender<Run>>);
+
+impl Threads {
+    /// As many as any mode has lanes.
+    ///
+    /// # Panics
+    ///
+    /// The system has no thread left.
+    #[allow(clippy::expect_used, reason = "without threads there are no histories")]
+    pub fn start() -> Self {
+        let thread = |_| {
+            let (sender, jobs) = channel::<Run>();
+            thread::Builder::new()
+                .name("lane".to_owned())
+                .spawn(move || {
+                    for job in jobs {
+                        // The engine reports it: whoever waits for the job learns that it is gone.
+                        let _ = catch_unwind(AssertUnwindSafe(job));
+                    }
+                })
+                .expect("a thread for a lane");
+            sender
+        };
+        Self((0..4).map(thread).collect())
+    }
+}
+
+/// A kernel thread, as the driver sees it.
+pub struct Lane {
+    next: Box<dyn FnMut() -> Option<Run>>,
+    told: Receiver<Told>,
+    permits: Sender<Permit>,
+    asks: Option<Ask>,
+    /// What had been heard when its job began.
+    pub heard: u64,
+}
+
+/// What became of a lane when it was let go on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Moved {
+    /// It waits again.
+    Waits,
+    /// Its job is done, and can be booked.
+    Finished,
+}
+
+impl Lane {
+    /// One whose jobs use this kernel, and what the engine is given for it.
+    pub fn new<K: Send + 'static>(kernel: K) -> (Self, Worker<Turnstile<K>>) {
+        let (worker, mut jobs) = Worker::<Turnstile<K>>::handing_out();
+        let (say, told) = channel();
+        let (permits, permitted) = channel();
+        let gate = Gate {
+            told: say.clone(),
+            permits: permitted,
+            is_dead: false,
+            opened: Instant::now(),
+        };
+        let value = Arc::new(Mutex::new(Turnstile { kernel, gate }));
+        let next = move || {
+            let job = jobs.next_job()?;
+            let (value, say) = (Arc::clone(&value), say.clone());
+            let run: Run = Box::new(move || {
+                let _end = End(say);
+                job(&mut *value.lock().unwrap_or_else(PoisonError::into_inner));
+            });
+            Some(run)
+        };
+        let lane = Self {
+            next: Box::new(next),
+            told,
+            permits,
+            asks: None,
+            heard: 0,
+        };
+        (lane, worker)
+    }
+
+    /// What it waits with.
+    pub fn asks(&self) -> Option<&Ask> {
+        self.asks.as_ref()
+    }
+
+    /// Begins a job on this thread, if the engine has one; it runs until it first asks. Whether
+    /// there was one.
+    pub fn begin(&mut self, threads: &Threads, number: usize, heard: u64) -> Option<Moved> {
+        if self.asks.is_some() {
+            return None;
+        }
+        let run = (self.next)()?;
+        self.heard = heard;
+        let thread = threads.0.get(number)?;
+        thread.send(run).ok()?;
+        Some(self.wait())
+    }
+
+    /// Lets it go on.
+    pub fn permit(&mut self, permit: Permit) -> Moved {
+        self.asks = None;
+        let _ = self.permits.send(permit);
+        self.wait()
+    }
+
+    fn wait(&mut self) -> Moved {
+        if let Ok(Told::Asks(ask)) = self.told.recv() {
+            self.asks = Some(ask);
+            return Moved::Waits;
+        }
+        Moved::Finished
+    }
+
+    /// The process is killed: what it had begun is not done.
+    pub fn kill(&mut self) {
+        while self.asks.is_some() {
+            self.permit(Permit::Dead);
+        }
+    }
+}
+
+impl fmt::Debug for Lane {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lane")
+            .field("asks", &self.asks)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Where a Service serves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Front {
+    /// The address.
+    pub address: std::net::IpAddr,
+    /// The protocol.
+    pub protocol: Protocol,
+    /// The port.
+    pub port: u16,
+    /// Where its clients are.
+    pub from: From,
+}
+
+/// Where clients are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum From {
+    /// On the node itself.
+    Node,
+    /// Outside of the cluster.
+    Outside,
+}
+
+impl fmt::Display for Front {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let at = std::net::SocketAddr::new(self.address, self.port);
+        write!(f, "{at}/{} (from {:?})", self.protocol, self.from)
+    }
+}
+
+impl Front {
+    /// The family.
+    pub fn family(&self) -> IpFamily {
+        IpFamily::of(self.address)
+    }
+}

@@ -1,0 +1,182 @@
+//! What must not be taken from those who are served.
+//!
+//! A *front* is an address, protocol and port at which a Service is to serve. From the moment at
+//! which the objects give it a ready endpoint (what a start on an empty kernel makes of them says
+//! which), its *period* runs, until they give it none. In it, whoever was to serve there at any
+//! moment is *good*: the news of a change takes its time.
+//!
+//! A front is *served* if the kernel sends its clients to a good endpoint. A piece of ours breaks it
+//! if it was served before the piece and is not after it, where
+//!
+//! - the engine had heard of the period's begin when it planned the piece;
+//! - nobody else has damaged anything in the kernel, and nothing on the way to the front was
+//!   refused, since all its endpoints served last.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use hashbrown::HashMap;
+use proxy::Target;
+
+use crate::subject::{Entries, Served};
+use crate::turnstile::{Front, Serves, Write};
+
+/// What is known of a front in its period.
+#[derive(Debug)]
+struct Period {
+    /// The event that has begun it; `None`: it is not told by events, and counts once all rests.
+    since: Option<u64>,
+    wanted: BTreeSet<Target>,
+    good: BTreeSet<Target>,
+    is_disturbed: bool,
+}
+
+/// The fronts, and the entries that are wanted.
+#[derive(Debug, Default)]
+pub struct Watch {
+    fronts: BTreeMap<Front, Period>,
+    entries: HashMap<String, Option<u64>>,
+    before: Served,
+    claims: BTreeMap<Front, BTreeSet<String>>,
+    /// Those that others claim than at the event before: they count once all rests.
+    handed_over: BTreeSet<Front>,
+    /// What somebody has taken away, until it is there again.
+    lost: BTreeSet<String>,
+}
+
+impl Watch {
+    /// The objects want something else since this event.
+    pub fn want(&mut self, served: &Served, entries: &Entries, since: Option<u64>) {
+        self.fronts.retain(|front, _| served.contains_key(front));
+        for (front, wanted) in served {
+            let is_handed_over = self.handed_over.contains(front);
+            let period = self.fronts.entry(*front).or_insert_with(|| Period {
+                since: since.filter(|_| !is_handed_over),
+                wanted: BTreeSet::new(),
+                good: BTreeSet::new(),
+                is_disturbed: !self.claims.is_empty(),
+            });
+            period.good.extend(wanted.iter().copied());
+            period.wanted.clone_from(wanted);
+        }
+        self.entries.retain(|entry, _| entries.contains_key(entry));
+        for entry in entries.keys() {
+            if !self.entries.contains_key(entry) {
+                self.entries.insert(entry.clone(), since);
+            }
+        }
+    }
+
+    /// A front that other Services claim than before begins a new period.
+    pub fn begin_where_others_claim(&mut self, claims: &BTreeMap<Front, BTreeSet<String>>) {
+        self.handed_over.clear();
+        for (front, by) in claims {
+            if self.claims.get(front).is_some_and(|before| before != by) {
+                self.fronts.remove(front);
+                self.handed_over.insert(*front);
+            }
+        }
+        self.claims.clone_from(claims);
+    }
+
+    /// Somebody else has changed something: who serves now is what counts.
+    pub fn damaged(&mut self) {
+        for period in self.fronts.values_mut() {
+            period.is_disturbed = true;
+        }
+    }
+
+    /// The same: what there was before it, and after it.
+    pub fn lose(&mut self, before: &Entries, after: &Entries) {
+        let lost = before.keys().filter(|entry| !after.contains_key(*entry));
+        self.lost.extend(lost.cloned());
+    }
+
+    /// Whether something that somebody took away is not there again.
+    pub fn has_lost(&self) -> bool {
+        !self.lost.is_empty()
+    }
+
+    /// What there is by now; what nobody wants any more need not come back.
+    pub fn repaired(&mut self, there: &Entries) {
+        let wanted = &self.entries;
+        let is_missing = |entry: &String| wanted.contains_key(entry) && !there.contains_key(entry);
+        self.lost.retain(is_missing);
+    }
+
+    /// Something was not done.
+    pub fn refused(&mut self, write: &Write) {
+        for (front, period) in &mut self.fronts {
+            period.is_disturbed |= match write.serves {
+                Serves::All => true,
+                Serves::Address(address) => front.address == address,
+                Serves::Nobody => false,
+            };
+        }
+    }
+
+    /// Nothing is left to be done: the engine knows all there is to know by now.
+    pub fn rests(&mut self, event: u64) {
+        let periods = self.fronts.values_mut().map(|period| &mut period.since);
+        for since in periods.chain(self.entries.values_mut()) {
+            since.get_or_insert(event);
+        }
+    }
+
+    /// Who serves now.
+    pub fn note(&mut self, served: Served) {
+        for (front, period) in &mut self.fronts {
+            if period.is_disturbed
+                && self.lost.is_empty()
+                && served.get(front) == Some(&period.wanted)
+            {
+                period.is_disturbed = false;
+            }
+        }
+        self.before = served;
+    }
+
+    /// Whether a piece may be done at all, of a plan that was made when this had been heard.
+    ///
+    /// # Errors
+    ///
+    /// It takes away what is wanted, and was when it was planned.
+    pub fn may(&self, write: &Write, heard: u64) -> Result<(), String> {
+        let Some(entry) = &write.removes else {
+            return Ok(());
+        };
+        match self.entries.get(entry) {
+            Some(Some(since)) if *since <= heard => Err(format!(
+                "it takes away what is wanted since event {since}, of which it had heard (up to {heard}): {entry}",
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// Compares who serves after a piece with who did before it.
+    ///
+    /// # Errors
+    ///
+    /// Somebody lost the last endpoint.
+    pub fn after(&mut self, served: Served, heard: u64) -> Result<(), String> {
+        for (front, period) in &self.fronts {
+            let is_claimed_twice = self.claims.get(front).is_some_and(|by| by.len() > 1);
+            let is_news = period.since.is_none_or(|since| since > heard);
+            if period.is_disturbed || is_news || is_claimed_twice {
+                continue;
+            }
+            let serves =
+                |by: Option<&BTreeSet<Target>>| by.is_some_and(|by| !by.is_disjoint(&period.good));
+            if serves(self.before.get(front)) && !serves(served.get(front)) {
+                return Err(format!(
+                    "{front} is without an endpoint: it was served by {:?}, now by {:?}, wanted are {:?}, and were at some moment {:?}",
+                    self.before.get(front),
+                    served.get(front),
+                    period.wanted,
+                    period.good,
+                ));
+            }
+        }
+        self.note(served);
+        Ok(())
+    }
+}

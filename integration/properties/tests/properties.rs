@@ -1,0 +1,63 @@
+//! A bounded number of histories, and those that are kept.
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test stops at the first surprise"
+)]
+
+use std::time::Duration;
+
+use properties::action::history;
+use properties::campaign::{Campaign, family, go};
+use properties::modes::FORMS;
+use properties::regressions;
+use properties::run::run;
+use properties::turnstile::Threads;
+
+#[test]
+fn what_once_failed_holds() {
+    let threads = Threads::start();
+    for kept in regressions::read(&regressions::folder()).unwrap() {
+        let ran = run(
+            kept.form.subject(kept.family),
+            &kept.actions,
+            &threads,
+            false,
+        );
+        assert_eq!(ran.failure, None, "{}", kept.path.display());
+    }
+}
+
+#[test]
+fn the_same_seed_is_the_same_history() {
+    let threads = Threads::start();
+    for (seed, form) in (1..).zip(FORMS) {
+        let actions = history(seed);
+        let actions = actions.get(..30).unwrap();
+        let again = || run(form.subject(family(seed)), actions, &threads, true);
+        let (one, other) = (again(), again());
+        assert_eq!(one.log, other.log, "{}", form.name);
+        assert_eq!((one.trace, one.failure), (other.trace, other.failure));
+    }
+}
+
+#[test]
+fn histories_hold_in_every_mode() {
+    let campaign = Campaign {
+        histories: 600,
+        limit: Some(Duration::from_secs(15)),
+        seed: 1,
+        forms: FORMS.iter().collect(),
+    };
+    let account = go(&campaign, &Threads::start());
+    if let Some(failed) = account.failed {
+        let name = failed.form.name;
+        panic!(
+            "seed {} in {name}: {}\n{}",
+            failed.seed,
+            failed.failure.what,
+            failed.log.join("\n")
+        );
+    }
+    assert!(account.histories > 0);
+}
