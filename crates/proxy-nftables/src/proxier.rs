@@ -268,9 +268,7 @@ impl Nftables {
             news.disturb(owner.map(|owner| owner.name.service.clone()));
         }
     }
-}
 
-impl Nftables {
     /// Whether Service ports go on to be served as they are only because not every object could be
     /// read.
     fn has_ports_that_go_on(&self) -> bool {

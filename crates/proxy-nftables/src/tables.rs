@@ -79,7 +79,6 @@ impl Tables {
         .into_iter()
     }
 
-    /// Whether what nobody wants counts as late: not while it may not be removed.
     /// Whether anything leads to endpoints of a Service port.
     pub(crate) fn leads_to(&self, owner: &Arc<Owner>) -> bool {
         let mut slots = self.slots.keys_of(owner).iter();
@@ -89,6 +88,7 @@ impl Tables {
         })
     }
 
+    /// Whether what nobody wants counts as late: not while it may not be removed.
     pub(crate) fn count_removals(&mut self, removals: Removals) {
         self.slots.count_removals(removals);
         self.members.count_removals(removals);
