@@ -11,6 +11,7 @@ mod conntrack;
 pub mod descriptors;
 pub mod events;
 pub mod explain;
+mod external_addresses;
 mod family;
 pub mod flags;
 pub mod follow;

@@ -26,6 +26,7 @@ mod token;
 mod trust;
 mod tunnel;
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -184,6 +185,21 @@ impl Server {
     /// The same without the user and password that it may have.
     pub fn place(&self) -> String {
         without_user(&self.url)
+    }
+
+    /// Its address and port, where it is not known by a name.
+    pub fn address(&self) -> Option<SocketAddr> {
+        let url: Uri = self.url.parse().ok()?;
+        let host = url.host()?.trim_start_matches('[').trim_end_matches(']');
+        let default = if url.scheme_str() == Some("http") {
+            80
+        } else {
+            443
+        };
+        Some(SocketAddr::new(
+            host.parse().ok()?,
+            url.port_u16().unwrap_or(default),
+        ))
     }
 
     /// Lists and watches Services, EndpointSlices and the Node named `node`, with upstream's
