@@ -371,8 +371,11 @@ async fn from_file(path: &Path) -> Result<Access, StartError> {
     };
     // Read here first, for the plain reasons: it is not there, or may not be read.
     std::fs::read(path).map_err(|error| failed(&error, "correct --kubeconfig"))?;
-    let kubeconfig =
-        Kubeconfig::read_from(path).map_err(|error| failed(&error, "correct the file"))?;
+    let kubeconfig = Kubeconfig::read_from(path).map_err(|error| StartError::Api {
+        what: what.clone(),
+        reason: without_content(&root_cause(&error)),
+        advice: "correct the file",
+    })?;
     if let Some(plugin) = plugin(&kubeconfig) {
         return Err(StartError::Api {
             what,
@@ -383,6 +386,22 @@ async fn from_file(path: &Path) -> Result<Access, StartError> {
         });
     }
     Access::by(kubeconfig, &what).await
+}
+
+/// Where a kubeconfig cannot be read, by what the parser says of it. What stands there is not told:
+/// it may be a key or a token.
+fn without_content(error: &str) -> String {
+    let number = |word: &str| -> Option<usize> {
+        let (_, behind) = error.split_once(word)?;
+        let digits = behind.split(|of: char| !of.is_ascii_digit()).next()?;
+        digits.parse().ok()
+    };
+    match (number("line "), number("column ")) {
+        (Some(line), Some(column)) => {
+            format!("it is no kubeconfig from line {line} column {column} on")
+        }
+        _ => "it is no kubeconfig".to_owned(),
+    }
 }
 
 /// The current context's.
