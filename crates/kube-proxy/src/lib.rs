@@ -16,6 +16,8 @@ mod family;
 pub mod flags;
 pub mod follow;
 mod footprints;
+#[doc(hidden)]
+pub mod fuzzed;
 mod gather;
 pub mod health;
 mod health_check;

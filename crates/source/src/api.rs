@@ -463,3 +463,54 @@ fn master_url(master: &str) -> Result<Uri, StartError> {
             advice: "give a URL such as https://10.0.0.1:6443",
         })
 }
+
+/// Reads a list and a watch of these bytes, in each form and in pieces.
+pub(crate) fn read_as_anything(kind: Kind, bytes: &[u8]) {
+    use futures::{FutureExt as _, TryStreamExt as _, stream};
+    use messages::{Messages, Next};
+    use request::{Answer, Format};
+
+    for format in [Format::Json, Format::Protobuf] {
+        for length in [7, 4096] {
+            let answer = || Answer {
+                format,
+                body: {
+                    let pieces = bytes.chunks(length).map(|piece| Ok(piece.to_vec()));
+                    let pieces: Vec<std::io::Result<Vec<u8>>> = pieces.collect();
+                    Box::pin(stream::iter(pieces).into_async_read())
+                },
+            };
+            let mut list = list::List::new(kind, answer());
+            // All has come, so that nothing is waited for.
+            while let Some(Ok(Some(object))) = list.next().now_or_never() {
+                drop(object);
+            }
+            let mut messages = Messages::new(answer());
+            while let Some(Ok(Next::Event)) = messages.next().now_or_never() {
+                drop(match format {
+                    Format::Json => crate::decode::json::event(kind, messages.event()),
+                    Format::Protobuf => crate::decode::protobuf::event(kind, messages.event()),
+                });
+            }
+        }
+    }
+}
+
+/// Reads what is read of a kubeconfig before any file that it names, and URLs of servers and
+/// proxies.
+pub(crate) fn read_as_kubeconfig(bytes: &[u8]) {
+    let text = String::from_utf8_lossy(bytes);
+    if let Ok(mut kubeconfig) = Kubeconfig::from_yaml(&text) {
+        let _ = plugin(&kubeconfig);
+        let _ = cluster(&mut kubeconfig);
+    }
+    if let Some(first) = text.lines().next() {
+        drop(master_url(first));
+        if let Ok(url) = first.parse::<Uri>() {
+            drop(http_proxy::choose(Some(first), &url, |_| {
+                Some(first.to_owned())
+            }));
+        }
+        drop(without_user(first));
+    }
+}

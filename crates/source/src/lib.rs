@@ -17,6 +17,8 @@ pub mod api;
 mod complaints;
 mod decode;
 mod error;
+#[doc(hidden)]
+pub mod fuzzed;
 pub mod manifests;
 mod settings;
 mod whereabouts;
