@@ -125,6 +125,11 @@ impl Server {
         if let Some(url) = master {
             config.cluster_url = url;
         }
+        // What stands before the host proves nothing to a server here, and would be told by libraries
+        // that log where they connect to.
+        if let Ok(url) = without_user(&config.cluster_url.to_string()).parse() {
+            config.cluster_url = url;
+        }
         config.proxy_url = None;
         let proxy = http_proxy::choose(proxy.as_deref(), &config.cluster_url, environment);
         let proxy = proxy.map_err(|reason| StartError::Api {

@@ -51,7 +51,7 @@ fn model() -> Model {
     let folder = std::env::temp_dir().join(format!("hostile-{}", std::process::id()));
     fs::create_dir_all(&folder).unwrap();
     fs::write(folder.join("good.yaml"), GOOD).unwrap();
-    for (name, text) in scenarios::hostile::files() {
+    for (name, text) in scenarios::hostile::files(2_000, 10_000) {
         fs::write(folder.join(format!("{name}.yaml")), text).unwrap();
     }
     let mut runtime = tokio::runtime::Builder::new_current_thread();

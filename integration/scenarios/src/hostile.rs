@@ -29,16 +29,17 @@ fn slice(of: &str, name: &str, family: &str, ports: &str, addresses: &[&str]) ->
     )
 }
 
-/// Files of a folder of manifests, by their names.
-pub fn files() -> Vec<(&'static str, String)> {
+/// Files of a folder of manifests, by their names: with a Service of so many ports, and one of so
+/// many source ranges.
+pub fn files(ports: usize, ranges: usize) -> Vec<(&'static str, String)> {
     let list = |count: usize, item: &dyn Fn(usize) -> String| {
         let items: Vec<String> = (0..count).map(item).collect();
         items.join(", ")
     };
     let web = "clusterIP: 10.96.1.1, ports: [{port: 80}]";
-    let ports = list(2_000, &|n| format!("{{name: p{n}, port: {}}}", n + 1));
-    let targets = list(2_000, &|n| format!("{{name: p{n}, port: 8080}}"));
-    let many_ports = service("ports", &format!("clusterIP: 10.96.1.2, ports: [{ports}]"))
+    let named = list(ports, &|n| format!("{{name: p{n}, port: {}}}", n + 1));
+    let targets = list(ports, &|n| format!("{{name: p{n}, port: 8080}}"));
+    let many_ports = service("ports", &format!("clusterIP: 10.96.1.2, ports: [{named}]"))
         + &slice("ports", "ports", "IPv4", &targets, &["10.244.1.10"]);
     let families = service(
         "families",
@@ -102,7 +103,7 @@ pub fn files() -> Vec<(&'static str, String)> {
             &["10.244.1.10"],
         );
     }
-    let ranges = list(10_000, &|n| match n % 10 {
+    let ranges = list(ranges, &|n| match n % 10 {
         0 => "'10.0.0.0/99'".to_owned(),
         1 => "192.0.2.0/24".to_owned(),
         _ => format!("{}.{}.{}.0/24", 11 + n / 2_500, n / 250 % 250, n % 250),

