@@ -33,6 +33,8 @@ mod captured;
 mod conntrack;
 mod error;
 mod flow;
+#[doc(hidden)]
+pub mod fuzzed;
 mod wire;
 
 pub use conntrack::{Conntrack, Found, Outcome};

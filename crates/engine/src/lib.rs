@@ -68,7 +68,9 @@ mod scheme;
 mod served;
 mod state;
 
+use std::collections::BTreeSet;
 use std::future::poll_fn;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
@@ -408,6 +410,10 @@ impl<S: KernelAccess<K>, K: Send + 'static> Mode for Engine<S, K> {
     fn node_ports(&self) -> Option<&NodePorts> {
         let has_addresses = self.state.node.has_addresses;
         has_addresses.then_some(&self.state.serving)
+    }
+
+    fn node_addresses(&self) -> Option<&BTreeSet<IpAddr>> {
+        Some(&self.state.node.interface_addresses)
     }
 
     fn drains(&self, named: usize) -> Drains {

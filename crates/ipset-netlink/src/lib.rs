@@ -35,6 +35,8 @@
 mod captured;
 mod entry;
 mod error;
+#[doc(hidden)]
+pub mod fuzzed;
 mod ipset;
 mod set;
 mod wire;

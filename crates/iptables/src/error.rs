@@ -130,7 +130,8 @@ impl Kind {
                 "find who holds the lock (`fuser -v /run/xtables.lock`); it will be tried again"
             }
             Self::NotPermitted => {
-                "run as root, or with CAP_NET_ADMIN and CAP_NET_RAW and a writable /run/xtables.lock"
+                "run as root, or with CAP_NET_ADMIN and CAP_NET_RAW and a writable /run/xtables.lock; legacy iptables is \
+                 root's alone, with these capabilities: nobody else may read /proc/net/ip_tables_names"
             }
             Self::NoSet => "see why the set could not be made; the rules will be tried again",
             Self::NoTable | Self::NoModule => {

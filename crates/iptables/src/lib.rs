@@ -22,6 +22,8 @@
 mod backend;
 mod choose;
 mod error;
+#[doc(hidden)]
+pub mod fuzzed;
 mod iptables;
 mod legacy;
 mod modules;

@@ -23,6 +23,8 @@ mod count;
 mod destination;
 mod error;
 mod family;
+#[doc(hidden)]
+pub mod fuzzed;
 mod ipvs;
 mod name;
 mod service;

@@ -24,6 +24,11 @@ mod migration;
 mod names;
 mod plan;
 mod preflight;
+/// Reads a list of sockets.
+pub(crate) fn read_sockets(text: &str) {
+    preflight::read_sockets(text);
+}
+
 #[cfg(test)]
 mod tests;
 

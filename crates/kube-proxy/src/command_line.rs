@@ -165,6 +165,14 @@ pub fn asks(arguments: &[OsString]) -> bool {
     arguments::asks(arguments)
 }
 
+/// The same, with what `read` says in place of the configuration file.
+pub(crate) fn parse_as_if<A: Into<OsString>>(
+    arguments: impl IntoIterator<Item = A>,
+    read: impl FnOnce(&Path) -> Result<(Configuration, Vec<String>), ConfigurationError>,
+) -> Result<Command, CommandLineError> {
+    parse_with(arguments, read)
+}
+
 /// Reads a command line, and with `read` the configuration file that it names.
 fn parse_with<A: Into<OsString>>(
     arguments: impl IntoIterator<Item = A>,

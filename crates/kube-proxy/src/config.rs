@@ -32,6 +32,7 @@ use serde_json::Value;
 use crate::flags::{Flags, go};
 
 pub use file::ConfigurationError;
+pub(crate) use file::parse;
 pub(crate) use file::read;
 pub use prepared::{prepared, record};
 pub use reload::{Waiting, change_of, fields};

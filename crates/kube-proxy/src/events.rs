@@ -129,6 +129,24 @@ impl Event {
         }
     }
 
+    /// A warning on the Service that names an external or load-balancer address which is not served
+    /// for it, on any node, or which is this node's own. Upstream is silent.
+    pub fn address_contested(
+        service: &NamespacedName,
+        model: &Model,
+        node: Option<&str>,
+        line: &str,
+    ) -> Self {
+        let (reason, note) = match node {
+            Some(node) => ("NodeAddressClaimed", format!("on node {node}, {line}")),
+            None => ("AddressRefused", line.to_owned()),
+        };
+        Self {
+            is_everywhere: node.is_none(),
+            ..Self::service_warning(service, model, (reason, "SyncProxyRules"), note)
+        }
+    }
+
     /// A warning on the Service whose health checks this node cannot answer. Reason and action are
     /// upstream's.
     pub fn health_check_failed(

@@ -139,5 +139,15 @@ pub(crate) fn exit_status(explanation: &Explanation) -> u8 {
     }
 }
 
+/// Reads a question.
+pub(crate) fn read_question(to: &str, from: &str, namespace: &str) {
+    drop(Asked::parse(to, from, namespace));
+}
+
+/// Reads a list of sockets.
+pub(crate) fn read_sockets(text: &str) {
+    listeners::read(text);
+}
+
 #[cfg(test)]
 mod tests;

@@ -11,9 +11,10 @@
 
 mod late;
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::mem;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant, SystemTime};
@@ -150,6 +151,11 @@ impl Family {
 
     pub(crate) fn family(&self) -> IpFamily {
         self.mode.family()
+    }
+
+    /// The node's addresses of this family, as far as they are known.
+    pub(crate) fn node_addresses(&self) -> Option<&BTreeSet<IpAddr>> {
+        self.mode.node_addresses()
     }
 
     /// Whether all that was first known is in the kernel, and nothing goes on there.

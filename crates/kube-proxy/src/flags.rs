@@ -270,6 +270,11 @@ pub struct Flags {
     #[arg(long, value_name = "CIDRS", action = ArgAction::Append, allow_hyphen_values = true)]
     pub nodeport_addresses: Vec<String>,
 
+    /// Networks that external and load-balancer addresses of services may be of; others are not
+    /// served; not given: any address
+    #[arg(long, value_name = "CIDRS", action = ArgAction::Append, allow_hyphen_values = true)]
+    pub allowed_external_cidrs: Vec<String>,
+
     /// Masquerade all traffic to cluster IPs
     #[arg(long, value_name = "BOOL", default_value = "false", value_parser = go::bool, num_args = 0..=1, require_equals = true, default_missing_value = "true", action = ArgAction::Set)]
     pub masquerade_all: bool,

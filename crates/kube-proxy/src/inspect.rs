@@ -319,5 +319,12 @@ async fn rendered<T: Serialize>(
     rendered.await.map_err(ended)?
 }
 
+/// Reads a path with a query.
+pub(crate) fn read_query(text: &str) {
+    if let Ok(uri) = text.parse::<Uri>() {
+        drop(query::Query::read(&uri));
+    }
+}
+
 #[cfg(test)]
 mod tests;

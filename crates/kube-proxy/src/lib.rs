@@ -11,10 +11,13 @@ mod conntrack;
 pub mod descriptors;
 pub mod events;
 pub mod explain;
+mod external_addresses;
 mod family;
 pub mod flags;
 pub mod follow;
 mod footprints;
+#[doc(hidden)]
+pub mod fuzzed;
 mod gather;
 pub mod health;
 mod health_check;

@@ -227,16 +227,36 @@ fn names(pattern: &str, file: &str) -> bool {
     matches(pattern.as_bytes(), name.as_bytes())
 }
 
+/// Only the last `*` is ever tried anew: what was found before it cannot be found better.
 fn matches(pattern: &[u8], name: &[u8]) -> bool {
-    match (pattern.split_first(), name.split_first()) {
-        (None, None) => true,
-        (Some((b'*', rest)), _) => (0..=name.len())
-            .filter_map(|from| name.get(from..))
-            .any(|name| matches(rest, name)),
-        (Some((b'?', pattern)), Some((_, name))) => matches(pattern, name),
-        (Some((one, pattern)), Some((other, name))) => one == other && matches(pattern, name),
-        _ => false,
+    let (mut pattern, mut name) = (pattern, name);
+    // What follows the last `*`, and what it has not taken of the name yet.
+    let mut star: Option<(&[u8], &[u8])> = None;
+    loop {
+        match (pattern.split_first(), name.split_first()) {
+            (None, None) => return true,
+            (Some((b'*', rest)), _) => {
+                star = Some((rest, name));
+                pattern = rest;
+                continue;
+            }
+            (Some((one, rest)), Some((other, after))) if *one == b'?' || one == other => {
+                (pattern, name) = (rest, after);
+                continue;
+            }
+            _ => {}
+        }
+        let Some((rest, [_, after @ ..])) = star else {
+            return false;
+        };
+        star = Some((rest, after));
+        (pattern, name) = (rest, after);
     }
+}
+
+/// Whether a pattern of `--vmodule` fits a file's name.
+pub(crate) fn fits(pattern: &str, name: &str) -> bool {
+    matches(pattern.as_bytes(), name.as_bytes())
 }
 
 /// Makes writers that keep an event on one line.

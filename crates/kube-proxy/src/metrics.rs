@@ -77,6 +77,7 @@ pub struct Metrics {
     check_result: Family<OfCheck, Gauge>,
     check_results: Family<OfCheckStatus, Counter>,
     pub(crate) vanished: crate::vanished::Counts,
+    pub(crate) contested: crate::external_addresses::Counts,
     drifted: Family<OfKind, Counter>,
     writes: Family<OfWrite, Counter>,
     programming_duration: Family<OfFamily, Histogram, Buckets>,
@@ -126,6 +127,7 @@ impl Metrics {
             check_result: Family::default(),
             check_results: Family::default(),
             vanished: crate::vanished::counts(),
+            contested: crate::external_addresses::counts(),
             drifted: Family::default(),
             writes: Family::default(),
             programming_duration: Family::new_with_constructor(Buckets::Programming),
@@ -192,6 +194,12 @@ impl Metrics {
         let vanished = self.vanished.clone();
         all.registry
             .register("kubeproxy_list_vanished_objects", help, vanished);
+        let help = "External and load-balancer addresses of Services that are not served, or are this node's own, by why";
+        all.registry.register(
+            "kubeproxy_contested_external_addresses",
+            help,
+            self.contested.clone(),
+        );
         let help = "Entries of the kernel's state that somebody else had changed, and that were made right again, by kind";
         let drifted = self.drifted.clone();
         all.registry
@@ -471,6 +479,11 @@ pub(crate) fn set(gauge: &Gauge, count: usize) {
 fn seconds(at: SystemTime) -> f64 {
     let since = at.duration_since(SystemTime::UNIX_EPOCH);
     since.unwrap_or_default().as_secs_f64()
+}
+
+/// Reads files of `/proc`.
+pub(crate) fn read_proc(text: &str) {
+    process::read(text);
 }
 
 #[cfg(test)]

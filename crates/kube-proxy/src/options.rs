@@ -15,7 +15,9 @@
 pub(crate) mod object_source;
 pub mod process;
 
-use proxy::ExternalIps;
+use std::net::SocketAddr;
+
+use proxy::{AddressRules, ExternalIps};
 
 use crate::config::Configuration;
 use crate::flags::Flags;
@@ -89,6 +91,17 @@ impl Options {
             ExternalIps::Served
         } else {
             ExternalIps::Ignored
+        }
+    }
+}
+
+impl Options {
+    /// What external and load-balancer addresses are held against, where the API server is at this
+    /// address.
+    pub(crate) fn address_rules(&self, api_server: Option<SocketAddr>) -> AddressRules {
+        AddressRules {
+            allowed: self.process.allowed_external.clone(),
+            api_server,
         }
     }
 }

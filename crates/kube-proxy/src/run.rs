@@ -96,7 +96,9 @@ async fn live(
             .context("cannot subscribe to address changes (rtnetlink)")?;
         anyhow::Ok((opened, servers, addresses))
     };
-    let mut model = Model::of_node(&node).with_external_ips(options.external_ips());
+    let mut model = Model::of_node(&node)
+        .with_external_ips(options.external_ips())
+        .with_address_rules(options.address_rules(source.address));
     let seen = |model: &Model| observed.status.note_lists(model);
     let gathered = gather(&mut events, &mut model, &options.source, seen).map(anyhow::Ok);
     let (opened, _servers, addresses) = tokio::select! {

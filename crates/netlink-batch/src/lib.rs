@@ -22,6 +22,8 @@ mod attributes;
 mod batch;
 mod connection;
 mod error;
+#[doc(hidden)]
+pub mod fuzzed;
 mod lane;
 mod message;
 mod protocol;

@@ -23,6 +23,8 @@ mod decode;
 mod encode;
 mod error;
 mod expression;
+#[doc(hidden)]
+pub mod fuzzed;
 mod nftables;
 mod object;
 mod own;

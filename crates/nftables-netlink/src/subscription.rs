@@ -143,7 +143,7 @@ fn not_of(ports: &[u32]) -> Option<Vec<SockFilter>> {
 }
 
 /// What the messages in a datagram tell.
-fn events(datagram: &[u8]) -> Vec<Event> {
+pub(crate) fn events(datagram: &[u8]) -> Vec<Event> {
     let mut events = Vec::new();
     for message in netlink_batch::messages(datagram) {
         // What cannot be read may be anything.

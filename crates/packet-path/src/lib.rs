@@ -33,6 +33,8 @@
 mod answer;
 mod branch;
 mod bridge;
+#[doc(hidden)]
+pub mod fuzzed;
 mod ipvs;
 mod kernel;
 pub mod nft;

@@ -27,6 +27,17 @@ const SYN: u8 = 0x02;
 /// The one that an answer has besides.
 const ACK: u8 = 0x10;
 
+/// Reads each rule.
+pub(crate) fn read_all(tables: &Xtables) {
+    for table in &tables.tables {
+        for line in table.text.lines() {
+            if let Some(rule) = RuleLine::parse(line) {
+                walk::read(rule);
+            }
+        }
+    }
+}
+
 /// The tables of a family and backend.
 #[derive(Debug, Default)]
 pub struct Xtables {

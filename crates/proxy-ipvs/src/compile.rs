@@ -75,7 +75,7 @@ pub fn compile(
         .map(|port| {
             let backends = endpoints.serving(port);
             Compiler::new(view.service, port, backends, node, config)
-                .compile(cluster_ip, node_ports)
+                .compile(view, cluster_ip, node_ports)
         })
         .collect()
 }
@@ -120,14 +120,21 @@ impl<'a> Compiler<'a> {
         }
     }
 
-    fn compile(mut self, cluster_ip: IpAddr, node_ports: &NodePortAddresses) -> Fragment {
+    fn compile(
+        mut self,
+        view: &ServiceView<'_>,
+        cluster_ip: IpAddr,
+        node_ports: &NodePortAddresses,
+    ) -> Fragment {
         self.hairpin();
         self.cluster_ip(cluster_ip);
         for ip in self.own(&self.service.external_ips) {
             self.external_ip(ip);
+            self.bind_unless_foreign(view, ip);
         }
         for ip in self.own(&self.service.ingress_ips) {
             self.ingress_ip(ip);
+            self.bind_unless_foreign(view, ip);
         }
         match self.port.node_port {
             // As upstream: a NodePort that no address serves has no health check either.
@@ -178,7 +185,6 @@ impl<'a> Compiler<'a> {
             ip,
         );
         self.serve(ip, self.port.port, self.service.external_local);
-        self.bind(ip);
     }
 
     fn ingress_ip(&mut self, ip: IpAddr) {
@@ -188,7 +194,6 @@ impl<'a> Compiler<'a> {
         }
         self.source_ranges(ip);
         self.serve(ip, self.port.port, self.service.external_local);
-        self.bind(ip);
     }
 
     /// `loadBalancerSourceRanges`: who may use a load-balancer address.
@@ -293,6 +298,15 @@ impl<'a> Compiler<'a> {
             destinations,
         };
         self.fragment.servers.push((key, server));
+    }
+
+    /// Bound here, the API server's address would be this node's own at every port, and the API
+    /// server out of reach. What this Service has at it is served to this node all the same, and to
+    /// its pods by the API server's node.
+    fn bind_unless_foreign(&mut self, view: &ServiceView<'_>, ip: IpAddr) {
+        if !view.is_api_server(ip) {
+            self.bind(ip);
+        }
     }
 
     /// An address that the node carries already must stay on its own interface: bound to

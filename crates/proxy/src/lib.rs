@@ -11,6 +11,7 @@
 //! they read into the compact types of [`object`]; a mode (`proxy-ipvs`) compiles a [`ServiceView`]
 //! into the kernel entries it wants.
 
+mod admission;
 mod detect;
 mod entry;
 mod event;
@@ -26,6 +27,7 @@ mod stale_flows;
 mod topology;
 mod writes;
 
+pub use admission::{AddressField, AddressRules, Refusal, RefusedAddress};
 pub use detect::LocalDetector;
 pub use entry::EntryChange;
 pub use event::{Event, Kind};

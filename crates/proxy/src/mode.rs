@@ -10,7 +10,7 @@
 //! several beside each other where one need not wait for another; between their calls one task owns
 //! the mode.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::task::{Context, Poll};
@@ -70,6 +70,12 @@ pub trait Mode: Send {
 
     /// Where NodePorts are served; `None` while the node's addresses are not known.
     fn node_ports(&self) -> Option<&NodePorts>;
+
+    /// The node's own addresses of this family, on whatever interface; none while these are not
+    /// known.
+    fn node_addresses(&self) -> Option<&BTreeSet<IpAddr>> {
+        None
+    }
 
     /// What drains, of which at most so many are named: nothing in a mode that lets flows go on by
     /// themselves.

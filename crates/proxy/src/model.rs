@@ -3,15 +3,18 @@
 
 use std::hash::Hash;
 use std::mem;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::SystemTime;
 
 use hashbrown::{HashMap, HashSet};
 use ipnet::IpNet;
 
+use crate::admission::{AddressRules, Admission, RefusedAddress};
 use crate::event::{Event, Kind};
 use crate::names::{IpFamily, NamespacedName};
 use crate::object::{EndpointSlice, Node, Placement, Service, ServiceCidr};
+use crate::owner::Rank;
 use crate::service_cidrs::{Changed, ServiceCidrs};
 
 /// So many shared values are not worth a look at which of them are in use.
@@ -48,6 +51,9 @@ pub struct Model {
     node_list: List,
     service_cidr_list: List,
     external_ips: ExternalIps,
+    admission: Admission,
+    /// Whether a list of Services is under way: what cluster IPs come and go is judged at its end.
+    is_listing_services: bool,
     changes: Changes,
     placements: Shared<Placement>,
     port_names: Shared<str>,
@@ -248,12 +254,23 @@ pub struct ServiceView<'a> {
     /// The Service.
     pub service: &'a Service,
     slices: &'a [EndpointSlice],
+    api_servers: &'a [SocketAddr],
 }
 
 impl<'a> ServiceView<'a> {
     /// A Service and its slices, which are in the order of their names.
     pub fn new(service: &'a Service, slices: &'a [EndpointSlice]) -> Self {
-        Self { service, slices }
+        Self {
+            service,
+            slices,
+            api_servers: &[],
+        }
+    }
+
+    /// Whether the API server is at this address, as far as is known: no node but its own may take
+    /// it for an address of itself.
+    pub fn is_api_server(&self, address: IpAddr) -> bool {
+        self.api_servers.iter().any(|at| at.ip() == address)
     }
 
     /// Its slices, of both families, in the order of their names.
@@ -285,10 +302,21 @@ impl Model {
         self
     }
 
+    /// The same, where external and load-balancer addresses are held against these rules. No mode
+    /// sees those that are refused.
+    #[must_use]
+    pub fn with_address_rules(mut self, rules: AddressRules) -> Self {
+        self.admission = Admission::new(rules);
+        self
+    }
+
     /// Takes in one event.
     pub fn apply(&mut self, event: Event) {
         match event {
-            Event::ListStarted(Kind::Service) => self.service_list.start(self.services.keys()),
+            Event::ListStarted(Kind::Service) => {
+                self.is_listing_services = true;
+                self.service_list.start(self.services.keys());
+            }
             Event::ListStarted(Kind::EndpointSlice) => {
                 self.slice_list.start(self.service_of.keys());
             }
@@ -378,6 +406,10 @@ impl Model {
                 Kind::ServiceCidr => self.delete_service_cidr(&name),
             }
         }
+        if kind == Kind::Service {
+            self.is_listing_services = false;
+            self.judge_again();
+        }
         if is_whole && kind == Kind::ServiceCidr {
             let changed = self.service_cidrs.know();
             self.note_service_cidrs(changed);
@@ -433,6 +465,39 @@ impl Model {
         self.service_cidrs.of(family)
     }
 
+    /// External and load-balancer addresses that are not served, and whose they are, in no order.
+    pub fn refused_addresses(&self) -> impl Iterator<Item = (&NamespacedName, &RefusedAddress)> {
+        self.admission.refused()
+    }
+
+    /// Those of one Service.
+    pub fn addresses_refused_to(&self, name: &NamespacedName) -> &[RefusedAddress] {
+        self.admission.refused_to(name)
+    }
+
+    /// Whether some Service names this as an external or load-balancer address.
+    pub fn is_external_address(&self, address: IpAddr) -> bool {
+        self.admission.is_asked(address)
+    }
+
+    /// All Services, in no order.
+    pub fn services(&self) -> impl Iterator<Item = &Service> {
+        self.services.values().map(|service| &**service)
+    }
+
+    /// Whose cluster IP this is. Looks at all Services.
+    pub fn service_at(&self, cluster_ip: IpAddr) -> Option<&NamespacedName> {
+        let mut all = self.services();
+        let has = |service: &&Service| service.cluster_ips.contains(&cluster_ip);
+        all.find(has).map(|service| &service.name)
+    }
+
+    /// Another number whenever what [`refused_addresses`](Self::refused_addresses) and
+    /// [`is_external_address`](Self::is_external_address) say may be something else.
+    pub fn external_addresses_version(&self) -> u64 {
+        self.admission.version()
+    }
+
     /// What changed since the last call.
     pub fn take_changes(&mut self) -> Changes {
         mem::take(&mut self.changes)
@@ -454,6 +519,7 @@ impl Model {
         Some(ServiceView {
             service,
             slices: self.slices.get(name).map_or(&[], Vec::as_slice),
+            api_servers: self.admission.api_servers(),
         })
     }
 
@@ -494,9 +560,16 @@ impl Model {
         if self.external_ips == ExternalIps::Ignored {
             service.external_ips = Vec::new();
         }
-        if self.services.get(&service.name).map(|known| &**known) == Some(&service) {
-            return;
+        let known = self.services.get(&service.name);
+        if let Some(known) = known {
+            if self.admission.is_as_given(known, &service) {
+                return;
+            }
+            let given = self.admission.as_given(known);
+            self.admission.leave(&given);
         }
+        self.admission.enter(&service);
+        self.admission.admit(&mut service);
         self.changes.service_changes += 1;
         service.name = self.shared_name(service.name);
         for port in &mut service.ports {
@@ -507,14 +580,46 @@ impl Model {
             .services
             .insert(service.name.clone(), Box::new(service));
         self.names_version += u64::from(before.is_none());
+        self.judge_again();
+    }
+
+    /// Judges again who may have the addresses of which something else is known now.
+    fn judge_again(&mut self) {
+        if self.is_listing_services {
+            return;
+        }
+        let doubted = self.admission.take_doubted();
+        if doubted.is_empty() {
+            return;
+        }
+        for service in self.services.values_mut() {
+            if self.admission.names_any(service, &doubted) {
+                let mut given = self.admission.as_given(service).into_owned();
+                self.admission.admit(&mut given);
+                **service = given;
+                self.changes.services.insert(service.name.clone());
+            }
+        }
     }
 
     fn delete_service(&mut self, name: &NamespacedName) {
         self.service_list.confirm(name);
-        if self.services.remove(name).is_some() {
+        if let Some(service) = self.services.remove(name) {
+            let given = self.admission.as_given(&service);
+            self.admission.leave(&given);
             self.names_version += 1;
             self.changes.service_changes += 1;
             self.changes.services.insert(name.clone());
+            self.judge_again();
+        }
+    }
+
+    /// Takes over where the API server is, if these were its slices.
+    fn follow_api_servers(&mut self, service: &NamespacedName) {
+        if Rank::of(service) == Rank::ApiServer {
+            let slices = self.slices.get(service).map_or(&[][..], Vec::as_slice);
+            self.admission.learn_api_servers(slices);
+            self.judge_again();
         }
     }
 
@@ -554,8 +659,9 @@ impl Model {
             at,
         });
         self.changes.triggers.extend(trigger);
-        self.changes.services.insert(slice.service.clone());
-        let slices = self.slices.entry(slice.service.clone()).or_default();
+        let service = slice.service.clone();
+        self.changes.services.insert(service.clone());
+        let slices = self.slices.entry(service.clone()).or_default();
         match position(slices, &slice.name) {
             Ok(at) => {
                 if let Some(known) = slices.get_mut(at) {
@@ -569,6 +675,7 @@ impl Model {
                 slices.insert(at, slice);
             }
         }
+        self.follow_api_servers(&service);
     }
 
     fn delete_slice(&mut self, name: &NamespacedName) {
@@ -585,6 +692,7 @@ impl Model {
             }
         }
         self.changes.slice_changes += 1;
+        self.follow_api_servers(&service);
         self.changes.services.insert(service);
     }
 

@@ -27,6 +27,8 @@
 //! Source: `include/uapi/linux/rtnetlink.h`, `if_link.h`, `if_addr.h`; rtnetlink(7).
 
 mod address;
+#[doc(hidden)]
+pub mod fuzzed;
 mod link;
 mod lookup;
 mod message;

@@ -107,7 +107,7 @@ fn not_added_to(link: u32) -> [SockFilter; 6] {
 }
 
 /// What the messages in a datagram tell.
-fn events(datagram: &[u8]) -> Vec<Event> {
+pub(crate) fn events(datagram: &[u8]) -> Vec<Event> {
     let messages = netlink_batch::messages(datagram);
     messages
         .filter_map(|message| {

@@ -26,6 +26,7 @@ mod token;
 mod trust;
 mod tunnel;
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -124,6 +125,11 @@ impl Server {
         if let Some(url) = master {
             config.cluster_url = url;
         }
+        // What stands before the host proves nothing to a server here, and would be told by libraries
+        // that log where they connect to.
+        if let Ok(url) = without_user(&config.cluster_url.to_string()).parse() {
+            config.cluster_url = url;
+        }
         config.proxy_url = None;
         let proxy = http_proxy::choose(proxy.as_deref(), &config.cluster_url, environment);
         let proxy = proxy.map_err(|reason| StartError::Api {
@@ -184,6 +190,21 @@ impl Server {
     /// The same without the user and password that it may have.
     pub fn place(&self) -> String {
         without_user(&self.url)
+    }
+
+    /// Its address and port, where it is not known by a name.
+    pub fn address(&self) -> Option<SocketAddr> {
+        let url: Uri = self.url.parse().ok()?;
+        let host = url.host()?.trim_start_matches('[').trim_end_matches(']');
+        let default = if url.scheme_str() == Some("http") {
+            80
+        } else {
+            443
+        };
+        Some(SocketAddr::new(
+            host.parse().ok()?,
+            url.port_u16().unwrap_or(default),
+        ))
     }
 
     /// Lists and watches Services, EndpointSlices and the Node named `node`, with upstream's
@@ -355,8 +376,11 @@ async fn from_file(path: &Path) -> Result<Access, StartError> {
     };
     // Read here first, for the plain reasons: it is not there, or may not be read.
     std::fs::read(path).map_err(|error| failed(&error, "correct --kubeconfig"))?;
-    let kubeconfig =
-        Kubeconfig::read_from(path).map_err(|error| failed(&error, "correct the file"))?;
+    let kubeconfig = Kubeconfig::read_from(path).map_err(|error| StartError::Api {
+        what: what.clone(),
+        reason: without_content(&root_cause(&error)),
+        advice: "correct the file",
+    })?;
     if let Some(plugin) = plugin(&kubeconfig) {
         return Err(StartError::Api {
             what,
@@ -367,6 +391,22 @@ async fn from_file(path: &Path) -> Result<Access, StartError> {
         });
     }
     Access::by(kubeconfig, &what).await
+}
+
+/// Where a kubeconfig cannot be read, by what the parser says of it. What stands there is not told:
+/// it may be a key or a token.
+fn without_content(error: &str) -> String {
+    let number = |word: &str| -> Option<usize> {
+        let (_, behind) = error.split_once(word)?;
+        let digits = behind.split(|of: char| !of.is_ascii_digit()).next()?;
+        digits.parse().ok()
+    };
+    match (number("line "), number("column ")) {
+        (Some(line), Some(column)) => {
+            format!("it is no kubeconfig from line {line} column {column} on")
+        }
+        _ => "it is no kubeconfig".to_owned(),
+    }
 }
 
 /// The current context's.
@@ -427,4 +467,55 @@ fn master_url(master: &str) -> Result<Uri, StartError> {
             reason: error.to_string(),
             advice: "give a URL such as https://10.0.0.1:6443",
         })
+}
+
+/// Reads a list and a watch of these bytes, in each form and in pieces.
+pub(crate) fn read_as_anything(kind: Kind, bytes: &[u8]) {
+    use futures::{FutureExt as _, TryStreamExt as _, stream};
+    use messages::{Messages, Next};
+    use request::{Answer, Format};
+
+    for format in [Format::Json, Format::Protobuf] {
+        for length in [7, 4096] {
+            let answer = || Answer {
+                format,
+                body: {
+                    let pieces = bytes.chunks(length).map(|piece| Ok(piece.to_vec()));
+                    let pieces: Vec<std::io::Result<Vec<u8>>> = pieces.collect();
+                    Box::pin(stream::iter(pieces).into_async_read())
+                },
+            };
+            let mut list = list::List::new(kind, answer());
+            // All has come, so that nothing is waited for.
+            while let Some(Ok(Some(object))) = list.next().now_or_never() {
+                drop(object);
+            }
+            let mut messages = Messages::new(answer());
+            while let Some(Ok(Next::Event)) = messages.next().now_or_never() {
+                drop(match format {
+                    Format::Json => crate::decode::json::event(kind, messages.event()),
+                    Format::Protobuf => crate::decode::protobuf::event(kind, messages.event()),
+                });
+            }
+        }
+    }
+}
+
+/// Reads what is read of a kubeconfig before any file that it names, and URLs of servers and
+/// proxies.
+pub(crate) fn read_as_kubeconfig(bytes: &[u8]) {
+    let text = String::from_utf8_lossy(bytes);
+    if let Ok(mut kubeconfig) = Kubeconfig::from_yaml(&text) {
+        let _ = plugin(&kubeconfig);
+        let _ = cluster(&mut kubeconfig);
+    }
+    if let Some(first) = text.lines().next() {
+        drop(master_url(first));
+        if let Ok(url) = first.parse::<Uri>() {
+            drop(http_proxy::choose(Some(first), &url, |_| {
+                Some(first.to_owned())
+            }));
+        }
+        drop(without_user(first));
+    }
 }

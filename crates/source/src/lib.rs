@@ -17,9 +17,13 @@ pub mod api;
 mod complaints;
 mod decode;
 mod error;
+#[doc(hidden)]
+pub mod fuzzed;
 pub mod manifests;
 mod settings;
 mod whereabouts;
+
+use std::net::SocketAddr;
 
 use futures::StreamExt;
 use futures::stream::BoxStream;
@@ -42,6 +46,8 @@ pub struct Source {
     pub registry: Registry,
     /// What it is, in words, without secrets: `API server https://10.0.0.1:6443`.
     pub from: String,
+    /// The API server's address, if it is one that is known by its address.
+    pub address: Option<SocketAddr>,
     /// What fails there; nothing does at a folder.
     pub troubles: Troubles,
 }
@@ -63,6 +69,7 @@ pub async fn connect<C: Counter>(
             client: None,
             registry: Registry::Manifests(folder.clone()),
             from: format!("manifests in {}", folder.display()),
+            address: None,
             troubles: Troubles::default(),
         },
         Settings::Api(api) => {
@@ -72,6 +79,7 @@ pub async fn connect<C: Counter>(
                 client: Some(server.client().clone()),
                 registry: Registry::Api(server.client().clone()),
                 from: format!("API server {}", server.place()),
+                address: server.address(),
                 troubles: server.troubles(),
             }
         }

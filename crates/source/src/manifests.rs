@@ -322,5 +322,14 @@ impl Batch {
     }
 }
 
+/// Reads a file's bytes.
+pub(crate) fn read_as_file(bytes: &[u8]) {
+    if let Ok(objects) = document::read(bytes) {
+        for located in objects {
+            drop(located.object);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests;

@@ -251,6 +251,18 @@ impl Cluster {
         Ok(output.stderr)
     }
 
+    /// Waits until the daemon, which has but a little to do, has ended well.
+    pub fn await_end(&mut self) -> Result<()> {
+        let output = self.end(false)?;
+        ensure!(
+            output.status.success(),
+            "kube-proxy ended with {}: {}",
+            output.status,
+            output.stderr
+        );
+        Ok(())
+    }
+
     fn end(&mut self, by_signal: bool) -> Result<Output> {
         let mut daemon = self.daemon.take().context("there is no daemon")?;
         let output = if by_signal {

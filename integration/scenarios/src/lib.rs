@@ -18,6 +18,7 @@ mod api;
 mod asking;
 mod cluster;
 mod faults;
+pub mod hostile;
 mod kernel;
 mod modules;
 mod object;

@@ -10,6 +10,7 @@ use serde::Serialize;
 
 use super::CANNOT_SAY;
 use super::names::Names;
+use crate::external_addresses;
 use crate::gather::gather;
 use crate::kernel_settings;
 use crate::modes::definition::Start;
@@ -66,10 +67,13 @@ impl Foreseen {
 /// It cannot be said: what could not be read, and what to do.
 pub(super) async fn foresee(options: &Options) -> Result<(Foreseen, Model)> {
     let (node, settings) = (&*options.process.node_name, &options.modes);
-    let (mut events, _) = source::open(&options.source, node, source::uncounted).await?;
+    let source = source::connect(&options.source, node, source::uncounted).await?;
+    let mut events = source.events;
     let kernel = open_to_read(settings)?;
     let sysctls = kernel_settings::pending(options);
-    let mut model = Model::of_node(node).with_external_ips(options.external_ips());
+    let mut model = Model::of_node(node)
+        .with_external_ips(options.external_ips())
+        .with_address_rules(options.address_rules(source.address));
     let first_lists = gather(&mut events, &mut model, &options.source, |_| ());
     tokio::time::timeout(FIRST_LISTS_PATIENCE, first_lists)
         .await
@@ -88,6 +92,7 @@ pub(super) async fn foresee(options: &Options) -> Result<(Foreseen, Model)> {
                 .to_owned(),
         );
     }
+    warnings.extend(external_addresses::refused(&model));
     let told = model.take_changes();
     require(kernel.left_out(), primary(settings, &model))?;
     let start = Start {

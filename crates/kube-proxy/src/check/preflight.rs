@@ -232,6 +232,11 @@ fn all_ports(options: &Options, root: &Path, model: Option<&Model>) -> Vec<Findi
     ports::judge(&concerned, &owners, &servers, &node_ports, serve.when_taken)
 }
 
+/// Reads a list of sockets.
+pub(crate) fn read_sockets(text: &str) {
+    listening::read_text(text);
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

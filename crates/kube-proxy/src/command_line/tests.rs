@@ -58,6 +58,7 @@ fn the_defaults_are_upstreams() {
                 oom_score_adj: -999,
                 min_sync_period: Duration::from_secs(1),
                 gates: Gates::default(),
+                allowed_external: None,
                 configuration_file: None,
                 prepared_configuration: None,
             },
@@ -232,6 +233,7 @@ fn every_flag_of_upstream_is_taken_with_its_default() {
             "prepared-config",
             "metrics-per-service",
             "metrics-service-series-max",
+            "allowed-external-cidrs",
             "udp-timeout",
             "ipvs-shim",
             "nftables-layout",
@@ -520,6 +522,10 @@ fn every_flag_reaches_its_option() {
             &["--detect-local-mode=InterfaceNamePrefix --pod-interface-name-prefix=cali"],
             |o| o.modes.shared.detect_local == DetectLocal::InterfaceNamePrefix("cali".into()),
         ),
+        (&["--allowed-external-cidrs=192.0.2.0/24,fd00::/8"], |o| {
+            o.process.allowed_external.as_ref().unwrap().len() == 2
+        }),
+        (&["--v=0"], |o| o.process.allowed_external.is_none()),
         (&["--nodeport-addresses=primary"], |o| {
             o.modes.shared.node_port_addresses == NodePortAddresses::Primary
         }),
@@ -933,6 +939,10 @@ fn errors_name_the_flag_the_value_and_what_is_allowed() {
         (
             "--nodeport-addresses=primary,10.0.0.0/8",
             &["--nodeport-addresses", "stands alone"],
+        ),
+        (
+            "--allowed-external-cidrs=192.0.2.1",
+            &["--allowed-external-cidrs", "192.0.2.1"],
         ),
         (
             "--nodeport-addresses=10.0.0.1",

@@ -116,6 +116,15 @@ fn socket(text: &str) -> Option<SocketAddr> {
     Some(SocketAddr::new(address, port))
 }
 
+/// Reads a list of sockets, of each kind.
+pub(super) fn read(text: &str) {
+    let at = SocketAddr::from(([127, 0, 0, 1], 80));
+    let lines = || text.lines().map(|line| Ok(line.to_owned()));
+    drop(takes(&mut lines(), at, Some(LISTEN)));
+    drop(takes(&mut lines(), at, None));
+    drop(takes_sctp(&mut lines(), at));
+}
+
 #[cfg(test)]
 mod tests {
     use std::net::{TcpListener, UdpSocket};

@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use proxy::{IpFamily, NodePorts, Standing};
 
+use crate::external_addresses::Contested;
 use crate::modes::uses::Uses;
 use crate::report::Seen;
 use crate::whose::is_of_node;
@@ -16,6 +17,8 @@ pub(crate) struct Facts {
     /// What the mode is made of.
     pub(crate) uses: Uses,
     pub(crate) families: Vec<OfFamily>,
+    /// External and load-balancer addresses that are not served, and since when that is known.
+    pub(crate) refused: Vec<(Contested, Instant)>,
     /// How many are proxied.
     pub(crate) services: usize,
     pub(crate) slices: usize,

@@ -16,6 +16,7 @@ use tokio::sync::oneshot::Sender;
 use super::facts::Facts;
 use super::owners::{Owners, Wanted};
 use crate::explain::OwnNode;
+use crate::external_addresses::Contested;
 
 /// How many names are told in one turn.
 pub(crate) const NAMES_A_TURN: usize = 2_500;
@@ -101,6 +102,8 @@ impl Copied {
 #[derive(Debug, Default)]
 pub(crate) struct Ground {
     pub(crate) families: Vec<GroundOfFamily>,
+    /// External and load-balancer addresses that are not served.
+    pub(crate) refused: Vec<Contested>,
 }
 
 /// The same of one family.

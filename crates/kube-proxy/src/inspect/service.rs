@@ -130,7 +130,18 @@ impl<'a> Seen<'a> {
 
     /// What is wrong with a Service, in words.
     fn errors(&self, service: &Service) -> Vec<String> {
-        let mut errors = Vec::new();
+        let refused = self.ground.refused.iter();
+        let refused = refused.filter(|one| one.service == service.name);
+        let mut errors: Vec<String> = refused
+            .map(|one| {
+                format!(
+                    "{}: cannot {}: {}",
+                    one.family(),
+                    one.object(),
+                    one.reason(None)
+                )
+            })
+            .collect();
         for of in &self.ground.families {
             let family = of.node.family;
             let failures = of.failures.iter();

@@ -106,6 +106,14 @@ fn add(status: &mut Status, facts: Facts, progress: &BTreeMap<IpFamily, Progress
             "an object exists that could not be read: until it can be, nothing is removed; the log names it".to_owned(),
         );
     }
+    let refused = facts.refused.iter().map(|(one, since)| Refused {
+        family: one.family().to_string(),
+        object: one.object(),
+        service: Some(one.service.to_string()),
+        reason: one.reason(None),
+        seconds: ago(*since, facts.now),
+    });
+    status.errors.extend(refused);
     for of in facts.families {
         let updated = progress.get(&of.family).and_then(|of| of.updated);
         status.families.push(family(&of, updated, facts.now));

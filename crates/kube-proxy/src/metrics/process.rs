@@ -142,12 +142,15 @@ fn booted() -> Option<f64> {
 }
 
 fn resident_bytes() -> Option<u64> {
-    let status = fs::read_to_string("/proc/self/status").ok()?;
+    resident(&fs::read_to_string("/proc/self/status").ok()?)
+}
+
+fn resident(status: &str) -> Option<u64> {
     let value = status
         .lines()
         .find_map(|line| line.strip_prefix("VmRSS:"))?;
     let kilobytes: u64 = value.trim().strip_suffix(" kB")?.parse().ok()?;
-    Some(kilobytes * 1024)
+    kilobytes.checked_mul(1024)
 }
 
 /// Received and sent.
@@ -166,6 +169,13 @@ fn octets(netstat: &str) -> Option<(u64, u64)> {
         value.parse().ok()
     };
     Some((value("InOctets")?, value("OutOctets")?))
+}
+
+/// Reads files of `/proc`.
+pub(super) fn read(text: &str) {
+    drop(Stat::read(text));
+    let _ = octets(text);
+    let _ = resident(text);
 }
 
 #[cfg(test)]

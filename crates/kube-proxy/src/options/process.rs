@@ -3,8 +3,11 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use ipnet::IpNet;
+
 use crate::flags::Flags;
 use crate::flags::gates::Gates;
+use crate::flags::nets::nets;
 use crate::flags::unusable::UnusableFlag;
 
 /// What the process as a whole reads.
@@ -20,6 +23,8 @@ pub struct Process {
     pub min_sync_period: Duration,
     /// Feature gates.
     pub gates: Gates,
+    /// The networks that Services' external and load-balancer addresses may be of; `None`: of any.
+    pub allowed_external: Option<Vec<IpNet>>,
     /// The file to follow, `--config`.
     pub configuration_file: Option<PathBuf>,
     /// The file that keeps what this pod was prepared for, `--prepared-config`.
@@ -39,6 +44,9 @@ impl Process {
             oom_score_adj: oom_score_adj(flags)?,
             min_sync_period,
             gates,
+            allowed_external: (!flags.allowed_external_cidrs.is_empty())
+                .then(|| nets("allowed-external-cidrs", &flags.allowed_external_cidrs))
+                .transpose()?,
             configuration_file: (!flags.config.is_empty()).then(|| (&flags.config).into()),
             prepared_configuration: (!flags.prepared_config.is_empty())
                 .then(|| (&flags.prepared_config).into()),

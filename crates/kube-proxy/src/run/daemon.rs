@@ -31,6 +31,7 @@ use super::renewal::{Modes, Renewal};
 use super::stop::Stop;
 use crate::addresses::AddressChanges;
 use crate::events::Recorder;
+use crate::external_addresses::ExternalAddresses;
 use crate::family::Family;
 use crate::gather::drain;
 use crate::modes::definition::Ending;
@@ -58,6 +59,7 @@ pub(super) struct Daemon {
     /// What the kernel tells of the modes' own rules.
     pub(super) rulesets: SelectAll<Notices>,
     pub(super) model: Model,
+    pub(super) external_addresses: ExternalAddresses,
     pub(super) observed: Observed,
     pub(super) families: Vec<Family>,
     pub(super) renewal: Renewal,
@@ -107,6 +109,8 @@ impl Daemon {
             .context("cannot start a thread for stale UDP flows")?;
         let served = families.iter().map(Family::family);
         observed.status.expect(served.collect());
+        let node = &*options.process.node_name.clone();
+        let metrics = observed.metrics.clone();
         let pod_networks = model.node().map(|node| node.pod_cidrs.clone());
         Ok(Self {
             next_tick: now + options.modes.shared.sync_period,
@@ -115,6 +119,12 @@ impl Daemon {
             addresses,
             rulesets: SelectAll::new(),
             pod_networks: pod_networks.unwrap_or_default(),
+            external_addresses: ExternalAddresses::new(
+                node,
+                recorder.clone(),
+                metrics.contested.clone(),
+                now,
+            ),
             model,
             observed,
             families,
@@ -193,6 +203,9 @@ impl Daemon {
         if self.book(now).await? {
             self.proceed(now);
         }
+        let families = self.families.iter();
+        let of_node = families.filter_map(Family::node_addresses).flatten();
+        self.external_addresses.look(&self.model, of_node, now);
         let changed = self.model.has_changes().then(|| {
             let services = self.model.changes().services.len();
             (services.max(1), self.heard.unwrap_or(now))

@@ -47,8 +47,11 @@ impl Daemon {
             facts.zone = node.and_then(|node| node.zone.clone());
             of.ground(facts, TROUBLES, now)
         });
+        let refused = self.external_addresses.known();
+        let refused = refused.filter(|(one, _)| one.is_refused());
         Ground {
             families: families.collect(),
+            refused: refused.map(|(one, _)| one.clone()).collect(),
         }
     }
 
@@ -59,6 +62,12 @@ impl Daemon {
             mode: self.options.modes.chosen.name(),
             uses: self.uses.clone(),
             families: families.map(|of: &Family| of.told(TOLD_MAX, now)).collect(),
+            refused: {
+                let known = self.external_addresses.known();
+                let refused = known.filter(|(one, _)| one.is_refused());
+                let refused = refused.map(|(one, since)| (one.clone(), since));
+                refused.take(TOLD_MAX).collect()
+            },
             services: model.service_count(),
             slices: model.slice_count(),
             is_complete: model.is_complete(),

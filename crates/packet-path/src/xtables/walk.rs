@@ -342,6 +342,11 @@ impl At<'_> {
     }
 }
 
+/// Reads a rule.
+pub(super) fn read(line: RuleLine<'_>) {
+    drop(parse(line));
+}
+
 fn parse(line: RuleLine<'_>) -> Rule {
     let mut words = line.words();
     // `-A` and the chain.

@@ -567,7 +567,7 @@ impl ListWatch {
             }
         };
         let problems = std::mem::take(&mut decoded.problems);
-        for complaint in self.complaints.of(&decoded.key, problems) {
+        for complaint in self.complaints.of(&decoded.key, &problems) {
             warn!("{complaint}");
         }
         let version = decoded.version.take();

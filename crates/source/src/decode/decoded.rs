@@ -15,9 +15,13 @@ impl fmt::Display for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.kind {
             kind if kind.is_cluster_scoped() => {
-                write!(f, "{} {}", kind_name(kind), self.name.name())
+                write!(f, "{} {}", kind_name(kind), self.name.name().escape_debug())
             }
-            kind => write!(f, "{} {}", kind_name(kind), self.name),
+            kind => {
+                let (namespace, name) = (self.name.namespace(), self.name.name());
+                let (namespace, name) = (namespace.escape_debug(), name.escape_debug());
+                write!(f, "{} {namespace}/{name}", kind_name(kind))
+            }
         }
     }
 }
@@ -97,7 +101,7 @@ impl Key {
 }
 
 /// Something wrong in an object: which, where, what it says, and what comes of it.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, thiserror::Error)]
 #[error("{object}: {field} is {value}: {advice}")]
 pub(crate) struct Problem {
     /// `Service default/web`.

@@ -8,7 +8,7 @@ use hashbrown::HashMap;
 use proxy::{Endpoint, EndpointPort, EndpointSlice, IpFamily, Kind, NamespacedName, Placement};
 
 use super::decoded::{Decoded, Object, Unnamed};
-use super::findings::{Findings, family};
+use super::findings::{Findings, family, is_name};
 use super::wire::{self, Conditions, FirstAddress, Named};
 
 /// Reads an `EndpointSlice`.
@@ -17,6 +17,9 @@ pub(crate) fn endpoint_slice(wire: wire::EndpointSlice<'_>) -> Result<Decoded, U
     let mut findings = Findings::new(Kind::EndpointSlice, &metadata)?;
     if !findings.is_kind(wire.kind.as_deref()) {
         return Ok(findings.unusable());
+    }
+    if !findings.is_well_named() {
+        return Ok(findings.ignored("not a name"));
     }
     let labels = metadata.labels.unwrap_or_default();
     if labels.headless.is_some() {
@@ -42,15 +45,24 @@ pub(crate) fn endpoint_slice(wire: wire::EndpointSlice<'_>) -> Result<Decoded, U
         );
         return Ok(findings.ignored("no label kubernetes.io/service-name"));
     };
+    if !is_name(&service) {
+        findings.text(
+            "label kubernetes.io/service-name",
+            &service,
+            "no Service has such a name; the slice is left out: label it with its Service's name",
+        );
+        return Ok(findings.ignored("no label kubernetes.io/service-name"));
+    }
 
     let mut ports = smallvec::SmallVec::new();
     for (i, wire) in wire.ports.iter().flatten().enumerate() {
         let protocol =
             findings.protocol(|| format!("ports[{i}].protocol"), wire.protocol.as_deref());
         let port = findings.port(|| format!("ports[{i}].port"), wire.port);
-        if let (Some(protocol), Some(port)) = (protocol, port) {
+        let name = findings.port_name(|| format!("ports[{i}].name"), wire.name.as_deref());
+        if let (Some(protocol), Some(port), Some(name)) = (protocol, port, name) {
             ports.push(EndpointPort {
-                name: wire.name.as_deref().unwrap_or_default().into(),
+                name: name.into(),
                 protocol,
                 port,
             });

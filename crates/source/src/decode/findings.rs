@@ -9,6 +9,21 @@ use proxy::{IpFamily, Kind, NamespacedName, Protocol};
 use super::decoded::{Content, Decoded, Key, Object, Problem, Unnamed, kind_name};
 use super::{address, wire};
 
+/// So many characters of a value that is wrong are shown.
+const SHOWN_MAX: usize = 100;
+/// The longest name of any object (a DNS subdomain).
+const NAME_BYTES_MAX: usize = 253;
+/// So many problems of an object are kept; further ones are like these.
+const PROBLEMS_MAX: usize = 1_000;
+
+/// Whether a text can be a name, of whatever object. What the API takes is narrower, and differs
+/// from kind to kind.
+pub(super) fn is_name(text: &str) -> bool {
+    let is_plain =
+        |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b':');
+    (1..=NAME_BYTES_MAX).contains(&text.len()) && text.bytes().all(is_plain)
+}
+
 /// Collects what is wrong in one object.
 pub(super) struct Findings {
     pub(super) key: Key,
@@ -47,7 +62,50 @@ impl Findings {
         value: &str,
         advice: impl Into<String>,
     ) {
-        self.value(field, format!("{value:?}"), advice);
+        let shown = match value.char_indices().nth(SHOWN_MAX) {
+            None => format!("{value:?}"),
+            Some((end, _)) => format!(
+                "{:?}… ({} bytes)",
+                value.get(..end).unwrap_or_default(),
+                value.len()
+            ),
+        };
+        self.value(field, shown, advice);
+    }
+
+    /// Whether the object's name is one that it may have. It ends up in the log, in comments of
+    /// rules, in names of chains and in labels of metrics.
+    pub(super) fn is_well_named(&mut self) -> bool {
+        let name = &self.key.name;
+        let is_well =
+            is_name(name.name()) && (name.namespace().is_empty() || is_name(name.namespace()));
+        if !is_well {
+            let shown = self.key.name.to_string();
+            self.text(
+                "metadata.name",
+                &shown,
+                "a name is letters, digits, points and dashes, at most 253; it is left out until it is corrected",
+            );
+        }
+        is_well
+    }
+
+    /// A port's name, which may be empty; `None` if it cannot be one.
+    pub(super) fn port_name<'a>(
+        &mut self,
+        field: impl FnOnce() -> String,
+        name: Option<&'a str>,
+    ) -> Option<&'a str> {
+        let name = name.unwrap_or_default();
+        if name.is_empty() || is_name(name) {
+            return Some(name);
+        }
+        self.text(
+            field(),
+            name,
+            "a name is letters, digits, points and dashes; this port is left out until it is corrected",
+        );
+        None
     }
 
     /// A value that is wrong, as it is to be shown.
@@ -57,6 +115,9 @@ impl Findings {
         value: impl fmt::Display,
         advice: impl Into<String>,
     ) {
+        if self.problems.len() >= PROBLEMS_MAX {
+            return;
+        }
         self.problems.push(Problem {
             object: self.key.to_string(),
             field: field.into(),

@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 
+use hashbrown::HashSet;
 use ipnet::IpNet;
 use proxy::{IpFamily, Kind, Service, ServicePort, ServiceType};
 use smallvec::SmallVec;
@@ -22,6 +23,9 @@ pub(crate) fn service(wire: wire::Service<'_>) -> Result<Decoded, Unnamed> {
     let mut findings = Findings::new(Kind::Service, &metadata)?;
     if !findings.is_kind(wire.kind.as_deref()) {
         return Ok(findings.unusable());
+    }
+    if !findings.is_well_named() {
+        return Ok(findings.ignored("not a name"));
     }
     let spec = wire.spec.unwrap_or_default();
     if metadata
@@ -212,6 +216,7 @@ fn further_ips<'a, F: Fn() -> String>(
     given: impl Iterator<Item = (F, &'a str)>,
 ) -> Vec<IpAddr> {
     let mut ips = Vec::new();
+    let mut known = HashSet::new();
     for (field, text) in given {
         let Some(ip) = findings.address(&field, text) else {
             continue;
@@ -225,7 +230,7 @@ fn further_ips<'a, F: Fn() -> String>(
                     IpFamily::of(ip)
                 ),
             );
-        } else if !ips.contains(&ip) {
+        } else if known.insert(ip) {
             ips.push(ip);
         }
     }
@@ -277,6 +282,8 @@ fn ports(
     kind: ServiceType,
 ) -> SmallVec<[ServicePort; 1]> {
     let mut ports = SmallVec::<[ServicePort; 1]>::new();
+    let (mut numbers, mut names) = (HashSet::new(), HashSet::new());
+    let mut node_ports = HashSet::new();
     for (i, wire) in given.iter().enumerate() {
         let Some(protocol) = findings.protocol(
             || format!("spec.ports[{i}].protocol"),
@@ -287,9 +294,13 @@ fn ports(
         let Some(port) = findings.port(|| format!("spec.ports[{i}].port"), wire.port) else {
             continue;
         };
-        let name = wire.name.as_deref().unwrap_or_default();
-        let of_protocol = || ports.iter().filter(|other| other.protocol == protocol);
-        if of_protocol().any(|other| other.port == port || &*other.name == name) {
+        let Some(name) =
+            findings.port_name(|| format!("spec.ports[{i}].name"), wire.name.as_deref())
+        else {
+            continue;
+        };
+        // By hash: an object may have as many ports as there are.
+        if numbers.contains(&(protocol, port)) || names.contains(&(protocol, name)) {
             findings.text(
                 format!("spec.ports[{i}]"),
                 &format!("{name}:{port}/{protocol}"),
@@ -308,9 +319,7 @@ fn ports(
                 );
                 None
             }
-            Some(number)
-                if of_protocol().any(|other| other.node_port.map(i64::from) == Some(number)) =>
-            {
+            Some(number) if node_ports.contains(&(protocol, number)) => {
                 findings.value(
                     field(),
                     number,
@@ -320,6 +329,9 @@ fn ports(
             }
             number => findings.port(field, number),
         };
+        numbers.insert((protocol, port));
+        names.insert((protocol, name));
+        node_ports.extend(node_port.map(|number| (protocol, i64::from(number))));
         ports.push(ServicePort {
             name: name.into(),
             protocol,

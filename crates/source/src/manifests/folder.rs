@@ -203,7 +203,7 @@ impl Folder {
             if decoded.key.kind == Kind::Node && decoded.key.name.name() != &*self.node {
                 continue;
             }
-            let complaints = self.complaints.of(&decoded.key, decoded.problems);
+            let complaints = self.complaints.of(&decoded.key, &decoded.problems);
             look.warnings
                 .extend(complaints.iter().map(|said| format!("{place}: {said}")));
             let known = self

@@ -103,6 +103,11 @@ pub(super) fn owners(root: &Path, inodes: &[u64]) -> BTreeMap<u64, String> {
     owners
 }
 
+/// Reads a list of sockets.
+pub(super) fn read_text(text: &str) {
+    drop(parse(text, "0A", Protocol::Tcp));
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -81,6 +81,7 @@ fn web() -> Copied {
 
 fn ground() -> Ground {
     Ground {
+        refused: Vec::new(),
         families: vec![GroundOfFamily {
             node: NodeFacts::new(IpFamily::V4, "n1"),
             node_ports: Some(NodePorts {

@@ -1,0 +1,26 @@
+//! What the fuzzer feeds: each parser of bytes that come from outside, as a function of bytes.
+//! Nothing else may use it.
+
+use inet::IpFamily;
+
+use crate::legacy;
+use crate::saved::{Line, Reader, RuleLine};
+
+/// The text of `iptables-save`.
+pub fn saved(bytes: &[u8]) {
+    let text = String::from_utf8_lossy(bytes);
+    let mut reader = Reader::default();
+    for line in text.lines() {
+        let _ = Line::parse(line);
+        let words = RuleLine::parse(line);
+        let _ = words.map(|rule| rule.words().count());
+        let _ = reader.read(line);
+    }
+}
+
+/// Entries of a table of legacy iptables.
+pub fn entries(bytes: &[u8]) {
+    for family in IpFamily::ALL {
+        legacy::look(bytes, family);
+    }
+}

@@ -1,0 +1,260 @@
+//! Saying which external and load-balancer addresses of Services are not served, and which are the
+//! node's own: what somebody names in `spec.externalIPs` takes packets from whoever had them.
+//!
+//! Each is told once, in the log and as an event, few at a time: whoever may write a Service must
+//! not be able to flood either.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::time::{Duration, Instant};
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use proxy::{AddressField, IpFamily, Model, NamespacedName, Refusal};
+use tracing::{info, warn};
+
+use crate::events::{Event, Recorder};
+
+/// How many are told within a [`WINDOW`].
+const TOLD_MAX: usize = 20;
+const WINDOW: Duration = Duration::from_mins(1);
+/// How many are known by name. All are counted.
+const KNOWN_MAX: usize = 1_000;
+
+/// The gauge, by why.
+pub(crate) type Counts = Family<OfReason, Gauge>;
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(crate) struct OfReason {
+    reason: &'static str,
+}
+
+/// An external or load-balancer address that is not served as it was meant.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Contested {
+    pub(crate) service: NamespacedName,
+    pub(crate) address: IpAddr,
+    field: AddressField,
+    why: Why,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Why {
+    /// It is not served.
+    Refused(Refusal),
+    /// It is served, and an address of this node.
+    OfNode,
+}
+
+impl Why {
+    const ALL: [&str; 4] = ["cluster-ip", "api-server", "not-allowed", "node"];
+
+    fn label(self) -> &'static str {
+        match self {
+            Self::Refused(Refusal::ClusterIp) => "cluster-ip",
+            Self::Refused(Refusal::ApiServer(_)) => "api-server",
+            Self::Refused(Refusal::NotAllowed) => "not-allowed",
+            Self::OfNode => "node",
+        }
+    }
+}
+
+impl Contested {
+    pub(crate) fn family(&self) -> IpFamily {
+        IpFamily::of(self.address)
+    }
+
+    /// Whether it is not served.
+    pub(crate) fn is_refused(&self) -> bool {
+        matches!(self.why, Why::Refused(_))
+    }
+
+    /// What is not done, or done: `serve 192.0.2.1 (spec.externalIPs)`.
+    pub(crate) fn object(&self) -> String {
+        format!("serve {} ({})", self.address, self.field.name())
+    }
+
+    /// Why, and what to do.
+    pub(crate) fn reason(&self, model: Option<&Model>) -> String {
+        let (address, field) = (self.address, self.field.name());
+        match self.why {
+            Why::Refused(Refusal::ClusterIp) => {
+                let owner = model.and_then(|model| model.service_at(address));
+                let owner = owner.map_or_else(
+                    || "another Service".to_owned(),
+                    |name| format!("Service {name}"),
+                );
+                format!("it is the cluster IP of {owner}; take it out of {field}")
+            }
+            Why::Refused(Refusal::ApiServer(port)) => format!(
+                "the API server is at {}, which this node would lose; take it out of {field}, or if it is meant, \
+                 name it alone in --allowed-external-cidrs",
+                SocketAddr::new(address, port)
+            ),
+            Why::Refused(Refusal::NotAllowed) => format!(
+                "it is in no network of --allowed-external-cidrs; take it out of {field}, or add a network there"
+            ),
+            Why::OfNode => format!(
+                "it is an address of this node: what is sent to the Service's ports there goes to the Service, and \
+                 to nothing that listens on the node; if that is not meant, take it out of {field}"
+            ),
+        }
+    }
+
+    fn line(&self, model: &Model) -> String {
+        let Self { service, .. } = self;
+        let reason = self.reason(Some(model));
+        if self.is_refused() {
+            format!("cannot {} for Service {service}: {reason}", self.object())
+        } else {
+            format!("{} is served for Service {service}: {reason}", self.address)
+        }
+    }
+}
+
+/// No address is contested yet, for no reason: a gauge that appears with its first value would show
+/// none.
+pub(crate) fn counts() -> Counts {
+    let counts = Counts::default();
+    for reason in Why::ALL {
+        drop(counts.get_or_create(&OfReason { reason }));
+    }
+    counts
+}
+
+/// What is refused, in lines, some of them.
+pub(crate) fn refused(model: &Model) -> Vec<String> {
+    let mut all: Vec<Contested> = all_refused(model).collect();
+    all.sort_unstable();
+    let lines = all.iter().take(TOLD_MAX).map(|one| one.line(model));
+    let more = all.len().saturating_sub(TOLD_MAX);
+    let rest =
+        (more > 0).then(|| format!("and {more} more external addresses that are not served"));
+    lines.chain(rest).collect()
+}
+
+fn all_refused(model: &Model) -> impl Iterator<Item = Contested> {
+    model.refused_addresses().map(|(service, one)| Contested {
+        service: service.clone(),
+        address: one.address,
+        field: one.field,
+        why: Why::Refused(one.why),
+    })
+}
+
+/// Tells what is new.
+pub(crate) struct ExternalAddresses {
+    node: String,
+    recorder: Recorder,
+    counts: Counts,
+    /// What was last looked at: a state of the model, and addresses of the node that Services name.
+    looked_at: (u64, Vec<IpAddr>),
+    /// Since when it is known.
+    known: BTreeMap<Contested, Instant>,
+    window: Instant,
+    told: usize,
+}
+
+impl ExternalAddresses {
+    /// Nothing is known yet.
+    pub(crate) fn new(node: &str, recorder: Recorder, counts: Counts, now: Instant) -> Self {
+        Self {
+            node: node.to_owned(),
+            recorder,
+            counts,
+            looked_at: (0, Vec::new()),
+            known: BTreeMap::new(),
+            window: now,
+            told: 0,
+        }
+    }
+
+    /// What is known, and since when.
+    pub(crate) fn known(&self) -> impl Iterator<Item = (&Contested, Instant)> {
+        self.known.iter().map(|(one, since)| (one, *since))
+    }
+
+    /// Looks at what Services name now, on a node with these addresses.
+    pub(crate) fn look<'a>(
+        &mut self,
+        model: &Model,
+        of_node: impl Iterator<Item = &'a IpAddr>,
+        now: Instant,
+    ) {
+        let named = of_node.filter(|ip| model.is_external_address(**ip));
+        let mut of_node: Vec<IpAddr> = named.copied().collect();
+        of_node.sort_unstable();
+        let looked_at = (model.external_addresses_version(), of_node);
+        if looked_at == self.looked_at {
+            return;
+        }
+        self.looked_at = looked_at;
+        let of_node = &self.looked_at.1;
+        let mut counted = [0_i64; Why::ALL.len()];
+        let mut known = BTreeMap::new();
+        for one in all_refused(model).chain(on_node(model, of_node)) {
+            let place = Why::ALL.iter().position(|of| *of == one.why.label());
+            if let Some(count) = place.and_then(|at| counted.get_mut(at)) {
+                *count += 1;
+            }
+            if known.len() < KNOWN_MAX {
+                let since = self.known.get(&one).copied().unwrap_or(now);
+                known.insert(one, since);
+            }
+        }
+        for (reason, count) in Why::ALL.into_iter().zip(counted) {
+            self.counts.get_or_create(&OfReason { reason }).set(count);
+        }
+        let before = std::mem::replace(&mut self.known, known);
+        let fresh: Vec<Contested> = {
+            let fresh = self.known.keys().filter(|one| !before.contains_key(*one));
+            fresh.cloned().collect()
+        };
+        self.tell(&fresh, model, now);
+    }
+
+    fn tell(&mut self, fresh: &[Contested], model: &Model, now: Instant) {
+        if now.saturating_duration_since(self.window) >= WINDOW {
+            (self.window, self.told) = (now, 0);
+        }
+        let room = TOLD_MAX.saturating_sub(self.told);
+        for one in fresh.iter().take(room) {
+            let line = one.line(model);
+            // Where load balancers have the nodes' addresses, that is how they are made.
+            if one.is_refused() || one.field == AddressField::ExternalIps {
+                warn!("{line}");
+                let at = (!one.is_refused()).then_some(&*self.node);
+                let event = Event::address_contested(&one.service, model, at, &line);
+                self.recorder.record(event);
+            } else {
+                info!("{line}");
+            }
+        }
+        self.told = self.told.saturating_add(fresh.len());
+        if room > 0 && fresh.len() > room {
+            warn!(
+                "and {} more external addresses; further ones are not told for a minute, and counted by \
+                 kubeproxy_contested_external_addresses",
+                fresh.len() - room
+            );
+        }
+    }
+}
+
+fn on_node<'a>(model: &'a Model, of_node: &'a [IpAddr]) -> impl Iterator<Item = Contested> + 'a {
+    let names = |field, ip: &IpAddr| of_node.contains(ip).then_some((field, *ip));
+    let services = model.services().filter(|_| !of_node.is_empty());
+    services.flat_map(move |service| {
+        let external = service.external_ips.iter();
+        let external = external.filter_map(move |ip| names(AddressField::ExternalIps, ip));
+        let ingress = service.ingress_ips.iter();
+        let ingress = ingress.filter_map(move |ip| names(AddressField::Ingress, ip));
+        external.chain(ingress).map(|(field, address)| Contested {
+            service: service.name.clone(),
+            address,
+            field,
+            why: Why::OfNode,
+        })
+    })
+}

@@ -1,0 +1,61 @@
+//! What the fuzzer feeds: each parser of bytes that come from outside, as a function of bytes.
+//! Nothing else may use it.
+
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt as _;
+use std::path::PathBuf;
+
+use crate::flags::nets::nets;
+use crate::{check, command_line, config, explain, inspect, logging, metrics};
+
+/// A configuration file, and what it means.
+pub fn configuration(bytes: &[u8]) {
+    let text = String::from_utf8_lossy(bytes);
+    if let Ok(read) = config::parse(&text) {
+        let line = ["kube-proxy", "--config=/nowhere"];
+        let _ = command_line::parse_as_if(line, |_| Ok(read));
+    }
+}
+
+/// A command line, a word a line. Files that it names are not read.
+pub fn flags(bytes: &[u8]) {
+    let words = bytes.split(|byte| *byte == b'\n').map(<[u8]>::to_vec);
+    let line = std::iter::once(b"kube-proxy".to_vec()).chain(words);
+    let line: Vec<OsString> = line.map(OsString::from_vec).collect();
+    let _ = command_line::asks(&line);
+    let _ = command_line::values(&line);
+    let _ = command_line::parse_as_if(line, |_| {
+        Err(config::ConfigurationError::Syntax {
+            file: PathBuf::new(),
+            line: None,
+            message: String::new(),
+        })
+    });
+}
+
+/// Lists of networks, one a line.
+pub fn networks(bytes: &[u8]) {
+    let text = String::from_utf8_lossy(bytes);
+    let lists: Vec<&str> = text.lines().collect();
+    let _ = nets("nodeport-addresses", &lists);
+}
+
+/// What is asked of the inspect socket and the pages: a path with a query, and the three parts of a
+/// question to `explain`, one a line.
+pub fn questions(bytes: &[u8]) {
+    let text = String::from_utf8_lossy(bytes);
+    let mut lines = text.lines();
+    let mut next = || lines.next().unwrap_or_default();
+    inspect::read_query(next());
+    explain::read_question(next(), next(), next());
+    let (pattern, name) = (next(), next());
+    let _ = logging::fits(pattern, name);
+}
+
+/// Files of `/proc`.
+pub fn proc_files(bytes: &[u8]) {
+    let text = String::from_utf8_lossy(bytes);
+    check::read_sockets(&text);
+    explain::read_sockets(&text);
+    metrics::read_proc(&text);
+}

@@ -1,0 +1,25 @@
+//! What the fuzzer feeds: each parser of bytes that come from outside, as a function of bytes.
+//! Nothing else may use it.
+
+use crate::{Attributes, messages};
+
+/// Messages of a datagram, and their attributes, four levels deep.
+pub fn datagram(bytes: &[u8]) {
+    for message in messages(bytes).flatten() {
+        for header in [0, 4, 8, 12, 16, 20] {
+            if let Ok(attributes) = Attributes::after(header, message.payload) {
+                walk(attributes, 4);
+            }
+        }
+    }
+}
+
+fn walk(attributes: Attributes<'_>, levels: usize) {
+    for attribute in attributes.flatten() {
+        let _ = attribute.string();
+        let _ = (attribute.u8(), attribute.be32());
+        if levels > 0 {
+            walk(attribute.nested(), levels - 1);
+        }
+    }
+}

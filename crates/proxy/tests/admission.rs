@@ -1,0 +1,270 @@
+//! Which external and load-balancer addresses Services get, whatever the order of events.
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    reason = "a test stops at the first surprise"
+)]
+
+use std::net::{IpAddr, SocketAddr};
+
+use proxy::{
+    AddressField, AddressRules, Endpoint, EndpointPort, EndpointSlice, Event, IpFamily, Kind,
+    Model, NamespacedName, Protocol, Refusal, Service, ServicePort,
+};
+
+fn name(text: &str) -> NamespacedName {
+    let (namespace, name) = text.split_once('/').unwrap_or(("default", text));
+    NamespacedName::new(namespace, name)
+}
+
+fn ip(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+fn service(of: &str, cluster_ip: &str, port: u16, external: &[&str]) -> Service {
+    let mut service = Service::at(name(of), [ip(cluster_ip)]);
+    service.external_ips = external.iter().map(|text| ip(text)).collect();
+    service.ports.push(ServicePort {
+        name: "".into(),
+        protocol: Protocol::Tcp,
+        port,
+        node_port: None,
+    });
+    service
+}
+
+fn api_servers(addresses: &[&str]) -> Event {
+    Event::SliceApplied(EndpointSlice {
+        name: name("kubernetes"),
+        service: name("kubernetes"),
+        family: IpFamily::V4,
+        ports: [EndpointPort {
+            name: "https".into(),
+            protocol: Protocol::Tcp,
+            port: 6443,
+        }]
+        .into_iter()
+        .collect(),
+        endpoints: addresses
+            .iter()
+            .map(|text| Endpoint {
+                address: ip(text),
+                ready: true,
+                serving: true,
+                terminating: false,
+                placement: std::sync::Arc::default(),
+            })
+            .collect(),
+        change_trigger: None,
+    })
+}
+
+fn model(allowed: Option<&[&str]>, api_server: Option<&str>) -> Model {
+    let nets = |nets: &[&str]| nets.iter().map(|net| net.parse().unwrap()).collect();
+    Model::new().with_address_rules(AddressRules {
+        allowed: allowed.map(nets),
+        api_server: api_server.map(|at| at.parse::<SocketAddr>().unwrap()),
+    })
+}
+
+/// The external addresses that are served, and why others are not.
+fn seen(model: &Model, of: &str) -> (Vec<String>, Vec<Refusal>) {
+    let view = model.view(&name(of)).unwrap();
+    let served = view.service.external_ips.iter();
+    let refused = model.addresses_refused_to(&name(of)).iter();
+    (
+        served.map(ToString::to_string).collect(),
+        refused.map(|one| one.why).collect(),
+    )
+}
+
+fn add(model: &mut Model, service: &Service) {
+    model.apply(Event::ServiceApplied(service.clone()));
+}
+
+#[test]
+fn a_cluster_ip_is_its_services_alone_whoever_came_first() {
+    let victim = service("victim", "10.96.0.10", 80, &[]);
+    let thief = service("thief", "10.96.0.66", 80, &["10.96.0.10", "192.0.2.1"]);
+    for first_is_thief in [true, false] {
+        for is_listed in [true, false] {
+            let mut model = model(None, None);
+            if is_listed {
+                model.apply(Event::ListStarted(Kind::Service));
+            }
+            let (first, second) = if first_is_thief {
+                (&thief, &victim)
+            } else {
+                (&victim, &thief)
+            };
+            add(&mut model, first);
+            add(&mut model, second);
+            if is_listed {
+                model.apply(Event::ListComplete {
+                    kind: Kind::Service,
+                    is_whole: true,
+                });
+            }
+            let refused = (vec!["192.0.2.1".to_owned()], vec![Refusal::ClusterIp]);
+            assert_eq!(seen(&model, "thief"), refused);
+            assert_eq!(model.service_at(ip("10.96.0.10")), Some(&name("victim")));
+            // Nothing is new if it is told again, or if only what is refused is another address.
+            model.take_changes();
+            add(&mut model, &thief);
+            assert!(!model.has_changes());
+
+            // What nobody has any more may be had, and is taken back.
+            model.apply(Event::ServiceDeleted(name("victim")));
+            assert!(model.take_changes().services.contains(&name("thief")));
+            assert_eq!(seen(&model, "thief").1, []);
+            add(&mut model, &victim);
+            assert!(model.take_changes().services.contains(&name("thief")));
+            assert_eq!(seen(&model, "thief"), refused);
+            // Who asks for something else is refused nothing.
+            add(
+                &mut model,
+                &service("thief", "10.96.0.66", 80, &["192.0.2.1"]),
+            );
+            assert_eq!(model.refused_addresses().count(), 0);
+            assert!(!model.is_external_address(ip("10.96.0.10")));
+            assert!(model.is_external_address(ip("192.0.2.1")));
+        }
+    }
+}
+
+#[test]
+fn its_own_cluster_ip_is_no_theft() {
+    let mut model = model(None, None);
+    add(
+        &mut model,
+        &service("web", "10.96.0.10", 80, &["10.96.0.10"]),
+    );
+    assert_eq!(seen(&model, "web"), (vec!["10.96.0.10".to_owned()], vec![]));
+}
+
+#[test]
+fn only_networks_that_are_allowed_are_served() {
+    let asked = service(
+        "web",
+        "10.96.0.10",
+        80,
+        &["192.0.2.1", "198.51.100.1", "2001:db8::1"],
+    );
+    for (allowed, served) in [
+        (None, 3),
+        (Some(&[][..]), 0),
+        (Some(&["192.0.2.0/24"][..]), 1),
+        (Some(&["192.0.2.0/24", "2001:db8::/32"][..]), 2),
+    ] {
+        let mut model = model(allowed, None);
+        add(&mut model, &asked);
+        let (seen, refused) = seen(&model, "web");
+        assert_eq!((seen.len(), refused.len()), (served, 3 - served));
+        assert!(refused.iter().all(|why| *why == Refusal::NotAllowed));
+    }
+    // The same for load balancers.
+    let mut model = model(Some(&["192.0.2.0/24"]), None);
+    let mut balanced = service("web", "10.96.0.10", 80, &[]);
+    balanced.ingress_ips = vec![ip("192.0.2.1"), ip("198.51.100.1")];
+    add(&mut model, &balanced);
+    let view = model.view(&name("web")).unwrap();
+    assert_eq!(view.service.ingress_ips, [ip("192.0.2.1")]);
+    let refused = model.addresses_refused_to(&name("web"));
+    assert_eq!(refused[0].field, AddressField::Ingress);
+}
+
+#[test]
+fn nobody_gets_where_the_api_server_is() {
+    let thief = service("thief", "10.96.0.66", 6443, &["172.35.0.5", "172.35.0.6"]);
+    let other_port = service("web", "10.96.0.10", 80, &["172.35.0.5"]);
+    // It is known from what this process was told, and from default/kubernetes.
+    let mut model = model(None, Some("172.35.0.5:6443"));
+    add(&mut model, &thief);
+    add(&mut model, &other_port);
+    let of_thief = |model: &Model| seen(model, "thief").0;
+    assert_eq!(of_thief(&model), ["172.35.0.6"]);
+    assert_eq!(seen(&model, "thief").1, [Refusal::ApiServer(6443)]);
+    assert_eq!(seen(&model, "web").0, ["172.35.0.5"]);
+    model.take_changes();
+    model.apply(api_servers(&["172.35.0.6"]));
+    assert!(model.take_changes().services.contains(&name("thief")));
+    assert_eq!(of_thief(&model), [""; 0]);
+    // At another port it is served, and known for what it is.
+    let view = model.view(&name("web")).unwrap();
+    assert!(view.is_api_server(ip("172.35.0.5")));
+    assert!(!view.is_api_server(ip("172.35.0.7")));
+    model.apply(api_servers(&["172.35.0.7"]));
+    assert_eq!(of_thief(&model), ["172.35.0.6"]);
+    model.apply(Event::SliceDeleted(name("kubernetes")));
+    assert_eq!(of_thief(&model), ["172.35.0.6"]);
+}
+
+#[test]
+fn the_api_servers_address_is_served_where_it_is_named_alone() {
+    let balanced = service("api", "10.96.0.66", 6443, &["172.35.0.5"]);
+    for (allowed, is_served) in [
+        (&["0.0.0.0/0"][..], false),
+        (&["0.0.0.0/0", "172.35.0.5/32"], true),
+        (&["172.35.0.4/32"], false),
+    ] {
+        let mut model = model(Some(allowed), Some("172.35.0.5:6443"));
+        add(&mut model, &balanced);
+        assert_eq!(seen(&model, "api").1.is_empty(), is_served, "{allowed:?}");
+    }
+    // The Service that the API server is itself may name it.
+    let mut model = model(None, None);
+    model.apply(api_servers(&["172.35.0.5"]));
+    add(
+        &mut model,
+        &service("kubernetes", "10.96.0.1", 6443, &["172.35.0.5"]),
+    );
+    assert_eq!(seen(&model, "kubernetes").1, []);
+}
+
+/// The same Services, however they came and went before, are served the same.
+#[test]
+fn the_order_of_events_does_not_matter() {
+    let addresses = ["10.96.0.1", "10.96.0.2", "10.96.0.3", "192.0.2.1"];
+    let of = |number: usize, seed: usize| {
+        let named = |bit: usize| (seed >> bit) & 1 == 1;
+        let external: Vec<&str> = (0..4)
+            .filter(|bit| named(*bit))
+            .map(|at| addresses[at])
+            .collect();
+        let cluster_ip = addresses[(number + (seed >> 4)) % 3];
+        service(["a", "b", "c"][number], cluster_ip, 80, &external)
+    };
+    let mut chance = 12345_usize;
+    let mut next = || {
+        chance = chance
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
+        chance >> 33
+    };
+    for _ in 0..300 {
+        let mut lived = model(Some(&["10.0.0.0/8"]), None);
+        let mut last: [Option<Service>; 3] = [None, None, None];
+        for _ in 0..20 {
+            let number = next() % 3;
+            if next() % 4 == 0 {
+                lived.apply(Event::ServiceDeleted(name(["a", "b", "c"][number])));
+                last[number] = None;
+            } else {
+                let service = of(number, next());
+                add(&mut lived, &service);
+                last[number] = Some(service);
+            }
+        }
+        let mut fresh = model(Some(&["10.0.0.0/8"]), None);
+        for service in last.iter().flatten() {
+            add(&mut fresh, service);
+        }
+        for service in last.iter().flatten() {
+            let text = service.name.name();
+            assert_eq!(seen(&lived, text), seen(&fresh, text));
+        }
+        let count = |model: &Model| model.refused_addresses().count();
+        assert_eq!(count(&lived), count(&fresh));
+    }
+}

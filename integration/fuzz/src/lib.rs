@@ -1,0 +1,66 @@
+//! Every parser of bytes that come from outside: from the kernel, the API server, files and flags.
+//!
+//! ```text
+//!   fuzz/corpus/NAME/*  ─┬─▶ integration/fuzz: each once, mutated for seconds (make test)
+//!                        └─▶ fuzz/: libFuzzer, by coverage (make fuzz) ─▶ TARGETS[NAME]
+//! ```
+//!
+//! What a target does is not to panic, and not to take long or much memory. What it reads is not
+//! looked at: other tests do that.
+
+pub mod mutate;
+
+/// A parser.
+#[derive(Debug, Clone, Copy)]
+pub struct Target {
+    /// Its name, which is that of its folder of inputs.
+    pub name: &'static str,
+    /// What it is fed.
+    pub run: fn(&[u8]),
+}
+
+/// All of them.
+pub const TARGETS: &[Target] = &[
+    // From the kernel.
+    target("netlink", netlink_batch::fuzzed::datagram),
+    target("ipset", ipset_netlink::fuzzed::answers),
+    target("ipvs", ipvs_netlink::fuzzed::answer),
+    target("conntrack", conntrack_netlink::fuzzed::flow),
+    target("route", route_netlink::fuzzed::message),
+    target("nftables", nftables_netlink::fuzzed::message),
+    target("xt_entries", iptables::fuzzed::entries),
+    target("proc_files", kube_proxy::fuzzed::proc_files),
+    // From programs.
+    target("iptables_save", iptables::fuzzed::saved),
+    target("iptables_rules", packet_path::fuzzed::rules),
+    target("ipset_entry", ipset_netlink::fuzzed::entry),
+    // From the API server.
+    target("json_event", source::fuzzed::json_event),
+    target("protobuf_event", source::fuzzed::protobuf_event),
+    target("answer", source::fuzzed::answer),
+    // From files and flags.
+    target("manifests", source::fuzzed::manifests),
+    target("addresses", source::fuzzed::addresses),
+    target("kubeconfig", source::fuzzed::kubeconfig),
+    target("configuration", kube_proxy::fuzzed::configuration),
+    target("flags", kube_proxy::fuzzed::flags),
+    target("networks", kube_proxy::fuzzed::networks),
+    // From whoever asks the daemon.
+    target("questions", kube_proxy::fuzzed::questions),
+];
+
+const fn target(name: &'static str, run: fn(&[u8])) -> Target {
+    Target { name, run }
+}
+
+/// The target of a name.
+pub fn find(name: &str) -> Option<Target> {
+    TARGETS.iter().copied().find(|target| target.name == name)
+}
+
+/// Feeds the target of a name; nothing, if there is none.
+pub fn feed(name: &str, input: &[u8]) {
+    if let Some(target) = find(name) {
+        (target.run)(input);
+    }
+}

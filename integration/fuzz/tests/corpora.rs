@@ -1,0 +1,94 @@
+//! Each input that is kept, once, and what chance makes of them for a few seconds.
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    reason = "a test stops at the first surprise"
+)]
+
+use std::fs;
+use std::panic::catch_unwind;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use fuzz::mutate::{Chance, mutate};
+use fuzz::{TARGETS, Target};
+
+/// For all targets together.
+const MUTATED_FOR: Duration = Duration::from_secs(10);
+/// How long one input may take, in a debug build on a loaded machine.
+const LONGEST: Duration = Duration::from_secs(5);
+
+fn corpus(target: &Target) -> Vec<(PathBuf, Vec<u8>)> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus");
+    let folder = folder.join(target.name);
+    let mut inputs: Vec<_> = fs::read_dir(&folder)
+        .unwrap_or_else(|error| panic!("{}: {error}", folder.display()))
+        .map(|entry| entry.unwrap().path())
+        .map(|path| (path.clone(), fs::read(&path).unwrap()))
+        .collect();
+    inputs.sort();
+    assert!(!inputs.is_empty(), "{}: no input", folder.display());
+    inputs
+}
+
+fn feed(target: &Target, about: &str, input: &[u8]) {
+    let began = Instant::now();
+    let fed = catch_unwind(|| (target.run)(input));
+    let took = began.elapsed();
+    assert!(
+        fed.is_ok() && took < LONGEST,
+        "{} with {about} took {took:?}, panicked: {}; the input: {}",
+        target.name,
+        fed.is_err(),
+        input.escape_ascii(),
+    );
+}
+
+#[test]
+fn every_input_that_is_kept_is_read() {
+    for target in TARGETS {
+        for (path, input) in corpus(target) {
+            feed(target, &path.display().to_string(), &input);
+        }
+    }
+}
+
+#[test]
+fn what_chance_makes_of_them_is_read() {
+    let seed = std::env::var("SEED").ok();
+    let seed: u64 = seed.map_or(1, |seed| seed.parse().unwrap());
+    let share = MUTATED_FOR / u32::try_from(TARGETS.len()).unwrap();
+    for target in TARGETS {
+        let inputs = corpus(target);
+        let mut chance = Chance::new(seed);
+        let (began, mut count) = (Instant::now(), 0);
+        while began.elapsed() < share {
+            let (_, input) = &inputs[chance.below(inputs.len())];
+            let (_, other) = &inputs[chance.below(inputs.len())];
+            let input = mutate(input, other, &mut chance);
+            feed(target, &format!("SEED={seed}"), &input);
+            count += 1;
+        }
+        println!("{:15} {count:8} inputs", target.name);
+    }
+}
+
+/// What libFuzzer is built of has a target for each name, and no other.
+#[test]
+fn every_target_can_be_fuzzed() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz");
+    let manifest = fs::read_to_string(root.join("Cargo.toml")).unwrap();
+    let mut named: Vec<&str> = manifest
+        .lines()
+        .filter_map(|line| line.strip_prefix("name = \"")?.strip_suffix('"'))
+        .filter(|name| *name != "kube-proxy-fuzz")
+        .collect();
+    named.sort_unstable();
+    let mut all: Vec<&str> = TARGETS.iter().map(|target| target.name).collect();
+    all.sort_unstable();
+    assert_eq!(named, all, "of fuzz/Cargo.toml");
+    for name in all {
+        assert!(root.join(format!("targets/{name}.rs")).exists(), "{name}");
+    }
+}

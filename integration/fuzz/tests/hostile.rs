@@ -1,0 +1,147 @@
+//! Hostile objects, read by the source and carried out by every mode on its strict fake: in bounded
+//! time and memory, and a good Service beside them is served.
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    reason = "a test stops at the first surprise"
+)]
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::time::{Duration, Instant};
+
+use futures::StreamExt as _;
+use properties::modes::FORMS;
+use properties::turnstile::{From, Front};
+use proxy::{AddressRules, IpFamily, Model, NamespacedName, Protocol};
+use source::Settings;
+
+/// The other forms of a mode are compiled from Services alike.
+const TRIED: [&str; 5] = ["ipvs", "ipvs-nftables", "iptables", "nftables", "userspace"];
+/// How long all may take to be read, in a debug build on a loaded machine.
+const READ_WITHIN: Duration = Duration::from_secs(10);
+/// How long each mode may take for all of it, in a debug build.
+const DONE_WITHIN: Duration = Duration::from_secs(60);
+/// How much memory this process may ever have had, all fakes included, in KiB.
+const MEMORY_MAX: u64 = 256 * 1024;
+
+const GOOD: &str = "
+{apiVersion: v1, kind: Service, metadata: {name: good}, spec: {clusterIPs: [10.96.0.10, 'fd96:1::10'], ports: [{port: 80}]}}
+---
+{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, metadata: {name: good-4, labels: {kubernetes.io/service-name: good}},
+ addressType: IPv4, ports: [{port: 8080}], endpoints: [{addresses: [10.244.1.10]}]}
+---
+{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, metadata: {name: good-6, labels: {kubernetes.io/service-name: good}},
+ addressType: IPv6, ports: [{port: 8080}], endpoints: [{addresses: ['fd44:1::10']}]}
+";
+
+fn peak_memory() -> u64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    line.unwrap()
+        .split_whitespace()
+        .next()
+        .unwrap()
+        .parse()
+        .unwrap()
+}
+
+fn model() -> Model {
+    let folder = std::env::temp_dir().join(format!("hostile-{}", std::process::id()));
+    fs::create_dir_all(&folder).unwrap();
+    fs::write(folder.join("good.yaml"), GOOD).unwrap();
+    for (name, text) in scenarios::hostile::files(2_000, 10_000) {
+        fs::write(folder.join(format!("{name}.yaml")), text).unwrap();
+    }
+    let mut runtime = tokio::runtime::Builder::new_current_thread();
+    let runtime = runtime.enable_all().build().unwrap();
+    let model = runtime.block_on(async {
+        let settings = Settings::Manifests(folder.clone());
+        let opened = source::connect(&settings, "node1", source::uncounted).await;
+        let mut events = opened.ok().unwrap().events;
+        let mut model = Model::of_node("node1").with_address_rules(AddressRules::default());
+        let read = async {
+            while !model.is_complete() {
+                model.apply(events.next().await.unwrap());
+            }
+        };
+        tokio::time::timeout(READ_WITHIN, read).await.unwrap();
+        model
+    });
+    fs::remove_dir_all(&folder).unwrap();
+    model
+}
+
+#[test]
+fn every_mode_carries_them_out_and_serves_the_good_one() {
+    let model = model();
+    // What cannot be named, or has no place to be served at, is not there; all else is.
+    for (name, is_there) in [
+        ("ports", true),
+        ("ranges", true),
+        ("twins", true),
+        ("texts", true),
+        ("endpoints", true),
+        (&*"n".repeat(253), true),
+        (&*"n".repeat(254), false),
+        ("families", false),
+        ("empty", false),
+    ] {
+        let view = model.view(&NamespacedName::new("default", name));
+        assert_eq!(view.is_some(), is_there, "{name}");
+    }
+    let of = |name: &str| model.view(&NamespacedName::new("default", name)).unwrap();
+    assert_eq!(of("ports").service.ports.len(), 2_000);
+    assert_eq!(of("texts").service.ports.len(), 0);
+    assert_eq!(of("twins").service.external_ips.len(), 1);
+    let endpoints = of("endpoints").slices().map(|slice| slice.endpoints.len());
+    // Link-local ones, the broadcast address, another Service's, its own node's: those may be.
+    assert_eq!(endpoints.collect::<Vec<_>>(), [5, 2]);
+    let node = of("node")
+        .service
+        .external_ips
+        .iter()
+        .map(ToString::to_string);
+    assert_eq!(
+        node.collect::<Vec<_>>(),
+        ["172.35.0.100", "169.254.1.1", "203.0.113.9"],
+        "the good one's cluster IP is its own"
+    );
+
+    for family in IpFamily::ALL {
+        let good = of("good").service.cluster_ip(family).unwrap();
+        let front = Front {
+            address: good,
+            protocol: Protocol::Tcp,
+            port: 80,
+            from: From::Outside,
+        };
+        for form in FORMS.iter().filter(|form| TRIED.contains(&form.name)) {
+            let began = Instant::now();
+            let done = form.subject(family).afresh(&model);
+            let took = began.elapsed();
+            let served = done.subject.served(&BTreeSet::from([front]));
+            let ours = done.subject.ours();
+            println!(
+                "{:22} {family}: {took:.1?}, {} entries, {} pending, {} MiB so far",
+                form.name,
+                ours.len(),
+                done.pending,
+                peak_memory() / 1024
+            );
+            // The fakes' node has no way to endpoints of other networks of IPv6 than its own.
+            let is_served = served.len() == 1 || family == IpFamily::V6;
+            assert!(is_served, "{} {family}", form.name);
+            assert!(took < DONE_WITHIN, "{} {family}: {took:?}", form.name);
+            let odd = ours.iter().find(|(name, what)| {
+                [name, what]
+                    .iter()
+                    .any(|text| text.contains("-j DROP\n-A INPUT"))
+            });
+            assert_eq!(odd, None);
+        }
+    }
+    let memory = peak_memory();
+    assert!(memory < MEMORY_MAX, "{memory} KiB");
+}

@@ -1,0 +1,79 @@
+//! What somebody does who may write Services, and means harm or does not look: nobody else's
+//! packets are taken, nobody else is served worse, and what is left of the daemon's rights is what
+//! its manifests say.
+
+mod objects;
+mod rights;
+mod secrets;
+mod takeover;
+
+use std::time::Duration;
+
+use scenarios::{Cluster, Outcome, Story, tell};
+
+/// A story in each mode.
+macro_rules! in_each_mode {
+    ($($name:literal: $tell:path),+;) => {
+        &[$(
+            story!($name, "ipvs", [], || true, $tell),
+            story!($name, "ipvs_nftables", ["--ipvs-shim=nftables"], has_nft, $tell),
+            story!($name, "iptables", ["--proxy-mode=iptables"], || true, $tell),
+            story!($name, "nftables", ["--proxy-mode=nftables"], has_nft, $tell),
+            story!($name, "userspace", ["--proxy-mode=userspace"], || true, $tell),
+        )+]
+    };
+}
+
+macro_rules! story {
+    ($name:literal, $mode:literal, [$($flag:literal),*], $is_possible:expr, $tell:path) => {
+        Story {
+            name: concat!($mode, "::", $name),
+            tell: |c| {
+                $(c.flags.push($flag.into());)*
+                way_out(c)?;
+                $tell(c)
+            },
+            is_possible: $is_possible,
+        }
+    };
+}
+
+fn main() {
+    let of_modes: &[Story] = in_each_mode! {
+        "addresses_stay_with_whom_they_belong": takeover::addresses_stay_with_whom_they_belong,
+        "hostile_objects_harm_nobody_else": objects::hostile_objects_harm_nobody_else;
+    };
+    let story = |name, tell| Story {
+        name,
+        tell,
+        is_possible: || true,
+    };
+    let others = [
+        story(
+            "rights::another_user_serves_after_init_only",
+            rights::another_user_serves_after_init_only,
+        ),
+        story(
+            "rights::what_cannot_be_written_is_named",
+            rights::what_cannot_be_written_is_named,
+        ),
+        story(
+            "rights::only_this_node_sees_inside",
+            rights::only_this_node_sees_inside,
+        ),
+        story("secrets::none_is_told", secrets::none_is_told),
+    ];
+    tell(&[of_modes, &others].concat(), Duration::from_mins(8))
+}
+
+/// Whether this lane has nf_tables.
+fn has_nft() -> bool {
+    lab::iptables_backend() == "nft"
+}
+
+/// In the modes without IPVS no service address is one of the node: its own packets need a way.
+fn way_out(c: &Cluster) -> Outcome {
+    c.node1
+        .read(["ip", "route", "replace", "default", "via", "172.35.0.9"])?;
+    Ok(())
+}
