@@ -38,7 +38,7 @@ impl Complaints {
             self.0.remove(key);
             return Vec::new();
         }
-        let told = Told::of(&problems);
+        let told = Told::of(problems);
         if self.0.get(key) == Some(&told) {
             return Vec::new();
         }
