@@ -41,12 +41,17 @@ pub fn read(folder: &Path) -> io::Result<Vec<Kept>> {
             .is_some_and(|extension| extension == "history")
     });
     paths.sort();
-    let read = |path: PathBuf| {
-        let text = fs::read_to_string(&path)?;
-        parse(path.clone(), &text)
-            .map_err(|why| io::Error::other(format!("{}: {why}", path.display())))
-    };
-    paths.into_iter().map(read).collect()
+    paths.into_iter().map(read_one).collect()
+}
+
+/// The one of this file.
+///
+/// # Errors
+///
+/// It cannot be read, or is none of these.
+pub fn read_one(path: PathBuf) -> io::Result<Kept> {
+    let text = fs::read_to_string(&path)?;
+    parse(path.clone(), &text).map_err(|why| io::Error::other(format!("{}: {why}", path.display())))
 }
 
 fn parse(path: PathBuf, text: &str) -> Result<Kept, String> {

@@ -1,25 +1,49 @@
 //! The IPVS mode.
 
+mod real;
+
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard};
 use std::time::Instant;
 
 use proxy::{IpFamily, Mode, Model, NodeFacts, Notice, Protocol, Target, Unreadable};
-use proxy_ipvs::fake::FakeKernel;
+use proxy_ipvs::fake::{FakeKernel, State};
 use proxy_ipvs::{
     Config, Fault, FoundAddresses, FoundRules, FoundSets, Glance, Kernel, Lanes, Member, Op,
-    Outcome, Place, Plan, Properties, Proxier, RealServer, Rules, Set, ShimStyle, VipMode,
-    VirtualServer, VirtualServerKey,
+    Outcome, Place, Plan, Properties, Proxier, RealServer, Rules, Set, ShimStyle, Snapshot,
+    VipMode, VirtualServer, VirtualServerKey,
 };
 
 use crate::chance::Chance;
 use crate::cluster::{NODE, NODE_ADDRESS, at};
+use crate::real::{add_bystanders, bystanders, on_a_node};
 use crate::subject::{Damage, Entries, Fresh, Served, Subject, run_afresh};
 use crate::turnstile::{Ask, Blame, Front, Lane, Permit, Serves, Turnstile, Write};
+use real::Real;
 
 /// In a form, by its name.
 pub(super) fn subject(family: IpFamily, form: &'static str) -> Box<dyn Subject> {
+    Box::new(on_the_fake(family, form))
+}
+
+/// The same on the kernel, in the calling thread's network namespace.
+///
+/// # Errors
+///
+/// What the kernel lacks.
+pub(super) fn on_the_kernel(
+    family: IpFamily,
+    form: &'static str,
+) -> Result<Box<dyn Subject>, String> {
+    let mut subject = on_the_fake(family, form);
+    subject.real = Some(RefCell::new(Real::open(family, &subject.config)?));
+    add_bystanders();
+    Ok(Box::new(subject))
+}
+
+fn on_the_fake(family: IpFamily, form: &'static str) -> Ipvs {
     let shim = match form {
         _ if form.contains("lean") => ShimStyle::Lean,
         _ if form.contains("nftables") => ShimStyle::Nftables,
@@ -33,7 +57,7 @@ pub(super) fn subject(family: IpFamily, form: &'static str) -> Box<dyn Subject> 
     let addresses = [at(family, NODE_ADDRESS), at(family, [10, 244, 1, 254])];
     let kernel = FakeKernel::new(family, &addresses);
     kernel.state().shim = shim;
-    Box::new(Ipvs {
+    Ipvs {
         family,
         kernel,
         config: Config {
@@ -45,11 +69,13 @@ pub(super) fn subject(family: IpFamily, form: &'static str) -> Box<dyn Subject> 
         orphans: BTreeSet::new(),
         unproven: BTreeSet::new(),
         former: Former::default(),
-    })
+        real: None,
+    }
 }
 
 struct Ipvs {
     family: IpFamily,
+    /// The kernel, or what was last read of the real one.
     kernel: FakeKernel,
     config: Config,
     /// Virtual servers of others.
@@ -60,6 +86,7 @@ struct Ipvs {
     unproven: BTreeSet<String>,
     /// What a shim of the other kind had in its sets, until they go.
     former: Former,
+    real: Option<RefCell<Real>>,
 }
 
 /// Sets, their sizes, and the rules that name them.
@@ -77,28 +104,38 @@ impl Ipvs {
     fn node(&self) -> NodeFacts {
         NodeFacts::new(self.family, NODE)
     }
-}
 
-impl Subject for Ipvs {
-    fn family(&self) -> IpFamily {
-        self.family
+    /// The state, as the kernel has it now; the rules last, which take their time.
+    fn look(&self, takes_in_rules: bool) -> MutexGuard<'_, State> {
+        let mut state = self.kernel.state();
+        if let Some(real) = &self.real {
+            let mut real = real.borrow_mut();
+            real.look(&self.config, &mut state.snapshot, takes_in_rules);
+        }
+        state
     }
 
-    fn start(&mut self, now: Instant) -> (Box<dyn Mode>, Vec<Lane>) {
-        {
-            let mut state = self.kernel.state();
-            let leftovers = state.snapshot.leftovers.iter().flatten();
-            let mut places = leftovers.map(|(place, _)| place);
-            let is_there = places.any(|place| matches!(place, Place::Ipsets | Place::OwnTable));
-            state.former = if is_there {
-                self.former.0.clone()
-            } else {
-                BTreeMap::new()
-            };
+    /// What somebody has changed in the state is changed in the kernel.
+    fn follow(&self, before: Option<&Snapshot>) {
+        if let (Some(real), Some(before)) = (&self.real, before) {
+            let state = self.kernel.state();
+            real.borrow_mut()
+                .follow(&self.config, before, &state.snapshot);
         }
+    }
+
+    fn is_real(&self) -> bool {
+        self.real.is_some()
+    }
+
+    fn begin<K: Kernel>(
+        &self,
+        mut kernel: impl FnMut() -> K,
+        now: Instant,
+    ) -> (Box<dyn Mode>, Vec<Lane>) {
         let mut lanes = Vec::new();
         let mut worker = || {
-            let (lane, worker) = Lane::new(self.kernel.clone());
+            let (lane, worker) = Lane::new(kernel());
             lanes.push(lane);
             worker
         };
@@ -107,83 +144,7 @@ impl Subject for Ipvs {
         (Box::new(mode), lanes)
     }
 
-    fn switch(&mut self, chance: &mut Chance) -> Option<String> {
-        let mut state = self.kernel.state();
-        if chance.is_one_in(2) {
-            let there = &mut state.snapshot;
-            std::mem::swap(&mut there.bound, &mut there.bound_otherwise);
-            self.config.vip_mode = match self.config.vip_mode {
-                VipMode::Address => VipMode::Route,
-                VipMode::Route => VipMode::Address,
-            };
-            return Some(format!("--ipvs-vip-mode={:?}", self.config.vip_mode));
-        }
-        let styles = [ShimStyle::Upstream, ShimStyle::Lean, ShimStyle::Nftables];
-        let before = self.config.shim;
-        self.config.shim = *chance.one_of(&styles)?;
-        if self.config.shim == before {
-            return None;
-        }
-        state.shim = self.config.shim;
-        let is_native = |style| style == ShimStyle::Nftables;
-        if is_native(before) != is_native(self.config.shim) {
-            // What is in the other kind of sets is seen as former sets, and as leftovers; what such
-            // leftovers were is the sets again.
-            let there = &mut state.snapshot;
-            let is_left = there.leftovers.iter().flatten().next().is_some();
-            let mut other = if is_left {
-                std::mem::take(&mut self.former)
-            } else {
-                (BTreeMap::new(), BTreeMap::new(), Rules::default())
-            };
-            std::mem::swap(&mut there.sets, &mut other.0);
-            std::mem::swap(&mut there.set_sizes, &mut other.1);
-            let rules = there.rules.get_or_insert_default();
-            std::mem::swap(rules, &mut other.2);
-            self.former = other;
-            let place = if is_native(before) {
-                Place::OwnTable
-            } else {
-                Place::Ipsets
-            };
-            there.leftovers = Some([(place, Arc::default())].into());
-        }
-        Some(format!("--ipvs-shim={:?}", self.config.shim))
-    }
-
-    fn addresses(&self) -> BTreeSet<IpAddr> {
-        self.kernel.state().snapshot.interface_addresses.clone()
-    }
-
-    fn served(&self, fronts: &BTreeSet<Front>) -> Served {
-        let state = self.kernel.state();
-        let there = &state.snapshot;
-        let is_local = |address: &IpAddr| {
-            let is_bound = there.bound.contains(address) || there.bound_otherwise.contains(address);
-            (there.has_link && is_bound) || there.interface_addresses.contains(address)
-        };
-        let mut served = Served::new();
-        for front in fronts {
-            let key = VirtualServerKey {
-                address: front.address,
-                port: front.port,
-                protocol: front.protocol,
-            };
-            let Some(server) = there.servers.get(&key).filter(|_| is_local(&key.address)) else {
-                continue;
-            };
-            let open = server.destinations.iter().filter(|real| real.weight > 0);
-            let targets: BTreeSet<Target> = open.map(|real| real.target).collect();
-            if !targets.is_empty() {
-                served.insert(*front, targets);
-            }
-        }
-        served
-    }
-
-    fn ours(&self) -> Entries {
-        let state = self.kernel.state();
-        let there = &state.snapshot;
+    fn entries(&self, there: &Snapshot) -> Entries {
         let mut ours = Entries::new();
         for (key, server) in &there.servers {
             if !self.foreign.contains_key(key) {
@@ -216,13 +177,137 @@ impl Subject for Ipvs {
         ours
     }
 
+    /// A recorded state: nobody writes to it any more.
+    fn recorded(&self, kernel: FakeKernel) -> Self {
+        Self {
+            family: self.family,
+            kernel,
+            config: self.config.clone(),
+            foreign: BTreeMap::new(),
+            orphans: BTreeSet::new(),
+            unproven: BTreeSet::new(),
+            former: Former::default(),
+            real: None,
+        }
+    }
+}
+
+impl Subject for Ipvs {
+    fn family(&self) -> IpFamily {
+        self.family
+    }
+
+    fn start(&mut self, now: Instant) -> (Box<dyn Mode>, Vec<Lane>) {
+        if let Some(real) = &self.real {
+            let process = real.borrow_mut().process(&self.config);
+            return self.begin(|| process.kernel(), now);
+        }
+        {
+            let mut state = self.kernel.state();
+            let leftovers = state.snapshot.leftovers.iter().flatten();
+            let mut places = leftovers.map(|(place, _)| place);
+            let is_there = places.any(|place| matches!(place, Place::Ipsets | Place::OwnTable));
+            state.former = if is_there {
+                self.former.0.clone()
+            } else {
+                BTreeMap::new()
+            };
+        }
+        self.begin(|| self.kernel.clone(), now)
+    }
+
+    fn switch(&mut self, chance: &mut Chance) -> Option<String> {
+        let is_real = self.is_real();
+        let mut state = self.kernel.state();
+        if chance.is_one_in(2) {
+            let there = &mut state.snapshot;
+            std::mem::swap(&mut there.bound, &mut there.bound_otherwise);
+            self.config.vip_mode = match self.config.vip_mode {
+                VipMode::Address => VipMode::Route,
+                VipMode::Route => VipMode::Address,
+            };
+            return Some(format!("--ipvs-vip-mode={:?}", self.config.vip_mode));
+        }
+        let styles = [ShimStyle::Upstream, ShimStyle::Lean, ShimStyle::Nftables];
+        let before = self.config.shim;
+        let style = *chance.one_of(&styles)?;
+        let real = self.real.as_ref();
+        if style == before || real.is_some_and(|real| !real.borrow().has(style)) {
+            return None;
+        }
+        self.config.shim = style;
+        state.shim = style;
+        let is_native = |style| style == ShimStyle::Nftables;
+        if !is_real && is_native(before) != is_native(self.config.shim) {
+            // What is in the other kind of sets is seen as former sets, and as leftovers; what such
+            // leftovers were is the sets again.
+            let there = &mut state.snapshot;
+            let is_left = there.leftovers.iter().flatten().next().is_some();
+            let mut other = if is_left {
+                std::mem::take(&mut self.former)
+            } else {
+                (BTreeMap::new(), BTreeMap::new(), Rules::default())
+            };
+            std::mem::swap(&mut there.sets, &mut other.0);
+            std::mem::swap(&mut there.set_sizes, &mut other.1);
+            let rules = there.rules.get_or_insert_default();
+            std::mem::swap(rules, &mut other.2);
+            self.former = other;
+            let place = if is_native(before) {
+                Place::OwnTable
+            } else {
+                Place::Ipsets
+            };
+            there.leftovers = Some([(place, Arc::default())].into());
+        }
+        Some(format!("--ipvs-shim={:?}", self.config.shim))
+    }
+
+    fn addresses(&self) -> BTreeSet<IpAddr> {
+        self.look(false).snapshot.interface_addresses.clone()
+    }
+
+    fn served(&self, fronts: &BTreeSet<Front>) -> Served {
+        let state = self.look(false);
+        let there = &state.snapshot;
+        let is_local = |address: &IpAddr| {
+            let is_bound = there.bound.contains(address) || there.bound_otherwise.contains(address);
+            (there.has_link && is_bound) || there.interface_addresses.contains(address)
+        };
+        let mut served = Served::new();
+        for front in fronts {
+            let key = VirtualServerKey {
+                address: front.address,
+                port: front.port,
+                protocol: front.protocol,
+            };
+            let Some(server) = there.servers.get(&key).filter(|_| is_local(&key.address)) else {
+                continue;
+            };
+            let open = server.destinations.iter().filter(|real| real.weight > 0);
+            let targets: BTreeSet<Target> = open.map(|real| real.target).collect();
+            if !targets.is_empty() {
+                served.insert(*front, targets);
+            }
+        }
+        served
+    }
+
+    fn ours(&self) -> Entries {
+        self.entries(&self.look(false).snapshot)
+    }
+
+    fn all_ours(&self) -> Entries {
+        self.entries(&self.look(true).snapshot)
+    }
+
     fn hands_over(&self) -> bool {
         true
     }
 
     fn passes_over(&mut self, which: u64) {
         // Who is taken to be gone loses what says whose it is.
-        let state = self.kernel.state();
+        let state = self.look(false);
         let at = Chance::new(which).index(state.snapshot.servers.len());
         let key = state.snapshot.servers.keys().nth(at).copied();
         drop(state);
@@ -255,7 +340,7 @@ impl Subject for Ipvs {
     }
 
     fn foreign(&self) -> Entries {
-        let state = self.kernel.state();
+        let state = self.look(false);
         let there = &state.snapshot.servers;
         let foreign = self.foreign.keys().filter_map(|key| {
             let server = there.get(key)?;
@@ -271,6 +356,84 @@ impl Subject for Ipvs {
     }
 
     fn damage(&mut self, chance: &mut Chance) -> Option<Damage> {
+        let before = self.is_real().then(|| self.look(true).snapshot.clone());
+        let damage = self.damage_state(chance);
+        self.follow(before.as_ref());
+        damage
+    }
+
+    fn change_foreign(&mut self, chance: &mut Chance) -> Option<String> {
+        let before = self.is_real().then(|| self.look(true).snapshot.clone());
+        let what = self.change_foreign_state(chance);
+        self.follow(before.as_ref());
+        what
+    }
+
+    fn change_address(&mut self, chance: &mut Chance) -> Notice {
+        let other = at(self.family, [192, 168, 99, 11 + chance.small(2)]);
+        let before = self.look(true).snapshot.clone();
+        let there = &mut self.kernel.state().snapshot.interface_addresses;
+        let notice = if there.remove(&other) {
+            Notice::AddressRemoved(other)
+        } else {
+            there.insert(other);
+            Notice::AddressAdded(other)
+        };
+        self.follow(Some(&before));
+        notice
+    }
+
+    fn notices(&self) -> &'static [Notice] {
+        &[Notice::ServiceLink, Notice::Ruleset, Notice::Anything]
+    }
+
+    fn afresh(&self, model: &Model) -> Fresh {
+        let addresses: Vec<IpAddr> = self.addresses().into_iter().collect();
+        let kernel = FakeKernel::new(self.family, &addresses);
+        kernel.state().shim = self.config.shim;
+        let handle = kernel.clone();
+        let lanes = Lanes::inline(|| handle.clone());
+        let mut mode = Proxier::new(self.config.clone(), self.node(), lanes, Instant::now());
+        let pending = run_afresh(&mut mode, model);
+        let subject = Box::new(self.recorded(kernel));
+        Fresh { subject, pending }
+    }
+
+    fn afresh_on_same(&self, model: &Model) -> Result<Fresh, String> {
+        if self.real.is_none() {
+            return Ok(self.afresh(model));
+        }
+        let (addresses, node) = (self.addresses(), self.node());
+        let (family, config) = (self.family, self.config.clone());
+        let made = on_a_node(family, || {
+            let mut real = Real::open(family, &config)?;
+            let mut there = Snapshot::default();
+            real.look(&config, &mut there, false);
+            real::set_addresses(&there.interface_addresses, &addresses);
+            let process = real.process(&config);
+            let lanes = Lanes::inline(|| process.kernel());
+            let mut mode = Proxier::new(config.clone(), node, lanes, Instant::now());
+            let pending = run_afresh(&mut mode, model);
+            real.look(&config, &mut there, true);
+            Ok::<_, String>((there, pending))
+        })?;
+        let (there, pending) = made?;
+        let kernel = FakeKernel::new(family, &[]);
+        kernel.state().snapshot = there;
+        let subject = Box::new(self.recorded(kernel));
+        Ok(Fresh { subject, pending })
+    }
+
+    fn bystanders(&self) -> Vec<Option<String>> {
+        match &self.real {
+            Some(_) => bystanders(),
+            None => Vec::new(),
+        }
+    }
+}
+
+impl Ipvs {
+    fn damage_state(&mut self, chance: &mut Chance) -> Option<Damage> {
         let nftables = self.config.shim == ShimStyle::Nftables;
         let mut state = self.kernel.state();
         let there = &mut state.snapshot;
@@ -398,7 +561,7 @@ impl Subject for Ipvs {
         }
     }
 
-    fn change_foreign(&mut self, chance: &mut Chance) -> Option<String> {
+    fn change_foreign_state(&mut self, chance: &mut Chance) -> Option<String> {
         let key = self.foreign_key(chance);
         let mut state = self.kernel.state();
         let servers = &mut state.snapshot.servers;
@@ -424,55 +587,17 @@ impl Subject for Ipvs {
         self.foreign.insert(key, server);
         Some(format!("their virtual server {key} is there"))
     }
-
-    fn change_address(&mut self, chance: &mut Chance) -> Notice {
-        let other = at(self.family, [192, 168, 99, 11 + chance.small(2)]);
-        let mut state = self.kernel.state();
-        let there = &mut state.snapshot.interface_addresses;
-        if there.remove(&other) {
-            Notice::AddressRemoved(other)
-        } else {
-            there.insert(other);
-            Notice::AddressAdded(other)
-        }
-    }
-
-    fn notices(&self) -> &'static [Notice] {
-        &[Notice::ServiceLink, Notice::Ruleset, Notice::Anything]
-    }
-
-    fn afresh(&self, model: &Model) -> Fresh {
-        let state = self.kernel.state();
-        let addresses: Vec<IpAddr> = state.snapshot.interface_addresses.iter().copied().collect();
-        drop(state);
-        let kernel = FakeKernel::new(self.family, &addresses);
-        kernel.state().shim = self.config.shim;
-        let handle = kernel.clone();
-        let lanes = Lanes::inline(|| handle.clone());
-        let mut mode = Proxier::new(self.config.clone(), self.node(), lanes, Instant::now());
-        let pending = run_afresh(&mut mode, model);
-        let subject = Box::new(Self {
-            family: self.family,
-            kernel,
-            config: self.config.clone(),
-            foreign: BTreeMap::new(),
-            orphans: BTreeSet::new(),
-            unproven: BTreeSet::new(),
-            former: Former::default(),
-        });
-        Fresh { subject, pending }
-    }
 }
 
 fn rules_text(rules: &Rules) -> String {
     format!("{}{rules:?}", rules.restore_text(&Rules::default()))
 }
 
-impl Turnstile<FakeKernel> {
+impl<K: Kernel> Turnstile<K> {
     fn read<T>(
         &mut self,
         part: &'static str,
-        read: impl FnOnce(&mut FakeKernel) -> Result<T, Unreadable>,
+        read: impl FnOnce(&mut K) -> Result<T, Unreadable>,
     ) -> Result<T, Unreadable> {
         match self.gate.pass(Ask::Read(part)) {
             Permit::Go | Permit::PassOver(_) => read(&mut self.kernel),
@@ -481,7 +606,7 @@ impl Turnstile<FakeKernel> {
     }
 }
 
-impl Kernel for Turnstile<FakeKernel> {
+impl<K: Kernel> Kernel for Turnstile<K> {
     fn clock(&self) -> Instant {
         self.gate.clock()
     }
