@@ -6,7 +6,8 @@ use std::mem;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use proxy::{Model, NamespacedName};
+use hashbrown::HashSet;
+use proxy::{Model, NamespacedName, Service};
 
 use crate::config::ShimStyle;
 use crate::drift::{tell_address, tell_member, tell_server};
@@ -159,7 +160,7 @@ impl Ipvs {
         let has_other_ports = self.refresh_node_ports(state);
         if is_first {
             let claimed: Vec<NamespacedName> = self.claims.services().cloned().collect();
-            return self.update_services(state, model, &claimed);
+            return self.update_before_told(state, model, &claimed);
         }
         let found = &state.node.interface_addresses;
         let moved: BTreeSet<&IpAddr> = before.symmetric_difference(found).collect();
@@ -177,7 +178,29 @@ impl Ipvs {
             })
         };
         let names: Vec<_> = model.service_names().filter(depends).cloned().collect();
-        self.update_services(state, model, &names);
+        self.update_before_told(state, model, &names);
+    }
+
+    /// Computes Services again though nobody has told of a change of them. The model may know of one
+    /// that is told next; where they leave a virtual server by it, whoever has it from then on takes
+    /// it over at the same time, so that it is never taken away meanwhile.
+    fn update_before_told(&mut self, state: &mut State, model: &Model, names: &[NamespacedName]) {
+        let mut left = self.claims.servers_of(names, &self.tables);
+        self.update_services(state, model, names);
+        let mut seen = HashSet::new();
+        loop {
+            left.retain(|key| self.tables.servers.wanted(key).is_none() && seen.insert(*key));
+            if left.is_empty() {
+                return;
+            }
+            let takes = |name: &&NamespacedName| {
+                let view = model.view(name);
+                view.is_some_and(|view| left.iter().any(|key| may_have(view.service, key)))
+            };
+            let heirs: Vec<_> = model.service_names().filter(takes).cloned().collect();
+            left = self.claims.servers_of(&heirs, &self.tables);
+            self.update_services(state, model, &heirs);
+        }
     }
 
     /// Adopts what an earlier run, or upstream, has left, once all that says so was read as it was
@@ -216,4 +239,16 @@ impl Ipvs {
             }
         }
     }
+}
+
+/// Whether a Service says that it serves here, whether or not another one has it.
+fn may_have(service: &Service, key: &VirtualServerKey) -> bool {
+    let external = service.external_ips.iter().chain(&service.ingress_ips);
+    let mut addresses = service.cluster_ips.iter().chain(external);
+    let has_address = addresses.any(|address| *address == key.address);
+    let mut ports = service.ports.iter();
+    ports.any(|port| {
+        port.protocol == key.protocol
+            && ((has_address && port.port == key.port) || port.node_port == Some(key.port))
+    })
 }

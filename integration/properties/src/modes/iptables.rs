@@ -86,6 +86,15 @@ struct Iptables {
 }
 
 impl Iptables {
+    /// A source that is nobody of ours, as `iptables-save` prints it.
+    fn somebody(&self, number: u8) -> String {
+        let length = match self.family {
+            IpFamily::V4 => 32,
+            IpFamily::V6 => 128,
+        };
+        format!("{}/{length}", at(self.family, [172, 31, 0, number]))
+    }
+
     /// The state, as the kernel has it now.
     fn look(&self) -> MutexGuard<'_, State> {
         if let Some(real) = &self.real {
@@ -308,7 +317,7 @@ impl Iptables {
             return untold(format!("chain {name} of {table:?} is flushed"));
         }
         if which == 3 && name.starts_with("KUBE-") {
-            rules.push(format!("-A {name} -s 172.31.0.1/32 -j RETURN"));
+            rules.push(format!("-A {name} -s {} -j RETURN", self.somebody(1)));
             return untold(format!("chain {name} of {table:?} gets a rule"));
         }
         let at = chance.index(rules.len());
@@ -324,8 +333,8 @@ impl Iptables {
         let chains = state.tables.get_mut(&Table::Nat)?;
         self.made += 1;
         let rule = format!(
-            "-A POSTROUTING -s 172.31.0.{}/32 -m comment --comment {THEIRS}{} -j RETURN",
-            chance.small(9),
+            "-A POSTROUTING -s {} -m comment --comment {THEIRS}{} -j RETURN",
+            self.somebody(chance.small(9)),
             self.made
         );
         let rules = chains.get_mut("POSTROUTING")?;

@@ -372,13 +372,15 @@ impl Subject for Ipvs {
     fn change_address(&mut self, chance: &mut Chance) -> Notice {
         let other = at(self.family, [192, 168, 99, 11 + chance.small(2)]);
         let before = self.look(true).snapshot.clone();
-        let there = &mut self.kernel.state().snapshot.interface_addresses;
+        let mut state = self.kernel.state();
+        let there = &mut state.snapshot.interface_addresses;
         let notice = if there.remove(&other) {
             Notice::AddressRemoved(other)
         } else {
             there.insert(other);
             Notice::AddressAdded(other)
         };
+        drop(state);
         self.follow(Some(&before));
         notice
     }
