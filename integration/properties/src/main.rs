@@ -71,7 +71,7 @@ fn main() -> ExitCode {
     if arguments.kernel {
         for family in IpFamily::ALL {
             let (carried, others) = carried(&forms, family);
-            forms.retain(|form| carried.iter().any(|one| one.name == form.name));
+            forms = carried;
             for why in others {
                 println!("passed over: {why}");
             }
