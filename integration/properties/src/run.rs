@@ -145,8 +145,6 @@ impl<'a> World<'a> {
     }
 
     fn say(&mut self, what: impl FnOnce() -> String) {
-        eprintln!("{}", what());
-        return;
         if self.is_told {
             self.log.push(what());
         }
