@@ -81,9 +81,8 @@ impl Chance {
             if self.below(3) == 0 {
                 continue;
             }
-            let mut commands: Vec<String> = (0..1 + self.below(5))
-                .map(|_| self.command(family))
-                .collect();
+            let mut commands: Vec<String> =
+                (0..=self.below(5)).map(|_| self.command(family)).collect();
             commands.sort_by_key(|command| !command.starts_with(':'));
             let _ = writeln!(text, "*{table}\n{}\nCOMMIT", commands.join("\n"));
         }

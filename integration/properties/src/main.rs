@@ -1,6 +1,6 @@
 //! `make properties`: runs histories, and says how many, from which seed, how fast.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -49,7 +49,7 @@ fn main() -> ExitCode {
         Ground::Fakes
     };
     if let Some(path) = arguments.replay {
-        return tell(path, ground, &threads);
+        return tell(&path, ground, &threads);
     }
     if let Err(why) = replay(ground, &threads) {
         eprintln!("properties: a history that is kept fails again: {why}");
@@ -143,7 +143,7 @@ fn stay_on_one_processor() {
     }
 }
 
-fn tell(path: PathBuf, ground: Ground, threads: &Threads) -> ExitCode {
+fn tell(path: &Path, ground: Ground, threads: &Threads) -> ExitCode {
     let kept = match regressions::read_one(path) {
         Ok(kept) => kept,
         Err(error) => {

@@ -1,5 +1,7 @@
 //! The IPVS mode.
 
+mod damage;
+mod gate;
 mod real;
 
 use std::cell::RefCell;
@@ -8,19 +10,18 @@ use std::net::IpAddr;
 use std::sync::{Arc, MutexGuard};
 use std::time::Instant;
 
-use proxy::{IpFamily, Mode, Model, NodeFacts, Notice, Protocol, Target, Unreadable};
+use proxy::{IpFamily, Mode, Model, NodeFacts, Notice, Protocol, Target};
 use proxy_ipvs::fake::{FakeKernel, State};
 use proxy_ipvs::{
-    Config, Fault, FoundAddresses, FoundRules, FoundSets, Glance, Kernel, Lanes, Member, Op,
-    Outcome, Place, Plan, Properties, Proxier, RealServer, Rules, Set, ShimStyle, Snapshot,
-    VipMode, VirtualServer, VirtualServerKey,
+    Config, Kernel, Lanes, Member, Place, Proxier, Rules, Set, ShimStyle, Snapshot, VipMode,
+    VirtualServer, VirtualServerKey,
 };
 
 use crate::chance::Chance;
 use crate::cluster::{NODE, NODE_ADDRESS, at};
 use crate::real::{add_bystanders, bystanders, on_a_node};
 use crate::subject::{Damage, Entries, Fresh, Served, Subject, run_afresh};
-use crate::turnstile::{Ask, Blame, Front, Lane, Permit, Serves, Turnstile, Write};
+use crate::turnstile::{Front, Lane, Write};
 use real::Real;
 
 /// In a form, by its name.
@@ -366,7 +367,7 @@ impl Subject for Ipvs {
         let before = self.is_real().then(|| self.look(true).snapshot.clone());
         let what = self.change_foreign_state(chance);
         self.follow(before.as_ref());
-        what
+        Some(what)
     }
 
     fn change_address(&mut self, chance: &mut Chance) -> Notice {
@@ -434,275 +435,6 @@ impl Subject for Ipvs {
     }
 }
 
-impl Ipvs {
-    fn damage_state(&mut self, chance: &mut Chance) -> Option<Damage> {
-        let nftables = self.config.shim == ShimStyle::Nftables;
-        let mut state = self.kernel.state();
-        let there = &mut state.snapshot;
-        let foreign = &self.foreign;
-        let ours: Vec<VirtualServerKey> = there
-            .servers
-            .keys()
-            .filter(|key| !foreign.contains_key(key))
-            .copied()
-            .collect();
-        let untold = |what: String| Some(Damage { what, told: None });
-        match chance.below(10) {
-            0 => {
-                let key = chance.one_of(&ours)?;
-                there.servers.remove(key);
-                untold(format!("virtual server {key} is removed"))
-            }
-            1 | 2 => {
-                let key = chance.one_of(&ours)?;
-                let server = there.servers.get_mut(key)?;
-                let mut all = server.destinations.to_vec();
-                let at = chance.index(all.len());
-                let real = all.get_mut(at)?;
-                let what = if chance.is_one_in(2) {
-                    let target = real.target;
-                    all.remove(at);
-                    format!("destination {target:?} of {key} is removed")
-                } else {
-                    *real = real.with_weight(if chance.is_one_in(2) { 0 } else { 7 });
-                    format!(
-                        "destination {:?} of {key} gets weight {}",
-                        real.target, real.weight
-                    )
-                };
-                server.destinations = all.into();
-                untold(what)
-            }
-            3 => {
-                let key = chance.one_of(&ours)?;
-                let server = there.servers.get_mut(key)?;
-                server.properties.scheduler = "lc".into();
-                untold(format!("{key} gets another scheduler"))
-            }
-            4 => {
-                let key = chance.one_of(&ours)?;
-                let server = there.servers.get_mut(key)?;
-                let target = Target {
-                    ip: at(self.family, [172, 31, 1, 1]),
-                    port: 1,
-                };
-                let mut all = server.destinations.to_vec();
-                if all.iter().any(|real| real.target == target) {
-                    return None;
-                }
-                all.push(RealServer::new(target));
-                all.sort_unstable();
-                server.destinations = all.into();
-                untold(format!("{key} gets a destination of somebody's"))
-            }
-            5 => {
-                let at = chance.index(there.bound.len());
-                let address = there.bound.iter().nth(at).copied()?;
-                there.bound.remove(&address);
-                let of_address = ours.iter().filter(|key| key.address == address);
-                self.orphans.extend(of_address);
-                Some(Damage {
-                    what: format!("address {address} is removed"),
-                    told: Some(Notice::ServiceAddressRemoved(address)),
-                })
-            }
-            6 => {
-                there.has_link = false;
-                there.bound.clear();
-                there.bound_otherwise.clear();
-                self.orphans.extend(&ours);
-                Some(Damage {
-                    what: "the link is removed".to_owned(),
-                    told: Some(Notice::ServiceLink),
-                })
-            }
-            7 => {
-                let sets: Vec<Set> = there.sets.keys().copied().collect();
-                let set = chance.one_of(&sets)?;
-                let members = there.sets.get_mut(set)?;
-                let at = chance.index(members.len());
-                let what = if let Some(member) = members.iter().nth(at).copied() {
-                    members.remove(&member);
-                    let is_of = |key: &&VirtualServerKey| match member {
-                        Member::Port(port) => key.port == port,
-                        _ => member.to_string().starts_with(&key.address.to_string()),
-                    };
-                    self.orphans.extend(ours.iter().filter(is_of));
-                    format!("{member} is removed from set {set:?}")
-                } else {
-                    return None;
-                };
-                Some(Damage {
-                    what,
-                    told: nftables.then_some(Notice::Ruleset),
-                })
-            }
-            8 => {
-                let all: Vec<Set> = Set::all()
-                    .filter(|set| there.sets.contains_key(set))
-                    .collect();
-                let set = *chance.one_of(&all)?;
-                let member =
-                    Member::AddressPort(at(self.family, [10, 96, 9, 9]), Protocol::Tcp, 80);
-                if set.kind() != proxy_ipvs::SetKind::AddressPort {
-                    return None;
-                }
-                there.sets.get_mut(&set)?.insert(member);
-                Some(Damage {
-                    what: format!("{member} is added to set {set:?}"),
-                    told: nftables.then_some(Notice::Ruleset),
-                })
-            }
-            _ => {
-                there.rules = Some(Rules::default());
-                Some(Damage {
-                    what: "the rules are flushed".to_owned(),
-                    told: nftables.then_some(Notice::Ruleset),
-                })
-            }
-        }
-    }
-
-    fn change_foreign_state(&mut self, chance: &mut Chance) -> Option<String> {
-        let key = self.foreign_key(chance);
-        let mut state = self.kernel.state();
-        let servers = &mut state.snapshot.servers;
-        if chance.is_one_in(3) && self.foreign.remove(&key).is_some() {
-            servers.remove(&key);
-            return Some(format!("their virtual server {key} goes"));
-        }
-        let ports = [1, 2, 3].into_iter().filter(|_| chance.is_one_in(2));
-        let reals = ports.map(|port| {
-            let ip = at(self.family, [172, 31, 1, 1]);
-            RealServer::new(Target { ip, port })
-        });
-        let reals: Vec<RealServer> = reals.collect();
-        let server = VirtualServer {
-            properties: Properties {
-                scheduler: "wrr".into(),
-                flags: 0,
-                timeout: 0,
-            },
-            destinations: reals.into(),
-        };
-        servers.insert(key, server.clone());
-        self.foreign.insert(key, server);
-        Some(format!("their virtual server {key} is there"))
-    }
-}
-
 fn rules_text(rules: &Rules) -> String {
     format!("{}{rules:?}", rules.restore_text(&Rules::default()))
-}
-
-impl<K: Kernel> Turnstile<K> {
-    fn read<T>(
-        &mut self,
-        part: &'static str,
-        read: impl FnOnce(&mut K) -> Result<T, Unreadable>,
-    ) -> Result<T, Unreadable> {
-        match self.gate.pass(Ask::Read(part)) {
-            Permit::Go | Permit::PassOver(_) => read(&mut self.kernel),
-            _ => Err(Unreadable::new(part, "on purpose")),
-        }
-    }
-}
-
-impl<K: Kernel> Kernel for Turnstile<K> {
-    fn clock(&self) -> Instant {
-        self.gate.clock()
-    }
-
-    fn read_servers(&mut self) -> Result<BTreeMap<VirtualServerKey, VirtualServer>, Unreadable> {
-        const PART: &str = "the virtual servers";
-        match self.gate.pass(Ask::Read(PART)) {
-            Permit::Go => self.kernel.read_servers(),
-            Permit::PassOver(which) => {
-                let mut all = self.kernel.read_servers()?;
-                let at = Chance::new(which).index(all.len());
-                if let Some(key) = all.keys().nth(at).copied() {
-                    all.remove(&key);
-                }
-                Ok(all)
-            }
-            _ => Err(Unreadable::new(PART, "on purpose")),
-        }
-    }
-
-    fn read_sets(&mut self) -> Result<FoundSets, Unreadable> {
-        self.read("the ipsets", Kernel::read_sets)
-    }
-
-    fn read_addresses(&mut self) -> Result<FoundAddresses, Unreadable> {
-        self.read("the addresses of this node", Kernel::read_addresses)
-    }
-
-    fn read_rules(&mut self) -> Result<FoundRules, Unreadable> {
-        self.read("the iptables rules", Kernel::read_rules)
-    }
-
-    fn glance(&mut self, one: &VirtualServerKey) -> Result<Glance, Unreadable> {
-        self.read("a glance", |kernel| kernel.glance(one))
-    }
-
-    fn apply(&mut self, plan: &Plan) -> Vec<Outcome> {
-        let mut outcomes = Vec::new();
-        for op in &plan.ops {
-            let mut apply = || {
-                let done = self.kernel.apply(&Plan {
-                    ops: vec![op.clone()],
-                });
-                done.into_iter().next().unwrap_or(Outcome::Unknown)
-            };
-            outcomes.push(match self.gate.pass(Ask::Write(write(op))) {
-                Permit::Go => apply(),
-                Permit::Refuse(blame) => Outcome::Refused {
-                    reason: "on purpose".to_owned(),
-                    fault: match blame {
-                        Blame::Entry => Fault::Entry,
-                        Blame::Node => Fault::Node,
-                        Blame::Belief => Fault::Belief,
-                    },
-                },
-                Permit::LoseDone => {
-                    apply();
-                    Outcome::Unknown
-                }
-                _ => Outcome::Unknown,
-            });
-        }
-        outcomes
-    }
-
-    fn connections(
-        &mut self,
-        keys: &[VirtualServerKey],
-    ) -> Result<BTreeMap<VirtualServerKey, BTreeMap<Target, u32>>, Unreadable> {
-        self.read("connections", |kernel| kernel.connections(keys))
-    }
-}
-
-fn write(op: &Op) -> Write {
-    let serves = match op {
-        Op::CreateLink => Serves::All,
-        Op::BindAddress(address) | Op::UnbindAddress(address) | Op::UnbindOtherwise(address) => {
-            Serves::Address(*address)
-        }
-        _ => match op.server() {
-            Some(key) => Serves::Address(key.address),
-            // What else there is serves nobody by itself.
-            None => Serves::Nobody,
-        },
-    };
-    let removes = match op {
-        Op::RemoveServer(key) => Some(format!("server {key}")),
-        Op::RemoveMember(set, member) => Some(format!("member {set:?} {member}")),
-        Op::UnbindAddress(address) => Some(format!("address {address}")),
-        _ => None,
-    };
-    Write {
-        what: op.to_string(),
-        serves,
-        removes,
-    }
 }
