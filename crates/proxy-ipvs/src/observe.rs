@@ -6,8 +6,8 @@ use std::mem;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use hashbrown::HashSet;
-use proxy::{Model, NamespacedName, Service};
+use hashbrown::{HashMap, HashSet};
+use proxy::{Model, NamespacedName, Protocol, Service};
 
 use crate::config::ShimStyle;
 use crate::drift::{tell_address, tell_member, tell_server};
@@ -187,19 +187,28 @@ impl Ipvs {
     fn update_before_told(&mut self, state: &mut State, model: &Model, names: &[NamespacedName]) {
         let mut left = self.claims.servers_of(names, &self.tables);
         self.update_services(state, model, names);
-        let mut seen = HashSet::new();
+        let (mut seen, mut known) = (HashSet::new(), HashSet::new());
         loop {
             left.retain(|key| self.tables.servers.wanted(key).is_none() && seen.insert(*key));
             if left.is_empty() {
                 return;
             }
+            if known.is_empty() {
+                known.extend(names.iter().cloned());
+            }
+            let mut free: HashMap<(Protocol, u16), Vec<IpAddr>> = HashMap::new();
+            for key in &left {
+                let at = free.entry((key.protocol, key.port)).or_default();
+                at.push(key.address);
+            }
             let takes = |name: &&NamespacedName| {
-                let view = model.view(name);
-                view.is_some_and(|view| left.iter().any(|key| may_have(view.service, key)))
+                let view = model.view(name).filter(|_| !known.contains(*name));
+                view.is_some_and(|view| may_have(view.service, &free))
             };
             let heirs: Vec<_> = model.service_names().filter(takes).cloned().collect();
             left = self.claims.servers_of(&heirs, &self.tables);
             self.update_services(state, model, &heirs);
+            known.extend(heirs);
         }
     }
 
@@ -241,14 +250,14 @@ impl Ipvs {
     }
 }
 
-/// Whether a Service says that it serves here, whether or not another one has it.
-fn may_have(service: &Service, key: &VirtualServerKey) -> bool {
+/// Whether a Service says that it serves at one of these, whether or not another one has it.
+fn may_have(service: &Service, free: &HashMap<(Protocol, u16), Vec<IpAddr>>) -> bool {
     let external = service.external_ips.iter().chain(&service.ingress_ips);
-    let mut addresses = service.cluster_ips.iter().chain(external);
-    let has_address = addresses.any(|address| *address == key.address);
-    let mut ports = service.ports.iter();
-    ports.any(|port| {
-        port.protocol == key.protocol
-            && ((has_address && port.port == key.port) || port.node_port == Some(key.port))
+    let addresses = service.cluster_ips.iter().chain(external);
+    service.ports.iter().any(|port| {
+        let at = free.get(&(port.protocol, port.port));
+        let node_port = port.node_port.map(|number| (port.protocol, number));
+        at.is_some_and(|at| addresses.clone().any(|address| at.contains(address)))
+            || node_port.is_some_and(|of| free.contains_key(&of))
     })
 }
