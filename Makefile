@@ -24,8 +24,11 @@ tour: ## Print docs/tour.md: a Service of each type, as the subcommands of kube-
 test: deps ## Run everything: lints, unit tests, the lab with a real IPVS kernel (LANE=B: on one with nftables, which it builds)
 	integration/test
 
-properties: ## Histories of events, faults, foreign changes and restarts, on the fakes of all modes: HISTORIES= SEED= MODE= (or FORM=)
-	$(CARGO) run --locked -q --profile histories -p properties -- $(if $(HISTORIES),--histories $(HISTORIES)) \
+properties: ## Histories of events, faults, foreign changes and restarts, on the fakes of all modes: HISTORIES= SEED= MODE= (or FORM=); LANE=A|B|host: on that kernel
+	$(CARGO) build --locked -q --profile histories -p properties
+	$(if $(LANE),$(CARGO) build --locked -q -p lab)
+	$(if $(LANE),LAB_LANE=$(LANE) $(if $(filter B,$(LANE)),LAB_KERNEL="$$(integration/kernel/build)") $(TARGET)/lab run --timeout 86400 --) \
+		$(patsubst %/debug,%/histories,$(TARGET))/properties $(if $(LANE),--kernel) $(if $(HISTORIES),--histories $(HISTORIES)) \
 		$(if $(SEED),--seed $(SEED)) $(if $(filter command line environment,$(origin MODE)),--mode $(MODE)) $(if $(FORM),--form $(FORM))
 
 fuzz: ## Feed every parser with what libFuzzer makes up, guided by coverage: SECONDS=60 for each, TARGET=NAME

@@ -72,6 +72,19 @@ impl Claims {
         self.owners.keys()
     }
 
+    /// The virtual servers that these Services claim.
+    pub(crate) fn servers_of(
+        &self,
+        services: &[NamespacedName],
+        tables: &Tables,
+    ) -> Vec<VirtualServerKey> {
+        let owners = services.iter().filter_map(|name| self.owners.get(name));
+        let keys = owners
+            .flatten()
+            .flat_map(|owner| tables.servers.keys_of(owner));
+        keys.copied().collect()
+    }
+
     /// Whether all that a Service claims is there.
     pub(crate) fn is_settled(&self, service: &NamespacedName, tables: &Tables) -> bool {
         let mut owners = self.owners.get(service).into_iter().flatten();

@@ -6,7 +6,8 @@ use std::mem;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use proxy::{Model, NamespacedName};
+use hashbrown::{HashMap, HashSet};
+use proxy::{Model, NamespacedName, Protocol, Service};
 
 use crate::config::ShimStyle;
 use crate::drift::{tell_address, tell_member, tell_server};
@@ -159,7 +160,7 @@ impl Ipvs {
         let has_other_ports = self.refresh_node_ports(state);
         if is_first {
             let claimed: Vec<NamespacedName> = self.claims.services().cloned().collect();
-            return self.update_services(state, model, &claimed);
+            return self.update_before_told(state, model, &claimed);
         }
         let found = &state.node.interface_addresses;
         let moved: BTreeSet<&IpAddr> = before.symmetric_difference(found).collect();
@@ -177,7 +178,38 @@ impl Ipvs {
             })
         };
         let names: Vec<_> = model.service_names().filter(depends).cloned().collect();
-        self.update_services(state, model, &names);
+        self.update_before_told(state, model, &names);
+    }
+
+    /// Computes Services again though nobody has told of a change of them. The model may know of one
+    /// that is told next; where they leave a virtual server by it, whoever has it from then on takes
+    /// it over at the same time, so that it is never taken away meanwhile.
+    fn update_before_told(&mut self, state: &mut State, model: &Model, names: &[NamespacedName]) {
+        let mut left = self.claims.servers_of(names, &self.tables);
+        self.update_services(state, model, names);
+        let (mut seen, mut known) = (HashSet::new(), HashSet::new());
+        loop {
+            left.retain(|key| self.tables.servers.wanted(key).is_none() && seen.insert(*key));
+            if left.is_empty() {
+                return;
+            }
+            if known.is_empty() {
+                known.extend(names.iter().cloned());
+            }
+            let mut free: HashMap<(Protocol, u16), Vec<IpAddr>> = HashMap::new();
+            for key in &left {
+                let at = free.entry((key.protocol, key.port)).or_default();
+                at.push(key.address);
+            }
+            let takes = |name: &&NamespacedName| {
+                let view = model.view(name).filter(|_| !known.contains(*name));
+                view.is_some_and(|view| may_have(view.service, &free))
+            };
+            let heirs: Vec<_> = model.service_names().filter(takes).cloned().collect();
+            left = self.claims.servers_of(&heirs, &self.tables);
+            self.update_services(state, model, &heirs);
+            known.extend(heirs);
+        }
     }
 
     /// Adopts what an earlier run, or upstream, has left, once all that says so was read as it was
@@ -216,4 +248,16 @@ impl Ipvs {
             }
         }
     }
+}
+
+/// Whether a Service says that it serves at one of these, whether or not another one has it.
+fn may_have(service: &Service, free: &HashMap<(Protocol, u16), Vec<IpAddr>>) -> bool {
+    let external = service.external_ips.iter().chain(&service.ingress_ips);
+    let addresses = service.cluster_ips.iter().chain(external);
+    service.ports.iter().any(|port| {
+        let at = free.get(&(port.protocol, port.port));
+        let node_port = port.node_port.map(|number| (port.protocol, number));
+        at.is_some_and(|at| addresses.clone().any(|address| at.contains(address)))
+            || node_port.is_some_and(|of| free.contains_key(&of))
+    })
 }

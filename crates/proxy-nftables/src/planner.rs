@@ -217,23 +217,27 @@ impl<'a> Planner<'a> {
     }
 
     /// Whether this leads to what some Services have of another layout, and nothing is known of
-    /// some Services as yet. The layout `flat` leads to what either has.
+    /// some Services as yet, or what they have of this one was refused and waits for its time. The
+    /// layout `flat` leads to what either has.
     fn has_to_wait(&self, key: &Key) -> bool {
         let is_there = self.tables.base.actual(key).is_some();
         let leads = *key == SERVICES_CHAIN && self.base.layout() == Layout::Upstream;
-        leads && is_there && !self.may_delete && self.tables.has_other_layout()
+        leads
+            && is_there
+            && (!self.may_delete || self.is_service_later())
+            && self.tables.has_other_layout()
     }
 
     /// Whether something that is wanted was refused, and waits for its time. Until then what is there
     /// of another layout may be all that guards it.
     fn is_wanted_later(&self) -> bool {
-        let Tables {
-            base,
-            slots,
-            chains,
-            ..
-        } = self.tables;
-        has_later(base, self.now) || has_later(slots, self.now) || has_later(chains, self.now)
+        has_later(&self.tables.base, self.now) || self.is_service_later()
+    }
+
+    /// The same of what Service ports want.
+    fn is_service_later(&self) -> bool {
+        let Tables { slots, chains, .. } = self.tables;
+        has_later(slots, self.now) || has_later(chains, self.now)
     }
 
     /// What is there whatever the Services are, and of no use.

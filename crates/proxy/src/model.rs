@@ -129,8 +129,10 @@ impl List {
     }
 
     fn confirm_unreadable(&mut self, name: NamespacedName, is_known: bool) {
+        // One that was not readable before is still not.
+        let was_whole = self.is_whole();
         self.confirm(&name);
-        if !is_known && !self.is_whole() {
+        if !is_known && !was_whole {
             self.unreadable.insert(name);
         }
     }
@@ -1121,6 +1123,16 @@ mod tests {
         assert_eq!(names(&model), ["a"]);
         model.apply(unreadable("new"));
         assert!(model.is_whole(), "nothing of it can be in the kernel");
+    }
+
+    #[test]
+    fn an_object_never_read_that_changes_is_still_not_read() {
+        let first = [START, unreadable("a"), complete(Kind::Service, true)];
+        let mut model = model(first);
+        model.apply(unreadable("a"));
+        assert!(!model.is_whole(), "what it was may be in the kernel");
+        model.apply(service("a"));
+        assert!(model.is_whole());
     }
 
     #[test]

@@ -6,7 +6,8 @@ use proxy::IpFamily;
 
 use crate::action::{Action, history};
 use crate::modes::Form;
-use crate::run::{Failure, run};
+use crate::real::on_a_node;
+use crate::run::{Failure, Ran, run};
 use crate::shrink::shrink;
 use crate::turnstile::Threads;
 
@@ -24,6 +25,58 @@ pub struct Campaign {
     pub seed: u64,
     /// The modes, in turn.
     pub forms: Vec<&'static Form>,
+    /// On what.
+    pub ground: Ground,
+}
+
+/// What histories run on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ground {
+    /// The strict fakes.
+    Fakes,
+    /// The kernel of this machine: on a node of its own each.
+    Kernel,
+}
+
+impl Ground {
+    /// Runs a history; its log is told if that is asked for.
+    pub fn run(
+        self,
+        form: &Form,
+        family: IpFamily,
+        actions: &[Action],
+        threads: &Threads,
+        is_told: bool,
+    ) -> Ran {
+        match self {
+            Self::Fakes => run(form.subject(family), actions, threads, is_told),
+            Self::Kernel => {
+                let ran = on_a_node(family, || {
+                    let subject = form.on_the_kernel(family)?;
+                    // They are in the same network namespace.
+                    Ok(run(subject, actions, &Threads::start(), is_told))
+                });
+                ran.and_then(|ran| ran).unwrap_or_else(|what| Ran {
+                    failure: Some(Failure { at: 0, what }),
+                    ..Ran::default()
+                })
+            }
+        }
+    }
+}
+
+/// Those of these forms that the kernel of this machine can carry in this family, and why it cannot
+/// others.
+pub fn carried(forms: &[&'static Form], family: IpFamily) -> (Vec<&'static Form>, Vec<String>) {
+    let (mut carried, mut others) = (Vec::new(), Vec::new());
+    for form in forms.iter().copied().filter(|form| form.has_kernel()) {
+        let tried = on_a_node(family, || form.on_the_kernel(family).map(drop));
+        match tried.and_then(|tried| tried) {
+            Ok(()) => carried.push(form),
+            Err(why) => others.push(format!("{} ({family}): {why}", form.name)),
+        }
+    }
+    (carried, others)
 }
 
 /// What came of it.
@@ -84,8 +137,9 @@ pub fn go(campaign: &Campaign, threads: &Threads) -> Account {
         let seed = campaign.seed.wrapping_add(number);
         let family = family(seed);
         let actions = history(seed);
+        let ground = campaign.ground;
         let again =
-            |actions: &[Action], is_told| run(form.subject(family), actions, threads, is_told);
+            |actions: &[Action], is_told| ground.run(form, family, actions, threads, is_told);
         let ran = again(&actions, false);
         account.histories += 1;
         account.pieces += ran.pieces as u64;
@@ -101,7 +155,7 @@ pub fn go(campaign: &Campaign, threads: &Threads) -> Account {
                 failure,
                 log,
             });
-        } else if number.is_multiple_of(TWICE) {
+        } else if number.is_multiple_of(TWICE) && ground == Ground::Fakes {
             account.twice += 1;
             account.unlike += u64::from(again(&actions, false).trace != ran.trace);
         }

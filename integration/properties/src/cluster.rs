@@ -7,7 +7,7 @@ use std::sync::Arc;
 use ipnet::IpNet;
 use proxy::{
     Endpoint, EndpointPort, EndpointSlice, Event, IpFamily, Kind, Model, NamespacedName, Node,
-    Placement, Protocol, Service, ServicePort, ServiceType,
+    Placement, Protocol, Service, ServicePort, ServiceType, Target,
 };
 
 use crate::chance::Chance;
@@ -130,6 +130,23 @@ impl Cluster {
             }
         }
         fronts
+    }
+
+    /// While an object cannot be read: everybody who serves, though perhaps nobody is to ask them as
+    /// others are ready. Where that is not known, they are asked.
+    pub fn makeshift(&self) -> BTreeSet<Target> {
+        let mut all = BTreeSet::new();
+        if self.garbled.is_empty() {
+            return all;
+        }
+        for slice in self.slices.values() {
+            for endpoint in slice.endpoints.iter().filter(|one| one.serving) {
+                let ip = endpoint.address;
+                let ports = slice.ports.iter().map(|port| port.port);
+                all.extend(ports.map(|port| Target { ip, port }));
+            }
+        }
+        all
     }
 
     /// What a source tells that lists everything.

@@ -32,6 +32,7 @@ pub mod chance;
 pub mod cluster;
 pub mod modes;
 mod packets;
+pub mod real;
 pub mod regressions;
 pub mod run;
 pub mod shrink;

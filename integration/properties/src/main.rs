@@ -1,17 +1,19 @@
 //! `make properties`: runs histories, and says how many, from which seed, how fast.
 
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use clap::Parser;
-use properties::campaign::{Account, Campaign, go};
+use properties::campaign::{Account, Campaign, Ground, carried, go};
 use properties::modes::FORMS;
 use properties::regressions;
-use properties::run::run;
 use properties::turnstile::Threads;
+use proxy::IpFamily;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// Runs histories of events, faults, foreign changes and restarts on the strict fakes of all modes.
+/// Runs histories of events, faults, foreign changes and restarts, on the strict fakes of all modes or
+/// on this machine's kernel.
 #[derive(Debug, Parser)]
 struct Arguments {
     /// How many.
@@ -29,13 +31,27 @@ struct Arguments {
     /// Only the form with exactly this name.
     #[arg(long)]
     form: Option<String>,
+    /// On the kernel of this machine: those forms that it can carry.
+    #[arg(long)]
+    kernel: bool,
+    /// Only the history of this file, with all that happens in it.
+    #[arg(long)]
+    replay: Option<PathBuf>,
 }
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     stay_on_one_processor();
     let threads = Threads::start();
-    if let Err(why) = replay(&threads) {
+    let ground = if arguments.kernel {
+        Ground::Kernel
+    } else {
+        Ground::Fakes
+    };
+    if let Some(path) = arguments.replay {
+        return tell(&path, ground, &threads);
+    }
+    if let Err(why) = replay(ground, &threads) {
         eprintln!("properties: a history that is kept fails again: {why}");
         return ExitCode::FAILURE;
     }
@@ -48,10 +64,19 @@ fn main() -> ExitCode {
         Some(form) => form == name,
         None => name.starts_with(&arguments.mode),
     };
-    let forms: Vec<_> = FORMS
+    let mut forms: Vec<_> = FORMS
         .iter()
         .filter(|form| is_asked_for(form.name))
         .collect();
+    if arguments.kernel {
+        for family in IpFamily::ALL {
+            let (carried, others) = carried(&forms, family);
+            forms = carried;
+            for why in others {
+                println!("passed over: {why}");
+            }
+        }
+    }
     if forms.is_empty() {
         let all: Vec<&str> = FORMS.iter().map(|form| form.name).collect();
         eprintln!(
@@ -67,6 +92,7 @@ fn main() -> ExitCode {
             limit: arguments.seconds.map(Duration::from_secs),
             seed,
             forms,
+            ground,
         },
         &threads,
     );
@@ -117,15 +143,35 @@ fn stay_on_one_processor() {
     }
 }
 
-fn replay(threads: &Threads) -> Result<(), String> {
+fn tell(path: &Path, ground: Ground, threads: &Threads) -> ExitCode {
+    let kept = match regressions::read_one(path) {
+        Ok(kept) => kept,
+        Err(error) => {
+            eprintln!("properties: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let ran = ground.run(kept.form, kept.family, &kept.actions, threads, true);
+    for line in &ran.log {
+        println!("  {line}");
+    }
+    match ran.failure {
+        Some(failure) => {
+            println!("it fails: {}", failure.what);
+            ExitCode::FAILURE
+        }
+        None => ExitCode::SUCCESS,
+    }
+}
+
+fn replay(ground: Ground, threads: &Threads) -> Result<(), String> {
     let kept = regressions::read(&regressions::folder()).map_err(|error| error.to_string())?;
     for kept in kept {
-        let ran = run(
-            kept.form.subject(kept.family),
-            &kept.actions,
-            threads,
-            false,
-        );
+        if ground == Ground::Kernel {
+            // What this one holds depends on the fake's order.
+            continue;
+        }
+        let ran = ground.run(kept.form, kept.family, &kept.actions, threads, false);
         if let Some(failure) = ran.failure {
             return Err(format!("{}: {}", kept.path.display(), failure.what));
         }

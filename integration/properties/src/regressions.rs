@@ -41,12 +41,18 @@ pub fn read(folder: &Path) -> io::Result<Vec<Kept>> {
             .is_some_and(|extension| extension == "history")
     });
     paths.sort();
-    let read = |path: PathBuf| {
-        let text = fs::read_to_string(&path)?;
-        parse(path.clone(), &text)
-            .map_err(|why| io::Error::other(format!("{}: {why}", path.display())))
-    };
-    paths.into_iter().map(read).collect()
+    paths.iter().map(|path| read_one(path)).collect()
+}
+
+/// The one of this file.
+///
+/// # Errors
+///
+/// It cannot be read, or is none of these.
+pub fn read_one(path: &Path) -> io::Result<Kept> {
+    let text = fs::read_to_string(path)?;
+    parse(path.to_owned(), &text)
+        .map_err(|why| io::Error::other(format!("{}: {why}", path.display())))
 }
 
 fn parse(path: PathBuf, text: &str) -> Result<Kept, String> {

@@ -22,7 +22,7 @@ const HORIZON: Duration = Duration::from_secs(100);
 const MOST_TURNS: usize = 3_000;
 
 /// What came of a history.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Ran {
     /// What did not hold, if anything: after which action, and what.
     pub failure: Option<Failure>,
@@ -87,6 +87,7 @@ struct World<'a> {
     threads: &'a Threads,
     mode: Option<Box<dyn Mode>>,
     lanes: Vec<Lane>,
+    bystanders: Vec<Option<String>>,
     cluster: Cluster,
     model: Model,
     /// What is told of objects and has not arrived, each with its number.
@@ -115,6 +116,7 @@ impl<'a> World<'a> {
     fn new(subject: Box<dyn Subject>, threads: &'a Threads, is_told: bool) -> Self {
         let now = Instant::now();
         let mut world = Self {
+            bystanders: subject.bystanders(),
             cluster: Cluster::new(subject.family()),
             subject,
             threads,
@@ -297,9 +299,17 @@ impl<'a> World<'a> {
                 self.watch.repaired(&self.subject.ours());
             }
             let served = self.subject.served(&self.fronts);
-            self.watch.after(served, heard)?;
+            let by_all = self.heard_by_all().min(heard);
+            self.watch.after(served, heard, by_all)?;
         }
         Ok(moved.is_some_and(|moved| matches!(moved, Moved::Waits | Moved::Finished)))
+    }
+
+    /// What had been heard when the oldest plan was made that is not done.
+    fn heard_by_all(&self) -> u64 {
+        let at_work = self.lanes.iter().filter(|lane| lane.asks().is_some());
+        let heard = at_work.map(|lane| lane.heard).min();
+        heard.unwrap_or(self.heard).min(self.heard)
     }
 
     fn decide(&mut self, lane: usize, ask: &Ask) -> Permit {
@@ -354,8 +364,9 @@ impl<'a> World<'a> {
         let pending = self.mode.as_ref().map_or(1, |mode| mode.standing().pending);
         if has_heard_all && pending == 0 && self.armed.unreadable.is_none() {
             self.watch.repaired(&self.subject.ours());
-            self.watch.note(self.subject.served(&self.fronts));
             self.watch.rests(self.made);
+            self.watch
+                .note(self.subject.served(&self.fronts), self.made);
         }
     }
 
@@ -376,8 +387,9 @@ impl<'a> World<'a> {
             self.watch.begin_where_others_claim(&claims);
         }
         self.fronts = claims.into_keys().collect();
-        self.watch
-            .want(&fresh.served(&self.fronts), &fresh.ours(), since);
+        let makeshift = self.cluster.makeshift();
+        let served = fresh.served(&self.fronts);
+        self.watch.want(&served, &fresh.ours(), &makeshift, since);
     }
 
     fn hear(&mut self, most: usize) {
@@ -480,7 +492,8 @@ impl<'a> World<'a> {
                 if let Some(what) = self.subject.change_foreign(chance) {
                     self.say(|| format!("  #: {what}"));
                     let served = self.subject.served(&self.fronts);
-                    self.watch.note(served);
+                    let heard = self.heard_by_all();
+                    self.watch.note(served, heard);
                 }
             }
             Verb::Refuse => {
@@ -545,7 +558,8 @@ impl<'a> World<'a> {
     fn damaged(&mut self) {
         self.watch.damaged();
         let served = self.subject.served(&self.fronts);
-        self.watch.note(served);
+        let heard = self.heard_by_all();
+        self.watch.note(served, heard);
     }
 
     /// One lane that can go on does so for some pieces.
@@ -594,8 +608,8 @@ impl<'a> World<'a> {
         let Fresh {
             subject: fresh,
             pending,
-        } = self.subject.afresh(&self.cluster.model);
-        let (there, made) = (self.subject.ours(), fresh.ours());
+        } = self.subject.afresh_on_same(&self.cluster.model)?;
+        let (there, made) = (self.subject.all_ours(), fresh.all_ours());
         for (entry, value) in &made {
             match there.get(entry) {
                 Some(held) if held == value => {}
@@ -615,6 +629,12 @@ impl<'a> World<'a> {
         let (theirs, left) = (self.subject.foreign(), self.subject.foreign_left());
         if theirs != left {
             return Err(format!("of others there is {theirs:?}, they left {left:?}"));
+        }
+        let (bystanders, were) = (self.subject.bystanders(), &self.bystanders);
+        if bystanders != *were {
+            return Err(format!(
+                "beside us there is {bystanders:?}, there was {were:?}"
+            ));
         }
         let served: Served = self.subject.served(&self.fronts);
         let wanted = fresh.served(&self.fronts);

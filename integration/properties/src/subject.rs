@@ -60,6 +60,11 @@ pub trait Subject {
     /// All that is ours in the kernel, as far as it makes a difference.
     fn ours(&self) -> Entries;
 
+    /// The same with what takes its time to read, and a start makes as well.
+    fn all_ours(&self) -> Entries {
+        self.ours()
+    }
+
     /// Whether an entry may be there at the end that a start does not make.
     fn may_stay(&self, _entry: &str) -> bool {
         false
@@ -88,6 +93,21 @@ pub trait Subject {
 
     /// What a start on an empty kernel makes for these objects, on a node with the same addresses.
     fn afresh(&self, model: &Model) -> Fresh;
+
+    /// The same on a kernel like the one that this is on: where that is the real one, on another
+    /// node of it, and not on the fake.
+    ///
+    /// # Errors
+    ///
+    /// There is no such node.
+    fn afresh_on_same(&self, model: &Model) -> Result<Fresh, String> {
+        Ok(self.afresh(model))
+    }
+
+    /// What somebody has beside all this, and nobody of us ever changes, in words.
+    fn bystanders(&self) -> Vec<Option<String>> {
+        Vec::new()
+    }
 }
 
 /// What a start makes.

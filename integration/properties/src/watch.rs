@@ -10,7 +10,7 @@
 //!
 //! - the engine had heard of the period's begin when it planned the piece;
 //! - nobody else has damaged anything in the kernel, and nothing on the way to the front was
-//!   refused, since all its endpoints served last.
+//!   refused, since all its endpoints served last, and all plans knew of them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -26,6 +26,8 @@ struct Period {
     /// The event that has begun it; `None`: it is not told by events, and counts once all rests.
     since: Option<u64>,
     wanted: BTreeSet<Target>,
+    /// The event since which exactly these are wanted; `None` as above.
+    settled: Option<u64>,
     good: BTreeSet<Target>,
     is_disturbed: bool,
 }
@@ -45,18 +47,29 @@ pub struct Watch {
 
 impl Watch {
     /// The objects want something else since this event.
-    pub fn want(&mut self, served: &Served, entries: &Entries, since: Option<u64>) {
+    /// These are good as well, though not wanted.
+    pub fn want(
+        &mut self,
+        served: &Served,
+        entries: &Entries,
+        makeshift: &BTreeSet<Target>,
+        since: Option<u64>,
+    ) {
         self.fronts.retain(|front, _| served.contains_key(front));
         for (front, wanted) in served {
             let is_handed_over = self.handed_over.contains(front);
             let period = self.fronts.entry(*front).or_insert_with(|| Period {
                 since: since.filter(|_| !is_handed_over),
                 wanted: BTreeSet::new(),
+                settled: None,
                 good: BTreeSet::new(),
                 is_disturbed: !self.claims.is_empty(),
             });
-            period.good.extend(wanted.iter().copied());
-            period.wanted.clone_from(wanted);
+            period.good.extend(wanted.union(makeshift).copied());
+            if period.wanted != *wanted {
+                period.wanted.clone_from(wanted);
+                period.settled = since;
+            }
         }
         self.entries.retain(|entry, _| entries.contains_key(entry));
         for entry in entries.keys() {
@@ -120,12 +133,17 @@ impl Watch {
         for since in periods.chain(self.entries.values_mut()) {
             since.get_or_insert(event);
         }
+        for period in self.fronts.values_mut() {
+            period.settled.get_or_insert(event);
+        }
     }
 
-    /// Who serves now.
-    pub fn note(&mut self, served: Served) {
+    /// Who serves now, while whoever plans or carries out anything has heard so much.
+    pub fn note(&mut self, served: Served, heard: u64) {
         for (front, period) in &mut self.fronts {
+            let is_known = period.settled.is_some_and(|event| event <= heard);
             if period.is_disturbed
+                && is_known
                 && self.lost.is_empty()
                 && served.get(front) == Some(&period.wanted)
             {
@@ -152,12 +170,13 @@ impl Watch {
         }
     }
 
-    /// Compares who serves after a piece with who did before it.
+    /// Compares who serves after a piece, of a plan that was made when this had been heard, with who
+    /// did before it; so much had been heard when any plan was made that is not done.
     ///
     /// # Errors
     ///
     /// Somebody lost the last endpoint.
-    pub fn after(&mut self, served: Served, heard: u64) -> Result<(), String> {
+    pub fn after(&mut self, served: Served, heard: u64, by_all: u64) -> Result<(), String> {
         for (front, period) in &self.fronts {
             let is_claimed_twice = self.claims.get(front).is_some_and(|by| by.len() > 1);
             let is_news = period.since.is_none_or(|since| since > heard);
@@ -176,7 +195,7 @@ impl Watch {
                 ));
             }
         }
-        self.note(served);
+        self.note(served, by_all);
         Ok(())
     }
 }

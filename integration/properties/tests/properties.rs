@@ -8,7 +8,7 @@
 use std::time::Duration;
 
 use properties::action::history;
-use properties::campaign::{Campaign, family, go};
+use properties::campaign::{Campaign, Ground, family, go};
 use properties::modes::FORMS;
 use properties::regressions;
 use properties::run::run;
@@ -48,6 +48,7 @@ fn histories_hold_in_every_mode() {
         limit: Some(Duration::from_secs(15)),
         seed: 1,
         forms: FORMS.iter().collect(),
+        ground: Ground::Fakes,
     };
     let account = go(&campaign, &Threads::start());
     if let Some(failed) = account.failed {

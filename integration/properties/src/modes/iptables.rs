@@ -1,7 +1,11 @@
 //! The iptables mode.
 
+mod real;
+
+use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::net::IpAddr;
+use std::sync::MutexGuard;
 use std::time::Instant;
 
 use iptables::{Input, Kind};
@@ -9,14 +13,16 @@ use packet_path::Xtables;
 use proxy::{
     IpFamily, LocalDetector, Mode, Model, NodeFacts, NodePortAddresses, Notice, Unreadable,
 };
-use proxy_iptables::fake::FakeKernel;
-use proxy_iptables::{Config, Kernel, Lanes, Proxier, Refusal, Table};
+use proxy_iptables::fake::{FakeKernel, State};
+use proxy_iptables::{Config, IptablesKernel, Kernel, Lanes, Proxier, Refusal, Table};
 
 use crate::chance::Chance;
 use crate::cluster::{NODE, NODE_ADDRESS, at, net};
 use crate::packets;
+use crate::real::{add_bystanders, bystanders, on_a_node, set_addresses};
 use crate::subject::{Damage, Entries, Fresh, Served, Subject, run_afresh};
 use crate::turnstile::{Ask, Blame, Front, Lane, Permit, Serves, Turnstile, Write};
+use real::Real;
 
 /// What the rules of others bear.
 const THEIRS: &str = "theirs";
@@ -31,6 +37,22 @@ const SHARED: [&str; 5] = [
 ];
 
 pub(super) fn subject(family: IpFamily, _: &'static str) -> Box<dyn Subject> {
+    Box::new(on_the_fake(family))
+}
+
+/// The same on the kernel, in the calling thread's network namespace.
+///
+/// # Errors
+///
+/// What the kernel lacks.
+pub(super) fn on_the_kernel(family: IpFamily, _: &'static str) -> Result<Box<dyn Subject>, String> {
+    let mut subject = on_the_fake(family);
+    subject.real = Some(RefCell::new(Real::open(family)?));
+    add_bystanders();
+    Ok(Box::new(subject))
+}
+
+fn on_the_fake(family: IpFamily) -> Iptables {
     let addresses = [
         at(family, [127, 0, 0, 1]),
         at(family, NODE_ADDRESS),
@@ -39,7 +61,7 @@ pub(super) fn subject(family: IpFamily, _: &'static str) -> Box<dyn Subject> {
     let kernel = FakeKernel::new(&[]);
     kernel.state().addresses = addresses.into();
     let detector = net(family, [10, 244, 1, 0], 24);
-    Box::new(Iptables {
+    Iptables {
         family,
         kernel,
         config: Config {
@@ -48,19 +70,78 @@ pub(super) fn subject(family: IpFamily, _: &'static str) -> Box<dyn Subject> {
         },
         theirs: Entries::new(),
         made: 0,
-    })
+        real: None,
+    }
 }
 
 struct Iptables {
     family: IpFamily,
+    /// The kernel, or what was last read of the real one.
     kernel: FakeKernel,
     config: Config,
     /// What others have written.
     theirs: Entries,
     made: usize,
+    real: Option<RefCell<Real>>,
 }
 
 impl Iptables {
+    /// A source that is nobody of ours, as `iptables-save` prints it.
+    fn somebody(&self, number: u8) -> String {
+        let length = match self.family {
+            IpFamily::V4 => 32,
+            IpFamily::V6 => 128,
+        };
+        format!("{}/{length}", at(self.family, [172, 31, 0, number]))
+    }
+
+    /// The state, as the kernel has it now.
+    fn look(&self) -> MutexGuard<'_, State> {
+        if let Some(real) = &self.real {
+            real.borrow_mut().look(&self.kernel);
+        }
+        self.kernel.state()
+    }
+
+    /// Somebody changes the state, and so the kernel.
+    fn change<T>(&mut self, how: impl FnOnce(&mut Self) -> T) -> T {
+        drop(self.look());
+        let before = self.kernel.state().clone();
+        let done = how(self);
+        if let Some(real) = &self.real {
+            real.borrow_mut().follow(&before, &self.kernel);
+        }
+        done
+    }
+
+    fn begin<K: Kernel>(
+        &self,
+        mut kernel: impl FnMut() -> K,
+        now: Instant,
+    ) -> (Box<dyn Mode>, Vec<Lane>) {
+        let mut lanes = Vec::new();
+        let mut worker = || {
+            let (lane, worker) = Lane::new(kernel());
+            lanes.push(lane);
+            worker
+        };
+        let workers = Lanes::new([worker(), worker()]);
+        let mode = Proxier::new(self.config.clone(), self.node(), workers, now);
+        (Box::new(mode), lanes)
+    }
+
+    /// A recorded state: nobody writes to it any more.
+    fn recorded(&self, kernel: FakeKernel) -> Self {
+        Self {
+            family: self.family,
+            kernel,
+            config: self.config.clone(),
+            theirs: Entries::new(),
+            made: 0,
+            real: None,
+        }
+    }
+
     fn node(&self) -> NodeFacts {
         let mut node = NodeFacts::new(self.family, NODE);
         node.node_port_addresses = NodePortAddresses::All;
@@ -68,7 +149,7 @@ impl Iptables {
     }
 
     fn entries(&self, is_theirs: bool) -> Entries {
-        let state = self.kernel.state();
+        let state = self.look();
         let mut entries = Entries::new();
         for (table, chains) in &state.tables {
             for (chain, rules) in chains {
@@ -95,15 +176,13 @@ impl Subject for Iptables {
     }
 
     fn start(&mut self, now: Instant) -> (Box<dyn Mode>, Vec<Lane>) {
-        let mut lanes = Vec::new();
-        let mut worker = || {
-            let (lane, worker) = Lane::new(self.kernel.clone());
-            lanes.push(lane);
-            worker
-        };
-        let workers = Lanes::new([worker(), worker()]);
-        let mode = Proxier::new(self.config.clone(), self.node(), workers, now);
-        (Box::new(mode), lanes)
+        match &self.real {
+            Some(real) => {
+                let programs = real.borrow().programs();
+                self.begin(|| IptablesKernel::new(self.family, programs.clone()), now)
+            }
+            None => self.begin(|| self.kernel.clone(), now),
+        }
     }
 
     fn switch(&mut self, chance: &mut Chance) -> Option<String> {
@@ -116,11 +195,12 @@ impl Subject for Iptables {
     }
 
     fn addresses(&self) -> BTreeSet<IpAddr> {
-        self.kernel.state().addresses.clone()
+        self.look().addresses.clone()
     }
 
     fn served(&self, fronts: &BTreeSet<Front>) -> Served {
         let node = packets::node(self.family, self.addresses());
+        // As it was looked at for the addresses.
         let rules = Xtables::of(&self.kernel.saved());
         packets::served(fronts, &rules, &node)
     }
@@ -138,6 +218,76 @@ impl Subject for Iptables {
     }
 
     fn damage(&mut self, chance: &mut Chance) -> Option<Damage> {
+        self.change(|subject| subject.damage_state(chance))
+    }
+
+    fn change_foreign(&mut self, chance: &mut Chance) -> Option<String> {
+        let what = self.change(|subject| subject.change_foreign_state(chance))?;
+        self.theirs = self.entries(true);
+        Some(what)
+    }
+
+    fn change_address(&mut self, chance: &mut Chance) -> Notice {
+        let other = at(self.family, [192, 168, 99, 11 + chance.small(2)]);
+        self.change(|subject| {
+            let mut state = subject.kernel.state();
+            if state.addresses.remove(&other) {
+                Notice::AddressRemoved(other)
+            } else {
+                state.addresses.insert(other);
+                Notice::AddressAdded(other)
+            }
+        })
+    }
+
+    fn notices(&self) -> &'static [Notice] {
+        &[Notice::Ruleset, Notice::Anything]
+    }
+
+    fn afresh(&self, model: &Model) -> Fresh {
+        let kernel = FakeKernel::new(&[]);
+        kernel.state().addresses = self.addresses();
+        let handle = kernel.clone();
+        let lanes = Lanes::inline(|| handle.clone());
+        let mut mode = Proxier::new(self.config.clone(), self.node(), lanes, Instant::now());
+        let pending = run_afresh(&mut mode, model);
+        let subject = Box::new(self.recorded(kernel));
+        Fresh { subject, pending }
+    }
+
+    fn afresh_on_same(&self, model: &Model) -> Result<Fresh, String> {
+        if self.real.is_none() {
+            return Ok(self.afresh(model));
+        }
+        let (addresses, node) = (self.addresses(), self.node());
+        let (family, config) = (self.family, self.config.clone());
+        let made = on_a_node(family, || {
+            let mut real = Real::open(family)?;
+            let there = FakeKernel::new(&[]);
+            real.look(&there);
+            set_addresses(&there.state().addresses, &addresses);
+            let programs = real.programs();
+            let lanes = Lanes::inline(|| IptablesKernel::new(family, programs.clone()));
+            let mut mode = Proxier::new(config, node, lanes, Instant::now());
+            let pending = run_afresh(&mut mode, model);
+            real.look(&there);
+            Ok::<_, String>((there, pending))
+        })?;
+        let (there, pending) = made?;
+        let subject = Box::new(self.recorded(there));
+        Ok(Fresh { subject, pending })
+    }
+
+    fn bystanders(&self) -> Vec<Option<String>> {
+        match &self.real {
+            Some(_) => bystanders(),
+            None => Vec::new(),
+        }
+    }
+}
+
+impl Iptables {
+    fn damage_state(&mut self, chance: &mut Chance) -> Option<Damage> {
         let untold = |what: String| Some(Damage { what, told: None });
         let which = chance.below(6);
         if which == 0 {
@@ -167,7 +317,7 @@ impl Subject for Iptables {
             return untold(format!("chain {name} of {table:?} is flushed"));
         }
         if which == 3 && name.starts_with("KUBE-") {
-            rules.push(format!("-A {name} -s 172.31.0.1/32 -j RETURN"));
+            rules.push(format!("-A {name} -s {} -j RETURN", self.somebody(1)));
             return untold(format!("chain {name} of {table:?} gets a rule"));
         }
         let at = chance.index(rules.len());
@@ -178,13 +328,13 @@ impl Subject for Iptables {
         untold(format!("{rule} of {table:?} is deleted"))
     }
 
-    fn change_foreign(&mut self, chance: &mut Chance) -> Option<String> {
+    fn change_foreign_state(&mut self, chance: &mut Chance) -> Option<String> {
         let mut state = self.kernel.state();
         let chains = state.tables.get_mut(&Table::Nat)?;
         self.made += 1;
         let rule = format!(
-            "-A POSTROUTING -s 172.31.0.{}/32 -m comment --comment {THEIRS}{} -j RETURN",
-            chance.small(9),
+            "-A POSTROUTING -s {} -m comment --comment {THEIRS}{} -j RETURN",
+            self.somebody(chance.small(9)),
             self.made
         );
         let rules = chains.get_mut("POSTROUTING")?;
@@ -200,45 +350,11 @@ impl Subject for Iptables {
             }
             what
         };
-        drop(state);
-        self.theirs = self.entries(true);
         Some(what)
-    }
-
-    fn change_address(&mut self, chance: &mut Chance) -> Notice {
-        let other = at(self.family, [192, 168, 99, 11 + chance.small(2)]);
-        let mut state = self.kernel.state();
-        if state.addresses.remove(&other) {
-            Notice::AddressRemoved(other)
-        } else {
-            state.addresses.insert(other);
-            Notice::AddressAdded(other)
-        }
-    }
-
-    fn notices(&self) -> &'static [Notice] {
-        &[Notice::Ruleset, Notice::Anything]
-    }
-
-    fn afresh(&self, model: &Model) -> Fresh {
-        let kernel = FakeKernel::new(&[]);
-        kernel.state().addresses = self.addresses();
-        let handle = kernel.clone();
-        let lanes = Lanes::inline(|| handle.clone());
-        let mut mode = Proxier::new(self.config.clone(), self.node(), lanes, Instant::now());
-        let pending = run_afresh(&mut mode, model);
-        let subject = Box::new(Self {
-            family: self.family,
-            kernel,
-            config: self.config.clone(),
-            theirs: Entries::new(),
-            made: 0,
-        });
-        Fresh { subject, pending }
     }
 }
 
-impl Kernel for Turnstile<FakeKernel> {
+impl<K: Kernel> Kernel for Turnstile<K> {
     fn clock(&self) -> Instant {
         self.gate.clock()
     }

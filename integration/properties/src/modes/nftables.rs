@@ -1,8 +1,11 @@
 //! The nftables mode.
 
+mod real;
+
+use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::net::IpAddr;
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard};
 use std::time::Instant;
 
 use nftables_netlink::{Activity, Bytes, Element, ElementData, Name, Transaction, Verdict};
@@ -10,19 +13,41 @@ use packet_path::nft::{Held, Nft};
 use proxy::{
     IpFamily, LocalDetector, Mode, Model, NodeFacts, NodePortAddresses, Notice, Unreadable,
 };
-use proxy_nftables::fake::{Content, FakeKernel};
+use proxy_nftables::fake::{Content, FakeKernel, State};
 use proxy_nftables::{
-    Blame as BlameOne, Config, Kernel, Lanes, Layout, Object, Proxier, Refusal, TABLE,
+    Blame as BlameOne, Config, Kernel, Lanes, Layout, NetlinkKernel, Object, Proxier, Refusal,
+    TABLE,
 };
 
 use crate::chance::Chance;
 use crate::cluster::{NODE, NODE_ADDRESS, at, net};
 use crate::packets;
+use crate::real::{add_bystanders, bystanders, on_a_node, set_addresses};
 use crate::subject::{Damage, Entries, Fresh, Served, Subject, run_afresh};
 use crate::turnstile::{Ask, Blame, Front, Lane, Permit, Serves, Turnstile, Write};
+use real::Real;
 
 /// In a form, by its name.
 pub(super) fn subject(family: IpFamily, form: &'static str) -> Box<dyn Subject> {
+    Box::new(on_the_fake(family, form))
+}
+
+/// The same on the kernel, in the calling thread's network namespace.
+///
+/// # Errors
+///
+/// What the kernel lacks.
+pub(super) fn on_the_kernel(
+    family: IpFamily,
+    form: &'static str,
+) -> Result<Box<dyn Subject>, String> {
+    let mut subject = on_the_fake(family, form);
+    subject.real = Some(RefCell::new(Real::open(family, subject.config.layout)?));
+    add_bystanders();
+    Ok(Box::new(subject))
+}
+
+fn on_the_fake(family: IpFamily, form: &'static str) -> Nftables {
     let layout = if form.contains("flat") {
         Layout::Flat
     } else {
@@ -37,7 +62,7 @@ pub(super) fn subject(family: IpFamily, form: &'static str) -> Box<dyn Subject> 
     kernel.state().addresses = addresses.into();
     kernel.state().is_old = form.contains("old");
     let detector = net(family, [10, 244, 1, 0], 24);
-    Box::new(Nftables {
+    Nftables {
         family,
         kernel,
         config: Config {
@@ -45,16 +70,65 @@ pub(super) fn subject(family: IpFamily, form: &'static str) -> Box<dyn Subject> 
             detector: detector.map_or(LocalDetector::None, LocalDetector::SourceNet),
             ..Config::default()
         },
-    })
+        real: None,
+    }
 }
 
 struct Nftables {
     family: IpFamily,
+    /// The kernel, or what was last read of the real one.
     kernel: FakeKernel,
     config: Config,
+    real: Option<RefCell<Real>>,
 }
 
 impl Nftables {
+    /// The state, as the kernel has it now.
+    fn look(&self) -> MutexGuard<'_, State> {
+        let mut state = self.kernel.state();
+        if let Some(real) = &self.real {
+            real.borrow_mut().look(&mut state);
+        }
+        state
+    }
+
+    /// Somebody changes the state, and so the kernel.
+    fn change<T>(&mut self, how: impl FnOnce(&mut State) -> T) -> T {
+        let mut state = self.look();
+        let before = (state.addresses.clone(), state.table.clone());
+        let done = how(&mut state);
+        if let Some(real) = &self.real {
+            real.borrow_mut().follow(&before, &state);
+        }
+        done
+    }
+
+    fn begin<K: Kernel>(
+        &self,
+        mut kernel: impl FnMut() -> K,
+        now: Instant,
+    ) -> (Box<dyn Mode>, Vec<Lane>) {
+        let mut lanes = Vec::new();
+        let mut worker = || {
+            let (lane, worker) = Lane::new(kernel());
+            lanes.push(lane);
+            worker
+        };
+        let workers = Lanes::new([worker(), worker()]);
+        let mode = Proxier::new(self.config.clone(), self.node(), workers, now);
+        (Box::new(mode), lanes)
+    }
+
+    /// A recorded state: nobody writes to it any more.
+    fn recorded(&self, kernel: FakeKernel) -> Self {
+        Self {
+            family: self.family,
+            kernel,
+            config: self.config.clone(),
+            real: None,
+        }
+    }
+
     fn node(&self) -> NodeFacts {
         let mut node = NodeFacts::new(self.family, NODE);
         node.node_port_addresses = NodePortAddresses::All;
@@ -68,15 +142,10 @@ impl Subject for Nftables {
     }
 
     fn start(&mut self, now: Instant) -> (Box<dyn Mode>, Vec<Lane>) {
-        let mut lanes = Vec::new();
-        let mut worker = || {
-            let (lane, worker) = Lane::new(self.kernel.clone());
-            lanes.push(lane);
-            worker
-        };
-        let workers = Lanes::new([worker(), worker()]);
-        let mode = Proxier::new(self.config.clone(), self.node(), workers, now);
-        (Box::new(mode), lanes)
+        match &self.real {
+            Some(_) => self.begin(|| NetlinkKernel::new(self.family), now),
+            None => self.begin(|| self.kernel.clone(), now),
+        }
     }
 
     fn switch(&mut self, _: &mut Chance) -> Option<String> {
@@ -88,12 +157,12 @@ impl Subject for Nftables {
     }
 
     fn addresses(&self) -> BTreeSet<IpAddr> {
-        self.kernel.state().addresses.clone()
+        self.look().addresses.clone()
     }
 
     fn served(&self, fronts: &BTreeSet<Front>) -> Served {
-        let node = packets::node(self.family, self.addresses());
-        let state = self.kernel.state();
+        let state = self.look();
+        let node = packets::node(self.family, state.addresses.iter().copied());
         let mut held = Held::default();
         if let Some(content) = &state.table
             && content.activity == Activity::Active
@@ -115,7 +184,7 @@ impl Subject for Nftables {
     }
 
     fn ours(&self) -> Entries {
-        let state = self.kernel.state();
+        let state = self.look();
         let mut ours = Entries::new();
         let Some(content) = &state.table else {
             return ours;
@@ -156,7 +225,76 @@ impl Subject for Nftables {
     }
 
     fn damage(&mut self, chance: &mut Chance) -> Option<Damage> {
-        let mut state = self.kernel.state();
+        self.change(|state| Self::damage_state(state, chance))
+    }
+
+    fn change_foreign(&mut self, _: &mut Chance) -> Option<String> {
+        None
+    }
+
+    fn change_address(&mut self, chance: &mut Chance) -> Notice {
+        let other = at(self.family, [192, 168, 99, 11 + chance.small(2)]);
+        self.change(|state| {
+            if state.addresses.remove(&other) {
+                Notice::AddressRemoved(other)
+            } else {
+                state.addresses.insert(other);
+                Notice::AddressAdded(other)
+            }
+        })
+    }
+
+    fn notices(&self) -> &'static [Notice] {
+        &[Notice::Ruleset, Notice::Anything]
+    }
+
+    fn afresh(&self, model: &Model) -> Fresh {
+        let kernel = FakeKernel::new(self.family, &[]);
+        {
+            let (addresses, is_old) = (self.addresses(), self.kernel.state().is_old);
+            let mut state = kernel.state();
+            (state.addresses, state.is_old) = (addresses, is_old);
+        }
+        let handle = kernel.clone();
+        let lanes = Lanes::inline(|| handle.clone());
+        let mut mode = Proxier::new(self.config.clone(), self.node(), lanes, Instant::now());
+        let pending = run_afresh(&mut mode, model);
+        let subject = Box::new(self.recorded(kernel));
+        Fresh { subject, pending }
+    }
+
+    fn afresh_on_same(&self, model: &Model) -> Result<Fresh, String> {
+        if self.real.is_none() {
+            return Ok(self.afresh(model));
+        }
+        let (addresses, node) = (self.addresses(), self.node());
+        let (family, config) = (self.family, self.config.clone());
+        let made = on_a_node(family, || {
+            let mut real = Real::open(family, config.layout)?;
+            let there = FakeKernel::new(family, &[]);
+            real.look(&mut there.state());
+            set_addresses(&there.state().addresses, &addresses);
+            let lanes = Lanes::inline(|| NetlinkKernel::new(family));
+            let mut mode = Proxier::new(config, node, lanes, Instant::now());
+            let pending = run_afresh(&mut mode, model);
+            real.look(&mut there.state());
+            Ok::<_, String>((there, pending))
+        })?;
+        let (there, pending) = made?;
+        let subject = Box::new(self.recorded(there));
+        Ok(Fresh { subject, pending })
+    }
+
+    fn bystanders(&self) -> Vec<Option<String>> {
+        match &self.real {
+            Some(_) => bystanders(),
+            None => Vec::new(),
+        }
+    }
+}
+
+impl Nftables {
+    fn damage_state(state: &mut State, chance: &mut Chance) -> Option<Damage> {
         let told = |what: String| {
             Some(Damage {
                 what,
@@ -228,47 +366,9 @@ impl Subject for Nftables {
             }
         }
     }
-
-    fn change_foreign(&mut self, _: &mut Chance) -> Option<String> {
-        None
-    }
-
-    fn change_address(&mut self, chance: &mut Chance) -> Notice {
-        let other = at(self.family, [192, 168, 99, 11 + chance.small(2)]);
-        let mut state = self.kernel.state();
-        if state.addresses.remove(&other) {
-            Notice::AddressRemoved(other)
-        } else {
-            state.addresses.insert(other);
-            Notice::AddressAdded(other)
-        }
-    }
-
-    fn notices(&self) -> &'static [Notice] {
-        &[Notice::Ruleset, Notice::Anything]
-    }
-
-    fn afresh(&self, model: &Model) -> Fresh {
-        let kernel = FakeKernel::new(self.family, &[]);
-        {
-            let (addresses, is_old) = (self.addresses(), self.kernel.state().is_old);
-            let mut state = kernel.state();
-            (state.addresses, state.is_old) = (addresses, is_old);
-        }
-        let handle = kernel.clone();
-        let lanes = Lanes::inline(|| handle.clone());
-        let mut mode = Proxier::new(self.config.clone(), self.node(), lanes, Instant::now());
-        let pending = run_afresh(&mut mode, model);
-        let subject = Box::new(Self {
-            family: self.family,
-            kernel,
-            config: self.config.clone(),
-        });
-        Fresh { subject, pending }
-    }
 }
 
-impl Kernel for Turnstile<FakeKernel> {
+impl<K: Kernel> Kernel for Turnstile<K> {
     fn clock(&self) -> Instant {
         self.gate.clock()
     }

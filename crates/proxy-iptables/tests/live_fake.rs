@@ -1,0 +1,171 @@
+//! The strict fake is what the programs and the kernel are: the same restores are taken or refused on
+//! both, and leave the same rules.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test stops at the first surprise"
+)]
+
+use std::fmt::Write as _;
+use std::thread;
+
+use iptables::{Backend, Iptables, Kind};
+use proxy::IpFamily;
+use proxy_iptables::fake::FakeKernel;
+use proxy_iptables::{IptablesKernel, Kernel, Table};
+use rustix::thread::{UnshareFlags, unshare_unsafe};
+
+/// So many restores, one after the other.
+const RESTORES: usize = 60;
+
+fn in_namespace(what: impl FnOnce() + Send) {
+    thread::scope(|scope| {
+        let inside = scope.spawn(|| {
+            #[allow(unsafe_code, reason = "there is no safe call")]
+            // SAFETY: only the calling thread's network namespace changes, on which no memory
+            // safety depends.
+            unsafe { unshare_unsafe(UnshareFlags::NEWNET) }
+                .expect("this test makes a network namespace: run it as root");
+            what();
+        });
+        inside.join().unwrap();
+    });
+}
+
+/// Numbers that follow from a seed (splitmix64).
+struct Chance(u64);
+
+impl Chance {
+    fn below(&mut self, limit: u8) -> u8 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        u8::try_from((mixed ^ (mixed >> 31)) % u64::from(limit)).unwrap()
+    }
+
+    /// A rule, as `iptables-save` prints it. Jumps lead to chains of higher numbers: no loops.
+    fn rule(&mut self, family: IpFamily) -> String {
+        let chain = self.below(4);
+        let name = if self.below(6) == 0 {
+            "OUTPUT".to_owned()
+        } else {
+            format!("KUBE-{chain}")
+        };
+        let source = match family {
+            IpFamily::V4 => format!("10.0.0.{}/32", self.below(3)),
+            IpFamily::V6 => format!("fd00::{:x}/128", 1 + self.below(3)),
+        };
+        let to = chain + 1 + self.below(3);
+        match self.below(3) {
+            0 => format!("{name} -s {source} -j RETURN"),
+            _ => format!("{name} -s {source} -j KUBE-{to}"),
+        }
+    }
+
+    fn command(&mut self, family: IpFamily) -> String {
+        match self.below(12) {
+            0..4 => format!(":KUBE-{} - [0:0]", self.below(5)),
+            4..8 => format!("-A {}", self.rule(family)),
+            8 => format!("-I {}", self.rule(family)),
+            9 => format!("-D {}", self.rule(family)),
+            _ => format!("-X KUBE-{}", self.below(5)),
+        }
+    }
+
+    /// Chains are declared first, as the mode does.
+    fn restore(&mut self, family: IpFamily) -> String {
+        let mut text = String::new();
+        for table in ["filter", "nat"] {
+            if self.below(3) == 0 {
+                continue;
+            }
+            let mut commands: Vec<String> =
+                (0..=self.below(5)).map(|_| self.command(family)).collect();
+            commands.sort_by_key(|command| !command.starts_with(':'));
+            let _ = writeln!(text, "*{table}\n{}\nCOMMIT", commands.join("\n"));
+        }
+        text
+    }
+}
+
+/// Whether a text was taken; what else became of it ends the test.
+fn taken(kernel: &mut impl Kernel, text: &str) -> bool {
+    let done = kernel.restore(&mut |to| to.write_all(text.as_bytes()));
+    match done {
+        Ok(()) => true,
+        // Which of these it is, is a guess from the programs' words.
+        Err(refusal) if matches!(refusal.kind, Kind::Refused | Kind::NoModule) => false,
+        Err(refusal) => panic!("{text}: {refusal:?}"),
+    }
+}
+
+/// Chains and rules of the tables that are written.
+fn held(kernel: &mut impl Kernel) -> Vec<String> {
+    let mut held = Vec::new();
+    for table in [Table::Filter, Table::Nat] {
+        let mut lines = Vec::new();
+        let told = kernel.save(Some(table), &mut |line| {
+            let of = line.split(' ').next().unwrap_or_default();
+            match line.as_bytes().first() {
+                Some(b':') if of.starts_with(":KUBE") => lines.push(of.to_owned()),
+                Some(b'-') => lines.push(line.to_owned()),
+                _ => {}
+            }
+        });
+        told.unwrap();
+        // Chains come in the order of their names or of their making; rules in their own.
+        lines.sort_by_key(|line| line.split(' ').take(2).collect::<String>());
+        held.push(format!("{table:?}: {lines:#?}"));
+    }
+    held
+}
+
+fn compare(family: IpFamily, backend: Backend) {
+    let Ok(iptables) = Iptables::choose(Some(backend)) else {
+        eprintln!("{backend:?} does not work here");
+        return;
+    };
+    if iptables.check(family).is_err() {
+        eprintln!("{backend:?} does not work here for {family}");
+        return;
+    }
+    let mut kernel = IptablesKernel::new(family, iptables);
+    let mut fake = FakeKernel::new(&[]);
+    let (mut chance, mut refused, mut differences) = (Chance(1), 0, Vec::new());
+    for at in 0..RESTORES {
+        let text = chance.restore(family);
+        let (pretended, real) = (taken(&mut fake, &text), taken(&mut kernel, &text));
+        refused += usize::from(!real);
+        if pretended != real {
+            differences.push(format!(
+                "{at}: the fake {pretended}, iptables {real}:\n{text}"
+            ));
+        }
+        let there = held(&mut kernel);
+        if held(&mut fake) != there {
+            differences.push(format!("{at}: {:?}, {there:?}:\n{text}", held(&mut fake)));
+        }
+        if !differences.is_empty() {
+            break;
+        }
+    }
+    assert!(
+        differences.is_empty(),
+        "{backend:?} {family}: {}",
+        differences.join("\n")
+    );
+    // Both happen.
+    assert!((RESTORES / 5..RESTORES).contains(&refused), "{refused}");
+}
+
+#[test]
+#[ignore = "needs iptables, and the right to make network namespaces"]
+fn the_fake_refuses_what_iptables_refuses_and_holds_what_it_holds() {
+    for family in IpFamily::ALL {
+        for backend in [Backend::Nft, Backend::Legacy] {
+            in_namespace(|| compare(family, backend));
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! The iptables mode on the kernel of this machine.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use iptables::{Backend, Iptables};
+use proxy::IpFamily;
+use proxy_iptables::fake::{FakeKernel, State};
+
+use crate::real::{set_addresses, shell};
+
+/// The kernel, for those who look at it and those who damage it.
+pub(super) struct Real {
+    family: IpFamily,
+    /// Its own, as another program has it: what it has read is nobody else's.
+    iptables: Iptables,
+}
+
+#[allow(
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a kernel that cannot be read or damaged ends the history"
+)]
+impl Real {
+    /// In the calling thread's network namespace.
+    pub(super) fn open(family: IpFamily) -> Result<Self, String> {
+        let iptables = Iptables::choose(None).map_err(|error| error.to_string())?;
+        iptables.check(family).map_err(|error| error.to_string())?;
+        Ok(Self { family, iptables })
+    }
+
+    /// The programs, for a process of the product.
+    pub(super) fn programs(&self) -> Iptables {
+        let chosen = Iptables::choose(Some(self.iptables.backend()));
+        chosen.expect("iptables, which was there")
+    }
+
+    fn addresses(&self) -> BTreeSet<IpAddr> {
+        route_netlink::all_addresses(self.family).expect("the addresses")
+    }
+
+    /// What there is now.
+    pub(super) fn look(&mut self, there: &FakeKernel) {
+        let saved = self.iptables.save(self.family).expect("the rules");
+        there.flush();
+        there.load(&saved);
+        there.state().addresses = self.addresses();
+    }
+
+    /// Brings the kernel from the first to the second, as others do.
+    pub(super) fn follow(&mut self, before: &State, after: &FakeKernel) {
+        set_addresses(&before.addresses, &after.state().addresses);
+        if before.tables == after.state().tables {
+            return;
+        }
+        let program = match (self.family, self.iptables.backend()) {
+            (IpFamily::V4, Backend::Legacy) => "iptables-legacy-restore",
+            (IpFamily::V4, Backend::Nft) => "iptables-nft-restore",
+            (IpFamily::V6, Backend::Legacy) => "ip6tables-legacy-restore",
+            (IpFamily::V6, Backend::Nft) => "ip6tables-nft-restore",
+        };
+        let text = after.saved();
+        // No rule of these has a quote of the shell in it.
+        let restored = shell(&format!("{program} -w 5 <<'END'\n{text}END\n"));
+        assert!(restored.is_some(), "{program} does not take\n{text}");
+    }
+}

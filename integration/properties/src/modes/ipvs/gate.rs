@@ -1,0 +1,125 @@
+//! Each write and each read of the IPVS mode's kernel, behind the turnstile.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use proxy::{Target, Unreadable};
+use proxy_ipvs::{
+    Fault, FoundAddresses, FoundRules, FoundSets, Glance, Kernel, Op, Outcome, Plan, VirtualServer,
+    VirtualServerKey,
+};
+
+use crate::chance::Chance;
+use crate::turnstile::{Ask, Blame, Permit, Serves, Turnstile, Write};
+
+impl<K: Kernel> Turnstile<K> {
+    fn read<T>(
+        &mut self,
+        part: &'static str,
+        read: impl FnOnce(&mut K) -> Result<T, Unreadable>,
+    ) -> Result<T, Unreadable> {
+        match self.gate.pass(Ask::Read(part)) {
+            Permit::Go | Permit::PassOver(_) => read(&mut self.kernel),
+            _ => Err(Unreadable::new(part, "on purpose")),
+        }
+    }
+}
+
+impl<K: Kernel> Kernel for Turnstile<K> {
+    fn clock(&self) -> Instant {
+        self.gate.clock()
+    }
+
+    fn read_servers(&mut self) -> Result<BTreeMap<VirtualServerKey, VirtualServer>, Unreadable> {
+        const PART: &str = "the virtual servers";
+        match self.gate.pass(Ask::Read(PART)) {
+            Permit::Go => self.kernel.read_servers(),
+            Permit::PassOver(which) => {
+                let mut all = self.kernel.read_servers()?;
+                let at = Chance::new(which).index(all.len());
+                if let Some(key) = all.keys().nth(at).copied() {
+                    all.remove(&key);
+                }
+                Ok(all)
+            }
+            _ => Err(Unreadable::new(PART, "on purpose")),
+        }
+    }
+
+    fn read_sets(&mut self) -> Result<FoundSets, Unreadable> {
+        self.read("the ipsets", Kernel::read_sets)
+    }
+
+    fn read_addresses(&mut self) -> Result<FoundAddresses, Unreadable> {
+        self.read("the addresses of this node", Kernel::read_addresses)
+    }
+
+    fn read_rules(&mut self) -> Result<FoundRules, Unreadable> {
+        self.read("the iptables rules", Kernel::read_rules)
+    }
+
+    fn glance(&mut self, one: &VirtualServerKey) -> Result<Glance, Unreadable> {
+        self.read("a glance", |kernel| kernel.glance(one))
+    }
+
+    fn apply(&mut self, plan: &Plan) -> Vec<Outcome> {
+        let mut outcomes = Vec::new();
+        for op in &plan.ops {
+            let mut apply = || {
+                let done = self.kernel.apply(&Plan {
+                    ops: vec![op.clone()],
+                });
+                done.into_iter().next().unwrap_or(Outcome::Unknown)
+            };
+            outcomes.push(match self.gate.pass(Ask::Write(write(op))) {
+                Permit::Go => apply(),
+                Permit::Refuse(blame) => Outcome::Refused {
+                    reason: "on purpose".to_owned(),
+                    fault: match blame {
+                        Blame::Entry => Fault::Entry,
+                        Blame::Node => Fault::Node,
+                        Blame::Belief => Fault::Belief,
+                    },
+                },
+                Permit::LoseDone => {
+                    apply();
+                    Outcome::Unknown
+                }
+                _ => Outcome::Unknown,
+            });
+        }
+        outcomes
+    }
+
+    fn connections(
+        &mut self,
+        keys: &[VirtualServerKey],
+    ) -> Result<BTreeMap<VirtualServerKey, BTreeMap<Target, u32>>, Unreadable> {
+        self.read("connections", |kernel| kernel.connections(keys))
+    }
+}
+
+fn write(op: &Op) -> Write {
+    let serves = match op {
+        Op::CreateLink => Serves::All,
+        Op::BindAddress(address) | Op::UnbindAddress(address) | Op::UnbindOtherwise(address) => {
+            Serves::Address(*address)
+        }
+        _ => match op.server() {
+            Some(key) => Serves::Address(key.address),
+            // What else there is serves nobody by itself.
+            None => Serves::Nobody,
+        },
+    };
+    let removes = match op {
+        Op::RemoveServer(key) => Some(format!("server {key}")),
+        Op::RemoveMember(set, member) => Some(format!("member {set:?} {member}")),
+        Op::UnbindAddress(address) => Some(format!("address {address}")),
+        _ => None,
+    };
+    Write {
+        what: op.to_string(),
+        serves,
+        removes,
+    }
+}

@@ -1,0 +1,148 @@
+//! The kernel of this machine: a network namespace for each history, furnished as the fakes are.
+
+use std::any::Any;
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::Command;
+use std::thread;
+
+use netlink_batch::{Batch, Reply};
+use proxy::IpFamily;
+use route_netlink::{Address, AddressGeneration, LinkState, Rtnetlink};
+use rustix::thread::{UnshareFlags, unshare_unsafe};
+
+use crate::cluster::{NODE_ADDRESS, at};
+
+/// Where the node's addresses come and go.
+const LINK: &str = "eth0";
+
+/// Where its pods are.
+const BRIDGE: &str = "cni0";
+
+/// What belongs to somebody else, and is to be there in the end as it was.
+const BYSTANDERS: [(&str, &str); 2] = [
+    (
+        "nft add table inet theirs && nft 'add chain inet theirs c { type filter hook forward priority 0; }' \
+         && nft add rule inet theirs c ip saddr 172.31.0.1 accept",
+        "nft list table inet theirs",
+    ),
+    (
+        "ipset create THEIRS hash:ip && ipset add THEIRS 172.31.0.1",
+        "ipset save THEIRS",
+    ),
+];
+
+/// Runs a story on a thread of its own, on a node of its own. The error is what it panicked with.
+///
+/// # Errors
+///
+/// The story panicked, or there can be no such node: the right to make network namespaces is
+/// missing.
+pub fn on_a_node<T: Send>(family: IpFamily, story: impl FnOnce() -> T + Send) -> Result<T, String> {
+    thread::scope(|scope| {
+        let inside = scope.spawn(|| {
+            catch_unwind(AssertUnwindSafe(|| {
+                furnish(family)?;
+                Ok(story())
+            }))
+        });
+        match inside.join() {
+            Ok(Ok(done)) => done,
+            Ok(Err(panic)) | Err(panic) => Err(words(&*panic)),
+        }
+    })
+}
+
+fn words(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+    text.unwrap_or("it panicked").to_owned()
+}
+
+fn furnish(family: IpFamily) -> Result<(), String> {
+    let said = |error: &dyn std::error::Error| format!("a node cannot be made: {error}");
+    #[allow(unsafe_code, reason = "there is no safe call")]
+    // SAFETY: only the calling thread's network namespace changes, on which no memory safety
+    // depends.
+    unsafe { unshare_unsafe(UnshareFlags::NEWNET) }.map_err(|error| said(&error))?;
+    let mut rtnetlink = Rtnetlink::open().map_err(|error| said(&error))?;
+    // Where IPv6 is a module of the kernel, nothing that is here makes it load it.
+    drop(shell("test -e /proc/net/if_inet6 || modprobe -q ipv6"));
+    let cable = format!("ip link add {LINK} type veth peer name {BRIDGE}");
+    shell(&cable).ok_or_else(|| format!("a node cannot be made: `{cable}` fails"))?;
+    let mut links = || {
+        rtnetlink.set_link_state("lo", LinkState::Up)?;
+        for link in [LINK, BRIDGE] {
+            // A kernel without IPv6 refuses, and gives none.
+            drop(rtnetlink.set_address_generation(link, AddressGeneration::None));
+            rtnetlink.set_link_state(link, LinkState::Up)?;
+        }
+        Ok(())
+    };
+    links().map_err(|error: route_netlink::Error| said(&error))?;
+    set_address(LINK, at(family, NODE_ADDRESS), true)?;
+    set_address(BRIDGE, at(family, [10, 244, 1, 254]), true)
+}
+
+fn set_address(link: &str, address: IpAddr, is_there: bool) -> Result<(), String> {
+    let said = |error: &dyn std::error::Error| format!("{address} on {link}: {error}");
+    let mut rtnetlink = Rtnetlink::open().map_err(|error| said(&error))?;
+    let found = rtnetlink.link(link).map_err(|error| said(&error))?;
+    let link = found.ok_or_else(|| format!("there is no {link}"))?;
+    let mut batch = Batch::new();
+    let host = Address::host(link.index, address);
+    if is_there {
+        host.push_new(&mut batch);
+    } else {
+        host.push_del(&mut batch);
+    }
+    match rtnetlink.execute(&batch) {
+        Ok(replies) => match replies.last() {
+            Some(Reply::Done) => Ok(()),
+            other => Err(format!("{address}: {other:?}")),
+        },
+        Err(error) => Err(said(&error)),
+    }
+}
+
+/// The node's addresses become these.
+pub(crate) fn set_addresses(before: &BTreeSet<IpAddr>, after: &BTreeSet<IpAddr>) {
+    for address in before.symmetric_difference(after) {
+        let done = set_address(LINK, *address, after.contains(address));
+        assert_eq!(done, Ok(()), "an address of the node");
+    }
+}
+
+/// Deletes a link.
+pub(crate) fn delete_link(name: &str) {
+    let deleted = Rtnetlink::open().and_then(|mut rtnetlink| rtnetlink.delete_link(name));
+    assert!(deleted.is_ok(), "{name} is deleted: {deleted:?}");
+}
+
+/// Puts something beside what is ours. What is there cannot be had everywhere.
+pub(crate) fn add_bystanders() {
+    for (add, _) in BYSTANDERS {
+        drop(shell(add));
+    }
+}
+
+/// What became of it, in the words of the programs; nothing where there is none.
+pub(crate) fn bystanders() -> Vec<Option<String>> {
+    BYSTANDERS.iter().map(|(_, show)| shell(show)).collect()
+}
+
+/// Runs a script in the calling thread's network namespace; what it printed, if it succeeded.
+pub(crate) fn shell(script: &str) -> Option<String> {
+    let path = format!(
+        "{}:/usr/sbin:/sbin",
+        std::env::var("PATH").unwrap_or_default()
+    );
+    let ran = Command::new("sh")
+        .args(["-c", script])
+        .env("PATH", path)
+        .output()
+        .ok()?;
+    let printed = String::from_utf8(ran.stdout).ok()?;
+    ran.status.success().then_some(printed)
+}

@@ -1,0 +1,42 @@
+//! A bounded number of histories on the kernel: of those forms that it can carry.
+#![allow(clippy::panic, reason = "a test stops at the first surprise")]
+
+use std::time::Duration;
+
+use properties::campaign::{Campaign, Ground, carried, go};
+use properties::modes::FORMS;
+use properties::turnstile::Threads;
+use proxy::IpFamily;
+
+#[test]
+#[ignore = "needs a kernel with IPVS or nf_tables, and the right to make network namespaces: the lab"]
+fn histories_hold_on_the_kernel() {
+    let mut forms: Vec<_> = FORMS.iter().collect();
+    for family in IpFamily::ALL {
+        let (carried, others) = carried(&forms, family);
+        for why in others {
+            println!("passed over: {why}");
+        }
+        forms = carried;
+    }
+    assert!(!forms.is_empty(), "this kernel can carry no mode at all");
+    let campaign = Campaign {
+        histories: 600,
+        limit: Some(Duration::from_secs(20)),
+        seed: 1,
+        forms,
+        ground: Ground::Kernel,
+    };
+    let account = go(&campaign, &Threads::start());
+    println!("{} histories held", account.histories);
+    if let Some(failed) = account.failed {
+        let name = failed.form.name;
+        panic!(
+            "seed {} in {name}: {}\n{}",
+            failed.seed,
+            failed.failure.what,
+            failed.log.join("\n")
+        );
+    }
+    assert!(account.histories > 0);
+}
