@@ -6,7 +6,7 @@ TARGET ?= $(or $(CARGO_TARGET_DIR),target)/debug
 MODE ?= ipvs
 CASES ?= integration/golden/cases/$(MODE)
 
-.PHONY: help demo tour test properties golden bench lint build image deps doctor advisories
+.PHONY: help demo tour test properties golden soak bench lint build image reproducible deps doctor advisories
 
 help: ## Say what can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -32,6 +32,11 @@ golden: deps ## Compare what is left in the kernel with upstream's dumps: CASES=
 	$(CARGO) build --locked -p kube-proxy -p golden
 	$(TARGET)/golden --kube-proxy $(TARGET)/kube-proxy --mode $(MODE) --cases "$(CASES)"
 
+soak: deps ## Hours of churn with traffic in the lab, and whether anything grows: HOURS=2 MODE=ipvs|iptables|nftables OUT=target/soak (docs/soak.md)
+	$(CARGO) build --locked -p kube-proxy -p lab -p soak
+	$(if $(LANE),LAB_LANE=$(LANE) $(if $(filter B,$(LANE)),LAB_KERNEL="$$(integration/kernel/build)")) $(TARGET)/soak --mode $(MODE) \
+		--minutes "$$(awk 'BEGIN { print 60 * $(or $(HOURS),2) }')" --out "$(or $(OUT),$(TARGET)/../soak)"
+
 bench: deps ## Measure, beside a bare loader and other kube-proxies: SIZES= AXES= REPEATS= SUBJECTS= MINUTES= FULL=1 KUBE_PROXY="NAME=PATH:MODE ..."
 	$(CARGO) build --locked --release -p bench -p kube-proxy -p apiserver
 	$(patsubst %/debug,%/release,$(TARGET))/bench run $(if $(SIZES),--sizes $(SIZES)) $(if $(AXES),--axes $(AXES)) \
@@ -46,6 +51,9 @@ build: ## The release binary
 
 image: ## The container image, as an OCI archive, and its SBOM (says what it installs; FLAVOUR=nftables: of one static binary)
 	@image/build
+
+reproducible: ## Build the release twice, in two folders, and compare the programs byte by byte (two release builds: minutes each)
+	@integration/reproducible
 
 deps: ## Install what the lab needs from Debian's packages (says what; LANE=B: and what builds its kernel)
 	@integration/deps
