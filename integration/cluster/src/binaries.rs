@@ -92,6 +92,15 @@ impl Binaries {
         archives.sort();
         archives
     }
+
+    /// Whether one of them is of CoreDNS.
+    pub(crate) fn has_dns(&self) -> bool {
+        let archives = self.images();
+        let names = archives.iter().filter_map(|archive| archive.file_name());
+        names
+            .into_iter()
+            .any(|name| name.to_string_lossy().starts_with("coredns"))
+    }
 }
 
 fn is_program(file: &Path) -> bool {

@@ -242,10 +242,7 @@ impl Cluster {
         let mut archives = vec![pod, image.archive.clone()];
         archives.extend(further.iter().map(|image| image.archive.clone()));
         archives.extend(binaries.images());
-        let has_dns = binaries
-            .images()
-            .iter()
-            .any(|path| path.to_string_lossy().contains("coredns"));
+        let has_dns = binaries.has_dns();
         let kubelets = places
             .iter()
             .map(|node| {

@@ -32,7 +32,7 @@ impl Samples {
         let names: Vec<&str> = FIGURES.iter().map(|figure| figure.name).collect();
         writeln!(
             csv,
-            "minutes,{},answered,failed,elsewhere,in_vain",
+            "minutes,{},answered,failed,starved,elsewhere,in_vain",
             names.join(",")
         )?;
         Ok(Self {
@@ -50,6 +50,7 @@ impl Samples {
         let Account {
             answered,
             failed,
+            starved,
             elsewhere,
             in_vain,
         } = account;
@@ -57,7 +58,7 @@ impl Samples {
         let numbers = numbers.join(",");
         writeln!(
             self.csv,
-            "{minutes:.3},{numbers},{answered},{failed},{elsewhere},{in_vain}"
+            "{minutes:.3},{numbers},{answered},{failed},{starved},{elsewhere},{in_vain}"
         )?;
         self.all.push((minutes, values));
         Ok(())

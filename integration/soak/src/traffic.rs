@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lab::{Connection, Place, Transport};
 use scenarios::{Cluster, at};
@@ -18,11 +18,42 @@ const BRIEF: Duration = Duration::from_millis(300);
 /// How many failures are told one by one.
 const TOLD: usize = 10;
 
+/// How long the meter sleeps at a time.
+const TICK: Duration = Duration::from_millis(20);
+
 /// What the clients of one kind got so far.
 #[derive(Debug, Default)]
 struct Count {
     answered: AtomicU64,
     failed: AtomicU64,
+    /// Failed while this machine was not given the time to work.
+    starved: AtomicU64,
+}
+
+/// How late a thread was that only sleeps, in all: a guest that its machine gives no time answers
+/// nobody, and that is no fault of whom it asked.
+#[derive(Debug, Default)]
+struct Meter(AtomicU64);
+
+impl Meter {
+    fn run(&self, stop: &AtomicBool) {
+        while !stop.load(Ordering::Relaxed) {
+            let start = Instant::now();
+            std::thread::sleep(TICK);
+            let late = start.elapsed().saturating_sub(TICK);
+            let late = u64::try_from(late.as_millis()).unwrap_or(u64::MAX);
+            self.0.fetch_add(late, Ordering::Relaxed);
+        }
+    }
+
+    fn late(&self) -> Duration {
+        Duration::from_millis(self.0.load(Ordering::Relaxed))
+    }
+}
+
+/// Whether nothing ran for half of the time that something took.
+fn was_starved(late: Duration, took: Duration) -> bool {
+    late * 2 > took && late > Duration::from_millis(500)
 }
 
 /// What clients got.
@@ -32,6 +63,8 @@ pub(crate) struct Account {
     pub(crate) answered: u64,
     /// None of these may fail.
     pub(crate) failed: u64,
+    /// These failed while nothing ran here: the machine had no time for the guest.
+    pub(crate) starved: u64,
     /// Of Services that come and go.
     pub(crate) elsewhere: u64,
     /// Of those many fail: their Services are gone.
@@ -44,6 +77,7 @@ pub(crate) struct Traffic {
     stop: Arc<AtomicBool>,
     steady: Arc<Count>,
     elsewhere: Arc<Count>,
+    meter: Arc<Meter>,
     told: Arc<std::sync::Mutex<Vec<String>>>,
     clients: Vec<JoinHandle<()>>,
 }
@@ -57,9 +91,15 @@ impl Traffic {
             stop: Arc::default(),
             steady: Arc::default(),
             elsewhere: Arc::default(),
+            meter: Arc::default(),
             told: Arc::default(),
             clients: Vec::new(),
         };
+        let (meter, stop) = (Arc::clone(&traffic.meter), Arc::clone(&traffic.stop));
+        let thread = std::thread::Builder::new().name("meter".into());
+        traffic
+            .clients
+            .push(thread.spawn(move || meter.run(&stop))?);
         let (outside, client) = (&cluster.outside, &cluster.client);
         // IPVS finds a connection on its way back by the client's port and the pod's address alone:
         // no two ways from a place have a port of one protocol in common.
@@ -78,6 +118,7 @@ impl Traffic {
         Account {
             answered: of(&self.steady.answered),
             failed: of(&self.steady.failed),
+            starved: of(&self.steady.starved),
             elsewhere: of(&self.elsewhere.answered),
             in_vain: of(&self.elsewhere.failed),
         }
@@ -106,11 +147,15 @@ impl Traffic {
         mut ask: impl FnMut() -> Result<(), String> + Send + 'static,
     ) -> std::io::Result<()> {
         let (stop, count) = (Arc::clone(&self.stop), Arc::clone(&self.steady));
-        let told = Arc::clone(&self.told);
+        let (told, meter) = (Arc::clone(&self.told), Arc::clone(&self.meter));
         let work = move || {
             while !stop.load(Ordering::SeqCst) {
+                let (start, late) = (Instant::now(), meter.late());
                 match ask() {
                     Ok(()) => count.answered.fetch_add(1, Ordering::Relaxed),
+                    Err(_) if was_starved(meter.late().saturating_sub(late), start.elapsed()) => {
+                        count.starved.fetch_add(1, Ordering::Relaxed)
+                    }
                     Err(error) => {
                         let mut told = told
                             .lock()
@@ -216,5 +261,19 @@ impl Traffic {
 impl Drop for Traffic {
     fn drop(&mut self) {
         self.stop();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_was_given_no_time_did_not_fail() {
+        let seconds = Duration::from_secs_f64;
+        assert!(was_starved(seconds(4.0), seconds(5.0)));
+        assert!(!was_starved(seconds(1.0), seconds(5.0)));
+        // One that is refused at once has failed.
+        assert!(!was_starved(seconds(0.002), seconds(0.003)));
     }
 }
