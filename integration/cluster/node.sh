@@ -12,7 +12,7 @@ if ! grep -q '^cpu MHz' /proc/cpuinfo; then
   sed '/^processor/a cpu MHz\t\t: 1000.000' /proc/cpuinfo >"$state/cpuinfo"
   mount --bind "$state/cpuinfo" /proc/cpuinfo
 fi
-mkdir -p "$state/kubelet" "$state/pods" "$run"
+mkdir -p "$state/kubelet" "$logs/pods/$name" "$run"
 containerd -c "$state/containerd.toml" >"$logs/$name-containerd.log" 2>&1 &
 socket=$run/containerd.sock
 tries=0

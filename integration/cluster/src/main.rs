@@ -36,6 +36,16 @@ use proxy::{Image, Proxy};
 /// Something that the user has to bring is missing.
 const MISSING: u8 = 2;
 
+/// The guest has a link to the kernel's modules, which leads nowhere in a container that mounts
+/// `/lib/modules`: a folder, instead.
+const MODULES: &str = "
+release=/lib/modules/$(uname -r)
+[ -L $release ] || exit 0
+modules=$(readlink -f $release)
+rm $release
+mkdir $release
+mount --bind $modules $release";
+
 /// A Kubernetes cluster in one guest of the lab.
 #[derive(Debug, Parser)]
 struct Arguments {
@@ -221,6 +231,9 @@ impl Cluster {
         mount.args(["-t", "tmpfs", "-o", "size=80%", "tmpfs"]);
         mount.arg(&folders.state);
         run_quietly(mount)?;
+        let mut modules = Command::new("sh");
+        modules.args(["-ec", MODULES]);
+        run_quietly(modules)?;
         let mut world = World::new("cluster")?;
         let places = nodes::lay(&mut world, arguments.nodes)?;
         let outside = world.host("outside", "172.35.0.9/24 fd35::9/64")?;

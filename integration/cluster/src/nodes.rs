@@ -67,7 +67,10 @@ pub(crate) fn start(
     };
     write("containerd.toml", containerd(&state, &run))?;
     write("cni/10-lab.conflist", cni(node).to_string())?;
-    write("kubelet.yaml", kubelet(&state, &run))?;
+    write(
+        "kubelet.yaml",
+        kubelet(&state, &run, &folders.logs.join("pods").join(name)),
+    )?;
     write("resolv.conf", "nameserver 127.0.0.1\n".to_owned())?;
     write("kubelet.conf", control_plane.kubelet_credentials(name)?)?;
     write("node.sh", SCRIPT.to_owned())?;
@@ -173,8 +176,8 @@ fn cni(node: &Node) -> Value {
 }
 
 /// For nodes without all controllers of cgroups, that share one file system.
-fn kubelet(state: &Path, run: &Path) -> String {
-    let (state, run) = (state.display(), run.display());
+fn kubelet(state: &Path, run: &Path, logs: &Path) -> String {
+    let (state, run, logs) = (state.display(), run.display(), logs.display());
     format!(
         "apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
@@ -188,7 +191,7 @@ failSwapOn: false
 localStorageCapacityIsolation: false
 evictionHard: {{memory.available: '1Mi', nodefs.available: '0%', imagefs.available: '0%'}}
 imageGCHighThresholdPercent: 100
-podLogsDir: {state}/pods
+podLogsDir: {logs}
 volumePluginDir: {state}/volume-plugins
 resolvConf: {state}/resolv.conf
 clusterDNS: ['10.96.0.10']

@@ -45,6 +45,8 @@ struct Arguments {
 
 /// Samples of a run, about: as many as a curve can show.
 const SAMPLES: f64 = 720.0;
+/// A run has so many at least: of fewer nothing can be judged.
+const FEWEST: usize = 20;
 /// They are never closer.
 const CLOSEST: Duration = Duration::from_secs(1);
 /// Between two rounds of churn.
@@ -193,7 +195,8 @@ fn run(
 ) -> Result<u32> {
     let (started, pace) = (Instant::now(), time.div_f64(SAMPLES).max(CLOSEST));
     let (mut rounds, mut due) = (0, Duration::ZERO);
-    while started.elapsed() < time {
+    // On a machine that gives little time, a short run takes longer.
+    while started.elapsed() < time || samples.len() < FEWEST {
         churn
             .round(cluster, api)
             .with_context(|| format!("after {rounds} rounds"))?;
