@@ -97,6 +97,11 @@ impl ControlPlane {
             Ok(kubectl.run(&["get", "--raw", "/readyz"])?.trim() == "ok")
         })
         .with_context(|| format!("see {}", logs.join("kube-apiserver.log").display()))?;
+        // As `kubeadm init` does between its phases: whoever asks kubelets for the API server is of
+        // this group.
+        let admins = "kubeadm:cluster-admins";
+        let (role, group) = ("--clusterrole=cluster-admin", format!("--group={admins}"));
+        kubectl.run(&["create", "clusterrolebinding", admins, role, &group])?;
         Ok(Self {
             kubectl,
             kubeadm,

@@ -45,6 +45,7 @@ spec:
   type: NodePort
   selector: {app: web}
   ipFamilyPolicy: RequireDualStack
+  clusterIP: 10.96.0.80
   clusterIPs: ['10.96.0.80', 'fd96::80']
   ports: [{port: 80, targetPort: 8080, nodePort: 30080}]
 ";
@@ -178,7 +179,7 @@ pub(crate) fn serve_web(
     outside: &Place,
     node: &Place,
 ) -> Result<Duration> {
-    kubectl.apply(folder, "web.yaml", WEB)?;
+    kubectl.create(folder, "web.yaml", WEB)?;
     let ways = ways(outside, node)?;
     until(
         "the Service web answers by every way",
