@@ -36,9 +36,12 @@ use proxy::{Image, Proxy};
 /// Something that the user has to bring is missing.
 const MISSING: u8 = 2;
 
-/// The guest has a link to the kernel's modules, which leads nowhere in a container that mounts
-/// `/lib/modules`: a folder, instead.
+/// What a node has loaded at its boot, as Kubernetes' documentation of IPVS mode asks for: upstream's
+/// kube-proxy ends where a sysctl of connection tracking is not there yet. And the guest has a link
+/// to the kernel's modules, which leads nowhere in a container that mounts `/lib/modules`: a folder,
+/// instead.
 const MODULES: &str = "
+modprobe -q -a nf_conntrack ip_vs ip_vs_rr ip_vs_wrr ip_vs_sh || true
 release=/lib/modules/$(uname -r)
 [ -L $release ] || exit 0
 modules=$(readlink -f $release)
