@@ -9,14 +9,15 @@ use crate::judge::Figure;
 
 /// What is sampled, and how much it may grow. What the kernel holds for Services is the same number
 /// at all times, up to the changes that are under way when it is counted, so that one entry too many
-/// for each of a few rounds is found. Connections come and go with the traffic.
+/// for each of a few rounds is found. Connections come and go with the traffic, tens in a second,
+/// each for ten seconds: a short run is judged while they still fill up.
 pub(crate) const FIGURES: [Figure; 12] = [
     figure("resident_kib", "Resident memory", "KiB", 1_536.0, 0.06),
     figure("descriptors", "Open descriptors", "number", 3.0, 0.0),
     figure("sockets", "Open sockets", "number", 3.0, 0.0),
     figure("threads", "Threads", "number", 3.0, 0.0),
     figure("virtual_servers", "Virtual servers", "number", 3.0, 0.0),
-    figure("destinations", "Destinations", "number", 5.0, 0.1),
+    figure("destinations", "Destinations", "number", 10.0, 0.2),
     figure("set_members", "Members of sets", "number", 5.0, 0.0),
     figure("addresses", "Addresses", "number", 3.0, 0.0),
     figure("rules", "Rules of iptables", "number", 3.0, 0.0),
@@ -31,10 +32,10 @@ pub(crate) const FIGURES: [Figure; 12] = [
         "ipvs_connections",
         "Connections of IPVS",
         "number",
-        40.0,
-        0.2,
+        200.0,
+        0.3,
     ),
-    figure("conntrack_entries", "Tracked flows", "number", 60.0, 0.2),
+    figure("conntrack_entries", "Tracked flows", "number", 200.0, 0.3),
 ];
 
 const fn figure(
