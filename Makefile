@@ -6,10 +6,10 @@ TARGET ?= $(or $(CARGO_TARGET_DIR),target)/debug
 MODE ?= ipvs
 CASES ?= integration/golden/cases/$(MODE)
 
-.PHONY: help demo tour test properties fuzz golden bench lint build image deps doctor advisories
+.PHONY: help demo tour test properties fuzz golden soak cluster e2e migrate bench lint build image reproducible deps doctor advisories
 
 help: ## Say what can be made
-	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: deps ## Show real Services carried by real IPVS, with an account of who answered (LANE=B WITHOUT_IPTABLES=1: by a guest without its programs and ipset's)
 	$(CARGO) build --locked -p kube-proxy -p lab -p demo
@@ -38,6 +38,31 @@ golden: deps ## Compare what is left in the kernel with upstream's dumps: CASES=
 	$(CARGO) build --locked -p kube-proxy -p golden
 	$(TARGET)/golden --kube-proxy $(TARGET)/kube-proxy --mode $(MODE) --cases "$(CASES)"
 
+soak: deps ## Hours of churn with traffic in the lab, and whether anything grows: HOURS=2 MODE=ipvs|iptables|nftables OUT=target/soak (docs/soak.md)
+	$(CARGO) build --locked -p kube-proxy -p lab -p soak
+	$(if $(LANE),LAB_LANE=$(LANE) $(if $(filter B,$(LANE)),LAB_KERNEL="$$(integration/kernel/build)")) $(TARGET)/soak --mode $(MODE) \
+		--minutes "$$(awk 'BEGIN { print 60 * $(or $(HOURS),2) }')" --out "$(or $(OUT),$(TARGET)/../soak)"
+
+# An image of the debug binary unless IMAGE names an archive: seconds, not minutes.
+cluster_image = $(or $(IMAGE),$(TARGET)/image/kube-proxy-ipvs-v$(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1).tar)
+cluster_run = $(if $(LANE),LAB_LANE=$(LANE) $(if $(filter B,$(LANE)),LAB_KERNEL="$$(integration/kernel/build)")) $(TARGET)/cluster $(if $(KUBERNETES),--kubernetes "$(KUBERNETES)") \
+	--image "$(cluster_image)" --mode $(MODE) $(if $(NODES),--nodes $(NODES)) $(if $(MEMORY),--memory $(MEMORY)) $(if $(MINUTES),--minutes $(MINUTES)) --out "$(or $(OUT),$(TARGET)/../cluster)"
+
+.PHONY: cluster-parts
+cluster-parts:
+	@$(CARGO) build --locked -q -p kube-proxy -p lab -p cluster
+	@$(if $(KUBERNETES),integration/deps && integration/deps cluster)
+	@$(if $(KUBERNETES),$(if $(IMAGE),,image/build $(TARGET)/kube-proxy $(TARGET)/image >/dev/null))
+
+cluster: cluster-parts ## A Kubernetes cluster in one guest, of programs that you bring: KUBERNETES=DIR MODE= NODES= RUN="kubectl get pods -A" IMAGE= (docs/cluster.md)
+	@$(cluster_run) up $(if $(RUN),--run '$(RUN)')
+
+e2e: cluster-parts ## The network suite of Kubernetes' e2e.test on it: KUBERNETES=DIR MODE= FOCUS= SKIP= MINUTES=
+	@$(cluster_run) e2e $(if $(FOCUS),--focus '$(FOCUS)') $(if $(SKIP),--skip '$(SKIP)')
+
+migrate: cluster-parts ## Swap two images under load on it, there and back: KUBERNETES=DIR MODE= FROM=ARCHIVE FROM_MODE= (without FROM: upstream's kube-proxy of DIR)
+	@$(cluster_run) migrate $(if $(FROM),--from "$(FROM)") $(if $(FROM_MODE),--from-mode $(FROM_MODE))
+
 bench: deps ## Measure, beside a bare loader and other kube-proxies: SIZES= AXES= REPEATS= SUBJECTS= MINUTES= FULL=1 KUBE_PROXY="NAME=PATH:MODE ..."
 	$(CARGO) build --locked --release -p bench -p kube-proxy -p apiserver
 	$(patsubst %/debug,%/release,$(TARGET))/bench run $(if $(SIZES),--sizes $(SIZES)) $(if $(AXES),--axes $(AXES)) \
@@ -52,6 +77,9 @@ build: ## The release binary
 
 image: ## The container image, as an OCI archive, and its SBOM (says what it installs; FLAVOUR=nftables: of one static binary)
 	@image/build
+
+reproducible: ## Build the release twice, in two folders, and compare the programs byte by byte (two release builds: minutes each)
+	@integration/reproducible
 
 deps: ## Install what the lab needs from Debian's packages (says what; LANE=B: and what builds its kernel)
 	@integration/deps

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::table::{short, table};
-use super::{measured, services, svg};
+use super::{measured, services};
 use crate::schema::{
     Axis, Cell, Distribution, Measured, NAT_ALONE, NATIVE, Outcome, Report, Size, WHOLE,
 };
@@ -157,7 +157,7 @@ pub(super) fn pieces(report: &Report, subject: &str, size: Size) -> (String, Opt
         services(size),
         table(&head, &rows)
     );
-    let chart = svg::bars(
+    let chart = charts::bars(
         &format!(
             "First packet of a flow, piece by piece: {subject}, {} Services × endpoints",
             services(size)

@@ -11,7 +11,6 @@ mod api;
 mod axes;
 mod others;
 mod point;
-mod svg;
 mod table;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -24,8 +23,8 @@ use anyhow::{Context as _, Result};
 use crate::plan::is_main;
 use crate::schema::{Axis, Measured, Measurement, NO_TIME, Outcome, Report, Size};
 use axes::{SHOWN, headline};
+use charts::Line;
 use point::{Cell, Metric, Unit, cell, sizes, subjects};
-use svg::Line;
 use table::{brief, count, full, short, table};
 
 /// What ratios are taken against, where it was measured; besides every other kube-proxy.
@@ -452,7 +451,7 @@ fn chart(report: &Report, metric: &Metric) -> Option<String> {
         metric.title,
         endpoints
     );
-    svg::lines(&title, metric.unit.name(), &lines)
+    charts::lines(&title, metric.unit.name(), &lines)
 }
 
 /// Each subject with each size.

@@ -71,8 +71,9 @@ const COMMON: [&str; 6] = [
 ];
 
 impl Cluster {
-    /// Without a daemon, and with an empty folder of manifests.
-    pub(crate) fn new(name: &str) -> Result<Self> {
+    /// Without a daemon, and with an empty folder of manifests: for whoever tells no story
+    /// ([`tell`](crate::tell) makes one for each), in the lab.
+    pub fn new(name: &str) -> Result<Self> {
         let mut world = World::new("story")?;
         let node1 = world.node(
             "node1",
@@ -444,18 +445,17 @@ pub fn with_backend(script: &str) -> String {
     format!("backend={}\n{script}", lab::iptables_backend())
 }
 
-/// The daemon: beside the folder of the running test binary.
+/// The daemon: beside the running program, or beside the folder of the running test binary.
 pub fn kube_proxy() -> Result<PathBuf> {
     let exe = std::env::current_exe().context("cannot find this program's own file")?;
-    let target = exe
-        .parent()
-        .and_then(Path::parent)
-        .context("this program's file is in no target folder")?;
-    let file = target.join("kube-proxy");
-    ensure!(
-        file.is_file(),
-        "there is no {}: run `cargo build -p kube-proxy`",
-        file.display()
-    );
-    Ok(file)
+    let folders = exe.ancestors().skip(1).take(2);
+    folders
+        .map(|folder| folder.join("kube-proxy"))
+        .find(|file| file.is_file())
+        .with_context(|| {
+            format!(
+                "there is no kube-proxy beside {}: run `cargo build -p kube-proxy`",
+                exe.display()
+            )
+        })
 }

@@ -1,37 +1,9 @@
-//! Charts: lines over the number of Services, both axes logarithmic; and bars. Plain SVG without
-//! scripts, readable on a light and on a dark page: colours of middle lightness, text that follows
-//! the reader's scheme, no background.
+//! Lines over the number of Services, both axes logarithmic; and bars.
 
 use std::fmt::Write as _;
 
-use super::table::short;
-
-/// One subject's line.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub(super) struct Line {
-    pub(super) name: String,
-    /// Its colour and dash, the same in all charts.
-    pub(super) look: usize,
-    /// Services, and the median.
-    pub(super) points: Vec<(f64, f64)>,
-    /// Services, and the time limit that was passed there.
-    pub(super) over: Vec<(f64, f64)>,
-}
-
-const WIDTH: f64 = 760.0;
-const HEIGHT: f64 = 400.0;
-const LEFT: f64 = 70.0;
-const RIGHT: f64 = 600.0;
-const TOP: f64 = 52.0;
-const BOTTOM: f64 = 346.0;
-/// Between the names at the ends of lines.
-const NAME_HEIGHT: f64 = 17.0;
-/// Seven that are told apart without regard to the eye (after Okabe and Ito), dashes where they
-/// begin again.
-const COLOURS: [&str; 7] = [
-    "#1f83c9", "#d9660a", "#0f9d76", "#c65b9a", "#b58a00", "#8a6fd1", "#7a8793",
-];
-const STYLE: &str = "<style>text{font:13px system-ui,sans-serif;fill:#24292f}.t{font-size:15px;font-weight:600}.s{font-size:12px;fill:#57606a}.g{stroke:#8c959f;stroke-opacity:.35}.a{stroke:#8c959f}@media(prefers-color-scheme:dark){text{fill:#e6edf3}.s{fill:#a6b0bb}}</style>";
+use crate::figure::short;
+use crate::frame::{BOTTOM, COLOURS, HEIGHT, LEFT, Line, RIGHT, TOP, escape, look, names, open};
 
 /// A logarithmic scale between two ends.
 #[derive(Debug, Clone, Copy)]
@@ -120,7 +92,7 @@ fn next(round: f64) -> f64 {
 }
 
 /// Draws lines; `None` if there is not a single point.
-pub(super) fn lines(title: &str, unit: &str, lines: &[Line]) -> Option<String> {
+pub fn lines(title: &str, unit: &str, lines: &[Line]) -> Option<String> {
     let all = || {
         lines
             .iter()
@@ -194,47 +166,13 @@ pub(super) fn lines(title: &str, unit: &str, lines: &[Line]) -> Option<String> {
             );
         }
     }
-    names(&mut svg, lines, y);
+    names(&mut svg, lines, |value| y.at(value));
     svg.push_str("</svg>\n");
     Some(svg)
 }
 
-/// The names, each beside the end of its line as far as the others leave room.
-fn names(svg: &mut String, lines: &[Line], y: Scale) {
-    let mut ends: Vec<(f64, &str, &str)> = lines
-        .iter()
-        .filter_map(|line| {
-            let points = line.points.iter().chain(&line.over);
-            let end = points.max_by(|one, other| one.0.total_cmp(&other.0))?;
-            Some((y.at(end.1), line.name.as_str(), look(line.look).0))
-        })
-        .collect();
-    ends.sort_by(|one, other| one.0.total_cmp(&other.0));
-    let mut lowest = TOP;
-    for end in &mut ends {
-        end.0 = end.0.max(lowest);
-        lowest = end.0 + NAME_HEIGHT;
-    }
-    // Back up where they were pushed out below.
-    let mut highest = BOTTOM;
-    for end in ends.iter_mut().rev() {
-        end.0 = end.0.min(highest);
-        highest = end.0 - NAME_HEIGHT;
-    }
-    for (at, name, colour) in ends {
-        _ = write!(
-            svg,
-            "<circle cx=\"{:.0}\" cy=\"{at:.1}\" r=\"4\" fill=\"{colour}\"/><text x=\"{:.0}\" y=\"{:.1}\">{}</text>",
-            RIGHT + 14.0,
-            RIGHT + 23.0,
-            at + 4.5,
-            escape(name)
-        );
-    }
-}
-
 /// Draws horizontal bars on a linear scale from 0: a name, and its value.
-pub(super) fn bars(title: &str, unit: &str, bars: &[(String, f64)]) -> Option<String> {
+pub fn bars(title: &str, unit: &str, bars: &[(String, f64)]) -> Option<String> {
     const ROW: f64 = 20.0;
     /// Letters that have room.
     const NAME: usize = 58;
@@ -275,24 +213,6 @@ pub(super) fn bars(title: &str, unit: &str, bars: &[(String, f64)]) -> Option<St
     Some(svg)
 }
 
-fn open(title: &str, height: f64) -> String {
-    let title = escape(title);
-    format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" width=\"{WIDTH}\" height=\"{height}\" role=\"img\"><title>{title}</title>{STYLE}<text class=\"t\" x=\"12\" y=\"22\">{title}</text>"
-    )
-}
-
-/// A colour and a dash for each number.
-fn look(number: usize) -> (&'static str, &'static str) {
-    let dashes = ["", " stroke-dasharray=\"6 4\"", " stroke-dasharray=\"2 3\""];
-    let pick = |of: &[&'static str], number: usize| of.get(number % of.len()).copied();
-    let dash = pick(&dashes, number / COLOURS.len());
-    (
-        pick(&COLOURS, number).unwrap_or_default(),
-        dash.unwrap_or_default(),
-    )
-}
-
 /// `10k`
 fn thousands(value: f64) -> String {
     if value >= 999_999.0 {
@@ -305,12 +225,6 @@ fn thousands(value: f64) -> String {
         let decimals = usize::from(value < 0.099) + usize::from(value < 0.0099) + 1;
         format!("{value:.decimals$}")
     }
-}
-
-fn escape(text: &str) -> String {
-    text.replace('&', "&amp;")
-        .replace('<', "&lt;")
-        .replace('>', "&gt;")
 }
 
 #[cfg(test)]

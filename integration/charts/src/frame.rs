@@ -1,0 +1,89 @@
+//! What all charts share: the sheet, colours, and the names at the ends of lines.
+
+use std::fmt::Write as _;
+
+/// One line of a chart.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Line {
+    /// What stands at its end.
+    pub name: String,
+    /// Its colour and dash, the same in all charts.
+    pub look: usize,
+    /// Where it goes: Services and the median, or minutes and the value.
+    pub points: Vec<(f64, f64)>,
+    /// Services, and the time limit that was passed there.
+    pub over: Vec<(f64, f64)>,
+}
+
+pub(crate) const WIDTH: f64 = 760.0;
+pub(crate) const HEIGHT: f64 = 400.0;
+pub(crate) const LEFT: f64 = 70.0;
+pub(crate) const RIGHT: f64 = 600.0;
+pub(crate) const TOP: f64 = 52.0;
+pub(crate) const BOTTOM: f64 = 346.0;
+/// Between the names at the ends of lines.
+pub(crate) const NAME_HEIGHT: f64 = 17.0;
+/// Seven that are told apart without regard to the eye (after Okabe and Ito), dashes where they
+/// begin again.
+pub(crate) const COLOURS: [&str; 7] = [
+    "#1f83c9", "#d9660a", "#0f9d76", "#c65b9a", "#b58a00", "#8a6fd1", "#7a8793",
+];
+pub(crate) const STYLE: &str = "<style>text{font:13px system-ui,sans-serif;fill:#24292f}.t{font-size:15px;font-weight:600}.s{font-size:12px;fill:#57606a}.g{stroke:#8c959f;stroke-opacity:.35}.a{stroke:#8c959f}@media(prefers-color-scheme:dark){text{fill:#e6edf3}.s{fill:#a6b0bb}}</style>";
+
+/// The names, each beside the end of its line as far as the others leave room.
+pub(crate) fn names(svg: &mut String, lines: &[Line], y: impl Fn(f64) -> f64) {
+    let mut ends: Vec<(f64, &str, &str)> = lines
+        .iter()
+        .filter_map(|line| {
+            let points = line.points.iter().chain(&line.over);
+            let end = points.max_by(|one, other| one.0.total_cmp(&other.0))?;
+            Some((y(end.1), line.name.as_str(), look(line.look).0))
+        })
+        .collect();
+    ends.sort_by(|one, other| one.0.total_cmp(&other.0));
+    let mut lowest = TOP;
+    for end in &mut ends {
+        end.0 = end.0.max(lowest);
+        lowest = end.0 + NAME_HEIGHT;
+    }
+    // Back up where they were pushed out below.
+    let mut highest = BOTTOM;
+    for end in ends.iter_mut().rev() {
+        end.0 = end.0.min(highest);
+        highest = end.0 - NAME_HEIGHT;
+    }
+    for (at, name, colour) in ends {
+        _ = write!(
+            svg,
+            "<circle cx=\"{:.0}\" cy=\"{at:.1}\" r=\"4\" fill=\"{colour}\"/><text x=\"{:.0}\" y=\"{:.1}\">{}</text>",
+            RIGHT + 14.0,
+            RIGHT + 23.0,
+            at + 4.5,
+            escape(name)
+        );
+    }
+}
+
+pub(crate) fn open(title: &str, height: f64) -> String {
+    let title = escape(title);
+    format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" width=\"{WIDTH}\" height=\"{height}\" role=\"img\"><title>{title}</title>{STYLE}<text class=\"t\" x=\"12\" y=\"22\">{title}</text>"
+    )
+}
+
+/// A colour and a dash for each number.
+pub(crate) fn look(number: usize) -> (&'static str, &'static str) {
+    let dashes = ["", " stroke-dasharray=\"6 4\"", " stroke-dasharray=\"2 3\""];
+    let pick = |of: &[&'static str], number: usize| of.get(number % of.len()).copied();
+    let dash = pick(&dashes, number / COLOURS.len());
+    (
+        pick(&COLOURS, number).unwrap_or_default(),
+        dash.unwrap_or_default(),
+    )
+}
+
+pub(crate) fn escape(text: &str) -> String {
+    text.replace('&', "&amp;")
+        .replace('<', "&lt;")
+        .replace('>', "&gt;")
+}

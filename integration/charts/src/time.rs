@@ -1,0 +1,137 @@
+//! One figure over time, both axes linear, from zero.
+
+use std::fmt::Write as _;
+
+use crate::figure::short;
+use crate::frame::{BOTTOM, HEIGHT, LEFT, Line, RIGHT, TOP, escape, look, names, open};
+
+/// About as many marks as an axis has.
+const TICKS: f64 = 6.0;
+
+/// From zero to a round number.
+#[derive(Debug, Clone, Copy)]
+struct Linear {
+    high: f64,
+    step: f64,
+    from: f64,
+    to: f64,
+}
+
+impl Linear {
+    fn new(highest: f64, from: f64, to: f64) -> Self {
+        let highest = if highest > 0.0 { highest } else { 1.0 };
+        let rough = highest / TICKS;
+        let decade = 10_f64.powf(rough.log10().floor());
+        let step = [1.0, 2.0, 5.0, 10.0]
+            .into_iter()
+            .map(|part| part * decade)
+            .find(|step| *step >= rough)
+            .unwrap_or(decade * 10.0);
+        Self {
+            high: (highest / step).ceil() * step,
+            step,
+            from,
+            to,
+        }
+    }
+
+    fn at(&self, value: f64) -> f64 {
+        self.from + (value / self.high).clamp(0.0, 1.0) * (self.to - self.from)
+    }
+
+    fn ticks(&self) -> impl Iterator<Item = f64> {
+        let (step, high) = (self.step, self.high);
+        std::iter::successors(Some(0.0), move |tick| Some(tick + step))
+            .take_while(move |tick| *tick < high + step / 2.0)
+    }
+}
+
+/// Draws lines over minutes; `None` if there is not a single point. What is left of `settled`, in
+/// minutes, is shown as what was not judged.
+pub fn over_time(title: &str, unit: &str, settled: f64, lines: &[Line]) -> Option<String> {
+    let all = || lines.iter().flat_map(|line| &line.points);
+    all().next()?;
+    let most = |of: fn(&(f64, f64)) -> f64| all().map(of).fold(0.0, f64::max);
+    let x = Linear::new(most(|point| point.0), LEFT, RIGHT);
+    let y = Linear::new(most(|point| point.1), BOTTOM, TOP);
+    let mut svg = open(title, HEIGHT);
+    let _ = write!(
+        svg,
+        "<text class=\"s\" x=\"{LEFT}\" y=\"42\">{}</text><rect x=\"{LEFT}\" y=\"{TOP}\" width=\"{:.1}\" height=\"{:.0}\" fill=\"#8c959f\" fill-opacity=\".15\"><title>not judged: the first minutes</title></rect>",
+        escape(unit),
+        x.at(settled) - LEFT,
+        BOTTOM - TOP
+    );
+    for tick in y.ticks() {
+        let at = y.at(tick);
+        let _ = write!(
+            svg,
+            "<line class=\"g\" x1=\"{LEFT}\" x2=\"{RIGHT}\" y1=\"{at:.1}\" y2=\"{at:.1}\"/><text class=\"s\" x=\"{:.0}\" y=\"{:.1}\" text-anchor=\"end\">{}</text>",
+            LEFT - 8.0,
+            at + 4.0,
+            short(tick)
+        );
+    }
+    for tick in x.ticks() {
+        let at = x.at(tick);
+        let _ = write!(
+            svg,
+            "<line class=\"a\" x1=\"{at:.1}\" x2=\"{at:.1}\" y1=\"{BOTTOM}\" y2=\"{:.0}\"/><text class=\"s\" x=\"{at:.1}\" y=\"{:.0}\" text-anchor=\"middle\">{}</text>",
+            BOTTOM + 5.0,
+            BOTTOM + 20.0,
+            short(tick)
+        );
+    }
+    let _ = write!(
+        svg,
+        "<text class=\"s\" x=\"{:.0}\" y=\"{:.0}\" text-anchor=\"middle\">minutes</text>",
+        f64::midpoint(LEFT, RIGHT),
+        BOTTOM + 40.0
+    );
+    for line in lines {
+        let (colour, dash) = look(line.look);
+        let path: Vec<String> = line
+            .points
+            .iter()
+            .map(|(minutes, value)| format!("{:.1},{:.1}", x.at(*minutes), y.at(*value)))
+            .collect();
+        let _ = write!(
+            svg,
+            "<polyline fill=\"none\" stroke=\"{colour}\" stroke-width=\"1.5\"{dash} points=\"{}\"/>",
+            path.join(" ")
+        );
+    }
+    names(&mut svg, lines, |value| y.at(value));
+    svg.push_str("</svg>\n");
+    Some(svg)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_axis_ends_at_a_round_number() {
+        let axis = Linear::new(37.0, 0.0, 400.0);
+        assert_eq!(
+            axis.ticks().collect::<Vec<_>>(),
+            [0.0, 10.0, 20.0, 30.0, 40.0]
+        );
+        assert!((axis.at(20.0) - 200.0).abs() < 1e-9);
+        // Nothing but zeros is a line at the bottom.
+        assert!((Linear::new(0.0, 346.0, 52.0).at(0.0) - 346.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_figure_is_drawn_over_time() {
+        let line = Line {
+            name: "resident".into(),
+            points: vec![(0.0, 20.0), (40.0, 21.0)],
+            ..Line::default()
+        };
+        let svg = over_time("Memory", "MiB", 10.0, &[line]).unwrap();
+        assert_eq!(svg.matches("<polyline").count(), 1);
+        assert!(svg.contains("minutes") && svg.contains("not judged") && svg.contains("resident"));
+        assert_eq!(over_time("Memory", "MiB", 1.0, &[]), None);
+    }
+}

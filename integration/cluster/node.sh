@@ -1,0 +1,30 @@
+# One node, in its network namespace: containerd, then the kubelet. Both stay in one mount namespace, so that containers see the
+# volumes that the kubelet mounts.
+#   sh node.sh NAME STATE RUN LOGS IP KUBERNETES ARCHIVE...
+set -eu
+name=$1 state=$2 run=$3 logs=$4 ip=$5 kubernetes=$6
+shift 6
+mount --make-rshared /
+# `ip netns exec` has put a sysfs of the namespace in place, without what was mounted in there.
+mountpoint -q /sys/fs/cgroup || mount -t cgroup2 cgroup2 /sys/fs/cgroup
+# The kubelet does not start where it finds no clock speed of a processor, and User Mode Linux tells none.
+if ! grep -q '^cpu MHz' /proc/cpuinfo; then
+  sed '/^processor/a cpu MHz\t\t: 1000.000' /proc/cpuinfo >"$state/cpuinfo"
+  mount --bind "$state/cpuinfo" /proc/cpuinfo
+fi
+mkdir -p "$state/kubelet" "$logs/pods/$name" "$run"
+containerd -c "$state/containerd.toml" >"$logs/$name-containerd.log" 2>&1 &
+socket=$run/containerd.sock
+tries=0
+until ctr -a "$socket" version >/dev/null 2>&1; do
+  tries=$((tries + 1))
+  [ $tries -lt 100 ] || { echo "containerd of $name does not answer; see $name-containerd.log" >&2; exit 1; }
+  sleep 0.2
+done
+for archive; do
+  ctr -a "$socket" -n k8s.io images import "$archive" >>"$logs/$name-images.log" 2>&1 ||
+    { echo "$name cannot import $archive; see $name-images.log" >&2; exit 1; }
+done
+echo "images are there"
+exec "$kubernetes/kubelet" --config="$state/kubelet.yaml" --kubeconfig="$state/kubelet.conf" --hostname-override="$name" --node-ip="$ip" \
+  --root-dir="$state/kubelet" --cert-dir="$state/pki" --v=1 >"$logs/$name-kubelet.log" 2>&1

@@ -1,0 +1,142 @@
+//! What the user brings.
+
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+
+/// Kubernetes' own programs, of one version.
+#[derive(Debug, Clone)]
+pub(crate) struct Binaries {
+    folder: PathBuf,
+}
+
+/// Without these there is no cluster: the program, and where it is had.
+const CLUSTER: [(&str, &str); 7] = [
+    ("kube-apiserver", SERVER),
+    ("kube-controller-manager", SERVER),
+    ("kube-scheduler", SERVER),
+    ("kubelet", NODE),
+    ("kubectl", NODE),
+    ("kubeadm", NODE),
+    (
+        "etcd",
+        "the etcd that this version of Kubernetes is released with; from etcd's release page",
+    ),
+];
+/// For `make e2e`.
+pub(crate) const E2E: (&str, &str) = (
+    "e2e.test",
+    "kubernetes-test-linux-amd64.tar.gz of the Kubernetes release, folder kubernetes/test/bin",
+);
+/// For `make migrate` from upstream.
+pub(crate) const UPSTREAM: (&str, &str) = ("kube-proxy", NODE);
+
+const SERVER: &str =
+    "kubernetes-server-linux-amd64.tar.gz of the Kubernetes release, folder kubernetes/server/bin";
+const NODE: &str =
+    "the same archive, or kubernetes-node-linux-amd64.tar.gz, folder kubernetes/node/bin";
+/// Debian's packages that nodes are made of: a program, and the package.
+const PACKAGES: [(&str, &str); 4] = [
+    ("/usr/bin/containerd", "containerd"),
+    ("/usr/bin/ctr", "containerd"),
+    ("/usr/sbin/runc", "runc"),
+    ("/usr/lib/cni/bridge", "containernetworking-plugins"),
+];
+
+impl Binaries {
+    /// What is missing in a folder, a line each; nothing, and the programs are there.
+    pub(crate) fn find(
+        folder: Option<&Path>,
+        further: &[(&str, &str)],
+    ) -> Result<Self, Vec<String>> {
+        let mut missing = Vec::new();
+        let wanted = CLUSTER.iter().chain(further);
+        let lacks = |name: &str| folder.is_none_or(|folder| !is_program(&folder.join(name)));
+        for (name, source) in wanted.filter(|(name, _)| lacks(name)) {
+            missing.push(format!("{name}: {source}"));
+        }
+        for (file, package) in PACKAGES {
+            if !is_program(Path::new(file)) {
+                missing.push(format!(
+                    "{file}: Debian's package {package} (integration/deps cluster installs it)"
+                ));
+            }
+        }
+        match folder {
+            Some(folder) if missing.is_empty() => Ok(Self {
+                folder: folder.to_owned(),
+            }),
+            _ => Err(missing),
+        }
+    }
+
+    /// The folder with all of them.
+    pub(crate) fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// One of them.
+    pub(crate) fn program(&self, name: &str) -> PathBuf {
+        self.folder.join(name)
+    }
+
+    /// Archives of images that the user brings along, `images/*.tar`, in their order.
+    pub(crate) fn images(&self) -> Vec<PathBuf> {
+        let entries = std::fs::read_dir(self.folder.join("images"));
+        let mut archives: Vec<PathBuf> = entries
+            .into_iter()
+            .flatten()
+            .flatten()
+            .map(|entry| entry.path())
+            .filter(|path| path.extension().is_some_and(|extension| extension == "tar"))
+            .collect();
+        archives.sort();
+        archives
+    }
+
+    /// Whether one of them is of CoreDNS.
+    pub(crate) fn has_dns(&self) -> bool {
+        let archives = self.images();
+        let names = archives.iter().filter_map(|archive| archive.file_name());
+        names
+            .into_iter()
+            .any(|name| name.to_string_lossy().starts_with("coredns"))
+    }
+}
+
+fn is_program(file: &Path) -> bool {
+    file.metadata()
+        .is_ok_and(|metadata| metadata.is_file() && metadata.permissions().mode() & 0o111 != 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_that_is_missing_is_named_with_where_it_is_had() {
+        let missing = Binaries::find(None, &[E2E]).unwrap_err();
+        for name in ["kube-apiserver", "etcd", "kubelet", "kubeadm", "e2e.test"] {
+            let line = missing
+                .iter()
+                .find(|line| line.starts_with(&format!("{name}: ")));
+            assert!(
+                line.is_some_and(|line| line.len() > name.len() + 20),
+                "{missing:?}"
+            );
+        }
+        // A folder that has something of the name which is no program.
+        let folder = std::env::temp_dir().join(format!("cluster-{}", std::process::id()));
+        std::fs::create_dir_all(folder.join("kubelet")).unwrap();
+        std::fs::write(folder.join("etcd"), "").unwrap();
+        let missing = Binaries::find(Some(&folder), &[]).unwrap_err();
+        std::fs::remove_dir_all(&folder).unwrap();
+        assert!(
+            missing.iter().any(|line| line.starts_with("kubelet: ")),
+            "{missing:?}"
+        );
+        assert!(
+            missing.iter().any(|line| line.starts_with("etcd: ")),
+            "{missing:?}"
+        );
+    }
+}

@@ -1,0 +1,198 @@
+//! etcd, and the programs that kubeadm would run as static pods: with the flags that it writes for
+//! them, as processes at the first node.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use lab::{Place, Running};
+use serde_json::Value;
+
+use crate::binaries::Binaries;
+use crate::nodes::FIRST;
+use crate::run::{Kubectl, start, until};
+
+/// An API server's start, where a program takes a while to be read in.
+const SERVES_WITHIN: Duration = Duration::from_mins(3);
+const ETCD: &str = "http://127.0.0.1:2379";
+const STATIC_PODS: &str = "/etc/kubernetes/manifests";
+
+/// The control plane at work; dropped, it ends.
+#[derive(Debug)]
+pub(crate) struct ControlPlane {
+    pub(crate) kubectl: Kubectl,
+    kubeadm: Kubeadm,
+    _running: Vec<Running>,
+}
+
+/// `kubeadm` with the cluster's configuration.
+#[derive(Debug)]
+struct Kubeadm {
+    place: Place,
+    program: String,
+    config: PathBuf,
+}
+
+impl Kubeadm {
+    fn run(&self, arguments: &[&str]) -> Result<String> {
+        let config = self.config.display().to_string();
+        let argv = [&[self.program.as_str()], arguments, &["--config", &config]].concat();
+        self.place
+            .read(argv)
+            .with_context(|| format!("kubeadm {}", arguments.join(" ")))
+    }
+
+    /// A phase of `kubeadm init`.
+    fn phase(&self, phase: &[&str]) -> Result<String> {
+        self.run(&[&["init", "phase"], phase].concat())
+    }
+}
+
+impl ControlPlane {
+    /// Starts it at the first node, and waits until it answers. `mode` is the proxy's.
+    pub(crate) fn start(
+        place: &Place,
+        binaries: &Binaries,
+        state: &Path,
+        logs: &Path,
+        mode: &str,
+    ) -> Result<Self> {
+        let program = binaries.program("kubeadm").display().to_string();
+        let version = place.read([program.as_str(), "version", "-o", "short"])?;
+        let config = state.join("kubeadm.yaml");
+        std::fs::write(&config, configuration(version.trim(), mode))?;
+        let kubeadm = Kubeadm {
+            place: place.clone(),
+            program,
+            config,
+        };
+        // What a run before has left would be taken for this cluster's.
+        let _ = std::fs::remove_dir_all("/etc/kubernetes");
+        for phase in [
+            ["certs", "all"],
+            ["kubeconfig", "all"],
+            ["control-plane", "all"],
+        ] {
+            kubeadm.phase(&phase)?;
+        }
+        let etcd = [
+            binaries.program("etcd").display().to_string(),
+            format!("--data-dir={}", state.join("etcd").display()),
+            format!("--listen-client-urls={ETCD}"),
+            format!("--advertise-client-urls={ETCD}"),
+            // It is gone with the guest.
+            "--unsafe-no-fsync".to_owned(),
+        ];
+        let mut running = vec![start(place, &logs.join("etcd.log"), &etcd)?];
+        for name in [
+            "kube-apiserver",
+            "kube-controller-manager",
+            "kube-scheduler",
+        ] {
+            let argv = command(binaries, name)?;
+            running.push(start(place, &logs.join(format!("{name}.log")), &argv)?);
+        }
+        let kubectl = Kubectl::new(place, binaries);
+        until("the API server is ready", SERVES_WITHIN, || {
+            Ok(kubectl.run(&["get", "--raw", "/readyz"])?.trim() == "ok")
+        })
+        .with_context(|| format!("see {}", logs.join("kube-apiserver.log").display()))?;
+        // As `kubeadm init` does between its phases: whoever asks kubelets for the API server is of
+        // this group.
+        let admins = "kubeadm:cluster-admins";
+        let (role, group) = ("--clusterrole=cluster-admin", format!("--group={admins}"));
+        kubectl.run(&["create", "clusterrolebinding", admins, role, &group])?;
+        Ok(Self {
+            kubectl,
+            kubeadm,
+            _running: running,
+        })
+    }
+
+    /// Credentials of a kubelet.
+    pub(crate) fn kubelet_credentials(&self, node: &str) -> Result<String> {
+        let client = format!("--client-name=system:node:{node}");
+        self.kubeadm
+            .run(&["kubeconfig", "user", &client, "--org=system:nodes"])
+    }
+
+    /// kubeadm's own DaemonSet of kube-proxy, with its ConfigMap, account and role.
+    pub(crate) fn add_kube_proxy(&self) -> Result<()> {
+        self.kubeadm.phase(&["addon", "kube-proxy"])?;
+        Ok(())
+    }
+
+    /// kubeadm's CoreDNS.
+    pub(crate) fn add_dns(&self) -> Result<()> {
+        self.kubeadm.phase(&["addon", "coredns"])?;
+        Ok(())
+    }
+}
+
+/// Two families, and node ranges that the nodes bring along.
+fn configuration(version: &str, mode: &str) -> String {
+    let host = FIRST;
+    format!(
+        "apiVersion: kubeadm.k8s.io/v1beta4
+kind: InitConfiguration
+localAPIEndpoint: {{advertiseAddress: {host}, bindPort: 6443}}
+nodeRegistration: {{name: node1}}
+---
+apiVersion: kubeadm.k8s.io/v1beta4
+kind: ClusterConfiguration
+kubernetesVersion: {version}
+controlPlaneEndpoint: '{host}:6443'
+networking: {{serviceSubnet: '10.96.0.0/16,fd96::/112', podSubnet: '10.244.0.0/16,fd44::/48', dnsDomain: cluster.local}}
+etcd: {{external: {{endpoints: ['{ETCD}']}}}}
+controllerManager: {{extraArgs: [{{name: allocate-node-cidrs, value: 'false'}}]}}
+---
+apiVersion: kubeproxy.config.k8s.io/v1alpha1
+kind: KubeProxyConfiguration
+mode: {mode}
+# Only the initial network namespace may size the connection tracking table.
+conntrack: {{maxPerCore: 0}}
+"
+    )
+}
+
+/// The command line of a static pod, with the user's program.
+fn command(binaries: &Binaries, name: &str) -> Result<Vec<String>> {
+    let file = Path::new(STATIC_PODS).join(format!("{name}.yaml"));
+    let text = std::fs::read_to_string(&file)
+        .with_context(|| format!("kubeadm has not written {}", file.display()))?;
+    let pod: Value = serde_saphyr::from_str(&text)?;
+    let words = pod
+        .pointer("/spec/containers/0/command")
+        .and_then(Value::as_array)
+        .with_context(|| format!("{} has no command", file.display()))?;
+    let program = binaries.program(name).display().to_string();
+    let flags = words.iter().skip(1).filter_map(Value::as_str);
+    Ok(std::iter::once(program)
+        .chain(flags.map(str::to_owned))
+        .collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_configuration_is_three_documents() {
+        let text = configuration("v1.36.2", "nftables");
+        let documents: Vec<Value> = serde_saphyr::from_multiple(&text).unwrap();
+        let kinds: Vec<_> = documents
+            .iter()
+            .map(|one| one["kind"].as_str().unwrap())
+            .collect();
+        assert_eq!(
+            kinds,
+            [
+                "InitConfiguration",
+                "ClusterConfiguration",
+                "KubeProxyConfiguration"
+            ]
+        );
+        assert_eq!(documents[2]["mode"], "nftables");
+        assert_eq!(documents[1]["kubernetesVersion"], "v1.36.2");
+    }
+}

@@ -1,0 +1,203 @@
+//! Kubernetes' own end-to-end tests, and what came of each.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+
+/// What came of the specs that were chosen.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Results {
+    pub(crate) passed: Vec<String>,
+    /// With the first line of why.
+    pub(crate) failed: Vec<(String, String)>,
+    /// By reason, as the spec itself gave it.
+    pub(crate) skipped: BTreeMap<String, Vec<String>>,
+}
+
+/// The network suite.
+pub(crate) const FOCUS: &str = r"\[sig-network\]";
+/// What needs what is not in a guest of the lab: a cloud, hosts beyond, policies, a DNS server, time.
+pub(crate) const SKIP: &str = r"\[Serial\]|\[Disruptive\]|\[Slow\]|\[Alpha\]|\[Feature:|\[FeatureGate:|LoadBalancer|Ingress|Internet|DNS|NetworkPolicy|\[Driver:|\[sig-network\] Gateway";
+
+/// How `e2e.test` is called.
+pub(crate) fn command(
+    program: &Path,
+    kubeconfig: &str,
+    report: &Path,
+    focus: &str,
+    skip: &str,
+) -> Vec<String> {
+    let mut argv = vec![program.display().to_string()];
+    argv.extend([
+        format!("--kubeconfig={kubeconfig}"),
+        "--provider=skeleton".to_owned(),
+        format!("--report-dir={}", report.display()),
+        format!("--ginkgo.focus={focus}"),
+        format!("--ginkgo.skip={skip}"),
+        "--ginkgo.no-color".to_owned(),
+        "--ginkgo.timeout=24h".to_owned(),
+        "--disable-log-dump".to_owned(),
+        "--allowed-not-ready-nodes=0".to_owned(),
+    ]);
+    argv
+}
+
+/// Reads the JUnit report that it leaves.
+///
+/// # Errors
+/// There is none.
+pub(crate) fn read(report: &Path) -> Result<Results> {
+    let file = report.join("junit_01.xml");
+    let text = std::fs::read_to_string(&file)
+        .with_context(|| format!("e2e.test has left no {}; see e2e.log", file.display()))?;
+    Ok(parse(&text))
+}
+
+/// The elements `testcase` of ginkgo's report. Those that were not chosen are there, too, as skipped
+/// without a reason: they are left out.
+fn parse(text: &str) -> Results {
+    let mut results = Results::default();
+    for case in text.split("<testcase ").skip(1) {
+        let case = case.split("</testcase>").next().unwrap_or(case);
+        let name = attribute(case, "name").unwrap_or_default();
+        // Parts of the suite itself: before and after it.
+        if !name.starts_with("[It]") {
+            continue;
+        }
+        let name = name.trim_start_matches("[It] ").to_owned();
+        let reason = |element: &str| {
+            let (_, rest) = case.split_once(&format!("<{element}"))?;
+            attribute(rest, "message").map(|message| first_line(&message))
+        };
+        match attribute(case, "status").as_deref() {
+            Some("passed") => results.passed.push(name),
+            Some("skipped" | "pending") => {
+                // `skipped - REASON`
+                let reason = reason("skipped").unwrap_or_default();
+                if let Some(reason) = reason.strip_prefix("skipped - ") {
+                    results
+                        .skipped
+                        .entry(reason.to_owned())
+                        .or_default()
+                        .push(name);
+                }
+            }
+            _ => {
+                let why = reason("failure").or_else(|| reason("error"));
+                results.failed.push((name, why.unwrap_or_default()));
+            }
+        }
+    }
+    results
+}
+
+/// An attribute's value up to the element's end, with its escapes resolved.
+fn attribute(element: &str, name: &str) -> Option<String> {
+    let head = element.split('>').next()?;
+    let (_, rest) = head.split_once(&format!("{name}=\""))?;
+    let value = rest.split('"').next()?;
+    let escapes = [
+        ("&#34;", "\""),
+        ("&quot;", "\""),
+        ("&#39;", "'"),
+        ("&apos;", "'"),
+        ("&lt;", "<"),
+        ("&gt;", ">"),
+        ("&#xA;", "\n"),
+        ("&#x9;", "\t"),
+        ("&amp;", "&"),
+    ];
+    let value = escapes.iter().fold(value.to_owned(), |value, (from, to)| {
+        value.replace(from, to)
+    });
+    Some(value)
+}
+
+fn first_line(text: &str) -> String {
+    text.lines()
+        .find(|line| !line.trim().is_empty())
+        .unwrap_or_default()
+        .trim()
+        .to_owned()
+}
+
+impl Results {
+    /// The account: failed by name and reason, skipped by reason, and how many.
+    pub(crate) fn account(&self, took: Duration) -> String {
+        let mut text = String::new();
+        for name in &self.passed {
+            let _ = writeln!(text, "passed   {name}");
+        }
+        for (reason, names) in &self.skipped {
+            let _ = writeln!(text, "skipped  {} because: {reason}", names.len());
+            for name in names {
+                let _ = writeln!(text, "           {name}");
+            }
+        }
+        for (name, why) in &self.failed {
+            let _ = writeln!(text, "FAILED   {name}\n           {why}");
+        }
+        let skipped: usize = self.skipped.values().map(Vec::len).sum();
+        let _ = writeln!(
+            text,
+            "{} passed, {} failed, {skipped} skipped, in {took:.0?}",
+            self.passed.len(),
+            self.failed.len()
+        );
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As ginkgo 2 writes it.
+    const REPORT: &str = r#"<?xml version="1.0" encoding="UTF-8"?>
+  <testsuites tests="5" disabled="2" errors="0" failures="1" time="12.5">
+      <testsuite name="Kubernetes e2e suite" package="/x" tests="5">
+          <testcase name="[SynchronizedBeforeSuite]" classname="Kubernetes e2e suite" status="passed" time="0.9"></testcase>
+          <testcase name="[It] [sig-network] Services should serve a basic endpoint &lt;from&gt; pods" classname="Kubernetes e2e suite" status="passed" time="6.2">
+              <system-err>&gt; Enter</system-err>
+          </testcase>
+          <testcase name="[It] [sig-network] Services needs a cloud" classname="Kubernetes e2e suite" status="skipped" time="0.1">
+              <skipped message="skipped - Only supported for providers [gce] (not skeleton)"></skipped>
+          </testcase>
+          <testcase name="[It] [sig-storage] Volumes" classname="Kubernetes e2e suite" status="skipped" time="0">
+              <skipped message="skipped"></skipped>
+          </testcase>
+          <testcase name="[It] [sig-network] Services is broken" classname="Kubernetes e2e suite" status="failed" time="3">
+              <failure message="timed out &#34;waiting&#34;&#xA;second line" type="failed">at x.go:3</failure>
+          </testcase>
+      </testsuite>
+  </testsuites>"#;
+
+    #[test]
+    fn what_was_chosen_is_counted_with_reasons() {
+        let results = parse(REPORT);
+        assert_eq!(
+            results.passed,
+            ["[sig-network] Services should serve a basic endpoint <from> pods"]
+        );
+        assert_eq!(
+            results.failed,
+            [(
+                "[sig-network] Services is broken".to_owned(),
+                "timed out \"waiting\"".to_owned()
+            )]
+        );
+        let reason = "Only supported for providers [gce] (not skeleton)";
+        assert_eq!(
+            results.skipped[reason],
+            ["[sig-network] Services needs a cloud"]
+        );
+        let account = results.account(Duration::from_secs(12));
+        assert!(
+            account.ends_with("1 passed, 1 failed, 1 skipped, in 12s\n"),
+            "{account}"
+        );
+    }
+}

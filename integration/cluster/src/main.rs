@@ -1,0 +1,422 @@
+//! A Kubernetes cluster in one guest of the lab: real kubelets, our image in kubeadm's DaemonSet.
+//!
+//! ```text
+//!  host                     │ guest
+//!  KUBERNETES=DIR, images ──┼─▶ node1: etcd, API server, controllers, scheduler │ containerd, kubelet ─ pods
+//!                           │   node2, node3:                                   │ containerd, kubelet ─ pods
+//!  logs, reports ◀──────────┼── outside: asks node ports
+//! ```
+//!
+//! Kubernetes' programs are the user's; `make cluster` without them says which are missing, and
+//! where they are had.
+
+mod binaries;
+mod control_plane;
+mod e2e;
+mod load;
+mod nodes;
+mod proxy;
+mod run;
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use clap::{Parser, Subcommand};
+use lab::{Place, World};
+
+use binaries::Binaries;
+use control_plane::ControlPlane;
+use load::Load;
+use nodes::{Folders, Kubelet};
+use proxy::{Image, Proxy};
+
+/// Something that the user has to bring is missing.
+const MISSING: u8 = 2;
+
+/// What a node has loaded at its boot, as Kubernetes' documentation of IPVS mode asks for: upstream's
+/// kube-proxy ends where a sysctl of connection tracking is not there yet. And the guest has a link
+/// to the kernel's modules, which leads nowhere in a container that mounts `/lib/modules`: a folder,
+/// instead.
+const MODULES: &str = "
+modprobe -q -a nf_conntrack ip_vs ip_vs_rr ip_vs_wrr ip_vs_sh || true
+release=/lib/modules/$(uname -r)
+[ -L $release ] || exit 0
+modules=$(readlink -f $release)
+rm $release
+mkdir $release
+mount --bind $modules $release";
+
+/// A Kubernetes cluster in one guest of the lab.
+#[derive(Debug, Parser)]
+struct Arguments {
+    /// The folder with Kubernetes' programs, and archives of further images in images/*.tar
+    #[arg(long, value_name = "DIR")]
+    kubernetes: Option<PathBuf>,
+    /// The archive of the image that is put into kubeadm's DaemonSet
+    #[arg(long, value_name = "FILE")]
+    image: PathBuf,
+    /// The proxy's mode: ipvs, iptables or nftables (which needs lane B)
+    #[arg(long, default_value = "ipvs")]
+    mode: String,
+    /// How many nodes, from 1 to 9
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=9))]
+    nodes: u8,
+    /// The guest's memory
+    #[arg(long, default_value = "3G")]
+    memory: String,
+    /// The folder for logs and reports
+    #[arg(long, value_name = "DIR")]
+    out: PathBuf,
+    /// After this many minutes all is ended
+    #[arg(long, default_value_t = 60)]
+    minutes: u64,
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Debug, Clone, Subcommand)]
+enum Task {
+    /// Boot it, ask a Service, and say what is there
+    Up {
+        /// A shell command that runs at the first node then, as the administrator
+        #[arg(long)]
+        run: Option<String>,
+    },
+    /// Run the network suite of e2e.test
+    E2e {
+        /// Which specs
+        #[arg(long, default_value = e2e::FOCUS)]
+        focus: String,
+        /// Which of them not
+        #[arg(long, default_value = e2e::SKIP)]
+        skip: String,
+    },
+    /// Swap two images under load
+    Migrate {
+        /// The archive of the one that serves first [default: made of the program kube-proxy of
+        /// DIR]
+        #[arg(long, value_name = "FILE")]
+        from: Option<PathBuf>,
+        /// The mode in which it serves [default: the same]
+        #[arg(long)]
+        from_mode: Option<String>,
+    },
+}
+
+fn main() -> ExitCode {
+    lab::maybe_init();
+    let arguments = Arguments::parse();
+    let further: &[(&str, &str)] = match &arguments.task {
+        Task::Up { .. } | Task::Migrate { from: Some(_), .. } => &[],
+        Task::E2e { .. } => &[binaries::E2E],
+        Task::Migrate { from: None, .. } => &[binaries::UPSTREAM],
+    };
+    let binaries = match Binaries::find(arguments.kubernetes.as_deref(), further) {
+        Ok(binaries) => binaries,
+        Err(missing) => {
+            let folder = arguments.kubernetes.as_deref();
+            let folder = folder.map_or_else(
+                || "KUBERNETES=DIR was not said, so there is no".to_owned(),
+                |folder| format!("in {} there is no", folder.display()),
+            );
+            eprintln!("cluster: nothing is started. {folder}");
+            for line in missing {
+                eprintln!("  {line}");
+            }
+            eprintln!(
+                "Put the programs into one folder, all of one release of Kubernetes, and name it: KUBERNETES=DIR"
+            );
+            return ExitCode::from(MISSING);
+        }
+    };
+    let done = if lab::in_lab() {
+        inside(&arguments, &binaries)
+    } else {
+        carry(&arguments)
+    };
+    done.unwrap_or_else(|error| {
+        eprintln!("cluster: {error:#}");
+        ExitCode::FAILURE
+    })
+}
+
+/// Makes the images, and runs this program in the lab.
+fn carry(arguments: &Arguments) -> Result<ExitCode> {
+    let out = &arguments.out;
+    std::fs::create_dir_all(out).with_context(|| format!("cannot make {}", out.display()))?;
+    let out = out.canonicalize()?;
+    let image = Image::read(&arguments.image)?;
+    let mut make = Command::new(concat!(env!("CARGO_MANIFEST_DIR"), "/images"));
+    make.arg(out.join("images"));
+    let options = lab::Options {
+        timeout: Duration::from_secs(arguments.minutes * 60),
+        memory: arguments.memory.clone(),
+        keep: vec![out.clone()],
+        ..lab::Options::from_env()
+    };
+    if let (Task::Migrate { from: None, .. }, Some(folder)) =
+        (&arguments.task, &arguments.kubernetes)
+    {
+        let is_b = options.kernel.is_some() || options.lane == Some(lab::Lane::B);
+        make.arg(folder.join("kube-proxy")).arg(&image.archive);
+        make.arg(if is_b { "nft" } else { "legacy" });
+    }
+    let made = make
+        .status()
+        .context("cannot start integration/cluster/images")?;
+    ensure!(made.success(), "the images could not be made");
+    let argv: Vec<OsString> = std::env::args_os().collect();
+    let argv = std::iter::once(std::env::current_exe()?.into()).chain(argv.into_iter().skip(1));
+    let status = lab::run(&argv.collect::<Vec<OsString>>(), &options);
+    Ok(ExitCode::from(u8::try_from(status).unwrap_or(1)))
+}
+
+/// The cluster, while it is there.
+struct Cluster {
+    control_plane: ControlPlane,
+    kubelets: Vec<Kubelet>,
+    outside: Place,
+    folders: Folders,
+    _world: World,
+}
+
+fn inside(arguments: &Arguments, binaries: &Binaries) -> Result<ExitCode> {
+    let ours = Image::read(&arguments.image)?;
+    match &arguments.task {
+        Task::Up { run } => {
+            let cluster = Cluster::boot(arguments, binaries, &ours, &[], &arguments.mode)?;
+            cluster.show()?;
+            let Some(script) = run else {
+                return Ok(ExitCode::SUCCESS);
+            };
+            cluster.run_script(script, binaries)
+        }
+        Task::E2e { focus, skip } => {
+            let cluster = Cluster::boot(arguments, binaries, &ours, &[], &arguments.mode)?;
+            cluster.e2e(binaries, arguments, focus, skip)
+        }
+        Task::Migrate { from, from_mode } => {
+            let upstream = arguments.out.join("images/upstream.tar");
+            let first = Image::read(from.as_deref().unwrap_or(&upstream))?;
+            let mode = from_mode.as_deref().unwrap_or(&arguments.mode);
+            let cluster = Cluster::boot(
+                arguments,
+                binaries,
+                &first,
+                std::slice::from_ref(&ours),
+                mode,
+            )?;
+            cluster.migrate(&first, &ours, mode, &arguments.mode)
+        }
+    }
+}
+
+impl Cluster {
+    /// Boots it with `image` in the DaemonSet; `further` images are there, too.
+    fn boot(
+        arguments: &Arguments,
+        binaries: &Binaries,
+        image: &Image,
+        further: &[Image],
+        mode: &str,
+    ) -> Result<Self> {
+        let started = Instant::now();
+        let say = |what: &str| println!("{:6.1} s  {what}", started.elapsed().as_secs_f64());
+        let folders = Folders {
+            state: "/var/lib/cluster".into(),
+            logs: arguments.out.canonicalize()?,
+        };
+        std::fs::create_dir_all(&folders.state)?;
+        let mut mount = Command::new("mount");
+        mount.args(["-t", "tmpfs", "-o", "size=80%", "tmpfs"]);
+        mount.arg(&folders.state);
+        run_quietly(mount)?;
+        let mut modules = Command::new("sh");
+        modules.args(["-ec", MODULES]);
+        run_quietly(modules)?;
+        let mut world = World::new("cluster")?;
+        let places = nodes::lay(&mut world, arguments.nodes)?;
+        let outside = world.host("outside", "172.35.0.9/24 fd35::9/64")?;
+        let first = places.first().context("no node")?;
+        say("the fabric and nodes without Kubernetes");
+        let control_plane =
+            ControlPlane::start(first, binaries, &folders.state, &folders.logs, mode)?;
+        say("the control plane answers");
+        let proxy = Proxy {
+            kubectl: &control_plane.kubectl,
+        };
+        control_plane.add_kube_proxy()?;
+        proxy.patch(image)?;
+        say(&format!(
+            "kubeadm's DaemonSet has {} in mode {mode}",
+            image.name
+        ));
+        let pod = arguments.out.join("images/pod.tar").canonicalize()?;
+        let mut archives = vec![pod, image.archive.clone()];
+        archives.extend(further.iter().map(|image| image.archive.clone()));
+        archives.extend(binaries.images());
+        let has_dns = binaries.has_dns();
+        let kubelets = places
+            .iter()
+            .map(|node| {
+                let kubelet = nodes::start(node, binaries, &control_plane, &folders, &archives)?;
+                say(&format!("{}: containerd and the kubelet", node.name()));
+                Ok(kubelet)
+            })
+            .collect::<Result<Vec<_>>>()?;
+        nodes::await_ready(&control_plane, &kubelets)?;
+        say("all nodes are ready");
+        proxy.await_rollout()?;
+        say("kube-proxy is ready on all nodes");
+        if has_dns {
+            control_plane.add_dns()?;
+            say("CoreDNS is asked for");
+        }
+        let last = places.last().context("no node")?;
+        proxy::serve_web(&control_plane.kubectl, &folders.state, &outside, last)?;
+        say("a Service answers at its node port and its ClusterIP, in both families");
+        Ok(Self {
+            control_plane,
+            kubelets,
+            outside,
+            folders,
+            _world: world,
+        })
+    }
+
+    fn first(&self) -> Result<&Place> {
+        let first = self.kubelets.first().context("no node")?;
+        Ok(&first.node)
+    }
+
+    fn last(&self) -> Result<&Place> {
+        let last = self.kubelets.last().context("no node")?;
+        Ok(&last.node)
+    }
+
+    /// Nodes and pods, as kubectl shows them.
+    fn show(&self) -> Result<()> {
+        let kubectl = &self.control_plane.kubectl;
+        print!("{}", kubectl.run(&["get", "nodes", "-o", "wide"])?);
+        print!("{}", kubectl.run(&["get", "pods", "-A", "-o", "wide"])?);
+        print!(
+            "{}",
+            kubectl.run(&["get", "services,endpointslices", "-A"])?
+        );
+        Ok(())
+    }
+
+    /// The user's command, with its output as it comes.
+    fn run_script(&self, script: &str, binaries: &Binaries) -> Result<ExitCode> {
+        let mut command = self.first()?.command("sh");
+        let path = std::env::var("PATH").unwrap_or_default();
+        command
+            .args(["-c", script])
+            .env("KUBECONFIG", run::ADMIN)
+            .env("PATH", format!("{}:{path}", binaries.folder().display()));
+        let status = command.status().context("cannot start sh")?;
+        Ok(ExitCode::from(
+            u8::try_from(status.code().unwrap_or(1)).unwrap_or(1),
+        ))
+    }
+
+    fn e2e(
+        &self,
+        binaries: &Binaries,
+        arguments: &Arguments,
+        focus: &str,
+        skip: &str,
+    ) -> Result<ExitCode> {
+        let report = self.folders.logs.join("e2e");
+        let _ = std::fs::remove_dir_all(&report);
+        std::fs::create_dir_all(&report)?;
+        let argv = e2e::command(
+            &binaries.program("e2e.test"),
+            run::ADMIN,
+            &report,
+            focus,
+            skip,
+        );
+        let started = Instant::now();
+        let mut running = run::start(self.first()?, &self.folders.logs.join("e2e.log"), &argv)?;
+        // The lab's own limit is shorter.
+        running.wait(Duration::from_secs(arguments.minutes * 60))?;
+        let results = e2e::read(&report)?;
+        let account = results.account(started.elapsed());
+        print!("{account}");
+        std::fs::write(self.folders.logs.join("e2e.txt"), &account)?;
+        ensure!(
+            !results.passed.is_empty() || !results.failed.is_empty(),
+            "no spec was run: {focus} without {skip} chooses none"
+        );
+        Ok(if results.failed.is_empty() {
+            ExitCode::SUCCESS
+        } else {
+            ExitCode::FAILURE
+        })
+    }
+
+    /// There, and back again, while clients ask.
+    fn migrate(
+        &self,
+        first: &Image,
+        ours: &Image,
+        first_mode: &str,
+        mode: &str,
+    ) -> Result<ExitCode> {
+        let proxy = Proxy {
+            kubectl: &self.control_plane.kubectl,
+        };
+        let mut failed = 0;
+        for (image, from_mode, mode) in [(ours, first_mode, mode), (first, mode, first_mode)] {
+            let mut load = Load::new();
+            for (from, to) in proxy::ways(&self.outside, self.last()?)? {
+                load.start(&from, to)?;
+            }
+            std::thread::sleep(Duration::from_secs(5));
+            proxy.swap(image)?;
+            if mode != from_mode {
+                proxy.set_mode(mode)?;
+            }
+            let took = proxy.await_rollout()?;
+            std::thread::sleep(Duration::from_secs(10));
+            println!("to {} in mode {mode}: rolled out in {took:.0?}", image.name);
+            for account in load.stop()? {
+                let load::Account {
+                    way,
+                    requests,
+                    failed: lost,
+                    longest,
+                    told,
+                } = account;
+                println!(
+                    "  {way}: {requests} requests, {lost} failed, the longest took {longest:.1?}"
+                );
+                for line in told {
+                    println!("    {line}");
+                }
+                failed += lost;
+            }
+        }
+        std::fs::write(self.folders.logs.join("kube-proxy.log"), proxy.said())?;
+        println!("{failed} requests failed");
+        Ok(if failed == 0 {
+            ExitCode::SUCCESS
+        } else {
+            ExitCode::FAILURE
+        })
+    }
+}
+
+fn run_quietly(mut command: Command) -> Result<()> {
+    let output = command.output().context("cannot start a program")?;
+    ensure!(
+        output.status.success(),
+        "{command:?}: {}",
+        String::from_utf8_lossy(&output.stderr).trim()
+    );
+    Ok(())
+}

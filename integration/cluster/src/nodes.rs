@@ -1,0 +1,201 @@
+//! Nodes: network namespaces, each with a containerd and a kubelet of its own.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use lab::{Node, Running, World};
+use serde_json::{Value, json};
+
+use crate::binaries::Binaries;
+use crate::control_plane::ControlPlane;
+use crate::run::until;
+
+/// The first node, where the control plane is.
+pub(crate) const FIRST: &str = "172.35.0.100";
+/// Images are unpacked meanwhile.
+const STARTS_WITHIN: Duration = Duration::from_mins(5);
+const READY_WITHIN: Duration = Duration::from_mins(4);
+const SCRIPT: &str = include_str!("../node.sh");
+
+/// A node at work.
+#[derive(Debug)]
+pub(crate) struct Kubelet {
+    pub(crate) node: Node,
+    _running: Running,
+}
+
+/// Where things are in the guest.
+#[derive(Debug, Clone)]
+pub(crate) struct Folders {
+    /// In memory: an overlay cannot be the upper layer of another.
+    pub(crate) state: PathBuf,
+    /// Kept by the host.
+    pub(crate) logs: PathBuf,
+}
+
+/// Nodes on the fabric, without what makes them Kubernetes'.
+pub(crate) fn lay(world: &mut World, count: u8) -> Result<Vec<Node>> {
+    (1..=count)
+        .map(|number| {
+            let last = 99 + u32::from(number);
+            let addresses = format!("172.35.0.{last}/24 fd35::{last}/64");
+            let gateways = format!("10.244.{number}.1/24 fd44:{number}::1/64");
+            let name = format!("node{number}");
+            Ok(world.node(&name, addresses.as_str(), gateways.as_str())?)
+        })
+        .collect()
+}
+
+/// Starts a node's containerd with these images, and its kubelet.
+pub(crate) fn start(
+    node: &Node,
+    binaries: &Binaries,
+    control_plane: &ControlPlane,
+    folders: &Folders,
+    images: &[PathBuf],
+) -> Result<Kubelet> {
+    let name = node.name();
+    let state = folders.state.join(name);
+    let run = Path::new("/run/cluster").join(name);
+    for folder in [&state.join("cni"), &run] {
+        std::fs::create_dir_all(folder)?;
+    }
+    let write = |file: &str, text: String| {
+        let file = state.join(file);
+        std::fs::write(&file, text).with_context(|| format!("cannot write {}", file.display()))
+    };
+    write("containerd.toml", containerd(&state, &run))?;
+    write("cni/10-lab.conflist", cni(node).to_string())?;
+    write(
+        "kubelet.yaml",
+        kubelet(&state, &run, &folders.logs.join("pods").join(name)),
+    )?;
+    write("resolv.conf", "nameserver 127.0.0.1\n".to_owned())?;
+    write("kubelet.conf", control_plane.kubelet_credentials(name)?)?;
+    write("node.sh", SCRIPT.to_owned())?;
+    let ips: Vec<String> = node
+        .addresses()
+        .iter()
+        .map(|net| net.addr().to_string())
+        .collect();
+    let mut argv = vec![
+        "sh".to_owned(),
+        state.join("node.sh").display().to_string(),
+        name.to_owned(),
+    ];
+    argv.extend([&state, &run, &folders.logs].map(|path| path.display().to_string()));
+    argv.push(ips.join(","));
+    argv.push(binaries.folder().display().to_string());
+    argv.extend(images.iter().map(|image| image.display().to_string()));
+    let mut running = node.spawn(argv)?;
+    running.wait_for("images are there", STARTS_WITHIN)?;
+    Ok(Kubelet {
+        node: node.clone(),
+        _running: running,
+    })
+}
+
+/// Waits until the API has them all as ready, and says which pods they have.
+pub(crate) fn await_ready(control_plane: &ControlPlane, kubelets: &[Kubelet]) -> Result<Duration> {
+    let kubectl = &control_plane.kubectl;
+    for kubelet in kubelets {
+        let name = kubelet.node.name().to_owned();
+        until(&format!("{name} is registered"), READY_WITHIN, || {
+            kubectl.run(&["get", "node", &name]).map(|_| true)
+        })
+        .with_context(|| format!("see {name}-kubelet.log"))?;
+        let ranges: Vec<String> = kubelet
+            .node
+            .pod_ranges()
+            .map(|net| net.to_string())
+            .collect();
+        let patch = json!({"spec": {"podCIDR": ranges.first(), "podCIDRs": ranges}});
+        kubectl.run(&["patch", "node", &name, "-p", &patch.to_string()])?;
+    }
+    until("all nodes are ready", READY_WITHIN, || {
+        let nodes = kubectl.get(&["nodes"])?;
+        let items = nodes.pointer("/items").and_then(Value::as_array);
+        let items = items.map(Vec::as_slice).unwrap_or_default();
+        Ok(items.len() == kubelets.len() && items.iter().all(is_ready))
+    })
+}
+
+fn is_ready(object: &Value) -> bool {
+    let conditions = object
+        .pointer("/status/conditions")
+        .and_then(Value::as_array);
+    conditions.is_some_and(|all| {
+        all.iter().any(|one| {
+            one.get("type") == Some(&json!("Ready")) && one.get("status") == Some(&json!("True"))
+        })
+    })
+}
+
+/// Containers in no cgroup of their own: a guest has not all controllers.
+fn containerd(state: &Path, run: &Path) -> String {
+    let (state, run) = (state.display(), run.display());
+    format!(
+        "version = 2
+root = \"{state}/containerd\"
+state = \"{run}/containerd\"
+[grpc]
+  address = \"{run}/containerd.sock\"
+[plugins.\"io.containerd.grpc.v1.cri\"]
+  sandbox_image = \"docker.io/lab/pod:1\"
+  disable_cgroup = true
+  disable_apparmor = true
+  restrict_oom_score_adj = true
+  [plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.runc]
+    runtime_type = \"io.containerd.runc.v2\"
+  [plugins.\"io.containerd.grpc.v1.cri\".cni]
+    bin_dir = \"/usr/lib/cni\"
+    conf_dir = \"{state}/cni\"
+"
+    )
+}
+
+/// Pods on the bridge that the node has, with addresses of its ranges.
+fn cni(node: &Node) -> Value {
+    let ranges: Vec<Value> = node
+        .pod_ranges()
+        .map(|range| json!([{"subnet": range.to_string()}]))
+        .collect();
+    let state = format!("/var/lib/cluster/{}/cni-leases", node.name());
+    json!({
+        "cniVersion": "0.4.0",
+        "name": "lab",
+        "plugins": [
+            {
+                "type": "bridge", "bridge": "cni0", "isDefaultGateway": true, "hairpinMode": true,
+                "ipam": {"type": "host-local", "ranges": ranges, "dataDir": state},
+            },
+            {"type": "portmap", "capabilities": {"portMappings": true}},
+        ],
+    })
+}
+
+/// For nodes without all controllers of cgroups, that share one file system.
+fn kubelet(state: &Path, run: &Path, logs: &Path) -> String {
+    let (state, run, logs) = (state.display(), run.display(), logs.display());
+    format!(
+        "apiVersion: kubelet.config.k8s.io/v1beta1
+kind: KubeletConfiguration
+authentication: {{anonymous: {{enabled: false}}, webhook: {{enabled: true}}, x509: {{clientCAFile: /etc/kubernetes/pki/ca.crt}}}}
+authorization: {{mode: Webhook}}
+containerRuntimeEndpoint: unix://{run}/containerd.sock
+cgroupDriver: cgroupfs
+cgroupsPerQOS: false
+enforceNodeAllocatable: []
+failSwapOn: false
+localStorageCapacityIsolation: false
+evictionHard: {{memory.available: '1Mi', nodefs.available: '0%', imagefs.available: '0%'}}
+imageGCHighThresholdPercent: 100
+podLogsDir: {logs}
+volumePluginDir: {state}/volume-plugins
+resolvConf: {state}/resolv.conf
+clusterDNS: ['10.96.0.10']
+clusterDomain: cluster.local
+"
+    )
+}

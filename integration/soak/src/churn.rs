@@ -1,0 +1,229 @@
+//! Services that come, change and go, and a pod that is started anew: always the same number of each
+//! kind, so that the kernel holds as much at the end of each round as at the end of the one before.
+
+use anyhow::Result;
+use lab::{Place, Transport};
+use scenarios::{ApiServer, Cluster, Service, tcp, udp};
+
+const NEAR: &str = "10.244.1.10 fd44:1::10";
+const FAR: &str = "10.244.2.10 fd44:2::10";
+
+/// Services that come and go.
+const POPULATION: u32 = 40;
+/// In each round: so many go, and others come for them.
+const REPLACED: u32 = 3;
+/// So many get other endpoints.
+const CHANGED: u32 = 5;
+/// The pod is another one after so many rounds.
+const POD_LIVES: u32 = 4;
+/// So many addresses has a slot's Service in turn.
+const ADDRESSES: u32 = 3;
+/// So many addresses has the pod in turn.
+const POD_ADDRESSES: u32 = 60;
+
+/// Asked without pause, it never lacks an endpoint: `10.96.255.1`, TCP and UDP port 80.
+pub(crate) const STEADY: &str = "10.96.255.1:80";
+/// The same, over IPv6.
+pub(crate) const STEADY_V6: &str = "[fd96::ff01]:80";
+/// Keeps each client at its pod.
+pub(crate) const STICKY: &str = "10.96.255.2:80";
+
+/// The Services of a run, as they are now.
+#[derive(Debug)]
+pub(crate) struct Churn {
+    /// How often each was replaced, and which endpoints it has.
+    slots: Vec<(u32, u32)>,
+    pod: Place,
+    /// Which of its addresses.
+    pod_number: u32,
+    round: u32,
+}
+
+impl Churn {
+    /// The first of all, and those that stay.
+    ///
+    /// # Errors
+    /// The world or the API server refuses.
+    pub(crate) fn begin(cluster: &mut Cluster, api: &ApiServer) -> Result<Self> {
+        let churn = Self {
+            slots: (0..POPULATION).map(|slot| (0, slot)).collect(),
+            pod: start_pod(cluster, 0)?,
+            pod_number: 0,
+            round: 0,
+        };
+        for service in staying() {
+            api.apply(&service)?;
+        }
+        for slot in 0..POPULATION {
+            api.apply(&churn.service(slot))?;
+        }
+        Ok(churn)
+    }
+
+    /// One round. When it returns, a Service that has just come is served.
+    ///
+    /// # Errors
+    /// The world or the API server refuses, or the Service is not served in time.
+    pub(crate) fn round(&mut self, cluster: &mut Cluster, api: &ApiServer) -> Result<()> {
+        self.round += 1;
+        let first = self.round * (REPLACED + CHANGED);
+        let turn = |number: u32| (first + number) % POPULATION;
+        let mut came = None;
+        for slot in (0..REPLACED).map(turn) {
+            let goes = self.service(slot);
+            delete(api, &goes)?;
+            if let Some((generation, _)) = self.slots.get_mut(slot as usize) {
+                *generation += 1;
+            }
+            let comes = self.service(slot);
+            api.apply(&comes)?;
+            if speaks_tcp(slot) {
+                came = Some(address(slot, self.generation(slot)).0);
+            }
+        }
+        for slot in (REPLACED..REPLACED + CHANGED).map(turn) {
+            if let Some((_, endpoints)) = self.slots.get_mut(slot as usize) {
+                *endpoints += 1;
+            }
+            api.apply(&self.service(slot))?;
+        }
+        if self.round.is_multiple_of(POD_LIVES) {
+            self.restart_pod(cluster, api)?;
+        }
+        if let Some(ip) = came {
+            cluster.until_answered(&cluster.outside, &format!("{ip}:80"))?;
+        }
+        Ok(())
+    }
+
+    /// The pod ends at once, as one that crashes does; another comes at another address, and the
+    /// slices follow.
+    fn restart_pod(&mut self, cluster: &mut Cluster, api: &ApiServer) -> Result<()> {
+        cluster.world.remove(&self.pod);
+        self.pod_number = (self.pod_number + 1) % POD_ADDRESSES;
+        self.pod = start_pod(cluster, self.pod_number)?;
+        for slot in 0..POPULATION {
+            if self.endpoints(slot) % 4 == 3 {
+                api.apply(&self.service(slot))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// All go, those that stayed among them.
+    ///
+    /// # Errors
+    /// The API server refuses.
+    pub(crate) fn end(self, api: &ApiServer) -> Result<()> {
+        for slot in 0..POPULATION {
+            delete(api, &self.service(slot))?;
+        }
+        for service in staying() {
+            delete(api, &service)?;
+        }
+        Ok(())
+    }
+
+    /// Where a Service is asked that may or may not answer: the next of them each time.
+    pub(crate) fn somewhere(number: u32) -> (String, Transport) {
+        let slot = number % POPULATION;
+        // Whatever its generation is: of some, nobody has the address now.
+        let (ip, _) = address(slot, number / POPULATION);
+        if speaks_tcp(slot) {
+            (format!("{ip}:80"), Transport::Tcp)
+        } else {
+            (format!("{ip}:53"), Transport::Udp)
+        }
+    }
+
+    fn generation(&self, slot: u32) -> u32 {
+        self.slots.get(slot as usize).map_or(0, |slot| slot.0)
+    }
+
+    fn endpoints(&self, slot: u32) -> u32 {
+        self.slots.get(slot as usize).map_or(0, |slot| slot.1)
+    }
+
+    /// The Service of a slot. Which kind it is follows from the slot alone.
+    fn service(&self, slot: u32) -> Service {
+        let generation = self.generation(slot);
+        let (ip, ip6) = address(slot, generation);
+        let service = Service::new(&format!("s{slot}-{generation}"), &format!("{ip} {ip6}"));
+        let pod = pod_addresses(self.pod_number);
+        let service = service.endpoints(&match self.endpoints(slot) % 4 {
+            0 => NEAR.to_owned(),
+            1 => FAR.to_owned(),
+            2 => format!("{NEAR} {FAR}"),
+            _ => format!("{pod} {FAR}"),
+        });
+        let http = tcp(80, 8080).named("http");
+        match slot % 4 {
+            0 => service.port(http).port(udp(53, 8080).named("dns")),
+            // Ports below 65,536: the population is small.
+            1 => service.port(http.node_port(u16::try_from(30_000 + slot).unwrap_or(30_000))),
+            2 => service.port(http).affinity(10),
+            _ => service
+                .port(udp(53, 8080).named("dns"))
+                .external(&format!("192.0.2.{}", slot + 1)),
+        }
+    }
+}
+
+fn speaks_tcp(slot: u32) -> bool {
+    slot % 4 != 3
+}
+
+/// Those that stay.
+fn staying() -> [Service; 2] {
+    let both = format!("{NEAR} {FAR}");
+    [
+        Service::new("steady", "10.96.255.1 fd96::ff01")
+            .port(tcp(80, 8080).named("http"))
+            .port(udp(80, 8080).named("udp"))
+            .endpoints(&both),
+        Service::new("sticky", "10.96.255.2")
+            .port(tcp(80, 8080).named("http"))
+            .affinity(10_800)
+            .endpoints(&both),
+    ]
+}
+
+/// Of a slot's Service: another one for each generation, and then the first again, as clusters give
+/// addresses anew.
+fn address(slot: u32, generation: u32) -> (String, String) {
+    let (third, fourth) = (generation % ADDRESSES, slot + 1);
+    (
+        format!("10.96.{third}.{fourth}"),
+        format!("fd96::{:x}", third * 256 + fourth),
+    )
+}
+
+fn pod_addresses(number: u32) -> String {
+    let last = 20 + number;
+    format!("10.244.1.{last} fd44:1::{last}")
+}
+
+fn start_pod(cluster: &mut Cluster, number: u32) -> Result<Place> {
+    let node = cluster.node1.clone();
+    let name = format!("pod{number}");
+    let pod = cluster
+        .world
+        .pod(&node, &name, pod_addresses(number).as_str())?;
+    pod.serve_tcp(8080)?;
+    pod.serve_udp(8080)?;
+    Ok(pod)
+}
+
+fn delete(api: &ApiServer, service: &Service) -> Result<()> {
+    api.delete_service(service.name())?;
+    for family in ["ipv4", "ipv6"] {
+        let slice = format!("{}-{family}", service.name());
+        // Not every one has both families.
+        if let Err(error) = api.delete_slice(&slice)
+            && family == "ipv4"
+        {
+            return Err(error);
+        }
+    }
+    Ok(())
+}

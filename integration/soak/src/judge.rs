@@ -1,0 +1,170 @@
+//! Whether a figure grows.
+//!
+//! What is judged is what is left of the run after its first part, in which memory is taken that
+//! stays in use, and what the kernel remembers for a while fills up. Through it goes the line that
+//! half of all pairs of samples are steeper than (Theil and Sen's estimate, 1968): a few samples
+//! that were taken in the middle of a change do not bend it. Its slope, times how long was judged,
+//! is the growth; it may be as much as the figure's tolerance.
+
+/// What part of a run is not judged.
+pub(crate) const SETTLING: f64 = 0.25;
+
+/// What is sampled: how it is called, in what it is counted, and how much it may grow while it is
+/// judged, absolutely and as a part of what it is.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Figure {
+    /// As it is headed.
+    pub(crate) name: &'static str,
+    /// As in the title of its chart; a file is called after it.
+    pub(crate) title: &'static str,
+    pub(crate) unit: &'static str,
+    pub(crate) tolerance: f64,
+    pub(crate) share: f64,
+}
+
+/// What came of a figure.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Verdict {
+    /// The median of the first tenth of what was judged.
+    pub(crate) first: f64,
+    /// The median of its last tenth.
+    pub(crate) last: f64,
+    /// In an hour.
+    pub(crate) slope: f64,
+    /// While it was judged.
+    pub(crate) growth: f64,
+    /// How much that may be.
+    pub(crate) allowed: f64,
+}
+
+impl Verdict {
+    pub(crate) fn grows(&self) -> bool {
+        self.growth > self.allowed
+    }
+}
+
+impl Figure {
+    /// Judges samples (minutes since the start, value), which come in order. `None` if there are too
+    /// few: less than eight after the first part.
+    pub(crate) fn judge(&self, samples: &[(f64, f64)]) -> Option<Verdict> {
+        const LEAST: usize = 8;
+        let end = samples.last()?.0;
+        let judged: Vec<(f64, f64)> = samples
+            .iter()
+            .copied()
+            .filter(|(minutes, _)| *minutes >= end * SETTLING)
+            .collect();
+        let (begin, tenth) = (judged.first()?.0, judged.len().div_ceil(10));
+        if judged.len() < LEAST {
+            return None;
+        }
+        let slope = median(slopes(&judged))?;
+        let level = median(judged.iter().map(|sample| sample.1).collect())?;
+        let values = |part: &[(f64, f64)]| median(part.iter().map(|sample| sample.1).collect());
+        Some(Verdict {
+            first: values(judged.get(..tenth)?)?,
+            last: values(judged.get(judged.len() - tenth..)?)?,
+            slope: slope * 60.0,
+            growth: slope * (end - begin),
+            allowed: self.tolerance.max(self.share * level),
+        })
+    }
+}
+
+/// Of all pairs of samples.
+fn slopes(samples: &[(f64, f64)]) -> Vec<f64> {
+    let pairs = samples.iter().enumerate().flat_map(|(index, one)| {
+        let later = samples.iter().skip(index + 1);
+        later.map(move |other| (*one, *other))
+    });
+    pairs
+        .filter(|(one, other)| other.0 > one.0)
+        .map(|(one, other)| (other.1 - one.1) / (other.0 - one.0))
+        .collect()
+}
+
+fn median(mut values: Vec<f64>) -> Option<f64> {
+    let middle = values.len() / 2;
+    if values.is_empty() {
+        return None;
+    }
+    let (_, median, _) = values.select_nth_unstable_by(middle, f64::total_cmp);
+    Some(*median)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MEMORY: Figure = Figure {
+        name: "resident_kib",
+        title: "Resident memory",
+        unit: "KiB",
+        tolerance: 1024.0,
+        share: 0.05,
+    };
+
+    /// So many samples, one in 5 s, with some noise that repeats.
+    fn series(samples: u32, value: impl Fn(f64) -> f64) -> Vec<(f64, f64)> {
+        let sample = |number: u32| {
+            let minutes = f64::from(number) / 12.0;
+            let noise = f64::from(number * 7919 % 101) - 50.0;
+            (minutes, value(minutes) + noise)
+        };
+        (0..samples).map(sample).collect()
+    }
+
+    #[test]
+    fn a_leak_grows() {
+        // 100 KiB a minute for 40 minutes, of which 30 are judged.
+        let verdict = MEMORY.judge(&series(480, |minutes| 20_000.0 + 100.0 * minutes));
+        let verdict = verdict.unwrap();
+        assert!(verdict.grows(), "{verdict:?}");
+        assert!((verdict.slope - 6_000.0).abs() < 60.0, "{verdict:?}");
+        assert!((verdict.growth - 3_000.0).abs() < 60.0, "{verdict:?}");
+        // The same leak is below what is tolerated in four minutes, and said to be so.
+        let short = MEMORY
+            .judge(&series(48, |minutes| 20_000.0 + 100.0 * minutes))
+            .unwrap();
+        assert!(!short.grows(), "{short:?}");
+    }
+
+    #[test]
+    fn what_leaks_by_one_grows() {
+        // A descriptor every two minutes.
+        let figure = Figure {
+            tolerance: 2.0,
+            share: 0.0,
+            ..MEMORY
+        };
+        let leak: Vec<(f64, f64)> = (0..480)
+            .map(|number| (f64::from(number) / 12.0, f64::from(30 + number / 24)))
+            .collect();
+        assert!(figure.judge(&leak).unwrap().grows());
+    }
+
+    #[test]
+    fn what_climbs_at_first_and_stays_does_not_grow() {
+        let steady = series(480, |minutes| 20_000.0 + 4_000.0 * (minutes / 8.0).min(1.0));
+        let verdict = MEMORY.judge(&steady).unwrap();
+        assert!(!verdict.grows(), "{verdict:?}");
+        assert!(verdict.slope.abs() < 60.0, "{verdict:?}");
+    }
+
+    #[test]
+    fn peaks_do_not_grow_and_do_not_hide_a_leak() {
+        let peak = |minutes: f64| {
+            if minutes.fract() < 0.1 { 5_000.0 } else { 0.0 }
+        };
+        let steady = MEMORY.judge(&series(480, |minutes| 20_000.0 + peak(minutes)));
+        assert!(!steady.unwrap().grows());
+        let leak = series(480, |minutes| 20_000.0 + 100.0 * minutes + peak(minutes));
+        assert!(MEMORY.judge(&leak).unwrap().grows());
+    }
+
+    #[test]
+    fn few_samples_are_not_judged() {
+        assert_eq!(MEMORY.judge(&series(9, |_| 1.0)), None);
+        assert_eq!(MEMORY.judge(&[]), None);
+    }
+}

@@ -1,0 +1,231 @@
+//! `make soak`: hours of churn with traffic in the lab, and whether anything grows.
+//!
+//! ```text
+//!  churn: Services, endpoints, a pod ─▶ API server fixture ─▶ the daemon on node1 ─▶ the kernel
+//!  traffic: TCP, UDP, affinity, one held connection ──────────────────────────────────▲
+//!  sample, again and again: the process in /proc, the kernel by the operator's tools ─┴─▶ CSV ─▶ judge ─▶ curves
+//! ```
+//!
+//! The churn has always as many Services of each kind, so that what the kernel holds for them stays
+//! the same number. In the end all Services go, and the kernel has to hold what it held before the
+//! first came.
+
+mod churn;
+mod judge;
+mod report;
+mod sample;
+mod traffic;
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use clap::Parser;
+use scenarios::Cluster;
+
+use churn::Churn;
+use report::Samples;
+use traffic::Traffic;
+
+/// Whether anything grows while Services come, change and go under traffic.
+#[derive(Debug, Parser)]
+struct Arguments {
+    /// How long, in minutes
+    #[arg(long, default_value_t = 120.0)]
+    minutes: f64,
+    /// The folder for samples, curves and the table
+    #[arg(long, value_name = "DIR")]
+    out: PathBuf,
+    /// ipvs, iptables or nftables (which needs lane B)
+    #[arg(long, default_value = "ipvs")]
+    mode: String,
+}
+
+/// Samples of a run, about: as many as a curve can show.
+const SAMPLES: f64 = 720.0;
+/// A run has so many at least: of fewer nothing can be judged.
+const FEWEST: usize = 20;
+/// They are never closer.
+const CLOSEST: Duration = Duration::from_secs(1);
+/// Between two rounds of churn.
+const PAUSE: Duration = Duration::from_millis(300);
+/// What boots before, and goes after.
+const AROUND: Duration = Duration::from_mins(3);
+/// How long the kernel may take to hold nothing of Services any more. What drains goes with its
+/// last connections.
+const GONE_WITHIN: Duration = Duration::from_mins(1);
+
+/// What the kernel remembers of connections that have ended goes soon, as it would in a long run.
+const FORGETFUL: &str = "
+sysctl -qw net.netfilter.nf_conntrack_udp_timeout=10 net.netfilter.nf_conntrack_udp_timeout_stream=10 \
+  net.netfilter.nf_conntrack_tcp_timeout_time_wait=10 net.netfilter.nf_conntrack_tcp_timeout_close=5 \
+  net.netfilter.nf_conntrack_tcp_timeout_fin_wait=10 net.netfilter.nf_conntrack_tcp_timeout_syn_sent=10 \
+  net.netfilter.nf_conntrack_icmp_timeout=5";
+
+fn main() -> ExitCode {
+    lab::maybe_init();
+    let arguments = Arguments::parse();
+    let done = if lab::in_lab() {
+        soak(&arguments)
+    } else {
+        carry(&arguments)
+    };
+    match done {
+        Ok(status) => status,
+        Err(error) => {
+            eprintln!("soak: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Runs this program in the lab, with the folder in which it writes.
+fn carry(arguments: &Arguments) -> Result<ExitCode> {
+    ensure!(
+        arguments.minutes > 0.0 && arguments.minutes < 14_400.0,
+        "--minutes: more than none, and less than ten days"
+    );
+    scenarios::kube_proxy()?;
+    let out = &arguments.out;
+    std::fs::create_dir_all(out).with_context(|| format!("cannot make {}", out.display()))?;
+    let out = out.canonicalize()?;
+    let options = lab::Options {
+        timeout: duration(arguments) + AROUND,
+        keep: vec![out.clone()],
+        ..lab::Options::from_env()
+    };
+    let argv: Vec<OsString> = vec![
+        std::env::current_exe()?.into(),
+        format!("--minutes={}", arguments.minutes).into(),
+        format!("--mode={}", arguments.mode).into(),
+        "--out".into(),
+        out.into(),
+    ];
+    let status = lab::run(&argv, &options);
+    Ok(ExitCode::from(u8::try_from(status).unwrap_or(1)))
+}
+
+fn duration(arguments: &Arguments) -> Duration {
+    Duration::from_secs_f64(arguments.minutes * 60.0)
+}
+
+fn soak(arguments: &Arguments) -> Result<ExitCode> {
+    let mut cluster = Cluster::new("soak")?;
+    let mut api = cluster.api_server(true)?;
+    api.start()?;
+    let mode = format!("--proxy-mode={}", arguments.mode);
+    // Its log is kept in memory here: it has to be short. Checks for drift come often, so that what
+    // they take is there before anything is judged.
+    let flags = [
+        mode.as_str(),
+        "--v=1",
+        "--ipvs-sync-period=5s",
+        "--ipvs-udp-timeout=10s",
+        "--ipvs-tcpfin-timeout=10s",
+    ];
+    cluster.launch_on(&api, &flags)?;
+    cluster.await_first_sync()?;
+    cluster.sh(FORGETFUL)?;
+    let before = sample::left(&sample::take(&cluster)?);
+    let mut churn = Churn::begin(&mut cluster, &api)?;
+    for to in [churn::STEADY, churn::STEADY_V6, churn::STICKY] {
+        cluster.until_answered(&cluster.outside, to)?;
+    }
+    let mut traffic = Traffic::start(&cluster)?;
+    let mut samples = Samples::create(&arguments.out)?;
+    let rounds = run(
+        &mut cluster,
+        &mut churn,
+        &api,
+        &traffic,
+        &mut samples,
+        duration(arguments),
+    );
+    // What was seen until then is told, too.
+    traffic.stop();
+    let account = traffic.account();
+    println!("requests: {account:?}");
+    let rounds = match rounds {
+        Ok(rounds) => rounds,
+        Err(error) => {
+            println!(
+                "{}\n-- kube-proxy said:\n{}",
+                samples.judge()?.0,
+                cluster.said()
+            );
+            return Err(error);
+        }
+    };
+    churn.end(&api)?;
+    let left = until_left(&cluster, before);
+    cluster.stop()?;
+    let (table, mut wrong) = samples.judge()?;
+    println!(
+        "{rounds} rounds of churn, {} samples\n{table}",
+        samples.len()
+    );
+    if account.failed > 0 {
+        wrong.push(format!(
+            "{} requests failed of a Service that had endpoints at all times:\n  {}",
+            account.failed,
+            traffic.told().join("\n  ")
+        ));
+    }
+    wrong.extend(left.err().map(|error| format!("{error:#}")));
+    if wrong.is_empty() {
+        println!("nothing grows, and nothing is left");
+        return Ok(ExitCode::SUCCESS);
+    }
+    for what in wrong {
+        eprintln!("soak: {what}");
+    }
+    Ok(ExitCode::FAILURE)
+}
+
+/// Churns and samples until the time is over; how many rounds there were.
+fn run(
+    cluster: &mut Cluster,
+    churn: &mut Churn,
+    api: &scenarios::ApiServer,
+    traffic: &Traffic,
+    samples: &mut Samples,
+    time: Duration,
+) -> Result<u32> {
+    let (started, pace) = (Instant::now(), time.div_f64(SAMPLES).max(CLOSEST));
+    let (mut rounds, mut due) = (0, Duration::ZERO);
+    // On a machine that gives little time, a short run takes longer.
+    while started.elapsed() < time || samples.len() < FEWEST {
+        churn
+            .round(cluster, api)
+            .with_context(|| format!("after {rounds} rounds"))?;
+        rounds += 1;
+        std::thread::sleep(PAUSE);
+        let elapsed = started.elapsed();
+        if elapsed >= due {
+            let values = sample::take(cluster)?;
+            samples.add(elapsed.as_secs_f64() / 60.0, values, traffic.account())?;
+            due = elapsed + pace;
+        }
+    }
+    Ok(rounds)
+}
+
+/// Waits until the kernel holds for Services what it held before there were any.
+fn until_left(cluster: &Cluster, before: [u32; 6]) -> Result<()> {
+    let started = Instant::now();
+    loop {
+        let now = sample::left(&sample::take(cluster)?);
+        if now == before {
+            return Ok(());
+        }
+        if started.elapsed() > GONE_WITHIN {
+            bail!(
+                "all Services are gone, and the kernel does not hold what it held before they came; \
+                 virtual servers, destinations, members of sets, addresses, rules, lines of tables: {before:?} before, {now:?} now"
+            );
+        }
+        std::thread::sleep(Duration::from_secs(1));
+    }
+}

@@ -1,0 +1,173 @@
+//! What is looked at, again and again: the daemon's process, and what node1 holds.
+
+use std::fs;
+
+use anyhow::{Context as _, Result};
+use scenarios::Cluster;
+
+use crate::judge::Figure;
+
+/// What is sampled, and how much it may grow. What the kernel holds for Services is the same number
+/// at all times, up to the changes that are under way when it is counted, so that one entry too many
+/// for each of a few rounds is found. Connections come and go with the traffic, tens in a second,
+/// each for ten seconds: a short run is judged while they still fill up.
+pub(crate) const FIGURES: [Figure; 12] = [
+    figure("resident_kib", "Resident memory", "KiB", 1_536.0, 0.06),
+    figure("descriptors", "Open descriptors", "number", 3.0, 0.0),
+    figure("sockets", "Open sockets", "number", 3.0, 0.0),
+    figure("threads", "Threads", "number", 3.0, 0.0),
+    figure("virtual_servers", "Virtual servers", "number", 3.0, 0.0),
+    figure("destinations", "Destinations", "number", 10.0, 0.2),
+    figure("set_members", "Members of sets", "number", 5.0, 0.0),
+    figure("addresses", "Addresses", "number", 3.0, 0.0),
+    figure("rules", "Rules of iptables", "number", 3.0, 0.0),
+    figure(
+        "table_lines",
+        "Lines of the nf_tables tables",
+        "number",
+        3.0,
+        0.03,
+    ),
+    figure(
+        "ipvs_connections",
+        "Connections of IPVS",
+        "number",
+        200.0,
+        0.3,
+    ),
+    figure("conntrack_entries", "Tracked flows", "number", 200.0, 0.3),
+];
+
+const fn figure(
+    name: &'static str,
+    title: &'static str,
+    unit: &'static str,
+    tolerance: f64,
+    share: f64,
+) -> Figure {
+    Figure {
+        name,
+        title,
+        unit,
+        tolerance,
+        share,
+    }
+}
+
+/// One sample: the figures in their order.
+pub(crate) type Values = [u32; FIGURES.len()];
+
+/// Takes one.
+///
+/// # Errors
+/// The daemon has ended, or a program of the operator's fails.
+pub(crate) fn take(cluster: &Cluster) -> Result<Values> {
+    let pid = cluster.daemon_id()?;
+    let status =
+        fs::read_to_string(format!("/proc/{pid}/status")).context("the daemon has ended")?;
+    let of = |name: &str| field(&status, name).with_context(|| format!("{name} of the daemon"));
+    let (mut descriptors, mut sockets) = (0, 0);
+    for entry in fs::read_dir(format!("/proc/{pid}/fd"))?.flatten() {
+        descriptors += 1;
+        // It may be closed by now.
+        let target = fs::read_link(entry.path()).unwrap_or_default();
+        sockets += u32::from(target.to_string_lossy().starts_with("socket:"));
+    }
+    let kernel = counted(&cluster.sh(KERNEL)?)?;
+    let [
+        servers,
+        destinations,
+        members,
+        addresses,
+        rules,
+        lines,
+        connections,
+        flows,
+    ] = kernel;
+    Ok([
+        of("VmRSS")?,
+        descriptors,
+        sockets,
+        of("Threads")?,
+        servers,
+        destinations,
+        members,
+        addresses,
+        rules,
+        lines,
+        connections,
+        flows,
+    ])
+}
+
+/// What Services leave in the kernel: the same after all of them are gone as before they came.
+pub(crate) fn left(values: &Values) -> [u32; 6] {
+    let [
+        _,
+        _,
+        _,
+        _,
+        servers,
+        destinations,
+        members,
+        addresses,
+        rules,
+        lines,
+        _,
+        _,
+    ] = *values;
+    [servers, destinations, members, addresses, rules, lines]
+}
+
+/// One number a line, in the order of [`take`]. Link-local addresses are those of pods' cables. A kernel without a part holds none of it.
+const KERNEL: &str = r#"
+servers=$(ipvsadm -Sn)
+count() { grep -c -e "$1" || true; }
+printf '%s\n' "$servers" | count '^-A'
+printf '%s\n' "$servers" | count '^-a'
+ipset save | count '^add'
+ip -oneline address show | grep -v fe80: | count .
+{ iptables-$backend-save; ip6tables-$backend-save; } 2>/dev/null | count '^-A'
+{ nft list table ip kube-proxy; nft list table ip6 kube-proxy; nft list table ip kube-proxy-ipvs; nft list table ip6 kube-proxy-ipvs; } 2>/dev/null | count .
+cat /proc/net/ip_vs_conn | count '^[TU]'
+cat /proc/sys/net/netfilter/nf_conntrack_count
+"#;
+
+fn counted(said: &str) -> Result<[u32; 8]> {
+    let numbers: Vec<u32> = said
+        .lines()
+        .map(|line| line.trim().parse().with_context(|| line.to_owned()))
+        .collect::<Result<_>>()?;
+    numbers
+        .try_into()
+        .map_err(|numbers| anyhow::anyhow!("not eight numbers: {numbers:?}"))
+}
+
+/// A number of `/proc/PID/status`.
+fn field(status: &str, name: &str) -> Option<u32> {
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+    line.split_whitespace().next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_read() {
+        let status = "Name:\tkube-proxy\nVmRSS:\t   20480 kB\nThreads:\t9\n";
+        assert_eq!(field(status, "VmRSS"), Some(20_480));
+        assert_eq!(field(status, "Threads"), Some(9));
+        assert_eq!(counted("1\n2\n3\n4\n5\n6\n7\n8\n").unwrap()[7], 8);
+        assert!(counted("1\n2\n").is_err());
+        assert!(counted("1\n2\n3\n4\n5\n6\n7\nx\n").is_err());
+    }
+
+    #[test]
+    fn what_services_leave_is_no_connection() {
+        let values = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12];
+        assert_eq!(left(&values), [5, 6, 7, 8, 9, 10]);
+    }
+}

@@ -1,0 +1,279 @@
+//! Clients that ask all the time, and what they got.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use lab::{Connection, Place, Transport};
+use scenarios::{Cluster, at};
+
+use crate::churn::{Churn, STEADY, STEADY_V6, STICKY};
+
+/// A request of a Service that always has endpoints fails after this.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Of one that may have none.
+const BRIEF: Duration = Duration::from_millis(300);
+/// How many failures are told one by one.
+const TOLD: usize = 10;
+
+/// How long the meter sleeps at a time.
+const TICK: Duration = Duration::from_millis(20);
+
+/// What the clients of one kind got so far.
+#[derive(Debug, Default)]
+struct Count {
+    answered: AtomicU64,
+    failed: AtomicU64,
+    /// Failed while this machine was not given the time to work.
+    starved: AtomicU64,
+}
+
+/// How late a thread was that only sleeps, in all: a guest that its machine gives no time answers
+/// nobody, and that is no fault of whom it asked.
+#[derive(Debug, Default)]
+struct Meter(AtomicU64);
+
+impl Meter {
+    fn run(&self, stop: &AtomicBool) {
+        while !stop.load(Ordering::Relaxed) {
+            let start = Instant::now();
+            std::thread::sleep(TICK);
+            let late = start.elapsed().saturating_sub(TICK);
+            let late = u64::try_from(late.as_millis()).unwrap_or(u64::MAX);
+            self.0.fetch_add(late, Ordering::Relaxed);
+        }
+    }
+
+    fn late(&self) -> Duration {
+        Duration::from_millis(self.0.load(Ordering::Relaxed))
+    }
+}
+
+/// Whether nothing ran for half of the time that something took.
+fn was_starved(late: Duration, took: Duration) -> bool {
+    late * 2 > took && late > Duration::from_millis(500)
+}
+
+/// What clients got.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Account {
+    /// Of Services that never lack an endpoint.
+    pub(crate) answered: u64,
+    /// None of these may fail.
+    pub(crate) failed: u64,
+    /// These failed while nothing ran here: the machine had no time for the guest.
+    pub(crate) starved: u64,
+    /// Of Services that come and go.
+    pub(crate) elsewhere: u64,
+    /// Of those many fail: their Services are gone.
+    pub(crate) in_vain: u64,
+}
+
+/// Clients at work; dropped, they stop.
+#[derive(Debug)]
+pub(crate) struct Traffic {
+    stop: Arc<AtomicBool>,
+    steady: Arc<Count>,
+    elsewhere: Arc<Count>,
+    meter: Arc<Meter>,
+    told: Arc<std::sync::Mutex<Vec<String>>>,
+    clients: Vec<JoinHandle<()>>,
+}
+
+impl Traffic {
+    /// New TCP connections and UDP flows of both families from outside, a TCP client that is kept at
+    /// its pod, one connection that is held for the whole time, and one that asks those that come
+    /// and go.
+    pub(crate) fn start(cluster: &Cluster) -> std::io::Result<Self> {
+        let mut traffic = Self {
+            stop: Arc::default(),
+            steady: Arc::default(),
+            elsewhere: Arc::default(),
+            meter: Arc::default(),
+            told: Arc::default(),
+            clients: Vec::new(),
+        };
+        let (meter, stop) = (Arc::clone(&traffic.meter), Arc::clone(&traffic.stop));
+        let thread = std::thread::Builder::new().name("meter".into());
+        traffic
+            .clients
+            .push(thread.spawn(move || meter.run(&stop))?);
+        let (outside, client) = (&cluster.outside, &cluster.client);
+        // IPVS finds a connection on its way back by the client's port and the pod's address alone:
+        // no two ways from a place have a port of one protocol in common.
+        traffic.ask(outside, Transport::Tcp, STEADY, 10_000..12_500, 50)?;
+        traffic.ask(outside, Transport::Udp, STEADY, 10_000..12_500, 100)?;
+        traffic.ask(outside, Transport::Tcp, STEADY_V6, 10_000..12_500, 200)?;
+        traffic.hold(outside)?;
+        traffic.stick(client)?;
+        traffic.roam(outside)?;
+        Ok(traffic)
+    }
+
+    /// So far.
+    pub(crate) fn account(&self) -> Account {
+        let of = |number: &AtomicU64| number.load(Ordering::Relaxed);
+        Account {
+            answered: of(&self.steady.answered),
+            failed: of(&self.steady.failed),
+            starved: of(&self.steady.starved),
+            elsewhere: of(&self.elsewhere.answered),
+            in_vain: of(&self.elsewhere.failed),
+        }
+    }
+
+    /// The first failures.
+    pub(crate) fn told(&self) -> Vec<String> {
+        self.told
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+            .clone()
+    }
+
+    /// Stops all clients after their current request.
+    pub(crate) fn stop(&mut self) {
+        self.stop.store(true, Ordering::SeqCst);
+        for client in self.clients.drain(..) {
+            let _ = client.join();
+        }
+    }
+
+    /// A thread that asks, and rests between requests.
+    fn spawn(
+        &mut self,
+        rest: Duration,
+        mut ask: impl FnMut() -> Result<(), String> + Send + 'static,
+    ) -> std::io::Result<()> {
+        let (stop, count) = (Arc::clone(&self.stop), Arc::clone(&self.steady));
+        let (told, meter) = (Arc::clone(&self.told), Arc::clone(&self.meter));
+        let work = move || {
+            while !stop.load(Ordering::SeqCst) {
+                let (start, late) = (Instant::now(), meter.late());
+                match ask() {
+                    Ok(()) => count.answered.fetch_add(1, Ordering::Relaxed),
+                    Err(_) if was_starved(meter.late().saturating_sub(late), start.elapsed()) => {
+                        count.starved.fetch_add(1, Ordering::Relaxed)
+                    }
+                    Err(error) => {
+                        let mut told = told
+                            .lock()
+                            .unwrap_or_else(std::sync::PoisonError::into_inner);
+                        if told.len() < TOLD {
+                            told.push(error);
+                        }
+                        count.failed.fetch_add(1, Ordering::Relaxed)
+                    }
+                };
+                std::thread::sleep(rest);
+            }
+        };
+        let thread = std::thread::Builder::new().name("client".into());
+        self.clients.push(thread.spawn(work)?);
+        Ok(())
+    }
+
+    /// A connection for each request.
+    fn ask(
+        &mut self,
+        from: &Place,
+        transport: Transport,
+        to: &'static str,
+        ports: Range<u16>,
+        rest_ms: u64,
+    ) -> std::io::Result<()> {
+        let from = from.clone();
+        let mut ports = ports.cycle();
+        self.spawn(Duration::from_millis(rest_ms), move || {
+            let dial = from.dial(transport, at(to)).timeout(PATIENCE);
+            let dial = dial.from_port(ports.next().unwrap_or_default());
+            let asked = dial.reset_on_close().ask();
+            asked
+                .map(|_| ())
+                .map_err(|error| format!("{transport:?} to {to}: {error}"))
+        })
+    }
+
+    /// One connection for the whole time.
+    fn hold(&mut self, from: &Place) -> std::io::Result<()> {
+        let from = from.clone();
+        let mut held: Option<Connection> = None;
+        self.spawn(Duration::from_secs(1), move || {
+            let mut connection = match held.take() {
+                Some(connection) => connection,
+                None => from
+                    .dial(Transport::Tcp, at(STEADY))
+                    .from_port(9_000)
+                    .timeout(PATIENCE)
+                    .open()
+                    .map_err(|error| format!("the held connection: {error}"))?,
+            };
+            let asked = connection.ask();
+            asked.map_err(|error| format!("the held connection: {error}"))?;
+            held = Some(connection);
+            Ok(())
+        })
+    }
+
+    /// New connections of one client, which the same pod answers.
+    fn stick(&mut self, from: &Place) -> std::io::Result<()> {
+        let from = from.clone();
+        let mut ports = (10_000..12_500).cycle();
+        let mut first: Option<String> = None;
+        self.spawn(Duration::from_millis(200), move || {
+            let dial = from.dial(Transport::Tcp, at(STICKY)).timeout(PATIENCE);
+            let dial = dial.from_port(ports.next().unwrap_or_default());
+            let asked = dial.reset_on_close().ask();
+            let who = asked.map_err(|error| format!("to {STICKY}: {error}"))?.who;
+            let first = first.get_or_insert_with(|| who.clone());
+            if *first == who {
+                Ok(())
+            } else {
+                Err(format!("{STICKY}: {who} answers who was at {first}"))
+            }
+        })
+    }
+
+    /// Asks those that come and go; nothing is expected of it.
+    fn roam(&mut self, from: &Place) -> std::io::Result<()> {
+        let (from, stop) = (from.clone(), Arc::clone(&self.stop));
+        let count = Arc::clone(&self.elsewhere);
+        let mut ports = (20_000..22_500).cycle();
+        let work = move || {
+            for number in (0..).take_while(|_| !stop.load(Ordering::SeqCst)) {
+                let (to, transport) = Churn::somewhere(number);
+                let dial = from.dial(transport, at(&to)).timeout(BRIEF);
+                let dial = dial.from_port(ports.next().unwrap_or_default());
+                match dial.reset_on_close().ask() {
+                    Ok(_) => count.answered.fetch_add(1, Ordering::Relaxed),
+                    Err(_) => count.failed.fetch_add(1, Ordering::Relaxed),
+                };
+                std::thread::sleep(Duration::from_millis(50));
+            }
+        };
+        let thread = std::thread::Builder::new().name("roaming".into());
+        self.clients.push(thread.spawn(work)?);
+        Ok(())
+    }
+}
+
+impl Drop for Traffic {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_was_given_no_time_did_not_fail() {
+        let seconds = Duration::from_secs_f64;
+        assert!(was_starved(seconds(4.0), seconds(5.0)));
+        assert!(!was_starved(seconds(1.0), seconds(5.0)));
+        // One that is refused at once has failed.
+        assert!(!was_starved(seconds(0.002), seconds(0.003)));
+    }
+}
