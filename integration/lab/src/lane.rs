@@ -200,6 +200,23 @@ mod tests {
     }
 
     #[test]
+    fn a_packaged_kernel_of_another_suite_has_its_modules_beside_it() {
+        let folder = std::env::temp_dir().join(format!("lab-lane-{}", std::process::id()));
+        let kernel = folder.join("linux");
+        let release = folder.join("modules/6.12.1");
+        std::fs::create_dir_all(&release).unwrap();
+        std::fs::copy("/bin/true", &kernel).unwrap();
+        let chosen = Kernel::choose(Some(Lane::A), Some(&kernel));
+        std::fs::remove_dir_all(&folder).unwrap();
+        let expected = Kernel::Uml {
+            lane: Lane::A,
+            kernel,
+            modules: Some(release),
+        };
+        assert_eq!(chosen, Ok(expected));
+    }
+
+    #[test]
     fn a_kernel_of_ones_own_is_lane_b_without_modules() {
         let kernel = Path::new("/bin/sh");
         let Ok(Kernel::Uml { lane, modules, .. }) = Kernel::choose(None, Some(kernel)) else {

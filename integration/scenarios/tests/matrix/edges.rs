@@ -33,8 +33,8 @@ const NODE: &str = "{apiVersion: v1, kind: Node, metadata: {name: node1}, \
 ///
 /// And gives what is asked a millisecond on its way, as a network does. Without one the answer is
 /// there while the client's `connect` still holds its socket: the kernel takes such an error for a
-/// passing one (`TcpExtLockDroppedIcmps` counts it) and goes by the next, a second later. Over IPv6
-/// Linux 6.1 does so now and then, and 6.12 each time (docs/kernels.md).
+/// passing one (`TcpExtLockDroppedIcmps` counts it) and goes by the next, a second later. Who polls
+/// meets that over IPv6, on Linux 6.1 now and then, and on 6.12 each time (docs/kernels.md).
 fn speak_freely(c: &Cluster) -> Outcome {
     // The types that limits apply to: none, and one that is no error.
     c.sh("sysctl -qw net.ipv4.icmp_ratemask=0 net.ipv6.icmp.ratemask=128")?;
