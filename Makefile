@@ -6,10 +6,10 @@ TARGET ?= $(or $(CARGO_TARGET_DIR),target)/debug
 MODE ?= ipvs
 CASES ?= integration/golden/cases/$(MODE)
 
-.PHONY: help demo tour test properties fuzz golden soak cluster e2e migrate bench lint build image reproducible deps doctor advisories
+.PHONY: help demo tour test test-kernels properties fuzz golden soak cluster e2e migrate bench lint build image reproducible deps doctor advisories
 
 help: ## Say what can be made
-	@awk -F ':.*## ' '/^[a-z0-9]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: deps ## Show real Services carried by real IPVS, with an account of who answered (LANE=B WITHOUT_IPTABLES=1: by a guest without its programs and ipset's)
 	$(CARGO) build --locked -p kube-proxy -p lab -p demo
@@ -23,6 +23,10 @@ tour: ## Print docs/tour.md: a Service of each type, as the subcommands of kube-
 
 test: deps ## Run everything: lints, unit tests, the lab with a real IPVS kernel (LANE=B: on one with nftables, which it builds)
 	integration/test
+
+test-kernels: ## Tests on several Linux, a row for each in docs/kernels.md: KERNELS="6.12 6.1 7.x 6.12-packaged" STEPS="netlink proxier golden scenarios"
+	@LANE=B integration/deps
+	STEPS="$(STEPS)" integration/kernel/test-all $(KERNELS)
 
 properties: ## Histories of events, faults, foreign changes and restarts, on the fakes of all modes: HISTORIES= SEED= MODE= (or FORM=); LANE=A|B|host: on that kernel
 	$(CARGO) build --locked -q --profile histories -p properties

@@ -5,7 +5,8 @@
 pub struct Info {
     /// Version of IPVS: major, minor, patch in a byte each (0x010201 is 1.2.1).
     pub version: u32,
-    /// Slots of the connection table.
+    /// Slots of the connection table. Linux 7.2, whose table grows, has none (0) before the first
+    /// service of a network namespace.
     pub table_size: u32,
 }
 

@@ -16,7 +16,8 @@ pub enum Lane {
     /// The host's kernel, in fresh network, mount and PID namespaces. The host's files are *not*
     /// protected.
     Host,
-    /// Debian's packaged User Mode Linux: modules, iptables-legacy only.
+    /// Debian's packaged User Mode Linux: modules, iptables-legacy only. With `--kernel`, that of
+    /// another suite, its modules in the folder `modules` beside it.
     A,
     /// Another User Mode Linux (`--kernel`), everything built in: iptables-nft too, boots in half a
     /// second.
@@ -103,10 +104,10 @@ impl Kernel {
             (lane, path) => Ok(Self::Uml {
                 lane,
                 kernel: path.unwrap_or(Path::new(PACKAGED)).to_owned(),
-                modules: if lane == Lane::A {
-                    packaged_modules()
-                } else {
-                    None
+                modules: match (lane, path) {
+                    (Lane::A, None) => newest_release(Path::new(PACKAGED_MODULES)),
+                    (Lane::A, Some(path)) => newest_release(&path.with_file_name("modules")),
+                    _ => None,
                 },
             }),
         }
@@ -139,8 +140,8 @@ impl fmt::Display for Kernel {
 }
 
 /// The package holds one release's modules, in a folder of that release's name.
-fn packaged_modules() -> Option<PathBuf> {
-    let mut releases: Vec<PathBuf> = std::fs::read_dir(PACKAGED_MODULES)
+fn newest_release(modules: &Path) -> Option<PathBuf> {
+    let mut releases: Vec<PathBuf> = std::fs::read_dir(modules)
         .ok()?
         .flatten()
         .map(|entry| entry.path())
@@ -196,6 +197,23 @@ mod tests {
         }
         assert_eq!("uml".parse(), Ok(Lane::A));
         assert!("C".parse::<Lane>().is_err());
+    }
+
+    #[test]
+    fn a_packaged_kernel_of_another_suite_has_its_modules_beside_it() {
+        let folder = std::env::temp_dir().join(format!("lab-lane-{}", std::process::id()));
+        let kernel = folder.join("linux");
+        let release = folder.join("modules/6.12.1");
+        std::fs::create_dir_all(&release).unwrap();
+        std::fs::copy("/bin/true", &kernel).unwrap();
+        let chosen = Kernel::choose(Some(Lane::A), Some(&kernel));
+        std::fs::remove_dir_all(&folder).unwrap();
+        let expected = Kernel::Uml {
+            lane: Lane::A,
+            kernel,
+            modules: Some(release),
+        };
+        assert_eq!(chosen, Ok(expected));
     }
 
     #[test]

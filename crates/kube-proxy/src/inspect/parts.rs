@@ -131,10 +131,16 @@ fn ipvs() -> Result<String, String> {
     let found = Ipvs::open().and_then(|mut ipvs| ipvs.info());
     let found = found.map_err(|error| error.to_string())?;
     let [_, major, minor, patch] = found.version.to_be_bytes();
-    let slots = found.table_size;
-    Ok(format!(
-        "version {major}.{minor}.{patch}, connection table of {slots} slots"
-    ))
+    let table = connection_table(found.table_size);
+    Ok(format!("version {major}.{minor}.{patch}, {table}"))
+}
+
+/// Linux 7.2 makes the table with a namespace's first virtual server, and has it grow.
+fn connection_table(slots: u32) -> String {
+    match slots {
+        0 => "no connection table before the first virtual server".to_owned(),
+        _ => format!("connection table of {slots} slots"),
+    }
 }
 
 fn tracking(folder: &Path) -> Feature {
@@ -162,6 +168,12 @@ fn flow_counters(folder: &Path) -> Option<Feature> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_table_that_is_not_made_yet_is_not_told_as_one_of_no_slots() {
+        assert_eq!(connection_table(4096), "connection table of 4096 slots");
+        assert!(connection_table(0).starts_with("no connection table before"));
+    }
 
     #[test]
     fn a_limit_is_near_from_nine_tenths_on() {

@@ -30,9 +30,19 @@ const NODE: &str = "{apiVersion: v1, kind: Node, metadata: {name: node1}, \
 /// Lets node1 say as often as it is asked that a port is unreachable. Otherwise the kernel limits
 /// what it says to a host, to one a second in the end, and to all (`icmp_ratelimit`, icmp(7)): no
 /// client asks as we do.
+///
+/// And gives what is asked a millisecond on its way, as a network does. Without one the answer is
+/// there while the client's `connect` still holds its socket: the kernel takes such an error for a
+/// passing one (`TcpExtLockDroppedIcmps` counts it) and goes by the next, a second later. Who polls
+/// meets that over IPv6, on Linux 6.1 now and then, and on 6.12 each time (docs/kernels.md).
 fn speak_freely(c: &Cluster) -> Outcome {
     // The types that limits apply to: none, and one that is no error.
     c.sh("sysctl -qw net.ipv4.icmp_ratemask=0 net.ipv6.icmp.ratemask=128")?;
+    for (from, device) in [(&c.client, "eth0"), (&c.outside, "eth0"), (&c.node1, "lo")] {
+        from.read([
+            "tc", "qdisc", "add", "dev", device, "root", "netem", "delay", "1ms",
+        ])?;
+    }
     Ok(())
 }
 
