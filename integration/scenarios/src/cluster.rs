@@ -50,6 +50,8 @@ pub struct Cluster {
     pub prefix: Vec<OsString>,
     /// Put behind it, each time.
     pub flags: Vec<OsString>,
+    /// Another daemon than the one that was built beside this program.
+    pub program: Option<PathBuf>,
     /// How long what is awaited may take: [`SOON`], unless the story knows better.
     pub patience: Duration,
     folder: PathBuf,
@@ -71,8 +73,8 @@ const COMMON: [&str; 6] = [
 ];
 
 impl Cluster {
-    /// Without a daemon, and with an empty folder of manifests.
-    pub(crate) fn new(name: &str) -> Result<Self> {
+    /// Without a daemon, and with an empty folder of manifests. `name` is that of the story.
+    pub fn new(name: &str) -> Result<Self> {
         let mut world = World::new("story")?;
         let node1 = world.node(
             "node1",
@@ -108,6 +110,7 @@ impl Cluster {
             outside,
             prefix,
             flags,
+            program: None,
             patience: SOON,
             folder,
             daemon: None,
@@ -181,7 +184,10 @@ impl Cluster {
 
     fn spawn(&self, flags: &[&str]) -> Result<Running> {
         let mut argv = self.prefix.clone();
-        argv.push(kube_proxy()?.into());
+        argv.push(match &self.program {
+            Some(program) => program.into(),
+            None => kube_proxy()?.into(),
+        });
         // A later flag overrides an earlier one.
         argv.extend(COMMON.iter().chain(flags).map(Into::into));
         argv.extend(self.flags.iter().cloned());
@@ -249,6 +255,12 @@ impl Cluster {
             output.status
         );
         Ok(output.stderr)
+    }
+
+    /// SIGKILL, as a kernel short of memory ends it; returns when it has ended.
+    pub fn kill(&mut self) -> Result<()> {
+        self.signal(Signal::KILL)?;
+        self.end(false).map(drop)
     }
 
     fn end(&mut self, by_signal: bool) -> Result<Output> {
@@ -432,18 +444,17 @@ pub fn with_backend(script: &str) -> String {
     format!("backend={}\n{script}", lab::iptables_backend())
 }
 
-/// The daemon: beside the folder of the running test binary.
+/// The daemon: beside the running program, or beside the folder of the running test binary.
 pub fn kube_proxy() -> Result<PathBuf> {
     let exe = std::env::current_exe().context("cannot find this program's own file")?;
-    let target = exe
-        .parent()
-        .and_then(Path::parent)
-        .context("this program's file is in no target folder")?;
-    let file = target.join("kube-proxy");
-    ensure!(
-        file.is_file(),
-        "there is no {}: run `cargo build -p kube-proxy`",
-        file.display()
-    );
-    Ok(file)
+    let beside = exe.ancestors().skip(1).take(2);
+    let found = beside
+        .map(|folder| folder.join("kube-proxy"))
+        .find(|file| file.is_file());
+    found.with_context(|| {
+        format!(
+            "there is no kube-proxy beside {}: run `cargo build -p kube-proxy`",
+            exe.display()
+        )
+    })
 }
