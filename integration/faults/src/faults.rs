@@ -36,6 +36,9 @@ const ONLY_IPVS: &[&Mode] = &[&IPVS];
 const WITH_IPTABLES: &[&Mode] = &[&IPVS, &IPTABLES];
 /// Whose rules are in nf_tables.
 const IN_NFTABLES: &[&Mode] = &[&IPVS_NFTABLES, &NFTABLES];
+/// In `make test`: modes whose ways of going on from what is there are their own.
+const CRASHES: &[&Mode] = &[&IPVS, &IPVS_NFTABLES];
+const KILLS: &[&Mode] = &[&IPVS, &IPTABLES, &NFTABLES];
 /// In `make test` other scenarios have it, or it takes too long.
 const NEVER: &[&Mode] = &[];
 
@@ -70,19 +73,19 @@ macro_rules! faults {
 
 /// Each is promised to cost no request and no open connection, unless it says otherwise.
 pub(crate) const ALL: &[Fault] = faults! {
-    ours::restart, "restart", BY_KERNEL, BY_KERNEL, anywhere,
+    ours::restart, "restart", BY_KERNEL, NEVER, anywhere,
         "SIGTERM, and a new start, several times.";
     ours::upgrade, "upgrade and back", BY_KERNEL, NEVER, anywhere,
         "An older binary (`BEFORE`) is replaced by this one, and this one by the older, twice.";
-    ours::other_flags, "restart with other flags", ALL_IPVS, ONLY_IPVS, anywhere,
+    ours::other_flags, "restart with other flags", ALL_IPVS, NEVER, anywhere,
         "The scheduler and the sync period change from start to start.";
-    ours::reload, "config reload", BY_KERNEL, ALL_IPVS, anywhere,
+    ours::reload, "config reload", BY_KERNEL, NEVER, anywhere,
         "The configuration file changes under the running daemon, to and fro: the scheduler, masqueradeAll, the sync period.";
-    ours::crash_loop, "crash loop", BY_KERNEL, BY_KERNEL, anywhere,
+    ours::crash_loop, "crash loop", BY_KERNEL, CRASHES, anywhere,
         "kill -9 as soon as it is ready, and a new start, 20 times.";
-    kills::cold_start, "kill -9 in a cold start", BY_KERNEL, ALL_IPVS, anywhere,
+    kills::cold_start, "kill -9 in a cold start", BY_KERNEL, ONLY_IPVS, anywhere,
         "From an empty kernel, with a crowd of Services, killed later and later and started again, until it gets to its end. A request counts from the first answer on its way on: what serves once goes on serving. In the end the kernel holds what an undisturbed start leaves.";
-    kills::change, "kill -9 in a change", BY_KERNEL, BY_KERNEL, anywhere,
+    kills::change, "kill -9 in a change", BY_KERNEL, KILLS, anywhere,
         "While endpoints change all the time, killed at all points and started again.";
     kills::set_swap, "kill -9 in a set swap", ONLY_IPVS, NEVER, anywhere,
         "A set of source ranges grows beyond 65,536 members, for which a larger one is put in its place; killed all along, and started again. The traffic is let in by a member of that set.";
@@ -98,15 +101,15 @@ pub(crate) const ALL: &[Fault] = faults! {
         "A set is destroyed together with the rule that has it, and another one is emptied.";
     foreign::virtual_server, "virtual server deleted", ALL_IPVS, NEVER, anywhere,
         "`ipvsadm -D`: within 2 s, as the number of virtual servers is asked for.";
-    foreign::all_virtual_servers, "ipvsadm -C", ALL_IPVS, ALL_IPVS, anywhere,
+    foreign::all_virtual_servers, "ipvsadm -C", ALL_IPVS, ONLY_IPVS, anywhere,
         "All virtual servers go: within 2 s.";
     foreign::real_server, "real server deleted", ALL_IPVS, NEVER, anywhere,
         "`ipvsadm -d`: the others serve, connections to that one break off; within the sync period.";
     foreign::weight, "weight changed", ALL_IPVS, NEVER, anywhere,
         "A weight is set to 0 and another to 5: nothing fails; within the sync period.";
-    foreign::address, "address deleted", ALL_IPVS, ONLY_IPVS, anywhere,
+    foreign::address, "address deleted", ALL_IPVS, NEVER, anywhere,
         "An address is taken from `kube-ipvs0`: at once, as the kernel tells of it.";
-    foreign::link, "kube-ipvs0 deleted", ALL_IPVS, ONLY_IPVS, anywhere,
+    foreign::link, "kube-ipvs0 deleted", ALL_IPVS, NEVER, anywhere,
         "The link goes with all service addresses: at once, as the kernel tells of it.";
     foreign::rules_deleted, "rule deleted", WITH_IPTABLES, NEVER, anywhere,
         "The jump to our chains is deleted. iptables mode looks for the sake of flushed tables only at each period, and so does the other.";
@@ -116,7 +119,7 @@ pub(crate) const ALL: &[Fault] = faults! {
         "The daemon stands still while thousands of addresses come and go, so that the kernel drops what it has to tell; among it, that a service address was deleted.";
     kernel::dumps_interrupted, "dumps interrupted", BY_KERNEL, NEVER, anywhere,
         "Addresses, sets, virtual servers and rules of others change without pause, so that dumps are told to be inconsistent, while endpoints change and checks run.";
-    kernel::small_buffers, "small netlink buffers", BY_KERNEL, ONLY_IPVS, in_a_guest,
+    kernel::small_buffers, "small netlink buffers", BY_KERNEL, NEVER, in_a_guest,
         "Socket buffers have the least size that the kernel takes, and endpoints change with a crowd of Services around.";
     kernel::memory_group, "memory pressure", BY_KERNEL, NEVER, in_a_guest,
         "A memory group that also counts the kernel's socket buffers leaves 4 MB beside what the daemon has, while endpoints change.";
@@ -124,9 +127,9 @@ pub(crate) const ALL: &[Fault] = faults! {
         "Another program holds /run/xtables.lock for a minute, while endpoints change. In IPVS mode they get into the kernel all the same; in iptables mode they wait for the lock.";
     kernel::restore_fails, "iptables-restore fails", WITH_IPTABLES, NEVER, anywhere,
         "The programs fail for a while, with a Service more that needs rules, and then work again.";
-    kernel::restore_missing, "iptables-restore missing", WITH_IPTABLES, ONLY_IPVS, anywhere,
+    kernel::restore_missing, "iptables-restore missing", WITH_IPTABLES, ONLY_IPVS, in_a_guest,
         "The program is taken away under the running daemon, and put back.";
-    kernel::clock_jumps, "clock jumps", EVERY, BY_KERNEL, in_a_guest,
+    kernel::clock_jumps, "clock jumps", EVERY, ONLY_IPVS, in_a_guest,
         "The clock is set ten years ahead, back to 1971, and to what it was, while endpoints change.";
     limits::full_disk, "full disk", BY_KERNEL, ONLY_IPVS, anywhere,
         "No byte can be written where the log and temporary files go. The daemon is started so, and endpoints change.";

@@ -166,7 +166,7 @@ fn run(fault: &Fault, mode: &'static Mode, size: Size, before: Option<&Path>) ->
                 let said = cluster.said();
                 let tail = said.lines().rev().take(60).collect::<Vec<_>>();
                 let tail: Vec<&str> = tail.into_iter().rev().collect();
-                println!("  {}, {}: {error:?}\n-- kube-proxy said last:\n{}", fault.name, mode.name, tail.join("\n"));
+                println!("  {}, {}: {error:#}\n-- kube-proxy said last:\n{}", fault.name, mode.name, tail.join("\n"));
             })
         }
         Err(error) => Err(error),

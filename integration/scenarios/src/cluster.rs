@@ -5,6 +5,7 @@ use std::ffi::OsString;
 use std::fs;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
+use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -236,13 +237,14 @@ impl Cluster {
 
     /// SIGTERM; the daemon must end well, and say so.
     pub fn stop(&mut self) -> Result<()> {
-        let output = self.end(true)?;
-        ensure!(
-            output.status.success(),
-            "kube-proxy ended with {}",
-            output.status
-        );
+        let status = self.terminate()?;
+        ensure!(status.success(), "kube-proxy ended with {status}");
         Ok(())
+    }
+
+    /// SIGTERM; how the daemon ended.
+    pub fn terminate(&mut self) -> Result<ExitStatus> {
+        Ok(self.end(true)?.status)
     }
 
     /// Waits until the daemon, which cannot go on, has ended with status 1; returns what it said on

@@ -1,6 +1,7 @@
 //! A kernel that loses, refuses or delays, and its programs and clock.
 
 use std::fs::File;
+use std::path::PathBuf;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -190,28 +191,45 @@ pub(super) fn restore_fails(s: &mut Stage<'_>) -> Result<Row> {
     )
 }
 
-pub(super) fn restore_missing(s: &mut Stage<'_>) -> Result<Row> {
-    let folder = s.c.folder().join("faults");
-    Faults::prepare(s.c)?;
-    // They are the only ones on its way.
-    s.c.prefix = vec!["env".into(), format!("PATH={}", folder.display()).into()];
-    let tools = ["sh", "cat", "modprobe", "flock", "true"];
-    for tool in tools {
-        let real = s.c.sh(&format!("command -v {tool}"))?;
-        let real = real.trim();
-        if real.starts_with('/') {
-            std::os::unix::fs::symlink(real, folder.join(tool))?;
-        }
-    }
-    s.serve(&[])?;
-    let restores = |from: &str, to: &str| -> Result<()> {
+/// The programs that write rules, moved aside until this is dropped.
+struct Away(Vec<(PathBuf, PathBuf)>);
+
+impl Away {
+    fn find(s: &Stage<'_>) -> Result<Self> {
+        let mut files = Vec::new();
         for stem in ["iptables", "ip6tables"] {
-            let name = format!("{stem}-{}-restore", lab::iptables_backend());
-            std::fs::rename(folder.join(format!("{name}{from}")), folder.join(format!("{name}{to}")))?;
+            let file = s.c.sh(&format!("command -v {stem}-$backend-restore"))?;
+            let file = PathBuf::from(file.trim());
+            files.push((file.clone(), file.with_extension("away")));
+        }
+        Ok(Self(files))
+    }
+
+    fn go(&self) -> Result<()> {
+        for (here, away) in &self.0 {
+            std::fs::rename(here, away)?;
         }
         Ok(())
-    };
-    with_external_ip(s, || restores(".away", ""), || restores("", ".away"))
+    }
+
+    fn come_back(&self) -> Result<()> {
+        for (here, away) in self.0.iter().filter(|(_, away)| away.is_symlink() || away.exists()) {
+            std::fs::rename(away, here)?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Away {
+    fn drop(&mut self) {
+        let _ = self.come_back();
+    }
+}
+
+pub(super) fn restore_missing(s: &mut Stage<'_>) -> Result<Row> {
+    s.serve(&[])?;
+    let programs = Away::find(s)?;
+    with_external_ip(s, || programs.come_back(), || programs.go())
 }
 
 pub(super) fn clock_jumps(s: &mut Stage<'_>) -> Result<Row> {

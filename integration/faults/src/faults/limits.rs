@@ -4,7 +4,7 @@ use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use scenarios::{METRICS, at};
+use scenarios::{METRICS, at, health};
 
 use crate::churn::Churn;
 use crate::row::Row;
@@ -31,13 +31,26 @@ fn restart_behind(s: &mut Stage<'_>, prefix: &[&str], flags: &[&str]) -> Result<
 }
 
 pub(super) fn full_disk(s: &mut Stage<'_>) -> Result<Row> {
+    // Its log is a file there, as a container runtime's is.
     let script = "mkdir -p /run/full; mount -t tmpfs -o size=64k none /run/full
-        cat /dev/zero >/run/full/filler 2>/dev/null || true
-        ! (echo more >/run/full/more) 2>/dev/null
-        export TMPDIR=/run/full; cd /run/full; exec \"$@\"";
-    let prefix = ["unshare", "--mount", "sh", "-c", script, "sh"];
-    let flags = ["--log-file=/run/full/kube-proxy.log", "--logtostderr=false", "--alsologtostderr=true"];
-    Ok(restart_behind(s, &prefix, &flags)?.0)
+        cat /dev/zero >/run/full/filler 2>/dev/null
+        ! (echo more >/run/full/more) 2>/dev/null || exit 1
+        export TMPDIR=/run/full; cd /run/full; exec \"$@\" >log 2>&1";
+    let api = s.serve_on_api(&[])?;
+    s.traffic()?;
+    let began = Instant::now();
+    s.c.stop()?;
+    s.c.prefix = ["unshare", "--mount", "sh", "-c", script, "sh"].map(Into::into).to_vec();
+    s.launch_on(&api, &[])?;
+    s.c.until("it is ready", || Ok(health(s.c, "/readyz").is_ok_and(|code| code == 200)))?;
+    let ready = began.elapsed();
+    let churn = Churn::start(api.objects(), 0, 100);
+    std::thread::sleep(Duration::from_secs(s.size.pick(1, 10)));
+    churn.stop()?;
+    let took = s.follows(&api.objects())?;
+    s.repaired(ready);
+    s.did(format!("was ready after {ready:.1?}, and followed changes ({took:.1?}) without a log"));
+    s.close(began, Promise::NothingFails)
 }
 
 pub(super) fn read_only(s: &mut Stage<'_>) -> Result<Row> {

@@ -22,7 +22,7 @@ pub(super) fn killed(s: &mut Stage<'_>) -> Result<Row> {
     let churn = Churn::start(api.objects(), 0, 100);
     sleep(Duration::from_secs(1));
     api.stop();
-    sleep(Duration::from_secs(s.size.pick(2, 60)));
+    sleep(Duration::from_secs(s.size.pick(1, 60)));
     churn.stop()?;
     // Who comes back cannot go on from where it was.
     api.compact();
@@ -47,7 +47,7 @@ pub(super) fn emptied(s: &mut Stage<'_>) -> Result<Row> {
         let dial = s.c.client.dial(Transport::Tcp, at("10.96.0.10:80"));
         Ok(dial.timeout(Duration::from_millis(300)).ask().is_err())
     })?;
-    sleep(Duration::from_secs(2));
+    sleep(Duration::from_millis(s.size.pick(500, 2_000)));
     api.apply(&web())?;
     let refilled = Instant::now();
     s.c.until_answered(&s.c.client, "10.96.0.10:80")?;
@@ -105,7 +105,7 @@ pub(super) fn flood(s: &mut Stage<'_>) -> Result<Row> {
     s.traffic()?;
     let began = Instant::now();
     let churn = Churn::start(api.objects(), count, 10_000);
-    sleep(Duration::from_secs(s.size.pick(4, 60)));
+    sleep(Duration::from_secs(s.size.pick(1, 60)));
     let (made, rate) = churn.stop()?;
     let ended = Instant::now();
     s.follows(&api.objects())?;
