@@ -6,7 +6,7 @@ TARGET ?= $(or $(CARGO_TARGET_DIR),target)/debug
 MODE ?= ipvs
 CASES ?= integration/golden/cases/$(MODE)
 
-.PHONY: help demo tour test properties golden bench lint build image deps doctor advisories
+.PHONY: help demo tour test properties faults golden bench lint build image deps doctor advisories
 
 help: ## Say what can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,6 +27,13 @@ test: deps ## Run everything: lints, unit tests, the lab with a real IPVS kernel
 properties: ## Histories of events, faults, foreign changes and restarts, on the fakes of all modes: HISTORIES= SEED= MODE= (or FORM=)
 	$(CARGO) run --locked -q --profile histories -p properties -- $(if $(HISTORIES),--histories $(HISTORIES)) \
 		$(if $(SEED),--seed $(SEED)) $(if $(filter command line environment,$(origin MODE)),--mode $(MODE)) $(if $(FORM),--form $(FORM))
+
+faults: deps ## Every fault with real traffic, on both lanes, and docs/faults.md of it: FAULT= MODE= LANE= BEFORE=(a commit, or an older kube-proxy)
+	$(CARGO) build --locked -p kube-proxy -p lab -p faults
+	$(if $(LANE),LAB_LANE=$(LANE) $(if $(filter B,$(LANE)),LAB_KERNEL="$$(integration/kernel/build)")) \
+		$(TARGET)/faults $(if $(LANE),,--kernel "$$(integration/kernel/build)") $(if $(FAULT),--fault "$(FAULT)") \
+		$(if $(filter command line environment,$(origin MODE)),--mode "$(MODE)") \
+		$(if $(BEFORE),--before "$$(integration/faults/before $(BEFORE))") --rows $(TARGET)/faults-rows --document docs/faults.md
 
 golden: deps ## Compare what is left in the kernel with upstream's dumps: CASES=DIR MODE=ipvs|iptables|nftables
 	$(CARGO) build --locked -p kube-proxy -p golden

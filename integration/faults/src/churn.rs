@@ -14,7 +14,11 @@ pub(crate) fn slice(service: &str, addresses: &[String]) -> Value {
     let endpoints: Vec<Value> = addresses
         .iter()
         .map(|address| {
-            let node = if address.starts_with("10.244.1.") { "node1" } else { "node2" };
+            let node = if address.starts_with("10.244.1.") {
+                "node1"
+            } else {
+                "node2"
+            };
             json!({"addresses": [address], "nodeName": node, "conditions": {"ready": true}})
         })
         .collect();

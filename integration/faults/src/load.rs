@@ -26,6 +26,8 @@ const ECHO: Duration = Duration::from_millis(100);
 /// How long an open connection may wait for an answer. TCP sends again meanwhile: what comes late is
 /// not lost.
 const OPEN_WAITS: Duration = Duration::from_secs(20);
+/// Nothing ran for longer than that: the guest stood still.
+const STALL: Duration = Duration::from_millis(150);
 /// How often somebody who waits for traffic looks.
 const GLANCE: Duration = Duration::from_millis(10);
 
@@ -46,6 +48,9 @@ pub(crate) struct Account {
     /// Of these, those without an answer within [`FIRST_TRY`], which is before a lost packet is sent
     /// again.
     pub(crate) failed: usize,
+    /// Those without an answer by then, while the whole guest stood still for a part of that time:
+    /// its machine gave it none. They are neither answered nor failed.
+    pub(crate) unjudged: usize,
     /// Connections held open.
     pub(crate) open: usize,
     /// Of these, those that ended.
@@ -66,8 +71,14 @@ impl fmt::Display for Account {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{} of {} requests failed, {} of {} open connections lost ({} echoes); nothing ran for {:.2?}",
-            self.failed, self.sent, self.lost, self.open, self.echoes, self.stood_still
+            "{} of {} requests failed ({} not judged), {} of {} open connections lost ({} echoes); nothing ran for {:.2?}",
+            self.failed,
+            self.sent,
+            self.unjudged,
+            self.lost,
+            self.open,
+            self.echoes,
+            self.stood_still
         )?;
         for (reason, times) in self.reasons.iter().take(4) {
             write!(f, "; {times} × {reason}")?;
@@ -76,11 +87,46 @@ impl fmt::Display for Account {
     }
 }
 
+/// How long nothing ran here.
+#[derive(Debug)]
+struct Stalls {
+    /// All that was longer than [`STALL`].
+    sum: Duration,
+    /// When the meter ran last.
+    seen: Instant,
+}
+
+impl Default for Stalls {
+    fn default() -> Self {
+        Self {
+            sum: Duration::ZERO,
+            seen: Instant::now(),
+        }
+    }
+}
+
+impl Stalls {
+    /// With the one that is just over, which the meter may not have seen yet.
+    fn so_far(&self) -> Duration {
+        let late = self.seen.elapsed().saturating_sub(PAUSE);
+        self.sum + if late > STALL { late } else { Duration::ZERO }
+    }
+
+    /// The meter runs; how late.
+    fn note(&mut self) -> Duration {
+        let late = self.seen.elapsed().saturating_sub(PAUSE);
+        self.sum = self.so_far();
+        self.seen = Instant::now();
+        late
+    }
+}
+
 /// Shared by the threads.
 #[derive(Debug, Default)]
 struct Shared {
     account: Mutex<Account>,
     is_over: AtomicBool,
+    stalls: Mutex<Stalls>,
     /// While set, only a way that has been answered once counts what fails.
     from_first_answer: bool,
 }
@@ -94,6 +140,10 @@ impl Shared {
         let mut account = self.account();
         account.last_failure = Some(Instant::now());
         *account.reasons.entry(reason).or_default() += 1;
+    }
+
+    fn stalls(&self) -> MutexGuard<'_, Stalls> {
+        self.stalls.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn goes_on(&self) -> bool {
@@ -209,7 +259,9 @@ fn ask(number: usize, way: &Way, ports: &Range<u16>, shared: &Shared) {
             return;
         }
         let dial = way.from.dial(Transport::Tcp, way.to).from_port(port);
+        let stood_before = shared.stalls().so_far();
         let answer = dial.timeout(FIRST_TRY).reset_on_close().ask();
+        let stood_still = shared.stalls().so_far() > stood_before;
         was_answered |= answer.is_ok();
         if was_answered {
             shared.account().sent += 1;
@@ -217,6 +269,9 @@ fn ask(number: usize, way: &Way, ports: &Range<u16>, shared: &Shared) {
         match answer {
             Ok(_) => {
                 shared.account().answered.insert(number, Instant::now());
+            }
+            Err(Failure::TimedOut) if was_answered && stood_still => {
+                shared.account().unjudged += 1;
             }
             Err(failure) if was_answered => {
                 shared.account().failed += 1;
@@ -237,7 +292,10 @@ fn echo(way: &Way, held: Vec<Connection>, shared: &Shared) {
             // Whoever answers must be who has always answered.
             let answer = answer.and_then(|answer| match pod {
                 Some(pod) if *pod != answer.who => Err(Failure::Other("another pod".into())),
-                _ => Ok(*pod = Some(answer.who)),
+                _ => {
+                    *pod = Some(answer.who);
+                    Ok(())
+                }
             });
             let mut account = shared.account();
             account.echoes += 1;
@@ -255,9 +313,8 @@ fn echo(way: &Way, held: Vec<Connection>, shared: &Shared) {
 /// Measures how long nothing runs: a guest that its machine gives no time.
 fn meter(shared: &Shared) {
     while shared.goes_on() {
-        let began = Instant::now();
         thread::sleep(PAUSE);
-        let late = began.elapsed().saturating_sub(PAUSE);
+        let late = shared.stalls().note();
         let mut account = shared.account();
         account.stood_still = account.stood_still.max(late);
     }
@@ -287,13 +344,26 @@ mod tests {
         assert!(account.last_failure.is_some());
         let text = account.to_string();
         assert!(
-            text.starts_with("2 of 7 requests failed, 0 of 0 open connections lost"),
+            text.starts_with("2 of 7 requests failed (0 not judged), 0 of 0 open connections lost"),
             "{text}"
         );
         assert!(
             text.ends_with("2 × client to 10.96.0.10:80: timed out"),
             "{text}"
         );
+    }
+
+    #[test]
+    fn a_stall_is_seen_before_the_meter_has_seen_it() {
+        let mut stalls = Stalls {
+            sum: Duration::ZERO,
+            seen: Instant::now() - STALL - PAUSE - PAUSE,
+        };
+        let so_far = stalls.so_far();
+        assert!(so_far >= STALL);
+        assert!(stalls.note() >= STALL && stalls.sum >= so_far);
+        // And is then a thing of the past.
+        assert_eq!(stalls.so_far(), stalls.sum);
     }
 
     #[test]

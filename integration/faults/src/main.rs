@@ -40,6 +40,9 @@ struct Arguments {
     /// Only this fault (a part of its name)
     #[arg(long, value_name = "NAME")]
     fault: Option<String>,
+    /// From this fault on (a part of its name)
+    #[arg(long, value_name = "NAME", conflicts_with = "fault")]
+    from: Option<String>,
     /// Only this mode
     #[arg(long, value_name = "MODE")]
     mode: Option<String>,
@@ -55,8 +58,11 @@ struct Arguments {
     /// The kernel of lane B: run there, too, after lane A
     #[arg(long, value_name = "PATH")]
     kernel: Option<PathBuf>,
-    /// Write the page of the documentation into this file, if all was run
-    #[arg(long, value_name = "FILE")]
+    /// Keep the rows in this folder: those of faults that are run again take the place of older ones
+    #[arg(long, value_name = "FOLDER")]
+    rows: Option<PathBuf>,
+    /// Write the page of the documentation into this file, of the rows that are kept
+    #[arg(long, value_name = "FILE", requires = "rows")]
     document: Option<PathBuf>,
     /// In the lab: where the rows go
     #[arg(long, value_name = "FOLDER", hide = true)]
@@ -104,10 +110,20 @@ fn list() {
 
 /// What is to be run here, in order.
 fn chosen(arguments: &Arguments) -> Vec<(&'static Fault, &'static Mode)> {
-    let is_named = |of: &Option<String>, name: &str| of.as_ref().is_none_or(|part| name.contains(part));
+    let is_named =
+        |of: &Option<String>, name: &str| of.as_ref().is_none_or(|part| name.contains(part));
     let mut chosen = Vec::new();
-    for fault in ALL.iter().filter(|fault| (fault.is_for)()) {
-        let modes = if arguments.short { fault.short } else { fault.modes };
+    let first = |fault: &&Fault| !is_named(&arguments.from, fault.name);
+    for fault in ALL
+        .iter()
+        .skip_while(first)
+        .filter(|fault| (fault.is_for)())
+    {
+        let modes = if arguments.short {
+            fault.short
+        } else {
+            fault.modes
+        };
         for mode in modes.iter().filter(|mode| mode.is_possible()) {
             let is_exact = arguments.mode.as_ref().is_none_or(|name| name == mode.name);
             if is_exact && is_named(&arguments.fault, fault.name) {
@@ -121,13 +137,20 @@ fn chosen(arguments: &Arguments) -> Vec<(&'static Fault, &'static Mode)> {
 fn inside(arguments: &Arguments) -> Result<()> {
     let size = Size {
         is_short: arguments.short,
-        period: if arguments.short { SHORT_PERIOD } else { PERIOD },
+        period: if arguments.short {
+            SHORT_PERIOD
+        } else {
+            PERIOD
+        },
     };
     let chosen = chosen(arguments);
     let mut rows = Vec::new();
     for (fault, mode) in &chosen {
         if fault.name == "upgrade and back" && arguments.before.is_none() {
-            println!("  {}, {}: passed over, as BEFORE names no older binary", fault.name, mode.name);
+            println!(
+                "  {}, {}: passed over, as BEFORE names no older binary",
+                fault.name, mode.name
+            );
             continue;
         }
         let row = run(fault, mode, size, arguments.before.as_deref());
@@ -142,7 +165,11 @@ fn inside(arguments: &Arguments) -> Result<()> {
         fs::write(folder.join(KERNEL), uname.release().to_bytes())?;
     }
     let broken = rows.iter().filter(|row| row.broken.is_some()).count();
-    ensure!(broken == 0, "{broken} of {} are not as promised", rows.len());
+    ensure!(
+        broken == 0,
+        "{broken} of {} are not as promised",
+        rows.len()
+    );
     Ok(())
 }
 
@@ -158,7 +185,8 @@ fn run(fault: &Fault, mode: &'static Mode, size: Size, before: Option<&Path>) ->
         Ok(mut cluster) => {
             let happens = || -> Result<Row> {
                 let mut stage = Stage::new(&mut cluster, mode, size, row.clone(), before)?;
-                (fault.happens)(&mut stage).inspect_err(|_| println!("      so far: {}", stage.account()))
+                (fault.happens)(&mut stage)
+                    .inspect_err(|_| println!("      so far: {}", stage.account()))
             };
             let happened = catch_unwind(AssertUnwindSafe(happens));
             let happened = happened.unwrap_or_else(|_| Err(anyhow!("it panicked")));
@@ -166,7 +194,12 @@ fn run(fault: &Fault, mode: &'static Mode, size: Size, before: Option<&Path>) ->
                 let said = cluster.said();
                 let tail = said.lines().rev().take(60).collect::<Vec<_>>();
                 let tail: Vec<&str> = tail.into_iter().rev().collect();
-                println!("  {}, {}: {error:#}\n-- kube-proxy said last:\n{}", fault.name, mode.name, tail.join("\n"));
+                println!(
+                    "  {}, {}: {error:#}\n-- kube-proxy said last:\n{}",
+                    fault.name,
+                    mode.name,
+                    tail.join("\n")
+                );
             })
         }
         Err(error) => Err(error),
@@ -189,8 +222,16 @@ fn outside(arguments: &Arguments) -> Result<()> {
     let mut lanes = vec![given.clone()];
     if let Some(kernel) = &arguments.kernel {
         lanes = vec![
-            lab::Options { lane: Some(Lane::A), kernel: None, ..given.clone() },
-            lab::Options { lane: Some(Lane::B), kernel: Some(kernel.clone()), ..given },
+            lab::Options {
+                lane: Some(Lane::A),
+                kernel: None,
+                ..given.clone()
+            },
+            lab::Options {
+                lane: Some(Lane::B),
+                kernel: Some(kernel.clone()),
+                ..given
+            },
         ];
     }
     let mut parts = Vec::new();
@@ -201,12 +242,22 @@ fn outside(arguments: &Arguments) -> Result<()> {
         parts.push(part);
     }
     for part in &parts {
-        println!("\nLinux {} ({}):\n\n{}", part.kernel, part.lane, row::table(&part.rows));
+        println!(
+            "\nLinux {} ({}):\n\n{}",
+            part.kernel,
+            part.lane,
+            row::table(&part.rows)
+        );
     }
-    if let Some(file) = &arguments.document {
-        let is_whole = arguments.fault.is_none() && arguments.mode.is_none() && !arguments.short && parts.len() == 2;
-        ensure!(is_whole, "{} is written only of all faults, on both lanes", file.display());
-        fs::write(file, document::page(&parts)).with_context(|| format!("cannot write {}", file.display()))?;
+    if let Some(folder) = &arguments.rows {
+        fs::create_dir_all(folder)?;
+        for part in &parts {
+            document::keep(folder, part)?;
+        }
+        if let Some(file) = &arguments.document {
+            let page = document::page(&document::kept(folder)?);
+            fs::write(file, page).with_context(|| format!("cannot write {}", file.display()))?;
+        }
     }
     ensure!(is_well, "a promise was not kept, see above");
     Ok(())
@@ -214,15 +265,22 @@ fn outside(arguments: &Arguments) -> Result<()> {
 
 /// Runs what is chosen on a lane; the rows, and whether all promises were kept.
 fn run_lane(arguments: &Arguments, options: lab::Options) -> Result<(Part, bool)> {
-    let folder = std::env::temp_dir().join(format!("faults-{}-{:?}", std::process::id(), options.lane));
+    let folder =
+        std::env::temp_dir().join(format!("faults-{}-{:?}", std::process::id(), options.lane));
     fs::create_dir_all(&folder)?;
-    let lane = options.lane.map_or_else(|| "the default lane".into(), |lane| format!("lane {lane}"));
+    let lane = options
+        .lane
+        .map_or_else(|| "the default lane".into(), |lane| format!("lane {lane}"));
     let mut argv: Vec<OsString> = vec![std::env::current_exe()?.into()];
     argv.extend(std::env::args_os().skip(1));
     argv.extend(["--into".into(), folder.clone().into()]);
     let options = lab::Options {
         timeout: if arguments.short { SHORT_LIMIT } else { LIMIT },
-        memory: if arguments.short { options.memory } else { "2G".into() },
+        memory: if arguments.short {
+            options.memory
+        } else {
+            "2G".into()
+        },
         keep: vec![folder.clone()],
         ..options
     };
@@ -231,6 +289,9 @@ fn run_lane(arguments: &Arguments, options: lab::Options) -> Result<(Part, bool)
     let kernel = fs::read_to_string(folder.join(KERNEL)).unwrap_or_else(|_| "?".into());
     fs::remove_dir_all(&folder)?;
     let rows: Vec<Row> = serde_json::from_str(&rows)?;
-    ensure!(!rows.is_empty(), "nothing was run on {lane}: no fault of that name there, or the guest ended with {status}");
+    ensure!(
+        !rows.is_empty(),
+        "nothing was run on {lane}: no fault of that name there, or the guest ended with {status}"
+    );
     Ok((Part { lane, kernel, rows }, status == 0))
 }

@@ -20,6 +20,8 @@ pub(crate) struct Row {
     pub(crate) repaired: Option<f64>,
     pub(crate) sent: usize,
     pub(crate) failed: usize,
+    #[serde(default)]
+    pub(crate) unjudged: usize,
     pub(crate) open: usize,
     pub(crate) lost: usize,
     /// What is promised and was not so.
@@ -33,12 +35,14 @@ impl Row {
     pub(crate) fn count(&mut self, account: &Account) {
         self.sent = account.sent;
         self.failed = account.failed;
+        self.unjudged = account.unjudged;
         self.open = account.open;
         self.lost = account.lost;
     }
 
     fn repaired(&self) -> String {
-        self.repaired.map_or_else(|| "–".into(), |seconds| format!("{seconds:.1} s"))
+        self.repaired
+            .map_or_else(|| "–".into(), |seconds| format!("{seconds:.1} s"))
     }
 }
 
@@ -68,11 +72,18 @@ pub(crate) fn line(row: &Row) -> String {
         ..
     } = row;
     let did = match &row.broken {
-        Some(why) => format!("**NOT AS PROMISED**: {}", why.lines().next().unwrap_or_default()),
+        Some(why) => format!(
+            "**NOT AS PROMISED**: {}",
+            why.lines().next().unwrap_or_default()
+        ),
         None => did.clone(),
     };
+    let unjudged = match row.unjudged {
+        0 => String::new(),
+        count => format!(" ({count} not judged)"),
+    };
     format!(
-        "| {fault} | {mode} | {did} | {seen} | {} | {sent} | {failed} | {lost} of {open} |",
+        "| {fault} | {mode} | {did} | {seen} | {} | {sent}{unjudged} | {failed} | {lost} of {open} |",
         row.repaired()
     )
 }

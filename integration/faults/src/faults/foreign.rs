@@ -40,13 +40,19 @@ fn repair(s: &mut Stage<'_>, damage: &Damage<'_>) -> Result<Row> {
     s.repaired(took);
     s.did(damage.did);
     let limit = damage.within;
-    ensure!(took <= limit, "repaired after {took:.1?}, and not within {limit:.1?}");
-    let as_before = s.c.until("the kernel's state is as before", || Ok(s.c.state()? == whole));
+    ensure!(
+        took <= limit,
+        "repaired after {took:.1?}, and not within {limit:.1?}"
+    );
+    let as_before = s.c.until("the kernel's state is as before", || {
+        Ok(s.c.state()? == whole)
+    });
     as_before.context("it is not as it was before")?;
     s.expect_drift(damage.kinds)?;
-    let promise = match damage.is_harmless {
-        true => Promise::NothingFails,
-        false => Promise::WholeWithin(limit),
+    let promise = if damage.is_harmless {
+        Promise::NothingFails
+    } else {
+        Promise::WholeWithin(limit)
     };
     s.close(damaged, promise)
 }
@@ -85,7 +91,9 @@ pub(super) fn flush_chains(s: &mut Stage<'_>) -> Result<Row> {
     let script = both(
         "for t in nat filter mangle; do $p-$backend -t $t -F; $p-$backend -t $t -X; done 2>/dev/null || true",
     );
-    let has_rules = [&crate::mode::IPVS, &IPTABLES].iter().any(|mode| mode.name == s.mode.name)
+    let has_rules = [&crate::mode::IPVS, &IPTABLES]
+        .iter()
+        .any(|mode| mode.name == s.mode.name)
         || (s.mode.name == USERSPACE.name && lab::iptables_backend() == "legacy");
     if !has_rules {
         return nothing_of_ours(s, &script);
@@ -168,7 +176,9 @@ pub(super) fn all_virtual_servers(s: &mut Stage<'_>) -> Result<Row> {
         s,
         &Damage {
             script: "ipvsadm -C",
-            holds: &format!("{SERVER}; ipvsadm -Sn | grep -q -- '-a -t .fd96::10.:80 -r .fd44:1::10.:8080'"),
+            holds: &format!(
+                "{SERVER}; ipvsadm -Sn | grep -q -- '-a -t .fd96::10.:80 -r .fd44:1::10.:8080'"
+            ),
             kinds: &["virtual_server"],
             did: "made all of them anew",
             within: GLANCED,
@@ -250,7 +260,9 @@ pub(super) fn rules_deleted(s: &mut Stage<'_>) -> Result<Row> {
 
 pub(super) fn table_damaged(s: &mut Stage<'_>) -> Result<Row> {
     let script = match s.mode.name {
-        "nftables" => "nft flush chain ip kube-proxy nat-prerouting; nft flush map ip kube-proxy service-ips",
+        "nftables" => {
+            "nft flush chain ip kube-proxy nat-prerouting; nft flush map ip kube-proxy service-ips"
+        }
         _ => "nft flush table ip kube-proxy-ipvs",
     };
     repair(
@@ -258,7 +270,9 @@ pub(super) fn table_damaged(s: &mut Stage<'_>) -> Result<Row> {
         &Damage {
             script,
             holds: match s.mode.name {
-                "nftables" => "nft list chain ip kube-proxy nat-prerouting | grep -q services; nft list map ip kube-proxy service-ips | grep -q 10.96.0.10",
+                "nftables" => {
+                    "nft list chain ip kube-proxy nat-prerouting | grep -q services; nft list map ip kube-proxy service-ips | grep -q 10.96.0.10"
+                }
                 _ => rules_hold(s),
             },
             kinds: &[],

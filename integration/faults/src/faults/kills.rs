@@ -14,8 +14,8 @@ use crate::stage::{Promise, Stage, crowd, web};
 
 /// Killed later and later, until it gets to its end: so at all points.
 pub(super) fn cold_start(s: &mut Stage<'_>) -> Result<Row> {
-    let rounds = s.size.pick(1, 5);
-    s.c.write("crowd", &crowd(s.size.pick(100, 500)))?;
+    let rounds = s.size.pick(1, 3);
+    s.c.write("crowd", &crowd(s.size.pick(100, 300)))?;
     s.serve(&[])?;
     let whole = s.c.state()?;
     let (mut kills, mut row) = (0, None);
@@ -24,7 +24,9 @@ pub(super) fn cold_start(s: &mut Stage<'_>) -> Result<Row> {
         s.c.stop()?;
         clean_up(s)?;
         s.traffic_before()?;
-        let step = s.size.pick(Duration::from_millis(60), Duration::from_millis(25));
+        let step = s
+            .size
+            .pick(Duration::from_millis(60), Duration::from_millis(50));
         for kill in 1.. {
             s.launch(&[])?;
             sleep(step * kill);
@@ -37,8 +39,13 @@ pub(super) fn cold_start(s: &mut Stage<'_>) -> Result<Row> {
         }
         s.launch(&[])?;
         s.until_served()?;
-        ensure!(s.c.state()? == whole, "the kernel holds something else than after an undisturbed start");
-        s.did(format!("{kills} kills in {rounds} cold starts: each took over what was there"));
+        ensure!(
+            s.c.state()? == whole,
+            "the kernel holds something else than after an undisturbed start"
+        );
+        s.did(format!(
+            "{kills} kills in {rounds} cold starts: each took over what was there"
+        ));
         s.sees("the kernel's state is that of an undisturbed start");
         let closed = s.close(began, Promise::NothingFails)?;
         row = Some(row.map_or(closed.clone(), |so_far: Row| Row {
@@ -81,7 +88,11 @@ pub(super) fn change(s: &mut Stage<'_>) -> Result<Row> {
 fn ranges(count: u32) -> Service {
     let mut ranges = String::from("172.35.0.0/24");
     for number in 0..count {
-        let _ = write!(ranges, ", {}/32", std::net::Ipv4Addr::from(0x0b00_0000 + number));
+        let _ = write!(
+            ranges,
+            ", {}/32",
+            std::net::Ipv4Addr::from(0x0b00_0000 + number)
+        );
     }
     web().spec(&format!("loadBalancerSourceRanges: [{ranges}]"))
 }
@@ -111,9 +122,16 @@ pub(super) fn set_swap(s: &mut Stage<'_>) -> Result<Row> {
     }
     ensure!(larger(s)?, "the set has not grown");
     let left = s.c.sh("ipset list -n")?;
-    ensure!(!left.contains("SPARE") && !left.contains("TMP"), "a set is left over: {left}");
-    s.did(format!("{kills} kills: the set was grown by whoever came next"));
-    s.sees(&format!("{SET} with more than 65,536 members, and no set left over"));
+    ensure!(
+        !left.contains("SPARE") && !left.contains("TMP"),
+        "a set is left over: {left}"
+    );
+    s.did(format!(
+        "{kills} kills: the set was grown by whoever came next"
+    ));
+    s.sees(&format!(
+        "{SET} with more than 65,536 members, and no set left over"
+    ));
     s.close(began, Promise::NothingFails)
 }
 
@@ -135,7 +153,10 @@ pub(super) fn terminated(s: &mut Stage<'_>) -> Result<Row> {
         let status = s.c.terminate()?;
         slowest = slowest.max(asked.elapsed());
         // One that has not said its first word yet ends by the signal itself.
-        let has_begun = s.c.said().get(said.saturating_sub(1)..).is_some_and(|new| new.contains("stopping"));
+        let has_begun =
+            s.c.said()
+                .get(said.saturating_sub(1)..)
+                .is_some_and(|new| new.contains("stopping"));
         ensure!(status.success() || !has_begun, "it ended with {status}");
         ended_well += usize::from(status.success());
         s.launch_on(&api, &[])?;
@@ -167,4 +188,3 @@ pub(super) fn stopped(s: &mut Stage<'_>) -> Result<Row> {
     s.did(format!("stood still for {stands:.0?}, then caught up"));
     s.close(began, Promise::NothingFails)
 }
-

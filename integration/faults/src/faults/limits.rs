@@ -26,7 +26,9 @@ fn restart_behind(s: &mut Stage<'_>, prefix: &[&str], flags: &[&str]) -> Result<
     let took = s.follows(&api.objects())?;
     s.c.prefix = before;
     s.repaired(ready);
-    s.did(format!("was ready after {ready:.1?}, and followed changes ({took:.1?})"));
+    s.did(format!(
+        "was ready after {ready:.1?}, and followed changes ({took:.1?})"
+    ));
     Ok((s.close(began, Promise::NothingFails)?, began))
 }
 
@@ -40,16 +42,22 @@ pub(super) fn full_disk(s: &mut Stage<'_>) -> Result<Row> {
     s.traffic()?;
     let began = Instant::now();
     s.c.stop()?;
-    s.c.prefix = ["unshare", "--mount", "sh", "-c", script, "sh"].map(Into::into).to_vec();
+    s.c.prefix = ["unshare", "--mount", "sh", "-c", script, "sh"]
+        .map(Into::into)
+        .to_vec();
     s.launch_on(&api, &[])?;
-    s.c.until("it is ready", || Ok(health(s.c, "/readyz").is_ok_and(|code| code == 200)))?;
+    s.c.until("it is ready", || {
+        Ok(health(s.c, "/readyz").is_ok_and(|code| code == 200))
+    })?;
     let ready = began.elapsed();
     let churn = Churn::start(api.objects(), 0, 100);
     std::thread::sleep(Duration::from_secs(s.size.pick(1, 10)));
     churn.stop()?;
     let took = s.follows(&api.objects())?;
     s.repaired(ready);
-    s.did(format!("was ready after {ready:.1?}, and followed changes ({took:.1?}) without a log"));
+    s.did(format!(
+        "was ready after {ready:.1?}, and followed changes ({took:.1?}) without a log"
+    ));
     s.close(began, Promise::NothingFails)
 }
 
@@ -72,14 +80,20 @@ pub(super) fn descriptors(s: &mut Stage<'_>) -> Result<Row> {
     // More than it can have.
     let mut idle = Vec::new();
     for _ in 0..100 {
-        let opened = s.c.node1.enter(|| TcpStream::connect_timeout(&at(METRICS), Duration::from_secs(1)));
+        let opened =
+            s.c.node1
+                .enter(|| TcpStream::connect_timeout(&at(METRICS), Duration::from_secs(1)));
         idle.extend(opened.ok());
     }
     let churn = Churn::start(api.objects(), 0, 100);
     std::thread::sleep(Duration::from_secs(s.size.pick(1, 10)));
     churn.stop()?;
     let took = s.follows(&api.objects())?;
-    ensure!(idle.len() > 8, "only {} connections could be opened", idle.len());
+    ensure!(
+        idle.len() > 8,
+        "only {} connections could be opened",
+        idle.len()
+    );
     s.repaired(ready);
     s.did(format!(
         "was ready after {ready:.1?}, and followed changes ({took:.1?}) while {} connections to its pages idled",
@@ -99,28 +113,37 @@ pub(super) fn group(name: &str, limit: u64) -> String {
 
 /// How often the kernel has ended somebody of the group for want of memory, and its peak in bytes.
 pub(super) fn pressed(s: &Stage<'_>, name: &str) -> Result<(u64, u64)> {
-    let number = |script: &str| -> Result<u64> {
-        Ok(s.c.sh(script)?.trim().parse().unwrap_or_default())
-    };
-    let ended = number(&format!("sed -n 's/^oom_kill //p' /tmp/group/{name}/memory.events"))?;
-    let now = number(&format!("cat /tmp/group/{name}/memory.peak 2>/dev/null || cat /tmp/group/{name}/memory.current"))?;
+    let number =
+        |script: &str| -> Result<u64> { Ok(s.c.sh(script)?.trim().parse().unwrap_or_default()) };
+    let ended = number(&format!(
+        "sed -n 's/^oom_kill //p' /tmp/group/{name}/memory.events"
+    ))?;
+    let now = number(&format!(
+        "cat /tmp/group/{name}/memory.peak 2>/dev/null || cat /tmp/group/{name}/memory.current"
+    ))?;
     Ok((ended, now))
 }
 
 pub(super) fn small_memory(s: &mut Stage<'_>) -> Result<Row> {
     const COUNT: usize = 10_000;
     const LIMIT: u64 = 48 << 20;
-    s.c.patience = Duration::from_secs(240);
+    s.c.patience = Duration::from_mins(4);
     let count = s.size.pick(500, COUNT);
     let api = s.serve_on_api(&[])?;
-    for part in crowd(count).split_inclusive("\n---\n").collect::<Vec<_>>().chunks(1_000) {
+    for part in crowd(count)
+        .split_inclusive("\n---\n")
+        .collect::<Vec<_>>()
+        .chunks(1_000)
+    {
         api.apply(&part.concat())?;
     }
     s.follows(&api.objects())?;
     s.traffic()?;
     let began = Instant::now();
     s.c.stop()?;
-    s.c.prefix = ["sh", "-c", &group("small", LIMIT), "sh"].map(Into::into).to_vec();
+    s.c.prefix = ["sh", "-c", &group("small", LIMIT), "sh"]
+        .map(Into::into)
+        .to_vec();
     s.launch_on(&api, &[])?;
     let ready = s.until_ready()?;
     let churn = Churn::start(api.objects(), count, 300);

@@ -75,7 +75,11 @@ pub(super) fn reload(s: &mut Stage<'_>) -> Result<Row> {
         fs::write(&draft, format!("{head}{fields}"))?;
         Ok(fs::rename(&draft, &file)?)
     };
-    let mode = s.mode.flags.iter().find_map(|flag| flag.strip_prefix("--proxy-mode="));
+    let mode = s
+        .mode
+        .flags
+        .iter()
+        .find_map(|flag| flag.strip_prefix("--proxy-mode="));
     let mode = format!("mode: {}\n", mode.unwrap_or("ipvs"));
     let other = "iptables: {masqueradeAll: true, syncPeriod: 20s}\nnftables: {masqueradeAll: true}\n\
                  ipvs: {scheduler: wrr, syncPeriod: 20s}\n";
@@ -86,10 +90,16 @@ pub(super) fn reload(s: &mut Stage<'_>) -> Result<Row> {
     let began = Instant::now();
     let times = s.size.pick(2, 10);
     for round in 0..times {
-        publish(&if round % 2 == 0 { format!("{mode}{other}") } else { mode.clone() })?;
+        publish(&if round % 2 == 0 {
+            format!("{mode}{other}")
+        } else {
+            mode.clone()
+        })?;
         s.c.await_line("which takes no new start")?;
     }
-    s.did(format!("applied {times} changed files, without a new start"));
+    s.did(format!(
+        "applied {times} changed files, without a new start"
+    ));
     s.sees("log: “… which takes no new start”");
     s.close(began, Promise::NothingFails)
 }

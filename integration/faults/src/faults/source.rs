@@ -141,14 +141,24 @@ pub(super) fn all_endpoints(s: &mut Stage<'_>) -> Result<Row> {
     const NEXT: u32 = 0x0af4_8001; // 10.244.128.1
     let count = s.size.pick(1_000, 10_000);
     // The pod on node2 answers at all of them.
-    s.c.far.read(["sh", "-ec", "for r in 10.244.64.0/18 10.244.128.0/18; do ip route add local $r dev lo; done"])?;
-    s.c.node2.read(["sh", "-ec", "for r in 10.244.64.0/18 10.244.128.0/18; do ip route add $r via 10.244.2.10; done"])?;
+    s.c.far.read([
+        "sh",
+        "-ec",
+        "for r in 10.244.64.0/18 10.244.128.0/18; do ip route add local $r dev lo; done",
+    ])?;
+    s.c.node2.read([
+        "sh",
+        "-ec",
+        "for r in 10.244.64.0/18 10.244.128.0/18; do ip route add $r via 10.244.2.10; done",
+    ])?;
     s.c.sh("for r in 10.244.64.0/18 10.244.128.0/18; do ip route add $r via 172.35.0.101; done")?;
     let api = s.serve_on_api(&[])?;
     let objects = api.objects();
     let apply = |slices: Vec<Value>| -> Result<()> {
         for slice in slices {
-            objects.apply(slice).map_err(|status| anyhow::anyhow!("{status:?}"))?;
+            objects
+                .apply(slice)
+                .map_err(|status| anyhow::anyhow!("{status:?}"))?;
         }
         Ok(())
     };
@@ -165,7 +175,9 @@ pub(super) fn all_endpoints(s: &mut Stage<'_>) -> Result<Row> {
     s.follows(&objects)?;
     let took = made.elapsed();
     s.repaired(took);
-    s.did(format!("replaced {count} endpoints, none of which was missing before another was there"));
+    s.did(format!(
+        "replaced {count} endpoints, none of which was missing before another was there"
+    ));
     ensure!(took < 2 * PATIENCE, "it took {took:.0?}");
     s.close(began, Promise::NothingFails)
 }
