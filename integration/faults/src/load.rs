@@ -357,7 +357,9 @@ mod tests {
     fn a_stall_is_seen_before_the_meter_has_seen_it() {
         let mut stalls = Stalls {
             sum: Duration::ZERO,
-            seen: Instant::now() - STALL - PAUSE - PAUSE,
+            seen: Instant::now()
+                .checked_sub(STALL + 2 * PAUSE)
+                .expect("a machine that has run for a second"),
         };
         let so_far = stalls.so_far();
         assert!(so_far >= STALL);

@@ -310,6 +310,36 @@ impl<'a> Stage<'a> {
         }
     }
 
+    /// That the kernel holds what it held `before`, in whatever order.
+    ///
+    /// # Errors
+    ///
+    /// It does not; the first lines that differ.
+    pub(crate) fn holds(&self, before: &str) -> Result<()> {
+        let now = self.c.state()?;
+        let sorted = |text: &str| -> Vec<String> {
+            let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
+            lines.sort();
+            lines
+        };
+        let (before, now) = (sorted(before), sorted(&now));
+        let missing = before.iter().filter(|line| !now.contains(line));
+        let more = now.iter().filter(|line| !before.contains(line));
+        let differ: Vec<String> = missing
+            .map(|line| format!("missing: {line}"))
+            .take(4)
+            .chain(more.map(|line| format!("too much: {line}")).take(4))
+            .collect();
+        ensure!(
+            before == now,
+            "the kernel holds something else ({} lines, and not {}): {}",
+            now.len(),
+            before.len(),
+            differ.join("; ")
+        );
+        Ok(())
+    }
+
     /// What was counted as drift since the traffic began: `rule 12, set 1`.
     fn drifted_since(&self) -> Result<BTreeMap<String, f64>> {
         let now = self.drift()?;

@@ -44,10 +44,12 @@ fn repair(s: &mut Stage<'_>, damage: &Damage<'_>) -> Result<Row> {
         took <= limit,
         "repaired after {took:.1?}, and not within {limit:.1?}"
     );
+    let mut differs = None;
     let as_before = s.c.until("the kernel's state is as before", || {
-        Ok(s.c.state()? == whole)
+        differs = s.holds(&whole).err();
+        Ok(differs.is_none())
     });
-    as_before.context("it is not as it was before")?;
+    as_before.with_context(|| format!("{differs:?}"))?;
     s.expect_drift(damage.kinds)?;
     let promise = if damage.is_harmless {
         Promise::NothingFails

@@ -20,7 +20,7 @@ pub(super) fn restart(s: &mut Stage<'_>) -> Result<Row> {
         s.launch(&[])?;
         slowest = slowest.max(s.until_ready()?);
     }
-    anyhow::ensure!(s.c.state()? == whole, "the kernel holds something else");
+    s.holds(&whole)?;
     s.did(format!(
         "{times} restarts: wrote nothing that was not there; ready after {slowest:.1?} at most"
     ));
@@ -115,7 +115,7 @@ pub(super) fn crash_loop(s: &mut Stage<'_>) -> Result<Row> {
         s.launch(&[])?;
         s.until_ready()?;
     }
-    anyhow::ensure!(s.c.state()? == whole, "the kernel holds something else");
+    s.holds(&whole)?;
     s.did(format!("{times} starts: took over what was there"));
     s.sees("the kernel's state is the same");
     s.close(began, Promise::NothingFails)
