@@ -32,6 +32,8 @@ const EVERY: &[&Mode] = &[&IPVS, &IPVS_NFTABLES, &IPTABLES, &NFTABLES, &USERSPAC
 const BY_KERNEL: &[&Mode] = &[&IPVS, &IPVS_NFTABLES, &IPTABLES, &NFTABLES];
 const ALL_IPVS: &[&Mode] = &[&IPVS, &IPVS_NFTABLES];
 const ONLY_IPVS: &[&Mode] = &[&IPVS];
+/// What is the same in all modes, where the kernel's part is not.
+const OF_EACH_KIND: &[&Mode] = &[&IPVS, &NFTABLES];
 /// Whose rules are those of iptables.
 const WITH_IPTABLES: &[&Mode] = &[&IPVS, &IPTABLES];
 /// Whose rules are in nf_tables.
@@ -121,7 +123,7 @@ pub(crate) const ALL: &[Fault] = faults! {
         "Addresses, sets, virtual servers and rules of others change without pause, so that dumps are told to be inconsistent, while endpoints change and checks run.";
     kernel::small_buffers, "small netlink buffers", BY_KERNEL, NEVER, in_a_guest,
         "Socket buffers have the least size that the kernel takes, and endpoints change with a crowd of Services around.";
-    kernel::memory_group, "memory pressure", BY_KERNEL, NEVER, in_a_guest,
+    kernel::memory_group, "memory pressure", OF_EACH_KIND, NEVER, in_a_guest,
         "A memory group that also counts the kernel's socket buffers leaves 4 MB beside what the daemon has, while endpoints change.";
     kernel::lock_held, "iptables lock held", WITH_IPTABLES, NEVER, has_lock,
         "Another program holds /run/xtables.lock for a minute, while endpoints change. In IPVS mode they get into the kernel all the same; in iptables mode they wait for the lock.";
@@ -137,18 +139,18 @@ pub(crate) const ALL: &[Fault] = faults! {
         "On a prepared node, started again so, and endpoints change.";
     limits::descriptors, "64 descriptors", EVERY, ONLY_IPVS, anywhere,
         "The limit of open files, with connections held open to its pages.";
-    limits::small_memory, "48 MB, 10,000 Services", BY_KERNEL, NEVER, in_a_guest,
+    limits::small_memory, "48 MB, 10,000 Services", OF_EACH_KIND, NEVER, in_a_guest,
         "A memory group without swap: started, and endpoints change.";
-    source::killed, "API server killed", BY_KERNEL, ONLY_IPVS, anywhere,
+    source::killed, "API server killed", OF_EACH_KIND, ONLY_IPVS, anywhere,
         "It goes while endpoints change, and comes back with other endpoints and without its history.";
     source::emptied, "API server emptied", BY_KERNEL, ONLY_IPVS, anywhere,
         "It is restarted with a new storage, and refilled 2 s later. It says that there are no Services, which is believed: traffic fails until they are back, and is whole soon after.";
-    source::garbage, "API server says garbage", BY_KERNEL, NEVER, anywhere,
+    source::garbage, "API server says garbage", ONLY_IPVS, NEVER, anywhere,
         "Something else answers in its place, with nonsense and with empty answers.";
-    source::silent, "silent watch", ALL_IPVS, NEVER, anywhere,
+    source::silent, "silent watch", ONLY_IPVS, NEVER, anywhere,
         "The watches say nothing more and stay open. After 90 s without a word, not even a bookmark, they are opened anew.";
-    source::flood, "10,000 changes a second", BY_KERNEL, ONLY_IPVS, anywhere,
+    source::flood, "10,000 changes a second", OF_EACH_KIND, ONLY_IPVS, anywhere,
         "EndpointSlices change as fast as the API server of the lab can, up to 10,000 a second, for a minute. The last state is then in the kernel soon.";
-    source::all_endpoints, "10,000 endpoints at once", BY_KERNEL, NEVER, anywhere,
+    source::all_endpoints, "10,000 endpoints at once", OF_EACH_KIND, NEVER, anywhere,
         "One Service with 10,000 endpoints, all of which are replaced by others at once. Those that go still answer, as pods do that end well.";
 };

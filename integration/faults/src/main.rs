@@ -181,7 +181,7 @@ fn run(fault: &Fault, mode: &'static Mode, size: Size, before: Option<&Path>) ->
         mode: mode.name.to_owned(),
         ..Row::default()
     };
-    let happened = match scenarios::Cluster::new(fault.name) {
+    let happened = match scenarios::Cluster::new(&fault.name.replace([' ', '/', ','], "-")) {
         Ok(mut cluster) => {
             let happens = || -> Result<Row> {
                 let mut stage = Stage::new(&mut cluster, mode, size, row.clone(), before)?;

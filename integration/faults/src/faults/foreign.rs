@@ -91,7 +91,7 @@ fn rules_hold(s: &Stage<'_>) -> &'static str {
 
 pub(super) fn flush_chains(s: &mut Stage<'_>) -> Result<Row> {
     let script = both(
-        "for t in nat filter mangle; do $p-$backend -t $t -F; $p-$backend -t $t -X; done 2>/dev/null || true",
+        "for t in nat filter; do $p-$backend -t $t -F; $p-$backend -t $t -X; done 2>/dev/null || true",
     );
     let has_rules = [&crate::mode::IPVS, &IPTABLES]
         .iter()

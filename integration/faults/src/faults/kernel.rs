@@ -130,9 +130,7 @@ pub(super) fn memory_group(s: &mut Stage<'_>) -> Result<Row> {
     api.apply(&crowd(count))?;
     s.follows(&api.objects())?;
     s.c.stop()?;
-    s.c.prefix = ["sh", "-c", &group("pressed", 1 << 30), "sh"]
-        .map(Into::into)
-        .to_vec();
+    s.c.prefix = group("pressed", 1 << 30)?;
     s.launch_on(&api, &[])?;
     s.until_served()?;
     s.traffic()?;

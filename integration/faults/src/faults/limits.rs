@@ -1,6 +1,8 @@
 //! What the daemon may not have: disk, writable files, descriptors, memory.
 
+use std::ffi::OsString;
 use std::net::TcpStream;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
@@ -21,7 +23,7 @@ fn restart_behind(s: &mut Stage<'_>, prefix: &[&str], flags: &[&str]) -> Result<
     s.launch_on(&api, flags)?;
     let ready = s.until_ready()?;
     let churn = Churn::start(api.objects(), 0, 100);
-    std::thread::sleep(Duration::from_secs(s.size.pick(1, 10)));
+    std::thread::sleep(Duration::from_secs(s.size.pick(1, 5)));
     churn.stop()?;
     let took = s.follows(&api.objects())?;
     s.c.prefix = before;
@@ -51,7 +53,7 @@ pub(super) fn full_disk(s: &mut Stage<'_>) -> Result<Row> {
     })?;
     let ready = began.elapsed();
     let churn = Churn::start(api.objects(), 0, 100);
-    std::thread::sleep(Duration::from_secs(s.size.pick(1, 10)));
+    std::thread::sleep(Duration::from_secs(s.size.pick(1, 5)));
     churn.stop()?;
     let took = s.follows(&api.objects())?;
     s.repaired(ready);
@@ -86,7 +88,7 @@ pub(super) fn descriptors(s: &mut Stage<'_>) -> Result<Row> {
         idle.extend(opened.ok());
     }
     let churn = Churn::start(api.objects(), 0, 100);
-    std::thread::sleep(Duration::from_secs(s.size.pick(1, 10)));
+    std::thread::sleep(Duration::from_secs(s.size.pick(1, 5)));
     churn.stop()?;
     let took = s.follows(&api.objects())?;
     ensure!(
@@ -102,13 +104,18 @@ pub(super) fn descriptors(s: &mut Stage<'_>) -> Result<Row> {
     s.close(began, Promise::NothingFails)
 }
 
-/// A memory group with a limit, which the process that asks is moved to.
-pub(super) fn group(name: &str, limit: u64) -> String {
-    format!(
+/// A memory group with a limit in bytes, and what moves whoever is started behind it there.
+pub(super) fn group(name: &str, limit: u64) -> Result<Vec<OsString>> {
+    // Here, and not on the node, whose mounts nobody else sees.
+    let script = format!(
         "grep -q ' /tmp/group cgroup2 ' /proc/mounts || {{ mkdir -p /tmp/group; mount -t cgroup2 none /tmp/group; }}
          echo +memory >/tmp/group/cgroup.subtree_control; mkdir -p /tmp/group/{name}
-         echo {limit} >/tmp/group/{name}/memory.max; echo $$ >/tmp/group/{name}/cgroup.procs; exec \"$@\""
-    )
+         echo {limit} >/tmp/group/{name}/memory.max"
+    );
+    let made = Command::new("sh").args(["-ec", &script]).status()?;
+    ensure!(made.success(), "no memory group can be made");
+    let enter = format!("echo $$ >/tmp/group/{name}/cgroup.procs; exec \"$@\"");
+    Ok(["sh", "-ec", &enter, "sh"].map(Into::into).to_vec())
 }
 
 /// How often the kernel has ended somebody of the group for want of memory, and its peak in bytes.
@@ -141,9 +148,7 @@ pub(super) fn small_memory(s: &mut Stage<'_>) -> Result<Row> {
     s.traffic()?;
     let began = Instant::now();
     s.c.stop()?;
-    s.c.prefix = ["sh", "-c", &group("small", LIMIT), "sh"]
-        .map(Into::into)
-        .to_vec();
+    s.c.prefix = group("small", LIMIT)?;
     s.launch_on(&api, &[])?;
     let ready = s.until_ready()?;
     let churn = Churn::start(api.objects(), count, 300);

@@ -22,7 +22,7 @@ pub(super) fn killed(s: &mut Stage<'_>) -> Result<Row> {
     let churn = Churn::start(api.objects(), 0, 100);
     sleep(Duration::from_secs(1));
     api.stop();
-    sleep(Duration::from_secs(s.size.pick(1, 60)));
+    sleep(Duration::from_secs(s.size.pick(1, 20)));
     churn.stop()?;
     // Who comes back cannot go on from where it was.
     api.compact();
@@ -105,7 +105,7 @@ pub(super) fn flood(s: &mut Stage<'_>) -> Result<Row> {
     s.traffic()?;
     let began = Instant::now();
     let churn = Churn::start(api.objects(), count, 10_000);
-    sleep(Duration::from_secs(s.size.pick(1, 60)));
+    sleep(Duration::from_secs(s.size.pick(1, 20)));
     let (made, rate) = churn.stop()?;
     let ended = Instant::now();
     s.follows(&api.objects())?;
