@@ -70,6 +70,12 @@ pub(crate) fn page(parts: &[Part]) -> String {
             part.lane,
             table(&part.rows)
         );
+        let is_run = |name: &str| part.rows.iter().any(|row| row.fault == name);
+        let missing = ALL.iter().map(|fault| fault.name);
+        let missing: Vec<&str> = missing.filter(|name| !is_run(name)).collect();
+        if !missing.is_empty() {
+            let _ = writeln!(text, "\nNot run there: {}.", missing.join(", "));
+        }
     }
     text += "\n## What each fault is\n\n";
     for fault in ALL {
@@ -91,6 +97,7 @@ mod tests {
         };
         let page = page(&[part]);
         assert!(page.contains("## Linux 6.1 (lane A)"));
+        assert!(page.contains("Not run there: restart, "));
         for fault in ALL {
             assert!(page.contains(&format!("* **{}**: ", fault.name)));
         }

@@ -64,6 +64,9 @@ struct Arguments {
     /// Write the page of the documentation into this file, of the rows that are kept
     #[arg(long, value_name = "FILE", requires = "rows")]
     document: Option<PathBuf>,
+    /// Run nothing: write the page of the rows that are kept
+    #[arg(long, requires = "document")]
+    page: bool,
     /// In the lab: where the rows go
     #[arg(long, value_name = "FOLDER", hide = true)]
     into: Option<PathBuf>,
@@ -86,6 +89,8 @@ fn main() -> ExitCode {
     let done = if arguments.list {
         list();
         Ok(())
+    } else if arguments.page {
+        write_page(&arguments)
     } else if lab::in_lab() {
         inside(&arguments)
     } else {
@@ -254,13 +259,19 @@ fn outside(arguments: &Arguments) -> Result<()> {
         for part in &parts {
             document::keep(folder, part)?;
         }
-        if let Some(file) = &arguments.document {
-            let page = document::page(&document::kept(folder)?);
-            fs::write(file, page).with_context(|| format!("cannot write {}", file.display()))?;
-        }
     }
+    write_page(arguments)?;
     ensure!(is_well, "a promise was not kept, see above");
     Ok(())
+}
+
+/// Writes the page, where both the rows and a file for it are named.
+fn write_page(arguments: &Arguments) -> Result<()> {
+    let (Some(folder), Some(file)) = (&arguments.rows, &arguments.document) else {
+        return Ok(());
+    };
+    let page = document::page(&document::kept(folder)?);
+    fs::write(file, page).with_context(|| format!("cannot write {}", file.display()))
 }
 
 /// Runs what is chosen on a lane; the rows, and whether all promises were kept.
