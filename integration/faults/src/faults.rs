@@ -51,6 +51,12 @@ fn anywhere() -> bool {
 fn in_a_guest() -> bool {
     std::env::var_os("LAB_LANE").is_none_or(|lane| lane != "host")
 }
+/// Where the kernel can limit the memory of a group.
+fn has_memory_groups() -> bool {
+    let controllers = std::fs::read_to_string("/sys/fs/cgroup/cgroup.controllers");
+    in_a_guest()
+        && controllers.is_ok_and(|names| names.split_whitespace().any(|name| name == "memory"))
+}
 /// Where iptables has a lock.
 fn has_lock() -> bool {
     lab::iptables_backend() == "legacy"
@@ -123,7 +129,7 @@ pub(crate) const ALL: &[Fault] = faults! {
         "Addresses, sets, virtual servers and rules of others change without pause, so that dumps are told to be inconsistent, while endpoints change and checks run.";
     kernel::small_buffers, "small netlink buffers", BY_KERNEL, NEVER, in_a_guest,
         "Socket buffers have the least size that the kernel takes, and endpoints change with a crowd of Services around.";
-    kernel::memory_group, "memory pressure", OF_EACH_KIND, NEVER, in_a_guest,
+    kernel::memory_group, "memory pressure", OF_EACH_KIND, NEVER, has_memory_groups,
         "A memory group that also counts the kernel's socket buffers leaves 4 MB beside what the daemon has, while endpoints change.";
     kernel::lock_held, "iptables lock held", WITH_IPTABLES, NEVER, has_lock,
         "Another program holds /run/xtables.lock for a minute, while endpoints change. In IPVS mode they get into the kernel all the same; in iptables mode they wait for the lock.";
@@ -137,9 +143,9 @@ pub(crate) const ALL: &[Fault] = faults! {
         "No byte can be written where the log and temporary files go. The daemon is started so, and endpoints change.";
     limits::read_only, "read-only /run and /proc/sys", BY_KERNEL, ONLY_IPVS, anywhere,
         "On a prepared node, started again so, and endpoints change.";
-    limits::descriptors, "64 descriptors", EVERY, ONLY_IPVS, anywhere,
+    limits::descriptors, "64 descriptors", BY_KERNEL, ONLY_IPVS, anywhere,
         "The limit of open files, with connections held open to its pages.";
-    limits::small_memory, "48 MB, 10,000 Services", OF_EACH_KIND, NEVER, in_a_guest,
+    limits::small_memory, "48 MB, 10,000 Services", OF_EACH_KIND, NEVER, has_memory_groups,
         "A memory group without swap: started, and endpoints change.";
     source::killed, "API server killed", OF_EACH_KIND, ONLY_IPVS, anywhere,
         "It goes while endpoints change, and comes back with other endpoints and without its history.";
