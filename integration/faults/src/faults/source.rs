@@ -105,7 +105,7 @@ pub(super) fn flood(s: &mut Stage<'_>) -> Result<Row> {
     s.traffic()?;
     let began = Instant::now();
     let churn = Churn::start(api.objects(), count, 10_000);
-    sleep(Duration::from_secs(s.size.pick(1, 20)));
+    sleep(Duration::from_secs(s.size.pick(2, 60)));
     let (made, rate) = churn.stop()?;
     let ended = Instant::now();
     s.follows(&api.objects())?;
