@@ -28,10 +28,10 @@ properties: ## Histories of events, faults, foreign changes and restarts, on the
 	$(CARGO) run --locked -q --profile histories -p properties -- $(if $(HISTORIES),--histories $(HISTORIES)) \
 		$(if $(SEED),--seed $(SEED)) $(if $(filter command line environment,$(origin MODE)),--mode $(MODE)) $(if $(FORM),--form $(FORM))
 
-faults: deps ## Every fault with real traffic, on both lanes, and docs/faults.md of it: FAULT= MODE= LANE= BEFORE=(a commit, or an older kube-proxy)
-	$(CARGO) build --locked -p kube-proxy -p lab -p faults
+faults: deps ## Every fault with real traffic, on both lanes, and docs/faults.md of it: FAULT= MODE= LANE= RELEASE=1 BEFORE=(a commit, or an older kube-proxy)
+	$(CARGO) build --locked $(if $(RELEASE),--release) -p kube-proxy -p lab -p faults
 	$(if $(LANE),LAB_LANE=$(LANE) $(if $(filter B,$(LANE)),LAB_KERNEL="$$(integration/kernel/build)")) \
-		$(TARGET)/faults $(if $(LANE),,--kernel "$$(integration/kernel/build)") $(if $(FAULT),--fault "$(FAULT)") \
+		$(if $(RELEASE),$(patsubst %/debug,%/release,$(TARGET)),$(TARGET))/faults $(if $(LANE),,--kernel "$$(integration/kernel/build)") $(if $(FAULT),--fault "$(FAULT)") \
 		$(if $(filter command line environment,$(origin MODE)),--mode "$(MODE)") \
 		$(if $(BEFORE),--before "$$(integration/faults/before $(BEFORE))") --rows $(TARGET)/faults-rows --document docs/faults.md
 

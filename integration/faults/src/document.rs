@@ -18,15 +18,22 @@ pub(crate) struct Part {
     pub(crate) rows: Vec<Row>,
 }
 
-const HEAD: &str = "# Faults, and what they cost\n\n\
-    This page is made by `make faults` ([integration/faults](../integration/faults)). Each row is one fault on a node of the lab while traffic runs: new TCP\n\
-    connections by five ways, each at most 40 a second (from a pod to a ClusterIP of each family, from outside to a node port and to a load balancer's\n\
-    address, from the node itself), and six connections that are held open and asked ten times a second. A request has failed that is not answered within\n\
-    0.9 s, which is before TCP sends a lost packet again. A few are not judged: the whole guest stood still meanwhile, as its machine\n\
-    gave it no time. An open connection is lost that is reset, or not answered within 20 s.\n\n\
-    *Until repaired* is counted from the fault, or from its end where it lasts, until all is as it is to be; the sync period is the default, 30 s. Where nothing of ours\n\
-    was wrong it is how long the next change took, or a start. Every row has a promise, and the command fails where one is not kept: no request fails and no\n\
-    open connection ends, unless somebody else has taken away what carries them. What failed then is counted, too. The sentence that says what was promised is below.\n";
+const HEAD: &str = "\
+# Faults, and what they cost
+
+This page is made by `make faults` ([integration/faults](../integration/faults)), which keeps its rows: those of a fault that is run again by
+`FAULT=name` take the place of older ones. Each row is one fault on a node of the lab while traffic runs: new TCP connections by five ways, each at most
+40 a second (from a pod to a ClusterIP of each family, from outside to a node port and to a load balancer's address, from the node itself), and six
+connections that are held open and asked ten times a second.
+
+*Failed*: not answered within 0.9 s, which is before TCP sends a lost packet again. *Not judged*: the same, while the whole guest stood still for longer than
+0.15 s, as its machine gave it no time. *Lost*: an open connection that was reset, or not answered within 20 s. *Until repaired* is counted from the fault, or
+from its end where it lasts, until all is as it is to be; the sync period is the default, 30 s. Where nothing of ours was wrong it is how long the next
+change, or the start, took.
+
+Every row has a promise, and the command fails where one is not kept: no request fails and no open connection ends, unless somebody else has taken away
+what carries them. Then it is how soon all is whole again; what failed until then is counted.
+";
 
 /// Keeps the rows of a lane, beside those of faults and modes that were not run now.
 pub(crate) fn keep(folder: &Path, part: &Part) -> Result<()> {
