@@ -6,7 +6,7 @@ TARGET ?= $(or $(CARGO_TARGET_DIR),target)/debug
 MODE ?= ipvs
 CASES ?= integration/golden/cases/$(MODE)
 
-.PHONY: help demo tour test test-kernels properties fuzz golden soak cluster e2e migrate bench lint build image reproducible deps doctor advisories
+.PHONY: help demo tour test test-kernels properties fuzz faults golden soak cluster e2e migrate bench lint build image reproducible deps doctor advisories
 
 help: ## Say what can be made
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,6 +37,13 @@ properties: ## Histories of events, faults, foreign changes and restarts, on the
 
 fuzz: ## Feed every parser with what libFuzzer makes up, guided by coverage: SECONDS=60 for each, TARGET=NAME
 	@fuzz/run $(if $(filter command line,$(origin SECONDS)),$(SECONDS),60) $(if $(filter command line,$(origin TARGET)),$(TARGET))
+
+faults: deps ## Every fault with real traffic, on both lanes, and docs/faults.md of it: FAULT= MODE= LANE= RELEASE=1 BEFORE=(a commit, or an older kube-proxy)
+	$(CARGO) build --locked $(if $(RELEASE),--release) -p kube-proxy -p lab -p faults
+	$(if $(LANE),LAB_LANE=$(LANE) $(if $(filter B,$(LANE)),LAB_KERNEL="$$(integration/kernel/build)")) \
+		$(if $(RELEASE),$(patsubst %/debug,%/release,$(TARGET)),$(TARGET))/faults $(if $(LANE),,--kernel "$$(integration/kernel/build)") $(if $(FAULT),--fault "$(FAULT)") \
+		$(if $(filter command line environment,$(origin MODE)),--mode "$(MODE)") \
+		$(if $(BEFORE),--before "$$(integration/faults/before $(BEFORE))") --rows $(TARGET)/faults-rows --document docs/faults.md
 
 golden: deps ## Compare what is left in the kernel with upstream's dumps: CASES=DIR MODE=ipvs|iptables|nftables
 	$(CARGO) build --locked -p kube-proxy -p golden

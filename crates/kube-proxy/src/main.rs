@@ -32,14 +32,12 @@ fn main() -> ExitCode {
         command_line::parse_prepared(&arguments)
     });
     match read {
-        Ok(Command::Run(options)) => live(&options, ExitCode::FAILURE, serve(&options)),
-        Ok(Command::Check(options, asked)) => live(
-            &options,
-            ExitCode::from(CANNOT_SAY),
-            check::check((*options).clone(), asked),
-        ),
+        Ok(Command::Run(options)) => live(&options, ExitCode::FAILURE, || serve(&options)),
+        Ok(Command::Check(options, asked)) => live(&options, ExitCode::from(CANNOT_SAY), || {
+            check::check((*options).clone(), asked)
+        }),
         Ok(Command::Cleanup(options)) => {
-            live(&options, ExitCode::FAILURE, cleanup::cleanup(&options))
+            live(&options, ExitCode::FAILURE, || cleanup::cleanup(&options))
         }
         Ok(Command::Print(text)) => {
             print!("{text}");
@@ -60,11 +58,27 @@ fn main() -> ExitCode {
 }
 
 /// Starts what every life needs, and lives it; `failed` is the exit status if it ends in an error.
-fn live(
+fn live<Life: Future<Output = anyhow::Result<ExitCode>>>(
     options: &Options,
     failed: ExitCode,
-    life: impl Future<Output = anyhow::Result<ExitCode>>,
+    life: impl FnOnce() -> Life,
 ) -> ExitCode {
+    // One thread for everything that waits; what blocks, the netlink sockets, has threads of its
+    // own.
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build();
+    let runtime = match runtime {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            eprintln!("kube-proxy: cannot start: {error}");
+            return failed;
+        }
+    };
+    let life = {
+        let _entered = runtime.enter();
+        life()
+    };
     if let Err(error) = logging::start(&options.log) {
         eprintln!("kube-proxy: cannot start logging: {error}");
         return failed;
@@ -83,39 +97,45 @@ fn live(
     if let Err(error) = capabilities::pass_on() {
         warn!("capabilities cannot be passed on to iptables: {error}");
     }
-    // One thread for everything that waits; what blocks, the netlink sockets, has threads of its
-    // own.
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build();
-    let result = runtime.map_err(anyhow::Error::from).and_then(|runtime| {
-        let result = runtime.block_on(life);
-        // What still blocks, on a program that hangs, is not waited for.
-        runtime.shutdown_background();
-        result
-    });
+    let result = runtime.block_on(life);
+    // What still blocks, on a program that hangs, is not waited for.
+    runtime.shutdown_background();
     result.unwrap_or_else(|error| {
         error!("{}", told(&error));
         failed
     })
 }
 
-/// Runs, and goes on with what the configuration file says anew, unless that waits for a new start.
-async fn serve(options: &Options) -> anyhow::Result<ExitCode> {
-    if options.process.init_only {
-        run::init(options).await?;
-        if let Some(file) = keeps_prepared(options) {
-            config::record(file, &options.said.configuration)?;
+/// Prepares the node, or serves. Whoever serves hears from here on that it is to end: the first
+/// process of a container would go on, as the kernel lets it ignore what it does not listen for.
+fn serve(options: &Options) -> impl Future<Output = anyhow::Result<ExitCode>> {
+    let stop = (!options.process.init_only).then(run::Stop::subscribe);
+    async move {
+        match stop {
+            Some(stop) => go_on(options, stop?).await,
+            None => init(options).await,
         }
-        return Ok(ExitCode::SUCCESS);
     }
+}
+
+/// Prepares the node, alone.
+async fn init(options: &Options) -> anyhow::Result<ExitCode> {
+    run::init(options).await?;
+    if let Some(file) = keeps_prepared(options) {
+        config::record(file, &options.said.configuration)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Runs, and goes on with what the configuration file says anew, unless that waits for a new start.
+async fn go_on(options: &Options, stop: run::Stop) -> anyhow::Result<ExitCode> {
     memory::set_oom_score(options.process.oom_score_adj);
     kube_proxy::descriptors::raise_limit();
     keep_prepared(options);
     let (changed, changes) = mpsc::channel(1);
     let (recorder, recording) = oneshot::channel();
     tokio::select! {
-        result = run::run(options.clone(), changes, recorder) => result.map(|()| ExitCode::SUCCESS),
+        result = run::run(options.clone(), stop, changes, recorder) => result.map(|()| ExitCode::SUCCESS),
         never = follow::follow(options.clone(), changed, recording) => match never {},
     }
 }

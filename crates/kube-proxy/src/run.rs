@@ -35,9 +35,9 @@ use crate::modes::open::{open, prepare, primary, used};
 use crate::options::Options;
 use daemon::{Daemon, Ended};
 use observed::Observed;
-use stop::Stop;
+pub use stop::Stop;
 
-/// Serves until SIGTERM or SIGINT. Whatever is programmed stays: a restart must not cost a
+/// Serves until `stop` is requested. Whatever is programmed stays: a restart must not cost a
 /// connection.
 ///
 /// Options that come by `changed` take the place of those before. They may differ in what a changed
@@ -50,12 +50,13 @@ use stop::Stop;
 /// The start cannot be made, the source has ended, or a kernel thread is gone.
 pub async fn run(
     options: Options,
+    stop: Stop,
     changed: mpsc::Receiver<Options>,
     recording: oneshot::Sender<Recorder>,
 ) -> Result<()> {
     // A task of its own: to wake the future that the runtime blocks on costs two system calls,
     // another task none.
-    match tokio::spawn(live(options, changed, recording)).await {
+    match tokio::spawn(live(options, stop, changed, recording)).await {
         Ok(result) => result,
         Err(error) => match error.try_into_panic() {
             Ok(panic) => resume_unwind(panic),
@@ -66,10 +67,10 @@ pub async fn run(
 
 async fn live(
     options: Options,
+    mut stop: Stop,
     mut changed: mpsc::Receiver<Options>,
     recording: oneshot::Sender<Recorder>,
 ) -> Result<()> {
-    let mut stop = Stop::subscribe()?;
     let observed = Observed::new(&options);
     let flags = command_line::values(std::env::args_os());
     let node = options.process.node_name.clone();

@@ -51,6 +51,16 @@ impl ApiServer {
         })
     }
 
+    /// The objects, for whoever changes them from another thread.
+    pub fn objects(&self) -> Cluster {
+        self.objects.clone()
+    }
+
+    /// What can be made to go wrong with it, if it is serving.
+    pub fn faults(&self) -> Option<&apiserver::Faults> {
+        self.server.as_ref().map(Server::faults)
+    }
+
     /// Creates or replaces objects.
     pub fn apply(&self, yaml: &(impl ToString + ?Sized)) -> Result<()> {
         self.objects.apply_yaml(&yaml.to_string())?;

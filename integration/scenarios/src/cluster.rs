@@ -5,6 +5,7 @@ use std::ffi::OsString;
 use std::fs;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
+use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -50,6 +51,8 @@ pub struct Cluster {
     pub prefix: Vec<OsString>,
     /// Put behind it, each time.
     pub flags: Vec<OsString>,
+    /// Another daemon than the one that was built beside this program.
+    pub program: Option<PathBuf>,
     /// How long what is awaited may take: [`SOON`], unless the story knows better.
     pub patience: Duration,
     folder: PathBuf,
@@ -109,6 +112,7 @@ impl Cluster {
             outside,
             prefix,
             flags,
+            program: None,
             patience: SOON,
             folder,
             daemon: None,
@@ -182,7 +186,10 @@ impl Cluster {
 
     fn spawn(&self, flags: &[&str]) -> Result<Running> {
         let mut argv = self.prefix.clone();
-        argv.push(kube_proxy()?.into());
+        argv.push(match &self.program {
+            Some(program) => program.into(),
+            None => kube_proxy()?.into(),
+        });
         // A later flag overrides an earlier one.
         argv.extend(COMMON.iter().chain(flags).map(Into::into));
         argv.extend(self.flags.iter().cloned());
@@ -231,13 +238,14 @@ impl Cluster {
 
     /// SIGTERM; the daemon must end well, and say so.
     pub fn stop(&mut self) -> Result<()> {
-        let output = self.end(true)?;
-        ensure!(
-            output.status.success(),
-            "kube-proxy ended with {}",
-            output.status
-        );
+        let status = self.terminate()?;
+        ensure!(status.success(), "kube-proxy ended with {status}");
         Ok(())
+    }
+
+    /// SIGTERM; how the daemon ended.
+    pub fn terminate(&mut self) -> Result<ExitStatus> {
+        Ok(self.end(true)?.status)
     }
 
     /// Waits until the daemon, which cannot go on, has ended with status 1; returns what it said on
@@ -262,6 +270,12 @@ impl Cluster {
             output.stderr
         );
         Ok(())
+    }
+
+    /// SIGKILL, as a kernel short of memory ends it; returns when it has ended.
+    pub fn kill(&mut self) -> Result<()> {
+        self.signal(Signal::KILL)?;
+        self.end(false).map(drop)
     }
 
     fn end(&mut self, by_signal: bool) -> Result<Output> {

@@ -3,14 +3,20 @@
 use anyhow::{Context as _, Result};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// SIGTERM and SIGINT.
-pub(super) struct Stop {
+/// SIGTERM and SIGINT, from when it is made: what comes before it is asked is not lost.
+#[derive(Debug)]
+pub struct Stop {
     terminate: Signal,
     interrupt: Signal,
 }
 
 impl Stop {
-    pub(super) fn subscribe() -> Result<Self> {
+    /// Listens, within a runtime of tokio.
+    ///
+    /// # Errors
+    ///
+    /// The system does not let it.
+    pub fn subscribe() -> Result<Self> {
         let subscribe = |kind| signal(kind).context("cannot listen for signals");
         Ok(Self {
             terminate: subscribe(SignalKind::terminate())?,

@@ -1,0 +1,286 @@
+//! What others do to what is ours.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+
+use crate::mode::{IPTABLES, USERSPACE};
+use crate::row::Row;
+use crate::stage::{Promise, Stage};
+
+/// What the guest's one processor makes of "at once", with traffic.
+const AT_ONCE: Duration = Duration::from_secs(3);
+/// The number of virtual servers is asked for every 2 s.
+const GLANCED: Duration = Duration::from_secs(6);
+
+/// Damage, and how it is seen that it was repaired.
+struct Damage<'a> {
+    script: &'a str,
+    /// A script that succeeds where all is right.
+    holds: &'a str,
+    /// The kinds of drift that are counted.
+    kinds: &'a [&'a str],
+    /// What kube-proxy did.
+    did: &'a str,
+    within: Duration,
+    /// Whether traffic is promised to go on all the while.
+    is_harmless: bool,
+}
+
+/// Does it with traffic, and holds what is seen against what is promised.
+fn repair(s: &mut Stage<'_>, damage: &Damage<'_>) -> Result<Row> {
+    s.serve(&[])?;
+    // The programs that are started below are ready in memory.
+    s.c.sh(damage.holds)?;
+    let whole = s.c.state()?;
+    s.traffic()?;
+    let damaged = Instant::now();
+    s.c.sh(damage.script)?;
+    let took = s.until_holds(damage.holds, damaged)?;
+    s.repaired(took);
+    s.did(damage.did);
+    let limit = damage.within;
+    ensure!(
+        took <= limit,
+        "repaired after {took:.1?}, and not within {limit:.1?}"
+    );
+    let mut differs = None;
+    let as_before = s.c.until("the kernel's state is as before", || {
+        differs = s.holds(&whole).err();
+        Ok(differs.is_none())
+    });
+    as_before.with_context(|| format!("{differs:?}"))?;
+    s.expect_drift(damage.kinds)?;
+    let promise = if damage.is_harmless {
+        Promise::NothingFails
+    } else {
+        Promise::WholeWithin(limit)
+    };
+    s.close(damaged, promise)
+}
+
+/// Within the sync period, and what the repair takes.
+fn period(s: &Stage<'_>) -> Duration {
+    s.size.period + AT_ONCE
+}
+
+/// Of iptables, in both families.
+fn both(script: &str) -> String {
+    format!("for p in iptables ip6tables; do {script}; done")
+}
+
+/// Succeeds where the rules of a mode are all there, as many as there were.
+fn rules_hold(s: &Stage<'_>) -> &'static str {
+    match s.mode.name {
+        "ipvs" => {
+            "for p in iptables ip6tables; do r=$($p-$backend-save); case $r in *'-A PREROUTING '*KUBE-SERVICES*) ;; *) exit 1;; esac
+             case $r in *'-A KUBE-SERVICES '*match-set*) ;; *) exit 1;; esac; case $r in *'-A KUBE-POSTROUTING '*MASQ*) ;; *) exit 1;; esac; done"
+        }
+        "iptables" => {
+            "for p in iptables ip6tables; do r=$($p-$backend-save); case $r in *'-A PREROUTING '*KUBE-SERVICES*) ;; *) exit 1;; esac
+             case $r in *'-A KUBE-SEP-'*DNAT*) ;; *) exit 1;; esac; case $r in *'-A KUBE-POSTROUTING '*MASQ*) ;; *) exit 1;; esac; done"
+        }
+        "nftables" => "nft list table ip kube-proxy | grep -q dnat; nft list table ip6 kube-proxy | grep -q dnat",
+        "userspace" if lab::iptables_backend() == "nft" => {
+            "nft list table ip kube-proxy-userspace | grep -q 10.96.0.10; nft list table ip6 kube-proxy-userspace | grep -q fd96::10"
+        }
+        "userspace" => "for p in iptables ip6tables; do $p-$backend-save | grep -q 'A KUBE-PORTALS-CONTAINER'; done",
+        _ => "nft list table ip kube-proxy-ipvs | grep -q masquerade; nft list table ip6 kube-proxy-ipvs | grep -q masquerade",
+    }
+}
+
+pub(super) fn flush_chains(s: &mut Stage<'_>) -> Result<Row> {
+    let script = both(
+        "for t in nat filter; do $p-$backend -t $t -F; $p-$backend -t $t -X; done 2>/dev/null || true",
+    );
+    let has_rules = [&crate::mode::IPVS, &IPTABLES]
+        .iter()
+        .any(|mode| mode.name == s.mode.name)
+        || (s.mode.name == USERSPACE.name && lab::iptables_backend() == "legacy");
+    if !has_rules {
+        return nothing_of_ours(s, &script);
+    }
+    let kinds: &[&str] = &["rule"];
+    repair(
+        s,
+        &Damage {
+            script: &script,
+            holds: rules_hold(s),
+            kinds,
+            did: "wrote chains, rules and jumps anew",
+            within: period(s),
+            is_harmless: false,
+        },
+    )
+}
+
+/// What is flushed is not ours, and so nothing happens.
+fn nothing_of_ours(s: &mut Stage<'_>, script: &str) -> Result<Row> {
+    s.serve(&[])?;
+    s.traffic()?;
+    let damaged = Instant::now();
+    s.c.sh(script)?;
+    std::thread::sleep(period(s));
+    s.did("nothing: it has no rule there");
+    s.close(damaged, Promise::NothingFails)
+}
+
+pub(super) fn flush_ruleset(s: &mut Stage<'_>) -> Result<Row> {
+    let is_told = ["nftables", "ipvs, shim in nftables", "userspace"].contains(&s.mode.name);
+    repair(
+        s,
+        &Damage {
+            script: "nft flush ruleset",
+            holds: rules_hold(s),
+            kinds: &[],
+            did: "wrote its tables anew",
+            within: if is_told { AT_ONCE } else { period(s) },
+            is_harmless: false,
+        },
+    )
+}
+
+pub(super) fn sets_deleted(s: &mut Stage<'_>) -> Result<Row> {
+    repair(
+        s,
+        &Damage {
+            script: "iptables-$backend -t nat -F KUBE-NODE-PORT
+                     for i in 1 2 3 4 5; do ipset destroy KUBE-NODE-PORT-TCP && break || sleep 0.1; done
+                     ipset flush KUBE-CLUSTER-IP",
+            holds: "ipset test KUBE-NODE-PORT-TCP 30080; ipset test KUBE-CLUSTER-IP 10.96.0.10,tcp:80
+                    iptables-$backend -t nat -S KUBE-NODE-PORT | grep -q KUBE-NODE-PORT-TCP",
+            kinds: &["set", "set_member", "rule"],
+            did: "made and filled the sets, and wrote the rule",
+            within: period(s),
+            is_harmless: false,
+        },
+    )
+}
+
+const SERVER: &str = "ipvsadm -Sn | grep -q -- '-a -t 10.96.0.10:80 -r 10.244.2.10:8080 -m -w 1'";
+
+pub(super) fn virtual_server(s: &mut Stage<'_>) -> Result<Row> {
+    repair(
+        s,
+        &Damage {
+            script: "ipvsadm -D -t 10.96.0.10:80",
+            holds: SERVER,
+            kinds: &["virtual_server"],
+            did: "made the virtual server and its real servers anew",
+            within: GLANCED,
+            is_harmless: false,
+        },
+    )
+}
+
+pub(super) fn all_virtual_servers(s: &mut Stage<'_>) -> Result<Row> {
+    repair(
+        s,
+        &Damage {
+            script: "ipvsadm -C",
+            holds: &format!(
+                "{SERVER}; ipvsadm -Sn | grep -q -- '-a -t .fd96::10.:80 -r .fd44:1::10.:8080'"
+            ),
+            kinds: &["virtual_server"],
+            did: "made all of them anew",
+            within: GLANCED,
+            is_harmless: false,
+        },
+    )
+}
+
+pub(super) fn real_server(s: &mut Stage<'_>) -> Result<Row> {
+    repair(
+        s,
+        &Damage {
+            script: "ipvsadm -d -t 10.96.0.10:80 -r 10.244.2.10:8080",
+            holds: SERVER,
+            kinds: &["destination"],
+            did: "added it again",
+            within: period(s),
+            is_harmless: false,
+        },
+    )
+}
+
+pub(super) fn weight(s: &mut Stage<'_>) -> Result<Row> {
+    repair(
+        s,
+        &Damage {
+            script: "ipvsadm -e -t 10.96.0.10:80 -r 10.244.2.10:8080 -m -w 0
+                     ipvsadm -e -t 10.96.0.10:80 -r 10.244.1.10:8080 -m -w 5",
+            holds: SERVER,
+            kinds: &["destination"],
+            did: "set both back to 1",
+            within: period(s),
+            is_harmless: true,
+        },
+    )
+}
+
+pub(super) fn address(s: &mut Stage<'_>) -> Result<Row> {
+    repair(
+        s,
+        &Damage {
+            script: "ip address del 10.96.0.10/32 dev kube-ipvs0",
+            holds: "ip address show dev kube-ipvs0 | grep -q 10.96.0.10/32",
+            kinds: &["address"],
+            did: "bound it again",
+            within: AT_ONCE,
+            is_harmless: false,
+        },
+    )
+}
+
+pub(super) fn link(s: &mut Stage<'_>) -> Result<Row> {
+    repair(
+        s,
+        &Damage {
+            script: "ip link del kube-ipvs0",
+            holds: "ip address show dev kube-ipvs0 | grep -q 10.96.0.10/32; ip address show dev kube-ipvs0 | grep -q fd96::10/128",
+            kinds: &["link"],
+            did: "made it, and bound all addresses to it",
+            within: AT_ONCE,
+            is_harmless: false,
+        },
+    )
+}
+
+pub(super) fn rules_deleted(s: &mut Stage<'_>) -> Result<Row> {
+    repair(
+        s,
+        &Damage {
+            script: "iptables-$backend -t nat -D PREROUTING -m comment --comment 'kubernetes service portals' -j KUBE-SERVICES",
+            holds: rules_hold(s),
+            kinds: &["rule"],
+            did: "wrote it again, at its place",
+            within: period(s),
+            is_harmless: false,
+        },
+    )
+}
+
+pub(super) fn table_damaged(s: &mut Stage<'_>) -> Result<Row> {
+    let script = match s.mode.name {
+        "nftables" => {
+            "nft flush chain ip kube-proxy nat-prerouting; nft flush map ip kube-proxy service-ips"
+        }
+        _ => "nft flush table ip kube-proxy-ipvs",
+    };
+    repair(
+        s,
+        &Damage {
+            script,
+            holds: match s.mode.name {
+                "nftables" => {
+                    "nft list chain ip kube-proxy nat-prerouting | grep -q services; nft list map ip kube-proxy service-ips | grep -q 10.96.0.10"
+                }
+                _ => rules_hold(s),
+            },
+            kinds: &[],
+            did: "read the table, and wrote what was not as it was",
+            within: AT_ONCE,
+            is_harmless: false,
+        },
+    )
+}

@@ -1,0 +1,182 @@
+//! kill -9, SIGTERM and SIGSTOP, in the middle of everything.
+
+use std::fmt::Write as _;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use lab::Signal;
+use scenarios::Service;
+
+use crate::churn::Churn;
+use crate::row::Row;
+use crate::stage::{Promise, Stage, crowd, web};
+
+/// Killed later and later, until it gets to its end: so at all points.
+pub(super) fn cold_start(s: &mut Stage<'_>) -> Result<Row> {
+    let rounds = s.size.pick(1, 3);
+    s.c.write("crowd", &crowd(s.size.pick(100, 300)))?;
+    s.serve(&[])?;
+    let whole = s.c.state()?;
+    let (mut kills, mut row) = (0, None);
+    let began = Instant::now();
+    for _ in 0..rounds {
+        s.c.stop()?;
+        clean_up(s)?;
+        s.traffic_before()?;
+        let step = s
+            .size
+            .pick(Duration::from_millis(60), Duration::from_millis(50));
+        for kill in 1.. {
+            s.launch(&[])?;
+            sleep(step * kill);
+            let is_done = scenarios::health(s.c, "/readyz").is_ok_and(|code| code == 200);
+            s.c.kill()?;
+            kills += 1;
+            if is_done {
+                break;
+            }
+        }
+        s.launch(&[])?;
+        s.until_served()?;
+        s.holds(&whole)?;
+        s.did(format!(
+            "{kills} kills in {rounds} cold starts: each took over what was there"
+        ));
+        if row.is_none() {
+            s.sees("the kernel's state is that of an undisturbed start");
+        }
+        let closed = s.close(began, Promise::NothingFails)?;
+        row = Some(row.map_or(closed.clone(), |so_far: Row| Row {
+            sent: so_far.sent + closed.sent,
+            ..closed
+        }));
+    }
+    row.ok_or_else(|| anyhow::anyhow!("no round"))
+}
+
+/// Takes all from the kernel that the daemon has left.
+fn clean_up(s: &Stage<'_>) -> Result<()> {
+    let program = scenarios::kube_proxy()?;
+    s.c.sh(&format!("{} --cleanup", program.display()))?;
+    Ok(())
+}
+
+pub(super) fn change(s: &mut Stage<'_>) -> Result<Row> {
+    let api = s.serve_on_api(&[])?;
+    s.traffic()?;
+    let began = Instant::now();
+    let churn = Churn::start(api.objects(), 0, 100);
+    let times: u32 = s.size.pick(5, 30);
+    let mut slowest = Duration::ZERO;
+    for kill in 0..times {
+        // At another moment of a change each time.
+        sleep(Duration::from_millis(250) + Duration::from_millis(37) * (kill % 11));
+        s.c.kill()?;
+        s.launch_on(&api, &[])?;
+        slowest = slowest.max(s.until_ready()?);
+    }
+    let (made, _) = churn.stop()?;
+    let took = s.follows(&api.objects())?;
+    s.did(format!("{times} kills, {made} changes: went on from what was there; ready after {slowest:.1?} at most"));
+    s.repaired(took);
+    s.close(began, Promise::NothingFails)
+}
+
+/// A Service whose load balancer lets in these source ranges, and the outside host's.
+fn ranges(count: u32) -> Service {
+    let mut ranges = String::from("172.35.0.0/24");
+    for number in 0..count {
+        let _ = write!(
+            ranges,
+            ", {}/32",
+            std::net::Ipv4Addr::from(0x0b00_0000 + number)
+        );
+    }
+    web().spec(&format!("loadBalancerSourceRanges: [{ranges}]"))
+}
+
+pub(super) fn set_swap(s: &mut Stage<'_>) -> Result<Row> {
+    const SET: &str = "KUBE-LOAD-BALANCER-SOURCE-CIDR";
+    const FEW: u32 = 65_400;
+    let larger = |s: &Stage<'_>| -> Result<bool> {
+        let header = s.c.sh(&format!("ipset list -t {SET}"))?;
+        Ok(!header.contains("maxelem 65536 "))
+    };
+    s.c.apply(&ranges(FEW))?;
+    s.launch(&[])?;
+    s.until_served()?;
+    let times = s.size.pick(3, 12);
+    s.traffic()?;
+    let began = Instant::now();
+    let mut kills = 0;
+    for round in 0..times {
+        // As many as fit, so that the set has to grow again when it is made anew.
+        s.c.apply(&ranges(FEW + 400))?;
+        sleep(Duration::from_millis(900 + 120 * round));
+        s.c.kill()?;
+        kills += 1;
+        s.launch(&[])?;
+        s.until_ready()?;
+    }
+    ensure!(larger(s)?, "the set has not grown");
+    let left = s.c.sh("ipset list -n")?;
+    ensure!(
+        !left.contains("SPARE") && !left.contains("TMP"),
+        "a set is left over: {left}"
+    );
+    s.did(format!(
+        "{kills} kills: the set was grown by whoever came next"
+    ));
+    s.sees(&format!(
+        "{SET} with more than 65,536 members, and no set left over"
+    ));
+    s.close(began, Promise::NothingFails)
+}
+
+pub(super) fn terminated(s: &mut Stage<'_>) -> Result<Row> {
+    /// Ending is no work, but the guest is busy.
+    const AT_ONCE: Duration = Duration::from_secs(2);
+    let mut api = s.serve_on_api(&[])?;
+    api.apply(&crowd(s.size.pick(50, 300)))?;
+    s.traffic()?;
+    let began = Instant::now();
+    let churn = Churn::start(api.objects(), s.size.pick(50, 300), 200);
+    let times: u32 = s.size.pick(5, 20);
+    let mut slowest = Duration::ZERO;
+    for time in 0..times {
+        // In starts, from the first word on, as well as in changes.
+        sleep(Duration::from_millis(60) * (time % 8));
+        let asked = Instant::now();
+        s.c.stop()?;
+        slowest = slowest.max(asked.elapsed());
+        s.launch_on(&api, &[])?;
+        s.c.await_line("FLAG: ")?;
+    }
+    let (made, _) = churn.stop()?;
+    s.until_served()?;
+    s.follows(&api.objects())?;
+    ensure!(slowest < AT_ONCE, "it took {slowest:.1?} to end");
+    api.stop();
+    s.did(format!(
+        "{times} times, among {made} changes: ended with status 0 after {slowest:.1?} at most; all stayed"
+    ));
+    s.close(began, Promise::NothingFails)
+}
+
+pub(super) fn stopped(s: &mut Stage<'_>) -> Result<Row> {
+    let api = s.serve_on_api(&[])?;
+    s.traffic()?;
+    let began = Instant::now();
+    let churn = Churn::start(api.objects(), 0, 100);
+    let stands = Duration::from_secs(s.size.pick(3, 30));
+    s.c.signal(Signal::STOP)?;
+    sleep(stands);
+    s.c.signal(Signal::CONT)?;
+    let awake = Instant::now();
+    churn.stop()?;
+    s.follows(&api.objects())?;
+    s.repaired(awake.elapsed());
+    s.did(format!("stood still for {stands:.0?}, then caught up"));
+    s.close(began, Promise::NothingFails)
+}

@@ -1,0 +1,164 @@
+//! What the daemon may not have: disk, writable files, descriptors, memory.
+
+use std::ffi::OsString;
+use std::net::TcpStream;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use scenarios::{METRICS, at, health};
+
+use crate::churn::Churn;
+use crate::row::Row;
+use crate::stage::{Promise, Stage, crowd};
+
+/// Starts the daemon again, with traffic, in front of it `prefix`; endpoints change, and all is
+/// followed.
+fn restart_behind(s: &mut Stage<'_>, prefix: &[&str], flags: &[&str]) -> Result<(Row, Instant)> {
+    let api = s.serve_on_api(&[])?;
+    s.traffic()?;
+    let began = Instant::now();
+    s.c.stop()?;
+    let before = std::mem::replace(&mut s.c.prefix, prefix.iter().map(Into::into).collect());
+    s.launch_on(&api, flags)?;
+    let ready = s.until_ready()?;
+    let churn = Churn::start(api.objects(), 0, 100);
+    std::thread::sleep(Duration::from_secs(s.size.pick(1, 5)));
+    churn.stop()?;
+    let took = s.follows(&api.objects())?;
+    s.c.prefix = before;
+    s.repaired(ready);
+    s.did(format!(
+        "was ready after {ready:.1?}, and followed changes ({took:.1?})"
+    ));
+    Ok((s.close(began, Promise::NothingFails)?, began))
+}
+
+pub(super) fn full_disk(s: &mut Stage<'_>) -> Result<Row> {
+    // Its log is a file there, as a container runtime's is.
+    let script = "mkdir -p /run/full; mount -t tmpfs -o size=64k none /run/full
+        cat /dev/zero >/run/full/filler 2>/dev/null
+        ! (echo more >/run/full/more) 2>/dev/null || exit 1
+        export TMPDIR=/run/full; cd /run/full; exec \"$@\" >log 2>&1";
+    let api = s.serve_on_api(&[])?;
+    s.traffic()?;
+    let began = Instant::now();
+    s.c.stop()?;
+    s.c.prefix = ["unshare", "--mount", "sh", "-c", script, "sh"]
+        .map(Into::into)
+        .to_vec();
+    s.launch_on(&api, &[])?;
+    s.c.until("it is ready", || {
+        Ok(health(s.c, "/readyz").is_ok_and(|code| code == 200))
+    })?;
+    let ready = began.elapsed();
+    let churn = Churn::start(api.objects(), 0, 100);
+    std::thread::sleep(Duration::from_secs(s.size.pick(1, 5)));
+    churn.stop()?;
+    let took = s.follows(&api.objects())?;
+    s.repaired(ready);
+    s.did(format!(
+        "was ready after {ready:.1?}, and followed changes ({took:.1?}) without a log"
+    ));
+    s.close(began, Promise::NothingFails)
+}
+
+pub(super) fn read_only(s: &mut Stage<'_>) -> Result<Row> {
+    let script = "mount --bind -o ro /run /run && mount -o remount,bind,ro /run
+        mount --bind /proc/sys /proc/sys && mount -o remount,bind,ro /proc/sys
+        ! touch /run/kube-proxy-may-not 2>/dev/null && ! (echo 1 >/proc/sys/net/ipv4/ip_forward) 2>/dev/null
+        exec \"$@\"";
+    Ok(restart_behind(s, &["unshare", "--mount", "sh", "-c", script, "sh"], &[])?.0)
+}
+
+pub(super) fn descriptors(s: &mut Stage<'_>) -> Result<Row> {
+    let api = s.serve_on_api(&[])?;
+    s.traffic()?;
+    let began = Instant::now();
+    s.c.stop()?;
+    s.c.prefix = ["prlimit", "--nofile=64:64"].map(Into::into).to_vec();
+    s.launch_on(&api, &[])?;
+    let ready = s.until_ready()?;
+    // More than it can have.
+    let mut idle = Vec::new();
+    for _ in 0..100 {
+        let opened =
+            s.c.node1
+                .enter(|| TcpStream::connect_timeout(&at(METRICS), Duration::from_secs(1)));
+        idle.extend(opened.ok());
+    }
+    let churn = Churn::start(api.objects(), 0, 100);
+    std::thread::sleep(Duration::from_secs(s.size.pick(1, 5)));
+    churn.stop()?;
+    let took = s.follows(&api.objects())?;
+    ensure!(
+        idle.len() > 8,
+        "only {} connections could be opened",
+        idle.len()
+    );
+    s.repaired(ready);
+    s.did(format!(
+        "was ready after {ready:.1?}, and followed changes ({took:.1?}) while {} connections to its pages idled",
+        idle.len()
+    ));
+    s.close(began, Promise::NothingFails)
+}
+
+/// A memory group with a limit in bytes, and what moves whoever is started behind it there.
+pub(super) fn group(name: &str, limit: u64) -> Result<Vec<OsString>> {
+    // Here, and not on the node, whose mounts nobody else sees.
+    let script = format!(
+        "grep -q ' /tmp/group cgroup2 ' /proc/mounts || {{ mkdir -p /tmp/group; mount -t cgroup2 none /tmp/group; }}
+         echo +memory >/tmp/group/cgroup.subtree_control; mkdir -p /tmp/group/{name}
+         echo {limit} >/tmp/group/{name}/memory.max"
+    );
+    let made = Command::new("sh").args(["-ec", &script]).status()?;
+    ensure!(made.success(), "no memory group can be made");
+    let enter = format!("echo $$ >/tmp/group/{name}/cgroup.procs; exec \"$@\"");
+    Ok(["sh", "-ec", &enter, "sh"].map(Into::into).to_vec())
+}
+
+/// How often the kernel has ended somebody of the group for want of memory, and its peak in bytes.
+pub(super) fn pressed(s: &Stage<'_>, name: &str) -> Result<(u64, u64)> {
+    let number =
+        |script: &str| -> Result<u64> { Ok(s.c.sh(script)?.trim().parse().unwrap_or_default()) };
+    let ended = number(&format!(
+        "sed -n 's/^oom_kill //p' /tmp/group/{name}/memory.events"
+    ))?;
+    let now = number(&format!(
+        "cat /tmp/group/{name}/memory.peak 2>/dev/null || cat /tmp/group/{name}/memory.current"
+    ))?;
+    Ok((ended, now))
+}
+
+pub(super) fn small_memory(s: &mut Stage<'_>) -> Result<Row> {
+    const COUNT: usize = 10_000;
+    const LIMIT: u64 = 48 << 20;
+    s.c.patience = Duration::from_mins(4);
+    let count = s.size.pick(500, COUNT);
+    let api = s.serve_on_api(&[])?;
+    for part in crowd(count)
+        .split_inclusive("\n---\n")
+        .collect::<Vec<_>>()
+        .chunks(1_000)
+    {
+        api.apply(&part.concat())?;
+    }
+    s.follows(&api.objects())?;
+    s.traffic()?;
+    let began = Instant::now();
+    s.c.stop()?;
+    s.c.prefix = group("small", LIMIT)?;
+    s.launch_on(&api, &[])?;
+    let ready = s.until_ready()?;
+    let churn = Churn::start(api.objects(), count, 300);
+    std::thread::sleep(Duration::from_secs(s.size.pick(2, 30)));
+    let (made, _) = churn.stop()?;
+    s.follows(&api.objects())?;
+    let (ended, peak) = pressed(s, "small").context("the memory group")?;
+    ensure!(ended == 0, "the kernel has ended it {ended} times");
+    s.repaired(ready);
+    let megabytes = peak >> 20;
+    s.did(format!("took over {count} Services within {ready:.0?}, and followed {made} changes, with {megabytes} MB"));
+    s.close(began, Promise::NothingFails)
+}

@@ -1,0 +1,308 @@
+//! `make faults`: everything that goes wrong on a node, with real traffic running, and what it costs.
+//!
+//! ```text
+//!   faults ──▶ for each lane: lab run -- faults (inside) ──▶ a row for each fault and mode ──▶ the table, docs/faults.md
+//!                             a cluster for each row: daemon, traffic, fault, promise
+//! ```
+//!
+//! Each fault says what it promises: mostly that no request fails and no open connection ends. Where
+//! somebody else breaks what carries traffic, it is how soon all is whole again. A promise that is
+//! not kept makes the command fail.
+
+mod churn;
+mod document;
+mod faults;
+mod load;
+mod mode;
+mod row;
+mod stage;
+
+use std::ffi::OsString;
+use std::fs;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, anyhow, ensure};
+use clap::Parser;
+use lab::Lane;
+
+use crate::document::Part;
+use crate::faults::{ALL, Fault};
+use crate::mode::Mode;
+use crate::row::Row;
+use crate::stage::{Size, Stage};
+
+/// Runs faults in the lab, with real traffic.
+#[derive(Debug, Parser)]
+struct Arguments {
+    /// Only this fault (a part of its name)
+    #[arg(long, value_name = "NAME")]
+    fault: Option<String>,
+    /// From this fault on (a part of its name)
+    #[arg(long, value_name = "NAME", conflicts_with = "fault")]
+    from: Option<String>,
+    /// Only this mode
+    #[arg(long, value_name = "MODE")]
+    mode: Option<String>,
+    /// The short form, as in `make test`
+    #[arg(long)]
+    short: bool,
+    /// Say which faults there are
+    #[arg(long)]
+    list: bool,
+    /// An older kube-proxy, for the upgrade
+    #[arg(long, value_name = "PATH")]
+    before: Option<PathBuf>,
+    /// The kernel of lane B: run there, too, after lane A
+    #[arg(long, value_name = "PATH")]
+    kernel: Option<PathBuf>,
+    /// Keep the rows in this folder: those of faults that are run again take the place of older ones
+    #[arg(long, value_name = "FOLDER")]
+    rows: Option<PathBuf>,
+    /// Write the page of the documentation into this file, of the rows that are kept
+    #[arg(long, value_name = "FILE", requires = "rows")]
+    document: Option<PathBuf>,
+    /// Run nothing: write the page of the rows that are kept
+    #[arg(long, requires = "document")]
+    page: bool,
+    /// In the lab: where the rows go
+    #[arg(long, value_name = "FOLDER", hide = true)]
+    into: Option<PathBuf>,
+}
+
+/// For all of a lane, boot included.
+const LIMIT: Duration = Duration::from_hours(3);
+/// For all of the short form, which is far less where nothing hangs.
+const SHORT_LIMIT: Duration = Duration::from_mins(8);
+/// The product's own period.
+const PERIOD: Duration = Duration::from_secs(30);
+const SHORT_PERIOD: Duration = Duration::from_secs(3);
+/// In the folder of a lane.
+const ROWS: &str = "rows.json";
+const KERNEL: &str = "kernel";
+
+fn main() -> ExitCode {
+    lab::maybe_init();
+    let arguments = Arguments::parse();
+    let done = if arguments.list {
+        list();
+        Ok(())
+    } else if arguments.page {
+        write_page(&arguments)
+    } else if lab::in_lab() {
+        inside(&arguments)
+    } else {
+        outside(&arguments)
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("faults: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn list() {
+    for fault in ALL {
+        println!("{}: {}", fault.name, fault.about);
+    }
+}
+
+// ---- in the lab ----
+
+/// What is to be run here, in order.
+fn chosen(arguments: &Arguments) -> Vec<(&'static Fault, &'static Mode)> {
+    let is_named =
+        |of: &Option<String>, name: &str| of.as_ref().is_none_or(|part| name.contains(part));
+    let mut chosen = Vec::new();
+    let first = |fault: &&Fault| !is_named(&arguments.from, fault.name);
+    for fault in ALL
+        .iter()
+        .skip_while(first)
+        .filter(|fault| (fault.is_for)())
+    {
+        let modes = if arguments.short {
+            fault.short
+        } else {
+            fault.modes
+        };
+        for mode in modes.iter().filter(|mode| mode.is_possible()) {
+            let is_exact = arguments.mode.as_ref().is_none_or(|name| name == mode.name);
+            if is_exact && is_named(&arguments.fault, fault.name) {
+                chosen.push((fault, *mode));
+            }
+        }
+    }
+    chosen
+}
+
+fn inside(arguments: &Arguments) -> Result<()> {
+    let size = Size {
+        is_short: arguments.short,
+        period: if arguments.short {
+            SHORT_PERIOD
+        } else {
+            PERIOD
+        },
+    };
+    let chosen = chosen(arguments);
+    let mut rows = Vec::new();
+    for (fault, mode) in &chosen {
+        if fault.name == "upgrade and back" && arguments.before.is_none() {
+            println!(
+                "  {}, {}: passed over, as BEFORE names no older binary",
+                fault.name, mode.name
+            );
+            continue;
+        }
+        let row = run(fault, mode, size, arguments.before.as_deref());
+        println!("{}  ({:.1} s)", row::line(&row), row.took);
+        rows.push(row);
+        if let Some(folder) = &arguments.into {
+            fs::write(folder.join(ROWS), serde_json::to_string(&rows)?)?;
+        }
+    }
+    if let Some(folder) = &arguments.into {
+        let uname = rustix::system::uname();
+        fs::write(folder.join(KERNEL), uname.release().to_bytes())?;
+    }
+    let broken = rows.iter().filter(|row| row.broken.is_some()).count();
+    ensure!(
+        broken == 0,
+        "{broken} of {} are not as promised",
+        rows.len()
+    );
+    Ok(())
+}
+
+/// One fault in one mode, on a cluster of its own.
+fn run(fault: &Fault, mode: &'static Mode, size: Size, before: Option<&Path>) -> Row {
+    let began = Instant::now();
+    let row = Row {
+        fault: fault.name.to_owned(),
+        mode: mode.name.to_owned(),
+        ..Row::default()
+    };
+    let happened = match scenarios::Cluster::new(&fault.name.replace([' ', '/', ','], "-")) {
+        Ok(mut cluster) => {
+            let happens = || -> Result<Row> {
+                let mut stage = Stage::new(&mut cluster, mode, size, row.clone(), before)?;
+                (fault.happens)(&mut stage)
+                    .inspect_err(|_| println!("      so far: {}", stage.account()))
+            };
+            let happened = catch_unwind(AssertUnwindSafe(happens));
+            let happened = happened.unwrap_or_else(|_| Err(anyhow!("it panicked")));
+            happened.inspect_err(|error| {
+                let said = cluster.said();
+                let tail = said.lines().rev().take(60).collect::<Vec<_>>();
+                let tail: Vec<&str> = tail.into_iter().rev().collect();
+                println!(
+                    "  {}, {}: {error:#}\n-- kube-proxy said last:\n{}",
+                    fault.name,
+                    mode.name,
+                    tail.join("\n")
+                );
+            })
+        }
+        Err(error) => Err(error),
+    };
+    let took = began.elapsed().as_secs_f64();
+    match happened {
+        Ok(row) => Row { took, ..row },
+        Err(error) => Row {
+            broken: Some(format!("{error:#}")),
+            took,
+            ..row
+        },
+    }
+}
+
+// ---- outside ----
+
+fn outside(arguments: &Arguments) -> Result<()> {
+    let given = lab::Options::from_env();
+    let mut lanes = vec![given.clone()];
+    if let Some(kernel) = &arguments.kernel {
+        lanes = vec![
+            lab::Options {
+                lane: Some(Lane::A),
+                kernel: None,
+                ..given.clone()
+            },
+            lab::Options {
+                lane: Some(Lane::B),
+                kernel: Some(kernel.clone()),
+                ..given
+            },
+        ];
+    }
+    let mut parts = Vec::new();
+    let mut is_well = true;
+    for lane in lanes {
+        let (part, is_kept) = run_lane(arguments, lane)?;
+        is_well &= is_kept;
+        parts.push(part);
+    }
+    for part in &parts {
+        println!(
+            "\nLinux {} ({}):\n\n{}",
+            part.kernel,
+            part.lane,
+            row::table(&part.rows)
+        );
+    }
+    if let Some(folder) = &arguments.rows {
+        fs::create_dir_all(folder)?;
+        for part in &parts {
+            document::keep(folder, part)?;
+        }
+    }
+    write_page(arguments)?;
+    ensure!(is_well, "a promise was not kept, see above");
+    Ok(())
+}
+
+/// Writes the page, where both the rows and a file for it are named.
+fn write_page(arguments: &Arguments) -> Result<()> {
+    let (Some(folder), Some(file)) = (&arguments.rows, &arguments.document) else {
+        return Ok(());
+    };
+    let page = document::page(&document::kept(folder)?);
+    fs::write(file, page).with_context(|| format!("cannot write {}", file.display()))
+}
+
+/// Runs what is chosen on a lane; the rows, and whether all promises were kept.
+fn run_lane(arguments: &Arguments, options: lab::Options) -> Result<(Part, bool)> {
+    let folder =
+        std::env::temp_dir().join(format!("faults-{}-{:?}", std::process::id(), options.lane));
+    fs::create_dir_all(&folder)?;
+    let lane = options
+        .lane
+        .map_or_else(|| "the default lane".into(), |lane| format!("lane {lane}"));
+    let mut argv: Vec<OsString> = vec![std::env::current_exe()?.into()];
+    argv.extend(std::env::args_os().skip(1));
+    argv.extend(["--into".into(), folder.clone().into()]);
+    let options = lab::Options {
+        timeout: if arguments.short { SHORT_LIMIT } else { LIMIT },
+        memory: if arguments.short {
+            options.memory
+        } else {
+            "2G".into()
+        },
+        keep: vec![folder.clone()],
+        ..options
+    };
+    let status = lab::run(&argv, &options);
+    let rows = fs::read_to_string(folder.join(ROWS)).unwrap_or_else(|_| "[]".into());
+    let kernel = fs::read_to_string(folder.join(KERNEL)).unwrap_or_else(|_| "?".into());
+    fs::remove_dir_all(&folder)?;
+    let rows: Vec<Row> = serde_json::from_str(&rows)?;
+    ensure!(
+        !rows.is_empty(),
+        "nothing was run on {lane}: no fault of that name there, or the guest ended with {status}"
+    );
+    Ok((Part { lane, kernel, rows }, status == 0))
+}

@@ -1,0 +1,120 @@
+//! A row of the table, and the table.
+
+use std::fmt::Write as _;
+
+use serde::{Deserialize, Serialize};
+
+use crate::load::Account;
+
+/// What came of one fault in one mode.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub(crate) struct Row {
+    /// The name of the fault.
+    pub(crate) fault: String,
+    pub(crate) mode: String,
+    /// What kube-proxy did.
+    pub(crate) did: String,
+    /// What was seen of it: counted, logged.
+    pub(crate) seen: String,
+    /// Seconds until it was right again, where something was wrong.
+    pub(crate) repaired: Option<f64>,
+    pub(crate) sent: usize,
+    pub(crate) failed: usize,
+    #[serde(default)]
+    pub(crate) unjudged: usize,
+    pub(crate) open: usize,
+    pub(crate) lost: usize,
+    /// What is promised and was not so.
+    pub(crate) broken: Option<String>,
+    /// How long all of it took, in seconds.
+    pub(crate) took: f64,
+}
+
+impl Row {
+    /// Takes over what became of the traffic.
+    pub(crate) fn count(&mut self, account: &Account) {
+        self.sent = account.sent;
+        self.failed = account.failed;
+        self.unjudged = account.unjudged;
+        self.open = account.open;
+        self.lost = account.lost;
+    }
+
+    fn repaired(&self) -> String {
+        self.repaired
+            .map_or_else(|| "–".into(), |seconds| format!("{seconds:.1} s"))
+    }
+}
+
+const HEAD: &str = "| fault | mode | what kube-proxy did | what was seen | until repaired | requests | failed | open connections lost |\n\
+                    |---|---|---|---|---|---|---|---|\n";
+
+/// The table, in Markdown.
+pub(crate) fn table(rows: &[Row]) -> String {
+    let mut text = HEAD.to_owned();
+    for row in rows {
+        let _ = writeln!(text, "{}", line(row));
+    }
+    text
+}
+
+/// A row of the table.
+pub(crate) fn line(row: &Row) -> String {
+    let Row {
+        fault,
+        mode,
+        did,
+        seen,
+        sent,
+        failed,
+        open,
+        lost,
+        ..
+    } = row;
+    let did = match &row.broken {
+        Some(why) => format!(
+            "**NOT AS PROMISED**: {}",
+            why.lines().next().unwrap_or_default()
+        ),
+        None => did.clone(),
+    };
+    let unjudged = match row.unjudged {
+        0 => String::new(),
+        count => format!(" ({count} not judged)"),
+    };
+    format!(
+        "| {fault} | {mode} | {did} | {seen} | {} | {sent}{unjudged} | {failed} | {lost} of {open} |",
+        row.repaired()
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_has_all_columns_and_says_what_is_broken() {
+        let row = Row {
+            fault: "restart".into(),
+            mode: "ipvs".into(),
+            did: "wrote nothing".into(),
+            sent: 700,
+            open: 6,
+            ..Row::default()
+        };
+        assert_eq!(
+            line(&row),
+            "| restart | ipvs | wrote nothing |  | – | 700 | 0 | 0 of 6 |"
+        );
+        let broken = Row {
+            broken: Some("3 failed\nby ways".into()),
+            repaired: Some(1.26),
+            ..row
+        };
+        let text = table(&[broken]);
+        assert!(text.contains("**NOT AS PROMISED**: 3 failed |"), "{text}");
+        assert!(text.contains("| 1.3 s |"), "{text}");
+        let columns: Vec<usize> = text.lines().map(|line| line.matches('|').count()).collect();
+        assert_eq!(columns, [9; 3]);
+    }
+}

@@ -1,0 +1,434 @@
+//! What a fault happens on: a cluster with one daemon in one mode, and traffic to a Service of it.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::fs;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, anyhow, ensure};
+use lab::Transport;
+use scenarios::{ApiServer, Cluster, FIRST_TRY, METRICS, Service, at, get, tcp};
+
+use crate::churn::slice;
+use crate::load::{Account, Load, Way};
+use crate::mode::Mode;
+use crate::row::Row;
+
+/// How long a repair, or anything else that is awaited, may take before the test gives up.
+pub(crate) const PATIENCE: Duration = Duration::from_mins(1);
+/// How often what is awaited is looked at.
+const GLANCE: Duration = Duration::from_millis(50);
+/// Traffic that is quiet for so long goes on being so.
+const QUIET: Duration = Duration::from_millis(500);
+/// The name of the log's line about what somebody else has changed.
+const DRIFT: &str = "somebody else has changed";
+
+/// How long things last.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Size {
+    /// Whether this is the short form, which `make test` runs.
+    pub(crate) is_short: bool,
+    /// How often the daemon compares the kernel with what is wanted.
+    pub(crate) period: Duration,
+}
+
+impl Size {
+    /// `short` in the short form, else `long`.
+    pub(crate) fn pick<T>(self, short: T, long: T) -> T {
+        if self.is_short { short } else { long }
+    }
+}
+
+/// What is promised of the traffic.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Promise {
+    /// No request fails and no open connection ends.
+    NothingFails,
+    /// What somebody else has broken is whole again after that long.
+    WholeWithin(Duration),
+}
+
+/// The cluster, and what happens on it.
+#[derive(Debug)]
+pub(crate) struct Stage<'a> {
+    pub(crate) c: &'a mut Cluster,
+    pub(crate) mode: &'static Mode,
+    pub(crate) size: Size,
+    /// Another daemon, an older one.
+    pub(crate) before: Option<&'a std::path::Path>,
+    row: Row,
+    load: Option<Load>,
+    drifted: BTreeMap<String, f64>,
+    said: usize,
+    /// Where the Service `last` leads to.
+    is_far: bool,
+    more: Vec<&'static str>,
+}
+
+/// The Service that the traffic goes to.
+pub(crate) fn web() -> Service {
+    Service::new("web", "10.96.0.10 fd96::10")
+        .port(tcp(80, 8080).node_port(30080))
+        .ingress("192.0.2.10")
+        .endpoints("10.244.1.10 10.244.2.10 fd44:1::10 fd44:2::10")
+}
+
+/// A Service that wants rules of its own.
+pub(crate) fn external() -> Service {
+    Service::new("late", "10.96.0.9 fd96::9")
+        .port(tcp(80, 8080))
+        .external("192.0.2.20")
+        .endpoints("10.244.1.10 fd44:1::10")
+}
+
+/// The Service by which it is seen whether the daemon still follows.
+fn last() -> Service {
+    Service::new("last", "10.96.0.99")
+        .port(tcp(80, 8080))
+        .endpoints("10.244.1.10")
+}
+
+/// What else there is: `count` Services, which nobody asks.
+pub(crate) fn crowd(count: usize) -> String {
+    let mut text = String::new();
+    for number in 0..count {
+        let (high, low) = (number / 250 + 100, number % 250 + 1);
+        let (four, six) = (
+            format!("10.96.{high}.{low}"),
+            format!("fd96::{high:x}:{low:x}"),
+        );
+        let service = Service::new(&format!("crowd-{number}"), &format!("{four} {six}"))
+            .port(tcp(80, 8080))
+            .endpoints("10.244.1.10 10.244.2.10 fd44:1::10");
+        let _ = writeln!(text, "---\n{service}");
+    }
+    text
+}
+
+impl<'a> Stage<'a> {
+    /// With nothing on it yet.
+    pub(crate) fn new(
+        c: &'a mut Cluster,
+        mode: &'static Mode,
+        size: Size,
+        row: Row,
+        before: Option<&'a std::path::Path>,
+    ) -> Result<Self> {
+        c.patience = PATIENCE;
+        // Services are none of the node's own addresses, in the modes that bind them to none.
+        c.sh("ip route replace default via 172.35.0.9; ip -6 route replace default via fd35::9")?;
+        Ok(Self {
+            c,
+            mode,
+            size,
+            before,
+            row,
+            load: None,
+            drifted: BTreeMap::new(),
+            said: 0,
+            is_far: false,
+            more: Vec::new(),
+        })
+    }
+
+    // ---- the daemon ----
+
+    /// Its flags, `more` at the end.
+    pub(crate) fn flags(&self, more: &[&str]) -> Vec<String> {
+        let mut flags: Vec<String> = self.mode.flags.iter().map(|&flag| flag.into()).collect();
+        flags.push("--v=2".into());
+        flags.push(format!(
+            "--{}={}s",
+            self.mode.period,
+            self.size.period.as_secs()
+        ));
+        flags.extend(more.iter().map(|&flag| flag.into()));
+        flags
+    }
+
+    /// Starts the daemon on the folder of manifests, without waiting.
+    pub(crate) fn launch(&mut self, more: &[&str]) -> Result<()> {
+        let flags = self.flags(more);
+        let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
+        self.c.launch(&flags)
+    }
+
+    /// Starts the daemon on an API server, without waiting.
+    pub(crate) fn launch_on(&mut self, api: &ApiServer, more: &[&str]) -> Result<()> {
+        let flags = self.flags(more);
+        let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
+        self.c.launch_on(api, &flags)
+    }
+
+    /// Starts the daemon on the manifests, with the Service, and waits until it serves.
+    pub(crate) fn serve(&mut self, more: &[&str]) -> Result<()> {
+        self.c.apply(&web())?;
+        self.launch(more)?;
+        self.until_served()
+    }
+
+    /// The same on an API server, which serves from then on, too.
+    pub(crate) fn serve_on_api(&mut self, more: &[&str]) -> Result<ApiServer> {
+        let mut api = self.c.api_server(true)?;
+        api.apply(&web())?;
+        api.apply(&last())?;
+        api.start()?;
+        self.launch_on(&api, more)?;
+        self.until_served()?;
+        Ok(api)
+    }
+
+    /// Waits for the first sync of both families, and for an answer by each way.
+    pub(crate) fn until_served(&mut self) -> Result<()> {
+        self.c.await_first_sync()?;
+        for way in self.ways() {
+            self.c.until_answered(&way.from, &way.to.to_string())?;
+        }
+        Ok(())
+    }
+
+    /// Waits until the daemon, just started, is ready.
+    pub(crate) fn until_ready(&mut self) -> Result<Duration> {
+        let began = Instant::now();
+        self.c.await_first_sync()?;
+        Ok(began.elapsed())
+    }
+
+    /// Gives a Service its other endpoint; how long until who asks gets there. Of what is changed
+    /// before, all is in the kernel then, or will not be.
+    pub(crate) fn follows(&mut self, objects: &apiserver::Cluster) -> Result<Duration> {
+        self.is_far = !self.is_far;
+        let (pod, address) = if self.is_far {
+            ("far", "10.244.2.10")
+        } else {
+            ("near", "10.244.1.10")
+        };
+        let applied = objects.apply(slice("last", &[address.to_owned()]));
+        applied.map_err(|status| anyhow!("it cannot be changed: {status:?}"))?;
+        let dial = self.c.client.dial(Transport::Tcp, at("10.96.0.99:80"));
+        let dial = dial.timeout(FIRST_TRY).reset_on_close();
+        let followed = self.c.until("the other endpoint answers", || {
+            Ok(dial.ask().is_ok_and(|answer| answer.who == pod))
+        });
+        followed.context("the daemon does not follow")
+    }
+
+    // ---- the traffic ----
+
+    /// From a pod by its ClusterIP in both families, from outside by its node port and its load
+    /// balancer, and from the node itself.
+    pub(crate) fn ways(&self) -> Vec<Way> {
+        let way = |from: &lab::Place, to, held| Way {
+            from: from.clone(),
+            to: at(to),
+            held,
+        };
+        let more = self.more.iter().map(|to| way(&self.c.client, to, 0));
+        let all = [
+            way(&self.c.client, "10.96.0.10:80", 2),
+            way(&self.c.outside, "172.35.0.100:30080", 2),
+            way(&self.c.client, "[fd96::10]:80", 1),
+            way(&self.c.outside, "192.0.2.10:80", 1),
+            way(&self.c.node1, "10.96.0.10:80", 0),
+        ];
+        all.into_iter().chain(more).collect()
+    }
+
+    /// Traffic from the client pod to further addresses, too, from its start on.
+    pub(crate) fn more_ways(&mut self, to: &[&'static str]) {
+        self.more.extend(to);
+    }
+
+    /// What the daemon has in memory, in megabytes.
+    pub(crate) fn memory(&self) -> Result<f64> {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.c.daemon_id()?))?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        let kilobytes = line.and_then(|rest| rest.split_whitespace().next()?.parse::<f64>().ok());
+        Ok(kilobytes.context("no VmRSS")? / 1024.0)
+    }
+
+    /// Starts the traffic; from now on, what is counted and said is of the fault.
+    pub(crate) fn traffic(&mut self) -> Result<()> {
+        self.load = Some(Load::start(&self.ways())?);
+        self.note_before();
+        sleep(QUIET);
+        Ok(())
+    }
+
+    /// The same where nothing is served yet.
+    pub(crate) fn traffic_before(&mut self) -> Result<()> {
+        self.load = Some(Load::start_before(&self.ways())?);
+        Ok(())
+    }
+
+    /// The traffic so far.
+    pub(crate) fn account(&self) -> Account {
+        self.load.as_ref().map(Load::account).unwrap_or_default()
+    }
+
+    /// What is told and counted from now on is of the fault.
+    pub(crate) fn note_before(&mut self) {
+        self.drifted = self.drift().unwrap_or_default();
+        self.said = self.c.said().len();
+    }
+
+    // ---- what is seen ----
+
+    /// What drifted, by kind, both families together.
+    pub(crate) fn drift(&self) -> Result<BTreeMap<String, f64>> {
+        let (_, text) = get(&self.c.node1, METRICS, "/metrics")?;
+        let mut drifted = BTreeMap::new();
+        for line in text.lines() {
+            let Some(rest) = line.strip_prefix("kubeproxy_drifted_entries_total{") else {
+                continue;
+            };
+            let kind = rest
+                .split("kind=\"")
+                .nth(1)
+                .and_then(|k| k.split('"').next());
+            let count = rest.rsplit(' ').next().and_then(|n| n.parse::<f64>().ok());
+            if let (Some(kind), Some(count)) = (kind, count) {
+                *drifted.entry(kind.to_owned()).or_default() += count;
+            }
+        }
+        Ok(drifted)
+    }
+
+    /// Waits until a shell script on node1 succeeds; how long after `since` that was.
+    pub(crate) fn until_holds(&self, script: &str, since: Instant) -> Result<Duration> {
+        loop {
+            if self.c.sh(script).is_ok() {
+                return Ok(since.elapsed());
+            }
+            ensure!(
+                since.elapsed() < PATIENCE + self.size.period,
+                "not so after {:.0?}: {script}",
+                since.elapsed()
+            );
+            sleep(GLANCE);
+        }
+    }
+
+    /// That the kernel holds what it held `before`, in whatever order.
+    ///
+    /// # Errors
+    ///
+    /// It does not; the first lines that differ.
+    pub(crate) fn holds(&self, before: &str) -> Result<()> {
+        let now = self.c.state()?;
+        let sorted = |text: &str| -> Vec<String> {
+            let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
+            lines.sort();
+            lines
+        };
+        let (before, now) = (sorted(before), sorted(&now));
+        let missing = before.iter().filter(|line| !now.contains(line));
+        let more = now.iter().filter(|line| !before.contains(line));
+        let differ: Vec<String> = missing
+            .map(|line| format!("missing: {line}"))
+            .take(4)
+            .chain(more.map(|line| format!("too much: {line}")).take(4))
+            .collect();
+        ensure!(
+            before == now,
+            "the kernel holds something else ({} lines, and not {}): {}",
+            now.len(),
+            before.len(),
+            differ.join("; ")
+        );
+        Ok(())
+    }
+
+    /// What was counted as drift since the traffic began: `rule 12, set 1`.
+    fn drifted_since(&self) -> Result<BTreeMap<String, f64>> {
+        let now = self.drift()?;
+        let grown = now.into_iter().filter_map(|(kind, count)| {
+            let before = self.drifted.get(&kind).copied().unwrap_or_default();
+            (count > before).then_some((kind, count - before))
+        });
+        Ok(grown.collect())
+    }
+
+    /// The kinds that must have been counted, and the line of the log that says so; both go into the
+    /// row.
+    pub(crate) fn expect_drift(&mut self, kinds: &[&str]) -> Result<()> {
+        let mut drifted = BTreeMap::new();
+        let counted = self.c.until("the drift is counted", || {
+            drifted = self.drifted_since()?;
+            Ok(kinds.iter().all(|kind| drifted.contains_key(*kind)))
+        });
+        counted.with_context(|| format!("wanted {kinds:?}, counted {drifted:?}"))?;
+        let seen: Vec<String> = drifted
+            .iter()
+            .map(|(kind, count)| format!("{kind} {count}"))
+            .collect();
+        self.sees(&format!("drift: {}", seen.join(", ")));
+        let said = self.c.said();
+        let new = said.get(self.said..).unwrap_or_default();
+        let told = new.lines().find(|line| line.contains(DRIFT));
+        told.with_context(|| format!("no line says “{DRIFT}”"))?;
+        self.sees(&format!("log: “{DRIFT} …”"));
+        Ok(())
+    }
+
+    /// A line of the log since the traffic began that has this in it, which goes into the row.
+    pub(crate) fn expect_line(&mut self, part: &str) -> Result<()> {
+        let from = self.said;
+        let is_said = |c: &Cluster| c.said().get(from..).is_some_and(|new| new.contains(part));
+        self.c
+            .until("the line of the log", || Ok(is_said(self.c)))?;
+        self.sees(&format!("log: “{part}”"));
+        Ok(())
+    }
+
+    /// What was seen, for the row.
+    pub(crate) fn sees(&mut self, what: &str) {
+        if !self.row.seen.is_empty() {
+            self.row.seen += "; ";
+        }
+        self.row.seen += what;
+    }
+
+    /// What kube-proxy did, for the row.
+    pub(crate) fn did(&mut self, what: impl Into<String>) {
+        self.row.did = what.into();
+    }
+
+    /// How long until it was right again, for the row.
+    pub(crate) fn repaired(&mut self, after: Duration) {
+        self.row.repaired = Some(after.as_secs_f64());
+    }
+
+    /// Ends the traffic, holds it against the promise, and gives the row.
+    pub(crate) fn close(&mut self, damaged: Instant, promise: Promise) -> Result<Row> {
+        let load = self.load.take().context("there is no traffic")?;
+        // A failure that begins now is counted, too.
+        sleep(QUIET);
+        let whole = match promise {
+            Promise::NothingFails => Ok(Duration::ZERO),
+            Promise::WholeWithin(limit) => load.until_whole(damaged, limit + QUIET),
+        };
+        let account = load.stop();
+        println!("      {account}");
+        self.row.count(&account);
+        match promise {
+            Promise::NothingFails => ensure!(
+                account.failed == 0 && account.lost == 0,
+                "nothing may fail: {account}"
+            ),
+            Promise::WholeWithin(limit) => {
+                let took = whole?;
+                ensure!(
+                    took <= limit,
+                    "whole after {took:.1?}, and not within {limit:.1?}: {account}"
+                );
+            }
+        }
+        ensure!(
+            account.sent > 20 * account.unjudged,
+            "too few requests can be judged: {account}"
+        );
+        Ok(self.row.clone())
+    }
+}
