@@ -173,7 +173,7 @@ fn octets(netstat: &str) -> Option<(u64, u64)> {
 
 /// Reads files of `/proc`.
 pub(super) fn read(text: &str) {
-    drop(Stat::read(text));
+    let _ = Stat::read(text);
     let _ = octets(text);
     let _ = resident(text);
 }
