@@ -1061,8 +1061,8 @@ fn configz_has_the_periods_of_the_mode_in_use() {
 proptest::proptest! {
     #[test]
     fn any_text_is_read_or_refused(text in "(\\PC|\n|: |- ){0,60}") {
-        let _ = file::parse(&text);
-        let _ = file::parse(&format!("{HEADER}{text}"));
+        let _ = parse(&text);
+        let _ = parse(&format!("{HEADER}{text}"));
     }
 
     #[test]

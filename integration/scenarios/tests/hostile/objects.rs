@@ -94,9 +94,9 @@ pub(crate) fn hostile_objects_harm_nobody_else(c: &mut Cluster) -> Outcome {
     let (code, metrics) = get(&c.node1, METRICS, "/metrics")?;
     ensure!(code == 200);
     is_plain("metrics", &metrics)?;
-    for asked in [&["services"][..], &["status"]] {
-        let (_, text) = ask(c, asked)?;
-        is_plain(asked[0], &text)?;
+    for asked in ["services", "status"] {
+        let (_, text) = ask(c, &[asked])?;
+        is_plain(asked, &text)?;
     }
     let said = c.said();
     ensure!(

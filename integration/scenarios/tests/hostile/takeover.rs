@@ -3,6 +3,7 @@
 use anyhow::{Context as _, Result, ensure};
 use lab::{Place, Transport};
 use scenarios::{Cluster, Outcome, SOON, Service, ask, at, get, metric, tally, tcp};
+use serde_json::Value;
 
 const VICTIM: &str = "10.96.0.10:80";
 const API: &str = "172.35.0.9:6443";
@@ -114,9 +115,12 @@ pub(crate) fn addresses_stay_with_whom_they_belong(c: &mut Cluster) -> Outcome {
     c.until("events on the Services", || {
         let events = api.events();
         let has = |reason: &str, name: &str| {
+            let at = |event: &Value, path: &str, is: &str| {
+                event.pointer(path).is_some_and(|value| value == is)
+            };
             events
                 .iter()
-                .any(|event| event["reason"] == reason && event["regarding"]["name"] == name)
+                .any(|event| at(event, "/reason", reason) && at(event, "/regarding/name", name))
         };
         Ok(has("AddressRefused", "a-thief")
             && has("AddressRefused", "b-thief")
