@@ -102,7 +102,7 @@ pub(crate) const ALL: &[Fault] = faults! {
     kills::set_swap, "kill -9 in a set swap", ONLY_IPVS, NEVER, anywhere,
         "A set of source ranges grows beyond 65,536 members, for which a larger one is put in its place; killed all along, and started again. The traffic is let in by a member of that set.";
     kills::terminated, "SIGTERM in the middle", BY_KERNEL, ONLY_IPVS, anywhere,
-        "While endpoints change and in starts: what is programmed stays, it ends with status 0 and at once.";
+        "While endpoints change and in starts: what is programmed stays, it ends with status 0 and at once; in iptables mode when the restore that runs has ended, 6 s at most.";
     kills::stopped, "SIGSTOP", BY_KERNEL, ONLY_IPVS, anywhere,
         "It stands still while endpoints change (30 s), and then catches up.";
     foreign::flush_chains, "chains flushed", EVERY, NEVER, anywhere,
