@@ -391,6 +391,7 @@ fn forget(tables: &Tables, of: &Situation<'_>) -> Plan {
     let left: HashSet<(Protocol, u16)> = tables
         .servers
         .pending()
+        .chain(&tables.uncertain)
         .filter(|key| is_left(tables, key))
         .map(|key| (key.protocol, key.port))
         .collect();
@@ -418,9 +419,9 @@ fn forget(tables: &Tables, of: &Situation<'_>) -> Plan {
     Plan { ops }
 }
 
-/// Whether a virtual server is there that nobody wants.
+/// Whether a virtual server is there that nobody wants, or may be: the answer was lost.
 fn is_left(tables: &Tables, key: &VirtualServerKey) -> bool {
-    tables.servers.actual(key).is_some() && tables.servers.wanted(key).is_none()
+    tables.is_ours(key) && tables.servers.wanted(key).is_none()
 }
 
 /// The link, and the addresses on it.
@@ -530,7 +531,11 @@ fn may_go(tables: &Tables, place: Place, of: &Situation<'_>) -> bool {
         Place::OwnTable | Place::Ipsets => {
             of.knows(Part::Servers)
                 && of.has_taken_over
-                && !tables.servers.pending().any(|key| is_left(tables, key))
+                && !tables
+                    .servers
+                    .pending()
+                    .chain(&tables.uncertain)
+                    .any(|key| is_left(tables, key))
         }
     }
 }

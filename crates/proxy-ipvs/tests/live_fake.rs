@@ -179,7 +179,8 @@ fn the_fake_refuses_what_the_kernel_refuses_and_holds_what_it_holds() {
                 differences.push(format!("{at}: {op}: fake {pretended:?}, kernel {real:?}"));
             }
             if pretended.is_ok() == real.is_ok() {
-                assert_eq!(held(&mut fake), held(&mut kernel), "after {at}: {op}");
+                let (fake, kernel) = (held(&mut fake), held(&mut kernel));
+                assert_eq!(fake, kernel, "after {at}: {op}, and {differences:#?}");
             }
             assert!(differences.len() < 20, "{differences:#?}");
         }
