@@ -19,6 +19,8 @@ use proxy_ipvs::{
 
 /// So many writes, one after the other.
 const WRITES: u64 = 3_000;
+/// For how many members each set is made.
+const ROOM: u32 = 8;
 
 const SETS: [Set; 4] = [
     Set::ClusterIp,
@@ -106,7 +108,7 @@ impl Chance {
     fn op(&mut self) -> Op {
         match self.below(24) {
             0 => Op::CreateLink,
-            1 | 2 => Op::CreateSet(self.set(), 8),
+            1 | 2 => Op::CreateSet(self.set(), ROOM),
             3..7 => {
                 let set = self.set();
                 Op::AddMember(set, self.member(set))
@@ -170,11 +172,22 @@ fn the_fake_refuses_what_the_kernel_refuses_and_holds_what_it_holds() {
         let mut kernel = NetlinkKernel::open(IpFamily::V4, iptables).unwrap();
         let mut fake = FakeKernel::new(IpFamily::V4, &[]);
         let mut chance = Chance(1);
-        let (mut refused, mut differences) = (0, Vec::new());
+        let (mut refused, mut beyond, mut differences) = (0, 0, Vec::new());
         for at in 0..WRITES {
             let op = chance.op();
             let (pretended, real) = (told(&mut fake, &op), told(&mut kernel, &op));
             refused += usize::from(real.is_err());
+            // The kernel counts a hash's members where it locks, and at times takes one more than it
+            // was told is the most.
+            if let Op::AddMember(set, member) = &op
+                && (pretended, real) == (Err(Some(Fault::Belief)), Ok(()))
+                && let Some(members) = fake.state().snapshot.sets.get_mut(set)
+                && members.len() >= ROOM as usize
+            {
+                members.insert(*member);
+                beyond += 1;
+                continue;
+            }
             if pretended != real {
                 differences.push(format!("{at}: {op}: fake {pretended:?}, kernel {real:?}"));
             }
@@ -186,5 +199,6 @@ fn the_fake_refuses_what_the_kernel_refuses_and_holds_what_it_holds() {
         }
         assert_eq!(differences, [""; 0]);
         assert!(refused > 300, "{refused}");
+        assert!(beyond < 20, "{beyond}");
     });
 }
