@@ -45,6 +45,8 @@ pub struct State {
     pub tries: usize,
     /// Why redirects cannot be read.
     pub unreadable: Option<String>,
+    /// Why the node's addresses cannot be read.
+    pub hidden: Option<String>,
     /// What was written of redirects since this was last emptied.
     pub writes: Vec<Redirects>,
     /// How often redirects were read.
@@ -110,7 +112,11 @@ impl State {
 
 impl Kernel for FakeKernel {
     fn addresses(&mut self) -> Result<BTreeSet<IpAddr>, Unreadable> {
-        Ok(self.state().addresses.clone())
+        let state = self.state();
+        match state.hidden.clone() {
+            Some(reason) => Err(Unreadable::new("the addresses of this node", reason)),
+            None => Ok(state.addresses.clone()),
+        }
     }
 
     fn redirects(&mut self, _: &Config) -> Result<Held, Unreadable> {

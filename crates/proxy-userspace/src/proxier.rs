@@ -220,13 +220,15 @@ impl Userspace {
         (!plan.is_empty()).then_some(Plan::Redirects(plan))
     }
 
-    fn observe_rules(&mut self, state: &mut State, held: Held) {
+    /// Takes over what was found; whether redirects depend on what changed.
+    fn observe_rules(&mut self, state: &mut State, held: Held) -> bool {
         let is_drift = state.knows(Part::Rules) && !mem::take(&mut self.is_uncertain);
+        let is_aimed = self.aim_as_found(state, &held);
         let had_base = self.tables.base.actual(&()).cloned();
         let drifted = self.tables.observe(held);
-        self.want_base(state);
+        let is_other = self.want_base(state) || is_aimed;
         if !is_drift {
-            return;
+            return is_other;
         }
         let (now, news) = (state.now, &mut state.news);
         for portal in drifted {
@@ -237,6 +239,19 @@ impl Userspace {
         if had_base.is_some() && self.tables.base.actual(&()) != had_base.as_ref() {
             news.drifted(now, "chain", || "the ways to the redirects".to_owned());
         }
+        is_other
+    }
+
+    /// As long as the addresses of this node are not known, what comes from elsewhere is led to the
+    /// one to which a process before this led it: with none, nothing that comes from elsewhere
+    /// would be served. Whether that is another one now.
+    fn aim_as_found(&mut self, state: &State, held: &Held) -> bool {
+        let via = &mut self.surroundings.via;
+        if state.node.has_addresses || via.is_some() {
+            return false;
+        }
+        *via = held.redirects.values().filter_map(|aim| aim.via).min();
+        via.is_some()
     }
 
     fn settle_sockets(
@@ -453,15 +468,16 @@ impl engine::Scheme for Userspace {
     }
 
     fn observe(&mut self, state: &mut State, model: &Model, found: Found) {
-        match found {
+        let is_other = match found {
             Found::Rules(held) => self.observe_rules(state, *held),
             Found::Addresses(addresses) => {
                 state.node.interface_addresses = addresses;
                 state.node.has_addresses = true;
-                if self.want_base(state) {
-                    engine::Scheme::update(self, state, model, Extent::All);
-                }
+                self.want_base(state)
             }
+        };
+        if is_other {
+            engine::Scheme::update(self, state, model, Extent::All);
         }
     }
 

@@ -545,6 +545,38 @@ fn without_knowing_the_rules_nothing_is_opened() {
 }
 
 #[test]
+fn without_knowing_the_addresses_what_is_redirected_keeps_its_address() {
+    let mut world = World::new().listed();
+    world.apply(service("web", "10.96.0.1"));
+    world.endpoints("web", &["10.244.1.2"]);
+    world.sync();
+    let before = world.aim(Some("10.96.0.1"), 80).unwrap().via;
+    assert_eq!(before, Some(NODE.parse().unwrap()));
+
+    // The next process cannot read them.
+    let kernel = world.kernel;
+    kernel.state().open.clear();
+    kernel.state().next_port = 50_000;
+    kernel.state().hidden = Some("busy".to_owned());
+    let mut world = World::with(Config::default(), NodePortAddresses::All, kernel).listed();
+    world.apply(service("web", "10.96.0.1"));
+    world.endpoints("web", &["10.244.1.2"]);
+    world.sync();
+    let aim = world.aim(Some("10.96.0.1"), 80).unwrap();
+    assert_eq!((aim.via, aim.outside), (before, 50_000));
+
+    // The node has got another one meanwhile.
+    let mut state = world.kernel.state();
+    state.hidden = None;
+    state.addresses = ["192.0.2.7".parse().unwrap()].into();
+    drop(state);
+    world.now = world.mode.next_due(world.now).unwrap();
+    world.settle();
+    let aim = world.aim(Some("10.96.0.1"), 80).unwrap();
+    assert_eq!(aim.via, Some("192.0.2.7".parse().unwrap()));
+}
+
+#[test]
 fn a_preview_writes_nothing() {
     let mut world = World::new().listed();
     world.apply(balanced("web", "10.96.0.1"));

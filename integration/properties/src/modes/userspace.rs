@@ -114,6 +114,8 @@ impl Subject for Userspace {
             };
             let to = match front.from {
                 From::Node => aim.node,
+                // There is no rule for it then.
+                From::Outside if aim.via.is_none() => continue,
                 From::Outside => aim.outside,
             };
             let mut open = state.open.iter();
