@@ -170,9 +170,10 @@ impl ExternalAddresses {
         }
     }
 
-    /// What is known, and since when.
-    pub(crate) fn known(&self) -> impl Iterator<Item = (&Contested, Instant)> {
-        self.known.iter().map(|(one, since)| (one, *since))
+    /// What is not served, and since when that is known.
+    pub(crate) fn refused(&self) -> impl Iterator<Item = (&Contested, Instant)> {
+        let known = self.known.iter().map(|(one, since)| (one, *since));
+        known.filter(|(one, _)| one.is_refused())
     }
 
     /// Looks at what Services name now, on a node with these addresses.
@@ -182,9 +183,11 @@ impl ExternalAddresses {
         of_node: impl Iterator<Item = &'a IpAddr>,
         now: Instant,
     ) {
-        let named = of_node.filter(|ip| model.is_external_address(**ip));
+        let is_named = |ip: &&IpAddr| model.naming_externally(**ip).next().is_some();
+        let named = of_node.filter(is_named);
         let mut of_node: Vec<IpAddr> = named.copied().collect();
         of_node.sort_unstable();
+        of_node.dedup();
         let looked_at = (model.external_addresses_version(), of_node);
         if looked_at == self.looked_at {
             return;
@@ -242,19 +245,22 @@ impl ExternalAddresses {
     }
 }
 
+/// What of these addresses of the node is served for Services.
 fn on_node<'a>(model: &'a Model, of_node: &'a [IpAddr]) -> impl Iterator<Item = Contested> + 'a {
-    let names = |field, ip: &IpAddr| of_node.contains(ip).then_some((field, *ip));
-    let services = model.services().filter(|_| !of_node.is_empty());
-    services.flat_map(move |service| {
-        let external = service.external_ips.iter();
-        let external = external.filter_map(move |ip| names(AddressField::ExternalIps, ip));
-        let ingress = service.ingress_ips.iter();
-        let ingress = ingress.filter_map(move |ip| names(AddressField::Ingress, ip));
-        external.chain(ingress).map(|(field, address)| Contested {
-            service: service.name.clone(),
-            address,
-            field,
-            why: Why::OfNode,
+    of_node.iter().flat_map(move |address| {
+        let services = model.naming_externally(*address);
+        services.flat_map(move |service| {
+            let fields = [
+                (AddressField::ExternalIps, &service.external_ips),
+                (AddressField::Ingress, &service.ingress_ips),
+            ];
+            let fields = fields.into_iter().filter(|(_, all)| all.contains(address));
+            fields.map(|(field, _)| Contested {
+                service: service.name.clone(),
+                address: *address,
+                field,
+                why: Why::OfNode,
+            })
         })
     })
 }

@@ -78,8 +78,8 @@ pub(crate) struct Admission {
     rules: AddressRules,
     /// How many Services have each as a cluster IP.
     cluster_ips: HashMap<IpAddr, u32>,
-    /// How often each is named as an external or load-balancer address.
-    asked: HashMap<IpAddr, u32>,
+    /// Who names each as an external or load-balancer address.
+    asked: HashMap<IpAddr, HashSet<NamespacedName>>,
     /// Where the API server is: what was told, and the endpoints of `default/kubernetes`.
     api_servers: Vec<SocketAddr>,
     refused: HashMap<NamespacedName, Box<Held>>,
@@ -111,7 +111,7 @@ impl Admission {
         &self.api_servers
     }
 
-    /// Another number whenever [`refused`](Self::refused) or [`is_asked`](Self::is_asked) may say
+    /// Another number whenever [`refused`](Self::refused) or [`asking`](Self::asking) may say
     /// something else.
     pub(crate) fn version(&self) -> u64 {
         self.version
@@ -128,9 +128,9 @@ impl Admission {
         self.refused.get(name).map_or(&[], |held| &held.refused)
     }
 
-    /// Whether some Service names an address as an external or load-balancer address.
-    pub(crate) fn is_asked(&self, address: IpAddr) -> bool {
-        self.asked.contains_key(&address)
+    /// The Services that name an address as an external or load-balancer address, in no order.
+    pub(crate) fn asking(&self, address: IpAddr) -> impl Iterator<Item = &NamespacedName> {
+        self.asked.get(&address).into_iter().flatten()
     }
 
     /// A Service as it was given, of which this is what is served.
@@ -157,7 +157,8 @@ impl Admission {
             self.doubt(*ip);
         }
         for ip in given.external_ips.iter().chain(&given.ingress_ips) {
-            *self.asked.entry(*ip).or_default() += 1;
+            let names = self.asked.entry(*ip).or_default();
+            names.insert(given.name.clone());
             self.version += 1;
         }
     }
@@ -165,11 +166,21 @@ impl Admission {
     /// A Service goes, as it was given.
     pub(crate) fn leave(&mut self, given: &Service) {
         for ip in &given.cluster_ips {
-            take_one(&mut self.cluster_ips, ip);
+            if let Some(count) = self.cluster_ips.get_mut(ip) {
+                *count -= 1;
+                if *count == 0 {
+                    self.cluster_ips.remove(ip);
+                }
+            }
             self.doubt(*ip);
         }
         for ip in given.external_ips.iter().chain(&given.ingress_ips) {
-            take_one(&mut self.asked, ip);
+            if let Some(names) = self.asked.get_mut(ip) {
+                names.remove(&given.name);
+                if names.is_empty() {
+                    self.asked.remove(ip);
+                }
+            }
             self.version += 1;
         }
         self.refused.remove(&given.name);
@@ -259,32 +270,15 @@ impl Admission {
     }
 
     fn doubt(&mut self, address: IpAddr) {
-        if self.is_asked(address) {
+        if self.asked.contains_key(&address) {
             self.doubted.insert(address);
         }
     }
 
-    /// The addresses that are to be judged again, once.
-    pub(crate) fn take_doubted(&mut self) -> HashSet<IpAddr> {
-        mem::take(&mut self.doubted)
-    }
-
-    /// Whether a Service names one of these as an external or load-balancer address.
-    pub(crate) fn names_any(&self, served: &Service, addresses: &HashSet<IpAddr>) -> bool {
-        let (external_ips, ingress_ips) = match self.refused.get(&served.name) {
-            Some(held) => (&held.external_ips, &held.ingress_ips),
-            None => (&served.external_ips, &served.ingress_ips),
-        };
-        let mut named = external_ips.iter().chain(ingress_ips);
-        named.any(|ip| addresses.contains(ip))
-    }
-}
-
-fn take_one(counts: &mut HashMap<IpAddr, u32>, ip: &IpAddr) {
-    if let Some(count) = counts.get_mut(ip) {
-        *count -= 1;
-        if *count == 0 {
-            counts.remove(ip);
-        }
+    /// The Services that are to be judged again, once.
+    pub(crate) fn take_doubted(&mut self) -> HashSet<NamespacedName> {
+        let doubted = mem::take(&mut self.doubted);
+        let names = doubted.iter().filter_map(|ip| self.asked.get(ip));
+        names.flatten().cloned().collect()
     }
 }

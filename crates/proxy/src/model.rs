@@ -477,9 +477,11 @@ impl Model {
         self.admission.refused_to(name)
     }
 
-    /// Whether some Service names this as an external or load-balancer address.
-    pub fn is_external_address(&self, address: IpAddr) -> bool {
-        self.admission.is_asked(address)
+    /// The Services that name this as an external or load-balancer address, in no order; those that
+    /// it is refused to, too.
+    pub fn naming_externally(&self, address: IpAddr) -> impl Iterator<Item = &Service> {
+        let names = self.admission.asking(address);
+        names.filter_map(|name| self.services.get(name).map(|service| &**service))
     }
 
     /// All Services, in no order.
@@ -495,7 +497,7 @@ impl Model {
     }
 
     /// Another number whenever what [`refused_addresses`](Self::refused_addresses) and
-    /// [`is_external_address`](Self::is_external_address) say may be something else.
+    /// [`naming_externally`](Self::naming_externally) say may be something else.
     pub fn external_addresses_version(&self) -> u64 {
         self.admission.version()
     }
@@ -570,10 +572,10 @@ impl Model {
             let given = self.admission.as_given(known);
             self.admission.leave(&given);
         }
+        service.name = self.shared_name(service.name);
         self.admission.enter(&service);
         self.admission.admit(&mut service);
         self.changes.service_changes += 1;
-        service.name = self.shared_name(service.name);
         for port in &mut service.ports {
             port.name = self.port_names.one(&port.name);
         }
@@ -590,16 +592,12 @@ impl Model {
         if self.is_listing_services {
             return;
         }
-        let doubted = self.admission.take_doubted();
-        if doubted.is_empty() {
-            return;
-        }
-        for service in self.services.values_mut() {
-            if self.admission.names_any(service, &doubted) {
+        for name in self.admission.take_doubted() {
+            if let Some(service) = self.services.get_mut(&name) {
                 let mut given = self.admission.as_given(service).into_owned();
                 self.admission.admit(&mut given);
                 **service = given;
-                self.changes.services.insert(service.name.clone());
+                self.changes.services.insert(name);
             }
         }
     }

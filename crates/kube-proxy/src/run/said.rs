@@ -47,8 +47,7 @@ impl Daemon {
             facts.zone = node.and_then(|node| node.zone.clone());
             of.ground(facts, TROUBLES, now)
         });
-        let refused = self.external_addresses.known();
-        let refused = refused.filter(|(one, _)| one.is_refused());
+        let refused = self.external_addresses.refused();
         Ground {
             families: families.collect(),
             refused: refused.map(|(one, _)| one.clone()).collect(),
@@ -63,8 +62,7 @@ impl Daemon {
             uses: self.uses.clone(),
             families: families.map(|of: &Family| of.told(TOLD_MAX, now)).collect(),
             refused: {
-                let known = self.external_addresses.known();
-                let refused = known.filter(|(one, _)| one.is_refused());
+                let refused = self.external_addresses.refused();
                 let refused = refused.map(|(one, since)| (one.clone(), since));
                 refused.take(TOLD_MAX).collect()
             },
